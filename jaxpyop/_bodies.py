@@ -1,0 +1,301 @@
+"""What runs on the host: an op's body, and the bodies of its derivatives.
+
+A body maps a flat list of arrays to a flat list of arrays. The derivatives of
+a body are bodies too, over its inputs and their tangents or its results'
+cotangents, so that every order is built from the same pieces. Bodies are
+compared by identity: each belongs to one place in a program.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpyop import _paths, _results, _tape
+from jaxpyop._inputs import PASS_IT, Inputs
+from jaxpyop._spec import Leaf, ResultSpec, fill_shape, show_shape, with_shapes
+
+Struct = jax.ShapeDtypeStruct
+
+
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class Op:
+    """Everything that the user said about an op."""
+
+    api: str
+    name: str
+    func: Callable[..., Any]
+    spec: ResultSpec
+    output_shapes: Callable[..., Any] | None
+    stateful: bool
+    ordered: bool
+    vmap_method: str
+    casting: str
+    on_jax: bool
+    title: str
+    copy: bool = True
+    vjp: Callable[..., Any] | None = None
+
+
+def is_inexact(x: Any) -> bool:
+    """Whether a dtype's values have tangents."""
+    return bool(jax.dtypes.issubdtype(x.dtype, np.inexact))
+
+
+def as_jax(array: Any) -> Any:
+    # The copy of a view is private, so that jnp.asarray may alias it.
+    return array if isinstance(array, jax.Array) else jnp.asarray(array.copy())
+
+
+_TRACER_ERRORS = (jax.errors.UnexpectedTracerError, jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError)
+
+
+# ---------------------------------------------------------------------- bodies
+
+
+class UserBody:
+    """The user's function between checked inputs and checked results."""
+
+    def __init__(self, op: Op, inputs: Inputs) -> None:
+        self.op = op
+        self.inputs = inputs
+        self._shapes: dict[Any, list[Struct]] = {}
+
+    def _call(self, arrays: Sequence[Any]) -> list[Any]:
+        op, inputs = self.op, self.inputs
+        if inputs.plain:
+            value = op.func(*arrays)
+        else:
+            if op.on_jax and any(impl is not None for impl in inputs.keys):
+                arrays = inputs.wrap_keys(arrays)
+            args, kwargs = inputs.join(arrays)
+            value = op.func(*args, **kwargs)
+        if op.spec.tree is None and isinstance(value, (np.ndarray, jax.Array)) and op.spec.leaves:
+            return [value]
+        return _results.match(op.spec, value, op.title)
+
+    def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
+        op = self.op
+        try:
+            values = self._call(arrays)
+        except _TRACER_ERRORS as error:
+            error.add_note(f"{op.title}: if func uses a traced value of the code around it, {PASS_IT}")
+            raise
+        leaves = self._promised(arrays, lead) if op.output_shapes is not None else op.spec.leaves
+        return [self._checked(k, value, leaves[k], lead) for k, value in enumerate(values)]
+
+    def _checked(self, k: int, value: Any, leaf: Leaf, lead: tuple[int, ...]) -> Any:
+        op, shape = self.op, leaf.shape
+        if not op.on_jax:
+            if type(value) is not np.ndarray or value.dtype != leaf.dtype:
+                value = _results.to_numpy(value, leaf, op.casting, self._which(k), op.title)
+        else:
+            value = _results.to_jax(value, leaf, op.casting, self._which(k), op.title)
+        if shape is not None and value.shape != shape:
+            _results.check_shape(value.shape, leaf, lead, False, self._which(k), op.title)
+        return value
+
+    def _which(self, k: int) -> str:
+        return "func returned" if len(self.op.spec.leaves) == 1 else f"func returned, as result {k},"
+
+    def _promised(self, arrays: Sequence[Any], lead: tuple[int, ...]) -> Sequence[Leaf]:
+        return self._asked([Struct(a.shape[len(lead) :], a.dtype) for a in arrays]).leaves
+
+    def _asked(self, structs: Sequence[Struct]) -> ResultSpec:
+        op = self.op
+        assert op.output_shapes is not None
+        args, kwargs = self.inputs.join(structs)
+        return with_shapes(op.spec, op.output_shapes(*args, **kwargs), op.title)
+
+    def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
+        """The results' shapes and dtypes for inputs of these."""
+        key = tuple((s.shape, s.dtype) for s in structs)
+        if key not in self._shapes:
+            self._shapes[key] = self._resolve(structs)
+        return self._shapes[key]
+
+    def _resolve(self, structs: Sequence[Struct]) -> list[Struct]:
+        op = self.op
+        spec = op.spec if op.output_shapes is None else self._asked(structs)
+        if all(leaf.known for leaf in spec.leaves):
+            return [Struct(leaf.shape, leaf.dtype) for leaf in spec.leaves]
+        inferred, how = self._infer(structs)
+        return [
+            Struct(fill_shape(leaf, None if inferred is None else inferred[k], how, op.title), leaf.dtype)
+            for k, leaf in enumerate(spec.leaves)
+        ]
+
+    def _infer(self, structs: Sequence[Struct]) -> tuple[list[Any] | None, str]:
+        op = self.op
+        if op.on_jax and not op.stateful:
+            try:
+                found = _paths.infer_shapes(lambda *arrays: self._call(arrays), structs)
+                return [s.shape for s in found], "the body's own shape"
+            except _paths.PathError:
+                pass  # values decide: assume what elementwise functions do
+        logical = [s.shape if impl is None else s.shape[:-1] for s, impl in zip(structs, self.inputs.keys)]
+        try:
+            shape = np.broadcast_shapes(*logical)
+        except ValueError:
+            return None, "the inputs' shapes do not broadcast, so the assumed shape"
+        return [shape] * len(op.spec.leaves), "the shape assumed, the inputs' broadcast shape,"
+
+
+class Push:
+    """The tangents of a body's inexact results, forward mode.
+
+    Takes the body's inputs, then a tangent for each input that `moving` marks.
+    """
+
+    def __init__(self, base: Any, moving: tuple[bool, ...]) -> None:
+        self.base = base
+        self.moving = moving
+
+    def __call__(self, *arrays: Any) -> list[Any]:
+        primals, tangents = self._take(arrays)
+        outs, found = _tape.jvp(self.base, primals, tangents)
+        return self._give(outs, found)
+
+    def replay(self, record: Any, arrays: Sequence[Any], structs: Sequence[Struct]) -> list[Any]:
+        """The same from the record of the body's run."""
+        _, tangents = self._take(arrays)
+        return self._give(self.base.shapes(structs), record.pushforward([_or_none(as_jax, t) for t in tangents]))
+
+    def _take(self, arrays: Sequence[Any]) -> tuple[Sequence[Any], list[Any]]:
+        count = len(self.moving)
+        rest = iter(arrays[count:])
+        return arrays[:count], [next(rest) if moves else None for moves in self.moving]
+
+    def _give(self, outs: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
+        return [_or_zeros(t, out) for out, t in zip(outs, tangents) if is_inexact(out)]
+
+    def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
+        return [s for s in self.base.shapes(structs[: len(self.moving)]) if is_inexact(s)]
+
+    def transposed(self, given: tuple[bool, ...]) -> Pull:
+        """The same linear map the other way round."""
+        return Pull(self.base, given, self.moving)
+
+
+class Pull:
+    """The cotangents of a body's inputs, reverse mode.
+
+    Takes the body's inputs, then a cotangent for each inexact result that
+    `given` marks; returns one for each input that `wanted` marks.
+    """
+
+    def __init__(self, base: Any, given: tuple[bool, ...], wanted: tuple[bool, ...]) -> None:
+        self.base = base
+        self.given = given
+        self.wanted = wanted
+
+    def __call__(self, *arrays: Any) -> list[Any]:
+        primals = arrays[: len(self.wanted)]
+        structs = [Struct(p.shape, p.dtype) for p in primals]
+        return self._give(primals, _tape.vjp(self.base, primals, self._cotangents(arrays, structs)))
+
+    def replay(self, record: Any, arrays: Sequence[Any], structs: Sequence[Struct]) -> list[Any]:
+        """The same from the record of the body's run."""
+        cotangents = [_or_none(as_jax, c) for c in self._cotangents(arrays, structs)]
+        return self._give(arrays, record.pullback(cotangents))
+
+    def _cotangents(self, arrays: Sequence[Any], structs: Sequence[Struct]) -> list[Any]:
+        rest, given = iter(arrays[len(self.wanted) :]), iter(self.given)
+        outs = self.base.shapes(structs)
+        return [next(rest) if is_inexact(out) and next(given) else None for out in outs]
+
+    def _give(self, primals: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+        return [_or_zeros(c, p) for p, c, wants in zip(primals, cotangents, self.wanted) if wants]
+
+    def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
+        return [s for s, wants in zip(structs, self.wanted) if wants]
+
+
+def _or_none(convert: Callable[[Any], Any], value: Any) -> Any:
+    return None if value is None else convert(value)
+
+
+def _or_zeros(value: Any, like: Any) -> Any:
+    return jnp.zeros(like.shape, like.dtype) if value is None else value
+
+
+class NumpyPush:
+    """Stands for the tangents of a NumPy body, which only reverse mode has.
+
+    Takes the body's inputs, its results, then the tangents.
+    """
+
+    def __init__(self, base: UserBody, moving: tuple[bool, ...]) -> None:
+        self.base = base
+        self.moving = moving
+
+    def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
+        return [s for s in self.base.shapes(structs[: len(self.moving)]) if is_inexact(s)]
+
+    def __call__(self, *arrays: Any) -> list[Any]:
+        raise NotImplementedError(
+            f"{self.base.op.title}: forward-mode differentiation (jvp, jacfwd, linearize) needs a body of JAX "
+            "operations: write it as a py_function; vjp= gives reverse mode (grad, vjp, jacrev)"
+        )
+
+    def transposed(self, given: tuple[bool, ...]) -> NumpyPull:
+        if self.base.op.vjp is None:
+            raise ValueError(
+                f"{self.base.op.title}: a backward pass needs the gradient of a NumPy function; "
+                "give one as vjp=f with f(inputs, outputs, cotangents), "
+                "or keep the pass out with jax.lax.stop_gradient on its inputs"
+            )
+        return NumpyPull(self.base, given, self.moving)
+
+
+class NumpyPull:
+    """The user's `vjp=` function: the cotangents of a NumPy body's inputs.
+
+    Takes the body's inputs, its results, then the cotangents that `given` marks.
+    """
+
+    def __init__(self, base: UserBody, given: tuple[bool, ...], wanted: tuple[bool, ...]) -> None:
+        self.base = base
+        self.given = given
+        self.wanted = wanted
+
+    def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
+        return [s for s, wants in zip(structs, self.wanted) if wants]
+
+    def __call__(self, *arrays: Any) -> list[Any]:
+        op, count = self.base.op, len(self.wanted)
+        assert op.vjp is not None
+        inputs, outputs = arrays[:count], arrays[count : count + len(op.spec.leaves)]
+        found = op.vjp(tuple(inputs), tuple(outputs), self._cotangents(arrays[count + len(outputs) :], outputs))
+        if count == 1 and not isinstance(found, (list, tuple)):
+            found = (found,)
+        if not isinstance(found, (list, tuple)) or len(found) != count:
+            got = len(found) if isinstance(found, (list, tuple)) else f"a {type(found).__name__}"
+            raise ValueError(f"{op.title}: vjp returned {got} cotangents for {count} array inputs; return one each, None for zero")
+        return [self._checked(k, found[k], x) for k, x in enumerate(inputs) if self.wanted[k]]
+
+    def _cotangents(self, rest: Sequence[Any], outputs: Sequence[Any]) -> tuple[Any, ...]:
+        it, given = iter(rest), iter(self.given)
+        found = []
+        for out in outputs:
+            if not is_inexact(out):
+                found.append(np.zeros(out.shape, jax.dtypes.float0))
+            else:
+                found.append(next(it) if next(given) else np.zeros(out.shape, out.dtype))
+        return tuple(found)
+
+    def _checked(self, k: int, value: Any, like: Any) -> Any:
+        if value is None:
+            return np.zeros(like.shape, like.dtype)
+        which, title = f"vjp returned, for input {k},", self.base.op.title
+        array = _results.to_numpy(value, Leaf(np.dtype(like.dtype)), self.base.op.casting, which, title)
+        if array.shape != like.shape:
+            raise ValueError(
+                f"{title}: {which} shape {show_shape(array.shape)}; a cotangent has its input's shape, {show_shape(like.shape)}"
+            )
+        return array

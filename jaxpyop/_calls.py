@@ -1,0 +1,193 @@
+"""How a body is called: plainly, on the tape, or answered from a record.
+
+- `UserCall` runs the user's function; `Plain` any other body.
+- `Record` runs a body on the tape and adds a token, by which its record is found.
+- `Replay` answers a derivative from the record of a token, and falls back to
+  its body, which runs everything again, when the record is gone.
+
+A call is the parameter of the primitive, compared by identity.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpyop import _bodies, _records, _results, _tape
+from jaxpyop._bodies import Op, Struct, as_jax
+from jaxpyop._config import config
+from jaxpyop._inputs import Inputs
+from jaxpyop._spec import Leaf
+from jaxpyop._transport import Environment
+
+RECORDS = _records.Records(config.max_records, config.max_record_bytes)
+TOKEN = np.dtype(np.uint32)
+
+
+def _keep(record: Any) -> int:
+    if (config.max_records, config.max_record_bytes) != (RECORDS.max_count, RECORDS.max_bytes):
+        RECORDS.resize(max_count=config.max_records, max_bytes=config.max_record_bytes)
+    return RECORDS.put(record)
+
+
+class Plain:
+    """Runs a body that is not the user's own."""
+
+    on_jax = True
+    copy = True
+    stateful = False
+    ordered = False
+    vmap_method = "sequential"
+    adds = 0  # results after the body's own
+
+    def __init__(self, body: Any, op: Op, environment: Environment) -> None:
+        self.body = body
+        self.op = op
+        self.environment = environment
+        self.func = op.func
+        self.title = op.title
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.title})"
+
+    def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
+        """The results' shapes and dtypes for one element's inputs."""
+        return self.body.shapes(structs)
+
+    def element(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
+        """Run once.
+
+        Args:
+            arrays: NumPy views, or jax.Arrays, or private NumPy copies unless `on_jax`.
+            lead: batch axes that the arrays have in front, for a block method.
+        """
+        return self.body(*map(as_jax, arrays))
+
+    def check(self, index: int, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
+        """Raise about a result of the wrong shape."""
+        which = f"func returned, as result {index},"
+        _results.check_shape(shape, Leaf(TOKEN, expected), (), True, which, self.title)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Linearization:
+    """How a call is differentiated.
+
+    Attributes:
+        forward: runs instead of the call; the call's results come first.
+        linear: from residuals and tangents to the results' tangents. The
+            residuals are what `forward` adds, the inputs, and the results.
+        with_results: whether the results are among the residuals.
+        skip: how many leading inputs of the call `forward` does not take.
+    """
+
+    forward: Plain
+    linear: Plain
+    with_results: bool = False
+    skip: int = 0
+
+
+class UserCall(Plain):
+    """Runs the user's function."""
+
+    def __init__(self, op: Op, inputs: Inputs) -> None:
+        super().__init__(_bodies.UserBody(op, inputs), op, Environment())
+        self.on_jax = op.on_jax
+        self.copy = op.copy
+        self.stateful = op.stateful
+        self.ordered = op.ordered
+        self.vmap_method = op.vmap_method
+
+    def __repr__(self) -> str:
+        return self.title
+
+    def element(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
+        return self.body(*([as_jax(a) for a in arrays] if self.on_jax else arrays), lead=lead)
+
+    def linearize(self, moving: tuple[bool, ...]) -> Linearization:
+        """The pieces of this call's derivative in the inputs that move."""
+        if not self.on_jax:
+            push = _bodies.NumpyPush(self.body, moving)
+            return Linearization(self, NumpyDerivative(push, self.op, self.environment), with_results=True)
+        return Record(self).linearize(moving)
+
+
+class NumpyDerivative(Plain):
+    """Runs the derivative of a NumPy body, which is on NumPy arrays too."""
+
+    on_jax = False
+
+    def element(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
+        return self.body(*arrays)
+
+    def linearize(self, moving: tuple[bool, ...]) -> Linearization:
+        raise NotImplementedError(
+            f"{self.title}: second derivatives need a body of JAX operations: write it as a py_function; vjp= gives the first"
+        )
+
+    def transposed(self, given: tuple[bool, ...]) -> Plain:
+        """The cotangents' call of this tangents' call."""
+        return NumpyDerivative(self.body.transposed(given), self.op, self.environment)
+
+
+class Record(Plain):
+    """Runs a body on the tape; its last result is the record's token."""
+
+    adds = 1
+
+    def __init__(self, call: Plain) -> None:
+        super().__init__(call.body, call.op, call.environment)
+        self.stateful = call.stateful
+        self.ordered = call.ordered
+
+    def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
+        return [*self.body.shapes(structs), jax.ShapeDtypeStruct((), TOKEN)]
+
+    def element(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
+        outs, record = _tape.record(self.body, [as_jax(a) for a in arrays])
+        return [*outs, np.asarray(_keep(record), TOKEN)]
+
+    def linearize(self, moving: tuple[bool, ...]) -> Linearization:
+        return Linearization(self, Replay(_bodies.Push(self.body, moving), self.op, self.environment))
+
+
+class Replay(Plain):
+    """Answers a derivative from the record of its first input, a token."""
+
+    def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
+        return self.body.shapes(structs[1:])
+
+    def element(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
+        token, rest = int(arrays[0]), arrays[1:]
+        structs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in rest]
+        if token == 0:
+            # vmap of cond runs the backward pass of the branch not taken too,
+            # on residuals filled with zeros.
+            return [jnp.zeros(s.shape, s.dtype) for s in self.body.shapes(structs)]
+        if (record := RECORDS.get(token)) is not None:
+            return self.body.replay(record, rest, structs)
+        if self.op.stateful:
+            raise RuntimeError(
+                f"{self.title}: the record of this step's forward pass is gone, and a stateful op cannot be run again; "
+                "raise jaxpyop.config.max_records or max_record_bytes (see python -m jaxpyop doctor)"
+            )
+        return self.body(*map(as_jax, rest))
+
+    def linearize(self, moving: tuple[bool, ...]) -> Linearization:
+        """Of the body itself, without the token, which has no tangent."""
+        if self.op.stateful:
+            raise NotImplementedError(
+                f"{self.title}: a second derivative runs the body again, which a stateful op does not allow; "
+                "pass stateful=False"
+            )
+        again = Record(Plain(self.body, self.op, self.environment)).linearize(moving[1:])
+        return dataclasses.replace(again, skip=1)
+
+    def transposed(self, given: tuple[bool, ...]) -> Plain:
+        """The cotangents' call of this tangents' call."""
+        return Replay(self.body.transposed(given), self.op, self.environment)

@@ -1,0 +1,115 @@
+"""Settings, each an attribute of one object and an environment variable.
+
+``jaxpyop.config.mode = "traced"`` changes a setting for the process;
+``with jaxpyop.config.override(mode="traced"):`` for a block. Compiled
+programs keep the settings that they were compiled with.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+
+def _one_of(*choices: str) -> Callable[[Any], str]:
+    def parse(value: Any) -> str:
+        if value not in choices:
+            raise ValueError(f"expected one of {choices}, got {value!r}")
+        return str(value)
+
+    return parse
+
+
+def _at_least_one(value: Any) -> int:
+    if isinstance(value, (bool, float)):
+        raise ValueError(f"expected a whole number, got {value!r}")
+    number = int(value)
+    if number < 1:
+        raise ValueError(f"expected at least 1, got {number}")
+    return number
+
+
+_SETTINGS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
+    "mode": ("eager", _one_of("eager", "traced")),
+    "transport": ("auto", _one_of("auto", "callback")),
+    "max_records": (100_000, _at_least_one),
+    "max_record_bytes": (256 * 2**20, _at_least_one),
+}
+
+
+class Config:
+    """The settings of jaxpyop.
+
+    Attributes:
+        mode: default of ``py_function(mode=...)``: ``"eager"`` (the body is
+            called at run time) or ``"traced"`` (traced into XLA).
+            Environment variable ``JAXPYOP_MODE``.
+        transport: how a compiled program reaches the host. ``"auto"`` takes
+            the zero-copy ``jax.experimental.buffer_callback`` where it
+            applies, ``"callback"`` always ``jax.pure_callback`` and
+            ``jax.experimental.io_callback``. Read when a program is compiled.
+            ``JAXPYOP_TRANSPORT``.
+        max_records: how many gradient records of ``py_function`` are kept for
+            backward passes to come. ``JAXPYOP_MAX_RECORDS``.
+        max_record_bytes: how many bytes of arrays they may keep alive.
+            ``JAXPYOP_MAX_RECORD_BYTES``.
+
+    Example:
+        >>> import jaxpyop
+        >>> with jaxpyop.config.override(transport="callback"):
+        ...     jaxpyop.config.transport
+        'callback'
+        >>> jaxpyop.config.transport
+        'auto'
+    """
+
+    mode: str
+    transport: str
+    max_records: int
+    max_record_bytes: int
+
+    def __init__(self) -> None:
+        for name, (default, _) in _SETTINGS.items():
+            variable = f"JAXPYOP_{name.upper()}"
+            value = os.environ.get(variable, default)
+            try:
+                setattr(self, name, value)
+            except ValueError as error:
+                raise ValueError(f"environment variable {variable}: {error}") from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in _SETTINGS:
+            raise AttributeError(f"jaxpyop.config has no setting {name!r}; it has {', '.join(_SETTINGS)}")
+        try:
+            parsed = _SETTINGS[name][1](value)
+        except ValueError as error:
+            raise ValueError(f"jaxpyop.config.{name}: {error}") from None
+        object.__setattr__(self, name, parsed)
+
+    @contextlib.contextmanager
+    def override(self, **settings: Any) -> Iterator[None]:
+        """Change settings for a block; for the whole process, not one thread.
+
+        Args:
+            **settings: new values by name.
+
+        Raises:
+            AttributeError: no such setting.
+            ValueError: not a value of that setting.
+        """
+        before = {name: getattr(self, name) for name in settings}
+        try:
+            for name, value in settings.items():
+                setattr(self, name, value)
+            yield
+        finally:
+            for name, value in before.items():
+                setattr(self, name, value)
+
+    def __repr__(self) -> str:
+        return f"Config({', '.join(f'{name}={getattr(self, name)!r}' for name in _SETTINGS)})"
+
+
+config = Config()

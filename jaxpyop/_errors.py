@@ -1,0 +1,191 @@
+"""What a failing body looks like from outside a compiled program.
+
+XLA carries an error across as text. So the text says all there is to say (the
+op, the function, its inputs, the user's own frames), and carries a number by
+which :func:`reraise` finds the exception object again.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import inspect
+import itertools
+import logging
+import os
+import re
+import secrets
+import threading
+import traceback
+import types
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import jax
+import jaxlib
+import numpy as np
+
+KEPT = 16  # originals that reraise() can still find
+
+_LIBRARY_DIRS = tuple(
+    os.path.join(os.path.dirname(os.path.abspath(module)), "")
+    for module in (__file__, str(jax.__file__), str(jaxlib.__file__))
+)
+
+
+class PythonBodyError(RuntimeError):
+    """A body failed inside a compiled program; the text tells of it."""
+
+
+def is_library_file(filename: str) -> bool:
+    """True for files of jaxpyop, jax and jaxlib."""
+    return os.path.abspath(filename).startswith(_LIBRARY_DIRS)
+
+
+def where(func: Callable[..., Any]) -> str:
+    """`name, file:line` of a callable, as far as it can be known."""
+    inner = func
+    while (wrapped := getattr(inner, "func", None) or getattr(inner, "__wrapped__", None)) is not None:
+        inner = wrapped
+    name = getattr(inner, "__qualname__", None) or type(inner).__qualname__
+    code = getattr(inner, "__code__", None)
+    if code is None:
+        code = getattr(getattr(type(inner), "__call__", None), "__code__", None)
+    return f"{name}, {code.co_filename}:{code.co_firstlineno}" if code else name
+
+
+def show_types(values: Iterable[Any]) -> str:
+    """`float32[3], int32[]` for things with a shape and a dtype."""
+    shown = [f"{np.dtype(v.dtype).name}[{','.join(map(str, v.shape))}]" for v in values]
+    return ", ".join(shown) or "none"
+
+
+def _drop_library_frames(shown: traceback.TracebackException) -> None:
+    kept = [frame for frame in shown.stack if not is_library_file(frame.filename)]
+    shown.stack = traceback.StackSummary.from_list(kept)
+    for link in (shown.__cause__, shown.__context__):
+        if link is not None:
+            _drop_library_frames(link)
+
+
+def format_user_traceback(error: BaseException) -> str:
+    """The traceback of `error`, and of what caused it, in user code alone."""
+    shown = traceback.TracebackException.from_exception(error)
+    _drop_library_frames(shown)
+    return "".join(shown.format()).rstrip()
+
+
+def strip_library_frames(error: BaseException) -> BaseException:
+    """Drop the frames above the user's from the traceback of `error`."""
+    tb = error.__traceback__
+    while tb is not None and is_library_file(tb.tb_frame.f_code.co_filename):
+        tb = tb.tb_next
+    return error.with_traceback(tb) if tb is not None else error
+
+
+class _Originals:
+    """The last exceptions raised by bodies in compiled programs."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._errors: collections.OrderedDict[str, BaseException] = collections.OrderedDict()
+        self._process = secrets.token_hex(3)  # one process's text never finds another's error
+        self._numbers = itertools.count(1)
+
+    def keep(self, error: BaseException) -> str:
+        with self._lock:
+            key = f"{self._process}-{next(self._numbers)}"
+            self._errors[key] = error
+            if len(self._errors) > KEPT:
+                self._errors.popitem(last=False)
+        return key
+
+    def find(self, error: BaseException) -> BaseException | None:
+        match = re.search(r"\[jaxpyop error ([0-9a-f]+-\d+)\]", str(error))
+        return self._errors.get(match.group(1)) if match else None
+
+
+_originals = _Originals()
+
+
+def body_error(title: str, func: Callable[..., Any], inputs: Iterable[Any], error: BaseException) -> PythonBodyError:
+    """The exception that carries `error` out of a compiled program."""
+    number = _originals.keep(error)
+    text = (
+        f"{title} failed: {type(error).__name__}: {error} [jaxpyop error {number}]\n"
+        f"  function: {where(func)}\n"
+        f"  inputs: {show_types(inputs)}\n"
+        f"  `with jaxpyop.reraise():` around the call raises the original exception\n"
+        f"{_indent(format_user_traceback(error))}"
+    )
+    return PythonBodyError(text).with_traceback(_short_traceback(title, func))
+
+
+def _indent(text: str) -> str:
+    return "\n".join("  " + line for line in text.splitlines())
+
+
+def _short_traceback(title: str, func: Callable[..., Any]) -> types.TracebackType:
+    # jaxlib renders an error by walking from the innermost frame of its
+    # traceback outwards through the callers: hundreds of lines of notebook and
+    # JAX internals. A suspended generator's frame has no callers, so with one
+    # innermost the walk ends at once, in a line that names the user's function.
+    code = getattr(inspect.unwrap(func), "__code__", None)
+    filename, line = (code.co_filename, code.co_firstlineno) if code else ("<built-in>", 1)
+    named = _empty.__code__.replace(co_name=title, co_qualname=title, co_filename=filename, co_firstlineno=line)
+    frame = types.FunctionType(named, {})().gi_frame
+    return types.TracebackType(None, frame, frame.f_lasti, frame.f_lineno)
+
+
+def _empty() -> Iterator[None]:
+    yield None
+
+
+class _NotOurs(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        info = record.exc_info
+        return not (isinstance(info, tuple) and isinstance(info[1], PythonBodyError))
+
+
+# pure_callback and io_callback log every exception with its full traceback
+# before they hand it on; ours says the same in its text.
+logging.getLogger("jax._src.callback").addFilter(_NotOurs())
+
+
+@contextlib.contextmanager
+def reraise() -> Iterator[None]:
+    """Raise a failing body's own exception instead of JAX's runtime error.
+
+    A body that fails inside a compiled program surfaces as
+    ``jax.errors.JaxRuntimeError`` (``ValueError`` on some warm calls) where
+    the result is waited for. Inside this block that error is replaced by the
+    original exception object, with JAX's error as its ``__context__``. The
+    last 16 originals are kept. Errors of anything else pass unchanged.
+
+    TensorFlow raises ``tf.errors.InvalidArgumentError`` or ``UnknownError``
+    from ``py_function``, and has no way back to the original.
+
+    Raises:
+        BaseException: the exception that the body raised.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, jaxpyop
+        >>> def body(x):
+        ...     raise KeyError("missing")
+        >>> f = jax.jit(lambda x: jaxpyop.numpy_function(body, [x], jnp.float32))
+        >>> try:
+        ...     with jaxpyop.reraise():
+        ...         f(1.0).block_until_ready()
+        ... except KeyError as error:
+        ...     print("caught", error)
+        caught 'missing'
+    """
+    try:
+        yield
+    except Exception as error:
+        original = _originals.find(error)
+        while original is not None and (deeper := _originals.find(original)) not in (None, original):
+            original = deeper  # a compiled program inside the body failed
+        if original is None:
+            raise
+        raise original

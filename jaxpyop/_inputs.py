@@ -1,0 +1,195 @@
+"""What goes into a body: arrays through the op, everything else around it.
+
+`split` takes the inputs apart into array leaves, which become operands, and
+the rest, which is static and reaches the body as it is. `join` puts a call's
+arrays back. Arrays are canonicalised here, the same way directly and under jit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpyop import _jaxcore
+from jaxpyop._spec import canonical_dtype
+
+
+class _Slot:
+    """Stands for an array leaf among the static ones."""
+
+    def __repr__(self) -> str:
+        return "<array>"
+
+
+_SLOT = _Slot()
+
+
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class Inputs:
+    """The structure of a call's inputs: where its arrays belong."""
+
+    tree: Any
+    leaves: tuple[Any, ...]  # static leaves as they are, _SLOT where an array belongs
+    keys: tuple[Any, ...]  # per array: the PRNG implementation of a typed key, or None
+    plain: bool  # positional arrays only: nothing to unflatten
+
+    def join(self, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The body's `(args, kwargs)` with these arrays in their places."""
+        if self.plain:
+            return tuple(arrays), {}
+        it = iter(arrays)
+        leaves = [next(it) if leaf is _SLOT else leaf for leaf in self.leaves]
+        args, kwargs = jax.tree.unflatten(self.tree, leaves)
+        return tuple(args), kwargs
+
+    def wrap_keys(self, arrays: Sequence[Any]) -> list[Any]:
+        """The arrays with key data made typed keys again."""
+        return [
+            a if impl is None else jax.random.wrap_key_data(jnp.asarray(a), impl=impl)
+            for a, impl in zip(arrays, self.keys)
+        ]
+
+
+_NUMBERS = (bool, int, float, complex)
+
+
+def _is_number_dtype(dtype: Any) -> bool:
+    return bool(jax.dtypes.issubdtype(dtype, np.number) or dtype == np.bool_)
+
+
+def _canonical_array(value: Any, api: str) -> np.ndarray[Any, Any]:
+    array = np.asarray(value)
+    if isinstance(value, int) and array.dtype == object:
+        raise _too_wide(api, "int", canonical_dtype(np.int64))
+    dtype = canonical_dtype(array.dtype)
+    if dtype == array.dtype:
+        return array
+    if array.dtype.kind in "iu" and array.size:
+        bounds = np.iinfo(dtype)
+        if array.min() < bounds.min or array.max() > bounds.max:
+            raise _too_wide(api, array.dtype.name, dtype)
+    with np.errstate(over="ignore"):
+        return array.astype(dtype)
+
+
+def _too_wide(api: str, name: str, dtype: np.dtype[Any]) -> OverflowError:
+    return OverflowError(
+        f"{api}: an {name} input does not fit {dtype.name}, which it becomes here; "
+        "call jax.config.update('jax_enable_x64', True) or pass smaller values"
+    )
+
+
+def _as_array(leaf: Any, api: str) -> tuple[Any, Any] | None:
+    """`(array, key implementation)` of an array leaf, None for a static one."""
+    if isinstance(leaf, jax.Array):
+        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return jax.random.key_data(leaf), jax.random.key_impl(leaf)
+        return leaf, None
+    if isinstance(leaf, (np.ndarray, np.generic)):
+        # dtypes of JAX's own (bfloat16, int4) have numpy's kind "V".
+        return (_canonical_array(leaf, api), None) if _is_number_dtype(leaf.dtype) else None
+    if type(leaf) in _NUMBERS:
+        return _canonical_array(leaf, api), None
+    if hasattr(type(leaf), "__jax_array__"):
+        return leaf.__jax_array__(), None
+    return None
+
+
+def _split_plain(inp: Sequence[Any]) -> tuple[list[Any], Inputs] | None:
+    # The usual call, arrays and nothing else, without a pytree walk.
+    for value in inp:
+        if not isinstance(value, jax.Array) or jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended):
+            return None
+    return list(inp), _plain_inputs(len(inp))
+
+
+@functools.lru_cache(maxsize=64)
+def _plain_inputs(count: int) -> Inputs:
+    leaves, tree = jax.tree.flatten(((_SLOT,) * count, {}))
+    return Inputs(tree, tuple(leaves), (None,) * count, plain=True)
+
+
+def split(inp: Sequence[Any], kwargs: dict[str, Any], api: str) -> tuple[list[Any], Inputs]:
+    """Take inputs apart into canonical arrays and their structure.
+
+    Raises:
+        OverflowError: an integer that does not fit without x64.
+    """
+    if not kwargs and (plain := _split_plain(inp)) is not None:
+        return plain
+    leaves, tree = jax.tree.flatten((tuple(inp), kwargs))
+    arrays, static, keys = [], [], []
+    for leaf in leaves:
+        found = _as_array(leaf, api)
+        static.append(leaf if found is None else _SLOT)
+        if found is not None:
+            arrays.append(found[0])
+            keys.append(found[1])
+    return arrays, Inputs(tree, tuple(static), tuple(keys), plain=False)
+
+
+# ----------------------------------------------------- traced values in closures
+
+
+def _captured(func: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(func, functools.partial):
+        yield from ((f"argument {i} of functools.partial", value) for i, value in enumerate(func.args))
+        yield from func.keywords.items()
+        yield "func", func.func
+    if isinstance(func, types.MethodType):
+        yield "self", func.__func__
+    if not isinstance(func, types.FunctionType):
+        return
+    for name, cell in zip(func.__code__.co_freevars, func.__closure__ or ()):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:
+            continue  # not assigned yet
+    names = func.__code__.co_varnames[: func.__code__.co_argcount]
+    defaults = func.__defaults__ or ()
+    yield from zip(names[len(names) - len(defaults) :], defaults)
+    yield from (func.__kwdefaults__ or {}).items()
+
+
+def _find_tracer(func: Any, seen: set[int]) -> tuple[str, Any] | None:
+    if id(func) in seen:
+        return None
+    seen.add(id(func))
+    for name, value in _captured(func):
+        if isinstance(value, (types.FunctionType, functools.partial, types.MethodType)):
+            if (found := _find_tracer(value, seen)) is not None:
+                return found
+        elif any(isinstance(leaf, _jaxcore.Tracer) for leaf in _leaves(value)):
+            return name, value
+    return None
+
+
+def _leaves(value: Any) -> list[Any]:
+    try:
+        return jax.tree.leaves(value)
+    except Exception:  # a pytree of the user's that does not flatten is no tracer
+        return []
+
+
+PASS_IT = "pass it through inp, and take it as an argument of func"
+
+
+def check_closure(func: Callable[..., Any], api: str) -> None:
+    """Refuse an eager body that closes over a traced value.
+
+    Raises:
+        ValueError: names the variable.
+    """
+    if (found := _find_tracer(func, set())) is not None:
+        name, value = found
+        raise ValueError(
+            f"{api}: func uses {name!r} from the code around it, which is traced here ({value}) and has no value when "
+            f"func runs; {PASS_IT} (mode='traced' of py_function may close over it)"
+        )

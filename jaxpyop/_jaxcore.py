@@ -1,0 +1,179 @@
+"""The one place that touches JAX below its documented surface.
+
+Everything here is importable from JAX 0.10 on; each name says what it needs.
+Nothing else in the package imports ``jax.core``, ``jax.extend`` or
+``jax.interpreters``.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.core
+import jax.experimental
+import jax.extend.core as _extend
+import jax.interpreters.ad
+import jax.interpreters.batching
+import jax.interpreters.mlir
+import numpy as np
+from jax._src import xla_bridge as _xla_bridge
+import jax.extend.linear_util as _linear_util
+import jax.extend.source_info_util as _source_info
+
+Trace = jax.core.Trace  # not subscriptable on 0.12
+Tracer = jax.core.Tracer
+ShapedArray = jax.core.ShapedArray
+Primitive = _extend.Primitive
+Literal = _extend.Literal
+# `with set_current_trace(trace):` and `with take_current_trace() as parent:`
+# are in jax.extend.core from 0.10.
+set_current_trace = _extend.set_current_trace
+take_current_trace = _extend.take_current_trace
+eval_context = jax.core.eval_context
+
+
+def current_trace() -> Any:
+    """The innermost trace: what `jnp.add(1, 2)` would be handed to."""
+    return _extend.find_top_trace(())  # the argument is unused since 0.4.36
+
+
+def _find_eval_trace() -> Any:
+    with eval_context():
+        return current_trace()
+
+
+EVAL_TRACE = _find_eval_trace()
+
+
+def is_eager() -> bool:
+    """True when no transformation is active, so operations run at once."""
+    return current_trace() is EVAL_TRACE
+
+
+JAX_VERSION = tuple(int(part) for part in jax.__version__.split(".")[:2])
+# One class on 0.12 (`ClosedJaxpr is Jaxpr`), two until 0.11.
+JAXPR_TYPES = tuple({_extend.Jaxpr, _extend.ClosedJaxpr})
+
+# `_paths` re-wraps the rules of custom_jvp calls, and replays recorded
+# equations with the user's source lines and named scopes: both are in
+# jax.extend, on 0.10 and on 0.12.
+transformation2 = _linear_util.transformation2
+current_name_stack = _source_info.current_name_stack
+user_context = _source_info.user_context
+
+
+# Documented for writing primitives, but without a promise of stability.
+ad = jax.interpreters.ad
+batching = jax.interpreters.batching
+mlir = jax.interpreters.mlir
+
+
+def backends_are_initialized() -> bool:
+    """Whether a JAX client exists already; asking does not make one."""
+    return bool(_xla_bridge.backends_are_initialized())  # no public name up to 0.12
+
+
+def is_export(ctx: Any) -> bool:
+    """Whether a lowering is for `jax.export`."""
+    return bool(ctx.module_context.lowering_parameters.for_export)
+
+
+def device_count(ctx: Any) -> int:
+    """Over how many devices a lowering is partitioned automatically.
+
+    1 inside `shard_map`, where a program is written for one device.
+    """
+    axis_context = ctx.module_context.axis_context
+    return axis_context.num_devices if isinstance(axis_context, mlir.ShardingContext) else 1
+
+
+def platforms(ctx: Any) -> tuple[str, ...]:
+    """What a lowering is for; several names only for `jax.export`."""
+    return tuple(ctx.platforms or ctx.module_context.platforms)
+
+
+# ------------------------------------------------------------------------ effects
+
+
+def _effects_of(**kwargs: Any) -> Any:
+    sds = jax.ShapeDtypeStruct((), "float32")
+    traced = jax.make_jaxpr(lambda: jax.experimental.io_callback(lambda: 0.0, sds, **kwargs))()
+    return next(iter(traced.effects))
+
+
+_IO_EFFECT = _effects_of()
+ORDERED_EFFECT = _effects_of(ordered=True)  # one for all: tokens order by effect object
+
+# Where JAX 0.10 to 0.12 look for io_callback's effect in order to refuse it.
+_REFUSING = {"_cond_batching_rule", "_while_loop_batching_rule"}
+
+
+class StatefulEffect(type(_IO_EFFECT)):  # type: ignore[misc]  # the class is private, its instances are not
+    """The effect of one stateful op.
+
+    JAX allows and refuses it exactly where it allows and refuses that of
+    `io_callback`: a subclass is found by isinstance, an equal by membership.
+    Where JAX prints the effects that it refuses, this one says what to do.
+    """
+
+    def __init__(self, title: str) -> None:
+        self.title = title
+
+    def __hash__(self) -> int:
+        return hash(_IO_EFFECT)
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if other is not _IO_EFFECT:
+            return False
+        refusing = _caller_in(_REFUSING)
+        if refusing is not None:  # JAX's own error would not name the op
+            raise NotImplementedError(f"a {refusing} cannot hold {self}")
+        return True
+
+    def __str__(self) -> str:
+        return f"the stateful {self.title} (pass stateful=False if its side effects may run any number of times)"
+
+    __repr__ = __str__
+
+
+def _caller_in(names: set[str]) -> str | None:
+    frame = sys._getframe(2)
+    for _ in range(3):  # the membership test may sit in a generator expression
+        if frame is None:
+            return None
+        if frame.f_code.co_name in names:
+            loop = frame.f_code.co_name == "_while_loop_batching_rule"
+            return "vmap of a while_loop whose length differs by element" if loop else "vmap of a cond"
+        frame = frame.f_back
+    return None
+
+
+# ------------------------------------------------------- shard_map's varying axes
+
+
+def varying_axes(x: Any) -> frozenset[str]:
+    """The mesh axes over which a value differs between shards."""
+    return frozenset(jax.typeof(x).manual_axis_type.varying)
+
+
+def cast_to_common_axes(args: Sequence[Any]) -> list[Any]:
+    """Give all values the same varying axes, as `shard_map` asks of operands."""
+    axes = [varying_axes(a) for a in args]
+    union = frozenset().union(*axes)
+    if not union:
+        return list(args)
+    return [jax.lax.pcast(a, tuple(union - own), to="varying") if union - own else a for a, own in zip(args, axes)]
+
+
+def result_aval(shape: Sequence[int], dtype: Any, operands: Sequence[Any]) -> Any:
+    """A result's aval with the varying axes of its operands."""
+    aval = ShapedArray(tuple(shape), np.dtype(dtype))
+    for operand in operands:
+        if operand.manual_axis_type.varying:
+            return aval.update(manual_axis_type=operand.manual_axis_type)
+    return aval

@@ -1,0 +1,244 @@
+"""The JAX side of a call: one primitive with all of its rules.
+
+`python_call` runs a call on the host. How it gets there is decided when it is
+lowered, where the platform and the number of devices are known: the zero-copy
+`buffer_callback` on one CPU device, `pure_callback` or `io_callback` otherwise.
+Its derivative is another `python_call`, linear in its last operands; the
+transpose of that is a third. Nothing here runs Python before run time, except
+that a result's shape may have to be inferred.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import io_callback
+from jax.experimental.buffer_callback import buffer_callback
+
+from jaxpyop import _jaxcore
+from jaxpyop._batching import BLOCK_METHODS, NO_BATCH, Batch, elements, note_index
+from jaxpyop._bodies import Struct, is_inexact
+from jaxpyop._calls import Plain
+from jaxpyop._config import config
+from jaxpyop._jaxcore import ad
+from jaxpyop._transport import Host, lend, take_back
+
+python_call_p = _jaxcore.Primitive("python_call")
+python_call_p.multiple_results = True
+
+
+def bind(call: Plain, *args: Any, batch: Batch = NO_BATCH) -> list[Any]:
+    """Run a call on the host, now or, under a transformation, when it runs."""
+    return python_call_p.bind(*_jaxcore.cast_to_common_axes(args), call=call, batch=batch)
+
+
+# ----------------------------------------------------------------- direct calls
+
+
+def run_now(call: Plain, args: Sequence[Any], batch: Batch = NO_BATCH) -> list[Any]:
+    """Run a call on the caller's thread, without compilation."""
+    if call.ordered:
+        _wait_for_ordered()
+    arrays: list[Any] = list(args)
+    if not call.on_jax:
+        arrays = [np.array(a, order="C") for a in arrays] if call.copy else lend(map(np.asarray, arrays))
+    elif batch.sizes:
+        arrays = [np.asarray(a) for a in arrays]  # slicing a jax.Array costs a dispatch
+    values = _run(call, arrays, batch)
+    if not call.on_jax and not call.copy:
+        take_back(arrays, call.title)
+    return [v if isinstance(v, jax.Array) else jnp.asarray(v) for v in values]
+
+
+def _run(call: Plain, arrays: list[Any], batch: Batch) -> list[Any]:
+    if not batch.sizes:
+        return call.element(arrays)
+    if batch.block:
+        return call.element(arrays, batch.sizes)
+    rows = []
+    for index, chosen in elements(arrays, batch, private=call.copy and not call.on_jax):
+        try:
+            rows.append(call.element(chosen))
+        except BaseException as error:
+            note_index(error, index)
+            raise
+    if not rows:
+        return [np.empty((*batch.sizes, *s.shape), s.dtype) for s in call.shapes(_structs(arrays, batch))]
+    return [_stack(call, k, column, batch) for k, column in enumerate(zip(*rows))]
+
+
+def _stack(call: Plain, k: int, column: Sequence[Any], batch: Batch) -> np.ndarray[Any, Any]:
+    parts = [np.asarray(value) for value in column]
+    for part in parts:
+        if part.shape != parts[0].shape:
+            call.check(k, part.shape, parts[0].shape)
+    return np.stack(parts).reshape(*batch.sizes, *parts[0].shape)
+
+
+def _wait_for_ordered() -> None:
+    # A direct call would overtake the ordered calls of a program in flight
+    # (seen on 0.12). Inside a body there is nothing to wait for but ourselves.
+    jax.effects_barrier()
+
+
+
+
+def _impl(*args: Any, call: Plain, batch: Batch) -> list[Any]:
+    # JAX hands Python scalars through as they are.
+    return run_now(call, [a if isinstance(a, (jax.Array, np.ndarray)) else jnp.asarray(a) for a in args], batch)
+
+
+python_call_p.def_impl(_impl)
+
+# -------------------------------------------------------------------- avals
+
+
+def _structs(args: Sequence[Any], batch: Batch) -> list[Struct]:
+    shapes = [a.shape if batch.block else batch.element_shape(i, a.shape) for i, a in enumerate(args)]
+    if batch.block:
+        shapes = [shape[len(batch.sizes) :] for shape in shapes]
+    return [Struct(shape, a.dtype) for shape, a in zip(shapes, args)]
+
+
+def _abstract_eval(*avals: Any, call: Plain, batch: Batch) -> tuple[list[Any], set[Any]]:
+    effects = set()
+    if call.stateful:
+        effects.add(_jaxcore.ORDERED_EFFECT if call.ordered else _jaxcore.StatefulEffect(call.title))
+    shapes = call.shapes(_structs(avals, batch))
+    return [_jaxcore.result_aval((*batch.sizes, *s.shape), s.dtype, avals) for s in shapes], effects
+
+
+python_call_p.def_effectful_abstract_eval(_abstract_eval)
+
+# ------------------------------------------------------------------------- vmap
+
+
+def _batch(args: Sequence[Any], dims: Sequence[int | None], *, call: Plain, batch: Batch) -> tuple[list[Any], list[int]]:
+    size = next(a.shape[d] for a, d in zip(args, dims) if d is not None)
+    args = [a if d is None else jnp.moveaxis(a, d, 0) for a, d in zip(args, dims)]
+    block = call.vmap_method in BLOCK_METHODS and batch.block == bool(batch.sizes)
+    if block:
+        args = [a if d is not None else jnp.expand_dims(a, 0) for a, d in zip(args, dims)]
+        if call.vmap_method == "broadcast_all":
+            args = [jnp.broadcast_to(a, (size, *a.shape[1:])) for a in args]
+    mask = tuple(block or d is not None for d in dims)
+    outs = bind(call, *args, batch=batch.inside(size, mask, block))
+    return outs, [0] * len(outs)
+
+
+_jaxcore.batching.primitive_batchers[python_call_p] = _batch
+
+# ------------------------------------------------------------------ derivatives
+
+
+def _is_zero(tangent: Any) -> bool:
+    return type(tangent) is ad.Zero or tangent.dtype == jax.dtypes.float0
+
+
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: Any, batch: Batch) -> tuple[list[Any], list[Any]]:
+    if batch.block:
+        primals, tangents, batch = _as_loop(primals, tangents, batch)
+    moving = tuple(not _is_zero(t) for t in tangents)
+    plan = call.linearize(moving)
+    primals, moving = primals[plan.skip :], moving[plan.skip :]
+    batch = batch.with_inputs(lambda mask: mask[plan.skip :])
+    outs = bind(plan.forward, *primals, batch=batch)
+    own = len(outs) - plan.forward.adds
+    extra = outs[own:]
+    results = outs if plan.with_results else []
+    moved = [t for t in tangents if not _is_zero(t)]
+
+    def mask_of_all(mask: tuple[bool, ...]) -> tuple[bool, ...]:
+        of_moved = (axis for axis, moves in zip(mask, moving) if moves)
+        return (*(True for _ in extra), *mask, *(True for _ in results), *of_moved)
+
+    operands = [*extra, *primals, *results, *moved]
+    found = iter(bind(plan.linear, *operands, batch=batch.with_inputs(mask_of_all)))
+    outs = outs[: own + call.adds]
+    return outs, [next(found) if is_inexact(o) else ad.Zero(jax.typeof(o).to_tangent_aval()) for o in outs]
+
+
+def _as_loop(primals: Sequence[Any], tangents: Sequence[Any], batch: Batch) -> tuple[list[Any], list[Any], Batch]:
+    # A record belongs to one element, so a differentiated batch is looped
+    # over: axes of size 1 that a block method added are taken away again.
+    masks = tuple(
+        tuple(p.shape[axis] == size and size != 1 for p in primals) for axis, size in enumerate(batch.sizes)
+    )
+    gone = [tuple(axis for axis, mask in enumerate(masks) if not mask[i]) for i in range(len(primals))]
+    primals = [jnp.squeeze(p, axes) for p, axes in zip(primals, gone)]
+    tangents = [t if _is_zero(t) else jnp.squeeze(t, axes) for t, axes in zip(tangents, gone)]
+    return primals, tangents, Batch(batch.sizes, masks)
+
+
+ad.primitive_jvps[python_call_p] = _jvp
+
+
+def _transpose(cotangents: Sequence[Any], *operands: Any, call: Any, batch: Batch) -> list[Any]:
+    unknown = [ad.is_undefined_primal(x) for x in operands]
+    given = tuple(type(ct) is not ad.Zero for ct in cotangents)
+    if not any(given):
+        return [ad.Zero(x.aval) if u else None for x, u in zip(operands, unknown)]
+    first = len(operands) - sum(call.body.moving)  # of the tangents; before it are residuals
+    residuals, of_residuals = operands[:first], slice(0, first)
+    known = [ct for ct, g in zip(cotangents, given) if g]
+    found = bind(
+        call.transposed(given),
+        *residuals,
+        *known,
+        batch=batch.with_inputs(lambda mask: (*mask[of_residuals], *(True for _ in known))),
+    )
+    summed = [_sum_unbatched(ct, first + k, batch) for k, ct in enumerate(found)]
+    return [None] * first + [ct if u else None for ct, u in zip(summed, unknown[first:])]
+
+
+def _sum_unbatched(cotangent: Any, operand: int, batch: Batch) -> Any:
+    axes = tuple(axis for axis, mask in enumerate(batch.masks) if not mask[operand])
+    return jnp.sum(cotangent, axes) if axes else cotangent
+
+
+ad.primitive_transposes[python_call_p] = _transpose
+
+# --------------------------------------------------------------------- lowering
+
+
+def _lowering(ctx: Any, *operands: Any, call: Plain, batch: Batch) -> Any:
+    if _jaxcore.is_export(ctx):
+        raise NotImplementedError(
+            f"{call.title}: a Python function belongs to its process, so jax.export cannot write it down; "
+            "export the parts around it, or use a py_function with mode='traced'"
+        )
+    results = [Struct(a.shape, a.dtype) for a in ctx.avals_out]
+    if call.stateful and not any(int(np.prod(r.shape)) for r in results):
+        # XLA skips a call whose results are all empty: give it a byte to return.
+        results.append(Struct((), np.uint8))
+    host = Host(call, batch, ctx.avals_in, results)
+    emit = _route(ctx, call)
+
+    def run(*args: Any) -> list[Any]:
+        return list(emit(host, results, args))[: len(ctx.avals_out)]
+
+    return _jaxcore.mlir.lower_fun(run, multiple_results=True)(ctx, *operands)
+
+
+_Emit = Callable[[Host, list[Struct], Sequence[Any]], Sequence[Any]]
+
+
+def _route(ctx: Any, call: Plain) -> _Emit:
+    """How this call reaches the host from the program being lowered."""
+    if call.ordered:
+        return lambda host, results, args: io_callback(host.on_arrays, results, *args, ordered=True)
+    buffers = config.transport == "auto" and _jaxcore.platforms(ctx) == ("cpu",)
+    if call.stateful:
+        if buffers and _jaxcore.device_count(ctx) == 1:
+            return lambda host, results, args: buffer_callback(host.on_buffers, results, has_side_effect=True)(*args)
+        return lambda host, results, args: io_callback(host.on_arrays, results, *args)
+    if buffers:
+        return lambda host, results, args: buffer_callback(host.on_buffers, results)(*args)
+    return lambda host, results, args: jax.pure_callback(host.on_arrays, results, *args)
+
+
+_jaxcore.mlir.register_lowering(python_call_p, _lowering, cacheable=False)

@@ -1,0 +1,260 @@
+"""What a body returned, held against what was promised.
+
+Structure first (`match`), then each value (`to_numpy`, `to_jax`): floating and
+complex values follow NumPy's casting rule, integers go to any integer dtype in
+which their value fits, Python scalars are weak. Nothing is dropped or wrapped.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpyop._spec import Leaf, ResultSpec, Shape, show_shape
+
+CASTING = ("no", "equiv", "safe", "same_kind", "unsafe")
+
+# ------------------------------------------------------------------- structure
+
+
+def _kind_of(value: Any) -> str:
+    if value is None:
+        return "None"
+    if isinstance(value, (list, tuple)):
+        return f"a {type(value).__name__} of {len(value)}"
+    return f"a {type(value).__name__}"
+
+
+def _mismatch(spec: ResultSpec, value: Any, api: str) -> Exception:
+    if inspect.iscoroutine(value) or inspect.isasyncgen(value) or inspect.isgenerator(value):
+        closing = getattr(value, "close", None)
+        if closing is not None:
+            closing()
+        return TypeError(
+            f"{api}: func returned {_kind_of(value)}, which was never run; "
+            "return values: call asyncio.run(...) or list(...) inside func"
+        )
+    promised = jax.tree.map(lambda leaf: leaf.dtype.name, spec.skeleton)
+    return ValueError(
+        f"{api}: func returned {_kind_of(value)} where Tout={promised!r} promises {_promise(spec)}; "
+        "make the two agree (for no result: Tout=None)"
+    )
+
+
+def _promise(spec: ResultSpec) -> str:
+    count = len(spec.leaves)
+    return "no result" if count == 0 else "one result" if count == 1 else f"{count} results"
+
+
+def _is_sequence(value: Any) -> bool:
+    return type(value) in (list, tuple)
+
+
+def _match_node(skeleton: Any, value: Any, out: list[Any]) -> bool:
+    if isinstance(skeleton, Leaf):
+        if _is_sequence(value) and len(value) == 1:
+            value = value[0]  # TensorFlow takes [x] for x
+        if value is None or isinstance(value, (list, tuple, dict)):
+            return False
+        out.append(value)
+        return True
+    if _is_sequence(skeleton):
+        if not isinstance(value, (list, tuple)):
+            return len(skeleton) == 1 and _match_node(skeleton[0], value, out)
+        return len(value) == len(skeleton) and all(_match_node(s, v, out) for s, v in zip(skeleton, value))
+    if isinstance(skeleton, dict):
+        if not isinstance(value, Mapping) or set(value) != set(skeleton):
+            return False
+        return all(_match_node(skeleton[key], value[key], out) for key in sorted(skeleton))
+    return _match_registered(skeleton, value, out)
+
+
+def _match_registered(skeleton: Any, value: Any, out: list[Any]) -> bool:
+    children, node = jax.tree_util.tree_flatten(skeleton, is_leaf=lambda x: x is not skeleton)
+    try:
+        parts: Sequence[Any] = node.flatten_up_to(value)
+    except ValueError:
+        return False
+    return all(_match_node(s, v, out) for s, v in zip(children, parts))
+
+
+def match(spec: ResultSpec, value: Any, api: str) -> list[Any]:
+    """Flatten what a body returned by the structure of `Tout`.
+
+    Raises:
+        ValueError: too many or too few results, or another structure.
+        TypeError: a coroutine or generator, which nobody has run.
+    """
+    if spec.tree is None and spec.leaves and not isinstance(value, (list, tuple, dict)) and value is not None:
+        if not (inspect.iscoroutine(value) or inspect.isgenerator(value) or inspect.isasyncgen(value)):
+            return [value]
+    if spec.empty:
+        if value is None or (isinstance(value, (list, tuple)) and not value):
+            return []
+        raise _mismatch(spec, value, api)
+    out: list[Any] = []
+    if inspect.iscoroutine(value) or inspect.isgenerator(value) or not _match_node(spec.skeleton, value, out):
+        raise _mismatch(spec, value, api)
+    return out
+
+
+# ---------------------------------------------------------------------- values
+
+
+def _which(index: int, count: int) -> str:
+    return "func returned" if count == 1 else f"func returned, as result {index},"
+
+
+def _cast_error(dtype: Any, leaf: Leaf, casting: str, which: str, api: str) -> TypeError:
+    name = getattr(dtype, "name", str(dtype))
+    return TypeError(
+        f"{api}: {which} {name}, which casting={casting!r} does not turn into {leaf.dtype.name}; "
+        f"return {leaf.dtype.name}, write Tout={name}, or pass casting='unsafe'"
+    )
+
+
+def _fits(low: Any, high: Any, dtype: np.dtype[Any]) -> bool:
+    bounds = jnp.iinfo(dtype)
+    return int(low) >= int(bounds.min) and int(high) <= int(bounds.max)
+
+
+def _check_range(array: np.ndarray[Any, Any], leaf: Leaf, which: str, api: str) -> None:
+    if array.size == 0 or leaf.dtype.kind == "b":
+        return
+    if _is_integer(array.dtype):
+        bounds = jnp.iinfo(array.dtype)
+        if _fits(bounds.min, bounds.max, leaf.dtype):
+            return
+        finite = True
+    else:
+        finite = bool(np.isfinite(array).all())
+    low, high = array.min(), array.max()
+    if not finite or not _fits(low, high, leaf.dtype):
+        worst = high if not finite or _fits(low, 0, leaf.dtype) else low
+        raise OverflowError(
+            f"{api}: {which} the value {worst}, which does not fit {leaf.dtype.name}; "
+            f"promise a wider Tout{_x64_hint(array.dtype)} or bring the values into range"
+        )
+
+
+def _x64_hint(dtype: Any) -> str:
+    return " (64 bits need jax.config.update('jax_enable_x64', True))" if np.dtype(dtype).itemsize == 8 else ""
+
+
+def _is_integer(dtype: Any) -> bool:
+    return bool(jax.dtypes.issubdtype(dtype, np.integer))
+
+
+_SCALAR_LEVELS = {bool: 0, int: 1, float: 2, complex: 3}
+
+
+def _level(dtype: Any) -> int:
+    for level, kind in enumerate((np.bool_, np.integer, np.floating, np.complexfloating)):
+        if jax.dtypes.issubdtype(dtype, kind):
+            return level
+    return -1
+
+
+def can_cast(source: Any, target: np.dtype[Any], casting: str) -> bool:
+    """NumPy's rule; between floats that NumPy does not know, by kind."""
+    if _is_integer(source) and _is_integer(target) and casting != "no":
+        return True  # by value
+    if casting == "same_kind":
+        # ml_dtypes' types answer no to each other; a kind is a kind.
+        return 0 <= _level(source) <= _level(target)
+    return bool(np.can_cast(source, target, casting))  # type: ignore[call-overload]
+
+
+def _check_dtype(dtype: Any, leaf: Leaf, casting: str, which: str, api: str) -> None:
+    if _level(dtype) < 0 or not can_cast(dtype, leaf.dtype, casting):
+        raise _cast_error(dtype, leaf, casting, which, api)
+
+
+def _check_scalar(value: Any, leaf: Leaf, casting: str, which: str, api: str) -> np.ndarray[Any, Any]:
+    level = _SCALAR_LEVELS[type(value)]
+    target = _level(leaf.dtype)
+    if level > target and casting != "unsafe":
+        raise _cast_error(type(value).__name__, leaf, casting, which, api)
+    if target == 0:
+        return np.asarray(bool(value))
+    if target == 1:
+        return _integer_scalar(value, leaf, which, api)
+    with np.errstate(over="ignore"):
+        return np.asarray(value.real if level == 3 and target < 3 else value).astype(leaf.dtype)
+
+
+def _integer_scalar(value: Any, leaf: Leaf, which: str, api: str) -> np.ndarray[Any, Any]:
+    number = value.real
+    if number != number or number in (float("inf"), -float("inf")) or not _fits(number, number, leaf.dtype):
+        raise OverflowError(
+            f"{api}: {which} the value {number}, which does not fit {leaf.dtype.name}; "
+            "promise a wider Tout or bring the value into range"
+        )
+    return np.asarray(int(number), np.uint64 if number > 0 else np.int64).astype(leaf.dtype)
+
+
+def check_shape(shape: Shape, leaf: Leaf, lead: tuple[int, ...], assumed: bool, which: str, api: str) -> None:
+    """Raise unless a result has the promised shape, after the batch axes `lead`."""
+    wanted = None if leaf.shape is None else (*lead, *leaf.shape)
+    if wanted is None or shape == wanted:
+        return
+    if len(shape) == len(wanted) and all(w in (None, s) for w, s in zip(wanted, shape)):
+        return
+    said = "assumed (the inputs' broadcast shape)" if assumed else "promised"
+    raise ValueError(
+        f"{api}: {which} shape {show_shape(shape)} where {show_shape(wanted)} was {said}; "
+        f"write output_shapes={show_shape(shape[len(lead) :])}"
+    )
+
+
+def to_numpy(value: Any, leaf: Leaf, casting: str, which: str, api: str) -> np.ndarray[Any, Any]:
+    """A value as an array of the promised dtype.
+
+    Raises:
+        TypeError: no numbers, or a dtype that the casting rule refuses.
+        OverflowError: an integer that does not fit.
+    """
+    if type(value) is np.ndarray and value.dtype == leaf.dtype:
+        return value
+    if type(value) in (bool, int, float, complex):
+        return _check_scalar(value, leaf, casting, which, api)
+    try:
+        array = np.asarray(value)
+    except Exception as error:
+        raise TypeError(f"{api}: {which} {_kind_of(value)}, which is no array ({error}); return numbers") from error
+    if array.dtype == leaf.dtype:
+        return array
+    if array.dtype.kind in "OSUMmV" and _level(array.dtype) < 0:
+        raise TypeError(f"{api}: {which} {_kind_of(value)} of dtype {array.dtype}; return numbers or booleans")
+    _check_dtype(array.dtype, leaf, casting, which, api)
+    if _is_integer(leaf.dtype) and array.dtype.kind != "b":
+        if array.dtype.kind == "c":
+            array = array.real
+        _check_range(array, leaf, which, api)
+    elif array.dtype.kind == "c" and leaf.dtype.kind not in "cb":
+        array = array.real
+    with np.errstate(over="ignore"):  # float64 to float32 overflows to inf, as in JAX
+        return array.astype(leaf.dtype)
+
+
+def to_jax(value: Any, leaf: Leaf, casting: str, which: str, api: str) -> Any:
+    """A value as a `jax.Array` of the promised dtype; a tape's value stays one."""
+    if not isinstance(value, jax.Array):
+        # A private copy: jnp.asarray may alias, and the body may keep its array.
+        return jnp.asarray(np.array(to_numpy(value, leaf, casting, which, api)))
+    if value.dtype == leaf.dtype:
+        return value if not value.weak_type else jax.lax.convert_element_type(value, leaf.dtype)
+    if jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended):
+        raise TypeError(f"{api}: {which} a typed key; return jax.random.key_data(key) with Tout=jnp.uint32")
+    _check_dtype(value.dtype, leaf, casting, which, api)
+    if _is_integer(leaf.dtype) and _level(value.dtype) > 0:
+        array = np.asarray(value)
+        _check_range(array.real if array.dtype.kind == "c" else array, leaf, which, api)
+    if _level(value.dtype) == 3 and _level(leaf.dtype) < 3:
+        value = value.real if leaf.dtype.kind != "b" else value != 0
+    return value.astype(leaf.dtype)

@@ -1,0 +1,235 @@
+"""What a call promises to return: `Tout` and `output_shapes`, in all their forms.
+
+Both are read once per call into a `ResultSpec`: one `Leaf` per result, in the
+structure of `Tout`. A leaf's shape may be unknown, or have unknown dimensions;
+`fill_shapes` completes it from what was inferred.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxpyop import _jaxcore
+
+Shape = tuple[int | None, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Leaf:
+    """One promised result: a dtype that JAX has, and what is known of the shape."""
+
+    dtype: np.dtype[Any]
+    shape: Shape | None = None
+
+    def __str__(self) -> str:
+        shape = "any shape" if self.shape is None else f"shape {show_shape(self.shape)}"
+        return f"{self.dtype.name} of {shape}"
+
+    @property
+    def known(self) -> bool:
+        return self.shape is not None and None not in self.shape
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ResultSpec:
+    """The results of an op: the skeleton of `Tout` with a `Leaf` at each leaf."""
+
+    skeleton: Any
+    leaves: tuple[Leaf, ...]
+    tree: Any  # None when the skeleton is a single leaf
+
+    @property
+    def empty(self) -> bool:
+        return not self.leaves
+
+
+def show_shape(shape: Shape | None) -> str:
+    return "unknown" if shape is None else f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
+
+
+# ---------------------------------------------------------------------- dtypes
+
+_PYTHON_TYPES = {bool: np.dtype(bool), int: np.dtype(np.int64), float: np.dtype(np.float64), complex: np.dtype(np.complex128)}
+
+
+def canonical_dtype(dtype: Any) -> np.dtype[Any]:
+    """The dtype that JAX has for it here: 64 bits become 32 without x64."""
+    return np.dtype(jax.dtypes.canonicalize_dtype(dtype))
+
+
+def _warn_as_jax_does(dtype: np.dtype[Any]) -> None:
+    with _jaxcore.eval_context():
+        jax.numpy.zeros((0,), dtype)  # JAX's own warning about a 64-bit dtype
+
+
+def _checked_dtype(raw: Any, api: str) -> np.dtype[Any]:
+    try:
+        dtype = np.dtype(raw)
+    except TypeError:
+        dtype = np.dtype(jax.numpy.dtype(raw))  # "bfloat16" and its like by name
+    if dtype.kind in "OSUMm" or dtype.fields is not None:
+        raise TypeError(
+            f"{api}: Tout has the dtype {dtype}, which JAX does not have; "
+            "Tout must name numbers or booleans, such as jnp.float32"
+        )
+    canonical = canonical_dtype(dtype)
+    if canonical != dtype:
+        _warn_as_jax_does(dtype)
+    return canonical
+
+
+_DTYPES: dict[Any, np.dtype[Any]] = {}  # the usual spellings, which never warn
+
+
+def read_leaf(value: Any, api: str) -> Leaf:
+    """One leaf of `Tout`: a dtype, something shaped, or a TensorFlow dtype."""
+    if isinstance(value, type) and value in _PYTHON_TYPES:
+        return Leaf(canonical_dtype(_PYTHON_TYPES[value]))
+    if isinstance(value, (type, np.dtype, str)) or isinstance(value, type(jax.numpy.float32)):
+        # Before .shape and .dtype: np.float32, the class, has both.
+        return Leaf(_read_dtype(value, api))
+    if hasattr(value, "as_numpy_dtype"):  # tf.float32
+        return Leaf(_read_dtype(value.as_numpy_dtype, api))
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        if jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended):
+            raise TypeError(f"{api}: Tout cannot be a typed key; return jax.random.key_data(key) with Tout=jnp.uint32")
+        return Leaf(_read_dtype(value.dtype, api), tuple(value.shape))
+    raise TypeError(
+        f"{api}: Tout has a leaf {value!r} of type {type(value).__name__}; expected a dtype such as jnp.float32, "
+        "jax.ShapeDtypeStruct(shape, dtype), or a list, tuple or dict of these; Tout=None means no result"
+    )
+
+
+def _read_dtype(raw: Any, api: str) -> np.dtype[Any]:
+    try:
+        found = _DTYPES.get(raw)
+    except TypeError:
+        found = None
+    if found is None:
+        try:
+            found = _checked_dtype(raw, api)
+        except TypeError as error:
+            if str(error).startswith(api):
+                raise
+            raise TypeError(f"{api}: Tout has {raw!r}, which is no dtype; write, say, Tout=jnp.float32") from None
+        if found.itemsize < 8 and found == np.dtype(raw):
+            _DTYPES[raw] = found
+    return found
+
+
+def read_tout(tout: Any, api: str) -> ResultSpec:
+    """Read `Tout`. `None`, `[]` and `()` mean that there is no result."""
+    if tout is None or (isinstance(tout, (list, tuple)) and not tout):
+        return ResultSpec([], (), None)
+    leaves, tree = jax.tree.flatten(tout)
+    specs = tuple(read_leaf(leaf, api) for leaf in leaves)
+    if jax.tree_util.treedef_is_leaf(tree):
+        return ResultSpec(specs[0], specs, None)
+    return ResultSpec(jax.tree.unflatten(tree, specs), specs, tree)
+
+
+# ---------------------------------------------------------------------- shapes
+
+
+def _read_dimension(value: Any, api: str) -> int | None:
+    if value is None:
+        return None
+    try:
+        dimension = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{api}: output_shapes has the dimension {value!r}; expected an int or None") from None
+    if dimension < 0:
+        raise ValueError(f"{api}: output_shapes has the dimension {dimension}; write None for an unknown one")
+    return dimension
+
+
+def _read_shape(value: Any, api: str) -> Shape | None:
+    if value is None:
+        return None
+    if hasattr(value, "as_list"):  # tf.TensorShape
+        value = None if value.rank is None else value.as_list()
+        return None if value is None else _read_shape(value, api)
+    if hasattr(value, "shape") and not isinstance(value, np.ndarray):
+        value = value.shape
+    if isinstance(value, (str, bytes, Mapping)) or not hasattr(value, "__iter__"):
+        raise TypeError(f"{api}: output_shapes has {value!r} where a shape is expected, such as (3, None) or ()")
+    return tuple(_read_dimension(dimension, api) for dimension in value)
+
+
+def _with_shape(leaf: Leaf, shape: Shape | None, api: str) -> Leaf:
+    if shape is None:
+        return leaf
+    if leaf.shape is not None and leaf.shape != shape:
+        raise ValueError(
+            f"{api}: Tout says shape {show_shape(leaf.shape)} and output_shapes says {show_shape(shape)}; give one of them"
+        )
+    return Leaf(leaf.dtype, shape)
+
+
+def _structure_error(skeleton: Any, shapes: Any, api: str) -> Exception:
+    return ValueError(
+        f"{api}: output_shapes must have the structure of Tout with a shape at each leaf; "
+        f"Tout is {jax.tree.map(lambda leaf: leaf.dtype.name, skeleton)} and output_shapes is {shapes!r}"
+    )
+
+
+def _zip_shapes(skeleton: Any, shapes: Any, api: str) -> Any:
+    if shapes is None:
+        return skeleton
+    if isinstance(skeleton, Leaf):
+        return _with_shape(skeleton, _read_shape(shapes, api), api)
+    if type(skeleton) in (list, tuple):
+        if not isinstance(shapes, Sequence) or isinstance(shapes, str) or len(shapes) != len(skeleton):
+            raise _structure_error(skeleton, shapes, api)
+        return type(skeleton)(_zip_shapes(s, v, api) for s, v in zip(skeleton, shapes))
+    if isinstance(skeleton, dict):
+        if not isinstance(shapes, Mapping) or set(shapes) != set(skeleton):
+            raise _structure_error(skeleton, shapes, api)
+        return {key: _zip_shapes(skeleton[key], shapes[key], api) for key in skeleton}
+    children, node = jax.tree_util.tree_flatten(skeleton, is_leaf=lambda x: x is not skeleton)
+    try:
+        parts = node.flatten_up_to(shapes)
+    except ValueError:
+        raise _structure_error(skeleton, shapes, api) from None
+    return node.unflatten([_zip_shapes(s, v, api) for s, v in zip(children, parts)])
+
+
+def with_shapes(spec: ResultSpec, shapes: Any, api: str) -> ResultSpec:
+    """Read `output_shapes` (not a callable) into the spec."""
+    if shapes is None:
+        return spec
+    skeleton = _zip_shapes(spec.skeleton, shapes, api)
+    return ResultSpec(skeleton, tuple(jax.tree.leaves(skeleton)), spec.tree)
+
+
+def fill_shape(leaf: Leaf, inferred: Sequence[int] | None, how: str, api: str) -> tuple[int, ...]:
+    """Complete a leaf's shape with an inferred one.
+
+    Args:
+        leaf: what was promised.
+        inferred: the inferred shape; None if there is none.
+        how: where it comes from, for the error.
+        api: the op, for the error.
+
+    Raises:
+        ValueError: the two contradict each other, or nothing was inferred.
+    """
+    if leaf.shape is None and inferred is not None:
+        return tuple(inferred)
+    known = leaf.shape
+    if known is not None and None not in known:
+        return known  # type: ignore[return-value]  # no None is left
+    fits = inferred is not None and known is not None and len(known) == len(inferred)
+    if not fits or any(k not in (None, i) for k, i in zip(known or (), inferred or ())):
+        raise ValueError(
+            f"{api}: under jit the result's shape must be known; output_shapes says {show_shape(known)} "
+            f"and {how} is {show_shape(None if inferred is None else tuple(inferred))}; "
+            "give the whole shape as output_shapes=, or a function of the inputs, output_shapes=lambda x: x.shape"
+        )
+    return tuple(i if k is None else k for k, i in zip(known or (), inferred or ()))

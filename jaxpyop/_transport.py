@@ -1,0 +1,229 @@
+"""The host side of a compiled call: one wrapper, several ways to reach it.
+
+XLA's buffers are views that are garbage once the call is over, and writing
+them corrupts XLA's memory. So a body gets private copies, into recycled
+scratch arrays where they are large: one memcpy, no page faults. A scratch
+array is used again only when nobody else holds it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+from jaxpyop import _errors, _jaxcore
+from jaxpyop._batching import Batch, elements, note_index
+
+_SMALL = 1 << 14  # bytes; below it malloc is faster than recycling
+
+
+class Call(Protocol):
+    """What a compiled program calls on the host; see `_calls`."""
+
+    title: str
+    func: Any
+    on_jax: bool  # makes jax.Arrays, copies, of the views that it needs
+    copy: bool
+    environment: Environment
+
+    def element(self, arrays: list[Any], lead: tuple[int, ...] = ()) -> list[Any]: ...
+
+    def check(self, index: int, shape: tuple[int, ...], expected: tuple[int, ...]) -> None: ...
+
+
+@functools.cache
+def _on_cpu() -> bool:
+    return jax.default_backend() == "cpu"
+
+
+class Environment:
+    """What a body sees of its caller: context variables and x64."""
+
+    __slots__ = ("context", "x64")
+
+    def __init__(self) -> None:
+        self.context = contextvars.copy_context()
+        self.x64: bool = jax.config.jax_enable_x64  # type: ignore[attr-defined]
+
+    def is_current(self) -> bool:
+        """Whether a body may simply be called, here and now."""
+        return jax.config.jax_enable_x64 == self.x64 and _jaxcore.is_eager() and _on_cpu()
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        """Set what is set by thread in JAX."""
+        with contextlib.ExitStack() as stack:
+            if not _jaxcore.is_eager():  # a program can run while another is traced
+                stack.enter_context(_jaxcore.eval_context())
+            if jax.config.jax_enable_x64 != self.x64:
+                stack.enter_context(jax.enable_x64(self.x64))
+            if not _on_cpu():  # a body's own JAX operations stay where it runs
+                stack.enter_context(jax.default_device(jax.local_devices(backend="cpu")[0]))
+            yield
+
+
+def _references(array: Any) -> int:
+    return sys.getrefcount(array)
+
+
+def _held_by_nobody() -> int:
+    arrays = [np.empty(1)]
+    array = arrays.pop()
+    return _references(array)
+
+
+_FREE = _held_by_nobody()  # what the count is when only our own names are left
+
+
+class Scratch:
+    """Arrays to copy into, one free list per input."""
+
+    def __init__(self, count: int) -> None:
+        self._free: list[list[np.ndarray[Any, Any]]] = [[] for _ in range(count)]
+
+    def copy_of(self, i: int, view: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """A private, writable, contiguous copy of the view."""
+        if view.nbytes < _SMALL:
+            return view.copy()
+        try:
+            array = self._free[i].pop()
+        except IndexError:
+            return view.copy()
+        np.copyto(array, view)
+        return array
+
+    def recycle(self, copies: list[Any]) -> None:
+        """Take back the copies that nobody else holds; empties the list."""
+        for i in range(len(copies) - 1, -1, -1):
+            array = copies.pop()
+            if array.nbytes >= _SMALL and _references(array) <= _FREE:
+                self._free[i].append(array)
+
+
+_PYTHON_THREADS: dict[int, Any] = threading._active  # type: ignore[attr-defined]  # has no public form
+
+
+class Host:
+    """What XLA holds and calls: a call with its batch and result buffers.
+
+    Args:
+        call: what to run.
+        batch: over which elements.
+        inputs: shape and dtype of the arrays that come.
+        results: shape and dtype of the arrays to return.
+    """
+
+    def __init__(self, call: Call, batch: Batch, inputs: Sequence[Any], results: Sequence[Any]) -> None:
+        self.call = call
+        self.batch = batch
+        self.results = [(tuple(r.shape), np.dtype(r.dtype)) for r in results]
+        self.scratch = Scratch(len(inputs))
+        self.fill = self._choose_fill(inputs)
+
+    def _choose_fill(self, inputs: Sequence[Any]) -> Callable[[Sequence[Any], Sequence[Any]], None]:
+        if self.call.on_jax:
+            return self._fill_views
+        if not self.call.copy:
+            return self._fill_lent
+        large = any(int(np.prod(i.shape)) * np.dtype(i.dtype).itemsize >= _SMALL for i in inputs)
+        return self._fill_scratch if large or self.batch.sizes else self._fill_small
+
+    def on_buffers(self, ctx: Any, outs: Sequence[Any], *buffers: Any) -> None:
+        """The body of a `buffer_callback`."""
+        self._enter(buffers, outs)
+
+    def on_arrays(self, *arrays: Any) -> list[np.ndarray[Any, Any]]:
+        """The body of a `pure_callback` or `io_callback`."""
+        outs = [np.empty(shape, dtype) for shape, dtype in self.results]
+        self._enter(arrays, outs)
+        return outs
+
+    def _enter(self, arrays: Sequence[Any], outs: Sequence[Any]) -> None:
+        environment = self.call.environment
+        try:
+            # XLA's pool threads are unknown to threading, and have an empty context.
+            if threading.get_ident() not in _PYTHON_THREADS:
+                environment.context.copy().run(self._in_environment, arrays, outs)
+            elif environment.is_current():
+                self.fill(arrays, outs)
+            else:
+                self._in_environment(arrays, outs)
+            return
+        except BaseException as error:  # also KeyboardInterrupt: XLA knows no exceptions, only text
+            failed = _errors.body_error(self.call.title, self.call.func, self._elements(arrays), error)
+        raise failed
+
+    def _elements(self, arrays: Sequence[Any]) -> list[Any]:
+        views = [np.asarray(a) for a in arrays]
+        return [jax.ShapeDtypeStruct(self.batch.element_shape(i, v.shape), v.dtype) for i, v in enumerate(views)]
+
+    def _in_environment(self, arrays: Sequence[Any], outs: Sequence[Any]) -> None:
+        with self.call.environment.entered():
+            self.fill(arrays, outs)
+
+    def _fill_small(self, arrays: Sequence[Any], outs: Sequence[Any]) -> None:
+        self._store(self.call.element([np.asarray(a).copy() for a in arrays]), outs, ())
+
+    def _fill_views(self, arrays: Sequence[Any], outs: Sequence[Any]) -> None:
+        self._run([np.asarray(a) for a in arrays], outs)
+
+    def _fill_lent(self, arrays: Sequence[Any], outs: Sequence[Any]) -> None:
+        lent = lend([np.asarray(a) for a in arrays])
+        self._run(lent, outs)
+        take_back(lent, self.call.title)
+
+    def _fill_scratch(self, arrays: Sequence[Any], outs: Sequence[Any]) -> None:
+        copies = [self.scratch.copy_of(i, np.asarray(a)) for i, a in enumerate(arrays)]
+        self._run(copies, outs)
+        self.scratch.recycle(copies)
+
+    def _run(self, arrays: list[Any], outs: Sequence[Any]) -> None:
+        call, batch = self.call, self.batch
+        if not batch.sizes or batch.block:
+            self._store(call.element(arrays, batch.sizes), outs, ())
+            return
+        for index, chosen in elements(arrays, batch, private=call.copy and not call.on_jax):
+            try:
+                self._store(call.element(chosen), outs, index)
+            except BaseException as error:
+                note_index(error, index)
+                raise
+
+    def _store(self, values: Sequence[Any], outs: Sequence[Any], index: tuple[int, ...]) -> None:
+        for k, value in enumerate(values):
+            out = np.asarray(outs[k])
+            if index:
+                out = out[(*index, ...)]
+            if value.shape != out.shape:
+                self.call.check(k, value.shape, out.shape)
+            out[...] = value if type(value) is np.ndarray else np.asarray(value)
+
+
+def lend(views: Iterable[Any]) -> list[Any]:
+    """Read-only arrays over the same memory, for `take_back` to watch."""
+    lent = [view[...] for view in views]
+    for array in lent:
+        array.flags.writeable = False
+    return lent
+
+
+def take_back(lent: list[Any], title: str) -> None:
+    """Warn when a body kept an input of `copy=False`; empties the list."""
+    while lent:
+        array = lent.pop()
+        if _references(array) > _FREE:
+            warnings.warn(
+                f"{title}: func kept an input that copy=False lends for the call only; "
+                "its values are undefined from now on: keep a copy, or pass copy=True",
+                RuntimeWarning,
+                stacklevel=2,
+            )

@@ -1,0 +1,3 @@
+"""Names as in ``tf.contrib`` of TensorFlow 1."""
+
+from jaxpyop.contrib import framework as framework
