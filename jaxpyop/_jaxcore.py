@@ -8,7 +8,7 @@ Nothing else in the package imports ``jax.core``, ``jax.extend`` or
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -19,7 +19,9 @@ import jax.interpreters.ad
 import jax.interpreters.batching
 import jax.interpreters.mlir
 import numpy as np
+from jax._src import dispatch as _dispatch
 from jax._src import xla_bridge as _xla_bridge
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 import jax.extend.linear_util as _linear_util
 import jax.extend.source_info_util as _source_info
 
@@ -56,6 +58,9 @@ def is_eager() -> bool:
 JAX_VERSION = tuple(int(part) for part in jax.__version__.split(".")[:2])
 # One class on 0.12 (`ClosedJaxpr is Jaxpr`), two until 0.11.
 JAXPR_TYPES = tuple({_extend.Jaxpr, _extend.ClosedJaxpr})
+# Primitives in jax.extend.core.primitives on all of 0.10 to 0.12.
+jit_p = _extend.primitives.jit_p
+CUSTOM_CALLS = (_extend.primitives.custom_jvp_call_p, _extend.primitives.custom_vjp_call_p)
 
 # `_paths` re-wraps the rules of custom_jvp calls, and replays recorded
 # equations with the user's source lines and named scopes: both are in
@@ -104,36 +109,37 @@ def _effects_of(**kwargs: Any) -> Any:
     return next(iter(traced.effects))
 
 
-_IO_EFFECT = _effects_of()
-ORDERED_EFFECT = _effects_of(ordered=True)  # one for all: tokens order by effect object
+_IO = _effects_of()
+_ORDERED_IO = _effects_of(ordered=True)
 
-# Where JAX 0.10 to 0.12 look for io_callback's effect in order to refuse it.
-_REFUSING = {"_cond_batching_rule", "_while_loop_batching_rule"}
+# Where JAX 0.10 to 0.12 look for io_callback's effects in order to refuse them.
+_REFUSING = {
+    "_cond_batching_rule": "vmap of a cond",
+    "_while_loop_batching_rule": "vmap of a while_loop (ordered, or of a length that differs by element)",
+}
 
 
-class StatefulEffect(type(_IO_EFFECT)):  # type: ignore[misc]  # the class is private, its instances are not
-    """The effect of one stateful op.
+class _OpEffect:
+    """The effect of one stateful op; mixed into the classes of io_callback's.
 
     JAX allows and refuses it exactly where it allows and refuses that of
     `io_callback`: a subclass is found by isinstance, an equal by membership.
     Where JAX prints the effects that it refuses, this one says what to do.
     """
 
+    like: Any  # io_callback's effect
+
     def __init__(self, title: str) -> None:
         self.title = title
 
     def __hash__(self) -> int:
-        return hash(_IO_EFFECT)
+        return hash(self.like)
 
     def __eq__(self, other: object) -> bool:
-        if self is other:
-            return True
-        if other is not _IO_EFFECT:
-            return False
-        refusing = _caller_in(_REFUSING)
-        if refusing is not None:  # JAX's own error would not name the op
+        if other is self.like and (refusing := _refusing_caller()) is not None:
+            # JAX's own error would not name the op.
             raise NotImplementedError(f"a {refusing} cannot hold {self}")
-        return True
+        return self is other or other is self.like
 
     def __str__(self) -> str:
         return f"the stateful {self.title} (pass stateful=False if its side effects may run any number of times)"
@@ -141,14 +147,27 @@ class StatefulEffect(type(_IO_EFFECT)):  # type: ignore[misc]  # the class is pr
     __repr__ = __str__
 
 
-def _caller_in(names: set[str]) -> str | None:
+class StatefulEffect(_OpEffect, type(_IO)):  # type: ignore[misc]  # the class has no public name
+    like = _IO
+
+
+class OrderedEffect(_OpEffect, type(_ORDERED_IO)):  # type: ignore[misc]
+    like = _ORDERED_IO
+
+    __hash__ = _OpEffect.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        # Tokens order by effect: all ordered ops have to be one.
+        return isinstance(other, OrderedEffect) or super().__eq__(other)
+
+
+def _refusing_caller() -> str | None:
     frame = sys._getframe(2)
-    for _ in range(3):  # the membership test may sit in a generator expression
+    for _ in range(4):  # the membership test may sit in a generator expression
         if frame is None:
             return None
-        if frame.f_code.co_name in names:
-            loop = frame.f_code.co_name == "_while_loop_batching_rule"
-            return "vmap of a while_loop whose length differs by element" if loop else "vmap of a cond"
+        if frame.f_code.co_name in _REFUSING:
+            return _REFUSING[frame.f_code.co_name]
         frame = frame.f_back
     return None
 
@@ -171,9 +190,28 @@ def cast_to_common_axes(args: Sequence[Any]) -> list[Any]:
 
 
 def result_aval(shape: Sequence[int], dtype: Any, operands: Sequence[Any]) -> Any:
-    """A result's aval with the varying axes of its operands."""
+    """A result's aval, replicated, with the varying axes of its operands."""
     aval = ShapedArray(tuple(shape), np.dtype(dtype))
     for operand in operands:
         if operand.manual_axis_type.varying:
-            return aval.update(manual_axis_type=operand.manual_axis_type)
+            sharding = NamedSharding(operand.sharding.mesh, PartitionSpec(*[None] * len(shape)))
+            return aval.update(sharding=sharding, manual_axis_type=operand.manual_axis_type)
     return aval
+
+
+def wants_devices(primitive: Any) -> None:
+    """Have a primitive's lowering told its devices, as `pure_callback`'s is."""
+    _dispatch.prim_requires_devices_during_lowering.add(primitive)  # no public name up to 0.12
+
+
+def replicator(ctx: Any) -> Callable[[Any], Any]:
+    """Spreads a value of a lowering over all of its devices, each the whole of it."""
+    devices = ctx.module_context.axis_context.device_assignment
+    everywhere = NamedSharding(Mesh(np.array(devices), ("device",)), PartitionSpec())
+
+    def spread(x: Any) -> Any:
+        # On an explicit mesh a constraint is no more than an assertion.
+        with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
+            return jax.lax.with_sharding_constraint(x, everywhere)
+
+    return spread

@@ -107,7 +107,7 @@ def _structs(args: Sequence[Any], batch: Batch) -> list[Struct]:
 def _abstract_eval(*avals: Any, call: Plain, batch: Batch) -> tuple[list[Any], set[Any]]:
     effects = set()
     if call.stateful:
-        effects.add(_jaxcore.ORDERED_EFFECT if call.ordered else _jaxcore.StatefulEffect(call.title))
+        effects.add((_jaxcore.OrderedEffect if call.ordered else _jaxcore.StatefulEffect)(call.title))
     shapes = call.shapes(_structs(avals, batch))
     return [_jaxcore.result_aval((*batch.sizes, *s.shape), s.dtype, avals) for s in shapes], effects
 
@@ -229,16 +229,28 @@ _Emit = Callable[[Host, list[Struct], Sequence[Any]], Sequence[Any]]
 
 def _route(ctx: Any, call: Plain) -> _Emit:
     """How this call reaches the host from the program being lowered."""
-    if call.ordered:
-        return lambda host, results, args: io_callback(host.on_arrays, results, *args, ordered=True)
-    buffers = config.transport == "auto" and _jaxcore.platforms(ctx) == ("cpu",)
-    if call.stateful:
-        if buffers and _jaxcore.device_count(ctx) == 1:
-            return lambda host, results, args: buffer_callback(host.on_buffers, results, has_side_effect=True)(*args)
-        return lambda host, results, args: io_callback(host.on_arrays, results, *args)
-    if buffers:
-        return lambda host, results, args: buffer_callback(host.on_buffers, results)(*args)
-    return lambda host, results, args: jax.pure_callback(host.on_arrays, results, *args)
+    several = _jaxcore.device_count(ctx) > 1
+    buffers = config.transport == "auto" and _jaxcore.platforms(ctx) == ("cpu",) and not call.ordered
+    if buffers and not (call.stateful and several):  # on several devices a buffer callback runs once per device
+        return lambda host, results, args: buffer_callback(
+            host.on_buffers, results, has_side_effect=call.stateful
+        )(*args)
+    emit = _io_callback if call.stateful else _pure_callback
+    if not several:
+        return emit
+    # Such a callback's result lives on one device, in a sharding that eager
+    # operations on explicit meshes refuse (0.10 to 0.12): spread it.
+    spread = _jaxcore.replicator(ctx)
+    return lambda host, results, args: [spread(out) for out in emit(host, results, args)]
 
 
+def _io_callback(host: Host, results: list[Struct], args: Sequence[Any]) -> Sequence[Any]:
+    return io_callback(host.on_arrays, results, *args, ordered=host.call.ordered)
+
+
+def _pure_callback(host: Host, results: list[Struct], args: Sequence[Any]) -> Sequence[Any]:
+    return jax.pure_callback(host.on_arrays, results, *args)
+
+
+_jaxcore.wants_devices(python_call_p)
 _jaxcore.mlir.register_lowering(python_call_p, _lowering, cacheable=False)

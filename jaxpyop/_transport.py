@@ -33,6 +33,7 @@ class Call(Protocol):
     func: Any
     on_jax: bool  # makes jax.Arrays, copies, of the views that it needs
     copy: bool
+    ordered: bool
     environment: Environment
 
     def element(self, arrays: list[Any], lead: tuple[int, ...] = ()) -> list[Any]: ...
