@@ -41,6 +41,15 @@ class Op:
     copy: bool = True
     vjp: Callable[..., Any] | None = None
 
+    @property
+    def stateless_cure(self) -> str:
+        """What to write where only a stateless op can go."""
+        if self.spec.empty:
+            return "it is stateful for having no result: return one, use it, and pass stateful=False"
+        if self.ordered:
+            return "pass stateful=False and leave ordered out, if its side effects may run any number of times"
+        return "pass stateful=False if its side effects may run any number of times"
+
 
 def is_inexact(x: Any) -> bool:
     """Whether a dtype's values have tangents."""

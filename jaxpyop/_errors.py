@@ -75,12 +75,12 @@ def format_user_traceback(error: BaseException) -> str:
     return "".join(shown.format()).rstrip()
 
 
-def strip_library_frames(error: BaseException) -> BaseException:
-    """Drop the frames above the user's from the traceback of `error`."""
+def strip_library_frames(error: BaseException, title: str) -> BaseException:
+    """Drop our frames above the user's from a traceback, or, in an error of our own, all."""
     tb = error.__traceback__
     while tb is not None and is_library_file(tb.tb_frame.f_code.co_filename):
         tb = tb.tb_next
-    return error.with_traceback(tb) if tb is not None else error
+    return error.with_traceback(tb) if tb is not None or str(error).startswith(title) else error
 
 
 class _Originals:

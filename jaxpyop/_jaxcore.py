@@ -7,6 +7,7 @@ Nothing else in the package imports ``jax.core``, ``jax.extend`` or
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,6 +21,7 @@ import jax.interpreters.batching
 import jax.interpreters.mlir
 import numpy as np
 from jax._src import dispatch as _dispatch
+from jax._src import traceback_util as _traceback_util
 from jax._src import xla_bridge as _xla_bridge
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 import jax.extend.linear_util as _linear_util
@@ -54,6 +56,9 @@ def is_eager() -> bool:
     """True when no transformation is active, so operations run at once."""
     return current_trace() is EVAL_TRACE
 
+
+# JAX leaves these files' frames out of tracebacks, as it does its own.
+_traceback_util.register_exclusion(os.path.join(os.path.dirname(__file__), ""))  # no public name up to 0.12
 
 JAX_VERSION = tuple(int(part) for part in jax.__version__.split(".")[:2])
 # One class on 0.12 (`ClosedJaxpr is Jaxpr`), two until 0.11.
@@ -129,8 +134,9 @@ class _OpEffect:
 
     like: Any  # io_callback's effect
 
-    def __init__(self, title: str) -> None:
+    def __init__(self, title: str, cure: str) -> None:
         self.title = title
+        self.cure = cure
 
     def __hash__(self) -> int:
         return hash(self.like)
@@ -142,7 +148,7 @@ class _OpEffect:
         return self is other or other is self.like
 
     def __str__(self) -> str:
-        return f"the stateful {self.title} (pass stateful=False if its side effects may run any number of times)"
+        return f"the stateful {self.title} ({self.cure})"
 
     __repr__ = __str__
 

@@ -18,6 +18,7 @@ from jaxpyop import _jaxcore, _primitive, _results, _spec
 from jaxpyop._batching import METHODS
 from jaxpyop._bodies import Op
 from jaxpyop._calls import UserCall
+from jaxpyop._errors import strip_library_frames
 from jaxpyop._inputs import check_closure, split
 
 
@@ -102,7 +103,10 @@ def run(op: Op, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     arrays, inputs = split(args, dict(kwargs), op.title)
     call = UserCall(op, inputs)
     if _jaxcore.is_eager() and not any(isinstance(a, _jaxcore.Tracer) for a in arrays):
-        outs = _primitive.run_now(call, arrays)
+        try:
+            outs = _primitive.run_now(call, arrays)
+        except BaseException as error:
+            raise strip_library_frames(error, op.title)  # noqa: B904  # the same error, less our frames
     else:
         check_closure(op.func, op.title)
         with jax.named_scope(op.name):

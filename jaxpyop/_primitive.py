@@ -107,7 +107,7 @@ def _structs(args: Sequence[Any], batch: Batch) -> list[Struct]:
 def _abstract_eval(*avals: Any, call: Plain, batch: Batch) -> tuple[list[Any], set[Any]]:
     effects = set()
     if call.stateful:
-        effects.add((_jaxcore.OrderedEffect if call.ordered else _jaxcore.StatefulEffect)(call.title))
+        effects.add((_jaxcore.OrderedEffect if call.ordered else _jaxcore.StatefulEffect)(call.title, call.op.stateless_cure))
     shapes = call.shapes(_structs(avals, batch))
     return [_jaxcore.result_aval((*batch.sizes, *s.shape), s.dtype, avals) for s in shapes], effects
 
