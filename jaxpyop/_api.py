@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
 from typing import Any
 
 from jaxpyop._bodies import Op
@@ -19,6 +20,8 @@ def py_function(
     stateful: bool = False,
     ordered: bool = False,
     vmap_method: str = "sequential",
+    executor: Executor | Callable[[], Executor] | None = None,
+    progress: bool = False,
     casting: str = "same_kind",
 ) -> Any:
     """Call a Python function of JAX arrays, differentiably, under any transformation.
@@ -48,7 +51,11 @@ def py_function(
         ordered: stateful, and in program order among ordered ops.
         vmap_method: ``"sequential"`` calls `func` per element;
             ``"expand_dims"`` and ``"broadcast_all"`` once per batch, as in
-            :func:`jax.pure_callback`.
+            :func:`jax.pure_callback`; ``"parallel"`` per element on `executor`.
+        executor: for ``"parallel"``: any ``concurrent.futures.Executor``, or a
+            function that returns one; threads by default. For processes `func`
+            must be picklable, and what it does to its surroundings stays there.
+        progress: show a progress bar for batches (tqdm, the extra ``progress``).
         casting: NumPy's casting rule from returned to promised floating and
             complex dtypes. Integers go to any integer dtype in which they fit.
 
@@ -80,6 +87,7 @@ def py_function(
 
     def make(f: Any) -> Op:
         options = {"stateful": stateful, "ordered": ordered, "vmap_method": vmap_method, "casting": casting}
+        options |= {"executor": executor, "progress": progress}
         return make_op("py_function", f, Tout, name, output_shapes, on_jax=True, **options)
 
     return apply("py_function", func, inp, Tout, make)
@@ -95,6 +103,8 @@ def numpy_function(
     output_shapes: Any = None,
     ordered: bool = False,
     vmap_method: str = "sequential",
+    executor: Executor | Callable[[], Executor] | None = None,
+    progress: bool = False,
     casting: str = "same_kind",
     vjp: Callable[..., Any] | None = None,
     copy: bool = True,
@@ -121,6 +131,8 @@ def numpy_function(
             the inputs' broadcast shape, which is right for elementwise functions.
         ordered: stateful, and in program order among ordered ops.
         vmap_method: as for :func:`py_function`.
+        executor: as for :func:`py_function`.
+        progress: as for :func:`py_function`.
         casting: as for :func:`py_function`.
         vjp: the gradient: ``f(inputs, outputs, cotangents)`` takes tuples of
             NumPy arrays and returns one cotangent per array input, ``None`` for
@@ -155,6 +167,7 @@ def numpy_function(
 
     def make(f: Any) -> Op:
         options = {"stateful": stateful, "ordered": ordered, "vmap_method": vmap_method, "casting": casting}
+        options |= {"executor": executor, "progress": progress}
         return make_op("numpy_function", f, Tout, name, output_shapes, on_jax=False, vjp=vjp, copy=copy, **options)
 
     return apply("numpy_function", func, inp, Tout, make)
@@ -170,6 +183,8 @@ def py_func(
     output_shapes: Any = None,
     ordered: bool = False,
     vmap_method: str = "sequential",
+    executor: Executor | Callable[[], Executor] | None = None,
+    progress: bool = False,
     casting: str = "same_kind",
     vjp: Callable[..., Any] | None = None,
     copy: bool = True,
@@ -189,6 +204,8 @@ def py_func(
         output_shapes: as for :func:`numpy_function`.
         ordered: as for :func:`numpy_function`.
         vmap_method: as for :func:`numpy_function`.
+        executor: as for :func:`numpy_function`.
+        progress: as for :func:`numpy_function`.
         casting: as for :func:`numpy_function`.
         vjp: as for :func:`numpy_function`.
         copy: as for :func:`numpy_function`.
@@ -209,6 +226,7 @@ def py_func(
 
     def make(f: Any) -> Op:
         options = {"stateful": stateful, "ordered": ordered, "vmap_method": vmap_method, "casting": casting}
+        options |= {"executor": executor, "progress": progress}
         return make_op("py_func", f, Tout, name, output_shapes, on_jax=False, vjp=vjp, copy=copy, **options)
 
     return apply("py_func", func, inp, Tout, make)
@@ -225,6 +243,8 @@ def contrib_py_func(
     *,
     ordered: bool = False,
     vmap_method: str = "sequential",
+    executor: Executor | Callable[[], Executor] | None = None,
+    progress: bool = False,
     casting: str = "same_kind",
     vjp: Callable[..., Any] | None = None,
     copy: bool = True,
@@ -244,6 +264,8 @@ def contrib_py_func(
         name: as for :func:`jaxpyop.numpy_function`.
         ordered: as for :func:`jaxpyop.numpy_function`.
         vmap_method: as for :func:`jaxpyop.numpy_function`.
+        executor: as for :func:`jaxpyop.numpy_function`.
+        progress: as for :func:`jaxpyop.numpy_function`.
         casting: as for :func:`jaxpyop.numpy_function`.
         vjp: as for :func:`jaxpyop.numpy_function`; its inputs are all array
             leaves of `args`, then those of `kwargs` by sorted name.
@@ -274,5 +296,6 @@ def contrib_py_func(
     if kwargs is not None and not isinstance(kwargs, Mapping):
         raise TypeError(f"{api}: kwargs is {kwargs!r}; expected a dict of keyword arguments")
     options = {"stateful": stateful, "ordered": ordered, "vmap_method": vmap_method, "casting": casting}
+    options |= {"executor": executor, "progress": progress}
     op = make_op(api, func, output_types, name, output_shapes, on_jax=False, vjp=vjp, copy=copy, **options)
     return run(op, args, kwargs or {})

@@ -7,13 +7,18 @@ elements in batch order; block methods hand the batch over as it is.
 
 from __future__ import annotations
 
+import concurrent.futures
+import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-METHODS = ("sequential", "expand_dims", "broadcast_all")
+from jaxpyop import _executors, _progress
+
+METHODS = ("sequential", "expand_dims", "broadcast_all", "parallel")
 BLOCK_METHODS = ("expand_dims", "broadcast_all")
 
 
@@ -52,8 +57,11 @@ class Batch:
 NO_BATCH = Batch()
 
 
-def elements(arrays: Sequence[Any], batch: Batch, private: bool) -> Iterator[tuple[tuple[int, ...], list[Any]]]:
-    """Each element's index and inputs, in batch order; slices stay arrays.
+_Numbered = Generator[tuple[int, list[Any]]]  # elements by number, the last axis fastest
+
+
+def elements(arrays: Sequence[Any], batch: Batch, private: bool) -> Iterator[tuple[Any, ...]]:
+    """Each element's inputs, in batch order; slices of arrays stay arrays.
 
     Args:
         arrays: the inputs with their batch axes in front.
@@ -61,16 +69,84 @@ def elements(arrays: Sequence[Any], batch: Batch, private: bool) -> Iterator[tup
         private: copy the inputs that elements share, so that a body may write
             into its own.
     """
-    shared = [not all(mask[i] for mask in batch.masks) for i in range(len(arrays))]
-    for index in np.ndindex(*batch.sizes):
-        chosen = []
-        for i, array in enumerate(arrays):
-            at = tuple(k for k, mask in zip(index, batch.masks) if mask[i])
-            part = array[(*at, ...)]
-            chosen.append(part.copy() if private and shared[i] else part)
-        yield index, chosen
+    return zip(*(_rows(array, i, batch, private) for i, array in enumerate(arrays)))
 
 
-def note_index(error: BaseException, index: tuple[int, ...]) -> None:
-    """Say in the error at which element of the batch it happened."""
+def _rows(array: Any, i: int, batch: Batch, private: bool) -> Iterator[Any]:
+    count = math.prod(batch.sizes)
+    if all(mask[i] for mask in batch.masks):
+        flat = array.reshape(count, *array.shape[len(batch.sizes) :])
+        return (flat[k, ...] for k in range(count))
+    places = [size if mask[i] else 1 for size, mask in zip(batch.sizes, batch.masks)]
+    shape = array.shape[batch.axes_of(i) :]
+    shared = np.broadcast_to(array.reshape(*places, *shape), (*batch.sizes, *shape))
+    at = (shared[(*index, ...)] for index in np.ndindex(*batch.sizes))
+    return (row.copy() for row in at) if private else at
+
+
+def run_elements(call: Any, arrays: Sequence[Any], batch: Batch) -> _Numbered:
+    """Run a call on each element of a looping batch.
+
+    Args:
+        call: what to run; see `_calls`.
+        arrays: the inputs with their batch axes in front.
+        batch: a looping batch.
+
+    Yields:
+        Each element's number and results, in batch order.
+
+    Raises:
+        BaseException: what the first failing element raised, with a note of its
+            index; nothing runs any more by then.
+    """
+    each = elements(arrays, batch, private=call.copy and not call.on_jax)
+    run = _parallel if call.vmap_method == "parallel" else _sequential
+    results = run(call, each, batch)
+    return _progress.shown(results, math.prod(batch.sizes), call.title) if call.op.progress else results
+
+
+def _sequential(call: Any, each: Iterator[Any], batch: Batch) -> _Numbered:
+    number = 0
+    try:
+        for number, chosen in enumerate(each):
+            yield number, call(chosen)
+    except BaseException as error:
+        _note_index(error, number, batch)
+        raise
+
+
+def _parallel(call: Any, each: Iterator[Any], batch: Batch) -> _Numbered:
+    executor = _executors.resolve(call.op.executor)
+    futures: list[concurrent.futures.Future[Any]] = []
+    try:
+        for number, chosen in enumerate(each):
+            with _explaining(call, number, batch):
+                futures.append(_executors.submit(executor, call, chosen))
+        for number, future in enumerate(futures):
+            with _explaining(call, number, batch):
+                values = _executors.result_of(future, executor, call)
+            yield number, values
+    finally:
+        # The inputs are gone when the call is: let nothing run that still reads them.
+        for future in futures:
+            future.cancel()
+        concurrent.futures.wait(futures)
+
+
+@contextlib.contextmanager
+def _explaining(call: Any, number: int, batch: Batch) -> Iterator[None]:
+    try:
+        yield
+    except BaseException as error:
+        _note_index(error, number, batch)
+        explained = _executors.explained(error, call.title)
+        if explained is error:
+            raise
+        raise explained from error
+
+
+def _note_index(error: BaseException, number: int, batch: Batch) -> None:
+    if isinstance(error, GeneratorExit):
+        return  # the reader of the results failed, not an element
+    index = tuple(int(k) for k in np.unravel_index(number, batch.sizes))
     error.add_note(f"at batch index {index[0] if len(index) == 1 else index}")

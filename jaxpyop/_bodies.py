@@ -40,6 +40,8 @@ class Op:
     title: str
     copy: bool = True
     vjp: Callable[..., Any] | None = None
+    executor: Any = None
+    progress: bool = False
 
     @property
     def stateless_cure(self) -> str:
@@ -74,6 +76,14 @@ class UserBody:
         self.op = op
         self.inputs = inputs
         self._shapes: dict[Any, list[Struct]] = {}
+        # The usual case, arrays in and one array out, is worth a shortcut.
+        alone = inputs.plain and not op.on_jax and op.spec.tree is None and op.output_shapes is None
+        self._leaf = op.spec.leaves[0] if alone and op.spec.leaves else None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # For another process, which has no use for the executor; shapes are checked here.
+        op = dataclasses.replace(self.op, executor=None, output_shapes=None)
+        return {"op": op, "inputs": self.inputs, "_shapes": {}, "_leaf": self._leaf}
 
     def _call(self, arrays: Sequence[Any]) -> list[Any]:
         op, inputs = self.op, self.inputs
@@ -91,7 +101,13 @@ class UserBody:
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
         op = self.op
         try:
-            values = self._call(arrays)
+            if (leaf := self._leaf) is not None:
+                value = op.func(*arrays)
+                if isinstance(value, (np.ndarray, np.generic)) and value.dtype == leaf.dtype and leaf.shape is None:
+                    return [value]
+                values = _results.match(op.spec, value, op.title)
+            else:
+                values = self._call(arrays)
         except _TRACER_ERRORS as error:
             error.add_note(f"{op.title}: if func uses a traced value of the code around it, {PASS_IT}")
             raise
@@ -101,7 +117,7 @@ class UserBody:
     def _checked(self, k: int, value: Any, leaf: Leaf, lead: tuple[int, ...]) -> Any:
         op, shape = self.op, leaf.shape
         if not op.on_jax:
-            if type(value) is not np.ndarray or value.dtype != leaf.dtype:
+            if not isinstance(value, (np.ndarray, np.generic)) or value.dtype != leaf.dtype:
                 value = _results.to_numpy(value, leaf, op.casting, self._which(k), op.title)
         else:
             value = _results.to_jax(value, leaf, op.casting, self._which(k), op.title)

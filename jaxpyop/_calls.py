@@ -5,7 +5,9 @@
 - `Replay` answers a derivative from the record of a token, and falls back to
   its body, which runs everything again, when the record is gone.
 
-A call is the parameter of the primitive, compared by identity.
+A call is the parameter of the primitive, compared by identity. That it can be
+called itself has a second reason: JAX's caches hold a callable weakly, and
+anything else for good (0.10 to 0.12).
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from jaxpyop._transport import Environment
 
 RECORDS = _records.Records(config.max_records, config.max_record_bytes)
 TOKEN = np.dtype(np.uint32)
+NO_RECORD = np.iinfo(TOKEN).max  # of a run in another process; no store gives it
 
 
 def _keep(record: Any) -> int:
@@ -42,7 +45,6 @@ class Plain:
     copy = True
     stateful = False
     ordered = False
-    vmap_method = "sequential"
     adds = 0  # results after the body's own
 
     def __init__(self, body: Any, op: Op, environment: Environment) -> None:
@@ -51,6 +53,7 @@ class Plain:
         self.environment = environment
         self.func = op.func
         self.title = op.title
+        self.vmap_method = "parallel" if op.vmap_method == "parallel" else "sequential"
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.title})"
@@ -59,7 +62,7 @@ class Plain:
         """The results' shapes and dtypes for one element's inputs."""
         return self.body.shapes(structs)
 
-    def element(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
+    def __call__(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
         """Run once.
 
         Args:
@@ -67,6 +70,14 @@ class Plain:
             lead: batch axes that the arrays have in front, for a block method.
         """
         return self.body(*map(as_jax, arrays))
+
+    def for_worker(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
+        """The inputs of the body in another process; None to run here after all."""
+        return arrays
+
+    def from_worker(self, values: list[Any]) -> list[Any]:
+        """This call's results from the body's in another process."""
+        return values
 
     def check(self, index: int, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
         """Raise about a result of the wrong shape."""
@@ -106,8 +117,10 @@ class UserCall(Plain):
     def __repr__(self) -> str:
         return self.title
 
-    def element(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
-        return self.body(*([as_jax(a) for a in arrays] if self.on_jax else arrays), lead=lead)
+    def __call__(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
+        if self.on_jax:
+            arrays = [as_jax(a) for a in arrays]
+        return self.body(*arrays, lead=lead) if lead else self.body(*arrays)
 
     def linearize(self, moving: tuple[bool, ...]) -> Linearization:
         """The pieces of this call's derivative in the inputs that move."""
@@ -122,7 +135,7 @@ class NumpyDerivative(Plain):
 
     on_jax = False
 
-    def element(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
+    def __call__(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
         return self.body(*arrays)
 
     def linearize(self, moving: tuple[bool, ...]) -> Linearization:
@@ -148,9 +161,12 @@ class Record(Plain):
     def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
         return [*self.body.shapes(structs), jax.ShapeDtypeStruct((), TOKEN)]
 
-    def element(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
+    def __call__(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
         outs, record = _tape.record(self.body, [as_jax(a) for a in arrays])
         return [*outs, np.asarray(_keep(record), TOKEN)]
+
+    def from_worker(self, values: list[Any]) -> list[Any]:
+        return [*values, np.asarray(NO_RECORD, TOKEN)]
 
     def linearize(self, moving: tuple[bool, ...]) -> Linearization:
         return Linearization(self, Replay(_bodies.Push(self.body, moving), self.op, self.environment))
@@ -159,10 +175,14 @@ class Record(Plain):
 class Replay(Plain):
     """Answers a derivative from the record of its first input, a token."""
 
+    def for_worker(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
+        ran_there = int(arrays[0]) == NO_RECORD and not self.op.stateful
+        return arrays[1:] if ran_there else None
+
     def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
         return self.body.shapes(structs[1:])
 
-    def element(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
+    def __call__(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
         token, rest = int(arrays[0]), arrays[1:]
         structs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in rest]
         if token == 0:

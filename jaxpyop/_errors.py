@@ -8,6 +8,7 @@ which :func:`reraise` finds the exception object again.
 from __future__ import annotations
 
 import collections
+import concurrent.futures
 import contextlib
 import inspect
 import itertools
@@ -29,7 +30,7 @@ KEPT = 16  # originals that reraise() can still find
 
 _LIBRARY_DIRS = tuple(
     os.path.join(os.path.dirname(os.path.abspath(module)), "")
-    for module in (__file__, str(jax.__file__), str(jaxlib.__file__))
+    for module in (__file__, str(jax.__file__), str(jaxlib.__file__), concurrent.futures.__file__)
 )
 
 
@@ -38,7 +39,7 @@ class PythonBodyError(RuntimeError):
 
 
 def is_library_file(filename: str) -> bool:
-    """True for files of jaxpyop, jax and jaxlib."""
+    """True for files of jaxpyop, jax, jaxlib, and of the pools that call bodies."""
     return os.path.abspath(filename).startswith(_LIBRARY_DIRS)
 
 

@@ -27,6 +27,9 @@ class _Slot:
     def __repr__(self) -> str:
         return "<array>"
 
+    def __reduce__(self) -> str:
+        return "_SLOT"  # one object in every process
+
 
 _SLOT = _Slot()
 
@@ -68,7 +71,7 @@ def _canonical_array(value: Any, api: str) -> np.ndarray[Any, Any]:
     array = np.asarray(value)
     if isinstance(value, int) and array.dtype == object:
         raise _too_wide(api, "int", canonical_dtype(np.int64))
-    dtype = canonical_dtype(array.dtype)
+    dtype = canonical_dtype(array.dtype.newbyteorder("="))
     if dtype == array.dtype:
         return array
     if array.dtype.kind in "iu" and array.size:

@@ -105,6 +105,13 @@ def platforms(ctx: Any) -> tuple[str, ...]:
     return tuple(ctx.platforms or ctx.module_context.platforms)
 
 
+def is_packed(dtype: Any) -> bool:
+    """Whether several values share a byte in XLA's memory."""
+    if jax.dtypes.issubdtype(dtype, np.integer):
+        return bool(jax.numpy.iinfo(dtype).bits < 8)
+    return bool(jax.dtypes.issubdtype(dtype, np.floating) and jax.numpy.finfo(dtype).bits < 8)
+
+
 # ------------------------------------------------------------------------ effects
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from jaxpyop import _jaxcore, _primitive, _results, _spec
+from jaxpyop import _jaxcore, _primitive, _progress, _results, _spec
 from jaxpyop._batching import METHODS
 from jaxpyop._bodies import Op
 from jaxpyop._calls import UserCall
@@ -60,6 +60,17 @@ def _check_vjp(vjp: Any, api: str) -> None:
         raise TypeError(f"{api}: vjp must be a function f(inputs, outputs, cotangents), got {vjp!r}")
 
 
+def _check_executor(executor: Any, vmap_method: str, api: str) -> None:
+    if executor is None:
+        return
+    if not (hasattr(executor, "submit") or callable(executor)):
+        raise TypeError(
+            f"{api}: executor is {executor!r}; expected a concurrent.futures.Executor, or a function that returns one"
+        )
+    if vmap_method != "parallel":
+        raise ValueError(f"{api}: executor= runs the elements of vmap_method='parallel', and here it is {vmap_method!r}")
+
+
 def _read_inp(inp: Any, api: str) -> Sequence[Any]:
     if isinstance(inp, (list, tuple)):
         return inp
@@ -89,6 +100,9 @@ def make_op(api: str, func: Any, tout: Any, name: str | None, shapes: Any, **res
     _check_choice(rest["vmap_method"], METHODS, "vmap_method", api)
     _check_choice(rest["casting"], _results.CASTING, "casting", api)
     _check_vjp(rest.get("vjp"), api)
+    _check_executor(rest["executor"], rest["vmap_method"], api)
+    if rest["progress"]:
+        _progress.check(api)
     spec = _spec.read_tout(tout, api)
     if shapes is not None and not callable(shapes):
         spec, shapes = _spec.with_shapes(spec, shapes, api), None

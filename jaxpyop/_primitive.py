@@ -10,6 +10,7 @@ that a result's shape may have to be inferred.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ from jax.experimental import io_callback
 from jax.experimental.buffer_callback import buffer_callback
 
 from jaxpyop import _jaxcore
-from jaxpyop._batching import BLOCK_METHODS, NO_BATCH, Batch, elements, note_index
+from jaxpyop._batching import BLOCK_METHODS, NO_BATCH, Batch, run_elements
 from jaxpyop._bodies import Struct, is_inexact
 from jaxpyop._calls import Plain
 from jaxpyop._config import config
@@ -48,24 +49,19 @@ def run_now(call: Plain, args: Sequence[Any], batch: Batch = NO_BATCH) -> list[A
         arrays = [np.array(a, order="C") for a in arrays] if call.copy else lend(map(np.asarray, arrays))
     elif batch.sizes:
         arrays = [np.asarray(a) for a in arrays]  # slicing a jax.Array costs a dispatch
-    values = _run(call, arrays, batch)
+    # The body may keep what it returned, and jnp.asarray may alias: copy.
+    outs = [v if isinstance(v, jax.Array) else jnp.asarray(np.array(v)) for v in _run(call, arrays, batch)]
     if not call.on_jax and not call.copy:
         take_back(arrays, call.title)
-    return [v if isinstance(v, jax.Array) else jnp.asarray(v) for v in values]
+    return outs
 
 
 def _run(call: Plain, arrays: list[Any], batch: Batch) -> list[Any]:
     if not batch.sizes:
-        return call.element(arrays)
+        return call(arrays)
     if batch.block:
-        return call.element(arrays, batch.sizes)
-    rows = []
-    for index, chosen in elements(arrays, batch, private=call.copy and not call.on_jax):
-        try:
-            rows.append(call.element(chosen))
-        except BaseException as error:
-            note_index(error, index)
-            raise
+        return call(arrays, batch.sizes)
+    rows = [values for _, values in run_elements(call, arrays, batch)]
     if not rows:
         return [np.empty((*batch.sizes, *s.shape), s.dtype) for s in call.shapes(_structs(arrays, batch))]
     return [_stack(call, k, column, batch) for k, column in enumerate(zip(*rows))]
@@ -212,10 +208,10 @@ def _lowering(ctx: Any, *operands: Any, call: Plain, batch: Batch) -> Any:
             "export the parts around it, or use a py_function with mode='traced'"
         )
     results = [Struct(a.shape, a.dtype) for a in ctx.avals_out]
-    if call.stateful and not any(int(np.prod(r.shape)) for r in results):
-        # XLA skips a call whose results are all empty: give it a byte to return.
-        results.append(Struct((), np.uint8))
-    host = Host(call, batch, ctx.avals_in, results)
+    # XLA skips a call whose results are all empty: a stateful one gets a byte to return.
+    padding = int(call.stateful and not any(math.prod(r.shape) for r in results))
+    results += [Struct((), np.uint8)] * padding
+    host = Host(call, batch, ctx.avals_in, results, padding)
     emit = _route(ctx, call)
 
     def run(*args: Any) -> list[Any]:
@@ -231,6 +227,8 @@ def _route(ctx: Any, call: Plain) -> _Emit:
     """How this call reaches the host from the program being lowered."""
     several = _jaxcore.device_count(ctx) > 1
     buffers = config.transport == "auto" and _jaxcore.platforms(ctx) == ("cpu",) and not call.ordered
+    # XLA packs 4-bit and 2-bit values, and a buffer callback sees them as bytes (0.10 to 0.12).
+    buffers = buffers and not any(_jaxcore.is_packed(a.dtype) for a in (*ctx.avals_in, *ctx.avals_out))
     if buffers and not (call.stateful and several):  # on several devices a buffer callback runs once per device
         return lambda host, results, args: buffer_callback(
             host.on_buffers, results, has_side_effect=call.stateful

@@ -21,7 +21,7 @@ import jax
 import numpy as np
 
 from jaxpyop import _errors, _jaxcore
-from jaxpyop._batching import Batch, elements, note_index
+from jaxpyop._batching import Batch, run_elements
 
 _SMALL = 1 << 14  # bytes; below it malloc is faster than recycling
 
@@ -36,7 +36,7 @@ class Call(Protocol):
     ordered: bool
     environment: Environment
 
-    def element(self, arrays: list[Any], lead: tuple[int, ...] = ()) -> list[Any]: ...
+    def __call__(self, arrays: list[Any], lead: tuple[int, ...] = ()) -> list[Any]: ...
 
     def check(self, index: int, shape: tuple[int, ...], expected: tuple[int, ...]) -> None: ...
 
@@ -121,11 +121,15 @@ class Host:
         batch: over which elements.
         inputs: shape and dtype of the arrays that come.
         results: shape and dtype of the arrays to return.
+        padding: how many of them, at the end, are not the call's.
     """
 
-    def __init__(self, call: Call, batch: Batch, inputs: Sequence[Any], results: Sequence[Any]) -> None:
+    def __init__(
+        self, call: Call, batch: Batch, inputs: Sequence[Any], results: Sequence[Any], padding: int = 0
+    ) -> None:
         self.call = call
         self.batch = batch
+        self.padding = padding
         self.results = [(tuple(r.shape), np.dtype(r.dtype)) for r in results]
         self.scratch = Scratch(len(inputs))
         self.fill = self._choose_fill(inputs)
@@ -172,7 +176,7 @@ class Host:
             self.fill(arrays, outs)
 
     def _fill_small(self, arrays: Sequence[Any], outs: Sequence[Any]) -> None:
-        self._store(self.call.element([np.asarray(a).copy() for a in arrays]), outs, ())
+        self._store(self.call([np.asarray(a).copy() for a in arrays]), outs)
 
     def _fill_views(self, arrays: Sequence[Any], outs: Sequence[Any]) -> None:
         self._run([np.asarray(a) for a in arrays], outs)
@@ -190,23 +194,24 @@ class Host:
     def _run(self, arrays: list[Any], outs: Sequence[Any]) -> None:
         call, batch = self.call, self.batch
         if not batch.sizes or batch.block:
-            self._store(call.element(arrays, batch.sizes), outs, ())
+            self._store(call(arrays, batch.sizes), outs)
             return
-        for index, chosen in elements(arrays, batch, private=call.copy and not call.on_jax):
-            try:
-                self._store(call.element(chosen), outs, index)
-            except BaseException as error:
-                note_index(error, index)
-                raise
+        flat = [np.asarray(out) for out in outs[: len(outs) - self.padding]]
+        flat = [out.reshape(-1, *out.shape[len(batch.sizes) :]) for out in flat]
+        shapes = [out.shape[1:] for out in flat]
+        with contextlib.closing(run_elements(call, arrays, batch)) as results:
+            for number, values in results:
+                for k, value in enumerate(values):
+                    if value.shape != shapes[k]:
+                        call.check(k, value.shape, shapes[k])
+                    flat[k][number] = value
 
-    def _store(self, values: Sequence[Any], outs: Sequence[Any], index: tuple[int, ...]) -> None:
+    def _store(self, values: Sequence[Any], outs: Sequence[Any]) -> None:
         for k, value in enumerate(values):
             out = np.asarray(outs[k])
-            if index:
-                out = out[(*index, ...)]
             if value.shape != out.shape:
                 self.call.check(k, value.shape, out.shape)
-            out[...] = value if type(value) is np.ndarray else np.asarray(value)
+            out[...] = value
 
 
 def lend(views: Iterable[Any]) -> list[Any]:

@@ -1,0 +1,85 @@
+"""Where the elements of a parallel batch run.
+
+A thread pool runs the call itself. Any other executor may be another process
+or machine, so it gets the body by pickle and NumPy arrays, and returns NumPy
+arrays; nothing is recorded there, and a backward pass runs the body again.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextvars
+import functools
+import os
+import pickle
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+Executor = concurrent.futures.Executor
+
+
+@functools.cache
+def default_executor() -> Executor:
+    """The threads that `vmap_method="parallel"` takes when no executor is given."""
+    workers = min(32, (os.cpu_count() or 1) + 4)
+    return concurrent.futures.ThreadPoolExecutor(workers, thread_name_prefix="jaxpyop")
+
+
+def resolve(executor: Executor | Callable[[], Executor] | None) -> Executor:
+    """The executor to use now."""
+    if executor is None:
+        return default_executor()
+    return executor() if not hasattr(executor, "submit") else executor  # type: ignore[operator,return-value]
+
+
+def is_local(executor: Executor) -> bool:
+    """Whether its workers are threads of this process."""
+    return isinstance(executor, concurrent.futures.ThreadPoolExecutor)
+
+
+def submit(executor: Executor, call: Any, arrays: Sequence[Any]) -> concurrent.futures.Future[Any]:
+    """Start a call on one element's inputs."""
+    if is_local(executor):
+        return executor.submit(contextvars.copy_context().run, _in_thread, call, arrays)
+    inputs = call.for_worker(arrays)
+    if inputs is None:
+        done: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        done.set_result(call(arrays))  # a record of this process
+        return done
+    return executor.submit(run_body, call.body, [np.asarray(a) for a in inputs], call.on_jax)
+
+
+def result_of(future: concurrent.futures.Future[Any], executor: Executor, call: Any) -> list[Any]:
+    """Wait for what `submit` started."""
+    values = future.result()
+    return values if is_local(executor) else call.from_worker(values)
+
+
+def _in_thread(call: Any, arrays: Sequence[Any]) -> Any:
+    with call.environment.entered():
+        return call(arrays)
+
+
+def run_body(body: Any, arrays: Sequence[np.ndarray[Any, Any]], on_jax: bool) -> list[np.ndarray[Any, Any]]:
+    """Run a body in a worker; both ways as NumPy arrays."""
+    import jax.numpy as jnp  # only here, so that this module says nothing of JAX
+
+    inputs = [jnp.asarray(a) if on_jax else a.copy() for a in arrays]
+    return [np.asarray(value) for value in body(*inputs)]
+
+
+def explained(error: BaseException, title: str) -> BaseException:
+    """The error of a worker, or, where the pool is at fault, one that says what to do."""
+    if isinstance(error, concurrent.futures.BrokenExecutor):
+        return RuntimeError(
+            f"{title}: a worker of executor= died ({error}), which ends that pool; give a new one, or a function "
+            "that returns the pool to use, executor=lambda: pool"
+        ).with_traceback(error.__traceback__)
+    if isinstance(error, (pickle.PicklingError, AttributeError, TypeError)) and "pickle" in str(error):
+        return TypeError(
+            f"{title}: func or its inputs cannot be pickled for executor= ({error}); "
+            "define func at the top of a module, or use threads"
+        ).with_traceback(error.__traceback__)
+    return error
