@@ -102,6 +102,8 @@ class _Originals:
         return key
 
     def find(self, error: BaseException) -> BaseException | None:
+        if not isinstance(error, (RuntimeError, ValueError)):  # what JAX raises
+            return None
         match = re.search(r"\[jaxpyop error ([0-9a-f]+-\d+)\]", str(error))
         return self._errors.get(match.group(1)) if match else None
 
@@ -113,13 +115,19 @@ def body_error(title: str, func: Callable[..., Any], inputs: Iterable[Any], erro
     """The exception that carries `error` out of a compiled program."""
     number = _originals.keep(error)
     text = (
-        f"{title} failed: {type(error).__name__}: {error} [jaxpyop error {number}]\n"
+        f"{title} failed: {_summary(error)} [jaxpyop error {number}]\n"
         f"  function: {where(func)}\n"
         f"  inputs: {show_types(inputs)}\n"
         f"  `with jaxpyop.reraise():` around the call raises the original exception\n"
         f"{_indent(format_user_traceback(error))}"
     )
     return PythonBodyError(text).with_traceback(_short_traceback(title, func))
+
+
+def _summary(error: BaseException) -> str:
+    shown = traceback.TracebackException.from_exception(error, limit=0)
+    last = [line.rstrip() for line in shown.format_exception_only()]
+    return last[0].splitlines()[0] if last else type(error).__name__
 
 
 def _indent(text: str) -> str:
@@ -153,8 +161,7 @@ class _NotOurs(logging.Filter):
 logging.getLogger("jax._src.callback").addFilter(_NotOurs())
 
 
-@contextlib.contextmanager
-def reraise() -> Iterator[None]:
+class reraise(contextlib.AbstractContextManager[None]):  # noqa: N801  # reads as the statement that it is
     """Raise a failing body's own exception instead of JAX's runtime error.
 
     A body that fails inside a compiled program surfaces as
@@ -181,12 +188,11 @@ def reraise() -> Iterator[None]:
         ...     print("caught", error)
         caught 'missing'
     """
-    try:
-        yield
-    except Exception as error:
-        original = _originals.find(error)
-        while original is not None and (deeper := _originals.find(original)) not in (None, original):
+
+    # Not a generator: those turn a StopIteration that passes into a RuntimeError.
+    def __exit__(self, kind: object, error: BaseException | None, tb: object) -> None:
+        original = None if error is None else _originals.find(error)
+        while original is not None and (deeper := _originals.find(original)) is not None:
             original = deeper  # a compiled program inside the body failed
-        if original is None:
-            raise
-        raise original
+        if original is not None:
+            raise original
