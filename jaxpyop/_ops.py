@@ -146,11 +146,14 @@ def apply(api: str, func: Any, inp: Any, tout: Any, make: Callable[[Any], Op]) -
 
 def _decorator(make: Callable[[Any], Op]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     def decorate(func: Callable[..., Any]) -> Callable[..., Any]:
-        op = make(func)
+        ops = {jax.config.jax_enable_x64: make(func)}  # what Tout means depends on x64
 
         @functools.wraps(func)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            return run(op, args, kwargs)
+            x64 = jax.config.jax_enable_x64
+            if x64 not in ops:
+                ops[x64] = make(func)
+            return run(ops[x64], args, kwargs)
 
         return wrapper
 

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpyop._spec import Leaf, ResultSpec, Shape, show_shape
+from jaxpyop._spec import Leaf, ResultSpec, Shape, keys_of, show_shape
 
 CASTING = ("no", "equiv", "safe", "same_kind", "unsafe")
 
@@ -31,19 +31,23 @@ def _kind_of(value: Any) -> str:
 
 
 def _mismatch(spec: ResultSpec, value: Any, api: str) -> Exception:
-    if inspect.iscoroutine(value) or inspect.isasyncgen(value) or inspect.isgenerator(value):
-        closing = getattr(value, "close", None)
-        if closing is not None:
-            closing()
-        return TypeError(
-            f"{api}: func returned {_kind_of(value)}, which was never run; "
-            "return values: call asyncio.run(...) or list(...) inside func"
-        )
+    for part in jax.tree.leaves(value, is_leaf=_is_unrun):
+        if _is_unrun(part):
+            if inspect.iscoroutine(part):
+                part.close()  # or Python warns that nobody awaited it
+            return TypeError(
+                f"{api}: func returned {_kind_of(part)}, which was never run; "
+                "return values: call asyncio.run(...) or list(...) inside func"
+            )
     promised = jax.tree.map(lambda leaf: leaf.dtype.name, spec.skeleton)
     return ValueError(
         f"{api}: func returned {_kind_of(value)} where Tout={promised!r} promises {_promise(spec)}; "
         "make the two agree (for no result: Tout=None)"
     )
+
+
+def _is_unrun(value: Any) -> bool:
+    return inspect.iscoroutine(value) or inspect.isasyncgen(value) or inspect.isgenerator(value)
 
 
 def _promise(spec: ResultSpec) -> str:
@@ -59,7 +63,7 @@ def _match_node(skeleton: Any, value: Any, out: list[Any]) -> bool:
     if isinstance(skeleton, Leaf):
         if _is_sequence(value) and len(value) == 1:
             value = value[0]  # TensorFlow takes [x] for x
-        if value is None or isinstance(value, (list, tuple, dict)):
+        if value is None or isinstance(value, (list, tuple, dict)) or _is_unrun(value):
             return False
         out.append(value)
         return True
@@ -70,7 +74,7 @@ def _match_node(skeleton: Any, value: Any, out: list[Any]) -> bool:
     if isinstance(skeleton, dict):
         if not isinstance(value, Mapping) or set(value) != set(skeleton):
             return False
-        return all(_match_node(skeleton[key], value[key], out) for key in sorted(skeleton))
+        return all(_match_node(skeleton[key], value[key], out) for key in keys_of(skeleton))
     return _match_registered(skeleton, value, out)
 
 
@@ -90,15 +94,12 @@ def match(spec: ResultSpec, value: Any, api: str) -> list[Any]:
         ValueError: too many or too few results, or another structure.
         TypeError: a coroutine or generator, which nobody has run.
     """
-    if spec.tree is None and spec.leaves and not isinstance(value, (list, tuple, dict)) and value is not None:
-        if not (inspect.iscoroutine(value) or inspect.isgenerator(value) or inspect.isasyncgen(value)):
-            return [value]
     if spec.empty:
         if value is None or (isinstance(value, (list, tuple)) and not value):
             return []
         raise _mismatch(spec, value, api)
     out: list[Any] = []
-    if inspect.iscoroutine(value) or inspect.isgenerator(value) or not _match_node(spec.skeleton, value, out):
+    if not _match_node(spec.skeleton, value, out):
         raise _mismatch(spec, value, api)
     return out
 
@@ -154,6 +155,8 @@ _SCALAR_LEVELS = {bool: 0, int: 1, float: 2, complex: 3}
 
 
 def _level(dtype: Any) -> int:
+    if dtype.kind in "mM":
+        return -1  # NumPy's timedelta64 counts as an integer
     for level, kind in enumerate((np.bool_, np.integer, np.floating, np.complexfloating)):
         if jax.dtypes.issubdtype(dtype, kind):
             return level

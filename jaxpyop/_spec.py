@@ -7,6 +7,7 @@ structure of `Tout`. A leaf's shape may be unknown, or have unknown dimensions;
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import operator
 from collections.abc import Mapping, Sequence
@@ -179,33 +180,41 @@ def _structure_error(skeleton: Any, shapes: Any, api: str) -> Exception:
     )
 
 
-def _zip_shapes(skeleton: Any, shapes: Any, api: str) -> Any:
+def keys_of(skeleton: dict[Any, Any]) -> list[Any]:
+    """A dict's keys in the order of its leaves in JAX's pytrees."""
+    return list(skeleton) if isinstance(skeleton, collections.OrderedDict) else sorted(skeleton)
+
+
+def _zip_shapes(skeleton: Any, shapes: Any, api: str) -> list[Leaf]:
     if shapes is None:
-        return skeleton
+        return jax.tree.leaves(skeleton)
     if isinstance(skeleton, Leaf):
-        return _with_shape(skeleton, _read_shape(shapes, api), api)
+        return [_with_shape(skeleton, _read_shape(shapes, api), api)]
     if type(skeleton) in (list, tuple):
         if not isinstance(shapes, Sequence) or isinstance(shapes, str) or len(shapes) != len(skeleton):
             raise _structure_error(skeleton, shapes, api)
-        return type(skeleton)(_zip_shapes(s, v, api) for s, v in zip(skeleton, shapes))
-    if isinstance(skeleton, dict):
+        parts = list(zip(skeleton, shapes))
+    elif isinstance(skeleton, dict):
         if not isinstance(shapes, Mapping) or set(shapes) != set(skeleton):
             raise _structure_error(skeleton, shapes, api)
-        return {key: _zip_shapes(skeleton[key], shapes[key], api) for key in skeleton}
-    children, node = jax.tree_util.tree_flatten(skeleton, is_leaf=lambda x: x is not skeleton)
-    try:
-        parts = node.flatten_up_to(shapes)
-    except ValueError:
-        raise _structure_error(skeleton, shapes, api) from None
-    return node.unflatten([_zip_shapes(s, v, api) for s, v in zip(children, parts)])
+        parts = [(skeleton[key], shapes[key]) for key in keys_of(skeleton)]
+    else:
+        children, node = jax.tree_util.tree_flatten(skeleton, is_leaf=lambda x: x is not skeleton)
+        try:
+            parts = list(zip(children, node.flatten_up_to(shapes)))
+        except ValueError:
+            raise _structure_error(skeleton, shapes, api) from None
+    return [leaf for child, shape in parts for leaf in _zip_shapes(child, shape, api)]
 
 
 def with_shapes(spec: ResultSpec, shapes: Any, api: str) -> ResultSpec:
     """Read `output_shapes` (not a callable) into the spec."""
     if shapes is None:
         return spec
-    skeleton = _zip_shapes(spec.skeleton, shapes, api)
-    return ResultSpec(skeleton, tuple(jax.tree.leaves(skeleton)), spec.tree)
+    leaves = tuple(_zip_shapes(spec.skeleton, shapes, api))
+    if spec.tree is None:
+        return ResultSpec(leaves[0] if leaves else [], leaves, None)
+    return ResultSpec(jax.tree.unflatten(spec.tree, leaves), leaves, spec.tree)
 
 
 def fill_shape(leaf: Leaf, inferred: Sequence[int] | None, how: str, api: str) -> tuple[int, ...]:
