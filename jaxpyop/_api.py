@@ -7,7 +7,7 @@ from concurrent.futures import Executor
 from typing import Any
 
 from jaxpyop._bodies import Op
-from jaxpyop._ops import NOT_GIVEN, apply, make_op, run
+from jaxpyop._ops import NOT_GIVEN, apply, is_traced, make_op, run
 
 
 def py_function(
@@ -23,6 +23,7 @@ def py_function(
     executor: Executor | Callable[[], Executor] | None = None,
     progress: bool = False,
     casting: str = "same_kind",
+    mode: str | None = None,
 ) -> Any:
     """Call a Python function of JAX arrays, differentiably, under any transformation.
 
@@ -58,6 +59,12 @@ def py_function(
         progress: show a progress bar for batches (tqdm, the extra ``progress``).
         casting: NumPy's casting rule from returned to promised floating and
             complex dtypes. Integers go to any integer dtype in which they fit.
+        mode: ``"eager"``, or ``"traced"``: under a transformation `func` is
+            traced into the program instead of being called at run time, with
+            an ``if`` on values as ``lax.cond``, for up to 128 paths. No host
+            call is left, XLA places the work, and `func` may use traced values
+            of the code around it. It cannot use ``float(x)``, NumPy, or loops
+            that depend on values. ``jaxpyop.config.mode`` by default.
 
     Returns:
         ``jax.Array`` values in the structure of `Tout`, of the promised dtypes
@@ -66,9 +73,10 @@ def py_function(
 
     Raises:
         TypeError: a malformed argument; a result that is no number or that
-            the casting rule refuses.
+            the casting rule refuses; a `func` that cannot be traced.
         ValueError: results of another count, structure or shape than promised;
-            a traced value in a closure of `func`.
+            a traced value in a closure of `func`; ``mode="traced"`` of a
+            stateful op.
         OverflowError: an integer, in or out, that does not fit its dtype.
         jax.errors.JaxRuntimeError: anything that `func` raises under ``jit``
             (see :func:`jaxpyop.reraise`); outside, its own exception comes out.
@@ -88,7 +96,8 @@ def py_function(
     def make(f: Any) -> Op:
         options = {"stateful": stateful, "ordered": ordered, "vmap_method": vmap_method, "casting": casting}
         options |= {"executor": executor, "progress": progress}
-        return make_op("py_function", f, Tout, name, output_shapes, on_jax=True, **options)
+        traced = is_traced(mode, "py_function", stateful=stateful or ordered, tout=Tout)
+        return make_op("py_function", f, Tout, name, output_shapes, on_jax=True, traced=traced, **options)
 
     return apply("py_function", func, inp, Tout, make)
 

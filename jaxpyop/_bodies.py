@@ -42,6 +42,11 @@ class Op:
     vjp: Callable[..., Any] | None = None
     executor: Any = None
     progress: bool = False
+    traced: bool = False
+
+    def which(self, k: int) -> str:
+        """How an error begins about result `k`."""
+        return "func returned" if len(self.spec.leaves) == 1 else f"func returned, as result {k},"
 
     @property
     def stateless_cure(self) -> str:
@@ -85,7 +90,8 @@ class UserBody:
         op = dataclasses.replace(self.op, executor=None, output_shapes=None)
         return {"op": op, "inputs": self.inputs, "_shapes": {}, "_leaf": self._leaf}
 
-    def _call(self, arrays: Sequence[Any]) -> list[Any]:
+    def results(self, arrays: Sequence[Any]) -> list[Any]:
+        """What the function returned, by the structure of `Tout`, unchecked."""
         op, inputs = self.op, self.inputs
         if inputs.plain:
             value = op.func(*arrays)
@@ -107,28 +113,28 @@ class UserBody:
                     return [value]
                 values = _results.match(op.spec, value, op.title)
             else:
-                values = self._call(arrays)
+                values = self.results(arrays)
         except _TRACER_ERRORS as error:
             error.add_note(f"{op.title}: if func uses a traced value of the code around it, {PASS_IT}")
             raise
-        leaves = self._promised(arrays, lead) if op.output_shapes is not None else op.spec.leaves
+        leaves = self.promised(arrays, lead)
         return [self._checked(k, value, leaves[k], lead) for k, value in enumerate(values)]
 
     def _checked(self, k: int, value: Any, leaf: Leaf, lead: tuple[int, ...]) -> Any:
         op, shape = self.op, leaf.shape
         if not op.on_jax:
             if not isinstance(value, (np.ndarray, np.generic)) or value.dtype != leaf.dtype:
-                value = _results.to_numpy(value, leaf, op.casting, self._which(k), op.title)
+                value = _results.to_numpy(value, leaf, op.casting, op.which(k), op.title)
         else:
-            value = _results.to_jax(value, leaf, op.casting, self._which(k), op.title)
-        if shape is not None and value.shape != shape:
-            _results.check_shape(value.shape, leaf, lead, False, self._which(k), op.title)
+            value = _results.to_jax(value, leaf, op.casting, op.which(k), op.title)
+        if shape is not None and value.shape != (*lead, *shape):
+            _results.check_shape(value.shape, leaf, lead, False, op.which(k), op.title)
         return value
 
-    def _which(self, k: int) -> str:
-        return "func returned" if len(self.op.spec.leaves) == 1 else f"func returned, as result {k},"
-
-    def _promised(self, arrays: Sequence[Any], lead: tuple[int, ...]) -> Sequence[Leaf]:
+    def promised(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> Sequence[Leaf]:
+        """What is known of the results for inputs with the batch axes `lead`."""
+        if self.op.output_shapes is None:
+            return self.op.spec.leaves
         return self._asked([Struct(a.shape[len(lead) :], a.dtype) for a in arrays]).leaves
 
     def _asked(self, structs: Sequence[Struct]) -> ResultSpec:
@@ -159,7 +165,7 @@ class UserBody:
         op = self.op
         if op.on_jax and not op.stateful:
             try:
-                found = _paths.infer_shapes(lambda *arrays: self._call(arrays), structs)
+                found = _paths.infer_shapes(lambda *arrays: self.results(arrays), structs)
                 return [s.shape for s in found], "the body's own shape"
             except _paths.PathError:
                 pass  # values decide: assume what elementwise functions do

@@ -79,10 +79,11 @@ class Plain:
         """This call's results from the body's in another process."""
         return values
 
-    def check(self, index: int, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    def check(
+        self, index: int, shape: tuple[int, ...], expected: tuple[int, ...], lead: tuple[int, ...] = ()
+    ) -> None:
         """Raise about a result of the wrong shape."""
-        which = f"func returned, as result {index},"
-        _results.check_shape(shape, Leaf(TOKEN, expected), (), True, which, self.title)
+        _results.check_shape(shape, Leaf(TOKEN, expected), lead, True, self.op.which(index), self.title)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

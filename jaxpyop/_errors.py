@@ -26,6 +26,8 @@ import jax
 import jaxlib
 import numpy as np
 
+from jaxpyop import _jaxcore
+
 KEPT = 16  # originals that reraise() can still find
 
 _LIBRARY_DIRS = tuple(
@@ -124,6 +126,27 @@ def body_error(title: str, func: Callable[..., Any], inputs: Iterable[Any], erro
     return PythonBodyError(text).with_traceback(_short_traceback(title, func))
 
 
+_put_off: collections.OrderedDict[int, PythonBodyError] = collections.OrderedDict()
+_put_off_numbers = itertools.count(1)
+
+
+def put_off(error: PythonBodyError) -> int:
+    """Keep an error that is to be raised elsewhere; its number, never 0."""
+    number = next(_put_off_numbers) % 2**32 or 1
+    _put_off[number] = error
+    while len(_put_off) > KEPT:
+        _put_off.popitem(last=False)
+    return number
+
+
+def taken_up(number: int, title: str) -> PythonBodyError:
+    """The error of a number; several devices may raise it at the same time."""
+    error = _put_off.get(number)
+    if error is None:
+        return PythonBodyError(f"{title} failed, and its error is no longer kept")
+    return PythonBodyError(*error.args).with_traceback(error.__traceback__)
+
+
 def _summary(error: BaseException) -> str:
     shown = traceback.TracebackException.from_exception(error, limit=0)
     last = [line.rstrip() for line in shown.format_exception_only()]
@@ -195,4 +218,5 @@ class reraise(contextlib.AbstractContextManager[None]):  # noqa: N801  # reads a
         while original is not None and (deeper := _originals.find(original)) is not None:
             original = deeper  # a compiled program inside the body failed
         if original is not None:
+            _jaxcore.forget_failed_programs()
             raise original

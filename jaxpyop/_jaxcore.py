@@ -21,6 +21,7 @@ import jax.interpreters.batching
 import jax.interpreters.mlir
 import numpy as np
 from jax._src import dispatch as _dispatch
+from jax._src import effects as _effects
 from jax._src import traceback_util as _traceback_util
 from jax._src import xla_bridge as _xla_bridge
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
@@ -174,6 +175,11 @@ class OrderedEffect(_OpEffect, type(_ORDERED_IO)):  # type: ignore[misc]
         return isinstance(other, OrderedEffect) or super().__eq__(other)
 
 
+# A differentiated scan drops effects without a result (io_callback's too), but
+# for these. Private: no public name up to 0.12.
+_effects.partial_eval_kept_effects.add_type(_OpEffect)
+
+
 def _refusing_caller() -> str | None:
     frame = sys._getframe(2)
     for _ in range(4):  # the membership test may sit in a generator expression
@@ -212,19 +218,38 @@ def result_aval(shape: Sequence[int], dtype: Any, operands: Sequence[Any]) -> An
     return aval
 
 
+def forget_failed_programs() -> None:
+    """Drop the tokens of programs that failed.
+
+    An ordered program would raise its predecessor's error, which has been seen (0.10 to 0.12).
+    """
+    try:
+        _dispatch.runtime_tokens.block_until_ready()  # no public name up to 0.12
+    except jax.errors.JaxRuntimeError:
+        _dispatch.runtime_tokens.clear()
+
+
 def wants_devices(primitive: Any) -> None:
     """Have a primitive's lowering told its devices, as `pure_callback`'s is."""
     _dispatch.prim_requires_devices_during_lowering.add(primitive)  # no public name up to 0.12
 
 
-def replicator(ctx: Any) -> Callable[[Any], Any]:
-    """Spreads a value of a lowering over all of its devices, each the whole of it."""
-    devices = ctx.module_context.axis_context.device_assignment
-    everywhere = NamedSharding(Mesh(np.array(devices), ("device",)), PartitionSpec())
+class Everywhere:
+    """All devices of a lowering, each with the whole of a value."""
 
-    def spread(x: Any) -> Any:
+    def __init__(self, ctx: Any) -> None:
+        devices = ctx.module_context.axis_context.device_assignment
+        self._mesh = Mesh(np.array(devices), ("device",))
+
+    def spread(self, x: Any) -> Any:
+        """Bring a value, wherever it is, to all devices."""
         # On an explicit mesh a constraint is no more than an assertion.
         with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
-            return jax.lax.with_sharding_constraint(x, everywhere)
+            return jax.lax.with_sharding_constraint(x, NamedSharding(self._mesh, PartitionSpec()))
 
-    return spread
+    def run(self, func: Callable[..., Any], *args: Any) -> Any:
+        """Run a function once on each device, on values that are everywhere."""
+        each = PartitionSpec()
+        with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
+            return jax.shard_map(func, mesh=self._mesh, in_specs=each, out_specs=each, check_vma=False)(*args)
+

@@ -14,12 +14,13 @@ from typing import Any
 
 import jax
 
-from jaxpyop import _jaxcore, _primitive, _progress, _results, _spec
+from jaxpyop import _jaxcore, _primitive, _progress, _results, _spec, _traced
 from jaxpyop._batching import METHODS
 from jaxpyop._bodies import Op
 from jaxpyop._calls import UserCall
+from jaxpyop._config import config
 from jaxpyop._errors import strip_library_frames
-from jaxpyop._inputs import check_closure, split
+from jaxpyop._inputs import Inputs, check_closure, split
 
 
 class _NotGiven:
@@ -122,13 +123,38 @@ def run(op: Op, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         except BaseException as error:
             raise strip_library_frames(error, op.title)  # noqa: B904  # the same error, less our frames
     else:
-        check_closure(op.func, op.title)
-        with jax.named_scope(op.name):
-            outs = _primitive.bind(call, *arrays)
+        outs = _stage(op, inputs, call, arrays)
     spec = op.spec
     if spec.empty:
         return []
     return outs[0] if spec.tree is None else jax.tree.unflatten(spec.tree, outs)
+
+
+def _stage(op: Op, inputs: Inputs, call: UserCall, arrays: Sequence[Any]) -> list[Any]:
+    with jax.named_scope(op.name):
+        if op.traced:
+            return _traced.trace(op, inputs, arrays)
+        check_closure(op.func, op.title)
+        return _primitive.bind(call, *arrays)
+
+
+def is_traced(mode: str | None, api: str, *, stateful: bool, tout: Any) -> bool:
+    """Whether a py_function is to be traced.
+
+    `config.mode` is a default for what can be traced; the argument is meant.
+
+    Raises:
+        ValueError: no such mode, or a stateful op that is to be traced.
+    """
+    if mode is not None:
+        _check_choice(mode, ("eager", "traced"), "mode", api)
+    stateful = stateful or _spec.read_tout(tout, api).empty
+    if mode == "traced" and stateful:
+        raise ValueError(
+            f"{api}: a stateful op runs on the host, and mode='traced' leaves nothing to run there; pass mode='eager'"
+            " (an op without a result is stateful)"
+        )
+    return (mode or config.mode) == "traced" and not stateful
 
 
 def apply(api: str, func: Any, inp: Any, tout: Any, make: Callable[[Any], Op]) -> Any:

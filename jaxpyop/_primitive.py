@@ -11,6 +11,7 @@ that a result's shape may have to be inferred.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -30,6 +31,7 @@ from jaxpyop._transport import Host, lend, take_back
 
 python_call_p = _jaxcore.Primitive("python_call")
 python_call_p.multiple_results = True
+python_call_p.calls_python = True  # type: ignore[attr-defined]
 
 
 def bind(call: Plain, *args: Any, batch: Batch = NO_BATCH) -> list[Any]:
@@ -60,11 +62,19 @@ def _run(call: Plain, arrays: list[Any], batch: Batch) -> list[Any]:
     if not batch.sizes:
         return call(arrays)
     if batch.block:
-        return call(arrays, batch.sizes)
+        return _checked_block(call, call(arrays, batch.sizes), arrays, batch)
     rows = [values for _, values in run_elements(call, arrays, batch)]
     if not rows:
         return [np.empty((*batch.sizes, *s.shape), s.dtype) for s in call.shapes(_structs(arrays, batch))]
     return [_stack(call, k, column, batch) for k, column in enumerate(zip(*rows))]
+
+
+def _checked_block(call: Plain, values: list[Any], arrays: list[Any], batch: Batch) -> list[Any]:
+    for k, value in enumerate(values):
+        if value.shape[: len(batch.sizes)] != batch.sizes:
+            wanted = call.shapes(_structs(arrays, batch))[k].shape
+            call.check(k, value.shape, wanted, batch.sizes)
+    return values
 
 
 def _stack(call: Plain, k: int, column: Sequence[Any], batch: Batch) -> np.ndarray[Any, Any]:
@@ -76,9 +86,12 @@ def _stack(call: Plain, k: int, column: Sequence[Any], batch: Batch) -> np.ndarr
 
 
 def _wait_for_ordered() -> None:
-    # A direct call would overtake the ordered calls of a program in flight
-    # (seen on 0.12). Inside a body there is nothing to wait for but ourselves.
-    jax.effects_barrier()
+    # A direct call would overtake the ordered calls of a program in flight (seen on 0.12).
+    try:
+        jax.effects_barrier()
+    except jax.errors.JaxRuntimeError as error:
+        # Not this op's failure; where its result is waited for, it is raised.
+        warnings.warn(f"an earlier ordered op failed: {error}", RuntimeWarning, stacklevel=2)
 
 
 
@@ -235,19 +248,39 @@ def _route(ctx: Any, call: Plain) -> _Emit:
         )(*args)
     emit = _io_callback if call.stateful else _pure_callback
     if not several:
-        return emit
-    # Such a callback's result lives on one device, in a sharding that eager
-    # operations on explicit meshes refuse (0.10 to 0.12): spread it.
-    spread = _jaxcore.replicator(ctx)
-    return lambda host, results, args: [spread(out) for out in emit(host, results, args)]
+        return lambda host, results, args: emit(host.on_arrays, results, args, host.call.ordered)
+    everywhere = _jaxcore.Everywhere(ctx)
+    if _jaxcore.platforms(ctx) == ("cpu",):
+        return lambda host, results, args: _spread(emit, everywhere, host, results, args)
+    return lambda host, results, args: [
+        everywhere.spread(out) for out in emit(host.on_arrays, results, args, host.call.ordered)
+    ]
 
 
-def _io_callback(host: Host, results: list[Struct], args: Sequence[Any]) -> Sequence[Any]:
-    return io_callback(host.on_arrays, results, *args, ordered=host.call.ordered)
+def _spread(
+    emit: Any, everywhere: _jaxcore.Everywhere, host: Host, results: list[Struct], args: Sequence[Any]
+) -> Sequence[Any]:
+    # A callback's result lives on one device, in a sharding that eager
+    # operations on explicit meshes refuse (0.10 to 0.12), so it is spread. That
+    # makes the other devices wait for it: were the body's exception raised on
+    # the one that called, they would wait for good. It is raised on all.
+    found = emit(host.on_arrays_later, [Struct((), np.uint32), *results], args, host.call.ordered)
+    raising = buffer_callback(
+        host.raise_now,
+        results,
+        has_side_effect=host.call.stateful,
+        input_output_aliases={1 + k: k for k in range(len(results))},
+    )
+    # Without the barrier the constraint reaches the callback itself, which XLA refuses (0.12).
+    return everywhere.run(raising, *map(everywhere.spread, jax.lax.optimization_barrier(tuple(found))))
 
 
-def _pure_callback(host: Host, results: list[Struct], args: Sequence[Any]) -> Sequence[Any]:
-    return jax.pure_callback(host.on_arrays, results, *args)
+def _io_callback(func: Any, results: list[Struct], args: Sequence[Any], ordered: bool) -> Sequence[Any]:
+    return io_callback(func, results, *args, ordered=ordered)
+
+
+def _pure_callback(func: Any, results: list[Struct], args: Sequence[Any], ordered: bool) -> Sequence[Any]:
+    return jax.pure_callback(func, results, *args)
 
 
 _jaxcore.wants_devices(python_call_p)

@@ -178,6 +178,20 @@ def _check_dtype(dtype: Any, leaf: Leaf, casting: str, which: str, api: str) -> 
         raise _cast_error(dtype, leaf, casting, which, api)
 
 
+def check_traced(dtype: Any, leaf: Leaf, casting: str, which: str, api: str) -> None:
+    """Raise where the casting rule refuses, or would have to look at values.
+
+    Raises:
+        TypeError: as :func:`to_jax`, and for an integer dtype that need not fit.
+    """
+    _check_dtype(dtype, leaf, casting, which, api)
+    if _level(dtype) > 0 and _is_integer(leaf.dtype) and not np.can_cast(dtype, leaf.dtype, "safe"):
+        raise TypeError(
+            f"{api}: {which} {dtype.name}, whose values may not fit {leaf.dtype.name}, and no value is known when "
+            f"tracing; write Tout={dtype.name}, convert in func with .astype, or pass mode='eager'"
+        )
+
+
 def _check_scalar(value: Any, leaf: Leaf, casting: str, which: str, api: str) -> np.ndarray[Any, Any]:
     level = _SCALAR_LEVELS[type(value)]
     target = _level(leaf.dtype)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
+import math
 import sys
 import threading
 import warnings
@@ -152,6 +153,18 @@ class Host:
         self._enter(arrays, outs)
         return outs
 
+    def on_arrays_later(self, *arrays: Any) -> list[Any]:
+        """As `on_arrays`; of an exception only the number is returned, for `raise_now`."""
+        try:
+            return [np.uint32(0), *self.on_arrays(*arrays)]
+        except _errors.PythonBodyError as error:
+            return [np.uint32(_errors.put_off(error)), *(np.zeros(shape, dtype) for shape, dtype in self.results)]
+
+    def raise_now(self, ctx: Any, outs: Sequence[Any], number: Any, *aliased: Any) -> None:
+        """The body of a `buffer_callback` that raises what was put off."""
+        if found := int(np.asarray(number)):
+            raise _errors.taken_up(found, self.call.title)
+
     def _enter(self, arrays: Sequence[Any], outs: Sequence[Any]) -> None:
         environment = self.call.environment
         try:
@@ -197,7 +210,7 @@ class Host:
             self._store(call(arrays, batch.sizes), outs)
             return
         flat = [np.asarray(out) for out in outs[: len(outs) - self.padding]]
-        flat = [out.reshape(-1, *out.shape[len(batch.sizes) :]) for out in flat]
+        flat = [out.reshape(math.prod(batch.sizes), *out.shape[len(batch.sizes) :]) for out in flat]
         shapes = [out.shape[1:] for out in flat]
         with contextlib.closing(run_elements(call, arrays, batch)) as results:
             for number, values in results:
