@@ -164,13 +164,20 @@ def _short_traceback(title: str, func: Callable[..., Any]) -> types.TracebackTyp
     # innermost the walk ends at once, in a line that names the user's function.
     code = getattr(inspect.unwrap(func), "__code__", None)
     filename, line = (code.co_filename, code.co_firstlineno) if code else ("<built-in>", 1)
-    named = _empty.__code__.replace(co_name=title, co_qualname=title, co_filename=filename, co_firstlineno=line)
-    frame = types.FunctionType(named, {})().gi_frame
+    frame = _frame(title, filename, line - _LINES_BELOW)
     return types.TracebackType(None, frame, frame.f_lasti, frame.f_lineno)
+
+
+def _frame(name: str, filename: str, line: int) -> types.FrameType:
+    named = _empty.__code__.replace(co_name=name, co_qualname=name, co_filename=filename, co_firstlineno=line)
+    return types.FunctionType(named, {})().gi_frame
 
 
 def _empty() -> Iterator[None]:
     yield None
+
+
+_LINES_BELOW = _frame("", "", 1).f_lineno - 1  # a generator not started is at its first line; on 3.13 below it
 
 
 class _NotOurs(logging.Filter):
@@ -219,4 +226,4 @@ class reraise(contextlib.AbstractContextManager[None]):  # noqa: N801  # reads a
             original = deeper  # a compiled program inside the body failed
         if original is not None:
             _jaxcore.forget_failed_programs()
-            raise original
+            raise strip_library_frames(original, "")

@@ -145,7 +145,8 @@ _jaxcore.batching.primitive_batchers[python_call_p] = _batch
 
 
 def _is_zero(tangent: Any) -> bool:
-    return type(tangent) is ad.Zero or tangent.dtype == jax.dtypes.float0
+    # JAX hands Python numbers through as they are.
+    return type(tangent) is ad.Zero or getattr(tangent, "dtype", None) == jax.dtypes.float0
 
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: Any, batch: Batch) -> tuple[list[Any], list[Any]]:
