@@ -71,6 +71,11 @@ class Plain:
         """
         return self.body(*map(as_jax, arrays))
 
+    def learn(self, structs: Sequence[Struct], results: Sequence[Struct]) -> None:
+        """Take note of the results' shapes, so that a derivative need not infer them."""
+        if isinstance(self.body, _bodies.UserBody):
+            self.body.learn(structs, results)
+
     def for_worker(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
         """The inputs of the body in another process; None to run here after all."""
         return arrays

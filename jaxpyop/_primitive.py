@@ -98,7 +98,11 @@ def _wait_for_ordered() -> None:
 
 def _impl(*args: Any, call: Plain, batch: Batch) -> list[Any]:
     # JAX hands Python scalars through as they are.
-    return run_now(call, [a if isinstance(a, (jax.Array, np.ndarray)) else jnp.asarray(a) for a in args], batch)
+    arrays = [a if isinstance(a, (jax.Array, np.ndarray)) else jnp.asarray(a) for a in args]
+    outs = run_now(call, arrays, batch)
+    own = outs[: len(outs) - call.adds]
+    call.learn(_structs(arrays, batch), [Struct(o.shape[len(batch.sizes) :], o.dtype) for o in own])
+    return outs
 
 
 python_call_p.def_impl(_impl)
