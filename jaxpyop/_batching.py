@@ -117,20 +117,23 @@ def _sequential(call: Any, each: Iterator[Any], batch: Batch) -> _Numbered:
 
 def _parallel(call: Any, each: Iterator[Any], batch: Batch) -> _Numbered:
     executor = _executors.resolve(call.op.executor)
-    futures: list[concurrent.futures.Future[Any]] = []
+    if _executors.is_busy_here(executor):
+        yield from _sequential(call, each, batch)
+        return
+    started: list[tuple[Any, concurrent.futures.Future[Any]]] = []
     try:
         for number, chosen in enumerate(each):
             with _explaining(call, number, batch):
-                futures.append(_executors.submit(executor, call, chosen))
-        for number, future in enumerate(futures):
+                started.append((chosen, _executors.submit(executor, call, chosen)))
+        for number, (chosen, future) in enumerate(started):
             with _explaining(call, number, batch):
-                values = _executors.result_of(future, executor, call)
+                values = _executors.result_of(future, executor, call, chosen)
             yield number, values
     finally:
         # The inputs are gone when the call is: let nothing run that still reads them.
-        for future in futures:
+        for _, future in started:
             future.cancel()
-        concurrent.futures.wait(futures)
+        concurrent.futures.wait([future for _, future in started])
 
 
 @contextlib.contextmanager
@@ -138,8 +141,8 @@ def _explaining(call: Any, number: int, batch: Batch) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        _note_index(error, number, batch)
         explained = _executors.explained(error, call.title)
+        _note_index(explained, number, batch)
         if explained is error:
             raise
         raise explained from error

@@ -118,18 +118,23 @@ class UserBody:
             error.add_note(f"{op.title}: if func uses a traced value of the code around it, {PASS_IT}")
             raise
         leaves = self.promised(arrays, lead)
-        return [self._checked(k, value, leaves[k], lead) for k, value in enumerate(values)]
+        values = [self._converted(k, value, leaf) for k, (value, leaf) in enumerate(zip(values, leaves))]
+        self.check_shapes(values, leaves, lead)
+        return values
 
-    def _checked(self, k: int, value: Any, leaf: Leaf, lead: tuple[int, ...]) -> Any:
-        op, shape = self.op, leaf.shape
-        if not op.on_jax:
-            if not isinstance(value, (np.ndarray, np.generic)) or value.dtype != leaf.dtype:
-                value = _results.to_numpy(value, leaf, op.casting, op.which(k), op.title)
-        else:
-            value = _results.to_jax(value, leaf, op.casting, op.which(k), op.title)
-        if shape is not None and value.shape != (*lead, *shape):
-            _results.check_shape(value.shape, leaf, lead, False, op.which(k), op.title)
-        return value
+    def _converted(self, k: int, value: Any, leaf: Leaf) -> Any:
+        op = self.op
+        if op.on_jax:
+            return _results.to_jax(value, leaf, op.casting, op.which(k), op.title)
+        if isinstance(value, (np.ndarray, np.generic)) and value.dtype == leaf.dtype:
+            return value
+        return _results.to_numpy(value, leaf, op.casting, op.which(k), op.title)
+
+    def check_shapes(self, values: Sequence[Any], leaves: Sequence[Leaf], lead: tuple[int, ...]) -> None:
+        """Raise unless the results have the promised shapes, after the batch axes `lead`."""
+        for k, (value, leaf) in enumerate(zip(values, leaves)):
+            if leaf.shape is not None and value.shape != (*lead, *leaf.shape):
+                _results.check_shape(value.shape, leaf, lead, False, self.op.which(k), self.op.title)
 
     def promised(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> Sequence[Leaf]:
         """What is known of the results for inputs with the batch axes `lead`."""

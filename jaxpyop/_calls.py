@@ -80,8 +80,10 @@ class Plain:
         """The inputs of the body in another process; None to run here after all."""
         return arrays
 
-    def from_worker(self, values: list[Any]) -> list[Any]:
+    def from_worker(self, values: list[Any], arrays: Sequence[Any]) -> list[Any]:
         """This call's results from the body's in another process."""
+        if isinstance(self.body, _bodies.UserBody):
+            self.body.check_shapes(values, self.body.promised(arrays), ())
         return values
 
     def check(
@@ -171,8 +173,8 @@ class Record(Plain):
         outs, record = _tape.record(self.body, [as_jax(a) for a in arrays])
         return [*outs, np.asarray(_keep(record), TOKEN)]
 
-    def from_worker(self, values: list[Any]) -> list[Any]:
-        return [*values, np.asarray(NO_RECORD, TOKEN)]
+    def from_worker(self, values: list[Any], arrays: Sequence[Any]) -> list[Any]:
+        return [*super().from_worker(values, arrays), np.asarray(NO_RECORD, TOKEN)]
 
     def linearize(self, moving: tuple[bool, ...]) -> Linearization:
         return Linearization(self, Replay(_bodies.Push(self.body, moving), self.op, self.environment))
@@ -197,6 +199,11 @@ class Replay(Plain):
             return [jnp.zeros(s.shape, s.dtype) for s in self.body.shapes(structs)]
         if (record := RECORDS.get(token)) is not None:
             return self.body.replay(record, rest, structs)
+        if self.op.stateful and token == NO_RECORD:
+            raise RuntimeError(
+                f"{self.title}: a backward pass runs the body again where another process ran it, and a stateful op "
+                "cannot be run again; pass stateful=False, or use threads"
+            )
         if self.op.stateful:
             raise RuntimeError(
                 f"{self.title}: the record of this step's forward pass is gone, and a stateful op cannot be run again; "

@@ -12,6 +12,7 @@ import contextvars
 import functools
 import os
 import pickle
+import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -39,47 +40,69 @@ def is_local(executor: Executor) -> bool:
     return isinstance(executor, concurrent.futures.ThreadPoolExecutor)
 
 
+# The thread pools whose workers this code runs on. An element that starts a
+# batch on its own pool would wait for elements queued behind it.
+_pools: contextvars.ContextVar[frozenset[int]] = contextvars.ContextVar("jaxpyop_pools", default=frozenset())
+
+
+def is_busy_here(executor: Executor) -> bool:
+    """Whether this runs on a worker of that pool already."""
+    return id(executor) in _pools.get()
+
+
 def submit(executor: Executor, call: Any, arrays: Sequence[Any]) -> concurrent.futures.Future[Any]:
     """Start a call on one element's inputs."""
     if is_local(executor):
-        return executor.submit(contextvars.copy_context().run, _in_thread, call, arrays)
+        return executor.submit(contextvars.copy_context().run, _in_thread, id(executor), call, arrays)
     inputs = call.for_worker(arrays)
     if inputs is None:
         done: concurrent.futures.Future[Any] = concurrent.futures.Future()
         done.set_result(call(arrays))  # a record of this process
         return done
-    return executor.submit(run_body, call.body, [np.asarray(a) for a in inputs], call.on_jax)
+    # The last argument keeps Dask from merging calls with equal arguments.
+    inputs = [np.asarray(a) for a in inputs]
+    return executor.submit(run_body, call.body, inputs, call.on_jax, call.environment.x64, uuid.uuid4().hex)
 
 
-def result_of(future: concurrent.futures.Future[Any], executor: Executor, call: Any) -> list[Any]:
+def result_of(
+    future: concurrent.futures.Future[Any], executor: Executor, call: Any, arrays: Sequence[Any]
+) -> list[Any]:
     """Wait for what `submit` started."""
     values = future.result()
-    return values if is_local(executor) else call.from_worker(values)
+    return values if is_local(executor) else call.from_worker(values, arrays)
 
 
-def _in_thread(call: Any, arrays: Sequence[Any]) -> Any:
+def _in_thread(pool: int, call: Any, arrays: Sequence[Any]) -> Any:
+    _pools.set(_pools.get() | {pool})  # in this element's copy of the context
     with call.environment.entered():
         return call(arrays)
 
 
-def run_body(body: Any, arrays: Sequence[np.ndarray[Any, Any]], on_jax: bool) -> list[np.ndarray[Any, Any]]:
+def run_body(
+    body: Any, arrays: Sequence[np.ndarray[Any, Any]], on_jax: bool, x64: bool, unique: str
+) -> list[np.ndarray[Any, Any]]:
     """Run a body in a worker; both ways as NumPy arrays."""
-    import jax.numpy as jnp  # only here, so that this module says nothing of JAX
+    import jax  # only here, so that this module says nothing of JAX
 
-    inputs = [jnp.asarray(a) if on_jax else a.copy() for a in arrays]
-    return [np.asarray(value) for value in body(*inputs)]
+    with jax.enable_x64(x64):
+        inputs = [jax.numpy.asarray(a) if on_jax else a.copy() for a in arrays]
+        return [np.asarray(value) for value in body(*inputs)]
 
 
 def explained(error: BaseException, title: str) -> BaseException:
     """The error of a worker, or, where the pool is at fault, one that says what to do."""
-    if isinstance(error, concurrent.futures.BrokenExecutor):
+    if isinstance(error, concurrent.futures.BrokenExecutor) or type(error).__name__ == "KilledWorker":  # Dask's
         return RuntimeError(
-            f"{title}: a worker of executor= died ({error}), which ends that pool; give a new one, or a function "
+            f"{title}: a worker of executor= died ({error}), which may end its pool; give a new one, or a function "
             "that returns the pool to use, executor=lambda: pool"
-        ).with_traceback(error.__traceback__)
-    if isinstance(error, (pickle.PicklingError, AttributeError, TypeError)) and "pickle" in str(error):
+        )
+    if isinstance(error, (pickle.PicklingError, AttributeError, TypeError)) and "pickle" in _texts(error):
         return TypeError(
             f"{title}: func or its inputs cannot be pickled for executor= ({error}); "
             "define func at the top of a module, or use threads"
-        ).with_traceback(error.__traceback__)
+        )
     return error
+
+
+def _texts(error: BaseException | None) -> str:
+    return "" if error is None else f"{error} {_texts(error.__cause__ or error.__context__)}"
