@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxpyop import _bodies, _records, _results, _tape
@@ -192,13 +191,12 @@ class Replay(Plain):
 
     def __call__(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
         token, rest = int(arrays[0]), arrays[1:]
-        structs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in rest]
         if token == 0:
             # vmap of cond runs the backward pass of the branch not taken too,
             # on residuals filled with zeros.
-            return [jnp.zeros(s.shape, s.dtype) for s in self.body.shapes(structs)]
+            return [np.zeros(s.shape, s.dtype) for s in self.body.shapes(rest)]
         if (record := RECORDS.get(token)) is not None:
-            return self.body.replay(record, rest, structs)
+            return self.body.replay(record, rest)
         if self.op.stateful and token == NO_RECORD:
             raise RuntimeError(
                 f"{self.title}: a backward pass runs the body again where another process ran it, and a stateful op "
