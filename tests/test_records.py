@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxpyop._calls import NO_RECORD
 from jaxpyop._records import Records
 
-LAST = 2**32 - 1
+LAST = 2**32 - 2
 
 
 class Taken:
@@ -44,8 +45,7 @@ def test_bounded_by_bytes():
     records = Records(100, 100)
     tokens = [records.put(Taken(40)) for _ in range(5)]
     assert [records.get(t) is not None for t in tokens] == [False] * 3 + [True] * 2
-    assert records.stats() == {
-        "count": 2, "nbytes": 80, "max_count": 100, "max_bytes": 100, "evicted": 3}
+    assert records.stats() == {"count": 2, "nbytes": 80, "max_count": 100, "max_bytes": 100, "evicted": 3}
 
 
 def test_oversized_record_is_kept_alone():
@@ -65,7 +65,8 @@ def test_tokens_wrap_without_reusing_live_ones():
     assert kept == 1
     records._next = LAST
     tokens = [records.put(Taken()), records.put(Taken())]
-    assert tokens == [LAST, 2]  # 0 is never given out, 1 is alive
+    assert tokens == [LAST, 2]  # 0 and NO_RECORD are never given out, 1 is alive
+    assert NO_RECORD == LAST + 1
     assert records.get(kept) is not None
 
 
@@ -149,9 +150,7 @@ def test_against_model(max_count, max_bytes, sizes, start):
         assert token not in [t for t, _ in model]
         given_out.add(token)
         model.append((token, taken))
-        while len(model) > 1 and (
-            len(model) > max_count or sum(t.nbytes for _, t in model) > max_bytes
-        ):
+        while len(model) > 1 and (len(model) > max_count or sum(t.nbytes for _, t in model) > max_bytes):
             model.pop(0)
         assert all(records.get(t) is r for t, r in model)
         assert all(records.get(t) is None for t in given_out - {t for t, _ in model})

@@ -1,0 +1,193 @@
+"""Ops: primitives with their parameters, shared by all calls that compute the same.
+
+A jaxpr among the parameters counts by its structure, for the body of a `scan`
+over a fresh lambda is a new object every time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import jax
+
+from jaxpyop import _jaxcore
+from jaxpyop._tapeflow import Flow, find_flow, full_flow
+from jaxpyop._tapekeys import Cache, UnkeyableError, bare, jaxprs_in, structure, value_type
+
+_MAX_FLOWS = 1024  # per op
+_MAX_PARAMETERS = 4096
+
+# A plain dict, faster than a Cache and soon full again when it is cleared.
+_by_parameters: dict[Hashable, Op] = {}
+_by_structure = Cache(2048)
+_ids = itertools.count(-1, -1)  # negative: a program's key mixes them with slots
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Op:
+    """A primitive with its parameters.
+
+    Attributes:
+        bind: evaluates it under the current trace.
+        run: evaluates it on concrete arrays, compiled.
+        multiple: whether `bind` and `run` return a list.
+        id: a negative number of its own; None if the op is not shared.
+        effectful: whether it has side effects.
+        calls_python: whether it runs, perhaps deep inside, a function of the
+            user's on the host.
+        stateful: whether it reads or writes a mutable array.
+        probed: whether dependence is looked up; else all is taken to depend on
+            all, for functions that may not be called before their call is over.
+    """
+
+    bind: Callable[..., Any]
+    run: Callable[..., Any]
+    multiple: bool
+    id: int | None = None
+    effectful: bool = False
+    calls_python: bool = False
+    stateful: bool = False
+    probed: bool = True
+    _flows: dict[Hashable, Flow] = dataclasses.field(default_factory=dict[Hashable, Flow], init=False, repr=False)
+
+    def outputs(self, args: Sequence[Any]) -> Sequence[Any]:
+        """Evaluate it under the current trace; always a sequence."""
+        out = self.bind(*args)
+        return out if self.multiple else (out,)
+
+    def flow(self, tracked: tuple[bool, ...], args: Sequence[Any], outs: Sequence[Any]) -> Flow:
+        """How derivatives pass through when these inputs have tangents."""
+        if not self.probed:
+            return full_flow(tracked, outs)
+        # By type too: a rule may take a short cut for, say, empty arrays.
+        key = (tracked, *map(value_type, args))
+        found = self._flows.get(key)
+        if found is None:
+            if len(self._flows) >= _MAX_FLOWS:
+                self._flows.clear()
+            found = self._flows[key] = find_flow(self.outputs, tracked, args)
+        return found
+
+
+def find_op(primitive: Any, params: dict[str, Any], args: Sequence[Any]) -> Op:
+    """The op of a primitive and its parameters, called with `args`."""
+    try:
+        key = (primitive, *params.items())
+        op = _by_parameters.get(key)
+    except TypeError:  # unhashable
+        return _find_by_structure(primitive, params, args)
+    if op is None:
+        op = _find_by_structure(primitive, params, args)
+        if op.id is not None:
+            if len(_by_parameters) >= _MAX_PARAMETERS:
+                _by_parameters.clear()
+            _by_parameters[key] = op
+    return op
+
+
+def _find_by_structure(primitive: Any, params: dict[str, Any], args: Sequence[Any]) -> Op:
+    if (only := _only_equation(primitive, params)) is not None:
+        return find_op(only.primitive, only.params, args)
+    if _calls_python(primitive, params):
+        # Not shared: nothing of it is compiled here, and the caches would keep
+        # the Python function alive.
+        return dataclasses.replace(_make_op(primitive, params, args), calls_python=True)
+    try:
+        key = (primitive, structure(params))
+    except UnkeyableError:
+        return _make_op(primitive, params, args)
+    op = _by_structure.get(key)
+    if op is None:
+        op = _make_op(primitive, params, args, id=next(_ids))
+        _by_structure.put(key, op)
+    return op
+
+
+def _only_equation(primitive: Any, params: dict[str, Any]) -> Any | None:
+    """The equation that a `jit` consists of, as for many of jnp's functions.
+
+    It is evaluated by itself, with the executable that JAX has for it anyway.
+    """
+    if primitive is not _jaxcore.jit_p:
+        return None
+    jaxpr = bare(params["jaxpr"])
+    if len(jaxpr.eqns) != 1 or jaxpr.constvars or jaxpr.effects or any(params["donated_invars"]):
+        return None
+    shardings = (*params["in_shardings"], *params["out_shardings"])
+    if any(type(s).__name__ != "UnspecifiedValue" for s in shardings):  # a class without a public name
+        return None
+    eqn = jaxpr.eqns[0]
+    same = list(eqn.invars) == list(jaxpr.invars) and list(eqn.outvars) == list(jaxpr.outvars)
+    plain = eqn.primitive not in _jaxcore.CUSTOM_CALLS and not jaxprs_in(eqn.params)
+    return eqn if same and plain else None
+
+
+def _calls_python(primitive: Any, params: dict[str, Any]) -> bool:
+    if getattr(primitive, "calls_python", False):
+        return True
+    eqns = (eqn for jaxpr in jaxprs_in(params) for eqn in jaxpr.eqns)
+    return any(_calls_python(eqn.primitive, eqn.params) for eqn in eqns)
+
+
+def _make_op(primitive: Any, params: dict[str, Any], args: Sequence[Any], id: int | None = None) -> Op:
+    bind = functools.partial(primitive.bind, **params)
+    own = id is not None and _wants_own_function(primitive, params)
+    return Op(
+        bind,
+        run=jax.jit(_named(bind, primitive.name)) if own else functools.partial(primitive.impl, **params),
+        multiple=primitive.multiple_results,
+        id=id,
+        effectful=any(jaxpr.effects for jaxpr in jaxprs_in(params)),
+        stateful=primitive.ref_allocating or any(map(_is_ref, args)),
+    )
+
+
+def _is_ref(value: Any) -> bool:
+    return type(jax.typeof(value)).__name__ == "AbstractRef"
+
+
+def _wants_own_function(primitive: Any, params: dict[str, Any]) -> bool:
+    """Whether to compile a call anew rather than use the primitive's `impl`.
+
+    The `impl` of `jit` shares the executable with calls from elsewhere, but
+    takes 15 microseconds longer: too much for what compiles in no time. That of
+    `checkpoint` and others evaluates equation by equation.
+    """
+    if primitive is _jaxcore.jit_p:
+        eqns = params["jaxpr"].eqns
+        nested = any(jaxprs_in(eqn.params) for eqn in eqns)
+        return len(eqns) <= 16 and not nested and not params["compiler_options_kvs"]
+    applied = isinstance(primitive.impl, functools.partial)  # of apply_primitive, which compiles
+    return bool(jaxprs_in(params)) and not applied
+
+
+def _named(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    def call(*args: Any) -> Any:
+        return function(*args)
+
+    call.__name__ = call.__qualname__ = name  # in JAX's logs and profiles
+    return call
+
+
+def find_custom_jvp_op(primitive: Any, fun: Any, jvp: Any, params: dict[str, Any]) -> Op | None:
+    """The shared op of a `custom_jvp` function of JAX's own, such as relu.
+
+    A user's function is not shared: its rule may read variables that change.
+    """
+    function, rule = getattr(fun, "f", None), getattr(jvp, "f", None)
+    if not (getattr(function, "__module__", None) or "").startswith("jax."):
+        return None
+    try:
+        key = (primitive, fun, rule, tuple(params.items()))
+        op = _by_structure.get(key)
+    except TypeError:
+        return None
+    if op is None:
+        bind = functools.partial(primitive.bind, subfuns=(fun, jvp), **params)
+        op = Op(bind, bind, multiple=True, id=next(_ids), probed=False)
+        _by_structure.put(key, op)
+    return op

@@ -1,0 +1,146 @@
+"""The array that a recorded function sees: it may be looked at like any other."""
+
+# The methods of JAX's Tracer that are overridden here are typed to raise.
+# pyright: reportIncompatibleMethodOverride=false
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxpyop import _jaxcore
+
+
+def _is_exact(number: Any, aval: Any) -> bool:
+    """Whether jnp would make the same of a Python number beside this scalar as its dtype does."""
+    if aval.shape or aval.weak_type or aval.dtype.itemsize < 4:
+        return False
+    return type(number) is float or (type(number) is int and abs(number) <= 2**24)
+
+
+def _operator(name: str, function: Callable[..., Any], reflected: bool = False, real: bool = False) -> Any:
+    """An operator of `TapeTracer`: calls `jax.lax` where jnp would end up there.
+
+    That is for operands of one type, and for Python numbers with a scalar;
+    everything else takes jnp's way, which takes three times as long.
+
+    Args:
+        name: of the method.
+        function: of `jax.lax`.
+        reflected: whether `self` is the second operand.
+        real: whether `function` and jnp differ for complex numbers.
+    """
+    general = getattr(_jaxcore.Tracer, name)
+
+    def operate(self: TapeTracer, *others: Any) -> Any:
+        aval: Any = self.aval
+        if real and aval.dtype.kind == "c":
+            return general(self, *others)
+        for other in others:
+            if getattr(other, "aval", None) != aval:
+                if not _is_exact(other, aval):
+                    return general(self, *others)
+                others = (aval.dtype.type(other),)
+        return function(*others, self) if reflected else function(self, *others)
+
+    operate.__name__ = name
+    return operate
+
+
+class TapeTracer(_jaxcore.Tracer):
+    """An array on the tape: a value, and the slot that it was recorded in."""
+
+    __slots__ = ("slot", "value")
+
+    def __init__(self, trace: Any, aval: Any, value: Any, slot: int) -> None:
+        # Not super().__init__, for speed: this runs for every output of every primitive.
+        self._trace = trace
+        self.aval = aval
+        self.value = value
+        self.slot = slot
+
+    def to_concrete_value(self) -> Any:
+        value = self.value
+        return value.to_concrete_value() if isinstance(value, _jaxcore.Tracer) else value
+
+    def __bool__(self) -> bool:
+        return bool(self.value)
+
+    def __int__(self) -> int:
+        return int(self.value)
+
+    def __float__(self) -> float:
+        return float(self.value)
+
+    def __complex__(self) -> complex:
+        return complex(self.value)
+
+    def __index__(self) -> int:
+        return self.value.__index__()
+
+    def __array__(self, *args: Any, **kwargs: Any) -> np.ndarray:
+        return self.value.__array__(*args, **kwargs)
+
+    def __dlpack__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.value.__dlpack__(*args, **kwargs)
+
+    def __format__(self, spec: str) -> str:
+        return format(self.value, spec)
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+    def __reduce__(self) -> Any:
+        return self.value.__reduce__()
+
+    def item(self, *args: int) -> Any:
+        return self.value.item(*args)
+
+    def tolist(self) -> Any:
+        return self.value.tolist()
+
+    def tobytes(self, order: str = "C") -> bytes:
+        return self.value.tobytes(order)
+
+    def block_until_ready(self) -> TapeTracer:
+        self.value.block_until_ready()
+        return self
+
+    def copy_to_host_async(self) -> None:
+        self.value.copy_to_host_async()
+
+    def devices(self) -> Any:
+        return self.value.devices()
+
+    @property
+    def device(self) -> Any:
+        return self.value.device
+
+    @property
+    def sharding(self) -> Any:
+        return self.value.sharding
+
+    @property
+    def committed(self) -> bool:
+        return self.value.committed
+
+    __add__ = _operator("__add__", jax.lax.add)
+    __radd__ = _operator("__radd__", jax.lax.add, reflected=True)
+    __sub__ = _operator("__sub__", jax.lax.sub)
+    __rsub__ = _operator("__rsub__", jax.lax.sub, reflected=True)
+    __mul__ = _operator("__mul__", jax.lax.mul)
+    __rmul__ = _operator("__rmul__", jax.lax.mul, reflected=True)
+    __truediv__ = _operator("__truediv__", jax.lax.div)
+    __rtruediv__ = _operator("__rtruediv__", jax.lax.div, reflected=True)
+    __neg__ = _operator("__neg__", jax.lax.neg)
+    __abs__ = _operator("__abs__", jax.lax.abs, real=True)
+    __lt__ = _operator("__lt__", jax.lax.lt, real=True)
+    __le__ = _operator("__le__", jax.lax.le, real=True)
+    __gt__ = _operator("__gt__", jax.lax.gt, real=True)
+    __ge__ = _operator("__ge__", jax.lax.ge, real=True)
