@@ -13,6 +13,7 @@ anything else for good (0.10 to 0.12).
 from __future__ import annotations
 
 import dataclasses
+import secrets
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,9 +27,11 @@ from jaxpyop._inputs import Inputs
 from jaxpyop._spec import Leaf
 from jaxpyop._transport import Environment
 
-RECORDS = _records.Records(config.max_records, config.max_record_bytes)
 TOKEN = np.dtype(np.uint32)
 NO_RECORD = np.iinfo(TOKEN).max  # of a run in another process; no store gives it
+# Processes that compute together each have a store: a token of one should not
+# be found in another.
+RECORDS = _records.Records(config.max_records, config.max_record_bytes, first=1 + secrets.randbelow(2**31))
 
 
 def _keep(record: Any) -> int:

@@ -127,7 +127,7 @@ def body_error(title: str, func: Callable[..., Any], inputs: Iterable[Any], erro
 
 
 _put_off: collections.OrderedDict[int, PythonBodyError] = collections.OrderedDict()
-_put_off_numbers = itertools.count(1)
+_put_off_numbers = itertools.count(secrets.randbelow(2**31))  # another process's number finds nothing here
 
 
 def put_off(error: PythonBodyError) -> int:
@@ -143,7 +143,8 @@ def taken_up(number: int, title: str) -> PythonBodyError:
     """The error of a number; several devices may raise it at the same time."""
     error = _put_off.get(number)
     if error is None:
-        return PythonBodyError(f"{title} failed, and its error is no longer kept")
+        elsewhere = "on another process, whose error says more" if jax.process_count() > 1 else "and is no longer kept"
+        return PythonBodyError(f"{title} failed {elsewhere}").with_traceback(_short_traceback(title, _empty))
     return PythonBodyError(*error.args).with_traceback(error.__traceback__)
 
 

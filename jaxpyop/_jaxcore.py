@@ -218,6 +218,14 @@ def result_aval(shape: Sequence[int], dtype: Any, operands: Sequence[Any]) -> An
     return aval
 
 
+def shard_as(x: Any, aval: Any) -> Any:
+    """Shard a value as its type on an explicit mesh says; elsewhere as it is."""
+    wanted = aval.sharding
+    if all(axis is None for axis in wanted.spec) or jax.typeof(x).sharding == wanted:
+        return x
+    return jax.sharding.reshard(x, wanted)
+
+
 def forget_failed_programs() -> None:
     """Drop the tokens of programs that failed.
 

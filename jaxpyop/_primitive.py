@@ -206,7 +206,8 @@ def _transpose(cotangents: Sequence[Any], *operands: Any, call: Any, batch: Batc
         batch=batch.with_inputs(lambda mask: (*mask[of_residuals], *(True for _ in known))),
     )
     summed = [_sum_unbatched(ct, first + k, batch) for k, ct in enumerate(found)]
-    return [None] * first + [ct if u else None for ct, u in zip(summed, unknown[first:])]
+    asked = zip(summed, operands[first:], unknown[first:])
+    return [None] * first + [_jaxcore.shard_as(ct, x.aval) if u else None for ct, x, u in asked]
 
 
 def _sum_unbatched(cotangent: Any, operand: int, batch: Batch) -> Any:
@@ -247,7 +248,9 @@ def _route(ctx: Any, call: Plain) -> _Emit:
     buffers = config.transport == "auto" and _jaxcore.platforms(ctx) == ("cpu",) and not call.ordered
     # XLA packs 4-bit and 2-bit values, and a buffer callback sees them as bytes (0.10 to 0.12).
     buffers = buffers and not any(_jaxcore.is_packed(a.dtype) for a in (*ctx.avals_in, *ctx.avals_out))
-    if buffers and not (call.stateful and several):  # on several devices a buffer callback runs once per device
+    # On several devices a buffer callback runs once per device. A stateful op
+    # runs once; so do its derivatives, in the process that has its record.
+    if buffers and not (call.op.stateful and several):
         return lambda host, results, args: buffer_callback(
             host.on_buffers, results, has_side_effect=call.stateful
         )(*args)

@@ -38,12 +38,12 @@ class Records:
         (True, False)
     """
 
-    def __init__(self, max_count: int, max_bytes: int) -> None:
+    def __init__(self, max_count: int, max_bytes: int, *, first: int = 1) -> None:
         self._lock = threading.Lock()
         self._records: dict[int, tuple[Any, int]] = {}  # in order of arrival
         self._nbytes = 0
         self._evicted = 0
-        self._next = 1
+        self._next = first
         self.max_count, self.max_bytes = _bounds(max_count, max_bytes)
 
     def put(self, record: Any) -> int:

@@ -260,6 +260,7 @@ def _vectors(name: str, what: str, vectors: Sequence[Any], avals: Sequence[Any])
                 f"{what} {i} is {aval.dtype}{list(aval.shape)}, but its {name} is "
                 f"{vector.dtype}{list(vector.shape)}: they must be alike"
             )
+        arrays[i] = _jaxcore.shard_as(vector, aval)
     return arrays
 
 
