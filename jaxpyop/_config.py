@@ -34,7 +34,7 @@ def _at_least_one(value: Any) -> int:
 _SETTINGS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
     "mode": ("eager", _one_of("eager", "traced")),
     "transport": ("auto", _one_of("auto", "callback")),
-    "max_records": (100_000, _at_least_one),
+    "max_records": (8192, _at_least_one),
     "max_record_bytes": (256 * 2**20, _at_least_one),
 }
 
@@ -52,7 +52,8 @@ class Config:
             ``jax.experimental.io_callback``. Read when a program is compiled.
             ``JAXPYOP_TRANSPORT``.
         max_records: how many gradient records of ``py_function`` are kept for
-            backward passes to come. ``JAXPYOP_MAX_RECORDS``.
+            backward passes to come; one of a few scalar operations takes 10 KB
+            in all. ``JAXPYOP_MAX_RECORDS``.
         max_record_bytes: how many bytes of arrays they may keep alive.
             ``JAXPYOP_MAX_RECORD_BYTES``.
 
