@@ -75,7 +75,11 @@ def as_jax(array: Any) -> Any:
     return jnp.asarray(private) if private.ndim else _scalar_as_jax(private)
 
 
-_TRACER_ERRORS = (jax.errors.UnexpectedTracerError, jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError)
+_TRACER_ERRORS = (
+    jax.errors.UnexpectedTracerError,
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+)
 
 
 # ---------------------------------------------------------------------- bodies
@@ -325,7 +329,9 @@ class NumpyPull:
             found = (found,)
         if not isinstance(found, (list, tuple)) or len(found) != count:
             got = len(found) if isinstance(found, (list, tuple)) else f"a {type(found).__name__}"
-            raise ValueError(f"{op.title}: vjp returned {got} cotangents for {count} array inputs; return one each, None for zero")
+            raise ValueError(
+                f"{op.title}: vjp returned {got} cotangents for {count} array inputs; return one each, None for zero"
+            )
         return [self._checked(k, found[k], x) for k, x in enumerate(inputs) if self.wanted[k]]
 
     def _cotangents(self, rest: Sequence[Any], outputs: Sequence[Any]) -> tuple[Any, ...]:
@@ -345,6 +351,7 @@ class NumpyPull:
         array = _results.to_numpy(value, Leaf(np.dtype(like.dtype)), self.base.op.casting, which, title)
         if array.shape != like.shape:
             raise ValueError(
-                f"{title}: {which} shape {show_shape(array.shape)}; a cotangent has its input's shape, {show_shape(like.shape)}"
+                f"{title}: {which} shape {show_shape(array.shape)}; "
+                f"a cotangent has its input's shape, {show_shape(like.shape)}"
             )
         return array

@@ -88,9 +88,7 @@ class Plain:
             self.body.check_shapes(values, self.body.promised(arrays), ())
         return values
 
-    def check(
-        self, index: int, shape: tuple[int, ...], expected: tuple[int, ...], lead: tuple[int, ...] = ()
-    ) -> None:
+    def check(self, index: int, shape: tuple[int, ...], expected: tuple[int, ...], lead: tuple[int, ...] = ()) -> None:
         """Raise about a result of the wrong shape."""
         _results.check_shape(shape, Leaf(TOKEN, expected), lead, True, self.op.which(index), self.title)
 
@@ -150,7 +148,8 @@ class NumpyDerivative(Plain):
 
     def linearize(self, moving: tuple[bool, ...]) -> Linearization:
         raise NotImplementedError(
-            f"{self.title}: second derivatives need a body of JAX operations: write it as a py_function; vjp= gives the first"
+            f"{self.title}: second derivatives need a body of JAX operations: write it as a py_function; "
+            "vjp= gives the first"
         )
 
     def transposed(self, given: tuple[bool, ...]) -> Plain:

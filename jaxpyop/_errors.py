@@ -53,7 +53,7 @@ def where(func: Callable[..., Any]) -> str:
     name = getattr(inner, "__qualname__", None) or type(inner).__qualname__
     code = getattr(inner, "__code__", None)
     if code is None:
-        code = getattr(getattr(type(inner), "__call__", None), "__code__", None)
+        code = getattr(type(inner).__call__, "__code__", None)
     return f"{name}, {code.co_filename}:{code.co_firstlineno}" if code else name
 
 

@@ -16,6 +16,8 @@ import jax
 import jax.core
 import jax.experimental
 import jax.extend.core as _extend
+import jax.extend.linear_util as _linear_util
+import jax.extend.source_info_util as _source_info
 import jax.interpreters.ad
 import jax.interpreters.batching
 import jax.interpreters.mlir
@@ -25,8 +27,6 @@ from jax._src import effects as _effects
 from jax._src import traceback_util as _traceback_util
 from jax._src import xla_bridge as _xla_bridge
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
-import jax.extend.linear_util as _linear_util
-import jax.extend.source_info_util as _source_info
 
 Trace = jax.core.Trace  # not subscriptable on 0.12
 Tracer = jax.core.Tracer
@@ -38,6 +38,11 @@ Literal = _extend.Literal
 set_current_trace = _extend.set_current_trace
 take_current_trace = _extend.take_current_trace
 eval_context = jax.core.eval_context
+
+
+def x64_enabled() -> bool:
+    """Whether JAX has 64-bit types here and now."""
+    return bool(jax.config.jax_enable_x64)  # pyright: ignore[reportAttributeAccessIssue]  # made at run time
 
 
 def current_trace() -> Any:
@@ -177,7 +182,8 @@ class OrderedEffect(_OpEffect, type(_ORDERED_IO)):  # type: ignore[misc]
 
 # A differentiated scan drops effects without a result (io_callback's too), but
 # for these. Private: no public name up to 0.12.
-_effects.partial_eval_kept_effects.add_type(_OpEffect)
+for _kept in (StatefulEffect, OrderedEffect):
+    _effects.partial_eval_kept_effects.add_type(_kept)
 
 
 def _refusing_caller() -> str | None:
@@ -260,4 +266,3 @@ class Everywhere:
         each = PartitionSpec()
         with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
             return jax.shard_map(func, mesh=self._mesh, in_specs=each, out_specs=each, check_vma=False)(*args)
-

@@ -41,7 +41,7 @@ def _check_func(func: Any, api: str) -> None:
     inner = func
     while isinstance(inner, functools.partial):
         inner = inner.func
-    for candidate in (inner, getattr(type(inner), "__call__", None)):
+    for candidate in (inner, type(inner).__call__):
         if inspect.iscoroutinefunction(candidate) or inspect.isasyncgenfunction(candidate):
             raise TypeError(
                 f"{api}: func is an async function, which returns before it has run; "
@@ -69,7 +69,9 @@ def _check_executor(executor: Any, vmap_method: str, api: str) -> None:
             f"{api}: executor is {executor!r}; expected a concurrent.futures.Executor, or a function that returns one"
         )
     if vmap_method != "parallel":
-        raise ValueError(f"{api}: executor= runs the elements of vmap_method='parallel', and here it is {vmap_method!r}")
+        raise ValueError(
+            f"{api}: executor= runs the elements of vmap_method='parallel', and here it is {vmap_method!r}"
+        )
 
 
 def _read_inp(inp: Any, api: str) -> Sequence[Any]:
@@ -160,7 +162,9 @@ def is_traced(mode: str | None, api: str, *, stateful: bool, tout: Any) -> bool:
 def apply(api: str, func: Any, inp: Any, tout: Any, make: Callable[[Any], Op]) -> Any:
     """Run an op, or without `func` and `inp` return the decorator that makes one."""
     if tout is NOT_GIVEN:
-        raise TypeError(f"{api}: Tout was not given; write {api}(func, inp, Tout=jnp.float32), or Tout=None for no result")
+        raise TypeError(
+            f"{api}: Tout was not given; write {api}(func, inp, Tout=jnp.float32), or Tout=None for no result"
+        )
     if func is None and inp is None:
         return _decorator(make)
     if inp is None:
@@ -172,11 +176,11 @@ def apply(api: str, func: Any, inp: Any, tout: Any, make: Callable[[Any], Op]) -
 
 def _decorator(make: Callable[[Any], Op]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     def decorate(func: Callable[..., Any]) -> Callable[..., Any]:
-        ops = {jax.config.jax_enable_x64: make(func)}  # what Tout means depends on x64
+        ops = {_jaxcore.x64_enabled(): make(func)}  # what Tout means depends on x64
 
         @functools.wraps(func)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            x64 = jax.config.jax_enable_x64
+            x64 = _jaxcore.x64_enabled()
             if x64 not in ops:
                 ops[x64] = make(func)
             return run(ops[x64], args, kwargs)

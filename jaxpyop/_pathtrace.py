@@ -196,7 +196,8 @@ class PathTrace(core.Trace):
 
     def __init__(self, parent: Any, run: Run) -> None:
         super().__init__()
-        self.parent, self.run = parent, run
+        self.parent: Any = parent  # None once the run is over
+        self.run = run
         self.requires_low = parent.requires_low
         self._boxed: list[PathTracer] = []
         self._answers: dict[int, bool] = {}

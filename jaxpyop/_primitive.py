@@ -94,8 +94,6 @@ def _wait_for_ordered() -> None:
         warnings.warn(f"an earlier ordered op failed: {error}", RuntimeWarning, stacklevel=2)
 
 
-
-
 def _impl(*args: Any, call: Plain, batch: Batch) -> list[Any]:
     # JAX hands Python scalars through as they are.
     arrays = [a if isinstance(a, (jax.Array, np.ndarray)) else jnp.asarray(a) for a in args]
@@ -120,7 +118,9 @@ def _structs(args: Sequence[Any], batch: Batch) -> list[Struct]:
 def _abstract_eval(*avals: Any, call: Plain, batch: Batch) -> tuple[list[Any], set[Any]]:
     effects = set()
     if call.stateful:
-        effects.add((_jaxcore.OrderedEffect if call.ordered else _jaxcore.StatefulEffect)(call.title, call.op.stateless_cure))
+        effects.add(
+            (_jaxcore.OrderedEffect if call.ordered else _jaxcore.StatefulEffect)(call.title, call.op.stateless_cure)
+        )
     shapes = call.shapes(_structs(avals, batch))
     return [_jaxcore.result_aval((*batch.sizes, *s.shape), s.dtype, avals) for s in shapes], effects
 
@@ -130,7 +130,9 @@ python_call_p.def_effectful_abstract_eval(_abstract_eval)
 # ------------------------------------------------------------------------- vmap
 
 
-def _batch(args: Sequence[Any], dims: Sequence[int | None], *, call: Plain, batch: Batch) -> tuple[list[Any], list[int]]:
+def _batch(
+    args: Sequence[Any], dims: Sequence[int | None], *, call: Plain, batch: Batch
+) -> tuple[list[Any], list[int]]:
     size = next(a.shape[d] for a, d in zip(args, dims) if d is not None)
     args = [a if d is None else jnp.moveaxis(a, d, 0) for a, d in zip(args, dims)]
     block = call.vmap_method in BLOCK_METHODS and batch.block == bool(batch.sizes)
@@ -179,9 +181,7 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: Any, batch: B
 def _as_loop(primals: Sequence[Any], tangents: Sequence[Any], batch: Batch) -> tuple[list[Any], list[Any], Batch]:
     # A record belongs to one element, so a differentiated batch is looped
     # over: axes of size 1 that a block method added are taken away again.
-    masks = tuple(
-        tuple(p.shape[axis] == size and size != 1 for p in primals) for axis, size in enumerate(batch.sizes)
-    )
+    masks = tuple(tuple(p.shape[axis] == size and size != 1 for p in primals) for axis, size in enumerate(batch.sizes))
     gone = [tuple(axis for axis, mask in enumerate(masks) if not mask[i]) for i in range(len(primals))]
     primals = [jnp.squeeze(p, axes) for p, axes in zip(primals, gone)]
     tangents = [t if _is_zero(t) else jnp.squeeze(t, axes) for t, axes in zip(tangents, gone)]
@@ -251,9 +251,9 @@ def _route(ctx: Any, call: Plain) -> _Emit:
     # On several devices a buffer callback runs once per device. A stateful op
     # runs once; so do its derivatives, in the process that has its record.
     if buffers and not (call.op.stateful and several):
-        return lambda host, results, args: buffer_callback(
-            host.on_buffers, results, has_side_effect=call.stateful
-        )(*args)
+        return lambda host, results, args: buffer_callback(host.on_buffers, results, has_side_effect=call.stateful)(
+            *args
+        )
     emit = _io_callback if call.stateful else _pure_callback
     if not several:
         return lambda host, results, args: emit(host.on_arrays, results, args, host.call.ordered)

@@ -107,10 +107,6 @@ def match(spec: ResultSpec, value: Any, api: str) -> list[Any]:
 # ---------------------------------------------------------------------- values
 
 
-def _which(index: int, count: int) -> str:
-    return "func returned" if count == 1 else f"func returned, as result {index},"
-
-
 def _cast_error(dtype: Any, leaf: Leaf, casting: str, which: str, api: str) -> TypeError:
     name = getattr(dtype, "name", str(dtype))
     return TypeError(
@@ -251,10 +247,10 @@ def to_numpy(value: Any, leaf: Leaf, casting: str, which: str, api: str) -> np.n
     _check_dtype(array.dtype, leaf, casting, which, api)
     if _is_integer(leaf.dtype) and array.dtype.kind != "b":
         if array.dtype.kind == "c":
-            array = array.real
+            array = np.real(array)
         _check_range(array, leaf, which, api)
     elif array.dtype.kind == "c" and leaf.dtype.kind not in "cb":
-        array = array.real
+        array = np.real(array)
     with np.errstate(over="ignore"):  # float64 to float32 overflows to inf, as in JAX
         return array.astype(leaf.dtype)
 
@@ -271,7 +267,7 @@ def to_jax(value: Any, leaf: Leaf, casting: str, which: str, api: str) -> Any:
     _check_dtype(value.dtype, leaf, casting, which, api)
     if _is_integer(leaf.dtype) and _level(value.dtype) > 0:
         array = np.asarray(value)
-        _check_range(array.real if array.dtype.kind == "c" else array, leaf, which, api)
+        _check_range(np.real(array) if array.dtype.kind == "c" else array, leaf, which, api)
     if _level(value.dtype) == 3 and _level(leaf.dtype) < 3:
         value = value.real if leaf.dtype.kind != "b" else value != 0
     return value.astype(leaf.dtype)

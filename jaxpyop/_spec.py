@@ -56,7 +56,12 @@ def show_shape(shape: Shape | None) -> str:
 
 # ---------------------------------------------------------------------- dtypes
 
-_PYTHON_TYPES = {bool: np.dtype(bool), int: np.dtype(np.int64), float: np.dtype(np.float64), complex: np.dtype(np.complex128)}
+_PYTHON_TYPES = {
+    bool: np.dtype(bool),
+    int: np.dtype(np.int64),
+    float: np.dtype(np.float64),
+    complex: np.dtype(np.complex128),
+}
 
 
 def canonical_dtype(dtype: Any) -> np.dtype[Any]:
@@ -92,7 +97,7 @@ def read_leaf(value: Any, api: str) -> Leaf:
     """One leaf of `Tout`: a dtype, something shaped, or a TensorFlow dtype."""
     if isinstance(value, type) and value in _PYTHON_TYPES:
         return Leaf(canonical_dtype(_PYTHON_TYPES[value]))
-    if isinstance(value, (type, np.dtype, str)) or isinstance(value, type(jax.numpy.float32)):
+    if isinstance(value, (type, np.dtype, str, type(jax.numpy.float32))):
         # Before .shape and .dtype: np.float32, the class, has both.
         return Leaf(_read_dtype(value, api))
     if hasattr(value, "as_numpy_dtype"):  # tf.float32
@@ -168,7 +173,8 @@ def _with_shape(leaf: Leaf, shape: Shape | None, api: str) -> Leaf:
         return leaf
     if leaf.shape is not None and leaf.shape != shape:
         raise ValueError(
-            f"{api}: Tout says shape {show_shape(leaf.shape)} and output_shapes says {show_shape(shape)}; give one of them"
+            f"{api}: Tout says shape {show_shape(leaf.shape)} and output_shapes says {show_shape(shape)}; "
+            "give one of them"
         )
     return Leaf(leaf.dtype, shape)
 

@@ -34,6 +34,7 @@ class Call(Protocol):
     func: Any
     on_jax: bool  # makes jax.Arrays, copies, of the views that it needs
     copy: bool
+    stateful: bool
     ordered: bool
     environment: Environment
 
@@ -54,11 +55,11 @@ class Environment:
 
     def __init__(self) -> None:
         self.context = contextvars.copy_context()
-        self.x64: bool = jax.config.jax_enable_x64  # type: ignore[attr-defined]
+        self.x64: bool = _jaxcore.x64_enabled()
 
     def is_current(self) -> bool:
         """Whether a body may simply be called, here and now."""
-        return jax.config.jax_enable_x64 == self.x64 and _jaxcore.is_eager() and _on_cpu()
+        return _jaxcore.x64_enabled() == self.x64 and _jaxcore.is_eager() and _on_cpu()
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
@@ -66,7 +67,7 @@ class Environment:
         with contextlib.ExitStack() as stack:
             if not _jaxcore.is_eager():  # a program can run while another is traced
                 stack.enter_context(_jaxcore.eval_context())
-            if jax.config.jax_enable_x64 != self.x64:
+            if _jaxcore.x64_enabled() != self.x64:
                 stack.enter_context(jax.enable_x64(self.x64))
             if not _on_cpu():  # a body's own JAX operations stay where it runs
                 stack.enter_context(jax.default_device(jax.local_devices(backend="cpu")[0]))
