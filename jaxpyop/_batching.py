@@ -93,7 +93,7 @@ def run_elements(call: Any, arrays: Sequence[Any], batch: Batch) -> _Numbered:
         batch: a looping batch.
 
     Yields:
-        Each element's number and results, in batch order.
+        Each element's number and results; in batch order unless in parallel.
 
     Raises:
         BaseException: what the first failing element raised, with a note of its
@@ -116,24 +116,24 @@ def _sequential(call: Any, each: Iterator[Any], batch: Batch) -> _Numbered:
 
 
 def _parallel(call: Any, each: Iterator[Any], batch: Batch) -> _Numbered:
-    executor = _executors.resolve(call.op.executor)
+    executor = _executors.resolve(call.op.executor, call.title)
     if _executors.is_busy_here(executor):
         yield from _sequential(call, each, batch)
         return
-    started: list[tuple[Any, concurrent.futures.Future[Any]]] = []
+    started: dict[concurrent.futures.Future[Any], tuple[int, Any]] = {}
     try:
         for number, chosen in enumerate(each):
             with _explaining(call, number, batch):
-                started.append((chosen, _executors.submit(executor, call, chosen)))
-        for number, (chosen, future) in enumerate(started):
+                started[_executors.submit(executor, call, chosen)] = number, chosen
+        for future in concurrent.futures.as_completed(started):
+            number, chosen = started[future]
             with _explaining(call, number, batch):
                 values = _executors.result_of(future, executor, call, chosen)
             yield number, values
     finally:
-        # The inputs are gone when the call is: let nothing run that still reads them.
-        for _, future in started:
-            future.cancel()
-        concurrent.futures.wait([future for _, future in started])
+        # The inputs are gone when the call is: let nothing run that still reads
+        # them. What was cancelled never runs (and Dask's never counts as done).
+        concurrent.futures.wait([future for future in started if not future.cancel()])
 
 
 @contextlib.contextmanager

@@ -123,7 +123,12 @@ def body_error(title: str, func: Callable[..., Any], inputs: Iterable[Any], erro
         f"  `with jaxpyop.reraise():` around the call raises the original exception\n"
         f"{_indent(format_user_traceback(error))}"
     )
-    return PythonBodyError(text).with_traceback(_short_traceback(title, func))
+    return PythonBodyError(_printable(text)).with_traceback(_short_traceback(title, func))
+
+
+def _printable(text: str) -> str:
+    # XLA's text is UTF-8, and ends at a NUL.
+    return text.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode()
 
 
 _put_off: collections.OrderedDict[int, PythonBodyError] = collections.OrderedDict()

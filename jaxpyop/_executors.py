@@ -28,11 +28,18 @@ def default_executor() -> Executor:
     return concurrent.futures.ThreadPoolExecutor(workers, thread_name_prefix="jaxpyop")
 
 
-def resolve(executor: Executor | Callable[[], Executor] | None) -> Executor:
-    """The executor to use now."""
+def resolve(executor: Executor | Callable[[], Executor] | None, title: str) -> Executor:
+    """The executor to use now.
+
+    Raises:
+        TypeError: a function that does not return one.
+    """
     if executor is None:
         return default_executor()
-    return executor() if not hasattr(executor, "submit") else executor  # type: ignore[operator,return-value]
+    found = executor if isinstance(executor, Executor) or not callable(executor) else executor()
+    if not hasattr(found, "submit") or isinstance(found, type):
+        raise TypeError(f"{title}: executor= gave {found!r}; expected a concurrent.futures.Executor")
+    return found
 
 
 def is_local(executor: Executor) -> bool:

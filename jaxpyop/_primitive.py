@@ -11,6 +11,7 @@ that a result's shape may have to be inferred.
 from __future__ import annotations
 
 import math
+import operator
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -63,7 +64,7 @@ def _run(call: Plain, arrays: list[Any], batch: Batch) -> list[Any]:
         return call(arrays)
     if batch.block:
         return _checked_block(call, call(arrays, batch.sizes), arrays, batch)
-    rows = [values for _, values in run_elements(call, arrays, batch)]
+    rows = [values for _, values in sorted(run_elements(call, arrays, batch), key=operator.itemgetter(0))]
     if not rows:
         return [np.empty((*batch.sizes, *s.shape), s.dtype) for s in call.shapes(_structs(arrays, batch))]
     return [_stack(call, k, column, batch) for k, column in enumerate(zip(*rows))]

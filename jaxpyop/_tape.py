@@ -106,7 +106,7 @@ class Tape(_jaxcore.Trace):
     def process_custom_jvp_call(
         self, primitive: Any, fun: Any, jvp: Any, tracers: Sequence[Any], /, **params: Any
     ) -> Any:
-        op = find_custom_jvp_op(primitive, fun, jvp, params)
+        op = find_custom_jvp_op(primitive, fun, jvp, tracers, params)
         return self._custom(primitive, (fun, jvp), tracers, params, op)
 
     def process_custom_vjp_call(

@@ -173,16 +173,18 @@ def _named(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     return call
 
 
-def find_custom_jvp_op(primitive: Any, fun: Any, jvp: Any, params: dict[str, Any]) -> Op | None:
+def find_custom_jvp_op(primitive: Any, fun: Any, jvp: Any, args: Sequence[Any], params: dict[str, Any]) -> Op | None:
     """The shared op of a `custom_jvp` function of JAX's own, such as relu.
 
-    A user's function is not shared: its rule may read variables that change.
+    Shared among calls of the same types: JAX notes the results' types on the
+    wrapped functions. A user's function is not shared at all: its rule may
+    read variables that change.
     """
     function, rule = getattr(fun, "f", None), getattr(jvp, "f", None)
     if not (getattr(function, "__module__", None) or "").startswith("jax."):
         return None
     try:
-        key = (primitive, fun, rule, tuple(params.items()))
+        key = (primitive, fun, rule, tuple(params.items()), tuple(map(value_type, args)))
         op = _by_structure.get(key)
     except TypeError:
         return None
