@@ -1,0 +1,703 @@
+"""What a body may return: DESIGN 1.3, `Tout` and the casting of values."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import re
+import warnings
+
+import hypothesis.extra.numpy as hnp
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from util import APIS, ROUTES, SMALL_DTYPES, contrib, dtype_id, numpy_function, py_func, py_function
+
+import jaxpyop
+
+F = jnp.float32
+every_api = pytest.mark.parametrize("api", APIS.values(), ids=APIS)
+both_sides = pytest.mark.parametrize("api", [py_function, numpy_function])
+
+
+def returning(api, route, value, tout, shapes=None, **options):
+    """The op's result when its body returns `value`."""
+    if shapes is None and isinstance(value, (np.ndarray, np.generic, jax.Array)):
+        shapes = value.shape
+    return route(lambda: api(lambda: value, [], tout, output_shapes=shapes, **options))
+
+
+def refused(api, route, value, tout, error, text, **options):
+    """The op's error, the same under jit as directly, by way of reraise()."""
+    with pytest.raises(error, match=text) as caught, jaxpyop.reraise():
+        returning(api, route, value, tout, **options)
+    return caught.value
+
+
+# ------------------------------------------------------------------------ Tout
+
+
+class TensorFlowDtype:
+    """Stands for tf.float32, which has as_numpy_dtype and no shape."""
+
+    as_numpy_dtype = np.float32
+
+    def __repr__(self):
+        return "tf.float32"
+
+
+TOUTS = {
+    "np class": np.float32,
+    "jnp class": jnp.float32,
+    "string": "float32",
+    "short string": "f4",
+    "np.dtype": np.dtype("float32"),
+    "struct": jax.ShapeDtypeStruct((3,), np.float32),
+    "jax array": jnp.zeros(3),
+    "numpy array": np.zeros(3, np.float32),
+    "as_numpy_dtype": TensorFlowDtype(),
+    "python float": float,
+}
+
+
+@pytest.mark.parametrize("tout", TOUTS.values(), ids=TOUTS)
+@every_api
+def test_forms_of_a_single_tout(api, tout, route):
+    y = route(lambda x: api(lambda x: x * 2, [x], tout), jnp.arange(3.0))
+    assert isinstance(y, jax.Array)
+    assert y.dtype == np.float32
+    assert not y.weak_type
+    np.testing.assert_array_equal(y, [0, 2, 4])
+
+
+SMALL_BY_NAME = [np.dtype(d).name for d in SMALL_DTYPES]
+
+
+@pytest.mark.parametrize("name", SMALL_BY_NAME)
+def test_every_dtype_by_name_by_class_and_by_dtype(name):
+    dtype = np.dtype(getattr(jnp, name))
+    for tout in (name, getattr(jnp, name), dtype):
+        assert numpy_function(lambda: np.ones(2, dtype), [], tout).dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("python_type", "dtype"), [(bool, "bool"), (int, "int32"), (float, "float32"), (complex, "complex64")]
+)
+def test_python_types(python_type, dtype, route):
+    y = route(lambda: py_func(lambda: python_type(1), [], python_type, output_shapes=()))
+    assert y.dtype == dtype
+    assert y == 1
+
+
+Pair = collections.namedtuple("Pair", "first second")
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Both:
+    mean: object
+    count: object
+
+
+STRUCTURES = {
+    "list": ([F, jnp.int32], [1.5, 2]),
+    "tuple": ((F, jnp.int32), (1.5, 2)),
+    "list of one": ([F], [1.5]),
+    "tuple of one": ((F,), (1.5,)),
+    "dict": ({"b": F, "a": jnp.int32}, {"a": 2, "b": 1.5}),
+    "nested": ({"a": [F, (jnp.int32, {"c": F})], "b": F}, {"a": [1.0, (2, {"c": 3.0})], "b": 4.0}),
+    "namedtuple": (Pair(F, jnp.int32), Pair(1.5, 2)),
+    "dataclass": (Both(F, jnp.int32), Both(1.5, 2)),
+    "dict of dataclass": ({"x": Both(F, [jnp.int32])}, {"x": Both(1.5, [2])}),
+    "with None": ({"a": F, "b": None}, {"a": 1.5, "b": None}),
+    "with empty": ([F, []], [1.5, []]),
+    "ordered dict": (collections.OrderedDict(b=F, a=jnp.int32), collections.OrderedDict(b=1.5, a=2)),
+    "default dict": (collections.defaultdict(list, b=F, a=jnp.int32), collections.defaultdict(list, b=1.5, a=2)),
+    "dict for ordered dict": (collections.OrderedDict(b=F, a=F), {"a": 2.0, "b": 1.5}),
+}
+
+
+@pytest.mark.parametrize(("tout", "value"), STRUCTURES.values(), ids=STRUCTURES)
+@both_sides
+def test_result_has_the_structure_of_tout(api, tout, value, route):
+    y = route(lambda: api(lambda: value, [], tout))
+    assert jax.tree.structure(y) == jax.tree.structure(tout)
+    if isinstance(tout, dict):
+        assert type(y) is type(tout)
+        value = type(tout)(value) if type(tout) is dict else value
+        y, value, tout = ([tree[key] for key in sorted(tree)] for tree in (y, value, tout))
+    for got, want, dtype in zip(jax.tree.leaves(y), jax.tree.leaves(value), jax.tree.leaves(tout)):
+        assert isinstance(got, jax.Array)
+        assert got.dtype == np.dtype(dtype)
+        assert got.shape == ()
+        assert got == want
+
+
+LOOSE = {
+    "tuple for list": ([F, F], (1.0, 2.0)),
+    "list for tuple": ((F, F), [1.0, 2.0]),
+    "namedtuple for tuple": ((F, F), Pair(1.0, 2.0)),
+    "bare value for list of one": ([F], 1.0),
+    "list of one for a bare value": (F, [1.0]),
+    "mapping for dict": ({"a": F, "b": F}, collections.OrderedDict(b=2.0, a=1.0)),
+    "array for list of one": ([F], np.float32(1)),
+}
+
+
+@pytest.mark.parametrize(("tout", "value"), LOOSE.values(), ids=LOOSE)
+@every_api
+def test_like_structures_are_taken(api, tout, value, route):
+    y = route(lambda: api(lambda: value, [], tout, output_shapes=jax.tree.map(lambda _: (), tout)))
+    assert jax.tree.structure(y) == jax.tree.structure(tout)
+    assert [float(v) for v in jax.tree.leaves(y)] == [1.0, 2.0][: len(jax.tree.leaves(y))]
+
+
+WRONG_STRUCTURES = {
+    "too many": ([F, F], [1.0, 2.0, 3.0], r"a list of 3 .*promises 2 results"),
+    "too few": ([F, F, F], [1.0, 2.0], r"a list of 2 .*promises 3 results"),
+    "too few, tuple": ((F, F), (1.0,), r"a tuple of 1 .*promises 2 results"),
+    "none of two": ([F, F], [], r"a list of 0 .*promises 2 results"),
+    "two for one": (F, (1.0, 2.0), r"a tuple of 2 .*promises one result"),
+    "list for one": (F, [1.0, 2.0], r"a list of 2 .*promises one result"),
+    "one for two": ([F, F], 1.0, r"a float .*promises 2 results"),
+    "array for two": ([F, F], np.zeros(2, np.float32), r"a ndarray|an ndarray"),
+    "None for one": (F, None, r"None .*promises one result"),
+    "None for two": ([F, F], None, r"None .*promises 2 results"),
+    "None among two": ([F, F], [1.0, None], r"promises 2 results"),
+    "dict for one": (F, {"a": 1.0}, r"a dict .*promises one result"),
+    "missing key": ({"a": F, "b": F}, {"a": 1.0}, r"a dict .*promises 2 results"),
+    "extra key": ({"a": F}, {"a": 1.0, "b": 2.0}, r"a dict .*promises one result"),
+    "other key": ({"a": F}, {"b": 1.0}, r"a dict .*promises one result"),
+    "list for dict": ({"a": F}, [1.0], r"a list of 1 .*promises one result"),
+    "dict for list": ([F, F], {"a": 1.0, "b": 2.0}, r"a dict .*promises 2 results"),
+    "nested count": ([F, [F, F]], [1.0, [2.0]], r"promises 3 results"),
+    "other dataclass": (Both(F, F), Pair(1.0, 2.0), r"a Pair|a tuple of 2|a Pair of 2"),
+    "value for nothing": (None, 1.0, r"a float .*promises no result.*Tout=None"),
+    "values for nothing": ([], [1.0], r"a list of 1 .*promises no result"),
+}
+
+
+@pytest.mark.parametrize(("tout", "value", "text"), WRONG_STRUCTURES.values(), ids=WRONG_STRUCTURES)
+@both_sides
+def test_wrong_count_or_structure(api, tout, value, text, route):
+    shapes = jax.tree.map(lambda _: (), tout) if tout else None
+    with pytest.raises(ValueError, match=f"func returned .*({text})"), jaxpyop.reraise():
+        route(lambda: api(lambda: value, [], tout, output_shapes=shapes))
+
+
+@pytest.mark.parametrize("tout", [None, [], ()], ids=str)
+@pytest.mark.parametrize("value", [None, [], ()], ids=str)
+@both_sides
+def test_no_result(api, tout, value, route):
+    runs = []
+
+    def body(x):
+        runs.append(float(x))
+        return value
+
+    assert route(lambda x: api(body, [x], tout), F(3)) == []
+    assert runs == [3.0]
+
+
+async def coroutine():
+    return 1.0
+
+
+def generator():
+    yield 1.0
+
+
+async def async_generator():
+    yield 1.0
+
+
+@pytest.mark.parametrize("make", [coroutine, generator, async_generator])
+@pytest.mark.parametrize("tout", [F, [F], None], ids=["one", "list", "nothing"])
+@both_sides
+def test_what_nobody_ran_is_an_error(api, make, tout, route):
+    text = r"func returned an? (coroutine|generator|async_generator), which was never run"
+    shapes = None if tout is None else jax.tree.map(lambda _: (), tout)
+    with pytest.raises(TypeError, match=text), jaxpyop.reraise():
+        route(lambda: api(lambda: make(), [], tout, output_shapes=shapes))
+
+
+NO_NUMBERS = {
+    "str": "text",
+    "bytes": b"raw",
+    "object": object(),
+    "set": {1.0},
+    "object array": np.array([1.0, None], dtype=object),
+    "string array": np.array(["a"]),
+    "datetime": np.datetime64("2020-01-01"),
+    "timedelta array": np.array([1], "timedelta64[s]"),
+    "record": np.zeros(2, [("a", "f4")]),
+    "function": np.sin,
+    "exception": ValueError("x"),
+}
+
+
+@pytest.mark.parametrize("value", NO_NUMBERS.values(), ids=NO_NUMBERS)
+@pytest.mark.parametrize("tout", [F, jnp.int32], ids=dtype_id)
+@both_sides
+def test_what_is_no_number_is_an_error(api, value, tout, route):
+    refused(api, route, value, tout, TypeError, "func returned .*; return numbers", shapes=getattr(value, "shape", ()))
+
+
+def test_a_typed_key_as_a_result_is_an_error(route):
+    refused(
+        py_function,
+        route,
+        jax.random.key(0),
+        jnp.uint32,
+        TypeError,
+        r"typed key; return jax.random.key_data",
+        shapes=(),
+    )
+
+
+# --------------------------------------------------------------- casting table
+
+NATIVE = [
+    "bool",
+    "int8",
+    "uint8",
+    "int16",
+    "uint16",
+    "int32",
+    "uint32",
+    "int64",
+    "uint64",
+    "float16",
+    "float32",
+    "float64",
+    "complex64",
+    "complex128",
+]
+TARGETS = ["bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "float16", "float32", "complex64"]
+
+
+def numpy_allows(source, target, casting):
+    source, target = np.dtype(source), np.dtype(target)
+    if source.kind in "iu" and target.kind in "iu":
+        return True  # by value
+    return np.can_cast(source, target, casting)
+
+
+@pytest.mark.parametrize("casting", ["same_kind", "unsafe", "safe"])
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("scalar", [False, True], ids=["array", "numpy scalar"])
+@both_sides
+def test_casting_table_of_numpy(api, casting, target, scalar):
+    """Every pair of NumPy's dtypes, against np.can_cast."""
+    for source in NATIVE:
+        value = np.ones((), source)[()] if scalar else np.ones(2, source)
+        call = lambda value=value: api(lambda: value, [], target, casting=casting)
+        if numpy_allows(source, target, casting):
+            y = call()
+            assert y.dtype == target, source
+            assert np.all(np.asarray(y) == 1), source
+        else:
+            with pytest.raises(
+                TypeError, match=f"func returned {source}, which casting='{casting}' does not turn into {target}; "
+            ):
+                call()
+
+
+@pytest.mark.parametrize("target", ["float32", "int32", "complex64", "bfloat16"])
+@both_sides
+def test_casting_table_under_jit(api, target, transport):
+    route = ROUTES[f"jit-{transport}"]
+    for source in ["bool", "int64", "uint8", "float64", "float16", "complex128"]:
+        value = np.ones(2, source)
+        kinds = "biufc"
+        level = {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}
+        assert set(level) == set(kinds)
+        goal = {"float32": 2, "int32": 1, "complex64": 3, "bfloat16": 2}[target]
+        if level[np.dtype(source).kind] <= goal:
+            np.testing.assert_array_equal(
+                np.asarray(returning(api, route, value, getattr(jnp, target)), np.complex64), [1, 1]
+            )
+        else:
+            refused(api, route, value, getattr(jnp, target), TypeError, f"{source}.*casting='same_kind'.*{target}")
+
+
+JAX_SOURCES = ["bool", "int8", "uint4", "int32", "bfloat16", "float8_e5m2", "float16", "float32", "complex64"]
+LEVEL = {
+    "bool": 0,
+    "int8": 1,
+    "uint4": 1,
+    "int32": 1,
+    "bfloat16": 2,
+    "float8_e5m2": 2,
+    "float16": 2,
+    "float32": 2,
+    "complex64": 3,
+}
+
+
+@pytest.mark.parametrize("target", JAX_SOURCES)
+@pytest.mark.parametrize("make", [lambda v: v, jnp.asarray], ids=["numpy value", "jax value"])
+@both_sides
+def test_casting_between_all_kinds_of_jax_dtypes(api, make, target):
+    """By kind, for the dtypes that NumPy's can_cast does not know."""
+    for source in JAX_SOURCES:
+        value = make(np.ones(2, np.dtype(getattr(jnp, source))))
+        call = lambda value=value: api(lambda: value, [], getattr(jnp, target))
+        if LEVEL[source] <= LEVEL[target]:
+            y = call()
+            assert y.dtype == getattr(jnp, target)
+            assert (np.asarray(y) == 1).all()
+        else:
+            with pytest.raises(
+                TypeError, match=f"func returned {source}, which casting='same_kind' does not turn into {target}"
+            ):
+                call()
+
+
+UNSAFE = {
+    "float to int": (np.array([1.7, -1.7]), jnp.int32, [1, -1]),
+    "complex to float": (np.array([1.5 + 2j]), F, [1.5]),
+    "complex to int": (np.array([1.5 + 2j]), jnp.int32, [1]),
+    "float to bool": (np.array([0.0, 0.5]), jnp.bool_, [False, True]),
+    "complex to bool": (np.array([0j, 1j]), jnp.bool_, [False, True]),
+    "int to bool": (np.array([0, 3]), jnp.bool_, [False, True]),
+    "python float to int": (1.7, jnp.int32, 1),
+    "python negative float to int": (-1.7, jnp.int32, -1),
+    "python complex to float": (1.5 + 2j, F, 1.5),
+    "python complex to bool": (1j, jnp.bool_, True),
+}
+
+
+@pytest.mark.parametrize(("value", "tout", "expected"), UNSAFE.values(), ids=UNSAFE)
+@both_sides
+def test_unsafe_casting_converts(api, value, tout, expected, route):
+    refused(api, route, value, tout, TypeError, "casting='same_kind'", shapes=np.shape(value))
+    y = returning(api, route, value, tout, shapes=np.shape(value), casting="unsafe")
+    np.testing.assert_array_equal(y, expected)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e20, -1e20])
+@pytest.mark.parametrize("form", ["array", "scalar", "numpy scalar", "jax"])
+@both_sides
+def test_what_no_integer_can_hold_is_an_error_even_unsafe(api, form, bad, route):
+    forms = {
+        "array": np.array([1.0, bad]),
+        "scalar": bad,
+        "numpy scalar": np.float64(bad),
+        "jax": jnp.array([1.0, bad], F),
+    }
+    value = forms[form]
+    refused(api, route, value, jnp.int32, OverflowError, "does not fit int32", casting="unsafe", shapes=np.shape(value))
+
+
+# --------------------------------------------------------------- integer range
+
+INTS = [d for d in SMALL_DTYPES if jax.dtypes.issubdtype(d, np.integer)]
+
+
+@pytest.mark.parametrize("dtype", INTS, ids=dtype_id)
+@pytest.mark.parametrize("form", ["python", "int64 array", "numpy scalar", "uint64 array", "jax"])
+@both_sides
+def test_range_of_every_integer_dtype(api, dtype, form):
+    bounds = jnp.iinfo(dtype)
+    low, high = int(bounds.min), int(bounds.max)
+
+    def make(v):
+        if form == "python":
+            return v
+        if form == "jax":
+            wide = jnp.uint32 if v > 2**31 - 1 else jnp.int32
+            return jnp.asarray(np.array([0, v], np.dtype(wide)))
+        if form == "uint64 array":
+            return np.array([0, v], np.uint64) if v >= 0 else np.array([0, v])
+        return np.int64(v) if form == "numpy scalar" else np.array([0, v], np.int64)
+
+    for inside in (low, high, 0, 1):
+        y = api(functools.partial(make, inside), [], dtype)
+        assert y.dtype == np.dtype(dtype)
+        assert int(np.asarray(y).ravel()[-1]) == inside
+    for outside in (low - 1, high + 1):
+        if form == "jax" and not -(2**31) <= outside < 2**32:
+            continue
+        with pytest.raises(OverflowError, match=rf"value {outside}, which does not fit {np.dtype(dtype).name}"):
+            api(functools.partial(make, outside), [], dtype)
+
+
+@pytest.mark.parametrize("value", [np.array([1, 300]), 300, -1, np.int64(256), np.array([[-1]])], ids=repr)
+@both_sides
+def test_range_under_jit(api, value, route):
+    refused(api, route, value, jnp.uint8, OverflowError, "which does not fit uint8.*wider Tout", shapes=np.shape(value))
+
+
+@given(
+    array=st.sampled_from(["i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"]).flatmap(
+        lambda d: hnp.arrays(d, hnp.array_shapes(min_dims=0, max_dims=2, min_side=0, max_side=3))
+    ),
+    target=st.sampled_from(INTS),
+)
+def test_integers_go_by_value_and_are_never_wrapped(array, target):
+    bounds = jnp.iinfo(target)
+    fits = all(bounds.min <= int(v) <= bounds.max for v in array.ravel())
+    if fits:
+        y = numpy_function(lambda: array, [], target)
+        assert y.shape == array.shape
+        assert [int(v) for v in np.asarray(y).ravel()] == [int(v) for v in array.ravel()]
+    else:
+        with pytest.raises(OverflowError, match="does not fit"):
+            numpy_function(lambda: array, [], target)
+
+
+# ------------------------------------------------------------ Python scalars
+
+WEAK = {
+    "float to float32": (1.5, F, 1.5),
+    "float to float16": (1.5, jnp.float16, 1.5),
+    "float to bfloat16": (1.5, jnp.bfloat16, 1.5),
+    "float to float8": (1.5, jnp.float8_e5m2, 1.5),
+    "float to complex": (1.5, jnp.complex64, 1.5),
+    "nan": (float("nan"), F, np.nan),
+    "-inf": (float("-inf"), F, -np.inf),
+    "too large float": (1e300, F, np.inf),
+    "int to float32": (3, F, 3.0),
+    "large int to float32": (2**100, F, 2.0**100),
+    "int to bfloat16": (3, jnp.bfloat16, 3.0),
+    "int to complex": (3, jnp.complex64, 3.0),
+    "int to int8": (-128, jnp.int8, -128),
+    "int to uint32": (2**32 - 1, jnp.uint32, 2**32 - 1),
+    "bool to bool": (True, jnp.bool_, True),
+    "bool to int": (True, jnp.int32, 1),
+    "bool to float": (True, F, 1.0),
+    "complex": (1 + 2j, jnp.complex64, 1 + 2j),
+}
+
+
+@pytest.mark.parametrize(("value", "tout", "expected"), WEAK.values(), ids=WEAK)
+@both_sides
+def test_python_scalars_are_weak(api, value, tout, expected, route):
+    y = returning(api, route, value, tout, shapes=())
+    assert y.dtype == np.dtype(tout)
+    np.testing.assert_array_equal(np.asarray(y, np.complex128 if isinstance(expected, complex) else None), expected)
+
+
+WEAK_REFUSED = {
+    "float to int": (1.0, jnp.int32, TypeError, "float, which casting='same_kind' does not turn into int32"),
+    "float to bool": (1.0, jnp.bool_, TypeError, "float.*does not turn into bool"),
+    "int to bool": (1, jnp.bool_, TypeError, "int.*does not turn into bool"),
+    "complex to float": (1j, F, TypeError, "complex.*does not turn into float32"),
+    "complex to int": (1j, jnp.int32, TypeError, "complex.*does not turn into int32"),
+    "int too large": (2**31, jnp.int32, OverflowError, "value 2147483648, which does not fit int32"),
+    "int far too large": (2**100, jnp.int32, OverflowError, "does not fit int32"),
+    "negative to unsigned": (-1, jnp.uint8, OverflowError, "value -1, which does not fit uint8"),
+}
+
+
+@pytest.mark.parametrize(("value", "tout", "error", "text"), WEAK_REFUSED.values(), ids=WEAK_REFUSED)
+@both_sides
+def test_python_scalars_that_do_not_go(api, value, tout, error, text, route):
+    refused(api, route, value, tout, error, text, shapes=())
+
+
+def test_casting_no_accepts_the_same_dtype_only(route):
+    np.testing.assert_array_equal(returning(py_func, route, np.ones(2, np.float32), F, casting="no"), [1, 1])
+    refused(py_func, route, np.ones(2), F, TypeError, "float64.*casting='no'", casting="no")
+
+
+@both_sides
+def test_errors_number_the_result(api, route):
+    with pytest.raises(TypeError, match=r"func returned, as result 1, float64.*int32"), jaxpyop.reraise():
+        route(lambda: api(lambda: [1.0, np.ones(2)], [], [F, jnp.int32], output_shapes=[(), (2,)]))
+
+
+@every_api
+def test_errors_name_the_op(api, route):
+    with pytest.raises(TypeError, match=r"^\S+ 'my op': func returned"), jaxpyop.reraise():
+        route(lambda: api(lambda: "x", [], F, name="my op", output_shapes=()))
+
+
+# ---------------------------------------------------------- arrays of all kinds
+
+VIEWS = {
+    "input itself": lambda x: x,
+    "transposed": lambda x: x.T,
+    "reversed": lambda x: x[::-1, ::-1],
+    "row": lambda x: x[1],
+    "element": lambda x: x[0, 0],
+    "0-d view": lambda x: x[0, 0, ...],
+    "broadcast": lambda x: np.broadcast_to(x[0], (5, 3)),
+    "reshaped": lambda x: x.reshape(-1),
+    "empty slice": lambda x: x[:0],
+    "fortran": np.asfortranarray,
+    "float64 strided": lambda x: np.asarray(x, np.float64)[:, ::2],
+}
+
+
+@pytest.mark.parametrize("take", VIEWS.values(), ids=VIEWS)
+@pytest.mark.parametrize("copy", [True, False], ids=["copy", "lent"])
+def test_views_of_the_inputs(take, copy, route):
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    shape = take(x).shape
+    y = route(lambda x: py_func(lambda x: take(x), [x], F, copy=copy, output_shapes=shape), x)
+    np.testing.assert_array_equal(y, take(x))
+
+
+@both_sides
+def test_the_same_array_twice(api, route):
+    a, b = route(lambda x: api(lambda x: [x, x], [x], [F, F]), jnp.arange(3.0))
+    np.testing.assert_array_equal(a, b)
+
+
+def test_jax_arrays_from_a_numpy_function(route):
+    np.testing.assert_array_equal(
+        route(lambda x: py_func(lambda x: jnp.asarray(x) * 2, [x], F), jnp.arange(3.0)), [0, 2, 4]
+    )
+
+
+def test_numpy_arrays_from_a_py_function(route):
+    f = lambda x: py_function(lambda x: np.asarray(x) * 2, [x], F, output_shapes=(3,))
+    np.testing.assert_array_equal(route(f, jnp.arange(3.0)), [0, 2, 4])
+
+
+class Arraylike:
+    def __array__(self, dtype=None, copy=None):
+        return np.array([1.0, 2.0], dtype or np.float64)
+
+
+@both_sides
+def test_objects_with_array_protocol(api, route):
+    np.testing.assert_array_equal(returning(api, route, Arraylike(), F, shapes=(2,)), [1, 2])
+
+
+class BrokenArraylike:
+    def __array__(self, dtype=None, copy=None):
+        raise RuntimeError("no data")
+
+
+@both_sides
+def test_objects_whose_array_protocol_fails(api, route):
+    refused(api, route, BrokenArraylike(), F, TypeError, "no array .*no data", shapes=(2,))
+
+
+@given(
+    array=st.sampled_from(["?", "i4", "u2", "f2", "f4", "c8"]).flatmap(
+        lambda d: hnp.arrays(d, hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3))
+    ),
+    jit=st.booleans(),
+    transport=st.sampled_from(["auto", "callback"]),
+    tree=st.sampled_from(["one", "list", "dict"]),
+)
+def test_any_array_comes_back_as_it_went(array, jit, transport, tree):
+    wrap = {"one": lambda a: a, "list": lambda a: [a, a], "dict": lambda a: {"a": a, "b": {"c": a}}}[tree]
+    struct = jax.ShapeDtypeStruct(array.shape, array.dtype)
+    f = lambda x: py_func(lambda x: wrap(x), [x], wrap(struct))
+    with jaxpyop.config.override(transport=transport), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        y = (jax.jit(f) if jit else f)(array)
+    for leaf in jax.tree.leaves(y):
+        assert leaf.dtype == array.dtype
+        np.testing.assert_array_equal(leaf, array)
+
+
+# ------------------------------------------------------------------- 64 bits
+
+WIDE = {"float64": "float32", "int64": "int32", "uint64": "uint32", "complex128": "complex64"}
+
+
+@pytest.mark.parametrize(("wide", "narrow"), WIDE.items(), ids=WIDE)
+@pytest.mark.parametrize("form", ["class", "name", "dtype", "struct", "tf"])
+@both_sides
+def test_wide_tout_without_x64_warns_as_jax_does(api, wide, narrow, form, route):
+    cls = getattr(np, wide)
+    tf = type("TF", (), {"as_numpy_dtype": cls})()
+    tout = {"class": cls, "name": wide, "dtype": np.dtype(wide), "struct": jax.ShapeDtypeStruct((3,), cls), "tf": tf}[
+        form
+    ]
+    with pytest.warns(UserWarning, match=f"requested dtype {wide}.*truncated to dtype {narrow}"):
+        y = route(
+            lambda x: api(lambda x: np.asarray(x).astype(wide), [x], tout, output_shapes=(3,)),
+            jnp.arange(3, dtype=narrow),
+        )
+    assert y.dtype == narrow
+    np.testing.assert_array_equal(y, [0, 1, 2])
+
+
+@pytest.mark.parametrize("tout", [float, int, complex, F, np.int32], ids=str)
+def test_narrow_tout_does_not_warn(tout):
+    returning(py_func, ROUTES["direct"], np.ones((), bool), tout)  # warnings are errors here
+
+
+@pytest.mark.parametrize(("wide", "value"), [("int64", 2**31), ("uint64", 2**32), ("int64", -(2**31) - 1)])
+@both_sides
+def test_values_are_checked_against_the_narrow_dtype(api, wide, value, route):
+    refused = pytest.raises(OverflowError, match=r"does not fit u?int32.*jax_enable_x64")
+    with pytest.warns(UserWarning, match=wide), refused, jaxpyop.reraise():
+        route(lambda: api(lambda: np.array(value), [], wide, output_shapes=()))
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("wide", WIDE)
+@both_sides
+def test_wide_tout_with_x64(api, wide, route):
+    value = np.array([1, 2**40 + 1], wide)
+    y = route(lambda x: api(lambda x: x, [x], wide), value)
+    assert y.dtype == wide
+    np.testing.assert_array_equal(y, value)
+
+
+@pytest.mark.usefixtures("x64")
+def test_narrow_tout_with_x64(route):
+    y = route(lambda x: py_func(lambda x: x * 2, [x], F), np.ones(3))
+    assert y.dtype == np.float32
+    refused(py_func, route, np.array([2**40]), jnp.int32, OverflowError, "does not fit int32")
+    assert returning(py_func, route, 2**40, jnp.int64, shapes=()) == 2**40
+    assert int(returning(py_func, route, 2**63, jnp.uint64, shapes=())) == 2**63
+    refused(py_func, route, 2**63, jnp.int64, OverflowError, "does not fit int64", shapes=())
+
+
+@pytest.mark.usefixtures("x64")
+def test_python_types_with_x64(route):
+    for python_type, dtype in ((int, "int64"), (float, "float64"), (complex, "complex128")):
+        assert returning(py_func, route, python_type(1), python_type, shapes=()).dtype == dtype
+
+
+def test_overflow_to_inf_is_no_warning(route):
+    y = returning(py_func, route, np.array([1e300, -1e300]), F)
+    np.testing.assert_array_equal(y, [np.inf, -np.inf])
+
+
+# -------------------------------------------------------- results and programs
+
+
+@both_sides
+def test_results_are_not_weakly_typed(api, route):
+    y = route(lambda: api(lambda: jnp.asarray(1.0) if api is py_function else 1.0, [], F, output_shapes=()))
+    assert not y.weak_type
+
+
+def test_results_do_not_depend_on_strict_promotion_or_leak_checks(route, checked):
+    y = route(lambda x: py_function(lambda x: (x * x).sum(), [x], F), jnp.arange(3.0))
+    assert y == 5
+    y = route(lambda x: numpy_function(lambda x: np.float64(x.sum()), [x], F, output_shapes=()), jnp.arange(3.0))
+    assert y == 3
+    out = route(
+        lambda x: contrib(lambda x: {"a": [x, 1]}, [x], {"a": [F, jnp.int32]}, output_shapes={"a": [(3,), ()]}),
+        jnp.arange(3.0),
+    )
+    assert out["a"][1] == 1
+
+
+def test_results_feed_jax_operations_in_the_same_program(route):
+    f = lambda x: jnp.sin(py_func(np.cos, [jnp.exp(x)], F)) * 2
+    x = jnp.linspace(0, 1, 5)
+    np.testing.assert_allclose(route(f, x), jnp.sin(jnp.cos(jnp.exp(x))) * 2, rtol=1e-5)
+
+
+def test_the_message_is_one_line_that_says_what_to_write(route):
+    error = refused(
+        py_func, route, np.ones(2), jnp.int32, TypeError, "return int32, write Tout=float64, or pass casting='unsafe'"
+    )
+    assert "\n" not in str(error)
+    assert re.search(r"py_func '.*'", str(error))

@@ -1,0 +1,127 @@
+"""Helpers that several test files share."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jaxpyop
+
+REPEAT = int(os.environ.get("JAXPYOP_TEST_REPEAT", "1"))  # 10 is the long form
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(jaxpyop.__file__)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Route:
+    """A way to run a program to its end."""
+
+    name: str
+    transport: str
+    jit: bool
+
+    def __call__(self, f, *args):
+        out = (jax.jit(f) if self.jit else f)(*args)
+        jax.block_until_ready(out)
+        jax.effects_barrier()
+        return out
+
+
+ROUTES = {
+    name: Route(name, transport, jit)
+    for name, transport, jit in [
+        ("direct", "auto", False),
+        ("jit-auto", "auto", True),
+        ("jit-callback", "callback", True),
+    ]
+}
+
+
+def py_function(func, inp, tout, **options):
+    return jaxpyop.py_function(func, inp, tout, **options)
+
+
+def numpy_function(func, inp, tout, **options):
+    return jaxpyop.numpy_function(func, inp, tout, **options)
+
+
+def py_func(func, inp, tout, **options):
+    return jaxpyop.py_func(func, inp, tout, **options)
+
+
+def contrib(func, inp, tout, **options):
+    return jaxpyop.contrib.framework.py_func(func, inp, output_types=tout, **options)
+
+
+# All four with one signature: f(func, inp, tout, **options).
+APIS = {"py_function": py_function, "numpy_function": numpy_function, "py_func": py_func, "contrib": contrib}
+NUMPY_APIS = {name: api for name, api in APIS.items() if name != "py_function"}
+
+# Every dtype that JAX's CPU backend computes with (int1, uint1 and float6 it does not).
+SMALL_DTYPES = [
+    jnp.bool_,
+    jnp.int2,
+    jnp.int4,
+    jnp.int8,
+    jnp.int16,
+    jnp.int32,
+    jnp.uint2,
+    jnp.uint4,
+    jnp.uint8,
+    jnp.uint16,
+    jnp.uint32,
+    jnp.float4_e2m1fn,
+    jnp.float8_e3m4,
+    jnp.float8_e4m3,
+    jnp.float8_e4m3b11fnuz,
+    jnp.float8_e4m3fn,
+    jnp.float8_e4m3fnuz,
+    jnp.float8_e5m2,
+    jnp.float8_e5m2fnuz,
+    jnp.float8_e8m0fnu,
+    jnp.bfloat16,
+    jnp.float16,
+    jnp.float32,
+    jnp.complex64,
+]
+WIDE_DTYPES = [jnp.int64, jnp.uint64, jnp.float64, jnp.complex128]
+
+
+def dtype_id(value: Any) -> str:
+    return np.dtype(value).name
+
+
+class Counter:
+    """A body that counts its runs and keeps what it saw; adds one to its input."""
+
+    def __init__(self, func=lambda x: x + 1):
+        self.func = func
+        self.seen: list[Any] = []
+        self.__name__ = "counter"
+
+    def __call__(self, *args, **kwargs):
+        self.seen.append([np.array(a) if hasattr(a, "dtype") else a for a in args])
+        return self.func(*args, **kwargs)
+
+    @property
+    def count(self):
+        return len(self.seen)
+
+
+def run_python(code: str, timeout: float = 100, check: bool = True, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run code in a fresh interpreter; hanging or failing is an error with its output."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("JAXPYOP_", "XLA_FLAGS", "NPROC", "JAX_"))}
+    clean["PYTHONPATH"] = os.pathsep.join(filter(None, [ROOT, clean.get("PYTHONPATH")]))
+    clean |= {"JAX_PLATFORMS": "cpu", **env}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=clean, capture_output=True, text=True, timeout=timeout, check=False
+    )
+    if check:
+        assert done.returncode == 0, f"exit status {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
+    return done
