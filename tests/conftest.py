@@ -3,6 +3,7 @@
 jaxpyop comes first: its guard has to be in place before JAX makes its CPU client.
 """
 
+import itertools
 import os
 import sys
 
@@ -25,6 +26,28 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 settings.load_profile("jaxpyop")
+
+
+def pytest_collection_modifyitems(config, items):
+    """Of tables over three and more things keep what covers every pair of them.
+
+    JAXPYOP_TEST_ALL=1 runs every combination.
+    """
+    if os.environ.get("JAXPYOP_TEST_ALL"):
+        return
+    seen, left_out = set(), []
+    for item in items:
+        parameters = getattr(item, "callspec", None) and item.callspec.params
+        if not parameters or len(parameters) < 3:
+            continue
+        values = [(name, id(value)) for name, value in sorted(parameters.items())]
+        pairs = {(item.module.__name__, item.originalname, *pair) for pair in itertools.combinations(values, 2)}
+        if pairs <= seen:
+            left_out.append(item)
+        seen |= pairs
+    config.hook.pytest_deselected(items=left_out)
+    gone = set(left_out)
+    items[:] = [item for item in items if item not in gone]
 
 
 @pytest.fixture(params=["auto", "callback"])
