@@ -120,14 +120,15 @@ def _parallel(call: Any, each: Iterator[Any], batch: Batch) -> _Numbered:
     if _executors.is_busy_here(executor):
         yield from _sequential(call, each, batch)
         return
+    local = _executors.is_local(executor)
     started: dict[concurrent.futures.Future[Any], tuple[int, Any]] = {}
     try:
         for number, chosen in enumerate(each):
-            with _explaining(call, number, batch):
+            with _explaining(call, number, batch, local):
                 started[_executors.submit(executor, call, chosen)] = number, chosen
-        for future in concurrent.futures.as_completed(started):
+        for future in _executors.completed(started, local):
             number, chosen = started[future]
-            with _explaining(call, number, batch):
+            with _explaining(call, number, batch, local):
                 values = _executors.result_of(future, executor, call, chosen)
             yield number, values
     finally:
@@ -137,11 +138,11 @@ def _parallel(call: Any, each: Iterator[Any], batch: Batch) -> _Numbered:
 
 
 @contextlib.contextmanager
-def _explaining(call: Any, number: int, batch: Batch) -> Iterator[None]:
+def _explaining(call: Any, number: int, batch: Batch, local: bool) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        explained = _executors.explained(error, call.title)
+        explained = error if local else _executors.explained(error, call.title)
         _note_index(explained, number, batch)
         if explained is error:
             raise
@@ -152,4 +153,6 @@ def _note_index(error: BaseException, number: int, batch: Batch) -> None:
     if isinstance(error, GeneratorExit):
         return  # the reader of the results failed, not an element
     index = tuple(int(k) for k in np.unravel_index(number, batch.sizes))
-    error.add_note(f"at batch index {index[0] if len(index) == 1 else index}")
+    note = f"at batch index {index[0] if len(index) == 1 else index}"
+    if note not in getattr(error, "__notes__", ()):
+        error.add_note(note)

@@ -85,12 +85,23 @@ _TRACER_ERRORS = (
 # ---------------------------------------------------------------------- bodies
 
 
+def _is_numpy(value: Any) -> bool:
+    return type(value) is np.ndarray or isinstance(value, np.generic)
+
+
+def _advise(error: BaseException, title: str, what: str) -> None:
+    note = f"{title}: if {what} uses a traced value of the code around it, {PASS_IT}"
+    if note not in getattr(error, "__notes__", ()):
+        error.add_note(note)
+
+
 class UserBody:
     """The user's function between checked inputs and checked results."""
 
     def __init__(self, op: Op, inputs: Inputs) -> None:
         self.op = op
         self.inputs = inputs
+        self.how = ""  # where shapes that were not promised come from
         self._shapes: dict[Any, list[Struct]] = {}
         # The usual case, arrays in and one array out, is worth a shortcut.
         alone = inputs.plain and not op.on_jax and op.spec.tree is None and op.output_shapes is None
@@ -99,7 +110,7 @@ class UserBody:
     def __getstate__(self) -> dict[str, Any]:
         # For another process, which has no use for the executor; shapes are checked here.
         op = dataclasses.replace(self.op, executor=None, output_shapes=None)
-        return {"op": op, "inputs": self.inputs, "_shapes": {}, "_leaf": self._leaf}
+        return {"op": op, "inputs": self.inputs, "how": "", "_shapes": {}, "_leaf": self._leaf}
 
     def results(self, arrays: Sequence[Any]) -> list[Any]:
         """What the function returned, by the structure of `Tout`, unchecked."""
@@ -120,13 +131,13 @@ class UserBody:
         try:
             if (leaf := self._leaf) is not None:
                 value = op.func(*arrays)
-                if isinstance(value, (np.ndarray, np.generic)) and value.dtype == leaf.dtype and leaf.shape is None:
+                if _is_numpy(value) and value.dtype == leaf.dtype and leaf.shape is None:
                     return [value]
                 values = _results.match(op.spec, value, op.title)
             else:
                 values = self.results(arrays)
         except _TRACER_ERRORS as error:
-            error.add_note(f"{op.title}: if func uses a traced value of the code around it, {PASS_IT}")
+            _advise(error, op.title, "func")
             raise
         leaves = self.promised(arrays, lead)
         values = [self._converted(k, value, leaf) for k, (value, leaf) in enumerate(zip(values, leaves))]
@@ -137,7 +148,7 @@ class UserBody:
         op = self.op
         if op.on_jax:
             return _results.to_jax(value, leaf, op.casting, op.which(k), op.title)
-        if isinstance(value, (np.ndarray, np.generic)) and value.dtype == leaf.dtype:
+        if _is_numpy(value) and value.dtype == leaf.dtype:
             return value
         return _results.to_numpy(value, leaf, op.casting, op.which(k), op.title)
 
@@ -145,7 +156,7 @@ class UserBody:
         """Raise unless the results have the promised shapes, after the batch axes `lead`."""
         for k, (value, leaf) in enumerate(zip(values, leaves)):
             if leaf.shape is not None and value.shape != (*lead, *leaf.shape):
-                _results.check_shape(value.shape, leaf, lead, False, self.op.which(k), self.op.title)
+                _results.check_shape(value.shape, leaf, lead, "promised", self.op.which(k), self.op.title)
 
     def promised(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> Sequence[Leaf]:
         """What is known of the results for inputs with the batch axes `lead`."""
@@ -156,6 +167,8 @@ class UserBody:
     def _asked(self, structs: Sequence[Struct]) -> ResultSpec:
         op = self.op
         assert op.output_shapes is not None
+        if op.on_jax:
+            structs = self.inputs.key_structs(structs)
         args, kwargs = self.inputs.join(structs)
         return with_shapes(op.spec, op.output_shapes(*args, **kwargs), op.title)
 
@@ -177,9 +190,9 @@ class UserBody:
         spec = op.spec if op.output_shapes is None else self._asked(structs)
         if all(leaf.known for leaf in spec.leaves):
             return [Struct(leaf.shape, leaf.dtype) for leaf in spec.leaves]
-        inferred, how = self._infer(structs)
+        inferred, self.how = self._infer(structs)
         return [
-            Struct(fill_shape(leaf, None if inferred is None else inferred[k], how, op.title), leaf.dtype)
+            Struct(fill_shape(leaf, None if inferred is None else inferred[k], self.how, op.title), leaf.dtype)
             for k, leaf in enumerate(spec.leaves)
         ]
 
@@ -188,15 +201,15 @@ class UserBody:
         if op.on_jax and not op.stateful:
             try:
                 found = _paths.infer_shapes(lambda *arrays: self.results(arrays), structs)
-                return [s.shape for s in found], "the body's own shape"
+                return [s.shape for s in found], "the shape that func has in the abstract"
             except _paths.PathError:
                 pass  # values decide: assume what elementwise functions do
         logical = [s.shape if impl is None else s.shape[:-1] for s, impl in zip(structs, self.inputs.keys)]
         try:
             shape = np.broadcast_shapes(*logical)
         except ValueError:
-            return None, "the inputs' shapes do not broadcast, so the assumed shape"
-        return [shape] * len(op.spec.leaves), "the shape assumed, the inputs' broadcast shape,"
+            return None, "the inputs' broadcast shape"
+        return [shape] * len(op.spec.leaves), "the inputs' broadcast shape"
 
 
 class Push:
@@ -324,7 +337,12 @@ class NumpyPull:
         op, count = self.base.op, len(self.wanted)
         assert op.vjp is not None
         inputs, outputs = arrays[:count], arrays[count : count + len(op.spec.leaves)]
-        found = op.vjp(tuple(inputs), tuple(outputs), self._cotangents(arrays[count + len(outputs) :], outputs))
+        cotangents = self._cotangents(arrays[count + len(outputs) :], outputs)
+        try:
+            found = op.vjp(tuple(inputs), tuple(outputs), cotangents)
+        except _TRACER_ERRORS as error:
+            _advise(error, op.title, "vjp")
+            raise
         if count == 1 and not isinstance(found, (list, tuple)):
             found = (found,)
         if not isinstance(found, (list, tuple)) or len(found) != count:

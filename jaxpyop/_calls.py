@@ -90,7 +90,9 @@ class Plain:
 
     def check(self, index: int, shape: tuple[int, ...], expected: tuple[int, ...], lead: tuple[int, ...] = ()) -> None:
         """Raise about a result of the wrong shape."""
-        _results.check_shape(shape, Leaf(TOKEN, expected), lead, True, self.op.which(index), self.title)
+        how = getattr(self.body, "how", "")
+        said = f"assumed, {how}" if how else "promised"
+        _results.check_shape(shape, Leaf(TOKEN, expected), lead, said, self.op.which(index), self.title)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

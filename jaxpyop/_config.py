@@ -25,7 +25,10 @@ def _one_of(*choices: str) -> Callable[[Any], str]:
 def _at_least_one(value: Any) -> int:
     if isinstance(value, (bool, float)):
         raise ValueError(f"expected a whole number, got {value!r}")
-    number = int(value)
+    try:
+        number = int(value)
+    except TypeError:
+        raise ValueError(f"expected a whole number, got {value!r}") from None
     if number < 1:
         raise ValueError(f"expected at least 1, got {number}")
     return number
@@ -100,14 +103,14 @@ class Config:
             AttributeError: no such setting.
             ValueError: not a value of that setting.
         """
-        before = {name: getattr(self, name) for name in settings}
+        before = {name: getattr(self, name, None) for name in settings}
         try:
             for name, value in settings.items():
                 setattr(self, name, value)
             yield
         finally:
-            for name, value in before.items():
-                setattr(self, name, value)
+            for name in before.keys() & _SETTINGS.keys():
+                setattr(self, name, before[name])
 
     def __repr__(self) -> str:
         return f"Config({', '.join(f'{name}={getattr(self, name)!r}' for name in _SETTINGS)})"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import concurrent.futures
 import contextlib
+import functools
 import inspect
 import itertools
 import logging
@@ -45,16 +46,22 @@ def is_library_file(filename: str) -> bool:
     return os.path.abspath(filename).startswith(_LIBRARY_DIRS)
 
 
+def plain_function(func: Callable[..., Any]) -> Callable[..., Any]:
+    """What is at the bottom of partials and wrappers."""
+    while isinstance(func, functools.partial):
+        func = func.func
+    try:
+        return inspect.unwrap(func)
+    except ValueError:  # wrapped in a circle
+        return func
+
+
 def where(func: Callable[..., Any]) -> str:
     """`name, file:line` of a callable, as far as it can be known."""
-    inner = func
-    while (wrapped := getattr(inner, "func", None) or getattr(inner, "__wrapped__", None)) is not None:
-        inner = wrapped
+    inner = plain_function(func)
     name = getattr(inner, "__qualname__", None) or type(inner).__qualname__
-    code = getattr(inner, "__code__", None)
-    if code is None:
-        code = getattr(type(inner).__call__, "__code__", None)
-    return f"{name}, {code.co_filename}:{code.co_firstlineno}" if code else name
+    code = getattr(inner, "__code__", None) or getattr(type(inner).__call__, "__code__", None)
+    return f"{name}, {code.co_filename}:{code.co_firstlineno}" if isinstance(code, types.CodeType) else str(name)
 
 
 def show_types(values: Iterable[Any]) -> str:
@@ -168,8 +175,10 @@ def _short_traceback(title: str, func: Callable[..., Any]) -> types.TracebackTyp
     # traceback outwards through the callers: hundreds of lines of notebook and
     # JAX internals. A suspended generator's frame has no callers, so with one
     # innermost the walk ends at once, in a line that names the user's function.
-    code = getattr(inspect.unwrap(func), "__code__", None)
-    filename, line = (code.co_filename, code.co_firstlineno) if code else ("<built-in>", 1)
+    code = getattr(plain_function(func), "__code__", None)
+    filename, line = "<built-in>", 1
+    if isinstance(code, types.CodeType):
+        filename, line = code.co_filename, code.co_firstlineno
     frame = _frame(title, filename, line - _LINES_BELOW)
     return types.TracebackType(None, frame, frame.f_lasti, frame.f_lineno)
 

@@ -13,7 +13,7 @@ import functools
 import os
 import pickle
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,6 +47,8 @@ def is_local(executor: Executor) -> bool:
     return isinstance(executor, concurrent.futures.ThreadPoolExecutor)
 
 
+_PATIENCE = 1.0  # seconds without a thread that begins an element
+
 # The thread pools whose workers this code runs on. An element that starts a
 # batch on its own pool would wait for elements queued behind it.
 _pools: contextvars.ContextVar[frozenset[int]] = contextvars.ContextVar("jaxpyop_pools", default=frozenset())
@@ -71,10 +73,32 @@ def submit(executor: Executor, call: Any, arrays: Sequence[Any]) -> concurrent.f
     return executor.submit(run_body, call.body, inputs, call.on_jax, call.environment.x64, uuid.uuid4().hex)
 
 
+def completed(
+    futures: Iterable[concurrent.futures.Future[Any]], local: bool
+) -> Iterator[concurrent.futures.Future[Any]]:
+    """The futures as they are done; of threads also one that nobody begins.
+
+    Where all threads of a pool wait for programs that run elements on it, none
+    is left to begin one: then it is for us.
+    """
+    pending = set(futures)
+    while pending:
+        done, pending = concurrent.futures.wait(
+            pending, timeout=_PATIENCE if local else None, return_when=concurrent.futures.FIRST_COMPLETED
+        )
+        if not done and not any(future.running() for future in pending):
+            idle = next(iter(pending))
+            if idle.cancel():
+                done, pending = {idle}, pending - {idle}
+        yield from done
+
+
 def result_of(
     future: concurrent.futures.Future[Any], executor: Executor, call: Any, arrays: Sequence[Any]
 ) -> list[Any]:
     """Wait for what `submit` started."""
+    if future.cancelled():  # by `completed`, for us to run
+        return _in_thread(id(executor), call, arrays)
     values = future.result()
     return values if is_local(executor) else call.from_worker(values, arrays)
 

@@ -52,6 +52,13 @@ class Inputs:
         args, kwargs = jax.tree.unflatten(self.tree, leaves)
         return tuple(args), kwargs
 
+    def key_structs(self, structs: Sequence[jax.ShapeDtypeStruct]) -> list[jax.ShapeDtypeStruct]:
+        """The same with key data as the typed keys that it is."""
+        return [
+            s if impl is None else jax.eval_shape(functools.partial(jax.random.wrap_key_data, impl=impl), s)
+            for s, impl in zip(structs, self.keys)
+        ]
+
     def wrap_keys(self, arrays: Sequence[Any]) -> list[Any]:
         """The arrays with key data made typed keys again."""
         return [
@@ -96,12 +103,14 @@ def _as_array(leaf: Any, api: str) -> tuple[Any, Any] | None:
             return jax.random.key_data(leaf), jax.random.key_impl(leaf)
         return leaf, None
     if isinstance(leaf, (np.ndarray, np.generic)):
+        if isinstance(leaf, np.ma.MaskedArray):
+            raise TypeError(f"{api}: an input is a masked array, and its mask would be lost; pass x.filled(value)")
         # dtypes of JAX's own (bfloat16, int4) have numpy's kind "V".
         return (_canonical_array(leaf, api), None) if _is_number_dtype(leaf.dtype) else None
     if type(leaf) in _NUMBERS:
         return _canonical_array(leaf, api), None
     if hasattr(type(leaf), "__jax_array__"):
-        return leaf.__jax_array__(), None
+        return _as_array(leaf.__jax_array__(), api)
     return None
 
 
@@ -147,7 +156,8 @@ def _captured(func: Any) -> Iterator[tuple[str, Any]]:
         yield from func.keywords.items()
         yield "func", func.func
     if isinstance(func, types.MethodType):
-        yield "self", func.__func__
+        yield "self", func.__self__
+        yield "func", func.__func__
     if not isinstance(func, types.FunctionType):
         return
     for name, cell in zip(func.__code__.co_freevars, func.__closure__ or ()):
@@ -184,8 +194,8 @@ def _leaves(value: Any) -> list[Any]:
 PASS_IT = "pass it through inp, and take it as an argument of func"
 
 
-def check_closure(func: Callable[..., Any], api: str) -> None:
-    """Refuse an eager body that closes over a traced value.
+def check_closure(func: Callable[..., Any] | None, api: str, what: str = "func") -> None:
+    """Refuse an eager body, or its `vjp=`, that closes over a traced value.
 
     Raises:
         ValueError: names the variable.
@@ -193,6 +203,6 @@ def check_closure(func: Callable[..., Any], api: str) -> None:
     if (found := _find_tracer(func, set())) is not None:
         name, value = found
         raise ValueError(
-            f"{api}: func uses {name!r} from the code around it, which is traced here ({value}) and has no value when "
-            f"func runs; {PASS_IT} (mode='traced' of py_function may close over it)"
+            f"{api}: {what} uses {name!r} from the code around it, which is traced here ({value}) and has no value "
+            f"when {what} runs; {PASS_IT} (mode='traced' of py_function may close over it)"
         )

@@ -106,6 +106,8 @@ def make_op(api: str, func: Any, tout: Any, name: str | None, shapes: Any, **res
     _check_executor(rest["executor"], rest["vmap_method"], api)
     if rest["progress"]:
         _progress.check(api)
+    if not isinstance(name, (str, type(None))):
+        raise TypeError(f"{api}: name is {name!r}; expected a string")
     spec = _spec.read_tout(tout, api)
     if shapes is not None and not callable(shapes):
         spec, shapes = _spec.with_shapes(spec, shapes, api), None
@@ -137,6 +139,7 @@ def _stage(op: Op, inputs: Inputs, call: UserCall, arrays: Sequence[Any]) -> lis
         if op.traced:
             return _traced.trace(op, inputs, arrays)
         check_closure(op.func, op.title)
+        check_closure(op.vjp, op.title, "vjp")
         return _primitive.bind(call, *arrays)
 
 
@@ -174,16 +177,20 @@ def apply(api: str, func: Any, inp: Any, tout: Any, make: Callable[[Any], Op]) -
     return run(make(func), _read_inp(inp, api), {})
 
 
+def _settings() -> tuple[bool, str]:
+    return _jaxcore.x64_enabled(), config.mode
+
+
 def _decorator(make: Callable[[Any], Op]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     def decorate(func: Callable[..., Any]) -> Callable[..., Any]:
-        ops = {_jaxcore.x64_enabled(): make(func)}  # what Tout means depends on x64
+        ops = {_settings(): make(func)}  # what Tout means depends on x64
 
         @functools.wraps(func)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            x64 = _jaxcore.x64_enabled()
-            if x64 not in ops:
-                ops[x64] = make(func)
-            return run(ops[x64], args, kwargs)
+            key = _settings()
+            if key not in ops:
+                ops[key] = make(func)
+            return run(ops[key], args, kwargs)
 
         return wrapper
 

@@ -28,6 +28,7 @@ from jaxpyop._bodies import Struct, is_inexact
 from jaxpyop._calls import Plain
 from jaxpyop._config import config
 from jaxpyop._jaxcore import ad
+from jaxpyop._spec import show_shape
 from jaxpyop._transport import Host, lend, take_back
 
 python_call_p = _jaxcore.Primitive("python_call")
@@ -82,7 +83,10 @@ def _stack(call: Plain, k: int, column: Sequence[Any], batch: Batch) -> np.ndarr
     parts = [np.asarray(value) for value in column]
     for part in parts:
         if part.shape != parts[0].shape:
-            call.check(k, part.shape, parts[0].shape)
+            raise ValueError(
+                f"{call.title}: {call.op.which(k)} the shapes {show_shape(parts[0].shape)} "
+                f"and {show_shape(part.shape)} for elements of one vmap; return one shape"
+            )
     return np.stack(parts).reshape(*batch.sizes, *parts[0].shape)
 
 
@@ -110,10 +114,7 @@ python_call_p.def_impl(_impl)
 
 
 def _structs(args: Sequence[Any], batch: Batch) -> list[Struct]:
-    shapes = [a.shape if batch.block else batch.element_shape(i, a.shape) for i, a in enumerate(args)]
-    if batch.block:
-        shapes = [shape[len(batch.sizes) :] for shape in shapes]
-    return [Struct(shape, a.dtype) for shape, a in zip(shapes, args)]
+    return [Struct(batch.element_shape(i, a.shape), a.dtype) for i, a in enumerate(args)]
 
 
 def _abstract_eval(*avals: Any, call: Plain, batch: Batch) -> tuple[list[Any], set[Any]]:
@@ -194,6 +195,8 @@ ad.primitive_jvps[python_call_p] = _jvp
 
 def _transpose(cotangents: Sequence[Any], *operands: Any, call: Any, batch: Batch) -> list[Any]:
     unknown = [ad.is_undefined_primal(x) for x in operands]
+    if not hasattr(call.body, "transposed"):
+        raise NotImplementedError(f"{call.title}: jax.linear_transpose does not know it as linear; use jax.vjp")
     given = tuple(type(ct) is not ad.Zero for ct in cotangents)
     if not any(given):
         return [ad.Zero(x.aval) if u else None for x, u in zip(operands, unknown)]

@@ -211,18 +211,17 @@ def _integer_scalar(value: Any, leaf: Leaf, which: str, api: str) -> np.ndarray[
     return np.asarray(int(number), np.uint64 if number > 0 else np.int64).astype(leaf.dtype)
 
 
-def check_shape(shape: Shape, leaf: Leaf, lead: tuple[int, ...], assumed: bool, which: str, api: str) -> None:
+def check_shape(shape: Shape, leaf: Leaf, lead: tuple[int, ...], said: str, which: str, api: str) -> None:
     """Raise unless a result has the promised shape, after the batch axes `lead`."""
     wanted = None if leaf.shape is None else (*lead, *leaf.shape)
     if wanted is None or shape == wanted:
         return
     if len(shape) == len(wanted) and all(w in (None, s) for w, s in zip(wanted, shape)):
         return
-    said = "assumed (the inputs' broadcast shape)" if assumed else "promised"
-    raise ValueError(
-        f"{api}: {which} shape {show_shape(shape)} where {show_shape(wanted)} was {said}; "
-        f"write output_shapes={show_shape(shape[len(lead) :])}"
-    )
+    own = show_shape(shape[len(lead) :])
+    alone = which == "func returned"
+    advice = f"write output_shapes={own}" if alone else f"give {own} as its shape in output_shapes="
+    raise ValueError(f"{api}: {which} shape {show_shape(shape)} where {show_shape(wanted)} was {said}; {advice}")
 
 
 def to_numpy(value: Any, leaf: Leaf, casting: str, which: str, api: str) -> np.ndarray[Any, Any]:
@@ -234,6 +233,8 @@ def to_numpy(value: Any, leaf: Leaf, casting: str, which: str, api: str) -> np.n
     """
     if type(value) is np.ndarray and value.dtype == leaf.dtype:
         return value
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError(f"{api}: {which} a masked array, whose mask would be lost; return x.filled(value)")
     if type(value) in (bool, int, float, complex):
         return _check_scalar(value, leaf, casting, which, api)
     try:

@@ -171,6 +171,12 @@ def _read_shape(value: Any, api: str) -> Shape | None:
 def _with_shape(leaf: Leaf, shape: Shape | None, api: str) -> Leaf:
     if shape is None:
         return leaf
+    if (
+        leaf.known
+        and len(leaf.shape or ()) == len(shape)
+        and all(s in (None, k) for s, k in zip(shape, leaf.shape or ()))
+    ):
+        return leaf  # the same, or less
     if leaf.shape is not None and leaf.shape != shape:
         raise ValueError(
             f"{api}: Tout says shape {show_shape(leaf.shape)} and output_shapes says {show_shape(shape)}; "

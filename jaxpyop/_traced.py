@@ -54,5 +54,5 @@ def _checked(op: Op, k: int, value: Any, leaf: Leaf) -> Any:
         value = jax.lax.convert_element_type(value, leaf.dtype)
     else:
         value = jnp.asarray(_results.to_numpy(value, leaf, op.casting, which, op.title))
-    _results.check_shape(value.shape, leaf, (), False, which, op.title)
+    _results.check_shape(value.shape, leaf, (), "promised", which, op.title)
     return value

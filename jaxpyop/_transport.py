@@ -112,7 +112,12 @@ class Scratch:
                 self._free[i].append(array)
 
 
-_PYTHON_THREADS: dict[int, Any] = threading._active  # type: ignore[attr-defined]  # has no public form
+_THREADS: dict[int, Any] = threading._active  # type: ignore[attr-defined]  # has no public form
+_UNKNOWN = (type(None), threading._DummyThread)  # a dummy once somebody asked threading for it
+
+
+def _on_xla_thread() -> bool:
+    return isinstance(_THREADS.get(threading.get_ident()), _UNKNOWN)
 
 
 class Host:
@@ -169,8 +174,7 @@ class Host:
     def _enter(self, arrays: Sequence[Any], outs: Sequence[Any]) -> None:
         environment = self.call.environment
         try:
-            # XLA's pool threads are unknown to threading, and have an empty context.
-            if threading.get_ident() not in _PYTHON_THREADS:
+            if _on_xla_thread():  # whose context is empty
                 environment.context.copy().run(self._in_environment, arrays, outs)
             elif environment.is_current():
                 self.fill(arrays, outs)

@@ -529,8 +529,7 @@ for op in ops:
 """
 
 
-@pytest.mark.parametrize("transport", ["auto", "callback"])
-@pytest.mark.parametrize("kind", ["Auto", "Explicit"])
+@pytest.mark.parametrize(("kind", "transport"), [("Auto", "auto"), ("Explicit", "auto"), ("Explicit", "callback")])
 def test_exactly_once_on_four_devices(kind, transport):
     run_python(
         MANY_DEVICES.format(transport=transport, kind=kind, ordered=False),

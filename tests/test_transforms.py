@@ -596,8 +596,7 @@ assert not failed, "\\n".join(failed)
 """
 
 
-@pytest.mark.parametrize("kind", ["Auto", "Explicit"])
-@pytest.mark.parametrize("transport", ["auto", "callback"])
+@pytest.mark.parametrize(("kind", "transport"), [("Auto", "auto"), ("Explicit", "auto"), ("Explicit", "callback")])
 def test_on_four_devices(kind, transport):
     code = MANY_DEVICES + f"PROGRAMS = {DEVICE_PROGRAMS!r}".replace("{", "{{").replace("}", "}}") + RUN_EACH
     run_python(
