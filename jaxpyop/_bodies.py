@@ -208,7 +208,7 @@ class UserBody:
         try:
             shape = np.broadcast_shapes(*logical)
         except ValueError:
-            return None, "the inputs' broadcast shape"
+            return None, "the inputs' shapes do not broadcast"
         return [shape] * len(op.spec.leaves), "the inputs' broadcast shape"
 
 

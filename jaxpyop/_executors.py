@@ -82,14 +82,15 @@ def completed(
     is left to begin one: then it is for us.
     """
     pending = set(futures)
+    patience = _PATIENCE if local else None
     while pending:
         done, pending = concurrent.futures.wait(
-            pending, timeout=_PATIENCE if local else None, return_when=concurrent.futures.FIRST_COMPLETED
+            pending, timeout=patience, return_when=concurrent.futures.FIRST_COMPLETED
         )
         if not done and not any(future.running() for future in pending):
             idle = next(iter(pending))
             if idle.cancel():
-                done, pending = {idle}, pending - {idle}
+                done, pending, patience = {idle}, pending - {idle}, 0.0
         yield from done
 
 

@@ -250,7 +250,7 @@ def fill_shape(leaf: Leaf, inferred: Sequence[int] | None, how: str, api: str) -
     if not fits or any(k not in (None, i) for k, i in zip(known or (), inferred or ())):
         raise ValueError(
             f"{api}: under jit the result's shape must be known; output_shapes says {show_shape(known)} "
-            f"and {how} is {show_shape(None if inferred is None else tuple(inferred))}; "
+            f"and {how}{'' if inferred is None else f' is {show_shape(tuple(inferred))}'}; "
             "give the whole shape as output_shapes=, or a function of the inputs, output_shapes=lambda x: x.shape"
         )
     return tuple(i if k is None else k for k, i in zip(known or (), inferred or ()))
