@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -35,9 +36,14 @@ NOT_GIVEN: Any = _NotGiven()
 # ---------------------------------------------------------------- what was asked
 
 
+_UNUSUAL = inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE
+
+
 def _check_func(func: Any, api: str) -> None:
     if not callable(func):
         raise TypeError(f"{api}: func must be callable, got {func!r}; write {api}(func, inp, Tout)")
+    if isinstance(func, types.FunctionType) and not func.__code__.co_flags & _UNUSUAL:
+        return  # the usual case, which inspect takes longer to tell
     inner = func
     while isinstance(inner, functools.partial):
         inner = inner.func
