@@ -128,7 +128,10 @@ def explained(error: BaseException, title: str) -> BaseException:
             f"{title}: a worker of executor= died ({error}), which may end its pool; give a new one, or a function "
             "that returns the pool to use, executor=lambda: pool"
         )
-    if isinstance(error, (pickle.PicklingError, AttributeError, TypeError)) and "pickle" in _texts(error):
+    # Python 3.13 says "Can't get local object" without the word.
+    text = _texts(error)
+    unpicklable = "pickle" in text or "Can't get local object" in text
+    if isinstance(error, (pickle.PicklingError, AttributeError, TypeError)) and unpicklable:
         return TypeError(
             f"{title}: func or its inputs cannot be pickled for executor= ({error}); "
             "define func at the top of a module, or use threads"
