@@ -48,6 +48,7 @@ class Plain:
     stateful = False
     ordered = False
     adds = 0  # results after the body's own
+    order = "{}"  # of the derivative, as the profiler shows it
 
     def __init__(self, body: Any, op: Op, environment: Environment) -> None:
         self.body = body
@@ -55,6 +56,7 @@ class Plain:
         self.environment = environment
         self.func = op.func
         self.title = op.title
+        self.label = self.order.format(op.name)
         self.vmap_method = "parallel" if op.vmap_method == "parallel" else "sequential"
 
     def __repr__(self) -> str:
@@ -93,6 +95,11 @@ class Plain:
         how = getattr(self.body, "how", "")
         said = f"assumed, {how}" if how else "promised"
         _results.check_shape(shape, Leaf(TOKEN, expected), lead, said, self.op.which(index), self.title)
+
+
+def _transposed(call: Plain) -> Plain:
+    call.label = f"transpose({call.label})"
+    return call
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -144,6 +151,7 @@ class NumpyDerivative(Plain):
     """Runs the derivative of a NumPy body, which is on NumPy arrays too."""
 
     on_jax = False
+    order = "jvp({})"
 
     def __call__(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
         return self.body(*arrays)
@@ -156,13 +164,14 @@ class NumpyDerivative(Plain):
 
     def transposed(self, given: tuple[bool, ...]) -> Plain:
         """The cotangents' call of this tangents' call."""
-        return NumpyDerivative(self.body.transposed(given), self.op, self.environment)
+        return _transposed(NumpyDerivative(self.body.transposed(given), self.op, self.environment))
 
 
 class Record(Plain):
     """Runs a body on the tape; its last result is the record's token."""
 
     adds = 1
+    order = "jvp({})"
 
     def __init__(self, call: Plain) -> None:
         super().__init__(call.body, call.op, call.environment)
@@ -185,6 +194,8 @@ class Record(Plain):
 
 class Replay(Plain):
     """Answers a derivative from the record of its first input, a token."""
+
+    order = "jvp({})"
 
     def for_worker(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
         ran_there = int(arrays[0]) == NO_RECORD and not self.op.stateful
@@ -225,4 +236,4 @@ class Replay(Plain):
 
     def transposed(self, given: tuple[bool, ...]) -> Plain:
         """The cotangents' call of this tangents' call."""
-        return Replay(self.body.transposed(given), self.op, self.environment)
+        return _transposed(Replay(self.body.transposed(given), self.op, self.environment))

@@ -53,8 +53,10 @@ def run_now(call: Plain, args: Sequence[Any], batch: Batch = NO_BATCH) -> list[A
         arrays = [np.array(a, order="C") for a in arrays] if call.copy else lend(map(np.asarray, arrays))
     elif batch.sizes:
         arrays = [np.asarray(a) for a in arrays]  # slicing a jax.Array costs a dispatch
+    with jax.profiler.TraceAnnotation(call.label):
+        values = _run(call, arrays, batch)
     # The body may keep what it returned, and jnp.asarray may alias: copy.
-    outs = [v if isinstance(v, jax.Array) else jnp.asarray(np.array(v)) for v in _run(call, arrays, batch)]
+    outs = [v if isinstance(v, jax.Array) else jnp.asarray(np.array(v)) for v in values]
     if not call.on_jax and not call.copy:
         take_back(arrays, call.title)
     return outs

@@ -31,6 +31,7 @@ class Call(Protocol):
     """What a compiled program calls on the host; see `_calls`."""
 
     title: str
+    label: str
     func: Any
     on_jax: bool  # makes jax.Arrays, copies, of the views that it needs
     copy: bool
@@ -48,13 +49,28 @@ def _on_cpu() -> bool:
     return jax.default_backend() == "cpu"
 
 
+# By these ipykernel 7 knows which notebook cell gets an output or answers `input()`. A program outlives
+# the cell that traced it; without them ipykernel takes the cell that runs.
+_OF_A_CELL = frozenset({"parent_header", "shell_parent", "shell_parent_ident"})
+
+
+def _without_cell(context: contextvars.Context) -> contextvars.Context:
+    if all(variable.name not in _OF_A_CELL for variable in context):
+        return context
+    kept = contextvars.Context()
+    for variable, value in context.items():
+        if variable.name not in _OF_A_CELL:
+            kept.run(variable.set, value)
+    return kept
+
+
 class Environment:
     """What a body sees of its caller: context variables and x64."""
 
     __slots__ = ("context", "x64")
 
     def __init__(self) -> None:
-        self.context = contextvars.copy_context()
+        self.context = _without_cell(contextvars.copy_context())
         self.x64: bool = _jaxcore.x64_enabled()
 
     def is_current(self) -> bool:
@@ -174,12 +190,13 @@ class Host:
     def _enter(self, arrays: Sequence[Any], outs: Sequence[Any]) -> None:
         environment = self.call.environment
         try:
-            if _on_xla_thread():  # whose context is empty
-                environment.context.copy().run(self._in_environment, arrays, outs)
-            elif environment.is_current():
-                self.fill(arrays, outs)
-            else:
-                self._in_environment(arrays, outs)
+            with jax.profiler.TraceAnnotation(self.call.label):
+                if _on_xla_thread():  # whose context is empty
+                    environment.context.copy().run(self._in_environment, arrays, outs)
+                elif environment.is_current():
+                    self.fill(arrays, outs)
+                else:
+                    self._in_environment(arrays, outs)
             return
         except BaseException as error:  # also KeyboardInterrupt: XLA knows no exceptions, only text
             failed = _errors.body_error(self.call.title, self.call.func, self._elements(arrays), error)
