@@ -1,0 +1,42 @@
+"""A short form of the soak run, and a check of what it reports. `soak.py` is the long form."""
+
+import dataclasses
+
+import pytest
+import soak
+
+import jaxpyop
+
+STEADY = [soak.Window(calls=1000, cpu=0.1, memory=200.0, records=10)] * soak.WINDOWS
+
+
+@pytest.mark.parametrize(("make", "count"), [(soak.calls, 6000), (soak.gradients, 3000)], ids=["calls", "gradients"])
+def test_memory_and_records_stay_bounded(make, count):
+    with jaxpyop.config.override(max_records=100):
+        windows = list(soak.soak(make(), count))
+        assert soak.problems(windows, slowest=0.0) == []
+    assert sum(w.calls for w in windows) == count
+
+
+def change(first, **values):
+    return [dataclasses.replace(w, **values) if i >= first else w for i, w in enumerate(STEADY)]
+
+
+@pytest.mark.parametrize(
+    ("windows", "said"),
+    [
+        (STEADY, []),
+        (change(9, memory=220.0), ["memory grew from 200.0 to 220.0 MiB"]),
+        (change(5, cpu=0.2), ["calls per CPU second fell from 10000 to 5000"]),
+        (change(9, cpu=0.2), []),  # one slow window is the machine's
+        (change(5, records=10**6), ["1000000 records are kept, above the bound of 8192"]),
+    ],
+    ids=["steady", "leak", "slower", "one slow window", "records"],
+)
+def test_what_the_soak_run_reports(windows, said):
+    assert soak.problems(windows) == said
+
+
+def test_a_wrong_result_ends_the_run():
+    with pytest.raises(AssertionError, match="2 instead of 1"):
+        list(soak.soak([lambda: soak.check([2], 1)], 1000))
