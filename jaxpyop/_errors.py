@@ -203,7 +203,7 @@ class _NotOurs(logging.Filter):
 
 # pure_callback and io_callback log every exception with its full traceback
 # before they hand it on; ours says the same in its text.
-logging.getLogger("jax._src.callback").addFilter(_NotOurs())
+_jaxcore.CALLBACK_LOGGER.addFilter(_NotOurs())
 
 
 class reraise(contextlib.AbstractContextManager[None]):  # noqa: N801  # reads as the statement that it is

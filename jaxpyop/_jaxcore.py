@@ -7,6 +7,7 @@ Nothing else in the package imports ``jax.core``, ``jax.extend`` or
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -90,6 +91,15 @@ mlir = jax.interpreters.mlir
 def backends_are_initialized() -> bool:
     """Whether a JAX client exists already; asking does not make one."""
     return bool(_xla_bridge.backends_are_initialized())  # no public name up to 0.12
+
+
+# Writes each callback's error to the log, beside raising it (0.10 to 0.12).
+CALLBACK_LOGGER = logging.getLogger("jax._src.callback")
+
+
+def tangent_aval(x: Any) -> Any:
+    """The type of a value's tangents."""
+    return jax.typeof(x).to_tangent_aval()  # on every aval, 0.10 to 0.12
 
 
 def is_export(ctx: Any) -> bool:

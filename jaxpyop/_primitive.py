@@ -179,7 +179,7 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: Any, batch: B
     operands = [*extra, *primals, *results, *moved]
     found = iter(bind(plan.linear, *operands, batch=batch.with_inputs(mask_of_all)))
     outs = outs[: own + call.adds]
-    return outs, [next(found) if is_inexact(o) else ad.Zero(jax.typeof(o).to_tangent_aval()) for o in outs]
+    return outs, [next(found) if is_inexact(o) else ad.Zero(_jaxcore.tangent_aval(o)) for o in outs]
 
 
 def _as_loop(primals: Sequence[Any], tangents: Sequence[Any], batch: Batch) -> tuple[list[Any], list[Any], Batch]:

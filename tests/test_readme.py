@@ -2,15 +2,20 @@
 
 The blocks of one `##` section share a namespace. What a block prints is either
 in the comments of its `print` lines or in the `text` block that follows it.
-A block under a comment `<!-- not run: ... -->` is not run.
+A block under a comment `<!-- script: NAME -->` is run as a file of its own; one
+under `<!-- not run: ... -->` is TensorFlow's and is only parsed.
 """
 
+import ast
 import contextlib
 import dataclasses
 import io
 import linecache
+import os
 import pathlib
 import re
+import subprocess
+import sys
 import textwrap
 
 import pytest
@@ -38,7 +43,7 @@ def read(text):
     sections = {}
     fences = list(FENCE.finditer(text))
     for k, fence in enumerate(fences):
-        if fence["language"] != "python" or "not run" in (fence["marker"] or ""):
+        if fence["language"] != "python" or fence["marker"]:
             continue
         heading = re.findall(r"^##? (.*)$", without_fences(text[: fence.start()]), re.MULTILINE)[-1]
         code = textwrap.dedent(fence["text"])
@@ -46,6 +51,16 @@ def read(text):
         line = text[: fence.start("text")].count("\n") + 1
         sections.setdefault(heading, []).append(Block(code, line, *expected_output(text, fence, code, following)))
     return sections
+
+
+def marked(text, kind):
+    """The Python blocks under comments of one kind, by what the comment says."""
+    found = [
+        (re.fullmatch(r"\s*<!-- ([\w ]+): (.*) -->\n", fence["marker"]), fence)
+        for fence in FENCE.finditer(text)
+        if fence["language"] == "python" and fence["marker"]
+    ]
+    return [(match[2], textwrap.dedent(fence["text"])) for match, fence in found if match[1] == kind]
 
 
 def without_fences(text):
@@ -73,7 +88,10 @@ def same_numbers(text):
     return re.sub(r"\[jaxpyop error [0-9a-f]+-\d+\]", "[jaxpyop error N]", text)
 
 
-SECTIONS = read((ROOT / "README.md").read_text(encoding="utf-8"))
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+SECTIONS = read(README)
+SCRIPTS = dict(marked(README, "script"))
+THEIRS = [code for of, code in marked(README, "not run") if of == "TensorFlow"]
 
 
 @pytest.fixture(autouse=True)
@@ -91,14 +109,34 @@ def test_blocks_run_and_print_what_is_shown(section):
         assert same_numbers(printed) == same_numbers(block.expected), f"README.md, line {block.line}"
 
 
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_scripts_print_what_is_shown(name, tmp_path):
+    if "distributed" in SCRIPTS[name]:
+        pytest.importorskip("distributed")
+    said = [found["said"] for line in SCRIPTS[name].splitlines() if (found := COMMENT.match(line))]
+    assert said
+    (tmp_path / name).write_text(SCRIPTS[name], encoding="utf-8")
+    environment = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), environment.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, name], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.stdout.splitlines() == said, done.stderr
+
+
+@pytest.mark.parametrize("number", range(len(THEIRS)))
+def test_the_blocks_of_tensorflow_are_python(number):
+    assert "tf." in ast.unparse(ast.parse(THEIRS[number]))
+
+
 def test_every_text_block_and_comment_is_compared():
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = README
     blocks = [block for section in SECTIONS.values() for block in section]
     languages = [fence["language"] for fence in FENCE.finditer(text)]
     assert text.count("```") == 2 * len(languages)
     assert set(languages) == {"python", "text", "bash"}
     assert languages.count("text") == sum(block.where == "text" for block in blocks)
-    assert languages.count("python") == len(blocks) + text.count("<!-- not run")
+    assert languages.count("python") == len(blocks) + len(SCRIPTS) + len(THEIRS)
     for block in blocks:
         prints = sum(line.lstrip().startswith("print(") for line in block.code.splitlines())
         assert block.where == "text" or prints == len(block.expected.splitlines()), f"README.md, line {block.line}"
@@ -138,10 +176,8 @@ def test_the_comparison_itself(one, two, right):
 
 
 def test_a_link_inside_the_page_leads_somewhere():
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    anchors = {
-        re.sub(r"[^\w -]", "", h).lower().replace(" ", "-") for h in re.findall(r"^##+ (.*)$", text, re.MULTILINE)
-    }
-    links = re.findall(r"\]\(#([^)]+)\)", text)
+    headings = re.findall(r"^##+ (.*)$", README, re.MULTILINE)
+    anchors = {re.sub(r"[^\w -]", "", h).lower().replace(" ", "-") for h in headings}
+    links = re.findall(r"\]\(#([^)]+)\)", README)
     assert links
     assert set(links) <= anchors
