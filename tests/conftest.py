@@ -35,19 +35,31 @@ def pytest_collection_modifyitems(config, items):
     """
     if os.environ.get("JAXPYOP_TEST_ALL"):
         return
-    seen, left_out = set(), []
+    tables = {}
     for item in items:
         parameters = getattr(item, "callspec", None) and item.callspec.params
-        if not parameters or len(parameters) < 3:
-            continue
-        values = [(name, id(value)) for name, value in sorted(parameters.items())]
-        pairs = {(item.module.__name__, item.originalname, *pair) for pair in itertools.combinations(values, 2)}
-        if pairs <= seen:
-            left_out.append(item)
-        seen |= pairs
-    config.hook.pytest_deselected(items=left_out)
-    gone = set(left_out)
+        if parameters and len(parameters) > 2:
+            values = [(name, id(value)) for name, value in sorted(parameters.items())]
+            table = tables.setdefault((item.module.__name__, item.originalname), {})
+            table[item] = set(itertools.combinations(values, 2))
+    kept = set().union(*map(covering, tables.values()))
+    gone = {item for table in tables.values() for item in table} - kept
+    config.hook.pytest_deselected(items=list(gone))
     items[:] = [item for item in items if item not in gone]
+
+
+def covering(table):
+    """Few of the keys whose values have every member of all values; always the same ones."""
+    missing, chosen = set().union(*table.values()), []
+    bound = max(map(len, table.values()))
+    while missing:
+        # Those that add most come first; what a key adds can only shrink.
+        for key, pairs in table.items():
+            if len(pairs & missing) >= bound:
+                chosen.append(key)
+                missing -= pairs
+        bound -= 1
+    return chosen
 
 
 @pytest.fixture(params=["auto", "callback"])

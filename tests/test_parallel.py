@@ -13,8 +13,6 @@ import math
 import multiprocessing
 import os
 import re
-import subprocess
-import sys
 import threading
 import time
 
@@ -22,10 +20,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import test_readme
 import workers
 from jax import lax
-from util import APIS, NUMPY_APIS, ROOT, ROUTES, contrib, numpy_function, py_func, py_function
+from util import APIS, NUMPY_APIS, ROUTES, contrib, numpy_function, py_func, py_function
 
 import jaxpyop
 from jaxpyop import _executors, _transport
@@ -1077,24 +1074,3 @@ def test_every_row_of_the_table_is_tested():
     import test_processes
 
     assert list(workers.scaling_table()) == [*ROWS, *test_devices.ROWS, *test_processes.ROWS]
-
-
-SCRIPT = re.compile(
-    r"<!-- not run: (?P<name>\w+\.py)(?P<settings>[^>]*?) -->\n```python\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL
-)
-SCRIPTS = {found["name"]: found for found in SCRIPT.finditer(workers.README.read_text(encoding="utf-8"))}
-
-
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_the_scripts_of_the_readme(name, tmp_path):
-    """Blocks that need a file of their own print what is in the comments."""
-    code = SCRIPTS[name]["code"]
-    said = [found["said"] for line in code.splitlines() if (found := test_readme.COMMENT.match(line))]
-    (tmp_path / name).write_text(code, encoding="utf-8")
-    env = os.environ | {"PYTHONPATH": ROOT, "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(
-        [sys.executable, name], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=100, check=False
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert said
-    assert done.stdout.splitlines() == said
