@@ -2,14 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from concurrent.futures import Executor
-from typing import Any
+from typing import Any, TypeAlias, overload
 
+from jaxpyop._batching import VmapMethod
 from jaxpyop._bodies import Op
-from jaxpyop._ops import NOT_GIVEN, apply, is_traced, make_op, run
+from jaxpyop._config import Mode
+from jaxpyop._ops import NOT_GIVEN, apply, is_traced, make_op
+from jaxpyop._results import Casting
+
+Pool: TypeAlias = Executor | Callable[[], Executor]
+Vjp: TypeAlias = Callable[[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]], Any]  # inputs, outputs, cotangents
+Decorator: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
+@overload
+def py_function(
+    func: Callable[..., Any],
+    inp: Any,
+    Tout: Any,
+    name: str | None = None,
+    *,
+    output_shapes: Any = None,
+    stateful: bool = False,
+    ordered: bool = False,
+    vmap_method: VmapMethod = "sequential",
+    executor: Pool | None = None,
+    progress: bool = False,
+    casting: Casting = "same_kind",
+    mode: Mode | None = None,
+) -> Any: ...
+@overload
+def py_function(
+    *,
+    Tout: Any,
+    name: str | None = None,
+    output_shapes: Any = None,
+    stateful: bool = False,
+    ordered: bool = False,
+    vmap_method: VmapMethod = "sequential",
+    executor: Pool | None = None,
+    progress: bool = False,
+    casting: Casting = "same_kind",
+    mode: Mode | None = None,
+) -> Decorator: ...
 def py_function(
     func: Callable[..., Any] | None = None,
     inp: Any = None,
@@ -19,19 +56,19 @@ def py_function(
     output_shapes: Any = None,
     stateful: bool = False,
     ordered: bool = False,
-    vmap_method: str = "sequential",
-    executor: Executor | Callable[[], Executor] | None = None,
+    vmap_method: VmapMethod = "sequential",
+    executor: Pool | None = None,
     progress: bool = False,
-    casting: str = "same_kind",
-    mode: str | None = None,
+    casting: Casting = "same_kind",
+    mode: Mode | None = None,
 ) -> Any:
     """Call a Python function of JAX arrays, differentiably, under any transformation.
 
     The counterpart of ``tf.py_function``. `func` gets concrete ``jax.Array``
     values and runs eagerly when the program runs, so it may branch and loop
     on values, print, and stop in a debugger. Outside ``jit`` it is simply
-    called. It is differentiable to any order, in both modes, by what it did:
-    a value that was taken out with ``float(x)`` is a constant.
+    called. It is differentiable to any order, in forward and reverse mode, by
+    what it did: a value that was taken out with ``float(x)`` is a constant.
 
     Args:
         func: called as ``func(*inp)``. Not async, not a generator. It must not
@@ -39,9 +76,9 @@ def py_function(
         inp: list or tuple of inputs, or one array; elements may be pytrees.
             Arrays, Python numbers and typed PRNG keys (any shape, any JAX
             dtype) become ``jax.Array``. Anything else reaches `func` as it is.
-        Tout: what `func` returns: a dtype, something with ``.shape`` and
-            ``.dtype``, a TensorFlow dtype, or a pytree of these. ``None`` or
-            ``[]``: no result; `func` runs for its side effects.
+        Tout: what `func` returns, always to be given: a dtype, something with
+            ``.shape`` and ``.dtype``, a TensorFlow dtype, or a pytree of these.
+            ``None`` or ``[]``: no result; `func` runs for its side effects.
         name: shown in errors, jaxprs and profiles; the name of `func` by default.
         output_shapes: a shape per leaf of `Tout`, in its structure, where
             ``None`` stands for an unknown dimension; or a function of the
@@ -56,7 +93,8 @@ def py_function(
         executor: for ``"parallel"``: any ``concurrent.futures.Executor``, or a
             function that returns one; threads by default. For processes `func`
             must be picklable, and what it does to its surroundings stays there.
-        progress: show a progress bar for batches (tqdm, the extra ``progress``).
+        progress: show a progress bar for the batches of ``"sequential"`` and
+            ``"parallel"`` (tqdm, the extra ``progress``).
         casting: NumPy's casting rule from returned to promised floating and
             complex dtypes. Integers go to any integer dtype in which they fit.
         mode: ``"eager"``, or ``"traced"``: under a transformation `func` is
@@ -64,7 +102,11 @@ def py_function(
             an ``if`` on values as ``lax.cond``, for up to 128 paths. No host
             call is left, XLA places the work, and `func` may use traced values
             of the code around it. It cannot use ``float(x)``, NumPy, or loops
-            that depend on values. ``jaxpyop.config.mode`` by default.
+            that depend on values, and has no side effects: `stateful` and
+            `ordered` are errors. `vmap_method`, `executor` and `progress` have
+            no part in it, and an integer dtype must fit by its range, as no
+            value is known. By default ``jaxpyop.config.mode``, which leaves
+            stateful ops eager.
 
     Returns:
         ``jax.Array`` values in the structure of `Tout`, of the promised dtypes
@@ -74,10 +116,14 @@ def py_function(
     Raises:
         TypeError: a malformed argument; a result that is no number or that
             the casting rule refuses; a `func` that cannot be traced.
-        ValueError: results of another count, structure or shape than promised;
-            a traced value in a closure of `func`; ``mode="traced"`` of a
-            stateful op.
+        ValueError: an option that has no such value; results of another count,
+            structure or shape than promised; a traced value in a closure of
+            `func`; ``mode="traced"`` of a stateful op.
         OverflowError: an integer, in or out, that does not fit its dtype.
+        NotImplementedError: ``jax.export``; a stateful op where JAX allows no
+            effects (``checkpoint``, ``vmap`` of ``cond``), and its second derivative.
+        RuntimeError: a backward pass of a stateful op whose record is gone (see
+            ``jaxpyop.config.max_records``).
         jax.errors.JaxRuntimeError: anything that `func` raises under ``jit``
             (see :func:`jaxpyop.reraise`); outside, its own exception comes out.
 
@@ -102,6 +148,38 @@ def py_function(
     return apply("py_function", func, inp, Tout, make)
 
 
+@overload
+def numpy_function(
+    func: Callable[..., Any],
+    inp: Any,
+    Tout: Any,
+    stateful: bool = False,
+    name: str | None = None,
+    *,
+    output_shapes: Any = None,
+    ordered: bool = False,
+    vmap_method: VmapMethod = "sequential",
+    executor: Pool | None = None,
+    progress: bool = False,
+    casting: Casting = "same_kind",
+    vjp: Vjp | None = None,
+    copy: bool = True,
+) -> Any: ...
+@overload
+def numpy_function(
+    *,
+    Tout: Any,
+    stateful: bool = False,
+    name: str | None = None,
+    output_shapes: Any = None,
+    ordered: bool = False,
+    vmap_method: VmapMethod = "sequential",
+    executor: Pool | None = None,
+    progress: bool = False,
+    casting: Casting = "same_kind",
+    vjp: Vjp | None = None,
+    copy: bool = True,
+) -> Decorator: ...
 def numpy_function(
     func: Callable[..., Any] | None = None,
     inp: Any = None,
@@ -111,19 +189,19 @@ def numpy_function(
     *,
     output_shapes: Any = None,
     ordered: bool = False,
-    vmap_method: str = "sequential",
-    executor: Executor | Callable[[], Executor] | None = None,
+    vmap_method: VmapMethod = "sequential",
+    executor: Pool | None = None,
     progress: bool = False,
-    casting: str = "same_kind",
-    vjp: Callable[..., Any] | None = None,
+    casting: Casting = "same_kind",
+    vjp: Vjp | None = None,
     copy: bool = True,
 ) -> Any:
     """Call a Python function of NumPy arrays under any transformation.
 
-    The counterpart of ``tf.numpy_function``, on :func:`jax.pure_callback`, or
-    ``io_callback`` when stateful. TensorFlow's is stateful by default, this
-    one is not: say ``stateful=True`` for a function with side effects, or use
-    :func:`py_func`.
+    The counterpart of ``tf.numpy_function``, with the meaning of
+    :func:`jax.pure_callback`, or of :func:`jax.experimental.io_callback` when
+    stateful. TensorFlow's is stateful by default, this one is not: say
+    ``stateful=True`` for a function with side effects, or use :func:`py_func`.
 
     Args:
         func: called as ``func(*inp)`` with private, writable, C-contiguous
@@ -154,8 +232,12 @@ def numpy_function(
         As :func:`py_function`.
 
     Raises:
-        TypeError, ValueError, OverflowError, jax.errors.JaxRuntimeError: as
-            :func:`py_function`; also ValueError for a backward pass without `vjp`.
+        TypeError: as :func:`py_function`, tracing aside.
+        ValueError: as :func:`py_function`; a backward pass without `vjp`.
+        OverflowError: as :func:`py_function`.
+        NotImplementedError: forward mode, a second derivative, ``jax.export``; a
+            stateful op where JAX allows no effects.
+        jax.errors.JaxRuntimeError: as :func:`py_function`.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpy as np, jaxpyop
@@ -182,6 +264,38 @@ def numpy_function(
     return apply("numpy_function", func, inp, Tout, make)
 
 
+@overload
+def py_func(
+    func: Callable[..., Any],
+    inp: Any,
+    Tout: Any,
+    stateful: bool = True,
+    name: str | None = None,
+    *,
+    output_shapes: Any = None,
+    ordered: bool = False,
+    vmap_method: VmapMethod = "sequential",
+    executor: Pool | None = None,
+    progress: bool = False,
+    casting: Casting = "same_kind",
+    vjp: Vjp | None = None,
+    copy: bool = True,
+) -> Any: ...
+@overload
+def py_func(
+    *,
+    Tout: Any,
+    stateful: bool = True,
+    name: str | None = None,
+    output_shapes: Any = None,
+    ordered: bool = False,
+    vmap_method: VmapMethod = "sequential",
+    executor: Pool | None = None,
+    progress: bool = False,
+    casting: Casting = "same_kind",
+    vjp: Vjp | None = None,
+    copy: bool = True,
+) -> Decorator: ...
 def py_func(
     func: Callable[..., Any] | None = None,
     inp: Any = None,
@@ -191,11 +305,11 @@ def py_func(
     *,
     output_shapes: Any = None,
     ordered: bool = False,
-    vmap_method: str = "sequential",
-    executor: Executor | Callable[[], Executor] | None = None,
+    vmap_method: VmapMethod = "sequential",
+    executor: Pool | None = None,
     progress: bool = False,
-    casting: str = "same_kind",
-    vjp: Callable[..., Any] | None = None,
+    casting: Casting = "same_kind",
+    vjp: Vjp | None = None,
     copy: bool = True,
 ) -> Any:
     """Call a Python function of NumPy arrays, stateful by default.
@@ -223,8 +337,11 @@ def py_func(
         As :func:`numpy_function`.
 
     Raises:
-        TypeError, ValueError, OverflowError, jax.errors.JaxRuntimeError: as
-            :func:`numpy_function`.
+        TypeError: as :func:`numpy_function`.
+        ValueError: as :func:`numpy_function`.
+        OverflowError: as :func:`numpy_function`.
+        NotImplementedError: as :func:`numpy_function`.
+        jax.errors.JaxRuntimeError: as :func:`numpy_function`.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpy as np, jaxpyop
@@ -239,72 +356,3 @@ def py_func(
         return make_op("py_func", f, Tout, name, output_shapes, on_jax=False, vjp=vjp, copy=copy, **options)
 
     return apply("py_func", func, inp, Tout, make)
-
-
-def contrib_py_func(
-    func: Callable[..., Any],
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
-    output_types: Any = None,
-    output_shapes: Any = None,
-    stateful: bool = True,
-    name: str | None = None,
-    *,
-    ordered: bool = False,
-    vmap_method: str = "sequential",
-    executor: Executor | Callable[[], Executor] | None = None,
-    progress: bool = False,
-    casting: str = "same_kind",
-    vjp: Callable[..., Any] | None = None,
-    copy: bool = True,
-) -> Any:
-    """Call a Python function with keyword arguments and nested structures.
-
-    The counterpart of ``tf.contrib.framework.py_func`` of TensorFlow 1.
-
-    Args:
-        func: called as ``func(*args, **kwargs)`` with NumPy arrays, in the
-            pytrees that `args` and `kwargs` have; as for :func:`jaxpyop.numpy_function`.
-        args: positional arguments; elements may be pytrees.
-        kwargs: keyword arguments; values may be pytrees.
-        output_types: pytree of dtypes, as `Tout` of :func:`jaxpyop.numpy_function`.
-        output_shapes: shapes in the structure of `output_types`.
-        stateful: as for :func:`jaxpyop.py_func`.
-        name: as for :func:`jaxpyop.numpy_function`.
-        ordered: as for :func:`jaxpyop.numpy_function`.
-        vmap_method: as for :func:`jaxpyop.numpy_function`.
-        executor: as for :func:`jaxpyop.numpy_function`.
-        progress: as for :func:`jaxpyop.numpy_function`.
-        casting: as for :func:`jaxpyop.numpy_function`.
-        vjp: as for :func:`jaxpyop.numpy_function`; its inputs are all array
-            leaves of `args`, then those of `kwargs` by sorted name.
-        copy: as for :func:`jaxpyop.numpy_function`.
-
-    Returns:
-        ``jax.Array`` values in the structure of `output_types`.
-
-    Raises:
-        TypeError, ValueError, OverflowError, jax.errors.JaxRuntimeError: as
-            :func:`jaxpyop.numpy_function`.
-
-    Example:
-        >>> import jax.numpy as jnp, jaxpyop
-        >>> def scale(batch, *, by):
-        ...     return {"x": batch["x"] * by, "n": len(batch["x"])}
-        >>> out = jaxpyop.contrib.framework.py_func(
-        ...     scale, args=[{"x": jnp.arange(3.0)}], kwargs={"by": 2.0},
-        ...     output_types={"x": jnp.float32, "n": jnp.int32},
-        ...     output_shapes={"x": (3,), "n": ()},
-        ... )
-        >>> print(out["x"], out["n"])
-        [0. 2. 4.] 3
-    """
-    api = "contrib.framework.py_func"
-    if not isinstance(args, (list, tuple)):
-        raise TypeError(f"{api}: args is {args!r}; expected a list or tuple of arguments, args=[x, y]")
-    if kwargs is not None and not isinstance(kwargs, Mapping):
-        raise TypeError(f"{api}: kwargs is {kwargs!r}; expected a dict of keyword arguments")
-    options = {"stateful": stateful, "ordered": ordered, "vmap_method": vmap_method, "casting": casting}
-    options |= {"executor": executor, "progress": progress}
-    op = make_op(api, func, output_types, name, output_shapes, on_jax=False, vjp=vjp, copy=copy, **options)
-    return run(op, args, kwargs or {})

@@ -12,13 +12,14 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
 from jaxpyop import _executors, _progress
 
-METHODS = ("sequential", "expand_dims", "broadcast_all", "parallel")
+VmapMethod: TypeAlias = Literal["sequential", "expand_dims", "broadcast_all", "parallel"]
+METHODS: tuple[str, ...] = get_args(VmapMethod)
 BLOCK_METHODS = ("expand_dims", "broadcast_all")
 
 

@@ -16,9 +16,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpyop import _paths, _results, _tape
+from jaxpyop import _jaxcore, _paths, _results, _tape
 from jaxpyop._inputs import PASS_IT, Inputs
 from jaxpyop._spec import Leaf, ResultSpec, fill_shape, show_shape, with_shapes
+from jaxpyop._tapetracer import TapeTracer
 
 Struct = jax.ShapeDtypeStruct
 
@@ -72,7 +73,7 @@ def as_jax(array: Any) -> Any:
     if isinstance(array, jax.Array):
         return array
     private = array.copy()  # so that aliasing it does no harm
-    return jnp.asarray(private) if private.ndim else _scalar_as_jax(private)
+    return _jaxcore.with_transfers(jnp.asarray if private.ndim else _scalar_as_jax, private)
 
 
 _TRACER_ERRORS = (
@@ -91,6 +92,8 @@ def _is_numpy(value: Any) -> bool:
 
 def _advise(error: BaseException, title: str, what: str) -> None:
     note = f"{title}: if {what} uses a traced value of the code around it, {PASS_IT}"
+    if TapeTracer.__name__ in str(error):
+        note = f"{title}: if {what} keeps an input while JAX differentiates, keep jax.lax.stop_gradient(x); or {note}"
     if note not in getattr(error, "__notes__", ()):
         error.add_note(note)
 

@@ -20,7 +20,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpyop import _bodies, _records, _results, _tape
+from jaxpyop import _bodies, _jaxcore, _records, _results, _tape
 from jaxpyop._bodies import Op, Struct, as_jax
 from jaxpyop._config import config
 from jaxpyop._inputs import Inputs
@@ -211,7 +211,7 @@ class Replay(Plain):
             # on residuals filled with zeros.
             return [np.zeros(s.shape, s.dtype) for s in self.body.shapes(rest)]
         if (record := RECORDS.get(token)) is not None:
-            return self.body.replay(record, rest)
+            return _jaxcore.with_transfers(self.body.replay, record, rest)
         if self.op.stateful and token == NO_RECORD:
             raise RuntimeError(
                 f"{self.title}: a backward pass runs the body again where another process ran it, and a stateful op "

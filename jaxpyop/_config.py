@@ -10,10 +10,13 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal, TypeAlias, TypedDict, Unpack, get_args
+
+Mode: TypeAlias = Literal["eager", "traced"]
+Transport: TypeAlias = Literal["auto", "callback"]
 
 
-def _one_of(*choices: str) -> Callable[[Any], str]:
+def _one_of(choices: tuple[str, ...]) -> Callable[[Any], str]:
     def parse(value: Any) -> str:
         if value not in choices:
             raise ValueError(f"expected one of {choices}, got {value!r}")
@@ -35,20 +38,34 @@ def _at_least_one(value: Any) -> int:
 
 
 _SETTINGS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
-    "mode": ("eager", _one_of("eager", "traced")),
-    "transport": ("auto", _one_of("auto", "callback")),
+    "mode": ("eager", _one_of(get_args(Mode))),
+    "transport": ("auto", _one_of(get_args(Transport))),
     "max_records": (8192, _at_least_one),
     "max_record_bytes": (256 * 2**20, _at_least_one),
 }
 
 
+class Settings(TypedDict, total=False):
+    """What :meth:`Config.override` takes."""
+
+    mode: Mode
+    transport: Transport
+    max_records: int
+    max_record_bytes: int
+
+
 class Config:
-    """The settings of jaxpyop.
+    """The settings of jaxpyop, for the whole process.
+
+    Each is an attribute, and an environment variable that is read when jaxpyop
+    is imported. Compiled programs keep the settings that they were compiled
+    with. They are as JAX's ``jax.config``; TensorFlow's ``tf.py_function`` has
+    none, and is always eager.
 
     Attributes:
         mode: default of ``py_function(mode=...)``: ``"eager"`` (the body is
-            called at run time) or ``"traced"`` (traced into XLA).
-            Environment variable ``JAXPYOP_MODE``.
+            called at run time) or ``"traced"`` (traced into XLA; stateful ops
+            stay eager). Environment variable ``JAXPYOP_MODE``.
         transport: how a compiled program reaches the host. ``"auto"`` takes
             the zero-copy ``jax.experimental.buffer_callback`` where it
             applies, ``"callback"`` always ``jax.pure_callback`` and
@@ -60,17 +77,21 @@ class Config:
         max_record_bytes: how many bytes of arrays they may keep alive.
             ``JAXPYOP_MAX_RECORD_BYTES``.
 
+    Raises:
+        AttributeError: setting what is no setting.
+        ValueError: not a value of that setting; the text names the setting, or
+            the environment variable.
+
     Example:
         >>> import jaxpyop
-        >>> with jaxpyop.config.override(transport="callback"):
-        ...     jaxpyop.config.transport
-        'callback'
-        >>> jaxpyop.config.transport
-        'auto'
+        >>> jaxpyop.config.max_records
+        8192
+        >>> jaxpyop.config.max_records = 10_000
+        >>> jaxpyop.config.max_records = 8192
     """
 
-    mode: str
-    transport: str
+    mode: Mode
+    transport: Transport
     max_records: int
     max_record_bytes: int
 
@@ -93,15 +114,30 @@ class Config:
         object.__setattr__(self, name, parsed)
 
     @contextlib.contextmanager
-    def override(self, **settings: Any) -> Iterator[None]:
+    def override(self, **settings: Unpack[Settings]) -> Iterator[None]:
         """Change settings for a block; for the whole process, not one thread.
+
+        As JAX's context managers do, such as :func:`jax.enable_x64`, but those
+        are for one thread.
 
         Args:
             **settings: new values by name.
 
+        Returns:
+            A context manager, which gives ``None``, and restores the settings
+            that it found.
+
         Raises:
             AttributeError: no such setting.
-            ValueError: not a value of that setting.
+            ValueError: not a value of that setting; then none has changed.
+
+        Example:
+            >>> import jaxpyop
+            >>> with jaxpyop.config.override(transport="callback", max_records=100):
+            ...     jaxpyop.config.transport
+            'callback'
+            >>> jaxpyop.config.transport
+            'auto'
         """
         before = {name: getattr(self, name, None) for name in settings}
         try:
@@ -116,4 +152,4 @@ class Config:
         return f"Config({', '.join(f'{name}={getattr(self, name)!r}' for name in _SETTINGS)})"
 
 
-config = Config()
+config: Config = Config()

@@ -246,7 +246,7 @@ def _vmap(sheet: Sheet) -> None:
     sheet.note("x = 1000 scalars")
     for method, seen in (("sequential", [()] * 1000), ("expand_dims", [(1000,)])):
 
-        def op(x: Any, method: str = method) -> Any:
+        def op(x: Any, method: Any = method) -> Any:
             return jaxpyop.numpy_function(double, [x], F32, vmap_method=method)
 
         program = jax.make_jaxpr(jax.vmap(op))(x)

@@ -211,9 +211,10 @@ class reraise(contextlib.AbstractContextManager[None]):  # noqa: N801  # reads a
 
     A body that fails inside a compiled program surfaces as
     ``jax.errors.JaxRuntimeError`` (``ValueError`` on some warm calls) where
-    the result is waited for. Inside this block that error is replaced by the
-    original exception object, with JAX's error as its ``__context__``. The
-    last 16 originals are kept. Errors of anything else pass unchanged.
+    the result is waited for: call ``block_until_ready()`` inside the block.
+    There that error is replaced by the original exception object, with JAX's
+    error as its ``__context__``. The last 16 originals are kept. Errors of
+    anything else pass unchanged. ``with reraise():`` gives ``None``.
 
     TensorFlow raises ``tf.errors.InvalidArgumentError`` or ``UnknownError``
     from ``py_function``, and has no way back to the original.

@@ -14,6 +14,7 @@ import os
 import pickle
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor  # now: importing it at exit fails
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ Executor = concurrent.futures.Executor
 def default_executor() -> Executor:
     """The threads that `vmap_method="parallel"` takes when no executor is given."""
     workers = min(32, (os.cpu_count() or 1) + 4)
-    return concurrent.futures.ThreadPoolExecutor(workers, thread_name_prefix="jaxpyop")
+    return ThreadPoolExecutor(workers, thread_name_prefix="jaxpyop")
 
 
 def resolve(executor: Executor | Callable[[], Executor] | None, title: str) -> Executor:
@@ -44,7 +45,7 @@ def resolve(executor: Executor | Callable[[], Executor] | None, title: str) -> E
 
 def is_local(executor: Executor) -> bool:
     """Whether its workers are threads of this process."""
-    return isinstance(executor, concurrent.futures.ThreadPoolExecutor)
+    return isinstance(executor, ThreadPoolExecutor)
 
 
 _PATIENCE = 1.0  # seconds without a thread that begins an element
@@ -62,7 +63,12 @@ def is_busy_here(executor: Executor) -> bool:
 def submit(executor: Executor, call: Any, arrays: Sequence[Any]) -> concurrent.futures.Future[Any]:
     """Start a call on one element's inputs."""
     if is_local(executor):
-        return executor.submit(contextvars.copy_context().run, _in_thread, id(executor), call, arrays)
+        try:
+            return executor.submit(contextvars.copy_context().run, _in_thread, id(executor), call, arrays)
+        except RuntimeError:
+            if executor is not default_executor():
+                raise
+            return _left_to_us()
     inputs = call.for_worker(arrays)
     if inputs is None:
         done: concurrent.futures.Future[Any] = concurrent.futures.Future()
@@ -71,6 +77,15 @@ def submit(executor: Executor, call: Any, arrays: Sequence[Any]) -> concurrent.f
     # The last argument keeps Dask from merging calls with equal arguments.
     inputs = [np.asarray(a) for a in inputs]
     return executor.submit(run_body, call.body, inputs, call.on_jax, call.environment.x64, uuid.uuid4().hex)
+
+
+def _left_to_us() -> concurrent.futures.Future[Any]:
+    # Nobody but the interpreter shuts our own threads down: at exit, where a
+    # program in flight still has to end.
+    future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+    future.cancel()
+    future.set_running_or_notify_cancel()
+    return future
 
 
 def completed(
@@ -98,7 +113,7 @@ def result_of(
     future: concurrent.futures.Future[Any], executor: Executor, call: Any, arrays: Sequence[Any]
 ) -> list[Any]:
     """Wait for what `submit` started."""
-    if future.cancelled():  # by `completed`, for us to run
+    if future.cancelled():  # by `completed`, or at exit: for us to run
         return _in_thread(id(executor), call, arrays)
     values = future.result()
     return values if is_local(executor) else call.from_worker(values, arrays)
@@ -107,7 +122,8 @@ def result_of(
 def _in_thread(pool: int, call: Any, arrays: Sequence[Any]) -> Any:
     _pools.set(_pools.get() | {pool})  # in this element's copy of the context
     with call.environment.entered():
-        return call(arrays)
+        # Copies: this thread's next element may return the same buffer before these are read.
+        return [value.copy() if isinstance(value, np.ndarray) else value for value in call(arrays)]
 
 
 def run_body(

@@ -62,7 +62,7 @@ class Inputs:
     def wrap_keys(self, arrays: Sequence[Any]) -> list[Any]:
         """The arrays with key data made typed keys again."""
         return [
-            a if impl is None else jax.random.wrap_key_data(jnp.asarray(a), impl=impl)
+            a if impl is None else jax.random.wrap_key_data(_jaxcore.with_transfers(jnp.asarray, a), impl=impl)
             for a, impl in zip(arrays, self.keys)
         ]
 
@@ -179,7 +179,7 @@ def _find_tracer(func: Any, seen: set[int]) -> tuple[str, Any] | None:
         if isinstance(value, (types.FunctionType, functools.partial, types.MethodType)):
             if (found := _find_tracer(value, seen)) is not None:
                 return found
-        elif any(isinstance(leaf, _jaxcore.Tracer) for leaf in _leaves(value)):
+        elif any(_jaxcore.is_live(leaf) for leaf in _leaves(value)):
             return name, value
     return None
 

@@ -97,7 +97,7 @@ def _name_of(func: Any, name: str | None) -> str:
     return "lambda" if found == "<lambda>" else found
 
 
-def make_op(api: str, func: Any, tout: Any, name: str | None, shapes: Any, **rest: Any) -> Op:
+def make_op(api: str, func: Any, tout: Any, name: Any, shapes: Any, **rest: Any) -> Op:
     """Check what the user wrote and make an op of it.
 
     Raises:
@@ -146,7 +146,12 @@ def _stage(op: Op, inputs: Inputs, call: UserCall, arrays: Sequence[Any]) -> lis
             return _traced.trace(op, inputs, arrays)
         check_closure(op.func, op.title)
         check_closure(op.vjp, op.title, "vjp")
-        return _primitive.bind(call, *arrays)
+        return _primitive.bind(call, *map(_strong, arrays))
+
+
+def _strong(x: Any) -> Any:
+    # The transpose of the conversion makes a weakly typed input's cotangent weakly typed, as JAX's are.
+    return jax.lax.convert_element_type(x, x.dtype) if getattr(x, "weak_type", False) else x
 
 
 def is_traced(mode: str | None, api: str, *, stateful: bool, tout: Any) -> bool:

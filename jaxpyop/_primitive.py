@@ -54,12 +54,15 @@ def run_now(call: Plain, args: Sequence[Any], batch: Batch = NO_BATCH) -> list[A
     elif batch.sizes:
         arrays = [np.asarray(a) for a in arrays]  # slicing a jax.Array costs a dispatch
     with jax.profiler.TraceAnnotation(call.label):
-        values = _run(call, arrays, batch)
-    # The body may keep what it returned, and jnp.asarray may alias: copy.
-    outs = [v if isinstance(v, jax.Array) else jnp.asarray(np.array(v)) for v in values]
+        outs = [_own(v) for v in _run(call, arrays, batch)]
     if not call.on_jax and not call.copy:
         take_back(arrays, call.title)
     return outs
+
+
+def _own(value: Any) -> jax.Array:
+    # The body may keep what it returned, and jnp.asarray may alias: copy.
+    return value if isinstance(value, jax.Array) else _jaxcore.with_transfers(jnp.asarray, np.array(value))
 
 
 def _run(call: Plain, arrays: list[Any], batch: Batch) -> list[Any]:
@@ -67,7 +70,10 @@ def _run(call: Plain, arrays: list[Any], batch: Batch) -> list[Any]:
         return call(arrays)
     if batch.block:
         return _checked_block(call, call(arrays, batch.sizes), arrays, batch)
-    rows = [values for _, values in sorted(run_elements(call, arrays, batch), key=operator.itemgetter(0))]
+    numbered = run_elements(call, arrays, batch)
+    if not call.on_jax:  # a body may return one buffer each time
+        numbered = ((number, [np.array(v) for v in values]) for number, values in numbered)
+    rows = [values for _, values in sorted(numbered, key=operator.itemgetter(0))]
     if not rows:
         return [np.empty((*batch.sizes, *s.shape), s.dtype) for s in call.shapes(_structs(arrays, batch))]
     return [_stack(call, k, column, batch) for k, column in enumerate(zip(*rows))]
@@ -103,7 +109,7 @@ def _wait_for_ordered() -> None:
 
 def _impl(*args: Any, call: Plain, batch: Batch) -> list[Any]:
     # JAX hands Python scalars through as they are.
-    arrays = [a if isinstance(a, (jax.Array, np.ndarray)) else jnp.asarray(a) for a in args]
+    arrays = [a if isinstance(a, (jax.Array, np.ndarray)) else _jaxcore.with_transfers(jnp.asarray, a) for a in args]
     outs = run_now(call, arrays, batch)
     own = outs[: len(outs) - call.adds]
     call.learn(_structs(arrays, batch), [Struct(o.shape[len(batch.sizes) :], o.dtype) for o in own])

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpyop import _jaxcore
 from jaxpyop._spec import Leaf, ResultSpec, Shape, keys_of, show_shape
+from jaxpyop._tapetracer import TapeTracer
 
-CASTING = ("no", "equiv", "safe", "same_kind", "unsafe")
+Casting: TypeAlias = Literal["no", "equiv", "safe", "same_kind", "unsafe"]
+CASTING: tuple[str, ...] = get_args(Casting)
 
 # ------------------------------------------------------------------- structure
 
@@ -31,7 +34,7 @@ def _kind_of(value: Any) -> str:
 
 
 def _mismatch(spec: ResultSpec, value: Any, api: str) -> Exception:
-    for part in jax.tree.leaves(value, is_leaf=_is_unrun):
+    for part in _parts(value):
         if _is_unrun(part):
             if inspect.iscoroutine(part):
                 part.close()  # or Python warns that nobody awaited it
@@ -44,6 +47,12 @@ def _mismatch(spec: ResultSpec, value: Any, api: str) -> Exception:
         f"{api}: func returned {_kind_of(value)} where Tout={promised!r} promises {_promise(spec)}; "
         "make the two agree (for no result: Tout=None)"
     )
+
+
+def _parts(value: Any) -> list[Any]:
+    # Not jax.tree.leaves: a list that holds itself breaks its recursion for good (0.10 to 0.12).
+    inner = value.values() if isinstance(value, dict) else value if _is_sequence(value) else ()
+    return [value, *inner]
 
 
 def _is_unrun(value: Any) -> bool:
@@ -169,6 +178,11 @@ def can_cast(source: Any, target: np.dtype[Any], casting: str) -> bool:
     return bool(np.can_cast(source, target, casting))  # type: ignore[call-overload]
 
 
+def _check_no_key(dtype: Any, which: str, api: str) -> None:
+    if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+        raise TypeError(f"{api}: {which} a typed key; return jax.random.key_data(key) with Tout=jnp.uint32")
+
+
 def _check_dtype(dtype: Any, leaf: Leaf, casting: str, which: str, api: str) -> None:
     if _level(dtype) < 0 or not can_cast(dtype, leaf.dtype, casting):
         raise _cast_error(dtype, leaf, casting, which, api)
@@ -180,6 +194,7 @@ def check_traced(dtype: Any, leaf: Leaf, casting: str, which: str, api: str) -> 
     Raises:
         TypeError: as :func:`to_jax`, and for an integer dtype that need not fit.
     """
+    _check_no_key(dtype, which, api)
     _check_dtype(dtype, leaf, casting, which, api)
     if _level(dtype) > 0 and _is_integer(leaf.dtype) and not np.can_cast(dtype, leaf.dtype, "safe"):
         raise TypeError(
@@ -219,8 +234,12 @@ def check_shape(shape: Shape, leaf: Leaf, lead: tuple[int, ...], said: str, whic
     if len(shape) == len(wanted) and all(w in (None, s) for w, s in zip(wanted, shape)):
         return
     own = show_shape(shape[len(lead) :])
-    alone = which == "func returned"
-    advice = f"write output_shapes={own}" if alone else f"give {own} as its shape in output_shapes="
+    if own == show_shape(leaf.shape):
+        advice = f"func gets the whole batch and returns a result for each element, with {show_shape(lead)} in front"
+    elif which == "func returned":
+        advice = f"write output_shapes={own}"
+    else:
+        advice = f"give {own} as its shape in output_shapes="
     raise ValueError(f"{api}: {which} shape {show_shape(shape)} where {show_shape(wanted)} was {said}; {advice}")
 
 
@@ -256,15 +275,41 @@ def to_numpy(value: Any, leaf: Leaf, casting: str, which: str, api: str) -> np.n
         return array.astype(leaf.dtype)
 
 
+def check_usable(value: Any, which: str, api: str) -> None:
+    """Raise about a `jax.Array` that has no values any more.
+
+    Raises:
+        TypeError: a traced value of a transformation that is over.
+        ValueError: a deleted array.
+    """
+    if isinstance(value, _jaxcore.Tracer):
+        if not _jaxcore.is_live(value):
+            raise _foreign_tracer(value, which, api)
+    elif value.is_deleted():
+        raise ValueError(f"{api}: {which} an array that was deleted or donated to a program; return a copy of it")
+
+
+def _foreign_tracer(value: Any, which: str, api: str) -> TypeError:
+    return TypeError(
+        f"{api}: {which} a traced value of other code ({value}), which has no value here; "
+        "pass it through inp, and return an array"
+    )
+
+
 def to_jax(value: Any, leaf: Leaf, casting: str, which: str, api: str) -> Any:
     """A value as a `jax.Array` of the promised dtype; a tape's value stays one."""
     if not isinstance(value, jax.Array):
         # A private copy: jnp.asarray may alias, and the body may keep its array.
-        return jnp.asarray(np.array(to_numpy(value, leaf, casting, which, api)))
+        return _jaxcore.with_transfers(jnp.asarray, np.array(to_numpy(value, leaf, casting, which, api)))
+    if not isinstance(value, TapeTracer):
+        if isinstance(value, _jaxcore.Tracer):
+            raise _foreign_tracer(value, which, api)
+        check_usable(value, which, api)
+    elif not _jaxcore.is_live(value):
+        value = value.value  # kept from an earlier run
     if value.dtype == leaf.dtype:
         return value if not value.weak_type else jax.lax.convert_element_type(value, leaf.dtype)
-    if jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended):
-        raise TypeError(f"{api}: {which} a typed key; return jax.random.key_data(key) with Tout=jnp.uint32")
+    _check_no_key(value.dtype, which, api)
     _check_dtype(value.dtype, leaf, casting, which, api)
     if _is_integer(leaf.dtype) and _level(value.dtype) > 0:
         array = np.asarray(value)

@@ -265,7 +265,7 @@ def _vectors(name: str, what: str, vectors: Sequence[Any], avals: Sequence[Any])
 
 
 def _array(value: Any) -> Any:
-    return value if isinstance(value, jax.Array) else jnp.asarray(value)
+    return value if isinstance(value, jax.Array) else _jaxcore.with_transfers(jnp.asarray, value)
 
 
 def record(func: Callable[..., Sequence[Any]], inputs: Sequence[Any]) -> tuple[list[Any], Record]:

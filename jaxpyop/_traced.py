@@ -50,6 +50,7 @@ def trace(op: Op, inputs: Inputs, arrays: Sequence[Any]) -> list[Any]:
 def _checked(op: Op, k: int, value: Any, leaf: Leaf) -> Any:
     which = op.which(k)
     if isinstance(value, jax.Array):
+        _results.check_usable(value, which, op.title)
         _results.check_traced(value.dtype, leaf, op.casting, which, op.title)
         value = jax.lax.convert_element_type(value, leaf.dtype)
     else:

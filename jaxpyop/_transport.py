@@ -154,6 +154,8 @@ class Host:
         self.batch = batch
         self.padding = padding
         self.results = [(tuple(r.shape), np.dtype(r.dtype)) for r in results]
+        # What a failing body is said to have got; its buffers may be the failure.
+        self.inputs = [jax.ShapeDtypeStruct(batch.element_shape(i, x.shape), x.dtype) for i, x in enumerate(inputs)]
         self.scratch = Scratch(len(inputs))
         self.fill = self._choose_fill(inputs)
 
@@ -199,12 +201,8 @@ class Host:
                     self._in_environment(arrays, outs)
             return
         except BaseException as error:  # also KeyboardInterrupt: XLA knows no exceptions, only text
-            failed = _errors.body_error(self.call.title, self.call.func, self._elements(arrays), error)
+            failed = _errors.body_error(self.call.title, self.call.func, self.inputs, error)
         raise failed
-
-    def _elements(self, arrays: Sequence[Any]) -> list[Any]:
-        views = [np.asarray(a) for a in arrays]
-        return [jax.ShapeDtypeStruct(self.batch.element_shape(i, v.shape), v.dtype) for i, v in enumerate(views)]
 
     def _in_environment(self, arrays: Sequence[Any], outs: Sequence[Any]) -> None:
         with self.call.environment.entered():
@@ -239,7 +237,7 @@ class Host:
                 for k, value in enumerate(values):
                     if value.shape != shapes[k]:
                         call.check(k, value.shape, shapes[k])
-                    flat[k][number] = value
+                    flat[k][number, ...] = value  # [number] alone asks a bfloat16 scalar for its float
 
     def _store(self, values: Sequence[Any], outs: Sequence[Any]) -> None:
         for k, value in enumerate(values):

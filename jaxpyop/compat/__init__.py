@@ -1,4 +1,4 @@
-"""Names as in ``tf.compat``."""
+"""Names as in ``tf.compat`` of TensorFlow: ``v1`` and ``v2``."""
 
 from jaxpyop.compat import v1 as v1
 from jaxpyop.compat import v2 as v2

@@ -1,3 +1,3 @@
-"""Names as in ``tf.contrib`` of TensorFlow 1."""
+"""Names as in ``tf.contrib`` of TensorFlow 1: ``framework``."""
 
 from jaxpyop.contrib import framework as framework

@@ -1,5 +1,3 @@
-"""Names as in ``tf.contrib.framework`` of TensorFlow 1."""
+"""Names as in ``tf.contrib.framework`` of TensorFlow 1: ``py_func``."""
 
-from jaxpyop._api import contrib_py_func as py_func
-
-__all__ = ["py_func"]
+from jaxpyop._contrib import py_func as py_func
