@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from jaxpyop import _executors, _progress
+from jaxpyop import _errors, _executors, _progress
 
 VmapMethod: TypeAlias = Literal["sequential", "expand_dims", "broadcast_all", "parallel"]
 METHODS: tuple[str, ...] = get_args(VmapMethod)
@@ -154,6 +154,4 @@ def _note_index(error: BaseException, number: int, batch: Batch) -> None:
     if isinstance(error, GeneratorExit):
         return  # the reader of the results failed, not an element
     index = tuple(int(k) for k in np.unravel_index(number, batch.sizes))
-    note = f"at batch index {index[0] if len(index) == 1 else index}"
-    if note not in getattr(error, "__notes__", ()):
-        error.add_note(note)
+    _errors.add_note(error, f"at batch index {index[0] if len(index) == 1 else index}")

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpyop import _jaxcore, _paths, _results, _tape
+from jaxpyop import _errors, _jaxcore, _paths, _results, _tape
 from jaxpyop._inputs import PASS_IT, Inputs
 from jaxpyop._spec import Leaf, ResultSpec, fill_shape, show_shape, with_shapes
 from jaxpyop._tapetracer import TapeTracer
@@ -94,8 +94,12 @@ def _advise(error: BaseException, title: str, what: str) -> None:
     note = f"{title}: if {what} uses a traced value of the code around it, {PASS_IT}"
     if TapeTracer.__name__ in str(error):
         note = f"{title}: if {what} keeps an input while JAX differentiates, keep jax.lax.stop_gradient(x); or {note}"
-    if note not in getattr(error, "__notes__", ()):
-        error.add_note(note)
+    _errors.add_note(error, note)
+
+
+def _advise_on_numpy(error: AttributeError, title: str) -> None:
+    if error.name == "numpy" and isinstance(error.obj, jax.Array):
+        error.add_note(f"{title}: func gets jax.Arrays: write np.asarray(x), float(x) or x.item()")
 
 
 class UserBody:
@@ -141,6 +145,9 @@ class UserBody:
                 values = self.results(arrays)
         except _TRACER_ERRORS as error:
             _advise(error, op.title, "func")
+            raise
+        except AttributeError as error:
+            _advise_on_numpy(error, op.title)
             raise
         leaves = self.promised(arrays, lead)
         values = [self._converted(k, value, leaf) for k, (value, leaf) in enumerate(zip(values, leaves))]

@@ -17,6 +17,7 @@ import logging
 import os
 import re
 import secrets
+import sys
 import threading
 import traceback
 import types
@@ -44,6 +45,14 @@ class PythonBodyError(RuntimeError):
 def is_library_file(filename: str) -> bool:
     """True for files of jaxpyop, jax, jaxlib, and of the pools that call bodies."""
     return os.path.abspath(filename).startswith(_LIBRARY_DIRS)
+
+
+def stacklevel_of_user() -> int:
+    """The `stacklevel` with which our caller's warning points at the user's line."""
+    frame, level = sys._getframe(1), 1
+    while frame is not None and is_library_file(frame.f_code.co_filename):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def plain_function(func: Callable[..., Any]) -> Callable[..., Any]:
@@ -93,6 +102,13 @@ def strip_library_frames(error: BaseException, title: str) -> BaseException:
     return error.with_traceback(tb) if tb is not None or str(error).startswith(title) else error
 
 
+def add_note(error: BaseException, note: str) -> None:
+    """Add a note, once; not where an exception of the user's takes none."""
+    with contextlib.suppress(Exception):
+        if note not in getattr(error, "__notes__", ()):
+            error.add_note(note)
+
+
 class _Originals:
     """The last exceptions raised by bodies in compiled programs."""
 
@@ -123,12 +139,13 @@ _originals = _Originals()
 def body_error(title: str, func: Callable[..., Any], inputs: Iterable[Any], error: BaseException) -> PythonBodyError:
     """The exception that carries `error` out of a compiled program."""
     number = _originals.keep(error)
+    summary, shown = _summary(error), format_user_traceback(error)
     text = (
-        f"{title} failed: {_summary(error)} [jaxpyop error {number}]\n"
+        f"{title} failed: {summary} [jaxpyop error {number}]\n"
         f"  function: {where(func)}\n"
         f"  inputs: {show_types(inputs)}\n"
         f"  `with jaxpyop.reraise():` around the call raises the original exception\n"
-        f"{_indent(format_user_traceback(error))}"
+        f"{'' if shown.strip() == summary else _indent(shown)}"
     )
     return PythonBodyError(_printable(text)).with_traceback(_short_traceback(title, func))
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from jaxpyop import _jaxcore, _primitive, _progress, _results, _spec, _traced
 from jaxpyop._batching import METHODS
@@ -60,6 +61,14 @@ def _check_func(func: Any, api: str) -> None:
 def _check_choice(value: Any, choices: Sequence[Any], name: str, api: str) -> None:
     if value not in choices:
         raise ValueError(f"{api}: {name}={value!r}; expected one of {', '.join(map(repr, choices))}")
+
+
+_ONE_LIST = " (inputs go in one list, inp=[x, y])"
+
+
+def _check_flag(value: Any, name: str, api: str) -> None:
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{api}: {name} is {value!r}; expected True or False{_ONE_LIST}")
 
 
 def _check_vjp(vjp: Any, api: str) -> None:
@@ -113,7 +122,9 @@ def make_op(api: str, func: Any, tout: Any, name: Any, shapes: Any, **rest: Any)
     if rest["progress"]:
         _progress.check(api)
     if not isinstance(name, (str, type(None))):
-        raise TypeError(f"{api}: name is {name!r}; expected a string")
+        raise TypeError(f"{api}: name is {name!r}; expected a string{_ONE_LIST}")
+    for flag in ("stateful", "ordered", "progress", "copy"):
+        _check_flag(rest.get(flag, False), flag, api)
     spec = _spec.read_tout(tout, api)
     if shapes is not None and not callable(shapes):
         spec, shapes = _spec.with_shapes(spec, shapes, api), None
@@ -177,7 +188,8 @@ def apply(api: str, func: Any, inp: Any, tout: Any, make: Callable[[Any], Op]) -
     """Run an op, or without `func` and `inp` return the decorator that makes one."""
     if tout is NOT_GIVEN:
         raise TypeError(
-            f"{api}: Tout was not given; write {api}(func, inp, Tout=jnp.float32), or Tout=None for no result"
+            f"{api}: Tout was not given; write {api}(func, inp, Tout=jnp.float32), or Tout=None for no result; "
+            f"as a decorator, @{api}(Tout=jnp.float32)"
         )
     if func is None and inp is None:
         return _decorator(make)

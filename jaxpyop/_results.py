@@ -30,7 +30,8 @@ def _kind_of(value: Any) -> str:
         return "None"
     if isinstance(value, (list, tuple)):
         return f"a {type(value).__name__} of {len(value)}"
-    return f"a {type(value).__name__}"
+    name = type(value).__name__
+    return f"an {name}" if name[0] in "aeiou" else f"a {name}"
 
 
 def _mismatch(spec: ResultSpec, value: Any, api: str) -> Exception:

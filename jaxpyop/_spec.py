@@ -10,13 +10,14 @@ from __future__ import annotations
 import collections
 import dataclasses
 import operator
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from jaxpyop import _jaxcore
+from jaxpyop import _errors, _jaxcore
 
 Shape = tuple[int | None, ...]
 
@@ -70,8 +71,13 @@ def canonical_dtype(dtype: Any) -> np.dtype[Any]:
 
 
 def _warn_as_jax_does(dtype: np.dtype[Any]) -> None:
-    with _jaxcore.eval_context():
-        jax.numpy.zeros((0,), dtype)  # JAX's own warning about a 64-bit dtype
+    # JAX's own warning about a 64-bit dtype, at the user's line instead of ours.
+    with warnings.catch_warnings(record=True) as caught, _jaxcore.eval_context():
+        warnings.simplefilter("always")
+        jax.numpy.zeros((0,), dtype)
+    for warning in caught:
+        text = str(warning.message).replace("requested in zeros", "requested in Tout")
+        warnings.warn(text, warning.category, stacklevel=_errors.stacklevel_of_user())
 
 
 def _checked_dtype(raw: Any, api: str) -> np.dtype[Any]:

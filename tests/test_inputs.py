@@ -153,6 +153,13 @@ def test_positional_calls_as_in_tensorflow(route):
 WRONG_CALLS = {
     "no Tout": (lambda f: f(np.sin, [1.0]), TypeError, r"Tout was not given; write .*Tout="),
     "no Tout, decorator": (lambda f: f(), TypeError, r"Tout was not given"),
+    "decorator without parentheses": (lambda f: f(np.sin), TypeError, r"as a decorator, @\w+\(Tout=jnp.float32\)"),
+    "inputs not in a list": (
+        lambda f: f(np.add, F(1), F(1), F),
+        TypeError,
+        r"(name|stateful) is <class .*float32'>; expected .*inp=\[x, y\]",
+    ),
+    "ordered a word": (lambda f: f(np.sin, [1.0], F, ordered="yes"), TypeError, r"ordered is 'yes'; expected True or"),
     "no inp": (lambda f: f(np.sin, Tout=F), TypeError, r"inp was not given; write"),
     "no func": (lambda f: f(inp=[1.0], Tout=F), TypeError, r"func was not given"),
     "func no callable": (lambda f: f(3, [1.0], F), TypeError, r"func must be callable, got 3"),

@@ -624,6 +624,13 @@ def test_wide_tout_without_x64_warns_as_jax_does(api, wide, narrow, form, route)
     np.testing.assert_array_equal(y, [0, 1, 2])
 
 
+def test_the_warning_of_a_wide_tout_is_at_the_users_line():
+    with pytest.warns(UserWarning, match="float64 requested in Tout") as caught:
+        jaxpyop.py_func(lambda x: x, [1.0], np.float64)
+    (warning,) = caught
+    assert warning.filename == __file__
+
+
 @pytest.mark.parametrize("tout", [float, int, complex, F, np.int32], ids=str)
 def test_narrow_tout_does_not_warn(tout):
     returning(py_func, ROUTES["direct"], np.ones((), bool), tout)  # warnings are errors here
