@@ -70,7 +70,17 @@ def where(func: Callable[..., Any]) -> str:
     inner = plain_function(func)
     name = getattr(inner, "__qualname__", None) or type(inner).__qualname__
     code = getattr(inner, "__code__", None) or getattr(type(inner).__call__, "__code__", None)
-    return f"{name}, {code.co_filename}:{code.co_firstlineno}" if isinstance(code, types.CodeType) else str(name)
+    if not isinstance(code, types.CodeType):
+        return str(name)
+    return f"{name}, {shown_file(code.co_filename)}:{code.co_firstlineno}"
+
+
+def shown_file(filename: str) -> str:
+    """A file's name, or `Cell In[7]` for the temporary file of a notebook's cell."""
+    with contextlib.suppress(Exception):  # IPython 8 and 9 have this; none of it is needed
+        found = sys.modules["IPython"].get_ipython().compile.format_code_name(filename)
+        return " ".join(found) if found else filename
+    return filename
 
 
 def show_types(values: Iterable[Any]) -> str:
@@ -79,19 +89,24 @@ def show_types(values: Iterable[Any]) -> str:
     return ", ".join(shown) or "none"
 
 
-def _drop_library_frames(shown: traceback.TracebackException) -> None:
+def _drop_library_frames(shown: traceback.TracebackException) -> set[str]:
     kept = [frame for frame in shown.stack if not is_library_file(frame.filename)]
     shown.stack = traceback.StackSummary.from_list(kept)
+    files = {frame.filename for frame in kept}
     for link in (shown.__cause__, shown.__context__):
         if link is not None:
-            _drop_library_frames(link)
+            files |= _drop_library_frames(link)
+    return files
 
 
 def format_user_traceback(error: BaseException) -> str:
     """The traceback of `error`, and of what caused it, in user code alone."""
     shown = traceback.TracebackException.from_exception(error)
-    _drop_library_frames(shown)
-    return "".join(shown.format()).rstrip()
+    files = _drop_library_frames(shown)
+    text = "".join(shown.format()).rstrip()
+    for filename in files:
+        text = text.replace(f'File "{filename}"', f'File "{shown_file(filename)}"')
+    return text
 
 
 def strip_library_frames(error: BaseException, title: str) -> BaseException:
@@ -195,7 +210,7 @@ def _short_traceback(title: str, func: Callable[..., Any]) -> types.TracebackTyp
     code = getattr(plain_function(func), "__code__", None)
     filename, line = "<built-in>", 1
     if isinstance(code, types.CodeType):
-        filename, line = code.co_filename, code.co_firstlineno
+        filename, line = shown_file(code.co_filename), code.co_firstlineno
     frame = _frame(title, filename, line - _LINES_BELOW)
     return types.TracebackType(None, frame, frame.f_lasti, frame.f_lineno)
 

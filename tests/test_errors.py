@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import re
+import sys
 import threading
 import traceback
+import types
 
 import jax
 import jax.export
@@ -603,3 +605,30 @@ def test_an_error_without_frames_of_the_users_is_said_once(transport):
     with pytest.raises(Exception, match="where \\(\\) was promised") as caught:
         jax.block_until_ready(jax.jit(lambda x: py_func(lambda x: np.ones(2), [x], F, output_shapes=()))(1.0))
     assert str(caught.value).count("was promised") == 1
+
+
+class FakeShell:
+    """What IPython knows of its cells."""
+
+    compile = property(lambda self: self)
+
+    def format_code_name(self, filename):
+        return ("Cell", "In[7]") if filename == "/tmp/cell_1.py" else None
+
+
+def test_a_cell_of_a_notebook_is_named_as_it_is_there(monkeypatch, transport):
+    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=FakeShell))
+    namespace = {}
+    exec(compile("def pick(x):\n    raise KeyError(int(x))", "/tmp/cell_1.py", "exec"), namespace)
+
+    def chained(x):
+        try:
+            namespace["pick"](x)
+        except KeyError as error:
+            raise ValueError("no such row") from error
+
+    for func, where in ((namespace["pick"], r"pick, Cell In\[7\]:1"), (chained, "chained, .*test_errors.py")):
+        with pytest.raises(Exception, match=where) as caught:
+            jax.block_until_ready(jax.jit(lambda x, f=func: py_func(f, [x], F))(1.0))
+        assert 'File "Cell In[7]", line 2, in pick' in str(caught.value)
+        assert "/tmp/cell_1.py" not in str(caught.value)
