@@ -97,9 +97,13 @@ def _about() -> str:
 _UNITS = ((1e6, "s"), (1e3, "ms"), (1.0, "us"), (0.0, "us"))
 
 
+def _three_digits(value: float) -> str:
+    return f"{value:#.3g}".rstrip(".") if value < 999.5 else f"{value:.0f}"
+
+
 def _line(title: str, row: Row) -> str:
     scale, unit = next((size or 1.0, unit) for size, unit in _UNITS if row.median >= size)
-    median, low, high = (f"{time:#.3g}".rstrip(".") for time in (row.median / scale, row.low / scale, row.high / scale))
+    median, low, high = (_three_digits(time / scale) for time in (row.median, row.low, row.high))
     ratio = "ours" if row.ratio is None else f"{row.ratio:#.2g}".rstrip(".")
     return f"{title:<41}{row.case:<25}{f'{median} {unit}':>8}{f'{low} to {high} {unit}':>18}{ratio:>8}"
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from jaxpyop import _bodies, _jaxcore, _records, _results, _tape
 from jaxpyop._bodies import Op, Struct, as_jax
-from jaxpyop._config import config
+from jaxpyop._config import config, follow
 from jaxpyop._inputs import Inputs
 from jaxpyop._spec import Leaf
 from jaxpyop._transport import Environment
@@ -34,10 +34,7 @@ NO_RECORD = np.iinfo(TOKEN).max  # of a run in another process; no store gives i
 RECORDS = _records.Records(config.max_records, config.max_record_bytes, first=1 + secrets.randbelow(2**31))
 
 
-def _keep(record: Any) -> int:
-    if (config.max_records, config.max_record_bytes) != (RECORDS.max_count, RECORDS.max_bytes):
-        RECORDS.resize(max_count=config.max_records, max_bytes=config.max_record_bytes)
-    return RECORDS.put(record)
+follow(lambda: RECORDS.resize(config.max_records, config.max_record_bytes))
 
 
 class Plain:
@@ -183,7 +180,7 @@ class Record(Plain):
 
     def __call__(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
         outs, record = _tape.record(self.body, [as_jax(a) for a in arrays])
-        return [*outs, np.asarray(_keep(record), TOKEN)]
+        return [*outs, np.asarray(RECORDS.put(record), TOKEN)]
 
     def from_worker(self, values: list[Any], arrays: Sequence[Any]) -> list[Any]:
         return [*super().from_worker(values, arrays), np.asarray(NO_RECORD, TOKEN)]

@@ -112,6 +112,8 @@ class Config:
         except ValueError as error:
             raise ValueError(f"jaxpyop.config.{name}: {error}") from None
         object.__setattr__(self, name, parsed)
+        for followed in _followers:
+            followed()
 
     @contextlib.contextmanager
     def override(self, **settings: Unpack[Settings]) -> Iterator[None]:
@@ -152,4 +154,10 @@ class Config:
         return f"Config({', '.join(f'{name}={getattr(self, name)!r}' for name in _SETTINGS)})"
 
 
+_followers: list[Callable[[], None]] = []
 config: Config = Config()
+
+
+def follow(function: Callable[[], None]) -> None:
+    """Call a function after each change of a setting."""
+    _followers.append(function)

@@ -79,10 +79,11 @@ def test_the_table_fits_100_columns():
     [
         (_bench.Row("g", "c", 9.876, 1.0, 100.0, 0.01234), "9.88 us  1.00 to 100 us   0.012"),
         (_bench.Row("g", "c", 9876.0, 9000.0, 12345.0, None), "9.88 ms  9.00 to 12.3 ms  ours"),
+        (_bench.Row("g", "c", 999.0, 99.96, 12345.0, 0.5), "999 us  100 to 12345 us  0.50"),
         (_bench.Row("g", "c", 2e6, 1e6, 3e6, 12.0), "2.00 s  1.00 to 3.00 s  12"),
         (_bench.Row("g", "c", 0.0, 0.0, 0.5, 1.0), "0.00 us 0.00 to 0.500 us 1.0"),
     ],
-    ids=["us", "ms", "s", "zero"],
+    ids=["us", "ms", "wide", "s", "zero"],
 )
 def test_a_line(row, shown):
     assert _bench._line("a title", row).split() == ["a", "title", "c", *shown.split()]

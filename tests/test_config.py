@@ -1,4 +1,4 @@
-"""Settings and their environment variables: DESIGN 1.1."""
+"""Settings and their environment variables."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from util import numpy_function, py_func, run_python
 
 import jaxpyop
-from jaxpyop import config
+from jaxpyop import _calls, config
 
 F = jnp.float32
 SETTINGS = {
@@ -117,3 +117,11 @@ def test_public_functions_have_docstrings_with_their_sections():
     for function in (jaxpyop.py_function, jaxpyop.numpy_function, jaxpyop.py_func, jaxpyop.contrib.framework.py_func):
         for section in ("Args:", "Returns:", "Raises:", "Example:"):
             assert section in function.__doc__, (function, section)
+
+
+def test_a_lower_bound_of_records_holds_at_once():
+    step = jax.jit(jax.grad(lambda x: jaxpyop.py_function(lambda x: x * x, [x], jnp.float32)))
+    for x in (1.0, 2.0, 3.0):
+        jax.block_until_ready(step(x))
+    with config.override(max_records=1):
+        assert _calls.RECORDS.stats()["count"] == 1

@@ -1,4 +1,4 @@
-"""JAX code inside bodies ends: under load, undrained, nested, from threads (DESIGN 1.4).
+"""JAX code inside bodies ends: under load, undrained, nested, from threads.
 
 Each program runs in a process of its own, where a hang is a failure by
 timeout. JAXPYOP_TEST_REPEAT=10 runs each ten times in a row.

@@ -1,4 +1,4 @@
-"""pdb inside a body: a session through a pseudo-terminal (DESIGN 1.4)."""
+"""pdb inside a body: a session through a pseudo-terminal."""
 
 from __future__ import annotations
 

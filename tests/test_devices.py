@@ -1,4 +1,4 @@
-"""Several devices in one process: `shard_map` per shard, `jit` on the whole array. DESIGN 1.4.
+"""Several devices in one process: `shard_map` per shard, `jit` on the whole array.
 
 This file is also the program of a process with four CPU devices, which runs
 what is asked for and reports line by line. A program that hangs ends that

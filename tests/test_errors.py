@@ -1,4 +1,4 @@
-"""Exceptions in bodies: DESIGN 1.7."""
+"""Exceptions in bodies, directly and under `jit`."""
 
 from __future__ import annotations
 

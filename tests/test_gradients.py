@@ -1,4 +1,4 @@
-"""Derivatives of ops: DESIGN 1.5, against JAX's own of the same bodies."""
+"""Derivatives of ops against JAX's own of the same bodies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a body is given: DESIGN 1.1 (how ops are written) and 1.2 (inputs)."""
+"""What a body is given: how ops are written, and their inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is freed and what is bounded: issue 2, and DESIGN 1.5 on records."""
+"""What is freed and what is bounded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches and executors: every method of `vmap`, one host call, threads, processes and Dask. DESIGN 1.4."""
+"""Batches and executors: every method of `vmap`, one host call, threads, processes and Dask."""
 
 # ruff: noqa: B023  # what a loop makes is called in the same turn
 

@@ -1,4 +1,4 @@
-"""Several processes, joined by `jax.distributed` on the loopback interface. DESIGN 1.4.
+"""Several processes, joined by `jax.distributed` on the loopback interface.
 
 This file is also the program of each of the two processes, which have two CPU
 devices each, run the same list in step and report line by line.

@@ -134,7 +134,7 @@ def test_every_text_block_and_comment_is_compared():
     blocks = [block for section in SECTIONS.values() for block in section]
     languages = [fence["language"] for fence in FENCE.finditer(text)]
     assert text.count("```") == 2 * len(languages)
-    assert set(languages) == {"python", "text", "bash"}
+    assert set(languages) == {"python", "text", "bash", "console"}
     assert languages.count("text") == sum(block.where == "text" for block in blocks)
     assert languages.count("python") == len(blocks) + len(SCRIPTS) + len(THEIRS)
     for block in blocks:

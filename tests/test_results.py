@@ -1,4 +1,4 @@
-"""What a body may return: DESIGN 1.3, `Tout` and the casting of values."""
+"""What a body may return: `Tout` and the casting of values."""
 
 from __future__ import annotations
 

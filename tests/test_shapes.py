@@ -1,4 +1,4 @@
-"""Where a result's shape comes from: DESIGN 1.3, `output_shapes` and inference."""
+"""Where a result's shape comes from: `output_shapes` and inference."""
 
 from __future__ import annotations
 

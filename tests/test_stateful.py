@@ -1,4 +1,4 @@
-"""Ops with side effects: exactly once, in order, or refused. DESIGN 1.4."""
+"""Ops with side effects: exactly once, in order, or refused."""
 
 from __future__ import annotations
 

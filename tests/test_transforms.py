@@ -1,4 +1,4 @@
-"""Values and numbers of runs under every transformation: DESIGN 1.4."""
+"""Values and numbers of runs under every transformation."""
 
 from __future__ import annotations
 
