@@ -356,9 +356,9 @@ class NumpyPull:
         if count == 1 and not isinstance(found, (list, tuple)):
             found = (found,)
         if not isinstance(found, (list, tuple)) or len(found) != count:
-            got = len(found) if isinstance(found, (list, tuple)) else f"a {type(found).__name__}"
+            got = f"{len(found)} cotangents" if isinstance(found, (list, tuple)) else "a single value"
             raise ValueError(
-                f"{op.title}: vjp returned {got} cotangents for {count} array inputs; return one each, None for zero"
+                f"{op.title}: vjp returned {got} for {count} array inputs; return one cotangent each, None for zero"
             )
         return [self._checked(k, found[k], x) for k, x in enumerate(inputs) if self.wanted[k]]
 

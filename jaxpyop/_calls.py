@@ -45,6 +45,7 @@ class Plain:
     stateful = False
     ordered = False
     adds = 0  # results after the body's own
+    hidden = 0  # inputs before the body's own
     order = "{}"  # of the derivative, as the profiler shows it
 
     def __init__(self, body: Any, op: Op, environment: Environment) -> None:
@@ -150,6 +151,10 @@ class NumpyDerivative(Plain):
     on_jax = False
     order = "jvp({})"
 
+    def __init__(self, body: Any, op: Op, environment: Environment) -> None:
+        super().__init__(body, op, environment)
+        self.func = op.vjp or op.func
+
     def __call__(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
         return self.body(*arrays)
 
@@ -193,6 +198,7 @@ class Replay(Plain):
     """Answers a derivative from the record of its first input, a token."""
 
     order = "jvp({})"
+    hidden = 1
 
     def for_worker(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
         ran_there = int(arrays[0]) == NO_RECORD and not self.op.stateful

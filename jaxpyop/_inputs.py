@@ -157,6 +157,9 @@ def _captured(func: Any) -> Iterator[tuple[str, Any]]:
         yield "func", func.func
     if isinstance(func, types.MethodType):
         yield "self", func.__self__
+        used = getattr(getattr(func.__func__, "__code__", None), "co_names", ())
+        held = getattr(func.__self__, "__dict__", {})
+        yield from ((f"self.{name}", held[name]) for name in used if name in held)
         yield "func", func.__func__
     if not isinstance(func, types.FunctionType):
         return

@@ -105,7 +105,7 @@ def infer_shapes(
     preset: list[bool] | None = []
     why: list[tuple[str, str, int]] = []
     while preset is not None and len(why) < max_paths:
-        run = Run(preset, max_paths, deadline)
+        run = Run(preset, max_paths, deadline, folds=True)
         try:
             return [_spec(aval) for aval in _record(func, specs, run).out_avals]
         except PathError as error:  # not kept: its frames hold tracers

@@ -13,7 +13,7 @@ import functools
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -101,6 +101,8 @@ class Run:
         deadline: the `time.monotonic()` at which to give up.
         follow: traces the paths of a custom derivative's functions into it, or
             None to take their decisions as this run's own.
+        folds: whether operations on no input are computed, so that constants
+            which the body keeps, in a cache for example, are arrays.
         taken: the answers given, with the lines that asked in `lines`.
         origins: which functions the recorded custom derivatives came from.
         error: why the path cannot be followed. Kept apart from the exception,
@@ -111,6 +113,7 @@ class Run:
     limit: int = MAX_PATHS
     deadline: float = float("inf")
     follow: Callable[..., list[Any]] | None = None
+    folds: bool = False
     origins: list[Any] = dataclasses.field(default_factory=list)
     taken: list[bool] = dataclasses.field(default_factory=list)
     lines: list[Place] = dataclasses.field(default_factory=list)
@@ -224,10 +227,14 @@ class PathTrace(core.Trace):
         self.parent = None
 
     def stage_value(self, val: Any) -> Any:
+        if self.run.folds and not isinstance(val, core.Tracer):
+            return core.EVAL_TRACE.stage_value(val)
         return self.box(self.parent.stage_value(unbox(val)))
 
     def process_primitive(self, primitive: Any, tracers: Any, params: Any, /) -> Any:
         self.run.check()
+        if self.run.folds and _is_constant(primitive, tracers, params):
+            return core.EVAL_TRACE.process_primitive(primitive, tracers, params)
         vals = [unbox(x) for x in tracers]
         outs = self.parent.process_primitive(primitive, vals, params)
         return [*map(self.box, outs)] if primitive.multiple_results else self.box(outs)
@@ -236,6 +243,9 @@ class PathTrace(core.Trace):
         self, primitive: Any, fun: Any, jvp: Any, tracers: Any, /, *, symbolic_zeros: bool
     ) -> list[Any]:
         self.run.check()
+        if self.run.folds and _is_constant(primitive, tracers, {}):
+            with core.eval_context():
+                return list(fun.call_wrapped(*tracers))
         self.run.origins.append((fun.f, fun.transforms, jvp.f))
         # Symbolic zeros are no JAX values, so such a rule cannot be followed.
         rule = jvp if symbolic_zeros else _followed(jvp, self.run)
@@ -249,6 +259,9 @@ class PathTrace(core.Trace):
         self, primitive: Any, fun: Any, fwd: Any, bwd: Any, tracers: Any, /, **params: Any
     ) -> list[Any]:
         self.run.check()
+        if self.run.folds and _is_constant(primitive, tracers, {}):
+            with core.eval_context():
+                return list(fun.call_wrapped(*tracers))
         self.run.origins.append((fun.f, fun.transforms, fwd.f, bwd.f))
         outs = self.parent.process_custom_vjp_call(
             primitive, _followed(fun, self.run), fwd, bwd,
@@ -307,6 +320,16 @@ def _follow_call(run: Run, stores: Any, call: Any, *args: Any) -> list[Any]:
         return outs
 
     return run.follow(once, args)
+
+
+def _is_constant(primitive: Any, args: Sequence[Any], params: Mapping[str, Any]) -> bool:
+    """Whether an operation has no traced input, and no effect."""
+    if any(isinstance(x, core.Tracer) for x in args):
+        return False
+    inner = jax.tree.leaves(list(params.values()), is_leaf=lambda x: hasattr(x, "effects"))
+    effects = any(getattr(x, "effects", None) for x in inner)
+    calls = any(word in primitive.name for word in ("callback", "python_call", "debug"))
+    return not (effects or calls)
 
 
 def call_traced(func: Callable[..., Any], args: Sequence[Any], run: Run) -> list[Any]:

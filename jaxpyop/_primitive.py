@@ -166,13 +166,17 @@ def _is_zero(tangent: Any) -> bool:
 
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: Any, batch: Batch) -> tuple[list[Any], list[Any]]:
+    whole, block = primals, batch
     if batch.block:
         primals, tangents, batch = _as_loop(primals, tangents, batch)
     moving = tuple(not _is_zero(t) for t in tangents)
     plan = call.linearize(moving)
     primals, moving = primals[plan.skip :], moving[plan.skip :]
     batch = batch.with_inputs(lambda mask: mask[plan.skip :])
-    outs = bind(plan.forward, *primals, batch=batch)
+    if plan.forward is call:
+        outs = bind(call, *whole, batch=block)
+    else:
+        outs = bind(plan.forward, *primals, batch=batch)
     own = len(outs) - plan.forward.adds
     extra = outs[own:]
     results = outs if plan.with_results else []

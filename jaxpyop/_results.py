@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpyop import _jaxcore
-from jaxpyop._spec import Leaf, ResultSpec, Shape, keys_of, show_shape
+from jaxpyop._spec import Leaf, ResultSpec, Shape, canonical_dtype, keys_of, show_shape
 from jaxpyop._tapetracer import TapeTracer
 
 Casting: TypeAlias = Literal["no", "equiv", "safe", "same_kind", "unsafe"]
@@ -30,6 +30,10 @@ def _kind_of(value: Any) -> str:
         return "None"
     if isinstance(value, (list, tuple)):
         return f"a {type(value).__name__} of {len(value)}"
+    if type(value) is dict and all(isinstance(key, (str, int)) for key in value):
+        return f"a dict with the keys {list(value)}"
+    if isinstance(value, (np.ndarray, jax.Array)):
+        return "an array"
     name = type(value).__name__
     return f"an {name}" if name[0] in "aeiou" else f"a {name}"
 
@@ -43,6 +47,10 @@ def _mismatch(spec: ResultSpec, value: Any, api: str) -> Exception:
                 f"{api}: func returned {_kind_of(part)}, which was never run; "
                 "return values: call asyncio.run(...) or list(...) inside func"
             )
+    if spec.empty:
+        return ValueError(
+            f"{api}: func returned {_kind_of(value)} where no result is promised; return None, or give a dtype as Tout"
+        )
     promised = jax.tree.map(lambda leaf: leaf.dtype.name, spec.skeleton)
     return ValueError(
         f"{api}: func returned {_kind_of(value)} where Tout={promised!r} promises {_promise(spec)}; "
@@ -62,7 +70,7 @@ def _is_unrun(value: Any) -> bool:
 
 def _promise(spec: ResultSpec) -> str:
     count = len(spec.leaves)
-    return "no result" if count == 0 else "one result" if count == 1 else f"{count} results"
+    return "one result" if count == 1 else f"{count} results"
 
 
 def _is_sequence(value: Any) -> bool:
@@ -119,9 +127,10 @@ def match(spec: ResultSpec, value: Any, api: str) -> list[Any]:
 
 def _cast_error(dtype: Any, leaf: Leaf, casting: str, which: str, api: str) -> TypeError:
     name = getattr(dtype, "name", str(dtype))
+    wide = canonical_dtype(dtype).name if isinstance(dtype, np.dtype) and dtype.kind in "iufc" else name
     return TypeError(
         f"{api}: {which} {name}, which casting={casting!r} does not turn into {leaf.dtype.name}; "
-        f"return {leaf.dtype.name}, write Tout={name}, or pass casting='unsafe'"
+        f"return {leaf.dtype.name}, write Tout={wide}, or pass casting='unsafe'"
     )
 
 

@@ -37,6 +37,7 @@ class Call(Protocol):
     copy: bool
     stateful: bool
     ordered: bool
+    hidden: int
     environment: Environment
 
     def __call__(self, arrays: list[Any], lead: tuple[int, ...] = ()) -> list[Any]: ...
@@ -155,7 +156,8 @@ class Host:
         self.padding = padding
         self.results = [(tuple(r.shape), np.dtype(r.dtype)) for r in results]
         # What a failing body is said to have got; its buffers may be the failure.
-        self.inputs = [jax.ShapeDtypeStruct(batch.element_shape(i, x.shape), x.dtype) for i, x in enumerate(inputs)]
+        structs = [jax.ShapeDtypeStruct(batch.element_shape(i, x.shape), x.dtype) for i, x in enumerate(inputs)]
+        self.inputs = structs[call.hidden :]
         self.scratch = Scratch(len(inputs))
         self.fill = self._choose_fill(inputs)
 

@@ -1,6 +1,8 @@
-"""What random programs found: each test is named for the promise that was broken."""
+"""What random programs and new users found: each test is named for the promise that was broken."""
 
 from __future__ import annotations
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -67,3 +69,100 @@ def test_a_block_without_the_batchs_axis_says_so(method, route):
     ):
         route(f, jnp.ones((2, 3)))
     assert "write output_shapes" not in str(caught.value)
+
+
+@pytest.mark.parametrize("vjp", [None, lambda inputs, outputs, cts: cts[0]], ids=["without vjp", "with vjp"])
+@pytest.mark.parametrize("method", ["expand_dims", "broadcast_all"])
+def test_a_numpy_function_gets_its_block_while_jax_differentiates(method, vjp, route):
+    """A metric of the batch is the same beside a gradient as without one."""
+    centred = lambda x: numpy_function(lambda x: x - x.mean(axis=0), [x], F, vmap_method=method, vjp=vjp)
+    loss = lambda x: ((x**2).sum(), jax.vmap(centred)(x))
+    x = jnp.arange(6.0).reshape(3, 2)
+    (_, metric), slope = route(jax.value_and_grad(loss, has_aux=True), x)
+    np.testing.assert_array_equal(metric, x - x.mean(axis=0))
+    np.testing.assert_array_equal(slope, 2 * x)
+
+
+def constants(n):
+    """Made of many kinds of operations, custom derivatives and random numbers among them."""
+    noise = jax.random.normal(jax.random.key(0), (n,))
+    total, _ = jax.lax.scan(lambda c, x: (c + x, None), 0.0, noise)
+    return jax.nn.relu(jnp.hanning(n)) + jax.nn.softplus(noise) * (total if total > -1e9 else 0.0)
+
+
+@pytest.mark.parametrize("transform", [lambda f: f, jax.grad], ids=["value", "gradient"])
+def test_what_a_body_keeps_of_its_own_is_an_array(transform, transport):
+    """A cache that was filled while the shape was looked for is good afterwards."""
+    cached = functools.lru_cache(constants)
+    f = lambda x: py_function(lambda x: x * cached(x.shape[0]), [x], F).sum()
+    x = jnp.arange(4.0)
+    expected = transform(lambda x: (x * constants(4)).sum())(x)
+    np.testing.assert_allclose(jax.jit(transform(f))(x), expected, rtol=1e-6)
+    assert isinstance(cached(4), jax.Array)
+    assert not isinstance(cached(4), jax.core.Tracer)
+    np.testing.assert_allclose(cached(4) * 1, constants(4), rtol=1e-6)
+
+
+def test_effects_of_a_body_do_not_happen_while_its_shape_is_looked_for(transport):
+    seen = []
+
+    def body(x):
+        jax.debug.callback(lambda v: seen.append(("debug", float(v))), 1.0)
+        jaxpyop.py_func(lambda v: seen.append(("op", float(v))), [2.0], None)
+        jax.jit(lambda: jax.debug.callback(lambda v: seen.append(("jit", float(v))), 3.0))()
+        return x
+
+    jax.jit(lambda x: py_function(body, [x], F)).lower(jnp.ones(2))
+    jax.effects_barrier()
+    assert seen == []
+    jax.block_until_ready(jax.jit(lambda x: py_function(body, [x], F))(jnp.ones(2)))
+    jax.effects_barrier()
+    assert sorted(seen) == [("debug", 1.0), ("jit", 3.0), ("op", 2.0)]
+
+
+class Model:
+    """Holds what it multiplies by."""
+
+    def __init__(self, weight):
+        self.weight = weight
+
+    def apply(self, x):
+        return x * self.weight
+
+
+def test_a_traced_value_in_an_object_of_a_method_is_named():
+    with pytest.raises(ValueError, match=r"func uses 'self\.weight' from the code around it"):
+        jax.jit(lambda w: py_function(Model(w).apply, [1.0], F))(2.0)
+
+
+def bad_gradient(inputs, outputs, cotangents):
+    raise KeyError("no gradient")
+
+
+MESSAGES = {
+    "a result where none is promised": (
+        lambda x: jaxpyop.py_func(lambda x: 3, [x], None),
+        r"returned an int where no result is promised; return None, or give a dtype as Tout",
+    ),
+    "other keys": (
+        lambda x: numpy_function(lambda x: {"b": x}, [x], {"a": F}),
+        r"returned a dict with the keys \['b'\] where Tout=\{'a': 'float32'\}",
+    ),
+    "float to int": (lambda x: numpy_function(lambda x: np.float64(x), [x], jnp.int32), r"write Tout=float32"),
+    "the function that failed is vjp": (
+        jax.grad(lambda x: numpy_function(np.sin, [x], F, vjp=bad_gradient)),
+        r"no gradient",
+    ),
+}
+
+
+@pytest.mark.parametrize(("f", "text"), MESSAGES.values(), ids=MESSAGES)
+def test_messages(f, text, route):
+    with pytest.raises(Exception, match=text):
+        route(f, 1.0)
+
+
+def test_a_failing_derivative_shows_what_it_was_given(transport):
+    step = jax.jit(jax.grad(lambda x: numpy_function(np.sin, [x], F, vjp=bad_gradient)))
+    with pytest.raises(Exception, match=r"function: bad_gradient, .*test_found\.py:\d+"):
+        jax.block_until_ready(step(1.0))
