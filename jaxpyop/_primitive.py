@@ -53,7 +53,7 @@ def run_now(call: Plain, args: Sequence[Any], batch: Batch = NO_BATCH) -> list[A
         arrays = [np.array(a, order="C") for a in arrays] if call.copy else lend(map(np.asarray, arrays))
     elif batch.sizes:
         arrays = [np.asarray(a) for a in arrays]  # slicing a jax.Array costs a dispatch
-    with jax.profiler.TraceAnnotation(call.label):
+    with _jaxcore.profiled_as(call.label):
         outs = [_own(v) for v in _run(call, arrays, batch)]
     if not call.on_jax and not call.copy:
         take_back(arrays, call.title)

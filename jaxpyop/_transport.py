@@ -194,7 +194,7 @@ class Host:
     def _enter(self, arrays: Sequence[Any], outs: Sequence[Any]) -> None:
         environment = self.call.environment
         try:
-            with jax.profiler.TraceAnnotation(self.call.label):
+            with _jaxcore.profiled_as(self.call.label):
                 if _on_xla_thread():  # whose context is empty
                     environment.context.copy().run(self._in_environment, arrays, outs)
                 elif environment.is_current():
