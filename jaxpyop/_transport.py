@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import ctypes
 import functools
 import math
 import sys
@@ -214,15 +215,15 @@ class Host:
         self._store(self.call([np.asarray(a).copy() for a in arrays]), outs)
 
     def _fill_views(self, arrays: Sequence[Any], outs: Sequence[Any]) -> None:
-        self._run([np.asarray(a) for a in arrays], outs)
+        self._run([view_of(a) for a in arrays], outs)
 
     def _fill_lent(self, arrays: Sequence[Any], outs: Sequence[Any]) -> None:
-        lent = lend([np.asarray(a) for a in arrays])
+        lent = lend([view_of(a) for a in arrays])
         self._run(lent, outs)
         take_back(lent, self.call.title)
 
     def _fill_scratch(self, arrays: Sequence[Any], outs: Sequence[Any]) -> None:
-        copies = [self.scratch.copy_of(i, np.asarray(a)) for i, a in enumerate(arrays)]
+        copies = [self.scratch.copy_of(i, view_of(a)) for i, a in enumerate(arrays)]
         self._run(copies, outs)
         self.scratch.recycle(copies)
 
@@ -231,7 +232,7 @@ class Host:
         if not batch.sizes or batch.block:
             self._store(call(arrays, batch.sizes), outs)
             return
-        flat = [np.asarray(out) for out in outs[: len(outs) - self.padding]]
+        flat = [view_of(out) for out in outs[: len(outs) - self.padding]]
         flat = [out.reshape(math.prod(batch.sizes), *out.shape[len(batch.sizes) :]) for out in flat]
         shapes = [out.shape[1:] for out in flat]
         with contextlib.closing(run_elements(call, arrays, batch)) as results:
@@ -243,10 +244,28 @@ class Host:
 
     def _store(self, values: Sequence[Any], outs: Sequence[Any]) -> None:
         for k, value in enumerate(values):
-            out = np.asarray(outs[k])
-            if value.shape != out.shape:
-                self.call.check(k, value.shape, out.shape)
-            out[...] = value
+            shape = self.results[k][0]
+            if value.shape != shape:
+                self.call.check(k, value.shape, shape)
+            array = np.asarray(value)
+            np.asarray(outs[k])[...] = array  # see view_of: nothing holds on to this view
+
+
+def view_of(buffer: Any) -> np.ndarray[Any, Any]:
+    """An array over the memory of a callback's buffer, with no tie to the buffer itself.
+
+    What `numpy.asarray` of a buffer returns is tied to an object that jaxlib
+    (0.10 to 0.12) has registered at an address of the stack. While that lives,
+    in a traceback for example, or during a nested call, a callback whose buffers
+    come to lie at that address gets it in place of each of them.
+    """
+    array = np.asarray(buffer)
+    if isinstance(buffer, (np.ndarray, jax.Array)):
+        return array
+    if not array.nbytes:
+        return np.empty(array.shape, array.dtype)
+    memory: Any = (ctypes.c_char * array.nbytes).from_address(array.__array_interface__["data"][0])
+    return np.ndarray(array.shape, array.dtype, memory)
 
 
 def lend(views: Iterable[Any]) -> list[Any]:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from util import SMALL_DTYPES, dtype_id, numpy_function, py_function
+from util import SMALL_DTYPES, dtype_id, numpy_function, py_function, run_python
 
 import jaxpyop
 
@@ -166,3 +166,54 @@ def test_a_failing_derivative_shows_what_it_was_given(transport):
     step = jax.jit(jax.grad(lambda x: numpy_function(np.sin, [x], F, vjp=bad_gradient)))
     with pytest.raises(Exception, match=r"function: bad_gradient, .*test_found\.py:\d+"):
         jax.block_until_ready(step(1.0))
+
+
+KEPT = """
+import functools, itertools, random, re, warnings
+import jaxpyop
+import jax, jax.numpy as jnp, numpy as np
+
+warnings.simplefilter("ignore")
+kept = []
+
+
+def keep(x):
+    kept.append(x)
+    return np.array(x)
+
+
+lend = jax.jit(lambda x: jaxpyop.numpy_function(keep, [x], jnp.float32, copy=False))
+add = jax.jit(lambda x, y: jaxpyop.numpy_function(lambda x, y: x + 10 * y, [x, y], jnp.float32))
+x, y = jnp.ones(3), jnp.full(3, 2.0)
+WAYS = [  # of calling a function, each with another size on the stack of C
+    lambda f: list(map(lambda _: f(), [0])),
+    lambda f: sorted([0], key=lambda _: f()),
+    lambda f: functools.reduce(lambda a, b: f(), [0, 0]),
+    lambda f: max([0], key=lambda _: f()),
+    lambda f: functools.partial(f)(),
+    lambda f: re.sub("a", lambda match: (f(), "b")[1], "a"),
+]
+
+
+def at(depths, f):
+    for way, depth in zip(WAYS, depths):
+        for _ in range(depth):
+            f = functools.partial(way, f)
+    f()
+
+
+places = list(itertools.product(range(4), repeat=len(WAYS)))
+random.Random(0).shuffle(places)
+for depths in places[:800]:
+    at(depths, lambda: lend(x).block_until_ready())
+results = []
+for depths in places[:800]:
+    at(depths, lambda: results.append(np.asarray(add(x, y))))
+assert len(kept) == len(results) == 800
+np.testing.assert_array_equal(results, np.full((800, 3), 21.0))
+"""
+
+
+def test_an_input_that_was_kept_does_not_get_into_other_calls():
+    """Keeping a lent input is undefined for that input, and for nothing else."""
+    run_python(KEPT)
