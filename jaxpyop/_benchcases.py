@@ -276,7 +276,7 @@ def _torch_cases() -> list[Case]:
     def negative(x: Any) -> Any:
         return torch.from_numpy(_negative(x.numpy()))
 
-    declare = torch.library.custom_op("jaxpyop_bench::negative", mutates_args=(), schema="(Tensor x) -> Tensor")
+    declare = torch.library.custom_op("jaxpyop::negative", mutates_args=(), schema="(Tensor x) -> Tensor")
     custom, t = declare(negative), torch.ones(1)
     return [
         Case("torch Function, eager", lambda: Negative.apply(t).numpy()),

@@ -207,11 +207,16 @@ class _OpEffect:
     __repr__ = __str__
 
 
-class StatefulEffect(_OpEffect, type(_IO)):  # type: ignore[misc]  # the class has no public name
+# The classes of the two effects have no names to import.
+_IoEffect: Any = type(_IO)
+_OrderedIoEffect: Any = type(_ORDERED_IO)
+
+
+class StatefulEffect(_OpEffect, _IoEffect):
     like = _IO
 
 
-class OrderedEffect(_OpEffect, type(_ORDERED_IO)):  # type: ignore[misc]
+class OrderedEffect(_OpEffect, _OrderedIoEffect):
     like = _ORDERED_IO
 
     __hash__ = _OpEffect.__hash__
@@ -219,7 +224,7 @@ class OrderedEffect(_OpEffect, type(_ORDERED_IO)):  # type: ignore[misc]
     def __eq__(self, other: object) -> bool:
         # Tokens order by effect: all ordered ops have to be one, those of another
         # import of jaxpyop too (XLA aborts on a program with two).
-        return (other is not self.like and isinstance(other, type(_ORDERED_IO))) or super().__eq__(other)
+        return (other is not self.like and isinstance(other, _OrderedIoEffect)) or super().__eq__(other)
 
 
 # A differentiated scan drops effects without a result (io_callback's too), but

@@ -31,9 +31,13 @@ from jaxpyop._jaxcore import ad
 from jaxpyop._spec import show_shape
 from jaxpyop._transport import Host, lend, take_back
 
-python_call_p = _jaxcore.Primitive("python_call")
-python_call_p.multiple_results = True
-python_call_p.calls_python = True  # type: ignore[attr-defined]
+
+class _PythonCall(_jaxcore.Primitive):
+    multiple_results = True
+    calls_python = True  # which the tape asks
+
+
+python_call_p = _PythonCall("python_call")
 
 
 def bind(call: Plain, *args: Any, batch: Batch = NO_BATCH) -> list[Any]:

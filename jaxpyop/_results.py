@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, cast, get_args
 
 import jax
 import jax.numpy as jnp
@@ -185,7 +185,7 @@ def can_cast(source: Any, target: np.dtype[Any], casting: str) -> bool:
     if casting == "same_kind":
         # ml_dtypes' types answer no to each other; a kind is a kind.
         return 0 <= _level(source) <= _level(target)
-    return bool(np.can_cast(source, target, casting))  # type: ignore[call-overload]
+    return bool(np.can_cast(source, target, cast(Casting, casting)))
 
 
 def _check_no_key(dtype: Any, which: str, api: str) -> None:

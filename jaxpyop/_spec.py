@@ -251,7 +251,7 @@ def fill_shape(leaf: Leaf, inferred: Sequence[int] | None, how: str, api: str) -
         return tuple(inferred)
     known = leaf.shape
     if known is not None and None not in known:
-        return known  # type: ignore[return-value]  # no None is left
+        return tuple(k for k in known if k is not None)
     fits = inferred is not None and known is not None and len(known) == len(inferred)
     if not fits or any(k not in (None, i) for k, i in zip(known or (), inferred or ())):
         raise ValueError(

@@ -42,9 +42,10 @@ def trace(op: Op, inputs: Inputs, arrays: Sequence[Any]) -> list[Any]:
         # Strong types and no Python scalars, as an eager body gets.
         return _paths.trace_paths(checked, [jax.lax.convert_element_type(a, a.dtype) for a in arrays])
     except _paths.PathError as error:
-        if str(error.__cause__).startswith(op.title):  # one of our checks of the results
-            raise error.__cause__ from None  # type: ignore[misc]  # then it is not None
-        raise UntraceableError(f"{op.title}: {error}") from error.__cause__
+        cause = error.__cause__
+        if cause is not None and str(cause).startswith(op.title):  # one of our checks of the results
+            raise cause from None
+        raise UntraceableError(f"{op.title}: {error}") from cause
 
 
 def _checked(op: Op, k: int, value: Any, leaf: Leaf) -> Any:

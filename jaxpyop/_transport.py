@@ -130,7 +130,8 @@ class Scratch:
                 self._free[i].append(array)
 
 
-_THREADS: dict[int, Any] = threading._active  # type: ignore[attr-defined]  # has no public form
+# threading.current_thread() makes a thread it does not know known; looking it up does not.
+_THREADS: dict[int, Any] = vars(threading)["_active"]
 _UNKNOWN = (type(None), threading._DummyThread)  # a dummy once somebody asked threading for it
 
 

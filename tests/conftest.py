@@ -31,8 +31,11 @@ settings.load_profile("jaxpyop")
 def pytest_collection_modifyitems(config, items):
     """Of tables over three and more things keep what covers every pair of them.
 
-    JAXPYOP_TEST_ALL=1 runs every combination.
+    JAXPYOP_TEST_ALL=1 runs every combination, JAXPYOP_TEST_LONG=1 what is marked as long.
     """
+    if not os.environ.get("JAXPYOP_TEST_LONG"):
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("long")])
+        items[:] = [item for item in items if not item.get_closest_marker("long")]
     if os.environ.get("JAXPYOP_TEST_ALL"):
         return
     tables = {}

@@ -17,19 +17,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from util import numpy_function, py_function
+from util import numpy_function, py_function, run
 
 import jaxpyop
 
 F = jnp.float32
 both_sides = pytest.mark.parametrize("api", [py_function, numpy_function])
-
-
-def run(f, *args):
-    with jaxpyop.reraise():
-        out = jax.block_until_ready(f(*args))
-        jax.effects_barrier()
-    return out
 
 
 # --------------------------------------------------------------- kinds of func

@@ -285,7 +285,7 @@ NOT_UNDER = {
 }
 
 
-@pytest.mark.skipif(not os.environ.get("JAXPYOP_TEST_LONG"), reason="the long form: JAXPYOP_TEST_LONG=1")
+@pytest.mark.long
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", ENVIRONMENTS)
 def test_the_core_tests(name, tmp_path):

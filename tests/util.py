@@ -43,6 +43,14 @@ ROUTES = {
 }
 
 
+def run(f, *args):
+    """The result of a program, or a body's own exception."""
+    with jaxpyop.reraise():
+        out = jax.block_until_ready(f(*args))
+        jax.effects_barrier()
+    return out
+
+
 def py_function(func, inp, tout, **options):
     return jaxpyop.py_function(func, inp, tout, **options)
 
