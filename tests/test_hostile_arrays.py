@@ -8,18 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from util import numpy_function, py_function
+from util import numpy_function, py_function, run
 
 import jaxpyop
 
 F = jnp.float32
 X = jnp.array([0.5, -1.0, 2.0])
 both_sides = pytest.mark.parametrize("api", [py_function, numpy_function])
-
-
-def run(f, *args):
-    with jaxpyop.reraise():
-        return jax.block_until_ready(f(*args))
 
 
 SIZES = [3, 10_000]  # below and above the size from which arrays are recycled

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from util import numpy_function, py_function
+from util import numpy_function, py_function, run
 
 import jaxpyop
 
@@ -186,13 +186,6 @@ PROGRAMS = {
 
 if not os.environ.get("JAXPYOP_TEST_LONG"):
     PROGRAMS = {name: PROGRAMS[name] for name in ("direct", "jit", "jit of vmap", "jit of grad")}
-
-
-def run(f, *args):
-    with jaxpyop.reraise():
-        out = jax.block_until_ready(f(*args))
-        jax.effects_barrier()
-    return out
 
 
 def wrapped(api, body, **options):
