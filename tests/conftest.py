@@ -80,6 +80,13 @@ def route(request):
 
 
 @pytest.fixture
+def strict_promotion():
+    """Strict promotion alone."""
+    with jax.numpy_dtype_promotion("strict"):
+        yield
+
+
+@pytest.fixture
 def checked():
     """Strict promotion and tracer-leak checks."""
     with jax.numpy_dtype_promotion("strict"), jax.checking_leaks():

@@ -2,7 +2,7 @@
 
 What a body may return is in test_results.py and test_hostile_results.py,
 which exceptions come out in test_errors.py, closures and kinds of callables in
-test_inputs.py: only what those leave out is here.
+test_calls.py and test_closures.py: only what those leave out is here.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from util import numpy_function, py_function, run
+from error_cases import ReadOnlyNotes
+from util import both_sides, numpy_function, py_function, run
 
 import jaxpyop
 
 F = jnp.float32
-both_sides = pytest.mark.parametrize("api", [py_function, numpy_function])
 
 
 # --------------------------------------------------------------- kinds of func
@@ -236,11 +236,6 @@ class Unpicklable(Exception):  # noqa: N818
 
     def __reduce__(self):
         raise TypeError("not to be pickled")
-
-
-class ReadOnlyNotes(Exception):  # noqa: N818
-    def add_note(self, note):
-        raise RuntimeError("no notes")
 
 
 class EndlessStr(Exception):  # noqa: N818

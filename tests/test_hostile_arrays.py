@@ -8,13 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from util import numpy_function, py_function, run
+from util import both_sides, numpy_function, py_function, run
 
 import jaxpyop
 
 F = jnp.float32
 X = jnp.array([0.5, -1.0, 2.0])
-both_sides = pytest.mark.parametrize("api", [py_function, numpy_function])
 
 
 SIZES = [3, 10_000]  # below and above the size from which arrays are recycled

@@ -9,12 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from util import numpy_function, py_function, run
+from util import both_sides, numpy_function, py_function, run
 
 import jaxpyop
 
 F = jnp.float32
-both_sides = pytest.mark.parametrize("api", [py_function, numpy_function])
 
 
 # ----------------------------------------------------------------- backward pass

@@ -10,14 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from util import APIS, numpy_function, py_func, py_function
+from util import APIS, every_api, numpy_function, py_func, py_function
 
 import jaxpyop
 from jaxpyop import _calls
 
 F = jnp.float32
 X = jnp.array([0.5, -1.0, 2.0])
-every_api = pytest.mark.parametrize("api", APIS.values(), ids=APIS)
 
 
 class Body:

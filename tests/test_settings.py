@@ -257,7 +257,10 @@ assert jax.jit(jax.vmap(lambda x: jaxpyop.py_func(abs, [x], jnp.float32)))(jnp.f
     )
 
 
-CORE = ["test_transforms", "test_gradients", "test_results", "test_stateful", "test_shapes", "test_traced"]
+CORE = [
+    *("test_transforms", "test_vmap", "test_gradients", "test_gradients_inputs", "test_vjp", "test_results"),
+    *("test_casting", "test_stateful", "test_ordered", "test_shapes", "test_output_shapes", "test_traced"),
+]
 NOT_UNDER = {
     # Their programs mix inputs, which are float64 then, with promised float32; or they are about x64 being off.
     "x64": """

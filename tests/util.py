@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import jaxpyop
 
@@ -43,6 +45,14 @@ ROUTES = {
 }
 
 
+close = functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=1e-5)
+
+
+def trees_close(got, wanted):
+    assert jax.tree.structure(got) == jax.tree.structure(wanted)
+    jax.tree.map(close, got, wanted)
+
+
 def run(f, *args):
     """The result of a program, or a body's own exception."""
     with jaxpyop.reraise():
@@ -70,6 +80,9 @@ def contrib(func, inp, tout, **options):
 # All four with one signature: f(func, inp, tout, **options).
 APIS = {"py_function": py_function, "numpy_function": numpy_function, "py_func": py_func, "contrib": contrib}
 NUMPY_APIS = {name: api for name, api in APIS.items() if name != "py_function"}
+every_api = pytest.mark.parametrize("api", APIS.values(), ids=APIS)
+every_numpy_api = pytest.mark.parametrize("api", NUMPY_APIS.values(), ids=NUMPY_APIS)
+both_sides = pytest.mark.parametrize("api", [py_function, numpy_function])
 
 # Every dtype that JAX's CPU backend computes with (int1, uint1 and float6 it does not).
 SMALL_DTYPES = [
@@ -101,8 +114,37 @@ SMALL_DTYPES = [
 WIDE_DTYPES = [jnp.int64, jnp.uint64, jnp.float64, jnp.complex128]
 
 
+def seen(route, api, arrays=(), inp=None, **options):
+    """What a body of `api` is given: `arrays` as jit arguments, or `inp` from the code around."""
+    got = []
+
+    def body(*args):
+        got.append(args)
+
+    def program(*xs):
+        return api(body, list(xs) if inp is None else inp, None, **options)
+
+    assert route(program, *arrays) == []
+    assert len(got) == 1, f"the body ran {len(got)} times"
+    return got[0]
+
+
 def dtype_id(value: Any) -> str:
     return np.dtype(value).name
+
+
+class Body:
+    """`affine`, counting its runs on values."""
+
+    __name__ = "body"
+
+    def __init__(self):
+        self.seen = []
+
+    def __call__(self, x):
+        if not isinstance(x, jax.core.Tracer):
+            self.seen.append(np.array(x))
+        return x * 2 + 1
 
 
 class Counter:
