@@ -12,11 +12,7 @@ import numpy as np
 from jax import lax
 
 F = jnp.float32
-
-
 METHODS = ["sequential", "expand_dims", "broadcast_all", "parallel"]
-
-
 LOOPING = ["sequential", "parallel"]
 
 
@@ -66,7 +62,6 @@ GRADIENTS = {
         jax.grad(lambda x, w: lax.scan(lambda c, _: (f(c, w), None), x, None, length=2)[0], (0, 1))
     ),
 }
-
 
 FORWARD_AND_HIGHER = {
     "jacfwd": lambda f: jax.jacfwd(jax.vmap(f), (0, 1)),

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import functools
 
-import jax  # isort: skip
+import jax
 import jax.numpy as jnp
 import numpy as np
 from devices import (

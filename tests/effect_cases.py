@@ -9,10 +9,7 @@ import pytest
 from util import numpy_function, py_func, py_function
 
 F = jnp.float32
-
-
 X = jnp.array([0.5, -1.0, 2.0])
-
 
 OPS = {
     "py_func": lambda f, inp, tout, **o: py_func(f, inp, tout, **o),
@@ -22,13 +19,8 @@ OPS = {
     "ordered py_function": lambda f, inp, tout, **o: py_function(f, inp, tout, ordered=True, **o),
 }
 
-
 UNORDERED = [name for name in OPS if not name.startswith("ordered")]
-
-
 every_op = pytest.mark.parametrize("op", OPS.values(), ids=OPS)
-
-
 ordered_ops = pytest.mark.parametrize(
     "op", [OPS[n] for n in OPS if n.startswith("ordered")], ids=[n for n in OPS if n.startswith("ordered")]
 )

@@ -10,8 +10,6 @@ import numpy as np
 import jaxpyop
 
 F = jnp.float32
-
-
 X = jnp.array([0.5, -1.0, 2.0])
 
 
@@ -86,7 +84,6 @@ EXCEPTIONS = {
     "no arguments": lambda: Exception(),
     "JAX's own": lambda: jax.errors.JaxRuntimeError("mine"),
 }
-
 
 SEVERAL = ["KeyError", "own class", "broken __str__", "KeyboardInterrupt", "SystemExit", "group"]
 
