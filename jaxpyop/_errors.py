@@ -142,10 +142,16 @@ class _Originals:
         return key
 
     def find(self, error: BaseException) -> BaseException | None:
-        if not isinstance(error, (RuntimeError, ValueError)):  # what JAX raises
+        if not _is_jax_error(error):
             return None
         match = re.search(r"\[jaxpyop error ([0-9a-f]+-\d+)\]", str(error))
         return self._errors.get(match.group(1)) if match else None
+
+
+def _is_jax_error(error: BaseException) -> bool:
+    # An exception of the user's own may well quote JAX's text.
+    raised = isinstance(error, jax.errors.JaxRuntimeError) or type(error) is ValueError  # that in warm calls
+    return raised and re.match(r"[A-Z_]+: ", str(error)) is not None
 
 
 _originals = _Originals()
@@ -272,6 +278,16 @@ class reraise(contextlib.AbstractContextManager[None]):  # noqa: N801  # reads a
         original = None if error is None else _originals.find(error)
         while original is not None and (deeper := _originals.find(original)) is not None:
             original = deeper  # a compiled program inside the body failed
-        if original is not None:
+        if original is not None and error is not None:
             _jaxcore.forget_failed_programs()
+            _keep_context(original, error)
             raise strip_library_frames(original, "")
+
+
+def _keep_context(original: BaseException, error: BaseException) -> None:
+    # Raising the original makes JAX's error its context. What the body was handling then goes behind that.
+    earlier = original.__context__
+    while earlier is not None and _is_jax_error(earlier):
+        earlier = earlier.__context__
+    if error.__context__ is None:
+        error.__context__ = earlier

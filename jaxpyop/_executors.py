@@ -10,11 +10,17 @@ from __future__ import annotations
 import concurrent.futures
 import contextvars
 import functools
+import importlib
+import io
+import itertools
 import os
 import pickle
+import queue
+import sys
+import types
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor  # now: importing it at exit fails
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor  # now: importing it at exit fails
 from typing import Any
 
 import numpy as np
@@ -76,7 +82,39 @@ def submit(executor: Executor, call: Any, arrays: Sequence[Any]) -> concurrent.f
         return done
     # The last argument keeps Dask from merging calls with equal arguments.
     inputs = [np.asarray(a) for a in inputs]
-    return executor.submit(run_body, call.body, inputs, call.on_jax, call.environment.x64, uuid.uuid4().hex)
+    # A worker of this pool that cannot read what it is given dies; `run_body` says so. Others pickle in their own way.
+    body = _pickled(call.body) if isinstance(executor, ProcessPoolExecutor) else call.body
+    return executor.submit(run_body, body, inputs, call.on_jax, call.environment.x64, uuid.uuid4().hex)
+
+
+def _pickled(body: Any) -> bytes:
+    file = io.BytesIO()
+    _Pickler(file, pickle.HIGHEST_PROTOCOL).dump(body)
+    return file.getvalue()
+
+
+class _Pickler(pickle.Pickler):
+    """Finds a decorated function behind the decorator that has its name."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, types.FunctionType) and obj.__module__ in sys.modules:
+            for depth, found in enumerate(_wrapped(obj.__module__, obj.__qualname__)):
+                if found is obj and depth:
+                    return _behind, (obj.__module__, obj.__qualname__, depth)
+        return NotImplemented
+
+
+def _wrapped(module: str, name: str) -> Iterator[Any]:
+    found: Any = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    while found is not None:
+        yield found
+        found = getattr(found, "__wrapped__", None)
+
+
+def _behind(module: str, name: str, depth: int) -> Any:
+    return next(itertools.islice(_wrapped(module, name), depth, None))
 
 
 def _left_to_us() -> concurrent.futures.Future[Any]:
@@ -98,15 +136,18 @@ def completed(
     """
     pending = set(futures)
     patience = _PATIENCE if local else None
+    done: queue.SimpleQueue[concurrent.futures.Future[Any]] = queue.SimpleQueue()
+    for future in tuple(pending):
+        future.add_done_callback(done.put)
     while pending:
-        done, pending = concurrent.futures.wait(
-            pending, timeout=patience, return_when=concurrent.futures.FIRST_COMPLETED
-        )
-        if not done and not any(future.running() for future in pending):
-            idle = next(iter(pending))
-            if idle.cancel():
-                done, pending, patience = {idle}, pending - {idle}, 0.0
-        yield from done
+        try:
+            future = done.get(timeout=patience)
+        except queue.Empty:
+            if not any(future.running() for future in pending) and next(iter(pending)).cancel():
+                patience = 0.0
+            continue
+        pending.remove(future)
+        yield future
 
 
 def result_of(
@@ -132,9 +173,35 @@ def run_body(
     """Run a body in a worker; both ways as NumPy arrays."""
     import jax  # only here, so that this module says nothing of JAX
 
+    if isinstance(body, bytes):
+        body = _unpickled(body)
     with jax.enable_x64(x64):
         inputs = [jax.numpy.asarray(a) if on_jax else a.copy() for a in arrays]
-        return [np.asarray(value) for value in body(*inputs)]
+        try:
+            return [np.asarray(value) for value in body(*inputs)]
+        except Exception as error:
+            _check_travels(error)
+            raise
+
+
+class _NotFoundError(Exception):
+    """A worker cannot read the body that it was given."""
+
+
+def _unpickled(body: bytes) -> Any:
+    try:
+        return pickle.loads(body)
+    except Exception as error:
+        raise _NotFoundError(f"{type(error).__name__}: {error}") from error
+
+
+def _check_travels(error: Exception) -> None:
+    # An exception that can be written but not read ends a process pool.
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        kind = f"{type(error).__module__}.{type(error).__qualname__}"
+        raise RuntimeError(f"{kind}, which cannot be pickled, was raised in a worker: {error}") from error
 
 
 def explained(error: BaseException, title: str) -> BaseException:
@@ -143,6 +210,11 @@ def explained(error: BaseException, title: str) -> BaseException:
         return RuntimeError(
             f"{title}: a worker of executor= died ({error}), which may end its pool; give a new one, or a function "
             "that returns the pool to use, executor=lambda: pool"
+        )
+    if isinstance(error, _NotFoundError):
+        return TypeError(
+            f"{title}: a worker of executor= cannot find func ({error}); define it at the top of a module that workers "
+            "can import, not in a notebook or at a prompt, or use threads"
         )
     # Python 3.13 says "Can't get local object" without the word.
     text = _texts(error)

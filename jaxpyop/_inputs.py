@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpyop import _jaxcore
-from jaxpyop._spec import canonical_dtype
+from jaxpyop._spec import canonical_dtype, is_extended_precision
 
 
 class _Slot:
@@ -78,6 +78,10 @@ def _canonical_array(value: Any, api: str) -> np.ndarray[Any, Any]:
     array = np.asarray(value)
     if isinstance(value, int) and array.dtype == object:
         raise _too_wide(api, "int", canonical_dtype(np.int64))
+    if is_extended_precision(array.dtype):
+        raise TypeError(
+            f"{api}: an input has the dtype {array.dtype}, which JAX does not have; pass x.astype(np.float64)"
+        )
     dtype = canonical_dtype(array.dtype.newbyteorder("="))
     if dtype == array.dtype:
         return array
@@ -109,8 +113,12 @@ def _as_array(leaf: Any, api: str) -> tuple[Any, Any] | None:
         return (_canonical_array(leaf, api), None) if _is_number_dtype(leaf.dtype) else None
     if type(leaf) in _NUMBERS:
         return _canonical_array(leaf, api), None
-    if hasattr(type(leaf), "__jax_array__"):
+    if callable(getattr(leaf, "__jax_array__", None)):
         return _as_array(leaf.__jax_array__(), api)
+    if isinstance(leaf, _jaxcore.Tracer):  # a Ref under jit
+        raise TypeError(
+            f"{api}: an input is a traced {leaf.aval}, which is no array; pass what is in it, such as ref[...]"
+        )
     return None
 
 
@@ -205,7 +213,8 @@ def check_closure(func: Callable[..., Any] | None, api: str, what: str = "func")
     """
     if (found := _find_tracer(func, set())) is not None:
         name, value = found
+        held = f"is traced here ({value})" if _jaxcore.is_live(value) else f"holds traced values here ({value})"
         raise ValueError(
-            f"{api}: {what} uses {name!r} from the code around it, which is traced here ({value}) and has no value "
+            f"{api}: {what} uses {name!r} from the code around it, which {held} and has no value "
             f"when {what} runs; {PASS_IT} (mode='traced' of py_function may close over it)"
         )

@@ -175,7 +175,7 @@ def is_traced(mode: str | None, api: str, *, stateful: bool, tout: Any) -> bool:
     """
     if mode is not None:
         _check_choice(mode, ("eager", "traced"), "mode", api)
-    stateful = stateful or _spec.read_tout(tout, api).empty
+    stateful = stateful or _spec.promises_nothing(tout)
     if mode == "traced" and stateful:
         raise ValueError(
             f"{api}: a stateful op runs on the host, and mode='traced' leaves nothing to run there; pass mode='eager'"

@@ -8,7 +8,7 @@ which their value fits, Python scalars are weak. Nothing is dropped or wrapped.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, cast, get_args
 
 import jax
@@ -60,8 +60,19 @@ def _mismatch(spec: ResultSpec, value: Any, api: str) -> Exception:
 
 def _parts(value: Any) -> list[Any]:
     # Not jax.tree.leaves: a list that holds itself breaks its recursion for good (0.10 to 0.12).
-    inner = value.values() if isinstance(value, dict) else value if _is_sequence(value) else ()
-    return [value, *inner]
+    return [value, *(_inside(value) if _is_sequence(value) or isinstance(value, dict) else ())]
+
+
+def _is_container(value: Any) -> bool:
+    return isinstance(value, (list, tuple, dict))
+
+
+def _inside(container: Any) -> Iterable[Any]:
+    return container.values() if isinstance(container, dict) else container
+
+
+def _is_empty(value: Any) -> bool:
+    return _is_container(value) and not value
 
 
 def _is_unrun(value: Any) -> bool:
@@ -81,7 +92,7 @@ def _match_node(skeleton: Any, value: Any, out: list[Any]) -> bool:
     if isinstance(skeleton, Leaf):
         if _is_sequence(value) and len(value) == 1:
             value = value[0]  # TensorFlow takes [x] for x
-        if value is None or isinstance(value, (list, tuple, dict)) or _is_unrun(value):
+        if value is None or _is_container(value) or _is_unrun(value):
             return False
         out.append(value)
         return True
@@ -113,7 +124,7 @@ def match(spec: ResultSpec, value: Any, api: str) -> list[Any]:
         TypeError: a coroutine or generator, which nobody has run.
     """
     if spec.empty:
-        if value is None or (isinstance(value, (list, tuple)) and not value):
+        if value is None or (_is_container(value) and all(part is None or _is_empty(part) for part in _inside(value))):
             return []
         raise _mismatch(spec, value, api)
     out: list[Any] = []

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpyop import _errors, _jaxcore
+from jaxpyop import _errors
 
 Shape = tuple[int | None, ...]
 
@@ -65,19 +65,25 @@ _PYTHON_TYPES = {
 }
 
 
+def is_extended_precision(dtype: np.dtype[Any]) -> bool:
+    """Whether it is numpy.longdouble or numpy.clongdouble, which JAX does not have."""
+    return dtype.char in "gG" and dtype.itemsize > (8 if dtype.kind == "f" else 16)
+
+
 def canonical_dtype(dtype: Any) -> np.dtype[Any]:
     """The dtype that JAX has for it here: 64 bits become 32 without x64."""
     return np.dtype(jax.dtypes.canonicalize_dtype(dtype))
 
 
-def _warn_as_jax_does(dtype: np.dtype[Any]) -> None:
-    # JAX's own warning about a 64-bit dtype, at the user's line instead of ours.
-    with warnings.catch_warnings(record=True) as caught, _jaxcore.eval_context():
-        warnings.simplefilter("always")
-        jax.numpy.zeros((0,), dtype)
-    for warning in caught:
-        text = str(warning.message).replace("requested in zeros", "requested in Tout")
-        warnings.warn(text, warning.category, stacklevel=_errors.stacklevel_of_user())
+def _warn_as_jax_does(dtype: np.dtype[Any], canonical: np.dtype[Any]) -> None:
+    # The first sentence is that of JAX's own warning, for filters that know it. Ours is at the user's line.
+    # JAX's cannot be caught and moved there: warnings.catch_warnings() is for one thread only.
+    warnings.warn(
+        f"Explicitly requested dtype {dtype.name} requested in Tout is not available, and will be truncated to dtype "
+        f"{canonical.name}. Call jax.config.update('jax_enable_x64', True) first to have 64 bits.",
+        UserWarning,
+        stacklevel=_errors.stacklevel_of_user(),
+    )
 
 
 def _checked_dtype(raw: Any, api: str) -> np.dtype[Any]:
@@ -85,14 +91,15 @@ def _checked_dtype(raw: Any, api: str) -> np.dtype[Any]:
         dtype = np.dtype(raw)
     except TypeError:
         dtype = np.dtype(jax.numpy.dtype(raw))  # "bfloat16" and its like by name
-    if dtype.kind in "OSUMm" or dtype.fields is not None:
+    if dtype.kind in "OSUMm" or dtype.fields is not None or is_extended_precision(dtype):
         raise TypeError(
             f"{api}: Tout has the dtype {dtype}, which JAX does not have; "
             "Tout must name numbers or booleans, such as jnp.float32"
         )
+    dtype = dtype.newbyteorder("=")
     canonical = canonical_dtype(dtype)
     if canonical != dtype:
-        _warn_as_jax_does(dtype)
+        _warn_as_jax_does(dtype, canonical)
     return canonical
 
 
@@ -135,11 +142,16 @@ def _read_dtype(raw: Any, api: str) -> np.dtype[Any]:
     return found
 
 
+def promises_nothing(tout: Any) -> bool:
+    """Whether `Tout` means that there is no result, as `None`, `[]` and `{}` do."""
+    return not jax.tree.leaves(tout)
+
+
 def read_tout(tout: Any, api: str) -> ResultSpec:
-    """Read `Tout`. `None`, `[]` and `()` mean that there is no result."""
-    if tout is None or (isinstance(tout, (list, tuple)) and not tout):
-        return ResultSpec([], (), None)
+    """Read `Tout`, in any of its forms."""
     leaves, tree = jax.tree.flatten(tout)
+    if not leaves:
+        return ResultSpec([], (), None)
     specs = tuple(read_leaf(leaf, api) for leaf in leaves)
     if jax.tree_util.treedef_is_leaf(tree):
         return ResultSpec(specs[0], specs, None)

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 import jax
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
 from jaxpyop import _errors, _jaxcore
 from jaxpyop._batching import Batch, run_elements
@@ -119,6 +120,8 @@ class Scratch:
             array = self._free[i].pop()
         except IndexError:
             return view.copy()
+        if array.shape != view.shape or array.dtype != view.dtype or not array.flags.carray:
+            return view.copy()  # a body may have changed these in place
         np.copyto(array, view)
         return array
 
@@ -271,10 +274,8 @@ def view_of(buffer: Any) -> np.ndarray[Any, Any]:
 
 def lend(views: Iterable[Any]) -> list[Any]:
     """Read-only arrays over the same memory, for `take_back` to watch."""
-    lent = [view[...] for view in views]
-    for array in lent:
-        array.flags.writeable = False
-    return lent
+    # What NumPy makes so is the base of its own slices, unlike view[...]: who keeps one is noticed too.
+    return [as_strided(view, view.shape, view.strides, writeable=False) for view in views]
 
 
 def take_back(lent: list[Any], title: str) -> None:

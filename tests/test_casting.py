@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from result_cases import refused, returning
-from util import ROUTES, SMALL_DTYPES, both_sides, dtype_id, every_api, numpy_function, py_func
+from util import ROUTES, SMALL_DTYPES, both_sides, dtype_id, every_api, numpy_function, py_func, run_python
 
 import jaxpyop
 
@@ -306,6 +306,49 @@ def test_the_warning_of_a_wide_tout_is_at_the_users_line():
         jaxpyop.py_func(lambda x: x, [1.0], np.float64)
     (warning,) = caught
     assert warning.filename == __file__
+
+
+@every_api
+def test_a_wide_tout_warns_once_in_each_call(api):
+    for _ in range(2):
+        with pytest.warns(UserWarning, match="float64 requested in Tout") as caught:
+            api(lambda x: x, [1.0], np.float64)
+        assert len(caught) == 1
+
+
+def test_wide_touts_in_threads_leave_the_warnings_of_the_process_alone():
+    run_python(
+        """
+import jaxpyop, numpy as np, threading, warnings
+warnings.simplefilter("ignore")
+before = warnings.filters[:], warnings.showwarning, getattr(warnings, "_showwarnmsg_impl", None)
+def work():
+    for _ in range(200):
+        jaxpyop.numpy_function(lambda x: x, [np.float32(1)], np.float64)
+threads = [threading.Thread(target=work) for _ in range(4)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+assert before == (warnings.filters[:], warnings.showwarning, getattr(warnings, "_showwarnmsg_impl", None))
+"""
+    )
+
+
+@pytest.mark.parametrize("form", [np.dtype, lambda s: np.zeros(3, s)], ids=["dtype", "array"])
+def test_a_tout_of_another_byte_order(form, route):
+    y = route(lambda x: py_func(lambda x: x.astype(">f4"), [x], form(">f4"), output_shapes=(3,)), jnp.arange(3.0))
+    assert y.dtype == np.float32
+    np.testing.assert_array_equal(y, [0, 1, 2])
+
+
+@pytest.mark.skipif(np.dtype(np.longdouble).itemsize == 8, reason="longdouble is float64 on this platform")
+@every_api
+def test_extended_precision_is_refused(api, route):
+    with pytest.raises(TypeError, match=r"Tout has the dtype float\d+, which JAX does not have.*jnp.float32"):
+        route(lambda: api(lambda: 1, [], np.longdouble))
+    with pytest.raises(TypeError, match=r"an input has the dtype float\d+, which JAX does not have.*astype"):
+        route(lambda: api(lambda x: x, [np.ones(3, np.longdouble)], F))
 
 
 @pytest.mark.parametrize("tout", [float, int, complex, F, np.int32], ids=str)

@@ -45,6 +45,31 @@ def test_inputs_are_private_writable_contiguous(api, n, route):
     np.testing.assert_array_equal(y[1:], keep[1:])
 
 
+CHANGES = {
+    "shape": lambda x: setattr(x, "shape", (1, *x.shape)),
+    "resize": lambda x: x.resize((x.size,), refcheck=False),
+    "read-only": lambda x: x.setflags(write=False),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize("n", [3, BIG])
+@pytest.mark.filterwarnings("ignore:Setting the shape:DeprecationWarning")
+def test_an_array_that_a_body_changed_in_place_is_not_used_again(change, n, route):
+    seen = []
+
+    def body(x):
+        seen.append((x.shape, x.flags.carray, float(x[0, 0])))
+        change(x)
+
+    op = lambda x: py_func(body, [x], None)
+    f = jax.jit(op) if route.jit else op
+    for i in range(4):
+        f(jnp.full((n, 2), i, F))
+        jax.effects_barrier()
+    assert seen == [((n, 2), True, float(i)) for i in range(4)]
+
+
 def test_the_callers_numpy_array_is_unchanged(route):
     x = np.array([1.0, 2.0], np.float32)
 
@@ -313,6 +338,23 @@ def test_keeping_a_lent_input_under_jit_warns(transport):
         jax.block_until_ready(
             jax.jit(lambda x: py_func(lambda x: kept.append(x) or x * 2, [x], F, copy=False))(jnp.arange(3.0))
         )
+    assert [str(w.message) for w in caught if "kept an input that copy=False lends" in str(w.message)]
+
+
+KEEPING_A_PART = {
+    "slice": lambda x: x[1:],
+    "element": lambda x: x[1, ...],
+    "reshaped": lambda x: x.reshape(1, -1),
+    "memoryview": memoryview,
+}
+
+
+@pytest.mark.parametrize("part", KEEPING_A_PART.values(), ids=KEEPING_A_PART)
+def test_keeping_a_part_of_a_lent_input_warns(part, route):
+    kept = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        route(lambda x: py_func(lambda x: kept.append(part(x)), [x], None, copy=False), jnp.arange(3.0))
     assert [str(w.message) for w in caught if "kept an input that copy=False lends" in str(w.message)]
 
 

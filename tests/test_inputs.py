@@ -272,6 +272,14 @@ def test_empty_wide_array_fits(route):
     assert got.shape == (0, 2)
 
 
+def test_a_traced_ref_is_refused():
+    ref = jax.new_ref(jnp.arange(3.0))
+    with pytest.raises(
+        TypeError, match=r"py_func 'lambda': an input is a traced Ref.*pass what is in it.*ref\[\.\.\.\]"
+    ):
+        jax.jit(lambda ref: py_func(lambda x: x, [ref], F))(ref)
+
+
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
 def test_typed_keys(impl, route):
     key = jax.random.key(7, impl=impl)

@@ -23,7 +23,7 @@ from batch_cases import (
     grid,
     parallel,
 )
-from util import every_api, numpy_function, py_func, py_function
+from util import ROOT, every_api, numpy_function, py_func, py_function, run_python
 
 import jaxpyop
 
@@ -205,6 +205,43 @@ def test_what_cannot_be_pickled(unpicklable, elsewhere, route):
     ):
         route(f, grid(3))
     assert any(note.startswith("at batch index") for note in caught.value.__notes__)
+
+
+@pytest.mark.parametrize("body", [workers.fail_in_jax, workers.fail_oddly])
+def test_an_exception_that_cannot_be_pickled_leaves_the_pool_alive(body, elsewhere, route):
+    f = jax.vmap(lambda x: parallel(numpy_function, body, [x], executor=elsewhere))
+    with pytest.raises(Exception, match=r"Concretization|Abstract tracer|too odd") as caught, jaxpyop.reraise():
+        route(f, grid(2))
+    assert any(note.startswith("at batch index") for note in caught.value.__notes__)
+    again = jax.vmap(lambda x: parallel(numpy_function, workers.double, [x], executor=elsewhere))
+    np.testing.assert_array_equal(route(again, grid(2)), 2 * grid(2))
+
+
+def test_decorated_functions_and_methods_travel_by_name(elsewhere, route, monkeypatch):
+    monkeypatch.setattr(workers, "pool", elsewhere)
+    np.testing.assert_array_equal(route(jax.vmap(workers.decorated), grid(3)), 2 * grid(3))
+    np.testing.assert_array_equal(route(jax.vmap(workers.Scaled().scaled), grid(3)), 3 * grid(3))
+
+
+def test_a_function_that_workers_cannot_import():
+    """As in a notebook or at a prompt; the pool lives on."""
+    code = """
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+import jaxpyop, jax, jax.numpy as jnp, workers
+def here(x):
+    return x
+with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+    op = lambda f: jax.vmap(lambda x: jaxpyop.py_function(f, [x], jnp.float32, vmap_method="parallel", executor=pool))
+    try:
+        op(here)(jnp.arange(2.0))
+    except TypeError as error:
+        assert "cannot find func" in str(error) and "top of a module" in str(error), error
+    else:
+        raise AssertionError("no error")
+    assert op(workers.double)(jnp.arange(2.0)).tolist() == [0, 2]
+"""
+    run_python(code, PYTHONPATH=os.path.dirname(workers.__file__) + os.pathsep + ROOT)
 
 
 def test_a_pool_whose_worker_died(route):

@@ -16,6 +16,7 @@ from error_cases import (
     Failing,
     NeedsArguments,
     X,
+    reraised_by,
     run,
 )
 from util import numpy_function, py_func
@@ -44,6 +45,46 @@ def test_reraise_nests(transport):
     with pytest.raises(KeyError, match="mine") as caught, jaxpyop.reraise(), jaxpyop.reraise():
         run(f, -X)
     assert caught.value is body.raised[0]
+
+
+QUOTING = {
+    "RuntimeError": lambda error: RuntimeError(f"step 3 failed: {error}"),
+    "ValueError": lambda error: ValueError(f"cannot read the log: {error}"),
+    "own class": lambda error: NeedsArguments(str(error), 1),
+}
+
+
+@pytest.mark.parametrize("quote", QUOTING.values(), ids=QUOTING)
+def test_an_exception_that_quotes_jaxs_is_left_alone(quote, transport):
+    inner = jax.jit(lambda x: py_func(Failing(EXCEPTIONS["KeyError"]), [x], F))
+
+    def quoting(x):
+        try:
+            run(inner, x)
+        except Exception as error:
+            raised.append(quote(error))
+            raise raised[-1] from error
+
+    raised = []
+    assert reraised_by(quoting, -X) is raised[0]
+    outer = jax.jit(lambda x: py_func(quoting, [x], F))
+    assert reraised_by(run, outer, -X) is raised[1]
+
+
+def test_reraise_keeps_what_the_body_was_handling(transport):
+    def body(x):
+        try:
+            {}["k"]
+        except KeyError:
+            raise OSError("later")  # noqa: B904
+
+    f = jax.jit(lambda x: py_func(body, [x], F))
+    for _ in range(2):
+        with pytest.raises(OSError, match="later") as caught, jaxpyop.reraise():
+            run(f, X)
+        jaxs = caught.value.__context__
+        assert isinstance(jaxs, (jax.errors.JaxRuntimeError, ValueError))
+        assert isinstance(jaxs.__context__, KeyError)
 
 
 def test_reraise_has_the_users_traceback(transport):

@@ -173,8 +173,8 @@ def test_wrong_count_or_structure(api, tout, value, text, route):
         route(lambda: api(lambda: value, [], tout, output_shapes=shapes))
 
 
-@pytest.mark.parametrize("tout", [None, [], ()], ids=str)
-@pytest.mark.parametrize("value", [None, [], ()], ids=str)
+@pytest.mark.parametrize("tout", [None, [], (), {}, {"a": []}, [None]], ids=str)
+@pytest.mark.parametrize("value", [None, [], (), {}, {"a": []}, [None]], ids=str)
 @both_sides
 def test_no_result(api, tout, value, route):
     runs = []

@@ -272,7 +272,10 @@ NOT_UNDER = {
         test_the_environment_of_the_caller test_the_same_for_a_numpy_function_with_vjp test_values_and_runs
         test_values_are_checked_against_the_narrow_dtype test_what_jax_allows_is_allowed
         test_where_jax_refuses_effects_the_error_names_the_op_and_the_cure
-        test_wide_tout_without_x64_warns_as_jax_does""",
+        test_wide_tout_without_x64_warns_as_jax_does test_the_warning_of_a_wide_tout_is_at_the_users_line
+        test_a_wide_tout_warns_once_in_each_call test_the_message_is_one_line_that_says_what_to_write""",
+    # Bodies that return a NaN on purpose.
+    "debug_nans": "nan",
     # JAX takes the effect of a differentiated scan for a leak, as that of jax.debug.callback (see above).
     "check_tracer_leaks": "test_a_used_result_in_a_differentiated_scan test_logging_in_a_differentiated_loop",
     # Nothing is traced then: the op is called directly, needs no shape and may do anything.

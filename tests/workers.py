@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import jaxpyop
+
 README = pathlib.Path(__file__).parents[1] / "README.md"
 
 
@@ -87,6 +89,35 @@ def slow_unless_two(path, x):
         raise ValueError("two is too much")
     time.sleep(0.2)
     return append_line(path, x)
+
+
+def fail_in_jax(x):
+    return jax.jit(lambda x: float(x))(x)
+
+
+class OddError(Exception):
+    def __init__(self, how, odd):
+        super().__init__(f"{how} {odd}")
+
+
+def fail_oddly(x):
+    raise OddError("too", "odd")
+
+
+pool = None  # set by a test
+
+
+@jaxpyop.numpy_function(Tout=jnp.float32, vmap_method="parallel", executor=lambda: pool)
+def decorated(x):
+    return x * 2
+
+
+class Scaled:
+    by = 3
+
+    @jaxpyop.py_function(Tout=jnp.float32, vmap_method="parallel", executor=lambda: pool)
+    def scaled(self, x):
+        return x * self.by
 
 
 def die(x):
