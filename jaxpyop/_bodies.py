@@ -18,6 +18,7 @@ import numpy as np
 
 from jaxpyop import _errors, _jaxcore, _paths, _results, _tape
 from jaxpyop._inputs import PASS_IT, Inputs
+from jaxpyop._pathtrace import PathTracer
 from jaxpyop._spec import Leaf, ResultSpec, fill_shape, show_shape, with_shapes
 from jaxpyop._tapetracer import TapeTracer
 
@@ -94,6 +95,11 @@ def _advise(error: BaseException, title: str, what: str) -> None:
     note = f"{title}: if {what} uses a traced value of the code around it, {PASS_IT}"
     if TapeTracer.__name__ in str(error):
         note = f"{title}: if {what} keeps an input while JAX differentiates, keep jax.lax.stop_gradient(x); or {note}"
+    if PathTracer.__name__ in str(error):
+        note = (
+            f"{title}: {what} kept a value of the abstract run that finds shapes; give output_shapes=, "
+            "and stateful=True if what it keeps matters"
+        )
     _errors.add_note(error, note)
 
 

@@ -54,7 +54,10 @@ def _safety() -> Iterator[tuple[str, str]]:
     yield "  pool threads", "cannot be counted here" if threads is None else str(threads)
     yield "  NPROC", os.environ.get("NPROC", "not set")
     asynchronous = jax.config.read("jax_cpu_enable_async_dispatch")
-    yield "  CPU dispatch", "asynchronous" if asynchronous else "synchronous (as JAX code in bodies needs before JAX 0.12)"
+    yield (
+        "  CPU dispatch",
+        "asynchronous" if asynchronous else "synchronous, as JAX in bodies needs before 0.12",
+    )
 
 
 def _records() -> Iterator[tuple[str, str]]:

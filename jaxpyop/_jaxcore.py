@@ -107,6 +107,17 @@ def backends_are_initialized() -> bool:
 CALLBACK_LOGGER = logging.getLogger("jax._src.callback")
 
 
+def _make_differentiated() -> Any:
+    tracer = jax.interpreters.ad.JVPTracer.__new__(jax.interpreters.ad.JVPTracer)
+    tracer.tangent = None  # not a zero
+    return tracer
+
+
+# `jax.closure_convert` passes on what JAX differentiates: such a tracer, or one that holds such a tracer
+# by its `_contents()` (0.10 to 0.12).
+DIFFERENTIATED = _make_differentiated()
+
+
 def tangent_aval(x: Any) -> Any:
     """The type of a value's tangents."""
     return jax.typeof(x).to_tangent_aval()  # on every aval, 0.10 to 0.12

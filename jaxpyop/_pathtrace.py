@@ -235,7 +235,7 @@ class PathTrace(core.Trace):
         self.run.check()
         if self.run.folds and _is_constant(primitive, tracers, params):
             return core.EVAL_TRACE.process_primitive(primitive, tracers, params)
-        vals = [unbox(x) for x in tracers]
+        vals = [_operand(x) for x in tracers]
         outs = self.parent.process_primitive(primitive, vals, params)
         return [*map(self.box, outs)] if primitive.multiple_results else self.box(outs)
 
@@ -251,7 +251,7 @@ class PathTrace(core.Trace):
         rule = jvp if symbolic_zeros else _followed(jvp, self.run)
         outs = self.parent.process_custom_jvp_call(
             primitive, _followed(fun, self.run), rule,
-            [unbox(x) for x in tracers], symbolic_zeros=symbolic_zeros,
+            [_operand(x) for x in tracers], symbolic_zeros=symbolic_zeros,
         )  # fmt: skip
         return [self.box(x) for x in outs]
 
@@ -265,13 +265,13 @@ class PathTrace(core.Trace):
         self.run.origins.append((fun.f, fun.transforms, fwd.f, bwd.f))
         outs = self.parent.process_custom_vjp_call(
             primitive, _followed(fun, self.run), fwd, bwd,
-            [unbox(x) for x in tracers], **params,
+            [_operand(x) for x in tracers], **params,
         )  # fmt: skip
         return [self.box(x) for x in outs]
 
     def process_shard_map(self, primitive: Any, fun: Any, args: Any, /, **params: Any) -> Any:
         self.run.check()
-        vals = [unbox(x) for x in args]
+        vals = [_operand(x) for x in args]
         outs = self.parent.process_shard_map(primitive, fun, vals, **params)
         return outs.map(self.box)
 
@@ -297,6 +297,11 @@ def unbox(x: Any) -> Any:
     while isinstance(x, PathTracer):
         x = x.val
     return x
+
+
+def _operand(x: Any) -> Any:
+    """What the recording gets: of a NumPy array a copy, for the body may write into it later."""
+    return x.copy() if isinstance(x, np.ndarray) else unbox(x)
 
 
 def _followed(fun: Any, run: Run) -> Any:

@@ -24,7 +24,7 @@ from jaxpyop import _jaxcore
 from jaxpyop._tapeflow import Flow, full_flow
 from jaxpyop._tapelinear import Linear, linearise
 from jaxpyop._tapelines import MAX_LINE, Program, pull_program, push_program
-from jaxpyop._tapeops import Op, find_custom_jvp_op, find_op
+from jaxpyop._tapeops import Op, find_custom_jvp_op, find_op, with_constants
 from jaxpyop._taperules import is_differentiable
 from jaxpyop._tapetracer import TapeTracer
 from jaxpyop._tapewalk import Node
@@ -91,13 +91,16 @@ class Tape(_jaxcore.Trace):
             with _set_current_trace(self.parent):
                 return primitive.bind(*args, **params)
         op = find_op(primitive, params, args)
+        if op.closes_over and (found := with_constants(primitive, params)) is not None:
+            op, constants = found
+            args, tracked = (*constants, *args), (False,) * len(constants) + tracked
         if op.stateful:
             raise NotImplementedError(
                 f"{primitive}: a differentiated value was stored in a mutable array (jax.new_ref) "
                 "that outlives the operation. Use `x.at[...].set(...)`, or store "
                 "`jax.lax.stop_gradient(x)`."
             )
-        if op.effectful or op.calls_python:
+        if op.effectful or op.calls_python or op.closes_over:
             outs = self._linearised(lambda *values: op.outputs(values), args, tracked, op.calls_python)
         else:
             outs = self._recorded(op, op.run if self.parent is _EVAL else op.bind, args, tracked)

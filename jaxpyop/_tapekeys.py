@@ -6,7 +6,7 @@ import heapq
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
@@ -75,27 +75,36 @@ def value_type(value: Any) -> Hashable:
 
 
 class UnkeyableError(Exception):
-    """A parameter has no hash."""
+    """A parameter has no hash, or a jaxpr holds constants."""
 
 
-_jaxpr_keys: weakref.WeakKeyDictionary[Any, _Hashed] = weakref.WeakKeyDictionary()
+# By whether constants are left out.
+_jaxpr_keys: tuple[weakref.WeakKeyDictionary[Any, _Hashed], ...] = (
+    weakref.WeakKeyDictionary(),
+    weakref.WeakKeyDictionary(),
+)
 
 
-def structure(value: Any) -> Hashable:
+def structure(value: Any, but_constants: bool = False) -> Hashable:
     """A key that is equal for equal parameters, and for jaxprs that compute the same.
 
+    Args:
+        value: parameters.
+        but_constants: leave the values of `constants_of` out.
+
     Raises:
-        UnkeyableError: `value` holds something without a hash.
+        UnkeyableError: `value` holds something without a hash, or constants. A
+            shared op would keep them alive, and NumPy arrays may change.
     """
     if isinstance(value, _jaxcore.JAXPR_TYPES):
-        key = _jaxpr_keys.get(value)
+        key = _jaxpr_keys[but_constants].get(value)
         if key is None:
-            key = _jaxpr_keys[value] = _Hashed(_walk_jaxpr(value))
+            key = _jaxpr_keys[but_constants][value] = _Hashed(_walk_jaxpr(value, but_constants))
         return key
     if type(value) in (tuple, list):
-        return (type(value), *map(structure, value))
+        return (type(value), *(structure(v, but_constants) for v in value))
     if type(value) is dict:
-        return (dict, *((k, structure(v)) for k, v in value.items()))
+        return (dict, *((k, structure(v, but_constants)) for k, v in value.items()))
     try:
         hash(value)
     except TypeError:
@@ -118,8 +127,10 @@ class _Hashed:
         return self is other or (isinstance(other, _Hashed) and self._hash == other._hash and self._key == other._key)
 
 
-def _walk_jaxpr(closed: Any) -> tuple[Any, ...]:
+def _walk_jaxpr(closed: Any, but_constants: bool) -> tuple[Any, ...]:
     jaxpr = bare(closed)
+    if _consts(closed) and not but_constants:
+        raise UnkeyableError("constants")
     numbers: dict[Any, int] = {}
 
     def name(atom: Any) -> Hashable:
@@ -133,16 +144,36 @@ def _walk_jaxpr(closed: Any) -> tuple[Any, ...]:
         (
             eqn.primitive,
             tuple(map(name, eqn.invars)),
-            structure(dict(eqn.params)),
+            structure(dict(eqn.params), but_constants and eqn.primitive is _jaxcore.jit_p),
             tuple((name(v), v.aval) for v in eqn.outvars),
             eqn.ctx,
         )
         for eqn in jaxpr.eqns
     )
-    # By identity: the op that holds this jaxpr keeps its constants alive, so
-    # none of these ids is taken again while the key is in use.
-    consts = tuple(map(id, getattr(closed, "consts", ())))
-    return binders, eqns, tuple(map(name, jaxpr.outvars)), consts
+    return binders, eqns, tuple(map(name, jaxpr.outvars))
+
+
+def _consts(jaxpr: Any) -> Sequence[Any]:
+    return getattr(jaxpr, "consts", ())
+
+
+_constants: weakref.WeakKeyDictionary[Any, tuple[Any, ...]] = weakref.WeakKeyDictionary()
+
+
+def constants_of(closed: Any) -> tuple[Any, ...]:
+    """The constants of a jitted function and of jitted functions in it, outermost first."""
+    found = _constants.get(closed)
+    if found is None:
+        inner = (eqn.params["jaxpr"] for eqn in bare(closed).eqns if eqn.primitive is _jaxcore.jit_p)
+        found = _constants[closed] = (*_consts(closed), *itertools.chain.from_iterable(map(constants_of, inner)))
+    return found
+
+
+def holds_constants(params: dict[str, Any]) -> bool:
+    """Whether a jaxpr among the parameters, or one in it, holds constants."""
+    return any(
+        _consts(jaxpr) or any(holds_constants(eqn.params) for eqn in bare(jaxpr).eqns) for jaxpr in jaxprs_in(params)
+    )
 
 
 def bare(jaxpr: Any) -> Any:

@@ -46,9 +46,18 @@ class Linear:
         if self.forward:
             outputs = self._derivative(*full)
         else:
-            (outputs,) = jax.linear_transpose(self._derivative, list(self._outputs.values()))(full)
+            outputs = self._transposed(full)
         found = dict(zip(self._outputs, outputs, strict=True))
         return [found[j] for j in wanted]
+
+    def _transposed(self, tangents: Sequence[Any]) -> Sequence[Any]:
+        try:
+            return jax.linear_transpose(self._derivative, list(self._outputs.values()))(tangents)[0]
+        except Exception as error:
+            raise TypeError(
+                "forward mode needs the transpose of a custom_vjp function's backward pass, which is not linear; "
+                "put jax.jit around the derivative, which drops tangents that nobody needs, or use jax.jacrev twice"
+            ) from error
 
     def arrays(self) -> list[Any]:
         """The arrays that the derivative keeps alive."""

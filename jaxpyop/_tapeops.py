@@ -9,14 +9,23 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import jax
 
 from jaxpyop import _jaxcore
 from jaxpyop._tapeflow import Flow, find_flow, full_flow
-from jaxpyop._tapekeys import Cache, UnkeyableError, bare, jaxprs_in, structure, value_type
+from jaxpyop._tapekeys import (
+    Cache,
+    UnkeyableError,
+    bare,
+    constants_of,
+    holds_constants,
+    jaxprs_in,
+    structure,
+    value_type,
+)
 
 _MAX_FLOWS = 1024  # per op
 _MAX_PARAMETERS = 4096
@@ -40,6 +49,8 @@ class Op:
         calls_python: whether it runs, perhaps deep inside, a function of the
             user's on the host.
         stateful: whether it reads or writes a mutable array.
+        closes_over: whether a jaxpr in it holds constants, which may be NumPy
+            arrays that are written to later.
         probed: whether dependence is looked up; else all is taken to depend on
             all, for functions that may not be called before their call is over.
     """
@@ -51,6 +62,7 @@ class Op:
     effectful: bool = False
     calls_python: bool = False
     stateful: bool = False
+    closes_over: bool = False
     probed: bool = True
     _flows: dict[Hashable, Flow] = dataclasses.field(default_factory=dict[Hashable, Flow], init=False, repr=False)
 
@@ -99,7 +111,7 @@ def _find_by_structure(primitive: Any, params: dict[str, Any], args: Sequence[An
     try:
         key = (primitive, structure(params))
     except UnkeyableError:
-        return _make_op(primitive, params, args)
+        return dataclasses.replace(_make_op(primitive, params, args), closes_over=holds_constants(params))
     op = _by_structure.get(key)
     if op is None:
         op = _make_op(primitive, params, args, id=next(_ids))
@@ -115,15 +127,71 @@ def _only_equation(primitive: Any, params: dict[str, Any]) -> Any | None:
     if primitive is not _jaxcore.jit_p:
         return None
     jaxpr = bare(params["jaxpr"])
-    if len(jaxpr.eqns) != 1 or jaxpr.constvars or jaxpr.effects or any(params["donated_invars"]):
-        return None
-    shardings = (*params["in_shardings"], *params["out_shardings"])
-    if any(type(s).__name__ != "UnspecifiedValue" for s in shardings):  # a class without a public name
+    if len(jaxpr.eqns) != 1 or jaxpr.constvars or not _is_plain_jit(params):
         return None
     eqn = jaxpr.eqns[0]
     same = list(eqn.invars) == list(jaxpr.invars) and list(eqn.outvars) == list(jaxpr.outvars)
     plain = eqn.primitive not in _jaxcore.CUSTOM_CALLS and not jaxprs_in(eqn.params)
     return eqn if same and plain else None
+
+
+def _is_plain_jit(params: dict[str, Any]) -> bool:
+    shardings = (*params["in_shardings"], *params["out_shardings"])
+    specified = any(type(s).__name__ != "UnspecifiedValue" for s in shardings)  # a class without a public name
+    return not (specified or bare(params["jaxpr"]).effects or any(params["donated_invars"]))
+
+
+def with_constants(primitive: Any, params: dict[str, Any]) -> tuple[Op, tuple[Any, ...]] | None:
+    """The op of a jitted function that closes over arrays, with these as its first operands.
+
+    So it is shared, and recorded, like any other; None for what cannot be taken apart so.
+    """
+    if primitive is not _jaxcore.jit_p or not _is_plain_jit(params):
+        return None
+    constants = constants_of(params["jaxpr"])
+    try:
+        key = ("with constants", structure(params, but_constants=True))
+    except UnkeyableError:
+        return None
+    op = _by_structure.get(key)
+    if op is None:
+        run = jax.jit(_named(_without_constants(params["jaxpr"]), params["name"]))
+        op = Op(run, run, multiple=True, id=next(_ids))
+        _by_structure.put(key, op)
+    return op, constants
+
+
+def _without_constants(closed: Any) -> Callable[..., list[Any]]:
+    count = len(constants_of(closed))
+
+    def call(*operands: Any) -> list[Any]:
+        return _evaluate(closed, iter(operands[:count]), operands[count:])
+
+    avals = [jax.typeof(c) for c in constants_of(closed)] + [v.aval for v in bare(closed).invars]
+    like = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals]
+    with _jaxcore.eval_context():
+        pure = jax.make_jaxpr(call)(*like)  # or the function would keep the constants
+    return lambda *operands: _evaluate(pure, iter(pure.consts), operands)
+
+
+def _evaluate(closed: Any, constants: Iterator[Any], args: Sequence[Any]) -> list[Any]:
+    """Evaluate a jaxpr with other constants, see `constants_of`."""
+    jaxpr = bare(closed)
+    env = dict(zip(jaxpr.constvars, itertools.islice(constants, len(jaxpr.constvars)), strict=True))
+    env.update(zip(jaxpr.invars, args, strict=True))
+
+    def read(atom: Any) -> Any:
+        return atom.val if isinstance(atom, _jaxcore.Literal) else env[atom]
+
+    for eqn in jaxpr.eqns:
+        values = list(map(read, eqn.invars))
+        with eqn.ctx.manager:
+            if eqn.primitive is _jaxcore.jit_p and constants_of(eqn.params["jaxpr"]):
+                outs = _evaluate(eqn.params["jaxpr"], constants, values)
+            else:
+                outs = eqn.primitive.bind(*values, **eqn.primitive.get_bind_params(eqn.params))
+        env.update(zip(eqn.outvars, outs if eqn.primitive.multiple_results else [outs], strict=True))
+    return list(map(read, jaxpr.outvars))
 
 
 def _calls_python(primitive: Any, params: dict[str, Any]) -> bool:
@@ -183,6 +251,8 @@ def find_custom_jvp_op(primitive: Any, fun: Any, jvp: Any, args: Sequence[Any], 
     function, rule = getattr(fun, "f", None), getattr(jvp, "f", None)
     if not (getattr(function, "__module__", None) or "").startswith("jax."):
         return None
+    if len(fun.transforms) > 1 or len(jvp.transforms) > 1:
+        return None  # under vmap: what it added, beside flattening, can be called once only (0.10 to 0.12)
     try:
         key = (primitive, fun, rule, tuple(params.items()), tuple(map(value_type, args)))
         op = _by_structure.get(key)

@@ -50,6 +50,11 @@ def _operator(name: str, function: Callable[..., Any], reflected: bool = False, 
     return operate
 
 
+def _property(name: str) -> Any:
+    """A property or method of the value's own."""
+    return property(lambda self: getattr(self.value, name))
+
+
 class TapeTracer(_jaxcore.Tracer):
     """An array on the tape: a value, and the slot that it was recorded in."""
 
@@ -65,6 +70,9 @@ class TapeTracer(_jaxcore.Tracer):
     def to_concrete_value(self) -> Any:
         value = self.value
         return value.to_concrete_value() if isinstance(value, _jaxcore.Tracer) else value
+
+    def _contents(self) -> list[tuple[str, Any]]:
+        return [("value", self.value), ("tangent", _jaxcore.DIFFERENTIATED)]
 
     def __bool__(self) -> bool:
         return bool(self.value)
@@ -86,6 +94,15 @@ class TapeTracer(_jaxcore.Tracer):
 
     def __dlpack__(self, *args: Any, **kwargs: Any) -> Any:
         return self.value.__dlpack__(*args, **kwargs)
+
+    def __dlpack_device__(self) -> Any:
+        return self.value.__dlpack_device__()
+
+    def __bytes__(self) -> bytes:
+        return bytes(self.value)
+
+    def __buffer__(self, flags: int, /) -> memoryview:
+        return memoryview(self.value)  # asked for from Python 3.12 on
 
     def __format__(self, spec: str) -> str:
         return format(self.value, spec)
@@ -118,17 +135,19 @@ class TapeTracer(_jaxcore.Tracer):
     def devices(self) -> Any:
         return self.value.devices()
 
-    @property
-    def device(self) -> Any:
-        return self.value.device
-
-    @property
-    def sharding(self) -> Any:
-        return self.value.sharding
-
-    @property
-    def committed(self) -> bool:
-        return self.value.committed
+    device = _property("device")
+    sharding = _property("sharding")
+    format = _property("format")
+    committed = _property("committed")
+    is_fully_addressable = _property("is_fully_addressable")
+    is_fully_replicated = _property("is_fully_replicated")
+    addressable_shards = _property("addressable_shards")
+    global_shards = _property("global_shards")
+    addressable_data = _property("addressable_data")
+    is_deleted = _property("is_deleted")
+    is_ready = _property("is_ready")
+    unsafe_buffer_pointer = _property("unsafe_buffer_pointer")
+    on_device_size_in_bytes = _property("on_device_size_in_bytes")
 
     __add__ = _operator("__add__", jax.lax.add)
     __radd__ = _operator("__radd__", jax.lax.add, reflected=True)

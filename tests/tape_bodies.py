@@ -3,10 +3,12 @@
 import functools
 import operator
 import pickle
+import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.ode import odeint
 
 from jaxpyop import _tape, _taperules
 
@@ -113,7 +115,26 @@ def key_body(x):
     return x * noise
 
 
+def with_table(wrap):
+    """A jitted function that closes over an array, which is a new function in every call."""
+    return lambda x: wrap(jax.jit(lambda y: jnp.sin(y) * M3[0] * M3[1]))(x)
+
+
+def ode(x):
+    return odeint(lambda y, t: -y * x[0], x, jnp.array([0.0, 1.0]))[1]
+
+
 TRACEABLE = {
+    "relu_vmap": (jax.vmap(jax.nn.relu), [X3]),
+    "relu_vmap_vmap": (jax.vmap(jax.vmap(jax.nn.relu)), [M3]),
+    "xlogy_vmap": (jax.vmap(jax.scipy.special.xlogy), [M3, M3]),
+    "logit_vmap": (lambda x: jax.vmap(jax.scipy.special.logit)(jnp.abs(x) / 4), [X3]),
+    "jit_constant": (with_table(lambda f: f), [X3]),
+    "jit_constant_in_jit": (with_table(jax.jit), [X3]),
+    "jit_constant_in_vmap": (with_table(lambda f: lambda x: jax.vmap(f)(jnp.stack([x, 2 * x]))), [X3]),
+    "jit_constant_in_scan": (with_table(lambda f: lambda x: jax.lax.fori_loop(0, 2, lambda i, c: f(c), x)), [X3]),
+    "jit_constant_in_checkpoint": (with_table(jax.checkpoint), [X3]),
+    "custom_vjp_closure_convert": (ode, [X3]),
     "square": (lambda x: x * x, [F(3)]),
     "identity": (lambda x: x, [F(3)]),
     "constant_output": (lambda x: (x * 2.0, jnp.float32(7)), [F(3)]),
@@ -195,6 +216,15 @@ def looks_everywhere(x):
     assert x.devices() == X3_ON_DEVICE.devices()
     assert (x.device, x.sharding) == (X3_ON_DEVICE.device, X3_ON_DEVICE.sharding)
     assert np.sum(x) == 1.25
+    assert bytes(x) == X3.tobytes()
+    assert x.__dlpack_device__() == X3_ON_DEVICE.__dlpack_device__()
+    assert jnp.from_dlpack(x).tolist() == x.tolist()
+    assert (x.is_deleted(), x.is_ready(), x.is_fully_addressable, x.is_fully_replicated) == (False, True, True, True)
+    assert x.addressable_data(0).tolist() == x.addressable_shards[0].data.tolist() == x.tolist()
+    assert (len(x.global_shards), x.format) == (1, X3_ON_DEVICE.format)
+    assert x.unsafe_buffer_pointer() > 0
+    assert x.on_device_size_in_bytes() >= 12
+    assert sys.version_info < (3, 12) or bytes(memoryview(x)) == X3.tobytes()
     assert (np.add(x, x) == 2 * X3).all()
     assert np.from_dlpack(x).tolist() == pickle.loads(pickle.dumps(x)).tolist() == x.tolist()
     assert x.tobytes() == X3.tobytes()

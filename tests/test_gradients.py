@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
-from util import close, numpy_function, py_function, trees_close
+from util import close, numpy_function, py_function, run, trees_close
+
+import jaxpyop
 
 F = jnp.float32
 X = jnp.array([0.5, -1.25, 2.0])
@@ -290,3 +292,37 @@ def test_many_gradients_from_threads(transport):
     [t.start() for t in threads]
     [t.join() for t in threads]
     assert not wrong
+
+
+def test_what_the_body_keeps_of_the_abstract_run_is_explained(transport):
+    mean = [0.0]
+
+    def track(x):
+        mean[0] = 0.9 * mean[0] + 0.1 * x.mean()
+        return x * mean[0]
+
+    with pytest.raises(Exception, match=r"kept a value of the abstract run.*output_shapes=, and stateful=True"):
+        run(jax.jit(lambda x: py_function(track, [x], F)), X)
+    mean[0] = 0.0
+    np.testing.assert_allclose(
+        run(jax.jit(lambda x: py_function(track, [x], F, output_shapes=(3,), stateful=True)), X), 0.1 * X.mean() * X
+    )
+
+
+@jax.custom_vjp
+def clip_gradient(x):
+    return x
+
+
+clip_gradient.defvjp(lambda x: (x, None), lambda _, ct: (jnp.clip(ct, -0.5, 0.5),))
+
+
+def test_forward_mode_through_a_backward_pass_that_is_not_linear(transport):
+    """JAX has no forward mode of a custom_vjp function at all."""
+    op = lambda x: py_function(lambda x: jnp.sum(clip_gradient(x) ** 2), [x], F, output_shapes=())
+    plain = lambda x: jnp.sum(clip_gradient(x) ** 2)
+    x = jnp.array([0.1, 0.2, 2.9])
+    trees_close(jax.jit(jax.hessian(op))(x), jax.hessian(plain)(x))
+    trees_close(jax.jacrev(jax.jacrev(op))(x), jax.hessian(plain)(x))
+    with pytest.raises(TypeError, match=r"which is not linear; put jax.jit around.*jacrev"), jaxpyop.reraise():
+        run(jax.jacfwd(op), x)

@@ -324,6 +324,22 @@ def test_higher_orders(transform, x):
     close(jax.jit(transform(traced(body)))(x, 1.0), transform(body)(x, 1.0))
 
 
+def test_numpy_arrays_may_be_written_to_between_operations():
+    """Each operation gets what was in the array then; of jax.jit, what is in it at the end."""
+
+    def body(x):
+        scratch, y = np.zeros(3, np.float32), jnp.zeros(())
+        for k in (1.0, 2.0, 4.0):
+            scratch[:] = k
+            y = y + (jax.nn.relu(x * scratch) if x[0] > 0 else x * scratch).sum()
+        return y
+
+    for x in (np.array([0.5, 1, 2], np.float32), np.array([-0.5, 1, 2], np.float32)):
+        got, slope = jax.jit(jax.value_and_grad(traced(body)))(x)
+        close(got, body(jnp.asarray(x)))
+        close(slope, [7, 7, 7])
+
+
 def test_typed_keys_as_inputs_and_results():
     def body(key, x):
         return jax.random.split(key)[0] if x > 0 else key

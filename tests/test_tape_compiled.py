@@ -1,7 +1,11 @@
 """Recorded lines that come again have one compiled backward function."""
 
+import gc
+import weakref
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from tape_bodies import X3, Z3, F, arrays, chain, check
 
@@ -123,3 +127,53 @@ def test_lines_beyond_the_bound_are_walked(lines, monkeypatch):
         actual = _tape.vjp(chain(4), arrays([X3]), [jnp.ones(3)])
         check(actual, [jax.grad(lambda y: jnp.sum(chain(4)(y)[0]))(jnp.asarray(X3))])
     assert len(lines) == 0
+
+
+def over_table(table):
+    """What a jitted function closes over may be written to, and is new in every call."""
+    return lambda x: [jnp.sum(jax.jit(lambda y: jnp.sin(y) * table * table)(x))]
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [lambda f: f, jax.checkpoint, lambda f: lambda x: jax.lax.fori_loop(0, 2, lambda i, c: f(c), x)],
+    ids=["jit", "in checkpoint", "in scan"],
+)
+def test_arrays_that_a_jitted_function_closes_over_may_change(wrap):
+    table = np.ones(3, np.float32)
+    for k in (1, 10, 3, 4, 5):
+        table[:] = k
+        body = lambda x: [jnp.sum(wrap(jax.jit(lambda y: jnp.sin(y) * table * table))(x))]
+        outputs, record = _tape.record(body, [X3])
+        wanted, pull = jax.vjp(body, X3)
+        check(outputs, wanted)
+        check(record.pullback([jnp.float32(1)]), pull([jnp.float32(1)]))
+
+
+def test_arrays_that_a_jitted_function_closes_over_are_those_of_the_call():
+    table = np.ones(3, np.float32)
+    _, record = _tape.record(over_table(table), [X3])
+    table[:] = 5  # a copy was recorded
+    check(record.pullback([jnp.float32(1)]), [jnp.cos(X3)])
+
+
+def test_arrays_that_a_jitted_function_closes_over_are_operands(lines):
+    for k in range(6):
+        _, record = _tape.record(over_table(jnp.full(3, 1.0 + k)), [X3])
+        record.pullback([jnp.float32(1)])
+    assert lines.found == [False, True, True, True, True, True]
+
+
+def test_arrays_that_a_jitted_function_closes_over_are_counted_and_freed():
+    tables = [jnp.ones(1000)]
+
+    def body(x):
+        table = tables.pop()
+        return [jnp.sum(jax.jit(lambda y: jnp.sin(y * table) * table)(x))]
+
+    freed = weakref.ref(tables[0])
+    _, record = _tape.record(body, [jnp.ones(1000)])
+    assert record.nbytes >= 8000
+    del record
+    gc.collect()
+    assert freed() is None
