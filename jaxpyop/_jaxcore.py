@@ -107,6 +107,11 @@ def backends_are_initialized() -> bool:
 CALLBACK_LOGGER = logging.getLogger("jax._src.callback")
 
 
+def is_high(primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> bool:
+    """Whether JAX expands a primitive into others before it evaluates it (0.10 to 0.12)."""
+    return bool(primitive.is_high(*map(jax.typeof, args), **params))
+
+
 def _make_differentiated() -> Any:
     tracer = jax.interpreters.ad.JVPTracer.__new__(jax.interpreters.ad.JVPTracer)
     tracer.tangent = None  # not a zero

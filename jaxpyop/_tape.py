@@ -42,6 +42,7 @@ class Tape(_jaxcore.Trace):
     def __init__(self, parent: Any) -> None:
         super().__init__()
         self.parent = parent
+        self.requires_low = False  # as those of JAX that differentiate
         self._values: list[Any] = []  # by slot
         self._nodes: list[Node] = []
         self._code: list[int] = []  # the program's key, flat
@@ -85,13 +86,15 @@ class Tape(_jaxcore.Trace):
     def process_primitive(self, primitive: Any, args: Sequence[Any], params: dict[str, Any], /) -> Any:
         tracked = self._tracked(args)
         if True not in tracked:
-            if self.parent is _EVAL:  # what `bind` comes to, in less time
+            if self.parent is _EVAL and not _jaxcore.is_high(
+                primitive, args, params
+            ):  # what `bind` comes to, in less time
                 with _set_current_trace(_EVAL):
                     return _EVAL.process_primitive(primitive, args, params)
             with _set_current_trace(self.parent):
                 return primitive.bind(*args, **params)
         op = find_op(primitive, params, args)
-        if op.closes_over and (found := with_constants(primitive, params)) is not None:
+        if op.once and not op.calls_python and (found := with_constants(primitive, params)) is not None:
             op, constants = found
             args, tracked = (*constants, *args), (False,) * len(constants) + tracked
         if op.stateful:
@@ -100,7 +103,7 @@ class Tape(_jaxcore.Trace):
                 "that outlives the operation. Use `x.at[...].set(...)`, or store "
                 "`jax.lax.stop_gradient(x)`."
             )
-        if op.effectful or op.calls_python or op.closes_over:
+        if op.once:
             outs = self._linearised(lambda *values: op.outputs(values), args, tracked, op.calls_python)
         else:
             outs = self._recorded(op, op.run if self.parent is _EVAL else op.bind, args, tracked)

@@ -45,12 +45,12 @@ class Op:
         run: evaluates it on concrete arrays, compiled.
         multiple: whether `bind` and `run` return a list.
         id: a negative number of its own; None if the op is not shared.
-        effectful: whether it has side effects.
+        once: whether it has to be linearised when it is recorded: it has side
+            effects, calls Python, holds constants, which may be NumPy arrays
+            that are written to later, or is yet to be expanded by JAX.
         calls_python: whether it runs, perhaps deep inside, a function of the
             user's on the host.
         stateful: whether it reads or writes a mutable array.
-        closes_over: whether a jaxpr in it holds constants, which may be NumPy
-            arrays that are written to later.
         probed: whether dependence is looked up; else all is taken to depend on
             all, for functions that may not be called before their call is over.
     """
@@ -59,10 +59,9 @@ class Op:
     run: Callable[..., Any]
     multiple: bool
     id: int | None = None
-    effectful: bool = False
+    once: bool = False
     calls_python: bool = False
     stateful: bool = False
-    closes_over: bool = False
     probed: bool = True
     _flows: dict[Hashable, Flow] = dataclasses.field(default_factory=dict[Hashable, Flow], init=False, repr=False)
 
@@ -107,11 +106,13 @@ def _find_by_structure(primitive: Any, params: dict[str, Any], args: Sequence[An
     if _calls_python(primitive, params):
         # Not shared: nothing of it is compiled here, and the caches would keep
         # the Python function alive.
-        return dataclasses.replace(_make_op(primitive, params, args), calls_python=True)
+        return dataclasses.replace(_make_op(primitive, params, args), once=True, calls_python=True)
+    if _jaxcore.is_high(primitive, args, params):
+        return dataclasses.replace(_make_op(primitive, params, args), once=True)
     try:
         key = (primitive, structure(params))
     except UnkeyableError:
-        return dataclasses.replace(_make_op(primitive, params, args), closes_over=holds_constants(params))
+        return dataclasses.replace(_make_op(primitive, params, args), once=holds_constants(params))
     op = _by_structure.get(key)
     if op is None:
         op = _make_op(primitive, params, args, id=next(_ids))
@@ -138,7 +139,8 @@ def _only_equation(primitive: Any, params: dict[str, Any]) -> Any | None:
 def _is_plain_jit(params: dict[str, Any]) -> bool:
     shardings = (*params["in_shardings"], *params["out_shardings"])
     specified = any(type(s).__name__ != "UnspecifiedValue" for s in shardings)  # a class without a public name
-    return not (specified or bare(params["jaxpr"]).effects or any(params["donated_invars"]))
+    jaxpr = bare(params["jaxpr"])
+    return not (specified or jaxpr.effects or jaxpr.is_high or any(params["donated_invars"]))
 
 
 def with_constants(primitive: Any, params: dict[str, Any]) -> tuple[Op, tuple[Any, ...]] | None:
@@ -149,6 +151,8 @@ def with_constants(primitive: Any, params: dict[str, Any]) -> tuple[Op, tuple[An
     if primitive is not _jaxcore.jit_p or not _is_plain_jit(params):
         return None
     constants = constants_of(params["jaxpr"])
+    if not constants:
+        return None
     try:
         key = ("with constants", structure(params, but_constants=True))
     except UnkeyableError:
@@ -209,7 +213,7 @@ def _make_op(primitive: Any, params: dict[str, Any], args: Sequence[Any], id: in
         run=jax.jit(_named(bind, primitive.name)) if own else functools.partial(primitive.impl, **params),
         multiple=primitive.multiple_results,
         id=id,
-        effectful=any(jaxpr.effects for jaxpr in jaxprs_in(params)),
+        once=any(jaxpr.effects for jaxpr in jaxprs_in(params)),
         stateful=primitive.ref_allocating or any(map(_is_ref, args)),
     )
 

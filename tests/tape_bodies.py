@@ -124,7 +124,26 @@ def ode(x):
     return odeint(lambda y, t: -y * x[0], x, jnp.array([0.0, 1.0]))[1]
 
 
+def square_root(x):
+    """By an iteration whose derivative JAX does not follow."""
+
+    def solve(f, start):
+        step = lambda c: (c[0] - f(c[0]) / (2 * c[0]), c[1] + 1)
+        return jax.lax.while_loop(lambda c: c[1] < 20, step, (start, 0))[0]
+
+    return jax.lax.custom_root(lambda y: y**2 - x, jnp.ones_like(x), solve, lambda g, y: y / g(jnp.ones_like(y)))
+
+
 TRACEABLE = {
+    "custom_root_of_vector": (square_root, [np.abs(X3)]),
+    "custom_root_in_jit": (lambda x: jax.jit(square_root)(x), [np.abs(X3)]),
+    "frexp": (lambda x: jnp.frexp(x)[0], [X3]),
+    "frexp_in_jit": (lambda x: jax.jit(lambda x: jnp.frexp(x)[0] * x)(x), [X3]),
+    "frexp_in_scan": (lambda x: jax.lax.scan(lambda c, _: (jnp.frexp(c)[0] * x, None), x, None, length=2)[0], [X3]),
+    "frexp_in_vmap": (jax.vmap(lambda x: jnp.frexp(x)[0] ** 2), [X3]),
+    "frexp_in_checkpoint": (jax.checkpoint(lambda x: jnp.frexp(x)[0] ** 2), [X3]),
+    "frexp_in_grad": (lambda x: jax.grad(lambda x: (jnp.frexp(x)[0] ** 3).sum())(x), [X3]),
+    "ldexp": (lambda x: jnp.ldexp(x, jnp.array([1, 2, 3])), [X3]),
     "relu_vmap": (jax.vmap(jax.nn.relu), [X3]),
     "relu_vmap_vmap": (jax.vmap(jax.vmap(jax.nn.relu)), [M3]),
     "xlogy_vmap": (jax.vmap(jax.scipy.special.xlogy), [M3, M3]),
