@@ -278,7 +278,7 @@ class Pull:
 
     def __call__(self, *arrays: Any) -> list[Any]:
         primals = arrays[: len(self.wanted)]
-        return self._give(primals, _tape.vjp(self.base, primals, self._cotangents(arrays, primals)))
+        return self._give(primals, _tape.vjp(self.base, primals, self._cotangents(arrays, primals), self.wanted))
 
     def replay(self, record: Any, arrays: Sequence[Any]) -> list[Any]:
         """The same from the record of the body's run."""

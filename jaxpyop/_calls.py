@@ -142,7 +142,7 @@ class UserCall(Plain):
         if not self.on_jax:
             push = _bodies.NumpyPush(self.body, moving)
             return Linearization(self, NumpyDerivative(push, self.op, self.environment), with_results=True)
-        return Record(self).linearize(moving)
+        return Record(self, moving).linearize(moving)
 
 
 class NumpyDerivative(Plain):
@@ -170,28 +170,31 @@ class NumpyDerivative(Plain):
 
 
 class Record(Plain):
-    """Runs a body on the tape; its last result is the record's token."""
+    """Runs a body on the tape, for the inputs that move; its last result is the record's token."""
 
     adds = 1
     order = "jvp({})"
 
-    def __init__(self, call: Plain) -> None:
+    def __init__(self, call: Plain, moving: tuple[bool, ...]) -> None:
         super().__init__(call.body, call.op, call.environment)
         self.stateful = call.stateful
         self.ordered = call.ordered
+        self.moving = moving
 
     def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
         return [*self.body.shapes(structs), jax.ShapeDtypeStruct((), TOKEN)]
 
     def __call__(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
-        outs, record = _tape.record(self.body, [as_jax(a) for a in arrays])
+        outs, record = _tape.record(self.body, [as_jax(a) for a in arrays], self.moving)
         return [*outs, np.asarray(RECORDS.put(record), TOKEN)]
 
     def from_worker(self, values: list[Any], arrays: Sequence[Any]) -> list[Any]:
         return [*super().from_worker(values, arrays), np.asarray(NO_RECORD, TOKEN)]
 
     def linearize(self, moving: tuple[bool, ...]) -> Linearization:
-        return Linearization(self, Replay(_bodies.Push(self.body, moving), self.op, self.environment))
+        both = tuple(a or b for a, b in zip(self.moving, moving))  # the record serves the lower order too
+        forward = self if both == self.moving else Record(self, both)
+        return Linearization(forward, Replay(_bodies.Push(self.body, moving), self.op, self.environment))
 
 
 class Replay(Plain):
@@ -234,7 +237,7 @@ class Replay(Plain):
                 f"{self.title}: a second derivative runs the body again, which a stateful op does not allow; "
                 "pass stateful=False"
             )
-        again = Record(Plain(self.body, self.op, self.environment)).linearize(moving[1:])
+        again = Record(Plain(self.body, self.op, self.environment), moving[1:]).linearize(moving[1:])
         return dataclasses.replace(again, skip=1)
 
     def transposed(self, given: tuple[bool, ...]) -> Plain:

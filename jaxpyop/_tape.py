@@ -13,6 +13,7 @@ alike, so tapes nest: an inner tape's backward pass is recorded by the outer one
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -274,13 +275,17 @@ def _array(value: Any) -> Any:
     return value if isinstance(value, jax.Array) else _jaxcore.with_transfers(jnp.asarray, value)
 
 
-def record(func: Callable[..., Sequence[Any]], inputs: Sequence[Any]) -> tuple[list[Any], Record]:
+def record(
+    func: Callable[..., Sequence[Any]], inputs: Sequence[Any], moving: Sequence[bool] | None = None
+) -> tuple[list[Any], Record]:
     """Run `func(*inputs)` once and record it.
 
     Args:
         func: a Python function of arrays; returns a flat list or tuple of
             arrays or of concrete values (NumPy arrays, Python numbers).
         inputs: arrays; those of a floating or complex dtype are differentiated.
+        moving: which of them; the others are constants, and what depends on
+            them alone is not recorded. By default all.
 
     Returns:
         The outputs, as concrete as the inputs, and the record.
@@ -294,7 +299,7 @@ def record(func: Callable[..., Sequence[Any]], inputs: Sequence[Any]) -> tuple[l
     tape = Tape(_jaxcore.current_trace())
     inputs = [_array(x) for x in inputs]
     try:
-        boxed = [tape.box_input(x) for x in inputs]
+        boxed = [tape.box_input(x) if moves else x for x, moves in zip(inputs, moving or itertools.repeat(True))]
         with _set_current_trace(tape):
             outs = list(func(*boxed))
         in_slots = tuple([tape.slot_of(x) for x in boxed])
@@ -306,14 +311,19 @@ def record(func: Callable[..., Sequence[Any]], inputs: Sequence[Any]) -> tuple[l
         tape.close()
 
 
-def vjp(func: Callable[..., Sequence[Any]], inputs: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
-    """The cotangents of `func`'s inputs from those of its outputs."""
-    return record(func, inputs)[1].pullback(cotangents)
+def vjp(
+    func: Callable[..., Sequence[Any]],
+    inputs: Sequence[Any],
+    cotangents: Sequence[Any],
+    wanted: Sequence[bool] | None = None,
+) -> list[Any]:
+    """The cotangents of `func`'s inputs, all or those `wanted`, from those of its outputs."""
+    return record(func, inputs, wanted)[1].pullback(cotangents)
 
 
 def jvp(
     func: Callable[..., Sequence[Any]], inputs: Sequence[Any], tangents: Sequence[Any]
 ) -> tuple[list[Any], list[Any]]:
     """`func`'s outputs and their tangents."""
-    outputs, taken = record(func, inputs)
+    outputs, taken = record(func, inputs, [t is not None for t in tangents])
     return outputs, taken.pushforward(tangents)

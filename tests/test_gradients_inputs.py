@@ -151,3 +151,34 @@ def test_a_body_that_returns_its_input_or_a_constant(route):
 def test_a_value_taken_out_as_a_numpy_array_is_a_constant(route):
     op = lambda x: py_function(lambda x: x * np.asarray(x), [x], F, output_shapes=(3,))
     close(route(jax.grad(lambda x: op(x).sum()), X), X)
+
+
+@pytest.mark.parametrize("derive", [jax.grad, jax.jacfwd], ids=lambda d: d.__name__)
+def test_inputs_without_a_tangent_are_plain_arrays_and_not_recorded(derive, transport):
+    seen = []
+
+    def body(w, data):
+        seen.append((type(w).__name__, type(data).__name__))
+        return (w * jnp.sin(data)).sum()
+
+    f = jax.jit(derive(lambda w, data: py_function(body, [w, data], F, output_shapes=())))
+    close(f(F(2), X), jnp.sin(X).sum())
+    assert seen == [("TapeTracer", "ArrayImpl")]
+
+
+def mixed(x, y, z):
+    return x**3 * jnp.sin(y) * z**2 + jax.scipy.special.gammainc(y, x * z)
+
+
+@pytest.mark.parametrize("jit", [False, True], ids=["direct", "jit"])
+@pytest.mark.parametrize(("first", "then"), [(0, 1), (0, 2), (2, 0), (0, 0), (2, 1)])
+@pytest.mark.parametrize("inner", [jax.grad, jax.jacfwd], ids=lambda d: d.__name__)
+@pytest.mark.parametrize("outer", [jax.grad, jax.jacfwd], ids=lambda d: d.__name__)
+def test_mixed_derivatives_in_different_inputs(first, then, inner, outer, jit):
+    """What moves in one order need not move in the other; gammainc has no second derivative in y."""
+    op = lambda *inputs: py_function(mixed, list(inputs), F, output_shapes=())
+    inputs = (F(0.7), F(1.3), F(0.9))
+    derivative = lambda f: outer(inner(f, first), then)
+    for _ in range(3):
+        got = (jax.jit if jit else lambda f: f)(derivative(op))(*inputs)
+        np.testing.assert_allclose(got, derivative(mixed)(*inputs), rtol=1e-3)
