@@ -93,12 +93,15 @@ def _pickled(body: Any) -> bytes:
     return file.getvalue()
 
 
+_MAX_WRAPPERS = 32  # a function may be wrapped in a circle
+
+
 class _Pickler(pickle.Pickler):
     """Finds a decorated function behind the decorator that has its name."""
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, types.FunctionType) and obj.__module__ in sys.modules:
-            for depth, found in enumerate(_wrapped(obj.__module__, obj.__qualname__)):
+            for depth, found in enumerate(itertools.islice(_wrapped(obj.__module__, obj.__qualname__), _MAX_WRAPPERS)):
                 if found is obj and depth:
                     return _behind, (obj.__module__, obj.__qualname__, depth)
         return NotImplemented
@@ -173,14 +176,15 @@ def run_body(
     """Run a body in a worker; both ways as NumPy arrays."""
     import jax  # only here, so that this module says nothing of JAX
 
-    if isinstance(body, bytes):
-        body = _unpickled(body)
+    pickled = isinstance(body, bytes)
+    body = _unpickled(body) if pickled else body
     with jax.enable_x64(x64):
         inputs = [jax.numpy.asarray(a) if on_jax else a.copy() for a in arrays]
         try:
             return [np.asarray(value) for value in body(*inputs)]
         except Exception as error:
-            _check_travels(error)
+            if pickled:
+                _check_travels(error)
             raise
 
 
@@ -196,7 +200,7 @@ def _unpickled(body: bytes) -> Any:
 
 
 def _check_travels(error: Exception) -> None:
-    # An exception that can be written but not read ends a process pool.
+    # An exception that can be written but not read ends a process pool. Others have their own ways.
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:

@@ -87,9 +87,8 @@ class Tape(_jaxcore.Trace):
     def process_primitive(self, primitive: Any, args: Sequence[Any], params: dict[str, Any], /) -> Any:
         tracked = self._tracked(args)
         if True not in tracked:
-            if self.parent is _EVAL and not _jaxcore.is_high(
-                primitive, args, params
-            ):  # what `bind` comes to, in less time
+            # What `bind` comes to, in less time.
+            if self.parent is _EVAL and not _jaxcore.is_high(primitive, args, params):
                 with _set_current_trace(_EVAL):
                     return _EVAL.process_primitive(primitive, args, params)
             with _set_current_trace(self.parent):
