@@ -72,8 +72,9 @@ def _expression(draw: Any, leaves: list[int], depth: int) -> Any:
         return _pick(draw, *leaves)
     if shape == 1:
         if _chance(draw, 4):
-            return ("relu", _pick(draw, *leaves))  # of an input alone: rounding does not decide
-        unary = _pick(draw, "sin", "tanh", "square", "neg", "cos", "jit", "scan", "cond")
+            # Of an input alone: rounding does not decide.
+            return (_pick(draw, "relu", "vmap relu"), _pick(draw, *leaves))
+        unary = _pick(draw, "sin", "tanh", "square", "neg", "cos", "jit", "scan", "cond", "jit constant")
         return (unary, _expression(draw, leaves, depth - 1))
     pair = (_expression(draw, leaves, depth - 1), _expression(draw, leaves, depth - 1))
     return (_pick(draw, "add", "sub", "mul"), *pair)
