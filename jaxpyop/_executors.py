@@ -20,7 +20,7 @@ import sys
 import types
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor  # now: importing it at exit fails
+from concurrent.futures import ThreadPoolExecutor  # now: importing it at exit fails
 from typing import Any
 
 import numpy as np
@@ -83,8 +83,13 @@ def submit(executor: Executor, call: Any, arrays: Sequence[Any]) -> concurrent.f
     # The last argument keeps Dask from merging calls with equal arguments.
     inputs = [np.asarray(a) for a in inputs]
     # A worker of this pool that cannot read what it is given dies; `run_body` says so. Others pickle in their own way.
-    body = _pickled(call.body) if isinstance(executor, ProcessPoolExecutor) else call.body
+    body = _pickled(call.body) if _is_process_pool(executor) else call.body
     return executor.submit(run_body, body, inputs, call.on_jax, call.environment.x64, uuid.uuid4().hex)
+
+
+def _is_process_pool(executor: Executor) -> bool:
+    module = sys.modules.get("concurrent.futures.process")  # which takes time to import
+    return module is not None and isinstance(executor, module.ProcessPoolExecutor)
 
 
 def _pickled(body: Any) -> bytes:

@@ -8,6 +8,7 @@ Nothing else in the package imports ``jax.core``, ``jax.extend`` or
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import sys
@@ -112,15 +113,15 @@ def is_high(primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> bool
     return bool(primitive.is_high(*map(jax.typeof, args), **params))
 
 
-def _make_differentiated() -> Any:
+@functools.cache
+def differentiated() -> Any:
+    """Something that `jax.closure_convert` takes for differentiated, and so what holds it by its `_contents()`.
+
+    That is how it tells (0.10 to 0.12) which values a function closes over have to be its arguments.
+    """
     tracer = jax.interpreters.ad.JVPTracer.__new__(jax.interpreters.ad.JVPTracer)
-    tracer.tangent = None  # not a zero
+    tracer.aval, tracer.tangent = ShapedArray((), np.dtype(np.float32)), None  # which is not a zero
     return tracer
-
-
-# `jax.closure_convert` passes on what JAX differentiates: such a tracer, or one that holds such a tracer
-# by its `_contents()` (0.10 to 0.12).
-DIFFERENTIATED = _make_differentiated()
 
 
 def tangent_aval(x: Any) -> Any:

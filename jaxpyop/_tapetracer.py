@@ -72,7 +72,7 @@ class TapeTracer(_jaxcore.Tracer):
         return value.to_concrete_value() if isinstance(value, _jaxcore.Tracer) else value
 
     def _contents(self) -> list[tuple[str, Any]]:
-        return [("value", self.value), ("tangent", _jaxcore.DIFFERENTIATED)]
+        return [("value", self.value), ("tangent", _jaxcore.differentiated())]
 
     def __bool__(self) -> bool:
         return bool(self.value)

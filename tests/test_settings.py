@@ -284,7 +284,9 @@ NOT_UNDER = {
         test_a_wrong_shape_that_broadcasts_is_an_error_too test_inputs_that_do_not_broadcast_need_a_shape
         test_the_stateful_py_function_is_assumed_elementwise test_which_of_several_results
         test_where_jax_refuses_effects_the_error_names_the_op_and_the_cure test_a_loop_on_values_is_refused
-        test_refusals_name_op_line_and_cure test_results_are_checked_when_tracing""",
+        test_refusals_name_op_line_and_cure test_results_are_checked_when_tracing
+        test_what_the_body_keeps_of_the_abstract_run_is_explained
+        test_forward_mode_through_a_backward_pass_that_is_not_linear""",
     # Their own bodies and losses promote.
     "strict promotion": """
         test_integer_outputs_have_no_gradient test_real_inputs_complex_results test_python_types""",
