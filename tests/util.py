@@ -111,6 +111,9 @@ SMALL_DTYPES = [
     jnp.float32,
     jnp.complex64,
 ]
+# JAX 0.10.0 garbles arrays of these on their way to any callback and back, unless they fill whole bytes.
+GARBLED = [jnp.int2, jnp.uint2, jnp.int4, jnp.uint4, jnp.float4_e2m1fn] if jax.__version_info__ < (0, 10, 2) else []
+SMALL_DTYPES = [dtype for dtype in SMALL_DTYPES if dtype not in GARBLED]
 WIDE_DTYPES = [jnp.int64, jnp.uint64, jnp.float64, jnp.complex128]
 
 
