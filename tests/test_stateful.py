@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 
 import jax
@@ -384,6 +385,5 @@ def test_ordered_on_four_devices_is_once_or_refused(transport):
     """JAX itself refuses ordered effects on more than one device."""
     code = MANY_DEVICES.format(transport=transport, kind="Auto", ordered=True)
     done = run_python(code, timeout=60, check=False, XLA_FLAGS="--xla_force_host_platform_device_count=4")
-    assert done.returncode == 0 or "rdered effects are not supported for more than 1 device" in done.stderr, (
-        done.stderr[-3000:]
-    )
+    text = "rdered effects are not supported for more than 1 device|side-effect HLO cannot have a replicated"  # 0.10.0
+    assert done.returncode == 0 or re.search(text, done.stderr), done.stderr[-3000:]
