@@ -263,6 +263,7 @@ def _torch_cases() -> list[Case]:
     if importlib.util.find_spec("torch") is None:
         return []
     torch: Any = importlib.import_module("torch")  # no part of any extra
+    library = vars(torch)["library"]
 
     class Negative(torch.autograd.Function):
         @staticmethod
@@ -276,7 +277,7 @@ def _torch_cases() -> list[Case]:
     def negative(x: Any) -> Any:
         return torch.from_numpy(_negative(x.numpy()))
 
-    declare = torch.library.custom_op("jaxpyop::negative", mutates_args=(), schema="(Tensor x) -> Tensor")
+    declare = library.custom_op("jaxpyop::negative", mutates_args=(), schema="(Tensor x) -> Tensor")
     custom, t = declare(negative), torch.ones(1)
     return [
         Case("torch Function, eager", lambda: Negative.apply(t).numpy()),

@@ -50,11 +50,6 @@ def _operator(name: str, function: Callable[..., Any], reflected: bool = False, 
     return operate
 
 
-def _property(name: str) -> Any:
-    """A property or method of the value's own."""
-    return property(lambda self: getattr(self.value, name))
-
-
 class TapeTracer(_jaxcore.Tracer):
     """An array on the tape: a value, and the slot that it was recorded in."""
 
@@ -135,20 +130,6 @@ class TapeTracer(_jaxcore.Tracer):
     def devices(self) -> Any:
         return self.value.devices()
 
-    device = _property("device")
-    sharding = _property("sharding")
-    format = _property("format")
-    committed = _property("committed")
-    is_fully_addressable = _property("is_fully_addressable")
-    is_fully_replicated = _property("is_fully_replicated")
-    addressable_shards = _property("addressable_shards")
-    global_shards = _property("global_shards")
-    addressable_data = _property("addressable_data")
-    is_deleted = _property("is_deleted")
-    is_ready = _property("is_ready")
-    unsafe_buffer_pointer = _property("unsafe_buffer_pointer")
-    on_device_size_in_bytes = _property("on_device_size_in_bytes")
-
     __add__ = _operator("__add__", jax.lax.add)
     __radd__ = _operator("__radd__", jax.lax.add, reflected=True)
     __sub__ = _operator("__sub__", jax.lax.sub)
@@ -163,3 +144,16 @@ class TapeTracer(_jaxcore.Tracer):
     __le__ = _operator("__le__", jax.lax.le, real=True)
     __gt__ = _operator("__gt__", jax.lax.gt, real=True)
     __ge__ = _operator("__ge__", jax.lax.ge, real=True)
+
+
+def _of_the_value(name: str) -> property:
+    return property(lambda self: getattr(self.value, name))
+
+
+# Properties and methods of jax.Array that tell of where and how the value is kept.
+for _name in (
+    *("device", "sharding", "format", "committed", "is_fully_addressable", "is_fully_replicated", "is_deleted"),
+    *("is_ready", "addressable_shards", "global_shards", "addressable_data", "unsafe_buffer_pointer"),
+    *("on_device_size_in_bytes",),
+):
+    setattr(TapeTracer, _name, _of_the_value(_name))

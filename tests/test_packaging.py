@@ -58,7 +58,7 @@ INSTALLED = [
 ]
 
 
-@pytest.mark.skipif(not INSTALLED, reason="nothing to look at: jaxpyop is not installed by `pip install .`")
+@pytest.mark.skipif(not INSTALLED, reason="a bare checkout has no metadata of an installed copy")
 def test_the_installed_distribution():
     distribution = INSTALLED[0]
     files = {str(path) for path in distribution.files}

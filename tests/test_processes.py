@@ -25,34 +25,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import workers
+from devices import FULL, OPS, F, Log, numpy_function, py_function, same
 from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 LIMIT = 25  # seconds for one program
-F = jnp.float32
-FULL = np.arange(8, dtype=np.float32)
 SHARDS = FULL.reshape(4, 2)
-
-py_function, numpy_function, py_func = jaxpyop.py_function, jaxpyop.numpy_function, jaxpyop.py_func
-OPS = {
-    "py_function": py_function,
-    "numpy_function": numpy_function,
-    "stateful py_function": functools.partial(py_function, stateful=True),
-    "py_func": py_func,
-}
-same = np.testing.assert_allclose
-
-
-class Log:
-    def __init__(self, func=lambda x: x * 2):
-        self.func = func
-        self.seen = []
-
-    def __call__(self, *args):
-        if not any(isinstance(a, jax.core.Tracer) for a in args):
-            self.seen.append(np.asarray(args[0]).tolist())
-        return self.func(*args)
+py_func = jaxpyop.py_func
 
 
 class Devices:
