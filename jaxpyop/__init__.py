@@ -5,16 +5,18 @@ call a Python function from any JAX program: outside ``jit`` and under it, in
 ``vmap``, ``grad``, ``scan`` and the rest.
 """
 
-from jaxpyop import _guard
+from jaxpyop._host import install_guard as _install_guard
 
-_guard.install()  # before anything below can make a CPU client
+_install_guard()  # before anything below can make a CPU client
 
 from jaxpyop import compat as compat  # noqa: E402
 from jaxpyop import contrib as contrib  # noqa: E402
+from jaxpyop._api import clear_records as clear_records  # noqa: E402
 from jaxpyop._api import numpy_function as numpy_function  # noqa: E402
+from jaxpyop._api import padded as padded  # noqa: E402
 from jaxpyop._api import py_func as py_func  # noqa: E402
 from jaxpyop._api import py_function as py_function  # noqa: E402
 from jaxpyop._config import config as config  # noqa: E402
-from jaxpyop._errors import reraise as reraise  # noqa: E402
+from jaxpyop._host import reraise as reraise  # noqa: E402
 
 __version__ = "0.1.0"

@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from jaxpyop import _bench, _demo, _doctor
+from jaxpyop._cli import run_bench, run_demo, run_doctor
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -33,8 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = _parser().parse_args(argv)
     if arguments.command == "bench":
-        return _bench.main(as_json=arguments.json)
-    return _doctor.main() if arguments.command == "doctor" else _demo.main()
+        return run_bench(as_json=arguments.json)
+    return run_doctor() if arguments.command == "doctor" else run_demo()
 
 
 if __name__ == "__main__":

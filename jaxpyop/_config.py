@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeAlias, TypedDict, Unpack, get_args
 
 Mode: TypeAlias = Literal["eager", "traced"]
 Transport: TypeAlias = Literal["auto", "callback"]
+Constants: TypeAlias = Literal["warn", "allow", "error"]
 
 
 def _one_of(choices: tuple[str, ...]) -> Callable[[Any], str]:
@@ -40,8 +41,10 @@ def _at_least_one(value: Any) -> int:
 _SETTINGS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
     "mode": ("eager", _one_of(get_args(Mode))),
     "transport": ("auto", _one_of(get_args(Transport))),
+    "constants": ("warn", _one_of(get_args(Constants))),
     "max_records": (8192, _at_least_one),
     "max_record_bytes": (256 * 2**20, _at_least_one),
+    "max_scratch_bytes": (128 * 2**20, _at_least_one),
 }
 
 
@@ -50,8 +53,10 @@ class Settings(TypedDict, total=False):
 
     mode: Mode
     transport: Transport
+    constants: Constants
     max_records: int
     max_record_bytes: int
+    max_scratch_bytes: int
 
 
 class Config:
@@ -71,11 +76,21 @@ class Config:
             applies, ``"callback"`` always ``jax.pure_callback`` and
             ``jax.experimental.io_callback``. Read when a program is compiled.
             ``JAXPYOP_TRANSPORT``.
+        constants: what happens when a differentiated value goes into NumPy
+            inside a ``py_function`` and so becomes a constant to the
+            derivative: ``"warn"`` once per op and line, ``"allow"``, or
+            ``"error"``, a :class:`TypeError`, which ``float(x)`` and
+            ``x.item()`` then are, too. ``JAXPYOP_CONSTANTS``.
         max_records: how many gradient records of ``py_function`` are kept for
-            backward passes to come; one of a few scalar operations takes 10 KB
-            in all. ``JAXPYOP_MAX_RECORDS``.
-        max_record_bytes: how many bytes of arrays they may keep alive.
+            backward passes to come. Of those that a pass has read a
+            thirty-second part stays, for passes that ask again; of a stateful
+            op, which cannot run again, all of them. Outside ``jax.jit`` a
+            record lives as long as the pullback. ``JAXPYOP_MAX_RECORDS``.
+        max_record_bytes: how many bytes of memory they may take, likewise.
             ``JAXPYOP_MAX_RECORD_BYTES``.
+        max_scratch_bytes: how many bytes of arrays, into which inputs were
+            copied for functions that have returned, are kept for the next
+            calls, of all programs together. ``JAXPYOP_MAX_SCRATCH_BYTES``.
 
     Raises:
         AttributeError: setting what is no setting.
@@ -92,8 +107,10 @@ class Config:
 
     mode: Mode
     transport: Transport
+    constants: Constants
     max_records: int
     max_record_bytes: int
+    max_scratch_bytes: int
 
     def __init__(self) -> None:
         for name, (default, _) in _SETTINGS.items():

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
-from jaxpyop._api import Pool, Vjp
-from jaxpyop._batching import VmapMethod
-from jaxpyop._ops import make_op, run
-from jaxpyop._results import Casting
+from jaxpyop._op import ContribOptions, filled_in, make_op, run, with_options
 
 
+@with_options(ContribOptions)
 def py_func(
     func: Callable[..., Any],
     args: Sequence[Any] = (),
@@ -19,14 +17,7 @@ def py_func(
     output_shapes: Any = None,
     stateful: bool = True,
     name: str | None = None,
-    *,
-    ordered: bool = False,
-    vmap_method: VmapMethod = "sequential",
-    executor: Pool | None = None,
-    progress: bool = False,
-    casting: Casting = "same_kind",
-    vjp: Vjp | None = None,
-    copy: bool = True,
+    **options: Unpack[ContribOptions],
 ) -> Any:
     """Call a Python function with keyword arguments and nested structures.
 
@@ -34,34 +25,43 @@ def py_func(
     :func:`jaxpyop.py_func` of pytrees. It is no decorator.
 
     Args:
-        func: called as ``func(*args, **kwargs)`` with NumPy arrays, in the
-            pytrees that `args` and `kwargs` have; as for :func:`jaxpyop.numpy_function`.
-        args: positional arguments; elements may be pytrees.
-        kwargs: keyword arguments; values may be pytrees.
-        output_types: pytree of dtypes, as `Tout` of :func:`jaxpyop.numpy_function`.
-            By default no result: `func` runs for its side effects.
-        output_shapes: a shape per leaf of `output_types`, in its structure;
-            as for :func:`jaxpyop.numpy_function`.
-        stateful: as for :func:`jaxpyop.py_func`.
-        name: as for :func:`jaxpyop.numpy_function`.
-        ordered: as for :func:`jaxpyop.numpy_function`.
-        vmap_method: as for :func:`jaxpyop.numpy_function`.
-        executor: as for :func:`jaxpyop.numpy_function`.
-        progress: as for :func:`jaxpyop.numpy_function`.
-        casting: as for :func:`jaxpyop.numpy_function`.
-        vjp: as for :func:`jaxpyop.numpy_function`; its inputs are all array
-            leaves of `args`, then those of `kwargs` by sorted name.
-        copy: as for :func:`jaxpyop.numpy_function`.
+        func: called as ``func(*args, **kwargs)`` in the pytrees that `args` and
+            `kwargs` have, with private, writable, C-contiguous arrays, which it
+            may change or keep. Not async, not a generator.
+        args: positional arguments; elements may be pytrees. Arrays and Python
+            numbers (any shape, any JAX dtype) become NumPy arrays, typed PRNG
+            keys their data (uint32). Anything else reaches `func` as it is.
+        kwargs: keyword arguments; values may be pytrees, read likewise.
+        output_types: what `func` returns: a dtype, something with ``.shape``
+            and ``.dtype`` (``jnp.float32(0)`` is a scalar), a TensorFlow dtype,
+            :func:`jaxpyop.padded`, or a pytree of these. By default no result:
+            `func` runs for its side effects, and what it returns is ignored.
+        output_shapes: a shape per leaf of `output_types`, in its structure,
+            where ``None`` stands for an unknown dimension; or a function of the
+            inputs' ``jax.ShapeDtypeStruct`` that returns that. Under ``jit``
+            shapes that are not given are assumed to be the inputs' broadcast
+            shape, which is right for elementwise functions.
+        stateful: run exactly once per execution, even if the result is unused.
+            ``False`` lets the compiler drop, merge and repeat calls.
+        name: shown in errors, jaxprs and profiles; the name of `func` by default.
+        **options: of the table.
 
     Returns:
-        ``jax.Array`` values in the structure of `output_types`; ``[]`` for no result.
+        ``jax.Array`` values in the structure of `output_types`, of the promised dtypes
+        (64 bits only with ``jax_enable_x64``); ``None`` for no result.
 
     Raises:
-        TypeError: as :func:`jaxpyop.numpy_function`.
-        ValueError: as :func:`jaxpyop.numpy_function`.
-        OverflowError: as :func:`jaxpyop.numpy_function`.
-        NotImplementedError: as :func:`jaxpyop.numpy_function`.
-        jax.errors.JaxRuntimeError: as :func:`jaxpyop.numpy_function`.
+        TypeError: a malformed argument; a result that is no number or that
+            the casting rule refuses.
+        ValueError: an option that has no such value; results of another count,
+            structure or shape than promised; a traced value in a closure of
+            `func`; a backward pass without `vjp`.
+        OverflowError: an integer, in or out, that does not fit its dtype.
+        NotImplementedError: forward mode without `jvp`, a second derivative, ``jax.export``; a
+            stateful op where JAX allows no effects (``checkpoint``, ``vmap`` of
+            ``cond``).
+        jax.errors.JaxRuntimeError: anything that `func` raises under ``jit``
+            (see :func:`jaxpyop.reraise`); outside, its own exception comes out.
 
     Example:
         >>> import jax.numpy as jnp, jaxpyop
@@ -80,7 +80,7 @@ def py_func(
         raise TypeError(f"{api}: args is {args!r}; expected a list or tuple of arguments, args=[x, y]")
     if kwargs is not None and not isinstance(kwargs, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"{api}: kwargs is {kwargs!r}; expected a dict of keyword arguments")
-    options = {"stateful": stateful, "ordered": ordered, "vmap_method": vmap_method, "casting": casting}
-    options |= {"executor": executor, "progress": progress}
-    op = make_op(api, func, output_types, name, output_shapes, on_jax=False, vjp=vjp, copy=copy, **options)
-    return run(op, args, kwargs or {})
+    asked = filled_in(ContribOptions, dict(options), api)
+    when = asked.pop("when")
+    op = make_op(api, func, output_types, name, output_shapes=output_shapes, stateful=stateful, on_jax=False, **asked)
+    return run(op, args, kwargs or {}, when)

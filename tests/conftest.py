@@ -13,42 +13,102 @@ import jax
 import pytest
 from hypothesis import HealthCheck, settings
 
-sys.path.insert(0, os.path.dirname(__file__))  # `from util import ...`, in any import mode
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), "shared"))  # `from util import ...`, in any import mode
 
+from selection import is_quick
 from util import ROUTES
 
-settings.register_profile(
-    "jaxpyop",
-    database=None,
-    deadline=None,
-    derandomize=True,
-    max_examples=int(os.environ.get("JAXPYOP_TEST_EXAMPLES", "20")),
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
-settings.load_profile("jaxpyop")
+# Many bodies of the tests look at what they get by `np.asarray` and `tolist`; test_constants.py is about that.
+jaxpyop.config.constants = "allow"
+
+
+def pytest_addoption(parser):
+    parser.addoption("--all", action="store_true", help="run all tests, not the selection of two minutes")
+    parser.addoption("--rest", action="store_true", help="run what the selection of two minutes leaves out")
+
+
+def pytest_configure(config):
+    """What is named on the command line runs whole."""
+    named = not hasattr(config, "workerinput") and config.args_source is not pytest.Config.ArgsSource.TESTPATHS
+    if named or os.environ.get("JAXPYOP_TEST_ALL") or os.environ.get("JAXPYOP_TEST_LONG"):
+        config.option.all = True
+    settings.register_profile(
+        "jaxpyop",
+        database=None,
+        deadline=None,
+        derandomize=True,
+        max_examples=int(
+            os.environ.get("JAXPYOP_TEST_EXAMPLES", "20" if config.option.all or config.option.rest else "4")
+        ),
+        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    )
+    settings.load_profile("jaxpyop")
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    if not config.option.all and not config.option.rest:
+        terminalreporter.line("")
+        terminalreporter.line(
+            "A selection ran, every promise once. All tests, in a quarter of an hour: python -m pytest --all"
+        )
 
 
 def pytest_collection_modifyitems(config, items):
-    """Of tables over three and more things keep what covers every pair of them.
+    """Choose what runs.
 
-    JAXPYOP_TEST_ALL=1 runs every combination, JAXPYOP_TEST_LONG=1 what is marked as long.
+    - By itself the selection of two minutes: see `selection.py`.
+    - With --all, or of what is named on the command line: of tables over three and more things every pair.
+    - With --rest what --all has and the selection has not.
+    - With JAXPYOP_TEST_ALL=1 every combination; with JAXPYOP_TEST_LONG=1 what is marked as long, too.
     """
     if not os.environ.get("JAXPYOP_TEST_LONG"):
-        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("long")])
-        items[:] = [item for item in items if not item.get_closest_marker("long")]
-    if os.environ.get("JAXPYOP_TEST_ALL"):
-        return
+        drop(config, items, {item for item in items if item.get_closest_marker("long")})
+    if not os.environ.get("JAXPYOP_TEST_ALL"):
+        selected = selection(items)
+        whole = (config.option.all or config.option.rest) and without(items, uncovered(items, together=2))
+        if config.option.rest:
+            whole = without(whole, {item for item in selected if not is_random(item)})
+        drop(config, items, set(items) - set(whole or selected))
+
+
+def selection(items):
+    """What runs in two minutes."""
+    found = [item for item in items if in_selection(item)]
+    return without(found, uncovered(found, together=1))
+
+
+def in_selection(item):
+    """Whether the selection may have a test."""
+    case = getattr(item, "callspec", None)
+    return is_quick(item.path.name, getattr(item, "originalname", item.name), case.id if case else "")
+
+
+def is_random(item):
+    """Whether hypothesis makes the test's inputs, fewer of them for the selection."""
+    return getattr(item.obj, "is_hypothesis_test", False)
+
+
+def without(items, gone):
+    gone = set(gone)
+    return [item for item in items if item not in gone]
+
+
+def drop(config, items, gone):
+    config.hook.pytest_deselected(items=[item for item in items if item in gone])
+    items[:] = without(items, gone)
+
+
+def uncovered(items, together):
+    """Those that can go from tables over more than `together` things, every `together` values staying once."""
     tables = {}
     for item in items:
         parameters = getattr(item, "callspec", None) and item.callspec.params
-        if parameters and len(parameters) > 2:
+        if parameters and len(parameters) > together:
             values = [(name, id(value)) for name, value in sorted(parameters.items())]
             table = tables.setdefault((item.module.__name__, item.originalname), {})
-            table[item] = set(itertools.combinations(values, 2))
+            table[item] = set(itertools.combinations(values, together))
     kept = set().union(*map(covering, tables.values()))
-    gone = {item for table in tables.values() for item in table} - kept
-    config.hook.pytest_deselected(items=list(gone))
-    items[:] = [item for item in items if item not in gone]
+    return [item for table in tables.values() for item in table if item not in kept]
 
 
 def covering(table):

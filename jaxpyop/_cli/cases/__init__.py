@@ -1,0 +1,32 @@
+"""What `bench` compares: groups of cases, ours first, each with what else does the same.
+
+One file for each subject: `calls`, `batches`, `gradients`, `traced`, `others`; `case` is what they share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+
+from jaxpyop._cli.cases import batches, calls, gradients, others, traced
+from jaxpyop._cli.cases.case import Case as Case
+from jaxpyop._cli.cases.case import Group as Group
+
+GROUPS: list[Callable[[], Group]] = [
+    calls.small_calls,
+    calls.stateful_calls,
+    calls.ordered_calls,
+    calls.ordered_loops,
+    calls.direct_calls,
+    calls.fresh_calls,
+    calls.large_calls,
+    batches.batches,
+    batches.waiting_batches,
+    lambda: gradients.gradients("log-Huber gradient, first branch", 1.0, 2.0),
+    lambda: gradients.gradients("log-Huber gradient, second branch", 3.0, 2.0),
+    gradients.fresh_lengths,
+    lambda: traced.traced("mode='traced', an if on a value", lambda f: f),
+    lambda: traced.traced("the same, gradient", jax.grad),
+    others.other_frameworks,
+]

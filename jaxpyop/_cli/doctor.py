@@ -1,0 +1,97 @@
+"""What a bug report needs: versions, devices, and how calls reach the host here."""
+
+from __future__ import annotations
+
+import os
+import platform
+import textwrap
+from collections.abc import Iterator
+
+import jax
+import jaxlib
+import numpy as np
+
+import jaxpyop
+from jaxpyop._config import config
+from jaxpyop._host import SCRATCH, pool_threads, verdict
+from jaxpyop._op import RECORDS
+
+_WIDTH = 100
+
+
+def _versions() -> Iterator[tuple[str, str]]:
+    yield "python", f"{platform.python_version()} ({platform.system()}, {platform.machine()})"
+    yield "jax, jaxlib", f"{jax.__version__}, {jaxlib.__version__}"
+    yield "numpy", np.__version__
+    yield "jaxpyop", jaxpyop.__version__
+
+
+def _devices() -> Iterator[tuple[str, str]]:
+    devices = jax.devices()
+    yield "backend", jax.default_backend()
+    yield "devices", f"{len(devices)}: {', '.join(map(str, devices[:4]))}{', ...' if len(devices) > 4 else ''}"
+    x64 = bool(jax.config.read("jax_enable_x64"))
+    yield "x64", "on" if x64 else "off (64-bit dtypes become 32-bit ones)"
+
+
+def _transport() -> Iterator[tuple[str, str]]:
+    yield "transport", f"{config.transport}: {'pure_callback' if not _has_buffers() else 'buffer_callback (zero-copy)'}"
+    alone = _has_buffers() and jax.device_count() == 1
+    yield "  stateful ops", "buffer_callback" if alone else _stateful_elsewhere()
+    yield "  ordered ops", "buffer_callback, with a token" if alone else "io_callback"
+    yield "  outside jit", "func is called directly"
+
+
+def _has_buffers() -> bool:
+    return config.transport == "auto" and jax.default_backend() == "cpu"
+
+
+def _stateful_elsewhere() -> str:
+    return "buffer_callback on one device, io_callback over several" if _has_buffers() else "io_callback"
+
+
+def _safety() -> Iterator[tuple[str, str]]:
+    threads = pool_threads()
+    yield "JAX in bodies", f"safe? {verdict()[1]}"
+    yield "  pool threads", "cannot be counted here" if threads is None else str(threads)
+    yield "  NPROC", os.environ.get("NPROC", "not set")
+    asynchronous = jax.config.read("jax_cpu_enable_async_dispatch")
+    yield (
+        "  CPU dispatch",
+        "asynchronous" if asynchronous else "synchronous, as JAX in bodies needs before 0.12",
+    )
+
+
+def _records() -> Iterator[tuple[str, str]]:
+    stats = RECORDS.stats()
+    yield "gradient records", f"{stats['count']} kept (at most {config.max_records}), {stats['evicted']} evicted"
+    yield "  bytes", f"{stats['nbytes']} (at most {config.max_record_bytes})"
+
+
+def _scratch() -> Iterator[tuple[str, str]]:
+    yield "scratch arrays", f"{SCRATCH.nbytes} bytes kept for the next calls (at most {config.max_scratch_bytes})"
+
+
+def _settings() -> Iterator[tuple[str, str]]:
+    yield "settings", ""
+    for name, value in vars(config).items():
+        variable = f"JAXPYOP_{name.upper()}"
+        source = f"= {os.environ[variable]!r}" if variable in os.environ else "not set"
+        yield f"  {name}", f"{value!s:<12} environment variable {variable} ({source})"
+
+
+def _line(name: str, value: str) -> str:
+    # A label that starts with spaces keeps them.
+    return textwrap.fill(value, _WIDTH, initial_indent=f"{name:<20}", subsequent_indent=" " * 20) if value else name
+
+
+def report() -> str:
+    """What `doctor` prints, as text; it starts JAX if nothing has yet."""
+    sections = (_versions, _devices, _transport, _safety, _records, _scratch, _settings)
+    return "\n".join(_line(name, value) for section in sections for name, value in section())
+
+
+def main() -> int:
+    """Print the report; always 0."""
+    print(report())
+    return 0

@@ -1,0 +1,28 @@
+"""What the user asked for, as one JAX primitive.
+
+`calling` reads the arguments (the keywords from the table in `options`), makes an `Op` (`op`) of `Tout` (`spec`,
+`forms`), takes the `inputs` apart, and runs the call at once or binds the `primitive`, which has the rules of vmap,
+JVP, transpose and lowering. What runs on the host is a call (`plain`; in `calls` the user's, recorded, replayed) of a
+body (`bodies`): the user's function between checked inputs and checked results (`structure`, then each of the
+`results`). `differentiation` says which calls are a call's derivative: on the tape, or by the user's own `rules`, put
+together in `derive` from `derivatives` (`vjp=f`, `jvp=f`), `residuals` (`vjp=(fwd, bwd)`), `differences` and
+`linear_maps`; the `store` keeps records in between. `traced` makes the body part of the program instead, and `when`
+leaves it out at some steps. `transfer` makes jax.Arrays of what is NumPy's.
+
+To read: calling, op, spec, padded, forms, inputs, primitive, differentiation, plain, calls, bodies, advice, rules,
+derive, derivatives, residuals, differences, linear_maps, store, structure, results, transfer, when, traced, options.
+"""
+
+from jaxpyop._op import differentiation as differentiation  # which gives the primitive its rules
+from jaxpyop._op.calling import NOT_GIVEN as NOT_GIVEN
+from jaxpyop._op.calling import apply as apply
+from jaxpyop._op.calling import run as run
+from jaxpyop._op.op import make_op as make_op
+from jaxpyop._op.options import ContribOptions as ContribOptions
+from jaxpyop._op.options import JaxOptions as JaxOptions
+from jaxpyop._op.options import NumpyOptions as NumpyOptions
+from jaxpyop._op.options import filled_in as filled_in
+from jaxpyop._op.options import with_options as with_options
+from jaxpyop._op.padded import padded as padded
+from jaxpyop._op.store import RECORDS as RECORDS
+from jaxpyop._op.store import clear_records as clear_records

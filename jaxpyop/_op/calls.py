@@ -1,0 +1,157 @@
+"""How a body is called: plainly, on the tape, or answered from a record.
+
+- `UserCall` runs the user's function.
+- `Record` runs a body on the tape and adds a token, by which its record is found.
+- `Replay` answers a derivative from the record of a token, and falls back to
+  its body, which runs everything again, when the record is gone.
+
+A call is the parameter of the primitive, compared by identity. That it can be
+called itself has a second reason: JAX's caches hold a callable weakly, and
+anything else for good (0.10 to 0.12).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxpyop import _jaxcore
+from jaxpyop._host import Environment
+from jaxpyop._op.bodies import Push, Struct, UserBody, is_inexact
+from jaxpyop._op.derive import derive
+from jaxpyop._op.inputs import Inputs
+from jaxpyop._op.linear_maps import FuncMap, LinearMap
+from jaxpyop._op.op import Op
+from jaxpyop._op.plain import Linearization, Plain, transposed
+from jaxpyop._op.store import NO_RECORD, RECORDS, TOKEN
+from jaxpyop._op.transfer import as_jax
+from jaxpyop._op.when import WhenUser
+from jaxpyop._tape import record
+
+
+class UserCall(Plain):
+    """Runs the user's function."""
+
+    def __init__(self, op: Op, inputs: Inputs, *, conditional: bool = False) -> None:
+        body = UserBody(op, inputs)
+        super().__init__(WhenUser(body) if conditional else body, op, Environment())
+        self.conditional = conditional
+        self.hidden = int(conditional)
+        self.on_jax = op.on_jax
+        self.copy = op.copy
+        self.stateful = op.stateful
+        self.ordered = op.ordered
+        self.vmap_method = op.vmap_method
+        self.blocks = (op.rules.given or not op.on_jax) and op.spec.own is None
+        self.is_linear = op.rules.transpose is not None
+
+    def __repr__(self) -> str:
+        return self.title
+
+    @property
+    def differentiable(self) -> bool:
+        return any(map(is_inexact, self.op.spec.leaves))
+
+    def __call__(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
+        if self.on_jax:
+            arrays = as_jax(arrays)
+        return self.body(*arrays, lead=lead) if lead else self.body(*arrays)
+
+    def linearize(self, moving: tuple[bool, ...]) -> Linearization:
+        """The pieces of this call's derivative in the inputs that move."""
+        if self.on_jax and not self.op.rules.given:
+            return Record(self, moving).linearize(moving)
+        return derive(self, moving)
+
+    def unconditional(self) -> UserCall:
+        """The same call where it runs."""
+        if not self.conditional:
+            return self
+        call = UserCall(self.op, self.body.base.inputs)
+        call.body = self.body.base  # which knows shapes
+        return call
+
+    def in_tangents(self, mask: tuple[bool, ...]) -> Plain:
+        """A linear function as a map of tangents, of the inputs that `mask` marks."""
+        return LinearMap(FuncMap(self.body, mask), self.op, self.environment)
+
+
+class Record(Plain):
+    """Runs a body on the tape, for the inputs that move; its last result is the record's token."""
+
+    adds = 1
+    order = "jvp({})"
+
+    def __init__(self, call: Plain, moving: tuple[bool, ...]) -> None:
+        super().__init__(call.body, call.op, call.environment)
+        self.stateful = call.stateful
+        self.ordered = call.ordered
+        self.moving = moving
+
+    def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
+        return [*self.body.shapes(structs), jax.ShapeDtypeStruct((), TOKEN)]
+
+    def __call__(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
+        RECORDS.make_room()
+        outs, taken = record(self.body, as_jax(arrays), self.moving)
+        return [*outs, np.asarray(RECORDS.put(taken, once_made=self.op.stateful), TOKEN)]
+
+    def from_worker(self, values: list[Any], arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
+        return [*super().from_worker(values, arrays, lead), np.asarray(NO_RECORD, TOKEN)]
+
+    def linearize(self, moving: tuple[bool, ...]) -> Linearization:
+        both = tuple(a or b for a, b in zip(self.moving, moving))  # the record serves the lower order too
+        forward = self if both == self.moving else Record(self, both)
+        return Linearization(forward, Replay(Push(self.body, moving), self.op, self.environment))
+
+
+class Replay(Plain):
+    """Answers a derivative from the record of its first input, a token."""
+
+    order = "jvp({})"
+    hidden = 1
+
+    def for_worker(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
+        ran_there = bool(np.all(np.asarray(arrays[0]) == NO_RECORD)) and not self.op.stateful
+        return arrays[1:] if ran_there else None
+
+    def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
+        return self.body.shapes(structs[1:])
+
+    def __call__(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
+        token, rest = int(arrays[0]), arrays[1:]
+        if token == 0:
+            # vmap of cond runs the backward pass of the branch not taken too,
+            # on residuals filled with zeros.
+            return [np.zeros(s.shape, s.dtype) for s in self.body.shapes(rest)]
+        if (taken := RECORDS.get(token)) is not None:
+            return _jaxcore.with_transfers(self.body.replay, taken, rest)
+        if self.op.stateful and token == NO_RECORD:
+            raise RuntimeError(
+                f"{self.title}: a backward pass runs the body again where another process ran it, and a stateful op "
+                "cannot be run again; pass stateful=False, or use threads"
+            )
+        if self.op.stateful:
+            raise RuntimeError(
+                f"{self.title}: the record of this step's forward pass is gone, and a stateful op cannot be run again; "
+                "raise jaxpyop.config.max_records or max_record_bytes (see python -m jaxpyop doctor)"
+            )
+        return self.body(*as_jax(rest))
+
+    def linearize(self, moving: tuple[bool, ...]) -> Linearization:
+        """Of the body itself, without the token, which has no tangent."""
+        if self.op.stateful:
+            raise NotImplementedError(
+                f"{self.title}: a second derivative runs the body again, which a stateful op does not allow; "
+                "pass stateful=False"
+            )
+        again = Record(Plain(self.body, self.op, self.environment), moving[1:]).linearize(moving[1:])
+        return dataclasses.replace(again, skip=1)
+
+    def transposed(self, given: tuple[bool, ...]) -> Plain:
+        """The cotangents' call of this tangents' call."""
+        return transposed(Replay(self.body.transposed(given), self.op, self.environment))

@@ -1,0 +1,209 @@
+"""Everything that the user said about an op, read and checked."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import itertools
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxpyop._config import config
+from jaxpyop._host import METHODS, check_progress
+from jaxpyop._op.results import CASTING
+from jaxpyop._op.rules import NO_RULES, Rules, read_rules
+from jaxpyop._op.spec import ResultSpec, promises_nothing, read_tout, with_shapes
+
+
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class Op:
+    """Everything that the user said about an op."""
+
+    api: str
+    name: str
+    func: Callable[..., Any]
+    spec: ResultSpec
+    output_shapes: Callable[..., Any] | None
+    stateful: bool
+    ordered: bool
+    vmap_method: str
+    casting: str
+    on_jax: bool
+    title: str
+    copy: bool = True
+    rules: Rules = NO_RULES
+    executor: Any = None
+    chunksize: int | None = None
+    progress: bool = False
+    traced: bool = False
+    max_steps: int | None = None
+
+    def which(self, k: int) -> str:
+        """How an error begins about array `k` of the results."""
+        ends = itertools.accumulate(1 if leaf.form is None else leaf.form.arrays for leaf in self.spec.returned.leaves)
+        return self.which_returned(next((i for i, end in enumerate(ends) if k < end), k))
+
+    def which_returned(self, k: int) -> str:
+        """How an error begins about leaf `k` of what func returned."""
+        return "func returned" if len(self.spec.returned.leaves) == 1 else f"func returned, as result {k},"
+
+    @property
+    def stateless_cure(self) -> str:
+        """What to write where only a stateless op can go."""
+        if self.spec.empty:
+            return "it is stateful for having no result: return one, use it, and pass stateful=False"
+        if self.ordered:
+            return "pass stateful=False and leave ordered out, if its side effects may run any number of times"
+        return "pass stateful=False if its side effects may run any number of times"
+
+
+def make_op(
+    api: str, func: Any, tout: Any, name: Any, *, on_jax: bool, mode: str | None = None, output_shapes: Any, **rest: Any
+) -> Op:
+    """Check what the user wrote and make an op of it.
+
+    Args:
+        api: the public function.
+        func: what the user passed as `func`.
+        tout: as `Tout`.
+        name: as `name`.
+        on_jax: whether the function gets JAX arrays.
+        mode: as `mode`, of ``py_function``.
+        output_shapes: as `output_shapes`.
+        **rest: the other options, by name.
+
+    Raises:
+        TypeError: func is not callable, or async, or a generator; Tout or
+            output_shapes cannot be read.
+        ValueError: an option has no such value; the shapes do not fit Tout.
+    """
+    traced = on_jax and _is_traced(mode, api, stateful=rest["stateful"] or rest["ordered"], tout=tout)
+    if traced and any(rest.get(rule) is not None for rule in ("vjp", "jvp")):
+        traced = _is_traced_with_rules(mode, api)
+    _check_func(func, api)
+    _check_options(rest, api)
+    if not isinstance(name, (str, type(None))):
+        raise TypeError(f"{api}: name is {name!r}; expected a string{_ONE_LIST}")
+    spec, shapes = read_tout(tout, api), output_shapes
+    if shapes is not None and not callable(shapes):
+        spec, shapes = with_shapes(spec, shapes, api), None
+    # No result: nothing but the side effects is left to be called for.
+    rest["stateful"] = bool(rest["stateful"] or rest["ordered"] or spec.empty)
+    rest["rules"] = read_rules(rest, spec, api)
+    name = _name_of(func, name)
+    return Op(api, name, func, spec, shapes, title=f"{api} {name!r}", on_jax=on_jax, traced=traced, **rest)
+
+
+def _check_options(options: dict[str, Any], api: str) -> None:
+    _check_choice(options["vmap_method"], METHODS, "vmap_method", api)
+    _check_choice(options["casting"], CASTING, "casting", api)
+    _check_max_steps(options.get("max_steps"), api)
+    _check_executor(options["executor"], api)
+    _check_chunksize(options["chunksize"], api)
+    if options["progress"]:
+        check_progress(api)
+    for flag in ("stateful", "ordered", "progress", "copy"):
+        _check_flag(options.get(flag, False), flag, api)
+
+
+def _name_of(func: Any, name: str | None) -> str:
+    if name is not None:
+        return name
+    while isinstance(func, functools.partial):
+        func = func.func
+    found = getattr(func, "__name__", None) or type(func).__name__
+    return "lambda" if found == "<lambda>" else found
+
+
+def _is_traced(mode: str | None, api: str, *, stateful: bool, tout: Any) -> bool:
+    """Whether a py_function is to be traced.
+
+    `config.mode` is a default for what can be traced; the argument is meant.
+
+    Raises:
+        ValueError: no such mode, or a stateful op that is to be traced.
+    """
+    if mode is not None:
+        _check_choice(mode, ("eager", "traced"), "mode", api)
+    stateful = stateful or promises_nothing(tout)
+    if mode == "traced" and stateful:
+        raise ValueError(
+            f"{api}: a stateful op runs on the host, and mode='traced' leaves nothing to run there; pass mode='eager'"
+            " (an op without a result is stateful)"
+        )
+    return (mode or config.mode) == "traced" and not stateful
+
+
+def _is_traced_with_rules(mode: str | None, api: str) -> bool:
+    if mode == "traced":
+        raise ValueError(
+            f"{api}: vjp= and jvp= are called on the host, and mode='traced' leaves nothing to run there; pass "
+            "mode='eager', or put jax.custom_vjp or jax.custom_jvp around the op"
+        )
+    return False
+
+
+# ------------------------------------------------------------------------ checks
+
+
+_UNUSUAL = inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE
+
+
+def _check_func(func: Any, api: str) -> None:
+    if not callable(func):
+        raise TypeError(f"{api}: func must be callable, got {func!r}; write {api}(func, inp, Tout)")
+    if isinstance(func, types.FunctionType) and not func.__code__.co_flags & _UNUSUAL:
+        return  # the usual case, which inspect takes longer to tell
+    inner = func
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    for candidate in (inner, type(inner).__call__):
+        if inspect.iscoroutinefunction(candidate) or inspect.isasyncgenfunction(candidate):
+            raise TypeError(
+                f"{api}: func is an async function, which returns before it has run; "
+                "write a plain function that calls asyncio.run(...)"
+            )
+        if inspect.isgeneratorfunction(candidate):
+            raise TypeError(f"{api}: func is a generator function; write a plain function that returns its results")
+
+
+def _check_choice(value: Any, choices: Sequence[Any], name: str, api: str) -> None:
+    if value not in choices:
+        raise ValueError(f"{api}: {name}={value!r}; expected one of {', '.join(map(repr, choices))}")
+
+
+_ONE_LIST = " (inputs go in one list, inp=[x, y])"
+
+
+def _check_flag(value: Any, name: str, api: str) -> None:
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{api}: {name} is {value!r}; expected True or False{_ONE_LIST}")
+
+
+def _check_max_steps(steps: Any, api: str) -> None:
+    if steps is not None and (isinstance(steps, bool) or not isinstance(steps, (int, np.integer)) or steps < 1):
+        raise ValueError(f"{api}: max_steps is {steps!r}; expected how many turns a loop can take, at least 1, or None")
+
+
+def _check_executor(executor: Any, api: str) -> None:
+    if executor is None:
+        return
+    if hasattr(executor, "get_executor"):
+        raise TypeError(f"{api}: executor is a Dask client, whose futures are its own; pass client.get_executor()")
+    if not (hasattr(executor, "submit") or callable(executor)):
+        raise TypeError(
+            f"{api}: executor is {executor!r}; expected a concurrent.futures.Executor, or a function that returns one"
+        )
+
+
+def _check_chunksize(chunksize: Any, api: str) -> None:
+    if chunksize is None:
+        return
+    if isinstance(chunksize, bool) or not isinstance(chunksize, (int, np.integer)):
+        raise TypeError(f"{api}: chunksize is {chunksize!r}; expected a whole number of elements")
+    if chunksize < 1:
+        raise ValueError(f"{api}: chunksize is {chunksize}; expected at least 1")

@@ -1,0 +1,165 @@
+"""The derivatives that a user gives to an op: `vjp=`, `jvp=` and `transpose=`, read and checked.
+
+The names and meanings are those of `jax.custom_vjp` and `jax.custom_jvp`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+NUMERICAL = "numerical"
+
+
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class Rules:
+    """What is known of an op's derivative.
+
+    Attributes:
+        pull: of ``vjp=f``: from inputs, outputs and cotangents to the inputs'
+            cotangents; or of ``vjp=(fwd, bwd)``: from residuals and cotangents.
+        forward: of ``vjp=(fwd, bwd)``: from the inputs to outputs and residuals.
+        push: of ``jvp=f``: from inputs, outputs and tangents to the outputs' tangents.
+        transpose: of ``transpose=f``: from the cotangents to the inputs' cotangents.
+    """
+
+    pull: Any = None
+    forward: Any = None
+    push: Any = None
+    transpose: Any = None
+
+    @property
+    def given(self) -> bool:
+        """Whether there is any."""
+        return any(rule is not None for rule in (self.pull, self.push, self.transpose))
+
+    @property
+    def pull_name(self) -> str:
+        return "vjp" if self.forward is None else "bwd of vjp"
+
+    def functions(self) -> Iterator[tuple[str, Any]]:
+        """The user's functions, each with what errors call it."""
+        named = [
+            (self.pull_name, self.pull),
+            ("fwd of vjp", self.forward),
+            ("jvp", self.push),
+            ("transpose", self.transpose),
+        ]
+        return ((name, rule) for name, rule in named if callable(rule))
+
+
+NO_RULES = Rules()
+
+
+def read_rules(options: dict[str, Any], spec: Any, api: str) -> Rules:
+    """Take the rules out of an op's options.
+
+    Raises:
+        TypeError: what is no function, nor a pair of them, nor ``"numerical"``.
+        ValueError: rules that contradict each other, or the op.
+    """
+    vjp, jvp, transpose = (options.pop(name, None) for name in ("vjp", "jvp", "transpose"))
+    forward, pull = _read_vjp(vjp, api)
+    _check_rule(jvp, "jvp", "f(inputs, outputs, tangents), or 'numerical'", api)
+    _check_rule(transpose, "transpose", "f(cotangents)", api)
+    if transpose is not None:
+        _check_linear(vjp, jvp, transpose, spec, api)
+    if (jvp is not None or transpose is not None) and any(
+        leaf.form and leaf.form.arrays > 1 for leaf in spec.returned.leaves
+    ):
+        raise ValueError(f"{api}: jvp= and transpose= do not know padded results; give vjp=")
+    if NUMERICAL in (_text(pull), _text(jvp)) and options["stateful"]:
+        raise ValueError(
+            f"{api}: numerical derivatives call func again, which a stateful op does not allow; pass stateful=False "
+            "(py_func and an op without a result are stateful)"
+        )
+    return Rules(pull, forward, jvp, transpose)
+
+
+def _text(rule: Any) -> Any:
+    return rule if isinstance(rule, str) else None
+
+
+def _read_vjp(vjp: Any, api: str) -> tuple[Any, Any]:
+    if not isinstance(vjp, (tuple, list)):
+        _check_rule(vjp, "vjp", "f(inputs, outputs, cotangents), a pair (fwd, bwd), or 'numerical'", api)
+        return None, vjp
+    if len(vjp) != 2 or not all(map(callable, vjp)):
+        raise TypeError(
+            f"{api}: vjp must be a function f(inputs, outputs, cotangents) or a pair of functions (fwd, bwd) with "
+            f"fwd(*inputs) and bwd(residuals, cotangents), got {vjp!r}"
+        )
+    for rule in vjp:
+        _check_plain(rule, "vjp", api)
+    return vjp[0], vjp[1]
+
+
+def _check_rule(rule: Any, name: str, expected: str, api: str) -> None:
+    if rule is None or (_text(rule) == NUMERICAL and name != "transpose"):
+        return
+    if not callable(rule):
+        raise TypeError(f"{api}: {name} must be a function {expected}, got {rule!r}")
+    _check_plain(rule, name, api)
+
+
+def _check_plain(rule: Any, name: str, api: str) -> None:
+    if inspect.iscoroutinefunction(rule) or inspect.isgeneratorfunction(rule) or inspect.isasyncgenfunction(rule):
+        raise TypeError(f"{api}: {name} is an async or generator function, which nobody runs; write a plain function")
+
+
+def _check_linear(vjp: Any, jvp: Any, transpose: Any, spec: Any, api: str) -> None:
+    if vjp is not None or jvp is not None:
+        raise ValueError(
+            f"{api}: transpose= declares func linear, which gives all of its derivatives; leave vjp= and jvp= out"
+        )
+    if not any(jax.dtypes.issubdtype(leaf.dtype, np.inexact) for leaf in spec.leaves):
+        raise ValueError(
+            f"{api}: transpose= declares func linear, and no result that Tout promises is floating or complex"
+        )
+
+
+def no_push(title: str, rules: Rules) -> Exception:
+    """What forward mode says without `jvp=`."""
+    has = f"; {_HAS.format('vjp=', 'reverse mode (grad, vjp, jacrev)')}" if rules.pull is not None else ""
+    return NotImplementedError(
+        f"{title}: forward-mode differentiation (jvp, jacfwd, linearize) needs the rule jvp=f with "
+        f"f(inputs, outputs, tangents), jvp='numerical', or a body of JAX operations: write it as a py_function{has}"
+    )
+
+
+_HAS = "{} gives {} only"
+
+
+def no_pull(title: str, rules: Rules) -> Callable[[Any, Any], Any]:
+    """What stands for `vjp=` where there is none."""
+
+    def refuse(given: tuple[bool, ...], wanted: tuple[bool, ...]) -> Any:
+        has = f"; {_HAS.format('jvp=', 'forward mode (jvp, jacfwd, linearize)')}" if rules.push is not None else ""
+        raise ValueError(
+            f"{title}: a backward pass needs the gradient of a NumPy function; "
+            "give one as vjp=f with f(inputs, outputs, cotangents), vjp=(fwd, bwd) or vjp='numerical', "
+            f"or keep the pass out with jax.lax.stop_gradient on its inputs{has}"
+        )
+
+    return refuse
+
+
+def no_second(title: str) -> Exception:
+    """What a derivative of a rule says."""
+    return NotImplementedError(
+        f"{title}: second derivatives need a body of JAX operations: write it as a py_function; vjp= and jvp= give the "
+        "first. Or put jax.custom_jvp around two ops, the function and its derivative (docs: recipes, custom_jvp)"
+    )
+
+
+def advice_on_workers(title: str, error: Exception) -> Exception:
+    """What is said of residuals that cannot leave a worker, or go to one."""
+    return ValueError(
+        f"{title}: the residuals of fwd do not travel between processes ({type(error).__name__}: {error}); "
+        "return numbers, arrays and containers of these, or use threads"
+    )

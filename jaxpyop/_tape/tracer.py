@@ -1,0 +1,203 @@
+"""The array that a recorded function sees: it may be looked at like any other."""
+
+# The methods of JAX's Tracer that are overridden here are typed to raise.
+# pyright: reportIncompatibleMethodOverride=false
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxpyop import _jaxcore
+from jaxpyop._tape.constants import array_leaves, number_leaves
+
+
+def _is_exact(number: Any, aval: Any) -> bool:
+    """Whether jnp would make the same of a Python number beside this scalar as its dtype does."""
+    if aval.shape or aval.weak_type or aval.dtype.itemsize < 4:
+        return False
+    return type(number) is float or (type(number) is int and abs(number) <= 2**24)
+
+
+_current_trace = _jaxcore.current_trace
+
+
+def _is_plain(x: Any, trace: Any) -> bool:
+    return x._trace is trace if isinstance(x, _jaxcore.Tracer) else isinstance(x, (jax.Array, np.generic))
+
+
+@functools.cache
+def _equation_of(function: Callable[..., Any], count: int) -> tuple[Any, dict[str, Any]]:
+    """The one equation that a function of `jax.lax` makes of operands of one type."""
+    with _jaxcore.eval_context():
+        (equation,) = jax.make_jaxpr(function)(*[jax.ShapeDtypeStruct((), np.float32)] * count).eqns
+    return equation.primitive, equation.params
+
+
+def _power(self: Any, other: Any) -> Any:
+    # As jnp does, which asks for more first.
+    if type(other) is int and self.aval.dtype.kind in "fc" and not self.aval.weak_type:
+        return jax.lax.integer_pow(self, other)
+    return _general_power(self, other)
+
+
+_general_power = _jaxcore.Tracer.__pow__
+
+
+def _operator(name: str, function: Callable[..., Any], reflected: bool = False, real: bool = False) -> Any:
+    """An operator of `TapeTracer`: calls `jax.lax` where jnp would end up there.
+
+    That is for operands of one type, and for Python numbers with a scalar;
+    everything else takes jnp's way, which takes three times as long.
+
+    Args:
+        name: of the method.
+        function: of `jax.lax`.
+        reflected: whether `self` is the second operand.
+        real: whether `function` and jnp differ for complex numbers.
+    """
+    general = getattr(_jaxcore.Tracer, name)
+
+    def operate(self: TapeTracer, *others: Any) -> Any:
+        aval: Any = self.aval
+        if real and aval.dtype.kind == "c":
+            return general(self, *others)
+        for other in others:
+            if getattr(other, "aval", None) != aval:
+                if not _is_exact(other, aval):
+                    return general(self, *others)
+                others = (aval.dtype.type(other),)
+        operands = (*others, self) if reflected else (self, *others)
+        trace = self._trace
+        if _current_trace() is trace and all(map(_is_plain, operands, itertools.repeat(trace))):
+            # What `function` and `bind` come to for such operands, in less than half the time.
+            primitive, params = _equation_of(function, len(operands))
+            return trace.process_primitive(primitive, operands, params)
+        return function(*operands)
+
+    operate.__name__ = name
+    return operate
+
+
+class TapeTracer(_jaxcore.Tracer):
+    """An array on the tape: a value, and the slot that it was recorded in."""
+
+    __slots__ = ("slot", "value")
+
+    def __init__(self, trace: Any, aval: Any, value: Any, slot: int) -> None:
+        # Not super().__init__, for speed: this runs for every output of every primitive.
+        self._trace = trace
+        self.aval = aval
+        self.value = value
+        self.slot = slot
+
+    def to_concrete_value(self) -> Any:
+        value = self.value
+        return value.to_concrete_value() if isinstance(value, _jaxcore.Tracer) else value
+
+    def _contents(self) -> list[tuple[str, Any]]:
+        return [("value", self.value), ("tangent", _jaxcore.differentiated())]
+
+    def __bool__(self) -> bool:
+        return bool(self.value)
+
+    def __int__(self) -> int:
+        return int(self.value)
+
+    def __float__(self) -> float:
+        number_leaves(self, "float(x)")
+        return float(self.value)
+
+    def __complex__(self) -> complex:
+        number_leaves(self, "complex(x)")
+        return complex(self.value)
+
+    def __index__(self) -> int:
+        return self.value.__index__()
+
+    def __array__(self, *args: Any, **kwargs: Any) -> np.ndarray:
+        array_leaves(self, "NumPy")
+        return self.value.__array__(*args, **kwargs)
+
+    def __dlpack__(self, *args: Any, **kwargs: Any) -> Any:
+        array_leaves(self, "DLPack")
+        return self.value.__dlpack__(*args, **kwargs)
+
+    def __dlpack_device__(self) -> Any:
+        return self.value.__dlpack_device__()
+
+    def __bytes__(self) -> bytes:
+        array_leaves(self, "bytes(x)")
+        return bytes(self.value)
+
+    def __buffer__(self, flags: int, /) -> memoryview:
+        array_leaves(self, "NumPy")
+        return memoryview(self.value)  # asked for from Python 3.12 on
+
+    def __format__(self, spec: str) -> str:
+        return format(self.value, spec)
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+    def __reduce__(self) -> Any:
+        return self.value.__reduce__()
+
+    def item(self, *args: int) -> Any:
+        number_leaves(self, "x.item()")
+        return self.value.item(*args)
+
+    def tolist(self) -> Any:
+        array_leaves(self, "x.tolist()")
+        return self.value.tolist()
+
+    def tobytes(self, order: str = "C") -> bytes:
+        array_leaves(self, "x.tobytes()")
+        return self.value.tobytes(order)
+
+    def block_until_ready(self) -> TapeTracer:
+        self.value.block_until_ready()
+        return self
+
+    def copy_to_host_async(self) -> None:
+        self.value.copy_to_host_async()
+
+    def devices(self) -> Any:
+        return self.value.devices()
+
+    __add__ = _operator("__add__", jax.lax.add)
+    __radd__ = _operator("__radd__", jax.lax.add, reflected=True)
+    __sub__ = _operator("__sub__", jax.lax.sub)
+    __rsub__ = _operator("__rsub__", jax.lax.sub, reflected=True)
+    __mul__ = _operator("__mul__", jax.lax.mul)
+    __rmul__ = _operator("__rmul__", jax.lax.mul, reflected=True)
+    __truediv__ = _operator("__truediv__", jax.lax.div)
+    __rtruediv__ = _operator("__rtruediv__", jax.lax.div, reflected=True)
+    __pow__ = _power
+    __neg__ = _operator("__neg__", jax.lax.neg)
+    __abs__ = _operator("__abs__", jax.lax.abs, real=True)
+    __lt__ = _operator("__lt__", jax.lax.lt, real=True)
+    __le__ = _operator("__le__", jax.lax.le, real=True)
+    __gt__ = _operator("__gt__", jax.lax.gt, real=True)
+    __ge__ = _operator("__ge__", jax.lax.ge, real=True)
+
+
+def _of_the_value(name: str) -> property:
+    return property(lambda self: getattr(self.value, name))
+
+
+# Properties and methods of jax.Array that tell of where and how the value is kept.
+for _name in (
+    *("device", "sharding", "format", "committed", "is_fully_addressable", "is_fully_replicated", "is_deleted"),
+    *("is_ready", "addressable_shards", "global_shards", "addressable_data", "unsafe_buffer_pointer"),
+    *("on_device_size_in_bytes",),
+):
+    setattr(TapeTracer, _name, _of_the_value(_name))

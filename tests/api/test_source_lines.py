@@ -1,0 +1,54 @@
+"""What JAX shows as an op's place is the user's line, and none of ours."""
+
+from __future__ import annotations
+
+import os
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.ad_checkpoint import print_saved_residuals
+from util import ROOT, every_api, py_function
+
+F = jnp.float32
+USERS = os.path.join(ROOT, "tests", "")
+OURS = os.path.join(ROOT, "jaxpyop", "")
+
+
+def _jaxpr(f):
+    return jax.make_jaxpr(f)(1.0).pretty_print(source_info=True)
+
+
+def _hlo(f):
+    return jax.jit(f).lower(1.0).as_text(debug_info=True)
+
+
+def _compiled(f):
+    return jax.jit(f).lower(1.0).compile().as_text()
+
+
+SHOWN = {"jaxpr": _jaxpr, "lowered": _hlo, "compiled": _compiled}
+every_view = pytest.mark.parametrize("shown", SHOWN.values(), ids=SHOWN)
+
+
+@every_view
+@every_api
+def test_an_op(api, shown):
+    text = shown(lambda x: api(lambda v: v, [x], F))
+    assert OURS not in text
+    assert USERS in text
+
+
+@every_view
+@pytest.mark.parametrize("mode", ["eager", "traced"])
+def test_a_gradient(mode, shown):
+    text = shown(jax.grad(lambda x: py_function(lambda v: jnp.sin(v) if v > 0 else v, [x], F, mode=mode)))
+    assert OURS not in text
+    assert USERS in text
+
+
+def test_saved_residuals(capsys):
+    print_saved_residuals(lambda x: py_function(jnp.sin, [x * 2], F) * 3, 1.0)
+    shown = capsys.readouterr().out
+    assert "python_call" in shown
+    assert OURS not in shown

@@ -1,0 +1,137 @@
+"""Residuals of `vjp=(fwd, bwd)`: any object, on the host, within the bounds of the store."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import multiprocessing
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, PartitionSpec
+from util import Counter, numpy_function, py_func, run
+
+import jaxpyop
+from jaxpyop._op import RECORDS
+
+F = jnp.float32
+X = jnp.array([0.5, -1.25, 2.0])
+
+
+@pytest.fixture
+def one_record(monkeypatch):
+    monkeypatch.setattr(jaxpyop.config, "max_records", 1)
+
+
+class Session:
+    """An object that NumPy, JAX and pickle know nothing of."""
+
+    def __init__(self, slope):
+        self.slope = slope
+        self.lock = threading.Lock()
+
+
+def in_session(x):
+    return np.sin(x), Session(np.cos(x))
+
+
+def of_session(session, cotangents):
+    return session.slope * cotangents[0]
+
+
+def as_array(x):
+    return np.sin(x), [np.cos(x)]
+
+
+def of_array(residuals, cotangents):
+    return residuals[0] * cotangents[0]
+
+
+def sine(x):
+    return np.sin(x)
+
+
+def test_any_object_is_kept(route):
+    op = lambda x: numpy_function(sine, [x], F, vjp=(in_session, of_session))
+    np.testing.assert_allclose(route(jax.grad(lambda x: op(x).sum()), X), np.cos(X), rtol=1e-6)
+
+
+def test_their_bytes_count(transport):
+    before = RECORDS.stats()["nbytes"]
+    fwd = lambda x: (x, {"a": np.zeros(1_000_000), "b": [Session(np.zeros(1_000_000))]})
+    f = lambda x: numpy_function(sine, [x], F, vjp=(fwd, lambda r, c: c[0])).sum()
+    pull = jax.vjp(f, X)[1]
+    assert 16_000_000 <= RECORDS.stats()["nbytes"] - before < 17_000_000
+    pull(1.0)
+
+
+def test_fwd_runs_again_when_they_are_gone(one_record, route):
+    fwd, bwd = Counter(as_array), Counter(of_array)
+    op = lambda x: numpy_function(sine, [x], F, vjp=(fwd, bwd))
+    steps = lambda x: jax.lax.scan(lambda c, _: (op(c), None), x, None, length=3)[0].sum()
+    wanted = jax.grad(lambda x: jnp.sin(jnp.sin(jnp.sin(x))).sum())(X)
+    np.testing.assert_allclose(route(jax.grad(steps), X), wanted, rtol=1e-5)
+    assert bwd.count == 3
+    assert fwd.count > 3
+
+
+def test_of_a_stateful_op_the_error_names_the_setting(one_record, transport):
+    op = lambda x: py_func(sine, [x], F, vjp=(as_array, of_array), name="mine")
+    steps = lambda x: jax.lax.scan(lambda c, k: (op(c + k), None), x, jnp.arange(3.0))[0].sum()
+    with pytest.raises(RuntimeError, match=r"'mine': the residuals .* are gone.*max_records"), jaxpyop.reraise():
+        jax.block_until_ready(jax.jit(jax.grad(steps))(X))
+
+
+def test_a_stateful_op_runs_fwd_once(transport):
+    fwd = Counter(as_array)
+    op = lambda x: py_func(sine, [x], F, vjp=(fwd, of_array))
+    run(jax.jit(jax.grad(lambda x: op(x).sum())), X)
+    assert fwd.count == 1
+
+
+@pytest.fixture(scope="module")
+def processes():
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        yield pool
+
+
+def test_in_worker_processes(processes, route):
+    op = lambda x: numpy_function(sine, [x], F, vjp=(as_array, of_array), vmap_method="parallel", executor=processes)
+    np.testing.assert_allclose(route(jax.vmap(jax.grad(op)), X), np.cos(X), rtol=1e-5)
+
+
+def test_what_cannot_leave_a_worker_is_said(processes):
+    op = lambda x: numpy_function(
+        sine, [x], F, vjp=(in_session, of_session), vmap_method="parallel", executor=processes, name="mine"
+    )
+    with pytest.raises(ValueError, match=r"'mine': the residuals of fwd do not travel between processes.*threads"):
+        jax.vmap(jax.grad(op))(X)
+
+
+def test_many_threads(transport):
+    op = lambda x: numpy_function(sine, [x], F, vjp=(in_session, of_session))
+    f = jax.jit(jax.grad(lambda x: op(x).sum()))
+    f(X)
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        for k, got in enumerate(pool.map(lambda k: np.asarray(f(X + k)), range(40))):
+            np.testing.assert_allclose(got, np.cos(X + k), rtol=1e-4, atol=1e-6)
+
+
+def test_in_shard_map(transport):
+    mesh = Mesh(np.array(jax.devices()[:1]), ("i",))
+    rules = [
+        {"vjp": (as_array, of_array)},
+        {"vjp": lambda i, o, c: np.cos(i[0]) * c[0]},
+        {"vjp": "numerical"},
+    ]
+    for rule in rules:
+        op = lambda x, rule=rule: numpy_function(sine, [x], F, **rule)
+        each = jax.shard_map(
+            lambda x, op=op: jax.grad(lambda x: op(x).sum())(x),
+            mesh=mesh,
+            in_specs=PartitionSpec("i"),
+            out_specs=PartitionSpec("i"),
+        )
+        np.testing.assert_allclose(jax.jit(each)(X), np.cos(X), rtol=1e-3)

@@ -1,0 +1,345 @@
+"""Several processes, joined by `jax.distributed` on the loopback interface.
+
+This file is also the program of each of the two processes, which have two CPU
+devices each, run the same list in step and report line by line.
+"""
+
+# ruff: noqa: B008, B023, PT017  # what a loop makes is called in the same turn
+
+from __future__ import annotations
+
+import faulthandler
+import functools
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import traceback
+
+import jaxpyop
+
+import jax  # isort: skip
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import workers
+from devices import FULL, OPS, F, Log, numpy_function, py_function, same
+from jax import lax
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+LIMIT = 25  # seconds for one program
+SHARDS = FULL.reshape(4, 2)
+py_func = jaxpyop.py_func
+
+
+class Devices:
+    """What a program gets: its process's number, a mesh over all devices, an array on it."""
+
+    def __init__(self, kind):
+        self.me = jax.process_index()
+        self.mesh = jax.make_mesh((4,), ("d",), axis_types=(AxisType[kind],))
+        self.x = jax.make_array_from_callback((8,), NamedSharding(self.mesh, P("d")), lambda index: FULL[index])
+        self.mine = SHARDS[2 * self.me : 2 * self.me + 2]
+
+    def shard_map(self, f, in_specs=P("d"), out_specs=P("d")):
+        return jax.jit(jax.shard_map(f, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs))
+
+    def same(self, array, expected):
+        """Compare what this process has of an array with its part of the whole."""
+        for shard in finish(array).addressable_shards:
+            same(shard.data, np.asarray(expected)[shard.index], rtol=1e-6)
+
+
+def finish(out):
+    jax.block_until_ready(out)
+    jax.effects_barrier()
+    return out
+
+
+PROGRAMS = {}
+
+
+def program(f):
+    PROGRAMS[f.__name__] = f
+    return f
+
+
+@program
+def shard_map_calls_each_processs_function_on_its_own_shards(on):
+    for op in OPS.values():
+        log = Log(lambda x: x + 10 * on.me)  # each process has its own function
+        out = on.shard_map(lambda x: op(log, [x], F))(on.x)
+        on.same(out, FULL + 10 * (np.arange(8) // 4))
+        assert sorted(log.seen) == on.mine.tolist()
+
+
+@program
+def shard_map_with_several_results_and_a_collective(on):
+    def body(x, y):
+        return x * y, x.sum()
+
+    f = on.shard_map(
+        lambda x, y: (lambda a, total: (a, lax.psum(total, "d")))(
+            *numpy_function(body, [x, y], (F, F), output_shapes=((2,), ()))
+        ),
+        (P("d"), P()),
+        (P("d"), P()),
+    )
+    a, total = f(on.x, 3.0)
+    on.same(a, FULL * 3)
+    on.same(total, 28.0)
+
+
+@program
+def shard_map_without_results(on):
+    log = Log(lambda x: None)
+    finish(on.shard_map(lambda x: (py_func(log, [x], None), x)[1])(on.x))
+    assert sorted(log.seen) == on.mine.tolist()
+
+
+@program
+def shard_map_of_batches(on):
+    for method in ("sequential", "expand_dims", "broadcast_all", "parallel"):
+        log = Log()
+        on.same(on.shard_map(jax.vmap(lambda x: numpy_function(log, [x], F, vmap_method=method)))(on.x), FULL * 2)
+        assert len(log.seen) == (4 if method in ("sequential", "parallel") else 2)
+
+
+@program
+def shard_map_of_loops(on):
+    log = Log(lambda x: x + 1)
+    f = on.shard_map(
+        lambda x: lax.scan(lambda c, _: (lax.pmean(py_func(log, [c], F), "d") + c, None), x, None, length=3)[0]
+    )
+    expected = SHARDS
+    for _ in range(3):
+        expected = expected + (expected + 1).mean(0)
+    on.same(f(on.x), expected.ravel())
+    assert len(log.seen) == 6
+
+
+@program
+def shard_map_gradients(on):
+    def body(x, w):
+        return (w * x**3).sum() if float(x[0]) >= 0 else x.sum()
+
+    for options in ({}, {"stateful": True}):
+
+        def loss(x, w):
+            each = lambda x, w: lax.psum(py_function(body, [x, w], F, output_shapes=(), **options), "d")
+            return on.shard_map(each, (P("d"), P()), P())(x, w)
+
+        gx, gw = jax.jit(jax.grad(loss, (0, 1)))(on.x, 2.0)
+        on.same(gx, 6 * FULL**2)
+        on.same(gw, (FULL**3).sum())
+
+
+@program
+def shard_map_gradient_of_a_numpy_function(on):
+    log = Log(lambda x: x**2)
+    square = lambda x: numpy_function(log, [x], F, vjp=lambda i, o, c: 2 * i[0] * c[0])
+    loss = on.shard_map(lambda x: lax.psum(square(x).sum(), "d"), out_specs=P())
+    on.same(jax.jit(jax.grad(loss))(on.x), 2 * FULL)
+    assert sorted(log.seen) == on.mine.tolist()
+
+
+@program
+def shard_map_second_derivatives(on):
+    f = on.shard_map(jax.vmap(jax.grad(jax.grad(lambda x: py_function(lambda x: x**3, [x], F)))))
+    on.same(f(on.x), 6 * FULL)
+
+
+@program
+def jit_of_a_stateless_op_runs_in_each_process(on):
+    log = Log()
+    f = jax.jit(lambda x: numpy_function(log, [x], F))
+    y = finish(f(on.x))
+    z = y + on.x  # usable eagerly
+    on.same(y, FULL * 2)
+    on.same(z, FULL * 3)
+    assert log.seen == [FULL.tolist()] * len(log.seen)
+    assert len(log.seen) <= 2
+    assert log.seen or (on.me == 1 and jaxpyop.config.transport == "callback")  # those run in the first process
+
+
+@program
+def jit_of_a_stateful_op_runs_once_in_the_first_process(on):
+    for op in (OPS["py_func"], OPS["stateful py_function"]):
+        log = Log()
+        f = jax.jit(lambda x: op(log, [x], F, output_shapes=(8,)))
+        y = finish(f(on.x))
+        z = y + on.x
+        on.same(y, FULL * 2)
+        on.same(z, FULL * 3)
+        assert log.seen == ([FULL.tolist()] if on.me == 0 else [])
+
+
+@program
+def jit_gradient(on):
+    cube = lambda x: py_function(lambda x: x**3, [x], F)
+    on.same(jax.jit(jax.vmap(jax.grad(cube)))(on.x), 3 * FULL**2)
+    on.same(jax.jit(lambda x: jax.vjp(cube, x)[1](x)[0])(on.x), 3 * FULL**3)
+
+
+@program
+def jit_gradient_of_a_stateful_op_is_right_or_refused(on):
+    """The record is in the first process; the second one has other records of the same numbers."""
+    if on.me == 1:
+        [jax.vjp(lambda x: py_function(lambda x: x * 100, [x], F), jnp.ones(8)) for _ in range(100)]
+    f = jax.jit(
+        lambda x: jax.vjp(lambda x: py_function(lambda x: x**3, [x], F, stateful=True, output_shapes=(8,)), x)[1](x)[0]
+    )
+    try:
+        out = finish(f(on.x))
+    except (NotImplementedError, jax.errors.JaxRuntimeError, ValueError) as error:
+        assert "several processes" in str(error), error
+    else:
+        on.same(out, 3 * FULL**3)
+
+
+@program
+def programs_of_one_process(on):
+    """On its own devices, each process does what it likes."""
+    for op in OPS.values():
+        log = Log(lambda x: x + on.me)
+        same(finish(jax.jit(lambda x: op(log, [x], F))(jnp.asarray(FULL))), FULL + on.me)
+        same(op(log, [FULL], F), FULL + on.me)
+        same(jax.vmap(lambda x: op(lambda x: x + on.me, [x], F))(jnp.asarray(FULL)), FULL + on.me)
+        assert log.seen == [FULL.tolist()] * 2
+
+
+class MyError(Exception):
+    pass
+
+
+def fail(x):
+    raise MyError("mine")
+
+
+@program
+def error_in_shard_map(on):
+    for op in (numpy_function, py_func):
+        f = on.shard_map(lambda x: op(fail, [x], F, output_shapes=(2,)))
+        for _ in range(2):
+            with pytest.raises(MyError, match="mine"), jaxpyop.reraise():
+                finish(f(on.x))
+        shard_map_without_results(on)
+
+
+@program
+def error_in_jit(on):
+    """The process that did not run the body says so."""
+    everywhere = jaxpyop.config.transport == "auto"
+    for op, own in ((numpy_function, on.me == 0 or everywhere), (py_func, on.me == 0)):
+        f = jax.jit(lambda x: op(fail, [x], F))
+        for _ in range(2):
+            with pytest.raises((MyError, jax.errors.JaxRuntimeError, ValueError)) as caught, jaxpyop.reraise():
+                finish(f(on.x))
+            assert re.search("mine" if own else r"'fail' failed.*(another|other|first) process", str(caught.value)), (
+                caught.value
+            )
+    jit_of_a_stateful_op_runs_once_in_the_first_process(on)
+
+
+ROWS = {
+    "`shard_map` over several processes": (
+        shard_map_calls_each_processs_function_on_its_own_shards,
+        "the process of the shard",
+        "once per shard",
+        "any; shards run at once",
+    ),
+    "`jit` over several processes, stateless": (
+        jit_of_a_stateless_op_runs_in_each_process,
+        "every process",
+        "up to once per process, on the whole array",
+        "any",
+    ),
+    "`jit` over several processes, stateful": (
+        jit_of_a_stateful_op_runs_once_in_the_first_process,
+        "the first process",
+        "once, on the whole array",
+        "any",
+    ),
+}
+
+# ------------------------------------------------------ the processes that run them
+
+KINDS = ("Auto", "Explicit")
+ROUTES = ["Auto-auto", "Auto-callback", "Explicit-auto"]
+CASES = [f"{name}-{route}" for route in ROUTES for name in PROGRAMS]
+
+
+def main(rank, port):
+    faulthandler.dump_traceback_later(2 * LIMIT, exit=True)
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=2, process_id=rank)
+    assert (jax.process_count(), len(jax.devices()), len(jax.local_devices())) == (2, 4, 2)
+    on = {kind: Devices(kind) for kind in KINDS}
+    for case in CASES:
+        name, kind, transport = case.split("-")
+        faulthandler.dump_traceback_later(LIMIT, exit=True)
+        error = None
+        try:
+            with jaxpyop.config.override(transport=transport):
+                PROGRAMS[name](on[kind])
+        except BaseException:
+            error = traceback.format_exc()
+        print(json.dumps({"name": case, "error": error}), flush=True)
+    jax.distributed.shutdown()
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def start(rank, port):
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("JAXPYOP_", "JAX_", "NPROC"))}
+    env |= {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
+    env["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
+    command = [sys.executable, "-W", "error", __file__, str(rank), str(port)]
+    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def run_both():
+    """What each of the two processes said: results by case, and the end of its stderr."""
+    port = free_port()
+    both = [start(rank, port) for rank in (0, 1)]
+    try:
+        said = [process.communicate(timeout=100) for process in both]
+    finally:
+        for process in both:
+            process.kill()
+            process.wait()
+    results = []
+    for out, err in said:
+        lines = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+        results.append(({line["name"]: line["error"] for line in lines}, err[-4000:]))
+    return results
+
+
+@pytest.fixture(scope="module")
+def outcomes():
+    return functools.cache(run_both)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_processes(case, outcomes):
+    for rank, (errors, stderr) in enumerate(outcomes()):
+        assert case in errors, f"process {rank} did not come to the end of it\n{stderr}"
+        assert errors[case] is None, f"process {rank}\n{errors[case]}"
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_the_table_of_the_readme(row):
+    """What the cells say is run above."""
+    assert ROWS[row][0].__name__ in PROGRAMS
+    assert workers.scaling_table()[row] == ROWS[row][1:]
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,369 @@
+"""Programs for several devices in one process: `shard_map` per shard, `jit` on the whole array."""
+
+# ruff: noqa: B023, PT017  # what a loop makes is called in the same turn
+
+from __future__ import annotations
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from devices import (
+    FULL,
+    OPS,
+    F,
+    Log,
+    contrib,
+    expect_error,
+    fail,
+    finish,
+    numpy_function,
+    program,
+    py_function,
+    same,
+    stateful,
+)
+from jax import lax
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+
+@program
+def shard_map_with_several_results(on):
+    for op in OPS.values():
+        log = Log(lambda x, y: (x * 2, (x.sum() * y).astype(np.int32), np.asarray(x)[::-1].copy()))
+        tout, shapes = (F, jnp.int32, F), ((2,), (), (2,))
+        f = on.shard_map(
+            lambda x, y: (lambda a, n, b: (a, lax.psum(n, "d"), b))(*op(log, [x, y], tout, output_shapes=shapes)),
+            (P("d"), P()),
+            (P("d"), P(), P("d")),
+        )
+        a, n, b = finish(f(on.x, 3.0))
+        same(a, FULL * 2)
+        same(n, FULL.sum() * 3)
+        same(b, FULL.reshape(4, 2)[:, ::-1].ravel())
+        assert sorted(log.seen) == FULL.reshape(4, 2).tolist()
+        same(a + b, np.asarray(a) + np.asarray(b))  # usable eagerly
+
+
+@program
+def shard_map_with_pytrees_and_keywords(on):
+    def body(batch, *, by):
+        return {"x": batch["x"] * by, "n": np.int32(len(batch["x"]))}
+
+    f = on.shard_map(
+        lambda x: contrib(
+            body, [{"x": x}], {"by": 2.0}, {"x": F, "n": jnp.int32}, {"x": (2,), "n": ()}, stateful=False
+        ),
+        out_specs={"x": P("d"), "n": P()},
+    )
+    f = on.shard_map(
+        lambda x: contrib(body, [{"x": x}], {"by": 2.0}, {"x": F, "n": jnp.int32}, {"x": (2,), "n": ()})["x"],
+    )
+    same(f(on.x), FULL * 2)
+
+
+@program
+def shard_map_without_results(on):
+    log = Log(lambda x: None)
+    f = on.shard_map(lambda x: (stateful(log, [x], None), x)[1])
+    finish(f(on.x))
+    assert sorted(log.seen) == FULL.reshape(4, 2).tolist()
+
+
+@program
+def shard_map_of_unused_results(on):
+    log = Log()
+    finish(on.shard_map(lambda x: (stateful(log, [x], F), x)[1])(on.x))
+    assert sorted(log.seen) == FULL.reshape(4, 2).tolist()
+
+
+@program
+def shard_map_of_vmap(on):
+    for op in OPS.values():
+        for method in ("sequential", "expand_dims", "broadcast_all", "parallel"):
+            log = Log(lambda x, y: x * y)
+            f = on.shard_map(lambda x, y: jax.vmap(lambda x: op(log, [x, y], F, vmap_method=method))(x), (P("d"), P()))
+            same(finish(f(on.x, 3.0)), FULL * 3)
+            assert len(log.seen) == (8 if method in ("sequential", "parallel") else 4)
+
+
+@program
+def vmap_of_shard_map(on):
+    xs = jax.device_put(np.stack([FULL, -FULL]), NamedSharding(on.mesh, P(None, "d")))
+    f = jax.jit(jax.vmap(on.shard_map(lambda x: numpy_function(lambda x: x * 2, [x], F))))
+    same(f(xs), 2 * np.asarray(xs))
+
+
+@program
+def shard_map_over_one_axis_of_two(on):
+    mesh = on.make_mesh((2, 2), ("a", "b"))
+    x = jax.device_put(FULL.reshape(4, 2), NamedSharding(mesh, P("a", "b")))
+    for op in OPS.values():
+        log = Log()
+        f = on.shard_map(lambda x: op(log, [x], F), P("a", "b"), P("a", "b"), mesh)
+        same(finish(f(x)), 2 * FULL.reshape(4, 2))
+        assert len(log.seen) == 4
+        g = on.shard_map(
+            lambda x: lax.psum(op(lambda x: x.sum(), [x], F, output_shapes=()), ("a", "b")), P("a", "b"), P(), mesh
+        )
+        same(g(x), FULL.sum())
+
+
+@program
+def shard_map_of_loops(on):
+    for op in OPS.values():
+        log = Log(lambda x: x + 1)
+        f = on.shard_map(lambda x: lax.fori_loop(0, 3, lambda i, c: op(log, [c], F), x))
+        same(finish(f(on.x)), FULL + 3)
+        assert len(log.seen) == 12
+        f = on.shard_map(lambda x: lax.cond(x[0] > 3, lambda x: op(lambda x: x * 2, [x], F), lambda x: x, x))
+        same(finish(f(on.x)), np.where(FULL > 3, FULL * 2, FULL))
+
+
+@program
+def shard_map_gradients_of_several_results(on):
+    def body(x, w):
+        return x**2 * w, (x * w).sum()
+
+    def loss(x, w):
+        def each(x, w):
+            a, b = py_function(body, [x, w], (F, F), output_shapes=(x.shape, ()))
+            return lax.psum(a.sum() + b, "d")
+
+        return on.shard_map(each, (P("d"), P()), P())(x, w)
+
+    gx, gw = jax.jit(jax.grad(loss, (0, 1)))(on.x, 3.0)
+    same(gx, 6 * FULL + 3)
+    same(gw, (FULL**2).sum() + FULL.sum())
+    hessian = jax.jit(jax.grad(lambda x: jax.grad(loss)(x, 3.0).sum()))(on.x)
+    same(hessian, np.full(8, 6.0))
+
+
+@program
+def shard_map_gradient_of_a_numpy_function(on):
+    square = lambda x: numpy_function(lambda x: x**2, [x], F, vjp=lambda i, o, c: (2 * i[0] * c[0],))
+    f = on.shard_map(lambda x: lax.psum(square(x).sum(), "d"), out_specs=P())
+    same(jax.jit(jax.grad(f))(on.x), 2 * FULL)
+
+
+@program
+def shard_map_gradient_by_vmap(on):
+    f = on.shard_map(jax.vmap(jax.grad(lambda x: py_function(lambda x: x**3, [x], F))))
+    same(f(on.x), 3 * FULL**2)
+
+
+@program
+def shard_map_shards_run_at_once(on):
+    import threading
+
+    barrier = threading.Barrier(4, timeout=10)
+    f = on.shard_map(lambda x: numpy_function(lambda x: (barrier.wait(), x)[1], [x], F))
+    same(f(on.x), FULL)
+
+
+@program
+def jit_with_several_results(on):
+    for name, op in OPS.items():
+        log = Log(lambda x: (x * 2, x.sum(), np.arange(3, dtype=np.int32)))
+        f = jax.jit(lambda x: op(log, [x], (F, F, jnp.int32), output_shapes=((8,), (), (3,))))
+        y, total, n = finish(f(on.x))
+        same(y, FULL * 2)
+        same(total, 28)
+        same(n, [0, 1, 2])
+        assert log.seen[0] == FULL.tolist()
+        assert len(log.seen) == 1 or (name != "py_func" and "stateful" not in name)
+        same(y + on.x, FULL * 3)  # usable eagerly with what went in
+        same(on.x * total, FULL * 28)
+        same(jnp.sum(n), 3)
+
+
+@program
+def jit_result_and_input_in_one_program(on):
+    for op in OPS.values():
+        f = jax.jit(lambda x: op(lambda x: x * 2, [x], F) + x)
+        same(f(on.x), FULL * 3)
+        same(
+            jax.jit(lambda x: op(lambda x: x * 2, [x + 1], F) * op(lambda x: x + 1, [x], F))(on.x), (FULL + 1) ** 2 * 2
+        )
+
+
+@program
+def jit_gradient_through_both(on):
+    cube = lambda x: py_function(lambda x: x**3 if float(x.sum()) > 0 else -x, [x], F, output_shapes=(8,))
+    loss = lambda x: (cube(x) * x + x).sum()
+    expected = 4 * FULL**3 + 1
+    with on.gradient_context():
+        same(jax.jit(jax.grad(loss))(on.x), expected)
+        same(jax.grad(loss)(on.x), expected)
+        same(jax.grad(lambda x: (jax.jit(cube)(x) * x + x).sum())(on.x), expected)
+        g = jax.jit(jax.grad(loss))(on.x)
+        same(g + on.x, expected + FULL)
+
+
+@program
+def jit_gradient_of_a_stateful_py_function(on):
+    seen = []
+    body = lambda x: (seen.append(np.asarray(jax.lax.stop_gradient(x)).tolist()), x**3)[1]
+    f = jax.jit(jax.grad(lambda x: (py_function(body, [x], F, stateful=True, output_shapes=(8,)) * x).sum()))
+    with on.gradient_context():
+        same(finish(f(on.x)), 4 * FULL**3)
+    assert seen == [FULL.tolist()]
+
+
+@program
+def jit_gradient_of_a_numpy_function(on):
+    for options in ({}, {"stateful": True}):
+        square = lambda x: numpy_function(lambda x: x**2, [x], F, vjp=lambda i, o, c: 2 * i[0] * c[0], **options)
+        with on.gradient_context():
+            same(jax.jit(jax.grad(lambda x: (square(x) + x).sum()))(on.x), 2 * FULL + 1)
+
+
+@program
+def jit_gradients_of_a_batch(on):
+    cube = lambda x: py_function(lambda x: x**3, [x], F)
+    same(jax.jit(jax.vmap(jax.grad(cube)))(on.x), 3 * FULL**2)
+    same(jax.jit(jax.vmap(jax.grad(jax.grad(cube))))(on.x), 6 * FULL)
+
+
+@program
+def jit_stateful_exactly_one_whole_call(on):
+    for op in (stateful, functools.partial(py_function, stateful=True)):
+        for use in (lambda y, x: y, lambda y, x: x, lambda y, x: y + x):
+            log = Log()
+            f = jax.jit(lambda x: use(op(log, [x], F, output_shapes=(8,)), x))
+            for n in range(1, 4):
+                finish(f(on.x))
+                assert log.seen == [FULL.tolist()] * n
+
+
+@program
+def jit_stateful_without_results(on):
+    log = Log(lambda x: None)
+    f = jax.jit(lambda x: (stateful(log, [x], None), x + 1)[1])
+    for n in range(1, 4):
+        same(finish(f(on.x)) + on.x, 2 * FULL + 1)
+        assert log.seen == [FULL.tolist()] * n
+
+
+@program
+def jit_stateful_with_empty_results(on):
+    log = Log(lambda x: (np.zeros(0), np.zeros((0, 2))))
+    f = jax.jit(lambda x: stateful(log, [x], (F, F), output_shapes=((0,), (0, 2))))
+    assert [a.shape for a in finish(f(on.x))] == [(0,), (0, 2)]
+    assert log.seen == [FULL.tolist()]
+
+
+@program
+def jit_stateful_batches_in_order(on):
+    for method, seen in (("sequential", FULL.tolist()), ("expand_dims", [FULL.tolist()])):
+        log = Log()
+        f = jax.jit(jax.vmap(lambda x: stateful(log, [x], F, vmap_method=method)))
+        same(finish(f(on.x)), FULL * 2)
+        assert log.seen == seen
+    log = Log()
+    same(finish(jax.jit(jax.vmap(lambda x: stateful(log, [x], F, vmap_method="parallel")))(on.x)), FULL * 2)
+    assert sorted(log.seen) == FULL.tolist()
+
+
+@program
+def jit_stateful_in_a_loop(on):
+    log = Log(lambda x, i: x + i)
+    f = jax.jit(lambda x: lax.fori_loop(0, 3, lambda i, c: stateful(log, [c, i * 1.0], F, output_shapes=(8,)), x))
+    same(finish(f(on.x)), FULL + 3)
+    assert log.seen == [FULL.tolist(), FULL.tolist(), (FULL + 1).tolist()]
+
+
+@program
+def jit_stateful_and_stateless_together(on):
+    log = Log()
+    f = jax.jit(
+        lambda x: stateful(log, [numpy_function(lambda x: x + 1, [x], F)], F) + numpy_function(lambda x: x, [x], F)
+    )
+    same(finish(f(on.x)), 2 * (FULL + 1) + FULL)
+    assert log.seen == [(FULL + 1).tolist()]
+
+
+@program
+def jit_ordered_one_whole_call_or_refused(on):
+    """JAX 0.10 to 0.12 refuse ordered effects on more than one device."""
+    log = Log()
+    f = jax.jit(lambda x: stateful(log, [stateful(log, [x], F, ordered=True)], F, ordered=True))
+    try:
+        finish(f(on.x))
+    except (ValueError, jax.errors.JaxRuntimeError) as error:  # the latter of XLA's, in 0.10.0
+        text = "rdered effects are not supported for more than 1 device|side-effect HLO cannot have a replicated"
+        assert re.search(text, str(error))
+        assert log.seen == []
+    else:
+        assert log.seen == [FULL.tolist(), (2 * FULL).tolist()]
+
+
+@program
+def jit_of_a_replicated_array(on):
+    for op in OPS.values():
+        x = jax.device_put(FULL, NamedSharding(on.mesh, P()))
+        same(jax.jit(lambda x: op(lambda x: x * 2, [x], F))(x) + x, FULL * 3)
+
+
+@program
+def jit_with_given_shardings(on):
+    for op in OPS.values():
+        sharding = NamedSharding(on.mesh, P("d"))
+        f = jax.jit(lambda x: op(lambda x: x * 2, [x], F), in_shardings=sharding, out_shardings=sharding)
+        y = f(on.x)
+        assert y.sharding.is_equivalent_to(sharding, 1)
+        same(y + on.x, FULL * 3)
+
+
+@program
+def jit_on_two_of_four_devices(on):
+    mesh = Mesh(np.array(jax.devices()[1:3]), ("d",), axis_types=(AxisType[on.kind],))
+    x = jax.device_put(FULL, NamedSharding(mesh, P("d")))
+    for op in OPS.values():
+        log = Log()
+        y = finish(jax.jit(lambda x: op(log, [x], F))(x))
+        same(y + x, FULL * 3)
+        assert set(map(tuple, log.seen)) == {tuple(FULL)}
+
+
+@program
+def jit_on_another_device(on):
+    x = jax.device_put(FULL, jax.devices()[2])
+    for op in OPS.values():
+        same(jax.jit(lambda x: op(lambda x: x * 2, [x], F) + x)(x), FULL * 3)
+
+
+@program
+def jit_over_two_axes(on):
+    mesh = on.make_mesh((2, 2), ("a", "b"))
+    x = jax.device_put(FULL.reshape(2, 4), NamedSharding(mesh, P("a", "b")))
+    for op in OPS.values():
+        log = Log()
+        y = finish(jax.jit(lambda x: op(log, [x], F))(x))
+        same(y + x, 3 * FULL.reshape(2, 4))
+        assert log.seen[0] == FULL.reshape(2, 4).tolist()
+
+
+@program
+def direct_calls_and_batches(on):
+    for op in OPS.values():
+        log = Log()
+        same(op(log, [on.x], F), FULL * 2)
+        assert log.seen == [FULL.tolist()]
+        same(jax.vmap(lambda x: op(lambda x: x * 2, [x], F))(on.x), FULL * 2)
+
+
+@program
+def pmap(on):
+    if not hasattr(jax, "pmap"):
+        return
+    for op in OPS.values():
+        log = Log()
+        same(finish(jax.pmap(lambda x: op(log, [x], F))(FULL[:4])), FULL[:4] * 2)
+        assert sorted(log.seen) == FULL[:4].tolist()
+    same(jax.pmap(jax.grad(lambda x: py_function(lambda x: x**3, [x], F)))(FULL[:4]), 3 * FULL[:4] ** 2)
+    expect_error(jax.pmap(lambda x: numpy_function(fail, [x], F)), jnp.asarray(FULL[:4]))
+    same(jax.pmap(lambda x: numpy_function(lambda x: x * 2, [x], F))(FULL[:4]), FULL[:4] * 2)

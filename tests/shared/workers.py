@@ -1,0 +1,145 @@
+"""Bodies at the top of a module, as other processes need them; the README's table of what runs where."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import threading
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jaxpyop
+
+ROOT = pathlib.Path(__file__).parents[2]
+README = ROOT / "README.md"
+BATCHES = ROOT / "docs" / "guide" / "batches.md"
+
+
+def double(x):
+    return x * 2
+
+
+def product(x, y):
+    return x * y
+
+
+def cube(x):
+    return x**3
+
+
+def branching_cube(x):
+    """A cube that only the tape can differentiate."""
+    return x**3 if float(x) > 0 else -(x**3)
+
+
+def cube_vjp(inputs, outputs, cotangents):
+    return 3 * inputs[0] ** 2 * cotangents[0]
+
+
+def process_number(x):
+    return np.int32(os.getpid())
+
+
+def scale(batch, *, by, unit):
+    assert unit == "m"
+    return {"x": batch["x"] * by, "n": np.int32(batch["n"] + 1)}
+
+
+def overwrite(x, y):
+    """Writes into its second input, which the elements may share."""
+    y += x
+    return y
+
+
+def labelled(label, x):
+    assert label == {"label": "metre", "path": README}
+    return x + 1
+
+
+def normal(key):
+    return jax.random.normal(key)
+
+
+def pair(x):
+    return np.zeros(2, np.float32)
+
+
+def third(x):
+    """A float64 third, if JAX in the worker has 64 bits."""
+    return np.asarray(jnp.asarray(x, jnp.result_type(float)) / 3)
+
+
+def append_line(path, x):
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(f"{float(x)}\n")
+    return x
+
+
+def fail_at_two(x):
+    if x == 2:
+        raise ValueError("two is too much")
+    return x
+
+
+def slow_unless_two(path, x):
+    """Fails at once at 2; everything else takes a while, and says so when it is done."""
+    if x == 2:
+        raise ValueError("two is too much")
+    time.sleep(0.2)
+    return append_line(path, x)
+
+
+def fail_in_jax(x):
+    return jax.jit(lambda x: float(x))(x)
+
+
+class OddError(Exception):
+    def __init__(self, how, odd):
+        super().__init__(f"{how} {odd}")
+
+
+def fail_oddly(x):
+    raise OddError("too", "odd")
+
+
+pool = None  # set by a test
+
+
+@jaxpyop.numpy_function(Tout=jnp.float32, vmap_method="parallel", executor=lambda: pool)
+def decorated(x):
+    return x * 2
+
+
+class Scaled:
+    by = 3
+
+    @jaxpyop.py_function(Tout=jnp.float32, vmap_method="parallel", executor=lambda: pool)
+    def scaled(self, x):
+        return x * self.by
+
+
+def die(x):
+    os._exit(3)
+
+
+def locked():
+    """A body that nobody can pickle."""
+    lock = threading.Lock()
+
+    def body(x):
+        with lock:
+            return x
+
+    return body
+
+
+def scaling_table():
+    """The table of what runs where, in the guide: the other cells of each row by its first."""
+    section = BATCHES.read_text(encoding="utf-8").split("\n## Where the function runs\n")[1].split("\n## ")[0]
+    lines = re.findall(r"^\|(.*)\|$", section, re.MULTILINE)
+    rows = [[cell.strip() for cell in line.split("|")] for line in lines]
+    return {row[0]: tuple(row[1:]) for row in rows[2:]}

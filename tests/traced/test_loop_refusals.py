@@ -1,0 +1,433 @@
+"""What cannot be one program is refused with file, line, variable and cure."""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxpyop
+from jaxpyop._paths import convert
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+THIS_FILE = re.escape(__file__)
+
+
+def line_of(text):
+    """The number of the only line of this file that ends with a comment."""
+    with open(__file__) as lines:
+        found = [n for n, line in enumerate(lines, 1) if line.rstrip().endswith(f"# {text}")]
+    assert len(found) == 1, (text, found)
+    return found[0]
+
+
+def as_op(body, **options):
+    return lambda x: jaxpyop.py_function(body, [x], jnp.float32, mode="traced", output_shapes=(), **options)
+
+
+def shape_grows(x):
+    y = jnp.ones(1) * x
+    while y.sum() < 9:  # shape grows
+        y = jnp.concatenate([y, y])
+    return y.sum()
+
+
+def shape_changes_in_a_for(x):
+    y = x
+    for _ in range(jnp.int32(x)):  # shape in for
+        y = jnp.ones(3) * y
+    return x
+
+
+def list_grows(x):
+    ys = []
+    while x > 1:  # list grows
+        x = x / 2
+        ys.append(x)
+    return x + len(ys)
+
+
+def list_grows_by_assignment(x):
+    ys = [x]
+    while x > 1:  # list assigned
+        x = x / 2
+        ys = [*ys, x]
+    return x + ys[0]
+
+
+def dict_grows(x):
+    seen = {}
+    k = 0
+    while x > 1:  # dict grows
+        x, k = x / 2, k + 1
+        seen[f"{k}"] = x
+    return x
+
+
+def set_grows(x):
+    seen = set()
+    for _ in range(jnp.int32(x)):  # set grows
+        seen.add("turn")
+    return x
+
+
+_LOG = []
+
+
+def global_list_grows(x):
+    while x > 1:  # global list
+        x = x / 2
+        _LOG.append(1)
+    return x
+
+
+def _note(log, x):
+    log.append(x)
+    return x / 2
+
+
+def list_grows_in_a_call(x):
+    log = []
+    while x > 1:  # list in a call
+        x = _note(log, x)
+    return x
+
+
+class Counter:
+    def __init__(self):
+        self.count = 0
+
+    def half(self, x):
+        self.count += 1
+        return x / 2
+
+
+def attribute_changes_in_a_method(x):
+    counter = Counter()
+    while x > 1:  # attribute in a method
+        x = counter.half(x)
+    return x
+
+
+def name_of_the_loop_only(x):
+    while x > 1:  # bound in the loop
+        last = x
+        x = x / 2
+    return last
+
+
+def loop_variable_afterwards(x):
+    for i in range(jnp.int32(x)):  # loop variable
+        x = x + i
+    return x + i
+
+
+def name_of_a_for_only(x):
+    for i in range(jnp.int32(x)):  # bound in the for
+        y = x * i
+    return y
+
+
+def text_changes(x):
+    how = "none"
+    while x > 1:  # text
+        x = x / 2
+        how = how + "!"
+    return x * len(how)
+
+
+def function_changes(x):
+    f = jnp.sin
+    while x > 1:  # function
+        x = x / 2
+        f = jnp.cos
+    return f(x)
+
+
+def none_becomes_a_value(x):
+    best = None
+    while x > 1:  # none
+        x = x / 2
+        best = x
+    return best
+
+
+def key_becomes_a_number(x):
+    k = jax.random.key(0)
+    while x > 1:  # key
+        x = x / 2
+        k = x
+    return x + k
+
+
+def float_of_a_value(x):
+    while x > 1:
+        x = x / 2 + math.sin(x)  # float
+    return x
+
+
+def numpy_of_a_value(x):
+    while x > 1:
+        x = np.sin(x)  # numpy
+    return x
+
+
+def list_of_a_value(x):
+    while x > 1:
+        x = x / x.tolist()  # item
+    return x
+
+
+def index_of_a_list(x):
+    table = [1.0, 2.0, 3.0]
+    total = x
+    for i in range(jnp.int32(x)):
+        total = total + table[i]  # list index
+    return total
+
+
+def shape_of_a_value(x):
+    while x > 1:
+        x = x / 2 + jnp.ones(jnp.int32(x)).sum()  # dynamic shape
+    return x
+
+
+def asserts(x):
+    while x > 1:
+        assert x < 100  # assert
+        x = x / 2
+    return x
+
+
+def asserts_in_an_if(x):
+    if x > 0:
+        x = x * 2
+    assert x < 100, "too large"  # assert message
+    return x
+
+
+def raises(x):
+    while x > 1:
+        if x > 100:
+            raise ValueError("too large")  # raise
+        x = x / 2
+    return x
+
+
+def raises_afterwards(x):
+    while x > 1:
+        x = x / 2
+    if x < 0:
+        raise ValueError("negative")  # raise after
+    return x
+
+
+def divides_by_zero(x):
+    while x > 1:
+        x = x / 2 + 1 // 0  # zero
+    return x
+
+
+def no_return(x):  # noqa: RET503
+    while x > 1:
+        if x < 2:
+            return x
+        x = x / 2  # no return
+
+
+def range_of_a_float(x):
+    for _ in range(x):  # float range
+        x = x + 1
+    return x
+
+
+def range_as_a_list(x):
+    return x + sum([2 * i for i in range(jnp.int32(x))])  # range in a list
+
+
+def enumerated_range(x):
+    for i, k in enumerate(range(jnp.int32(x))):  # enumerated
+        x = x + i * k
+    return x
+
+
+def truth_of_a_vector(x):
+    v = jnp.ones(2) * x
+    while v > 1:  # vector
+        v = v / 2
+    return v.sum()
+
+
+def locals_inside(x):
+    while x > 1:
+        x = x / len(locals())  # locals
+    return x
+
+
+REFUSED = [
+    (shape_grows, "shape grows", r"`y` has the shape \(1,\) before a turn .* and \(2,\) after it; give it its final"),
+    (shape_changes_in_a_for, "shape in for", r"`y` has the shape \(\) before .* \(3,\) after it; give it its final"),
+    (list_grows, "list grows", r"`ys` is changed in place inside of a loop .*; make an array of a fixed length"),
+    (list_grows_by_assignment, "list assigned", r"`ys` is a list of 1 before a turn .* a list of 2 after it; make an"),
+    (
+        dict_grows,
+        "dict grows",
+        r"`seen` is changed in place .*; make an array|`seen\[.*\]` gets its first value inside",
+    ),
+    (set_grows, "set grows", r"`seen` is changed in place .*; make an array"),
+    (global_list_grows, "global list", r"`_LOG` is changed in place .*; make an array"),
+    (list_grows_in_a_call, "list in a call", r"`log` is changed in place .*; make an array"),
+    (attribute_changes_in_a_method, "attribute in a method", r"`counter` is changed in place .*; make an array"),
+    (
+        name_of_the_loop_only,
+        "bound in the loop",
+        r"`last` gets its first value inside of a loop .*; give it one before",
+    ),
+    (loop_variable_afterwards, "loop variable", r"`i` gets its first value inside of a loop .*; give it one before"),
+    (name_of_a_for_only, "bound in the for", r"`y` gets its first value inside of a loop .*; give it one before"),
+    (text_changes, "text", r"`how` holds a str in a loop .*; a loop in the program carries arrays and numbers only"),
+    (function_changes, "function", r"`f` holds a .* in a loop .*; a loop in the program carries arrays and numbers"),
+    (none_becomes_a_value, "none", r"`best` is a NoneType before a turn .*; "),
+    (key_becomes_a_number, "key", r"`k` is key<fry>\[\] before a turn, float32\[\] after it; "),
+    (float_of_a_value, "float", r"float\(x\) asks for the value of a traced float32\[\].*jax\.lax\.while_loop"),
+    (numpy_of_a_value, "numpy", r"np\.asarray\(x\) asks for the value of a traced float32\[\].*traced ops"),
+    (list_of_a_value, "item", r"x\.tolist\(\) asks for the value"),
+    (index_of_a_list, "list index", r"operator\.index\(x\) asks for the value of a traced int32\[\]"),
+    (shape_of_a_value, "dynamic shape", r"a path raises TypeError: Shapes must be 1D sequences|asks for the value"),
+    (asserts, "assert", r"an assert of a traced value cannot stop a compiled program; leave it out, return a value"),
+    (asserts_in_an_if, "assert message", r"an assert of a traced value cannot stop .*; leave it out, return a value"),
+    (raises, "raise", r"a path raises ValueError: too large; .*jnp\.nan"),
+    (raises_afterwards, "raise after", r"a path raises ValueError: negative; .*jnp\.nan"),
+    (divides_by_zero, "zero", r"a path raises ZeroDivisionError"),
+    (no_return, None, r"a path ends without `return`, and others return a value; end every path with a `return`"),
+    (
+        range_of_a_float,
+        "float range",
+        r"a path raises TypeError: range\(\) takes integers, got float32\[\]; write range",
+    ),
+    (range_as_a_list, "range in a list", r"a range of a traced number is used where Python needs its numbers; write a"),
+    (enumerated_range, "enumerated", r"a range of a traced number is used where Python needs its numbers; write a"),
+    (truth_of_a_vector, "vector", r"a path raises ValueError: The truth value of an array"),
+    (locals_inside, "locals", r"locals\(\) sees other names in a body with loops on values; name what is needed"),
+]
+
+
+@pytest.mark.parametrize(("body", "line", "match"), REFUSED, ids=lambda v: getattr(v, "__name__", ""))
+def test_refused_with_line_variable_and_cure(body, line, match):
+    number = body.__code__.co_firstlineno if line is None else line_of(line)
+    full = rf"^py_function '{body.__name__}': {THIS_FILE}:{number}: {match}"
+    with pytest.raises(TypeError, match=full) as caught:
+        jax.jit(as_op(body))(3.0)
+    assert "eager" in str(caught.value) or "; " in str(caught.value)
+    _LOG.clear()
+
+
+def halve(x):
+    while x > 1:  # halve
+        x = x / 2
+    return x
+
+
+def test_without_the_extra_ifs_are_followed_and_loops_are_refused(monkeypatch):
+    monkeypatch.setattr(convert, "is_installed", lambda: False)
+    monkeypatch.setattr(convert, "_factories", {})
+    op = as_op(lambda x: x * 2 if x > 0 else -x)
+    assert jax.jit(op)(3.0) == 6.0
+    match = rf"{THIS_FILE}:{line_of('halve')}: .*loop whose end.*; pip install 'jaxpyop\[loops\]'; or .*mode=\"eager\""
+    with pytest.raises(TypeError, match=match):
+        jax.jit(as_op(halve))(8.0)
+
+
+def test_without_source_ifs_are_followed_and_loops_are_refused():
+    space = {}
+    exec(
+        "def halve(x):\n    while x > 1:\n        x = x / 2\n    return x\ndef sign(x): return 1.0 if x > 0 else -1.0",
+        space,
+    )
+    assert jax.jit(as_op(space["sign"]))(3.0) == 1.0
+    with pytest.raises(
+        TypeError, match=r"<string>:2: .*the source of halve is needed to follow loops.*write it in a file"
+    ):
+        jax.jit(as_op(space["halve"]))(8.0)
+
+
+def test_what_the_converter_cannot_do_is_said():
+    def body(x):
+        while x > 1:
+            x = x / 2
+        else:
+            x = x * 3
+        return x
+
+    with pytest.raises(TypeError, match=r"body cannot be rewritten \(.*while/else statement not yet supported\)"):
+        jax.jit(as_op(body))(8.0)
+
+
+def test_a_backward_pass_without_a_bound_says_so():
+    op = as_op(halve)
+    assert jax.jit(op)(8.0) == 1.0
+    match = rf"^{THIS_FILE}:{line_of('halve')}: a backward pass through a loop on values .* pass max_steps="
+    with pytest.raises(NotImplementedError, match=match):
+        jax.jit(jax.grad(op))(8.0)
+    assert jax.jit(jax.jacfwd(op))(8.0) == 1 / 8  # forward mode needs none
+    assert jax.jit(jax.grad(as_op(halve, max_steps=4)))(8.0) == 1 / 8
+
+
+def test_a_bound_that_does_not_do_shows():
+    op = as_op(halve, max_steps=2)
+    assert jax.jit(op)(8.0) == 1.0
+    assert np.isnan(jax.jit(jax.grad(op))(8.0))
+    assert jax.jit(jax.grad(op))(4.0) == 0.25
+
+
+@pytest.mark.parametrize("steps", [0, -1, 2.5, True, "ten"])
+def test_no_bound(steps):
+    with pytest.raises(
+        ValueError, match=rf"py_function: max_steps is {steps!r}; expected how many turns .* at least 1"
+    ):
+        as_op(halve, max_steps=steps)(1.0)
+
+
+def test_what_a_body_swallows_is_refused_all_the_same():
+    def body(x):
+        try:
+            while x > 1:  # swallowed
+                x = jnp.ones(2) * x
+        except BaseException:
+            return x
+        return x
+
+    with pytest.raises(TypeError, match=rf":{line_of('swallowed')}: `x` has the shape"):
+        jax.jit(as_op(body))(3.0)
+
+
+def test_a_print_happens_once(capsys):
+    def body(x):
+        while x > 1:
+            print("a turn")
+            x = x / 2
+        return x
+
+    op = jax.jit(as_op(body))
+    assert op(8.0) == 1.0
+    assert op(4.0) == 1.0
+    assert capsys.readouterr().out.count("a turn") <= 3  # the attempts at tracing it, and none when it runs
+
+
+def test_partial_methods_and_nested_ops():
+    def power(exponent, x):
+        y, k = 1.0, 0
+        while k < exponent and y < 100:
+            y, k = y * x, k + 1
+        return y
+
+    assert jax.jit(as_op(functools.partial(power, 3)))(2.0) == 8.0
+    inner = as_op(halve)
+    outer = as_op(lambda x: inner(x * 8) + 1)
+    assert jax.jit(outer)(1.0) == 2.0

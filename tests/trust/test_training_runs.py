@@ -1,0 +1,71 @@
+"""What must not grow with the number of training steps, counted. `training.py` is the long form, which takes times."""
+
+import dataclasses
+import gc
+
+import jax
+import pytest
+import training
+
+from jaxpyop._op import RECORDS
+
+
+def entries():
+    """How many entries JAX's caches of jitted functions have, and how many objects there are."""
+    gc.collect()
+    objects = gc.get_objects()
+    functions = [o for o in objects if type(o).__name__ == "PjitFunction"]
+    return sum(f._cache_size() for f in functions), len(objects)
+
+
+@pytest.mark.parametrize("jit", [True, False], ids=["jit", "direct"])
+@pytest.mark.parametrize("loss", training.LOSSES.values(), ids=training.LOSSES)
+def test_nothing_grows(loss, jit):
+    step = training.stepping(loss, jit)
+    compiled = []
+    listen = lambda name, *_, **__: compiled.append(name) if "/compile" in name or "trace" in name else None
+    RECORDS.clear()
+    for _ in range(40):
+        step(training.W)
+    cached, objects = entries()
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        for _ in range(100):
+            step(training.W)
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert [name for name in compiled if jit or "compile" in name] == []
+    assert entries()[0] == cached
+    RECORDS.make_room()
+    assert RECORDS.stats()["count"] <= 256
+    assert RECORDS.stats()["nbytes"] <= 8 * 2**20
+    RECORDS.clear()
+    assert entries()[1] - objects < 100
+
+
+STEADY = training.Run([100.0] * 20_000, [200.0] * training.WINDOWS, (5.0, 5.5))
+
+
+def changed(**values):
+    return dataclasses.replace(STEADY, **values)
+
+
+@pytest.mark.parametrize(
+    ("run", "said"),
+    [
+        (STEADY, []),
+        (
+            training.Run([100.0] * 19_000 + [120.0] * 1000, STEADY.memory, STEADY.plain),
+            ["a step took 100 us and takes 120"],
+        ),
+        (
+            training.Run(STEADY.times, [200.0] * 9 + [206.0], STEADY.plain),
+            ["memory grew by 6.0 MiB in the second half"],
+        ),
+        (training.Run(STEADY.times, [100.0] + [200.0] * 9, STEADY.plain), []),  # while it warms up
+        (training.Run(STEADY.times, STEADY.memory, (5.0, 6.1)), ["jnp.abs took 5.0 us and takes 6.1"]),
+    ],
+    ids=["steady", "slower", "memory", "warming up", "plain"],
+)
+def test_what_a_long_run_reports(run, said):
+    assert list(training.problems(run)) == said
