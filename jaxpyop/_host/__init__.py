@@ -36,4 +36,6 @@ from jaxpyop._host.progress import check_progress as check_progress
 from jaxpyop._host.sharing import Shared as Shared
 from jaxpyop._host.transport import Host as Host
 from jaxpyop._host.transport import lend as lend
+from jaxpyop._host.transport import lend_results as lend_results
 from jaxpyop._host.transport import take_back as take_back
+from jaxpyop._host.transport import take_back_results as take_back_results

@@ -33,6 +33,12 @@ def _travels(call: Any) -> bool:
     return getattr(call.body, "travels", True)
 
 
+def runs_here(op: Any) -> bool:
+    """Whether an op's function runs in this process, on whatever thread."""
+    executor = executor_of(op)
+    return executor is None or is_local(executor) or is_worker(executor)
+
+
 def run_once(call: Any, arrays: Sequence[Any], lead: tuple[int, ...], store: Callable[[Sequence[Any]], None]) -> None:
     """Run a call on one element, or on a whole block, where `executor=` says.
 

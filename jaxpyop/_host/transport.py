@@ -20,7 +20,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from jaxpyop import _jaxcore
-from jaxpyop._host.batching import run_elements, run_once
+from jaxpyop._host.batching import run_elements, run_once, runs_here
 from jaxpyop._host.columns import Batch
 from jaxpyop._host.environment import Environment
 from jaxpyop._host.errors import PythonBodyError, body_error, put_off, taken_up
@@ -36,6 +36,7 @@ class HostCall(Protocol):
     func: Any
     on_jax: bool  # makes jax.Arrays, copies, of the views that it needs
     copy: bool
+    fills: bool  # takes the arrays of its results behind its inputs, and then returns none
     stateful: bool
     ordered: bool
     hidden: int
@@ -81,7 +82,7 @@ class Host:
 
     def _choose_fill(self, inputs: Sequence[Any]) -> Callable[[Sequence[Any], Sequence[Any]], None]:
         large = any(math.prod(i.shape) * np.dtype(i.dtype).itemsize >= SMALL for i in inputs)
-        plain = not (large or self.batch.sizes) and self.call.op.executor is None
+        plain = not (large or self.batch.sizes or self.call.fills) and self.call.op.executor is None
         if plain and (self.call.copy or self.call.on_jax):
             return self._fill_small
         if self.call.on_jax:
@@ -155,6 +156,10 @@ class Host:
 
     def _run(self, arrays: list[Any], outs: Sequence[Any]) -> None:
         call, batch = self.call, self.batch
+        if call.fills and runs_here(call.op):
+            results = [view_of(out) for out in outs[: len(outs) - self.padding]]
+            arrays = [*arrays, *results]
+            batch = batch.with_inputs(lambda mask: (*mask, *(True for _ in results)))
         if not batch.sizes or batch.block:
             run_once(call, arrays, batch.sizes, lambda values: self._store(values, outs))
             return
@@ -200,6 +205,28 @@ def lend(views: Iterable[Any]) -> list[Any]:
     """Read-only arrays over the same memory, for `take_back` to watch."""
     # What NumPy makes so is the base of its own slices, unlike view[...]: who keeps one is noticed too.
     return [as_strided(view, view.shape, view.strides, writeable=False) for view in views]
+
+
+def lend_results(views: Iterable[Any]) -> list[Any]:
+    """Arrays over the same memory, for `take_back_results` to watch."""
+    return [as_strided(view, view.shape, view.strides) for view in views]
+
+
+def take_back_results(lent: list[Any]) -> bool:
+    """End the time in which a body may write to what `out=True` lent; empties the list.
+
+    An array that somebody holds gets memory of its own, with what is in it now. Of its slices nobody knows.
+
+    Returns:
+        Whether somebody holds one.
+    """
+    kept = False
+    while lent:
+        array = lent.pop()
+        if references(array) > FREE:
+            array.__setstate__((1, array.shape, array.dtype, False, array.tobytes()))
+            kept = True
+    return kept
 
 
 def take_back(lent: list[Any], title: str) -> None:

@@ -37,6 +37,8 @@ NOT_GIVEN: Any = _NotGiven()
 
 def run(op: Op, args: Sequence[Any], kwargs: Mapping[str, Any], when: Any = None) -> Any:
     """Call an op with its inputs: directly, or staged into what is traced."""
+    if op.out and "out" in kwargs:
+        raise TypeError(f"{op.title}: out is the keyword for the results that out=True lends; give yours another name")
     arrays, inputs = split(args, dict(kwargs), op.title)
     flag = read_when(when, op.title)
     call = UserCall(op, inputs, conditional=bool(flag))

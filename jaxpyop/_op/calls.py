@@ -23,6 +23,7 @@ from jaxpyop import _jaxcore
 from jaxpyop._host import Environment
 from jaxpyop._op.bodies import Push, Struct, UserBody, is_inexact
 from jaxpyop._op.derive import derive
+from jaxpyop._op.filled import FilledBody
 from jaxpyop._op.inputs import Inputs
 from jaxpyop._op.linear_maps import FuncMap, LinearMap
 from jaxpyop._op.op import Op
@@ -37,12 +38,13 @@ class UserCall(Plain):
     """Runs the user's function."""
 
     def __init__(self, op: Op, inputs: Inputs, *, conditional: bool = False) -> None:
-        body = UserBody(op, inputs)
+        body = (FilledBody if op.out else UserBody)(op, inputs)
         super().__init__(WhenUser(body) if conditional else body, op, Environment())
         self.conditional = conditional
         self.hidden = int(conditional)
         self.on_jax = op.on_jax
         self.copy = op.copy
+        self.fills = op.out
         self.stateful = op.stateful
         self.ordered = op.ordered
         self.vmap_method = op.vmap_method

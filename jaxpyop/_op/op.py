@@ -35,6 +35,7 @@ class Op:
     on_jax: bool
     title: str
     copy: bool = True
+    out: bool = False
     rules: Rules = NO_RULES
     executor: Any = None
     chunksize: int | None = None
@@ -93,6 +94,8 @@ def make_op(
         spec, shapes = with_shapes(spec, shapes, api), None
     # No result: nothing but the side effects is left to be called for.
     rest["stateful"] = bool(rest["stateful"] or rest["ordered"] or spec.empty)
+    if rest.get("out"):
+        _check_out(spec, api)
     rest["rules"] = read_rules(rest, spec, api)
     name = _name_of(func, name)
     return Op(api, name, func, spec, shapes, title=f"{api} {name!r}", on_jax=on_jax, traced=traced, **rest)
@@ -106,7 +109,7 @@ def _check_options(options: dict[str, Any], api: str) -> None:
     _check_chunksize(options["chunksize"], api)
     if options["progress"]:
         check_progress(api)
-    for flag in ("stateful", "ordered", "progress", "copy"):
+    for flag in ("stateful", "ordered", "progress", "copy", "out"):
         _check_flag(options.get(flag, False), flag, api)
 
 
@@ -207,3 +210,18 @@ def _check_chunksize(chunksize: Any, api: str) -> None:
         raise TypeError(f"{api}: chunksize is {chunksize!r}; expected a whole number of elements")
     if chunksize < 1:
         raise ValueError(f"{api}: chunksize is {chunksize}; expected at least 1")
+
+
+def _check_out(spec: ResultSpec, api: str) -> None:
+    """Raise where there is nothing to fill, or nobody knows how much.
+
+    Raises:
+        ValueError: no result, or one of another form than the op's.
+    """
+    if spec.empty:
+        raise ValueError(f"{api}: out=True hands func the results to fill, and Tout promises none; leave out=True out")
+    if spec.own is not None:
+        raise ValueError(
+            f"{api}: out=True hands func the results to fill, which padded results and typed keys have no array for; "
+            "return them, and leave out=True out"
+        )

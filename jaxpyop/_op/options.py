@@ -217,6 +217,18 @@ class ContribOptions(_Everywhere, total=False):
             not be kept after the call.""",
         ),
     ]
+    out: Annotated[
+        bool,
+        Option(
+            False,
+            """``True`` calls `func` with a keyword ``out``, as NumPy's functions have
+            it: the results, in the structure of `Tout`, for `func` to fill and return
+            nothing. They are zero at first, and where the program runs on one CPU device
+            XLA's own memory: with ``copy=False`` nothing is copied at all. Their
+            shapes must be known, outside ``jit`` too, and are found in the same way.
+            Like lent inputs they must not be kept after the call.""",
+        ),
+    ]
 
 
 class _OfNumpy(TypedDict, total=False):

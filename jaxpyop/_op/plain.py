@@ -24,6 +24,7 @@ class Plain:
 
     on_jax = True
     copy = True
+    fills = False  # takes the arrays of its results behind its inputs, and then returns none
     stateful = False
     ordered = False
     adds = 0  # results after the body's own

@@ -57,6 +57,8 @@ def run_now(call: Plain, args: Sequence[Any], batch: Batch = NO_BATCH) -> list[A
     """Run a call on the caller's thread, without compilation."""
     if call.ordered:
         _wait_for_ordered()
+    if call.fills:
+        call.shapes(structs_of(args, batch))  # known before anything runs, and in workers
     arrays: list[Any] = list(args)
     if not call.on_jax:
         arrays = [np.array(a, order="C") for a in arrays] if call.copy else lend(map(np.asarray, arrays))

@@ -67,6 +67,15 @@ def test_bodies_in_other_processes(api, elsewhere, route):
     assert 1 <= len(pids) <= 2
 
 
+def test_results_that_are_filled_in_other_processes(elsewhere, route):
+    """Also where the promised shapes are a function's, which stays here."""
+    op = lambda x: parallel(
+        numpy_function, workers.fill_double, [x], F, executor=elsewhere, out=True, output_shapes=lambda x: x.shape
+    )
+    np.testing.assert_array_equal(route(op, grid(3)), 2 * grid(3))
+    np.testing.assert_array_equal(route(jax.vmap(op), grid(4, 3)), 2 * grid(4, 3))
+
+
 @pytest.mark.parametrize(
     ("vmapped", "x_shape", "y_shape"), [VMAPS["outer product"], VMAPS["size 0"]], ids=["outer product", "size 0"]
 )

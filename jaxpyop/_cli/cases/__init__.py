@@ -21,6 +21,7 @@ GROUPS: list[Callable[[], Group]] = [
     calls.direct_calls,
     calls.fresh_calls,
     calls.large_calls,
+    calls.filled_calls,
     batches.batches,
     batches.waiting_batches,
     lambda: gradients.gradients("log-Huber gradient, first branch", 1.0, 2.0),

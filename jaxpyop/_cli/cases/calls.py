@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental import io_callback
 from jax.experimental.buffer_callback import buffer_callback
 
@@ -101,5 +102,29 @@ def large_calls() -> Group:
     return Group(
         "40 MB np.negative under jit",
         [Case("numpy_function", lambda: ours(x), 1), Case("jax.pure_callback", lambda: theirs(x), 1)],
+        samples=15,
+    )
+
+
+def filled_calls() -> Group:
+    x = jnp.ones(10_000_000)
+    like = jax.ShapeDtypeStruct(x.shape, x.dtype)
+
+    def negative_in_place(x: Any, out: Any) -> None:
+        np.negative(x, out=out)
+
+    def bare_in_place(ctx: Any, out: Any, x: Any) -> None:
+        np.negative(np.asarray(x), out=np.asarray(out))
+
+    ours = jax.jit(lambda x: jaxpyop.numpy_function(negative_in_place, [x], jnp.float32, out=True, copy=False))
+    bare = jax.jit(lambda x: buffer_callback(bare_in_place, like)(x))
+    pure = jax.jit(lambda x: jax.pure_callback(negative, like, x))
+    return Group(
+        "40 MB np.negative(x, out=out)",
+        [
+            Case("numpy_function(out=True)", lambda: ours(x), 1),
+            Case("bare buffer_callback", lambda: bare(x), 1),
+            Case("jax.pure_callback", lambda: pure(x), 1),
+        ],
         samples=15,
     )
