@@ -164,7 +164,7 @@ def numpy_function(
         >>> import jax, jax.numpy as jnp, numpy as np, jaxpyop
         >>> def median(x):
         ...     return np.median(x)
-        >>> f = jax.jit(lambda x: jaxpyop.numpy_function(median, [x], jnp.float32, output_shapes=()))
+        >>> f = jax.jit(lambda x: jaxpyop.numpy_function(median, [x], jnp.float32(0)))
         >>> print(f(jnp.array([1.0, 5.0, 2.0])))
         2.0
 

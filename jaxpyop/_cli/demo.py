@@ -154,7 +154,7 @@ def _with_vjp(sheet: Sheet) -> None:
     def gradient(inputs: Any, outputs: Any, cotangents: Any) -> Any:
         return cotangents[0] * np.linalg.inv(inputs[0]).T
 
-    @jaxpyop.numpy_function(Tout=F32, output_shapes=(), vjp=gradient)
+    @jaxpyop.numpy_function(Tout=F32(0), vjp=gradient)
     def logdet(a: Any) -> Any:
         return np.linalg.slogdet(a)[1]
 

@@ -169,6 +169,7 @@ def test_a_scalar_as_an_example_of_itself(api, tout, route):
     y = route(lambda x: api(lambda x: x.mean(), [x], tout), X)
     assert (y.shape, y.dtype, float(y)) == ((), F, 1.0)
     close(route(jax.vmap(lambda x: api(lambda x: x.mean(), [x], tout)), jnp.ones((4, 3))), np.ones(4))
+    close(route(lambda x: api(lambda x: x.mean(), [x], jnp.float32(0)), X), 1.0)  # made where it is traced
 
 
 def test_letting_all_records_go():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import traceback
 
@@ -19,7 +20,7 @@ from error_cases import (
     reraised_by,
     run,
 )
-from util import numpy_function, py_func
+from util import every_api, numpy_function, py_func
 
 import jaxpyop
 
@@ -37,6 +38,23 @@ def test_reraise_lets_everything_else_pass():
         raise jax.errors.JaxRuntimeError("other [jaxpyop error ffffff-1]")
     with pytest.raises(KeyboardInterrupt, match="mine"), jaxpyop.reraise():
         raise KeyboardInterrupt("mine")
+
+
+@every_api
+def test_an_interrupt_in_a_body(api, route):
+    """Ctrl-C, which Python raises on the main thread, where small programs run."""
+    presses = [True]
+
+    def body(x):
+        if presses and presses.pop():
+            signal.raise_signal(signal.SIGINT)
+        return x
+
+    f = lambda x: api(body, [x], F, output_shapes=lambda x: x.shape)
+    f = jax.jit(f) if route.jit else f
+    with pytest.raises(KeyboardInterrupt), jaxpyop.reraise():
+        run(f, X)
+    np.testing.assert_array_equal(f(X), X)  # the next call is whole
 
 
 def test_reraise_nests(transport):
