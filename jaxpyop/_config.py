@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, TypeAlias, TypedDict, Unpack, get_args
 
-Mode: TypeAlias = Literal["eager", "traced"]
+Mode: TypeAlias = Literal["eager", "traced", "auto"]
 Transport: TypeAlias = Literal["auto", "callback"]
 Constants: TypeAlias = Literal["warn", "allow", "error"]
 
@@ -69,8 +69,9 @@ class Config:
 
     Attributes:
         mode: default of ``py_function(mode=...)``: ``"eager"`` (the body is
-            called at run time) or ``"traced"`` (traced into XLA; stateful ops
-            stay eager). Environment variable ``JAXPYOP_MODE``.
+            called at run time), ``"traced"`` (traced into XLA; stateful ops
+            stay eager) or ``"auto"`` (traced where that can be done).
+            Environment variable ``JAXPYOP_MODE``.
         transport: how a compiled program reaches the host. ``"auto"`` takes
             the zero-copy ``jax.experimental.buffer_callback`` where it
             applies, ``"callback"`` always ``jax.pure_callback`` and

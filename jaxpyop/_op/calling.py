@@ -17,6 +17,7 @@ import numpy as np
 from jaxpyop import _jaxcore
 from jaxpyop._config import config
 from jaxpyop._host import strip_library_frames
+from jaxpyop._op.auto import trace_if_possible
 from jaxpyop._op.calls import UserCall
 from jaxpyop._op.inputs import Inputs, check_closure, split
 from jaxpyop._op.op import Op, make_op
@@ -60,12 +61,13 @@ def run(op: Op, args: Sequence[Any], kwargs: Mapping[str, Any], when: Any = None
 
 def _stage(op: Op, inputs: Inputs, call: UserCall, arrays: Sequence[Any]) -> list[Any]:
     with jax.named_scope(op.name):
-        if op.traced:
-            return (
-                trace_when(functools.partial(trace, op, inputs), arrays)
-                if call.conditional
-                else trace(op, inputs, arrays)
-            )
+        if op.mode != "eager":
+            into = functools.partial(trace, op, inputs)
+            if call.conditional:
+                into = functools.partial(trace_when, into)
+            found = into(arrays) if op.mode == "traced" else trace_if_possible(op, inputs, into, arrays)
+            if found is not None:
+                return found
         check_closure(op.func, op.title)
         for what, rule in op.rules.functions():
             check_closure(rule, op.title, what)

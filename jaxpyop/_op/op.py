@@ -8,11 +8,11 @@ import inspect
 import itertools
 import types
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
-from jaxpyop._config import config
+from jaxpyop._config import Mode, config
 from jaxpyop._host import METHODS, check_progress
 from jaxpyop._op.results import CASTING
 from jaxpyop._op.rules import NO_RULES, Rules, read_rules
@@ -40,7 +40,8 @@ class Op:
     executor: Any = None
     chunksize: int | None = None
     progress: bool = False
-    traced: bool = False
+    mode: str = "eager"
+    why_called: str = ""  # of mode "auto": why there is nothing to try
     max_steps: int | None = None
 
     def which(self, k: int) -> str:
@@ -82,9 +83,7 @@ def make_op(
             output_shapes cannot be read.
         ValueError: an option has no such value; the shapes do not fit Tout.
     """
-    traced = on_jax and _is_traced(mode, api, stateful=rest["stateful"] or rest["ordered"], tout=tout)
-    if traced and any(rest.get(rule) is not None for rule in ("vjp", "jvp")):
-        traced = _is_traced_with_rules(mode, api)
+    mode, why_called = _mode(mode, api, rest, tout) if on_jax else ("eager", "")
     _check_func(func, api)
     _check_options(rest, api)
     if not isinstance(name, (str, type(None))):
@@ -98,7 +97,8 @@ def make_op(
         _check_out(spec, api)
     rest["rules"] = read_rules(rest, spec, api)
     name = _name_of(func, name)
-    return Op(api, name, func, spec, shapes, title=f"{api} {name!r}", on_jax=on_jax, traced=traced, **rest)
+    rest.update(title=f"{api} {name!r}", on_jax=on_jax, mode=mode, why_called=why_called)
+    return Op(api, name, func, spec, shapes, **rest)
 
 
 def _check_options(options: dict[str, Any], api: str) -> None:
@@ -122,32 +122,41 @@ def _name_of(func: Any, name: str | None) -> str:
     return "lambda" if found == "<lambda>" else found
 
 
-def _is_traced(mode: str | None, api: str, *, stateful: bool, tout: Any) -> bool:
-    """Whether a py_function is to be traced.
+def _mode(mode: str | None, api: str, options: dict[str, Any], tout: Any) -> tuple[str, str]:
+    """The mode of a py_function, and why an op of mode "auto" is called in any case.
 
     `config.mode` is a default for what can be traced; the argument is meant.
 
     Raises:
-        ValueError: no such mode, or a stateful op that is to be traced.
+        ValueError: no such mode, or an op of the host that is to be traced.
     """
     if mode is not None:
-        _check_choice(mode, ("eager", "traced"), "mode", api)
-    stateful = stateful or promises_nothing(tout)
-    if mode == "traced" and stateful:
-        raise ValueError(
-            f"{api}: a stateful op runs on the host, and mode='traced' leaves nothing to run there; pass mode='eager'"
-            " (an op without a result is stateful)"
-        )
-    return (mode or config.mode) == "traced" and not stateful
+        _check_choice(mode, get_args(Mode), "mode", api)
+    asked = mode or config.mode
+    if asked == "eager":
+        return asked, ""
+    stateful = options["stateful"] or options["ordered"] or promises_nothing(tout)
+    rules = any(options.get(rule) is not None for rule in ("vjp", "jvp"))
+    if mode == "traced" and (stateful or rules):
+        raise ValueError(f"{api}: {_ONLY_EAGER_STATEFUL if stateful else _ONLY_EAGER_RULES}")
+    if asked == "traced":
+        return ("eager" if stateful or rules else asked), ""
+    placed = options["executor"] is not None or options["progress"]
+    for found, why in ((stateful, "it is stateful"), (rules, "it has vjp= or jvp="), (placed, _PLACED)):
+        if found:
+            return asked, why
+    return asked, ""
 
 
-def _is_traced_with_rules(mode: str | None, api: str) -> bool:
-    if mode == "traced":
-        raise ValueError(
-            f"{api}: vjp= and jvp= are called on the host, and mode='traced' leaves nothing to run there; pass "
-            "mode='eager', or put jax.custom_vjp or jax.custom_jvp around the op"
-        )
-    return False
+_PLACED = "executor= and progress= are for functions that are called"
+_ONLY_EAGER_STATEFUL = (
+    "a stateful op runs on the host, and mode='traced' leaves nothing to run there; pass mode='eager' (an op without "
+    "a result is stateful)"
+)
+_ONLY_EAGER_RULES = (
+    "vjp= and jvp= are called on the host, and mode='traced' leaves nothing to run there; pass mode='eager', or put "
+    "jax.custom_vjp or jax.custom_jvp around the op"
+)
 
 
 # ------------------------------------------------------------------------ checks

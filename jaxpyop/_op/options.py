@@ -147,8 +147,11 @@ class JaxOptions(_OfJax, _Everywhere, total=False):
             traced, and it has no side effects: `stateful` and `ordered` are
             errors. `vmap_method`, `executor` and `progress` have no part in
             it, and an integer dtype must fit by its range, as no value is
-            known. By default ``jaxpyop.config.mode``, which leaves stateful
-            ops eager.""",
+            known. ``"auto"``: traced where it can be, called where not,
+            which is found once for each function and types of inputs; the
+            logger ``jaxpyop`` says why (INFO). A side effect happens while
+            JAX traces, unless the op is `stateful`. By default
+            ``jaxpyop.config.mode``, which leaves stateful ops eager.""",
         ),
     ]
     max_steps: Annotated[

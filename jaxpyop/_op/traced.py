@@ -25,7 +25,15 @@ from jaxpyop._paths import PathError, trace_body
 
 
 class UntraceableError(TypeError):
-    """A body that `mode="traced"` cannot follow; the text says where and why."""
+    """A body that `mode="traced"` cannot follow; the text says where and why.
+
+    Attributes:
+        why: the place and the reason alone.
+    """
+
+    def __init__(self, text: str, why: str = "") -> None:
+        super().__init__(text)
+        self.why = why
 
 
 def trace(op: Op, inputs: Inputs, arrays: Sequence[Any]) -> list[Any]:
@@ -47,12 +55,13 @@ def trace(op: Op, inputs: Inputs, arrays: Sequence[Any]) -> list[Any]:
     try:
         # Strong types and no Python scalars, as an eager body gets.
         strong = [jax.lax.convert_element_type(a, a.dtype) for a in arrays]
-        return trace_body(op.func, checked, strong, op.max_steps)
+        return trace_body(op.func, checked, strong, op.max_steps, op.title)
     except PathError as error:
         cause = error.__cause__
         if cause is not None and str(cause).startswith(op.title):  # one of our checks of the results
             raise cause from None
-        raise UntraceableError(f"{op.title}: {error}") from cause
+        why = f"{error.filename}:{error.lineno}: {error.reason}"
+        raise UntraceableError(f"{op.title}: {error}", why) from cause
 
 
 def _checked(op: Op, k: int, value: Any, leaf: Leaf) -> Any:

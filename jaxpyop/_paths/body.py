@@ -24,7 +24,9 @@ from jaxpyop._paths.trace import PathError
 Call = Callable[..., Sequence[Any]]
 
 
-def trace_body(function: Any, use: Call, args: Sequence[Any], max_steps: int | None = None) -> list[Any]:
+def trace_body(
+    function: Any, use: Call, args: Sequence[Any], max_steps: int | None = None, title: str = ""
+) -> list[Any]:
     """Run a body under the current trace, its `if`s as `lax.cond` and its loops on values as loops.
 
     Args:
@@ -32,6 +34,7 @@ def trace_body(function: Any, use: Call, args: Sequence[Any], max_steps: int | N
         use: takes a function that stands for the user's, and `args`; returns the results, flat.
         args: JAX values: arrays, or tracers of the caller's transformations.
         max_steps: how many turns of each loop on values a backward pass may keep.
+        title: how errors name the body.
 
     Returns:
         The results, as values of the current trace.
@@ -40,14 +43,15 @@ def trace_body(function: Any, use: Call, args: Sequence[Any], max_steps: int | N
         PathError: the body cannot be followed.
     """
     code = getattr(_plain(function), "__code__", None)
+    context = Following(package_of(_plain(function)), max_steps, title)
     if code in _asking:
-        return _trace_decisions(function, use, args, max_steps)
+        return _trace_decisions(function, use, args, context)
     try:
         recorded = record_straight(lambda *xs: use(function, *xs), args)
     except PathError:
         if code is not None and is_installed():
             _asking.add(code)
-        return _trace_decisions(function, use, args, max_steps)
+        return _trace_decisions(function, use, args, context)
     return _evaluate(recorded, args)
 
 
@@ -55,8 +59,7 @@ def trace_body(function: Any, use: Call, args: Sequence[Any], max_steps: int | N
 _asking: weakref.WeakSet[types.CodeType] = weakref.WeakSet()
 
 
-def _trace_decisions(function: Any, use: Call, args: Sequence[Any], max_steps: int | None) -> list[Any]:
-    context = Following(package_of(_plain(function)), max_steps)
+def _trace_decisions(function: Any, use: Call, args: Sequence[Any], context: Following) -> list[Any]:
     try:
         rewritten = _rewritten(function)
     except ConversionError as error:

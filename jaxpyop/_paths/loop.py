@@ -36,7 +36,7 @@ class Loop:
         body_consts: which are the body's.
         consts: how many constants there are.
         max_steps: how many turns a backward pass may keep, or None.
-        place: the user's file and line.
+        place: the op, and the user's file and line.
         made: the loops that were derived from this one.
     """
 

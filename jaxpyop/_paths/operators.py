@@ -16,9 +16,19 @@ from typing import Any
 
 import jax
 
+from jaxpyop import _jaxcore as core
 from jaxpyop._paths.branches import and_, choose, if_exp, not_, or_
 from jaxpyop._paths.convert import ConversionError, converted, is_converted, is_convertible, mark_converted
-from jaxpyop._paths.state import Undefined, UndefinedReturnValue, Variables, following, is_traced, refuse, weakened
+from jaxpyop._paths.state import (
+    Undefined,
+    UndefinedReturnValue,
+    Variables,
+    following,
+    is_followed,
+    is_traced,
+    refuse,
+    weakened,
+)
 from jaxpyop._paths.trace import RAISING, calling_line
 from jaxpyop._paths.turns import TracedRange, run_for, run_while
 
@@ -88,6 +98,8 @@ def assert_stmt(condition: Any, message: Callable[[], Any]) -> None:
 def call(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None, _: Any = None) -> Any:
     """A call: of the user's functions as they are rewritten, of others as they are."""
     kwargs = kwargs or {}
+    if not is_followed():
+        return function(*args, **kwargs)
     if isinstance(function, functools.partial):
         return call(function.func, (*function.args, *args), {**function.keywords, **kwargs})
     if isinstance(function, type) or not callable(function):
@@ -166,6 +178,8 @@ def _call_library(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any])
             return function(*args, **kwargs)
         except jax.errors.TracerBoolConversionError:
             return call(inner, args, kwargs)  # its `if`s become part of this program
+    if getattr(getattr(function, "__code__", None), "co_filename", "").startswith(core.PACKAGE):
+        return function(*args, **kwargs)  # an op, which has a way of its own with what it is given
     args = [_as_argument(a) for a in args]
     return function(*args, **{name: _as_argument(a) for name, a in kwargs.items()})
 

@@ -82,7 +82,7 @@ def _pull(loop: Loop, consts: Sequence[Any], state: Sequence[Any], cts: Sequence
     if bound is None:
         raise NotImplementedError(
             f"{loop.place}: a backward pass through a loop on values keeps the state of its turns, and needs to know "
-            "how many there can be; pass max_steps= (forward mode, jax.jvp and jax.jacfwd, needs none)"
+            "how many there can be; pass max_steps=, or mode='eager' (forward mode, jax.jvp and jax.jacfwd, needs none)"
         )
     size = sum(math.prod(jnp.shape(x)) * getattr(jax.typeof(x).dtype, "itemsize", 8) for x in state)
     every = 1 if bound * size <= ALL_KEPT_BYTES else math.isqrt(bound - 1) + 1

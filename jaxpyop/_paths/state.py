@@ -47,6 +47,7 @@ class Following:
     Attributes:
         home: the body's package, whose functions are rewritten wherever they are installed.
         max_steps: the user's bound of turns.
+        title: how errors name the body.
         negations: traced conditions by the id of their negation, with that.
         unmergeable: the code of `if`s that have to be decided path by path.
         unconverted: why functions of the user's could not be rewritten.
@@ -54,6 +55,7 @@ class Following:
 
     home: str
     max_steps: int | None
+    title: str = ""
     negations: dict[int, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
     unmergeable: set[Any] = dataclasses.field(default_factory=set)
     unconverted: list[str] = dataclasses.field(default_factory=list)
@@ -61,6 +63,11 @@ class Following:
 
 _following: contextvars.ContextVar[Following] = contextvars.ContextVar("following")
 following = _following.get
+
+
+def is_followed() -> bool:
+    """False where rewritten code runs on values: a callback that the body defines."""
+    return _following.get(None) is not None
 
 
 @contextlib.contextmanager
@@ -106,7 +113,7 @@ def is_value(x: Any) -> bool:
 
 
 def is_traced(x: Any) -> bool:
-    return isinstance(x, core.Tracer)
+    return isinstance(x, core.Tracer) and is_followed()
 
 
 def is_number(x: Any) -> bool:

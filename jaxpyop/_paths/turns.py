@@ -194,7 +194,8 @@ class _Staged:
         finally:
             snapshot.changed()
             self.variables.restore()
-        outs = bind_jaxprs(test.closed, turn, self._inits(), self.bound, f"{self.place[0]}:{self.place[1]}")
+        place = ": ".join(filter(None, (following().title, f"{self.place[0]}:{self.place[1]}")))
+        outs = bind_jaxprs(test.closed, turn, self._inits(), self.bound, place)
         self.variables.set(self._values(outs))
 
     def _look(self) -> None:

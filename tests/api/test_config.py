@@ -70,7 +70,7 @@ def test_the_repr_shows_all_settings():
     assert all(f"{name}={getattr(config, name)!r}" in repr(config) for name in SETTINGS)
 
 
-ENVIRONMENT = {"mode": "traced", "transport": "callback", "max_records": "12", "max_record_bytes": "3456"}
+ENVIRONMENT = {"mode": "auto", "transport": "callback", "max_records": "12", "max_record_bytes": "3456"}
 
 
 def test_environment_variables():

@@ -258,3 +258,30 @@ def test_results_are_checked_when_tracing():
     kind = lambda x: jaxpyop.py_function(lambda x: x, [x], jnp.int32, mode="traced")
     with pytest.raises(TypeError, match="float32, which casting='same_kind' does not turn into int32"):
         jax.jit(kind)(1.0)
+
+
+def on_values(x):
+    while x > 1:
+        x = x / 2
+    return np.float32(max(x, 0.5 if x < 0 else 0.25))
+
+
+def on_values_and_an_op(x):
+    while x > 10:
+        x = x / 2
+    return x * jaxpyop.py_function(lambda v: float(v) * v if v > 1 else v, [x], jnp.float32)
+
+
+def test_functions_that_a_body_hands_on_run_as_they_were_written():
+    def body(x):
+        def here(x):
+            return on_values(x) if x > 1 else np.float32(x)
+
+        y = x
+        while y > 10:
+            y = y / 2
+        return y + sum(jax.pure_callback(f, jax.ShapeDtypeStruct((), jnp.float32), y) for f in (on_values, here))
+
+    assert jax.jit(lambda x: jaxpyop.py_function(body, [x], jnp.float32, mode="traced"))(6.0) == 7.5
+    op = lambda x: jaxpyop.py_function(on_values_and_an_op, [x], jnp.float32, mode="traced", max_steps=9)
+    assert jax.jit(jax.value_and_grad(op))(4.0) == (64.0, 32.0)  # what `float` gave is a constant
