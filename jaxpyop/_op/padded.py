@@ -44,8 +44,10 @@ def padded(dtype: Any, shape: int | Sequence[int], fill_value: Any = 0, *, axis:
     lengths)``: the array padded to `shape`, and its true length. TensorFlow's
     ``tf.numpy_function`` returns arrays of any length; this is the meaning of
     ``size`` and ``fill_value`` of :func:`jax.numpy.nonzero`, but more than the
-    maximum is an error. Gradients are those of the real part, and under
-    ``vmap`` each element has its length.
+    maximum is an error. Gradients are those of the real part. Under
+    ``vmap`` each element has its length; under the methods ``"expand_dims"`` and
+    ``"broadcast_all"`` `func` returns one array for the batch, and its length is that
+    of all elements.
 
     Args:
         dtype: of the values, in any form that `Tout` takes.

@@ -319,9 +319,10 @@ def fill_shape(leaf: Leaf, inferred: Sequence[int] | None, how: str, api: str) -
         return tuple(k for k in known if k is not None)
     fits = inferred is not None and known is not None and len(known) == len(inferred)
     if not fits or any(k not in (None, i) for k, i in zip(known or (), inferred or ())):
+        found = how if inferred is None else f"{how} is {show_shape(tuple(inferred))}"
         raise ValueError(
-            f"{api}: under jit the result's shape must be known; output_shapes says {show_shape(known)} "
-            f"and {how}{'' if inferred is None else f' is {show_shape(tuple(inferred))}'}; "
+            f"{api}: the result's shape must be known (under jit, and for when= and out=); "
+            f"output_shapes says {show_shape(known)} and {found}; "
             "give the whole shape as output_shapes=, or a function of the inputs, output_shapes=lambda x: x.shape"
         )
     return tuple(i if k is None else k for k, i in zip(known or (), inferred or ()))

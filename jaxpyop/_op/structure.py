@@ -80,6 +80,9 @@ def _shown(skeleton: Any) -> str:
 
 
 def _advice(found: _Difference) -> str:
+    leaf = found.skeleton
+    if isinstance(leaf, Leaf) and leaf.form and leaf.form.arrays > 1 and _is_numeric(found.value):
+        return "; rows of several lengths are no array: with vmap_method='sequential' each element has its own"
     alone = isinstance(found.skeleton, Leaf) or (_is_sequence(found.skeleton) and len(found.skeleton) == 1)
     return ", or return np.array(...) for an array" if alone and _is_numeric(found.value) else ""
 
@@ -185,5 +188,5 @@ def _as_array(value: Any) -> Any:
         return value
     try:
         return jnp.asarray(value) if any(isinstance(part, jax.Array) for part in value) else np.asarray(value)
-    except ValueError:
+    except (ValueError, TypeError):  # the second is JAX's
         return value  # rows of several lengths: no array

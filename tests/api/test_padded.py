@@ -104,6 +104,14 @@ def test_a_whole_batch_has_one_length(method, route):
     same(route(jax.vmap(op), ROWS[:, :3]), np.pad(np.asarray(ROWS[:, :2]), ((0, 0), (0, 2))), [2] * 4)
 
 
+@pytest.mark.parametrize("method", ["expand_dims", "broadcast_all"])
+@both_sides
+def test_a_whole_batch_of_several_lengths_is_an_error(api, method, route):
+    op = lambda x: api(lambda x: [row[: 1 + k] for k, row in enumerate(x)], [x], padded(F, 5), vmap_method=method)
+    with pytest.raises(Exception, match=r"a list of 4 .*several lengths are no array: with vmap_method='sequential'"):
+        route(jax.vmap(op), ROWS)
+
+
 @pytest.mark.parametrize("pool", [None, concurrent.futures.ThreadPoolExecutor(2)], ids=["default", "threads"])
 def test_in_parallel(pool, route):
     op = lambda x: numpy_function(positive, [x], padded(F, 5), vmap_method="parallel", executor=pool)

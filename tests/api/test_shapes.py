@@ -251,7 +251,7 @@ def test_shape_errors_under_vmap_speak_of_one_element(method, transport):
 def test_inputs_that_do_not_broadcast_need_a_shape(transport):
     f = lambda a, b, **o: jax.jit(lambda a, b: numpy_function(lambda a, b: a, [a, b], F, **o))(a, b)
     with pytest.raises(
-        ValueError, match=r"'lambda': under jit the result's shape must be known.*do not broadcast.*output_shapes="
+        ValueError, match=r"'lambda': the result's shape must be known.*do not broadcast.*output_shapes="
     ):
         f(jnp.ones(2), jnp.ones(3))
     assert f(jnp.ones(2), jnp.ones(3), output_shapes=(2,)).shape == (2,)

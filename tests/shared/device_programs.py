@@ -4,8 +4,10 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import functools
 import re
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -354,6 +356,46 @@ def direct_calls_and_batches(on):
         same(op(log, [on.x], F), FULL * 2)
         assert log.seen == [FULL.tolist()]
         same(jax.vmap(lambda x: op(lambda x: x * 2, [x], F))(on.x), FULL * 2)
+
+
+@program
+def jit_and_shard_map_on_a_thread(on):
+    with concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="mine") as pool:
+        for op in OPS.values():
+            log = Log(lambda x: (names.append(threading.current_thread().name), x * 2)[1])
+            for over, runs in ((jax.jit, 1), (on.shard_map, 4)):
+                names = []
+                del log.seen[:]
+                same(
+                    finish(over(lambda x: op(log, [x], F, output_shapes=lambda x: x.shape, executor=pool))(on.x)),
+                    FULL * 2,
+                )
+                assert len(log.seen) == runs
+                assert set(names) == {"mine_0"}
+
+
+@program
+def jit_and_shard_map_of_keys(on):
+    key = jax.random.key(7)
+    keys = jax.device_put(jax.random.split(key, 8), NamedSharding(on.mesh, P("d")))
+    wanted = jax.random.key_data(jax.vmap(lambda k: jax.random.fold_in(k, 1))(jax.random.split(key, 8)))
+    op = lambda k: py_function(lambda k: jax.random.fold_in(k, 1), [k], key)
+    for over in (jax.jit, on.shard_map):
+        same(jax.random.key_data(finish(over(jax.vmap(op))(keys))), wanted)
+
+
+@program
+def jit_of_other_promises(on):
+    log = Log(lambda x: log)
+    assert jax.jit(lambda x: stateful(log, [x], None))(on.x) is None
+    jax.effects_barrier()
+    assert log.seen == [FULL.tolist()]
+    for op in OPS.values():
+        same(jax.jit(lambda x: op(lambda x: x.mean(), [x], F(0)))(on.x), 3.5)
+        same(
+            jax.jit(lambda x: op(lambda x: [[1.0, 2.0], [3.0, 4.0]], [x], F, output_shapes=(2, 2)))(on.x),
+            [[1, 2], [3, 4]],
+        )
 
 
 @program
