@@ -197,11 +197,10 @@ def _batch(
         raise ValueError(differs_in_block(call.op))
     if block:
         args = [a if d is not None else jnp.expand_dims(a, 0) for a, d in zip(args, dims)]
-        if call.vmap_method == "broadcast_all":
-            args = [jnp.broadcast_to(a, (size, *a.shape[1:])) for a in args]
-        else:  # a rule's tangents have no axes of size 1: what it returns then has none
-            first = len(args) - call.linear
-            args[first:] = [jnp.broadcast_to(a, (size, *a.shape[1:])) for a in args[first:]]
+        # All but tokens, whose axes say with which axes `fwd` ran; or at least a rule's tangents: what it returns then
+        # has no axes of size 1.
+        first = call.hidden if call.vmap_method == "broadcast_all" else len(args) - call.linear
+        args[first:] = [jnp.broadcast_to(a, (size, *a.shape[1:])) for a in args[first:]]
     mask = tuple(block or d is not None for d in dims)
     outs = bind(call, *args, batch=batch.inside(size, mask, block))
     return outs, [0] * len(outs)

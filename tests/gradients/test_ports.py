@@ -206,26 +206,51 @@ def test_finite_elements_with_their_tangent(route):
     np.testing.assert_allclose(route(jax.jacfwd(op), X), jacobian, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("rule", ["vjp", "pair", "numerical", "transpose"])
+DOUBLE = {
+    "vjp": {"vjp": lambda i, o, c: 2 * c[0]},
+    "pair": {"vjp": (lambda x: (2 * x, None), lambda r, c: 2 * c[0])},
+    "vjp and jvp": {"vjp": lambda i, o, c: 2 * c[0], "jvp": lambda i, o, t: 2 * t[0]},
+    "pair and jvp": {"vjp": (lambda x: (2 * x, None), lambda r, c: 2 * c[0]), "jvp": lambda i, o, t: 2 * t[0]},
+    "transpose": {"transpose": lambda c: 2 * c[0]},
+    "numerical": {"vjp": "numerical", "jvp": "numerical"},
+    "jvp": {"jvp": lambda i, o, t: 2 * t[0]},
+}
+rule = pytest.mark.parametrize("rule", DOUBLE)
+
+
+def distance(rule):
+    """How far twice an array is from three, doubled with a rule."""
+    return lambda x, _=None: numpy_function(lambda x: 2 * x, [x], F, **DOUBLE[rule]) - 3
+
+
+@rule
 def test_training_with_optax(rule):
-    """A step of an optimizer over a loss with each rule."""
+    """A step of an optimizer over a loss with each rule; of `jvp=` alone in forward mode."""
     optax = pytest.importorskip("optax")
-    rules = {
-        "vjp": {"vjp": lambda i, o, c: 2 * c[0]},
-        "pair": {"vjp": (lambda x: (2 * x, None), lambda r, c: 2 * c[0])},
-        "numerical": {"vjp": "numerical"},
-        "transpose": {"transpose": lambda c: 2 * c[0]},
-    }[rule]
-    double = lambda x: numpy_function(lambda x: 2 * x, [x], F, **rules)
-    loss = lambda x: ((double(x) - 3) ** 2).sum()
+    grad = jax.jacfwd if rule == "jvp" else jax.grad
+    loss = lambda x: (distance(rule)(x) ** 2).sum()
     optimizer = optax.adam(0.1)
 
     @jax.jit
     def step(x, state):
-        updates, state = optimizer.update(jax.grad(loss)(x), state)
+        updates, state = optimizer.update(grad(loss)(x), state)
         return optax.apply_updates(x, updates), state
 
     x, state = X, optimizer.init(X)
     for _ in range(150):
         x, state = step(x, state)
     np.testing.assert_allclose(x, 1.5, atol=0.02)
+
+
+@rule
+def test_solvers_of_optimistix(rule):
+    """Residuals by their Jacobian, in forward or reverse mode, and a loss by its gradient."""
+    optimistix = pytest.importorskip("optimistix")
+    mode = "bwd" if rule in ("vjp", "pair") else "fwd"
+    solver = optimistix.LevenbergMarquardt(rtol=1e-3, atol=1e-3)
+    found = optimistix.least_squares(distance(rule), solver, X, options={"jac": mode}, max_steps=20)
+    np.testing.assert_allclose(found.value, 1.5, atol=0.01)
+    loss = lambda x, _: (distance(rule)(x) ** 2).sum()
+    options = {"autodiff_mode": "fwd" if rule == "jvp" else "bwd"}
+    found = optimistix.minimise(loss, optimistix.BFGS(rtol=1e-3, atol=1e-3), X, options=options, max_steps=30)
+    np.testing.assert_allclose(found.value, 1.5, atol=0.01)

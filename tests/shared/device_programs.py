@@ -144,11 +144,37 @@ def shard_map_gradients_of_several_results(on):
     same(hessian, np.full(8, 6.0))
 
 
+RULES = {
+    "vjp": {"vjp": lambda i, o, c: 2 * i[0] * c[0]},
+    "pair": {"vjp": (lambda x: (x**2, x), lambda x, c: 2 * x * c[0])},
+    "vjp and jvp": {"vjp": lambda i, o, c: 2 * i[0] * c[0], "jvp": lambda i, o, t: 2 * i[0] * t[0]},
+    "numerical": {"vjp": "numerical", "jvp": "numerical"},
+}
+
+
 @program
-def shard_map_gradient_of_a_numpy_function(on):
-    square = lambda x: numpy_function(lambda x: x**2, [x], F, vjp=lambda i, o, c: (2 * i[0] * c[0],))
-    f = on.shard_map(lambda x: lax.psum(square(x).sum(), "d"), out_specs=P())
-    same(jax.jit(jax.grad(f))(on.x), 2 * FULL)
+def shard_map_gradients_of_numpy_functions(on):
+    for kind, rules in RULES.items():
+        near = functools.partial(same, rtol=1e-2 if kind == "numerical" else 1e-6, atol=1e-2)
+        square = lambda x: numpy_function(lambda x: x**2, [x], F, **rules)
+        f = on.shard_map(lambda x: lax.psum(square(x).sum(), "d"), out_specs=P())
+        near(jax.jit(jax.grad(f))(on.x), 2 * FULL)
+        near(on.shard_map(jax.grad(lambda x: square(x).sum()))(on.x), 2 * FULL)
+        if "jvp" in rules:
+            near(jax.jit(lambda x: jax.jvp(f, (x,), (x,))[1])(on.x), 2 * (FULL**2).sum())
+            near(on.shard_map(lambda x: jax.jvp(square, (x,), (x,))[1])(on.x), 2 * FULL**2)
+
+
+@program
+def shard_map_of_a_linear_function(on):
+    scaled = lambda x: numpy_function(lambda x: 2 * x, [x], F, transpose=lambda c: 2 * c[0])
+    loss = lambda x: lax.psum((scaled(x) ** 2).sum(), "d")
+    f = on.shard_map(loss, out_specs=P())
+    same(jax.jit(jax.grad(f))(on.x), 8 * FULL)
+    same(jax.jit(jax.grad(lambda x: jax.grad(f)(x).sum()))(on.x), np.full(8, 8.0))
+    same(jax.jit(lambda x: jax.jvp(f, (x,), (x,))[1])(on.x), 8 * (FULL**2).sum())
+    back = on.shard_map(lambda y: jax.linear_transpose(scaled, y)(y)[0])
+    same(back(on.x), 2 * FULL)
 
 
 @program
