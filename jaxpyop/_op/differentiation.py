@@ -29,6 +29,8 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: Any, batch: B
         return outs, [ad.Zero(_jaxcore.tangent_aval(o)) for o in outs]
     if call.is_linear:
         return _jvp_of_linear(primals, tangents, call, batch)
+    if call.linear and all(map(_is_zero, tangents[: len(tangents) - call.linear])):
+        return _jvp_of_linear_part(primals, tangents, call, batch)
     whole, block = primals, batch
     if batch.block and call.blocks:
         sizes = batch.sizes
@@ -67,6 +69,15 @@ def _jvp_of_linear(
     batch = batch.with_inputs(lambda axes: _sorted(axes, mask))
     found = iter(bind(call.in_tangents(mask), *_sorted(moved, mask), batch=batch))
     return outs, [next(found) if is_inexact(o) else ad.Zero(_jaxcore.tangent_aval(o)) for o in outs]
+
+
+def _jvp_of_linear_part(
+    primals: Sequence[Any], tangents: Sequence[Any], call: Any, batch: Batch
+) -> tuple[list[Any], list[Any]]:
+    """Of a rule in its tangents or cotangents alone: the rule again."""
+    first = len(primals) - call.linear
+    moved = map(ad.instantiate_zeros, tangents[first:])
+    return bind(call, *primals, batch=batch), bind(call, *primals[:first], *moved, batch=batch)
 
 
 def _sorted(values: Sequence[Any], mask: Sequence[bool]) -> tuple[Any, ...]:

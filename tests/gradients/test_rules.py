@@ -59,6 +59,19 @@ def test_forward_mode(name, kind, method, jit):
         assert counted.jvp.count == (one_by_one if method in ("sequential", "parallel") else of_a_block)
 
 
+@pytest.mark.parametrize("method", ["sequential", "broadcast_all"])
+@pytest.mark.parametrize("kind", ["vjp and jvp", "pair and jvp", "numerical"])
+def test_a_rule_is_linear_in_tangents_and_cotangents(kind, method, route):
+    """No second derivative: solvers take the Jacobian of a linearization (optimistix, 0.1)."""
+    op = lambda x, y: numpy_function(rule_cases.func, [x, y], F, vmap_method=method, **Counted()[kind])
+    programs = (
+        lambda f: jax.vmap(jax.jacfwd(lambda t, x: jax.linearize(lambda x: f(x, 2.0), x)[1](t) ** 2))(Y, X),
+        lambda f: jax.jvp(lambda c: jax.vjp(f, X, Y)[1](c), (X,), (Y,)),
+    )
+    for program in programs:
+        close_to(route(lambda program=program: program(op)), program(plain), kind)
+
+
 @jitted
 @pytest.mark.parametrize("kind", ["vjp", "pair", "vjp and jvp", "numerical"])
 def test_of_py_function_instead_of_its_tape(kind, jit):
