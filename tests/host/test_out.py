@@ -204,28 +204,28 @@ def test_derivatives(mode, func, rule, route):
 ON_FOUR = """
 import jaxpyop, jax, jax.numpy as jnp, numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
-jaxpyop.config.transport = {transport!r}
-for kind in (AxisType.Auto, AxisType.Explicit):
+log = []
+def body(x, out):
+    log.append(x.tolist())
+    np.negative(x[:-1], out=out[:-1])
+def check(f, x, wanted, seen):
+    del log[:]
+    np.testing.assert_array_equal(jax.jit(f)(x), wanted)
+    assert sorted(log) == seen, log
+for transport, kind in (("auto", AxisType.Auto), ("callback", AxisType.Auto), ("auto", AxisType.Explicit)):
+    jaxpyop.config.transport = transport
     mesh = jax.make_mesh((4,), ("d",), axis_types=(kind,))
     x = jax.device_put(jnp.arange(8.0), NamedSharding(mesh, P("d")))
-    log = []
-    def body(x, out):
-        log.append(x.tolist())
-        np.negative(x[:-1], out=out[:-1])
     for api in (jaxpyop.numpy_function, jaxpyop.py_func):
         op = lambda x: api(body, [x], jnp.float32, out=True)
-        del log[:]
-        np.testing.assert_array_equal(jax.jit(op)(x), [0, -1, -2, -3, -4, -5, -6, 0])
-        assert log == [list(range(8))], log
-        del log[:]
-        f = jax.jit(jax.shard_map(op, mesh=mesh, in_specs=P("d"), out_specs=P("d")))
-        np.testing.assert_array_equal(f(x), [0, 0, -2, 0, -4, 0, -6, 0])
-        assert sorted(log) == [[0, 1], [2, 3], [4, 5], [6, 7]], log
+        check(op, x, [0, -1, -2, -3, -4, -5, -6, 0], [list(range(8))])
+        sharded = jax.shard_map(op, mesh=mesh, in_specs=P("d"), out_specs=P("d"))
+        check(sharded, x, [0, 0, -2, 0, -4, 0, -6, 0], [[0, 1], [2, 3], [4, 5], [6, 7]])
 """
 
 
-def test_on_four_devices(transport):
-    run_python(ON_FOUR.format(transport=transport), XLA_FLAGS="--xla_force_host_platform_device_count=4")
+def test_on_four_devices():
+    run_python(ON_FOUR, XLA_FLAGS="--xla_force_host_platform_device_count=4")
 
 
 # --------------------------------------------------------------------- bad input
@@ -235,14 +235,15 @@ KEPT = {"itself": lambda out: out, "a slice": lambda out: out[1:]}
 
 @pytest.mark.parametrize("keep", KEPT.values(), ids=KEPT)
 @pytest.mark.parametrize("batch", [False, True], ids=["single", "vmap"])
-def test_keeping_it_warns(keep, batch, route):
+@pytest.mark.parametrize("dtype", [F, jnp.bfloat16])
+def test_keeping_it_warns(keep, batch, dtype, route):
     kept = []
 
     def body(x, out):
         out[...] = x
         kept.append(keep(out))
 
-    op = lambda x: numpy_function(body, [x], F, out=True, name="greedy")
+    op = lambda x: numpy_function(body, [x], dtype, out=True, name="greedy")
     with pytest.warns(RuntimeWarning, match="'greedy': func kept out, which out=True lends for the call only"):
         route(jax.vmap(op) if batch else op, XS)
 
