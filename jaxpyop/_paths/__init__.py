@@ -6,10 +6,10 @@ them (`merge`), and the rest becomes a `lax.cond` in a program of equations and 
 
 Where the source is to be had, the function is rewritten first (`convert`), and its statements are calls of ours
 (`operators`): an `if` is recorded where it stands (`branches`), a `while` or `for` becomes a loop of the program
-(`turns`), with the variables that they assign as its `state`. Such a `loop` is a primitive, with a backward pass
-(`pull`).
+(`turns`), with the variables that they assign as its `state`; `strong` says where a turn need not be recorded again.
+Such a `loop` is a primitive, with a backward pass (`pull`).
 
-To read: body, follow, trace, tree, merge, block; then convert, operators, state, branches, turns, loop, pull.
+To read: body, follow, trace, tree, merge, block; then convert, operators, state, branches, turns, strong, loop, pull.
 """
 
 from jaxpyop._paths.body import trace_body as trace_body

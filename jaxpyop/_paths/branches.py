@@ -159,7 +159,9 @@ class _Merge:
 
             return run
 
-        return jax.lax.cond(pred, side(0), side(1), *operands)
+        if any(way.closed.effects for way in self.ways):  # which JAX's own knows how to order, or refuses
+            return jax.lax.cond(pred, side(0), side(1), *operands)
+        return core.run_cond(pred, core.record(side(0), operands), core.record(side(1), operands), operands)
 
 
 def _value(source: Any, outs: Sequence[Any], dtype: Any, weak: bool) -> Any:

@@ -11,7 +11,7 @@ and makes `lax.cond`s of the tree that they form (`tree`, `merge`). Nothing is
 staged before all paths are known, so no signal has to stop the body early,
 which a body with a bare ``except:`` could swallow.
 
-The recording itself is JAX's: each run is a `jax.make_jaxpr`, and the tracers here
+The recording itself is JAX's, as in `jax.make_jaxpr`, and the tracers here
 are a thin layer above its tracers. So effects, constants, PRNG keys, control flow
 primitives and the rules of custom derivatives are recorded as under `jax.jit`.
 
@@ -30,6 +30,7 @@ from typing import Any
 
 import jax
 
+from jaxpyop import _jaxcore as core
 from jaxpyop._paths.block import evaluate
 from jaxpyop._paths.trace import (
     MAX_PATHS,
@@ -64,7 +65,7 @@ def _record(func: Callable[..., Any], args: Sequence[Any], run: Run) -> Any:
         return call_traced(func, xs, run)
 
     try:
-        recorded = jax.make_jaxpr(body)(*args)
+        recorded = core.record(body, args)
     except Exception as error:
         if run.error is not None:
             raise run.error from None
@@ -188,7 +189,7 @@ def record_block(func: Callable[..., Any], args: Sequence[Any]) -> Any:
     except NeedsPathsError as error:
         if error is not run.error:  # it is about a value of the code around this
             raise
-    return jax.make_jaxpr(lambda *xs: trace_paths(func, xs))(*args)
+    return core.record(lambda *xs: trace_paths(func, xs), args)
 
 
 def _explore(func: Callable[..., Any], args: Sequence[Any], max_paths: int) -> PathTree:

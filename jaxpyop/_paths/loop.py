@@ -73,8 +73,8 @@ def loop_on(
 ) -> list[Any]:
     """Run a loop whose functions take the state's values, and may close over traced ones."""
     structs = [jax.ShapeDtypeStruct(jnp.shape(x), jax.typeof(x).dtype) for x in state]
-    test = jax.make_jaxpr(goes_on)(*structs)
-    body = jax.make_jaxpr(lambda *xs: list(step(*xs)))(*structs)
+    test = core.record(lambda *xs: [goes_on(*xs)], structs)
+    body = core.record(step, structs)
     return bind_jaxprs(test, body, state, max_steps, place)
 
 
@@ -94,13 +94,15 @@ def _made(goes_on: Any, step: Any, consts: Sequence[Any], state: Sequence[Any], 
     count = len(consts)
 
     def record(function: Any) -> Any:
-        closed = jax.make_jaxpr(lambda *xs: function(list(xs[:count]), list(xs[count:])))(*consts, *state)
+        closed = core.record(lambda *xs: function(list(xs[:count]), list(xs[count:])), [*consts, *state])
         jaxpr, own = core.opened(closed)
         assert not own, "a derived loop closes over nothing"
         return jaxpr
 
     everything = range(count)
-    return Loop(record(goes_on), record(step), everything, everything, count, like.max_steps, like.place)
+    return Loop(
+        record(lambda *xs: [goes_on(*xs)]), record(step), everything, everything, count, like.max_steps, like.place
+    )
 
 
 def struct_of(x: Any) -> jax.ShapeDtypeStruct:

@@ -163,7 +163,10 @@ class Recorded:
         closed: the closed jaxpr, with a result for each leaf that is a value.
         shapes: of the variables.
         outs: for each leaf the index of its result, or None.
+        kinds: of a turn of a loop: the types of its inputs.
     """
+
+    kinds: Sequence[Any] = ()
 
     def __init__(self, block: Callable[..., Sequence[Any]], args: Sequence[Any] = ()) -> None:
         runs: list[list[Shape]] = []

@@ -39,6 +39,7 @@ from jaxpyop._paths.state import (
     shapes_of,
     weakened,
 )
+from jaxpyop._paths.strong import strengthened
 from jaxpyop._paths.trace import calling_line
 
 UNROLLED = 16  # turns of a `for` over Python values that may end early on a value
@@ -217,8 +218,25 @@ class _Staged:
                     f"`{grown}` is changed in place inside of a loop on values, which happens once, while tracing",
                     "make an array of a fixed length before the loop, and write x = x.at[i].set(value) in it",
                 )
-            if self._adjust(turn):
+            while not self._adjust(turn):
+                if not self._strengthen(turn):
+                    break
+            else:
                 return self._cast(turn)
+
+    def _strengthen(self, turn: Recorded) -> bool:
+        """Make a turn one of the variables as they are now, if that can be had without recording it again."""
+        kinds = [kind for kind in self.kinds if kind]
+        if len(kinds) != len(turn.kinds) or any(
+            (a.shape, a.dtype) != (b.shape, b.dtype) for a, b in zip(kinds, turn.kinds, strict=True)
+        ):
+            return False
+        marks = [old.weak and not new.weak for old, new in zip(turn.kinds, kinds, strict=True)]
+        closed = strengthened(turn.closed, marks, self._structs())
+        if closed is None:
+            return False
+        turn.closed, turn.kinds = closed, kinds
+        return True
 
     def _turn(self) -> Sequence[Any]:
         self.body()
@@ -229,11 +247,15 @@ class _Staged:
             self.variables.set(self._values(xs))
             return block()
 
-        structs = [jax.ShapeDtypeStruct(kind.shape, kind.dtype) for kind in self.kinds if kind]
         try:
-            return Recorded(run, structs)
+            recorded = Recorded(run, self._structs())
+            recorded.kinds = [kind for kind in self.kinds if kind]
+            return recorded
         except UnmergeableError:
             self._refuse("a turn of a loop on values leaves different things on its different paths", _WRITE)
+
+    def _structs(self) -> list[Any]:
+        return [jax.ShapeDtypeStruct(kind.shape, kind.dtype) for kind in self.kinds if kind]
 
     def _values(self, xs: Sequence[Any]) -> list[Any]:
         """The variables, of the values that the program has for them."""
@@ -311,18 +333,17 @@ class _Staged:
         return False
 
     def _cast(self, turn: Recorded) -> Any:
-        """A turn whose results have exactly the types of its inputs."""
+        """A turn whose results have the dtypes of its inputs."""
         kinds = [kind for kind in self.kinds if kind]
-        if all((a.dtype, a.weak_type) == (k.dtype, False) for a, k in zip(turn.closed.out_avals, kinds, strict=True)):
+        if all(a.dtype == k.dtype for a, k in zip(turn.closed.out_avals, kinds, strict=True)):
             return turn.closed
         jaxpr, consts = core.opened(turn.closed)
-        structs = [jax.ShapeDtypeStruct(kind.shape, kind.dtype) for kind in kinds]
 
         def run(*xs: Any) -> list[Any]:
             outs = core.run_jaxpr(jaxpr, *consts, *xs)
             return [cast(out, kind.dtype, False) for out, kind in zip(outs, kinds, strict=True)]
 
-        return jax.make_jaxpr(run)(*structs)
+        return core.record(run, self._structs())
 
     def _refuse(self, reason: str, advice: str) -> NoReturn:
         refuse(reason, advice, self.place)

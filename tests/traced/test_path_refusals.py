@@ -223,11 +223,16 @@ def test_wrong_type_of_result():
         pytest.param(elif_chain_of(MAX_PATHS), id="elif"),
     ],
 )
-def test_the_bound_is_named_in_time(body):
-    start = time.thread_time()
+def test_the_bound_is_named_after_few_runs(body):
+    runs = []
+
+    def counted(x):
+        runs.append(x)
+        return body(x)
+
     with pytest.raises(PathError, match=f"more than {MAX_PATHS} paths"):
-        jaxpr_of(body, 1.0)
-    assert time.thread_time() - start < 2
+        jaxpr_of(counted, 1.0)
+    assert len(runs) <= MAX_PATHS
 
 
 def test_six_sequential_ifs_compile_in_time():
@@ -342,15 +347,16 @@ def test_shapes_that_need_a_value(body, line):
 
 def test_shapes_of_an_endless_body_take_bounded_time(monkeypatch):
     monkeypatch.setattr(follow_module, "_SHAPE_SECONDS", 0.3)
+    runs = []
 
     def body(x):
+        runs.append(x)
         while True:
             x = x + 1.0  # endless
 
-    start = time.perf_counter()
     with pytest.raises(PathError, match=f":{line_of('endless')}: .*too long"):
         infer_shapes(body, [1.0])
-    assert time.perf_counter() - start < 2
+    assert len(runs) == 1
 
 
 @pytest.mark.parametrize("transform", [jax.jit, jax.grad, jax.vmap, jax.jacfwd], ids=lambda f: f.__name__)
