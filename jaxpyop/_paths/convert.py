@@ -37,7 +37,7 @@ def is_installed() -> bool:
 
 
 _lock = threading.RLock()
-_factories: weakref.WeakKeyDictionary[types.CodeType, Any] = weakref.WeakKeyDictionary()
+_factories: weakref.WeakKeyDictionary[types.CodeType, dict[str, Any]] = weakref.WeakKeyDictionary()
 _MARK = "__jaxpyop_converted__"
 
 
@@ -59,10 +59,12 @@ def converted(function: types.FunctionType, operators: Any) -> Callable[..., Any
     """
     if is_converted(function):
         return function
+    code = function.__code__
     with _lock:
-        found = _factories.get(function.__code__)
+        known = _factories.setdefault(code, {})
+        found = known.get(code.co_filename)  # codes that differ in their file only are equal
         if found is None:
-            found = _factories[function.__code__] = _factory_or_reason(function, operators)
+            found = known[code.co_filename] = _factory_or_reason(function, operators)
     if isinstance(found, str):
         raise ConversionError(found)
     new = found.instantiate(
@@ -78,9 +80,13 @@ def _factory_or_reason(function: types.FunctionType, operators: Any) -> Any:
     try:
         with _short_walks():
             return _transpiler()(operators).factory(function)
+    except ConversionError as error:
+        return f"{function.__qualname__} cannot be rewritten: {error}"
     except Exception as error:  # whatever AutoGraph stumbles over
         name = function.__qualname__
         text = (str(error).splitlines() or [""])[0]
+        if "multiple definitions" in text:
+            return f"{name} stands beside others in one line, and cannot be told from them: write it with def"
         if isinstance(error, OSError) or "source" in type(error).__name__.lower():
             return f"the source of {name} is needed to follow loops, and is not to be had: write it in a file"
         return f"{name} cannot be rewritten ({type(error).__name__}: {text})"
@@ -147,7 +153,36 @@ def _transpiler() -> Any:
             factory._unbound_factory = _compiled(wrapped, function, context.info.future_features)[outer]()
             return factory
 
+        def transform_ast(self, node: Any, ctx: Any) -> Any:
+            _check_statements(node)
+            return super().transform_ast(_WithoutTypes().visit(node), ctx)
+
     return Transpiler
+
+
+# These parts become functions of their own, whose names are not those of the function around them.
+_PARTS = {"While": ("test",), "BoolOp": ("values",), "IfExp": ("body", "orelse")}
+
+
+def _check_statements(tree: ast.AST) -> None:
+    """Raise about what AutoGraph takes for something else."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Match):
+            raise ConversionError("it has a `match`: write `if` and `elif`")
+        parts = [getattr(node, name) for name in _PARTS.get(type(node).__name__, ())]
+        inner = [x for part in parts for top in (part if isinstance(part, list) else [part]) for x in ast.walk(top)]
+        if any(isinstance(x, ast.NamedExpr) for x in inner):
+            raise ConversionError("it has a `:=` in a condition: assign before the loop, and at the end of each turn")
+
+
+class _WithoutTypes(ast.NodeTransformer):
+    """`x: float = 1` as `x = 1`: the names of a loop are those of a function around it, which cannot have types."""
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> Any:
+        new = ast.Assign([node.target], node.value) if node.value else ast.Pass()
+        anno = _malt("pyct.anno")
+        anno.copyanno(node, new, anno.Basic.ORIGIN)
+        return ast.copy_location(new, node)
 
 
 def _check_source(function: types.FunctionType) -> None:

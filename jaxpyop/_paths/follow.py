@@ -71,6 +71,9 @@ def _record(func: Callable[..., Any], args: Sequence[Any], run: Run) -> Any:
             raise run.error from None
         if isinstance(error, PathError):  # of a part of the body, which was followed on its own
             raise
+        if isinstance(error, RecursionError):
+            reason = "the body calls itself on a condition of values, which has no end while it is traced"
+            raise PathError(reason, *raising_line(error)) from error
         text = (str(error).splitlines() or [""])[0]
         reason = f"a path raises {type(error).__name__}: {text}"
         advice = [RAISING] if is_raised_by_user(error) else []

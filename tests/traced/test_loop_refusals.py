@@ -369,6 +369,64 @@ def test_what_the_converter_cannot_do_is_said():
         jax.jit(as_op(body))(8.0)
 
 
+def walrus(x):
+    while (y := x / 2) > 1:
+        x = y
+    return x
+
+
+def matching(x):
+    match x.ndim:
+        case 0:
+            while x > 1:
+                x = x / 2
+    return x
+
+
+beside, in_one_line = (lambda x: halve(x)), (lambda x: halve(x) * 2)
+
+
+def recursive(x):
+    return recursive(x / 2) if x > 1 else x
+
+
+@pytest.mark.parametrize(
+    ("body", "match"),
+    [
+        (walrus, "walrus cannot be rewritten: it has a `:=` in a condition: assign before the loop"),
+        (matching, "matching cannot be rewritten: it has a `match`: write `if` and `elif`"),
+        (beside, "stands beside others in one line, and cannot be told from them: write it with def"),
+        (recursive, "calls itself on a condition of values.*jax.lax.while_loop"),
+    ],
+    ids=["walrus", "match", "lambdas in one line", "recursion"],
+)
+def test_what_the_converter_takes_for_something_else_is_said(body, match):
+    with pytest.raises(TypeError, match=match):
+        jax.jit(as_op(body))(8.0)
+
+
+def test_variables_with_types():
+    def body(x: float) -> jax.Array:
+        turns: int = 0
+        later: int
+        while x > 1:
+            x: float = x / 2
+            turns += 1
+        later = turns
+        return x + later
+
+    assert jax.jit(as_op(body))(8.0) == 4.0
+
+
+def test_equal_functions_of_two_files_have_errors_of_their_own(tmp_path):
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.py").write_text("def f(x):\n    while x > 1:\n        x = x[None]\n    return x\n")
+        space = {}
+        exec(compile((tmp_path / f"{name}.py").read_text(), str(tmp_path / f"{name}.py"), "exec"), space)
+        with pytest.raises(TypeError, match=rf"{name}\.py:2: `x` has the shape \(\) before"):
+            jax.jit(as_op(space["f"]))(8.0)
+
+
 def test_a_backward_pass_without_a_bound_says_so():
     op = as_op(halve)
     assert jax.jit(op)(8.0) == 1.0
