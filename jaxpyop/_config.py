@@ -69,8 +69,9 @@ class Config:
 
     Attributes:
         mode: default of ``py_function(mode=...)``: ``"eager"`` (the body is
-            called at run time), ``"traced"`` (traced into XLA; stateful ops
-            stay eager) or ``"auto"`` (traced where that can be done).
+            called at run time), ``"traced"`` (traced into XLA, or an error;
+            stateful ops and those with ``vjp=`` or ``jvp=`` stay eager) or
+            ``"auto"`` (traced where that can be done).
             Environment variable ``JAXPYOP_MODE``.
         transport: how a compiled program reaches the host. ``"auto"`` takes
             the zero-copy ``jax.experimental.buffer_callback`` where it

@@ -30,7 +30,7 @@ import numpy as np
 
 from jaxpyop import _jaxcore
 
-KEPT = 16  # originals that reraise() can still find
+KEPT = 64  # originals that reraise() can still find; a device runs 32 programs at once
 
 _LIBRARY_DIRS = (
     _jaxcore.PACKAGE,
@@ -270,7 +270,7 @@ class reraise(contextlib.AbstractContextManager[None]):  # noqa: N801  # reads a
     ``jax.errors.JaxRuntimeError`` (``ValueError`` on some warm calls) where
     the result is waited for: call ``block_until_ready()`` inside the block.
     There that error is replaced by the original exception object, with JAX's
-    error as its ``__context__``. The last 16 originals are kept. Errors of
+    error as its ``__context__``. The last 64 originals are kept. Errors of
     anything else pass unchanged. ``with reraise():`` gives ``None``.
 
     TensorFlow raises ``tf.errors.InvalidArgumentError`` or ``UnknownError``

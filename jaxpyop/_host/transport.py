@@ -24,6 +24,7 @@ from jaxpyop._host.batching import run_elements, run_once, runs_here
 from jaxpyop._host.columns import Batch
 from jaxpyop._host.environment import Environment
 from jaxpyop._host.errors import PythonBodyError, body_error, put_off, taken_up
+from jaxpyop._host.guard import running
 from jaxpyop._host.memory import FREE, LARGE, SCRATCH, SMALL, expect_writing, references
 
 
@@ -79,6 +80,7 @@ class Host:
         self.inputs = structs[call.hidden :]
         self.large = any(math.prod(shape) * dtype.itemsize >= LARGE for shape, dtype in self.results)
         self.fill = self._choose_fill(inputs)
+        self.running = running()
 
     def _choose_fill(self, inputs: Sequence[Any]) -> Callable[[Sequence[Any], Sequence[Any]], None]:
         large = any(math.prod(i.shape) * np.dtype(i.dtype).itemsize >= SMALL for i in inputs)
@@ -121,7 +123,10 @@ class Host:
             PythonBodyError: whatever the body raised.
         """
         environment = self.call.environment
+        ticket = None
         try:
+            if self.running is not None:
+                ticket = self.running.enter(self.call)
             with _jaxcore.profiled_as(self.call.label):
                 if _on_xla_thread():  # whose context is empty
                     environment.context.copy().run(self._in_environment, arrays, outs)
@@ -132,6 +137,9 @@ class Host:
             return
         except BaseException as error:  # also KeyboardInterrupt: XLA knows no exceptions, only text
             failed = body_error(self.call.title, self.call.func, self.inputs, error)
+        finally:
+            if ticket is not None and self.running is not None:
+                self.running.leave(ticket)
         raise failed
 
     def _in_environment(self, arrays: Sequence[Any], outs: Sequence[Any]) -> None:

@@ -15,6 +15,7 @@ import jax
 from jaxpyop._host import add_note, is_library_file
 from jaxpyop._op.inputs import PASS_IT
 from jaxpyop._op.op import Op
+from jaxpyop._op.structure import IN_A_LOOP
 from jaxpyop._paths import PathTracer
 from jaxpyop._tape import TapeTracer
 
@@ -49,6 +50,8 @@ def advise(error: Exception, op: Op, what: str, func: Callable[..., Any], given:
             f"{op.title}: {what} runs on the host, outside of the vmap or shard_map that names this axis; collectives "
             "(psum, axis_index, ...) go outside: use one on the inputs or on the results, or mode='traced'",
         )
+    elif isinstance(error, RuntimeError) and "event loop" in str(error):
+        add_note(error, f"{op.title}: {IN_A_LOOP}")
     elif type(error) is ValueError and not op.copy and "read-only" in str(error):
         return ValueError(
             f"{op.title}: {what} writes into an input, and copy=False lends inputs for reading; write into a copy of "

@@ -17,6 +17,7 @@ from jaxpyop._host import METHODS, check_progress
 from jaxpyop._op.results import CASTING
 from jaxpyop._op.rules import NO_RULES, Rules, read_rules
 from jaxpyop._op.spec import ResultSpec, promises_nothing, read_tout, with_shapes
+from jaxpyop._op.structure import IN_A_LOOP
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
@@ -177,7 +178,7 @@ def _check_func(func: Any, api: str) -> None:
         if inspect.iscoroutinefunction(candidate) or inspect.isasyncgenfunction(candidate):
             raise TypeError(
                 f"{api}: func is an async function, which returns before it has run; "
-                "write a plain function that calls asyncio.run(...)"
+                f"write a plain function that calls asyncio.run(...); {IN_A_LOOP}"
             )
         if inspect.isgeneratorfunction(candidate):
             raise TypeError(f"{api}: func is a generator function; write a plain function that returns its results")

@@ -91,6 +91,12 @@ def _holds_nothing(value: Any) -> bool:
     return _is_container(value) and all(part is None or (_is_container(part) and not part) for part in _inside(value))
 
 
+IN_A_LOOP = (
+    "where an event loop runs already, as in a notebook, asyncio.run(...) needs a thread of its own: "
+    "pass executor=concurrent.futures.ThreadPoolExecutor(1)"
+)
+
+
 def _check_run(value: Any, api: str) -> None:
     # Not jax.tree.leaves: a list that holds itself breaks its recursion for good (0.10 to 0.12).
     for part in [value, *(_inside(value) if _is_sequence(value) or isinstance(value, dict) else ())]:
@@ -100,7 +106,7 @@ def _check_run(value: Any, api: str) -> None:
             part.close()  # or Python warns that nobody awaited it
         raise TypeError(
             f"{api}: func returned {kind_of(part)}, which was never run; "
-            "return values: call asyncio.run(...) or list(...) inside func"
+            f"return values: call asyncio.run(...) or list(...) inside func; {IN_A_LOOP}"
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import functools
 import re
 
@@ -17,6 +18,8 @@ from util import (
     py_func,
     py_function,
 )
+
+import jaxpyop
 
 F = jnp.float32
 both_sides = pytest.mark.parametrize("api", [py_function, py_func])
@@ -189,6 +192,31 @@ def test_asyncio_inside_a_body_works(route):
         return x * 2
 
     assert route(lambda x: numpy_function(lambda x: asyncio.run(work(x)), [x], F), F(3)) == 6
+
+
+def test_asyncio_inside_a_body_where_a_loop_runs(route, transport):
+    """As in a notebook's cell: what the error advises works, of direct calls too."""
+
+    async def work(x):
+        await asyncio.sleep(0)
+        return x * 2
+
+    def body(x):
+        coroutine = work(x)
+        try:
+            return asyncio.run(coroutine)
+        finally:
+            coroutine.close()  # which a refused run never awaits
+
+    async def cell():
+        with pytest.raises(RuntimeError, match="running event loop") as caught, jaxpyop.reraise():
+            route(lambda x: numpy_function(body, [x], F), F(3))
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            return caught.value.__notes__, route(lambda x: numpy_function(body, [x], F, executor=pool), F(3))
+
+    notes, result = asyncio.run(cell())
+    assert result == 6
+    assert any("pass executor=concurrent.futures.ThreadPoolExecutor(1)" in note for note in notes)
 
 
 # --------------------------------------------------------------- kinds of func

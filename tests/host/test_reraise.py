@@ -23,6 +23,7 @@ from error_cases import (
 from util import every_api, numpy_function, py_func
 
 import jaxpyop
+from jaxpyop._host.errors import KEPT
 
 # -------------------------------------------------------------------- reraise()
 
@@ -130,17 +131,17 @@ def test_reraise_of_an_error_caught_before(transport):
     assert caught.value.__context__ is first.value
 
 
-def test_the_last_sixteen_are_kept(transport):
+def test_the_last_are_kept(transport):
     body = Failing(lambda: KeyError(len(body.raised)))
     f = jax.jit(lambda x: py_func(body, [x], F))
     errors = []
-    for _ in range(20):
+    for _ in range(KEPT + 4):
         with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match="failed") as caught:
             run(f, -X)
         errors.append(caught.value)
     originals = list(body.raised)
-    assert len(originals) == 20
-    for error, original in zip(errors[-16:], originals[-16:]):
+    assert len(originals) == KEPT + 4
+    for error, original in zip(errors[-KEPT:], originals[-KEPT:]):
         with pytest.raises(KeyError, match=r"\d+") as caught, jaxpyop.reraise():
             raise error
         assert caught.value is original
@@ -166,6 +167,29 @@ def test_reraise_in_several_threads(transport):
                 wrong.append(None)
 
     threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
+    [t.start() for t in threads]
+    [t.join() for t in threads]
+    assert not wrong
+
+
+def test_thirty_threads_that_fail_at_once(transport):
+    """Each finds its own exception, though nobody asks before all have failed."""
+    all_failed = threading.Barrier(30)
+    wrong = []
+
+    def fail_and_ask(k):
+        body = Failing(lambda: KeyError(k))
+        try:
+            with jaxpyop.reraise():
+                try:
+                    jax.block_until_ready(jax.jit(lambda x: py_func(body, [x], F))(-X))
+                finally:
+                    all_failed.wait(30)
+        except BaseException as error:
+            if type(error) is not KeyError or error.args != (k,):
+                wrong.append(error)
+
+    threads = [threading.Thread(target=fail_and_ask, args=(k,)) for k in range(30)]
     [t.start() for t in threads]
     [t.join() for t in threads]
     assert not wrong

@@ -117,6 +117,67 @@ jax.block_until_ready([f(x) for _ in range(20)])
 }
 
 
+CROWD = """
+from jaxpyop._host import guard
+guard._PATIENCE = 0.5
+import time
+any_number = not guard._needs_synchronous_dispatch()
+active = []
+def body(x):
+    active.append(x)
+    end = time.monotonic() + {meet}
+    while len(active) < 32 and time.monotonic() < end:
+        time.sleep(0.01)
+    return {result}
+fs = [jax.jit(lambda x, k=k: jaxpyop.{op}(body, [x], F, output_shapes=())) for k in range({count})]
+{warm}
+active.clear()
+failed = []
+def work(k):
+    try:
+        np.testing.assert_allclose(fs[k](jnp.float32(k)), np.sin(k), rtol=1e-5)
+    except Exception as error:
+        failed.append(str(error))
+all_threads(work, {count})
+"""
+WARM = "active.extend([0] * 32); [jax.block_until_ready(f(1.0)) for f in fs]"
+REFUSED = """
+assert any_number or failed
+assert len(failed) <= {most}, len(failed)
+assert all("functions that use JAX run at once" in text and "Run at most 31 at once" in text for text in failed)
+"""
+CROWDS = {
+    "32 of JAX": CROWD.format(meet=3, result="jnp.sin(x)", op="py_function", count=32, warm=WARM)
+    + REFUSED.format(most=1),
+    "40 NumPy functions that use JAX": CROWD.format(
+        meet=3, result="np.asarray(jnp.sin(x))", op="numpy_function", count=40, warm=WARM
+    )
+    + REFUSED.format(most=9),
+    "31 of JAX": CROWD.format(meet=0.3, result="jnp.sin(x)", op="py_function", count=31, warm=WARM)
+    + "assert not failed, failed",
+    "40 of NumPy alone": CROWD.format(meet=10, result="np.sin(x)", op="numpy_function", count=40, warm="")
+    + "assert not failed, failed",
+    "40 nested": """
+from jaxpyop._host import guard
+guard._PATIENCE = 0.5
+def nest(depth):
+    def body(x):
+        return np.asarray(jax.jit(nest(depth - 1))(x)) if depth else np.sin(x)
+    return lambda x: jaxpyop.numpy_function(body, [x], F, output_shapes=())
+try:
+    np.testing.assert_allclose(jax.jit(nest(40))(1.0), np.sin(1.0), rtol=1e-5)
+    assert not guard._needs_synchronous_dispatch()
+except jax.errors.JaxRuntimeError as error:
+    assert "functions that use JAX run at once" in str(error), error
+""",
+}
+
+
+@pytest.mark.parametrize("program", CROWDS.values(), ids=CROWDS)
+def test_one_function_too_many_raises_where_all_would_wait(program):
+    run_python(START.format(transport="auto") + program, timeout=60)
+
+
 @pytest.mark.parametrize("transport", ["auto", "callback"])
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
 @pytest.mark.timeout(100 * REPEAT + 20)
