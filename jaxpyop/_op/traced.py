@@ -28,7 +28,7 @@ class UntraceableError(TypeError):
     """A body that `mode="traced"` cannot follow; the text says where and why.
 
     Attributes:
-        why: the place and the reason alone.
+        why: the place and the reason, and what would have it traced as it is.
     """
 
     def __init__(self, text: str, why: str = "") -> None:
@@ -60,7 +60,7 @@ def trace(op: Op, inputs: Inputs, arrays: Sequence[Any]) -> list[Any]:
         cause = error.__cause__
         if cause is not None and str(cause).startswith(op.title):  # one of our checks of the results
             raise cause from None
-        why = f"{error.filename}:{error.lineno}: {error.reason}"
+        why = f"{error.filename}:{error.lineno}: {error.reason}" + (f"; {error.remedy}" if error.remedy else "")
         raise UntraceableError(f"{op.title}: {error}", why) from cause
 
 

@@ -83,7 +83,9 @@ def _trace_paths(function: Any, use: Call, args: Sequence[Any], why: str) -> lis
     except PathError as error:
         if "loop" not in error.reason:
             raise
-        raise PathError(error.reason, error.filename, error.lineno, f"{why}; or {error.advice}") from error.__cause__
+        refused = PathError(error.reason, error.filename, error.lineno, f"{why}; or {error.advice}")
+        refused.remedy = why
+        raise refused from error.__cause__
 
 
 def _plain(function: Any) -> Any:

@@ -54,7 +54,10 @@ class PathError(Exception):
         filename: the user's file, or "<unknown>".
         lineno: the line in it, or 0.
         advice: what to write instead.
+        remedy: what would have it followed as it is, if anything: an extra, a source.
     """
+
+    remedy = ""
 
     def __init__(self, reason: str, filename: str, lineno: int, advice: str = _ADVICE) -> None:
         super().__init__(reason, filename, lineno, advice)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxpyop
+from jaxpyop._paths import convert
 
 
 def branch(x):
@@ -105,6 +106,19 @@ def test_the_log_says_why_once(lines):
         f"py_function 'body' is called, not traced: {__file__}:{line}: "
         "float(x) asks for the value of a traced float32[]"
     ]
+
+
+def test_the_log_says_what_is_missing(lines, monkeypatch):
+    monkeypatch.setattr(convert, "is_installed", lambda: False)
+    monkeypatch.setattr(convert, "_factories", {})
+
+    def body(x):
+        while x > 1:
+            x = x / 2
+        return x
+
+    assert shown(auto(body), 3.0) == "called"
+    assert lines()[0].endswith("; pip install 'jaxpyop[loops]'")
 
 
 def test_a_refused_body_is_not_tried_again():
