@@ -217,7 +217,8 @@ def is_export(ctx: Any) -> bool:
 def keeps_dead_code(ctx: Any) -> bool:
     """Whether a lowering may be of an operation whose results nobody uses.
 
-    JAX drops those before, but not from the body of a while_loop (0.10 and 0.11).
+    JAX drops those before, but not from the body of a while_loop: that has no rule for it before 0.12, and a lowering
+    does not see what else the body holds.
     """
     return JAX_VERSION < (0, 12) and "while" in str(ctx.name_stack)
 
