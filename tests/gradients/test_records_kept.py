@@ -80,11 +80,12 @@ def test_a_training_run_leaves_little(transport):
     _, f = square()
     step = jax.jit(jax.grad(lambda x: jnp.sum(f(x))))
     x = jnp.ones(2**18)
+    evicted = RECORDS.stats()["evicted"]
     for _ in range(40):  # of a megabyte and more each
         jax.block_until_ready(step(x))
     RECORDS.make_room()
     assert 2**20 < RECORDS.stats()["nbytes"] < 16 * 2**20
-    assert RECORDS.stats()["evicted"] == 0
+    assert RECORDS.stats()["evicted"] == evicted
 
 
 @pytest.mark.parametrize("stateful", [False, True], ids=["stateless", "stateful"])

@@ -163,9 +163,8 @@ ROUTES = [("Auto", "auto"), ("Auto", "callback"), ("Explicit", "auto")]
 CASES = [(kind, name, transport) for kind, transport in ROUTES for name in PROGRAMS]
 
 
-def run_all(kind):
+def run_all(kind, names):
     """Every program's error, or None; a hanging one costs a process."""
-    names = [f"{name}/{transport}" for mesh, name, transport in CASES if mesh == kind]
     errors = {}
     while left := [name for name in names if name not in errors]:
         done = start(kind, left)
@@ -180,10 +179,22 @@ def run_all(kind):
 
 
 @pytest.fixture(scope="module")
-def outcomes():
-    return functools.cache(run_all)
+def outcomes(request):
+    """What became of the programs that were chosen, by the kind of the axes."""
+    cases = [
+        item.callspec.params
+        for item in request.session.items
+        if getattr(item, "function", None) is test_on_four_devices
+    ]
+
+    @functools.cache
+    def of(kind):
+        return run_all(kind, [f"{case['name']}/{case['transport']}" for case in cases if case["kind"] == kind])
+
+    return of
 
 
+@pytest.mark.xdist_group("four devices")  # in one process
 @pytest.mark.parametrize(("kind", "name", "transport"), CASES, ids=["-".join(case) for case in CASES])
 def test_on_four_devices(kind, name, transport, outcomes):
     error = outcomes(kind)[f"{name}/{transport}"]

@@ -272,13 +272,13 @@ ROUTES = ["Auto-auto", "Auto-callback", "Explicit-auto"]
 CASES = [f"{name}-{route}" for route in ROUTES for name in PROGRAMS]
 
 
-def main(rank, port):
+def main(rank, port, cases):
     faulthandler.dump_traceback_later(2 * LIMIT, exit=True)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=2, process_id=rank)
     assert (jax.process_count(), len(jax.devices()), len(jax.local_devices())) == (2, 4, 2)
     on = {kind: Devices(kind) for kind in KINDS}
-    for case in CASES:
+    for case in cases:
         name, kind, transport = case.split("-")
         faulthandler.dump_traceback_later(LIMIT, exit=True)
         error = None
@@ -297,18 +297,18 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def start(rank, port):
+def start(rank, port, cases):
     env = {k: v for k, v in os.environ.items() if not k.startswith(("JAXPYOP_", "JAX_", "NPROC"))}
     env |= {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
     env["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
-    command = [sys.executable, "-W", "error", __file__, str(rank), str(port)]
+    command = [sys.executable, "-W", "error", __file__, str(rank), str(port), *cases]
     return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def run_both():
+def run_both(cases):
     """What each of the two processes said: results by case, and the end of its stderr."""
     port = free_port()
-    both = [start(rank, port) for rank in (0, 1)]
+    both = [start(rank, port, cases) for rank in (0, 1)]
     try:
         said = [process.communicate(timeout=100) for process in both]
     finally:
@@ -323,10 +323,13 @@ def run_both():
 
 
 @pytest.fixture(scope="module")
-def outcomes():
-    return functools.cache(run_both)
+def outcomes(request):
+    """What became of the programs that were chosen."""
+    tests = [item for item in request.session.items if getattr(item, "function", None) is test_two_processes]
+    return functools.cache(lambda: run_both([test.callspec.params["case"] for test in tests]))
 
 
+@pytest.mark.xdist_group("two processes")  # one pair of them for all
 @pytest.mark.parametrize("case", CASES)
 def test_two_processes(case, outcomes):
     for rank, (errors, stderr) in enumerate(outcomes()):
@@ -342,4 +345,4 @@ def test_the_table_of_the_readme(row):
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])
