@@ -13,6 +13,7 @@ import jaxpyop  # isort: skip
 import jax
 import pytest
 from hypothesis import HealthCheck, settings
+from jax.experimental.compilation_cache import compilation_cache
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "shared"))  # `from util import ...`, in any import mode
 
@@ -33,6 +34,9 @@ def pytest_configure(config):
     named = not hasattr(config, "workerinput") and config.args_source is not pytest.Config.ArgsSource.TESTPATHS
     if named or os.environ.get("JAXPYOP_TEST_ALL") or os.environ.get("JAXPYOP_TEST_LONG"):
         config.option.all = True
+    share_compiled_programs(config)
+    if not config.option.all and not config.option.rest:
+        jax.config.update("jax_disable_most_optimizations", True)
     settings.register_profile(
         "jaxpyop",
         database=None,
@@ -44,6 +48,14 @@ def pytest_configure(config):
         suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     )
     settings.load_profile("jaxpyop")
+
+
+def share_compiled_programs(config):
+    """Half of the time is XLA's, which compiles the same for many tests: keep it, as long as pytest's own cache."""
+    if cache := getattr(config, "cache", None):
+        jax.config.update("jax_compilation_cache_dir", str(cache.mkdir(f"jax-{jax.__version__}")))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 def pytest_terminal_summary(terminalreporter, config):
@@ -80,18 +92,20 @@ def selection(items):
 
 
 def other_ways(items):
-    """The cases of each test on all ways to the host but one, another one from test to test."""
-    for name in ("route", "transport"):
+    """The cases of each test in all ways but one, another one from test to test."""
+    for name in ("route", "transport", "api"):
         tables = {}
         for item in items:
-            case = getattr(item, "callspec", None)
-            if case and name in case.params:
-                tables.setdefault((item.module.__name__, item.originalname), {}).setdefault(
-                    id(case.params[name]), []
-                ).append(item)
+            if name in (parameters := parameters_of(item)):
+                ways = tables.setdefault((item.module.__name__, item.originalname), {})
+                ways.setdefault(id(parameters[name]), []).append(item)
         for test, ways in tables.items():
-            kept = zlib.crc32(repr(test).encode()) % len(ways)
-            yield from itertools.chain(*(ways[way] for i, way in enumerate(ways) if i != kept))
+            kept = zlib.crc32(repr((test, name)).encode()) % len(ways)
+            yield from itertools.chain(*(cases for i, cases in enumerate(ways.values()) if i != kept))
+
+
+def parameters_of(item):
+    return item.callspec.params if hasattr(item, "callspec") else {}
 
 
 def in_selection(item):
@@ -119,8 +133,8 @@ def uncovered(items, together):
     """Those that can go from tables over more than `together` things, every `together` values staying once."""
     tables = {}
     for item in items:
-        parameters = getattr(item, "callspec", None) and item.callspec.params
-        if parameters and len(parameters) > together:
+        parameters = parameters_of(item)
+        if len(parameters) > together:
             values = [(name, id(value)) for name, value in sorted(parameters.items())]
             table = tables.setdefault((item.module.__name__, item.originalname), {})
             table[item] = set(itertools.combinations(values, together))
@@ -154,6 +168,16 @@ def route(request):
     """A way to run a program: directly, or under jit on both transports."""
     with jaxpyop.config.override(transport=request.param.transport):
         yield request.param
+
+
+@pytest.fixture
+def compiled_here():
+    """No program from a cache, which keeps the names that it had first."""
+    jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()
+    yield
+    jax.config.update("jax_enable_compilation_cache", True)
+    compilation_cache.reset_cache()
 
 
 @pytest.fixture

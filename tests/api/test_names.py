@@ -14,6 +14,9 @@ from util import APIS, NUMPY_APIS
 import jaxpyop
 
 
+pytestmark = pytest.mark.usefixtures("compiled_here")
+
+
 def double(x):
     return 2 * x
 

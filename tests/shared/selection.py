@@ -25,6 +25,9 @@ THOROUGH = {
         ),
         "test_a_stateful_op_in_a_differentiated_scan_leaks_no_more_than_debug_callback": "test_exactly_once",
     },
+    "test_traced.py": {"test_no_callback_in_the_program": "test_no_callback"},
+    "test_peers.py": {"test_minimizers": "test_training"},
+    "test_executor.py": {"test_a_circle_of_larger_pools_ends": "test_a_circle_of_pools_is_an_error"},
     "test_soak.py": {"test_memory_and_records_stay_bounded": "test_a_dropped_program_frees_the_callable"},
     "test_hostile_results.py": {"test_hostile_results_are_freed": "test_results_of_py_functions_are_freed"},
     "test_stateful.py": {"test_exactly_once_on_four_devices": "test_on_four_devices"},
@@ -43,7 +46,29 @@ THOROUGH = {
         ),
     },
 }
-# Of these tests only the cases whose id has one of these in it.
+LOOPS = (
+    "newton",
+    "bisection",
+    "collatz",
+    "euclid",
+    "log_huber",
+    "beam",
+    "for_of",
+    "nested",
+    "two_conditions",
+    "two_functions",
+    "methods",
+    "closure]",
+    "return_in_a",
+    "continues",
+    "break",
+    "array_state",
+    "weak",
+    "no_turn",
+    "in_inner",
+    "python_numbers",
+)
+# Of these tests only the cases whose id, in brackets, has one of these in it.
 ONLY = {
     "test_shared_runs.py": {"test_over_eight_devices": ("once", "errors")},
     "test_tape.py": {
@@ -54,6 +79,27 @@ ONLY = {
     "test_tape_effects.py": {"test_no_false_leaks": ("scan",)},
     "test_gradients.py": {
         "test_strict_promotion_and_leak_checks": ("reduction", "float(x)", "an op inside"),
+        "test_other_first_derivatives": ("reduction", "control flow", "relu", "an op inside"),
+        "test_gradient": (
+            "reduction",
+            "control flow",
+            "scan inside",
+            "grad inside",
+            "relu",
+            "in place",
+            "float(x)",
+            "np.asarray",
+            "constant",
+            "an op inside",
+        ),
+        "test_the_same_for_a_numpy_function_with_vjp": (
+            "-vmap of grad]",
+            "grad of scan]",
+            "grad of cond, other",
+            "checkpoint]",
+            "stopped",
+            "unused",
+        ),
     },
     "test_paths.py": {"test_no_tracer_leaks": ("log_huber",)},
     "test_path_refusals.py": {"test_shapes": ("float", "loop", "numpy")},
@@ -72,13 +118,12 @@ ONLY = {
         "test_a_pool_of_the_users_is_kept": ("4",),
         "test_a_pool_that_is_none_is_made": ("many",),
     },
-    "test_hostile_processes.py": {"test_ends_and_is_right": ("threads", "memory")},
+    "test_hostile_processes.py": {"test_ends_and_is_right": ("threads",)},
     "test_cli.py": {"test_demo": ("no_argument",)},
     "test_config.py": {"test_wrong_environment_variables_are_named": ("mode",)},
     "test_settings.py": {"test_settings_from_the_environment": ("x64",)},
     "test_peers.py": {
         "test_training": ("flax-batch-inferred", "numpy"),
-        "test_minimizers": ("bfgs-py_function",),
     },
     "test_debugger.py": {"test_a_session": ("py_function-jit",)},
     "test_examples.py": {"test_scripts_print_what_is_shown": ("shards",)},
@@ -104,17 +149,28 @@ ONLY = {
             )
         ),
     },
-    "test_processes.py": {"test_two_processes": ("Auto-auto",)},
+    "test_processes.py": {
+        "test_two_processes": tuple(
+            f"{name}-Auto-auto"
+            for name in (
+                "shard_map_of_loops",
+                "shard_map_gradients",
+                "jit_of_a_stateless_op_runs_in_each_process",
+                "jit_of_a_stateful_op_runs_once_in_the_first_process",
+                "jit_gradient_of_a_stateful_op_is_right_or_refused",
+                "error_in_jit",
+            )
+        ),
+    },
     "test_freed.py": {
         "test_collection_in_a_body": ("auto",),
         "test_a_differentiated_body_and_the_array_it_captured": ("jit of vmap of grad-eager", "jit of grad-traced"),
     },
-    "test_cache.py": {"test_a_cached_program_calls_the_functions_of_this_process": ("py_function",)},
-    "test_fuzz.py": {"test_random_programs_equal_plain_jax": ("[py_function", "contrib")},
-    "test_training_runs.py": {"test_nothing_grows": ("regression-jit", "classifier-direct")},
-    "test_records_kept.py": {
-        "test_each_body_runs_once": ("scan pulled", "pulled thrice", "jacrev of vmap", "checkpoint")
-    },
+    "test_cache.py": {"test_a_cached_program_calls_the_functions_of_this_process": ("auto-py_function",)},
+    "test_first_errors.py": {"test_a_nan_under_debug_nans_names_the_op": ("[numpy_function]",)},
+    "test_fuzz.py": {"test_random_programs_equal_plain_jax": ("[py_function]",)},
+    "test_training_runs.py": {"test_nothing_grows": ("regression-jit",)},
+    "test_records_kept.py": {"test_each_body_runs_once": ("scan pulled", "jacrev of vmap, direct", "checkpoint")},
     "test_constants.py": {
         "test_jax_itself_takes_nothing_out": ("scan", "cond", "custom_jvp", "svd", "closure", "sort")
     },
@@ -131,10 +187,46 @@ ONLY = {
         "test_bodies_in_other_processes": ("dask-jit", "processes-direct"),
         "test_the_next_call_with_a_new_pool_works": ("jit-auto",),
     },
-    "test_loops.py": dict.fromkeys(  # every body under jit, these under all else
+    "test_loops.py": {"test_jit": LOOPS}
+    | dict.fromkeys(  # these under all else
         ["test_direct", "test_grad", "test_jvp", "test_vmap", "test_vmap_of_grad", "test_grad_of_vmap", "test_scan"],
         ("newton", "collatz", "nested", "break"),
     ),
+    "test_transforms.py": {
+        "test_values_and_runs": (
+            "-itself",
+            "-scan]",
+            "-while_loop]",
+            "fori_loop",
+            "cond, not",
+            "switch",
+            "-map]",
+            "checkpoint",
+            "vmap of vmap",
+            "vmap of cond",
+            "scan of vmap",
+            "dynamic",
+        ),
+    },
+    "test_parallel.py": {
+        "test_gradients_on_an_executor_of_an_unknown_kind": ("vmap of grad]", "nested", "axis size 0", "scan of vmap"),
+    },
+    "test_batches.py": {
+        "test_gradients_of_py_function_outside_jit": ("expand_dims-vmap of grad]", "axis size 1", "nested", "parallel"),
+        "test_gradients_of_py_function": (
+            "vmap of grad]",
+            "axis size",
+            "nested",
+            "jacfwd",
+            "hessian",
+            "broadcast",
+            "parallel",
+        ),
+        "test_gradients_of_numpy_functions": ("jacrev", "axis size 0", "nested", "scan of vmap", "parallel"),
+    },
+    "test_linear_functions.py": {
+        "test_against_jax": ("jvp", "jacrev", "third", "linear_transpose", "vmap", "checkpoint"),
+    },
     "test_loop_gradients.py": {"test_no_tracer_leaks_and_strict_promotion": ("newton",)},
 }
 
@@ -144,4 +236,4 @@ def is_quick(file: str, test: str, case: str) -> bool:
     if test in THOROUGH.get(file, {}):
         return False
     parts = ONLY.get(file, {}).get(test)
-    return parts is None or any(part in case for part in parts)
+    return parts is None or any(part in f"[{case}]" for part in parts)
