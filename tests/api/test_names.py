@@ -13,7 +13,6 @@ from util import APIS, NUMPY_APIS
 
 import jaxpyop
 
-
 pytestmark = pytest.mark.usefixtures("compiled_here")
 
 
