@@ -118,9 +118,6 @@ BODIES = {
 POINTS = jnp.array([-1.7, -0.4, 0.3, 0.8, 1.3, 2.4])
 TRANSFORMS = {
     "jit": lambda f: lambda x: jnp.stack([jax.jit(f)(v) for v in x]),
-    "grad": lambda f: lambda x: jnp.stack([jax.grad(f)(v) for v in x]),
-    "jit-grad": lambda f: lambda x: jnp.stack([jax.jit(jax.grad(f))(v) for v in x]),
-    "vmap": lambda f: jax.jit(jax.vmap(f)),
     "vmap-grad": lambda f: jax.jit(jax.vmap(jax.grad(f))),
     "scan": lambda f: jax.jit(lambda x: jax.lax.scan(lambda c, v: (c, f(v)), 0.0, x)[1]),
 }

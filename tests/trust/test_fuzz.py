@@ -24,7 +24,7 @@ from util import APIS, run
 import jaxpyop
 
 LONG = "JAXPYOP_TEST_EXAMPLES" in os.environ
-EXAMPLES = int(os.environ.get("JAXPYOP_TEST_EXAMPLES", "80")) // len(APIS)
+EXAMPLES = int(os.environ["JAXPYOP_TEST_EXAMPLES"]) // len(APIS) if LONG else settings.default.max_examples // 2
 
 # ------------------------------------------------------------------ expectations
 

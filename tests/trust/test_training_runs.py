@@ -18,8 +18,14 @@ def entries():
     return sum(f._cache_size() for f in functions), len(objects)
 
 
-@pytest.mark.parametrize("jit", [True, False], ids=["jit", "direct"])
-@pytest.mark.parametrize("loss", training.LOSSES.values(), ids=training.LOSSES)
+WAYS = [
+    pytest.param(loss, jit, id=f"{name}-{'jit' if jit else 'direct'}", marks=[pytest.mark.long] * (i % 2 == jit))
+    for i, (name, loss) in enumerate(training.LOSSES.items())
+    for jit in (True, False)
+]
+
+
+@pytest.mark.parametrize(("loss", "jit"), WAYS)
 def test_nothing_grows(loss, jit):
     step = training.stepping(loss, jit)
     compiled = []
