@@ -62,7 +62,7 @@ def pytest_terminal_summary(terminalreporter, config):
     if not config.option.all and not config.option.rest:
         terminalreporter.line("")
         terminalreporter.line(
-            "A selection ran, every promise once. All tests, in a quarter of an hour: python -m pytest --all"
+            "A selection ran, every promise once. All tests, in ten minutes: python -m pytest --all"
         )
 
 

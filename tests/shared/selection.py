@@ -113,6 +113,7 @@ ONLY = {
     },
     "test_deadlock.py": {
         "test_ends": ("500x500 undrained-", "nested bodies", "matmul before the op"),
+        "test_one_function_too_many_raises_where_all_would_wait": ("40 NumPy functions", "nested"),
         "test_importing_after_it_warns_with_the_cure": ("numpy.ones",),
         "test_importing_before_the_first_operation_arranges_the_pool_silently": ("after jax.numpy",),
         "test_a_pool_of_the_users_is_kept": ("4",),
