@@ -61,9 +61,7 @@ def share_compiled_programs(config):
 def pytest_terminal_summary(terminalreporter, config):
     if not config.option.all and not config.option.rest:
         terminalreporter.line("")
-        terminalreporter.line(
-            "A selection ran, every promise once. All tests, in ten minutes: python -m pytest --all"
-        )
+        terminalreporter.line("A selection ran, every promise once. All tests, in ten minutes: python -m pytest --all")
 
 
 def pytest_collection_modifyitems(config, items):
