@@ -141,9 +141,8 @@ def record(function: Callable[..., Sequence[Any]], args: Sequence[Any]) -> Any:
     # Exported for writing interpreters, without a promise of stability.
     wrapped = _linear_util.wrap_init(function, debug_info=_UNNAMED)
     jaxpr, _, consts = jax.interpreters.partial_eval.trace_to_jaxpr_dynamic(wrapped, avals)
-    if _extend.ClosedJaxpr is _extend.Jaxpr:  # from 0.12
-        return jaxpr.with_consts(consts)
-    return _extend.ClosedJaxpr(jaxpr, consts)
+    closed: Any = getattr(jaxpr, "with_consts", None)  # from 0.12 a jaxpr has its constants
+    return closed(consts) if closed else _extend.ClosedJaxpr(jaxpr, consts)
 
 
 _UNNAMED = jax.api_util.debug_info("jaxpyop", record, (), {})._replace(arg_names=None, result_paths=None)
