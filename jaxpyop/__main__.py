@@ -18,6 +18,7 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("doctor", help="print versions, devices, transport, settings, and what is safe here")
     bench = commands.add_parser("bench", help="measure how fast this is here, beside JAX's own callbacks")
     bench.add_argument("--json", action="store_true", help="print the figures as JSON")
+    bench.add_argument("--long", action="store_true", help="with what takes minutes: runs of thousands of steps")
     parser.set_defaults(command="demo")
     return parser
 
@@ -33,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = _parser().parse_args(argv)
     if arguments.command == "bench":
-        return run_bench(as_json=arguments.json)
+        return run_bench(as_json=arguments.json, long=arguments.long)
     return run_doctor() if arguments.command == "doctor" else run_demo()
 
 

@@ -3,6 +3,7 @@
 jaxpyop comes first: its guard has to be in place before JAX makes its CPU client.
 """
 
+import gc
 import itertools
 import os
 import sys
@@ -31,7 +32,7 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     """What is named on the command line runs whole."""
-    named = not hasattr(config, "workerinput") and config.args_source is not pytest.Config.ArgsSource.TESTPATHS
+    named = config.args_source is not pytest.Config.ArgsSource.TESTPATHS
     if named or os.environ.get("JAXPYOP_TEST_ALL") or os.environ.get("JAXPYOP_TEST_LONG"):
         config.option.all = True
     share_compiled_programs(config)
@@ -48,6 +49,12 @@ def pytest_configure(config):
         suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     )
     settings.load_profile("jaxpyop")
+
+
+def pytest_collection_finish(session):
+    """What is there before the first test stays: the many tests that collect garbage need not look at it."""
+    gc.collect()
+    gc.freeze()
 
 
 def share_compiled_programs(config):

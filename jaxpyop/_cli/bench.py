@@ -21,7 +21,7 @@ import jax
 import numpy as np
 
 import jaxpyop
-from jaxpyop._cli.cases import GROUPS, Case, Group
+from jaxpyop._cli.cases import GROUPS, LONG, Case, Group
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +50,19 @@ def _sample(case: Case) -> float:
 
 def measure(group: Group) -> list[Row]:
     """Time the cases of a group in turn."""
+    times = group.take_times() if group.take_times else _in_turn(group)
+    medians = {name: statistics.median(taken) for name, taken in times.items()}
+    ours_name = next(iter(times))
+    ours = medians[ours_name]
+    rows = []
+    for name, taken in times.items():
+        low, _, high = statistics.quantiles(taken, n=4)
+        ratio = None if name == ours_name else ours / medians[name]
+        rows.append(Row(group.title, name, medians[name], low, high, ratio))
+    return rows
+
+
+def _in_turn(group: Group) -> dict[str, list[float]]:
     for case in group.cases:
         _wait(case.run())
         _wait(case.run())  # the first run can leave the compiling to the second
@@ -57,34 +70,28 @@ def measure(group: Group) -> list[Row]:
     for _ in range(group.samples):
         for case in group.cases:
             times[case.name].append(_sample(case))
-    medians = {name: statistics.median(taken) for name, taken in times.items()}
-    ours = medians[group.cases[0].name]
-    rows = []
-    for name, taken in times.items():
-        low, _, high = statistics.quantiles(taken, n=4)
-        ratio = None if name == group.cases[0].name else ours / medians[name]
-        rows.append(Row(group.title, name, medians[name], low, high, ratio))
-    return rows
+    return times
 
 
 # ------------------------------------------------------------------------ report
 
 
-def _progress(done: int, title: str = "") -> None:
+def _progress(done: int, count: int, title: str = "") -> None:
     if sys.stderr.isatty():
-        bar = "#" * (40 * done // len(GROUPS))
-        sys.stderr.write(f"\r[{bar:<40}] {done}/{len(GROUPS)}  {title:<45}" + ("" if title else "\n"))
+        bar = "#" * (40 * done // count)
+        sys.stderr.write(f"\r[{bar:<40}] {done}/{count}  {title:<45}" + ("" if title else "\n"))
         sys.stderr.flush()
 
 
-def run() -> Iterator[list[Row]]:
-    """Measure one group after the other."""
-    for done, make in enumerate(GROUPS):
+def run(long: bool = False) -> Iterator[list[Row]]:
+    """Measure one group after the other, with those that take minutes if they are asked for."""
+    groups = GROUPS + LONG if long else GROUPS
+    for done, make in enumerate(groups):
         group = make()
-        _progress(done, group.title)
-        if len(group.cases) > 1:
+        _progress(done, len(groups), group.title)
+        if len(group.cases) > 1 or group.take_times:
             yield measure(group)
-    _progress(len(GROUPS))
+    _progress(len(groups), len(groups))
 
 
 def _about() -> str:
@@ -122,9 +129,9 @@ def _table(rows: list[Row]) -> Iterator[str]:
         yield f"Not installed, so without a line here: {', '.join(absent)}."
 
 
-def main(as_json: bool) -> int:
+def main(as_json: bool, long: bool = False) -> int:
     """Print the table, or the same as JSON."""
-    rows = [row for group in run() for row in group]
+    rows = [row for group in run(long) for row in group]
     if as_json:
         print(json.dumps({"about": _about(), "rows": [dataclasses.asdict(row) for row in rows]}, indent=2))
     else:

@@ -53,6 +53,33 @@ def test_the_cases_of_a_group_compute_the_same(title):
             np.testing.assert_allclose(np.asarray(case.run()), want, rtol=1e-6)
 
 
+def test_a_run_takes_its_own_times():
+    run = Group("a run", [], take_times=lambda: {"late": [2.0, 2.0, 4.0], "early": [1.0, 1.0, 1.0]})
+    late, early = bench.measure(run)
+    assert (late.case, late.median, late.ratio) == ("late", 2.0, None)
+    assert (early.case, early.median, early.ratio) == ("early", 1.0, 2.0)
+
+
+def test_long_runs(monkeypatch):
+    monkeypatch.setattr(cases.runs, "STEPS", 310)
+    monkeypatch.setattr(cases.runs, "LATE", slice(300, 310))
+    rows = bench.measure(cases.runs.training_run())
+    assert [row.case for row in rows] == ["py_function, step 3000", "py_function, step 200", "jax.grad, step 3000"]
+    assert all(row.median > 0 for row in rows)
+    memory = cases.runs.memory_run()
+    assert int(memory.title.split()[-2]) < 16
+    for case in (*memory.cases, *cases.runs.process_pool().cases):
+        jax.block_until_ready(case.run())
+
+
+@pytest.mark.parametrize("asked", [[], ["--long"]], ids=["short", "long"])
+def test_what_takes_long_is_asked_for(asked, monkeypatch, capsys):
+    monkeypatch.setattr(bench, "GROUPS", [lambda: FAKE])
+    monkeypatch.setattr(bench, "LONG", [lambda: dataclasses.replace(FAKE, title="a long one")])
+    main(["bench", *asked])
+    assert ("a long one" in capsys.readouterr().out) is bool(asked)
+
+
 def test_measure():
     rows = bench.measure(FAKE)
     assert [row.case for row in rows] == ["ours", "theirs", "quick"]

@@ -194,7 +194,6 @@ def outcomes(request):
     return of
 
 
-@pytest.mark.xdist_group("four devices")  # in one process
 @pytest.mark.parametrize(("kind", "name", "transport"), CASES, ids=["-".join(case) for case in CASES])
 def test_on_four_devices(kind, name, transport, outcomes):
     error = outcomes(kind)[f"{name}/{transport}"]

@@ -316,6 +316,7 @@ else:
 def test_an_interrupt_leaves_nothing_running():
     code = """
 import os, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored in the background
 ran = []
 def body(x):
     time.sleep(0.2)

@@ -329,7 +329,6 @@ def outcomes(request):
     return functools.cache(lambda: run_both([test.callspec.params["case"] for test in tests]))
 
 
-@pytest.mark.xdist_group("two processes")  # one pair of them for all
 @pytest.mark.parametrize("case", CASES)
 def test_two_processes(case, outcomes):
     for rank, (errors, stderr) in enumerate(outcomes()):

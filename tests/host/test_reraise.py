@@ -45,6 +45,7 @@ def test_reraise_lets_everything_else_pass():
 def test_an_interrupt_in_a_body(api, route):
     """Ctrl-C, which Python raises on the main thread, where small programs run."""
     presses = [True]
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
 
     def body(x):
         if presses and presses.pop():
@@ -53,8 +54,11 @@ def test_an_interrupt_in_a_body(api, route):
 
     f = lambda x: api(body, [x], F, output_shapes=lambda x: x.shape)
     f = jax.jit(f) if route.jit else f
-    with pytest.raises(KeyboardInterrupt), jaxpyop.reraise():
-        run(f, X)
+    try:
+        with pytest.raises(KeyboardInterrupt), jaxpyop.reraise():
+            run(f, X)
+    finally:
+        signal.signal(signal.SIGINT, before)
     np.testing.assert_array_equal(f(X), X)  # the next call is whole
 
 

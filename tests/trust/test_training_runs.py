@@ -12,6 +12,7 @@ from jaxpyop._op import RECORDS
 
 def entries():
     """How many entries JAX's caches of jitted functions have, and how many objects there are."""
+    gc.unfreeze()  # see conftest.py: what is frozen is not listed
     gc.collect()
     objects = gc.get_objects()
     functions = [o for o in objects if type(o).__name__ == "PjitFunction"]
@@ -41,12 +42,13 @@ def test_nothing_grows(loss, jit):
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
     assert [name for name in compiled if jit or "compile" in name] == []
-    assert entries()[0] == cached
+    assert entries()[0] <= cached
     RECORDS.make_room()
     assert RECORDS.stats()["count"] <= 256
     assert RECORDS.stats()["nbytes"] <= 8 * 2**20
     RECORDS.clear()
     assert entries()[1] - objects < 100
+    gc.freeze()
 
 
 STEADY = training.Run([100.0] * 20_000, [200.0] * training.WINDOWS, (5.0, 5.5))

@@ -1,6 +1,7 @@
 """What `bench` compares: groups of cases, ours first, each with what else does the same.
 
-One file for each subject: `calls`, `batches`, `gradients`, `traced`, `others`; `case` is what they share.
+One file for each subject: `calls`, `batches`, `gradients`, `traced`, `others`, and `runs` of many steps, which take
+long; `case` is what they share.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from collections.abc import Callable
 
 import jax
 
-from jaxpyop._cli.cases import batches, calls, gradients, others, traced
+from jaxpyop._cli.cases import batches, calls, gradients, others, runs, traced
 from jaxpyop._cli.cases.case import Case as Case
 from jaxpyop._cli.cases.case import Group as Group
 
@@ -26,8 +27,11 @@ GROUPS: list[Callable[[], Group]] = [
     batches.waiting_batches,
     lambda: gradients.gradients("log-Huber gradient, first branch", 1.0, 2.0),
     lambda: gradients.gradients("log-Huber gradient, second branch", 3.0, 2.0),
+    lambda: gradients.gradients("the same, in both inputs", 3.0, 2.0, both=True),
+    gradients.many_primitives,
     gradients.fresh_lengths,
     lambda: traced.traced("mode='traced', an if on a value", lambda f: f),
     lambda: traced.traced("the same, gradient", jax.grad),
     others.other_frameworks,
 ]
+LONG: list[Callable[[], Group]] = [runs.training_run, runs.memory_run, runs.process_pool]

@@ -1,0 +1,83 @@
+"""Runs of many steps: whether the last are as fast as the first, what they leave in memory, and process pools."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import multiprocessing
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jaxpyop
+from jaxpyop._cli.cases.case import Case, Group, negative
+from jaxpyop._op import RECORDS
+
+STEPS = 3100
+EARLY, LATE = slice(100, 300), slice(STEPS - 200, STEPS)
+
+
+def training_run() -> Group:
+    """A loss of weights and data, of which the data have no tangent."""
+    rng = np.random.default_rng(0)
+    x, y, w = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((8, 4), (8, 3), (4, 3)))
+
+    def loss(w: Any, x: Any, y: Any) -> Any:
+        return jnp.mean((jnp.tanh(x @ w) - (jnp.abs(y) + jnp.log(jnp.exp(y)))) ** 2)
+
+    ours = jax.jit(jax.grad(lambda w: jaxpyop.py_function(loss, [w, x, y], jnp.float32, output_shapes=())))
+    theirs = jax.grad(loss)
+
+    def take_times() -> dict[str, list[float]]:
+        mine, plain = _steps(lambda: ours(w), lambda: theirs(w, x, y))
+        return {
+            "py_function, step 3000": mine[LATE],
+            "py_function, step 200": mine[EARLY],
+            "jax.grad, step 3000": plain[LATE],
+        }
+
+    return Group("gradient of a loss with data", [], take_times=take_times)
+
+
+def _steps(*steps: Callable[[], Any]) -> list[list[float]]:
+    times: list[list[float]] = [[] for _ in steps]
+    for _ in range(STEPS):
+        for step, taken in zip(steps, times, strict=True):
+            start = time.perf_counter()
+            jax.block_until_ready(step())
+            taken.append((time.perf_counter() - start) * 1e6)
+    return times
+
+
+def memory_run() -> Group:
+    """Whether what earlier steps left makes a step slow, and what they left: 500 steps of a megabyte each."""
+    x = jnp.ones(2**18)
+    op = lambda x: jaxpyop.py_function(lambda x: x * jnp.sin(x), [x], jnp.float32, output_shapes=x.shape)
+    step = jax.jit(jax.grad(lambda x: jnp.sum(op(x))))
+    for _ in range(500):
+        jax.block_until_ready(step(x))
+    held = RECORDS.stats()["nbytes"] / 2**20
+    plain = jax.grad(lambda x: jnp.sum(x * jnp.sin(x)))
+    cases = [Case("py_function", lambda: step(x), 1), Case("jax.grad, directly", lambda: plain(x), 1)]
+    return Group(f"1 MB; 500 steps left {held:.0f} MB", cases, samples=30)
+
+
+def process_pool() -> Group:
+    """Elements that do next to nothing, in processes."""
+    pool = concurrent.futures.ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn"))
+    x = jnp.arange(5000.0)
+    elements = list(np.asarray(x))
+    ours = jax.jit(
+        jax.vmap(lambda x: jaxpyop.numpy_function(negative, [x], jnp.float32, vmap_method="parallel", executor=pool))
+    )
+    return Group(
+        "5000 scalars in a process pool",
+        [
+            Case("parallel, two processes", lambda: ours(x), 1),
+            Case("pool.map(chunksize=100)", lambda: list(pool.map(negative, elements, chunksize=100)), 1),
+        ],
+        samples=10,
+    )
