@@ -76,7 +76,8 @@ wrong = []
 def work(k):
     x = spread(np.full(80_000, k % 3), P())  # some threads have the same
     for _ in range(20):
-        if not (np.asarray(f(x)) == 2 * (k % 3) + 1).all():
+        y = f(x).block_until_ready()  # on all devices: none is at work when the process ends
+        if not (np.asarray(y) == 2 * (k % 3) + 1).all():
             wrong.append(k)
 
 threads = [threading.Thread(target=work, args=(k,)) for k in range(3)]
