@@ -73,21 +73,35 @@ THOROUGH = {
             "test_what_an_exception_holds_goes_when_as_many_follow_as_are_kept"
         ),
     },
-    "test_exit.py": {"test_old_and_new_work_side_by_side": "test_the_process_ends"},
+    "test_exit.py": {
+        "test_old_and_new_work_side_by_side": "test_the_process_ends",
+        "test_an_exception_in_the_program_is_all_that_is_shown": "test_an_error_that_nobody_waited_for_is_shown",
+        "test_ordered_ops_beside_jaxs_own_ordered_callback": "test_order_holds_where_xla_runs_other_calls_at_once",
+    },
+    "test_config.py": {"test_environment_variables": "test_doctor_shows_every_setting_and_its_variable"},
+    "test_packaging.py": {
+        "test_import_leaves_the_command_line_and_process_pools_alone": (
+            "test_import_brings_nothing_but_jax_and_the_standard_library"
+        ),
+    },
+    "test_residuals.py": {"test_in_worker_processes": "test_bodies_in_other_processes"},
+    "test_examples.py": {"test_scripts_print_what_is_shown": "test_blocks_run_and_print_what_is_shown"},
     "test_pools.py": {
         "test_a_pool_whose_worker_died": "test_a_dask_worker_that_dies",
         "test_a_function_that_workers_cannot_import": "test_bodies_in_other_processes",
         "test_every_row_of_the_table_is_tested": "test_the_table_of_the_readme",
     },
     "test_cli.py": {
+        "test_demo": "test_how_demo_compares",
         "test_doctor_over_several_devices": "test_doctor",
         "test_doctor_after_a_late_import": "test_importing_after_it_warns_with_the_cure",
         "test_an_unknown_value_in_the_environment_is_named": "test_wrong_environment_variables_are_named",
     },
     "test_hostile_processes.py": {
         "test_ends_and_is_right": "test_ends",
-        "test_a_forked_child_that_leaves_jax_alone": "test_a_child_forked_before_the_first_operation",
-        "test_what_bodies_print_is_in_order": "test_ordered_ops_beside_jaxs_own_ordered_callback",
+        "test_a_forked_child_that_leaves_jax_alone": "test_the_process_ends",
+        "test_what_bodies_print_is_in_order": "test_order_holds_where_xla_runs_other_calls_at_once",
+        "test_a_child_forked_before_the_first_operation": "test_the_process_ends",
     },
     "test_scratch.py": {
         "test_the_bound_is_a_setting_that_doctor_shows": "test_doctor_shows_every_setting_and_its_variable"
@@ -98,6 +112,7 @@ THOROUGH = {
         ),
     },
 }
+TRANSFORMS = ("in turn", "vmap of scan", "-vmap]", "shard_map")
 LOOPS = (
     "newton",
     "bisection",
@@ -143,6 +158,18 @@ ONLY = {
             "constant",
             "an op inside",
         ),
+        "test_derivatives_under_every_transformation": (
+            "-vmap of grad]",
+            "grad of scan]",
+            "scan of grad]",
+            "while_loop",
+            "grad of cond, other",
+            "checkpoint of chain",
+            "vmap of grad of scan",
+            "jacrev of vmap",
+            "aux",
+            "second order",
+        ),
         "test_the_same_for_a_numpy_function_with_vjp": (
             "-vmap of grad]",
             "grad of scan]",
@@ -168,7 +195,6 @@ ONLY = {
         "test_importing_before_the_first_operation_arranges_the_pool_silently": ("after jax.numpy",),
         "test_a_pool_that_is_none_is_made": ("many",),
     },
-    "test_cli.py": {"test_demo": ("no_argument",)},
     "test_config.py": {"test_wrong_environment_variables_are_named": ("mode",)},
     "test_settings.py": {"test_settings_from_the_environment": ("x64",)},
     "test_peers.py": {
@@ -176,7 +202,6 @@ ONLY = {
         "test_a_training_step_runs_its_ops_once": ("equinox",),
     },
     "test_debugger.py": {"test_a_session": ("py_function-jit",)},
-    "test_examples.py": {"test_scripts_print_what_is_shown": ("shards",)},
     "test_devices.py": {
         "test_on_four_devices": tuple(
             f"Auto-{name}-auto"
@@ -226,7 +251,7 @@ ONLY = {
     "test_loops.py": {"test_jit": LOOPS}
     | dict.fromkeys(  # these under all else
         ["test_direct", "test_grad", "test_jvp", "test_vmap", "test_vmap_of_grad", "test_grad_of_vmap", "test_scan"],
-        ("newton", "collatz", "nested", "break"),
+        ("newton", "nested_loops"),
     ),
     "test_transforms.py": {
         "test_values_and_runs": (
@@ -244,8 +269,14 @@ ONLY = {
             "dynamic",
         ),
     },
+    "test_key_results.py": {"test_under_transformations": TRANSFORMS},
+    "test_lists.py": {"test_under_transformations": TRANSFORMS},
     "test_ports.py": {"test_solvers_of_optimistix": ("[pair]",)},
-    "test_padded.py": {"test_the_gradient_is_that_of_the_real_part": ("in turn", "scan of vmap", "vjp=")},
+    "test_stateful.py": {"test_exactly_once_with_strict_promotion_and_leak_checks": ("scan", "grad", "vmap of vmap")},
+    "test_padded.py": {
+        "test_each_element_has_its_length": TRANSFORMS,
+        "test_the_gradient_is_that_of_the_real_part": ("in turn", "vjp="),
+    },
     "test_lifetime.py": {
         "test_a_dropped_program_frees_the_callable": ("-vmap]", "jit of scan", "many calls", "lowered"),
     },
@@ -256,8 +287,8 @@ ONLY = {
     "test_batches.py": {
         "test_gradients_of_py_function_outside_jit": ("expand_dims-vmap of grad]", "axis size 1", "nested", "parallel"),
         "test_gradients_of_py_function": (
-            "vmap of grad]",
-            "axis size",
+            "sequential-vmap of grad]",
+            "axis size 1",
             "nested",
             "jacfwd",
             "hessian",
