@@ -26,8 +26,8 @@ jaxpyop.config.constants = "allow"
 
 
 def pytest_addoption(parser):
-    parser.addoption("--all", action="store_true", help="run all tests, not the selection of two minutes")
-    parser.addoption("--rest", action="store_true", help="run what the selection of two minutes leaves out")
+    parser.addoption("--all", action="store_true", help="run all tests, not a selection")
+    parser.addoption("--rest", action="store_true", help="run what the selection leaves out")
 
 
 def pytest_configure(config):
@@ -74,7 +74,7 @@ def pytest_terminal_summary(terminalreporter, config):
 def pytest_collection_modifyitems(config, items):
     """Choose what runs.
 
-    - By itself the selection of two minutes: see `selection.py`.
+    - By itself a selection: see `selection.py`.
     - With --all, or of what is named on the command line: of tables over three and more things every pair.
     - With --rest what --all has and the selection has not.
     - With JAXPYOP_TEST_ALL=1 every combination; with JAXPYOP_TEST_LONG=1 what is marked as long, too.
@@ -90,7 +90,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def selection(items):
-    """What runs in two minutes."""
+    """What runs by itself."""
     found = [item for item in items if in_selection(item)]
     found = without(found, other_ways(found))
     return without(found, uncovered(found, together=1))

@@ -1,4 +1,4 @@
-"""The selection of two minutes: what `python -m pytest` leaves to `python -m pytest --all`, and what covers it.
+"""The selection: what `python -m pytest` leaves to `python -m pytest --all`, and what covers it.
 
 Of every table the selection takes each value of each parameter once. Beyond that it is chosen by subject: where
 many programs show one promise at a price, those stay that failed in the past, or that nothing else shows.
