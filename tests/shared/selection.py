@@ -1,6 +1,7 @@
 """The selection: what `python -m pytest` leaves to `python -m pytest --all`, and what covers it.
 
-Of every table the selection takes each value of each parameter once. Beyond that it is chosen by subject: where
+Of every table the selection takes each value of each parameter once; of the four functions and of the ways to the
+host one, another one from test to test. Beyond that it is chosen by subject: where
 many programs show one promise at a price, those stay that failed in the past, or that nothing else shows.
 """
 
