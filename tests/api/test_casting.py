@@ -350,7 +350,9 @@ def test_a_tout_of_another_byte_order(form, route):
     np.testing.assert_array_equal(y, [0, 1, 2])
 
 
-@pytest.mark.skipif(np.dtype(np.longdouble).itemsize == 8, reason="longdouble is float64 on Windows and ARM Macs")
+@pytest.mark.skipif(
+    np.dtype(np.longdouble).itemsize == 8, reason="here np.longdouble is float64, which JAX has: nothing to refuse"
+)
 @every_api
 def test_extended_precision_is_refused(api, route):
     with pytest.raises(TypeError, match=r"Tout has the dtype float\d+, which JAX does not have.*jnp.float32"):
