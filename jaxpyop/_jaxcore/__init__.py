@@ -24,6 +24,7 @@ import jax.interpreters.batching
 import jax.interpreters.mlir
 import jax.interpreters.partial_eval
 import numpy as np
+from jax._src import config as _jax_config
 from jax._src import core as _core
 from jax._src import dispatch as _dispatch
 from jax._src import traceback_util as _traceback_util
@@ -53,6 +54,11 @@ eval_context = jax.core.eval_context
 def x64_enabled() -> bool:
     """Whether JAX has 64-bit types here and now."""
     return bool(jax.config.jax_enable_x64)  # pyright: ignore[reportAttributeAccessIssue]  # made at run time
+
+
+def settings_of_traces() -> tuple[Any, ...]:
+    """Every setting of JAX's that a function may trace differently under, as its caches have them in their keys."""
+    return _jax_config.trace_context()  # no public name up to 0.12
 
 
 def current_trace() -> Any:
@@ -116,6 +122,7 @@ JAX_VERSION = tuple(int(part) for part in jax.__version__.split(".")[:2])
 JAXPR_TYPES = tuple({_extend.Jaxpr, _extend.ClosedJaxpr})
 # Primitives in jax.extend.core.primitives on all of 0.10 to 0.12.
 jit_p = _extend.primitives.jit_p
+JITTED = type(jax.jit(lambda: None))  # no public name
 CUSTOM_CALLS = (_extend.primitives.custom_jvp_call_p, _extend.primitives.custom_vjp_call_p)
 
 # `_paths` re-wraps the rules of custom_jvp calls, and replays recorded

@@ -20,13 +20,14 @@ from jaxpyop import _jaxcore
 from jaxpyop._host import run_there
 from jaxpyop._op.advice import advise
 from jaxpyop._op.forms import inward, outer_shapes
+from jaxpyop._op.inferred import inferred
 from jaxpyop._op.inputs import Inputs
 from jaxpyop._op.op import Op
 from jaxpyop._op.results import check_shape, to_jax, to_numpy
 from jaxpyop._op.spec import Leaf, ResultSpec, fill_shape, with_shapes
 from jaxpyop._op.structure import match
 from jaxpyop._op.transfer import as_jax
-from jaxpyop._paths import PathError, infer_shapes
+from jaxpyop._paths import infer_shapes
 from jaxpyop._tape import jvp, vjp
 
 Struct = jax.ShapeDtypeStruct
@@ -42,6 +43,10 @@ def is_inexact(x: Any) -> bool:
 
 def _is_numpy(value: Any) -> bool:
     return type(value) is np.ndarray or isinstance(value, np.generic)
+
+
+def _as_struct(x: Any) -> Struct:
+    return x if type(x) is Struct else Struct(x.shape, x.dtype)  # which takes longer than it looks
 
 
 class UserBody:
@@ -135,7 +140,7 @@ class UserBody:
         key = tuple([(s.shape, s.dtype) for s in structs])
         found = self._shapes.get(key)
         if found is None:
-            found = self._shapes[key] = self._resolve([Struct(s.shape, s.dtype) for s in structs])
+            found = self._shapes[key] = self._resolve(list(map(_as_struct, structs)))
         return found
 
     def learn(self, structs: Sequence[Struct], results: Sequence[Struct]) -> None:
@@ -156,18 +161,17 @@ class UserBody:
             for k, leaf in enumerate(spec.leaves)
         ]
 
-    def _abstract(self, structs: Sequence[Struct]) -> Sequence[Struct]:
+    def _abstract(self, structs: Sequence[Struct]) -> list[Struct]:
         with _jaxcore.without_axes():  # as the body will run
             return infer_shapes(lambda *arrays: self.results(arrays), structs)
 
     def _infer(self, structs: Sequence[Struct]) -> tuple[list[Any] | None, str]:
         op = self.op
         if op.on_jax and not op.stateful:
-            try:
-                found = run_there(op, lambda: self._abstract(structs))
-                return [s.shape for s in found], "the shape that func has in the abstract"
-            except PathError:
-                pass  # values decide: assume what elementwise functions do
+            found = inferred(op, self.inputs, structs, lambda: run_there(op, lambda: self._abstract(structs)))
+            if found is not None:
+                return found, "the shape that func has in the abstract"
+            # values decide: assume what elementwise functions do
         logical = [s.shape if impl is None else s.shape[:-1] for s, impl in zip(structs, self.inputs.keys)]
         try:
             shape = np.broadcast_shapes(*logical)

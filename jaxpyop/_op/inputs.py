@@ -43,6 +43,16 @@ class Inputs:
     keys: tuple[Any, ...]  # per array: the PRNG implementation of a typed key, or None
     plain: bool  # positional arrays only: nothing to unflatten
 
+    @property
+    def places(self) -> tuple[bool, ...]:
+        """Per leaf: whether an array belongs there."""
+        return tuple([leaf is _SLOT for leaf in self.leaves])
+
+    @property
+    def static(self) -> list[Any]:
+        """The leaves that are no arrays."""
+        return [leaf for leaf in self.leaves if leaf is not _SLOT]
+
     def join(self, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The body's `(args, kwargs)` with these arrays in their places."""
         if self.plain:

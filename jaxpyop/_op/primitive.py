@@ -170,7 +170,8 @@ def structs_of(args: Sequence[Any], batch: Batch) -> list[Struct]:
 
 
 def _result_structs(args: Sequence[Any], call: Plain, batch: Batch) -> list[Struct]:
-    return [Struct((*batch.sizes, *s.shape), s.dtype) for s in call.shapes(structs_of(args, batch))]
+    found = call.shapes(structs_of(args, batch))
+    return [Struct((*batch.sizes, *s.shape), s.dtype) for s in found] if batch.sizes else found
 
 
 def _abstract_eval(*avals: Any, call: Plain, batch: Batch) -> tuple[list[Any], set[Any]]:

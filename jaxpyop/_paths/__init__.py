@@ -17,3 +17,4 @@ from jaxpyop._paths.follow import infer_shapes as infer_shapes
 from jaxpyop._paths.follow import trace_paths as trace_paths
 from jaxpyop._paths.trace import PathError as PathError
 from jaxpyop._paths.trace import PathTracer as PathTracer
+from jaxpyop._paths.trace import SlowPathsError as SlowPathsError

@@ -40,6 +40,7 @@ from jaxpyop._paths.trace import (
     PathError,
     Place,
     Run,
+    SlowPathsError,
     call_traced,
     calling_line,
     is_raised_by_user,
@@ -109,7 +110,7 @@ def infer_shapes(
 
     Raises:
         PathError: no path completes without asking for a value. The reason is
-            that of the first path.
+            that of the first path. A `SlowPathsError`, where one might have in more time.
     """
     specs = [_spec(x) for x in args]
     deadline = time.monotonic() + _SHAPE_SECONDS
@@ -119,7 +120,8 @@ def infer_shapes(
             return [_spec(aval) for aval in _record(func, specs, run).out_avals]
         except PathError as error:  # not kept: its frames hold tracers
             why.append((error.reason, error.filename, error.lineno))
-    raise PathError(*why[0], "give output_shapes=")
+    kind = SlowPathsError if time.monotonic() > deadline else PathError
+    raise kind(*why[0], "give output_shapes=")
 
 
 def _attempts(max_paths: int, deadline: float, why: Sequence[tuple[str, str, int]]) -> Iterator[Run]:

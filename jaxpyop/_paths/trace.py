@@ -72,6 +72,10 @@ class NeedsPathsError(PathError):
     """A body that was to be recorded in one run asks for a decision."""
 
 
+class SlowPathsError(PathError):
+    """None of a body's paths could be followed in the time there is."""
+
+
 Place = tuple[str, int]
 NOWHERE: Place = ("<unknown>", 0)
 _JAX, _NUMPY = (os.path.dirname(os.path.abspath(path)) + os.sep for path in (jax.__file__, np.__file__))

@@ -1,7 +1,7 @@
 """What `bench` compares: groups of cases, ours first, each with what else does the same.
 
-One file for each subject: `calls`, `batches`, `gradients`, `traced`, `others`, and `runs` of many steps, which take
-long; `case` is what they share.
+One file for each subject: `calls`, `programs`, `batches`, `gradients`, `traced`, `others`, and `runs` of many steps,
+which take long; `case` is what they share.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import jax
 
-from jaxpyop._cli.cases import batches, calls, gradients, others, runs, traced
+from jaxpyop._cli.cases import batches, calls, gradients, others, programs, runs, traced
 from jaxpyop._cli.cases.case import Case as Case
 from jaxpyop._cli.cases.case import Group as Group
 
@@ -23,6 +23,8 @@ GROUPS: list[Callable[[], Group]] = [
     calls.fresh_calls,
     calls.large_calls,
     calls.filled_calls,
+    programs.tracing,
+    programs.lowering,
     batches.batches,
     batches.waiting_batches,
     lambda: gradients.gradients("log-Huber gradient, first branch", 1.0, 2.0),
