@@ -75,9 +75,7 @@ class Host:
         self.batch = batch
         self.padding = padding
         self.results = [(tuple(r.shape), np.dtype(r.dtype)) for r in results]
-        # What a failing body is said to have got; its buffers may be the failure.
-        structs = [jax.ShapeDtypeStruct(batch.element_shape(i, x.shape), x.dtype) for i, x in enumerate(inputs)]
-        self.inputs = structs[call.hidden :]
+        self._inputs = [(batch.element_shape(i, x.shape), x.dtype) for i, x in enumerate(inputs)]
         self.large = any(math.prod(shape) * dtype.itemsize >= LARGE for shape, dtype in self.results)
         self.fill = self._choose_fill(inputs)
         self.running = running()
@@ -136,7 +134,9 @@ class Host:
                     self._in_environment(arrays, outs)
             return
         except BaseException as error:  # also KeyboardInterrupt: XLA knows no exceptions, only text
-            failed = body_error(self.call.title, self.call.func, self.inputs, error)
+            # What a failing body is said to have got; its buffers may be the failure.
+            given = [jax.ShapeDtypeStruct(*shape_and_dtype) for shape_and_dtype in self._inputs[self.call.hidden :]]
+            failed = body_error(self.call.title, self.call.func, given, error)
         finally:
             if ticket is not None and self.running is not None:
                 self.running.leave(ticket)

@@ -243,6 +243,7 @@ def platforms(ctx: Any) -> tuple[str, ...]:
     return tuple(ctx.platforms or ctx.module_context.platforms)
 
 
+@functools.cache
 def is_packed(dtype: Any) -> bool:
     """Whether several values share a byte in XLA's memory."""
     if jax.dtypes.issubdtype(dtype, np.integer):
