@@ -27,6 +27,7 @@ from jaxpyop._op.results import check_shape, to_jax, to_numpy
 from jaxpyop._op.spec import Leaf, ResultSpec, fill_shape, with_shapes
 from jaxpyop._op.structure import match
 from jaxpyop._op.transfer import as_jax
+from jaxpyop._op.usual import usual_of
 from jaxpyop._paths import infer_shapes
 from jaxpyop._tape import jvp, vjp
 
@@ -57,9 +58,8 @@ class UserBody:
         self.inputs = inputs
         self.how = ""  # where shapes that were not promised come from
         self._shapes: dict[Any, list[Struct]] = {}
-        # The usual case, arrays in and one array out, is worth a shortcut.
-        alone = inputs.plain and not op.on_jax and op.spec.returned.tree is None and op.output_shapes is None
-        self._leaf = op.spec.leaves[0] if alone and op.spec.leaves and op.spec.own is None else None
+        self._asked_for: dict[Any, Sequence[Leaf]] = {}
+        self._usual = None if op.on_jax else usual_of(op.spec, op.casting)
 
     @property
     def title(self) -> str:
@@ -69,33 +69,36 @@ class UserBody:
     def __getstate__(self) -> dict[str, Any]:
         # For another process, which has no use for the executor; shapes are checked here.
         op = dataclasses.replace(self.op, executor=None, output_shapes=None)
-        return {"op": op, "inputs": self.inputs, "how": "", "_shapes": {}, "_leaf": self._leaf}
+        return {"op": op, "inputs": self.inputs, "how": "", "_shapes": {}, "_asked_for": {}, "_usual": self._usual}
+
+    def _run(self, arrays: Sequence[Any]) -> Any:
+        op, inputs = self.op, self.inputs
+        if inputs.plain:
+            return op.func(*arrays)
+        if op.on_jax and any(impl is not None for impl in inputs.keys):
+            arrays = inputs.wrap_keys(arrays)
+        args, kwargs = inputs.join(arrays)
+        return op.func(*args, **kwargs)
+
+    def _matched(self, value: Any) -> list[Any]:
+        spec = self.op.spec.returned
+        if spec.tree is None and isinstance(value, (np.ndarray, jax.Array)) and spec.leaves:
+            return [value]
+        return match(spec, value, self.op.title)
 
     def results(self, arrays: Sequence[Any]) -> list[Any]:
         """What the function returned, by the structure of `Tout`, unchecked."""
-        op, inputs = self.op, self.inputs
-        if inputs.plain:
-            value = op.func(*arrays)
-        else:
-            if op.on_jax and any(impl is not None for impl in inputs.keys):
-                arrays = inputs.wrap_keys(arrays)
-            args, kwargs = inputs.join(arrays)
-            value = op.func(*args, **kwargs)
-        spec = op.spec.returned
-        if spec.tree is None and isinstance(value, (np.ndarray, jax.Array)) and spec.leaves:
-            return [value]
-        return match(spec, value, op.title)
+        return self._matched(self._run(arrays))
 
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
-        op = self.op
+        op, usual = self.op, self._usual
         try:
-            if (leaf := self._leaf) is not None:
-                value = op.func(*arrays)
-                if _is_numpy(value) and value.dtype == leaf.dtype and leaf.shape is None:
-                    return [value]
-                values = match(op.spec, value, op.title)
-            else:
-                values = self.results(arrays)
+            value = self._run(arrays)
+            if usual is not None and (found := usual.read(value)) is not None:
+                if op.output_shapes is not None:
+                    self.check_shapes(found, self.promised(arrays, lead), lead)
+                return found
+            values = self._matched(value)
         except Exception as error:
             if (clearer := advise(error, op, "func", op.func, lambda: self.inputs.join(arrays))) is not None:
                 raise clearer from error
@@ -125,7 +128,12 @@ class UserBody:
         """What is known of the results for inputs with the batch axes `lead`."""
         if self.op.output_shapes is None:
             return self.op.spec.leaves
-        return self._asked([Struct(a.shape[len(lead) :], a.dtype) for a in arrays]).leaves
+        key = tuple([(a.shape, a.dtype) for a in arrays]), len(lead)
+        found = self._asked_for.get(key)
+        if found is None:
+            structs = [Struct(a.shape[len(lead) :], a.dtype) for a in arrays]
+            found = self._asked_for[key] = self._asked(structs).leaves
+        return found
 
     def _asked(self, structs: Sequence[Struct]) -> ResultSpec:
         op = self.op

@@ -26,6 +26,7 @@ GROUPS: list[Callable[[], Group]] = [
     programs.tracing,
     programs.lowering,
     batches.batches,
+    batches.batches_of_floats,
     batches.waiting_batches,
     lambda: gradients.gradients("log-Huber gradient, first branch", 1.0, 2.0),
     lambda: gradients.gradients("log-Huber gradient, second branch", 3.0, 2.0),

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import jaxpyop
 from jaxpyop._cli.cases.case import Case, Group, negative
@@ -20,6 +21,18 @@ def batches() -> Group:
     theirs = jax.jit(jax.vmap(lambda x: jax.pure_callback(negative, like, x, vmap_method="sequential")))
     return Group(
         "vmap over 1000 scalars, sequential",
+        [Case("numpy_function", lambda: ours(x), 1), Case("jax.pure_callback", lambda: theirs(x), 1)],
+        samples=15,
+    )
+
+
+def batches_of_floats() -> Group:
+    x = jnp.arange(1000.0)
+    like = jax.ShapeDtypeStruct((), jnp.float32)
+    ours = jax.jit(jax.vmap(lambda x: jaxpyop.numpy_function(float, [x], jnp.float32)))
+    theirs = jax.jit(jax.vmap(lambda x: jax.pure_callback(np.float32, like, x, vmap_method="sequential")))
+    return Group(
+        "the same, a Python float from each",
         [Case("numpy_function", lambda: ours(x), 1), Case("jax.pure_callback", lambda: theirs(x), 1)],
         samples=15,
     )
