@@ -17,6 +17,8 @@ from util import (
     py_function,
 )
 
+from jaxpyop._host import transport as transport_module
+
 F = jnp.float32
 
 
@@ -387,3 +389,14 @@ def test_lent_inputs_under_vmap(transport):
     f = jax.vmap(lambda x, y: py_func(body, [x, y], F, copy=False), in_axes=(0, None))
     for g in (f, jax.jit(f)):
         np.testing.assert_array_equal(g(jnp.arange(4.0), 1.0), [1, 2, 3, 4])
+
+
+@pytest.mark.parametrize(("n", "views"), [(3, 0), (BIG, 1)], ids=["small", "large"])
+def test_a_small_lent_input_is_a_copy_which_is_faster(n, views, route, monkeypatch):
+    made = []
+    as_strided = transport_module.as_strided
+    monkeypatch.setattr(
+        transport_module, "as_strided", lambda *args, **kwargs: made.append(1) or as_strided(*args, **kwargs)
+    )
+    route(lambda x: numpy_function(lambda x: x + x.flags.writeable, [x], F, copy=False), jnp.ones(n))
+    assert len(made) == views

@@ -18,6 +18,7 @@ from jaxpyop._cli.cases.case import ONE, Case, Group, negative, negative_buffer
 def small_calls() -> Group:
     x = jnp.ones(1)
     ours = jax.jit(lambda x: jaxpyop.numpy_function(negative, [x], jnp.float32))
+    lent = jax.jit(lambda x: jaxpyop.numpy_function(negative, [x], jnp.float32, copy=False))
     pure = jax.jit(lambda x: jax.pure_callback(negative, ONE, x))
     bare = jax.jit(lambda x: buffer_callback(negative_buffer, ONE)(x))
     none = jax.jit(jnp.negative)
@@ -25,6 +26,7 @@ def small_calls() -> Group:
         "float32[1] under jit",
         [
             Case("numpy_function", lambda: ours(x)),
+            Case("the same, copy=False", lambda: lent(x)),
             Case("jax.pure_callback", lambda: pure(x)),
             Case("bare buffer_callback", lambda: bare(x)),
             Case("jit without a callback", lambda: none(x)),
