@@ -2,11 +2,14 @@
 
 import dataclasses
 import gc
+import statistics
+import time
 
 import jax
 import pytest
 import training
 
+import jaxpyop
 from jaxpyop._op import RECORDS
 
 
@@ -51,7 +54,7 @@ def test_nothing_grows(loss, jit):
     gc.freeze()
 
 
-STEADY = training.Run([100.0] * 20_000, [200.0] * training.WINDOWS, (5.0, 5.5))
+STEADY = training.Run([100.0] * 1000, [200.0] * training.TENTHS, (5.0, 5.5))  # 20,000 steps
 
 
 def changed(**values):
@@ -63,7 +66,7 @@ def changed(**values):
     [
         (STEADY, []),
         (
-            training.Run([100.0] * 19_000 + [120.0] * 1000, STEADY.memory, STEADY.plain),
+            training.Run([100.0] * 950 + [120.0] * 50, STEADY.memory, STEADY.plain),
             ["a step took 100 us and takes 120"],
         ),
         (
@@ -77,3 +80,22 @@ def changed(**values):
 )
 def test_what_a_long_run_reports(run, said):
     assert list(training.problems(run)) == said
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_the_time_is_the_processs_and_that_of_one_step(threads, capsys):
+    """A body under `jit` runs on a thread of XLA's."""
+    busy = 5e-4
+
+    def work(x):
+        end = time.thread_time() + busy
+        while time.thread_time() < end:
+            pass
+        return x
+
+    step = jax.jit(lambda w: jaxpyop.numpy_function(work, [w], w.dtype))
+    run = training.run(step, 200, threads)
+    assert len(run.times) == 200 // training.WINDOW
+    assert len(run.memory) == training.TENTHS
+    assert busy * 1e6 <= statistics.median(run.times) < 5 * busy * 1e6
+    capsys.readouterr()
