@@ -139,6 +139,14 @@ def opened(closed: Any) -> tuple[Any, list[Any]]:
     return _partial_eval.convert_constvars_jaxpr(closed.jaxpr), list(closed.consts)
 
 
+def with_equations(closed: Any, eqns: Sequence[Any]) -> Any:
+    """A closed jaxpr with some of its equations."""
+    changes = {"eqns": list(eqns), "effects": frozenset().union(*(eqn.effects for eqn in eqns))}
+    if len(JAXPR_TYPES) == 1:
+        return closed.replace(**changes)
+    return closed.replace(jaxpr=closed.jaxpr.replace(**changes))
+
+
 def record(function: Callable[..., Sequence[Any]], args: Sequence[Any]) -> Any:
     """The closed jaxpr of a function of a flat list of values that returns one.
 
@@ -183,6 +191,10 @@ CALLBACK_LOGGER = logging.getLogger("jax._src.callback")
 
 def is_high(primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> bool:
     """Whether JAX expands a primitive into others before it evaluates it (0.10 to 0.12)."""
+    if primitive is jit_p:  # the most frequent, of which the types say nothing
+        return bool(params["jaxpr"].is_high if len(JAXPR_TYPES) == 1 else params["jaxpr"].jaxpr.is_high)
+    if getattr(primitive.is_high, "__func__", None) is Primitive.is_high:
+        return False
     return bool(primitive.is_high(*map(jax.typeof, args), **params))
 
 

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import itertools
 import types
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
@@ -21,7 +21,6 @@ from jaxpyop._tape.keys import (
     Cache,
     UnkeyableError,
     bare,
-    constants_of,
     holds_constants,
     jaxprs_in,
     structure,
@@ -33,7 +32,7 @@ _MAX_PARAMETERS = 4096
 
 # A plain dict, faster than a Cache and soon full again when it is cleared.
 _by_parameters: dict[Hashable, Operation] = {}
-_by_structure = Cache(2048)
+by_structure = Cache(2048)
 _ids = itertools.count(-1, -1)  # negative: a program's key mixes them with slots
 
 
@@ -64,6 +63,7 @@ class Operation:
     calls_python: bool = False
     stateful: bool = False
     probed: bool = True
+    fresh: bool = False
     _flows: dict[Hashable, Flow] = dataclasses.field(default_factory=dict[Hashable, Flow], init=False, repr=False)
 
     def outputs(self, args: Sequence[Any]) -> Sequence[Any]:
@@ -114,19 +114,37 @@ def _find_by_structure(primitive: Any, params: dict[str, Any], args: Sequence[An
         key = (primitive, structure(params))
     except UnkeyableError:
         return dataclasses.replace(_make_op(primitive, params, args), once=holds_constants(params))
-    op = _by_structure.get(key)
+    op = by_structure.get(key)
     if op is None:
         op = _make_op(primitive, params, args, id=next(_ids))
-        _by_structure.put(key, op)
+        by_structure.put(key, op)
     return op
 
 
-def find_alone(primitive: Any, params: dict[str, Any], args: Sequence[Any]) -> Operation | None:
-    """The shared op that a `jit` consists of, as `jnp.abs` does: its executable is called in a third of the time."""
-    if primitive is not _jaxcore.jit_p or len(bare(params["jaxpr"]).eqns) != 1:
+def find_plain(primitive: Any, params: dict[str, Any], args: Sequence[Any]) -> Operation | None:
+    """The shared op that evaluates a primitive on values without a tangent; None where JAX's own way is the best.
+
+    JAX looks a `jit` up for longer, and would compile a `scan` over a fresh function each time.
+    """
+    if not _is_of_jaxprs(primitive, params):
         return None
     op = find_op(primitive, params, args)
-    return op if op.id is not None and not (op.once or op.stateful or op.multiple) else None
+    if op.id is None or op.once or op.stateful:
+        return None
+    if op.fresh:  # JAX may have compiled it already, and it may never come again
+        op.fresh = False
+        return None
+    return op
+
+
+_of_jaxprs: dict[Any, bool] = {}
+
+
+def _is_of_jaxprs(primitive: Any, params: dict[str, Any]) -> bool:
+    found = _of_jaxprs.get(primitive)
+    if found is None:
+        found = _of_jaxprs[primitive] = bool(jaxprs_in(params))
+    return found
 
 
 def _holds_closure(params: dict[str, Any]) -> bool:
@@ -142,7 +160,7 @@ def _only_equation(primitive: Any, params: dict[str, Any]) -> Any | None:
     if primitive is not _jaxcore.jit_p:
         return None
     jaxpr = bare(params["jaxpr"])
-    if len(jaxpr.eqns) != 1 or jaxpr.constvars or not _is_plain_jit(params):
+    if len(jaxpr.eqns) != 1 or jaxpr.constvars or not is_plain_jit(params):
         return None
     eqn = jaxpr.eqns[0]
     same = list(eqn.invars) == list(jaxpr.invars) and list(eqn.outvars) == list(jaxpr.outvars)
@@ -150,66 +168,24 @@ def _only_equation(primitive: Any, params: dict[str, Any]) -> Any | None:
     return eqn if same and plain else None
 
 
-def _is_plain_jit(params: dict[str, Any]) -> bool:
+def is_plain_jit(params: dict[str, Any]) -> bool:
     shardings = (*params["in_shardings"], *params["out_shardings"])
     specified = any(type(s).__name__ != "UnspecifiedValue" for s in shardings)  # a class without a public name
     jaxpr = bare(params["jaxpr"])
     return not (specified or jaxpr.effects or jaxpr.is_high or any(params["donated_invars"]))
 
 
-def with_constants(primitive: Any, params: dict[str, Any]) -> tuple[Operation, tuple[Any, ...]] | None:
-    """The op of a jitted function that closes over arrays, with these as its first operands.
-
-    So it is shared, and recorded, like any other; None for what cannot be taken apart so.
-    """
-    if primitive is not _jaxcore.jit_p or not _is_plain_jit(params):
-        return None
-    constants = constants_of(params["jaxpr"])
-    if not constants:
-        return None
-    try:
-        key = ("with constants", structure(params, but_constants=True))
-    except UnkeyableError:
-        return None
-    op = _by_structure.get(key)
-    if op is None:
-        run = jax.jit(_named(_without_constants(params["jaxpr"]), params["name"]))
-        op = Operation(run, run, multiple=True, id=next(_ids))
-        _by_structure.put(key, op)
-    return op, constants
+def make_shared(key: Hashable, function: Callable[..., Any]) -> Operation:
+    """The op of a function that returns a list, for all calls of a key."""
+    run = jax.jit(function)
+    op = Operation(run, run, multiple=True, id=next(_ids))
+    by_structure.put(key, op)
+    return op
 
 
-def _without_constants(closed: Any) -> Callable[..., list[Any]]:
-    count = len(constants_of(closed))
-
-    def call(*operands: Any) -> list[Any]:
-        return _evaluate(closed, iter(operands[:count]), operands[count:])
-
-    avals = [jax.typeof(c) for c in constants_of(closed)] + [v.aval for v in bare(closed).invars]
-    like = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals]
-    with _jaxcore.eval_context():
-        pure = jax.make_jaxpr(call)(*like)  # or the function would keep the constants
-    return lambda *operands: _evaluate(pure, iter(pure.consts), operands)
-
-
-def _evaluate(closed: Any, constants: Iterator[Any], args: Sequence[Any]) -> list[Any]:
-    """Evaluate a jaxpr with other constants, see `constants_of`."""
-    jaxpr = bare(closed)
-    env = dict(zip(jaxpr.constvars, itertools.islice(constants, len(jaxpr.constvars)), strict=True))
-    env.update(zip(jaxpr.invars, args, strict=True))
-
-    def read(atom: Any) -> Any:
-        return atom.val if isinstance(atom, _jaxcore.Literal) else env[atom]
-
-    for eqn in jaxpr.eqns:
-        values = list(map(read, eqn.invars))
-        with eqn.ctx.manager:
-            if eqn.primitive is _jaxcore.jit_p and constants_of(eqn.params["jaxpr"]):
-                outs = _evaluate(eqn.params["jaxpr"], constants, values)
-            else:
-                outs = eqn.primitive.bind(*values, **eqn.primitive.get_bind_params(eqn.params))
-        env.update(zip(eqn.outvars, outs if eqn.primitive.multiple_results else [outs], strict=True))
-    return list(map(read, jaxpr.outvars))
+def is_once(primitive: Any, params: dict[str, Any]) -> bool:
+    """Whether a call of jaxprs may run only once."""
+    return any(bare(jaxpr).effects for jaxpr in jaxprs_in(params)) or _calls_python(primitive, params)
 
 
 def _calls_python(primitive: Any, params: dict[str, Any]) -> bool:
@@ -224,11 +200,12 @@ def _make_op(primitive: Any, params: dict[str, Any], args: Sequence[Any], id: in
     own = id is not None and _wants_own_function(primitive, params)
     return Operation(
         bind,
-        run=jax.jit(_named(bind, primitive.name)) if own else functools.partial(primitive.impl, **params),
+        run=jax.jit(named(bind, primitive.name)) if own else functools.partial(primitive.impl, **params),
         multiple=primitive.multiple_results,
         id=id,
         once=any(jaxpr.effects for jaxpr in jaxprs_in(params)),
         stateful=primitive.ref_allocating or any(map(_is_ref, args)),
+        fresh=own,
     )
 
 
@@ -253,7 +230,7 @@ def _wants_own_function(primitive: Any, params: dict[str, Any]) -> bool:
     return bool(jaxprs_in(params)) or primitive.impl.__module__.startswith("jax._src.random")
 
 
-def _named(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+def named(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     def call(*args: Any) -> Any:
         return function(*args)
 
@@ -277,11 +254,11 @@ def find_custom_jvp_op(
         return None  # under vmap: what it added, beside flattening, can be called once only (0.10 to 0.12)
     try:
         key = (primitive, fun, rule, tuple(params.items()), tuple(map(value_type, args)))
-        op = _by_structure.get(key)
+        op = by_structure.get(key)
     except TypeError:
         return None
     if op is None:
         bind = functools.partial(primitive.bind, subfuns=(fun, jvp), **params)
         op = Operation(bind, bind, multiple=True, id=next(_ids), probed=False)
-        _by_structure.put(key, op)
+        by_structure.put(key, op)
     return op

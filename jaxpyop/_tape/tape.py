@@ -22,17 +22,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpyop import _jaxcore
+from jaxpyop._tape.apart import take_apart
 from jaxpyop._tape.flow import Flow, full_flow
 from jaxpyop._tape.keys import Hashed, value_type
 from jaxpyop._tape.linear import Linear, linearise
 from jaxpyop._tape.lines import MAX_LINE, Program, programs, pull_program, push_program
-from jaxpyop._tape.ops import Operation, find_alone, find_custom_jvp_op, find_op, with_constants
+from jaxpyop._tape.ops import Operation, find_custom_jvp_op, find_op, find_plain
 from jaxpyop._tape.rules import is_differentiable
 from jaxpyop._tape.tracer import TapeTracer
 from jaxpyop._tape.walk import Node
 from jaxpyop._traces import KnownTrace
 
 _EVAL = _jaxcore.EVAL_TRACE
+_current_trace = _jaxcore.current_trace
 _set_current_trace = _jaxcore.set_current_trace
 _typeof = jax.typeof
 
@@ -102,16 +104,11 @@ class Tape(KnownTrace):
     def process_primitive(self, primitive: Any, args: Sequence[Any], params: dict[str, Any], /) -> Any:
         tracked = self._tracked(args)
         if True not in tracked:
-            with _set_current_trace(self.parent):
-                if self.parent is not _EVAL or _jaxcore.is_high(primitive, args, params):
-                    return primitive.bind(*args, **params)
-                if (op := find_alone(primitive, params, args)) is not None:
-                    return [op.run(*args)]
-                return _EVAL.process_primitive(primitive, args, params)  # what `bind` comes to, in less time
-        op = find_op(primitive, params, args)
-        if op.once and not op.calls_python and (found := with_constants(primitive, params)) is not None:
-            op, constants = found
-            args, tracked = (*constants, *args), (False,) * len(constants) + tracked
+            return self._plain(primitive, args, params)
+        op, evaluate = find_op(primitive, params, args), None
+        if op.once and not op.calls_python and (apart := take_apart(op, primitive, params, args, tracked)) is not None:
+            op, evaluate = apart.op, apart.evaluate
+            args, tracked = (*apart.first, *args), (False,) * len(apart.first) + tracked
         if op.stateful:
             raise NotImplementedError(
                 f"{primitive}: a differentiated value was stored in a mutable array (jax.new_ref) "
@@ -121,7 +118,7 @@ class Tape(KnownTrace):
         if op.once:
             outs = self._linearised(lambda *values: op.outputs(values), args, tracked, op.calls_python)
         else:
-            outs = self._recorded(op, op.run if self.parent is _EVAL else op.bind, args, tracked)
+            outs = self._recorded(op, evaluate or (op.run if self.parent is _EVAL else op.bind), args, tracked)
         return outs if primitive.multiple_results else outs[0]
 
     def process_custom_jvp_call(
@@ -144,6 +141,16 @@ class Tape(KnownTrace):
             return primitive.bind(*tracers, subfuns=(fun,), **params)
 
     # ------------------------------------------------------------ how it is done
+
+    def _plain(self, primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> Any:
+        """Evaluate a primitive on values without a tangent."""
+        if self.parent is not _EVAL:
+            with _set_current_trace(self.parent):
+                return primitive.bind(*args, **params)
+        if _current_trace() is _EVAL:  # as inside JAX's `bind` on 0.10
+            return _evaluate(primitive, args, params)
+        with _set_current_trace(_EVAL):
+            return _evaluate(primitive, args, params)
 
     def _tracked(self, args: Sequence[Any]) -> tuple[bool, ...]:
         return tuple([type(a) is TapeTracer and a._trace is self for a in args])
@@ -223,6 +230,15 @@ class Tape(KnownTrace):
         self._values.append(value)
         self._free.append(slot)
         return slot
+
+
+def _evaluate(primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> Any:
+    if _jaxcore.is_high(primitive, args, params):
+        return primitive.bind(*args, **params)
+    if (op := find_plain(primitive, params, args)) is None:
+        return _EVAL.process_primitive(primitive, args, params)  # what `bind` comes to, in less time
+    outs = op.run(*args)
+    return [outs] if primitive.multiple_results and not op.multiple else outs
 
 
 class Record:

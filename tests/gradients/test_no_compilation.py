@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from tape_bodies import CASES, arrays, is_float, listed
 
 import jaxpyop
 from jaxpyop import _tape
@@ -29,18 +30,51 @@ def conjugate_gradients(x):
     return jnp.sum(jax.scipy.sparse.linalg.cg(lambda v: A * x @ v, B)[0])
 
 
+def stabilised(x):
+    return jnp.sum(jax.scipy.sparse.linalg.bicgstab(lambda v: A * x @ v, B)[0])
+
+
+def minimal_residuals(x):
+    return jnp.sum(jax.scipy.sparse.linalg.gmres(lambda v: A * x @ v, B)[0])
+
+
 def linear_call(x):
     return jax.custom_derivatives.linear_call(lambda r, v: r * v, lambda r, ct: r * ct, 2.0, x) * x
 
 
+def linear_call_that_closes_over_arrays(x):
+    two = jnp.float32(2)
+    return jax.custom_derivatives.linear_call(lambda r, v: r * v * two, lambda r, ct: r * ct * two, 1.0, x) * x
+
+
 @jax.jit
 def printing(x):
-    jax.debug.print("{x}", x=x)
+    jax.debug.print("printed {x}", x=x)
     return x * 2
 
 
 def debug_print(x):
     return printing(x) * x
+
+
+@jax.jit
+def printing_around(x):
+    jax.debug.print("around {x}", x=x)
+    return printing(x) * B[1]
+
+
+def debug_print_deeper(x):
+    return printing_around(x) * x
+
+
+def frexp_of_what_has_no_tangent(x):  # which JAX expands on 0.12
+    return x * jnp.frexp(B)[0][1]
+
+
+def fresh_functions_of_what_has_no_tangent(x):
+    jitted = jax.jit(lambda b: jnp.cos(b) * 2 + b)(B)
+    looped = lax.fori_loop(0, 3, lambda _, b: b * 2 + 1, jitted)
+    return jnp.sum(lax.cond(looped[0] > 0, lambda b: -b, lambda b: b, looped)) * x * x
 
 
 @jax.custom_vjp
@@ -62,27 +96,83 @@ def powers(x):
     return x**2 + x**3 * x**-1 + 2.0 * x**1 - x**0
 
 
-BODIES = [gamma, linear_solve, conjugate_gradients, linear_call, debug_print, jitted_custom_vjp, powers]
+BODIES = [gamma, linear_solve, conjugate_gradients, stabilised, minimal_residuals, linear_call, debug_print]
+BODIES += [linear_call_that_closes_over_arrays, debug_print_deeper, fresh_functions_of_what_has_no_tangent]
+BODIES += [jitted_custom_vjp, powers, frexp_of_what_has_no_tangent]
+MODES = {"reverse": jax.grad, "forward": lambda f: lambda x: jax.jvp(f, (x,), (1.0,))[1]}
 
 
-@pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
-def test_steps_compile_nothing(body, capfd):
-    step = jax.jit(jax.grad(lambda x: jaxpyop.py_function(body, [x], jnp.float32, output_shapes=())))
-    slopes = [step(1.5) for _ in range(5)]
+def events(run):
+    """What JAX traces and compiles while something runs."""
     found = []
     listen = lambda name, *_, **__: found.append(name)
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
-        slopes += [jax.block_until_ready(step(1.5)) for _ in range(3)]
+        run()
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
-    compiled = [name for name in found if "compile" in name]
-    assert compiled == []
-    if body is not linear_call:  # a call of its own each time, which is linearised as in jax.grad
-        assert [name for name in found if "trace" in name] == []
-    np.testing.assert_allclose(slopes, float(jax.grad(body)(1.5)), rtol=1e-4)
+    return [name for name in found if "compile" in name or "trace" in name]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
+def test_steps_compile_nothing(body, mode, capfd):
+    if body is jitted_custom_vjp and mode == "forward":
+        pytest.skip("JAX has no forward mode of it")
+    step = jax.jit(MODES[mode](lambda x: jaxpyop.py_function(body, [x], jnp.float32, output_shapes=())))
+    slopes = [step(1.5) for _ in range(5)]
     jax.effects_barrier()
     capfd.readouterr()
+    assert events(lambda: slopes.extend(jax.block_until_ready(step(1.5)) for _ in range(3))) == []
+    jax.effects_barrier()
+    printed = capfd.readouterr().out
+    assert printed.count("printed") == 3 * (body in (debug_print, debug_print_deeper))
+    np.testing.assert_allclose(slopes, float(MODES[mode](body)(1.5)), rtol=1e-4)
+    jax.effects_barrier()
+    capfd.readouterr()
+
+
+TAKEN_APART = [linear_call, linear_call_that_closes_over_arrays, debug_print, debug_print_deeper]
+
+
+@pytest.mark.parametrize("body", TAKEN_APART, ids=lambda body: body.__name__)
+def test_what_belongs_to_one_call_is_taken_out_of_it(body, capfd):
+    """So that it is linearised no more, of which JAX tells by no event."""
+    slopes = []
+    for _ in range(3):
+        _, record = _tape.record(lambda x: [body(x)], [jnp.float32(1.5)])
+        slopes.append(float(record.pullback([jnp.float32(1)])[0]))
+        assert not any(isinstance(node.how, _tape.tape.Linear) for node in record._program.nodes)
+    np.testing.assert_allclose(slopes, float(jax.grad(body)(1.5)), rtol=1e-6)
+    jax.effects_barrier()
+    capfd.readouterr()
+
+
+# What a rule of the user's or of JAX's compiles when it is called, as in plain JAX; constants deep in a loop; and what
+# JAX expands, in a fresh function.
+COMPILES = ["custom_root", "custom_root_of_vector", "custom_vjp_closure_convert", "jit_constant_in_scan"]
+COMPILES += ["jit_constant_in_checkpoint", "frexp_in_jit", "frexp_in_scan"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", [name for name in CASES if name not in COMPILES])
+def test_no_body_is_compiled_for_ever(name, mode):
+    if mode == "forward" and name.startswith("custom_vjp"):
+        pytest.skip("JAX has no forward mode of it")
+    body, _, inputs = CASES[name]
+    values = [jnp.asarray(v) for v in arrays(inputs)]
+    ones = lambda values: [jnp.ones_like(v) if is_float(v) else None for v in values]
+
+    def step():
+        outs, record = _tape.record(listed(body), values)
+        if mode == "reverse":
+            jax.block_until_ready(record.pullback(ones(outs)))
+        else:
+            jax.block_until_ready(record.pushforward(ones(values)))
+
+    for _ in range(5):
+        step()
+    assert events(step) == []
 
 
 @pytest.mark.parametrize("exponent", [-2, -1, 0, 1, 2, 3, 2.0, True, np.int32(2)], ids=repr)

@@ -6,7 +6,8 @@ the last 1000 steps take more than 1.1 of steps 200 to 1200, when memory grows b
 when `jnp.abs` takes more than 1.2 of what it took. `--threads 4` has four threads take 20,000 steps each at once.
 
 The time is the process's: under `jit` a body runs on a thread of XLA's, which a thread's own clock does not see. So it
-is taken over windows of twenty steps of each thread, and divided by their number.
+is taken over windows of twenty steps of each thread, and divided by their number. Beside each window a fixed piece of
+Python is timed, by which the machine's pace, which others on it change, is taken out.
 `test_training_runs.py` counts what must not grow, over a few hundred steps.
 """
 
@@ -109,7 +110,7 @@ class Run:
     """What a run was like.
 
     Attributes:
-        times: microseconds of CPU time of a step, in windows of twenty.
+        times: microseconds of CPU time of a step, in windows of twenty, at the pace of the whole run.
         memory: MiB after each tenth.
         plain: the time of `jnp.abs` before and after.
     """
@@ -119,29 +120,40 @@ class Run:
     plain: tuple
 
 
+def pace():
+    """Microseconds of this thread's CPU time for a piece of Python that nothing of JAX can slow down."""
+    start = time.thread_time()
+    held = {}
+    for i in range(3000):
+        held[i % 100] = (i, str(i))
+    return (time.thread_time() - start) * 1e6
+
+
 class Meter:
     """Told of every step by whichever thread took it."""
 
     def __init__(self, steps, threads):
-        self.times, self.memory = [], []
+        self.memory = []
+        self._times, self._paces = [], []
         self._per_window, self._per_tenth = WINDOW * threads, steps * threads // TENTHS
         self._taken, self._start, self._lock = 0, time.process_time(), threading.Lock()
+
+    @property
+    def times(self):
+        usual = statistics.median(self._paces)
+        return [time * usual / pace for time, pace in zip(self._times, self._paces)]
 
     def step(self):
         with self._lock:
             self._taken += 1
             if self._taken % self._per_window == 0:
-                now = time.process_time()
-                self.times.append((now - self._start) / self._per_window * 1e6)
-                self._start = now
+                self._times.append((time.process_time() - self._start) / self._per_window * 1e6)
+                self._paces.append(pace())
+                self._start = time.process_time()
             if self._taken % self._per_tenth == 0:
-                self._tenth()
-
-    def _tenth(self):
-        self.memory.append(resident())
-        median = statistics.median(self.times[-self._per_tenth // self._per_window :])
-        print(f"{self._taken:8} {median:10.0f} us {self.memory[-1]:8.1f} MiB", flush=True)
-        self._start = time.process_time()
+                self.memory.append(resident())
+                last = statistics.median(self._times[-self._per_tenth // self._per_window :])
+                print(f"{self._taken:8} {last:10.0f} us {self.memory[-1]:8.1f} MiB", flush=True)
 
 
 def train(step, steps, meter):
