@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import gc
 import os
 import subprocess
 import sys
+import time
 from typing import Any
 
 import jax
@@ -165,6 +167,28 @@ class Counter:
     @property
     def count(self):
         return len(self.seen)
+
+
+def freed(*refs):
+    """Whether nothing holds them: XLA's threads let go of a program a moment after its results are there."""
+    return eventually(lambda: all(ref() is None for ref in refs))
+
+
+def eventually(holds, seconds=10):
+    """Whether something holds within the time, garbage being collected meanwhile."""
+    end = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > end:
+            return False
+        gc.collect()
+        time.sleep(0.001)
+    return True
+
+
+def held(ref):
+    for _ in range(3):  # what a collected object held may be garbage only then
+        gc.collect()
+    return ref() is not None
 
 
 def run_python(code: str, timeout: float = 100, check: bool = True, **env: str) -> subprocess.CompletedProcess[str]:
