@@ -36,8 +36,8 @@ def pytest_configure(config):
     if named or os.environ.get("JAXPYOP_TEST_ALL") or os.environ.get("JAXPYOP_TEST_LONG"):
         config.option.all = True
     share_compiled_programs(config)
-    if not config.option.all and not config.option.rest:
-        jax.config.update("jax_disable_most_optimizations", True)
+    if not (config.option.all or config.option.rest) or os.environ.get("JAX_DISABLE_MOST_OPTIMIZATIONS"):
+        compile_quickly()
     settings.register_profile(
         "jaxpyop",
         database=None,
@@ -63,6 +63,13 @@ def share_compiled_programs(config):
         jax.config.update("jax_compilation_cache_dir", str(cache.mkdir(f"jax-{jax.__version__}")))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def compile_quickly():
+    """XLA as fast as it goes; before 0.11 the code of today's fusions takes it twice as long as the old one."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    if jax.__version_info__ < (0, 11):
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false"
 
 
 def pytest_terminal_summary(terminalreporter, config):

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from util import Route, close, every_api, every_numpy_api, numpy_function, py_func, py_function, run, run_python
+from util import Route, close, every_api, every_numpy_api, numpy_function, py_func, py_function, run
 
 import jaxpyop
 
@@ -99,20 +99,15 @@ def test_a_read_only_array_of_the_functions_own_is_its_own_error(route):
         route(lambda: py_func(lambda: mine.__setitem__(0, 1), [], None))
 
 
-NAN = """
-import jax, jax.numpy as jnp, numpy as np, pytest, jaxpyop
-
-jax.config.update("jax_debug_nans", True)
-op = lambda x: jaxpyop.{api}(lambda x: x * np.nan, [x], jnp.float32, name="bad")
-for f in (op, jax.jit(op), jax.jit(lambda x: op(x) + 1)):
-    with pytest.raises(FloatingPointError, match="'bad': func returned a value that jax_debug_nans forbids"):
-        jax.block_until_ready(f(jnp.arange(3.0)))
-"""
-
-
+@pytest.mark.parametrize("jit", [lambda op: op, jax.jit, lambda op: jax.jit(lambda x: op(x) + 1)])
 @pytest.mark.parametrize("api", ["numpy_function", "py_func"])
-def test_a_nan_under_debug_nans_names_the_op(api):
-    run_python(NAN.format(api=api))
+def test_a_nan_under_debug_nans_names_the_op(api, jit):
+    op = lambda x: getattr(jaxpyop, api)(lambda x: x * np.nan, [x], F, name="bad")
+    with (
+        jax.debug_nans(True),
+        pytest.raises(FloatingPointError, match="'bad': func returned a value that jax_debug_nans forbids"),
+    ):
+        jax.block_until_ready(jit(op)(jnp.arange(3.0)))
 
 
 class Model:

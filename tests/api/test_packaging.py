@@ -2,11 +2,11 @@
 
 import ast
 import importlib.metadata
+import json
 import pathlib
 import re
 import subprocess
 import sys
-import textwrap
 import tomllib
 
 import pytest
@@ -16,13 +16,6 @@ import jaxpyop
 ROOT = pathlib.Path(__file__).parents[2]
 SOURCE = pathlib.Path(jaxpyop.__file__).parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-
-
-def python(code):
-    command = [sys.executable, "-W", "error", "-c", textwrap.dedent(code)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 # --------------------------------------------------------------------- metadata
@@ -69,35 +62,43 @@ def test_the_installed_distribution():
 
 # ---------------------------------------------------------------------- imports
 
+IMPORT = """
+import json, sys
+import jax, numpy, jax.experimental.buffer_callback
+before = list(sys.modules)
+import jaxpyop
+after = list(sys.modules)
+from jaxpyop import _jaxcore
+backends = [_jaxcore.backends_are_initialized()]
+jax.devices()
+print(json.dumps([before, after, [*backends, _jaxcore.backends_are_initialized()]]))
+"""
 
-def test_import_brings_nothing_but_jax_and_the_standard_library():
-    brought = python("""
-        import sys, jax
-        before = {name.partition(".")[0] for name in sys.modules}
-        import jaxpyop
-        after = {name.partition(".")[0] for name in sys.modules}
-        print(*sorted(after - before - set(sys.stdlib_module_names)))
-    """)
-    assert brought.split() == ["jaxpyop"]
+
+@pytest.fixture(scope="module")
+def importing():
+    """The modules before and after, and whether there are backends: then, and when somebody has asked for them."""
+    command = [sys.executable, "-W", "error", "-c", IMPORT]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
 
 
-def test_import_leaves_the_command_line_and_process_pools_alone():
-    loaded = python("import sys, jaxpyop; print(*sys.modules)").split()
+def test_import_brings_nothing_but_jax_and_the_standard_library(importing):
+    before, after, _ = importing
+    there, now = ({name.partition(".")[0] for name in names} for names in (before, after))
+    assert now - there - set(sys.stdlib_module_names) == {"jaxpyop"}
+
+
+def test_import_leaves_the_command_line_and_process_pools_alone(importing):
+    before, after, _ = importing
+    assert "jaxpyop._op" in after
     unwanted = {"jaxpyop.__main__", "jaxpyop._cli", "concurrent.futures.process", "argparse"}
-    without_us = python("import sys, jax, numpy, jax.experimental.buffer_callback; print(*sys.modules)").split()
-    assert unwanted & set(loaded) <= set(without_us)
+    assert unwanted & (set(after) - set(before)) == set()
 
 
-def test_import_makes_no_backend():
-    said = python("""
-        import jaxpyop
-        from jaxpyop import _jaxcore
-        print(_jaxcore.backends_are_initialized())
-        import jax
-        jax.devices()
-        print(_jaxcore.backends_are_initialized())
-    """)
-    assert said.split() == ["False", "True"]
+def test_import_makes_no_backend(importing):
+    assert importing[2] == [False, True]
 
 
 BELOW = ("jax.core", "jax.extend", "jax.interpreters", "jax._src")

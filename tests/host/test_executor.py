@@ -197,7 +197,7 @@ def test_a_chunksize_that_is_none(api, size, error, text):
 
 SHARED = """
 import jaxpyop, jax, jax.numpy as jnp, numpy as np, resource, sys
-table = np.ones(25 * 2**18, np.float32)
+table = np.ones(8 * 2**18, np.float32)
 op = lambda x, t: jaxpyop.numpy_function(lambda x, t: t[:1] + x, [x, t], jnp.float32, output_shapes=(1,), {options})
 f = {run}(jax.vmap(op, (0, None)))
 f(np.arange(2.0, dtype=np.float32), table)
@@ -210,7 +210,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
 @pytest.mark.parametrize("run", ["", "jax.jit"], ids=["direct", "jit"])
 def test_a_shared_input_is_copied_for_the_elements_under_way_alone(run):
     done = run_python(SHARED.format(run=run, options="vmap_method='parallel'"))
-    assert float(done.stdout) < 400, done.stdout  # MiB; 2500 with a copy for each
+    assert float(done.stdout) < 150, done.stdout  # MiB; 800 with a copy for each
 
 
 # ---------------------------------------------------------------------- deadlocks
