@@ -3,13 +3,13 @@
 A compiled program holds a `Host` and calls it with its buffers (`transport`). The host enters the caller's
 `environment`, makes arrays of the buffers (in `memory` that is used again), and runs a call on them: at once, or on
 each element of a batch (`batching`, `columns`), here or where `executor=` says (`executors`): on a pool's `threads`, or
-in other `workers` (`apart` from each other, where each element has something of its own to send), with a bar when asked
-(`progress`). `places` knows who runs where, so that nobody waits for himself. What comes back is written into XLA's
-memory; what is raised becomes a text that XLA can carry, and is found again by it (`errors`). Where several devices
-call, one run may serve them all (`sharing`). `guard` is why JAX code in a body finds a free thread.
+in other `workers`, in `chunks` (`apart` from each other, where each element has something of its own to send), with a
+bar when asked (`progress`). `places` knows who runs where, so that nobody waits for himself. What comes back is written
+into XLA's memory; what is raised becomes a text that XLA can carry, and is found again by it (`errors`). Where several
+devices call, one run may serve them all (`sharing`). `guard` is why JAX code in a body finds a free thread.
 
-To read: transport, memory, environment, batching, columns, executors, threads, places, workers, apart, progress,
-errors, sharing, guard.
+To read: transport, memory, environment, batching, columns, executors, threads, places, workers, chunks, apart,
+progress, errors, sharing, guard.
 """
 
 from jaxpyop._host.batching import BLOCK_METHODS as BLOCK_METHODS

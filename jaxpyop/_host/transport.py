@@ -41,6 +41,7 @@ class HostCall(Protocol):
     stateful: bool
     ordered: bool
     hidden: int
+    pace: float | None  # seconds that an element took in another worker, where that is known
     environment: Environment
 
     def __call__(self, arrays: list[Any], lead: tuple[int, ...] = ()) -> list[Any]: ...

@@ -2,8 +2,7 @@
 
 A worker may be another process, so it gets the body by pickle and NumPy
 arrays, and returns NumPy arrays; nothing is recorded there, and a backward
-pass runs the body again. Elements go in chunks, a few under way at a time, and
-as many in each as take about as long as it takes to send them.
+pass runs the body again. Elements go in `chunks`, a few under way at a time.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import contextvars
 import importlib
 import io
 import itertools
-import math
 import os
 import pickle
 import queue
@@ -27,6 +25,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from jaxpyop._host.chunks import Chunks
 from jaxpyop._host.columns import Batch, Column
 from jaxpyop._host.errors import add_note, note_index
 from jaxpyop._host.executors import Executor, workers_of
@@ -60,12 +59,14 @@ def _set(settings: Settings) -> Iterator[None]:
         yield
 
 
-def _given(array: np.ndarray[Any, Any], on_jax: bool, share: bool) -> Any:
+def _as_jax(array: np.ndarray[Any, Any], row: bool, k: int) -> Any:
     import jax
 
-    if on_jax:
-        return jax.numpy.asarray(array)
-    return array.copy() if share or not array.flags.writeable else array
+    return jax.numpy.asarray(array[k, ...] if row else array)
+
+
+def _element(array: np.ndarray[Any, Any], row: bool, k: int) -> np.ndarray[Any, Any]:
+    return array[k, ...] if row else array.copy()
 
 
 def run_once(body: Any, arrays: Sequence[Any], lead: tuple[int, ...], settings: Settings) -> list[Any]:
@@ -76,7 +77,7 @@ def run_once(body: Any, arrays: Sequence[Any], lead: tuple[int, ...], settings: 
 def _run_once(body: Any, arrays: Sequence[Any], lead: tuple[int, ...], settings: Settings) -> list[Any]:
     found = _unpickled(body) if isinstance(body, bytes) else body
     with _set(settings):
-        inputs = [_given(a, settings.on_jax, share=True) for a in arrays]
+        inputs = [(_as_jax if settings.on_jax else _element)(a, False, 0) for a in arrays]
         try:
             return [np.asarray(value) for value in (found(*inputs, lead=lead) if lead else found(*inputs))]
         except Exception as error:
@@ -105,14 +106,13 @@ def _run_rows(body: Any, arrays: Any, rows: Any, where: Any, settings: Settings)
     found = _unpickled(body) if isinstance(body, bytes) else body
     first, stop, batch = where
     results = _Stacked(stop - first)
+    columns = [(a if a.flags.writeable or not row else a.copy(), row) for a, row in zip(arrays, rows)]
+    make = _as_jax if settings.on_jax else _element
     with _set(settings):
-        began, k, on_jax = time.perf_counter(), 0, settings.on_jax
+        began, k = time.perf_counter(), 0
         try:
             for k in range(stop - first):
-                inputs = [
-                    _given(a[k, ...], on_jax, False) if r else _given(a, on_jax, True) for a, r in zip(arrays, rows)
-                ]
-                results.add(k, [np.asarray(value) for value in found(*inputs)])
+                results.add(k, [np.asarray(value) for value in found(*[make(a, row, k) for a, row in columns])])
         except Exception as error:
             note_index(error, first + k, batch)
             _raise_so_that_it_travels(error, isinstance(body, bytes))
@@ -201,37 +201,6 @@ def run_once_elsewhere(executor: Executor, call: Any, arrays: Sequence[Any], lea
     return call.from_worker(values, arrays, lead)
 
 
-class _Chunks:
-    """How many elements go together: few at first, then as many as keep a worker busy for a while.
-
-    Args:
-        count: how many elements there are.
-        given: `chunksize=`.
-        workers: how many chunks run at once.
-        shared: bytes that each chunk takes along.
-    """
-
-    def __init__(self, count: int, given: int | None, workers: int, shared: int) -> None:
-        self._given = given
-        self._workers = workers
-        self._aim = 0.01 + shared / 1e9  # seconds; a GB takes about one
-        self._size = given or 1
-        self.left = count
-
-    def next(self) -> int:
-        """The size of the next chunk."""
-        fair = math.ceil(self.left / (2 * self._workers))
-        size = min(self._size, self.left) if self._given else min(self._size, fair)
-        self.left -= size
-        return size
-
-    def learn(self, seconds: float, size: int) -> None:
-        """Take note of how long a chunk took."""
-        if not self._given:
-            fitting = int(self._aim * size / max(seconds, 1e-9))
-            self._size = max(1, min(fitting, 8 * max(size, self._size // 8)))
-
-
 class Elsewhere:
     """A batch whose elements run in workers, in chunks.
 
@@ -254,7 +223,7 @@ class Elsewhere:
         self._columns = [Column(np.asarray(a), i, batch) for i, a in enumerate(arrays)]
         workers = workers_of(executor) if at_once else 1
         shared = sum(column.array.nbytes for column in self._columns if column.shared)
-        self._chunks = _Chunks(batch.count, call.op.chunksize, workers, shared)
+        self._chunks = Chunks(batch.count, call.op.chunksize, workers, shared, call.pace)
         self._window = 2 * workers if at_once else 1
         self._under_way: dict[Any, slice] = {}
         self._done: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -296,6 +265,7 @@ class Elsewhere:
             seconds, found = future.result()
         del self._under_way[future]
         self._chunks.learn(seconds, at.stop - at.start)
+        self._call.pace = self._chunks.pace
         if found and isinstance(found[0], list):
             for k, values in enumerate(found):
                 with self._noting(slice(at.start + k, at.start + k + 1)):

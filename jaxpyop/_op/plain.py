@@ -35,6 +35,7 @@ class Plain:
     is_linear = False  # whether the results are linear in all floating inputs
     missing: Callable[[], Exception] | None = None  # of a call that cannot run: what to raise
     apart = False  # each element has something of its own to send to a worker
+    pace: float | None = None  # seconds that an element took in another worker, where that is known
     order = "{}"  # of the derivative, as the profiler shows it
 
     def __init__(self, body: Any, op: Op, environment: Environment) -> None:

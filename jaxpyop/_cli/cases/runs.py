@@ -78,6 +78,7 @@ def process_pool() -> Group:
         [
             Case("parallel, two processes", lambda: ours(x), 1),
             Case("pool.map(chunksize=100)", lambda: list(pool.map(negative, elements, chunksize=100)), 1),
+            Case("pool.map(chunksize=500)", lambda: list(pool.map(negative, elements, chunksize=500)), 1),
         ],
         samples=10,
     )
