@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import pickle
 import sys
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -81,29 +82,45 @@ def _held_by(part: Any) -> Iterable[Any]:
     return vars_of(part).values()
 
 
+class _Kept(threading.local):
+    """The residuals of the runs of `fwd` that this thread is in, the innermost last."""
+
+    def __init__(self) -> None:
+        self.all: list[Any] = []
+
+
+_KEPT = _Kept()
+
+
+class _Fwd(UserBody):
+    """The user's `fwd`, which leaves its residuals in `_KEPT`."""
+
+    def _run(self, arrays: Sequence[Any]) -> Any:
+        found = super()._run(arrays)
+        if not isinstance(found, (tuple, list)) or len(found) != 2:
+            raise ValueError(f"{self.title}: fwd returned {_kind_of(found)}; return a pair, (outputs, residuals)")
+        _KEPT.all.append(found[1])
+        return found[0]
+
+
 class FwdBody:
     """The user's `fwd`; in a worker, its residuals are the last result, pickled."""
 
     def __init__(self, base: UserBody) -> None:
         self.base = base
+        op = base.op
+        self._fwd = _Fwd(dataclasses.replace(op, func=op.rules.forward, title=f"{op.title}, fwd of vjp"), base.inputs)
 
     def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
         return self.base.shapes(structs)
 
     def run(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> tuple[list[Any], Any]:
         """The results and the residuals."""
-        op, kept = self.base.op, []
-
-        def outputs_of_fwd(*args: Any, **kwargs: Any) -> Any:
-            found = op.rules.forward(*args, **kwargs)
-            if not isinstance(found, (tuple, list)) or len(found) != 2:
-                raise ValueError(f"{title}: fwd returned {_kind_of(found)}; return a pair, (outputs, residuals)")
-            kept.append(found[1])
-            return found[0]
-
-        title = f"{op.title}, fwd of vjp"
-        outs = UserBody(dataclasses.replace(op, func=outputs_of_fwd, title=title), self.base.inputs)(*arrays, lead=lead)
-        return outs, kept[0]
+        depth = len(_KEPT.all)
+        try:
+            return self._fwd(*arrays, lead=lead), _KEPT.all[depth]
+        finally:
+            del _KEPT.all[depth:]
 
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
         outs, residuals = self.run(arrays, lead)
@@ -239,13 +256,14 @@ class FromResiduals(Derivative):
 
     def _pulled(self, tokens: np.ndarray[Any, Any], rest: Sequence[Any], lead: tuple[int, ...]) -> list[Any]:
         body = self.body
-        distinct = {int(t) for t in np.unique(tokens) if t}
-        kept = self._kept(distinct.pop()) if len(distinct) == 1 else self._kept(0)
+        kept = self._kept(_only_one(tokens))
         if kept is None:
             return body.recomputed(rest, lead)
         order = _front_to_back(tokens.shape, kept.lead, lead)
         if order is None:
             return body.recomputed(rest, lead)
+        if order == tuple(range(len(lead))):
+            return body.pulled(kept.value, rest, lead)
         there, sizes = [], tuple(lead[axis] for axis in order)
         for a in rest:
             there.append(a.transpose(*order, *range(len(lead), a.ndim)))
@@ -261,6 +279,14 @@ class FromResiduals(Derivative):
                 "again; raise jaxpyop.config.max_records or max_record_bytes (see python -m jaxpyop doctor)"
             )
         return kept
+
+
+def _only_one(tokens: np.ndarray[Any, Any]) -> int:
+    """The token of all that ran; 0 where there are several."""
+    if tokens.size == 1:
+        return int(tokens.item())
+    token = tokens.max()
+    return int(token) if ((tokens == token) | (tokens == 0)).all() else 0
 
 
 def _zero_where(gone: np.ndarray[Any, Any], value: Any, lead: tuple[int, ...]) -> Any:
