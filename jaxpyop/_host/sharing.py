@@ -15,36 +15,48 @@ from typing import Any
 import numpy as np
 
 from jaxpyop._host.errors import PythonBodyError
-from jaxpyop._host.memory import SCRATCH, SMALL
+from jaxpyop._host.memory import SCRATCH
 from jaxpyop._host.transport import Host, view_of
 
 _MOST = 64  # runs that wait for calls to come; those of an execution that failed elsewhere never do
+_SMALL = 1 << 16  # bytes, below which a copy to compare with is faster than to compare with what is there
 
 
 class _Run:
-    def __init__(self, views: Sequence[Any], host: Host) -> None:
-        self.inputs = [SCRATCH.copy_of(view) for view in views]
+    def __init__(self, inputs: Sequence[Any], host: Host) -> None:
+        self.inputs = [x if isinstance(x, bytes) else SCRATCH.copy_of(x) for x in inputs]
         self.outs = [np.empty(shape, dtype) for shape, dtype in host.results]
         self.error: PythonBodyError | None = None
-        self.done = threading.Event()
-        self.served = 0
+        self.served = 1
+        self._over = threading.Lock()  # held until it is; an Event takes longer
+        self._over.acquire()
 
-    def start(self, host: Host, views: Sequence[Any]) -> None:
+    def start(self, host: Host, buffers: Sequence[Any]) -> None:
         try:
-            host.enter(views, self.outs)
+            host.enter(buffers, self.outs)
         except PythonBodyError as error:
             self.error = error
         finally:
-            self.done.set()
+            self._over.release()
 
-    def is_for(self, views: Sequence[Any]) -> bool:
-        return all(_equal(a, b) for a, b in zip(self.inputs, views))
+    def wait(self) -> None:
+        with self._over:
+            pass
+
+    def is_for(self, inputs: Sequence[Any]) -> bool:
+        return all(map(_equal, self.inputs, inputs))
 
 
-def _equal(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> bool:
-    """Whether two contiguous arrays of one type are the same, bit by bit."""
-    if a.nbytes < SMALL:
-        return a.tobytes() == b.tobytes()
+def _comparable(buffer: Any) -> Any:
+    """The bytes of a buffer, or a view of a large one."""
+    array = np.asarray(buffer)  # see view_of: nothing holds on to this view
+    return array.tobytes() if array.nbytes < _SMALL else view_of(buffer)
+
+
+def _equal(a: Any, b: Any) -> bool:
+    """Whether two contiguous arrays of one type are the same, bit by bit; or the bytes of two."""
+    if isinstance(a, bytes):
+        return a == b
     words = np.uint64 if a.nbytes % 8 == 0 else np.uint8
     return bool((a.reshape(-1).view(words) == b.reshape(-1).view(words)).all())
 
@@ -60,25 +72,28 @@ class Shared:
 
     def on_buffers(self, ctx: Any, outs: Sequence[Any], *buffers: Any) -> None:
         """The body of a `buffer_callback`."""
-        views = [view_of(buffer) for buffer in buffers]
-        run, first = self._join(views)
+        run, first = self._join([_comparable(buffer) for buffer in buffers])
         if first:
-            run.start(self.host, views)
-        run.done.wait()
+            run.start(self.host, buffers)
+        else:
+            run.wait()
         if (error := run.error) is not None:  # raised on each device: one that went on would wait for the others
             raise PythonBodyError(*error.args).with_traceback(error.__traceback__)
         for out, value in zip(outs, run.outs):
             np.asarray(out)[...] = value  # see view_of: nothing holds on to this view
 
-    def _join(self, views: Sequence[Any]) -> tuple[_Run, bool]:
+    def _join(self, inputs: Sequence[Any]) -> tuple[_Run, bool]:
         with self._lock:
-            found = next((run for run in self._runs if run.is_for(views)), None)
-            if found is None:
-                self._runs.append(_Run(views, self.host))
+            for run in self._runs:
+                if run.is_for(inputs):
+                    run.served += 1
+                    if run.served == self.devices:
+                        self._runs.remove(run)
+                        large, run.inputs = [x for x in run.inputs if not isinstance(x, bytes)], []
+                        SCRATCH.recycle(large)
+                    return run, False
+            run = _Run(inputs, self.host)
+            if self.devices > 1:
+                self._runs.append(run)
                 del self._runs[:-_MOST]
-            run = found or self._runs[-1]
-            run.served += 1
-            if run.served == self.devices:
-                self._runs.remove(run)
-                SCRATCH.recycle(run.inputs)
-            return run, found is None
+            return run, True
