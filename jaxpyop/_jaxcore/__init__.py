@@ -198,6 +198,13 @@ def is_high(primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> bool
     return bool(primitive.is_high(*map(jax.typeof, args), **params))
 
 
+def compiled(primitive: Any, params: dict[str, Any]) -> Callable[..., Any]:
+    """What evaluates a primitive on concrete arrays: the jitted function that JAX's own call of it looks up each time."""
+    if getattr(primitive.impl, "func", None) is _dispatch.apply_primitive:  # no public names up to 0.12
+        return _dispatch.xla_primitive_callable(primitive, **params)
+    return functools.partial(primitive.impl, **params)
+
+
 @functools.cache
 def differentiated() -> Any:
     """Something that `jax.closure_convert` takes for differentiated, and so what holds it by its `_contents()`.

@@ -200,7 +200,7 @@ def _make_op(primitive: Any, params: dict[str, Any], args: Sequence[Any], id: in
     own = id is not None and _wants_own_function(primitive, params)
     return Operation(
         bind,
-        run=jax.jit(named(bind, primitive.name)) if own else functools.partial(primitive.impl, **params),
+        run=jax.jit(named(bind, primitive.name)) if own else _jaxcore.compiled(primitive, params),
         multiple=primitive.multiple_results,
         id=id,
         once=any(jaxpr.effects for jaxpr in jaxprs_in(params)),

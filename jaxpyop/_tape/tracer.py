@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxpyop import _jaxcore
@@ -22,6 +23,29 @@ def _is_exact(number: Any, aval: Any) -> bool:
     if aval.shape or aval.weak_type or aval.dtype.itemsize < 4:
         return False
     return type(number) is float or (type(number) is int and abs(number) <= 2**24)
+
+
+_MAX_NUMBERS = 512
+_numbers: dict[tuple[Any, ...], Any] = {}
+
+
+def _scalar(number: Any, dtype: Any) -> Any:
+    """A Python number as jnp makes it; one that comes again is on the device."""
+    scalar = dtype.type(number)
+    if number == 0:  # of which there are two
+        return scalar
+    key = type(number), number, dtype
+    try:
+        found = _numbers[key]
+    except KeyError:
+        if len(_numbers) >= _MAX_NUMBERS:
+            _numbers.clear()
+        found = _numbers[key] = None
+        return scalar
+    if found is None or found.is_deleted():
+        with _jaxcore.eval_context():
+            found = _numbers[key] = _jaxcore.with_transfers(jnp.asarray, scalar)
+    return found
 
 
 _current_trace = _jaxcore.current_trace
@@ -71,7 +95,7 @@ def _operator(name: str, function: Callable[..., Any], reflected: bool = False, 
             if getattr(other, "aval", None) != aval:
                 if not _is_exact(other, aval):
                     return general(self, *others)
-                others = (aval.dtype.type(other),)
+                others = (_scalar(other, aval.dtype),)
         operands = (*others, self) if reflected else (self, *others)
         trace = self._trace
         if _current_trace() is trace and all(map(_is_plain, operands, itertools.repeat(trace))):

@@ -202,3 +202,33 @@ def test_values_without_a_tangent_are_those_of_eager_calls():
             assert type(got) is type(want)
             assert got.aval == want.aval
             np.testing.assert_array_equal(got, want)
+
+
+def test_a_number_that_comes_again_is_on_the_device():
+    """Its type and value are those of jnp's, and the record of a step has no copy of its own."""
+    numbers = [0.5, 3, -0.0, 0.0, True, 2.5]
+    x = jnp.float32(2)
+
+    def body(x):
+        return [x * n for n in numbers]
+
+    taken = [_tape.record(body, [x]) for _ in range(4)]
+    want, pull = jax.vjp(body, x)
+    for outs, record in taken:
+        assert [(o.dtype, o.weak_type) for o in outs] == [(w.dtype, w.weak_type) for w in want]
+        np.testing.assert_array_equal(np.signbit(outs), np.signbit(want))
+        ones = [jnp.ones_like(x)] * len(numbers)
+        np.testing.assert_allclose(record.pullback(ones)[0], pull(ones)[0])
+    kept = [{id(v) for v in record._kept if isinstance(v, jax.Array)} for _, record in taken]
+    assert len(kept[2] & kept[3]) == 3
+    for array in [v for v in taken[-1][1]._kept if isinstance(v, jax.Array)]:
+        array.delete()  # as some do with all arrays
+    assert [float(o) for o in _tape.record(body, [jnp.float32(2)])[0]] == [1, 6, 0, 0, 2, 5]
+
+
+def test_an_operation_is_the_jitted_function_that_jax_has_for_it():
+    found = []
+    for f in (jnp.sin, lambda x: x * x):
+        _, record = _tape.record(lambda x: [f(x)], [jnp.float32(1.5)])
+        found += [node.how.run for node in record._program.nodes]
+    assert [type(run).__name__ for run in found] == ["PjitFunction", "PjitFunction"]
