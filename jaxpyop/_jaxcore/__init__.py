@@ -199,7 +199,7 @@ def is_high(primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> bool
 
 
 def compiled(primitive: Any, params: dict[str, Any]) -> Callable[..., Any]:
-    """What evaluates a primitive on concrete arrays: the jitted function that JAX's own call of it looks up each time."""
+    """What evaluates a primitive on concrete arrays: the jitted function that JAX's own call looks up each time."""
     if getattr(primitive.impl, "func", None) is _dispatch.apply_primitive:  # no public names up to 0.12
         return _dispatch.xla_primitive_callable(primitive, **params)
     return functools.partial(primitive.impl, **params)
