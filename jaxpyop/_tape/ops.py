@@ -30,8 +30,9 @@ from jaxpyop._tape.keys import (
 _MAX_FLOWS = 1024  # per op
 _MAX_PARAMETERS = 4096
 
-# A plain dict, faster than a Cache and soon full again when it is cleared.
+# Plain dicts, faster than a Cache and soon full again when they are cleared.
 _by_parameters: dict[Hashable, Operation] = {}
+_by_jaxpr: dict[Any, tuple[tuple[Any, ...], Operation]] = {}
 by_structure = Cache(2048)
 _ids = itertools.count(-1, -1)  # negative: a program's key mixes them with slots
 
@@ -87,6 +88,8 @@ class Operation:
 
 def find_op(primitive: Any, params: dict[str, Any], args: Sequence[Any]) -> Operation:
     """The op of a primitive and its parameters, called with `args`."""
+    if primitive is _jaxcore.jit_p:
+        return _find_jit(params, args)
     try:
         key = (primitive, *params.items())
         op = _by_parameters.get(key)
@@ -98,6 +101,20 @@ def find_op(primitive: Any, params: dict[str, Any], args: Sequence[Any]) -> Oper
             if len(_by_parameters) >= _MAX_PARAMETERS:
                 _by_parameters.clear()
             _by_parameters[key] = op
+    return op
+
+
+def _find_jit(params: dict[str, Any], args: Sequence[Any]) -> Operation:
+    # By the jaxpr alone, where the rest are the very same objects: shardings are hashed and compared in Python.
+    jaxpr, values = params["jaxpr"], tuple(params.values())
+    found = _by_jaxpr.get(jaxpr)
+    if found is not None and found[0] == values:
+        return found[1]
+    op = _find_by_structure(_jaxcore.jit_p, params, args)
+    if op.id is not None:
+        if len(_by_jaxpr) >= _MAX_PARAMETERS:
+            _by_jaxpr.clear()
+        _by_jaxpr[jaxpr] = values, op
     return op
 
 

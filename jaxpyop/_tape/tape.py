@@ -209,7 +209,8 @@ class Tape(KnownTrace):
                 values.append(out := outs[j])
                 boxed[j] = TapeTracer(self, out.aval, out, slot)
         self._nodes.append(Node(how, ins, tuple(slots), needs))
-        self._read.update([ins[i] for i in reads])
+        for i in reads:
+            self._read.add(ins[i])
         if isinstance(how, Operation) and how.id is not None:
             self._code.append(how.id)
             self._code.extend(ins)
