@@ -2,7 +2,8 @@
 
 The short form runs a small suite of programs under each setting in this
 process, and in processes of their own what is read at the start of one.
-JAXPYOP_TEST_LONG=1 runs the core test files under each setting.
+JAXPYOP_TEST_LONG=1 runs the core test files under each setting, and all of them under jax_enable_checks, which JAX's
+own tests run under.
 """
 
 from __future__ import annotations
@@ -264,6 +265,7 @@ CORE = [
     *("gradients/test_gradients", "gradients/test_gradients_inputs", "gradients/test_vjp", "traced/test_traced"),
     *("api/test_results", "api/test_casting", "api/test_shapes", "api/test_output_shapes"),
 ]
+WHOLE = {"enable_checks"}
 NOT_UNDER = {
     # Their programs mix inputs, which are float64 then, with promised float32; or they are about x64 being off.
     "x64": """
@@ -297,15 +299,18 @@ NOT_UNDER = {
 
 
 @pytest.mark.long
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(7200)
 @pytest.mark.parametrize("name", ENVIRONMENTS)
-def test_the_core_tests(name, tmp_path):
+def test_the_tests(name, tmp_path):
     here = os.path.join(ROOT, "tests")
-    left_out = " or ".join(["devices", *NOT_UNDER.get(name, "").split()])
-    command = [sys.executable, "-m", "pytest", "-n0", "-q", "-p", "no:cacheprovider", "--tb=short"]
-    command += ["-k", f"not ({left_out})", *(os.path.join(here, f"{file}.py") for file in CORE)]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short"]
+    if name in WHOLE:
+        command += ["-n2", "--all", here]
+    else:
+        left_out = " or ".join(["devices", *NOT_UNDER.get(name, "").split()])
+        command += ["-n0", "-k", f"not ({left_out})", *(os.path.join(here, f"{file}.py") for file in CORE)]
     env = {key: value for key, value in os.environ.items() if not key.startswith(("JAX_", "JAXPYOP_", "PYTEST_"))}
     env |= {k: v.format(tmp=tmp_path) for k, v in ENVIRONMENTS[name].items()}
     for _ in range(2 if "cache" in name else 1):  # the second run finds a cache
-        done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=3500, check=False)
+        done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=7100, check=False)
         assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-1000:]
