@@ -12,7 +12,7 @@ from __future__ import annotations
 import collections
 import threading
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 _LAST_TOKEN = 2**32 - 2  # tokens travel as uint32, and the last is `_op.NO_RECORD`
@@ -153,21 +153,21 @@ class Records:
 
     # The rest is called under the lock, but for `_drop`.
 
-    def _shelves(self) -> Iterator[_Shelf]:
-        yield self._unread
-        yield self._read_once_made
-        yield self._read
+    def _shelves(self) -> tuple[_Shelf, ...]:
+        return self._unread, self._read_once_made, self._read
+
+    # Written out, for this runs in every step.
 
     def _count(self) -> int:
-        return sum(len(shelf.records) for shelf in self._shelves())
+        return len(self._unread.records) + len(self._read.records) + len(self._read_once_made.records)
 
     def _nbytes(self) -> int:
-        return sum(shelf.nbytes for shelf in self._shelves())
+        return self._unread.nbytes + self._read.nbytes + self._read_once_made.nbytes
 
     def _free_token(self) -> int:
         # Live tokens are few, so this ends quickly.
-        token = self._next
-        while any(token in shelf.records for shelf in self._shelves()):
+        token, once_made = self._next, self._read_once_made.records
+        while token in self._unread.records or token in self._read.records or token in once_made:
             token = token % _LAST_TOKEN + 1
         self._next = token % _LAST_TOKEN + 1
         return token
@@ -192,10 +192,10 @@ class Records:
         return gone
 
     def _shrink(self) -> list[Any]:
-        gone = self._take_dropped()
+        gone: list[Any] = self._take_dropped() if self._dropped else []
         while self._read.exceeds(self.max_count // READ_SHARE, self.max_bytes // READ_SHARE):
             gone.append(self._read.take_oldest())
-        while self._count() > 1 and (self._count() > self.max_count or self._nbytes() > self.max_bytes):
+        while (self._count() > self.max_count or self._nbytes() > self.max_bytes) and self._count() > 1:
             shelf = next(shelf for shelf in (self._read, self._read_once_made, self._unread) if shelf.records)
             gone.append(shelf.take_oldest())
             self._evicted += shelf is self._unread
