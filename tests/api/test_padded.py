@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from util import both_sides, close, every_api, numpy_function, py_function, run_python
+from util import both_sides, close, every_api, numpy_function, on_devices, py_function, run_python
 from ways import every_way
 
 import jaxpyop
@@ -255,4 +255,4 @@ for api in (jaxpyop.py_function, jaxpyop.numpy_function, jaxpyop.py_func):
 @pytest.mark.parametrize("kind", ["Auto", "Explicit"])
 def test_on_four_devices(kind, transport):
     code = ON_FOUR.format(kind=kind, transport=transport)
-    run_python(code, XLA_FLAGS="--xla_force_host_platform_device_count=4")
+    run_python(code, **on_devices(4))

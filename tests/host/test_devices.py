@@ -41,6 +41,7 @@ from devices import (
 )
 from jax import lax
 from jax.sharding import PartitionSpec as P
+from util import on_devices
 
 LIMIT = 20  # seconds for one program; it needs less than one
 
@@ -153,7 +154,7 @@ def main(kind, names):
 
 def start(kind, names):
     env = {k: v for k, v in os.environ.items() if not k.startswith(("JAXPYOP_", "JAX_", "NPROC"))}
-    env |= {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
+    env |= on_devices(4) | {"JAX_PLATFORMS": "cpu"}
     env["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
     command = [sys.executable, "-W", "error", __file__, kind, *names]
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=110, check=False)

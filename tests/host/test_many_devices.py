@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from util import run_python
+from util import on_devices, run_python
 
 # ---------------------------------------------------------------- many devices
 
@@ -128,6 +128,4 @@ assert not failed, "\\n".join(failed)
 @pytest.mark.parametrize(("kind", "transport"), [("Auto", "auto"), ("Explicit", "auto"), ("Explicit", "callback")])
 def test_on_four_devices(kind, transport):
     code = MANY_DEVICES + f"PROGRAMS = {DEVICE_PROGRAMS!r}".replace("{", "{{").replace("}", "}}") + RUN_EACH
-    run_python(
-        code.format(transport=transport, kind=kind), timeout=90, XLA_FLAGS="--xla_force_host_platform_device_count=4"
-    )
+    run_python(code.format(transport=transport, kind=kind), timeout=90, **on_devices(4))

@@ -11,7 +11,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from batch_cases import InCaller
-from util import Counter, close, contrib, every_numpy_api, numpy_function, py_func, py_function, run, run_python
+from util import (
+    Counter,
+    close,
+    contrib,
+    every_numpy_api,
+    numpy_function,
+    on_devices,
+    py_func,
+    py_function,
+    run,
+    run_python,
+)
 from ways import every_way
 
 import jaxpyop
@@ -225,7 +236,7 @@ for transport, kind in (("auto", AxisType.Auto), ("callback", AxisType.Auto), ("
 
 
 def test_on_four_devices():
-    run_python(ON_FOUR, XLA_FLAGS="--xla_force_host_platform_device_count=4")
+    run_python(ON_FOUR, **on_devices(4))
 
 
 # --------------------------------------------------------------------- bad input

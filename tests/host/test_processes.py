@@ -29,6 +29,7 @@ from devices import FULL, OPS, F, Log, numpy_function, py_function, same
 from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
+from util import on_devices
 
 LIMIT = 25  # seconds for one program
 SHARDS = FULL.reshape(4, 2)
@@ -299,7 +300,7 @@ def free_port():
 
 def start(rank, port, cases):
     env = {k: v for k, v in os.environ.items() if not k.startswith(("JAXPYOP_", "JAX_", "NPROC"))}
-    env |= {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
+    env |= on_devices(2) | {"JAX_PLATFORMS": "cpu"}
     env["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
     command = [sys.executable, "-W", "error", __file__, str(rank), str(port), *cases]
     return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

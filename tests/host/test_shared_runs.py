@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from util import run_python
+from util import on_devices, run_python
 
 from jaxpyop._host import sharing
 from jaxpyop._host.memory import Scratch
@@ -134,7 +134,7 @@ PROGRAMS = {
 
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
 def test_over_eight_devices(program):
-    run_python(SETUP + program, XLA_FLAGS="--xla_force_host_platform_device_count=8")
+    run_python(SETUP + program, **on_devices(8))
 
 
 class _Host:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from effect_cases import OPS, UNORDERED, F, Log, X, every_op
 from jax import lax
-from util import numpy_function, py_func, py_function, run_python
+from util import numpy_function, on_devices, py_func, py_function, run_python
 
 # What a program does with the op, and what its body then sees; X goes in.
 PROGRAMS = {
@@ -375,7 +375,7 @@ def test_exactly_once_on_four_devices(kind, transport):
     run_python(
         MANY_DEVICES.format(transport=transport, kind=kind, ordered=False),
         timeout=60,
-        XLA_FLAGS="--xla_force_host_platform_device_count=4",
+        **on_devices(4),
     )
 
 
@@ -383,6 +383,6 @@ def test_exactly_once_on_four_devices(kind, transport):
 def test_ordered_on_four_devices_is_once_or_refused(transport):
     """JAX itself refuses ordered effects on more than one device."""
     code = MANY_DEVICES.format(transport=transport, kind="Auto", ordered=True)
-    done = run_python(code, timeout=60, check=False, XLA_FLAGS="--xla_force_host_platform_device_count=4")
+    done = run_python(code, timeout=60, check=False, **on_devices(4))
     text = "rdered effects are not supported for more than 1 device|side-effect HLO cannot have a replicated"  # 0.10.0
     assert done.returncode == 0 or re.search(text, done.stderr), done.stderr[-3000:]

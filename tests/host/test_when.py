@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from util import APIS, Counter, close, every_api, numpy_function, py_func, py_function, run_python
+from util import APIS, Counter, close, every_api, numpy_function, on_devices, py_func, py_function, run_python
 from ways import every_way
 
 import jaxpyop
@@ -248,4 +248,4 @@ np.testing.assert_array_equal(g(x), [0, 0, 0, 0, 8, 10, 12, 14])
 @pytest.mark.parametrize("kind", ["Auto", "Explicit"])
 def test_on_four_devices(kind, transport):
     code = ON_FOUR.format(kind=kind, transport=transport)
-    run_python(code, XLA_FLAGS="--xla_force_host_platform_device_count=4")
+    run_python(code, **on_devices(4))

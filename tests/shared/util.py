@@ -191,6 +191,13 @@ def held(ref):
     return ref() is not None
 
 
+def on_devices(count: int) -> dict[str, str]:
+    """The environment of a process with so many devices, which compiles as this one does."""
+    quickly = "JAX_DISABLE_MOST_OPTIMIZATIONS"
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={count}"
+    return {"XLA_FLAGS": flags} | ({quickly: os.environ[quickly]} if quickly in os.environ else {})
+
+
 def run_python(code: str, timeout: float = 100, check: bool = True, **env: str) -> subprocess.CompletedProcess[str]:
     """Run code in a fresh interpreter; hanging or failing is an error with its output."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("JAXPYOP_", "XLA_FLAGS", "NPROC", "JAX_"))}
