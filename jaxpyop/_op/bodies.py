@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxpyop import _jaxcore
@@ -266,4 +265,4 @@ class Pull:
 
 
 def _or_zeros(value: Any, like: Any) -> Any:
-    return jnp.zeros(like.shape, like.dtype) if value is None else value
+    return np.zeros(like.shape, like.dtype) if value is None else value  # not on the device, where it takes longer
