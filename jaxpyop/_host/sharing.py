@@ -4,11 +4,17 @@ A program over several devices calls a buffer callback on each. Which calls
 belong to one execution is not said; but a stateless op's results depend on its
 inputs alone, so any call with equal inputs may have them. Each run serves as
 many calls as the process has devices, and is forgotten then.
+
+A result can be read when one device has it. Python cannot end while others
+still call: a thread that it ends in the middle of that aborts the process.
 """
 
 from __future__ import annotations
 
+import atexit
 import threading
+import time
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -61,10 +67,17 @@ def _equal(a: Any, b: Any) -> bool:
     return bool((a.reshape(-1).view(words) == b.reshape(-1).view(words)).all())
 
 
+_shared: weakref.WeakSet[Shared] = weakref.WeakSet()
+_inside: list[None] = []  # as many as there are calls now
+_MOST_SECONDS = 10.0  # of a function that does not end
+_PATIENCE = 0.5  # seconds for calls that do not come
+
+
 class Shared:
     """A host that is called once for `devices` calls with equal inputs."""
 
     def __init__(self, host: Host, devices: int) -> None:
+        _shared.add(self)
         self.host = host
         self.devices = devices
         self._lock = threading.Lock()
@@ -72,6 +85,17 @@ class Shared:
 
     def on_buffers(self, ctx: Any, outs: Sequence[Any], *buffers: Any) -> None:
         """The body of a `buffer_callback`."""
+        _inside.append(None)
+        try:
+            self._fill(outs, buffers)
+        finally:
+            _inside.pop()
+
+    def is_awaiting(self) -> bool:
+        """Whether some devices have not called yet."""
+        return bool(self._runs)
+
+    def _fill(self, outs: Sequence[Any], buffers: Sequence[Any]) -> None:
         run, first = self._join([_comparable(buffer) for buffer in buffers])
         if first:
             run.start(self.host, buffers)
@@ -97,3 +121,16 @@ class Shared:
                 self._runs.append(run)
                 del self._runs[:-_MOST]
             return run, True
+
+
+@atexit.register
+def _wait() -> None:
+    began = quiet = time.monotonic()
+    while time.monotonic() < began + _MOST_SECONDS:
+        if _inside:
+            quiet = time.monotonic()
+        elif not any(shared.is_awaiting() for shared in list(_shared)) or time.monotonic() > quiet + _PATIENCE:
+            break
+        time.sleep(0.01)
+    if _shared:
+        time.sleep(0.02)  # the last ones return to XLA

@@ -240,3 +240,59 @@ jax.effects_barrier()
 """
     )
     assert done.stdout.split() == ["a", "b", "c"] * 3
+
+
+# --------------------------------------------------------------- several devices
+
+LATE = """
+import threading, time
+import jax, jax.numpy as jnp, jaxpyop
+from jaxpyop._host import sharing
+
+def late(function):
+    def wait(*args):
+        for _ in range(30):  # in each turn another thread may get Python's lock
+            time.sleep(0.005)
+        return function(*args)
+    return wait
+
+{late}
+mesh = jax.make_mesh((4,), ("i",))
+x = jax.device_put(jnp.ones(80_000), jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
+f = jax.jit(lambda x: jaxpyop.numpy_function(lambda v: v * 2, [x], jnp.float32) + 1)
+
+def use():
+    y = f(x)
+    while not any(shard.data.is_ready() for shard in y.addressable_shards):
+        time.sleep(0.001)
+
+thread = threading.Thread(target=use)
+thread.start()
+thread.join()
+"""
+# Where devices are late.
+LATE_ONES = {
+    "after the run": "sharing._Run.wait = late(sharing._Run.wait)",
+    "before the run": """
+seen, compare = [], sharing._comparable
+sharing._comparable = lambda x: (late(compare) if seen else seen.append(1) or compare)(x)""",
+}
+
+
+@pytest.mark.parametrize("where", LATE_ONES.values(), ids=LATE_ONES)
+def test_other_devices_still_call_when_the_process_ends(where):
+    """Python aborted the process: it had ended the thread of a device inside a call."""
+    program = LATE.replace("{late}", where)
+    done = run_python(program, timeout=40, check=False, XLA_FLAGS="--xla_force_host_platform_device_count=4")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_devices_that_never_call_keep_no_process():
+    """One whose program failed elsewhere does not come."""
+    program = "import time\nfrom jaxpyop._host import sharing\nhost = type('Host', (), dict(results=[]))()\n"
+    program += "host.enter = lambda *_: None\nshared = sharing.Shared(host, 2)\nshared.on_buffers(None, [])\n"
+    program += (
+        "assert shared.is_awaiting()\nbegan = time.monotonic()\nsharing._wait()\nprint(time.monotonic() - began < 5)"
+    )
+    done = run_python(program, timeout=40)
+    assert done.stdout == "True\n"
