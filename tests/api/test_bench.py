@@ -66,6 +66,9 @@ def test_long_runs(monkeypatch):
     rows = bench.measure(cases.runs.training_run())
     assert [row.case for row in rows] == ["py_function, step 3000", "py_function, step 200", "jax.grad, step 3000"]
     assert all(row.median > 0 for row in rows)
+    monkeypatch.setattr(cases.runs, "DEVICES", cases.runs.DEVICES.replace("300", "3"))
+    rows = bench.measure(cases.runs.several_devices())
+    assert [row.case for row in rows] == ["numpy_function", "jax.pure_callback"]
     memory = cases.runs.memory_run()
     assert int(memory.title.split()[-2]) < 16
     for case in (*memory.cases, *cases.runs.process_pool().cases):

@@ -21,12 +21,14 @@ GROUPS: list[Callable[[], Group]] = [
     calls.ordered_loops,
     calls.direct_calls,
     calls.fresh_calls,
+    calls.many_inputs,
     calls.large_calls,
     calls.filled_calls,
     programs.tracing,
     programs.lowering,
     batches.batches,
     batches.batches_of_floats,
+    batches.batches_on_threads,
     batches.waiting_batches,
     lambda: gradients.gradients("log-Huber gradient, first branch", 1.0, 2.0),
     lambda: gradients.gradients("log-Huber gradient, second branch", 3.0, 2.0),
@@ -37,4 +39,4 @@ GROUPS: list[Callable[[], Group]] = [
     lambda: traced.traced("the same, gradient", jax.grad),
     others.other_frameworks,
 ]
-LONG: list[Callable[[], Group]] = [runs.training_run, runs.memory_run, runs.process_pool]
+LONG: list[Callable[[], Group]] = [runs.training_run, runs.memory_run, runs.process_pool, runs.several_devices]

@@ -53,3 +53,19 @@ def waiting_batches() -> Group:
         [Case("parallel, 16 threads", lambda: parallel(x), 1), Case("sequential", lambda: sequential(x), 1)],
         samples=5,
     )
+
+
+def batches_on_threads() -> Group:
+    x, pool = jnp.arange(1000.0), ThreadPoolExecutor(4)
+    elements = list(np.asarray(x))
+    ours = jax.jit(
+        jax.vmap(lambda x: jaxpyop.numpy_function(negative, [x], jnp.float32, vmap_method="parallel", executor=pool))
+    )
+    return Group(
+        "1000 scalars on 4 threads",
+        [
+            Case("parallel", lambda: ours(x), 1),
+            Case("pool.map", lambda: np.stack(list(pool.map(negative, elements))), 1),
+        ],
+        samples=15,
+    )

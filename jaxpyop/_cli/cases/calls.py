@@ -96,6 +96,23 @@ def fresh_calls() -> Group:
     )
 
 
+def many_inputs() -> Group:
+    xs = [jnp.full(3, k, jnp.float32) for k in range(20)]
+    like = jax.ShapeDtypeStruct((3,), jnp.float32)
+    identity = jax.jit(lambda values: values)
+
+    def bare(ctx: Any, out: Any, *xs: Any) -> None:
+        np.asarray(out)[...] = identity([np.asarray(x).copy() for x in xs])[0]
+
+    ours = jax.jit(lambda *xs: jaxpyop.py_function(lambda *xs: xs[0], xs, jnp.float32))
+    theirs = jax.jit(lambda *xs: buffer_callback(bare, like)(*xs))
+    return Group(
+        "20 small inputs as jax.Arrays",
+        [Case("py_function", lambda: ours(*xs), 10), Case("buffer_callback and jit", lambda: theirs(*xs), 10)],
+        samples=15,
+    )
+
+
 def large_calls() -> Group:
     x = jnp.ones(10_000_000)
     like = jax.ShapeDtypeStruct(x.shape, x.dtype)

@@ -1,9 +1,13 @@
-"""Runs of many steps: whether the last are as fast as the first, what they leave in memory, and process pools."""
+"""Runs of many steps: whether the last are as fast as the first, what they leave in memory; other processes."""
 
 from __future__ import annotations
 
 import concurrent.futures
+import json
 import multiprocessing
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -82,3 +86,42 @@ def process_pool() -> Group:
         ],
         samples=10,
     )
+
+
+DEVICES = """
+import json, time
+import jax, jax.numpy as jnp, numpy as np, jaxpyop
+from jax.sharding import NamedSharding, PartitionSpec
+
+def step(op):
+    f = jax.jit(op)
+    f(x).block_until_ready()
+    return f
+
+x = jax.device_put(jnp.ones(8), NamedSharding(jax.make_mesh((8,), ("i",)), PartitionSpec()))
+like = jax.ShapeDtypeStruct((8,), jnp.float32)
+steps = {
+    "numpy_function": step(lambda x: jaxpyop.numpy_function(np.negative, [x], jnp.float32)),
+    "jax.pure_callback": step(lambda x: jax.pure_callback(np.negative, like, x)),
+}
+times = {name: [] for name in steps}
+for _ in range(300):
+    for name, f in steps.items():
+        start = time.perf_counter()
+        f(x).block_until_ready()
+        times[name].append((time.perf_counter() - start) * 1e6)
+print(json.dumps(times))
+"""
+
+
+def several_devices() -> Group:
+    """In a process of its own, which has so many."""
+
+    def take_times() -> dict[str, list[float]]:
+        flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
+        done = subprocess.run(
+            [sys.executable, "-c", DEVICES], env=os.environ | {"XLA_FLAGS": flags}, stdout=subprocess.PIPE, check=True
+        )
+        return json.loads(done.stdout)
+
+    return Group("float32[8] over 8 CPU devices", [], take_times=take_times)
