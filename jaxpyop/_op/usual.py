@@ -27,20 +27,31 @@ class Usual:
         casting: the casting rule.
     """
 
-    __slots__ = ("_casting", "_keys", "_kind", "_leaves")
+    __slots__ = ("_casting", "_keys", "_kind", "_leaves", "_spec")
 
     def __init__(self, spec: ResultSpec, casting: str) -> None:
+        self._spec = spec
         self._casting = casting
-        self._kind = None if spec.tree is None else type(spec.skeleton)
-        self._keys = keys_of(spec.skeleton) if self._kind is dict else None
-        self._leaves = [(leaf.dtype, leaf.shape, _limits(leaf.dtype)) for leaf in spec.leaves]
+        self._kind: type | None = None
+        self._keys: list[Any] | None = None
+        self._leaves: list[Any] | None = None  # not before it is needed: a direct call reads one value
 
     def read(self, value: Any) -> list[Any] | None:
         """The results; None where the long way has to be taken."""
+        if (leaves := self._leaves) is None:
+            if (
+                (leaf := self._spec.skeleton).__class__ is Leaf
+                and leaf.shape is None
+                and _is_already(value, leaf.dtype)
+            ):
+                return [value]
+            leaves = self._leaves = self._prepared()
+        if not leaves:
+            return None
         if self._kind is None:
-            found = self._one(value, *self._leaves[0])
+            found = self._one(value, *leaves[0])
             return None if found is None else [found]
-        if type(value) is not self._kind or len(value) != len(self._leaves):
+        if type(value) is not self._kind or len(value) != len(leaves):
             return None
         if self._keys is not None:
             try:
@@ -48,11 +59,23 @@ class Usual:
             except KeyError:
                 return None
         results = []
-        for part, leaf in zip(value, self._leaves):
+        for part, leaf in zip(value, leaves):
             if (found := self._one(part, *leaf)) is None:
                 return None
             results.append(found)
         return results
+
+    def _prepared(self) -> list[Any]:
+        """What `_one` has to know of each leaf; nothing where the results are of another form."""
+        skeleton = self._spec.skeleton
+        if not isinstance(skeleton, Leaf):
+            self._kind = type(skeleton)
+            if self._kind not in (tuple, list, dict):
+                return []
+            self._keys = keys_of(skeleton) if self._kind is dict else None
+            if not all(isinstance(part, Leaf) for part in (skeleton.values() if self._keys else skeleton)):
+                return []
+        return [(leaf.dtype, leaf.shape, _limits(leaf.dtype)) for leaf in self._spec.leaves]
 
     def _one(self, value: Any, dtype: np.dtype[Any], shape: Shape | None, limits: _Limits) -> Any:
         kind = type(value)
@@ -74,14 +97,15 @@ class Usual:
 
 
 def usual_of(spec: ResultSpec, casting: str) -> Usual | None:
-    """What reads the usual results of an op of NumPy; None where they are of another form."""
-    if spec.own is not None or spec.empty:
-        return None
-    skeleton = spec.skeleton
-    parts = skeleton.values() if type(skeleton) is dict else skeleton if type(skeleton) in (list, tuple) else [skeleton]
-    return Usual(spec, casting) if all(isinstance(part, Leaf) for part in parts) else None
+    """What reads the usual results of an op of NumPy; None where there are none."""
+    return None if spec.own is not None or spec.empty else Usual(spec, casting)
 
 
+def _is_already(value: Any, dtype: np.dtype[Any]) -> bool:
+    return (type(value) is np.ndarray or isinstance(value, np.generic)) and value.dtype == dtype
+
+
+@functools.cache
 def _limits(dtype: np.dtype[Any]) -> _Limits:
     """Between which Python numbers of which types simply become this dtype."""
     if dtype.kind == "b":
