@@ -54,6 +54,20 @@ def test_nothing_grows(loss, jit):
     gc.freeze()
 
 
+@pytest.mark.parametrize("jit", [True, False], ids=["jit", "direct"])
+def test_nothing_grows_with_four_threads(jit, capsys):
+    step = training.stepping(training.LOSSES["classifier"], jit)
+    counts = []
+    for _ in range(3):
+        training.run(step, 200, 4)
+        RECORDS.clear()
+        counts.append(entries())
+    assert counts[2][0] <= counts[1][0]
+    assert counts[2][1] - counts[1][1] < 100
+    gc.freeze()
+    capsys.readouterr()
+
+
 STEADY = training.Run([100.0] * 1000, [200.0] * training.TENTHS, (5.0, 5.5))  # 20,000 steps
 
 
