@@ -45,7 +45,7 @@ def reads_of(*values: Any) -> Hashable | None:
     reader = _Reader()
     try:
         return tuple([reader.of(value) for value in values])
-    except (_UnknownReadsError, RecursionError):
+    except Exception:  # also what a proxy raises that is looked at, or a dict that another thread changes
         return None
 
 

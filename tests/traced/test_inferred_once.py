@@ -312,9 +312,14 @@ def test_what_changed_is_seen(make, monkeypatch):
     assert shape(body) == (3,)
 
 
-class Held:
-    def __init__(self, value):
-        self.value = value
+class Proxy:
+    def __getattr__(self, name):
+        raise RuntimeError("outside of its context")
+
+
+def test_an_object_that_cannot_be_looked_at():
+    proxy = Proxy()
+    assert shape(lambda x: x if proxy is None else jnp.stack([x, x])) == (2,)
 
 
 def _of_a_closure(value):
