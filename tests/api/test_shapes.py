@@ -150,7 +150,7 @@ def test_a_body_that_always_raises_raises_at_run_time(transport):
     ids=["py_function", "shapes", "callable shapes", "stateful", "ordered", "numpy_function", "py_func", "contrib"],
 )
 def test_python_runs_at_trace_time_only_to_infer_a_shape(api, options, at_trace, transport):
-    runs = [transport]  # or the shape would be known from the test before
+    runs = []
 
     def body(x):
         runs.append(isinstance(x, jax.core.Tracer))
@@ -158,7 +158,7 @@ def test_python_runs_at_trace_time_only_to_infer_a_shape(api, options, at_trace,
 
     f = jax.jit(lambda x: api(body, [x], F, **options))
     compiled = f.lower(X).compile()
-    assert len(runs) == 1 + at_trace
+    assert bool(runs) == at_trace
     del runs[:]
     for _ in range(3):
         jax.block_until_ready(compiled(X))
