@@ -104,6 +104,7 @@ THOROUGH = {
     "test_exit.py": {
         "test_old_and_new_work_side_by_side": "test_the_process_ends",
         "test_an_error_that_nobody_waited_for_is_shown": "test_the_process_ends",
+        "test_devices_that_never_call_keep_no_process": "test_other_devices_still_call_when_the_process_ends",
         "test_an_exception_in_the_program_is_all_that_is_shown": "test_the_process_ends",
         "test_ordered_ops_beside_jaxs_own_ordered_callback": "test_order_holds_where_xla_runs_other_calls_at_once",
     },
@@ -219,7 +220,9 @@ ONLY = {
     "test_auto.py": {"test_the_jaxpr_says_which": ("while", "math", "raises")},
     "test_bench.py": {"test_the_cases_of_a_group_compute_the_same": ("float32[1]",)},
     "test_names.py": {"test_in_the_profile": ("jit]", "grad]")},
+    "test_training_runs.py": {"test_the_time_is_the_processs_and_that_of_one_step": ("[1]",)},
     "test_exit.py": {
+        "test_other_devices_still_call_when_the_process_ends": ("after",),
         "test_the_process_ends": (
             "ordered-",
             "daemon",
