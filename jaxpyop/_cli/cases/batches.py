@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -55,12 +56,17 @@ def waiting_batches() -> Group:
     )
 
 
+def negative_on(pool: Executor) -> Callable[[jax.Array], jax.Array]:
+    """A program that negates each element on an executor."""
+    return jax.jit(
+        jax.vmap(lambda x: jaxpyop.numpy_function(negative, [x], jnp.float32, vmap_method="parallel", executor=pool))
+    )
+
+
 def batches_on_threads() -> Group:
     x, pool = jnp.arange(1000.0), ThreadPoolExecutor(4)
     elements = list(np.asarray(x))
-    ours = jax.jit(
-        jax.vmap(lambda x: jaxpyop.numpy_function(negative, [x], jnp.float32, vmap_method="parallel", executor=pool))
-    )
+    ours = negative_on(pool)
     return Group(
         "1000 scalars on 4 threads",
         [

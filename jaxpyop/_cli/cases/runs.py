@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxpyop
+from jaxpyop._cli.cases.batches import negative_on
 from jaxpyop._cli.cases.case import Case, Group, negative
 from jaxpyop._op import RECORDS
 
@@ -74,9 +75,7 @@ def process_pool() -> Group:
     pool = concurrent.futures.ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn"))
     x = jnp.arange(5000.0)
     elements = list(np.asarray(x))
-    ours = jax.jit(
-        jax.vmap(lambda x: jaxpyop.numpy_function(negative, [x], jnp.float32, vmap_method="parallel", executor=pool))
-    )
+    ours = negative_on(pool)
     return Group(
         "5000 scalars in a process pool",
         [
