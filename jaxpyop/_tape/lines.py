@@ -36,6 +36,7 @@ class Program(NamedTuple):
         outs: the slots of the outputs, -1 for constants.
         kept: the slots whose values derivatives read.
         types: by slot, of the other values that go into nodes.
+        sizes: of what is kept, in bytes; of a program that is shared.
         key: equal for programs that are alike, types included; None if it cannot be shared.
     """
 
@@ -44,6 +45,7 @@ class Program(NamedTuple):
     outs: tuple[int, ...]
     kept: tuple[int, ...]
     types: tuple[Any, ...]
+    sizes: tuple[int, ...]
     key: Hashable | None
 
 

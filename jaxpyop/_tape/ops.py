@@ -72,6 +72,14 @@ class Operation:
         out = self.bind(*args)
         return out if self.multiple else (out,)
 
+    def followed(
+        self, evaluate: Callable[..., Any], tracked: tuple[bool, ...], args: Sequence[Any]
+    ) -> tuple[Sequence[Any], Flow]:
+        """What `evaluate` makes of the inputs, as a sequence, and how derivatives pass through."""
+        out = evaluate(*args)
+        outs = out if self.multiple else (out,)
+        return outs, self.flow(tracked, args, outs)
+
     def flow(self, tracked: tuple[bool, ...], args: Sequence[Any], outs: Sequence[Any]) -> Flow:
         """How derivatives pass through when these inputs have tangents."""
         if not self.probed:

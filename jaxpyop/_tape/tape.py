@@ -20,6 +20,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import SingleDeviceSharding
 
 from jaxpyop import _jaxcore
 from jaxpyop._tape.apart import take_apart
@@ -36,7 +37,14 @@ from jaxpyop._traces import KnownTrace
 _EVAL = _jaxcore.EVAL_TRACE
 _current_trace = _jaxcore.current_trace
 _set_current_trace = _jaxcore.set_current_trace
-_typeof = jax.typeof
+
+
+def _typeof(x: Any) -> Any:
+    """As `jax.typeof`, which asks an array for its mesh, in less time where there is none."""
+    if not isinstance(x, _jaxcore.Tracer) and type(getattr(x, "sharding", None)) is SingleDeviceSharding:
+        return x.aval
+    return jax.typeof(x)
+
 
 # What a record takes beside the arrays' own bytes: measured, JAX 0.10 to 0.12.
 _OF_RECORD = 600
@@ -56,7 +64,7 @@ class Tape(KnownTrace):
         self.title = title  # of what is recorded, in warnings
         self.requires_low = False  # as those of JAX that differentiate
         self._values: list[Any] = []  # by slot
-        self._nodes: list[Node] = []
+        self._nodes: list[tuple[Any, ...]] = []  # to be nodes, in a program that is new
         self._code: list[int] = []  # the program's key, flat
         self._shareable = True
         self._constants: dict[int, int] = {}  # id of a constant -> its slot
@@ -86,9 +94,12 @@ class Tape(KnownTrace):
         return program, [self._values[s] for s in program.kept]
 
     def _program(self, in_slots: tuple[int, ...], out_slots: tuple[int, ...], key: Hashed | None) -> Program:
-        typed = {s for node in self._nodes for s in node.ins}.union(self._free) - self._read
+        nodes = tuple([Node(*parts) for parts in self._nodes])
+        typed = {s for node in nodes for s in node.ins}.union(self._free) - self._read
         types = tuple([_typeof(v) if s in typed else None for s, v in enumerate(self._values)])
-        return Program(tuple(self._nodes), in_slots, out_slots, tuple(sorted(self._read)), types, key)
+        kept = tuple(sorted(self._read))
+        sizes = tuple([_size_of(self._values[s]) for s in kept]) if key is not None else ()
+        return Program(nodes, in_slots, out_slots, kept, types, sizes, key)
 
     def close(self) -> None:
         """End the recording: a tracer that leaked keeps no more than its value."""
@@ -180,11 +191,11 @@ class Tape(KnownTrace):
         self, op: Operation, evaluate: Callable[..., Any], args: Sequence[Any], tracked: tuple[bool, ...]
     ) -> list[Any]:
         values = [a.value if t else a for a, t in zip(args, tracked)]
-        with _set_current_trace(self.parent):
-            outs = evaluate(*values)
-            if not op.multiple:
-                outs = (outs,)
-            flow = op.flow(tracked, values, outs)
+        if _current_trace() is self.parent:  # as inside JAX's `bind` on 0.10
+            outs, flow = op.followed(evaluate, tracked, values)
+        else:
+            with _set_current_trace(self.parent):
+                outs, flow = op.followed(evaluate, tracked, values)
         return self._write(op, args, tracked, outs, flow)
 
     def _linearised(
@@ -208,7 +219,7 @@ class Tape(KnownTrace):
                 slots[j] = slot = len(values)
                 values.append(out := outs[j])
                 boxed[j] = TapeTracer(self, out.aval, out, slot)
-        self._nodes.append(Node(how, ins, tuple(slots), needs))
+        self._nodes.append((how, ins, tuple(slots), needs))
         for i in reads:
             self._read.add(ins[i])
         if isinstance(how, Operation) and how.id is not None:
@@ -242,6 +253,14 @@ def _evaluate(primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> An
     return [outs] if primitive.multiple_results and not op.multiple else outs
 
 
+def _is_array(value: Any) -> bool:
+    return isinstance(value, (jax.Array, np.ndarray))
+
+
+def _size_of(value: Any) -> int:
+    return _OF_ARRAY + value.nbytes if _is_array(value) else 0
+
+
 class Record:
     """What a function did: its program and the values that derivatives read."""
 
@@ -256,7 +275,7 @@ class Record:
 
     def arrays(self) -> list[Any]:
         """The arrays that this record keeps alive, each once."""
-        held = [v for v in self._kept if isinstance(v, (jax.Array, np.ndarray))]
+        held = [v for v in self._kept if _is_array(v)]
         for node in self._program.nodes:
             if isinstance(node.how, Linear):
                 held += node.how.arrays()
@@ -266,11 +285,12 @@ class Record:
     def nbytes(self) -> int:
         """About how many bytes of memory this record takes; its program counts where no other record has it."""
         if self._nbytes is None:
-            self._nbytes = sum([_OF_ARRAY + v.nbytes for v in self.arrays()], _OF_RECORD)
-            if not programs.holds(self._program.key, self._program):
-                self._nbytes += sum(
-                    [_OF_LINEAR if isinstance(n.how, Linear) else _OF_NODE for n in self._program.nodes]
-                )
+            program = self._program
+            if programs.holds(program.key, program):
+                self._nbytes = sum({id(v): n for v, n in zip(self._kept, program.sizes)}.values(), _OF_RECORD)
+            else:
+                nodes = sum([_OF_LINEAR if isinstance(n.how, Linear) else _OF_NODE for n in program.nodes])
+                self._nbytes = sum(map(_size_of, self.arrays()), _OF_RECORD + nodes)
         return self._nbytes
 
     def pullback(self, cotangents: Sequence[Any]) -> list[Any]:

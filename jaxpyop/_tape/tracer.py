@@ -17,6 +17,12 @@ import numpy as np
 from jaxpyop import _jaxcore
 from jaxpyop._tape.constants import array_leaves, number_leaves
 
+# A Python number beside a scalar of a type, as jnp makes it and on the device: those that came before.
+_MAX_NUMBERS = 512
+_numbers: dict[tuple[Any, ...], Any] = {}
+
+_current_trace = _jaxcore.current_trace
+
 
 def _is_exact(number: Any, aval: Any) -> bool:
     """Whether jnp would make the same of a Python number beside this scalar as its dtype does."""
@@ -25,30 +31,31 @@ def _is_exact(number: Any, aval: Any) -> bool:
     return type(number) is float or (type(number) is int and abs(number) <= 2**24)
 
 
-_MAX_NUMBERS = 512
-_numbers: dict[tuple[Any, ...], Any] = {}
-
-
-def _scalar(number: Any, dtype: Any) -> Any:
+def _scalar(number: Any, aval: Any) -> Any:
     """A Python number as jnp makes it; one that comes again is on the device."""
-    scalar = dtype.type(number)
+    scalar = aval.dtype.type(number)
     if number == 0:  # of which there are two
         return scalar
-    key = type(number), number, dtype
-    try:
-        found = _numbers[key]
-    except KeyError:
+    key = type(number), number, aval
+    if key not in _numbers:
         if len(_numbers) >= _MAX_NUMBERS:
             _numbers.clear()
-        found = _numbers[key] = None
+        _numbers[key] = None
         return scalar
-    if found is None or found.is_deleted():
-        with _jaxcore.eval_context():
-            found = _numbers[key] = _jaxcore.with_transfers(jnp.asarray, scalar)
+    with _jaxcore.eval_context():
+        found = _numbers[key] = _jaxcore.with_transfers(jnp.asarray, scalar)
     return found
 
 
-_current_trace = _jaxcore.current_trace
+def _operand(other: Any, aval: Any) -> Any:
+    """The second operand of a `jax.lax` function whose first is of a type; None where jnp is to be asked."""
+    kind = type(other)
+    if kind is float or kind is int:
+        found = _numbers.get((kind, other, aval))
+        if found is not None and not found.is_deleted():
+            return found
+        return _scalar(other, aval) if _is_exact(other, aval) else None
+    return other if getattr(other, "aval", None) == aval else None
 
 
 def _is_plain(x: Any, trace: Any) -> bool:
@@ -91,11 +98,10 @@ def _operator(name: str, function: Callable[..., Any], reflected: bool = False, 
         aval: Any = self.aval
         if real and aval.dtype.kind == "c":
             return general(self, *others)
-        for other in others:
-            if getattr(other, "aval", None) != aval:
-                if not _is_exact(other, aval):
-                    return general(self, *others)
-                others = (_scalar(other, aval.dtype),)
+        if others:
+            if (other := _operand(others[0], aval)) is None:
+                return general(self, *others)
+            others = (other,)
         operands = (*others, self) if reflected else (self, *others)
         trace = self._trace
         if _current_trace() is trace and all(map(_is_plain, operands, itertools.repeat(trace))):
