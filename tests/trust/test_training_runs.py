@@ -68,7 +68,7 @@ def test_nothing_grows_with_four_threads(jit, capsys):
     capsys.readouterr()
 
 
-STEADY = training.Run([100.0] * 1000, [200.0] * training.TENTHS, (5.0, 5.5))  # 20,000 steps
+STEADY = training.Run([100.0] * 20_000, [50.0] * 1000, [200.0] * training.TENTHS, (5.0, 5.5))
 
 
 def changed(**values):
@@ -79,18 +79,15 @@ def changed(**values):
     ("run", "said"),
     [
         (STEADY, []),
-        (
-            training.Run([100.0] * 950 + [120.0] * 50, STEADY.memory, STEADY.plain),
-            ["a step took 100 us and takes 120"],
-        ),
-        (
-            training.Run(STEADY.times, [200.0] * 9 + [206.0], STEADY.plain),
-            ["memory grew by 6.0 MiB in the second half"],
-        ),
-        (training.Run(STEADY.times, [100.0] + [200.0] * 9, STEADY.plain), []),  # while it warms up
-        (training.Run(STEADY.times, STEADY.memory, (5.0, 6.1)), ["jnp.abs took 5.0 us and takes 6.1"]),
+        (changed(times=[100.0] * 19_000 + [120.0] * 1000), ["a step took 100 us and takes 120"]),
+        (changed(times=([100.0] * 9 + [900.0]) * 1000 + ([900.0] * 9 + [100.0]) * 1000), []),
+        (changed(times=[100.0] * 19_000 + [120.0] * 1000, paces=[50.0] * 950 + [60.0] * 50), []),
+        (changed(paces=[60.0] * 60 + [50.0] * 940), ["a step took 83 us and takes 100"]),
+        (changed(memory=[200.0] * 9 + [206.0]), ["memory grew by 6.0 MiB in the second half"]),
+        (changed(memory=[100.0] + [200.0] * 9), []),
+        (changed(plain=(5.0, 6.1)), ["jnp.abs took 5.0 us and takes 6.1"]),
     ],
-    ids=["steady", "slower", "memory", "warming up", "plain"],
+    ids=["steady", "slower", "others", "slower machine", "faster machine", "memory", "warming up", "plain"],
 )
 def test_what_a_long_run_reports(run, said):
     assert list(training.problems(run)) == said
@@ -109,7 +106,8 @@ def test_the_time_is_the_processs_and_that_of_one_step(threads, capsys):
 
     step = jax.jit(lambda w: jaxpyop.numpy_function(work, [w], w.dtype))
     run = training.run(step, 200, threads)
-    assert len(run.times) == 200 // training.WINDOW
+    assert len(run.times) == 200
+    assert len(run.paces) == 200 // training.PACED
     assert len(run.memory) == training.TENTHS
     assert busy * 1e6 <= statistics.median(run.times) < 5 * busy * 1e6
     capsys.readouterr()

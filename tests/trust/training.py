@@ -6,8 +6,9 @@ the last 1000 steps take more than 1.1 of steps 200 to 1200, when memory grows b
 when `jnp.abs` takes more than 1.2 of what it took. `--threads 4` has four threads take 20,000 steps each at once.
 
 The time is the process's: under `jit` a body runs on a thread of XLA's, which a thread's own clock does not see. So it
-is taken over windows of twenty steps of each thread, and divided by their number. Beside each window a fixed piece of
-Python is timed, by which the machine's pace, which others on it change, is taken out.
+is taken whenever each thread has taken a step on average. What grows with the steps shows in every step, what others do
+on the machine in some: so a step's time is that of the fastest twentieth of a thousand. For what lasts longer, a fixed
+piece of Python is timed beside every twentieth step.
 `test_training_runs.py` counts what must not grow, over a few hundred steps.
 """
 
@@ -28,7 +29,7 @@ from soak import resident
 
 from jaxpyop._op import RECORDS
 
-WINDOW = 20  # steps of each thread
+PACED = 20  # steps of each thread
 TENTHS = 10
 _rng = np.random.default_rng(0)
 X = jnp.asarray(_rng.normal(size=(8, 4)), jnp.float32)
@@ -95,36 +96,6 @@ def stepping(loss, jit):
     return jax.jit(step) if jit else step
 
 
-def plain():
-    """Microseconds of a plain call, at the machine's best."""
-    return min(_plain() for _ in range(10))
-
-
-def _plain():
-    time.sleep(0.05)
-    times = []
-    for _ in range(500):
-        start = time.perf_counter()
-        jnp.abs(Y)
-        times.append(time.perf_counter() - start)
-    return statistics.median(times) * 1e6
-
-
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """What a run was like.
-
-    Attributes:
-        times: microseconds of CPU time of a step, in windows of twenty, at the pace of the whole run.
-        memory: MiB after each tenth.
-        plain: the time of `jnp.abs` before and after.
-    """
-
-    times: list
-    memory: list
-    plain: tuple
-
-
 def pace():
     """Microseconds of this thread's CPU time for a piece of Python that nothing of JAX can slow down."""
     start = time.thread_time()
@@ -134,31 +105,72 @@ def pace():
     return (time.thread_time() - start) * 1e6
 
 
+def plain():
+    """How many times as long as that fifty plain calls take, each time one beside the other: the machine jumps."""
+    return statistics.median(_plain() / pace() for _ in range(2000))
+
+
+def _plain():
+    start = time.thread_time()
+    for _ in range(50):
+        jnp.abs(Y)
+    return (time.thread_time() - start) * 1e6
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What a run was like.
+
+    Attributes:
+        times: microseconds of CPU time, step by step of each thread.
+        paces: of `pace`, one for every twenty of them.
+        memory: MiB after each tenth.
+        plain: microseconds of `jnp.abs` before and after, at the pace of the whole run.
+    """
+
+    times: list
+    paces: list
+    memory: list
+    plain: tuple
+
+    def step(self, first, last=None):
+        """The time of one of the steps between two, at the pace of the whole run."""
+        paces = self.paces[first // PACED : last and last // PACED]
+        return at_best(self.times[first:last]) * at_best(self.paces) / at_best(paces)
+
+
+def at_best(times):
+    """Of the fastest twentieth the slowest."""
+    return sorted(times)[len(times) // 20]
+
+
 class Meter:
     """Told of every step by whichever thread took it."""
 
     def __init__(self, steps, threads):
-        self.memory = []
-        self._times, self._paces = [], []
-        self._per_window, self._per_tenth = WINDOW * threads, steps * threads // TENTHS
+        self.times, self.paces, self.memory = [], [], []
+        self._threads, self._per_tenth = threads, steps // TENTHS
         self._taken, self._start, self._lock = 0, time.process_time(), threading.Lock()
-
-    @property
-    def times(self):
-        usual = statistics.median(self._paces)
-        return [time * usual / pace for time, pace in zip(self._times, self._paces)]
 
     def step(self):
         with self._lock:
             self._taken += 1
-            if self._taken % self._per_window == 0:
-                self._times.append((time.process_time() - self._start) / self._per_window * 1e6)
-                self._paces.append(pace())
+            if self._taken % self._threads == 0:
+                self.times.append((time.process_time() - self._start) / self._threads * 1e6)
+                if len(self.times) % PACED == 0:
+                    self.paces.append(pace())
+                if len(self.times) % self._per_tenth == 0:
+                    self._tell()
                 self._start = time.process_time()
-            if self._taken % self._per_tenth == 0:
-                self.memory.append(resident())
-                last = statistics.median(self._times[-self._per_tenth // self._per_window :])
-                print(f"{self._taken:8} {last:10.0f} us {self.memory[-1]:8.1f} MiB", flush=True)
+
+    def _tell(self):
+        self.memory.append(resident())
+        last = self.times[-self._per_tenth :]
+        print(
+            f"{len(self.times):8} {at_best(last):8.0f} us at best {statistics.median(last):8.0f} us in the middle "
+            f"{statistics.fmean(last):8.0f} us on average {self.memory[-1]:8.1f} MiB",
+            flush=True,
+        )
 
 
 def train(step, steps, meter):
@@ -176,22 +188,18 @@ def run(step, steps, threads):
     with concurrent.futures.ThreadPoolExecutor(threads) as pool:
         for done in [pool.submit(train, step, steps, meter) for _ in range(threads)]:
             done.result()
-    return Run(meter.times, meter.memory, (before, plain()))
+    usual = at_best(meter.paces)
+    return Run(meter.times, meter.paces, meter.memory, (before * usual / 50, plain() * usual / 50))
 
 
-def windows(first, last=0):
-    """The windows from a step to another."""
-    return slice(first // WINDOW, last // WINDOW or None)
-
-
-def early_and_late(times):
+def early_and_late(run):
     """A step at the start, once all is compiled, and at the end."""
-    return statistics.median(times[windows(200, 1200)]), statistics.median(times[windows(-1000)])
+    return run.step(200, 1200), run.step(-1000)
 
 
 def problems(run):
     """What a run says against being flat."""
-    first, last = early_and_late(run.times)
+    first, last = early_and_late(run)
     if last > 1.1 * first:
         yield f"a step took {first:.0f} us and takes {last:.0f}"
     grown = run.memory[-1] - run.memory[len(run.memory) // 2 - 1]
@@ -215,7 +223,7 @@ def main():
             print(f"{name}, {how}, {arguments.steps} steps, {arguments.threads} threads", flush=True)
             found = run(stepping(LOSSES[name], how == "jit"), arguments.steps, arguments.threads)
             said = list(problems(found))
-            first, last = early_and_late(found.times)
+            first, last = early_and_late(found)
             print(f"   {first:.0f} us, then {last:.0f}; jnp.abs {found.plain[0]:.1f} us, then {found.plain[1]:.1f};")
             print(f"   {RECORDS.stats()['count']} records; {'; '.join(said) or 'flat'}", flush=True)
             failed += [f"{name}, {how}: {text}" for text in said]
