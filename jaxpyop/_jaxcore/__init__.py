@@ -29,6 +29,7 @@ from jax._src import core as _core
 from jax._src import dispatch as _dispatch
 from jax._src import traceback_util as _traceback_util
 from jax._src import xla_bridge as _xla_bridge
+from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import partial_eval as _partial_eval
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
@@ -214,6 +215,29 @@ def differentiated() -> Any:
     tracer = jax.interpreters.ad.JVPTracer.__new__(jax.interpreters.ad.JVPTracer)
     tracer.aval, tracer.tangent = ShapedArray((), np.dtype(np.float32)), None  # which is not a zero
     return tracer
+
+
+# The results, which of them have tangents, and what makes all tangents of those of the operands.
+Linearized = tuple[list[Any], list[bool], Callable[[Sequence[Any]], Sequence[Any]]]
+
+
+def set_linearization(primitive: Any, rule: Callable[..., Linearized]) -> None:
+    """Have `jax.grad` and `jax.linearize` ask a rule, instead of tracing the primitive's JVP and taking that apart.
+
+    Args:
+        primitive: with several results.
+        rule: called with which operands have tangents, with the operands, and with the parameters.
+    """
+    names = _ad.LinearizeTrace.__init__.__code__.co_names
+    structured = "structured_residuals" in names  # one residual more, from 0.11.1
+
+    def linearize(is_vjp: bool, moves: Sequence[bool], *operands: Any, **params: Any) -> Any:
+        outs, moved, push = rule(moves, operands, **params)
+        if structured:
+            return outs, moved, [], None, lambda residuals, other, *tangents: push(tangents)
+        return outs, moved, [], lambda residuals, *tangents: push(tangents)
+
+    _ad.primitive_linearizations[primitive] = linearize
 
 
 def tangent_aval(x: Any) -> Any:

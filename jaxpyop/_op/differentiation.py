@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -17,6 +17,8 @@ from jaxpyop._jaxcore import ad
 from jaxpyop._op.bodies import is_inexact
 from jaxpyop._op.primitive import bind, python_call_p, structs_of
 
+_Push = Callable[[Sequence[Any]], list[Any]]  # from the inputs' tangents, or Zero, to the results'
+
 
 def _is_zero(tangent: Any) -> bool:
     # JAX hands Python numbers through as they are.
@@ -24,60 +26,74 @@ def _is_zero(tangent: Any) -> bool:
 
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: Any, batch: Batch) -> tuple[list[Any], list[Any]]:
+    outs, push = _linearized(primals, [not _is_zero(t) for t in tangents], call, batch)
+    return outs, push(tangents)
+
+
+def _linearize(moves: Sequence[bool], primals: Sequence[Any], *, call: Any, batch: Batch) -> _jaxcore.Linearized:
+    moves = [m and is_inexact(p) for m, p in zip(moves, primals)]
+    outs, push = _linearized(primals, moves, call, batch)
+    return outs, [is_inexact(o) for o in outs], push
+
+
+def _linearized(primals: Sequence[Any], moves: Sequence[bool], call: Any, batch: Batch) -> tuple[list[Any], _Push]:
+    """The results, and what makes their tangents of those of the inputs that move."""
     if not call.differentiable:
-        outs = bind(call, *primals, batch=batch)
-        return outs, [ad.Zero(_jaxcore.tangent_aval(o)) for o in outs]
+        return _with_push(bind(call, *primals, batch=batch), lambda tangents: [])
     if call.is_linear:
-        return _jvp_of_linear(primals, tangents, call, batch)
-    if call.linear and all(map(_is_zero, tangents[: len(tangents) - call.linear])):
-        return _jvp_of_linear_part(primals, tangents, call, batch)
+        outs = bind(call, *primals, batch=batch)
+        return _with_push(outs, lambda tangents: _push_linear(primals, tangents, call, batch))
+    first = len(primals) - call.linear
+    if call.linear and not any(moves[:first]):  # a rule, in its tangents or cotangents alone: the rule again
+        outs = bind(call, *primals, batch=batch)
+        again = lambda moved: bind(call, *primals[:first], *map(ad.instantiate_zeros, moved[first:]), batch=batch)
+        return _with_push(outs, again)
+    return _by_plan(primals, tuple(moves), call, batch)
+
+
+def _with_push(outs: list[Any], found: Callable[[Sequence[Any]], Sequence[Any]]) -> tuple[list[Any], _Push]:
+    def push(tangents: Sequence[Any]) -> list[Any]:
+        it = iter(found(tangents))
+        return [next(it) if is_inexact(o) else ad.Zero(_jaxcore.tangent_aval(o)) for o in outs]
+
+    return outs, push
+
+
+def _by_plan(primals: Sequence[Any], moving: tuple[bool, ...], call: Any, batch: Batch) -> tuple[list[Any], _Push]:
     whole, block = primals, batch
+    fitted: Callable[[int, Any], Any] = lambda k, tangent: tangent
     if batch.block and call.blocks:
         sizes = batch.sizes
-        tangents = [t if _is_zero(t) else jnp.broadcast_to(t, (*sizes, *t.shape[len(sizes) :])) for t in tangents]
+        fitted = lambda k, tangent: jnp.broadcast_to(tangent, (*sizes, *tangent.shape[len(sizes) :]))
     elif batch.block:
-        primals, tangents, batch = _as_loop(primals, tangents, batch)
-    moving = tuple(not _is_zero(t) for t in tangents)
+        primals, gone, batch = _as_loop(primals, batch)
+        fitted = lambda k, tangent: jnp.squeeze(tangent, gone[k])
     plan = call.linearize(moving)
-    primals, moving = primals[plan.skip :], moving[plan.skip :]
+    primals = primals[plan.skip :]
     batch = batch.with_inputs(lambda mask: mask[plan.skip :])
     if plan.forward is call:
         outs = bind(call, *whole, batch=block)
     else:
         outs = bind(plan.forward, *primals, batch=batch)
     own = len(outs) - plan.forward.adds
-    extra = outs[own:]
-    results = outs[:own] if plan.with_results else []
-    moved = [t for t in tangents if not _is_zero(t)]
+    extra, results = outs[own:], outs[:own] if plan.with_results else []
 
     def mask_of_all(mask: tuple[bool, ...]) -> tuple[bool, ...]:
-        of_moved = (axis for axis, moves in zip(mask, moving) if moves)
+        of_moved = (axis for axis, moves in zip(mask, moving[plan.skip :]) if moves)
         return (*(True for _ in extra), *mask, *(True for _ in results), *of_moved)
 
-    operands = [*extra, *primals, *results, *moved]
-    found = iter(bind(plan.linear, *operands, batch=batch.with_inputs(mask_of_all)))
-    outs = outs[: own + call.adds]
-    return outs, [next(found) if is_inexact(o) else ad.Zero(_jaxcore.tangent_aval(o)) for o in outs]
+    def found(tangents: Sequence[Any]) -> list[Any]:
+        moved = [fitted(k, tangent) for k, (tangent, moves) in enumerate(zip(tangents, moving)) if moves]
+        return bind(plan.linear, *extra, *primals, *results, *moved, batch=batch.with_inputs(mask_of_all))
+
+    return _with_push(outs[: own + call.adds], found)
 
 
-def _jvp_of_linear(
-    primals: Sequence[Any], tangents: Sequence[Any], call: Any, batch: Batch
-) -> tuple[list[Any], list[Any]]:
-    outs = bind(call, *primals, batch=batch)
+def _push_linear(primals: Sequence[Any], tangents: Sequence[Any], call: Any, batch: Batch) -> list[Any]:
     mask = tuple(map(is_inexact, primals))
     moved = [p if not m else ad.instantiate_zeros(t) for p, t, m in zip(primals, tangents, mask)]
     batch = batch.with_inputs(lambda axes: _sorted(axes, mask))
-    found = iter(bind(call.in_tangents(mask), *_sorted(moved, mask), batch=batch))
-    return outs, [next(found) if is_inexact(o) else ad.Zero(_jaxcore.tangent_aval(o)) for o in outs]
-
-
-def _jvp_of_linear_part(
-    primals: Sequence[Any], tangents: Sequence[Any], call: Any, batch: Batch
-) -> tuple[list[Any], list[Any]]:
-    """Of a rule in its tangents or cotangents alone: the rule again."""
-    first = len(primals) - call.linear
-    moved = map(ad.instantiate_zeros, tangents[first:])
-    return bind(call, *primals, batch=batch), bind(call, *primals[:first], *moved, batch=batch)
+    return bind(call.in_tangents(mask), *_sorted(moved, mask), batch=batch)
 
 
 def _sorted(values: Sequence[Any], mask: Sequence[bool]) -> tuple[Any, ...]:
@@ -85,17 +101,16 @@ def _sorted(values: Sequence[Any], mask: Sequence[bool]) -> tuple[Any, ...]:
     return (*(v for v, m in zip(values, mask) if not m), *(v for v, m in zip(values, mask) if m))
 
 
-def _as_loop(primals: Sequence[Any], tangents: Sequence[Any], batch: Batch) -> tuple[list[Any], list[Any], Batch]:
+def _as_loop(primals: Sequence[Any], batch: Batch) -> tuple[list[Any], list[tuple[int, ...]], Batch]:
     # A record belongs to one element, so a differentiated batch is looped
     # over: axes of size 1 that a block method added are taken away again.
     masks = tuple(tuple(p.shape[axis] == size and size != 1 for p in primals) for axis, size in enumerate(batch.sizes))
     gone = [tuple(axis for axis, mask in enumerate(masks) if not mask[i]) for i in range(len(primals))]
-    primals = [jnp.squeeze(p, axes) for p, axes in zip(primals, gone)]
-    tangents = [t if _is_zero(t) else jnp.squeeze(t, axes) for t, axes in zip(tangents, gone)]
-    return primals, tangents, Batch(batch.sizes, masks)
+    return [jnp.squeeze(p, axes) for p, axes in zip(primals, gone)], gone, Batch(batch.sizes, masks)
 
 
 ad.primitive_jvps[python_call_p] = _jvp
+_jaxcore.set_linearization(python_call_p, _linearize)
 
 
 def _transpose(cotangents: Sequence[Any], *operands: Any, call: Any, batch: Batch) -> list[Any]:

@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
+from jax.interpreters import ad
 from util import close, numpy_function, py_function, run, trees_close
 
 import jaxpyop
+from jaxpyop._op.primitive import python_call_p
 
 F = jnp.float32
 X = jnp.array([0.5, -1.25, 2.0])
@@ -33,6 +35,34 @@ def test_the_guides_log_huber(x, m, value, slope, jit, transport):
     got = (jax.jit(f) if jit else f)(x, m)
     np.testing.assert_allclose(got[0], value, rtol=1e-6)
     np.testing.assert_allclose(got[1], slope, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("way", "slope"),
+    [
+        (lambda f: jax.grad(f)(2.0), 12.0),
+        (lambda f: jax.jit(jax.grad(f))(2.0), 12.0),
+        (lambda f: jax.vmap(jax.grad(f))(jnp.array([1.0, 2.0]))[1], 12.0),
+        (lambda f: jax.linearize(f, 2.0)[1](3.0), 36.0),
+        (lambda f: jax.vjp(f, 2.0)[1](3.0)[0], 36.0),
+        (lambda f: jax.grad(lambda x: lax.scan(lambda c, _: (f(c), None), x, None, length=2)[0])(1.0), 9.0),
+    ],
+    ids=["grad", "grad in jit", "grad in vmap", "linearize", "vjp", "scan"],
+)
+@pytest.mark.parametrize("rule", ["tape", "vjp", "linear"])
+def test_reverse_mode_does_not_trace_the_jvp(way, slope, rule, monkeypatch):
+    """Which JAX does for a primitive without a rule for `linearize`, in several times the time."""
+    jvp = ad.primitive_jvps[python_call_p]
+    monkeypatch.setitem(ad.primitive_jvps, python_call_p, lambda *_, **__: pytest.fail("traced"))
+    f = {
+        "tape": lambda x: py_function(lambda x: x**3, [x], F),
+        "vjp": lambda x: numpy_function(lambda x: x**3, [x], F, vjp=lambda i, o, c: 3 * i[0] ** 2 * c[0]),
+        "linear": lambda x: x * x * numpy_function(lambda x: x, [x], F, transpose=lambda ct: ct),
+    }[rule]
+    np.testing.assert_allclose(way(f), slope)
+    monkeypatch.setitem(ad.primitive_jvps, python_call_p, jvp)
+    if rule != "vjp":  # of which forward mode has no rule
+        np.testing.assert_allclose(jax.jvp(f, (2.0,), (1.0,))[1], 12.0)
 
 
 def by_float(x):

@@ -34,6 +34,7 @@ GROUPS: list[Callable[[], Group]] = [
     lambda: gradients.gradients("log-Huber gradient, second branch", 3.0, 2.0),
     lambda: gradients.gradients("the same, in both inputs", 3.0, 2.0, both=True),
     gradients.many_primitives,
+    gradients.direct_gradients,
     gradients.fresh_lengths,
     lambda: traced.traced("mode='traced', an if on a value", lambda f: f),
     lambda: traced.traced("the same, gradient", jax.grad),

@@ -34,6 +34,14 @@ def gradients(title: str, x: float, m: float, *, both: bool = False) -> Group:
     return Group(title, cases + _tensorflow_gradient(x, m, both), samples=20)
 
 
+def direct_gradients() -> Group:
+    """Without `jit`, as in a notebook."""
+    ours = jax.grad(lambda x, m: jaxpyop.py_function(log_huber, [x, m], jnp.float32))
+    theirs, x, m = jax.grad(log_huber), jnp.float32(3.0), jnp.float32(2.0)
+    cases = [Case("py_function", lambda: ours(x, m), 5), Case("jax.grad", lambda: theirs(x, m), 5)]
+    return Group("direct gradient, log-Huber", cases, samples=20)
+
+
 def many_primitives() -> Group:
     def body(x: Any) -> Any:
         for _ in range(5):
