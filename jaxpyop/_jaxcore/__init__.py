@@ -199,6 +199,11 @@ def is_high(primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> bool
     return bool(primitive.is_high(*map(jax.typeof, args), **params))
 
 
+def is_of_high_type(x: Any) -> bool:
+    """Whether a value's type is one that JAX makes into others first (0.10 to 0.12)."""
+    return bool(getattr(jax.typeof(x), "is_high", False))
+
+
 def compiled(primitive: Any, params: dict[str, Any]) -> Callable[..., Any]:
     """What evaluates a primitive on concrete arrays: the jitted function that JAX's own call looks up each time."""
     if getattr(primitive.impl, "func", None) is _dispatch.apply_primitive:  # no public names up to 0.12

@@ -84,6 +84,10 @@ class UnkeyableError(Exception):
     """A parameter has no hash, or a jaxpr holds constants."""
 
 
+class OwnRulesError(UnkeyableError):
+    """A primitive of the user's own, which JAX expands: its rules may read variables that change."""
+
+
 # By whether constants are left out.
 _jaxpr_keys: tuple[weakref.WeakKeyDictionary[Any, Hashed], ...] = (
     weakref.WeakKeyDictionary(),
@@ -101,6 +105,7 @@ def structure(value: Any, but_constants: bool = False) -> Hashable:
     Raises:
         UnkeyableError: `value` holds something without a hash, or constants. A
             shared op would keep them alive, and NumPy arrays may change.
+        OwnRulesError: it holds a primitive of the user's own.
     """
     if isinstance(value, _jaxcore.JAXPR_TYPES):
         key = _jaxpr_keys[but_constants].get(value)
@@ -111,6 +116,8 @@ def structure(value: Any, but_constants: bool = False) -> Hashable:
         return (type(value), *(structure(v, but_constants) for v in value))
     if type(value) is dict:
         return (dict, *((k, structure(v, but_constants)) for k, v in value.items()))
+    if hasattr(value, "expand") and not type(value).__module__.startswith("jax."):  # see OwnRulesError
+        raise OwnRulesError(type(value).__name__)
     try:
         hash(value)
     except TypeError:

@@ -19,6 +19,7 @@ from jaxpyop import _jaxcore
 from jaxpyop._tape.flow import Flow, find_flow, full_flow
 from jaxpyop._tape.keys import (
     Cache,
+    OwnRulesError,
     UnkeyableError,
     bare,
     holds_constants,
@@ -133,10 +134,12 @@ def _find_by_structure(primitive: Any, params: dict[str, Any], args: Sequence[An
         # Not shared: nothing of it is compiled here, and the caches would keep
         # the Python function alive.
         return dataclasses.replace(_make_op(primitive, params, args), once=True, calls_python=True)
-    if _jaxcore.is_high(primitive, args, params) or _holds_closure(params):
+    if any(map(_jaxcore.is_of_high_type, args)) or _holds_closure(params):
         return dataclasses.replace(_make_op(primitive, params, args), once=True)
     try:
         key = (primitive, structure(params))
+    except OwnRulesError:
+        return dataclasses.replace(_make_op(primitive, params, args), once=True)
     except UnkeyableError:
         return dataclasses.replace(_make_op(primitive, params, args), once=holds_constants(params))
     op = by_structure.get(key)
@@ -185,7 +188,7 @@ def _only_equation(primitive: Any, params: dict[str, Any]) -> Any | None:
     if primitive is not _jaxcore.jit_p:
         return None
     jaxpr = bare(params["jaxpr"])
-    if len(jaxpr.eqns) != 1 or jaxpr.constvars or not is_plain_jit(params):
+    if len(jaxpr.eqns) != 1 or jaxpr.constvars or jaxpr.is_high or not is_plain_jit(params):
         return None
     eqn = jaxpr.eqns[0]
     same = list(eqn.invars) == list(jaxpr.invars) and list(eqn.outvars) == list(jaxpr.outvars)
@@ -197,7 +200,7 @@ def is_plain_jit(params: dict[str, Any]) -> bool:
     shardings = (*params["in_shardings"], *params["out_shardings"])
     specified = any(type(s).__name__ != "UnspecifiedValue" for s in shardings)  # a class without a public name
     jaxpr = bare(params["jaxpr"])
-    return not (specified or jaxpr.effects or jaxpr.is_high or any(params["donated_invars"]))
+    return not (specified or jaxpr.effects or any(params["donated_invars"]))
 
 
 def make_shared(key: Hashable, function: Callable[..., Any]) -> Operation:
@@ -222,7 +225,8 @@ def _calls_python(primitive: Any, params: dict[str, Any]) -> bool:
 
 def _make_op(primitive: Any, params: dict[str, Any], args: Sequence[Any], id: int | None = None) -> Operation:
     bind = functools.partial(primitive.bind, **params)
-    own = id is not None and _wants_own_function(primitive, params)
+    high = _jaxcore.is_high(primitive, args, params)  # which JAX lowers before it comes to the `impl`
+    own = id is not None and (high or _wants_own_function(primitive, params))
     return Operation(
         bind,
         run=jax.jit(named(bind, primitive.name)) if own else _jaxcore.compiled(primitive, params),
