@@ -141,7 +141,10 @@ def _find_by_structure(primitive: Any, params: dict[str, Any], args: Sequence[An
     except OwnRulesError:
         return dataclasses.replace(_make_op(primitive, params, args), once=True)
     except UnkeyableError:
-        return dataclasses.replace(_make_op(primitive, params, args), once=holds_constants(params))
+        once = holds_constants(params)
+        if once or primitive is not _jaxcore.jit_p:
+            return dataclasses.replace(_make_op(primitive, params, args), once=once)
+        key = (primitive, *params.values())  # by the very jaxpr: a custom_vjp in it has no hash on 0.10.0
     op = by_structure.get(key)
     if op is None:
         op = _make_op(primitive, params, args, id=next(_ids))
