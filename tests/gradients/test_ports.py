@@ -11,8 +11,6 @@ from util import Counter, numpy_function
 F = jnp.float32
 X = jnp.array([0.5, 1.25, 2.0])
 
-scipy = pytest.importorskip("scipy")
-
 
 def bessel(order, x):
     """Special functions that JAX does not have: `scipy.special.jv`, by `jax.custom_jvp` to any order."""
@@ -226,7 +224,8 @@ def distance(rule):
 @rule
 def test_training_with_optax(rule):
     """A step of an optimizer over a loss with each rule; of `jvp=` alone in forward mode."""
-    optax = pytest.importorskip("optax")
+    import optax
+
     grad = jax.jacfwd if rule == "jvp" else jax.grad
     loss = lambda x: (distance(rule)(x) ** 2).sum()
     optimizer = optax.adam(0.1)
@@ -245,7 +244,8 @@ def test_training_with_optax(rule):
 @rule
 def test_solvers_of_optimistix(rule):
     """Residuals by their Jacobian, in forward or reverse mode, and a loss by its gradient."""
-    optimistix = pytest.importorskip("optimistix")
+    import optimistix
+
     mode = "bwd" if rule in ("vjp", "pair") else "fwd"
     solver = optimistix.LevenbergMarquardt(rtol=1e-3, atol=1e-3)
     found = optimistix.least_squares(distance(rule), solver, X, options={"jac": mode}, max_steps=20)

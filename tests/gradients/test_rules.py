@@ -272,7 +272,6 @@ def test_numerical_counts_its_calls(route):
 
 
 def test_numerical_runs_on_the_executor_with_its_bar(capsys):
-    pytest.importorskip("tqdm")
     import threading
 
     seen = set()

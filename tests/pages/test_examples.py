@@ -33,7 +33,6 @@ FENCE = re.compile(
 MARKER = re.compile(r"[ >]*<!-- (?P<kind>script|not run|picture): (?P<of>.*) -->\n")
 COMMENT = re.compile(r"^\s*print\(.*\)\s\s*# (?P<said>.*)$")
 LINK = re.compile(r"\]\((?P<file>[^()#\s]*)#?(?P<anchor>[^()\s]*)\)")
-ALWAYS_HERE = {"jax", "jaxpyop", "numpy", *sys.stdlib_module_names}
 
 
 @dataclasses.dataclass
@@ -113,15 +112,6 @@ def same_numbers(text):
     return re.sub(r"\[jaxpyop error [0-9a-f]+-\d+\]", "[jaxpyop error N]", text)
 
 
-def need_packages(*codes):
-    """Skip where a package is missing that an example is about."""
-    for node in (node for code in codes for node in ast.walk(ast.parse(code))):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        names += [node.module] if isinstance(node, ast.ImportFrom) else []
-        for name in {name.partition(".")[0] for name in names} - ALWAYS_HERE:
-            pytest.importorskip(name)
-
-
 FILES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in FILES}
 SECTIONS = {(page, heading): blocks for page, text in PAGES.items() for heading, blocks in read(text).items()}
@@ -142,7 +132,6 @@ def settings_of_a_new_process():
 
 @pytest.mark.parametrize(("page", "section"), SECTIONS, ids=ids(SECTIONS))
 def test_blocks_run_and_print_what_is_shown(page, section):
-    need_packages(*(block.code for block in SECTIONS[page, section]))
     namespace = {"__name__": "readme"}
     for block in SECTIONS[page, section]:
         printed = run(block, namespace)
@@ -152,7 +141,6 @@ def test_blocks_run_and_print_what_is_shown(page, section):
 @pytest.mark.parametrize(("page", "name"), SCRIPTS, ids=ids(SCRIPTS))
 def test_scripts_print_what_is_shown(page, name, tmp_path):
     code = SCRIPTS[page, name]
-    need_packages(code)
     said = said_in(code)
     assert said
     (tmp_path / name).write_text(code, encoding="utf-8")
@@ -305,12 +293,6 @@ def test_what_is_wrong_may_warn(code, allowed):
     block = Block(f"{code}import warnings\nwarnings.warn('look out')\n", 1, "", "nothing")
     with contextlib.nullcontext() if allowed else pytest.raises(UserWarning, match="look out"):
         run(block, {})
-
-
-def test_a_package_that_is_missing_skips():
-    need_packages("import jax.numpy, os.path\nfrom numpy import linalg")
-    with pytest.raises(pytest.skip.Exception, match="no_such_package"):
-        need_packages("x = 1", "import no_such_package.at_all")
 
 
 LINKS = {

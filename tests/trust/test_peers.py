@@ -24,10 +24,10 @@ pytestmark = pytest.mark.filterwarnings(NOT_OURS)
 
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", category=DeprecationWarning)
-    eqx = pytest.importorskip("equinox")
-    nnx = pytest.importorskip("flax.nnx")
-    optax = pytest.importorskip("optax")
-    special = pytest.importorskip("scipy.special")
+    import equinox as eqx
+    import optax
+    from flax import nnx
+    from scipy import special
 
 NEAR = {"rtol": 2e-5, "atol": 2e-6}
 
