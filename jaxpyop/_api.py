@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias, Unpack, overload
 
-from jaxpyop._op import NOT_GIVEN, JaxOptions, NumpyOptions, apply, filled_in, with_options
+from jaxpyop._op import NOT_GIVEN, apply
 from jaxpyop._op import clear_records as clear_records
-from jaxpyop._op import padded as padded
+from jaxpyop._op.values import padded as padded
+from jaxpyop._options import JaxOptions, NumpyOptions, filled_in, with_options
 
 Decorator: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 

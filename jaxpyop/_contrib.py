@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Unpack
 
-from jaxpyop._op import ContribOptions, filled_in, make_op, run, with_options
+from jaxpyop._op import make_op, run
+from jaxpyop._options import ContribOptions, filled_in, with_options
 
 
 @with_options(ContribOptions)

@@ -6,7 +6,6 @@ jaxpyop comes first: its guard has to be in place before JAX makes its CPU clien
 import gc
 import itertools
 import os
-import sys
 import zlib
 
 import jaxpyop  # isort: skip
@@ -16,10 +15,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from jax.experimental.compilation_cache import compilation_cache
 
-sys.path.insert(0, os.path.join(os.path.dirname(__file__), "shared"))  # `from util import ...`, in any import mode
-
-from selection import is_quick
-from util import ROUTES
+from tests.shared.selection import is_quick
+from tests.shared.util import ROUTES
 
 # Many bodies of the tests look at what they get by `np.asarray` and `tolist`; test_constants.py is about that.
 jaxpyop.config.constants = "allow"

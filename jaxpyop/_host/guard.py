@@ -22,7 +22,7 @@ import jax
 
 from jaxpyop import _jaxcore
 from jaxpyop._host.errors import plain_function
-from jaxpyop._host.executors import is_local
+from jaxpyop._host.pools import is_local
 
 POOL = 32
 _CURE = "import jaxpyop before the first JAX operation of the process (right after `import jax` is early enough)"

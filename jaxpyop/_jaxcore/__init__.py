@@ -378,3 +378,7 @@ class Everywhere:
         each = PartitionSpec()
         with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
             return jax.shard_map(func, mesh=self._mesh, in_specs=each, out_specs=each, check_vma=False)(*args)
+
+
+from jaxpyop._jaxcore.traces import KnownTrace as KnownTrace  # noqa: E402
+from jaxpyop._jaxcore.unusable import Unusable as Unusable  # noqa: E402

@@ -15,16 +15,11 @@ reads, advice, rules, derive, derivatives, residuals, differences, linear_maps, 
 transfer, when, traced, auto, options.
 """
 
-from jaxpyop._op import differentiation as differentiation  # which gives the primitive its rules
-from jaxpyop._op.calling import NOT_GIVEN as NOT_GIVEN
-from jaxpyop._op.calling import apply as apply
-from jaxpyop._op.calling import run as run
-from jaxpyop._op.op import make_op as make_op
-from jaxpyop._op.options import ContribOptions as ContribOptions
-from jaxpyop._op.options import JaxOptions as JaxOptions
-from jaxpyop._op.options import NumpyOptions as NumpyOptions
-from jaxpyop._op.options import filled_in as filled_in
-from jaxpyop._op.options import with_options as with_options
-from jaxpyop._op.padded import padded as padded
-from jaxpyop._op.store import RECORDS as RECORDS
-from jaxpyop._op.store import clear_records as clear_records
+from jaxpyop._op.apply import NOT_GIVEN as NOT_GIVEN
+from jaxpyop._op.apply import apply as apply
+from jaxpyop._op.apply import run as run
+from jaxpyop._op.primitive import RECORDS as RECORDS
+from jaxpyop._op.primitive import clear_records as clear_records
+from jaxpyop._op.request import make_op as make_op
+from jaxpyop._op.values import Casting as Casting
+from jaxpyop._op.values import padded as padded

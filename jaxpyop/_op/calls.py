@@ -21,16 +21,11 @@ import numpy as np
 
 from jaxpyop import _jaxcore
 from jaxpyop._host import Environment
-from jaxpyop._op.bodies import Push, Struct, UserBody, is_inexact
-from jaxpyop._op.derive import derive
-from jaxpyop._op.filled import FilledBody
-from jaxpyop._op.inputs import Inputs
-from jaxpyop._op.linear_maps import FuncMap, LinearMap
-from jaxpyop._op.op import Op
-from jaxpyop._op.plain import Linearization, Plain, transposed
-from jaxpyop._op.store import NO_RECORD, RECORDS, TOKEN
-from jaxpyop._op.transfer import as_jax
-from jaxpyop._op.when import WhenUser
+from jaxpyop._op.body import FilledBody, Push, Struct, UserBody, WhenUser, is_inexact
+from jaxpyop._op.derivatives import FuncMap, LinearMap, derive
+from jaxpyop._op.primitive import NO_RECORD, RECORDS, TOKEN, Linearization, Plain, transposed
+from jaxpyop._op.request import Op
+from jaxpyop._op.values import Inputs, as_jax
 from jaxpyop._tape import record
 
 

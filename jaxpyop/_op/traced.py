@@ -8,19 +8,21 @@ path that the body can take.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+import functools
+import logging
+import types
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jaxpyop._op.bodies import UserBody
-from jaxpyop._op.forms import inward
-from jaxpyop._op.inputs import Inputs
-from jaxpyop._op.op import Op
-from jaxpyop._op.results import check_shape, check_traced, check_usable, to_numpy
-from jaxpyop._op.spec import Leaf
+from jaxpyop._op.body import UserBody
+from jaxpyop._op.request import Op
+from jaxpyop._op.values import Inputs, Leaf, check_shape, check_traced, check_usable, inward, to_numpy
 from jaxpyop._paths import PathError, trace_body
 
 
@@ -71,3 +73,76 @@ def _checked(op: Op, k: int, value: Any, leaf: Leaf) -> Any:
         check_traced(value.dtype, leaf, op.casting, which, op.title)
         return jax.lax.convert_element_type(value, leaf.dtype)
     return jnp.asarray(to_numpy(value, leaf, op.casting, which, op.title))
+
+
+# ---- mode='auto'
+
+_LOG = logging.getLogger("jaxpyop")
+_Trace = Callable[[Sequence[Any]], list[Any]]
+# By function: for each kind of inputs whether it is called.
+_called: weakref.WeakKeyDictionary[Any, dict[Any, bool]] = weakref.WeakKeyDictionary()
+
+
+def trace_if_possible(op: Op, inputs: Inputs, trace: _Trace, arrays: Sequence[Any]) -> list[Any] | None:
+    """The results of a body traced into the program, or None where it is to be called."""
+    if op.why_called:
+        _decide(op, (), called=True, reason=op.why_called)
+        return None
+    kind = (inputs.tree, *map(_part, inputs.leaves), *(_type(a) for a in arrays))
+    if _known(op, kind):
+        return None
+
+    def traced(*arrays: Any) -> list[Any]:
+        return trace(arrays)
+
+    traced.__name__ = traced.__qualname__ = f"{op.name}_traced"
+    try:
+        outs = jax.jit(traced)(*arrays)
+    except UntraceableError as error:
+        _decide(op, kind, called=True, reason=error.why)
+        return None
+    _decide(op, kind, called=False)
+    return outs
+
+
+def _known(op: Op, kind: Any) -> bool | None:
+    owner, own = _function(op.func)
+    try:
+        return _called.get(owner, {}).get((own, kind))
+    except TypeError:  # what cannot be hashed is not kept
+        return None
+
+
+def _decide(op: Op, kind: Any, *, called: bool, reason: str = "") -> None:
+    if _known(op, kind) is called:
+        return
+    if called:
+        _LOG.info("%s is called, not traced: %s", op.title, reason)
+    else:
+        _LOG.info("%s is traced", op.title)
+    owner, own = _function(op.func)
+    with contextlib.suppress(TypeError):
+        _called.setdefault(owner, {})[own, kind] = called
+
+
+def _function(func: Any) -> tuple[Any, tuple[Any, ...]]:
+    """What lives as long as a function, and what else it is made of."""
+    if isinstance(func, functools.partial):
+        owner, own = _function(func.func)
+        keywords = sorted(func.keywords.items())
+        return owner, (*own, *map(_part, func.args), *((name, _part(value)) for name, value in keywords))
+    if isinstance(func, types.MethodType):
+        return func.__func__, (_part(func.__self__),)
+    return func, ()
+
+
+def _part(x: Any) -> Any:
+    try:
+        return weakref.ref(x)
+    except TypeError:
+        return type(x), x  # 1 and True are two
+
+
+def _type(x: Any) -> tuple[Any, ...]:
+    aval = jax.typeof(x)
+    return aval.shape, aval.dtype

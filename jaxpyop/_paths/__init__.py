@@ -13,8 +13,8 @@ To read: body, follow, trace, tree, merge, block; then convert, operators, state
 """
 
 from jaxpyop._paths.body import trace_body as trace_body
+from jaxpyop._paths.follow import PathError as PathError
+from jaxpyop._paths.follow import PathTracer as PathTracer
+from jaxpyop._paths.follow import SlowPathsError as SlowPathsError
 from jaxpyop._paths.follow import infer_shapes as infer_shapes
 from jaxpyop._paths.follow import trace_paths as trace_paths
-from jaxpyop._paths.trace import PathError as PathError
-from jaxpyop._paths.trace import PathTracer as PathTracer
-from jaxpyop._paths.trace import SlowPathsError as SlowPathsError

@@ -14,12 +14,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxpyop import _jaxcore as core
-from jaxpyop._paths import pull as pull  # registers the backward pass of loops
-from jaxpyop._paths.convert import ConversionError, converted, is_convertible, is_installed, package_of
-from jaxpyop._paths.follow import record_block, record_straight, trace_paths
-from jaxpyop._paths.operators import OPERATORS, call
-from jaxpyop._paths.state import Following, following_as
-from jaxpyop._paths.trace import PathError
+from jaxpyop._paths.follow import PathError, record_block, record_straight, trace_paths
+from jaxpyop._paths.rewrite import (
+    OPERATORS,
+    ConversionError,
+    Following,
+    call,
+    converted,
+    following_as,
+    is_convertible,
+    is_installed,
+    package_of,
+)
 
 Call = Callable[..., Sequence[Any]]
 

@@ -10,7 +10,6 @@ functions), or compiled when the same line comes back (`lines`).
 To read: tape, tracer, constants, walk, rules, ops, apart, flow, linear, lines, keys, records.
 """
 
-from jaxpyop._tape.records import Records as Records
 from jaxpyop._tape.tape import Record as Record
 from jaxpyop._tape.tape import jvp as jvp
 from jaxpyop._tape.tape import record as record

@@ -14,7 +14,7 @@ import jax
 from jax.custom_derivatives import SymbolicZero
 
 from jaxpyop import _jaxcore
-from jaxpyop._tape.rules import Outputs, filled, is_differentiable, pull, zeros
+from jaxpyop._tape.vjp import Outputs, filled, is_differentiable, pull, zeros
 
 # Each probe traces the function once; of more inputs than this, all are taken
 # to matter wherever one does.

@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from jaxpyop._tape.rules import filled, is_differentiable, zeros
+from jaxpyop._tape.vjp import filled, is_differentiable, zeros
 
 
 class Linear:

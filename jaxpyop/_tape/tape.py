@@ -23,16 +23,15 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from jaxpyop import _jaxcore
-from jaxpyop._tape.apart import take_apart
+from jaxpyop._jaxcore import KnownTrace
 from jaxpyop._tape.flow import Flow, full_flow
 from jaxpyop._tape.keys import Hashed, value_type
 from jaxpyop._tape.linear import Linear, linearise
-from jaxpyop._tape.lines import MAX_LINE, Program, programs, pull_program, push_program
 from jaxpyop._tape.ops import Operation, find_custom_jvp_op, find_op, find_plain
-from jaxpyop._tape.rules import is_differentiable
+from jaxpyop._tape.replay import MAX_LINE, Node, Program, programs, pull_program, push_program
+from jaxpyop._tape.shared import take_apart
 from jaxpyop._tape.tracer import TapeTracer
-from jaxpyop._tape.walk import Node
-from jaxpyop._traces import KnownTrace
+from jaxpyop._tape.vjp import is_differentiable
 
 _EVAL = _jaxcore.EVAL_TRACE
 _current_trace = _jaxcore.current_trace

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpyop import _jaxcore
-from jaxpyop._tape.constants import array_leaves, number_leaves
+from jaxpyop._tape.leaving import array_leaves, number_leaves
 
 # A Python number beside a scalar of a type, as jnp makes it and on the device: those that came before.
 _MAX_NUMBERS = 512

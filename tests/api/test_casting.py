@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from result_cases import refused, returning
-from util import ROUTES, SMALL_DTYPES, both_sides, dtype_id, every_api, numpy_function, py_func, run_python
 
 import jaxpyop
+from tests.shared.result_cases import refused, returning
+from tests.shared.util import ROUTES, SMALL_DTYPES, both_sides, dtype_id, every_api, numpy_function, py_func, run_python
 
 F = jnp.float32
 

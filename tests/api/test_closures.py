@@ -11,15 +11,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from util import (
+
+import jaxpyop
+from tests.shared.util import (
     Counter,
     every_api,
     numpy_function,
     py_func,
     py_function,
 )
-
-import jaxpyop
 
 F = jnp.float32
 both_sides = pytest.mark.parametrize("api", [py_function, py_func])

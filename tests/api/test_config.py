@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from util import numpy_function, py_func, run_python
 
 import jaxpyop
 from jaxpyop import config
 from jaxpyop._op import RECORDS
+from tests.shared.util import numpy_function, py_func, run_python
 
 F = jnp.float32
 SETTINGS = {

@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from util import Route, close, every_api, every_numpy_api, numpy_function, py_func, py_function, run
 
 import jaxpyop
+from tests.shared.util import Route, close, every_api, every_numpy_api, numpy_function, py_func, py_function, run
 
 F = jnp.float32
 S = jax.ShapeDtypeStruct

@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from util import (
+
+import jaxpyop
+from tests.shared.util import (
     GARBLED,
     ROUTES,
     SMALL_DTYPES,
@@ -25,8 +27,6 @@ from util import (
     py_function,
     seen,
 )
-
-import jaxpyop
 
 F = jnp.float32
 both_sides = pytest.mark.parametrize("api", [py_function, py_func])

@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from util import close, contrib, numpy_function, py_func, py_function
-from ways import every_way
 
 import jaxpyop
+from tests.shared.util import close, contrib, numpy_function, py_func, py_function
+from tests.shared.ways import every_way
 
 F = jnp.float32
 KEY = jax.random.key(7)

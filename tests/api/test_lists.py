@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from util import both_sides, close
-from ways import every_way
 
 import jaxpyop
+from tests.shared.util import both_sides, close
+from tests.shared.ways import every_way
 
 F, N = jnp.float32, jnp.int32
 S = jax.ShapeDtypeStruct

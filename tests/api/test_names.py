@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from util import APIS, NUMPY_APIS
 
 import jaxpyop
+from tests.shared.util import APIS, NUMPY_APIS
 
 pytestmark = pytest.mark.usefixtures("compiled_here")
 

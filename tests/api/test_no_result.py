@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from util import APIS, every_api
-from ways import every_way
 
 import jaxpyop
+from tests.shared.util import APIS, every_api
+from tests.shared.ways import every_way
 
 XS = jnp.arange(4.0)
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from util import Counter, every_api, numpy_function, py_func, py_function
 
 import jaxpyop
+from tests.shared.util import Counter, every_api, numpy_function, py_func, py_function
 
 F, INT = jnp.float32, jnp.int32
 X = jnp.array([3.0, 1.0, 3.0])

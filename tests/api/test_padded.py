@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from util import both_sides, close, every_api, numpy_function, on_devices, py_function, run_python
-from ways import every_way
 
 import jaxpyop
 from jaxpyop import padded
+from tests.shared.util import both_sides, close, every_api, numpy_function, on_devices, py_function, run_python
+from tests.shared.ways import every_way
 
 F, N = jnp.float32, jnp.int32
 X = jnp.array([1.0, -1.0, 2.0, 0.0, 3.0])

@@ -14,10 +14,19 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from result_cases import refused, returning
-from util import SMALL_DTYPES, both_sides, contrib, dtype_id, every_api, numpy_function, py_func, py_function
 
 import jaxpyop
+from tests.shared.result_cases import refused, returning
+from tests.shared.util import (
+    SMALL_DTYPES,
+    both_sides,
+    contrib,
+    dtype_id,
+    every_api,
+    numpy_function,
+    py_func,
+    py_function,
+)
 
 F = jnp.float32
 

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax.ad_checkpoint import print_saved_residuals
-from util import ROOT, every_api, py_function
+
+from tests.shared.util import ROOT, every_api, py_function
 
 F = jnp.float32
 USERS = os.path.join(ROOT, "tests", "")

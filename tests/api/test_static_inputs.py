@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from util import (
+
+from tests.shared.util import (
     py_func,
     py_function,
     seen,

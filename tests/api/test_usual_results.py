@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from util import numpy_function
 
-from jaxpyop._op import bodies
-from jaxpyop._op.spec import read_tout
-from jaxpyop._op.usual import usual_of
+from jaxpyop._op.body import user as bodies
+from jaxpyop._op.values.cast import usual_of
+from jaxpyop._op.values.tout import read_tout
+from tests.shared.util import numpy_function
 
 F = jnp.float32
 I32 = jnp.int32

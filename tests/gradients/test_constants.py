@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tape_bodies import TRACEABLE, arrays
-from util import close, numpy_function, py_function
 
 import jaxpyop
 from jaxpyop._tape import vjp
+from tests.shared.tape_bodies import TRACEABLE, arrays
+from tests.shared.util import close, numpy_function, py_function
 
 F = jnp.float32
 X = jnp.array([0.5, -1.25, 2.0])

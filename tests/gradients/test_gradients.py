@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
 from jax.interpreters import ad
-from util import close, numpy_function, py_function, run, trees_close
 
 import jaxpyop
-from jaxpyop._op.primitive import python_call_p
+from jaxpyop._op.primitive.primitive import python_call_p
+from tests.shared.util import close, numpy_function, py_function, run, trees_close
 
 F = jnp.float32
 X = jnp.array([0.5, -1.25, 2.0])

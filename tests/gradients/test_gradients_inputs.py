@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from util import close, py_function, trees_close
 
 import jaxpyop
+from tests.shared.util import close, py_function, trees_close
 
 F = jnp.float32
 X = jnp.array([0.5, -1.25, 2.0])

@@ -12,7 +12,7 @@ import pytest
 
 import jaxpyop
 from jaxpyop._jaxcore import current_trace, set_current_trace
-from jaxpyop._traces import KnownTrace
+from jaxpyop._jaxcore.traces import KnownTrace
 
 Y = jnp.arange(3.0)
 

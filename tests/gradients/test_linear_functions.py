@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from util import Counter, numpy_function, run, trees_close
 
 import jaxpyop
+from tests.shared.util import Counter, numpy_function, run, trees_close
 
 F = jnp.float32
 M = np.array([[1.0, 2.0, 0.0], [0.5, -1.0, 3.0]], np.float32)

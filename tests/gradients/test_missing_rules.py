@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from util import numpy_function, py_func, py_function, trees_close
+
+from tests.shared.util import numpy_function, py_func, py_function, trees_close
 
 F = jnp.float32
 X = jnp.array([0.5, -1.25, 2.0])

@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from tape_bodies import CASES, arrays, is_float, listed
 
 import jaxpyop
 from jaxpyop import _tape
+from tests.shared.tape_bodies import CASES, arrays, is_float, listed
 
 A = jnp.eye(3) * 3 + 0.1
 B = jnp.arange(3.0)

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from util import Counter, numpy_function
+
+from tests.shared.util import Counter, numpy_function
 
 F = jnp.float32
 X = jnp.array([0.5, 1.25, 2.0])

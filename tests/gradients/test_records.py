@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxpyop._op.calls import NO_RECORD
-from jaxpyop._tape import Records
-from jaxpyop._tape.records import READ_SHARE
+from jaxpyop._op.primitive.records import READ_SHARE, Records
 
 LAST = 2**32 - 2
 

@@ -5,10 +5,10 @@ import gc
 import jax
 import jax.numpy as jnp
 import pytest
-from util import Counter, eventually, py_function
 
 import jaxpyop
 from jaxpyop._op import RECORDS
+from tests.shared.util import Counter, eventually, py_function
 
 X = jnp.arange(1.0, 4.0)
 

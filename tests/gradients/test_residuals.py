@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import Mesh, PartitionSpec
-from util import Counter, numpy_function, py_func, run
 
 import jaxpyop
 from jaxpyop._op import RECORDS
+from tests.shared.util import Counter, numpy_function, py_func, run
 
 F = jnp.float32
 X = jnp.array([0.5, -1.25, 2.0])

@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import rule_cases
-from rule_cases import FORWARD, FORWARD_RULES, REVERSE, REVERSE_RULES, Counted, F, X, Y, plain
-from util import numpy_function, py_func, py_function, run, trees_close
 
 import jaxpyop
+from tests.shared import rule_cases
+from tests.shared.rule_cases import FORWARD, FORWARD_RULES, REVERSE, REVERSE_RULES, Counted, F, X, Y, plain
+from tests.shared.util import numpy_function, py_func, py_function, run, trees_close
 
 METHODS = ("sequential", "expand_dims", "broadcast_all", "parallel")
 jitted = pytest.mark.parametrize("jit", [False, True], ids=["direct", "jit"])

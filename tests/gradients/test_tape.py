@@ -8,7 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tape_bodies import (
+
+from jaxpyop import _tape
+from tests.shared.tape_bodies import (
     BOTH_MODES,
     CASES,
     FORWARD_ONLY,
@@ -25,8 +27,6 @@ from tape_bodies import (
     scan_body,
     tape_grad,
 )
-
-from jaxpyop import _tape
 
 pytestmark = pytest.mark.usefixtures("strict_promotion")
 

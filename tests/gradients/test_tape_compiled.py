@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tape_bodies import X3, Z3, F, arrays, chain, check
 
 from jaxpyop import _tape
 from jaxpyop._tape import keys
-from jaxpyop._tape import lines as lines_module
+from jaxpyop._tape import replay as lines_module
 from jaxpyop._tape import tape as tape_module
+from tests.shared.tape_bodies import X3, Z3, F, arrays, chain, check
 
 pytestmark = pytest.mark.usefixtures("strict_promotion")
 

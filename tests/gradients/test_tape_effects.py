@@ -9,7 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tape_bodies import (
+
+import jaxpyop
+from jaxpyop import _jaxcore, _tape
+from tests.shared.tape_bodies import (
     CASES,
     X3,
     F,
@@ -22,9 +25,6 @@ from tape_bodies import (
     tape_grad,
     while_body,
 )
-
-import jaxpyop
-from jaxpyop import _jaxcore, _tape
 
 pytestmark = pytest.mark.usefixtures("strict_promotion")
 

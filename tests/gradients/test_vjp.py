@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from util import APIS, close, contrib, numpy_function, py_func, py_function, trees_close
 
 import jaxpyop
+from tests.shared.util import APIS, close, contrib, numpy_function, py_func, py_function, trees_close
 
 F = jnp.float32
 X = jnp.array([0.5, -1.25, 2.0])

@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from batch_cases import LOOPING, F, grid
-from util import both_sides, every_api, numpy_function
 
 import jaxpyop
+from tests.shared.batch_cases import LOOPING, F, grid
+from tests.shared.util import both_sides, every_api, numpy_function
 
 
 @pytest.mark.parametrize("method", LOOPING)

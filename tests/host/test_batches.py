@@ -9,8 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import workers
-from batch_cases import (
+from jax import lax
+
+from jaxpyop._host import Host
+from tests.shared import workers
+from tests.shared.batch_cases import (
     FORWARD_AND_HIGHER,
     GRADIENTS,
     LOOPING,
@@ -21,10 +24,7 @@ from batch_cases import (
     grid,
     plain,
 )
-from jax import lax
-from util import NUMPY_APIS, ROUTES, both_sides, contrib, every_api, numpy_function, py_func, py_function
-
-from jaxpyop._host import Host
+from tests.shared.util import NUMPY_APIS, ROUTES, both_sides, contrib, every_api, numpy_function, py_func, py_function
 
 every_method = pytest.mark.parametrize("method", METHODS)
 

@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from util import numpy_function
 
-from jaxpyop._host import workers
-from jaxpyop._host.chunks import Chunks
+from jaxpyop._host.pools import workers
+from jaxpyop._host.pools.chunks import Chunks
+from tests.shared.util import numpy_function
 
 
 def sizes(count, seconds, *, given=None, busy=2, shared=0, pace=None):

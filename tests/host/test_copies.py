@@ -9,15 +9,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from util import (
+
+from jaxpyop._host.buffers import entry as transport_module
+from tests.shared.util import (
     every_api,
     every_numpy_api,
     numpy_function,
     py_func,
     py_function,
 )
-
-from jaxpyop._host import transport as transport_module
 
 F = jnp.float32
 

@@ -10,7 +10,8 @@ import sys
 import time
 
 import pytest
-from util import ROOT
+
+from tests.shared.util import ROOT
 
 SCRIPT = """
 import jaxpyop, jax, jax.numpy as jnp, numpy as np, sys

@@ -21,9 +21,12 @@ import jaxpyop
 
 import jax  # isort: skip
 import pytest
-import workers
-from device_programs import jit_stateful_exactly_one_whole_call
-from devices import (
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+from tests.shared import workers
+from tests.shared.device_programs import jit_stateful_exactly_one_whole_call
+from tests.shared.devices import (
     FULL,
     PROGRAMS,
     Devices,
@@ -39,9 +42,7 @@ from devices import (
     stateful,
     works_again,
 )
-from jax import lax
-from jax.sharding import PartitionSpec as P
-from util import on_devices
+from tests.shared.util import on_devices
 
 LIMIT = 20  # seconds for one program; it needs less than one
 

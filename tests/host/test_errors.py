@@ -7,7 +7,9 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from error_cases import (
+from jax import lax
+
+from tests.shared.error_cases import (
     EXCEPTIONS,
     SEVERAL,
     F,
@@ -17,8 +19,7 @@ from error_cases import (
     reraised_by,
     run,
 )
-from jax import lax
-from util import both_sides, every_api, py_function, run_python
+from tests.shared.util import both_sides, every_api, py_function, run_python
 
 
 @pytest.mark.parametrize("make", EXCEPTIONS.values(), ids=EXCEPTIONS)

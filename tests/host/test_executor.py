@@ -12,11 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import workers
-from batch_cases import METHODS, F, InCaller, grid
-from util import APIS, both_sides, every_api, numpy_function, py_func, py_function, run_python
 
 import jaxpyop
+from tests.shared import workers
+from tests.shared.batch_cases import METHODS, F, InCaller, grid
+from tests.shared.util import APIS, both_sides, every_api, numpy_function, py_func, py_function, run_python
 
 every_method = pytest.mark.parametrize("method", METHODS)
 CUBE_VJP = {"numpy_function": {"vjp": workers.cube_vjp}, "py_func": {"vjp": workers.cube_vjp}}
@@ -339,7 +339,7 @@ assert op(np.negative)(jnp.float32(2)) == -2
 
 def test_programs_of_pools_that_are_gone_are_used_again():
     """A new pool for each call compiles what its bodies call once."""
-    from jaxpyop._host.places import slot_of
+    from jaxpyop._host.pools.places import slot_of
 
     traced = []
     inner = jax.jit(lambda x: (traced.append(1), x * 2)[1])

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax.experimental import io_callback
-from util import numpy_function
+
+from tests.shared.util import numpy_function
 
 F = jnp.float32
 COUNT = 100

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from util import on_devices, run_python
+
+from tests.shared.util import on_devices, run_python
 
 # ---------------------------------------------------------------- many devices
 

@@ -7,11 +7,11 @@ import time
 import jax
 import jax.numpy as jnp
 import pytest
-from effect_cases import F, Log, X, ordered_ops, wait
 from jax import lax
-from util import numpy_function, py_func
 
 import jaxpyop
+from tests.shared.effect_cases import F, Log, X, ordered_ops, wait
+from tests.shared.util import numpy_function, py_func
 
 # ---------------------------------------------------------------------- ordered
 

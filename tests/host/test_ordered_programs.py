@@ -8,10 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from effect_cases import F, Log, X, ordered_ops, wait
 from jax import lax
 from jax.experimental import io_callback
-from util import close, py_func, py_function
+
+from tests.shared.effect_cases import F, Log, X, ordered_ops, wait
+from tests.shared.util import close, py_func, py_function
 
 COUNT = 12
 SCALAR = jax.ShapeDtypeStruct((), F)

@@ -10,8 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from batch_cases import InCaller
-from util import (
+
+import jaxpyop
+from tests.shared.batch_cases import InCaller
+from tests.shared.util import (
     Counter,
     close,
     contrib,
@@ -23,9 +25,7 @@ from util import (
     run,
     run_python,
 )
-from ways import every_way
-
-import jaxpyop
+from tests.shared.ways import every_way
 
 F = jnp.float32
 LARGE = 1_100_000  # of which XLA gets fresh memory from the system

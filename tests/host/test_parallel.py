@@ -13,8 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import workers
-from batch_cases import (
+
+import jaxpyop
+from tests.shared import workers
+from tests.shared.batch_cases import (
     GRADIENTS,
     LOOPING,
     F,
@@ -24,9 +26,7 @@ from batch_cases import (
     parallel,
     plain,
 )
-from util import ROUTES, both_sides, contrib, every_api, numpy_function, py_function
-
-import jaxpyop
+from tests.shared.util import ROUTES, both_sides, contrib, every_api, numpy_function, py_function
 
 # --------------------------------------------------------------------- executors
 
@@ -154,7 +154,7 @@ np.testing.assert_allclose({run}(batch(body))(jnp.arange(50.0)), -3 * np.arange(
 @pytest.mark.parametrize("executor", ["None", "ThreadPoolExecutor(2)"], ids=["default threads", "two threads"])
 def test_a_parallel_batch_inside_a_parallel_body(executor, run):
     """Elements that wait for elements of the same pool: it ends all the same."""
-    from util import run_python
+    from tests.shared.util import run_python
 
     run_python(NESTED.format(executor=executor, run=run), timeout=20)
 

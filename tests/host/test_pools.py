@@ -15,17 +15,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import workers
-from batch_cases import (
+
+import jaxpyop
+from tests.shared import workers
+from tests.shared.batch_cases import (
     VMAPS,
     F,
     InCaller,
     grid,
     parallel,
 )
-from util import ROOT, every_api, numpy_function, py_func, py_function, run_python
-
-import jaxpyop
+from tests.shared.util import ROOT, every_api, numpy_function, py_func, py_function, run_python
 
 # --------------------------------------------------------------------- processes
 

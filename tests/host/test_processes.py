@@ -24,12 +24,13 @@ import jax  # isort: skip
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import workers
-from devices import FULL, OPS, F, Log, numpy_function, py_function, same
 from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-from util import on_devices
+
+from tests.shared import workers
+from tests.shared.devices import FULL, OPS, F, Log, numpy_function, py_function, same
+from tests.shared.util import on_devices
 
 LIMIT = 25  # seconds for one program
 SHARDS = FULL.reshape(4, 2)

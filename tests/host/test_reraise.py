@@ -11,7 +11,10 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from error_cases import (
+
+import jaxpyop
+from jaxpyop._host.errors import KEPT
+from tests.shared.error_cases import (
     EXCEPTIONS,
     F,
     Failing,
@@ -20,10 +23,7 @@ from error_cases import (
     reraised_by,
     run,
 )
-from util import every_api, numpy_function, py_func
-
-import jaxpyop
-from jaxpyop._host.errors import KEPT
+from tests.shared.util import every_api, numpy_function, py_func
 
 # -------------------------------------------------------------------- reraise()
 

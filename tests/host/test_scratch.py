@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from util import numpy_function, run_python
 
 import jaxpyop
 from jaxpyop._host import SCRATCH
+from tests.shared.util import numpy_function, run_python
 
 F = jnp.float32
 MB = 2**20

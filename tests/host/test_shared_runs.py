@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from util import on_devices, run_python
 
-from jaxpyop._host import sharing
-from jaxpyop._host.memory import Scratch
+from jaxpyop._host.buffers import sharing
+from jaxpyop._host.buffers.memory import Scratch
+from tests.shared.util import on_devices, run_python
 
 SETUP = """
 import threading

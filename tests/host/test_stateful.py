@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from effect_cases import OPS, UNORDERED, F, Log, X, every_op
 from jax import lax
-from util import numpy_function, on_devices, py_func, py_function, run_python
+
+from tests.shared.effect_cases import OPS, UNORDERED, F, Log, X, every_op
+from tests.shared.util import numpy_function, on_devices, py_func, py_function, run_python
 
 # What a program does with the op, and what its body then sees; X goes in.
 PROGRAMS = {

@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from util import numpy_function, py_func, py_function
 
 import jaxpyop
 from jaxpyop._host import SCRATCH
+from tests.shared.util import numpy_function, py_func, py_function
 
 F = jnp.float32
 SIZES = {"scalar": (), "small": (5,), "medium": (70_000,), "large": (1_500_000,)}

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from util import NUMPY_APIS, Body, both_sides, numpy_function, py_func, py_function, run_python
+
+from tests.shared.util import NUMPY_APIS, Body, both_sides, numpy_function, py_func, py_function, run_python
 
 F = jnp.float32
 X = jnp.array([0.5, -1.0, 2.0])

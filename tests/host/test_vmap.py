@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from util import Body, both_sides, numpy_function, py_func
 
 import jaxpyop
+from tests.shared.util import Body, both_sides, numpy_function, py_func
 
 F = jnp.float32
 X = jnp.array([0.5, -1.0, 2.0])

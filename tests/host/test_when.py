@@ -7,10 +7,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from util import APIS, Counter, close, every_api, numpy_function, on_devices, py_func, py_function, run_python
-from ways import every_way
 
 import jaxpyop
+from tests.shared.util import (
+    APIS,
+    Counter,
+    close,
+    every_api,
+    numpy_function,
+    on_devices,
+    py_func,
+    py_function,
+    run_python,
+)
+from tests.shared.ways import every_way
 
 F = jnp.float32
 XS = jnp.arange(4.0)

@@ -13,9 +13,9 @@ import textwrap
 import types
 
 import pytest
-from util import ROOT
 
 import jaxpyop
+from tests.shared.util import ROOT
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs"
 

@@ -12,7 +12,11 @@ import threading
 import jax
 import jax.numpy as jnp
 import numpy as np
-from devices import (
+from jax import lax
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from tests.shared.devices import (
     FULL,
     OPS,
     F,
@@ -27,9 +31,6 @@ from devices import (
     same,
     stateful,
 )
-from jax import lax
-from jax.sharding import AxisType, Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
 
 
 @program

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from util import numpy_function, py_func, py_function
+
+from tests.shared.util import numpy_function, py_func, py_function
 
 F = jnp.float32
 X = jnp.array([0.5, -1.0, 2.0])

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pathlib
 from typing import Any
 
-from fuzz_programs import Case, Leaf, Output
-from fuzz_stacks import FORWARD, REVERSE, TRANSFORMATIONS, TWICE
 from hypothesis import strategies as st
+
+from tests.shared.fuzz_programs import Case, Leaf, Output
+from tests.shared.fuzz_stacks import FORWARD, REVERSE, TRANSFORMATIONS, TWICE
 
 SHAPES = [(), (3,), (2, 3), (1,), (0,), (2, 0), (0, 3)]
 NARROW = ["float16", "bfloat16"]

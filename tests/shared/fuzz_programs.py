@@ -12,10 +12,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from fuzz_bodies import results
-from util import contrib
 
 import jaxpyop
+from tests.shared.fuzz_bodies import results
+from tests.shared.util import contrib
 
 # ------------------------------------------------------------------------ cases
 

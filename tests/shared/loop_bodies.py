@@ -6,9 +6,9 @@ import functools
 
 import jax
 import jax.numpy as jnp
-import path_bodies
 
 from jaxpyop._paths import trace_body
+from tests.shared import path_bodies
 
 MAX_STEPS = 64
 

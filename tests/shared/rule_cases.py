@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from util import Counter
+
+from tests.shared.util import Counter
 
 F = jnp.float32
 X = jnp.array([0.5, -1.25, 2.0])

@@ -11,7 +11,7 @@ import numpy as np
 from jax.experimental.ode import odeint
 
 from jaxpyop import _tape
-from jaxpyop._tape.rules import is_differentiable as has_tangents
+from jaxpyop._tape.vjp import is_differentiable as has_tangents
 
 F = jnp.float32
 X3 = np.array([0.5, -1.25, 2.0], np.float32)

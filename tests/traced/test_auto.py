@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxpyop
-from jaxpyop._paths import convert
+from jaxpyop._paths.rewrite import convert
 
 
 def branch(x):

@@ -19,11 +19,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from util import py_function
 
 import jaxpyop
-from jaxpyop._op import bodies, inferred
-from jaxpyop._paths import follow
+from jaxpyop._op.body import shapes as inferred
+from jaxpyop._op.body import user as bodies
+from jaxpyop._paths.follow import explore as follow
+from tests.shared.util import py_function
 
 F = jnp.float32
 N = 2

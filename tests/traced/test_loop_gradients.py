@@ -6,13 +6,13 @@ import time
 
 import jax
 import jax.numpy as jnp
-import loop_bodies
 import numpy as np
 import pytest
-from loop_bodies import traced
-from path_bodies import close, primitives
 
-from jaxpyop._paths import pull
+from jaxpyop._paths.loop import backward as pull
+from tests.shared import loop_bodies
+from tests.shared.loop_bodies import traced
+from tests.shared.path_bodies import close, primitives
 
 pytestmark = pytest.mark.filterwarnings("error")
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import jaxpyop
-from jaxpyop._paths import convert
+from jaxpyop._paths.rewrite import convert
 
 pytestmark = pytest.mark.filterwarnings("error")
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-import loop_bodies
 import numpy as np
 import pytest
 from jax import lax
-from loop_bodies import points, traced
-from path_bodies import close, primitives
+
+from tests.shared import loop_bodies
+from tests.shared.loop_bodies import points, traced
+from tests.shared.path_bodies import close, primitives
 
 pytestmark = pytest.mark.filterwarnings("error")
 

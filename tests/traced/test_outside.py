@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from util import numpy_function, py_function, run, run_python
+
+from tests.shared.util import numpy_function, py_function, run, run_python
 
 F = jnp.float32
 

@@ -10,7 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from path_bodies import (
+
+from jaxpyop._paths import PathError, infer_shapes, trace_paths
+from jaxpyop._paths.follow import explore as follow_module
+from jaxpyop._paths.follow.merge import same_parameter
+from jaxpyop._paths.follow.trace import MAX_PATHS
+from tests.shared.path_bodies import (
     by_body,
     close,
     eager_values,
@@ -21,11 +26,6 @@ from path_bodies import (
     sequential,
     traced,
 )
-
-from jaxpyop._paths import PathError, infer_shapes, trace_paths
-from jaxpyop._paths import follow as follow_module
-from jaxpyop._paths.merge import same_parameter
-from jaxpyop._paths.trace import MAX_PATHS
 
 pytestmark = pytest.mark.filterwarnings("error")
 

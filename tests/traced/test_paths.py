@@ -10,7 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from path_bodies import (
+
+from jaxpyop._paths import infer_shapes, trace_paths
+from tests.shared.path_bodies import (
     BODIES,
     POINTS,
     by_body,
@@ -31,8 +33,6 @@ from path_bodies import (
     sequential,
     traced,
 )
-
-from jaxpyop._paths import infer_shapes, trace_paths
 
 pytestmark = pytest.mark.filterwarnings("error")
 

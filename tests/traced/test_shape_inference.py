@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from util import py_function
+
+from tests.shared.util import py_function
 
 F = jnp.float32
 

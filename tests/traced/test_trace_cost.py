@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-import loop_bodies
-import path_bodies
 import pytest
-from loop_bodies import points, traced
 
 from jaxpyop import _jaxcore
-from jaxpyop._paths import turns
+from jaxpyop._paths.rewrite import turns
+from tests.shared import loop_bodies, path_bodies
+from tests.shared.loop_bodies import points, traced
 
 # The body, a turn, a test: one each. An `if` has two sides, which are recorded, and again when both fit the result.
 # A turn is looked at once more where a Python number before the loop is an array after it, without the loops in it.

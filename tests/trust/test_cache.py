@@ -10,7 +10,8 @@ import collections
 import json
 
 import jax
-from util import run_python
+
+from tests.shared.util import run_python
 
 # One process: traces programs over some bodies, in some order, and prints what each call gives.
 CODE = """

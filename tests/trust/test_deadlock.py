@@ -7,7 +7,8 @@ timeout. JAXPYOP_TEST_REPEAT=10 runs each ten times in a row.
 from __future__ import annotations
 
 import pytest
-from util import REPEAT, run_python
+
+from tests.shared.util import REPEAT, run_python
 
 START = """
 import jaxpyop, jax, jax.numpy as jnp, numpy as np, threading

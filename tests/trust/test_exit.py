@@ -10,7 +10,8 @@ import os
 import re
 
 import pytest
-from util import run_python
+
+from tests.shared.util import run_python
 
 START = """
 import jaxpyop, jax, jax.numpy as jnp, numpy as np, atexit, sys, threading, time
@@ -247,7 +248,7 @@ jax.effects_barrier()
 LATE = """
 import threading, time
 import jax, jax.numpy as jnp, jaxpyop
-from jaxpyop._host import sharing
+from jaxpyop._host.buffers import sharing
 
 def late(function):
     def wait(*args):

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from util import SMALL_DTYPES, dtype_id, numpy_function, py_function, run_python
 
 import jaxpyop
+from tests.shared.util import SMALL_DTYPES, dtype_id, numpy_function, py_function, run_python
 
 F = jnp.float32
 

@@ -13,12 +13,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import util
-from util import eventually, held, numpy_function, py_function
 
 import jaxpyop
 from jaxpyop._host.errors import KEPT
 from jaxpyop._op import RECORDS
+from tests.shared import util
+from tests.shared.util import eventually, held, numpy_function, py_function
 
 F = jnp.float32
 X = jnp.array([0.5, -1.0, 2.0])

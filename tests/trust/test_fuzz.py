@@ -14,14 +14,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fuzz_cases import cases
-from fuzz_programs import Boom, Case, arguments, operation, reference
-from fuzz_stacks import FORWARD, REVERSE, STAGING, TWICE, is_inexact, is_key, stacked
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from util import APIS, run
 
 import jaxpyop
+from tests.shared.fuzz_cases import cases
+from tests.shared.fuzz_programs import Boom, Case, arguments, operation, reference
+from tests.shared.fuzz_stacks import FORWARD, REVERSE, STAGING, TWICE, is_inexact, is_key, stacked
+from tests.shared.util import APIS, run
 
 LONG = "JAXPYOP_TEST_EXAMPLES" in os.environ
 EXAMPLES = int(os.environ["JAXPYOP_TEST_EXAMPLES"]) // len(APIS) if LONG else settings.default.max_examples // 2

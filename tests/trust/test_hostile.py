@@ -17,10 +17,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from error_cases import ReadOnlyNotes
-from util import both_sides, numpy_function, py_function, run
 
 import jaxpyop
+from tests.shared.error_cases import ReadOnlyNotes
+from tests.shared.util import both_sides, numpy_function, py_function, run
 
 F = jnp.float32
 

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from util import both_sides, numpy_function, py_function, run
 
 import jaxpyop
+from tests.shared.util import both_sides, numpy_function, py_function, run
 
 F = jnp.float32
 X = jnp.array([0.5, -1.0, 2.0])

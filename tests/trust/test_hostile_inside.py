@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from util import both_sides, numpy_function, py_function, run
 
 import jaxpyop
+from tests.shared.util import both_sides, numpy_function, py_function, run
 
 F = jnp.float32
 

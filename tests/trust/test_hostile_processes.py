@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 
 import pytest
-from util import run_python
+
+from tests.shared.util import run_python
 
 LONG = bool(os.environ.get("JAXPYOP_TEST_LONG"))
 TIMES = 5 if LONG else 1

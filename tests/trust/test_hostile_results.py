@@ -19,10 +19,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from util import both_sides, eventually, numpy_function, py_function, run
 
 import jaxpyop
 from jaxpyop._host.errors import KEPT
+from tests.shared.util import both_sides, eventually, numpy_function, py_function, run
 
 F = jnp.float32
 X = jnp.array([0.5, -1.0, 2.0])

@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from util import APIS, eventually, every_api, freed, held, numpy_function, py_func, py_function
 
 import jaxpyop
 from jaxpyop._host.errors import KEPT
 from jaxpyop._op import RECORDS
+from tests.shared.util import APIS, eventually, every_api, freed, held, numpy_function, py_func, py_function
 
 F = jnp.float32
 X = jnp.array([0.5, -1.0, 2.0])

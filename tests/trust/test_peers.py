@@ -13,9 +13,9 @@ import jax.scipy.optimize
 import jax.scipy.special
 import numpy as np
 import pytest
-from util import Counter
 
 import jaxpyop
+from tests.shared.util import Counter
 
 PEERS = "flax|equinox|optax|jaxtyping|chex|orbax|scipy"
 # What the peers find outdated in one another is theirs to mend; ours stays an error.

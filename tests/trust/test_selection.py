@@ -5,10 +5,11 @@ import pathlib
 import re
 
 import pytest
-from conftest import covering
 from hypothesis import given
 from hypothesis import strategies as st
-from selection import ONLY, THOROUGH, is_quick
+
+from tests.conftest import covering
+from tests.shared.selection import ONLY, THOROUGH, is_quick
 
 
 @given(st.lists(st.integers(1, 5), min_size=3, max_size=4))

@@ -17,9 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from util import ROOT, numpy_function, py_func, py_function, run_python
 
 import jaxpyop
+from tests.shared.util import ROOT, numpy_function, py_func, py_function, run_python
 
 F = jnp.float32
 X = np.array([0.5, -1.0, 2.0], np.float32)

@@ -1,0 +1,139 @@
+"""From what a user wrote to an op, and from an op to a call.
+
+Every public function ends here: `apply` reads the arguments, once for a
+decorator and at each call otherwise, and runs the op directly when no
+transformation is active.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxpyop import _jaxcore
+from jaxpyop._config import config
+from jaxpyop._host import strip_library_frames
+from jaxpyop._op.body import read_when, trace_when
+from jaxpyop._op.calls import UserCall
+from jaxpyop._op.primitive import bind, run_now
+from jaxpyop._op.request import Op, make_op
+from jaxpyop._op.traced import trace, trace_if_possible
+from jaxpyop._op.values import Inputs, check_closure, split
+
+
+class _NotGiven:
+    """Stands for an argument that was left out, where None means something."""
+
+    def __repr__(self) -> str:
+        return "<not given>"
+
+
+NOT_GIVEN: Any = _NotGiven()
+
+
+def run(op: Op, args: Sequence[Any], kwargs: Mapping[str, Any], when: Any = None) -> Any:
+    """Call an op with its inputs: directly, or staged into what is traced."""
+    if op.out and "out" in kwargs:
+        raise TypeError(f"{op.title}: out is the keyword for the results that out=True lends; give yours another name")
+    arrays, inputs = split(args, dict(kwargs), op.title)
+    flag = read_when(when, op.title)
+    call = UserCall(op, inputs, conditional=bool(flag))
+    arrays = [*flag, *arrays]
+    if _jaxcore.is_eager() and not any(isinstance(a, _jaxcore.Tracer) for a in arrays):
+        try:
+            outs = run_now(call, arrays)
+        except BaseException as error:
+            raise strip_library_frames(error, op.title)  # noqa: B904  # the same error, less our frames
+    else:
+        outs = _stage(op, inputs, call, arrays)
+    spec = op.spec
+    if spec.empty:
+        return spec.nothing
+    if spec.own is not None:
+        outs = [out if leaf.form is None else leaf.form.wrap(out) for out, leaf in zip(outs, spec.leaves)]
+    return outs[0] if spec.tree is None else jax.tree.unflatten(spec.tree, outs)
+
+
+def _stage(op: Op, inputs: Inputs, call: UserCall, arrays: Sequence[Any]) -> list[Any]:
+    with jax.named_scope(op.name):
+        if op.mode != "eager":
+            into = functools.partial(trace, op, inputs)
+            if call.conditional:
+                into = functools.partial(trace_when, into)
+            found = into(arrays) if op.mode == "traced" else trace_if_possible(op, inputs, into, arrays)
+            if found is not None:
+                return found
+        check_closure(op.func, op.title)
+        for what, rule in op.rules.functions():
+            check_closure(rule, op.title, what)
+        return bind(call, *map(_strong, arrays))
+
+
+def _strong(x: Any) -> Any:
+    # The transpose of the conversion makes a weakly typed input's cotangent weakly typed, as JAX's are.
+    return jax.lax.convert_element_type(x, x.dtype) if getattr(x, "weak_type", False) else x
+
+
+def apply(api: str, func: Any, inp: Any, tout: Any, name: Any, *, when: Any, **options: Any) -> Any:
+    """Run an op, or without `func` and `inp` return the decorator that makes one; `options` are those of `make_op`."""
+    if tout is NOT_GIVEN:
+        raise TypeError(
+            f"{api}: Tout was not given; write {api}(func, inp, Tout=jnp.float32), or Tout=None for no result; "
+            f"as a decorator, @{api}(Tout=jnp.float32)"
+        )
+    _check_order(inp, api)
+    make = functools.partial(make_op, api, tout=tout, name=name, **options)
+    if func is None and inp is None:
+        return _decorator(make, when)
+    if inp is None:
+        raise TypeError(f"{api}: inp was not given; write {api}(func, [x, y], Tout), or [] for a func without inputs")
+    if func is None:
+        raise TypeError(f"{api}: func was not given; write {api}(func, inp, Tout)")
+    return run(make(func), _read_inp(inp, api), {}, when)
+
+
+def _check_order(inp: Any, api: str) -> None:
+    promised = jax.tree.leaves(inp, is_leaf=callable)
+    if promised and all(isinstance(x, jax.ShapeDtypeStruct) or _names_a_dtype(x) for x in promised):
+        raise TypeError(
+            f"{api}: inp is {inp!r}, which promises results, and holds no inputs; the order is func, inp, Tout "
+            f"(jax.pure_callback has another): write {api}(func, [x, y], {inp!r})"
+        )
+
+
+def _names_a_dtype(value: Any) -> bool:
+    return isinstance(value, (np.dtype, type(jax.numpy.float32))) or (
+        isinstance(value, type) and issubclass(value, np.generic)
+    )
+
+
+def _read_inp(inp: Any, api: str) -> Sequence[Any]:
+    if isinstance(inp, (list, tuple)):
+        return inp
+    if isinstance(inp, (str, bytes, Mapping)) or inp is None:
+        raise TypeError(f"{api}: inp is {inp!r}; expected a list of inputs, inp=[x, y] (a single pytree p: inp=[p])")
+    return [inp]
+
+
+def _settings() -> tuple[bool, str]:
+    return _jaxcore.x64_enabled(), config.mode
+
+
+def _decorator(make: Callable[[Any], Op], when: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def decorate(func: Callable[..., Any]) -> Callable[..., Any]:
+        ops = {_settings(): make(func)}  # what Tout means depends on x64
+
+        @functools.wraps(func)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            key = _settings()
+            if key not in ops:
+                ops[key] = make(func)
+            return run(ops[key], args, kwargs, when)
+
+        return wrapper
+
+    return decorate

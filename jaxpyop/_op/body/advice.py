@@ -1,0 +1,101 @@
+"""What is said to the author of a body that failed in a way that many do at first.
+
+The sentence that matters comes first, with the op's name. An error of JAX's keeps its class, and its own page of text
+behind that sentence; where the mistake is in the call of the op, a clearer error takes the place of Python's.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from jaxpyop._host import add_note, is_library_file
+from jaxpyop._op.request import Op
+from jaxpyop._op.values import IN_A_LOOP, PASS_IT
+from jaxpyop._paths import PathTracer
+from jaxpyop._tape import TapeTracer
+
+_TRACER_ERRORS = (
+    jax.errors.UnexpectedTracerError,
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+)
+
+
+_Given = Callable[[], tuple[Sequence[Any], dict[str, Any]]]
+
+
+def advise(error: Exception, op: Op, what: str, func: Callable[..., Any], given: _Given) -> Exception | None:
+    """Say what to do about an exception of a body; a clearer error, or None where the exception is to be raised.
+
+    Args:
+        error: what was raised; text may be added to it.
+        op: whose body.
+        what: "func", "vjp" or another rule.
+        func: what was called.
+        given: gives its arguments.
+    """
+    if isinstance(error, _TRACER_ERRORS):
+        _advise_on_tracers(error, op.title, what)
+    elif isinstance(error, AttributeError):
+        if error.name == "numpy" and isinstance(error.obj, jax.Array):
+            error.add_note(f"{op.title}: {what} gets jax.Arrays: write np.asarray(x), float(x) or x.item()")
+    elif isinstance(error, NameError) and "unbound axis name" in str(error):
+        add_note(
+            error,
+            f"{op.title}: {what} runs on the host, outside of the vmap or shard_map that names this axis; collectives "
+            "(psum, axis_index, ...) go outside: use one on the inputs or on the results, or mode='traced'",
+        )
+    elif isinstance(error, RuntimeError) and "event loop" in str(error):
+        add_note(error, f"{op.title}: {IN_A_LOOP}")
+    elif type(error) is ValueError and not op.copy and "read-only" in str(error):
+        return ValueError(
+            f"{op.title}: {what} writes into an input, and copy=False lends inputs for reading; write into a copy of "
+            f"it, or leave copy=False out ({error})"
+        )
+    elif isinstance(error, TypeError) and _is_of_the_call(error):
+        return _about_the_call(error, op, what, func, given)
+    return None
+
+
+def _advise_on_tracers(error: Exception, title: str, what: str) -> None:
+    note = f"{title}: if {what} uses a traced value of the code around it, {PASS_IT}"
+    if TapeTracer.__name__ in str(error):
+        note = f"{title}: if {what} keeps an input while JAX differentiates, keep jax.lax.stop_gradient(x); or {note}"
+    if PathTracer.__name__ in str(error):
+        note = (
+            f"{title}: {what} kept a value of the abstract run that finds shapes; give output_shapes=, "
+            "and stateful=True if what it keeps matters"
+        )
+    if not str(error).startswith(title):
+        error.args = (f"{note}\n{error}", *error.args[1:])
+
+
+def _is_of_the_call(error: TypeError) -> bool:
+    # Python found no room for the arguments, so that no frame of the function is there.
+    tb = error.__traceback__
+    while tb is not None and tb.tb_next is not None:
+        tb = tb.tb_next
+    return tb is not None and is_library_file(tb.tb_frame.f_code.co_filename)
+
+
+_RULES = {"vjp": "f(inputs, outputs, cotangents)", "jvp": "f(inputs, outputs, tangents)"}
+
+
+def _about_the_call(error: TypeError, op: Op, what: str, func: Callable[..., Any], given: _Given) -> Exception | None:
+    args, kwargs = given()
+    try:
+        inspect.signature(func).bind(*args, **kwargs)
+    except TypeError:
+        how = f"with {len(args)} argument{'' if len(args) == 1 else 's'}"
+        if what == "func":
+            how += ", one for each element of inp" + (f" and the keywords {', '.join(kwargs)}" if kwargs else "")
+        elif len(args) == 3 and what in _RULES:
+            how = f"with three tuples, {_RULES[what]}"
+        return TypeError(f"{op.title}: {what} is called {how}, which it does not take: {error}")
+    except ValueError:
+        pass  # a built-in function without a signature
+    return None

@@ -1,0 +1,175 @@
+"""`vjp="numerical"` and `jvp="numerical"`: central differences of the function itself.
+
+A tangent takes one pair of calls, along it. A cotangent takes one pair for
+each element of the inputs, two where they are complex: along the real and
+along the imaginary axis, as functions need not be holomorphic. The calls go
+where the function runs: to its executor, with its progress bar.
+
+The step is the cube root of the dtype's precision (0.005 for float32), times
+the size of the element where that is above one: there the error of the
+difference quotient and that of rounding are alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpyop._host import run_each, run_once
+from jaxpyop._op.body import Struct, is_inexact
+from jaxpyop._op.derivatives.functions import Cotangents, Pull, Tangents
+
+
+def _wide(value: Any) -> np.ndarray[Any, Any]:
+    array = np.asarray(value)
+    return array.astype(np.complex128 if array.dtype.kind == "c" else np.float64)
+
+
+def relative_step(arrays: Sequence[Any]) -> float:
+    """The cube root of the coarsest precision among these."""
+    return float(np.cbrt(max(float(jnp.finfo(a.dtype).eps) for a in arrays if is_inexact(a))))
+
+
+def _over_elements(value: np.ndarray[Any, Any], lead: tuple[int, ...], reduce: Any) -> np.ndarray[Any, Any]:
+    return reduce(value, axis=tuple(range(len(lead), value.ndim)), initial=0.0)
+
+
+def _beside(value: np.ndarray[Any, Any], like: Any) -> np.ndarray[Any, Any]:
+    """A value per batch element, to go with an array that has further axes."""
+    return value.reshape((*value.shape, *[1] * (np.ndim(like) - value.ndim)))
+
+
+def _runs(call: Any, each: Iterator[Any], count: int, lead: tuple[int, ...]) -> Iterator[tuple[int, list[Any]]]:
+    if lead:  # a block: one call for all elements of the batch
+        for number, arrays in enumerate(each):
+            found: list[Any] = []
+            run_once(call, arrays, lead, lambda values: found.extend(map(np.array, values)))  # noqa: B023  # run at once
+            yield number, found
+        return
+    yield from run_each(call, each, count, "finite difference")
+
+
+class DifferencesPush(Tangents):
+    """The tangents by one pair of calls."""
+
+    travels = False
+
+    def __init__(self, call: Any, moving: tuple[bool, ...], pull: Pull) -> None:
+        super().__init__(call.body, moving, pull)
+        self.call = call
+
+    def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
+        inputs, outputs, tangents = self.taken_apart(arrays)
+        step = self._step(inputs, outputs, tangents, lead)
+
+        def moved(sign: int) -> list[Any]:
+            return [
+                np.array(x) if t is None else (_wide(x) + sign * _beside(step, t) * _wide(t)).astype(x.dtype)
+                for x, t in zip(inputs, tangents)
+            ]
+
+        found = dict(_runs(self.call, map(moved, (1, -1)), 2, lead))
+        pairs = [(_wide(a), _wide(b), o) for a, b, o in zip(found[0], found[1], outputs) if is_inexact(o)]
+        return [((a - b) / (2 * _beside(step, a))).astype(o.dtype) for a, b, o in pairs]
+
+    def _step(
+        self, inputs: Sequence[Any], outputs: Sequence[Any], tangents: Sequence[Any], lead: tuple[int, ...]
+    ) -> np.ndarray[Any, Any]:
+        weighted, total, largest = (np.zeros(lead) for _ in range(3))
+        moved = [(np.abs(_wide(x)), np.abs(_wide(t))) for x, t in zip(inputs, tangents) if t is not None]
+        for x, t in moved:
+            weighted = weighted + _over_elements(x * t, lead, np.sum)
+            total = total + _over_elements(t, lead, np.sum)
+            largest = np.maximum(largest, _over_elements(t, lead, np.max))
+        still = largest == 0
+        size = np.where(still, 1.0, np.maximum(1.0, weighted / np.where(still, 1.0, total)))
+        return relative_step((*inputs, *outputs)) * size / np.where(still, 1.0, largest)
+
+
+class DifferencesPull(Cotangents):
+    """The cotangents by one pair of calls for each element of the inputs."""
+
+    travels = False
+
+    def __init__(self, call: Any, given: tuple[bool, ...], wanted: tuple[bool, ...]) -> None:
+        super().__init__(call.body, given, wanted)
+        self.call = call
+
+    @property
+    def rule(self) -> Any:
+        return None
+
+    def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
+        count = len(self.wanted)
+        inputs = arrays[:count]
+        structs = self.base.shapes([Struct(x.shape[len(lead) :], x.dtype) for x in inputs])
+        cotangents = self._wide_cotangents(arrays[len(arrays) - self.linear :], structs)
+        places = list(self._places(inputs, lead))
+        steps: dict[int, np.ndarray[Any, Any]] = {}
+        relative = relative_step([*inputs, *structs])
+        each = (a for n, place in enumerate(places) for a in self._pair(inputs, place, relative, lead, steps, n))
+        slopes: dict[int, Any] = {}
+        waiting: dict[int, list[Any]] = {}
+        for number, values in _runs(self.call, each, 2 * len(places), lead):
+            n = number // 2
+            if n not in waiting:
+                waiting[n] = values
+                continue
+            ends = (waiting.pop(n), values) if number % 2 else (values, waiting.pop(n))
+            slopes[n] = self._slope(*ends, cotangents, steps.pop(n), lead)
+        return self._gathered(inputs, places, slopes, lead)
+
+    def _wide_cotangents(self, rest: Sequence[Any], structs: Sequence[Any]) -> list[Any]:
+        it, given = iter(rest), iter(self.given)
+        return [_wide(next(it)) if is_inexact(s) and next(given) else None for s in structs]
+
+    def _places(self, inputs: Sequence[Any], lead: tuple[int, ...]) -> Iterator[tuple[int, tuple[int, ...], complex]]:
+        for i, (x, wants) in enumerate(zip(inputs, self.wanted)):
+            if wants:
+                directions = (1.0, 1j) if np.dtype(x.dtype).kind == "c" else (1.0,)
+                for index in np.ndindex(*x.shape[len(lead) :]):
+                    yield from ((i, index, direction) for direction in directions)
+
+    def _pair(
+        self, inputs: Sequence[Any], place: Any, relative: float, lead: tuple[int, ...], steps: dict[int, Any], n: int
+    ) -> Iterator[list[Any]]:
+        i, index, direction = place
+        at = (..., *index)
+        x = np.asarray(inputs[i])
+        step = relative * np.maximum(1.0, np.abs(_wide(x[at])))
+        ends = []
+        for sign in (1, -1):
+            moved = np.array(x)
+            moved[at] = (_wide(x[at]) + sign * step * direction).astype(x.dtype)
+            ends.append(moved)
+        # What the dtype made of the step.
+        steps[n] = ((_wide(ends[0][at]) - _wide(ends[1][at])) / direction).real
+        for moved in ends:
+            yield [moved if k == i else np.array(a) for k, a in enumerate(inputs)]
+
+    def _slope(
+        self, plus: list[Any], minus: list[Any], cotangents: list[Any], step: Any, lead: tuple[int, ...]
+    ) -> np.ndarray[Any, Any]:
+        total = np.zeros(lead)
+        for a, b, ct in zip(plus, minus, cotangents):
+            if ct is not None:
+                change = _wide(a) - _wide(b)
+                # JAX pairs complex tangents and cotangents without a conjugate.
+                products = np.real(ct * change / _beside(np.asarray(step), change))
+                total = total + np.sum(products, axis=tuple(range(len(lead), products.ndim)))
+        return total
+
+    def _gathered(
+        self, inputs: Sequence[Any], places: list[Any], slopes: dict[int, Any], lead: tuple[int, ...]
+    ) -> list[Any]:
+        found = {
+            i: np.zeros((*lead, *x.shape[len(lead) :]), np.complex128 if np.dtype(x.dtype).kind == "c" else np.float64)
+            for i, (x, wants) in enumerate(zip(inputs, self.wanted))
+            if wants
+        }
+        for n, (i, index, direction) in enumerate(places):
+            found[i][(..., *index)] += slopes[n] * (-1j if direction == 1j else 1.0)
+        return [value.astype(inputs[i].dtype) for i, value in found.items()]

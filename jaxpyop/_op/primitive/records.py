@@ -1,0 +1,252 @@
+"""The bounded store of gradient records, from token to record.
+
+A forward pass under `jit` leaves its record here and passes the token on, as
+an array of type uint32, to the backward pass. Nothing tells there whether that
+pass will come, once, twice or never, so reading does not consume a record. But
+one that was read is most likely done with: it is the first to go. Where the
+token is an array that somebody holds, the record goes with it.
+"""
+
+from __future__ import annotations
+
+import collections
+import secrets
+import threading
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from jaxpyop._config import config, follow
+
+TOKEN = np.dtype(np.uint32)
+NO_RECORD = np.iinfo(TOKEN).max  # of a run in another process; no store gives it
+_LAST_TOKEN = 2**32 - 2  # tokens travel as uint32, and the last is `_op.NO_RECORD`
+READ_SHARE = 32  # of each bound, this part is for records that were read
+
+
+class _Shelf:
+    """Records by token, in order of arrival, and how many bytes they hold."""
+
+    def __init__(self) -> None:
+        self.records: dict[int, tuple[Any, int, bool]] = {}
+        self.nbytes = 0
+
+    def add(self, token: int, entry: tuple[Any, int, bool]) -> None:
+        self.records[token] = entry
+        self.nbytes += entry[1]
+
+    def take(self, token: int) -> tuple[Any, int, bool] | None:
+        entry = self.records.pop(token, None)
+        if entry is not None:
+            self.nbytes -= entry[1]
+        return entry
+
+    def take_oldest(self) -> tuple[Any, int, bool] | None:
+        return self.take(next(iter(self.records)))
+
+    def exceeds(self, count: int, nbytes: int) -> bool:
+        return len(self.records) > count or self.nbytes > nbytes
+
+
+class Records:
+    """Records by token, bounded by count and by bytes; thread-safe.
+
+    Those that no backward pass has read are kept within the bounds, the oldest
+    goes first: a forward pass runs all of a batch or a scan before the first
+    backward step reads anything. Of those that were read, a thirty-second part
+    of the bounds is kept, the least recently read goes first; not at once, but
+    when the next is put in or `make_room` is called: backward passes of one
+    program may read a record many times (`jacrev`, a pullback called again).
+
+    A record that cannot be made again, a stateful op's, is worth more: when it
+    was read it goes before those that were not, but only when the bounds
+    themselves are met.
+
+    A record larger than the bound of bytes is kept, as the only one: the
+    backward pass that follows at once finds it, and the memory is that of
+    one step, which was needed anyway. It goes as soon as another comes.
+
+    Attributes:
+        max_count: how many records at most.
+        max_bytes: how many bytes (`record.nbytes`) at most.
+
+    Example:
+        >>> class Taken: nbytes = 8
+        >>> records = Records(max_count=2, max_bytes=1000)
+        >>> first, second, third = (records.put(Taken()) for _ in range(3))
+        >>> records.get(first) is None, records.get(third) is None
+        (True, False)
+    """
+
+    def __init__(self, max_count: int, max_bytes: int, *, first: int = 1) -> None:
+        self._lock = threading.Lock()
+        self._unread, self._read, self._read_once_made = _Shelf(), _Shelf(), _Shelf()
+        self._dropped: collections.deque[int] = collections.deque()  # tokens that nobody holds any more
+        self._evicted = 0
+        self._next = first
+        self.max_count, self.max_bytes = _bounds(max_count, max_bytes)
+
+    def put(self, record: Any, *, once_made: bool = False) -> int:
+        """Store a record.
+
+        Args:
+            record: anything with `nbytes`.
+            once_made: whether it cannot be made again.
+
+        Returns:
+            Its token, from 1 to 2**32 - 2, and never that of a record that is
+            still stored.
+        """
+        entry = record, int(record.nbytes), once_made
+        with self._lock:
+            token = self._free_token()
+            self._unread.add(token, entry)
+            gone = self._shrink()
+        del gone  # outside the lock: freeing arrays can run other code
+        return token
+
+    def get(self, token: int) -> Any | None:
+        """The record of a token, or None if it was evicted or never stored."""
+        token = int(token)
+        with self._lock:
+            for shelf in self._shelves():
+                if (entry := shelf.take(token)) is not None:
+                    (self._read_once_made if entry[2] else self._read).add(token, entry)
+                    return entry[0]
+        return None
+
+    def make_room(self) -> None:
+        """Let go of what is most likely done with, before a new record is made."""
+        with self._lock:
+            gone = self._shrink()
+        del gone  # as in put
+
+    def hold(self, tokens: Iterable[int], holder: Any) -> None:
+        """Tie records to an array of their tokens: they go when it does.
+
+        What was not read counts as read from then on: the array may have been copied, as a `vmap` does.
+        """
+        weakref.finalize(holder, self._drop, list(tokens)).atexit = False
+
+    def resize(self, max_count: int | None = None, max_bytes: int | None = None) -> None:
+        """Change the bounds, evicting what no longer fits."""
+        with self._lock:
+            self.max_count, self.max_bytes = _bounds(
+                self.max_count if max_count is None else max_count,
+                self.max_bytes if max_bytes is None else max_bytes,
+            )
+            gone = self._shrink()
+        del gone  # as in put
+
+    def clear(self) -> None:
+        """Forget all records; tokens go on from where they were."""
+        with self._lock:
+            gone = list(self._shelves())
+            self._unread, self._read, self._read_once_made = _Shelf(), _Shelf(), _Shelf()
+        del gone  # as in put
+
+    def stats(self) -> dict[str, int]:
+        """How full the store is; `evicted` counts those pushed out so far before anything read them."""
+        with self._lock:
+            return {
+                "count": self._count(),
+                "nbytes": self._nbytes(),
+                "max_count": self.max_count,
+                "max_bytes": self.max_bytes,
+                "evicted": self._evicted,
+            }
+
+    # The rest is called under the lock, but for `_drop`.
+
+    def _shelves(self) -> tuple[_Shelf, ...]:
+        return self._unread, self._read_once_made, self._read
+
+    # Written out, for this runs in every step.
+
+    def _count(self) -> int:
+        return len(self._unread.records) + len(self._read.records) + len(self._read_once_made.records)
+
+    def _nbytes(self) -> int:
+        return self._unread.nbytes + self._read.nbytes + self._read_once_made.nbytes
+
+    def _free_token(self) -> int:
+        # Live tokens are few, so this ends quickly.
+        token, once_made = self._next, self._read_once_made.records
+        while token in self._unread.records or token in self._read.records or token in once_made:
+            token = token % _LAST_TOKEN + 1
+        self._next = token % _LAST_TOKEN + 1
+        return token
+
+    def _drop(self, tokens: list[int]) -> None:
+        # Called wherever the garbage collector runs: perhaps while this very thread has the lock.
+        self._dropped.extend(tokens)
+        gone: list[Any] = []
+        while self._dropped and self._lock.acquire(blocking=False):
+            try:
+                gone.append(self._take_dropped())
+            finally:
+                self._lock.release()
+
+    def _take_dropped(self) -> list[Any]:
+        gone: list[Any] = []
+        while self._dropped:
+            token = self._dropped.popleft()
+            gone += [self._read.take(token), self._read_once_made.take(token)]
+            if (entry := self._unread.take(token)) is not None:
+                (self._read_once_made if entry[2] else self._read).add(token, entry)
+        return gone
+
+    def _shrink(self) -> list[Any]:
+        gone: list[Any] = self._take_dropped() if self._dropped else []
+        while self._read.exceeds(self.max_count // READ_SHARE, self.max_bytes // READ_SHARE):
+            gone.append(self._read.take_oldest())
+        while (self._count() > self.max_count or self._nbytes() > self.max_bytes) and self._count() > 1:
+            shelf = next(shelf for shelf in (self._read, self._read_once_made, self._unread) if shelf.records)
+            gone.append(shelf.take_oldest())
+            self._evicted += shelf is self._unread
+        return gone
+
+
+def _bounds(max_count: int, max_bytes: int) -> tuple[int, int]:
+    if max_count < 1:
+        raise ValueError(f"max_count must be at least 1, got {max_count}")
+    if max_bytes < 0:
+        raise ValueError(f"max_bytes must not be negative, got {max_bytes}")
+    return int(max_count), int(max_bytes)
+
+
+# Processes that compute together each have a store: a token of one should not
+# be found in another.
+RECORDS = Records(config.max_records, config.max_record_bytes, first=1 + secrets.randbelow(2**31))
+
+
+follow(lambda: RECORDS.resize(config.max_records, config.max_record_bytes))
+
+
+def clear_records() -> None:
+    """Let go of all records that ``py_function`` keeps for backward passes to come.
+
+    As :func:`jax.clear_caches` does with programs. A record holds the arrays of
+    a forward pass until as many others have come as ``config.max_records``
+    and ``config.max_record_bytes`` allow; a backward pass whose record is gone
+    calls the function again. TensorFlow's ``tf.py_function`` keeps a tape for
+    each forward pass in the same way, and has no means to let it go.
+
+    Returns:
+        None.
+
+    Raises:
+        RuntimeError: not here, but in the backward pass of a stateful op, whose
+            function cannot be called again.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, jaxpyop
+        >>> f = lambda x: jaxpyop.py_function(lambda x: x**2, [x], jnp.float32)
+        >>> y, pullback = jax.vjp(jax.jit(f), 3.0)
+        >>> jaxpyop.clear_records()
+        >>> print(pullback(1.0)[0])
+        6.0
+    """
+    RECORDS.clear()

@@ -1,0 +1,30 @@
+"""TODO."""
+
+from jaxpyop._op.values.cast import CASTING as CASTING
+from jaxpyop._op.values.cast import Casting as Casting
+from jaxpyop._op.values.cast import check_shape as check_shape
+from jaxpyop._op.values.cast import check_traced as check_traced
+from jaxpyop._op.values.cast import check_usable as check_usable
+from jaxpyop._op.values.cast import to_jax as to_jax
+from jaxpyop._op.values.cast import to_numpy as to_numpy
+from jaxpyop._op.values.cast import usual_of as usual_of
+from jaxpyop._op.values.inputs import PASS_IT as PASS_IT
+from jaxpyop._op.values.inputs import Inputs as Inputs
+from jaxpyop._op.values.inputs import check_closure as check_closure
+from jaxpyop._op.values.inputs import split as split
+from jaxpyop._op.values.padding import inward as inward
+from jaxpyop._op.values.padding import outer_shapes as outer_shapes
+from jaxpyop._op.values.padding import outward as outward
+from jaxpyop._op.values.padding import padded as padded
+from jaxpyop._op.values.structure import IN_A_LOOP as IN_A_LOOP
+from jaxpyop._op.values.structure import kind_of as kind_of
+from jaxpyop._op.values.structure import match as match
+from jaxpyop._op.values.to_jax import as_jax as as_jax
+from jaxpyop._op.values.to_jax import own as own
+from jaxpyop._op.values.tout import Leaf as Leaf
+from jaxpyop._op.values.tout import ResultSpec as ResultSpec
+from jaxpyop._op.values.tout import fill_shape as fill_shape
+from jaxpyop._op.values.tout import promises_nothing as promises_nothing
+from jaxpyop._op.values.tout import read_tout as read_tout
+from jaxpyop._op.values.tout import show_shape as show_shape
+from jaxpyop._op.values.tout import with_shapes as with_shapes

@@ -1,0 +1,237 @@
+"""What goes into a body: arrays through the op, everything else around it.
+
+`split` takes the inputs apart into array leaves, which become operands, and
+the rest, which is static and reaches the body as it is. `join` puts a call's
+arrays back. Arrays are canonicalised here, the same way directly and under jit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpyop import _jaxcore
+from jaxpyop._op.values.tout import canonical_dtype, is_extended_precision
+
+
+class _Slot:
+    """Stands for an array leaf among the static ones."""
+
+    def __repr__(self) -> str:
+        return "<array>"
+
+    def __reduce__(self) -> str:
+        return "_SLOT"  # one object in every process
+
+
+_SLOT = _Slot()
+
+
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class Inputs:
+    """The structure of a call's inputs: where its arrays belong."""
+
+    tree: Any
+    leaves: tuple[Any, ...]  # static leaves as they are, _SLOT where an array belongs
+    keys: tuple[Any, ...]  # per array: the PRNG implementation of a typed key, or None
+    plain: bool  # positional arrays only: nothing to unflatten
+
+    @property
+    def places(self) -> tuple[bool, ...]:
+        """Per leaf: whether an array belongs there."""
+        return tuple([leaf is _SLOT for leaf in self.leaves])
+
+    @property
+    def static(self) -> list[Any]:
+        """The leaves that are no arrays."""
+        return [leaf for leaf in self.leaves if leaf is not _SLOT]
+
+    def join(self, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The body's `(args, kwargs)` with these arrays in their places."""
+        if self.plain:
+            return tuple(arrays), {}
+        it = iter(arrays)
+        leaves = [next(it) if leaf is _SLOT else leaf for leaf in self.leaves]
+        args, kwargs = jax.tree.unflatten(self.tree, leaves)
+        return tuple(args), kwargs
+
+    def key_structs(self, structs: Sequence[jax.ShapeDtypeStruct]) -> list[jax.ShapeDtypeStruct]:
+        """The same with key data as the typed keys that it is."""
+        return [
+            s if impl is None else jax.eval_shape(functools.partial(jax.random.wrap_key_data, impl=impl), s)
+            for s, impl in zip(structs, self.keys)
+        ]
+
+    def wrap_keys(self, arrays: Sequence[Any]) -> list[Any]:
+        """The arrays with key data made typed keys again."""
+        return [
+            a if impl is None else jax.random.wrap_key_data(_jaxcore.with_transfers(jnp.asarray, a), impl=impl)
+            for a, impl in zip(arrays, self.keys)
+        ]
+
+
+_NUMBERS = (bool, int, float, complex)
+
+
+def _is_number_dtype(dtype: Any) -> bool:
+    return bool(jax.dtypes.issubdtype(dtype, np.number) or dtype == np.bool_)
+
+
+def _canonical_array(value: Any, api: str) -> np.ndarray[Any, Any]:
+    array = np.asarray(value)
+    if isinstance(value, int) and array.dtype == object:
+        raise _too_wide(api, "int", canonical_dtype(np.int64))
+    if is_extended_precision(array.dtype):
+        raise TypeError(
+            f"{api}: an input has the dtype {array.dtype}, which JAX does not have; pass x.astype(np.float64)"
+        )
+    dtype = canonical_dtype(array.dtype.newbyteorder("="))
+    if dtype == array.dtype:
+        return array
+    if array.dtype.kind in "iu" and array.size:
+        bounds = np.iinfo(dtype)
+        if array.min() < bounds.min or array.max() > bounds.max:
+            raise _too_wide(api, array.dtype.name, dtype)
+    with np.errstate(over="ignore"):
+        return array.astype(dtype)
+
+
+def _too_wide(api: str, name: str, dtype: np.dtype[Any]) -> OverflowError:
+    return OverflowError(
+        f"{api}: an {name} input does not fit {dtype.name}, which it becomes here; "
+        "call jax.config.update('jax_enable_x64', True) or pass smaller values"
+    )
+
+
+def _as_array(leaf: Any, api: str) -> tuple[Any, Any] | None:
+    """`(array, key implementation)` of an array leaf, None for a static one."""
+    if isinstance(leaf, jax.Array):
+        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return jax.random.key_data(leaf), jax.random.key_impl(leaf)
+        return leaf, None
+    if isinstance(leaf, (np.ndarray, np.generic)):
+        if isinstance(leaf, np.ma.MaskedArray):
+            raise TypeError(f"{api}: an input is a masked array, and its mask would be lost; pass x.filled(value)")
+        # dtypes of JAX's own (bfloat16, int4) have numpy's kind "V".
+        return (_canonical_array(leaf, api), None) if _is_number_dtype(leaf.dtype) else None
+    if type(leaf) in _NUMBERS:
+        return _canonical_array(leaf, api), None
+    if callable(getattr(leaf, "__jax_array__", None)):
+        return _as_array(leaf.__jax_array__(), api)
+    if isinstance(leaf, _jaxcore.Tracer):  # a Ref under jit
+        raise TypeError(
+            f"{api}: an input is a traced {leaf.aval}, which is no array; pass what is in it, such as ref[...]"
+        )
+    return None
+
+
+def _split_plain(inp: Sequence[Any]) -> tuple[list[Any], Inputs] | None:
+    # The usual call, arrays and nothing else, without a pytree walk.
+    for value in inp:
+        if not isinstance(value, jax.Array) or jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended):
+            return None
+    return list(inp), _plain_inputs(len(inp))
+
+
+@functools.lru_cache(maxsize=64)
+def _plain_inputs(count: int) -> Inputs:
+    leaves, tree = jax.tree.flatten(((_SLOT,) * count, {}))
+    return Inputs(tree, tuple(leaves), (None,) * count, plain=True)
+
+
+def split(inp: Sequence[Any], kwargs: dict[str, Any], api: str) -> tuple[list[Any], Inputs]:
+    """Take inputs apart into canonical arrays and their structure.
+
+    Raises:
+        OverflowError: an integer that does not fit without x64.
+    """
+    if not kwargs and (plain := _split_plain(inp)) is not None:
+        return plain
+    leaves, tree = jax.tree.flatten((tuple(inp), kwargs))
+    arrays, static, keys = [], [], []
+    for leaf in leaves:
+        found = _as_array(leaf, api)
+        static.append(leaf if found is None else _SLOT)
+        if found is not None:
+            arrays.append(found[0])
+            keys.append(found[1])
+    return arrays, Inputs(tree, tuple(static), tuple(keys), plain=False)
+
+
+# ----------------------------------------------------- traced values in closures
+
+
+def _captured(func: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(func, functools.partial):
+        yield from ((f"argument {i} of functools.partial", value) for i, value in enumerate(func.args))
+        yield from func.keywords.items()
+        yield "func", func.func
+    if isinstance(func, types.MethodType):
+        yield "self", func.__self__
+        used = getattr(getattr(func.__func__, "__code__", None), "co_names", ())
+        yield from _attributes("self", func.__self__, used)
+        yield "func", func.__func__
+    if not isinstance(func, types.FunctionType):
+        return
+    for name, cell in zip(func.__code__.co_freevars, func.__closure__ or ()):
+        try:
+            value = cell.cell_contents
+        except ValueError:
+            continue  # not assigned yet
+        yield name, value
+        yield from _attributes(name, value, func.__code__.co_names)
+    names = func.__code__.co_varnames[: func.__code__.co_argcount]
+    defaults = func.__defaults__ or ()
+    yield from zip(names[len(names) - len(defaults) :], defaults)
+    yield from (func.__kwdefaults__ or {}).items()
+
+
+def _attributes(name: str, value: Any, used: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    if not isinstance(value, (type, types.ModuleType, types.FunctionType)):
+        held = getattr(value, "__dict__", {})
+        yield from ((f"{name}.{attribute}", held[attribute]) for attribute in used if attribute in held)
+
+
+def _find_tracer(func: Any, seen: set[int]) -> tuple[str, Any] | None:
+    if id(func) in seen:
+        return None
+    seen.add(id(func))
+    for name, value in _captured(func):
+        if isinstance(value, (types.FunctionType, functools.partial, types.MethodType)):
+            if (found := _find_tracer(value, seen)) is not None:
+                return found
+        elif any(_jaxcore.is_live(leaf) for leaf in _leaves(value)):
+            return name, value
+    return None
+
+
+def _leaves(value: Any) -> list[Any]:
+    try:
+        return jax.tree.leaves(value)
+    except Exception:  # a pytree of the user's that does not flatten is no tracer
+        return []
+
+
+PASS_IT = "pass it through inp, and take it as an argument of func"
+
+
+def check_closure(func: Callable[..., Any] | None, api: str, what: str = "func") -> None:
+    """Refuse an eager body, or its `vjp=`, that closes over a traced value.
+
+    Raises:
+        ValueError: names the variable.
+    """
+    if (found := _find_tracer(func, set())) is not None:
+        name, value = found
+        held = f"is traced here ({value})" if _jaxcore.is_live(value) else f"holds traced values here ({value})"
+        raise ValueError(
+            f"{api}: {what} uses {name!r} from the code around it, which {held} and has no value "
+            f"when {what} runs; {PASS_IT} (mode='traced' of py_function may close over it)"
+        )

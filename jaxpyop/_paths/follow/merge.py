@@ -1,0 +1,292 @@
+"""One program for the two sides of a decision.
+
+`join` makes a ``cond`` whose branches hold what differs, and then, once, whatever both
+sides would do in the same way (the same primitives, parameters and dataflow).
+Sequential ``if`` statements therefore cost one ``cond`` each, however many paths
+there are. A decision that is all that another's side does is taken together with
+it, and equal sides are one: ``elif``, ``and`` and ``or`` make one flat switch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+
+from jaxpyop import _jaxcore as core
+from jaxpyop._paths.follow.block import Atom, Block, Branch, Equation, Item, Value, const_key, free_values, has_effects
+
+# Passing one more value out of a `cond` is worth this many equations in both of
+# its branches. With less, `x * x` and `m * m * (...)` would share their last
+# multiplication.
+_VALUE_COST = 4
+
+# The parameters of custom_jvp_call and custom_vjp_call that hold callables.
+RULES = frozenset({"jvp_jaxpr_fun", "fwd_jaxpr_thunk", "bwd", "out_trees"})
+
+# What may be computed although an earlier test decided: a predicate's scalars.
+_CHEAP = frozenset(
+    {"eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not", "abs", "neg", "add", "sub", "mul"}
+    | {"convert_element_type", "slice", "squeeze", "reshape"}
+)
+
+
+class _Boundary:
+    """The pairs of atoms that the common part of two blocks takes from them.
+
+    The atom of the `yes` block and that of the `no` block either are the same,
+    or both are results of one matched pair of items, or the `cond` has to
+    select between them.
+    """
+
+    def __init__(self) -> None:
+        self.pairs: dict[tuple[int, int], tuple[Atom, Atom]] = {}
+        self._partners: dict[int, set[int]] = {}
+
+    def use(self, pairs: Iterable[tuple[Atom, Atom]]) -> None:
+        for a, b in pairs:
+            self._partners.setdefault(id(a), set()).add(id(b))
+            self._partners.setdefault(id(b), set()).add(id(a))
+            if a is not b:
+                self.pairs[id(a), id(b)] = (a, b)
+
+    def absorb(self, a: Item, b: Item) -> bool:
+        """Take two matching items over, if all later uses pair their results."""
+        for x, y in zip(a.outs, b.outs, strict=True):
+            if not self._partners.get(id(x), set()) <= {id(y)}:
+                return False
+            if not self._partners.get(id(y), set()) <= {id(x)}:
+                return False
+        for x, y in zip(a.outs, b.outs, strict=True):
+            self.pairs.pop((id(x), id(y)), None)
+        return True
+
+
+def join(pred: Atom, yes: Block, no: Block) -> Block:
+    """One block for a decision: a `Branch`, then what both sides end with.
+
+    Equations are matched from the end. Of all lengths of the common part the
+    one with the smallest program is taken.
+    """
+    boundary = _Boundary()
+    boundary.use(zip(yes.outs, no.outs, strict=True))
+    saved, shared = 0, 0
+    pairs, cost = dict(boundary.pairs), _VALUE_COST * len(boundary.pairs)
+    endings = zip(reversed(yes.items), reversed(no.items), strict=False)
+    for length, (a, b) in enumerate(endings, start=1):
+        inputs = match(a, b)
+        if inputs is None or not boundary.absorb(a, b):
+            break
+        boundary.use(inputs)
+        saved += a.size
+        new_cost = _VALUE_COST * len(boundary.pairs) - saved
+        if new_cost <= cost:
+            shared, pairs, cost = length, dict(boundary.pairs), new_cost
+    return _assemble(pred, yes, no, shared, pairs)
+
+
+def _assemble(
+    pred: Atom,
+    yes: Block,
+    no: Block,
+    shared: int,
+    pairs: dict[tuple[int, int], tuple[Atom, Atom]],
+) -> Block:
+    cut_yes, cut_no = len(yes.items) - shared, len(no.items) - shared
+    selected = {key: Value(a.aval) for key, (a, _) in pairs.items()}
+
+    def rename(a: Atom, b: Atom) -> Atom:
+        return selected.get((id(a), id(b)), a)
+
+    head_yes = Block(yes.items[:cut_yes], [a for a, _ in pairs.values()])
+    head_no = Block(no.items[:cut_no], [b for _, b in pairs.values()])
+    items: list[Item] = []
+    if pairs or has_effects(head_yes) or has_effects(head_no):
+        items += _branch(pred, head_yes, head_no, [*selected.values()])
+    tails = zip(yes.items[cut_yes:], no.items[cut_no:], strict=True)
+    items += [_rebuild(a, b, rename) for a, b in tails]
+    return Block(items, list(map(rename, yes.outs, no.outs)))
+
+
+def _branch(pred: Atom, yes: Block, no: Block, outs: list[Value]) -> list[Item]:
+    """The decision, after the predicates that it takes over from its sides."""
+    for truth, first, second in ((True, yes, no), (False, no, yes)):
+        found = _lone_decision(second)
+        if found is not None:
+            before, rest, sides = found
+            tests = [(pred, truth), *rest.tests]
+            # Both ends of `a and b` are the else part.
+            same = [i for i, side in enumerate(sides) if _equal(first, side)]
+            sides = sides if same else [*sides, first]
+            targets = [same[0] if same else len(sides) - 1, *rest.targets]
+            return [*before, Branch(tests, targets, sides, outs)]
+    return [Branch([(pred, True)], [0, 1], [yes, no], outs)]
+
+
+def _lone_decision(block: Block) -> tuple[Sequence[Item], Branch, list[Block]] | None:
+    """A block that does nothing but test and branch: what comes before, the sides.
+
+    What is computed for the tests must serve them alone: predicates have no
+    derivative, so computing them too often cannot make a gradient NaN.
+    """
+    if not block.items or not isinstance(block.items[-1], Branch):
+        return None
+    *before, last = block.items
+    assert isinstance(last, Branch)
+    if not all(isinstance(op, Equation) and _is_cheap(op) for op in before):
+        return None
+    kept = {id(out): k for k, out in enumerate(last.outs)}
+
+    def side(part: Block) -> Block:
+        outs = [part.outs[kept[id(o)]] if id(o) in kept else o for o in block.outs]
+        return Block(part.items, outs)
+
+    sides = list(map(side, last.sides))
+    hidden = {id(value) for op in before for value in op.outs}
+    used = (id(value) for part in sides for value in free_values(part))
+    return None if hidden.intersection(used) else (before, last, sides)
+
+
+def _is_cheap(op: Equation) -> bool:
+    return op.eqn is not None and op.eqn.primitive.name in _CHEAP and all(value.aval.size == 1 for value in op.outs)
+
+
+def _equal(a: Block, b: Block) -> bool:
+    pairs = _match_blocks(a, b)
+    return pairs is not None and all(x is y for x, y in pairs)
+
+
+def match(a: Item, b: Item) -> list[tuple[Atom, Atom]] | None:
+    """The pairs of inputs with which two items would do the same, or None."""
+    if isinstance(a, Equation) and isinstance(b, Equation):
+        if not _same_equation(a, b):
+            return None
+        pairs = list(zip(a.ins, b.ins, strict=True))
+        return pairs if all(x.aval == y.aval for x, y in pairs) else None
+    if not (isinstance(a, Branch) and isinstance(b, Branch)):
+        return None
+    truths = [[truth for _, truth in branch.tests] for branch in (a, b)]
+    if truths[0] != truths[1] or a.targets != b.targets or len(a.outs) != len(b.outs):
+        return None
+    pairs = [(x, y) for (x, _), (y, _) in zip(a.tests, b.tests, strict=True)]
+    for x, y in zip(a.sides, b.sides, strict=True):
+        found = _match_blocks(x, y)
+        if found is None:
+            return None
+        pairs += found
+    return pairs
+
+
+def _match_blocks(a: Block, b: Block) -> list[tuple[Atom, Atom]] | None:
+    """Pairs of atoms from outside with which two whole blocks do the same."""
+    if len(a.items) != len(b.items) or len(a.outs) != len(b.outs):
+        return None
+    pairs: list[tuple[Atom, Atom]] = []
+    inner: set[tuple[int, int]] = set()
+    for x, y in zip(a.items, b.items, strict=True):
+        found = match(x, y)
+        if found is None:
+            return None
+        pairs += found
+        inner.update(zip(map(id, x.outs), map(id, y.outs), strict=True))
+    pairs += zip(a.outs, b.outs, strict=True)
+    if any(x.aval != y.aval for x, y in pairs):
+        return None
+    left, right = {x for x, _ in inner}, {y for _, y in inner}
+    outside = [pair for pair in pairs if (id(pair[0]), id(pair[1])) not in inner]
+    if any(id(x) in left or id(y) in right for x, y in outside):
+        return None
+    return outside
+
+
+def _rebuild(a: Item, b: Item, rename: Callable[[Atom, Atom], Atom]) -> Item:
+    """The item `a` with its inputs renamed, given its partner `b`."""
+    if isinstance(a, Equation):
+        assert isinstance(b, Equation)
+        return Equation(a.eqn, list(map(rename, a.ins, b.ins)), a.outs, a.origin)
+    assert isinstance(b, Branch)
+    sides = [_rebuild_block(x, y, rename) for x, y in zip(a.sides, b.sides, strict=True)]
+    tests = zip(a.tests, b.tests, strict=True)
+    return Branch([(rename(x, y), t) for (x, t), (y, _) in tests], a.targets, sides, a.outs)
+
+
+def _rebuild_block(a: Block, b: Block, rename: Callable[[Atom, Atom], Atom]) -> Block:
+    pairs = zip(a.items, b.items, strict=True)
+    items = [_rebuild(x, y, rename) for x, y in pairs]
+    return Block(items, list(map(rename, a.outs, b.outs)))
+
+
+def _same_equation(a: Equation, b: Equation) -> bool:
+    if [v.aval for v in a.outs] != [v.aval for v in b.outs]:
+        return False
+    if len(a.ins) != len(b.ins):
+        return False
+    if a.eqn is None or b.eqn is None:
+        return a.eqn is b.eqn  # casts are told apart by their results' avals
+    if a.eqn.primitive is not b.eqn.primitive or a.eqn.ctx != b.eqn.ctx:
+        return False
+    return same_parameter(_parameters(a, b), _parameters(b, a))
+
+
+def _parameters(op: Equation, other: Equation) -> dict[str, Any]:
+    params = op.eqn.params
+    if op.origin is None or not same_parameter(op.origin, other.origin):
+        return params
+    return {key: value for key, value in params.items() if key not in RULES}
+
+
+def same_parameter(a: Any, b: Any) -> bool:
+    """Whether two equation parameters mean the same; False when in doubt."""
+    if a is b:
+        return True
+    if type(a) is not type(b):
+        return False
+    if hasattr(a, "eqns"):
+        return _same_jaxpr(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same_parameter(a[k], b[k]) for k in a)
+    if type(a) in (tuple, list):
+        return len(a) == len(b) and all(map(same_parameter, a, b))
+    if isinstance(a, jax.Array):  # the comparison would be traced
+        return False
+    try:
+        return bool(a == b)
+    except Exception:  # NumPy arrays, objects that cannot be compared
+        return False
+
+
+def _same_jaxpr(a: Any, b: Any) -> bool:
+    """Equal up to names: `jit` and `scan` of fresh lambdas are new every time."""
+    a_consts, b_consts = getattr(a, "consts", ()), getattr(b, "consts", ())
+    a, b = getattr(a, "jaxpr", a), getattr(b, "jaxpr", b)
+    if not same_parameter(list(a_consts), list(b_consts)):
+        return False
+    if len(a.eqns) != len(b.eqns):
+        return False
+    names: dict[Any, Any] = {}
+
+    def bind(xs: Sequence[Any], ys: Sequence[Any]) -> bool:
+        names.update(zip(xs, ys, strict=False))
+        return [x.aval for x in xs] == [y.aval for y in ys]
+
+    def same_atom(x: Any, y: Any) -> bool:
+        if isinstance(x, core.Literal):
+            if not isinstance(y, core.Literal) or x.aval != y.aval:
+                return False
+            return const_key(x.val, x.aval)[0] == const_key(y.val, y.aval)[0]
+        return not isinstance(y, core.Literal) and names.get(x) is y
+
+    def same_atoms(xs: Sequence[Any], ys: Sequence[Any]) -> bool:
+        return len(xs) == len(ys) and all(map(same_atom, xs, ys))
+
+    if not (bind(a.constvars, b.constvars) and bind(a.invars, b.invars)):
+        return False
+    for x, y in zip(a.eqns, b.eqns, strict=True):
+        if x.primitive is not y.primitive or x.ctx != y.ctx:
+            return False
+        if not same_atoms(x.invars, y.invars) or not bind(x.outvars, y.outvars):
+            return False
+        if not same_parameter(x.params, y.params):
+            return False
+    return same_atoms(a.outvars, b.outvars)

@@ -1,0 +1,243 @@
+"""What rewritten code calls: the statements and expressions of Python, for values too.
+
+The names are those that AutoGraph writes (`ag__.if_stmt`, ...). Each does what Python does unless a traced value
+decides; then `branches` and `turns` make a `lax.cond` or a loop of it.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import inspect
+import sys
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from jaxpyop import _jaxcore as core
+from jaxpyop._paths.follow import RAISING, calling_line
+from jaxpyop._paths.rewrite.branches import and_, choose, if_exp, not_, or_
+from jaxpyop._paths.rewrite.convert import ConversionError, converted, is_converted, is_convertible, mark_converted
+from jaxpyop._paths.rewrite.state import (
+    Undefined,
+    UndefinedReturnValue,
+    Variables,
+    following,
+    is_followed,
+    is_traced,
+    refuse,
+    weakened,
+)
+from jaxpyop._paths.rewrite.turns import TracedRange, run_for, run_while
+
+
+class FunctionScope:
+    """Stands around the body of a rewritten function."""
+
+    def __init__(self, *_: Any) -> None:
+        pass
+
+    def __enter__(self) -> FunctionScope:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        pass
+
+    def ret(self, value: Any, did_return: Any) -> Any:
+        if isinstance(value, UndefinedReturnValue):
+            return None
+        if is_traced(did_return) and value is not None:
+            place = calling_line(sys._getframe(1))
+            refuse("a path ends without `return`, and others return a value", "end every path with a `return`", place)
+        return value
+
+
+def with_function_scope(body: Callable[[Any], Any], *_: Any) -> Any:
+    return body(FunctionScope())
+
+
+def load(value: Any) -> Any:
+    return value.read() if isinstance(value, Undefined) else value
+
+
+def load_or_undefined(read: Callable[[], Any], name: str) -> Any:
+    try:
+        return read()
+    except (KeyError, AttributeError, NameError, IndexError):
+        return Undefined(name)
+
+
+def if_stmt(condition: Any, yes: Any, no: Any, get: Any, write: Any, names: Sequence[str], live: int) -> None:
+    if is_traced(condition):
+        choose(condition, yes, no, Variables(names, get, write, live))
+    else:
+        (yes if condition else no)()
+
+
+def while_stmt(test: Any, body: Any, get: Any, write: Any, names: Sequence[str], _: Any) -> None:
+    run_while(test, body, lambda: Variables(names, get, write, len(names)))
+
+
+def for_stmt(items: Any, test: Any, body: Any, get: Any, write: Any, names: Sequence[str], _: Any) -> None:
+    run_for(items, test, body, lambda: Variables(names, get, write, len(names)))
+
+
+def assert_stmt(condition: Any, message: Callable[[], Any]) -> None:
+    if is_traced(condition):
+        place = calling_line(sys._getframe(1))
+        refuse("an assert of a traced value cannot stop a compiled program", f"leave it out, {RAISING}", place)
+    if not condition:
+        raise AssertionError(message())
+
+
+# ------------------------------------------------------------------------ calls
+
+
+def call(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None, _: Any = None) -> Any:
+    """A call: of the user's functions as they are rewritten, of others as they are."""
+    kwargs = kwargs or {}
+    if not is_followed():
+        return function(*args, **kwargs)
+    if isinstance(function, functools.partial):
+        return call(function.func, (*function.args, *args), {**function.keywords, **kwargs})
+    if isinstance(function, type) or not callable(function):
+        return _call_builtin_type(function, args, kwargs)
+    if function in _OURS:
+        return _OURS[function](*args, **kwargs)
+    if isinstance(function, types.MethodType):
+        owner: Any = function.__self__
+        if function.__name__ == "item" and is_traced(owner) and owner.size == 1:
+            return _call_builtin_type(_kind_of(owner.dtype), (owner,), {})
+        return call(function.__func__, (function.__self__, *args), kwargs)
+    if isinstance(function, types.FunctionType):
+        return _rewritten(function)(*args, **kwargs)
+    if (method := _own_call(function)) is not None:
+        return call(method, (function, *args), kwargs)
+    return _call_library(function, args, kwargs)
+
+
+def _kind_of(dtype: Any) -> type:
+    """The Python type of what `x.item()` gives."""
+    if dtype.kind == "b":
+        return bool
+    return int if jax.dtypes.issubdtype(dtype, jax.numpy.integer) else float
+
+
+def _call_builtin_type(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    if function is range and any(map(is_traced, args)):
+        return TracedRange(*args)
+    if function is bool and len(args) == 1 and is_traced(args[0]) and args[0].size == 1:
+        return not_(not_(args[0]))
+    if function in (float, int) and len(args) == 1 and is_traced(args[0]) and args[0].size == 1:
+        return _number(args[0], function)
+    if function is super and not args:
+        place = calling_line(sys._getframe(2))
+        refuse("super() without arguments", "write super(TheClass, self)", place)
+    return function(*args, **kwargs)
+
+
+def _number(x: Any, kind: type) -> Any:
+    """What stands for a Python number: a value that takes the types of others, and has no derivative."""
+    if jax.dtypes.issubdtype(x.dtype, jax.numpy.complexfloating):
+        return kind(x)  # which is refused
+    if not (kind is float and jax.dtypes.issubdtype(x.dtype, jax.numpy.floating)):
+        x = jax.lax.convert_element_type(x, jax.dtypes.canonicalize_dtype(kind))
+    return weakened(jax.lax.stop_gradient(x.reshape(())))
+
+
+def _rewritten(function: Any) -> Any:
+    """The function as the program needs it, or as it is where that cannot be had."""
+    if is_converted(function):
+        return function
+    if not is_convertible(function, following().home):
+        return functools.partial(_library, function)
+    try:
+        return converted(function, OPERATORS)
+    except ConversionError as error:
+        following().unconverted.append(str(error))
+        return function
+
+
+def _library(function: Any, *args: Any, **kwargs: Any) -> Any:
+    return _call_library(function, args, kwargs)
+
+
+def _own_call(function: Any) -> Any:
+    """The `__call__` of an object of the user's class."""
+    method = inspect.getattr_static(type(function), "__call__", None)
+    return method if is_convertible(method, following().home) or is_converted(method) else None
+
+
+def _call_library(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Call what is not rewritten; the user's functions among its arguments are."""
+    inner = getattr(function, "__wrapped__", None)
+    if inner is not None and hasattr(function, "lower"):  # a jitted function
+        try:
+            return function(*args, **kwargs)
+        except jax.errors.TracerBoolConversionError:
+            return call(inner, args, kwargs)  # its `if`s become part of this program
+    if getattr(getattr(function, "__code__", None), "co_filename", "").startswith(core.PACKAGE):
+        return function(*args, **kwargs)  # an op, which has a way of its own with what it is given
+    args = [_as_argument(a) for a in args]
+    return function(*args, **{name: _as_argument(a) for name, a in kwargs.items()})
+
+
+def _as_argument(x: Any) -> Any:
+    if isinstance(x, types.FunctionType) and is_convertible(x, following().home):
+        found = _rewritten(x)
+        return functools.update_wrapper(found, x) if found is not x else x
+    return x
+
+
+def _least(keep_first: Callable[[Any, Any], Any], original: Any, *args: Any, **kwargs: Any) -> Any:
+    """`min` and `max` of scalars."""
+    values: Any = args
+    if len(args) == 1:
+        values = args[0] if isinstance(args[0], (list, tuple)) else ()
+    if kwargs or not any(map(is_traced, values)) or any(getattr(v, "ndim", 0) for v in values):
+        return original(*args, **kwargs)
+    found = values[0]
+    for value in values[1:]:
+        found = if_exp(keep_first(value, found), lambda value=value: value, lambda found=found: found)
+    return found
+
+
+def _refused_call(function: Any) -> Callable[..., Any]:
+    def refused(*_: Any, **__: Any) -> Any:
+        place = calling_line(sys._getframe(1))
+        refuse(f"{function.__name__}() sees other names in a body with loops on values", "name what is needed", place)
+
+    return refused
+
+
+_OURS: dict[Any, Callable[..., Any]] = {
+    builtins.min: functools.partial(_least, lambda a, b: a < b, min),
+    builtins.max: functools.partial(_least, lambda a, b: a > b, max),
+    **{f: _refused_call(f) for f in (builtins.eval, builtins.exec, builtins.locals)},
+}
+
+OPERATORS = types.SimpleNamespace(
+    FunctionScope=FunctionScope,
+    with_function_scope=with_function_scope,
+    ConversionOptions=lambda **_: None,
+    Feature=types.SimpleNamespace(ASSERT_STATEMENTS=None, EQUALITY_OPERATORS=None),
+    STD=None,
+    Undefined=Undefined,
+    UndefinedReturnValue=UndefinedReturnValue,
+    autograph_artifact=mark_converted,
+    converted_call=call,
+    ld=load,
+    ldu=load_or_undefined,
+    if_stmt=if_stmt,
+    while_stmt=while_stmt,
+    for_stmt=for_stmt,
+    assert_stmt=assert_stmt,
+    if_exp=if_exp,
+    and_=and_,
+    or_=or_,
+    not_=not_,
+    eq=lambda a, b: a == b,
+    not_eq=lambda a, b: a != b,
+)
