@@ -16,6 +16,7 @@ import jaxlib
 import numpy as np
 import pytest
 
+import jaxpyop
 from tests.shared.error_cases import (
     F,
     X,
