@@ -7,7 +7,7 @@ from typing import Any, TypeAlias, Unpack, overload
 
 from jaxpyop._op import NOT_GIVEN, apply
 from jaxpyop._op import clear_records as clear_records
-from jaxpyop._op.values import padded as padded
+from jaxpyop._op import padded as padded
 from jaxpyop._options import JaxOptions, NumpyOptions, filled_in, with_options
 
 Decorator: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]

@@ -1,4 +1,4 @@
-"""A long run from four threads: `python tests/trust/soak.py`, about five minutes.
+"""A long run from four threads: `python -m tests.trust.soak`, about five minutes.
 
 One million host calls, then 200,000 gradient steps. In ten windows of each it
 prints the calls per second of CPU time, the resident memory, and the gradient

@@ -3,9 +3,9 @@
 import dataclasses
 
 import pytest
-import soak
 
 import jaxpyop
+from tests.trust import soak
 
 STEADY = [soak.Window(calls=1000, cpu=0.1, memory=200.0, records=10)] * soak.WINDOWS
 

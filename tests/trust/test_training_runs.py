@@ -7,10 +7,10 @@ import time
 
 import jax
 import pytest
-import training
 
 import jaxpyop
 from jaxpyop._op import RECORDS
+from tests.trust import training
 
 
 def entries():

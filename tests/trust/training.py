@@ -1,4 +1,4 @@
-"""Long training runs: `python tests/trust/training.py`, an hour for all of it.
+"""Long training runs: `python -m tests.trust.training`, an hour for all of it.
 
 Five losses of `py_function`, 20,000 steps each, under `jit(grad)` and directly. For each it prints the CPU time of a
 step and the resident memory after each tenth, and the time of a plain `jnp.abs` before and after; and fails when
@@ -25,9 +25,9 @@ import jaxpyop  # isort: skip
 import jax
 import jax.numpy as jnp
 import numpy as np
-from soak import resident
 
 from jaxpyop._op import RECORDS
+from tests.trust.soak import resident
 
 PACED = 20  # steps of each thread
 TENTHS = 10
