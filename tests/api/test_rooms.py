@@ -12,7 +12,7 @@ import pytest
 import jaxpyop
 
 SOURCE = pathlib.Path(jaxpyop.__file__).parent
-GROUND = {"_config", "_jaxcore"}
+GROUND = {"_config", "_functions", "_jaxcore"}
 # What each room, or file beside the rooms, may import. A room that is not listed imports nothing of ours.
 BELOW = {
     "_host": GROUND,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import inspect
 import itertools
 import types
@@ -13,6 +12,7 @@ from typing import Any, get_args
 import numpy as np
 
 from jaxpyop._config import Mode, config
+from jaxpyop._functions import without_partials
 from jaxpyop._host import METHODS, check_progress
 from jaxpyop._op.request.user_rules import NO_RULES, Rules, read_rules
 from jaxpyop._op.values import CASTING, IN_A_LOOP, ResultSpec, promises_nothing, read_tout, with_shapes
@@ -115,8 +115,7 @@ def _check_options(options: dict[str, Any], api: str) -> None:
 def _name_of(func: Any, name: str | None) -> str:
     if name is not None:
         return name
-    while isinstance(func, functools.partial):
-        func = func.func
+    func = without_partials(func)
     found = getattr(func, "__name__", None) or type(func).__name__
     return "lambda" if found == "<lambda>" else found
 
@@ -169,9 +168,7 @@ def _check_func(func: Any, api: str) -> None:
         raise TypeError(f"{api}: func must be callable, got {func!r}; write {api}(func, inp, Tout)")
     if isinstance(func, types.FunctionType) and not func.__code__.co_flags & _UNUSUAL:
         return  # the usual case, which inspect takes longer to tell
-    inner = func
-    while isinstance(inner, functools.partial):
-        inner = inner.func
+    inner = without_partials(func)
     for candidate in (inner, type(inner).__call__):
         if inspect.iscoroutinefunction(candidate) or inspect.isasyncgenfunction(candidate):
             raise TypeError(

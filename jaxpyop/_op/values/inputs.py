@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpyop import _jaxcore
+from jaxpyop._functions import parts_of
 from jaxpyop._op.values.tout import canonical_dtype, is_extended_precision
 
 
@@ -168,33 +169,10 @@ def split(inp: Sequence[Any], kwargs: dict[str, Any], api: str) -> tuple[list[An
 # ----------------------------------------------------- traced values in closures
 
 
-def _captured(func: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(func, functools.partial):
-        yield from ((f"argument {i} of functools.partial", value) for i, value in enumerate(func.args))
-        yield from func.keywords.items()
-        yield "func", func.func
-    if isinstance(func, types.MethodType):
-        yield "self", func.__self__
-        used = getattr(getattr(func.__func__, "__code__", None), "co_names", ())
-        yield from _attributes("self", func.__self__, used)
-        yield "func", func.__func__
-    if not isinstance(func, types.FunctionType):
-        return
-    for name, cell in zip(func.__code__.co_freevars, func.__closure__ or ()):
-        try:
-            value = cell.cell_contents
-        except ValueError:
-            continue  # not assigned yet
-        yield name, value
-        yield from _attributes(name, value, func.__code__.co_names)
-    names = func.__code__.co_varnames[: func.__code__.co_argcount]
-    defaults = func.__defaults__ or ()
-    yield from zip(names[len(names) - len(defaults) :], defaults)
-    yield from (func.__kwdefaults__ or {}).items()
-
-
-def _attributes(name: str, value: Any, used: Sequence[str]) -> Iterator[tuple[str, Any]]:
+def _used_attributes(func: Any, name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """The attributes of an object in a closure, or of `self`, that the function's code may name."""
     if not isinstance(value, (type, types.ModuleType, types.FunctionType)):
+        used = getattr(getattr(func, "__code__", None), "co_names", ())
         held = getattr(value, "__dict__", {})
         yield from ((f"{name}.{attribute}", held[attribute]) for attribute in used if attribute in held)
 
@@ -203,12 +181,13 @@ def _find_tracer(func: Any, seen: set[int]) -> tuple[str, Any] | None:
     if id(func) in seen:
         return None
     seen.add(id(func))
-    for name, value in _captured(func):
-        if isinstance(value, (types.FunctionType, functools.partial, types.MethodType)):
-            if (found := _find_tracer(value, seen)) is not None:
-                return found
-        elif any(_jaxcore.is_live(leaf) for leaf in _leaves(value)):
-            return name, value
+    for part, whole in parts_of(func):
+        for name, value in ((part, whole), *_used_attributes(func, part, whole)):
+            if isinstance(value, (types.FunctionType, functools.partial, types.MethodType)):
+                if (found := _find_tracer(value, seen)) is not None:
+                    return found
+            elif any(_jaxcore.is_live(leaf) for leaf in _leaves(value)):
+                return name, value
     return None
 
 
