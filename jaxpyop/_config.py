@@ -1,8 +1,7 @@
-"""Settings, each an attribute of one object and an environment variable.
+"""The settings. Each one is an attribute of `config` and an environment variable.
 
-``jaxpyop.config.mode = "traced"`` changes a setting for the process;
-``with jaxpyop.config.override(mode="traced"):`` for a block. Compiled
-programs keep the settings that they were compiled with.
+``jaxpyop.config.mode = "traced"`` changes a setting for the process, and
+``with jaxpyop.config.override(mode="traced"):`` changes it for a block.
 """
 
 from __future__ import annotations
@@ -27,14 +26,13 @@ def _one_of(choices: tuple[str, ...]) -> Callable[[Any], str]:
 
 
 def _at_least_one(value: Any) -> int:
-    if isinstance(value, (bool, float)):
-        raise ValueError(f"expected a whole number, got {value!r}")
+    # The value of an environment variable is a string. A bool or a float is a mistake, although int() accepts it.
     try:
-        number = int(value)
-    except TypeError:
-        raise ValueError(f"expected a whole number, got {value!r}") from None
+        number = 0 if isinstance(value, (bool, float)) else int(value)
+    except (TypeError, ValueError):
+        number = 0
     if number < 1:
-        raise ValueError(f"expected at least 1, got {number}")
+        raise ValueError(f"expected a whole number, at least 1, got {value!r}")
     return number
 
 
@@ -49,7 +47,7 @@ _SETTINGS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
 
 
 class Settings(TypedDict, total=False):
-    """What :meth:`Config.override` takes."""
+    """The keyword arguments of :meth:`Config.override`."""
 
     mode: Mode
     transport: Transport
@@ -62,42 +60,43 @@ class Settings(TypedDict, total=False):
 class Config:
     """The settings of jaxpyop, for the whole process.
 
-    Each is an attribute, and an environment variable that is read when jaxpyop
-    is imported. Compiled programs keep the settings that they were compiled
-    with. They are as JAX's ``jax.config``; TensorFlow's ``tf.py_function`` has
-    none, and is always eager.
+    Each setting is an attribute. It is also an environment variable, which is
+    read when jaxpyop is imported. A compiled program keeps the settings that
+    it was compiled with. This object works like JAX's ``jax.config``.
+    TensorFlow's ``tf.py_function`` has no settings, and is always eager.
 
     Attributes:
-        mode: default of ``py_function(mode=...)``: ``"eager"`` (the body is
-            called at run time), ``"traced"`` (traced into XLA, or an error;
-            stateful ops and those with ``vjp=`` or ``jvp=`` stay eager) or
-            ``"auto"`` (traced where that can be done).
-            Environment variable ``JAXPYOP_MODE``.
+        mode: the default of ``py_function(mode=...)``. ``"eager"`` calls the
+            function at run time. ``"traced"`` traces it into the program, and
+            raises if that fails; stateful ops and ops with ``vjp=`` or
+            ``jvp=`` stay eager. ``"auto"`` traces it if possible.
+            Environment variable: ``JAXPYOP_MODE``.
         transport: how a compiled program reaches the host. ``"auto"`` takes
-            the zero-copy ``jax.experimental.buffer_callback`` where it
-            applies, ``"callback"`` always ``jax.pure_callback`` and
+            the zero-copy ``jax.experimental.buffer_callback`` if it applies.
+            ``"callback"`` always takes ``jax.pure_callback`` or
             ``jax.experimental.io_callback``. Read when a program is compiled.
-            ``JAXPYOP_TRANSPORT``.
+            Environment variable: ``JAXPYOP_TRANSPORT``.
         constants: what happens when a differentiated value goes into NumPy
-            inside a ``py_function`` and so becomes a constant to the
-            derivative: ``"warn"`` once per op and line, ``"allow"``, or
-            ``"error"``, a :class:`TypeError`, which ``float(x)`` and
-            ``x.item()`` then are, too. ``JAXPYOP_CONSTANTS``.
+            inside a ``py_function``, and therefore becomes a constant for the
+            derivative. ``"warn"`` warns once per op and line. ``"allow"`` is
+            silent. ``"error"`` raises a :class:`TypeError`, for ``float(x)``
+            and ``x.item()`` as well.
+            Environment variable: ``JAXPYOP_CONSTANTS``.
         max_records: how many gradient records of ``py_function`` are kept for
-            backward passes to come. Of those that a pass has read a
-            thirty-second part stays, for passes that ask again; of a stateful
-            op, which cannot run again, all of them. Outside ``jax.jit`` a
-            record lives as long as the pullback. ``JAXPYOP_MAX_RECORDS``.
-        max_record_bytes: how many bytes of memory they may take, likewise.
-            ``JAXPYOP_MAX_RECORD_BYTES``.
-        max_scratch_bytes: how many bytes of arrays, into which inputs were
-            copied for functions that have returned, are kept for the next
-            calls, of all programs together. ``JAXPYOP_MAX_SCRATCH_BYTES``.
+            later backward passes. Records that a pass has read may fill 1/32
+            of this limit, or all of it for a stateful op, which cannot run
+            again. Outside ``jax.jit`` a record lives as long as its pullback.
+            Environment variable: ``JAXPYOP_MAX_RECORDS``.
+        max_record_bytes: how many bytes of memory these records may take, in
+            the same way. Environment variable: ``JAXPYOP_MAX_RECORD_BYTES``.
+        max_scratch_bytes: how many bytes of scratch arrays are kept for later
+            calls, in all programs together. Inputs are copied into them.
+            Environment variable: ``JAXPYOP_MAX_SCRATCH_BYTES``.
 
     Raises:
-        AttributeError: setting what is no setting.
-        ValueError: not a value of that setting; the text names the setting, or
-            the environment variable.
+        AttributeError: there is no setting of that name.
+        ValueError: the setting does not take that value. The text names the
+            setting, or the environment variable.
 
     Example:
         >>> import jaxpyop
@@ -117,9 +116,8 @@ class Config:
     def __init__(self) -> None:
         for name, (default, _) in _SETTINGS.items():
             variable = f"JAXPYOP_{name.upper()}"
-            value = os.environ.get(variable, default)
             try:
-                setattr(self, name, value)
+                setattr(self, name, os.environ.get(variable, default))
             except ValueError as error:
                 raise ValueError(f"environment variable {variable}: {error}") from None
 
@@ -131,26 +129,27 @@ class Config:
         except ValueError as error:
             raise ValueError(f"jaxpyop.config.{name}: {error}") from None
         object.__setattr__(self, name, parsed)
-        for followed in _followers:
-            followed()
+        for function in _listeners:
+            function()
 
     @contextlib.contextmanager
     def override(self, **settings: Unpack[Settings]) -> Iterator[None]:
-        """Change settings for a block; for the whole process, not one thread.
+        """Changes settings for a block, in all threads.
 
-        As JAX's context managers do, such as :func:`jax.enable_x64`, but those
-        are for one thread.
+        JAX's own context managers, such as :func:`jax.enable_x64`, change a
+        setting for one thread only.
 
         Args:
-            **settings: new values by name.
+            **settings: the new values.
 
         Returns:
-            A context manager, which gives ``None``, and restores the settings
-            that it found.
+            A context manager. It yields ``None``, and restores the previous
+            values at the end.
 
         Raises:
-            AttributeError: no such setting.
-            ValueError: not a value of that setting; then none has changed.
+            AttributeError: there is no setting of that name.
+            ValueError: a setting does not take its value. Then no setting has
+                changed.
 
         Example:
             >>> import jaxpyop
@@ -173,10 +172,10 @@ class Config:
         return f"Config({', '.join(f'{name}={getattr(self, name)!r}' for name in _SETTINGS)})"
 
 
-_followers: list[Callable[[], None]] = []
+_listeners: list[Callable[[], None]] = []
 config: Config = Config()
 
 
-def follow(function: Callable[[], None]) -> None:
-    """Call a function after each change of a setting."""
-    _followers.append(function)
+def on_change(function: Callable[[], None]) -> None:
+    """Registers a function that is called after each change of a setting."""
+    _listeners.append(function)

@@ -1,4 +1,4 @@
-"""What a person types after ``python -m jaxpyop``: `demo`, `doctor` and `bench`, which compares what is in `cases`."""
+"""The commands of ``python -m jaxpyop``: `demo`, `doctor`, and `bench`, which measures the groups in `cases`."""
 
 from jaxpyop._cli.bench import main as run_bench
 from jaxpyop._cli.demo import main as run_demo

@@ -1,8 +1,7 @@
-"""Every function on real input: what goes in, what comes out, whether it is right.
+"""Runs every function on real input, prints what goes in and what comes out, and checks it.
 
-Each example is a short function that shows its values through a `Sheet`, which
-also compares them with values known beforehand. A wrong one is marked, and
-makes the demo fail.
+Each example is a short function that prints its values through a `Sheet`. The sheet compares them with values that
+are known beforehand. It marks a wrong value, and the demo then fails.
 """
 
 from __future__ import annotations
@@ -22,32 +21,32 @@ _WIDTH = 90
 
 
 class Sheet:
-    """Prints values beside their labels, and counts those that are wrong."""
+    """Prints values beside their labels, and counts the wrong ones."""
 
     def __init__(self) -> None:
         self.shown = 0
         self.wrong = 0
 
     def title(self, text: str) -> None:
-        """Start an example."""
+        """Starts an example."""
         print(f"\n{text}")
 
     def note(self, text: str) -> None:
-        """Print an input, or what happens."""
+        """Prints an input, or an event."""
         print(f"    {text}")
 
     def value(self, label: str, got: Any, want: Any) -> None:
-        """Print a result, and compare it with what it has to be."""
+        """Prints a result and compares it with the right one."""
         self.shown += 1
         right = _equal(got, want)
         self.wrong += not right
         line = f"    {label:<36}{_show(got)}"
-        print(f"{line:<{_WIDTH - 4}}  ok" if right else f"{line}\n    WRONG, it should be {_show(want)}")
+        print(f"{line:<{_WIDTH - 4}}  ok" if right else f"{line}\n    WRONG, the right value is {_show(want)}")
 
     def close(self) -> int:
-        """Print the sum of it all; the exit code."""
-        wrong = f"{self.wrong} of {self.shown} values wrong"
-        print(f"\n{wrong if self.wrong else f'all {self.shown} values are as they should be'}")
+        """Prints the summary and returns the exit code."""
+        wrong = f"{self.wrong} of {self.shown} values are wrong"
+        print(f"\n{wrong if self.wrong else f'all {self.shown} values are correct'}")
         return 1 if self.wrong else 0
 
 
@@ -67,19 +66,19 @@ def _show(x: Any) -> str:
     if isinstance(x, (list, tuple)):
         inside = ", ".join(map(_show, x))
         return f"({inside})" if isinstance(x, tuple) else f"[{inside}]"
-    if _is_number(x) and np.ndim(x) == 0:
-        number = np.asarray(x).item()
-        return repr(float(f"{number:.8g}")) if isinstance(number, float) else str(number)
-    if _is_number(x):
+    if not _is_number(x):
+        return str(x)
+    if np.ndim(x):
         return np.array2string(np.asarray(x), separator=", ", floatmode="maxprec").replace("\n", "")
-    return str(x)
+    number = np.asarray(x).item()
+    return repr(float(f"{number:.8g}")) if isinstance(number, float) else str(number)
 
 
 # --------------------------------------------------------------------- examples
 
 
 def log_huber(x: Any, m: Any) -> Any:
-    """A loss that is quadratic near zero and logarithmic outside."""
+    """A loss that is quadratic near zero and logarithmic elsewhere."""
     if abs(x) <= m:
         return x**2
     return m**2 * (1 - 2 * jnp.log(m) + jnp.log(x**2))
@@ -88,9 +87,7 @@ def log_huber(x: Any, m: Any) -> Any:
 def _py_function(sheet: Sheet) -> None:
     sheet.title("py_function: a log-Huber loss with a Python `if`, under jax.jit, no shapes given")
 
-    def loss(x: Any, m: Any) -> Any:
-        return jaxpyop.py_function(log_huber, [x, m], F32)
-
+    loss = lambda x, m: jaxpyop.py_function(log_huber, [x, m], F32)
     step = jax.jit(jax.value_and_grad(loss))
     for x, m, value, slope in ((1.0, 2.0, 1.0, 2.0), (3.0, 2.0, 7.243721, 2.6666667)):
         sheet.note(f"x = {x}, m = {m}")
@@ -113,11 +110,7 @@ def _float_in_the_body(sheet: Sheet) -> None:
             x = x / 2
         return x
 
-    @jax.jit
-    def step(x: Any) -> Any:
-        op = jaxpyop.py_function(halve_until_small, [x], F32, output_shapes=x.shape)
-        return jnp.sum(op**2)
-
+    step = jax.jit(lambda x: jnp.sum(jaxpyop.py_function(halve_until_small, [x], F32, output_shapes=x.shape) ** 2))
     x = np.array([3.0, 1.0], np.float32)
     sheet.note(f"x = {_show(x)}, halved until its sum is at most 1, then squared and summed")
     sheet.value("gradient", jax.grad(step)(x), x / 8)
@@ -174,8 +167,7 @@ def _images(sheet: Sheet) -> None:
 
     @jax.jit
     def batch(level: Any) -> Any:
-        promised = jax.ShapeDtypeStruct((20, 256, 256, 3), F32)
-        images = jaxpyop.numpy_function(load, [level], promised)
+        images = jaxpyop.numpy_function(load, [level], F32, output_shapes=(20, 256, 256, 3))
         return images, jax.image.resize(images, (20, 64, 64, 3), "linear")
 
     sheet.note("level = 0.05; image k is filled with k * level")
@@ -215,20 +207,13 @@ def _logging(sheet: Sheet) -> None:
     sheet.title("py_func, stateful: a log written from inside a jitted while_loop")
     log: list[tuple[int, float]] = []
 
-    def note(i: Any, x: Any) -> None:
-        log.append((int(i), float(x)))
-
-    @jax.jit
-    def run(x: Any) -> Any:
-        def step(carry: Any) -> Any:
-            i, x = carry
-            jaxpyop.py_func(note, [i, x], None)
-            return i + 1, x / 2
-
-        return jax.lax.while_loop(lambda carry: carry[1] > 1, step, (0, x))
+    def step(carry: Any) -> Any:
+        i, x = carry
+        jaxpyop.py_func(lambda i, x: log.append((int(i), float(x))), [i, x], None)
+        return i + 1, x / 2
 
     sheet.note("x = 10.0, halved while it is above 1")
-    result = run(10.0)
+    result = jax.jit(lambda x: jax.lax.while_loop(lambda carry: carry[1] > 1, step, (0, x)))(10.0)
     jax.effects_barrier()
     sheet.value("steps, and x at the end", result, [4, 0.625])
     sheet.value("the log", log, [(0, 10.0), (1, 5.0), (2, 2.5), (3, 1.25)])
@@ -271,9 +256,10 @@ def _error(sheet: Sheet) -> None:
         jax.block_until_ready(f(7))
     except (jax.errors.JaxRuntimeError, ValueError) as error:
         text = str(error)
-    said = next((line for line in text.splitlines() if " failed: " in line), "nothing")
-    sheet.value("JAX's error names the op", said[: said.find(" failed: ")].split(": ")[-1], "py_func 'fail'")
-    sheet.value("  and the exception", said[said.find(" failed: ") + 9 : said.find(" [")], "KeyError: 'no sample 7'")
+    line = next((line for line in text.splitlines() if " failed: " in line), "")
+    op, _, exception = line.partition(" failed: ")
+    sheet.value("JAX's error names the op", op.split(": ")[-1], "py_func 'fail'")
+    sheet.value("  and the exception", exception.partition(" [")[0], "KeyError: 'no sample 7'")
     try:
         with jaxpyop.reraise():
             jax.block_until_ready(f(7))
@@ -297,7 +283,7 @@ EXAMPLES: Sequence[Callable[[Sheet], None]] = (
 
 
 def main() -> int:
-    """Run all examples; 1 when a value is wrong."""
+    """Runs all examples, and returns 1 if a value is wrong."""
     print(f"jaxpyop {jaxpyop.__version__} on JAX {jax.__version__}, backend {jax.default_backend()}")
     sheet = Sheet()
     for example in EXAMPLES:

@@ -1,4 +1,4 @@
-"""What a bug report needs: versions, devices, and how calls reach the host here."""
+"""Reports versions, devices, settings, and how calls reach the host here: the facts that a bug report needs."""
 
 from __future__ import annotations
 
@@ -35,19 +35,17 @@ def _devices() -> Iterator[tuple[str, str]]:
 
 
 def _transport() -> Iterator[tuple[str, str]]:
-    yield "transport", f"{config.transport}: {'pure_callback' if not _has_buffers() else 'buffer_callback (zero-copy)'}"
-    alone = _has_buffers() and jax.device_count() == 1
-    yield "  stateful ops", "buffer_callback" if alone else _stateful_elsewhere()
-    yield "  ordered ops", "buffer_callback, with a token" if alone else "io_callback"
+    stateless, stateful, ordered = "pure_callback", "io_callback", "io_callback"
+    if config.transport == "auto" and jax.default_backend() == "cpu":
+        stateless, stateful = "buffer_callback (zero-copy)", "buffer_callback"
+        if jax.device_count() == 1:
+            ordered = "buffer_callback, with a token"
+        else:
+            stateful = "buffer_callback on one device, io_callback over several"
+    yield "transport", f"{config.transport}: {stateless}"
+    yield "  stateful ops", stateful
+    yield "  ordered ops", ordered
     yield "  outside jit", "func is called directly"
-
-
-def _has_buffers() -> bool:
-    return config.transport == "auto" and jax.default_backend() == "cpu"
-
-
-def _stateful_elsewhere() -> str:
-    return "buffer_callback on one device, io_callback over several" if _has_buffers() else "io_callback"
 
 
 def _safety() -> Iterator[tuple[str, str]]:
@@ -56,19 +54,13 @@ def _safety() -> Iterator[tuple[str, str]]:
     yield "  pool threads", "cannot be counted here" if threads is None else str(threads)
     yield "  NPROC", os.environ.get("NPROC", "not set")
     asynchronous = jax.config.read("jax_cpu_enable_async_dispatch")
-    yield (
-        "  CPU dispatch",
-        "asynchronous" if asynchronous else "synchronous, as JAX in bodies needs before 0.12",
-    )
+    yield "  CPU dispatch", "asynchronous" if asynchronous else "synchronous, which JAX in bodies needs before 0.12"
 
 
-def _records() -> Iterator[tuple[str, str]]:
+def _kept() -> Iterator[tuple[str, str]]:
     stats = RECORDS.stats()
     yield "gradient records", f"{stats['count']} kept (at most {config.max_records}), {stats['evicted']} evicted"
     yield "  bytes", f"{stats['nbytes']} (at most {config.max_record_bytes})"
-
-
-def _scratch() -> Iterator[tuple[str, str]]:
     yield "scratch arrays", f"{SCRATCH.nbytes} bytes kept for the next calls (at most {config.max_scratch_bytes})"
 
 
@@ -81,17 +73,17 @@ def _settings() -> Iterator[tuple[str, str]]:
 
 
 def _line(name: str, value: str) -> str:
-    # A label that starts with spaces keeps them.
+    # The label is the initial indent, for fill() would strip the spaces that a label starts with.
     return textwrap.fill(value, _WIDTH, initial_indent=f"{name:<20}", subsequent_indent=" " * 20) if value else name
 
 
 def report() -> str:
-    """What `doctor` prints, as text; it starts JAX if nothing has yet."""
-    sections = (_versions, _devices, _transport, _safety, _records, _scratch, _settings)
+    """The text that `doctor` prints. Asking for the devices starts JAX, unless it runs already."""
+    sections = (_versions, _devices, _transport, _safety, _kept, _settings)
     return "\n".join(_line(name, value) for section in sections for name, value in section())
 
 
 def main() -> int:
-    """Print the report; always 0."""
+    """Prints the report and returns the exit code, which is always 0."""
     print(report())
     return 0

@@ -48,7 +48,7 @@ def test_demo(arguments, environment):
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
     assert max(map(len, lines)) <= 100
-    assert re.fullmatch(r"all \d+ values are as they should be", lines[-1])
+    assert re.fullmatch(r"all \d+ values are correct", lines[-1])
     assert "WRONG" not in done.stdout
     squeezed = [re.sub(r"\s+", " ", line.strip()) for line in lines]
     for expected in (
@@ -75,8 +75,8 @@ def test_demo_fails_on_a_wrong_value(monkeypatch, capsys):
     monkeypatch.setattr(demo, "EXAMPLES", [wrong])
     assert main(["demo"]) == 1
     out = capsys.readouterr().out
-    assert "WRONG, it should be 1.0" in out
-    assert out.endswith("1 of 2 values wrong\n")
+    assert "WRONG, the right value is 1.0" in out
+    assert out.endswith("1 of 2 values are wrong\n")
 
 
 @pytest.mark.parametrize(
@@ -189,3 +189,9 @@ def test_an_unknown_value_in_the_environment_is_named():
     done = jaxpyop_command("doctor", JAXPYOP_TRANSPORT="pigeon")
     assert done.returncode == 1
     assert "environment variable JAXPYOP_TRANSPORT: " in done.stderr
+
+
+def test_the_version(capsys):
+    with pytest.raises(SystemExit, match=r"^0$"):
+        main(["--version"])
+    assert capsys.readouterr().out == f"jaxpyop {jaxpyop.__version__}\n"

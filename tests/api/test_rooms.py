@@ -26,7 +26,7 @@ BELOW = {
     "contrib": {"_contrib"},
     "__init__": GROUND | {"_api", "_host", "compat", "contrib"},
     "_cli": GROUND | {"_host", "_op", "__init__"},
-    "__main__": {"_cli"},
+    "__main__": {"_cli", "__init__"},
 }
 # The same inside the larger rooms.
 INSIDE = {

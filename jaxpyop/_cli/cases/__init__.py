@@ -1,7 +1,7 @@
-"""What `bench` compares: groups of cases, ours first, each with what else does the same.
+"""What `bench` compares: groups of cases that do the same work, with our own case first.
 
-One file for each subject: `calls`, `programs`, `batches`, `gradients`, `traced`, `others`, and `runs` of many steps,
-which take long; `case` is what they share.
+Each subject has a file: `calls`, `programs`, `batches`, `gradients`, `traced`, `others`, and `runs` of thousands of
+steps, which take minutes. `case` holds what they share.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ GROUPS: list[Callable[[], Group]] = [
     calls.fresh_calls,
     calls.many_inputs,
     calls.large_calls,
-    calls.filled_calls,
+    calls.out_calls,
     programs.tracing,
     programs.lowering,
     batches.batches,

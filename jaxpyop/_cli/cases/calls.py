@@ -1,8 +1,7 @@
-"""Plain calls: small ones, stateful, ordered, direct, and large ones."""
+"""Single calls: small, stateful, ordered, direct, and with large arrays."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -12,138 +11,99 @@ from jax.experimental import io_callback
 from jax.experimental.buffer_callback import buffer_callback
 
 import jaxpyop
-from jaxpyop._cli.cases.case import ONE, Case, Group, negative, negative_buffer
+from jaxpyop._cli.cases.case import (
+    ONE,
+    Group,
+    Program,
+    callback_negative,
+    compare,
+    compare_compiled,
+    negative,
+    negative_buffer,
+    numpy_negative,
+)
+
+LARGE = jax.ShapeDtypeStruct((10_000_000,), jnp.float32)
 
 
 def small_calls() -> Group:
-    x = jnp.ones(1)
-    ours = jax.jit(lambda x: jaxpyop.numpy_function(negative, [x], jnp.float32))
-    lent = jax.jit(lambda x: jaxpyop.numpy_function(negative, [x], jnp.float32, copy=False))
-    pure = jax.jit(lambda x: jax.pure_callback(negative, ONE, x))
-    bare = jax.jit(lambda x: buffer_callback(negative_buffer, ONE)(x))
-    none = jax.jit(jnp.negative)
-    return Group(
-        "float32[1] under jit",
-        [
-            Case("numpy_function", lambda: ours(x)),
-            Case("the same, copy=False", lambda: lent(x)),
-            Case("jax.pure_callback", lambda: pure(x)),
-            Case("bare buffer_callback", lambda: bare(x)),
-            Case("jit without a callback", lambda: none(x)),
-        ],
-    )
+    programs = {
+        "numpy_function": numpy_negative(),
+        "the same, copy=False": numpy_negative(copy=False),
+        "jax.pure_callback": callback_negative(jax.pure_callback),
+        "bare buffer_callback": buffer_callback(negative_buffer, ONE),
+        "jit without a callback": jnp.negative,
+    }
+    return compare_compiled("float32[1] under jit", programs, jnp.ones(1))
 
 
 def stateful_calls() -> Group:
-    x = jnp.ones(1)
-    ours = jax.jit(lambda x: jaxpyop.numpy_function(negative, [x], jnp.float32, stateful=True))
-    theirs = jax.jit(lambda x: io_callback(negative, ONE, x))
-    bare = jax.jit(lambda x: buffer_callback(negative_buffer, ONE, has_side_effect=True)(x))
-    return Group(
-        "the same, stateful",
-        [
-            Case("numpy_function", lambda: ours(x)),
-            Case("io_callback", lambda: theirs(x)),
-            Case("bare buffer_callback", lambda: bare(x)),
-        ],
-    )
+    programs = {
+        "numpy_function": numpy_negative(stateful=True),
+        "io_callback": callback_negative(io_callback),
+        "bare buffer_callback": buffer_callback(negative_buffer, ONE, has_side_effect=True),
+    }
+    return compare_compiled("the same, stateful", programs, jnp.ones(1))
+
+
+def _ordered() -> dict[str, Program]:
+    return {
+        "numpy_function": numpy_negative(ordered=True),
+        "io_callback": callback_negative(io_callback, ordered=True),
+    }
 
 
 def ordered_calls() -> Group:
-    x = jnp.ones(1)
-    ours = jax.jit(lambda x: jaxpyop.numpy_function(negative, [x], jnp.float32, ordered=True))
-    theirs = jax.jit(lambda x: io_callback(negative, ONE, x, ordered=True))
-    return Group(
-        "the same, ordered",
-        [Case("numpy_function", lambda: ours(x)), Case("io_callback", lambda: theirs(x))],
-    )
+    return compare_compiled("the same, ordered", _ordered(), jnp.ones(1))
 
 
 def ordered_loops() -> Group:
-    def loop(op: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        return jax.jit(lambda x: jax.lax.scan(lambda c, _: (op(c), None), x, None, length=200)[0])
+    def loop(op: Program) -> Program:
+        return lambda x: jax.lax.scan(lambda c, _: (op(c), None), x, None, length=200)[0]
 
-    x = jnp.ones(1)
-    ours = loop(lambda x: jaxpyop.numpy_function(negative, [x], jnp.float32, ordered=True))
-    theirs = loop(lambda x: io_callback(negative, ONE, x, ordered=True))
-    return Group(
-        "ordered, 200 times in a scan",
-        [Case("numpy_function", lambda: ours(x), 1), Case("io_callback", lambda: theirs(x), 1)],
-        samples=15,
-    )
+    programs = {name: loop(op) for name, op in _ordered().items()}
+    return compare_compiled("ordered, 200 times in a scan", programs, jnp.ones(1), calls=1, samples=15)
 
 
 def direct_calls() -> Group:
-    x = jnp.ones(1)
-    return Group(
-        "direct call",
-        [
-            Case("numpy_function", lambda: jaxpyop.numpy_function(negative, [x], jnp.float32)),
-            Case("jax.pure_callback", lambda: jax.pure_callback(negative, ONE, x)),
-        ],
-    )
+    programs = {"numpy_function": numpy_negative(), "jax.pure_callback": callback_negative(jax.pure_callback)}
+    return compare("direct call", programs, jnp.ones(1))
 
 
 def fresh_calls() -> Group:
-    x = jnp.ones(1)
-    return Group(
-        "direct call, a fresh lambda each time",
-        [
-            Case("numpy_function", lambda: jaxpyop.numpy_function(lambda v: -v, [x], jnp.float32), 5),
-            Case("jax.pure_callback", lambda: jax.pure_callback(lambda v: -v, ONE, x), 2),
-        ],
-        samples=10,
-    )
+    programs: dict[str, Program] = {
+        "numpy_function": lambda x: jaxpyop.numpy_function(lambda v: -v, [x], jnp.float32),
+        "jax.pure_callback": lambda x: jax.pure_callback(lambda v: -v, ONE, x),
+    }
+    return compare("direct call, a fresh lambda each time", programs, jnp.ones(1), calls=3, samples=10)
 
 
 def many_inputs() -> Group:
-    xs = [jnp.full(3, k, jnp.float32) for k in range(20)]
-    like = jax.ShapeDtypeStruct((3,), jnp.float32)
     identity = jax.jit(lambda values: values)
 
     def bare(ctx: Any, out: Any, *xs: Any) -> None:
         np.asarray(out)[...] = identity([np.asarray(x).copy() for x in xs])[0]
 
-    ours = jax.jit(lambda *xs: jaxpyop.py_function(lambda *xs: xs[0], xs, jnp.float32))
-    theirs = jax.jit(lambda *xs: buffer_callback(bare, like)(*xs))
-    return Group(
-        "20 small inputs as jax.Arrays",
-        [Case("py_function", lambda: ours(*xs), 10), Case("buffer_callback and jit", lambda: theirs(*xs), 10)],
-        samples=15,
-    )
+    programs = {
+        "py_function": lambda *xs: jaxpyop.py_function(lambda *xs: xs[0], xs, jnp.float32),
+        "buffer_callback and jit": buffer_callback(bare, jax.ShapeDtypeStruct((3,), jnp.float32)),
+    }
+    xs = [jnp.full(3, k, jnp.float32) for k in range(20)]
+    return compare_compiled("20 small inputs as jax.Arrays", programs, *xs, calls=10, samples=15)
 
 
 def large_calls() -> Group:
-    x = jnp.ones(10_000_000)
-    like = jax.ShapeDtypeStruct(x.shape, x.dtype)
-    ours = jax.jit(lambda x: jaxpyop.numpy_function(negative, [x], jnp.float32))
-    theirs = jax.jit(lambda x: jax.pure_callback(negative, like, x))
-    return Group(
-        "40 MB np.negative under jit",
-        [Case("numpy_function", lambda: ours(x), 1), Case("jax.pure_callback", lambda: theirs(x), 1)],
-        samples=15,
-    )
+    programs = {"numpy_function": numpy_negative(), "jax.pure_callback": callback_negative(jax.pure_callback, LARGE)}
+    return compare_compiled("40 MB np.negative under jit", programs, jnp.ones(LARGE.shape), calls=1, samples=15)
 
 
-def filled_calls() -> Group:
-    x = jnp.ones(10_000_000)
-    like = jax.ShapeDtypeStruct(x.shape, x.dtype)
-
-    def negative_in_place(x: Any, out: Any) -> None:
+def out_calls() -> Group:
+    def into(x: Any, out: Any) -> None:
         np.negative(x, out=out)
 
-    def bare_in_place(ctx: Any, out: Any, x: Any) -> None:
-        np.negative(np.asarray(x), out=np.asarray(out))
-
-    ours = jax.jit(lambda x: jaxpyop.numpy_function(negative_in_place, [x], jnp.float32, out=True, copy=False))
-    bare = jax.jit(lambda x: buffer_callback(bare_in_place, like)(x))
-    pure = jax.jit(lambda x: jax.pure_callback(negative, like, x))
-    return Group(
-        "40 MB np.negative(x, out=out)",
-        [
-            Case("numpy_function(out=True)", lambda: ours(x), 1),
-            Case("bare buffer_callback", lambda: bare(x), 1),
-            Case("jax.pure_callback", lambda: pure(x), 1),
-        ],
-        samples=15,
-    )
+    programs = {
+        "numpy_function(out=True)": lambda x: jaxpyop.numpy_function(into, [x], jnp.float32, out=True, copy=False),
+        "bare buffer_callback": buffer_callback(negative_buffer, LARGE),
+        "jax.pure_callback": lambda x: jax.pure_callback(negative, LARGE, x),
+    }
+    return compare_compiled("40 MB np.negative(x, out=out)", programs, jnp.ones(LARGE.shape), calls=1, samples=15)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -10,106 +11,88 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxpyop
-from jaxpyop._cli.cases.case import Case, Group, log_huber, tensorflow
+from jaxpyop._cli.cases.case import SCALAR, Group, Program, compare, log_huber, optional
+
+
+def _scalar_op(body: Callable[..., Any]) -> Program:
+    return lambda *inputs: jaxpyop.py_function(body, inputs, SCALAR)
 
 
 def gradients(title: str, x: float, m: float, *, both: bool = False) -> Group:
-    """In `x` alone, or in both."""
+    """The gradient of the log-Huber loss in `x` alone, or in both inputs."""
     argnums = (0, 1) if both else (0,)
-    shape = (jax.ShapeDtypeStruct((), jnp.float32),) * len(argnums)
-
-    def loss(x: Any, m: Any) -> Any:
-        return jaxpyop.py_function(log_huber, [x, m], jnp.float32, output_shapes=())
 
     def host_gradient(x: Any, m: Any) -> Any:
         value, pull = jax.vjp(log_huber, x, m)
         return pull(jnp.ones_like(value))[: len(argnums)]
 
-    ours = jax.jit(jax.grad(loss, argnums))
-    theirs = jax.jit(lambda x, m: jax.pure_callback(host_gradient, shape, x, m))
-    cases = [
-        Case("py_function", lambda: ours(x, m), 10),
-        Case("jax.vjp in pure_callback", lambda: theirs(x, m), 5),
-    ]
-    return Group(title, cases + _tensorflow_gradient(x, m, both), samples=20)
+    programs: dict[str, Program] = {
+        "py_function": jax.jit(jax.grad(_scalar_op(log_huber), argnums)),
+        "jax.vjp in pure_callback": jax.jit(
+            lambda x, m: jax.pure_callback(host_gradient, (SCALAR,) * len(argnums), x, m)
+        ),
+    }
+    if tf := optional("tensorflow"):
+
+        def tf_log_huber(x: Any, m: Any) -> Any:
+            if tf.abs(x) <= m:
+                return x**2
+            return m**2 * (1 - 2 * tf.math.log(m) + tf.math.log(x**2))
+
+        programs["tf.py_function"] = _tensorflow_gradient(tf, tf_log_huber, len(argnums))
+    return compare(title, programs, x, m, calls=5, samples=20)
+
+
+def _tensorflow_gradient(tf: Any, body: Callable[..., Any], count: int) -> Program:
+    """The gradient of `tf.py_function` in the first `count` inputs."""
+
+    @tf.function
+    def step(*inputs: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(inputs[:count])
+            y = tf.py_function(body, inputs, tf.float32)
+        return tape.gradient(y, inputs[:count])
+
+    return lambda *inputs: [np.asarray(g) for g in step(*map(tf.constant, inputs))]
 
 
 def direct_gradients() -> Group:
     """Without `jit`, as in a notebook."""
-    ours = jax.grad(lambda x, m: jaxpyop.py_function(log_huber, [x, m], jnp.float32))
-    theirs, x, m = jax.grad(log_huber), jnp.float32(3.0), jnp.float32(2.0)
-    cases = [Case("py_function", lambda: ours(x, m), 5), Case("jax.grad", lambda: theirs(x, m), 5)]
-    return Group("direct gradient, log-Huber", cases, samples=20)
+    programs = {"py_function": jax.grad(_scalar_op(log_huber)), "jax.grad": jax.grad(log_huber)}
+    return compare("direct gradient, log-Huber", programs, jnp.float32(3.0), jnp.float32(2.0), calls=5, samples=20)
 
 
 def many_primitives() -> Group:
-    def body(x: Any) -> Any:
-        for _ in range(5):
-            x = jnp.sin(x) * 0.5 + jnp.tanh(x) - 0.1
-        return x
+    def repeated(sin: Any, tanh: Any) -> Program:
+        def body(x: Any) -> Any:
+            for _ in range(5):
+                x = sin(x) * 0.5 + tanh(x) - 0.1
+            return x
 
-    ours = jax.jit(jax.grad(lambda x: jaxpyop.py_function(body, [x], jnp.float32, output_shapes=())))
-    theirs, x = jax.grad(body), jnp.float32(0.5)
-    cases = [Case("py_function", lambda: ours(x), 5), Case("jax.grad, directly", lambda: theirs(x), 2)]
-    return Group("gradient of 25 primitives", cases + _tensorflow_primitives(), samples=15)
+        return body
+
+    body = repeated(jnp.sin, jnp.tanh)
+    programs: dict[str, Program] = {
+        "py_function": jax.jit(jax.grad(_scalar_op(body))),
+        "jax.grad, directly": jax.grad(body),
+    }
+    if tf := optional("tensorflow"):
+        programs["tf.py_function"] = _tensorflow_gradient(tf, repeated(tf.sin, tf.tanh), 1)
+    return compare("gradient of 25 primitives", programs, np.float32(0.5), calls=3, samples=15)
 
 
 def fresh_lengths() -> Group:
-    lengths, x = itertools.count(5), jnp.float32(0.5)
+    lengths = itertools.count(5)
 
     def repeated(x: Any, n: Any) -> Any:
         for _ in range(int(n)):
             x = jnp.sin(x) * x
         return x
 
-    def theirs() -> Any:
+    def theirs(x: Any) -> Any:
         n = next(lengths)
         return jax.grad(lambda x: repeated(x, n))(x)
 
-    ours = jax.grad(lambda x, n: jaxpyop.py_function(repeated, [x, n], jnp.float32))
-    return Group(
-        "direct gradient, a longer loop each time",
-        [Case("py_function", lambda: ours(x, next(lengths)), 2), Case("jax.grad", theirs, 2)],
-        samples=8,
-    )
-
-
-def _tensorflow_gradient(x: float, m: float, both: bool) -> list[Case]:
-    if (tf := tensorflow()) is None:
-        return []
-
-    def log_huber(x: Any, m: Any) -> Any:
-        if tf.abs(x) <= m:
-            return x**2
-        return m**2 * (1 - 2 * tf.math.log(m) + tf.math.log(x**2))
-
-    @tf.function
-    def step(x: Any, m: Any) -> Any:
-        watched = [x, m] if both else [x]
-        with tf.GradientTape() as tape:
-            tape.watch(watched)
-            y = tf.py_function(log_huber, [x, m], tf.float32)
-        return tape.gradient(y, watched)
-
-    a, b = tf.constant(x), tf.constant(m)
-    return [Case("tf.py_function", lambda: [np.asarray(g) for g in step(a, b)], 5)]
-
-
-def _tensorflow_primitives() -> list[Case]:
-    if (tf := tensorflow()) is None:
-        return []
-
-    def body(x: Any) -> Any:
-        for _ in range(5):
-            x = tf.sin(x) * 0.5 + tf.tanh(x) - 0.1
-        return x
-
-    @tf.function
-    def step(x: Any) -> Any:
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            y = tf.py_function(body, [x], tf.float32)
-        return tape.gradient(y, x)
-
-    x = tf.constant(0.5)
-    return [Case("tf.py_function", lambda: np.asarray(step(x)), 5)]
+    ours = jax.grad(_scalar_op(repeated))
+    programs: dict[str, Program] = {"py_function": lambda x: ours(x, next(lengths)), "jax.grad": theirs}
+    return compare("direct gradient, a longer loop each time", programs, jnp.float32(0.5), calls=2, samples=8)

@@ -1,21 +1,18 @@
-"""What it takes to make a program of many ops, before it is compiled."""
+"""The time that it takes to trace and lower a program of many ops."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 import jaxpyop
-from jaxpyop._cli.cases.case import ONE, Case, Group, negative
+from jaxpyop._cli.cases.case import ONE, Group, Program, callback_negative, compare, numpy_negative
 
 _COUNT = 50
 
 
-def _repeated(op: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def program(x: Any) -> Any:
+def _repeated(op: Program) -> Program:
+    def program(x: jax.Array) -> jax.Array:
         for _ in range(_COUNT):
             x = op(x)
         return x
@@ -23,34 +20,26 @@ def _repeated(op: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return program
 
 
-def _made(program: Any) -> int:
-    """Something to wait for: there is nothing."""
-    return int(program is not None)
+def _traced(op: Program) -> Program:
+    # A new function each time, for JAX would find the program of an old one in its cache.
+    return lambda x: jax.make_jaxpr(_repeated(op))(x) and None
+
+
+def _lowered(op: Program) -> Program:
+    return lambda x: jax.jit(_repeated(op)).lower(x) and None
 
 
 def tracing() -> Group:
-    x = jnp.ones(1)
-    ours = _repeated(lambda x: jaxpyop.py_function(lambda x: jnp.sin(x), [x], jnp.float32))
-    theirs = _repeated(lambda x: jax.pure_callback(jnp.sin, ONE, x))
-    return Group(
-        "tracing 50 ops, no shapes given",
-        [
-            Case("py_function", lambda: _made(jax.make_jaxpr(lambda x: ours(x))(x)), 1),
-            Case("jax.pure_callback", lambda: _made(jax.make_jaxpr(lambda x: theirs(x))(x)), 1),
-        ],
-        samples=15,
-    )
+    programs = {
+        "py_function": _traced(lambda x: jaxpyop.py_function(lambda x: jnp.sin(x), [x], jnp.float32)),
+        "jax.pure_callback": _traced(lambda x: jax.pure_callback(jnp.sin, ONE, x)),
+    }
+    return compare("tracing 50 ops, no shapes given", programs, jnp.ones(1), calls=1, samples=15)
 
 
 def lowering() -> Group:
-    x = jnp.ones(1)
-    ours = _repeated(lambda x: jaxpyop.numpy_function(negative, [x], jnp.float32))
-    theirs = _repeated(lambda x: jax.pure_callback(negative, ONE, x))
-    return Group(
-        "tracing and lowering 50 ops",
-        [
-            Case("numpy_function", lambda: _made(jax.jit(lambda x: ours(x)).lower(x)), 1),
-            Case("jax.pure_callback", lambda: _made(jax.jit(lambda x: theirs(x)).lower(x)), 1),
-        ],
-        samples=15,
-    )
+    programs = {
+        "numpy_function": _lowered(numpy_negative()),
+        "jax.pure_callback": _lowered(callback_negative(jax.pure_callback)),
+    }
+    return compare("tracing and lowering 50 ops", programs, jnp.ones(1), calls=1, samples=15)

@@ -1,4 +1,4 @@
-"""Runs of many steps: whether the last are as fast as the first, what they leave in memory; other processes."""
+"""Runs of many steps, which show whether late steps are slower than early ones; process pools; several devices."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import numpy as np
 
 import jaxpyop
 from jaxpyop._cli.cases.batches import negative_on
-from jaxpyop._cli.cases.case import Case, Group, negative
+from jaxpyop._cli.cases.case import SCALAR, Group, Program, compare, negative
 from jaxpyop._op import RECORDS
 
 STEPS = 3100
@@ -26,14 +26,14 @@ EARLY, LATE = slice(100, 300), slice(STEPS - 200, STEPS)
 
 
 def training_run() -> Group:
-    """A loss of weights and data, of which the data have no tangent."""
+    """A loss of weights and data. The data have no tangent."""
     rng = np.random.default_rng(0)
     x, y, w = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((8, 4), (8, 3), (4, 3)))
 
     def loss(w: Any, x: Any, y: Any) -> Any:
         return jnp.mean((jnp.tanh(x @ w) - (jnp.abs(y) + jnp.log(jnp.exp(y)))) ** 2)
 
-    ours = jax.jit(jax.grad(lambda w: jaxpyop.py_function(loss, [w, x, y], jnp.float32, output_shapes=())))
+    ours = jax.jit(jax.grad(lambda w: jaxpyop.py_function(loss, [w, x, y], SCALAR)))
     theirs = jax.grad(loss)
 
     def take_times() -> dict[str, list[float]]:
@@ -58,16 +58,15 @@ def _steps(*steps: Callable[[], Any]) -> list[list[float]]:
 
 
 def memory_run() -> Group:
-    """Whether what earlier steps left makes a step slow, and what they left: 500 steps of a megabyte each."""
+    """The memory that 500 gradient steps of a megabyte each leave behind, and the time of the steps after them."""
     x = jnp.ones(2**18)
     op = lambda x: jaxpyop.py_function(lambda x: x * jnp.sin(x), [x], jnp.float32, output_shapes=x.shape)
     step = jax.jit(jax.grad(lambda x: jnp.sum(op(x))))
     for _ in range(500):
         jax.block_until_ready(step(x))
     held = RECORDS.stats()["nbytes"] / 2**20
-    plain = jax.grad(lambda x: jnp.sum(x * jnp.sin(x)))
-    cases = [Case("py_function", lambda: step(x), 1), Case("jax.grad, directly", lambda: plain(x), 1)]
-    return Group(f"1 MB; 500 steps left {held:.0f} MB", cases, samples=30)
+    programs = {"py_function": step, "jax.grad, directly": jax.grad(lambda x: jnp.sum(x * jnp.sin(x)))}
+    return compare(f"1 MB; 500 steps left {held:.0f} MB", programs, x, calls=1)
 
 
 def process_pool() -> Group:
@@ -75,16 +74,12 @@ def process_pool() -> Group:
     pool = concurrent.futures.ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn"))
     x = jnp.arange(5000.0)
     elements = list(np.asarray(x))
-    ours = negative_on(pool)
-    return Group(
-        "5000 scalars in a process pool",
-        [
-            Case("parallel, two processes", lambda: ours(x), 1),
-            Case("pool.map(chunksize=100)", lambda: list(pool.map(negative, elements, chunksize=100)), 1),
-            Case("pool.map(chunksize=500)", lambda: list(pool.map(negative, elements, chunksize=500)), 1),
-        ],
-        samples=10,
-    )
+    programs: dict[str, Program] = {
+        "parallel, two processes": negative_on(pool),
+        "pool.map(chunksize=100)": lambda _: list(pool.map(negative, elements, chunksize=100)),
+        "pool.map(chunksize=500)": lambda _: list(pool.map(negative, elements, chunksize=500)),
+    }
+    return compare("5000 scalars in a process pool", programs, x, calls=1, samples=10)
 
 
 DEVICES = """
@@ -114,13 +109,12 @@ print(json.dumps(times))
 
 
 def several_devices() -> Group:
-    """In a process of its own, which has so many."""
+    """A program over eight devices, in a process of its own that has so many."""
 
     def take_times() -> dict[str, list[float]]:
         flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
-        done = subprocess.run(
-            [sys.executable, "-c", DEVICES], env=os.environ | {"XLA_FLAGS": flags}, stdout=subprocess.PIPE, check=True
-        )
-        return json.loads(done.stdout)
+        environment = os.environ | {"XLA_FLAGS": flags}
+        command = [sys.executable, "-c", DEVICES]
+        return json.loads(subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True).stdout)
 
     return Group("float32[8] over 8 CPU devices", [], take_times=take_times)

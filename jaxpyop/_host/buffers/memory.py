@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxpyop._config import config, follow
+from jaxpyop._config import config, on_change
 
 SMALL = 1 << 14  # bytes; below it malloc is faster than recycling
 LARGE = 1 << 22  # bytes, from which NumPy too asks for huge pages
@@ -119,7 +119,7 @@ class Scratch:
 
 
 SCRATCH = Scratch(config.max_scratch_bytes)
-follow(lambda: SCRATCH.resize(config.max_scratch_bytes))
+on_change(lambda: SCRATCH.resize(config.max_scratch_bytes))
 
 _PAGE = 1 << 12
 _HUGE_PAGES = 14  # MADV_HUGEPAGE

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxpyop._config import config, follow
+from jaxpyop._config import config, on_change
 
 TOKEN = np.dtype(np.uint32)
 NO_RECORD = np.iinfo(TOKEN).max  # of a run in another process; no store gives it
@@ -222,7 +222,7 @@ def _bounds(max_count: int, max_bytes: int) -> tuple[int, int]:
 RECORDS = Records(config.max_records, config.max_record_bytes, first=1 + secrets.randbelow(2**31))
 
 
-follow(lambda: RECORDS.resize(config.max_records, config.max_record_bytes))
+on_change(lambda: RECORDS.resize(config.max_records, config.max_record_bytes))
 
 
 def clear_records() -> None:
