@@ -6,14 +6,14 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from jaxpyop import __version__
+import jaxpyop
 from jaxpyop._cli import run_bench, run_demo, run_doctor
 
 
 def _parser() -> argparse.ArgumentParser:
     description = "Python functions as ops in JAX programs. Without a command, runs the demo."
     parser = argparse.ArgumentParser(prog="python -m jaxpyop", description=description)
-    parser.add_argument("--version", action="version", version=f"jaxpyop {__version__}")
+    parser.add_argument("--version", action="version", version=f"jaxpyop {jaxpyop.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="command")
     commands.add_parser("demo", help="run every function on real input, and check values and gradients")
     commands.add_parser("doctor", help="report versions, devices, settings and hazards")
