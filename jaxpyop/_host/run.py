@@ -183,7 +183,7 @@ class _Elements:
             step = call.op.chunksize or 1
             threads = min(threads, -(-self._batch.count // step))
             run_on_threads(executor, self._each(), self._one, call.environment, call.title, threads, step, tick)
-        elif call.apart:
+        elif call.one_by_one:
             run_apart(executor, call, self._each(), self._batch, self._store, at_once)
         elif (given := call.for_worker(self._arrays)) is None:
             self._here()  # from records of this process

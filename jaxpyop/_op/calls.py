@@ -1,8 +1,8 @@
 """How a body is called: plainly, on the tape, or answered from a record.
 
 - `UserCall` runs the user's function.
-- `Record` runs a body on the tape and adds a token, by which its record is found.
-- `Replay` answers a derivative from the record of a token, and falls back to
+- `RecordingCall` runs a body on the tape and adds a token, by which its record is found.
+- `ReplayCall` answers a derivative from the record of a token, and falls back to
   its body, which runs everything again, when the record is gone.
 
 A call is the parameter of the primitive, compared by identity. That it can be
@@ -21,29 +21,29 @@ import numpy as np
 
 from jaxpyop import _jaxcore
 from jaxpyop._host import Environment
-from jaxpyop._op.body import FilledBody, Push, Struct, UserBody, WhenUser, is_inexact
-from jaxpyop._op.derivatives import FuncMap, LinearMap, derive
-from jaxpyop._op.primitive import NO_RECORD, RECORDS, TOKEN, Linearization, Plain, transposed
+from jaxpyop._op.body import FilledBody, Pushforward, Struct, UserBody, WhenUser, is_inexact
+from jaxpyop._op.derivatives import LinearCall, LinearFunction, linearize_by_rules
+from jaxpyop._op.primitive import NO_RECORD, RECORDS, TOKEN, Call, Linearization, transposed
 from jaxpyop._op.request import Op
 from jaxpyop._op.values import Inputs, as_jax
 from jaxpyop._tape import record
 
 
-class UserCall(Plain):
+class UserCall(Call):
     """Runs the user's function."""
 
     def __init__(self, op: Op, inputs: Inputs, *, conditional: bool = False) -> None:
         body = (FilledBody if op.out else UserBody)(op, inputs)
         super().__init__(WhenUser(body) if conditional else body, op, Environment())
         self.conditional = conditional
-        self.hidden = int(conditional)
+        self.leading_inputs = int(conditional)
         self.on_jax = op.on_jax
         self.copy = op.copy
-        self.fills = op.out
+        self.writes_out = op.out
         self.stateful = op.stateful
         self.ordered = op.ordered
         self.vmap_method = op.vmap_method
-        self.blocks = (op.rules.given or not op.on_jax) and op.spec.own is None
+        self.blocks = (op.rules.any_given or not op.on_jax) and op.spec.own is None
         self.is_linear = op.rules.transpose is not None
 
     def __repr__(self) -> str:
@@ -60,9 +60,9 @@ class UserCall(Plain):
 
     def linearize(self, moving: tuple[bool, ...]) -> Linearization:
         """The pieces of this call's derivative in the inputs that move."""
-        if self.on_jax and not self.op.rules.given:
-            return Record(self, moving).linearize(moving)
-        return derive(self, moving)
+        if self.on_jax and not self.op.rules.any_given:
+            return RecordingCall(self, moving).linearize(moving)
+        return linearize_by_rules(self, moving)
 
     def unconditional(self) -> UserCall:
         """The same call where it runs."""
@@ -72,18 +72,18 @@ class UserCall(Plain):
         call.body = self.body.base  # which knows shapes
         return call
 
-    def in_tangents(self, mask: tuple[bool, ...]) -> Plain:
+    def in_tangents(self, mask: tuple[bool, ...]) -> Call:
         """A linear function as a map of tangents, of the inputs that `mask` marks."""
-        return LinearMap(FuncMap(self.body, mask), self.op, self.environment)
+        return LinearCall(LinearFunction(self.body, mask), self.op, self.environment)
 
 
-class Record(Plain):
+class RecordingCall(Call):
     """Runs a body on the tape, for the inputs that move; its last result is the record's token."""
 
-    adds = 1
+    extra_results = 1
     order = "jvp({})"
 
-    def __init__(self, call: Plain, moving: tuple[bool, ...]) -> None:
+    def __init__(self, call: Call, moving: tuple[bool, ...]) -> None:
         super().__init__(call.body, call.op, call.environment)
         self.stateful = call.stateful
         self.ordered = call.ordered
@@ -102,15 +102,15 @@ class Record(Plain):
 
     def linearize(self, moving: tuple[bool, ...]) -> Linearization:
         both = tuple(a or b for a, b in zip(self.moving, moving))  # the record serves the lower order too
-        forward = self if both == self.moving else Record(self, both)
-        return Linearization(forward, Replay(Push(self.body, moving), self.op, self.environment))
+        forward = self if both == self.moving else RecordingCall(self, both)
+        return Linearization(forward, ReplayCall(Pushforward(self.body, moving), self.op, self.environment))
 
 
-class Replay(Plain):
+class ReplayCall(Call):
     """Answers a derivative from the record of its first input, a token."""
 
     order = "jvp({})"
-    hidden = 1
+    leading_inputs = 1
 
     def for_worker(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
         ran_there = bool(np.all(np.asarray(arrays[0]) == NO_RECORD)) and not self.op.stateful
@@ -146,9 +146,9 @@ class Replay(Plain):
                 f"{self.title}: a second derivative runs the body again, which a stateful op does not allow; "
                 "pass stateful=False"
             )
-        again = Record(Plain(self.body, self.op, self.environment), moving[1:]).linearize(moving[1:])
+        again = RecordingCall(Call(self.body, self.op, self.environment), moving[1:]).linearize(moving[1:])
         return dataclasses.replace(again, skip=1)
 
-    def transposed(self, given: tuple[bool, ...]) -> Plain:
+    def transposed(self, given: tuple[bool, ...]) -> Call:
         """The cotangents' call of this tangents' call."""
-        return transposed(Replay(self.body.transposed(given), self.op, self.environment))
+        return transposed(ReplayCall(self.body.transposed(given), self.op, self.environment))

@@ -223,7 +223,7 @@ class Elsewhere:
         self._columns = [Column(np.asarray(a), i, batch) for i, a in enumerate(arrays)]
         workers = workers_of(executor) if at_once else 1
         shared = sum(column.array.nbytes for column in self._columns if column.shared)
-        self._chunks = Chunks(batch.count, call.op.chunksize, workers, shared, call.pace)
+        self._chunks = Chunks(batch.count, call.op.chunksize, workers, shared, call.seconds_per_element)
         self._window = 2 * workers if at_once else 1
         self._under_way: dict[Any, slice] = {}
         self._done: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -265,7 +265,7 @@ class Elsewhere:
             seconds, found = future.result()
         del self._under_way[future]
         self._chunks.learn(seconds, at.stop - at.start)
-        self._call.pace = self._chunks.pace
+        self._call.seconds_per_element = self._chunks.pace
         if found and isinstance(found[0], list):
             for k, values in enumerate(found):
                 with self._noting(slice(at.start + k, at.start + k + 1)):

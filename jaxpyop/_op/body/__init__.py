@@ -2,7 +2,7 @@
 
 from jaxpyop._op.body.advice import advise as advise
 from jaxpyop._op.body.out import FilledBody as FilledBody
-from jaxpyop._op.body.user import Push as Push
+from jaxpyop._op.body.user import Pushforward as Pushforward
 from jaxpyop._op.body.user import Struct as Struct
 from jaxpyop._op.body.user import UserBody as UserBody
 from jaxpyop._op.body.user import is_inexact as is_inexact

@@ -195,7 +195,7 @@ class UserBody:
         return [shape] * len(op.spec.returned.leaves), "the inputs' broadcast shape"
 
 
-class Push:
+class Pushforward:
     """The tangents of a body's inexact results, forward mode.
 
     Takes the body's inputs, then a tangent for each input that `moving` marks.
@@ -230,12 +230,12 @@ class Push:
     def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
         return [s for s in self.base.shapes(structs[: len(self.moving)]) if is_inexact(s)]
 
-    def transposed(self, given: tuple[bool, ...]) -> Pull:
+    def transposed(self, given: tuple[bool, ...]) -> Pullback:
         """The same linear map the other way round."""
-        return Pull(self.base, given, self.moving)
+        return Pullback(self.base, given, self.moving)
 
 
-class Pull:
+class Pullback:
     """The cotangents of a body's inputs, reverse mode.
 
     Takes the body's inputs, then a cotangent for each inexact result that

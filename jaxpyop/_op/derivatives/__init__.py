@@ -1,5 +1,5 @@
 """TODO."""
 
-from jaxpyop._op.derivatives.choose import derive as derive
-from jaxpyop._op.derivatives.transpose import FuncMap as FuncMap
-from jaxpyop._op.derivatives.transpose import LinearMap as LinearMap
+from jaxpyop._op.derivatives.choose import linearize_by_rules as linearize_by_rules
+from jaxpyop._op.derivatives.transpose import LinearCall as LinearCall
+from jaxpyop._op.derivatives.transpose import LinearFunction as LinearFunction

@@ -17,14 +17,14 @@ import numpy as np
 
 from jaxpyop._host import Environment
 from jaxpyop._op.body import Struct, UserBody, advise, is_inexact
-from jaxpyop._op.primitive import Linearization, Plain, transposed
-from jaxpyop._op.request import Op, no_push, no_second
+from jaxpyop._op.primitive import Call, Linearization, transposed
+from jaxpyop._op.request import Op, no_jvp_error, no_second_derivative_error
 from jaxpyop._op.values import Leaf, as_jax, outward, show_shape, to_numpy
 
-Pull = Callable[[tuple[bool, ...], tuple[bool, ...]], Any]  # of `given` and `wanted`: see `PullRule`
+MakePullback = Callable[[tuple[bool, ...], tuple[bool, ...]], Any]  # of `given` and `wanted`: see `VjpRule`
 
 
-class Derivative(Plain):
+class RuleCall(Call):
     """Runs a rule, on arrays as the function gets them, and once per batch where the function does."""
 
     order = "jvp({})"
@@ -51,16 +51,16 @@ class Derivative(Plain):
 
     def linearize(self, moving: tuple[bool, ...]) -> Linearization:
         """Which no rule gives: an error, where it is used."""
-        skip = self.hidden
-        body = NoSecond(self.body, moving[skip:], self.title)
-        return Linearization(self, Derivative(body, self.op, self.environment), skip=skip)
+        skip = self.leading_inputs
+        body = MissingSecondDerivative(self.body, moving[skip:], self.title)
+        return Linearization(self, RuleCall(body, self.op, self.environment), skip=skip)
 
-    def transposed(self, given: tuple[bool, ...]) -> Plain:
+    def transposed(self, given: tuple[bool, ...]) -> Call:
         """The cotangents' call of this tangents' call."""
         return transposed(type(self)(self.body.transposed(given), self.op, self.environment))
 
 
-class NoSecond:
+class MissingSecondDerivative:
     """Stands for the derivative of a rule.
 
     Takes the rule's arrays, then the tangents of those that `moving` marks.
@@ -78,13 +78,13 @@ class NoSecond:
         return self.base.shapes(structs[: len(self.moving)])
 
     def missing(self) -> Exception:
-        return no_second(self.title)
+        return no_second_derivative_error(self.title)
 
     def transposed(self, given: tuple[bool, ...]) -> Any:
         raise self.missing()
 
 
-class Tangents:
+class RulePushforward:
     """The tangents of a body's inexact results.
 
     Takes the body's inputs, its results, then a tangent for each input that
@@ -97,7 +97,7 @@ class Tangents:
 
     travels = True
 
-    def __init__(self, base: UserBody, moving: tuple[bool, ...], pull: Pull) -> None:
+    def __init__(self, base: UserBody, moving: tuple[bool, ...], pull: MakePullback) -> None:
         self.base = base
         self.moving = moving
         self.pull = pull
@@ -121,20 +121,20 @@ class Tangents:
         return self.pull(given, self.moving)
 
 
-class NoPush(Tangents):
+class MissingJvp(RulePushforward):
     """Stands for the tangents where no rule gives them."""
 
     def missing(self) -> Exception:
         op = self.base.op
-        return no_push(op.title, op.rules)
+        return no_jvp_error(op.title, op.rules)
 
 
-class PushRule(Tangents):
+class JvpRule(RulePushforward):
     """The user's `jvp=` function."""
 
     @property
     def rule(self) -> Any:
-        return self.base.op.rules.push
+        return self.base.op.rules.jvp
 
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
         op = self.base.op
@@ -145,7 +145,7 @@ class PushRule(Tangents):
         return [checked(op, "jvp", k, found[k], like, "result") for k, like in enumerate(likes) if is_inexact(like)]
 
 
-class Cotangents:
+class RulePullback:
     """The cotangents of a body's inputs that `wanted` marks.
 
     Takes the body's inputs, perhaps its results, then the cotangents that `given` marks.
@@ -161,7 +161,7 @@ class Cotangents:
 
     @property
     def rule(self) -> Any:
-        return self.base.op.rules.pull
+        return self.base.op.rules.vjp
 
     def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
         return [s for s, wants in zip(structs, self.wanted) if wants]
@@ -175,7 +175,7 @@ class Cotangents:
     def read(self, found: Any, inputs: Sequence[Any], lead: tuple[int, ...]) -> list[Any]:
         """What the rule returned, checked."""
         op = self.base.op
-        name = op.rules.pull_name
+        name = op.rules.vjp_name
         found = one_each(found, len(inputs), name, ("cotangent", "array input"), op.title)
         likes = [Struct((*lead, *x.shape[len(lead) :]), x.dtype) for x in inputs]
         return [checked(op, name, k, found[k], like, "input") for k, like in enumerate(likes) if self.wanted[k]]
@@ -189,7 +189,7 @@ def zero_cotangent(out: Any, lead: tuple[int, ...], op: Op) -> Any:
     return jnp.zeros(shape, out.dtype) if op.on_jax else np.zeros(shape, out.dtype)
 
 
-class PullRule(Cotangents):
+class VjpRule(RulePullback):
     """The user's `vjp=` function."""
 
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:

@@ -19,8 +19,8 @@ import numpy as np
 
 from jaxpyop._host import Environment
 from jaxpyop._op.body import Struct, UserBody, When
-from jaxpyop._op.derivatives.functions import Cotangents, Derivative, called
-from jaxpyop._op.primitive import RECORDS, TOKEN, Linearization, Plain, transposed
+from jaxpyop._op.derivatives.functions import RuleCall, RulePullback, called
+from jaxpyop._op.primitive import RECORDS, TOKEN, Call, Linearization, transposed
 from jaxpyop._op.request import Op, advice_on_workers
 from jaxpyop._op.values import as_jax, outward
 
@@ -105,7 +105,7 @@ class FwdBody:
     def __init__(self, base: UserBody) -> None:
         self.base = base
         op = base.op
-        self._fwd = _Fwd(dataclasses.replace(op, func=op.rules.forward, title=f"{op.title}, fwd of vjp"), base.inputs)
+        self._fwd = _Fwd(dataclasses.replace(op, func=op.rules.fwd, title=f"{op.title}, fwd of vjp"), base.inputs)
 
     def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
         return self.base.shapes(structs)
@@ -154,24 +154,24 @@ class WhenFwd(When):
         return [np.zeros((*lead, *s.shape), s.dtype) for s in structs], _NOT_RUN
 
 
-class Forward(Plain):
+class FwdCall(Call):
     """Runs `fwd` instead of the function; its last result is the token of the residuals."""
 
-    adds = 1
+    extra_results = 1
     order = "jvp({})"
     blocks = True
-    apart = True
+    one_by_one = True
 
-    def __init__(self, call: Plain, derived: Callable[[Plain, tuple[bool, ...]], Linearization]) -> None:
+    def __init__(self, call: Call, derived: Callable[[Call, tuple[bool, ...]], Linearization]) -> None:
         body = FwdBody(call.body.base if call.conditional else call.body)
         super().__init__(WhenFwd(body) if call.conditional else body, call.op, call.environment)
         self.conditional = call.conditional
-        self.hidden = call.hidden
+        self.leading_inputs = call.leading_inputs
         self.on_jax = call.on_jax
         self.stateful = call.stateful
         self.ordered = call.ordered
         self.vmap_method = call.vmap_method
-        self.func = call.op.rules.forward
+        self.func = call.op.rules.fwd
         self.derived = derived
 
     def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
@@ -190,7 +190,7 @@ class Forward(Plain):
         return RECORDS.put(Residuals(residuals, lead, size_of(residuals)), once_made=self.op.stateful)
 
     def learn(self, structs: Sequence[Struct], results: Sequence[Struct]) -> None:
-        self._user_body().learn(structs[self.hidden :], results)
+        self._user_body().learn(structs[self.leading_inputs :], results)
 
     def _user_body(self) -> UserBody:
         return self.body.base.base if self.conditional else self.body.base
@@ -201,7 +201,7 @@ class Forward(Plain):
     def from_worker(self, values: list[Any], arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
         *outs, data = values
         base = self._user_body()
-        base.check_shapes(outs, base.promised(arrays[self.hidden :], lead), lead)
+        base.check_shapes(outs, base.promised(arrays[self.leading_inputs :], lead), lead)
         return [*outs, np.full(lead, self._stored(pickle.loads(data.tobytes()), lead), TOKEN)]
 
     def linearize(self, moving: tuple[bool, ...]) -> Linearization:
@@ -209,34 +209,34 @@ class Forward(Plain):
         return self.derived(self, moving)
 
 
-class FromResiduals(Derivative):
+class ResidualRuleCall(RuleCall):
     """Runs a rule whose first input is the token of residuals, which is 0 where `when=` left the op out."""
 
-    apart = True
+    one_by_one = True
 
     def __init__(self, body: Any, op: Op, environment: Environment, *, conditional: bool) -> None:
         super().__init__(body, op, environment)
-        self.hidden = 1 + conditional
+        self.leading_inputs = 1 + conditional
 
-    def transposed(self, given: tuple[bool, ...]) -> Plain:
+    def transposed(self, given: tuple[bool, ...]) -> Call:
         body = self.body.transposed(given)
-        return transposed(FromResiduals(body, self.op, self.environment, conditional=self.hidden > 1))
+        return transposed(ResidualRuleCall(body, self.op, self.environment, conditional=self.leading_inputs > 1))
 
     def for_worker(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
         token = int(np.max(arrays[0], initial=0))  # of a block, all are alike
         if not self.body.travels or token == 0:
             return None
         if not isinstance(self.body, BwdRule):
-            return arrays[self.hidden :]
+            return arrays[self.leading_inputs :]
         kept = self._kept(token)
         data = np.zeros(0, np.uint8) if kept is None else pickled(kept.value, self.title)
-        return [data, *arrays[self.hidden :]]
+        return [data, *arrays[self.leading_inputs :]]
 
     def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
-        return self.body.shapes(structs[self.hidden :])
+        return self.body.shapes(structs[self.leading_inputs :])
 
     def __call__(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
-        tokens, rest = np.asarray(arrays[0]), arrays[self.hidden :]
+        tokens, rest = np.asarray(arrays[0]), arrays[self.leading_inputs :]
         if self.on_jax:
             rest = as_jax(rest)
         if not tokens.any():
@@ -306,7 +306,7 @@ def _front_to_back(shape: tuple[int, ...], ran: tuple[int, ...], lead: tuple[int
     return (*(axis for axis in range(len(lead)) if axis not in theirs), *theirs)
 
 
-class BwdRule(Cotangents):
+class BwdRule(RulePullback):
     """The user's `bwd`; in a worker, the residuals are the first input, pickled, or empty for `fwd` to run again."""
 
     def __call__(self, *arrays: Any) -> list[Any]:

@@ -20,7 +20,7 @@ import numpy as np
 
 from jaxpyop._host import run_each, run_once
 from jaxpyop._op.body import Struct, is_inexact
-from jaxpyop._op.derivatives.functions import Cotangents, Pull, Tangents
+from jaxpyop._op.derivatives.functions import MakePullback, RulePullback, RulePushforward
 
 
 def _wide(value: Any) -> np.ndarray[Any, Any]:
@@ -52,12 +52,12 @@ def _runs(call: Any, each: Iterator[Any], count: int, lead: tuple[int, ...]) -> 
     yield from run_each(call, each, count, "finite difference")
 
 
-class DifferencesPush(Tangents):
+class NumericalJvp(RulePushforward):
     """The tangents by one pair of calls."""
 
     travels = False
 
-    def __init__(self, call: Any, moving: tuple[bool, ...], pull: Pull) -> None:
+    def __init__(self, call: Any, moving: tuple[bool, ...], pull: MakePullback) -> None:
         super().__init__(call.body, moving, pull)
         self.call = call
 
@@ -89,7 +89,7 @@ class DifferencesPush(Tangents):
         return relative_step((*inputs, *outputs)) * size / np.where(still, 1.0, largest)
 
 
-class DifferencesPull(Cotangents):
+class NumericalVjp(RulePullback):
     """The cotangents by one pair of calls for each element of the inputs."""
 
     travels = False

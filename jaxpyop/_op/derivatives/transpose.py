@@ -15,12 +15,12 @@ import numpy as np
 from jaxpyop._host import Environment
 from jaxpyop._op.body import Struct, UserBody, WhenUser, is_inexact
 from jaxpyop._op.derivatives.functions import called, checked, one_each, zero_cotangent
-from jaxpyop._op.primitive import Plain, transposed
+from jaxpyop._op.primitive import Call, transposed
 from jaxpyop._op.request import Op
 from jaxpyop._op.values import as_jax
 
 
-class LinearMap(Plain):
+class LinearCall(Call):
     """Runs a linear function, or its transpose, on tangents or cotangents."""
 
     order = "linear({})"
@@ -39,16 +39,16 @@ class LinearMap(Plain):
             arrays = as_jax(arrays)
         return self.body(*arrays, lead=lead)
 
-    def in_tangents(self, mask: tuple[bool, ...]) -> Plain:
+    def in_tangents(self, mask: tuple[bool, ...]) -> Call:
         """Itself."""
         return self
 
-    def back(self, structs: Sequence[Struct]) -> Plain:
+    def back(self, structs: Sequence[Struct]) -> Call:
         """The transpose, of inputs of these shapes."""
-        return transposed(LinearMap(self.body.transposed(structs), self.op, self.environment))
+        return transposed(LinearCall(self.body.transposed(structs), self.op, self.environment))
 
 
-class FuncMap:
+class LinearFunction:
     """The function itself, to the floating ones of its results.
 
     Args:
@@ -78,11 +78,11 @@ class FuncMap:
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
         return [value for value in self.base(*self.sorted(arrays), lead=lead) if is_inexact(value)]
 
-    def transposed(self, structs: Sequence[Struct]) -> TransposeMap:
-        return TransposeMap(self, self.sorted(structs))
+    def transposed(self, structs: Sequence[Struct]) -> TransposedFunction:
+        return TransposedFunction(self, self.sorted(structs))
 
 
-class TransposeMap:
+class TransposedFunction:
     """The user's `transpose=` function: from cotangents of the results to those of the floating inputs.
 
     Args:
@@ -92,7 +92,7 @@ class TransposeMap:
 
     travels = True
 
-    def __init__(self, forth: FuncMap, inputs: Sequence[Struct]) -> None:
+    def __init__(self, forth: LinearFunction, inputs: Sequence[Struct]) -> None:
         self.forth = forth
         self.inputs = [Struct(s.shape, s.dtype) for s in inputs]
         self.outputs = forth.base.shapes(self.inputs)
@@ -117,5 +117,5 @@ class TransposeMap:
         for out in self.outputs:
             yield next(it) if is_inexact(out) else zero_cotangent(out, lead, self.forth.op)
 
-    def transposed(self, structs: Sequence[Struct]) -> FuncMap:
+    def transposed(self, structs: Sequence[Struct]) -> LinearFunction:
         return self.forth

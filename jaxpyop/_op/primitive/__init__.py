@@ -1,8 +1,8 @@
 """TODO."""
 
 from jaxpyop._op.primitive import jvp_transpose as jvp_transpose  # gives the primitive its rules
+from jaxpyop._op.primitive.call import Call as Call
 from jaxpyop._op.primitive.call import Linearization as Linearization
-from jaxpyop._op.primitive.call import Plain as Plain
 from jaxpyop._op.primitive.call import transposed as transposed
 from jaxpyop._op.primitive.primitive import bind as bind
 from jaxpyop._op.primitive.primitive import run_now as run_now

@@ -16,23 +16,23 @@ from jaxpyop._op.request import Op
 from jaxpyop._op.values import Leaf, as_jax, check_shape
 
 
-class Plain:
+class Call:
     """Runs a body that is not the user's own."""
 
     on_jax = True
     copy = True
-    fills = False  # takes the arrays of its results behind its inputs, and then returns none
+    writes_out = False  # takes the arrays of its results behind its inputs, and then returns none
     stateful = False
     ordered = False
-    adds = 0  # results after the body's own
-    hidden = 0  # inputs before those that the user gave
+    extra_results = 0  # results after the body's own
+    leading_inputs = 0  # inputs before those that the user gave
     conditional = False  # the first input says whether to run at all
     linear = 0  # inputs, at the end, that the results are linear in
     blocks = False  # whether its derivative is taken of a whole batch
     is_linear = False  # whether the results are linear in all floating inputs
     missing: Callable[[], Exception] | None = None  # of a call that cannot run: what to raise
-    apart = False  # each element has something of its own to send to a worker
-    pace: float | None = None  # seconds that an element took in another worker, where that is known
+    one_by_one = False  # each element has something of its own to send to a worker
+    seconds_per_element: float | None = None  # seconds that an element took in another worker, where that is known
     order = "{}"  # of the derivative, as the profiler shows it
 
     def __init__(self, body: Any, op: Op, environment: Environment) -> None:
@@ -87,7 +87,7 @@ class Plain:
         check_shape(shape, Leaf(TOKEN, expected), lead, said, self.op.which(index), self.title)
 
 
-def transposed(call: Plain) -> Plain:
+def transposed(call: Call) -> Call:
     call.label = f"transpose({call.label})"
     return call
 
@@ -104,7 +104,7 @@ class Linearization:
         skip: how many leading inputs of the call `forward` does not take.
     """
 
-    forward: Plain
-    linear: Plain
+    forward: Call
+    linear: Call
     with_results: bool = False
     skip: int = 0

@@ -75,7 +75,7 @@ def _by_plan(primals: Sequence[Any], moving: tuple[bool, ...], call: Any, batch:
         outs = bind(call, *whole, batch=block)
     else:
         outs = bind(plan.forward, *primals, batch=batch)
-    own = len(outs) - plan.forward.adds
+    own = len(outs) - plan.forward.extra_results
     extra, results = outs[own:], outs[:own] if plan.with_results else []
 
     def mask_of_all(mask: tuple[bool, ...]) -> tuple[bool, ...]:
@@ -86,7 +86,7 @@ def _by_plan(primals: Sequence[Any], moving: tuple[bool, ...], call: Any, batch:
         moved = [fitted(k, tangent) for k, (tangent, moves) in enumerate(zip(tangents, moving)) if moves]
         return bind(plan.linear, *extra, *primals, *results, *moved, batch=batch.with_inputs(mask_of_all))
 
-    return _with_push(outs[: own + call.adds], found)
+    return _with_push(outs[: own + call.extra_results], found)
 
 
 def _push_linear(primals: Sequence[Any], tangents: Sequence[Any], call: Any, batch: Batch) -> list[Any]:

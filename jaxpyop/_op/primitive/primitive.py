@@ -28,7 +28,7 @@ from jaxpyop._config import config
 from jaxpyop._host import BLOCK_METHODS, NO_BATCH, Batch, Host, Shared, lend, run_elements, run_once, take_back
 from jaxpyop._jaxcore import Unusable
 from jaxpyop._op.body import Struct, differs_in_block
-from jaxpyop._op.primitive.call import Plain
+from jaxpyop._op.primitive.call import Call
 from jaxpyop._op.primitive.records import RECORDS
 from jaxpyop._op.values import own, show_shape
 
@@ -41,7 +41,7 @@ class _PythonCall(_jaxcore.Primitive):
 python_call_p = _PythonCall("python_call")
 
 
-def bind(call: Plain, *args: Any, batch: Batch = NO_BATCH) -> list[Any]:
+def bind(call: Call, *args: Any, batch: Batch = NO_BATCH) -> list[Any]:
     """Run a call on the host, now or, under a transformation, when it runs."""
     if (missing := call.missing) is not None and any(isinstance(a, Unusable) for a in args):
         return [Unusable(s.shape, s.dtype, missing) for s in _result_structs(args, call, batch)]
@@ -51,11 +51,11 @@ def bind(call: Plain, *args: Any, batch: Batch = NO_BATCH) -> list[Any]:
 # ----------------------------------------------------------------- direct calls
 
 
-def run_now(call: Plain, args: Sequence[Any], batch: Batch = NO_BATCH) -> list[Any]:
+def run_now(call: Call, args: Sequence[Any], batch: Batch = NO_BATCH) -> list[Any]:
     """Run a call on the caller's thread, without compilation."""
     if call.ordered:
         _wait_for_ordered()
-    if call.fills:
+    if call.writes_out:
         call.shapes(structs_of(args, batch))  # known before anything runs, and in workers
     arrays: list[Any] = list(args)
     if not call.on_jax:
@@ -68,12 +68,12 @@ def run_now(call: Plain, args: Sequence[Any], batch: Batch = NO_BATCH) -> list[A
         outs = _owned(_run(call, arrays, batch), call)
     if not call.on_jax and not call.copy:
         take_back(arrays, call.title)
-    if call.adds:  # tokens, which live here as long as somebody holds them
+    if call.extra_results:  # tokens, which live here as long as somebody holds them
         RECORDS.hold(np.asarray(outs[-1]).flat, outs[-1])
     return outs
 
 
-def _owned(values: Sequence[Any], call: Plain) -> list[jax.Array]:
+def _owned(values: Sequence[Any], call: Call) -> list[jax.Array]:
     try:
         return [_own(value) for value in values]
     except FloatingPointError as error:  # JAX's, which does not know whose values they are
@@ -85,7 +85,7 @@ def _own(value: Any) -> jax.Array:
     return value if isinstance(value, jax.Array) else own(value)
 
 
-def _run(call: Plain, arrays: list[Any], batch: Batch) -> list[Any]:
+def _run(call: Call, arrays: list[Any], batch: Batch) -> list[Any]:
     if batch.sizes and not batch.block:
         results = _Rows(call, batch)
         run_elements(call, arrays, batch, results.take)
@@ -95,7 +95,7 @@ def _run(call: Plain, arrays: list[Any], batch: Batch) -> list[Any]:
     return _checked_block(call, found, arrays, batch) if batch.block else found
 
 
-def _checked_block(call: Plain, values: list[Any], arrays: list[Any], batch: Batch) -> list[Any]:
+def _checked_block(call: Call, values: list[Any], arrays: list[Any], batch: Batch) -> list[Any]:
     for k, value in enumerate(values):
         if value.shape[: len(batch.sizes)] != batch.sizes:
             wanted = call.shapes(structs_of(arrays, batch))[k].shape
@@ -106,7 +106,7 @@ def _checked_block(call: Plain, values: list[Any], arrays: list[Any], batch: Bat
 class _Rows:
     """The results of a batch outside `jit`, whose first element says what shape they have."""
 
-    def __init__(self, call: Plain, batch: Batch) -> None:
+    def __init__(self, call: Call, batch: Batch) -> None:
         self._call = call
         self._batch = batch
         self._lock = threading.Lock()
@@ -146,13 +146,13 @@ def _wait_for_ordered() -> None:
         warnings.warn(f"an earlier ordered op failed: {error}", RuntimeWarning, stacklevel=2)
 
 
-def _impl(*args: Any, call: Plain, batch: Batch) -> list[Any]:
+def _impl(*args: Any, call: Call, batch: Batch) -> list[Any]:
     # JAX hands Python scalars through as they are.
     arrays = [a if isinstance(a, (jax.Array, np.ndarray)) else _jaxcore.with_transfers(jnp.asarray, a) for a in args]
     if (missing := call.missing) is not None:
         return [Unusable(s.shape, s.dtype, missing) for s in _result_structs(arrays, call, batch)]
     outs = run_now(call, arrays, batch)
-    own = outs[: len(outs) - call.adds]
+    own = outs[: len(outs) - call.extra_results]
     call.learn(structs_of(arrays, batch), [Struct(o.shape[len(batch.sizes) :], o.dtype) for o in own])
     return outs
 
@@ -167,12 +167,12 @@ def structs_of(args: Sequence[Any], batch: Batch) -> list[Struct]:
     return [Struct(batch.element_shape(i, a.shape), a.dtype) for i, a in enumerate(args)]
 
 
-def _result_structs(args: Sequence[Any], call: Plain, batch: Batch) -> list[Struct]:
+def _result_structs(args: Sequence[Any], call: Call, batch: Batch) -> list[Struct]:
     found = call.shapes(structs_of(args, batch))
     return [Struct((*batch.sizes, *s.shape), s.dtype) for s in found] if batch.sizes else found
 
 
-def _abstract_eval(*avals: Any, call: Plain, batch: Batch) -> tuple[list[Any], set[Any]]:
+def _abstract_eval(*avals: Any, call: Call, batch: Batch) -> tuple[list[Any], set[Any]]:
     effects = set()
     if call.stateful:
         effects.add(
@@ -186,9 +186,7 @@ python_call_p.def_effectful_abstract_eval(_abstract_eval)
 # ------------------------------------------------------------------------- vmap
 
 
-def _batch(
-    args: Sequence[Any], dims: Sequence[int | None], *, call: Plain, batch: Batch
-) -> tuple[list[Any], list[int]]:
+def _batch(args: Sequence[Any], dims: Sequence[int | None], *, call: Call, batch: Batch) -> tuple[list[Any], list[int]]:
     size = next(a.shape[d] for a, d in zip(args, dims) if d is not None)
     args = [a if d is None else jnp.moveaxis(a, d, 0) for a, d in zip(args, dims)]
     block = call.vmap_method in BLOCK_METHODS and batch.block == bool(batch.sizes)
@@ -198,7 +196,7 @@ def _batch(
         args = [a if d is not None else jnp.expand_dims(a, 0) for a, d in zip(args, dims)]
         # All but tokens, whose axes say with which axes `fwd` ran; or at least a rule's tangents: what it returns then
         # has no axes of size 1.
-        first = call.hidden if call.vmap_method == "broadcast_all" else len(args) - call.linear
+        first = call.leading_inputs if call.vmap_method == "broadcast_all" else len(args) - call.linear
         args[first:] = [jnp.broadcast_to(a, (size, *a.shape[1:])) for a in args[first:]]
     mask = tuple(block or d is not None for d in dims)
     outs = bind(call, *args, batch=batch.inside(size, mask, block))
@@ -210,7 +208,7 @@ _jaxcore.batching.primitive_batchers[python_call_p] = _batch
 # --------------------------------------------------------------------- lowering
 
 
-def _check_lowering(ctx: Any, call: Plain) -> None:
+def _check_lowering(ctx: Any, call: Call) -> None:
     if _jaxcore.is_export(ctx):
         raise NotImplementedError(
             f"{call.title}: a Python function belongs to its process, so jax.export cannot write it down; "
@@ -225,7 +223,7 @@ def _check_lowering(ctx: Any, call: Plain) -> None:
         )
 
 
-def _lowering(ctx: Any, *operands: Any, call: Plain, batch: Batch) -> Any:
+def _lowering(ctx: Any, *operands: Any, call: Call, batch: Batch) -> Any:
     _check_lowering(ctx, call)
     results = [Struct(a.shape, a.dtype) for a in ctx.avals_out]
     # XLA skips a call whose results are all empty: a stateful one gets a byte to return.
@@ -256,7 +254,7 @@ def _lower_to_buffers(ctx: Any, host: Host, operands: Sequence[Any], results: li
 _Emit = Callable[[Host, list[Struct], Sequence[Any]], Sequence[Any]]
 
 
-def _takes_buffers(ctx: Any, call: Plain) -> bool:
+def _takes_buffers(ctx: Any, call: Call) -> bool:
     """Whether a buffer callback, which copies nothing, can be taken here."""
     if config.transport != "auto" or _jaxcore.platforms(ctx) != ("cpu",):
         return False
@@ -268,7 +266,7 @@ def _takes_buffers(ctx: Any, call: Plain) -> bool:
     return not any(_jaxcore.is_packed(a.dtype) for a in (*ctx.avals_in, *ctx.avals_out))
 
 
-def _route(ctx: Any, call: Plain) -> _Emit:
+def _route(ctx: Any, call: Call) -> _Emit:
     """How this call reaches the host from the program being lowered."""
     emit = _io_callback if call.stateful else _pure_callback
     if _jaxcore.device_count(ctx) == 1:

@@ -21,33 +21,33 @@ class Rules:
     """What is known of an op's derivative.
 
     Attributes:
-        pull: of ``vjp=f``: from inputs, outputs and cotangents to the inputs'
+        vjp: of ``vjp=f``: from inputs, outputs and cotangents to the inputs'
             cotangents; or of ``vjp=(fwd, bwd)``: from residuals and cotangents.
-        forward: of ``vjp=(fwd, bwd)``: from the inputs to outputs and residuals.
-        push: of ``jvp=f``: from inputs, outputs and tangents to the outputs' tangents.
+        fwd: of ``vjp=(fwd, bwd)``: from the inputs to outputs and residuals.
+        jvp: of ``jvp=f``: from inputs, outputs and tangents to the outputs' tangents.
         transpose: of ``transpose=f``: from the cotangents to the inputs' cotangents.
     """
 
-    pull: Any = None
-    forward: Any = None
-    push: Any = None
+    vjp: Any = None
+    fwd: Any = None
+    jvp: Any = None
     transpose: Any = None
 
     @property
-    def given(self) -> bool:
+    def any_given(self) -> bool:
         """Whether there is any."""
-        return any(rule is not None for rule in (self.pull, self.push, self.transpose))
+        return any(rule is not None for rule in (self.vjp, self.jvp, self.transpose))
 
     @property
-    def pull_name(self) -> str:
-        return "vjp" if self.forward is None else "bwd of vjp"
+    def vjp_name(self) -> str:
+        return "vjp" if self.fwd is None else "bwd of vjp"
 
     def functions(self) -> Iterator[tuple[str, Any]]:
         """The user's functions, each with what errors call it."""
         named = [
-            (self.pull_name, self.pull),
-            ("fwd of vjp", self.forward),
-            ("jvp", self.push),
+            (self.vjp_name, self.vjp),
+            ("fwd of vjp", self.fwd),
+            ("jvp", self.jvp),
             ("transpose", self.transpose),
         ]
         return ((name, rule) for name, rule in named if callable(rule))
@@ -123,9 +123,9 @@ def _check_linear(vjp: Any, jvp: Any, transpose: Any, spec: Any, api: str) -> No
         )
 
 
-def no_push(title: str, rules: Rules) -> Exception:
+def no_jvp_error(title: str, rules: Rules) -> Exception:
     """What forward mode says without `jvp=`."""
-    has = f"; {_HAS.format('vjp=', 'reverse mode (grad, vjp, jacrev)')}" if rules.pull is not None else ""
+    has = f"; {_HAS.format('vjp=', 'reverse mode (grad, vjp, jacrev)')}" if rules.vjp is not None else ""
     return NotImplementedError(
         f"{title}: forward-mode differentiation (jvp, jacfwd, linearize) needs the rule jvp=f with "
         f"f(inputs, outputs, tangents), jvp='numerical', or a body of JAX operations: write it as a py_function{has}"
@@ -135,11 +135,11 @@ def no_push(title: str, rules: Rules) -> Exception:
 _HAS = "{} gives {} only"
 
 
-def no_pull(title: str, rules: Rules) -> Callable[[Any, Any], Any]:
+def no_vjp(title: str, rules: Rules) -> Callable[[Any, Any], Any]:
     """What stands for `vjp=` where there is none."""
 
     def refuse(given: tuple[bool, ...], wanted: tuple[bool, ...]) -> Any:
-        has = f"; {_HAS.format('jvp=', 'forward mode (jvp, jacfwd, linearize)')}" if rules.push is not None else ""
+        has = f"; {_HAS.format('jvp=', 'forward mode (jvp, jacfwd, linearize)')}" if rules.jvp is not None else ""
         raise ValueError(
             f"{title}: a backward pass needs the gradient of a NumPy function; "
             "give one as vjp=f with f(inputs, outputs, cotangents), vjp=(fwd, bwd) or vjp='numerical', "
@@ -149,7 +149,7 @@ def no_pull(title: str, rules: Rules) -> Callable[[Any, Any], Any]:
     return refuse
 
 
-def no_second(title: str) -> Exception:
+def no_second_derivative_error(title: str) -> Exception:
     """What a derivative of a rule says."""
     return NotImplementedError(
         f"{title}: second derivatives need a body of JAX operations: write it as a py_function; vjp= and jvp= give the "
