@@ -112,7 +112,7 @@ def same_numbers(text):
     return re.sub(r"\[jaxpyop error [0-9a-f]+-\d+\]", "[jaxpyop error N]", text)
 
 
-FILES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FILES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in FILES}
 SECTIONS = {(page, heading): blocks for page, text in PAGES.items() for heading, blocks in read(text).items()}
 SCRIPTS = {(page, name): code for page, text in PAGES.items() for name, code in marked(text, "script")}
