@@ -1,6 +1,6 @@
-"""What all tests share.
+"""Options, fixtures and the choice of tests that all test files share.
 
-jaxpyop comes first: its guard has to be in place before JAX makes its CPU client.
+jaxpyop is imported first. Its guard has to be in place before JAX makes its CPU client.
 """
 
 import gc
@@ -18,17 +18,17 @@ from jax.experimental.compilation_cache import compilation_cache
 from tests.shared.selection import is_quick
 from tests.shared.util import ROUTES
 
-# Many bodies of the tests look at what they get by `np.asarray` and `tolist`; test_constants.py is about that.
+# Many bodies in the tests look at their inputs by `np.asarray` and `tolist`. test_constants.py tests the warning.
 jaxpyop.config.constants = "allow"
 
 
 def pytest_addoption(parser):
-    parser.addoption("--all", action="store_true", help="run all tests, not a selection")
-    parser.addoption("--rest", action="store_true", help="run what the selection leaves out")
+    parser.addoption("--all", action="store_true", help="run all tests instead of a selection")
+    parser.addoption("--rest", action="store_true", help="run the tests that the selection leaves out")
 
 
 def pytest_configure(config):
-    """What is named on the command line runs whole."""
+    """Runs everything in files that are named on the command line."""
     named = config.args_source is not pytest.Config.ArgsSource.TESTPATHS
     if named or os.environ.get("JAXPYOP_TEST_ALL") or os.environ.get("JAXPYOP_TEST_LONG"):
         config.option.all = True
@@ -49,13 +49,13 @@ def pytest_configure(config):
 
 
 def pytest_collection_finish(session):
-    """What is there before the first test stays: the many tests that collect garbage need not look at it."""
+    """Freezes the objects that exist before the first test, because many tests collect garbage."""
     gc.collect()
     gc.freeze()
 
 
 def share_compiled_programs(config):
-    """Half of the time is XLA's, which compiles the same for many tests: keep it, as long as pytest's own cache."""
+    """Keeps compiled programs beside pytest's own cache, because XLA takes half of the time of the tests."""
     if cache := getattr(config, "cache", None):
         jax.config.update("jax_compilation_cache_dir", str(cache.mkdir(f"jax-{jax.__version__}")))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
@@ -63,25 +63,29 @@ def share_compiled_programs(config):
 
 
 def compile_quickly():
-    """XLA as fast as it goes; before 0.11 the code of today's fusions takes it twice as long as the old one."""
+    """Makes XLA compile as fast as it can. Before JAX 0.11 its new code for fusions takes twice as long as the old."""
     jax.config.update("jax_disable_most_optimizations", True)
     if jax.__version_info__ < (0, 11):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false"
 
 
-def pytest_terminal_summary(terminalreporter, config):
-    if not config.option.all and not config.option.rest:
+def pytest_terminal_summary(terminalreporter, exitstatus, config):
+    """Says what a run has shown: nothing, after a failure."""
+    if exitstatus == pytest.ExitCode.OK and not config.option.all and not config.option.rest:
         terminalreporter.line("")
-        terminalreporter.line("A selection ran, every promise once. All tests, in ten minutes: python -m pytest --all")
+        terminalreporter.line(
+            "A selection of the tests passed. It covers every promise once. To run all tests: python -m pytest --all"
+        )
 
 
 def pytest_collection_modifyitems(config, items):
-    """Choose what runs.
+    """Chooses the tests to run.
 
-    - By itself a selection: see `selection.py`.
-    - With --all, or of what is named on the command line: of tables over three and more things every pair.
-    - With --rest what --all has and the selection has not.
-    - With JAXPYOP_TEST_ALL=1 every combination; with JAXPYOP_TEST_LONG=1 what is marked as long, too.
+    - Without options: a selection, see `selection.py`.
+    - With --all, or for files named on the command line: all tests. A table over three or more parameters keeps
+      enough rows to cover every pair of values.
+    - With --rest: the tests of --all that are not in the selection.
+    - With JAXPYOP_TEST_ALL=1: every combination. With JAXPYOP_TEST_LONG=1: the tests marked as long as well.
     """
     if not os.environ.get("JAXPYOP_TEST_LONG"):
         drop(config, items, {item for item in items if item.get_closest_marker("long")})
@@ -94,14 +98,14 @@ def pytest_collection_modifyitems(config, items):
 
 
 def selection(items):
-    """What runs by itself."""
+    """The tests that run without options."""
     found = [item for item in items if in_selection(item)]
     found = without(found, other_ways(found))
     return without(found, uncovered(found, together=1))
 
 
 def other_ways(items):
-    """The cases of each test in all ways but one, another one from test to test."""
+    """For each test, the cases of all routes, transports or functions except one, which varies from test to test."""
     for name in ("route", "transport", "api"):
         tables = {}
         for item in items:
@@ -118,13 +122,13 @@ def parameters_of(item):
 
 
 def in_selection(item):
-    """Whether the selection may have a test."""
+    """Whether the selection may contain this test."""
     case = getattr(item, "callspec", None)
     return is_quick(item.path.name, getattr(item, "originalname", item.name), case.id if case else "")
 
 
 def is_random(item):
-    """Whether hypothesis makes the test's inputs, fewer of them for the selection."""
+    """Whether hypothesis makes the test's inputs. The selection has fewer of them."""
     return getattr(item.obj, "is_hypothesis_test", False)
 
 
@@ -139,7 +143,7 @@ def drop(config, items, gone):
 
 
 def uncovered(items, together):
-    """Those that can go from tables over more than `together` things, every `together` values staying once."""
+    """The cases that can go from tables over more than `together` parameters, if all `together` values stay covered."""
     tables = {}
     for item in items:
         parameters = parameters_of(item)
@@ -152,11 +156,11 @@ def uncovered(items, together):
 
 
 def covering(table):
-    """Few of the keys whose values have every member of all values; always the same ones."""
+    """A small set of keys whose values together have every member. Equal tables give equal sets."""
     missing, chosen = set().union(*table.values()), []
     bound = max(map(len, table.values()))
     while missing:
-        # Those that add most come first; what a key adds can only shrink.
+        # The keys that add most come first. A key can only add less later on.
         for key, pairs in table.items():
             if len(pairs & missing) >= bound:
                 chosen.append(key)
@@ -174,14 +178,14 @@ def transport(request):
 
 @pytest.fixture(params=list(ROUTES.values()), ids=list(ROUTES))
 def route(request):
-    """A way to run a program: directly, or under jit on both transports."""
+    """A way to run a program: directly, or under jit with each transport."""
     with jaxpyop.config.override(transport=request.param.transport):
         yield request.param
 
 
 @pytest.fixture
 def compiled_here():
-    """No program from a cache, which keeps the names that it had first."""
+    """Switches the cache of compiled programs off, because a cached program keeps its first names."""
     jax.config.update("jax_enable_compilation_cache", False)
     compilation_cache.reset_cache()
     yield

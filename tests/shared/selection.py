@@ -1,11 +1,11 @@
-"""The selection: what `python -m pytest` leaves to `python -m pytest --all`, and what covers it.
+"""The selection: the tests that `python -m pytest` leaves to `python -m pytest --all`.
 
-Of every table the selection takes each value of each parameter once; of the four functions and of the ways to the
-host one, another one from test to test. Beyond that it is chosen by subject: where
-many programs show one promise at a price, those stay that failed in the past, or that nothing else shows.
+The selection takes each value of each parameter of a table once. It takes one of the four functions and one of the
+transports, another one from test to test. Beyond that it is chosen by subject. Where many slow programs show the same
+promise, it keeps the ones that failed in the past, and the ones that show something of their own.
 """
 
-# Whole tests, by file, each with the quicker test that shows the same.
+# Whole tests that are left out, by file, each with a quicker test that shows the same.
 THOROUGH = {
     "test_paths.py": {
         "test_direct": "test_traced_equals_eager",
@@ -166,7 +166,7 @@ LOOPS = (
     "no_turn",
     "python_numbers",
 )
-# Of these tests only the cases whose id, in brackets, has one of these in it.
+# Tests of which only some cases run: those whose id, in brackets, contains one of these texts.
 ONLY = {
     "test_tape.py": {
         "test_pullback": ("trig", "[scan", "while", "[cond", "every_way", "svd", "real_to_complex", "custom_jvp]"),
@@ -341,7 +341,7 @@ ONLY = {
         "test_any_bound_that_does": ("[8", "[17"),
     },
 }
-# Of all tests of a file the cases with one of these in their id: clusters, the longest pages, what XLA takes long for.
+# Cases that are left out of all tests of a file: clusters, the longest pages, and programs that compile slowly.
 LEFT_OUT = {
     "test_pools.py": ("dask", "Dask"),
     "test_examples.py": ("docs/recipes",),
@@ -351,7 +351,7 @@ LEFT_OUT = {
 
 
 def is_quick(file: str, test: str, case: str) -> bool:
-    """Whether the selection may have a case of a test; `case` is its id, if it has one."""
+    """Whether the selection may contain a case of a test. `case` is the id of the case, or empty."""
     if test in THOROUGH.get(file, {}):
         return False
     if any(part in case for part in LEFT_OUT.get(file, ())):

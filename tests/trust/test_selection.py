@@ -3,12 +3,13 @@
 import itertools
 import pathlib
 import re
+import types
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.conftest import covering
+from tests.conftest import covering, pytest_terminal_summary
 from tests.shared.selection import ONLY, THOROUGH, is_quick
 
 
@@ -57,3 +58,12 @@ def test_cases_are_chosen_by_a_part_of_their_id():
 def test_what_covers_single_values_is_small():
     rows = list(itertools.product(range(10), range(6), range(3)))
     assert len(covering({row: set(itertools.combinations(enumerate(row), 1)) for row in rows})) == 10
+
+
+@pytest.mark.parametrize(("status", "all_tests", "said"), [(0, False, True), (1, False, False), (0, True, False)])
+def test_only_a_selection_that_passed_is_called_one(status, all_tests, said):
+    lines = []
+    reporter = types.SimpleNamespace(line=lines.append)
+    config = types.SimpleNamespace(option=types.SimpleNamespace(all=all_tests, rest=False))
+    pytest_terminal_summary(reporter, status, config)
+    assert any("A selection of the tests passed" in line for line in lines) is said
