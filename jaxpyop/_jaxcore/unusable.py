@@ -1,35 +1,38 @@
 """A value that cannot be computed, which is an error only where something uses it.
 
-It stands for the tangents of a function without a forward mode: JAX computes every tangent that could be wanted, and
-outside `jit` nothing drops those that are not.
+It stands for the tangents of a function without a forward mode. JAX computes every tangent that may be asked for, and
+outside of `jit` nothing drops those that nobody asks for.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from jaxpyop import _jaxcore
+from jaxpyop._jaxcore.frames import callers_local, outer_frame
+from jaxpyop._jaxcore.jaxprs import jaxpr_of, without_dead_code
+from jaxpyop._jaxcore.primitives import ShapedArray, jit_p
+from jaxpyop._jaxcore.traces import Trace, Tracer
 
 
-class _UnusableTrace(_jaxcore.Trace):
-    """The trace of one unusable value: every operation asks whether it is still valid (0.10 to 0.12)."""
+class _UnusableTrace(Trace):
+    """The trace of one unusable value. Every operation asks whether it is still valid (JAX 0.10 to 0.12)."""
 
     def __init__(self, error: Callable[[], Exception]) -> None:
         super().__init__()
         self.error = error
 
     def is_valid(self) -> bool:
-        if sys._getframe(1).f_locals.get("self") is _jaxcore.jit_p:
-            return True  # which need not use all of its arguments: see `Unusable.full_lower`
+        # A jitted function need not use all of its arguments: see `Unusable.full_lower`.
+        if callers_local("self") is jit_p:
+            return True
         raise self.error()
 
 
-class Unusable(_jaxcore.Tracer):
+class Unusable(Tracer):
     """A result that cannot be computed, which is an error only where something uses it.
 
     Args:
@@ -39,15 +42,16 @@ class Unusable(_jaxcore.Tracer):
     """
 
     def __init__(self, shape: Sequence[int], dtype: Any, error: Callable[[], Exception]) -> None:
-        super().__init__(_UnusableTrace(error), _jaxcore.ShapedArray(tuple(shape), np.dtype(dtype)))
+        super().__init__(_UnusableTrace(error), ShapedArray(tuple(shape), np.dtype(dtype)))
 
     def full_lower(self) -> Any:
-        """What a primitive that is evaluated gets (0.10 to 0.12): zeros, where a jitted function does not use it."""
-        frame = sys._getframe(1)
-        while frame is not None and frame.f_code.co_name != "process_primitive":
-            frame = frame.f_back
+        """Returns what an evaluated primitive gets for the value (JAX 0.10 to 0.12).
+
+        A jitted function that does not use it gets zeros.
+        """
+        frame = outer_frame(("process_primitive",))
         asked = {} if frame is None else frame.f_locals
-        if asked.get("primitive") is _jaxcore.jit_p and not _uses(asked["params"]["jaxpr"], asked["args"], self):
+        if asked.get("primitive") is jit_p and not _uses(asked["params"]["jaxpr"], asked["args"], self):
             return np.zeros(jax.typeof(self).shape, jax.typeof(self).dtype)
         raise self._trace.error()
 
@@ -60,6 +64,5 @@ class Unusable(_jaxcore.Tracer):
 
 
 def _uses(jaxpr: Any, args: Sequence[Any], value: Any) -> bool:
-    jaxpr = getattr(jaxpr, "jaxpr", jaxpr)  # a ClosedJaxpr until 0.11
-    needed = _jaxcore.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))[1]
+    needed = without_dead_code(jaxpr_of(jaxpr))[1]
     return any(a is value and needs for a, needs in zip(args, needed))

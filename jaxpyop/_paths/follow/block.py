@@ -187,10 +187,4 @@ def _decide(branch: Branch, env: dict[int, Any], preds: Sequence[Any]) -> Sequen
 def _bind(op: Equation, vals: list[Any]) -> Sequence[Any]:
     if op.eqn is None:
         return [jax.lax.convert_element_type(vals[0], op.outs[0].aval.dtype)]
-    eqn = op.eqn
-    params = eqn.primitive.get_bind_params(eqn.params)
-    stack = core.current_name_stack() + eqn.source_info.name_stack
-    line = core.user_context(eqn.source_info.traceback, name_stack=stack)
-    with line, eqn.ctx.manager:
-        outs = eqn.primitive.bind(*vals, **params)
-    return outs if eqn.primitive.multiple_results else [outs]
+    return core.run_equation(op.eqn, vals)

@@ -1,0 +1,90 @@
+"""Hooks for differentiation and batching, and what has a tangent."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.interpreters.ad
+import jax.interpreters.batching
+import jax.numpy as jnp
+import numpy as np
+from jax._src.interpreters import ad as _ad
+
+from jaxpyop._jaxcore.primitives import ShapedArray
+
+# Documented for writing primitives, but without a promise of stability.
+ad = jax.interpreters.ad
+batching = jax.interpreters.batching
+
+
+@functools.cache
+def _is_inexact(dtype: Any) -> bool:
+    return bool(jax.dtypes.issubdtype(dtype, np.inexact))
+
+
+def is_inexact(x: Any) -> bool:
+    """Tells whether a value, or what has its dtype, can have a tangent: its numbers are floating or complex."""
+    return _is_inexact(x.dtype)
+
+
+def is_zero(vector: Any) -> bool:
+    """Tells whether a tangent or a cotangent is zero by its kind: a symbolic zero, or of an integer or a bool."""
+    return type(vector) is ad.Zero or getattr(vector, "dtype", None) == jax.dtypes.float0
+
+
+def zeros(like: Any) -> jax.Array:
+    """Returns zeros of the shape and dtype of `like`."""
+    return jnp.zeros(like.shape, like.dtype)
+
+
+def replaced(values: Sequence[Any], positions: Sequence[int], replacements: Sequence[Any]) -> list[Any]:
+    """Returns `values` as a list, with `replacements` at `positions`."""
+    full = list(values)
+    for i, value in zip(positions, replacements, strict=True):
+        full[i] = value
+    return full
+
+
+def tangent_aval(x: Any) -> Any:
+    """Returns the type of a value's tangents."""
+    # Every aval has this method, JAX 0.10 to 0.12.
+    return jax.typeof(x).to_tangent_aval()
+
+
+@functools.cache
+def differentiated() -> Any:
+    """Returns an object that `jax.closure_convert` takes for a differentiated value.
+
+    It asks values for their `_contents()` to tell which of those that a function closes over have to become its
+    arguments (JAX 0.10 to 0.12).
+    """
+    tracer = ad.JVPTracer.__new__(ad.JVPTracer)
+    # A tangent of None is not a symbolic zero.
+    tracer.aval, tracer.tangent = ShapedArray((), np.dtype(np.float32)), None
+    return tracer
+
+
+# The results, which of them have tangents, and the map from the operands' tangents to those of the results.
+Linearized = tuple[list[Any], list[bool], Callable[[Sequence[Any]], Sequence[Any]]]
+
+
+def set_linearization(primitive: Any, rule: Callable[..., Linearized]) -> None:
+    """Has `jax.grad` and `jax.linearize` ask a rule, instead of tracing and splitting the primitive's JVP.
+
+    Args:
+        primitive: a primitive with several results.
+        rule: called with which operands have tangents, with the operands, and with the parameters.
+    """
+    # There is no public name for the table of rules. From JAX 0.11.1 a rule returns one more residual.
+    structured = "structured_residuals" in _ad.LinearizeTrace.__init__.__code__.co_names
+
+    def linearize(is_vjp: bool, perturbed: Sequence[bool], *operands: Any, **params: Any) -> Any:
+        outs, has_tangent, push = rule(perturbed, operands, **params)
+        if structured:
+            return outs, has_tangent, [], None, lambda residuals, other, *tangents: push(tangents)
+        return outs, has_tangent, [], lambda residuals, *tangents: push(tangents)
+
+    _ad.primitive_linearizations[primitive] = linearize

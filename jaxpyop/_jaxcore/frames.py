@@ -1,0 +1,138 @@
+"""The Python stack: the user's line in it, and which of JAX's functions called.
+
+Everything in the package that reads a frame's file, name or locals is here.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import sys
+import types
+import warnings
+from collections.abc import Callable, Container
+from typing import Any
+
+import jax
+import jax.extend.source_info_util as _source_info
+import jaxlib
+import numpy as np
+from jax._src import traceback_util as _traceback_util
+
+
+def _folder(path: object) -> str:
+    return os.path.join(os.path.dirname(os.path.abspath(str(path))), "")
+
+
+PACKAGE = os.path.join(os.path.dirname(_folder(__file__)[:-1]), "")
+_JAX, _NUMPY, _STANDARD_LIBRARY = _folder(jax.__file__), _folder(np.__file__), _folder(os.__file__)
+# The library calls bodies through these: none of their frames tells a user anything.
+_CALLERS = (PACKAGE, _JAX, _folder(jaxlib.__file__), _folder(concurrent.futures.__file__))
+_INSTALLED = (*_CALLERS, _STANDARD_LIBRARY, "<frozen", os.path.join(os.path.dirname(_NUMPY[:-1]), ""))
+
+# JAX leaves the files of these folders out of tracebacks, and out of the source lines that it shows for operations
+# (in jaxprs, residuals and HLO). It does so for its own files. The first has no public name up to JAX 0.12.
+_traceback_util.register_exclusion(PACKAGE)
+_source_info.register_exclusion(PACKAGE)
+
+# A file and a line in it.
+Place = tuple[str, int]
+NOWHERE: Place = ("<unknown>", 0)
+
+
+def is_library_file(filename: str) -> bool:
+    """Tells whether a file belongs to jaxpyop, jax, jaxlib, or to the pools that call bodies."""
+    return os.path.abspath(filename).startswith(_CALLERS)
+
+
+def is_users_file(filename: str) -> bool:
+    """Tells whether a file is the user's, or of a package that the user installed, other than JAX and NumPy."""
+    if filename.startswith((*_CALLERS, _NUMPY)):
+        return False
+    # site-packages and dist-packages may lie inside the folder of the standard library.
+    return "-packages" in filename or not filename.startswith((_STANDARD_LIBRARY, "<frozen"))
+
+
+def is_own_file(filename: str) -> bool:
+    """Tells whether the user wrote a file: it is not installed beside NumPy, and not of the standard library."""
+    return not filename.startswith(_INSTALLED)
+
+
+def is_jax_file(filename: str) -> bool:
+    """Tells whether a file belongs to JAX."""
+    return filename.startswith(_JAX)
+
+
+def users_frame(counts: Callable[[str], bool] = is_users_file) -> types.FrameType | None:
+    """Finds the innermost frame of the user's code, starting from the caller.
+
+    Args:
+        counts: whether the code in a file counts as the user's: `is_users_file` or `is_own_file`.
+    """
+    frame = sys._getframe(1)
+    while frame is not None and not counts(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame
+
+
+def users_line() -> Place:
+    """Returns the innermost line of the user's code that led here."""
+    frame = users_frame()
+    return (frame.f_code.co_filename, frame.f_lineno) if frame else NOWHERE
+
+
+def raising_line(error: BaseException) -> Place:
+    """Returns the innermost line of the user's code in an exception's traceback, or else that which led here."""
+    place, step = users_line(), error.__traceback__
+    while step is not None:
+        if is_users_file(filename := step.tb_frame.f_code.co_filename):
+            place = (filename, step.tb_lineno)
+        step = step.tb_next
+    return place
+
+
+def raising_file(error: BaseException) -> str | None:
+    """Returns the file whose code raised an exception, None for an exception that was not raised."""
+    step = error.__traceback__
+    while step is not None and step.tb_next is not None:
+        step = step.tb_next
+    return step.tb_frame.f_code.co_filename if step is not None else None
+
+
+def warn_user(text: str, category: type[Warning]) -> None:
+    """Warns at the user's line, as `warnings.warn` does at its caller's."""
+    frame = users_frame()
+    if frame is None:
+        warnings.warn(text, category, stacklevel=2)
+        return
+    names = frame.f_globals
+    registry = names.setdefault("__warningregistry__", {})
+    module = names.get("__name__", "<unknown>")
+    warnings.warn_explicit(text, category, frame.f_code.co_filename, frame.f_lineno, module, registry)
+
+
+def is_called_by_jax() -> bool:
+    """Tells whether a function of JAX called our caller."""
+    return is_jax_file(sys._getframe(2).f_code.co_filename)
+
+
+def callers_local(name: str) -> Any:
+    """Returns a local variable of the function that called our caller, None if it has none of that name."""
+    return sys._getframe(2).f_locals.get(name)
+
+
+def outer_frame(names: Container[str], within: int | None = None) -> types.FrameType | None:
+    """Finds the innermost frame of a function with one of these names, outside of our caller.
+
+    JAX's rules are told by their names where nothing else that they pass says which of them asks.
+
+    Args:
+        names: the functions' names.
+        within: how many frames are looked at; None for the whole stack.
+    """
+    frame = sys._getframe(2)
+    while frame is not None and within != 0:
+        if frame.f_code.co_name in names:
+            return frame
+        frame, within = frame.f_back, None if within is None else within - 1
+    return None

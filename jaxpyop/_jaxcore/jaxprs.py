@@ -1,0 +1,259 @@
+"""Jaxprs: made, taken apart, evaluated and compared.
+
+From JAX 0.12 a closed jaxpr and a jaxpr are one class; until 0.11 they are two. The functions here take either.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.core
+import jax.extend.core as _extend
+import jax.extend.linear_util as _linear_util
+import jax.extend.source_info_util as _source_info
+import jax.interpreters.partial_eval
+import numpy as np
+from jax._src.interpreters import partial_eval as _partial_eval
+
+from jaxpyop._jaxcore.primitives import JAX_VERSION, jit_p
+
+Literal = _extend.Literal
+JAXPR_TYPES = tuple({_extend.Jaxpr, _extend.ClosedJaxpr})
+# The traced mode wraps the rules of custom_jvp calls anew.
+transformation2 = _linear_util.transformation2
+
+
+def jaxpr_of(closed: Any) -> Any:
+    """Returns the Jaxpr of a ClosedJaxpr."""
+    return getattr(closed, "jaxpr", closed)
+
+
+def consts_of(closed: Any) -> Sequence[Any]:
+    """Returns the constants of a jaxpr, without those of the jaxprs in it."""
+    return getattr(closed, "consts", ())
+
+
+def jaxprs_in(params: dict[str, Any]) -> list[Any]:
+    """Returns the jaxprs among a primitive's parameters."""
+    found: list[Any] = []
+    pending = list(params.values())
+    while pending:
+        value = pending.pop()
+        if isinstance(value, JAXPR_TYPES):
+            found.append(value)
+        elif isinstance(value, (tuple, list)):
+            pending.extend(value)
+    return found
+
+
+def opened(closed: Any) -> tuple[Any, list[Any]]:
+    """Returns a closed jaxpr as one whose first inputs are its constants, and the constants."""
+    # There is no public name for this on JAX 0.10.
+    return _partial_eval.convert_constvars_jaxpr(jaxpr_of(closed)), list(closed.consts)
+
+
+def with_equations(closed: Any, eqns: Sequence[Any]) -> Any:
+    """Returns a closed jaxpr with other equations."""
+    changes = {"eqns": list(eqns), "effects": frozenset().union(*(eqn.effects for eqn in eqns))}
+    if JAX_VERSION >= (0, 12):
+        return closed.replace(**changes)
+    return closed.replace(jaxpr=closed.jaxpr.replace(**changes))
+
+
+def record(function: Callable[..., Sequence[Any]], args: Sequence[Any]) -> Any:
+    """Traces a function from a flat list of values to another to a closed jaxpr.
+
+    The result is that of `jax.make_jaxpr`, in a third of the time: nothing is flattened, named or looked up.
+    """
+    avals = [jax.api_util.shaped_abstractify(x) for x in args]
+    # These are exported for writing interpreters, without a promise of stability.
+    wrapped = _linear_util.wrap_init(function, debug_info=_UNNAMED)
+    jaxpr, _, consts = jax.interpreters.partial_eval.trace_to_jaxpr_dynamic(wrapped, avals)
+    closed: Any = getattr(jaxpr, "with_consts", None)
+    return closed(consts) if closed else _extend.ClosedJaxpr(jaxpr, consts)
+
+
+_UNNAMED = jax.api_util.debug_info("jaxpyop", record, (), {})._replace(arg_names=None, result_paths=None)
+
+
+def without_dead_code(jaxpr: Any) -> tuple[Any, list[bool]]:
+    """Returns a jaxpr without the equations that its results do not need, and which inputs they need."""
+    # Documented for writing primitives, but without a promise of stability.
+    return jax.interpreters.partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
+
+
+# ------------------------------------------------------------------- evaluation
+
+
+def run_equation(eqn: Any, values: Sequence[Any]) -> list[Any]:
+    """Evaluates an equation under the current trace, with its source line, named scope and settings."""
+    stack = _source_info.current_name_stack() + eqn.source_info.name_stack
+    line = _source_info.user_context(eqn.source_info.traceback, name_stack=stack)
+    with line, eqn.ctx.manager:
+        outs = eqn.primitive.bind(*values, **eqn.primitive.get_bind_params(eqn.params))
+    return list(outs) if eqn.primitive.multiple_results else [outs]
+
+
+def run_jaxpr(
+    jaxpr: Any,
+    *args: Any,
+    consts: Iterable[Any] = (),
+    bind: Callable[[Any, Sequence[Any]], Sequence[Any]] | None = None,
+) -> list[Any]:
+    """Evaluates a jaxpr under the current trace.
+
+    Args:
+        jaxpr: the jaxpr, whose own constants are not read.
+        *args: its inputs.
+        consts: its constants.
+        bind: evaluates one equation on its operands, instead of `run_equation`.
+    """
+    if bind is None:
+        # JAX's own evaluator, which frees each value after its last use.
+        return jax.core.eval_jaxpr(jaxpr, list(consts), *args)
+    env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
+
+    def read(atom: Any) -> Any:
+        return atom.val if isinstance(atom, Literal) else env[atom]
+
+    for eqn in jaxpr.eqns:
+        env.update(zip(eqn.outvars, bind(eqn, list(map(read, eqn.invars))), strict=True))
+    return list(map(read, jaxpr.outvars))
+
+
+def run_cond(predicate: Any, yes: Any, no: Any, operands: Sequence[Any]) -> list[Any]:
+    """Binds `jax.lax.cond` of two closed jaxprs without constants and effects, whose results have the same types."""
+    index = jax.lax.convert_element_type(predicate, np.int32)
+    return jax.lax.cond_p.bind(index, *operands, branches=(no, yes))
+
+
+# ------------------------------------------------------------------- comparison
+
+
+class UnkeyableError(Exception):
+    """A parameter has no hash, or a jaxpr holds constants."""
+
+
+class OwnRulesError(UnkeyableError):
+    """A primitive of the user's own, which JAX expands: its rules may read variables that change."""
+
+
+# How constants of jaxprs, and parameters without a hash, go into a key.
+REFUSE, OMIT, IDENTITY = range(3)
+
+# By the way in which constants count. The keys of IDENTITY hold only while what they are made of is alive.
+_keys: tuple[weakref.WeakKeyDictionary[Any, HashedKey], ...] = tuple(weakref.WeakKeyDictionary() for _ in range(3))
+
+
+def structural_key(value: Any, constants: int = REFUSE) -> Hashable:
+    """Makes a key that is equal for equal parameters of primitives, and for jaxprs that compute the same.
+
+    The jaxpr in a `jit` or a `scan` of a fresh lambda is a new object each time, with new variables.
+
+    Args:
+        value: a parameter, or a tuple, list or dict of them.
+        constants: REFUSE raises where a jaxpr holds constants, which a cache would keep alive, and which may be NumPy
+            arrays that change. OMIT leaves out the constants of jitted functions. With IDENTITY constants are equal
+            only to themselves, as is what has no hash.
+
+    Raises:
+        UnkeyableError: `value` holds something without a hash, or constants.
+        OwnRulesError: it holds a primitive of the user's own.
+    """
+    if isinstance(value, JAXPR_TYPES):
+        key = _keys[constants].get(value)
+        if key is None:
+            key = _keys[constants][value] = HashedKey(_jaxpr_key(value, constants))
+        return key
+    # Named tuples too.
+    if isinstance(value, (tuple, list)):
+        return (type(value), *(structural_key(v, constants) for v in value))
+    if type(value) is dict:
+        return (dict, *((k, structural_key(v, constants)) for k, v in value.items()))
+    if constants != IDENTITY and hasattr(value, "expand") and not type(value).__module__.startswith("jax."):
+        raise OwnRulesError(type(value).__name__)
+    try:
+        hash(value)
+    except TypeError:
+        if constants == IDENTITY:
+            return type(value), id(value)
+        raise UnkeyableError(type(value).__name__) from None
+    # The type tells 1 from True.
+    return type(value), value
+
+
+def is_same(a: Any, b: Any) -> bool:
+    """Tells whether two parameters of primitives mean the same; False when in doubt."""
+    if a is b:
+        return True
+    try:
+        return bool(structural_key(a, IDENTITY) == structural_key(b, IDENTITY))
+    except Exception:
+        # Objects of the user's whose comparison fails.
+        return False
+
+
+class HashedKey:
+    """A nested tuple that computes its hash once."""
+
+    __slots__ = ("_hash", "_key")
+
+    def __init__(self, key: tuple[Any, ...]) -> None:
+        self._key, self._hash = key, hash(key)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, HashedKey) and self._hash == other._hash and self._key == other._key)
+
+
+def _jaxpr_key(closed: Any, constants: int) -> tuple[Any, ...]:
+    jaxpr, consts = jaxpr_of(closed), consts_of(closed)
+    if consts and constants == REFUSE:
+        raise UnkeyableError("constants")
+    numbers: dict[Any, int] = {}
+
+    def name(atom: Any) -> Hashable:
+        if isinstance(atom, Literal):
+            # By bytes: 0.0 and -0.0 differ, NaN equals itself.
+            return np.asarray(atom.val).tobytes(), atom.aval
+        return numbers.setdefault(atom, len(numbers))
+
+    binders = tuple((name(v), v.aval) for v in (*jaxpr.constvars, *jaxpr.invars))
+    eqns = tuple(
+        (
+            eqn.primitive,
+            tuple(map(name, eqn.invars)),
+            structural_key(dict(eqn.params), REFUSE if constants == OMIT and eqn.primitive is not jit_p else constants),
+            tuple((name(v), v.aval) for v in eqn.outvars),
+            eqn.ctx,
+        )
+        for eqn in jaxpr.eqns
+    )
+    identities = tuple(map(id, consts)) if constants == IDENTITY else ()
+    return binders, eqns, tuple(map(name, jaxpr.outvars)), identities
+
+
+_constants: weakref.WeakKeyDictionary[Any, tuple[Any, ...]] = weakref.WeakKeyDictionary()
+
+
+def constants_of(closed: Any) -> tuple[Any, ...]:
+    """Returns the constants of a jitted function and of the jitted functions in it, outermost first."""
+    found = _constants.get(closed)
+    if found is None:
+        inner = (eqn.params["jaxpr"] for eqn in jaxpr_of(closed).eqns if eqn.primitive is jit_p)
+        found = _constants[closed] = (*consts_of(closed), *itertools.chain.from_iterable(map(constants_of, inner)))
+    return found
+
+
+def holds_constants(params: dict[str, Any]) -> bool:
+    """Tells whether a jaxpr among the parameters, or one in it, holds constants."""
+    return any(
+        consts_of(jaxpr) or any(holds_constants(eqn.params) for eqn in jaxpr_of(jaxpr).eqns)
+        for jaxpr in jaxprs_in(params)
+    )

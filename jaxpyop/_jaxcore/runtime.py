@@ -1,0 +1,65 @@
+"""The running process: JAX's client, its log, its profiler, transfers and the programs in flight."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax._src import dispatch as _dispatch
+from jax._src import xla_bridge as _xla_bridge
+
+
+def backends_are_initialized() -> bool:
+    """Tells whether a JAX client exists already; asking does not make one."""
+    # There is no public name for this up to JAX 0.12.
+    return bool(_xla_bridge.backends_are_initialized())
+
+
+# JAX writes each callback's error to this log, beside raising it (JAX 0.10 to 0.12).
+CALLBACK_LOGGER = logging.getLogger("jax._src.callback")
+
+_NOT_PROFILED = contextlib.nullcontext()
+
+
+def profiled_as(label: str) -> contextlib.AbstractContextManager[Any]:
+    """Shows a block in the profiler's trace, if one is being taken."""
+    # The base class has this method, JAX 0.10 to 0.12.
+    enabled = jax.profiler.TraceAnnotation.is_enabled()
+    return jax.profiler.TraceAnnotation(label) if enabled else _NOT_PROFILED
+
+
+def with_transfers(function: Callable[..., Any], *args: Any) -> Any:
+    """Calls a function that brings values to the device on purpose, as `jax.device_put` does.
+
+    A transfer guard of "disallow" or "log" is about other transfers.
+    """
+    # JAX adds its options to `jax.config` at run time.
+    guard = jax.config.jax_transfer_guard_host_to_device  # pyright: ignore[reportAttributeAccessIssue]
+    if guard not in ("disallow", "log"):
+        return function(*args)
+    with jax.transfer_guard_host_to_device("allow"):
+        return function(*args)
+
+
+# A part of the key of every program. jax.make_user_context, since JAX 0.8, is to be called before threads start.
+_programs_of = jax.make_user_context(None)
+
+
+def with_programs_of(owner: Any) -> contextlib.AbstractContextManager[Any]:
+    """Compiles the programs of a block for it, and for blocks of an equal owner; None is the owner of all others."""
+    return _programs_of(owner)
+
+
+def forget_failed_programs() -> None:
+    """Drops the tokens of programs that failed.
+
+    The next ordered program would raise the error of the one before, which has been seen (JAX 0.10 to 0.12).
+    """
+    # There is no public name for these up to JAX 0.12.
+    try:
+        _dispatch.runtime_tokens.block_until_ready()
+    except jax.errors.JaxRuntimeError:
+        _dispatch.runtime_tokens.clear()

@@ -1,0 +1,71 @@
+"""Sharding: the types of values on meshes and inside `shard_map`, and programs over several devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax._src import dispatch as _dispatch
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+
+from jaxpyop._jaxcore.primitives import ShapedArray
+
+
+def varying_axes(x: Any) -> frozenset[str]:
+    """Returns the mesh axes over which a value differs between shards."""
+    return frozenset(jax.typeof(x).manual_axis_type.varying)
+
+
+def cast_to_common_axes(args: Sequence[Any]) -> list[Any]:
+    """Gives all values the same varying axes, as `shard_map` asks of operands."""
+    axes = [varying_axes(a) for a in args]
+    union = frozenset().union(*axes)
+    if not union:
+        return list(args)
+    return [jax.lax.pcast(a, tuple(union - own), to="varying") if union - own else a for a, own in zip(args, axes)]
+
+
+def result_aval(shape: Sequence[int], dtype: Any, operands: Sequence[Any]) -> Any:
+    """Returns the aval of a replicated result, with the varying axes of its operands."""
+    aval = ShapedArray(tuple(shape), np.dtype(dtype))
+    for operand in operands:
+        if operand.manual_axis_type.varying:
+            sharding = NamedSharding(operand.sharding.mesh, PartitionSpec(*[None] * len(shape)))
+            return aval.update(sharding=sharding, manual_axis_type=operand.manual_axis_type)
+    return aval
+
+
+def shard_as(x: Any, aval: Any) -> Any:
+    """Shards a value as its type on an explicit mesh says, and elsewhere returns it as it is."""
+    wanted = aval.sharding
+    if all(axis is None for axis in wanted.spec) or jax.typeof(x).sharding == wanted:
+        return x
+    return jax.sharding.reshard(x, wanted)
+
+
+def wants_devices(primitive: Any) -> None:
+    """Has a primitive's lowering told its devices, as that of `pure_callback` is."""
+    # There is no public name for this up to JAX 0.12.
+    _dispatch.prim_requires_devices_during_lowering.add(primitive)
+
+
+class Everywhere:
+    """All devices of a lowering, each with the whole of a value."""
+
+    def __init__(self, ctx: Any) -> None:
+        devices = ctx.module_context.axis_context.device_assignment
+        self._mesh = Mesh(np.array(devices), ("device",))
+
+    def spread(self, x: Any) -> Any:
+        """Brings a value, wherever it is, to all devices."""
+        # On an explicit mesh a constraint is no more than an assertion.
+        with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
+            return jax.lax.with_sharding_constraint(x, NamedSharding(self._mesh, PartitionSpec()))
+
+    def run(self, func: Callable[..., Any], *args: Any) -> Any:
+        """Runs a function once on each device, on values that are everywhere."""
+        each = PartitionSpec()
+        with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
+            return jax.shard_map(func, mesh=self._mesh, in_specs=each, out_specs=each, check_vma=False)(*args)
