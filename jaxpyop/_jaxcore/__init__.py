@@ -3,9 +3,13 @@
 Nothing else in the package imports `jax._src`, `jax.core`, `jax.extend` or `jax.interpreters`. Each reach is one
 function, with a sentence that says what it is for, and between which versions of JAX it was found to hold.
 
-Reading order: traces, primitives, jaxprs, differentiation, sharding, effects, lowering, runtime, frames, unusable.
+Reading order: traces, primitives, jaxprs, differentiation, sharding, effects, lowering, runtime, arrays, frames,
+unusable.
 """
 
+from jaxpyop._jaxcore.arrays import is_committed as is_committed
+from jaxpyop._jaxcore.arrays import placed_like as placed_like
+from jaxpyop._jaxcore.arrays import quick_array as quick_array
 from jaxpyop._jaxcore.differentiation import Linearized as Linearized
 from jaxpyop._jaxcore.differentiation import ad as ad
 from jaxpyop._jaxcore.differentiation import batching as batching

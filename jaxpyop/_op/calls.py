@@ -12,6 +12,7 @@ anything else for good (0.10 to 0.12).
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
@@ -23,7 +24,7 @@ from jaxpyop import _jaxcore
 from jaxpyop._host import Environment
 from jaxpyop._op.body import FilledBody, Pushforward, Struct, UserBody, WhenUser, is_inexact
 from jaxpyop._op.derivatives import LinearCall, LinearFunction, linearize_by_rules
-from jaxpyop._op.primitive import NO_RECORD, RECORDS, TOKEN, Call, Linearization, transposed
+from jaxpyop._op.primitive import NO_RECORD, RECORDS, TOKEN, Call, Handed, Linearization, transposed
 from jaxpyop._op.request import Op
 from jaxpyop._op.values import Inputs, as_jax
 from jaxpyop._tape import record
@@ -88,6 +89,15 @@ class RecordingCall(Call):
         self.stateful = call.stateful
         self.ordered = call.ordered
         self.moving = moving
+        self._hands_over = False
+
+    def handing_over(self) -> RecordingCall | None:
+        """The same call with the record itself as its last result; None where a worker may have the record."""
+        if self.op.executor is not None:
+            return None
+        call = copy.copy(self)
+        call._hands_over = True
+        return call
 
     def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
         return [*self.body.shapes(structs), jax.ShapeDtypeStruct((), TOKEN)]
@@ -95,6 +105,8 @@ class RecordingCall(Call):
     def __call__(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
         RECORDS.make_room()
         outs, taken = record(self.body, as_jax(arrays), self.moving)
+        if self._hands_over:
+            return [*outs, Handed(taken)]
         return [*outs, np.asarray(RECORDS.put(taken, once_made=self.op.stateful), TOKEN)]
 
     def from_worker(self, values: list[Any], arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
@@ -111,6 +123,7 @@ class ReplayCall(Call):
 
     order = "jvp({})"
     leading_inputs = 1
+    takes_records = True
 
     def for_worker(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
         ran_there = bool(np.all(np.asarray(arrays[0]) == NO_RECORD)) and not self.op.stateful
@@ -120,7 +133,10 @@ class ReplayCall(Call):
         return self.body.shapes(structs[1:])
 
     def __call__(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
-        token, rest = int(arrays[0]), arrays[1:]
+        first, rest = arrays[0], arrays[1:]
+        if isinstance(first, Handed):
+            return _jaxcore.with_transfers(self.body.replay, first.record, rest)
+        token = int(first)
         if token == 0:
             # vmap of cond runs the backward pass of the branch not taken too,
             # on residuals filled with zeros.

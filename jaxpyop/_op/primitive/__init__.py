@@ -9,5 +9,6 @@ from jaxpyop._op.primitive.primitive import run_now as run_now
 from jaxpyop._op.primitive.records import NO_RECORD as NO_RECORD
 from jaxpyop._op.primitive.records import RECORDS as RECORDS
 from jaxpyop._op.primitive.records import TOKEN as TOKEN
+from jaxpyop._op.primitive.records import Handed as Handed
 from jaxpyop._op.primitive.records import Records as Records
 from jaxpyop._op.primitive.records import clear_records as clear_records

@@ -34,6 +34,7 @@ class Call:
     one_by_one = False  # each element has something of its own to send to a worker
     seconds_per_element: float | None = None  # seconds that an element took in another worker, where that is known
     order = "{}"  # of the derivative, as the profiler shows it
+    takes_records = False  # Whether the first input may be a `Handed` record in place of its token.
 
     def __init__(self, body: Any, op: Op, environment: Environment) -> None:
         self.body = body
@@ -59,6 +60,10 @@ class Call:
             lead: batch axes that the arrays have in front, for a block method.
         """
         return self.body(*as_jax(arrays))
+
+    def handing_over(self) -> Call | None:
+        """The same call with a `Handed` record as its last result, if it makes one."""
+        return None
 
     @property
     def differentiable(self) -> bool:

@@ -29,8 +29,8 @@ from jaxpyop._host import BLOCK_METHODS, NO_BATCH, Batch, Host, Shared, lend, ru
 from jaxpyop._jaxcore import Unusable
 from jaxpyop._op.body import Struct, differs_in_block
 from jaxpyop._op.primitive.call import Call
-from jaxpyop._op.primitive.records import RECORDS
-from jaxpyop._op.values import own, show_shape
+from jaxpyop._op.primitive.records import RECORDS, Handed
+from jaxpyop._op.values import anchor_of, own, show_shape, taken_over
 
 
 class _PythonCall(_jaxcore.Primitive):
@@ -51,8 +51,18 @@ def bind(call: Call, *args: Any, batch: Batch = NO_BATCH) -> list[Any]:
 # ----------------------------------------------------------------- direct calls
 
 
-def run_now(call: Call, args: Sequence[Any], batch: Batch = NO_BATCH) -> list[Any]:
-    """Run a call on the caller's thread, without compilation."""
+def run_now(call: Call, args: Sequence[Any], batch: Batch = NO_BATCH, *, hold: bool = True) -> list[Any]:
+    """Run a call on the caller's thread, without compilation.
+
+    Args:
+        call: what to run.
+        args: its inputs, of which the first may be a `Handed` record.
+        batch: the `vmap`s around it.
+        hold: whether records go when the array of their tokens does. Not where a program goes on with a copy of it.
+
+    Returns:
+        jax.Arrays on the devices of the inputs; a `Handed` record is passed through.
+    """
     if call.ordered:
         _wait_for_ordered()
     if call.writes_out:
@@ -64,34 +74,31 @@ def run_now(call: Call, args: Sequence[Any], batch: Batch = NO_BATCH) -> list[An
         arrays = [np.asarray(a) for a in arrays]  # slicing a jax.Array costs a dispatch
     elif call.op.executor is not None:
         jax.block_until_ready(arrays)  # they may come from an op that waits for the same thread
+    like = anchor_of(args)
     with _jaxcore.profiled_as(call.label), _jaxcore.without_axes():
-        outs = _owned(_run(call, arrays, batch), call)
+        outs = _owned(_run(call, arrays, batch, like), call, like)
     if not call.on_jax and not call.copy:
         take_back(arrays, call.title)
-    if call.extra_results:  # tokens, which live here as long as somebody holds them
+    if hold and call.extra_results:  # tokens, which live here as long as somebody holds them
         RECORDS.hold(np.asarray(outs[-1]).flat, outs[-1])
     return outs
 
 
-def _owned(values: Sequence[Any], call: Call) -> list[jax.Array]:
+def _owned(values: Sequence[Any], call: Call, like: Any) -> list[Any]:
     try:
-        return [_own(value) for value in values]
+        # The body may keep what it returned.
+        return [value if isinstance(value, (jax.Array, Handed)) else own(value, like) for value in values]
     except FloatingPointError as error:  # JAX's, which does not know whose values they are
         raise FloatingPointError(f"{call.title}: func returned a value that jax_debug_nans forbids: {error}") from None
 
 
-def _own(value: Any) -> jax.Array:
-    # The body may keep what it returned.
-    return value if isinstance(value, jax.Array) else own(value)
-
-
-def _run(call: Call, arrays: list[Any], batch: Batch) -> list[Any]:
+def _run(call: Call, arrays: list[Any], batch: Batch, like: Any) -> list[Any]:
     if batch.sizes and not batch.block:
         results = _Rows(call, batch)
         run_elements(call, arrays, batch, results.take)
-        return results.stacked(arrays)
+        return results.stacked(arrays, like)
     found: list[Any] = []
-    run_once(call, arrays, batch.sizes, lambda values: found.extend(_owned(values, call)))
+    run_once(call, arrays, batch.sizes, lambda values: found.extend(_owned(values, call, like)))
     return _checked_block(call, found, arrays, batch) if batch.block else found
 
 
@@ -127,14 +134,13 @@ class _Rows:
                 )
             column[at, ...] = value
 
-    def stacked(self, arrays: Sequence[Any]) -> list[Any]:
+    def stacked(self, arrays: Sequence[Any], like: Any) -> list[Any]:
         """All of them, with the batch axes in front."""
         sizes = self._batch.sizes
         columns = self._columns
         if columns is None:
             columns = [np.empty((0, *s.shape), s.dtype) for s in self._call.shapes(structs_of(arrays, self._batch))]
-        # Nobody else has these, so that aliasing them does no harm.
-        return [_jaxcore.with_transfers(jnp.asarray, c.reshape(*sizes, *c.shape[1:])) for c in columns]
+        return [taken_over(c.reshape(*sizes, *c.shape[1:]), like) for c in columns]
 
 
 def _wait_for_ordered() -> None:

@@ -10,6 +10,7 @@ token is an array that somebody holds, the record goes with it.
 from __future__ import annotations
 
 import collections
+import dataclasses
 import secrets
 import threading
 import weakref
@@ -24,6 +25,13 @@ TOKEN = np.dtype(np.uint32)
 NO_RECORD = np.iinfo(TOKEN).max  # of a run in another process; no store gives it
 _LAST_TOKEN = 2**32 - 2  # tokens travel as uint32, and the last is `_op.NO_RECORD`
 READ_SHARE = 32  # of each bound, this part is for records that were read
+
+
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class Handed:
+    """A record in the place of its token, where Python hands it from the recording call to the replaying one."""
+
+    record: Any
 
 
 class _Shelf:

@@ -19,8 +19,10 @@ from jaxpyop._op.values.padding import padded as padded
 from jaxpyop._op.values.structure import IN_A_LOOP as IN_A_LOOP
 from jaxpyop._op.values.structure import kind_of as kind_of
 from jaxpyop._op.values.structure import match as match
+from jaxpyop._op.values.to_jax import anchor_of as anchor_of
 from jaxpyop._op.values.to_jax import as_jax as as_jax
 from jaxpyop._op.values.to_jax import own as own
+from jaxpyop._op.values.to_jax import taken_over as taken_over
 from jaxpyop._op.values.tout import Leaf as Leaf
 from jaxpyop._op.values.tout import ResultSpec as ResultSpec
 from jaxpyop._op.values.tout import fill_shape as fill_shape

@@ -45,8 +45,32 @@ def _as_one(value: Any) -> Any:
     return value if value is None or isinstance(value, jax.Array) else own(value)
 
 
-def own(value: Any) -> jax.Array:
-    """A jax.Array of something of NumPy's, of any shape."""
+def own(value: Any, like: Any = None) -> jax.Array:
+    """A jax.Array of something of NumPy's, of any shape; on the devices of the jax.Array `like`, if one is given."""
     if value.nbytes < _LARGE or not jax.sharding.get_abstract_mesh().empty:
-        return _jaxcore.with_transfers(jnp.asarray, np.array(value))
-    return jax.device_put(SCRATCH.lasting_copy_of(value))  # takes it over, unlike jnp.asarray (0.10 to 0.12)
+        return taken_over(np.array(value, order="C"), like)
+    return taken_over(SCRATCH.lasting_copy_of(value), like)
+
+
+def taken_over(value: np.ndarray[Any, Any], like: Any = None) -> jax.Array:
+    """The same of an array that nobody else has, so that it need not be copied."""
+    found = _jaxcore.quick_array(value, like)
+    if found is None:
+        # jnp.asarray would copy a large array once more (0.10 to 0.12).
+        large = value.nbytes >= _LARGE and jax.sharding.get_abstract_mesh().empty
+        found = jax.device_put(value) if large else _jaxcore.with_transfers(jnp.asarray, value)
+        if like is not None and _jaxcore.is_committed(like):
+            found = _jaxcore.with_transfers(_jaxcore.placed_like, found, like)
+    return found
+
+
+def anchor_of(inputs: Sequence[Any]) -> Any:
+    """The input in whose place a body's results belong: the first committed one, or else the first jax.Array."""
+    first = None
+    for x in inputs:
+        if isinstance(x, jax.Array):
+            if _jaxcore.is_committed(x):
+                return x
+            if first is None:
+                first = x
+    return first
