@@ -22,7 +22,7 @@ from jaxpyop._op.calls import UserCall
 from jaxpyop._op.primitive import bind, run_now
 from jaxpyop._op.request import Op, make_op
 from jaxpyop._op.traced import trace, trace_if_possible
-from jaxpyop._op.values import Inputs, check_closure, split
+from jaxpyop._op.values import Inputs, check_closure, flatten_inputs
 
 
 class _NotGiven:
@@ -39,7 +39,7 @@ def run(op: Op, args: Sequence[Any], kwargs: Mapping[str, Any], when: Any = None
     """Call an op with its inputs: directly, or staged into what is traced."""
     if op.out and "out" in kwargs:
         raise TypeError(f"{op.title}: out is the keyword for the results that out=True lends; give yours another name")
-    arrays, inputs = split(args, dict(kwargs), op.title)
+    arrays, inputs = flatten_inputs(args, dict(kwargs), op.title)
     flag = read_when(when, op.title)
     call = UserCall(op, inputs, conditional=bool(flag))
     arrays = [*flag, *arrays]
@@ -52,9 +52,9 @@ def run(op: Op, args: Sequence[Any], kwargs: Mapping[str, Any], when: Any = None
         outs = _stage(op, inputs, call, arrays)
     spec = op.spec
     if spec.empty:
-        return spec.nothing
-    if spec.own is not None:
-        outs = [out if leaf.form is None else leaf.form.wrap(out) for out, leaf in zip(outs, spec.leaves)]
+        return spec.empty_result
+    if spec.returned_spec is not None:
+        outs = [out if leaf.encoding is None else leaf.encoding.wrap(out) for out, leaf in zip(outs, spec.leaves)]
     return outs[0] if spec.tree is None else jax.tree.unflatten(spec.tree, outs)
 
 

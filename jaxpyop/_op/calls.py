@@ -44,7 +44,7 @@ class UserCall(Call):
         self.stateful = op.stateful
         self.ordered = op.ordered
         self.vmap_method = op.vmap_method
-        self.blocks = (op.rules.any_given or not op.on_jax) and op.spec.own is None
+        self.blocks = (op.rules.any_given or not op.on_jax) and op.spec.returned_spec is None
         self.is_linear = op.rules.transpose is not None
 
     def __repr__(self) -> str:

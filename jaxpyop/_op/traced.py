@@ -22,7 +22,7 @@ import jax.numpy as jnp
 
 from jaxpyop._op.body import UserBody
 from jaxpyop._op.request import Op
-from jaxpyop._op.values import Inputs, Leaf, check_shape, check_traced, check_usable, inward, to_numpy
+from jaxpyop._op.values import Inputs, Leaf, cast_to_numpy, check_shape, check_traced, check_usable, encode
 from jaxpyop._paths import PathError, trace_body
 
 
@@ -49,9 +49,9 @@ def trace(op: Op, inputs: Inputs, arrays: Sequence[Any]) -> list[Any]:
     def checked(func: Any, *arrays: Any) -> list[Any]:
         body = UserBody(dataclasses.replace(op, func=func), inputs)
         values = body.results(arrays)
-        arrays_of = inward(op, values, lambda k, value, leaf: _checked(op, k, value, leaf), ())
+        arrays_of = encode(op, values, lambda k, value, leaf: _checked(op, k, value, leaf), ())
         for k, (value, leaf) in enumerate(zip(arrays_of, body.promised(arrays))):
-            check_shape(value.shape, leaf, (), "promised", op.which(k), op.title)
+            check_shape(value.shape, leaf, (), "declared", op.origin_of_array(k), op.title)
         return [jnp.asarray(value) for value in arrays_of]
 
     try:
@@ -67,12 +67,12 @@ def trace(op: Op, inputs: Inputs, arrays: Sequence[Any]) -> list[Any]:
 
 
 def _checked(op: Op, k: int, value: Any, leaf: Leaf) -> Any:
-    which = op.which_returned(k)
+    which = op.origin_of_result(k)
     if isinstance(value, jax.Array):
         check_usable(value, which, op.title)
         check_traced(value.dtype, leaf, op.casting, which, op.title)
         return jax.lax.convert_element_type(value, leaf.dtype)
-    return jnp.asarray(to_numpy(value, leaf, op.casting, which, op.title))
+    return jnp.asarray(cast_to_numpy(value, leaf, op.casting, which, op.title))
 
 
 # ---- mode='auto'

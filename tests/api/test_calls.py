@@ -172,7 +172,7 @@ WRONG_CALLS = {
     "two shapes": (
         lambda f: f(np.sin, [1.0], jax.ShapeDtypeStruct((3,), F), output_shapes=(4,)),
         ValueError,
-        r"Tout says shape \(3,\) and output_shapes says \(4,\)",
+        r"Tout gives the shape \(3,\) and output_shapes gives \(4,\)",
     ),
 }
 

@@ -243,9 +243,9 @@ def test_what_a_tensorflow_user_writes_is_answered(transport):
 
 
 def test_an_error_without_frames_of_the_users_is_said_once(transport):
-    with pytest.raises(Exception, match="where \\(\\) was promised") as caught:
+    with pytest.raises(Exception, match="where \\(\\) was declared") as caught:
         jax.block_until_ready(jax.jit(lambda x: py_func(lambda x: np.ones(2), [x], F, output_shapes=()))(1.0))
-    assert str(caught.value).count("was promised") == 1
+    assert str(caught.value).count("was declared") == 1
 
 
 class FakeShell:

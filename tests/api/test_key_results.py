@@ -85,10 +85,10 @@ WRONG = {
     "another kind of key": (
         lambda k: jax.random.key(0, impl="rbg"),
         TypeError,
-        r"keys of key<rbg> where Tout promises",
+        r"keys of key<rbg> where Tout declares",
     ),
     "a float": (lambda k: 0.5, TypeError, "does not turn into uint32"),
-    "two keys": (lambda k: jax.random.split(k), ValueError, r"shape \(2, 2\) where \(2,\) was promised"),
+    "two keys": (lambda k: jax.random.split(k), ValueError, r"shape \(2, 2\) where \(2,\) was declared"),
 }
 
 

@@ -64,9 +64,9 @@ WRONG = {
         (1.0, [1.0, [1.0, 2.0]]),
         r"a list of 2 at result\[1\] .* has float32 of shape",
     ),
-    "of text": (S((2,), F), ["a", "b"], "a list of 2 .*promises one result; make the two agree"),
-    "too long": (S((2,), F), [1.0, 2.0, 3.0], r"shape \(3,\) where \(2,\) was promised"),
-    "without a shape": (F, [1.0, 2.0], r"promises one result; .*or return np.array\(...\)"),
+    "of text": (S((2,), F), ["a", "b"], "a list of 2 .*declares one result; make the two agree"),
+    "too long": (S((2,), F), [1.0, 2.0, 3.0], r"shape \(3,\) where \(2,\) was declared"),
+    "without a shape": (F, [1.0, 2.0], r"declares one result; .*or return np.array\(...\)"),
     "None in it": ([S((), F), S((2,), F)], (1.0, [None, 1.0]), r"a list of 2 at result\[1\]"),
     "in a dict": ({"a": F, "b": F}, {"a": 1.0, "b": None}, r"None at result\['b'\] where"),
 }

@@ -81,7 +81,7 @@ def test_a_decorated_method_that_returns_itself(route):
 @pytest.mark.parametrize("api", APIS.values(), ids=APIS)
 def test_an_empty_promise_is_strict(api, empty, route):
     assert route(lambda x: api(lambda x: None, [x], empty), 1.0) == empty
-    with pytest.raises(ValueError, match="promises no result; pass Tout=None to ignore"), jaxpyop.reraise():
+    with pytest.raises(ValueError, match="declares no result; pass Tout=None to ignore"), jaxpyop.reraise():
         route(lambda x: api(lambda x: 1.0, [x], empty), 1.0)
 
 

@@ -181,8 +181,8 @@ def test_unknown_dimensions_are_filled_by_the_body_or_by_broadcasting(transport)
 
 
 UNFILLED = {
-    "rank": ((None, None), r"output_shapes says \(None, None\) and .* is \(3,\)"),
-    "dimension": ((None, 4), r"output_shapes says \(None, 4\)"),
+    "rank": ((None, None), r"output_shapes gives \(None, None\) and .* is \(3,\)"),
+    "dimension": ((None, 4), r"output_shapes gives \(None, 4\)"),
 }
 
 

@@ -183,12 +183,12 @@ def test_with_when(api, route):
 # ---------------------------------------------------------------------- errors
 
 TOO_MUCH = {
-    "too many": (padded(N, 4), np.arange(9), r"9 along axis 0 where padded\(int32, 4\) promises at most 4; .* \(16,\)"),
-    "one too many": (padded(N, 4), [1, 2, 3, 4, 5], r"5 along axis 0 .* at most 4; promise more, .*the first 4"),
+    "too many": (padded(N, 4), np.arange(9), r"9 along axis 0 where padded\(int32, 4\) allows at most 4; .* \(16,\)"),
+    "one too many": (padded(N, 4), [1, 2, 3, 4, 5], r"5 along axis 0 .* at most 4; declare more, .*the first 4"),
     "rows": (padded(F, (2, 2)), np.ones((3, 2)), r"3 along axis 0 .* at most 2; .*the shape \(4, 2\)"),
     "second axis": (padded(F, (2, 2), axis=(0, 1)), np.ones((1, 3)), r"3 along axis 1 .* at most 2"),
-    "a fixed axis": (padded(F, (4, 4)), np.ones((2, 3)), r"shape \(2, 3\) .* promises 4 along axis 1; .*axis=\(0, 1\)"),
-    "a scalar": (padded(F, 4), 1.0, r"shape \(\) where padded\(float32, 4\) promises at most \(4,\)"),
+    "a fixed axis": (padded(F, (4, 4)), np.ones((2, 3)), r"shape \(2, 3\) .* declares 4 along axis 1; .*axis=\(0, 1\)"),
+    "a scalar": (padded(F, 4), 1.0, r"shape \(\) where padded\(float32, 4\) allows at most \(4,\)"),
     "a matrix": (padded(F, 4), np.ones((2, 2)), r"shape \(2, 2\) where .* at most \(4,\)"),
     "None": (padded(F, 4), None, "None where"),
     "text": (padded(F, 4), "a", "return numbers"),

@@ -33,12 +33,12 @@ def test_outside_jit_a_given_shape_is_checked(api):
     assert api(np.unique, [X], F, output_shapes=(2,)).shape == (2,)
     assert api(np.unique, [X], F, output_shapes=(None,)).shape == (2,)
     with pytest.raises(
-        ValueError, match=r"'unique'.*func returned shape \(2,\) where \(3,\) was promised; write output_shapes=\(2,\)"
+        ValueError, match=r"'unique'.*func returned shape \(2,\) where \(3,\) was declared; write output_shapes=\(2,\)"
     ):
         api(np.unique, [X], F, output_shapes=(3,))
-    with pytest.raises(ValueError, match=r"shape \(2,\) where \(None, None\) was promised"):
+    with pytest.raises(ValueError, match=r"shape \(2,\) where \(None, None\) was declared"):
         api(np.unique, [X], F, output_shapes=(None, None))
-    with pytest.raises(ValueError, match=r"shape \(2,\) where \(\) was promised"):
+    with pytest.raises(ValueError, match=r"shape \(2,\) where \(\) was declared"):
         api(np.unique, [X], jax.ShapeDtypeStruct((), F))
 
 
@@ -227,7 +227,7 @@ def test_a_wrong_promise_is_checked_at_every_call(api, transport):
         return x if x[0] > 0 else x[:2]
 
     f = jax.jit(lambda x: api(body, [x], F, output_shapes=(3,)))
-    text = r"'body': func returned shape \(2,\) where \(3,\) was promised; write output_shapes=\(2,\)"
+    text = r"'body': func returned shape \(2,\) where \(3,\) was declared; write output_shapes=\(2,\)"
     np.testing.assert_array_equal(f(X), X)
     for _ in range(2):
         with pytest.raises(ValueError, match=text), jaxpyop.reraise():

@@ -26,7 +26,7 @@ def test_a_stop_iteration_of_an_element_stays_one(api, method, route):
 
 @every_api
 def test_a_wrong_shape_where_tout_has_one(api, route):
-    text = r"where \(3,\) was promised; write that shape in Tout, jax.ShapeDtypeStruct\(\(2,\), jnp.float32\)"
+    text = r"where \(3,\) was declared; write that shape in Tout, jax.ShapeDtypeStruct\(\(2,\), jnp.float32\)"
     with pytest.raises(ValueError, match=text), jaxpyop.reraise():
         route(lambda x: api(lambda x: x[:2], [x], jax.ShapeDtypeStruct((3,), F)), grid(3))
     op = lambda x: api(lambda x: x[:2], [x], jax.ShapeDtypeStruct((2,), F))
@@ -40,5 +40,5 @@ def test_a_wrong_shape_where_tout_has_one(api, route):
 @pytest.mark.parametrize("make", [lambda v: v, lambda v: np.full(2, v)], ids=["number", "array"])
 def test_a_value_that_does_not_fit(make, value, tout, kind, route):
     found = make(value)
-    with pytest.raises(OverflowError, match=rf"does not fit.*promise {kind} Tout"), jaxpyop.reraise():
+    with pytest.raises(OverflowError, match=rf"does not fit.*declare {kind} Tout"), jaxpyop.reraise():
         route(lambda: numpy_function(lambda: found, [], tout, output_shapes=np.shape(found)))

@@ -250,7 +250,7 @@ def test_results_are_checked_when_tracing():
     with pytest.raises(TypeError, match="may not fit int8"):
         jax.jit(narrow)(1.0)
     wrong = lambda x: jaxpyop.py_function(lambda x: x, [x], jnp.float32, output_shapes=(3,), mode="traced")
-    with pytest.raises(ValueError, match=r"shape \(\) where \(3,\) was promised; write output_shapes=\(\)"):
+    with pytest.raises(ValueError, match=r"shape \(\) where \(3,\) was declared; write output_shapes=\(\)"):
         jax.jit(wrong)(1.0)
     kind = lambda x: jaxpyop.py_function(lambda x: x, [x], jnp.int32, mode="traced")
     with pytest.raises(TypeError, match="float32, which casting='same_kind' does not turn into int32"):

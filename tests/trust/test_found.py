@@ -142,7 +142,7 @@ def bad_gradient(inputs, outputs, cotangents):
 MESSAGES = {
     "a result where none is promised": (
         lambda x: jaxpyop.py_func(lambda x: 3, [x], []),
-        r"returned an int where Tout=\[\] promises no result; pass Tout=None to ignore what it returns",
+        r"returned an int where Tout=\[\] declares no result; pass Tout=None to ignore what it returns",
     ),
     "other keys": (
         lambda x: numpy_function(lambda x: {"b": x}, [x], {"a": F}),

@@ -85,7 +85,7 @@ def test_a_body_that_changes_its_mind_about_shapes(api, route):
         if n == 3:
             np.testing.assert_array_equal(run(f, X), np.zeros(3))
         else:
-            with pytest.raises(ValueError, match=rf"shape \({n},\) where \(3,\) was promised"):
+            with pytest.raises(ValueError, match=rf"shape \({n},\) where \(3,\) was declared"):
                 run(f, X)
 
 
@@ -93,7 +93,7 @@ def test_a_body_that_changes_its_mind_within_a_batch(route):
     body = lambda x: np.zeros(int(x) % 2 + 1, np.float32)
     f = jax.vmap(lambda x: numpy_function(body, [x], F, output_shapes=(1,)))
     np.testing.assert_array_equal(route(f, jnp.array([0.0, 2.0])), np.zeros((2, 1)))
-    with pytest.raises(ValueError, match=r"shape \(2,\) where \(1,\) was promised"), jaxpyop.reraise():
+    with pytest.raises(ValueError, match=r"shape \(2,\) where \(1,\) was declared"), jaxpyop.reraise():
         route(f, jnp.array([0.0, 1.0]))
     np.testing.assert_array_equal(route(f, jnp.array([4.0, 2.0])), np.zeros((2, 1)))
 

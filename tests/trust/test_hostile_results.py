@@ -309,7 +309,7 @@ def test_a_matrix_is_an_array_of_two_axes(api, dtype, route):
     f = lambda x: api(lambda x: np.matrix([[1, 2, 3]], dtype), [x], F, output_shapes=(1, 3))
     np.testing.assert_array_equal(route(f, X), [[1, 2, 3]])
     f = lambda x: api(lambda x: np.matrix([[1, 2, 3]], dtype), [x], F, output_shapes=(3,))
-    with pytest.raises(ValueError, match=r"shape \(1, 3\) where \(3,\) was promised"), jaxpyop.reraise():
+    with pytest.raises(ValueError, match=r"shape \(1, 3\) where \(3,\) was declared"), jaxpyop.reraise():
         route(f, X)
 
 

@@ -27,10 +27,10 @@ class FilledBody(UserBody):
         return super().__getstate__() | {"_shapes": self._shapes}  # a worker makes the arrays
 
     def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
-        return super().shapes(structs[: len(self.inputs.keys)])
+        return super().shapes(structs[: len(self.inputs.key_impls)])
 
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
-        count = len(self.inputs.keys)
+        count = len(self.inputs.key_impls)
         given, arrays = arrays[count:], arrays[:count]
         if given:
             for array in given:
@@ -59,7 +59,7 @@ class FilledBody(UserBody):
     def _call(self, arrays: Sequence[Any], lent: Sequence[Any]) -> None:
         op = self.op
         tree = op.spec.tree
-        args, kwargs = self.inputs.join(arrays)
+        args, kwargs = self.inputs.unflatten(arrays)
         kwargs = {**kwargs, "out": lent[0] if tree is None else jax.tree.unflatten(tree, lent)}
         try:
             value = op.func(*args, **kwargs)

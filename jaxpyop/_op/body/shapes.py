@@ -68,7 +68,7 @@ def _key(op: Op, inputs: Inputs, structs: Sequence[jax.ShapeDtypeStruct]) -> Has
     if reads is None:
         return None
     types = tuple([(s.shape, s.dtype) for s in structs])
-    given = inputs.tree, inputs.places, inputs.keys, types
+    given = inputs.tree, inputs.array_mask, inputs.key_impls, types
     with _jaxcore.without_axes():  # as it will run
         key = reads, given, (spec.tree, spec.leaves), config.mode, _jaxcore.settings_of_traces()
     try:

@@ -12,7 +12,6 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from jaxpyop import _jaxcore
@@ -24,27 +23,19 @@ from jaxpyop._op.values import (
     Inputs,
     Leaf,
     ResultSpec,
+    Struct,
     as_jax,
+    cast_to_jax,
+    cast_to_numpy,
     check_shape,
+    encode,
+    encoded_shapes,
     fill_shape,
-    inward,
     match,
-    outer_shapes,
-    to_jax,
-    to_numpy,
-    usual_of,
     with_shapes,
 )
 from jaxpyop._paths import infer_shapes
 from jaxpyop._tape import jvp, vjp
-
-Struct = jax.ShapeDtypeStruct
-
-
-def is_inexact(x: Any) -> bool:
-    """Whether a dtype's values have tangents."""
-    return bool(jax.dtypes.issubdtype(x.dtype, np.inexact))
-
 
 # ---------------------------------------------------------------------- bodies
 
@@ -66,7 +57,6 @@ class UserBody:
         self.how = ""  # where shapes that were not promised come from
         self._shapes: dict[Any, list[Struct]] = {}
         self._asked_for: dict[Any, Sequence[Leaf]] = {}
-        self._usual = None if op.on_jax else usual_of(op.spec, op.casting)
 
     @property
     def title(self) -> str:
@@ -76,42 +66,34 @@ class UserBody:
     def __getstate__(self) -> dict[str, Any]:
         # For another process, which has no use for the executor; shapes are checked here.
         op = dataclasses.replace(self.op, executor=None, output_shapes=None)
-        return {"op": op, "inputs": self.inputs, "how": "", "_shapes": {}, "_asked_for": {}, "_usual": self._usual}
+        return {"op": op, "inputs": self.inputs, "how": "", "_shapes": {}, "_asked_for": {}}
 
     def _run(self, arrays: Sequence[Any]) -> Any:
         op, inputs = self.op, self.inputs
-        if inputs.plain:
+        if inputs.is_flat:
             return op.func(*arrays)
-        if op.on_jax and any(impl is not None for impl in inputs.keys):
+        if op.on_jax and any(impl is not None for impl in inputs.key_impls):
             arrays = inputs.wrap_keys(arrays)
-        args, kwargs = inputs.join(arrays)
+        args, kwargs = inputs.unflatten(arrays)
         return op.func(*args, **kwargs)
 
     def _matched(self, value: Any) -> list[Any]:
-        spec = self.op.spec.returned
-        if spec.tree is None and isinstance(value, (np.ndarray, jax.Array)) and spec.leaves:
-            return [value]
-        return match(spec, value, self.op.title)
+        return match(self.op.spec.returned, value, self.op.title)
 
     def results(self, arrays: Sequence[Any]) -> list[Any]:
         """What the function returned, by the structure of `Tout`, unchecked."""
         return self._matched(self._run(arrays))
 
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
-        op, usual = self.op, self._usual
+        op = self.op
         try:
-            value = self._run(arrays)
-            if usual is not None and (found := usual.read(value)) is not None:
-                if op.output_shapes is not None:
-                    self.check_shapes(found, self.promised(arrays, lead), lead)
-                return found
-            values = self._matched(value)
+            values = self.results(arrays)
         except Exception as error:
-            if (clearer := advise(error, op, "func", op.func, lambda: self.inputs.join(arrays))) is not None:
+            if (clearer := advise(error, op, "func", op.func, lambda: self.inputs.unflatten(arrays))) is not None:
                 raise clearer from error
             raise
-        if op.spec.own is not None:
-            values = inward(op, values, self._converted, lead)
+        if op.spec.returned_spec is not None:
+            values = encode(op, values, self._converted, lead)
         else:
             values = [self._converted(k, value, leaf) for k, (value, leaf) in enumerate(zip(values, op.spec.leaves))]
         self.check_shapes(values, self.promised(arrays, lead), lead)
@@ -120,16 +102,16 @@ class UserBody:
     def _converted(self, k: int, value: Any, leaf: Leaf) -> Any:
         op = self.op
         if op.on_jax:
-            return to_jax(value, leaf, op.casting, op.which_returned(k), op.title)
+            return cast_to_jax(value, leaf, op.casting, op.origin_of_result(k), op.title)
         if _is_numpy(value) and value.dtype == leaf.dtype:
             return value
-        return to_numpy(value, leaf, op.casting, op.which_returned(k), op.title)
+        return cast_to_numpy(value, leaf, op.casting, op.origin_of_result(k), op.title)
 
     def check_shapes(self, values: Sequence[Any], leaves: Sequence[Leaf], lead: tuple[int, ...]) -> None:
         """Raise unless the results have the promised shapes, after the batch axes `lead`."""
         for k, (value, leaf) in enumerate(zip(values, leaves)):
             if leaf.shape is not None and value.shape != (*lead, *leaf.shape):
-                check_shape(value.shape, leaf, lead, "promised", self.op.which(k), self.op.title)
+                check_shape(value.shape, leaf, lead, "declared", self.op.origin_of_array(k), self.op.title)
 
     def promised(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> Sequence[Leaf]:
         """What is known of the results for inputs with the batch axes `lead`."""
@@ -147,7 +129,7 @@ class UserBody:
         assert op.output_shapes is not None
         if op.on_jax:
             structs = self.inputs.key_structs(structs)
-        args, kwargs = self.inputs.join(structs)
+        args, kwargs = self.inputs.unflatten(structs)
         return with_shapes(op.spec, op.output_shapes(*args, **kwargs), op.title)
 
     def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
@@ -166,11 +148,11 @@ class UserBody:
     def _resolve(self, structs: Sequence[Struct]) -> list[Struct]:
         op = self.op
         spec = op.spec if op.output_shapes is None else self._asked(structs)
-        if all(leaf.known for leaf in spec.leaves):
+        if all(leaf.shape_known for leaf in spec.leaves):
             return [Struct(leaf.shape, leaf.dtype) for leaf in spec.leaves]
         inferred, self.how = self._infer(structs)
-        if inferred is not None and spec.own is not None:
-            inferred = outer_shapes(spec.own.leaves, inferred)
+        if inferred is not None and spec.returned_spec is not None:
+            inferred = encoded_shapes(spec.returned.leaves, inferred)
         return [
             Struct(fill_shape(leaf, None if inferred is None else inferred[k], self.how, op.title), leaf.dtype)
             for k, leaf in enumerate(spec.leaves)
@@ -187,7 +169,7 @@ class UserBody:
             if found is not None:
                 return found, "the shape that func has in the abstract"
             # values decide: assume what elementwise functions do
-        logical = [s.shape if impl is None else s.shape[:-1] for s, impl in zip(structs, self.inputs.keys)]
+        logical = [s.shape if impl is None else s.shape[:-1] for s, impl in zip(structs, self.inputs.key_impls)]
         try:
             shape = np.broadcast_shapes(*logical)
         except ValueError:
@@ -225,10 +207,10 @@ class Pushforward:
         return arrays[:count], [next(rest) if moves else None for moves in self.moving]
 
     def _give(self, outs: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
-        return [_or_zeros(t, out) for out, t in zip(outs, tangents) if is_inexact(out)]
+        return [_or_zeros(t, out) for out, t in zip(outs, tangents) if _jaxcore.is_inexact(out)]
 
     def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
-        return [s for s in self.base.shapes(structs[: len(self.moving)]) if is_inexact(s)]
+        return [s for s in self.base.shapes(structs[: len(self.moving)]) if _jaxcore.is_inexact(s)]
 
     def transposed(self, given: tuple[bool, ...]) -> Pullback:
         """The same linear map the other way round."""
@@ -263,7 +245,7 @@ class Pullback:
     def _cotangents(self, arrays: Sequence[Any], primals: Sequence[Any]) -> list[Any]:
         rest, given = iter(arrays[len(self.wanted) :]), iter(self.given)
         outs = self.base.shapes(primals)
-        return [next(rest) if is_inexact(out) and next(given) else None for out in outs]
+        return [next(rest) if _jaxcore.is_inexact(out) and next(given) else None for out in outs]
 
     def _give(self, primals: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
         return [_or_zeros(c, p) for p, c, wants in zip(primals, cotangents, self.wanted) if wants]

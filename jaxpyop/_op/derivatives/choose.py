@@ -21,7 +21,7 @@ def linearize_by_rules(call: Any, moving: tuple[bool, ...]) -> Linearization:
 def _derive(call: Any, forward: Call, moving: tuple[bool, ...]) -> Linearization:
     op, runs = call.op, call.unconditional()
     body = _push(runs, moving[1:] if call.conditional else moving)
-    with_results = forward is call or op.rules.jvp is not None or op.spec.own is not None
+    with_results = forward is call or op.rules.jvp is not None or op.spec.returned_spec is not None
     if forward is not call:
         linear = ResidualRuleCall(body, op, call.environment, conditional=call.conditional)
     else:

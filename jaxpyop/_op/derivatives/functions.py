@@ -19,7 +19,7 @@ from jaxpyop._host import Environment
 from jaxpyop._op.body import Struct, UserBody, advise, is_inexact
 from jaxpyop._op.primitive import Call, Linearization, transposed
 from jaxpyop._op.request import Op, no_jvp_error, no_second_derivative_error
-from jaxpyop._op.values import Leaf, as_jax, outward, show_shape, to_numpy
+from jaxpyop._op.values import Leaf, as_jax, cast_to_numpy, decode, show_shape
 
 MakePullback = Callable[[tuple[bool, ...], tuple[bool, ...]], Any]  # of `given` and `wanted`: see `VjpRule`
 
@@ -33,7 +33,7 @@ class RuleCall(Call):
     def __init__(self, body: Any, op: Op, environment: Environment) -> None:
         super().__init__(body, op, environment)
         self.on_jax = op.on_jax
-        if op.spec.own is None:  # results of lengths of their own are taken one by one
+        if op.spec.returned_spec is None:  # results of lengths of their own are taken one by one
             self.vmap_method = op.vmap_method
         self.func = getattr(body, "rule", None) or op.func
         self.missing = getattr(body, "missing", None)
@@ -196,7 +196,7 @@ class VjpRule(RulePullback):
         op, count = self.base.op, len(self.wanted)
         inputs, outputs = arrays[:count], arrays[count : len(arrays) - self.linear]
         cotangents = self.cotangents(arrays[count + len(outputs) :], outputs, lead)
-        results, cotangents = outward(op, outputs, outputs), outward(op, cotangents, outputs)
+        results, cotangents = decode(op, outputs, outputs), decode(op, cotangents, outputs)
         found = called(op, "vjp", self.rule, tuple(inputs), results, cotangents)
         return self.read(found, inputs, lead)
 
@@ -233,7 +233,7 @@ def checked(op: Op, name: str, k: int, value: Any, like: Struct, of: str) -> Any
     if value is None:
         return np.zeros(like.shape, like.dtype)
     which = f"{name} returned, for {of} {k},"
-    array = to_numpy(value, Leaf(np.dtype(like.dtype)), op.casting, which, op.title)
+    array = cast_to_numpy(value, Leaf(np.dtype(like.dtype)), op.casting, which, op.title)
     if array.shape != like.shape:
         what = "a cotangent has its input's shape" if of == "input" else "a tangent has its result's shape"
         raise ValueError(f"{op.title}: {which} shape {show_shape(array.shape)}; {what}, {show_shape(like.shape)}")

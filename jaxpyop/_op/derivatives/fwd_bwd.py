@@ -22,7 +22,7 @@ from jaxpyop._op.body import Struct, UserBody, When
 from jaxpyop._op.derivatives.functions import RuleCall, RulePullback, called
 from jaxpyop._op.primitive import RECORDS, TOKEN, Call, Linearization, transposed
 from jaxpyop._op.request import Op, advice_on_workers
-from jaxpyop._op.values import as_jax, outward
+from jaxpyop._op.values import as_jax, decode
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
@@ -328,6 +328,6 @@ class BwdRule(RulePullback):
         outputs: Sequence[Any] = [Struct((*lead, *s.shape), s.dtype) for s in structs]
         cotangents = self.cotangents(arrays[len(arrays) - self.linear :], outputs, lead)
         op = self.base.op
-        if op.spec.own is not None:  # what func returned is not what the op has: the results are here to tell
-            cotangents = outward(op, cotangents, arrays[len(inputs) : len(arrays) - self.linear])
+        if op.spec.returned_spec is not None:  # what func returned is not what the op has: the results are here to tell
+            cotangents = decode(op, cotangents, arrays[len(inputs) : len(arrays) - self.linear])
         return self.read(called(op, "bwd of vjp", self.rule, residuals, cotangents), inputs, lead)

@@ -88,8 +88,8 @@ class Call:
     def check(self, index: int, shape: tuple[int, ...], expected: tuple[int, ...], lead: tuple[int, ...] = ()) -> None:
         """Raise about a result of the wrong shape."""
         how = getattr(self.body, "how", "")
-        said = f"assumed, {how}" if how else "promised"
-        check_shape(shape, Leaf(TOKEN, expected), lead, said, self.op.which(index), self.title)
+        said = f"assumed, {how}" if how else "declared"
+        check_shape(shape, Leaf(TOKEN, expected), lead, said, self.op.origin_of_array(index), self.title)
 
 
 def transposed(call: Call) -> Call:

@@ -30,7 +30,7 @@ from jaxpyop._jaxcore import Unusable
 from jaxpyop._op.body import Struct, differs_in_block
 from jaxpyop._op.primitive.call import Call
 from jaxpyop._op.primitive.records import RECORDS, Handed
-from jaxpyop._op.values import anchor_of, own, show_shape, taken_over
+from jaxpyop._op.values import anchor_of, copy_to_jax, show_shape, taken_over
 
 
 class _PythonCall(_jaxcore.Primitive):
@@ -87,7 +87,7 @@ def run_now(call: Call, args: Sequence[Any], batch: Batch = NO_BATCH, *, hold: b
 def _owned(values: Sequence[Any], call: Call, like: Any) -> list[Any]:
     try:
         # The body may keep what it returned.
-        return [value if isinstance(value, (jax.Array, Handed)) else own(value, like) for value in values]
+        return [value if isinstance(value, (jax.Array, Handed)) else copy_to_jax(value, like) for value in values]
     except FloatingPointError as error:  # JAX's, which does not know whose values they are
         raise FloatingPointError(f"{call.title}: func returned a value that jax_debug_nans forbids: {error}") from None
 
@@ -129,7 +129,7 @@ class _Rows:
         for k, (column, value) in enumerate(zip(self._columns, values)):
             if value.shape[skip:] != column.shape[1:]:
                 raise ValueError(
-                    f"{self._call.title}: {self._call.op.which(k)} the shapes {show_shape(column.shape[1:])} "
+                    f"{self._call.title}: {self._call.op.origin_of_array(k)} the shapes {show_shape(column.shape[1:])} "
                     f"and {show_shape(value.shape[skip:])} for elements of one vmap; return one shape"
                 )
             column[at, ...] = value

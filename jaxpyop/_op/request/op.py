@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import itertools
 import types
 from collections.abc import Callable, Sequence
 from typing import Any, get_args
@@ -15,7 +14,7 @@ from jaxpyop._config import Mode, config
 from jaxpyop._functions import without_partials
 from jaxpyop._host import METHODS, check_progress
 from jaxpyop._op.request.user_rules import NO_RULES, Rules, read_rules
-from jaxpyop._op.values import CASTING, IN_A_LOOP, ResultSpec, promises_nothing, read_tout, with_shapes
+from jaxpyop._op.values import CASTING, IN_A_LOOP, ResultSpec, declares_nothing, read_tout, with_shapes
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
@@ -43,12 +42,12 @@ class Op:
     why_called: str = ""  # of mode "auto": why there is nothing to try
     max_steps: int | None = None
 
-    def which(self, k: int) -> str:
+    def origin_of_array(self, k: int) -> str:
         """How an error begins about array `k` of the results."""
-        ends = itertools.accumulate(1 if leaf.form is None else leaf.form.arrays for leaf in self.spec.returned.leaves)
-        return self.which_returned(next((i for i, end in enumerate(ends) if k < end), k))
+        of_arrays = [i for i, leaf in enumerate(self.spec.returned.leaves) for _ in range(leaf.arrays)]
+        return self.origin_of_result(of_arrays[k] if k < len(of_arrays) else k)
 
-    def which_returned(self, k: int) -> str:
+    def origin_of_result(self, k: int) -> str:
         """How an error begins about leaf `k` of what func returned."""
         return "func returned" if len(self.spec.returned.leaves) == 1 else f"func returned, as result {k},"
 
@@ -133,7 +132,7 @@ def _mode(mode: str | None, api: str, options: dict[str, Any], tout: Any) -> tup
     asked = mode or config.mode
     if asked == "eager":
         return asked, ""
-    stateful = options["stateful"] or options["ordered"] or promises_nothing(tout)
+    stateful = options["stateful"] or options["ordered"] or declares_nothing(tout)
     rules = any(options.get(rule) is not None for rule in ("vjp", "jvp"))
     if mode == "traced" and (stateful or rules):
         raise ValueError(f"{api}: {_ONLY_EAGER_STATEFUL if stateful else _ONLY_EAGER_RULES}")
@@ -225,7 +224,7 @@ def _check_out(spec: ResultSpec, api: str) -> None:
     """
     if spec.empty:
         raise ValueError(f"{api}: out=True hands func the results to fill, and Tout promises none; leave out=True out")
-    if spec.own is not None:
+    if spec.returned_spec is not None:
         raise ValueError(
             f"{api}: out=True hands func the results to fill, which padded results and typed keys have no array for; "
             "return them, and leave out=True out"

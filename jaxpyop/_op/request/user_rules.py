@@ -10,8 +10,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import jax
-import numpy as np
+from jaxpyop._jaxcore import is_inexact
 
 NUMERICAL = "numerical"
 
@@ -69,9 +68,7 @@ def read_rules(options: dict[str, Any], spec: Any, api: str) -> Rules:
     _check_rule(transpose, "transpose", "f(cotangents)", api)
     if transpose is not None:
         _check_linear(vjp, jvp, transpose, spec, api)
-    if (jvp is not None or transpose is not None) and any(
-        leaf.form and leaf.form.arrays > 1 for leaf in spec.returned.leaves
-    ):
+    if (jvp is not None or transpose is not None) and any(leaf.arrays > 1 for leaf in spec.returned.leaves):
         raise ValueError(f"{api}: jvp= and transpose= do not know padded results; give vjp=")
     if NUMERICAL in (_text(pull), _text(jvp)) and options["stateful"]:
         raise ValueError(
@@ -117,7 +114,7 @@ def _check_linear(vjp: Any, jvp: Any, transpose: Any, spec: Any, api: str) -> No
         raise ValueError(
             f"{api}: transpose= declares func linear, which gives all of its derivatives; leave vjp= and jvp= out"
         )
-    if not any(jax.dtypes.issubdtype(leaf.dtype, np.inexact) for leaf in spec.leaves):
+    if not any(map(is_inexact, spec.leaves)):
         raise ValueError(
             f"{api}: transpose= declares func linear, and no result that Tout promises is floating or complex"
         )

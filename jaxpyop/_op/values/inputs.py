@@ -1,8 +1,7 @@
-"""What goes into a body: arrays through the op, everything else around it.
+"""Takes the inputs of a call apart into arrays, which pass through the op, and everything else, which goes around it.
 
-`split` takes the inputs apart into array leaves, which become operands, and
-the rest, which is static and reaches the body as it is. `join` puts a call's
-arrays back. Arrays are canonicalised here, the same way directly and under jit.
+`flatten_inputs` makes arrays of the array leaves, in dtypes that JAX has, the same way directly and under jit. The
+other leaves are static and reach the function as they are. `Inputs.unflatten` puts the two together again.
 """
 
 from __future__ import annotations
@@ -29,7 +28,8 @@ class _Slot:
         return "<array>"
 
     def __reduce__(self) -> str:
-        return "_SLOT"  # one object in every process
+        # So that there is one object in every process.
+        return "_SLOT"
 
 
 _SLOT = _Slot()
@@ -37,16 +37,23 @@ _SLOT = _Slot()
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class Inputs:
-    """The structure of a call's inputs: where its arrays belong."""
+    """The structure of a call's inputs, without its arrays.
+
+    Attributes:
+        tree: the structure of `(args, kwargs)`.
+        leaves: the static leaves, and a slot for each array.
+        key_impls: for each array the PRNG implementation if it is the data of a typed key, or None.
+        is_flat: whether there are positional arrays only, and so nothing to unflatten.
+    """
 
     tree: Any
-    leaves: tuple[Any, ...]  # static leaves as they are, _SLOT where an array belongs
-    keys: tuple[Any, ...]  # per array: the PRNG implementation of a typed key, or None
-    plain: bool  # positional arrays only: nothing to unflatten
+    leaves: tuple[Any, ...]
+    key_impls: tuple[Any, ...]
+    is_flat: bool
 
     @property
-    def places(self) -> tuple[bool, ...]:
-        """Per leaf: whether an array belongs there."""
+    def array_mask(self) -> tuple[bool, ...]:
+        """Whether each leaf is an array."""
         return tuple([leaf is _SLOT for leaf in self.leaves])
 
     @property
@@ -54,9 +61,9 @@ class Inputs:
         """The leaves that are no arrays."""
         return [leaf for leaf in self.leaves if leaf is not _SLOT]
 
-    def join(self, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The body's `(args, kwargs)` with these arrays in their places."""
-        if self.plain:
+    def unflatten(self, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The function's `(args, kwargs)` with these arrays."""
+        if self.is_flat:
             return tuple(arrays), {}
         it = iter(arrays)
         leaves = [next(it) if leaf is _SLOT else leaf for leaf in self.leaves]
@@ -64,17 +71,17 @@ class Inputs:
         return tuple(args), kwargs
 
     def key_structs(self, structs: Sequence[jax.ShapeDtypeStruct]) -> list[jax.ShapeDtypeStruct]:
-        """The same with key data as the typed keys that it is."""
+        """The same structs, except that those of key data are those of the typed keys."""
         return [
             s if impl is None else jax.eval_shape(functools.partial(jax.random.wrap_key_data, impl=impl), s)
-            for s, impl in zip(structs, self.keys)
+            for s, impl in zip(structs, self.key_impls)
         ]
 
     def wrap_keys(self, arrays: Sequence[Any]) -> list[Any]:
-        """The arrays with key data made typed keys again."""
+        """The same arrays, except that key data is made typed keys again."""
         return [
             a if impl is None else jax.random.wrap_key_data(_jaxcore.with_transfers(jnp.asarray, a), impl=impl)
-            for a, impl in zip(arrays, self.keys)
+            for a, impl in zip(arrays, self.key_impls)
         ]
 
 
@@ -112,7 +119,7 @@ def _too_wide(api: str, name: str, dtype: np.dtype[Any]) -> OverflowError:
 
 
 def _as_array(leaf: Any, api: str) -> tuple[Any, Any] | None:
-    """`(array, key implementation)` of an array leaf, None for a static one."""
+    """The array of a leaf and its key implementation, or None for a static leaf."""
     if isinstance(leaf, jax.Array):
         if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             return jax.random.key_data(leaf), jax.random.key_impl(leaf)
@@ -120,50 +127,46 @@ def _as_array(leaf: Any, api: str) -> tuple[Any, Any] | None:
     if isinstance(leaf, (np.ndarray, np.generic)):
         if isinstance(leaf, np.ma.MaskedArray):
             raise TypeError(f"{api}: an input is a masked array, and its mask would be lost; pass x.filled(value)")
-        # dtypes of JAX's own (bfloat16, int4) have numpy's kind "V".
+        # By `issubdtype`, since bfloat16 and int4 have NumPy's kind "V".
         return (_canonical_array(leaf, api), None) if _is_number_dtype(leaf.dtype) else None
     if type(leaf) in _NUMBERS:
         return _canonical_array(leaf, api), None
     if callable(getattr(leaf, "__jax_array__", None)):
         return _as_array(leaf.__jax_array__(), api)
-    if isinstance(leaf, _jaxcore.Tracer):  # a Ref under jit
+    # A Ref under jit is a tracer, and no array.
+    if isinstance(leaf, _jaxcore.Tracer):
         raise TypeError(
             f"{api}: an input is a traced {leaf.aval}, which is no array; pass what is in it, such as ref[...]"
         )
     return None
 
 
-def _split_plain(inp: Sequence[Any]) -> tuple[list[Any], Inputs] | None:
-    # The usual call, arrays and nothing else, without a pytree walk.
-    for value in inp:
-        if not isinstance(value, jax.Array) or jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended):
-            return None
-    return list(inp), _plain_inputs(len(inp))
-
-
 @functools.lru_cache(maxsize=64)
-def _plain_inputs(count: int) -> Inputs:
+def _flat_inputs(count: int) -> Inputs:
     leaves, tree = jax.tree.flatten(((_SLOT,) * count, {}))
-    return Inputs(tree, tuple(leaves), (None,) * count, plain=True)
+    return Inputs(tree, tuple(leaves), (None,) * count, is_flat=True)
 
 
-def split(inp: Sequence[Any], kwargs: dict[str, Any], api: str) -> tuple[list[Any], Inputs]:
-    """Take inputs apart into canonical arrays and their structure.
+def _is_plain_array(value: Any) -> bool:
+    return isinstance(value, jax.Array) and not jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended)
+
+
+def flatten_inputs(inp: Sequence[Any], kwargs: dict[str, Any], api: str) -> tuple[list[Any], Inputs]:
+    """Take the inputs apart into arrays, in dtypes that JAX has, and their structure.
 
     Raises:
-        OverflowError: an integer that does not fit without x64.
+        TypeError: a masked array, or a dtype that JAX does not have.
+        OverflowError: an integer does not fit without x64.
     """
-    if not kwargs and (plain := _split_plain(inp)) is not None:
-        return plain
+    # The common case: nothing but arrays.
+    if not kwargs and all(map(_is_plain_array, inp)):
+        return list(inp), _flat_inputs(len(inp))
     leaves, tree = jax.tree.flatten((tuple(inp), kwargs))
-    arrays, static, keys = [], [], []
-    for leaf in leaves:
-        found = _as_array(leaf, api)
-        static.append(leaf if found is None else _SLOT)
-        if found is not None:
-            arrays.append(found[0])
-            keys.append(found[1])
-    return arrays, Inputs(tree, tuple(static), tuple(keys), plain=False)
+    found = [_as_array(leaf, api) for leaf in leaves]
+    static = tuple([leaf if part is None else _SLOT for leaf, part in zip(leaves, found)])
+    arrays = [part for part in found if part is not None]
+    key_impls = tuple([impl for _, impl in arrays])
+    return [array for array, _ in arrays], Inputs(tree, static, key_impls, is_flat=False)
 
 
 # ----------------------------------------------------- traced values in closures
@@ -194,7 +197,8 @@ def _find_tracer(func: Any, seen: set[int]) -> tuple[str, Any] | None:
 def _leaves(value: Any) -> list[Any]:
     try:
         return jax.tree.leaves(value)
-    except Exception:  # a pytree of the user's that does not flatten is no tracer
+    except Exception:
+        # A pytree of the user's that does not flatten holds no traced value that could be found.
         return []
 
 
@@ -202,10 +206,10 @@ PASS_IT = "pass it through inp, and take it as an argument of func"
 
 
 def check_closure(func: Callable[..., Any] | None, api: str, what: str = "func") -> None:
-    """Refuse an eager body, or its `vjp=`, that closes over a traced value.
+    """Check that an eager function, or a rule such as `vjp=`, does not close over a traced value.
 
     Raises:
-        ValueError: names the variable.
+        ValueError: it does; the error names the variable.
     """
     if (found := _find_tracer(func, set())) is not None:
         name, value = found

@@ -1,13 +1,12 @@
-"""Results that an op returns in another form than its function: padded arrays, and typed keys.
+"""Results that an op returns in another form than its function: padded arrays (`padded`), and typed keys.
 
-`Tout` is then read twice: as the function returns (`ResultSpec.returned`, whose leaves have a form), and as the
-arrays that the op has (`ResultSpec.leaves`), of which a form may have several. Between a body and its op each form
-turns the one into the other.
+`encode` is called between a function and its op, and `decode` between the op's cotangents and the function's rule.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import operator
 from collections.abc import Callable, Sequence
@@ -18,168 +17,181 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpyop import _jaxcore
+from jaxpyop._op.values.spec import Encoding, Leaf, Shape, fits
 
-Convert = Callable[[Any], Any]
+_Convert = Callable[[int, Any, Leaf], Any]
 
 
-class PaddedForm:
-    """An array, padded, and its lengths."""
+def encode(op: Any, values: Sequence[Any], convert: _Convert, lead: tuple[int, ...]) -> list[Any]:
+    """Turn what an op's function returned into the op's arrays.
+
+    Args:
+        op: the op.
+        values: one for each leaf that the function returns.
+        convert: makes an array of a leaf's index, a value, and the leaf.
+        lead: the batch axes that the values have in front.
+    """
+    arrays: list[Any] = []
+    for k, (value, leaf) in enumerate(zip(values, op.spec.returned.leaves)):
+        if leaf.encoding is None:
+            arrays.append(convert(k, value, leaf))
+        else:
+            make = functools.partial(_convert_bare, convert, k, leaf)
+            arrays += leaf.encoding.encode(value, make, lead, op.origin_of_result(k), op.title)
+    return arrays
+
+
+def _convert_bare(convert: _Convert, k: int, leaf: Leaf, value: Any) -> Any:
+    # The encoding itself checks the shape.
+    return convert(k, value, dataclasses.replace(leaf, shape=None, encoding=None))
+
+
+def decode(op: Any, arrays: Sequence[Any], results: Sequence[Any]) -> tuple[Any, ...]:
+    """Turn the op's results, or the cotangents of `results`, into what its function returns."""
+    found, at = [], 0
+    for leaf in op.spec.returned.leaves:
+        part = slice(at, at + leaf.arrays)
+        found.append(leaf.encoding.decode(arrays[part], results[part]) if leaf.encoding else arrays[at])
+        at = part.stop
+    return tuple(found)
+
+
+def encoded_shapes(leaves: Sequence[Leaf], inferred: Sequence[Any]) -> list[Any]:
+    """The shapes of the op's arrays, for these shapes of what its function returns."""
+    pairs = zip(leaves, inferred)
+    return [s for leaf, shape in pairs for s in (leaf.encoding.op_shapes(shape) if leaf.encoding else [shape])]
+
+
+class PaddedEncoding(Encoding):
+    """One array of the function is two of the op: the array, padded, and its lengths."""
 
     arrays = 2
 
-    def __init__(self, padding: Padding, dtype: Any) -> None:
+    def __init__(self, padding: Padding, dtype: np.dtype[Any]) -> None:
         self.padding = padding
         self.fill = np.asarray(padding.fill_value).astype(dtype)
 
-    def promise(self, leaf: Any, make: Callable[..., Any]) -> Any:
-        """The leaves of the op's arrays."""
+    def op_leaves(self) -> Any:
         count = (len(self.padding.axes),) if self.padding.several else ()
-        return Padded(make(self.fill.dtype, self.padding.most, fill=self.fill), make(np.dtype(np.int32), count))
+        return Padded(Leaf(self.fill.dtype, self.padding.most, fill=self.fill), Leaf(np.dtype(np.int32), count))
 
-    def with_shape(self, leaf: Any, shape: Any, api: str) -> Any:
-        """The leaf, of which `output_shapes` says this."""
-        if len(shape) != len(self.padding.most) or any(k not in (None, m) for k, m in zip(shape, self.padding.most)):
+    def op_shapes(self, inferred: Any) -> list[Any]:
+        return [self.padding.most, ()]
+
+    def with_shape(self, leaf: Leaf, shape: Shape, api: str) -> Leaf:
+        if not fits(self.padding.most, shape):
             raise ValueError(f"{api}: {self.padding} and output_shapes={shape} contradict each other; write None there")
         return leaf
 
-    def shapes(self, inferred: Any) -> list[Any]:
-        return [self.padding.most, ()]
-
-    def inward(self, value: Any, convert: Convert, lead: tuple[int, ...], which: str, title: str) -> list[Any]:
-        """The op's arrays of what the function returned."""
+    def encode(
+        self, value: Any, convert: Callable[[Any], Any], lead: tuple[int, ...], origin: str, title: str
+    ) -> list[Any]:
         array = convert(value)
         shape = array.shape[len(lead) :]
-        self._check(array.shape, lead, which, title)
-        lengths = [shape[axis] for axis in self.padding.axes]
-        own = np.array(lengths if self.padding.several else lengths[0], np.int32)
-        return [self._filled(array, lead), np.broadcast_to(own, (*lead, *own.shape)).copy()]
+        self._check(array.shape, lead, origin, title)
+        found = [shape[axis] for axis in self.padding.axes]
+        lengths = np.array(found if self.padding.several else found[0], np.int32)
+        return [self._filled_up(array, lead), np.broadcast_to(lengths, (*lead, *lengths.shape)).copy()]
 
-    def _check(self, shape: tuple[int, ...], lead: tuple[int, ...], which: str, title: str) -> None:
+    def _check(self, whole: tuple[int, ...], lead: tuple[int, ...], origin: str, title: str) -> None:
         most = self.padding.most
-        own = shape[len(lead) :]
-        if len(own) != len(most) or shape[: len(lead)] != lead:
-            wanted = (*lead, *most)
-            raise ValueError(f"{title}: {which} shape {shape} where {self.padding} promises at most {wanted}")
-        for axis, (size, bound) in enumerate(zip(own, most)):
+        shape = whole[len(lead) :]
+        if len(shape) != len(most) or whole[: len(lead)] != lead:
+            raise ValueError(f"{title}: {origin} shape {whole} where {self.padding} allows at most {(*lead, *most)}")
+        for axis, (size, bound) in enumerate(zip(shape, most)):
             if size > bound and axis in self.padding.axes:
-                wider = [2 ** math.ceil(math.log2(n)) if n > s else s for s, n in zip(most, own)]
+                wider = [2 ** math.ceil(math.log2(n)) if n > s else s for s, n in zip(most, shape)]
                 raise ValueError(
-                    f"{title}: {which} {size} along axis {axis} where {self.padding} promises at most {bound}; promise "
+                    f"{title}: {origin} {size} along axis {axis} where {self.padding} allows at most {bound}; declare "
                     f"more, such as the shape {tuple(wider)}, or return the first {bound}"
                 )
             if size != bound and axis not in self.padding.axes:
                 raise ValueError(
-                    f"{title}: {which} shape {own} where {self.padding} promises {bound} along axis {axis}; "
+                    f"{title}: {origin} shape {shape} where {self.padding} declares {bound} along axis {axis}; "
                     f"if that varies too, write axis={(*self.padding.axes, axis)}"
                 )
 
-    def _filled(self, array: Any, lead: tuple[int, ...]) -> Any:
+    def _filled_up(self, array: Any, lead: tuple[int, ...]) -> Any:
         whole = (*lead, *self.padding.most)
         if array.shape == whole:
             return array
-        if isinstance(array, _jaxcore.Tracer):  # a derivative passes through; and in mode="traced"
-            return jax.lax.pad(
-                array, jnp.asarray(self.fill), [(0, most - size, 0) for size, most in zip(array.shape, whole)]
-            )
+        # A derivative is taken, or the function is traced.
+        if isinstance(array, _jaxcore.Tracer):
+            margins = [(0, most - size, 0) for size, most in zip(array.shape, whole)]
+            return jax.lax.pad(array, jnp.asarray(self.fill), margins)
         filled = np.full(whole, self.fill, self.fill.dtype)
         filled[tuple(slice(size) for size in array.shape)] = np.asarray(array)
         return filled if isinstance(array, np.ndarray) else _jaxcore.with_transfers(jnp.asarray, filled)
 
-    def outward(self, arrays: Sequence[Any], like: Sequence[Any]) -> Any:
-        """The real part of the values, or of their cotangents, as the function knows them."""
-        lengths = np.ravel(np.asarray(like[1]))
-        real = dict(zip(self.padding.axes, lengths))
-        return arrays[0][tuple(slice(real.get(axis)) for axis in range(arrays[0].ndim))]
+    def decode(self, arrays: Sequence[Any], results: Sequence[Any]) -> Any:
+        lengths = dict(zip(self.padding.axes, np.ravel(np.asarray(results[1]))))
+        return arrays[0][tuple(slice(lengths.get(axis)) for axis in range(arrays[0].ndim))]
 
     def wrap(self, value: Any) -> Any:
         return value
 
 
-class KeyForm:
-    """Typed keys, which the op has as their data."""
+class KeyEncoding(Encoding):
+    """Typed keys are their data in the op, and become keys again where the user gets them."""
 
     arrays = 1
 
     def __init__(self, dtype: Any, shape: Any) -> None:
+        self.dtype = dtype
+        self.shape = shape
+        # Only a traced key tells its implementation, and the shape of its data.
         impls: list[Any] = []
         data = jax.eval_shape(
             lambda key: (impls.append(jax.random.key_impl(key)), jax.random.key_data(key))[1],
             jax.ShapeDtypeStruct((), dtype),
         )
-        self.dtype = dtype
-        self.impl = impls[0]
-        self.inner = tuple(data.shape)
-        self.shape = shape
+        self.impl, self.data_shape = impls[0], data.shape
 
-    def promise(self, leaf: Any, make: Callable[..., Any]) -> Any:
-        """The leaves of the op's arrays."""
-        return make(np.dtype(np.uint32), None if self.shape is None else (*self.shape, *self.inner), form=self)
+    def op_leaves(self) -> Any:
+        return Leaf(np.dtype(np.uint32), self.op_shapes(self.shape)[0], self)
 
-    def with_shape(self, leaf: Any, shape: Any, api: str) -> Any:
-        """The leaf, of which `output_shapes` says this."""
+    def op_shapes(self, inferred: Any) -> list[Any]:
+        return [None if inferred is None else (*inferred, *self.data_shape)]
+
+    def with_shape(self, leaf: Leaf, shape: Shape, api: str) -> Leaf:
         if self.shape is not None and shape != self.shape:
-            raise ValueError(f"{api}: Tout says keys of shape {self.shape} and output_shapes says {shape}; give one")
-        return dataclasses.replace(leaf, form=KeyForm(self.dtype, shape))
+            raise ValueError(f"{api}: Tout gives keys of shape {self.shape} and output_shapes gives {shape}; give one")
+        return dataclasses.replace(leaf, encoding=KeyEncoding(self.dtype, shape))
 
-    def shapes(self, inferred: Any) -> list[Any]:
-        return [None if inferred is None else (*inferred, *self.inner)]
-
-    def inward(self, value: Any, convert: Convert, lead: tuple[int, ...], which: str, title: str) -> list[Any]:
-        """The op's arrays of what the function returned."""
+    def encode(
+        self, value: Any, convert: Callable[[Any], Any], lead: tuple[int, ...], origin: str, title: str
+    ) -> list[Any]:
         dtype = getattr(value, "dtype", None)
-        if dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
-            if dtype != self.dtype:
-                raise TypeError(f"{title}: {which} keys of {dtype} where Tout promises {self.dtype}")
-            return [jax.random.key_data(value)]
-        return [convert(value)]
+        if dtype is None or not jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+            return [convert(value)]
+        if dtype != self.dtype:
+            raise TypeError(f"{title}: {origin} keys of {dtype} where Tout declares {self.dtype}")
+        return [jax.random.key_data(value)]
 
-    def outward(self, arrays: Sequence[Any], like: Sequence[Any]) -> Any:
+    def decode(self, arrays: Sequence[Any], results: Sequence[Any]) -> Any:
         return arrays[0]
 
     def wrap(self, value: Any) -> Any:
         return jax.random.wrap_key_data(value, impl=self.impl)
 
 
-def inward(op: Any, values: Sequence[Any], convert: Callable[[int, Any, Any], Any], lead: tuple[int, ...]) -> list[Any]:
-    """The op's arrays of what its function returned; `convert` is given an index, a value and a leaf."""
-    arrays: list[Any] = []
-    for k, (value, leaf) in enumerate(zip(values, op.spec.returned.leaves)):
-        if leaf.form is None:
-            arrays.append(convert(k, value, leaf))
-        else:
-            bare = dataclasses.replace(leaf, shape=None, form=None)
-            arrays += leaf.form.inward(
-                value, lambda v, k=k, bare=bare: convert(k, v, bare), lead, op.which_returned(k), op.title
-            )
-    return arrays
-
-
-def outward(op: Any, arrays: Sequence[Any], like: Sequence[Any]) -> tuple[Any, ...]:
-    """The op's arrays as its function knows them: results, or with results in `like` their cotangents."""
-    found, at = [], 0
-    for leaf in op.spec.returned.leaves:
-        count = 1 if leaf.form is None else leaf.form.arrays
-        part = slice(at, at + count)
-        found.append(arrays[at] if leaf.form is None else leaf.form.outward(arrays[part], like[part]))
-        at += count
-    return tuple(found)
-
-
-def outer_shapes(leaves: Sequence[Any], inferred: Sequence[Any]) -> list[Any]:
-    """The shapes of the op's arrays where these are those of what func returns."""
-    parts = ([shape] if leaf.form is None else leaf.form.shapes(shape) for leaf, shape in zip(leaves, inferred))
-    return [shape for part in parts for shape in part]
-
-
 class Padded(NamedTuple):
-    """What an op returns for a `padded` leaf of `Tout`: the values, and how much of them is real."""
+    """The result of an op for a `padded` leaf of `Tout`: the padded values, and their true lengths."""
 
     values: Any
     lengths: Any
 
 
 class Padding:
-    """A promise that `padded` made: at most this shape. To be used as a leaf of `Tout`."""
+    """A leaf of `Tout` that `padded` made: an array of at most this shape.
+
+    Attributes:
+        dtype: as the user gave it.
+        most: the largest shape.
+        fill_value: as the user gave it.
+        axes: those that vary.
+        several: whether a tuple of axes was given, so that there are several lengths.
+    """
 
     def __init__(self, dtype: Any, shape: tuple[int, ...], fill_value: Any, axes: tuple[int, ...], *, several: bool):
         self.dtype = dtype
@@ -196,33 +208,34 @@ class Padding:
 
 
 def padded(dtype: Any, shape: int | Sequence[int], fill_value: Any = 0, *, axis: int | Sequence[int] = 0) -> Any:
-    """Promise an array of at most some shape: a leaf of `Tout`.
+    """Declare a result whose length only the function knows, up to a maximum.
 
-    For results whose length only the function knows, such as the boxes that
-    non-maximum suppression keeps. `func` returns an array, or a list, of any
-    length up to the one promised; the op returns a named tuple ``(values,
-    lengths)``: the array padded to `shape`, and its true length. TensorFlow's
-    ``tf.numpy_function`` returns arrays of any length; this is the meaning of
-    ``size`` and ``fill_value`` of :func:`jax.numpy.nonzero`, but more than the
-    maximum is an error. Gradients are those of the real part. Under
-    ``vmap`` each element has its length; under the methods ``"expand_dims"`` and
-    ``"broadcast_all"`` `func` returns one array for the batch, and its length is that
-    of all elements.
+    An example are the boxes that non-maximum suppression keeps. `func` returns an
+    array or a list of any length up to the maximum. The op pads it, and returns a
+    named tuple ``(values, lengths)`` of the padded array and its true length.
+    TensorFlow's ``tf.numpy_function`` returns arrays of any length, which JAX does
+    not have. `shape` and `fill_value` work like ``size`` and ``fill_value`` of
+    :func:`jax.numpy.nonzero`, except that more than the maximum raises an error.
+
+    Gradients flow through the values that `func` returned, and not through the
+    padding. Under ``vmap`` each element has its own length. With the methods
+    ``"expand_dims"`` and ``"broadcast_all"`` `func` returns one array for the whole
+    batch, so that all elements have the same length.
 
     Args:
-        dtype: of the values, in any form that `Tout` takes.
-        shape: the shape of the result, with the maximum on the axes that vary.
-        fill_value: what the rest is filled with; `dtype` must hold it.
-        axis: which axis varies, the first by default; or a tuple of several.
+        dtype: dtype of the values, in any form that `Tout` takes.
+        shape: shape of the result, with the maximum on the axes that vary.
+        fill_value: value of the padding; `dtype` must be able to hold it.
+        axis: the axis that varies (by default the first), or a tuple of several.
 
     Returns:
         A leaf for `Tout`. The op's result in its place is a named tuple of
-        ``values`` (`dtype`, `shape`) and ``lengths``, int32: a scalar, or one
-        per axis for a tuple.
+        ``values``, with this dtype and shape, and ``lengths``, int32: a scalar, or
+        one length per axis if `axis` is a tuple.
 
     Raises:
-        TypeError: a shape or an axis that is no integer.
-        ValueError: a negative size, or an axis that `shape` does not have.
+        TypeError: `shape` or `axis` is not made of integers.
+        ValueError: a size is negative, or `shape` has no such axis.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpy as np, jaxpyop

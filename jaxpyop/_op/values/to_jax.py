@@ -1,11 +1,9 @@
-"""NumPy's values as jax.Arrays that share memory with nobody.
+"""Makes `jax.Array` values of NumPy arrays, with memory that belongs to nobody else.
 
-What XLA lends to a call is garbage afterwards, and a function may go on writing
-into what it returned; and `jax.device_put`, even with `may_alias=False`, takes
-NumPy's memory over where it is aligned (0.10 to 0.12), as XLA's always is. So a
-copy is made in any case: of small inputs, which then pass one compiled identity
-together, the fastest way into JAX; of a large value to where it is taken over
-and not copied again.
+The memory that XLA lends to a call is garbage afterwards, and a function may go on writing into an array that it
+returned. `jax.device_put` takes NumPy's memory over where it is aligned, as XLA's always is, even with
+`may_alias=False` (JAX 0.10 to 0.12). So every array is copied first. Small inputs then pass one compiled identity
+together, which is the fastest way into JAX. A large copy is made where JAX takes it over without copying again.
 """
 
 from __future__ import annotations
@@ -20,43 +18,47 @@ import numpy as np
 from jaxpyop import _jaxcore
 from jaxpyop._host import SCRATCH
 
-_LARGE = 1 << 18  # bytes, from which one copy more costs more than a dispatch
+# From this many bytes on, one more copy takes longer than a dispatch.
+_LARGE = 1 << 18
 
 _identity = jax.jit(lambda values: values)
-_config: Any = jax.config  # whose attributes are made at run time
+# Its attributes are made at run time, so that no type checker knows them.
+_config: Any = jax.config
 
 
 def as_jax(values: Sequence[Any]) -> list[Any]:
-    """jax.Arrays of what may be views of memory that is not ours; of None, None.
+    """Turn the inputs of a call into `jax.Array` values that share no memory. None stays None.
 
-    They are of few shapes: each combination of small ones is compiled once.
+    The shapes should be few: each combination of small arrays is compiled once.
     """
-    small = [value.copy() for value in values if type(value) is np.ndarray and value.nbytes < _LARGE]
-    if not small or _config.jax_disable_jit:  # under which the identity does nothing
-        return [_as_one(value) for value in values]
-    found = _jaxcore.with_transfers(_identity, small)
-    if len(found) == len(values):
-        return found
-    it = iter(found)
-    return [next(it) if type(value) is np.ndarray and value.nbytes < _LARGE else _as_one(value) for value in values]
+    small = [_is_small(value) for value in values]
+    # Under jax_disable_jit the identity does nothing.
+    if not any(small) or _config.jax_disable_jit:
+        return [_one_as_jax(value) for value in values]
+    copies = iter(_jaxcore.with_transfers(_identity, [value.copy() for value, mark in zip(values, small) if mark]))
+    return [next(copies) if mark else _one_as_jax(value) for value, mark in zip(values, small)]
 
 
-def _as_one(value: Any) -> Any:
-    return value if value is None or isinstance(value, jax.Array) else own(value)
+def _is_small(value: Any) -> bool:
+    return type(value) is np.ndarray and value.nbytes < _LARGE
 
 
-def own(value: Any, like: Any = None) -> jax.Array:
-    """A jax.Array of something of NumPy's, of any shape; on the devices of the jax.Array `like`, if one is given."""
+def _one_as_jax(value: Any) -> Any:
+    return value if value is None or isinstance(value, jax.Array) else copy_to_jax(value)
+
+
+def copy_to_jax(value: Any, like: Any = None) -> jax.Array:
+    """Copy a NumPy array or scalar, of any shape, into a `jax.Array`, on the devices of `like` if that is given."""
     if value.nbytes < _LARGE or not jax.sharding.get_abstract_mesh().empty:
         return taken_over(np.array(value, order="C"), like)
     return taken_over(SCRATCH.lasting_copy_of(value), like)
 
 
 def taken_over(value: np.ndarray[Any, Any], like: Any = None) -> jax.Array:
-    """The same of an array that nobody else has, so that it need not be copied."""
+    """Make a `jax.Array` of an array that nobody else has, so that it need not be copied."""
     found = _jaxcore.quick_array(value, like)
     if found is None:
-        # jnp.asarray would copy a large array once more (0.10 to 0.12).
+        # jnp.asarray would copy a large array once more (JAX 0.10 to 0.12).
         large = value.nbytes >= _LARGE and jax.sharding.get_abstract_mesh().empty
         found = jax.device_put(value) if large else _jaxcore.with_transfers(jnp.asarray, value)
         if like is not None and _jaxcore.is_committed(like):
@@ -65,12 +67,6 @@ def taken_over(value: np.ndarray[Any, Any], like: Any = None) -> jax.Array:
 
 
 def anchor_of(inputs: Sequence[Any]) -> Any:
-    """The input in whose place a body's results belong: the first committed one, or else the first jax.Array."""
-    first = None
-    for x in inputs:
-        if isinstance(x, jax.Array):
-            if _jaxcore.is_committed(x):
-                return x
-            if first is None:
-                first = x
-    return first
+    """The input whose devices a body's results go to: the first committed one, or else the first `jax.Array`."""
+    arrays = [x for x in inputs if isinstance(x, jax.Array)]
+    return next((x for x in arrays if _jaxcore.is_committed(x)), arrays[0] if arrays else None)
