@@ -23,9 +23,7 @@ from jaxpyop._host.buffers import take_back as take_back
 from jaxpyop._host.buffers import take_back_results as take_back_results
 from jaxpyop._host.environment import Environment as Environment
 from jaxpyop._host.errors import add_note as add_note
-from jaxpyop._host.errors import is_library_file as is_library_file
 from jaxpyop._host.errors import reraise as reraise
-from jaxpyop._host.errors import stacklevel_of_user as stacklevel_of_user
 from jaxpyop._host.errors import strip_library_frames as strip_library_frames
 from jaxpyop._host.guard import install_guard as install_guard
 from jaxpyop._host.guard import pool_threads as pool_threads

@@ -31,9 +31,13 @@ from jaxpyop._jaxcore.frames import is_own_file as is_own_file
 from jaxpyop._jaxcore.frames import is_users_file as is_users_file
 from jaxpyop._jaxcore.frames import raising_file as raising_file
 from jaxpyop._jaxcore.frames import raising_line as raising_line
+from jaxpyop._jaxcore.frames import steps_of as steps_of
+from jaxpyop._jaxcore.frames import traceback_of_one_line as traceback_of_one_line
+from jaxpyop._jaxcore.frames import traceback_without_locals as traceback_without_locals
 from jaxpyop._jaxcore.frames import users_frame as users_frame
 from jaxpyop._jaxcore.frames import users_line as users_line
 from jaxpyop._jaxcore.frames import warn_user as warn_user
+from jaxpyop._jaxcore.frames import without_outer_library_frames as without_outer_library_frames
 from jaxpyop._jaxcore.jaxprs import JAXPR_TYPES as JAXPR_TYPES
 from jaxpyop._jaxcore.jaxprs import OMIT as OMIT
 from jaxpyop._jaxcore.jaxprs import HashedKey as HashedKey

@@ -10,7 +10,7 @@ import os
 import sys
 import types
 import warnings
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator
 from typing import Any
 
 import jax
@@ -81,22 +81,28 @@ def users_line() -> Place:
     return (frame.f_code.co_filename, frame.f_lineno) if frame else NOWHERE
 
 
+def steps_of(error: BaseException) -> list[types.TracebackType]:
+    """Returns the entries of an exception's traceback, the innermost last."""
+    found, step = [], error.__traceback__
+    while step is not None:
+        found.append(step)
+        step = step.tb_next
+    return found
+
+
 def raising_line(error: BaseException) -> Place:
     """Returns the innermost line of the user's code in an exception's traceback, or else that which led here."""
-    place, step = users_line(), error.__traceback__
-    while step is not None:
+    place = users_line()
+    for step in steps_of(error):
         if is_users_file(filename := step.tb_frame.f_code.co_filename):
             place = (filename, step.tb_lineno)
-        step = step.tb_next
     return place
 
 
 def raising_file(error: BaseException) -> str | None:
     """Returns the file whose code raised an exception, None for an exception that was not raised."""
-    step = error.__traceback__
-    while step is not None and step.tb_next is not None:
-        step = step.tb_next
-    return step.tb_frame.f_code.co_filename if step is not None else None
+    steps = steps_of(error)
+    return steps[-1].tb_frame.f_code.co_filename if steps else None
 
 
 def warn_user(text: str, category: type[Warning]) -> None:
@@ -136,3 +142,56 @@ def outer_frame(names: Container[str], within: int | None = None) -> types.Frame
             return frame
         frame, within = frame.f_back, None if within is None else within - 1
     return None
+
+
+# ------------------------------------------------------------------------- tracebacks
+
+
+def without_outer_library_frames(error: BaseException) -> types.TracebackType | None:
+    """Returns an exception's traceback from the first frame on that is not the library's. None if all of them are."""
+    for step in steps_of(error):
+        if not is_library_file(step.tb_frame.f_code.co_filename):
+            return step
+    return None
+
+
+def traceback_without_locals(error: BaseException) -> types.TracebackType | None:
+    """Returns a traceback that reads like an exception's, and holds neither variables nor the callers of its frames."""
+    copy: types.TracebackType | None = None
+    for step in reversed(steps_of(error)):
+        code = step.tb_frame.f_code
+        frame = _frame(
+            code.co_name, code.co_qualname, code.co_filename, code.co_firstlineno, co_linetable=_NO_POSITIONS
+        )
+        copy = types.TracebackType(copy, frame, frame.f_lasti, step.tb_lineno)
+    return copy
+
+
+def traceback_of_one_line(name: str, filename: str, line: int) -> types.TracebackType:
+    """Returns a traceback with one entry.
+
+    jaxlib renders an error by walking from the innermost frame of its traceback through all callers, which are
+    hundreds of lines of notebook and JAX internals. The frame of a suspended generator has no callers, so with such a
+    frame as the innermost the walk ends at once.
+    """
+    frame = _frame(name, name, filename, line - _LINES_BELOW)
+    return types.TracebackType(None, frame, frame.f_lasti, frame.f_lineno)
+
+
+def _frame(name: str, qualname: str, filename: str, line: int, **others: Any) -> types.FrameType:
+    code = _empty.__code__.replace(
+        co_name=name, co_qualname=qualname, co_filename=filename, co_firstlineno=line, **others
+    )
+    return types.FunctionType(code, {})().gi_frame
+
+
+def _empty() -> Iterator[None]:
+    yield None
+
+
+# A table that gives no instruction a place: each byte says so of eight. Python then shows the line that the entry of
+# the traceback names, and marks no part of it.
+_NO_POSITIONS = b"\xff" * len(_empty.__code__.co_code)
+
+# A generator that has not started stands at its first line, and on Python 3.13 one line below it.
+_LINES_BELOW = _frame("", "", "", 1).f_lineno - 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import traceback
+import weakref
 
 import jax
 import jax.export
@@ -23,7 +24,7 @@ from tests.shared.error_cases import (
     reraised_by,
     run,
 )
-from tests.shared.util import every_api, numpy_function, py_func
+from tests.shared.util import eventually, every_api, numpy_function, py_func
 
 # -------------------------------------------------------------------- reraise()
 
@@ -286,3 +287,38 @@ def test_warnings_of_a_body_raised_as_errors(transport):
 
     with pytest.raises(UserWarning, match="careful"), jaxpyop.reraise():
         run(jax.jit(lambda x: py_func(body, [x], F)), X)
+
+
+class Large(np.ndarray):
+    """An array that can be referred to weakly."""
+
+
+@pytest.mark.parametrize("chained", [False, True], ids=["alone", "with a cause"])
+def test_variables_of_bodies_that_failed_are_freed(transport, chained):
+    """Only the newest error keeps the variables of its frames; the others keep their lines."""
+    refs = []
+
+    def body(x):
+        large = np.zeros(1000).view(Large)
+        refs.append(weakref.ref(large))
+        if not chained:
+            raise KeyError(float(x))
+        try:
+            return large[2000]
+        except IndexError as error:
+            raise KeyError(float(x)) from error
+
+    f = jax.jit(lambda x: numpy_function(body, [x], F))
+    errors = []
+    for i in range(8):
+        with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match="jaxpyop error") as caught:
+            f(jnp.float32(i)).block_until_ready()
+        errors.append(str(caught.value))
+        del caught
+    assert eventually(lambda: sum(ref() is not None for ref in refs) <= 1)
+    with pytest.raises(KeyError, match="3") as found, jaxpyop.reraise():
+        raise jax.errors.JaxRuntimeError(errors[3])
+    lines = "".join(traceback.format_exception(found.value))
+    assert "raise KeyError(float(x))" in lines
+    assert f"line {body.__code__.co_firstlineno + 4 + 4 * chained}, in {body.__qualname__.rpartition('.')[2]}" in lines
+    assert ("return large[2000]" in lines) == chained

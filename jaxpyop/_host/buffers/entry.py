@@ -23,7 +23,7 @@ from jaxpyop import _jaxcore
 from jaxpyop._host.batch import Batch
 from jaxpyop._host.buffers.memory import FREE, LARGE, SCRATCH, SMALL, expect_writing, references
 from jaxpyop._host.environment import Environment
-from jaxpyop._host.errors import PythonBodyError, body_error, put_off, taken_up
+from jaxpyop._host.errors import PythonBodyError, body_error, defer, deferred_error
 from jaxpyop._host.guard import running
 from jaxpyop._host.run import run_elements, run_once, runs_here
 
@@ -108,12 +108,12 @@ class Host:
         try:
             return [np.uint32(0), *self.on_arrays(*arrays)]
         except PythonBodyError as error:
-            return [np.uint32(put_off(error)), *(np.zeros(shape, dtype) for shape, dtype in self.results)]
+            return [np.uint32(defer(error)), *(np.zeros(shape, dtype) for shape, dtype in self.results)]
 
     def raise_now(self, ctx: Any, outs: Sequence[Any], number: Any, *aliased: Any) -> None:
         """The body of a `buffer_callback` that raises what was put off."""
         if found := int(np.asarray(number)):
-            raise taken_up(found, self.call.title)
+            raise deferred_error(found, self.call.title)
 
     def enter(self, arrays: Sequence[Any], outs: Sequence[Any]) -> None:
         """Run the call on arrays or buffers, into others.

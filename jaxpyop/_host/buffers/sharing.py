@@ -102,7 +102,7 @@ class Shared:
         else:
             run.wait()
         if (error := run.error) is not None:  # raised on each device: one that went on would wait for the others
-            raise PythonBodyError(*error.args).with_traceback(error.__traceback__)
+            raise error.again()
         for out, value in zip(outs, run.outs):
             np.asarray(out)[...] = value  # see view_of: nothing holds on to this view
 

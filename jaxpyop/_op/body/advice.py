@@ -12,7 +12,8 @@ from typing import Any
 
 import jax
 
-from jaxpyop._host import add_note, is_library_file
+from jaxpyop import _jaxcore
+from jaxpyop._host import add_note
 from jaxpyop._op.request import Op
 from jaxpyop._op.values import IN_A_LOOP, PASS_IT
 from jaxpyop._paths import PathTracer
@@ -56,7 +57,8 @@ def advise(error: Exception, op: Op, what: str, func: Callable[..., Any], given:
             f"{op.title}: {what} writes into an input, and copy=False lends inputs for reading; write into a copy of "
             f"it, or leave copy=False out ({error})"
         )
-    elif isinstance(error, TypeError) and _is_of_the_call(error):
+    elif isinstance(error, TypeError) and _jaxcore.is_library_file(_jaxcore.raising_file(error) or ""):
+        # Python found no room for the arguments, so that no frame of the function is there.
         return _about_the_call(error, op, what, func, given)
     return None
 
@@ -72,14 +74,6 @@ def _advise_on_tracers(error: Exception, title: str, what: str) -> None:
         )
     if not str(error).startswith(title):
         error.args = (f"{note}\n{error}", *error.args[1:])
-
-
-def _is_of_the_call(error: TypeError) -> bool:
-    # Python found no room for the arguments, so that no frame of the function is there.
-    tb = error.__traceback__
-    while tb is not None and tb.tb_next is not None:
-        tb = tb.tb_next
-    return tb is not None and is_library_file(tb.tb_frame.f_code.co_filename)
 
 
 _RULES = {"vjp": "f(inputs, outputs, cotangents)", "jvp": "f(inputs, outputs, tangents)"}

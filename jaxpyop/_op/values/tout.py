@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import jax
 import numpy as np
 
-from jaxpyop._host import stacklevel_of_user
+from jaxpyop import _jaxcore
 from jaxpyop._op.values.padding import KeyEncoding, PaddedEncoding, Padding
 from jaxpyop._op.values.spec import Leaf, ResultSpec
 
@@ -143,9 +142,8 @@ def _as_dtype(raw: Any, api: str) -> np.dtype[Any]:
 def _warn_as_jax_does(dtype: np.dtype[Any], canonical: np.dtype[Any]) -> None:
     # The first sentence is that of JAX's own warning, for filters that know it. Ours is at the user's line.
     # JAX's cannot be caught and moved there: warnings.catch_warnings() is for one thread only.
-    warnings.warn(
+    _jaxcore.warn_user(
         f"Explicitly requested dtype {dtype.name} requested in Tout is not available, and will be truncated to dtype "
         f"{canonical.name}. Call jax.config.update('jax_enable_x64', True) first to have 64 bits.",
         UserWarning,
-        stacklevel=stacklevel_of_user(),
     )
