@@ -61,14 +61,16 @@ def compiled(primitive: Any, params: dict[str, Any]) -> Callable[..., Any]:
     return functools.partial(primitive.impl, **params)
 
 
-def compiles_alone(primitive: Any) -> bool:
+def compiles_alone(primitive: Any, holds_jaxprs: bool) -> bool:
     """Tells whether evaluating a primitive compiles it as one program, and finds that program again.
 
-    Primitives of random numbers run loops over fresh functions instead (random_gamma, JAX 0.10 to 0.12).
+    Where a primitive holds jaxprs, its `impl` may evaluate equation by equation. The primitives of random numbers run
+    loops over fresh functions (random_gamma, JAX 0.10 to 0.12).
     """
+    # The partial is one of apply_primitive, which compiles.
     if isinstance(primitive.impl, functools.partial):
         return True
-    return not primitive.impl.__module__.startswith("jax._src.random")
+    return not (holds_jaxprs or primitive.impl.__module__.startswith("jax._src.random"))
 
 
 def function_behind(wrapped: Any) -> Any:

@@ -1,17 +1,21 @@
 """An autodiff of concrete Python runs: record a function once, differentiate it later.
 
-`record` runs a function on a `Tape` (`tape`), whose arrays (`tracer`) hold values. A primitive that touches one with
-a tangent is looked up as a shared operation (`ops`, under the `keys` of its parameters), which knows how derivatives
-pass through it (`flow`); what belongs to one call alone is taken out of it (`apart`), and what can be done but once is
-linearised on the spot (`linear`). The line of them is walked back or forward (`walk`, by the `rules` of single
-functions), or compiled when the same line comes back (`lines`).
-`records` keeps what was recorded between a forward and a backward pass.
+The idea is in `tape`: a trace whose arrays hold values writes down each operation that touches a differentiated one.
+The other modules, in the order in which to read them:
 
-To read: tape, tracer, constants, walk, rules, ops, apart, flow, linear, lines, keys, records.
+- `recording`: runs a function on a tape, and gives its derivatives.
+- `tracer`: the array that the function sees.
+- `replay`: differentiates what was written down, backward or forward.
+- `ops`: the operations that are written down, shared by all calls that compute the same.
+- `dependence`: which outputs of an operation depend on which inputs, and what its derivatives read.
+- `linear`: operations that can run only once, and are linearised when they are recorded.
+- `hoist`: arrays that a jitted function closes over, which become its operands.
+- `pull_push`: the derivatives of one function, by JAX.
+- `detached`: warnings where a value leaves the tape.
+- `cache`: a bounded cache.
 """
 
-from jaxpyop._tape.tape import Record as Record
-from jaxpyop._tape.tape import jvp as jvp
-from jaxpyop._tape.tape import record as record
-from jaxpyop._tape.tape import vjp as vjp
+from jaxpyop._tape.recording import jvp as jvp
+from jaxpyop._tape.recording import record as record
+from jaxpyop._tape.recording import vjp as vjp
 from jaxpyop._tape.tracer import TapeTracer as TapeTracer

@@ -1,8 +1,7 @@
 """Calls that are linearised when they are recorded, and never evaluated again.
 
-So is what would be noticed if it ran in the backward pass too (side effects,
-Python functions), and what has rules that belong to one call (a user's
-`custom_jvp` and `custom_vjp`).
+These are the calls that would be noticed if they ran in the backward pass too (side effects, Python functions), and
+those with rules that belong to one call (a user's `custom_jvp` and `custom_vjp`).
 """
 
 from __future__ import annotations
@@ -12,43 +11,40 @@ from typing import Any
 
 import jax
 
-from jaxpyop._tape.vjp import filled, is_differentiable, zeros
+from jaxpyop._jaxcore import is_inexact, replaced, zeros
 
 
 class Linear:
     """The derivative of one call, at its values.
 
     Attributes:
-        forward: whether the map kept is that of the tangents, else that of the
-            cotangents. The other is its transpose, and runs nothing again.
+        forward: whether the map that is kept is the one of the tangents, else that of the cotangents. The other map
+            is its transpose, which runs nothing again.
     """
 
     def __init__(
         self, derivative: Callable[..., Any], forward: bool, inputs: dict[int, Any], outputs: dict[int, Any]
     ) -> None:
-        """Keep a derivative, and the types of the inputs and outputs that it is of, by position."""
+        """Keeps a derivative, and the types of its inputs and outputs by position."""
         self._derivative = derivative
         self.forward = forward
         self._inputs = {i: _like(v) for i, v in inputs.items()}
         self._outputs = {j: _like(o) for j, o in outputs.items()}
 
-    def pull(self, wanted: Sequence[int], cotangents: Sequence[Any]) -> Sequence[Any]:
-        """The inputs' cotangents from those of the `wanted` outputs."""
-        given = dict(zip(wanted, cotangents, strict=True))
-        full = [given[j] if j in given else zeros(like) for j, like in self._outputs.items()]
+    def pull(self, outnums: Sequence[int], cotangents: Sequence[Any]) -> Sequence[Any]:
+        """Returns the inputs' cotangents from those of the outputs `outnums`."""
+        nonzero = dict(zip(outnums, cotangents, strict=True))
+        full = [nonzero[j] if j in nonzero else zeros(like) for j, like in self._outputs.items()]
         if self.forward:
             return jax.linear_transpose(self._derivative, *self._inputs.values())(full)
         return self._derivative(full)
 
-    def push(self, wanted: Sequence[int], tangents: dict[int, Any]) -> list[Any]:
-        """The tangents of the `wanted` outputs from those of inputs."""
+    def push(self, outnums: Sequence[int], tangents: dict[int, Any]) -> list[Any]:
+        """Returns the tangents of the outputs `outnums` from those of inputs, by position."""
         full = tuple(tangents[i] if i in tangents else zeros(like) for i, like in self._inputs.items())
-        if self.forward:
-            outputs = self._derivative(*full)
-        else:
-            outputs = self._transposed(full)
+        outputs = self._derivative(*full) if self.forward else self._transposed(full)
         found = dict(zip(self._outputs, outputs, strict=True))
-        return [found[j] for j in wanted]
+        return [found[j] for j in outnums]
 
     def _transposed(self, tangents: Sequence[Any]) -> Sequence[Any]:
         try:
@@ -60,7 +56,7 @@ class Linear:
             ) from error
 
     def arrays(self) -> list[Any]:
-        """The arrays that the derivative keeps alive."""
+        """Returns the arrays that the derivative keeps alive."""
         return jax.tree.leaves(self._derivative)
 
 
@@ -69,31 +65,28 @@ def _like(value: Any) -> jax.ShapeDtypeStruct:
 
 
 def linearise(
-    function: Callable[..., Sequence[Any]], diff: Sequence[int], args: Sequence[Any], forward: bool
+    function: Callable[..., Sequence[Any]], argnums: Sequence[int], args: Sequence[Any], forward: bool
 ) -> tuple[list[Any], Linear]:
-    """Call `function(*args)` once, under the current trace.
+    """Calls `function(*args)` once, under the current trace.
 
     Args:
         function: returns a sequence of arrays.
-        diff: the positions of the arguments to differentiate in.
+        argnums: the positions of the arguments to differentiate in.
         args: all arguments.
-        forward: which derivative to keep: that of the tangents, which
-            `custom_vjp` does not have, or that of the cotangents, which a
-            Python function's cannot be found from.
+        forward: which derivative to keep. A `custom_vjp` function has none for tangents. A Python function's
+            derivative for cotangents cannot be found from that for tangents.
 
     Returns:
-        Its outputs, and its derivative.
+        The outputs of the function, and its derivative.
     """
 
     def split(*primals: Any) -> tuple[list[Any], list[Any]]:
-        outputs = function(*filled(args, diff, primals))
-        flags = [is_differentiable(o.dtype) for o in outputs]
-        floats = [o for o, flag in zip(outputs, flags, strict=True) if flag]
-        return floats, [None if flag else o for o, flag in zip(outputs, flags, strict=True)]
+        outputs = function(*replaced(args, argnums, primals))
+        return [o for o in outputs if is_inexact(o)], [None if is_inexact(o) else o for o in outputs]
 
-    primals = [args[i] for i in diff]
+    primals = [args[i] for i in argnums]
     transform = jax.linearize if forward else jax.vjp
     floats, derivative, rest = transform(split, *primals, has_aux=True)
-    positions = [j for j, o in enumerate(rest) if o is None]
-    inputs, outputs = dict(zip(diff, primals, strict=True)), dict(zip(positions, floats, strict=True))
-    return filled(rest, positions, floats), Linear(derivative, forward, inputs, outputs)
+    outnums = [j for j, o in enumerate(rest) if o is None]
+    inputs, outputs = dict(zip(argnums, primals, strict=True)), dict(zip(outnums, floats, strict=True))
+    return replaced(rest, outnums, floats), Linear(derivative, forward, inputs, outputs)

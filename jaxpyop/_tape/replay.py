@@ -1,4 +1,7 @@
-"""Walking a recorded line: cotangents from its end to its start, tangents the other way."""
+"""Differentiates a recorded program: call by call, or compiled as one when the same program comes back.
+
+Cotangents go from the end of the program to its start, tangents the other way.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,19 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxpyop import _jaxcore
-from jaxpyop._tape.flow import live_equations
-from jaxpyop._tape.keys import Cache, value_type
+from jaxpyop._jaxcore import replaced
+from jaxpyop._tape.cache import Cache, value_type
 from jaxpyop._tape.linear import Linear
 from jaxpyop._tape.ops import Operation
-from jaxpyop._tape.vjp import filled, pull, push, zeros
+from jaxpyop._tape.pull_push import pull, push
 
-_functions = Cache(2048)  # compiled derivatives of single ops
+# Longer programs are pulled back call by call: tracing takes about a millisecond a call, and the time of XLA grows
+# faster than linearly.
+MAX_COMPILED = 512
+
+# The compiled derivatives of single operations, and the compiled pullbacks of programs.
+_derivatives = Cache(2048)
+pullbacks = Cache(256)
 
 
 class Node(NamedTuple):
@@ -24,7 +33,7 @@ class Node(NamedTuple):
         how: what was called.
         ins: the slots of the inputs' values.
         outs: the slots of the outputs' values, -1 for those without a tangent.
-        needs: see `Flow`.
+        needs: for each output, the inputs that its tangent depends on.
     """
 
     how: Operation | Linear
@@ -33,120 +42,16 @@ class Node(NamedTuple):
     needs: tuple[tuple[int, ...], ...]
 
 
-class Part(NamedTuple):
-    """The derivative of an op's `wanted` outputs in its `diff` inputs; `rule` is `pull` or `push`."""
-
-    rule: Callable[..., Sequence[Any]]
-    op: Operation
-    wanted: tuple[int, ...]
-    diff: tuple[int, ...]
-
-
-Evaluate = Callable[[Part, list[Any], list[Any]], Sequence[Any]]  # at values, on vectors
-
-
-def direct(part: Part, args: Sequence[Any], vectors: Sequence[Any]) -> Sequence[Any]:
-    """Apply a derivative under the current trace."""
-    # A value that no derivative reads was dropped, down to its type: zeros do
-    # as well, and are dead code when compiled.
-    full = [zeros(a) if isinstance(a, _jaxcore.ShapedArray) else a for a in args]
-    return part.rule(part.op.outputs, part.wanted, part.diff, full, vectors)
-
-
-def apply(part: Part, args: Sequence[Any], vectors: Sequence[Any]) -> Sequence[Any]:
-    """Apply a derivative, compiled on the second sight of the op and its types.
-
-    Compiling takes as long as thousands of evaluations.
-    """
-    if part.op.id is None:
-        return direct(part, args, vectors)
-    present = tuple([i for i, a in enumerate(args) if not isinstance(a, _jaxcore.ShapedArray)])
-    key = (part.rule, part.op.id, part.wanted, part.diff, present, *map(value_type, args))
-    function = _functions.compiled(key, lambda: _compile(part, present, args))
-    if function is None:
-        return direct(part, args, vectors)
-    return function([args[i] for i in present], vectors)
-
-
-def _compile(part: Part, present: Sequence[int], args: Sequence[Any]) -> Callable[..., Any]:
-    blanks = filled(args, present, [None] * len(present))
-
-    def tape_op(arrays: list[Any], vectors: list[Any]) -> Sequence[Any]:
-        return direct(part, filled(blanks, present, arrays), vectors)
-
-    return jax.jit(tape_op)
-
-
-def walk_back(
-    nodes: Sequence[Node], values: Sequence[Any], seeds: Iterable[tuple[int, Any]], evaluate: Evaluate
-) -> dict[int, Any]:
-    """Cotangents by slot, from those of the outputs.
-
-    Args:
-        nodes: the line.
-        values: by slot; of those that no derivative reads, the type.
-        seeds: slots of outputs, which may repeat, each with a cotangent.
-        evaluate: `apply` or `direct`.
-    """
-    cotangents: dict[int, Any] = {}
-
-    def add(slot: int, cotangent: Any) -> None:
-        old = cotangents.get(slot)
-        cotangents[slot] = cotangent if old is None else jax.lax.add(old, cotangent)
-
-    for slot, cotangent in seeds:
-        add(slot, cotangent)
-    for node in reversed(nodes):
-        wanted = tuple([j for j, slot in enumerate(node.outs) if slot in cotangents])
-        if not wanted:
-            continue
-        given = [cotangents.pop(node.outs[j]) for j in wanted]
-        diff = tuple(sorted({i for j in wanted for i in node.needs[j]}))
-        if isinstance(node.how, Linear):
-            results = node.how.pull(wanted, given)
-        else:
-            results = evaluate(Part(pull, node.how, wanted, diff), [values[s] for s in node.ins], given)
-        for i, cotangent in zip(diff, results, strict=True):
-            add(node.ins[i], cotangent)
-    return cotangents
-
-
-def walk_forward(nodes: Sequence[Node], values: Sequence[Any], seeds: dict[int, Any]) -> dict[int, Any]:
-    """Tangents by slot, from those of the inputs (`seeds`)."""
-    tangents = dict(seeds)
-    for node in nodes:
-        moving = [i for i, slot in enumerate(node.ins) if slot in tangents]
-        wanted = tuple([j for j, need in enumerate(node.needs) if not set(moving).isdisjoint(need)])
-        if not wanted:
-            continue
-        diff = tuple([i for i in moving if any(i in node.needs[j] for j in wanted)])
-        given = [tangents[node.ins[i]] for i in diff]
-        if isinstance(node.how, Linear):
-            results = node.how.push(wanted, dict(zip(diff, given, strict=True)))
-        else:
-            results = apply(Part(push, node.how, wanted, diff), [values[s] for s in node.ins], given)
-        tangents.update((node.outs[j], t) for j, t in zip(wanted, results, strict=True))
-    return tangents
-
-
-# Longer lines are walked op by op: tracing takes about a millisecond per op,
-# and XLA's time grows faster than linearly.
-MAX_LINE = 512
-
-lines = Cache(256)  # compiled pullbacks
-programs = Cache(128)  # recorded lines that came back, one for all of their records
-
-
 class Program(NamedTuple):
-    """A recorded straight line, without its values.
+    """A recorded sequence of calls, without its values.
 
     Attributes:
         nodes: the calls, in order.
         ins: the slots of the inputs, -1 for those without a tangent.
         outs: the slots of the outputs, -1 for constants.
         kept: the slots whose values derivatives read.
-        types: by slot, of the other values that go into nodes.
-        sizes: of what is kept, in bytes; of a program that is shared.
+        types: by slot, the types of the other values that go into nodes.
+        sizes: the sizes of what is kept, in bytes, for a program that is shared.
         key: equal for programs that are alike, types included; None if it cannot be shared.
     """
 
@@ -159,71 +64,155 @@ class Program(NamedTuple):
     key: Hashable | None
 
 
-def pull_program(program: Program, kept: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
-    """Cotangents of a program's inputs from those of its outputs; None is zero."""
-    given = tuple([j for j, c in enumerate(cotangents) if c is not None and program.outs[j] >= 0])
-    if not given:
-        return [None] * len(program.ins)
-    seeds = [cotangents[j] for j in given]
-    if program.key is not None:
-        function = lines.compiled((program.key, given), lambda: _compile_program(program, given, kept, seeds))
-        if function is not None:
-            return function(kept, seeds)
-    return _pull(program, given, kept, seeds, apply)
+# ------------------------------------------------------ derivatives of one operation
 
 
-def _pull(
-    program: Program, given: tuple[int, ...], kept: Sequence[Any], seeds: Sequence[Any], evaluate: Evaluate
-) -> list[Any]:
-    pairs = [(program.outs[j], seed) for j, seed in zip(given, seeds, strict=True)]
-    values = filled(program.types, program.kept, kept)
-    found = walk_back(program.nodes, values, pairs, evaluate)
-    return [found.get(s) for s in program.ins]
+class Derivative(NamedTuple):
+    """The derivative of the outputs `outnums` of an operation in its inputs `argnums`; `rule` is `pull` or `push`."""
+
+    rule: Callable[..., Sequence[Any]]
+    op: Operation
+    outnums: tuple[int, ...]
+    argnums: tuple[int, ...]
 
 
-def _compile_program(
-    program: Program, given: tuple[int, ...], kept: Sequence[Any], seeds: Sequence[Any]
-) -> Callable[[Sequence[Any], Sequence[Any]], list[Any]]:
-    """The compiled `_pull`, given only the values that it uses.
+# Applies a derivative at values (the first list) to vectors (the second).
+Apply = Callable[[Derivative, list[Any], list[Any]], Sequence[Any]]
 
-    XLA would drop the others as well, but each argument takes time in every
-    call.
+
+def apply_traced(derivative: Derivative, args: Sequence[Any], vectors: Sequence[Any]) -> Sequence[Any]:
+    """Applies a derivative under the current trace."""
+    rule, op, outnums, argnums = derivative
+    # Of a value that no derivative reads only the type was kept. Zeros do as well, and are dead code when compiled.
+    full = [_jaxcore.zeros(a) if isinstance(a, _jaxcore.ShapedArray) else a for a in args]
+    return rule(op.outputs, outnums, argnums, full, vectors)
+
+
+def apply_compiled(derivative: Derivative, args: Sequence[Any], vectors: Sequence[Any]) -> Sequence[Any]:
+    """Applies a derivative, compiled when the operation comes with the same types for the second time."""
+    if derivative.op.id is None:
+        return apply_traced(derivative, args, vectors)
+    rule, op, outnums, argnums = derivative
+    present = tuple([i for i, a in enumerate(args) if not isinstance(a, _jaxcore.ShapedArray)])
+    key = (rule, op.id, outnums, argnums, present, *map(value_type, args))
+    function = _derivatives.compiled(key, lambda: _compile(derivative, present, args))
+    if function is None:
+        return apply_traced(derivative, args, vectors)
+    return function([args[i] for i in present], vectors)
+
+
+def _compile(derivative: Derivative, present: Sequence[int], args: Sequence[Any]) -> Callable[..., Any]:
+    # The function must not keep these values alive.
+    types = replaced(args, present, [None] * len(present))
+
+    def tape_derivative(arrays: list[Any], vectors: list[Any]) -> Sequence[Any]:
+        return apply_traced(derivative, replaced(types, present, arrays), vectors)
+
+    return jax.jit(tape_derivative)
+
+
+# -------------------------------------------------------- derivatives of a program
+
+
+def _cotangents_by_slot(
+    nodes: Sequence[Node], values: Sequence[Any], seeds: Iterable[tuple[int, Any]], apply: Apply
+) -> dict[int, Any]:
+    """Returns cotangents by slot, from those of the outputs.
+
+    Args:
+        nodes: the calls of the program.
+        values: by slot, values or, where no derivative reads them, types.
+        seeds: slots of outputs, which may repeat, each with a cotangent.
+        apply: `apply_compiled` or `apply_traced`.
     """
+    cotangents: dict[int, Any] = {}
 
-    def pull(kept: list[Any], seeds: list[Any]) -> list[Any]:
-        return _pull(program, given, kept, seeds, direct)
+    def add(slot: int, cotangent: Any) -> None:
+        old = cotangents.get(slot)
+        cotangents[slot] = cotangent if old is None else jax.lax.add(old, cotangent)
 
-    closed, results = jax.make_jaxpr(pull, return_shape=True)(list(kept), seeds)
-    eqns, live = live_equations(closed.jaxpr)
-    invars = closed.jaxpr.invars
-    used = [i for i, v in enumerate(invars[: len(kept)]) if v in live]
-    binders = [invars[i] for i in used] + invars[len(kept) :]
-    tree = jax.tree.structure(results)
-
-    def tape_line(arrays: list[Any]) -> list[Any]:
-        env = dict(zip(binders, arrays, strict=True))
-        return jax.tree.unflatten(tree, _evaluate(closed, eqns, env))
-
-    function = jax.jit(tape_line)
-    return lambda kept, seeds: function([*[kept[i] for i in used], *seeds])
-
-
-def _evaluate(closed: Any, eqns: Sequence[Any], env: dict[Any, Any]) -> list[Any]:
-    env.update(zip(closed.jaxpr.constvars, closed.consts, strict=True))
-
-    def read(atom: Any) -> Any:
-        return atom.val if isinstance(atom, _jaxcore.Literal) else env[atom]
-
-    for eqn in eqns:
-        primitive = eqn.primitive
-        outs = primitive.bind(*map(read, eqn.invars), **primitive.get_bind_params(eqn.params))
-        env.update(zip(eqn.outvars, outs if primitive.multiple_results else [outs], strict=True))
-    return list(map(read, closed.jaxpr.outvars))
+    for slot, cotangent in seeds:
+        add(slot, cotangent)
+    for node in reversed(nodes):
+        outnums = tuple([j for j, slot in enumerate(node.outs) if slot in cotangents])
+        if not outnums:
+            continue
+        nonzero = [cotangents.pop(node.outs[j]) for j in outnums]
+        argnums = tuple(sorted({i for j in outnums for i in node.needs[j]}))
+        if isinstance(node.how, Linear):
+            results = node.how.pull(outnums, nonzero)
+        else:
+            results = apply(Derivative(pull, node.how, outnums, argnums), [values[s] for s in node.ins], nonzero)
+        for i, cotangent in zip(argnums, results, strict=True):
+            add(node.ins[i], cotangent)
+    return cotangents
 
 
 def push_program(program: Program, kept: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
-    """Tangents of a program's outputs from those of its inputs; None is zero."""
-    values = filled(program.types, program.kept, kept)
-    seeds = {s: t for s, t in zip(program.ins, tangents, strict=True) if s >= 0 and t is not None}
-    found = walk_forward(program.nodes, values, seeds)
-    return [found.get(s) for s in program.outs]
+    """Returns the tangents of a program's outputs from those of its inputs; None is zero."""
+    values = replaced(program.types, program.kept, kept)
+    by_slot = {s: t for s, t in zip(program.ins, tangents, strict=True) if s >= 0 and t is not None}
+    for node in program.nodes:
+        perturbed = [i for i, slot in enumerate(node.ins) if slot in by_slot]
+        outnums = tuple([j for j, need in enumerate(node.needs) if not set(perturbed).isdisjoint(need)])
+        if not outnums:
+            continue
+        argnums = tuple([i for i in perturbed if any(i in node.needs[j] for j in outnums)])
+        nonzero = [by_slot[node.ins[i]] for i in argnums]
+        if isinstance(node.how, Linear):
+            results = node.how.push(outnums, dict(zip(argnums, nonzero, strict=True)))
+        else:
+            derivative = Derivative(push, node.how, outnums, argnums)
+            results = apply_compiled(derivative, [values[s] for s in node.ins], nonzero)
+        by_slot.update((node.outs[j], t) for j, t in zip(outnums, results, strict=True))
+    return [by_slot.get(s) for s in program.outs]
+
+
+def pull_program(program: Program, kept: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+    """Returns the cotangents of a program's inputs from those of its outputs; None is zero."""
+    nonzero = tuple([j for j, c in enumerate(cotangents) if c is not None and program.outs[j] >= 0])
+    if not nonzero:
+        return [None] * len(program.ins)
+    seeds = [cotangents[j] for j in nonzero]
+    if program.key is not None:
+        function = pullbacks.compiled((program.key, nonzero), lambda: _compile_pullback(program, nonzero, kept, seeds))
+        if function is not None:
+            return function(kept, seeds)
+    return _pull(program, nonzero, kept, seeds, apply_compiled)
+
+
+def _pull(
+    program: Program, nonzero: tuple[int, ...], kept: Sequence[Any], seeds: Sequence[Any], apply: Apply
+) -> list[Any]:
+    pairs = [(program.outs[j], seed) for j, seed in zip(nonzero, seeds, strict=True)]
+    found = _cotangents_by_slot(program.nodes, replaced(program.types, program.kept, kept), pairs, apply)
+    return [found.get(s) for s in program.ins]
+
+
+def _compile_pullback(
+    program: Program, nonzero: tuple[int, ...], kept: Sequence[Any], seeds: Sequence[Any]
+) -> Callable[[Sequence[Any], Sequence[Any]], list[Any]]:
+    """Compiles `_pull` as a function of only those values that it uses.
+
+    XLA would drop the others as well, but each argument takes time in every call.
+    """
+
+    def pull(kept: list[Any], seeds: list[Any]) -> list[Any]:
+        return _pull(program, nonzero, kept, seeds, apply_traced)
+
+    closed, results = jax.make_jaxpr(pull, return_shape=True)(list(kept), seeds)
+    jaxpr, consts = _jaxcore.opened(closed)
+    jaxpr, is_used = _jaxcore.without_dead_code(jaxpr)
+    used = [i for i, flag in enumerate(is_used) if flag]
+    tree = jax.tree.structure(results)
+
+    def tape_pullback(arrays: list[Any]) -> list[Any]:
+        return jax.tree.unflatten(tree, _jaxcore.run_jaxpr(jaxpr, *arrays))
+
+    function = jax.jit(tape_pullback)
+
+    def call(kept: Sequence[Any], seeds: Sequence[Any]) -> list[Any]:
+        values = [*consts, *kept, *seeds]
+        return function([values[i] for i in used])
+
+    return call

@@ -1,4 +1,4 @@
-"""The array that a recorded function sees: it may be looked at like any other."""
+"""The array that a recorded function sees. The function may look at its values like at those of any other array."""
 
 # The methods of JAX's Tracer that are overridden here are typed to raise.
 # pyright: reportIncompatibleMethodOverride=false
@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpyop import _jaxcore
-from jaxpyop._tape.leaving import array_leaves, number_leaves
+from jaxpyop._tape.detached import array_detached, number_detached
 
-# A Python number beside a scalar of a type, as jnp makes it and on the device: those that came before.
+# The Python numbers that came before as operands of a scalar, by its type: as jnp makes them, on the device.
 _MAX_NUMBERS = 512
 _numbers: dict[tuple[Any, ...], Any] = {}
 
@@ -25,16 +25,17 @@ _current_trace = _jaxcore.current_trace
 
 
 def _is_exact(number: Any, aval: Any) -> bool:
-    """Whether jnp would make the same of a Python number beside this scalar as its dtype does."""
+    """Tells whether jnp converts a Python number beside a scalar of this type as the type's dtype does."""
     if aval.shape or aval.weak_type or aval.dtype.itemsize < 4:
         return False
     return type(number) is float or (type(number) is int and abs(number) <= 2**24)
 
 
 def _scalar(number: Any, aval: Any) -> Any:
-    """A Python number as jnp makes it; one that comes again is on the device."""
+    """Returns a Python number as jnp makes it. One that comes again is on the device."""
     scalar = aval.dtype.type(number)
-    if number == 0:  # of which there are two
+    # There are two zeros, which are equal as keys.
+    if number == 0:
         return scalar
     key = type(number), number, aval
     if key not in _numbers:
@@ -48,7 +49,7 @@ def _scalar(number: Any, aval: Any) -> Any:
 
 
 def _operand(other: Any, aval: Any) -> Any:
-    """The second operand of a `jax.lax` function whose first is of a type; None where jnp is to be asked."""
+    """Returns an operand for a `jax.lax` function whose other one is of this type, or None where only jnp can tell."""
     kind = type(other)
     if kind is float or kind is int:
         found = _numbers.get((kind, other, aval))
@@ -58,20 +59,20 @@ def _operand(other: Any, aval: Any) -> Any:
     return other if getattr(other, "aval", None) == aval else None
 
 
-def _is_plain(x: Any, trace: Any) -> bool:
+def _is_operand(x: Any, trace: Any) -> bool:
     return x._trace is trace if isinstance(x, _jaxcore.Tracer) else isinstance(x, (jax.Array, np.generic))
 
 
 @functools.cache
 def _equation_of(function: Callable[..., Any], count: int) -> tuple[Any, dict[str, Any]]:
-    """The one equation that a function of `jax.lax` makes of operands of one type."""
+    """Returns the primitive and parameters that a function of `jax.lax` binds for operands of one type."""
     with _jaxcore.eval_context():
         (equation,) = jax.make_jaxpr(function)(*[jax.ShapeDtypeStruct((), np.float32)] * count).eqns
     return equation.primitive, equation.params
 
 
 def _power(self: Any, other: Any) -> Any:
-    # As jnp does, which asks for more first.
+    # This is what jnp comes to.
     if type(other) is int and self.aval.dtype.kind in "fc" and not self.aval.weak_type:
         return jax.lax.integer_pow(self, other)
     return _general_power(self, other)
@@ -81,14 +82,14 @@ _general_power = _jaxcore.Tracer.__pow__
 
 
 def _operator(name: str, function: Callable[..., Any], reflected: bool = False, real: bool = False) -> Any:
-    """An operator of `TapeTracer`: calls `jax.lax` where jnp would end up there.
+    """Makes an operator of `TapeTracer` that calls `jax.lax` where jnp would end up there.
 
-    That is for operands of one type, and for Python numbers with a scalar;
-    everything else takes jnp's way, which takes three times as long.
+    That is so for operands of one type, and for a Python number beside a scalar. Everything else goes through jnp,
+    which takes three times as long.
 
     Args:
-        name: of the method.
-        function: of `jax.lax`.
+        name: the name of the method.
+        function: the function of `jax.lax`.
         reflected: whether `self` is the second operand.
         real: whether `function` and jnp differ for complex numbers.
     """
@@ -104,8 +105,8 @@ def _operator(name: str, function: Callable[..., Any], reflected: bool = False, 
             others = (other,)
         operands = (*others, self) if reflected else (self, *others)
         trace = self._trace
-        if _current_trace() is trace and all(map(_is_plain, operands, itertools.repeat(trace))):
-            # What `function` and `bind` come to for such operands, in less than half the time.
+        if _current_trace() is trace and all(map(_is_operand, operands, itertools.repeat(trace))):
+            # This is what `function` and `bind` come to for such operands, in less than half the time.
             primitive, params = _equation_of(function, len(operands))
             return trace.process_primitive(primitive, operands, params)
         return function(*operands)
@@ -115,12 +116,12 @@ def _operator(name: str, function: Callable[..., Any], reflected: bool = False, 
 
 
 class TapeTracer(_jaxcore.Tracer):
-    """An array on the tape: a value, and the slot that it was recorded in."""
+    """An array on the tape: a value, and the slot in which it was recorded."""
 
     __slots__ = ("slot", "value")
 
     def __init__(self, trace: Any, aval: Any, value: Any, slot: int) -> None:
-        # Not super().__init__, for speed: this runs for every output of every primitive.
+        # This runs for every output of every primitive, and is faster than super().__init__.
         self._trace = trace
         self.aval = aval
         self.value = value
@@ -140,34 +141,35 @@ class TapeTracer(_jaxcore.Tracer):
         return int(self.value)
 
     def __float__(self) -> float:
-        number_leaves(self, "float(x)")
+        number_detached(self, "float(x)")
         return float(self.value)
 
     def __complex__(self) -> complex:
-        number_leaves(self, "complex(x)")
+        number_detached(self, "complex(x)")
         return complex(self.value)
 
     def __index__(self) -> int:
         return self.value.__index__()
 
     def __array__(self, *args: Any, **kwargs: Any) -> np.ndarray:
-        array_leaves(self, "NumPy")
+        array_detached(self, "NumPy")
         return self.value.__array__(*args, **kwargs)
 
     def __dlpack__(self, *args: Any, **kwargs: Any) -> Any:
-        array_leaves(self, "DLPack")
+        array_detached(self, "DLPack")
         return self.value.__dlpack__(*args, **kwargs)
 
     def __dlpack_device__(self) -> Any:
         return self.value.__dlpack_device__()
 
     def __bytes__(self) -> bytes:
-        array_leaves(self, "bytes(x)")
+        array_detached(self, "bytes(x)")
         return bytes(self.value)
 
     def __buffer__(self, flags: int, /) -> memoryview:
-        array_leaves(self, "NumPy")
-        return memoryview(self.value)  # asked for from Python 3.12 on
+        array_detached(self, "NumPy")
+        # Python asks for it from 3.12 on.
+        return memoryview(self.value)
 
     def __format__(self, spec: str) -> str:
         return format(self.value, spec)
@@ -182,15 +184,15 @@ class TapeTracer(_jaxcore.Tracer):
         return self.value.__reduce__()
 
     def item(self, *args: int) -> Any:
-        number_leaves(self, "x.item()")
+        number_detached(self, "x.item()")
         return self.value.item(*args)
 
     def tolist(self) -> Any:
-        array_leaves(self, "x.tolist()")
+        array_detached(self, "x.tolist()")
         return self.value.tolist()
 
     def tobytes(self, order: str = "C") -> bytes:
-        array_leaves(self, "x.tobytes()")
+        array_detached(self, "x.tobytes()")
         return self.value.tobytes(order)
 
     def block_until_ready(self) -> TapeTracer:
@@ -224,7 +226,7 @@ def _of_the_value(name: str) -> property:
     return property(lambda self: getattr(self.value, name))
 
 
-# Properties and methods of jax.Array that tell of where and how the value is kept.
+# The properties and methods of jax.Array that tell where and how the value is kept.
 for _name in (
     *("device", "sharding", "format", "committed", "is_fully_addressable", "is_fully_replicated", "is_deleted"),
     *("is_ready", "addressable_shards", "global_shards", "addressable_data", "unsafe_buffer_pointer"),

@@ -1,4 +1,4 @@
-"""Recorded lines that come again have one compiled backward function."""
+"""Recorded programs that come again have one compiled pullback."""
 
 import gc
 import weakref
@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from jaxpyop import _tape
-from jaxpyop._tape import keys
-from jaxpyop._tape import replay as lines_module
+from jaxpyop._tape import cache, replay
 from jaxpyop._tape import tape as tape_module
 from tests.shared.tape_bodies import X3, Z3, F, arrays, chain, check
 
@@ -34,8 +33,8 @@ def compilations():
     jax.monitoring.unregister_event_duration_listener(listen)
 
 
-class Lines(keys.Cache):
-    """Notes which looks found a compiled line."""
+class Pullbacks(cache.Cache):
+    """Notes which looks found a compiled pullback."""
 
     def __init__(self):
         super().__init__(256)
@@ -48,18 +47,18 @@ class Lines(keys.Cache):
 
 
 @pytest.fixture
-def lines(monkeypatch):
-    fresh = Lines()
-    monkeypatch.setattr(lines_module, "lines", fresh)
+def pullbacks(monkeypatch):
+    fresh = Pullbacks()
+    monkeypatch.setattr(replay, "pullbacks", fresh)
     return fresh
 
 
-def test_compiled_on_second_sight(lines, compilations):
+def test_compiled_on_second_sight(pullbacks, compilations):
     one = [jnp.ones(3)]
     for _ in range(4):
         before = len(compilations)
         _tape.vjp(chain(3), arrays([X3]), one)
-    assert lines.found == [False, True, True, True]
+    assert pullbacks.found == [False, True, True, True]
     assert len(compilations) == before
 
 
@@ -73,21 +72,21 @@ def test_fresh_lengths_do_not_compile(compilations):
     assert len(compilations) == before
 
 
-def test_constants_are_inputs(lines):
+def test_constants_are_inputs(pullbacks):
     x, results = F(0.3), []
     for i in range(4):
         body = chain(2, jnp.float32(0.1 * i))
         results += _tape.vjp(body, [x], [F(1)])
         check(results[-1:], [jax.grad(lambda y, body=body: body(y)[0])(x)])
     assert len({float(r) for r in results}) == 4
-    assert lines.found == [False, True, True, True]
+    assert pullbacks.found == [False, True, True, True]
 
 
-def test_types_are_part_of_the_key(lines):
+def test_types_are_part_of_the_key(pullbacks):
     for x in (F(2), jnp.asarray(X3), jnp.float16(2), jnp.asarray(Z3)):
         for _ in range(3):
             check(_tape.vjp(lambda y: [y * y], [x], [jnp.ones_like(x)]), [2 * x])
-    assert len(lines) == 4
+    assert len(pullbacks) == 4
 
 
 def test_fresh_lambdas_in_scan_share_one_function(compilations):
@@ -113,23 +112,23 @@ def test_scans_that_differ_in_a_number_do_not_share():
 
 
 def test_cache_is_bounded():
-    cache = keys.Cache(3)
+    bounded = cache.Cache(3)
     for i in range(3):
-        assert cache.compiled(i, lambda: "made") is None
-    assert cache.compiled(0, lambda: "made") == "made"
+        assert bounded.compiled(i, lambda: "made") is None
+    assert bounded.compiled(0, lambda: "made") == "made"
     for i in range(10, 12):
-        cache.compiled(i, lambda: "made")
-    assert len(cache) == 3
-    assert cache.get(0) == "made"  # was used after 1 and 2
-    assert cache.get(1) is None
+        bounded.compiled(i, lambda: "made")
+    assert len(bounded) == 3
+    assert bounded.get(0) == "made"  # was used after 1 and 2
+    assert bounded.get(1) is None
 
 
-def test_lines_beyond_the_bound_are_walked(lines, monkeypatch):
-    monkeypatch.setattr(tape_module, "MAX_LINE", 5)
+def test_programs_beyond_the_bound_are_pulled_back_call_by_call(pullbacks, monkeypatch):
+    monkeypatch.setattr(tape_module, "MAX_COMPILED", 5)
     for _ in range(3):
         actual = _tape.vjp(chain(4), arrays([X3]), [jnp.ones(3)])
         check(actual, [jax.grad(lambda y: jnp.sum(chain(4)(y)[0]))(jnp.asarray(X3))])
-    assert len(lines) == 0
+    assert len(pullbacks) == 0
 
 
 def over_table(table):
@@ -160,11 +159,11 @@ def test_arrays_that_a_jitted_function_closes_over_are_those_of_the_call():
     check(record.pullback([jnp.float32(1)]), [jnp.cos(X3)])
 
 
-def test_arrays_that_a_jitted_function_closes_over_are_operands(lines):
+def test_arrays_that_a_jitted_function_closes_over_are_operands(pullbacks):
     for k in range(6):
         _, record = _tape.record(over_table(jnp.full(3, 1.0 + k)), [X3])
         record.pullback([jnp.float32(1)])
-    assert lines.found == [False, True, True, True, True, True]
+    assert pullbacks.found == [False, True, True, True, True, True]
 
 
 def test_arrays_that_a_jitted_function_closes_over_are_counted_and_freed():

@@ -23,7 +23,8 @@ from jaxpyop._config import config, on_change
 
 TOKEN = np.dtype(np.uint32)
 NO_RECORD = np.iinfo(TOKEN).max  # of a run in another process; no store gives it
-_LAST_TOKEN = 2**32 - 2  # tokens travel as uint32, and the last is `_op.NO_RECORD`
+# Tokens travel as uint32, and the last number is NO_RECORD.
+_LAST_TOKEN = 2**32 - 2
 READ_SHARE = 32  # of each bound, this part is for records that were read
 
 
