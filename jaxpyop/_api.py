@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias, Unpack, overload
 
-from jaxpyop._op import NOT_GIVEN, apply
+from jaxpyop._op import NOT_GIVEN, apply_or_decorate
 from jaxpyop._op import clear_records as clear_records
 from jaxpyop._op import padded as padded
 from jaxpyop._options import JaxOptions, NumpyOptions, filled_in, with_options
@@ -38,45 +38,45 @@ def py_function(
 ) -> Any:
     """Call a Python function of JAX arrays, differentiably, under any transformation.
 
-    The counterpart of ``tf.py_function``. `func` gets concrete ``jax.Array``
-    values and runs eagerly when the program runs, so it may branch and loop
-    on values, print, and stop in a debugger. Outside ``jit`` it is simply
-    called. It is differentiable to any order, in forward and reverse mode, by
-    what it did: a value that was taken out with ``float(x)`` is a constant.
+    The counterpart of ``tf.py_function``. `func` gets concrete ``jax.Array`` values
+    and runs eagerly when the program runs, so it may branch and loop on values, print,
+    and stop in a debugger. Outside ``jit`` it is simply called. It is differentiable
+    to any order, in forward and reverse mode, through the JAX operations that it ran.
+    A value taken out of JAX, such as ``float(x)``, is a constant.
 
     Args:
-        func: called as ``func(*inp)``. Not async, not a generator. It must not
-            use traced values of the code around it; pass them through `inp`.
-        inp: list or tuple of inputs, or one array; elements may be pytrees.
-            Arrays, Python numbers and typed PRNG keys (any shape, any JAX
-            dtype) become ``jax.Array``. Anything else reaches `func` as it is.
-        Tout: what `func` returns, always to be given: a dtype, something with
-            ``.shape`` and ``.dtype`` (``jnp.float32(0)`` is a scalar), a TensorFlow
-            dtype, :func:`jaxpyop.padded`, or a pytree of these.
-            ``None``: no result; `func` runs for its side effects, and what it
-            returns is ignored. ``[]``: no result, and it must return none.
-        name: shown in errors, jaxprs and profiles; the name of `func` by default.
-        **options: of the table.
+        func: called as ``func(*inp)``. It must be neither async nor a generator, and
+            must not use traced values of the code around it; pass them through `inp`.
+        inp: list or tuple of inputs, or one array. Elements may be pytrees. Arrays,
+            Python numbers and typed PRNG keys (any shape, any JAX dtype) become
+            ``jax.Array``. Everything else reaches `func` as it is.
+        Tout: what `func` returns; always required. A dtype, something with ``.shape``
+            and ``.dtype`` (``jnp.float32(0)`` is a scalar), a TensorFlow dtype,
+            :func:`jaxpyop.padded`, or a pytree of these. ``None``: no result; `func`
+            runs for its side effects, and what it returns is ignored. ``[]``: no
+            result, and returning one raises an error.
+        name: shown in errors, jaxprs and profiles. By default the name of `func`.
+        **options: as listed there.
 
     Returns:
-        ``jax.Array`` values in the structure of `Tout`, of the promised dtypes
-        (64 bits only with ``jax_enable_x64``); ``None`` or ``[]``, as `Tout`, for no
-        result. Without
-        `func` and `inp`: a decorator, whose functions are called with the inputs.
+        ``jax.Array`` values in the structure of `Tout`, with the declared dtypes (64
+        bits only with ``jax_enable_x64``). ``None`` or ``[]``, like `Tout`, if there
+        is no result. Without `func` and `inp`, a decorator; a decorated function is
+        called with the inputs.
 
     Raises:
-        TypeError: a malformed argument; a result that is no number or that
-            the casting rule refuses; a `func` that cannot be traced.
-        ValueError: an option that has no such value; results of another count,
-            structure or shape than promised; a traced value in a closure of
-            `func`; ``mode="traced"`` of a stateful op.
-        OverflowError: an integer, in or out, that does not fit its dtype.
-        NotImplementedError: ``jax.export``; a stateful op where JAX allows no
-            effects (``checkpoint``, ``vmap`` of ``cond``), and its second derivative.
+        TypeError: an argument is malformed; a result is no number, or the casting
+            rule refuses it; or `func` cannot be traced.
+        ValueError: an option has no such value; the number, structure or shapes of the
+            results are not as declared; `func` closes over a traced value; or
+            ``mode="traced"`` is given for a stateful op.
+        OverflowError: an integer, in or out, does not fit its dtype.
+        NotImplementedError: ``jax.export``; a stateful op where JAX allows no effects
+            (``checkpoint``, ``vmap`` of ``cond``); or its second derivative.
         RuntimeError: a backward pass of a stateful op whose record is gone (see
             ``jaxpyop.config.max_records``).
-        jax.errors.JaxRuntimeError: anything that `func` raises under ``jit``
-            (see :func:`jaxpyop.reraise`); outside, its own exception comes out.
+        jax.errors.JaxRuntimeError: `func` raised any exception under ``jit`` (see
+            :func:`jaxpyop.reraise`). Outside ``jit`` its own exception is raised.
 
     Example:
         >>> import jax, jax.numpy as jnp, jaxpyop
@@ -90,7 +90,7 @@ def py_function(
         7.2437 2.6667
     """
     asked = filled_in(JaxOptions, options, "py_function")
-    return apply("py_function", func, inp, Tout, name, on_jax=True, **asked)
+    return apply_or_decorate("py_function", func, inp, Tout, name, on_jax=True, **asked)
 
 
 @overload
@@ -122,44 +122,44 @@ def numpy_function(
     """Call a Python function of NumPy arrays under any transformation.
 
     The counterpart of ``tf.numpy_function``, with the meaning of
-    :func:`jax.pure_callback`, or of :func:`jax.experimental.io_callback` when
-    stateful. TensorFlow's is stateful by default, this one is not: say
+    :func:`jax.pure_callback`, or of :func:`jax.experimental.io_callback` if stateful.
+    TensorFlow's function is stateful by default and this one is not: pass
     ``stateful=True`` for a function with side effects, or use :func:`py_func`.
 
     Args:
-        func: called as ``func(*inp)`` with private, writable, C-contiguous
-            arrays, which it may change or keep. Not async, not a generator.
-        inp: list or tuple of inputs, or one array; elements may be pytrees.
-            Arrays and Python numbers (any shape, any JAX dtype) become NumPy
-            arrays, typed PRNG keys their data (uint32). Anything else reaches
-            `func` as it is.
-        Tout: what `func` returns, always to be given: a dtype, something with
-            ``.shape`` and ``.dtype`` (``jnp.float32(0)`` is a scalar), a TensorFlow
-            dtype, :func:`jaxpyop.padded`, or a pytree of these.
-            ``None``: no result; `func` runs for its side effects, and what it
-            returns is ignored. ``[]``: no result, and it must return none.
-        stateful: run exactly once per execution, even if the result is unused.
-        name: shown in errors, jaxprs and profiles; the name of `func` by default.
-        **options: of the table.
+        func: called as ``func(*inp)`` with private, writable, C-contiguous arrays,
+            which it may change or keep. It must be neither async nor a generator.
+        inp: list or tuple of inputs, or one array. Elements may be pytrees. Arrays and
+            Python numbers (any shape, any JAX dtype) become NumPy arrays, and typed
+            PRNG keys become their data (uint32). Everything else reaches `func` as it
+            is.
+        Tout: what `func` returns; always required. A dtype, something with ``.shape``
+            and ``.dtype`` (``jnp.float32(0)`` is a scalar), a TensorFlow dtype,
+            :func:`jaxpyop.padded`, or a pytree of these. ``None``: no result; `func`
+            runs for its side effects, and what it returns is ignored. ``[]``: no
+            result, and returning one raises an error.
+        stateful: run `func` exactly once per execution, even if its result is unused.
+        name: shown in errors, jaxprs and profiles. By default the name of `func`.
+        **options: as listed there.
 
     Returns:
-        ``jax.Array`` values in the structure of `Tout`, of the promised dtypes
-        (64 bits only with ``jax_enable_x64``); ``None`` or ``[]``, as `Tout`, for no
-        result. Without
-        `func` and `inp`: a decorator, whose functions are called with the inputs.
+        ``jax.Array`` values in the structure of `Tout`, with the declared dtypes (64
+        bits only with ``jax_enable_x64``). ``None`` or ``[]``, like `Tout`, if there
+        is no result. Without `func` and `inp`, a decorator; a decorated function is
+        called with the inputs.
 
     Raises:
-        TypeError: a malformed argument; a result that is no number or that
-            the casting rule refuses.
-        ValueError: an option that has no such value; results of another count,
-            structure or shape than promised; a traced value in a closure of
-            `func`; a backward pass without `vjp`.
-        OverflowError: an integer, in or out, that does not fit its dtype.
-        NotImplementedError: forward mode without `jvp`, a second derivative, ``jax.export``; a
-            stateful op where JAX allows no effects (``checkpoint``, ``vmap`` of
-            ``cond``).
-        jax.errors.JaxRuntimeError: anything that `func` raises under ``jit``
-            (see :func:`jaxpyop.reraise`); outside, its own exception comes out.
+        TypeError: an argument is malformed; or a result is no number, or the casting
+            rule refuses it.
+        ValueError: an option has no such value; the number, structure or shapes of the
+            results are not as declared; `func` closes over a traced value; or a
+            backward pass has no `vjp`.
+        OverflowError: an integer, in or out, does not fit its dtype.
+        NotImplementedError: forward mode without `jvp`; a second derivative;
+            ``jax.export``; or a stateful op where JAX allows no effects
+            (``checkpoint``, ``vmap`` of ``cond``).
+        jax.errors.JaxRuntimeError: `func` raised any exception under ``jit`` (see
+            :func:`jaxpyop.reraise`). Outside ``jit`` its own exception is raised.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpy as np, jaxpyop
@@ -178,7 +178,7 @@ def numpy_function(
         1.0
     """
     asked = filled_in(NumpyOptions, options, "numpy_function") | {"stateful": stateful}
-    return apply("numpy_function", func, inp, Tout, name, on_jax=False, **asked)
+    return apply_or_decorate("numpy_function", func, inp, Tout, name, on_jax=False, **asked)
 
 
 @overload
@@ -198,7 +198,7 @@ def py_func(
     name: str | None = None,
     **options: Unpack[NumpyOptions],
 ) -> Decorator: ...
-@with_options(NumpyOptions)
+@with_options(NumpyOptions, like=numpy_function)
 def py_func(
     func: Callable[..., Any] | None = None,
     inp: Any = None,
@@ -213,41 +213,20 @@ def py_func(
     ``stateful=True``, and the meaning of :func:`jax.experimental.io_callback`.
 
     Args:
-        func: called as ``func(*inp)`` with private, writable, C-contiguous
-            arrays, which it may change or keep. Not async, not a generator.
-        inp: list or tuple of inputs, or one array; elements may be pytrees.
-            Arrays and Python numbers (any shape, any JAX dtype) become NumPy
-            arrays, typed PRNG keys their data (uint32). Anything else reaches
-            `func` as it is.
-        Tout: what `func` returns, always to be given: a dtype, something with
-            ``.shape`` and ``.dtype`` (``jnp.float32(0)`` is a scalar), a TensorFlow
-            dtype, :func:`jaxpyop.padded`, or a pytree of these.
-            ``None``: no result; `func` runs for its side effects, and what it
-            returns is ignored. ``[]``: no result, and it must return none.
-        stateful: run exactly once per execution, even if the result is unused.
-            ``False`` lets the compiler drop, merge and repeat calls, as
-            TensorFlow's does.
-        name: shown in errors, jaxprs and profiles; the name of `func` by default.
-        **options: of the table.
+        func: as in `numpy_function`.
+        inp: as in `numpy_function`.
+        Tout: as in `numpy_function`.
+        stateful: run `func` exactly once per execution, even if its result is unused.
+            ``False`` lets the compiler drop, merge and repeat calls, as TensorFlow's
+            does.
+        name: as in `numpy_function`.
+        **options: as listed there.
 
     Returns:
-        ``jax.Array`` values in the structure of `Tout`, of the promised dtypes
-        (64 bits only with ``jax_enable_x64``); ``None`` or ``[]``, as `Tout`, for no
-        result. Without
-        `func` and `inp`: a decorator, whose functions are called with the inputs.
+        As in `numpy_function`.
 
     Raises:
-        TypeError: a malformed argument; a result that is no number or that
-            the casting rule refuses.
-        ValueError: an option that has no such value; results of another count,
-            structure or shape than promised; a traced value in a closure of
-            `func`; a backward pass without `vjp`.
-        OverflowError: an integer, in or out, that does not fit its dtype.
-        NotImplementedError: forward mode without `jvp`, a second derivative, ``jax.export``; a
-            stateful op where JAX allows no effects (``checkpoint``, ``vmap`` of
-            ``cond``).
-        jax.errors.JaxRuntimeError: anything that `func` raises under ``jit``
-            (see :func:`jaxpyop.reraise`); outside, its own exception comes out.
+        As in `numpy_function`.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpy as np, jaxpyop
@@ -256,4 +235,4 @@ def py_func(
         [0.        1.1752012]
     """
     asked = filled_in(NumpyOptions, options, "py_func") | {"stateful": stateful}
-    return apply("py_func", func, inp, Tout, name, on_jax=False, **asked)
+    return apply_or_decorate("py_func", func, inp, Tout, name, on_jax=False, **asked)

@@ -1,8 +1,6 @@
-"""From what a user wrote to an op, and from an op to a call.
+"""Reads the arguments of the public functions, and calls an op: directly, or as a part of what is traced.
 
-Every public function ends here: `apply` reads the arguments, once for a
-decorator and at each call otherwise, and runs the op directly when no
-transformation is active.
+Every public function ends here. A call reads its arguments each time, and a decorator only once.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from jaxpyop._op.values import Inputs, check_closure, flatten_inputs
 
 
 class _NotGiven:
-    """Stands for an argument that was left out, where None means something."""
+    """Stands for an argument that was left out, where None has a meaning of its own."""
 
     def __repr__(self) -> str:
         return "<not given>"
@@ -35,10 +33,10 @@ class _NotGiven:
 NOT_GIVEN: Any = _NotGiven()
 
 
-def run(op: Op, args: Sequence[Any], kwargs: Mapping[str, Any], when: Any = None) -> Any:
-    """Call an op with its inputs: directly, or staged into what is traced."""
+def call_op(op: Op, args: Sequence[Any], kwargs: Mapping[str, Any], when: Any = None) -> Any:
+    """Call an op with its inputs: directly, or as a part of what is traced."""
     if op.out and "out" in kwargs:
-        raise TypeError(f"{op.title}: out is the keyword for the results that out=True lends; give yours another name")
+        raise TypeError(f"{op.title}: out=True passes the results by the keyword out; give yours another name")
     arrays, inputs = flatten_inputs(args, dict(kwargs), op.title)
     flag = read_when(when, op.title)
     call = UserCall(op, inputs, conditional=bool(flag))
@@ -47,7 +45,8 @@ def run(op: Op, args: Sequence[Any], kwargs: Mapping[str, Any], when: Any = None
         try:
             outs = run_now(call, arrays)
         except BaseException as error:
-            raise strip_library_frames(error, op.title)  # noqa: B904  # the same error, less our frames
+            # The same error, without our frames.
+            raise strip_library_frames(error, op.title)  # noqa: B904
     else:
         outs = _stage(op, inputs, call, arrays)
     spec = op.spec
@@ -70,16 +69,19 @@ def _stage(op: Op, inputs: Inputs, call: UserCall, arrays: Sequence[Any]) -> lis
         check_closure(op.func, op.title)
         for what, rule in op.rules.functions():
             check_closure(rule, op.title, what)
-        return bind(call, *map(_strong, arrays))
+        return bind(call, *map(_without_weak_type, arrays))
 
 
-def _strong(x: Any) -> Any:
-    # The transpose of the conversion makes a weakly typed input's cotangent weakly typed, as JAX's are.
+def _without_weak_type(x: Any) -> Any:
+    # The transpose of this conversion makes the cotangent of a weakly typed input weakly typed, as JAX's are.
     return jax.lax.convert_element_type(x, x.dtype) if getattr(x, "weak_type", False) else x
 
 
-def apply(api: str, func: Any, inp: Any, tout: Any, name: Any, *, when: Any, **options: Any) -> Any:
-    """Run an op, or without `func` and `inp` return the decorator that makes one; `options` are those of `make_op`."""
+def apply_or_decorate(api: str, func: Any, inp: Any, tout: Any, name: Any, *, when: Any, **options: Any) -> Any:
+    """Make an op and call it, or return a decorator if there is neither `func` nor `inp`.
+
+    The options are those of `make_op`.
+    """
     if tout is NOT_GIVEN:
         raise TypeError(
             f"{api}: Tout was not given; write {api}(func, inp, Tout=jnp.float32), or Tout=None for no result; "
@@ -93,14 +95,14 @@ def apply(api: str, func: Any, inp: Any, tout: Any, name: Any, *, when: Any, **o
         raise TypeError(f"{api}: inp was not given; write {api}(func, [x, y], Tout), or [] for a func without inputs")
     if func is None:
         raise TypeError(f"{api}: func was not given; write {api}(func, inp, Tout)")
-    return run(make(func), _read_inp(inp, api), {}, when)
+    return call_op(make(func), _read_inp(inp, api), {}, when)
 
 
 def _check_order(inp: Any, api: str) -> None:
-    promised = jax.tree.leaves(inp, is_leaf=callable)
-    if promised and all(isinstance(x, jax.ShapeDtypeStruct) or _names_a_dtype(x) for x in promised):
+    leaves = jax.tree.leaves(inp, is_leaf=callable)
+    if leaves and all(isinstance(x, jax.ShapeDtypeStruct) or _names_a_dtype(x) for x in leaves):
         raise TypeError(
-            f"{api}: inp is {inp!r}, which promises results, and holds no inputs; the order is func, inp, Tout "
+            f"{api}: inp is {inp!r}, which declares results and holds no inputs; the order is func, inp, Tout "
             f"(jax.pure_callback has another): write {api}(func, [x, y], {inp!r})"
         )
 
@@ -125,14 +127,15 @@ def _settings() -> tuple[bool, str]:
 
 def _decorator(make: Callable[[Any], Op], when: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     def decorate(func: Callable[..., Any]) -> Callable[..., Any]:
-        ops = {_settings(): make(func)}  # what Tout means depends on x64
+        # What Tout means depends on x64, and the mode on the config.
+        ops = {_settings(): make(func)}
 
         @functools.wraps(func)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             key = _settings()
             if key not in ops:
                 ops[key] = make(func)
-            return run(ops[key], args, kwargs, when)
+            return call_op(ops[key], args, kwargs, when)
 
         return wrapper
 

@@ -1,9 +1,8 @@
-"""`mode="traced"`: the body becomes part of the program instead of being called.
+"""`mode="traced"`: the function becomes a part of the program. `mode="auto"`: it does where that is possible.
 
-Nothing runs on the host: XLA places the operations, and JAX's own rules
-differentiate them, so the body may close over traced values. What an eager
-body's results are checked for by value is checked by dtype here, for every
-path that the body can take.
+Nothing runs on the host: XLA places the operations, and JAX's own rules differentiate them, so the function may close
+over traced values. The checks that look at an eager function's results by value look at their dtypes here, on every
+path that the function can take.
 """
 
 from __future__ import annotations
@@ -25,12 +24,14 @@ from jaxpyop._op.request import Op
 from jaxpyop._op.values import Inputs, Leaf, cast_to_numpy, check_shape, check_traced, check_usable, encode
 from jaxpyop._paths import PathError, trace_body
 
+# ---------------------------------------------------------------- mode="traced"
+
 
 class UntraceableError(TypeError):
-    """A body that `mode="traced"` cannot follow; the text says where and why.
+    """A function cannot be traced. The text tells where and why.
 
     Attributes:
-        why: the place and the reason, and what would have it traced as it is.
+        why: the place, the reason, and what to change so that it can be traced.
     """
 
     def __init__(self, text: str, why: str = "") -> None:
@@ -39,98 +40,102 @@ class UntraceableError(TypeError):
 
 
 def trace(op: Op, inputs: Inputs, arrays: Sequence[Any]) -> list[Any]:
-    """Trace a body, with its `if`s and its loops on values, into the current trace.
+    """Trace a function, with its `if`s and its loops on values, into the current trace.
 
     Raises:
-        UntraceableError: the body asks for a value, raises on a path, has too
-            many paths, or a loop that cannot be one of the program.
+        UntraceableError: the function asks for a value, raises on a path, has too many paths, or has a loop that cannot
+            be a part of the program.
     """
 
     def checked(func: Any, *arrays: Any) -> list[Any]:
         body = UserBody(dataclasses.replace(op, func=func), inputs)
-        values = body.results(arrays)
-        arrays_of = encode(op, values, lambda k, value, leaf: _checked(op, k, value, leaf), ())
-        for k, (value, leaf) in enumerate(zip(arrays_of, body.promised(arrays))):
+        outs = encode(op, body.results(arrays), functools.partial(_checked, op), ())
+        for k, (value, leaf) in enumerate(zip(outs, body.promised(arrays))):
             check_shape(value.shape, leaf, (), "declared", op.origin_of_array(k), op.title)
-        return [jnp.asarray(value) for value in arrays_of]
+        return [jnp.asarray(value) for value in outs]
 
     try:
-        # Strong types and no Python scalars, as an eager body gets.
-        strong = [jax.lax.convert_element_type(a, a.dtype) for a in arrays]
-        return trace_body(op.func, checked, strong, op.max_steps, op.title)
+        # No Python scalars and no weak types, as in an eager call.
+        strict = [jax.lax.convert_element_type(a, a.dtype) for a in arrays]
+        return trace_body(op.func, checked, strict, op.max_steps, op.title)
     except PathError as error:
         cause = error.__cause__
-        if cause is not None and str(cause).startswith(op.title):  # one of our checks of the results
+        # An error of the checks above is raised as it is.
+        if cause is not None and str(cause).startswith(op.title):
             raise cause from None
         why = f"{error.filename}:{error.lineno}: {error.reason}" + (f"; {error.remedy}" if error.remedy else "")
         raise UntraceableError(f"{op.title}: {error}", why) from cause
 
 
 def _checked(op: Op, k: int, value: Any, leaf: Leaf) -> Any:
-    which = op.origin_of_result(k)
+    origin = op.origin_of_result(k)
     if isinstance(value, jax.Array):
-        check_usable(value, which, op.title)
-        check_traced(value.dtype, leaf, op.casting, which, op.title)
+        check_usable(value, origin, op.title)
+        check_traced(value.dtype, leaf, op.casting, origin, op.title)
         return jax.lax.convert_element_type(value, leaf.dtype)
-    return jnp.asarray(cast_to_numpy(value, leaf, op.casting, which, op.title))
+    return jnp.asarray(cast_to_numpy(value, leaf, op.casting, origin, op.title))
 
 
-# ---- mode='auto'
+# ---------------------------------------------------------------- mode="auto"
+#
+# A function is tried once for each kind of inputs, and the answer is kept as long as the function lives.
 
 _LOG = logging.getLogger("jaxpyop")
 _Trace = Callable[[Sequence[Any]], list[Any]]
-# By function: for each kind of inputs whether it is called.
+# For each function: whether it is called, by the kind of its inputs.
 _called: weakref.WeakKeyDictionary[Any, dict[Any, bool]] = weakref.WeakKeyDictionary()
 
 
 def trace_if_possible(op: Op, inputs: Inputs, trace: _Trace, arrays: Sequence[Any]) -> list[Any] | None:
-    """The results of a body traced into the program, or None where it is to be called."""
-    if op.why_called:
-        _decide(op, (), called=True, reason=op.why_called)
-        return None
-    kind = (inputs.tree, *map(_part, inputs.leaves), *(_type(a) for a in arrays))
-    if _known(op, kind):
+    """The results of the traced function, or None where it has to be called."""
+    if op.reason_to_call:
+        return _call(op, (), op.reason_to_call)
+    kind = (inputs.tree, *map(_part, inputs.leaves), *((aval.shape, aval.dtype) for aval in map(jax.typeof, arrays)))
+    if _is_called(op, kind):
         return None
 
     def traced(*arrays: Any) -> list[Any]:
         return trace(arrays)
 
+    # The name is shown in jaxprs and profiles.
     traced.__name__ = traced.__qualname__ = f"{op.name}_traced"
     try:
         outs = jax.jit(traced)(*arrays)
     except UntraceableError as error:
-        _decide(op, kind, called=True, reason=error.why)
-        return None
-    _decide(op, kind, called=False)
+        return _call(op, kind, error.why)
+    if _is_called(op, kind) is None:
+        _LOG.info("%s is traced", op.title)
+        _keep(op, kind, called=False)
     return outs
 
 
-def _known(op: Op, kind: Any) -> bool | None:
-    owner, own = _function(op.func)
+def _call(op: Op, kind: Any, why: str) -> None:
+    if not _is_called(op, kind):
+        _LOG.info("%s is called, not traced: %s", op.title, why)
+        _keep(op, kind, called=True)
+
+
+def _is_called(op: Op, kind: Any) -> bool | None:
+    owner, parts = _identity(op.func)
     try:
-        return _called.get(owner, {}).get((own, kind))
-    except TypeError:  # what cannot be hashed is not kept
+        return _called.get(owner, {}).get((parts, kind))
+    except TypeError:
+        # Something has no hash, so that no answer was kept.
         return None
 
 
-def _decide(op: Op, kind: Any, *, called: bool, reason: str = "") -> None:
-    if _known(op, kind) is called:
-        return
-    if called:
-        _LOG.info("%s is called, not traced: %s", op.title, reason)
-    else:
-        _LOG.info("%s is traced", op.title)
-    owner, own = _function(op.func)
+def _keep(op: Op, kind: Any, *, called: bool) -> None:
+    owner, parts = _identity(op.func)
     with contextlib.suppress(TypeError):
-        _called.setdefault(owner, {})[own, kind] = called
+        _called.setdefault(owner, {})[parts, kind] = called
 
 
-def _function(func: Any) -> tuple[Any, tuple[Any, ...]]:
-    """What lives as long as a function, and what else it is made of."""
+def _identity(func: Any) -> tuple[Any, tuple[Any, ...]]:
+    """The function that lives as long as `func` does, and what partials and bound methods add to it."""
     if isinstance(func, functools.partial):
-        owner, own = _function(func.func)
+        owner, parts = _identity(func.func)
         keywords = sorted(func.keywords.items())
-        return owner, (*own, *map(_part, func.args), *((name, _part(value)) for name, value in keywords))
+        return owner, (*parts, *map(_part, func.args), *((name, _part(value)) for name, value in keywords))
     if isinstance(func, types.MethodType):
         return func.__func__, (_part(func.__self__),)
     return func, ()
@@ -140,9 +145,5 @@ def _part(x: Any) -> Any:
     try:
         return weakref.ref(x)
     except TypeError:
-        return type(x), x  # 1 and True are two
-
-
-def _type(x: Any) -> tuple[Any, ...]:
-    aval = jax.typeof(x)
-    return aval.shape, aval.dtype
+        # The type tells 1 from True.
+        return type(x), x

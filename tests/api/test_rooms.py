@@ -21,7 +21,7 @@ BELOW = {
     "_op": GROUND | {"_host", "_tape", "_paths"},
     "_options": {"_config", "_host", "_op"},
     "_api": {"_op", "_options"},
-    "_contrib": {"_op", "_options"},
+    "_contrib": {"_api", "_op", "_options"},
     "compat": {"_api"},
     "contrib": {"_contrib"},
     "__init__": GROUND | {"_api", "_host", "compat", "contrib"},
@@ -141,7 +141,7 @@ def test_no_room_is_below_itself():
         ),
         ("_op/body/out.py", "from jaxpyop._op.body.user import UserBody", None),
         ("_op/calls.py", "from jaxpyop._op.body import UserBody", None),
-        ("_api.py", "from jaxpyop._op import apply", None),
+        ("_api.py", "from jaxpyop._op import apply_or_decorate", None),
         ("_tape/replay.py", "from jaxpyop import _jaxcore\nfrom jaxpyop._tape.ops import Operation\nimport jax", None),
     ],
 )

@@ -106,7 +106,7 @@ def test_what_cannot_leave_a_worker_is_said(processes):
     op = lambda x: numpy_function(
         sine, [x], F, vjp=(in_session, of_session), vmap_method="parallel", executor=processes, name="mine"
     )
-    with pytest.raises(ValueError, match=r"'mine': the residuals of fwd do not travel between processes.*threads"):
+    with pytest.raises(ValueError, match=r"'mine': the residuals of fwd cannot be sent between processes.*threads"):
         jax.vmap(jax.grad(op))(X)
 
 

@@ -232,10 +232,10 @@ REFUSED = {
     "three": (refused(vjp=(np.sin, np.sin, np.sin)), "or a pair of functions \\(fwd, bwd\\)"),
     "other text": (refused(jvp="numeric"), "jvp must be a function .* or 'numerical', got 'numeric'"),
     "numerical transpose": (refused(transpose="numerical"), "transpose must be a function f\\(cotangents\\)"),
-    "transpose and vjp": (refused(transpose=np.sin, vjp=np.sin), "leave vjp= and jvp= out"),
+    "transpose and vjp": (refused(transpose=np.sin, vjp=np.sin), "remove vjp= and jvp="),
     "transpose of integers": (
         lambda: numpy_function(np.sin, [1.0], jnp.int32, transpose=np.sin),
-        "no result that Tout promises is floating",
+        "no result that Tout declares is floating",
     ),
     "numerical of a stateful op": (
         lambda: py_func(np.sin, [1.0], F, vjp="numerical"),

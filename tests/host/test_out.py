@@ -309,7 +309,7 @@ def test_bad_functions(func, kind, text, route):
 
 
 MISUSED = {
-    "no result": (lambda f: numpy_function(f, [1.0], None, out=True), ValueError, "Tout promises none"),
+    "no result": (lambda f: numpy_function(f, [1.0], None, out=True), ValueError, "Tout declares none"),
     "padded": (lambda f: numpy_function(f, [1.0], jaxpyop.padded(F, 3), out=True), ValueError, "padded results"),
     "a key": (lambda f: numpy_function(f, [1.0], jax.random.key(0), out=True), ValueError, "typed keys have no array"),
     "py_function": (lambda f: py_function(f, [1.0], F, out=True), TypeError, "unexpected keyword argument 'out'"),

@@ -447,7 +447,8 @@ def test_a_bound_that_does_not_do_shows():
 @pytest.mark.parametrize("steps", [0, -1, 2.5, True, "ten"])
 def test_no_bound(steps):
     with pytest.raises(
-        ValueError, match=rf"py_function: max_steps is {steps!r}; expected how many turns .* at least 1"
+        ValueError,
+        match=rf"py_function: max_steps is {steps!r}; expected the largest number of .* at least 1",
     ):
         as_op(halve, max_steps=steps)(1.0)
 

@@ -182,7 +182,7 @@ def _abstract_eval(*avals: Any, call: Call, batch: Batch) -> tuple[list[Any], se
     effects = set()
     if call.stateful:
         effects.add(
-            (_jaxcore.OrderedEffect if call.ordered else _jaxcore.StatefulEffect)(call.title, call.op.stateless_cure)
+            (_jaxcore.OrderedEffect if call.ordered else _jaxcore.StatefulEffect)(call.title, call.op.stateless_advice)
         )
     return [_jaxcore.result_aval(s.shape, s.dtype, avals) for s in _result_structs(avals, call, batch)], effects
 

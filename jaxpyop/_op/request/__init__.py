@@ -1,4 +1,7 @@
-"""TODO."""
+"""What the user asked for, read and checked: the op, and the derivative rules that come with it.
+
+To be read in this order: `op`, `user_rules`.
+"""
 
 from jaxpyop._op.request.op import Op as Op
 from jaxpyop._op.request.op import make_op as make_op

@@ -1,4 +1,4 @@
-"""Everything that the user said about an op, read and checked."""
+"""Reads and checks what the user asked for, and makes an `Op` of it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,16 @@ from jaxpyop._op.values import CASTING, IN_A_LOOP, ResultSpec, declares_nothing,
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class Op:
-    """Everything that the user said about an op."""
+    """Everything that the user asked for.
+
+    Attributes:
+        title: the op in errors.
+        on_jax: whether func gets `jax.Array` values.
+        mode: "eager", "traced" or "auto".
+        reason_to_call: why mode "auto" calls func without trying to trace it; empty if it tries.
+
+    The other attributes are the arguments of the public functions.
+    """
 
     api: str
     name: str
@@ -39,23 +48,23 @@ class Op:
     chunksize: int | None = None
     progress: bool = False
     mode: str = "eager"
-    why_called: str = ""  # of mode "auto": why there is nothing to try
+    reason_to_call: str = ""
     max_steps: int | None = None
 
     def origin_of_array(self, k: int) -> str:
-        """How an error begins about array `k` of the results."""
+        """The beginning of an error about array `k` of the op's results."""
         of_arrays = [i for i, leaf in enumerate(self.spec.returned.leaves) for _ in range(leaf.arrays)]
         return self.origin_of_result(of_arrays[k] if k < len(of_arrays) else k)
 
     def origin_of_result(self, k: int) -> str:
-        """How an error begins about leaf `k` of what func returned."""
+        """The beginning of an error about value `k` that func returned."""
         return "func returned" if len(self.spec.returned.leaves) == 1 else f"func returned, as result {k},"
 
     @property
-    def stateless_cure(self) -> str:
-        """What to write where only a stateless op can go."""
+    def stateless_advice(self) -> str:
+        """The line to write where only a stateless op is possible."""
         if self.spec.empty:
-            return "it is stateful for having no result: return one, use it, and pass stateful=False"
+            return "it is stateful because it has no result: return one, use it, and pass stateful=False"
         if self.ordered:
             return "pass stateful=False and leave ordered out, if its side effects may run any number of times"
         return "pass stateful=False if its side effects may run any number of times"
@@ -77,11 +86,10 @@ def make_op(
         **rest: the other options, by name.
 
     Raises:
-        TypeError: func is not callable, or async, or a generator; Tout or
-            output_shapes cannot be read.
-        ValueError: an option has no such value; the shapes do not fit Tout.
+        TypeError: func is not callable, or is async or a generator; or Tout or output_shapes cannot be read.
+        ValueError: an option has no such value, or the shapes do not fit Tout.
     """
-    mode, why_called = _mode(mode, api, rest, tout) if on_jax else ("eager", "")
+    mode, reason_to_call = _mode(mode, api, rest, tout) if on_jax else ("eager", "")
     _check_func(func, api)
     _check_options(rest, api)
     if not isinstance(name, (str, type(None))):
@@ -89,13 +97,13 @@ def make_op(
     spec, shapes = read_tout(tout, api), output_shapes
     if shapes is not None and not callable(shapes):
         spec, shapes = with_shapes(spec, shapes, api), None
-    # No result: nothing but the side effects is left to be called for.
+    # An op without a result can only be called for its side effects.
     rest["stateful"] = bool(rest["stateful"] or rest["ordered"] or spec.empty)
     if rest.get("out"):
         _check_out(spec, api)
     rest["rules"] = read_rules(rest, spec, api)
     name = _name_of(func, name)
-    rest.update(title=f"{api} {name!r}", on_jax=on_jax, mode=mode, why_called=why_called)
+    rest.update(title=f"{api} {name!r}", on_jax=on_jax, mode=mode, reason_to_call=reason_to_call)
     return Op(api, name, func, spec, shapes, **rest)
 
 
@@ -120,12 +128,12 @@ def _name_of(func: Any, name: str | None) -> str:
 
 
 def _mode(mode: str | None, api: str, options: dict[str, Any], tout: Any) -> tuple[str, str]:
-    """The mode of a py_function, and why an op of mode "auto" is called in any case.
+    """The mode of a py_function, and the reason why an op of mode "auto" is always called.
 
-    `config.mode` is a default for what can be traced; the argument is meant.
+    `config.mode` is a default, for ops that can be traced. A mode that is passed as an argument must be possible.
 
     Raises:
-        ValueError: no such mode, or an op of the host that is to be traced.
+        ValueError: there is no such mode, or an op that needs the host is to be traced.
     """
     if mode is not None:
         _check_choice(mode, get_args(Mode), "mode", api)
@@ -147,11 +155,11 @@ def _mode(mode: str | None, api: str, options: dict[str, Any], tout: Any) -> tup
 
 _PLACED = "executor= and progress= are for functions that are called"
 _ONLY_EAGER_STATEFUL = (
-    "a stateful op runs on the host, and mode='traced' leaves nothing to run there; pass mode='eager' (an op without "
-    "a result is stateful)"
+    "a stateful op runs on the host, and mode='traced' runs nothing there; pass mode='eager' (an op without a result "
+    "is stateful)"
 )
 _ONLY_EAGER_RULES = (
-    "vjp= and jvp= are called on the host, and mode='traced' leaves nothing to run there; pass mode='eager', or put "
+    "vjp= and jvp= are called on the host, and mode='traced' runs nothing there; pass mode='eager', or put "
     "jax.custom_vjp or jax.custom_jvp around the op"
 )
 
@@ -166,12 +174,13 @@ def _check_func(func: Any, api: str) -> None:
     if not callable(func):
         raise TypeError(f"{api}: func must be callable, got {func!r}; write {api}(func, inp, Tout)")
     if isinstance(func, types.FunctionType) and not func.__code__.co_flags & _UNUSUAL:
-        return  # the usual case, which inspect takes longer to tell
+        # The common case, without the microseconds that inspect takes.
+        return
     inner = without_partials(func)
     for candidate in (inner, type(inner).__call__):
         if inspect.iscoroutinefunction(candidate) or inspect.isasyncgenfunction(candidate):
             raise TypeError(
-                f"{api}: func is an async function, which returns before it has run; "
+                f"{api}: func is an async function, which returns before its body has run; "
                 f"write a plain function that calls asyncio.run(...); {IN_A_LOOP}"
             )
         if inspect.isgeneratorfunction(candidate):
@@ -193,7 +202,9 @@ def _check_flag(value: Any, name: str, api: str) -> None:
 
 def _check_max_steps(steps: Any, api: str) -> None:
     if steps is not None and (isinstance(steps, bool) or not isinstance(steps, (int, np.integer)) or steps < 1):
-        raise ValueError(f"{api}: max_steps is {steps!r}; expected how many turns a loop can take, at least 1, or None")
+        raise ValueError(
+            f"{api}: max_steps is {steps!r}; expected the largest number of iterations of a loop, at least 1, or None"
+        )
 
 
 def _check_executor(executor: Any, api: str) -> None:
@@ -217,15 +228,17 @@ def _check_chunksize(chunksize: Any, api: str) -> None:
 
 
 def _check_out(spec: ResultSpec, api: str) -> None:
-    """Raise where there is nothing to fill, or nobody knows how much.
+    """Check that the results are arrays that func can fill.
 
     Raises:
-        ValueError: no result, or one of another form than the op's.
+        ValueError: there is no result, or a padded one, or a typed key.
     """
     if spec.empty:
-        raise ValueError(f"{api}: out=True hands func the results to fill, and Tout promises none; leave out=True out")
+        raise ValueError(
+            f"{api}: out=True passes the results to func to be filled, and Tout declares none; remove out=True"
+        )
     if spec.returned_spec is not None:
         raise ValueError(
-            f"{api}: out=True hands func the results to fill, which padded results and typed keys have no array for; "
-            "return them, and leave out=True out"
+            f"{api}: out=True passes the results to func as arrays, which padded results and typed keys are not; "
+            "return them, and remove out=True"
         )

@@ -1,4 +1,4 @@
-"""The derivatives that a user gives to an op: `vjp=`, `jvp=` and `transpose=`, read and checked.
+"""Reads and checks the derivative rules that a user gives to an op: `vjp=`, `jvp=` and `transpose=`.
 
 The names and meanings are those of `jax.custom_vjp` and `jax.custom_jvp`.
 """
@@ -17,14 +17,14 @@ NUMERICAL = "numerical"
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class Rules:
-    """What is known of an op's derivative.
+    """The rules that a user gave to an op. A rule that was not given is None.
 
     Attributes:
-        vjp: of ``vjp=f``: from inputs, outputs and cotangents to the inputs'
-            cotangents; or of ``vjp=(fwd, bwd)``: from residuals and cotangents.
-        fwd: of ``vjp=(fwd, bwd)``: from the inputs to outputs and residuals.
-        jvp: of ``jvp=f``: from inputs, outputs and tangents to the outputs' tangents.
-        transpose: of ``transpose=f``: from the cotangents to the inputs' cotangents.
+        vjp: maps inputs, outputs and cotangents to the inputs' cotangents, if there is no `fwd`. Otherwise it is bwd,
+            and maps residuals and cotangents to them.
+        fwd: maps the inputs to outputs and residuals.
+        jvp: maps inputs, outputs and tangents to the outputs' tangents.
+        transpose: maps the cotangents to the inputs' cotangents.
     """
 
     vjp: Any = None
@@ -34,7 +34,7 @@ class Rules:
 
     @property
     def any_given(self) -> bool:
-        """Whether there is any."""
+        """Whether there is a rule."""
         return any(rule is not None for rule in (self.vjp, self.jvp, self.transpose))
 
     @property
@@ -42,14 +42,10 @@ class Rules:
         return "vjp" if self.fwd is None else "bwd of vjp"
 
     def functions(self) -> Iterator[tuple[str, Any]]:
-        """The user's functions, each with what errors call it."""
-        named = [
-            (self.vjp_name, self.vjp),
-            ("fwd of vjp", self.fwd),
-            ("jvp", self.jvp),
-            ("transpose", self.transpose),
-        ]
-        return ((name, rule) for name, rule in named if callable(rule))
+        """The functions among the rules, each with its name in errors."""
+        names = (self.vjp_name, "fwd of vjp", "jvp", "transpose")
+        rules = (self.vjp, self.fwd, self.jvp, self.transpose)
+        return ((name, rule) for name, rule in zip(names, rules) if callable(rule))
 
 
 NO_RULES = Rules()
@@ -59,23 +55,23 @@ def read_rules(options: dict[str, Any], spec: Any, api: str) -> Rules:
     """Take the rules out of an op's options.
 
     Raises:
-        TypeError: what is no function, nor a pair of them, nor ``"numerical"``.
-        ValueError: rules that contradict each other, or the op.
+        TypeError: a rule is neither a function, nor a pair of functions, nor ``"numerical"``.
+        ValueError: the rules contradict each other, or the op.
     """
     vjp, jvp, transpose = (options.pop(name, None) for name in ("vjp", "jvp", "transpose"))
-    forward, pull = _read_vjp(vjp, api)
+    fwd, vjp_rule = _read_vjp(vjp, api)
     _check_rule(jvp, "jvp", "f(inputs, outputs, tangents), or 'numerical'", api)
     _check_rule(transpose, "transpose", "f(cotangents)", api)
     if transpose is not None:
         _check_linear(vjp, jvp, transpose, spec, api)
     if (jvp is not None or transpose is not None) and any(leaf.arrays > 1 for leaf in spec.returned.leaves):
-        raise ValueError(f"{api}: jvp= and transpose= do not know padded results; give vjp=")
-    if NUMERICAL in (_text(pull), _text(jvp)) and options["stateful"]:
+        raise ValueError(f"{api}: jvp= and transpose= do not work with padded results; give vjp=")
+    if NUMERICAL in (_text(vjp_rule), _text(jvp)) and options["stateful"]:
         raise ValueError(
             f"{api}: numerical derivatives call func again, which a stateful op does not allow; pass stateful=False "
             "(py_func and an op without a result are stateful)"
         )
-    return Rules(pull, forward, jvp, transpose)
+    return Rules(vjp_rule, fwd, jvp, transpose)
 
 
 def _text(rule: Any) -> Any:
@@ -106,22 +102,22 @@ def _check_rule(rule: Any, name: str, expected: str, api: str) -> None:
 
 def _check_plain(rule: Any, name: str, api: str) -> None:
     if inspect.iscoroutinefunction(rule) or inspect.isgeneratorfunction(rule) or inspect.isasyncgenfunction(rule):
-        raise TypeError(f"{api}: {name} is an async or generator function, which nobody runs; write a plain function")
+        raise TypeError(f"{api}: {name} is an async or generator function, which is never run; write a plain function")
 
 
 def _check_linear(vjp: Any, jvp: Any, transpose: Any, spec: Any, api: str) -> None:
     if vjp is not None or jvp is not None:
         raise ValueError(
-            f"{api}: transpose= declares func linear, which gives all of its derivatives; leave vjp= and jvp= out"
+            f"{api}: transpose= declares func linear, which gives all of its derivatives; remove vjp= and jvp="
         )
     if not any(map(is_inexact, spec.leaves)):
         raise ValueError(
-            f"{api}: transpose= declares func linear, and no result that Tout promises is floating or complex"
+            f"{api}: transpose= declares func linear, and no result that Tout declares is floating or complex"
         )
 
 
 def no_jvp_error(title: str, rules: Rules) -> Exception:
-    """What forward mode says without `jvp=`."""
+    """The error of forward mode without `jvp=`."""
     has = f"; {_HAS.format('vjp=', 'reverse mode (grad, vjp, jacrev)')}" if rules.vjp is not None else ""
     return NotImplementedError(
         f"{title}: forward-mode differentiation (jvp, jacfwd, linearize) needs the rule jvp=f with "
@@ -133,21 +129,21 @@ _HAS = "{} gives {} only"
 
 
 def no_vjp(title: str, rules: Rules) -> Callable[[Any, Any], Any]:
-    """What stands for `vjp=` where there is none."""
+    """A stand-in for a missing `vjp=`, which raises its error."""
 
     def refuse(given: tuple[bool, ...], wanted: tuple[bool, ...]) -> Any:
         has = f"; {_HAS.format('jvp=', 'forward mode (jvp, jacfwd, linearize)')}" if rules.jvp is not None else ""
         raise ValueError(
             f"{title}: a backward pass needs the gradient of a NumPy function; "
             "give one as vjp=f with f(inputs, outputs, cotangents), vjp=(fwd, bwd) or vjp='numerical', "
-            f"or keep the pass out with jax.lax.stop_gradient on its inputs{has}"
+            f"or stop the pass with jax.lax.stop_gradient on its inputs{has}"
         )
 
     return refuse
 
 
 def no_second_derivative_error(title: str) -> Exception:
-    """What a derivative of a rule says."""
+    """The error of a derivative of a rule."""
     return NotImplementedError(
         f"{title}: second derivatives need a body of JAX operations: write it as a py_function; vjp= and jvp= give the "
         "first. Or put jax.custom_jvp around two ops, the function and its derivative (docs: recipes, custom_jvp)"
@@ -155,8 +151,8 @@ def no_second_derivative_error(title: str) -> Exception:
 
 
 def advice_on_workers(title: str, error: Exception) -> Exception:
-    """What is said of residuals that cannot leave a worker, or go to one."""
+    """The error about residuals that cannot be sent to a worker process, or back."""
     return ValueError(
-        f"{title}: the residuals of fwd do not travel between processes ({type(error).__name__}: {error}); "
+        f"{title}: the residuals of fwd cannot be sent between processes ({type(error).__name__}: {error}); "
         "return numbers, arrays and containers of these, or use threads"
     )
