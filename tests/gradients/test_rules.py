@@ -241,7 +241,7 @@ REFUSED = {
         lambda: py_func(np.sin, [1.0], F, vjp="numerical"),
         "numerical derivatives call func again, which a stateful op does not allow; pass stateful=False",
     ),
-    "traced": (lambda: py_function(jnp.sin, [1.0], F, mode="traced", vjp=np.sin), "mode='traced' leaves nothing"),
+    "traced": (lambda: py_function(jnp.sin, [1.0], F, mode="traced", vjp=np.sin), "mode='traced' runs nothing"),
 }
 
 
