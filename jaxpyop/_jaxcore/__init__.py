@@ -56,7 +56,6 @@ from jaxpyop._jaxcore.jaxprs import run_equation as run_equation
 from jaxpyop._jaxcore.jaxprs import run_jaxpr as run_jaxpr
 from jaxpyop._jaxcore.jaxprs import structural_key as structural_key
 from jaxpyop._jaxcore.jaxprs import transformation2 as transformation2
-from jaxpyop._jaxcore.jaxprs import with_equations as with_equations
 from jaxpyop._jaxcore.jaxprs import without_dead_code as without_dead_code
 from jaxpyop._jaxcore.lowering import combining_caller as combining_caller
 from jaxpyop._jaxcore.lowering import device_count as device_count
@@ -92,7 +91,6 @@ from jaxpyop._jaxcore.sharding import Everywhere as Everywhere
 from jaxpyop._jaxcore.sharding import cast_to_common_axes as cast_to_common_axes
 from jaxpyop._jaxcore.sharding import result_aval as result_aval
 from jaxpyop._jaxcore.sharding import shard_as as shard_as
-from jaxpyop._jaxcore.sharding import varying_axes as varying_axes
 from jaxpyop._jaxcore.sharding import wants_devices as wants_devices
 from jaxpyop._jaxcore.traces import EVAL_TRACE as EVAL_TRACE
 from jaxpyop._jaxcore.traces import KnownTrace as KnownTrace
@@ -105,7 +103,6 @@ from jaxpyop._jaxcore.traces import is_eager as is_eager
 from jaxpyop._jaxcore.traces import is_live as is_live
 from jaxpyop._jaxcore.traces import set_current_trace as set_current_trace
 from jaxpyop._jaxcore.traces import settings_of_traces as settings_of_traces
-from jaxpyop._jaxcore.traces import take_current_trace as take_current_trace
 from jaxpyop._jaxcore.traces import without_axes as without_axes
 from jaxpyop._jaxcore.traces import x64_enabled as x64_enabled
 from jaxpyop._jaxcore.unusable import Unusable as Unusable

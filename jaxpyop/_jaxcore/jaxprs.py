@@ -19,7 +19,7 @@ import jax.interpreters.partial_eval
 import numpy as np
 from jax._src.interpreters import partial_eval as _partial_eval
 
-from jaxpyop._jaxcore.primitives import JAX_VERSION, jit_p
+from jaxpyop._jaxcore.primitives import jit_p
 
 Literal = _extend.Literal
 JAXPR_TYPES = tuple({_extend.Jaxpr, _extend.ClosedJaxpr})
@@ -54,14 +54,6 @@ def opened(closed: Any) -> tuple[Any, list[Any]]:
     """Returns a closed jaxpr as one whose first inputs are its constants, and the constants."""
     # There is no public name for this on JAX 0.10.
     return _partial_eval.convert_constvars_jaxpr(jaxpr_of(closed)), list(closed.consts)
-
-
-def with_equations(closed: Any, eqns: Sequence[Any]) -> Any:
-    """Returns a closed jaxpr with other equations."""
-    changes = {"eqns": list(eqns), "effects": frozenset().union(*(eqn.effects for eqn in eqns))}
-    if JAX_VERSION >= (0, 12):
-        return closed.replace(**changes)
-    return closed.replace(jaxpr=closed.jaxpr.replace(**changes))
 
 
 def record(function: Callable[..., Sequence[Any]], args: Sequence[Any]) -> Any:
@@ -239,16 +231,10 @@ def _jaxpr_key(closed: Any, constants: int) -> tuple[Any, ...]:
     return binders, eqns, tuple(map(name, jaxpr.outvars)), identities
 
 
-_constants: weakref.WeakKeyDictionary[Any, tuple[Any, ...]] = weakref.WeakKeyDictionary()
-
-
-def constants_of(closed: Any) -> tuple[Any, ...]:
+def constants_of(closed: Any) -> list[Any]:
     """Returns the constants of a jitted function and of the jitted functions in it, outermost first."""
-    found = _constants.get(closed)
-    if found is None:
-        inner = (eqn.params["jaxpr"] for eqn in jaxpr_of(closed).eqns if eqn.primitive is jit_p)
-        found = _constants[closed] = (*consts_of(closed), *itertools.chain.from_iterable(map(constants_of, inner)))
-    return found
+    inner = [eqn.params["jaxpr"] for eqn in jaxpr_of(closed).eqns if eqn.primitive is jit_p]
+    return [*consts_of(closed), *itertools.chain.from_iterable(map(constants_of, inner))]
 
 
 def holds_constants(params: dict[str, Any]) -> bool:

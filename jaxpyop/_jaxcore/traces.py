@@ -17,9 +17,8 @@ from jax._src import core as _core
 Trace = jax.core.Trace
 Tracer = jax.core.Tracer
 eval_context = jax.core.eval_context
-# `with set_current_trace(trace):` and `with take_current_trace() as parent:`, both since JAX 0.10.
+# `with set_current_trace(trace):`, since JAX 0.10.
 set_current_trace = _extend.set_current_trace
-take_current_trace = _extend.take_current_trace
 
 
 def current_trace() -> Any:

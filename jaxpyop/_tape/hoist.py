@@ -17,33 +17,33 @@ from jaxpyop._jaxcore import constants_of, jaxpr_of
 from jaxpyop._tape.ops import Operation, is_plain_jit, shared_op, with_name
 
 
-def hoisted(primitive: Any, params: dict[str, Any]) -> tuple[Operation, tuple[Any, ...]] | None:
+def hoisted(primitive: Any, params: dict[str, Any]) -> tuple[Operation, list[Any]] | None:
     """Returns a shared operation that takes a jitted function's constants first, and the constants.
 
     The result is None for any other primitive, for what cannot be shared, and where there is no constant.
     """
-    if primitive is not _jaxcore.jit_p or not is_plain_jit(params) or not constants_of(params["jaxpr"]):
+    if primitive is not _jaxcore.jit_p or not is_plain_jit(params) or not (constants := constants_of(params["jaxpr"])):
         return None
     try:
         key = ("hoisted", _jaxcore.structural_key(params, _jaxcore.OMIT))
     except _jaxcore.UnkeyableError:
         return None
-    closed = params["jaxpr"]
-    return shared_op(key, lambda: with_name(_without_constants(closed), params["name"])), constants_of(closed)
+    return shared_op(key, lambda: with_name(_with_operands(params["jaxpr"], constants), params["name"])), constants
 
 
-def _without_constants(closed: Any) -> Callable[..., list[Any]]:
-    count = len(constants_of(closed))
+def _with_operands(closed: Any, constants: Sequence[Any]) -> Callable[..., list[Any]]:
+    """Returns the function of a jaxpr that takes the constants as its first operands."""
+    count = len(constants)
 
     def call(*operands: Any) -> list[Any]:
         return _evaluate(closed, iter(operands[:count]), operands[count:])
 
-    avals = [jax.typeof(c) for c in constants_of(closed)] + [v.aval for v in jaxpr_of(closed).invars]
+    avals = [*map(jax.typeof, constants), *(v.aval for v in jaxpr_of(closed).invars)]
     like = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals]
     # The shared operation must not keep this call's constants alive, so it holds a jaxpr made without them.
     with _jaxcore.eval_context():
         pure = jax.make_jaxpr(call)(*like)
-    return lambda *operands: _evaluate(pure, iter(pure.consts), operands)
+    return lambda *operands: _jaxcore.run_jaxpr(jaxpr_of(pure), *operands, consts=pure.consts)
 
 
 def _evaluate(closed: Any, constants: Iterator[Any], args: Sequence[Any]) -> list[Any]:

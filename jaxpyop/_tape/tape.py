@@ -76,8 +76,8 @@ class Tape(_jaxcore.KnownTrace):
         self._constants: dict[int, int] = {}
         # The slots whose values derivatives read.
         self._read: set[int] = set()
-        # The parts of the nodes, which become nodes only in a program that is new; and the program's key, as numbers.
-        self._nodes: list[tuple[Any, ...]] = []
+        # The calls, and the key of their sequence, as numbers.
+        self._nodes: list[Node] = []
         self._code: list[int] = []
         self._shareable = True
 
@@ -104,12 +104,11 @@ class Tape(_jaxcore.KnownTrace):
         return program, [self._values[s] for s in program.kept]
 
     def _program(self, in_slots: tuple[int, ...], out_slots: tuple[int, ...], key: Any) -> Program:
-        nodes = tuple([Node(*parts) for parts in self._nodes])
-        typed = {s for node in nodes for s in node.ins}.union(self._free) - self._read
+        typed = {s for node in self._nodes for s in node.ins}.union(self._free) - self._read
         types = tuple([typeof(v) if s in typed else None for s, v in enumerate(self._values)])
         kept = tuple(sorted(self._read))
         sizes = tuple([size_of(self._values[s]) for s in kept]) if key is not None else ()
-        return Program(nodes, in_slots, out_slots, kept, types, sizes, key)
+        return Program(tuple(self._nodes), in_slots, out_slots, kept, types, sizes, key)
 
     def close(self) -> None:
         """Ends the recording: a tracer that leaked keeps no more than its value."""
@@ -236,7 +235,7 @@ class Tape(_jaxcore.KnownTrace):
                 slots[j] = slot = len(values)
                 values.append(out := outs[j])
                 boxed[j] = TapeTracer(self, out.aval, out, slot)
-        self._nodes.append((how, ins, tuple(slots), needs))
+        self._nodes.append(Node(how, ins, tuple(slots), needs))
         for i in reads:
             self._read.add(ins[i])
         if isinstance(how, Operation) and how.id is not None:
