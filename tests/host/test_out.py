@@ -311,13 +311,13 @@ def test_bad_functions(func, kind, text, route):
 MISUSED = {
     "no result": (lambda f: numpy_function(f, [1.0], None, out=True), ValueError, "Tout declares none"),
     "padded": (lambda f: numpy_function(f, [1.0], jaxpyop.padded(F, 3), out=True), ValueError, "padded results"),
-    "a key": (lambda f: numpy_function(f, [1.0], jax.random.key(0), out=True), ValueError, "typed keys have no array"),
+    "a key": (lambda f: numpy_function(f, [1.0], jax.random.key(0), out=True), ValueError, "typed keys are not"),
     "py_function": (lambda f: py_function(f, [1.0], F, out=True), TypeError, "unexpected keyword argument 'out'"),
     "an array": (lambda f: py_func(f, [1.0], F, out=np.ones(1)), TypeError, r"out is array.*expected True or False"),
     "out is taken": (
         lambda f: contrib(f, [1.0], F, kwargs={"out": 1}, out=True),
         TypeError,
-        "out is the keyword for the results",
+        "out=True passes the results by the keyword out",
     ),
     "no shape": (
         lambda f: py_func(f, [jnp.ones(2), jnp.ones(3)], F, out=True),
