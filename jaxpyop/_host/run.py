@@ -35,11 +35,6 @@ METHODS: tuple[str, ...] = get_args(VmapMethod)
 BLOCK_METHODS = ("expand_dims", "broadcast_all")
 
 
-def _travels(call: Any) -> bool:
-    """Whether a call goes to the executor as one, and not piece by piece."""
-    return getattr(call.body, "travels", True)
-
-
 def runs_here(op: Any) -> bool:
     """Whether an op's function runs in this process, on whatever thread."""
     executor = executor_of(op)
@@ -55,7 +50,7 @@ def run_once(call: Any, arrays: Sequence[Any], lead: tuple[int, ...], store: Cal
         lead: the batch axes that they have in front.
         store: takes the results, on the thread that has them.
     """
-    executor = executor_of(call.op) if _travels(call) else None
+    executor = executor_of(call.op) if call.body.goes_to_executor else None
     if executor is None or is_worker(executor):
         store(call(arrays, lead))
     elif is_local(executor):
@@ -130,9 +125,9 @@ def run_elements(
     """
     if not batch.count:
         return
-    at_once = call.vmap_method == "parallel" and not call.ordered
+    at_once = call.batching.method == "parallel" and not call.effects.ordered
     executor = default_executor() if call.op.executor is None and at_once else executor_of(call.op)
-    if executor is not None and call.op.executor is not None and not _travels(call):
+    if executor is not None and call.op.executor is not None and not call.body.goes_to_executor:
         executor = None
     run = _Elements(call, arrays, batch, store, each)
     with contextlib.ExitStack() as stack:
@@ -183,7 +178,7 @@ class _Elements:
             step = call.op.chunksize or 1
             threads = min(threads, -(-self._batch.count // step))
             run_on_threads(executor, self._each(), self._one, call.environment, call.title, threads, step, tick)
-        elif call.one_by_one:
+        elif call.batching.one_by_one:
             run_apart(executor, call, self._each(), self._batch, self._store, at_once)
         elif (given := call.for_worker(self._arrays)) is None:
             self._here()  # from records of this process

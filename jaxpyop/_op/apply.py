@@ -61,7 +61,7 @@ def _stage(op: Op, inputs: Inputs, call: UserCall, arrays: Sequence[Any]) -> lis
     with jax.named_scope(op.name):
         if op.mode != "eager":
             into = functools.partial(trace, op, inputs)
-            if call.conditional:
+            if call.operands.conditional:
                 into = functools.partial(trace_when, into)
             found = into(arrays) if op.mode == "traced" else trace_if_possible(op, inputs, into, arrays)
             if found is not None:

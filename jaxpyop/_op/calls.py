@@ -1,13 +1,8 @@
-"""How a body is called: plainly, on the tape, or answered from a record.
+"""The three calls of a py_function: run the body, run it on the tape and keep a record, answer from that record.
 
 - `UserCall` runs the user's function.
-- `RecordingCall` runs a body on the tape and adds a token, by which its record is found.
-- `ReplayCall` answers a derivative from the record of a token, and falls back to
-  its body, which runs everything again, when the record is gone.
-
-A call is the parameter of the primitive, compared by identity. That it can be
-called itself has a second reason: JAX's caches hold a callable weakly, and
-anything else for good (0.10 to 0.12).
+- `RecordingCall` runs a body on the tape, and adds the token of the record as a result.
+- `ReplayCall` answers a derivative from the record of a token. If the record is gone, it runs the body again.
 """
 
 from __future__ import annotations
@@ -17,16 +12,16 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from jaxpyop import _jaxcore
 from jaxpyop._host import Environment
-from jaxpyop._op.body import FilledBody, Pushforward, Struct, UserBody, WhenUser, is_inexact
+from jaxpyop._jaxcore import is_inexact
+from jaxpyop._op.body import Body, ConditionalBody, FilledBody, Pushforward, UserBody
 from jaxpyop._op.derivatives import LinearCall, LinearFunction, linearize_by_rules
-from jaxpyop._op.primitive import NO_RECORD, RECORDS, TOKEN, Call, Handed, Linearization, transposed
+from jaxpyop._op.primitive import NO_RECORD, RECORDS, TOKEN, Batching, Call, Effects, Handed, Linearization, Operands
 from jaxpyop._op.request import Op
-from jaxpyop._op.values import Inputs, as_jax
+from jaxpyop._op.values import Inputs, Struct, as_jax
 from jaxpyop._tape import record
 
 
@@ -34,17 +29,17 @@ class UserCall(Call):
     """Runs the user's function."""
 
     def __init__(self, op: Op, inputs: Inputs, *, conditional: bool = False) -> None:
-        body = (FilledBody if op.out else UserBody)(op, inputs)
-        super().__init__(WhenUser(body) if conditional else body, op, Environment())
-        self.conditional = conditional
-        self.leading_inputs = int(conditional)
-        self.on_jax = op.on_jax
-        self.copy = op.copy
-        self.writes_out = op.out
-        self.stateful = op.stateful
-        self.ordered = op.ordered
-        self.vmap_method = op.vmap_method
-        self.blocks = (op.rules.any_given or not op.on_jax) and op.spec.returned_spec is None
+        self.user_body = (FilledBody if op.out else UserBody)(op, inputs)
+        super().__init__(
+            ConditionalBody(self.user_body) if conditional else self.user_body,
+            op,
+            Environment(),
+            on_jax=op.on_jax,
+            copy=op.copy,
+            effects=Effects(op.stateful, op.ordered),
+            batching=Batching(op.vmap_method, (op.rules.any_given or not op.on_jax) and op.spec.returned_spec is None),
+            operands=Operands(leading_inputs=int(conditional), conditional=conditional, writes_out=op.out),
+        )
         self.is_linear = op.rules.transpose is not None
 
     def __repr__(self) -> str:
@@ -54,45 +49,28 @@ class UserCall(Call):
     def differentiable(self) -> bool:
         return any(map(is_inexact, self.op.spec.leaves))
 
-    def __call__(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
-        if self.on_jax:
-            arrays = as_jax(arrays)
-        return self.body(*arrays, lead=lead) if lead else self.body(*arrays)
-
-    def linearize(self, moving: tuple[bool, ...]) -> Linearization:
-        """The pieces of this call's derivative in the inputs that move."""
+    def linearize(self, perturbed: tuple[bool, ...]) -> Linearization:
         if self.on_jax and not self.op.rules.any_given:
-            return RecordingCall(self, moving).linearize(moving)
-        return linearize_by_rules(self, moving)
+            return RecordingCall(self.body, self.op, self.environment, perturbed, self.effects).linearize(perturbed)
+        return linearize_by_rules(self, self.user_body, perturbed)
 
-    def unconditional(self) -> UserCall:
-        """The same call where it runs."""
-        if not self.conditional:
-            return self
-        call = UserCall(self.op, self.body.base.inputs)
-        call.body = self.body.base  # which knows shapes
-        return call
-
-    def in_tangents(self, mask: tuple[bool, ...]) -> Call:
-        """A linear function as a map of tangents, of the inputs that `mask` marks."""
-        return LinearCall(LinearFunction(self.body, mask), self.op, self.environment)
+    def linear_part(self, floating: tuple[bool, ...]) -> Call:
+        return LinearCall(LinearFunction(self.body, floating, self.operands.conditional), self.op, self.environment)
 
 
 class RecordingCall(Call):
-    """Runs a body on the tape, for the inputs that move; its last result is the record's token."""
+    """Runs a body on the tape, for the inputs that `perturbed` marks. Its last result is the record's token."""
 
-    extra_results = 1
-    order = "jvp({})"
-
-    def __init__(self, call: Call, moving: tuple[bool, ...]) -> None:
-        super().__init__(call.body, call.op, call.environment)
-        self.stateful = call.stateful
-        self.ordered = call.ordered
-        self.moving = moving
+    def __init__(
+        self, body: Body, op: Op, environment: Environment, perturbed: tuple[bool, ...], effects: Effects
+    ) -> None:
+        operands = Operands(extra_results=1)
+        super().__init__(body, op, environment, label="jvp({})", effects=effects, operands=operands)
+        self.perturbed = perturbed
         self._hands_over = False
 
     def handing_over(self) -> RecordingCall | None:
-        """The same call with the record itself as its last result; None where a worker may have the record."""
+        # A worker may have the record.
         if self.op.executor is not None:
             return None
         call = copy.copy(self)
@@ -100,11 +78,11 @@ class RecordingCall(Call):
         return call
 
     def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
-        return [*self.body.shapes(structs), jax.ShapeDtypeStruct((), TOKEN)]
+        return [*self.body.shapes(structs), Struct((), TOKEN)]
 
     def __call__(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
         RECORDS.make_room()
-        outs, taken = record(self.body, as_jax(arrays), self.moving)
+        outs, taken = record(self.body, as_jax(arrays), self.perturbed)
         if self._hands_over:
             return [*outs, Handed(taken)]
         return [*outs, np.asarray(RECORDS.put(taken, once_made=self.op.stateful), TOKEN)]
@@ -112,18 +90,22 @@ class RecordingCall(Call):
     def from_worker(self, values: list[Any], arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
         return [*super().from_worker(values, arrays, lead), np.asarray(NO_RECORD, TOKEN)]
 
-    def linearize(self, moving: tuple[bool, ...]) -> Linearization:
-        both = tuple(a or b for a, b in zip(self.moving, moving))  # the record serves the lower order too
-        forward = self if both == self.moving else RecordingCall(self, both)
-        return Linearization(forward, ReplayCall(Pushforward(self.body, moving), self.op, self.environment))
+    def linearize(self, perturbed: tuple[bool, ...]) -> Linearization:
+        # One record serves this order of derivative and the lower one.
+        both = tuple(a or b for a, b in zip(self.perturbed, perturbed))
+        forward = self
+        if both != self.perturbed:
+            forward = RecordingCall(self.body, self.op, self.environment, both, self.effects)
+        return Linearization(forward, ReplayCall(Pushforward(self.body, perturbed), self.op, self.environment))
 
 
 class ReplayCall(Call):
     """Answers a derivative from the record of its first input, a token."""
 
-    order = "jvp({})"
-    leading_inputs = 1
     takes_records = True
+
+    def __init__(self, body: Body, op: Op, environment: Environment) -> None:
+        super().__init__(body, op, environment, label="jvp({})", operands=Operands(leading_inputs=1))
 
     def for_worker(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
         ran_there = bool(np.all(np.asarray(arrays[0]) == NO_RECORD)) and not self.op.stateful
@@ -138,9 +120,8 @@ class ReplayCall(Call):
             return _jaxcore.with_transfers(self.body.replay, first.record, rest)
         token = int(first)
         if token == 0:
-            # vmap of cond runs the backward pass of the branch not taken too,
-            # on residuals filled with zeros.
-            return [np.zeros(s.shape, s.dtype) for s in self.body.shapes(rest)]
+            # vmap of cond also runs the backward pass of the branch that was not taken, on residuals filled with zeros.
+            return self.body.absent_results(rest)
         if (taken := RECORDS.get(token)) is not None:
             return _jaxcore.with_transfers(self.body.replay, taken, rest)
         if self.op.stateful and token == NO_RECORD:
@@ -155,16 +136,12 @@ class ReplayCall(Call):
             )
         return self.body(*as_jax(rest))
 
-    def linearize(self, moving: tuple[bool, ...]) -> Linearization:
-        """Of the body itself, without the token, which has no tangent."""
+    def linearize(self, perturbed: tuple[bool, ...]) -> Linearization:
         if self.op.stateful:
             raise NotImplementedError(
                 f"{self.title}: a second derivative runs the body again, which a stateful op does not allow; "
                 "pass stateful=False"
             )
-        again = RecordingCall(Call(self.body, self.op, self.environment), moving[1:]).linearize(moving[1:])
-        return dataclasses.replace(again, skip=1)
-
-    def transposed(self, given: tuple[bool, ...]) -> Call:
-        """The cotangents' call of this tangents' call."""
-        return transposed(ReplayCall(self.body.transposed(given), self.op, self.environment))
+        # The derivative is that of the body. The token has no tangent.
+        again = RecordingCall(self.body, self.op, self.environment, perturbed[1:], self.effects)
+        return dataclasses.replace(again.linearize(perturbed[1:]), skip=1)

@@ -29,19 +29,18 @@ from jaxpyop._host.run import run_elements, run_once, runs_here
 
 
 class HostCall(Protocol):
-    """What a compiled program calls on the host; see `_op.calls`."""
+    """The members of a call that the host reads. `_op.primitive.Call` says what each of them means."""
 
     title: str
     label: str
-    op: Any  # with executor, chunksize and progress
+    op: Any
     func: Any
-    on_jax: bool  # makes jax.Arrays, copies, of the views that it needs
+    on_jax: bool
     copy: bool
-    writes_out: bool  # takes the arrays of its results behind its inputs, and then returns none
-    stateful: bool
-    ordered: bool
-    leading_inputs: int
-    seconds_per_element: float | None  # seconds that an element took in another worker, where that is known
+    effects: Any
+    batching: Any
+    operands: Any
+    seconds_per_element: float | None
     environment: Environment
 
     def __call__(self, arrays: list[Any], lead: tuple[int, ...] = ()) -> list[Any]: ...
@@ -83,7 +82,7 @@ class Host:
 
     def _choose_fill(self, inputs: Sequence[Any]) -> Callable[[Sequence[Any], Sequence[Any]], None]:
         large = any(math.prod(i.shape) * np.dtype(i.dtype).itemsize >= SMALL for i in inputs)
-        plain = not (large or self.batch.sizes or self.call.writes_out) and self.call.op.executor is None
+        plain = self.call.op.executor is None and not (large or self.batch.sizes or self.call.operands.writes_out)
         if plain:
             return self._fill_small if self.call.copy or self.call.on_jax else self._fill_small_lent
         if self.call.on_jax:
@@ -136,9 +135,8 @@ class Host:
             return
         except BaseException as error:  # also KeyboardInterrupt: XLA knows no exceptions, only text
             # What a failing body is said to have got; its buffers may be the failure.
-            given = [
-                jax.ShapeDtypeStruct(*shape_and_dtype) for shape_and_dtype in self._inputs[self.call.leading_inputs :]
-            ]
+            first = self.call.operands.leading_inputs
+            given = [jax.ShapeDtypeStruct(*shape_and_dtype) for shape_and_dtype in self._inputs[first:]]
             failed = body_error(self.call.title, self.call.func, given, error)
         finally:
             if ticket is not None and self.running is not None:
@@ -172,7 +170,7 @@ class Host:
 
     def _run(self, arrays: list[Any], outs: Sequence[Any]) -> None:
         call, batch = self.call, self.batch
-        if call.writes_out and runs_here(call.op):
+        if call.operands.writes_out and runs_here(call.op):
             results = [view_of(out) for out in outs[: len(outs) - self.padding]]
             arrays = [*arrays, *results]
             batch = batch.with_inputs(lambda mask: (*mask, *(True for _ in results)))

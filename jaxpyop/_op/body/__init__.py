@@ -1,13 +1,20 @@
-"""TODO."""
+"""What a call runs on the host: the Body protocol, and the body of the user's function.
 
-from jaxpyop._jaxcore import is_inexact as is_inexact
-from jaxpyop._op.body.advice import advise as advise
+To read, in this order: `protocol` (what every body has), `user` (the user's function between checks), `tangents`
+(its pushforward and pullback), `out` (`out=True`), `conditional` (`when=`); `shapes` and `reads` (shapes that nobody
+promised), `advice` (what errors say).
+"""
+
+from jaxpyop._op.body.advice import call_with_advice as call_with_advice
+from jaxpyop._op.body.conditional import ConditionalBody as ConditionalBody
+from jaxpyop._op.body.conditional import differs_in_block as differs_in_block
+from jaxpyop._op.body.conditional import read_when as read_when
+from jaxpyop._op.body.conditional import trace_when as trace_when
 from jaxpyop._op.body.out import FilledBody as FilledBody
-from jaxpyop._op.body.user import Pushforward as Pushforward
+from jaxpyop._op.body.protocol import Body as Body
+from jaxpyop._op.body.protocol import DerivedBody as DerivedBody
+from jaxpyop._op.body.protocol import element_structs as element_structs
+from jaxpyop._op.body.tangents import CotangentBody as CotangentBody
+from jaxpyop._op.body.tangents import Pushforward as Pushforward
+from jaxpyop._op.body.tangents import TangentBody as TangentBody
 from jaxpyop._op.body.user import UserBody as UserBody
-from jaxpyop._op.body.when import When as When
-from jaxpyop._op.body.when import WhenUser as WhenUser
-from jaxpyop._op.body.when import differs_in_block as differs_in_block
-from jaxpyop._op.body.when import read_when as read_when
-from jaxpyop._op.body.when import trace_when as trace_when
-from jaxpyop._op.values import Struct as Struct

@@ -1,13 +1,13 @@
-"""What is said to the author of a body that failed in a way that many do at first.
+"""Advice for the author of a body or a rule that failed in one of the ways in which many fail at first.
 
-The sentence that matters comes first, with the op's name. An error of JAX's keeps its class, and its own page of text
-behind that sentence; where the mistake is in the call of the op, a clearer error takes the place of Python's.
+The sentence that matters comes first, with the op's name. An error of JAX keeps its class, and JAX's own page of text
+follows that sentence. If the mistake is in the call of the op, a clearer error takes the place of Python's.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -26,18 +26,34 @@ _TRACER_ERRORS = (
 )
 
 
-_Given = Callable[[], tuple[Sequence[Any], dict[str, Any]]]
+_Arguments = Callable[[], tuple[Sequence[Any], Mapping[str, Any]]]
 
 
-def advise(error: Exception, op: Op, what: str, func: Callable[..., Any], given: _Given) -> Exception | None:
-    """Say what to do about an exception of a body; a clearer error, or None where the exception is to be raised.
+def call_with_advice(
+    op: Op, what: str, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
+) -> Any:
+    """Call the user's function or rule, and raise what it raises with advice."""
+    kwargs = kwargs or {}
+    try:
+        return func(*args, **kwargs)
+    except Exception as error:
+        if (clearer := advise(error, op, what, func, lambda: (args, kwargs))) is not None:
+            raise clearer from error
+        raise
+
+
+def advise(error: Exception, op: Op, what: str, func: Callable[..., Any], arguments: _Arguments) -> Exception | None:
+    """Say what to do about an exception of a body.
 
     Args:
-        error: what was raised; text may be added to it.
-        op: whose body.
-        what: "func", "vjp" or another rule.
-        func: what was called.
-        given: gives its arguments.
+        error: the exception. Text may be added to it.
+        op: the op of the body.
+        what: "func", or the name of a rule.
+        func: the function that was called.
+        arguments: gives the arguments of the call.
+
+    Returns:
+        A clearer error to raise instead, or None to raise the exception itself.
     """
     if isinstance(error, _TRACER_ERRORS):
         _advise_on_tracers(error, op.title, what)
@@ -58,8 +74,8 @@ def advise(error: Exception, op: Op, what: str, func: Callable[..., Any], given:
             f"it, or leave copy=False out ({error})"
         )
     elif isinstance(error, TypeError) and _jaxcore.is_library_file(_jaxcore.raising_file(error) or ""):
-        # Python found no room for the arguments, so that no frame of the function is there.
-        return _about_the_call(error, op, what, func, given)
+        # If the arguments do not fit, Python raises in the frame of the caller, which is ours.
+        return _error_about_the_call(error, op, what, func, arguments)
     return None
 
 
@@ -79,8 +95,10 @@ def _advise_on_tracers(error: Exception, title: str, what: str) -> None:
 _RULES = {"vjp": "f(inputs, outputs, cotangents)", "jvp": "f(inputs, outputs, tangents)"}
 
 
-def _about_the_call(error: TypeError, op: Op, what: str, func: Callable[..., Any], given: _Given) -> Exception | None:
-    args, kwargs = given()
+def _error_about_the_call(
+    error: TypeError, op: Op, what: str, func: Callable[..., Any], arguments: _Arguments
+) -> Exception | None:
+    args, kwargs = arguments()
     try:
         inspect.signature(func).bind(*args, **kwargs)
     except TypeError:
@@ -91,5 +109,6 @@ def _about_the_call(error: TypeError, op: Op, what: str, func: Callable[..., Any
             how = f"with three tuples, {_RULES[what]}"
         return TypeError(f"{op.title}: {what} is called {how}, which it does not take: {error}")
     except ValueError:
-        pass  # a built-in function without a signature
+        # A built-in function without a signature.
+        pass
     return None

@@ -1,8 +1,8 @@
-"""`out=True`: a function that fills the op's results instead of returning its own.
+"""`out=True`: a body whose function fills the op's results instead of returning its own.
 
-The arrays to fill come behind the inputs: rows or blocks of XLA's own memory, where a program runs the function in this
-process. Where none come, as in a direct call, in another process or for a derivative, they are made here. They are
-zero at first, and the function's for the call only.
+If a program runs the function in this process, the arrays to fill come after the inputs: rows or blocks of XLA's own
+memory. In a direct call, in another process and for a derivative no such arrays come, and they are made here. They
+are zero at first, and the function may use them during the call only.
 """
 
 from __future__ import annotations
@@ -15,31 +15,30 @@ import jax
 import numpy as np
 
 from jaxpyop._host import lend_results, take_back_results
-from jaxpyop._op.body.advice import advise
-from jaxpyop._op.body.user import Struct, UserBody
-from jaxpyop._op.values import kind_of
+from jaxpyop._op.body.advice import call_with_advice
+from jaxpyop._op.body.protocol import Body
+from jaxpyop._op.body.user import UserBody
+from jaxpyop._op.values import Struct, kind_of
 
 
 class FilledBody(UserBody):
-    """The user's function, which fills arrays; its results are those, or none where they are in place already."""
+    """The user's function, which fills arrays. They are the results, unless they are in XLA's memory already."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_shapes": self._shapes}  # a worker makes the arrays
+        # A worker makes the arrays, so it needs their shapes.
+        return super().__getstate__() | {"_shapes": self._shapes}
 
     def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
         return super().shapes(structs[: len(self.inputs.key_impls)])
 
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
         count = len(self.inputs.key_impls)
-        given, arrays = arrays[count:], arrays[:count]
-        if given:
-            for array in given:
-                array.fill(0)  # what was there before is another program's
-            self._fill(arrays, given)
-            return []
-        structs = self.shapes([Struct(a.shape[len(lead) :], a.dtype) for a in arrays])
-        made = [np.zeros((*lead, *s.shape), s.dtype) for s in structs]
-        self._fill(arrays, made)
+        arrays, targets = arrays[:count], arrays[count:]
+        for array in targets:
+            # Otherwise the function would see the values of another program.
+            array.fill(0)
+        made = [] if targets else Body.absent_results(self, arrays, lead)
+        self._fill(arrays, targets or made)
         return made
 
     def _fill(self, arrays: Sequence[Any], targets: Sequence[np.ndarray[Any, Any]]) -> None:
@@ -47,7 +46,8 @@ class FilledBody(UserBody):
         try:
             self._call(arrays, lent)
         finally:
-            kept = take_back_results(lent)  # also what a traceback has
+            # This also covers an array that only a traceback holds.
+            kept = take_back_results(lent)
         if kept:
             warnings.warn(
                 f"{self.op.title}: func kept out, which out=True lends for the call only; what is written to it from "
@@ -57,19 +57,11 @@ class FilledBody(UserBody):
             )
 
     def _call(self, arrays: Sequence[Any], lent: Sequence[Any]) -> None:
-        op = self.op
-        tree = op.spec.tree
+        # A function of its own, so that no variable of `_fill` refers to what is lent.
+        tree = self.op.spec.tree
         args, kwargs = self.inputs.unflatten(arrays)
         kwargs = {**kwargs, "out": lent[0] if tree is None else jax.tree.unflatten(tree, lent)}
-        try:
-            value = op.func(*args, **kwargs)
-        except Exception as error:
-            if (clearer := advise(error, op, "func", op.func, lambda: (args, kwargs))) is not None:
-                raise clearer from error
-            raise
-        self._check_returned(value, lent)
-
-    def _check_returned(self, value: Any, lent: Sequence[Any]) -> None:
+        value = call_with_advice(self.op, "func", self.op.func, args, kwargs)
         if value is None:
             return
         found = jax.tree.leaves(value)

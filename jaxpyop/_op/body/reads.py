@@ -1,203 +1,111 @@
-"""What a function reads besides its arguments, as a key: with an equal one it does the same in the abstract.
+"""A cache key from everything that a function reads besides its arguments, for functions that read constants alone.
 
-Read are its code, what it closes over, its defaults, and the globals that its code names; of functions among these the
-same. Values are compared by what is in them, arrays of JAX's by identity, and held weakly, as code is: a key keeps
-nothing of the user's alive. Python's, NumPy's and JAX's own functions are what they are. There is no key where
-something could change without a sign: an object of a class of the user's, a large array of NumPy's, a file, the time,
-random numbers. A list that the function changes itself is another one the next time.
+Equal keys mean that abstract evaluation gives the same shapes. Only what cannot change without a sign has a key:
+numbers, strings and tuples of them, Python functions that read nothing else, the functions and modules of NumPy and
+JAX, and the builtin functions that are listed here. There is no key for anything else: objects, lists, arrays, modules
+of the user, imports, and names with two underscores, by which a function reaches what cannot be followed.
 """
 
 from __future__ import annotations
 
 import builtins
 import dis
-import functools
 import sys
 import types
 import weakref
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator
 from typing import Any
 
-import jax
 import numpy as np
 
-from jaxpyop import _jaxcore
-
-_MOST = 4096  # values and bytes in a key
-_LIBRARIES = frozenset({"builtins", "jax", "jaxlib", "jaxpyop", "numpy", "ml_dtypes"})
-_PURE = frozenset({"math", "cmath", "operator", "itertools", "functools", "numbers", "typing", "collections"})
-# Of what is a library's or Python's own, what reads more than its arguments.
-_READING = (
-    {"open", "input", "eval", "exec", "compile", "globals", "locals", "vars", "getattr", "hasattr", "dir"}
-    | {"breakpoint", "__import__", "import_module", "config", "attrgetter", "methodcaller"}
-    | {"load", "loadtxt", "genfromtxt", "fromfile", "memmap"}
+# The longest tuple, and the longest text of a constant, that is part of a key.
+_MOST = 200
+_CONSTANTS = (type(None), type(Ellipsis), bool, int, float, complex, str, bytes)
+_LIBRARIES = frozenset({"jax", "numpy", "ml_dtypes", "math", "cmath"})
+# These parts of the libraries read files, settings, the time or random numbers.
+_UNSAFE = frozenset(
+    {"config", "random", "load", "loadtxt", "genfromtxt", "fromfile", "memmap", "datetime64", "lib", "testing"}
+    | {"ctypeslib", "DataSource", "experimental", "extend", "devices", "live_arrays", "profiler"}
 )
-_PLAIN = (type(None), type(Ellipsis), bool, int)
+_BUILTINS = frozenset(
+    {"abs", "all", "any", "bool", "callable", "complex", "dict", "divmod", "enumerate", "filter", "float", "int"}
+    | {"isinstance", "iter", "len", "list", "map", "max", "min", "next", "pow", "print", "range", "reversed", "round"}
+    | {"set", "slice", "sorted", "str", "sum", "tuple", "type", "zip", "TypeError", "ValueError"}
+)
 _IMPORT = dis.opmap["IMPORT_NAME"]
 
 
-class _UnknownReadsError(Exception):
-    """Something is read that may change without a sign."""
+class _NoKeyError(Exception):
+    """The function reads something that may change without a sign."""
 
 
 def reads_of(*values: Any) -> Hashable | None:
-    """A key of functions and other values; None where there is none."""
-    reader = _Reader()
+    """A key of functions and of other values, or None if one of them has none."""
+    seen: dict[int, int] = {}
     try:
-        return tuple([reader.of(value) for value in values])
-    except Exception:  # also what a proxy raises that is looked at, or a dict that another thread changes
+        return tuple([_key_of(value, seen) for value in values])
+    except Exception:
+        # This may also be an exception of a user's object that was looked at.
         return None
 
 
-class _Same:
-    """A value, known by its identity and held weakly."""
-
-    __slots__ = ("_hash", "_ref")
-
-    def __init__(self, value: Any) -> None:
-        self._hash = id(value)
-        self._ref = weakref.ref(value)
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and (value := self._ref()) is not None and value is other._ref()
-
-
-class _Reader:
-    """Makes a key of values, of as many as a key can have."""
-
-    def __init__(self) -> None:
-        self._left = _MOST
-        self._seen: dict[int, int] = {}
-
-    def _count(self, size: int = 1) -> None:
-        self._left -= size
-        if self._left < 0:
-            raise _UnknownReadsError
-
-    def _again(self, value: Any) -> int | None:
-        """The number of what was read before; a first time gets the next one."""
-        count = len(self._seen)
-        number = self._seen.setdefault(id(value), count)
-        return None if number == count else number
-
-    def of(self, value: Any) -> Hashable:
-        """The key of one value."""
-        self._count()
-        kind = type(value)
-        if kind in _PLAIN:
-            return kind, value
-        if kind in (float, complex):
-            return kind, repr(value)  # which tells -0.0 from 0.0, and nan is nan
-        if kind in (str, bytes):
-            self._count(len(value))
-            return kind, value
-        if kind in (tuple, list, dict):
-            return self._container(value)
-        if isinstance(value, (np.ndarray, np.generic, jax.Array)):
-            return self._array(value)
-        if isinstance(value, types.ModuleType):
-            raise _UnknownReadsError  # which is read by names
-        return self._callable(value)
-
-    def _container(self, value: Any) -> Hashable:
-        if not value:
-            return type(value)
-        if (number := self._again(value)) is not None:
-            return "again", number
-        parts = value.items() if type(value) is dict else value
-        return type(value), tuple([self.of(part) for part in parts])
-
-    def _array(self, value: Any) -> Hashable:
-        if isinstance(value, jax.Array):
-            if isinstance(value, _jaxcore.Tracer):
-                raise _UnknownReadsError
-            return _Same(value)
-        self._count(value.nbytes)
-        if value.dtype.hasobject or not (type(value) is np.ndarray or _is_library(type(value))):
-            raise _UnknownReadsError
-        return type(value), value.shape, value.dtype, value.tobytes()
-
-    def _callable(self, value: Any) -> Hashable:
-        if isinstance(value, np.dtype) or _is_library(value):
-            return value
-        if (number := self._again(value)) is not None:
-            return "again", number
-        if type(value) is types.FunctionType:
-            return self._function(value)
-        if type(value) is functools.partial:
-            return functools.partial, self.of(value.func), self.of(value.args), self.of(value.keywords)
-        if type(value) is _jaxcore.JITTED:
-            return _Same(value), self.of(vars(value)["__wrapped__"])
-        raise _UnknownReadsError
-
-    def _function(self, func: types.FunctionType) -> Hashable:
-        code, known = func.__code__, func.__globals__
-        try:
-            cells = [cell.cell_contents for cell in func.__closure__ or ()]
-        except ValueError:  # a variable that is not set yet
-            raise _UnknownReadsError from None
-        names, imports = _names_in(code)
-        own = [*cells, func.__defaults__, func.__kwdefaults__, func.__dict__]
-        read = [self._member(value, names) for value in own]
-        if _root(known.get("__name__")) not in _LIBRARIES:  # whose globals are what they are
-            read += self._named(known, names)
-        elif func.__name__ in _READING:
-            raise _UnknownReadsError
-        if imports:
-            read += self._named(sys.modules, names)
-        return weakref.ref(code), tuple(read)
-
-    def _named(self, known: dict[str, Any], names: Sequence[str]) -> Iterator[Hashable]:
-        for name in names:
-            if name in known:
-                yield name, self._member(known[name], names)
-            elif name in _READING and hasattr(builtins, name):
-                raise _UnknownReadsError
-
-    def _member(self, value: Any, names: Sequence[str]) -> Hashable:
-        """The key of what some code reads, of a module what of it the code may name."""
-        return self._module(value, names) if isinstance(value, types.ModuleType) else self.of(value)
-
-    def _module(self, module: types.ModuleType, names: Sequence[str]) -> Hashable:
-        self._count()
-        root = _root(module.__name__)
-        if root in _LIBRARIES or module.__name__ in _PURE:
-            random = root == "numpy" and ("random" in names or module.__name__.startswith("numpy.random"))
-            if random or not _READING.isdisjoint(names):
-                raise _UnknownReadsError
-            return module.__name__
-        if (number := self._again(module)) is not None:
-            return "again", number
-        return module.__name__, tuple(self._named(vars(module), names))
+def _key_of(value: Any, seen: dict[int, int]) -> Hashable:
+    kind = type(value)
+    if kind in _CONSTANTS:
+        # Unlike the values, their texts tell -0.0 from 0.0, and know nan again.
+        text = repr(value)
+        if len(text) <= _MOST:
+            return kind, text
+    elif kind is tuple and len(value) <= _MOST:
+        return tuple([_key_of(part, seen) for part in value])
+    elif isinstance(value, np.dtype) or _is_safe(value):
+        return value
+    elif kind is types.ModuleType and _is_library(value.__name__):
+        return value.__name__
+    elif kind is types.FunctionType and not vars(value):
+        return _key_of_function(value, seen)
+    raise _NoKeyError
 
 
-def _root(name: Any) -> str:
-    return name.partition(".")[0] if isinstance(name, str) else ""
+def _key_of_function(func: types.FunctionType, seen: dict[int, int]) -> Hashable:
+    if id(func) in seen:
+        # The key has this function already. This also ends the search in a function that calls itself.
+        return seen[id(func)]
+    seen[id(func)] = len(seen)
+    values = [cell.cell_contents for cell in func.__closure__ or ()]
+    keys = [
+        _key_of(value, seen) for value in (*values, func.__defaults__, *sorted((func.__kwdefaults__ or {}).items()))
+    ]
+    for name in _names_in(func.__code__):
+        if name in _UNSAFE or name.startswith("__"):
+            raise _NoKeyError
+        if name in func.__globals__:
+            keys.append((name, _key_of(func.__globals__[name], seen)))
+        elif hasattr(builtins, name) and name not in _BUILTINS:
+            raise _NoKeyError
+    # The code is held weakly, so that a key keeps nothing of the user's alive.
+    return weakref.ref(func.__code__), tuple(keys)
 
 
-def _is_library(value: Any) -> bool:
-    """Whether it is what a library has under its name; it is never another one, and lives for good."""
+def _is_library(module: Any) -> bool:
+    return isinstance(module, str) and module.partition(".")[0] in _LIBRARIES and "random" not in module
+
+
+def _is_safe(value: Any) -> bool:
+    """Whether a value is what a library, or Python itself, has under the value's name."""
     if isinstance(value, np.ufunc):
         return getattr(np, value.__name__, None) is value
     home, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
-    if not isinstance(name, str) or (_root(home) not in _LIBRARIES and home not in _PURE):
+    if not isinstance(name, str) or not (_is_library(home) or (home == "builtins" and name in _BUILTINS)):
         return False
-    if name in _READING or (home or "").startswith("numpy.random"):
-        return False
-    return getattr(sys.modules.get(home or ""), name, None) is value
+    return name not in _UNSAFE and getattr(sys.modules.get(str(home)), name, None) is value
 
 
-def _names_in(code: types.CodeType) -> tuple[list[str], bool]:
-    """What names some code reads, and whether it imports."""
-    found: dict[str, None] = {}
-    imports = False
-    todo = [code]
-    while todo:
-        code = todo.pop()
-        found.update(dict.fromkeys(code.co_names))
-        imports = imports or _IMPORT in code.co_code[::2]
-        todo += [part for part in code.co_consts if isinstance(part, types.CodeType)]
-    return list(found), imports
+def _names_in(code: types.CodeType) -> Iterator[str]:
+    """The names of globals and attributes in some code, and in the functions that are defined there."""
+    if _IMPORT in code.co_code[::2]:
+        raise _NoKeyError
+    yield from code.co_names
+    for part in code.co_consts:
+        if isinstance(part, types.CodeType):
+            yield from _names_in(part)

@@ -1,7 +1,8 @@
-"""The results' shapes that a function has in the abstract, once for each function and the types of its inputs.
+"""A cache of the shapes that a function's results have, found by running its Python code on abstract values.
 
-To find them its Python code runs, which takes as long as tracing it. A function is known by what it reads (`reads`),
-so that one that is made anew in each trace is found again, and one that reads something else by now is not.
+Such a run takes as long as tracing the function, and one program often calls a function in many places. So shapes are
+kept for functions of which `reads` can tell that nothing but their arguments decides: by the function's code, the
+constants that it reads, and the types of its inputs.
 """
 
 from __future__ import annotations
@@ -20,25 +21,26 @@ from jaxpyop._op.request import Op
 from jaxpyop._op.values import Inputs
 from jaxpyop._paths import PathError, SlowPathsError
 
-_MOST = 1024  # those that were used longest ago go first
+# The shapes that were used longest ago are dropped first.
+_MOST = 1024
 _Shapes = list[tuple[int, ...]]
 _found: collections.OrderedDict[Hashable, _Shapes | None] = collections.OrderedDict()
 _lock = threading.Lock()
 
 
-def inferred(
+def infer_once(
     op: Op,
     inputs: Inputs,
     structs: Sequence[jax.ShapeDtypeStruct],
     infer: Callable[[], list[jax.ShapeDtypeStruct]],
 ) -> _Shapes | None:
-    """The shapes of what a function returns, in the order of `Tout`; None where values decide.
+    """The shapes of what a function returns, in the order of `Tout`; None if they depend on values.
 
     Args:
-        op: whose function.
-        inputs: how it is called.
-        structs: with arrays of these shapes and dtypes.
-        infer: finds out; raises PathError where values decide.
+        op: the op of the function.
+        inputs: how the function is called.
+        structs: the shapes and dtypes of its arrays.
+        infer: runs the function on abstract values. Raises PathError if the shapes depend on values.
     """
     key = _key(op, inputs, structs)
     if key is not None:
@@ -48,11 +50,13 @@ def inferred(
                 return _found[key]
     try:
         shapes = [tuple(s.shape) for s in infer()]
-    except SlowPathsError:  # on another day it may be faster
+    except SlowPathsError:
+        # The next attempt may be faster, so the failure is not kept.
         return None
     except PathError:
         shapes = None
-    if key is not None and key == _key(op, inputs, structs):  # a run that changes what it reads is another each time
+    # If running the function changed what it reads, its shapes are not kept.
+    if key is not None and key == _key(op, inputs, structs):
         with _lock:
             _found[key] = shapes
             while len(_found) > _MOST:
@@ -62,20 +66,17 @@ def inferred(
 
 def _key(op: Op, inputs: Inputs, structs: Sequence[jax.ShapeDtypeStruct]) -> Hashable | None:
     spec = op.spec.returned
-    if not all(map(_is_builtin, (inputs.tree, spec.tree))):  # what a user's class holds would live as long as the key
+    # A key must not keep alive what an object of a user's class holds.
+    if not all(map(_is_builtin, (inputs.tree, spec.tree))):
         return None
     reads = reads_of(op.func, *inputs.static)
     if reads is None:
         return None
     types = tuple([(s.shape, s.dtype) for s in structs])
-    given = inputs.tree, inputs.array_mask, inputs.key_impls, types
-    with _jaxcore.without_axes():  # as it will run
-        key = reads, given, (spec.tree, spec.leaves), config.mode, _jaxcore.settings_of_traces()
-    try:
-        hash(key)
-    except TypeError:
-        return None
-    return key
+    arguments = inputs.tree, inputs.array_mask, inputs.key_impls, types
+    # The body will run outside of all named axes, too.
+    with _jaxcore.without_axes():
+        return reads, arguments, (spec.tree, spec.leaves), config.mode, _jaxcore.settings_of_traces()
 
 
 def _is_builtin(tree: Any) -> bool:

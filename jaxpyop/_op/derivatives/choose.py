@@ -1,47 +1,59 @@
-"""Which rules make up the derivative of a call."""
+"""Which of the user's rules make up the derivative of a call."""
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import functools
 from typing import Any
 
-from jaxpyop._op.body import When
-from jaxpyop._op.derivatives.functions import JvpRule, MissingJvp, RuleCall, VjpRule
+from jaxpyop._op.body import ConditionalBody, UserBody
+from jaxpyop._op.derivatives.functions import JvpRule, MakePullback, MissingJvp, RuleCall, VjpRule
 from jaxpyop._op.derivatives.fwd_bwd import BwdRule, FwdCall, ResidualRuleCall
 from jaxpyop._op.derivatives.numerical import NumericalJvp, NumericalVjp
 from jaxpyop._op.primitive import Call, Linearization
 from jaxpyop._op.request import NUMERICAL, no_vjp
 
 
-def linearize_by_rules(call: Any, moving: tuple[bool, ...]) -> Linearization:
-    """The linearization of a user's call, by the user's rules."""
-    return _derive(call, FwdCall(call, functools.partial(_derive, call)) if call.op.rules.fwd else call, moving)
+def linearize_by_rules(call: Call, body: UserBody, perturbed: tuple[bool, ...]) -> Linearization:
+    """The linearization of the user's call, of which `body` is the user's function, by the user's rules."""
+    if call.op.rules.fwd is None:
+        return _linearize(call, body, call, perturbed)
+    return _linearize(call, body, FwdCall(call, body, functools.partial(_linearize, call, body)), perturbed)
 
 
-def _derive(call: Any, forward: Call, moving: tuple[bool, ...]) -> Linearization:
-    op, runs = call.op, call.unconditional()
-    body = _push(runs, moving[1:] if call.conditional else moving)
-    with_results = forward is call or op.rules.jvp is not None or op.spec.returned_spec is not None
+def _linearize(call: Call, body: UserBody, forward: Call, perturbed: tuple[bool, ...]) -> Linearization:
+    op, conditional = call.op, call.operands.conditional
+    tangents = _tangents(call, body, perturbed[1:] if conditional else perturbed)
     if forward is not call:
-        linear = ResidualRuleCall(body, op, call.environment, conditional=call.conditional)
+        linear = ResidualRuleCall(tangents, op, call.environment, conditional=conditional)
     else:
-        linear = RuleCall(When(body) if call.conditional else body, op, call.environment)
+        linear = RuleCall(ConditionalBody(tangents) if conditional else tangents, op, call.environment)
+    with_results = forward is call or op.rules.jvp is not None or op.spec.returned_spec is not None
     return Linearization(forward, linear, with_results=with_results)
 
 
-def _push(call: Any, moving: tuple[bool, ...]) -> Any:
-    push, pull = call.op.rules.jvp, _pull(call)
-    if push is None:
-        return MissingJvp(call.body, moving, pull)
-    if push == NUMERICAL:
-        return NumericalJvp(call, moving, pull)
-    return JvpRule(call.body, moving, pull)
+def _tangents(call: Call, body: UserBody, perturbed: tuple[bool, ...]) -> Any:
+    jvp = call.op.rules.jvp
+    if jvp == NUMERICAL:
+        return NumericalJvp(body, perturbed, _make_pullback(call, body), _without_flag(call, body))
+    return (MissingJvp if jvp is None else JvpRule)(body, perturbed, _make_pullback(call, body))
 
 
-def _pull(call: Any) -> Any:
+def _make_pullback(call: Call, body: UserBody) -> MakePullback:
     rules = call.op.rules
     if rules.vjp is None:
         return no_vjp(call.op.title, rules)
     if rules.vjp == NUMERICAL:
-        return functools.partial(NumericalVjp, call)
-    return functools.partial(VjpRule if rules.fwd is None else BwdRule, call.body)
+        return functools.partial(NumericalVjp, body, function=_without_flag(call, body))
+    return functools.partial(VjpRule if rules.fwd is None else BwdRule, body)
+
+
+def _without_flag(call: Call, body: UserBody) -> Call:
+    """The call of the function itself, without the flag of `when=`."""
+    if not call.operands.conditional:
+        return call
+    function = copy.copy(call)
+    function.body = body
+    function.operands = dataclasses.replace(call.operands, leading_inputs=0, conditional=False)
+    return function

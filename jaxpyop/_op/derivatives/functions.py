@@ -1,9 +1,8 @@
-"""Derivatives by the user's own rules, `vjp=f` and `jvp=f`, and what is said where a rule is missing.
+"""Derivatives by functions of the user, `vjp=f` and `jvp=f`, and the errors of rules that are missing.
 
-A rule is a body over the op's inputs, its results, and tangents or
-cotangents. A missing rule is a call that cannot run: directly, its results
-raise once they are used; a program with one in it is refused when it is
-lowered, by when JAX has dropped what nobody uses.
+A rule is a body over the op's inputs, its results, and tangents or cotangents. A missing rule is a body that cannot
+run. In a direct call, an error is raised once somebody uses its results. A program that contains it is refused when it
+is lowered, because by then JAX has dropped what nobody uses.
 """
 
 from __future__ import annotations
@@ -16,209 +15,146 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpyop._host import Environment
-from jaxpyop._op.body import Struct, UserBody, advise, is_inexact
-from jaxpyop._op.primitive import Call, Linearization, transposed
+from jaxpyop._jaxcore import is_inexact
+from jaxpyop._op.body import Body, CotangentBody, TangentBody, UserBody, call_with_advice
+from jaxpyop._op.primitive import Batching, Call, Linearization, Operands
 from jaxpyop._op.request import Op, no_jvp_error, no_second_derivative_error
-from jaxpyop._op.values import Leaf, as_jax, cast_to_numpy, decode, show_shape
+from jaxpyop._op.values import Leaf, Struct, cast_to_numpy, decode, show_shape
 
-MakePullback = Callable[[tuple[bool, ...], tuple[bool, ...]], Any]  # of `given` and `wanted`: see `VjpRule`
+# Makes a pullback's body from `nonzero_cotangents` and `wanted_cotangents`: see `CotangentBody`.
+MakePullback = Callable[[tuple[bool, ...], tuple[bool, ...]], Body]
 
 
 class RuleCall(Call):
-    """Runs a rule, on arrays as the function gets them, and once per batch where the function does."""
+    """Runs a rule, on arrays as the function gets them, and once per block if the function runs once per block."""
 
-    order = "jvp({})"
-    blocks = True
-
-    def __init__(self, body: Any, op: Op, environment: Environment) -> None:
-        super().__init__(body, op, environment)
-        self.on_jax = op.on_jax
-        if op.spec.returned_spec is None:  # results of lengths of their own are taken one by one
-            self.vmap_method = op.vmap_method
-        self.func = getattr(body, "rule", None) or op.func
-        self.missing = getattr(body, "missing", None)
-        self.linear = body.linear
-
-    def __call__(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
-        if self.missing is not None:
-            raise self.missing()
-        if self.on_jax:
-            arrays = as_jax(arrays)
-        return self.body(*arrays, lead=lead)
+    def __init__(
+        self, body: Body, op: Op, environment: Environment, *, leading_inputs: int = 0, one_by_one: bool = False
+    ) -> None:
+        # Results with lengths of their own are taken one by one.
+        method = op.vmap_method if op.spec.returned_spec is None or op.vmap_method == "parallel" else "sequential"
+        super().__init__(
+            body,
+            op,
+            environment,
+            label="jvp({})",
+            on_jax=op.on_jax,
+            batching=Batching(method, block_derivative=True, one_by_one=one_by_one),
+            operands=Operands(leading_inputs=leading_inputs, linear_inputs=body.linear_inputs),
+        )
 
     def for_worker(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
-        return arrays if self.body.travels else None
+        return arrays if self.body.goes_to_executor else None
 
-    def linearize(self, moving: tuple[bool, ...]) -> Linearization:
-        """Which no rule gives: an error, where it is used."""
-        skip = self.leading_inputs
-        body = MissingSecondDerivative(self.body, moving[skip:], self.title)
+    def linearize(self, perturbed: tuple[bool, ...]) -> Linearization:
+        # No rule gives a second derivative, which is an error if somebody uses it.
+        skip = self.operands.leading_inputs
+        body = MissingSecondDerivative(self.body, perturbed[skip:])
         return Linearization(self, RuleCall(body, self.op, self.environment), skip=skip)
 
-    def transposed(self, given: tuple[bool, ...]) -> Call:
-        """The cotangents' call of this tangents' call."""
-        return transposed(type(self)(self.body.transposed(given), self.op, self.environment))
 
-
-class MissingSecondDerivative:
-    """Stands for the derivative of a rule.
-
-    Takes the rule's arrays, then the tangents of those that `moving` marks.
-    """
-
-    travels = True
-
-    def __init__(self, base: Any, moving: tuple[bool, ...], title: str) -> None:
-        self.base = base
-        self.moving = moving
-        self.title = title
-        self.linear = sum(moving)
+class MissingSecondDerivative(TangentBody):
+    """Stands for the derivative of a rule."""
 
     def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
-        return self.base.shapes(structs[: len(self.moving)])
+        return self.base.shapes(structs[: len(self.perturbed)])
 
-    def missing(self) -> Exception:
-        return no_second_derivative_error(self.title)
+    def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
+        raise self.refusal()
 
-    def transposed(self, given: tuple[bool, ...]) -> Any:
-        raise self.missing()
+    @property
+    def refusal(self) -> Callable[[], Exception]:
+        return lambda: no_second_derivative_error(self.title)
+
+    def transposed(self, nonzero_cotangents: tuple[bool, ...]) -> Body:
+        raise self.refusal()
 
 
-class RulePushforward:
-    """The tangents of a body's inexact results.
+class RuleTangents(TangentBody):
+    """Tangents of which the transpose is a rule of its own, `make_pullback`."""
 
-    Takes the body's inputs, its results, then a tangent for each input that
-    `moving` marks.
-
-    Attributes:
-        linear: how many of the arrays, at the end, the results are linear in.
-        travels: whether it may run in another process.
-    """
-
-    travels = True
-
-    def __init__(self, base: UserBody, moving: tuple[bool, ...], pull: MakePullback) -> None:
-        self.base = base
-        self.moving = moving
-        self.pull = pull
-        self.linear = sum(moving)
+    def __init__(self, base: UserBody, perturbed: tuple[bool, ...], make_pullback: MakePullback) -> None:
+        super().__init__(base, perturbed)
+        self.make_pullback = make_pullback
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"pull": None}  # which belongs to the program
+        # The pullback belongs to the program, and a worker does not need it.
+        return vars(self) | {"make_pullback": None}
 
-    def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
-        return [s for s in self.base.shapes(structs[: len(self.moving)]) if is_inexact(s)]
-
-    def taken_apart(self, arrays: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any], list[Any]]:
-        """The inputs, the results, and a tangent or None for each input."""
-        count = len(self.moving)
-        outputs = arrays[count : len(arrays) - self.linear]
-        rest = iter(arrays[len(arrays) - self.linear :])
-        return arrays[:count], outputs, [next(rest) if moves else None for moves in self.moving]
-
-    def transposed(self, given: tuple[bool, ...]) -> Any:
-        """The same linear map the other way round."""
-        return self.pull(given, self.moving)
+    def transposed(self, nonzero_cotangents: tuple[bool, ...]) -> Body:
+        return self.make_pullback(nonzero_cotangents, self.perturbed)
 
 
-class MissingJvp(RulePushforward):
-    """Stands for the tangents where no rule gives them."""
+class MissingJvp(RuleTangents):
+    """Stands for the tangents if no rule gives them."""
 
-    def missing(self) -> Exception:
-        op = self.base.op
-        return no_jvp_error(op.title, op.rules)
+    def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
+        raise self.refusal()
+
+    @property
+    def refusal(self) -> Callable[[], Exception]:
+        return lambda: no_jvp_error(self.title, self.op.rules)
 
 
-class JvpRule(RulePushforward):
+class JvpRule(RuleTangents):
     """The user's `jvp=` function."""
 
     @property
-    def rule(self) -> Any:
-        return self.base.op.rules.jvp
+    def func(self) -> Any:
+        return self.op.rules.jvp
 
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
-        op = self.base.op
-        inputs, outputs, tangents = self.taken_apart(arrays)
-        found = called(op, "jvp", self.rule, tuple(inputs), tuple(outputs), tuple(tangents))
+        op = self.op
+        inputs, outputs, tangents = self.split(arrays)
+        found = call_with_advice(op, "jvp", self.func, (tuple(inputs), tuple(outputs), tuple(tangents)))
         found = one_each(found, len(outputs), "jvp", ("tangent", "result"), op.title)
         likes = [Struct((*lead, *o.shape[len(lead) :]), o.dtype) for o in outputs]
         return [checked(op, "jvp", k, found[k], like, "result") for k, like in enumerate(likes) if is_inexact(like)]
 
 
-class RulePullback:
-    """The cotangents of a body's inputs that `wanted` marks.
-
-    Takes the body's inputs, perhaps its results, then the cotangents that `given` marks.
-    """
-
-    travels = True
-
-    def __init__(self, base: UserBody, given: tuple[bool, ...], wanted: tuple[bool, ...]) -> None:
-        self.base = base
-        self.given = given
-        self.wanted = wanted
-        self.linear = sum(given)
+class VjpRule(CotangentBody):
+    """The user's `vjp=` function."""
 
     @property
-    def rule(self) -> Any:
-        return self.base.op.rules.vjp
+    def func(self) -> Any:
+        return self.op.rules.vjp
 
-    def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
-        return [s for s, wants in zip(structs, self.wanted) if wants]
+    def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
+        op = self.op
+        inputs, outputs, cotangents = self.split(arrays)
+        cotangents = decode(op, self.filled(cotangents, outputs, lead), outputs)
+        return self.checked(inputs, lead, (tuple(inputs), decode(op, outputs, outputs), cotangents))
 
-    def cotangents(self, rest: Sequence[Any], outputs: Sequence[Any], lead: tuple[int, ...]) -> tuple[Any, ...]:
-        """One for each of the body's results."""
-        it, given = iter(rest), iter(self.given)
-        moves = [is_inexact(out) and next(given) for out in outputs]
-        return tuple(next(it) if m else zero_cotangent(out, lead, self.base.op) for m, out in zip(moves, outputs))
+    def filled(self, cotangents: Sequence[Any], outputs: Sequence[Any], lead: tuple[int, ...]) -> tuple[Any, ...]:
+        """A cotangent for each of the base's results, zeros included."""
+        found = zip(self.per_result(cotangents, outputs), outputs)
+        return tuple(zero_cotangent(out, lead, self.op) if ct is None else ct for ct, out in found)
 
-    def read(self, found: Any, inputs: Sequence[Any], lead: tuple[int, ...]) -> list[Any]:
-        """What the rule returned, checked."""
-        op = self.base.op
-        name = op.rules.vjp_name
+    def checked(self, inputs: Sequence[Any], lead: tuple[int, ...], args: tuple[Any, ...]) -> list[Any]:
+        """What the rule returns for these arguments, checked against the inputs."""
+        op, name = self.op, self.op.rules.vjp_name
+        found = call_with_advice(op, name, self.func, args)
         found = one_each(found, len(inputs), name, ("cotangent", "array input"), op.title)
         likes = [Struct((*lead, *x.shape[len(lead) :]), x.dtype) for x in inputs]
-        return [checked(op, name, k, found[k], like, "input") for k, like in enumerate(likes) if self.wanted[k]]
+        wanted = enumerate(zip(likes, self.wanted_cotangents))
+        return [checked(op, name, k, found[k], like, "input") for k, (like, wants) in wanted if wants]
 
 
 def zero_cotangent(out: Any, lead: tuple[int, ...], op: Op) -> Any:
     """The cotangent of a result that nobody uses, or that has none."""
     if not is_inexact(out):
         return np.zeros(out.shape, jax.dtypes.float0)
-    shape = (*lead, *out.shape[len(lead) :])
-    return jnp.zeros(shape, out.dtype) if op.on_jax else np.zeros(shape, out.dtype)
+    return (jnp if op.on_jax else np).zeros((*lead, *out.shape[len(lead) :]), out.dtype)
 
 
-class VjpRule(RulePullback):
-    """The user's `vjp=` function."""
-
-    def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
-        op, count = self.base.op, len(self.wanted)
-        inputs, outputs = arrays[:count], arrays[count : len(arrays) - self.linear]
-        cotangents = self.cotangents(arrays[count + len(outputs) :], outputs, lead)
-        results, cotangents = decode(op, outputs, outputs), decode(op, cotangents, outputs)
-        found = called(op, "vjp", self.rule, tuple(inputs), results, cotangents)
-        return self.read(found, inputs, lead)
-
-
-# ------------------------------------------------------------------ rules' results
-
-
-def called(op: Op, name: str, rule: Any, *args: Any) -> Any:
-    """Call a user's rule, with advice on what it raises."""
-    try:
-        return rule(*args)
-    except Exception as error:
-        if (clearer := advise(error, op, name, rule, lambda: (args, {}))) is not None:
-            raise clearer from error
-        raise
+# ------------------------------------------------------------ what a rule returned
 
 
 def one_each(found: Any, count: int, name: str, of: tuple[str, str], title: str) -> Sequence[Any]:
-    """What a rule returned, as one value for each of `count`.
+    """What a rule returned, as a list of `count` values.
 
     Raises:
-        ValueError: more or fewer.
+        ValueError: the rule returned more or fewer.
     """
     if count == 1 and not isinstance(found, (list, tuple)):
         return (found,)

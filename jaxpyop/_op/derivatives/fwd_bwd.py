@@ -1,9 +1,8 @@
 """`vjp=(fwd, bwd)`: residuals that stay on the host.
 
-`fwd` runs instead of the function, and what it keeps for `bwd` goes into the
-store of records; its token goes through the program. Residuals may be any
-object: an LU factorisation, an open solver. Only to and from a worker process
-they travel, pickled.
+`fwd` runs instead of the function. What it keeps for `bwd` goes into the store of records, and only its token goes
+through the program. Residuals may be any object: an LU factorisation, an open solver. They are pickled only on their
+way to and from a worker process.
 """
 
 from __future__ import annotations
@@ -18,21 +17,21 @@ from typing import Any
 import numpy as np
 
 from jaxpyop._host import Environment
-from jaxpyop._op.body import Struct, UserBody, When
-from jaxpyop._op.derivatives.functions import RuleCall, RulePullback, called
-from jaxpyop._op.primitive import RECORDS, TOKEN, Call, Linearization, transposed
+from jaxpyop._op.body import Body, DerivedBody, UserBody, element_structs
+from jaxpyop._op.derivatives.functions import RuleCall, VjpRule
+from jaxpyop._op.primitive import RECORDS, TOKEN, Call, Linearization
 from jaxpyop._op.request import Op, advice_on_workers
-from jaxpyop._op.values import as_jax, decode
+from jaxpyop._op.values import Struct, as_jax, decode
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class Residuals:
-    """What `fwd` kept of one run.
+    """What `fwd` kept of one run, as a record.
 
     Attributes:
-        value: whatever it is.
+        value: any object.
         lead: the batch axes of the run, for a block method.
-        nbytes: about how much memory it takes.
+        nbytes: about how much memory the object takes.
     """
 
     value: Any
@@ -41,7 +40,7 @@ class Residuals:
 
 
 def size_of(value: Any) -> int:
-    """About how many bytes a value holds: of arrays, in containers and attributes; of a sparse matrix its entries."""
+    """About how many bytes a value holds, in arrays, containers and attributes, and in sparse matrices' entries."""
     seen: set[int] = set()
     total = 0
     stack = [value]
@@ -59,13 +58,14 @@ def _own_size(part: Any) -> int:
     nbytes = getattr(part, "nbytes", None)
     if isinstance(nbytes, (int, np.integer)):
         return int(nbytes)
-    entries = getattr(part, "nnz", None)  # of a SuperLU, which keeps its arrays to itself
+    # SciPy's SuperLU hides its arrays, but tells the number of its entries.
+    entries = getattr(part, "nnz", None)
     size = sys.getsizeof(part, 64)
-    return size + 12 * int(entries) if isinstance(entries, (int, np.integer)) and not vars_of(part) else size
+    return size + 12 * int(entries) if isinstance(entries, (int, np.integer)) and not _vars_of(part) else size
 
 
-def vars_of(part: Any) -> dict[str, Any]:
-    """An object's attributes; none of a class, a function or a module."""
+def _vars_of(part: Any) -> dict[str, Any]:
+    """An object's attributes, except for those of a class, a function or a module."""
     held = getattr(part, "__dict__", None)
     return held if isinstance(held, dict) and not callable(part) and not isinstance(part, type(sys)) else {}
 
@@ -75,7 +75,10 @@ def _held_by(part: Any) -> Iterable[Any]:
         return part.values()
     if isinstance(part, (list, tuple, set, frozenset)):
         return part
-    return vars_of(part).values()
+    return _vars_of(part).values()
+
+
+# ------------------------------------------------------------------------- fwd
 
 
 class _Kept(threading.local):
@@ -88,24 +91,30 @@ class _Kept(threading.local):
 _KEPT = _Kept()
 
 
-class _Fwd(UserBody):
+class _UserFwd(UserBody):
     """The user's `fwd`, which leaves its residuals in `_KEPT`."""
 
     def _run(self, arrays: Sequence[Any]) -> Any:
         found = super()._run(arrays)
         if not isinstance(found, (tuple, list)) or len(found) != 2:
-            raise ValueError(f"{self.title}: fwd returned {_kind_of(found)}; return a pair, (outputs, residuals)")
+            kind = f"a {type(found).__name__}" + (f" of {len(found)}" if isinstance(found, (tuple, list)) else "")
+            raise ValueError(f"{self.title}: fwd returned {kind}; return a pair, (outputs, residuals)")
         _KEPT.all.append(found[1])
         return found[0]
 
 
-class FwdBody:
-    """The user's `fwd`; in a worker, its residuals are the last result, pickled."""
+class FwdBody(DerivedBody):
+    """The user's `fwd`. In a worker its residuals are the last result, pickled."""
 
     def __init__(self, base: UserBody) -> None:
-        self.base = base
+        super().__init__(base)
         op = base.op
-        self._fwd = _Fwd(dataclasses.replace(op, func=op.rules.fwd, title=f"{op.title}, fwd of vjp"), base.inputs)
+        fwd = dataclasses.replace(op, func=op.rules.fwd, title=f"{op.title}, fwd of vjp")
+        self._fwd = _UserFwd(fwd, base.inputs)
+
+    @property
+    def func(self) -> Any:
+        return self.op.rules.fwd
 
     def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
         return self.base.shapes(structs)
@@ -120,19 +129,14 @@ class FwdBody:
 
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
         outs, residuals = self.run(arrays, lead)
-        return [*outs, pickled(residuals, self.base.op.title)]
+        return [*outs, _pickled(residuals, self.title)]
 
 
-def _kind_of(value: Any) -> str:
-    kind = type(value).__name__
-    return f"a {kind} of {len(value)}" if isinstance(value, (tuple, list)) else f"a {kind}"
-
-
-def pickled(value: Any, title: str) -> np.ndarray[Any, Any]:
+def _pickled(value: Any, title: str) -> np.ndarray[Any, Any]:
     """A value as an array of bytes.
 
     Raises:
-        ValueError: it cannot be pickled.
+        ValueError: the value cannot be pickled.
     """
     try:
         return np.frombuffer(pickle.dumps(value, pickle.HIGHEST_PROTOCOL), np.uint8)
@@ -140,130 +144,112 @@ def pickled(value: Any, title: str) -> np.ndarray[Any, Any]:
         raise advice_on_workers(title, error) from None
 
 
-_NOT_RUN = object()  # the residuals of a step that `when=` leaves out
-
-
-class WhenFwd(When):
-    """`fwd` at the steps at which the op runs."""
-
-    def run(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> tuple[list[Any], Any]:
-        flag, *rest = arrays
-        if np.asarray(flag).any():
-            return self.base.run(rest, lead)
-        structs = self.base.shapes([Struct(a.shape[len(lead) :], a.dtype) for a in rest])
-        return [np.zeros((*lead, *s.shape), s.dtype) for s in structs], _NOT_RUN
-
-
 class FwdCall(Call):
-    """Runs `fwd` instead of the function; its last result is the token of the residuals."""
+    """Runs `fwd` instead of the function; its last result is the token of the residuals, 0 if it did not run."""
 
-    extra_results = 1
-    order = "jvp({})"
-    blocks = True
-    one_by_one = True
+    body: FwdBody
 
-    def __init__(self, call: Call, derived: Callable[[Call, tuple[bool, ...]], Linearization]) -> None:
-        body = FwdBody(call.body.base if call.conditional else call.body)
-        super().__init__(WhenFwd(body) if call.conditional else body, call.op, call.environment)
-        self.conditional = call.conditional
-        self.leading_inputs = call.leading_inputs
-        self.on_jax = call.on_jax
-        self.stateful = call.stateful
-        self.ordered = call.ordered
-        self.vmap_method = call.vmap_method
-        self.func = call.op.rules.fwd
-        self.derived = derived
+    def __init__(
+        self, call: Call, base: UserBody, linearize: Callable[[Call, tuple[bool, ...]], Linearization]
+    ) -> None:
+        super().__init__(
+            FwdBody(base),
+            call.op,
+            call.environment,
+            label="jvp({})",
+            on_jax=call.on_jax,
+            effects=call.effects,
+            batching=dataclasses.replace(call.batching, block_derivative=True, one_by_one=True),
+            operands=dataclasses.replace(call.operands, extra_results=1, writes_out=False),
+        )
+        self._linearize = linearize
+        self._base = base
 
     def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
-        return [*self.body.shapes(structs), Struct((), TOKEN)]
+        return [*self.body.shapes(structs[self.operands.leading_inputs :]), Struct((), TOKEN)]
+
+    def note_shapes(self, structs: Sequence[Struct], results: Sequence[Struct]) -> None:
+        self._base.note_shapes(structs[self.operands.leading_inputs :], results)
+
+    def _runs(self, arrays: Sequence[Any]) -> bool:
+        # All elements of a block have the same flag.
+        return not self.operands.conditional or bool(np.asarray(arrays[0]).any())
 
     def __call__(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
-        if self.on_jax:
-            arrays = as_jax(arrays)
+        inputs = arrays[self.operands.leading_inputs :]
+        if not self._runs(arrays):
+            return [*self._base.absent_results(inputs, lead), np.zeros(lead, TOKEN)]
         RECORDS.make_room()
-        outs, residuals = self.body.run(arrays, lead)
-        return [*outs, np.full(lead, self._stored(residuals, lead), TOKEN)]
+        outs, residuals = self.body.run(as_jax(inputs) if self.on_jax else inputs, lead)
+        return [*outs, self._token(residuals, lead)]
 
-    def _stored(self, residuals: Any, lead: tuple[int, ...] = ()) -> int:
-        if residuals is _NOT_RUN:
-            return 0
-        return RECORDS.put(Residuals(residuals, lead, size_of(residuals)), once_made=self.op.stateful)
-
-    def learn(self, structs: Sequence[Struct], results: Sequence[Struct]) -> None:
-        self._user_body().learn(structs[self.leading_inputs :], results)
-
-    def _user_body(self) -> UserBody:
-        return self.body.base.base if self.conditional else self.body.base
+    def _token(self, residuals: Any, lead: tuple[int, ...]) -> np.ndarray[Any, Any]:
+        record = Residuals(residuals, lead, size_of(residuals))
+        return np.full(lead, RECORDS.put(record, once_made=self.op.stateful), TOKEN)
 
     def for_worker(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
-        return arrays if not self.conditional or np.asarray(arrays[0]).any() else None
+        return arrays[self.operands.leading_inputs :] if self._runs(arrays) else None
 
     def from_worker(self, values: list[Any], arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
         *outs, data = values
-        base = self._user_body()
-        base.check_shapes(outs, base.promised(arrays[self.leading_inputs :], lead), lead)
-        return [*outs, np.full(lead, self._stored(pickle.loads(data.tobytes()), lead), TOKEN)]
+        self._base.check_results(outs, arrays[len(arrays) - len(self._base.inputs.key_impls) :], lead)
+        return [*outs, self._token(pickle.loads(data.tobytes()), lead)]
 
-    def linearize(self, moving: tuple[bool, ...]) -> Linearization:
-        """As that of the call in whose place this runs."""
-        return self.derived(self, moving)
+    def linearize(self, perturbed: tuple[bool, ...]) -> Linearization:
+        # The derivative is that of the call in whose place this one runs.
+        return self._linearize(self, perturbed)
+
+
+# ------------------------------------------------------------------------- bwd
 
 
 class ResidualRuleCall(RuleCall):
-    """Runs a rule whose first input is the token of residuals, which is 0 where `when=` left the op out."""
+    """Runs a rule after `fwd`. Its first input is the token of the residuals, 0 for steps that `when=` left out."""
 
-    one_by_one = True
+    def __init__(self, body: Body, op: Op, environment: Environment, *, conditional: bool) -> None:
+        super().__init__(body, op, environment, leading_inputs=1 + conditional, one_by_one=True)
 
-    def __init__(self, body: Any, op: Op, environment: Environment, *, conditional: bool) -> None:
-        super().__init__(body, op, environment)
-        self.leading_inputs = 1 + conditional
-
-    def transposed(self, given: tuple[bool, ...]) -> Call:
-        body = self.body.transposed(given)
-        return transposed(ResidualRuleCall(body, self.op, self.environment, conditional=self.leading_inputs > 1))
+    def transposed(self, nonzero_cotangents: tuple[bool, ...]) -> Call:
+        body = self.body.transposed(nonzero_cotangents)
+        return ResidualRuleCall(body, self.op, self.environment, conditional=self.operands.leading_inputs > 1)
 
     def for_worker(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
-        token = int(np.max(arrays[0], initial=0))  # of a block, all are alike
-        if not self.body.travels or token == 0:
+        # All elements of a block have the same token.
+        token = int(np.max(arrays[0], initial=0))
+        rest = arrays[self.operands.leading_inputs :]
+        if not self.body.goes_to_executor or token == 0:
             return None
         if not isinstance(self.body, BwdRule):
-            return arrays[self.leading_inputs :]
+            return rest
         kept = self._kept(token)
-        data = np.zeros(0, np.uint8) if kept is None else pickled(kept.value, self.title)
-        return [data, *arrays[self.leading_inputs :]]
+        return [np.zeros(0, np.uint8) if kept is None else _pickled(kept.value, self.title), *rest]
 
     def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
-        return self.body.shapes(structs[self.leading_inputs :])
+        return self.body.shapes(structs[self.operands.leading_inputs :])
 
     def __call__(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
-        tokens, rest = np.asarray(arrays[0]), arrays[self.leading_inputs :]
-        if self.on_jax:
-            rest = as_jax(rest)
+        tokens, rest = np.asarray(arrays[0]), arrays[self.operands.leading_inputs :]
         if not tokens.any():
-            # vmap of cond runs the backward pass of the branch not taken too,
-            # on residuals filled with zeros.
-            structs = self.body.shapes([Struct(a.shape[len(lead) :], a.dtype) for a in rest])
-            return [np.zeros((*lead, *s.shape), s.dtype) for s in structs]
+            # vmap of cond also runs the backward pass of the branch that was not taken, on residuals filled with zeros.
+            return self.body.absent_results(rest, lead)
         if not isinstance(self.body, BwdRule):
-            RECORDS.get(int(tokens.max()))  # read: not to be kept for a backward pass that will not come
+            # Mark the record as read, so that it can be evicted: jvp= needs no residuals.
+            RECORDS.get(int(tokens.max()))
             return super().__call__(rest, lead)
-        found = self._pulled(tokens, rest, lead)
+        found = self._pulled(self.body, tokens, as_jax(rest) if self.on_jax else rest, lead)
         return found if tokens.all() else [_zero_where(tokens == 0, v, lead) for v in found]
 
-    def _pulled(self, tokens: np.ndarray[Any, Any], rest: Sequence[Any], lead: tuple[int, ...]) -> list[Any]:
-        body = self.body
-        kept = self._kept(_only_one(tokens))
-        if kept is None:
-            return body.recomputed(rest, lead)
-        order = _front_to_back(tokens.shape, kept.lead, lead)
-        if order is None:
+    def _pulled(
+        self, body: BwdRule, tokens: np.ndarray[Any, Any], rest: Sequence[Any], lead: tuple[int, ...]
+    ) -> list[Any]:
+        kept = self._kept(_common_token(tokens))
+        order = None if kept is None else _axes_of_fwd_last(tokens.shape, kept.lead, lead)
+        if kept is None or order is None:
             return body.recomputed(rest, lead)
         if order == tuple(range(len(lead))):
             return body.pulled(kept.value, rest, lead)
-        there, sizes = [], tuple(lead[axis] for axis in order)
-        for a in rest:
-            there.append(a.transpose(*order, *range(len(lead), a.ndim)))
-        found = body.pulled(kept.value, there, sizes)
+        there = [a.transpose(*order, *range(len(lead), a.ndim)) for a in rest]
+        found = body.pulled(kept.value, there, tuple(lead[axis] for axis in order))
         back = np.argsort(order).tolist()
         return [v.transpose(*back, *range(len(lead), v.ndim)) for v in found]
 
@@ -277,8 +263,8 @@ class ResidualRuleCall(RuleCall):
         return kept
 
 
-def _only_one(tokens: np.ndarray[Any, Any]) -> int:
-    """The token of all that ran; 0 where there are several."""
+def _common_token(tokens: np.ndarray[Any, Any]) -> int:
+    """The token of all elements that ran, or 0 if there are several."""
     if tokens.size == 1:
         return int(tokens.item())
     token = tokens.max()
@@ -289,10 +275,15 @@ def _zero_where(gone: np.ndarray[Any, Any], value: Any, lead: tuple[int, ...]) -
     return np.where(np.broadcast_to(gone, lead).reshape((*lead, *[1] * (value.ndim - len(lead)))), 0, value)
 
 
-def _front_to_back(shape: tuple[int, ...], ran: tuple[int, ...], lead: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The batch axes in an order that has those with which `fwd` ran at the end; None where they cannot be told.
+def _axes_of_fwd_last(shape: tuple[int, ...], ran: tuple[int, ...], lead: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The batch axes in an order that ends with those with which `fwd` ran; None if these cannot be told.
 
-    The residuals have these axes in front of their own, so that they broadcast against the cotangents.
+    The residuals begin with the axes of `fwd`, so in this order they broadcast against the cotangents.
+
+    Args:
+        shape: the shape of the tokens.
+        ran: the batch axes of the run of `fwd`.
+        lead: the batch axes now.
     """
     theirs: list[int] = []
     for size in ran:
@@ -306,28 +297,25 @@ def _front_to_back(shape: tuple[int, ...], ran: tuple[int, ...], lead: tuple[int
     return (*(axis for axis in range(len(lead)) if axis not in theirs), *theirs)
 
 
-class BwdRule(RulePullback):
-    """The user's `bwd`; in a worker, the residuals are the first input, pickled, or empty for `fwd` to run again."""
+class BwdRule(VjpRule):
+    """The user's `bwd`. In a worker its first input is the pickled residuals; without them `fwd` runs again."""
 
-    def __call__(self, *arrays: Any) -> list[Any]:
+    def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
         data, *rest = arrays
         data = np.asarray(data)
-        if not data.size:
-            return self.recomputed(rest, ())
-        return self.pulled(pickle.loads(data.tobytes()), rest, ())
+        return self.pulled(pickle.loads(data.tobytes()), rest, ()) if data.size else self.recomputed(rest, ())
 
     def recomputed(self, arrays: Sequence[Any], lead: tuple[int, ...]) -> list[Any]:
         """The cotangents after another run of `fwd`."""
-        inputs = [a.copy() for a in arrays[: len(self.wanted)]]
+        inputs = [a.copy() for a in self.split(arrays)[0]]
         return self.pulled(FwdBody(self.base).run(inputs, lead)[1], arrays, lead)
 
     def pulled(self, residuals: Any, arrays: Sequence[Any], lead: tuple[int, ...]) -> list[Any]:
         """The cotangents from the residuals of a run on these inputs."""
-        inputs = arrays[: len(self.wanted)]
-        structs = self.base.shapes([Struct(x.shape[len(lead) :], x.dtype) for x in inputs])
-        outputs: Sequence[Any] = [Struct((*lead, *s.shape), s.dtype) for s in structs]
-        cotangents = self.cotangents(arrays[len(arrays) - self.linear :], outputs, lead)
-        op = self.base.op
-        if op.spec.returned_spec is not None:  # what func returned is not what the op has: the results are here to tell
-            cotangents = decode(op, cotangents, arrays[len(inputs) : len(arrays) - self.linear])
-        return self.read(called(op, "bwd of vjp", self.rule, residuals, cotangents), inputs, lead)
+        inputs, outputs, cotangents = self.split(arrays)
+        structs = self.base.shapes(element_structs(inputs, lead))
+        found = self.filled(cotangents, [Struct((*lead, *s.shape), s.dtype) for s in structs], lead)
+        if self.op.spec.returned_spec is not None:
+            # The results tell the lengths of what `func` returned.
+            found = decode(self.op, found, outputs)
+        return self.checked(inputs, lead, (residuals, found))

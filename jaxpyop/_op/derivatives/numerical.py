@@ -1,13 +1,11 @@
 """`vjp="numerical"` and `jvp="numerical"`: central differences of the function itself.
 
-A tangent takes one pair of calls, along it. A cotangent takes one pair for
-each element of the inputs, two where they are complex: along the real and
-along the imaginary axis, as functions need not be holomorphic. The calls go
-where the function runs: to its executor, with its progress bar.
+A tangent takes one pair of calls, along the tangent. A cotangent takes one pair for each element of the inputs. For
+complex inputs it takes two, along the real and along the imaginary axis, because functions need not be holomorphic. The
+calls run where the function runs: on its executor, with its progress bar.
 
-The step is the cube root of the dtype's precision (0.005 for float32), times
-the size of the element where that is above one: there the error of the
-difference quotient and that of rounding are alike.
+The step is the cube root of the dtype's precision (0.005 for float32), times the size of the element if that is above
+one. With this step the truncation error of the difference quotient is about as large as its rounding error.
 """
 
 from __future__ import annotations
@@ -19,8 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpyop._host import run_each, run_once
-from jaxpyop._op.body import Struct, is_inexact
-from jaxpyop._op.derivatives.functions import MakePullback, RulePullback, RulePushforward
+from jaxpyop._jaxcore import is_inexact
+from jaxpyop._op.body import CotangentBody, UserBody, element_structs
+from jaxpyop._op.derivatives.functions import MakePullback, RuleTangents
+from jaxpyop._op.primitive import Call
 
 
 def _wide(value: Any) -> np.ndarray[Any, Any]:
@@ -52,17 +52,19 @@ def _runs(call: Any, each: Iterator[Any], count: int, lead: tuple[int, ...]) -> 
     yield from run_each(call, each, count, "finite difference")
 
 
-class NumericalJvp(RulePushforward):
+class NumericalJvp(RuleTangents):
     """The tangents by one pair of calls."""
 
-    travels = False
+    goes_to_executor = False
 
-    def __init__(self, call: Any, moving: tuple[bool, ...], pull: MakePullback) -> None:
-        super().__init__(call.body, moving, pull)
-        self.call = call
+    def __init__(
+        self, base: UserBody, perturbed: tuple[bool, ...], make_pullback: MakePullback, function: Call
+    ) -> None:
+        super().__init__(base, perturbed, make_pullback)
+        self.function = function
 
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
-        inputs, outputs, tangents = self.taken_apart(arrays)
+        inputs, outputs, tangents = self.split(arrays)
         step = self._step(inputs, outputs, tangents, lead)
 
         def moved(sign: int) -> list[Any]:
@@ -71,7 +73,7 @@ class NumericalJvp(RulePushforward):
                 for x, t in zip(inputs, tangents)
             ]
 
-        found = dict(_runs(self.call, map(moved, (1, -1)), 2, lead))
+        found = dict(_runs(self.function, map(moved, (1, -1)), 2, lead))
         pairs = [(_wide(a), _wide(b), o) for a, b, o in zip(found[0], found[1], outputs) if is_inexact(o)]
         return [((a - b) / (2 * _beside(step, a))).astype(o.dtype) for a, b, o in pairs]
 
@@ -89,31 +91,28 @@ class NumericalJvp(RulePushforward):
         return relative_step((*inputs, *outputs)) * size / np.where(still, 1.0, largest)
 
 
-class NumericalVjp(RulePullback):
+class NumericalVjp(CotangentBody):
     """The cotangents by one pair of calls for each element of the inputs."""
 
-    travels = False
+    goes_to_executor = False
 
-    def __init__(self, call: Any, given: tuple[bool, ...], wanted: tuple[bool, ...]) -> None:
-        super().__init__(call.body, given, wanted)
-        self.call = call
-
-    @property
-    def rule(self) -> Any:
-        return None
+    def __init__(
+        self, base: UserBody, nonzero_cotangents: tuple[bool, ...], wanted_cotangents: tuple[bool, ...], function: Call
+    ) -> None:
+        super().__init__(base, nonzero_cotangents, wanted_cotangents)
+        self.function = function
 
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
-        count = len(self.wanted)
-        inputs = arrays[:count]
-        structs = self.base.shapes([Struct(x.shape[len(lead) :], x.dtype) for x in inputs])
-        cotangents = self._wide_cotangents(arrays[len(arrays) - self.linear :], structs)
+        inputs, _, nonzero = self.split(arrays)
+        structs = self.base.shapes(element_structs(inputs, lead))
+        cotangents = [None if ct is None else _wide(ct) for ct in self.per_result(nonzero, structs)]
         places = list(self._places(inputs, lead))
         steps: dict[int, np.ndarray[Any, Any]] = {}
         relative = relative_step([*inputs, *structs])
-        each = (a for n, place in enumerate(places) for a in self._pair(inputs, place, relative, lead, steps, n))
+        each = (a for n, place in enumerate(places) for a in self._pair(inputs, place, relative, steps, n))
         slopes: dict[int, Any] = {}
         waiting: dict[int, list[Any]] = {}
-        for number, values in _runs(self.call, each, 2 * len(places), lead):
+        for number, values in _runs(self.function, each, 2 * len(places), lead):
             n = number // 2
             if n not in waiting:
                 waiting[n] = values
@@ -122,19 +121,15 @@ class NumericalVjp(RulePullback):
             slopes[n] = self._slope(*ends, cotangents, steps.pop(n), lead)
         return self._gathered(inputs, places, slopes, lead)
 
-    def _wide_cotangents(self, rest: Sequence[Any], structs: Sequence[Any]) -> list[Any]:
-        it, given = iter(rest), iter(self.given)
-        return [_wide(next(it)) if is_inexact(s) and next(given) else None for s in structs]
-
     def _places(self, inputs: Sequence[Any], lead: tuple[int, ...]) -> Iterator[tuple[int, tuple[int, ...], complex]]:
-        for i, (x, wants) in enumerate(zip(inputs, self.wanted)):
+        for i, (x, wants) in enumerate(zip(inputs, self.wanted_cotangents)):
             if wants:
                 directions = (1.0, 1j) if np.dtype(x.dtype).kind == "c" else (1.0,)
                 for index in np.ndindex(*x.shape[len(lead) :]):
                     yield from ((i, index, direction) for direction in directions)
 
     def _pair(
-        self, inputs: Sequence[Any], place: Any, relative: float, lead: tuple[int, ...], steps: dict[int, Any], n: int
+        self, inputs: Sequence[Any], place: Any, relative: float, steps: dict[int, Any], n: int
     ) -> Iterator[list[Any]]:
         i, index, direction = place
         at = (..., *index)
@@ -167,7 +162,7 @@ class NumericalVjp(RulePullback):
     ) -> list[Any]:
         found = {
             i: np.zeros((*lead, *x.shape[len(lead) :]), np.complex128 if np.dtype(x.dtype).kind == "c" else np.float64)
-            for i, (x, wants) in enumerate(zip(inputs, self.wanted))
+            for i, (x, wants) in enumerate(zip(inputs, self.wanted_cotangents))
             if wants
         }
         for n, (i, index, direction) in enumerate(places):

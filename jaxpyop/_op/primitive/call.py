@@ -1,100 +1,208 @@
-"""What every call has: how a body is run, batched, sent to a worker and checked.
+"""The Call protocol: one host call of a program, written down member by member.
 
-`calls` and `derivatives` have the kinds of calls.
+A call is a parameter of the primitive `python_call`. It says what runs (its body), how a batch of it runs, what its
+inputs and results are, and how it is differentiated. A new kind of call derives from `Call`, hands the values in which
+it differs to `Call.__init__`, and defines `linearize`. It overrides other methods only where its defaults do not fit.
+
+Calls are compared by identity. They can be called, because JAX's caches hold a callable weakly, and keep any other
+parameter for good (0.10 to 0.12).
 """
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jaxpyop._host import Environment
-from jaxpyop._op.body import Struct, UserBody, WhenUser
+from jaxpyop._host import Batch, Environment
+from jaxpyop._op.body import Body
 from jaxpyop._op.primitive.records import TOKEN
 from jaxpyop._op.request import Op
-from jaxpyop._op.values import Leaf, as_jax, check_shape
+from jaxpyop._op.values import Leaf, Struct, as_jax, check_shape
 
 
-class Call:
-    """Runs a body that is not the user's own."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class Effects:
+    """Whether a program has to keep a call, and where.
 
-    on_jax = True
-    copy = True
-    writes_out = False  # takes the arrays of its results behind its inputs, and then returns none
-    stateful = False
-    ordered = False
-    extra_results = 0  # results after the body's own
-    leading_inputs = 0  # inputs before those that the user gave
-    conditional = False  # the first input says whether to run at all
-    linear = 0  # inputs, at the end, that the results are linear in
-    blocks = False  # whether its derivative is taken of a whole batch
-    is_linear = False  # whether the results are linear in all floating inputs
-    missing: Callable[[], Exception] | None = None  # of a call that cannot run: what to raise
-    one_by_one = False  # each element has something of its own to send to a worker
-    seconds_per_element: float | None = None  # seconds that an element took in another worker, where that is known
-    order = "{}"  # of the derivative, as the profiler shows it
-    takes_records = False  # Whether the first input may be a `Handed` record in place of its token.
+    Attributes:
+        stateful: the call runs exactly as often as the program says, even if nobody uses its results.
+        ordered: the call runs in the program's order among all ordered calls.
+    """
 
-    def __init__(self, body: Any, op: Op, environment: Environment) -> None:
+    stateful: bool = False
+    ordered: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Batching:
+    """How a call runs under `vmap`.
+
+    Attributes:
+        method: the `vmap_method`: element by element, in parallel, or a whole block at once.
+        block_derivative: a block method also serves the derivative. Otherwise a differentiated block becomes a loop.
+        one_by_one: each element sends something of its own to a worker, so that elements cannot be sent in chunks.
+    """
+
+    method: str = "sequential"
+    block_derivative: bool = False
+    one_by_one: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Operands:
+    """How the inputs and results of a call are laid out, besides those of the user's function.
+
+    Attributes:
+        leading_inputs: how many inputs come before the user's: the flag of `when=`, or a record's token.
+        linear_inputs: how many inputs, at the end, a rule is linear in. The derivative in these is the same rule again.
+        extra_results: how many results come after the body's: a record's token.
+        conditional: the first input is the flag of `when=`, which says whether to run.
+        writes_out: result buffers are appended to the inputs; the body fills them and returns nothing.
+    """
+
+    leading_inputs: int = 0
+    linear_inputs: int = 0
+    extra_results: int = 0
+    conditional: bool = False
+    writes_out: bool = False
+
+
+class Call(abc.ABC):
+    """One host call of a program.
+
+    Attributes:
+        body: what runs.
+        op: the op that the user asked for.
+        environment: what the body sees of the code that traced it.
+        func: the user's function or rule that runs, for error texts.
+        title: the op's name in error texts.
+        label: the call's name in a profile.
+        on_jax: the body gets jax.Arrays, not NumPy arrays.
+        copy: the body gets NumPy arrays of its own, not read-only views.
+        effects: whether a program has to keep the call, and where.
+        batching: how it runs under `vmap`.
+        operands: how its inputs and results are laid out.
+        seconds_per_element: how long an element took in a worker, once that is known.
+    """
+
+    is_linear = False
+    """Whether the results are linear in all floating inputs (`transpose=`): `linear_part` is the derivative."""
+
+    def __init__(
+        self,
+        body: Body,
+        op: Op,
+        environment: Environment,
+        *,
+        label: str = "{}",
+        on_jax: bool = True,
+        copy: bool = True,
+        effects: Effects = Effects(),
+        batching: Batching | None = None,
+        operands: Operands = Operands(),
+    ) -> None:
         self.body = body
         self.op = op
         self.environment = environment
-        self.func = op.func
+        self.func = body.func
         self.title = op.title
-        self.label = self.order.format(op.name)
-        self.vmap_method = "parallel" if op.vmap_method == "parallel" else "sequential"
+        self.label = label.format(op.name)
+        self.on_jax = on_jax
+        self.copy = copy
+        self.effects = effects
+        self.batching = batching or Batching("parallel" if op.vmap_method == "parallel" else "sequential")
+        self.operands = operands
+        self.seconds_per_element: float | None = None
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.title})"
 
-    def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
-        """The results' shapes and dtypes for one element's inputs."""
-        return self.body.shapes(structs)
+    # ------------------------------------------------------------------ how it runs
 
     def __call__(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
-        """Run once.
+        """Run once, on one element, or on a block of them.
 
         Args:
-            arrays: NumPy views, or jax.Arrays, or private NumPy copies unless `on_jax`.
-            lead: batch axes that the arrays have in front, for a block method.
+            arrays: NumPy views or jax.Arrays, or NumPy arrays of the body's own if it does not take jax.Arrays.
+            lead: the batch axes that the inputs of a block have in front.
         """
-        return self.body(*as_jax(arrays))
+        if self.on_jax:
+            arrays = as_jax(arrays)
+        return self.body(*arrays, lead=lead) if lead else self.body(*arrays)
+
+    takes_records = False
+    """Whether the first input may be a `Handed` record in place of its token."""
 
     def handing_over(self) -> Call | None:
-        """The same call with a `Handed` record as its last result, if it makes one."""
+        """The same call with a `Handed` record as its last result; None if it makes none."""
         return None
+
+    def for_worker(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
+        """The inputs of the body in another process, for an element or a batch; None if it has to run here."""
+        return arrays
+
+    def from_worker(self, values: list[Any], arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
+        """This call's results, from those of its body in another process."""
+        self.body.check_results(values, arrays, lead)
+        return values
+
+    # ------------------------------------------------------------------ its results
+
+    def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
+        """The shapes and dtypes of one element's results, the extra ones included."""
+        return self.body.shapes(structs)
+
+    def result_structs(self, args: Sequence[Any], batch: Batch) -> list[Struct]:
+        """The shapes and dtypes of the results for a whole batch of inputs."""
+        found = self.shapes(structs_of(args, batch))
+        return [Struct((*batch.sizes, *s.shape), s.dtype) for s in found] if batch.sizes else found
+
+    def note_shapes(self, structs: Sequence[Struct], results: Sequence[Struct]) -> None:
+        """Remember the shapes of the body's results, so that a derivative need not infer them."""
+        self.body.note_shapes(structs, results)
+
+    def check(self, index: int, shape: tuple[int, ...], expected: tuple[int, ...], lead: tuple[int, ...] = ()) -> None:
+        """Raise an error about a result of the wrong shape."""
+        source = self.body.shape_source
+        said = f"assumed, {source}" if source else "declared"
+        check_shape(shape, Leaf(TOKEN, expected), lead, said, self.op.origin_of_array(index), self.title)
+
+    # --------------------------------------------------------------- its derivative
 
     @property
     def differentiable(self) -> bool:
         """Whether any result has a tangent."""
         return True
 
-    def learn(self, structs: Sequence[Struct], results: Sequence[Struct]) -> None:
-        """Take note of the results' shapes, so that a derivative need not infer them."""
-        if isinstance(self.body, (UserBody, WhenUser)):
-            self.body.learn(structs, results)
+    @property
+    def refusal(self) -> Callable[[], Exception] | None:
+        """Makes the error of a call whose rule is missing; None for a call that can run."""
+        return self.body.refusal
 
-    def for_worker(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
-        """The inputs of the body in another process, of one element or of a batch; None to run here after all."""
-        return arrays
+    @abc.abstractmethod
+    def linearize(self, perturbed: tuple[bool, ...]) -> Linearization:
+        """The calls that make up the derivative in the inputs that `perturbed` marks."""
 
-    def from_worker(self, values: list[Any], arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
-        """This call's results from the body's in another process."""
-        if isinstance(self.body, (UserBody, WhenUser)):
-            self.body.check_shapes(values, self.body.promised(arrays, lead), lead)
-        return values
+    def transposed(self, nonzero_cotangents: tuple[bool, ...]) -> Call:
+        """The transpose of this call in its last inputs, the body's `linear_inputs`.
 
-    def check(self, index: int, shape: tuple[int, ...], expected: tuple[int, ...], lead: tuple[int, ...] = ()) -> None:
-        """Raise about a result of the wrong shape."""
-        how = getattr(self.body, "how", "")
-        said = f"assumed, {how}" if how else "declared"
-        check_shape(shape, Leaf(TOKEN, expected), lead, said, self.op.origin_of_array(index), self.title)
+        It takes the other inputs, and then the cotangents of the results that `nonzero_cotangents` marks. The body
+        raises an error unless it is a derivative that has a transpose.
+        """
+        return type(self)(self.body.transposed(nonzero_cotangents), self.op, self.environment)
 
+    def linear_part(self, floating: tuple[bool, ...]) -> Call:
+        """If the call is linear: the map from its floating inputs, which `floating` marks, to its floating results.
 
-def transposed(call: Call) -> Call:
-    call.label = f"transpose({call.label})"
-    return call
+        It takes the inputs that are not floating first.
+        """
+        raise NotImplementedError
+
+    def transposed_linear_part(self, structs: Sequence[Struct]) -> Call:
+        """Of a linear part: its transpose, for inputs of these shapes and dtypes."""
+        raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -102,9 +210,9 @@ class Linearization:
     """How a call is differentiated.
 
     Attributes:
-        forward: runs instead of the call; the call's results come first.
-        linear: from residuals and tangents to the results' tangents. The
-            residuals are what `forward` adds, the inputs, and the results.
+        forward: the call that runs instead of it. The call's results come first.
+        linear: the call from residuals and tangents to the results' tangents. The residuals are the extra results of
+            `forward`, the inputs, and the results.
         with_results: whether the results are among the residuals.
         skip: how many leading inputs of the call `forward` does not take.
     """
@@ -113,3 +221,8 @@ class Linearization:
     linear: Call
     with_results: bool = False
     skip: int = 0
+
+
+def structs_of(args: Sequence[Any], batch: Batch) -> list[Struct]:
+    """The shapes and dtypes of one element's inputs."""
+    return [Struct(batch.element_shape(i, a.shape), a.dtype) for i, a in enumerate(args)]

@@ -1,6 +1,6 @@
-"""The JVP and the transpose of a call: which calls they are, and on which operands.
+"""The JVP and transpose rules of `python_call`: which calls make up a derivative, and on which operands.
 
-`python_call_p` has these rules once this is imported.
+The derivative of a call is another call, linear in its last operands. The transpose of that is a third call.
 """
 
 from __future__ import annotations
@@ -13,11 +13,14 @@ import jax.numpy as jnp
 
 from jaxpyop import _jaxcore
 from jaxpyop._host import Batch
-from jaxpyop._jaxcore import ad
-from jaxpyop._op.body import is_inexact
-from jaxpyop._op.primitive.primitive import bind, python_call_p, structs_of
+from jaxpyop._jaxcore import ad, is_inexact
+from jaxpyop._op.primitive.call import Call, structs_of
+from jaxpyop._op.primitive.primitive import bind, python_call_p
 
-_Push = Callable[[Sequence[Any]], list[Any]]  # from the inputs' tangents, or Zero, to the results'
+# From the inputs' tangents, some of which are ad.Zero, to the results' tangents.
+_Pushforward = Callable[[Sequence[Any]], list[Any]]
+
+# ------------------------------------------------------------------------- JVP
 
 
 def _is_zero(tangent: Any) -> bool:
@@ -25,147 +28,155 @@ def _is_zero(tangent: Any) -> bool:
     return type(tangent) is ad.Zero or getattr(tangent, "dtype", None) == jax.dtypes.float0
 
 
-def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: Any, batch: Batch) -> tuple[list[Any], list[Any]]:
-    outs, push = _linearized(primals, [not _is_zero(t) for t in tangents], call, batch)
-    return outs, push(tangents)
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: Call, batch: Batch) -> tuple[list[Any], list[Any]]:
+    outs, pushforward = _linearized(primals, [not _is_zero(t) for t in tangents], call, batch)
+    return outs, pushforward(tangents)
 
 
-def _linearize(moves: Sequence[bool], primals: Sequence[Any], *, call: Any, batch: Batch) -> _jaxcore.Linearized:
-    moves = [m and is_inexact(p) for m, p in zip(moves, primals)]
-    outs, push = _linearized(primals, moves, call, batch)
-    return outs, [is_inexact(o) for o in outs], push
+def _linearize(perturbed: Sequence[bool], primals: Sequence[Any], *, call: Call, batch: Batch) -> _jaxcore.Linearized:
+    perturbed = [p and is_inexact(x) for p, x in zip(perturbed, primals)]
+    outs, pushforward = _linearized(primals, perturbed, call, batch)
+    return outs, [is_inexact(o) for o in outs], pushforward
 
 
-def _linearized(primals: Sequence[Any], moves: Sequence[bool], call: Any, batch: Batch) -> tuple[list[Any], _Push]:
-    """The results, and what makes their tangents of those of the inputs that move."""
+def _linearized(
+    primals: Sequence[Any], perturbed: Sequence[bool], call: Call, batch: Batch
+) -> tuple[list[Any], _Pushforward]:
+    """The results, and the pushforward from the inputs that `perturbed` marks."""
+    first = len(primals) - call.operands.linear_inputs
     if not call.differentiable:
-        return _with_push(bind(call, *primals, batch=batch), lambda tangents: [])
-    if call.is_linear:
-        outs = bind(call, *primals, batch=batch)
-        return _with_push(outs, lambda tangents: _push_linear(primals, tangents, call, batch))
-    first = len(primals) - call.linear
-    if call.linear and not any(moves[:first]):  # a rule, in its tangents or cotangents alone: the rule again
-        outs = bind(call, *primals, batch=batch)
-        again = lambda moved: bind(call, *primals[:first], *map(ad.instantiate_zeros, moved[first:]), batch=batch)
-        return _with_push(outs, again)
-    return _by_plan(primals, tuple(moves), call, batch)
+        tangents_of: Callable[[Sequence[Any]], Sequence[Any]] = lambda tangents: []
+    elif call.is_linear:
+        tangents_of = lambda tangents: _push_through_linear(primals, tangents, call, batch)
+    elif first < len(primals) and not any(perturbed[:first]):
+        # A rule is linear in its tangents or cotangents. If these alone are perturbed, it is its own derivative.
+        tangents_of = lambda tangents: bind(
+            call, *primals[:first], *map(ad.instantiate_zeros, tangents[first:]), batch=batch
+        )
+    else:
+        return _by_linearization(primals, tuple(perturbed), call, batch)
+    return _with_pushforward(bind(call, *primals, batch=batch), tangents_of)
 
 
-def _with_push(outs: list[Any], found: Callable[[Sequence[Any]], Sequence[Any]]) -> tuple[list[Any], _Push]:
-    def push(tangents: Sequence[Any]) -> list[Any]:
-        it = iter(found(tangents))
-        return [next(it) if is_inexact(o) else ad.Zero(_jaxcore.tangent_aval(o)) for o in outs]
+def _with_pushforward(
+    outs: list[Any], tangents_of: Callable[[Sequence[Any]], Sequence[Any]]
+) -> tuple[list[Any], _Pushforward]:
+    def pushforward(tangents: Sequence[Any]) -> list[Any]:
+        found = iter(tangents_of(tangents))
+        return [next(found) if is_inexact(o) else ad.Zero(_jaxcore.tangent_aval(o)) for o in outs]
 
-    return outs, push
+    return outs, pushforward
 
 
-def _by_plan(primals: Sequence[Any], moving: tuple[bool, ...], call: Any, batch: Batch) -> tuple[list[Any], _Push]:
-    whole, block = primals, batch
+def _by_linearization(
+    primals: Sequence[Any], perturbed: tuple[bool, ...], call: Call, batch: Batch
+) -> tuple[list[Any], _Pushforward]:
+    all_primals, block = primals, batch
     fitted: Callable[[int, Any], Any] = lambda k, tangent: tangent
-    if batch.block and call.blocks:
+    if batch.block and call.batching.block_derivative:
         sizes = batch.sizes
         fitted = lambda k, tangent: jnp.broadcast_to(tangent, (*sizes, *tangent.shape[len(sizes) :]))
     elif batch.block:
-        primals, gone, batch = _as_loop(primals, batch)
-        fitted = lambda k, tangent: jnp.squeeze(tangent, gone[k])
-    plan = call.linearize(moving)
+        primals, squeezed, batch = _as_loop(primals, batch)
+        fitted = lambda k, tangent: jnp.squeeze(tangent, squeezed[k])
+    plan = call.linearize(perturbed)
     primals = primals[plan.skip :]
     batch = batch.with_inputs(lambda mask: mask[plan.skip :])
     if plan.forward is call:
-        outs = bind(call, *whole, batch=block)
+        outs = bind(call, *all_primals, batch=block)
     else:
         outs = bind(plan.forward, *primals, batch=batch)
-    own = len(outs) - plan.forward.extra_results
-    extra, results = outs[own:], outs[:own] if plan.with_results else []
+    count = len(outs) - plan.forward.operands.extra_results
+    extra, results = outs[count:], outs[:count] if plan.with_results else []
 
-    def mask_of_all(mask: tuple[bool, ...]) -> tuple[bool, ...]:
-        of_moved = (axis for axis, moves in zip(mask, moving[plan.skip :]) if moves)
-        return (*(True for _ in extra), *mask, *(True for _ in results), *of_moved)
+    def mask_of_operands(mask: tuple[bool, ...]) -> tuple[bool, ...]:
+        of_tangents = (axis for axis, p in zip(mask, perturbed[plan.skip :]) if p)
+        return (*(True for _ in extra), *mask, *(True for _ in results), *of_tangents)
 
-    def found(tangents: Sequence[Any]) -> list[Any]:
-        moved = [fitted(k, tangent) for k, (tangent, moves) in enumerate(zip(tangents, moving)) if moves]
-        return bind(plan.linear, *extra, *primals, *results, *moved, batch=batch.with_inputs(mask_of_all))
+    def tangents_of(tangents: Sequence[Any]) -> list[Any]:
+        nonzero = [fitted(k, tangent) for k, (tangent, p) in enumerate(zip(tangents, perturbed)) if p]
+        return bind(plan.linear, *extra, *primals, *results, *nonzero, batch=batch.with_inputs(mask_of_operands))
 
-    return _with_push(outs[: own + call.extra_results], found)
-
-
-def _push_linear(primals: Sequence[Any], tangents: Sequence[Any], call: Any, batch: Batch) -> list[Any]:
-    mask = tuple(map(is_inexact, primals))
-    moved = [p if not m else ad.instantiate_zeros(t) for p, t, m in zip(primals, tangents, mask)]
-    batch = batch.with_inputs(lambda axes: _sorted(axes, mask))
-    return bind(call.in_tangents(mask), *_sorted(moved, mask), batch=batch)
+    return _with_pushforward(outs[: count + call.operands.extra_results], tangents_of)
 
 
-def _sorted(values: Sequence[Any], mask: Sequence[bool]) -> tuple[Any, ...]:
-    """What is not marked, then what is: the order of a linear map's inputs."""
-    return (*(v for v, m in zip(values, mask) if not m), *(v for v, m in zip(values, mask) if m))
+def _push_through_linear(primals: Sequence[Any], tangents: Sequence[Any], call: Call, batch: Batch) -> list[Any]:
+    floating = tuple(map(is_inexact, primals))
+    operands = [ad.instantiate_zeros(t) if f else p for p, t, f in zip(primals, tangents, floating)]
+    batch = batch.with_inputs(lambda mask: _floating_last(mask, floating))
+    return bind(call.linear_part(floating), *_floating_last(operands, floating), batch=batch)
+
+
+def _floating_last(values: Sequence[Any], floating: Sequence[bool]) -> tuple[Any, ...]:
+    """The values in the order of a linear part's inputs."""
+    return (*(v for v, f in zip(values, floating) if not f), *(v for v, f in zip(values, floating) if f))
 
 
 def _as_loop(primals: Sequence[Any], batch: Batch) -> tuple[list[Any], list[tuple[int, ...]], Batch]:
-    # A record belongs to one element, so a differentiated batch is looped
-    # over: axes of size 1 that a block method added are taken away again.
+    # A record belongs to one element, so a differentiated batch becomes a loop. The axes of size 1 that a block method
+    # added are taken away again.
     masks = tuple(tuple(p.shape[axis] == size and size != 1 for p in primals) for axis, size in enumerate(batch.sizes))
-    gone = [tuple(axis for axis, mask in enumerate(masks) if not mask[i]) for i in range(len(primals))]
-    return [jnp.squeeze(p, axes) for p, axes in zip(primals, gone)], gone, Batch(batch.sizes, masks)
+    squeezed = [tuple(axis for axis, mask in enumerate(masks) if not mask[i]) for i in range(len(primals))]
+    return [jnp.squeeze(p, axes) for p, axes in zip(primals, squeezed)], squeezed, Batch(batch.sizes, masks)
 
 
-ad.primitive_jvps[python_call_p] = _jvp
-_jaxcore.set_linearization(python_call_p, _linearize)
+# ------------------------------------------------------------------- transpose
 
 
-def _transpose(cotangents: Sequence[Any], *operands: Any, call: Any, batch: Batch) -> list[Any]:
-    unknown = [ad.is_undefined_primal(x) for x in operands]
+def _transpose(cotangents: Sequence[Any], *operands: Any, call: Call, batch: Batch) -> list[Any]:
     if call.is_linear:
-        return _transpose_of_linear(cotangents, operands, call, batch)
-    if not hasattr(call.body, "transposed"):
-        raise NotImplementedError(f"{call.title}: jax.linear_transpose does not know it as linear; use jax.vjp")
-    given = tuple(type(ct) is not ad.Zero for ct in cotangents)
-    if not any(given):
-        return [ad.Zero(x.aval) if u else None for x, u in zip(operands, unknown)]
-    first = len(operands) - sum(call.body.moving)  # of the tangents; before it are residuals
-    residuals, of_residuals = operands[:first], slice(0, first)
-    known = [ct for ct, g in zip(cotangents, given) if g]
-    found = bind(
-        call.transposed(given),
-        *residuals,
-        *known,
-        batch=batch.with_inputs(lambda mask: (*mask[of_residuals], *(True for _ in known))),
-    )
-    summed = [_sum_unbatched(ct, first + k, batch) for k, ct in enumerate(found)]
-    asked = zip(summed, operands[first:], unknown[first:])
-    return [None] * first + [_jaxcore.shard_as(ct, x.aval) if u else None for ct, x, u in asked]
-
-
-def _transpose_of_linear(cotangents: Sequence[Any], operands: Sequence[Any], call: Any, batch: Batch) -> list[Any]:
-    avals = [x.aval if ad.is_undefined_primal(x) else jax.typeof(x) for x in operands]
-    mask = tuple(map(is_inexact, avals))
-    known = [ad.instantiate_zeros(ct) for ct in cotangents if not _is_zero_of_integers(ct)]
-    fixed = [x for x, m in zip(operands, mask) if not m]
-    back = call.in_tangents(mask).back(_sorted(structs_of(avals, batch), mask))
-
-    def mask_of_all(axes: tuple[bool, ...]) -> tuple[bool, ...]:
-        return (*_sorted(axes, mask)[: len(fixed)], *(True for _ in known))
-
-    found = iter(bind(back, *fixed, *known, batch=batch.with_inputs(mask_of_all)))
-    summed = [_sum_unbatched(next(found), k, batch) if m else None for k, m in enumerate(mask)]
-    return [
-        _jaxcore.shard_as(_sum_to(ct, aval.shape), aval) if ad.is_undefined_primal(x) else None
-        for ct, aval, x in zip(summed, avals, operands)
+        return _transpose_linear(cotangents, operands, call, batch)
+    nonzero = tuple(type(ct) is not ad.Zero for ct in cotangents)
+    if not any(nonzero):
+        return [ad.Zero(x.aval) if ad.is_undefined_primal(x) else None for x in operands]
+    back = _labelled(call.transposed(nonzero))
+    # Residuals come before the tangents.
+    first = len(operands) - call.body.linear_inputs
+    known = [ct for ct in cotangents if type(ct) is not ad.Zero]
+    batch_of_back = batch.with_inputs(lambda mask: (*mask[:first], *(True for _ in known)))
+    found = bind(back, *operands[:first], *known, batch=batch_of_back)
+    return [None] * first + [
+        _cotangent_of(x, ct, first + k, batch) for k, (x, ct) in enumerate(zip(operands[first:], found))
     ]
+
+
+def _transpose_linear(cotangents: Sequence[Any], operands: Sequence[Any], call: Call, batch: Batch) -> list[Any]:
+    avals = [x.aval if ad.is_undefined_primal(x) else jax.typeof(x) for x in operands]
+    floating = tuple(map(is_inexact, avals))
+    known = [ad.instantiate_zeros(ct) for ct in cotangents if not _is_zero_of_integers(ct)]
+    fixed = [x for x, f in zip(operands, floating) if not f]
+    structs = _floating_last(structs_of(avals, batch), floating)
+    back = _labelled(call.linear_part(floating).transposed_linear_part(structs))
+
+    def mask_of_operands(mask: tuple[bool, ...]) -> tuple[bool, ...]:
+        return (*_floating_last(mask, floating)[: len(fixed)], *(True for _ in known))
+
+    found = iter(bind(back, *fixed, *known, batch=batch.with_inputs(mask_of_operands)))
+    return [_cotangent_of(x, next(found), k, batch) if f else None for k, (x, f) in enumerate(zip(operands, floating))]
+
+
+def _labelled(call: Call) -> Call:
+    call.label = f"transpose({call.label})"
+    return call
 
 
 def _is_zero_of_integers(cotangent: Any) -> bool:
     return type(cotangent) is ad.Zero and getattr(cotangent.aval, "dtype", None) == jax.dtypes.float0
 
 
-def _sum_to(cotangent: Any, shape: Sequence[int]) -> Any:
-    axes = tuple(k for k, (a, b) in enumerate(zip(cotangent.shape, shape)) if a != b)  # which a block method added
-    return jnp.sum(cotangent, axes, keepdims=True) if axes else cotangent
+def _cotangent_of(operand: Any, cotangent: Any, k: int, batch: Batch) -> Any:
+    """The cotangent of operand `k`, summed over the batch axes that it does not have; None if it is not asked for."""
+    if not ad.is_undefined_primal(operand):
+        return None
+    if axes := tuple(axis for axis, mask in enumerate(batch.masks) if not mask[k]):
+        cotangent = jnp.sum(cotangent, axes)
+    # A block method added axes of size 1.
+    shape = operand.aval.shape
+    if axes := tuple(axis for axis, (a, b) in enumerate(zip(cotangent.shape, shape)) if a != b):
+        cotangent = jnp.sum(cotangent, axes, keepdims=True)
+    return _jaxcore.shard_as(cotangent, operand.aval)
 
 
-def _sum_unbatched(cotangent: Any, operand: int, batch: Batch) -> Any:
-    axes = tuple(axis for axis, mask in enumerate(batch.masks) if not mask[operand])
-    return jnp.sum(cotangent, axes) if axes else cotangent
-
-
+ad.primitive_jvps[python_call_p] = _jvp
+_jaxcore.set_linearization(python_call_p, _linearize)
 ad.primitive_transposes[python_call_p] = _transpose

@@ -1,0 +1,104 @@
+"""The derivatives of a body: its pushforward and its pullback, on the tape, and what all derivatives have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxpyop._jaxcore import is_inexact
+from jaxpyop._op.body.protocol import DerivedBody
+from jaxpyop._op.values import Struct, as_jax
+from jaxpyop._tape import jvp, vjp
+
+
+class TangentBody(DerivedBody):
+    """Gives the tangents of a body's inexact results.
+
+    Takes the base's inputs, perhaps the base's results, then a tangent for each input that `perturbed` marks.
+    """
+
+    def __init__(self, base: Any, perturbed: tuple[bool, ...]) -> None:
+        super().__init__(base)
+        self.perturbed = perturbed
+        self.linear_inputs = sum(perturbed)
+
+    def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
+        return [s for s in self.base.shapes(structs[: len(self.perturbed)]) if is_inexact(s)]
+
+    def split(self, arrays: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any], list[Any]]:
+        """The base's inputs, its results if they are there, and for each input a tangent or None."""
+        count, first = len(self.perturbed), len(arrays) - self.linear_inputs
+        tangents = iter(arrays[first:])
+        return arrays[:count], arrays[count:first], [next(tangents) if p else None for p in self.perturbed]
+
+
+class CotangentBody(DerivedBody):
+    """Gives the cotangents of the inputs that `wanted_cotangents` marks.
+
+    Takes the base's inputs, perhaps the base's results, then the cotangents of the inexact results that
+    `nonzero_cotangents` marks.
+    """
+
+    def __init__(self, base: Any, nonzero_cotangents: tuple[bool, ...], wanted_cotangents: tuple[bool, ...]) -> None:
+        super().__init__(base)
+        self.nonzero_cotangents = nonzero_cotangents
+        self.wanted_cotangents = wanted_cotangents
+        self.linear_inputs = sum(nonzero_cotangents)
+
+    def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
+        return [s for s, wanted in zip(structs, self.wanted_cotangents) if wanted]
+
+    def split(self, arrays: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
+        """The base's inputs, its results if they are there, and the cotangents that are not zero."""
+        count, first = len(self.wanted_cotangents), len(arrays) - self.linear_inputs
+        return arrays[:count], arrays[count:first], arrays[first:]
+
+    def per_result(self, cotangents: Sequence[Any], outs: Sequence[Any]) -> list[Any]:
+        """For each of the base's results its cotangent, or None if that is zero."""
+        given, nonzero = iter(cotangents), iter(self.nonzero_cotangents)
+        return [next(given) if is_inexact(out) and next(nonzero) else None for out in outs]
+
+
+class Pushforward(TangentBody):
+    """The tangents of a body, in forward mode on the tape."""
+
+    def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
+        primals, _, tangents = self.split(arrays)
+        return _inexact(*jvp(self.base, primals, tangents))
+
+    def replay(self, record: Any, arrays: Sequence[Any]) -> list[Any]:
+        primals, _, tangents = self.split(arrays)
+        return _inexact(self.base.shapes(primals), record.pushforward(as_jax(tangents)))
+
+    def transposed(self, nonzero_cotangents: tuple[bool, ...]) -> Pullback:
+        return Pullback(self.base, nonzero_cotangents, self.perturbed)
+
+
+class Pullback(CotangentBody):
+    """The cotangents of a body, in reverse mode on the tape."""
+
+    def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
+        primals, cotangents = self._primals_and_cotangents(arrays)
+        return self._wanted(primals, vjp(self.base, primals, cotangents, self.wanted_cotangents))
+
+    def replay(self, record: Any, arrays: Sequence[Any]) -> list[Any]:
+        primals, cotangents = self._primals_and_cotangents(arrays)
+        return self._wanted(primals, record.pullback(as_jax(cotangents)))
+
+    def _primals_and_cotangents(self, arrays: Sequence[Any]) -> tuple[Sequence[Any], list[Any]]:
+        primals, _, cotangents = self.split(arrays)
+        return primals, self.per_result(cotangents, self.base.shapes(primals))
+
+    def _wanted(self, primals: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+        return [_or_zeros(c, p) for p, c, wanted in zip(primals, cotangents, self.wanted_cotangents) if wanted]
+
+
+def _inexact(outs: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
+    return [_or_zeros(t, out) for out, t in zip(outs, tangents) if is_inexact(out)]
+
+
+def _or_zeros(value: Any, like: Any) -> Any:
+    # Zeros on the device would take longer to make.
+    return np.zeros(like.shape, like.dtype) if value is None else value

@@ -1,0 +1,35 @@
+"""The `vmap` rule of `python_call`: a batched call is the same call with one more batch axis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from jaxpyop import _jaxcore
+from jaxpyop._host import BLOCK_METHODS, Batch
+from jaxpyop._op.body import differs_in_block
+from jaxpyop._op.primitive.call import Call
+from jaxpyop._op.primitive.primitive import bind, python_call_p
+
+
+def _batch(args: Sequence[Any], dims: Sequence[int | None], *, call: Call, batch: Batch) -> tuple[list[Any], list[int]]:
+    size = next(a.shape[d] for a, d in zip(args, dims) if d is not None)
+    args = [a if d is None else jnp.moveaxis(a, d, 0) for a, d in zip(args, dims)]
+    method, operands = call.batching.method, call.operands
+    block = method in BLOCK_METHODS and batch.block == bool(batch.sizes)
+    if operands.conditional and dims[0] is not None and (block or batch.block):
+        raise ValueError(differs_in_block(call.op))
+    if block:
+        args = [a if d is not None else jnp.expand_dims(a, 0) for a, d in zip(args, dims)]
+        # "broadcast_all" is for all inputs except for tokens, whose axes say with which axes `fwd` ran. With the other
+        # method at least a rule's tangents are broadcast, because what the rule returns then has no axes of size 1.
+        first = operands.leading_inputs if method == "broadcast_all" else len(args) - operands.linear_inputs
+        args[first:] = [jnp.broadcast_to(a, (size, *a.shape[1:])) for a in args[first:]]
+    mask = tuple(block or d is not None for d in dims)
+    outs = bind(call, *args, batch=batch.inside(size, mask, block))
+    return outs, [0] * len(outs)
+
+
+_jaxcore.batching.primitive_batchers[python_call_p] = _batch

@@ -1,0 +1,119 @@
+"""Direct calls: a call runs at once, on the caller's thread, and nothing is compiled."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxpyop import _jaxcore
+from jaxpyop._host import NO_BATCH, Batch, lend, run_elements, run_once, take_back
+from jaxpyop._op.primitive.call import Call, structs_of
+from jaxpyop._op.primitive.records import RECORDS, Handed
+from jaxpyop._op.values import anchor_of, copy_to_jax, show_shape, taken_over
+
+
+def run_now(call: Call, args: Sequence[Any], batch: Batch = NO_BATCH, *, hold: bool = True) -> list[Any]:
+    """Run a call at once, on the caller's thread.
+
+    Args:
+        call: the call.
+        args: its inputs. The first may be a `Handed` record.
+        batch: the `vmap`s around it.
+        hold: whether records go when the array of their tokens goes. They must not if a program goes on with a copy.
+
+    Returns:
+        jax.Arrays on the devices of the inputs. A `Handed` record is passed through.
+    """
+    if call.effects.ordered:
+        _wait_for_ordered()
+    if call.operands.writes_out:
+        # The shapes have to be known before anything runs, and in workers.
+        call.shapes(structs_of(args, batch))
+    arrays: list[Any] = list(args)
+    if not call.on_jax:
+        arrays = [np.array(a, order="C") for a in arrays] if call.copy else lend(map(np.asarray, arrays))
+    elif batch.sizes:
+        # Slicing a jax.Array would cost a dispatch.
+        arrays = [np.asarray(a) for a in arrays]
+    elif call.op.executor is not None:
+        # The arrays may come from an op that waits for the same thread.
+        jax.block_until_ready(arrays)
+    like = anchor_of(args)
+    with _jaxcore.profiled_as(call.label), _jaxcore.without_axes():
+        outs = _owned(_run(call, arrays, batch, like), call, like)
+    if not call.on_jax and not call.copy:
+        take_back(arrays, call.title)
+    if hold and call.operands.extra_results:
+        # The records of these tokens live as long as somebody holds the array of tokens.
+        RECORDS.hold(np.asarray(outs[-1]).flat, outs[-1])
+    return outs
+
+
+def _owned(values: Sequence[Any], call: Call, like: Any) -> list[Any]:
+    # The function may keep the arrays that it returned, so NumPy arrays are copied.
+    try:
+        return [value if isinstance(value, (jax.Array, Handed)) else copy_to_jax(value, like) for value in values]
+    except FloatingPointError as error:
+        # JAX raises this, and does not know to which op the values belong.
+        raise FloatingPointError(f"{call.title}: func returned a value that jax_debug_nans forbids: {error}") from None
+
+
+def _run(call: Call, arrays: list[Any], batch: Batch, like: Any) -> list[Any]:
+    if batch.sizes and not batch.block:
+        results = _Rows(call, batch)
+        run_elements(call, arrays, batch, results.take)
+        return results.stacked(arrays, like)
+    found: list[Any] = []
+    run_once(call, arrays, batch.sizes, lambda values: found.extend(_owned(values, call, like)))
+    for k, value in enumerate(found):
+        if value.shape[: len(batch.sizes)] != batch.sizes:
+            call.check(k, value.shape, call.shapes(structs_of(arrays, batch))[k].shape, batch.sizes)
+    return found
+
+
+class _Rows:
+    """Collects the results of a batch outside `jit`. The first element decides which shapes they have."""
+
+    def __init__(self, call: Call, batch: Batch) -> None:
+        self._call = call
+        self._batch = batch
+        self._lock = threading.Lock()
+        self._columns: list[np.ndarray[Any, Any]] | None = None
+
+    def take(self, at: int | slice, values: Sequence[Any]) -> None:
+        """Store the results of one element, or the stacked results of several. Any thread may call this."""
+        skip = int(isinstance(at, slice))
+        if self._columns is None:
+            with self._lock:
+                if self._columns is None:
+                    self._columns = [np.empty((self._batch.count, *v.shape[skip:]), v.dtype) for v in values]
+        for k, (column, value) in enumerate(zip(self._columns, values)):
+            if value.shape[skip:] != column.shape[1:]:
+                raise ValueError(
+                    f"{self._call.title}: {self._call.op.origin_of_array(k)} the shapes {show_shape(column.shape[1:])} "
+                    f"and {show_shape(value.shape[skip:])} for elements of one vmap; return one shape"
+                )
+            column[at, ...] = value
+
+    def stacked(self, arrays: Sequence[Any], like: Any) -> list[Any]:
+        """The results of all elements, with the batch axes in front."""
+        sizes = self._batch.sizes
+        columns = self._columns
+        if columns is None:
+            columns = [np.empty((0, *s.shape), s.dtype) for s in self._call.shapes(structs_of(arrays, self._batch))]
+        # Nobody else has these arrays, so JAX may take over their memory.
+        return [taken_over(c.reshape(*sizes, *c.shape[1:]), like) for c in columns]
+
+
+def _wait_for_ordered() -> None:
+    # A direct call would overtake the ordered calls of a program in flight (seen on 0.12).
+    try:
+        jax.effects_barrier()
+    except jax.errors.JaxRuntimeError as error:
+        # The failure is not this op's. It is raised where somebody waits for that op's result.
+        warnings.warn(f"an earlier ordered op failed: {error}", RuntimeWarning, stacklevel=2)

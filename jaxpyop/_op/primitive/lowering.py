@@ -1,0 +1,124 @@
+"""The lowering of `python_call`: which transport takes a call from the compiled program to the host.
+
+The platform and the number of devices are known here. On one CPU device the transport is JAX's zero-copy
+`buffer_callback`, with a token if order matters. Everywhere else it is `pure_callback` or `io_callback`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import io_callback
+from jax.experimental.buffer_callback import buffer_callback
+
+from jaxpyop import _jaxcore
+from jaxpyop._config import config
+from jaxpyop._host import Batch, Host, Shared
+from jaxpyop._op.primitive.call import Call
+from jaxpyop._op.primitive.primitive import python_call_p
+from jaxpyop._op.values import Struct
+
+
+def _check_lowering(ctx: Any, call: Call) -> None:
+    if _jaxcore.is_export(ctx):
+        raise NotImplementedError(
+            f"{call.title}: a Python function belongs to its process, so jax.export cannot write it down; "
+            "export the parts around it, or use a py_function with mode='traced'"
+        )
+    if (refusal := call.refusal) is not None and not _jaxcore.keeps_dead_code(ctx):
+        raise refusal()
+    # XLA would end the process (0.10 to 0.12).
+    if (combining := _jaxcore.combining_caller()) is not None:
+        raise NotImplementedError(
+            f"{call.title}: the function of {combining} is part of one XLA operation, which cannot call Python; call "
+            "it on the whole array, or once per element in jax.lax.scan, or use a py_function with mode='traced'"
+        )
+
+
+def _lowering(ctx: Any, *operands: Any, call: Call, batch: Batch) -> Any:
+    _check_lowering(ctx, call)
+    results = [Struct(a.shape, a.dtype) for a in ctx.avals_out]
+    # XLA skips a call whose results are all empty, so a stateful call gets a byte to return.
+    padding = int(call.effects.stateful and not any(math.prod(r.shape) for r in results))
+    results += [Struct((), np.uint8)] * padding
+    host = Host(call, batch, ctx.avals_in, results, padding)
+    if _takes_buffers(ctx, call):
+        return _lower_to_buffers(ctx, host, operands, results)[: len(ctx.avals_out)]
+    emit = _choose_callback(ctx, call)
+
+    def run(*args: Any) -> list[Any]:
+        return list(emit(host, results, args))[: len(ctx.avals_out)]
+
+    return _jaxcore.mlir.lower_fun(run, multiple_results=True)(ctx, *operands)
+
+
+def _lower_to_buffers(ctx: Any, host: Host, operands: Sequence[Any], results: list[Struct]) -> Sequence[Any]:
+    callback, call = host.on_buffers, host.call
+    if call.effects.ordered:
+        return _jaxcore.ordered_buffer_callback(ctx, callback, operands, results)
+    if _jaxcore.device_count(ctx) > 1:
+        assigned = ctx.module_context.axis_context.device_assignment
+        here = sum(device.process_index == jax.process_index() for device in assigned)
+        callback = Shared(host, here).on_buffers
+    return _jaxcore.lowered_buffer_callback(ctx, callback, operands, results, call.effects.stateful)
+
+
+_Emit = Callable[[Host, list[Struct], Sequence[Any]], Sequence[Any]]
+
+
+def _takes_buffers(ctx: Any, call: Call) -> bool:
+    """Whether the transport can be a buffer callback, which copies nothing."""
+    if config.transport != "auto" or _jaxcore.platforms(ctx) != ("cpu",):
+        return False
+    # On several devices a buffer callback runs once per device. A stateless op can share one run among them. A stateful
+    # op has to run once, and so do its derivatives, in the process that has its record.
+    if call.op.stateful and _jaxcore.device_count(ctx) > 1:
+        return False
+    # XLA packs 4-bit and 2-bit values, which a buffer callback would see as bytes (0.10 to 0.12).
+    return not any(_jaxcore.is_packed(a.dtype) for a in (*ctx.avals_in, *ctx.avals_out))
+
+
+def _choose_callback(ctx: Any, call: Call) -> _Emit:
+    """The transport of a call that cannot have a buffer callback."""
+    emit = _io_callback if call.effects.stateful else _pure_callback
+    if _jaxcore.device_count(ctx) == 1:
+        return lambda host, results, args: emit(host.on_arrays, results, args, host.call.effects.ordered)
+    everywhere = _jaxcore.Everywhere(ctx)
+    if _jaxcore.platforms(ctx) == ("cpu",):
+        return lambda host, results, args: _spread(emit, everywhere, host, results, args)
+    return lambda host, results, args: [
+        everywhere.spread(out) for out in emit(host.on_arrays, results, args, host.call.effects.ordered)
+    ]
+
+
+def _spread(
+    emit: Any, everywhere: _jaxcore.Everywhere, host: Host, results: list[Struct], args: Sequence[Any]
+) -> Sequence[Any]:
+    # A callback's result lives on one device, in a sharding that eager operations on explicit meshes refuse (0.10 to
+    # 0.12). So it is spread over the devices, and the other devices wait for it. If the body's exception were raised on
+    # the calling device alone, they would wait forever. So it is raised on all of them.
+    found = emit(host.on_arrays_later, [Struct((), np.uint32), *results], args, host.call.effects.ordered)
+    raising = buffer_callback(
+        host.raise_now,
+        results,
+        has_side_effect=host.call.effects.stateful,
+        input_output_aliases={1 + k: k for k in range(len(results))},
+    )
+    # Without the barrier the constraint would reach the callback itself, which XLA refuses (0.12).
+    return everywhere.run(raising, *map(everywhere.spread, jax.lax.optimization_barrier(tuple(found))))
+
+
+def _io_callback(func: Any, results: list[Struct], args: Sequence[Any], ordered: bool) -> Sequence[Any]:
+    return io_callback(func, results, *args, ordered=ordered)
+
+
+def _pure_callback(func: Any, results: list[Struct], args: Sequence[Any], ordered: bool) -> Sequence[Any]:
+    return jax.pure_callback(func, results, *args)
+
+
+_jaxcore.wants_devices(python_call_p)
+_jaxcore.mlir.register_lowering(python_call_p, _lowering, cacheable=False)
