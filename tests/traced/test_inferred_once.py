@@ -32,9 +32,10 @@ SIZES = types.ModuleType("sizes_of_a_user")
 
 
 @pytest.fixture(autouse=True)
-def nothing_known():
+def nothing_known(monkeypatch):
     inferred._found.clear()
     SIZES.n = 2
+    monkeypatch.setitem(sys.modules, SIZES.__name__, SIZES)
 
 
 @pytest.fixture
@@ -97,8 +98,7 @@ def _recursive(x, depth=2):
 
 
 @pytest.mark.parametrize("make", KNOWN.values(), ids=KNOWN)
-def test_once(make, runs, monkeypatch):
-    monkeypatch.setitem(sys.modules, SIZES.__name__, SIZES)
+def test_once(make, runs):
     first = shape(make())
     assert len(runs) == 1
     assert shape(make()) == first
@@ -252,17 +252,13 @@ def _over_the_globals_of_a_function():
     return lambda x: jnp.full(_helper.__globals__["N"], x), _change_global
 
 
-def _over_an_import(where=SIZES):
+def _over_an_import():
     def body(x):
         import sizes_of_a_user
 
         return jnp.full(sizes_of_a_user.n, x)
 
-    def change(patch):
-        patch.setattr(where, "n", 3)
-
-    sys.modules[where.__name__] = where
-    return body, change
+    return body, lambda patch: patch.setattr(SIZES, "n", 3)
 
 
 def _over_a_partial():
