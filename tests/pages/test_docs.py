@@ -3,7 +3,7 @@
 The names and the rules are in `docs/docstrings.py`, which the build of the reference asks too.
 """
 
-import importlib.util
+import importlib
 import inspect
 import pathlib
 import re
@@ -15,16 +15,9 @@ import types
 import pytest
 
 import jaxpyop
-from tests.shared.util import ROOT
+from tests.shared.util import ROOT, load
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs"
-
-
-def load(path):
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 docstrings = load(DOCS / "docstrings.py")

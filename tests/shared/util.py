@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import gc
+import importlib.util
 import os
 import subprocess
 import sys
@@ -209,3 +210,11 @@ def run_python(code: str, timeout: float = 100, check: bool = True, **env: str) 
     if check:
         assert done.returncode == 0, f"exit status {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
     return done
+
+
+def load(path):
+    """The module in a file that is in no package."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
