@@ -1,9 +1,9 @@
 """Build the documentation: ``python -m sphinx -n -W --keep-going docs OUTPUT``.
 
-Needs the extra ``docs``, and no network: names of other packages are shown, not linked. The notebooks are
-shown as they are saved; nothing is run. They lie beside this folder, so the build copies them to
-``docs/notebooks``, which git ignores. Links are written for the files as they lie in the repository;
-those that lead out of this folder are turned here.
+The build needs the extra ``docs``, and no network: names of other packages are shown without links. The notebooks are
+shown as they are saved, and nothing is run. The build copies them from the folder beside this one to
+``docs/notebooks``, which git ignores. Links are written for the repository; this file adapts those that leave the
+folder ``docs``.
 """
 
 import pathlib
@@ -26,8 +26,10 @@ author = "the jaxpyop authors"
 release = version = jaxpyop.__version__
 
 extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "myst_nb"]
-exclude_patterns = ["__pycache__", "**.ipynb_checkpoints"]
+exclude_patterns = ["__pycache__", "**.ipynb_checkpoints", "jupyter_execute"]
 html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["pages.css"]
 html_title = f"jaxpyop {release}"
 html_show_copyright = False
 default_role = "code"  # `x` in a docstring is the argument x
@@ -48,31 +50,38 @@ nitpick_ignore_regex = [
 
 
 def check(app, what, name, thing, options, lines):
-    """Warn of a docstring that does not fit its object, which ends the build."""
+    """Warns about a docstring that does not fit its object. With -W this ends the build."""
     for problem in docstrings.problems(name, thing):
         logging.getLogger("docstrings").warning("%s %s", name, problem, location=name)
 
 
 def copy_notebooks(app, config):
-    """Bring the notebooks, and the picture among them, into the folder that Sphinx reads."""
+    """Copies the notebooks and their picture into the folder that Sphinx reads."""
     if pathlib.Path(app.srcdir) == HERE:  # the tests build other folders with this file
         shutil.rmtree(HERE / "notebooks", ignore_errors=True)
         shutil.copytree(HERE.parent / "notebooks", HERE / "notebooks", ignore=shutil.ignore_patterns("*.py", ".*"))
 
 
 def from_the_readme(app, path, parent, content):
-    """README.md lies one folder up: `docs/guide/speed.md` is `guide/speed.md` here."""
-    content[0] = content[0].replace("](docs/", "](")
+    """Adapts the links of README.md and CONTRIBUTING.md, which lie one folder up."""
+    content[0] = content[0].replace("](docs/", "](").replace("](CHANGELOG.md)", "](changelog.md)")
+    content[0] = content[0].replace("[Apache-2.0](LICENSE)", "Apache-2.0")
 
 
 def to_the_notebooks(app, docname, content):
-    """The notebooks' folder lies in this one while it is built, and not beside it."""
+    """Adapts links to the notebooks, which lie in this folder during the build."""
     content[0] = re.sub(r"\]\(((?:\.\./)*)\.\./notebooks/", r"](\1notebooks/", content[0])
 
 
+def remove_outputs(app, exception):
+    """Removes the outputs of the notebooks that myst_nb writes beside the output folder. The pages have their own."""
+    shutil.rmtree(pathlib.Path(app.outdir).parent / "jupyter_execute", ignore_errors=True)
+
+
 def setup(app):
-    """Check every docstring that is rendered; have all pages and their links in place."""
+    """Connects the functions above to the build."""
     app.connect("autodoc-process-docstring", check)
     app.connect("config-inited", copy_notebooks)
+    app.connect("build-finished", remove_outputs)
     app.connect("include-read", from_the_readme)
     app.connect("source-read", to_the_notebooks)

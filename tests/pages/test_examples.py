@@ -163,7 +163,7 @@ def test_every_text_block_and_comment_is_compared(page):
     blocks = [block for (of, _), section in SECTIONS.items() if of == page for block in section]
     languages = [fence["language"] for fence in FENCE.finditer(text)]
     assert text.count("```") == 2 * len(languages)
-    assert set(languages) <= {"python", "text", "bash", "console", "{include}", "{toctree}"}
+    assert set(languages) <= {"python", "text", "bash", "bibtex", "console", "{include}", "{toctree}"}
     shown = sum(block.where == "text" for block in blocks) + len(marked(text, "picture", "text"))
     assert languages.count("text") == shown
     apart = len(marked(text, "script")) + len(marked(text, "not run"))
