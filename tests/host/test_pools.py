@@ -389,7 +389,6 @@ def test_the_table_of_the_readme(row):
 
 
 def test_every_row_of_the_table_is_tested():
-    import test_devices
-    import test_processes
+    from tests.host import test_devices, test_processes
 
     assert list(workers.scaling_table()) == [*ROWS, *test_devices.ROWS, *test_processes.ROWS]
