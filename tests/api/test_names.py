@@ -31,8 +31,8 @@ def test_in_the_jaxpr(api):
 
 def test_derivatives_in_the_jaxpr():
     text = str(jax.make_jaxpr(jax.grad(op_of("py_function")))(1.0))
-    assert "Record(py_function 'halo')" in text
-    assert "Replay(py_function 'halo')" in text
+    assert "RecordingCall(py_function 'halo')" in text
+    assert "ReplayCall(py_function 'halo')" in text
 
 
 def names_in_hlo(f, x):
