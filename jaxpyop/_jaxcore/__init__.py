@@ -38,6 +38,7 @@ from jaxpyop._jaxcore.frames import users_frame as users_frame
 from jaxpyop._jaxcore.frames import users_line as users_line
 from jaxpyop._jaxcore.frames import warn_user as warn_user
 from jaxpyop._jaxcore.frames import without_outer_library_frames as without_outer_library_frames
+from jaxpyop._jaxcore.frames import watching_returns as watching_returns
 from jaxpyop._jaxcore.jaxprs import JAXPR_TYPES as JAXPR_TYPES
 from jaxpyop._jaxcore.jaxprs import OMIT as OMIT
 from jaxpyop._jaxcore.jaxprs import HashedKey as HashedKey
@@ -51,6 +52,7 @@ from jaxpyop._jaxcore.jaxprs import jaxpr_of as jaxpr_of
 from jaxpyop._jaxcore.jaxprs import jaxprs_in as jaxprs_in
 from jaxpyop._jaxcore.jaxprs import opened as opened
 from jaxpyop._jaxcore.jaxprs import record as record
+from jaxpyop._jaxcore.jaxprs import run_closed as run_closed
 from jaxpyop._jaxcore.jaxprs import run_cond as run_cond
 from jaxpyop._jaxcore.jaxprs import run_equation as run_equation
 from jaxpyop._jaxcore.jaxprs import run_jaxpr as run_jaxpr

@@ -99,6 +99,29 @@ def raising_line(error: BaseException) -> Place:
     return place
 
 
+def watching_returns(function: Callable[..., Any]) -> tuple[Callable[..., Any], Callable[[], Place]]:
+    """Returns a function that watches where the user's code returns, and one that says where it did last.
+
+    After a call, that is where the outermost of the user's functions returned.
+    """
+    place = NOWHERE
+
+    def watch(frame: types.FrameType, event: str, _: Any) -> None:
+        nonlocal place
+        if event == "return" and is_users_file(frame.f_code.co_filename):
+            place = (frame.f_code.co_filename, frame.f_lineno)
+
+    def watched(*args: Any) -> Any:
+        previous = sys.getprofile()
+        sys.setprofile(watch)
+        try:
+            return function(*args)
+        finally:
+            sys.setprofile(previous)
+
+    return watched, lambda: place
+
+
 def raising_file(error: BaseException) -> str | None:
     """Returns the file whose code raised an exception, None for an exception that was not raised."""
     steps = steps_of(error)

@@ -1,15 +1,7 @@
-"""A tracer for Python bodies: their `if`s and loops on values as parts of a program, without running it on values.
+"""A tracer for Python bodies: their `if`s and loops on values become parts of a program.
 
-`body` is the whole way. `follow` runs a function once for each of its paths, on tracers that answer `bool` from a list
-of decisions (`trace`). The paths form a `tree`; from the leaves up, what two branches have in common is taken out of
-them (`merge`), and the rest becomes a `lax.cond` in a program of equations and decisions (`block`).
-
-Where the source is to be had, the function is rewritten first (`convert`), and its statements are calls of ours
-(`operators`): an `if` is recorded where it stands (`branches`), a `while` or `for` becomes a loop of the program
-(`turns`), with the variables that they assign as its `state`; `strong` says where a turn need not be recorded again.
-Such a `loop` is a primitive, with a backward pass (`pull`).
-
-To read: body, follow, trace, tree, merge, block; then convert, operators, state, branches, turns, strong, loop, pull.
+The body never runs on values. Reading order: body (the three ways of tracing one), follow (one run for each path),
+rewrite (statements as calls of ours), loop (a loop with a backward pass).
 """
 
 from jaxpyop._paths.body import trace_body as trace_body

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpyop._paths.loop import backward as pull
+from jaxpyop._paths.loop import backward
 from tests.shared import loop_bodies
 from tests.shared.loop_bodies import traced
 from tests.shared.path_bodies import close, primitives
@@ -40,14 +40,14 @@ SECOND = {
 @pytest.mark.parametrize("kept", [0, 2**20], ids=["every-so-many-th", "all"])
 @pytest.mark.parametrize("second", SECOND.values(), ids=SECOND)
 def test_second_derivatives(second, kept, monkeypatch):
-    monkeypatch.setattr(pull, "ALL_KEPT_BYTES", kept)
+    monkeypatch.setattr(backward, "ALL_KEPT_BYTES", kept)
     got = jax.jit(second(traced(shrink, 10)))(*POINT)
     jax.tree.map(close, got, second(eager)(*POINT))
 
 
 @pytest.mark.parametrize("bound", [7, 8, 10, 16, 17])
 def test_any_bound_that_does(bound, monkeypatch):
-    monkeypatch.setattr(pull, "ALL_KEPT_BYTES", 0)
+    monkeypatch.setattr(backward, "ALL_KEPT_BYTES", 0)
     jax.tree.map(close, jax.grad(traced(shrink, bound), (0, 1))(*POINT), jax.grad(eager, (0, 1))(*POINT))
     assert np.isnan(jax.grad(traced(shrink, 6))(*POINT))
 

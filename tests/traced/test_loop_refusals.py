@@ -271,10 +271,18 @@ def locals_inside(x):
 
 
 REFUSED = [
-    (shape_grows, "shape grows", r"`y` has the shape \(1,\) before a turn .* and \(2,\) after it; give it its final"),
+    (
+        shape_grows,
+        "shape grows",
+        r"`y` has the shape \(1,\) before .* and \(2,\) after it; give it its final",
+    ),
     (shape_changes_in_a_for, "shape in for", r"`y` has the shape \(\) before .* \(3,\) after it; give it its final"),
     (list_grows, "list grows", r"`ys` is changed in place inside of a loop .*; make an array of a fixed length"),
-    (list_grows_by_assignment, "list assigned", r"`ys` is a list of 1 before a turn .* a list of 2 after it; make an"),
+    (
+        list_grows_by_assignment,
+        "list assigned",
+        r"`ys` is a list of 1 before an iteration .* a list of 2 after it; make an",
+    ),
     (
         dict_grows,
         "dict grows",
@@ -293,8 +301,8 @@ REFUSED = [
     (name_of_a_for_only, "bound in the for", r"`y` gets its first value inside of a loop .*; give it one before"),
     (text_changes, "text", r"`how` holds a str in a loop .*; a loop in the program carries arrays and numbers only"),
     (function_changes, "function", r"`f` holds a .* in a loop .*; a loop in the program carries arrays and numbers"),
-    (none_becomes_a_value, "none", r"`best` is a NoneType before a turn .*; "),
-    (key_becomes_a_number, "key", r"`k` is key<fry>\[\] before a turn, float32\[\] after it; "),
+    (none_becomes_a_value, "none", r"`best` is None before an iteration .*, and float32\[\] after it; "),
+    (key_becomes_a_number, "key", r"`k` is key<fry>\[\] before an iteration .*, and float32\[\] after it; "),
     (float_of_a_value, "float", r"float\(x\) asks for the value of a traced float32\[\].*jax\.lax\.while_loop"),
     (numpy_of_a_value, "numpy", r"np\.asarray\(x\) asks for the value of a traced float32\[\].*traced ops"),
     (list_of_a_value, "item", r"x\.tolist\(\) asks for the value"),
@@ -314,7 +322,7 @@ REFUSED = [
     (range_as_a_list, "range in a list", r"a range of a traced number is used where Python needs its numbers; write a"),
     (enumerated_range, "enumerated", r"a range of a traced number is used where Python needs its numbers; write a"),
     (truth_of_a_vector, "vector", r"a path raises ValueError: The truth value of an array"),
-    (locals_inside, "locals", r"locals\(\) sees other names in a body with loops on values; name what is needed"),
+    (locals_inside, "locals", r"locals\(\) sees other names in a rewritten body; write the names that are needed"),
 ]
 
 
@@ -352,7 +360,8 @@ def test_without_source_ifs_are_followed_and_loops_are_refused():
     )
     assert jax.jit(as_op(space["sign"]))(3.0) == 1.0
     with pytest.raises(
-        TypeError, match=r"<string>:2: .*the source of halve is needed to follow loops.*write it in a file"
+        TypeError,
+        match=r"<string>:2: .*the source of halve, which .* cannot be found: write it in a file",
     ):
         jax.jit(as_op(space["halve"]))(8.0)
 
@@ -395,7 +404,7 @@ def recursive(x):
     [
         (walrus, "walrus cannot be rewritten: it has a `:=` in a condition: assign before the loop"),
         (matching, "matching cannot be rewritten: it has a `match`: write `if` and `elif`"),
-        (beside, "stands beside others in one line, and cannot be told from them: write it with def"),
+        (beside, "shares its line with other functions and cannot be told from them: write it with def"),
         (recursive, "calls itself on a condition of values.*jax.lax.while_loop"),
     ],
     ids=["walrus", "match", "lambdas in one line", "recursion"],

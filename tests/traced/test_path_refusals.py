@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxpyop import _jaxcore
 from jaxpyop._paths import PathError, infer_shapes, trace_paths
 from jaxpyop._paths.follow import explore as follow_module
-from jaxpyop._paths.follow.merge import same_parameter
-from jaxpyop._paths.follow.trace import MAX_PATHS
+from jaxpyop._paths.follow.tracer import MAX_PATHS
 from tests.shared.path_bodies import (
     by_body,
     close,
@@ -389,7 +389,7 @@ def test_shapes_under_transformations_add_nothing(transform):
     ],
 )
 def test_same_parameter(a, b, same):
-    assert same_parameter(a, b) is same
+    assert _jaxcore.is_same(a, b) is same
 
 
 @pytest.mark.parametrize(
@@ -407,4 +407,4 @@ def test_same_parameter(a, b, same):
 )
 def test_same_jaxpr(f, g, same):
     pair = [jax.make_jaxpr(h)(1.0) for h in (f, g)]
-    assert same_parameter(*pair) is same
+    assert _jaxcore.is_same(*pair) is same

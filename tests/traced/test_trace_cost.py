@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxpyop import _jaxcore
-from jaxpyop._paths.rewrite import turns
+from jaxpyop._paths.rewrite import loop_statements
 from tests.shared import loop_bodies, path_bodies
 from tests.shared.loop_bodies import points, traced
 
@@ -85,5 +85,5 @@ def test_types_are_those_of_recording_again(body, monkeypatch):
         return types, jaxpr.out_avals, float(traced(body)(*args))
 
     found = types_and_value()
-    monkeypatch.setattr(turns, "strengthened", lambda *_: None)
+    monkeypatch.setattr(loop_statements, "with_full_types", lambda *_: None)
     assert found == types_and_value()

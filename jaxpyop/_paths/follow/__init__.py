@@ -1,16 +1,18 @@
-"""TODO."""
+"""Follows one run of a function for each of its paths, and merges the paths into one program.
 
+Reading order: explore (the runs), tracer (what they run on), tree (the paths), merge (two sides into one program),
+program (what comes out), errors.
+"""
+
+from jaxpyop._paths.follow.errors import RAISING as RAISING
+from jaxpyop._paths.follow.errors import NeedsPathsError as NeedsPathsError
+from jaxpyop._paths.follow.errors import PathError as PathError
+from jaxpyop._paths.follow.errors import SlowPathsError as SlowPathsError
 from jaxpyop._paths.follow.explore import infer_shapes as infer_shapes
-from jaxpyop._paths.follow.explore import record_block as record_block
-from jaxpyop._paths.follow.explore import record_straight as record_straight
+from jaxpyop._paths.follow.explore import record_one_path as record_one_path
+from jaxpyop._paths.follow.explore import record_paths as record_paths
 from jaxpyop._paths.follow.explore import trace_paths as trace_paths
-from jaxpyop._paths.follow.trace import RAISING as RAISING
-from jaxpyop._paths.follow.trace import NeedsPathsError as NeedsPathsError
-from jaxpyop._paths.follow.trace import PathError as PathError
-from jaxpyop._paths.follow.trace import PathTrace as PathTrace
-from jaxpyop._paths.follow.trace import PathTracer as PathTracer
-from jaxpyop._paths.follow.trace import Place as Place
-from jaxpyop._paths.follow.trace import SlowPathsError as SlowPathsError
-from jaxpyop._paths.follow.trace import calling_line as calling_line
-from jaxpyop._paths.follow.trace import is_users as is_users
+from jaxpyop._paths.follow.tracer import PathTrace as PathTrace
+from jaxpyop._paths.follow.tracer import PathTracer as PathTracer
+from jaxpyop._paths.follow.tracer import predicate as predicate
 from jaxpyop._paths.follow.tree import common_type as common_type

@@ -1,91 +1,69 @@
-"""Follow a Python body path by path without running it on values.
+"""The runs of a body: one along each path, on tracers that know shapes and dtypes only.
 
-The body runs on tracers that know shapes and dtypes only. A `bool(tracer)`, the
-one thing that ``if``, ``and``, ``or``, ``not``, ``min`` and ``while`` ask of a
-value, is answered from a list of decisions: a new question is first answered
-True, and the other answers are tried in later runs. One run records one path as
-a straight line of equations.
+A `bool` of a tracer is the one thing that ``if``, ``and``, ``or``, ``not``, ``min`` and ``while`` ask of a value. It is
+answered from a list of decisions. A new question is first answered True, and later runs try the other answers. One run
+records one path, as a straight line of equations.
 
-`infer_shapes` needs one path that completes. `trace_paths` records all of them
-and makes `lax.cond`s of the tree that they form (`tree`, `merge`). Nothing is
-staged before all paths are known, so no signal has to stop the body early,
-which a body with a bare ``except:`` could swallow.
+`infer_shapes` needs one path that completes. `trace_paths` records all of them, and makes `lax.cond`s of the tree that
+they form. Nothing is staged before all paths are known. So no signal has to stop the body early, which a body with a
+bare ``except:`` could swallow.
 
-The recording itself is JAX's, as in `jax.make_jaxpr`, and the tracers here
-are a thin layer above its tracers. So effects, constants, PRNG keys, control flow
-primitives and the rules of custom derivatives are recorded as under `jax.jit`.
-
-Each path runs the body again. A body that mutates an object from outside it, or
-that reads one that changes, is outside what can be followed; a body whose
-equations differ between two runs with the same decisions is refused.
+Each path runs the body again. A body that changes an object outside it, or reads one that changes, cannot be followed.
+A body whose equations differ between two runs with the same decisions is refused.
 """
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from types import FrameType
 from typing import Any
 
 import jax
 
 from jaxpyop import _jaxcore as core
-from jaxpyop._paths.follow.block import evaluate
-from jaxpyop._paths.follow.trace import (
-    MAX_PATHS,
-    NOWHERE,
-    RAISING,
-    NeedsPathsError,
-    PathError,
-    Place,
-    Run,
-    SlowPathsError,
-    call_traced,
-    calling_line,
-    is_raised_by_user,
-    is_users,
-    raising_line,
-    too_many_paths,
-)
-from jaxpyop._paths.follow.tree import NondeterministicError, PathTree, have_common_type
+from jaxpyop._paths.follow.errors import RAISING, NeedsPathsError, PathError, SlowPathsError
+from jaxpyop._paths.follow.program import evaluate
+from jaxpyop._paths.follow.tracer import MAX_PATHS, PathRun, call_traced, too_many_paths
+from jaxpyop._paths.follow.tree import NondeterministicError, PathTree, common_type
 
-SHAPE_PATHS = 64  # attempts of `infer_shapes`
-
-_SHAPE_SECONDS = 5.0  # for all attempts to find one completing path
+# How many paths `infer_shapes` tries, and for how long.
+SHAPE_PATHS = 64
+_SHAPE_SECONDS = 5.0
 
 
-def _record(func: Callable[..., Any], args: Sequence[Any], run: Run) -> Any:
-    """The closed jaxpr of one path.
+def _record(func: Callable[..., Any], args: Sequence[Any], run: PathRun) -> Any:
+    """Records one path as a closed jaxpr.
 
     Raises:
         PathError: the path raises, asks for a value or exceeds a bound.
     """
-
-    def body(*xs: Any) -> list[Any]:
-        return call_traced(func, xs, run)
-
     try:
-        recorded = core.record(body, args)
+        recorded = core.record(lambda *xs: call_traced(func, xs, run), args)
     except Exception as error:
         if run.error is not None:
             raise run.error from None
-        if isinstance(error, PathError):  # of a part of the body, which was followed on its own
+        if isinstance(error, PathError):
+            # It is about a part of the body that is followed on its own.
             raise
-        if isinstance(error, RecursionError):
-            reason = "the body calls itself on a condition of values, which has no end while it is traced"
-            raise PathError(reason, *raising_line(error)) from error
-        text = (str(error).splitlines() or [""])[0]
-        reason = f"a path raises {type(error).__name__}: {text}"
-        advice = [RAISING] if is_raised_by_user(error) else []
-        raise PathError(reason, *raising_line(error), *advice) from error
-    if run.error is not None:  # the body swallowed it: its result means nothing
+        raise _raised(error) from error
+    if run.error is not None:
+        # The body swallowed the exception, so its result means nothing.
         raise run.error.with_traceback(None)
     return recorded
 
 
+def _raised(error: Exception) -> PathError:
+    line = core.raising_line(error)
+    if isinstance(error, RecursionError):
+        reason = "the body calls itself on a condition of values, which has no end while it is traced"
+        return PathError(reason, *line)
+    text = (str(error).splitlines() or [""])[0]
+    by_user = core.is_users_file(core.raising_file(error) or core.PACKAGE)
+    return PathError(f"a path raises {type(error).__name__}: {text}", *line, *([RAISING] if by_user else []))
+
+
 def _next_preset(taken: Sequence[bool]) -> list[bool] | None:
-    """The decisions of the next path in depth-first order, True first."""
+    """Returns the decisions of the next path, depth first and True first. None after the last path."""
     preset = list(taken)
     while preset and not preset[-1]:
         preset.pop()
@@ -95,10 +73,10 @@ def _next_preset(taken: Sequence[bool]) -> list[bool] | None:
 def infer_shapes(
     func: Callable[..., Any], args: Sequence[Any], *, max_paths: int = SHAPE_PATHS
 ) -> list[jax.ShapeDtypeStruct]:
-    """Find the results' shapes and dtypes along one path that completes.
+    """Finds the shapes and dtypes of the results along one path that completes.
 
-    Nothing is computed, no effect happens and nothing is added to the program
-    that is being traced. Only Python code of the body runs.
+    Nothing is computed, no effect happens and nothing is added to the program that is being traced. Only the Python
+    code of the body runs.
 
     Args:
         func: takes and returns flat sequences of values.
@@ -109,8 +87,8 @@ def infer_shapes(
         One `jax.ShapeDtypeStruct` (with `weak_type`) per result.
 
     Raises:
-        PathError: no path completes without asking for a value. The reason is
-            that of the first path. A `SlowPathsError`, where one might have in more time.
+        PathError: no path completes without asking for a value. The reason given is that of the first path.
+        SlowPathsError: no path completed in time.
     """
     specs = [_spec(x) for x in args]
     deadline = time.monotonic() + _SHAPE_SECONDS
@@ -118,25 +96,26 @@ def infer_shapes(
     for run in _attempts(max_paths, deadline, why):
         try:
             return [_spec(aval) for aval in _record(func, specs, run).out_avals]
-        except PathError as error:  # not kept: its frames hold tracers
+        except PathError as error:
+            # The exception itself is not kept, for its frames hold tracers.
             why.append((error.reason, error.filename, error.lineno))
     kind = SlowPathsError if time.monotonic() > deadline else PathError
     raise kind(*why[0], "give output_shapes=")
 
 
-def _attempts(max_paths: int, deadline: float, why: Sequence[tuple[str, str, int]]) -> Iterator[Run]:
-    """Runs to try one after the other; `why` has, by the next, what the last one failed for.
+def _attempts(max_paths: int, deadline: float, why: Sequence[tuple[str, str, int]]) -> Iterator[PathRun]:
+    """Yields runs to try, one after the other. The caller appends to `why` the reason for which the last one failed.
 
-    Where a second one ends at the same line, so do all, as far as can be told: what stands in the way is not inside
-    an `if`. So the first two are those that have least in common.
+    If two runs fail at the same line, the cause is most likely outside of every `if`, and no more are tried. Therefore
+    the first two are those that have least in common.
     """
-    yield (first := Run((), max_paths, deadline, folds=True))
+    yield (first := PathRun((), max_paths, deadline, folds=True))
     if not first.taken or time.monotonic() > deadline:
         return
-    yield Run((), max_paths, deadline, folds=True, otherwise=False)
+    yield PathRun((), max_paths, deadline, folds=True, otherwise=False)
     preset = _next_preset(first.taken)
     while preset is not None and time.monotonic() < deadline and len({failed[1:] for failed in why}) == len(why):
-        yield (run := Run(preset, max_paths, deadline, folds=True))
+        yield (run := PathRun(preset, max_paths, deadline, folds=True))
         preset = _next_preset(run.taken) if len(why) < max_paths else None
 
 
@@ -147,7 +126,7 @@ def _spec(x: Any) -> jax.ShapeDtypeStruct:
 
 
 def trace_paths(func: Callable[..., Any], args: Sequence[Any], *, max_paths: int = MAX_PATHS) -> list[Any]:
-    """Run a body under the current trace with its `if`s as `lax.cond`s.
+    """Runs a body under the current trace, with its `if`s as `lax.cond`s.
 
     Args:
         func: takes and returns flat sequences of values.
@@ -155,31 +134,27 @@ def trace_paths(func: Callable[..., Any], args: Sequence[Any], *, max_paths: int
         max_paths: more paths are refused.
 
     Returns:
-        The results, as values of the current trace. Where paths differ in dtype
-        or weak type only, the results have the promoted dtype.
+        The results, as values of the current trace. Results that differ between paths in dtype or weak type only have
+        the promoted dtype.
 
     Raises:
-        PathError: the body cannot be followed, or its paths return different
-            shapes or numbers of results.
+        PathError: the body cannot be followed, or its paths return different shapes or numbers of results.
     """
     tree = _explore(func, args, max_paths)
-    block = tree.block()
-    env = dict(zip(map(id, tree.args or ()), args, strict=True))
     try:
-        return evaluate(block, env)
-    except RecursionError:  # some dozen Python frames of JAX's for each level
-        place = calling_line(sys._getframe(1))
-        reason = "the decisions of the body are nested too deeply"
-        raise PathError(reason, *place) from None
+        return evaluate(tree.block(), dict(zip(map(id, tree.args or ()), args, strict=True)))
+    except RecursionError:
+        # JAX takes some dozen Python frames for each level.
+        raise PathError("the decisions of the body are nested too deeply", *core.users_line()) from None
 
 
-def record_straight(func: Callable[..., Any], args: Sequence[Any], run: Run | None = None) -> Any:
-    """The closed jaxpr of a function that has one path only; of others `NeedsPathsError` is raised."""
-    return _record(func, args, run or Run(straight=True, follow=trace_paths))
+def record_one_path(func: Callable[..., Any], args: Sequence[Any], run: PathRun | None = None) -> Any:
+    """Records a function with one path as a closed jaxpr. `NeedsPathsError` is raised if there are more."""
+    return _record(func, args, run or PathRun(one_path=True, follow=trace_paths))
 
 
-def record_block(func: Callable[..., Any], args: Sequence[Any]) -> Any:
-    """The closed jaxpr of a function, with its paths followed where it has several.
+def record_paths(func: Callable[..., Any], args: Sequence[Any]) -> Any:
+    """Records a function as a closed jaxpr, along all its paths if it has several.
 
     Args:
         func: takes and returns flat sequences of values; may close over values of the current trace.
@@ -188,11 +163,12 @@ def record_block(func: Callable[..., Any], args: Sequence[Any]) -> Any:
     Raises:
         PathError: the function cannot be followed.
     """
-    run = Run(straight=True, follow=trace_paths)
+    run = PathRun(one_path=True, follow=trace_paths)
     try:
-        return record_straight(func, args, run)
+        return record_one_path(func, args, run)
     except NeedsPathsError as error:
-        if error is not run.error:  # it is about a value of the code around this
+        if error is not run.error:
+            # The code around this function has to decide on one of its own values.
             raise
     return core.record(lambda *xs: trace_paths(func, xs), args)
 
@@ -200,67 +176,48 @@ def record_block(func: Callable[..., Any], args: Sequence[Any]) -> Any:
 def _explore(func: Callable[..., Any], args: Sequence[Any], max_paths: int) -> PathTree:
     tree = PathTree()
     preset: list[bool] | None = []
-    first: tuple[list[bool], list[Any]] | None = None
+    first: _Path | None = None
     while preset is not None:
-        run = Run(preset, max_paths, follow=trace_paths)
+        run = PathRun(preset, max_paths, follow=trace_paths)
         recorded = _record(func, args, run)
         try:
             avals = tree.add(recorded, run.taken, run.origins)
         except NondeterministicError:
-            place = run.lines[-1] if run.lines else NOWHERE
-            reason = "two runs of the body differ (it must not depend on outside state)"
-            raise PathError(reason, *place) from None
+            place = run.lines[-1] if run.lines else core.NOWHERE
+            raise PathError("two runs of the body differ (it must not depend on outside state)", *place) from None
         first = first or (run.taken, avals)
         _check_results(func, args, first, (run.taken, avals))
-        # Every True so far has a path with False still to come.
+        # For each True so far, the path with False is still to come.
         if len(tree.leaves) + sum(run.taken) > max_paths:
             raise PathError(too_many_paths(max_paths), *run.lines[-1])
         preset = _next_preset(run.taken)
     return tree
 
 
-Path = tuple[Sequence[bool], Sequence[Any]]  # decisions and the results' avals
+# The decisions of a path, and the avals of its results.
+_Path = tuple[Sequence[bool], Sequence[Any]]
 
 
-def _check_results(func: Callable[..., Any], args: Sequence[Any], first: Path, path: Path) -> None:
-    problem = _difference(first[1], path[1])
+def _check_results(func: Callable[..., Any], args: Sequence[Any], first: _Path, other: _Path) -> None:
+    problem = _difference(first[1], other[1])
     if problem is None:
         return
-    places = [_returning_line(func, args, decisions) for decisions, _ in (first, path)]
-    one, other = (f"{filename}:{lineno}" for filename, lineno in places)
-    reason = f"paths return different results, {problem}: return at {one} and {other}"
-    raise PathError(reason, *places[1])
+    places = [_returning_line(func, args, decisions) for decisions, _ in (first, other)]
+    here, there = (f"{filename}:{lineno}" for filename, lineno in places)
+    raise PathError(f"paths return different results, {problem}: return at {here} and {there}", *places[1])
 
 
 def _difference(first: Sequence[Any], other: Sequence[Any]) -> str | None:
     if len(first) != len(other):
         return f"{len(first)} and {len(other)} of them"
     for a, b in zip(first, other, strict=True):
-        if a.shape != b.shape or not have_common_type([a, b]):
+        if a.shape != b.shape or common_type([a, b]) is None:
             return f"{a.str_short()} and {b.str_short()}"
     return None
 
 
-def _returning_line(func: Callable[..., Any], args: Sequence[Any], decisions: Sequence[bool]) -> Place:
-    """Where the user's outermost function returns on this path.
-
-    Runs the path once more under `sys.setprofile`: its last return event from
-    the user's code is the one.
-    """
-    place = NOWHERE
-
-    def watch(frame: FrameType, event: str, _: Any) -> None:
-        nonlocal place
-        if event == "return" and is_users(frame.f_code.co_filename):
-            place = (frame.f_code.co_filename, frame.f_lineno)
-
-    def watched(*xs: Any) -> Any:
-        previous = sys.getprofile()
-        sys.setprofile(watch)
-        try:
-            return func(*xs)
-        finally:
-            sys.setprofile(previous)
-
-    _record(watched, args, Run(decisions, follow=trace_paths))
-    return place
+def _returning_line(func: Callable[..., Any], args: Sequence[Any], decisions: Sequence[bool]) -> core.Place:
+    """Returns where the user's outermost function returns on a path. The path is run once more to find it."""
+    watched, line = core.watching_returns(func)
+    _record(watched, args, PathRun(decisions, follow=trace_paths))
+    return line()

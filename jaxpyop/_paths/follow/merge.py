@@ -1,10 +1,9 @@
-"""One program for the two sides of a decision.
+"""Merging: one program for the two sides of a decision.
 
-`join` makes a ``cond`` whose branches hold what differs, and then, once, whatever both
-sides would do in the same way (the same primitives, parameters and dataflow).
-Sequential ``if`` statements therefore cost one ``cond`` each, however many paths
-there are. A decision that is all that another's side does is taken together with
-it, and equal sides are one: ``elif``, ``and`` and ``or`` make one flat switch.
+`join` makes a ``cond`` whose branches hold only what differs. What both sides do in the same way (the same primitives,
+parameters and dataflow) follows once, after the ``cond``. So sequential ``if`` statements cost one ``cond`` each,
+however many paths there are. If a side does nothing but decide again, the two decisions become one, and equal sides are
+shared: ``elif``, ``and`` and ``or`` make one flat switch.
 """
 
 from __future__ import annotations
@@ -12,20 +11,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import jax
-
 from jaxpyop import _jaxcore as core
-from jaxpyop._paths.follow.block import Atom, Block, Branch, Equation, Item, Value, const_key, free_values, has_effects
+from jaxpyop._paths.follow.program import Atom, Block, Branch, Equation, Item, Value, free_values, has_effects
 
-# Passing one more value out of a `cond` is worth this many equations in both of
-# its branches. With less, `x * x` and `m * m * (...)` would share their last
-# multiplication.
+# Passing one more value out of a `cond` is worth this many equations in both of its branches. With a smaller number,
+# `x * x` and `m * m * (...)` would share their last multiplication.
 _VALUE_COST = 4
 
 # The parameters of custom_jvp_call and custom_vjp_call that hold callables.
 RULES = frozenset({"jvp_jaxpr_fun", "fwd_jaxpr_thunk", "bwd", "out_trees"})
 
-# What may be computed although an earlier test decided: a predicate's scalars.
+# A predicate made of these, on scalars, may be computed even if an earlier test decides.
 _CHEAP = frozenset(
     {"eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not", "abs", "neg", "add", "sub", "mul"}
     | {"convert_element_type", "slice", "squeeze", "reshape"}
@@ -33,11 +29,9 @@ _CHEAP = frozenset(
 
 
 class _Boundary:
-    """The pairs of atoms that the common part of two blocks takes from them.
+    """The pairs of atoms that the common ending of two blocks uses.
 
-    The atom of the `yes` block and that of the `no` block either are the same,
-    or both are results of one matched pair of items, or the `cond` has to
-    select between them.
+    The atoms of a pair are the same, or results of two items that were matched, or the `cond` has to select one.
     """
 
     def __init__(self) -> None:
@@ -52,11 +46,10 @@ class _Boundary:
                 self.pairs[id(a), id(b)] = (a, b)
 
     def absorb(self, a: Item, b: Item) -> bool:
-        """Take two matching items over, if all later uses pair their results."""
+        """Moves two matching items into the common ending, if all later uses pair their results."""
         for x, y in zip(a.outs, b.outs, strict=True):
-            if not self._partners.get(id(x), set()) <= {id(y)}:
-                return False
-            if not self._partners.get(id(y), set()) <= {id(x)}:
+            uses = self._partners.get(id(x), set()) <= {id(y)}, self._partners.get(id(y), set()) <= {id(x)}
+            if not all(uses):
                 return False
         for x, y in zip(a.outs, b.outs, strict=True):
             self.pairs.pop((id(x), id(y)), None)
@@ -64,10 +57,9 @@ class _Boundary:
 
 
 def join(pred: Atom, yes: Block, no: Block) -> Block:
-    """One block for a decision: a `Branch`, then what both sides end with.
+    """Makes one block of a decision: a `Branch`, and then the common ending of both sides.
 
-    Equations are matched from the end. Of all lengths of the common part the
-    one with the smallest program is taken.
+    Equations are matched from the end. Of all lengths of the common ending, the one with the smallest program is taken.
     """
     boundary = _Boundary()
     boundary.use(zip(yes.outs, no.outs, strict=True))
@@ -86,13 +78,7 @@ def join(pred: Atom, yes: Block, no: Block) -> Block:
     return _assemble(pred, yes, no, shared, pairs)
 
 
-def _assemble(
-    pred: Atom,
-    yes: Block,
-    no: Block,
-    shared: int,
-    pairs: dict[tuple[int, int], tuple[Atom, Atom]],
-) -> Block:
+def _assemble(pred: Atom, yes: Block, no: Block, shared: int, pairs: dict[Any, tuple[Atom, Atom]]) -> Block:
     cut_yes, cut_no = len(yes.items) - shared, len(no.items) - shared
     selected = {key: Value(a.aval) for key, (a, _) in pairs.items()}
 
@@ -110,13 +96,13 @@ def _assemble(
 
 
 def _branch(pred: Atom, yes: Block, no: Block, outs: list[Value]) -> list[Item]:
-    """The decision, after the predicates that it takes over from its sides."""
+    """Returns the decision, after the predicates of a decision that it absorbs from a side."""
     for truth, first, second in ((True, yes, no), (False, no, yes)):
         found = _lone_decision(second)
         if found is not None:
             before, rest, sides = found
             tests = [(pred, truth), *rest.tests]
-            # Both ends of `a and b` are the else part.
+            # `a and b` has the else part at two places.
             same = [i for i, side in enumerate(sides) if _equal(first, side)]
             sides = sides if same else [*sides, first]
             targets = [same[0] if same else len(sides) - 1, *rest.targets]
@@ -125,10 +111,10 @@ def _branch(pred: Atom, yes: Block, no: Block, outs: list[Value]) -> list[Item]:
 
 
 def _lone_decision(block: Block) -> tuple[Sequence[Item], Branch, list[Block]] | None:
-    """A block that does nothing but test and branch: what comes before, the sides.
+    """Splits a block that only tests and branches: the items before its branch, the branch, and the sides.
 
-    What is computed for the tests must serve them alone: predicates have no
-    derivative, so computing them too often cannot make a gradient NaN.
+    None for any other block. What is computed for the tests must serve the tests alone. Predicates have no derivative,
+    so computing them where they are not needed cannot make a gradient NaN.
     """
     if not block.items or not isinstance(block.items[-1], Branch):
         return None
@@ -143,9 +129,9 @@ def _lone_decision(block: Block) -> tuple[Sequence[Item], Branch, list[Block]] |
         return Block(part.items, outs)
 
     sides = list(map(side, last.sides))
-    hidden = {id(value) for op in before for value in op.outs}
+    computed = {id(value) for op in before for value in op.outs}
     used = (id(value) for part in sides for value in free_values(part))
-    return None if hidden.intersection(used) else (before, last, sides)
+    return None if computed.intersection(used) else (before, last, sides)
 
 
 def _is_cheap(op: Equation) -> bool:
@@ -158,7 +144,7 @@ def _equal(a: Block, b: Block) -> bool:
 
 
 def match(a: Item, b: Item) -> list[tuple[Atom, Atom]] | None:
-    """The pairs of inputs with which two items would do the same, or None."""
+    """Returns the pairs of inputs that have to be equal for two items to do the same. None if they never do."""
     if isinstance(a, Equation) and isinstance(b, Equation):
         if not _same_equation(a, b):
             return None
@@ -179,7 +165,7 @@ def match(a: Item, b: Item) -> list[tuple[Atom, Atom]] | None:
 
 
 def _match_blocks(a: Block, b: Block) -> list[tuple[Atom, Atom]] | None:
-    """Pairs of atoms from outside with which two whole blocks do the same."""
+    """Returns the pairs of free atoms that have to be equal for two blocks to do the same. None if they never do."""
     if len(a.items) != len(b.items) or len(a.outs) != len(b.outs):
         return None
     pairs: list[tuple[Atom, Atom]] = []
@@ -201,7 +187,7 @@ def _match_blocks(a: Block, b: Block) -> list[tuple[Atom, Atom]] | None:
 
 
 def _rebuild(a: Item, b: Item, rename: Callable[[Atom, Atom], Atom]) -> Item:
-    """The item `a` with its inputs renamed, given its partner `b`."""
+    """Returns the item `a` with its inputs renamed, given its partner `b`."""
     if isinstance(a, Equation):
         assert isinstance(b, Equation)
         return Equation(a.eqn, list(map(rename, a.ins, b.ins)), a.outs, a.origin)
@@ -212,81 +198,18 @@ def _rebuild(a: Item, b: Item, rename: Callable[[Atom, Atom], Atom]) -> Item:
 
 
 def _rebuild_block(a: Block, b: Block, rename: Callable[[Atom, Atom], Atom]) -> Block:
-    pairs = zip(a.items, b.items, strict=True)
-    items = [_rebuild(x, y, rename) for x, y in pairs]
+    items = [_rebuild(x, y, rename) for x, y in zip(a.items, b.items, strict=True)]
     return Block(items, list(map(rename, a.outs, b.outs)))
 
 
 def _same_equation(a: Equation, b: Equation) -> bool:
-    if [v.aval for v in a.outs] != [v.aval for v in b.outs]:
-        return False
-    if len(a.ins) != len(b.ins):
+    if len(a.ins) != len(b.ins) or [v.aval for v in a.outs] != [v.aval for v in b.outs]:
         return False
     if a.eqn is None or b.eqn is None:
-        return a.eqn is b.eqn  # casts are told apart by their results' avals
+        # Casts differ by the avals of their results only.
+        return a.eqn is b.eqn
     if a.eqn.primitive is not b.eqn.primitive or a.eqn.ctx != b.eqn.ctx:
         return False
-    return same_parameter(_parameters(a, b), _parameters(b, a))
-
-
-def _parameters(op: Equation, other: Equation) -> dict[str, Any]:
-    params = op.eqn.params
-    if op.origin is None or not same_parameter(op.origin, other.origin):
-        return params
-    return {key: value for key, value in params.items() if key not in RULES}
-
-
-def same_parameter(a: Any, b: Any) -> bool:
-    """Whether two equation parameters mean the same; False when in doubt."""
-    if a is b:
-        return True
-    if type(a) is not type(b):
-        return False
-    if hasattr(a, "eqns"):
-        return _same_jaxpr(a, b)
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same_parameter(a[k], b[k]) for k in a)
-    if type(a) in (tuple, list):
-        return len(a) == len(b) and all(map(same_parameter, a, b))
-    if isinstance(a, jax.Array):  # the comparison would be traced
-        return False
-    try:
-        return bool(a == b)
-    except Exception:  # NumPy arrays, objects that cannot be compared
-        return False
-
-
-def _same_jaxpr(a: Any, b: Any) -> bool:
-    """Equal up to names: `jit` and `scan` of fresh lambdas are new every time."""
-    a_consts, b_consts = getattr(a, "consts", ()), getattr(b, "consts", ())
-    a, b = getattr(a, "jaxpr", a), getattr(b, "jaxpr", b)
-    if not same_parameter(list(a_consts), list(b_consts)):
-        return False
-    if len(a.eqns) != len(b.eqns):
-        return False
-    names: dict[Any, Any] = {}
-
-    def bind(xs: Sequence[Any], ys: Sequence[Any]) -> bool:
-        names.update(zip(xs, ys, strict=False))
-        return [x.aval for x in xs] == [y.aval for y in ys]
-
-    def same_atom(x: Any, y: Any) -> bool:
-        if isinstance(x, core.Literal):
-            if not isinstance(y, core.Literal) or x.aval != y.aval:
-                return False
-            return const_key(x.val, x.aval)[0] == const_key(y.val, y.aval)[0]
-        return not isinstance(y, core.Literal) and names.get(x) is y
-
-    def same_atoms(xs: Sequence[Any], ys: Sequence[Any]) -> bool:
-        return len(xs) == len(ys) and all(map(same_atom, xs, ys))
-
-    if not (bind(a.constvars, b.constvars) and bind(a.invars, b.invars)):
-        return False
-    for x, y in zip(a.eqns, b.eqns, strict=True):
-        if x.primitive is not y.primitive or x.ctx != y.ctx:
-            return False
-        if not same_atoms(x.invars, y.invars) or not bind(x.outvars, y.outvars):
-            return False
-        if not same_parameter(x.params, y.params):
-            return False
-    return same_atoms(a.outvars, b.outvars)
+    # JAX wraps the rules of a custom derivative anew in every run: the user's functions are compared instead.
+    hidden = RULES if a.origin is not None and core.is_same(a.origin, b.origin) else ()
+    return core.is_same(*({k: v for k, v in op.eqn.params.items() if k not in hidden} for op in (a, b)))

@@ -1,8 +1,7 @@
-"""A tree of recorded paths.
+"""The tree of recorded paths, which becomes one program.
 
-Each path of a body is a straight line of equations with a mark at every
-decision. Paths share the equations before the first decision in which they
-differ, so together they form a binary tree, which becomes a program from the
+Each path of a body is a straight line of equations with a mark at every decision. Paths share the equations before the
+first decision in which they differ. So together they form a binary tree, which is turned into a program from the
 leaves up (see `merge.join`).
 """
 
@@ -15,13 +14,17 @@ import jax
 import numpy as np
 
 from jaxpyop import _jaxcore as core
-from jaxpyop._paths.follow.block import Atom, Block, Const, Equation, Value, const_key
 from jaxpyop._paths.follow.merge import RULES, join
+from jaxpyop._paths.follow.program import Atom, Block, Const, Equation, Value
 
-# What marks a decision in a recorded path: one input, the predicate.
-MARK = core.Primitive("jaxpyop_path_decision")
-MARK.multiple_results = True
-MARK.def_abstract_eval(lambda predicate: [])
+# Marks a decision in a recorded path. Its one input is the predicate.
+decision_p = core.Primitive("jaxpyop_path_decision")
+decision_p.multiple_results = True
+decision_p.def_abstract_eval(lambda predicate: [])
+
+# Constants with up to this many elements are compared by their bytes, and larger ones by their place in memory: a body
+# may close over a large table.
+_COMPARED_ELEMENTS = 4096
 
 
 class NondeterministicError(Exception):
@@ -29,7 +32,7 @@ class NondeterministicError(Exception):
 
 
 class Node:
-    """A stretch of a path up to its next decision or to its end."""
+    """The part of a path up to its next decision, or up to its end."""
 
     __slots__ = ("children", "ops", "outs", "pred")
 
@@ -45,32 +48,32 @@ class Node:
 
 
 class PathTree:
-    """Collects recorded paths; `block` is the program of all of them."""
+    """Collects recorded paths. `block` makes one program of them."""
 
     def __init__(self) -> None:
         self.root = Node()
         self.args: list[Value] | None = None
         self.leaves: list[Node] = []
         self._consts: dict[Any, Const] = {}
-        self._kept: list[Any] = []  # what the keys of _consts point to
+        # The objects whose addresses are in the keys of `_consts`.
+        self._kept: list[Any] = []
 
     def add(self, recorded: Any, decisions: Iterable[bool], origins: Sequence[Any] = ()) -> list[Any]:
-        """Add a path.
+        """Adds a path.
 
         Args:
-            recorded: the closed jaxpr of one run, with a `MARK` per decision.
-            decisions: the answers given, in order.
+            recorded: the closed jaxpr of one run, with a `decision_p` for each decision.
+            decisions: the answers that were given, in order.
             origins: the functions behind each call of a custom derivative.
 
         Returns:
             The avals of the path's results.
 
         Raises:
-            NondeterministicError: an earlier path with the same decisions up to some
-                point recorded something else up to there.
+            NondeterministicError: an earlier path recorded other equations before the first decision in which the two
+                differ.
         """
         jaxpr, answers = recorded.jaxpr, iter(decisions)
-        named = _with_origins(jaxpr.eqns, origins)
         if self.args is None:
             self.args = [Value(var.aval) for var in jaxpr.invars]
         env: dict[Any, Atom] = dict(zip(jaxpr.invars, self.args, strict=True))
@@ -78,15 +81,13 @@ class PathTree:
             env[var] = self._const(val, var.aval)
 
         def read(atom: Any) -> Atom:
-            if isinstance(atom, core.Literal):
-                return self._const(atom.val, atom.aval)
-            return env[atom]
+            return self._const(atom.val, atom.aval) if isinstance(atom, core.Literal) else env[atom]
 
         node, position = self.root, 0
-        for eqn, origin in named:
+        for eqn, origin in _with_origins(jaxpr.eqns, origins):
             ins = [read(atom) for atom in eqn.invars]
-            if eqn.primitive is MARK:
-                node, position = _turn(node, position, ins[0], next(answers)), 0
+            if eqn.primitive is decision_p:
+                node, position = _descend(node, position, ins[0], next(answers)), 0
                 continue
             op = _step(node, position, Equation(eqn, ins, (), origin))
             env.update(zip(eqn.outvars, op.outs, strict=True))
@@ -98,23 +99,40 @@ class PathTree:
         return [atom.aval for atom in node.outs]
 
     def block(self) -> Block:
-        """The merged program; results that differ in dtype are made equal."""
+        """Merges the paths into one program. Results whose dtypes differ are cast to their common type."""
         rows = [leaf.outs or [] for leaf in self.leaves]
         for column in range(len(rows[0])):
             target = common_type([row[column].aval for row in rows])
             for leaf, row in zip(self.leaves, rows, strict=True):
                 row[column] = _cast(leaf, row[column], target)
-        return _block(self.root)
+        return _merged(self.root)
 
     def _const(self, val: Any, aval: Any) -> Const:
-        key, keep = const_key(val, aval)
+        key, keep = _const_key(val, aval)
         if key not in self._consts:
             self._consts[key] = Const(val, aval, comparable=len(key) > 1)
             self._kept.append(keep)
         return self._consts[key]
 
 
-def _turn(node: Node, position: int, pred: Atom, answer: bool) -> Node:
+def _const_key(val: Any, aval: Any) -> tuple[Any, Any]:
+    """Returns a key that is equal for equal constants, and the object that must live as long as the key."""
+    size = getattr(aval, "size", _COMPARED_ELEMENTS + 1)
+    # Looking at a large array would copy it from the device.
+    if isinstance(val, core.Tracer) or (isinstance(val, jax.Array) and size > _COMPARED_ELEMENTS):
+        return (id(val),), val
+    try:
+        array = np.asarray(val)
+    except Exception:
+        # Typed PRNG keys, and arrays on other hosts.
+        return (id(val),), val
+    kind = (str(aval.dtype), array.shape, aval.weak_type)
+    if size <= _COMPARED_ELEMENTS:
+        return (*kind, array.tobytes()), None
+    return (*kind, array.strides, array.__array_interface__["data"][0]), array
+
+
+def _descend(node: Node, position: int, pred: Atom, answer: bool) -> Node:
     if not node.finished:
         node.pred = pred
     if node.pred is not pred or position != len(node.ops):
@@ -124,14 +142,13 @@ def _turn(node: Node, position: int, pred: Atom, answer: bool) -> Node:
 
 def _with_origins(eqns: Sequence[Any], origins: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
     custom = [eqn for eqn in eqns if eqn.params.keys() & RULES]
-    if len(custom) != len(origins):  # the recording inlined some
-        origins = [None] * len(custom)
-    found = dict(zip(map(id, custom), origins, strict=True))
+    # The numbers differ if the recording inlined some of the calls.
+    found = dict(zip(map(id, custom), origins)) if len(custom) == len(origins) else {}
     return ((eqn, found.get(id(eqn))) for eqn in eqns)
 
 
 def _step(node: Node, position: int, new: Equation) -> Equation:
-    """The next equation of a path: the recorded one where there is one."""
+    """Returns the next equation of a path, which an earlier path may have recorded."""
     eqn, ins = new.eqn, new.ins
     if not node.finished:
         new.outs = [Value(var.aval) for var in eqn.outvars]
@@ -140,13 +157,14 @@ def _step(node: Node, position: int, new: Equation) -> Equation:
     if position >= len(node.ops):
         raise NondeterministicError
     op = node.ops[position]
-    known = op.eqn
     # Parameters are not compared here: callables in them are new in every run.
-    if known.primitive is not eqn.primitive or len(ins) != len(op.ins):
-        raise NondeterministicError
-    if [var.aval for var in eqn.outvars] != [value.aval for value in op.outs]:
-        raise NondeterministicError
-    if not all(map(_same_or_opaque, op.ins, ins)):
+    is_known = (
+        op.eqn.primitive is eqn.primitive
+        and len(op.ins) == len(ins)
+        and [value.aval for value in op.outs] == [var.aval for var in eqn.outvars]
+        and all(map(_same_or_opaque, op.ins, ins))
+    )
+    if not is_known:
         raise NondeterministicError
     return op
 
@@ -159,44 +177,35 @@ def _same_or_opaque(a: Atom, b: Atom) -> bool:
     return not a.comparable and not b.comparable and a.aval == b.aval
 
 
-def common_type(avals: Sequence[Any]) -> Any:
-    """The dtype to cast to, or None where all types are equal already."""
-    kinds = {(aval.dtype, getattr(aval, "weak_type", False)) for aval in avals}
-    if len(kinds) == 1:
-        return None
-    dtypes = {dtype for dtype, _ in kinds}
+def common_type(avals: Sequence[Any]) -> tuple[Any, bool] | None:
+    """Returns the dtype in which all fit and whether it is weak. None if there is none, as for a key and a number."""
+    types = {(aval.dtype, getattr(aval, "weak_type", False)) for aval in avals}
+    if len(types) == 1:
+        return types.pop()
+    dtypes = {dtype for dtype, _ in types}
     if len(dtypes) == 1:
-        return dtypes.pop()
-    with jax.numpy_dtype_promotion("standard"):
-        return jax.numpy.result_type(*(_scalar(*kind) for kind in kinds))
-
-
-def have_common_type(avals: Sequence[Any]) -> bool:
-    """False for a PRNG key and a number."""
+        return dtypes.pop(), False
+    # `result_type` knows no weak dtypes, but Python numbers.
+    scalars = [np.zeros((), dtype).item() if weak else dtype for dtype, weak in types]
     try:
-        common_type(avals)
+        with jax.numpy_dtype_promotion("standard"):
+            return jax.numpy.result_type(*scalars), False
     except TypeError:
-        return False
-    return True
-
-
-def _scalar(dtype: Any, weak: bool) -> Any:
-    """What stands for this dtype in `result_type`, which has no weak dtypes."""
-    return np.zeros((), dtype).item() if weak else dtype
+        return None
 
 
 def _cast(leaf: Node, atom: Atom, target: Any) -> Atom:
-    aval = atom.aval
-    if target is None or (aval.dtype == target and not aval.weak_type):
+    dtype, weak = target
+    if atom.aval.dtype == dtype and (weak or not atom.aval.weak_type):
         return atom
-    out = Value(aval.update(dtype=np.dtype(target), weak_type=False))
+    out = Value(atom.aval.update(dtype=dtype, weak_type=False))
     leaf.ops.append(Equation(None, [atom], [out]))
     return out
 
 
-def _block(node: Node) -> Block:
+def _merged(node: Node) -> Block:
     if node.outs is not None:
         return Block(node.ops, node.outs)
     assert node.pred is not None
-    rest = join(node.pred, _block(node.children[True]), _block(node.children[False]))
+    rest = join(node.pred, _merged(node.children[True]), _merged(node.children[False]))
     return Block([*node.ops, *rest.items], rest.outs)

@@ -1,9 +1,9 @@
-"""A loop on values as a primitive of JAX's, with a backward pass.
+"""A loop on values as a primitive of JAX, with a backward pass.
 
-Reading order: primitive, backward.
+Reading order: primitive (the loop and its batching), tangents (forward mode), backward (reverse mode).
 """
 
-# Importing this module registers the backward pass.
+# Importing this module registers the derivatives.
 from jaxpyop._paths.loop import backward as backward
 from jaxpyop._paths.loop.primitive import Loop as Loop
 from jaxpyop._paths.loop.primitive import bind_jaxprs as bind_jaxprs

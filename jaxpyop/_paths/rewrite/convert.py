@@ -1,10 +1,10 @@
-"""A Python function rewritten so that its `if`s and loops are calls of ours.
+"""Rewrites a Python function so that its `if`s and loops are calls of ours.
 
-The rewriting is AutoGraph's, as `diastatic-malt` has it (the extra ``loops``): ``while c: ...`` becomes
-``ag__.while_stmt(test, body, get_state, set_state, names, ...)``, where `ag__` is what `operators` gives. It needs the
-source text. The new code is compiled under the user's file and lines, so tracebacks and errors name what was written.
+AutoGraph does it, in the form of `diastatic-malt` (the extra ``loops``): ``while c: ...`` becomes
+``ag__.while_stmt(test, body, get_state, set_state, names, ...)``, where `ag__` stands for `operators`. It needs the
+source text. The new code is compiled under the user's file and lines, so tracebacks and errors name the user's own.
 
-Called functions are rewritten when they are called (see `calls`), unless they are a library's.
+The functions that it calls are rewritten when they are called (`operators.call`), unless they belong to a library.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
-import importlib
 import importlib.util
 import inspect
 import sysconfig
@@ -22,13 +21,10 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from jaxpyop._paths.follow import is_users
+from jaxpyop import _jaxcore as core
+from jaxpyop._paths.rewrite.syntax import ConversionError, WithoutTypes, check_statements, malt
 
 INSTALL = "pip install 'jaxpyop[loops]'"
-
-
-class ConversionError(Exception):
-    """A function cannot be rewritten; the text says why and what to do."""
 
 
 @functools.cache
@@ -38,21 +34,22 @@ def is_installed() -> bool:
 
 _lock = threading.RLock()
 _factories: weakref.WeakKeyDictionary[types.CodeType, dict[str, Any]] = weakref.WeakKeyDictionary()
-_MARK = "__jaxpyop_converted__"
+# The attribute that says of a function that it was rewritten.
+_CONVERTED = "__jaxpyop_converted__"
 
 
 def mark_converted(function: Any) -> Any:
-    """Say of a function that it is the result of rewriting (those defined in one are, too)."""
-    setattr(function, _MARK, True)
+    """Marks a function as rewritten. Functions that are defined inside a rewritten one are marked, too."""
+    setattr(function, _CONVERTED, True)
     return function
 
 
 def is_converted(function: Any) -> bool:
-    return getattr(function, _MARK, False)
+    return getattr(function, _CONVERTED, False)
 
 
 def converted(function: types.FunctionType, operators: Any) -> Callable[..., Any]:
-    """The function rewritten; it shares the closure, the defaults and the globals.
+    """Returns the function as it is rewritten, with the same closure, defaults and globals.
 
     Raises:
         ConversionError: it has no source, or uses what cannot be rewritten.
@@ -62,7 +59,8 @@ def converted(function: types.FunctionType, operators: Any) -> Callable[..., Any
     code = function.__code__
     with _lock:
         known = _factories.setdefault(code, {})
-        found = known.get(code.co_filename)  # codes that differ in their file only are equal
+        # Code objects that differ in their file only are equal.
+        found = known.get(code.co_filename)
         if found is None:
             found = known[code.co_filename] = _factory_or_reason(function, operators)
     if isinstance(found, str):
@@ -82,24 +80,25 @@ def _factory_or_reason(function: types.FunctionType, operators: Any) -> Any:
             return _transpiler()(operators).factory(function)
     except ConversionError as error:
         return f"{function.__qualname__} cannot be rewritten: {error}"
-    except Exception as error:  # whatever AutoGraph stumbles over
+    except Exception as error:
+        # AutoGraph raises many kinds of exceptions.
         name = function.__qualname__
         text = (str(error).splitlines() or [""])[0]
         if "multiple definitions" in text:
-            return f"{name} stands beside others in one line, and cannot be told from them: write it with def"
+            return f"{name} shares its line with other functions and cannot be told from them: write it with def"
         if isinstance(error, OSError) or "source" in type(error).__name__.lower():
-            return f"the source of {name} is needed to follow loops, and is not to be had: write it in a file"
+            return f"the source of {name}, which is needed to follow loops, cannot be found: write it in a file"
         return f"{name} cannot be rewritten ({type(error).__name__}: {text})"
 
 
 @contextlib.contextmanager
 def _short_walks() -> Iterator[None]:
-    """Have AutoGraph's analysis wait for each statement once.
+    """Has AutoGraph's analysis keep each statement in its queue once.
 
-    Its queue (diastatic-malt 2.15) takes a statement as often as one before it changes, which for `if`s in a row
-    doubles at each: forty do not end. The result is the same.
+    The queue of diastatic-malt 2.15 takes a statement again for each change before it. With `if`s in a row the number
+    doubles at each, and an analysis of forty does not end. The result is the same.
     """
-    visitor = _malt("pyct.cfg").GraphVisitor
+    visitor = malt("pyct.cfg").GraphVisitor
     original = visitor._visit_internal
     visitor._visit_internal = _walk
     try:
@@ -122,13 +121,9 @@ def _walk(visitor: Any, mode: Any) -> None:
                 waiting.setdefault(following)
 
 
-def _malt(name: str) -> Any:
-    return importlib.import_module(f"malt.{name}")  # which has no types
-
-
 @functools.cache
 def _transpiler() -> Any:
-    converter, api, transpiler = map(_malt, ("core.converter", "impl.api", "pyct.transpiler"))
+    converter, api, transpiler = map(malt, ("core.converter", "impl.api", "pyct.transpiler"))
     features = (converter.Feature.EQUALITY_OPERATORS, converter.Feature.ASSERT_STATEMENTS)
     options = converter.ConversionOptions(recursive=True, user_requested=False, optional_features=features)
 
@@ -154,39 +149,14 @@ def _transpiler() -> Any:
             return factory
 
         def transform_ast(self, node: Any, ctx: Any) -> Any:
-            _check_statements(node)
-            return super().transform_ast(_WithoutTypes().visit(node), ctx)
+            check_statements(node)
+            return super().transform_ast(WithoutTypes().visit(node), ctx)
 
     return Transpiler
 
 
-# These parts become functions of their own, whose names are not those of the function around them.
-_PARTS = {"While": ("test",), "BoolOp": ("values",), "IfExp": ("body", "orelse")}
-
-
-def _check_statements(tree: ast.AST) -> None:
-    """Raise about what AutoGraph takes for something else."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Match):
-            raise ConversionError("it has a `match`: write `if` and `elif`")
-        parts = [getattr(node, name) for name in _PARTS.get(type(node).__name__, ())]
-        inner = [x for part in parts for top in (part if isinstance(part, list) else [part]) for x in ast.walk(top)]
-        if any(isinstance(x, ast.NamedExpr) for x in inner):
-            raise ConversionError("it has a `:=` in a condition: assign before the loop, and at the end of each turn")
-
-
-class _WithoutTypes(ast.NodeTransformer):
-    """`x: float = 1` as `x = 1`: the names of a loop are those of a function around it, which cannot have types."""
-
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> Any:
-        new = ast.Assign([node.target], node.value) if node.value else ast.Pass()
-        anno = _malt("pyct.anno")
-        anno.copyanno(node, new, anno.Basic.ORIGIN)
-        return ast.copy_location(new, node)
-
-
 def _check_source(function: types.FunctionType) -> None:
-    """Raise where the text that is found is not what the function was compiled from: the file was changed."""
+    """Raises if the source is too short for the function: the file was changed after it was compiled."""
     lines, first = inspect.findsource(function)
     count = max((line or 0 for *_, line in function.__code__.co_lines()), default=0)
     if count > len(lines):
@@ -210,8 +180,8 @@ def _compiled(nodes: list[ast.stmt], function: types.FunctionType, future: Any) 
 
 
 def _locate(node: ast.AST, line: int, shift: int) -> None:
-    """Give a node and what is in it the user's lines: its own, or those of what it is in."""
-    anno = _malt("pyct.anno")
+    """Gives a node and the nodes in it the user's lines. A node without a line has that of the node around it."""
+    anno = malt("pyct.anno")
     origin = anno.getanno(node, anno.Basic.ORIGIN, default=None)
     if origin is not None:
         line = origin.loc.lineno + shift
@@ -231,11 +201,11 @@ _INSTALLED = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib"))
 
 
 def is_convertible(function: Any, home: str) -> bool:
-    """Whether a function is the user's: of the body's own package, or not installed at all."""
+    """Tells whether a function is the user's: of the body's own package, or not installed."""
     if not isinstance(function, types.FunctionType) or is_converted(function):
         return False
     filename = function.__code__.co_filename
-    if not is_users(filename):
+    if not core.is_users_file(filename):
         return False
     return package_of(function) == home or not filename.startswith(_INSTALLED)
 

@@ -1,7 +1,7 @@
-"""What rewritten code calls: the statements and expressions of Python, for values too.
+"""The functions that rewritten code calls, one for each kind of statement and expression, and one for calls.
 
-The names are those that AutoGraph writes (`ag__.if_stmt`, ...). Each does what Python does unless a traced value
-decides; then `branches` and `turns` make a `lax.cond` or a loop of it.
+The names are those that AutoGraph writes (`ag__.if_stmt`, ...). Each does what Python does, unless a traced value
+decides. Then `if_statements` and `loop_statements` make a `lax.cond` or a loop of it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import builtins
 import functools
 import inspect
-import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -17,24 +16,18 @@ from typing import Any
 import jax
 
 from jaxpyop import _jaxcore as core
-from jaxpyop._paths.follow import RAISING, calling_line
-from jaxpyop._paths.rewrite.branches import and_, choose, if_exp, not_, or_
-from jaxpyop._paths.rewrite.convert import ConversionError, converted, is_converted, is_convertible, mark_converted
-from jaxpyop._paths.rewrite.state import (
-    Undefined,
-    UndefinedReturnValue,
-    Variables,
-    following,
-    is_followed,
-    is_traced,
-    refuse,
-    weakened,
-)
-from jaxpyop._paths.rewrite.turns import TracedRange, run_for, run_while
+from jaxpyop._paths.follow import RAISING
+from jaxpyop._paths.rewrite.context import context, is_traced, is_tracing, refuse
+from jaxpyop._paths.rewrite.convert import converted, is_converted, is_convertible, mark_converted
+from jaxpyop._paths.rewrite.if_statements import and_, choose, if_exp, not_, or_
+from jaxpyop._paths.rewrite.loop_statements import TracedRange, run_for, run_while
+from jaxpyop._paths.rewrite.syntax import ConversionError
+from jaxpyop._paths.rewrite.values import weakened
+from jaxpyop._paths.rewrite.variables import Undefined, UndefinedReturnValue, Variables
 
 
 class FunctionScope:
-    """Stands around the body of a rewritten function."""
+    """Surrounds the body of a rewritten function."""
 
     def __init__(self, *_: Any) -> None:
         pass
@@ -49,8 +42,7 @@ class FunctionScope:
         if isinstance(value, UndefinedReturnValue):
             return None
         if is_traced(did_return) and value is not None:
-            place = calling_line(sys._getframe(1))
-            refuse("a path ends without `return`, and others return a value", "end every path with a `return`", place)
+            refuse("a path ends without `return`, and others return a value", "end every path with a `return`")
         return value
 
 
@@ -86,8 +78,7 @@ def for_stmt(items: Any, test: Any, body: Any, get: Any, write: Any, names: Sequ
 
 def assert_stmt(condition: Any, message: Callable[[], Any]) -> None:
     if is_traced(condition):
-        place = calling_line(sys._getframe(1))
-        refuse("an assert of a traced value cannot stop a compiled program", f"leave it out, {RAISING}", place)
+        refuse("an assert of a traced value cannot stop a compiled program", f"leave it out, {RAISING}")
     if not condition:
         raise AssertionError(message())
 
@@ -96,9 +87,9 @@ def assert_stmt(condition: Any, message: Callable[[], Any]) -> None:
 
 
 def call(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None, _: Any = None) -> Any:
-    """A call: of the user's functions as they are rewritten, of others as they are."""
+    """Calls a function: the rewritten one if it is the user's, and the function itself if it is not."""
     kwargs = kwargs or {}
-    if not is_followed():
+    if not is_tracing():
         return function(*args, **kwargs)
     if isinstance(function, functools.partial):
         return call(function.func, (*function.args, *args), {**function.keywords, **kwargs})
@@ -119,7 +110,7 @@ def call(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None, _
 
 
 def _kind_of(dtype: Any) -> type:
-    """The Python type of what `x.item()` gives."""
+    """Returns the Python type of `x.item()`."""
     if dtype.kind == "b":
         return bool
     return int if jax.dtypes.issubdtype(dtype, jax.numpy.integer) else float
@@ -128,35 +119,32 @@ def _kind_of(dtype: Any) -> type:
 def _call_builtin_type(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     if function is range and any(map(is_traced, args)):
         return TracedRange(*args)
-    if function is bool and len(args) == 1 and is_traced(args[0]) and args[0].size == 1:
-        return not_(not_(args[0]))
-    if function in (float, int) and len(args) == 1 and is_traced(args[0]) and args[0].size == 1:
-        return _number(args[0], function)
+    if function in (bool, float, int) and len(args) == 1 and is_traced(args[0]) and args[0].size == 1:
+        return not_(not_(args[0])) if function is bool else _number(args[0], function)
     if function is super and not args:
-        place = calling_line(sys._getframe(2))
-        refuse("super() without arguments", "write super(TheClass, self)", place)
+        refuse("super() has no arguments in a rewritten method", "write super(TheClass, self)")
     return function(*args, **kwargs)
 
 
 def _number(x: Any, kind: type) -> Any:
-    """What stands for a Python number: a value that takes the types of others, and has no derivative."""
+    """Returns what stands for a Python number: a value that takes the dtypes of others, and has no derivative."""
     if jax.dtypes.issubdtype(x.dtype, jax.numpy.complexfloating):
-        return kind(x)  # which is refused
+        # The tracer refuses this.
+        return kind(x)
     if not (kind is float and jax.dtypes.issubdtype(x.dtype, jax.numpy.floating)):
         x = jax.lax.convert_element_type(x, jax.dtypes.canonicalize_dtype(kind))
     return weakened(jax.lax.stop_gradient(x.reshape(())))
 
 
 def _rewritten(function: Any) -> Any:
-    """The function as the program needs it, or as it is where that cannot be had."""
+    """Returns the function as it is rewritten, or the function itself if it cannot be."""
     if is_converted(function):
         return function
-    if not is_convertible(function, following().home):
+    if not is_convertible(function, context().home):
         return functools.partial(_library, function)
     try:
         return converted(function, OPERATORS)
-    except ConversionError as error:
-        following().unconverted.append(str(error))
+    except ConversionError:
         return function
 
 
@@ -165,34 +153,36 @@ def _library(function: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _own_call(function: Any) -> Any:
-    """The `__call__` of an object of the user's class."""
+    """Returns the `__call__` of an object of the user's class, None for other objects."""
     method = inspect.getattr_static(type(function), "__call__", None)
-    return method if is_convertible(method, following().home) or is_converted(method) else None
+    return method if is_convertible(method, context().home) or is_converted(method) else None
 
 
 def _call_library(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Call what is not rewritten; the user's functions among its arguments are."""
+    """Calls a function that is not rewritten. The user's functions among its arguments are."""
     inner = getattr(function, "__wrapped__", None)
-    if inner is not None and hasattr(function, "lower"):  # a jitted function
+    if inner is not None and hasattr(function, "lower"):
         try:
             return function(*args, **kwargs)
         except jax.errors.TracerBoolConversionError:
-            return call(inner, args, kwargs)  # its `if`s become part of this program
+            # The `if`s of the jitted function become part of this program.
+            return call(inner, args, kwargs)
     if getattr(getattr(function, "__code__", None), "co_filename", "").startswith(core.PACKAGE):
-        return function(*args, **kwargs)  # an op, which has a way of its own with what it is given
+        # One of our ops does with functions among its arguments what it has to do.
+        return function(*args, **kwargs)
     args = [_as_argument(a) for a in args]
     return function(*args, **{name: _as_argument(a) for name, a in kwargs.items()})
 
 
 def _as_argument(x: Any) -> Any:
-    if isinstance(x, types.FunctionType) and is_convertible(x, following().home):
+    if isinstance(x, types.FunctionType) and is_convertible(x, context().home):
         found = _rewritten(x)
         return functools.update_wrapper(found, x) if found is not x else x
     return x
 
 
-def _least(keep_first: Callable[[Any, Any], Any], original: Any, *args: Any, **kwargs: Any) -> Any:
-    """`min` and `max` of scalars."""
+def _extremum(keep_first: Callable[[Any, Any], Any], original: Any, *args: Any, **kwargs: Any) -> Any:
+    """Evaluates `min` or `max` of scalars."""
     values: Any = args
     if len(args) == 1:
         values = args[0] if isinstance(args[0], (list, tuple)) else ()
@@ -206,15 +196,14 @@ def _least(keep_first: Callable[[Any, Any], Any], original: Any, *args: Any, **k
 
 def _refused_call(function: Any) -> Callable[..., Any]:
     def refused(*_: Any, **__: Any) -> Any:
-        place = calling_line(sys._getframe(1))
-        refuse(f"{function.__name__}() sees other names in a body with loops on values", "name what is needed", place)
+        refuse(f"{function.__name__}() sees other names in a rewritten body", "write the names that are needed")
 
     return refused
 
 
 _OURS: dict[Any, Callable[..., Any]] = {
-    builtins.min: functools.partial(_least, lambda a, b: a < b, min),
-    builtins.max: functools.partial(_least, lambda a, b: a > b, max),
+    builtins.min: functools.partial(_extremum, lambda a, b: a < b, min),
+    builtins.max: functools.partial(_extremum, lambda a, b: a > b, max),
     **{f: _refused_call(f) for f in (builtins.eval, builtins.exec, builtins.locals)},
 }
 

@@ -1,8 +1,9 @@
-"""A recorded turn of a loop, for inputs that no longer give way to other types.
+"""An iteration that was recorded for Python numbers, used again for arrays of the same dtypes.
 
-A Python number before a loop is often an array after its first turn (`total = 0.0`, then `total += x`): its dtype is
-the same, but it no longer gives way to others. The turn would have to be recorded again, and so would each loop in
-it, which doubles with every level. Where nothing gave way in what was recorded, the recording holds for both.
+A Python number before a loop is often an array after its first iteration (`total = 0.0`, then `total += x`). Its dtype
+is the same, but it is no longer weak: it does not take the dtypes of others. The iteration would have to be recorded
+again, and so would each loop in it, which doubles the time with every level. If nothing in the recording took another
+dtype, the recording holds for both.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ from jaxpyop._paths.loop import Loop
 _convert_p = jax.lax.convert_element_type_p
 
 
-def strengthened(closed: Any, marks: Sequence[bool], structs: Sequence[Any]) -> Any:
-    """The closed jaxpr for inputs of full types where marked, or None where it might have been another one.
+def with_full_types(closed: Any, changed: Sequence[bool], structs: Sequence[Any]) -> Any:
+    """Returns the closed jaxpr for inputs of full types, or None if a new recording might be another one.
 
     Args:
-        closed: recorded with inputs of which each marked one is made weak at first.
-        marks: one for each input.
+        closed: the recording, in which each changed input is made weak at first.
+        changed: for each input whether it was weak and no longer is.
         structs: the inputs.
     """
     jaxpr, consts = core.opened(closed)
-    inputs = {v for v, mark in zip(jaxpr.invars[len(consts) :], marks, strict=True) if mark}
+    inputs = {v for v, was_weak in zip(jaxpr.invars[len(consts) :], changed, strict=True) if was_weak}
     weak = {eqn.invars[0]: eqn.outvars[0] for eqn in jaxpr.eqns if _is_start(eqn, inputs)}
     eqns = [eqn for eqn in jaxpr.eqns if not _is_start(eqn, inputs)]
     if weak.keys() != inputs or any(v in inputs for eqn in eqns for v in _variables(eqn.invars)):
@@ -47,13 +48,13 @@ def _variables(atoms: Sequence[Any]) -> list[Any]:
 
 
 def _holds(eqns: Sequence[Any], weak: set[Any]) -> bool:
-    """Whether no value that depends on the weak ones gave way, as far as can be seen."""
+    """Tells whether no value that depends on the weak ones took another dtype, as far as can be seen."""
     for eqn in eqns:
-        given = [v for v in _variables(eqn.invars) if v in weak]
-        if not given:
+        operands = [v for v in _variables(eqn.invars) if v in weak]
+        if not operands:
             continue
         if eqn.primitive is _convert_p:
-            if eqn.params["weak_type"] or eqn.params["new_dtype"] != given[0].aval.dtype:
+            if eqn.params["weak_type"] or eqn.params["new_dtype"] != operands[0].aval.dtype:
                 return False
         elif any(isinstance(x, (*core.JAXPR_TYPES, Loop)) or callable(x) for x in jax.tree.leaves(eqn.params)):
             return False

@@ -1,7 +1,7 @@
-"""The program that recorded paths become: equations and decisions.
+"""The program that recorded paths become: equations and decisions, and how it is evaluated.
 
-Values are compared by identity: one `Value` per equation result, and one `Const`
-per distinct constant, so that two paths that mention 2.0 mention the same atom.
+Atoms are compared by identity. Each result of an equation is one `Value`, and each distinct constant is one `Const`, so
+two paths that mention 2.0 mention the same atom.
 """
 
 from __future__ import annotations
@@ -15,21 +15,20 @@ import numpy as np
 
 from jaxpyop import _jaxcore as core
 
-# A constant up to this many elements is compared by its bytes, a larger one by
-# where it lies in memory: a body may close over a large table.
-_COMPARED_ELEMENTS = 4096
-
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Value:
-    """An input of the body or the result of an equation."""
+    """An input of the body, or a result of an equation or of a decision."""
 
     aval: Any
 
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Const:
-    """A literal or a value that the body closes over (tracers included)."""
+    """A literal, or a value that the body closes over, which may be a tracer.
+
+    `comparable` is False if the constant is known by its identity alone.
+    """
 
     val: Any
     aval: Any
@@ -41,10 +40,10 @@ Atom = Value | Const
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Equation:
-    """One equation: a recorded one, or a cast that was added (`eqn` is None).
+    """A recorded equation, or a cast that was added (`eqn` is None).
 
-    `origin` are the user's functions behind the call of a custom derivative,
-    where they are known: JAX wraps them anew in every run.
+    `origin` holds the user's functions behind the call of a custom derivative, where they are known. JAX wraps them
+    anew in every run.
     """
 
     eqn: Any
@@ -61,9 +60,9 @@ class Equation:
 class Branch:
     """A decision between sides, which all have the results `outs`.
 
-    The first test whose predicate has the given truth value decides: test `i`
-    takes the side `targets[i]`, and `targets[-1]` is for none of them. One test is
-    a `lax.cond`; more are what ``elif``, ``and`` and ``or`` make, a `lax.switch`.
+    The first test whose predicate has the given truth value decides. Test `i` leads to the side `targets[i]`, and
+    `targets[-1]` is the side if no test succeeds. A branch with one test is a `lax.cond`. Those with more tests come
+    from ``elif``, ``and`` and ``or``, and are a `lax.switch`.
     """
 
     tests: Sequence[tuple[Atom, bool]]
@@ -87,41 +86,20 @@ class Block:
     outs: Sequence[Atom]
 
 
-def const_key(val: Any, aval: Any) -> tuple[Any, Any]:
-    """A key equal for equal constants, and what must live as long as the key."""
-    if isinstance(val, core.Tracer):
-        return (id(val),), val
-    size = getattr(aval, "size", _COMPARED_ELEMENTS + 1)
-    if isinstance(val, jax.Array) and size > _COMPARED_ELEMENTS:
-        return (id(val),), val  # looking at it would copy it from the device
-    try:
-        array = np.asarray(val)
-    except Exception:  # typed PRNG keys, arrays on other hosts
-        return (id(val),), val
-    kind = (str(aval.dtype), array.shape, aval.weak_type)
-    if size <= _COMPARED_ELEMENTS:
-        return (*kind, array.tobytes()), None
-    pointer = array.__array_interface__["data"][0]
-    return (*kind, array.strides, pointer), array
-
-
 def block_size(block: Block) -> int:
     return sum(item.size for item in block.items)
 
 
 def has_effects(block: Block) -> bool:
-    """True where an equation must run although nothing uses its results."""
-    for item in block.items:
-        if isinstance(item, Branch):
-            if any(map(has_effects, item.sides)):
-                return True
-        elif item.eqn is not None and item.eqn.effects:
-            return True
-    return False
+    """Tells whether an equation must run even if nothing uses its results."""
+    return any(
+        any(map(has_effects, item.sides)) if isinstance(item, Branch) else item.eqn is not None and item.eqn.effects
+        for item in block.items
+    )
 
 
 def free_values(block: Block) -> Iterator[Value]:
-    """The values that a block uses and does not define, repetitions included."""
+    """Yields the values that a block uses and does not define. A value may come several times."""
     defined: set[int] = set()
     for item in block.items:
         yield from _outer(_inputs(item), defined)
@@ -143,11 +121,11 @@ def _outer(atoms: Iterable[Atom], defined: set[int]) -> Iterator[Value]:
 
 
 def evaluate(block: Block, env: dict[int, Any]) -> list[Any]:
-    """Run a block under the current trace.
+    """Runs a block under the current trace.
 
     Args:
         block: the program.
-        env: the JAX values of the block's free `Value`s, by identity.
+        env: the JAX values of the block's free `Value`s, by the `id` of these.
     """
 
     def read(atom: Atom) -> Any:
@@ -156,8 +134,10 @@ def evaluate(block: Block, env: dict[int, Any]) -> list[Any]:
     for item in block.items:
         if isinstance(item, Branch):
             outs = _decide(item, env, [read(pred) for pred, _ in item.tests])
+        elif item.eqn is None:
+            outs = [jax.lax.convert_element_type(read(item.ins[0]), item.outs[0].aval.dtype)]
         else:
-            outs = _bind(item, [read(atom) for atom in item.ins])
+            outs = core.run_equation(item.eqn, [read(atom) for atom in item.ins])
         env.update(zip(map(id, item.outs), outs, strict=True))
     return [read(atom) for atom in block.outs]
 
@@ -168,8 +148,8 @@ def _decide(branch: Branch, env: dict[int, Any], preds: Sequence[Any]) -> Sequen
     def function(block: Block) -> Callable[..., list[Any]]:
         return lambda *vals: evaluate(block, dict(zip(free, vals, strict=True)))
 
-    # The values go in as operands: closed-over concrete arrays would be
-    # constants of the branches, a new compilation for every eager call.
+    # The values go in as operands. Concrete arrays that the branches close over would be constants, and every eager
+    # call would compile again.
     operands = [env[key] for key in free]
     sides = list(map(function, branch.sides))
     if len(preds) == 1:
@@ -182,9 +162,3 @@ def _decide(branch: Branch, env: dict[int, Any], preds: Sequence[Any]) -> Sequen
         target, truth = np.int32(branch.targets[i]), branch.tests[i][1]
         index = jax.lax.select(preds[i], *((target, index) if truth else (index, target)))
     return jax.lax.switch(index, sides, *operands)
-
-
-def _bind(op: Equation, vals: list[Any]) -> Sequence[Any]:
-    if op.eqn is None:
-        return [jax.lax.convert_element_type(vals[0], op.outs[0].aval.dtype)]
-    return core.run_equation(op.eqn, vals)

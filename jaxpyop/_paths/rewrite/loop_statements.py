@@ -1,0 +1,348 @@
+"""`while` and `for` on traced values: what they assign becomes the state of a loop in the program.
+
+One iteration is recorded, with a value for each thing that the loop assigns. The types of these values are those in
+which the values before the loop and after an iteration both fit. A loop whose condition is a Python value is run by
+Python until its condition is traced (as after a ``break`` on a value).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpyop import _jaxcore as core
+from jaxpyop._paths.follow import common_type, predicate
+from jaxpyop._paths.loop import bind_jaxprs
+from jaxpyop._paths.rewrite.context import attempt, context, is_traced, refuse
+from jaxpyop._paths.rewrite.if_statements import and_, choose
+from jaxpyop._paths.rewrite.snapshot import Snapshot
+from jaxpyop._paths.rewrite.values import cast, is_value, weakened
+from jaxpyop._paths.rewrite.variables import (
+    Flattened,
+    Recording,
+    Undefined,
+    UnmergeableError,
+    Variables,
+    flattened,
+    is_same_leaf,
+    leaves_of,
+)
+from jaxpyop._paths.rewrite.weak_types import with_full_types
+
+# A `for` over at most so many Python values that may end early on a traced value is unrolled.
+UNROLLED = 16
+
+_WRITE = 'write it with jax.lax.while_loop, split the body into several traced ops, or write mode="eager"'
+_FIXED_LENGTH = "make an array of a fixed length before the loop, and write x = x.at[i].set(value) in it"
+
+
+def run_while(test: Callable[[], Any], body: Callable[[], None], variables: Callable[[], Variables]) -> None:
+    while True:
+        go = test()
+        if is_traced(go):
+            _LoopBuilder(test, body, variables(), context().max_steps).run()
+            return
+        if not go:
+            return
+        body()
+
+
+def run_for(
+    items: Any, test: Callable[[], Any] | None, body: Callable[[Any], None], variables: Callable[[], Variables]
+) -> None:
+    if isinstance(items, TracedRange):
+        _run_counted(items, test, body, variables(), context().max_steps)
+        return
+    rest = iter(items)
+    for number, item in enumerate(rest):
+        go = test() if test else True
+        if is_traced(go):
+            assert test is not None
+            if not _in_one_loop(items, number, test, body, variables):
+                _unroll([item, *rest], test, body, variables)
+            return
+        if not go:
+            return
+        body(item)
+
+
+def _unroll(items: Iterable[Any], test: Any, body: Callable[[Any], None], variables: Any) -> None:
+    for item in items:
+        go = test()
+        if is_traced(go):
+            choose(go, lambda item=item: body(item), lambda: None, variables(), watched=(body, test))
+        elif go:
+            body(item)
+
+
+def _in_one_loop(items: Any, number: int, test: Any, body: Any, variables: Any) -> bool:
+    """Tries to make one loop of the rest of a long `for` that ends on a traced value. Tells whether it could."""
+    if not isinstance(items, (range, jax.Array)) or len(items) - number <= UNROLLED:
+        return False
+    rest = len(items) - number
+    if isinstance(items, range):
+        counted, iteration = TracedRange(*(int(n) for n in (items[number], items.stop, items.step))), body
+    else:
+        counted, iteration = TracedRange(number, len(items), 1), lambda k: body(items[k])
+    return attempt(lambda: _run_counted(counted, test, iteration, variables(), rest, watched=body))
+
+
+# ---------------------------------------------------------------------- ranges
+
+
+class TracedRange:
+    """A `range` of which a limit or the step is traced."""
+
+    def __init__(self, *limits: Any) -> None:
+        start, stop, step = limits if len(limits) == 3 else (*limits, 1) if len(limits) == 2 else (0, *limits, 1)
+        for limit in (start, stop, step):
+            if not (isinstance(limit, (int, np.integer)) or _is_integer_scalar(limit)):
+                what = jax.typeof(limit).str_short() if is_value(limit) else repr(limit)
+                raise TypeError(f"range() takes integers, got {what}; write range(n.astype(int))")
+        if not is_traced(step) and not step:
+            raise ValueError("range() arg 3 must not be zero")
+        self.start, self.stop, self.step = start, stop, step
+
+    def __iter__(self) -> Iterator[Any]:
+        self._refuse("is used where Python needs its numbers")
+
+    def __len__(self) -> int:
+        self._refuse("has no length that Python could know")
+
+    def _refuse(self, why: str) -> NoReturn:
+        advice = f"write a plain `for i in range(n):` loop, jnp.arange with a fixed length, or {_WRITE}"
+        refuse(f"a range of a traced number {why}", advice)
+
+    def goes_on(self, i: Any) -> Any:
+        if not is_traced(self.step):
+            return i < self.stop if self.step > 0 else i > self.stop
+        return jnp.where(self.step > 0, i < self.stop, i > self.stop)
+
+
+def _is_integer_scalar(x: Any) -> bool:
+    return isinstance(x, jax.Array) and x.ndim == 0 and bool(jax.dtypes.issubdtype(x.dtype, np.integer))
+
+
+def _run_counted(
+    items: TracedRange, test: Any, body: Callable[[Any], None], outer: Variables, bound: int | None, watched: Any = None
+) -> None:
+    """Runs a `for` over a range. Its counter is one more variable of the loop."""
+    i: Any = items.start
+    if is_traced(items.stop) and not is_traced(i) and items.stop.dtype != jnp.int32:
+        # The counter has a type in which it can reach the end.
+        i = jnp.asarray(i, items.stop.dtype)
+
+    def write(values: Sequence[Any]) -> None:
+        nonlocal i
+        outer.set(values[:-1])
+        i = values[-1]
+
+    def iteration() -> None:
+        nonlocal i
+        body(i)
+        i = i + items.step
+
+    def goes_on() -> Any:
+        return and_(lambda: items.goes_on(i), test) if test else items.goes_on(i)
+
+    names = (*outer.names, "the counter")
+    variables = Variables(names, lambda: (*outer.get(), i), write, len(names))
+    _LoopBuilder(goes_on, iteration, variables, bound, watched or body).run()
+
+
+# ---------------------------------------------------------------------- loops
+
+
+class _LoopBuilder:
+    """Records one loop, and adds it to the program.
+
+    Args:
+        test: says whether to go on, from the variables as they are set.
+        body: runs one iteration.
+        variables: what the loop assigns.
+        bound: how many iterations there can be at most, None if that is not known.
+        watched: the user's function in `body`, if `body` is not the user's.
+    """
+
+    def __init__(self, test: Any, body: Any, variables: Variables, bound: int | None, watched: Any = None) -> None:
+        self.test, self.body, self.variables, self.bound = test, body, variables, bound
+        self.watched = watched or body
+
+    def run(self) -> None:
+        self._flatten(self.variables.before)
+        if (name := self.variables.undefined_part) is not None:
+            self._refuse_undefined(name)
+        snapshot = Snapshot(self.watched, self.test)
+        try:
+            iteration = self._settled(snapshot)
+            test = self._record(lambda: [predicate(self._asked())])
+        finally:
+            snapshot.put_back()
+            self.variables.restore()
+        filename, line = core.users_line()
+        title = f"{context().title}: " if context().title else ""
+        state = [jax.lax.convert_element_type(x, t.dtype) for x, t in zip(self.leaves, self.types, strict=True) if t]
+        outs = bind_jaxprs(test.closed, iteration, state, self.bound, f"{title}{filename}:{line}")
+        self.variables.set(self._contents(outs))
+
+    def _flatten(self, values: Sequence[Any]) -> None:
+        """Sets the state of the loop: the leaves of the variables, and the avals of those that are values."""
+        self.flat = flattened(values)
+        self.leaves = leaves_of(self.flat)
+        self.types = [_type_of(leaf) if is_value(leaf) else None for leaf in self.leaves]
+
+    def _asked(self) -> Any:
+        go = self.test()
+        return go if is_traced(go) else jnp.asarray(bool(go))
+
+    def _settled(self, snapshot: Snapshot) -> Any:
+        """Records an iteration until the types of its results are those that it takes. Returns its closed jaxpr."""
+        # Each round widens a type, or is the last.
+        while True:
+            iteration = self._record(self._iteration)
+            self.variables.restore()
+            if (name := snapshot.put_back()) is not None:
+                what = f"`{name}` is changed in place inside of a loop on values, which happens once, while tracing"
+                refuse(what, _FIXED_LENGTH)
+            while not self._adjust(iteration):
+                if not self._strengthen(iteration):
+                    break
+            else:
+                return self._cast(iteration)
+
+    def _iteration(self) -> Sequence[Any]:
+        self.body()
+        return self.variables.get()
+
+    def _record(self, block: Callable[[], Sequence[Any]]) -> Recording:
+        def run(*xs: Any) -> Sequence[Any]:
+            self.variables.set(self._contents(xs))
+            return block()
+
+        try:
+            recording = Recording(run, self._structs())
+        except UnmergeableError:
+            refuse("an iteration of a loop on values leaves different things on its different paths", _WRITE)
+        recording.input_types = self._state_types()
+        return recording
+
+    def _state_types(self) -> list[Any]:
+        return [aval for aval in self.types if aval]
+
+    def _structs(self) -> list[Any]:
+        return [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in self._state_types()]
+
+    def _contents(self, xs: Sequence[Any]) -> list[Any]:
+        """Returns what the variables hold, given the values of the state."""
+        rest = iter(xs)
+        leaves = [
+            leaf if aval is None else weakened(next(rest)) if aval.weak_type else next(rest)
+            for leaf, aval in zip(self.leaves, self.types, strict=True)
+        ]
+        return [jax.tree.unflatten(f.tree, leaves[f.first : f.first + len(f.leaves)]) for f in self.flat]
+
+    def _adjust(self, iteration: Recording) -> bool:
+        """Tells whether an iteration leaves the types that it found. If not, widens the types of the state."""
+        if self._make_room_for_return(iteration):
+            return False
+        settled = True
+        for name, old, new in zip(self.variables.names, self.flat, iteration.variables, strict=True):
+            self._check_structure(name, old, new)
+            for k in range(len(old.leaves)):
+                settled = self._adjust_leaf(name, old, new, k, iteration) and settled
+        return settled
+
+    def _make_room_for_return(self, iteration: Recording) -> bool:
+        """Gives the result of a ``return`` in the loop a place in the state. Tells whether it had none yet."""
+        values = [f.content for f in self.flat]
+        found = False
+        for k, (old, new) in enumerate(zip(self.flat, iteration.variables, strict=True)):
+            if old.not_returned and not new.undefined:
+                outs = iteration.outs[new.first : new.first + len(new.leaves)]
+                pairs = zip(new.leaves, outs, strict=True)
+                avals = iteration.closed.out_avals
+                leaves = [leaf if out is None else _zero(avals[out]) for leaf, out in pairs]
+                values[k] = jax.tree.unflatten(new.tree, leaves)
+                found = True
+        if found:
+            self._flatten(values)
+        return found
+
+    def _check_structure(self, name: str, old: Flattened, new: Flattened) -> None:
+        if old.undefined and not new.undefined:
+            self._refuse_undefined(name)
+        if old.tree != new.tree:
+            what = f"`{name}` is {_shown(old)} before an iteration of a loop on values, and {_shown(new)} after it"
+            refuse(what, _FIXED_LENGTH)
+
+    def _refuse_undefined(self, name: str) -> NoReturn:
+        refuse(f"`{name}` gets its first value inside of a loop on values", "give it one before the loop")
+
+    def _adjust_leaf(self, name: str, old: Flattened, new: Flattened, k: int, iteration: Recording) -> bool:
+        at = old.first + k
+        before, out = self.types[at], iteration.outs[at]
+        if before is None or out is None:
+            if before is None and out is None and is_same_leaf(old.leaves[k], new.leaves[k]):
+                return True
+            what = type((new if before else old).leaves[k]).__name__
+            reason = f"`{name}` holds a {what} in a loop on values, and something else after an iteration"
+            refuse(reason, "a loop in the program carries arrays and numbers only")
+        after = iteration.closed.out_avals[out]
+        if after.shape != before.shape:
+            what = f"`{name}` has the shape {before.shape} before an iteration of a loop on values, and "
+            refuse(f"{what}{after.shape} after it", "give it its final shape before the loop")
+        target = common_type([before, after])
+        if target is None:
+            types = f"{before.str_short()} before an iteration of a loop on values, and {after.str_short()} after it"
+            refuse(f"`{name}` is {types}", "cast it")
+        if target == (before.dtype, before.weak_type):
+            return True
+        self.types[at] = core.ShapedArray(before.shape, target[0], weak_type=target[1])
+        return False
+
+    def _strengthen(self, iteration: Recording) -> bool:
+        """Makes a recorded iteration one for the types as they are now. Tells whether it need not be recorded again."""
+        types = self._state_types()
+        shapes = [[(a.shape, a.dtype) for a in avals] for avals in (types, iteration.input_types)]
+        if shapes[0] != shapes[1]:
+            return False
+        changed = [old.weak_type and not new.weak_type for old, new in zip(iteration.input_types, types, strict=True)]
+        closed = with_full_types(iteration.closed, changed, self._structs())
+        if closed is None:
+            return False
+        iteration.closed, iteration.input_types = closed, types
+        return True
+
+    def _cast(self, iteration: Recording) -> Any:
+        """Returns the iteration with results of the dtypes of its inputs."""
+        dtypes = [aval.dtype for aval in self._state_types()]
+        if [aval.dtype for aval in iteration.closed.out_avals] == dtypes:
+            return iteration.closed
+
+        def run(*xs: Any) -> list[Any]:
+            return [cast(x, dtype, False) for x, dtype in zip(core.run_closed(iteration.closed, *xs), dtypes)]
+
+        return core.record(run, self._structs())
+
+
+def _type_of(leaf: Any) -> Any:
+    aval = jax.typeof(leaf)
+    return core.ShapedArray(aval.shape, aval.dtype, weak_type=aval.weak_type)
+
+
+def _zero(aval: Any) -> Any:
+    zero = np.zeros(aval.shape, aval.dtype)
+    return zero.item() if aval.weak_type and not aval.shape else zero
+
+
+def _shown(variable: Flattened) -> str:
+    content = variable.content
+    if isinstance(content, (list, tuple, dict)):
+        return f"a {type(content).__name__} of {len(content)}"
+    if isinstance(content, Undefined) or content is None:
+        return "None" if content is None else "undefined"
+    return jax.typeof(content).str_short() if is_value(content) else f"a {type(content).__name__}"

@@ -1,0 +1,156 @@
+"""The variables that a statement assigns: read, set, flattened, and recorded with the block that assigns them.
+
+To record a statement, its variables are set, its block is called, and its variables are read. An array or a number in a
+variable becomes a value of the program. Anything else has to be the same whichever way the program takes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxpyop._paths.follow import record_paths
+from jaxpyop._paths.rewrite.context import marking_errors
+from jaxpyop._paths.rewrite.values import is_same_object, is_value
+
+
+class Undefined:
+    """A variable that has no value yet."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def read(self) -> Any:
+        raise UnboundLocalError(f"cannot access local variable {self.name!r} where it is not associated with a value")
+
+
+class UndefinedReturnValue(Undefined):
+    """The result of a function that has not come to a ``return`` yet."""
+
+    def __init__(self) -> None:
+        super().__init__("the result")
+
+
+class UnmergeableError(Exception):
+    """The two ways of an `if` leave in one variable what one program cannot hold."""
+
+
+@dataclasses.dataclass(eq=False)
+class Variables:
+    """The variables of one statement.
+
+    Attributes:
+        names: AutoGraph's names for them.
+        get: reads them.
+        set: sets them.
+        live: how many of them are read after the statement. These come first.
+        before: their values before the statement.
+    """
+
+    names: Sequence[str]
+    get: Callable[[], tuple[Any, ...]]
+    set: Callable[[Sequence[Any]], None]
+    live: int
+
+    def __post_init__(self) -> None:
+        self.before = self.get()
+
+    def restore(self) -> None:
+        self.set(self.before)
+
+    @property
+    def undefined_part(self) -> str | None:
+        """The name of an attribute or an entry that does not exist yet, if the statement would make one."""
+        pairs = zip(self.names, self.before, strict=True)
+        return next((n for n, v in pairs if isinstance(v, Undefined) and ("." in n or "[" in n)), None)
+
+
+@dataclasses.dataclass(eq=False)
+class Flattened:
+    """What a variable holds: a tree of leaves. `first` is the place of its first leaf among those of all variables."""
+
+    tree: Any
+    leaves: list[Any]
+    first: int
+
+    @property
+    def undefined(self) -> bool:
+        return len(self.leaves) == 1 and isinstance(self.leaves[0], Undefined)
+
+    @property
+    def not_returned(self) -> bool:
+        return len(self.leaves) == 1 and isinstance(self.leaves[0], UndefinedReturnValue)
+
+    @property
+    def content(self) -> Any:
+        return jax.tree.unflatten(self.tree, self.leaves)
+
+
+def flattened(values: Sequence[Any]) -> list[Flattened]:
+    found: list[Flattened] = []
+    first = 0
+    for value in values:
+        leaves, tree = jax.tree.flatten(value)
+        found.append(Flattened(tree, leaves, first))
+        first += len(leaves)
+    return found
+
+
+def leaves_of(variables: Sequence[Flattened]) -> list[Any]:
+    return [leaf for variable in variables for leaf in variable.leaves]
+
+
+def is_same_leaf(a: Any, b: Any) -> bool:
+    """Tells whether two leaves are the same on both ways, so that the program need not choose."""
+    return is_same_object(a, b) or (isinstance(a, Undefined) and isinstance(b, Undefined))
+
+
+class Recording:
+    """A block that was run and recorded: its program, and what its variables hold afterwards.
+
+    Attributes:
+        closed: the closed jaxpr, with a result for each leaf that is a value.
+        variables: what the variables hold.
+        outs: for each leaf the index of its result, or None.
+        input_types: of an iteration of a loop: the avals of its inputs.
+    """
+
+    input_types: Sequence[Any] = ()
+
+    def __init__(self, block: Callable[..., Sequence[Any]], args: Sequence[Any] = ()) -> None:
+        runs: list[list[Flattened]] = []
+
+        def run(*xs: Any) -> list[Any]:
+            runs.append(flattened(block(*xs)))
+            return [leaf for leaf in leaves_of(runs[-1]) if is_value(leaf)]
+
+        with marking_errors():
+            self.closed = record_paths(run, args)
+        self.variables = runs[0]
+        for other in runs[1:]:
+            self._unite(other)
+        indices = iter(range(len(self.closed.out_avals)))
+        self.outs = [next(indices) if is_value(leaf) else None for leaf in leaves_of(self.variables)]
+
+    def _unite(self, other: Sequence[Flattened]) -> None:
+        """Compares the leaves with those of another path of the block.
+
+        Raises:
+            UnmergeableError: a leaf that is not a value differs.
+        """
+        for mine, its in zip(self.variables, other, strict=True):
+            if mine.tree != its.tree:
+                raise UnmergeableError
+            for k, (a, b) in enumerate(zip(mine.leaves, its.leaves, strict=True)):
+                if not is_same_leaf(a, b):
+                    if not (is_value(a) and is_value(b)):
+                        raise UnmergeableError
+                    mine.leaves[k] = _VARIES
+
+
+# Stands for a leaf that differs between paths. It is a value, and not a number.
+_VARIES = np.zeros(())
