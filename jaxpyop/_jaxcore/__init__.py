@@ -37,8 +37,8 @@ from jaxpyop._jaxcore.frames import traceback_without_locals as traceback_withou
 from jaxpyop._jaxcore.frames import users_frame as users_frame
 from jaxpyop._jaxcore.frames import users_line as users_line
 from jaxpyop._jaxcore.frames import warn_user as warn_user
-from jaxpyop._jaxcore.frames import without_outer_library_frames as without_outer_library_frames
 from jaxpyop._jaxcore.frames import watching_returns as watching_returns
+from jaxpyop._jaxcore.frames import without_outer_library_frames as without_outer_library_frames
 from jaxpyop._jaxcore.jaxprs import JAXPR_TYPES as JAXPR_TYPES
 from jaxpyop._jaxcore.jaxprs import OMIT as OMIT
 from jaxpyop._jaxcore.jaxprs import HashedKey as HashedKey
