@@ -77,11 +77,12 @@ from jaxpyop._jaxcore.primitives import allocates_ref as allocates_ref
 from jaxpyop._jaxcore.primitives import compiled as compiled
 from jaxpyop._jaxcore.primitives import compiles_alone as compiles_alone
 from jaxpyop._jaxcore.primitives import function_behind as function_behind
+from jaxpyop._jaxcore.primitives import has_compiler_options as has_compiler_options
 from jaxpyop._jaxcore.primitives import is_high as is_high
 from jaxpyop._jaxcore.primitives import is_of_high_type as is_of_high_type
 from jaxpyop._jaxcore.primitives import is_of_jax as is_of_jax
+from jaxpyop._jaxcore.primitives import is_plain_jit as is_plain_jit
 from jaxpyop._jaxcore.primitives import is_ref as is_ref
-from jaxpyop._jaxcore.primitives import is_sharded_jit as is_sharded_jit
 from jaxpyop._jaxcore.primitives import jit_p as jit_p
 from jaxpyop._jaxcore.runtime import CALLBACK_LOGGER as CALLBACK_LOGGER
 from jaxpyop._jaxcore.runtime import backends_are_initialized as backends_are_initialized

@@ -46,11 +46,17 @@ def allocates_ref(primitive: Any) -> bool:
     return bool(primitive.ref_allocating)
 
 
-def is_sharded_jit(params: dict[str, Any]) -> bool:
-    """Tells whether the parameters of a `jit` give shardings."""
+def is_plain_jit(params: dict[str, Any]) -> bool:
+    """Tells whether the parameters of a `jit` give no effects, shardings or donated arguments."""
     # The class of a sharding that is not given has no public name up to JAX 0.12.
     shardings = (*params["in_shardings"], *params["out_shardings"])
-    return any(type(s).__name__ != "UnspecifiedValue" for s in shardings)
+    is_sharded = any(type(s).__name__ != "UnspecifiedValue" for s in shardings)
+    return not (is_sharded or params["jaxpr"].effects or any(params["donated_invars"]))
+
+
+def has_compiler_options(params: dict[str, Any]) -> bool:
+    """Tells whether the parameters of a `jit` give options for XLA."""
+    return bool(params["compiler_options_kvs"])
 
 
 def compiled(primitive: Any, params: dict[str, Any]) -> Callable[..., Any]:

@@ -13,8 +13,8 @@ from typing import Any
 import jax
 
 from jaxpyop import _jaxcore
-from jaxpyop._jaxcore import constants_of, jaxpr_of
-from jaxpyop._tape.ops import Operation, is_plain_jit, shared_op, with_name
+from jaxpyop._jaxcore import constants_of, is_plain_jit, jaxpr_of
+from jaxpyop._tape.ops import Operation, shared_op, with_name
 
 
 def hoisted(primitive: Any, params: dict[str, Any]) -> tuple[Operation, list[Any]] | None:

@@ -142,13 +142,19 @@ def shared_op(key: Hashable, make_function: Callable[[], Callable[..., list[Any]
     return _shared(key, make)
 
 
+# Whether a primitive holds jaxprs, for each primitive that was seen: looking at the parameters takes longer.
+_holds_jaxprs: dict[Any, bool] = {}
+
+
 def find_op_to_evaluate(primitive: Any, params: dict[str, Any], args: Sequence[Any]) -> Operation | None:
     """Returns the shared operation that evaluates a primitive on values without a tangent, if that saves time.
 
     It does for primitives that hold jaxprs: JAX looks a `jit` up for longer, and would compile a `scan` over a fresh
     function each time.
     """
-    if not jaxprs_in(params):
+    if (holds := _holds_jaxprs.get(primitive)) is None:
+        holds = _holds_jaxprs[primitive] = bool(jaxprs_in(params))
+    if not holds:
         return None
     op = find_op(primitive, params, args)
     if op.id is None or op.linearise_now or op.uses_refs:
@@ -173,18 +179,13 @@ def _only_equation(primitive: Any, params: dict[str, Any]) -> Any | None:
     if primitive is not _jaxcore.jit_p:
         return None
     jaxpr = jaxpr_of(params["jaxpr"])
-    if len(jaxpr.eqns) != 1 or jaxpr.constvars or jaxpr.is_high or not is_plain_jit(params):
+    is_high = _jaxcore.is_high(primitive, (), params)
+    if len(jaxpr.eqns) != 1 or jaxpr.constvars or is_high or not _jaxcore.is_plain_jit(params):
         return None
     eqn = jaxpr.eqns[0]
     is_all = list(eqn.invars) == list(jaxpr.invars) and list(eqn.outvars) == list(jaxpr.outvars)
     holds_functions = eqn.primitive in _jaxcore.CUSTOM_CALLS or jaxprs_in(eqn.params)
     return eqn if is_all and not holds_functions else None
-
-
-def is_plain_jit(params: dict[str, Any]) -> bool:
-    """Tells whether a `jit` has no effects, shardings or donated arguments."""
-    effects = jaxpr_of(params["jaxpr"]).effects
-    return not (effects or any(params["donated_invars"]) or _jaxcore.is_sharded_jit(params))
 
 
 def _calls_python(primitive: Any, params: dict[str, Any]) -> bool:
@@ -220,7 +221,7 @@ def _wants_own_function(primitive: Any, params: dict[str, Any]) -> bool:
     if primitive is _jaxcore.jit_p:
         eqns = params["jaxpr"].eqns
         nested = any(jaxprs_in(eqn.params) for eqn in eqns)
-        return len(eqns) <= 16 and not nested and not params["compiler_options_kvs"]
+        return len(eqns) <= 16 and not nested and not _jaxcore.has_compiler_options(params)
     return not _jaxcore.compiles_alone(primitive, bool(jaxprs_in(params)))
 
 

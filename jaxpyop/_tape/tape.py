@@ -167,14 +167,13 @@ class Tape(_jaxcore.KnownTrace):
 
     def _evaluate(self, primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> Any:
         """Evaluates a primitive on values without a tangent."""
+        if self.parent is EVAL_TRACE and _jaxcore.current_trace() is EVAL_TRACE:
+            # JAX 0.10 calls from inside of `bind`, where this trace is set already.
+            return _evaluate_eagerly(primitive, args, params)
         with set_current_trace(self.parent):
-            if self.parent is not EVAL_TRACE or _jaxcore.is_high(primitive, args, params):
-                return primitive.bind(*args, **params)
-            if (op := find_op_to_evaluate(primitive, params, args)) is None:
-                # This is what `bind` comes to, in less time.
-                return EVAL_TRACE.process_primitive(primitive, args, params)
-            outs = op.run(*args)
-            return [outs] if primitive.multiple_results and not op.multiple_results else outs
+            if self.parent is EVAL_TRACE:
+                return _evaluate_eagerly(primitive, args, params)
+            return primitive.bind(*args, **params)
 
     def _custom(
         self,
@@ -260,3 +259,13 @@ class Tape(_jaxcore.KnownTrace):
         self._values.append(value)
         self._free.append(slot)
         return slot
+
+
+def _evaluate_eagerly(primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> Any:
+    if _jaxcore.is_high(primitive, args, params):
+        return primitive.bind(*args, **params)
+    if (op := find_op_to_evaluate(primitive, params, args)) is None:
+        # This is what `bind` comes to, in less time.
+        return EVAL_TRACE.process_primitive(primitive, args, params)
+    outs = op.run(*args)
+    return [outs] if primitive.multiple_results and not op.multiple_results else outs

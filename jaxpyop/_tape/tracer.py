@@ -131,6 +131,7 @@ class TapeTracer(_jaxcore.Tracer):
         value = self.value
         return value.to_concrete_value() if isinstance(value, _jaxcore.Tracer) else value
 
+    # JAX asks for the contents of the values that a function closes over, in `jax.closure_convert`.
     def _contents(self) -> list[tuple[str, Any]]:
         return [("value", self.value), ("tangent", _jaxcore.differentiated())]
 
