@@ -70,7 +70,6 @@ from jaxpyop._jaxcore.lowering import ordered_buffer_callback as ordered_buffer_
 from jaxpyop._jaxcore.lowering import platforms as platforms
 from jaxpyop._jaxcore.primitives import CUSTOM_CALLS as CUSTOM_CALLS
 from jaxpyop._jaxcore.primitives import JAX_VERSION as JAX_VERSION
-from jaxpyop._jaxcore.primitives import JITTED as JITTED
 from jaxpyop._jaxcore.primitives import Primitive as Primitive
 from jaxpyop._jaxcore.primitives import ShapedArray as ShapedArray
 from jaxpyop._jaxcore.primitives import allocates_ref as allocates_ref

@@ -16,8 +16,6 @@ Primitive = _extend.Primitive
 ShapedArray = jax.core.ShapedArray
 jit_p = _extend.primitives.jit_p
 CUSTOM_CALLS = (_extend.primitives.custom_jvp_call_p, _extend.primitives.custom_vjp_call_p)
-# The class of jitted functions has no public name.
-JITTED = type(jax.jit(lambda: None))
 
 
 def is_high(primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> bool:
