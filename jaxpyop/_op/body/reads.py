@@ -13,10 +13,12 @@ import dis
 import sys
 import types
 import weakref
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
+
+from jaxpyop._functions import codes_in, names_in, parts_of
 
 # The longest tuple, and the longest text of a constant, that is part of a key.
 _MOST = 200
@@ -72,11 +74,10 @@ def _key_of_function(func: types.FunctionType, seen: dict[int, int]) -> Hashable
         # The key has this function already. This also ends the search in a function that calls itself.
         return seen[id(func)]
     seen[id(func)] = len(seen)
-    values = [cell.cell_contents for cell in func.__closure__ or ()]
-    keys = [
-        _key_of(value, seen) for value in (*values, func.__defaults__, *sorted((func.__kwdefaults__ or {}).items()))
-    ]
-    for name in _names_in(func.__code__):
+    if any(_IMPORT in code.co_code[::2] for code in codes_in(func.__code__)):
+        raise _NoKeyError
+    keys: list[Hashable] = [(name, _key_of(value, seen)) for name, value in parts_of(func)]
+    for name in names_in(func.__code__):
         if name in _UNSAFE or name.startswith("__"):
             raise _NoKeyError
         if name in func.__globals__:
@@ -99,13 +100,3 @@ def _is_safe(value: Any) -> bool:
     if not isinstance(name, str) or not (_is_library(home) or (home == "builtins" and name in _BUILTINS)):
         return False
     return name not in _UNSAFE and getattr(sys.modules.get(str(home)), name, None) is value
-
-
-def _names_in(code: types.CodeType) -> Iterator[str]:
-    """The names of globals and attributes in some code, and in the functions that are defined there."""
-    if _IMPORT in code.co_code[::2]:
-        raise _NoKeyError
-    yield from code.co_names
-    for part in code.co_consts:
-        if isinstance(part, types.CodeType):
-            yield from _names_in(part)

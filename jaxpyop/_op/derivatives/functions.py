@@ -104,12 +104,9 @@ class JvpRule(RuleTangents):
         return self.op.rules.jvp
 
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
-        op = self.op
-        inputs, outputs, tangents = self.split(arrays)
-        found = call_with_advice(op, "jvp", self.func, (tuple(inputs), tuple(outputs), tuple(tangents)))
-        found = one_each(found, len(outputs), "jvp", ("tangent", "result"), op.title)
-        likes = [Struct((*lead, *o.shape[len(lead) :]), o.dtype) for o in outputs]
-        return [checked(op, "jvp", k, found[k], like, "result") for k, like in enumerate(likes) if is_inexact(like)]
+        args = tuple(map(tuple, self.split(arrays)))
+        likes = [Struct((*lead, *o.shape[len(lead) :]), o.dtype) for o in args[1]]
+        return run_rule(self.op, "jvp", self.func, args, likes, [is_inexact(like) for like in likes], "result")
 
 
 class VjpRule(CotangentBody):
@@ -132,12 +129,8 @@ class VjpRule(CotangentBody):
 
     def checked(self, inputs: Sequence[Any], lead: tuple[int, ...], args: tuple[Any, ...]) -> list[Any]:
         """What the rule returns for these arguments, checked against the inputs."""
-        op, name = self.op, self.op.rules.vjp_name
-        found = call_with_advice(op, name, self.func, args)
-        found = one_each(found, len(inputs), name, ("cotangent", "array input"), op.title)
         likes = [Struct((*lead, *x.shape[len(lead) :]), x.dtype) for x in inputs]
-        wanted = enumerate(zip(likes, self.wanted_cotangents))
-        return [checked(op, name, k, found[k], like, "input") for k, (like, wants) in wanted if wants]
+        return run_rule(self.op, self.op.rules.vjp_name, self.func, args, likes, self.wanted_cotangents, "input")
 
 
 def zero_cotangent(out: Any, lead: tuple[int, ...], op: Op) -> Any:
@@ -150,21 +143,38 @@ def zero_cotangent(out: Any, lead: tuple[int, ...], op: Op) -> Any:
 # ------------------------------------------------------------ what a rule returned
 
 
-def one_each(found: Any, count: int, name: str, of: tuple[str, str], title: str) -> Sequence[Any]:
-    """What a rule returned, as a list of `count` values.
+def run_rule(
+    op: Op, name: str, func: Any, args: tuple[Any, ...], likes: Sequence[Struct], wanted: Sequence[bool], of: str
+) -> list[Any]:
+    """Call a rule of the user, and check what it returns.
+
+    Args:
+        op: the op of the rule.
+        name: what errors call the rule.
+        func: the rule.
+        args: its arguments.
+        likes: the shapes and dtypes that its values must have.
+        wanted: which of the values to return.
+        of: "input" for cotangents of inputs, "result" for tangents of results.
 
     Raises:
-        ValueError: the rule returned more or fewer.
+        ValueError: the rule returned more or fewer values, or a value of another shape.
     """
-    if count == 1 and not isinstance(found, (list, tuple)):
-        return (found,)
-    if not isinstance(found, (list, tuple)) or len(found) != count:
-        got = f"{len(found)} {of[0]}s" if isinstance(found, (list, tuple)) else "a single value"
-        raise ValueError(f"{title}: {name} returned {got} for {count} {of[1]}s; return one {of[0]} each, None for zero")
-    return found
+    kind, one = ("cotangent", "array input") if of == "input" else ("tangent", "result")
+    found = call_with_advice(op, name, func, args)
+    is_list = isinstance(found, (list, tuple))
+    if len(likes) == 1 and not is_list:
+        found = (found,)
+    elif not is_list or len(found) != len(likes):
+        got = f"{len(found)} {kind}s" if is_list else "a single value"
+        raise ValueError(
+            f"{op.title}: {name} returned {got} for {len(likes)} {one}s; return one {kind} each, None for zero"
+        )
+    values = zip(found, likes, wanted)
+    return [_checked(op, name, k, value, like, of) for k, (value, like, wants) in enumerate(values) if wants]
 
 
-def checked(op: Op, name: str, k: int, value: Any, like: Struct, of: str) -> Any:
+def _checked(op: Op, name: str, k: int, value: Any, like: Struct, of: str) -> Any:
     """One of a rule's values, as an array of the shape and dtype that it must have."""
     if value is None:
         return np.zeros(like.shape, like.dtype)

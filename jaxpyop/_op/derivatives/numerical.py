@@ -38,15 +38,16 @@ def _over_elements(value: np.ndarray[Any, Any], lead: tuple[int, ...], reduce: A
 
 
 def _beside(value: np.ndarray[Any, Any], like: Any) -> np.ndarray[Any, Any]:
-    """A value per batch element, to go with an array that has further axes."""
+    """One value for each batch element, shaped to broadcast against an array with further axes."""
     return value.reshape((*value.shape, *[1] * (np.ndim(like) - value.ndim)))
 
 
 def _runs(call: Any, each: Iterator[Any], count: int, lead: tuple[int, ...]) -> Iterator[tuple[int, list[Any]]]:
-    if lead:  # a block: one call for all elements of the batch
+    if lead:
+        # A block: one call serves all elements of the batch.
         for number, arrays in enumerate(each):
             found: list[Any] = []
-            run_once(call, arrays, lead, lambda values: found.extend(map(np.array, values)))  # noqa: B023  # run at once
+            run_once(call, arrays, lead, lambda values: found.extend(map(np.array, values)))  # noqa: B023
             yield number, found
         return
     yield from run_each(call, each, count, "finite difference")
@@ -140,7 +141,7 @@ class NumericalVjp(CotangentBody):
             moved = np.array(x)
             moved[at] = (_wide(x[at]) + sign * step * direction).astype(x.dtype)
             ends.append(moved)
-        # What the dtype made of the step.
+        # The step that the dtype's rounding made of it.
         steps[n] = ((_wide(ends[0][at]) - _wide(ends[1][at])) / direction).real
         for moved in ends:
             yield [moved if k == i else np.array(a) for k, a in enumerate(inputs)]

@@ -14,8 +14,8 @@ import numpy as np
 
 from jaxpyop._host import Environment
 from jaxpyop._jaxcore import is_inexact
-from jaxpyop._op.body import Body, DerivedBody, call_with_advice
-from jaxpyop._op.derivatives.functions import checked, one_each, zero_cotangent
+from jaxpyop._op.body import Body, DerivedBody
+from jaxpyop._op.derivatives.functions import run_rule, zero_cotangent
 from jaxpyop._op.primitive import Batching, Call, Linearization, Operands
 from jaxpyop._op.request import Op
 from jaxpyop._op.values import Struct
@@ -109,11 +109,8 @@ class LinearTranspose(DerivedBody):
         op, flags = self.op, int(self.base.conditional)
         given = iter(arrays[len(arrays) - self.linear_inputs :])
         cotangents = tuple(next(given) if is_inexact(out) else zero_cotangent(out, lead, op) for out in self.outputs)
-        found = call_with_advice(op, "transpose", self.func, (cotangents,))
-        found = one_each(found, len(self.inputs) - flags, "transpose", ("cotangent", "array input"), op.title)
         likes = [Struct((*lead, *s.shape), s.dtype) for s in self.inputs[flags:]]
-        wanted = enumerate(zip(likes, self.base.floating[flags:]))
-        return [checked(op, "transpose", k, found[k], like, "input") for k, (like, floating) in wanted if floating]
+        return run_rule(op, "transpose", self.func, (cotangents,), likes, self.base.floating[flags:], "input")
 
     def transpose_for(self, structs: Sequence[Struct]) -> LinearFunction:
         """The function again."""

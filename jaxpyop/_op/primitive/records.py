@@ -1,10 +1,9 @@
 """The bounded store of gradient records, from token to record.
 
-A forward pass under `jit` leaves its record here and passes the token on, as
-an array of type uint32, to the backward pass. Nothing tells there whether that
-pass will come, once, twice or never, so reading does not consume a record. But
-one that was read is most likely done with: it is the first to go. Where the
-token is an array that somebody holds, the record goes with it.
+A forward pass under `jit` leaves its record here and passes the token on to the backward pass, as an array of type
+uint32. Nothing tells whether that pass will come once, twice or never, so reading does not consume a record. But a
+record that was read is most likely not needed any more, and is evicted first. If somebody holds the array of a token,
+the record goes when that array does.
 """
 
 from __future__ import annotations
@@ -22,10 +21,12 @@ import numpy as np
 from jaxpyop._config import config, on_change
 
 TOKEN = np.dtype(np.uint32)
-NO_RECORD = np.iinfo(TOKEN).max  # of a run in another process; no store gives it
+# The token of a run in another process. No store hands it out.
+NO_RECORD = np.iinfo(TOKEN).max
 # Tokens travel as uint32, and the last number is NO_RECORD.
 _LAST_TOKEN = 2**32 - 2
-READ_SHARE = 32  # of each bound, this part is for records that were read
+# One part in so many of each bound is for records that were read.
+READ_SHARE = 32
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
@@ -36,7 +37,7 @@ class Handed:
 
 
 class _Shelf:
-    """Records by token, in order of arrival, and how many bytes they hold."""
+    """Some of the records by token, in order of arrival, and how many bytes they hold."""
 
     def __init__(self) -> None:
         self.records: dict[int, tuple[Any, int, bool]] = {}
@@ -62,20 +63,17 @@ class _Shelf:
 class Records:
     """Records by token, bounded by count and by bytes; thread-safe.
 
-    Those that no backward pass has read are kept within the bounds, the oldest
-    goes first: a forward pass runs all of a batch or a scan before the first
-    backward step reads anything. Of those that were read, a thirty-second part
-    of the bounds is kept, the least recently read goes first; not at once, but
-    when the next is put in or `make_room` is called: backward passes of one
-    program may read a record many times (`jacrev`, a pullback called again).
+    Records that no backward pass has read are kept within the bounds, and the oldest is evicted first. A forward pass
+    runs all of a batch or a scan before the first backward step reads anything. Records that were read may fill a
+    thirty-second part of the bounds, and the one whose reading is longest ago is evicted first. This happens when the
+    next record is put in or `make_room` is called, because the backward passes of one program may read a record many
+    times (`jacrev`, a pullback called again).
 
-    A record that cannot be made again, a stateful op's, is worth more: when it
-    was read it goes before those that were not, but only when the bounds
-    themselves are met.
+    A stateful op's record cannot be made again, so it is worth more. Once read, it is evicted before the records that
+    were not read, but only if the bounds themselves are exceeded.
 
-    A record larger than the bound of bytes is kept, as the only one: the
-    backward pass that follows at once finds it, and the memory is that of
-    one step, which was needed anyway. It goes as soon as another comes.
+    A record larger than the bound of bytes is kept as the only one. The backward pass that follows at once finds it,
+    and the memory is that of one step, which was needed anyway. It goes as soon as another record comes.
 
     Attributes:
         max_count: how many records at most.
@@ -92,7 +90,8 @@ class Records:
     def __init__(self, max_count: int, max_bytes: int, *, first: int = 1) -> None:
         self._lock = threading.Lock()
         self._unread, self._read, self._read_once_made = _Shelf(), _Shelf(), _Shelf()
-        self._dropped: collections.deque[int] = collections.deque()  # tokens that nobody holds any more
+        # Tokens of which nobody holds the array any more.
+        self._dropped: collections.deque[int] = collections.deque()
         self._evicted = 0
         self._next = first
         self.max_count, self.max_bytes = _bounds(max_count, max_bytes)
@@ -113,7 +112,8 @@ class Records:
             token = self._free_token()
             self._unread.add(token, entry)
             gone = self._shrink()
-        del gone  # outside the lock: freeing arrays can run other code
+        # This frees arrays, which can run other code, so the lock must be free.
+        del gone
         return token
 
     def get(self, token: int) -> Any | None:
@@ -127,15 +127,16 @@ class Records:
         return None
 
     def make_room(self) -> None:
-        """Let go of what is most likely done with, before a new record is made."""
+        """Evict the records that were read and exceed their share, before a new record is made."""
         with self._lock:
             gone = self._shrink()
-        del gone  # as in put
+        del gone
 
     def hold(self, tokens: Iterable[int], holder: Any) -> None:
-        """Tie records to an array of their tokens: they go when it does.
+        """Tie records to the array of their tokens.
 
-        What was not read counts as read from then on: the array may have been copied, as a `vmap` does.
+        When the array goes, records that were read go with it. The others count as read from then on, because the
+        array may have been copied, as a `vmap` does.
         """
         weakref.finalize(holder, self._drop, list(tokens)).atexit = False
 
@@ -147,17 +148,17 @@ class Records:
                 self.max_bytes if max_bytes is None else max_bytes,
             )
             gone = self._shrink()
-        del gone  # as in put
+        del gone
 
     def clear(self) -> None:
         """Forget all records; tokens go on from where they were."""
         with self._lock:
             gone = list(self._shelves())
             self._unread, self._read, self._read_once_made = _Shelf(), _Shelf(), _Shelf()
-        del gone  # as in put
+        del gone
 
     def stats(self) -> dict[str, int]:
-        """How full the store is; `evicted` counts those pushed out so far before anything read them."""
+        """How full the store is. `evicted` counts the records so far that were evicted before anything read them."""
         with self._lock:
             return {
                 "count": self._count(),
@@ -167,12 +168,12 @@ class Records:
                 "evicted": self._evicted,
             }
 
-    # The rest is called under the lock, but for `_drop`.
+    # The methods below are called under the lock, except for `_drop`.
 
     def _shelves(self) -> tuple[_Shelf, ...]:
         return self._unread, self._read_once_made, self._read
 
-    # Written out, for this runs in every step.
+    # These sums are written out because they run in every step.
 
     def _count(self) -> int:
         return len(self._unread.records) + len(self._read.records) + len(self._read_once_made.records)
@@ -181,7 +182,7 @@ class Records:
         return self._unread.nbytes + self._read.nbytes + self._read_once_made.nbytes
 
     def _free_token(self) -> int:
-        # Live tokens are few, so this ends quickly.
+        # Few tokens are taken, so the loop ends quickly.
         token, once_made = self._next, self._read_once_made.records
         while token in self._unread.records or token in self._read.records or token in once_made:
             token = token % _LAST_TOKEN + 1
@@ -189,7 +190,7 @@ class Records:
         return token
 
     def _drop(self, tokens: list[int]) -> None:
-        # Called wherever the garbage collector runs: perhaps while this very thread has the lock.
+        # The garbage collector calls this at any time, even while this very thread has the lock.
         self._dropped.extend(tokens)
         gone: list[Any] = []
         while self._dropped and self._lock.acquire(blocking=False):
@@ -226,8 +227,7 @@ def _bounds(max_count: int, max_bytes: int) -> tuple[int, int]:
     return int(max_count), int(max_bytes)
 
 
-# Processes that compute together each have a store: a token of one should not
-# be found in another.
+# Processes that compute together have a store each. The first token is random, so that no store knows another's.
 RECORDS = Records(config.max_records, config.max_record_bytes, first=1 + secrets.randbelow(2**31))
 
 
