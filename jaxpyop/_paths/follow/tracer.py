@@ -126,7 +126,7 @@ class PathTracer(core.Tracer):
 
     def has_answer(self) -> bool:
         """Tells whether this run has decided its `bool` already."""
-        return self._trace.has_answer(self)
+        return id(self.val) in self._trace.answers
 
     def __bool__(self) -> bool:
         return self._trace.decide(self)
@@ -161,7 +161,7 @@ class PathTrace(core.KnownTrace):
         self.run = run
         self.requires_low = parent.requires_low
         self._boxed: list[PathTracer] = []
-        self._answers: dict[int, bool] = {}
+        self.answers: dict[int, bool] = {}
 
     def box(self, x: Any) -> Any:
         # With jax_eager_constant_folding the parent answers with plain arrays.
@@ -180,7 +180,7 @@ class PathTrace(core.KnownTrace):
         for tracer in self._boxed:
             tracer.val = None
         self._boxed.clear()
-        self._answers.clear()
+        self.answers.clear()
         self.parent = None
 
     def stage_value(self, val: Any) -> Any:
@@ -232,9 +232,6 @@ class PathTrace(core.KnownTrace):
         calls = any(word in primitive.name for word in ("callback", "python_call", "debug"))
         return not (calls or any(getattr(x, "effects", None) for x in parts))
 
-    def has_answer(self, tracer: PathTracer) -> bool:
-        return id(tracer.val) in self._answers
-
     def decide(self, tracer: PathTracer) -> bool:
         """Answers `bool(tracer)`, and marks each new decision in the recording."""
         if tracer.size != 1:
@@ -243,12 +240,12 @@ class PathTrace(core.KnownTrace):
         self.run.check()
         # `c = a and b` asks `a`, and `if c` asks it again: both get one answer.
         key = id(tracer.val)
-        if key not in self._answers:
+        if key not in self.answers:
             answer = self.run.decide()
             with core.set_current_trace(self.parent):
                 decision_p.bind(predicate(tracer.val))
-            self._answers[key] = answer
-        return self._answers[key]
+            self.answers[key] = answer
+        return self.answers[key]
 
 
 def predicate(x: Any) -> Any:

@@ -141,15 +141,11 @@ def _rewritten(function: Any) -> Any:
     if is_converted(function):
         return function
     if not is_convertible(function, context().home):
-        return functools.partial(_library, function)
+        return lambda *args, **kwargs: _call_library(function, args, kwargs)
     try:
         return converted(function, OPERATORS)
     except ConversionError:
         return function
-
-
-def _library(function: Any, *args: Any, **kwargs: Any) -> Any:
-    return _call_library(function, args, kwargs)
 
 
 def _own_call(function: Any) -> Any:
