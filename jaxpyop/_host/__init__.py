@@ -1,15 +1,12 @@
 """The way from XLA to Python and back.
 
-A compiled program holds a `Host` and calls it with its buffers (`transport`). The host enters the caller's
-`environment`, makes arrays of the buffers (in `memory` that is used again), and runs a call on them: at once, or on
-each element of a batch (`batching`, `columns`), here or where `executor=` says (`executors`): on a pool's `threads`, or
-in other `workers`, in `chunks` (`apart` from each other, where each element has something of its own to send), with a
-bar when asked (`progress`). `places` knows who runs where, so that nobody waits for himself. What comes back is written
-into XLA's memory; what is raised becomes a text that XLA can carry, and is found again by it (`errors`). Where several
-devices call, one run may serve them all (`sharing`). `guard` is why JAX code in a body finds a free thread.
+A compiled program holds a `Host` and calls it with its buffers. The host enters the environment of the code that called
+the op, makes arrays of the buffers, and runs the call on them: once, or on each element of a batch, on this thread or
+where `executor=` says. It writes the results into XLA's memory. An error becomes text that XLA can carry, and
+`reraise` finds the exception again.
 
-To read: transport, memory, environment, batching, columns, executors, threads, places, workers, chunks, apart,
-progress, errors, sharing, guard.
+Reading order: call (what the host asks of a call), batch, environment, errors, pools (where a body runs), run, guard
+(why JAX code in a body finds a free thread), buffers (the entry from XLA).
 """
 
 from jaxpyop._host.batch import NO_BATCH as NO_BATCH
@@ -32,8 +29,8 @@ from jaxpyop._host.pools import Pool as Pool
 from jaxpyop._host.run import BLOCK_METHODS as BLOCK_METHODS
 from jaxpyop._host.run import METHODS as METHODS
 from jaxpyop._host.run import VmapMethod as VmapMethod
+from jaxpyop._host.run import call_where_op_runs as call_where_op_runs
 from jaxpyop._host.run import check_progress as check_progress
 from jaxpyop._host.run import run_each as run_each
 from jaxpyop._host.run import run_elements as run_elements
 from jaxpyop._host.run import run_once as run_once
-from jaxpyop._host.run import run_there as run_there

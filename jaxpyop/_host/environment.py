@@ -1,4 +1,4 @@
-"""What a body sees of the code that called it: context variables, x64, and JAX's default device."""
+"""What a body sees of the code that called the op: context variables, x64, and JAX's default device."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def _on_cpu() -> bool:
     return jax.default_backend() == "cpu"
 
 
-# By these ipykernel 7 knows which notebook cell gets an output or answers `input()`. A program outlives
-# the cell that traced it; without them ipykernel takes the cell that runs.
+# By these variables ipykernel 7 knows which notebook cell gets an output or answers `input()`. A program outlives the
+# cell that traced it. Without them ipykernel takes the cell that runs.
 _OF_A_CELL = frozenset({"parent_header", "shell_parent", "shell_parent_ident"})
 
 
@@ -33,7 +33,7 @@ def _without_cell(context: contextvars.Context) -> contextvars.Context:
 
 
 class Environment:
-    """What a body sees of its caller: context variables and x64."""
+    """What a body sees of the code that called the op: its context variables, and whether x64 is on."""
 
     __slots__ = ("context", "x64")
 
@@ -42,18 +42,20 @@ class Environment:
         self.x64: bool = _jaxcore.x64_enabled()
 
     def is_current(self) -> bool:
-        """Whether a body may simply be called, here and now."""
+        """Whether a body may be called here and now, without `entered`."""
         return _jaxcore.x64_enabled() == self.x64 and _jaxcore.at_top_level() and _on_cpu()
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
-        """Set what is set by thread in JAX."""
+        """Set, for a block, what JAX has a setting for in each thread."""
         with contextlib.ExitStack() as stack:
-            if not _jaxcore.is_eager():  # a program can run while another is traced
+            # A program can run while another one is traced.
+            if not _jaxcore.is_eager():
                 stack.enter_context(_jaxcore.eval_context())
             stack.enter_context(_jaxcore.without_axes())
             if _jaxcore.x64_enabled() != self.x64:
                 stack.enter_context(jax.enable_x64(self.x64))
-            if not _on_cpu():  # a body's own JAX operations stay where it runs
+            # A body's own JAX operations stay on the CPU, where the body runs.
+            if not _on_cpu():
                 stack.enter_context(jax.default_device(jax.local_devices(backend="cpu")[0]))
             yield

@@ -1,37 +1,38 @@
 """Why JAX code inside a body does not deadlock, and when that is not certain.
 
-The CPU client runs programs on a pool of as many threads as there are cores.
-A body holds one of them while it waits for the JAX operations inside it, so
-enough bodies at once leave none to run those operations. The cure is a larger
-pool, and before JAX 0.12 also synchronous dispatch; both must be in place
-when the CPU client is made, that is, before the first JAX operation.
+The CPU client runs programs on a pool with as many threads as there are cores. A body holds one of these threads while
+it waits for the JAX operations inside it, so enough bodies at once leave no thread to run those operations. The cure is
+a larger pool, and before JAX 0.12 also synchronous dispatch. Both must be in place when the CPU client is made, which
+happens at the first JAX operation.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pathlib
 import time
 import types
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import jax
 
 from jaxpyop import _jaxcore
+from jaxpyop._functions import closure_of, globals_of, names_in
+from jaxpyop._host.call import HostCall
 from jaxpyop._host.errors import plain_function
-from jaxpyop._host.pools import is_local
+from jaxpyop._host.pools import has_threads
 
+# The threads that the CPU client gets at least.
 POOL = 32
 _CURE = "import jaxpyop before the first JAX operation of the process (right after `import jax` is early enough)"
 
+# Whether JAX had started before the import, and whether the user set the size of the pool.
 _state = {"late": False, "users": False}
 
 
 def _wanted_pool() -> int:
-    # More cores than POOL keep their own number: the guard never shrinks a pool.
+    # The guard never makes a pool smaller: a machine with more cores than POOL keeps their number.
     return max(POOL, os.cpu_count() or 1)
 
 
@@ -53,9 +54,9 @@ def _in_place() -> bool:
 
 
 def install_guard() -> None:
-    """Arrange the pool, or warn when the CPU client already exists.
+    """Enlarge the pool, or warn if the CPU client exists already.
 
-    ``NPROC`` is what XLA's CPU client reads for the size of its thread pool. What the user set is kept.
+    XLA's CPU client reads the size of its thread pool from ``NPROC``. A value that the user set is kept.
     """
     if not _jaxcore.backends_are_initialized():
         _state["users"] = _pool_in_environment() > 0
@@ -73,7 +74,7 @@ def install_guard() -> None:
 
 
 def pool_threads() -> int | None:
-    """Threads of the CPU client's pool; None where they cannot be counted."""
+    """The threads of the CPU client's pool, None if they cannot be counted."""
     try:
         names = [path.read_text() for path in pathlib.Path("/proc/self/task").glob("*/comm")]
     except OSError:
@@ -86,7 +87,8 @@ def verdict() -> tuple[bool, str]:
     if _state["late"]:
         return False, f"no: JAX had started before jaxpyop was imported; {_CURE}"
     bodies = _pool_in_environment()
-    if _needs_synchronous_dispatch():  # of a larger pool, too, no more take part (0.10)
+    # Before JAX 0.12 no more threads than these take part, even in a larger pool.
+    if _needs_synchronous_dispatch():
         bodies = min(bodies, POOL)
     if _state["users"] and bodies < POOL:
         return False, (
@@ -98,32 +100,36 @@ def verdict() -> tuple[bool, str]:
 
 # ------------------------------------------------------------ one body too many
 
-_AT_ONCE = 32  # programs that a CPU device runs, those in bodies among them
-_PATIENCE = 5.0  # seconds without one that begins or ends
+# A CPU device runs so many programs at once. Programs in bodies count.
+_AT_ONCE = 32
+
+# If no body begins or ends for so many seconds, the bodies count as stuck.
+_PATIENCE = 5.0
 
 
 class Running:
     """The bodies of compiled programs that run now.
 
     Before JAX 0.12 a CPU device begins no more than 32 programs before one has ended, and a program in a body counts.
-    With 32 bodies that all use JAX, each waits for the others for good. So the last one raises instead.
+    32 bodies that all use JAX would wait for one another for good, so the last one raises an error instead.
     """
 
     def __init__(self) -> None:
-        self._calls: dict[object, Any] = {}  # of which every change is atomic
-        self._changed = 0.0  # when one last began or ended
+        # Every change of a dict is atomic.
+        self._calls: dict[object, HostCall] = {}
+        self._changed = 0.0
 
-    def enter(self, call: Any) -> object:
-        """Note a body that begins.
+    def enter(self, call: HostCall) -> object:
+        """Note that a body begins.
 
         Args:
-            call: what runs it.
+            call: the call that runs it.
 
         Returns:
-            What `leave` takes.
+            A ticket for `leave`.
 
         Raises:
-            RuntimeError: all that run, and this one, use JAX, and none has ended for a while.
+            RuntimeError: this body and all others that run use JAX, and none has ended for a while.
         """
         ticket = object()
         self._calls[ticket] = call
@@ -137,11 +143,11 @@ class Running:
         return ticket
 
     def leave(self, ticket: object) -> None:
-        """Note that it has ended."""
+        """Note that a body has ended."""
         del self._calls[ticket]
         self._changed = time.monotonic()
 
-    def _check(self, call: Any) -> None:
+    def _check(self, call: HostCall) -> None:
         others = dict(self._calls)
         if len(others) < _AT_ONCE * jax.local_device_count("cpu") or not all(map(_uses_jax, others.values())):
             return
@@ -158,43 +164,28 @@ class Running:
         )
 
 
-def _uses_jax(call: Any) -> bool:
+def _uses_jax(call: HostCall) -> bool:
     executor = call.op.executor
-    here = executor is None or is_local(executor)
+    here = executor is None or has_threads(executor)
     return here and (call.on_jax or mentions_jax(call.func))
 
 
 def mentions_jax(func: Any, depth: int = 4) -> bool:
-    """Whether a function names something of JAX's, or one that it calls does, as far as its code tells."""
+    """Whether a function, or a function that it calls, names something of JAX's, as far as its code tells."""
     func = plain_function(func)
-    if _is_of_jax(func):
+    if (func.__name__ if isinstance(func, types.ModuleType) else type(func).__module__).partition(".")[0] in _OF_JAX:
         return True
-    code = getattr(func, "__code__", None)
-    if not isinstance(code, types.CodeType) or not depth:
+    func = getattr(func, "__func__", func)
+    if not isinstance(func, types.FunctionType) or not depth:
         return False
-    names, known = set(_names_in(code)), getattr(func, "__globals__", {})
-    values = [known[name] for name in names if name in known]
-    for cell in getattr(func, "__closure__", None) or ():
-        with contextlib.suppress(ValueError):  # a variable that is not set yet
-            values.append(cell.cell_contents)
-    return "jax" in names or any(_is_of_jax(v) or mentions_jax(v, depth - 1) for v in values)
+    named = (*globals_of(func).values(), *closure_of(func).values())
+    return "jax" in names_in(func.__code__) or any(mentions_jax(value, depth - 1) for value in named)
 
 
-def _names_in(code: types.CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _names_in(constant)
-
-
-def _is_of_jax(value: Any) -> bool:
-    name = value.__name__ if isinstance(value, types.ModuleType) else type(value).__module__
-    return name.partition(".")[0] in ("jax", "jaxlib")
-
-
+_OF_JAX = ("jax", "jaxlib")
 _RUNNING = Running()
 
 
 def running() -> Running | None:
-    """Where bodies are to be noted; None where any number may run."""
+    """Where bodies have to be noted, None if any number of them may run."""
     return _RUNNING if _needs_synchronous_dispatch() and jax.default_backend() == "cpu" else None

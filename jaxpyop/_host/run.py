@@ -1,7 +1,6 @@
-"""One host call, for one element or a whole batch: where and how the function runs.
+"""Runs one host call, for one element, a block or a whole batch, where `executor=` says.
 
-Looping methods take the elements in batch order; block methods hand the batch
-over as it is. Either way `executor=` says where.
+Looping methods take the elements in batch order. Block methods hand the batch over as it is.
 """
 
 from __future__ import annotations
@@ -9,25 +8,27 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
 from jaxpyop._host.batch import Batch, elements
+from jaxpyop._host.call import HostCall
 from jaxpyop._host.environment import Environment
 from jaxpyop._host.errors import note_index
 from jaxpyop._host.pools import (
-    Elsewhere,
-    Executor,
+    Place,
     Store,
+    call_on_thread,
     default_executor,
     executor_of,
-    is_local,
-    is_worker,
-    run_apart,
+    place_of,
+    run_elements_in_workers,
+    run_in_worker,
     run_on_threads,
-    run_once_elsewhere,
+    run_one_by_one_in_workers,
 )
 
 VmapMethod: TypeAlias = Literal["sequential", "expand_dims", "broadcast_all", "parallel"]
@@ -35,60 +36,51 @@ METHODS: tuple[str, ...] = get_args(VmapMethod)
 BLOCK_METHODS = ("expand_dims", "broadcast_all")
 
 
-def runs_here(op: Any) -> bool:
+def runs_in_this_process(op: Any) -> bool:
     """Whether an op's function runs in this process, on whatever thread."""
-    executor = executor_of(op)
-    return executor is None or is_local(executor) or is_worker(executor)
+    return place_of(executor_of(op)) is not Place.WORKERS
 
 
-def run_once(call: Any, arrays: Sequence[Any], lead: tuple[int, ...], store: Callable[[Sequence[Any]], None]) -> None:
+def run_once(
+    call: HostCall, arrays: Sequence[Any], lead: tuple[int, ...], store: Callable[[Sequence[Any]], None]
+) -> None:
     """Run a call on one element, or on a whole block, where `executor=` says.
 
     Args:
-        call: what to run; see `_op.calls`.
+        call: what to run.
         arrays: the inputs.
         lead: the batch axes that they have in front.
-        store: takes the results, on the thread that has them.
+        store: takes the results, on the thread that has them, before that thread can do anything else.
     """
-    executor = executor_of(call.op) if call.body.goes_to_executor else None
-    if executor is None or is_worker(executor):
-        store(call(arrays, lead))
-    elif is_local(executor):
-        run_on_threads(
-            executor, iter([(0, arrays)]), lambda _, a: store(call(a, lead)), call.environment, call.title, 1, 1, None
-        )
-    elif (given := call.for_worker(arrays)) is None:
-        store(call(arrays, lead))  # a record of this process
+    executor: Any = executor_of(call.op) if call.body.goes_to_executor else None
+    place = place_of(executor)
+    if place is Place.THREADS:
+        call_on_thread(executor, lambda: store(call(arrays, lead)), call.environment, call.title)
+    elif place is Place.WORKERS and (inputs := call.for_worker(arrays)) is not None:
+        run_in_worker(executor, call, inputs, lead, store)
     else:
-        store(run_once_elsewhere(executor, call, given, lead))
+        store(call(arrays, lead))
 
 
-def run_there(op: Any, func: Callable[[], Any]) -> Any:
-    """Call a function on the threads of an op's executor; here, if its workers are no threads.
-
-    Args:
-        op: with `executor` and `title`.
-        func: what to call.
-    """
-    executor = executor_of(op)
-    if executor is None or is_worker(executor) or not is_local(executor):
-        return func()
-    found: list[Any] = []
-    run_on_threads(executor, iter([(0, None)]), lambda *_: found.append(func()), Environment(), op.title, 1, 1, None)
-    return found[0]
+def call_where_op_runs(op: Any, func: Callable[[], Any]) -> Any:
+    """Call a function on a thread of an op's executor, or here if its workers are no threads of this process."""
+    executor: Any = executor_of(op)
+    if place_of(executor) is Place.THREADS:
+        return call_on_thread(executor, func, Environment(), op.title)
+    return func()
 
 
-def run_each(call: Any, each: Iterator[Sequence[Any]], count: int, of: str) -> list[tuple[int, list[Any]]]:
-    """Run a call on `count` lists of inputs, as `run_elements` does.
+def run_each(call: HostCall, each: Iterator[Sequence[Any]], count: int, of: str) -> list[tuple[int, list[Any]]]:
+    """Run a call on lists of inputs as on the elements of a batch.
 
     Args:
         call: what to run.
-        each: the inputs, which nobody else has.
-        count: how many lists of them there are.
-        of: what errors call one.
+        each: the lists of inputs, which nobody else has.
+        count: how many there are.
+        of: what errors call the number of a list.
 
     Returns:
-        The number and the results of each, in any order.
+        The number and the results of each list, in any order.
     """
     found: list[tuple[int, list[Any]]] = []
 
@@ -98,132 +90,118 @@ def run_each(call: Any, each: Iterator[Sequence[Any]], count: int, of: str) -> l
         else:
             found.append((at, [np.array(v) for v in values]))
 
-    executor = executor_of(call.op)
-    if executor is None or is_local(executor) or is_worker(executor):
+    if runs_in_this_process(call.op):
         run_elements(call, [], Batch((count,), of=of), store, each)
     else:
-        arrays = [np.stack([np.asarray(v) for v in column]) for column in zip(*each)]
+        arrays = [np.stack([np.asarray(v) for v in values]) for values in zip(*each)]
         run_elements(call, arrays, Batch((count,), ((True,) * len(arrays),), of=of), store)
     return found
 
 
 def run_elements(
-    call: Any, arrays: Sequence[Any], batch: Batch, store: Store, each: Iterator[Sequence[Any]] | None = None
+    call: HostCall, arrays: Sequence[Any], batch: Batch, store: Store, each: Iterator[Sequence[Any]] | None = None
 ) -> None:
     """Run a call on each element of a looping batch, where `executor=` says.
 
     Args:
-        call: what to run; see `_op.calls`.
+        call: what to run.
         arrays: the inputs with their batch axes in front.
-        batch: a looping batch.
-        store: takes an element's number and its results, or a slice and those of several, stacked; on any thread.
-        each: the inputs of the elements, instead of `arrays`.
+        batch: the batch.
+        store: takes the number and the results of an element, or a slice and the stacked results of several elements.
+            It is called on any thread.
+        each: the inputs of each element, instead of `arrays`.
 
     Raises:
-        BaseException: what the first failing element raised, with a note of its
-            index; nothing runs any more by then.
+        BaseException: what the first failing element raised, with a note of its index. Nothing runs any more by then.
     """
     if not batch.count:
         return
-    at_once = call.batching.method == "parallel" and not call.effects.ordered
-    executor = default_executor() if call.op.executor is None and at_once else executor_of(call.op)
-    if executor is not None and call.op.executor is not None and not call.body.goes_to_executor:
-        executor = None
-    run = _Elements(call, arrays, batch, store, each)
     with contextlib.ExitStack() as stack:
+        tick = None
         if call.op.progress:
-            run.count_for(stack.enter_context(bar(batch.count, call.title)))
-        run.on(executor, at_once)
-        run.tick()
+            progress = stack.enter_context(_Progress(batch.count, call.title, store))
+            store, tick = progress.store, progress.tick
+        _run_elements(call, arrays, batch, store, each, tick)
 
 
-class _Elements:
-    """The elements of a batch, and what becomes of them."""
+def _run_elements(
+    call: HostCall,
+    arrays: Sequence[Any],
+    batch: Batch,
+    store: Store,
+    each: Iterator[Sequence[Any]] | None,
+    tick: Callable[[], None] | None,
+) -> None:
+    at_once = call.batching.method == "parallel" and not call.effects.ordered
+    executor: Any = default_executor() if at_once else None
+    if call.op.executor is not None:
+        executor = executor_of(call.op) if call.body.goes_to_executor else None
+    place = place_of(executor)
+    numbered = enumerate(elements(arrays, batch) if each is None else each)
+    # Several elements share the memory of an input without all batch axes, and each body may write into its inputs.
+    copied = [not all(mask[i] for mask in batch.masks) for i in range(len(arrays))]
+    copies = any(copied) and call.copy and not call.on_jax
 
-    def __init__(
-        self, call: Any, arrays: Sequence[Any], batch: Batch, store: Store, each: Iterator[Sequence[Any]] | None
-    ) -> None:
-        self._inputs = each
-        self._call = call
-        self._arrays = arrays
-        self._batch = batch
-        self._store = store
-        self._show: Callable[[int], Any] | None = None
-        self._done: list[int] = []
-        repeating = [not all(mask[i] for mask in batch.masks) for i in range(len(arrays))]
-        self._repeating = repeating if any(repeating) and call.copy and not call.on_jax else None
-
-    def count_for(self, show: Callable[[int], Any]) -> None:
-        """Have `show` called with how many elements are done."""
-        self._show, store, done = show, self._store, self._done
-
-        def counting(at: int | slice, values: Sequence[Any]) -> None:
-            store(at, values)
-            done.append(at.stop - at.start if isinstance(at, slice) else 1)
-
-        self._store = counting
-
-    def tick(self) -> None:
-        """Show how many are done."""
-        if self._show is not None:
-            self._show(sum(self._done))
-
-    def on(self, executor: Executor | None, at_once: bool) -> None:
-        """Run all of them."""
-        call, tick = self._call, self.tick if self._show else None
-        if executor is None or is_worker(executor):
-            self._here()
-        elif is_local(executor):
-            threads = sys.maxsize if at_once else 1
-            step = call.op.chunksize or 1
-            threads = min(threads, -(-self._batch.count // step))
-            run_on_threads(executor, self._each(), self._one, call.environment, call.title, threads, step, tick)
-        elif call.batching.one_by_one:
-            run_apart(executor, call, self._each(), self._batch, self._store, at_once)
-        elif (given := call.for_worker(self._arrays)) is None:
-            self._here()  # from records of this process
-        else:
-            dropped = len(self._arrays) - len(given)
-            batch = self._batch.with_inputs(lambda mask: mask[dropped:])
-            Elsewhere(executor, call, given, batch, self._store, at_once).run(tick)
-
-    def _each(self) -> Iterator[tuple[int, Any]]:
-        return enumerate(elements(self._arrays, self._batch) if self._inputs is None else self._inputs)
-
-    def _private(self, inputs: Sequence[Any]) -> Sequence[Any]:
-        """The inputs, of which a body may write into its own; copied here and now, where it runs."""
-        repeating = self._repeating
-        return [a.copy() if again else a for a, again in zip(inputs, repeating)] if repeating else inputs
-
-    def _one(self, number: int, inputs: Sequence[Any]) -> None:
+    def run(some: Iterable[tuple[int, Sequence[Any]]], tick: Callable[[], None] | None = None) -> None:
+        number = 0
         try:
-            self._store(number, self._call(self._private(inputs)))
+            for number, inputs in some:
+                store(number, call([a.copy() if c else a for a, c in zip(inputs, copied)] if copies else inputs))
+                if tick:
+                    tick()
         except BaseException as error:
-            note_index(error, number, self._batch)
+            note_index(error, number, batch)
             raise
 
-    def _here(self) -> None:
-        call, store, private, show, number = self._call, self._store, self._private, self._show, 0
-        try:
-            for number, inputs in self._each():
-                store(number, call(private(inputs)))
-                if show is not None:
-                    show(number + 1)
-        except BaseException as error:
-            note_index(error, number, self._batch)
-            raise
+    if place is Place.THREADS:
+        step = call.op.chunksize or 1
+        threads = min(sys.maxsize if at_once else 1, -(-batch.count // step))
+        one = lambda *element: run([element])
+        run_on_threads(executor, numbered, one, call.environment, call.title, threads, step, tick)
+    elif place is Place.WORKERS and call.batching.one_by_one:
+        run_one_by_one_in_workers(executor, call, numbered, batch, store, at_once, tick)
+    elif place is Place.WORKERS and (given := call.for_worker(arrays)) is not None:
+        dropped = len(arrays) - len(given)
+        batch = batch.with_inputs(lambda mask: mask[dropped:])
+        run_elements_in_workers(executor, call, given, batch, store, at_once, tick)
+    else:
+        run(numbered, tick)
+
+
+# -------------------------------------------------------------------------- progress=
 
 
 def check_progress(title: str) -> None:
-    """Raise unless tqdm can be imported."""
+    """Raise an error unless tqdm can be imported."""
     if importlib.util.find_spec("tqdm") is None:
         raise ImportError(f'{title}: progress=True needs tqdm; pip install "jaxpyop[progress]"')
 
 
-@contextlib.contextmanager
-def bar(total: int, title: str) -> Iterator[Callable[[int], Any]]:
-    """A bar in the terminal or notebook; what it gives is called with how many are done by now."""
-    from tqdm.auto import tqdm  # an import here keeps the package free of it
+class _Progress(contextlib.AbstractContextManager["_Progress"]):
+    """A bar, in the terminal or notebook, that counts the elements which are stored.
 
-    with tqdm(total=total, desc=title) as shown:
-        yield lambda done: shown.update(done - shown.n)
+    The calling thread alone moves it, since a notebook shows what other threads write in the wrong cell.
+    """
+
+    def __init__(self, total: int, title: str, store: Store) -> None:
+        # The package needs tqdm only here.
+        from tqdm.auto import tqdm
+
+        self._bar = tqdm(total=total, desc=title)
+        self._store = store
+        self._lock = threading.Lock()
+        self._done = 0
+
+    def store(self, at: int | slice, values: Sequence[Any]) -> None:
+        """Store results, and count them."""
+        self._store(at, values)
+        with self._lock:
+            self._done += at.stop - at.start if isinstance(at, slice) else 1
+
+    def tick(self) -> None:
+        """Show how many are done."""
+        self._bar.update(self._done - self._bar.n)
+
+    def __exit__(self, *error: object) -> None:
+        self.tick()
+        self._bar.close()

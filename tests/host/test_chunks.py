@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpyop._host.pools import workers
 from jaxpyop._host.pools.chunks import Chunks
+from jaxpyop._host.pools.job import Job
 from tests.shared.util import numpy_function
 
 
@@ -65,12 +65,8 @@ class Here(concurrent.futures.Executor):
 
 
 def test_what_an_element_takes_is_known_from_the_batch_before(monkeypatch):
-    run_rows = workers.run_rows
-
-    def timed(body, arrays, rows, where, settings):
-        return 8e-6 * (where[1] - where[0]), run_rows(body, arrays, rows, where, settings)[1]
-
-    monkeypatch.setattr(workers, "run_rows", timed)
+    run = Job.__call__
+    monkeypatch.setattr(Job, "__call__", lambda job: (8e-6 * job.count, run(job)[1]))
     pool, counts = Here(), []
     op = lambda x: numpy_function(np.negative, [x], jnp.float32, vmap_method="parallel", executor=pool)
     f, x = jax.jit(jax.vmap(op)), jnp.arange(5000.0)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpyop._host.buffers import entry as transport_module
+from jaxpyop._host.buffers import lending
 from tests.shared.util import (
     every_api,
     every_numpy_api,
@@ -394,9 +394,7 @@ def test_lent_inputs_under_vmap(transport):
 @pytest.mark.parametrize(("n", "views"), [(3, 0), (BIG, 1)], ids=["small", "large"])
 def test_a_small_lent_input_is_a_copy_which_is_faster(n, views, route, monkeypatch):
     made = []
-    as_strided = transport_module.as_strided
-    monkeypatch.setattr(
-        transport_module, "as_strided", lambda *args, **kwargs: made.append(1) or as_strided(*args, **kwargs)
-    )
+    as_strided = lending.as_strided
+    monkeypatch.setattr(lending, "as_strided", lambda *args, **kwargs: made.append(1) or as_strided(*args, **kwargs))
     route(lambda x: numpy_function(lambda x: x + x.flags.writeable, [x], F, copy=False), jnp.ones(n))
     assert len(made) == views

@@ -62,7 +62,7 @@ def test_it_runs_there_and_nowhere_else(api, method, program, route, mine):
 @every_method
 @pytest.mark.parametrize("name", ["py_function", "numpy_function", "py_func"])
 @pytest.mark.parametrize("program", [jax.grad, lambda f: jax.grad(lambda x: jax.vmap(f)(x[None])[0])], ids=["", "vmap"])
-def test_backward_passes_run_there(program, name, method, route, mine):
+def test_backward_passes_call_where_op_runs(program, name, method, route, mine):
     body, names = seeing(workers.cube)
     derivative, of_vjp = seeing(workers.cube_vjp)
     options = {"vjp": derivative} if name in CUBE_VJP else {}
@@ -339,13 +339,13 @@ assert op(np.negative)(jnp.float32(2)) == -2
 
 def test_programs_of_pools_that_are_gone_are_used_again():
     """A new pool for each call compiles what its bodies call once."""
-    from jaxpyop._host.pools.places import slot_of
+    from jaxpyop._host.pools.nesting import number_of
 
     traced = []
     inner = jax.jit(lambda x: (traced.append(1), x * 2)[1])
     for _ in range(5):
         with cf.ThreadPoolExecutor(1) as threads:
-            slot = slot_of(threads)
+            number = number_of(threads)
             assert py_function(lambda x: inner(x), [jnp.float32(1)], F, executor=threads) == 2
         del threads
-    assert len(traced) <= 2, (len(traced), slot)
+    assert len(traced) <= 2, (len(traced), number)

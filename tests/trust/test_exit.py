@@ -290,7 +290,7 @@ def test_other_devices_still_call_when_the_process_ends(where):
 
 def test_devices_that_never_call_keep_no_process():
     """One whose program failed elsewhere does not come."""
-    program = "import time\nfrom jaxpyop._host import sharing\nhost = type('Host', (), dict(results=[]))()\n"
+    program = "import time\nfrom jaxpyop._host.buffers import sharing\nhost = type('Host', (), dict(results=[]))()\n"
     program += "host.enter = lambda *_: None\nshared = sharing.Shared(host, 2)\nshared.on_buffers(None, [])\n"
     program += (
         "assert shared.is_awaiting()\nbegan = time.monotonic()\nsharing._wait()\nprint(time.monotonic() - began < 5)"

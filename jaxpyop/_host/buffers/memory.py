@@ -1,11 +1,9 @@
-"""Where the large arrays of a call lie: copies in memory that is used again, results in huge pages.
+"""Where large arrays lie: copies in memory that is used again, results in huge pages.
 
-Fresh memory costs more than what is written into it: the system hands it out
-by the page, at the first touch of each. `SCRATCH` keeps the copies that bodies
-have got and nobody holds any more, for all programs together, at most
-``config.max_scratch_bytes``: NumPy arrays, which come back after the call, and
-the memory of jax.Arrays, which is free when their last owner goes. `expect_writing` asks for large pages, as NumPy
-does for its own arrays.
+Fresh memory costs more than the data that is written into it, because the system hands it out by the page, at the first
+touch of each. `SCRATCH` keeps the copies that bodies got and nobody holds any more, for all programs together, up to
+`config.max_scratch_bytes`. NumPy arrays come back after the call; the memory of a jax.Array is free when its last owner
+goes. `expect_writing` asks for huge pages, as NumPy does for its own arrays.
 """
 
 from __future__ import annotations
@@ -20,12 +18,18 @@ import numpy as np
 
 from jaxpyop._config import config, on_change
 
-SMALL = 1 << 14  # bytes; below it malloc is faster than recycling
-LARGE = 1 << 22  # bytes, from which NumPy too asks for huge pages
-ALIGNMENT = 64  # of XLA's CPU buffers
+# Below so many bytes malloc is faster than memory that is used again.
+SMALL = 1 << 14
+
+# From so many bytes on NumPy, too, asks for huge pages.
+LARGE = 1 << 22
+
+# XLA's CPU buffers begin at a multiple of this address.
+ALIGNMENT = 64
 
 
 def references(array: Any) -> int:
+    """How often an array is referred to, as Python counts."""
     return sys.getrefcount(array)
 
 
@@ -35,11 +39,12 @@ def _held_by_nobody() -> int:
     return references(array)
 
 
-FREE = _held_by_nobody()  # what the count is when only our own names are left
+# The count of references if only the variable of our own function is left.
+FREE = _held_by_nobody()
 
 
 class Scratch:
-    """Arrays to copy into; at most as many bytes as `bound` says, those that were used longest ago go first."""
+    """Arrays to copy into, of at most `bound` bytes. The arrays that were used longest ago go first."""
 
     def __init__(self, bound: int) -> None:
         self.bound = bound
@@ -66,10 +71,11 @@ class Scratch:
             return array
 
     def recycle(self, copies: list[Any]) -> None:
-        """Take back the copies that nobody else holds; empties the list."""
+        """Take back the copies that nobody else holds. Empties the list."""
         while copies:
             array = copies.pop()
-            usable = SMALL <= array.nbytes <= self.bound and array.flags.carray  # a body may have changed it in place
+            # A body may have changed the shape or the strides in place.
+            usable = SMALL <= array.nbytes <= self.bound and array.flags.carray
             if usable and references(array) <= FREE:
                 self._put(array)
 
@@ -82,7 +88,7 @@ class Scratch:
             self._shrink()
 
     def lasting_copy_of(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """A copy that lies as XLA's buffers do, for it to take over; it may be held for as long as anyone likes."""
+        """A copy that is aligned like XLA's buffers, so that XLA takes it over. It may be held for any time."""
         memory = self._memory(array.nbytes + ALIGNMENT)
         start = -memory.__array_interface__["data"][0] % ALIGNMENT
         copy = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
@@ -94,7 +100,8 @@ class Scratch:
             return np.empty(nbytes, np.uint8)
         with self._lock:
             for memory in self._lasting:
-                if memory.nbytes == nbytes and references(memory) <= FREE + 1:  # ours in the list
+                # The list holds one reference more.
+                if memory.nbytes == nbytes and references(memory) <= FREE + 1:
                     return memory
             memory = np.empty(nbytes, np.uint8)
             self._lasting.append(memory)
@@ -115,21 +122,22 @@ class Scratch:
             if not arrays:
                 del self._free[key]
         while self.nbytes > self.bound:
-            self.nbytes -= self._lasting.pop(0).nbytes  # where it is in use, it is no longer ours
+            # Memory that is in use then belongs to its user alone.
+            self.nbytes -= self._lasting.pop(0).nbytes
 
 
 SCRATCH = Scratch(config.max_scratch_bytes)
 on_change(lambda: SCRATCH.resize(config.max_scratch_bytes))
 
 _PAGE = 1 << 12
-_HUGE_PAGES = 14  # MADV_HUGEPAGE
+_MADV_HUGEPAGE = 14
 _madvise: Any = getattr(ctypes.CDLL(None), "madvise", None) if sys.platform == "linux" else None
 
 
 def expect_writing(array: np.ndarray[Any, Any]) -> None:
-    """Ask for huge pages under an array that is about to be written for the first time; it is only a wish."""
+    """Ask for huge pages under an array that is about to be written for the first time. The system may refuse."""
     if _madvise is None or array.nbytes < LARGE:
         return
     start: int = array.__array_interface__["data"][0]
     first = -(-start // _PAGE) * _PAGE
-    _madvise(ctypes.c_void_p(first), ctypes.c_size_t(start + array.nbytes - first), ctypes.c_int(_HUGE_PAGES))
+    _madvise(ctypes.c_void_p(first), ctypes.c_size_t(start + array.nbytes - first), ctypes.c_int(_MADV_HUGEPAGE))

@@ -1,12 +1,11 @@
-"""One run of a body for all devices of a program: those that call with the same inputs share what came of it.
+"""One run of a body for all devices of a program: devices that call with the same inputs share its results.
 
-A program over several devices calls a buffer callback on each. Which calls
-belong to one execution is not said; but a stateless op's results depend on its
-inputs alone, so any call with equal inputs may have them. Each run serves as
-many calls as the process has devices, and is forgotten then.
+A program over several devices calls a buffer callback on each of them. Nothing says which calls belong to one
+execution. But the results of a stateless op depend on its inputs alone, so any call with equal inputs may have them.
+Each run serves as many calls as the process has devices, and is then forgotten.
 
-A result can be read when one device has it. Python cannot end while others
-still call: a thread that it ends in the middle of that aborts the process.
+A result can be read once a single device has it. But Python must not end while others still call: ending a thread in
+the middle of that aborts the process.
 """
 
 from __future__ import annotations
@@ -20,22 +19,29 @@ from typing import Any
 
 import numpy as np
 
-from jaxpyop._host.buffers.entry import Host, view_of
+from jaxpyop._host.buffers.entry import Host
+from jaxpyop._host.buffers.lending import view_of
 from jaxpyop._host.buffers.memory import SCRATCH
 from jaxpyop._host.errors import PythonBodyError
 
-_MOST = 64  # runs that wait for calls to come; those of an execution that failed elsewhere never do
-_SMALL = 1 << 16  # bytes, below which a copy to compare with is faster than to compare with what is there
+# So many runs may wait for calls. The calls of an execution that failed elsewhere never come.
+_MOST = 64
+
+# Below so many bytes it is faster to compare copies of the inputs than to compare the inputs themselves.
+_SMALL = 1 << 16
 
 
 class _Run:
+    """A run of the body, and the calls that it has served."""
+
     def __init__(self, inputs: Sequence[Any], host: Host) -> None:
         self.inputs = [x if isinstance(x, bytes) else SCRATCH.copy_of(x) for x in inputs]
         self.outs = [np.empty(shape, dtype) for shape, dtype in host.results]
         self.error: PythonBodyError | None = None
         self.served = 1
-        self._over = threading.Lock()  # held until it is; an Event takes longer
-        self._over.acquire()
+        # The lock is held until the run is over. An Event would be slower.
+        self._running = threading.Lock()
+        self._running.acquire()
 
     def start(self, host: Host, buffers: Sequence[Any]) -> None:
         try:
@@ -43,10 +49,10 @@ class _Run:
         except PythonBodyError as error:
             self.error = error
         finally:
-            self._over.release()
+            self._running.release()
 
     def wait(self) -> None:
-        with self._over:
+        with self._running:
             pass
 
     def is_for(self, inputs: Sequence[Any]) -> bool:
@@ -55,29 +61,33 @@ class _Run:
 
 def _comparable(buffer: Any) -> Any:
     """The bytes of a buffer, or a view of a large one."""
-    array = np.asarray(buffer)  # see view_of: nothing holds on to this view
+    # This view of the buffer must not live on: `view_of` says why.
+    array = np.asarray(buffer)
     return array.tobytes() if array.nbytes < _SMALL else view_of(buffer)
 
 
 def _equal(a: Any, b: Any) -> bool:
-    """Whether two contiguous arrays of one type are the same, bit by bit; or the bytes of two."""
+    """Whether two contiguous arrays of one type, or their bytes, are equal bit by bit."""
     if isinstance(a, bytes):
         return a == b
     words = np.uint64 if a.nbytes % 8 == 0 else np.uint8
     return bool((a.reshape(-1).view(words) == b.reshape(-1).view(words)).all())
 
 
-_shared: weakref.WeakSet[Shared] = weakref.WeakSet()
-_inside: list[None] = []  # as many as there are calls now
-_MOST_SECONDS = 10.0  # of a function that does not end
-_PATIENCE = 0.5  # seconds for calls that do not come
+# What Python waits for at its end: calls that are not answered yet. `_calls` has an entry for each call in progress.
+_all: weakref.WeakSet[Shared] = weakref.WeakSet()
+_calls: list[None] = []
+
+# Python waits so many seconds for a function that does not end, and so many for calls that do not come.
+_MOST_SECONDS = 10.0
+_PATIENCE = 0.5
 
 
 class Shared:
     """A host that is called once for `devices` calls with equal inputs."""
 
     def __init__(self, host: Host, devices: int) -> None:
-        _shared.add(self)
+        _all.add(self)
         self.host = host
         self.devices = devices
         self._lock = threading.Lock()
@@ -85,11 +95,11 @@ class Shared:
 
     def on_buffers(self, ctx: Any, outs: Sequence[Any], *buffers: Any) -> None:
         """The body of a `buffer_callback`."""
-        _inside.append(None)
+        _calls.append(None)
         try:
             self._fill(outs, buffers)
         finally:
-            _inside.pop()
+            _calls.pop()
 
     def is_awaiting(self) -> bool:
         """Whether some devices have not called yet."""
@@ -101,10 +111,12 @@ class Shared:
             run.start(self.host, buffers)
         else:
             run.wait()
-        if (error := run.error) is not None:  # raised on each device: one that went on would wait for the others
+        if (error := run.error) is not None:
+            # Each device raises the error, since a device that went on would wait for the others.
             raise error.again()
         for out, value in zip(outs, run.outs):
-            np.asarray(out)[...] = value  # see view_of: nothing holds on to this view
+            # No name refers to this view of a buffer: `view_of` says why.
+            np.asarray(out)[...] = value
 
     def _join(self, inputs: Sequence[Any]) -> tuple[_Run, bool]:
         with self._lock:
@@ -127,10 +139,11 @@ class Shared:
 def _wait() -> None:
     began = quiet = time.monotonic()
     while time.monotonic() < began + _MOST_SECONDS:
-        if _inside:
+        if _calls:
             quiet = time.monotonic()
-        elif not any(shared.is_awaiting() for shared in list(_shared)) or time.monotonic() > quiet + _PATIENCE:
+        elif not any(shared.is_awaiting() for shared in list(_all)) or time.monotonic() > quiet + _PATIENCE:
             break
         time.sleep(0.01)
-    if _shared:
-        time.sleep(0.02)  # the last ones return to XLA
+    if _all:
+        # The last calls still have to return to XLA.
+        time.sleep(0.02)

@@ -1,15 +1,19 @@
 """How many elements go to a worker together.
 
-As many as take about as long as it takes to send them: few at first, where nothing is known of what an element takes,
-and what an earlier batch of the same call took afterwards. Never so many that some workers wait for one at the end.
+A chunk should run for about as long as it takes to send. The first chunks are small, since nothing is known of the time
+that an element takes, unless an earlier batch of the same call has shown it. No chunk is so large that some workers
+wait for another one at the end.
 """
 
 from __future__ import annotations
 
 import math
 
-_AIM = 0.01  # seconds
-_TAIL = 4  # the last chunks are so many times smaller at most: to send them takes longer
+# How long a chunk should run, in seconds.
+_AIM = 0.01
+
+# The last chunks are at most so many times smaller than the others, because each of them takes time to send.
+_TAIL = 4
 
 
 class Chunks:
@@ -17,20 +21,21 @@ class Chunks:
 
     Args:
         count: how many elements there are.
-        given: `chunksize=`.
+        given: the user's `chunksize=`.
         workers: how many chunks run at once.
-        shared: bytes that each chunk takes along.
-        pace: the seconds that an element took before, if that is known.
+        shared: bytes that every chunk takes along.
+        pace: the seconds that an element took in an earlier batch, if there was one.
 
     Attributes:
-        left: how many elements are in none yet.
+        left: how many elements are in no chunk yet.
         pace: the seconds that an element took in the last chunk.
     """
 
     def __init__(self, count: int, given: int | None, workers: int, shared: int, pace: float | None = None) -> None:
         self._given = given
         self._workers = workers
-        self._aim = _AIM + shared / 1e9  # a GB takes about a second
+        # A gigabyte takes about a second to send.
+        self._aim = _AIM + shared / 1e9
         self._least = count // (2 * _TAIL * workers)
         self._size = given or (self._fitting(pace) if pace else 1)
         self.left = count
@@ -48,7 +53,7 @@ class Chunks:
         return size
 
     def learn(self, seconds: float, size: int) -> None:
-        """Take note of how long a chunk took."""
+        """Learn how long a chunk took."""
         self.pace = seconds / size
         if not self._given:
             self._size = min(self._fitting(self.pace), 8 * max(size, self._size // 8))

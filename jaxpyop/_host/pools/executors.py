@@ -1,8 +1,7 @@
-"""Which executor runs a call: what `executor=` gives, or threads of our own.
+"""The kinds of executor, and what is known of each: threads, processes, Dask and others. A new kind is added here.
 
-Without `executor=` a function runs where it is called, and the elements of a
-parallel batch on threads of our own. With it the function runs there and
-nowhere else (`places`): on its `threads`, or in other `workers`.
+Without `executor=` a function runs where it is called, and the elements of a parallel batch run on threads of our own.
+With it, the function runs on that executor and nowhere else.
 """
 
 from __future__ import annotations
@@ -10,49 +9,71 @@ from __future__ import annotations
 import concurrent.futures
 import functools
 import os
+import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor  # now: importing it at exit fails
+
+# At exit this import would fail.
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeAlias
 
 Executor = concurrent.futures.Executor
-Pool: TypeAlias = Executor | Callable[[], Executor]  # what `executor=` takes
+
+# What `executor=` takes.
+Pool: TypeAlias = Executor | Callable[[], Executor]
 
 
 @functools.cache
 def default_executor() -> Executor:
-    """The threads that `vmap_method="parallel"` takes when no executor is given."""
+    """The threads of our own, for `vmap_method="parallel"` without an executor."""
     workers = min(32, (os.cpu_count() or 1) + 4)
     return ThreadPoolExecutor(workers, thread_name_prefix="jaxpyop")
 
 
 def executor_of(op: Any) -> Executor | None:
-    """Where an op, or the elements of its batch, are to run; None for here."""
-    return None if op.executor is None else resolve(op.executor, op.title)
-
-
-def resolve(executor: Pool, title: str) -> Executor:
-    """The executor to use now.
+    """The executor that an op asks for, None for the calling thread.
 
     Raises:
-        TypeError: a function that does not return one.
+        TypeError: a function given as `executor=` returned something else.
     """
-    found = executor if isinstance(executor, Executor) or not callable(executor) else executor()
+    given = op.executor
+    if given is None:
+        return None
+    found: Any = given() if callable(given) and not isinstance(given, Executor) else given
     if not hasattr(found, "submit") or isinstance(found, type):
-        raise TypeError(f"{title}: executor= gave {found!r}; expected a concurrent.futures.Executor")
+        raise TypeError(f"{op.title}: executor= gave {found!r}; expected a concurrent.futures.Executor")
     return found
 
 
-def is_local(executor: Executor) -> bool:
-    """Whether its workers are threads of this process."""
+def has_threads(executor: Executor) -> bool:
+    """Whether an executor's workers are threads of this process, which can share memory with the caller."""
     return isinstance(executor, ThreadPoolExecutor)
+
+
+def needs_pickled_body(executor: Executor) -> bool:
+    """Whether a worker that cannot read a function breaks the executor.
+
+    A worker of the standard library's process pool then dies. So it gets bytes, and says itself what it cannot read.
+    Other executors pickle in ways of their own, which can do more.
+    """
+    # The import takes time, so it is left to whoever uses the pool.
+    module = sys.modules.get("concurrent.futures.process")
+    return module is not None and isinstance(executor, module.ProcessPoolExecutor)
 
 
 def workers_of(executor: Any) -> int:
     """How many tasks an executor runs at once, as far as that can be known."""
-    known = getattr(executor, "_max_workers", None)  # of the standard library's and loky's; no public name
+    # The executors of the standard library and of loky have no public name for this.
+    known = getattr(executor, "_max_workers", None)
     if isinstance(known, int):
         return known
     try:
-        return sum(executor._client.nthreads().values())  # Dask's
+        # An executor of Dask's.
+        return sum(executor._client.nthreads().values())
     except Exception:
         return os.cpu_count() or 1
+
+
+def means_lost_worker(error: BaseException) -> bool:
+    """Whether an error of a task says that a worker died."""
+    # The second is Dask's, which need not be installed.
+    return isinstance(error, concurrent.futures.BrokenExecutor) or type(error).__name__ == "KilledWorker"

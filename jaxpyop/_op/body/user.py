@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxpyop import _jaxcore
-from jaxpyop._host import run_there
+from jaxpyop._host import call_where_op_runs
 from jaxpyop._op.body.advice import advise
 from jaxpyop._op.body.protocol import Body, element_structs
 from jaxpyop._op.body.shapes import infer_once
@@ -162,7 +162,9 @@ class UserBody(Body):
     def _infer(self, structs: Sequence[Struct]) -> tuple[list[Any] | None, str]:
         op = self.op
         if op.on_jax and not op.stateful:
-            found = infer_once(op, self.inputs, structs, lambda: run_there(op, lambda: self._run_abstractly(structs)))
+            found = infer_once(
+                op, self.inputs, structs, lambda: call_where_op_runs(op, lambda: self._run_abstractly(structs))
+            )
             if found is not None:
                 return found, "the shape that func has in the abstract"
         # Only the values decide, so assume what elementwise functions do.

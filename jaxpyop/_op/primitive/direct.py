@@ -36,7 +36,7 @@ def run_now(call: Call, args: Sequence[Any], batch: Batch = NO_BATCH, *, hold: b
         call.shapes(structs_of(args, batch))
     arrays: list[Any] = list(args)
     if not call.on_jax:
-        arrays = [np.array(a, order="C") for a in arrays] if call.copy else lend(map(np.asarray, arrays))
+        arrays = [np.array(a, order="C") for a in arrays] if call.copy else [lend(np.asarray(a)) for a in arrays]
     elif batch.sizes:
         # Slicing a jax.Array would cost a dispatch.
         arrays = [np.asarray(a) for a in arrays]

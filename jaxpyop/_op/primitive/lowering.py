@@ -101,9 +101,9 @@ def _spread(
     # A callback's result lives on one device, in a sharding that eager operations on explicit meshes refuse (0.10 to
     # 0.12). So it is spread over the devices, and the other devices wait for it. If the body's exception were raised on
     # the calling device alone, they would wait forever. So it is raised on all of them.
-    found = emit(host.on_arrays_later, [Struct((), np.uint32), *results], args, host.call.effects.ordered)
+    found = emit(host.on_arrays_deferring_errors, [Struct((), np.uint32), *results], args, host.call.effects.ordered)
     raising = buffer_callback(
-        host.raise_now,
+        host.raise_deferred,
         results,
         has_side_effect=host.call.effects.stateful,
         input_output_aliases={1 + k: k for k in range(len(results))},

@@ -1,0 +1,189 @@
+"""What one task does in a worker: it runs a body on one element, on a block, or on a chunk of elements.
+
+A worker may be another process, so a job carries the body by pickle, and NumPy arrays both ways.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import dataclasses
+import importlib
+import io
+import itertools
+import os
+import pickle
+import sys
+import time
+import types
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+
+from jaxpyop._host.batch import Batch
+from jaxpyop._host.call import HostCall
+from jaxpyop._host.errors import add_note, note_index
+from jaxpyop._host.pools.executors import Executor, needs_pickled_body
+from jaxpyop._host.pools.nesting import number_of, working_for
+
+
+class UnreadableBodyError(Exception):
+    """A worker cannot read the body that it was given."""
+
+
+def job_for(executor: Executor, call: HostCall) -> Job:
+    """A job for a worker of an executor, without inputs."""
+    body = _pickled(call.body) if needs_pickled_body(executor) else call.body
+    return Job(body, call.on_jax, call.environment.x64, (os.getpid(), number_of(executor)))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Job:
+    """A body with inputs.
+
+    Attributes:
+        body: the body, or its pickle.
+        on_jax: whether it takes jax.Arrays.
+        x64: JAX's setting, as the caller has it.
+        home: the caller's process, and the number of the executor there.
+        arrays: the inputs.
+        lead: batch axes of a block.
+        rows: for each input, whether it has a row for each element; the elements share the others.
+        count: how many elements there are.
+        batch: the batch that they belong to, for errors; None for one element or block.
+        first: the first one's number in it.
+        unique: keeps Dask from merging calls with equal arguments.
+    """
+
+    body: Any
+    on_jax: bool
+    x64: bool
+    home: tuple[int, int]
+    arrays: Sequence[np.ndarray[Any, Any]] = ()
+    lead: tuple[int, ...] = ()
+    rows: Sequence[bool] = ()
+    count: int = 1
+    batch: Batch | None = None
+    first: int = 0
+    unique: str = dataclasses.field(init=False, default_factory=lambda: uuid.uuid4().hex)
+
+    def __call__(self) -> tuple[float, list[Any]]:
+        """Run the body on each element.
+
+        Returns:
+            The seconds that it took, and the results: stacked, or, if the elements' shapes differ or there is but one
+            element, a list of results for each.
+        """
+        return contextvars.copy_context().run(self._run)
+
+    def _run(self) -> tuple[float, list[Any]]:
+        body = _unpickled(self.body) if isinstance(self.body, bytes) else self.body
+        keywords = {"lead": self.lead} if self.lead else {}
+        # What was sent may be read-only, and a body may write into its inputs.
+        arrays = [a if a.flags.writeable or not row else a.copy() for a, row in zip(self.arrays, self._rows)]
+        results: list[list[np.ndarray[Any, Any]]] = []
+        with self._settings():
+            began = time.perf_counter()
+            try:
+                for k in range(self.count):
+                    values = body(*[self._input(a, row, k) for a, row in zip(arrays, self._rows)], **keywords)
+                    # A body may return the same memory for each element.
+                    results.append([np.array(v) if self.count > 1 else np.asarray(v) for v in values])
+            except BaseException as error:
+                if self.batch is not None:
+                    note_index(error, self.first + len(results), self.batch)
+                self._raise(error)
+        return time.perf_counter() - began, _stacked(results)
+
+    @property
+    def _rows(self) -> Sequence[bool]:
+        return self.rows or [False] * len(self.arrays)
+
+    def _input(self, array: np.ndarray[Any, Any], row: bool, k: int) -> Any:
+        if self.on_jax:
+            # This module is imported in workers, most of which run no JAX.
+            import jax
+
+            return jax.numpy.asarray(array[k, ...] if row else array)
+        return array[k, ...] if row else array.copy()
+
+    @contextlib.contextmanager
+    def _settings(self) -> Iterator[None]:
+        import jax
+
+        process, number = self.home
+        with jax.enable_x64(self.x64), working_for(number) if process == os.getpid() else contextlib.nullcontext():
+            yield
+
+    def _raise(self, error: BaseException) -> NoReturn:
+        """Raise an error so that it reaches the caller. One that can be written but not read would end the executor."""
+        if self.home[0] == os.getpid():
+            raise error
+        # An executor that gets the body itself pickles by cloudpickle, where that is installed.
+        pickler: Any = pickle if isinstance(self.body, bytes) else sys.modules.get("cloudpickle", pickle)
+        try:
+            pickle.loads(pickler.dumps(error))
+        except Exception:
+            kind = f"{type(error).__module__}.{type(error).__qualname__}"
+            shown = RuntimeError(f"{kind}, which cannot be pickled, was raised in a worker: {error}")
+            for note in getattr(error, "__notes__", ()):
+                add_note(shown, note)
+            raise shown from error
+        raise error
+
+
+def _stacked(results: list[list[np.ndarray[Any, Any]]]) -> list[Any]:
+    """The results of all elements as one array each, if the elements have equal shapes and dtypes."""
+    if len(results) == 1 or len({tuple((v.shape, v.dtype) for v in values) for values in results}) > 1:
+        return results
+    stacked = [np.empty((len(results), *v.shape), v.dtype) for v in results[0]]
+    for k, values in enumerate(results):
+        for array, value in zip(stacked, values):
+            array[k, ...] = value
+    return stacked
+
+
+# ------------------------------------------------------------------------- pickles of bodies
+
+
+def _unpickled(body: bytes) -> Any:
+    try:
+        return pickle.loads(body)
+    except Exception as error:
+        raise UnreadableBodyError(f"{type(error).__name__}: {error}") from error
+
+
+def _pickled(body: Any) -> bytes:
+    file = io.BytesIO()
+    _Pickler(file, pickle.HIGHEST_PROTOCOL).dump(body)
+    return file.getvalue()
+
+
+# A function may be wrapped in a circle.
+_MAX_WRAPPERS = 32
+
+
+class _Pickler(pickle.Pickler):
+    """Finds a decorated function behind the decorator that has taken its name."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, types.FunctionType) and obj.__module__ in sys.modules:
+            for depth, found in enumerate(itertools.islice(_wrapped(obj.__module__, obj.__qualname__), _MAX_WRAPPERS)):
+                if found is obj and depth:
+                    return _behind, (obj.__module__, obj.__qualname__, depth)
+        return NotImplemented
+
+
+def _wrapped(module: str, name: str) -> Iterator[Any]:
+    found: Any = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    while found is not None:
+        yield found
+        found = getattr(found, "__wrapped__", None)
+
+
+def _behind(module: str, name: str, depth: int) -> Any:
+    return next(itertools.islice(_wrapped(module, name), depth, None))
