@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeAlias, Unpack, overload
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias, Unpack, get_args, overload
 
+from jaxpyop._cut import CutFunction, Loops
 from jaxpyop._op import NOT_GIVEN, apply_or_decorate
 from jaxpyop._op import clear_records as clear_records
 from jaxpyop._op import padded as padded
@@ -236,3 +237,76 @@ def py_func(
     """
     asked = filled_in(NumpyOptions, options, "py_func") | {"stateful": stateful}
     return apply_or_decorate("py_func", func, inp, Tout, name, on_jax=False, **asked)
+
+
+@overload
+def jit(
+    fun: Callable[..., Any],
+    /,
+    *,
+    static_argnums: int | Sequence[int] | None = None,
+    static_argnames: str | Iterable[str] | None = None,
+    donate_argnums: int | Sequence[int] | None = None,
+    donate_argnames: str | Iterable[str] | None = None,
+    loops: Loops = "compiled",
+    **options: Any,
+) -> CutFunction: ...
+@overload
+def jit(
+    *,
+    static_argnums: int | Sequence[int] | None = None,
+    static_argnames: str | Iterable[str] | None = None,
+    donate_argnums: int | Sequence[int] | None = None,
+    donate_argnames: str | Iterable[str] | None = None,
+    loops: Loops = "compiled",
+    **options: Any,
+) -> Callable[[Callable[..., Any]], CutFunction]: ...
+def jit(fun: Callable[..., Any] | None = None, /, *, loops: Loops = "compiled", **options: Any) -> Any:
+    """Compile a function, cut at its Python calls: :func:`jax.jit` without callbacks.
+
+    A program of :func:`jax.jit` calls Python from inside of XLA, on the CPU. This one runs compiled segments, and
+    between them the bodies, on the caller's thread and on arrays where they are: on a GPU as well, as those of
+    TensorFlow's ``tf.py_function``. It needs no callback from the backend, a stateful call costs a tenth to a quarter,
+    and a body's own exception comes out. It takes what :func:`jax.jit` takes, and can stand in its place.
+
+    Args:
+        fun: a function of arrays, which is traced.
+        loops: what becomes of a ``scan``, ``while_loop`` or ``cond`` that calls Python. With ``"compiled"`` it is part
+            of a segment, with a callback inside. With ``"python"``, and always where the backend has no callbacks,
+            Python runs it turn by turn, and each turn is cut again.
+        **options: those of :func:`jax.jit`: ``static_argnums``, ``static_argnames``, ``donate_argnums``,
+            ``donate_argnames``, ``compiler_options`` and the rest. With ``in_shardings`` or ``out_shardings`` the
+            program stays whole.
+
+    Returns:
+        A function with the methods of a jitted one: ``lower`` and ``trace`` (of the whole program, with callbacks),
+        ``eval_shape`` and ``clear_cache``; and ``explain``, which returns the steps of the program for some arguments.
+        Under a transformation it is the function of :func:`jax.jit`. Without `fun`: a decorator.
+
+    Raises:
+        ValueError: another value of `loops`.
+        TypeError: an option that :func:`jax.jit` does not have.
+        Exception: what a body raises, as it raised it.
+
+    Example:
+        >>> import jax.numpy as jnp, jaxpyop
+        >>> @jaxpyop.jit
+        ... def step(x):
+        ...     y = jnp.sin(x)
+        ...     z = jaxpyop.py_function(lambda y: y * 2 if y > 0 else -y, [y], jnp.float32)
+        ...     return z + x
+        >>> x = jnp.float32(1.0)
+        >>> print(step(x))
+        2.682942
+        >>> print(step.explain(x))
+        segment: sin
+        Python: lambda
+        segment: add
+    """
+    if loops not in get_args(Loops):
+        raise ValueError(f"jaxpyop.jit: loops={loops!r}; expected one of {', '.join(map(repr, get_args(Loops)))}")
+    if fun is None:
+        return lambda fun: CutFunction(fun, loops, options)
+    if not callable(fun):
+        raise TypeError(f"jaxpyop.jit: fun is {fun!r}; expected a function, as in jaxpyop.jit(fun)")
+    return CutFunction(fun, loops, options)

@@ -3,8 +3,8 @@
 Nothing else in the package imports `jax._src`, `jax.core`, `jax.extend` or `jax.interpreters`. Each reach is one
 function, with a sentence that says what it is for, and between which versions of JAX it was found to hold.
 
-Reading order: traces, primitives, jaxprs, differentiation, sharding, effects, lowering, runtime, arrays, frames,
-unusable.
+Reading order: traces, primitives, jaxprs, differentiation, sharding, effects, lowering, runtime, arrays, programs,
+frames, unusable.
 """
 
 from jaxpyop._jaxcore.arrays import is_committed as is_committed
@@ -46,6 +46,7 @@ from jaxpyop._jaxcore.jaxprs import Literal as Literal
 from jaxpyop._jaxcore.jaxprs import OwnRulesError as OwnRulesError
 from jaxpyop._jaxcore.jaxprs import UnkeyableError as UnkeyableError
 from jaxpyop._jaxcore.jaxprs import constants_of as constants_of
+from jaxpyop._jaxcore.jaxprs import consts_of as consts_of
 from jaxpyop._jaxcore.jaxprs import holds_constants as holds_constants
 from jaxpyop._jaxcore.jaxprs import is_same as is_same
 from jaxpyop._jaxcore.jaxprs import jaxpr_of as jaxpr_of
@@ -83,6 +84,16 @@ from jaxpyop._jaxcore.primitives import is_of_jax as is_of_jax
 from jaxpyop._jaxcore.primitives import is_plain_jit as is_plain_jit
 from jaxpyop._jaxcore.primitives import is_ref as is_ref
 from jaxpyop._jaxcore.primitives import jit_p as jit_p
+from jaxpyop._jaxcore.programs import all_have_callbacks as all_have_callbacks
+from jaxpyop._jaxcore.programs import backend_without_callbacks as backend_without_callbacks
+from jaxpyop._jaxcore.programs import client_of as client_of
+from jaxpyop._jaxcore.programs import has_callbacks as has_callbacks
+from jaxpyop._jaxcore.programs import is_explicit as is_explicit
+from jaxpyop._jaxcore.programs import is_explicit_mesh as is_explicit_mesh
+from jaxpyop._jaxcore.programs import is_ref_type as is_ref_type
+from jaxpyop._jaxcore.programs import scan_counts as scan_counts
+from jaxpyop._jaxcore.programs import static_arguments as static_arguments
+from jaxpyop._jaxcore.programs import within_scope as within_scope
 from jaxpyop._jaxcore.runtime import CALLBACK_LOGGER as CALLBACK_LOGGER
 from jaxpyop._jaxcore.runtime import backends_are_initialized as backends_are_initialized
 from jaxpyop._jaxcore.runtime import forget_failed_programs as forget_failed_programs

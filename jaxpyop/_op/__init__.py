@@ -11,7 +11,12 @@ from jaxpyop._op.apply import NOT_GIVEN as NOT_GIVEN
 from jaxpyop._op.apply import apply_or_decorate as apply_or_decorate
 from jaxpyop._op.apply import call_op as call_op
 from jaxpyop._op.primitive import RECORDS as RECORDS
+from jaxpyop._op.primitive import Handed as Handed
 from jaxpyop._op.primitive import clear_records as clear_records
+from jaxpyop._op.primitive import python_call_p as python_call_p
+from jaxpyop._op.primitive import run_now as run_now
 from jaxpyop._op.request import make_op as make_op
 from jaxpyop._op.values import Casting as Casting
+from jaxpyop._op.values import anchor_of as anchor_of
+from jaxpyop._op.values import copy_to_jax as copy_to_jax
 from jaxpyop._op.values import padded as padded

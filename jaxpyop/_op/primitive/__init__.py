@@ -16,6 +16,7 @@ from jaxpyop._op.primitive.call import Linearization as Linearization
 from jaxpyop._op.primitive.call import Operands as Operands
 from jaxpyop._op.primitive.direct import run_now as run_now
 from jaxpyop._op.primitive.primitive import bind as bind
+from jaxpyop._op.primitive.primitive import python_call_p as python_call_p
 from jaxpyop._op.primitive.records import NO_RECORD as NO_RECORD
 from jaxpyop._op.primitive.records import RECORDS as RECORDS
 from jaxpyop._op.primitive.records import TOKEN as TOKEN

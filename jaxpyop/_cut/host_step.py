@@ -1,0 +1,63 @@
+"""One Python call of a cut program, on live arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxpyop import _jaxcore
+from jaxpyop._cut.inline import Node
+from jaxpyop._host import strip_library_frames
+from jaxpyop._op import Handed, anchor_of, run_now
+
+
+class HostStep:
+    """Runs a Python call, and sees to it that its results are what the program around it was traced for.
+
+    Args:
+        node: the equation of the call.
+        hands_over: whether its last result is a record instead of its token.
+        waits: whether effects of the segments before it have to be over first.
+    """
+
+    def __init__(self, node: Node, *, hands_over: bool = False, waits: bool = False) -> None:
+        self._call = node.eqn.params["call"]
+        self._batch = node.eqn.params["batch"]
+        self._avals = [v.aval for v in node.eqn.outvars]
+        self._waits = waits
+        if hands_over:
+            self._call = self._call.handing_over()
+
+    def __str__(self) -> str:
+        return self._call.label
+
+    def __call__(self, *args: Any) -> list[Any]:
+        if self._waits:
+            jax.effects_barrier()
+        try:
+            outs = run_now(self._call, args, self._batch, hold=False)
+        except BaseException as error:
+            raise strip_library_frames(error, self._call.title)  # noqa: B904  # It is the same error.
+        like = anchor_of(args)
+        found: list[Any] = []
+        for k, (out, aval) in enumerate(zip(outs, self._avals, strict=True)):
+            found.append(out if isinstance(out, Handed) else self._fitted(k, out, aval, (*args, *found), like))
+        return found
+
+    def _fitted(self, k: int, out: jax.Array, aval: Any, others: Sequence[Any], like: Any) -> jax.Array:
+        if out.shape != aval.shape:
+            sizes = self._batch.sizes
+            self._call.check(k, out.shape, aval.shape[len(sizes) :], sizes)
+        if out.dtype != aval.dtype:
+            raise TypeError(
+                f"{self._call.title}: {self._call.op.origin_of_array(k)} {aval.dtype}, and gave {out.dtype}"
+            )
+        if any(out is x for x in others):
+            # The results of a program share no memory, neither with each other nor with its inputs.
+            out = jnp.copy(out)
+        if out.weak_type:
+            out = jax.lax.convert_element_type(out, out.dtype)
+        return out if like is None else _jaxcore.placed_like(out, like)

@@ -1,0 +1,195 @@
+"""A traced program as a flat list of nodes: what holds a Python call is entered, all else stays one node.
+
+A jaxpr nests: the body of an inner `jit`, of a function with custom rules or of a `checkpoint` is a jaxpr of its own. A
+program can only be cut between equations of its outermost level, so the equations of these are brought there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import jax
+
+from jaxpyop import _jaxcore
+from jaxpyop._cut.whole import check_equation
+from jaxpyop._op import python_call_p
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Value:
+    """An array of a program.
+
+    Attributes:
+        aval: its type.
+        constant: the array itself where tracing knew it, otherwise None.
+    """
+
+    aval: Any
+    constant: Any = None
+
+
+# What a node reads: a value, or a number that stands in the program.
+Operand: TypeAlias = Value | Any
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Node:
+    """An equation of a program.
+
+    Attributes:
+        run: evaluates it on its operands, under the current trace.
+        reads: its operands.
+        makes: its results.
+        eqn: JAX's equation, None for the nodes that are added here.
+        holds_call: whether it is a Python call, or holds one.
+    """
+
+    run: Callable[..., list[Any]]
+    reads: Sequence[Operand]
+    makes: Sequence[Value]
+    eqn: Any = None
+    holds_call: bool = False
+
+    @property
+    def effects(self) -> bool:
+        """Whether it has to keep its place among the others with effects, and has to run even if nobody uses it."""
+        return self.eqn is not None and bool(self.eqn.effects)
+
+    @property
+    def call(self) -> Any:
+        """The call, where it is a Python call itself."""
+        if self.eqn is None or self.eqn.primitive is not python_call_p:
+            return None
+        return self.eqn.params["call"]
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Program:
+    """The nodes of a program in an order in which they can run."""
+
+    inputs: Sequence[Value]
+    nodes: Sequence[Node]
+    outputs: Sequence[Value]
+
+
+def inlined(closed: Any) -> Program:
+    """Returns the program of a closed jaxpr, without the nodes that nothing needs.
+
+    Raises:
+        StaysWhole: it cannot be cut.
+    """
+    inputs = [Value(v.aval) for v in _jaxcore.jaxpr_of(closed).invars]
+    inliner = _Inliner()
+    outputs = inliner.enter(closed, inputs, None)
+    outputs = inliner.distinct(outputs, inputs, [v.aval for v in _jaxcore.jaxpr_of(closed).outvars])
+    return Program(inputs, _needed(inliner.nodes, outputs), outputs)
+
+
+# The parameter that holds the jaxpr, of the primitives that are entered.
+_ENTERED = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "checkpoint": "jaxpr",
+    "remat": "jaxpr",
+    "remat2": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+}
+
+
+class _Inliner:
+    """Collects the nodes of one program."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        # By the id of a jaxpr, which the program keeps alive meanwhile.
+        self._holding: dict[int, bool] = {}
+
+    def enter(self, closed: Any, args: Sequence[Operand], scope: Any) -> list[Operand]:
+        """Adds the nodes of a jaxpr on these arguments, and returns its results.
+
+        Args:
+            closed: the jaxpr.
+            args: values, or numbers that stand in the program.
+            scope: the named scopes around it; None for the outermost program.
+        """
+        jaxpr, consts = _jaxcore.jaxpr_of(closed), _jaxcore.consts_of(closed)
+        env: dict[Any, Operand] = dict(zip(jaxpr.invars, args, strict=True))
+        env.update((v, Value(v.aval, constant)) for v, constant in zip(jaxpr.constvars, consts, strict=True))
+
+        def read(atom: Any) -> Operand:
+            return atom if isinstance(atom, _jaxcore.Literal) else env[atom]
+
+        for eqn in jaxpr.eqns:
+            if scope is not None:
+                eqn = _jaxcore.within_scope(eqn, scope)
+            reads = list(map(read, eqn.invars))
+            holds_call = self._holds_call(eqn)
+            check_equation(eqn, holds_call)
+            if holds_call and eqn.primitive.name in _ENTERED:
+                made = self._entered(eqn, reads)
+            else:
+                made = [Value(v.aval) for v in eqn.outvars]
+                run = functools.partial(_run_equation, eqn)
+                self.nodes.append(Node(run, reads, made, eqn, holds_call))
+            env.update(zip(eqn.outvars, made, strict=True))
+        return list(map(read, jaxpr.outvars))
+
+    def _entered(self, eqn: Any, reads: Sequence[Operand]) -> list[Operand]:
+        params = eqn.params
+        if params.get("prevent_cse") and params.get("differentiated"):
+            # What a checkpoint computes again must not be merged with what was computed first.
+            behind = {x: Value(x.aval) for x in reads if isinstance(x, Value)}
+            self.nodes.append(Node(_barrier, list(behind), list(behind.values())))
+            reads = [behind.get(x, x) for x in reads]
+        return self.enter(params[_ENTERED[eqn.primitive.name]], reads, eqn.source_info.name_stack)
+
+    def _holds_call(self, eqn: Any) -> bool:
+        return eqn.primitive is python_call_p or any(map(self._holds_one, _jaxcore.jaxprs_in(eqn.params)))
+
+    def _holds_one(self, closed: Any) -> bool:
+        jaxpr = _jaxcore.jaxpr_of(closed)
+        found = self._holding.get(id(jaxpr))
+        if found is None:
+            found = self._holding[id(jaxpr)] = any(map(self._holds_call, jaxpr.eqns))
+        return found
+
+    def distinct(self, outputs: Sequence[Operand], inputs: Sequence[Value], avals: Sequence[Any]) -> list[Value]:
+        """Copies every output that is an input, a constant or another output: the results of `jit` share no memory."""
+        seen = set(inputs)
+        found: list[Value] = []
+        for x, aval in zip(outputs, avals, strict=True):
+            if not isinstance(x, Value) or x in seen or x.constant is not None:
+                copied = Value(aval)
+                self.nodes.append(Node(_copied, [x], [copied]))
+                x = copied
+            seen.add(x)
+            found.append(x)
+        return found
+
+
+def _run_equation(eqn: Any, *values: Any) -> list[Any]:
+    return _jaxcore.run_equation(eqn, values)
+
+
+def _barrier(*values: Any) -> list[Any]:
+    return list(jax.lax.optimization_barrier(values))
+
+
+def _copied(value: Any) -> list[Any]:
+    # A compiled function that returns its input returns a copy.
+    return [value]
+
+
+def _needed(nodes: Sequence[Node], outputs: Sequence[Value]) -> list[Node]:
+    needed, kept = set(outputs), list[Node]()
+    for node in reversed(nodes):
+        if node.effects or not needed.isdisjoint(node.makes):
+            kept.append(node)
+            needed.update(x for x in node.reads if isinstance(x, Value))
+    return kept[::-1]

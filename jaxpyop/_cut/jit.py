@@ -1,0 +1,203 @@
+"""The function that users call: from the arguments to a plan, and from the plan's results to theirs."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import types
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpyop import _jaxcore
+from jaxpyop._cut.plan import Options, Plan
+from jaxpyop._cut.planning import planned
+from jaxpyop._cut.whole import StaysWhole, check_types, is_faster_whole, runs_on_one_cpu
+from jaxpyop._host import strip_library_frames
+from jaxpyop._op import copy_to_jax
+
+Loops: TypeAlias = Literal["compiled", "python"]
+
+_config: Any = jax.config  # Its attributes are made at run time.
+_flatten = jax.tree_util.tree_flatten
+_MAX_SIGNATURES = 1024
+
+# A program that is traced again has the same jaxpr as long as JAX keeps it. What it was cut into is kept as long.
+_plans: weakref.WeakKeyDictionary[Any, dict[Any, _Planned]] = weakref.WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+class _Planned:
+    """What became of one program: a plan, or the reason why it stays whole."""
+
+    def __init__(self, plan: Plan | None, reason: str) -> None:
+        self.plan = plan
+        self.reason = reason
+        self.is_faster_whole = plan is not None and not plan.loops and is_faster_whole(plan.calls)
+
+
+class CutFunction:
+    """A function that is compiled, and cut at its Python calls. `jaxpyop.jit` makes it.
+
+    It has what a function of `jax.jit` has: `lower`, `trace`, `eval_shape` and `clear_cache`. The first two give the
+    whole program, with callbacks.
+    """
+
+    __wrapped__: Callable[..., Any]
+
+    def __init__(self, fun: Callable[..., Any], loops: Loops, options: dict[str, Any]) -> None:
+        # Takes the attributes of the function over, so it comes before this object's own.
+        functools.update_wrapper(self, fun)
+        self._jit: Any = jax.jit(fun, **options)
+        self._made_of = fun, loops, options
+        nums, names = options.get("static_argnums"), options.get("static_argnames")
+        self._static_nums, self._static_names = _jaxcore.static_arguments(fun, nums, names)
+        self._has_static = bool(self._static_nums or self._static_names)
+        compiler_options = tuple(sorted((options.get("compiler_options") or {}).items()))
+        self._options = Options(getattr(fun, "__name__", "function"), loops, compiler_options)
+        self._reason = _reason_in(options)
+        self._by_signature: dict[Any, tuple[_Planned, Any]] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the function."""
+        if self._reason or not _jaxcore.at_top_level() or _config.jax_disable_jit:
+            return self._jit(*args, **kwargs)
+        leaves, key = self._signature(args, kwargs)
+        if leaves is None:
+            return self._jit(*args, **kwargs)
+        found = self._by_signature.get(key)
+        if found is None:
+            found = self._plan(args, kwargs, leaves, key)
+        what, tree = found
+        plan = what.plan
+        if plan is None or (what.is_faster_whole and runs_on_one_cpu(leaves)):
+            return self._jit(*args, **kwargs)
+        try:
+            return tree.unflatten(plan.run([x if isinstance(x, jax.Array) else _array(x) for x in leaves]))
+        except BaseException as error:
+            raise strip_library_frames(error, "jaxpyop.jit")  # noqa: B904  # It is the same error.
+
+    def _signature(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any] | None, Any]:
+        """Returns the arrays among the arguments, None if JAX has to judge them, and all that a plan depends on."""
+        static: Any = None
+        if self._has_static:
+            args, kwargs, static = self._without_static(args, kwargs)
+        leaves, tree = _flatten((args, kwargs))
+        try:
+            types: list[Any] = [x.aval for x in leaves]
+        except AttributeError:
+            types = list(map(_type_of, leaves))
+            if None in types:
+                return None, None
+        key = tree, static, tuple(types), _jaxcore.settings_of_traces(), self._loops_for(leaves)
+        try:
+            hash(key)
+        except TypeError:
+            # A static argument without a hash, about which JAX has an error of its own.
+            return None, None
+        return leaves, key
+
+    def _without_static(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Any]:
+        count = len(args)
+        static = {k % count for k in self._static_nums if -count <= k < count}
+        names = sorted(self._static_names & kwargs.keys())
+        # The type tells 1 from True.
+        key = [(k, type(args[k]), args[k]) for k in sorted(static)]
+        key += [(name, type(kwargs[name]), kwargs[name]) for name in names]
+        rest = {name: value for name, value in kwargs.items() if name not in self._static_names}
+        return tuple(a for k, a in enumerate(args) if k not in static), rest, tuple(key)
+
+    def _loops_for(self, leaves: Sequence[Any]) -> str:
+        if _jaxcore.all_have_callbacks() or _jaxcore.has_callbacks(_jaxcore.client_of(leaves)):
+            return self._options.loops
+        return "python"
+
+    def _plan(self, args: Any, kwargs: Any, leaves: Sequence[Any], key: Any) -> tuple[_Planned, Any]:
+        traced = self._jit.trace(*args, **kwargs)
+        donated = tuple(info.donated for info in jax.tree.leaves(traced.args_info))
+        options = Options(self._options.name, key[-1], self._options.compiler_options)
+        with _lock:
+            of_jaxpr = _plans.setdefault(traced.jaxpr, {})
+            if (donated, options) not in of_jaxpr:
+                of_jaxpr[donated, options] = _planned(traced.jaxpr, donated, options)
+            found = of_jaxpr[donated, options], traced.out_tree
+            if len(self._by_signature) >= _MAX_SIGNATURES:
+                del self._by_signature[next(iter(self._by_signature))]
+            self._by_signature[key] = found
+        return found
+
+    def explain(self, *args: Any, **kwargs: Any) -> str:
+        """Returns the steps of the program for these arguments, one a line, or why it stays whole."""
+        leaves, key = self._signature(args, kwargs)
+        if leaves is None or self._reason:
+            return f"whole: {self._reason or 'JAX does not take the arguments'}"
+        what, _ = self._plan(args, kwargs, leaves, key)
+        if what.is_faster_whole and runs_on_one_cpu(leaves):
+            return "whole: its stateless NumPy functions are faster as callbacks"
+        return f"whole: {what.reason}" if what.plan is None else str(what.plan)
+
+    def lower(self, *args: Any, **kwargs: Any) -> Any:
+        """As that of `jax.jit`: the whole program, with callbacks."""
+        return self._jit.lower(*args, **kwargs)
+
+    def trace(self, *args: Any, **kwargs: Any) -> Any:
+        """As that of `jax.jit`: the whole program."""
+        return self._jit.trace(*args, **kwargs)
+
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """As that of `jax.jit`: the shapes and dtypes of the results."""
+        return self._jit.eval_shape(*args, **kwargs)
+
+    def clear_cache(self) -> None:
+        """Forgets all programs and plans."""
+        self._jit.clear_cache()
+        self._by_signature.clear()
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __reduce__(self) -> Any:
+        return CutFunction, self._made_of
+
+    def __repr__(self) -> str:
+        return f"<jaxpyop.jit of {self.__wrapped__!r}>"
+
+
+def _planned(closed: Any, donated: Sequence[bool], options: Options) -> _Planned:
+    try:
+        check_types([v.aval for v in _jaxcore.jaxpr_of(closed).invars])
+        return _Planned(planned(closed, donated, options), "")
+    except StaysWhole as reason:
+        return _Planned(None, str(reason))
+
+
+# What `jax.jit` is told about the devices of the whole program.
+_OF_THE_WHOLE = ("in_shardings", "out_shardings", "device", "backend")
+
+
+def _reason_in(options: dict[str, Any]) -> str:
+    given = [name for name in _OF_THE_WHOLE if options.get(name) is not None]
+    return f"{', '.join(given)} given" if given else ""
+
+
+_NUMBERS = (bool, int, float, complex)
+
+
+def _type_of(leaf: Any) -> Any:
+    """Returns what a plan depends on of an argument, None where JAX has to judge it."""
+    if isinstance(leaf, jax.Array):
+        return jax.typeof(leaf)
+    if type(leaf) in _NUMBERS:
+        return type(leaf)
+    if type(leaf) is np.ndarray or isinstance(leaf, np.generic):
+        return leaf.shape, leaf.dtype
+    return None
+
+
+def _array(leaf: Any) -> jax.Array:
+    # NumPy's memory is copied: a body may keep its input, and the caller may change it.
+    return jnp.asarray(leaf) if type(leaf) in _NUMBERS else copy_to_jax(leaf)

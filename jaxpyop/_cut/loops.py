@@ -1,0 +1,125 @@
+"""Loops and conds that hold a Python call, run from Python: each turn is a plan of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpyop import _jaxcore
+
+# Plans a jaxpr, of which some inputs are donated.
+_Plan = Callable[[Any, Sequence[bool]], Any]
+
+
+def is_loop(eqn: Any) -> bool:
+    """Tells whether Python can run an equation turn by turn."""
+    return eqn.primitive.name in _RUNS
+
+
+def run_from_python(eqn: Any, plan: _Plan) -> _Loop:
+    """Returns what runs a `scan`, a `while` or a `cond`."""
+    return _RUNS[eqn.primitive.name](eqn, plan)
+
+
+class _Loop:
+    """Runs an equation on live arrays."""
+
+    def __init__(self, eqn: Any, plan: _Plan) -> None:
+        self.eqn = eqn
+        self.params: dict[str, Any] = eqn.params
+        self.prepare(plan)
+
+    def __str__(self) -> str:
+        return f"{self.eqn.primitive.name}, turn by turn"
+
+    def prepare(self, plan: _Plan) -> None:
+        """Plans what each turn runs."""
+        raise NotImplementedError
+
+    def run(self, args: Sequence[Any]) -> Sequence[Any]:
+        """Runs all turns."""
+        raise NotImplementedError
+
+    def __call__(self, *args: Any) -> list[Any]:
+        # After no turn at all the results are inputs, and the results of a program share no memory.
+        return [jnp.copy(out) if any(out is a for a in args) else out for out in self.run(args)]
+
+
+class _Cond(_Loop):
+    def prepare(self, plan: _Plan) -> None:
+        self._branches = [plan(b, [False] * (len(self.eqn.invars) - 1)) for b in self.params["branches"]]
+
+    def run(self, args: Sequence[Any]) -> Sequence[Any]:
+        last = len(self._branches) - 1
+        return self._branches[min(max(int(args[0]), 0), last)].run(args[1:])
+
+
+class _While(_Loop):
+    def prepare(self, plan: _Plan) -> None:
+        params = self.params
+        self._first, self._second = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
+        size = len(self.eqn.invars) - self._second
+        self._goes_on = plan(params["cond_jaxpr"], [False] * (params["cond_nconsts"] + size))
+        self._turn = plan(params["body_jaxpr"], [False] * (params["body_nconsts"] + size))
+
+    def run(self, args: Sequence[Any]) -> Sequence[Any]:
+        of_test, of_turn = args[: self._first], args[self._first : self._second]
+        state = args[self._second :]
+        while bool(self._goes_on.run([*of_test, *state])[0]):
+            state = self._turn.run([*of_turn, *state])
+        return state
+
+
+class _Scan(_Loop):
+    """Each turn takes its rows out of the inputs, and writes its own into arrays of all, which are donated."""
+
+    def prepare(self, plan: _Plan) -> None:
+        eqn, length = self.eqn, self.params["length"]
+        self._length = length
+        self._consts, carries = _jaxcore.scan_counts(eqn)
+        self._from = self._consts + carries
+        stacked = [v.aval for v in eqn.outvars[carries:]]
+        rows = len(eqn.invars) - self._from
+        body, reverse = self.params["jaxpr"], self.params["reverse"]
+
+        def turn(*args: Any) -> list[Any]:
+            consts, rest = args[: self._consts], args[self._consts :]
+            xs, carry, filled, number = rest[:rows], rest[rows : rows + carries], rest[rows + carries : -1], rest[-1]
+            at = length - 1 - number if reverse else number
+            taken = (jax.lax.dynamic_index_in_dim(x, at, 0, keepdims=False) for x in xs)
+            out = _jaxcore.run_jaxpr(_jaxcore.jaxpr_of(body), *consts, *carry, *taken, consts=_jaxcore.consts_of(body))
+            written = (jax.lax.dynamic_update_index_in_dim(a, y, at, 0) for a, y in zip(filled, out[carries:]))
+            return [*out[:carries], *written, number + 1]
+
+        avals = [v.aval for v in eqn.invars]
+        kinds = [*avals[: self._consts], *avals[self._from :], *avals[self._consts : self._from], *stacked]
+        donated = [*[False] * len(avals), *[True] * len(stacked), False]
+        number = jax.ShapeDtypeStruct((), np.int32)
+        self._turn = plan(_jaxcore.record(turn, [*map(_struct, kinds), number]), donated)
+        self._start = jax.jit(lambda: [*map(_zeros, stacked), jnp.int32(0)])
+
+    def run(self, args: Sequence[Any]) -> Sequence[Any]:
+        fixed = [*args[: self._consts], *args[self._from :]]
+        state = [*args[self._consts : self._from], *self._start()]
+        for _ in range(self._length):
+            state = self._turn.run([*fixed, *state])
+        return state[:-1]
+
+
+def _zeros(aval: Any) -> jax.Array:
+    if aval.weak_type:
+        # Python's numbers are of weak types, which arithmetic keeps.
+        return jnp.broadcast_to({"f": 0.0, "i": 0, "c": 0j}[aval.dtype.kind], aval.shape)
+    return jnp.zeros(aval.shape, aval.dtype)
+
+
+def _struct(aval: Any) -> jax.ShapeDtypeStruct:
+    weak = aval.weak_type if hasattr(aval, "weak_type") else False
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak)
+
+
+_RUNS: dict[str, Callable[[Any, _Plan], _Loop]] = {"scan": _Scan, "while": _While, "cond": _Cond}

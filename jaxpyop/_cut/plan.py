@@ -1,0 +1,202 @@
+"""A cut program that runs: segment, Python call, segment, each on what the steps before have made."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxpyop import _jaxcore
+from jaxpyop._cut.inline import Node, Operand, Program, Value
+from jaxpyop._cut.partition import Step
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Options:
+    """How a program is planned.
+
+    Attributes:
+        name: the name of its function, which profiles show.
+        loops: whether loops that hold a Python call are compiled or run from Python.
+        compiler_options: those of `jax.jit`.
+    """
+
+    name: str
+    loops: str
+    compiler_options: tuple[tuple[str, Any], ...] = ()
+
+
+@dataclasses.dataclass(slots=True)
+class _Instruction:
+    """A step on the slots of a run: what it reads, where its results go, and what is let go of after it."""
+
+    run: Callable[..., Sequence[Any]]
+    reads: Sequence[int]
+    makes: Sequence[int]
+    dead: Sequence[int]
+
+
+class Plan:
+    """A program as a list of instructions. It has no state: threads may run it at once.
+
+    Args:
+        program: what is run.
+        steps: its nodes, in segments and alone.
+        donated: which inputs may be overwritten.
+        hosts: what runs each node that is alone.
+        options: how it is compiled.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        steps: Sequence[Step],
+        donated: Sequence[bool],
+        hosts: dict[Node, Callable[..., Sequence[Any]]],
+        options: Options,
+    ) -> None:
+        self._slots: dict[Value, int] = {}
+        self._initial: list[Any] = []
+        for value in program.inputs:
+            self._slot(value)
+        self._instructions: list[_Instruction] = []
+        self.text: list[str] = []
+        lives = _Lives(program, steps, donated)
+        for number, step in enumerate(steps):
+            reads, makes = lives.reads[number], lives.makes(number)
+            if isinstance(step, Node):
+                run, makes = hosts[step], step.makes
+                # A number in the program, a constant too, is in a slot of its own.
+                reads = [x if isinstance(x, Value) else _constant(x) for x in step.reads]
+                self.text.append(f"Python: {run}")
+            else:
+                donate = lives.donations(number)
+                run = _compiled(step, reads, makes, donate, f"{options.name}_{number}", options)
+                self.text.append(f"segment: {', '.join(map(_name, step))}")
+            slots = list(map(self._slot, reads)), list(map(self._slot, makes))
+            dead = [self._slots[x] for x in {*reads, *makes} if x.constant is None and lives.ends.get(x, -1) <= number]
+            self._instructions.append(_Instruction(run, *slots, dead))
+        self._outputs = list(map(self._slot, program.outputs))
+        self.calls = [step.call for step in steps if isinstance(step, Node) and step.call is not None]
+        self.loops = [step for step in steps if isinstance(step, Node) and step.call is None]
+        self._adrift = _adrift(program)
+
+    def _slot(self, value: Value) -> int:
+        if value not in self._slots:
+            self._slots[value] = len(self._initial)
+            self._initial.append(None if value.constant is None else jnp.asarray(value.constant))
+        return self._slots[value]
+
+    def run(self, inputs: Sequence[Any]) -> list[Any]:
+        """Runs the program on jax.Arrays, and returns its results."""
+        slots = self._initial.copy()
+        slots[: len(inputs)] = inputs
+        for step in self._instructions:
+            made = step.run(*[slots[k] for k in step.reads])
+            for k, value in zip(step.makes, made):
+                slots[k] = value
+            # The list would keep what it holds while the next step runs.
+            del made
+            for k in step.dead:
+                slots[k] = None
+        outputs = [slots[k] for k in self._outputs]
+        return self._moored(outputs, inputs) if self._adrift else outputs
+
+    def _moored(self, outputs: list[Any], inputs: Sequence[Any]) -> list[Any]:
+        # `jax.jit` puts all results on the devices of its inputs, those too that depend on none of them.
+        for like in filter(_jaxcore.is_committed, inputs):
+            for k in self._adrift:
+                outputs[k] = _jaxcore.placed_like(outputs[k], like)
+            break
+        return outputs
+
+    def __str__(self) -> str:
+        return "\n".join(self.text)
+
+
+def _constant(literal: Any) -> Value:
+    return Value(literal.aval, jnp.asarray(literal.val, literal.aval.dtype))
+
+
+def _name(node: Node) -> str:
+    return "copy" if node.eqn is None else str(node.eqn.primitive)
+
+
+def _adrift(program: Program) -> list[int]:
+    """Returns which results depend on no input."""
+    anchored = set(program.inputs)
+    for node in program.nodes:
+        if any(x in anchored for x in node.reads if isinstance(x, Value)):
+            anchored.update(node.makes)
+    return [k for k, value in enumerate(program.outputs) if value not in anchored] if program.inputs else []
+
+
+class _Lives:
+    """From which step to which step the values of a program are needed."""
+
+    def __init__(self, program: Program, steps: Sequence[Step], donated: Sequence[bool]) -> None:
+        self._steps = steps
+        self.reads = [_read_by(step) for step in steps]
+        self.ends = {value: number for number, reads in enumerate(self.reads) for value in reads}
+        self.ends.update(dict.fromkeys(program.outputs, len(steps)))
+        # A body may keep what it got and what it returned. An input is the caller's unless it is donated.
+        self._kept = {v for v, gives in zip(program.inputs, donated) if not gives}
+        for step in steps:
+            if isinstance(step, Node):
+                self._kept.update(x for x in (*step.reads, *step.makes) if isinstance(x, Value))
+
+    def makes(self, number: int) -> list[Value]:
+        """Returns what a step makes and a later one, or the caller, reads."""
+        step = self._steps[number]
+        nodes = [step] if isinstance(step, Node) else step
+        return [value for node in nodes for value in node.makes if self.ends.get(value, -1) > number]
+
+    def donations(self, number: int) -> list[int]:
+        """Returns which operands of a segment it can write its results into."""
+        room = [_type(value) for value in self.makes(number)]
+        found: list[int] = []
+        for k, value in enumerate(self.reads[number]):
+            if value not in self._kept and self.ends[value] == number and _type(value) in room:
+                room.remove(_type(value))
+                found.append(k)
+        return found
+
+
+def _read_by(step: Step) -> list[Value]:
+    """Returns the values that a step reads and does not make, each once; constants are part of a segment."""
+    if isinstance(step, Node):
+        return [x for x in step.reads if isinstance(x, Value)]
+    made = {value for node in step for value in node.makes}
+    reads = (x for node in step for x in node.reads if isinstance(x, Value) and x.constant is None)
+    return list(dict.fromkeys(x for x in reads if x not in made))
+
+
+def _type(value: Value) -> tuple[Any, Any]:
+    return value.aval.shape, value.aval.dtype
+
+
+def _compiled(
+    nodes: Sequence[Node],
+    reads: Sequence[Value],
+    makes: Sequence[Value],
+    donate: Sequence[int],
+    name: str,
+    options: Options,
+) -> Callable[..., Sequence[Any]]:
+    def segment(*arrays: Any) -> list[Any]:
+        env: dict[Value, Any] = dict(zip(reads, arrays))
+
+        def read(x: Operand) -> Any:
+            if not isinstance(x, Value):
+                return x.val
+            return env[x] if x.constant is None else x.constant
+
+        for node in nodes:
+            env.update(zip(node.makes, node.run(*map(read, node.reads))))
+        return [env[value] for value in makes]
+
+    segment.__name__ = segment.__qualname__ = name
+    return jax.jit(segment, donate_argnums=tuple(donate), compiler_options=dict(options.compiler_options) or None)

@@ -1,0 +1,93 @@
+"""From a traced program to a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jaxpyop._cut.host_step import HostStep
+from jaxpyop._cut.inline import Node, Program, Value, inlined
+from jaxpyop._cut.loops import is_loop, run_from_python
+from jaxpyop._cut.partition import Step, partitioned
+from jaxpyop._cut.plan import Options, Plan
+from jaxpyop._cut.whole import StaysWhole
+
+
+def planned(closed: Any, donated: Sequence[bool], options: Options) -> Plan:
+    """Plans a traced program.
+
+    Args:
+        closed: its jaxpr.
+        donated: which of its inputs may be overwritten.
+        options: how it is planned.
+
+    Raises:
+        StaysWhole: it cannot be cut, or there is nothing to cut it at.
+        Exception: what a Python call in it raises that cannot run, such as a backward pass without a rule.
+    """
+    plan = _planned(closed, donated, options)
+    if not plan.calls and not plan.loops:
+        raise StaysWhole("it calls no Python, or only inside of loops")
+    return plan
+
+
+def _planned(closed: Any, donated: Sequence[bool], options: Options) -> Plan:
+    program = inlined(closed)
+
+    def is_host(node: Node) -> bool:
+        return node.call is not None or (options.loops == "python" and node.holds_call and is_loop(node.eqn))
+
+    steps = partitioned(program, is_host)
+    hosts = _hosts(program, steps, lambda closed, donated: _planned(closed, donated, options))
+    return Plan(program, steps, donated, hosts, options)
+
+
+def _hosts(
+    program: Program, steps: Sequence[Step], plan: Callable[[Any, Sequence[bool]], Plan]
+) -> dict[Node, Callable[..., Sequence[Any]]]:
+    handed, waiting = _handed_over(program), _waiting(steps)
+    found: dict[Node, Callable[..., Sequence[Any]]] = {}
+    for step in steps:
+        if not isinstance(step, Node):
+            continue
+        if step.call is None:
+            found[step] = run_from_python(step.eqn, plan)
+            continue
+        if step.call.refusal is not None:
+            raise step.call.refusal()
+        found[step] = HostStep(step, hands_over=not handed.isdisjoint(step.makes), waits=step in waiting)
+    return found
+
+
+def _waiting(steps: Sequence[Step]) -> set[Node]:
+    """Returns the Python calls with an effect that come after a segment with one: program order is kept."""
+    found: set[Node] = set()
+    pending = False
+    for step in steps:
+        if not isinstance(step, Node):
+            pending = pending or any(node.effects for node in step)
+        elif step.effects and pending:
+            found.add(step)
+    return found
+
+
+def _handed_over(program: Program) -> set[Value]:
+    """Returns the tokens that only replaying calls read. They can get the records themselves."""
+    readers: dict[Value, list[Node | None]] = {value: [None] for value in program.outputs}
+    tokens: list[Value] = []
+    for node in program.nodes:
+        for x in node.reads:
+            if isinstance(x, Value):
+                readers.setdefault(x, []).append(node)
+        if _is_alone(node) and node.call.handing_over() is not None:
+            tokens.append(node.makes[-1])
+    return {token for token in tokens if all(_takes(reader, token) for reader in readers.get(token, []))}
+
+
+def _is_alone(node: Node) -> bool:
+    """Tells whether a node is a Python call that runs once, and not for each element of a batch."""
+    return node.call is not None and not node.eqn.params["batch"].sizes
+
+
+def _takes(reader: Node | None, token: Value) -> bool:
+    return reader is not None and _is_alone(reader) and reader.call.takes_records and reader.reads[0] is token

@@ -1,0 +1,65 @@
+"""What cannot be cut, or would only lose by it: such a program stays whole, as under `jax.jit`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+
+from jaxpyop import _jaxcore
+
+
+class StaysWhole(Exception):  # noqa: N818  # It is no error: it ends the planning of one program.
+    """The program stays one compiled function; the text says why."""
+
+
+def check_equation(eqn: Any, holds_call: bool) -> None:
+    """Ends the planning of a program that has an equation with which it cannot be cut.
+
+    Raises:
+        StaysWhole: always with a reason.
+    """
+    if any(_jaxcore.is_ref_type(v.aval) for v in (*eqn.invars, *eqn.outvars)):
+        raise StaysWhole("a mutable array (jax.new_ref) cannot leave a compiled program")
+    if holds_call and eqn.primitive is _jaxcore.jit_p:
+        if _jaxcore.is_sharded_jit(eqn.params):
+            raise StaysWhole("an inner jit with in_shardings or out_shardings holds a Python call")
+        if eqn.params.get("compiler_options_kvs"):
+            raise StaysWhole("an inner jit with compiler_options holds a Python call")
+
+
+def check_types(avals: Iterable[Any]) -> None:
+    """Ends the planning of a program that runs where it cannot be cut.
+
+    Raises:
+        StaysWhole: always with a reason.
+    """
+    if jax.process_count() > 1:
+        raise StaysWhole("several processes run the program together")
+    if _jaxcore.is_explicit_mesh(jax.sharding.get_abstract_mesh()) or any(map(_jaxcore.is_explicit, avals)):
+        raise StaysWhole("the types of its arrays say how they are sharded (a mesh of Explicit axes)")
+
+
+def is_faster_whole(calls: Sequence[Any]) -> bool:
+    """Tells whether a program with these Python calls is faster with callbacks, on one CPU device.
+
+    The callback of a stateless NumPy function shares memory with XLA and costs less than another dispatch. One that
+    has an effect leaves JAX's fast dispatch path, and one that runs JAX operations waits for a thread.
+    """
+    return all(not (call.on_jax or call.effects.stateful or call.effects.ordered) for call in calls)
+
+
+# On several CPU devices a callback gathers its inputs, which is faster than doing so between programs up to here.
+_SMALL = 1 << 16
+
+
+def runs_on_one_cpu(arrays: Sequence[Any]) -> bool:
+    """Tells whether arrays are on one CPU device with callbacks, or are small."""
+    nbytes = 0
+    for x in arrays:
+        nbytes += getattr(x, "nbytes", 0)
+        if isinstance(x, jax.Array) and len(x.sharding.device_set) > 1 and nbytes > _SMALL:
+            return False
+    client = _jaxcore.client_of(arrays)
+    return client.platform == "cpu" and _jaxcore.has_callbacks(client)

@@ -1,0 +1,91 @@
+"""Programs that are traced, cut and run in pieces: their arguments, their equations, and where they run."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax._src import api_util as _api_util
+from jax._src import xla_bridge as _xla_bridge
+from jax.sharding import AxisType
+
+
+def static_arguments(fun: Callable[..., Any], argnums: Any, argnames: Any) -> tuple[frozenset[int], frozenset[str]]:
+    """Returns which arguments `jax.jit` takes as static, by position and by name: one is inferred from the other."""
+    if argnums is None and argnames is None:
+        return frozenset(), frozenset()
+    # There is no public name for this up to JAX 0.12.
+    found = _api_util.infer_argnums_and_argnames(inspect.signature(fun), argnums, argnames)
+    return frozenset(found[0]), frozenset(found[1])
+
+
+def within_scope(eqn: Any, scope: Any) -> Any:
+    """Returns an equation of an inner function with the named scopes around that function."""
+    info = eqn.source_info
+    return eqn.replace(source_info=info.replace(name_stack=scope + info.name_stack))
+
+
+def scan_counts(eqn: Any) -> tuple[int, int]:
+    """Returns how many operands of a `scan` are constants, and how many are carried."""
+    params = eqn.params
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    # JAX 0.12 has a tree of the operands instead.
+    consts, carry, _ = params["ft_in"].update(range(len(eqn.invars))).unpack()
+    return len(list(consts)), len(list(carry))
+
+
+def is_ref_type(aval: Any) -> bool:
+    """Tells whether a type is that of a mutable array."""
+    # The class has no public name up to JAX 0.12.
+    return type(aval).__name__ == "AbstractRef"
+
+
+def is_explicit(aval: Any) -> bool:
+    """Tells whether a type says how its arrays are sharded."""
+    sharding = getattr(aval, "sharding", None)
+    return sharding is not None and is_explicit_mesh(sharding.mesh)
+
+
+def is_explicit_mesh(mesh: Any) -> bool:
+    """Tells whether types have shardings on a mesh; not on one whose axes are all Auto."""
+    return any(kind != AxisType.Auto for kind in mesh.axis_types)
+
+
+def client_of(arrays: Sequence[Any]) -> Any:
+    """Returns the client of the devices on which a program with these inputs runs."""
+    default = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
+    found = default.client if isinstance(default, jax.Device) else None
+    for x in arrays:
+        if isinstance(x, jax.Array) and (x.committed or found is None):
+            found = next(iter(x.sharding.device_set)).client
+            if x.committed:
+                return found
+    return found or _xla_bridge.get_backend(default if isinstance(default, str) else None)
+
+
+def has_callbacks(client: Any) -> bool:
+    """Tells whether a client's programs can call Python.
+
+    JAX lowers callbacks for four platforms, by name. A plugin whose platform is called "cpu" has none of the targets
+    that jaxlib registers with its own CPU client.
+    """
+    if client.platform == "cpu":
+        # jaxlib makes this one client under this name.
+        return client is _xla_bridge.backends().get("cpu")
+    return client.platform in ("cuda", "rocm", "gpu", "tpu")
+
+
+def backend_without_callbacks(ctx: Any) -> str | None:
+    """Names the client that a lowering is for, if its programs cannot call Python."""
+    client = ctx.module_context.get_backend(optional=True)
+    if client is None or has_callbacks(client):
+        return None
+    return " ".join(f"{client.platform}, {client.platform_version}".split())
+
+
+def all_have_callbacks() -> bool:
+    """Tells whether the programs of every client can call Python."""
+    return all(map(has_callbacks, _xla_bridge.backends().values()))

@@ -1,0 +1,499 @@
+"""`jaxpyop.jit` in place of `jax.jit`: what it takes, what it gives, and what it leaves whole."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import inspect
+import pickle
+import threading
+import weakref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import io_callback
+
+import jaxpyop
+from tests.shared.util import py_func, py_function
+
+F = jnp.float32
+X = jnp.array([0.5, -1.0, 2.0])
+
+
+def double(x):
+    """An op that is always cut, and works on every dtype."""
+    return py_function(lambda x: x + x, [x], jax.ShapeDtypeStruct(x.shape, x.dtype))
+
+
+def described(tree):
+    return jax.tree.structure(tree), list(map(jax.typeof, jax.tree.leaves(tree)))
+
+
+def same(got, wanted):
+    assert described(got) == described(wanted)
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(*map(plain, (a, b))), got, wanted)
+
+
+def plain(x):
+    return jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+
+
+PROGRAMS = {
+    "a call": (double, (X,)),
+    "work around it": (lambda x: double(jnp.sin(x)) + x, (X,)),
+    "several calls": (lambda x: double(double(x) * x) + double(x), (X,)),
+    "trees": (lambda d: {"y": (double(d["x"]), d["n"] + 1)}, ({"x": X, "n": 2},)),
+    "Python's numbers": (lambda x, n: (double(x * n), x + 1, n), (2.0, 3)),
+    "NumPy's arrays": (lambda x, n: (double(x), n * 2), (np.ones(3), np.float64(2.0))),
+    "no argument": (lambda: double(jnp.arange(3.0)), ()),
+    "no result": (lambda x: (py_func(lambda x: None, [x], None), None)[1], (X,)),
+    "inputs as results": (lambda x: (x, double(x), x), (X,)),
+    "numbers as results": (lambda x: (1, 2.5, double(x)), (X,)),
+    "one result twice": (lambda x: (lambda y: (y, y, double(y)))(x + 1), (X,)),
+    "a body that returns its input": (lambda x: (py_function(lambda x: x, [x], F), x), (X,)),
+    "a body that returns one array twice": (lambda x: py_function(lambda x: (x, x), [x], (F, F)), (X,)),
+    "a constant array": (lambda x: double(x) * jnp.asarray(np.arange(3.0)) + double(jnp.asarray(X)), (X,)),
+    "an inner jit": (lambda x: jax.jit(lambda y: double(y) + jnp.sum(y))(x * 2), (X,)),
+    "an inner cut function": (lambda x: jaxpyop.jit(lambda y: double(y) + 1)(x * 2), (X,)),
+    "checkpoint": (jax.checkpoint(lambda x: double(x) + 1), (X,)),
+    "a key": (lambda key: (double(jax.random.normal(key, (2,))), jax.random.split(key)), (jax.random.key(1),)),
+    "an empty array": (lambda x: double(x) * 2, (jnp.zeros((0, 3)),)),
+    "bfloat16": (lambda x: double(x) * 2, (jnp.ones(3, jnp.bfloat16),)),
+    "integers": (lambda n: double(n) + 1, (jnp.arange(3),)),
+    "a weakly typed carry": (lambda x: jax.lax.fori_loop(0, 2, lambda i, c: c * 2, 1.0) * double(x), (X,)),
+    "unused arguments": (lambda x, y, z: double(y), (X, X + 1, X + 2)),
+    "a call that nobody uses": (lambda x: (double(x), x + 1)[1], (X,)),
+    "a stateful call that nobody uses": (lambda x: (py_func(np.sin, [x], F), x + 1)[1], (X,)),
+}
+
+
+@pytest.mark.parametrize(("program", "args"), PROGRAMS.values(), ids=PROGRAMS)
+def test_the_results_are_those_of_jit(program, args):
+    cut = jaxpyop.jit(program)
+    wanted = jax.jit(program)(*args)
+    same(cut(*args), wanted)
+    same(cut(*args), wanted)
+    assert jax.eval_shape(program, *args) == cut.eval_shape(*args)
+    outs = [x.unsafe_buffer_pointer() for x in jax.tree.leaves(cut(*args)) if x.dtype == F and x.size]
+    ins = [x.unsafe_buffer_pointer() for x in args if getattr(x, "dtype", None) == F and isinstance(x, jax.Array)]
+    assert len({*outs, *ins}) == len(outs) + len(set(ins))
+
+
+CUTS = {
+    "a call": (double, ["Python"]),
+    "work around it": (lambda x: double(jnp.sin(x)) + x, ["segment", "Python", "segment"]),
+    "one after the other": (lambda x: double(double(x)), ["Python", "Python"]),
+    "side by side": (lambda x: double(x * 2) + double(x * 3), ["segment", "Python", "Python", "segment"]),
+    "a chain": (
+        lambda x: double(double(x + 1) + 1) + 1,
+        ["segment", "Python", "segment", "Python", "segment"],
+    ),
+    "a chain and a call beside it": (
+        lambda x: double(double(x) + 1) + double(x * 5),
+        ["segment", "Python", "Python", "segment", "Python", "segment"],
+    ),
+    "no call": (lambda x: x + 1, ["whole"]),
+    "a loop": (lambda x: jax.lax.fori_loop(0, 2, lambda i, c: double(c), x), ["whole"]),
+    "a stateless NumPy function": (lambda x: jaxpyop.numpy_function(np.sin, [x], F) + 1, ["whole"]),
+}
+
+
+@pytest.mark.parametrize(("program", "kinds"), CUTS.values(), ids=CUTS)
+def test_the_cuts(program, kinds):
+    assert [line.split(":")[0] for line in jaxpyop.jit(program).explain(X).splitlines()] == kinds
+
+
+def test_a_body_waits_for_what_it_needs_alone():
+    """The product is in the segment after the body, whatever the order in the program."""
+
+    def program(x):
+        product = x @ x
+        return double(x * 2), product + 1
+
+    text = jaxpyop.jit(program).explain(X).splitlines()
+    assert text == ["segment: mul", "Python: lambda", "segment: dot_general, add"]
+
+
+def test_a_record_is_handed_over_as_an_object():
+    from jaxpyop._op import RECORDS
+
+    jaxpyop.clear_records()
+    step = jaxpyop.jit(jax.value_and_grad(lambda x: double(x).sum()))
+    for _ in range(3):
+        same(step(X), (jnp.sum(2 * X), 0 * X + 2))
+    assert RECORDS.stats()["count"] == 0
+
+
+def test_a_stateful_gradient_needs_no_store():
+    with jaxpyop.config.override(max_records=1):
+        op = lambda x: py_function(lambda x: x**2, [x], F, stateful=True)
+        grads = jaxpyop.jit(jax.grad(lambda x: op(op(op(x))).sum()))(X)
+    np.testing.assert_allclose(grads, 8 * X**7, rtol=1e-5)
+
+
+# ---------------------------------------------------------------------- arguments
+
+
+@pytest.mark.parametrize("nums", [None, (1,)], ids=["names", "both"])
+def test_static_arguments_by_position_and_name(nums):
+    calls = []
+
+    def program(x, n, *, flag="a"):
+        calls.append((type(n), n, flag))
+        return double(x) * n
+
+    cut = jaxpyop.jit(program, static_argnums=nums, static_argnames=("n", "flag"))
+    assert [cut(X, 2)[0], cut(X, 2)[0], cut(X, n=2)[0], cut(X, 2.0)[0], cut(X, 2, flag="b")[0]] == [2] * 5
+    assert set(calls) == {(int, 2, "a"), (float, 2.0, "a"), (int, 2, "b")}
+    with pytest.raises(ValueError, match="hashable"):
+        cut(X, [2])
+
+
+def test_donated_arguments():
+    cut = jaxpyop.jit(lambda x, y: (double(y) * 2 + x, y), donate_argnums=0)
+    x, y = X + 0, X + 1
+    same(cut(x, y), (4 * y + X, y))
+    assert x.is_deleted()
+    assert not y.is_deleted()
+    named = jaxpyop.jit(lambda x, y: double(y) + x, donate_argnames="x")
+    x = X + 0
+    named(x=x, y=y)
+    assert x.is_deleted()
+
+
+def test_what_a_body_saw_is_not_given_away():
+    kept = []
+
+    def keep(x):
+        kept.append(x)
+        return x + 1
+
+    op = lambda x: py_function(keep, [x], F, output_shapes=(3,))
+    cut = jaxpyop.jit(lambda x: op(x * 2) * 3 + op(x), donate_argnums=0)
+    for k in range(3):
+        cut(X + k)
+    for k in range(3):
+        same(kept[2 * k : 2 * k + 2], [2 * (X + k), X + k])
+
+
+def test_the_caller_may_change_a_numpy_array_that_a_body_kept():
+    kept = []
+    x = np.zeros(64, np.float32)
+    jaxpyop.jit(lambda x: py_function(lambda x: (kept.append(x), x)[1], [x], F, output_shapes=(64,)))(x)
+    x[:] = 7
+    assert not np.asarray(kept[0]).any()
+
+
+def test_wrong_arguments_are_jaxs_errors():
+    with pytest.raises(TypeError, match="str"):
+        jaxpyop.jit(lambda x: double(X))("a")
+    with pytest.raises(TypeError, match="fun is 3"):
+        jaxpyop.jit(3)
+    with pytest.raises(ValueError, match="loops='both'"):
+        jaxpyop.jit(double, loops="both")
+    with pytest.raises(TypeError, match="colour"):
+        jaxpyop.jit(double, colour=3)
+
+
+def test_as_a_decorator_and_a_method():
+    class Model:
+        scale = 3.0
+
+        @functools.partial(jaxpyop.jit, static_argnums=0)
+        def run(self, x):
+            return double(x) * self.scale
+
+        @jaxpyop.jit(static_argnums=0)
+        def again(self, x):
+            """Runs it once more."""
+            return double(x) * self.scale
+
+    model = Model()
+    same(model.run(X), 6 * X)
+    same(model.again(X), 6 * X)
+    assert Model.again.__doc__ == "Runs it once more."
+    assert list(inspect.signature(Model.again).parameters) == ["self", "x"]
+
+
+def test_the_methods_of_a_jitted_function():
+    cut = jaxpyop.jit(double)
+    assert "python_call" in str(cut.trace(X).jaxpr)
+    same(cut.lower(X).compile()(X), 2 * X)
+    assert cut.eval_shape(X) == jax.ShapeDtypeStruct((3,), F)
+    cut(X)
+    cut.clear_cache()
+    same(cut(X), 2 * X)
+    assert "double" in repr(cut)
+    same(pickle.loads(pickle.dumps(cut))(X), 2 * X)
+
+
+# ---------------------------------------------------------- around it and inside
+
+AROUND = {
+    "jit": jax.jit,
+    "vmap": jax.vmap,
+    "grad": lambda f: jax.grad(lambda x: f(x).sum()),
+    "jvp": lambda f: lambda x: jax.jvp(f, (x,), (x,))[1],
+    "scan": lambda f: lambda x: jax.lax.scan(lambda c, _: (f(c), None), x, None, length=2)[0],
+    "checkpoint": jax.checkpoint,
+    "a body": lambda f: lambda x: py_function(lambda x: f(x), [x], F),
+    "the tape": lambda f: jax.grad(lambda x: py_function(lambda x: f(x), [x], F).sum()),
+    "another": lambda f: jaxpyop.jit(lambda x: f(x)),
+}
+
+
+@pytest.mark.parametrize("around", AROUND.values(), ids=AROUND)
+def test_transformations_around_it(around):
+    program = lambda x: double(jnp.sin(x)) * x
+    np.testing.assert_allclose(around(jaxpyop.jit(program))(X), around(lambda x: 2 * jnp.sin(x) * x)(X), rtol=1e-6)
+
+
+def test_effects_keep_the_order_of_the_program():
+    log = []
+
+    def note(name, ordered):
+        def body(x):
+            log.append(name)
+            return np.asarray(x)
+
+        return lambda x: py_func(body, [x], F, **({"ordered": True} if ordered else {}))
+
+    def theirs(x, name):
+        return io_callback(lambda x: (log.append(name), x)[1], jax.ShapeDtypeStruct((3,), F), x, ordered=True)
+
+    @jaxpyop.jit
+    def program(x):
+        y = note("a", True)(x)
+        theirs(x, "b")
+        z = note("c", True)(x + 1)
+        note("d", False)(x)
+        theirs(x * 2, "e")
+        note("f", True)(x)
+        return y + z
+
+    for _ in range(3):
+        log.clear()
+        same(program(X), 2 * X + 1)
+        jax.effects_barrier()
+        assert log == list("abcdef")
+
+
+def test_jaxs_own_print_comes_before_a_later_effect():
+    log = []
+
+    @jaxpyop.jit
+    def program(x):
+        jax.debug.callback(lambda x: log.append("jax"), x)
+        py_func(lambda x: log.append("ours"), [x], None)
+        return x
+
+    for _ in range(20):
+        program(X)
+    jax.effects_barrier()
+    assert log == ["jax", "ours"] * 20
+
+
+def test_an_exception_is_the_original_with_the_users_lines_alone():
+    error = KeyError("mine")
+
+    def body(x):
+        raise error
+
+    cut = jaxpyop.jit(lambda x: py_function(body, [x * 2], F, output_shapes=()) + 1)
+    for _ in range(2):
+        with pytest.raises(KeyError, match="mine") as caught:
+            cut(X)
+        assert caught.value is error
+        assert [entry.name for entry in caught.traceback if entry.path.name == "test_jit.py"][-1] == "body"
+        assert [entry.path.name for entry in caught.traceback if "jaxpyop" in str(entry.path.parent)][1:] in (
+            ["jit.py", "test_jit.py"],
+            ["jit.py"],
+            [],
+        )
+
+
+def test_results_that_are_not_as_traced():
+    wrong_shape = jaxpyop.jit(lambda x: py_func(lambda x: x[:1], [x], F) + 1)
+    with pytest.raises(ValueError, match=r"py_func.*shape \(1,\).*\(3,\)"):
+        wrong_shape(X)
+    wide = jaxpyop.jit(lambda x: py_func(lambda x: x * 1j, [x], F) + 1)
+    with pytest.raises(TypeError, match="complex"):
+        wide(X)
+
+
+def test_a_missing_rule_is_said_and_only_where_it_is_used():
+    op = lambda x: jaxpyop.numpy_function(np.sin, [x], F)
+    with pytest.raises(ValueError, match="a backward pass"):
+        jaxpyop.jit(jax.grad(lambda x: (op(x) + double(x)).sum()))(X)
+    same(jaxpyop.jit(lambda x: jax.vjp(lambda x: op(x) + double(x), x)[0])(X), jnp.sin(X) + 2 * X)
+
+
+# ---------------------------------------------------------------- JAX's settings
+
+
+def test_x64():
+    cut = jaxpyop.jit(lambda x: double(x) / 3)
+    assert cut(1.0).dtype == F
+    with jax.enable_x64(True):
+        assert cut(1.0).dtype == jnp.float64
+        same(cut(np.ones(2)), jnp.asarray(np.full(2, 2 / 3)))
+    assert cut(1.0).dtype == F
+
+
+def test_disable_jit():
+    seen = []
+    cut = jaxpyop.jit(lambda x: (seen.append(float(x[0])), double(x))[1])
+    with jax.disable_jit():
+        same(cut(X), 2 * X)
+    assert seen == [0.5]
+
+
+def test_debug_nans():
+    cut = jaxpyop.jit(lambda x: double(jnp.log(x)) + 1)
+    with jax.debug_nans(True):
+        same(cut(jnp.ones(3)), jnp.ones(3))
+        with pytest.raises(FloatingPointError, match="nan"):
+            cut(-jnp.ones(3))
+        with pytest.raises(FloatingPointError, match="py_func"):
+            jaxpyop.jit(lambda x: py_func(lambda x: x * np.nan, [x], F, name="mine"))(X)
+
+
+def test_matmul_precision_and_named_scopes_are_in_the_segments():
+    def program(x):
+        with jax.named_scope("outside"):
+            return jax.jit(lambda x: double(x) @ x)(x)
+
+    cut = jaxpyop.jit(program)
+    same(cut(X), 2 * X @ X)
+    with jax.default_matmul_precision("float32"):
+        same(cut(X), 2 * X @ X)
+    assert len({id(what.plan) for what, _ in cut._by_signature.values()}) == 2
+
+
+def test_transfer_guards_are_about_other_transfers():
+    cut = jaxpyop.jit(lambda x: py_func(np.sin, [x + 1], F) + double(x))
+    wanted = cut(X)
+    with jax.transfer_guard("disallow"):
+        same(cut(X), wanted)
+
+
+def test_strict_promotion_and_leak_checks(checked):
+    same(jaxpyop.jit(jax.grad(lambda x: double(jnp.sin(x)).sum()))(X), 2 * jnp.cos(X))
+
+
+# ------------------------------------------------------------------ kept and freed
+
+
+def test_nothing_is_traced_or_compiled_again():
+    traces = []
+
+    def program(x):
+        traces.append(None)
+        return double(x) + 1
+
+    for _ in range(3):
+        jaxpyop.jit(program)(X)
+    cut = jaxpyop.jit(program)
+    with jax.log_compiles():
+        for k in range(5):
+            cut(X + k)
+    assert len(traces) == 1
+    cut(jnp.ones(2))
+    assert len(traces) == 2
+
+
+def test_signatures_are_bounded(monkeypatch):
+    from jaxpyop._cut import jit as module
+
+    monkeypatch.setattr(module, "_MAX_SIGNATURES", 3)
+    cut = jaxpyop.jit(lambda x: double(x) + 1)
+    for size in range(1, 7):
+        assert cut(jnp.ones(size)).shape == (size,)
+    assert len(cut._by_signature) == 3
+
+
+def test_a_dropped_function_is_freed():
+    class Held:
+        pass
+
+    held = Held()
+    ref = weakref.ref(held)
+    cut = jaxpyop.jit(functools.partial(lambda held, x: py_function(lambda x: (held, x + x)[1], [x], F) + 1, held))
+    cut(X)
+    del held, cut
+    jax.clear_caches()
+    gc.collect()
+    assert ref() is None
+
+
+def test_intermediates_are_freed_as_the_program_goes_on():
+    alive = []
+
+    def body(x):
+        gc.collect()
+        alive.append(sum(a.nbytes >= 1 << 22 for a in jax.live_arrays()))
+        return x
+
+    def program(x):
+        for _ in range(4):
+            x = py_function(body, [x + 1], F)
+        return x.sum()
+
+    jaxpyop.jit(program)(jnp.zeros(1 << 20))
+    assert max(alive) - alive[0] <= 1
+
+
+def test_four_threads_share_a_function():
+    cut = jaxpyop.jit(jax.value_and_grad(lambda x: double(jnp.sin(x)).sum()))
+    wrong = []
+
+    def work(k):
+        for n in range(10):
+            value, slope = cut(X + k + n)
+            if not np.allclose(slope, 2 * np.cos(X + k + n), rtol=1e-4):
+                wrong.append((k, n, value))
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
+    [t.start() for t in threads]
+    [t.join() for t in threads]
+    assert not wrong
+
+
+# ------------------------------------------------------------------- what stays whole
+
+
+def test_what_stays_whole_says_why():
+    from jax.sharding import AxisType, NamedSharding
+    from jax.sharding import PartitionSpec as P
+
+    mesh = jax.make_mesh((1,), ("d",), axis_types=(AxisType.Auto,))
+    placed = NamedSharding(mesh, P("d"))
+
+    def with_ref(x):
+        ref = jax.new_ref(x)
+        ref[...] = double(x)
+        return ref[...]
+
+    inner = jax.jit(double, in_shardings=placed)
+    for program, options, why in [
+        (double, {"out_shardings": placed}, "out_shardings given"),
+        (inner, {}, "an inner jit"),
+        (with_ref, {}, "a mutable array"),
+        (jax.shard_map(double, mesh=mesh, in_specs=P("d"), out_specs=P("d")), {}, "calls no Python"),
+    ]:
+        cut = jaxpyop.jit(program, **options)
+        assert cut.explain(X).startswith("whole: ")
+        assert why in cut.explain(X)
+        np.testing.assert_array_equal(cut(X), 2 * X)
+
+
+def test_beside_what_stays_a_callback_the_rest_is_cut():
+    @jaxpyop.jit
+    def program(x):
+        y = jax.lax.fori_loop(0, 2, lambda i, c: double(c), x)
+        return double(y + 1)
+
+    assert program.explain(X).splitlines() == ["segment: scan, add", "Python: lambda"]
+    same(program(X), 8 * X + 2)
