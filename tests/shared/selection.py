@@ -286,6 +286,12 @@ ONLY = {
             ["test_direct", "test_jvp", "test_vmap", "test_vmap_of_grad", "test_grad_of_vmap", "test_scan"], ("newton",)
         ),
     },
+    "test_tables.py": {
+        "test_a_body_of_the_tape_and_its_gradient": ("[scan]", "custom_jvp]", "every_way"),
+        "test_values_and_runs": ("py_function-scan-python", "py_function-cond, taken-python"),
+        "test_derivatives_of_a_body_that_looks_at_its_values": ("-vmap of grad-", "[grad of scan-python"),
+        "test_derivatives_by_a_rule": ("fwd and bwd-grad of chain-python",),
+    },
     "test_transforms.py": {
         "test_values_and_runs": (
             "-itself",

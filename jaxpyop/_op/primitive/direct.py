@@ -70,7 +70,7 @@ def _run(call: Call, arrays: list[Any], batch: Batch, like: Any) -> list[Any]:
         return results.stacked(arrays, like)
     found: list[Any] = []
     run_once(call, arrays, batch.sizes, lambda values: found.extend(_owned(values, call, like)))
-    for k, value in enumerate(found):
+    for k, value in enumerate(found if batch.block else ()):
         if value.shape[: len(batch.sizes)] != batch.sizes:
             call.check(k, value.shape, call.shapes(structs_of(arrays, batch))[k].shape, batch.sizes)
     return found
