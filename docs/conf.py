@@ -11,6 +11,7 @@ import re
 import shutil
 import sys
 
+from sphinx.pycode import ModuleAnalyzer
 from sphinx.util import logging
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
@@ -73,6 +74,14 @@ def to_the_notebooks(app, docname, content):
     content[0] = re.sub(r"\]\(((?:\.\./)*)\.\./notebooks/", r"](\1notebooks/", content[0])
 
 
+def forget_overloads(app):
+    """Lets autodoc show the signature at run time, which lists all options, instead of `**options` in the overloads."""
+    for name in ("jaxpyop._api", "jaxpyop._contrib"):
+        analyzer = ModuleAnalyzer.for_module(name)
+        analyzer.analyze()
+        analyzer.overloads.clear()
+
+
 def remove_outputs(app, exception):
     """Removes the outputs of the notebooks that myst_nb writes beside the output folder. The pages have their own."""
     shutil.rmtree(pathlib.Path(app.outdir).parent / "jupyter_execute", ignore_errors=True)
@@ -82,6 +91,7 @@ def setup(app):
     """Connects the functions above to the build."""
     app.connect("autodoc-process-docstring", check)
     app.connect("config-inited", copy_notebooks)
+    app.connect("builder-inited", forget_overloads)
     app.connect("build-finished", remove_outputs)
     app.connect("include-read", from_the_readme)
     app.connect("source-read", to_the_notebooks)
