@@ -82,6 +82,11 @@ def forget_overloads(app):
         analyzer.overloads.clear()
 
 
+def readable(app, what, name, thing, options, signature, returned):
+    """Writes `...` for an argument that has no default but may be left out."""
+    return (signature and signature.replace("<not given>", "...")), returned
+
+
 def remove_outputs(app, exception):
     """Removes the outputs of the notebooks that myst_nb writes beside the output folder. The pages have their own."""
     shutil.rmtree(pathlib.Path(app.outdir).parent / "jupyter_execute", ignore_errors=True)
@@ -92,6 +97,7 @@ def setup(app):
     app.connect("autodoc-process-docstring", check)
     app.connect("config-inited", copy_notebooks)
     app.connect("builder-inited", forget_overloads)
+    app.connect("autodoc-process-signature", readable)
     app.connect("build-finished", remove_outputs)
     app.connect("include-read", from_the_readme)
     app.connect("source-read", to_the_notebooks)
