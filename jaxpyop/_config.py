@@ -36,12 +36,26 @@ def _at_least_one(value: Any) -> int:
     return number
 
 
+def _share_of_memory() -> int:
+    """An eighth of the memory that this process may use, in bytes, but at least 256 MB.
+
+    A scan leaves the records of all its steps before its backward pass reads the first, so a fixed bound would make
+    long scans run everything twice on a machine with memory to spare.
+    """
+    found = []
+    with contextlib.suppress(AttributeError, ValueError, OSError):
+        found.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    with contextlib.suppress(ValueError, OSError), open("/sys/fs/cgroup/memory.max", encoding="ascii") as limit:
+        found.append(int(limit.read()))
+    return max(256 * 2**20, min(found, default=0) // 8)
+
+
 _SETTINGS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
     "mode": ("eager", _one_of(get_args(Mode))),
     "transport": ("auto", _one_of(get_args(Transport))),
     "constants": ("warn", _one_of(get_args(Constants))),
     "max_records": (8192, _at_least_one),
-    "max_record_bytes": (256 * 2**20, _at_least_one),
+    "max_record_bytes": (_share_of_memory(), _at_least_one),
     "max_scratch_bytes": (128 * 2**20, _at_least_one),
 }
 
@@ -88,7 +102,10 @@ class Config:
             again. Outside ``jax.jit`` a record lives as long as its pullback.
             Environment variable: ``JAXPYOP_MAX_RECORDS``.
         max_record_bytes: how many bytes of memory these records may take, in
-            the same way. Environment variable: ``JAXPYOP_MAX_RECORD_BYTES``.
+            the same way: by default an eighth of the machine's memory, at
+            least 256 MB. A backward pass whose record does not fit runs the
+            function again, warns once, and raises if the results differ.
+            Environment variable: ``JAXPYOP_MAX_RECORD_BYTES``.
         max_scratch_bytes: how many bytes of scratch arrays are kept for later
             calls, in all programs together. Inputs are copied into them.
             Environment variable: ``JAXPYOP_MAX_SCRATCH_BYTES``.

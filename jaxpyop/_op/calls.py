@@ -17,11 +17,23 @@ import numpy as np
 from jaxpyop import _jaxcore
 from jaxpyop._host import Environment
 from jaxpyop._jaxcore import is_inexact
-from jaxpyop._op.body import Body, ConditionalBody, FilledBody, Pushforward, UserBody
+from jaxpyop._op.body import Body, ConditionalBody, FilledBody, Pushforward, Recomputed, UserBody
 from jaxpyop._op.derivatives import LinearCall, LinearFunction, linearize_by_rules
-from jaxpyop._op.primitive import NO_RECORD, RECORDS, TOKEN, Batching, Call, Effects, Handed, Linearization, Operands
+from jaxpyop._op.primitive import (
+    NO_RECORD,
+    RECORDS,
+    TOKEN,
+    TOKEN_STRUCT,
+    Batching,
+    Call,
+    Effects,
+    Handed,
+    Linearization,
+    Operands,
+    warn_of_pushed_out,
+)
 from jaxpyop._op.request import Op
-from jaxpyop._op.values import Inputs, Struct, as_jax
+from jaxpyop._op.values import Inputs, Struct, as_jax, fingerprints
 from jaxpyop._tape import record
 
 
@@ -78,17 +90,17 @@ class RecordingCall(Call):
         return call
 
     def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
-        return [*self.body.shapes(structs), Struct((), TOKEN)]
+        return [*self.body.shapes(structs), TOKEN_STRUCT]
 
     def __call__(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
         RECORDS.make_room()
         outs, taken = record(self.body, as_jax(arrays), self.perturbed)
         if self._hands_over:
             return [*outs, Handed(taken)]
-        return [*outs, np.asarray(RECORDS.put(taken, once_made=self.op.stateful), TOKEN)]
+        return [*outs, _with_fingerprint(RECORDS.put(taken, once_made=self.op.stateful), outs)]
 
     def from_worker(self, values: list[Any], arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
-        return [*super().from_worker(values, arrays, lead), np.asarray(NO_RECORD, TOKEN)]
+        return [*super().from_worker(values, arrays, lead), _with_fingerprint(NO_RECORD, values)]
 
     def linearize(self, perturbed: tuple[bool, ...]) -> Linearization:
         # One record serves this order of derivative and the lower one.
@@ -96,34 +108,39 @@ class RecordingCall(Call):
         forward = self
         if both != self.perturbed:
             forward = RecordingCall(self.body, self.op, self.environment, both, self.effects)
-        return Linearization(forward, ReplayCall(Pushforward(self.body, perturbed), self.op, self.environment))
+        derivative = Recomputed(Pushforward(self.body, perturbed), both)
+        return Linearization(forward, ReplayCall(derivative, self.op, self.environment))
+
+
+def _with_fingerprint(token: int, outs: Sequence[Any]) -> np.ndarray[Any, Any]:
+    return np.asarray([token, fingerprints(outs)], TOKEN)
 
 
 class ReplayCall(Call):
     """Answers a derivative from the record of its first input, a token."""
 
+    body: Recomputed
     takes_records = True
 
-    def __init__(self, body: Body, op: Op, environment: Environment) -> None:
+    def __init__(self, body: Recomputed, op: Op, environment: Environment) -> None:
         super().__init__(body, op, environment, label="jvp({})", operands=Operands(leading_inputs=1))
 
     def for_worker(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
-        ran_there = bool(np.all(np.asarray(arrays[0]) == NO_RECORD)) and not self.op.stateful
-        return arrays[1:] if ran_there else None
+        ran_there = int(np.asarray(arrays[0])[0]) == NO_RECORD and not self.op.stateful
+        return arrays if ran_there else None
 
     def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
-        return self.body.shapes(structs[1:])
+        return self.body.shapes(structs)
 
     def __call__(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
-        first, rest = arrays[0], arrays[1:]
-        if isinstance(first, Handed):
-            return _jaxcore.with_transfers(self.body.replay, first.record, rest)
-        token = int(first)
+        if isinstance(arrays[0], Handed):
+            return _jaxcore.with_transfers(self.body.replay, arrays[0].record, arrays)
+        token = int(np.asarray(arrays[0])[0])
         if token == 0:
             # vmap of cond also runs the backward pass of the branch that was not taken, on residuals filled with zeros.
-            return self.body.absent_results(rest)
+            return self.body.absent_results(arrays)
         if (taken := RECORDS.get(token)) is not None:
-            return _jaxcore.with_transfers(self.body.replay, taken, rest)
+            return _jaxcore.with_transfers(self.body.replay, taken, arrays)
         if self.op.stateful and token == NO_RECORD:
             raise RuntimeError(
                 f"{self.title}: a backward pass runs the body again where another process ran it, and a stateful op "
@@ -134,7 +151,8 @@ class ReplayCall(Call):
                 f"{self.title}: the record of this step's forward pass is gone, and a stateful op cannot be run again; "
                 "raise jaxpyop.config.max_records or max_record_bytes (see python -m jaxpyop doctor)"
             )
-        return self.body(*as_jax(rest))
+        warn_of_pushed_out(self.title, token)
+        return self.body(arrays[0], *as_jax(arrays[1:]))
 
     def linearize(self, perturbed: tuple[bool, ...]) -> Linearization:
         if self.op.stateful:
@@ -143,5 +161,5 @@ class ReplayCall(Call):
                 "pass stateful=False"
             )
         # The derivative is that of the body. The token has no tangent.
-        again = RecordingCall(self.body, self.op, self.environment, perturbed[1:], self.effects)
+        again = RecordingCall(self.body.base, self.op, self.environment, perturbed[1:], self.effects)
         return dataclasses.replace(again.linearize(perturbed[1:]), skip=1)

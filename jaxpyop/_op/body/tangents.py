@@ -9,8 +9,8 @@ import numpy as np
 
 from jaxpyop._jaxcore import is_inexact
 from jaxpyop._op.body.protocol import DerivedBody
-from jaxpyop._op.values import Struct, as_jax
-from jaxpyop._tape import jvp, vjp
+from jaxpyop._op.values import Struct, as_jax, check_fingerprints, fingerprints
+from jaxpyop._tape import jvp, record, vjp
 
 
 class TangentBody(DerivedBody):
@@ -93,6 +93,34 @@ class Pullback(CotangentBody):
 
     def _wanted(self, primals: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
         return [_or_zeros(c, p) for p, c, wanted in zip(primals, cotangents, self.wanted_cotangents) if wanted]
+
+
+class Recomputed(DerivedBody):
+    """A derivative whose record is gone: runs the body on the tape again, and checks that it does what it did.
+
+    Takes the token of the record with the fingerprint of the results, then what the derivative takes.
+    """
+
+    def __init__(self, derivative: Pushforward | Pullback, recorded: tuple[bool, ...]) -> None:
+        super().__init__(derivative)
+        self.recorded = recorded
+        self.linear_inputs = derivative.linear_inputs
+
+    def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
+        return self.base.shapes(structs[1:])
+
+    def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
+        token, *rest = arrays
+        # The inputs are recorded that the forward pass recorded, so that every operation runs in the same way.
+        outs, again = record(self.base.base, as_jax(self.base.split(rest)[0]), self.recorded)
+        check_fingerprints(fingerprints(outs), np.asarray(token)[1], self.title, "func")
+        return self.base.replay(again, rest)
+
+    def replay(self, record: Any, arrays: Sequence[Any]) -> list[Any]:
+        return self.base.replay(record, arrays[1:])
+
+    def transposed(self, nonzero_cotangents: tuple[bool, ...]) -> Recomputed:
+        return Recomputed(self.base.transposed(nonzero_cotangents), self.recorded)
 
 
 def _inexact(outs: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:

@@ -19,9 +19,9 @@ import numpy as np
 from jaxpyop._host import Environment
 from jaxpyop._op.body import Body, DerivedBody, UserBody, element_structs
 from jaxpyop._op.derivatives.functions import RuleCall, VjpRule
-from jaxpyop._op.primitive import RECORDS, TOKEN, Call, Linearization
+from jaxpyop._op.primitive import RECORDS, TOKEN, TOKEN_STRUCT, Call, Linearization, warn_of_pushed_out
 from jaxpyop._op.request import Op, advice_on_workers
-from jaxpyop._op.values import Struct, as_jax, decode
+from jaxpyop._op.values import Struct, as_jax, check_fingerprints, decode, fingerprints
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
@@ -166,7 +166,7 @@ class FwdCall(Call):
         self._base = base
 
     def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
-        return [*self.body.shapes(structs[self.operands.leading_inputs :]), Struct((), TOKEN)]
+        return [*self.body.shapes(structs[self.operands.leading_inputs :]), TOKEN_STRUCT]
 
     def note_shapes(self, structs: Sequence[Struct], results: Sequence[Struct]) -> None:
         self._base.note_shapes(structs[self.operands.leading_inputs :], results)
@@ -178,14 +178,15 @@ class FwdCall(Call):
     def __call__(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
         inputs = arrays[self.operands.leading_inputs :]
         if not self._runs(arrays):
-            return [*self._base.absent_results(inputs, lead), np.zeros(lead, TOKEN)]
+            return [*self._base.absent_results(inputs, lead), np.zeros((*lead, 2), TOKEN)]
         RECORDS.make_room()
         outs, residuals = self.body.run(as_jax(inputs) if self.on_jax else inputs, lead)
-        return [*outs, self._token(residuals, lead)]
+        return [*outs, self._token(residuals, outs, lead)]
 
-    def _token(self, residuals: Any, lead: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    def _token(self, residuals: Any, outs: Sequence[Any], lead: tuple[int, ...]) -> np.ndarray[Any, Any]:
         record = Residuals(residuals, lead, size_of(residuals))
-        return np.full(lead, RECORDS.put(record, once_made=self.op.stateful), TOKEN)
+        token = np.full(lead, RECORDS.put(record, once_made=self.op.stateful), TOKEN)
+        return np.stack([token, fingerprints(outs, lead)], -1)
 
     def for_worker(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
         return arrays[self.operands.leading_inputs :] if self._runs(arrays) else None
@@ -193,7 +194,7 @@ class FwdCall(Call):
     def from_worker(self, values: list[Any], arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
         *outs, data = values
         self._base.check_results(outs, arrays[len(arrays) - len(self._base.inputs.key_impls) :], lead)
-        return [*outs, self._token(pickle.loads(data.tobytes()), lead)]
+        return [*outs, self._token(pickle.loads(data.tobytes()), outs, lead)]
 
     def linearize(self, perturbed: tuple[bool, ...]) -> Linearization:
         # The derivative is that of the call in whose place this one runs.
@@ -215,20 +216,22 @@ class ResidualRuleCall(RuleCall):
 
     def for_worker(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
         # All elements of a block have the same token.
-        token = int(np.max(arrays[0], initial=0))
+        token = int(np.max(np.asarray(arrays[0])[..., 0], initial=0))
         rest = arrays[self.operands.leading_inputs :]
         if not self.body.goes_to_executor or token == 0:
             return None
         if not isinstance(self.body, BwdRule):
             return rest
         kept = self._kept(token)
-        return [np.zeros(0, np.uint8) if kept is None else _pickled(kept.value, self.title), *rest]
+        data = np.zeros(0, np.uint8) if kept is None else _pickled(kept.value, self.title)
+        return [np.asarray(arrays[0])[..., 1], data, *rest]
 
     def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
         return self.body.shapes(structs[self.operands.leading_inputs :])
 
     def __call__(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
-        tokens, rest = np.asarray(arrays[0]), arrays[self.operands.leading_inputs :]
+        first, rest = np.asarray(arrays[0]), arrays[self.operands.leading_inputs :]
+        tokens = first[..., 0]
         if not tokens.any():
             # vmap of cond also runs the backward pass of the branch that was not taken, on residuals filled with zeros.
             return self.body.absent_results(rest, lead)
@@ -236,16 +239,17 @@ class ResidualRuleCall(RuleCall):
             # Mark the record as read, so that it can be evicted: jvp= needs no residuals.
             RECORDS.get(int(tokens.max()))
             return super().__call__(rest, lead)
-        found = self._pulled(self.body, tokens, as_jax(rest) if self.on_jax else rest, lead)
+        found = self._pulled(self.body, first, as_jax(rest) if self.on_jax else rest, lead)
         return found if tokens.all() else [_zero_where(tokens == 0, v, lead) for v in found]
 
     def _pulled(
-        self, body: BwdRule, tokens: np.ndarray[Any, Any], rest: Sequence[Any], lead: tuple[int, ...]
+        self, body: BwdRule, first: np.ndarray[Any, Any], rest: Sequence[Any], lead: tuple[int, ...]
     ) -> list[Any]:
+        tokens = first[..., 0]
         kept = self._kept(_common_token(tokens))
         order = None if kept is None else _axes_of_fwd_last(tokens.shape, kept.lead, lead)
         if kept is None or order is None:
-            return body.recomputed(rest, lead)
+            return body.recomputed(first, rest, lead)
         if order == tuple(range(len(lead))):
             return body.pulled(kept.value, rest, lead)
         there = [a.transpose(*order, *range(len(lead), a.ndim)) for a in rest]
@@ -260,6 +264,8 @@ class ResidualRuleCall(RuleCall):
                 f"{self.title}: the residuals of this step's fwd are gone, and fwd of a stateful op cannot be run "
                 "again; raise jaxpyop.config.max_records or max_record_bytes (see python -m jaxpyop doctor)"
             )
+        if kept is None and token:
+            warn_of_pushed_out(self.title, token)
         return kept
 
 
@@ -298,17 +304,27 @@ def _axes_of_fwd_last(shape: tuple[int, ...], ran: tuple[int, ...], lead: tuple[
 
 
 class BwdRule(VjpRule):
-    """The user's `bwd`. In a worker its first input is the pickled residuals; without them `fwd` runs again."""
+    """The user's `bwd`.
+
+    In a worker its first inputs are the fingerprints of the results and the pickled residuals. Without residuals `fwd`
+    runs again.
+    """
 
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
-        data, *rest = arrays
-        data = np.asarray(data)
-        return self.pulled(pickle.loads(data.tobytes()), rest, ()) if data.size else self.recomputed(rest, ())
+        print_, data, *rest = map(np.asarray, arrays)
+        if data.size:
+            return self.pulled(pickle.loads(data.tobytes()), rest, lead)
+        return self.recomputed(np.stack([np.ones_like(print_), print_], -1), rest, lead)
 
-    def recomputed(self, arrays: Sequence[Any], lead: tuple[int, ...]) -> list[Any]:
-        """The cotangents after another run of `fwd`."""
+    def recomputed(self, first: np.ndarray[Any, Any], arrays: Sequence[Any], lead: tuple[int, ...]) -> list[Any]:
+        """The cotangents after another run of `fwd`, if it gives the results of the forward pass."""
         inputs = [a.copy() for a in self.split(arrays)[0]]
-        return self.pulled(FwdBody(self.base).run(inputs, lead)[1], arrays, lead)
+        outs, residuals = FwdBody(self.base).run(inputs, lead)
+        token, expected = (np.broadcast_to(first[..., k], lead) for k in (0, 1))
+        # A token of 0 stands for an element that did not run, which has no results to compare.
+        found = np.where(token == 0, expected, fingerprints(outs, lead))
+        check_fingerprints(found, expected, self.title, "fwd of vjp")
+        return self.pulled(residuals, arrays, lead)
 
     def pulled(self, residuals: Any, arrays: Sequence[Any], lead: tuple[int, ...]) -> list[Any]:
         """The cotangents from the residuals of a run on these inputs."""

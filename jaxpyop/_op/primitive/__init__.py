@@ -20,6 +20,8 @@ from jaxpyop._op.primitive.primitive import python_call_p as python_call_p
 from jaxpyop._op.primitive.records import NO_RECORD as NO_RECORD
 from jaxpyop._op.primitive.records import RECORDS as RECORDS
 from jaxpyop._op.primitive.records import TOKEN as TOKEN
+from jaxpyop._op.primitive.records import TOKEN_STRUCT as TOKEN_STRUCT
 from jaxpyop._op.primitive.records import Handed as Handed
 from jaxpyop._op.primitive.records import Records as Records
 from jaxpyop._op.primitive.records import clear_records as clear_records
+from jaxpyop._op.primitive.records import warn_of_pushed_out as warn_of_pushed_out

@@ -50,7 +50,7 @@ def run_now(call: Call, args: Sequence[Any], batch: Batch = NO_BATCH, *, hold: b
         take_back(arrays, call.title)
     if hold and call.operands.extra_results:
         # The records of these tokens live as long as somebody holds the array of tokens.
-        RECORDS.hold(np.asarray(outs[-1]).flat, outs[-1])
+        RECORDS.hold(np.asarray(outs[-1])[..., 0].flat, outs[-1])
     return outs
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import secrets
 import threading
 import weakref
@@ -18,9 +19,14 @@ from typing import Any
 
 import numpy as np
 
+from jaxpyop import _jaxcore
 from jaxpyop._config import config, on_change
+from jaxpyop._op.values import Struct
 
 TOKEN = np.dtype(np.uint32)
+# What a program carries from a forward pass to its backward pass: the token, and a fingerprint of the results. Should
+# the record be gone, the function runs again, and the fingerprint tells whether it did the same.
+TOKEN_STRUCT = Struct((2,), TOKEN)
 # The token of a run in another process. No store hands it out.
 NO_RECORD = np.iinfo(TOKEN).max
 # Tokens travel as uint32, and the last number is NO_RECORD.
@@ -93,7 +99,7 @@ class Records:
         # Tokens of which nobody holds the array any more.
         self._dropped: collections.deque[int] = collections.deque()
         self._evicted = 0
-        self._next = first
+        self._next = self._cleared_to = first
         self.max_count, self.max_bytes = _bounds(max_count, max_bytes)
 
     def put(self, record: Any, *, once_made: bool = False) -> int:
@@ -155,7 +161,12 @@ class Records:
         with self._lock:
             gone = list(self._shelves())
             self._unread, self._read, self._read_once_made = _Shelf(), _Shelf(), _Shelf()
+            self._cleared_to = self._next
         del gone
+
+    def was_cleared(self, token: int) -> bool:
+        """Whether a token is older than the last `clear`. Tokens go round, so half of them count as older."""
+        return 0 < (self._cleared_to - token) % 2**32 < 2**31
 
     def stats(self) -> dict[str, int]:
         """How full the store is. `evicted` counts the records so far that were evicted before anything read them."""
@@ -234,6 +245,22 @@ RECORDS = Records(config.max_records, config.max_record_bytes, first=1 + secrets
 on_change(lambda: RECORDS.resize(config.max_records, config.max_record_bytes))
 
 
+@functools.lru_cache(1024)
+def _warn_once(title: str) -> None:
+    _jaxcore.warn_user(
+        f"{title}: records of forward passes were pushed out before the backward pass came, so it runs the function "
+        "again, at the price of another forward pass each; raise jaxpyop.config.max_record_bytes or max_records (see "
+        "python -m jaxpyop doctor)",
+        RuntimeWarning,
+    )
+
+
+def warn_of_pushed_out(title: str, token: int) -> None:
+    """Warns once for each op that its records do not fit, unless the user cleared them."""
+    if token != NO_RECORD and not RECORDS.was_cleared(token):
+        _warn_once(title)
+
+
 def clear_records() -> None:
     """Let go of all records that ``py_function`` keeps for backward passes to come.
 
@@ -259,3 +286,4 @@ def clear_records() -> None:
         6.0
     """
     RECORDS.clear()
+    _warn_once.cache_clear()

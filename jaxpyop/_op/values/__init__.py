@@ -2,7 +2,7 @@
 
 To be read in this order: `inputs` (what the user passes), `spec` (what is declared), `tout` and `output_shapes` (how
 it is read), `padding` (results that the op returns in another form), then `structure` and `cast` (a function's return
-value is taken apart and cast), and `to_jax`.
+value is taken apart and cast), `to_jax`, and `fingerprint` (whether a function that ran again gave the same).
 """
 
 from jaxpyop._op.values.cast import CASTING as CASTING
@@ -11,6 +11,8 @@ from jaxpyop._op.values.cast import cast_to_jax as cast_to_jax
 from jaxpyop._op.values.cast import cast_to_numpy as cast_to_numpy
 from jaxpyop._op.values.cast import check_traced as check_traced
 from jaxpyop._op.values.cast import check_usable as check_usable
+from jaxpyop._op.values.fingerprint import check_fingerprints as check_fingerprints
+from jaxpyop._op.values.fingerprint import fingerprints as fingerprints
 from jaxpyop._op.values.inputs import PASS_IT as PASS_IT
 from jaxpyop._op.values.inputs import Inputs as Inputs
 from jaxpyop._op.values.inputs import check_closure as check_closure

@@ -1,0 +1,62 @@
+"""A fingerprint of results: 32 bits that tell whether a function that ran again gave the same results bit by bit."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+# Of a larger array the two ends are read in order, and all of it only as sums, which takes a fifth of the time.
+_IN_ORDER = 1 << 16
+
+
+def fingerprints(arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> np.ndarray[Any, Any]:
+    """Returns one fingerprint for each element of a block of results.
+
+    Args:
+        arrays: NumPy arrays, or jax.Arrays, which are waited for.
+        lead: the batch axes that they have in front.
+
+    Returns:
+        An array of shape `lead`, of dtype uint32.
+    """
+    found = [0] * math.prod(lead)
+    for array in map(np.asarray, arrays):
+        rows = array.reshape(len(found), -1) if lead else (array,)
+        for k, row in enumerate(rows):
+            found[k] = _checksum(row, found[k])
+    return np.asarray(found, np.uint32).reshape(lead)
+
+
+def _checksum(array: np.ndarray[Any, Any], before: int) -> int:
+    if array.nbytes <= 2 * _IN_ORDER:
+        return zlib.crc32(array.tobytes(), before)
+    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    words = data[: data.nbytes // 8 * 8].view(np.uint64)
+    sums = np.stack([np.add.reduce(words), np.bitwise_xor.reduce(words)])
+    ends = data[:_IN_ORDER].tobytes() + data[-_IN_ORDER:].tobytes()
+    return zlib.crc32(ends + sums.tobytes(), before)
+
+
+def check_fingerprints(found: np.ndarray[Any, Any], expected: np.ndarray[Any, Any], title: str, what: str) -> None:
+    """Raises unless a function that ran again for a backward pass gave the results of the forward pass.
+
+    Args:
+        found: the fingerprints of the results now.
+        expected: those of the forward pass, of the same shape.
+        title: the op's name.
+        what: what ran again: "func" or "fwd".
+
+    Raises:
+        RuntimeError: the results differ.
+    """
+    if not np.array_equal(found, expected):
+        raise RuntimeError(
+            f"{title}: {what} ran again for a backward pass, because the record of its forward pass was gone, and gave "
+            "other results than in the forward pass: it draws random numbers, or reads something that changes. Its "
+            "gradient would be that of another run. Pass what changes (a random key, say) as an input; or pass "
+            "stateful=True and raise jaxpyop.config.max_record_bytes or max_records, so that nothing runs again"
+        )
