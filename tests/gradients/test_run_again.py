@@ -147,7 +147,7 @@ def test_a_stateful_function_never_runs_again():
 
 
 def test_records_that_the_user_cleared_are_made_again_silently():
-    y, pull = jax.vjp(jax.jit(as_tape(steady)), jnp.float32(0.7))
+    _, pull = jax.vjp(jax.jit(as_tape(steady)), jnp.float32(0.7))
     jaxpyop.clear_records()
     np.testing.assert_allclose(pull(jnp.float32(1.0))[0], 1.5 * np.cos(0.7), rtol=1e-6)
 
