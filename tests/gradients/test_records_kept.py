@@ -76,6 +76,7 @@ def test_two_programs_in_turn_run_each_body_once():
     assert (one.count, other.count) == (150, 150)
 
 
+@pytest.mark.filterwarnings("ignore:.*records of forward passes were pushed out")
 def test_a_training_run_leaves_little(transport):
     _, f = square()
     step = jax.jit(jax.grad(lambda x: jnp.sum(f(x))))

@@ -67,6 +67,7 @@ def test_their_bytes_count(transport):
     pull(1.0)
 
 
+@pytest.mark.filterwarnings("ignore:.*records of forward passes were pushed out")
 def test_fwd_runs_again_when_they_are_gone(one_record, route):
     fwd, bwd = Counter(as_array), Counter(of_array)
     op = lambda x: numpy_function(sine, [x], F, vjp=(fwd, bwd))

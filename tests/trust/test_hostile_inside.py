@@ -68,6 +68,7 @@ def test_a_backward_rule_that_raises(route):
     assert route(jax.grad(f), F(1)) == 2
 
 
+@pytest.mark.filterwarnings("ignore:.*records of forward passes were pushed out")
 def test_a_replay_that_fails_when_the_record_is_gone(transport):
     fails = [False]
 

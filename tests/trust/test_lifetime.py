@@ -176,6 +176,7 @@ def forward(x):
     return py_function(lambda x: x**3, [x], F)
 
 
+@pytest.mark.filterwarnings("ignore:.*records of forward passes were pushed out")
 def test_forward_passes_without_backward_stay_within_the_count(transport):
     with jaxpyop.config.override(max_records=10):
         f = jax.jit(lambda x: jax.vjp(forward, x))
@@ -186,6 +187,7 @@ def test_forward_passes_without_backward_stay_within_the_count(transport):
             np.testing.assert_allclose(pull(jnp.ones(3))[0], 3 * (X + i) ** 2, rtol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:.*records of forward passes were pushed out")
 def test_forward_passes_stay_within_the_bytes(transport):
     with jaxpyop.config.override(max_record_bytes=100_000):
         f = jax.jit(lambda x: jax.vjp(forward, x))

@@ -33,6 +33,8 @@ NO_RECORD = np.iinfo(TOKEN).max
 _LAST_TOKEN = 2**32 - 2
 # One part in so many of each bound is for records that were read.
 READ_SHARE = 32
+# And no more than this many bytes of them, for they are most likely done with.
+_MAX_READ_BYTES = 8 * 2**20
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
@@ -221,7 +223,7 @@ class Records:
 
     def _shrink(self) -> list[Any]:
         gone: list[Any] = self._take_dropped() if self._dropped else []
-        while self._read.exceeds(self.max_count // READ_SHARE, self.max_bytes // READ_SHARE):
+        while self._read.exceeds(self.max_count // READ_SHARE, min(self.max_bytes // READ_SHARE, _MAX_READ_BYTES)):
             gone.append(self._read.take_oldest())
         while (self._count() > self.max_count or self._nbytes() > self.max_bytes) and self._count() > 1:
             shelf = next(shelf for shelf in (self._read, self._read_once_made, self._unread) if shelf.records)
