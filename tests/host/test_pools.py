@@ -226,6 +226,43 @@ def test_an_exception_that_cannot_be_pickled_leaves_the_pool_alive(body, elsewhe
     np.testing.assert_array_equal(route(again, grid(2)), 2 * grid(2))
 
 
+class Sending(cf.Executor):
+    """An executor of another kind that sends pickles to processes."""
+
+    def __init__(self, pool):
+        self.pool = pool
+
+    def submit(self, func, /, *args, **kwargs):
+        return self.pool.submit(func, *args, **kwargs)
+
+
+@pytest.mark.parametrize("body", [workers.fail_oddly, workers.exit_oddly], ids=["Exception", "BaseException"])
+def test_an_exception_that_cannot_be_read_leaves_any_pool_alive(body, processes, route):
+    pool = Sending(processes)
+    with pytest.raises(RuntimeError, match="too odd"), jaxpyop.reraise():
+        route(lambda x: numpy_function(body, [x], F, executor=pool), grid(2))
+    again = lambda x: numpy_function(workers.double, [x], F, executor=pool)
+    np.testing.assert_array_equal(route(again, grid(2)), 2 * grid(2))
+
+
+BLOCK_GRADIENTS = {
+    "jacrev": lambda f, x: jax.jacrev(jax.vmap(f))(x),
+    "jit of vmap of grad": lambda f, x: jax.jit(jax.vmap(jax.grad(lambda x: f(x).sum())))(x),
+    "grad of vmap": lambda f, x: jax.grad(lambda x: jax.vmap(f)(x).sum())(x),
+    "vmap of jacrev": lambda f, x: jax.vmap(jax.jacrev(f))(x),
+    "vmap of vmap of grad": lambda f, x: jax.vmap(jax.vmap(jax.grad(lambda x: f(x).sum())))(x[:, None]),
+}
+
+
+@pytest.mark.parametrize("program", BLOCK_GRADIENTS.values(), ids=BLOCK_GRADIENTS)
+@pytest.mark.parametrize("method", ["expand_dims", "broadcast_all"])
+def test_fwd_and_bwd_of_blocks(program, method, elsewhere):
+    rules = (workers.norm_fwd, workers.norm_bwd)
+    op = lambda x: numpy_function(workers.norm, [x], F, vmap_method=method, executor=elsewhere, vjp=rules)
+    x = jnp.asarray(grid(3, 4))
+    np.testing.assert_allclose(program(op, x), program(workers.norm, x), rtol=1e-5)
+
+
 def test_decorated_functions_and_methods_travel_by_name(elsewhere, route, monkeypatch):
     monkeypatch.setattr(workers, "pool", elsewhere)
     np.testing.assert_array_equal(route(jax.vmap(workers.decorated), grid(3)), 2 * grid(3))

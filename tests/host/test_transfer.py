@@ -112,3 +112,13 @@ def test_memory_that_is_in_use_is_never_used_again():
             if k % 2:
                 kept.pop(0)
     assert sorted({float(v) for y in kept for v in (y.min(), y.max())}) == [3.0, 4.0, 5.0]
+
+
+def test_a_direct_call_of_a_new_shape_compiles_nothing(caplog):
+    """The inputs are NumPy arrays of shapes that no other test has."""
+    with jax.log_compiles(), caplog.at_level("WARNING"):
+        for n in range(1511, 1515):
+            x = np.ones((n, 3), np.float32)
+            assert py_function(lambda x: x, [x], jnp.float32).shape == x.shape
+            assert numpy_function(lambda x: x, [x], jnp.float32).shape == x.shape
+    assert [r.getMessage() for r in caplog.records if r.getMessage().startswith("Compiling")] == []

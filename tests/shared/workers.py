@@ -44,6 +44,20 @@ def cube_vjp(inputs, outputs, cotangents):
     return 3 * inputs[0] ** 2 * cotangents[0]
 
 
+def norm(x):
+    """A cube of each element, weighted by the sum over the last axis, for blocks of any number of axes."""
+    return x**3 * x.sum(-1, keepdims=True)
+
+
+def norm_fwd(x):
+    return norm(x), (x, x.sum(-1, keepdims=True))
+
+
+def norm_bwd(residuals, cotangents):
+    x, total = residuals
+    return (3 * x**2 * total * cotangents[0] + (x**3 * cotangents[0]).sum(-1, keepdims=True),)
+
+
 def process_number(x):
     return np.int32(os.getpid())
 
@@ -108,6 +122,15 @@ class OddError(Exception):
 
 def fail_oddly(x):
     raise OddError("too", "odd")
+
+
+class OddExit(BaseException):
+    def __init__(self, how, odd):
+        super().__init__(f"{how} {odd}")
+
+
+def exit_oddly(x):
+    raise OddExit("too", "odd")
 
 
 pool = None  # set by a test

@@ -215,16 +215,10 @@ class ResidualRuleCall(RuleCall):
         return ResidualRuleCall(body, self.op, self.environment, conditional=self.operands.leading_inputs > 1)
 
     def for_worker(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
-        # All elements of a block have the same token.
-        token = int(np.max(np.asarray(arrays[0])[..., 0], initial=0))
-        rest = arrays[self.operands.leading_inputs :]
-        if not self.body.goes_to_executor or token == 0:
+        first, rest = np.asarray(arrays[0]), arrays[self.operands.leading_inputs :]
+        if not self.body.goes_to_executor or not first[..., 0].any():
             return None
-        if not isinstance(self.body, BwdRule):
-            return rest
-        kept = self._kept(token)
-        data = np.zeros(0, np.uint8) if kept is None else _pickled(kept.value, self.title)
-        return [np.asarray(arrays[0])[..., 1], data, *rest]
+        return [_pickled((first, self._kept(first)), self.title), *rest] if isinstance(self.body, BwdRule) else rest
 
     def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
         return self.body.shapes(structs[self.operands.leading_inputs :])
@@ -239,25 +233,10 @@ class ResidualRuleCall(RuleCall):
             # Mark the record as read, so that it can be evicted: jvp= needs no residuals.
             RECORDS.get(int(tokens.max()))
             return super().__call__(rest, lead)
-        found = self._pulled(self.body, first, as_jax(rest) if self.on_jax else rest, lead)
-        return found if tokens.all() else [_zero_where(tokens == 0, v, lead) for v in found]
+        return self.body.after_fwd(first, self._kept(first), as_jax(rest) if self.on_jax else rest, lead)
 
-    def _pulled(
-        self, body: BwdRule, first: np.ndarray[Any, Any], rest: Sequence[Any], lead: tuple[int, ...]
-    ) -> list[Any]:
-        tokens = first[..., 0]
-        kept = self._kept(_common_token(tokens))
-        order = None if kept is None else _axes_of_fwd_last(tokens.shape, kept.lead, lead)
-        if kept is None or order is None:
-            return body.recomputed(first, rest, lead)
-        if order == tuple(range(len(lead))):
-            return body.pulled(kept.value, rest, lead)
-        there = [a.transpose(*order, *range(len(lead), a.ndim)) for a in rest]
-        found = body.pulled(kept.value, there, tuple(lead[axis] for axis in order))
-        back = np.argsort(order).tolist()
-        return [v.transpose(*back, *range(len(lead), v.ndim)) for v in found]
-
-    def _kept(self, token: int) -> Residuals | None:
+    def _kept(self, first: np.ndarray[Any, Any]) -> Residuals | None:
+        token = _common_token(first[..., 0])
         kept = RECORDS.get(token) if token else None
         if kept is None and self.op.stateful:
             raise RuntimeError(
@@ -304,17 +283,35 @@ def _axes_of_fwd_last(shape: tuple[int, ...], ran: tuple[int, ...], lead: tuple[
 
 
 class BwdRule(VjpRule):
-    """The user's `bwd`.
-
-    In a worker its first inputs are the fingerprints of the results and the pickled residuals. Without residuals `fwd`
-    runs again.
-    """
+    """The user's `bwd`. In a worker its first input is a pickle of the tokens, the fingerprints and the residuals."""
 
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
-        print_, data, *rest = map(np.asarray, arrays)
-        if data.size:
-            return self.pulled(pickle.loads(data.tobytes()), rest, lead)
-        return self.recomputed(np.stack([np.ones_like(print_), print_], -1), rest, lead)
+        first, kept = pickle.loads(np.asarray(arrays[0]).tobytes())
+        return self.after_fwd(first, kept, arrays[1:], lead)
+
+    def after_fwd(
+        self, first: np.ndarray[Any, Any], kept: Residuals | None, rest: Sequence[Any], lead: tuple[int, ...]
+    ) -> list[Any]:
+        """The cotangents after runs of `fwd`.
+
+        Args:
+            first: the tokens of the runs and the fingerprints of their results.
+            kept: the residuals. Without them `fwd` runs again.
+            rest: the inputs, the results and the cotangents.
+            lead: the batch axes that these have in front.
+        """
+        tokens = first[..., 0]
+        order = None if kept is None else _axes_of_fwd_last(tokens.shape, kept.lead, lead)
+        if kept is None or order is None:
+            found = self.recomputed(first, rest, lead)
+        elif order == tuple(range(len(lead))):
+            found = self.pulled(kept.value, rest, lead)
+        else:
+            there = [a.transpose(*order, *range(len(lead), a.ndim)) for a in rest]
+            back = np.argsort(order).tolist()
+            found = self.pulled(kept.value, there, tuple(lead[axis] for axis in order))
+            found = [v.transpose(*back, *range(len(lead), v.ndim)) for v in found]
+        return found if tokens.all() else [_zero_where(tokens == 0, v, lead) for v in found]
 
     def recomputed(self, first: np.ndarray[Any, Any], arrays: Sequence[Any], lead: tuple[int, ...]) -> list[Any]:
         """The cotangents after another run of `fwd`, if it gives the results of the forward pass."""

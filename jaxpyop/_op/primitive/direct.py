@@ -40,7 +40,10 @@ def run_now(call: Call, args: Sequence[Any], batch: Batch = NO_BATCH, *, hold: b
     elif batch.sizes:
         # Slicing a jax.Array would cost a dispatch.
         arrays = [np.asarray(a) for a in arrays]
-    elif call.op.executor is not None:
+    else:
+        # One by one, so that nothing is compiled for these shapes.
+        arrays = [copy_to_jax(a) if isinstance(a, np.ndarray) else a for a in arrays]
+    if call.on_jax and not batch.sizes and call.op.executor is not None:
         # The arrays may come from an op that waits for the same thread.
         jax.block_until_ready(arrays)
     like = anchor_of(args)
