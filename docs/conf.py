@@ -57,7 +57,7 @@ def check(app, what, name, thing, options, lines):
 
 
 def copy_notebooks(app, config):
-    """Copies the notebooks and their picture into the folder that Sphinx reads."""
+    """Copies the notebooks into the folder that Sphinx reads."""
     if pathlib.Path(app.srcdir) == HERE:  # the tests build other folders with this file
         shutil.rmtree(HERE / "notebooks", ignore_errors=True)
         shutil.copytree(HERE.parent / "notebooks", HERE / "notebooks", ignore=shutil.ignore_patterns("*.py", ".*"))

@@ -96,8 +96,11 @@ def draw():
         strict=True,
     ):
         lines += box(x, y, third, 56, "top", (name, "name"), (caption, ""))
-        lines += arrow(x + third // 2, y + 56, y + 86)
-    y += 86
+        lines += arrow(x + third // 2, y + 56, y + (86 if name.startswith("_api") else 172))
+    # Only the functions use the room of `jaxpyop.jit`.
+    lines += box(columns[1], y + 86, third, 56, "op", ("_cut/", "name"), ("jaxpyop.jit: cut programs", ""))
+    lines += arrow(columns[1] + third // 2, y + 142, y + 172)
+    y += 172
     inner, height = split(small_boxes(rooms_in("_op"), MARGIN + 12, y + 38, WIDTH - 2 * MARGIN - 24))
     lines += box(MARGIN, y, WIDTH - 2 * MARGIN, height + 50, "op", ("_op/", "name"))
     lines += [text("the user's request, as one JAX primitive", MARGIN + 60, y + 24), *inner]

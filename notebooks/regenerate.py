@@ -1,10 +1,9 @@
-"""Run the notebooks and save their outputs, without what differs from run to run.
+"""Run the notebooks and save their outputs, without the parts that differ from run to run.
 
-`python notebooks/regenerate.py` runs all of them, `python notebooks/regenerate.py 2_gradients` one.
-It needs the extra `notebooks`. Nothing is saved when a cell raises or warns.
+`python notebooks/regenerate.py` runs all of them, and `python notebooks/regenerate.py 2_gradients` runs one. It needs
+the extra `notebooks`. If a cell raises or warns, nothing is saved.
 """
 
-import base64
 import os
 import pathlib
 import sys
@@ -14,7 +13,6 @@ import nbformat
 from nbclient import NotebookClient
 
 FOLDER = pathlib.Path(__file__).parent
-PICTURES = {"2_gradients": "log_huber.png"}  # the notebook's first picture, for README.md
 METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
     "language_info": {"name": "python"},
@@ -22,7 +20,7 @@ METADATA = {
 
 
 def run(notebook):
-    """Execute all cells in place."""
+    """Executes all cells in place."""
     NotebookClient(notebook, timeout=120, record_timing=False, coalesce_streams=True).execute(cwd=str(FOLDER))
     for cell in notebook.cells:
         for output in cell.get("outputs", []):
@@ -31,7 +29,7 @@ def run(notebook):
 
 
 def clean(notebook):
-    """Leave out what nobody reads: versions, times, ids of the run."""
+    """Removes versions, times, and ids of the run, which nobody reads."""
     notebook.metadata = nbformat.from_dict(METADATA)
     for cell in notebook.cells:
         cell.metadata = nbformat.from_dict({k: v for k, v in cell.metadata.items() if k == "tags"})
@@ -40,17 +38,10 @@ def clean(notebook):
                 output.metadata = nbformat.from_dict({})
 
 
-def first_picture(notebook):
-    """The bytes of the first PNG among the outputs."""
-    outputs = (output for cell in notebook.cells for output in cell.get("outputs", []))
-    return base64.b64decode(
-        next(output.data["image/png"] for output in outputs if "image/png" in output.get("data", {}))
-    )
-
-
 def main(names):
-    """Run the notebooks with these names, or all."""
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # a CPU is what the notebooks are written for
+    """Runs the notebooks with these names, or all."""
+    # The notebooks are written for a CPU.
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
     for path in sorted(FOLDER.glob("*.ipynb")):
         if names and path.stem not in names:
             continue
@@ -60,8 +51,6 @@ def main(names):
         clean(notebook)
         nbformat.validate(notebook)
         nbformat.write(notebook, path)
-        if path.stem in PICTURES:
-            (FOLDER / PICTURES[path.stem]).write_bytes(first_picture(notebook))
         print(f"{path.name}: {time.perf_counter() - start:.1f} s, {path.stat().st_size / 1000:.0f} kB")
 
 

@@ -21,7 +21,6 @@ from jaxpyop._host.environment import _without_cell
 ROOT = pathlib.Path(__file__).parents[2]
 FOLDER = ROOT / "notebooks"
 NAMES = ("1_quickstart", "2_gradients", "3_training_step", "4_debugging", "5_scaling")
-PICTURES = {"2_gradients": "log_huber.png"}  # shown in README.md
 LARGEST = 400_000  # bytes
 PACKAGE = {"jax", "numpy", "jaxpyop"}
 WITH_IPYKERNEL = {"IPython"}  # which depends on it
@@ -121,11 +120,6 @@ def test_a_notebook_as_saved(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_notebook_is_small(name):
     assert (FOLDER / f"{name}.ipynb").stat().st_size < LARGEST
-
-
-@pytest.mark.parametrize(("name", "file"), PICTURES.items())
-def test_the_picture_beside_a_notebook_is_its_own(name, file):
-    assert (FOLDER / file).read_bytes() == pictures_of(read(name))[0]
 
 
 @pytest.mark.parametrize("name", NAMES)
