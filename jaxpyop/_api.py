@@ -279,7 +279,7 @@ def jit(fun: Callable[..., Any] | None = None, /, *, loops: Loops = "compiled", 
             program stays whole.
 
     Returns:
-        A function with the methods of a jitted one: ``lower`` and ``trace`` (of the whole program, with callbacks),
+        A function. It has the methods of a jitted one, ``lower`` and ``trace`` (of the whole program, with callbacks),
         ``eval_shape`` and ``clear_cache``; and ``explain``, which returns the steps of the program for some arguments.
         Under a transformation it is the function of :func:`jax.jit`. Without `fun`: a decorator.
 
