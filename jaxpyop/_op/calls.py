@@ -126,7 +126,7 @@ class ReplayCall(Call):
         super().__init__(body, op, environment, label="jvp({})", operands=Operands(leading_inputs=1))
 
     def for_worker(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
-        ran_there = int(np.asarray(arrays[0])[0]) == NO_RECORD and not self.op.stateful
+        ran_there = bool(np.all(np.asarray(arrays[0])[..., 0] == NO_RECORD)) and not self.op.stateful
         return arrays if ran_there else None
 
     def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
