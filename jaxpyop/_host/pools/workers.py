@@ -84,17 +84,18 @@ def run_elements_in_workers(
         return call.from_worker(values, [i.one(number) for i in inputs])
 
     def finish(at: slice, seconds: float, found: list[Any]) -> None:
-        count = at.stop - at.start
-        chunks.learn(seconds, count)
+        chunks.learn(seconds, at.stop - at.start)
         call.seconds_per_element = chunks.pace
-        if found and isinstance(found[0], list):
-            for number, values in zip(range(at.start, at.stop), found):
-                with _noting(batch, slice(number, number + 1)):
-                    store(number, checked(values, number))
-            return
-        # The elements have the same shapes: what holds for the first one holds for all.
-        added = checked([column[0, ...] for column in found], at.start)[len(found) :]
-        store(at, [*found, *(np.broadcast_to(v, (count, *v.shape)) for v in added)])
+        if not (found and isinstance(found[0], list)):
+            # The elements have the same shapes: what holds for the first one holds for all.
+            if len(checked([column[0, ...] for column in found], at.start)) == len(found):
+                store(at, found)
+                return
+            # The call adds results, which each element has of its own.
+            found = [[column[k, ...] for column in found] for k in range(at.stop - at.start)]
+        for number, values in zip(range(at.start, at.stop), found):
+            with _noting(batch, slice(number, number + 1)):
+                store(number, checked(values, number))
 
     def tasks() -> Iterator[_Task]:
         with _noting(batch, slice(0, 1)):
