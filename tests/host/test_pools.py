@@ -226,6 +226,13 @@ def test_an_exception_that_cannot_be_pickled_leaves_the_pool_alive(body, elsewhe
     np.testing.assert_array_equal(route(again, grid(2)), 2 * grid(2))
 
 
+def test_each_element_of_a_chunk_has_a_record_of_its_own(elsewhere):
+    """The backward pass compares the results of another run with those of the same element."""
+    op = lambda x: parallel(py_function, workers.branching_cube, [x], executor=elsewhere, output_shapes=(), chunksize=4)
+    x = jnp.arange(-4.0, 8.0)
+    np.testing.assert_allclose(jax.jit(jax.vmap(jax.grad(op)))(x), 3 * x * abs(x))
+
+
 class Sending(cf.Executor):
     """An executor of another kind that sends pickles to processes."""
 
