@@ -17,7 +17,7 @@ import numpy as np
 from jaxpyop import _jaxcore
 from jaxpyop._host import Environment
 from jaxpyop._jaxcore import is_inexact
-from jaxpyop._op.body import Body, ConditionalBody, FilledBody, Pushforward, Recomputed, UserBody
+from jaxpyop._op.body import Body, ConditionalBody, FilledBody, Pushforward, RecordedDerivative, UserBody
 from jaxpyop._op.derivatives import LinearCall, LinearFunction, linearize_by_rules
 from jaxpyop._op.primitive import (
     NO_RECORD,
@@ -63,6 +63,7 @@ class UserCall(Call):
 
     def linearize(self, perturbed: tuple[bool, ...]) -> Linearization:
         if self.on_jax and not self.op.rules.any_given:
+            # The recording call of the first order. Its own `linearize` knows the calls that belong to it.
             return RecordingCall(self.body, self.op, self.environment, perturbed, self.effects).linearize(perturbed)
         return linearize_by_rules(self, self.user_body, perturbed)
 
@@ -103,12 +104,13 @@ class RecordingCall(Call):
         return [*super().from_worker(values, arrays, lead), _with_fingerprint(NO_RECORD, values)]
 
     def linearize(self, perturbed: tuple[bool, ...]) -> Linearization:
-        # One record serves this order of derivative and the lower one.
+        # At first order `perturbed` is what this call records already, so `forward` is this call itself. At a higher
+        # order one record has to serve this order of derivative and the lower one.
         both = tuple(a or b for a, b in zip(self.perturbed, perturbed))
         forward = self
         if both != self.perturbed:
             forward = RecordingCall(self.body, self.op, self.environment, both, self.effects)
-        derivative = Recomputed(Pushforward(self.body, perturbed), both)
+        derivative = RecordedDerivative(Pushforward(self.body, perturbed), both)
         return Linearization(forward, ReplayCall(derivative, self.op, self.environment))
 
 
@@ -117,12 +119,12 @@ def _with_fingerprint(token: int, outs: Sequence[Any]) -> np.ndarray[Any, Any]:
 
 
 class ReplayCall(Call):
-    """Answers a derivative from the record of its first input, a token."""
+    """Answers a derivative from a record. Its first input is the record's token, with a fingerprint beside it."""
 
-    body: Recomputed
+    body: RecordedDerivative
     takes_records = True
 
-    def __init__(self, body: Recomputed, op: Op, environment: Environment) -> None:
+    def __init__(self, body: RecordedDerivative, op: Op, environment: Environment) -> None:
         super().__init__(body, op, environment, label="jvp({})", operands=Operands(leading_inputs=1))
 
     def for_worker(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
@@ -143,8 +145,8 @@ class ReplayCall(Call):
             return _jaxcore.with_transfers(self.body.replay, taken, arrays)
         if self.op.stateful and token == NO_RECORD:
             raise RuntimeError(
-                f"{self.title}: a backward pass runs the body again where another process ran it, and a stateful op "
-                "cannot be run again; pass stateful=False, or use threads"
+                f"{self.title}: the forward pass ran in another process, which keeps no record, and func of a stateful "
+                "op cannot be run again; pass stateful=False, or use threads"
             )
         if self.op.stateful:
             raise RuntimeError(
@@ -157,7 +159,7 @@ class ReplayCall(Call):
     def linearize(self, perturbed: tuple[bool, ...]) -> Linearization:
         if self.op.stateful:
             raise NotImplementedError(
-                f"{self.title}: a second derivative runs the body again, which a stateful op does not allow; "
+                f"{self.title}: a second derivative runs func again, which a stateful op does not allow; "
                 "pass stateful=False"
             )
         # The derivative is that of the body. The token has no tangent.

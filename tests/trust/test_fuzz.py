@@ -99,7 +99,7 @@ def _derivative_errors(case: Case) -> Any:
     if case.stateful and case.records is not None:
         yield "the record of this step's forward pass is gone", False
     if case.stateful and len(derived) > 1:
-        yield "a second derivative runs the body again", certain
+        yield "a second derivative runs func again", certain
 
 
 def _inside(case: Case, inner: str, outer: Any) -> bool:

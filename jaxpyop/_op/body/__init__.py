@@ -16,6 +16,6 @@ from jaxpyop._op.body.protocol import DerivedBody as DerivedBody
 from jaxpyop._op.body.protocol import element_structs as element_structs
 from jaxpyop._op.body.tangents import CotangentBody as CotangentBody
 from jaxpyop._op.body.tangents import Pushforward as Pushforward
-from jaxpyop._op.body.tangents import Recomputed as Recomputed
+from jaxpyop._op.body.tangents import RecordedDerivative as RecordedDerivative
 from jaxpyop._op.body.tangents import TangentBody as TangentBody
 from jaxpyop._op.body.user import UserBody as UserBody

@@ -95,10 +95,11 @@ class Pullback(CotangentBody):
         return [_or_zeros(c, p) for p, c, wanted in zip(primals, cotangents, self.wanted_cotangents) if wanted]
 
 
-class Recomputed(DerivedBody):
-    """A derivative whose record is gone: runs the body on the tape again, and checks that it does what it did.
+class RecordedDerivative(DerivedBody):
+    """A derivative that is answered from a record. If the record is gone, the body runs again on the tape.
 
-    Takes the token of the record with the fingerprint of the results, then what the derivative takes.
+    Takes the token of the record with the fingerprint of its results, then the inputs of the derivative. A body that
+    runs again must give the results of the forward pass.
     """
 
     def __init__(self, derivative: Pushforward | Pullback, recorded: tuple[bool, ...]) -> None:
@@ -111,7 +112,7 @@ class Recomputed(DerivedBody):
 
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
         token, *rest = arrays
-        # The inputs are recorded that the forward pass recorded, so that every operation runs in the same way.
+        # Record the same inputs as the forward pass, because operations on recorded values are compiled differently.
         outs, again = record(self.base.base, as_jax(self.base.split(rest)[0]), self.recorded)
         check_fingerprints(fingerprints(outs), np.asarray(token)[1], self.title, "func")
         return self.base.replay(again, rest)
@@ -119,8 +120,8 @@ class Recomputed(DerivedBody):
     def replay(self, record: Any, arrays: Sequence[Any]) -> list[Any]:
         return self.base.replay(record, arrays[1:])
 
-    def transposed(self, nonzero_cotangents: tuple[bool, ...]) -> Recomputed:
-        return Recomputed(self.base.transposed(nonzero_cotangents), self.recorded)
+    def transposed(self, nonzero_cotangents: tuple[bool, ...]) -> RecordedDerivative:
+        return RecordedDerivative(self.base.transposed(nonzero_cotangents), self.recorded)
 
 
 def _inexact(outs: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:

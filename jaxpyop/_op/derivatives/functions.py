@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpyop._host import Environment
+from jaxpyop._host import BLOCK_METHODS, Environment
 from jaxpyop._jaxcore import is_inexact
 from jaxpyop._op.body import Body, CotangentBody, TangentBody, UserBody, call_with_advice
 from jaxpyop._op.primitive import Batching, Call, Linearization, Operands
@@ -31,8 +31,9 @@ class RuleCall(Call):
     def __init__(
         self, body: Body, op: Op, environment: Environment, *, leading_inputs: int = 0, one_by_one: bool = False
     ) -> None:
-        # Results with lengths of their own are taken one by one.
-        method = op.vmap_method if op.spec.returned_spec is None or op.vmap_method == "parallel" else "sequential"
+        # Padded results have lengths of their own, so a block of them is taken one by one.
+        one_length = op.spec.returned_spec is None or op.vmap_method not in BLOCK_METHODS
+        method = op.vmap_method if one_length else "sequential"
         super().__init__(
             body,
             op,

@@ -15,7 +15,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jaxpyop._host import Batch, Environment
+from jaxpyop._host import BLOCK_METHODS, Batch, Environment
 from jaxpyop._op.body import Body
 from jaxpyop._op.primitive.records import TOKEN
 from jaxpyop._op.request import Op
@@ -112,7 +112,8 @@ class Call(abc.ABC):
         self.on_jax = on_jax
         self.copy = copy
         self.effects = effects
-        self.batching = batching or Batching("parallel" if op.vmap_method == "parallel" else "sequential")
+        # A record belongs to one element, so a call that makes or reads one does not run on whole blocks.
+        self.batching = batching or Batching("sequential" if op.vmap_method in BLOCK_METHODS else op.vmap_method)
         self.operands = operands
         self.seconds_per_element: float | None = None
 
@@ -189,7 +190,8 @@ class Call(abc.ABC):
         """The transpose of this call in its last inputs, the body's `linear_inputs`.
 
         It takes the other inputs, and then the cotangents of the results that `nonzero_cotangents` marks. The body
-        raises an error unless it is a derivative that has a transpose.
+        raises an error unless it is a derivative that has a transpose. A subclass whose constructor takes more than
+        the body, the op and the environment, and that has a transpose, overrides this.
         """
         return type(self)(self.body.transposed(nonzero_cotangents), self.op, self.environment)
 

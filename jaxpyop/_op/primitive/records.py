@@ -31,9 +31,8 @@ TOKEN_STRUCT = Struct((2,), TOKEN)
 NO_RECORD = np.iinfo(TOKEN).max
 # Tokens travel as uint32, and the last number is NO_RECORD.
 _LAST_TOKEN = 2**32 - 2
-# One part in so many of each bound is for records that were read.
+# Records that were read may fill 1/READ_SHARE of each bound, and at most 8 MB, because they are rarely needed again.
 READ_SHARE = 32
-# And no more than this many bytes of them, for they are most likely done with.
 _MAX_READ_BYTES = 8 * 2**20
 
 
@@ -98,7 +97,7 @@ class Records:
     def __init__(self, max_count: int, max_bytes: int, *, first: int = 1) -> None:
         self._lock = threading.Lock()
         self._unread, self._read, self._read_once_made = _Shelf(), _Shelf(), _Shelf()
-        # Tokens of which nobody holds the array any more.
+        # Tokens whose array was freed.
         self._dropped: collections.deque[int] = collections.deque()
         self._evicted = 0
         self._next = self._cleared_to = first
