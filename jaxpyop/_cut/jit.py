@@ -69,10 +69,12 @@ class CutFunction:
         leaves, key = self._signature(args, kwargs)
         if leaves is None:
             return self._jit(*args, **kwargs)
-        found = self._by_signature.get(key)
-        if found is None:
-            found = self._plan(args, kwargs, leaves, key)
-        what, tree = found
+        try:
+            found = self._by_signature.get(key)
+        except TypeError:
+            # A static argument has no hash, and JAX has an error of its own about it.
+            return self._jit(*args, **kwargs)
+        what, tree = found or self._plan(args, kwargs, leaves, key)
         plan = what.plan
         if plan is None or (what.is_faster_whole and runs_on_one_cpu(leaves)):
             return self._jit(*args, **kwargs)
@@ -93,13 +95,7 @@ class CutFunction:
             types = list(map(_type_of, leaves))
             if None in types:
                 return None, None
-        key = tree, static, tuple(types), _jaxcore.settings_of_traces(), self._loops_for(leaves)
-        try:
-            hash(key)
-        except TypeError:
-            # A static argument without a hash, about which JAX has an error of its own.
-            return None, None
-        return leaves, key
+        return leaves, (tree, static, tuple(types), _jaxcore.settings_of_traces(), self._loops_for(leaves))
 
     def _without_static(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Any]:
         count = len(args)

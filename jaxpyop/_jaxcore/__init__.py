@@ -90,6 +90,7 @@ from jaxpyop._jaxcore.programs import client_of as client_of
 from jaxpyop._jaxcore.programs import has_callbacks as has_callbacks
 from jaxpyop._jaxcore.programs import is_explicit as is_explicit
 from jaxpyop._jaxcore.programs import is_explicit_mesh as is_explicit_mesh
+from jaxpyop._jaxcore.programs import is_one_cpu as is_one_cpu
 from jaxpyop._jaxcore.programs import is_ref_type as is_ref_type
 from jaxpyop._jaxcore.programs import is_sharded_jit as is_sharded_jit
 from jaxpyop._jaxcore.programs import scan_counts as scan_counts

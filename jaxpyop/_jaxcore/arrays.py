@@ -66,17 +66,16 @@ def _aval(shape: tuple[int, ...], dtype: np.dtype[Any], x64: bool) -> Any:
 
 
 def placed_like(x: Any, like: Any) -> Any:
-    """Brings an array to the devices that another one is committed to.
+    """Brings an array to the devices of another one, and commits it to them if that one is.
 
     On several devices it gets that array's sharding where their shapes agree, and is everywhere otherwise.
     """
     sharding = like.sharding
-    if x.sharding.device_set == sharding.device_set and is_committed(x):
+    if (is_committed(x) or not is_committed(like)) and x.sharding.device_set == sharding.device_set:
         return x
     if x.shape != like.shape and len(sharding.device_set) > 1:
-        if not isinstance(sharding, NamedSharding):
-            sharding = NamedSharding(_mesh_of(sharding), PartitionSpec())
-        sharding = NamedSharding(sharding.mesh, PartitionSpec())
+        mesh = sharding.mesh if isinstance(sharding, NamedSharding) else _mesh_of(sharding)
+        sharding = NamedSharding(mesh, PartitionSpec())
     return jax.device_put(x, sharding)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -92,6 +93,16 @@ def backend_without_callbacks(ctx: Any) -> str | None:
     return " ".join(f"{client.platform}, {client.platform_version}".split())
 
 
+@functools.cache
 def all_have_callbacks() -> bool:
-    """Tells whether the programs of every client can call Python."""
+    """Tells whether the programs of every client can call Python. A process makes its clients once."""
     return all(map(has_callbacks, _xla_bridge.backends().values()))
+
+
+@functools.cache
+def is_one_cpu() -> bool:
+    """Tells whether the process has one device, a CPU whose programs can call Python."""
+    clients = list(_xla_bridge.backends().values())
+    return (
+        len(clients) == 1 and clients[0].device_count() == 1 and clients[0].platform == "cpu" and all_have_callbacks()
+    )

@@ -48,7 +48,7 @@ def run_now(call: Call, args: Sequence[Any], batch: Batch = NO_BATCH, *, hold: b
         jax.block_until_ready(arrays)
     like = anchor_of(args)
     with _jaxcore.profiled_as(call.label), _jaxcore.without_axes():
-        outs = _owned(_run(call, arrays, batch, like), call, like)
+        outs = _run(call, arrays, batch, like)
     if not call.on_jax and not call.copy:
         take_back(arrays, call.title)
     if hold and call.operands.extra_results:
@@ -71,8 +71,11 @@ def _run(call: Call, arrays: list[Any], batch: Batch, like: Any) -> list[Any]:
         results = _Rows(call, batch)
         run_elements(call, arrays, batch, results.take)
         return results.stacked(arrays, like)
-    found: list[Any] = []
-    run_once(call, arrays, batch.sizes, lambda values: found.extend(_owned(values, call, like)))
+    if call.op.executor is None:
+        found = _owned(call(arrays, batch.sizes), call, like)
+    else:
+        found: list[Any] = []
+        run_once(call, arrays, batch.sizes, lambda values: found.extend(_owned(values, call, like)))
     for k, value in enumerate(found if batch.block else ()):
         if value.shape[: len(batch.sizes)] != batch.sizes:
             call.check(k, value.shape, call.shapes(structs_of(arrays, batch))[k].shape, batch.sizes)
