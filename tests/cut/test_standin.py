@@ -1,0 +1,27 @@
+"""A backend without callbacks, as those of most plugins: see tests/shared/standin_programs.py."""
+
+from __future__ import annotations
+
+import functools
+import json
+
+import pytest
+
+from tests.shared.standin_programs import PROGRAMS, library
+from tests.shared.util import run_python
+
+pytestmark = pytest.mark.skipif(
+    library() is None, reason="no second PJRT client is installed: pip install 'jaxpyop[standin]' (Linux, x86-64)"
+)
+
+
+@functools.cache
+def outcomes():
+    """What became of each program, run together in one process."""
+    done = run_python("from tests.shared.standin_programs import main; main()", JAX_PLATFORMS="")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_on_a_backend_without_callbacks(name):
+    assert outcomes()[name] == ""
