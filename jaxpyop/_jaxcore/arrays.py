@@ -66,12 +66,14 @@ def _aval(shape: tuple[int, ...], dtype: np.dtype[Any], x64: bool) -> Any:
 
 
 def placed_like(x: Any, like: Any) -> Any:
-    """Brings an array to the devices of another one, and commits it to them if that one is.
+    """Brings an array to the devices that another one is committed to, or back to those that it uses.
 
     On several devices it gets that array's sharding where their shapes agree, and is everywhere otherwise.
     """
     sharding = like.sharding
-    if (is_committed(x) or not is_committed(like)) and x.sharding.device_set == sharding.device_set:
+    if not is_committed(x) and not is_committed(like):
+        return x
+    if is_committed(x) and x.sharding.device_set == sharding.device_set:
         return x
     if x.shape != like.shape and len(sharding.device_set) > 1:
         mesh = sharding.mesh if isinstance(sharding, NamedSharding) else _mesh_of(sharding)

@@ -7,6 +7,14 @@ promise, it keeps the ones that failed in the past, and the ones that show somet
 
 # Whole tests that are left out, by file, each with a quicker test that shows the same.
 THOROUGH = {
+    "test_places.py": {
+        "test_over_eight_devices_a_result_keeps_its_sharding": "test_on_four_devices",
+        "test_on_a_mesh_of_explicit_axes_a_program_stays_whole": "test_what_stays_whole_says_why",
+        "test_results_are_where_jit_has_them": "test_the_results_are_those_of_jit",
+        "test_one_thread_of_jaxs_pool_serves_four_callers": "test_four_threads_share_a_function",
+        "test_many_steps_leave_nothing_behind": "test_nothing_is_traced_or_compiled_again",
+    },
+    "test_standin.py": {"test_on_a_backend_without_callbacks": "test_the_results_are_those_of_jit"},
     "test_paths.py": {
         "test_direct": "test_traced_equals_eager",
         "test_jit": "test_traced_equals_eager",
@@ -286,6 +294,7 @@ ONLY = {
             ["test_direct", "test_jvp", "test_vmap", "test_vmap_of_grad", "test_grad_of_vmap", "test_scan"], ("newton",)
         ),
     },
+    "test_jit.py": {"test_transformations_around_it": ("[grad]", "a body")},
     "test_tables.py": {
         "test_a_body_of_the_tape_and_its_gradient": ("[scan]", "custom_jvp]", "every_way"),
         "test_values_and_runs": ("py_function-scan-python", "py_function-cond, taken-python"),

@@ -5,7 +5,7 @@ A PJRT client of XLA's CPU, from a package, is registered as a plugin of its own
 Run as a script, it runs every program and writes down as JSON what went wrong.
 """
 
-# ruff: noqa: E402  # The plugin is registered before the client is made.
+# The plugin is registered before the client is made.
 
 from __future__ import annotations
 

@@ -1,0 +1,114 @@
+"""Where the arrays of a cut program are, and which threads run it: in processes of their own."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.shared.util import run_python
+
+START = """
+import jaxpyop, jax, jax.numpy as jnp, numpy as np, threading
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+F = jnp.float32
+"""
+EIGHT = (
+    START
+    + """
+def same(f, *args):
+    cut = jaxpyop.jit(f)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), cut(*args), jax.jit(f)(*args))
+    return cut
+
+looks = lambda x: jaxpyop.py_function(lambda x: x * 2 if float(x[0]) < 5 else -x, [x], F)
+stateful = lambda x: jaxpyop.py_func(lambda x: x * 2, [x], F)
+pure = lambda x: jaxpyop.numpy_function(lambda x: x * 2, [x], F)
+total = lambda x: jaxpyop.py_function(lambda x: (x * 2).sum(), [x], F, output_shapes=())
+mesh = jax.make_mesh((8,), ("d",), axis_types=(AxisType.{kind},))
+x = jax.device_put(jnp.arange(1 << 15, dtype=F), NamedSharding(mesh, P("d")))
+"""
+)
+SHARDED = """
+for op in (looks, stateful, pure, jax.vmap(stateful), jax.grad(total)):
+    program = lambda x: op(x * 2) + 1
+    out = same(program, x)(x)
+    assert out.committed
+    {more}
+same(lambda x: (op(x), jaxpyop.py_func(lambda: np.ones(3, np.float32), [], F, output_shapes=(3,))), x)
+"""
+
+
+def test_over_eight_devices_a_result_keeps_its_sharding():
+    more = 'assert out.sharding == x.sharding, out.sharding; assert "segment" in jaxpyop.jit(program).explain(x)'
+    run_python(
+        EIGHT.format(kind="Auto") + SHARDED.format(more=more),
+        XLA_FLAGS="--xla_force_host_platform_device_count=8",
+    )
+
+
+def test_on_a_mesh_of_explicit_axes_a_program_stays_whole():
+    more = 'assert "Explicit" in jaxpyop.jit(program).explain(x)'
+    run_python(
+        EIGHT.format(kind="Explicit") + SHARDED.format(more=more),
+        XLA_FLAGS="--xla_force_host_platform_device_count=8",
+    )
+
+
+def test_results_are_where_jit_has_them():
+    code = """
+place = lambda tree: [(x.devices(), x.committed) for x in jax.tree.leaves(tree)]
+constant = lambda: jaxpyop.py_func(lambda: np.float32(1), [], F, output_shapes=())
+cut = lambda y: (stateful(y) + 1, stateful(y), jnp.arange(3.0), constant(), looks(y))
+plain = lambda y: (y * 2 + 1, y * 2, jnp.arange(3.0), jnp.float32(1), y * 2)
+devices, own = jax.devices(), jnp.ones(3)
+for y in (np.ones(3, np.float32), own, jax.device_put(own, devices[3])):
+    for default in (None, devices[2]):
+        with jax.default_device(default):
+            assert place(jaxpyop.jit(cut)(y)) == place(jax.jit(plain)(y)), (type(y), default)
+moves = lambda x: jaxpyop.py_function(lambda x: jax.device_put(x * 2, devices[5]), [x], F, output_shapes=(3,))
+for y in (own, jax.device_put(own, devices[3])):
+    assert same(lambda x: moves(x) + x, y)(y).devices() == y.devices()
+"""
+    run_python(EIGHT.format(kind="Auto") + code, XLA_FLAGS="--xla_force_host_platform_device_count=8")
+
+
+@pytest.mark.timeout(120)
+def test_one_thread_of_jaxs_pool_serves_four_callers():
+    """Under `jax.jit` bodies that use JAX hold the pool's threads, and wait for each other's."""
+    code = """
+w = jnp.ones((300, 300))
+op = lambda x: jaxpyop.py_function(lambda x: (w @ w)[0, 0] * jnp.sum(x) * x if float(x[0]) >= 0 else -x, [x], F)
+step = jaxpyop.jit(jax.value_and_grad(lambda x: jnp.sum(op(jnp.sin(op(x) / 1e4)))))
+
+def work(k):
+    for n in range(10):
+        step(jnp.full(3, 1.0 + k))
+
+threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
+[t.start() for t in threads]
+[t.join() for t in threads]
+"""
+    run_python(START + "import warnings\n" + code, NPROC="1")
+
+
+def test_many_steps_leave_nothing_behind():
+    code = """
+import gc
+op = lambda x: jaxpyop.py_function(lambda x: x * 2 if float(x[0]) < 1e9 else -x, [x], F)
+note = lambda x: jaxpyop.py_func(lambda x: None, [x], None)
+step = jaxpyop.jit(jax.value_and_grad(lambda x: (note(x), jnp.sum(op(jnp.sin(x)) * op(x)))[1]))
+x = jnp.ones(3)
+
+def steps(count):
+    for _ in range(count):
+        step(x)
+    gc.collect()
+    return len(gc.get_objects()), len(jax.live_arrays())
+
+steps(200)
+before = steps(50)
+after = steps(2000)
+assert after[0] - before[0] < 50 and after[1] == before[1], (before, after)
+from jaxpyop._op import RECORDS
+assert RECORDS.stats()["count"] == 0
+"""
+    run_python(START + code)
