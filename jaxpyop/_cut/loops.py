@@ -59,19 +59,37 @@ class _Cond(_Loop):
 
 
 class _While(_Loop):
+    """Under `vmap` the test can differ by element: a turn then changes the elements that go on, and no others."""
+
     def prepare(self, plan: _Plan) -> None:
         params = self.params
-        self._first, self._second = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
-        size = len(self.eqn.invars) - self._second
-        self._goes_on = plan(params["cond_jaxpr"], [False] * (params["cond_nconsts"] + size))
-        self._turn = plan(params["body_jaxpr"], [False] * (params["body_nconsts"] + size))
+        test, body = params["cond_jaxpr"], params["body_jaxpr"]
+        first, second = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
+        avals = [v.aval for v in self.eqn.invars]
+        self._first, self._second = first, second
+
+        def turn(*args: Any) -> list[Any]:
+            state = args[second:]
+            new = _run(body, *args[first:second], *state)
+            (goes_on,) = _run(test, *args[:first], *state)
+            return [jnp.where(jnp.expand_dims(goes_on, range(goes_on.ndim, a.ndim)), b, a) for a, b in zip(state, new)]
+
+        self._goes_on = plan(test, [False] * (first + len(avals) - second))
+        self._by_element = bool(_jaxcore.jaxpr_of(test).outvars[0].aval.shape)
+        if self._by_element:
+            body = _jaxcore.record(turn, list(map(_struct, avals)))
+        self._turn = plan(body, [False] * len(_jaxcore.jaxpr_of(body).invars))
 
     def run(self, args: Sequence[Any]) -> Sequence[Any]:
-        of_test, of_turn = args[: self._first], args[self._first : self._second]
-        state = args[self._second :]
-        while bool(self._goes_on.run([*of_test, *state])[0]):
-            state = self._turn.run([*of_turn, *state])
+        of_test, state = args[: self._first], args[self._second :]
+        fixed = args[: self._second] if self._by_element else args[self._first : self._second]
+        while np.any(self._goes_on.run([*of_test, *state])[0]):
+            state = self._turn.run([*fixed, *state])
         return state
+
+
+def _run(closed: Any, *args: Any) -> list[Any]:
+    return _jaxcore.run_jaxpr(_jaxcore.jaxpr_of(closed), *args, consts=_jaxcore.consts_of(closed))
 
 
 class _Scan(_Loop):
@@ -91,7 +109,7 @@ class _Scan(_Loop):
             xs, carry, filled, number = rest[:rows], rest[rows : rows + carries], rest[rows + carries : -1], rest[-1]
             at = length - 1 - number if reverse else number
             taken = (jax.lax.dynamic_index_in_dim(x, at, 0, keepdims=False) for x in xs)
-            out = _jaxcore.run_jaxpr(_jaxcore.jaxpr_of(body), *consts, *carry, *taken, consts=_jaxcore.consts_of(body))
+            out = _run(body, *consts, *carry, *taken)
             written = (jax.lax.dynamic_update_index_in_dim(a, y, at, 0) for a, y in zip(filled, out[carries:]))
             return [*out[:carries], *written, number + 1]
 

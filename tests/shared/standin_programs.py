@@ -7,6 +7,8 @@ Run as a script, it runs every program and writes down as JSON what went wrong.
 
 # The plugin is registered before the client is made.
 
+# ruff: noqa: PT017  # No pytest is in that process.
+
 from __future__ import annotations
 
 import contextlib

@@ -1,7 +1,7 @@
 """What `bench` compares: groups of cases that do the same work, with our own case first.
 
-Each subject has a file: `calls`, `programs`, `batches`, `gradients`, `traced`, `others`, and `runs` of thousands of
-steps, which take minutes. `case` holds what they share.
+Each subject has a file: `calls`, `cut`, `programs`, `batches`, `gradients`, `traced`, `others`, and `runs` of thousands
+of steps, which take minutes. `case` holds what they share.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import jax
 
-from jaxpyop._cli.cases import batches, calls, gradients, others, programs, runs, traced
+from jaxpyop._cli.cases import batches, calls, cut, gradients, others, programs, runs, traced
 from jaxpyop._cli.cases.case import Case as Case
 from jaxpyop._cli.cases.case import Group as Group
 
@@ -24,6 +24,7 @@ GROUPS: list[Callable[[], Group]] = [
     calls.many_inputs,
     calls.large_calls,
     calls.out_calls,
+    *cut.GROUPS,
     programs.tracing,
     programs.lowering,
     batches.batches,
