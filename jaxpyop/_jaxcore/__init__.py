@@ -106,6 +106,7 @@ from jaxpyop._jaxcore.sharding import Everywhere as Everywhere
 from jaxpyop._jaxcore.sharding import cast_to_common_axes as cast_to_common_axes
 from jaxpyop._jaxcore.sharding import result_aval as result_aval
 from jaxpyop._jaxcore.sharding import shard_as as shard_as
+from jaxpyop._jaxcore.sharding import shard_batch_like as shard_batch_like
 from jaxpyop._jaxcore.sharding import wants_devices as wants_devices
 from jaxpyop._jaxcore.traces import EVAL_TRACE as EVAL_TRACE
 from jaxpyop._jaxcore.traces import KnownTrace as KnownTrace

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax._src import dispatch as _dispatch
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxpyop._jaxcore.primitives import ShapedArray
 
@@ -28,13 +28,16 @@ def cast_to_common_axes(args: Sequence[Any]) -> list[Any]:
 
 
 def result_aval(shape: Sequence[int], dtype: Any, operands: Sequence[Any]) -> Any:
-    """Returns the aval of a replicated result, with the varying axes of its operands."""
+    """Returns the aval of a replicated result, on the explicit mesh and with the varying axes of its operands."""
     aval = ShapedArray(tuple(shape), np.dtype(dtype))
-    for operand in operands:
-        if operand.manual_axis_type.varying:
-            sharding = NamedSharding(operand.sharding.mesh, PartitionSpec(*[None] * len(shape)))
-            return aval.update(sharding=sharding, manual_axis_type=operand.manual_axis_type)
-    return aval
+    likes = [a for a in operands if a.manual_axis_type.varying]
+    # A value without a mesh may be the carry of a loop that began with a sharded one. A replicated value may not.
+    if not likes and not any(axis is not None for a in operands for axis in a.sharding.spec):
+        likes = [a for a in operands if AxisType.Explicit in a.sharding.mesh.axis_types]
+    if not likes:
+        return aval
+    sharding = NamedSharding(likes[0].sharding.mesh, PartitionSpec(*[None] * len(shape)))
+    return aval.update(sharding=sharding, manual_axis_type=likes[0].manual_axis_type)
 
 
 def shard_as(x: Any, aval: Any) -> Any:
@@ -43,6 +46,22 @@ def shard_as(x: Any, aval: Any) -> Any:
     if all(axis is None for axis in wanted.spec) or jax.typeof(x).sharding == wanted:
         return x
     return jax.sharding.reshard(x, wanted)
+
+
+def shard_batch_like(outs: Sequence[Any], args: Sequence[Any], dims: Sequence[int | None]) -> list[Any]:
+    """Shards the first axis of results as that of the inputs over which `vmap` maps.
+
+    JAX's batching rules expect that all values of a batch are sharded alike on an explicit mesh.
+    """
+    for arg, dim in zip(args, dims):
+        sharding = jax.typeof(arg).sharding
+        if dim is not None and (axis := sharding.spec[dim]) is not None:
+            return [_shard_first_axis(out, sharding.mesh, axis) for out in outs]
+    return list(outs)
+
+
+def _shard_first_axis(x: Any, mesh: Any, axis: Any) -> Any:
+    return jax.sharding.reshard(x, NamedSharding(mesh, PartitionSpec(axis, *[None] * (x.ndim - 1))))
 
 
 def wants_devices(primitive: Any) -> None:

@@ -258,6 +258,39 @@ def jit_gradients_of_a_batch(on):
 
 
 @program
+def jit_per_example_gradients(on):
+    weights = np.arange(12, dtype=np.float32).reshape(4, 3) / 12
+    points = np.arange(32, dtype=np.float32).reshape(8, 4) / 32
+    w = jax.device_put(weights, NamedSharding(on.mesh, P()))
+    x = jax.device_put(points, NamedSharding(on.mesh, P("d")))
+    slope = {"vjp": lambda i, o, c: (1 - o[0] ** 2) * c[0]}
+    ops = {
+        "py_function": lambda z: py_function(jnp.tanh, [z], F),
+        "stateful": lambda z: py_function(jnp.tanh, [z], F, stateful=True),
+        "parallel": lambda z: py_function(jnp.tanh, [z], F, vmap_method="parallel"),
+        "numpy_function": lambda z: numpy_function(np.tanh, [z], F, **slope),
+        "expand_dims": lambda z: numpy_function(np.tanh, [z], F, vmap_method="expand_dims", **slope),
+        "broadcast_all": lambda z: numpy_function(np.tanh, [z], F, vmap_method="broadcast_all", **slope),
+    }
+
+    def of_results(op, w, x, y):
+        return ((op(x @ w) - y) ** 2).sum()
+
+    def of_inputs(op, w, x, y):
+        return ((x @ op(w) - y) ** 2).sum()
+
+    for loss in (of_results, of_inputs):
+        transformed = lambda op: [
+            jax.vmap(jax.grad(functools.partial(loss, op)), (None, 0, 0)),
+            jax.grad(lambda *args: jax.vmap(functools.partial(loss, op), (None, 0, 0))(*args).sum()),
+        ]
+        expected = [f(weights, points, FULL) for f in transformed(jnp.tanh)]
+        for op in ops.values():
+            for f, found in zip(transformed(op), expected):
+                same(jax.jit(f)(w, x, on.x), found, rtol=1e-5)
+
+
+@program
 def jit_stateful_exactly_one_whole_call(on):
     for op in (stateful, functools.partial(py_function, stateful=True)):
         for use in (lambda y, x: y, lambda y, x: x, lambda y, x: y + x):

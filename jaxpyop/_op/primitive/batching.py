@@ -16,6 +16,7 @@ from jaxpyop._op.primitive.primitive import bind, python_call_p
 
 def _batch(args: Sequence[Any], dims: Sequence[int | None], *, call: Call, batch: Batch) -> tuple[list[Any], list[int]]:
     size = next(a.shape[d] for a, d in zip(args, dims) if d is not None)
+    mapped = args
     args = [a if d is None else jnp.moveaxis(a, d, 0) for a, d in zip(args, dims)]
     method, operands = call.batching.method, call.operands
     block = method in BLOCK_METHODS and batch.block == bool(batch.sizes)
@@ -29,7 +30,7 @@ def _batch(args: Sequence[Any], dims: Sequence[int | None], *, call: Call, batch
         args[first:] = [jnp.broadcast_to(a, (size, *a.shape[1:])) for a in args[first:]]
     mask = tuple(block or d is not None for d in dims)
     outs = bind(call, *args, batch=batch.inside(size, mask, block))
-    return outs, [0] * len(outs)
+    return _jaxcore.shard_batch_like(outs, mapped, dims), [0] * len(outs)
 
 
 _jaxcore.batching.primitive_batchers[python_call_p] = _batch
