@@ -1,0 +1,195 @@
+"""Runs one function as Python, traced and in "auto" mode, and says where these differ.
+
+A function is given as a module, because the converter needs its source. What is compared: values, gradients, the
+state of the module afterwards, and the same under `vmap` and `grad(vmap)`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import faulthandler
+import importlib.util
+import itertools
+import pathlib
+import sys
+import tempfile
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jaxpyop
+
+F = jnp.float32
+SECONDS = 120  # A program that takes longer than this hangs.
+
+_numbers = itertools.count()
+
+
+@contextlib.contextmanager
+def module(source: str) -> Iterator[Any]:
+    """A module of this text, in a file of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        name = f"python_program_{next(_numbers)}"
+        path = pathlib.Path(folder) / f"{name}.py"
+        path.write_text(source)
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None and spec.loader is not None
+        made = sys.modules[name] = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(made)
+            yield made
+        finally:
+            del sys.modules[name]
+
+
+@dataclasses.dataclass(frozen=True)
+class Results:
+    """What a function gives at a few points.
+
+    Attributes:
+        alone: the value and the gradient at the first point.
+        batch: the values at all points, and the gradient of their sum.
+        states: the state of the module after the first, and after the last point.
+    """
+
+    alone: Any
+    batch: Any
+    states: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A function and where it is looked at.
+
+    Attributes:
+        function: the function.
+        points: the arguments, one tuple for each point.
+        argnums: which arguments gradients are taken of. All others are the same at each point.
+        reset: puts the module's state back.
+        state: tells the module's state.
+        max_steps: how many turns a loop may take in a backward pass.
+    """
+
+    function: Callable[..., Any]
+    points: Sequence[tuple[Any, ...]]
+    argnums: tuple[int, ...] = (0,)
+    reset: Callable[[], None] = lambda: None
+    state: Callable[[], Any] = lambda: None
+    max_steps: int = 40
+
+    def op(self, mode: str) -> Callable[..., Any]:
+        return lambda *args: jaxpyop.py_function(
+            self.function, args, F, mode=mode, output_shapes=(), **({} if mode == "eager" else {"max_steps": self.max_steps})
+        )
+
+    @property
+    def batch(self) -> list[Any]:
+        columns = zip(*self.points, strict=True)
+        return [jnp.stack(c) if k in self.argnums else c[0] for k, c in enumerate(columns)]
+
+    def eager(self) -> Results:
+        """The function called directly, at one point after the other."""
+        with_gradient = jax.value_and_grad(self.op("eager"), self.argnums)
+        states, values = [], []
+        self.reset()
+        for point in self.points:
+            values.append(self.op("eager")(*point))
+            states.append(self.state())
+        found = []
+        for point in self.points:  # gradients of calls that begin with the same state
+            self.reset()
+            found.append(with_gradient(*point)[1])
+        self.reset()
+        each = []
+        for point in self.points:
+            each.append(with_gradient(*point)[1])
+        gradients = [jnp.stack(g) for g in zip(*each, strict=True)]
+        return Results((values[0], found[0]), (jnp.stack(values), gradients), (states[0], states[-1]))
+
+    def compiled(self, mode: str) -> Results:
+        op, axes = self.op(mode), [0 if k in self.argnums else None for k in range(len(self.points[0]))]
+        of_all = jax.vmap(op, axes)
+        alone, batch = self.points[0], self.batch
+        self.reset()
+        value = jax.block_until_ready(jax.jit(op)(*alone)) if mode == "auto" else None
+        first = self.state()
+        self.reset()
+        gradient = jax.jit(jax.value_and_grad(op, self.argnums))(*alone)
+        value = gradient[0] if value is None else value
+        if mode != "auto":
+            first = self.state()
+        self.reset()
+        total = lambda *args: (lambda out: (out.sum(), out))(of_all(*args))
+        gradients, values = jax.jit(jax.grad(total, self.argnums, has_aux=True))(*batch)
+        jax.block_until_ready(gradients)
+        return Results((value, gradient[1]), (values, list(gradients)), (first, self.state()))
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether the op says that it cannot be traced, with a line and what to write."""
+    return isinstance(error, TypeError) and ("py_function" in str(error)) and (".py:" in str(error))
+
+
+def outcome(case: Case, mode: str, wanted: Results | None = None) -> str:
+    """ "equal", "refused", or what differs."""
+    wanted = wanted or case.eager()
+    try:
+        got = case.compiled(mode)
+    except Exception as error:
+        if mode == "traced" and is_refusal(error):
+            return "refused"
+        return f"raises {type(error).__name__}: {str(error)[:300]}"
+    for field in dataclasses.fields(Results):
+        a, b = getattr(got, field.name), getattr(wanted, field.name)
+        if field.name == "states":
+            if a != b:
+                return f"{field.name}: {a}, wanted {b}"
+        elif problem := _difference(a, b):
+            return f"{field.name}: {problem}"
+    return "equal"
+
+
+def _difference(got: Any, wanted: Any) -> str:
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
+        if a.dtype != b.dtype or a.shape != b.shape or not np.allclose(a, b, 2e-4, 2e-5, equal_nan=True):
+            return f"{[x.tolist() for x in jax.tree.leaves(got)]}, wanted {[x.tolist() for x in jax.tree.leaves(wanted)]}"
+    return ""
+
+
+@contextlib.contextmanager
+def no_hang() -> Iterator[None]:
+    """Ends the process with a traceback where what is inside takes too long. XLA cannot be interrupted."""
+    faulthandler.dump_traceback_later(SECONDS, exit=True)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+POINTS = [(0.7, -1.3, (0.3, -0.6, 1.1)), (-0.4, 0.6, (-0.2, 0.9, -1.4)), (2.6, 1.7, (1.9, 0.1, 0.8))]
+
+
+def random_case(made: types.ModuleType, seed: int) -> Case:
+    dtype = [jnp.uint8, jnp.int8, jnp.uint32, jnp.int32, jnp.uint16][seed % 5]
+    n = jnp.asarray(seed // 5 % 5, dtype)
+    points = [(F(x), F(y), jnp.asarray(v, F), n) for x, y, v in POINTS[seed % 3 :] + POINTS[: seed % 3]]
+    return Case(made.f, points, (0, 1, 2), made.reset, made.state)
+
+
+def outcomes(source: str, seed: int) -> dict[str, str]:
+    """For each mode what came of a random program; nothing where Python itself raises."""
+    with no_hang(), module(source) as made:
+        case = random_case(made, seed)
+        try:
+            wanted = case.eager()
+        except Exception as error:
+            return {"python": f"{type(error).__name__}: {error}"}
+        found = {"traced": outcome(case, "traced", wanted)}
+        if found["traced"] != "equal" or seed % 4 == 0:  # what is traced is the same in both modes
+            found["auto"] = outcome(case, "auto", wanted)
+        return found
