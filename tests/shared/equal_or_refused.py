@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.extend
 import jax.numpy as jnp
 import numpy as np
 
@@ -67,15 +68,15 @@ class Case:
     """A function and where it is looked at.
 
     Attributes:
-        function: the function.
+        function: gives the function, which `reset` may make anew.
         points: the arguments, one tuple for each point.
-        argnums: which arguments gradients are taken of. All others are the same at each point.
+        argnums: which arguments gradients are taken of.
         reset: puts the module's state back.
         state: tells the module's state.
         max_steps: how many turns a loop may take in a backward pass.
     """
 
-    function: Callable[..., Any]
+    function: Callable[[], Callable[..., Any]]
     points: Sequence[tuple[Any, ...]]
     argnums: tuple[int, ...] = (0,)
     reset: Callable[[], None] = lambda: None
@@ -84,13 +85,12 @@ class Case:
 
     def op(self, mode: str) -> Callable[..., Any]:
         return lambda *args: jaxpyop.py_function(
-            self.function, args, F, mode=mode, output_shapes=(), **({} if mode == "eager" else {"max_steps": self.max_steps})
+            self.function(), args, F, mode=mode, output_shapes=(), **({} if mode == "eager" else {"max_steps": self.max_steps})
         )
 
     @property
     def batch(self) -> list[Any]:
-        columns = zip(*self.points, strict=True)
-        return [jnp.stack(c) if k in self.argnums else c[0] for k, c in enumerate(columns)]
+        return [jnp.stack(column) for column in zip(*self.points, strict=True)]
 
     def eager(self) -> Results:
         """The function called directly, at one point after the other."""
@@ -111,23 +111,31 @@ class Case:
         gradients = [jnp.stack(g) for g in zip(*each, strict=True)]
         return Results((values[0], found[0]), (jnp.stack(values), gradients), (states[0], states[-1]))
 
-    def compiled(self, mode: str) -> Results:
-        op, axes = self.op(mode), [0 if k in self.argnums else None for k in range(len(self.points[0]))]
-        of_all = jax.vmap(op, axes)
+    def staged(self, mode: str) -> Results:
+        op = self.op(mode)
         alone, batch = self.points[0], self.batch
         self.reset()
-        value = jax.block_until_ready(jax.jit(op)(*alone)) if mode == "auto" else None
-        first = self.state()
+        program = as_program(op, *alone)
+        value = program(*alone)
+        states = [self.state()]
         self.reset()
-        gradient = jax.jit(jax.value_and_grad(op, self.argnums))(*alone)
-        value = gradient[0] if value is None else value
-        if mode != "auto":
-            first = self.state()
+        _, gradient = as_program(jax.value_and_grad(op, self.argnums), *alone)(*alone)
         self.reset()
-        total = lambda *args: (lambda out: (out.sum(), out))(of_all(*args))
-        gradients, values = jax.jit(jax.grad(total, self.argnums, has_aux=True))(*batch)
-        jax.block_until_ready(gradients)
-        return Results((value, gradient[1]), (values, list(gradients)), (first, self.state()))
+        total = lambda *args: (lambda out: (out.sum(), out))(jax.vmap(op)(*args))
+        gradients, values = as_program(jax.grad(total, self.argnums, has_aux=True), *batch)(*batch)
+        return Results((value, gradient), (values, list(gradients)), (states[0], self.state()))
+
+
+def as_program(function: Callable[..., Any], *args: Any) -> Callable[..., Any]:
+    """A function as `jax.jit` traces it, run step by step: the programs are small, and XLA would take most of the time."""
+    closed, shape = jax.make_jaxpr(function, return_shape=True)(*args)
+
+    def run(*args: Any) -> Any:
+        with jax.disable_jit():
+            outs = jax.extend.core.jaxpr_as_fun(closed)(*jax.tree.leaves(args))
+        return jax.tree.unflatten(jax.tree.structure(shape), outs)
+
+    return run
 
 
 def is_refusal(error: BaseException) -> bool:
@@ -139,7 +147,7 @@ def outcome(case: Case, mode: str, wanted: Results | None = None) -> str:
     """ "equal", "refused", or what differs."""
     wanted = wanted or case.eager()
     try:
-        got = case.compiled(mode)
+        got = case.staged(mode)
     except Exception as error:
         if mode == "traced" and is_refusal(error):
             return "refused"
@@ -178,7 +186,7 @@ def random_case(made: types.ModuleType, seed: int) -> Case:
     dtype = [jnp.uint8, jnp.int8, jnp.uint32, jnp.int32, jnp.uint16][seed % 5]
     n = jnp.asarray(seed // 5 % 5, dtype)
     points = [(F(x), F(y), jnp.asarray(v, F), n) for x, y, v in POINTS[seed % 3 :] + POINTS[: seed % 3]]
-    return Case(made.f, points, (0, 1, 2), made.reset, made.state)
+    return Case(lambda: made.f, points, (0, 1, 2), made.reset, made.state)
 
 
 def outcomes(source: str, seed: int) -> dict[str, str]:

@@ -65,8 +65,8 @@ def reset():
 
 def state():
     found = [COUNT, *LOG, *TABLE.values(), BOX.value, BOX.count, SLOT.value, *BUFFER, *QUEUE, Box.kind]
-    found += [NESTED["a"][0]["b"], hash(repr(RNG.bit_generator.state)), repr(TICKS), hash(random.getstate())]
-    return [x if isinstance(x, (str, list)) else float(x) for x in found]
+    found += [*NESTED["a"][0]["b"], hash(repr(RNG.bit_generator.state)), repr(TICKS), hash(random.getstate())]
+    return [x if isinstance(x, str) else float(x) for x in found]
 
 
 def positive(a):
@@ -163,7 +163,7 @@ class Writer:
             options += [f"min({a}, {b})", f"max({a}, {b}, 0.5)", f"abs({a})"]
         if self.has("numbers"):
             options += [f"({a} + float({b}))", f"({a} + int({b}))", f"({a} * ({self.int_(1)}))"]
-            options += [f"({a} + (x > 0).item() + (y > 0).item())", f"({a} + round(0.4 + {self.int_(1)}))"]
+            options += [f"({a} + (v[0] > 0).item() + (v[1] > 0).item())", f"({a} + round(0.4 + {self.int_(1)}))"]
         if self.has("small"):
             options += [f"({a} + n * 0.125)", f"({a} + (n + 100) * 0.01)", f"({a} + (n if {self.test(1)} else -1) * 0.5)"]
         if self.has("lambdas"):
@@ -209,7 +209,7 @@ class Writer:
         for _ in range(count or self.draw.randint(1, 3)):
             self.statement()
         self.depth -= 1
-        if self.draw.random() < 0.9:
+        if self.draw.random() < 0.97:
             self.floats, self.ints, self.flags, self.lists = known
 
     def statement(self) -> None:
