@@ -62,7 +62,7 @@ def _stage(op: Op, inputs: Inputs, call: UserCall, arrays: Sequence[Any]) -> lis
         if op.mode != "eager":
             into = functools.partial(trace, op, inputs)
             if call.operands.conditional:
-                into = functools.partial(trace_when, into)
+                into = functools.partial(trace_when, op, into)
             found = into(arrays) if op.mode == "traced" else trace_if_possible(op, inputs, into, arrays)
             if found is not None:
                 return found

@@ -57,7 +57,7 @@ def trace(op: Op, inputs: Inputs, arrays: Sequence[Any]) -> list[Any]:
     try:
         # No Python scalars and no weak types, as in an eager call.
         strict = [jax.lax.convert_element_type(a, a.dtype) for a in arrays]
-        return trace_body(op.func, checked, strict, op.max_steps, op.title)
+        return trace_body(op.func, checked, strict, op.max_steps, op.title, inputs.leaves)
     except PathError as error:
         cause = error.__cause__
         # An error of the checks above is raised as it is.
@@ -84,6 +84,8 @@ _LOG = logging.getLogger("jaxpyop")
 _Trace = Callable[[Sequence[Any]], list[Any]]
 # For each function: whether it is called, by the kind of its inputs.
 _called: weakref.WeakKeyDictionary[Any, dict[Any, bool]] = weakref.WeakKeyDictionary()
+# How many kinds of inputs are kept for one function. The oldest is forgotten first.
+_KINDS = 64
 
 
 def trace_if_possible(op: Op, inputs: Inputs, trace: _Trace, arrays: Sequence[Any]) -> list[Any] | None:
@@ -127,7 +129,10 @@ def _is_called(op: Op, kind: Any) -> bool | None:
 def _keep(op: Op, kind: Any, *, called: bool) -> None:
     owner, parts = _identity(op.func)
     with contextlib.suppress(TypeError):
-        _called.setdefault(owner, {})[parts, kind] = called
+        known = _called.setdefault(owner, {})
+        known[parts, kind] = called
+        if len(known) > _KINDS:
+            known.pop(next(iter(known)), None)
 
 
 def _identity(func: Any) -> tuple[Any, tuple[Any, ...]]:

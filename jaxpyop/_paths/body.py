@@ -7,15 +7,18 @@ followed (`follow`), which needs nothing but the function.
 
 from __future__ import annotations
 
+import dis
+import inspect
 import types
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxpyop import _jaxcore as core
-from jaxpyop._functions import without_partials
+from jaxpyop._functions import codes_in, without_partials
 from jaxpyop._paths import rewrite
-from jaxpyop._paths.follow import PathError, record_one_path, record_paths, trace_paths
+from jaxpyop._paths.follow import PathError, record_one_path, record_paths, refused_call, trace_paths
+from jaxpyop._paths.snapshot import MOST_OBJECTS, Snapshot, root_of
 
 Call = Callable[..., Sequence[Any]]
 
@@ -24,7 +27,12 @@ _asking: weakref.WeakSet[types.CodeType] = weakref.WeakSet()
 
 
 def trace_body(
-    function: Any, use: Call, args: Sequence[Any], max_steps: int | None = None, title: str = ""
+    function: Any,
+    use: Call,
+    args: Sequence[Any],
+    max_steps: int | None = None,
+    title: str = "",
+    held: Sequence[Any] = (),
 ) -> list[Any]:
     """Runs a body under the current trace, with its `if`s as `lax.cond`s and its loops on values as loops.
 
@@ -34,6 +42,7 @@ def trace_body(
         args: JAX values: arrays, or tracers of the caller's transformations.
         max_steps: how many iterations of each loop on values a backward pass may keep.
         title: how errors name the body.
+        held: what the inputs hold besides `args`.
 
     Returns:
         The results, as values of the current trace.
@@ -41,6 +50,36 @@ def trace_body(
     Raises:
         PathError: the body cannot be followed.
     """
+    home = rewrite.package_of(_function_of(function))
+    outside = Snapshot([root_of(function), *(("an input", x) for x in held)], home)
+    _check_outside(function, outside)
+
+    changed: list[str] = []
+
+    def put_back() -> None:
+        if (name := outside.put_back()) is not None:
+            changed.append(name)
+
+    def use_anew(function: Any, *xs: Any) -> Sequence[Any]:
+        # A body may run several times, and each run has to find what the first one found.
+        put_back()
+        return use(function, *xs)
+
+    try:
+        outs = _trace(function, use_anew, args, rewrite.TraceContext(home, max_steps, title), outside)
+    finally:
+        put_back()
+    if changed:
+        name = changed[0]
+        reason = f"`{name}` is changed, which would happen once, while JAX traces, and not in each call"
+        advice = 'return the new value, make it in the function, or write mode="eager" and stateful=True'
+        raise PathError(reason, *_line_of(function, name), advice)
+    return outs
+
+
+def _trace(
+    function: Any, use: Call, args: Sequence[Any], trace_context: rewrite.TraceContext, outside: Snapshot
+) -> list[Any]:
     code = getattr(_function_of(function), "__code__", None)
     if code not in _asking:
         try:
@@ -53,18 +92,58 @@ def trace_body(
     try:
         rewritten = _rewritten(function)
     except rewrite.ConversionError as error:
+        _check_calls(function, outside)
         return _trace_paths(function, use, args, str(error))
-    with rewrite.tracing_in(rewrite.TraceContext(rewrite.package_of(_function_of(function)), max_steps, title)):
+    with rewrite.tracing_in(trace_context):
         try:
             recorded = record_paths(lambda *xs: use(rewritten, *xs), args)
         except PathError as error:
             refused = error
         else:
             return core.run_closed(recorded, *args)
+    if refused.final or outside.unknown:
+        raise refused
     try:
         return trace_paths(lambda *xs: use(function, *xs), args)
     except PathError:
         raise refused from refused.__cause__
+
+
+def _check_outside(function: Any, outside: Snapshot) -> None:
+    """Raises `PathError` for a body that reads what cannot be put back."""
+    if outside.iterators:
+        name = outside.iterators[0]
+        reason = f"`{name}` is an iterator, which would go on once, while JAX traces, and not in each call"
+        raise PathError(reason, *_line_of(function, name), _PASS_IN)
+    if outside.too_many:
+        reason = f"the function can reach more than {MOST_OBJECTS} objects, and whether it changes one cannot be told"
+        raise PathError(reason, *_line_of(function, ""), _PASS_IN)
+
+
+def _check_calls(function: Any, outside: Snapshot) -> None:
+    """Raises `PathError` for a body whose paths are run one by one, and that calls what may have an effect."""
+    if outside.unknown:
+        raise refused_call(outside.unknown[0], _line_of(function, outside.unknown[0]))
+
+
+_PASS_IN = 'pass in what it gives as an input, or write mode="eager" to call the body at run time instead'
+
+
+def _line_of(function: Any, name: str) -> core.Place:
+    """Returns the first line of the function that mentions a name, or else its first line."""
+    code = getattr(_function_of(function), "__code__", None)
+    if code is None:
+        code = getattr(inspect.getattr_static(_function_of(function), "__call__", None), "__code__", None)
+    if code is None:
+        return core.NOWHERE
+    line = code.co_firstlineno
+    names = set(name.split("."))
+    for part in codes_in(code):
+        for instruction in dis.get_instructions(part):
+            line = (instruction.positions and instruction.positions.lineno) or line
+            if instruction.argval in names and isinstance(instruction.argval, str):
+                return code.co_filename, line
+    return code.co_filename, code.co_firstlineno
 
 
 def _trace_paths(function: Any, use: Call, args: Sequence[Any], why: str) -> list[Any]:

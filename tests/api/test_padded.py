@@ -174,6 +174,14 @@ def test_traced_mode(route):
     close(jax.grad(lambda x: (op(x).values ** 2).sum())(X), [2, -2, 0, 0, 0])
 
 
+def test_traced_mode_with_when():
+    op = lambda x: py_function(positive, [x], padded(F, 5, fill_value=-1), when=x[0] > 0, mode="traced")
+    with pytest.raises(TypeError, match="asks for the value"):
+        jax.jit(op)(X)
+    op = lambda x: py_function(lambda x: x[:2], [x], padded(F, 3, fill_value=-1), when=x[0] > 0, mode="traced")
+    same(jax.jit(jax.vmap(op))(jnp.stack([X, -X])), [[1, -2, -1], [-1, -1, -1]], [2, 0])
+
+
 @every_api
 def test_with_when(api, route):
     op = lambda x: api(positive, [x], padded(F, 5, fill_value=-1), when=x[0] > 0)

@@ -64,8 +64,9 @@ INSIDE = {
     "_paths": {
         "follow": set(),
         "loop": set(),
-        "rewrite": {"follow", "loop"},
-        "body": {"follow", "rewrite"},
+        "snapshot": set(),
+        "rewrite": {"follow", "loop", "snapshot"},
+        "body": {"follow", "rewrite", "snapshot"},
     },
 }
 

@@ -12,6 +12,7 @@ import faulthandler
 import importlib.util
 import itertools
 import pathlib
+import re
 import sys
 import tempfile
 import types
@@ -39,7 +40,8 @@ def module(source: str) -> Iterator[Any]:
         path = pathlib.Path(folder) / f"{name}.py"
         path.write_text(source)
         spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None and spec.loader is not None
+        assert spec is not None
+        assert spec.loader is not None
         made = sys.modules[name] = importlib.util.module_from_spec(spec)
         try:
             spec.loader.exec_module(made)
@@ -81,12 +83,14 @@ class Case:
     argnums: tuple[int, ...] = (0,)
     reset: Callable[[], None] = lambda: None
     state: Callable[[], Any] = lambda: None
-    max_steps: int = 40
+    max_steps: int = 130
 
     def op(self, mode: str) -> Callable[..., Any]:
-        return lambda *args: jaxpyop.py_function(
-            self.function(), args, F, mode=mode, output_shapes=(), **({} if mode == "eager" else {"max_steps": self.max_steps})
-        )
+        options = {} if mode == "eager" else {"max_steps": self.max_steps}
+        return lambda *args: jaxpyop.py_function(self.function(), args, F, mode=mode, output_shapes=(), **options)
+
+    def gradient(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        return jax.grad(function, self.argnums) if self.argnums else lambda *_: ()
 
     @property
     def batch(self) -> list[Any]:
@@ -94,7 +98,7 @@ class Case:
 
     def eager(self) -> Results:
         """The function called directly, at one point after the other."""
-        with_gradient = jax.value_and_grad(self.op("eager"), self.argnums)
+        gradient = self.gradient(self.op("eager"))
         states, values = [], []
         self.reset()
         for point in self.points:
@@ -103,11 +107,11 @@ class Case:
         found = []
         for point in self.points:  # gradients of calls that begin with the same state
             self.reset()
-            found.append(with_gradient(*point)[1])
+            found.append(gradient(*point))
         self.reset()
         each = []
         for point in self.points:
-            each.append(with_gradient(*point)[1])
+            each.append(gradient(*point))
         gradients = [jnp.stack(g) for g in zip(*each, strict=True)]
         return Results((values[0], found[0]), (jnp.stack(values), gradients), (states[0], states[-1]))
 
@@ -119,15 +123,16 @@ class Case:
         value = program(*alone)
         states = [self.state()]
         self.reset()
-        _, gradient = as_program(jax.value_and_grad(op, self.argnums), *alone)(*alone)
+        gradient = as_program(self.gradient(op), *alone)(*alone)
         self.reset()
-        total = lambda *args: (lambda out: (out.sum(), out))(jax.vmap(op)(*args))
-        gradients, values = as_program(jax.grad(total, self.argnums, has_aux=True), *batch)(*batch)
+        gradients = as_program(self.gradient(lambda *args: jax.vmap(op)(*args).sum()), *batch)(*batch)
+        self.reset()
+        values = as_program(jax.vmap(op), *batch)(*batch)
         return Results((value, gradient), (values, list(gradients)), (states[0], self.state()))
 
 
 def as_program(function: Callable[..., Any], *args: Any) -> Callable[..., Any]:
-    """A function as `jax.jit` traces it, run step by step: the programs are small, and XLA would take most of the time."""
+    """A function as `jax.jit` traces it, run step by step. The programs are small, so that XLA would take longer."""
     closed, shape = jax.make_jaxpr(function, return_shape=True)(*args)
 
     def run(*args: Any) -> Any:
@@ -140,11 +145,13 @@ def as_program(function: Callable[..., Any], *args: Any) -> Callable[..., Any]:
 
 def is_refusal(error: BaseException) -> bool:
     """Whether the op says that it cannot be traced, with a line and what to write."""
-    return isinstance(error, TypeError) and ("py_function" in str(error)) and (".py:" in str(error))
+    return (
+        isinstance(error, TypeError) and ("py_function" in str(error)) and re.search(r":\d+: ", str(error)) is not None
+    )
 
 
 def outcome(case: Case, mode: str, wanted: Results | None = None) -> str:
-    """ "equal", "refused", or what differs."""
+    """Says "equal", "refused", or what differs."""
     wanted = wanted or case.eager()
     try:
         got = case.staged(mode)
@@ -165,7 +172,8 @@ def outcome(case: Case, mode: str, wanted: Results | None = None) -> str:
 def _difference(got: Any, wanted: Any) -> str:
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
         if a.dtype != b.dtype or a.shape != b.shape or not np.allclose(a, b, 2e-4, 2e-5, equal_nan=True):
-            return f"{[x.tolist() for x in jax.tree.leaves(got)]}, wanted {[x.tolist() for x in jax.tree.leaves(wanted)]}"
+            shown = ([x.tolist() for x in jax.tree.leaves(tree)] for tree in (got, wanted))
+            return ", wanted ".join(map(str, shown))
     return ""
 
 

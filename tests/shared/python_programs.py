@@ -57,7 +57,8 @@ class Slotted:
 def reset():
     global COUNT, LOG, TABLE, BOX, SLOT, BUFFER, QUEUE, RNG, TICKS, NESTED
     COUNT, LOG, TABLE, BOX, SLOT = 0, [], {"k": 1.0}, Box(0.5), Slotted(0.5)
-    BUFFER, QUEUE, RNG, TICKS = np.zeros(3, np.float32), collections.deque([1.0]), np.random.default_rng(0), itertools.count()
+    BUFFER, QUEUE = np.zeros(3, np.float32), collections.deque([1.0])
+    RNG, TICKS = np.random.default_rng(0), itertools.count()
     NESTED = {"a": [{"b": [0.0]}]}
     Box.kind = 0
     random.seed(0)
@@ -100,7 +101,9 @@ def keep(value):
 '''
 
 # Each feature adds statements and expressions. A program that has none of the stateful ones can mostly be traced.
-PLAIN = ["while", "for", "range", "bools", "helpers", "lambdas", "numbers", "lists", "returns", "small", "swaps", "dicts"]
+PLAIN = [
+    "while", "for", "range", "bools", "helpers", "lambdas", "numbers", "lists", "returns", "small", "swaps", "dicts"
+]  # fmt: skip
 STATEFUL = [
     "nonlocal", "global", "arrays", "queues", "iterators", "objects", "outside", "classes", "random", "bound", "nested"
 ]  # fmt: skip
@@ -165,7 +168,11 @@ class Writer:
             options += [f"({a} + float({b}))", f"({a} + int({b}))", f"({a} * ({self.int_(1)}))"]
             options += [f"({a} + (v[0] > 0).item() + (v[1] > 0).item())", f"({a} + round(0.4 + {self.int_(1)}))"]
         if self.has("small"):
-            options += [f"({a} + n * 0.125)", f"({a} + (n + 100) * 0.01)", f"({a} + (n if {self.test(1)} else -1) * 0.5)"]
+            options += [
+                f"({a} + n * 0.125)",
+                f"({a} + (n + 100) * 0.01)",
+                f"({a} + (n if {self.test()} else -1) * 0.5)",
+            ]
         if self.has("lambdas"):
             z = self.name("z")
             options += [f"(lambda {z}: {z} * {a})({b})", f"sum([{z} * 0.25 for {z} in (x, y, {a})])"]
@@ -358,7 +365,7 @@ class Writer:
             "arrays": ([f"{name} += 1", f"{name}[0] = 2.0", f"{name}.fill(3)", f"np.add({name}, 1, out={name})"], None),
             "queues": ([f"{name}.append(2.0)", f"{name}.popleft()", f"{name}.extend([1.0, 2.0])"], None),
             "iterators": ([f"{b} = {b} + next({name})", f"next({name})"], None),
-            "objects": ([f"{name}.add(1.0)", f"{name}.value = {a}", f"{name}.value += 1.0", f"{name}.count += 1"], None),
+            "objects": ([f"{name}.add(1.0)", f"{name}.value = {a}", f"{name}.value += 1", f"{name}.count += 1"], None),
             "bound": ([f"{other}(1.0)", f"{other}({a})"], f"sum({name})"),
         }[feature]
         first = {

@@ -83,7 +83,7 @@ class ConditionalBody(DerivedBody):
         self.base.check_results(values, arrays[1:], lead)
 
 
-def trace_when(trace: Callable[[Sequence[Any]], list[Any]], arrays: Sequence[Any]) -> list[Any]:
+def trace_when(op: Op, trace: Callable[[Sequence[Any]], list[Any]], arrays: Sequence[Any]) -> list[Any]:
     """Trace a body of `mode="traced"` into a `cond` on the first array."""
     flag, *rest = arrays
     shapes = jax.eval_shape(lambda: trace(rest))
@@ -93,6 +93,6 @@ def trace_when(trace: Callable[[Sequence[Any]], list[Any]], arrays: Sequence[Any
         return _jaxcore.cast_to_common_axes([*arrays, *outs])[len(arrays) :]
 
     def absent() -> list[Any]:
-        return in_common_axes([jnp.zeros(s.shape, s.dtype) for s in shapes])
+        return in_common_axes([jnp.full(s.shape, leaf.fill, s.dtype) for s, leaf in zip(shapes, op.spec.leaves)])
 
     return jax.lax.cond(flag, lambda: in_common_axes(trace(rest)), absent)

@@ -8,6 +8,7 @@ from jaxpyop._paths.follow.errors import RAISING as RAISING
 from jaxpyop._paths.follow.errors import NeedsPathsError as NeedsPathsError
 from jaxpyop._paths.follow.errors import PathError as PathError
 from jaxpyop._paths.follow.errors import SlowPathsError as SlowPathsError
+from jaxpyop._paths.follow.errors import refused_call as refused_call
 from jaxpyop._paths.follow.explore import infer_shapes as infer_shapes
 from jaxpyop._paths.follow.explore import record_one_path as record_one_path
 from jaxpyop._paths.follow.explore import record_paths as record_paths

@@ -18,9 +18,11 @@ class PathError(Exception):
         lineno: the line in that file, or 0.
         advice: what to write instead.
         remedy: what would let the body be followed as it is (an extra to install, a source file), or "".
+        final: whether no other way of following the body may be tried.
     """
 
     remedy = ""
+    final = False
 
     def __init__(self, reason: str, filename: str, lineno: int, advice: str = _ADVICE) -> None:
         super().__init__(reason, filename, lineno, advice)
@@ -29,6 +31,14 @@ class PathError(Exception):
 
     def __str__(self) -> str:
         return f"{self.filename}:{self.lineno}: {self.reason}; {self.advice}"
+
+
+def refused_call(name: str, place: tuple[str, int]) -> PathError:
+    """Returns the error about a call on a condition of values."""
+    reason = f"`{name}` is called on a condition of traced values, and whether it has an effect cannot be told"
+    error = PathError(reason, *place, 'call it outside of the `if` or the loop, or write mode="eager"')
+    error.final = True
+    return error
 
 
 class NeedsPathsError(PathError):

@@ -17,8 +17,8 @@ import numpy as np
 
 from jaxpyop import _jaxcore as core
 from jaxpyop._jaxcore import ad
-from jaxpyop._paths.loop.primitive import Loop, run_loop
-from jaxpyop._paths.loop.tangents import Perturbed, loop_tangents_p, perturbed_step, pick
+from jaxpyop._paths.loop.primitive import Loop, pick, run_loop
+from jaxpyop._paths.loop.tangents import Perturbed, loop_tangents_p, perturbed_step
 
 # Up to this size the state before every iteration is kept.
 ALL_KEPT_BYTES = 64 * 2**20

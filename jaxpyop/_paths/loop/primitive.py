@@ -34,6 +34,7 @@ class Loop:
         const_count: how many constants the loop has.
         max_steps: how many iterations a backward pass may keep, or None.
         label: the op, and the user's file and line.
+        differentiable: the body to take derivatives of, if that is not `body`: it has the same results.
         derived_loops: the batched loops and those with tangents that were made of this one.
     """
 
@@ -44,6 +45,7 @@ class Loop:
     const_count: int
     max_steps: int | None
     label: str
+    differentiable: Any = None
     derived_loops: dict[Any, Loop] = dataclasses.field(default_factory=dict)
 
     def goes_on(self, consts: Sequence[Any], state: Sequence[Any]) -> Any:
@@ -52,7 +54,13 @@ class Loop:
     def step(self, consts: Sequence[Any], state: Sequence[Any]) -> list[Any]:
         return core.run_jaxpr(self.body, *[consts[i] for i in self.body_consts], *state)
 
-    def derived(self, key: Any, goes_on: Any, step: Any, consts: Sequence[Any], state: Sequence[Any]) -> Loop:
+    def differentiable_step(self, consts: Sequence[Any], state: Sequence[Any]) -> list[Any]:
+        body = self.body if self.differentiable is None else self.differentiable
+        return core.run_jaxpr(body, *[consts[i] for i in self.body_consts], *state)
+
+    def derived(
+        self, key: Any, goes_on: Any, step: Any, consts: Sequence[Any], state: Sequence[Any], differentiable: Any = None
+    ) -> Loop:
         """Returns the loop of two functions of all constants and the state, recorded once for each key.
 
         Args:
@@ -61,6 +69,7 @@ class Loop:
             step: takes the same; returns the next state.
             consts: values like the constants of the new loop.
             state: values like its state.
+            differentiable: the function to take derivatives of, if that is not `step`.
         """
         if key in self.derived_loops:
             return self.derived_loops[key]
@@ -75,7 +84,8 @@ class Loop:
             return jaxpr
 
         test, body, everything = record(lambda *xs: [goes_on(*xs)]), record(step), range(count)
-        self.derived_loops[key] = Loop(test, body, everything, everything, count, self.max_steps, self.label)
+        careful = record(differentiable) if differentiable else None
+        self.derived_loops[key] = Loop(test, body, everything, everything, count, self.max_steps, self.label, careful)
         return self.derived_loops[key]
 
     def __repr__(self) -> str:
@@ -105,6 +115,16 @@ def bind_jaxprs(test: Any, body: Any, state: Sequence[Any], max_steps: int | Non
         # JAX's own loop knows how to order effects, or refuses them.
         return _run(*operands, loop=loop)
     return loop_p.bind(*core.cast_to_common_axes(operands), loop=loop)
+
+
+def pick(values: Sequence[Any], mask: Sequence[bool]) -> list[Any]:
+    """Returns the values that are flagged."""
+    return [value for value, flag in zip(values, mask, strict=True) if flag]
+
+
+def put(values: Sequence[Any], mask: Sequence[bool], replacements: Sequence[Any]) -> list[Any]:
+    """Returns the values, with those that are flagged replaced."""
+    return core.replaced(values, [i for i, flag in enumerate(mask) if flag], replacements)
 
 
 def struct_of(x: Any) -> jax.ShapeDtypeStruct:
@@ -180,15 +200,38 @@ def batched_loop(loop: Loop, consts: Mask, state: Mask, size: int, operands: Seq
     def goes_on(c: Any, s: Any) -> Any:
         return jnp.any(each(c, s)) if test_depends else each(c, s)
 
+    def step_of(function: Any, c: Any, s: Any) -> list[Any]:
+        return mapped(function, loop.body_consts, c, s, [0 if flag else None for flag in state])
+
     def step(c: Any, s: Any) -> list[Any]:
-        new = mapped(loop.step, loop.body_consts, c, s, [0 if flag else None for flag in state])
-        if not test_depends:
-            return new
+        new = step_of(loop.step, c, s)
+        return _where(each(c, s), new, s) if test_depends else new
+
+    def differentiable(c: Any, s: Any) -> list[Any]:
         going = each(c, s)
-        return [jnp.where(going.reshape(size, *[1] * (x.ndim - 1)), x, old) for x, old in zip(new, s, strict=True)]
+        new = step_of(loop.differentiable_step, _of_going(going, c, consts), _of_going(going, s, state))
+        return _where(going, new, s)
 
     count = loop.const_count
-    return loop.derived(("batched", consts, state, size), goes_on, step, operands[:count], operands[count:])
+    careful = differentiable if test_depends and any(core.is_inexact(jax.typeof(x)) for x in operands) else None
+    key = ("batched", consts, state, size)
+    return loop.derived(key, goes_on, step, operands[:count], operands[count:], careful)
+
+
+def _where(going: Any, new: Sequence[Any], old: Sequence[Any]) -> list[Any]:
+    shape = lambda x: (len(going), *[1] * (x.ndim - 1))
+    return [jnp.where(going.reshape(shape(x)), x, y) for x, y in zip(new, old, strict=True)]
+
+
+def _of_going(going: Any, values: Sequence[Any], mask: Mask) -> list[Any]:
+    """Gives the elements of a batch that are done the values of one that goes on.
+
+    The next state of such an element is dropped. But the derivative of its iteration, times a cotangent of zero, is NaN
+    if it is infinite. The derivative at the values of an element that goes on is needed anyway.
+    """
+    own, first = pick(values, mask), jnp.argmax(going)
+    others = [jnp.broadcast_to(jax.lax.stop_gradient(x[first]), x.shape) for x in own]
+    return put(values, mask, _where(going, own, others))
 
 
 def with_batch_axes(args: Sequence[Any], dims: Sequence[int | None], mask: Sequence[bool]) -> tuple[int, list[Any]]:

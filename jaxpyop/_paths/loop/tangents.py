@@ -14,20 +14,10 @@ import jax
 
 from jaxpyop import _jaxcore as core
 from jaxpyop._jaxcore import ad
-from jaxpyop._paths.loop.primitive import Loop, Mask, batched_loop, dependent_state, loop_p, with_batch_axes
+from jaxpyop._paths.loop.primitive import Loop, Mask, batched_loop, dependent_state, loop_p, pick, put, with_batch_axes
 
 # Which constants, and which values of the state, have tangents.
 Perturbed = tuple[Mask, Mask]
-
-
-def pick(values: Sequence[Any], mask: Sequence[bool]) -> list[Any]:
-    """Returns the values that are flagged."""
-    return [value for value, flag in zip(values, mask, strict=True) if flag]
-
-
-def put(values: Sequence[Any], mask: Sequence[bool], replacements: Sequence[Any]) -> list[Any]:
-    """Returns the values, with those that are flagged replaced."""
-    return core.replaced(values, [i for i, flag in enumerate(mask) if flag], replacements)
 
 
 def perturbed_step(loop: Loop, consts: Sequence[Any], state: Sequence[Any], perturbed: Perturbed) -> Any:
@@ -37,7 +27,7 @@ def perturbed_step(loop: Loop, consts: Sequence[Any], state: Sequence[Any], pert
     """
 
     def step(c: Sequence[Any], s: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        new = loop.step(put(consts, perturbed[0], c), put(state, perturbed[1], s))
+        new = loop.differentiable_step(put(consts, perturbed[0], c), put(state, perturbed[1], s))
         return pick(new, perturbed[1]), pick(new, [not flag for flag in perturbed[1]])
 
     return step, (pick(consts, perturbed[0]), pick(state, perturbed[1]))

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from jaxpyop import _jaxcore as core
-from jaxpyop._paths.follow import NeedsPathsError, PathError, PathTrace
+from jaxpyop._paths.follow import NeedsPathsError, PathError, PathTrace, refused_call
+from jaxpyop._paths.snapshot import Snapshot, is_known, root_of
 
 
 @dataclasses.dataclass(eq=False)
@@ -22,6 +23,8 @@ class TraceContext:
         title: how errors name the body.
         negations: traced conditions by the `id` of their negation, together with the negation.
         unmergeable: the code of `if`s that have to be decided path by path.
+        unnamed: iterators by their `id` that nothing but a `for` can read, as they are in no variable.
+        staged: how many statements on traced values are being recorded, one inside of the other.
     """
 
     home: str
@@ -29,6 +32,8 @@ class TraceContext:
     title: str = ""
     negations: dict[int, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
     unmergeable: set[Any] = dataclasses.field(default_factory=set)
+    unnamed: dict[int, Any] = dataclasses.field(default_factory=dict)
+    staged: int = 0
 
 
 _context: contextvars.ContextVar[TraceContext] = contextvars.ContextVar("trace_context")
@@ -45,6 +50,11 @@ def is_traced(x: Any) -> bool:
     return isinstance(x, core.Tracer) and is_tracing()
 
 
+def snapshot_of(*functions: Any) -> Snapshot:
+    """Returns a snapshot of what some functions of the body can reach."""
+    return Snapshot(map(root_of, functions), context().home)
+
+
 @contextlib.contextmanager
 def tracing_in(trace_context: TraceContext) -> Iterator[None]:
     token = _context.set(trace_context)
@@ -52,6 +62,15 @@ def tracing_in(trace_context: TraceContext) -> Iterator[None]:
         yield
     finally:
         _context.reset(token)
+
+
+def check_call(function: Any) -> None:
+    """Refuses a call on a condition of traced values, if it is not known whether the function has an effect."""
+    trace = core.current_trace()
+    is_conditional = context().staged or (isinstance(trace, PathTrace) and trace.run.taken)
+    if is_conditional and not is_known(function, context().home):
+        with marking_errors():
+            raise refused_call(getattr(function, "__qualname__", type(function).__name__), core.users_line())
 
 
 @contextlib.contextmanager

@@ -14,15 +14,14 @@ import contextlib
 import functools
 import importlib.util
 import inspect
-import sysconfig
 import threading
 import types
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from jaxpyop import _jaxcore as core
 from jaxpyop._paths.rewrite.syntax import ConversionError, WithoutTypes, check_statements, malt
+from jaxpyop._paths.snapshot import is_own
 
 INSTALL = "pip install 'jaxpyop[loops]'"
 
@@ -197,17 +196,9 @@ def _at(node: Any, line: int) -> Any:
     return node
 
 
-_INSTALLED = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib"))
-
-
 def is_convertible(function: Any, home: str) -> bool:
     """Tells whether a function is the user's: of the body's own package, or not installed."""
-    if not isinstance(function, types.FunctionType) or is_converted(function):
-        return False
-    filename = function.__code__.co_filename
-    if not core.is_users_file(filename):
-        return False
-    return package_of(function) == home or not filename.startswith(_INSTALLED)
+    return is_own(function, home) and not is_converted(function)
 
 
 def package_of(function: Any) -> str:

@@ -16,10 +16,10 @@ import jax.numpy as jnp
 
 from jaxpyop import _jaxcore as core
 from jaxpyop._paths.follow import PathTracer, common_type, predicate
-from jaxpyop._paths.rewrite.context import context, is_traced
-from jaxpyop._paths.rewrite.snapshot import Snapshot
+from jaxpyop._paths.rewrite.context import context, is_traced, snapshot_of
 from jaxpyop._paths.rewrite.values import cast, is_value
 from jaxpyop._paths.rewrite.variables import Flattened, Recording, Undefined, UnmergeableError, Variables, is_same_leaf
+from jaxpyop._paths.snapshot import Snapshot
 
 Block = Callable[[], None]
 # Makes the content of a variable from the results of the `cond`.
@@ -29,14 +29,14 @@ Plan = Callable[[Sequence[Any]], Any]
 def choose(condition: Any, yes: Block, no: Block, variables: Variables, watched: Sequence[Any] = ()) -> None:
     """Runs an `if` on a traced value. `watched` are the user's functions in it, if these are not `yes` and `no`."""
     watched = watched or (yes, no)
-    snapshot, key, unmergeable = Snapshot(*watched), watched[0].__code__, context().unmergeable
+    snapshot, key, unmergeable = snapshot_of(*watched), watched[0].__code__, context().unmergeable
     # An `if` that is followed decides the others that ask the same value.
     is_decided = isinstance(condition, PathTracer) and condition.has_answer()
     try:
-        if key in unmergeable or variables.undefined_part or is_decided:
+        if key in unmergeable or variables.undefined_part or is_decided or snapshot.iterators:
             raise UnmergeableError
         pred = predicate(condition)
-        after = _merged(_Merge(condition, pred, _record_ways(yes, no, variables)), variables)
+        after = _merged(_Merge(condition, pred, _record_ways(yes, no, variables, snapshot)), variables)
         variables.restore()
         if snapshot.put_back() is not None:
             raise UnmergeableError
@@ -53,13 +53,20 @@ def choose(condition: Any, yes: Block, no: Block, variables: Variables, watched:
         variables.set(after)
 
 
-def _record_ways(yes: Block, no: Block, variables: Variables) -> list[Recording]:
+def _record_ways(yes: Block, no: Block, variables: Variables, snapshot: Snapshot) -> list[Recording]:
+    changed: list[str] = []
+
     def run(block: Block) -> Sequence[Any]:
         variables.restore()
+        if (name := snapshot.put_back()) is not None:
+            changed.append(name)
         block()
         return variables.get()[: variables.live]
 
-    return [Recording(lambda block=block: run(block)) for block in (yes, no)]
+    ways = [Recording(lambda block=block: run(block)) for block in (yes, no)]
+    if changed:
+        raise UnmergeableError
+    return ways
 
 
 def _merged(merge: _Merge, variables: Variables) -> list[Any]:

@@ -7,6 +7,7 @@ Python until its condition is traced (as after a ``break`` on a value).
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
@@ -17,9 +18,9 @@ import numpy as np
 from jaxpyop import _jaxcore as core
 from jaxpyop._paths.follow import common_type, predicate
 from jaxpyop._paths.loop import bind_jaxprs
-from jaxpyop._paths.rewrite.context import attempt, context, is_traced, refuse
+from jaxpyop._paths.rewrite.context import attempt, context, is_traced, refuse, snapshot_of
 from jaxpyop._paths.rewrite.if_statements import and_, choose
-from jaxpyop._paths.rewrite.snapshot import Snapshot
+from jaxpyop._paths.rewrite.numbers import number_of
 from jaxpyop._paths.rewrite.values import cast, is_value, weakened
 from jaxpyop._paths.rewrite.variables import (
     Flattened,
@@ -37,6 +38,7 @@ from jaxpyop._paths.rewrite.weak_types import with_full_types
 UNROLLED = 16
 
 _WRITE = 'write it with jax.lax.while_loop, split the body into several traced ops, or write mode="eager"'
+_LISTED = "write list(...) around the iterator, and loop over that"
 _FIXED_LENGTH = "make an array of a fixed length before the loop, and write x = x.at[i].set(value) in it"
 
 
@@ -62,8 +64,12 @@ def run_for(
         go = test() if test else True
         if is_traced(go):
             assert test is not None
+            if rest is items and id(items) not in context().unnamed:
+                refuse(
+                    "a loop over an iterator may end on a traced value, and the rest of it may be read later", _LISTED
+                )
             if not _in_one_loop(items, number, test, body, variables):
-                _unroll([item, *rest], test, body, variables)
+                _unroll(itertools.chain([item], rest), test, body, variables)
             return
         if not go:
             return
@@ -105,7 +111,8 @@ class TracedRange:
                 raise TypeError(f"range() takes integers, got {what}; write range(n.astype(int))")
         if not is_traced(step) and not step:
             raise ValueError("range() arg 3 must not be zero")
-        self.start, self.stop, self.step = start, stop, step
+        # Python counts in whole numbers, whatever the dtype of the limits is.
+        self.start, self.stop, self.step = (number_of(x, int) if is_traced(x) else int(x) for x in (start, stop, step))
 
     def __iter__(self) -> Iterator[Any]:
         self._refuse("is used where Python needs its numbers")
@@ -118,9 +125,21 @@ class TracedRange:
         refuse(f"a range of a traced number {why}", advice)
 
     def goes_on(self, i: Any) -> Any:
-        if not is_traced(self.step):
-            return i < self.stop if self.step > 0 else i > self.stop
-        return jnp.where(self.step > 0, i < self.stop, i > self.stop)
+        return self._by_sign(lambda: i < self.stop, lambda: i > self.stop)
+
+    def after(self, i: Any) -> Any:
+        """Returns the number after `i`, or the end, if it would be beyond. So it cannot overflow."""
+        if not is_traced(self.step) and abs(self.step) == 1:
+            return i + self.step
+        distance = self._by_sign(lambda: self.stop - i, lambda: i - self.stop)
+        # The distance of two numbers of either sign fits an unsigned one.
+        size = lambda x: jnp.asarray(x).astype(jax.dtypes.canonicalize_dtype(np.uint64))
+        return weakened(jnp.where(size(distance) > size(abs(self.step)), i + self.step, self.stop))
+
+    def _by_sign(self, up: Callable[[], Any], down: Callable[[], Any]) -> Any:
+        if is_traced(self.step):
+            return jnp.where(self.step > 0, up(), down())
+        return up() if self.step > 0 else down()
 
 
 def _is_integer_scalar(x: Any) -> bool:
@@ -132,9 +151,6 @@ def _run_counted(
 ) -> None:
     """Runs a `for` over a range. Its counter is one more variable of the loop."""
     i: Any = items.start
-    if is_traced(items.stop) and not is_traced(i) and items.stop.dtype != jnp.int32:
-        # The counter has a type in which it can reach the end.
-        i = jnp.asarray(i, items.stop.dtype)
 
     def write(values: Sequence[Any]) -> None:
         nonlocal i
@@ -144,7 +160,7 @@ def _run_counted(
     def iteration() -> None:
         nonlocal i
         body(i)
-        i = i + items.step
+        i = items.after(i)
 
     def goes_on() -> Any:
         return and_(lambda: items.goes_on(i), test) if test else items.goes_on(i)
@@ -176,12 +192,17 @@ class _LoopBuilder:
         self._flatten(self.variables.before)
         if (name := self.variables.undefined_part) is not None:
             self._refuse_undefined(name)
-        snapshot = Snapshot(self.watched, self.test)
+        self.snapshot = snapshot_of(self.watched, self.test)
+        if self.snapshot.iterators:
+            what = f"`{self.snapshot.iterators[0]}` is an iterator, which goes on once, while tracing"
+            refuse(f"{what}, inside of a loop on values", "make a list or an array of what it gives before the loop")
         try:
-            iteration = self._settled(snapshot)
+            iteration = self._settled()
             test = self._record(lambda: [predicate(self._asked())])
+            self.variables.restore()
+            self._put_back()
         finally:
-            snapshot.put_back()
+            self.snapshot.put_back()
             self.variables.restore()
         filename, line = core.users_line()
         title = f"{context().title}: " if context().title else ""
@@ -199,15 +220,18 @@ class _LoopBuilder:
         go = self.test()
         return go if is_traced(go) else jnp.asarray(bool(go))
 
-    def _settled(self, snapshot: Snapshot) -> Any:
+    def _put_back(self) -> None:
+        if (name := self.snapshot.put_back()) is not None:
+            what = f"`{name}` is changed in place inside of a loop on values, which happens once, while tracing"
+            refuse(what, _FIXED_LENGTH)
+
+    def _settled(self) -> Any:
         """Records an iteration until the types of its results are those that it takes. Returns its closed jaxpr."""
         # Each round widens a type, or is the last.
         while True:
             iteration = self._record(self._iteration)
             self.variables.restore()
-            if (name := snapshot.put_back()) is not None:
-                what = f"`{name}` is changed in place inside of a loop on values, which happens once, while tracing"
-                refuse(what, _FIXED_LENGTH)
+            self._put_back()
             while not self._adjust(iteration):
                 if not self._strengthen(iteration):
                     break
@@ -220,6 +244,8 @@ class _LoopBuilder:
 
     def _record(self, block: Callable[[], Sequence[Any]]) -> Recording:
         def run(*xs: Any) -> Sequence[Any]:
+            self.variables.restore()
+            self._put_back()
             self.variables.set(self._contents(xs))
             return block()
 

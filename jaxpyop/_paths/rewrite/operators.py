@@ -17,12 +17,12 @@ import jax
 
 from jaxpyop import _jaxcore as core
 from jaxpyop._paths.follow import RAISING
-from jaxpyop._paths.rewrite.context import context, is_traced, is_tracing, refuse
+from jaxpyop._paths.rewrite.context import check_call, context, is_traced, is_tracing, refuse
 from jaxpyop._paths.rewrite.convert import converted, is_converted, is_convertible, mark_converted
 from jaxpyop._paths.rewrite.if_statements import and_, choose, if_exp, not_, or_
 from jaxpyop._paths.rewrite.loop_statements import TracedRange, run_for, run_while
+from jaxpyop._paths.rewrite.numbers import number_of
 from jaxpyop._paths.rewrite.syntax import ConversionError
-from jaxpyop._paths.rewrite.values import weakened
 from jaxpyop._paths.rewrite.variables import Undefined, UndefinedReturnValue, Variables
 
 
@@ -51,7 +51,22 @@ def with_function_scope(body: Callable[[Any], Any], *_: Any) -> Any:
 
 
 def load(value: Any) -> Any:
-    return value.read() if isinstance(value, Undefined) else value
+    if isinstance(value, Undefined):
+        return value.read()
+    if type(value) in _ITERATORS and is_tracing():
+        context().unnamed.pop(id(value), None)
+    return value
+
+
+# What makes an iterator of others. It is in no variable, unless it is read from one.
+_ITERATORS = (enumerate, zip, map, filter, reversed)
+
+
+def _iterator(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    made, unnamed = function(*args, **kwargs), context().unnamed
+    if all(iter(x) is not x or id(x) in unnamed for x in args if hasattr(type(x), "__iter__")):
+        unnamed[id(made)] = made
+    return made
 
 
 def load_or_undefined(read: Callable[[], Any], name: str) -> Any:
@@ -93,6 +108,7 @@ def call(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None, _
         return function(*args, **kwargs)
     if isinstance(function, functools.partial):
         return call(function.func, (*function.args, *args), {**function.keywords, **kwargs})
+    check_call(function)
     if isinstance(function, type) or not callable(function):
         return _call_builtin_type(function, args, kwargs)
     if function in _OURS:
@@ -120,20 +136,12 @@ def _call_builtin_type(function: Any, args: Sequence[Any], kwargs: Mapping[str, 
     if function is range and any(map(is_traced, args)):
         return TracedRange(*args)
     if function in (bool, float, int) and len(args) == 1 and is_traced(args[0]) and args[0].size == 1:
-        return not_(not_(args[0])) if function is bool else _number(args[0], function)
+        return not_(not_(args[0])) if function is bool else number_of(args[0], function)
+    if function in _ITERATORS:
+        return _iterator(function, args, kwargs)
     if function is super and not args:
         refuse("super() has no arguments in a rewritten method", "write super(TheClass, self)")
     return function(*args, **kwargs)
-
-
-def _number(x: Any, kind: type) -> Any:
-    """Returns what stands for a Python number: a value that takes the dtypes of others, and has no derivative."""
-    if jax.dtypes.issubdtype(x.dtype, jax.numpy.complexfloating):
-        # The tracer refuses this.
-        return kind(x)
-    if not (kind is float and jax.dtypes.issubdtype(x.dtype, jax.numpy.floating)):
-        x = jax.lax.convert_element_type(x, jax.dtypes.canonicalize_dtype(kind))
-    return weakened(jax.lax.stop_gradient(x.reshape(())))
 
 
 def _rewritten(function: Any) -> Any:

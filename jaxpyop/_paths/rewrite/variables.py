@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from jaxpyop._paths.follow import record_paths
-from jaxpyop._paths.rewrite.context import marking_errors
+from jaxpyop._paths.rewrite.context import context, marking_errors
 from jaxpyop._paths.rewrite.values import is_same_object, is_value
 
 
@@ -128,8 +128,12 @@ class Recording:
             runs.append(flattened(block(*xs)))
             return [leaf for leaf in leaves_of(runs[-1]) if is_value(leaf)]
 
-        with marking_errors():
-            self.closed = record_paths(run, args)
+        context().staged += 1
+        try:
+            with marking_errors():
+                self.closed = record_paths(run, args)
+        finally:
+            context().staged -= 1
         self.variables = runs[0]
         for other in runs[1:]:
             self._unite(other)

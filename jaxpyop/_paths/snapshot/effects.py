@@ -1,0 +1,60 @@
+"""Which functions are known to change nothing but what a snapshot sees.
+
+A function of the user's is looked into. What JAX, NumPy and the pure parts of the standard library do depends on their
+arguments alone, and so does what a library does that is built on JAX. Of all other functions nothing is known: they may
+write a file, or count.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from typing import Any
+
+import numpy as np
+
+from jaxpyop._paths.snapshot.contents import kinds_of
+from jaxpyop._paths.snapshot.reach import is_iterator, is_opaque, is_own, is_plain
+
+# `print` is the way to look into a trace, and is known to run while JAX traces.
+_IMPURE = {"input", "open", "exec", "eval", "__import__", "breakpoint"}
+_PURE = {
+    "_bisect", "_collections", "_collections_abc", "_functools", "_heapq", "_operator", "_struct", "abc", "bisect",
+    "builtins", "cmath", "collections", "contextlib", "copy", "dataclasses", "decimal", "enum", "fractions",
+    "functools", "heapq", "itertools", "math", "numbers", "operator", "random", "re", "statistics", "string", "struct",
+    "types", "typing", "typing_extensions",
+}  # fmt: skip
+_BUILT_ON = {"jax", "jaxlib", "numpy", "jaxpyop", "ml_dtypes"}
+
+
+def is_known(function: Any, home: str) -> bool:
+    """Tells whether it is known what a function changes: nothing, or what a snapshot sees."""
+    if isinstance(function, types.MethodType):
+        return is_known(function.__func__, home)
+    if isinstance(function, (types.BuiltinFunctionType, types.MethodWrapperType)):
+        owner = function.__self__
+        if isinstance(owner, types.ModuleType):
+            return function.__name__ not in _IMPURE and _is_pure(owner.__name__)
+        return owner is None or isinstance(owner, type) or _is_seen(owner, home)
+    if isinstance(function, types.FunctionType):
+        return is_own(function, home) or _is_pure(function.__module__ or "") or _uses_jax(function.__globals__)
+    if isinstance(function, (np.ufunc, types.WrapperDescriptorType, types.MethodDescriptorType)):
+        return True
+    cls = function if isinstance(function, type) else type(function)
+    module = getattr(cls, "__module__", None) or ""
+    return _is_pure(module) or not is_opaque(cls, home) or _uses_jax(vars(sys.modules.get(module, types)))
+
+
+def _is_seen(owner: Any, home: str) -> bool:
+    is_changeable = bool(kinds_of(type(owner))) and not is_opaque(owner, home)
+    return is_plain(owner) or is_changeable or is_iterator(owner) or isinstance(owner, (tuple, frozenset, memoryview))
+
+
+def _is_pure(module: str) -> bool:
+    package = module.partition(".")[0]
+    return module in _PURE or package in _BUILT_ON or package in _PURE
+
+
+def _uses_jax(names: dict[str, Any]) -> bool:
+    values = (x for x in names.values() if isinstance(x, (types.ModuleType, types.FunctionType)))
+    return any((getattr(x, "__module__", None) or x.__name__).startswith("jax") for x in values)

@@ -1,0 +1,161 @@
+"""The objects that a function can come to: its closure, its defaults, the globals that it names, and what these hold.
+
+Functions of the user's are looked into. Libraries and their objects are not: their functions are taken to depend on
+their arguments only.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import sys
+import sysconfig
+import types
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxpyop import _jaxcore as core
+from jaxpyop._functions import names_in
+from jaxpyop._paths.snapshot.contents import HEAP_TYPE
+
+_INSTALLED = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib"))
+# Objects that cannot change, and that hold nothing else.
+_PLAIN = (
+    bool, int, float, complex, str, bytes, range, slice, type(None), type(...), np.generic, np.dtype, types.CodeType,
+    jax.Array, core.Tracer,
+)  # fmt: skip
+# Classes of the standard library whose objects are looked into, as if they were the user's.
+_LOOKED_INTO = {"__main__", "argparse", "builtins", "collections", "random", "types"}
+_LIBRARIES = {"jax", "jaxlib", "numpy", "jaxpyop", "ml_dtypes", "opt_einsum", "malt"}
+
+# A name in an object's way, and the object.
+Step = tuple[str, Any]
+
+
+def is_own(function: Any, home: str) -> bool:
+    """Tells whether a function is the user's: of the package `home`, or not installed."""
+    return isinstance(function, types.FunctionType) and _is_own_file(
+        function.__code__.co_filename, getattr(function, "__module__", None), home
+    )
+
+
+def _is_own_file(filename: str, module: str | None, home: str) -> bool:
+    if not core.is_users_file(filename):
+        return False
+    return (module or "").partition(".")[0] == home or not filename.startswith(_INSTALLED)
+
+
+def is_plain(value: Any) -> bool:
+    return isinstance(value, _PLAIN)
+
+
+def is_iterator(value: Any) -> bool:
+    """Tells whether an object goes on when it is read, and cannot be put back: an iterator that is not the user's."""
+    cls = type(value)
+    return hasattr(cls, "__next__") and not cls.__flags__ & HEAP_TYPE
+
+
+_names: weakref.WeakKeyDictionary[types.CodeType, list[str]] = weakref.WeakKeyDictionary()
+
+
+def names_of(function: types.FunctionType) -> list[str]:
+    code = function.__code__
+    if (found := _names.get(code)) is None:
+        found = _names[code] = names_in(code)
+    return found
+
+
+def parts(name: str, value: Any, home: str) -> Iterator[Step]:
+    """Yields what an object leads to, besides its contents."""
+    cls = type(value)
+    if isinstance(value, types.FunctionType):
+        yield from _parts_of_function(value, home)
+    elif isinstance(value, (types.MethodType, types.BuiltinMethodType, types.MethodWrapperType)):
+        owner = value.__self__
+        if isinstance(value, types.MethodType):
+            yield getattr(getattr(value.__func__, "__code__", None), "co_varnames", (name,))[0], owner
+            yield name, value.__func__
+        elif not isinstance(owner, (types.ModuleType, type)):
+            yield name, owner
+    elif isinstance(value, functools.partial):
+        yield from ((name, x) for x in (value.func, *value.args, *value.keywords.values()))
+    elif isinstance(value, (tuple, frozenset)):
+        yield from ((name, x) for x in value)
+    elif isinstance(value, (staticmethod, classmethod)):
+        yield name, value.__func__
+    elif isinstance(value, (property, functools.cached_property)):
+        getters = (value.func,) if isinstance(value, functools.cached_property) else (value.fget, value.fset)
+        yield from ((name, x) for x in getters)
+    elif isinstance(value, np.ndarray):
+        yield name, value.base
+    elif isinstance(value, type):
+        yield from ((base.__name__, base) for base in value.__bases__)
+    elif not isinstance(value, types.ModuleType):
+        if cls.__flags__ & HEAP_TYPE:
+            yield cls.__name__, cls
+        # A function that is compiled or cached.
+        if callable(value) and (inner := _attribute(value, "__wrapped__")) is not None:
+            yield name, inner
+
+
+def _attribute(value: Any, name: str) -> Any:
+    try:
+        return getattr(value, name, None)
+    except Exception:
+        return None
+
+
+def _parts_of_function(function: types.FunctionType, home: str) -> Iterator[Step]:
+    if not is_own(function, home):
+        return
+    yield from zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    names = names_of(function)
+    for name in names:
+        if (value := function.__globals__.get(name)) is not None:
+            yield from _of_module(name, value, names, set()) if isinstance(value, types.ModuleType) else [(name, value)]
+
+
+def _of_module(path: str, module: types.ModuleType, names: list[str], seen: set[int]) -> Iterator[Step]:
+    """Yields what code with these names may take from a module."""
+    seen.add(id(module))
+    held = module.__dict__
+    for name in names:
+        value = held.get(name)
+        if isinstance(value, types.ModuleType):
+            if id(value) not in seen:
+                yield from _of_module(f"{path}.{name}", value, names, seen)
+        elif value is not None:
+            yield f"{path}.{name}", value
+
+
+def is_opaque(value: Any, home: str) -> bool:
+    """Tells whether an object is a library's, or the interpreter's, and not looked into."""
+    if isinstance(value, types.FunctionType):
+        return not is_own(value, home) and not hasattr(value, "__wrapped__")
+    if isinstance(value, (io.IOBase, functools.partial)):
+        return isinstance(value, io.IOBase)
+    cls = value if isinstance(value, type) else type(value)
+    if not cls.__flags__ & HEAP_TYPE and not issubclass(cls, (dict, list, set)):
+        return isinstance(value, type)
+    if isinstance(value, type):
+        return not _is_own_class(cls, home)
+    package = _package(cls)
+    # A compiled function leads to the function that was compiled.
+    is_library = package in _LIBRARIES or package in sys.stdlib_module_names - _LOOKED_INTO
+    return is_library and _attribute(value, "__wrapped__") is None
+
+
+def _package(cls: type) -> str:
+    return (cls.__module__ or "").partition(".")[0]
+
+
+def _is_own_class(cls: type, home: str) -> bool:
+    package = _package(cls)
+    if package in _LIBRARIES or package in sys.stdlib_module_names - {"__main__"}:
+        return False
+    filename = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    return filename is None or _is_own_file(filename, cls.__module__, home)
