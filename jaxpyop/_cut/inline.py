@@ -146,7 +146,7 @@ class _Inliner:
             # What a checkpoint computes again must not be merged with what was computed first.
             behind = {x: Value(x.aval) for x in reads if isinstance(x, Value)}
             self.nodes.append(Node(_barrier, list(behind), list(behind.values())))
-            reads = [behind.get(x, x) for x in reads]
+            reads = [behind[x] if isinstance(x, Value) else x for x in reads]
         return self.enter(params[_ENTERED[eqn.primitive.name]], reads, eqn.source_info.name_stack)
 
     def _holds_call(self, eqn: Any) -> bool:

@@ -58,6 +58,11 @@ PROGRAMS = {
     "an inner jit": (lambda x: jax.jit(lambda y: double(y) + jnp.sum(y))(x * 2), (X,)),
     "an inner cut function": (lambda x: jaxpyop.jit(lambda y: double(y) + 1)(x * 2), (X,)),
     "checkpoint": (jax.checkpoint(lambda x: double(x) + 1), (X,)),
+    "the gradient of a checkpoint": (jax.grad(jax.checkpoint(lambda x: jnp.sin(double(jnp.sum(x))))), (X,)),
+    "the gradient of a checkpoint in a loop": (
+        jax.grad(lambda x: jnp.sum(jax.lax.fori_loop(0, 2, lambda i, c: jax.checkpoint(double)(c) * c, x))),
+        (X,),
+    ),
     "a key": (lambda key: (double(jax.random.normal(key, (2,))), jax.random.split(key)), (jax.random.key(1),)),
     "an empty array": (lambda x: double(x) * 2, (jnp.zeros((0, 3)),)),
     "bfloat16": (lambda x: double(x) * 2, (jnp.ones(3, jnp.bfloat16),)),
