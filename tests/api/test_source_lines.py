@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 
 import jax
 import jax.numpy as jnp
@@ -21,11 +22,17 @@ def _jaxpr(f):
 
 
 def _hlo(f):
-    return jax.jit(f).lower(1.0).as_text(debug_info=True)
+    return _unescaped(jax.jit(f).lower(1.0).as_text(debug_info=True), r"\\([0-9A-F]{2})", 16)
 
 
 def _compiled(f):
-    return jax.jit(f).lower(1.0).compile().as_text()
+    return _unescaped(jax.jit(f).lower(1.0).compile().as_text(), r"\\([0-7]{3})", 8)
+
+
+def _unescaped(text, escape, base):
+    """The text with the letters in it that are not ASCII, of which XLA writes the bytes."""
+    found = re.sub(escape.encode(), lambda byte: bytes([int(byte[1], base)]), text.encode())
+    return found.decode(errors="replace")
 
 
 SHOWN = {"jaxpr": _jaxpr, "lowered": _hlo, "compiled": _compiled}
