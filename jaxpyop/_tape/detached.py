@@ -2,13 +2,15 @@
 
 NumPy cannot be recorded: the derivative of `x * np.exp(x)` is that of `x * c`. What takes a whole array away warns,
 once for each function and line, or is an error, as `config.constants` says. `float(x)` and `x.item()` are how a
-function decides, and an error only where `config.constants` asks for one. `bool(x)` and `int(x)` have no derivative
+function decides, so they warn only where a result depends on no differentiated input: the number may be in it. They are
+errors where `config.constants` asks for that. `bool(x)` and `int(x)` have no derivative
 to lose.
 """
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 from jaxpyop import _jaxcore
@@ -39,11 +41,13 @@ def array_detached(tracer: Any, how: str) -> None:
     )
     if config.constants == "error":
         raise TypeError(f"{text} (jaxpyop.config.constants is 'error')")
-    _warn_once(tracer._trace.title, f"{text} (for all calls: jaxpyop.config.constants = 'allow', or 'error')")
+    filename, line, module = _place()
+    text = f"{text} (for all calls: jaxpyop.config.constants = 'allow', or 'error')"
+    _warn_once((tracer._trace.title, filename, line), text, filename, line, module)
 
 
 def number_detached(tracer: Any, how: str) -> None:
-    """Takes note that a scalar became a Python number, which is an error or nothing.
+    """Takes note that a scalar became a Python number, which is an error, or is remembered for `warn_of_constants`.
 
     Args:
         tracer: the scalar.
@@ -52,23 +56,52 @@ def number_detached(tracer: Any, how: str) -> None:
     Raises:
         TypeError: where `config.constants` is "error".
     """
-    if config.constants == "error" and tracer._trace.is_valid():
+    tape = tracer._trace
+    if config.constants == "error" and tape.is_valid():
         raise TypeError(
-            f"{tracer._trace.title}: {how} makes a constant of a differentiated {tracer.aval.str_short()}, whose "
+            f"{tape.title}: {how} makes a constant of a differentiated {tracer.aval.str_short()}, whose "
             "derivative is zero. Use x as it is (`if x > 0:` works), or jax.lax.stop_gradient(x) if you mean a "
             "constant (jaxpyop.config.constants is 'error')"
         )
+    if config.constants == "warn" and tape.number_taken is None:
+        tape.number_taken = (f"{how} took the value of a differentiated {tracer.aval.str_short()}", *_place())
 
 
-def _warn_once(title: str, text: str) -> None:
+def warn_of_constants(tape: Any, outputs: Sequence[Any], out_slots: Sequence[int]) -> None:
+    """Warns of a floating result that the tape does not reach, if differentiated scalars became Python numbers.
+
+    Such a number may be in the result, and then a part of the gradient is missing. The warning comes once for each op,
+    at the line that took the first number.
+    """
+    if tape.number_taken is None:
+        return
+    for k, (output, slot) in enumerate(zip(outputs, out_slots)):
+        if slot < 0 and _jaxcore.is_inexact(output):
+            taken, *place = tape.number_taken
+            text = (
+                f"{tape.title}: {taken}, and array {k} of the results depends on no differentiated input, so its "
+                "derivative is zero. Use x as it is (`if x > 0:` works) and jnp's functions, or "
+                "float(jax.lax.stop_gradient(x)) if you mean a constant (for all calls: "
+                "jaxpyop.config.constants = 'allow', or 'error')"
+            )
+            _warn_once((tape.title, "", 0), text, *place)
+            return
+
+
+def _place() -> tuple[str, int, Any]:
+    """The user's file, line and module."""
     # An installed package may convert an array on behalf of the user, whose line is the one to change.
     frame = _jaxcore.users_frame(_jaxcore.is_own_file) or _jaxcore.users_frame()
-    filename, line = (frame.f_code.co_filename, frame.f_lineno) if frame else _jaxcore.NOWHERE
-    if (title, filename, line) in _warned:
+    if frame is None:
+        return (*_jaxcore.NOWHERE, None)
+    return frame.f_code.co_filename, frame.f_lineno, frame.f_globals.get("__name__")
+
+
+def _warn_once(key: tuple[str, str, int], text: str, filename: str, line: int, module: Any) -> None:
+    if key in _warned:
         return
-    module = frame.f_globals.get("__name__") if frame else None
     warnings.warn_explicit(text, RuntimeWarning, filename, line, module)
     # Where a warning is an error, the line above raised, and the next call says it again.
     if len(_warned) >= _MAX_LINES:
         _warned.clear()
-    _warned.add((title, filename, line))
+    _warned.add(key)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxpyop import _jaxcore
+from jaxpyop._tape.detached import warn_of_constants
 from jaxpyop._tape.linear import Linear
 from jaxpyop._tape.replay import Program, pull_program, push_program
 from jaxpyop._tape.tape import Tape, is_array, programs, size_of, typeof
@@ -126,6 +127,7 @@ def record(
         in_slots = tuple([tape.slot_of(x) for x in boxed])
         out_slots = tuple([tape.slot_of(x) for x in outs])
         outputs = [x.value if s >= 0 else _array(x) for x, s in zip(outs, out_slots)]
+        warn_of_constants(tape, outputs, out_slots)
         program, kept = tape.finish(in_slots, out_slots)
         return outputs, Record(program, kept, [typeof(x) for x in inputs], [typeof(x) for x in outputs])
     finally:

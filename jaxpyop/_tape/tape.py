@@ -61,12 +61,25 @@ class Tape(_jaxcore.KnownTrace):
         title: what warnings call the recorded function.
     """
 
-    __slots__ = ("_code", "_constants", "_free", "_nodes", "_read", "_shareable", "_values", "parent", "title")
+    __slots__ = (
+        "_code",
+        "_constants",
+        "_free",
+        "_nodes",
+        "_read",
+        "_shareable",
+        "_values",
+        "number_taken",
+        "parent",
+        "title",
+    )
 
     def __init__(self, parent: Any, title: str = "") -> None:
         super().__init__()
         self.parent = parent
         self.title = title
+        # How and where the body made the first Python number of a differentiated value.
+        self.number_taken: tuple[Any, ...] | None = None
         # As JAX's own traces that differentiate have it.
         self.requires_low = False
         # Every value has a slot: its position here. Those of inputs and constants are free slots.

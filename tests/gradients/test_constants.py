@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import warnings
 
 import jax
@@ -119,6 +120,54 @@ def test_nothing_is_said_where_nothing_is_differentiated(route):
 def test_allowed(body):
     with jaxpyop.config.override(constants="allow"):
         assert said(body, name="allowed") == []
+
+
+# Each: a body whose result depends on no differentiated input, though the values of one may be in it.
+WHOLE = {
+    "float": lambda x: jnp.full(3, float(x[0]) ** 2),
+    "item": lambda x: jnp.full(3, x[0].item() ** 2),
+    "math": lambda x: np.full(3, math.sin(x[0]), np.float32),
+    "one of two branches": lambda x: jnp.full(3, float(x[0])) if x[0] > 0 else x,
+}
+# Bodies that decide by a value, or say what they mean.
+MEANT = {
+    "bool": lambda x: jnp.ones(3) if x[0] > 0 and bool(x[1]) else x,
+    "int": lambda x: jnp.full(3, float(int(x[2]))),
+    "stop_gradient": lambda x: jnp.full(3, float(jax.lax.stop_gradient(x[0]))),
+    "format": lambda x: jnp.full(3, float(f"{x[0]}")),
+    "nothing taken": lambda x: jnp.ones(3),
+}
+
+
+@pytest.mark.parametrize("jit", [False, True], ids=["direct", "jit"])
+@pytest.mark.parametrize("body", WHOLE.values(), ids=WHOLE)
+def test_a_result_without_a_derivative_warns_once_for_each_op(body, jit, transport):
+    name = f"whole {transport}, {jit}, {list(WHOLE.values()).index(body)}"
+    (warning,) = said(body, jit=jit, name=name)
+    assert (warning.filename, warning.lineno) == (__file__, inspect.getsourcelines(body)[1])
+    for part in (f"py_function '{name}': ", "took the value of a differentiated float32[]", "array 0", "stop_gradient"):
+        assert part in str(warning.message)
+    assert said(body, jit=jit, name=name) == []
+    with jaxpyop.config.override(constants="allow"):
+        assert said(body, jit=jit, name="another") == []
+    with jaxpyop.config.override(constants="error"):
+        with pytest.raises(TypeError, match="makes a constant"), jaxpyop.reraise():
+            derive(body, jit=jit)
+
+
+@pytest.mark.parametrize("body", MEANT.values(), ids=MEANT)
+def test_a_result_that_is_meant_as_a_constant_is_silent(body):
+    assert said(body, name="meant") == []
+
+
+def test_a_result_of_integers_has_no_derivative_to_lose():
+    def loss(x):
+        y, n = py_function(lambda x: (x**2, jnp.int32(float(x[0]))), [x], (F, jnp.int32), output_shapes=((3,), ()))
+        return y.sum() + n
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        close(jax.grad(loss)(X), 2 * X)
 
 
 # With "error" what makes a Python number of a value is one as well, where a derivative is lost.
