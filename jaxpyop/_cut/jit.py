@@ -22,7 +22,8 @@ from jaxpyop._op import copy_to_jax
 
 Loops: TypeAlias = Literal["compiled", "python"]
 
-_config: Any = jax.config  # Its attributes are made at run time.
+# Its attributes are made at run time.
+_config: Any = jax.config
 _flatten = jax.tree_util.tree_flatten
 _MAX_SIGNATURES = 1024
 

@@ -143,7 +143,7 @@ class _Lives:
         self.ends = {value: number for number, reads in enumerate(self.reads) for value in reads}
         self.ends.update(dict.fromkeys(program.outputs, len(steps)))
         # A body may keep what it got and what it returned. An input is the caller's unless it is donated.
-        self._kept = {v for v, gives in zip(program.inputs, donated) if not gives}
+        self._kept = {v for v, gives in zip(program.inputs, donated, strict=True) if not gives}
         for step in steps:
             if isinstance(step, Node):
                 self._kept.update(x for x in (*step.reads, *step.makes) if isinstance(x, Value))

@@ -12,14 +12,16 @@ from jax._src import xla_bridge as _xla_bridge
 from jax._src.lib import xla_client as _xla_client
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
-_config: Any = jax.config  # Its attributes are made at run time.
+# Its attributes are made at run time.
+_config: Any = jax.config
 # What `jax.device_put` ends in. It has no public name up to 0.12, and without it everything takes the public way.
 _put: Any = getattr(_xla_client, "batched_device_put", None)
 
 
 def is_committed(x: Any) -> bool:
     """Tells whether an array was put on its device on purpose, so that what is computed from it stays there."""
-    return bool(getattr(x, "_committed", False))  # `x.committed` asks for the same in Python, 0.10 to 0.12.
+    # `x.committed` asks for the same, in Python (JAX 0.10 to 0.12).
+    return bool(getattr(x, "_committed", False))
 
 
 def quick_array(value: np.ndarray[Any, Any], like: Any = None) -> Any:

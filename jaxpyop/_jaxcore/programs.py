@@ -17,9 +17,14 @@ def static_arguments(fun: Callable[..., Any], argnums: Any, argnames: Any) -> tu
     """Returns which arguments `jax.jit` takes as static, by position and by name: one is inferred from the other."""
     if argnums is None and argnames is None:
         return frozenset(), frozenset()
-    # There is no public name for this up to JAX 0.12.
-    found = _api_util.infer_argnums_and_argnames(inspect.signature(fun), argnums, argnames)
-    return frozenset(found[0]), frozenset(found[1])
+    try:
+        # There is no public name for this up to JAX 0.12.
+        argnums, argnames = _api_util.infer_argnums_and_argnames(inspect.signature(fun), argnums, argnames)
+    except (TypeError, ValueError):
+        # A function of C's has no signature, so nothing can be inferred, by JAX neither.
+        argnums = (argnums,) if isinstance(argnums, int) else argnums or ()
+        argnames = (argnames,) if isinstance(argnames, str) else argnames or ()
+    return frozenset(argnums), frozenset(argnames)
 
 
 def within_scope(eqn: Any, scope: Any) -> Any:
