@@ -11,6 +11,7 @@ import numpy as np
 from jaxpyop import _jaxcore
 from jaxpyop._host import call_where_op_runs
 from jaxpyop._op.body.advice import advise
+from jaxpyop._op.body.input_state import call_and_warn_of_changes
 from jaxpyop._op.body.protocol import Body, element_structs
 from jaxpyop._op.body.shapes import infer_once
 from jaxpyop._op.request import Op
@@ -70,6 +71,8 @@ class UserBody(Body):
         if op.on_jax and any(impl is not None for impl in inputs.key_impls):
             arrays = inputs.wrap_keys(arrays)
         args, kwargs = inputs.unflatten(arrays)
+        if inputs.may_hold_state:
+            return call_and_warn_of_changes(op, args, kwargs)
         return op.func(*args, **kwargs)
 
     def results(self, arrays: Sequence[Any]) -> list[Any]:

@@ -35,7 +35,18 @@ class _Slot:
 _SLOT = _Slot()
 
 
-@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+_CONTAINERS = (dict, list, tuple, type(None))
+
+
+def _has_custom_node(tree: Any) -> bool:
+    """Tells whether a class that is no container of Python's is among a structure's nodes."""
+    node = tree.node_data()
+    if node is not None and not issubclass(node[0], _CONTAINERS):
+        return True
+    return any(map(_has_custom_node, tree.children()))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class Inputs:
     """The structure of a call's inputs, without its arrays.
 
@@ -55,6 +66,11 @@ class Inputs:
     def array_mask(self) -> tuple[bool, ...]:
         """Whether each leaf is an array."""
         return tuple([leaf is _SLOT for leaf in self.leaves])
+
+    @functools.cached_property
+    def may_hold_state(self) -> bool:
+        """Whether an input is an object of a registered class, which gets a copy of what the caller has."""
+        return not self.is_flat and _has_custom_node(self.tree)
 
     @property
     def static(self) -> list[Any]:

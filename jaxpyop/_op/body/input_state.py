@@ -1,0 +1,47 @@
+"""Warns if a function changes an input that is an object with state, such as a Flax NNX module.
+
+The function gets a copy of such an object, made of the arrays that came through the program. A change of it is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+
+from jaxpyop import _jaxcore
+from jaxpyop._op.request import Op
+
+# The op and the input that warned already. Names may be fresh for ever, so there is a bound.
+_MAX_INPUTS = 4096
+_warned: set[tuple[str, str]] = set()
+
+
+def call_and_warn_of_changes(op: Op, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Call an op's function, and warn once for each of its inputs whose leaves it replaced."""
+    before = {of: jax.tree_util.tree_leaves_with_path(x) for of, x in _named(args, kwargs)}
+    found = op.func(*args, **kwargs)
+    for of, value in _named(args, kwargs):
+        after = jax.tree_util.tree_leaves_with_path(value)
+        for (path, old), (_, new) in zip(before[of], after):
+            if new is not old and (op.title, of) not in _warned:
+                _warn(op, of, jax.tree_util.keystr(path))
+    return found
+
+
+def _named(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    named = [(f"inp[{k}]", x) for k, x in enumerate(args)] + [(repr(name), x) for name, x in kwargs.items()]
+    # A list or a dict that the function changes is its own, as everywhere in JAX.
+    return [(of, x) for of, x in named if not isinstance(x, (dict, list, tuple, jax.Array))]
+
+
+def _warn(op: Op, of: str, path: str) -> None:
+    _jaxcore.warn_user(
+        f"{op.title}: func changed {path or 'a leaf'} of {of}, which is a copy of the caller's object: the change is "
+        "lost; return the new state as a result (in Flax NNX: nnx.split in func, nnx.merge or nnx.update outside)",
+        RuntimeWarning,
+    )
+    if len(_warned) >= _MAX_INPUTS:
+        _warned.clear()
+    _warned.add((op.title, of))
