@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command.
 
     Args:
-        argv: the arguments after ``python -m jaxpyop``; by default those of this process.
+        argv: the arguments after ``python -m jaxpyop``; by default the process's own.
 
     Returns:
         The exit code: 1 if the demo printed a wrong value, otherwise 0.

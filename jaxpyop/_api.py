@@ -66,7 +66,7 @@ def py_function(
         called with the inputs.
 
     Raises:
-        TypeError: an argument is malformed; a result is no number, or the casting
+        TypeError: an argument is malformed; a result is not a number, or the casting
             rule refuses it; or `func` cannot be traced.
         ValueError: an option has no such value; the number, structure or shapes of the
             results are not as declared; `func` closes over a traced value; or
@@ -150,7 +150,7 @@ def numpy_function(
         called with the inputs.
 
     Raises:
-        TypeError: an argument is malformed; or a result is no number, or the casting
+        TypeError: an argument is malformed; or a result is not a number, or the casting
             rule refuses it.
         ValueError: an option has no such value; the number, structure or shapes of the
             results are not as declared; `func` closes over a traced value; or a
@@ -264,17 +264,17 @@ def jit(
 def jit(fun: Callable[..., Any] | None = None, /, *, loops: Loops = "compiled", **options: Any) -> Any:
     """Compile a function, cut at its Python calls: :func:`jax.jit` without callbacks.
 
-    A program of :func:`jax.jit` calls Python from inside of XLA, on the CPU. This one runs compiled segments, and
-    between them the bodies, on the caller's thread and on arrays where they are: on a GPU as well, as those of
-    TensorFlow's ``tf.py_function``. It needs no callback from the backend, a stateful call costs a tenth to a quarter,
-    and a body's own exception comes out. It takes what :func:`jax.jit` takes, and can stand in its place.
+    A program of :func:`jax.jit` calls Python from inside of XLA, on the CPU. This one runs compiled segments. Between
+    them it runs the bodies on the caller's thread, on arrays that stay on their device, such as a GPU, as TensorFlow's
+    ``tf.py_function`` does. It needs no callback from the backend, a stateful call costs a tenth to a quarter, and a
+    body's own exception comes out. It takes what :func:`jax.jit` takes, and can stand in its place.
 
     Args:
         fun: a function of arrays, which is traced.
         loops: what becomes of a ``scan``, ``while_loop`` or ``cond`` that calls Python. With ``"compiled"`` it is part
             of a segment, with a callback inside. With ``"python"``, and always where the backend has no callbacks,
             Python runs it turn by turn, and each turn is cut again.
-        **options: those of :func:`jax.jit`: ``static_argnums``, ``static_argnames``, ``donate_argnums``,
+        **options: the options of :func:`jax.jit`: ``static_argnums``, ``static_argnames``, ``donate_argnums``,
             ``donate_argnames``, ``compiler_options`` and the rest. With ``in_shardings`` or ``out_shardings`` the
             program stays whole.
 
@@ -286,7 +286,7 @@ def jit(fun: Callable[..., Any] | None = None, /, *, loops: Loops = "compiled", 
     Raises:
         ValueError: another value of `loops`.
         TypeError: an option that :func:`jax.jit` does not have.
-        Exception: what a body raises, as it raised it.
+        Exception: a body's own exception, unchanged.
 
     Example:
         >>> import jax.numpy as jnp, jaxpyop

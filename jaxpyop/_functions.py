@@ -1,7 +1,7 @@
 """What a Python function is made of: partials and bound methods, its code, closure, defaults and globals.
 
-These are only the parts. Each room decides for itself what a part means to it: a traced value that must not be there,
-a piece of a cache key, or something that a branch may change.
+Only the parts are found here. Each package decides what a part means to it: a traced value that must not be there, a
+piece of a cache key, or something that a branch may change.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def without_partials(func: Any) -> Any:
 
 
 def codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
-    """The code and that of all functions, lambdas and comprehensions defined in it."""
+    """The code object, and the code objects of all functions, lambdas and comprehensions defined in it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):

@@ -128,7 +128,7 @@ class ContribOptions(_Everywhere, total=False):
         vjp: the rule of reverse mode; without one a backward pass raises an error.
             ``f(inputs, outputs, cotangents)`` takes tuples of NumPy arrays, and
             returns one cotangent per array input, with its shape and dtype, or
-            ``None`` for zero. (In nested inputs: one per array leaf, those of keyword
+            ``None`` for zero. (In nested inputs: one per array leaf, with keyword
             arguments sorted by name.) Complex cotangents follow :func:`jax.vjp`. Or a
             pair, as in :class:`jax.custom_vjp`: ``fwd(*inputs)`` runs instead of
             `func` and returns ``(outputs, residuals)``, and
@@ -198,7 +198,7 @@ def _defaults(table: Any) -> dict[str, Any]:
 
 
 def filled_in(table: Any, given: dict[str, Any], api: str) -> dict[str, Any]:
-    """All options of a table: those that were given, and the defaults of the others.
+    """All options of a table: the given ones, and the defaults of the others.
 
     Raises:
         TypeError: the function does not have one of the keywords.
@@ -219,9 +219,9 @@ def with_options(table: Any, like: Any = None) -> Callable[[_Function], _Functio
     """Make a decorator that completes a function's signature and docstring.
 
     Args:
-        table: what stands for ``**options``.
-        like: the function whose docstring is copied from. Where the decorated function has ``name: as in `f`.`` or a
-            section of one line, ``As in `f`.``, that entry or section of `like` takes its place.
+        table: the options that take the place of ``**options``.
+        like: the function to copy parts of the docstring from. Where the decorated function has ``name: as in `f`.`` or
+            a section of one line, ``As in `f`.``, that entry or section of `like` takes its place.
     """
 
     def complete(function: _Function) -> _Function:

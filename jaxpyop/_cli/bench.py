@@ -63,7 +63,7 @@ def _sample(case: Case) -> float:
 
 
 def run(long: bool = False) -> Iterator[list[Row]]:
-    """Measures one group after the other, and, if `long`, those that take minutes."""
+    """Measures one group after the other, and, if `long`, also the groups that take minutes."""
     groups = GROUPS + LONG if long else GROUPS
     for done, make in enumerate(groups):
         group = make()

@@ -5,7 +5,7 @@ the op, makes arrays of the buffers, and runs the call on them: once, or on each
 where `executor=` says. It writes the results into XLA's memory. An error becomes text that XLA can carry, and
 `reraise` finds the exception again.
 
-Reading order: call (what the host asks of a call), batch, environment, errors, pools (where a body runs), run, guard
+Reading order: call (the protocol of a call), batch, environment, errors, pools (where a body runs), run, guard
 (why JAX code in a body finds a free thread), buffers (the entry from XLA).
 """
 

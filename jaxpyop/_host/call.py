@@ -1,4 +1,4 @@
-"""What the host asks of a call, declared where it is used."""
+"""The protocol of the calls that the host runs, declared where it is used."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class Environment:
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
-        """Set, for a block, what JAX has a setting for in each thread."""
+        """Apply JAX's thread-local settings for a block: eager evaluation, no axis names, x64, the CPU."""
         with contextlib.ExitStack() as stack:
             # A program can run while another one is traced.
             if not _jaxcore.is_eager():

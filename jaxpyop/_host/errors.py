@@ -1,4 +1,4 @@
-"""What a failing body looks like from outside a compiled program.
+"""How the error of a body leaves a compiled program, and how `reraise` finds it again.
 
 XLA carries an error across as text. So the text says everything: the op, the function, its inputs, and the user's own
 frames. It also carries a number, by which `reraise` finds the exception object again.
@@ -290,7 +290,7 @@ class reraise(contextlib.AbstractContextManager[None]):  # noqa: N801  # reads a
         caught 'missing'
     """
 
-    # This is no generator with `contextmanager`, which would turn a StopIteration that passes into a RuntimeError.
+    # A generator with `contextmanager` would turn a StopIteration that passes into a RuntimeError.
     def __exit__(self, kind: object, error: BaseException | None, tb: object) -> None:
         if error is None or (original := _original(error)) is None:
             return

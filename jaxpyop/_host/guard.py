@@ -23,7 +23,7 @@ from jaxpyop._host.call import HostCall
 from jaxpyop._host.errors import plain_function
 from jaxpyop._host.pools import has_threads
 
-# The threads that the CPU client gets at least.
+# The least number of threads that the CPU client gets.
 POOL = 32
 _CURE = "import jaxpyop before the first JAX operation of the process (right after `import jax` is early enough)"
 
@@ -100,10 +100,10 @@ def verdict() -> tuple[bool, str]:
 
 # ------------------------------------------------------------ one body too many
 
-# A CPU device runs so many programs at once. Programs in bodies count.
+# The number of programs that a CPU device runs at once, before JAX 0.12. Programs in bodies count.
 _AT_ONCE = 32
 
-# If no body begins or ends for so many seconds, the bodies count as stuck.
+# Seconds after which the bodies count as stuck, if none begins or ends meanwhile.
 _PATIENCE = 5.0
 
 
@@ -158,9 +158,9 @@ class Running:
             time.sleep(0.01)
         raise RuntimeError(
             f"{call.title}: {len(others)} functions that use JAX run at once, this one among them, and would wait for "
-            f"one another for good: before JAX 0.12 a device runs {_AT_ONCE} programs at once, and those in functions "
-            f"count. Run at most {_AT_ONCE - 1} at once (threads), or nest fewer; make a vmap of them, which is one "
-            "call; leave JAX out of the function; or use JAX 0.12"
+            f"one another for good: before JAX 0.12 a device runs {_AT_ONCE} programs at once, and programs in "
+            f"functions count. Run at most {_AT_ONCE - 1} at once (threads), or nest fewer; make a vmap of them, which "
+            "is one call; leave JAX out of the function; or use JAX 0.12"
         )
 
 
@@ -187,5 +187,5 @@ _RUNNING = Running()
 
 
 def running() -> Running | None:
-    """Where bodies have to be noted, None if any number of them may run."""
+    """The register of running bodies, or None if any number of them may run."""
     return _RUNNING if _needs_synchronous_dispatch() and jax.default_backend() == "cpu" else None

@@ -63,7 +63,7 @@ def run_once(
 
 
 def call_where_op_runs(op: Any, func: Callable[[], Any]) -> Any:
-    """Call a function on a thread of an op's executor, or here if its workers are no threads of this process."""
+    """Call a function on a thread of an op's executor, or here if its workers are not threads of this process."""
     executor: Any = executor_of(op)
     if place_of(executor) is Place.THREADS:
         return call_on_thread(executor, func, Environment(), op.title)
@@ -75,7 +75,7 @@ def run_each(call: HostCall, each: Iterator[Sequence[Any]], count: int, of: str)
 
     Args:
         call: what to run.
-        each: the lists of inputs, which nobody else has.
+        each: the lists of inputs, which the call may keep and change.
         count: how many there are.
         of: what errors call the number of a list.
 

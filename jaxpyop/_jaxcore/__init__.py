@@ -51,8 +51,8 @@ from jaxpyop._jaxcore.jaxprs import holds_constants as holds_constants
 from jaxpyop._jaxcore.jaxprs import is_same as is_same
 from jaxpyop._jaxcore.jaxprs import jaxpr_of as jaxpr_of
 from jaxpyop._jaxcore.jaxprs import jaxprs_in as jaxprs_in
+from jaxpyop._jaxcore.jaxprs import make_jaxpr as make_jaxpr
 from jaxpyop._jaxcore.jaxprs import opened as opened
-from jaxpyop._jaxcore.jaxprs import record as record
 from jaxpyop._jaxcore.jaxprs import run_closed as run_closed
 from jaxpyop._jaxcore.jaxprs import run_cond as run_cond
 from jaxpyop._jaxcore.jaxprs import run_equation as run_equation

@@ -20,12 +20,12 @@ _put: Any = getattr(_xla_client, "batched_device_put", None)
 
 def is_committed(x: Any) -> bool:
     """Tells whether an array was put on its device on purpose, so that what is computed from it stays there."""
-    # `x.committed` asks for the same, in Python (JAX 0.10 to 0.12).
+    # `x.committed` reads the same attribute, but in Python (JAX 0.10 to 0.12).
     return bool(getattr(x, "_committed", False))
 
 
 def quick_array(value: np.ndarray[Any, Any], like: Any = None) -> Any:
-    """Makes a jax.Array of a NumPy array whose memory nobody else has.
+    """Makes a jax.Array of a NumPy array that is not used elsewhere.
 
     Args:
         value: may be taken over, not copied.

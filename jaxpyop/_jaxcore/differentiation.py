@@ -1,4 +1,4 @@
-"""Hooks for differentiation and batching, and what has a tangent."""
+"""Hooks for differentiation and batching, and tests for tangents."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def _is_inexact(dtype: Any) -> bool:
 
 
 def is_inexact(x: Any) -> bool:
-    """Tells whether a value, or what has its dtype, can have a tangent: its numbers are floating or complex."""
+    """Tells whether a value of the dtype of `x` can have a tangent: its numbers are floating or complex."""
     return _is_inexact(x.dtype)
 
 
 def is_zero(vector: Any) -> bool:
-    """Tells whether a tangent or a cotangent is zero by its kind: a symbolic zero, or of an integer or a bool."""
+    """Tells whether a tangent or cotangent is known to be zero: symbolically, or as one of an integer or a bool."""
     return type(vector) is ad.Zero or getattr(vector, "dtype", None) == jax.dtypes.float0
 
 
@@ -58,7 +58,7 @@ def tangent_aval(x: Any) -> Any:
 def differentiated() -> Any:
     """Returns an object that `jax.closure_convert` takes for a differentiated value.
 
-    It asks values for their `_contents()` to tell which of those that a function closes over have to become its
+    JAX asks the values that a function closes over for their `_contents()`, to tell which of them have to become
     arguments (JAX 0.10 to 0.12).
     """
     tracer = ad.JVPTracer.__new__(ad.JVPTracer)
@@ -67,12 +67,12 @@ def differentiated() -> Any:
     return tracer
 
 
-# The results, which of them have tangents, and the map from the operands' tangents to those of the results.
+# The results, which of them have tangents, and the function from the operands' tangents to the results' tangents.
 Linearized = tuple[list[Any], list[bool], Callable[[Sequence[Any]], Sequence[Any]]]
 
 
 def set_linearization(primitive: Any, rule: Callable[..., Linearized]) -> None:
-    """Has `jax.grad` and `jax.linearize` ask a rule, instead of tracing and splitting the primitive's JVP.
+    """Makes `jax.grad` and `jax.linearize` call a rule, instead of tracing and splitting the primitive's JVP.
 
     Args:
         primitive: a primitive with several results.

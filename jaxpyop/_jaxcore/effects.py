@@ -1,4 +1,4 @@
-"""The effects of stateful ops, which JAX allows and refuses exactly where it does those of `io_callback`."""
+"""The effects of stateful ops. JAX accepts and rejects them where it does io_callback's effects."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ def _effects_of(**kwargs: Any) -> Any:
 
 
 _IO = _effects_of()
-# Tokens, by which ordered operations keep program order, are found under this effect.
+# JAX keeps the token that puts ordered operations in program order under this effect.
 ORDERED_IO = _effects_of(ordered=True)
 
-# The rules in which JAX 0.10 to 0.12 look for io_callback's effects in order to refuse them, and what to write there.
+# The rules of JAX 0.10 to 0.12 that look for io_callback's effects and reject them, each with our error text.
 _REFUSING = {
     "_cond_batching_rule": "cond on a predicate that differs by element cannot hold the stateful {}: call it outside "
     "the cond, with the predicate as when=, which decides for each element",
     "_while_loop_batching_rule": "while_loop (ordered, or of a length that differs by element) cannot hold the "
-    "stateful {}: loop to the longest length with fori_loop, and pass when= what says that an element goes on",
+    "stateful {}: loop to the longest length with fori_loop, and pass as when= a boolean that is true while the "
+    "element continues",
 }
-# JAX asks for membership, perhaps in a generator expression, this many frames below its rule at most.
+# JAX tests for membership at most this many frames below its rule, perhaps in a generator expression.
 _FRAMES_TO_THE_RULE = 5
 
 
@@ -83,8 +84,8 @@ class OrderedEffect(_OpEffect, _OrderedIoEffect):
     __hash__ = _OpEffect.__hash__
 
     def __eq__(self, other: object) -> bool:
-        # Tokens order by effect, and XLA aborts on a program with two ordered effects. So all ordered ops have an
-        # equal one, even those of another import of jaxpyop.
+        # Tokens order by effect, and XLA aborts on a program with two ordered effects. So the effects
+        # of all ordered ops are equal, even across two imports of jaxpyop.
         return (other is not self.like and isinstance(other, _OrderedIoEffect)) or super().__eq__(other)
 
 

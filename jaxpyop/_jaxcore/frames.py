@@ -91,7 +91,7 @@ def steps_of(error: BaseException) -> list[types.TracebackType]:
 
 
 def raising_line(error: BaseException) -> Place:
-    """Returns the innermost line of the user's code in an exception's traceback, or else that which led here."""
+    """Returns the innermost line of the user's code in an exception's traceback, or else the line that led here."""
     place = users_line()
     for step in steps_of(error):
         if is_users_file(filename := step.tb_frame.f_code.co_filename):
@@ -100,9 +100,9 @@ def raising_line(error: BaseException) -> Place:
 
 
 def watching_returns(function: Callable[..., Any]) -> tuple[Callable[..., Any], Callable[[], Place]]:
-    """Returns a function that watches where the user's code returns, and one that says where it did last.
+    """Returns a function that watches where the user's code returns, and one that gives the last such place.
 
-    After a call, that is where the outermost of the user's functions returned.
+    After a call, that is the place where the outermost of the user's functions returned.
     """
     place = NOWHERE
 
@@ -153,7 +153,7 @@ def callers_local(name: str) -> Any:
 def outer_frame(names: Container[str], within: int | None = None) -> types.FrameType | None:
     """Finds the innermost frame of a function with one of these names, outside of our caller.
 
-    JAX's rules are told by their names where nothing else that they pass says which of them asks.
+    The name of a rule of JAX identifies it where none of the arguments that it passes does.
 
     Args:
         names: the functions' names.
@@ -212,8 +212,8 @@ def _empty() -> Iterator[None]:
     yield None
 
 
-# A table that gives no instruction a place: each byte says so of eight. Python then shows the line that the entry of
-# the traceback names, and marks no part of it.
+# A line table that gives no positions; each byte covers eight instructions. Python then shows the line that the entry
+# of the traceback names, and marks no part of it.
 _NO_POSITIONS = b"\xff" * len(_empty.__code__.co_code)
 
 # A generator that has not started stands at its first line, and on Python 3.13 one line below it.

@@ -1,4 +1,4 @@
-"""Lowering: what a lowering is for, and buffer callbacks as operations of XLA's.
+"""Lowering: the platforms and devices that a lowering is for, and buffer callbacks as operations of XLA.
 
 The argument `ctx` is the context that JAX hands to a lowering rule. Its attributes are documented for writing
 primitives in part only; those read here are the same from JAX 0.10 to 0.12.
@@ -29,7 +29,7 @@ def is_export(ctx: Any) -> bool:
 
 
 def keeps_dead_code(ctx: Any) -> bool:
-    """Tells whether a lowering may be of an operation whose results nobody uses.
+    """Tells whether the lowered operation may be dead code, whose results are never used.
 
     JAX drops such operations first, except in the body of a while_loop, for which it has no rule before 0.12. A
     lowering does not see what else the body holds.
@@ -47,7 +47,7 @@ def device_count(ctx: Any) -> int:
 
 
 def platforms(ctx: Any) -> tuple[str, ...]:
-    """Returns what a lowering is for: several names only for `jax.export`."""
+    """Returns the platforms that a lowering is for. Only `jax.export` has several."""
     return tuple(ctx.platforms or ctx.module_context.platforms)
 
 
@@ -93,8 +93,8 @@ def lowered_buffer_callback(
 def ordered_buffer_callback(ctx: Any, callback: Callable[..., None], operands: Sequence[Any], results: Any) -> Any:
     """Lowers a `buffer_callback` that keeps program order, and returns the results' IR values.
 
-    JAX's own takes no token. Its target in jaxlib does, as that of `io_callback`: the token is one more operand and
-    one more result (JAX 0.10 to 0.12).
+    JAX's own takes no token. Its target in jaxlib takes one, as the target of `io_callback` does: as one more operand
+    and one more result (JAX 0.10 to 0.12).
     """
     # There is no public name for this aval on JAX 0.12.
     token, count = _core.abstract_token, len(operands)

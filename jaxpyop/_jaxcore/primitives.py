@@ -1,4 +1,4 @@
-"""Primitives: JAX's own that are treated specially, and what tells how JAX evaluates one."""
+"""Primitives: JAX's own that are treated specially, and tests for how JAX evaluates a primitive."""
 
 from __future__ import annotations
 
@@ -78,9 +78,9 @@ def compiles_alone(primitive: Any, holds_jaxprs: bool) -> bool:
 
 
 def function_behind(wrapped: Any) -> Any:
-    """Returns the function behind one that JAX wrapped to call a custom rule, None if more than that was wrapped.
+    """Returns the function behind one that JAX wrapped to call a custom rule, None if a transformation wrapped it too.
 
-    What a transformation such as `vmap` adds to it, beside the flattening, can be called once only (JAX 0.10 to 0.12).
+    The wrapper of a transformation such as `vmap` can be called only once (JAX 0.10 to 0.12).
     """
     return getattr(wrapped, "f", None) if len(wrapped.transforms) <= 1 else None
 

@@ -50,7 +50,7 @@ def is_sharded_jit(params: dict[str, Any]) -> bool:
 
 
 def is_ref_type(aval: Any) -> bool:
-    """Tells whether a type is that of a mutable array."""
+    """Tells whether a type is the type of a mutable array."""
     # The class has no public name up to JAX 0.12.
     return type(aval).__name__ == "AbstractRef"
 
@@ -62,7 +62,7 @@ def is_explicit(aval: Any) -> bool:
 
 
 def is_explicit_mesh(mesh: Any) -> bool:
-    """Tells whether types have shardings on a mesh; not on one whose axes are all Auto."""
+    """Tells whether types have shardings on a mesh. They have none if all of its axes are Auto."""
     return any(kind != AxisType.Auto for kind in mesh.axis_types)
 
 

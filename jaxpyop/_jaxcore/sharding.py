@@ -65,7 +65,7 @@ def _shard_first_axis(x: Any, mesh: Any, axis: Any) -> Any:
 
 
 def wants_devices(primitive: Any) -> None:
-    """Has a primitive's lowering told its devices, as that of `pure_callback` is."""
+    """Makes JAX pass the devices to the primitive's lowering rule, as for `pure_callback`."""
     # There is no public name for this up to JAX 0.12.
     _dispatch.prim_requires_devices_during_lowering.add(primitive)
 
@@ -79,7 +79,7 @@ class Everywhere:
 
     def spread(self, x: Any) -> Any:
         """Brings a value, wherever it is, to all devices."""
-        # On an explicit mesh a constraint is no more than an assertion.
+        # On an explicit mesh a constraint is only an assertion.
         with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
             return jax.lax.with_sharding_constraint(x, NamedSharding(self._mesh, PartitionSpec()))
 

@@ -69,7 +69,7 @@ def is_live(x: Any) -> bool:
     """Tells whether a value is traced by a transformation that may still run.
 
     A body that keeps its inputs may keep tracers of earlier runs. The traces of this package say when they are over;
-    those of `jit` do not (JAX 0.10 to 0.12).
+    the traces of `jit` do not (JAX 0.10 to 0.12).
     """
     # A tracer's trace has no public name up to JAX 0.12.
     return isinstance(x, Tracer) and bool(x._trace.is_valid())

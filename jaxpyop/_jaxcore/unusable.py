@@ -1,7 +1,7 @@
 """A value that cannot be computed, which is an error only where something uses it.
 
-It stands for the tangents of a function without a forward mode. JAX computes every tangent that may be asked for, and
-outside of `jit` nothing drops those that nobody asks for.
+It stands for the tangents of a function without a forward mode. JAX computes every tangent that may be needed, and
+outside of `jit` nothing drops the tangents that are not.
 """
 
 from __future__ import annotations

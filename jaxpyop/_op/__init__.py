@@ -1,10 +1,10 @@
 """Python functions as JAX operations: everything between a public function and the host.
 
-To be read in the order of a call. `apply` reads the arguments and runs an op, directly or as a part of what is traced.
-`request` is the op as the user asked for it, and `values` are its inputs and results. `body` is the user's function
-between checked inputs and checked results. `primitive` binds a call of it, with its rules for vmap, differentiation
-and lowering. `calls` has the kinds of calls, and `derivatives` the calls that the user's own rules make. `traced` makes
-the body a part of the program instead.
+To be read in the order of a call. `apply` reads the arguments and runs an op, directly or as a part of the traced
+program. `request` is the op as the user asked for it, and `values` are its inputs and results. `body` is the user's
+function between checked inputs and checked results. `primitive` binds a call of it, with its rules for vmap,
+differentiation and lowering. `calls` has the kinds of calls, and `derivatives` the calls that the user's own rules
+make. `traced` makes the body a part of the program instead.
 """
 
 from jaxpyop._op.apply import NOT_GIVEN as NOT_GIVEN

@@ -1,4 +1,4 @@
-"""Reads the arguments of the public functions, and calls an op: directly, or as a part of what is traced.
+"""Reads the arguments of the public functions, and calls an op: directly, or as a part of the traced program.
 
 Every public function ends here. A call reads its arguments each time, and a decorator only once.
 """
@@ -34,7 +34,7 @@ NOT_GIVEN: Any = _NotGiven()
 
 
 def call_op(op: Op, args: Sequence[Any], kwargs: Mapping[str, Any], when: Any = None) -> Any:
-    """Call an op with its inputs: directly, or as a part of what is traced."""
+    """Call an op with its inputs: directly, or as a part of the traced program."""
     if op.out and "out" in kwargs:
         raise TypeError(f"{op.title}: out=True passes the results by the keyword out; give yours another name")
     arrays, inputs = flatten_inputs(args, dict(kwargs), op.title)
@@ -80,7 +80,7 @@ def _without_weak_type(x: Any) -> Any:
 def apply_or_decorate(api: str, func: Any, inp: Any, tout: Any, name: Any, *, when: Any, **options: Any) -> Any:
     """Make an op and call it, or return a decorator if there is neither `func` nor `inp`.
 
-    The options are those of `make_op`.
+    The options are passed to `make_op`.
     """
     if tout is NOT_GIVEN:
         raise TypeError(

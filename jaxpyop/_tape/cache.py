@@ -1,4 +1,4 @@
-"""A bounded cache of what was compiled, and the types of values as parts of its keys."""
+"""A bounded cache of compiled functions, and the types of values as parts of its keys."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _T = TypeVar("_T")
 
 
 class Cache:
-    """A thread-safe mapping that forgets what was used least recently.
+    """A thread-safe mapping that evicts its least recently used entries.
 
-    A look notes its time on the entry, which takes no lock and one hash. In return an eviction has to search, and
-    drops an eighth of the entries at once.
+    A lookup writes its time into the entry, which takes no lock and one hash. In return an eviction has to search for
+    the oldest entries, so it drops an eighth of all entries at once.
     """
 
     def __init__(self, bound: int) -> None:
@@ -42,7 +42,7 @@ class Cache:
         return entry[0]
 
     def holds(self, key: Hashable, value: Any) -> bool:
-        """Tells whether `value` is that of `key`."""
+        """Tells whether `value` is stored under `key`."""
         entry = self._entries.get(key)
         return entry is not None and entry[0] is value
 
@@ -58,7 +58,7 @@ class Cache:
     def compiled(self, key: Hashable, make: Callable[[], _T]) -> _T | None:
         """Returns what `make` makes for `key`, but None when the key is seen for the first time.
 
-        Compiling takes as long as thousands of evaluations, which a key that never comes again is not worth.
+        Compiling takes as long as thousands of evaluations, so it does not pay for a key that never comes again.
         """
         found = self.get(key)
         if found is _SEEN:
@@ -70,7 +70,7 @@ class Cache:
 
 
 def value_type(value: Any) -> Hashable:
-    """Returns the type of a value that a compiled function is specialised on."""
+    """Returns the type of a value that a compiled function is specialized on."""
     try:
         # JAX interns the avals of arrays, so that they are hashed quickly.
         return value.aval

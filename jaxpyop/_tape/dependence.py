@@ -16,7 +16,8 @@ from jaxpyop import _jaxcore
 from jaxpyop._jaxcore import is_inexact
 from jaxpyop._tape.pull_push import Outputs, pull
 
-# Each probe traces the function once. Of more inputs than this all are taken to matter wherever one of them does.
+# Each probe traces the function once. More inputs than this are probed as one group: an output that depends on one is
+# taken to depend on all.
 _MAX_PROBES = 8
 
 

@@ -1,10 +1,9 @@
 """Warns where a differentiated value leaves the tape, because it is a constant to the derivative from there on.
 
-NumPy cannot be recorded: the derivative of `x * np.exp(x)` is that of `x * c`. What takes a whole array away warns,
-once for each function and line, or is an error, as `config.constants` says. `float(x)` and `x.item()` are how a
-function decides, so they warn only where a result depends on no differentiated input: the number may be in it. They are
-errors where `config.constants` asks for that. `bool(x)` and `int(x)` have no derivative
-to lose.
+NumPy cannot be recorded, so `x * np.exp(x)` is differentiated as `x * c` with a constant `c`. Converting an array
+(`np.asarray(x)`) warns once per op and line, or raises, depending on `config.constants`. Functions use `float(x)` and
+`x.item()` to make decisions. So these warn only if a result depends on no differentiated input, since the number may be
+in it, and raise only if `config.constants` is "error". `bool(x)` and `int(x)` have no derivative to lose.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ _warned: set[tuple[str, str, int]] = set()
 
 
 def array_detached(tracer: Any, how: str) -> None:
-    """Takes note that an array's values leave the tape.
+    """Warns that an array's values leave the tape, or raises.
 
     Args:
         tracer: the array.
-        how: what took them, as the text of the warning begins.
+        how: what took them, for the text of the warning.
 
     Raises:
         TypeError: where `config.constants` is "error".
@@ -47,7 +46,7 @@ def array_detached(tracer: Any, how: str) -> None:
 
 
 def number_detached(tracer: Any, how: str) -> None:
-    """Takes note that a scalar became a Python number, which is an error, or is remembered for `warn_of_constants`.
+    """Raises if a scalar must not become a Python number; otherwise notes the first one for `warn_of_constants`.
 
     Args:
         tracer: the scalar.

@@ -1,7 +1,7 @@
 """Hoists the constants of a jitted function: arrays that it closes over become its first operands.
 
-Without this each array that comes anew, such as the table of a fresh closure, would have the function linearised in
-each step. With it, all calls that differ only in such arrays share one operation.
+Without this, a function that closes over a fresh array in each step would be linearized in each step. With it, all
+calls that differ only in such arrays share one operation.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from jaxpyop._tape.ops import Operation, shared_op, with_name
 def hoisted(primitive: Any, params: dict[str, Any]) -> tuple[Operation, list[Any]] | None:
     """Returns a shared operation that takes a jitted function's constants first, and the constants.
 
-    The result is None for any other primitive, for what cannot be shared, and where there is no constant.
+    The result is None for any other primitive, for a function that cannot be shared, and if there is no constant.
     """
     if primitive is not _jaxcore.jit_p or not is_plain_jit(params) or not (constants := constants_of(params["jaxpr"])):
         return None

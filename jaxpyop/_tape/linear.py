@@ -1,7 +1,7 @@
-"""Calls that are linearised when they are recorded, and never evaluated again.
+"""Calls that are linearized when they are recorded, and never evaluated again.
 
 These are the calls that would be noticed if they ran in the backward pass too (side effects, Python functions), and
-those with rules that belong to one call (a user's `custom_jvp` and `custom_vjp`).
+the calls whose rules belong to one call (a user's `custom_jvp` and `custom_vjp`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ class Linear:
     """The derivative of one call, at its values.
 
     Attributes:
-        forward: whether the map that is kept is the one of the tangents, else that of the cotangents. The other map
-            is its transpose, which runs nothing again.
+        forward: whether the derivative maps tangents of inputs to tangents of outputs. Otherwise it maps cotangents of
+            outputs to cotangents of inputs. Either map is the transpose of the other, which runs nothing again.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class Linear:
         self._outputs = {j: _like(o) for j, o in outputs.items()}
 
     def pull(self, outnums: Sequence[int], cotangents: Sequence[Any]) -> Sequence[Any]:
-        """Returns the inputs' cotangents from those of the outputs `outnums`."""
+        """Returns the inputs' cotangents for these cotangents of the outputs `outnums`."""
         nonzero = dict(zip(outnums, cotangents, strict=True))
         full = [nonzero[j] if j in nonzero else zeros(like) for j, like in self._outputs.items()]
         if self.forward:
@@ -40,7 +40,7 @@ class Linear:
         return self._derivative(full)
 
     def push(self, outnums: Sequence[int], tangents: dict[int, Any]) -> list[Any]:
-        """Returns the tangents of the outputs `outnums` from those of inputs, by position."""
+        """Returns the tangents of the outputs `outnums` for these tangents of inputs, by position."""
         full = tuple(tangents[i] if i in tangents else zeros(like) for i, like in self._inputs.items())
         outputs = self._derivative(*full) if self.forward else self._transposed(full)
         found = dict(zip(self._outputs, outputs, strict=True))
@@ -52,7 +52,7 @@ class Linear:
         except Exception as error:
             raise TypeError(
                 "forward mode needs the transpose of a custom_vjp function's backward pass, which is not linear; "
-                "put jax.jit around the derivative, which drops tangents that nobody needs, or use jax.jacrev twice"
+                "put jax.jit around the derivative, which drops unused tangents, or use jax.jacrev twice"
             ) from error
 
     def arrays(self) -> list[Any]:
@@ -64,7 +64,7 @@ def _like(value: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(value.shape, value.dtype)
 
 
-def linearise(
+def linearize(
     function: Callable[..., Sequence[Any]], argnums: Sequence[int], args: Sequence[Any], forward: bool
 ) -> tuple[list[Any], Linear]:
     """Calls `function(*args)` once, under the current trace.
@@ -73,8 +73,9 @@ def linearise(
         function: returns a sequence of arrays.
         argnums: the positions of the arguments to differentiate in.
         args: all arguments.
-        forward: which derivative to keep. A `custom_vjp` function has none for tangents. A Python function's
-            derivative for cotangents cannot be found from that for tangents.
+        forward: whether to keep the map of tangents, else the map of cotangents. A `custom_vjp` function has only the
+            map of cotangents. For a Python function the map of tangents is kept, because its map of cotangents cannot
+            be transposed.
 
     Returns:
         The outputs of the function, and its derivative.

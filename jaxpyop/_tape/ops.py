@@ -1,7 +1,8 @@
 """Operations: primitives with their parameters, shared by all calls that compute the same.
 
-What is compiled for an operation, and what is known about its derivatives, then serves every recording. A jaxpr among
-the parameters counts by its structure, because the body of a `scan` over a fresh lambda is a new object every time.
+So the compiled functions of an operation, and the dependence of its outputs on its inputs, serve every recording. A
+jaxpr among the parameters counts by its structure, because the body of a `scan` over a fresh lambda is a new object
+every time.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from jaxpyop._tape.dependence import Dependence, find_dependence, full_dependenc
 _MAX_DEPENDENCES = 1024
 _MAX_PARAMETERS = 4096
 
-# The operations by the objects in a call's parameters. A plain dict is faster than a Cache, and soon full again when
-# it is cleared.
+# The operations by the objects in a call's parameters. A plain dict is faster than a Cache, and fills up quickly
+# after it was cleared.
 _by_parameters: dict[Hashable, tuple[tuple[Any, ...] | None, Operation]] = {}
 _by_structure = Cache(2048)
 # Numbers of operations are negative, since a program's key mixes them with slots.
@@ -40,7 +41,7 @@ class Operation:
         run: evaluates it on concrete arrays, compiled.
         multiple_results: whether `bind` and `run` return a list.
         id: a negative number of its own; None if the operation is not shared.
-        linearise_now: whether the operation has to be linearised when it is recorded. It has side effects, calls
+        linearize_now: whether the operation has to be linearized when it is recorded. It has side effects, calls
             Python, holds constants (NumPy arrays may be written to later), or is yet to be expanded by JAX.
         calls_python: whether it runs, perhaps deep inside, a function of the user's on the host.
         uses_refs: whether it reads or writes a mutable array.
@@ -53,7 +54,7 @@ class Operation:
     run: Callable[..., Any]
     multiple_results: bool
     id: int | None = None
-    linearise_now: bool = False
+    linearize_now: bool = False
     calls_python: bool = False
     uses_refs: bool = False
     is_probed: bool = True
@@ -84,8 +85,8 @@ class Operation:
 def find_op(primitive: Any, params: dict[str, Any], args: Sequence[Any]) -> Operation:
     """Returns the operation of a primitive and its parameters, which is called with `args`."""
     if primitive is _jaxcore.jit_p:
-        # Shardings are hashed and compared in Python, which takes long. So the jaxpr alone is the key, and the other
-        # parameters are compared, which are the very same objects as a rule.
+        # Shardings are hashed and compared in Python, which takes long. So the jaxpr alone is the key. The other
+        # parameters are compared, and are usually the very same objects.
         key, values = params["jaxpr"], tuple(params.values())
     else:
         key, values = (primitive, *params.items()), None
@@ -108,17 +109,17 @@ def _find_by_structure(primitive: Any, params: dict[str, Any], args: Sequence[An
         return find_op(eqn.primitive, eqn.params, args)
     if _calls_python(primitive, params):
         # Such an operation is not shared. Nothing of it is compiled here, and a cache would keep the function alive.
-        return dataclasses.replace(_make_op(primitive, params, args), linearise_now=True, calls_python=True)
+        return dataclasses.replace(_make_op(primitive, params, args), linearize_now=True, calls_python=True)
     if any(map(_jaxcore.is_of_high_type, args)) or _holds_closure(params):
-        return dataclasses.replace(_make_op(primitive, params, args), linearise_now=True)
+        return dataclasses.replace(_make_op(primitive, params, args), linearize_now=True)
     try:
         key = (primitive, _jaxcore.structural_key(params))
     except _jaxcore.OwnRulesError:
-        return dataclasses.replace(_make_op(primitive, params, args), linearise_now=True)
+        return dataclasses.replace(_make_op(primitive, params, args), linearize_now=True)
     except _jaxcore.UnkeyableError:
-        linearise_now = _jaxcore.holds_constants(params)
-        if linearise_now or primitive is not _jaxcore.jit_p:
-            return dataclasses.replace(_make_op(primitive, params, args), linearise_now=linearise_now)
+        linearize_now = _jaxcore.holds_constants(params)
+        if linearize_now or primitive is not _jaxcore.jit_p:
+            return dataclasses.replace(_make_op(primitive, params, args), linearize_now=linearize_now)
         # A custom_vjp in the jaxpr has no hash on JAX 0.10.0, so the jaxpr itself is the key.
         key = (primitive, *params.values())
     return _shared(key, lambda id: _make_op(primitive, params, args, id))
@@ -149,15 +150,15 @@ _holds_jaxprs: dict[Any, bool] = {}
 def find_op_to_evaluate(primitive: Any, params: dict[str, Any], args: Sequence[Any]) -> Operation | None:
     """Returns the shared operation that evaluates a primitive on values without a tangent, if that saves time.
 
-    It does for primitives that hold jaxprs: JAX looks a `jit` up for longer, and would compile a `scan` over a fresh
-    function each time.
+    It does for primitives that hold jaxprs: JAX takes longer to look up a `jit`, and would compile a `scan` over a
+    fresh function each time.
     """
     if (holds := _holds_jaxprs.get(primitive)) is None:
         holds = _holds_jaxprs[primitive] = bool(jaxprs_in(params))
     if not holds:
         return None
     op = find_op(primitive, params, args)
-    if op.id is None or op.linearise_now or op.uses_refs:
+    if op.id is None or op.linearize_now or op.uses_refs:
         return None
     if op.is_new:
         # JAX may have compiled the call already, and it may never come again.
@@ -205,7 +206,7 @@ def _make_op(primitive: Any, params: dict[str, Any], args: Sequence[Any], id: in
         run=jax.jit(with_name(bind, primitive.name)) if is_new else _jaxcore.compiled(primitive, params),
         multiple_results=primitive.multiple_results,
         id=id,
-        linearise_now=any(jaxpr.effects for jaxpr in jaxprs_in(params)),
+        linearize_now=any(jaxpr.effects for jaxpr in jaxprs_in(params)),
         uses_refs=_jaxcore.allocates_ref(primitive) or any(map(_jaxcore.is_ref, args)),
         is_new=is_new,
     )
@@ -215,8 +216,8 @@ def _wants_own_function(primitive: Any, params: dict[str, Any]) -> bool:
     """Tells whether to compile a call anew rather than use the primitive's `impl`.
 
     The `impl` of `jit` shares its executable with calls from elsewhere, but takes 15 microseconds longer. That is too
-    much for what compiles in no time. The `impl` of `checkpoint` and of others evaluates equation by equation, or
-    compiles anew each time.
+    much for a small function, which compiles quickly. The `impl` of `checkpoint` and of others evaluates equation by
+    equation, or compiles anew each time.
     """
     if primitive is _jaxcore.jit_p:
         eqns = params["jaxpr"].eqns

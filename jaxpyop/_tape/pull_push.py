@@ -1,7 +1,7 @@
 """Pulls cotangents back through one function of arrays, and pushes tangents forward through it.
 
-JAX's own `jax.vjp` and `jax.jvp` do both. What they are asked for is kept small: only some of the outputs, and only
-with respect to some of the inputs.
+JAX's own `jax.vjp` and `jax.jvp` do both. They are asked only for the outputs that are needed, with respect to the
+inputs that are needed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _restricted(
 def pull(
     function: Outputs, outnums: Sequence[int], argnums: Sequence[int], args: Sequence[Any], cotangents: Sequence[Any]
 ) -> Sequence[Any]:
-    """Returns the cotangents of the inputs `argnums` from those of the outputs `outnums`."""
+    """Returns the cotangents of the inputs `argnums` for these cotangents of the outputs `outnums`."""
     restricted = _restricted(function, outnums, argnums, args)
     _, back = jax.vjp(restricted, *(args[i] for i in argnums))
     return back(list(cotangents))
@@ -41,6 +41,6 @@ def pull(
 def push(
     function: Outputs, outnums: Sequence[int], argnums: Sequence[int], args: Sequence[Any], tangents: Sequence[Any]
 ) -> Sequence[Any]:
-    """Returns the tangents of the outputs `outnums` from those of the inputs `argnums`."""
+    """Returns the tangents of the outputs `outnums` for these tangents of the inputs `argnums`."""
     restricted = _restricted(function, outnums, argnums, args)
     return jax.jvp(restricted, [args[i] for i in argnums], list(tangents))[1]

@@ -15,15 +15,15 @@ from jaxpyop._tape.linear import Linear
 from jaxpyop._tape.replay import Program, pull_program, push_program
 from jaxpyop._tape.tape import Tape, is_array, programs, size_of, typeof
 
-# The bytes that a record takes beside those of its arrays, as measured on JAX 0.10 to 0.12. A derivative that was
-# linearised holds a jaxpr.
+# The bytes that a record takes besides its arrays, as measured on JAX 0.10 to 0.12: in all, per call, and per call that
+# was linearized, which holds a jaxpr.
 _OF_RECORD = 600
 _OF_NODE = 500
 _OF_LINEAR = 20_000
 
 
 class Record:
-    """What a function did: its program and the values that derivatives read."""
+    """One recorded run of a function: its program, and the values that derivatives read."""
 
     __slots__ = ("__weakref__", "_in_avals", "_kept", "_nbytes", "_out_avals", "_program")
 
@@ -44,7 +44,7 @@ class Record:
 
     @property
     def nbytes(self) -> int:
-        """About how many bytes of memory this record takes; its program counts where no other record has it."""
+        """About how many bytes of memory this record takes. Its program counts only if no other record shares it."""
         if self._nbytes is None:
             program = self._program
             if programs.holds(program.key, program):
@@ -61,7 +61,7 @@ class Record:
             cotangents: one per output. None is zero, and the only choice for an output of an integer or bool dtype.
 
         Returns:
-            One cotangent per input. None is zero, and what inputs without a tangent get.
+            One cotangent per input. None is zero; inputs without a tangent always get it.
         """
         cotangents = _checked("cotangent", "output", cotangents, self._out_avals)
         return pull_program(self._program, self._kept, cotangents)
@@ -106,8 +106,8 @@ def record(
         func: a Python function of arrays, which returns a flat list or tuple of arrays or of concrete values (NumPy
             arrays, Python numbers). Its `title`, if it has one, is what warnings call it.
         inputs: arrays. Those of a floating or complex dtype are differentiated.
-        perturbed: which of them are differentiated, by default all. The others are constants, and what depends on
-            them alone is not recorded.
+        perturbed: which of them are differentiated, by default all. The others are constants, and operations
+            on constants alone are not recorded.
 
     Returns:
         The outputs, as concrete as the inputs, and the record.
@@ -140,7 +140,7 @@ def vjp(
     cotangents: Sequence[Any],
     perturbed: Sequence[bool] | None = None,
 ) -> list[Any]:
-    """Returns the cotangents of `func`'s inputs, of all or of those `perturbed`, from those of its outputs."""
+    """Returns the cotangents of `func`'s `perturbed` inputs (by default of all) for these cotangents of its outputs."""
     return record(func, inputs, perturbed)[1].pullback(cotangents)
 
 

@@ -30,7 +30,7 @@ class Node(NamedTuple):
     """One recorded call.
 
     Attributes:
-        how: what was called.
+        how: the operation that was called, or the derivative of a call that is never evaluated again.
         ins: the slots of the inputs' values.
         outs: the slots of the outputs' values, -1 for those without a tangent.
         needs: for each output, the inputs that its tangent depends on.
@@ -68,7 +68,7 @@ class Program(NamedTuple):
 
 
 class Derivative(NamedTuple):
-    """The derivative of the outputs `outnums` of an operation in its inputs `argnums`; `rule` is `pull` or `push`."""
+    """The derivative of an operation's outputs `outnums` in its inputs `argnums`. `rule` is `pull` or `push`."""
 
     rule: Callable[..., Sequence[Any]]
     op: Operation
@@ -83,7 +83,7 @@ Apply = Callable[[Derivative, list[Any], list[Any]], Sequence[Any]]
 def apply_traced(derivative: Derivative, args: Sequence[Any], vectors: Sequence[Any]) -> Sequence[Any]:
     """Applies a derivative under the current trace."""
     rule, op, outnums, argnums = derivative
-    # Of a value that no derivative reads only the type was kept. Zeros do as well, and are dead code when compiled.
+    # For a value that no derivative reads, only its type was kept. Zeros can take its place; compiling drops them.
     full = [_jaxcore.zeros(a) if isinstance(a, _jaxcore.ShapedArray) else a for a in args]
     return rule(op.outputs, outnums, argnums, full, vectors)
 
@@ -117,7 +117,7 @@ def _compile(derivative: Derivative, present: Sequence[int], args: Sequence[Any]
 def _cotangents_by_slot(
     nodes: Sequence[Node], values: Sequence[Any], seeds: Iterable[tuple[int, Any]], apply: Apply
 ) -> dict[int, Any]:
-    """Returns cotangents by slot, from those of the outputs.
+    """Propagates the cotangents of outputs backward, and returns all cotangents by slot.
 
     Args:
         nodes: the calls of the program.
@@ -149,7 +149,7 @@ def _cotangents_by_slot(
 
 
 def push_program(program: Program, kept: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
-    """Returns the tangents of a program's outputs from those of its inputs; None is zero."""
+    """Returns the tangents of a program's outputs for these tangents of its inputs; None is zero."""
     values = replaced(program.types, program.kept, kept)
     by_slot = {s: t for s, t in zip(program.ins, tangents, strict=True) if s >= 0 and t is not None}
     for node in program.nodes:
@@ -169,7 +169,7 @@ def push_program(program: Program, kept: Sequence[Any], tangents: Sequence[Any])
 
 
 def pull_program(program: Program, kept: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
-    """Returns the cotangents of a program's inputs from those of its outputs; None is zero."""
+    """Returns the cotangents of a program's inputs for these cotangents of its outputs; None is zero."""
     nonzero = tuple([j for j, c in enumerate(cotangents) if c is not None and program.outs[j] >= 0])
     if not nonzero:
         return [None] * len(program.ins)

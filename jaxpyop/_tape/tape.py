@@ -1,10 +1,10 @@
-"""The idea of the room: a trace that evaluates a Python function on concrete arrays, and writes down what it does.
+"""The idea of this package: a trace evaluates a Python function on concrete arrays, and records what it does.
 
 The tracers of a `Tape` hold concrete values. Each primitive is evaluated at once, under the trace that was current
-before. A primitive that touches a differentiated value is also written down, as a `Node` of a `Program`. Since values
-are concrete, the function may look at them (`float(x)`, `if x > 0:`), and what is written down is the sequence of
+before. A primitive that touches a differentiated value is also recorded, as a `Node` of a `Program`. Since values
+are concrete, the function may look at them (`float(x)`, `if x > 0:`), and the recording is the sequence of
 primitives on the path that was taken. A value that was looked at is a constant to the derivative, as on TensorFlow's
-tape. To differentiate, the program is gone through once more, from its end to its start or forward.
+tape. To differentiate, the program is replayed, backward or forward.
 
 The trace that was current evaluates everything, recording and derivatives alike. So tapes nest: an inner tape's
 backward pass is recorded by the outer one.
@@ -24,15 +24,15 @@ from jaxpyop._jaxcore import EVAL_TRACE, set_current_trace
 from jaxpyop._tape.cache import Cache, value_type
 from jaxpyop._tape.dependence import Dependence, full_dependence
 from jaxpyop._tape.hoist import hoisted
-from jaxpyop._tape.linear import Linear, linearise
+from jaxpyop._tape.linear import Linear, linearize
 from jaxpyop._tape.ops import Operation, find_custom_jvp_op, find_op, find_op_to_evaluate
 from jaxpyop._tape.replay import MAX_COMPILED, Node, Program
 from jaxpyop._tape.tracer import TapeTracer
 
-# The programs that came back, one for all records of it.
+# The programs that were recorded more than once. All records of a program share one object.
 programs = Cache(128)
 
-# The bytes that a jax.Array of a scalar takes beside its own, as measured on JAX 0.10 to 0.12.
+# The bytes that a jax.Array takes besides its data, as measured on JAX 0.10 to 0.12.
 _OF_ARRAY = 1600
 
 
@@ -80,7 +80,7 @@ class Tape(_jaxcore.KnownTrace):
         self.title = title
         # How and where the body made the first Python number of a differentiated value.
         self.number_taken: tuple[Any, ...] | None = None
-        # As JAX's own traces that differentiate have it.
+        # JAX's own differentiating traces have this value.
         self.requires_low = False
         # Every value has a slot: its position here. Those of inputs and constants are free slots.
         self._values: list[Any] = []
@@ -139,7 +139,7 @@ class Tape(_jaxcore.KnownTrace):
         if True not in tracked:
             return self._evaluate(primitive, args, params)
         op = find_op(primitive, params, args)
-        if op.linearise_now and not op.calls_python and (found := hoisted(primitive, params)) is not None:
+        if op.linearize_now and not op.calls_python and (found := hoisted(primitive, params)) is not None:
             op, constants = found
             args, tracked = (*constants, *args), (False,) * len(constants) + tracked
         if op.uses_refs:
@@ -148,8 +148,8 @@ class Tape(_jaxcore.KnownTrace):
                 "that outlives the operation. Use `x.at[...].set(...)`, or store "
                 "`jax.lax.stop_gradient(x)`."
             )
-        if op.linearise_now:
-            outs = self._linearised(lambda *values: op.outputs(values), args, tracked, op.calls_python)
+        if op.linearize_now:
+            outs = self._linearized(lambda *values: op.outputs(values), args, tracked, op.calls_python)
         else:
             outs = self._recorded(op, op.run if self.parent is EVAL_TRACE else op.bind, args, tracked)
         return outs if primitive.multiple_results else outs[0]
@@ -207,7 +207,7 @@ class Tape(_jaxcore.KnownTrace):
             # This call's own `bind` is used, because JAX reads the pytree of the output off the wrapped functions of
             # this call afterwards.
             return self._recorded(op, bind, args, tracked)
-        return self._linearised(bind, args, tracked, forward=False)
+        return self._linearized(bind, args, tracked, forward=False)
 
     def _recorded(
         self, op: Operation, evaluate: Callable[..., Any], args: Sequence[Any], tracked: tuple[bool, ...]
@@ -219,12 +219,12 @@ class Tape(_jaxcore.KnownTrace):
             dependence = op.dependence(tracked, values, outs)
         return self._write(op, args, tracked, outs, dependence)
 
-    def _linearised(
+    def _linearized(
         self, function: Callable[..., Sequence[Any]], args: Sequence[Any], tracked: tuple[bool, ...], forward: bool
     ) -> list[Any]:
         values = [a.value if t else a for a, t in zip(args, tracked)]
         with set_current_trace(self.parent):
-            outs, linear = linearise(function, [i for i, t in enumerate(tracked) if t], values, forward)
+            outs, linear = linearize(function, [i for i, t in enumerate(tracked) if t], values, forward)
         return self._write(linear, args, tracked, outs, full_dependence(tracked, outs)._replace(reads=()))
 
     def _write(

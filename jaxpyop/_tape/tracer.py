@@ -1,4 +1,4 @@
-"""The array that a recorded function sees. The function may look at its values like at those of any other array."""
+"""The array that a recorded function sees. It has concrete values, like any other array outside of tracing."""
 
 # The methods of JAX's Tracer that are overridden here are typed to raise.
 # pyright: reportIncompatibleMethodOverride=false
@@ -17,7 +17,7 @@ import numpy as np
 from jaxpyop import _jaxcore
 from jaxpyop._tape.detached import array_detached, number_detached
 
-# The Python numbers that came before as operands of a scalar, by its type: as jnp makes them, on the device.
+# Python numbers that were operands beside a scalar before, as arrays on the device. The key has the scalar's type.
 _MAX_NUMBERS = 512
 _numbers: dict[tuple[Any, ...], Any] = {}
 
@@ -25,14 +25,14 @@ _current_trace = _jaxcore.current_trace
 
 
 def _is_exact(number: Any, aval: Any) -> bool:
-    """Tells whether jnp converts a Python number beside a scalar of this type as the type's dtype does."""
+    """Tells whether jnp makes `dtype.type(number)` of a Python number beside a scalar of this type."""
     if aval.shape or aval.weak_type or aval.dtype.itemsize < 4:
         return False
     return type(number) is float or (type(number) is int and abs(number) <= 2**24)
 
 
 def _scalar(number: Any, aval: Any) -> Any:
-    """Returns a Python number as jnp makes it. One that comes again is on the device."""
+    """Returns a Python number as jnp converts it. From its second use on, it is an array on the device."""
     scalar = aval.dtype.type(number)
     # There are two zeros, which are equal as keys.
     if number == 0:
@@ -49,7 +49,7 @@ def _scalar(number: Any, aval: Any) -> Any:
 
 
 def _operand(other: Any, aval: Any) -> Any:
-    """Returns an operand for a `jax.lax` function whose other one is of this type, or None where only jnp can tell."""
+    """Returns `other` as an operand of `jax.lax` beside one of type `aval`, or None if jnp has to convert it."""
     kind = type(other)
     if kind is float or kind is int:
         found = _numbers.get((kind, other, aval))

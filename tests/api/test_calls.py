@@ -138,7 +138,7 @@ WRONG_CALLS = {
     "casting": (lambda f: f(np.sin, [1.0], F, casting="safest"), ValueError, r"casting='safest'; expected one of"),
     "Tout a number": (lambda f: f(np.sin, [1.0], 3.0), TypeError, r"Tout has a leaf 3.0 of type float"),
     "Tout a shape": (lambda f: f(np.sin, [1.0], (3, 2)), TypeError, r"Tout has a leaf 3 of type int"),
-    "Tout a word": (lambda f: f(np.sin, [1.0], "floaty"), TypeError, r"Tout has 'floaty', which is no dtype"),
+    "Tout a word": (lambda f: f(np.sin, [1.0], "floaty"), TypeError, r"Tout has 'floaty', which is not a dtype"),
     "Tout object": (
         lambda f: f(np.sin, [1.0], object),
         TypeError,

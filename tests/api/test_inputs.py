@@ -276,7 +276,7 @@ def test_empty_wide_array_fits(route):
 def test_a_traced_ref_is_refused():
     ref = jax.new_ref(jnp.arange(3.0))
     with pytest.raises(
-        TypeError, match=r"py_func 'lambda': an input is a traced Ref.*pass what is in it.*ref\[\.\.\.\]"
+        TypeError, match=r"py_func 'lambda': an input is a traced Ref.*pass its contents.*ref\[\.\.\.\]"
     ):
         jax.jit(lambda ref: py_func(lambda x: x, [ref], F))(ref)
 

@@ -108,7 +108,9 @@ def test_a_whole_batch_has_one_length(method, route):
 @both_sides
 def test_a_whole_batch_of_several_lengths_is_an_error(api, method, route):
     op = lambda x: api(lambda x: [row[: 1 + k] for k, row in enumerate(x)], [x], padded(F, 5), vmap_method=method)
-    with pytest.raises(Exception, match=r"a list of 4 .*several lengths are no array: with vmap_method='sequential'"):
+    with pytest.raises(
+        Exception, match=r"a list of 4 .*different lengths make no array: with vmap_method='sequential'"
+    ):
         route(jax.vmap(op), ROWS)
 
 
@@ -221,7 +223,7 @@ MALFORMED = {
     "a float": (lambda: padded(F, 1.5), TypeError, "padded: shape is 1.5; expected an integer"),
     "another axis": (lambda: padded(F, 3, axis=1), ValueError, r"padded: axis is 1; expected an axis of shape \(3,\)"),
     "an axis twice": (lambda: padded(F, (3, 3), axis=(0, -2)), ValueError, r"padded: axis is \(0, -2\)"),
-    "no such dtype": (lambda: op(padded("floaty", 3)), TypeError, "Tout has 'floaty', which is no dtype"),
+    "no such dtype": (lambda: op(padded("floaty", 3)), TypeError, "Tout has 'floaty', which is not a dtype"),
     "fill": (lambda: op(padded(jnp.uint8, 3, fill_value=-1)), ValueError, "fill_value -1, which uint8 does not hold"),
     "fraction": (lambda: op(padded(N, 3, fill_value=0.5)), ValueError, "fill_value 0.5, which int32 does not hold"),
     "NaN": (lambda: op(padded(N, 3, fill_value=float("nan"))), ValueError, "fill_value nan, which int32 does not"),

@@ -1,4 +1,4 @@
-"""Inputs that are no arrays reach a body as they are."""
+"""Inputs that are not arrays reach a body as they are."""
 
 from __future__ import annotations
 

@@ -142,13 +142,13 @@ def test_steps_compile_nothing(name, mode):
     np.testing.assert_allclose(slopes, float(MODES[mode](body)(1.5)), rtol=1e-4)
 
 
-# What belongs to one call is linearised in each step: functions that are made in the call, and effects.
-LINEARISED = [linear_call, linear_call_that_closes_over_arrays, debug_print, debug_print_deeper]
+# What belongs to one call is linearized in each step: functions that are made in the call, and effects.
+LINEARIZED = [linear_call, linear_call_that_closes_over_arrays, debug_print, debug_print_deeper]
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("body", LINEARISED, ids=lambda body: body.__name__)
-def test_what_is_linearised_in_each_step_runs_once_in_it(body, mode, capfd):
+@pytest.mark.parametrize("body", LINEARIZED, ids=lambda body: body.__name__)
+def test_what_is_linearized_in_each_step_runs_once_in_it(body, mode, capfd):
     step = jax.jit(MODES[mode](lambda x: jaxpyop.py_function(body, [x], jnp.float32, output_shapes=())))
     slopes = [step(1.5) for _ in range(3)]
     jax.block_until_ready(slopes)
@@ -160,7 +160,7 @@ def test_what_is_linearised_in_each_step_runs_once_in_it(body, mode, capfd):
 
 
 @pytest.mark.parametrize("body", [interpolation, matrix_exponential, fraction], ids=lambda body: body.__name__)
-def test_what_jax_expands_is_not_linearised_in_each_step(body):
+def test_what_jax_expands_is_not_linearized_in_each_step(body):
     """JAX tells of this by no event."""
     slopes = []
     for _ in range(3):

@@ -29,8 +29,8 @@ def test_recordings(body, count, monkeypatch):
     trace = lambda: jax.make_jaxpr(lambda x, m: traced(body)(x, m))(x, m)
     trace()  # to find that it asks for values
     calls = []
-    record = _jaxcore.record
-    monkeypatch.setattr(_jaxcore, "record", lambda *args: calls.append(0) or record(*args))
+    record = _jaxcore.make_jaxpr
+    monkeypatch.setattr(_jaxcore, "make_jaxpr", lambda *args: calls.append(0) or record(*args))
     trace()
     assert len(calls) == count
 
@@ -38,7 +38,7 @@ def test_recordings(body, count, monkeypatch):
 def test_a_recording_is_what_jax_would_make_of_it():
     f = lambda x, y: [x + 1, 2.0, True, y, jnp.ones(2) * x]
     for args in ([1.0, jnp.float32(2)], [jax.ShapeDtypeStruct((2,), jnp.float32, weak_type=True), jnp.int32(2)]):
-        assert str(_jaxcore.record(f, args)) == str(jax.make_jaxpr(f)(*args))
+        assert str(_jaxcore.make_jaxpr(f, args)) == str(jax.make_jaxpr(f)(*args))
 
 
 def gives_way(x, half):

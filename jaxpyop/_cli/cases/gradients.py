@@ -1,4 +1,4 @@
-"""Gradient steps, beside those of JAX and TensorFlow."""
+"""Gradient steps, compared with JAX and TensorFlow."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ print(json.dumps(times))
 
 
 def several_devices() -> Group:
-    """A program over eight devices, in a process of its own that has so many."""
+    """A program over eight devices, in a process of its own."""
 
     def take_times() -> dict[str, list[float]]:
         flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"

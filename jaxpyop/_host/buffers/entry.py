@@ -1,4 +1,4 @@
-"""What a compiled program calls: a call with its batch, its buffers and its environment."""
+"""`Host`, which a compiled program calls: a call with its batch, its buffers and its environment."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from jaxpyop._host.errors import PythonBodyError, body_error, defer, deferred_er
 from jaxpyop._host.guard import running
 from jaxpyop._host.run import run_elements, run_once, runs_in_this_process
 
-# Looking a thread up here, unlike threading.current_thread(), does not register it with Python. A thread of XLA's has
-# no entry, or a dummy once somebody has asked threading for it.
+# Looking a thread up here, unlike threading.current_thread(), does not register it with Python. XLA's threads have
+# no entry, or a dummy entry once `threading.current_thread()` was called on them.
 _THREADS: dict[int, Any] = vars(threading)["_active"]
 _UNKNOWN = (type(None), threading._DummyThread)
 
@@ -42,7 +42,7 @@ class Host:
         batch: the elements to run it on.
         inputs: shape and dtype of the arrays that come.
         results: shape and dtype of the arrays to return.
-        padding: how many results, at the end, are not the call's.
+        padding: how many results at the end do not come from the call.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ _Release = Callable[[list[Any]], None]
 
 
 def _lending(call: HostCall, small: bool) -> tuple[_Take, _Release | None]:
-    """How inputs are made of buffers, and what is done with them after the call."""
+    """Returns the function that makes an input of a buffer, and the one that releases the inputs after the call."""
     take_back_all = functools.partial(take_back, title=call.title)
     if small:
         return (copy_of, None) if call.copy or call.on_jax else (lambda b: read_only(copy_of(b)), take_back_all)

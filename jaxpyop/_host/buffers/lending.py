@@ -42,7 +42,8 @@ def lend(view: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """A read-only array over the same memory, or a small copy, for `take_back` to watch."""
     if view.nbytes < SMALL:
         return read_only(view.copy())
-    # NumPy makes this array the base of its own slices, unlike view[...]. So a slice that somebody keeps is noticed.
+    # NumPy makes this array the base of its own slices, unlike view[...]. So a
+    # slice that the body keeps counts as a reference to it.
     return as_strided(view, view.shape, view.strides, writeable=False)
 
 
@@ -73,10 +74,11 @@ def lend_results(views: Iterable[Any]) -> list[Any]:
 def take_back_results(lent: list[Any]) -> bool:
     """End the time in which a body may write to what `out=True` lent. Empties the list.
 
-    An array that somebody still holds gets memory of its own, with its present values. Slices of it are not known.
+    An array that the body kept gets memory of its own, with its present values. Slices of it still refer to the lent
+    memory.
 
     Returns:
-        Whether somebody holds one.
+        Whether the body kept one.
     """
     kept = False
     while lent:

@@ -1,9 +1,9 @@
-"""Where large arrays lie: copies in memory that is used again, results in huge pages.
+"""Memory for large arrays: recycled memory for copies of inputs, huge pages for results.
 
 Fresh memory costs more than the data that is written into it, because the system hands it out by the page, at the first
-touch of each. `SCRATCH` keeps the copies that bodies got and nobody holds any more, for all programs together, up to
-`config.max_scratch_bytes`. NumPy arrays come back after the call; the memory of a jax.Array is free when its last owner
-goes. `expect_writing` asks for huge pages, as NumPy does for its own arrays.
+touch of each. `SCRATCH` keeps the copies that bodies got, once no reference to them is left. It serves all programs
+together, up to `config.max_scratch_bytes`. NumPy arrays come back after the call; the memory of a jax.Array is free
+when its last owner goes. `expect_writing` asks for huge pages, as NumPy does for its own arrays.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import numpy as np
 
 from jaxpyop._config import config, on_change
 
-# Below so many bytes malloc is faster than memory that is used again.
+# Arrays of fewer bytes than this are faster to allocate than to recycle.
 SMALL = 1 << 14
 
-# From so many bytes on NumPy, too, asks for huge pages.
+# From this size in bytes on, NumPy too asks for huge pages.
 LARGE = 1 << 22
 
 # XLA's CPU buffers begin at a multiple of this address.
@@ -29,18 +29,18 @@ ALIGNMENT = 64
 
 
 def references(array: Any) -> int:
-    """How often an array is referred to, as Python counts."""
+    """The reference count of an array, as Python counts it."""
     return sys.getrefcount(array)
 
 
-def _held_by_nobody() -> int:
+def _references_of_a_local() -> int:
     arrays = [np.empty(1)]
     array = arrays.pop()
     return references(array)
 
 
-# The count of references if only the variable of our own function is left.
-FREE = _held_by_nobody()
+# The reference count of an array that only a local variable of ours refers to.
+FREE = _references_of_a_local()
 
 
 class Scratch:
@@ -71,7 +71,7 @@ class Scratch:
             return array
 
     def recycle(self, copies: list[Any]) -> None:
-        """Take back the copies that nobody else holds. Empties the list."""
+        """Take back the copies that have no other reference. Empties the list."""
         while copies:
             array = copies.pop()
             # A body may have changed the shape or the strides in place.
@@ -122,7 +122,7 @@ class Scratch:
             if not arrays:
                 del self._free[key]
         while self.nbytes > self.bound:
-            # Memory that is in use then belongs to its user alone.
+            # Memory that is still in use leaves the list, and then lives as long as its array.
             self.nbytes -= self._lasting.pop(0).nbytes
 
 

@@ -4,8 +4,8 @@ A program over several devices calls a buffer callback on each of them. Nothing 
 execution. But the results of a stateless op depend on its inputs alone, so any call with equal inputs may have them.
 Each run serves as many calls as the process has devices, and is then forgotten.
 
-A result can be read once a single device has it. But Python must not end while others still call: ending a thread in
-the middle of that aborts the process.
+A result can be read once a single device has it. But Python must not exit while other devices still call:
+ending a thread in the middle of a call aborts the process.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from jaxpyop._host.buffers.lending import view_of
 from jaxpyop._host.buffers.memory import SCRATCH
 from jaxpyop._host.errors import PythonBodyError
 
-# So many runs may wait for calls. The calls of an execution that failed elsewhere never come.
+# The largest number of runs that wait for calls. The calls of an execution that failed elsewhere never come.
 _MOST = 64
 
-# Below so many bytes it is faster to compare copies of the inputs than to compare the inputs themselves.
+# Inputs of fewer bytes than this are compared as `bytes`, which is faster than comparing arrays.
 _SMALL = 1 << 16
 
 
@@ -74,11 +74,12 @@ def _equal(a: Any, b: Any) -> bool:
     return bool((a.reshape(-1).view(words) == b.reshape(-1).view(words)).all())
 
 
-# What Python waits for at its end: calls that are not answered yet. `_calls` has an entry for each call in progress.
+# Python's exit waits for calls that are not answered yet. `_calls` has an entry for each call in progress.
 _all: weakref.WeakSet[Shared] = weakref.WeakSet()
 _calls: list[None] = []
 
-# Python waits so many seconds for a function that does not end, and so many for calls that do not come.
+# Seconds that Python's exit waits: `_MOST_SECONDS` for a function that does not end, `_PATIENCE` for calls that do not
+# come.
 _MOST_SECONDS = 10.0
 _PATIENCE = 0.5
 

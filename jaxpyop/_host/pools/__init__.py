@@ -1,6 +1,6 @@
 """Where a body runs: on the calling thread, on threads of an executor, or in workers that share no memory.
 
-Reading order: executors (the kinds, of which a new one is added there), nesting (calls inside bodies), threads, job
+Reading order: executors (the kinds; add a new kind there), nesting (calls inside bodies), threads, job
 (what a worker does), chunks, workers.
 """
 

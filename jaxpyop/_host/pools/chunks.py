@@ -12,7 +12,7 @@ import math
 # How long a chunk should run, in seconds.
 _AIM = 0.01
 
-# The last chunks are at most so many times smaller than the others, because each of them takes time to send.
+# How many times smaller than the others the last chunks may be. Each chunk takes time to send.
 _TAIL = 4
 
 

@@ -1,4 +1,4 @@
-"""The kinds of executor, and what is known of each: threads, processes, Dask and others. A new kind is added here.
+"""The kinds of executor, and what is known about each: threads, processes, Dask and others. A new kind is added here.
 
 Without `executor=` a function runs where it is called, and the elements of a parallel batch run on threads of our own.
 With it, the function runs on that executor and nowhere else.

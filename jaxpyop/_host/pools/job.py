@@ -53,7 +53,7 @@ class Job:
         rows: for each input, whether it has a row for each element; the elements share the others.
         count: how many elements there are.
         batch: the batch that they belong to, for errors; None for one element or block.
-        first: the first one's number in it.
+        first: the number of the first element in the batch.
         unique: keeps Dask from merging calls with equal arguments.
     """
 
@@ -81,7 +81,7 @@ class Job:
     def _run(self) -> tuple[float, list[Any]]:
         body = _unpickled(self.body) if isinstance(self.body, bytes) else self.body
         keywords = {"lead": self.lead} if self.lead else {}
-        # What was sent may be read-only, and a body may write into its inputs.
+        # The arrays that were sent may be read-only, and a body may write into its inputs.
         arrays = [a if a.flags.writeable or not row else a.copy() for a, row in zip(self.arrays, self._rows)]
         results: list[list[np.ndarray[Any, Any]]] = []
         with self._settings():
@@ -118,7 +118,10 @@ class Job:
             yield
 
     def _raise(self, error: BaseException) -> NoReturn:
-        """Raise an error so that it reaches the caller. One that can be written but not read would end the executor."""
+        """Raise an error so that it reaches the caller.
+
+        An error that pickles but does not unpickle would break the pool.
+        """
         if self.home[0] == os.getpid():
             raise error
         # An executor that gets the body itself pickles by cloudpickle, where that is installed.

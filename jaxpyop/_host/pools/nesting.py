@@ -2,7 +2,7 @@
 
 A body that calls an op of its own executor would wait for a thread that waits for the body. So on a thread of the
 executor such an op runs in place. On any other thread, such as one of XLA's, it waits for a free thread of the
-executor; once all of its threads are known to wait for such ops, one of these raises an error.
+executor. Once all threads of the executor are known to wait for such ops, one of these ops raises an error.
 
 The context variable `_outer` tells which executors have threads that wait for this code. A compiled program keeps the
 context in which it was traced, so every combination of outer executors has programs of its own.
@@ -24,7 +24,7 @@ from typing import Any
 from jaxpyop import _jaxcore
 from jaxpyop._host.pools.executors import Executor, default_executor, has_threads, workers_of
 
-# If no task begins for so many seconds, the bodies that wait count as stuck.
+# Seconds after which the waiting bodies count as stuck, if no task begins meanwhile.
 _PATIENCE = 2.0
 
 # The number of each executor. A new executor gets the number of one that is gone, and with it the programs that were
@@ -98,7 +98,8 @@ def working_for(number: int) -> Iterator[None]:
 
 # ---------------------------------------------------------------------- all threads wait
 
-# By the number of the executor: waits, for a thread of it, of code for which threads of it wait, and tasks begun.
+# Per executor number. `_waiting`: calls that wait for one of its threads while its threads wait for them. `_begun`:
+# tasks begun.
 _waiting: collections.Counter[int] = collections.Counter()
 _begun: collections.Counter[int] = collections.Counter()
 
@@ -109,7 +110,7 @@ def is_waited_for(executor: Any) -> bool:
 
 
 class DeadlockWatch:
-    """Watches a wait for a thread of an executor whose threads may wait for this code."""
+    """Detects that this code waits for a thread of an executor while all of its threads wait for code like this."""
 
     def __init__(self, executor: Any, title: str) -> None:
         self._number = number_of(executor)

@@ -21,7 +21,7 @@ from jaxpyop._host.pools.nesting import DeadlockWatch, is_waited_for, number_of,
 # The number of an element and its inputs.
 Element = tuple[int, Any]
 
-# After so many seconds the caller does what no thread of our own has begun.
+# Seconds after which the caller itself runs the elements, if no thread of our own has begun.
 _PATIENCE = 1.0
 
 
@@ -96,7 +96,7 @@ class _SharedElements:
             return taken
 
     def stop(self, error: BaseException | None = None) -> None:
-        """Let nobody take another element. Of several errors the first counts."""
+        """End the run: no further element is taken. Of several errors the first one is kept."""
         with self._lock:
             self._over = True
             self._elements = iter(())
@@ -106,7 +106,7 @@ class _SharedElements:
                 self.ended.set()
 
     def end_task(self, future: concurrent.futures.Future[Any]) -> None:
-        """Note that a task has ended. After the last one, as when the executor is shut down, nobody takes the rest."""
+        """Note that a task has ended. If the last one leaves elements, as at a shutdown, the run fails."""
         with self._lock:
             self.tasks -= 1
             lost = not self.tasks and not self._over

@@ -26,7 +26,7 @@ from jaxpyop._host.pools.job import Job, UnreadableBodyError, job_for
 # Takes the number of an element and its results, or a slice and the results of several elements, stacked.
 Store = Callable[[int | slice, Sequence[Any]], None]
 
-# A job, the elements that it runs if they belong to a batch, and what takes its results.
+# A job, the elements that it runs if they belong to a batch, and the function that takes its results.
 _Task = tuple[Job, slice, Callable[[float, list[Any]], None]]
 
 
@@ -87,11 +87,11 @@ def run_elements_in_workers(
         chunks.learn(seconds, at.stop - at.start)
         call.seconds_per_element = chunks.pace
         if not (found and isinstance(found[0], list)):
-            # The elements have the same shapes: what holds for the first one holds for all.
+            # The elements have the same shapes: the check of the first one holds for all.
             if len(checked([column[0, ...] for column in found], at.start)) == len(found):
                 store(at, found)
                 return
-            # The call adds results, which each element has of its own.
+            # The call adds results that differ from element to element.
             found = [[column[k, ...] for column in found] for k in range(at.stop - at.start)]
         for number, values in zip(range(at.start, at.stop), found):
             with _noting(batch, slice(number, number + 1)):
@@ -185,7 +185,7 @@ def _run(
             while under_way:
                 finish()
     finally:
-        # Nothing may run that still reads the inputs. What was cancelled never runs, and Dask's never counts as done.
+        # No job may read the inputs after this. A cancelled job never runs, and one of Dask's never counts as done.
         concurrent.futures.wait([future for future in under_way if not future.cancel()])
 
 
@@ -206,7 +206,7 @@ def _noting(batch: Batch | None, at: slice) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _explaining(title: str) -> Iterator[None]:
-    """Raise errors of workers and of their executor as what says most."""
+    """Replace errors of workers and of their executor with the most informative error."""
     try:
         yield
     except BaseException as error:

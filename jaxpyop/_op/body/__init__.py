@@ -1,8 +1,8 @@
 """What a call runs on the host: the Body protocol, and the body of the user's function.
 
 To read, in this order: `protocol` (what every body has), `user` (the user's function between checks), `tangents`
-(its pushforward and pullback), `out` (`out=True`), `conditional` (`when=`); `shapes` and `reads` (shapes that nobody
-promised), `advice` (what errors say).
+(its pushforward and pullback), `out` (`out=True`), `conditional` (`when=`); `shapes` and `reads` (shapes that were not
+declared), `advice` (what errors say).
 """
 
 from jaxpyop._op.body.advice import call_with_advice as call_with_advice

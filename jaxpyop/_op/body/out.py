@@ -57,7 +57,7 @@ class FilledBody(UserBody):
             )
 
     def _call(self, arrays: Sequence[Any], lent: Sequence[Any]) -> None:
-        # A function of its own, so that no variable of `_fill` refers to what is lent.
+        # A function of its own, so that no variable of `_fill` refers to the lent arrays.
         tree = self.op.spec.tree
         args, kwargs = self.inputs.unflatten(arrays)
         kwargs = {**kwargs, "out": lent[0] if tree is None else jax.tree.unflatten(tree, lent)}

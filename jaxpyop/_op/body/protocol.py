@@ -37,7 +37,7 @@ class Body(abc.ABC):
     @property
     @abc.abstractmethod
     def op(self) -> Op:
-        """The op that this body, or the body of which it is the derivative, belongs to."""
+        """The op that this body belongs to. A derivative belongs to the op of its base."""
 
     @property
     def title(self) -> str:
@@ -51,7 +51,7 @@ class Body(abc.ABC):
 
     @property
     def shape_source(self) -> str:
-        """Where the results' shapes come from if nobody promised them, for errors about shapes."""
+        """Where the results' shapes come from if they were not declared, for errors about shapes."""
         return ""
 
     @property
@@ -73,12 +73,14 @@ class Body(abc.ABC):
         """
 
     def transposed(self, nonzero_cotangents: tuple[bool, ...]) -> Body:
-        """The body of the transposed linear map. Only tangents have one, and what is linear by `transpose=`.
+        """The body of the transposed linear map. Only tangent bodies implement it.
 
         Args:
             nonzero_cotangents: which of this body's results have a cotangent that is not zero.
         """
-        raise NotImplementedError(f"{self.title}: jax.linear_transpose does not know it as linear; use jax.vjp")
+        raise NotImplementedError(
+            f"{self.title}: jax.linear_transpose only works for functions declared linear with transpose=; use jax.vjp"
+        )
 
     def replay(self, record: Any, arrays: Sequence[Any]) -> list[Any]:
         """The results, computed from a tape's record of the base's run; only derivatives on the tape have this."""

@@ -1,9 +1,9 @@
 """A cache key from everything that a function reads besides its arguments, for functions that read constants alone.
 
-Equal keys mean that abstract evaluation gives the same shapes. Only what cannot change without a sign has a key:
+Equal keys mean that abstract evaluation gives the same shapes. Only values that cannot change unnoticed have a key:
 numbers, strings and tuples of them, Python functions that read nothing else, the functions and modules of NumPy and
 JAX, and the builtin functions that are listed here. There is no key for anything else: objects, lists, arrays, modules
-of the user, imports, and names with two underscores, by which a function reaches what cannot be followed.
+of the user, imports, and names with two underscores, through which a function reaches values that cannot be followed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _IMPORT = dis.opmap["IMPORT_NAME"]
 
 
 class _NoKeyError(Exception):
-    """The function reads something that may change without a sign."""
+    """The function reads something that may change unnoticed."""
 
 
 def reads_of(*values: Any) -> Hashable | None:
@@ -93,7 +93,7 @@ def _is_library(module: Any) -> bool:
 
 
 def _is_safe(value: Any) -> bool:
-    """Whether a value is what a library, or Python itself, has under the value's name."""
+    """Whether a library, or Python itself, has this very value under its name."""
     if isinstance(value, np.ufunc):
         return getattr(np, value.__name__, None) is value
     home, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)

@@ -1,7 +1,7 @@
 """A cache of the shapes that a function's results have, found by running its Python code on abstract values.
 
 Such a run takes as long as tracing the function, and one program often calls a function in many places. So shapes are
-kept for functions of which `reads` can tell that nothing but their arguments decides: by the function's code, the
+kept if `reads` finds that they depend on nothing but the function's arguments. The key is the function's code, the
 constants that it reads, and the types of its inputs.
 """
 
@@ -34,7 +34,7 @@ def infer_once(
     structs: Sequence[jax.ShapeDtypeStruct],
     infer: Callable[[], list[jax.ShapeDtypeStruct]],
 ) -> _Shapes | None:
-    """The shapes of what a function returns, in the order of `Tout`; None if they depend on values.
+    """The shapes of a function's results, in the order of `Tout`; None if they depend on values.
 
     Args:
         op: the op of the function.
@@ -66,7 +66,7 @@ def infer_once(
 
 def _key(op: Op, inputs: Inputs, structs: Sequence[jax.ShapeDtypeStruct]) -> Hashable | None:
     spec = op.spec.returned
-    # A key must not keep alive what an object of a user's class holds.
+    # A key must not keep objects of a user's class alive.
     if not all(map(_is_builtin, (inputs.tree, spec.tree))):
         return None
     reads = reads_of(op.func, *inputs.static)

@@ -76,7 +76,7 @@ class UserBody(Body):
         return op.func(*args, **kwargs)
 
     def results(self, arrays: Sequence[Any]) -> list[Any]:
-        """What the function returned, in the order of `Tout`, unchecked."""
+        """The function's results, in the order of `Tout`, unchecked."""
         return match(self.op.spec.returned, self._run(arrays), self.op.title)
 
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
@@ -110,7 +110,7 @@ class UserBody(Body):
                 check_shape(value.shape, leaf, lead, "declared", self.op.origin_of_array(k), self.op.title)
 
     def promised(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> Sequence[Leaf]:
-        """What the user promised about the results for inputs with the batch axes `lead`."""
+        """The declared results, for inputs with the batch axes `lead`."""
         if self.op.output_shapes is None:
             return self.op.spec.leaves
         key = tuple([(a.shape, a.dtype) for a in arrays]), len(lead)

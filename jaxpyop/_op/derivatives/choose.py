@@ -16,7 +16,7 @@ from jaxpyop._op.request import NUMERICAL, no_vjp
 
 
 def linearize_by_rules(call: Call, body: UserBody, perturbed: tuple[bool, ...]) -> Linearization:
-    """The linearization of the user's call, of which `body` is the user's function, by the user's rules."""
+    """The linearization of the user's call by the user's rules. `body` runs the user's function."""
     if call.op.rules.fwd is None:
         return _linearize(call, body, call, perturbed)
     return _linearize(call, body, FwdCall(call, body, functools.partial(_linearize, call, body)), perturbed)

@@ -1,8 +1,8 @@
 """Derivatives by functions of the user, `vjp=f` and `jvp=f`, and the errors of rules that are missing.
 
 A rule is a body over the op's inputs, its results, and tangents or cotangents. A missing rule is a body that cannot
-run. In a direct call, an error is raised once somebody uses its results. A program that contains it is refused when it
-is lowered, because by then JAX has dropped what nobody uses.
+run. In a direct call, using its results raises an error. A program that contains it is rejected when it is lowered,
+because by then JAX has dropped all operations without a use.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class RuleCall(Call):
     def __init__(
         self, body: Body, op: Op, environment: Environment, *, leading_inputs: int = 0, one_by_one: bool = False
     ) -> None:
-        # Padded results have lengths of their own, so a block of them is taken one by one.
+        # Each padded result has its own length, so a rule for a block of them runs once per element.
         one_length = op.spec.returned_spec is None or op.vmap_method not in BLOCK_METHODS
         method = op.vmap_method if one_length else "sequential"
         super().__init__(
@@ -48,7 +48,7 @@ class RuleCall(Call):
         return arrays if self.body.goes_to_executor else None
 
     def linearize(self, perturbed: tuple[bool, ...]) -> Linearization:
-        # No rule gives a second derivative, which is an error if somebody uses it.
+        # No rule gives a second derivative. Using one raises an error.
         skip = self.operands.leading_inputs
         body = MissingSecondDerivative(self.body, perturbed[skip:])
         return Linearization(self, RuleCall(body, self.op, self.environment), skip=skip)
@@ -72,7 +72,7 @@ class MissingSecondDerivative(TangentBody):
 
 
 class RuleTangents(TangentBody):
-    """Tangents of which the transpose is a rule of its own, `make_pullback`."""
+    """Tangents whose transpose is a separate rule, which `make_pullback` returns."""
 
     def __init__(self, base: UserBody, perturbed: tuple[bool, ...], make_pullback: MakePullback) -> None:
         super().__init__(base, perturbed)
@@ -135,7 +135,7 @@ class VjpRule(CotangentBody):
 
 
 def zero_cotangent(out: Any, lead: tuple[int, ...], op: Op) -> Any:
-    """The cotangent of a result that nobody uses, or that has none."""
+    """The zero cotangent of a result that is not used, or that cannot have a cotangent."""
     if not is_inexact(out):
         return np.zeros(out.shape, jax.dtypes.float0)
     return (jnp if op.on_jax else np).zeros((*lead, *out.shape[len(lead) :]), out.dtype)

@@ -1,7 +1,7 @@
 """`vjp=(fwd, bwd)`: residuals that stay on the host.
 
-`fwd` runs instead of the function. What it keeps for `bwd` goes into the store of records, and only its token goes
-through the program. Residuals may be any object: an LU factorisation, an open solver. They are pickled only on their
+`fwd` runs instead of the function. Its residuals go into the store of records, and only their token goes through the
+program. Residuals may be any object: an LU factorisation, an open solver. They are pickled only on their
 way to and from a worker process.
 """
 
@@ -26,7 +26,7 @@ from jaxpyop._op.values import Struct, as_jax, check_fingerprints, decode, finge
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class Residuals:
-    """What `fwd` kept of one run, as a record.
+    """The residuals of one run of `fwd`, as a record.
 
     Attributes:
         value: any object.
@@ -65,7 +65,7 @@ def _own_size(part: Any) -> int:
 
 
 def _vars_of(part: Any) -> dict[str, Any]:
-    """An object's attributes, except for those of a class, a function or a module."""
+    """An object's attributes. A class, a function or a module counts as having none."""
     held = getattr(part, "__dict__", None)
     return held if isinstance(held, dict) and not callable(part) and not isinstance(part, type(sys)) else {}
 
@@ -197,7 +197,7 @@ class FwdCall(Call):
         return [*outs, self._token(pickle.loads(data.tobytes()), outs, lead)]
 
     def linearize(self, perturbed: tuple[bool, ...]) -> Linearization:
-        # The derivative is that of the call in whose place this one runs.
+        # This call replaces the user's call, so it has the same derivative.
         return self._linearize(self, perturbed)
 
 
@@ -261,7 +261,7 @@ def _zero_where(gone: np.ndarray[Any, Any], value: Any, lead: tuple[int, ...]) -
 
 
 def _axes_of_fwd_last(shape: tuple[int, ...], ran: tuple[int, ...], lead: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The batch axes in an order that ends with those with which `fwd` ran; None if these cannot be told.
+    """The batch axes, ordered so that the axes of the run of `fwd` come last; None if these cannot be identified.
 
     The residuals begin with the axes of `fwd`, so in this order they broadcast against the cotangents.
 

@@ -141,7 +141,7 @@ class NumericalVjp(CotangentBody):
             moved = np.array(x)
             moved[at] = (_wide(x[at]) + sign * step * direction).astype(x.dtype)
             ends.append(moved)
-        # The step that the dtype's rounding made of it.
+        # The step after rounding to the dtype.
         steps[n] = ((_wide(ends[0][at]) - _wide(ends[1][at])) / direction).real
         for moved in ends:
             yield [moved if k == i else np.array(a) for k, a in enumerate(inputs)]

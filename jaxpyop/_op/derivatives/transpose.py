@@ -1,8 +1,8 @@
 """`transpose=f`: functions that are linear in their floating inputs.
 
-Such a function is its own derivative. The user gives its transpose, and the transpose of that is the function again. So
-these two give the derivatives of every order. Both take the inputs that are not floating first, then those in which
-they are linear.
+Such a function is its own derivative. The user gives its transpose, and the transpose of the transpose is the function
+again. So these two give the derivatives of every order. Both take the inputs that are not floating first, then the
+inputs in which they are linear.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class LinearCall(Call):
         )
 
     def linearize(self, perturbed: tuple[bool, ...]) -> Linearization:
-        # The rules of the primitive take `linear_part` for what is linear.
+        # The rules of the primitive use `linear_part` for a linear call.
         raise NotImplementedError
 
     def linear_part(self, floating: tuple[bool, ...]) -> Call:
@@ -50,7 +50,7 @@ class LinearCall(Call):
 
 
 class LinearFunction(DerivedBody):
-    """The user's function, from its inputs in the order of a linear part to its floating results.
+    """The user's function as a linear map: inputs in the order of a linear part, floating results only.
 
     `linear_inputs` stays 0, because a block method gives inputs without a batch an axis of size 1.
 
@@ -83,7 +83,7 @@ class LinearFunction(DerivedBody):
 
 
 class LinearTranspose(DerivedBody):
-    """The user's `transpose=` function: from the cotangents of the results to those of the floating inputs.
+    """The user's `transpose=` function: it maps the results' cotangents to the floating inputs' cotangents.
 
     Args:
         base: the linear function.

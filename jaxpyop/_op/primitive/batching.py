@@ -24,8 +24,8 @@ def _batch(args: Sequence[Any], dims: Sequence[int | None], *, call: Call, batch
         raise ValueError(differs_in_block(call.op))
     if block:
         args = [a if d is not None else jnp.expand_dims(a, 0) for a, d in zip(args, dims)]
-        # "broadcast_all" is for all inputs except for tokens, whose axes say with which axes `fwd` ran. With the other
-        # method at least a rule's tangents are broadcast, because what the rule returns then has no axes of size 1.
+        # "broadcast_all" broadcasts all inputs but tokens (their size-1 axes record how `fwd` was batched).
+        # "expand_dims" broadcasts only a rule's tangents, so that its results have no axes of size 1.
         first = operands.leading_inputs if method == "broadcast_all" else len(args) - operands.linear_inputs
         args[first:] = [jnp.broadcast_to(a, (size, *a.shape[1:])) for a in args[first:]]
     mask = tuple(block or d is not None for d in dims)

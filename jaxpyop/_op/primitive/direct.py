@@ -24,7 +24,8 @@ def run_now(call: Call, args: Sequence[Any], batch: Batch = NO_BATCH, *, hold: b
         call: the call.
         args: its inputs. The first may be a `Handed` record.
         batch: the `vmap`s around it.
-        hold: whether records go when the array of their tokens goes. They must not if a program goes on with a copy.
+        hold: whether records are dropped with the array of their tokens. A program that goes on with a copy of the
+            tokens still needs the records.
 
     Returns:
         jax.Arrays on the devices of the inputs. A `Handed` record is passed through.
@@ -52,7 +53,7 @@ def run_now(call: Call, args: Sequence[Any], batch: Batch = NO_BATCH, *, hold: b
     if not call.on_jax and not call.copy:
         take_back(arrays, call.title)
     if hold and call.operands.extra_results:
-        # The records of these tokens live as long as somebody holds the array of tokens.
+        # The records of these tokens live as long as the array of tokens.
         RECORDS.hold(np.asarray(outs[-1])[..., 0].flat, outs[-1])
     return outs
 
@@ -112,7 +113,7 @@ class _Rows:
         columns = self._columns
         if columns is None:
             columns = [np.empty((0, *s.shape), s.dtype) for s in self._call.shapes(structs_of(arrays, self._batch))]
-        # Nobody else has these arrays, so JAX may take over their memory.
+        # These arrays are not used elsewhere, so JAX may take over their memory.
         return [taken_over(c.reshape(*sizes, *c.shape[1:]), like) for c in columns]
 
 
@@ -121,5 +122,5 @@ def _wait_for_ordered() -> None:
     try:
         jax.effects_barrier()
     except jax.errors.JaxRuntimeError as error:
-        # The failure is not this op's. It is raised where somebody waits for that op's result.
+        # This op did not fail. The error is raised where the result of the failed op is used.
         warnings.warn(f"an earlier ordered op failed: {error}", RuntimeWarning, stacklevel=2)

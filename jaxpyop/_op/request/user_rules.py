@@ -1,6 +1,6 @@
 """Reads and checks the derivative rules that a user gives to an op: `vjp=`, `jvp=` and `transpose=`.
 
-The names and meanings are those of `jax.custom_vjp` and `jax.custom_jvp`.
+The names and meanings are taken from `jax.custom_vjp` and `jax.custom_jvp`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class Rules:
     """The rules that a user gave to an op. A rule that was not given is None.
 
     Attributes:
-        vjp: maps inputs, outputs and cotangents to the inputs' cotangents, if there is no `fwd`. Otherwise it is bwd,
-            and maps residuals and cotangents to them.
+        vjp: maps inputs, outputs and cotangents to the inputs' cotangents, if there is no `fwd`. With `fwd` it is
+            bwd, and maps residuals and cotangents to the inputs' cotangents.
         fwd: maps the inputs to outputs and residuals.
         jvp: maps inputs, outputs and tangents to the outputs' tangents.
         transpose: maps the cotangents to the inputs' cotangents.

@@ -23,7 +23,7 @@ from jaxpyop._tape import TapeTracer
 Casting: TypeAlias = Literal["no", "equiv", "safe", "same_kind", "unsafe"]
 CASTING: tuple[str, ...] = get_args(Casting)
 
-# What is cast from: the dtype of an array, or the type of a Python number.
+# The type of a value before the cast: the dtype of an array, or the type of a Python number.
 _Source: TypeAlias = Any
 _PYTHON_NUMBERS = {bool: 0, int: 1, float: 2, complex: 3}
 _KINDS = (np.bool_, np.integer, np.floating, np.complexfloating)
@@ -36,7 +36,7 @@ _KINDS = (np.bool_, np.integer, np.floating, np.complexfloating)
 
 @functools.lru_cache(maxsize=256)
 def _level(source: _Source) -> int:
-    """0 for bool, 1 for integers, 2 for floating, 3 for complex numbers, and -1 for what is no number."""
+    """0 for bool, 1 for integers, 2 for floating, 3 for complex numbers, and -1 for anything else."""
     if source in _PYTHON_NUMBERS:
         return _PYTHON_NUMBERS[source]
     # To NumPy, timedelta64 is an integer.
@@ -46,7 +46,7 @@ def _level(source: _Source) -> int:
 
 @functools.lru_cache(maxsize=256)
 def _allows(casting: str, source: _Source, target: np.dtype[Any]) -> bool:
-    """Whether a dtype may become another one. Whether an integer fits is a question of its value, asked later."""
+    """Whether a dtype may become another one. Whether an integer's value fits is checked later."""
     level, goal = _level(source), _level(target)
     if source in _PYTHON_NUMBERS:
         return level <= goal or casting == "unsafe"
@@ -89,7 +89,7 @@ def _check_no_key(dtype: Any, origin: str, api: str) -> None:
 
 
 def check_traced(dtype: Any, leaf: Leaf, casting: str, origin: str, api: str) -> None:
-    """Check the dtype of a traced result, whose values nobody knows yet.
+    """Check the dtype of a traced result, whose values are not known yet.
 
     Raises:
         TypeError: the casting rule refuses the dtype, or would have to look at the values.
@@ -109,7 +109,7 @@ def check_traced(dtype: Any, leaf: Leaf, casting: str, origin: str, api: str) ->
 def _check_range(array: np.ndarray[Any, Any], leaf: Leaf, origin: str, api: str) -> None:
     """Raise unless all numbers fit the integer dtype of the leaf."""
     least, most = _bounds(leaf.dtype)
-    # A Python int of more than 64 bits is an array of objects.
+    # A Python int of more than 64 bits became an array of objects.
     odd: Any = () if array.dtype == object or _level(array.dtype) == 1 else array[~np.isfinite(array)]
     low, high = (array[()], array[()]) if array.ndim == 0 else (array.min(initial=0), array.max(initial=0))
     if not len(odd) and least <= int(low) and int(high) <= most:
@@ -125,7 +125,7 @@ def _check_range(array: np.ndarray[Any, Any], leaf: Leaf, origin: str, api: str)
 
 
 def _castable(array: Any, source: _Source, leaf: Leaf, casting: str, origin: str, api: str) -> Any:
-    """Hold a NumPy or JAX array against the rule, and return what `.astype` then turns into the declared dtype."""
+    """Check a NumPy or JAX array by the rule, and return an array for `.astype` to turn into the declared dtype."""
     _check_dtype(source, leaf, casting, origin, api)
     level, goal = _level(source), _level(leaf.dtype)
     if level == 3 and goal < 3:
@@ -146,7 +146,7 @@ def cast_to_numpy(value: Any, leaf: Leaf, casting: str, origin: str, api: str) -
         api: the op, for an error.
 
     Raises:
-        TypeError: the value is no number, or the casting rule refuses its dtype.
+        TypeError: the value is not a number, or the casting rule refuses its dtype.
         OverflowError: an integer does not fit.
     """
     source = type(value)
@@ -157,7 +157,7 @@ def cast_to_numpy(value: Any, leaf: Leaf, casting: str, origin: str, api: str) -
     try:
         array = np.asarray(value)
     except Exception as error:
-        raise TypeError(f"{api}: {origin} {kind_of(value)}, which is no array ({error}); return numbers") from error
+        raise TypeError(f"{api}: {origin} {kind_of(value)}, which is not an array ({error}); return numbers") from error
     if source not in _PYTHON_NUMBERS:
         source = array.dtype
         if source == leaf.dtype:
@@ -175,7 +175,7 @@ def cast_to_numpy(value: Any, leaf: Leaf, casting: str, origin: str, api: str) -
 def cast_to_jax(value: Any, leaf: Leaf, casting: str, origin: str, api: str) -> Any:
     """Cast a value to a `jax.Array` of the declared dtype. A value that the tape follows stays one.
 
-    The arguments and errors are those of `cast_to_numpy`.
+    It takes the arguments of `cast_to_numpy`, and raises the same errors.
     """
     if not isinstance(value, jax.Array):
         # A copy, since the function may keep its array and go on writing into it.

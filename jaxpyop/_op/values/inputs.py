@@ -74,7 +74,7 @@ class Inputs:
 
     @property
     def static(self) -> list[Any]:
-        """The leaves that are no arrays."""
+        """The leaves that are not arrays."""
         return [leaf for leaf in self.leaves if leaf is not _SLOT]
 
     def unflatten(self, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -87,14 +87,14 @@ class Inputs:
         return tuple(args), kwargs
 
     def key_structs(self, structs: Sequence[jax.ShapeDtypeStruct]) -> list[jax.ShapeDtypeStruct]:
-        """The same structs, except that those of key data are those of the typed keys."""
+        """The same structs, with the structs of key data replaced by the structs of typed keys."""
         return [
             s if impl is None else jax.eval_shape(functools.partial(jax.random.wrap_key_data, impl=impl), s)
             for s, impl in zip(structs, self.key_impls)
         ]
 
     def wrap_keys(self, arrays: Sequence[Any]) -> list[Any]:
-        """The same arrays, except that key data is made typed keys again."""
+        """The same arrays, with key data replaced by typed keys."""
         return [
             a if impl is None else jax.random.wrap_key_data(_jaxcore.with_transfers(jnp.asarray, a), impl=impl)
             for a, impl in zip(arrays, self.key_impls)
@@ -149,10 +149,10 @@ def _as_array(leaf: Any, api: str) -> tuple[Any, Any] | None:
         return _canonical_array(leaf, api), None
     if callable(getattr(leaf, "__jax_array__", None)):
         return _as_array(leaf.__jax_array__(), api)
-    # A Ref under jit is a tracer, and no array.
+    # A Ref under jit is a tracer, but not an array.
     if isinstance(leaf, _jaxcore.Tracer):
         raise TypeError(
-            f"{api}: an input is a traced {leaf.aval}, which is no array; pass what is in it, such as ref[...]"
+            f"{api}: an input is a traced {leaf.aval}, which is not an array; pass its contents, such as ref[...]"
         )
     return None
 
@@ -214,7 +214,7 @@ def _leaves(value: Any) -> list[Any]:
     try:
         return jax.tree.leaves(value)
     except Exception:
-        # A pytree of the user's that does not flatten holds no traced value that could be found.
+        # No traced value can be found in a user's pytree that does not flatten.
         return []
 
 

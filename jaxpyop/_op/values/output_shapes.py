@@ -14,7 +14,7 @@ from jaxpyop._op.values.tout import spec_of
 
 
 def with_shapes(spec: ResultSpec, shapes: Any, api: str) -> ResultSpec:
-    """Read `output_shapes`, which is no function here, into the spec."""
+    """Read `output_shapes` into the spec. It is not a function here."""
     if shapes is None or (spec.empty and not jax.tree.leaves(shapes)):
         return spec
     leaves = tuple(_leaves_with_shapes(spec.returned.skeleton, shapes, api))
@@ -78,7 +78,7 @@ def fill_shape(leaf: Leaf, inferred: Sequence[int] | None, how: str, api: str) -
     """Complete a leaf's shape with an inferred one.
 
     Args:
-        leaf: what was declared.
+        leaf: the declared result.
         inferred: the inferred shape; None if there is none.
         how: where it comes from, for the error.
         api: the op, for the error.
@@ -103,7 +103,7 @@ def check_shape(shape: Shape, leaf: Leaf, lead: tuple[int, ...], basis: str, ori
 
     Args:
         shape: of the result.
-        leaf: what was declared for it.
+        leaf: the declared result.
         lead: the batch axes.
         basis: "declared", or "assumed" and by what.
         origin: the beginning of the error, such as "func returned".
@@ -121,5 +121,5 @@ def check_shape(shape: Shape, leaf: Leaf, lead: tuple[int, ...], basis: str, ori
     else:
         advice = f"give {own} as its shape in output_shapes="
     found = f"{origin} shape {show_shape(shape)} where {show_shape(expected)} was {basis}"
-    # A guess that was wrong is nobody's mistake, so the line to write comes first.
+    # A wrong guess is not the user's mistake, so the line to write comes first.
     raise ValueError(f"{api}: {advice}: {found}" if basis.startswith("assumed") else f"{api}: {found}; {advice}")

@@ -23,7 +23,7 @@ _Convert = Callable[[int, Any, Leaf], Any]
 
 
 def encode(op: Any, values: Sequence[Any], convert: _Convert, lead: tuple[int, ...]) -> list[Any]:
-    """Turn what an op's function returned into the op's arrays.
+    """Turn the values that an op's function returned into the op's arrays.
 
     Args:
         op: the op.
@@ -47,7 +47,7 @@ def _convert_bare(convert: _Convert, k: int, leaf: Leaf, value: Any) -> Any:
 
 
 def decode(op: Any, arrays: Sequence[Any], results: Sequence[Any]) -> tuple[Any, ...]:
-    """Turn the op's results, or the cotangents of `results`, into what its function returns."""
+    """Turn the op's results, or the cotangents of `results`, into the form that its function returns."""
     found, at = [], 0
     for leaf in op.spec.returned.leaves:
         part = slice(at, at + leaf.arrays)
@@ -57,7 +57,7 @@ def decode(op: Any, arrays: Sequence[Any], results: Sequence[Any]) -> tuple[Any,
 
 
 def encoded_shapes(leaves: Sequence[Leaf], inferred: Sequence[Any]) -> list[Any]:
-    """The shapes of the op's arrays, for these shapes of what its function returns."""
+    """The shapes of the op's arrays, for these shapes of the values that its function returns."""
     pairs = zip(leaves, inferred)
     return [s for leaf, shape in pairs for s in (leaf.encoding.op_shapes(shape) if leaf.encoding else [shape])]
 
@@ -189,7 +189,7 @@ class Padding:
         dtype: as the user gave it.
         most: the largest shape.
         fill_value: as the user gave it.
-        axes: those that vary.
+        axes: the axes that vary.
         several: whether a tuple of axes was given, so that there are several lengths.
     """
 
@@ -210,8 +210,8 @@ class Padding:
 def padded(dtype: Any, shape: int | Sequence[int], fill_value: Any = 0, *, axis: int | Sequence[int] = 0) -> Any:
     """Declare a result whose length only the function knows, up to a maximum.
 
-    An example are the boxes that non-maximum suppression keeps. `func` returns an
-    array or a list of any length up to the maximum. The op pads it, and returns a
+    An example is the list of boxes that non-maximum suppression keeps. `func` returns
+    an array or a list of any length up to the maximum. The op pads it, and returns a
     named tuple ``(values, lengths)`` of the padded array and its true length.
     TensorFlow's ``tf.numpy_function`` returns arrays of any length, which JAX does
     not have. `shape` and `fill_value` work like ``size`` and ``fill_value`` of

@@ -61,7 +61,7 @@ class Leaf:
 
     Attributes:
         dtype: a dtype that JAX has.
-        shape: what is known of the shape.
+        shape: the shape, as far as it is known.
         encoding: how the op's arrays are made of it, where that is needed.
         fill: the result of a call that `when=` leaves out.
         by_tout: whether the shape was given by `Tout`, for errors.
@@ -123,7 +123,7 @@ def show_shape(shape: Shape | None) -> str:
 
 
 def fits(shape: Shape, pattern: Shape) -> bool:
-    """Whether a shape is as a pattern says, in which None stands for any size."""
+    """Whether a shape matches a pattern, in which None stands for any size."""
     return len(shape) == len(pattern) and all(wanted in (None, size) for size, wanted in zip(shape, pattern))
 
 

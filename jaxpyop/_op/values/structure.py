@@ -1,7 +1,7 @@
-"""Takes what a function returned apart by the structure of `Tout`, and names the place where the two differ.
+"""Flattens a function's return value by the structure of `Tout`, and names the place where the two differ.
 
 The result is one value per leaf of `Tout`, in the order of JAX's pytrees. A list or tuple of numbers is an array
-where one value is declared and nothing else can be meant.
+if one value is declared there and nothing else can be meant.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ def kind_of(value: Any) -> str:
 
 
 def match(spec: ResultSpec, value: Any, api: str) -> list[Any]:
-    """Flatten what a function returned by the structure of `Tout`.
+    """Flatten a function's return value by the structure of `Tout`.
 
     Raises:
         ValueError: too many or too few results, or another structure.
-        TypeError: a coroutine or generator, which nobody has run.
+        TypeError: a coroutine or generator that has not run.
     """
     if spec.tree is None and spec.leaves and isinstance(value, _NUMERIC):
         return [value]
@@ -77,7 +77,7 @@ def _mismatch(spec: ResultSpec, found: _Difference, api: str) -> Exception:
 def _advice(found: _Difference) -> str:
     leaf = found.skeleton
     if isinstance(leaf, Leaf) and leaf.arrays > 1 and _is_numeric(found.value):
-        return "; rows of several lengths are no array: with vmap_method='sequential' each element has its own"
+        return "; rows of different lengths make no array: with vmap_method='sequential' each element has its own"
     alone = isinstance(found.skeleton, Leaf) or (_is_sequence(found.skeleton) and len(found.skeleton) == 1)
     return ", or return np.array(...) for an array" if alone and _is_numeric(found.value) else ""
 
@@ -98,7 +98,7 @@ def _check_run(value: Any, api: str) -> None:
         if not _is_unrun(part):
             continue
         if inspect.iscoroutine(part):
-            # Otherwise Python warns that nobody awaited it.
+            # Otherwise Python warns that it was never awaited.
             part.close()
         raise TypeError(
             f"{api}: func returned {kind_of(part)}, which was never run; "
@@ -156,7 +156,7 @@ def _leaf_difference(leaf: Leaf, value: Any, out: list[Any], *, top: bool) -> _D
         if _is_sequence(value) and len(value) == 1 and _rank_of(value[0]) >= rank:
             # As in TensorFlow, [x] stands for x.
             value = value[0]
-        # A tuple at the top is what a function returns that has several results.
+        # A function with several results returns a tuple, so a tuple at the top is never an array.
         if not (top and type(value) is tuple):
             if rank and _is_sequence(value) and not value:
                 value = np.zeros((0, *(size or 0 for size in (leaf.shape or ())[1:])), leaf.dtype)
@@ -174,11 +174,11 @@ def _rank_of(value: Any) -> float:
 
 
 def _as_array(value: Any) -> Any:
-    """Make a list of numbers an array, of JAX's where JAX's arrays are in it. Anything else stays as it is."""
+    """Make an array of a list of numbers, a jax.Array if one is in it. Anything else stays as it is."""
     if not _is_numeric(value):
         return value
     try:
         return jnp.asarray(value) if any(isinstance(part, jax.Array) for part in value) else np.asarray(value)
     except (ValueError, TypeError):
-        # Rows of several lengths are no array. NumPy raises a ValueError, JAX a TypeError.
+        # Rows of different lengths do not make an array. NumPy raises a ValueError, JAX a TypeError.
         return value

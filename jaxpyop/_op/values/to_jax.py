@@ -1,9 +1,9 @@
-"""Makes `jax.Array` values of NumPy arrays, with memory that belongs to nobody else.
+"""Makes `jax.Array` values of NumPy arrays, in memory that nothing else uses.
 
 The memory that XLA lends to a call is garbage afterwards, and a function may go on writing into an array that it
 returned. `jax.device_put` takes NumPy's memory over where it is aligned, as XLA's always is, even with
 `may_alias=False` (JAX 0.10 to 0.12). So every array is copied first. Small inputs then pass one compiled identity
-together, which is the fastest way into JAX. A large copy is made where JAX takes it over without copying again.
+together, which is the fastest way into JAX. A large copy is aligned, so that JAX takes it over without another copy.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def copy_to_jax(value: Any, like: Any = None) -> jax.Array:
 
 
 def taken_over(value: np.ndarray[Any, Any], like: Any = None) -> jax.Array:
-    """Make a `jax.Array` of an array that nobody else has, so that it need not be copied."""
+    """Make a `jax.Array` of an array that is not used elsewhere, and therefore need not be copied."""
     found = _jaxcore.quick_array(value, like)
     if found is None:
         # jnp.asarray would copy a large array once more (JAX 0.10 to 0.12).

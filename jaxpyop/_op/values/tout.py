@@ -36,7 +36,7 @@ def read_tout(tout: Any, api: str) -> ResultSpec:
 
 
 def spec_of(tree: Any, leaves: tuple[Leaf, ...]) -> ResultSpec:
-    """The op's spec for these leaves of what the function returns."""
+    """The op's spec, if the function's return value has these leaves."""
     skeleton = leaves[0] if jax.tree_util.treedef_is_leaf(tree) else jax.tree.unflatten(tree, leaves)
     returned = ResultSpec(skeleton, leaves, None if skeleton is leaves[0] else tree)
     if all(leaf.encoding is None for leaf in leaves):
@@ -69,7 +69,7 @@ def _is_key(dtype: Any) -> bool:
     try:
         return bool(jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key))
     except (TypeError, ValueError):
-        # It is no dtype at all.
+        # It is not a dtype at all.
         return False
 
 
@@ -100,7 +100,7 @@ def is_extended_precision(dtype: np.dtype[Any]) -> bool:
 
 
 def canonical_dtype(dtype: Any) -> np.dtype[Any]:
-    """The dtype that JAX has for it here: 64 bits become 32 without x64."""
+    """The dtype that JAX uses for it here: 64 bits become 32 without x64."""
     return np.dtype(jax.dtypes.canonicalize_dtype(dtype))
 
 
@@ -130,7 +130,7 @@ def _as_dtype(raw: Any, api: str) -> np.dtype[Any]:
             # JAX knows "bfloat16" and its like by name.
             dtype = np.dtype(jax.numpy.dtype(raw))
         except TypeError:
-            raise TypeError(f"{api}: Tout has {raw!r}, which is no dtype; write, say, Tout=jnp.float32") from None
+            raise TypeError(f"{api}: Tout has {raw!r}, which is not a dtype; write, say, Tout=jnp.float32") from None
     if dtype.kind in "OSUMm" or dtype.fields is not None or is_extended_precision(dtype):
         raise TypeError(
             f"{api}: Tout has the dtype {dtype}, which JAX does not have; "
@@ -140,7 +140,7 @@ def _as_dtype(raw: Any, api: str) -> np.dtype[Any]:
 
 
 def _warn_as_jax_does(dtype: np.dtype[Any], canonical: np.dtype[Any]) -> None:
-    # The first sentence is that of JAX's own warning, for filters that know it. Ours is at the user's line.
+    # The first sentence is copied from JAX's own warning, so that filters for it match. Ours is at the user's line.
     # JAX's cannot be caught and moved there: warnings.catch_warnings() is for one thread only.
     _jaxcore.warn_user(
         f"Explicitly requested dtype {dtype.name} requested in Tout is not available, and will be truncated to dtype "

@@ -38,7 +38,7 @@ def _record(func: Callable[..., Any], args: Sequence[Any], run: PathRun) -> Any:
         PathError: the path raises, asks for a value or exceeds a bound.
     """
     try:
-        recorded = core.record(lambda *xs: call_traced(func, xs, run), args)
+        recorded = core.make_jaxpr(lambda *xs: call_traced(func, xs, run), args)
     except Exception as error:
         if run.error is not None:
             raise run.error from None
@@ -170,7 +170,7 @@ def record_paths(func: Callable[..., Any], args: Sequence[Any]) -> Any:
         if error is not run.error:
             # The code around this function has to decide on one of its own values.
             raise
-    return core.record(lambda *xs: trace_paths(func, xs), args)
+    return core.make_jaxpr(lambda *xs: trace_paths(func, xs), args)
 
 
 def _explore(func: Callable[..., Any], args: Sequence[Any], max_paths: int) -> PathTree:

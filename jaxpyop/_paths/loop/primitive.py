@@ -78,7 +78,7 @@ class Loop:
 
         def record(function: Any) -> Any:
             jaxpr, closed_over = core.opened(
-                core.record(lambda *xs: function(list(xs[:count]), list(xs[count:])), structs)
+                core.make_jaxpr(lambda *xs: function(list(xs[:count]), list(xs[count:])), structs)
             )
             assert not closed_over, "a derived loop closes over nothing"
             return jaxpr
@@ -101,8 +101,8 @@ def run_loop(
 ) -> list[Any]:
     """Runs a loop of functions that take the values of the state, and may close over traced values."""
     structs = list(map(struct_of, state))
-    test = core.record(lambda *xs: [goes_on(*xs)], structs)
-    return bind_jaxprs(test, core.record(step, structs), state, max_steps, label)
+    test = core.make_jaxpr(lambda *xs: [goes_on(*xs)], structs)
+    return bind_jaxprs(test, core.make_jaxpr(step, structs), state, max_steps, label)
 
 
 def bind_jaxprs(test: Any, body: Any, state: Sequence[Any], max_steps: int | None, label: str) -> list[Any]:

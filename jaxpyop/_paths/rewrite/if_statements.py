@@ -135,7 +135,9 @@ class _Merge:
         if has_effects:
             # JAX's own function knows how to order effects, or refuses them.
             return jax.lax.cond(self.pred, take_yes, take_no, *operands)
-        return core.run_cond(self.pred, core.record(take_yes, operands), core.record(take_no, operands), operands)
+        return core.run_cond(
+            self.pred, core.make_jaxpr(take_yes, operands), core.make_jaxpr(take_no, operands), operands
+        )
 
     def _cast(self, outs: Sequence[Any], way: int) -> list[Any]:
         return [

@@ -352,7 +352,7 @@ class _LoopBuilder:
         def run(*xs: Any) -> list[Any]:
             return [cast(x, dtype, False) for x, dtype in zip(core.run_closed(iteration.closed, *xs), dtypes)]
 
-        return core.record(run, self._structs())
+        return core.make_jaxpr(run, self._structs())
 
 
 def _type_of(leaf: Any) -> Any:

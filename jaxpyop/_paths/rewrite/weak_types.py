@@ -36,7 +36,7 @@ def with_full_types(closed: Any, changed: Sequence[bool], structs: Sequence[Any]
     if any(v in inputs for v in _variables(jaxpr.outvars)) or not _holds(eqns, set(weak.values())):
         return None
     opened = jaxpr.replace(invars=[weak.get(v, v) for v in jaxpr.invars], eqns=eqns)
-    return core.record(lambda *xs: core.run_jaxpr(opened, *consts, *xs), structs)
+    return core.make_jaxpr(lambda *xs: core.run_jaxpr(opened, *consts, *xs), structs)
 
 
 def _is_start(eqn: Any, inputs: set[Any]) -> bool:
