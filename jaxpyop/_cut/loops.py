@@ -77,7 +77,7 @@ class _While(_Loop):
         self._goes_on = plan(test, [False] * (first + len(avals) - second))
         self._by_element = bool(_jaxcore.jaxpr_of(test).outvars[0].aval.shape)
         if self._by_element:
-            body = _jaxcore.record(turn, list(map(_struct, avals)))
+            body = _jaxcore.make_jaxpr(turn, list(map(_struct, avals)))
         self._turn = plan(body, [False] * len(_jaxcore.jaxpr_of(body).invars))
 
     def run(self, args: Sequence[Any]) -> Sequence[Any]:
