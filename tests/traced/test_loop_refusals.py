@@ -368,13 +368,14 @@ def test_without_source_ifs_are_followed_and_loops_are_refused():
 
 def test_what_the_converter_cannot_do_is_said():
     def body(x):
+        class Half:
+            factor = 0.5
+
         while x > 1:
-            x = x / 2
-        else:
-            x = x * 3
+            x = x * Half.factor
         return x
 
-    with pytest.raises(TypeError, match=r"body cannot be rewritten \(.*while/else statement not yet supported\)"):
+    with pytest.raises(TypeError, match="body cannot be rewritten: it has a class in it: write the class outside of"):
         jax.jit(as_op(body))(8.0)
 
 
@@ -425,6 +426,56 @@ def test_variables_with_types():
         return x + later
 
     assert jax.jit(as_op(body))(8.0) == 4.0
+
+
+SOURCE = """
+def halve(x):
+    while x > 1:
+        x = x / 2
+    return x
+
+
+def half(x):
+    return x / 2 if x > 1 else x
+"""
+CHANGES = {
+    "lines above": lambda text: "\n\n" + text,
+    "another constant": lambda text: text.replace("x / 2", "x / 4"),
+    "another order": lambda text: text.replace("halve", "h").replace("half", "halve").replace("def h(", "def half("),
+    "another sign": lambda text: text.replace("x > 1", "x > 3"),
+    "a syntax error": lambda text: text + "def",
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_file_that_changed_since_it_was_imported_is_no_source(change, tmp_path):
+    path, space = tmp_path / "changing.py", {}
+    path.write_text(SOURCE)
+    exec(compile(SOURCE, str(path), "exec"), space)
+    path.write_text(change(SOURCE))
+    with pytest.raises(TypeError, match="the source of halve, which is needed to follow loops, cannot be found"):
+        jax.jit(as_op(space["halve"]))(8.0)
+    assert jax.jit(as_op(space["half"]))(8.0) == 4.0
+    jax.clear_caches()
+    path.write_text(SOURCE)
+    exec(compile(SOURCE.replace("x / 2", "x / 2.0"), str(path), "exec"), space)
+    assert jax.jit(lambda x: jaxpyop.py_function(space["halve"], [x], jnp.float32, mode="auto", max_steps=9))(8.0) == 1
+
+
+def test_a_function_with_another_code_runs_that_code():
+    def quarter(x):
+        while x > 1:
+            x = x / 4
+        return x
+
+    def body(x):
+        while x > 1:
+            x = x / 2
+        return x
+
+    assert jax.jit(as_op(body))(6.0) == 0.75
+    body.__code__ = quarter.__code__
+    assert jax.jit(as_op(body))(6.0) == 0.375
 
 
 def test_equal_functions_of_two_files_have_errors_of_their_own(tmp_path):

@@ -10,17 +10,18 @@ The functions that it calls are rewritten when they are called (`operators.call`
 from __future__ import annotations
 
 import ast
-import contextlib
 import functools
 import importlib.util
 import inspect
 import threading
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-from jaxpyop._paths.rewrite.syntax import ConversionError, WithoutTypes, check_statements, malt
+from jaxpyop._paths.rewrite.liveness import corrected_analysis
+from jaxpyop._paths.rewrite.source import check_source
+from jaxpyop._paths.rewrite.syntax import ConversionError, malt, private_names, simplified
 from jaxpyop._paths.snapshot import is_own
 
 INSTALL = "pip install 'jaxpyop[loops]'"
@@ -75,7 +76,7 @@ def _factory_or_reason(function: types.FunctionType, operators: Any) -> Any:
     if not is_installed():
         return INSTALL
     try:
-        with _short_walks():
+        with corrected_analysis():
             return _transpiler()(operators).factory(function)
     except ConversionError as error:
         return f"{function.__qualname__} cannot be rewritten: {error}"
@@ -90,36 +91,6 @@ def _factory_or_reason(function: types.FunctionType, operators: Any) -> Any:
         return f"{name} cannot be rewritten ({type(error).__name__}: {text})"
 
 
-@contextlib.contextmanager
-def _short_walks() -> Iterator[None]:
-    """Has AutoGraph's analysis keep each statement in its queue once.
-
-    The queue of diastatic-malt 2.15 takes a statement again for each change before it. With `if`s in a row the number
-    doubles at each, and an analysis of forty does not end. The result is the same.
-    """
-    visitor = malt("pyct.cfg").GraphVisitor
-    original = visitor._visit_internal
-    visitor._visit_internal = _walk
-    try:
-        yield
-    finally:
-        visitor._visit_internal = original
-
-
-def _walk(visitor: Any, mode: Any) -> None:
-    forward = mode.name == "FORWARD"
-    waiting = dict.fromkeys([visitor.graph.entry] if forward else visitor.graph.exit)
-    seen: set[Any] = set()
-    while waiting:
-        node = next(iter(waiting))
-        del waiting[node]
-        seen.add(node)
-        changed = visitor.visit_node(node)
-        for following in node.next if forward else node.prev:
-            if changed or following not in seen:
-                waiting.setdefault(following)
-
-
 @functools.cache
 def _transpiler() -> Any:
     converter, api, transpiler = map(malt, ("core.converter", "impl.api", "pyct.transpiler"))
@@ -130,9 +101,11 @@ def _transpiler() -> Any:
         def __init__(self, operators: Any) -> None:
             super().__init__()
             self.operators = operators
+            self.private: dict[str, str] = {}
 
         def factory(self, function: types.FunctionType) -> Any:
-            _check_source(function)
+            check_source(function)
+            self.private = private_names(function.__code__)
             program = converter.ProgramContext(options=options)
             nodes, context = transpiler.GenericTranspiler.transform_function(self, function, program)
             name = context.info.name
@@ -148,18 +121,9 @@ def _transpiler() -> Any:
             return factory
 
         def transform_ast(self, node: Any, ctx: Any) -> Any:
-            check_statements(node)
-            return super().transform_ast(WithoutTypes().visit(node), ctx)
+            return super().transform_ast(simplified(node, self.private), ctx)
 
     return Transpiler
-
-
-def _check_source(function: types.FunctionType) -> None:
-    """Raises if the source is too short for the function: the file was changed after it was compiled."""
-    lines, first = inspect.findsource(function)
-    count = max((line or 0 for *_, line in function.__code__.co_lines()), default=0)
-    if count > len(lines):
-        raise OSError(f"line {first + 1}")
 
 
 def _compiled(nodes: list[ast.stmt], function: types.FunctionType, future: Any) -> dict[str, Any]:

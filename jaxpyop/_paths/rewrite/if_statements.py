@@ -50,7 +50,7 @@ def choose(condition: Any, yes: Block, no: Block, variables: Variables, watched:
         variables.restore()
         raise
     else:
-        variables.set(after)
+        variables.set_live(after)
 
 
 def _record_ways(yes: Block, no: Block, variables: Variables, snapshot: Snapshot) -> list[Recording]:
@@ -70,7 +70,7 @@ def _record_ways(yes: Block, no: Block, variables: Variables, snapshot: Snapshot
 
 
 def _merged(merge: _Merge, variables: Variables) -> list[Any]:
-    """Adds the `cond` to the program, and returns the variables after the `if`.
+    """Adds the `cond` to the program, and returns the variables that are read after the `if`.
 
     Raises:
         UnmergeableError: one program cannot hold both ways.
@@ -78,8 +78,7 @@ def _merged(merge: _Merge, variables: Variables) -> list[Any]:
     pairs = zip(*(way.variables for way in merge.ways), variables.names[: variables.live], strict=True)
     plans = [merge.variable(yes, no, name) for yes, no, name in pairs]
     outs = merge.emit()
-    # What is not read afterwards may be anything.
-    return [*(plan(outs) for plan in plans), *variables.before[len(plans) :]]
+    return [plan(outs) for plan in plans]
 
 
 # Stands for a value that a function returns, on the way that does not come to its ``return``.

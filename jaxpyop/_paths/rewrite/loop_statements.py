@@ -165,6 +165,7 @@ def _run_counted(
     def goes_on() -> Any:
         return and_(lambda: items.goes_on(i), test) if test else items.goes_on(i)
 
+    outer = outer.alive()
     names = (*outer.names, "the counter")
     variables = Variables(names, lambda: (*outer.get(), i), write, len(names))
     _LoopBuilder(goes_on, iteration, variables, bound, watched or body).run()
@@ -185,7 +186,7 @@ class _LoopBuilder:
     """
 
     def __init__(self, test: Any, body: Any, variables: Variables, bound: int | None, watched: Any = None) -> None:
-        self.test, self.body, self.variables, self.bound = test, body, variables, bound
+        self.test, self.body, self.variables, self.bound = test, body, variables.alive(), bound
         self.watched = watched or body
 
     def run(self) -> None:
@@ -208,6 +209,9 @@ class _LoopBuilder:
         title = f"{context().title}: " if context().title else ""
         state = [jax.lax.convert_element_type(x, t.dtype) for x, t in zip(self.leaves, self.types, strict=True) if t]
         outs = bind_jaxprs(test.closed, iteration, state, self.bound, f"{title}{filename}:{line}")
+        # A loop that goes on until a variable is true leaves it true.
+        if (k := _negated_input(test.closed)) is not None and not isinstance(outs[k], bool):
+            outs = [*outs[:k], True, *outs[k + 1 :]]
         self.variables.set(self._contents(outs))
 
     def _flatten(self, values: Sequence[Any]) -> None:
@@ -266,7 +270,7 @@ class _LoopBuilder:
         """Returns what the variables hold, given the values of the state."""
         rest = iter(xs)
         leaves = [
-            leaf if aval is None else weakened(next(rest)) if aval.weak_type else next(rest)
+            leaf if aval is None else _with_type(next(rest), aval)
             for leaf, aval in zip(self.leaves, self.types, strict=True)
         ]
         return [jax.tree.unflatten(f.tree, leaves[f.first : f.first + len(f.leaves)]) for f in self.flat]
@@ -355,9 +359,27 @@ class _LoopBuilder:
         return core.make_jaxpr(run, self._structs())
 
 
+def _negated_input(closed: Any) -> int | None:
+    """Returns which boolean input a condition is the negation of, None if it is anything else."""
+    jaxpr, consts = core.opened(closed)
+    made = {eqn.outvars[0]: eqn for eqn in jaxpr.eqns if len(eqn.outvars) == 1}
+    found, negations = jaxpr.outvars[0], 0
+    while not isinstance(found, core.Literal) and (eqn := made.get(found)) is not None:
+        if eqn.primitive.name not in ("not", "convert_element_type") or eqn.invars[0].aval.dtype != bool:
+            return None
+        negations += eqn.primitive.name == "not"
+        found = eqn.invars[0]
+    inputs = jaxpr.invars[len(consts) :]
+    return inputs.index(found) if negations % 2 and found in inputs else None
+
+
 def _type_of(leaf: Any) -> Any:
     aval = jax.typeof(leaf)
     return core.ShapedArray(aval.shape, aval.dtype, weak_type=aval.weak_type)
+
+
+def _with_type(x: Any, aval: Any) -> Any:
+    return weakened(x) if aval.weak_type and not isinstance(x, bool) else x
 
 
 def _zero(aval: Any) -> Any:

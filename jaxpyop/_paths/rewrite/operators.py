@@ -83,12 +83,12 @@ def if_stmt(condition: Any, yes: Any, no: Any, get: Any, write: Any, names: Sequ
         (yes if condition else no)()
 
 
-def while_stmt(test: Any, body: Any, get: Any, write: Any, names: Sequence[str], _: Any) -> None:
-    run_while(test, body, lambda: Variables(names, get, write, len(names)))
+def while_stmt(test: Any, body: Any, get: Any, write: Any, names: Sequence[str], options: Any) -> None:
+    run_while(test, body, lambda: Variables(names, get, write, options["live"]))
 
 
-def for_stmt(items: Any, test: Any, body: Any, get: Any, write: Any, names: Sequence[str], _: Any) -> None:
-    run_for(items, test, body, lambda: Variables(names, get, write, len(names)))
+def for_stmt(items: Any, test: Any, body: Any, get: Any, write: Any, names: Sequence[str], options: Any) -> None:
+    run_for(items, test, body, lambda: Variables(names, get, write, options["live"]))
 
 
 def assert_stmt(condition: Any, message: Callable[[], Any]) -> None:

@@ -1,10 +1,18 @@
-"""The syntax that is checked or simplified before AutoGraph rewrites a function: `match`, `:=`, annotations."""
+"""The syntax that is checked or simplified before AutoGraph rewrites a function.
+
+`match`, `:=` in conditions and classes are refused. Annotations, the `else` of a loop and private names are simplified.
+"""
 
 from __future__ import annotations
 
 import ast
 import importlib
+import itertools
+import re
+import types
 from typing import Any
+
+from jaxpyop._functions import names_in
 
 
 class ConversionError(Exception):
@@ -20,18 +28,49 @@ def malt(name: str) -> Any:
 _PARTS = {"While": ("test",), "BoolOp": ("values",), "IfExp": ("body", "orelse")}
 
 
-def check_statements(tree: ast.AST) -> None:
+def simplified(tree: Any, private: dict[str, str]) -> Any:
+    """Returns the tree of a function without syntax that AutoGraph does not know.
+
+    Args:
+        tree: of the function.
+        private: the names of a class that Python changes, such as ``__rate``, and what it makes of them.
+    """
+    _check_statements(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            node.attr = private.get(node.attr, node.attr)
+    return _WithoutElse(tree).visit(_WithoutTypes().visit(tree))
+
+
+def private_names(code: types.CodeType) -> dict[str, str]:
+    """Returns the private names in a method, and what Python has made of them: ``__rate`` is ``_TheClass__rate``."""
+    found = (re.fullmatch(r"_[^_]\w*?(__\w*?)", name) for name in names_in(code))
+    return {match[1]: match[0] for match in found if match and not match[1].endswith("__")}
+
+
+def _check_statements(tree: ast.AST) -> None:
     """Raises `ConversionError` for syntax that AutoGraph would rewrite into something else."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Match):
             raise ConversionError("it has a `match`: write `if` and `elif`")
+        if isinstance(node, ast.ClassDef):
+            raise ConversionError("it has a class in it: write the class outside of the function")
         parts = [getattr(node, name) for name in _PARTS.get(type(node).__name__, ())]
         inner = [x for part in parts for top in (part if isinstance(part, list) else [part]) for x in ast.walk(top)]
         if any(isinstance(x, ast.NamedExpr) for x in inner):
             raise ConversionError("it has a `:=` in a condition: assign before the loop, and at its end")
 
 
-class WithoutTypes(ast.NodeTransformer):
+def _with_origin(old: ast.AST, new: ast.stmt) -> ast.stmt:
+    """Gives a new statement, and what is in it, the place of an old one."""
+    anno = malt("pyct.anno")
+    for node in ast.walk(new):
+        anno.copyanno(old, node, anno.Basic.ORIGIN)
+        ast.copy_location(node, old)
+    return new
+
+
+class _WithoutTypes(ast.NodeTransformer):
     """Makes `x = 1` of `x: float = 1`.
 
     The names of a loop become `nonlocal` in a function, and cannot have annotations there.
@@ -42,3 +81,52 @@ class WithoutTypes(ast.NodeTransformer):
         anno = malt("pyct.anno")
         anno.copyanno(node, new, anno.Basic.ORIGIN)
         return ast.copy_location(new, node)
+
+
+class _WithoutElse(ast.NodeTransformer):
+    """Makes an `if` of the `else` of a loop, on a variable that a `break` sets to False."""
+
+    def __init__(self, tree: ast.AST) -> None:
+        self._names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+
+    def visit_For(self, node: Any) -> Any:
+        self.generic_visit(node)
+        if not node.orelse:
+            return node
+        name = next(n for k in itertools.count() if (n := f"completed_{k}") not in self._names)
+        self._names.add(name)
+        assigned = lambda value: ast.Assign([ast.Name(name, ast.Store())], ast.Constant(value))
+        first = _with_origin(node, assigned(True))
+        last = _with_origin(node, ast.If(ast.Name(name, ast.Load()), [ast.Pass()], []))
+        last.body, node.orelse = node.orelse, []  # pyright: ignore[reportAttributeAccessIssue]
+        marked = _MarkedBreaks(lambda old: _with_origin(old, assigned(False)))
+        node.body = [x for statement in node.body for x in marked.all_of(statement)]
+        return [first, node, last]
+
+    def visit_While(self, node: Any) -> Any:
+        return self.visit_For(node)
+
+
+class _MarkedBreaks(ast.NodeTransformer):
+    """Puts a statement before each `break` that ends the loop around it."""
+
+    def __init__(self, make: Any) -> None:
+        self._make = make
+
+    def all_of(self, statement: ast.stmt) -> list[ast.stmt]:
+        found = self.visit(statement)
+        return found if isinstance(found, list) else [found]
+
+    def visit_Break(self, node: ast.Break) -> Any:
+        return [self._make(node), node]
+
+    def visit_For(self, node: Any) -> Any:
+        # A `break` in an inner loop ends that loop. One in its `else` ends the outer one.
+        node.orelse = [x for statement in node.orelse for x in self.all_of(statement)]
+        return node
+
+    def visit_While(self, node: Any) -> Any:
+        return self.visit_For(node)
+
+    def visit_FunctionDef(self, node: Any) -> Any:
+        return node

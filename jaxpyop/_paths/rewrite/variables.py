@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from jaxpyop._paths.follow import record_paths
-from jaxpyop._paths.rewrite.context import context, marking_errors
+from jaxpyop._paths.rewrite.context import context, marking_errors, refuse
 from jaxpyop._paths.rewrite.values import is_same_object, is_value
 
 
@@ -33,6 +33,16 @@ class UndefinedReturnValue(Undefined):
 
     def __init__(self) -> None:
         super().__init__("the result")
+
+
+class Dropped(Undefined):
+    """A variable that nothing was to read any more after a statement on traced values, which therefore left it."""
+
+    def read(self) -> Any:
+        refuse(
+            f"`{self.name}` is read after a statement on traced values that assigns it, in a way that was overlooked",
+            "pass it to the function that reads it as an argument",
+        )
 
 
 class UnmergeableError(Exception):
@@ -58,9 +68,20 @@ class Variables:
 
     def __post_init__(self) -> None:
         self.before = self.get()
+        self._dropped = [Dropped(name) for name in self.names[self.live :]]
 
     def restore(self) -> None:
         self.set(self.before)
+
+    def set_live(self, values: Sequence[Any]) -> None:
+        """Sets those that are read after the statement, and drops the others."""
+        self.set([*values, *self._dropped])
+
+    def alive(self) -> Variables:
+        """Drops the variables that are not read after the statement, and returns the others."""
+        count = self.live
+        self.set_live(self.before[:count])
+        return Variables(self.names[:count], lambda: self.get()[:count], self.set_live, count)
 
     @property
     def undefined_part(self) -> str | None:
