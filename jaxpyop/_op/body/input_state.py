@@ -20,20 +20,31 @@ _warned: set[tuple[str, str]] = set()
 
 def call_and_warn_of_changes(op: Op, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Call an op's function, and warn once for each of its inputs whose leaves it replaced."""
-    before = {of: jax.tree_util.tree_leaves_with_path(x) for of, x in _named(args, kwargs)}
+    objects = [(of, x, _leaves(x)) for of, x in _objects(args, kwargs)]
     found = op.func(*args, **kwargs)
-    for of, value in _named(args, kwargs):
-        after = jax.tree_util.tree_leaves_with_path(value)
-        for (path, old), (_, new) in zip(before[of], after):
-            if new is not old and (op.title, of) not in _warned:
-                _warn(op, of, jax.tree_util.keystr(path))
+    for of, x, before in objects:
+        after = _leaves(x)
+        # A leaf that was added or removed counts under its own path, a leaf that was replaced under its old one.
+        changed = [path for path in (*before, *after) if before.get(path, x) is not after.get(path, x)]
+        if changed and (op.title, of) not in _warned:
+            _warn(op, of, changed[0])
     return found
 
 
-def _named(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    named = [(f"inp[{k}]", x) for k, x in enumerate(args)] + [(repr(name), x) for name, x in kwargs.items()]
-    # A list or a dict that the function changes is its own, as everywhere in JAX.
-    return [(of, x) for of, x in named if not isinstance(x, (dict, list, tuple, jax.Array))]
+def _leaves(x: Any) -> dict[str, Any]:
+    return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(x)}
+
+
+def _objects(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """The objects among the inputs, and in their containers, each with a name.
+
+    A list, dict or tuple that the function changes is its own, as everywhere in JAX.
+    """
+    inputs = [(f"inp[{k}]", x) for k, x in enumerate(args)] + [(repr(name), x) for name, x in kwargs.items()]
+    is_object = lambda x: not isinstance(x, (dict, list, tuple))
+    found = [(of, jax.tree_util.tree_leaves_with_path(x, is_leaf=is_object)) for of, x in inputs]
+    named = [(of + jax.tree_util.keystr(path), x) for of, parts in found for path, x in parts]
+    return [(of, x) for of, x in named if not isinstance(x, jax.Array)]
 
 
 def _warn(op: Op, of: str, path: str) -> None:
