@@ -117,7 +117,7 @@ def add_note(error: BaseException, note: str) -> None:
 
 
 def note_index(error: BaseException, number: int, batch: Any, last: int | None = None) -> None:
-    """Note which element of a batch failed, or the first and the last of those that may have."""
+    """Note which element of a batch failed, or the first and the last element of a range that failed."""
     numbers = dict.fromkeys((number, number if last is None else last))
     found = [tuple(int(i) for i in np.unravel_index(k, batch.sizes)) for k in numbers]
     add_note(error, f"at {batch.of} " + " to ".join(str(k[0] if len(k) == 1 else k) for k in found))

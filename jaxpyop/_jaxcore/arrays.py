@@ -19,7 +19,7 @@ _put: Any = getattr(_xla_client, "batched_device_put", None)
 
 
 def is_committed(x: Any) -> bool:
-    """Tells whether an array was put on its device on purpose, so that what is computed from it stays there."""
+    """Tells whether an array was put on its device on purpose, so that results computed from it stay there."""
     # `x.committed` reads the same attribute, but in Python (JAX 0.10 to 0.12).
     return bool(getattr(x, "_committed", False))
 

@@ -1,7 +1,7 @@
 """Lowering: the platforms and devices that a lowering is for, and buffer callbacks as operations of XLA.
 
 The argument `ctx` is the context that JAX hands to a lowering rule. Its attributes are documented for writing
-primitives in part only; those read here are the same from JAX 0.10 to 0.12.
+primitives in part only; the ones read here are the same from JAX 0.10 to 0.12.
 """
 
 from __future__ import annotations

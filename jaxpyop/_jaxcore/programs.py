@@ -21,7 +21,7 @@ def static_arguments(fun: Callable[..., Any], argnums: Any, argnames: Any) -> tu
         # There is no public name for this up to JAX 0.12.
         argnums, argnames = _api_util.infer_argnums_and_argnames(inspect.signature(fun), argnums, argnames)
     except (TypeError, ValueError):
-        # A function of C's has no signature, so nothing can be inferred, by JAX neither.
+        # A function written in C has no signature, so neither this function nor JAX can infer anything.
         argnums = (argnums,) if isinstance(argnums, int) else argnums or ()
         argnames = (argnames,) if isinstance(argnames, str) else argnames or ()
     return frozenset(argnums), frozenset(argnames)

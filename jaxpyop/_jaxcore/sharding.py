@@ -49,7 +49,7 @@ def shard_as(x: Any, aval: Any) -> Any:
 
 
 def shard_batch_like(outs: Sequence[Any], args: Sequence[Any], dims: Sequence[int | None]) -> list[Any]:
-    """Shards the first axis of results as that of the inputs over which `vmap` maps.
+    """Shards the first axis of results as the mapped axis of the inputs of a `vmap`.
 
     JAX's batching rules expect that all values of a batch are sharded alike on an explicit mesh.
     """

@@ -51,7 +51,7 @@ class Program(NamedTuple):
         outs: the slots of the outputs, -1 for constants.
         kept: the slots whose values derivatives read.
         types: by slot, the types of the other values that go into nodes.
-        sizes: the sizes of what is kept, in bytes, for a program that is shared.
+        sizes: the sizes of the kept values in bytes, for a program that is shared.
         key: equal for programs that are alike, types included; None if it cannot be shared.
     """
 
@@ -192,7 +192,7 @@ def _pull(
 def _compile_pullback(
     program: Program, nonzero: tuple[int, ...], kept: Sequence[Any], seeds: Sequence[Any]
 ) -> Callable[[Sequence[Any], Sequence[Any]], list[Any]]:
-    """Compiles `_pull` as a function of only those values that it uses.
+    """Compiles `_pull` as a function of the values that it uses, and of no others.
 
     XLA would drop the others as well, but each argument takes time in every call.
     """

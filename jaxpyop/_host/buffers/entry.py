@@ -105,7 +105,7 @@ class Host:
             return
         except BaseException as error:
             # KeyboardInterrupt too is caught, since XLA knows no exceptions, only text. The text shows what the inputs
-            # should have been, because the buffers may be what is wrong.
+            # should have been, because the buffers themselves may be wrong.
             failed = body_error(call.title, call.func, self._inputs[call.operands.leading_inputs :], error)
         finally:
             if ticket is not None and self._running is not None:

@@ -139,8 +139,8 @@ def cast_to_numpy(value: Any, leaf: Leaf, casting: str, origin: str, api: str) -
     """Cast a value to a NumPy array or scalar of the declared dtype.
 
     Args:
-        value: what a function returned.
-        leaf: what was declared for it.
+        value: a function's result.
+        leaf: the declared result.
         casting: the casting rule.
         origin: the beginning of an error, such as "func returned".
         api: the op, for an error.
