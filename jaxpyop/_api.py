@@ -286,7 +286,9 @@ def jit(fun: Callable[..., Any] | None = None, /, *, loops: Loops = "compiled", 
     Raises:
         ValueError: another value of `loops`.
         TypeError: an option that :func:`jax.jit` does not have.
-        Exception: a body's own exception, unchanged.
+        NotImplementedError: on a backend without callbacks, a program that cannot be cut, such as a call in a
+            ``shard_map``.
+        Exception: a body's own exception, unchanged; where the program stays whole, as under :func:`jax.jit`.
 
     Example:
         >>> import jax.numpy as jnp, jaxpyop

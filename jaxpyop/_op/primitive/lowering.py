@@ -34,7 +34,8 @@ def _check_lowering(ctx: Any, call: Call) -> None:
     if (backend := _jaxcore.backend_without_callbacks(ctx)) is not None:
         raise NotImplementedError(
             f"{call.title}: compiled programs of this backend ({backend}) cannot call Python; use jaxpyop.jit in place "
-            "of jax.jit, which cuts the program at its Python calls, or a py_function with mode='traced'"
+            "of jax.jit, which cuts the program at its Python calls (its method explain says why one is not cut), or a "
+            "py_function with mode='traced'"
         )
     # XLA would end the process (0.10 to 0.12).
     if (combining := _jaxcore.combining_caller()) is not None:
