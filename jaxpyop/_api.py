@@ -266,7 +266,7 @@ def jit(fun: Callable[..., Any] | None = None, /, *, loops: Loops = "compiled", 
 
     A program of :func:`jax.jit` calls Python from inside of XLA, on the CPU. This one runs compiled segments. Between
     them it runs the bodies on the caller's thread, on arrays that stay on their device, such as a GPU, as TensorFlow's
-    ``tf.py_function`` does. It needs no callback from the backend, a stateful call costs a tenth to a quarter, and a
+    ``tf.py_function`` does. It needs no callback from the backend, a stateful call costs a seventh to a third, and a
     body's own exception comes out. It takes what :func:`jax.jit` takes, and can stand in its place.
 
     Args:

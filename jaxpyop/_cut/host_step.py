@@ -43,9 +43,9 @@ class HostStep:
             outs = run_now(self._call, args, self._batch, hold=False)
         except BaseException as error:
             raise strip_library_frames(error, self._call.title)  # noqa: B904  # It is the same error.
-        like = anchor_of(args)
-        if self._are_fitting(outs, args) and (self._is_one_device or like is None):
+        if self._is_one_device and self._are_fitting(outs, args):
             return outs
+        like = anchor_of(args)
         found: list[Any] = []
         for k, (out, aval) in enumerate(zip(outs, self._avals, strict=True)):
             found.append(out if isinstance(out, Handed) else self._fitted(k, out, aval, (*args, *found), like))
