@@ -24,7 +24,7 @@ from jax import lax
 
 import jaxpyop
 
-PACKAGES = ("lammps_jax_pjrt_cpu", "fastatomstruct_xla_cpu")
+PACKAGES = ("fastatomstruct_xla_cpu", "lammps_jax_pjrt_cpu")
 F = jnp.float32
 PROGRAMS = {}
 
