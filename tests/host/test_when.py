@@ -214,7 +214,7 @@ def test_a_predicate_that_differs_is_refused_and_the_error_names_when(place, ord
 
 def test_a_while_loop_of_different_lengths_is_refused_and_the_error_names_when(route):
     f = jax.vmap(lambda n: lax.while_loop(lambda i: i < n, lambda i: py_func(lambda i: i + 1, [i], F), 0.0))
-    with pytest.raises(NotImplementedError, match="fori_loop, and pass when="):
+    with pytest.raises(NotImplementedError, match="fori_loop, and pass as when= a boolean"):
         route(f, XS)
 
 

@@ -144,9 +144,8 @@ KEEPING = {
 }
 
 
-@pytest.mark.parametrize("mode", ["eager", "traced"])
 @pytest.mark.parametrize("program", KEEPING.values(), ids=KEEPING)
-def test_a_body_that_keeps_its_inputs_is_traced_again(program, mode, transport):
+def test_a_body_that_keeps_its_inputs_is_traced_again(program, transport):
     """Tracers of runs that are over are no traced values of the code around the op."""
     kept = []
 
@@ -154,7 +153,21 @@ def test_a_body_that_keeps_its_inputs_is_traced_again(program, mode, transport):
         kept.append(x)
         return x * 2
 
-    f = lambda x: py_function(body, [x], F, mode=mode)
+    f = lambda x: py_function(body, [x], F)
     for _ in range(3):
         assert program(lambda x: f(x))(F(1)) == 2
     assert kept
+
+
+@pytest.mark.parametrize("program", KEEPING.values(), ids=KEEPING)
+def test_a_traced_body_that_keeps_its_inputs_is_refused(program):
+    """It would keep them once, while JAX traces, where Python keeps those of each call."""
+    kept = []
+
+    def body(x):
+        kept.append(x)
+        return x * 2
+
+    with pytest.raises(TypeError, match="`kept` is changed, which would happen once"):
+        program(lambda x: py_function(body, [x], F, mode="traced"))(F(1))
+    assert kept == []
