@@ -26,6 +26,7 @@ from jaxpyop._jaxcore.frames import NOWHERE as NOWHERE
 from jaxpyop._jaxcore.frames import PACKAGE as PACKAGE
 from jaxpyop._jaxcore.frames import Place as Place
 from jaxpyop._jaxcore.frames import is_called_by_jax as is_called_by_jax
+from jaxpyop._jaxcore.frames import is_called_by_user as is_called_by_user
 from jaxpyop._jaxcore.frames import is_library_file as is_library_file
 from jaxpyop._jaxcore.frames import is_own_file as is_own_file
 from jaxpyop._jaxcore.frames import is_users_file as is_users_file

@@ -145,6 +145,12 @@ def is_called_by_jax() -> bool:
     return is_jax_file(sys._getframe(2).f_code.co_filename)
 
 
+def is_called_by_user() -> bool:
+    """Tells whether a function of the user's own called our caller, and not one of a library that is installed."""
+    filename = sys._getframe(2).f_code.co_filename
+    return is_users_file(filename) and "-packages" not in filename
+
+
 def callers_local(name: str) -> Any:
     """Returns a local variable of the function that called our caller, None if it has none of that name."""
     return sys._getframe(2).f_locals.get(name)

@@ -66,7 +66,7 @@ def dict_grows(x):
     k = 0
     while x > 1:  # dict grows
         x, k = x / 2, k + 1
-        seen[f"{k}"] = x
+        seen[len(seen)] = x
     return x
 
 

@@ -1,9 +1,17 @@
 """Follows one run of a function for each of its paths, and merges the paths into one program.
 
-Reading order: explore (the runs), tracer (what they run on), tree (the paths), merge (two sides into one program),
-program (what comes out), errors.
+Reading order: explore (the runs), tracer (what they run on), bools (how they count), tree (the paths), merge (two
+sides into one program), program (what comes out), errors.
 """
 
+from jaxpyop._paths.follow.bools import ARRAY as ARRAY
+from jaxpyop._paths.follow.bools import MIXED as MIXED
+from jaxpyop._paths.follow.bools import PYTHON as PYTHON
+from jaxpyop._paths.follow.bools import BoolTracer as BoolTracer
+from jaxpyop._paths.follow.bools import as_array as as_array
+from jaxpyop._paths.follow.bools import common_sort as common_sort
+from jaxpyop._paths.follow.bools import sort_of as sort_of
+from jaxpyop._paths.follow.bools import with_sort as with_sort
 from jaxpyop._paths.follow.errors import RAISING as RAISING
 from jaxpyop._paths.follow.errors import NeedsPathsError as NeedsPathsError
 from jaxpyop._paths.follow.errors import PathError as PathError

@@ -90,9 +90,9 @@ class PathRun:
         if time.monotonic() > self.deadline:
             self.stop("following the body takes too long")
 
-    def stop(self, reason: str) -> NoReturn:
+    def stop(self, reason: str, *advice: str) -> NoReturn:
         """Ends the run at the user's current line."""
-        self.error = PathError(reason, *core.users_line())
+        self.error = PathError(reason, *core.users_line(), *advice)
         raise self.error
 
 
@@ -112,13 +112,19 @@ def too_many_paths(limit: int) -> str:
 
 
 class PathTracer(core.Tracer):
-    """A value of the body: it stands for a tracer of the recording, and its `bool` is decided by the run."""
+    """A value of the body: it stands for a tracer of the recording, and its `bool` is decided by the run.
 
-    __slots__ = ("val",)
+    Attributes:
+        val: the tracer of the recording.
+        may_be_number: whether this is a Python number on one path and an array on another.
+    """
+
+    __slots__ = ("may_be_number", "val")
 
     def __init__(self, trace: PathTrace, val: Any) -> None:
         super().__init__(trace, val.aval)
         self.val = val
+        self.may_be_number = False
 
     def full_lower(self) -> Any:
         # JAX 0.10.0 asks this of a tracer that the body kept.
@@ -130,6 +136,24 @@ class PathTracer(core.Tracer):
 
     def __bool__(self) -> bool:
         return self._trace.decide(self)
+
+
+# What a bool is when Python runs the function.
+PYTHON, ARRAY, MIXED = "python", "array", "mixed"
+
+
+class BoolTracer(PathTracer):
+    """A traced bool that is Python's, or one of which that depends on the path.
+
+    Attributes:
+        counts_as: PYTHON or MIXED.
+    """
+
+    __slots__ = ("counts_as",)
+
+    def __init__(self, trace: Any, val: Any, counts_as: str) -> None:
+        super().__init__(trace, val)
+        self.counts_as = counts_as
 
 
 def _refusal(name: str, shown: str) -> Callable[..., Any]:
@@ -151,6 +175,26 @@ for _name, _shown in _CONVERSIONS.items():
     setattr(PathTracer, _name, _refusal(_name, _shown))
 
 
+def _shown_refusal(name: str) -> Callable[..., Any]:
+    fallback = getattr(core.Tracer, name)
+
+    def refuse(self: PathTracer, *args: Any) -> Any:
+        # Libraries show values in their errors and logs. The user's code may count the letters.
+        if not core.is_called_by_user():
+            return fallback(self, *args)
+        run = self._trace.run
+        run.check()
+        return run.stop(f"the text of a traced {self.aval.str_short()} is not known", _SHOW)
+
+    refuse.__name__ = name
+    return refuse
+
+
+_SHOW = 'write jax.debug.print("{}", x) to look at it, or write mode="eager" to call the body at run time instead'
+for _name in ("__repr__", "__str__", "__format__"):
+    setattr(PathTracer, _name, _shown_refusal(_name))
+
+
 class PathTrace(core.KnownTrace):
     """Unboxes tracers, records with the parent trace, and boxes the results."""
 
@@ -167,7 +211,11 @@ class PathTrace(core.KnownTrace):
         # With jax_eager_constant_folding the parent answers with plain arrays.
         if not isinstance(x, core.Tracer):
             return x
-        self._boxed.append(PathTracer(self, x))
+        if getattr(x.aval, "weak_type", False) and x.dtype == bool and not x.ndim:
+            # The comparison of two Python numbers is a Python bool, and that of two weakly typed arrays is not.
+            self._boxed.append(BoolTracer(self, x, MIXED))
+        else:
+            self._boxed.append(PathTracer(self, x))
         return self._boxed[-1]
 
     def close(self) -> None:
@@ -246,6 +294,33 @@ class PathTrace(core.KnownTrace):
                 decision_p.bind(predicate(tracer.val))
             self.answers[key] = answer
         return self.answers[key]
+
+
+def _may_be_number(x: Any) -> bool:
+    aval = jax.typeof(x)
+    return not aval.shape and getattr(aval, "weak_type", False)
+
+
+def _power_refusal(name: str) -> Callable[..., Any]:
+    original = getattr(core.Tracer, name)
+
+    def power(self: PathTracer, other: Any) -> Any:
+        whole = [_may_be_number(x) and jax.dtypes.issubdtype(jax.typeof(x).dtype, np.integer) for x in (self, other)]
+        exponent = self if name == "__rpow__" else other
+        if all(whole) and (isinstance(exponent, core.Tracer) or exponent < 0):
+            self._trace.run.check()
+            self._trace.run.stop(
+                "a power of whole Python numbers is a fraction if the exponent is negative",
+                "write 2.0 ** x, for example",
+            )
+        return original(self, other)
+
+    power.__name__ = name
+    return power
+
+
+for _name in ("__pow__", "__rpow__"):
+    setattr(PathTracer, _name, _power_refusal(_name))
 
 
 def predicate(x: Any) -> Any:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from jaxpyop import _jaxcore as core
-from jaxpyop._paths.follow import NeedsPathsError, PathError, PathTrace, refused_call
+from jaxpyop._paths.follow import NeedsPathsError, PathError, PathTrace, PathTracer, refused_call
 from jaxpyop._paths.snapshot import Snapshot, is_known, root_of
 
 
@@ -48,6 +48,23 @@ def is_tracing() -> bool:
 def is_traced(x: Any) -> bool:
     """Tells whether a value decides nothing for Python, but something for the program that is being traced."""
     return isinstance(x, core.Tracer) and is_tracing()
+
+
+def noted_number(x: Any) -> Any:
+    """Notes of a traced value that it may stand for a Python number, although it has an array's type."""
+    if isinstance(x, PathTracer):
+        x.may_be_number = True
+    return x
+
+
+@contextlib.contextmanager
+def staged() -> Iterator[None]:
+    """Surrounds a block that runs once, for a statement that may run it several times or not at all."""
+    context().staged += 1
+    try:
+        yield
+    finally:
+        context().staged -= 1
 
 
 def snapshot_of(*functions: Any) -> Snapshot:

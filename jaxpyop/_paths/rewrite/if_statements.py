@@ -15,11 +15,21 @@ import jax
 import jax.numpy as jnp
 
 from jaxpyop import _jaxcore as core
-from jaxpyop._paths.follow import PathTracer, common_type, predicate
-from jaxpyop._paths.rewrite.context import context, is_traced, snapshot_of
-from jaxpyop._paths.rewrite.values import cast, is_value
+from jaxpyop._paths.follow import (
+    PYTHON,
+    PathError,
+    PathTracer,
+    as_array,
+    common_sort,
+    common_type,
+    predicate,
+    sort_of,
+    with_sort,
+)
+from jaxpyop._paths.rewrite.context import context, is_traced, noted_number, snapshot_of, staged
+from jaxpyop._paths.rewrite.values import cast, is_mergeable, is_value
 from jaxpyop._paths.rewrite.variables import Flattened, Recording, Undefined, UnmergeableError, Variables, is_same_leaf
-from jaxpyop._paths.snapshot import Snapshot
+from jaxpyop._paths.snapshot import ABSENT, Snapshot
 
 Block = Callable[[], None]
 # Makes the content of a variable from the results of the `cond`.
@@ -118,9 +128,14 @@ class _Merge:
         target = common_type(avals)
         if target is None or any(aval.shape != avals[0].shape for aval in avals):
             raise UnmergeableError
-        place = len(self.results)
+        known = [(w.types[p], w.sorts[p]) for x, w, p in zip(pair, self.ways, places, strict=True) if x is not _ZEROS]
+        if not is_mergeable(known[0][0], known[-1][0]):
+            raise UnmergeableError
+        place, sort = len(self.results), common_sort([sort for _, sort in known])
         self.results.append((indices, avals[0].shape, target))
-        return lambda outs: outs[place]
+        if known[0][0].weak_type != known[-1][0].weak_type:
+            return lambda outs: noted_number(with_sort(outs[place], sort))
+        return lambda outs: with_sort(outs[place], sort)
 
     def emit(self) -> list[Any]:
         has_effects = any(way.closed.effects for way in self.ways)
@@ -158,7 +173,7 @@ def _with_zeros(variable: Flattened, other: Flattened) -> Flattened:
 def not_(x: Any) -> Any:
     if not is_traced(x):
         return not x
-    out = jax.lax.bitwise_not(predicate(x))
+    out = with_sort(jax.lax.bitwise_not(as_array(predicate(x))), PYTHON)
     context().negations[id(out)] = (out, x)
     return out
 
@@ -187,9 +202,11 @@ def and_(first: Callable[[], Any], second: Callable[[], Any]) -> Any:
     a = first()
     if not is_traced(a):
         return a and second()
-    b = second()
+    b = _operand(second)
+    if b is ABSENT:
+        return second() if a else a
     if _is_bool(a) and _is_bool(b):
-        return (a & b) if is_traced(b) else b and a
+        return with_sort(as_array(a) & as_array(b), common_sort([sort_of(a), sort_of(b)]))
     return if_exp(a, lambda: b, lambda: a)
 
 
@@ -197,10 +214,28 @@ def or_(first: Callable[[], Any], second: Callable[[], Any]) -> Any:
     a = first()
     if not is_traced(a):
         return a or second()
-    b = second()
+    b = _operand(second)
+    if b is ABSENT:
+        return a if a else second()
     if _is_bool(a) and _is_bool(b):
-        return (a | b) if is_traced(b) else b or a
+        return with_sort(as_array(a) | as_array(b), common_sort([sort_of(a), sort_of(b)]))
     return if_exp(a, lambda: a, lambda: b)
+
+
+def _operand(second: Callable[[], Any]) -> Any:
+    """Evaluates the second operand of `and` or `or`, which Python may leave out. ABSENT if it must not run then."""
+    snapshot = snapshot_of(second)
+    if snapshot.iterators:
+        return ABSENT
+    try:
+        with staged():
+            value = second()
+    except PathError:
+        raise
+    except Exception:
+        snapshot.put_back()
+        return ABSENT
+    return value if snapshot.put_back() is None else ABSENT
 
 
 def _is_bool(x: Any) -> bool:

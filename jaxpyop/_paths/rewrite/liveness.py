@@ -81,4 +81,6 @@ def _block_vars(transformer: Any, node: Any, modified: Any) -> tuple[list[Any], 
 
 def _options(node: Any) -> ast.Dict:
     live = malt("pyct.anno").getanno(node, "live")
-    return ast.Dict(keys=[ast.Constant("live")], values=[ast.Constant(live)])
+    augmented = {ast.unparse(x.target) for x in ast.walk(node) if isinstance(x, ast.AugAssign)}
+    names = ast.Tuple([ast.Constant(name) for name in sorted(augmented)], ast.Load())
+    return ast.Dict(keys=[ast.Constant("live"), ast.Constant("augmented")], values=[ast.Constant(live), names])

@@ -16,12 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpyop import _jaxcore as core
-from jaxpyop._paths.follow import common_type, predicate
+from jaxpyop._paths.follow import ARRAY, common_sort, common_type, predicate, sort_of, with_sort
 from jaxpyop._paths.loop import bind_jaxprs
-from jaxpyop._paths.rewrite.context import attempt, context, is_traced, refuse, snapshot_of
+from jaxpyop._paths.rewrite.context import attempt, context, is_traced, noted_number, refuse, snapshot_of
 from jaxpyop._paths.rewrite.if_statements import and_, choose
 from jaxpyop._paths.rewrite.numbers import number_of
-from jaxpyop._paths.rewrite.values import cast, is_value, weakened
+from jaxpyop._paths.rewrite.values import cast, is_mergeable, is_value, is_wide, type_of, weakened
 from jaxpyop._paths.rewrite.variables import (
     Flattened,
     Recording,
@@ -167,7 +167,7 @@ def _run_counted(
 
     outer = outer.alive()
     names = (*outer.names, "the counter")
-    variables = Variables(names, lambda: (*outer.get(), i), write, len(names))
+    variables = Variables(names, lambda: (*outer.get(), i), write, len(names), outer.augmented)
     _LoopBuilder(goes_on, iteration, variables, bound, watched or body).run()
 
 
@@ -193,6 +193,9 @@ class _LoopBuilder:
         self._flatten(self.variables.before)
         if (name := self.variables.undefined_part) is not None:
             self._refuse_undefined(name)
+        if (name := self.variables.changed_in_place) is not None:
+            what = f"`{name}` is a NumPy array that is changed in place inside of a loop on values"
+            refuse(what, f"make it an array of JAX's before the loop: {name} = jnp.asarray({name})")
         self.snapshot = snapshot_of(self.watched, self.test)
         if self.snapshot.iterators:
             what = f"`{self.snapshot.iterators[0]}` is an iterator, which goes on once, while tracing"
@@ -219,6 +222,7 @@ class _LoopBuilder:
         self.flat = flattened(values)
         self.leaves = leaves_of(self.flat)
         self.types = [_type_of(leaf) if is_value(leaf) else None for leaf in self.leaves]
+        self.sorts = list(map(sort_of, self.leaves))
 
     def _asked(self) -> Any:
         go = self.test()
@@ -257,7 +261,7 @@ class _LoopBuilder:
             recording = Recording(run, self._structs())
         except UnmergeableError:
             refuse("an iteration of a loop on values leaves different things on its different paths", _WRITE)
-        recording.input_types = self._state_types()
+        recording.input_types, recording.input_sorts = self._state_types(), list(self.sorts)
         return recording
 
     def _state_types(self) -> list[Any]:
@@ -270,8 +274,8 @@ class _LoopBuilder:
         """Returns what the variables hold, given the values of the state."""
         rest = iter(xs)
         leaves = [
-            leaf if aval is None else _with_type(next(rest), aval)
-            for leaf, aval in zip(self.leaves, self.types, strict=True)
+            leaf if aval is None else _with_type(next(rest), aval, leaf, sort)
+            for leaf, aval, sort in zip(self.leaves, self.types, self.sorts, strict=True)
         ]
         return [jax.tree.unflatten(f.tree, leaves[f.first : f.first + len(f.leaves)]) for f in self.flat]
 
@@ -295,7 +299,7 @@ class _LoopBuilder:
                 outs = iteration.outs[new.first : new.first + len(new.leaves)]
                 pairs = zip(new.leaves, outs, strict=True)
                 avals = iteration.closed.out_avals
-                leaves = [leaf if out is None else _zero(avals[out]) for leaf, out in pairs]
+                leaves = [leaf if out is None else _zero(avals[out], leaf) for leaf, out in pairs]
                 values[k] = jax.tree.unflatten(new.tree, leaves)
                 found = True
         if found:
@@ -326,16 +330,33 @@ class _LoopBuilder:
             what = f"`{name}` has the shape {before.shape} before an iteration of a loop on values, and "
             refuse(f"{what}{after.shape} after it", "give it its final shape before the loop")
         target = common_type([before, after])
+        sort = common_sort([self.sorts[at], iteration.sorts[at]])
+        if not self._fits(at, iteration.types[at]):
+            target = None
         if target is None:
             types = f"{before.str_short()} before an iteration of a loop on values, and {after.str_short()} after it"
             refuse(f"`{name}` is {types}", "cast it")
-        if target == (before.dtype, before.weak_type):
+        if target == (before.dtype, before.weak_type) and sort == self.sorts[at]:
             return True
+        self.sorts[at] = sort
         self.types[at] = core.ShapedArray(before.shape, target[0], weak_type=target[1])
         return False
 
+    def _fits(self, at: int, after: Any) -> bool:
+        """Tells whether a value after an iteration can be in one variable with that before it."""
+        leaf, before = self.leaves[at], type_of(self.leaves[at])
+        if is_mergeable(before, after):
+            return True
+        if isinstance(leaf, (int, float)) and jax.dtypes.issubdtype(after.dtype, np.inexact):
+            return float(np.asarray(leaf, after.dtype)) == leaf
+        # A number before the loop that is a floating one, or a wider one, after an iteration.
+        is_float = jax.dtypes.issubdtype(before.dtype, np.floating)
+        return is_wide(after.dtype) and (is_float or is_wide(before.dtype))
+
     def _strengthen(self, iteration: Recording) -> bool:
         """Makes a recorded iteration one for the types as they are now. Tells whether it need not be recorded again."""
+        if self.sorts != iteration.input_sorts:
+            return False
         types = self._state_types()
         shapes = [[(a.shape, a.dtype) for a in avals] for avals in (types, iteration.input_types)]
         if shapes[0] != shapes[1]:
@@ -378,13 +399,18 @@ def _type_of(leaf: Any) -> Any:
     return core.ShapedArray(aval.shape, aval.dtype, weak_type=aval.weak_type)
 
 
-def _with_type(x: Any, aval: Any) -> Any:
-    return weakened(x) if aval.weak_type and not isinstance(x, bool) else x
+def _with_type(x: Any, aval: Any, leaf: Any, sort: str) -> Any:
+    """Returns a value of the state as what Python has there: `leaf` is what was there before the loop."""
+    if isinstance(x, bool):
+        return x
+    x = with_sort(weakened(x) if aval.weak_type else x, sort)
+    return noted_number(x) if isinstance(leaf, (int, float, complex)) and not aval.weak_type else x
 
 
-def _zero(aval: Any) -> Any:
+def _zero(aval: Any, leaf: Any) -> Any:
     zero = np.zeros(aval.shape, aval.dtype)
-    return zero.item() if aval.weak_type and not aval.shape else zero
+    is_number = aval.weak_type or (aval.dtype == bool and sort_of(leaf) != ARRAY)
+    return zero.item() if is_number and not aval.shape else zero
 
 
 def _shown(variable: Flattened) -> str:

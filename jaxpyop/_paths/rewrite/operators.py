@@ -16,7 +16,7 @@ from typing import Any
 import jax
 
 from jaxpyop import _jaxcore as core
-from jaxpyop._paths.follow import RAISING
+from jaxpyop._paths.follow import RAISING, BoolTracer, as_array
 from jaxpyop._paths.rewrite.context import check_call, context, is_traced, is_tracing, refuse
 from jaxpyop._paths.rewrite.convert import converted, is_converted, is_convertible, mark_converted
 from jaxpyop._paths.rewrite.if_statements import and_, choose, if_exp, not_, or_
@@ -84,11 +84,11 @@ def if_stmt(condition: Any, yes: Any, no: Any, get: Any, write: Any, names: Sequ
 
 
 def while_stmt(test: Any, body: Any, get: Any, write: Any, names: Sequence[str], options: Any) -> None:
-    run_while(test, body, lambda: Variables(names, get, write, options["live"]))
+    run_while(test, body, lambda: Variables(names, get, write, options["live"], options["augmented"]))
 
 
 def for_stmt(items: Any, test: Any, body: Any, get: Any, write: Any, names: Sequence[str], options: Any) -> None:
-    run_for(items, test, body, lambda: Variables(names, get, write, options["live"]))
+    run_for(items, test, body, lambda: Variables(names, get, write, options["live"], options["augmented"]))
 
 
 def assert_stmt(condition: Any, message: Callable[[], Any]) -> None:
@@ -135,6 +135,10 @@ def _kind_of(dtype: Any) -> type:
 def _call_builtin_type(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     if function is range and any(map(is_traced, args)):
         return TracedRange(*args)
+    if function is str and any(map(is_traced, args)):
+        _refuse_text(*args)
+    if function is type and len(args) == 1 and is_traced(args[0]):
+        _refuse_numbers("type(x)", args[0])
     if function in (bool, float, int) and len(args) == 1 and is_traced(args[0]) and args[0].size == 1:
         return not_(not_(args[0])) if function is bool else number_of(args[0], function)
     if function in _ITERATORS:
@@ -174,7 +178,12 @@ def _call_library(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any])
     if getattr(getattr(function, "__code__", None), "co_filename", "").startswith(core.PACKAGE):
         # One of our ops does with functions among its arguments what it has to do.
         return function(*args, **kwargs)
+    if isinstance(getattr(function, "__self__", None), str) and any(map(is_traced, [*args, *kwargs.values()])):
+        _refuse_text()
     args = [_as_argument(a) for a in args]
+    if not isinstance(getattr(function, "__self__", None), types.ModuleType):
+        # JAX takes a Python bool for an array. The builtin functions do not.
+        args = list(map(as_array, args))
     return function(*args, **{name: _as_argument(a) for name, a in kwargs.items()})
 
 
@@ -198,6 +207,38 @@ def _extremum(keep_first: Callable[[Any, Any], Any], original: Any, *args: Any, 
     return found
 
 
+def _refuse_numbers(shown: str, x: Any) -> None:
+    """Refuses a question whose answer for a Python number is not that for an array."""
+    if isinstance(x, BoolTracer) or x.aval.weak_type or getattr(x, "may_be_number", False):
+        refuse(
+            f"{shown} asks what a value is that stands for a Python number, or may do so",
+            'write it without that question, or write mode="eager" to call the body at run time instead',
+        )
+
+
+def _refuse_text(*_: Any, **__: Any) -> None:
+    refuse("the text of a traced value is not known", 'write jax.debug.print("{}", x) to look at it')
+
+
+def _as_text(function: Any) -> Callable[..., Any]:
+    return lambda *args: _refuse_text() if any(map(is_traced, args)) else function(*args)
+
+
+def _isinstance(x: Any, classes: Any) -> bool:
+    if is_traced(x):
+        _refuse_numbers("isinstance(x, ...)", x)
+    return isinstance(x, classes)
+
+
+def _with_attributes(function: Any) -> Callable[..., Any]:
+    def asked(x: Any, name: str, *default: Any) -> Any:
+        if is_traced(x) and hasattr(x, name) != hasattr(0, name):
+            _refuse_numbers(f"{function.__name__}(x, {name!r})", x)
+        return function(x, name, *default)
+
+    return asked
+
+
 def _refused_call(function: Any) -> Callable[..., Any]:
     def refused(*_: Any, **__: Any) -> Any:
         refuse(f"{function.__name__}() sees other names in a rewritten body", "write the names that are needed")
@@ -206,6 +247,9 @@ def _refused_call(function: Any) -> Callable[..., Any]:
 
 
 _OURS: dict[Any, Callable[..., Any]] = {
+    builtins.isinstance: _isinstance,
+    **{f: _as_text(f) for f in (builtins.repr, builtins.format, builtins.ascii)},
+    **{f: _with_attributes(f) for f in (builtins.getattr, builtins.hasattr)},
     builtins.min: functools.partial(_extremum, lambda a, b: a < b, min),
     builtins.max: functools.partial(_extremum, lambda a, b: a > b, max),
     **{f: _refused_call(f) for f in (builtins.eval, builtins.exec, builtins.locals)},

@@ -53,12 +53,20 @@ def _check_statements(tree: ast.AST) -> None:
     for node in ast.walk(tree):
         if isinstance(node, ast.Match):
             raise ConversionError("it has a `match`: write `if` and `elif`")
+        if _asks_identity(node):
+            raise ConversionError("it asks whether something `is True` or `is False`: write `if x`")
         if isinstance(node, ast.ClassDef):
             raise ConversionError("it has a class in it: write the class outside of the function")
         parts = [getattr(node, name) for name in _PARTS.get(type(node).__name__, ())]
         inner = [x for part in parts for top in (part if isinstance(part, list) else [part]) for x in ast.walk(top)]
         if any(isinstance(x, ast.NamedExpr) for x in inner):
             raise ConversionError("it has a `:=` in a condition: assign before the loop, and at its end")
+
+
+def _asks_identity(node: ast.AST) -> bool:
+    if not isinstance(node, ast.Compare) or not any(isinstance(op, (ast.Is, ast.IsNot)) for op in node.ops):
+        return False
+    return any(isinstance(x, ast.Constant) and isinstance(x.value, bool) for x in (node.left, *node.comparators))
 
 
 def _with_origin(old: ast.AST, new: ast.stmt) -> ast.stmt:

@@ -7,6 +7,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxpyop import _jaxcore as core
+from jaxpyop._paths.follow import PYTHON, sort_of
+
 
 def is_value(x: Any) -> bool:
     """Tells whether the program can hold an object."""
@@ -20,6 +23,29 @@ def is_same_object(a: Any, b: Any) -> bool:
     if isinstance(a, (bool, int, float, complex, str, bytes)):
         return a is b or (type(a) is type(b) and a == b)
     return a is b
+
+
+def type_of(leaf: Any) -> Any:
+    """Returns the type of a value: a Python number, or what stands for one, is weakly typed, and so is a bool."""
+    aval = jax.typeof(leaf)
+    weak = aval.weak_type or (aval.dtype == bool and sort_of(leaf) == PYTHON)
+    return core.ShapedArray(aval.shape, aval.dtype, weak_type=weak)
+
+
+def is_mergeable(a: Any, b: Any) -> bool:
+    """Tells whether one variable can hold values of two types on two paths, and count like either of them.
+
+    What follows counts in the dtype that both fit. An array of another dtype counts differently. A Python number does
+    not, if the array's dtype is as wide as Python's numbers are in JAX.
+    """
+    if a.dtype == b.dtype or (a.weak_type and b.weak_type):
+        return True
+    weak, strong = (a, b) if a.weak_type else (b, a)
+    return weak.weak_type and is_wide(strong.dtype) and "bifc".find(weak.dtype.kind) <= "bifc".find(strong.dtype.kind)
+
+
+def is_wide(dtype: Any) -> bool:
+    return isinstance(dtype, np.dtype) and dtype.kind in "ifc" and dtype.itemsize >= 4
 
 
 def cast(x: Any, dtype: Any, weak: bool) -> Any:

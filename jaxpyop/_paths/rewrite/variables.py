@@ -13,9 +13,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpyop._paths.follow import record_paths
-from jaxpyop._paths.rewrite.context import context, marking_errors, refuse
-from jaxpyop._paths.rewrite.values import is_same_object, is_value
+from jaxpyop._paths.follow import common_sort, record_paths, sort_of
+from jaxpyop._paths.rewrite.context import marking_errors, refuse, staged
+from jaxpyop._paths.rewrite.values import is_mergeable, is_same_object, is_value, type_of
 
 
 class Undefined:
@@ -58,6 +58,7 @@ class Variables:
         get: reads them.
         set: sets them.
         live: how many of them are read after the statement. These come first.
+        augmented: the names that ``+=`` and the like change, perhaps in place.
         before: their values before the statement.
     """
 
@@ -65,6 +66,7 @@ class Variables:
     get: Callable[[], tuple[Any, ...]]
     set: Callable[[Sequence[Any]], None]
     live: int
+    augmented: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         self.before = self.get()
@@ -81,7 +83,13 @@ class Variables:
         """Drops the variables that are not read after the statement, and returns the others."""
         count = self.live
         self.set_live(self.before[:count])
-        return Variables(self.names[:count], lambda: self.get()[:count], self.set_live, count)
+        return Variables(self.names[:count], lambda: self.get()[:count], self.set_live, count, self.augmented)
+
+    @property
+    def changed_in_place(self) -> str | None:
+        """The name of a NumPy array that the statement changes in place, which its other names would see."""
+        pairs = zip(self.names, self.before, strict=True)
+        return next((n for n, v in pairs if n in self.augmented and isinstance(v, np.ndarray) and v.ndim), None)
 
     @property
     def undefined_part(self) -> str | None:
@@ -137,28 +145,37 @@ class Recording:
         closed: the closed jaxpr, with a result for each leaf that is a value.
         variables: what the variables hold.
         outs: for each leaf the index of its result, or None.
+        types: for each leaf its type on the first path, or None.
+        sorts: for each leaf what it is as a bool: Python's, an array, or that depends on the path.
         input_types: of an iteration of a loop: the avals of its inputs.
+        input_sorts: of an iteration of a loop: the sorts of its leaves.
     """
 
     input_types: Sequence[Any] = ()
+    input_sorts: Sequence[str] = ()
 
     def __init__(self, block: Callable[..., Sequence[Any]], args: Sequence[Any] = ()) -> None:
         runs: list[list[Flattened]] = []
+        sorts: list[list[str]] = []
+        avals: list[list[Any]] = []
 
         def run(*xs: Any) -> list[Any]:
             runs.append(flattened(block(*xs)))
-            return [leaf for leaf in leaves_of(runs[-1]) if is_value(leaf)]
+            leaves = leaves_of(runs[-1])
+            sorts.append(list(map(sort_of, leaves)))
+            avals.append([type_of(leaf) if is_value(leaf) else None for leaf in leaves])
+            return list(filter(is_value, leaves))
 
-        context().staged += 1
-        try:
-            with marking_errors():
-                self.closed = record_paths(run, args)
-        finally:
-            context().staged -= 1
+        with staged(), marking_errors():
+            self.closed = record_paths(run, args)
         self.variables = runs[0]
-        for other in runs[1:]:
+        for other, types in zip(runs[1:], avals[1:], strict=True):
             self._unite(other)
+            if any(a and b and not is_mergeable(a, b) for a, b in zip(avals[0], types, strict=True)):
+                raise UnmergeableError
         indices = iter(range(len(self.closed.out_avals)))
+        self.sorts = [common_sort(column) for column in zip(*sorts, strict=True)]
+        self.types = avals[0]
         self.outs = [next(indices) if is_value(leaf) else None for leaf in leaves_of(self.variables)]
 
     def _unite(self, other: Sequence[Flattened]) -> None:

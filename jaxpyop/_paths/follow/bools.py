@@ -1,0 +1,97 @@
+"""Traced bools that count as Python's do: ``True + True`` is 2, where the sum of two arrays of bools is "or".
+
+The result of `not x` is a Python bool in Python, and that of `x > 0` an array. A variable may hold the one before a
+loop and the other in it. Then nobody can tell how it counts, and arithmetic with other bools is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxpyop import _jaxcore as core
+from jaxpyop._paths.follow.tracer import ARRAY, MIXED, PYTHON, BoolTracer, PathTracer
+
+
+def sort_of(x: Any) -> str:
+    """Returns what a bool, traced or not, is when Python runs the function."""
+    if isinstance(x, BoolTracer):
+        return x.counts_as
+    return PYTHON if isinstance(x, bool) else ARRAY
+
+
+def common_sort(sorts: Sequence[str]) -> str:
+    return sorts[0] if len(set(sorts)) == 1 else MIXED
+
+
+def with_sort(x: Any, sort: str) -> Any:
+    """Returns a traced bool as one of this sort."""
+    if not isinstance(x, PathTracer) or x.dtype != bool or x.ndim or sort_of(x) == sort:
+        return x
+    return PathTracer(x._trace, x.val) if sort == ARRAY else BoolTracer(x._trace, x.val, sort)
+
+
+def as_array(x: Any) -> Any:
+    """Returns a traced bool as JAX's functions see it: an array."""
+    return with_sort(x, ARRAY)
+
+
+def _as_number(x: Any) -> Any:
+    if not isinstance(x, BoolTracer):
+        return x
+    number = jax.lax.convert_element_type(as_array(x), jax.dtypes.canonicalize_dtype(int))
+    return jax.lax.convert_element_type_p.bind(number, new_dtype=number.dtype, weak_type=True, sharding=None)
+
+
+def _is_bool(x: Any) -> bool:
+    return isinstance(x, bool) or np.dtype(bool) == getattr(x, "dtype", None)
+
+
+def _is_number(x: Any) -> bool:
+    return isinstance(x, (bool, int, float, complex)) or bool(getattr(jax.typeof(x), "weak_type", False))
+
+
+def _operator(name: str) -> Callable[..., Any]:
+    logical = name.strip("_") in ("and", "or", "xor", "rand", "ror", "rxor")
+    comparison = name in ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__")
+    original = getattr(PathTracer, name)
+
+    def operate(self: BoolTracer, *others: Any) -> Any:
+        if not all(isinstance(x, (bool, int, float, complex)) or hasattr(x, "dtype") for x in others):
+            return NotImplemented
+        sorts = {sort_of(x) for x in others if _is_bool(x)}
+        if logical and all(map(_is_bool, others)):
+            found = original(as_array(self), *map(as_array, others))
+            return with_sort(found, common_sort([self.counts_as, *sorts]))
+        if self.counts_as == PYTHON and sorts == {ARRAY}:
+            return original(as_array(self), *others)
+        if not comparison and MIXED in {self.counts_as, *sorts} and (sorts or not others):
+            _refuse(self)
+        found = getattr(_as_number(self), name)(*map(_as_number, others))
+        is_python = self.counts_as == PYTHON and all(
+            sort_of(x) == PYTHON if _is_bool(x) else _is_number(x) for x in others
+        )
+        return with_sort(found, PYTHON if is_python else MIXED) if comparison else found
+
+    operate.__name__ = name
+    return operate
+
+
+def _refuse(tracer: BoolTracer) -> None:
+    run = tracer._trace.run
+    run.check()
+    run.stop(
+        "arithmetic with a bool that is Python's on one path and an array on another: Python counts them differently",
+        "write int(x), or jnp.where(x, 1, 0), where it is counted",
+    )
+
+
+_BINARY = ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "lshift", "rshift", "and", "or", "xor", "divmod"]
+_OTHERS = ["eq", "ne", "lt", "le", "gt", "ge", "neg", "pos", "abs", "invert", "round"]
+for _name in (f"__{name}__" for name in (*_BINARY, *(f"r{name}" for name in _BINARY), *_OTHERS)):
+    if hasattr(core.Tracer, _name):
+        setattr(BoolTracer, _name, _operator(_name))
+BoolTracer.__hash__ = PathTracer.__hash__  # pyright: ignore[reportAttributeAccessIssue]
