@@ -31,7 +31,7 @@ def with_sort(x: Any, sort: str) -> Any:
     """Returns a traced bool as one of this sort."""
     if not isinstance(x, PathTracer) or x.dtype != bool or x.ndim or sort_of(x) == sort:
         return x
-    return PathTracer(x._trace, x.val) if sort == ARRAY else BoolTracer(x._trace, x.val, sort)
+    return x._trace.keep(PathTracer(x._trace, x.val) if sort == ARRAY else BoolTracer(x._trace, x.val, sort))
 
 
 def as_array(x: Any) -> Any:

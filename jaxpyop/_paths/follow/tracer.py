@@ -213,10 +213,13 @@ class PathTrace(core.KnownTrace):
             return x
         if getattr(x.aval, "weak_type", False) and x.dtype == bool and not x.ndim:
             # The comparison of two Python numbers is a Python bool, and that of two weakly typed arrays is not.
-            self._boxed.append(BoolTracer(self, x, MIXED))
-        else:
-            self._boxed.append(PathTracer(self, x))
-        return self._boxed[-1]
+            return self.keep(BoolTracer(self, x, MIXED))
+        return self.keep(PathTracer(self, x))
+
+    def keep(self, tracer: PathTracer) -> PathTracer:
+        """Has a tracer forgotten when the run is over."""
+        self._boxed.append(tracer)
+        return tracer
 
     def close(self) -> None:
         """Forgets the tracers of the recording.

@@ -8,7 +8,7 @@ Python until its condition is traced (as after a ``break`` on a value).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 import jax
@@ -20,7 +20,7 @@ from jaxpyop._paths.follow import ARRAY, common_sort, common_type, predicate, so
 from jaxpyop._paths.loop import bind_jaxprs
 from jaxpyop._paths.rewrite.context import attempt, context, is_traced, noted_number, refuse, snapshot_of
 from jaxpyop._paths.rewrite.if_statements import and_, choose
-from jaxpyop._paths.rewrite.numbers import number_of
+from jaxpyop._paths.rewrite.ranges import WRITE, TracedRange
 from jaxpyop._paths.rewrite.values import cast, is_mergeable, is_value, is_wide, type_of, weakened
 from jaxpyop._paths.rewrite.variables import (
     Flattened,
@@ -37,7 +37,6 @@ from jaxpyop._paths.rewrite.weak_types import with_full_types
 # A `for` over at most so many Python values that may end early on a traced value is unrolled.
 UNROLLED = 16
 
-_WRITE = 'write it with jax.lax.while_loop, split the body into several traced ops, or write mode="eager"'
 _LISTED = "write list(...) around the iterator, and loop over that"
 _FIXED_LENGTH = "make an array of a fixed length before the loop, and write x = x.at[i].set(value) in it"
 
@@ -95,55 +94,6 @@ def _in_one_loop(items: Any, number: int, test: Any, body: Any, variables: Any) 
     else:
         counted, iteration = TracedRange(number, len(items), 1), lambda k: body(items[k])
     return attempt(lambda: _run_counted(counted, test, iteration, variables(), rest, watched=body))
-
-
-# ---------------------------------------------------------------------- ranges
-
-
-class TracedRange:
-    """A `range` of which a limit or the step is traced."""
-
-    def __init__(self, *limits: Any) -> None:
-        start, stop, step = limits if len(limits) == 3 else (*limits, 1) if len(limits) == 2 else (0, *limits, 1)
-        for limit in (start, stop, step):
-            if not (isinstance(limit, (int, np.integer)) or _is_integer_scalar(limit)):
-                what = jax.typeof(limit).str_short() if is_value(limit) else repr(limit)
-                raise TypeError(f"range() takes integers, got {what}; write range(n.astype(int))")
-        if not is_traced(step) and not step:
-            raise ValueError("range() arg 3 must not be zero")
-        # Python counts in whole numbers, whatever the dtype of the limits is.
-        self.start, self.stop, self.step = (number_of(x, int) if is_traced(x) else int(x) for x in (start, stop, step))
-
-    def __iter__(self) -> Iterator[Any]:
-        self._refuse("is used where Python needs its numbers")
-
-    def __len__(self) -> int:
-        self._refuse("has no length that Python could know")
-
-    def _refuse(self, why: str) -> NoReturn:
-        advice = f"write a plain `for i in range(n):` loop, jnp.arange with a fixed length, or {_WRITE}"
-        refuse(f"a range of a traced number {why}", advice)
-
-    def goes_on(self, i: Any) -> Any:
-        return self._by_sign(lambda: i < self.stop, lambda: i > self.stop)
-
-    def after(self, i: Any) -> Any:
-        """Returns the number after `i`, or the end, if it would be beyond. So it cannot overflow."""
-        if not is_traced(self.step) and abs(self.step) == 1:
-            return i + self.step
-        distance = self._by_sign(lambda: self.stop - i, lambda: i - self.stop)
-        # The distance of two numbers of either sign fits an unsigned one.
-        size = lambda x: jnp.asarray(x).astype(jax.dtypes.canonicalize_dtype(np.uint64))
-        return weakened(jnp.where(size(distance) > size(abs(self.step)), i + self.step, self.stop))
-
-    def _by_sign(self, up: Callable[[], Any], down: Callable[[], Any]) -> Any:
-        if is_traced(self.step):
-            return jnp.where(self.step > 0, up(), down())
-        return up() if self.step > 0 else down()
-
-
-def _is_integer_scalar(x: Any) -> bool:
-    return isinstance(x, jax.Array) and x.ndim == 0 and bool(jax.dtypes.issubdtype(x.dtype, np.integer))
 
 
 def _run_counted(
@@ -260,7 +210,7 @@ class _LoopBuilder:
         try:
             recording = Recording(run, self._structs())
         except UnmergeableError:
-            refuse("an iteration of a loop on values leaves different things on its different paths", _WRITE)
+            refuse("an iteration of a loop on values leaves different things on its different paths", WRITE)
         recording.input_types, recording.input_sorts = self._state_types(), list(self.sorts)
         return recording
 

@@ -20,8 +20,9 @@ from jaxpyop._paths.follow import RAISING, BoolTracer, as_array
 from jaxpyop._paths.rewrite.context import check_call, context, is_traced, is_tracing, refuse
 from jaxpyop._paths.rewrite.convert import converted, is_converted, is_convertible, mark_converted
 from jaxpyop._paths.rewrite.if_statements import and_, choose, if_exp, not_, or_
-from jaxpyop._paths.rewrite.loop_statements import TracedRange, run_for, run_while
+from jaxpyop._paths.rewrite.loop_statements import run_for, run_while
 from jaxpyop._paths.rewrite.numbers import number_of
+from jaxpyop._paths.rewrite.ranges import TracedRange
 from jaxpyop._paths.rewrite.syntax import ConversionError
 from jaxpyop._paths.rewrite.variables import Undefined, UndefinedReturnValue, Variables
 

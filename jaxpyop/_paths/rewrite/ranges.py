@@ -1,0 +1,62 @@
+"""A `range` of which a limit or the step is traced. It counts in whole Python numbers, whatever its limits are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpyop._paths.rewrite.context import is_traced, refuse
+from jaxpyop._paths.rewrite.numbers import number_of
+from jaxpyop._paths.rewrite.values import is_value, weakened
+
+WRITE = 'write it with jax.lax.while_loop, split the body into several traced ops, or write mode="eager"'
+
+
+class TracedRange:
+    """A `range` of which a limit or the step is traced."""
+
+    def __init__(self, *limits: Any) -> None:
+        start, stop, step = limits if len(limits) == 3 else (*limits, 1) if len(limits) == 2 else (0, *limits, 1)
+        for limit in (start, stop, step):
+            if not (isinstance(limit, (int, np.integer)) or _is_integer_scalar(limit)):
+                what = jax.typeof(limit).str_short() if is_value(limit) else repr(limit)
+                raise TypeError(f"range() takes integers, got {what}; write range(n.astype(int))")
+        if not is_traced(step) and not step:
+            raise ValueError("range() arg 3 must not be zero")
+        # Python counts in whole numbers, whatever the dtype of the limits is.
+        self.start, self.stop, self.step = (number_of(x, int) if is_traced(x) else int(x) for x in (start, stop, step))
+
+    def __iter__(self) -> Iterator[Any]:
+        self._refuse("is used where Python needs its numbers")
+
+    def __len__(self) -> int:
+        self._refuse("has no length that Python could know")
+
+    def _refuse(self, why: str) -> NoReturn:
+        advice = f"write a plain `for i in range(n):` loop, jnp.arange with a fixed length, or {WRITE}"
+        refuse(f"a range of a traced number {why}", advice)
+
+    def goes_on(self, i: Any) -> Any:
+        return self._by_sign(lambda: i < self.stop, lambda: i > self.stop)
+
+    def after(self, i: Any) -> Any:
+        """Returns the number after `i`, or the end, if it would be beyond. So it cannot overflow."""
+        if not is_traced(self.step) and abs(self.step) == 1:
+            return i + self.step
+        distance = self._by_sign(lambda: self.stop - i, lambda: i - self.stop)
+        # The distance of two numbers of either sign fits an unsigned one.
+        size = lambda x: jnp.asarray(x).astype(jax.dtypes.canonicalize_dtype(np.uint64))
+        return weakened(jnp.where(size(distance) > size(abs(self.step)), i + self.step, self.stop))
+
+    def _by_sign(self, up: Callable[[], Any], down: Callable[[], Any]) -> Any:
+        if is_traced(self.step):
+            return jnp.where(self.step > 0, up(), down())
+        return up() if self.step > 0 else down()
+
+
+def _is_integer_scalar(x: Any) -> bool:
+    return isinstance(x, jax.Array) and x.ndim == 0 and bool(jax.dtypes.issubdtype(x.dtype, np.integer))
