@@ -55,8 +55,9 @@ def is_plain(value: Any) -> bool:
 
 def is_iterator(value: Any) -> bool:
     """Tells whether an object goes on when it is read, and cannot be put back: an iterator that is not the user's."""
-    cls = type(value)
-    return hasattr(cls, "__next__") and not cls.__flags__ & HEAP_TYPE
+    # Only `__next__` tells the two apart: classes of C are like Python's in every other way (itertools since 3.12).
+    found = getattr(type(value), "__next__", None)
+    return found is not None and not isinstance(found, types.FunctionType)
 
 
 _names: weakref.WeakKeyDictionary[types.CodeType, list[str]] = weakref.WeakKeyDictionary()
@@ -144,9 +145,9 @@ def is_opaque(value: Any, home: str) -> bool:
     if isinstance(value, type):
         return not _is_own_class(cls, home)
     package = _package(cls)
-    # A compiled function leads to the function that was compiled.
     is_library = package in _LIBRARIES or package in sys.stdlib_module_names - _LOOKED_INTO
-    return is_library and _attribute(value, "__wrapped__") is None
+    # A compiled function leads to the function that was compiled. An iterator goes on, whoever wrote its class.
+    return is_library and not is_iterator(value) and _attribute(value, "__wrapped__") is None
 
 
 def _package(cls: type) -> str:
