@@ -2094,3 +2094,17 @@ def math_of_python_numbers():
         return x
 
     return f
+
+
+@case(
+    "others", points=[(2.6, 1.7, jnp.uint16(0)), (2.6, 0.7, jnp.uint16(4)), (2.6, 1.7, jnp.uint16(4))], argnums=(0, 1)
+)
+def two_ways_with_several_paths():
+    def f(x, y, n):
+        if y > 1.0:
+            x = x + (n if n < 3 else -1) * 0.5
+        else:
+            x = x * y - (n if n > 1 else -1) * 0.5
+        return x
+
+    return f

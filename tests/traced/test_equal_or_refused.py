@@ -22,6 +22,10 @@ def _case(name):
     return Case(lambda: made["function"], points, argnums, reset, lambda: made["state"]())
 
 
+# Python 3.12 says that `~` of a bool will be an error one day.
+pytestmark = pytest.mark.filterwarnings("ignore:Bitwise inversion")
+
+
 @functools.cache
 def wanted(name):
     return _case(name).eager()

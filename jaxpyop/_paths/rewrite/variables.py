@@ -191,8 +191,5 @@ class Recording:
                 if not is_same_leaf(a, b):
                     if not (is_value(a) and is_value(b)):
                         raise UnmergeableError
-                    mine.leaves[k] = _VARIES
-
-
-# Stands for a leaf that differs between paths. It is a value, and not a number.
-_VARIES = np.zeros(())
+                    # A new array stands for it: a value, which is no number and the same as no other leaf.
+                    mine.leaves[k] = np.zeros(())
