@@ -11,7 +11,7 @@ from tests.shared.standin_programs import PROGRAMS, library
 from tests.shared.util import run_python
 
 pytestmark = pytest.mark.skipif(
-    library() is None, reason="no second PJRT client is installed: pip install 'jaxpyop[standin]' (Linux, x86-64)"
+    library() is None, reason="no second PJRT client is here: pip install '.[standin]' in a checkout (Linux, x86-64)"
 )
 
 
