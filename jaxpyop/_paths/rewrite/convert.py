@@ -20,8 +20,8 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxpyop._paths.rewrite.liveness import corrected_analysis
+from jaxpyop._paths.rewrite.other_statements import ConversionError, malt, private_names, simplified
 from jaxpyop._paths.rewrite.source import check_source
-from jaxpyop._paths.rewrite.syntax import ConversionError, malt, private_names, simplified
 from jaxpyop._paths.snapshot import is_own
 
 INSTALL = "pip install 'jaxpyop[loops]'"

@@ -14,7 +14,7 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
-from jaxpyop._paths.rewrite.syntax import malt
+from jaxpyop._paths.rewrite.other_statements import malt
 
 
 @contextlib.contextmanager

@@ -22,8 +22,8 @@ from jaxpyop._paths.rewrite.convert import converted, is_converted, is_convertib
 from jaxpyop._paths.rewrite.if_statements import and_, choose, if_exp, not_, or_
 from jaxpyop._paths.rewrite.loop_statements import run_for, run_while
 from jaxpyop._paths.rewrite.numbers import number_of
+from jaxpyop._paths.rewrite.other_statements import ConversionError
 from jaxpyop._paths.rewrite.ranges import TracedRange
-from jaxpyop._paths.rewrite.syntax import ConversionError
 from jaxpyop._paths.rewrite.variables import Undefined, UndefinedReturnValue, Variables
 
 

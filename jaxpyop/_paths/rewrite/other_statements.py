@@ -1,6 +1,7 @@
-"""The syntax that is checked or simplified before AutoGraph rewrites a function.
+"""The statements besides `if` and loops: `match`, classes and `:=` are refused, annotations are simplified.
 
-`match`, `:=` in conditions and classes are refused. Annotations, the `else` of a loop and private names are simplified.
+This happens before AutoGraph rewrites a function, and removes all syntax that AutoGraph would misread: also the `else`
+of a loop, and the private names of a class.
 """
 
 from __future__ import annotations
