@@ -76,10 +76,9 @@ def to_the_notebooks(app, docname, content):
 
 def forget_overloads(app):
     """Lets autodoc show the signature at run time, which lists all options, instead of `**options` in the overloads."""
-    for name in ("jaxpyop._api", "jaxpyop._contrib"):
-        analyzer = ModuleAnalyzer.for_module(name)
-        analyzer.analyze()
-        analyzer.overloads.clear()
+    analyzer = ModuleAnalyzer.for_module("jaxpyop._api")
+    analyzer.analyze()
+    analyzer.overloads.clear()
 
 
 def readable(app, what, name, thing, options, signature, returned):

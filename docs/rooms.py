@@ -91,8 +91,8 @@ def draw():
     lines, y = [], MARGIN
     for x, name, caption in zip(
         columns,
-        ("_cli/  __main__.py", "_api.py  _options.py", "_contrib.py"),
-        ("python -m jaxpyop", "py_function, numpy_function", "contrib.framework.py_func"),
+        ("_cli/  __main__.py", "_api.py  _keywords.py", "compat/  contrib/"),
+        ("python -m jaxpyop", "py_function, numpy_function", "TensorFlow's other names"),
         strict=True,
     ):
         lines += box(x, y, third, 56, "top", (name, "name"), (caption, ""))

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias, Unpack, get_args, overload
 
 from jaxpyop._cut import CutFunction, Loops
+from jaxpyop._keywords import JaxOptions, NumpyOptions, filled_in, with_options
 from jaxpyop._op import NOT_GIVEN, apply_or_decorate
 from jaxpyop._op import clear_records as clear_records
 from jaxpyop._op import padded as padded
-from jaxpyop._options import JaxOptions, NumpyOptions, filled_in, with_options
 
 Decorator: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 

@@ -10,14 +10,14 @@ import importlib.util
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any
 
 import numpy as np
 
-from jaxpyop._host.batch import Batch, elements
-from jaxpyop._host.call import HostCall
+from jaxpyop._host.elements import Batch, elements
 from jaxpyop._host.environment import Environment
 from jaxpyop._host.errors import note_index
+from jaxpyop._host.host_call import HostCall
 from jaxpyop._host.pools import (
     Place,
     Store,
@@ -30,10 +30,6 @@ from jaxpyop._host.pools import (
     run_on_threads,
     run_one_by_one_in_workers,
 )
-
-VmapMethod: TypeAlias = Literal["sequential", "expand_dims", "broadcast_all", "parallel"]
-METHODS: tuple[str, ...] = get_args(VmapMethod)
-BLOCK_METHODS = ("expand_dims", "broadcast_all")
 
 
 def runs_in_this_process(op: Any) -> bool:
@@ -132,7 +128,7 @@ def _run_elements(
     each: Iterator[Sequence[Any]] | None,
     tick: Callable[[], None] | None,
 ) -> None:
-    at_once = call.batching.method == "parallel" and not call.effects.ordered
+    at_once = call.batching.method.at_once and not call.effects.ordered
     executor: Any = default_executor() if at_once else None
     if call.op.executor is not None:
         executor = executor_of(call.op) if call.body.goes_to_executor else None

@@ -1,15 +1,15 @@
 """Python functions as JAX operations: everything between a public function and the host.
 
-To be read in the order of a call. `apply` reads the arguments and runs an op, directly or as a part of the traced
-program. `request` is the op as the user asked for it, and `values` are its inputs and results. `body` is the user's
-function between checked inputs and checked results. `primitive` binds a call of it, with its rules for vmap,
-differentiation and lowering. `calls` has the kinds of calls, and `derivatives` the calls that the user's own rules
-make. `traced` makes the body a part of the program instead.
+To be read in the order of a call. `dispatch` reads the arguments, and runs the op directly or binds it as a part of the
+traced program. `request` is the op as the user asked for it, and `values` are its inputs and results. `body` is the
+user's function between checked inputs and checked results. `primitive` binds a call of it, with its rules for vmap,
+differentiation and lowering. `run_record_replay` has the three calls of a py_function, and `derivatives` the calls that
+the user's own rules make. `traced` makes the body a part of the program instead.
 """
 
-from jaxpyop._op.apply import NOT_GIVEN as NOT_GIVEN
-from jaxpyop._op.apply import apply_or_decorate as apply_or_decorate
-from jaxpyop._op.apply import call_op as call_op
+from jaxpyop._op.dispatch import NOT_GIVEN as NOT_GIVEN
+from jaxpyop._op.dispatch import apply_or_decorate as apply_or_decorate
+from jaxpyop._op.dispatch import call_op as call_op
 from jaxpyop._op.primitive import RECORDS as RECORDS
 from jaxpyop._op.primitive import Handed as Handed
 from jaxpyop._op.primitive import clear_records as clear_records

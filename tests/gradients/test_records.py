@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxpyop._op.calls import NO_RECORD
 from jaxpyop._op.primitive.records import READ_SHARE, Records
+from jaxpyop._op.run_record_replay import NO_RECORD
 
 LAST = 2**32 - 2
 

@@ -63,7 +63,7 @@ def test_there_are_recipes():
 def test_every_room_is_on_the_page():
     rooms = [path.relative_to(SOURCE) for path in SOURCE.rglob("__init__.py")]
     missing = [str(room.parent) for room in rooms if f"`{room.parent}/`" not in PAGE]
-    assert set(missing) == {".", "compat", "contrib"}
+    assert set(missing) == {"."}
 
 
 def test_the_picture_is_that_of_the_package():

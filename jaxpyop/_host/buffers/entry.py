@@ -12,12 +12,12 @@ import jax
 import numpy as np
 
 from jaxpyop import _jaxcore
-from jaxpyop._host.batch import Batch
 from jaxpyop._host.buffers.lending import copy_of, lend, read_only, take_back, view_of
 from jaxpyop._host.buffers.memory import LARGE, SCRATCH, SMALL, expect_writing
-from jaxpyop._host.call import HostCall
+from jaxpyop._host.elements import Batch
 from jaxpyop._host.errors import PythonBodyError, body_error, defer, deferred_error
 from jaxpyop._host.guard import running
+from jaxpyop._host.host_call import HostCall
 from jaxpyop._host.run import run_elements, run_once, runs_in_this_process
 
 # Looking a thread up here, unlike threading.current_thread(), does not register it with Python. XLA's threads have

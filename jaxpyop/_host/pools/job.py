@@ -22,9 +22,9 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from jaxpyop._host.batch import Batch
-from jaxpyop._host.call import HostCall
+from jaxpyop._host.elements import Batch
 from jaxpyop._host.errors import add_note, note_index
+from jaxpyop._host.host_call import HostCall
 from jaxpyop._host.pools.executors import Executor, needs_pickled_body
 from jaxpyop._host.pools.nesting import number_of, working_for
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from jaxpyop._host.batch import Batch, BatchedInput
-from jaxpyop._host.call import HostCall
+from jaxpyop._host.elements import Batch, BatchedInput
 from jaxpyop._host.errors import add_note, note_index
+from jaxpyop._host.host_call import HostCall
 from jaxpyop._host.pools.chunks import Chunks
 from jaxpyop._host.pools.executors import Executor, means_lost_worker, workers_of
 from jaxpyop._host.pools.job import Job, UnreadableBodyError, job_for

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpyop import _jaxcore
-from jaxpyop._op.body.protocol import Body, DerivedBody
+from jaxpyop._op.body.body_protocol import Body, DerivedBody
 from jaxpyop._op.request import Op
 from jaxpyop._op.values import Struct, show_shape
 
@@ -38,7 +38,7 @@ def read_when(when: Any, title: str) -> list[Any]:
 def differs_in_block(op: Op) -> str:
     """The error about a block in which some elements run and others do not."""
     return (
-        f"{op.title}: when= differs by element here, and vmap_method={op.vmap_method!r} hands func the batch; "
+        f"{op.title}: when= differs by element here, and vmap_method={op.vmap_method.name!r} hands func the batch; "
         "pass vmap_method='sequential', or one when= for all elements"
     )
 

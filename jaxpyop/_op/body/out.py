@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxpyop._host import lend_results, take_back_results
 from jaxpyop._op.body.advice import call_with_advice
-from jaxpyop._op.body.protocol import Body
+from jaxpyop._op.body.body_protocol import Body
 from jaxpyop._op.body.user import UserBody
 from jaxpyop._op.values import Struct, kind_of
 

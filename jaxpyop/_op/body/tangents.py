@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jaxpyop._jaxcore import is_inexact
-from jaxpyop._op.body.protocol import DerivedBody
+from jaxpyop._op.body.body_protocol import DerivedBody
 from jaxpyop._op.values import Struct, as_jax, check_fingerprints, fingerprints
 from jaxpyop._tape import jvp, record, vjp
 

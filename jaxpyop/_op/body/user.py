@@ -11,9 +11,9 @@ import numpy as np
 from jaxpyop import _jaxcore
 from jaxpyop._host import call_where_op_runs
 from jaxpyop._op.body.advice import advise
+from jaxpyop._op.body.body_protocol import Body, element_structs
 from jaxpyop._op.body.input_state import call_and_warn_of_changes
-from jaxpyop._op.body.protocol import Body, element_structs
-from jaxpyop._op.body.shapes import infer_once
+from jaxpyop._op.body.shape_cache import infer_once
 from jaxpyop._op.request import Op
 from jaxpyop._op.values import (
     Inputs,

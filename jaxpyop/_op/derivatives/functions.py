@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpyop._host import BLOCK_METHODS, Environment
+from jaxpyop._host import SEQUENTIAL, Environment
 from jaxpyop._jaxcore import is_inexact
 from jaxpyop._op.body import Body, CotangentBody, TangentBody, UserBody, call_with_advice
 from jaxpyop._op.primitive import Batching, Call, Linearization, Operands
@@ -32,8 +32,8 @@ class RuleCall(Call):
         self, body: Body, op: Op, environment: Environment, *, leading_inputs: int = 0, one_by_one: bool = False
     ) -> None:
         # Each padded result has its own length, so a rule for a block of them runs once per element.
-        one_length = op.spec.returned_spec is None or op.vmap_method not in BLOCK_METHODS
-        method = op.vmap_method if one_length else "sequential"
+        one_length = op.spec.returned_spec is None or not op.vmap_method.whole_batch
+        method = op.vmap_method if one_length else SEQUENTIAL
         super().__init__(
             body,
             op,

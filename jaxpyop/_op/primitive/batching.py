@@ -8,9 +8,9 @@ from typing import Any
 import jax.numpy as jnp
 
 from jaxpyop import _jaxcore
-from jaxpyop._host import BLOCK_METHODS, Batch
+from jaxpyop._host import Batch
 from jaxpyop._op.body import differs_in_block
-from jaxpyop._op.primitive.call import Call
+from jaxpyop._op.primitive.call_protocol import Call
 from jaxpyop._op.primitive.primitive import bind, python_call_p
 
 
@@ -19,14 +19,14 @@ def _batch(args: Sequence[Any], dims: Sequence[int | None], *, call: Call, batch
     mapped = args
     args = [a if d is None else jnp.moveaxis(a, d, 0) for a, d in zip(args, dims)]
     method, operands = call.batching.method, call.operands
-    block = method in BLOCK_METHODS and batch.block == bool(batch.sizes)
+    block = method.whole_batch and batch.block == bool(batch.sizes)
     if operands.conditional and dims[0] is not None and (block or batch.block):
         raise ValueError(differs_in_block(call.op))
     if block:
         args = [a if d is not None else jnp.expand_dims(a, 0) for a, d in zip(args, dims)]
-        # "broadcast_all" broadcasts all inputs but tokens (their size-1 axes record how `fwd` was batched).
-        # "expand_dims" broadcasts only a rule's tangents, so that its results have no axes of size 1.
-        first = operands.leading_inputs if method == "broadcast_all" else len(args) - operands.linear_inputs
+        # A method that broadcasts does so with all inputs but tokens, whose axes of size 1 tell how `fwd` was batched.
+        # Any other method broadcasts only a rule's tangents, so that its results have no axes of size 1.
+        first = operands.leading_inputs if method.broadcasts else len(args) - operands.linear_inputs
         args[first:] = [jnp.broadcast_to(a, (size, *a.shape[1:])) for a in args[first:]]
     mask = tuple(block or d is not None for d in dims)
     outs = bind(call, *args, batch=batch.inside(size, mask, block))

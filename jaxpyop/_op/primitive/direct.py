@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxpyop import _jaxcore
 from jaxpyop._host import NO_BATCH, Batch, lend, run_elements, run_once, take_back
-from jaxpyop._op.primitive.call import Call, structs_of
+from jaxpyop._op.primitive.call_protocol import Call, structs_of
 from jaxpyop._op.primitive.records import RECORDS, Handed
 from jaxpyop._op.values import anchor_of, copy_to_jax, show_shape, taken_over
 

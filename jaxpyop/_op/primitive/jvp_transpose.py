@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxpyop import _jaxcore
 from jaxpyop._host import Batch
 from jaxpyop._jaxcore import ad, is_inexact
-from jaxpyop._op.primitive.call import Call, structs_of
+from jaxpyop._op.primitive.call_protocol import Call, structs_of
 from jaxpyop._op.primitive.primitive import bind, python_call_p
 
 # From the inputs' tangents, some of which are ad.Zero, to the results' tangents.

@@ -18,7 +18,7 @@ from jax.experimental.buffer_callback import buffer_callback
 from jaxpyop import _jaxcore
 from jaxpyop._config import config
 from jaxpyop._host import Batch, Host, Shared
-from jaxpyop._op.primitive.call import Call
+from jaxpyop._op.primitive.call_protocol import Call
 from jaxpyop._op.primitive.primitive import python_call_p
 from jaxpyop._op.values import Struct
 

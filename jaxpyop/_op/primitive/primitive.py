@@ -16,7 +16,7 @@ from jaxpyop import _jaxcore
 from jaxpyop._host import NO_BATCH, Batch
 from jaxpyop._jaxcore import Unusable
 from jaxpyop._op.body import element_structs
-from jaxpyop._op.primitive.call import Call, structs_of
+from jaxpyop._op.primitive.call_protocol import Call, structs_of
 from jaxpyop._op.primitive.direct import run_now
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxpyop._config import Mode, config
 from jaxpyop._functions import without_partials
-from jaxpyop._host import METHODS, check_progress
+from jaxpyop._host import VMAP_METHODS, Method, check_progress
 from jaxpyop._op.request.user_rules import NO_RULES, Rules, read_rules
 from jaxpyop._op.values import CASTING, IN_A_LOOP, ResultSpec, declares_nothing, read_tout, with_shapes
 
@@ -37,7 +37,7 @@ class Op:
     output_shapes: Callable[..., Any] | None
     stateful: bool
     ordered: bool
-    vmap_method: str
+    vmap_method: Method
     casting: str
     on_jax: bool
     title: str
@@ -102,13 +102,14 @@ def make_op(
     if rest.get("out"):
         _check_out(spec, api)
     rest["rules"] = read_rules(rest, spec, api)
+    rest["vmap_method"] = VMAP_METHODS[rest["vmap_method"]]
     name = _name_of(func, name)
     rest.update(title=f"{api} {name!r}", on_jax=on_jax, mode=mode, reason_to_call=reason_to_call)
     return Op(api, name, func, spec, shapes, **rest)
 
 
 def _check_options(options: dict[str, Any], api: str) -> None:
-    _check_choice(options["vmap_method"], METHODS, "vmap_method", api)
+    _check_choice(options["vmap_method"], tuple(VMAP_METHODS), "vmap_method", api)
     _check_choice(options["casting"], CASTING, "casting", api)
     _check_max_steps(options.get("max_steps"), api)
     _check_executor(options["executor"], api)

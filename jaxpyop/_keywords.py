@@ -1,7 +1,7 @@
 """The keyword arguments of the public functions: the tables that signatures and `help()` are made from.
 
 A keyword is an entry of a `TypedDict`, for editors and type checkers, with its default. Its text in `help()` is in the
-docstring of the table. To add a keyword, write it here, and read it in `Op`. `with_options` puts a table where a
+docstring of the table. To add a keyword, write it here, and name it in `Op`. `with_options` puts a table where a
 function has ``**options``, and copies the parts of a docstring that are the same for another function.
 """
 

@@ -15,7 +15,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jaxpyop._host import BLOCK_METHODS, Batch, Environment
+from jaxpyop._host import SEQUENTIAL, Batch, Environment, Method
 from jaxpyop._op.body import Body
 from jaxpyop._op.primitive.records import TOKEN
 from jaxpyop._op.request import Op
@@ -40,12 +40,12 @@ class Batching:
     """How a call runs under `vmap`.
 
     Attributes:
-        method: the `vmap_method`: element by element, in parallel, or a whole block at once.
+        method: the `vmap_method`: element by element, in parallel, or the whole batch in one call.
         block_derivative: a block method also serves the derivative. Otherwise a differentiated block becomes a loop.
         one_by_one: each element sends something of its own to a worker, so that elements cannot be sent in chunks.
     """
 
-    method: str = "sequential"
+    method: Method = SEQUENTIAL
     block_derivative: bool = False
     one_by_one: bool = False
 
@@ -113,7 +113,7 @@ class Call(abc.ABC):
         self.copy = copy
         self.effects = effects
         # A record belongs to one element, so a call that makes or reads one does not run on whole blocks.
-        self.batching = batching or Batching("sequential" if op.vmap_method in BLOCK_METHODS else op.vmap_method)
+        self.batching = batching or Batching(SEQUENTIAL if op.vmap_method.whole_batch else op.vmap_method)
         self.operands = operands
         self.seconds_per_element: float | None = None
 

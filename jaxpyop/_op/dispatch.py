@@ -16,9 +16,9 @@ from jaxpyop import _jaxcore
 from jaxpyop._config import config
 from jaxpyop._host import strip_library_frames
 from jaxpyop._op.body import read_when, trace_when
-from jaxpyop._op.calls import UserCall
 from jaxpyop._op.primitive import bind, run_now
 from jaxpyop._op.request import Op, make_op
+from jaxpyop._op.run_record_replay import UserCall
 from jaxpyop._op.traced import trace, trace_if_possible
 from jaxpyop._op.values import Inputs, check_closure, flatten_inputs
 
