@@ -8,5 +8,4 @@ as a flat list), `partition` (which parts are compiled together), `plan` (how it
 Python runs), `whole` (what is not cut).
 """
 
-from jaxpyop._cut.jit import CutFunction as CutFunction
-from jaxpyop._cut.jit import Loops as Loops
+from jaxpyop._cut.jit import CutFunction, Loops

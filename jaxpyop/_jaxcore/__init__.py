@@ -7,119 +7,134 @@ Reading order: traces, primitives, jaxprs, differentiation, sharding, effects, l
 frames, unusable.
 """
 
-from jaxpyop._jaxcore.arrays import is_committed as is_committed
-from jaxpyop._jaxcore.arrays import placed_like as placed_like
-from jaxpyop._jaxcore.arrays import quick_array as quick_array
-from jaxpyop._jaxcore.differentiation import Linearized as Linearized
-from jaxpyop._jaxcore.differentiation import ad as ad
-from jaxpyop._jaxcore.differentiation import batching as batching
-from jaxpyop._jaxcore.differentiation import differentiated as differentiated
-from jaxpyop._jaxcore.differentiation import is_inexact as is_inexact
-from jaxpyop._jaxcore.differentiation import is_zero as is_zero
-from jaxpyop._jaxcore.differentiation import replaced as replaced
-from jaxpyop._jaxcore.differentiation import set_linearization as set_linearization
-from jaxpyop._jaxcore.differentiation import tangent_aval as tangent_aval
-from jaxpyop._jaxcore.differentiation import zeros as zeros
-from jaxpyop._jaxcore.effects import OrderedEffect as OrderedEffect
-from jaxpyop._jaxcore.effects import StatefulEffect as StatefulEffect
-from jaxpyop._jaxcore.frames import NOWHERE as NOWHERE
-from jaxpyop._jaxcore.frames import PACKAGE as PACKAGE
-from jaxpyop._jaxcore.frames import Place as Place
-from jaxpyop._jaxcore.frames import is_called_by_jax as is_called_by_jax
-from jaxpyop._jaxcore.frames import is_called_by_user as is_called_by_user
-from jaxpyop._jaxcore.frames import is_library_file as is_library_file
-from jaxpyop._jaxcore.frames import is_own_file as is_own_file
-from jaxpyop._jaxcore.frames import is_users_file as is_users_file
-from jaxpyop._jaxcore.frames import raising_file as raising_file
-from jaxpyop._jaxcore.frames import raising_line as raising_line
-from jaxpyop._jaxcore.frames import steps_of as steps_of
-from jaxpyop._jaxcore.frames import traceback_of_one_line as traceback_of_one_line
-from jaxpyop._jaxcore.frames import traceback_without_locals as traceback_without_locals
-from jaxpyop._jaxcore.frames import users_frame as users_frame
-from jaxpyop._jaxcore.frames import users_line as users_line
-from jaxpyop._jaxcore.frames import warn_user as warn_user
-from jaxpyop._jaxcore.frames import watching_returns as watching_returns
-from jaxpyop._jaxcore.frames import without_outer_library_frames as without_outer_library_frames
-from jaxpyop._jaxcore.jaxprs import JAXPR_TYPES as JAXPR_TYPES
-from jaxpyop._jaxcore.jaxprs import OMIT as OMIT
-from jaxpyop._jaxcore.jaxprs import HashedKey as HashedKey
-from jaxpyop._jaxcore.jaxprs import Literal as Literal
-from jaxpyop._jaxcore.jaxprs import OwnRulesError as OwnRulesError
-from jaxpyop._jaxcore.jaxprs import UnkeyableError as UnkeyableError
-from jaxpyop._jaxcore.jaxprs import constants_of as constants_of
-from jaxpyop._jaxcore.jaxprs import consts_of as consts_of
-from jaxpyop._jaxcore.jaxprs import holds_constants as holds_constants
-from jaxpyop._jaxcore.jaxprs import is_same as is_same
-from jaxpyop._jaxcore.jaxprs import jaxpr_of as jaxpr_of
-from jaxpyop._jaxcore.jaxprs import jaxprs_in as jaxprs_in
-from jaxpyop._jaxcore.jaxprs import make_jaxpr as make_jaxpr
-from jaxpyop._jaxcore.jaxprs import opened as opened
-from jaxpyop._jaxcore.jaxprs import run_closed as run_closed
-from jaxpyop._jaxcore.jaxprs import run_cond as run_cond
-from jaxpyop._jaxcore.jaxprs import run_equation as run_equation
-from jaxpyop._jaxcore.jaxprs import run_jaxpr as run_jaxpr
-from jaxpyop._jaxcore.jaxprs import structural_key as structural_key
-from jaxpyop._jaxcore.jaxprs import transformation2 as transformation2
-from jaxpyop._jaxcore.jaxprs import without_dead_code as without_dead_code
-from jaxpyop._jaxcore.lowering import combining_caller as combining_caller
-from jaxpyop._jaxcore.lowering import device_count as device_count
-from jaxpyop._jaxcore.lowering import is_export as is_export
-from jaxpyop._jaxcore.lowering import is_packed as is_packed
-from jaxpyop._jaxcore.lowering import keeps_dead_code as keeps_dead_code
-from jaxpyop._jaxcore.lowering import lowered_buffer_callback as lowered_buffer_callback
-from jaxpyop._jaxcore.lowering import mlir as mlir
-from jaxpyop._jaxcore.lowering import ordered_buffer_callback as ordered_buffer_callback
-from jaxpyop._jaxcore.lowering import platforms as platforms
-from jaxpyop._jaxcore.primitives import CUSTOM_CALLS as CUSTOM_CALLS
-from jaxpyop._jaxcore.primitives import JAX_VERSION as JAX_VERSION
-from jaxpyop._jaxcore.primitives import Primitive as Primitive
-from jaxpyop._jaxcore.primitives import ShapedArray as ShapedArray
-from jaxpyop._jaxcore.primitives import allocates_ref as allocates_ref
-from jaxpyop._jaxcore.primitives import compiled as compiled
-from jaxpyop._jaxcore.primitives import compiles_alone as compiles_alone
-from jaxpyop._jaxcore.primitives import function_behind as function_behind
-from jaxpyop._jaxcore.primitives import has_compiler_options as has_compiler_options
-from jaxpyop._jaxcore.primitives import is_high as is_high
-from jaxpyop._jaxcore.primitives import is_of_high_type as is_of_high_type
-from jaxpyop._jaxcore.primitives import is_of_jax as is_of_jax
-from jaxpyop._jaxcore.primitives import is_plain_jit as is_plain_jit
-from jaxpyop._jaxcore.primitives import is_ref as is_ref
-from jaxpyop._jaxcore.primitives import jit_p as jit_p
-from jaxpyop._jaxcore.programs import all_have_callbacks as all_have_callbacks
-from jaxpyop._jaxcore.programs import backend_without_callbacks as backend_without_callbacks
-from jaxpyop._jaxcore.programs import client_of as client_of
-from jaxpyop._jaxcore.programs import has_callbacks as has_callbacks
-from jaxpyop._jaxcore.programs import is_explicit as is_explicit
-from jaxpyop._jaxcore.programs import is_explicit_mesh as is_explicit_mesh
-from jaxpyop._jaxcore.programs import is_one_cpu as is_one_cpu
-from jaxpyop._jaxcore.programs import is_ref_type as is_ref_type
-from jaxpyop._jaxcore.programs import is_sharded_jit as is_sharded_jit
-from jaxpyop._jaxcore.programs import scan_counts as scan_counts
-from jaxpyop._jaxcore.programs import static_arguments as static_arguments
-from jaxpyop._jaxcore.programs import within_scope as within_scope
-from jaxpyop._jaxcore.runtime import CALLBACK_LOGGER as CALLBACK_LOGGER
-from jaxpyop._jaxcore.runtime import backends_are_initialized as backends_are_initialized
-from jaxpyop._jaxcore.runtime import forget_failed_programs as forget_failed_programs
-from jaxpyop._jaxcore.runtime import profiled_as as profiled_as
-from jaxpyop._jaxcore.runtime import with_programs_of as with_programs_of
-from jaxpyop._jaxcore.runtime import with_transfers as with_transfers
-from jaxpyop._jaxcore.sharding import Everywhere as Everywhere
-from jaxpyop._jaxcore.sharding import cast_to_common_axes as cast_to_common_axes
-from jaxpyop._jaxcore.sharding import result_aval as result_aval
-from jaxpyop._jaxcore.sharding import shard_as as shard_as
-from jaxpyop._jaxcore.sharding import shard_batch_like as shard_batch_like
-from jaxpyop._jaxcore.sharding import wants_devices as wants_devices
-from jaxpyop._jaxcore.traces import EVAL_TRACE as EVAL_TRACE
-from jaxpyop._jaxcore.traces import KnownTrace as KnownTrace
-from jaxpyop._jaxcore.traces import Trace as Trace
-from jaxpyop._jaxcore.traces import Tracer as Tracer
-from jaxpyop._jaxcore.traces import at_top_level as at_top_level
-from jaxpyop._jaxcore.traces import current_trace as current_trace
-from jaxpyop._jaxcore.traces import eval_context as eval_context
-from jaxpyop._jaxcore.traces import is_eager as is_eager
-from jaxpyop._jaxcore.traces import is_live as is_live
-from jaxpyop._jaxcore.traces import set_current_trace as set_current_trace
-from jaxpyop._jaxcore.traces import settings_of_traces as settings_of_traces
-from jaxpyop._jaxcore.traces import without_axes as without_axes
-from jaxpyop._jaxcore.traces import x64_enabled as x64_enabled
-from jaxpyop._jaxcore.unusable import Unusable as Unusable
+from jaxpyop._jaxcore.arrays import is_committed, placed_like, quick_array
+from jaxpyop._jaxcore.differentiation import (
+    Linearized,
+    ad,
+    batching,
+    differentiated,
+    is_inexact,
+    is_zero,
+    replaced,
+    set_linearization,
+    tangent_aval,
+    zeros,
+)
+from jaxpyop._jaxcore.effects import OrderedEffect, StatefulEffect
+from jaxpyop._jaxcore.frames import (
+    NOWHERE,
+    PACKAGE,
+    Place,
+    is_called_by_jax,
+    is_called_by_user,
+    is_library_file,
+    is_own_file,
+    is_users_file,
+    raising_file,
+    raising_line,
+    steps_of,
+    traceback_of_one_line,
+    traceback_without_locals,
+    users_frame,
+    users_line,
+    warn_user,
+    watching_returns,
+    without_outer_library_frames,
+)
+from jaxpyop._jaxcore.jaxprs import (
+    JAXPR_TYPES,
+    OMIT,
+    HashedKey,
+    Literal,
+    OwnRulesError,
+    UnkeyableError,
+    constants_of,
+    consts_of,
+    holds_constants,
+    is_same,
+    jaxpr_of,
+    jaxprs_in,
+    make_jaxpr,
+    opened,
+    run_closed,
+    run_cond,
+    run_equation,
+    run_jaxpr,
+    structural_key,
+    transformation2,
+    without_dead_code,
+)
+from jaxpyop._jaxcore.lowering import (
+    combining_caller,
+    device_count,
+    is_export,
+    is_packed,
+    keeps_dead_code,
+    lowered_buffer_callback,
+    mlir,
+    ordered_buffer_callback,
+    platforms,
+)
+from jaxpyop._jaxcore.primitives import (
+    CUSTOM_CALLS,
+    JAX_VERSION,
+    Primitive,
+    ShapedArray,
+    allocates_ref,
+    compiled,
+    compiles_alone,
+    function_behind,
+    has_compiler_options,
+    is_high,
+    is_of_high_type,
+    is_of_jax,
+    is_plain_jit,
+    is_ref,
+    jit_p,
+)
+from jaxpyop._jaxcore.programs import (
+    all_have_callbacks,
+    backend_without_callbacks,
+    client_of,
+    has_callbacks,
+    is_explicit,
+    is_explicit_mesh,
+    is_one_cpu,
+    is_ref_type,
+    is_sharded_jit,
+    scan_counts,
+    static_arguments,
+    within_scope,
+)
+from jaxpyop._jaxcore.runtime import (
+    CALLBACK_LOGGER,
+    backends_are_initialized,
+    forget_failed_programs,
+    profiled_as,
+    with_programs_of,
+    with_transfers,
+)
+from jaxpyop._jaxcore.sharding import (
+    Everywhere,
+    cast_to_common_axes,
+    result_aval,
+    shard_as,
+    shard_batch_like,
+    wants_devices,
+)
+from jaxpyop._jaxcore.traces import (
+    EVAL_TRACE,
+    KnownTrace,
+    Trace,
+    Tracer,
+    at_top_level,
+    current_trace,
+    eval_context,
+    is_eager,
+    is_live,
+    set_current_trace,
+    settings_of_traces,
+    without_axes,
+    x64_enabled,
+)
+from jaxpyop._jaxcore.unusable import Unusable

@@ -4,9 +4,5 @@ The body never runs on values. Reading order: body (the three ways of tracing on
 rewrite (statements as calls of ours), loop (a loop with a backward pass).
 """
 
-from jaxpyop._paths.body import trace_body as trace_body
-from jaxpyop._paths.follow import PathError as PathError
-from jaxpyop._paths.follow import PathTracer as PathTracer
-from jaxpyop._paths.follow import SlowPathsError as SlowPathsError
-from jaxpyop._paths.follow import infer_shapes as infer_shapes
-from jaxpyop._paths.follow import trace_paths as trace_paths
+from jaxpyop._paths.body import trace_body
+from jaxpyop._paths.follow import PathError, PathTracer, SlowPathsError, infer_shapes, trace_paths

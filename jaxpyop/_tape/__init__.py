@@ -15,7 +15,5 @@ The other modules, in the order in which to read them:
 - `cache`: a bounded cache.
 """
 
-from jaxpyop._tape.recording import jvp as jvp
-from jaxpyop._tape.recording import record as record
-from jaxpyop._tape.recording import vjp as vjp
-from jaxpyop._tape.tracer import TapeTracer as TapeTracer
+from jaxpyop._tape.recording import jvp, record, vjp
+from jaxpyop._tape.tracer import TapeTracer

@@ -11,8 +11,7 @@ from collections.abc import Callable
 import jax
 
 from jaxpyop._cli.cases import batches, calls, cut, gradients, others, programs, runs, traced
-from jaxpyop._cli.cases.case import Case as Case
-from jaxpyop._cli.cases.case import Group as Group
+from jaxpyop._cli.cases.case import Case, Group
 
 GROUPS: list[Callable[[], Group]] = [
     calls.small_calls,

@@ -4,6 +4,5 @@ To read, in this order: `choose` (which rules make up a derivative), `functions`
 (`vjp=(fwd, bwd)`), `numerical` (finite differences), `transpose` (`transpose=f`).
 """
 
-from jaxpyop._op.derivatives.choose import linearize_by_rules as linearize_by_rules
-from jaxpyop._op.derivatives.transpose import LinearCall as LinearCall
-from jaxpyop._op.derivatives.transpose import LinearFunction as LinearFunction
+from jaxpyop._op.derivatives.choose import linearize_by_rules
+from jaxpyop._op.derivatives.transpose import LinearCall, LinearFunction

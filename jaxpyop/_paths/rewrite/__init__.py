@@ -5,12 +5,7 @@ functions that the new code calls), if_statements, loop_statements. These use: c
 variables (that a statement assigns), values, weak_types.
 """
 
-from jaxpyop._paths.rewrite.context import TraceContext as TraceContext
-from jaxpyop._paths.rewrite.context import tracing_in as tracing_in
-from jaxpyop._paths.rewrite.convert import converted as converted
-from jaxpyop._paths.rewrite.convert import is_convertible as is_convertible
-from jaxpyop._paths.rewrite.convert import is_installed as is_installed
-from jaxpyop._paths.rewrite.convert import package_of as package_of
-from jaxpyop._paths.rewrite.operators import OPERATORS as OPERATORS
-from jaxpyop._paths.rewrite.operators import call as call
-from jaxpyop._paths.rewrite.other_statements import ConversionError as ConversionError
+from jaxpyop._paths.rewrite.context import TraceContext, tracing_in
+from jaxpyop._paths.rewrite.convert import converted, is_convertible, is_installed, package_of
+from jaxpyop._paths.rewrite.operators import OPERATORS, call
+from jaxpyop._paths.rewrite.other_statements import ConversionError

@@ -4,9 +4,7 @@ Reading order: contents (what one object holds), reach (the objects that a funct
 (functions of which it is known what they change).
 """
 
-from jaxpyop._paths.snapshot.contents import ABSENT as ABSENT
-from jaxpyop._paths.snapshot.effects import is_known as is_known
-from jaxpyop._paths.snapshot.reach import is_own as is_own
-from jaxpyop._paths.snapshot.snapshot import MOST_OBJECTS as MOST_OBJECTS
-from jaxpyop._paths.snapshot.snapshot import Snapshot as Snapshot
-from jaxpyop._paths.snapshot.snapshot import root_of as root_of
+from jaxpyop._paths.snapshot.contents import ABSENT
+from jaxpyop._paths.snapshot.effects import is_known
+from jaxpyop._paths.snapshot.reach import is_own
+from jaxpyop._paths.snapshot.snapshot import MOST_OBJECTS, Snapshot, root_of

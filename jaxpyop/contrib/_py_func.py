@@ -1,0 +1,79 @@
+"""``contrib.framework.py_func``: keyword arguments and nested structures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Unpack
+
+from jaxpyop._api import numpy_function
+from jaxpyop._keywords import ContribOptions, filled_in, with_options
+from jaxpyop._op import call_op, make_op
+
+
+@with_options(ContribOptions, like=numpy_function)
+def py_func(
+    func: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    output_types: Any = None,
+    output_shapes: Any = None,
+    stateful: bool = True,
+    name: str | None = None,
+    **options: Unpack[ContribOptions],
+) -> Any:
+    """Call a Python function with keyword arguments and nested structures.
+
+    The counterpart of ``tf.contrib.framework.py_func`` of TensorFlow 1:
+    :func:`jaxpyop.py_func` of pytrees. It is not a decorator.
+
+    Args:
+        func: called as ``func(*args, **kwargs)``, in the pytrees of `args` and
+            `kwargs`, with private, writable, C-contiguous arrays, which it may change
+            or keep. It must be neither async nor a generator.
+        args: positional arguments; elements may be pytrees. Arrays and Python numbers
+            (any shape, any JAX dtype) become NumPy arrays, and typed PRNG keys become
+            their data (uint32). Everything else reaches `func` as it is.
+        kwargs: keyword arguments; values may be pytrees, and are read like `args`.
+        output_types: what `func` returns: a dtype, something with ``.shape`` and
+            ``.dtype`` (``jnp.float32(0)`` is a scalar), a TensorFlow dtype,
+            :func:`jaxpyop.padded`, or a pytree of these. By default there is no
+            result: `func` runs for its side effects, and what it returns is ignored.
+        output_shapes: a shape per leaf of `output_types`, in its structure, where
+            ``None`` stands for an unknown dimension; or a function from the inputs'
+            ``jax.ShapeDtypeStruct`` to such shapes. Under ``jit``, shapes that are not
+            given are assumed to be the inputs' broadcast shape, which is right for
+            elementwise functions.
+        stateful: run `func` exactly once per execution, even if its result is unused.
+            ``False`` lets the compiler drop, merge and repeat calls.
+        name: as in `numpy_function`.
+        **options: as listed there.
+
+    Returns:
+        ``jax.Array`` values in the structure of `output_types`, with the declared
+        dtypes (64 bits only with ``jax_enable_x64``), or ``None`` if there is no
+        result.
+
+    Raises:
+        As in `numpy_function`.
+
+    Example:
+        >>> import jax.numpy as jnp, jaxpyop
+        >>> def scale(batch, *, by):
+        ...     return {"x": batch["x"] * by, "n": len(batch["x"])}
+        >>> out = jaxpyop.contrib.framework.py_func(
+        ...     scale, args=[{"x": jnp.arange(3.0)}], kwargs={"by": 2.0},
+        ...     output_types={"x": jnp.float32, "n": jnp.int32},
+        ...     output_shapes={"x": (3,), "n": ()},
+        ... )
+        >>> print(out["x"], out["n"])
+        [0. 2. 4.] 3
+    """
+    api = "contrib.framework.py_func"
+    if not isinstance(args, (list, tuple)):
+        raise TypeError(f"{api}: args is {args!r}; expected a list or tuple of arguments, args=[x, y]")
+    if kwargs is not None and not isinstance(kwargs, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"{api}: kwargs is {kwargs!r}; expected a dict of keyword arguments")
+    asked = filled_in(ContribOptions, dict(options), api)
+    when = asked.pop("when")
+    op = make_op(api, func, output_types, name, output_shapes=output_shapes, stateful=stateful, on_jax=False, **asked)
+    return call_op(op, args, kwargs or {}, when)
