@@ -90,7 +90,7 @@ def py_function(
         >>> print(f"{value:.4f} {slope:.4f}")
         7.2437 2.6667
     """
-    asked = filled_in(JaxOptions, options, "py_function")
+    asked = filled_in(JaxOptions, options, py_function, "py_function")
     return apply_or_decorate("py_function", func, inp, Tout, name, on_jax=True, **asked)
 
 
@@ -178,7 +178,7 @@ def numpy_function(
         >>> print(jax.grad(sinh)(0.0))
         1.0
     """
-    asked = filled_in(NumpyOptions, options, "numpy_function") | {"stateful": stateful}
+    asked = filled_in(NumpyOptions, options, numpy_function, "numpy_function") | {"stateful": stateful}
     return apply_or_decorate("numpy_function", func, inp, Tout, name, on_jax=False, **asked)
 
 
@@ -235,7 +235,7 @@ def py_func(
         >>> print(f(jnp.array([0.0, 1.0])))
         [0.        1.1752012]
     """
-    asked = filled_in(NumpyOptions, options, "py_func") | {"stateful": stateful}
+    asked = filled_in(NumpyOptions, options, py_func, "py_func") | {"stateful": stateful}
     return apply_or_decorate("py_func", func, inp, Tout, name, on_jax=False, **asked)
 
 

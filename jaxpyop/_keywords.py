@@ -8,6 +8,7 @@ function has ``**options``, and copies the parts of a docstring that are the sam
 from __future__ import annotations
 
 import ast
+import difflib
 import functools
 import inspect
 import re
@@ -197,15 +198,17 @@ def _defaults(table: Any) -> dict[str, Any]:
     return {name: hint.__metadata__[0] for name, hint in hints.items()}
 
 
-def filled_in(table: Any, given: dict[str, Any], api: str) -> dict[str, Any]:
+def filled_in(table: Any, given: dict[str, Any], function: Callable[..., Any], api: str) -> dict[str, Any]:
     """All options of a table: the given ones, and the defaults of the others.
 
     Raises:
-        TypeError: the function does not have one of the keywords.
+        TypeError: `function`, which is called `api`, does not have one of the keywords.
     """
     if unknown := given.keys() - _defaults(table).keys():
-        known = ", ".join(_defaults(table))
-        raise TypeError(f"{api}() got an unexpected keyword argument {min(unknown)!r}; it has {known}")
+        known = {name.lower(): name for name in inspect.signature(function).parameters}
+        near = difflib.get_close_matches(min(unknown).lower(), known, n=1)
+        meant = f"did you mean {known[near[0]]}?" if near else f"it has {', '.join(known.values())}"
+        raise TypeError(f"{api}() got an unexpected keyword argument {min(unknown)!r}; {meant}")
     return _defaults(table) | given
 
 

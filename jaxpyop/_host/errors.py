@@ -208,13 +208,15 @@ def body_error(title: str, func: Callable[..., Any], inputs: Iterable[Any], erro
     """The exception that carries `error` out of a compiled program."""
     number = f"{_PROCESS}-{_ORIGINALS.keep(error)}"
     summary, shown = _summary(error), format_user_traceback(error)
-    # An error of ours begins with the op and says what matters, so nothing is put before it or repeated.
-    said = str(error).splitlines()[0] if _is_ours(error, title) else f"{title} failed: {summary}"
+    # An error of ours begins with the op and says what to write. Its original says no more, so `reraise` is not named.
+    ours = _is_ours(error, title)
+    said = str(error).splitlines()[0] if ours else f"{title} failed: {summary}"
+    hint = "" if ours else "  `with jaxpyop.reraise():` around the call raises the original exception\n"
     text = (
         f"{said} [jaxpyop error {number}]\n"
         f"  function: {where(func)}\n"
         f"  inputs: {show_types(inputs)}\n"
-        f"  `with jaxpyop.reraise():` around the call raises the original exception\n"
+        f"{hint}"
         f"{'' if shown.strip() == summary else textwrap.indent(shown.replace(said, '...'), '  ', lambda line: True)}"
     )
     return PythonBodyError(_printable(text)).with_traceback(_one_line(title, func))

@@ -170,7 +170,7 @@ def _run_elements(
 def check_progress(title: str) -> None:
     """Raise an error unless tqdm can be imported."""
     if importlib.util.find_spec("tqdm") is None:
-        raise ImportError(f'{title}: progress=True needs tqdm; pip install "jaxpyop[progress]"')
+        raise ImportError(f"{title}: progress=True needs tqdm; run `python -m pip install tqdm`")
 
 
 class _Progress(contextlib.AbstractContextManager["_Progress"]):

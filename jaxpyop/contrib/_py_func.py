@@ -73,7 +73,7 @@ def py_func(
         raise TypeError(f"{api}: args is {args!r}; expected a list or tuple of arguments, args=[x, y]")
     if kwargs is not None and not isinstance(kwargs, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"{api}: kwargs is {kwargs!r}; expected a dict of keyword arguments")
-    asked = filled_in(ContribOptions, dict(options), api)
+    asked = filled_in(ContribOptions, dict(options), py_func, api)
     when = asked.pop("when")
     op = make_op(api, func, output_types, name, output_shapes=output_shapes, stateful=stateful, on_jax=False, **asked)
     return call_op(op, args, kwargs or {}, when)

@@ -233,15 +233,6 @@ def test_a_generator_or_coroutine_in_flight_is_closed():
         py_func(lambda x: work(x), [1.0], F)
 
 
-def test_what_a_tensorflow_user_writes_is_answered(transport):
-    """`x.numpy()` of a tensor is `np.asarray(x)` here."""
-    with pytest.raises(AttributeError, match="no attribute 'numpy'") as caught:
-        py_function(lambda x: x.numpy(), [1.0], F)
-    assert "np.asarray(x)" in caught.value.__notes__[0]
-    with pytest.raises(Exception, match=r"write np\.asarray\(x\), float\(x\) or x\.item\(\)"):
-        jax.block_until_ready(jax.jit(lambda x: py_function(lambda x: x.numpy(), [x], F, output_shapes=()))(1.0))
-
-
 def test_an_error_without_frames_of_the_users_is_said_once(transport):
     with pytest.raises(Exception, match="where \\(\\) was declared") as caught:
         jax.block_until_ready(jax.jit(lambda x: py_func(lambda x: np.ones(2), [x], F, output_shapes=()))(1.0))

@@ -182,3 +182,54 @@ def test_letting_all_records_go():
     close(run(pullback, 1.0)[0], 6)
     assert len(calls) == 1
     close(run(jax.grad(f), 3.0), 6)
+
+
+@every_api
+def test_the_numpy_method_of_tensorflow(api, route):
+    text = r"^\S+ 'lambda': func gets (jax.Arrays|NumPy arrays): write np.asarray\(x\), float\(x\) or x.item\(\)"
+    with pytest.raises(AttributeError, match=text), jaxpyop.reraise():
+        route(lambda x: api(lambda x: x.numpy(), [x], F, output_shapes=(3,)), X)
+
+
+def test_the_numpy_method_of_tensorflow_in_a_gradient():
+    f = lambda x: py_function(lambda x: jnp.asarray(x.numpy()), [x], F)
+    with pytest.raises(AttributeError, match=r"^\S+ 'lambda': func gets jax.Arrays.*np.asarray\(x\)"):
+        jax.grad(f)(1.0)
+
+
+NEAR_MISSES = {
+    "tout": "Tout",
+    "Inp": "inp",
+    "statefull": "stateful",
+    "output_shape": "output_shapes",
+    "vmapmethod": "vmap_method",
+}
+
+
+@pytest.mark.parametrize(("written", "meant"), NEAR_MISSES.items(), ids=NEAR_MISSES)
+@pytest.mark.parametrize("api", [jaxpyop.py_function, jaxpyop.numpy_function, jaxpyop.py_func])
+def test_a_misspelt_keyword_names_the_right_one(api, written, meant):
+    with pytest.raises(TypeError, match=rf"unexpected keyword argument '{written}'; did you mean {meant}\?$"):
+        api(np.sin, **{written: X})
+
+
+def test_an_unknown_keyword_lists_the_known_ones():
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'xyz'; it has func, inp, Tout, stateful, name, "):
+        jaxpyop.numpy_function(np.sin, xyz=X)
+    with pytest.raises(TypeError, match=r"'output_type'; did you mean output_types\?"):
+        jaxpyop.contrib.framework.py_func(np.sin, [X], output_types=F, output_type=F)
+
+
+WRONG_RESULTS = {
+    "shape": (lambda x: x[:2], "func returned shape"),
+    "dtype": (lambda x: x + 1j, "casting='same_kind' does not turn into"),
+    "number": (lambda x: (x, x), "func returned a tuple of 2"),
+}
+
+
+@pytest.mark.parametrize(("func", "text"), WRONG_RESULTS.values(), ids=WRONG_RESULTS)
+def test_the_text_of_a_wrong_result_says_nothing_of_reraise(func, text):
+    f = jax.jit(lambda x: numpy_function(func, [x], F))
+    with pytest.raises(Exception, match=text) as caught:  # JAX's class depends on the call.
+        run(f, X)
+    assert "reraise" not in str(caught.value)

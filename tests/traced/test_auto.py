@@ -118,7 +118,7 @@ def test_the_log_says_what_is_missing(lines, monkeypatch):
         return x
 
     assert shown(auto(body), 3.0) == "called"
-    assert lines()[0].endswith("; pip install 'jaxpyop[loops]'")
+    assert lines()[0].endswith("; run `python -m pip install diastatic-malt` (the extra loops)")
 
 
 def test_a_refused_body_is_not_tried_again():

@@ -347,7 +347,8 @@ def test_without_the_extra_ifs_are_followed_and_loops_are_refused(monkeypatch):
     monkeypatch.setattr(convert, "_factories", {})
     op = as_op(lambda x: x * 2 if x > 0 else -x)
     assert jax.jit(op)(3.0) == 6.0
-    match = rf"{THIS_FILE}:{line_of('halve')}: .*loop whose end.*; pip install 'jaxpyop\[loops\]'; or .*mode=\"eager\""
+    command = r"run .* diastatic-malt. \(the extra loops\)"
+    match = rf"{THIS_FILE}:{line_of('halve')}: .*loop whose end.*; {command}; or .*mode=\"eager\""
     with pytest.raises(TypeError, match=match):
         jax.jit(as_op(halve))(8.0)
 
@@ -550,3 +551,16 @@ def test_partial_methods_and_nested_ops():
     inner = as_op(halve)
     outer = as_op(lambda x: inner(x * 8) + 1)
     assert jax.jit(outer)(1.0) == 2.0
+
+
+def test_without_the_extra_too_many_paths_name_it(monkeypatch):
+    monkeypatch.setattr(convert, "is_installed", lambda: False)
+    monkeypatch.setattr(convert, "_factories", {})
+
+    def many(x):
+        for k in range(8):
+            x = x + 1 if x > k else x
+        return x
+
+    with pytest.raises(TypeError, match=r"more than 128 paths.*; run .* diastatic-malt. \(the extra loops\); or write"):
+        jax.jit(as_op(many))(1.0)

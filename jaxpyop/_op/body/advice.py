@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from jaxpyop import _jaxcore
 from jaxpyop._host import add_note
@@ -58,8 +59,9 @@ def advise(error: Exception, op: Op, what: str, func: Callable[..., Any], argume
     if isinstance(error, _TRACER_ERRORS):
         _advise_on_tracers(error, op.title, what)
     elif isinstance(error, AttributeError):
-        if error.name == "numpy" and isinstance(error.obj, jax.Array):
-            error.add_note(f"{op.title}: {what} gets jax.Arrays: write np.asarray(x), float(x) or x.item()")
+        if error.name == "numpy" and isinstance(error.obj, (jax.Array, np.ndarray, np.generic)):
+            kind = "jax.Arrays" if isinstance(error.obj, jax.Array) else "NumPy arrays"
+            _put_first(error, f"{op.title}: {what} gets {kind}: write np.asarray(x), float(x) or x.item()")
     elif isinstance(error, NameError) and "unbound axis name" in str(error):
         add_note(
             error,
@@ -89,7 +91,11 @@ def _advise_on_tracers(error: Exception, title: str, what: str) -> None:
             "and stateful=True if what it keeps matters"
         )
     if not str(error).startswith(title):
-        error.args = (f"{note}\n{error}", *error.args[1:])
+        _put_first(error, note)
+
+
+def _put_first(error: Exception, note: str) -> None:
+    error.args = (f"{note}\n{error}", *error.args[1:])
 
 
 _RULES = {"vjp": "f(inputs, outputs, cotangents)", "jvp": "f(inputs, outputs, tangents)"}

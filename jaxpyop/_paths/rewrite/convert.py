@@ -24,7 +24,7 @@ from jaxpyop._paths.rewrite.other_statements import ConversionError, malt, priva
 from jaxpyop._paths.rewrite.source import check_source
 from jaxpyop._paths.snapshot import is_own
 
-INSTALL = "pip install 'jaxpyop[loops]'"
+INSTALL = "run `python -m pip install diastatic-malt` (the extra loops)"
 
 
 @functools.cache
