@@ -127,6 +127,10 @@ class ReplayCall(Call):
     def __init__(self, body: RecordedDerivative, op: Op, environment: Environment) -> None:
         super().__init__(body, op, environment, label="jvp({})", operands=Operands(leading_inputs=1))
 
+    def with_body(self, body: Body) -> Call:
+        assert isinstance(body, RecordedDerivative)
+        return ReplayCall(body, self.op, self.environment)
+
     def for_worker(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
         ran_there = bool(np.all(np.asarray(arrays[0])[..., 0] == NO_RECORD)) and not self.op.stateful
         return arrays if ran_there else None

@@ -41,8 +41,11 @@ class RuleCall(Call):
             label="jvp({})",
             on_jax=op.on_jax,
             batching=Batching(method, block_derivative=True, one_by_one=one_by_one),
-            operands=Operands(leading_inputs=leading_inputs, linear_inputs=body.linear_inputs),
+            operands=Operands(leading_inputs=leading_inputs, rule_inputs=body.linear_inputs),
         )
+
+    def with_body(self, body: Body) -> Call:
+        return RuleCall(body, self.op, self.environment)
 
     def for_worker(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
         return arrays if self.body.goes_to_executor else None

@@ -210,8 +210,7 @@ class ResidualRuleCall(RuleCall):
     def __init__(self, body: Body, op: Op, environment: Environment, *, conditional: bool) -> None:
         super().__init__(body, op, environment, leading_inputs=1 + conditional, one_by_one=True)
 
-    def transposed(self, nonzero_cotangents: tuple[bool, ...]) -> Call:
-        body = self.body.transposed(nonzero_cotangents)
+    def with_body(self, body: Body) -> Call:
         return ResidualRuleCall(body, self.op, self.environment, conditional=self.operands.leading_inputs > 1)
 
     def for_worker(self, arrays: Sequence[Any]) -> Sequence[Any] | None:

@@ -35,7 +35,7 @@ class LinearCall(Call):
             label="linear({})",
             on_jax=op.on_jax,
             batching=Batching(op.vmap_method, block_derivative=True),
-            operands=Operands(linear_inputs=body.linear_inputs),
+            operands=Operands(rule_inputs=body.linear_inputs),
         )
 
     def linearize(self, perturbed: tuple[bool, ...]) -> Linearization:

@@ -26,7 +26,7 @@ def _batch(args: Sequence[Any], dims: Sequence[int | None], *, call: Call, batch
         args = [a if d is not None else jnp.expand_dims(a, 0) for a, d in zip(args, dims)]
         # A method that broadcasts does so with all inputs but tokens, whose axes of size 1 tell how `fwd` was batched.
         # Any other method broadcasts only a rule's tangents, so that its results have no axes of size 1.
-        first = operands.leading_inputs if method.broadcasts else len(args) - operands.linear_inputs
+        first = operands.leading_inputs if method.broadcasts else len(args) - operands.rule_inputs
         args[first:] = [jnp.broadcast_to(a, (size, *a.shape[1:])) for a in args[first:]]
     mask = tuple(block or d is not None for d in dims)
     outs = bind(call, *args, batch=batch.inside(size, mask, block))

@@ -56,14 +56,15 @@ class Operands:
 
     Attributes:
         leading_inputs: how many inputs come before the user's: the flag of `when=`, or a record's token.
-        linear_inputs: how many inputs, at the end, a rule is linear in. The derivative in these is the same rule again.
+        rule_inputs: how many inputs, at the end, are the tangents or cotangents that a user's rule takes. A rule is
+            linear in these, so its derivative in them is the same call again. A derivative on the tape has none.
         extra_results: how many results come after the body's: a record's token.
         conditional: the first input is the flag of `when=`, which says whether to run.
         writes_out: result buffers are appended to the inputs; the body fills them and returns nothing.
     """
 
     leading_inputs: int = 0
-    linear_inputs: int = 0
+    rule_inputs: int = 0
     extra_results: int = 0
     conditional: bool = False
     writes_out: bool = False
@@ -187,13 +188,16 @@ class Call(abc.ABC):
         """The calls that make up the derivative in the inputs that `perturbed` marks."""
 
     def transposed(self, nonzero_cotangents: tuple[bool, ...]) -> Call:
-        """The transpose of this call in its last inputs, the body's `linear_inputs`.
+        """Transpose this call in its last inputs, the body's `linear_inputs`.
 
-        It takes the other inputs, and then the cotangents of the results that `nonzero_cotangents` marks. The body
-        raises an error unless it is a derivative that has a transpose. A subclass whose constructor takes more than
-        the body, the op and the environment, and that has a transpose, overrides this.
+        The transpose takes the other inputs, and then the cotangents of the results that `nonzero_cotangents` marks.
+        Unless the body is a derivative that has a transpose, it raises an error.
         """
-        return type(self)(self.body.transposed(nonzero_cotangents), self.op, self.environment)
+        return self.with_body(self.body.transposed(nonzero_cotangents))
+
+    def with_body(self, body: Body) -> Call:
+        """Make the same kind of call with another body. A derivative that has a transpose defines this."""
+        raise NotImplementedError
 
     def linear_part(self, floating: tuple[bool, ...]) -> Call:
         """If the call is linear: the map from its floating inputs, which `floating` marks, to its floating results.

@@ -6,7 +6,7 @@ The derivative of a call is another call, linear in its last operands. The trans
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -43,7 +43,7 @@ def _linearized(
     primals: Sequence[Any], perturbed: Sequence[bool], call: Call, batch: Batch
 ) -> tuple[list[Any], _Pushforward]:
     """The results, and the pushforward from the inputs that `perturbed` marks."""
-    first = len(primals) - call.operands.linear_inputs
+    first = len(primals) - call.operands.rule_inputs
     if not call.differentiable:
         tangents_of: Callable[[Sequence[Any]], Sequence[Any]] = lambda tangents: []
     elif call.is_linear:
@@ -71,21 +71,14 @@ def _with_pushforward(
 def _by_linearization(
     primals: Sequence[Any], perturbed: tuple[bool, ...], call: Call, batch: Batch
 ) -> tuple[list[Any], _Pushforward]:
-    all_primals, block = primals, batch
-    fitted: Callable[[int, Any], Any] = lambda k, tangent: tangent
-    if batch.block and call.batching.block_derivative:
-        sizes = batch.sizes
-        fitted = lambda k, tangent: jnp.broadcast_to(tangent, (*sizes, *tangent.shape[len(sizes) :]))
-    elif batch.block:
-        primals, squeezed, batch = _as_loop(primals, batch)
-        fitted = lambda k, tangent: jnp.squeeze(tangent, squeezed[k])
+    """Binds the two calls of `Call.linearize`: the forward call now, and the linear call once there are tangents."""
     plan = call.linearize(perturbed)
-    primals = primals[plan.skip :]
-    batch = batch.with_inputs(lambda mask: mask[plan.skip :])
+    inner = _batch_of_derivative(primals, call, batch)
+    inputs, inner_batch = inner.primals[plan.skip :], inner.batch.with_inputs(lambda mask: mask[plan.skip :])
     if plan.forward is call:
-        outs = bind(call, *all_primals, batch=block)
+        outs = bind(call, *primals, batch=batch)
     else:
-        outs = bind(plan.forward, *primals, batch=batch)
+        outs = bind(plan.forward, *inputs, batch=inner_batch)
     count = len(outs) - plan.forward.operands.extra_results
     extra, results = outs[count:], outs[:count] if plan.with_results else []
 
@@ -94,10 +87,40 @@ def _by_linearization(
         return (*(True for _ in extra), *mask, *(True for _ in results), *of_tangents)
 
     def tangents_of(tangents: Sequence[Any]) -> list[Any]:
-        nonzero = [fitted(k, tangent) for k, (tangent, p) in enumerate(zip(tangents, perturbed)) if p]
-        return bind(plan.linear, *extra, *primals, *results, *nonzero, batch=batch.with_inputs(mask_of_operands))
+        nonzero = [inner.fit(k, tangent) for k, (tangent, p) in enumerate(zip(tangents, perturbed)) if p]
+        return bind(plan.linear, *extra, *inputs, *results, *nonzero, batch=inner_batch.with_inputs(mask_of_operands))
 
     return _with_pushforward(outs[: count + call.operands.extra_results], tangents_of)
+
+
+class _BatchOfDerivative(NamedTuple):
+    """How the derivative of a batched call is batched.
+
+    Attributes:
+        primals: the inputs of the call, as the derivative takes them.
+        batch: the batch over these.
+        fit: gives the tangent of input `k` the batch axes that the derivative expects.
+    """
+
+    primals: Sequence[Any]
+    batch: Batch
+    fit: Callable[[int, Any], Any]
+
+
+def _batch_of_derivative(primals: Sequence[Any], call: Call, batch: Batch) -> _BatchOfDerivative:
+    if not batch.block:
+        return _BatchOfDerivative(primals, batch, lambda k, tangent: tangent)
+    sizes = batch.sizes
+    if call.batching.block_derivative:
+        # A rule gets tangents with all batch axes in full size.
+        full = lambda k, tangent: jnp.broadcast_to(tangent, (*sizes, *tangent.shape[len(sizes) :]))
+        return _BatchOfDerivative(primals, batch, full)
+    # A record belongs to one element, so a differentiated block becomes a loop. The axes of size 1 that a block method
+    # added are taken away again.
+    masks = tuple(tuple(p.shape[axis] == size and size != 1 for p in primals) for axis, size in enumerate(sizes))
+    added = [tuple(axis for axis, mask in enumerate(masks) if not mask[k]) for k in range(len(primals))]
+    squeezed = [jnp.squeeze(p, axes) for p, axes in zip(primals, added)]
+    return _BatchOfDerivative(squeezed, Batch(sizes, masks), lambda k, tangent: jnp.squeeze(tangent, added[k]))
 
 
 def _push_through_linear(primals: Sequence[Any], tangents: Sequence[Any], call: Call, batch: Batch) -> list[Any]:
@@ -110,14 +133,6 @@ def _push_through_linear(primals: Sequence[Any], tangents: Sequence[Any], call: 
 def _floating_last(values: Sequence[Any], floating: Sequence[bool]) -> tuple[Any, ...]:
     """The values in the order of a linear part's inputs."""
     return (*(v for v, f in zip(values, floating) if not f), *(v for v, f in zip(values, floating) if f))
-
-
-def _as_loop(primals: Sequence[Any], batch: Batch) -> tuple[list[Any], list[tuple[int, ...]], Batch]:
-    # A record belongs to one element, so a differentiated batch becomes a loop. The axes of size 1 that a block method
-    # added are taken away again.
-    masks = tuple(tuple(p.shape[axis] == size and size != 1 for p in primals) for axis, size in enumerate(batch.sizes))
-    squeezed = [tuple(axis for axis, mask in enumerate(masks) if not mask[i]) for i in range(len(primals))]
-    return [jnp.squeeze(p, axes) for p, axes in zip(primals, squeezed)], squeezed, Batch(batch.sizes, masks)
 
 
 # ------------------------------------------------------------------- transpose
