@@ -19,7 +19,7 @@ class HostStep:
 
     Args:
         node: the equation of the call.
-        hands_over: whether its last result is a record instead of its token.
+        hands_over: whether its last result is a record instead of the receipt of one.
         waits: whether effects of the segments before it have to be over first.
     """
 

@@ -72,7 +72,7 @@ def _waiting(steps: Sequence[Step]) -> set[Node]:
 
 
 def _handed_over(program: Program) -> set[Value]:
-    """Returns the tokens that only replaying calls read. They can get the records themselves."""
+    """Returns the receipts that only replaying calls read. These calls can get the records themselves."""
     readers: dict[Value, list[Node | None]] = {value: [None] for value in program.outputs}
     tokens: list[Value] = []
     for node in program.nodes:

@@ -1,8 +1,8 @@
 """The three calls of a py_function: run the body, run it on the tape and keep a record, answer from that record.
 
 - `UserCall` runs the user's function.
-- `RecordingCall` runs a body on the tape, and adds the token of the record as a result.
-- `ReplayCall` answers a derivative from the record of a token. If the record is gone, it runs the body again.
+- `RecordingCall` runs a body on the tape, and adds the receipt of the record as a result.
+- `ReplayCall` answers a derivative from the record of a receipt. If the record is gone, it runs the body again.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from jaxpyop._op.body import Body, ConditionalBody, FilledBody, Pushforward, Rec
 from jaxpyop._op.derivatives import LinearCall, LinearFunction, linearize_by_rules
 from jaxpyop._op.primitive import (
     NO_RECORD,
+    RECEIPT,
     RECORDS,
     TOKEN,
-    TOKEN_STRUCT,
     Batching,
     Call,
     Effects,
@@ -72,7 +72,7 @@ class UserCall(Call):
 
 
 class RecordingCall(Call):
-    """Runs a body on the tape, for the inputs that `perturbed` marks. Its last result is the record's token."""
+    """Runs a body on the tape, for the inputs that `perturbed` marks. Its last result is the record's receipt."""
 
     def __init__(
         self, body: Body, op: Op, environment: Environment, perturbed: tuple[bool, ...], effects: Effects
@@ -91,17 +91,17 @@ class RecordingCall(Call):
         return call
 
     def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
-        return [*self.body.shapes(structs), TOKEN_STRUCT]
+        return [*self.body.shapes(structs), RECEIPT]
 
     def __call__(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
         RECORDS.make_room()
         outs, taken = record(self.body, as_jax(arrays), self.perturbed)
         if self._hands_over:
             return [*outs, Handed(taken)]
-        return [*outs, _with_fingerprint(RECORDS.put(taken, once_made=self.op.stateful), outs)]
+        return [*outs, _receipt(RECORDS.put(taken, once_made=self.op.stateful), outs)]
 
     def from_worker(self, values: list[Any], arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
-        return [*super().from_worker(values, arrays, lead), _with_fingerprint(NO_RECORD, values)]
+        return [*super().from_worker(values, arrays, lead), _receipt(NO_RECORD, values)]
 
     def linearize(self, perturbed: tuple[bool, ...]) -> Linearization:
         # At first order `perturbed` is what this call records already, so `forward` is this call itself. At a higher
@@ -114,12 +114,12 @@ class RecordingCall(Call):
         return Linearization(forward, ReplayCall(derivative, self.op, self.environment))
 
 
-def _with_fingerprint(token: int, outs: Sequence[Any]) -> np.ndarray[Any, Any]:
+def _receipt(token: int, outs: Sequence[Any]) -> np.ndarray[Any, Any]:
     return np.asarray([token, fingerprints(outs)], TOKEN)
 
 
 class ReplayCall(Call):
-    """Answers a derivative from a record. Its first input is the record's token, with a fingerprint beside it."""
+    """Answers a derivative from a record. Its first input is the record's receipt."""
 
     body: RecordedDerivative
     takes_records = True
@@ -166,6 +166,6 @@ class ReplayCall(Call):
                 f"{self.title}: a second derivative runs func again, which a stateful op does not allow; "
                 "pass stateful=False"
             )
-        # The derivative is that of the body. The token has no tangent.
+        # The derivative is that of the body. The receipt has no tangent.
         again = RecordingCall(self.body.base, self.op, self.environment, perturbed[1:], self.effects)
         return dataclasses.replace(again.linearize(perturbed[1:]), skip=1)

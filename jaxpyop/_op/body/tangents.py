@@ -98,8 +98,8 @@ class Pullback(CotangentBody):
 class RecordedDerivative(DerivedBody):
     """A derivative that is answered from a record. If the record is gone, the body runs again on the tape.
 
-    Takes the token of the record with the fingerprint of its results, then the inputs of the derivative. A body that
-    runs again must give the results of the forward pass.
+    Takes the receipt of the record, then the inputs of the derivative. A body that runs again must give the results of
+    the forward pass.
     """
 
     def __init__(self, derivative: Pushforward | Pullback, recorded: tuple[bool, ...]) -> None:
@@ -111,10 +111,10 @@ class RecordedDerivative(DerivedBody):
         return self.base.shapes(structs[1:])
 
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
-        token, *rest = arrays
+        receipt, *rest = arrays
         # Record the same inputs as the forward pass, because operations on recorded values are compiled differently.
         outs, again = record(self.base.base, as_jax(self.base.split(rest)[0]), self.recorded)
-        check_fingerprints(fingerprints(outs), np.asarray(token)[1], self.title, "func")
+        check_fingerprints(fingerprints(outs), np.asarray(receipt)[1], self.title, "func")
         return self.base.replay(again, rest)
 
     def replay(self, record: Any, arrays: Sequence[Any]) -> list[Any]:

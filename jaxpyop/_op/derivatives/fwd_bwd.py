@@ -1,6 +1,6 @@
 """`vjp=(fwd, bwd)`: residuals that stay on the host.
 
-`fwd` runs instead of the function. Its residuals go into the store of records, and only their token goes through the
+`fwd` runs instead of the function. Its residuals go into the store of records, and only their receipt goes through the
 program. Residuals may be any object: an LU factorisation, an open solver. They are pickled only on their
 way to and from a worker process.
 """
@@ -19,7 +19,7 @@ import numpy as np
 from jaxpyop._host import Environment
 from jaxpyop._op.body import Body, DerivedBody, UserBody, element_structs
 from jaxpyop._op.derivatives.functions import RuleCall, VjpRule
-from jaxpyop._op.primitive import RECORDS, TOKEN, TOKEN_STRUCT, Call, Linearization, warn_of_pushed_out
+from jaxpyop._op.primitive import RECEIPT, RECORDS, TOKEN, Call, Linearization, warn_of_pushed_out
 from jaxpyop._op.request import Op, advice_on_workers
 from jaxpyop._op.values import Struct, as_jax, check_fingerprints, decode, fingerprints
 
@@ -145,7 +145,7 @@ def _pickled(value: Any, title: str) -> np.ndarray[Any, Any]:
 
 
 class FwdCall(Call):
-    """Runs `fwd` instead of the function; its last result is the token of the residuals, 0 if it did not run."""
+    """Runs `fwd` instead of the function; its last result is the receipt of the residuals, zeros if it did not run."""
 
     body: FwdBody
 
@@ -166,7 +166,7 @@ class FwdCall(Call):
         self._base = base
 
     def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
-        return [*self.body.shapes(structs[self.operands.leading_inputs :]), TOKEN_STRUCT]
+        return [*self.body.shapes(structs[self.operands.leading_inputs :]), RECEIPT]
 
     def note_shapes(self, structs: Sequence[Struct], results: Sequence[Struct]) -> None:
         self._base.note_shapes(structs[self.operands.leading_inputs :], results)
@@ -181,9 +181,9 @@ class FwdCall(Call):
             return [*self._base.absent_results(inputs, lead), np.zeros((*lead, 2), TOKEN)]
         RECORDS.make_room()
         outs, residuals = self.body.run(as_jax(inputs) if self.on_jax else inputs, lead)
-        return [*outs, self._token(residuals, outs, lead)]
+        return [*outs, self._receipt(residuals, outs, lead)]
 
-    def _token(self, residuals: Any, outs: Sequence[Any], lead: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    def _receipt(self, residuals: Any, outs: Sequence[Any], lead: tuple[int, ...]) -> np.ndarray[Any, Any]:
         record = Residuals(residuals, lead, size_of(residuals))
         token = np.full(lead, RECORDS.put(record, once_made=self.op.stateful), TOKEN)
         return np.stack([token, fingerprints(outs, lead)], -1)
@@ -194,7 +194,7 @@ class FwdCall(Call):
     def from_worker(self, values: list[Any], arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
         *outs, data = values
         self._base.check_results(outs, arrays[len(arrays) - len(self._base.inputs.key_impls) :], lead)
-        return [*outs, self._token(pickle.loads(data.tobytes()), outs, lead)]
+        return [*outs, self._receipt(pickle.loads(data.tobytes()), outs, lead)]
 
     def linearize(self, perturbed: tuple[bool, ...]) -> Linearization:
         # This call replaces the user's call, so it has the same derivative.
@@ -205,7 +205,7 @@ class FwdCall(Call):
 
 
 class ResidualRuleCall(RuleCall):
-    """Runs a rule after `fwd`. Its first input is the token of the residuals, 0 for steps that `when=` left out."""
+    """Runs a rule after `fwd`. Its first input is the receipt of the residuals, zeros where `when=` left a step out."""
 
     def __init__(self, body: Body, op: Op, environment: Environment, *, conditional: bool) -> None:
         super().__init__(body, op, environment, leading_inputs=1 + conditional, one_by_one=True)
@@ -214,17 +214,19 @@ class ResidualRuleCall(RuleCall):
         return ResidualRuleCall(body, self.op, self.environment, conditional=self.operands.leading_inputs > 1)
 
     def for_worker(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
-        first, rest = np.asarray(arrays[0]), arrays[self.operands.leading_inputs :]
-        if not self.body.goes_to_executor or not first[..., 0].any():
+        receipts, rest = np.asarray(arrays[0]), arrays[self.operands.leading_inputs :]
+        if not self.body.goes_to_executor or not receipts[..., 0].any():
             return None
-        return [_pickled((first, self._kept(first)), self.title), *rest] if isinstance(self.body, BwdRule) else rest
+        if not isinstance(self.body, BwdRule):
+            return rest
+        return [_pickled((receipts, self._kept(receipts)), self.title), *rest]
 
     def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
         return self.body.shapes(structs[self.operands.leading_inputs :])
 
     def __call__(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
-        first, rest = np.asarray(arrays[0]), arrays[self.operands.leading_inputs :]
-        tokens = first[..., 0]
+        receipts, rest = np.asarray(arrays[0]), arrays[self.operands.leading_inputs :]
+        tokens = receipts[..., 0]
         if not tokens.any():
             # vmap of cond also runs the backward pass of the branch that was not taken, on residuals filled with zeros.
             return self.body.absent_results(rest, lead)
@@ -232,10 +234,10 @@ class ResidualRuleCall(RuleCall):
             # Mark the record as read, so that it can be evicted: jvp= needs no residuals.
             RECORDS.get(int(tokens.max()))
             return super().__call__(rest, lead)
-        return self.body.after_fwd(first, self._kept(first), as_jax(rest) if self.on_jax else rest, lead)
+        return self.body.after_fwd(receipts, self._kept(receipts), as_jax(rest) if self.on_jax else rest, lead)
 
-    def _kept(self, first: np.ndarray[Any, Any]) -> Residuals | None:
-        token = _common_token(first[..., 0])
+    def _kept(self, receipts: np.ndarray[Any, Any]) -> Residuals | None:
+        token = _common_token(receipts[..., 0])
         kept = RECORDS.get(token) if token else None
         if kept is None and self.op.stateful:
             raise RuntimeError(
@@ -282,27 +284,27 @@ def _axes_of_fwd_last(shape: tuple[int, ...], ran: tuple[int, ...], lead: tuple[
 
 
 class BwdRule(VjpRule):
-    """The user's `bwd`. In a worker its first input is a pickle of the tokens, the fingerprints and the residuals."""
+    """The user's `bwd`. In a worker its first input is a pickle of the receipts and the residuals."""
 
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
-        first, kept = pickle.loads(np.asarray(arrays[0]).tobytes())
-        return self.after_fwd(first, kept, arrays[1:], lead)
+        receipts, kept = pickle.loads(np.asarray(arrays[0]).tobytes())
+        return self.after_fwd(receipts, kept, arrays[1:], lead)
 
     def after_fwd(
-        self, first: np.ndarray[Any, Any], kept: Residuals | None, rest: Sequence[Any], lead: tuple[int, ...]
+        self, receipts: np.ndarray[Any, Any], kept: Residuals | None, rest: Sequence[Any], lead: tuple[int, ...]
     ) -> list[Any]:
         """The cotangents after runs of `fwd`.
 
         Args:
-            first: the tokens of the runs and the fingerprints of their results.
+            receipts: of the runs.
             kept: the residuals. Without them `fwd` runs again.
             rest: the inputs, the results and the cotangents.
             lead: the batch axes that these have in front.
         """
-        tokens = first[..., 0]
+        tokens = receipts[..., 0]
         order = None if kept is None else _axes_of_fwd_last(tokens.shape, kept.lead, lead)
         if kept is None or order is None:
-            found = self.recomputed(first, rest, lead)
+            found = self.recomputed(receipts, rest, lead)
         elif order == tuple(range(len(lead))):
             found = self.pulled(kept.value, rest, lead)
         else:
@@ -312,11 +314,11 @@ class BwdRule(VjpRule):
             found = [v.transpose(*back, *range(len(lead), v.ndim)) for v in found]
         return found if tokens.all() else [_zero_where(tokens == 0, v, lead) for v in found]
 
-    def recomputed(self, first: np.ndarray[Any, Any], arrays: Sequence[Any], lead: tuple[int, ...]) -> list[Any]:
+    def recomputed(self, receipts: np.ndarray[Any, Any], arrays: Sequence[Any], lead: tuple[int, ...]) -> list[Any]:
         """The cotangents after another run of `fwd`, if it gives the results of the forward pass."""
         inputs = [a.copy() for a in self.split(arrays)[0]]
         outs, residuals = FwdBody(self.base).run(inputs, lead)
-        token, expected = (np.broadcast_to(first[..., k], lead) for k in (0, 1))
+        token, expected = (np.broadcast_to(receipts[..., k], lead) for k in (0, 1))
         # A token of 0 stands for an element that did not run, which has no results to compare.
         found = np.where(token == 0, expected, fingerprints(outs, lead))
         check_fingerprints(found, expected, self.title, "fwd of vjp")

@@ -12,9 +12,9 @@ from jaxpyop._op.primitive.direct import run_now
 from jaxpyop._op.primitive.primitive import bind, python_call_p
 from jaxpyop._op.primitive.records import (
     NO_RECORD,
+    RECEIPT,
     RECORDS,
     TOKEN,
-    TOKEN_STRUCT,
     Handed,
     Records,
     clear_records,

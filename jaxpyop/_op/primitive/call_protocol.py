@@ -55,10 +55,10 @@ class Operands:
     """How the inputs and results of a call are laid out, besides those of the user's function.
 
     Attributes:
-        leading_inputs: how many inputs come before the user's: the flag of `when=`, or a record's token.
+        leading_inputs: how many inputs come before the user's: the flag of `when=`, or a record's receipt.
         rule_inputs: how many inputs, at the end, are the tangents or cotangents that a user's rule takes. A rule is
             linear in these, so its derivative in them is the same call again. A derivative on the tape has none.
-        extra_results: how many results come after the body's: a record's token.
+        extra_results: how many results come after the body's: a record's receipt.
         conditional: the first input is the flag of `when=`, which says whether to run.
         writes_out: result buffers are appended to the inputs; the body fills them and returns nothing.
     """
@@ -135,7 +135,7 @@ class Call(abc.ABC):
         return self.body(*arrays, lead=lead) if lead else self.body(*arrays)
 
     takes_records = False
-    """Whether the first input may be a `Handed` record in place of its token."""
+    """Whether the first input may be a `Handed` record in place of its receipt."""
 
     def handing_over(self) -> Call | None:
         """The same call with a `Handed` record as its last result; None if it makes none."""

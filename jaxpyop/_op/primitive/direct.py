@@ -24,8 +24,8 @@ def run_now(call: Call, args: Sequence[Any], batch: Batch = NO_BATCH, *, hold: b
         call: the call.
         args: its inputs. The first may be a `Handed` record.
         batch: the `vmap`s around it.
-        hold: whether records are dropped with the array of their tokens. A program that goes on with a copy of the
-            tokens still needs the records.
+        hold: whether records are dropped with the array of their receipts. A program that goes on with a copy of the
+            receipts still needs the records.
 
     Returns:
         jax.Arrays on the devices of the inputs. A `Handed` record is passed through.
@@ -53,7 +53,7 @@ def run_now(call: Call, args: Sequence[Any], batch: Batch = NO_BATCH, *, hold: b
     if not call.on_jax and not call.copy:
         take_back(arrays, call.title)
     if hold and call.operands.extra_results:
-        # The records of these tokens live as long as the array of tokens.
+        # These records live as long as the array of their receipts.
         RECORDS.hold(np.asarray(outs[-1])[..., 0].flat, outs[-1])
     return outs
 

@@ -1,7 +1,7 @@
 """The lowering of `python_call`: which transport takes a call from the compiled program to the host.
 
 The platform and the number of devices are known here. On one CPU device the transport is JAX's zero-copy
-`buffer_callback`, with a token if order matters. Everywhere else it is `pure_callback` or `io_callback`.
+`buffer_callback`, with XLA's own token if order matters. Everywhere else it is `pure_callback` or `io_callback`.
 """
 
 from __future__ import annotations

@@ -24,9 +24,10 @@ from jaxpyop._config import config, on_change
 from jaxpyop._op.values import Struct
 
 TOKEN = np.dtype(np.uint32)
-# What a program carries from a forward pass to its backward pass: the token, and a fingerprint of the results. Should
-# the record be gone, the function runs again, and the fingerprint tells whether it did the same.
-TOKEN_STRUCT = Struct((2,), TOKEN)
+# The receipt of a record: its token, and a fingerprint of the results. A program carries it from the forward pass to
+# the backward pass. If the record is gone by then, the function runs again, and the fingerprint tells whether its
+# results are the same.
+RECEIPT = Struct((2,), TOKEN)
 # The token of a run in another process. No store hands it out.
 NO_RECORD = np.iinfo(TOKEN).max
 # Tokens travel as uint32, and the last number is NO_RECORD.
@@ -38,7 +39,7 @@ _MAX_READ_BYTES = 8 * 2**20
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class Handed:
-    """A record in the place of its token, where Python hands it from the recording call to the replaying one."""
+    """A record in the place of its receipt, where Python hands it from the recording call to the replaying one."""
 
     record: Any
 
