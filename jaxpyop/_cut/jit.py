@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpyop import _jaxcore
+from jaxpyop._cut.guard import NotPlannedError, guard_of
 from jaxpyop._cut.plan import Options, Plan
 from jaxpyop._cut.planning import planned
 from jaxpyop._cut.whole import StaysWhole, check_types, is_faster_whole, runs_on_one_cpu
@@ -39,6 +40,9 @@ class _Planned:
         self.plan = plan
         self.reason = reason
         self.is_faster_whole = plan is not None and not plan.loops and is_faster_whole(plan.calls)
+        self.is_whole_everywhere = (
+            _jaxcore.is_one_cpu() and self.is_faster_whole if plan else _jaxcore.all_have_callbacks()
+        )
 
 
 class CutFunction:
@@ -53,7 +57,10 @@ class CutFunction:
     def __init__(self, fun: Callable[..., Any], loops: Loops, options: dict[str, Any]) -> None:
         # Takes the attributes of the function over, so it comes before this object's own.
         functools.update_wrapper(self, fun)
+        # What is under another transformation is traced for that alone, and not planned.
         self._jit: Any = jax.jit(fun, **options)
+        self._guard = guard_of(fun, loops)
+        self._whole: Any = jax.jit(self._guard, **options)
         self._made_of = fun, loops, options
         nums, names = options.get("static_argnums"), options.get("static_argnames")
         self._static_nums, self._static_names = _jaxcore.static_arguments(fun, nums, names)
@@ -65,6 +72,11 @@ class CutFunction:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the function."""
+        if self._guard.all_whole:
+            try:
+                return self._whole(*args, **kwargs)
+            except NotPlannedError:
+                pass
         if self._reason or not _jaxcore.at_top_level() or _config.jax_disable_jit:
             return self._jit(*args, **kwargs)
         leaves, key = self._signature(args, kwargs)
@@ -78,11 +90,20 @@ class CutFunction:
         what, tree = found or self._plan(args, kwargs, leaves, key)
         plan = what.plan
         if plan is None or (what.is_faster_whole and runs_on_one_cpu(leaves)):
-            return self._jit(*args, **kwargs)
+            return self._run_whole(args, kwargs, leaves, key)
         try:
             return tree.unflatten(plan.run([x if isinstance(x, jax.Array) else _array(x) for x in leaves]))
         except BaseException as error:
             raise strip_library_frames(error, "jaxpyop.jit")  # noqa: B904  # It is the same error.
+
+    def _run_whole(self, args: Any, kwargs: Any, leaves: Sequence[Any], key: Any) -> Any:
+        for _ in range(2):
+            try:
+                return self._whole(*args, **kwargs)
+            except NotPlannedError:
+                # JAX has dropped what it traced.
+                self._plan(args, kwargs, leaves, key)
+        return self._jit(*args, **kwargs)
 
     def _signature(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any] | None, Any]:
         """Returns the arrays among the arguments, None if JAX has to judge them, and all that a plan depends on."""
@@ -114,14 +135,18 @@ class CutFunction:
         return "python"
 
     def _plan(self, args: Any, kwargs: Any, leaves: Sequence[Any], key: Any) -> tuple[_Planned, Any]:
-        traced = self._jit.trace(*args, **kwargs)
-        donated = tuple(info.donated for info in jax.tree.leaves(traced.args_info))
         options = Options(self._options.name, key[-1], self._options.compiler_options)
+        with self._guard.planning() as is_cut:
+            traced = self._whole.trace(*args, **kwargs)
+            donated = tuple(info.donated for info in jax.tree.leaves(traced.args_info))
+            with _lock:
+                of_jaxpr = _plans.setdefault(traced.jaxpr, {})
+                if (donated, options) not in of_jaxpr:
+                    of_jaxpr[donated, options] = _planned(traced.jaxpr, donated, options)
+                found = of_jaxpr[donated, options], traced.out_tree
+            if not found[0].is_whole_everywhere:
+                is_cut()
         with _lock:
-            of_jaxpr = _plans.setdefault(traced.jaxpr, {})
-            if (donated, options) not in of_jaxpr:
-                of_jaxpr[donated, options] = _planned(traced.jaxpr, donated, options)
-            found = of_jaxpr[donated, options], traced.out_tree
             if len(self._by_signature) >= _MAX_SIGNATURES:
                 del self._by_signature[next(iter(self._by_signature))]
             self._by_signature[key] = found
@@ -152,6 +177,7 @@ class CutFunction:
     def clear_cache(self) -> None:
         """Forgets all programs and plans."""
         self._jit.clear_cache()
+        self._whole.clear_cache()
         self._by_signature.clear()
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:

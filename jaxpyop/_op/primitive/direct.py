@@ -35,21 +35,23 @@ def run_now(call: Call, args: Sequence[Any], batch: Batch = NO_BATCH, *, hold: b
     if call.operands.writes_out:
         # The shapes have to be known before anything runs, and in workers.
         call.shapes(structs_of(args, batch))
-    arrays: list[Any] = list(args)
     if not call.on_jax:
-        arrays = [np.array(a, order="C") for a in arrays] if call.copy else [lend(np.asarray(a)) for a in arrays]
+        arrays = [np.array(a, order="C") for a in args] if call.copy else [lend(np.asarray(a)) for a in args]
     elif batch.sizes:
         # Slicing a jax.Array would cost a dispatch.
-        arrays = [np.asarray(a) for a in arrays]
+        arrays = [np.asarray(a) for a in args]
     else:
         # One by one, so that nothing is compiled for these shapes.
-        arrays = [copy_to_jax(a) if isinstance(a, np.ndarray) else a for a in arrays]
-    if call.on_jax and not batch.sizes and call.op.executor is not None:
-        # The arrays may come from an op that waits for the same thread.
-        jax.block_until_ready(arrays)
+        arrays = [copy_to_jax(a) if isinstance(a, np.ndarray) else a for a in args]
+        if call.op.executor is not None:
+            # The arrays may come from an op that waits for the same thread.
+            jax.block_until_ready(arrays)
     like = anchor_of(args)
     with _jaxcore.profiled_as(call.label), _jaxcore.without_axes():
-        outs = _run(call, arrays, batch, like)
+        if batch.sizes or call.op.executor is not None:
+            outs = _run(call, arrays, batch, like)
+        else:
+            outs = _owned(call(arrays), call, like)
     if not call.on_jax and not call.copy:
         take_back(arrays, call.title)
     if hold and call.operands.extra_results:
@@ -58,10 +60,15 @@ def run_now(call: Call, args: Sequence[Any], batch: Batch = NO_BATCH, *, hold: b
     return outs
 
 
+def _is_numpy(value: Any) -> bool:
+    # The first test answers for most values, in a tenth of the time.
+    return type(value) is np.ndarray or not isinstance(value, (jax.Array, Handed))
+
+
 def _owned(values: Sequence[Any], call: Call, like: Any) -> list[Any]:
     # The function may keep the arrays that it returned, so NumPy arrays are copied.
     try:
-        return [value if isinstance(value, (jax.Array, Handed)) else copy_to_jax(value, like) for value in values]
+        return [copy_to_jax(value, like) if _is_numpy(value) else value for value in values]
     except FloatingPointError as error:
         # JAX raises this, and does not know to which op the values belong.
         raise FloatingPointError(f"{call.title}: func returned a value that jax_debug_nans forbids: {error}") from None

@@ -1,0 +1,91 @@
+"""What `jax.jit` gets in place of a function that may have to be cut, so that JAX's own lookup can find what stays whole.
+
+JAX finds a compiled program in a third of the time in which Python can look for a plan. So where all programs of a
+function stay whole, its calls go to JAX at once. A call of types that JAX does not know ends in an attempt to trace the
+function. The guard refuses that, and the program is planned first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from jaxpyop import _jaxcore
+
+
+class NotPlannedError(Exception):
+    """The function was to be traced for a program that is not planned yet."""
+
+
+class _Planning(threading.local):
+    under_way = False
+
+
+_planning = _Planning()
+_lock = threading.Lock()
+
+# JAX's caches know a function by its identity. A function that is wrapped again gets the same guard, for each way in
+# which its loops run, because that decides what is cut.
+_guards: weakref.WeakKeyDictionary[Any, dict[str, Guard]] = weakref.WeakKeyDictionary()
+
+
+def guard_of(fun: Callable[..., Any], loops: str) -> Guard:
+    """Returns the guard of a function. It lives as long as the function."""
+    with _lock:
+        try:
+            found = _guards.setdefault(fun, {}).setdefault(loops, Guard(fun))
+        except TypeError:
+            # The function has no hash, and JAX has an error of its own about it.
+            return Guard(fun)
+    # The key may be an equal function, which may be gone earlier.
+    return found if found.__wrapped__ is fun else Guard(fun)
+
+
+class Guard:
+    """Stands for a function. It does not keep the function alive, whose attributes JAX reads through it.
+
+    Attributes:
+        all_whole: whether all that was traced so far stays whole, on every device of this process.
+    """
+
+    def __init__(self, fun: Callable[..., Any]) -> None:
+        self._fun = weakref.ref(fun)
+        self._under_way = 0
+        self._any_cut = False
+        self.all_whole = False
+
+    @property
+    def __wrapped__(self) -> Any:
+        return self._fun()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._fun(), name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the function if its program is being planned, or if JAX runs it without tracing it."""
+        if not (_planning.under_way or _jaxcore.at_top_level()):
+            raise NotPlannedError
+        before, _planning.under_way = _planning.under_way, False
+        try:
+            return self.__wrapped__(*args, **kwargs)
+        finally:
+            _planning.under_way = before
+
+    @contextlib.contextmanager
+    def planning(self) -> Iterator[Callable[[], None]]:
+        """Lets the function be traced for a block, which gets what says that its program is cut."""
+        with _lock:
+            self._under_way += 1
+            # Another thread must not find the trace before it is known whether the program is cut.
+            self.all_whole = False
+        before, _planning.under_way = _planning.under_way, True
+        try:
+            yield lambda: setattr(self, "_any_cut", True)
+        finally:
+            _planning.under_way = before
+            with _lock:
+                self._under_way -= 1
+                self.all_whole = not self._any_cut and not self._under_way
