@@ -72,12 +72,14 @@ class CutFunction:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the function."""
+        if self._reason or not _jaxcore.at_top_level():
+            return self._jit(*args, **kwargs)
         if self._guard.all_whole:
             try:
                 return self._whole(*args, **kwargs)
             except NotPlannedError:
                 pass
-        if self._reason or not _jaxcore.at_top_level() or _config.jax_disable_jit:
+        if _config.jax_disable_jit:
             return self._jit(*args, **kwargs)
         leaves, key = self._signature(args, kwargs)
         if leaves is None:

@@ -495,6 +495,79 @@ def test_what_stays_whole_says_why():
         np.testing.assert_array_equal(cut(X), 2 * X)
 
 
+def missing(x):
+    raise KeyError("mine")
+
+
+def stays_whole_for_two(x):
+    """A program without calls for two elements, and otherwise one that is cut, which its exception shows."""
+    return jnp.sin(x) if x.shape == (2,) else py_function(missing, [x], F, output_shapes=x.shape)
+
+
+def in_a_loop(x):
+    return jax.lax.fori_loop(0, 2, lambda i, c: py_function(missing, [c], F, output_shapes=(3,)), x)
+
+
+BEFORE = {
+    "a call": lambda cut: None,
+    "vmap": lambda cut: jax.eval_shape(jax.vmap(cut), jnp.ones((2, 3))),
+    "eval_shape": lambda cut: cut.eval_shape(X),
+    "lower": lambda cut: cut.lower(X),
+    "jit": lambda cut: jax.jit(cut).trace(X),
+    "explain": lambda cut: cut.explain(X),
+    "clear_caches": lambda cut: (jax.clear_caches(), cut(X[:2])),
+    "clear_cache": lambda cut: (cut.clear_cache(), cut(X[:2])),
+    "another wrapper": lambda cut: jaxpyop.jit(stays_whole_for_two).explain(X),
+}
+
+
+@pytest.mark.parametrize("before", BEFORE.values(), ids=BEFORE)
+def test_what_stays_whole_for_some_types_is_cut_for_others(before):
+    cut = jaxpyop.jit(stays_whole_for_two)
+    for _ in range(2):
+        same(cut(X[:2]), jnp.sin(X[:2]))
+    before(cut)
+    for _ in range(2):
+        with pytest.raises(KeyError, match="mine"):
+            cut(X)
+        same(cut(X[:2]), jnp.sin(X[:2]))
+
+
+def test_a_loop_is_cut_although_another_wrapper_left_it_whole():
+    whole = jaxpyop.jit(in_a_loop)
+    for _ in range(2):
+        with pytest.raises(jax.errors.JaxRuntimeError, match="mine"):
+            whole(X)
+        with pytest.raises(KeyError, match="mine"):
+            jaxpyop.jit(in_a_loop, loops="python")(X)
+
+
+def test_what_stays_whole_is_traced_once_and_follows_jaxs_settings():
+    traces = []
+
+    def program(x):
+        traces.append(x)
+        return jnp.log(x) * 2
+
+    cut = jaxpyop.jit(program)
+    for _ in range(3):
+        jaxpyop.jit(program)(X)
+        cut(X)
+    assert len(traces) == 1
+    with jax.disable_jit():
+        cut(X)
+    assert traces[-1] is X
+    with jax.debug_nans(True), pytest.raises(FloatingPointError, match="nan"):
+        cut(X)
+    with jax.enable_x64(True):
+        assert cut(np.ones(2)).dtype == jnp.float64
+    traces.clear()
+    jax.clear_caches()
+    for _ in range(3):
+        cut(X)
+    assert len(traces) == 1
+
+
 def test_beside_what_stays_a_callback_the_rest_is_cut():
     @jaxpyop.jit
     def program(x):
