@@ -3,9 +3,9 @@
 A cut program is a plan: compiled segments, and between them the Python calls, which run on the caller's thread on
 jax.Arrays where they are. No callback is left in it.
 
-To be read in this order: `jit` (what users call), `guard` (calls that JAX can serve alone), `planning` (from a traced program to a plan), `inline` (the program
+To be read in this order: `jit` (what users call), `planning` (from a traced program to a plan), `inline` (the program
 as a flat list), `partition` (which parts are compiled together), `plan` (how it runs), `host_step` and `loops` (what
-Python runs), `whole` (what is not cut).
+Python runs), `whole` (what is not cut), `guard` (how JAX's own lookup serves what is not cut).
 """
 
 from jaxpyop._cut.jit import CutFunction, Loops

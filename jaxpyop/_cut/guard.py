@@ -1,4 +1,4 @@
-"""What `jax.jit` gets in place of a function that may have to be cut, so that JAX's own lookup can find what stays whole.
+"""What `jax.jit` gets in place of a function, so that its own lookup can serve the calls of what stays whole.
 
 JAX finds a compiled program in a third of the time in which Python can look for a plan. So where all programs of a
 function stay whole, its calls go to JAX at once. A call of types that JAX does not know ends in an attempt to trace the

@@ -52,6 +52,7 @@ INSIDE = {
         "buffers": {"elements", "errors", "guard", "host_call", "run"},
     },
     "_cut": {
+        "guard": set(),
         "whole": set(),
         "inline": {"whole"},
         "partition": {"inline"},
@@ -59,7 +60,7 @@ INSIDE = {
         "host_step": {"inline"},
         "loops": set(),
         "planning": {"host_step", "inline", "loops", "partition", "plan", "whole"},
-        "jit": {"plan", "planning", "whole"},
+        "jit": {"guard", "plan", "planning", "whole"},
     },
     "_paths": {
         "follow": set(),
