@@ -33,7 +33,7 @@ from jaxpyop._op.primitive import (
     warn_of_pushed_out,
 )
 from jaxpyop._op.request import Op
-from jaxpyop._op.values import Inputs, Struct, as_jax, fingerprints
+from jaxpyop._op.values import Inputs, Struct, as_jax, fingerprint
 from jaxpyop._tape import record
 
 
@@ -115,7 +115,7 @@ class RecordingCall(Call):
 
 
 def _receipt(token: int, outs: Sequence[Any]) -> np.ndarray[Any, Any]:
-    return np.asarray([token, fingerprints(outs)], TOKEN)
+    return np.asarray([token, fingerprint(outs)], TOKEN)
 
 
 class ReplayCall(Call):

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxpyop._jaxcore import is_inexact
 from jaxpyop._op.body.body_protocol import DerivedBody
-from jaxpyop._op.values import Struct, as_jax, check_fingerprints, fingerprints
+from jaxpyop._op.values import Struct, as_jax, check_fingerprints, fingerprint
 from jaxpyop._tape import jvp, record, vjp
 
 
@@ -114,7 +114,7 @@ class RecordedDerivative(DerivedBody):
         receipt, *rest = arrays
         # Record the same inputs as the forward pass, because operations on recorded values are compiled differently.
         outs, again = record(self.base.base, as_jax(self.base.split(rest)[0]), self.recorded)
-        check_fingerprints(fingerprints(outs), np.asarray(receipt)[1], self.title, "func")
+        check_fingerprints(fingerprint(outs), np.asarray(receipt)[1], self.title, "func")
         return self.base.replay(again, rest)
 
     def replay(self, record: Any, arrays: Sequence[Any]) -> list[Any]:

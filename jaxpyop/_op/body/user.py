@@ -23,6 +23,7 @@ from jaxpyop._op.values import (
     cast_to_jax,
     cast_to_numpy,
     check_shape,
+    converted_at_once,
     encode,
     encoded_shapes,
     fill_shape,
@@ -30,10 +31,6 @@ from jaxpyop._op.values import (
     with_shapes,
 )
 from jaxpyop._paths import infer_shapes
-
-
-def _is_numpy(value: Any) -> bool:
-    return type(value) is np.ndarray or isinstance(value, np.generic)
 
 
 def _as_struct(x: Any) -> Struct:
@@ -50,6 +47,10 @@ class UserBody(Body):
         self._shape_source = ""
         self._shapes: dict[Any, list[Struct]] = {}
         self._promised: dict[Any, Sequence[Leaf]] = {}
+        # The one result of a NumPy function, declared as it is returned: each element of a batch is read the short way.
+        spec = op.spec
+        is_one = isinstance(spec.skeleton, Leaf) and spec.returned_spec is None and not op.on_jax
+        self._only_leaf = spec.leaves[0] if is_one and op.output_shapes is None else None
 
     @property
     def op(self) -> Op:
@@ -65,7 +66,7 @@ class UserBody(Body):
         return vars(self) | {"_op": op, "_shape_source": "", "_shapes": {}, "_promised": {}}
 
     def _run(self, arrays: Sequence[Any]) -> Any:
-        op, inputs = self.op, self.inputs
+        op, inputs = self._op, self.inputs
         if inputs.is_flat:
             return op.func(*arrays)
         if op.on_jax and any(impl is not None for impl in inputs.key_impls):
@@ -77,12 +78,20 @@ class UserBody(Body):
 
     def results(self, arrays: Sequence[Any]) -> list[Any]:
         """The function's results, in the order of `Tout`, unchecked."""
-        return match(self.op.spec.returned, self._run(arrays), self.op.title)
+        return self._matched(self._run(arrays))
+
+    def _matched(self, returned: Any) -> list[Any]:
+        return match(self._op.spec.returned, returned, self._op.title)
 
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
-        op = self.op
+        op = self._op
         try:
-            values = self.results(arrays)
+            returned = self._run(arrays)
+            if (leaf := self._only_leaf) is not None and not lead:
+                value = converted_at_once(returned, leaf.dtype)
+                if value is not None and (leaf.shape is None or leaf.shape == value.shape):
+                    return [value]
+            values = self._matched(returned)
         except Exception as error:
             if (clearer := advise(error, op, "func", op.func, lambda: self.inputs.unflatten(arrays))) is not None:
                 raise clearer from error
@@ -95,11 +104,11 @@ class UserBody(Body):
         return values
 
     def _converted(self, k: int, value: Any, leaf: Leaf) -> Any:
-        op = self.op
+        op = self._op
         if op.on_jax:
             return cast_to_jax(value, leaf, op.casting, op.origin_of_result(k), op.title)
-        if _is_numpy(value) and value.dtype == leaf.dtype:
-            return value
+        if (found := converted_at_once(value, leaf.dtype)) is not None:
+            return found
         return cast_to_numpy(value, leaf, op.casting, op.origin_of_result(k), op.title)
 
     # ------------------------------------------------------------ promised shapes
@@ -111,8 +120,8 @@ class UserBody(Body):
 
     def promised(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> Sequence[Leaf]:
         """The declared results, for inputs with the batch axes `lead`."""
-        if self.op.output_shapes is None:
-            return self.op.spec.leaves
+        if self._op.output_shapes is None:
+            return self._op.spec.leaves
         key = tuple([(a.shape, a.dtype) for a in arrays]), len(lead)
         found = self._promised.get(key)
         if found is None:

@@ -5,8 +5,16 @@ it is read), `padding` (results that the op returns in another form), then `stru
 value is taken apart and cast), `to_jax`, and `fingerprint` (whether a function that ran again gave the same).
 """
 
-from jaxpyop._op.values.cast import CASTING, Casting, cast_to_jax, cast_to_numpy, check_traced, check_usable
-from jaxpyop._op.values.fingerprint import check_fingerprints, fingerprints
+from jaxpyop._op.values.cast import (
+    CASTING,
+    Casting,
+    cast_to_jax,
+    cast_to_numpy,
+    check_traced,
+    check_usable,
+    converted_at_once,
+)
+from jaxpyop._op.values.fingerprint import check_fingerprints, fingerprint, fingerprints
 from jaxpyop._op.values.inputs import PASS_IT, Inputs, check_closure, flatten_inputs
 from jaxpyop._op.values.output_shapes import check_shape, fill_shape, with_shapes
 from jaxpyop._op.values.padding import decode, encode, encoded_shapes, padded

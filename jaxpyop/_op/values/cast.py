@@ -135,6 +135,33 @@ def _castable(array: Any, source: _Source, leaf: Leaf, casting: str, origin: str
     return array
 
 
+@functools.lru_cache(maxsize=256)
+def _limits(kind: type, dtype: np.dtype[Any]) -> tuple[Any, Any]:
+    """The least and the greatest Python number of a type that any casting rule turns into a dtype at once."""
+    if kind in (float, int) and dtype.char in "efd":
+        # Beyond 2**53 an integer would be rounded to a double first.
+        most = float(np.finfo(dtype).max)
+        return (-most, most) if kind is float else (max(-most, -(2**53)), min(most, 2**53))
+    if kind is int and dtype.char in "bBhHiIlLqQ":
+        return _bounds(dtype)
+    return (1, 0)
+
+
+def converted_at_once(value: Any, dtype: np.dtype[Any]) -> Any:
+    """Return the array of the common results, a NumPy array of this dtype or a Python number in its range, else None.
+
+    `cast_to_numpy` gives the same, and takes a microsecond or two longer.
+    """
+    kind = type(value)
+    if kind is np.ndarray or isinstance(value, np.generic):
+        return value if value.dtype == dtype else None
+    if kind is float or kind is int:
+        least, most = _limits(kind, dtype)
+        if least <= value <= most:
+            return np.array(value, dtype)
+    return None
+
+
 def cast_to_numpy(value: Any, leaf: Leaf, casting: str, origin: str, api: str) -> Any:
     """Cast a value to a NumPy array or scalar of the declared dtype.
 

@@ -13,21 +13,18 @@ import numpy as np
 _IN_ORDER = 1 << 16
 
 
+def fingerprint(arrays: Sequence[Any]) -> int:
+    """Returns the fingerprint of one element's results: NumPy arrays, or jax.Arrays, which are waited for."""
+    found = 0
+    for array in arrays:
+        found = _checksum(np.asarray(array), found)
+    return found
+
+
 def fingerprints(arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> np.ndarray[Any, Any]:
-    """Returns one fingerprint for each element of a block of results.
-
-    Args:
-        arrays: NumPy arrays, or jax.Arrays, which are waited for.
-        lead: the batch axes that they have in front.
-
-    Returns:
-        An array of shape `lead`, of dtype uint32.
-    """
-    found = [0] * math.prod(lead)
-    for array in map(np.asarray, arrays):
-        rows = array.reshape(len(found), -1) if lead else (array,)
-        for k, row in enumerate(rows):
-            found[k] = _checksum(row, found[k])
+    """Returns one fingerprint for each element of a block of results that have the batch axes `lead` in front."""
+    rows = [np.asarray(array).reshape(math.prod(lead), *array.shape[len(lead) :]) for array in arrays]
+    found = [fingerprint([row[k] for row in rows]) for k in range(math.prod(lead))]
     return np.asarray(found, np.uint32).reshape(lead)
 
 
@@ -41,12 +38,12 @@ def _checksum(array: np.ndarray[Any, Any], before: int) -> int:
     return zlib.crc32(ends + sums.tobytes(), before)
 
 
-def check_fingerprints(found: np.ndarray[Any, Any], expected: np.ndarray[Any, Any], title: str, what: str) -> None:
+def check_fingerprints(found: Any, expected: Any, title: str, what: str) -> None:
     """Raises unless a function that ran again for a backward pass gave the results of the forward pass.
 
     Args:
-        found: the fingerprints of the results now.
-        expected: those of the forward pass, of the same shape.
+        found: the fingerprints of the results now, or the one of a single element.
+        expected: those of the forward pass.
         title: the op's name.
         what: what ran again: "func" or "fwd".
 
