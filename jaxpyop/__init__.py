@@ -1,8 +1,8 @@
 """TensorFlow's "a Python function as an op", for JAX.
 
 ``py_function``, ``numpy_function``, ``py_func`` and ``contrib.framework.py_func``
-call a Python function from any JAX program: outside ``jit`` and under it, in
-``vmap``, ``grad``, ``scan`` and the rest.
+call a Python function from any JAX program: with and without ``jit``, and inside
+``vmap``, ``grad``, ``scan`` and other transformations.
 """
 
 from jaxpyop._host import install_guard as _install_guard

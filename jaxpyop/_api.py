@@ -39,44 +39,46 @@ def py_function(
 ) -> Any:
     """Call a Python function of JAX arrays, differentiably, under any transformation.
 
-    The counterpart of ``tf.py_function``. `func` gets concrete ``jax.Array`` values
-    and runs eagerly when the program runs, so it may branch and loop on values, print,
-    and stop in a debugger. Outside ``jit`` it is simply called. It is differentiable
-    to any order, in forward and reverse mode, through the JAX operations that it ran.
-    A value taken out of JAX, such as ``float(x)``, is a constant.
+    The counterpart of ``tf.py_function``. `func` receives concrete ``jax.Array`` values
+    when the program runs. It may branch and loop on values, print, and stop in a
+    debugger. Outside ``jit`` it is simply called. It is differentiable to any order, in
+    forward and reverse mode, through the JAX operations that it performed. A value that
+    leaves JAX, such as ``float(x)``, is a constant for the derivative.
 
     Args:
-        func: called as ``func(*inp)``. It must be neither async nor a generator, and
-            must not use traced values of the code around it; pass them through `inp`.
-        inp: list or tuple of inputs, or one array. Elements may be pytrees. Arrays,
-            Python numbers and typed PRNG keys (any shape, any JAX dtype) become
-            ``jax.Array``. Everything else reaches `func` as it is.
-        Tout: what `func` returns; always required. A dtype, something with ``.shape``
+        func: the function, called as ``func(*inp)``. It must be neither async nor a
+            generator. It must not use traced values of the enclosing code; pass them
+            through `inp`.
+        inp: a list or tuple of inputs, or one array. Elements may be pytrees. Arrays,
+            Python numbers and typed PRNG keys become ``jax.Array`` values. Everything
+            else reaches `func` unchanged.
+        Tout: the declared results, always required: a dtype, an object with ``.shape``
             and ``.dtype`` (``jnp.float32(0)`` is a scalar), a TensorFlow dtype,
-            :func:`jaxpyop.padded`, or a pytree of these. ``None``: no result; `func`
-            runs for its side effects, and what it returns is ignored. ``[]``: no
-            result, and returning one raises an error.
-        name: shown in errors, jaxprs and profiles. By default the name of `func`.
+            :func:`jaxpyop.padded`, or a pytree of these. With ``None``, `func` runs for
+            its side effects, and its return value is ignored. With ``[]``, `func` must
+            return nothing.
+        name: the name in errors, jaxprs and profiles. The default is the name of `func`.
         **options: as listed there.
 
     Returns:
-        ``jax.Array`` values in the structure of `Tout`, with the declared dtypes (64
-        bits only with ``jax_enable_x64``). ``None`` or ``[]``, like `Tout`, if there
-        is no result. Without `func` and `inp`, a decorator; a decorated function is
-        called with the inputs.
+        The results, as ``jax.Array`` values in the structure of `Tout`, with the declared
+        dtypes. Without ``jax_enable_x64``, 64-bit dtypes become 32-bit ones. If there
+        is no result, ``None`` or ``[]``, like `Tout`. Without `func` and `inp`: a
+        decorator.
 
     Raises:
-        TypeError: an argument is malformed; a result is not a number, or the casting
-            rule refuses it; or `func` cannot be traced.
-        ValueError: an option has no such value; the number, structure or shapes of the
-            results are not as declared; `func` closes over a traced value; or
-            ``mode="traced"`` is given for a stateful op.
-        OverflowError: an integer, in or out, does not fit its dtype.
-        NotImplementedError: ``jax.export``; a stateful op where JAX allows no effects
-            (``checkpoint``, ``vmap`` of ``cond``); or its second derivative.
-        RuntimeError: a backward pass of a stateful op whose record is gone (see
+        TypeError: an argument is malformed; a result is not a number; the casting rule
+            refuses a result; or `func` cannot be traced.
+        ValueError: an option has an unknown value; the number, structure or shapes of the
+            results differ from the declared ones; `func` closes over a traced value;
+            or the op is stateful with ``mode="traced"``.
+        OverflowError: an integer does not fit its dtype, as an input or a result.
+        NotImplementedError: ``jax.export`` is used; the op is stateful where JAX allows
+            no effects (``checkpoint``, ``vmap`` of ``cond``); or a stateful op is
+            differentiated twice.
+        RuntimeError: the record of a stateful op is gone in its backward pass (see
             ``jaxpyop.config.max_records``).
-        jax.errors.JaxRuntimeError: `func` raised any exception under ``jit`` (see
+        jax.errors.JaxRuntimeError: `func` raised an exception under ``jit`` (see
             :func:`jaxpyop.reraise`). Outside ``jit`` its own exception is raised.
 
     Example:
@@ -122,44 +124,44 @@ def numpy_function(
 ) -> Any:
     """Call a Python function of NumPy arrays under any transformation.
 
-    The counterpart of ``tf.numpy_function``, with the meaning of
-    :func:`jax.pure_callback`, or of :func:`jax.experimental.io_callback` if stateful.
-    TensorFlow's function is stateful by default and this one is not: pass
-    ``stateful=True`` for a function with side effects, or use :func:`py_func`.
+    The counterpart of ``tf.numpy_function``. It works like :func:`jax.pure_callback`,
+    or like :func:`jax.experimental.io_callback` if it is stateful. TensorFlow's function
+    is stateful by default, and this one is not. If `func` has side effects, pass
+    ``stateful=True`` or use :func:`py_func`.
 
     Args:
-        func: called as ``func(*inp)`` with private, writable, C-contiguous arrays,
-            which it may change or keep. It must be neither async nor a generator.
-        inp: list or tuple of inputs, or one array. Elements may be pytrees. Arrays and
-            Python numbers (any shape, any JAX dtype) become NumPy arrays, and typed
-            PRNG keys become their data (uint32). Everything else reaches `func` as it
-            is.
-        Tout: what `func` returns; always required. A dtype, something with ``.shape``
+        func: the function, called as ``func(*inp)``. Its arrays are private, writable
+            and C-contiguous; it may change and keep them. It must be neither async nor
+            a generator.
+        inp: a list or tuple of inputs, or one array. Elements may be pytrees. Arrays and
+            Python numbers become NumPy arrays. Typed PRNG keys become their data
+            (uint32). Everything else reaches `func` unchanged.
+        Tout: the declared results, always required: a dtype, an object with ``.shape``
             and ``.dtype`` (``jnp.float32(0)`` is a scalar), a TensorFlow dtype,
-            :func:`jaxpyop.padded`, or a pytree of these. ``None``: no result; `func`
-            runs for its side effects, and what it returns is ignored. ``[]``: no
-            result, and returning one raises an error.
+            :func:`jaxpyop.padded`, or a pytree of these. With ``None``, `func` runs for
+            its side effects, and its return value is ignored. With ``[]``, `func` must
+            return nothing.
         stateful: run `func` exactly once per execution, even if its result is unused.
-        name: shown in errors, jaxprs and profiles. By default the name of `func`.
+        name: the name in errors, jaxprs and profiles. The default is the name of `func`.
         **options: as listed there.
 
     Returns:
-        ``jax.Array`` values in the structure of `Tout`, with the declared dtypes (64
-        bits only with ``jax_enable_x64``). ``None`` or ``[]``, like `Tout`, if there
-        is no result. Without `func` and `inp`, a decorator; a decorated function is
-        called with the inputs.
+        The results, as ``jax.Array`` values in the structure of `Tout`, with the declared
+        dtypes. Without ``jax_enable_x64``, 64-bit dtypes become 32-bit ones. If there
+        is no result, ``None`` or ``[]``, like `Tout`. Without `func` and `inp`: a
+        decorator.
 
     Raises:
-        TypeError: an argument is malformed; or a result is not a number, or the casting
-            rule refuses it.
-        ValueError: an option has no such value; the number, structure or shapes of the
-            results are not as declared; `func` closes over a traced value; or a
-            backward pass has no `vjp`.
-        OverflowError: an integer, in or out, does not fit its dtype.
-        NotImplementedError: forward mode without `jvp`; a second derivative;
-            ``jax.export``; or a stateful op where JAX allows no effects
-            (``checkpoint``, ``vmap`` of ``cond``).
-        jax.errors.JaxRuntimeError: `func` raised any exception under ``jit`` (see
+        TypeError: an argument is malformed; a result is not a number; or the casting
+            rule refuses a result.
+        ValueError: an option has an unknown value; the number, structure or shapes of the
+            results differ from the declared ones; `func` closes over a traced value;
+            or a backward pass needs a `vjp`.
+        OverflowError: an integer does not fit its dtype, as an input or a result.
+        NotImplementedError: forward mode needs a `jvp`; the op is differentiated twice
+            without `transpose`; ``jax.export`` is used; or the op is stateful where JAX
+            allows no effects (``checkpoint``, ``vmap`` of ``cond``).
+        jax.errors.JaxRuntimeError: `func` raised an exception under ``jit`` (see
             :func:`jaxpyop.reraise`). Outside ``jit`` its own exception is raised.
 
     Example:
@@ -211,15 +213,15 @@ def py_func(
     """Call a Python function of NumPy arrays, stateful by default.
 
     The counterpart of ``tf.compat.v1.py_func``: :func:`numpy_function` with
-    ``stateful=True``, and the meaning of :func:`jax.experimental.io_callback`.
+    ``stateful=True``. It works like :func:`jax.experimental.io_callback`.
 
     Args:
         func: as in `numpy_function`.
         inp: as in `numpy_function`.
         Tout: as in `numpy_function`.
         stateful: run `func` exactly once per execution, even if its result is unused.
-            ``False`` lets the compiler drop, merge and repeat calls, as TensorFlow's
-            does.
+            With ``False`` the compiler may drop, merge and repeat calls, as in
+            TensorFlow.
         name: as in `numpy_function`.
         **options: as listed there.
 

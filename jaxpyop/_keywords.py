@@ -34,28 +34,28 @@ class _Everywhere(TypedDict, total=False):
     """The options of all functions.
 
     Args:
-        ordered: make the op stateful, and run it in program order among all ordered
-            ops.
-        when: a scalar boolean, traced or not. Where it is false, `func` is not called
+        ordered: make the op stateful, and run all ordered ops in program order.
+        when: a scalar boolean, traced or not. If it is false, `func` is not called
             and the results are zeros (a padded result is empty). Under ``vmap`` it
             decides for each element.
-        vmap_method: ``"sequential"`` calls `func` once per element, and ``"parallel"``
-            does so with several calls at once. ``"expand_dims"`` and
-            ``"broadcast_all"`` call it once per batch, as in
-            :func:`jax.pure_callback`. With `ordered` the elements are called in their
-            order, one at a time.
-        executor: where `func` runs, and nowhere else: any
-            ``concurrent.futures.Executor``, or a function that returns one. By default
-            `func` runs where it is called, and the elements of ``"parallel"`` run on
-            jaxpyop's own threads. For a pool of processes `func` must be picklable,
-            and its effects on Python objects stay in the other process.
-        chunksize: how many elements of a batch a worker of `executor` gets at a time.
-            By default one for threads. For processes and machines, as many as take
-            about as long to compute as to send.
+        vmap_method: how `func` is called under ``vmap``. ``"sequential"`` calls it once
+            per element. ``"parallel"`` calls it for several elements at the same time.
+            ``"expand_dims"`` and ``"broadcast_all"`` call it once per batch, as in
+            :func:`jax.pure_callback`. With `ordered`, elements run one at a time, in
+            batch order.
+        executor: where `func` runs: any ``concurrent.futures.Executor``, or a function
+            that returns one. By default `func` runs on the thread that calls it, and
+            the elements of ``"parallel"`` run on threads of jaxpyop's own. For a pool
+            of processes, `func` must be picklable, and its side effects stay in the
+            worker process.
+        chunksize: how many elements of a batch are sent to a worker of `executor` at a
+            time. The default is one for threads. For processes and other machines it
+            is as many as take about ten milliseconds.
         progress: show a progress bar for the batches of ``"sequential"`` and
-            ``"parallel"`` (needs tqdm, the extra ``progress``).
-        casting: NumPy's casting rule, from returned to declared floating and complex
-            dtypes. Integers go to any integer dtype in which their values fit.
+            ``"parallel"``. This needs tqdm.
+        casting: NumPy's casting rule for floating and complex results, from the
+            returned dtype to the declared one. Integers may become any integer dtype
+            that holds their values.
     """
 
     ordered: Annotated[bool, False]
@@ -71,11 +71,11 @@ class _OfJax(TypedDict, total=False):
     """Options that come first in ``py_function``.
 
     Args:
-        output_shapes: a shape per leaf of `Tout`, in its structure, where ``None``
-            stands for an unknown dimension; or a function from the inputs'
-            ``jax.ShapeDtypeStruct`` to such shapes. Under ``jit``, shapes that are not
-            given are found by evaluating `func` abstractly. Where that is impossible,
-            they are assumed to be the inputs' broadcast shape.
+        output_shapes: the shapes of the results, in the structure of `Tout`. ``None``
+            stands for an unknown dimension. A function of the inputs'
+            ``jax.ShapeDtypeStruct`` may return the shapes. Under ``jit``, shapes that
+            you do not specify are found by evaluating `func` abstractly. If that is
+            impossible, the broadcast shape of the inputs is assumed, and checked.
         stateful: run `func` exactly once per execution, even if its result is unused.
     """
 
@@ -87,33 +87,38 @@ class JaxOptions(_OfJax, _Everywhere, total=False):
     """The options of ``py_function``.
 
     Args:
-        vjp: reverse mode by a rule, in place of differentiating the operations of
-            `func`: ``f(inputs, outputs, cotangents)``, a pair ``(fwd, bwd)``, or
-            ``"numerical"``, as in :func:`numpy_function` but with ``jax.Array``
-            values. With a rule for one mode only, using the result of the other mode
+        vjp: a rule for reverse mode, which replaces the automatic derivative:
+            ``f(inputs, outputs, cotangents)``, a pair ``(fwd, bwd)``, or
+            ``"numerical"``. It works as in :func:`numpy_function`, but receives
+            ``jax.Array`` values. If there is a rule for one mode only, the other mode
             raises an error.
-        jvp: forward mode by a rule: ``f(inputs, outputs, tangents)``, or
-            ``"numerical"``, as in :func:`numpy_function`.
-        mode: ``"eager"`` calls `func` when the program runs. ``"traced"`` traces it
-            into the program instead, under a transformation: an ``if`` on values
-            becomes ``lax.cond``, and a ``while`` or ``for`` on values becomes a loop.
-            (That needs the extra ``loops`` and the source of `func`. Without them up
-            to 128 paths are followed, and loops on values raise errors.) No host call
-            is left, XLA places the work, and `func` may use traced values of the code
-            around it. It cannot use ``float(x)`` or NumPy, a ``print`` in it happens
-            once, while it is traced, and it has no side effects: `stateful` and
-            `ordered` raise errors. `vmap_method`, `executor` and `progress` have no
-            effect. The range of a returned integer dtype must fit the declared one,
-            since no value is known. ``"auto"`` traces `func` where that is possible
-            and calls it otherwise. It decides once for each function and types of
-            inputs, and the logger ``jaxpyop`` tells why (INFO). Side effects happen
-            while JAX traces, unless the op is `stateful`. The default is
-            ``jaxpyop.config.mode``, which leaves stateful ops eager.
-        max_steps: for ``"traced"``, the largest number of iterations of a loop on
-            values in `func`. Reverse mode needs it: it keeps the state at the start
-            of every iteration, or of about ``2 * sqrt(max_steps)`` of them if states
-            are large. A loop that takes more iterations has the right value, and NaN
-            as its gradient. Forward mode does not need it.
+        jvp: a rule for forward mode, which replaces the automatic derivative:
+            ``f(inputs, outputs, tangents)``, or ``"numerical"``, as in
+            :func:`numpy_function`.
+        mode: whether `func` is called, or becomes part of the program. The default is
+            ``jaxpyop.config.mode``.
+
+            - ``"eager"`` calls `func` when the program runs.
+            - ``"traced"`` makes `func` part of the program under a transformation. An
+              ``if`` on values becomes a ``lax.cond``, and a loop on values becomes a
+              loop of the program. There is no host call, and XLA places the work.
+            - ``"auto"`` traces `func` if possible, and calls it otherwise. It decides
+              once for each function and the types of its inputs. The logger
+              ``jaxpyop`` reports the reason at the level INFO.
+
+            A traced `func` may use traced values of the enclosing code. It cannot use
+            ``float(x)`` or NumPy, and must have no side effects. A ``print`` in it
+            prints while JAX traces. `vmap_method`, `executor` and `progress` are
+            ignored. An integer result must fit `Tout` by the range of its dtype.
+
+            Loops on values need the package ``diastatic-malt`` (the extra ``loops``)
+            and the source code of `func`. Without them, up to 128 paths through
+            its branches are followed, and a loop on values raises an error.
+        max_steps: the largest number of iterations of a traced loop on values. Reverse
+            mode needs it, because it keeps the state of each iteration, or of about
+            ``2 * sqrt(max_steps)`` of them if states are large. It does not stop the
+            loop: a loop that takes more iterations has the right value, and NaN as its
+            gradient. Forward mode does not need it.
     """
 
     vjp: Annotated[Vjp | None, None]
@@ -126,37 +131,40 @@ class ContribOptions(_Everywhere, total=False):
     """The options of ``contrib.framework.py_func``.
 
     Args:
-        vjp: the rule of reverse mode; without one a backward pass raises an error.
-            ``f(inputs, outputs, cotangents)`` takes tuples of NumPy arrays, and
-            returns one cotangent per array input, with its shape and dtype, or
-            ``None`` for zero. (In nested inputs: one per array leaf, with keyword
-            arguments sorted by name.) Complex cotangents follow :func:`jax.vjp`. Or a
-            pair, as in :class:`jax.custom_vjp`: ``fwd(*inputs)`` runs instead of
-            `func` and returns ``(outputs, residuals)``, and
-            ``bwd(residuals, cotangents)`` returns one cotangent per array input.
-            Residuals are any objects. They stay on the host, within the bounds of
-            ``jaxpyop.config.max_records`` and ``max_record_bytes``. Or
-            ``"numerical"``: central differences, with two calls of `func` per input
-            element. With the methods ``"expand_dims"`` and ``"broadcast_all"`` a rule
-            is called once per batch, with the batch axes in front. For second
-            derivatives, put :func:`jax.custom_jvp` around two ops.
-        jvp: the rule of forward mode, as in :class:`jax.custom_jvp`; without one, using
-            a tangent raises an error. ``f(inputs, outputs, tangents)`` takes tuples of
-            NumPy arrays, with one tangent per array input or ``None`` for zero, and
-            returns one tangent per result, or ``None`` for zero. Or ``"numerical"``,
-            with two calls of `func`.
+        vjp: the rule for reverse mode. Without a rule, a backward pass raises an error.
+            Rules receive tuples of NumPy arrays.
+
+            - ``f(inputs, outputs, cotangents)`` returns one cotangent per array input,
+              with its shape and dtype, or ``None`` for zero. In nested inputs, that is
+              one per array leaf; keyword arguments are sorted by name. Complex
+              cotangents follow :func:`jax.vjp`.
+            - A pair ``(fwd, bwd)``, as in :class:`jax.custom_vjp`. ``fwd(*inputs)`` runs
+              instead of `func`, and returns ``(outputs, residuals)``.
+              ``bwd(residuals, cotangents)`` returns one cotangent per array input.
+              Residuals may be any objects. They stay on the host, within the limits
+              ``jaxpyop.config.max_records`` and ``max_record_bytes``.
+            - ``"numerical"``: central differences, with two calls of `func` per input
+              element.
+
+            With ``"expand_dims"`` and ``"broadcast_all"``, a rule is called once per
+            batch, and its arrays have the axes of the batch in front. For second
+            derivatives, put a :class:`jax.custom_jvp` around the op.
+        jvp: the rule for forward mode, as in :class:`jax.custom_jvp`. Without a rule,
+            using a tangent raises an error. ``f(inputs, outputs, tangents)`` receives
+            tuples of NumPy arrays, with one tangent per array input, or ``None`` for
+            zero. It returns one tangent per result, or ``None`` for zero.
+            ``"numerical"`` stands for central differences, with two calls of `func`.
         transpose: declares that `func` is linear in its floating and complex inputs.
-            ``f(cotangents)`` takes a tuple with one cotangent per result, and returns
-            one per array input, or ``None`` for zero. It gives both modes, to any
-            order, and :func:`jax.linear_transpose`.
-        copy: ``False`` hands `func` read-only views of its inputs without a copy. They
-            must not be kept after the call.
-        out: ``True`` calls `func` with a keyword ``out``, as NumPy's functions have it:
-            the results, in the structure of `Tout`, for `func` to fill. It then
-            returns nothing. They are zero at first. Where the program runs on one CPU
-            device, they are XLA's own memory, and with ``copy=False`` nothing is
-            copied at all. Their shapes must be known, outside ``jit`` too, and are
-            found in the same way. They must not be kept after the call.
+            ``f(cotangents)`` receives a tuple with one cotangent per result. It returns
+            one cotangent per array input, or ``None`` for zero. The op then has both
+            modes, to any order, and works with :func:`jax.linear_transpose`.
+        copy: ``False`` passes read-only views of the inputs to `func` instead of
+            copies. `func` must not keep them after the call.
+        out: ``True`` passes the results to `func` as the keyword argument ``out``, in
+            the structure of `Tout`. `func` fills them and returns nothing. They are
+            zero at first. If the program runs on one CPU device, they are XLA's own
+            memory, and with ``copy=False`` nothing is copied. Their shapes must be
+            known, even outside ``jit``. `func` must not keep them after the call.
     """
 
     vjp: Annotated[Vjp | None, None]
@@ -170,11 +178,11 @@ class _OfNumpy(TypedDict, total=False):
     """Options that come first in ``numpy_function``.
 
     Args:
-        output_shapes: a shape per leaf of `Tout`, in its structure, where ``None``
-            stands for an unknown dimension; or a function from the inputs'
-            ``jax.ShapeDtypeStruct`` to such shapes. Under ``jit``, shapes that are not
-            given are assumed to be the inputs' broadcast shape, which is right for
-            elementwise functions.
+        output_shapes: the shapes of the results, in the structure of `Tout`. ``None``
+            stands for an unknown dimension. A function of the inputs'
+            ``jax.ShapeDtypeStruct`` may return the shapes. Under ``jit``, the broadcast
+            shape of the inputs is assumed for shapes that you do not specify, and
+            checked. It is right for elementwise functions.
     """
 
     output_shapes: Annotated[Any, None]
@@ -251,7 +259,7 @@ def _as_written(table: Any, name: str) -> str:
     return ast.unparse(annotated.slice.elts[0])
 
 
-_ENTRY = re.compile(r"^    (?P<name>[\w*]+): .*\n(?:^        .*\n)*", re.MULTILINE)
+_ENTRY = re.compile(r"^    (?P<name>[\w*]+): .*\n(?:^\n?        .*\n)*", re.MULTILINE)
 _SECTION = re.compile(r"^(?P<name>\w+):\n(?:^(?:    .*)?\n)*?(?=^\w|\Z)", re.MULTILINE)
 
 

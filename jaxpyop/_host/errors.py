@@ -264,20 +264,20 @@ _jaxcore.CALLBACK_LOGGER.addFilter(_NotOurs())
 
 
 class reraise(contextlib.AbstractContextManager[None]):  # noqa: N801  # reads as the statement that it is
-    """Raise a failing body's own exception instead of JAX's runtime error.
+    """Raise the function's own exception instead of JAX's runtime error.
 
-    A body that fails inside a compiled program surfaces as
-    ``jax.errors.JaxRuntimeError`` (``ValueError`` on some warm calls) where
-    the result is waited for: call ``block_until_ready()`` inside the block.
-    There that error is replaced by the original exception object, with JAX's
-    error as its ``__context__``. The last 64 originals are kept. Errors of
-    anything else pass unchanged. ``with reraise():`` gives ``None``.
+    If a function fails inside a compiled program, JAX raises
+    ``jax.errors.JaxRuntimeError``, or sometimes, after the first call,
+    ``ValueError``. It does so where the result is first used, so call
+    ``block_until_ready()`` inside the block. The block then raises the
+    original exception object, with JAX's error as its ``__context__``. The
+    last 64 originals are kept. Other errors pass unchanged.
 
     TensorFlow raises ``tf.errors.InvalidArgumentError`` or ``UnknownError``
-    from ``py_function``, and has no way back to the original.
+    from ``py_function``, and keeps no reference to the original.
 
     Raises:
-        BaseException: the exception that the body raised.
+        BaseException: the exception that the function raised.
 
     Example:
         >>> import jax, jax.numpy as jnp, jaxpyop

@@ -27,31 +27,31 @@ def py_func(
     :func:`jaxpyop.py_func` of pytrees. It is not a decorator.
 
     Args:
-        func: called as ``func(*args, **kwargs)``, in the pytrees of `args` and
-            `kwargs`, with private, writable, C-contiguous arrays, which it may change
-            or keep. It must be neither async nor a generator.
-        args: positional arguments; elements may be pytrees. Arrays and Python numbers
-            (any shape, any JAX dtype) become NumPy arrays, and typed PRNG keys become
-            their data (uint32). Everything else reaches `func` as it is.
-        kwargs: keyword arguments; values may be pytrees, and are read like `args`.
-        output_types: what `func` returns: a dtype, something with ``.shape`` and
+        func: the function, called as ``func(*args, **kwargs)``. Its arrays are private,
+            writable and C-contiguous; it may change and keep them. It must be neither
+            async nor a generator.
+        args: the positional arguments, which may be pytrees. Arrays and Python numbers
+            become NumPy arrays. Typed PRNG keys become their data (uint32). Everything
+            else reaches `func` unchanged.
+        kwargs: the keyword arguments. Their values are treated like `args`.
+        output_types: the declared results: a dtype, an object with ``.shape`` and
             ``.dtype`` (``jnp.float32(0)`` is a scalar), a TensorFlow dtype,
-            :func:`jaxpyop.padded`, or a pytree of these. By default there is no
-            result: `func` runs for its side effects, and what it returns is ignored.
-        output_shapes: a shape per leaf of `output_types`, in its structure, where
-            ``None`` stands for an unknown dimension; or a function from the inputs'
-            ``jax.ShapeDtypeStruct`` to such shapes. Under ``jit``, shapes that are not
-            given are assumed to be the inputs' broadcast shape, which is right for
-            elementwise functions.
+            :func:`jaxpyop.padded`, or a pytree of these. By default `func` runs for its
+            side effects, and its return value is ignored.
+        output_shapes: the shapes of the results, in the structure of `output_types`.
+            ``None`` stands for an unknown dimension. A function of the inputs'
+            ``jax.ShapeDtypeStruct`` may return the shapes. Under ``jit``, the broadcast
+            shape of the inputs is assumed for shapes that you do not specify, and
+            checked. It is right for elementwise functions.
         stateful: run `func` exactly once per execution, even if its result is unused.
-            ``False`` lets the compiler drop, merge and repeat calls.
+            With ``False`` the compiler may drop, merge and repeat calls.
         name: as in `numpy_function`.
         **options: as listed there.
 
     Returns:
-        ``jax.Array`` values in the structure of `output_types`, with the declared
-        dtypes (64 bits only with ``jax_enable_x64``), or ``None`` if there is no
-        result.
+        The results, as ``jax.Array`` values in the structure of `output_types`, with
+        the declared dtypes. Without ``jax_enable_x64``, 64-bit dtypes become 32-bit
+        ones. If there is no result, ``None``.
 
     Raises:
         As in `numpy_function`.

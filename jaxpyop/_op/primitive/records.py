@@ -264,19 +264,19 @@ def warn_of_pushed_out(title: str, token: int) -> None:
 
 
 def clear_records() -> None:
-    """Let go of all records that ``py_function`` keeps for backward passes to come.
+    """Drop all records that ``py_function`` keeps for later backward passes.
 
-    As :func:`jax.clear_caches` does with programs. A record holds the arrays of
-    a forward pass until as many others have come as ``config.max_records``
-    and ``config.max_record_bytes`` allow; a backward pass whose record is gone
-    calls the function again. TensorFlow's ``tf.py_function`` keeps a tape for
-    each forward pass in the same way, and has no means to let it go.
+    :func:`jax.clear_caches` does the same with compiled programs. A record holds the
+    arrays of a forward pass, within the limits ``config.max_records`` and
+    ``config.max_record_bytes``. A backward pass whose record is gone calls the function
+    again. TensorFlow's ``tf.py_function`` keeps a tape for each forward pass in the same
+    way, and cannot drop it.
 
     Returns:
         None.
 
     Raises:
-        RuntimeError: not here, but in the backward pass of a stateful op, whose
+        RuntimeError: raised later, by the backward pass of a stateful op, whose
             function cannot be called again.
 
     Example:

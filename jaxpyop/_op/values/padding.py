@@ -212,26 +212,26 @@ def padded(dtype: Any, shape: int | Sequence[int], fill_value: Any = 0, *, axis:
 
     An example is the list of boxes that non-maximum suppression keeps. `func` returns
     an array or a list of any length up to the maximum. The op pads it, and returns a
-    named tuple ``(values, lengths)`` of the padded array and its true length.
-    TensorFlow's ``tf.numpy_function`` returns arrays of any length, which JAX does
-    not have. `shape` and `fill_value` work like ``size`` and ``fill_value`` of
-    :func:`jax.numpy.nonzero`, except that more than the maximum raises an error.
+    named tuple ``(values, lengths)``: the padded array and its true length.
+    TensorFlow's ``tf.numpy_function`` may return arrays of any length; a program of JAX
+    cannot contain them. `shape` and `fill_value` work like ``size`` and ``fill_value``
+    of :func:`jax.numpy.nonzero`, but more items than the maximum raise an error.
 
     Gradients flow through the values that `func` returned, and not through the
-    padding. Under ``vmap`` each element has its own length. With the methods
-    ``"expand_dims"`` and ``"broadcast_all"`` `func` returns one array for the whole
-    batch, so that all elements have the same length.
+    padding. Under ``vmap`` each element has its own length. With ``"expand_dims"`` and
+    ``"broadcast_all"``, `func` returns one array for the whole batch, and all elements
+    have the same length.
 
     Args:
-        dtype: dtype of the values, in any form that `Tout` takes.
-        shape: shape of the result, with the maximum on the axes that vary.
-        fill_value: value of the padding; `dtype` must be able to hold it.
-        axis: the axis that varies (by default the first), or a tuple of several.
+        dtype: the dtype of the values, in any form that `Tout` accepts.
+        shape: the shape of the padded result, with the maximum on each axis that varies.
+        fill_value: the value of the padding. `dtype` must be able to represent it.
+        axis: the axis that varies, or a tuple of several axes.
 
     Returns:
-        A leaf for `Tout`. The op's result in its place is a named tuple of
-        ``values``, with this dtype and shape, and ``lengths``, int32: a scalar, or
-        one length per axis if `axis` is a tuple.
+        A leaf for `Tout`. In its place, the op returns a named tuple of ``values``, with
+        this dtype and shape, and ``lengths`` (int32): a scalar, or one length per axis
+        if `axis` is a tuple.
 
     Raises:
         TypeError: `shape` or `axis` is not made of integers.
