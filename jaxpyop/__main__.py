@@ -25,7 +25,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command.
+    """Run a command.
 
     Args:
         argv: the arguments after ``python -m jaxpyop``; by default the process's own.

@@ -151,7 +151,7 @@ class Config:
 
     @contextlib.contextmanager
     def override(self, **settings: Unpack[Settings]) -> Iterator[None]:
-        """Changes settings for a block, in all threads.
+        """Change settings for a block, in all threads.
 
         JAX's own context managers, such as :func:`jax.enable_x64`, change a
         setting for one thread only.
@@ -194,5 +194,5 @@ config: Config = Config()
 
 
 def on_change(function: Callable[[], None]) -> None:
-    """Registers a function that is called after each change of a setting."""
+    """Register a function that is called after each change of a setting."""
     _listeners.append(function)

@@ -36,7 +36,7 @@ class Row:
 
 
 def measure(group: Group) -> list[Row]:
-    """Times the cases of a group."""
+    """Time the cases of a group."""
     rows: list[Row] = []
     times = group.take_times() if group.take_times else _in_turn(group)
     for name, taken in times.items():
@@ -63,7 +63,7 @@ def _sample(case: Case) -> float:
 
 
 def run(long: bool = False) -> Iterator[list[Row]]:
-    """Measures one group after the other, and, if `long`, also the groups that take minutes."""
+    """Measure one group after the other, and, if `long`, also the groups that take minutes."""
     groups = GROUPS + LONG if long else GROUPS
     for done, make in enumerate(groups):
         group = make()
@@ -114,7 +114,7 @@ def table(about: str, rows: list[Row]) -> Iterator[str]:
 
 
 def main(as_json: bool, long: bool = False) -> int:
-    """Prints the table, or the same figures as JSON."""
+    """Print the table, or the same figures as JSON."""
     rows = [row for group in run(long) for row in group]
     if as_json:
         print(json.dumps({"about": _about(), "rows": [dataclasses.asdict(row) for row in rows]}, indent=2))

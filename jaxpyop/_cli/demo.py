@@ -28,15 +28,15 @@ class Sheet:
         self.wrong = 0
 
     def title(self, text: str) -> None:
-        """Starts an example."""
+        """Start an example."""
         print(f"\n{text}")
 
     def note(self, text: str) -> None:
-        """Prints an input, or an event."""
+        """Print an input, or an event."""
         print(f"    {text}")
 
     def value(self, label: str, got: Any, want: Any) -> None:
-        """Prints a result and compares it with the right one."""
+        """Print a result and compare it with the right one."""
         self.shown += 1
         right = _equal(got, want)
         self.wrong += not right
@@ -44,7 +44,7 @@ class Sheet:
         print(f"{line:<{_WIDTH - 4}}  ok" if right else f"{line}\n    WRONG, the right value is {_show(want)}")
 
     def close(self) -> int:
-        """Prints the summary and returns the exit code."""
+        """Print the summary and return the exit code."""
         wrong = f"{self.wrong} of {self.shown} values are wrong"
         print(f"\n{wrong if self.wrong else f'all {self.shown} values are correct'}")
         return 1 if self.wrong else 0
@@ -283,7 +283,7 @@ EXAMPLES: Sequence[Callable[[Sheet], None]] = (
 
 
 def main() -> int:
-    """Runs all examples, and returns 1 if a value is wrong."""
+    """Run all examples, and return 1 if a value is wrong."""
     print(f"jaxpyop {jaxpyop.__version__} on JAX {jax.__version__}, backend {jax.default_backend()}")
     sheet = Sheet()
     for example in EXAMPLES:

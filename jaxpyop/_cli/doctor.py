@@ -84,6 +84,6 @@ def report() -> str:
 
 
 def main() -> int:
-    """Prints the report and returns the exit code, which is always 0."""
+    """Print the report and return the exit code, which is always 0."""
     print(report())
     return 0

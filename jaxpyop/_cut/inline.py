@@ -76,7 +76,7 @@ class Program:
 
 
 def inlined(closed: Any) -> Program:
-    """Returns the program of a closed jaxpr, without the nodes that nothing needs.
+    """Return the program of a closed jaxpr, without the nodes that nothing needs.
 
     Raises:
         StaysWhole: it cannot be cut.
@@ -111,7 +111,7 @@ class _Inliner:
         self._holding: dict[int, bool] = {}
 
     def enter(self, closed: Any, args: Sequence[Operand], scope: Any) -> list[Operand]:
-        """Adds the nodes of a jaxpr on these arguments, and returns its results.
+        """Add the nodes of a jaxpr on these arguments, and return its results.
 
         Args:
             closed: the jaxpr.
@@ -160,7 +160,7 @@ class _Inliner:
         return found
 
     def distinct(self, outputs: Sequence[Operand], inputs: Sequence[Value], avals: Sequence[Any]) -> list[Value]:
-        """Copies every output that is an input, a constant or another output: the results of `jit` share no memory."""
+        """Copy every output that is an input, a constant or another output: the results of `jit` share no memory."""
         seen = set(inputs)
         found: list[Value] = []
         for x, aval in zip(outputs, avals, strict=True):

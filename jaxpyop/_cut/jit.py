@@ -108,7 +108,7 @@ class CutFunction:
         return self._jit(*args, **kwargs)
 
     def _signature(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any] | None, Any]:
-        """Returns the arrays among the arguments, None if JAX has to judge them, and all that a plan depends on."""
+        """Return the arrays among the arguments, None if JAX has to judge them, and all that a plan depends on."""
         static: Any = None
         if self._has_static:
             args, kwargs, static = self._without_static(args, kwargs)
@@ -155,7 +155,7 @@ class CutFunction:
         return found
 
     def explain(self, *args: Any, **kwargs: Any) -> str:
-        """Returns the steps of the program for these arguments, one a line, or why it stays whole."""
+        """Return the steps of the program for these arguments, one a line, or why it stays whole."""
         leaves, key = self._signature(args, kwargs)
         if leaves is None or self._reason:
             return f"whole: {self._reason or 'JAX does not take the arguments'}"
@@ -177,7 +177,7 @@ class CutFunction:
         return self._jit.eval_shape(*args, **kwargs)
 
     def clear_cache(self) -> None:
-        """Forgets all programs and plans."""
+        """Forget all programs and plans."""
         self._jit.clear_cache()
         self._whole.clear_cache()
         self._by_signature.clear()
@@ -213,7 +213,7 @@ _NUMBERS = (bool, int, float, complex)
 
 
 def _type_of(leaf: Any) -> Any:
-    """Returns what a plan depends on of an argument, None where JAX has to judge it."""
+    """Return what a plan depends on of an argument, None where JAX has to judge it."""
     if isinstance(leaf, jax.Array):
         return jax.typeof(leaf)
     if type(leaf) in _NUMBERS:

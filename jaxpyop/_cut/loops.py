@@ -16,12 +16,12 @@ _Plan = Callable[[Any, Sequence[bool]], Any]
 
 
 def is_loop(eqn: Any) -> bool:
-    """Tells whether Python can run an equation turn by turn."""
+    """Tell whether Python can run an equation turn by turn."""
     return eqn.primitive.name in _RUNS
 
 
 def run_from_python(eqn: Any, plan: _Plan) -> _Loop:
-    """Returns what runs a `scan`, a `while` or a `cond`."""
+    """Return what runs a `scan`, a `while` or a `cond`."""
     return _RUNS[eqn.primitive.name](eqn, plan)
 
 
@@ -37,11 +37,11 @@ class _Loop:
         return f"{self.eqn.primitive.name}, turn by turn"
 
     def prepare(self, plan: _Plan) -> None:
-        """Plans what each turn runs."""
+        """Plan what each turn runs."""
         raise NotImplementedError
 
     def run(self, args: Sequence[Any]) -> Sequence[Any]:
-        """Runs all turns."""
+        """Run all turns."""
         raise NotImplementedError
 
     def __call__(self, *args: Any) -> list[Any]:

@@ -18,7 +18,7 @@ Step: TypeAlias = list[Node] | Node
 
 
 def partitioned(program: Program, is_host: Callable[[Node], bool]) -> list[Step]:
-    """Returns the segments and the nodes that Python runs, in the order in which they run.
+    """Return the segments and the nodes that Python runs, in the order in which they run.
 
     Args:
         program: what to cut.
@@ -36,7 +36,7 @@ def partitioned(program: Program, is_host: Callable[[Node], bool]) -> list[Step]
 
 
 def _as_early_as_possible(nodes: Sequence[Node], hosts: set[Node]) -> dict[Node, int]:
-    """Returns the first level of each node.
+    """Return the first level of each node.
 
     Nodes with effects keep the order of the program among each other.
     """
@@ -56,7 +56,7 @@ def _as_early_as_possible(nodes: Sequence[Node], hosts: set[Node]) -> dict[Node,
 
 
 def _as_late_as_possible(program: Program, hosts: set[Node], first: dict[Node, int]) -> dict[Node, int]:
-    """Returns the last level of each node without effects that is compiled; the others stay where they are."""
+    """Return the last level of each node without effects that is compiled; the others stay where they are."""
     levels = dict(first)
     top = max((level + (node in hosts) for node, level in levels.items()), default=0)
     needed_at = dict.fromkeys(program.outputs, top)

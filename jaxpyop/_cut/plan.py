@@ -91,7 +91,7 @@ class Plan:
         return self._slots[value]
 
     def run(self, inputs: Sequence[Any]) -> list[Any]:
-        """Runs the program on jax.Arrays, and returns its results."""
+        """Run the program on jax.Arrays, and return its results."""
         slots = self._initial.copy()
         slots[: len(inputs)] = inputs
         for step in self._instructions:
@@ -126,7 +126,7 @@ def _name(node: Node) -> str:
 
 
 def _adrift(program: Program) -> list[int]:
-    """Returns which results depend on no input."""
+    """Return which results depend on no input."""
     anchored = set(program.inputs)
     for node in program.nodes:
         if any(x in anchored for x in node.reads if isinstance(x, Value)):
@@ -149,13 +149,13 @@ class _Lives:
                 self._kept.update(x for x in (*step.reads, *step.makes) if isinstance(x, Value))
 
     def makes(self, number: int) -> list[Value]:
-        """Returns what a step makes and a later one, or the caller, reads."""
+        """Return what a step makes and a later one, or the caller, reads."""
         step = self._steps[number]
         nodes = [step] if isinstance(step, Node) else step
         return [value for node in nodes for value in node.makes if self.ends.get(value, -1) > number]
 
     def donations(self, number: int) -> list[int]:
-        """Returns which operands of a segment it can write its results into."""
+        """Return which operands of a segment it can write its results into."""
         room = [_type(value) for value in self.makes(number)]
         found: list[int] = []
         for k, value in enumerate(self.reads[number]):
@@ -166,7 +166,7 @@ class _Lives:
 
 
 def _read_by(step: Step) -> list[Value]:
-    """Returns the values that a step reads and does not make, each once; constants are part of a segment."""
+    """Return the values that a step reads and does not make, each once; constants are part of a segment."""
     if isinstance(step, Node):
         return [x for x in step.reads if isinstance(x, Value)]
     made = {value for node in step for value in node.makes}

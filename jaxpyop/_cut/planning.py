@@ -14,7 +14,7 @@ from jaxpyop._cut.whole import StaysWhole
 
 
 def planned(closed: Any, donated: Sequence[bool], options: Options) -> Plan:
-    """Plans a traced program.
+    """Plan a traced program.
 
     Args:
         closed: its jaxpr.
@@ -60,7 +60,7 @@ def _hosts(
 
 
 def _waiting(steps: Sequence[Step]) -> set[Node]:
-    """Returns the Python calls with an effect that come after a segment with one: program order is kept."""
+    """Return the Python calls with an effect that come after a segment with one: program order is kept."""
     found: set[Node] = set()
     pending = False
     for step in steps:
@@ -72,7 +72,7 @@ def _waiting(steps: Sequence[Step]) -> set[Node]:
 
 
 def _handed_over(program: Program) -> set[Value]:
-    """Returns the receipts that only replaying calls read. These calls can get the records themselves."""
+    """Return the receipts that only replaying calls read. These calls can get the records themselves."""
     readers: dict[Value, list[Node | None]] = {value: [None] for value in program.outputs}
     tokens: list[Value] = []
     for node in program.nodes:
@@ -85,7 +85,7 @@ def _handed_over(program: Program) -> set[Value]:
 
 
 def _is_alone(node: Node) -> bool:
-    """Tells whether a node is a Python call that runs once, and not for each element of a batch."""
+    """Tell whether a node is a Python call that runs once, and not for each element of a batch."""
     return node.call is not None and not node.eqn.params["batch"].sizes
 
 

@@ -15,7 +15,7 @@ class StaysWhole(Exception):  # noqa: N818  # It is no error: it ends the planni
 
 
 def check_equation(eqn: Any, holds_call: bool) -> None:
-    """Ends the planning of a program that has an equation with which it cannot be cut.
+    """End the planning of a program that has an equation with which it cannot be cut.
 
     Raises:
         StaysWhole: always with a reason.
@@ -30,7 +30,7 @@ def check_equation(eqn: Any, holds_call: bool) -> None:
 
 
 def check_types(avals: Iterable[Any]) -> None:
-    """Ends the planning of a program that runs where it cannot be cut.
+    """End the planning of a program that runs where it cannot be cut.
 
     Raises:
         StaysWhole: always with a reason.
@@ -42,7 +42,7 @@ def check_types(avals: Iterable[Any]) -> None:
 
 
 def is_faster_whole(calls: Sequence[Any]) -> bool:
-    """Tells whether a program with these Python calls is faster with callbacks, on one CPU device.
+    """Tell whether a program with these Python calls is faster with callbacks, on one CPU device.
 
     The callback of a stateless NumPy function shares memory with XLA and costs less than another dispatch. One that
     has an effect leaves JAX's fast dispatch path, and one that runs JAX operations waits for a thread.
@@ -55,7 +55,7 @@ _SMALL = 1 << 16
 
 
 def runs_on_one_cpu(arrays: Sequence[Any]) -> bool:
-    """Tells whether arrays are on one CPU device with callbacks, or are small."""
+    """Tell whether arrays are on one CPU device with callbacks, or are small."""
     if _jaxcore.is_one_cpu():
         return True
     nbytes = 0

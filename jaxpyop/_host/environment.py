@@ -42,7 +42,7 @@ class Environment:
         self.x64: bool = _jaxcore.x64_enabled()
 
     def is_current(self) -> bool:
-        """Whether a body may be called here and now, without `entered`."""
+        """Tell whether a body may be called here and now, without `entered`."""
         return _jaxcore.x64_enabled() == self.x64 and _jaxcore.at_top_level() and _on_cpu()
 
     @contextlib.contextmanager

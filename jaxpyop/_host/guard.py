@@ -83,7 +83,7 @@ def pool_threads() -> int | None:
 
 
 def verdict() -> tuple[bool, str]:
-    """Whether JAX code inside a body is safe here, and why."""
+    """Tell whether JAX code inside a body is safe here, and why."""
     if _state["late"]:
         return False, f"no: JAX had started before jaxpyop was imported; {_CURE}"
     bodies = _pool_in_environment()
@@ -171,7 +171,7 @@ def _uses_jax(call: HostCall) -> bool:
 
 
 def mentions_jax(func: Any, depth: int = 4) -> bool:
-    """Whether a function, or a function that it calls, names something of JAX's, as far as its code tells."""
+    """Tell whether a function, or a function that it calls, names something of JAX's, as far as its code tells."""
     func = plain_function(func)
     if (func.__name__ if isinstance(func, types.ModuleType) else type(func).__module__).partition(".")[0] in _OF_JAX:
         return True

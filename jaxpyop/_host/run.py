@@ -33,7 +33,7 @@ from jaxpyop._host.pools import (
 
 
 def runs_in_this_process(op: Any) -> bool:
-    """Whether an op's function runs in this process, on whatever thread."""
+    """Tell whether an op's function runs in this process, on whatever thread."""
     return place_of(executor_of(op)) is not Place.WORKERS
 
 

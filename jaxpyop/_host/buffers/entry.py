@@ -73,7 +73,7 @@ class Host:
         return outs
 
     def on_arrays_deferring_errors(self, *arrays: Any) -> list[Any]:
-        """Does what `on_arrays` does, but returns the number of an error as the first result, for `raise_deferred`."""
+        """Do what `on_arrays` does, but return the number of an error as the first result, for `raise_deferred`."""
         try:
             return [np.uint32(0), *self.on_arrays(*arrays)]
         except PythonBodyError as error:
@@ -160,7 +160,7 @@ _Release = Callable[[list[Any]], None]
 
 
 def _lending(call: HostCall, small: bool) -> tuple[_Take, _Release | None]:
-    """Returns the function that makes an input of a buffer, and the one that releases the inputs after the call."""
+    """Return the function that makes an input of a buffer, and the one that releases the inputs after the call."""
     take_back_all = functools.partial(take_back, title=call.title)
     if small:
         return (copy_of, None) if call.copy or call.on_jax else (lambda b: read_only(copy_of(b)), take_back_all)

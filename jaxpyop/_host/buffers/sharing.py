@@ -67,7 +67,7 @@ def _comparable(buffer: Any) -> Any:
 
 
 def _equal(a: Any, b: Any) -> bool:
-    """Whether two contiguous arrays of one type, or their bytes, are equal bit by bit."""
+    """Tell whether two contiguous arrays of one type, or their bytes, are equal bit by bit."""
     if isinstance(a, bytes):
         return a == b
     words = np.uint64 if a.nbytes % 8 == 0 else np.uint8
@@ -103,7 +103,7 @@ class Shared:
             _calls.pop()
 
     def is_awaiting(self) -> bool:
-        """Whether some devices have not called yet."""
+        """Tell whether some devices have not called yet."""
         return bool(self._runs)
 
     def _fill(self, outs: Sequence[Any], buffers: Sequence[Any]) -> None:

@@ -45,12 +45,12 @@ def executor_of(op: Any) -> Executor | None:
 
 
 def has_threads(executor: Executor) -> bool:
-    """Whether an executor's workers are threads of this process, which can share memory with the caller."""
+    """Tell whether an executor's workers are threads of this process, which can share memory with the caller."""
     return isinstance(executor, ThreadPoolExecutor)
 
 
 def needs_pickled_body(executor: Executor) -> bool:
-    """Whether a worker that cannot read a function breaks the executor.
+    """Tell whether a worker that cannot read a function breaks the executor.
 
     A worker of the standard library's process pool then dies. So it gets bytes, and says itself what it cannot read.
     Other executors pickle in ways of their own, which can do more.
@@ -74,6 +74,6 @@ def workers_of(executor: Any) -> int:
 
 
 def means_lost_worker(error: BaseException) -> bool:
-    """Whether an error of a task says that a worker died."""
+    """Tell whether an error of a task says that a worker died."""
     # The second is Dask's, which need not be installed.
     return isinstance(error, concurrent.futures.BrokenExecutor) or type(error).__name__ == "KilledWorker"

@@ -72,7 +72,7 @@ def place_of(executor: Executor | None) -> Place:
 
 
 def _is_worker(executor: Executor) -> bool:
-    """Whether this thread is one of the executor's, whoever gave it its task."""
+    """Tell whether this thread is one of the executor's, whoever gave it its task."""
     if number_of(executor) in getattr(_thread, "works_for", ()):
         return True
     # A ThreadPoolExecutor has no public name for its threads.
@@ -105,7 +105,7 @@ _begun: collections.Counter[int] = collections.Counter()
 
 
 def is_waited_for(executor: Any) -> bool:
-    """Whether a thread of the executor waits, or may wait, for this code."""
+    """Tell whether a thread of the executor waits, or may wait, for this code."""
     return number_of(executor) in _outer.get()
 
 

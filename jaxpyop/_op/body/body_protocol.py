@@ -56,7 +56,7 @@ class Body(abc.ABC):
 
     @property
     def refusal(self) -> Callable[[], Exception] | None:
-        """Makes the error of a body that cannot run because a rule is missing; None for a body that can run."""
+        """Makes the error of a body whose rule is missing; None for a body that can run."""
         return None
 
     @abc.abstractmethod

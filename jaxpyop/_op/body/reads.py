@@ -93,7 +93,7 @@ def _is_library(module: Any) -> bool:
 
 
 def _is_safe(value: Any) -> bool:
-    """Whether a library, or Python itself, has this very value under its name."""
+    """Tell whether a library, or Python itself, has this very value under its name."""
     if isinstance(value, np.ufunc):
         return getattr(np, value.__name__, None) is value
     home, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)

@@ -80,7 +80,7 @@ def _key(op: Op, inputs: Inputs, structs: Sequence[jax.ShapeDtypeStruct]) -> Has
 
 
 def _is_builtin(tree: Any) -> bool:
-    """Whether a tree is made of lists, tuples and dicts alone."""
+    """Tell whether a tree is made of lists, tuples and dicts alone."""
     if tree is None or (node := tree.node_data()) is None:
         return True
     return node[0] in (list, tuple, dict, type(None)) and all(map(_is_builtin, tree.children()))

@@ -71,7 +71,7 @@ def _with_pushforward(
 def _by_linearization(
     primals: Sequence[Any], perturbed: tuple[bool, ...], call: Call, batch: Batch
 ) -> tuple[list[Any], _Pushforward]:
-    """Binds the two calls of `Call.linearize`: the forward call now, and the linear call once there are tangents."""
+    """Bind the two calls of `Call.linearize`: the forward call now, and the linear call once there are tangents."""
     plan = call.linearize(perturbed)
     inner = _batch_of_derivative(primals, call, batch)
     inputs, inner_batch = inner.primals[plan.skip :], inner.batch.with_inputs(lambda mask: mask[plan.skip :])

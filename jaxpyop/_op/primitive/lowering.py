@@ -77,7 +77,7 @@ _Emit = Callable[[Host, list[Struct], Sequence[Any]], Sequence[Any]]
 
 
 def _takes_buffers(ctx: Any, call: Call) -> bool:
-    """Whether the transport can be a buffer callback, which copies nothing."""
+    """Tell whether the transport can be a buffer callback, which copies nothing."""
     if config.transport != "auto" or _jaxcore.platforms(ctx) != ("cpu",):
         return False
     # On several devices a buffer callback runs once per device. A stateless op can share one run among them. A stateful

@@ -167,7 +167,7 @@ class Records:
         del gone
 
     def was_cleared(self, token: int) -> bool:
-        """Whether a token is older than the last `clear`. Tokens go round, so half of them count as older."""
+        """Tell whether a token is older than the last `clear`. Tokens go round, so half of them count as older."""
         return 0 < (self._cleared_to - token) % 2**32 < 2**31
 
     def stats(self) -> dict[str, int]:
@@ -258,7 +258,7 @@ def _warn_once(title: str) -> None:
 
 
 def warn_of_pushed_out(title: str, token: int) -> None:
-    """Warns once for each op that its records do not fit, unless the user cleared them."""
+    """Warn once for each op that its records do not fit, unless the user cleared them."""
     if token != NO_RECORD and not RECORDS.was_cleared(token):
         _warn_once(title)
 

@@ -46,7 +46,7 @@ def _level(source: _Source) -> int:
 
 @functools.lru_cache(maxsize=256)
 def _allows(casting: str, source: _Source, target: np.dtype[Any]) -> bool:
-    """Whether a dtype may become another one. Whether an integer's value fits is checked later."""
+    """Tell whether a dtype may become another one. Whether an integer's value fits is checked later."""
     level, goal = _level(source), _level(target)
     if source in _PYTHON_NUMBERS:
         return level <= goal or casting == "unsafe"

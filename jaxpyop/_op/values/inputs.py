@@ -39,7 +39,7 @@ _CONTAINERS = (dict, list, tuple, type(None))
 
 
 def _has_custom_node(tree: Any) -> bool:
-    """Tells whether a structure has a node that is not one of Python's containers."""
+    """Tell whether a structure has a node that is not one of Python's containers."""
     node = tree.node_data()
     if node is not None and not issubclass(node[0], _CONTAINERS):
         return True

@@ -123,7 +123,7 @@ def show_shape(shape: Shape | None) -> str:
 
 
 def fits(shape: Shape, pattern: Shape) -> bool:
-    """Whether a shape matches a pattern, in which None stands for any size."""
+    """Tell whether a shape matches a pattern, in which None stands for any size."""
     return len(shape) == len(pattern) and all(wanted in (None, size) for size, wanted in zip(shape, pattern))
 
 

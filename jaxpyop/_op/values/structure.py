@@ -129,7 +129,7 @@ _DEPTH = 32
 
 
 def _is_numeric(value: Any, depth: int = 0) -> bool:
-    """Whether it is a list or tuple of numbers, of arrays, or of such lists."""
+    """Tell whether it is a list or tuple of numbers, of arrays, or of such lists."""
     if not _is_sequence(value) or depth > _DEPTH:
         return False
     return len(value) > 0 and all(isinstance(part, _NUMERIC) or _is_numeric(part, depth + 1) for part in value)

@@ -23,7 +23,7 @@ _DTYPES: dict[Any, np.dtype[Any]] = {}
 
 
 def declares_nothing(tout: Any) -> bool:
-    """Whether `Tout` means that there is no result, as `None`, `[]` and `{}` do."""
+    """Tell whether `Tout` means that there is no result, as `None`, `[]` and `{}` do."""
     return not jax.tree.leaves(tout)
 
 
@@ -95,7 +95,7 @@ def _holds(dtype: np.dtype[Any], number: np.ndarray[Any, Any]) -> bool:
 
 
 def is_extended_precision(dtype: np.dtype[Any]) -> bool:
-    """Whether it is numpy.longdouble or numpy.clongdouble, which JAX does not have."""
+    """Tell whether it is numpy.longdouble or numpy.clongdouble, which JAX does not have."""
     return dtype.char in "gG" and dtype.itemsize > (8 if dtype.kind == "f" else 16)
 
 
