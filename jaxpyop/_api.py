@@ -266,31 +266,32 @@ def jit(
 def jit(fun: Callable[..., Any] | None = None, /, *, loops: Loops = "compiled", **options: Any) -> Any:
     """Compile a function, cut at its Python calls: :func:`jax.jit` without callbacks.
 
-    A program of :func:`jax.jit` calls Python from inside of XLA, on the CPU. This one runs compiled segments. Between
-    them it runs the bodies on the caller's thread, on arrays that stay on their device, such as a GPU, as TensorFlow's
-    ``tf.py_function`` does. It needs no callback from the backend, a stateful call costs a seventh to a third, and a
-    body's own exception comes out. It takes what :func:`jax.jit` takes, and can stand in its place.
+    A program of :func:`jax.jit` calls Python from inside XLA, on the CPU. A cut program consists of compiled segments.
+    Between them the bodies run on the caller's thread. Their arrays stay on their device, such as a GPU, as with
+    TensorFlow's ``tf.py_function``. The backend needs no callbacks, a stateful call takes a seventh to a third of the
+    time, and the caller gets a body's own exception. This function can take the place of :func:`jax.jit`: it has the
+    same arguments.
 
     Args:
         fun: a function of arrays, which is traced.
-        loops: what becomes of a ``scan``, ``while_loop`` or ``cond`` that calls Python. With ``"compiled"`` it is part
-            of a segment, with a callback inside. With ``"python"``, and always where the backend has no callbacks,
-            Python runs it turn by turn, and each turn is cut again.
+        loops: how a ``scan``, ``while_loop`` or ``cond`` that calls Python runs. With ``"compiled"`` it is part of a
+            segment, with a callback inside. With ``"python"``, and always if the backend has no callbacks, Python runs
+            it turn by turn, and each turn is cut again.
         **options: the options of :func:`jax.jit`: ``static_argnums``, ``static_argnames``, ``donate_argnums``,
             ``donate_argnames``, ``compiler_options`` and the rest. With ``in_shardings`` or ``out_shardings`` the
             program stays whole.
 
     Returns:
-        A function. It has the methods of a jitted one, ``lower`` and ``trace`` (of the whole program, with callbacks),
-        ``eval_shape`` and ``clear_cache``; and ``explain``, which returns the steps of the program for some arguments.
-        Under a transformation it is the function of :func:`jax.jit`. Without `fun`: a decorator.
+        A function with the methods that :func:`jax.jit` gives: ``lower`` and ``trace`` (of the whole program, with
+        callbacks), ``eval_shape`` and ``clear_cache``. Its method ``explain`` returns a text with the steps of the
+        program for some arguments. Under a transformation the program is not cut. Without `fun`: a decorator.
 
     Raises:
-        ValueError: another value of `loops`.
-        TypeError: an option that :func:`jax.jit` does not have.
-        NotImplementedError: on a backend without callbacks, a program that cannot be cut, such as a call in a
-            ``shard_map``.
-        Exception: a body's own exception, unchanged; where the program stays whole, as under :func:`jax.jit`.
+        ValueError: `loops` has another value.
+        TypeError: :func:`jax.jit` does not have one of the options.
+        NotImplementedError: the backend has no callbacks and the program cannot be cut, because of a call in a
+            ``shard_map`` for example.
+        Exception: the body's own exception, unchanged. If the program stays whole, the error of :func:`jax.jit`.
 
     Example:
         >>> import jax.numpy as jnp, jaxpyop

@@ -1,7 +1,7 @@
 """`jaxpyop.jit`: programs cut at their Python calls.
 
-A cut program is a plan: compiled segments, and between them the Python calls, which run on the caller's thread on
-jax.Arrays where they are. No callback is left in it.
+A cut program is a plan: compiled segments with Python calls between them. The calls run on the caller's thread, on
+jax.Arrays that stay on their devices. The program has no callback.
 
 To be read in this order: `jit` (what users call), `planning` (from a traced program to a plan), `inline` (the program
 as a flat list), `partition` (which parts are compiled together), `plan` (how it runs), `host_step` and `loops` (what

@@ -15,12 +15,12 @@ from jaxpyop._op import Handed, anchor_of, run_now
 
 
 class HostStep:
-    """Runs a Python call, and sees to it that its results are what the program around it was traced for.
+    """Runs a Python call, and makes sure that its results have the types that the program around it was traced with.
 
     Args:
         node: the equation of the call.
         hands_over: whether its last result is a record instead of the receipt of one.
-        waits: whether effects of the segments before it have to be over first.
+        waits: whether the effects of the segments before it have to be over before it runs.
     """
 
     def __init__(self, node: Node, *, hands_over: bool = False, waits: bool = False) -> None:

@@ -1,7 +1,8 @@
-"""A traced program as a flat list of nodes: what holds a Python call is entered, all else stays one node.
+"""A traced program as a flat list of nodes. An equation that holds a Python call is replaced by the nodes inside it.
 
-A jaxpr nests: the body of an inner `jit`, of a function with custom rules or of a `checkpoint` is a jaxpr of its own. A
-program can only be cut between equations of its outermost level, so the equations of these are brought there.
+Jaxprs nest: the body of an inner `jit`, of a function with custom rules or of a `checkpoint` is a jaxpr of its own. A
+program can only be cut between the equations of its outermost level, so the equations inside are brought there. An
+equation that holds no Python call stays one node.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ class Value:
 
     Attributes:
         aval: its type.
-        constant: the array itself where tracing knew it, otherwise None.
+        constant: the array itself, if it was known when the program was traced; otherwise None.
     """
 
     aval: Any
     constant: Any = None
 
 
-# What a node reads: a value, or a number that stands in the program.
+# An operand of a node is a value, or a literal: a number that is written in the program itself.
 Operand: TypeAlias = Value | Any
 
 
@@ -55,12 +56,12 @@ class Node:
 
     @property
     def effects(self) -> bool:
-        """Whether it has to keep its place among the others with effects, and has to run even if nobody uses it."""
+        """Whether the node has effects. Then it runs even if nobody uses it, and in the order of all such nodes."""
         return self.eqn is not None and bool(self.eqn.effects)
 
     @property
     def call(self) -> Any:
-        """The call, where it is a Python call itself."""
+        """The Python call, if the node is one; otherwise None."""
         if self.eqn is None or self.eqn.primitive is not python_call_p:
             return None
         return self.eqn.params["call"]
@@ -88,7 +89,7 @@ def inlined(closed: Any) -> Program:
     return Program(inputs, _needed(inliner.nodes, outputs), outputs)
 
 
-# The parameter that holds the jaxpr, of the primitives that are entered.
+# The primitives whose equations are replaced by the nodes inside, and the parameter that holds their jaxpr.
 _ENTERED = {
     "jit": "jaxpr",
     "pjit": "jaxpr",
@@ -107,7 +108,7 @@ class _Inliner:
 
     def __init__(self) -> None:
         self.nodes: list[Node] = []
-        # By the id of a jaxpr, which the program keeps alive meanwhile.
+        # Whether a jaxpr holds a Python call, by its id. The program keeps all its jaxprs alive meanwhile.
         self._holding: dict[int, bool] = {}
 
     def enter(self, closed: Any, args: Sequence[Operand], scope: Any) -> list[Operand]:
@@ -115,7 +116,7 @@ class _Inliner:
 
         Args:
             closed: the jaxpr.
-            args: values, or numbers that stand in the program.
+            args: values and literals.
             scope: the named scopes around it; None for the outermost program.
         """
         jaxpr, consts = _jaxcore.jaxpr_of(closed), _jaxcore.consts_of(closed)
@@ -143,7 +144,7 @@ class _Inliner:
     def _entered(self, eqn: Any, reads: Sequence[Operand]) -> list[Operand]:
         params = eqn.params
         if params.get("prevent_cse") and params.get("differentiated"):
-            # What a checkpoint computes again must not be merged with what was computed first.
+            # If XLA merged the second computation of a checkpoint with the first one, it would keep the results.
             behind = {x: Value(x.aval) for x in reads if isinstance(x, Value)}
             self.nodes.append(Node(_barrier, list(behind), list(behind.values())))
             reads = [behind[x] if isinstance(x, Value) else x for x in reads]

@@ -1,4 +1,4 @@
-"""The function that users call: from the arguments to a plan, and from the plan's results to theirs."""
+"""`CutFunction`, which `jaxpyop.jit` returns: it finds the plan for its arguments, and runs it."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _config: Any = jax.config
 _flatten = jax.tree_util.tree_flatten
 _MAX_SIGNATURES = 1024
 
-# A program that is traced again has the same jaxpr as long as JAX keeps it. What it was cut into is kept as long.
+# While JAX keeps a jaxpr, it returns the same one if the program is traced again. So its plans are kept as long.
 _plans: weakref.WeakKeyDictionary[Any, dict[Any, _Planned]] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 
 
 class _Planned:
-    """What became of one program: a plan, or the reason why it stays whole."""
+    """The outcome of planning one program: a plan, or the reason why the program stays whole."""
 
     def __init__(self, plan: Plan | None, reason: str) -> None:
         self.plan = plan
@@ -48,14 +48,14 @@ class _Planned:
 class CutFunction:
     """A function that is compiled, and cut at its Python calls. `jaxpyop.jit` makes it.
 
-    It has what a function of `jax.jit` has: `lower`, `trace`, `eval_shape` and `clear_cache`. The first two give the
-    whole program, with callbacks.
+    It has the methods that `jax.jit` gives a function: `lower`, `trace`, `eval_shape` and `clear_cache`. The program
+    that `lower` and `trace` return is the whole one, with callbacks.
     """
 
     __wrapped__: Callable[..., Any]
 
     def __init__(self, fun: Callable[..., Any], loops: Loops, options: dict[str, Any]) -> None:
-        # Takes the attributes of the function over, so it comes before this object's own.
+        # This copies the attributes of the function, so it has to come before this object's own attributes are set.
         functools.update_wrapper(self, fun)
         # What is under another transformation is traced for that alone, and not planned.
         self._jit: Any = jax.jit(fun, **options)
@@ -108,7 +108,10 @@ class CutFunction:
         return self._jit(*args, **kwargs)
 
     def _signature(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any] | None, Any]:
-        """Return the arrays among the arguments, None if JAX has to judge them, and all that a plan depends on."""
+        """Return the arrays among the arguments, and a key of everything that a plan depends on.
+
+        The arrays are None if an argument has a type that JAX alone can accept or refuse.
+        """
         static: Any = None
         if self._has_static:
             args, kwargs, static = self._without_static(args, kwargs)
@@ -125,7 +128,7 @@ class CutFunction:
         count = len(args)
         static = {k % count for k in self._static_nums if -count <= k < count}
         names = sorted(self._static_names & kwargs.keys())
-        # The type tells 1 from True.
+        # 1 and True are equal, and the type tells them apart.
         key = [(k, type(args[k]), args[k]) for k in sorted(static)]
         key += [(name, type(kwargs[name]), kwargs[name]) for name in names]
         rest = {name: value for name, value in kwargs.items() if name not in self._static_names}
@@ -155,7 +158,7 @@ class CutFunction:
         return found
 
     def explain(self, *args: Any, **kwargs: Any) -> str:
-        """Return the steps of the program for these arguments, one a line, or why it stays whole."""
+        """Return a text: the steps of the program for these arguments, one on each line, or why it stays whole."""
         leaves, key = self._signature(args, kwargs)
         if leaves is None or self._reason:
             return f"whole: {self._reason or 'JAX does not take the arguments'}"
@@ -165,15 +168,15 @@ class CutFunction:
         return f"whole: {what.reason}" if what.plan is None else str(what.plan)
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
-        """As that of `jax.jit`: the whole program, with callbacks."""
+        """Lower the whole program, with callbacks, as `lower` of a function from `jax.jit` does."""
         return self._jit.lower(*args, **kwargs)
 
     def trace(self, *args: Any, **kwargs: Any) -> Any:
-        """As that of `jax.jit`: the whole program."""
+        """Trace the whole program, as `trace` of a function from `jax.jit` does."""
         return self._jit.trace(*args, **kwargs)
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
-        """As that of `jax.jit`: the shapes and dtypes of the results."""
+        """Return the shapes and dtypes of the results, as `eval_shape` of a function from `jax.jit` does."""
         return self._jit.eval_shape(*args, **kwargs)
 
     def clear_cache(self) -> None:
@@ -200,7 +203,7 @@ def _planned(closed: Any, donated: Sequence[bool], options: Options) -> _Planned
         return _Planned(None, str(reason))
 
 
-# What `jax.jit` is told about the devices of the whole program.
+# The options of `jax.jit` that place the whole program on devices. A program with one of these is not cut.
 _OF_THE_WHOLE = ("in_shardings", "out_shardings", "device", "backend")
 
 
@@ -213,7 +216,7 @@ _NUMBERS = (bool, int, float, complex)
 
 
 def _type_of(leaf: Any) -> Any:
-    """Return what a plan depends on of an argument, None where JAX has to judge it."""
+    """Return the part of a plan's key for one argument; None if JAX alone can accept or refuse the argument."""
     if isinstance(leaf, jax.Array):
         return jax.typeof(leaf)
     if type(leaf) in _NUMBERS:
@@ -224,5 +227,5 @@ def _type_of(leaf: Any) -> Any:
 
 
 def _array(leaf: Any) -> jax.Array:
-    # NumPy's memory is copied: a body may keep its input, and the caller may change it.
+    # A body may keep its input, and the caller may change its NumPy array later. So the array is copied.
     return jnp.asarray(leaf) if type(leaf) in _NUMBERS else copy_to_jax(leaf)

@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxpyop import _jaxcore
 
-# Plans a jaxpr, of which some inputs are donated.
+# Plans a jaxpr. The booleans say which of its inputs are donated.
 _Plan = Callable[[Any, Sequence[bool]], Any]
 
 
@@ -21,7 +21,7 @@ def is_loop(eqn: Any) -> bool:
 
 
 def run_from_python(eqn: Any, plan: _Plan) -> _Loop:
-    """Return what runs a `scan`, a `while` or a `cond`."""
+    """Return an object that runs this `scan`, `while` or `cond`."""
     return _RUNS[eqn.primitive.name](eqn, plan)
 
 
@@ -37,7 +37,7 @@ class _Loop:
         return f"{self.eqn.primitive.name}, turn by turn"
 
     def prepare(self, plan: _Plan) -> None:
-        """Plan what each turn runs."""
+        """Make the plan that each turn runs."""
         raise NotImplementedError
 
     def run(self, args: Sequence[Any]) -> Sequence[Any]:
@@ -45,7 +45,7 @@ class _Loop:
         raise NotImplementedError
 
     def __call__(self, *args: Any) -> list[Any]:
-        # After no turn at all the results are inputs, and the results of a program share no memory.
+        # A loop without a turn returns its inputs. They are copied, because the results of a program share no memory.
         return [jnp.copy(out) if any(out is a for a in args) else out for out in self.run(args)]
 
 
@@ -59,7 +59,7 @@ class _Cond(_Loop):
 
 
 class _While(_Loop):
-    """Under `vmap` the test can differ by element: a turn then changes the elements that go on, and no others."""
+    """Runs a `while`. Under `vmap` the test can differ by element; then a turn changes only the elements that go on."""
 
     def prepare(self, plan: _Plan) -> None:
         params = self.params
@@ -93,7 +93,7 @@ def _run(closed: Any, *args: Any) -> list[Any]:
 
 
 class _Scan(_Loop):
-    """Each turn takes its rows out of the inputs, and writes its own into arrays of all, which are donated."""
+    """Runs a `scan`. Each turn reads its rows of the inputs, and writes its results into rows of donated arrays."""
 
     def prepare(self, plan: _Plan) -> None:
         eqn, length = self.eqn, self.params["length"]
@@ -130,7 +130,7 @@ class _Scan(_Loop):
 
 def _zeros(aval: Any) -> jax.Array:
     if aval.weak_type:
-        # Python's numbers are of weak types, which arithmetic keeps.
+        # Arithmetic keeps a weak type, so the zeros are made of Python's numbers.
         return jnp.broadcast_to({"f": 0.0, "i": 0, "c": 0j}[aval.dtype.kind], aval.shape)
     return jnp.zeros(aval.shape, aval.dtype)
 

@@ -1,9 +1,9 @@
-"""Which nodes of a program make up which segment, and in which order segments and Python calls run.
+"""Divides the nodes of a program into segments, and orders the segments and the Python calls.
 
-A level is one segment and the Python calls after it. The number of levels is the longest chain of Python calls with
-compiled work between them: as few segments as possible. Within that, each node goes into the latest segment that it
-can go into. A segment is one XLA program, whose results are all ready at once; a body that asks for a value waits for
-the segments before it, and so only for what it, or an earlier body, needs.
+A level is one segment and the Python calls after it. There are as few levels as possible: as many as the longest chain
+of Python calls with compiled work between them. Each node goes into the latest segment possible. The results of a
+segment are ready all at once, because it is one XLA program. So a body that asks for a value waits only for work that
+it, or an earlier body, needs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from jaxpyop._cut.inline import Node, Program, Value
 
-# A segment is a list of nodes; a node alone is run by Python.
+# A list of nodes is a segment. A single node is run by Python.
 Step: TypeAlias = list[Node] | Node
 
 
@@ -48,7 +48,7 @@ def _as_early_as_possible(nodes: Sequence[Node], hosts: set[Node]) -> dict[Node,
         if node.effects:
             before += last_effect
             last_effect = [node]
-        # What reads the result of a Python call in a segment has to be in the next one.
+        # A compiled node that reads the result of a Python call goes into the next segment.
         is_segment = node not in hosts
         levels[node] = max((levels[b] + (is_segment and b in hosts) for b in before), default=0)
         maker.update((value, node) for value in node.makes)
@@ -56,7 +56,7 @@ def _as_early_as_possible(nodes: Sequence[Node], hosts: set[Node]) -> dict[Node,
 
 
 def _as_late_as_possible(program: Program, hosts: set[Node], first: dict[Node, int]) -> dict[Node, int]:
-    """Return the last level of each node without effects that is compiled; the others stay where they are."""
+    """Move each compiled node without effects to the last level at which its results are in time."""
     levels = dict(first)
     top = max((level + (node in hosts) for node, level in levels.items()), default=0)
     needed_at = dict.fromkeys(program.outputs, top)

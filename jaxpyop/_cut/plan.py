@@ -1,4 +1,4 @@
-"""A cut program that runs: segment, Python call, segment, each on what the steps before have made."""
+"""`Plan`: a cut program, which runs its segments and Python calls one after the other."""
 
 from __future__ import annotations
 
@@ -31,7 +31,14 @@ class Options:
 
 @dataclasses.dataclass(slots=True)
 class _Instruction:
-    """A step on the slots of a run: what it reads, where its results go, and what is let go of after it."""
+    """One step of a run, whose values are in numbered slots.
+
+    Attributes:
+        run: the compiled segment, or the Python call.
+        reads: the slots of its inputs.
+        makes: the slots of its results.
+        dead: the slots whose values no later step reads.
+    """
 
     run: Callable[..., Sequence[Any]]
     reads: Sequence[int]
@@ -43,11 +50,11 @@ class Plan:
     """A program as a list of instructions. It has no state: threads may run it at once.
 
     Args:
-        program: what is run.
-        steps: its nodes, in segments and alone.
+        program: the program to run.
+        steps: its segments, and the nodes that Python runs.
         donated: which inputs may be overwritten.
-        hosts: what runs each node that is alone.
-        options: how it is compiled.
+        hosts: for each node that Python runs, the function that runs it.
+        options: how the program is compiled.
     """
 
     def __init__(
@@ -69,7 +76,7 @@ class Plan:
             reads, makes = lives.reads[number], lives.makes(number)
             if isinstance(step, Node):
                 run, makes = hosts[step], step.makes
-                # A number in the program, a constant too, is in a slot of its own.
+                # A literal gets a slot too.
                 reads = [x if isinstance(x, Value) else _constant(x) for x in step.reads]
                 self.text.append(f"Python: {run}")
             else:
@@ -98,7 +105,7 @@ class Plan:
             made = step.run(*[slots[k] for k in step.reads])
             for k, value in zip(step.makes, made):
                 slots[k] = value
-            # The list would keep what it holds while the next step runs.
+            # Otherwise this list would keep the values alive while the next step runs.
             del made
             for k in step.dead:
                 slots[k] = None
@@ -106,7 +113,7 @@ class Plan:
         return self._moored(outputs, inputs) if self._adrift else outputs
 
     def _moored(self, outputs: list[Any], inputs: Sequence[Any]) -> list[Any]:
-        # `jax.jit` puts all results on the devices of its inputs, those too that depend on none of them.
+        # `jax.jit` puts all results on the devices of its inputs, even the results that depend on no input.
         for like in filter(_jaxcore.is_committed, inputs):
             for k in self._adrift:
                 outputs[k] = _jaxcore.placed_like(outputs[k], like)
@@ -126,7 +133,7 @@ def _name(node: Node) -> str:
 
 
 def _adrift(program: Program) -> list[int]:
-    """Return which results depend on no input."""
+    """Return the numbers of the results that depend on no input."""
     anchored = set(program.inputs)
     for node in program.nodes:
         if any(x in anchored for x in node.reads if isinstance(x, Value)):
@@ -135,27 +142,27 @@ def _adrift(program: Program) -> list[int]:
 
 
 class _Lives:
-    """From which step to which step the values of a program are needed."""
+    """How long each value of a program is needed: from the step that makes it to the last step that reads it."""
 
     def __init__(self, program: Program, steps: Sequence[Step], donated: Sequence[bool]) -> None:
         self._steps = steps
         self.reads = [_read_by(step) for step in steps]
         self.ends = {value: number for number, reads in enumerate(self.reads) for value in reads}
         self.ends.update(dict.fromkeys(program.outputs, len(steps)))
-        # A body may keep what it got and what it returned. An input is the caller's unless it is donated.
+        # A body may keep its inputs and results. The program's inputs belong to the caller, unless they are donated.
         self._kept = {v for v, gives in zip(program.inputs, donated, strict=True) if not gives}
         for step in steps:
             if isinstance(step, Node):
                 self._kept.update(x for x in (*step.reads, *step.makes) if isinstance(x, Value))
 
     def makes(self, number: int) -> list[Value]:
-        """Return what a step makes and a later one, or the caller, reads."""
+        """Return the results of a step that a later step, or the caller, reads."""
         step = self._steps[number]
         nodes = [step] if isinstance(step, Node) else step
         return [value for node in nodes for value in node.makes if self.ends.get(value, -1) > number]
 
     def donations(self, number: int) -> list[int]:
-        """Return which operands of a segment it can write its results into."""
+        """Return the numbers of a segment's operands whose memory it can use for its results."""
         room = [_type(value) for value in self.makes(number)]
         found: list[int] = []
         for k, value in enumerate(self.reads[number]):
@@ -166,7 +173,7 @@ class _Lives:
 
 
 def _read_by(step: Step) -> list[Value]:
-    """Return the values that a step reads and does not make, each once; constants are part of a segment."""
+    """Return the values that a step takes from earlier steps, each once. Constants are part of a segment."""
     if isinstance(step, Node):
         return [x for x in step.reads if isinstance(x, Value)]
     made = {value for node in step for value in node.makes}

@@ -1,4 +1,4 @@
-"""From a traced program to a plan."""
+"""Makes a plan of a traced program: the program is made flat, divided into steps, and each step is compiled."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def planned(closed: Any, donated: Sequence[bool], options: Options) -> Plan:
         options: how it is planned.
 
     Raises:
-        StaysWhole: it cannot be cut, or there is nothing to cut it at.
-        Exception: what a Python call in it raises that cannot run, such as a backward pass without a rule.
+        StaysWhole: the program cannot be cut, or has no Python call between its equations.
+        Exception: the error of a Python call in it that cannot run, such as a backward pass without a rule.
     """
     plan = _planned(closed, donated, options)
     if not plan.calls and not plan.loops:
@@ -60,7 +60,7 @@ def _hosts(
 
 
 def _waiting(steps: Sequence[Step]) -> set[Node]:
-    """Return the Python calls with an effect that come after a segment with one: program order is kept."""
+    """Return the Python calls with an effect that follow a segment with an effect, and have to wait for it."""
     found: set[Node] = set()
     pending = False
     for step in steps:

@@ -1,4 +1,4 @@
-"""What cannot be cut, or would only lose by it: such a program stays whole, as under `jax.jit`."""
+"""Decides which programs stay whole, as under `jax.jit`, because they cannot be cut or would be slower."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import jax
 from jaxpyop import _jaxcore
 
 
-class StaysWhole(Exception):  # noqa: N818  # It is no error: it ends the planning of one program.
-    """The program stays one compiled function; the text says why."""
+class StaysWhole(Exception):  # noqa: N818  # This is no error.
+    """Ends the planning of a program that stays one compiled function. The text says why."""
 
 
 def check_equation(eqn: Any, holds_call: bool) -> None:
     """End the planning of a program that has an equation with which it cannot be cut.
 
     Raises:
-        StaysWhole: always with a reason.
+        StaysWhole: with the reason.
     """
     if any(_jaxcore.is_ref_type(v.aval) for v in (*eqn.invars, *eqn.outvars)):
         raise StaysWhole("a mutable array (jax.new_ref) cannot leave a compiled program")
@@ -33,7 +33,7 @@ def check_types(avals: Iterable[Any]) -> None:
     """End the planning of a program that runs where it cannot be cut.
 
     Raises:
-        StaysWhole: always with a reason.
+        StaysWhole: with the reason.
     """
     if jax.process_count() > 1:
         raise StaysWhole("several processes run the program together")
@@ -44,13 +44,15 @@ def check_types(avals: Iterable[Any]) -> None:
 def is_faster_whole(calls: Sequence[Any]) -> bool:
     """Tell whether a program with these Python calls is faster with callbacks, on one CPU device.
 
-    The callback of a stateless NumPy function shares memory with XLA and costs less than another dispatch. One that
-    has an effect leaves JAX's fast dispatch path, and one that runs JAX operations waits for a thread.
+    The callback of a stateless NumPy function shares memory with XLA, and costs less than the dispatch of another
+    segment. A callback with an effect takes the program off JAX's fast dispatch path. A callback that runs JAX
+    operations waits for a thread.
     """
     return all(not (call.on_jax or call.effects.stateful or call.effects.ordered) for call in calls)
 
 
-# On several CPU devices a callback gathers its inputs, which is faster than doing so between programs up to here.
+# On several CPU devices a callback gathers its inputs. Up to this many bytes that is faster than to gather them between
+# segments.
 _SMALL = 1 << 16
 
 
