@@ -1,8 +1,8 @@
-"""What `jax.jit` gets in place of a function, so that its own lookup can serve the calls of what stays whole.
+"""`Guard`, which `jax.jit` compiles in place of a function whose programs all stay whole.
 
-JAX finds a compiled program in a third of the time in which Python can look for a plan. So where all programs of a
-function stay whole, its calls go to JAX at once. A call of types that JAX does not know ends in an attempt to trace the
-function. The guard refuses that, and the program is planned first.
+JAX finds a compiled program in a third of the time that Python needs to look for a plan. So if all programs of a
+function stay whole, its calls go straight to JAX. A call with new types makes JAX trace the function. The guard refuses
+that with an error, so that the program is planned first.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from jaxpyop import _jaxcore
 
 
 class NotPlannedError(Exception):
-    """The function was to be traced for a program that is not planned yet."""
+    """JAX was going to trace a program that is not planned yet."""
 
 
 class _Planning(threading.local):
@@ -27,28 +27,28 @@ class _Planning(threading.local):
 _planning = _Planning()
 _lock = threading.Lock()
 
-# JAX's caches know a function by its identity. A function that is wrapped again gets the same guard, for each way in
-# which its loops run, because that decides what is cut.
+# JAX's caches know a function by its identity, so a function that is wrapped again gets the same guard. There is one
+# for each value of `loops`, because that decides which programs are cut.
 _guards: weakref.WeakKeyDictionary[Any, dict[str, Guard]] = weakref.WeakKeyDictionary()
 
 
 def guard_of(fun: Callable[..., Any], loops: str) -> Guard:
-    """Returns the guard of a function. It lives as long as the function."""
+    """Return the guard of a function. It lives as long as the function."""
     with _lock:
         try:
             found = _guards.setdefault(fun, {}).setdefault(loops, Guard(fun))
         except TypeError:
             # The function has no hash, and JAX has an error of its own about it.
             return Guard(fun)
-    # The key may be an equal function, which may be gone earlier.
+    # The key may be another function that is equal, and that may be collected earlier.
     return found if found.__wrapped__ is fun else Guard(fun)
 
 
 class Guard:
-    """Stands for a function. It does not keep the function alive, whose attributes JAX reads through it.
+    """Stands for a function, without keeping it alive. JAX reads the attributes of the function through it.
 
     Attributes:
-        all_whole: whether all that was traced so far stays whole, on every device of this process.
+        all_whole: whether all programs traced so far stay whole, on every device of this process.
     """
 
     def __init__(self, fun: Callable[..., Any]) -> None:
@@ -76,7 +76,7 @@ class Guard:
 
     @contextlib.contextmanager
     def planning(self) -> Iterator[Callable[[], None]]:
-        """Lets the function be traced for a block, which gets what says that its program is cut."""
+        """Allow JAX to trace the function for a block. The block gets a function, to call if the program is cut."""
         with _lock:
             self._under_way += 1
             # Another thread must not find the trace before it is known whether the program is cut.

@@ -52,7 +52,7 @@ class HostStep:
         return found
 
     def _are_fitting(self, outs: Sequence[Any], args: Sequence[Any]) -> bool:
-        """Tells, in the short time that the usual case has, whether all results can stay as they are."""
+        """Tell whether all results can stay as they are. This is the common case, so the check is quick."""
         if not self._call.on_jax:
             # The results of a NumPy function are copies, and are placed already.
             return [(out.shape, out.dtype) for out in outs] == self._types

@@ -57,7 +57,7 @@ class CutFunction:
     def __init__(self, fun: Callable[..., Any], loops: Loops, options: dict[str, Any]) -> None:
         # This copies the attributes of the function, so it has to come before this object's own attributes are set.
         functools.update_wrapper(self, fun)
-        # What is under another transformation is traced for that alone, and not planned.
+        # Under another transformation, the function is traced for that transformation alone, and not planned.
         self._jit: Any = jax.jit(fun, **options)
         self._guard = guard_of(fun, loops)
         self._whole: Any = jax.jit(self._guard, **options)
@@ -71,7 +71,7 @@ class CutFunction:
         self._by_signature: dict[Any, tuple[_Planned, Any]] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the function."""
+        """Run the function: cut where that is possible and faster, and otherwise as `jax.jit` does."""
         if self._reason or not _jaxcore.at_top_level():
             return self._jit(*args, **kwargs)
         if self._guard.all_whole:
@@ -103,7 +103,7 @@ class CutFunction:
             try:
                 return self._whole(*args, **kwargs)
             except NotPlannedError:
-                # JAX has dropped what it traced.
+                # JAX has dropped the traced program from its cache.
                 self._plan(args, kwargs, leaves, key)
         return self._jit(*args, **kwargs)
 

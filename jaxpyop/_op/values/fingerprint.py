@@ -14,7 +14,7 @@ _IN_ORDER = 1 << 16
 
 
 def fingerprint(arrays: Sequence[Any]) -> int:
-    """Returns the fingerprint of one element's results: NumPy arrays, or jax.Arrays, which are waited for."""
+    """Return the fingerprint of one element's results: NumPy arrays, or jax.Arrays, which are waited for."""
     found = 0
     for array in arrays:
         found = _checksum(np.asarray(array), found)
@@ -22,7 +22,7 @@ def fingerprint(arrays: Sequence[Any]) -> int:
 
 
 def fingerprints(arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> np.ndarray[Any, Any]:
-    """Returns one fingerprint for each element of a block of results that have the batch axes `lead` in front."""
+    """Return one fingerprint for each element of a block of results that have the batch axes `lead` in front."""
     rows = [np.asarray(array).reshape(math.prod(lead), *array.shape[len(lead) :]) for array in arrays]
     found = [fingerprint([row[k] for row in rows]) for k in range(math.prod(lead))]
     return np.asarray(found, np.uint32).reshape(lead)
@@ -39,7 +39,7 @@ def _checksum(array: np.ndarray[Any, Any], before: int) -> int:
 
 
 def check_fingerprints(found: Any, expected: Any, title: str, what: str) -> None:
-    """Raises unless a function that ran again for a backward pass gave the results of the forward pass.
+    """Raise unless a function that ran again for a backward pass gave the results of the forward pass.
 
     Args:
         found: the fingerprints of the results now, or the one of a single element.
