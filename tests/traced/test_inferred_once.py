@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 import jaxpyop
-from jaxpyop._op.body import shapes as inferred
+from jaxpyop._op.body import shape_cache as inferred
 from jaxpyop._op.body import user as bodies
 from jaxpyop._paths.follow import explore as follow
 from tests.shared.util import py_function
