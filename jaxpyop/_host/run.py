@@ -26,7 +26,6 @@ from jaxpyop._host.pools import (
     executor_of,
     place_of,
     run_elements_in_workers,
-    run_in_worker,
     run_on_threads,
     run_one_by_one_in_workers,
 )
@@ -52,8 +51,9 @@ def run_once(
     place = place_of(executor)
     if place is Place.THREADS:
         call_on_thread(executor, lambda: store(call(arrays, lead)), call.environment, call.title)
-    elif place is Place.WORKERS and (inputs := call.for_worker(arrays)) is not None:
-        run_in_worker(executor, call, inputs, lead, store)
+    elif place is Place.WORKERS:
+        one = iter([(0, arrays)])
+        run_one_by_one_in_workers(executor, call, one, None, lambda at, values: store(values), at_once=False, lead=lead)
     else:
         store(call(arrays, lead))
 
@@ -66,7 +66,7 @@ def call_where_op_runs(op: Any, func: Callable[[], Any]) -> Any:
     return func()
 
 
-def run_each(call: HostCall, each: Iterator[Sequence[Any]], count: int, of: str) -> list[tuple[int, list[Any]]]:
+def run_each(call: HostCall, each: Iterator[Sequence[Any]], count: int, of: str) -> list[list[Any]]:
     """Run a call on lists of inputs as on the elements of a batch.
 
     Args:
@@ -76,15 +76,15 @@ def run_each(call: HostCall, each: Iterator[Sequence[Any]], count: int, of: str)
         of: what errors call the number of a list.
 
     Returns:
-        The number and the results of each list, in any order.
+        The results of each list, in order.
     """
-    found: list[tuple[int, list[Any]]] = []
+    found: list[list[Any]] = [[]] * count
 
     def store(at: int | slice, values: Sequence[Any]) -> None:
         if isinstance(at, slice):
-            found.extend((at.start + k, [v[k, ...] for v in values]) for k in range(at.stop - at.start))
+            found[at] = [[v[k, ...] for v in values] for k in range(at.stop - at.start)]
         else:
-            found.append((at, [np.array(v) for v in values]))
+            found[at] = [np.array(v) for v in values]
 
     if runs_in_this_process(call.op):
         run_elements(call, [], Batch((count,), of=of), store, each)
@@ -155,7 +155,7 @@ def _run_elements(
         one = lambda *element: run([element])
         run_on_threads(executor, numbered, one, call.environment, call.title, threads, step, tick)
     elif place is Place.WORKERS and call.batching.one_by_one:
-        run_one_by_one_in_workers(executor, call, numbered, batch, store, at_once, tick)
+        run_one_by_one_in_workers(executor, call, numbered, batch, store, at_once=at_once, tick=tick)
     elif place is Place.WORKERS and (given := call.for_worker(arrays)) is not None:
         dropped = len(arrays) - len(given)
         batch = batch.with_inputs(lambda mask: mask[dropped:])

@@ -30,31 +30,6 @@ Store = Callable[[int | slice, Sequence[Any]], None]
 _Task = tuple[Job, slice, Callable[[float, list[Any]], None]]
 
 
-def run_in_worker(
-    executor: Executor,
-    call: HostCall,
-    inputs: Sequence[Any],
-    lead: tuple[int, ...],
-    store: Callable[[Sequence[Any]], None],
-) -> None:
-    """Run a call in a worker, on one element or on a block, and wait for it.
-
-    Args:
-        executor: the executor.
-        call: what to run.
-        inputs: what `call.for_worker` returned.
-        lead: the batch axes that the inputs have in front.
-        store: takes the results.
-    """
-
-    def tasks() -> Iterator[_Task]:
-        arrays = [np.asarray(a) for a in inputs]
-        job = dataclasses.replace(job_for(executor, call), arrays=arrays, lead=lead)
-        yield job, slice(0, 1), lambda _, found: store(call.from_worker(found[0], inputs, lead))
-
-    _run(executor, call.title, tasks(), None, 1)
-
-
 def run_elements_in_workers(
     executor: Executor,
     call: HostCall,
@@ -115,38 +90,41 @@ def run_one_by_one_in_workers(
     executor: Executor,
     call: HostCall,
     elements: Iterator[tuple[int, Sequence[Any]]],
-    batch: Batch,
+    batch: Batch | None,
     store: Store,
+    *,
     at_once: bool,
-    tick: Callable[[], None] | None,
+    lead: tuple[int, ...] = (),
+    tick: Callable[[], None] | None = None,
 ) -> None:
-    """Run a call on each element, if each has inputs of its own to send.
+    """Run a call on each element, or once on a block, with a job for each.
 
     Args:
         executor: the executor.
         call: what to run. Its `for_worker` and `from_worker` are asked for each element.
         elements: the number and the inputs of each element.
-        batch: the batch that they belong to.
+        batch: the batch that they belong to; None for a single call.
         store: takes the results.
         at_once: whether elements may run at the same time.
+        lead: the batch axes that the inputs of a block have in front.
         tick: called now and then meanwhile.
     """
 
     def tasks() -> Iterator[_Task]:
-        with _noting(batch, slice(0, 1)):
-            job = job_for(executor, call)
+        job = None
         for number, inputs in elements:
             at = slice(number, number + 1)
             with _noting(batch, at):
                 given = call.for_worker(inputs)
                 if given is None:
-                    store(number, call(inputs))
+                    store(number, call(inputs, lead))
                     continue
+                job = job or dataclasses.replace(job_for(executor, call), lead=lead)
                 sent = dataclasses.replace(job, arrays=[np.asarray(a) for a in given])
             yield sent, at, functools.partial(finish, number, inputs)
 
     def finish(number: int, inputs: Sequence[Any], _: float, found: list[Any]) -> None:
-        store(number, call.from_worker(found[0], inputs))
+        store(number, call.from_worker(found[0], inputs, lead))
 
     _run(executor, call.title, tasks(), batch, 2 * workers_of(executor) if at_once else 1, tick)
 

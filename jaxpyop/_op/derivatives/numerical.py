@@ -42,15 +42,16 @@ def _beside(value: np.ndarray[Any, Any], like: Any) -> np.ndarray[Any, Any]:
     return value.reshape((*value.shape, *[1] * (np.ndim(like) - value.ndim)))
 
 
-def _runs(call: Any, each: Iterator[Any], count: int, lead: tuple[int, ...]) -> Iterator[tuple[int, list[Any]]]:
-    if lead:
-        # A block: one call serves all elements of the batch.
-        for number, arrays in enumerate(each):
-            found: list[Any] = []
-            run_once(call, arrays, lead, lambda values: found.extend(map(np.array, values)))  # noqa: B023
-            yield number, found
+def _runs(call: Any, each: Iterator[Any], count: int, lead: tuple[int, ...]) -> Iterator[list[Any]]:
+    """The results of a call on each list of inputs, in order."""
+    if not lead:
+        yield from run_each(call, each, count, "finite difference")
         return
-    yield from run_each(call, each, count, "finite difference")
+    # A block: one call serves all elements of the batch.
+    for arrays in each:
+        found: list[Any] = []
+        run_once(call, arrays, lead, lambda values: found.extend(map(np.array, values)))  # noqa: B023
+        yield found
 
 
 class NumericalJvp(RuleTangents):
@@ -74,8 +75,8 @@ class NumericalJvp(RuleTangents):
                 for x, t in zip(inputs, tangents)
             ]
 
-        found = dict(_runs(self.function, map(moved, (1, -1)), 2, lead))
-        pairs = [(_wide(a), _wide(b), o) for a, b, o in zip(found[0], found[1], outputs) if is_inexact(o)]
+        plus, minus = _runs(self.function, map(moved, (1, -1)), 2, lead)
+        pairs = [(_wide(a), _wide(b), o) for a, b, o in zip(plus, minus, outputs) if is_inexact(o)]
         return [((a - b) / (2 * _beside(step, a))).astype(o.dtype) for a, b, o in pairs]
 
     def _step(
@@ -111,15 +112,9 @@ class NumericalVjp(CotangentBody):
         steps: dict[int, np.ndarray[Any, Any]] = {}
         relative = relative_step([*inputs, *structs])
         each = (a for n, place in enumerate(places) for a in self._pair(inputs, place, relative, steps, n))
-        slopes: dict[int, Any] = {}
-        waiting: dict[int, list[Any]] = {}
-        for number, values in _runs(self.function, each, 2 * len(places), lead):
-            n = number // 2
-            if n not in waiting:
-                waiting[n] = values
-                continue
-            ends = (waiting.pop(n), values) if number % 2 else (values, waiting.pop(n))
-            slopes[n] = self._slope(*ends, cotangents, steps.pop(n), lead)
+        runs = _runs(self.function, each, 2 * len(places), lead)
+        pairs = enumerate(zip(runs, runs))
+        slopes = [self._slope(plus, minus, cotangents, steps[n], lead) for n, (plus, minus) in pairs]
         return self._gathered(inputs, places, slopes, lead)
 
     def _places(self, inputs: Sequence[Any], lead: tuple[int, ...]) -> Iterator[tuple[int, tuple[int, ...], complex]]:
@@ -159,13 +154,13 @@ class NumericalVjp(CotangentBody):
         return total
 
     def _gathered(
-        self, inputs: Sequence[Any], places: list[Any], slopes: dict[int, Any], lead: tuple[int, ...]
+        self, inputs: Sequence[Any], places: list[Any], slopes: list[Any], lead: tuple[int, ...]
     ) -> list[Any]:
         found = {
             i: np.zeros((*lead, *x.shape[len(lead) :]), np.complex128 if np.dtype(x.dtype).kind == "c" else np.float64)
             for i, (x, wants) in enumerate(zip(inputs, self.wanted_cotangents))
             if wants
         }
-        for n, (i, index, direction) in enumerate(places):
-            found[i][(..., *index)] += slopes[n] * (-1j if direction == 1j else 1.0)
+        for slope, (i, index, direction) in zip(slopes, places):
+            found[i][(..., *index)] += slope * (-1j if direction == 1j else 1.0)
         return [value.astype(inputs[i].dtype) for i, value in found.items()]
