@@ -135,9 +135,9 @@ class ContribOptions(_Everywhere, total=False):
             Rules receive tuples of NumPy arrays.
 
             - ``f(inputs, outputs, cotangents)`` returns one cotangent per array input,
-              with its shape and dtype, or ``None`` for zero. In nested inputs, that is
-              one per array leaf; keyword arguments are sorted by name. Complex
-              cotangents follow :func:`jax.vjp`.
+              with its shape and dtype, a Python number for all of its elements, or
+              ``None`` for zero. In nested inputs, that is one per array leaf; keyword
+              arguments are sorted by name. Complex cotangents follow :func:`jax.vjp`.
             - A pair ``(fwd, bwd)``, as in :class:`jax.custom_vjp`. ``fwd(*inputs)`` runs
               instead of `func`, and returns ``(outputs, residuals)``.
               ``bwd(residuals, cotangents)`` returns one cotangent per array input.
@@ -152,8 +152,8 @@ class ContribOptions(_Everywhere, total=False):
         jvp: the rule for forward mode, as in :class:`jax.custom_jvp`. Without a rule,
             using a tangent raises an error. ``f(inputs, outputs, tangents)`` receives
             tuples of NumPy arrays, with one tangent per array input, or ``None`` for
-            zero. It returns one tangent per result, or ``None`` for zero.
-            ``"numerical"`` stands for central differences, with two calls of `func`.
+            zero. It returns one tangent per result, a Python number for all of its
+            elements, or ``None`` for zero. ``"numerical"`` stands for central differences, with two calls of `func`.
         transpose: declares that `func` is linear in its floating and complex inputs.
             ``f(cotangents)`` receives a tuple with one cotangent per result. It returns
             one cotangent per array input, or ``None`` for zero. The op then has both

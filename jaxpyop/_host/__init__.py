@@ -5,15 +5,17 @@ the op, makes arrays of the buffers, and runs the call on them: once, or on each
 where `executor=` says. It writes the results into XLA's memory. An error becomes text that XLA can carry, and
 `reraise` finds the exception again.
 
-Reading order: host_call (what the host reads of a call), vmap_methods, elements (of a batch), environment, errors,
-pools (where a body runs), run, guard (why JAX code in a body finds a free thread), buffers (the entry from XLA).
+Reading order: host_call (what the host reads of a call), vmap_methods, elements (of a batch), environment, show (how
+texts show functions and values), errors, pools (where a body runs), run, guard (why JAX code in a body finds a free
+thread), buffers (the entry from XLA).
 """
 
 from jaxpyop._host.buffers import SCRATCH, Host, Shared, lend, lend_results, take_back, take_back_results
 from jaxpyop._host.elements import NO_BATCH, Batch
 from jaxpyop._host.environment import Environment
-from jaxpyop._host.errors import add_note, reraise, strip_library_frames
+from jaxpyop._host.errors import add_note, note_arguments, reraise, strip_library_frames
 from jaxpyop._host.guard import install_guard, pool_threads, verdict
 from jaxpyop._host.pools import Pool
 from jaxpyop._host.run import call_where_op_runs, check_progress, run_each, run_elements, run_once
+from jaxpyop._host.show import show_arguments, show_values
 from jaxpyop._host.vmap_methods import SEQUENTIAL, VMAP_METHODS, Method, VmapMethod

@@ -8,24 +8,22 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import inspect
 import itertools
 import logging
 import re
 import secrets
-import sys
 import textwrap
 import threading
 import traceback
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import jax
 import numpy as np
 
 from jaxpyop import _jaxcore
-from jaxpyop._functions import without_partials
+from jaxpyop._host.show import plain_function, show_types, shown_file, where
 
 KEPT = 64  # A device runs 32 programs at once, so that as many can fail before the first error is asked for.
 
@@ -38,45 +36,7 @@ class PythonBodyError(RuntimeError):
         return PythonBodyError(*self.args).with_traceback(_jaxcore.steps_of(self)[-1])
 
 
-# ----------------------------------------------------------------- how things are shown
-
-
-def plain_function(func: Callable[..., Any]) -> Callable[..., Any]:
-    """The function inside partials and wrappers."""
-    func = without_partials(func)
-    try:
-        return inspect.unwrap(func)
-    except ValueError:
-        # The wrappers form a circle.
-        return func
-
-
-def _code_of(func: Callable[..., Any]) -> types.CodeType | None:
-    code = getattr(func, "__code__", None) or getattr(type(func).__call__, "__code__", None)
-    return code if isinstance(code, types.CodeType) else None
-
-
-def where(func: Callable[..., Any]) -> str:
-    """`name, file:line` of a callable, as far as they are known."""
-    inner = plain_function(func)
-    name = getattr(inner, "__qualname__", None) or type(inner).__qualname__
-    code = _code_of(inner)
-    return f"{name}, {shown_file(code.co_filename)}:{code.co_firstlineno}" if code else str(name)
-
-
-def shown_file(filename: str) -> str:
-    """The name of a file, or `Cell In[7]` for the temporary file of a notebook's cell."""
-    # IPython 8 and 9 have these names. Without them the name of the file does.
-    with contextlib.suppress(Exception):
-        found = sys.modules["IPython"].get_ipython().compile.format_code_name(filename)
-        return " ".join(found) if found else filename
-    return filename
-
-
-def show_types(values: Iterable[Any]) -> str:
-    """`float32[3], int32[]` for values that have a shape and a dtype."""
-    shown = [f"{np.dtype(v.dtype).name}[{','.join(map(str, v.shape))}]" for v in values]
-    return ", ".join(shown) or "none"
+# ---------------------------------------------------------------- tracebacks and notes
 
 
 def _drop_library_frames(shown: traceback.TracebackException) -> set[str]:
@@ -116,11 +76,42 @@ def add_note(error: BaseException, note: str) -> None:
             error.add_note(note)
 
 
+_CALLED_WITH = " was called with\n"
+
+
+def note_arguments(error: BaseException, what: str, groups: Mapping[str, str]) -> None:
+    """Note what a function or a rule was called with.
+
+    Args:
+        error: what it raised.
+        what: the op's title, or that with the name of a rule.
+        groups: the name of each group of arguments, and its text.
+    """
+    first = what + _CALLED_WITH
+    with contextlib.suppress(Exception):
+        # A function may raise one exception object again and again.
+        notes = getattr(error, "__notes__", [])
+        notes[:] = [note for note in notes if not note.startswith(first)]
+    add_note(error, first + "\n".join(f"  {name}: {shown}" for name, shown in groups.items()))
+
+
+def _arguments_note(error: BaseException, title: str) -> str:
+    """The note of `note_arguments` that belongs to an op; empty if there is none."""
+    with contextlib.suppress(Exception):
+        for note in getattr(error, "__notes__", ()):
+            if note.startswith(title) and _CALLED_WITH in note:
+                return note
+    return ""
+
+
 def note_index(error: BaseException, number: int, batch: Any, last: int | None = None) -> None:
     """Note which element of a batch failed, or the first and the last element of a range that failed."""
     numbers = dict.fromkeys((number, number if last is None else last))
     found = [tuple(int(i) for i in np.unravel_index(k, batch.sizes)) for k in numbers]
     add_note(error, f"at {batch.of} " + " to ".join(str(k[0] if len(k) == 1 else k) for k in found))
+    with contextlib.suppress(Exception):
+        # The note of the arguments is the longest one, and comes last.
+        error.__notes__.sort(key=lambda note: _CALLED_WITH in note)
 
 
 # --------------------------------------------------------------- errors found by number
@@ -204,18 +195,33 @@ def _is_jax_error(error: BaseException) -> bool:
 # ----------------------------------------------------------------------- the error's text
 
 
-def body_error(title: str, func: Callable[..., Any], inputs: Iterable[Any], error: BaseException) -> PythonBodyError:
-    """The exception that carries `error` out of a compiled program."""
+def body_error(
+    title: str, func: Callable[..., Any], groups: Mapping[str, Sequence[Any]], error: BaseException
+) -> PythonBodyError:
+    """The exception that carries `error` out of a compiled program.
+
+    Args:
+        title: the op's name.
+        func: the function or rule that was called.
+        groups: shapes and dtypes of its inputs, by the name of each group. They are shown if the call has left no note.
+        error: what it raised.
+    """
     number = f"{_PROCESS}-{_ORIGINALS.keep(error)}"
     summary, shown = _summary(error), format_user_traceback(error)
     # An error of ours begins with the op and says what to write. Its original says no more, so `reraise` is not named.
     ours = _is_ours(error, title)
     said = str(error).splitlines()[0] if ours else f"{title} failed: {summary}"
+    note = _arguments_note(error, title)
+    arguments = note.partition(_CALLED_WITH)[2]
+    if note:
+        shown = shown.replace(f"\n{note}", "")
+    else:
+        arguments = "\n".join(f"  {name}: {show_types(values)}" for name, values in groups.items())
     hint = "" if ours else "  `with jaxpyop.reraise():` around the call raises the original exception\n"
     text = (
         f"{said} [jaxpyop error {number}]\n"
         f"  function: {where(func)}\n"
-        f"  inputs: {show_types(inputs)}\n"
+        f"{arguments}\n"
         f"{hint}"
         f"{'' if shown.strip() == summary else textwrap.indent(shown.replace(said, '...'), '  ', lambda line: True)}"
     )

@@ -19,9 +19,9 @@ import jax
 
 from jaxpyop import _jaxcore
 from jaxpyop._functions import closure_of, globals_of, names_in
-from jaxpyop._host.errors import plain_function
 from jaxpyop._host.host_call import HostCall
 from jaxpyop._host.pools import has_threads
+from jaxpyop._host.show import plain_function
 
 # The least number of threads that the CPU client gets.
 POOL = 32

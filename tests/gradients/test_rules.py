@@ -11,7 +11,7 @@ import pytest
 
 import jaxpyop
 from tests.shared import rule_cases
-from tests.shared.rule_cases import FORWARD, FORWARD_RULES, REVERSE, REVERSE_RULES, Counted, F, X, Y, plain
+from tests.shared.rule_cases import FORWARD, FORWARD_RULES, REVERSE, REVERSE_RULES, XX, Counted, F, X, Y, plain
 from tests.shared.util import numpy_function, py_func, py_function, run, trees_close
 
 METHODS = ("sequential", "expand_dims", "broadcast_all", "parallel")
@@ -176,11 +176,39 @@ def test_tangents_that_are_zero_are_none(route):
     assert got == [[False, True, True]]
 
 
+# Rules that give a Python number for three elements.
+NUMBERS = {
+    "vjp": {"vjp": lambda i, o, c: (0, 2.5)},
+    "bwd": {"vjp": (lambda x, y: (y * 2.5, None), lambda r, c: (0, 2.5))},
+    "bool": {"vjp": lambda i, o, c: (False, 2.5)},
+    "jvp": {"jvp": lambda i, o, t: 2.5},
+    "transpose": {"transpose": lambda c: (0, 2.5)},
+}
+
+
+@pytest.mark.parametrize("method", ["sequential", "expand_dims", "broadcast_all"])
+@pytest.mark.parametrize("rules", NUMBERS.values(), ids=NUMBERS)
+def test_a_python_number_stands_for_all_elements(rules, method, route):
+    op = lambda x, y: numpy_function(lambda x, y: y * 2.5, [x, y], F, vmap_method=method, **rules)
+    ones, at = jnp.ones((2, 3)), (XX, XX + 1)
+    if "jvp" in rules:
+        close_to(route(lambda: jax.jvp(jax.vmap(op), at, at)[1]), 2.5 * ones, method)
+    else:
+        found = route(lambda: jax.grad(lambda x, y: jax.vmap(op)(x, y).sum(), (0, 1))(*at))
+        close_to(found, (0 * ones, 2.5 * ones), method)
+
+
 # ---------------------------------------------------------------- wrong rules
 
 WRONG = {
     "jvp count": ({"jvp": lambda i, o, t: (1.0, 2.0)}, r"jvp returned 2 tangents for 1 results"),
     "jvp shape": ({"jvp": lambda i, o, t: np.ones(2)}, r"jvp returned, for result 0, shape \(2,\); a tangent has"),
+    "jvp array without axes": ({"jvp": lambda i, o, t: np.float32(1)}, r"jvp returned, for result 0, shape \(\)"),
+    "bwd array without axes": (
+        {"vjp": (lambda x: (x, 0), lambda r, c: np.zeros((), np.float32))},
+        r"bwd of vjp returned, for input 0, shape \(\)",
+    ),
+    "jvp number": ({"jvp": lambda i, o, t: 1j}, r"jvp returned, for result 0, complex"),
     "jvp dtype": ({"jvp": lambda i, o, t: t[0] * 1j}, r"jvp returned, for result 0, complex"),
     "jvp text": ({"jvp": lambda i, o, t: "x"}, r"jvp returned, for result 0"),
     "bwd count": ({"vjp": (lambda x: (x, 0), lambda r, c: (c, c))}, r"bwd of vjp returned 2 cotangents for 1 array"),

@@ -53,7 +53,9 @@ class Host:
         self.padding = padding
         self.results = [(tuple(r.shape), np.dtype(r.dtype)) for r in results]
         self.has_large_results = any(_nbytes(r) >= LARGE for r in results)
-        self._inputs = [jax.ShapeDtypeStruct(batch.element_shape(i, x.shape), x.dtype) for i, x in enumerate(inputs)]
+        # A block is handed over as it is.
+        shape_of: Any = (lambda i, shape: shape) if batch.block else batch.element_shape
+        self._inputs = [jax.ShapeDtypeStruct(shape_of(i, x.shape), x.dtype) for i, x in enumerate(inputs)]
         self._is_plain = not (batch.sizes or call.operands.writes_out) and call.op.executor is None
         small = self._is_plain and all(_nbytes(x) < SMALL for x in inputs)
         self._take, self._release = _lending(call, small)
@@ -106,7 +108,7 @@ class Host:
         except BaseException as error:
             # KeyboardInterrupt too is caught, since XLA knows no exceptions, only text. The text shows what the inputs
             # should have been, because the buffers themselves may be wrong.
-            failed = body_error(call.title, call.func, self._inputs[call.operands.leading_inputs :], error)
+            failed = body_error(call.title, call.func, call.groups(self._inputs), error)
         finally:
             if ticket is not None and self._running is not None:
                 self._running.leave(ticket)

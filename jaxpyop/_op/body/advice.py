@@ -6,6 +6,7 @@ follows that sentence. If the mistake is in the call of the op, a clearer error 
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,7 +15,7 @@ import jax
 import numpy as np
 
 from jaxpyop import _jaxcore
-from jaxpyop._host import add_note
+from jaxpyop._host import add_note, note_arguments, show_arguments, show_values
 from jaxpyop._op.request import Op
 from jaxpyop._op.values import IN_A_LOOP, PASS_IT
 from jaxpyop._paths import PathTracer
@@ -44,7 +45,7 @@ def call_with_advice(
 
 
 def advise(error: Exception, op: Op, what: str, func: Callable[..., Any], arguments: _Arguments) -> Exception | None:
-    """Say what to do about an exception of a body.
+    """Say what a function or a rule was called with when it raised an exception, and what to do about it.
 
     Args:
         error: the exception. Text may be added to it.
@@ -56,6 +57,42 @@ def advise(error: Exception, op: Op, what: str, func: Callable[..., Any], argume
     Returns:
         A clearer error to raise instead, or None to raise the exception itself.
     """
+    clearer = _advise(error, op, what, func, arguments)
+    # Objects of users may raise anything when they are looked at. That must not hide the exception.
+    with contextlib.suppress(Exception):
+        called = op.title if what == "func" else f"{op.title}, {what}"
+        note_arguments(clearer or error, called, _shown_groups(op, what, func, *arguments()))
+    return clearer
+
+
+# The names of the arguments of a rule.
+_GROUPS = {
+    "vjp": ("inputs", "outputs", "cotangents"),
+    "jvp": ("inputs", "outputs", "tangents"),
+    "bwd of vjp": ("residuals", "cotangents"),
+    "transpose": ("cotangents",),
+}
+
+
+def _shown_groups(
+    op: Op, what: str, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[str, str]:
+    args, kwargs = jax.tree.map(
+        _untaped, (tuple(args), {k: v for k, v in kwargs.items() if not (op.out and k == "out")})
+    )
+    if what in _GROUPS:
+        return {name: show_values(group) for name, group in zip(_GROUPS[what], args)}
+    return {"inputs": show_arguments(func, args, kwargs)}
+
+
+def _untaped(value: Any) -> Any:
+    # To read the value of a tape's array would count as taking it off the tape.
+    while isinstance(value, TapeTracer):
+        value = value.value
+    return value
+
+
+def _advise(error: Exception, op: Op, what: str, func: Callable[..., Any], arguments: _Arguments) -> Exception | None:
     if isinstance(error, _TRACER_ERRORS):
         _advise_on_tracers(error, op.title, what)
     elif isinstance(error, AttributeError):

@@ -82,6 +82,10 @@ class Body(abc.ABC):
             f"{self.title}: jax.linear_transpose only works for functions declared linear with transpose=; use jax.vjp"
         )
 
+    def groups(self, values: Sequence[Any]) -> dict[str, Sequence[Any]]:
+        """The inputs by the name of their group, for errors. A token or a flag is in none."""
+        return {"inputs": values}
+
     def replay(self, record: Any, arrays: Sequence[Any]) -> list[Any]:
         """The results, computed from a tape's record of the base's run; only derivatives on the tape have this."""
         raise NotImplementedError(type(self).__name__)

@@ -73,6 +73,9 @@ class ConditionalBody(DerivedBody):
             return self.base.absent_results(arrays, lead)
         return self.base(*arrays, lead=lead) if lead else self.base(*arrays)
 
+    def groups(self, values: Sequence[Any]) -> dict[str, Sequence[Any]]:
+        return self.base.groups(values[1:])
+
     def transposed(self, nonzero_cotangents: tuple[bool, ...]) -> ConditionalBody:
         return ConditionalBody(self.base.transposed(nonzero_cotangents))
 

@@ -27,6 +27,9 @@ class TangentBody(DerivedBody):
     def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
         return [s for s in self.base.shapes(structs[: len(self.perturbed)]) if is_inexact(s)]
 
+    def groups(self, values: Sequence[Any]) -> dict[str, Sequence[Any]]:
+        return _groups(values, len(self.perturbed), self.linear_inputs, "tangents")
+
     def split(self, arrays: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any], list[Any]]:
         """The base's inputs, its results if they are there, and for each input a tangent or None."""
         count, first = len(self.perturbed), len(arrays) - self.linear_inputs
@@ -49,6 +52,9 @@ class CotangentBody(DerivedBody):
 
     def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
         return [s for s, wanted in zip(structs, self.wanted_cotangents) if wanted]
+
+    def groups(self, values: Sequence[Any]) -> dict[str, Sequence[Any]]:
+        return _groups(values, len(self.wanted_cotangents), self.linear_inputs, "cotangents")
 
     def split(self, arrays: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
         """The base's inputs, its results if they are there, and the cotangents that are not zero."""
@@ -117,11 +123,21 @@ class RecordedDerivative(DerivedBody):
         check_fingerprints(fingerprint(outs), np.asarray(receipt)[1], self.title, "func")
         return self.base.replay(again, rest)
 
+    def groups(self, values: Sequence[Any]) -> dict[str, Sequence[Any]]:
+        return self.base.groups(values[1:])
+
     def replay(self, record: Any, arrays: Sequence[Any]) -> list[Any]:
         return self.base.replay(record, arrays[1:])
 
     def transposed(self, nonzero_cotangents: tuple[bool, ...]) -> RecordedDerivative:
         return RecordedDerivative(self.base.transposed(nonzero_cotangents), self.recorded)
+
+
+def _groups(values: Sequence[Any], inputs: int, linear: int, name: str) -> dict[str, Sequence[Any]]:
+    """The inputs of a derivative by group: so many inputs of its base, perhaps the results, and the linear inputs."""
+    first = len(values) - linear
+    outputs = {"outputs": values[inputs:first]} if inputs < first else {}
+    return {"inputs": values[:inputs], **outputs, name: values[first:]}
 
 
 def _inexact(outs: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:

@@ -69,12 +69,16 @@ class UserBody(Body):
         op, inputs = self._op, self.inputs
         if inputs.is_flat:
             return op.func(*arrays)
-        if op.on_jax and any(impl is not None for impl in inputs.key_impls):
-            arrays = inputs.wrap_keys(arrays)
-        args, kwargs = inputs.unflatten(arrays)
+        args, kwargs = self._arguments(arrays)
         if inputs.may_hold_state:
             return call_and_warn_of_changes(op, args, kwargs)
         return op.func(*args, **kwargs)
+
+    def _arguments(self, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        inputs = self.inputs
+        if self.op.on_jax and any(impl is not None for impl in inputs.key_impls):
+            arrays = inputs.wrap_keys(arrays)
+        return inputs.unflatten(arrays)
 
     def results(self, arrays: Sequence[Any]) -> list[Any]:
         """The function's results, in the order of `Tout`, unchecked."""
@@ -93,7 +97,7 @@ class UserBody(Body):
                     return [value]
             values = self._matched(returned)
         except Exception as error:
-            if (clearer := advise(error, op, "func", op.func, lambda: self.inputs.unflatten(arrays))) is not None:
+            if (clearer := advise(error, op, "func", op.func, lambda: self._arguments(arrays))) is not None:
                 raise clearer from error
             raise
         if op.spec.returned_spec is not None:

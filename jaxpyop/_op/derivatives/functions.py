@@ -184,6 +184,9 @@ def _checked(op: Op, name: str, k: int, value: Any, like: Struct, of: str) -> An
         return np.zeros(like.shape, like.dtype)
     which = f"{name} returned, for {of} {k},"
     array = cast_to_numpy(value, Leaf(np.dtype(like.dtype)), op.casting, which, op.title)
+    if type(value) in (bool, int, float, complex):
+        # Only Python's own numbers: an array without axes may be a sum too many.
+        return np.full(like.shape, array, like.dtype)
     if array.shape != like.shape:
         what = "a cotangent has its input's shape" if of == "input" else "a tangent has its result's shape"
         raise ValueError(f"{op.title}: {which} shape {show_shape(array.shape)}; {what}, {show_shape(like.shape)}")

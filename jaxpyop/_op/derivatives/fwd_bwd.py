@@ -168,6 +168,9 @@ class FwdCall(Call):
     def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
         return [*self.body.shapes(structs[self.operands.leading_inputs :]), RECEIPT]
 
+    def groups(self, values: Sequence[Any]) -> dict[str, Sequence[Any]]:
+        return self.body.groups(values[self.operands.leading_inputs :])
+
     def note_shapes(self, structs: Sequence[Struct], results: Sequence[Struct]) -> None:
         self._base.note_shapes(structs[self.operands.leading_inputs :], results)
 
@@ -223,6 +226,9 @@ class ResidualRuleCall(RuleCall):
 
     def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
         return self.body.shapes(structs[self.operands.leading_inputs :])
+
+    def groups(self, values: Sequence[Any]) -> dict[str, Sequence[Any]]:
+        return self.body.groups(values[self.operands.leading_inputs :])
 
     def __call__(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
         receipts, rest = np.asarray(arrays[0]), arrays[self.operands.leading_inputs :]

@@ -77,6 +77,9 @@ class LinearFunction(DerivedBody):
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
         return [value for value in self.base(*self.in_order(arrays), lead=lead) if is_inexact(value)]
 
+    def groups(self, values: Sequence[Any]) -> dict[str, Sequence[Any]]:
+        return self.base.groups(self.in_order(values))
+
     def transpose_for(self, structs: Sequence[Struct]) -> LinearTranspose:
         """The transpose for inputs of these shapes and dtypes."""
         return LinearTranspose(self, self.in_order(structs))
@@ -111,6 +114,9 @@ class LinearTranspose(DerivedBody):
         cotangents = tuple(next(given) if is_inexact(out) else zero_cotangent(out, lead, op) for out in self.outputs)
         likes = [Struct((*lead, *s.shape), s.dtype) for s in self.inputs[flags:]]
         return run_rule(op, "transpose", self.func, (cotangents,), likes, self.base.floating[flags:], "input")
+
+    def groups(self, values: Sequence[Any]) -> dict[str, Sequence[Any]]:
+        return {"cotangents": values[len(values) - self.linear_inputs :]}
 
     def transpose_for(self, structs: Sequence[Struct]) -> LinearFunction:
         """The function again."""

@@ -165,6 +165,10 @@ class Call(abc.ABC):
         """Remember the shapes of the body's results, so that a derivative need not infer them."""
         self.body.note_shapes(structs, results)
 
+    def groups(self, values: Sequence[Any]) -> dict[str, Sequence[Any]]:
+        """The inputs by the name of their group, for errors: `inputs`, `outputs`, `cotangents`."""
+        return self.body.groups(values)
+
     def check(self, index: int, shape: tuple[int, ...], expected: tuple[int, ...], lead: tuple[int, ...] = ()) -> None:
         """Raise an error about a result of the wrong shape."""
         source = self.body.shape_source
