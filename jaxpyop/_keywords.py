@@ -45,7 +45,7 @@ class _Everywhere(TypedDict, total=False):
             batch order.
         executor: where `func` runs: any ``concurrent.futures.Executor``, or a function
             that returns one. By default `func` runs on the thread that calls it, and
-            the elements of ``"parallel"`` run on threads of jaxpyop's own. For a pool
+            the elements of ``"parallel"`` run on jaxpyop's own threads. For a pool
             of processes, `func` must be picklable, and its side effects stay in the
             worker process.
         chunksize: how many elements of a batch are sent to a worker of `executor` at a

@@ -407,7 +407,7 @@ ROWS = {
         "batch order",
     ),
     '`vmap`, `"expand_dims"`, `"broadcast_all"`': (check_block, "the calling process", "once per batch", "one call"),
-    '`vmap`, `"parallel"`': (check_threads, "threads of jaxpyop's own", "once per element", ANY),
+    '`vmap`, `"parallel"`': (check_threads, "jaxpyop's own threads", "once per element", ANY),
     "... with a `ThreadPoolExecutor`": (check_given_threads, "its threads", "once per element", ANY),
     "... with a `ProcessPoolExecutor` or Dask": (check_processes, "its workers", "once per element", ANY),
     "... `grad` of a `py_function`, threads": (
