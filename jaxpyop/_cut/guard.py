@@ -64,6 +64,9 @@ class Guard:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._fun(), name)
 
+    def __repr__(self) -> str:
+        return repr(self.__wrapped__)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the function if its program is being planned, or if JAX runs it without tracing it."""
         if not (_planning.under_way or _jaxcore.at_top_level()):

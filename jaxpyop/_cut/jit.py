@@ -228,4 +228,6 @@ def _type_of(leaf: Any) -> Any:
 
 def _array(leaf: Any) -> jax.Array:
     # A body may keep its input, and the caller may change its NumPy array later. So the array is copied.
-    return jnp.asarray(leaf) if type(leaf) in _NUMBERS else copy_to_jax(leaf)
+    # Only the public function asks the transfer guard.
+    is_number = type(leaf) in _NUMBERS
+    return jnp.array(leaf) if is_number or _config.jax_transfer_guard_host_to_device else copy_to_jax(leaf)

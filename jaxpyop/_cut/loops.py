@@ -117,7 +117,9 @@ class _Scan(_Loop):
         kinds = [*avals[: self._consts], *avals[self._from :], *avals[self._consts : self._from], *stacked]
         donated = [*[False] * len(avals), *[True] * len(stacked), False]
         number = jax.ShapeDtypeStruct((), np.int32)
-        self._turn = plan(_jaxcore.make_jaxpr(turn, [*map(_struct, kinds), number]), donated)
+        if length:
+            # Nothing can be taken out of arrays of no rows.
+            self._turn = plan(_jaxcore.make_jaxpr(turn, [*map(_struct, kinds), number]), donated)
         self._start = jax.jit(lambda: [*map(_zeros, stacked), jnp.int32(0)])
 
     def run(self, args: Sequence[Any]) -> Sequence[Any]:

@@ -89,7 +89,7 @@ class Plan:
         self._outputs = list(map(self._slot, program.outputs))
         self.calls = [step.call for step in steps if isinstance(step, Node) and step.call is not None]
         self.loops = [step for step in steps if isinstance(step, Node) and step.call is None]
-        self._adrift = _adrift(program)
+        self._is_one_device = _jaxcore.is_one_cpu()
 
     def _slot(self, value: Value) -> int:
         if value not in self._slots:
@@ -110,15 +110,7 @@ class Plan:
             for k in step.dead:
                 slots[k] = None
         outputs = [slots[k] for k in self._outputs]
-        return self._moored(outputs, inputs) if self._adrift else outputs
-
-    def _moored(self, outputs: list[Any], inputs: Sequence[Any]) -> list[Any]:
-        # `jax.jit` puts all results on the devices of its inputs, even the results that depend on no input.
-        for like in filter(_jaxcore.is_committed, inputs):
-            for k in self._adrift:
-                outputs[k] = _jaxcore.placed_like(outputs[k], like)
-            break
-        return outputs
+        return outputs if self._is_one_device else _moored(outputs, inputs)
 
     def __str__(self) -> str:
         return "\n".join(self.text)
@@ -132,13 +124,11 @@ def _name(node: Node) -> str:
     return "copy" if node.eqn is None else str(node.eqn.primitive)
 
 
-def _adrift(program: Program) -> list[int]:
-    """Return the numbers of the results that depend on no input."""
-    anchored = set(program.inputs)
-    for node in program.nodes:
-        if any(x in anchored for x in node.reads if isinstance(x, Value)):
-            anchored.update(node.makes)
-    return [k for k, value in enumerate(program.outputs) if value not in anchored] if program.inputs else []
+def _moored(outputs: list[Any], inputs: Sequence[Any]) -> list[Any]:
+    """Put all results where the committed inputs are, as `jax.jit` does, even those that depend on none of them."""
+    for like in filter(_jaxcore.is_committed, inputs):
+        return [x if _jaxcore.is_committed(x) else _jaxcore.placed_like(x, like) for x in outputs]
+    return outputs
 
 
 class _Lives:

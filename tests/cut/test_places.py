@@ -64,6 +64,9 @@ for y in (np.ones(3, np.float32), own, jax.device_put(own, devices[3])):
     for default in (None, devices[2]):
         with jax.default_device(default):
             assert place(jaxpyop.jit(cut)(y)) == place(jax.jit(plain)(y)), (type(y), default)
+for y in (jax.device_put(own, devices[3]), jax.device_put(own, NamedSharding(mesh, P()))):
+    for program in (lambda op: lambda x, y: (op(x), x + 1, y), lambda op: lambda x, y: (op(y), op(x * 2))):
+        assert place(jaxpyop.jit(program(stateful))(own, y)) == place(jax.jit(program(lambda x: x * 2))(own, y))
 moves = lambda x: jaxpyop.py_function(lambda x: jax.device_put(x * 2, devices[5]), [x], F, output_shapes=(3,))
 for y in (own, jax.device_put(own, devices[3])):
     assert same(lambda x: moves(x) + x, y)(y).devices() == y.devices()
