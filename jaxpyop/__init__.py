@@ -19,5 +19,8 @@ from jaxpyop._api import py_func as py_func  # noqa: E402
 from jaxpyop._api import py_function as py_function  # noqa: E402
 from jaxpyop._config import config as config  # noqa: E402
 from jaxpyop._host import reraise as reraise  # noqa: E402
+from jaxpyop._jaxcore import warn_of_missing as _warn_of_missing  # noqa: E402
+
+_warn_of_missing()
 
 __version__ = "0.1.0"

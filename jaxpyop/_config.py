@@ -36,6 +36,11 @@ def _at_least_one(value: Any) -> int:
     return number
 
 
+def _names(value: Any) -> tuple[str, ...]:
+    parts = value.split(",") if isinstance(value, str) else value
+    return tuple(part.strip() for part in parts if part.strip())
+
+
 def _share_of_memory() -> int:
     """An eighth of the memory that this process may use, in bytes, but at least 256 MB.
 
@@ -57,6 +62,7 @@ _SETTINGS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
     "max_records": (8192, _at_least_one),
     "max_record_bytes": (_share_of_memory(), _at_least_one),
     "max_scratch_bytes": (128 * 2**20, _at_least_one),
+    "without": ((), _names),
 }
 
 
@@ -109,6 +115,12 @@ class Config:
         max_scratch_bytes: how many bytes of scratch arrays are kept for later
             calls, in all programs together. Inputs are copied into them.
             Environment variable: ``JAXPYOP_MAX_SCRATCH_BYTES``.
+        without: the capabilities of JAX that are not used, as a tuple of
+            names. ``python -m jaxpyop doctor`` lists them, and what is lost
+            without each. It can be set by the environment variable alone,
+            because the choice is made when jaxpyop is imported.
+            Environment variable: ``JAXPYOP_WITHOUT``, with commas between the
+            names, or ``all``.
 
     Raises:
         AttributeError: there is no setting of that name.
@@ -129,6 +141,7 @@ class Config:
     max_records: int
     max_record_bytes: int
     max_scratch_bytes: int
+    without: tuple[str, ...]
 
     def __init__(self) -> None:
         for name, (default, _) in _SETTINGS.items():
@@ -145,6 +158,11 @@ class Config:
             parsed = _SETTINGS[name][1](value)
         except ValueError as error:
             raise ValueError(f"jaxpyop.config.{name}: {error}") from None
+        if name == "without" and parsed != getattr(self, name, parsed):
+            raise ValueError(
+                "jaxpyop.config.without is decided when jaxpyop is imported: set the environment variable "
+                f"JAXPYOP_WITHOUT={','.join(parsed)} before that"
+            )
         object.__setattr__(self, name, parsed)
         for function in _listeners:
             function()

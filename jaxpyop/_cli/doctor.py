@@ -12,6 +12,7 @@ import jaxlib
 import numpy as np
 
 import jaxpyop
+from jaxpyop import _jaxcore
 from jaxpyop._config import config
 from jaxpyop._host import SCRATCH, pool_threads, verdict
 from jaxpyop._op import RECORDS
@@ -21,7 +22,7 @@ _WIDTH = 100
 
 def _versions() -> Iterator[tuple[str, str]]:
     yield "python", f"{platform.python_version()} ({platform.system()}, {platform.machine()})"
-    yield "jax, jaxlib", f"{jax.__version__}, {jaxlib.__version__}"
+    yield "jax, jaxlib", f"{jax.__version__}, {jaxlib.__version__} (tested: {_jaxcore.TESTED})"
     yield "numpy", np.__version__
     yield "jaxpyop", jaxpyop.__version__
 
@@ -36,7 +37,7 @@ def _devices() -> Iterator[tuple[str, str]]:
 
 def _transport() -> Iterator[tuple[str, str]]:
     stateless, stateful, ordered = "pure_callback", "io_callback", "io_callback"
-    if config.transport == "auto" and jax.default_backend() == "cpu":
+    if config.transport == "auto" and jax.default_backend() == "cpu" and _jaxcore.HAS_ZERO_COPY:
         stateless, stateful = "buffer_callback (zero-copy)", "buffer_callback"
         if jax.device_count() == 1:
             ordered = "buffer_callback, with a token"
@@ -72,14 +73,26 @@ def _settings() -> Iterator[tuple[str, str]]:
         yield f"  {name}", f"{value!s:<12} environment variable {variable} ({source})"
 
 
+def _capabilities() -> Iterator[tuple[str, str]]:
+    yield "capabilities", "what jaxpyop uses of JAX below its documented surface"
+    lacking = _jaxcore.missing()
+    for capability in _jaxcore.CAPABILITIES:
+        if _jaxcore.has(capability.name):
+            found = f"yes: {capability.purpose}"
+        else:
+            why = "missing" if capability in lacking else "turned off"
+            found = f"no, {why}: {capability.loss}"
+        yield f"  {capability.name}", found
+
+
 def _line(name: str, value: str) -> str:
     # The label is the initial indent, for fill() would strip the spaces that a label starts with.
-    return textwrap.fill(value, _WIDTH, initial_indent=f"{name:<20}", subsequent_indent=" " * 20) if value else name
+    return textwrap.fill(value, _WIDTH, initial_indent=f"{name:<23}", subsequent_indent=" " * 23) if value else name
 
 
 def report() -> str:
     """The text that `doctor` prints. Asking for the devices starts JAX, unless it runs already."""
-    sections = (_versions, _devices, _transport, _safety, _kept, _settings)
+    sections = (_versions, _devices, _transport, _safety, _kept, _settings, _capabilities)
     return "\n".join(_line(name, value) for section in sections for name, value in section())
 
 

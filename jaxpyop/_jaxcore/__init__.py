@@ -1,17 +1,30 @@
 """All that touches JAX below its documented surface, and all that reads Python's frames.
 
-Nothing else in the package imports `jax._src`, `jax.core`, `jax.extend` or `jax.interpreters`. Each reach is one
-function, with a sentence that says what it is for, and between which versions of JAX it was found to hold.
+Nothing else in the package uses names of `jax._src`, `jax.core`, `jax.extend`, `jax.ffi` or `jax.interpreters`. Each
+reach is a capability, which a future JAX may lack: `capabilities` lists them, and says what is lost without each.
 
-Reading order: traces, primitives, jaxprs, differentiation, sharding, effects, lowering, runtime, arrays, programs,
-frames, unusable.
+Reading order: capabilities, traces, primitives, jaxprs, differentiation, sharding, effects, lowering, runtime, arrays,
+programs, frames, unusable.
 """
 
 from jaxpyop._jaxcore.arrays import is_committed, placed_like, quick_array
-from jaxpyop._jaxcore.differentiation import (
-    Linearized,
+from jaxpyop._jaxcore.capabilities import (
+    CAPABILITIES,
+    JAX_VERSION,
+    TESTED,
+    Primitive,
+    ShapedArray,
+    Trace,
+    Tracer,
     ad,
     batching,
+    has,
+    missing,
+    mlir,
+    warn_of_missing,
+)
+from jaxpyop._jaxcore.differentiation import (
+    Linearized,
     differentiated,
     is_inexact,
     is_zero,
@@ -65,21 +78,18 @@ from jaxpyop._jaxcore.jaxprs import (
     without_dead_code,
 )
 from jaxpyop._jaxcore.lowering import (
+    HAS_ZERO_COPY,
     combining_caller,
     device_count,
     is_export,
     is_packed,
     keeps_dead_code,
     lowered_buffer_callback,
-    mlir,
     ordered_buffer_callback,
     platforms,
 )
 from jaxpyop._jaxcore.primitives import (
     CUSTOM_CALLS,
-    JAX_VERSION,
-    Primitive,
-    ShapedArray,
     allocates_ref,
     compiled,
     compiles_alone,
@@ -117,6 +127,7 @@ from jaxpyop._jaxcore.runtime import (
 from jaxpyop._jaxcore.sharding import (
     Everywhere,
     cast_to_common_axes,
+    devices_of,
     result_aval,
     shard_as,
     shard_batch_like,
@@ -124,9 +135,8 @@ from jaxpyop._jaxcore.sharding import (
 )
 from jaxpyop._jaxcore.traces import (
     EVAL_TRACE,
+    HAS_OWN_TRACES,
     KnownTrace,
-    Trace,
-    Tracer,
     at_top_level,
     current_trace,
     eval_context,

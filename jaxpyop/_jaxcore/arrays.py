@@ -6,16 +6,15 @@ import functools
 from typing import Any
 
 import jax
-import jax.core
 import numpy as np
-from jax._src import xla_bridge as _xla_bridge
-from jax._src.lib import xla_client as _xla_client
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
+
+from jaxpyop._jaxcore.capabilities import ShapedArray, parts_of
 
 # Its attributes are made at run time.
 _config: Any = jax.config
-# What `jax.device_put` ends in. It has no public name up to 0.12, and without it everything takes the public way.
-_put: Any = getattr(_xla_client, "batched_device_put", None)
+# What `jax.device_put` ends in. Without it everything takes the public way.
+_put, _get_backend = parts_of("quick_arrays", 2)
 
 
 def is_committed(x: Any) -> bool:
@@ -49,7 +48,7 @@ def _sharding_for(like: Any) -> SingleDeviceSharding | None:
     if like is not None and (default is None or is_committed(like)):
         sharding = like.sharding
         return sharding if type(sharding) is SingleDeviceSharding and sharding.memory_kind == "device" else None
-    return _default_sharding(_xla_bridge.get_backend() if default is None else default)
+    return _default_sharding(_get_backend() if default is None else default)
 
 
 @functools.lru_cache(64)
@@ -64,7 +63,7 @@ def _aval(shape: tuple[int, ...], dtype: np.dtype[Any], x64: bool) -> Any:
     """Returns the type of the jax.Array, or None where it would have another dtype."""
     if not dtype.isnative or jax.dtypes.canonicalize_dtype(dtype) != dtype:
         return None
-    return jax.core.ShapedArray(shape, dtype)
+    return ShapedArray(shape, dtype)
 
 
 def placed_like(x: Any, like: Any) -> Any:

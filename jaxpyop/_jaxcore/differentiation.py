@@ -7,17 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.interpreters.ad
-import jax.interpreters.batching
 import jax.numpy as jnp
 import numpy as np
-from jax._src.interpreters import ad as _ad
 
-from jaxpyop._jaxcore.primitives import ShapedArray
-
-# Documented for writing primitives, but without a promise of stability.
-ad = jax.interpreters.ad
-batching = jax.interpreters.batching
+from jaxpyop._jaxcore.capabilities import ShapedArray, ad, using
 
 
 @functools.cache
@@ -61,7 +54,9 @@ def differentiated() -> Any:
     JAX asks the values that a function closes over for their `_contents()`, to tell which of them have to become
     arguments (JAX 0.10 to 0.12).
     """
-    tracer = ad.JVPTracer.__new__(ad.JVPTracer)
+    kinds: list[Any] = []
+    jax.jvp(lambda x: (kinds.append(type(x)), x)[1], (1.0,), (1.0,))
+    tracer = kinds[0].__new__(kinds[0])
     # A tangent of None is not a symbolic zero.
     tracer.aval, tracer.tangent = ShapedArray((), np.dtype(np.float32)), None
     return tracer
@@ -78,13 +73,6 @@ def set_linearization(primitive: Any, rule: Callable[..., Linearized]) -> None:
         primitive: a primitive with several results.
         rule: called with which operands have tangents, with the operands, and with the parameters.
     """
-    # There is no public name for the table of rules. From JAX 0.11.1 a rule returns one more residual.
-    structured = "structured_residuals" in _ad.LinearizeTrace.__init__.__code__.co_names
-
-    def linearize(is_vjp: bool, perturbed: Sequence[bool], *operands: Any, **params: Any) -> Any:
-        outs, has_tangent, push = rule(perturbed, operands, **params)
-        if structured:
-            return outs, has_tangent, [], None, lambda residuals, other, *tangents: push(tangents)
-        return outs, has_tangent, [], lambda residuals, *tangents: push(tangents)
-
-    _ad.primitive_linearizations[primitive] = linearize
+    if found := using("linearize_rule"):
+        rules, arrange = found
+        rules[primitive] = arrange(rule)

@@ -1,36 +1,24 @@
-"""The effects of stateful ops. JAX accepts and rejects them where it does io_callback's effects."""
+"""The effects of stateful ops. JAX accepts and rejects them where it does io_callback's effects.
+
+A `vmap` of a `cond` or `while_loop` is the exception. JAX rejects each one that holds an effect of io_callback. A cond
+whose predicate is the same for the whole batch stays a cond, so its effects are safe. JAX's rules are wrapped here, to
+accept that, and to raise errors that name the op.
+"""
 
 from __future__ import annotations
 
+import contextvars
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
-import jax.experimental
-from jax._src import effects as _effects
 
-from jaxpyop._jaxcore.frames import outer_frame
+from jaxpyop._jaxcore.capabilities import has, using
+from jaxpyop._jaxcore.jaxprs import jaxprs_in
+from jaxpyop._jaxcore.primitives import IO_EFFECT, ORDERED_IO
 
-
-def _effects_of(**kwargs: Any) -> Any:
-    sds = jax.ShapeDtypeStruct((), "float32")
-    traced = jax.make_jaxpr(lambda: jax.experimental.io_callback(lambda: 0.0, sds, **kwargs))()
-    return next(iter(traced.effects))
-
-
-_IO = _effects_of()
-# JAX keeps the token that puts ordered operations in program order under this effect.
-ORDERED_IO = _effects_of(ordered=True)
-
-# The rules of JAX 0.10 to 0.12 that look for io_callback's effects and reject them, each with our error text.
-_REFUSING = {
-    "_cond_batching_rule": "cond on a predicate that differs by element cannot hold the stateful {}: call it outside "
-    "the cond, with the predicate as when=, which decides for each element",
-    "_while_loop_batching_rule": "while_loop (ordered, or of a length that differs by element) cannot hold the "
-    "stateful {}: loop to the longest length with fori_loop, and pass as when= a boolean that is true while the "
-    "element continues",
-}
-# JAX tests for membership at most this many frames below its rule, perhaps in a generator expression.
-_FRAMES_TO_THE_RULE = 5
+# Whether JAX's batching rule of a cond is running, whose predicate is the same for the whole batch.
+_in_safe_cond: contextvars.ContextVar[bool] = contextvars.ContextVar("_in_safe_cond", default=False)
 
 
 class _OpEffect:
@@ -52,16 +40,9 @@ class _OpEffect:
         return hash(self.like)
 
     def __eq__(self, other: object) -> bool:
-        if other is self.like and (frame := outer_frame(_REFUSING, _FRAMES_TO_THE_RULE)) is not None:
-            # `index_dim` is the predicate's batch axis in JAX's cond rule (JAX 0.10 to 0.12). None means one
-            # predicate for the whole batch: the cond stays a cond, of batched branches, so the effect is safe.
-            if frame.f_locals.get("index_dim", 0) is None:
-                return False
-            # JAX's own error would not name the op.
-            raise NotImplementedError(
-                f"a vmap of a {_REFUSING[frame.f_code.co_name].format(self.title)}; or {self.cure}"
-            )
-        return other is self.like or (isinstance(other, type(self)) and str(other) == str(self))
+        if other is self.like:
+            return not _in_safe_cond.get()
+        return isinstance(other, type(self)) and str(other) == str(self)
 
     def __str__(self) -> str:
         return f"the stateful {self.title} ({self.cure})"
@@ -70,15 +51,15 @@ class _OpEffect:
 
 
 # The classes of the two effects have no names to import.
-_IoEffect: Any = type(_IO)
+_IoEffect: Any = type(IO_EFFECT)
 _OrderedIoEffect: Any = type(ORDERED_IO)
 
 
-class StatefulEffect(_OpEffect, _IoEffect):
-    like = _IO
+class _StatefulEffect(_OpEffect, _IoEffect):
+    like = IO_EFFECT
 
 
-class OrderedEffect(_OpEffect, _OrderedIoEffect):
+class _OrderedEffect(_OpEffect, _OrderedIoEffect):
     like = ORDERED_IO
 
     __hash__ = _OpEffect.__hash__
@@ -89,7 +70,79 @@ class OrderedEffect(_OpEffect, _OrderedIoEffect):
         return (other is not self.like and isinstance(other, _OrderedIoEffect)) or super().__eq__(other)
 
 
-# A differentiated scan drops effects without a result (io_callback's too), except for these. There is no public name
-# for the set up to JAX 0.12.
-for _kept in (StatefulEffect, OrderedEffect):
-    _effects.partial_eval_kept_effects.add_type(_kept)
+def _make_effect_classes() -> tuple[Callable[[str, str], Any], Callable[[str, str], Any]]:
+    """Returns what makes the effect of a stateful op, and of an ordered one, from the op's title and a cure."""
+    if (kept := using("own_effects")) is None:
+        return lambda title, cure: IO_EFFECT, lambda title, cure: ORDERED_IO
+    # A differentiated scan drops effects without a result (io_callback's too), except for these.
+    for kind in (_StatefulEffect, _OrderedEffect):
+        kept.add_type(kind)
+    return _StatefulEffect, _OrderedEffect
+
+
+StatefulEffect, OrderedEffect = _make_effect_classes()
+
+
+# --------------------------------------------------- vmap of cond and while_loop
+
+
+def _op_effects(params: dict[str, Any]) -> Iterator[_OpEffect]:
+    return (effect for jaxpr in jaxprs_in(params) for effect in jaxpr.effects if isinstance(effect, _OpEffect))
+
+
+class RefusedEffectError(NotImplementedError):
+    """A stateful op is in a loop or branch that cannot hold it."""
+
+
+def _refusal(effect: _OpEffect, reason: str) -> RefusedEffectError:
+    return RefusedEffectError(f"a vmap of a {reason.format(effect.title)}; or {effect.cure}")
+
+
+_COND = (
+    "cond on a predicate that differs by element cannot hold the stateful {}: call it outside the cond, with the "
+    "predicate as when=, which decides for each element"
+)
+_WHILE = (
+    "while_loop (ordered, or of a length that differs by element) cannot hold the stateful {}: loop to the longest "
+    "length with fori_loop, and pass as when= a boolean that is true while the element continues"
+)
+
+
+def _wrapped_cond(rule: Callable[..., Any]) -> Callable[..., Any]:
+    def batch_cond(axis_data: Any, args: Sequence[Any], dims: Sequence[Any], **params: Any) -> Any:
+        effect = next(_op_effects(params), None)
+        # The first operand is the predicate.
+        if effect is not None and dims[0] is not None:
+            raise _refusal(effect, _COND)
+        token = _in_safe_cond.set(effect is not None)
+        try:
+            return rule(axis_data, args, dims, **params)
+        finally:
+            _in_safe_cond.reset(token)
+
+    return batch_cond
+
+
+def _wrapped_while(rule: Callable[..., Any]) -> Callable[..., Any]:
+    def batch_while(axis_data: Any, args: Sequence[Any], dims: Sequence[Any], **params: Any) -> Any:
+        token = _in_safe_cond.set(False)
+        try:
+            return rule(axis_data, args, dims, **params)
+        except RefusedEffectError:
+            raise
+        except Exception as error:
+            # JAX refuses by an error of no class of its own. A failing rule inside says more than we know.
+            effect = next(_op_effects(params), None)
+            if effect is None or "effect" not in str(error):
+                raise
+            raise _refusal(effect, _WHILE) from None
+        finally:
+            _in_safe_cond.reset(token)
+
+    return batch_while
+
+
+if has("batched_conds") and has("own_effects"):
+    _rules = using("batched_conds")
+    _rules[jax.lax.cond_p] = _wrapped_cond(_rules[jax.lax.cond_p])
+    _rules[jax.lax.while_p] = _wrapped_while(_rules[jax.lax.while_p])

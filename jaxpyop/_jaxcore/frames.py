@@ -14,10 +14,10 @@ from collections.abc import Callable, Container, Iterator
 from typing import Any
 
 import jax
-import jax.extend.source_info_util as _source_info
 import jaxlib
 import numpy as np
-from jax._src import traceback_util as _traceback_util
+
+from jaxpyop._jaxcore.capabilities import using
 
 
 def _folder(path: object) -> str:
@@ -31,9 +31,9 @@ _CALLERS = (PACKAGE, _JAX, _folder(jaxlib.__file__), _folder(concurrent.futures.
 _INSTALLED = (*_CALLERS, _STANDARD_LIBRARY, "<frozen", os.path.join(os.path.dirname(_NUMPY[:-1]), ""))
 
 # JAX leaves the files of these folders out of tracebacks, and out of the source lines that it shows for operations
-# (in jaxprs, residuals and HLO). It does so for its own files. The first has no public name up to JAX 0.12.
-_traceback_util.register_exclusion(PACKAGE)
-_source_info.register_exclusion(PACKAGE)
+# (in jaxprs, residuals and HLO). It does so for its own files.
+for _exclude in using("hidden_frames") or ():
+    _exclude(PACKAGE)
 
 # A file and a line in it.
 Place = tuple[str, int]
@@ -151,25 +151,13 @@ def is_called_by_user() -> bool:
     return is_users_file(filename) and "-packages" not in filename
 
 
-def callers_local(name: str) -> Any:
-    """Returns a local variable of the function that called our caller, None if it has none of that name."""
-    return sys._getframe(2).f_locals.get(name)
-
-
-def outer_frame(names: Container[str], within: int | None = None) -> types.FrameType | None:
-    """Finds the innermost frame of a function with one of these names, outside of our caller.
-
-    The name of a rule of JAX identifies it where none of the arguments that it passes does.
-
-    Args:
-        names: the functions' names.
-        within: how many frames are looked at; None for the whole stack.
-    """
+def caller_among(names: Container[str]) -> str | None:
+    """Returns the name of the innermost function with one of these names that led to our caller."""
     frame = sys._getframe(2)
-    while frame is not None and within != 0:
+    while frame is not None:
         if frame.f_code.co_name in names:
-            return frame
-        frame, within = frame.f_back, None if within is None else within - 1
+            return frame.f_code.co_name
+        frame = frame.f_back
     return None
 
 

@@ -5,26 +5,26 @@ From JAX 0.12 a closed jaxpr and a jaxpr are one class; until 0.11 they are two.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 import jax
-import jax.core
-import jax.extend.core as _extend
-import jax.extend.linear_util as _linear_util
-import jax.extend.source_info_util as _source_info
-import jax.interpreters.partial_eval
 import numpy as np
-from jax._src.interpreters import partial_eval as _partial_eval
 
-from jaxpyop._jaxcore.primitives import jit_p
+from jaxpyop._jaxcore.capabilities import parts_of, using
+from jaxpyop._jaxcore.primitives import SAMPLE, jit_p
 
-Literal = _extend.Literal
-JAXPR_TYPES = tuple({_extend.Jaxpr, _extend.ClosedJaxpr})
-# The traced mode wraps the rules of custom_jvp calls anew.
-transformation2 = _linear_util.transformation2
+_closed = SAMPLE.eqns[2].params["jaxpr"]
+JAXPR_TYPES: Any = tuple({type(_closed), type(getattr(_closed, "jaxpr", _closed))})
+Literal: Any = type(_closed.eqns[0].invars[1])
+_eval_jaxpr, _dce_jaxpr, _convert_constvars_jaxpr = parts_of("jaxpr_tools", 3)
+_trace_quickly = using("fast_tracing")
+_current_name_stack, _user_context = parts_of("source_lines", 2)
+# The traced mode wraps the rules of custom_jvp calls anew. None if it cannot.
+transformation2 = using("custom_rules")
 
 
 def jaxpr_of(closed: Any) -> Any:
@@ -52,8 +52,13 @@ def jaxprs_in(params: dict[str, Any]) -> list[Any]:
 
 def opened(closed: Any) -> tuple[Any, list[Any]]:
     """Returns a closed jaxpr as one whose first inputs are its constants, and the constants."""
-    # There is no public name for this on JAX 0.10.
-    return _partial_eval.convert_constvars_jaxpr(jaxpr_of(closed)), list(closed.consts)
+    jaxpr, consts = jaxpr_of(closed), list(closed.consts)
+    if _convert_constvars_jaxpr is not None:
+        return _convert_constvars_jaxpr(jaxpr), consts
+    avals = [v.aval for v in (*jaxpr.constvars, *jaxpr.invars)]
+    like = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals]
+    count = len(consts)
+    return jaxpr_of(jax.make_jaxpr(lambda *xs: run_jaxpr(jaxpr, *xs[count:], consts=xs[:count]))(*like)), consts
 
 
 def make_jaxpr(function: Callable[..., Sequence[Any]], args: Sequence[Any]) -> Any:
@@ -61,21 +66,18 @@ def make_jaxpr(function: Callable[..., Sequence[Any]], args: Sequence[Any]) -> A
 
     It takes a third of the time of `jax.make_jaxpr`, because nothing is flattened, named or looked up.
     """
-    avals = [jax.api_util.shaped_abstractify(x) for x in args]
-    # These are exported for writing interpreters, without a promise of stability.
-    wrapped = _linear_util.wrap_init(function, debug_info=_UNNAMED)
-    jaxpr, _, consts = jax.interpreters.partial_eval.trace_to_jaxpr_dynamic(wrapped, avals)
+    if _trace_quickly is None:
+        return jax.make_jaxpr(lambda *xs: list(function(*xs)))(*args)
+    jaxpr, consts = _trace_quickly(function, args)
     closed: Any = getattr(jaxpr, "with_consts", None)
-    return closed(consts) if closed else _extend.ClosedJaxpr(jaxpr, consts)
-
-
-_UNNAMED = jax.api_util.debug_info("jaxpyop", make_jaxpr, (), {})._replace(arg_names=None, result_paths=None)
+    return closed(consts) if closed else type(_closed)(jaxpr, consts)
 
 
 def without_dead_code(jaxpr: Any) -> tuple[Any, list[bool]]:
     """Returns a jaxpr without the equations that its results do not need, and which inputs they need."""
-    # Documented for writing primitives, but without a promise of stability.
-    return jax.interpreters.partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
+    if _dce_jaxpr is None:
+        return jaxpr, [True] * len(jaxpr.invars)
+    return _dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
 
 
 # ------------------------------------------------------------------- evaluation
@@ -83,11 +85,16 @@ def without_dead_code(jaxpr: Any) -> tuple[Any, list[bool]]:
 
 def run_equation(eqn: Any, values: Sequence[Any]) -> list[Any]:
     """Evaluates an equation under the current trace, with its source line, named scope and settings."""
-    stack = _source_info.current_name_stack() + eqn.source_info.name_stack
-    line = _source_info.user_context(eqn.source_info.traceback, name_stack=stack)
-    with line, eqn.ctx.manager:
+    with _source_line(eqn), eqn.ctx.manager:
         outs = eqn.primitive.bind(*values, **eqn.primitive.get_bind_params(eqn.params))
     return list(outs) if eqn.primitive.multiple_results else [outs]
+
+
+def _source_line(eqn: Any) -> contextlib.AbstractContextManager[Any]:
+    if _user_context is None:
+        return contextlib.nullcontext()
+    stack = _current_name_stack() + eqn.source_info.name_stack
+    return _user_context(eqn.source_info.traceback, name_stack=stack)
 
 
 def run_jaxpr(
@@ -104,9 +111,10 @@ def run_jaxpr(
         consts: its constants.
         bind: evaluates one equation on its operands, instead of `run_equation`.
     """
-    if bind is None:
+    if bind is None and _eval_jaxpr is not None:
         # JAX's own evaluator, which frees each value after its last use.
-        return jax.core.eval_jaxpr(jaxpr, list(consts), *args)
+        return _eval_jaxpr(jaxpr, list(consts), *args)
+    bind = bind or run_equation
     env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
 
     def read(atom: Any) -> Any:

@@ -11,16 +11,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.interpreters.mlir
 import numpy as np
-from jax._src import core as _core
+from jaxlib.mlir import ir
 
-from jaxpyop._jaxcore.effects import ORDERED_IO
-from jaxpyop._jaxcore.frames import outer_frame
-from jaxpyop._jaxcore.primitives import JAX_VERSION, ShapedArray
+from jaxpyop._jaxcore.capabilities import JAX_VERSION, ShapedArray, has, parts_of
+from jaxpyop._jaxcore.frames import caller_among
+from jaxpyop._jaxcore.primitives import ORDERED_IO
 
-# Documented for writing primitives, but without a promise of stability.
-mlir = jax.interpreters.mlir
+# Whether a compiled program can lend its buffers.
+HAS_ZERO_COPY = has("zero_copy")
+_ffi_lowering, _abstract_token = parts_of("zero_copy", 2)
 
 
 def is_export(ctx: Any) -> bool:
@@ -42,8 +42,8 @@ def device_count(ctx: Any) -> int:
 
     It is 1 inside `shard_map`, where a program is written for one device.
     """
-    axis_context = ctx.module_context.axis_context
-    return axis_context.num_devices if isinstance(axis_context, mlir.ShardingContext) else 1
+    # Only the context of such a program knows a number.
+    return getattr(ctx.module_context.axis_context, "num_devices", 1)
 
 
 def platforms(ctx: Any) -> tuple[str, ...]:
@@ -59,19 +59,31 @@ def is_packed(dtype: Any) -> bool:
     return bool(jax.dtypes.issubdtype(dtype, np.floating) and jax.numpy.finfo(dtype).bits < 8)
 
 
-# The functions of JAX that lower a function into a region of one XLA operation (JAX 0.10 to 0.12).
+# The operations of XLA that have a function in a region of their own.
 _COMBINING = {
-    "_reduce_lower": "jax.lax.reduce",
-    "_generic_reduce_window_lower": "jax.lax.reduce_window",
-    "_scatter_lower": "a scatter (x.at[i].apply)",
-    "_select_and_scatter_lower": "a select-and-scatter",
+    "stablehlo.reduce": "jax.lax.reduce",
+    "stablehlo.reduce_window": "jax.lax.reduce_window",
+    "stablehlo.scatter": "a scatter (x.at[i].apply)",
+    "stablehlo.select_and_scatter": "a select-and-scatter",
 }
+# The functions of JAX that lower them. Where a jitted function in the region is lowered as a function of its own, they
+# are the only trace of the operation (JAX 0.10 to 0.12).
+_LOWERED_BY = {
+    "_reduce_lower": "stablehlo.reduce",
+    "_generic_reduce_window_lower": "stablehlo.reduce_window",
+    "_scatter_lower": "stablehlo.scatter",
+    "_select_and_scatter_lower": "stablehlo.select_and_scatter",
+}
+_reads_callers = has("combiners")
 
 
 def combining_caller() -> str | None:
     """Names the operation whose combiner is being lowered, if one is: XLA cannot call Python in it."""
-    frame = outer_frame(_COMBINING)
-    return None if frame is None else _COMBINING[frame.f_code.co_name]
+    place: Any = ir.InsertionPoint.current
+    operation = getattr(place.block.owner, "OPERATION_NAME", None)
+    if operation not in _COMBINING and _reads_callers:
+        operation = _LOWERED_BY.get(caller_among(_LOWERED_BY) or "")
+    return _COMBINING.get(operation or "")
 
 
 def lowered_buffer_callback(
@@ -96,8 +108,7 @@ def ordered_buffer_callback(ctx: Any, callback: Callable[..., None], operands: S
     JAX's own takes no token. Its target in jaxlib takes one, as the target of `io_callback` does: as one more operand
     and one more result (JAX 0.10 to 0.12).
     """
-    # There is no public name for this aval on JAX 0.12.
-    token, count = _core.abstract_token, len(operands)
+    token, count = _abstract_token, len(operands)
 
     def with_tokens(context: Any, *buffers: Any) -> tuple[()]:
         callback(context, buffers[count + 2 :], *buffers[1 : count + 1])
@@ -106,12 +117,12 @@ def ordered_buffer_callback(ctx: Any, callback: Callable[..., None], operands: S
     avals = [token, *(ShapedArray(r.shape, r.dtype) for r in results)]
     before = ctx.tokens_in.get(ORDERED_IO)
     after, *values = _emit(ctx.replace(avals_in=[token, *ctx.avals_in]), with_tokens, [before, *operands], True, avals)
-    ctx.set_tokens_out(ctx.tokens_in.update_tokens(mlir.TokenSet({ORDERED_IO: after})))
+    ctx.set_tokens_out(ctx.tokens_in.update_tokens(type(ctx.tokens_in)({ORDERED_IO: after})))
     return values
 
 
 def _emit(ctx: Any, flat: Callable[..., Any], operands: Sequence[Any], has_side_effect: bool, avals: list[Any]) -> Any:
     ctx.module_context.add_host_callback(flat)
     index = np.uint64(len(ctx.module_context.host_callbacks) - 1)
-    emit = jax.ffi.ffi_lowering("xla_buffer_python_cpu_callback", has_side_effect=has_side_effect)
+    emit = _ffi_lowering("xla_buffer_python_cpu_callback", has_side_effect=has_side_effect)
     return emit(ctx.replace(avals_out=avals), *operands, index=index)

@@ -7,15 +7,34 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.core
-import jax.extend.core as _extend
-from jax._src import dispatch as _dispatch
+import jax.experimental
 
-JAX_VERSION = tuple(int(part) for part in jax.__version__.split(".")[:2])
-Primitive = _extend.Primitive
-ShapedArray = jax.core.ShapedArray
-jit_p = _extend.primitives.jit_p
-CUSTOM_CALLS = (_extend.primitives.custom_jvp_call_p, _extend.primitives.custom_vjp_call_p)
+from jaxpyop._jaxcore.capabilities import JAX_VERSION, Primitive, parts_of
+
+
+def _sample() -> Any:
+    """Returns the jaxpr of a program that holds one of each kind of call."""
+    forward, backward = jax.custom_jvp(lambda x: x), jax.custom_vjp(lambda x: x)
+    forward.defjvp(lambda primals, tangents: (primals[0], tangents[0]))
+    backward.defvjp(lambda x: (x, None), lambda _, ct: (ct,))
+
+    def program(x: Any) -> Any:
+        for ordered in (False, True):
+            jax.experimental.io_callback(lambda: None, None, ordered=ordered)
+        return jax.jit(lambda x: x * 2.0)(x), forward(x), backward(x)
+
+    with jax.disable_jit(False):
+        return jax.make_jaxpr(program)(1.0)
+
+
+# JAX's primitives, effects and classes of jaxprs are read off this program, because not all of them have names that
+# will stay.
+SAMPLE = _sample()
+_io, _ordered_io, _jit, _custom_jvp_call, _custom_vjp_call = SAMPLE.eqns
+IO_EFFECT, ORDERED_IO = (next(iter(eqn.effects)) for eqn in (_io, _ordered_io))
+jit_p = _jit.primitive
+CUSTOM_CALLS = (_custom_jvp_call.primitive, _custom_vjp_call.primitive)
+_apply_primitive, _xla_primitive_callable = parts_of("compiled_primitives", 2)
 
 
 def is_high(primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> bool:
@@ -59,9 +78,8 @@ def has_compiler_options(params: dict[str, Any]) -> bool:
 
 def compiled(primitive: Any, params: dict[str, Any]) -> Callable[..., Any]:
     """Returns the function that evaluates a primitive on concrete arrays, which JAX looks up at every call."""
-    # There are no public names for these up to JAX 0.12.
-    if getattr(primitive.impl, "func", None) is _dispatch.apply_primitive:
-        return _dispatch.xla_primitive_callable(primitive, **params)
+    if _xla_primitive_callable is not None and getattr(primitive.impl, "func", None) is _apply_primitive:
+        return _xla_primitive_callable(primitive, **params)
     return functools.partial(primitive.impl, **params)
 
 

@@ -8,9 +8,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax._src import api_util as _api_util
-from jax._src import xla_bridge as _xla_bridge
 from jax.sharding import AxisType
+
+from jaxpyop._jaxcore.capabilities import using
+
+_clients = using("clients")
 
 
 def static_arguments(fun: Callable[..., Any], argnums: Any, argnames: Any) -> tuple[frozenset[int], frozenset[str]]:
@@ -18,13 +20,18 @@ def static_arguments(fun: Callable[..., Any], argnums: Any, argnames: Any) -> tu
     if argnums is None and argnames is None:
         return frozenset(), frozenset()
     try:
-        # There is no public name for this up to JAX 0.12.
-        argnums, argnames = _api_util.infer_argnums_and_argnames(inspect.signature(fun), argnums, argnames)
+        parameters = list(inspect.signature(fun).parameters.values())
     except (TypeError, ValueError):
         # A function written in C has no signature, so neither this function nor JAX can infer anything.
-        argnums = (argnums,) if isinstance(argnums, int) else argnums or ()
-        argnames = (argnames,) if isinstance(argnames, str) else argnames or ()
-    return frozenset(argnums), frozenset(argnames)
+        parameters = []
+    both = [(k, p.name) for k, p in enumerate(parameters) if p.kind is p.POSITIONAL_OR_KEYWORD]
+    nums = frozenset((argnums,) if isinstance(argnums, int) else argnums or ())
+    names = frozenset((argnames,) if isinstance(argnames, str) else argnames or ())
+    if argnames is None:
+        names = frozenset(name for k, name in both if k in nums)
+    elif argnums is None:
+        nums = frozenset(k for k, name in both if name in names)
+    return nums, names
 
 
 def within_scope(eqn: Any, scope: Any) -> Any:
@@ -75,7 +82,7 @@ def client_of(arrays: Sequence[Any]) -> Any:
             found = next(iter(x.sharding.device_set)).client
             if x.committed:
                 return found
-    return found or _xla_bridge.get_backend(default if isinstance(default, str) else None)
+    return found or jax.local_devices(backend=default if isinstance(default, str) else None)[0].client
 
 
 def has_callbacks(client: Any) -> bool:
@@ -86,7 +93,10 @@ def has_callbacks(client: Any) -> bool:
     """
     if client.platform == "cpu":
         # jaxlib makes this one client under this name.
-        return client is _xla_bridge.backends().get("cpu")
+        try:
+            return client is jax.local_devices(backend="cpu")[0].client
+        except RuntimeError:
+            return False
     return client.platform in ("cuda", "rocm", "gpu", "tpu")
 
 
@@ -101,13 +111,13 @@ def backend_without_callbacks(ctx: Any) -> str | None:
 @functools.cache
 def all_have_callbacks() -> bool:
     """Tells whether the programs of every client can call Python. A process makes its clients once."""
-    return all(map(has_callbacks, _xla_bridge.backends().values()))
+    return _clients is not None and all(map(has_callbacks, _clients().values()))
 
 
 @functools.cache
 def is_one_cpu() -> bool:
     """Tells whether the process has one device, a CPU whose programs can call Python."""
-    clients = list(_xla_bridge.backends().values())
+    clients = list(_clients().values()) if _clients is not None else []
     return (
         len(clients) == 1 and clients[0].device_count() == 1 and clients[0].platform == "cpu" and all_have_callbacks()
     )

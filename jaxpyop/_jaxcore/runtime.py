@@ -8,14 +8,15 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax._src import dispatch as _dispatch
-from jax._src import xla_bridge as _xla_bridge
+
+from jaxpyop._jaxcore.capabilities import using
+
+_has_started, _tokens = using("started"), using("failed_programs")
 
 
 def backends_are_initialized() -> bool:
-    """Tells whether a JAX client exists already; asking does not make one."""
-    # There is no public name for this up to JAX 0.12.
-    return bool(_xla_bridge.backends_are_initialized())
+    """Tells whether a JAX client exists already; asking does not make one. False if that cannot be known."""
+    return _has_started is not None and bool(_has_started())
 
 
 # JAX writes each callback's error to this log, beside raising it (JAX 0.10 to 0.12).
@@ -58,8 +59,8 @@ def forget_failed_programs() -> None:
 
     The next ordered program would raise the error of the one before, which has been seen (JAX 0.10 to 0.12).
     """
-    # There is no public name for these up to JAX 0.12.
     try:
-        _dispatch.runtime_tokens.block_until_ready()
+        jax.effects_barrier()
     except jax.errors.JaxRuntimeError:
-        _dispatch.runtime_tokens.clear()
+        if _tokens is not None:
+            _tokens.clear()

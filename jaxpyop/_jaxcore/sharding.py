@@ -7,10 +7,9 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import dispatch as _dispatch
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from jaxpyop._jaxcore.primitives import ShapedArray
+from jaxpyop._jaxcore.capabilities import ShapedArray, using
 
 
 def varying_axes(x: Any) -> frozenset[str]:
@@ -66,16 +65,26 @@ def _shard_first_axis(x: Any, mesh: Any, axis: Any) -> Any:
 
 def wants_devices(primitive: Any) -> None:
     """Makes JAX pass the devices to the primitive's lowering rule, as for `pure_callback`."""
-    # There is no public name for this up to JAX 0.12.
-    _dispatch.prim_requires_devices_during_lowering.add(primitive)
+    if found := using("devices_in_lowering"):
+        (add,) = found
+        add(primitive)
+
+
+def devices_of(ctx: Any) -> Sequence[Any]:
+    """Returns the devices that a lowering is for, of which there are several."""
+    devices = ctx.module_context.axis_context.device_assignment
+    if devices is None:
+        raise NotImplementedError(
+            f"JAX {jax.__version__} does not say over which devices a program runs: call Python inside of jax.shard_map"
+        )
+    return devices
 
 
 class Everywhere:
     """All devices of a lowering, each with the whole of a value."""
 
     def __init__(self, ctx: Any) -> None:
-        devices = ctx.module_context.axis_context.device_assignment
-        self._mesh = Mesh(np.array(devices), ("device",))
+        self._mesh = Mesh(np.array(devices_of(ctx)), ("device",))
 
     def spread(self, x: Any) -> Any:
         """Brings a value, wherever it is, to all devices."""

@@ -8,31 +8,29 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
-import jax.core
-import jax.extend.core as _extend
-from jax._src import config as _jax_config
-from jax._src import core as _core
 
-# On JAX 0.12 this class cannot be subscripted.
-Trace = jax.core.Trace
-Tracer = jax.core.Tracer
-eval_context = jax.core.eval_context
-# `with set_current_trace(trace):`, since JAX 0.10.
-set_current_trace = _extend.set_current_trace
+from jaxpyop._jaxcore.capabilities import Trace, Tracer, has, parts_of, using
+
+_UNCHANGED = contextlib.nullcontext()
+
+# Whether a trace of this package can be the current one.
+HAS_OWN_TRACES = has("own_traces")
+# `with set_current_trace(trace):`, and the trace that evaluates.
+set_current_trace, _find_top_trace, EVAL_TRACE = parts_of("own_traces", 3)
 
 
 def current_trace() -> Any:
     """Returns the innermost trace, which `jnp.add(1, 2)` would be handed to."""
+    if _find_top_trace is None:
+        # The evaluating trace gives an array, and other traces give their tracers.
+        return getattr(jax.lax.full((), 0), "_trace", None)
     # JAX has ignored the argument since 0.4.36.
-    return _extend.find_top_trace(())
+    return _find_top_trace(())
 
 
-def _find_eval_trace() -> Any:
-    with eval_context():
-        return current_trace()
-
-
-EVAL_TRACE = _find_eval_trace()
+def eval_context() -> contextlib.AbstractContextManager[Any]:
+    """Evaluates the operations of a block at once, whatever transformation is active."""
+    return set_current_trace(EVAL_TRACE) if HAS_OWN_TRACES else jax.ensure_compile_time_eval()
 
 
 def is_eager() -> bool:
@@ -40,29 +38,32 @@ def is_eager() -> bool:
     return current_trace() is EVAL_TRACE
 
 
-def at_top_level() -> bool:
-    """Tells whether no transformation is active and no axis has a name, as in a new thread."""
-    # There is no public name for this up to JAX 0.12.
-    return bool(_core.trace_ctx.is_top_level())
+if found := using("named_axes"):
+    _trace_ctx, _top_axis_env = found
 
+    def at_top_level() -> bool:
+        """Tells whether no transformation is active and no axis has a name, as in a new thread."""
+        return bool(_trace_ctx.is_top_level())
 
-_UNCHANGED = contextlib.nullcontext()
+    def without_axes() -> contextlib.AbstractContextManager[None]:
+        """Hides the axis names that an eager `vmap` has bound, for code that does not run inside that `vmap`."""
+        return _UNCHANGED if _trace_ctx.axis_env is _top_axis_env else _without_axes()
 
+    @contextlib.contextmanager
+    def _without_axes() -> Iterator[None]:
+        names = _trace_ctx.axis_env
+        _trace_ctx.set_axis_env(_top_axis_env)
+        try:
+            yield
+        finally:
+            _trace_ctx.set_axis_env(names)
 
-def without_axes() -> contextlib.AbstractContextManager[None]:
-    """Hides the axis names that an eager `vmap` has bound, for code that does not run inside that `vmap`."""
-    return _UNCHANGED if _core.trace_ctx.axis_env is _core.top_axis_env else _without_axes()
+else:
+    at_top_level = is_eager
 
-
-@contextlib.contextmanager
-def _without_axes() -> Iterator[None]:
-    # There is no public name for the axis environment up to JAX 0.12.
-    names = _core.trace_ctx.axis_env
-    _core.trace_ctx.set_axis_env(_core.top_axis_env)
-    try:
-        yield
-    finally:
-        _core.trace_ctx.set_axis_env(names)
+    def without_axes() -> contextlib.AbstractContextManager[None]:
+        """Does nothing, because the names of axes cannot be hidden."""
+        return _UNCHANGED
 
 
 def is_live(x: Any) -> bool:
@@ -81,12 +82,16 @@ def x64_enabled() -> bool:
     return bool(jax.config.jax_enable_x64)  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def settings_of_traces() -> tuple[Any, ...]:
+def settings_of_traces() -> Any:
     """Returns the values of all settings under which JAX may trace a function differently.
 
-    JAX's own caches have them in their keys. There is no public name for them up to JAX 0.12.
+    JAX's own caches have them in their keys. If they are not known, no two answers are equal.
     """
-    return _jax_config.trace_context()
+    return _trace_context()
+
+
+# object() is equal to nothing else.
+_trace_context = using("settings_of_traces") or object
 
 
 # ---------------------------------------------------- traces that share an identity
@@ -101,6 +106,7 @@ class _Identity:
         self.ref = weakref.ref(self)
 
 
+_HAS_IDENTITY = has("trace_identity")
 # The identities that no open trace has. The last one given back is the next one lent.
 _free_identities: list[_Identity] = []
 
@@ -121,12 +127,14 @@ class KnownTrace(Trace):
 
     def __init__(self) -> None:
         super().__init__()
+        self._identity: _Identity | None = None
+        if not _HAS_IDENTITY:
+            return
         try:
             identity = _free_identities.pop()
         except IndexError:
             identity = _Identity()
-        self._identity: _Identity | None = identity
-        # This attribute has no public name up to JAX 0.12.
+        self._identity = identity
         self._weakref = identity.ref
 
     def close(self) -> None:

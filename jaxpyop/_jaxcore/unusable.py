@@ -12,10 +12,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpyop._jaxcore.frames import callers_local, outer_frame
+from jaxpyop._jaxcore.capabilities import ShapedArray, Trace, Tracer, using
 from jaxpyop._jaxcore.jaxprs import jaxpr_of, without_dead_code
-from jaxpyop._jaxcore.primitives import ShapedArray, jit_p
-from jaxpyop._jaxcore.traces import Trace, Tracer
+from jaxpyop._jaxcore.primitives import jit_p
+
+# Who asks for a value. If that cannot be known, every operation that takes the value is an error.
+_binding_primitive, _evaluation = using("unused_tangents") or (lambda: None, dict[str, Any])
 
 
 class _UnusableTrace(Trace):
@@ -27,7 +29,7 @@ class _UnusableTrace(Trace):
 
     def is_valid(self) -> bool:
         # A jitted function need not use all of its arguments: see `Unusable.full_lower`.
-        if callers_local("self") is jit_p:
+        if _binding_primitive() is jit_p:
             return True
         raise self.error()
 
@@ -49,8 +51,7 @@ class Unusable(Tracer):
 
         A jitted function that does not use it gets zeros.
         """
-        frame = outer_frame(("process_primitive",))
-        asked = {} if frame is None else frame.f_locals
+        asked = _evaluation()
         if asked.get("primitive") is jit_p and not _uses(asked["params"]["jaxpr"], asked["args"], self):
             return np.zeros(jax.typeof(self).shape, jax.typeof(self).dtype)
         raise self._trace.error()

@@ -50,6 +50,9 @@ def trace_body(
     Raises:
         PathError: the body cannot be followed.
     """
+    if not core.HAS_OWN_TRACES:
+        reason = "mode='traced' takes the capability own_traces, which this JAX lacks, or JAXPYOP_WITHOUT turns off"
+        raise PathError(reason, *_line_of(function, ""), 'write mode="eager"')
     home = rewrite.package_of(_function_of(function))
     outside = Snapshot([root_of(function), *(("an input", x) for x in held)], home)
     _check_outside(function, outside)

@@ -8,6 +8,7 @@ The other modules, in the order in which to read them:
 - `replay`: differentiates the recorded operations, backward or forward.
 - `ops`: the operations that are recorded, shared by all calls that compute the same.
 - `dependence`: which outputs of an operation depend on which inputs, and what its derivatives read.
+- `by_vjp`: what a recording is on a JAX on which the tape cannot stand.
 - `linear`: operations that can run only once, and are linearized when they are recorded.
 - `hoist`: arrays that a jitted function closes over, which become its operands.
 - `pull_push`: the derivatives of one function, by JAX.

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxpyop import _jaxcore
+from jaxpyop._tape.by_vjp import RecordOfVjp, checked, record_by_vjp
 from jaxpyop._tape.detached import warn_of_constants
 from jaxpyop._tape.linear import Linear
 from jaxpyop._tape.replay import Program, pull_program, push_program
@@ -63,34 +64,13 @@ class Record:
         Returns:
             One cotangent per input. None is zero; inputs without a tangent always get it.
         """
-        cotangents = _checked("cotangent", "output", cotangents, self._out_avals)
+        cotangents = checked("cotangent", "output", cotangents, self._out_avals)
         return pull_program(self._program, self._kept, cotangents)
 
     def pushforward(self, tangents: Sequence[Any]) -> list[Any]:
         """Forward mode: one tangent per output from one per input; None is zero."""
-        tangents = _checked("tangent", "input", tangents, self._in_avals)
+        tangents = checked("tangent", "input", tangents, self._in_avals)
         return push_program(self._program, self._kept, tangents)
-
-
-def _checked(name: str, what: str, vectors: Sequence[Any], avals: Sequence[Any]) -> list[Any]:
-    """Returns cotangents or tangents as arrays, checked against the values that they belong to."""
-    if len(vectors) != len(avals):
-        raise ValueError(f"got {len(vectors)} {name}s for {len(avals)} {what}s: give one per {what}, None for zero")
-    arrays = list(vectors)
-    for i, (vector, aval) in enumerate(zip(vectors, avals)):
-        if vector is None:
-            continue
-        if not _jaxcore.is_inexact(aval):
-            raise TypeError(f"{what} {i} is of dtype {aval.dtype}: its {name} must be None")
-        if not isinstance(vector, jax.Array):
-            vector = jnp.asarray(vector, aval.dtype)
-        if vector.shape != aval.shape or vector.dtype != aval.dtype:
-            raise ValueError(
-                f"{what} {i} is {aval.dtype}{list(aval.shape)}, but its {name} is "
-                f"{vector.dtype}{list(vector.shape)}: they must be alike"
-            )
-        arrays[i] = _jaxcore.shard_as(vector, aval)
-    return arrays
 
 
 def _array(value: Any) -> Any:
@@ -99,7 +79,7 @@ def _array(value: Any) -> Any:
 
 def record(
     func: Callable[..., Sequence[Any]], inputs: Sequence[Any], perturbed: Sequence[bool] | None = None
-) -> tuple[list[Any], Record]:
+) -> tuple[list[Any], Record | RecordOfVjp]:
     """Runs `func(*inputs)` once and records it.
 
     Args:
@@ -118,8 +98,11 @@ def record(
         >>> float(outputs[0]), float(taken.pullback([jnp.float32(1.0)])[0])
         (9.0, 6.0)
     """
-    tape = Tape(_jaxcore.current_trace(), getattr(func, "title", "a recorded function"))
+    title = getattr(func, "title", "a recorded function")
     inputs = [_array(x) for x in inputs]
+    if not _jaxcore.HAS_OWN_TRACES:
+        return record_by_vjp(func, inputs, perturbed, title)
+    tape = Tape(_jaxcore.current_trace(), title)
     try:
         boxed = [tape.box_input(x) if p else x for x, p in zip(inputs, perturbed or itertools.repeat(True))]
         with _jaxcore.set_current_trace(tape):

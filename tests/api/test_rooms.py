@@ -15,6 +15,7 @@ SOURCE = pathlib.Path(jaxpyop.__file__).parent
 GROUND = {"_config", "_functions", "_jaxcore"}
 # What each room, or file beside the rooms, may import. A room that is not listed imports nothing of ours.
 BELOW = {
+    "_jaxcore": {"_config"},
     "_host": GROUND,
     "_tape": GROUND,
     "_paths": GROUND,

@@ -67,8 +67,7 @@ def _lower_to_buffers(ctx: Any, host: Host, operands: Sequence[Any], results: li
     if call.effects.ordered:
         return _jaxcore.ordered_buffer_callback(ctx, callback, operands, results)
     if _jaxcore.device_count(ctx) > 1:
-        assigned = ctx.module_context.axis_context.device_assignment
-        here = sum(device.process_index == jax.process_index() for device in assigned)
+        here = sum(device.process_index == jax.process_index() for device in _jaxcore.devices_of(ctx))
         callback = Shared(host, here).on_buffers
     return _jaxcore.lowered_buffer_callback(ctx, callback, operands, results, call.effects.stateful)
 
@@ -78,7 +77,7 @@ _Emit = Callable[[Host, list[Struct], Sequence[Any]], Sequence[Any]]
 
 def _takes_buffers(ctx: Any, call: Call) -> bool:
     """Tell whether the transport can be a buffer callback, which copies nothing."""
-    if config.transport != "auto" or _jaxcore.platforms(ctx) != ("cpu",):
+    if not _jaxcore.HAS_ZERO_COPY or config.transport != "auto" or _jaxcore.platforms(ctx) != ("cpu",):
         return False
     # On several devices a buffer callback runs once per device. A stateless op can share one run among them. A stateful
     # op has to run once, and so do its derivatives, in the process that has its record.

@@ -211,7 +211,8 @@ def cast_to_jax(value: Any, leaf: Leaf, casting: str, origin: str, api: str) -> 
         if not _jaxcore.is_live(value):
             # The function kept it from an earlier run, and its value is known.
             value = value.value
-    elif isinstance(value, _jaxcore.Tracer):
+    elif isinstance(value, _jaxcore.Tracer) and (_jaxcore.HAS_OWN_TRACES or not _jaxcore.is_live(value)):
+        # Without traces of our own, the values of a differentiated function are JAX's.
         raise _foreign_tracer(value, origin, api)
     else:
         check_usable(value, origin, api)

@@ -350,6 +350,8 @@ def _operand(x: Any) -> Any:
 
 def _followed(fun: Any, run: PathRun) -> Any:
     """Wraps the function or the rule of a custom derivative, so that its decisions are followed, too."""
+    if core.transformation2 is None:
+        return fun
     return core.transformation2(functools.partial(_follow_call, run, fun.stores), fun)()
 
 
@@ -374,6 +376,9 @@ def _follow_call(run: PathRun, stores: Any, call: Any, *args: Any) -> list[Any]:
 
 def call_traced(func: Callable[..., Any], args: Sequence[Any], run: PathRun) -> list[Any]:
     """Runs the body with a new trace above the current one."""
+    if not core.HAS_OWN_TRACES:
+        # The values are JAX's then, and an `if` on one is JAX's error.
+        return list(func(*args))
     trace = PathTrace(core.current_trace(), run)
     try:
         with core.set_current_trace(trace):

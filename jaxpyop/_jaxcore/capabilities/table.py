@@ -1,0 +1,281 @@
+"""The capabilities: each reach below JAX's documented surface, with its probe, and what is lost without it.
+
+A capability is decided once, when jaxpyop is imported. Its users ask for it with `using`, and bind the function that
+they call then, so no call pays for the choice.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from jaxpyop._config import config
+from jaxpyop._jaxcore.capabilities import probes
+from jaxpyop._jaxcore.capabilities.required import IS_NEWER_THAN_TESTED, TESTED, look_up
+
+
+@dataclasses.dataclass(frozen=True)
+class Capability:
+    """One reach below JAX's documented surface.
+
+    Attributes:
+        name: what `JAXPYOP_WITHOUT` and the report of `doctor` call it.
+        purpose: what it is for.
+        names: the names of JAX that it needs, which are the arguments of its probe.
+        probe: runs what is needed, and returns what the users of the capability get. It raises where JAX differs.
+        loss: what is lost without it.
+        since: the first version of JAX that has the names.
+    """
+
+    name: str
+    purpose: str
+    names: tuple[str, ...]
+    probe: Callable[..., Any]
+    loss: str
+    since: str = "0.10"
+
+
+CAPABILITIES = (
+    Capability(
+        "own_traces",
+        "the tape, and the paths of mode='traced'",
+        ("jax.extend.core.set_current_trace", "jax.extend.core.find_top_trace"),
+        probes.own_traces,
+        "the gradients of py_function come from jax.vjp, so a differentiated function that asks for values is an "
+        "error; mode='traced' is refused, and no result's shape is found where the function has an if on a value",
+    ),
+    Capability(
+        "trace_identity",
+        "the traces of all recordings are one trace to JAX's caches",
+        ("jax.extend.core.set_current_trace",),
+        probes.trace_identity,
+        "recordings are slower, and leave entries in JAX's caches",
+    ),
+    Capability(
+        "named_axes",
+        "functions run outside of the axis names of an eager vmap",
+        ("jax._src.core.trace_ctx", "jax._src.core.top_axis_env"),
+        probes.named_axes,
+        "a function can see the axis names of an eager vmap around it, and JAX says what is wrong with them",
+    ),
+    Capability(
+        "settings_of_traces",
+        "shapes and plans are found again under equal settings of JAX",
+        ("jax._src.config.trace_context",),
+        probes.settings_of_traces,
+        "shapes are inferred, and programs of jaxpyop.jit cut, in every call",
+    ),
+    Capability(
+        "linearize_rule",
+        "jax.grad calls the rule of an op instead of splitting its JVP",
+        ("jax._src.interpreters.ad.primitive_linearizations",),
+        probes.linearize_rule,
+        "jax.grad traces the forward mode of an op, which takes longer",
+    ),
+    Capability(
+        "zero_copy",
+        "compiled programs lend their buffers to functions",
+        (
+            "jax.ffi.ffi_lowering",
+            "jax._src.core.abstract_token",
+            "jax.interpreters.mlir.ModuleContext",
+            "jax.interpreters.mlir.LoweringRuleContext",
+        ),
+        probes.zero_copy,
+        "compiled programs call functions by pure_callback and io_callback, which are slower",
+    ),
+    Capability(
+        "own_effects",
+        "stateful ops have an effect of their own, which a differentiated scan keeps",
+        ("jax._src.effects.partial_eval_kept_effects",),
+        probes.own_effects,
+        "stateful ops have the effect of io_callback: JAX's errors do not name the op, and a differentiated scan drops "
+        "a stateful op whose result is not used, as it does io_callback",
+    ),
+    Capability(
+        "batched_conds",
+        "a vmap of a cond or while_loop with a stateful op is allowed where that is safe",
+        ("jax.interpreters.batching.fancy_primitive_batchers",),
+        probes.batched_conds,
+        "JAX refuses every vmap of a cond or while_loop with a stateful op, in its own words",
+    ),
+    Capability(
+        "unused_tangents",
+        "outside jit, a tangent that cannot be computed is an error only where it is used",
+        (),
+        probes.unused_tangents,
+        "outside jit, such a tangent is an error in every operation that takes it",
+    ),
+    Capability(
+        "devices_in_lowering",
+        "programs over several devices",
+        ("jax._src.dispatch.prim_requires_devices_during_lowering",),
+        lambda registry: probes.callables(registry.add),
+        "programs over several devices are refused, except in jax.shard_map",
+    ),
+    Capability(
+        "compiled_primitives",
+        "the tape evaluates a primitive by its compiled function",
+        ("jax._src.dispatch.apply_primitive", "jax._src.dispatch.xla_primitive_callable"),
+        probes.compiled_primitives,
+        "recordings are slower",
+    ),
+    Capability(
+        "fast_tracing",
+        "flat functions are traced in a third of the time",
+        ("jax.extend.linear_util.wrap_init", "jax.interpreters.partial_eval.trace_to_jaxpr_dynamic"),
+        probes.fast_tracing,
+        "mode='traced' and jaxpyop.jit take longer to trace",
+    ),
+    Capability(
+        "jaxpr_tools",
+        "jaxprs are evaluated, closed and freed of dead code by JAX",
+        (
+            "jax.core.eval_jaxpr",
+            "jax.interpreters.partial_eval.dce_jaxpr",
+            "jax._src.interpreters.partial_eval.convert_constvars_jaxpr",
+        ),
+        probes.jaxpr_tools,
+        "gradients keep more memory, and tracing takes longer",
+    ),
+    Capability(
+        "custom_rules",
+        "mode='traced' follows the ifs inside of functions with custom derivatives",
+        ("jax.extend.linear_util.transformation2",),
+        lambda found: found if probes.callables(found) else None,
+        "mode='traced' refuses an if on a traced value inside of a function with a custom derivative",
+    ),
+    Capability(
+        "source_lines",
+        "operations that are moved into another program keep their lines",
+        ("jax.extend.source_info_util.current_name_stack", "jax.extend.source_info_util.user_context"),
+        probes.source_lines,
+        "JAX shows other source lines and named scopes for the operations of mode='traced' and jaxpyop.jit",
+    ),
+    Capability(
+        "hidden_frames",
+        "JAX leaves the files of jaxpyop out of tracebacks and source lines",
+        ("jax._src.traceback_util.register_exclusion", "jax.extend.source_info_util.register_exclusion"),
+        probes.callables,
+        "tracebacks and the source lines of operations show files of jaxpyop",
+    ),
+    Capability(
+        "combiners",
+        "a call from the function of a jax.lax.reduce is refused in a jitted function inside of it, too",
+        (),
+        lambda: True,
+        "a call in a jitted function inside of such a function ends the process, as XLA has no way to run it",
+    ),
+    Capability(
+        "quick_arrays",
+        "a small result becomes a jax.Array in a tenth of the time",
+        ("jax._src.lib.xla_client.batched_device_put", "jax._src.xla_bridge.get_backend"),
+        probes.callables,
+        "calls outside of jit are slower",
+    ),
+    Capability(
+        "clients",
+        "jaxpyop.jit knows all clients of the process",
+        ("jax._src.xla_bridge.backends",),
+        lambda found: found if probes.callables(found) else None,
+        "jaxpyop.jit takes longer for each call",
+    ),
+    Capability(
+        "started",
+        "the import warns where JAX had started before",
+        ("jax._src.xla_bridge.backends_are_initialized",),
+        lambda found: found if probes.callables(found) else None,
+        "there is no warning where JAX had started before jaxpyop was imported, and JAX code in functions may then "
+        "wait forever",
+    ),
+    Capability(
+        "failed_programs",
+        "reraise drops the tokens of programs that failed",
+        ("jax._src.dispatch.runtime_tokens",),
+        lambda tokens: tokens if probes.callables(tokens.block_until_ready, tokens.clear) else None,
+        "the next ordered program can raise the error of the one before again",
+    ),
+)
+
+_BY_NAME = {capability.name: capability for capability in CAPABILITIES}
+
+
+def _turned_off() -> frozenset[str]:
+    names = frozenset(config.without)
+    if "all" in names:
+        return frozenset(_BY_NAME)
+    if unknown := sorted(names - _BY_NAME.keys()):
+        raise ValueError(
+            f"environment variable JAXPYOP_WITHOUT: there is no capability {unknown[0]!r}; "
+            f"there are {', '.join(_BY_NAME)}, and all"
+        )
+    return names
+
+
+def _probe_all() -> dict[str, Any]:
+    """Runs all probes, each of which has a moment without the traces and settings of the importing code."""
+    found: dict[str, Any] = {}
+    off = _turned_off()
+
+    def probe() -> None:
+        with jax.disable_jit(False), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for capability in CAPABILITIES:
+                if capability.name not in off:
+                    found[capability.name] = _probe(capability)
+
+    thread = threading.Thread(target=probe, name="jaxpyop-probes")
+    thread.start()
+    thread.join()
+    return found
+
+
+def _probe(capability: Capability) -> Any:
+    # Whatever a future JAX raises, it means that it cannot be used as before.
+    try:
+        return capability.probe(*map(look_up, capability.names))
+    except Exception:
+        return None
+
+
+_found = _probe_all()
+
+
+def using(name: str) -> Any:
+    """Returns what the probe of a capability found, None if the capability is missing or turned off."""
+    return _found.get(_BY_NAME[name].name)
+
+
+def parts_of(name: str, count: int) -> tuple[Any, ...]:
+    """Returns the several things that the probe of a capability found, each None if it is missing or turned off."""
+    return using(name) or (None,) * count
+
+
+def has(name: str) -> bool:
+    """Tells whether a capability is there."""
+    return using(name) is not None
+
+
+def missing() -> Sequence[Capability]:
+    """Returns the capabilities that this JAX does not have, without those that the user turned off."""
+    return [capability for capability in CAPABILITIES if _found.get(capability.name, capability) is None]
+
+
+def warn_of_missing() -> None:
+    """Warns once, at the import, of everything that this JAX does not have."""
+    if not (lacking := missing()):
+        return
+    newer = f", and is newer than those that jaxpyop was tested with ({TESTED})" if IS_NEWER_THAN_TESTED else ""
+    losses = "; ".join(f"{capability.name}: {capability.loss}" for capability in lacking)
+    warnings.warn(
+        f"JAX {jax.__version__} does not have all that jaxpyop uses of it{newer}. What is missing, and what is lost "
+        f"without it: {losses}. A newer jaxpyop may not need it, and JAX {TESTED} has it. "
+        "`python -m jaxpyop doctor` shows the whole list",
+        RuntimeWarning,
+        stacklevel=3,
+    )
