@@ -1,0 +1,323 @@
+"""What has to work whatever a JAX lacks: small programs, and a process that runs them on such a JAX.
+
+`python -m tests.shared.capability_cases` reads lines of JSON: {"absent": a dotted name of JAX} or {"without": the value
+of JAXPYOP_WITHOUT}, and perhaps "cases". For each it imports jaxpyop anew, runs the cases, and prints a line: {"error":
+...} if the import fails, else {"warnings": [...], "off": [capability, ...], "failed": {case: why}}. One process serves
+many lines, because a start takes a second.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+import sys
+import traceback
+import types
+import warnings
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+F = jnp.float32
+X = np.float32(3)
+
+# The cases that need capabilities, and which.
+NEEDS = {
+    "gradient_with_values": {"own_traces"},
+    "traced": {"own_traces"},
+    "traced_custom_rule": {"own_traces", "custom_rules"},
+    "scan_keeps_effect": {"own_effects"},
+    "cond_with_effect": {"own_effects", "batched_conds"},
+    "cond_refusal_says_what_to_write": {"own_effects", "batched_conds"},
+    "unused_tangent": {"unused_tangents"},
+    "combiner_with_jit": {"combiners"},
+}
+# The cases that run without each single name. A name's absence is the absence of its capabilities, which run all cases.
+QUICK = ("calls", "errors", "gradient_rules")
+CASES = {}
+
+
+def case(function):
+    CASES[function.__name__] = function
+    return function
+
+
+def equal(found, expected):
+    np.testing.assert_allclose(np.asarray(found), np.asarray(expected), rtol=1e-5)
+
+
+def refused(text, function, *args):
+    with pytest.raises(Exception, match=re.escape(text)):
+        jax.block_until_ready(function(*args))
+
+
+def wait(x):
+    jax.block_until_ready(x)
+    jax.effects_barrier()
+
+
+@case
+def calls(jp):
+    op = lambda x: jp.numpy_function(np.negative, [x], F)
+    equal(op(X), -3)
+    equal(jax.jit(lambda x: op(x) + 1)(X), -2)
+    equal(jp.py_function(lambda x, y: x * y, [X, X], F), 9)
+    equal(jax.jit(lambda x: jp.py_func(lambda x: np.stack([x, x]), [x], F, output_shapes=(2,)))(X), [3, 3])
+
+
+@case
+def inferred_shape(jp):
+    op = lambda x: jp.py_function(lambda x: jnp.stack([x, 2 * x]), [x], F)
+    assert jax.eval_shape(op, X).shape == (2,)
+    equal(jax.jit(op)(X), [3, 6])
+
+
+@case
+def gradients(jp):
+    op = lambda x: jp.py_function(lambda x: jnp.sin(x) * x, [x], F)
+    slope = np.cos(3) * 3 + np.sin(3)
+    equal(jax.grad(op)(X), slope)
+    equal(jax.jit(jax.grad(op))(X), slope)
+    equal(jax.jit(jax.vmap(jax.grad(op)))(np.full(2, X)), [slope, slope])
+    equal(jax.jvp(op, (X,), (X,))[1], 3 * slope)
+
+
+@case
+def second_gradient(jp):
+    op = lambda x: jp.py_function(lambda x: x**3, [x], F)
+    equal(jax.grad(jax.grad(op))(X), 18)
+
+
+@case
+def gradient_through_jit_and_custom_jvp(jp):
+    op = lambda x: jp.py_function(lambda x: jax.jit(lambda x: x * x)(x) + jax.nn.relu(x), [x], F)
+    equal(jax.grad(op)(X), 7)
+    equal(jax.jit(jax.grad(op))(-X), -6)
+
+
+@case
+def gradient_rules(jp):
+    op = lambda x: jp.numpy_function(np.square, [x], F, vjp=lambda x, y, ct: 2 * x[0] * ct[0])
+    equal(jax.grad(op)(X), 6)
+    equal(jax.jit(jax.grad(op))(X), 6)
+
+
+@case
+def gradient_with_values(jp):
+    op = lambda x: jp.py_function(lambda x: x * x if float(x) > 0 else x, [x], F)
+    equal(jax.grad(op)(X), 6)
+    equal(jax.jit(jax.grad(op))(-X), 1)
+
+
+@case
+def traced(jp):
+    op = lambda x: jp.py_function(lambda x: x * x if x > 0 else x, [x], F, mode="traced")
+    equal(jax.jit(op)(X), 9)
+    equal(jax.jit(jax.grad(op))(-X), 1)
+
+
+@case
+def traced_custom_rule(jp):
+    inner = jax.custom_jvp(lambda x: x * x if x > 0 else x)
+    inner.defjvp(lambda primals, tangents: (inner(*primals), 2 * primals[0] * tangents[0]))
+    equal(jax.jit(lambda x: jp.py_function(inner, [x], F, mode="traced"))(X), 9)
+
+
+@case
+def auto(jp):
+    op = lambda x: jp.py_function(lambda x: x * x if x > 0 else x, [x], F, mode="auto")
+    equal(jax.jit(op)(X), 9)
+
+
+@case
+def vmap(jp):
+    op = lambda x, **how: jp.numpy_function(np.sum, [x], F, output_shapes=(), **how)
+    rows = np.arange(6, dtype=np.float32).reshape(3, 2)
+    equal(jax.vmap(op)(rows), rows.sum(1))
+    equal(jax.jit(jax.vmap(op))(rows), rows.sum(1))
+    block = lambda x: jp.numpy_function(np.negative, [x], F, vmap_method="expand_dims")
+    equal(jax.vmap(jax.vmap(block))(rows), -rows)
+    named = lambda x: jp.numpy_function(np.negative, [x], F) + jax.lax.axis_index("i")
+    equal(jax.vmap(named, axis_name="i")(rows[:, 0]), [0, -1, -2])
+
+
+@case
+def effects(jp):
+    log = []
+
+    def note(x):
+        log.append(float(x))
+        return x
+
+    one = lambda x: jp.numpy_function(note, [x], F, stateful=True)
+    equal(one(X), 3)
+    equal(jax.jit(one)(X), 3)
+    assert log == [3, 3]
+    in_order = lambda x: jp.numpy_function(note, [x], F, stateful=True, ordered=True)
+    jax.block_until_ready(jax.jit(lambda x: jax.lax.scan(lambda c, x: (c, in_order(x)), 0, x)[1])(jnp.arange(4.0)))
+    jax.effects_barrier()
+    assert log[2:] == [0, 1, 2, 3]
+    both = lambda x: (in_order(x), in_order(x + 1))
+    jax.block_until_ready(jax.jit(both)(X))
+    jax.effects_barrier()
+    assert log[6:] == [3, 4]
+
+
+@case
+def scan_keeps_effect(jp):
+    log = []
+
+    def turn(c, x):
+        jp.numpy_function(log.append, [x], [], stateful=True)
+        return c * x, None
+
+    jax.block_until_ready(jax.jit(jax.grad(lambda x: jax.lax.scan(turn, x, jnp.arange(1.0, 4.0))[0]))(X))
+    jax.effects_barrier()
+    assert len(log) == 3
+
+
+def _cond(jp, predicate_axis):
+    op = lambda x: jp.numpy_function(np.negative, [x], F, stateful=True)
+    return jax.vmap(lambda p, x: jax.lax.cond(p, op, lambda x: x, x), (predicate_axis, 0))
+
+
+@case
+def cond_with_effect(jp):
+    equal(jax.jit(_cond(jp, None))(True, jnp.arange(2.0)), [0, -1])
+
+
+@case
+def cond_is_refused(jp):
+    refused("vmap", jax.jit(_cond(jp, 0)), np.array([True, False]), jnp.arange(2.0))
+
+
+@case
+def cond_refusal_says_what_to_write(jp):
+    refused("with the predicate as when=", jax.jit(_cond(jp, 0)), np.array([True, False]), jnp.arange(2.0))
+    op = lambda x: jp.numpy_function(np.negative, [x], F, stateful=True)
+    loop = lambda x: jax.lax.while_loop(lambda x: x > 0, lambda x: op(x), x)
+    refused("loop to the longest length with fori_loop", jax.jit(jax.vmap(loop)), jnp.arange(2.0))
+
+
+@case
+def errors(jp):
+    def fails(x):
+        raise KeyError("no such thing")
+
+    op = lambda x: jp.numpy_function(fails, [x], F)
+    refused("no such thing", op, X)
+    refused("no such thing", jax.jit(op), X)
+    with pytest.raises(KeyError, match="thing"), jp.reraise():
+        jax.block_until_ready(jax.jit(op)(X))
+    in_order = lambda x: jp.numpy_function(fails, [x], F, stateful=True, ordered=True)
+    with pytest.raises(KeyError, match="thing"), jp.reraise():
+        wait(jax.jit(in_order)(X))
+    equal(jax.jit(lambda x: jp.numpy_function(np.negative, [x], F))(X), -3)
+
+
+@case
+def tangent_is_refused(jp):
+    op = lambda x: jp.numpy_function(np.negative, [x], F, stateful=True)
+    refused("numpy_function", lambda: jax.jvp(lambda x: op(x) * 2, (X,), (X,))[1] + 1)
+
+
+@case
+def unused_tangent(jp):
+    op = lambda x: jp.numpy_function(np.negative, [x], F, stateful=True)
+    primal, tangent = jax.jvp(lambda x: x * jax.jit(lambda y: y > 0)(op(x)), (X,), (X,))
+    equal((primal, tangent), (0, 0))
+
+
+def _reduce(function):
+    return jax.jit(lambda x: jax.lax.reduce(x, np.float32(0), function, (0,)))
+
+
+@case
+def combiner(jp):
+    op = lambda a, b: jp.numpy_function(np.add, [a, b], F)
+    refused("is part of one XLA operation", _reduce(op), jnp.ones(2))
+
+
+@case
+def combiner_with_jit(jp):
+    op = jax.jit(lambda a, b: jp.numpy_function(np.add, [a, b], F))
+    refused("is part of one XLA operation", _reduce(op), jnp.ones(2))
+
+
+@case
+def cut(jp):
+    program = jp.jit(lambda x, n: jnp.sin(jp.numpy_function(np.negative, [x * n], F)), static_argnums=1)
+    for _ in range(2):
+        equal(program(X, n=2), np.sin(-6))
+    loop = jp.jit(
+        lambda x: jax.lax.scan(lambda c, _: (jp.numpy_function(np.negative, [c], F), c), x, None, 3)[1], loops="python"
+    )
+    equal(loop(X), [3, -3, 3])
+
+
+# ------------------------------------------------------------------- the process
+
+
+class _Lacking(types.ModuleType):
+    """A module without one name. Its own name is of no module, so that Python does not look there."""
+
+    def __init__(self, module, name):
+        super().__init__("a module that lacks a name")
+        self.__dict__.update(_module=module, _name=name)
+
+    def __getattr__(self, name):
+        if name == self.__dict__["_name"]:
+            raise AttributeError(f"no {name} here")
+        return getattr(self.__dict__["_module"], name)
+
+
+def _import_without(absent):
+    for name in [name for name in sys.modules if name.partition(".")[0] == "jaxpyop"]:
+        del sys.modules[name]
+    real = importlib.import_module
+    owner, _, attribute = (absent or "").rpartition(".")
+
+    def import_module(name, package=None):
+        if absent and name == absent:
+            raise ImportError(f"no {absent} here")
+        if owner and owner.startswith(name + "."):
+            # Something between the two is an attribute, and no module.
+            return _Lacking(real(name), owner.removeprefix(name + "."))
+        return _Lacking(real(name), attribute) if name == owner else real(name, package)
+
+    with mock.patch.object(importlib, "import_module", import_module):
+        return real("jaxpyop")
+
+
+def _answer(request):
+    os.environ.pop("JAXPYOP_WITHOUT", None)
+    if without := request.get("without"):
+        os.environ["JAXPYOP_WITHOUT"] = without
+    with warnings.catch_warnings(record=True) as noted:
+        warnings.simplefilter("always")
+        try:
+            jp = _import_without(request.get("absent"))
+        except ImportError as error:
+            return {"error": str(error)}
+    off = {capability.name for capability in jp._jaxcore.CAPABILITIES if not jp._jaxcore.has(capability.name)}
+    failed = {}
+    for name in request.get("cases", CASES):
+        if off & NEEDS.get(name, set()):
+            continue
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                CASES[name](jp)
+        except BaseException:
+            failed[name] = traceback.format_exc()[-3000:]
+    return {"warnings": [str(w.message) for w in noted], "off": sorted(off), "failed": failed}
+
+
+if __name__ == "__main__":
+    for line in sys.stdin:
+        print(json.dumps(_answer(json.loads(line))), flush=True)

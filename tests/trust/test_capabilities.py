@@ -1,0 +1,195 @@
+"""No name of JAX that may go missing ends a program: each one is taken away, and each capability turned off."""
+
+import ast
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+import jaxpyop
+from jaxpyop import _jaxcore
+from jaxpyop._jaxcore.capabilities import REQUIRED, required
+from tests.shared.capability_cases import NEEDS, QUICK
+from tests.shared.util import ROOT, run_python
+
+SOURCE = pathlib.Path(jaxpyop.__file__).parent
+CAPABILITIES = {capability.name: capability for capability in _jaxcore.CAPABILITIES}
+PROMISED_NOTHING = re.compile(r"jax\.(_src|extend|interpreters|core|ffi)\b")
+# Two texts that are compared with names in JAX: of a logger, and of the module of a function.
+NOT_LOOKED_UP = {"jax._src.callback", "jax._src.random"}
+
+
+def named_in(code):
+    """The names that `code` imports, reads or has as texts, in full."""
+    tree = ast.parse(code)
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    modules = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                modules[alias.asname or alias.name.partition(".")[0]] = alias.name if alias.asname else "jax"
+                yield alias.name
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            for alias in node.names:
+                modules[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+                yield f"{node.module}.{alias.name}"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            first, _, rest = ast.unparse(node).partition(".")
+            yield f"{modules.get(first, first)}.{rest}"
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            yield node.value
+
+
+def unpromised(code):
+    return sorted({name for name in named_in(code) if PROMISED_NOTHING.match(name) and " " not in name})
+
+
+def test_every_name_that_may_go_missing_is_in_the_table():
+    found = {name for path in SOURCE.rglob("*.py") for name in unpromised(path.read_text(encoding="utf-8"))}
+    listed = {name for capability in _jaxcore.CAPABILITIES for name in capability.names}
+    modules = {name.rpartition(".")[0] for name in REQUIRED}
+    assert found - NOT_LOOKED_UP - modules == listed | set(REQUIRED)
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        ("from jax._src import core as _core\n_core.trace_ctx", ["jax._src.core", "jax._src.core.trace_ctx"]),
+        ("import jax\njax.ffi.ffi_lowering", ["jax.ffi", "jax.ffi.ffi_lowering"]),
+        ("import jax.extend.core as e\ne.Primitive", ["jax.extend.core", "jax.extend.core.Primitive"]),
+        ("look_up('jax.core.Tracer')", ["jax.core.Tracer"]),
+        ("'''jax.core.Tracer is a class'''\nimport jax.numpy\njax.numpy.sin", []),
+    ],
+    ids=["_src", "attribute", "extend", "text", "documented"],
+)
+def test_the_search_itself(code, found):
+    assert unpromised(code) == found
+
+
+def answers(requests):
+    """What a process says that imports jaxpyop once for each request."""
+    lines = "".join(json.dumps(request) + "\n" for request in requests)
+    command = [sys.executable, "-m", "tests.shared.capability_cases"]
+    done = subprocess.run(command, input=lines, capture_output=True, text=True, cwd=ROOT, timeout=110, check=False)
+    assert done.returncode == 0, done.stderr
+    return list(map(json.loads, done.stdout.splitlines()))
+
+
+def in_groups(values, count):
+    return pytest.mark.parametrize("group", [values[k::count] for k in range(count)], ids=map(str, range(count)))
+
+
+@in_groups(sorted({name for capability in CAPABILITIES.values() for name in capability.names}), 3)
+def test_without_a_name(group):
+    for name, said in zip(group, answers({"absent": name, "cases": QUICK} for name in group), strict=True):
+        lacking = [capability for capability in CAPABILITIES.values() if name in capability.names]
+        assert said.get("failed") == {}, (name, said)
+        assert said["off"] == sorted(capability.name for capability in lacking), name
+        (warning,) = said["warnings"]
+        assert warning.startswith("JAX ")
+        assert all(f"{capability.name}: {capability.loss}" in warning for capability in lacking), name
+
+
+def test_without_a_name_that_nothing_replaces():
+    for name, said in zip(REQUIRED, answers({"absent": name} for name in REQUIRED), strict=True):
+        assert re.fullmatch(
+            rf"jaxpyop cannot work with JAX \S+, which has no {re.escape(name)}. "
+            r"It was tested with JAX 0.10.0 to 0.12: install one of these, or a newer jaxpyop",
+            said["error"],
+        )
+
+
+@in_groups(["", "all", *CAPABILITIES], 4)
+def test_without_a_capability(group):
+    for name, said in zip(group, answers({"without": name} for name in group), strict=True):
+        off = CAPABILITIES if name == "all" else {name} - {""}
+        assert said == {"warnings": [], "off": sorted(off), "failed": {}}, name
+
+
+def test_what_is_skipped_is_in_the_guide():
+    page = (pathlib.Path(ROOT) / "docs" / "versions.md").read_text(encoding="utf-8")
+    needed = set().union(*NEEDS.values())
+    assert needed <= CAPABILITIES.keys()
+    assert all(f"| `{name}` |" in page for name in needed)
+
+
+def test_this_jax_has_all():
+    assert not _jaxcore.missing()
+    assert all(map(_jaxcore.has, CAPABILITIES))
+
+
+def run_code(code, **env):
+    return run_python(textwrap.dedent(code), **env).stdout
+
+
+def test_no_probe_starts_a_client():
+    run_code("""
+        import jaxpyop
+        from jax._src import xla_bridge
+        assert not xla_bridge.backends_are_initialized()
+    """)
+
+
+@pytest.mark.parametrize("flag", ["JAX_DISABLE_JIT", "JAX_ENABLE_CHECKS", "JAX_CHECK_TRACER_LEAKS", "JAX_ENABLE_X64"])
+def test_a_setting_of_jax_does_not_mislead_the_probes(flag):
+    run_code("import jaxpyop; assert not jaxpyop._jaxcore.missing()", **{flag: "1"})
+
+
+def test_an_import_inside_of_a_trace():
+    run_code("""
+        import jax
+        @jax.jit
+        def f(x):
+            import jaxpyop
+            assert not jaxpyop._jaxcore.missing()
+            return jaxpyop.py_function(lambda x: -x if x > 0 else x, [x], x.dtype)
+        assert f(1.0) == -1
+    """)
+
+
+def test_turned_off():
+    report = run_code(
+        """
+        import warnings
+        warnings.simplefilter("error")
+        import jaxpyop
+        assert jaxpyop.config.without == ("zero_copy", "fast_tracing")
+        from jaxpyop._cli.doctor import report
+        print(report())
+        """,
+        JAXPYOP_WITHOUT="zero_copy, fast_tracing",
+    )
+    assert re.search(r"zero_copy +no, turned off: compiled programs call functions by pure_callback", report)
+    assert re.search(r"transport +auto: pure_callback\n", report)
+    assert re.search(r"own_traces +yes: the tape", report)
+
+
+def test_no_such_capability():
+    run_code(
+        """
+        import pytest
+        with pytest.raises(ValueError, match="variable JAXPYOP_WITHOUT: there is no capability 'zero_copi'; there are"):
+            import jaxpyop
+        """,
+        JAXPYOP_WITHOUT="zero_copi",
+    )
+
+
+def test_it_is_fixed_after_the_import():
+    with pytest.raises(ValueError, match="JAXPYOP_WITHOUT=zero_copy before that"):
+        jaxpyop.config.without = "zero_copy"
+    jaxpyop.config.without = jaxpyop.config.without
+
+
+@pytest.mark.parametrize(
+    ("version", "parts"),
+    [("0.10.2", (0, 10)), ("0.13.0.dev20270101", (0, 13)), ("1.0rc1", (1, 0)), ("0.14rc2.1", (0, 14))],
+)
+def test_versions(version, parts, monkeypatch):
+    monkeypatch.setattr("jax.__version__", version)
+    assert required._version() == parts
