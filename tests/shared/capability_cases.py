@@ -34,7 +34,7 @@ NEEDS = {
     "scan_keeps_effect": {"own_effects"},
     "cond_with_effect": {"own_effects", "batched_conds"},
     "cond_refusal_says_what_to_write": {"own_effects", "batched_conds"},
-    "unused_tangent": {"unused_tangents"},
+    "unused_tangent": {"unused_tangents", "jaxpr_tools"},
     "combiner_with_jit": {"combiners"},
 }
 # The cases that run without each single name. A name's absence is the absence of its capabilities, which run all cases.

@@ -141,7 +141,7 @@ CAPABILITIES = (
             "jax._src.interpreters.partial_eval.convert_constvars_jaxpr",
         ),
         probes.jaxpr_tools,
-        "gradients keep more memory, and tracing takes longer",
+        "gradients keep more memory, tracing takes longer, and unused_tangents is lost, too",
     ),
     Capability(
         "custom_rules",
