@@ -69,9 +69,10 @@ def from_the_readme(app, path, parent, content):
     content[0] = content[0].replace("[Apache-2.0](LICENSE)", "Apache-2.0")
 
 
-def to_the_notebooks(app, docname, content):
-    """Adapts links to the notebooks, which lie in this folder during the build."""
+def adapt_source(app, docname, content):
+    """Adapts links to the notebooks, which lie in this folder during the build, and sets drawings apart from output."""
     content[0] = re.sub(r"\]\(((?:\.\./)*)\.\./notebooks/", r"](\1notebooks/", content[0])
+    content[0] = re.sub(r"(<!-- picture: .* -->\n```)text", r"\1none", content[0])
 
 
 def forget_overloads(app):
@@ -99,4 +100,4 @@ def setup(app):
     app.connect("autodoc-process-signature", readable)
     app.connect("build-finished", remove_outputs)
     app.connect("include-read", from_the_readme)
-    app.connect("source-read", to_the_notebooks)
+    app.connect("source-read", adapt_source)

@@ -34,9 +34,9 @@ def array_detached(tracer: Any, how: str) -> None:
     if config.constants == "allow" or not tracer._trace.is_valid():
         return
     text = (
-        f"{tracer._trace.title}: {how} takes a differentiated {tracer.aval.str_short()} out of JAX. What becomes of it "
-        "there is a constant, whose derivative is zero. Write jnp's function instead, or a numpy_function with vjp=, "
-        "or np.asarray(jax.lax.stop_gradient(x)) if you mean a constant"
+        f"{tracer._trace.title}: {how} takes a differentiated {tracer.aval.str_short()} out of JAX. Everything "
+        "that is computed from it there is a constant, whose derivative is zero. Use jnp's function instead, or a "
+        "numpy_function with vjp=, or np.asarray(jax.lax.stop_gradient(x)) if you want a constant"
     )
     if config.constants == "error":
         raise TypeError(f"{text} (jaxpyop.config.constants is 'error')")
@@ -59,7 +59,7 @@ def number_detached(tracer: Any, how: str) -> None:
     if config.constants == "error" and tape.is_valid():
         raise TypeError(
             f"{tape.title}: {how} makes a constant of a differentiated {tracer.aval.str_short()}, whose "
-            "derivative is zero. Use x as it is (`if x > 0:` works), or jax.lax.stop_gradient(x) if you mean a "
+            "derivative is zero. Use x itself (`if x > 0:` works), or jax.lax.stop_gradient(x) if you want a "
             "constant (jaxpyop.config.constants is 'error')"
         )
     if config.constants == "warn" and tape.number_taken is None:
@@ -79,8 +79,8 @@ def warn_of_constants(tape: Any, outputs: Sequence[Any], out_slots: Sequence[int
             taken, *place = tape.number_taken
             text = (
                 f"{tape.title}: {taken}, and array {k} of the results depends on no differentiated input, so its "
-                "derivative is zero. Use x as it is (`if x > 0:` works) and jnp's functions, or "
-                "float(jax.lax.stop_gradient(x)) if you mean a constant (for all calls: "
+                "derivative is zero. Use x itself (`if x > 0:` works) and jnp's functions, or "
+                "float(jax.lax.stop_gradient(x)) if you want a constant (for all calls: "
                 "jaxpyop.config.constants = 'allow', or 'error')"
             )
             _warn_once((tape.title, "", 0), text, *place)
