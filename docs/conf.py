@@ -29,6 +29,7 @@ release = version = jaxpyop.__version__
 extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "myst_nb"]
 exclude_patterns = ["__pycache__", "**.ipynb_checkpoints", "jupyter_execute"]
 html_theme = "furo"
+pygments_dark_style = "github-dark"
 html_static_path = ["_static"]
 html_css_files = ["pages.css"]
 html_title = f"jaxpyop {release}"
