@@ -15,7 +15,7 @@ PAGE = PAGES["docs/how_it_works.md"]
 FILES = [path for folder in ("jaxpyop", "tests") for path in (ROOT / folder).rglob("*.py")]
 CODE = "".join(path.read_text(encoding="utf-8") for path in FILES)
 PATH = re.compile(r"[\w.]+(?:/[\w.]+)*(?:\.py|/)")
-PICTURE = next(fence["text"] for fence in FENCE.finditer(PAGE) if fence["language"] == "text")
+PICTURES = "".join(fence["text"] for fence in FENCE.finditer(PAGE) if fence["language"] == "text")
 
 
 def spans(text):
@@ -43,9 +43,15 @@ def test_a_path_on_the_page_exists(path):
     assert exists(path)
 
 
-@pytest.mark.parametrize("path", sorted(set(re.findall(r"\b_\w+(?:/\w+)*(?:\.py|/)", PICTURE))))
+@pytest.mark.parametrize("path", sorted(set(re.findall(r"\b_\w+(?:/\w+)*(?:\.py|/)", PICTURES))))
 def test_a_path_in_the_way_of_a_call_exists(path):
     assert exists(path)
+
+
+@pytest.mark.parametrize("name", sorted(set(re.findall(r"\b[A-Z]\w+\.\w+\b", PICTURES))))
+def test_a_method_in_the_way_of_a_call_exists(name):
+    owner, method = name.split(".")
+    assert re.search(rf"^class {owner}\b(?:(?!^class ).*\n)*?    def {method}\b", CODE, re.MULTILINE)
 
 
 RECIPES = re.findall(r"^## (Recipe: .*)\n((?:(?!## ).*\n)*)", PAGE, re.MULTILINE)

@@ -121,6 +121,7 @@ class Host:
     def _fill(self, arrays: Sequence[Any], outs: Sequence[Any]) -> None:
         inputs = [self._take(a) for a in arrays]
         if self._is_plain:
+            # The kinds of calls are in `_op`: `UserCall`, `RecordingCall`, `ReplayCall`, and those of the user's rules.
             self._store(outs, self.call(inputs))
         else:
             self._run(inputs, outs)

@@ -189,7 +189,10 @@ class Call(abc.ABC):
 
     @abc.abstractmethod
     def linearize(self, perturbed: tuple[bool, ...]) -> Linearization:
-        """The calls that make up the derivative in the inputs that `perturbed` marks."""
+        """Make the calls that make up the derivative in the inputs that `perturbed` marks.
+
+        The derivative of a user's call begins in `UserCall.linearize`.
+        """
 
     def transposed(self, nonzero_cotangents: tuple[bool, ...]) -> Call:
         """Transpose this call in its last inputs, the body's `linear_inputs`.
