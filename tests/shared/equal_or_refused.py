@@ -25,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxpyop
+from tests.shared.evaluate import evaluate
 
 F = jnp.float32
 SECONDS = 120  # A program that takes longer than this hangs.
@@ -98,37 +99,40 @@ class Case:
 
     def eager(self) -> Results:
         """The function called directly, at one point after the other."""
-        gradient = self.gradient(self.op("eager"))
-        states, values = [], []
+        op = self.op("eager")
+        both = jax.value_and_grad(op, self.argnums) if self.argnums else lambda *args: (op(*args), ())
+        found, states = [], []
         self.reset()
         for point in self.points:
-            values.append(self.op("eager")(*point))
+            with jax.disable_jit():
+                found.append(both(*point))
             states.append(self.state())
-        found = []
-        for point in self.points:  # gradients of calls that begin with the same state
-            self.reset()
-            found.append(gradient(*point))
-        self.reset()
-        each = []
-        for point in self.points:
-            each.append(gradient(*point))
-        gradients = [jnp.stack(g) for g in zip(*each, strict=True)]
-        return Results((values[0], found[0]), (jnp.stack(values), gradients), (states[0], states[-1]))
+        values, gradients = zip(*found, strict=True)
+        batch = np.stack(values), [np.stack(g) for g in zip(*gradients, strict=True)]
+        return Results((values[0], gradients[0]), batch, (states[0], states[-1]))
 
     def staged(self, mode: str) -> Results:
-        op = self.op(mode)
-        alone, batch = self.points[0], self.batch
+        op, point = self.op(mode), self.points[0]
         self.reset()
-        program = as_program(op, *alone)
-        value = program(*alone)
-        states = [self.state()]
+        # JAX traces what is jitted once for the value and the gradient. What may be called has to begin anew each time.
+        once = jax.jit(op) if mode == "traced" else op
+        value = as_program(once, *point)(*point)
+        state = self.state()
         self.reset()
-        gradient = as_program(self.gradient(op), *alone)(*alone)
+        gradient = as_program(self.gradient(once), *point)(*point)
         self.reset()
-        gradients = as_program(self.gradient(lambda *args: jax.vmap(op)(*args).sum()), *batch)(*batch)
-        self.reset()
-        values = as_program(jax.vmap(op), *batch)(*batch)
-        return Results((value, gradient), (values, list(gradients)), (states[0], self.state()))
+        batch = self._staged_in_batch(op)
+        return Results((value, gradient), batch, (state, self.state()))
+
+    def _staged_in_batch(self, op: Callable[..., Any]) -> Any:
+        def of_batch(*args: Any) -> Any:
+            values = jax.vmap(op)(*args)
+            return values.sum(), values
+
+        if not self.argnums:
+            return as_program(jax.vmap(op), *self.batch)(*self.batch), []
+        gradients, values = as_program(jax.grad(of_batch, self.argnums, has_aux=True), *self.batch)(*self.batch)
+        return values, list(gradients)
 
 
 def as_program(function: Callable[..., Any], *args: Any) -> Callable[..., Any]:
@@ -137,7 +141,7 @@ def as_program(function: Callable[..., Any], *args: Any) -> Callable[..., Any]:
 
     def run(*args: Any) -> Any:
         with jax.disable_jit():
-            outs = jax.extend.core.jaxpr_as_fun(closed)(*jax.tree.leaves(args))
+            outs = evaluate(closed.jaxpr, closed.consts, list(map(np.asarray, jax.tree.leaves(args))))
         return jax.tree.unflatten(jax.tree.structure(shape), outs)
 
     return run

@@ -20,6 +20,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tests.shared.python_helpers import clip, halve, positive
+
 
 class Box:
     """An object with state, methods and an operator."""
@@ -68,28 +70,6 @@ def state():
     found = [COUNT, *LOG, *TABLE.values(), BOX.value, BOX.count, SLOT.value, *BUFFER, *QUEUE, Box.kind]
     found += [*NESTED["a"][0]["b"], hash(repr(RNG.bit_generator.state)), repr(TICKS), hash(random.getstate())]
     return [x if isinstance(x, str) else float(x) for x in found]
-
-
-def positive(a):
-    if a > 0:
-        return True
-    return False
-
-
-def clip(a, b=2.0):
-    if a > b:
-        return b
-    if a < -b:
-        return -b
-    return a
-
-
-def halve(a):
-    turns = 0
-    while abs(a) > 0.5 and turns < 5:
-        a = a / 2
-        turns += 1
-    return a
 
 
 def keep(value):
