@@ -126,6 +126,8 @@ def _find_by_structure(primitive: Any, params: dict[str, Any], args: Sequence[An
 
 
 def _shared(key: Hashable, make: Callable[[int], Operation]) -> Operation:
+    # The types inside a jaxpr name the mesh of `jax.set_mesh`, and structural keys do not.
+    key = (key, jax.sharding.get_abstract_mesh())
     op = _by_structure.get(key)
     if op is None:
         op = make(next(_ids))

@@ -175,7 +175,9 @@ def pull_program(program: Program, kept: Sequence[Any], cotangents: Sequence[Any
         return [None] * len(program.ins)
     seeds = [cotangents[j] for j in nonzero]
     if program.key is not None:
-        function = pullbacks.compiled((program.key, nonzero), lambda: _compile_pullback(program, nonzero, kept, seeds))
+        # A pullback may run outside of the `jax.set_mesh` in which its program was recorded.
+        key = (program.key, nonzero, jax.sharding.get_abstract_mesh())
+        function = pullbacks.compiled(key, lambda: _compile_pullback(program, nonzero, kept, seeds))
         if function is not None:
             return function(kept, seeds)
     return _pull(program, nonzero, kept, seeds, apply_compiled)

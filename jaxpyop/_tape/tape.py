@@ -110,7 +110,9 @@ class Tape(_jaxcore.KnownTrace):
         key = None
         if self._shareable and len(self._nodes) <= MAX_COMPILED:
             types = [value_type(self._values[s]) for s in self._free]
-            key = _jaxcore.HashedKey((tuple(self._code), in_slots, out_slots, *types))
+            # What is traced under `jax.set_mesh` does not run outside, nor the other way round.
+            mesh = jax.sharding.get_abstract_mesh()
+            key = _jaxcore.HashedKey((tuple(self._code), in_slots, out_slots, mesh, *types))
         program = programs.compiled(key, lambda: self._program(in_slots, out_slots, key)) if key else None
         if program is None:
             program = self._program(in_slots, out_slots, key)

@@ -130,3 +130,7 @@ assert not failed, "\\n".join(failed)
 def test_on_four_devices(kind, transport):
     code = MANY_DEVICES + f"PROGRAMS = {DEVICE_PROGRAMS!r}".replace("{", "{{").replace("}", "}}") + RUN_EACH
     run_python(code.format(transport=transport, kind=kind), timeout=90, **on_devices(4))
+
+
+def test_every_op_inside_and_outside_of_set_mesh():
+    run_python("import runpy; runpy.run_module('tests.shared.mesh_programs', run_name='__main__')", **on_devices(8))

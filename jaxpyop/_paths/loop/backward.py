@@ -17,7 +17,7 @@ import numpy as np
 
 from jaxpyop import _jaxcore as core
 from jaxpyop._jaxcore import ad
-from jaxpyop._paths.loop.primitive import Loop, pick, run_loop
+from jaxpyop._paths.loop.primitive import Loop, explaining_meshes, pick, run_loop
 from jaxpyop._paths.loop.tangents import Perturbed, loop_tangents_p, perturbed_step
 
 # Up to this size the state before every iteration is kept.
@@ -114,7 +114,8 @@ def _transpose(cts: Sequence[Any], *operands: Any, loop: Loop, perturbed: Pertur
     consts, state, tangents = operands[:count], operands[count:end], operands[end:]
     avals = pick([jax.typeof(x) for x in state], perturbed[1])
     full = [core.zeros(a) if type(ct) is ad.Zero else ct for ct, a in zip(cts, avals, strict=True)]
-    found = _pull_back(loop, consts, state, full, perturbed)
+    with explaining_meshes(loop, [*consts, *state, *full]):
+        found = _pull_back(loop, consts, state, full, perturbed)
     wanted = [ct if ad.is_undefined_primal(t) else None for ct, t in zip(found, tangents, strict=True)]
     return [None] * end + wanted
 
