@@ -30,7 +30,7 @@ Transpose: TypeAlias = Callable[[tuple[Any, ...]], Any]
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-class _Everywhere(TypedDict, total=False):
+class _OfAll(TypedDict, total=False):
     """The options of all functions.
 
     Args:
@@ -83,7 +83,7 @@ class _OfJax(TypedDict, total=False):
     stateful: Annotated[bool, False]
 
 
-class JaxOptions(_OfJax, _Everywhere, total=False):
+class JaxOptions(_OfJax, _OfAll, total=False):
     """The options of ``py_function``.
 
     Args:
@@ -127,7 +127,7 @@ class JaxOptions(_OfJax, _Everywhere, total=False):
     max_steps: Annotated[int | None, None]
 
 
-class ContribOptions(_Everywhere, total=False):
+class ContribOptions(_OfAll, total=False):
     """The options of ``contrib.framework.py_func``.
 
     Args:
@@ -194,9 +194,9 @@ class NumpyOptions(_OfNumpy, ContribOptions, total=False):
 
 # The docstrings with a table's texts, in the order of `help()`. Before Python 3.12 a TypedDict forgets its bases.
 _DOCUMENTED_BY = {
-    JaxOptions: (_OfJax, _Everywhere, JaxOptions),
-    ContribOptions: (_Everywhere, ContribOptions),
-    NumpyOptions: (_OfNumpy, _Everywhere, ContribOptions),
+    JaxOptions: (_OfJax, _OfAll, JaxOptions),
+    ContribOptions: (_OfAll, ContribOptions),
+    NumpyOptions: (_OfNumpy, _OfAll, ContribOptions),
 }
 
 

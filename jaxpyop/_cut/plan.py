@@ -110,7 +110,7 @@ class Plan:
             for k in step.dead:
                 slots[k] = None
         outputs = [slots[k] for k in self._outputs]
-        return outputs if self._is_one_device else _moored(outputs, inputs)
+        return outputs if self._is_one_device else _placed(outputs, inputs)
 
     def __str__(self) -> str:
         return "\n".join(self.text)
@@ -124,7 +124,7 @@ def _name(node: Node) -> str:
     return "copy" if node.eqn is None else str(node.eqn.primitive)
 
 
-def _moored(outputs: list[Any], inputs: Sequence[Any]) -> list[Any]:
+def _placed(outputs: list[Any], inputs: Sequence[Any]) -> list[Any]:
     """Put all results where the committed inputs are, as `jax.jit` does, even those that depend on none of them."""
     for like in filter(_jaxcore.is_committed, inputs):
         return [x if _jaxcore.is_committed(x) else _jaxcore.placed_like(x, like) for x in outputs]

@@ -74,14 +74,14 @@ def _waiting(steps: Sequence[Step]) -> set[Node]:
 def _handed_over(program: Program) -> set[Value]:
     """Return the receipts that only replaying calls read. These calls can get the records themselves."""
     readers: dict[Value, list[Node | None]] = {value: [None] for value in program.outputs}
-    tokens: list[Value] = []
+    receipts: list[Value] = []
     for node in program.nodes:
         for x in node.reads:
             if isinstance(x, Value):
                 readers.setdefault(x, []).append(node)
         if _is_alone(node) and node.call.handing_over() is not None:
-            tokens.append(node.makes[-1])
-    return {token for token in tokens if all(_takes(reader, token) for reader in readers.get(token, []))}
+            receipts.append(node.makes[-1])
+    return {receipt for receipt in receipts if all(_takes(reader, receipt) for reader in readers.get(receipt, []))}
 
 
 def _is_alone(node: Node) -> bool:
@@ -89,5 +89,5 @@ def _is_alone(node: Node) -> bool:
     return node.call is not None and not node.eqn.params["batch"].sizes
 
 
-def _takes(reader: Node | None, token: Value) -> bool:
-    return reader is not None and _is_alone(reader) and reader.call.takes_records and reader.reads[0] is token
+def _takes(reader: Node | None, receipt: Value) -> bool:
+    return reader is not None and _is_alone(reader) and reader.call.takes_records and reader.reads[0] is receipt
