@@ -115,10 +115,10 @@ class Config:
         max_scratch_bytes: how many bytes of scratch arrays are kept for later
             calls, in all programs together. Inputs are copied into them.
             Environment variable: ``JAXPYOP_MAX_SCRATCH_BYTES``.
-        without: the capabilities of JAX that are not used, as a tuple of
-            names. ``python -m jaxpyop doctor`` lists them, and what is lost
-            without each. It can be set by the environment variable alone,
-            because the choice is made when jaxpyop is imported.
+        without: the names of the capabilities of JAX that are turned off, as
+            a tuple. ``python -m jaxpyop doctor`` lists all capabilities, and
+            the consequences of turning each one off. Only the environment
+            variable can set it, because it is read by the import.
             Environment variable: ``JAXPYOP_WITHOUT``, with commas between the
             names, or ``all``.
 
