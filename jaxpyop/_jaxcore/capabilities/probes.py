@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpyop._jaxcore.capabilities.required import Primitive, ShapedArray, Trace, Tracer
+from jaxpyop._jaxcore.capabilities.required import JAX_VERSION, Primitive, ShapedArray, Trace, Tracer
 
 _SCALAR = ShapedArray((), np.dtype(np.float32))
 
@@ -146,8 +146,9 @@ def linearize_rule(table: Any) -> tuple[Any, Callable[[_Rule], Callable[..., Any
     def linearized(x: Any, t: Any) -> Any:
         return jax.linearize(lambda x: primitive.bind(x)[0], x)[1](t)
 
-    # From JAX 0.11.1 a rule returns one more residual.
-    for arrange in (_five_results, _four_results):
+    # From JAX 0.11.1 a rule returns one more residual. The likely way comes first, because an error of JAX takes long.
+    ways = (_four_results, _five_results) if JAX_VERSION < (0, 11) else (_five_results, _four_results)
+    for arrange in ways:
         primitive = Primitive("jaxpyop_probe")
         primitive.multiple_results = True
         primitive.def_abstract_eval(lambda x: [x])
