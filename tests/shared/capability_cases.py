@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import io_callback
 
 F = jnp.float32
 X = np.float32(3)
@@ -194,6 +195,16 @@ def cond_with_effect(jp):
 @case
 def cond_is_refused(jp):
     refused("vmap", jax.jit(_cond(jp, 0)), np.array([True, False]), jnp.arange(2.0))
+
+
+@case
+def cond_with_io_callback_is_refused(jp):
+    def both(x):
+        io_callback(lambda: None, None)
+        return jp.numpy_function(np.negative, [x], F, stateful=True)
+
+    program = jax.vmap(lambda p, x: jax.lax.cond(p, both, lambda x: x, x), (None, 0))
+    refused("effect not supported in vmap", jax.jit(program), True, jnp.arange(2.0))
 
 
 @case
