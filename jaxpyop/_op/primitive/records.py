@@ -166,9 +166,9 @@ class Records:
             self._cleared_to = self._next
         del gone
 
-    def was_cleared(self, token: int) -> bool:
-        """Tell whether a token is older than the last `clear`. Tokens go round, so half of them count as older."""
-        return 0 < (self._cleared_to - token) % 2**32 < 2**31
+    def was_issued(self, token: int) -> bool:
+        """Tell whether this store, and not that of another process, issued a token since the last `clear`."""
+        return (token - self._cleared_to) % 2**32 < (self._next - self._cleared_to) % 2**32
 
     def stats(self) -> dict[str, int]:
         """How full the store is. `evicted` counts the records so far that were evicted before anything read them."""
@@ -258,8 +258,8 @@ def _warn_once(title: str) -> None:
 
 
 def warn_of_pushed_out(title: str, token: int) -> None:
-    """Warn once for each op that its records do not fit, unless the user cleared them."""
-    if token != NO_RECORD and not RECORDS.was_cleared(token):
+    """Warn once for each op that its records do not fit, but not of what the user cleared or another process has."""
+    if RECORDS.was_issued(token):
         _warn_once(title)
 
 
