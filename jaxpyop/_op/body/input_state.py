@@ -50,7 +50,7 @@ def _objects(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[str, 
 def _warn(op: Op, of: str, path: str) -> None:
     _jaxcore.warn_user(
         f"{op.title}: func changed {path or 'a leaf'} of {of}, which is a copy of the caller's object: the change is "
-        "lost; return the new state as a result (in Flax NNX: nnx.split in func, nnx.merge or nnx.update outside)",
+        "lost; return the new state as a result (in Flax NNX: nnx.split and nnx.update; docs: recipes, flax)",
         RuntimeWarning,
     )
     if len(_warned) >= _MAX_INPUTS:
