@@ -13,6 +13,8 @@ from jaxpyop._cut.inline import Node
 from jaxpyop._host import strip_library_frames
 from jaxpyop._op import Handed, anchor_of, run_now
 
+_LARGE = 1 << 18
+
 
 class HostStep:
     """Runs a Python call, and makes sure that its results have the types that the program around it was traced with.
@@ -21,15 +23,19 @@ class HostStep:
         node: the equation of the call.
         hands_over: whether its last result is a record instead of the receipt of one.
         waits: whether the effects of the segments before it have to be over before it runs.
+        takes_numpy: whether what reads its results takes NumPy arrays too.
     """
 
-    def __init__(self, node: Node, *, hands_over: bool = False, waits: bool = False) -> None:
+    def __init__(self, node: Node, *, hands_over: bool = False, waits: bool = False, takes_numpy: bool = False) -> None:
         self._call = node.eqn.params["call"]
         self._batch = node.eqn.params["batch"]
         self._avals = [v.aval for v in node.eqn.outvars]
         self._types = [(a.shape, a.dtype) for a in self._avals]
         self._is_one_device = _jaxcore.is_one_cpu()
         self._waits = waits
+        # A large array would be copied once more on its way into a segment.
+        is_small = all(a.size * a.dtype.itemsize < _LARGE for a in self._avals)
+        self._takes_numpy = takes_numpy and is_small and self._is_one_device and not self._call.on_jax
         if hands_over:
             self._call = self._call.handing_over()
 
@@ -39,8 +45,9 @@ class HostStep:
     def __call__(self, *args: Any) -> list[Any]:
         if self._waits:
             jax.effects_barrier()
+        to_jax = not self._takes_numpy or _jaxcore.looks_at_transfers()
         try:
-            outs = run_now(self._call, args, self._batch, hold=False)
+            outs = run_now(self._call, args, self._batch, hold=False, to_jax=to_jax)
         except BaseException as error:
             raise strip_library_frames(error, self._call.title)  # noqa: B904  # It is the same error.
         if self._are_fitting(outs, args):

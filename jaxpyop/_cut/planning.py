@@ -45,7 +45,13 @@ def _planned(closed: Any, donated: Sequence[bool], options: Options) -> Plan:
 def _hosts(
     program: Program, steps: Sequence[Step], plan: Callable[[Any, Sequence[bool]], Plan]
 ) -> dict[Node, Callable[..., Sequence[Any]]]:
-    handed, waiting = _handed_over(program), _waiting(steps)
+    readers = _readers(program)
+    handed, waiting = _handed_over(program, readers), _waiting(steps)
+    hosts = {step for step in steps if isinstance(step, Node)}
+
+    def takes_numpy(reader: Node | None) -> bool:
+        return reader is not None and (reader not in hosts or (reader.call is not None and not reader.call.on_jax))
+
     found: dict[Node, Callable[..., Sequence[Any]]] = {}
     for step in steps:
         if not isinstance(step, Node):
@@ -55,7 +61,10 @@ def _hosts(
             continue
         if step.call.refusal is not None:
             raise step.call.refusal()
-        found[step] = HostStep(step, hands_over=not handed.isdisjoint(step.makes), waits=step in waiting)
+        numpy = all(takes_numpy(reader) for value in step.makes for reader in readers.get(value, ()))
+        found[step] = HostStep(
+            step, hands_over=not handed.isdisjoint(step.makes), waits=step in waiting, takes_numpy=numpy
+        )
     return found
 
 
@@ -71,16 +80,19 @@ def _waiting(steps: Sequence[Step]) -> set[Node]:
     return found
 
 
-def _handed_over(program: Program) -> set[Value]:
-    """Return the receipts that only replaying calls read. These calls can get the records themselves."""
+def _readers(program: Program) -> dict[Value, list[Node | None]]:
+    """Return the nodes that read each value. None stands for the caller, who gets the outputs."""
     readers: dict[Value, list[Node | None]] = {value: [None] for value in program.outputs}
-    receipts: list[Value] = []
     for node in program.nodes:
         for x in node.reads:
             if isinstance(x, Value):
                 readers.setdefault(x, []).append(node)
-        if _is_alone(node) and node.call.handing_over() is not None:
-            receipts.append(node.makes[-1])
+    return readers
+
+
+def _handed_over(program: Program, readers: dict[Value, list[Node | None]]) -> set[Value]:
+    """Return the receipts that only replaying calls read. These calls can get the records themselves."""
+    receipts = [node.makes[-1] for node in program.nodes if _is_alone(node) and node.call.handing_over() is not None]
     return {receipt for receipt in receipts if all(_takes(reader, receipt) for reader in readers.get(receipt, []))}
 
 

@@ -7,7 +7,7 @@ Reading order: capabilities, traces, primitives, jaxprs, differentiation, shardi
 programs, frames, unusable.
 """
 
-from jaxpyop._jaxcore.arrays import is_committed, placed_like, quick_array
+from jaxpyop._jaxcore.arrays import is_committed, looks_at_transfers, placed_like, quick_array
 from jaxpyop._jaxcore.capabilities import (
     CAPABILITIES,
     JAX_VERSION,

@@ -23,6 +23,11 @@ def is_committed(x: Any) -> bool:
     return bool(getattr(x, "_committed", False))
 
 
+def looks_at_transfers() -> bool:
+    """Tells whether JAX looks at each array that comes to a device: for NaNs, or because of a transfer guard."""
+    return bool(_config.jax_debug_nans or _config.jax_debug_infs or _config.jax_transfer_guard_host_to_device)
+
+
 def quick_array(value: np.ndarray[Any, Any], like: Any = None) -> Any:
     """Makes a jax.Array of a NumPy array that is not used elsewhere.
 
@@ -34,7 +39,7 @@ def quick_array(value: np.ndarray[Any, Any], like: Any = None) -> Any:
         The array; None where only the public functions know what to do: under a mesh, a transfer guard or a check for
         NaNs, on several devices, and for dtypes that JAX changes.
     """
-    if _put is None or _config.jax_debug_nans or _config.jax_debug_infs or _config.jax_transfer_guard_host_to_device:
+    if _put is None or looks_at_transfers():
         return None
     aval = _aval(value.shape, value.dtype, bool(_config.jax_enable_x64))
     sharding = _sharding_for(like)

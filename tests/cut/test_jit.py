@@ -186,6 +186,26 @@ def test_what_a_body_saw_is_not_given_away():
         same(kept[2 * k : 2 * k + 2], [2 * (X + k), X + k])
 
 
+@pytest.mark.parametrize("size", [3, 1 << 17], ids=["small", "large"])
+def test_what_a_body_returned_may_change_before_a_segment_reads_it(size):
+    own = np.ones(size, np.float32)
+
+    def change(x):
+        own[:] = 7
+        return x
+
+    op = lambda f, x: py_func(f, [x], F, output_shapes=(size,))
+
+    def program(x):
+        y = op(lambda x: own, x)
+        z = op(change, y)
+        return y * 2, z + 1, op(lambda x: x, z) - 1
+
+    for _ in range(3):
+        own[:] = 1
+        same(jaxpyop.jit(program)(jnp.zeros(size)), (jnp.full(size, 2.0, F), jnp.full(size, 2.0, F), jnp.zeros(size)))
+
+
 def test_the_caller_may_change_a_numpy_array_that_a_body_kept():
     kept = []
     x = np.zeros(64, np.float32)
@@ -373,6 +393,8 @@ def test_debug_nans():
             cut(-jnp.ones(3))
         with pytest.raises(FloatingPointError, match="py_func"):
             jaxpyop.jit(lambda x: py_func(lambda x: x * np.nan, [x], F, name="mine"))(X)
+        with pytest.raises(FloatingPointError, match="py_func"):
+            jaxpyop.jit(lambda x: jnp.isnan(py_func(lambda x: x * np.nan, [x], F)) + 1)(X)
 
 
 def test_matmul_precision_and_named_scopes_are_in_the_segments():

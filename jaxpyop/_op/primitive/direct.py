@@ -17,7 +17,9 @@ from jaxpyop._op.primitive.records import RECORDS, Handed
 from jaxpyop._op.values import anchor_of, copy_to_jax, show_shape, taken_over
 
 
-def run_now(call: Call, args: Sequence[Any], batch: Batch = NO_BATCH, *, hold: bool = True) -> list[Any]:
+def run_now(
+    call: Call, args: Sequence[Any], batch: Batch = NO_BATCH, *, hold: bool = True, to_jax: bool = True
+) -> list[Any]:
     """Run a call at once, on the caller's thread.
 
     Args:
@@ -26,6 +28,8 @@ def run_now(call: Call, args: Sequence[Any], batch: Batch = NO_BATCH, *, hold: b
         batch: the `vmap`s around it.
         hold: whether records are dropped with the array of their receipts. A program that goes on with a copy of the
             receipts still needs the records.
+        to_jax: whether the results of a NumPy function become jax.Arrays. A compiled program takes a NumPy array in
+            less time. Results of a batch, and from an executor, always become jax.Arrays.
 
     Returns:
         jax.Arrays on the devices of the inputs. A `Handed` record is passed through.
@@ -51,7 +55,7 @@ def run_now(call: Call, args: Sequence[Any], batch: Batch = NO_BATCH, *, hold: b
         if batch.sizes or call.op.executor is not None:
             outs = _run(call, arrays, batch, like)
         else:
-            outs = _owned(call(arrays), call, like)
+            outs = _owned(call(arrays), call, like) if to_jax else [np.array(v, order="C") for v in call(arrays)]
     if not call.on_jax and not call.copy:
         take_back(arrays, call.title)
     if hold and call.operands.extra_results:
