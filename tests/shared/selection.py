@@ -42,6 +42,10 @@ THOROUGH = {
         "test_nothing_grows": "test_steps_leave_no_entries_behind",
         "test_nothing_grows_with_four_threads": "test_steps_leave_no_entries_behind",
     },
+    "test_capabilities.py": {
+        "test_without_a_name": "test_turned_off",
+        "test_without_a_capability": "test_turned_off",
+    },
     "test_when.py": {"test_on_four_devices": "test_on_four_devices"},
     "test_out.py": {"test_on_four_devices": "test_on_four_devices"},
     "test_devices.py": {"test_a_failing_program_is_seen": "test_on_four_devices"},
