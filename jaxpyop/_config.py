@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeAlias, TypedDict, Unpack, get_args
 Mode: TypeAlias = Literal["eager", "traced", "auto"]
 Transport: TypeAlias = Literal["auto", "callback"]
 Constants: TypeAlias = Literal["warn", "allow", "error"]
+Tape: TypeAlias = Literal["eager", "lazy"]
 
 
 def _one_of(choices: tuple[str, ...]) -> Callable[[Any], str]:
@@ -59,6 +60,7 @@ _SETTINGS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
     "mode": ("eager", _one_of(get_args(Mode))),
     "transport": ("auto", _one_of(get_args(Transport))),
     "constants": ("warn", _one_of(get_args(Constants))),
+    "tape": ("eager", _one_of(get_args(Tape))),
     "max_records": (8192, _at_least_one),
     "max_record_bytes": (_share_of_memory(), _at_least_one),
     "max_scratch_bytes": (128 * 2**20, _at_least_one),
@@ -72,6 +74,7 @@ class Settings(TypedDict, total=False):
     mode: Mode
     transport: Transport
     constants: Constants
+    tape: Tape
     max_records: int
     max_record_bytes: int
     max_scratch_bytes: int
@@ -102,6 +105,11 @@ class Config:
             silent. ``"error"`` raises a :class:`TypeError`, for ``float(x)``
             and ``x.item()`` as well.
             Environment variable: ``JAXPYOP_CONSTANTS``.
+        tape: when a ``py_function`` that is being differentiated evaluates
+            its operations. ``"eager"`` evaluates each one at once, as
+            TensorFlow's tape does. ``"lazy"`` evaluates all that are pending
+            as one compiled program, when a value is asked for.
+            Environment variable: ``JAXPYOP_TAPE``.
         max_records: how many gradient records of ``py_function`` are kept for
             later backward passes. Records that a pass has read may fill 1/32
             of this limit, or all of it for a stateful op, which cannot run
@@ -138,6 +146,7 @@ class Config:
     mode: Mode
     transport: Transport
     constants: Constants
+    tape: Tape
     max_records: int
     max_record_bytes: int
     max_scratch_bytes: int

@@ -105,8 +105,8 @@ def selection(items):
 
 
 def other_ways(items):
-    """For each test, the cases of all routes, transports or functions except one, which varies from test to test."""
-    for name in ("route", "transport", "api"):
+    """For each test, all routes, transports, functions or tapes except one, which varies from test to test."""
+    for name in ("route", "transport", "api", "tape"):
         tables = {}
         for item in items:
             if name in (parameters := parameters_of(item)):
@@ -181,6 +181,20 @@ def route(request):
     """A way to run a program: directly, or under jit with each transport."""
     with jaxpyop.config.override(transport=request.param.transport):
         yield request.param
+
+
+@pytest.fixture(params=["eager", "lazy"])
+def tape(request):
+    """Both tapes."""
+    with jaxpyop.config.override(tape=request.param):
+        yield request.param
+
+
+@pytest.fixture
+def eager_tape():
+    """The eager tape, for tests of what it keeps and compiles."""
+    with jaxpyop.config.override(tape="eager"):
+        yield
 
 
 @pytest.fixture

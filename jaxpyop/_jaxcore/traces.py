@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -92,6 +92,61 @@ def settings_of_traces() -> Any:
 
 # object() is equal to nothing else.
 _trace_context = using("settings_of_traces") or object
+
+
+def checks_numbers() -> bool:
+    """Tells whether JAX looks for NaN or infinity after each operation."""
+    # JAX adds its options to `jax.config` at run time.
+    return bool(jax.config.jax_debug_nans or jax.config.jax_debug_infs)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+_setting_names, _setting_by_name, _unset, _register_cache = parts_of("lazy_tape", 4)
+
+
+@contextlib.contextmanager
+def under_settings(settings: Sequence[Any]) -> Iterator[None]:
+    """Runs a block under other values of `settings_of_traces()`, in this thread."""
+    changed: list[tuple[Any, Any]] = []
+    try:
+        for name, value, now in zip(_setting_names(), settings, settings_of_traces(), strict=True):
+            if value != now and (setting := _setting_by_name.get(name)) is not None:
+                changed.append((setting, setting.swap_local(value)))
+                _tell(setting, value)
+        yield
+    finally:
+        for setting, value in reversed(changed):
+            setting.set_local(value)
+            _tell(setting, None if value is _unset else value)
+
+
+def _tell(setting: Any, value: Any) -> None:
+    # JAX's C++ code keeps a copy of some settings.
+    if (hook := getattr(setting, "_update_thread_local_hook", None)) is not None:
+        hook(value)
+
+
+class _Clearing:
+    """What JAX asks of a cache that it clears."""
+
+    def __init__(self, clear: Callable[[], None]) -> None:
+        self.cache_clear = clear
+
+    def cache_info(self) -> None:
+        """Nothing is counted."""
+
+    def cache_keys(self) -> list[Any]:
+        return []
+
+
+# JAX holds them weakly.
+_cleared: list[_Clearing] = []
+
+
+def clear_with_jax(clear: Callable[[], None]) -> None:
+    """Has `jax.clear_caches()` call a function."""
+    if _register_cache is not None:
+        _cleared.append(_Clearing(clear))
+        _register_cache(_cleared[-1], "jaxpyop")
 
 
 # ---------------------------------------------------- traces that share an identity

@@ -14,7 +14,9 @@ The other modules, in the order in which to read them:
 - `pull_push`: the derivatives of one function, by JAX.
 - `detached`: warnings where a value leaves the tape.
 - `cache`: a bounded cache.
+- `lazy/`: a tape that evaluates what is pending as one compiled program.
 """
 
+from jaxpyop._tape.lazy import clear
 from jaxpyop._tape.recording import jvp, record, vjp
 from jaxpyop._tape.tracer import TapeTracer

@@ -31,7 +31,7 @@ def array_detached(tracer: Any, how: str) -> None:
         TypeError: where `config.constants` is "error".
     """
     # Nothing is lost in a run that is over.
-    if config.constants == "allow" or not tracer._trace.is_valid():
+    if config.constants == "allow" or not tracer.is_differentiated or not tracer._trace.is_valid():
         return
     text = (
         f"{tracer._trace.title}: {how} takes a differentiated {tracer.aval.str_short()} out of JAX. Everything "
@@ -55,6 +55,8 @@ def number_detached(tracer: Any, how: str) -> None:
     Raises:
         TypeError: where `config.constants` is "error".
     """
+    if not tracer.is_differentiated:
+        return
     tape = tracer._trace
     if config.constants == "error" and tape.is_valid():
         raise TypeError(

@@ -48,6 +48,8 @@ class Operation:
         is_probed: whether its dependence is looked up. Otherwise all outputs are taken to depend on all inputs, since
             its functions must not be called before their own call is over.
         is_new: whether it has a compiled function of its own that has not run yet.
+        pull: gives cotangents from the outputs' numbers, the inputs' numbers, the inputs and the outputs' cotangents.
+            None if JAX differentiates `bind`.
     """
 
     bind: Callable[..., Any]
@@ -59,6 +61,7 @@ class Operation:
     uses_refs: bool = False
     is_probed: bool = True
     is_new: bool = False
+    pull: Callable[..., Sequence[Any]] | None = None
     _dependences: dict[Hashable, Dependence] = dataclasses.field(
         default_factory=dict[Hashable, Dependence], init=False, repr=False
     )
@@ -133,6 +136,11 @@ def _shared(key: Hashable, make: Callable[[int], Operation]) -> Operation:
         op = make(next(_ids))
         _by_structure.put(key, op)
     return op
+
+
+def new_id() -> int:
+    """Returns a number for an operation."""
+    return next(_ids)
 
 
 def shared_op(key: Hashable, make_function: Callable[[], Callable[..., list[Any]]]) -> Operation:

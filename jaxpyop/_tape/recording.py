@@ -10,8 +10,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxpyop import _jaxcore
+from jaxpyop._config import config
 from jaxpyop._tape.by_vjp import RecordOfVjp, checked, record_by_vjp
 from jaxpyop._tape.detached import warn_of_constants
+from jaxpyop._tape.lazy import lazy_tape
 from jaxpyop._tape.linear import Linear
 from jaxpyop._tape.replay import Program, pull_program, push_program
 from jaxpyop._tape.tape import Tape, is_array, programs, size_of, typeof
@@ -73,12 +75,21 @@ class Record:
         return push_program(self._program, self._kept, tangents)
 
 
+def _new_tape(title: str, inputs: Sequence[Any], may_wait: bool) -> Tape:
+    lazy = lazy_tape(title, inputs) if may_wait and config.tape == "lazy" else None
+    return lazy or Tape(_jaxcore.current_trace(), title)
+
+
 def _array(value: Any) -> Any:
     return value if isinstance(value, jax.Array) else _jaxcore.with_transfers(jnp.asarray, value)
 
 
 def record(
-    func: Callable[..., Sequence[Any]], inputs: Sequence[Any], perturbed: Sequence[bool] | None = None
+    func: Callable[..., Sequence[Any]],
+    inputs: Sequence[Any],
+    perturbed: Sequence[bool] | None = None,
+    *,
+    may_wait: bool = True,
 ) -> tuple[list[Any], Record | RecordOfVjp]:
     """Runs `func(*inputs)` once and records it.
 
@@ -88,6 +99,7 @@ def record(
         inputs: arrays. Those of a floating or complex dtype are differentiated.
         perturbed: which of them are differentiated, by default all. The others are constants, and operations
             on constants alone are not recorded.
+        may_wait: whether `config.tape` counts. Otherwise each operation is evaluated at once.
 
     Returns:
         The outputs, as concrete as the inputs, and the record.
@@ -102,11 +114,11 @@ def record(
     inputs = [_array(x) for x in inputs]
     if not _jaxcore.HAS_OWN_TRACES:
         return record_by_vjp(func, inputs, perturbed, title)
-    tape = Tape(_jaxcore.current_trace(), title)
+    tape = _new_tape(title, inputs, may_wait)
     try:
         boxed = [tape.box_input(x) if p else x for x, p in zip(inputs, perturbed or itertools.repeat(True))]
         with _jaxcore.set_current_trace(tape):
-            outs = list(func(*boxed))
+            outs = tape.evaluated(list(func(*boxed)))
         in_slots = tuple([tape.slot_of(x) for x in boxed])
         out_slots = tuple([tape.slot_of(x) for x in outs])
         outputs = [x.value if s >= 0 else _array(x) for x, s in zip(outs, out_slots)]

@@ -85,6 +85,8 @@ def apply_traced(derivative: Derivative, args: Sequence[Any], vectors: Sequence[
     rule, op, outnums, argnums = derivative
     # For a value that no derivative reads, only its type was kept. Zeros can take its place; compiling drops them.
     full = [_jaxcore.zeros(a) if isinstance(a, _jaxcore.ShapedArray) else a for a in args]
+    if rule is pull and op.pull is not None:
+        return op.pull(outnums, argnums, full, vectors)
     return rule(op.outputs, outnums, argnums, full, vectors)
 
 
@@ -114,7 +116,7 @@ def _compile(derivative: Derivative, present: Sequence[int], args: Sequence[Any]
 # -------------------------------------------------------- derivatives of a program
 
 
-def _cotangents_by_slot(
+def cotangents_by_slot(
     nodes: Sequence[Node], values: Sequence[Any], seeds: Iterable[tuple[int, Any]], apply: Apply
 ) -> dict[int, Any]:
     """Propagates the cotangents of outputs backward, and returns all cotangents by slot.
@@ -187,7 +189,7 @@ def _pull(
     program: Program, nonzero: tuple[int, ...], kept: Sequence[Any], seeds: Sequence[Any], apply: Apply
 ) -> list[Any]:
     pairs = [(program.outs[j], seed) for j, seed in zip(nonzero, seeds, strict=True)]
-    found = _cotangents_by_slot(program.nodes, replaced(program.types, program.kept, kept), pairs, apply)
+    found = cotangents_by_slot(program.nodes, replaced(program.types, program.kept, kept), pairs, apply)
     return [found.get(s) for s in program.ins]
 
 

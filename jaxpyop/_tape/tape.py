@@ -74,6 +74,9 @@ class Tape(_jaxcore.KnownTrace):
         "title",
     )
 
+    # The class of the arrays that the function sees.
+    tracer_type: type[TapeTracer] = TapeTracer
+
     def __init__(self, parent: Any, title: str = "") -> None:
         super().__init__()
         self.parent = parent
@@ -99,11 +102,15 @@ class Tape(_jaxcore.KnownTrace):
         aval = typeof(value)
         if not _jaxcore.is_inexact(aval):
             return value
-        return TapeTracer(self, aval, value, self._free_slot(value))
+        return self.tracer_type(self, aval, value, self._free_slot(value))
 
     def slot_of(self, x: Any) -> int:
         """Returns the slot of a tracer of this tape, -1 for anything else."""
-        return x.slot if type(x) is TapeTracer and x._trace is self else -1
+        return x.slot if type(x) is self.tracer_type and x._trace is self else -1
+
+    def evaluated(self, results: Sequence[Any]) -> Sequence[Any]:
+        """Returns the function's results with nothing left to evaluate."""
+        return results
 
     def finish(self, in_slots: tuple[int, ...], out_slots: tuple[int, ...]) -> tuple[Program, list[Any]]:
         """Returns the program that was recorded, and the values that its derivatives read."""
@@ -178,7 +185,8 @@ class Tape(_jaxcore.KnownTrace):
     # ------------------------------------------------------------ how it is done
 
     def _tracked(self, args: Sequence[Any]) -> tuple[bool, ...]:
-        return tuple([type(a) is TapeTracer and a._trace is self for a in args])
+        kind = self.tracer_type
+        return tuple([type(a) is kind and a._trace is self for a in args])
 
     def _evaluate(self, primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> Any:
         """Evaluates a primitive on values without a tangent."""
@@ -248,7 +256,7 @@ class Tape(_jaxcore.KnownTrace):
             if need:
                 slots[j] = slot = len(values)
                 values.append(out := outs[j])
-                boxed[j] = TapeTracer(self, out.aval, out, slot)
+                boxed[j] = self.tracer_type(self, out.aval, out, slot)
         self._nodes.append(Node(how, ins, tuple(slots), needs))
         for i in reads:
             self._read.add(ins[i])

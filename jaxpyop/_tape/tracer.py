@@ -64,7 +64,7 @@ def _is_operand(x: Any, trace: Any) -> bool:
 
 
 @functools.cache
-def _equation_of(function: Callable[..., Any], count: int) -> tuple[Any, dict[str, Any]]:
+def equation_of(function: Callable[..., Any], count: int) -> tuple[Any, dict[str, Any]]:
     """Returns the primitive and parameters that a function of `jax.lax` binds for operands of one type."""
     with _jaxcore.eval_context():
         (equation,) = jax.make_jaxpr(function)(*[jax.ShapeDtypeStruct((), np.float32)] * count).eqns
@@ -107,7 +107,7 @@ def _operator(name: str, function: Callable[..., Any], reflected: bool = False, 
         trace = self._trace
         if _current_trace() is trace and all(map(_is_operand, operands, itertools.repeat(trace))):
             # This is what `function` and `bind` come to for such operands, in less than half the time.
-            primitive, params = _equation_of(function, len(operands))
+            primitive, params = equation_of(function, len(operands))
             return trace.process_primitive(primitive, operands, params)
         return function(*operands)
 
@@ -119,6 +119,8 @@ class TapeTracer(_jaxcore.Tracer):
     """An array on the tape: a value, and the slot in which it was recorded."""
 
     __slots__ = ("slot", "value")
+    # The lazy tape has tracers of constants as well.
+    is_differentiated: Any = True
 
     def __init__(self, trace: Any, aval: Any, value: Any, slot: int) -> None:
         # This runs for every output of every primitive, and is faster than super().__init__.
@@ -126,6 +128,10 @@ class TapeTracer(_jaxcore.Tracer):
         self.aval = aval
         self.value = value
         self.slot = slot
+
+    def is_over(self) -> bool:
+        """Tells whether the run that made this array is over."""
+        return not self._trace.is_valid()
 
     def to_concrete_value(self) -> Any:
         value = self.value

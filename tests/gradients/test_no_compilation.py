@@ -222,6 +222,7 @@ def test_values_without_a_tangent_are_those_of_eager_calls():
             np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.usefixtures("eager_tape")
 def test_a_number_that_comes_again_is_on_the_device():
     """Its type and value are those of jnp's, and the record of a step has no copy of its own."""
     numbers = [0.5, 3, -0.0, 0.0, True, 2.5]

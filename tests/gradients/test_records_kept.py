@@ -113,6 +113,7 @@ def test_outside_jit_a_pullback_keeps_its_record():
     assert eventually(lambda: RECORDS.stats()["count"] == 0)
 
 
+@pytest.mark.usefixtures("eager_tape")
 def test_records_of_one_line_share_it():
     def body(x):
         for _ in range(30):

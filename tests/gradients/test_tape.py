@@ -28,7 +28,7 @@ from tests.shared.tape_bodies import (
     tape_grad,
 )
 
-pytestmark = pytest.mark.usefixtures("strict_promotion")
+pytestmark = pytest.mark.usefixtures("strict_promotion", "tape")
 
 
 @pytest.mark.parametrize("name", CASES)

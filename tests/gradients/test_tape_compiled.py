@@ -13,7 +13,7 @@ from jaxpyop._tape import cache, replay
 from jaxpyop._tape import tape as tape_module
 from tests.shared.tape_bodies import X3, Z3, F, arrays, chain, check
 
-pytestmark = pytest.mark.usefixtures("strict_promotion")
+pytestmark = pytest.mark.usefixtures("strict_promotion", "eager_tape")
 
 
 # --- compilation ----------------------------------------------------------------

@@ -26,7 +26,7 @@ from tests.shared.tape_bodies import (
     while_body,
 )
 
-pytestmark = pytest.mark.usefixtures("strict_promotion")
+pytestmark = pytest.mark.usefixtures("strict_promotion", "tape")
 
 
 # --- effects, exceptions, threads, memory ---------------------------------------

@@ -113,6 +113,21 @@ def settings_of_traces(trace_context: Any) -> Callable[[], Any]:
     return trace_context
 
 
+def lazy_tape(
+    config: Any, trace_context: Any, names: Any, axis_env_state: Any, register_cache: Any
+) -> tuple[Any, dict[str, Any], Any, Any]:
+    """Probes that a setting can be found by its name, changed and put back."""
+    kind = config.config_ext.Config
+    by_name = {s.name: s for s in (axis_env_state, *vars(config).values()) if isinstance(s, kind)}
+    before, precision = trace_context(), by_name["jax_default_matmul_precision"]
+    _expect(len(before) == len(names()) and axis_env_state.name in names())
+    outer = precision.swap_local("float32")
+    _expect(dict(zip(names(), trace_context()))[precision.name] == "float32")
+    precision.set_local(outer)
+    _expect(trace_context() == before and callables(register_cache))
+    return names, by_name, config.config_ext.unset, register_cache
+
+
 _Rule = Callable[..., tuple[list[Any], list[bool], Callable[[Sequence[Any]], Sequence[Any]]]]
 
 

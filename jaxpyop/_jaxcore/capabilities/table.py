@@ -71,6 +71,19 @@ CAPABILITIES = (
         "shapes are inferred, and programs of jaxpyop.jit cut, in every call",
     ),
     Capability(
+        "lazy_tape",
+        "config.tape='lazy': operations are evaluated later, under the settings of their time",
+        (
+            "jax._src.config",
+            "jax._src.config.trace_context",
+            "jax._src.config.trace_context_names",
+            "jax._src.core.axis_env_state",
+            "jax._src.util.register_cache",
+        ),
+        probes.lazy_tape,
+        "config.tape='lazy' is like 'eager'",
+    ),
+    Capability(
         "linearize_rule",
         "jax.grad calls the rule of an op instead of splitting its JVP",
         ("jax._src.interpreters.ad.primitive_linearizations",),

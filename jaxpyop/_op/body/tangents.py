@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxpyop._config import config
 from jaxpyop._jaxcore import is_inexact
 from jaxpyop._op.body.body_protocol import DerivedBody
 from jaxpyop._op.values import Struct, as_jax, check_fingerprints, fingerprint
@@ -119,8 +120,13 @@ class RecordedDerivative(DerivedBody):
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
         receipt, *rest = arrays
         # Record the same inputs as the forward pass, because operations on recorded values are compiled differently.
-        outs, again = record(self.base.base, as_jax(self.base.split(rest)[0]), self.recorded)
-        check_fingerprints(fingerprint(outs), np.asarray(receipt)[1], self.title, "func")
+        primals, expected = as_jax(self.base.split(rest)[0]), np.asarray(receipt)[1]
+        outs, again = record(self.base.base, primals, self.recorded)
+        # The lazy tape evaluates a stretch call by call at first, and compiles it later: the last bits differ.
+        for may_wait in (False, True) if config.tape == "lazy" else ():
+            if not np.array_equal(fingerprint(outs), expected):
+                outs, again = record(self.base.base, primals, self.recorded, may_wait=may_wait)
+        check_fingerprints(fingerprint(outs), expected, self.title, "func")
         return self.base.replay(again, rest)
 
     def groups(self, values: Sequence[Any]) -> dict[str, Sequence[Any]]:

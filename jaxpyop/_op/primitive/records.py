@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxpyop import _jaxcore
+from jaxpyop import _jaxcore, _tape
 from jaxpyop._config import config, on_change
 from jaxpyop._op.values import Struct
 
@@ -288,4 +288,5 @@ def clear_records() -> None:
         6.0
     """
     RECORDS.clear()
+    _tape.clear()
     _warn_once.cache_clear()

@@ -208,7 +208,7 @@ def cast_to_jax(value: Any, leaf: Leaf, casting: str, origin: str, api: str) -> 
         # A copy, since the function may keep its array and go on writing into it.
         return copy_to_jax(cast_to_numpy(value, leaf, casting, origin, api))
     if isinstance(value, TapeTracer):
-        if not _jaxcore.is_live(value):
+        if value.is_over():
             # The function kept it from an earlier run, and its value is known.
             value = value.value
     elif isinstance(value, _jaxcore.Tracer) and (_jaxcore.HAS_OWN_TRACES or not _jaxcore.is_live(value)):
@@ -230,7 +230,7 @@ def check_usable(value: Any, origin: str, api: str) -> None:
         ValueError: it was deleted.
     """
     if isinstance(value, _jaxcore.Tracer):
-        if not _jaxcore.is_live(value):
+        if value.is_over():
             raise _foreign_tracer(value, origin, api)
     elif value.is_deleted():
         raise ValueError(f"{api}: {origin} an array that was deleted or donated to a program; return a copy of it")

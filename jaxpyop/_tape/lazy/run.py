@@ -1,0 +1,94 @@
+"""One run of a stretch: what may enter it, and whether the function's stretches come again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.sharding import SingleDeviceSharding
+
+from jaxpyop import _jaxcore
+from jaxpyop._tape.lazy.stretch import Call
+from jaxpyop._tape.lazy.tracer import LazyTapeTracer
+from jaxpyop._tape.lazy.trie import Place, new_in_a_row
+
+# A function whose stretches were new more often in a row is recorded eagerly, except for one run in `_RETRY`.
+_MAX_NEW = 32
+_RETRY = 64
+_MAX_TITLES = 1024
+
+
+class Run:
+    """One run of a stretch.
+
+    Attributes:
+        place: the place in the trie.
+        inputs: the values that entered.
+        slots: their slots on the tape, -1 for constants.
+        entered: the positions of what entered, by a slot's complement or the id of a constant.
+        has_numbers: whether Python or NumPy numbers are among the inputs.
+        pending: the tracers by position, None for values that have none.
+    """
+
+    __slots__ = ("entered", "has_numbers", "inputs", "pending", "place", "slots")
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.inputs: list[Any] = []
+        self.has_numbers = False
+        self.slots: list[int] = []
+        self.entered: dict[int, int] = {}
+        self.pending: list[LazyTapeTracer | None] = []
+
+
+def is_plain(x: Any) -> bool:
+    """Tells whether an array lies on one device, chosen by JAX, in memory that nobody else has.
+
+    An array that shares memory by DLPack is committed to its device.
+    """
+    return (
+        isinstance(x, jax.Array)
+        and not isinstance(x, _jaxcore.Tracer)
+        and not x.committed
+        and type(x.sharding) is SingleDeviceSharding
+        and not jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended)
+        and not x.is_deleted()
+    )
+
+
+def is_number(x: Any) -> bool:
+    """Tells whether an operand is a Python number that JAX can hold."""
+    return type(x) in (bool, float, complex) or (type(x) is int and abs(x) < 2**31)
+
+
+def ancestors_of(chain: Sequence[Place], wanted: int | None) -> set[int] | None:
+    """Returns the positions of the results that a value depends on, itself included."""
+    if wanted is None:
+        return None
+    found = {wanted}
+    for p in reversed(chain):
+        if type(p.step) is Call and not found.isdisjoint(range(p.first, p.count)):
+            found.update(p.step.ins)
+    return found
+
+
+def may_repeat(title: str) -> bool:
+    """Tells whether to record a function lazily."""
+    count = new_in_a_row.get(title, 0)
+    if count <= _MAX_NEW:
+        return True
+    new_in_a_row[title] = count + 1
+    return count % _RETRY == 0
+
+
+def note_new(title: str) -> None:
+    """Notes that a stretch of this function was new."""
+    if len(new_in_a_row) >= _MAX_TITLES:
+        new_in_a_row.clear()
+    new_in_a_row[title] = new_in_a_row.get(title, 0) + 1
+
+
+def note_repeated(title: str) -> None:
+    """Notes that a stretch of this function came again."""
+    new_in_a_row.pop(title, None)
