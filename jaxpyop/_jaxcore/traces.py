@@ -94,10 +94,11 @@ def settings_of_traces() -> Any:
 _trace_context = using("settings_of_traces") or object
 
 
-def checks_numbers() -> bool:
-    """Tells whether JAX looks for NaN or infinity after each operation."""
+def evaluates_by_itself() -> bool:
+    """Tells whether each operation has to be evaluated by itself: it is checked for NaN, or nothing is compiled."""
     # JAX adds its options to `jax.config` at run time.
-    return bool(jax.config.jax_debug_nans or jax.config.jax_debug_infs)  # pyright: ignore[reportAttributeAccessIssue]
+    config: Any = jax.config
+    return bool(config.jax_debug_nans or config.jax_debug_infs or config.jax_disable_jit)
 
 
 _setting_names, _setting_by_name, _unset, _register_cache = parts_of("lazy_tape", 4)

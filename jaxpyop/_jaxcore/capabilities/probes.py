@@ -124,7 +124,7 @@ def lazy_tape(
     outer = precision.swap_local("float32")
     _expect(dict(zip(names(), trace_context()))[precision.name] == "float32")
     precision.set_local(outer)
-    _expect(trace_context() == before and callables(register_cache))
+    _expect(trace_context() == before and callable(register_cache))
     return names, by_name, config.config_ext.unset, register_cache
 
 

@@ -38,12 +38,7 @@ _MAX_CALLS = 128
 
 def lazy_tape(title: str, inputs: Sequence[Any]) -> LazyTape | None:
     """Returns a tape for a function with these inputs, None if it has to be recorded eagerly."""
-    if (
-        not _jaxcore.has("lazy_tape")
-        or _jaxcore.current_trace() is not EVAL_TRACE
-        or _jaxcore.checks_numbers()
-        or jax.config.jax_disable_jit
-    ):  # pyright: ignore[reportAttributeAccessIssue]
+    if not _jaxcore.has("lazy_tape") or _jaxcore.current_trace() is not EVAL_TRACE or _jaxcore.evaluates_by_itself():
         return None
     return LazyTape(title, inputs) if all(map(is_plain, inputs)) and may_repeat(title) else None
 
@@ -138,15 +133,10 @@ class LazyTape(Tape):
                 return self._step_to(following)[0]
             if (after := place.after_number(scalar)) is not None:
                 j = after.first
-                if aval.shape:
-                    broadcast = {"shape": aval.shape, "broadcast_dimensions": (), "sharding": None}
-                    after = after.after_call(jax.lax.broadcast_in_dim_p, broadcast, (j,), (scalar,))
-                    j = after.first
                 following = after.after_call(primitive, params, (j, i) if reflected else (i, j), (tracer, tracer))
                 place.remember(key, following)
                 return self._step_to(following)[0]
-        operand = jax.lax.full(aval.shape, scalar) if aval.shape else scalar
-        return self.process_primitive(primitive, (operand, tracer) if reflected else (tracer, operand), params)
+        return self.process_primitive(primitive, (scalar, tracer) if reflected else (tracer, scalar), params)
 
     def process_custom_jvp_call(self, primitive: Any, fun: Any, jvp: Any, tracers: Any, /, **params: Any) -> Any:
         return super().process_custom_jvp_call(primitive, fun, jvp, list(map(self._settled, tracers)), **params)
@@ -165,7 +155,7 @@ class LazyTape(Tape):
         return type(x) is LazyTapeTracer and x.tape is self
 
     def _is_disturbed(self) -> bool:
-        return settings_of_traces() != self._settings or _jaxcore.checks_numbers()
+        return settings_of_traces() != self._settings or _jaxcore.evaluates_by_itself()
 
     def _can_enter(self, args: Sequence[Any]) -> bool:
         is_of_inputs = False
