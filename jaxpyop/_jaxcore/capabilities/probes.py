@@ -114,9 +114,10 @@ def settings_of_traces(trace_context: Any) -> Callable[[], Any]:
 
 
 def lazy_tape(
-    config: Any, trace_context: Any, names: Any, axis_env_state: Any, register_cache: Any
+    setter: Any, trace_context: Any, names: Any, axis_env_state: Any, register_cache: Any
 ) -> tuple[Any, dict[str, Any], Any, Any]:
     """Probes that a setting can be found by its name, changed and put back."""
+    config = sys.modules[setter.__module__]
     kind = config.config_ext.Config
     by_name = {s.name: s for s in (axis_env_state, *vars(config).values()) if isinstance(s, kind)}
     before, precision = trace_context(), by_name["jax_default_matmul_precision"]

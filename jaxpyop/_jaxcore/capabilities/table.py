@@ -74,7 +74,7 @@ CAPABILITIES = (
         "lazy_tape",
         "config.tape='lazy': operations are evaluated later, under the settings of their time",
         (
-            "jax._src.config",
+            "jax._src.config.StateContextManager",
             "jax._src.config.trace_context",
             "jax._src.config.trace_context_names",
             "jax._src.core.axis_env_state",

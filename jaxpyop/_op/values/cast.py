@@ -230,7 +230,7 @@ def check_usable(value: Any, origin: str, api: str) -> None:
         ValueError: it was deleted.
     """
     if isinstance(value, _jaxcore.Tracer):
-        if value.is_over():
+        if not _jaxcore.is_live(value):
             raise _foreign_tracer(value, origin, api)
     elif value.is_deleted():
         raise ValueError(f"{api}: {origin} an array that was deleted or donated to a program; return a copy of it")

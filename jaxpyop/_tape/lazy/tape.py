@@ -40,6 +40,8 @@ def lazy_tape(title: str, inputs: Sequence[Any]) -> LazyTape | None:
     """Returns a tape for a function with these inputs, None if it has to be recorded eagerly."""
     if not _jaxcore.has("lazy_tape") or _jaxcore.current_trace() is not EVAL_TRACE or _jaxcore.evaluates_by_itself():
         return None
+    if not jax.sharding.get_abstract_mesh().empty:
+        return None
     return LazyTape(title, inputs) if all(map(is_plain, inputs)) and may_repeat(title) else None
 
 
