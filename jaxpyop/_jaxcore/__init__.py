@@ -29,6 +29,7 @@ from jaxpyop._jaxcore.differentiation import (
     is_inexact,
     is_zero,
     replaced,
+    run_once_in_checkpoint,
     set_linearization,
     tangent_aval,
     zeros,

@@ -76,3 +76,23 @@ def set_linearization(primitive: Any, rule: Callable[..., Linearized]) -> None:
     if found := using("linearize_rule"):
         rules, arrange = found
         rules[primitive] = arrange(rule)
+
+
+def run_once_in_checkpoint(primitive: Any) -> None:
+    """Makes `jax.checkpoint` keep a primitive's results for the backward pass, whatever its policy is.
+
+    Computed a second time, a function that draws random numbers would give the value of one run and the gradient of
+    another.
+    """
+    if (rules := using("checkpoint_rule")) is not None:
+        rules[primitive] = _keep_results
+
+
+def _keep_results(saveable: Any, unknown: Sequence[bool], instantiated: Sequence[bool], eqn: Any) -> tuple[Any, ...]:
+    """JAX's rule: an equation for the forward pass, one for the backward pass, and what is passed on between them.
+
+    The equation runs in the forward pass if its operands are known there, and else in the backward pass.
+    """
+    late, count = any(unknown), len(eqn.outvars)
+    passed_on = [x for x, has in zip(eqn.invars, instantiated) if late and not has and not hasattr(x, "val")]
+    return None if late else eqn, eqn if late else None, [late] * count, [late] * count, passed_on

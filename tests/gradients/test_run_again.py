@@ -182,3 +182,32 @@ def test_a_fingerprint_tells(dtype, size, change):
         assert fingerprints([a]) != fingerprints([b])
         rows = fingerprints([np.stack([a, b, a])], (3,))
         assert re.fullmatch(r"(\d+) (?!\1)\d+ \1", " ".join(map(str, rows)))
+
+
+def everything(*_, **__):
+    return True
+
+
+CHECKPOINTS = {
+    "the function": jax.checkpoint,
+    "around more": lambda f: jax.checkpoint(lambda x: f(x * 1.0) * 1.0),
+    "in itself": lambda f: jax.checkpoint(lambda x: jax.checkpoint(f)(x)),
+    "nothing saveable": lambda f: jax.checkpoint(f, policy=jax.checkpoint_policies.nothing_saveable),
+    "everything saveable": lambda f: jax.checkpoint(f, policy=everything),
+    "in a scan": lambda f: lambda x: jax.lax.scan(lambda c, _: (jax.checkpoint(f)(c), None), x, None, length=2)[0],
+    "around a scan": lambda f: jax.checkpoint(RUNS["scan"](f)),
+    "around a vmap": lambda f: jax.checkpoint(lambda x: jnp.sum(jax.vmap(f)(jnp.stack([x, x])))),
+    "in a vmap": lambda f: lambda x: jnp.sum(jax.vmap(jax.checkpoint(f))(jnp.stack([x, x]))),
+    "around a cond": lambda f: jax.checkpoint(lambda x: jax.lax.cond(x > 0, f, lambda x: x, x)),
+}
+
+
+@pytest.mark.parametrize("staged", [lambda f: f, jax.jit, jaxpyop.jit], ids=["direct", "jit", "cut"])
+@pytest.mark.parametrize("kind", OPS)
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_in_a_checkpoint_the_gradient_is_that_of_the_run_that_gave_the_value(name, kind, staged):
+    f = CHECKPOINTS[name](OPS[kind](draws()))
+    with jaxpyop.config.override(max_records=100):
+        value, slope = staged(jax.value_and_grad(f))(jnp.float32(0.75))
+    # Each function is linear in x.
+    np.testing.assert_allclose(slope * 0.75, value, rtol=1e-5)

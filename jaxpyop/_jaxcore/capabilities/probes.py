@@ -148,6 +148,12 @@ def _five_results(rule: _Rule) -> Callable[..., Any]:
     return linearize
 
 
+def table_of_rules(table: Any) -> dict[Any, Any]:
+    """Probes that JAX's rules for a transformation are a table by primitive."""
+    _expect(isinstance(table, dict) and all(isinstance(primitive, Primitive) for primitive in table))
+    return table
+
+
 def linearize_rule(table: Any) -> tuple[Any, Callable[[_Rule], Callable[..., Any]]]:
     """Probes in which order a linearize rule gives its results.
 

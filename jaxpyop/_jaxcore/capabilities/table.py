@@ -91,6 +91,13 @@ CAPABILITIES = (
         "jax.grad traces the forward mode of an op, which takes longer",
     ),
     Capability(
+        "checkpoint_rule",
+        "a function under jax.checkpoint runs once",
+        ("jax.interpreters.partial_eval.partial_eval_jaxpr_custom_rules",),
+        probes.table_of_rules,
+        "a function under jax.checkpoint runs again for the backward pass, with other random numbers if it draws any",
+    ),
+    Capability(
         "zero_copy",
         "compiled programs lend their buffers to functions",
         (
