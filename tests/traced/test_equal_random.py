@@ -15,7 +15,7 @@ from tests.shared.python_programs import program
 DEFAULT = 20_000 if os.environ.get("JAXPYOP_TEST_LONG") else 300
 COUNT = int(os.environ.get("JAXPYOP_TEST_EXAMPLES", DEFAULT))
 # A test tries this many functions.
-CHUNK = 25
+CHUNK = 10
 
 
 # Python 3.12 says that `~` of a bool will be an error one day.
