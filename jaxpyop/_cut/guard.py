@@ -82,7 +82,8 @@ class Guard:
         """Allow JAX to trace the function for a block. The block gets a function, to call if the program is cut."""
         with _lock:
             self._under_way += 1
-            # Another thread must not find the trace before it is known whether the program is cut.
+            # JAX caches this trace at once. Until it is known whether the program is cut, no other thread must be sent
+            # to JAX.
             self.all_whole = False
         before, _planning.under_way = _planning.under_way, True
         try:

@@ -1,9 +1,9 @@
 """Divides the nodes of a program into segments, and orders the segments and the Python calls.
 
-A level is one segment and the Python calls after it. There are as few levels as possible: as many as the longest chain
-of Python calls with compiled work between them. Each node goes into the latest segment possible. The results of a
-segment are ready all at once, because it is one XLA program. So a body that asks for a value waits only for work that
-it, or an earlier body, needs.
+A level is one segment and the Python calls after it. There are as few levels as possible: one more than the largest
+number of times that a chain of dependent nodes goes from a Python call back to compiled work. Each node goes into the
+latest segment possible. The results of a segment are ready all at once, because it is one XLA program. So a body that
+asks for a value waits only for work that it, or an earlier body, needs.
 """
 
 from __future__ import annotations

@@ -44,6 +44,7 @@ from jaxpyop._jaxcore.frames import (
     is_library_file,
     is_own_file,
     is_users_file,
+    place_of,
     raising_file,
     raising_line,
     steps_of,

@@ -24,7 +24,8 @@ _in_safe_cond: contextvars.ContextVar[bool] = contextvars.ContextVar("_in_safe_c
 class _OpEffect:
     """The effect of one stateful op, mixed into the classes of io_callback's effects.
 
-    JAX finds a subclass by isinstance, and an equal effect by membership. The effects of one op are equal, because
+    JAX recognizes an effect by `isinstance`, which these classes pass, or by `effect in effects`, which `__eq__`
+    decides. The effects of one op are equal, because
     `jax_enable_checks` infers them again and compares. Where JAX prints the effects that it refuses, this one says
     what to do.
     """
@@ -131,7 +132,8 @@ def _wrapped_while(rule: Callable[..., Any]) -> Callable[..., Any]:
         except RefusedEffectError:
             raise
         except Exception as error:
-            # JAX refuses by an error of no class of its own. A failing rule inside says more than we know.
+            # JAX's refusal has no class of its own, so it is recognized by the word "effect" in its text. Any other
+            # error comes from a rule inside the loop, and explains itself better than ours would.
             effect = next(_op_effects(params), None)
             if effect is None or "effect" not in str(error):
                 raise

@@ -1,6 +1,6 @@
 """The Python stack: the user's line in it, and which of JAX's functions called.
 
-Everything in the package that reads a frame's file, name or locals is here.
+Everything that reads a frame's file, name or locals is in this room: here, in `unusable`, and in the probes.
 """
 
 from __future__ import annotations
@@ -73,6 +73,11 @@ def users_frame(counts: Callable[[str], bool] = is_users_file) -> types.FrameTyp
     while frame is not None and not counts(frame.f_code.co_filename):
         frame = frame.f_back
     return frame
+
+
+def place_of(frame: types.FrameType | None) -> tuple[str, int, Any]:
+    """The file, the line and the module of a frame."""
+    return (frame.f_code.co_filename, frame.f_lineno, frame.f_globals.get("__name__")) if frame else (*NOWHERE, None)
 
 
 def users_line() -> Place:

@@ -66,8 +66,8 @@ _COMBINING = {
     "stablehlo.scatter": "a scatter (x.at[i].apply)",
     "stablehlo.select_and_scatter": "a select-and-scatter",
 }
-# The functions of JAX that lower them. Where a jitted function in the region is lowered as a function of its own, they
-# are the only trace of the operation (JAX 0.10 to 0.12).
+# The functions of JAX that lower them. If the region calls a jitted function, that is lowered elsewhere, and the
+# insertion point no longer shows the operation. Only these functions, on the Python stack, do (JAX 0.10 to 0.12).
 _LOWERED_BY = {
     "_reduce_lower": "stablehlo.reduce",
     "_generic_reduce_window_lower": "stablehlo.reduce_window",

@@ -30,7 +30,8 @@ def result_aval(shape: Sequence[int], dtype: Any, operands: Sequence[Any]) -> An
     """Returns the aval of a replicated result, on the explicit mesh and with the varying axes of its operands."""
     aval = ShapedArray(tuple(shape), np.dtype(dtype))
     likes = [a for a in operands if a.manual_axis_type.varying]
-    # A value without a mesh may be the carry of a loop that began with a sharded one. A replicated value may not.
+    # If an operand is sharded, the result gets no mesh. JAX accepts that as the next carry of a loop whose first carry
+    # was sharded, and refuses a replicated result there.
     if not likes and not any(axis is not None for a in operands for axis in a.sharding.spec):
         likes = [a for a in operands if AxisType.Explicit in a.sharding.mesh.axis_types]
     if not likes:

@@ -2,8 +2,9 @@
 
 NumPy cannot be recorded, so `x * np.exp(x)` is differentiated as `x * c` with a constant `c`. Converting an array
 (`np.asarray(x)`) warns once per op and line, or raises, depending on `config.constants`. Functions use `float(x)` and
-`x.item()` to make decisions. So these warn only if a result depends on no differentiated input, since the number may be
-in it, and raise only if `config.constants` is "error". `bool(x)` and `int(x)` have no derivative to lose.
+`x.item()` to make decisions. So these do not warn at once. They warn when the run is over, and only if a floating
+result depends on no differentiated input, because the number may be hidden in it. They raise if `config.constants` is
+"error". `bool(x)` and `int(x)` have no derivative to lose.
 """
 
 from __future__ import annotations
@@ -92,10 +93,7 @@ def warn_of_constants(tape: Any, outputs: Sequence[Any], out_slots: Sequence[int
 def _place() -> tuple[str, int, Any]:
     """The user's file, line and module."""
     # An installed package may convert an array on behalf of the user, whose line is the one to change.
-    frame = _jaxcore.users_frame(_jaxcore.is_own_file) or _jaxcore.users_frame()
-    if frame is None:
-        return (*_jaxcore.NOWHERE, None)
-    return frame.f_code.co_filename, frame.f_lineno, frame.f_globals.get("__name__")
+    return _jaxcore.place_of(_jaxcore.users_frame(_jaxcore.is_own_file) or _jaxcore.users_frame())
 
 
 def _warn_once(key: tuple[str, str, int], text: str, filename: str, line: int, module: Any) -> None:

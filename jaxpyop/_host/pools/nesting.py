@@ -89,7 +89,8 @@ def working_for(number: int) -> Iterator[None]:
     with _lock:
         _begun[number] += 1
     try:
-        # Our own threads never get stuck, so that bodies on them share the programs of all other code.
+        # jaxpyop's own threads cannot deadlock. So the default executor is left out here, and bodies on its threads use
+        # the same compiled programs as code outside of any executor.
         with _jaxcore.with_programs_of(_outer.get() - {number_of(default_executor())} or None):
             yield
     finally:

@@ -24,7 +24,8 @@ def _batch(args: Sequence[Any], dims: Sequence[int | None], *, call: Call, batch
         raise ValueError(differs_in_block(call.op))
     if block:
         args = [a if d is not None else jnp.expand_dims(a, 0) for a, d in zip(args, dims)]
-        # A method that broadcasts does so with all inputs but receipts, whose axes of size 1 say how `fwd` was batched.
+        # `broadcast_all` gives every input the size of the batch, except for the leading ones: the flag of `when=`, and
+        # a receipt, whose axes of size 1 say that `fwd` ran without these batch axes.
         # Any other method broadcasts only a rule's tangents, so that its results have no axes of size 1.
         first = operands.leading_inputs if method.broadcasts else len(args) - operands.rule_inputs
         args[first:] = [jnp.broadcast_to(a, (size, *a.shape[1:])) for a in args[first:]]

@@ -168,7 +168,7 @@ def record_paths(func: Callable[..., Any], args: Sequence[Any]) -> Any:
         return record_one_path(func, args, run)
     except NeedsPathsError as error:
         if error is not run.error:
-            # The code around this function has to decide on one of its own values.
+            # An enclosing recording raised this, about a value of its own. Only that recording can follow both answers.
             raise
     return core.make_jaxpr(lambda *xs: trace_paths(func, xs), args)
 

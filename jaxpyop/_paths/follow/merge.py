@@ -31,7 +31,8 @@ _CHEAP = frozenset(
 class _Boundary:
     """The pairs of atoms that the common ending of two blocks uses.
 
-    The atoms of a pair are the same, or results of two items that were matched, or the `cond` has to select one.
+    A pair is what the ending reads in one place after either block. Both are one atom, or both are results of items
+    that were merged into the ending, or they differ, and the `cond` returns one of them.
     """
 
     def __init__(self) -> None:

@@ -146,7 +146,7 @@ class Recording:
         variables: what the variables hold.
         outs: for each leaf the index of its result, or None.
         types: for each leaf its type on the first path, or None.
-        sorts: for each leaf what it is as a bool: Python's, an array, or that depends on the path.
+        sorts: for each leaf as which kind of bool it counts: Python's, an array's, or one that differs by path.
         input_types: of an iteration of a loop: the avals of its inputs.
         input_sorts: of an iteration of a loop: the sorts of its leaves.
     """
@@ -191,5 +191,6 @@ class Recording:
                 if not is_same_leaf(a, b):
                     if not (is_value(a) and is_value(b)):
                         raise UnmergeableError
-                    # A new array stands for it: a value, which is no number and the same as no other leaf.
+                    # The paths left different values here. A new array marks the place: it counts as a value of the
+                    # program, not as a Python number, and it is identical to no other leaf.
                     mine.leaves[k] = np.zeros(())
