@@ -129,7 +129,7 @@ ROWS = {
         "once, on the whole array",
         "any",
     ),
-    "`shard_map`": (check_shard_map, "the process", "once per shard", "any; shards run at once"),
+    "`shard_map`": (check_shard_map, "the process", "once per shard", "any; shards run at the same time"),
 }
 PROGRAMS |= {f"row_{k}": check for k, (check, *_) in enumerate(ROWS.values())}
 

@@ -251,7 +251,7 @@ ROWS = {
         shard_map_calls_each_processs_function_on_its_own_shards,
         "the process of the shard",
         "once per shard",
-        "any; shards run at once",
+        "any; shards run at the same time",
     ),
     "`jit` over several processes, stateless": (
         jit_of_a_stateless_op_runs_in_each_process,
