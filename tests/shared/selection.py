@@ -106,7 +106,10 @@ THOROUGH = {
         "test_exactly_once_on_four_devices": "test_on_four_devices",
         "test_ordered_on_four_devices_is_once_or_refused": "test_on_four_devices",
     },
-    "test_many_devices.py": {"test_on_four_devices": "test_on_four_devices"},
+    "test_many_devices.py": {
+        "test_on_four_devices": "test_on_four_devices",
+        "test_every_op_inside_and_outside_of_set_mesh": "test_on_four_devices",
+    },
     "test_lifetime.py": {
         "test_a_kept_program_keeps_the_callable": "test_a_dropped_program_frees_the_callable",
         "test_errors_keep_a_bounded_number_of_callables": (
