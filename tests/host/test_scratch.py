@@ -102,6 +102,6 @@ f = jax.jit(lambda x: jaxpyop.numpy_function(lambda v: v, [x], jnp.float32))
 f(jnp.ones(2**20)).block_until_ready()
 print(report())
 """
-    shown = run_python(code, JAXPYOP_MAX_SCRATCH_BYTES="5000000").stdout
+    shown = " ".join(run_python(code, JAXPYOP_MAX_SCRATCH_BYTES="5000000").stdout.split())
     assert "4194304 bytes kept for the next calls (at most 5000000)" in shown
     assert "max_scratch_bytes 5000000" in shown
