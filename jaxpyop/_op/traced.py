@@ -57,7 +57,9 @@ def trace(op: Op, inputs: Inputs, arrays: Sequence[Any]) -> list[Any]:
     try:
         # No Python scalars and no weak types, as in an eager call.
         strict = [jax.lax.convert_element_type(a, a.dtype) for a in arrays]
-        return trace_body(op.func, checked, strict, op.max_steps, op.title, inputs.leaves)
+        return trace_body(
+            op.func, checked, strict, op.max_steps, op.title, inputs.leaves, calls_unknown=op.mode == "traced"
+        )
     except PathError as error:
         cause = error.__cause__
         # An error of the checks above is raised as it is.

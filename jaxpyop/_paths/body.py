@@ -17,7 +17,7 @@ from typing import Any
 from jaxpyop import _jaxcore as core
 from jaxpyop._functions import codes_in, without_partials
 from jaxpyop._paths import rewrite
-from jaxpyop._paths.follow import PathError, record_one_path, record_paths, refused_call, trace_paths
+from jaxpyop._paths.follow import PathError, check_numbers, record_one_path, record_paths, refused_call, trace_paths
 from jaxpyop._paths.snapshot import MOST_OBJECTS, Snapshot, root_of
 
 Call = Callable[..., Sequence[Any]]
@@ -33,6 +33,7 @@ def trace_body(
     max_steps: int | None = None,
     title: str = "",
     held: Sequence[Any] = (),
+    calls_unknown: bool = True,
 ) -> list[Any]:
     """Runs a body under the current trace, with its `if`s as `lax.cond`s and its loops on values as loops.
 
@@ -43,6 +44,7 @@ def trace_body(
         max_steps: how many iterations of each loop on values a backward pass may keep.
         title: how errors name the body.
         held: what the inputs hold besides `args`.
+        calls_unknown: whether the body may call functions of which it is not known what they do.
 
     Returns:
         The results, as values of the current trace.
@@ -55,7 +57,7 @@ def trace_body(
         raise PathError(reason, *_line_of(function, ""), 'write mode="eager"')
     home = rewrite.package_of(_function_of(function))
     outside = Snapshot([root_of(function), *(("an input", x) for x in held)], home)
-    _check_outside(function, outside)
+    _check_outside(function, outside, calls_unknown)
 
     changed: list[str] = []
 
@@ -112,8 +114,16 @@ def _trace(
         raise refused from refused.__cause__
 
 
-def _check_outside(function: Any, outside: Snapshot) -> None:
-    """Raises `PathError` for a body that reads what cannot be put back."""
+def _check_outside(function: Any, outside: Snapshot, calls_unknown: bool) -> None:
+    """Raises `PathError` for a body that reads what cannot be put back, or what differs from call to call."""
+    if outside.outside:
+        name = outside.outside[0]
+        reason = f"`{name}` gives a time, random numbers, or something else from outside, which would be asked for once"
+        raise PathError(f"{reason}, while JAX traces, and not in each call", *_line_of(function, name), _PASS_IN)
+    if outside.unknown and not calls_unknown:
+        name = outside.unknown[0]
+        reason = f"`{name}` is a function of a library, and whether it does the same in each call is not known"
+        raise PathError(reason, *_line_of(function, name), 'write mode="traced" if it does')
     if outside.iterators:
         name = outside.iterators[0]
         reason = f"`{name}` is an iterator, which would go on once, while JAX traces, and not in each call"
@@ -179,4 +189,10 @@ def _rewritten(function: Any) -> Any:
     plain = getattr(_function_of(function), "__func__", _function_of(function))
     if rewrite.is_convertible(plain, rewrite.package_of(plain)):
         rewrite.converted(plain, rewrite.OPERATORS)
-    return lambda *args, **kwargs: rewrite.call(function, args, kwargs)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        result = rewrite.call(function, args, kwargs)
+        check_numbers(result)
+        return result
+
+    return run

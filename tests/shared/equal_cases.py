@@ -2108,3 +2108,205 @@ def two_ways_with_several_paths():
         return x
 
     return f
+
+
+# ------------------------------------------------------------------ whole numbers, which Python counts without an end
+
+
+@case("whole", points=(4e6, 1.0))
+def powers_in_a_loop():
+    def f(x):
+        n, y = 1, x
+        while y > 1:
+            y, n = y / 2, n * 7
+        return x * (n % 10)
+
+    return f
+
+
+@case("whole", points=(100000.0, 3.0))
+def the_sum_of_a_counter():
+    def f(x):
+        total = 0
+        for i in range(x.astype(int)):
+            total += i
+        return total / 1e9
+
+    return f
+
+
+@case("whole", points=(60.0, 3.0))
+def two_numbers_in_turn():
+    def f(x):
+        a, b = 0, 1
+        while x > 1:
+            a, b, x = b, a + b, x - 1
+        return a * 1e-6
+
+    return f
+
+
+@case("whole", points=(30000.0, 3.0))
+def large_steps():
+    def f(x):
+        n = 0
+        while x > 1:
+            n, x = n + 100000, x - 1
+        return n * 1e-6
+
+    return f
+
+
+@case("whole", points=(70000.0, 3.0))
+def squares_of_a_counter():
+    def f(x):
+        k, y = 1, 0.0
+        while k < x:
+            y, k = y + 1.0 / (k * k), k + 1
+        return y
+
+    return f
+
+
+@case("whole", points=(5.0, 0.5))
+def a_float_beyond_them():
+    def f(x):
+        return int(x * 1e9) / 7.0
+
+    return f
+
+
+@case("whole", points=(5.0, 0.5))
+def a_float_beyond_them_and_an_array():
+    weight = jnp.float32(2.0)
+
+    def f(x):
+        return weight * int(x * 1e9)
+
+    return f
+
+
+@case("whole", points=(5.0, 0.5))
+def a_float_beyond_them_as_an_argument():
+    def f(x):
+        return jnp.float32(int(x * 1e9))
+
+    return f
+
+
+@case("whole", points=(5.0, 0.5))
+def a_float_beyond_them_as_the_result():
+    def f(x):
+        return int(x * 1e9)
+
+    return f
+
+
+@case("whole", points=(100000, 3), dtype=jnp.int32)
+def the_square_of_an_input():
+    def f(n):
+        k = int(n)
+        return k * k * 1e-6
+
+    return f
+
+
+@case("whole", points=(1.0, 5.0))
+def a_number_or_an_array():
+    def f(x):
+        n = 100000 if x > 3 else x.astype(int)
+        return n * n * 1e-6
+
+    return f
+
+
+@case("whole", points=(1.0, 5.0))
+def a_number_or_an_array_after_an_addition():
+    def f(x):
+        y = (0.0 if x > 3 else x) + 1.0
+        return x * (2.0 if isinstance(y, float) else 3.0)
+
+    return f
+
+
+@case("whole", equal=True)
+def a_streak():
+    def f(x):
+        n, y = 0, x
+        while y > 1:
+            y = y - 1.0
+            if y > 3:
+                n = n + 1
+            else:
+                n = 0
+        return y + n
+
+    return f
+
+
+@case("whole", points=(13, 8, 1), dtype=jnp.int32, equal=True)
+def halves():
+    def f(n):
+        k, steps = int(n), 0
+        while k > 1:
+            k = k // 2 if k % 2 == 0 else k - 1
+            steps += 1
+        return steps * 1.0
+
+    return f
+
+
+@case("whole", equal=True)
+def an_index():
+    table = jnp.arange(9.0)
+
+    def f(x):
+        return table[int(x)] * x if int(x) > 1 else x
+
+    return f
+
+
+@case("whole", equal=True)
+def products_of_small_numbers():
+    def f(x):
+        return x * (int(x.astype(jnp.int8)) * int(x.astype(jnp.int16)) * 2)
+
+    return f
+
+
+@case("whole", equal=True)
+def a_sum_of_known_length():
+    def f(x):
+        n = 0
+        for k in range(100):
+            if x < k:
+                break
+            n += k
+        return n * x
+
+    return f
+
+
+@case("whole", equal=True)
+def the_best_index():
+    def f(x):
+        best = 0
+        for i in range(x.astype(int)):
+            if jnp.sin(i * 1.0) > 0.9:
+                best = max(best, i)
+        return best * x
+
+    return f
+
+
+@case("whole", equal=True)
+def bools_that_are_counted():
+    def f(x):
+        n = 0
+        while x > 1:
+            n += not x > 2
+            n += (x > 1.5) * 2
+            x = x - 1
+        return n * 10.0
+
+    return f

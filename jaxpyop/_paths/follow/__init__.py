@@ -1,11 +1,13 @@
 """Follows one run of a function for each of its paths, and merges the paths into one program.
 
-Reading order: explore (the runs), tracer (what they run on), bools (how they count), tree (the paths), merge (two
-sides into one program), program (what comes out), errors.
+Reading order: explore (the runs), tracer (what they run on), bounds, whole_numbers and bools (how they count), tree
+(the paths), merge (two sides into one program), program (what comes out), errors.
 """
 
 from jaxpyop._paths.follow.bools import ARRAY, MIXED, PYTHON, BoolTracer, as_array, common_sort, sort_of, with_sort
+from jaxpyop._paths.follow.bounds import bounds_in, counted, hull, limits_of, range_after, range_before
 from jaxpyop._paths.follow.errors import RAISING, NeedsPathsError, PathError, SlowPathsError, refused_call
 from jaxpyop._paths.follow.explore import infer_shapes, record_one_path, record_paths, trace_paths
 from jaxpyop._paths.follow.tracer import PathTrace, PathTracer, predicate
 from jaxpyop._paths.follow.tree import common_type
+from jaxpyop._paths.follow.whole_numbers import bounds_of, check_numbers, with_bounds

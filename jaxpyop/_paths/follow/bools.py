@@ -14,6 +14,7 @@ import numpy as np
 
 from jaxpyop import _jaxcore as core
 from jaxpyop._paths.follow.tracer import ARRAY, MIXED, PYTHON, BoolTracer, PathTracer
+from jaxpyop._paths.follow.whole_numbers import with_bounds
 
 
 def sort_of(x: Any) -> str:
@@ -43,7 +44,8 @@ def _as_number(x: Any) -> Any:
     if not isinstance(x, BoolTracer):
         return x
     number = jax.lax.convert_element_type(as_array(x), jax.dtypes.canonicalize_dtype(int))
-    return jax.lax.convert_element_type_p.bind(number, new_dtype=number.dtype, weak_type=True, sharding=None)
+    number = jax.lax.convert_element_type_p.bind(number, new_dtype=number.dtype, weak_type=True, sharding=None)
+    return with_bounds(number, (0, 1))
 
 
 def _is_bool(x: Any) -> bool:

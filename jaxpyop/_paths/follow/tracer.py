@@ -18,6 +18,7 @@ import jax
 import numpy as np
 
 from jaxpyop import _jaxcore as core
+from jaxpyop._paths.follow.bounds import TOO_LARGE, is_too_large
 from jaxpyop._paths.follow.errors import NeedsPathsError, PathError
 from jaxpyop._paths.follow.tree import decision_p
 
@@ -117,14 +118,16 @@ class PathTracer(core.Tracer):
     Attributes:
         val: the tracer of the recording.
         may_be_number: whether this is a Python number on one path and an array on another.
+        bounds: the least and the greatest value that a whole Python number can have here, None for all other values.
     """
 
-    __slots__ = ("may_be_number", "val")
+    __slots__ = ("bounds", "may_be_number", "val")
 
     def __init__(self, trace: PathTrace, val: Any) -> None:
         super().__init__(trace, val.aval)
         self.val = val
         self.may_be_number = False
+        self.bounds: tuple[int, int] | None = None
 
     def full_lower(self) -> Any:
         # JAX 0.10.0 asks this of a tracer that the body kept.
@@ -195,6 +198,10 @@ for _name in ("__repr__", "__str__", "__format__"):
     setattr(PathTracer, _name, _shown_refusal(_name))
 
 
+# The functions of JAX behind the operators of arrays.
+_ARITHMETIC = {"add", "subtract", "multiply", "true_divide", "floor_divide", "remainder", "power"}
+
+
 class PathTrace(core.KnownTrace):
     """Unboxes tracers, records with the parent trace, and boxes the results."""
 
@@ -241,10 +248,17 @@ class PathTrace(core.KnownTrace):
 
     def process_primitive(self, primitive: Any, tracers: Any, params: Any, /) -> Any:
         self.run.check()
+        if params.get("name") in _ARITHMETIC and any(is_too_large(getattr(x, "bounds", None)) for x in tracers):
+            self._check_index(tracers)
         if self._is_folded(primitive, tracers, params):
             return core.EVAL_TRACE.process_primitive(primitive, tracers, params)
         outs = self.parent.process_primitive(primitive, list(map(_operand, tracers)), params)
         return [*map(self.box, outs)] if primitive.multiple_results else self.box(outs)
+
+    def _check_index(self, tracers: Sequence[Any]) -> None:
+        """Refuses arithmetic with floats and a whole number that is too large. JAX computes with an index, too."""
+        if any(jax.dtypes.issubdtype(jax.typeof(x).dtype, np.inexact) for x in tracers):
+            self.run.stop(*TOO_LARGE)
 
     def process_custom_jvp_call(
         self, primitive: Any, fun: Any, jvp: Any, tracers: Any, /, *, symbolic_zeros: bool
@@ -297,33 +311,6 @@ class PathTrace(core.KnownTrace):
                 decision_p.bind(predicate(tracer.val))
             self.answers[key] = answer
         return self.answers[key]
-
-
-def _may_be_number(x: Any) -> bool:
-    aval = jax.typeof(x)
-    return not aval.shape and getattr(aval, "weak_type", False)
-
-
-def _power_refusal(name: str) -> Callable[..., Any]:
-    original = getattr(core.Tracer, name)
-
-    def power(self: PathTracer, other: Any) -> Any:
-        whole = [_may_be_number(x) and jax.dtypes.issubdtype(jax.typeof(x).dtype, np.integer) for x in (self, other)]
-        exponent = self if name == "__rpow__" else other
-        if all(whole) and (isinstance(exponent, core.Tracer) or exponent < 0):
-            self._trace.run.check()
-            self._trace.run.stop(
-                "a power of whole Python numbers is a fraction if the exponent is negative",
-                "write 2.0 ** x, for example",
-            )
-        return original(self, other)
-
-    power.__name__ = name
-    return power
-
-
-for _name in ("__pow__", "__rpow__"):
-    setattr(PathTracer, _name, _power_refusal(_name))
 
 
 def predicate(x: Any) -> Any:

@@ -22,8 +22,10 @@ from jaxpyop._paths.follow import (
     as_array,
     common_sort,
     common_type,
+    hull,
     predicate,
     sort_of,
+    with_bounds,
     with_sort,
 )
 from jaxpyop._paths.rewrite.context import context, is_traced, noted_number, snapshot_of, staged
@@ -128,14 +130,17 @@ class _Merge:
         target = common_type(avals)
         if target is None or any(aval.shape != avals[0].shape for aval in avals):
             raise UnmergeableError
-        known = [(w.types[p], w.sorts[p]) for x, w, p in zip(pair, self.ways, places, strict=True) if x is not _ZEROS]
+        ways = [(w, p) for x, w, p in zip(pair, self.ways, places, strict=True) if x is not _ZEROS]
+        known = [(w.types[p], w.sorts[p]) for w, p in ways]
         if not is_mergeable(known[0][0], known[-1][0]):
             raise UnmergeableError
         place, sort = len(self.results), common_sort([sort for _, sort in known])
+        bounds = hull([w.bounds[p] for w, p in ways])
         self.results.append((indices, avals[0].shape, target))
+        found = lambda outs: with_bounds(with_sort(outs[place], sort), bounds)
         if known[0][0].weak_type != known[-1][0].weak_type:
-            return lambda outs: noted_number(with_sort(outs[place], sort))
-        return lambda outs: with_sort(outs[place], sort)
+            return lambda outs: noted_number(found(outs))
+        return found
 
     def emit(self) -> list[Any]:
         has_effects = any(way.closed.effects for way in self.ways)

@@ -16,7 +16,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpyop import _jaxcore as core
-from jaxpyop._paths.follow import ARRAY, common_sort, common_type, predicate, sort_of, with_sort
+from jaxpyop._paths.follow import (
+    ARRAY,
+    bounds_in,
+    bounds_of,
+    common_sort,
+    common_type,
+    predicate,
+    range_after,
+    range_before,
+    sort_of,
+    with_bounds,
+    with_sort,
+)
 from jaxpyop._paths.loop import bind_jaxprs
 from jaxpyop._paths.rewrite.context import attempt, context, is_traced, noted_number, refuse, snapshot_of
 from jaxpyop._paths.rewrite.if_statements import and_, choose
@@ -109,7 +121,7 @@ def _run_counted(
 
     def iteration() -> None:
         nonlocal i
-        body(i)
+        body(with_bounds(i, items.bounds))
         i = items.after(i)
 
     def goes_on() -> Any:
@@ -118,7 +130,7 @@ def _run_counted(
     outer = outer.alive()
     names = (*outer.names, "the counter")
     variables = Variables(names, lambda: (*outer.get(), i), write, len(names), outer.augmented)
-    _LoopBuilder(goes_on, iteration, variables, bound, watched or body).run()
+    _LoopBuilder(goes_on, iteration, variables, bound, watched or body, items.iterations).run()
 
 
 # ---------------------------------------------------------------------- loops
@@ -133,11 +145,21 @@ class _LoopBuilder:
         variables: what the loop assigns.
         bound: how many iterations there can be at most, None if that is not known.
         watched: the user's function in `body`, if `body` is not the user's.
+        iterations: how many there are at most, if that is known.
     """
 
-    def __init__(self, test: Any, body: Any, variables: Variables, bound: int | None, watched: Any = None) -> None:
+    def __init__(
+        self,
+        test: Any,
+        body: Any,
+        variables: Variables,
+        bound: int | None,
+        watched: Any = None,
+        iterations: int | None = None,
+    ) -> None:
         self.test, self.body, self.variables, self.bound = test, body, variables.alive(), bound
         self.watched = watched or body
+        self.iterations = iterations
 
     def run(self) -> None:
         self._flatten(self.variables.before)
@@ -173,6 +195,7 @@ class _LoopBuilder:
         self.leaves = leaves_of(self.flat)
         self.types = [_type_of(leaf) if is_value(leaf) else None for leaf in self.leaves]
         self.sorts = list(map(sort_of, self.leaves))
+        self.ranges = [range_before(bounds_of(leaf)) for leaf in self.leaves]
 
     def _asked(self) -> Any:
         go = self.test()
@@ -211,7 +234,7 @@ class _LoopBuilder:
             recording = Recording(run, self._structs())
         except UnmergeableError:
             refuse("an iteration of a loop on values leaves different things on its different paths", WRITE)
-        recording.input_types, recording.input_sorts = self._state_types(), list(self.sorts)
+        recording.input_types, recording.input_sorts = self._state_types(), [*self.sorts, *self.ranges]
         return recording
 
     def _state_types(self) -> list[Any]:
@@ -224,8 +247,8 @@ class _LoopBuilder:
         """Returns what the variables hold, given the values of the state."""
         rest = iter(xs)
         leaves = [
-            leaf if aval is None else _with_type(next(rest), aval, leaf, sort)
-            for leaf, aval, sort in zip(self.leaves, self.types, self.sorts, strict=True)
+            leaf if aval is None else with_bounds(_with_type(next(rest), aval, leaf, sort), bounds_in(place))
+            for leaf, aval, sort, place in zip(self.leaves, self.types, self.sorts, self.ranges, strict=True)
         ]
         return [jax.tree.unflatten(f.tree, leaves[f.first : f.first + len(f.leaves)]) for f in self.flat]
 
@@ -286,9 +309,10 @@ class _LoopBuilder:
         if target is None:
             types = f"{before.str_short()} before an iteration of a loop on values, and {after.str_short()} after it"
             refuse(f"`{name}` is {types}", "cast it")
-        if target == (before.dtype, before.weak_type) and sort == self.sorts[at]:
+        place = range_after(iteration.bounds[at], self.ranges[at], self.iterations)
+        if target == (before.dtype, before.weak_type) and sort == self.sorts[at] and place == self.ranges[at]:
             return True
-        self.sorts[at] = sort
+        self.sorts[at], self.ranges[at] = sort, place
         self.types[at] = core.ShapedArray(before.shape, target[0], weak_type=target[1])
         return False
 
@@ -305,7 +329,7 @@ class _LoopBuilder:
 
     def _strengthen(self, iteration: Recording) -> bool:
         """Makes a recorded iteration one for the types as they are now. Tells whether it need not be recorded again."""
-        if self.sorts != iteration.input_sorts:
+        if [*self.sorts, *self.ranges] != iteration.input_sorts:
             return False
         types = self._state_types()
         shapes = [[(a.shape, a.dtype) for a in avals] for avals in (types, iteration.input_types)]

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxpyop._paths.follow import bounds_of, check_numbers, limits_of, with_bounds
 from jaxpyop._paths.rewrite.context import refuse
 from jaxpyop._paths.rewrite.values import weakened
 
@@ -25,4 +26,7 @@ def number_of(x: Any, kind: type) -> Any:
             f"a traced {jax.typeof(x).str_short()} may be too large for a Python number, which is {dtype} in a program",
             f"write x.astype(jnp.{dtype}) where it fits",
         )
-    return weakened(jax.lax.stop_gradient(jax.lax.convert_element_type(x, dtype).reshape(())))
+    if kind is float:
+        check_numbers(x)
+    bounds = (bounds_of(x) or limits_of(x.dtype)) if kind is int else None
+    return with_bounds(weakened(jax.lax.stop_gradient(jax.lax.convert_element_type(x, dtype).reshape(()))), bounds)

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 
 from jaxpyop import _jaxcore as core
-from jaxpyop._paths.follow import RAISING, BoolTracer, as_array
+from jaxpyop._paths.follow import RAISING, BoolTracer, as_array, check_numbers
 from jaxpyop._paths.rewrite.context import check_call, context, is_traced, is_tracing, refuse
 from jaxpyop._paths.rewrite.convert import converted, is_converted, is_convertible, mark_converted
 from jaxpyop._paths.rewrite.if_statements import and_, choose, if_exp, not_, or_
@@ -146,6 +146,8 @@ def _call_builtin_type(function: Any, args: Sequence[Any], kwargs: Mapping[str, 
         return _iterator(function, args, kwargs)
     if function is super and not args:
         refuse("super() has no arguments in a rewritten method", "write super(TheClass, self)")
+    if (getattr(function, "__module__", None) or "").startswith("jax"):
+        check_numbers(args)
     return function(*args, **kwargs)
 
 
@@ -181,6 +183,7 @@ def _call_library(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any])
         return function(*args, **kwargs)
     if isinstance(getattr(function, "__self__", None), str) and any(map(is_traced, [*args, *kwargs.values()])):
         _refuse_text()
+    check_numbers((args, kwargs))
     args = [_as_argument(a) for a in args]
     if not isinstance(getattr(function, "__self__", None), types.ModuleType):
         # JAX takes a Python bool for an array. The builtin functions do not.

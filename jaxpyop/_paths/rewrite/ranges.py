@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpyop._paths.follow import bounds_of, counted, limits_of, with_bounds
 from jaxpyop._paths.rewrite.context import is_traced, refuse
 from jaxpyop._paths.rewrite.numbers import number_of
 from jaxpyop._paths.rewrite.values import is_value, weakened
@@ -17,7 +18,12 @@ WRITE = 'write it with jax.lax.while_loop, split the body into several traced op
 
 
 class TracedRange:
-    """A `range` of which a limit or the step is traced."""
+    """A `range` of which a limit or the step is traced.
+
+    Attributes:
+        bounds: the least and the greatest of its numbers, as far as is known.
+        iterations: how many numbers there are at most, None if that is not known.
+    """
 
     def __init__(self, *limits: Any) -> None:
         start, stop, step = limits if len(limits) == 3 else (*limits, 1) if len(limits) == 2 else (0, *limits, 1)
@@ -28,7 +34,10 @@ class TracedRange:
         if not is_traced(step) and not step:
             raise ValueError("range() arg 3 must not be zero")
         # Python counts in whole numbers, whatever the dtype of the limits is.
-        self.start, self.stop, self.step = (number_of(x, int) if is_traced(x) else int(x) for x in (start, stop, step))
+        numbers = [number_of(x, int) if is_traced(x) else int(x) for x in (start, stop, step)]
+        self.bounds, self.iterations = counted(*(bounds_of(n) or limits_of(int) for n in numbers))
+        # `after` takes care by itself of what does not fit.
+        self.start, self.stop, self.step = (with_bounds(n, None) for n in numbers)
 
     def __iter__(self) -> Iterator[Any]:
         self._refuse("is used where Python needs its numbers")

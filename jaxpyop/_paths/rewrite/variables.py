@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpyop._paths.follow import common_sort, record_paths, sort_of
+from jaxpyop._paths.follow import bounds_of, common_sort, hull, record_paths, sort_of
 from jaxpyop._paths.rewrite.context import marking_errors, refuse, staged
 from jaxpyop._paths.rewrite.values import is_mergeable, is_same_object, is_value, type_of
 
@@ -147,22 +147,25 @@ class Recording:
         outs: for each leaf the index of its result, or None.
         types: for each leaf its type on the first path, or None.
         sorts: for each leaf as which kind of bool it counts: Python's, an array's, or one that differs by path.
+        bounds: for each leaf between which numbers it is, if it is a whole Python number, or else None.
         input_types: of an iteration of a loop: the avals of its inputs.
-        input_sorts: of an iteration of a loop: the sorts of its leaves.
+        input_sorts: of an iteration of a loop: the sorts of its leaves, and the ranges in which it carries them.
     """
 
     input_types: Sequence[Any] = ()
-    input_sorts: Sequence[str] = ()
+    input_sorts: Sequence[Any] = ()
 
     def __init__(self, block: Callable[..., Sequence[Any]], args: Sequence[Any] = ()) -> None:
         runs: list[list[Flattened]] = []
         sorts: list[list[str]] = []
+        bounds: list[list[Any]] = []
         avals: list[list[Any]] = []
 
         def run(*xs: Any) -> list[Any]:
             runs.append(flattened(block(*xs)))
             leaves = leaves_of(runs[-1])
             sorts.append(list(map(sort_of, leaves)))
+            bounds.append(list(map(bounds_of, leaves)))
             avals.append([type_of(leaf) if is_value(leaf) else None for leaf in leaves])
             return list(filter(is_value, leaves))
 
@@ -175,6 +178,7 @@ class Recording:
                 raise UnmergeableError
         indices = iter(range(len(self.closed.out_avals)))
         self.sorts = [common_sort(column) for column in zip(*sorts, strict=True)]
+        self.bounds = [hull(column) for column in zip(*bounds, strict=True)]
         self.types = avals[0]
         self.outs = [next(indices) if is_value(leaf) else None for leaf in leaves_of(self.variables)]
 

@@ -19,11 +19,15 @@ from jaxpyop._paths.snapshot.reach import is_iterator, is_opaque, is_own, is_pla
 # `print` is the way to look into a trace, and is known to run while JAX traces.
 _IMPURE = {"input", "open", "exec", "eval", "__import__", "breakpoint"}
 _PURE = {
-    "_bisect", "_collections", "_collections_abc", "_functools", "_heapq", "_operator", "_struct", "abc", "bisect",
-    "builtins", "cmath", "collections", "contextlib", "copy", "dataclasses", "decimal", "enum", "fractions",
-    "functools", "heapq", "itertools", "math", "numbers", "operator", "random", "re", "statistics", "string", "struct",
-    "types", "typing", "typing_extensions",
+    "_bisect", "_collections", "_collections_abc", "_functools", "_hashlib", "_heapq", "_json", "_operator",
+    "_struct", "abc", "array", "base64", "bisect", "builtins", "cmath", "collections", "contextlib", "copy",
+    "dataclasses", "decimal", "enum", "fractions", "functools", "hashlib", "heapq", "itertools", "json", "math",
+    "numbers", "operator", "random", "re", "statistics", "string", "struct", "textwrap", "types", "typing",
+    "typing_extensions",
 }  # fmt: skip
+# What is written when a body is traced, and gives the body no value.
+_LOGS = {"_warnings", "logging", "warnings"}
+_FILES = {"load", "loadtxt", "genfromtxt", "fromfile", "memmap", "fromregex", "DataSource", "open_memmap"}
 _BUILT_ON = {"jax", "jaxlib", "numpy", "jaxpyop", "ml_dtypes"}
 
 
@@ -43,6 +47,24 @@ def is_known(function: Any, home: str) -> bool:
     cls = function if isinstance(function, type) else type(function)
     module = getattr(cls, "__module__", None) or ""
     return _is_pure(module) or not is_opaque(cls, home) or _uses_jax(vars(sys.modules.get(module, types)))
+
+
+def reads_outside(function: Any) -> bool:
+    """Tells whether a function gives what depends on more than its arguments: a time, a file, or random numbers.
+
+    It holds for what is not known in the standard library, and for the parts of it and of NumPy that make generators of
+    random numbers or read files.
+    """
+    function = getattr(function, "__func__", function)
+    cls = function if isinstance(function, type) else type(function)
+    module = getattr(function, "__module__", None) or cls.__module__ or ""
+    name = getattr(function, "__name__", "")
+    package = module.partition(".")[0]
+    if module.startswith("numpy.random") or module == "random":
+        return isinstance(function, type) or name == "default_rng"
+    if package in ("numpy", "jax"):
+        return name in _FILES
+    return package in sys.stdlib_module_names - _PURE - _LOGS or (package == "builtins" and name == "input")
 
 
 def _is_seen(owner: Any, home: str) -> bool:

@@ -6,6 +6,7 @@ their arguments only.
 
 from __future__ import annotations
 
+import dis
 import functools
 import io
 import sys
@@ -19,7 +20,7 @@ import jax
 import numpy as np
 
 from jaxpyop import _jaxcore as core
-from jaxpyop._functions import names_in
+from jaxpyop._functions import codes_in, names_in
 from jaxpyop._paths.snapshot.contents import HEAP_TYPE
 
 _INSTALLED = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib"))
@@ -60,13 +61,19 @@ def is_iterator(value: Any) -> bool:
     return found is not None and not isinstance(found, types.FunctionType)
 
 
-_names: weakref.WeakKeyDictionary[types.CodeType, list[str]] = weakref.WeakKeyDictionary()
+# For each code: all its names, and those that it reads as global variables and not as attributes.
+_names: weakref.WeakKeyDictionary[types.CodeType, tuple[list[str], list[str]]] = weakref.WeakKeyDictionary()
 
 
 def names_of(function: types.FunctionType) -> list[str]:
-    code = function.__code__
+    return _all_names(function.__code__)[0]
+
+
+def _all_names(code: types.CodeType) -> tuple[list[str], list[str]]:
     if (found := _names.get(code)) is None:
-        found = _names[code] = names_in(code)
+        instructions = (i for part in codes_in(code) for i in dis.get_instructions(part))
+        read = dict.fromkeys(i.argval for i in instructions if i.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
+        found = _names[code] = names_in(code), list(read)
     return found
 
 
@@ -114,8 +121,8 @@ def _parts_of_function(function: types.FunctionType, home: str) -> Iterator[Step
     if not is_own(function, home):
         return
     yield from zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-    names = names_of(function)
-    for name in names:
+    names, read = _all_names(function.__code__)
+    for name in read:
         if (value := function.__globals__.get(name)) is not None:
             yield from _of_module(name, value, names, set()) if isinstance(value, types.ModuleType) else [(name, value)]
 

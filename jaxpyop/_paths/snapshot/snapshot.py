@@ -12,7 +12,7 @@ from typing import Any
 
 from jaxpyop._functions import without_partials
 from jaxpyop._paths.snapshot.contents import ABSENT, Kind, is_same, kinds_of
-from jaxpyop._paths.snapshot.effects import is_known
+from jaxpyop._paths.snapshot.effects import is_known, reads_outside
 from jaxpyop._paths.snapshot.reach import Step, is_iterator, is_opaque, is_plain, names_of, parts
 
 # A body that can reach more objects than this is refused, as its trace would take too long.
@@ -28,7 +28,8 @@ class Snapshot:
 
     Attributes:
         iterators: the names of iterators, which go on when they are read and cannot be put back.
-        unknown: the names of functions that may have an effect which a snapshot does not see.
+        outside: the names of functions that give a time, a file's contents, or random numbers.
+        unknown: the names of other functions that may have an effect which a snapshot does not see.
         too_many: whether there are more objects than can be looked at.
     """
 
@@ -36,6 +37,7 @@ class Snapshot:
         self._entries: list[tuple[str, Any, Kind, Any]] = []
         self._globals: list[tuple[dict[str, Any], str, Any]] = []
         self.iterators: list[str] = []
+        self.outside: list[str] = []
         self.unknown: list[str] = []
         self.too_many = False
         self._look(list(roots), home)
@@ -49,7 +51,9 @@ class Snapshot:
             if is_plain(value) or id(value) in seen or name == "ag__":
                 continue
             seen.add(id(value))
-            if callable(value) and not is_known(value, home):
+            if callable(value) and reads_outside(value):
+                self.outside.append(name)
+            elif callable(value) and not is_known(value, home):
                 self.unknown.append(name)
             if is_opaque(value, home):
                 continue

@@ -1,0 +1,177 @@
+"""Whole Python numbers, and how large they can become in a program.
+
+Python counts without an end, and a program in 32 bits (in 64 with `jax_enable_x64`). A traced value that stands for a
+whole Python number therefore knows the least and the greatest number that it can be, and arithmetic is refused if its
+result might not fit. An array has no such bounds, as it wraps around in Python, too.
+
+A loop changes a number in each iteration, and nobody knows how often. A number that a loop carries is taken to stay
+within a range, and an iteration may leave that range by a small step only. Such a number would leave its dtype after
+many millions of iterations, which take seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+Bounds = tuple[int, int]
+
+# What `int(x)` of a float can be. The program has the greatest or the least number of its dtype instead.
+_ANY = 2**1100
+# For the bits of a dtype: the ranges of a number that a loop carries, and the steps by which an iteration may leave
+# each. A number that starts in one of the first ranges stays within its dtype for 2**23 iterations.
+_RANGES = {
+    32: [(2**27, 2**4), (2**31, 2**4), (_ANY, _ANY)],
+    64: [(2**27, 2**4), (2**59, 2**36), (2**63, 2**36), (_ANY, _ANY)],
+}
+_MOST_ITERATIONS = 2**23
+# What is wrong with a number that the program cannot hold, and what to write instead.
+TOO_LARGE = (
+    "a whole Python number may be too large for a program, which counts in a fixed number of bits",
+    "make it an array, which is the same in Python (x.astype(int) for int(x), jnp.asarray(1) for 1), "
+    'or write mode="eager" to call the body at run time instead',
+)
+# `n + 1` is accepted, although `n` may be the greatest number of its dtype.
+_EXCESS = 2**27
+
+
+def limits_of(dtype: Any) -> Bounds:
+    """Returns the bounds of a Python number that is made of a value of this dtype."""
+    if np.dtype(dtype).kind == "b":
+        return 0, 1
+    if not jax.dtypes.issubdtype(dtype, np.integer):
+        return -_ANY, _ANY
+    found = jax.numpy.iinfo(jax.dtypes.canonicalize_dtype(dtype))
+    return int(found.min), int(found.max)
+
+
+def is_too_large(bounds: Bounds | None) -> bool:
+    """Tells whether a program may hold another number than Python does."""
+    low, high = limits_of(int)
+    return bounds is not None and (bounds[0] < low - _EXCESS or bounds[1] > high + _EXCESS)
+
+
+def hull(bounds: Sequence[Bounds | None]) -> Bounds | None:
+    """Returns the bounds of a number that has one of several bounds, depending on the path."""
+    if not any(bounds):
+        return None
+    found = [b or limits_of(int) for b in bounds]
+    return min(low for low, _ in found), max(high for _, high in found)
+
+
+# ---------------------------------------------------------------------- loops
+
+
+def range_before(bounds: Bounds | None) -> int | None:
+    """Returns the place of the smallest range in which a loop can carry a number, None for other values."""
+    return None if bounds is None else _fitting(bounds, [0] * len(_ranges()))
+
+
+def range_after(bounds: Bounds | None, before: int | None, iterations: int | None) -> int | None:
+    """Returns the place of the smallest range that an iteration leaves by a small step only, None for other values.
+
+    Args:
+        bounds: of the number after an iteration.
+        before: the place of the range that the iteration found.
+        iterations: how many there are at most, if that is known.
+    """
+    if bounds is None:
+        return before
+    place = _fitting(bounds, [max(step, size // (iterations or size)) for size, step in _ranges()])
+    return max(place, before or 0)
+
+
+def bounds_in(place: int | None) -> Bounds | None:
+    return None if place is None else (-_ranges()[place][0], _ranges()[place][0])
+
+
+def counted(start: Bounds, stop: Bounds, step: Bounds) -> tuple[Bounds, int | None]:
+    """Returns the bounds of a `range`'s numbers, and how many there are at most, if that is known."""
+    low, high = min(start[0], stop[0]), max(start[1], stop[1])
+    if step[0] < 1 and step[1] > -1:
+        return (low, high), None
+    low, high = (start[0], max(start[1], stop[1])) if step[0] > 0 else (min(start[0], stop[0]), start[1])
+    most = (high - low) // min(map(abs, step)) + 1
+    size, small = _ranges()[0]
+    if most > _MOST_ITERATIONS and max(map(abs, step)) <= small and max(map(abs, start)) <= size:
+        low, high = max(low, -size), min(high, size)
+    return (low, high), most if most <= _MOST_ITERATIONS else None
+
+
+def _ranges() -> list[tuple[int, int]]:
+    return _RANGES[jax.numpy.iinfo(jax.dtypes.canonicalize_dtype(int)).bits]
+
+
+def _fitting(bounds: Bounds, steps: list[int]) -> int:
+    sizes = [size + step for (size, _), step in zip(_ranges(), steps, strict=True)]
+    return next(k for k, size in enumerate(sizes) if max(map(abs, bounds)) <= size or k == len(sizes) - 1)
+
+
+# ----------------------------------------------------------------- operators
+
+
+def _corners(operate: Callable[[int, int], int]) -> Callable[..., Bounds]:
+    def bounds(a: Bounds, b: Bounds) -> Bounds:
+        found = [operate(x, y) for x in a for y in b]
+        return min(found), max(found)
+
+    return bounds
+
+
+def _quotient(a: Bounds, b: Bounds) -> Bounds:
+    if b[0] > 0:
+        return _corners(lambda x, y: x // y)(a, b)
+    most = max(map(abs, a))
+    return -most, most
+
+
+def _remainder(a: Bounds, b: Bounds) -> Bounds:
+    return (0, b[1] - 1) if b[0] > 0 else (min(b[0] + 1, 0), max(b[1] - 1, 0))
+
+
+def _power(a: Bounds, b: Bounds) -> Bounds:
+    most = max(map(abs, a))
+    if b[1] * most.bit_length() > 256:
+        return -_ANY, _ANY
+    return (0 if a[0] >= 0 else -(most ** b[1])), max(most ** b[1], 1)
+
+
+def _shifted(a: Bounds, b: Bounds) -> Bounds:
+    return _corners(lambda x, y: x << y)(a, b) if b[0] >= 0 and b[1] <= 64 else (-_ANY, _ANY)
+
+
+def _bitwise(a: Bounds, b: Bounds) -> Bounds:
+    most = 2 ** max(abs(x).bit_length() for x in (*a, *b))
+    return (0 if min(*a, *b) >= 0 else -most), most - 1
+
+
+def _masked(a: Bounds, b: Bounds) -> Bounds:
+    tops = [high for low, high in (a, b) if low >= 0]
+    return (0, min(tops)) if tops else _bitwise(a, b)
+
+
+BINARY = {
+    "add": _corners(lambda x, y: x + y),
+    "sub": _corners(lambda x, y: x - y),
+    "mul": _corners(lambda x, y: x * y),
+    "floordiv": _quotient,
+    "mod": _remainder,
+    "divmod": lambda a, b: (_quotient(a, b), _remainder(a, b)),
+    "pow": _power,
+    "lshift": _shifted,
+    "rshift": lambda a, b: (min(a[0], 0), max(a[1], 0)),
+    "and": _masked,
+    "or": _bitwise,
+    "xor": _bitwise,
+    "truediv": None,
+}
+UNARY = {
+    "neg": lambda a: (-a[1], -a[0]),
+    "invert": lambda a: (-a[1] - 1, -a[0] - 1),
+    "abs": lambda a: (0, max(map(abs, a))),
+    "pos": lambda a: a,
+    "round": lambda a, *_: a,
+}

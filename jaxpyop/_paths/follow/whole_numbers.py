@@ -1,0 +1,98 @@
+"""The operators of traced whole numbers that stand for Python's: each result has its bounds, or is refused.
+
+An array has no bounds. JAX's own code, which computes with a number as with an array, is left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxpyop import _jaxcore as core
+from jaxpyop._paths.follow.bounds import BINARY, TOO_LARGE, UNARY, Bounds, is_too_large
+from jaxpyop._paths.follow.tracer import ARRAY, BoolTracer, PathTracer
+
+
+def bounds_of(x: Any) -> Bounds | None:
+    """Returns the bounds of what stands for a whole Python number, None for all other values."""
+    if isinstance(x, int):
+        return int(x), int(x)
+    if isinstance(x, BoolTracer):
+        return None if x.counts_as == ARRAY else (0, 1)
+    return x.bounds if isinstance(x, PathTracer) else None
+
+
+def with_bounds(x: Any, bounds: Bounds | None) -> Any:
+    """Returns a traced whole number as one that has these bounds."""
+    is_whole = isinstance(x, PathTracer) and not x.ndim and jax.dtypes.issubdtype(x.dtype, np.integer)
+    if not is_whole or x.bounds == bounds:
+        return x
+    out = x._trace.keep(PathTracer(x._trace, x.val))
+    out.bounds, out.may_be_number = bounds, x.may_be_number
+    return out
+
+
+# ----------------------------------------------------------------- operators
+
+
+_FRACTION = (
+    "a power of whole Python numbers is a fraction if the exponent is negative",
+    "write 2.0 ** x, for example",
+)
+
+
+def _may_be_number(x: Any) -> bool:
+    """Tells whether a value is a Python number, or stands for one on a path at least."""
+    if isinstance(x, PathTracer):
+        return x.may_be_number or x.bounds is not None or x.aval.weak_type
+    return isinstance(x, (bool, int, float, complex))
+
+
+def _operator(name: str, extent: Any, is_reflected: bool) -> Callable[..., Any]:
+    original = getattr(PathTracer, f"__{'r' * is_reflected}{name}__")
+
+    def operate(self: PathTracer, *others: Any) -> Any:
+        if core.is_called_by_jax():
+            return original(self, *others)
+        values = (*others, self) if is_reflected else (self, *others)
+        bounds: list[Any] = [bounds_of(x) for x in values]
+        _check_size(self, *bounds)
+        found = original(self, *others)
+        if isinstance(found, PathTracer) and any(getattr(x, "may_be_number", False) for x in values):
+            found.may_be_number = all(map(_may_be_number, values))
+        if extent is None or self.bounds is None or None in bounds:
+            return found
+        if name == "pow" and bounds[-1][0] < 0:
+            self._trace.run.check()
+            self._trace.run.stop(*_FRACTION)
+        after, is_pair = extent(*bounds), isinstance(found, tuple)
+        _check_size(self, *(after if is_pair else [after]))
+        return tuple(map(with_bounds, found, after)) if is_pair else with_bounds(found, after)
+
+    operate.__name__ = original.__name__
+    return operate
+
+
+def check_numbers(values: Any) -> None:
+    """Refuses whole Python numbers that the program cannot hold, where they are returned or become arrays."""
+    if isinstance(values, PathTracer):
+        _check_size(values, values.bounds)
+    elif isinstance(values, (list, tuple, dict)):
+        for x in values.values() if isinstance(values, dict) else values:
+            check_numbers(x)
+
+
+def _check_size(tracer: PathTracer, *bounds: Bounds | None) -> None:
+    """Refuses a whole Python number that the program cannot hold."""
+    if any(map(is_too_large, bounds)):
+        tracer._trace.run.check()
+        tracer._trace.run.stop(*TOO_LARGE)
+
+
+for _name, _extent in (*BINARY.items(), *UNARY.items()):
+    for _is_reflected in (False, True) if _name in BINARY else (False,):
+        if hasattr(PathTracer, _method := f"__{'r' * _is_reflected}{_name}__"):
+            setattr(PathTracer, _method, _operator(_name, _extent, _is_reflected))

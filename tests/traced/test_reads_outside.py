@@ -1,0 +1,90 @@
+"""A body that asks for the time, a file or random numbers is refused in traced mode, and called in "auto"."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import random
+import time
+import uuid
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxpyop
+
+F = jnp.float32
+_seconds = time.perf_counter
+
+
+class Clock:
+    def now(self):
+        return time.time()
+
+
+_clock = Clock()
+
+READING = {
+    "time": (lambda x: x + time.time() % 1, "time.time"),
+    "a name of it": (lambda x: x + _seconds() % 1, "_seconds"),
+    "in a method": (lambda x: x + _clock.now() % 1, "time.time"),
+    "datetime": (lambda x: x + datetime.datetime.now().microsecond, "datetime.datetime"),
+    "uuid": (lambda x: x + uuid.uuid4().int % 7, "uuid.uuid4"),
+    "environment": (lambda x: x + len(os.getenv("HOME", "")), "os.getenv"),
+    "random bytes": (lambda x: x + os.urandom(1)[0], "os.urandom"),
+    "numpy's generator": (lambda x: x + np.random.default_rng().normal(), "np.random.default_rng"),
+    "an old one": (lambda x: x + np.random.RandomState().normal(), "np.random.RandomState"),
+    "python's generator": (lambda x: x + random.Random().random(), "random.Random"),
+    "a file": (lambda x: x + np.load("number.npy"), "np.load"),
+}
+
+
+@pytest.mark.parametrize(("body", "name"), READING.values(), ids=READING)
+def test_what_is_read_from_outside_is_refused(body, name):
+    f = jax.jit(lambda x: jaxpyop.py_function(body, [x], F, mode="traced"))
+    with pytest.raises(TypeError, match=rf"test_reads_outside.py:\d+: `{name}` gives a time, random numbers, or"):
+        f(1.0)
+
+
+@pytest.mark.parametrize(("body", "name"), READING.values(), ids=READING)
+def test_auto_calls_what_reads_from_outside(body, name):
+    op = lambda x: jaxpyop.py_function(body, [x], F, mode="auto", output_shapes=())
+    assert "python_call" in str(jax.make_jaxpr(op)(1.0))
+
+
+class State:
+    def __init__(self):
+        self.time = jnp.float32(2.0)
+
+
+_state = State()
+
+
+def _logs(x):
+    warnings.warn("once", stacklevel=1)
+    return x
+
+
+KEPT = {
+    "an attribute of such a name": lambda x: x * _state.time,
+    "a warning": _logs,
+    "jax's generator": lambda x: x + jax.random.normal(jax.random.key(0)),
+    "a library that is not known": lambda x: x * len(pytest.approx(1.0).__class__.__name__),
+}
+
+
+@pytest.mark.filterwarnings("ignore:once")
+@pytest.mark.parametrize("body", KEPT.values(), ids=KEPT)
+def test_what_gives_no_value_from_outside_is_traced(body):
+    op = lambda x, mode: jaxpyop.py_function(body, [x], F, mode=mode, output_shapes=())
+    assert "python_call" not in str(jax.make_jaxpr(lambda x: op(x, "traced"))(1.0))
+    traced, eager = (jax.jit(lambda x, mode=mode: op(x, mode))(1.0) for mode in ("traced", "eager"))
+    np.testing.assert_allclose(traced, eager, rtol=1e-6)
+
+
+def test_auto_calls_a_library_that_is_not_known():
+    op = lambda x: jaxpyop.py_function(KEPT["a library that is not known"], [x], F, mode="auto", output_shapes=())
+    assert "python_call" in str(jax.make_jaxpr(op)(1.0))
