@@ -116,7 +116,10 @@ def record(
         return record_by_vjp(func, inputs, perturbed, title)
     tape = _new_tape(title, inputs, may_wait)
     try:
-        boxed = [tape.box_input(x) if p else x for x, p in zip(inputs, perturbed or itertools.repeat(True))]
+        boxed = [
+            tape.box_input(x) if p else tape.box_constant(x)
+            for x, p in zip(inputs, perturbed or itertools.repeat(True))
+        ]
         with _jaxcore.set_current_trace(tape):
             outs = tape.evaluated(list(func(*boxed)))
         in_slots = tuple([tape.slot_of(x) for x in boxed])

@@ -104,6 +104,10 @@ class Tape(_jaxcore.KnownTrace):
             return value
         return self.tracer_type(self, aval, value, self._free_slot(value))
 
+    def box_constant(self, value: Any) -> Any:
+        """Returns what the function sees of an input that is not differentiated."""
+        return value
+
     def slot_of(self, x: Any) -> int:
         """Returns the slot of a tracer of this tape, -1 for anything else."""
         return x.slot if type(x) is self.tracer_type and x._trace is self else -1

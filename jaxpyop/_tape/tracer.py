@@ -74,8 +74,15 @@ def equation_of(function: Callable[..., Any], count: int) -> tuple[Any, dict[str
 def _power(self: Any, other: Any) -> Any:
     # This is what jnp comes to.
     if type(other) is int and self.aval.dtype.kind in "fc" and not self.aval.weak_type:
+        trace = self._trace
+        if _current_trace() is trace:
+            return trace.process_primitive(equation_of(_cube, 1)[0], (self,), {"y": other})
         return jax.lax.integer_pow(self, other)
     return _general_power(self, other)
+
+
+def _cube(x: Any) -> Any:
+    return jax.lax.integer_pow(x, 3)
 
 
 _general_power = _jaxcore.Tracer.__pow__

@@ -1,4 +1,4 @@
-"""One run of a stretch: what may enter it, and whether the function's stretches come again."""
+"""One run of a stretch: what may enter it, and whether it pays to record the function lazily."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from jaxpyop import _jaxcore
 from jaxpyop._tape.lazy.stretch import Call
 from jaxpyop._tape.lazy.tracer import LazyTapeTracer
-from jaxpyop._tape.lazy.trie import Place, new_in_a_row
+from jaxpyop._tape.lazy.trie import Place, losses_in_a_row
 
-# A function whose stretches were new more often in a row is recorded eagerly, except for one run in `_RETRY`.
-_MAX_NEW = 32
+# A function whose runs took longer than on the eager tape, more often in a row, is recorded eagerly, except for one run
+# in `_RETRY`.
+_MAX_LOSSES = 32
 _RETRY = 64
 _MAX_TITLES = 1024
 
@@ -52,7 +54,7 @@ def is_plain(x: Any) -> bool:
         and not isinstance(x, _jaxcore.Tracer)
         and not x.committed
         and type(x.sharding) is SingleDeviceSharding
-        and not jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended)
+        and isinstance(x.dtype, np.dtype)  # A key is not.
         and not x.is_deleted()
     )
 
@@ -73,22 +75,19 @@ def ancestors_of(chain: Sequence[Place], wanted: int | None) -> set[int] | None:
     return found
 
 
-def may_repeat(title: str) -> bool:
+def pays(title: str) -> bool:
     """Tells whether to record a function lazily."""
-    count = new_in_a_row.get(title, 0)
-    if count <= _MAX_NEW:
+    if (losses := losses_in_a_row.get(title, 0)) <= _MAX_LOSSES:
         return True
-    new_in_a_row[title] = count + 1
-    return count % _RETRY == 0
+    losses_in_a_row[title] = losses + 1
+    return losses % _RETRY == 0
 
 
-def note_new(title: str) -> None:
-    """Notes that a stretch of this function was new."""
-    if len(new_in_a_row) >= _MAX_TITLES:
-        new_in_a_row.clear()
-    new_in_a_row[title] = new_in_a_row.get(title, 0) + 1
-
-
-def note_repeated(title: str) -> None:
-    """Notes that a stretch of this function came again."""
-    new_in_a_row.pop(title, None)
+def note_gain(title: str, gain: int) -> None:
+    """Notes what a run has gained against the eager tape, in calls of operations."""
+    if gain > 0:
+        losses_in_a_row.pop(title, None)
+        return
+    if len(losses_in_a_row) >= _MAX_TITLES:
+        losses_in_a_row.clear()
+    losses_in_a_row[title] = losses_in_a_row.get(title, 0) + 1

@@ -20,6 +20,8 @@ from jaxpyop._tape.ops import Operation, find_op
 
 # All tries are dropped when they have this many places. A place takes about a kilobyte.
 MAX_PLACES = 8192
+# XLA passes over so many elements in the time of a small call.
+_ELEMENTS = 4096
 # A third number at the same place becomes an input of the stretch, because it may be a new one each time.
 _MAX_NUMBERS = 2
 # Keys that hold fresh jaxprs are never found again, so a place keeps few of them.
@@ -28,8 +30,8 @@ _MAX_KEYS = 64
 # A trie for each combination of JAX's settings.
 _roots: dict[Any, Place] = {}
 _places = [0]
-# By title of a function, how many stretches in a row were new. `run` counts them.
-new_in_a_row: dict[str, int] = {}
+# By title of a function, how many runs in a row gained nothing. `run` counts them.
+losses_in_a_row: dict[str, int] = {}
 # What is known of an operation with operands of these types.
 _effects = Cache(4096)
 
@@ -74,12 +76,13 @@ class Place:
         tracked: which of them depend on differentiated values.
         count: how many values there are in all.
         depth: how many calls there are in all.
+        saving: what one program for all of them saves, in calls of operations on small arrays.
         moves: the places that follow.
         params: the values of the parameters, if the step is a `jit`, whose key has the jaxpr alone.
         stretch: what is known of the stretches that ended here.
     """
 
-    __slots__ = ("avals", "count", "depth", "first", "moves", "numbers", "params", "step", "stretch", "tracked", "up")
+    __slots__ = ("avals", "count", "depth", "first", "moves", "numbers", "params", "saving", "step", "stretch", "tracked", "up")
 
     def __init__(self, up: Place | None, step: Any, avals: Sequence[Any], tracked: Sequence[bool]) -> None:
         self.up = up
@@ -88,6 +91,9 @@ class Place:
         self.avals, self.tracked = tuple(avals), tuple(tracked)
         self.count = self.first + len(self.avals)
         self.depth = (up.depth if up else 0) + (type(step) is Call)
+        self.saving = up.saving if up else 0
+        if type(step) is Call:
+            self.saving += 1 + max([aval.size for aval in avals], default=0) // _ELEMENTS
         self.moves: dict[Any, Place] = {}
         self.numbers = 0
         self.params: tuple[Any, ...] | None = None
@@ -162,7 +168,7 @@ def root(settings: tuple[Any, ...]) -> Place:
 def clear() -> None:
     """Forgets all stretches, and their programs."""
     _roots.clear()
-    new_in_a_row.clear()
+    losses_in_a_row.clear()
     _places[0] = 0
 
 
