@@ -50,6 +50,7 @@ class Operation:
         is_new: whether it has a compiled function of its own that has not run yet.
         pull: gives cotangents from the outputs' numbers, the inputs' numbers, the inputs and the outputs' cotangents.
             None if JAX differentiates `bind`.
+        push: gives the outputs' tangents in the same way from the inputs' tangents.
     """
 
     bind: Callable[..., Any]
@@ -62,6 +63,7 @@ class Operation:
     is_probed: bool = True
     is_new: bool = False
     pull: Callable[..., Sequence[Any]] | None = None
+    push: Callable[..., Sequence[Any]] | None = None
     _dependences: dict[Hashable, Dependence] = dataclasses.field(
         default_factory=dict[Hashable, Dependence], init=False, repr=False
     )
@@ -207,6 +209,9 @@ def _calls_python(primitive: Any, params: dict[str, Any]) -> bool:
 
 
 def _make_op(primitive: Any, params: dict[str, Any], args: Sequence[Any], id: int | None = None) -> Operation:
+    if primitive is _jaxcore.jit_p:
+        # The record keeps its values.
+        params = params | {"donated_invars": (False,) * len(params["donated_invars"])}
     bind = functools.partial(primitive.bind, **params)
     # JAX expands such a primitive before it comes to the `impl`.
     is_high = _jaxcore.is_high(primitive, args, params)

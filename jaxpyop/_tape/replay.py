@@ -85,8 +85,8 @@ def apply_traced(derivative: Derivative, args: Sequence[Any], vectors: Sequence[
     rule, op, outnums, argnums = derivative
     # For a value that no derivative reads, only its type was kept. Zeros can take its place; compiling drops them.
     full = [_jaxcore.zeros(a) if isinstance(a, _jaxcore.ShapedArray) else a for a in args]
-    if rule is pull and op.pull is not None:
-        return op.pull(outnums, argnums, full, vectors)
+    if (own_rule := op.pull if rule is pull else op.push) is not None:
+        return own_rule(outnums, argnums, full, vectors)
     return rule(op.outputs, outnums, argnums, full, vectors)
 
 
@@ -150,24 +150,31 @@ def cotangents_by_slot(
     return cotangents
 
 
-def push_program(program: Program, kept: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
-    """Returns the tangents of a program's outputs for these tangents of its inputs; None is zero."""
-    values = replaced(program.types, program.kept, kept)
-    by_slot = {s: t for s, t in zip(program.ins, tangents, strict=True) if s >= 0 and t is not None}
-    for node in program.nodes:
-        perturbed = [i for i, slot in enumerate(node.ins) if slot in by_slot]
+def tangents_by_slot(
+    nodes: Sequence[Node], values: Sequence[Any], seeds: dict[int, Any], apply: Apply
+) -> dict[int, Any]:
+    """Propagates the tangents of inputs, by slot, forward, and returns all tangents by slot."""
+    tangents = dict(seeds)
+    for node in nodes:
+        perturbed = [i for i, slot in enumerate(node.ins) if slot in tangents]
         outnums = tuple([j for j, need in enumerate(node.needs) if not set(perturbed).isdisjoint(need)])
         if not outnums:
             continue
         argnums = tuple([i for i in perturbed if any(i in node.needs[j] for j in outnums)])
-        nonzero = [by_slot[node.ins[i]] for i in argnums]
+        nonzero = [tangents[node.ins[i]] for i in argnums]
         if isinstance(node.how, Linear):
             results = node.how.push(outnums, dict(zip(argnums, nonzero, strict=True)))
         else:
-            derivative = Derivative(push, node.how, outnums, argnums)
-            results = apply_compiled(derivative, [values[s] for s in node.ins], nonzero)
-        by_slot.update((node.outs[j], t) for j, t in zip(outnums, results, strict=True))
-    return [by_slot.get(s) for s in program.outs]
+            results = apply(Derivative(push, node.how, outnums, argnums), [values[s] for s in node.ins], nonzero)
+        tangents.update((node.outs[j], t) for j, t in zip(outnums, results, strict=True))
+    return tangents
+
+
+def push_program(program: Program, kept: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
+    """Returns the tangents of a program's outputs for these tangents of its inputs; None is zero."""
+    seeds = {s: t for s, t in zip(program.ins, tangents, strict=True) if s >= 0 and t is not None}
+    found = tangents_by_slot(program.nodes, replaced(program.types, program.kept, kept), seeds, apply_compiled)
+    return [found.get(s) for s in program.outs]
 
 
 def pull_program(program: Program, kept: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:

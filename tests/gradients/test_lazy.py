@@ -21,26 +21,27 @@ def fresh():
     _tape.clear()
 
 
-def runs(make, inputs, count=5):
-    """Outputs, gradients and effects of several runs of one body, which `make` makes of a log."""
+def runs(make, inputs, perturbed=None, count=5):
+    """Outputs, gradients, tangents and effects of several runs of one body, which `make` makes of a log."""
     found = []
     for i in range(count):
         log = []
-        outputs, record = _tape.record(make(log, i), [jnp.array(x) for x in inputs])
+        outputs, record = _tape.record(make(log, i), [jnp.array(x) for x in inputs], perturbed)
         kept = [jnp.ones_like(o) if jnp.issubdtype(o.dtype, jnp.inexact) else None for o in outputs]
         jax.effects_barrier()
-        found.append((outputs, record.pullback(kept), log))
+        derivatives = record.pullback(kept) + record.pushforward([jnp.array(x) for x in inputs])
+        found.append((outputs, [jnp.zeros(3) if d is None else d for d in derivatives], log))
     return found
 
 
-def compare(make, inputs):
+def compare(make, inputs, perturbed=None):
     found = {}
     for tape in ("eager", "lazy"):
         with jaxpyop.config.override(tape=tape):
-            found[tape] = runs(make, inputs)
+            found[tape] = runs(make, inputs, perturbed)
     for eager, lazy in zip(found["eager"], found["lazy"], strict=True):
         check(lazy[0], eager[0])
-        check([jnp.zeros(3) if g is None else g for g in lazy[1]], [jnp.zeros(3) if g is None else g for g in eager[1]])
+        check(lazy[1], eager[1])
         assert [np.asarray(v).tolist() for v in lazy[2]] == [np.asarray(v).tolist() for v in eager[2]]
 
 
@@ -63,6 +64,13 @@ def numpy_operand(log, i, x):
     y = x * numbers + jax.device_put(numbers) + jnp.asarray(numbers)
     numbers[:] = 7
     return [y]
+
+
+def donated_constant(log, i, x):
+    y = jax.lax.stop_gradient(x) * 2.0
+    w = y + 1.0
+    z = jax.jit(lambda v: v + 1.0, donate_argnums=0)(y)
+    return [x * z + w]
 
 
 def exports(log, i, x):
@@ -170,8 +178,8 @@ def of_threads(log, i, x):
 BODIES = {
     f.__name__: f
     for f in (
-        *(dlpack_import, numpy_operand, exports, donation, prints, callbacks, inner_op, used_later, asked_twice, zeros),
-        *(integers, complexes, keys, x64_inside, precision_inside, of_threads),
+        *(dlpack_import, numpy_operand, exports, donation, donated_constant, prints, callbacks, inner_op, used_later),
+        *(asked_twice, zeros, integers, complexes, keys, x64_inside, precision_inside, of_threads),
     )
 }
 
@@ -179,6 +187,18 @@ BODIES = {
 @pytest.mark.parametrize("name", BODIES)
 def test_same_as_the_eager_tape(name):
     compare(body(BODIES[name]), [X3])
+
+
+def products(log, i, x, data):
+    y = data * 2.0 - 1.0
+    z = x @ jnp.outer(y, data**2)
+    log += [y.sum(), data.tolist(), 1.0 / data]
+    return [z * z / data, jnp.where(data > y, x, data), x[jnp.argsort(data)], data]
+
+
+@pytest.mark.parametrize("perturbed", [(True, True), (True, False), (False, True), (False, False)])
+def test_inputs_that_are_constants(perturbed):
+    compare(body(products), [X3, np.array([1.5, 0.25, -2.0], np.float32)], perturbed)
 
 
 # --- arrays that outlive the body --------------------------------------------------------

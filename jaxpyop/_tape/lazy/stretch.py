@@ -1,7 +1,7 @@
-"""A stretch as one operation: compiled when it comes for the second time, with a pullback of its own.
+"""A stretch as one operation: compiled when it comes for the second time, with derivatives of its own.
 
 The first time it is evaluated call by call. This tells which of its results are used later, and only those are
-returned by the program. Besides them it returns what the backward pass would take long to compute again.
+returned by the program. Besides them it returns what the derivatives would take long to compute again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 
 from jaxpyop._tape.ops import Operation, new_id, with_name
-from jaxpyop._tape.replay import Node, apply_traced, cotangents_by_slot
+from jaxpyop._tape.replay import Node, apply_traced, cotangents_by_slot, tangents_by_slot
 
 if TYPE_CHECKING:
     from jaxpyop._tape.lazy.trie import Place
@@ -200,7 +200,12 @@ def _compile(place: Place, returned: tuple[int, ...]) -> Program:
         found = cotangents_by_slot(nodes, values, seeds, apply_traced)
         return [found[inputs[i]] for i in argnums]
 
-    op = Operation(bind, bind, multiple_results=True, id=(number := new_id()), pull=pull)
+    def push(outnums: Sequence[int], argnums: Sequence[int], args: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
+        values = steps.values(dict(zip([*inputs, *saved], args, strict=True)))
+        found = tangents_by_slot(nodes, values, {inputs[i]: t for i, t in zip(argnums, tangents)}, apply_traced)
+        return [found[returned[j]] for j in outnums]
+
+    op = Operation(bind, bind, multiple_results=True, id=(number := new_id()), pull=pull, push=push)
     reads = steps.read_inputs(saved) if any(needs) else ()
     compiled = jax.jit(with_name(run, "tape_stretch"))
     return Program(op, number, compiled, returned, tuple([results.index(s) for s in saved]), needs, reads)

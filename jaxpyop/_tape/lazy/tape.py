@@ -40,9 +40,9 @@ _MAX_CALLS = 128
 
 def lazy_tape(title: str, inputs: Sequence[Any]) -> LazyTape | None:
     """Returns a tape for a function with these inputs, None if it has to be recorded eagerly."""
-    if not pays(title) or not _jaxcore.has("lazy_tape") or _jaxcore.current_trace() is not EVAL_TRACE or _jaxcore.evaluates_by_itself():
+    if not pays(title) or not _jaxcore.has("lazy_tape") or _jaxcore.evaluates_by_itself():
         return None
-    if not jax.sharding.get_abstract_mesh().empty:
+    if _jaxcore.current_trace() is not EVAL_TRACE or not jax.sharding.get_abstract_mesh().empty:
         return None
     return LazyTape(title, inputs) if all(map(is_plain, inputs)) else None
 
@@ -235,7 +235,8 @@ class LazyTape(Tape):
         args = list(map(self._settled, args))
         if primitive is _jaxcore.jit_p and any(params["donated_invars"]):
             # What is pending, or evaluated again, may read these arrays.
-            args = [jnp.copy(a) if d and is_plain(a) else a for a, d in zip(args, params["donated_invars"])]
+            with set_current_trace(EVAL_TRACE):
+                args = [jnp.copy(a) if d and is_plain(a) else a for a, d in zip(args, params["donated_invars"])]
         if any(isinstance(a, np.ndarray) for a in args):
             # JAX may use the memory as it is, and the function may write into it.
             args = [a.copy() if isinstance(a, np.ndarray) else a for a in args]

@@ -82,7 +82,10 @@ class Place:
         stretch: what is known of the stretches that ended here.
     """
 
-    __slots__ = ("avals", "count", "depth", "first", "moves", "numbers", "params", "saving", "step", "stretch", "tracked", "up")
+    __slots__ = (
+        *("avals", "count", "depth", "first", "moves", "numbers", "params", "saving", "step", "stretch", "tracked"),
+        "up",
+    )
 
     def __init__(self, up: Place | None, step: Any, avals: Sequence[Any], tracked: Sequence[bool]) -> None:
         self.up = up
