@@ -49,12 +49,14 @@ def is_plain(x: Any) -> bool:
 
     An array that shares memory by DLPack is committed to its device.
     """
+    # The dtype of a key is not NumPy's.
+    dtype: Any = getattr(x, "dtype", None)
     return (
-        isinstance(x, jax.Array)
+        isinstance(dtype, np.dtype)
+        and isinstance(x, jax.Array)
         and not isinstance(x, _jaxcore.Tracer)
         and not x.committed
         and type(x.sharding) is SingleDeviceSharding
-        and isinstance(x.dtype, np.dtype)  # A key is not.
         and not x.is_deleted()
     )
 
