@@ -2244,7 +2244,7 @@ def a_streak():
     return f
 
 
-@case("whole", points=(13, 8, 1), dtype=jnp.int32, equal=True)
+@case("whole", points=(13, 8, 1), dtype=jnp.int16, equal=True)
 def halves():
     def f(n):
         k, steps = int(n), 0
@@ -2308,5 +2308,47 @@ def bools_that_are_counted():
             n += (x > 1.5) * 2
             x = x - 1
         return n * 10.0
+
+    return f
+
+
+@case("whole", points=(100.0, 2.0))
+def steps_of_an_inner_loop_of_known_length():
+    def f(x):
+        n = 0
+        while x > 1:
+            for k in range(100):
+                if k > x:
+                    break
+                n += 1000000
+            x = x - 1
+        return n * 1e-6
+
+    return f
+
+
+@case("whole", points=(2**31 - 1, 3), dtype=jnp.int32)
+def the_greatest_input():
+    def f(n):
+        return (int(n) + 1) * 1e-6
+
+    return f
+
+
+@case("whole", points=(2**31 - 1, 3), dtype=jnp.int32)
+def the_greatest_input_in_a_loop():
+    def f(n):
+        k, steps = int(n), n % 8
+        while steps > 0:
+            k, steps = k + 1, steps - 1
+        return k * 1e-6
+
+    return f
+
+
+@case("whole", points=(4, 2), dtype=jnp.int8)
+def a_divisor_that_may_be_zero():
+    def f(n):
+        return (7 % int(n) + 7 // int(n)) * 1.0
 
     return f

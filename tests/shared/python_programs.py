@@ -287,7 +287,7 @@ class Writer:
 
     def range_(self) -> None:
         name = self.name("i")
-        limits = ["n", "n", "1, n", "0, n, 2", "n, 0, -1", "n - 1, -1, -1", "3", "int(abs(x)) % 4", "n % 3"]
+        limits = ["n", "n", "1, n", "0, n, 2", "n, 0, -1", "int(n) - 1, -1, -1", "3", "int(abs(x)) % 4", "n % 3"]
         self.line(f"for {name} in range({self.pick(*limits)}):")
         self.ints.append(name)
         self.turns()

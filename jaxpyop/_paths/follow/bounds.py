@@ -4,9 +4,9 @@ Python counts without an end, and a program in 32 bits (in 64 with `jax_enable_x
 whole Python number therefore knows the least and the greatest number that it can be, and arithmetic is refused if its
 result might not fit. An array has no such bounds, as it wraps around in Python, too.
 
-A loop changes a number in each iteration, and nobody knows how often. A number that a loop carries is taken to stay
-within a range, and an iteration may leave that range by a small step only. Such a number would leave its dtype after
-many millions of iterations, which take seconds.
+A loop changes a number in each iteration, and often nobody knows how many iterations there are. A number that a loop
+carries is taken to stay within a range, and an iteration may leave that range by a small step only. It would leave its
+dtype after many millions of iterations, which take seconds.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ Bounds = tuple[int, int]
 # What `int(x)` of a float can be. The program has the greatest or the least number of its dtype instead.
 _ANY = 2**1100
 # For the bits of a dtype: the ranges of a number that a loop carries, and the steps by which an iteration may leave
-# each. A number that starts in one of the first ranges stays within its dtype for 2**23 iterations.
+# each: a range is left within 2**23 iterations. The last range but one is that of the dtype.
 _RANGES = {
-    32: [(2**27, 2**4), (2**31, 2**4), (_ANY, _ANY)],
-    64: [(2**27, 2**4), (2**59, 2**36), (2**63, 2**36), (_ANY, _ANY)],
+    32: [(2**27, 2**4), (2**31, 0), (_ANY, _ANY)],
+    64: [(2**27, 2**4), (2**59, 2**36), (2**63, 0), (_ANY, _ANY)],
 }
 _MOST_ITERATIONS = 2**23
 # What is wrong with a number that the program cannot hold, and what to write instead.
@@ -34,8 +34,10 @@ TOO_LARGE = (
     "make it an array, which is the same in Python (x.astype(int) for int(x), jnp.asarray(1) for 1), "
     'or write mode="eager" to call the body at run time instead',
 )
-# `n + 1` is accepted, although `n` may be the greatest number of its dtype.
-_EXCESS = 2**27
+MAY_BE_ZERO = (
+    "a whole Python number is divided by one that may be zero, which Python refuses and a program does not",
+    TOO_LARGE[1],
+)
 
 
 def limits_of(dtype: Any) -> Bounds:
@@ -51,7 +53,7 @@ def limits_of(dtype: Any) -> Bounds:
 def is_too_large(bounds: Bounds | None) -> bool:
     """Tells whether a program may hold another number than Python does."""
     low, high = limits_of(int)
-    return bounds is not None and (bounds[0] < low - _EXCESS or bounds[1] > high + _EXCESS)
+    return bounds is not None and (bounds[0] < low or bounds[1] > high)
 
 
 def hull(bounds: Sequence[Bounds | None]) -> Bounds | None:
@@ -67,7 +69,7 @@ def hull(bounds: Sequence[Bounds | None]) -> Bounds | None:
 
 def range_before(bounds: Bounds | None) -> int | None:
     """Returns the place of the smallest range in which a loop can carry a number, None for other values."""
-    return None if bounds is None else _fitting(bounds, [0] * len(_ranges()))
+    return None if bounds is None else _fitting(bounds, [size for size, _ in _ranges()])
 
 
 def range_after(bounds: Bounds | None, before: int | None, iterations: int | None) -> int | None:
@@ -80,12 +82,15 @@ def range_after(bounds: Bounds | None, before: int | None, iterations: int | Non
     """
     if bounds is None:
         return before
-    place = _fitting(bounds, [max(step, size // (iterations or size)) for size, step in _ranges()])
+    steps = (max(step, size // iterations if iterations else 0) for size, step in _ranges())
+    place = _fitting(bounds, [bounds_in(k, iterations)[1] + step for k, step in enumerate(steps)])
     return max(place, before or 0)
 
 
-def bounds_in(place: int | None) -> Bounds | None:
-    return None if place is None else (-_ranges()[place][0], _ranges()[place][0])
+def bounds_in(place: int, iterations: int | None) -> Bounds:
+    """Returns the bounds of a number that a loop carries in a range. In a loop of known length, it may double."""
+    size, (low, high) = _ranges()[place][0] * (2 if iterations else 1), limits_of(int)
+    return (-size, size) if size > 2 * high + 2 else (max(-size, low), min(size, high))
 
 
 def counted(start: Bounds, stop: Bounds, step: Bounds) -> tuple[Bounds, int | None]:
@@ -105,8 +110,7 @@ def _ranges() -> list[tuple[int, int]]:
     return _RANGES[jax.numpy.iinfo(jax.dtypes.canonicalize_dtype(int)).bits]
 
 
-def _fitting(bounds: Bounds, steps: list[int]) -> int:
-    sizes = [size + step for (size, _), step in zip(_ranges(), steps, strict=True)]
+def _fitting(bounds: Bounds, sizes: Sequence[int]) -> int:
     return next(k for k, size in enumerate(sizes) if max(map(abs, bounds)) <= size or k == len(sizes) - 1)
 
 
@@ -121,19 +125,20 @@ def _corners(operate: Callable[[int, int], int]) -> Callable[..., Bounds]:
     return bounds
 
 
-def _quotient(a: Bounds, b: Bounds) -> Bounds:
-    if b[0] > 0:
-        return _corners(lambda x, y: x // y)(a, b)
+def _quotient(a: Bounds, b: Bounds) -> Bounds | None:
+    """Returns None if Python might refuse to divide, as the following functions do."""
+    return None if b[0] <= 0 <= b[1] else _corners(lambda x, y: x // y)(a, b)
+
+
+def _remainder(a: Bounds, b: Bounds) -> Bounds | None:
+    return None if b[0] <= 0 <= b[1] else (min(b[0] + 1, 0), max(b[1] - 1, 0))
+
+
+def _power(a: Bounds, b: Bounds) -> Bounds | None:
+    """Returns None if the exponent may be negative: the result is a fraction in Python then."""
     most = max(map(abs, a))
-    return -most, most
-
-
-def _remainder(a: Bounds, b: Bounds) -> Bounds:
-    return (0, b[1] - 1) if b[0] > 0 else (min(b[0] + 1, 0), max(b[1] - 1, 0))
-
-
-def _power(a: Bounds, b: Bounds) -> Bounds:
-    most = max(map(abs, a))
+    if b[0] < 0:
+        return None
     if b[1] * most.bit_length() > 256:
         return -_ANY, _ANY
     return (0 if a[0] >= 0 else -(most ** b[1])), max(most ** b[1], 1)
@@ -159,10 +164,10 @@ BINARY = {
     "mul": _corners(lambda x, y: x * y),
     "floordiv": _quotient,
     "mod": _remainder,
-    "divmod": lambda a, b: (_quotient(a, b), _remainder(a, b)),
+    "divmod": lambda a, b: None if b[0] <= 0 <= b[1] else (_quotient(a, b), _remainder(a, b)),
     "pow": _power,
     "lshift": _shifted,
-    "rshift": lambda a, b: (min(a[0], 0), max(a[1], 0)),
+    "rshift": lambda a, b: (min(a[0], 0), max(a[1], 0)) if b[0] >= 0 else (-_ANY, _ANY),
     "and": _masked,
     "or": _bitwise,
     "xor": _bitwise,

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from jaxpyop import _jaxcore as core
-from jaxpyop._paths.follow.bounds import BINARY, TOO_LARGE, UNARY, Bounds, is_too_large
+from jaxpyop._paths.follow.bounds import BINARY, MAY_BE_ZERO, TOO_LARGE, UNARY, Bounds, is_too_large
 from jaxpyop._paths.follow.tracer import ARRAY, BoolTracer, PathTracer
 
 
@@ -65,12 +65,13 @@ def _operator(name: str, extent: Any, is_reflected: bool) -> Callable[..., Any]:
             found.may_be_number = all(map(_may_be_number, values))
         if extent is None or self.bounds is None or None in bounds:
             return found
-        if name == "pow" and bounds[-1][0] < 0:
-            self._trace.run.check()
-            self._trace.run.stop(*_FRACTION)
-        after, is_pair = extent(*bounds), isinstance(found, tuple)
-        _check_size(self, *(after if is_pair else [after]))
-        return tuple(map(with_bounds, found, after)) if is_pair else with_bounds(found, after)
+        after: Any = extent(*bounds)
+        if after is None:
+            _refuse(self, *(_FRACTION if name == "pow" else MAY_BE_ZERO))
+        if isinstance(found, tuple):
+            return tuple(map(with_bounds, found, after))
+        _check_size(self, after)
+        return with_bounds(found, after)
 
     operate.__name__ = original.__name__
     return operate
@@ -88,8 +89,12 @@ def check_numbers(values: Any) -> None:
 def _check_size(tracer: PathTracer, *bounds: Bounds | None) -> None:
     """Refuses a whole Python number that the program cannot hold."""
     if any(map(is_too_large, bounds)):
-        tracer._trace.run.check()
-        tracer._trace.run.stop(*TOO_LARGE)
+        _refuse(tracer, *TOO_LARGE)
+
+
+def _refuse(tracer: PathTracer, reason: str, advice: str) -> None:
+    tracer._trace.run.check()
+    tracer._trace.run.stop(reason, advice)
 
 
 for _name, _extent in (*BINARY.items(), *UNARY.items()):

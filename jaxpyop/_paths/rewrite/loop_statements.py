@@ -243,12 +243,15 @@ class _LoopBuilder:
     def _structs(self) -> list[Any]:
         return [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in self._state_types()]
 
+    def _bounds(self) -> list[Any]:
+        return [None if place is None else bounds_in(place, self.iterations) for place in self.ranges]
+
     def _contents(self, xs: Sequence[Any]) -> list[Any]:
         """Returns what the variables hold, given the values of the state."""
         rest = iter(xs)
         leaves = [
-            leaf if aval is None else with_bounds(_with_type(next(rest), aval, leaf, sort), bounds_in(place))
-            for leaf, aval, sort, place in zip(self.leaves, self.types, self.sorts, self.ranges, strict=True)
+            leaf if aval is None else with_bounds(_with_type(next(rest), aval, leaf, sort), bounds)
+            for leaf, aval, sort, bounds in zip(self.leaves, self.types, self.sorts, self._bounds(), strict=True)
         ]
         return [jax.tree.unflatten(f.tree, leaves[f.first : f.first + len(f.leaves)]) for f in self.flat]
 
