@@ -6,14 +6,14 @@ An array has no bounds. JAX's own code, which computes with a number as with an 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
 
 from jaxpyop import _jaxcore as core
 from jaxpyop._paths.follow.bounds import BINARY, MAY_BE_ZERO, TOO_LARGE, UNARY, Bounds, is_too_large
-from jaxpyop._paths.follow.tracer import ARRAY, BoolTracer, PathTracer
+from jaxpyop._paths.follow.tracer import ARRAY, BoolTracer, PathRun, PathTracer
 
 
 def bounds_of(x: Any) -> Bounds | None:
@@ -65,7 +65,7 @@ def _operator(name: str, extent: Any, is_reflected: bool) -> Callable[..., Any]:
             found.may_be_number = all(map(_may_be_number, values))
         if extent is None or self.bounds is None or None in bounds:
             return found
-        after: Any = extent(*bounds)
+        after = extent(*bounds)
         if after is None:
             _refuse(self, *(_FRACTION if name == "pow" else MAY_BE_ZERO))
         if isinstance(found, tuple):
@@ -92,9 +92,10 @@ def _check_size(tracer: PathTracer, *bounds: Bounds | None) -> None:
         _refuse(tracer, *TOO_LARGE)
 
 
-def _refuse(tracer: PathTracer, reason: str, advice: str) -> None:
-    tracer._trace.run.check()
-    tracer._trace.run.stop(reason, advice)
+def _refuse(tracer: PathTracer, reason: str, advice: str) -> NoReturn:
+    run: PathRun = tracer._trace.run
+    run.check()
+    run.stop(reason, advice)
 
 
 for _name, _extent in (*BINARY.items(), *UNARY.items()):
