@@ -266,32 +266,33 @@ def jit(
 def jit(fun: Callable[..., Any] | None = None, /, *, loops: Loops = "compiled", **options: Any) -> Any:
     """Compile a function, cut at its Python calls: :func:`jax.jit` without callbacks.
 
-    A program of :func:`jax.jit` calls Python from inside XLA, on the CPU. A cut program consists of compiled segments.
-    Between them the bodies run on the caller's thread. Their arrays stay on their device, such as a GPU, as with
-    TensorFlow's ``tf.py_function``. The backend needs no callbacks, a stateful call takes a seventh to a third of the
-    time, and the caller gets a body's own exception. This function can take the place of :func:`jax.jit`: it has the
-    same arguments.
+    With :func:`jax.jit`, XLA calls Python functions from inside the program, on the CPU. A program of this function is
+    cut into compiled segments instead, and the Python functions run between them, on the caller's thread. Their arrays
+    stay on their device, such as a GPU, as with TensorFlow's ``tf.py_function``. The backend needs no callbacks. A
+    stateful call takes between a seventh and a third of the time. The caller receives a function's own exception.
+    This function can replace :func:`jax.jit`, because it accepts the same arguments.
 
     Args:
-        fun: a function of arrays, which is traced.
+        fun: a function of arrays. It is traced.
         loops: how a ``scan``, ``while_loop`` or ``cond`` that calls Python runs. With ``"compiled"`` it is part of a
-            segment, with a callback inside. With ``"python"``, and always if the backend has no callbacks, Python runs
-            it turn by turn, and each turn is cut again.
+            segment, with a callback inside. With ``"python"``, Python runs each iteration, which is cut as well. On a
+            backend without callbacks, Python always runs them.
         **options: the options of :func:`jax.jit`: ``static_argnums``, ``static_argnames``, ``donate_argnums``,
-            ``donate_argnames``, ``compiler_options`` and the rest. With ``in_shardings`` or ``out_shardings`` the
-            program stays whole.
+            ``donate_argnames``, ``compiler_options`` and the others. With ``in_shardings`` or ``out_shardings`` the
+            program is not cut.
 
     Returns:
-        A function with the methods that :func:`jax.jit` gives: ``lower`` and ``trace`` (of the whole program, with
-        callbacks), ``eval_shape`` and ``clear_cache``. Its method ``explain`` returns a text with the steps of the
-        program for some arguments. Under a transformation the program is not cut. Without `fun`: a decorator.
+        A function with the methods of a function from :func:`jax.jit`: ``lower`` and ``trace`` (of the whole program,
+        with callbacks), ``eval_shape`` and ``clear_cache``. Its method ``explain`` takes the same arguments as the
+        function, and returns the steps of the program as text. Under a transformation, such as ``jax.grad``, the
+        program is not cut. Without `fun`: a decorator.
 
     Raises:
-        ValueError: `loops` has another value.
+        ValueError: `loops` has an unknown value.
         TypeError: :func:`jax.jit` does not have one of the options.
-        NotImplementedError: the backend has no callbacks and the program cannot be cut, because of a call in a
-            ``shard_map`` for example.
-        Exception: the body's own exception, unchanged. If the program stays whole, the error of :func:`jax.jit`.
+        NotImplementedError: the backend has no callbacks, and the program cannot be cut: for example, because of a
+            call in a ``shard_map``.
+        Exception: the Python function raised it. If the program is not cut, the error of :func:`jax.jit` is raised.
 
     Example:
         >>> import jax.numpy as jnp, jaxpyop

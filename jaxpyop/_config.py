@@ -106,9 +106,9 @@ class Config:
             and ``x.item()`` as well.
             Environment variable: ``JAXPYOP_CONSTANTS``.
         tape: when a ``py_function`` that is being differentiated evaluates
-            its operations. ``"eager"`` evaluates each one at once, as
-            TensorFlow's tape does. ``"lazy"`` evaluates all that are pending
-            as one compiled program, when a value is asked for.
+            its operations. ``"eager"`` evaluates each one immediately, as
+            TensorFlow's tape does. ``"lazy"`` evaluates all pending operations
+            as one compiled program, when a value is needed.
             Environment variable: ``JAXPYOP_TAPE``.
         max_records: how many gradient records of ``py_function`` are kept for
             later backward passes. Records that a pass has read may fill 1/32

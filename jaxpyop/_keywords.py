@@ -109,7 +109,7 @@ class JaxOptions(_OfJax, _OfAll, total=False):
             A traced `func` may use traced values of the enclosing code. It cannot use
             ``float(x)`` or NumPy, and must have no side effects. A ``print`` in it
             prints while JAX traces. `vmap_method`, `executor` and `progress` are
-            ignored. An integer result must fit `Tout` by the range of its dtype.
+            ignored. The whole range of an integer result's dtype must fit into `Tout`.
 
             Loops on values need the package ``diastatic-malt`` (the extra ``loops``)
             and the source code of `func`. Without them, up to 128 paths through
@@ -153,7 +153,8 @@ class ContribOptions(_OfAll, total=False):
             using a tangent raises an error. ``f(inputs, outputs, tangents)`` receives
             tuples of NumPy arrays, with one tangent per array input, or ``None`` for
             zero. It returns one tangent per result, a Python number for all of its
-            elements, or ``None`` for zero. ``"numerical"`` stands for central differences, with two calls of `func`.
+            elements, or ``None`` for zero. ``"numerical"`` stands for central
+            differences, with two calls of `func`.
         transpose: declares that `func` is linear in its floating and complex inputs.
             ``f(cotangents)`` receives a tuple with one cotangent per result. It returns
             one cotangent per array input, or ``None`` for zero. The op then has both

@@ -74,7 +74,7 @@ def _settings() -> Iterator[tuple[str, str]]:
 
 
 def _capabilities() -> Iterator[tuple[str, str]]:
-    yield "capabilities", "what jaxpyop uses of JAX below its documented surface"
+    yield "capabilities", "what jaxpyop uses below the documented surface of JAX"
     lacking = _jaxcore.missing()
     for capability in _jaxcore.CAPABILITIES:
         if _jaxcore.has(capability.name):
