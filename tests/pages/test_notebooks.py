@@ -20,10 +20,19 @@ from jaxpyop._host.environment import _without_cell
 
 ROOT = pathlib.Path(__file__).parents[2]
 FOLDER = ROOT / "notebooks"
-NAMES = ("1_quickstart", "2_gradients", "3_training_step", "4_debugging", "5_scaling")
+NAMES = (
+    "1_quickstart",
+    "2_gradients",
+    "3_training_step",
+    "4_debugging",
+    "5_scaling",
+    "6_reinforcement_learning",
+    "7_inverse_problem",
+)
 LARGEST = 400_000  # bytes
 PACKAGE = {"jax", "numpy", "jaxpyop"}
 WITH_IPYKERNEL = {"IPython"}  # which depends on it
+MODULES = {"scikit-fem": "skfem"}
 PATHS = re.compile(
     r"(?<![\w.)/])/(?:home|root|tmp|work|Users|usr|opt|var|private)/|[A-Z]:\\|ipykernel_\d|site-packages"
 )
@@ -105,7 +114,8 @@ def read(name):
 def extra(name):
     with open(ROOT / "pyproject.toml", "rb") as file:
         lines = tomllib.load(file)["project"]["optional-dependencies"][name]
-    return {re.match(r"[\w-]+", line)[0] for line in lines}
+    names = [re.match(r"[\w-]+", line)[0] for line in lines]
+    return {MODULES.get(name, name) for name in names}
 
 
 def test_the_notebooks_are_the_five():
