@@ -7,11 +7,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxpyop import _jaxcore
 from jaxpyop._cut.inline import Node
 from jaxpyop._host import strip_library_frames
-from jaxpyop._op import Handed, anchor_of, run_now
+from jaxpyop._op import Handed, anchor_of, run_now, taken_over
 
 _LARGE = 1 << 18
 
@@ -35,7 +36,10 @@ class HostStep:
         self._waits = waits
         # A large array would be copied once more on its way into a segment.
         is_small = all(a.size * a.dtype.itemsize < _LARGE for a in self._avals)
-        self._takes_numpy = takes_numpy and is_small and self._is_one_device and not self._call.on_jax
+        is_plain = not (self._call.on_jax or self._batch.sizes or self._call.op.executor or hands_over)
+        has_mesh = not jax.sharding.get_abstract_mesh().empty
+        self._takes_numpy = takes_numpy
+        self._is_quick = is_plain and is_small and self._is_one_device and not has_mesh
         if hands_over:
             self._call = self._call.handing_over()
 
@@ -45,18 +49,27 @@ class HostStep:
     def __call__(self, *args: Any) -> list[Any]:
         if self._waits:
             jax.effects_barrier()
-        to_jax = not self._takes_numpy or _jaxcore.looks_at_transfers()
+        # A check for NaNs, or a transfer guard, is left to JAX's public functions.
+        own = self._owned if self._is_quick and not _jaxcore.looks_at_transfers() else None
         try:
-            outs = run_now(self._call, args, self._batch, hold=False, to_jax=to_jax)
+            outs = run_now(self._call, args, self._batch, hold=False, own=own)
         except BaseException as error:
             raise strip_library_frames(error, self._call.title)  # noqa: B904  # It is the same error.
-        if self._are_fitting(outs, args):
+        if own is not None or self._are_fitting(outs, args):
             return outs
         like = anchor_of(args)
         found: list[Any] = []
         for k, (out, aval) in enumerate(zip(outs, self._avals, strict=True)):
             found.append(out if isinstance(out, Handed) else self._fitted(k, out, aval, (*args, *found), like))
         return found
+
+    def _owned(self, values: Sequence[np.ndarray[Any, Any]], like: Any) -> list[Any]:
+        """Copy the results of a NumPy function. This is the common case, so it is quick."""
+        if [(value.shape, value.dtype) for value in values] != self._types:
+            for k, (value, aval) in enumerate(zip(values, self._avals)):
+                self._check(k, value, aval)
+        copies = [np.array(value, order="C") for value in values]
+        return copies if self._takes_numpy else [taken_over(v, like, aval) for v, aval in zip(copies, self._avals)]
 
     def _are_fitting(self, outs: Sequence[Any], args: Sequence[Any]) -> bool:
         """Tell whether all results can stay as they are. This is the common case, so the check is quick."""
@@ -75,13 +88,16 @@ class HostStep:
                     return False
         return len(outs) == 1 or len(set(map(id, outs))) == len(outs)
 
-    def _fitted(self, k: int, out: jax.Array, aval: Any, others: Sequence[Any], like: Any) -> jax.Array:
+    def _check(self, k: int, out: Any, aval: Any) -> None:
         if out.shape != aval.shape:
             sizes = self._batch.sizes
             self._call.check(k, out.shape, aval.shape[len(sizes) :], sizes)
         if out.dtype != aval.dtype:
             origin = self._call.op.origin_of_array(k)
             raise TypeError(f"{self._call.title}: {origin} {out.dtype} where {aval.dtype} was declared")
+
+    def _fitted(self, k: int, out: jax.Array, aval: Any, others: Sequence[Any], like: Any) -> jax.Array:
+        self._check(k, out, aval)
         if any(out is x for x in others):
             # The results of a program share no memory, neither with each other nor with its inputs.
             out = jnp.copy(out)

@@ -72,13 +72,14 @@ class CutFunction:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the function: cut where that is possible and faster, and otherwise as `jax.jit` does."""
-        if self._reason or not _jaxcore.at_top_level():
-            return self._jit(*args, **kwargs)
+        # This comes first, so that nothing is in front of JAX's fast path. Under a transformation it is right, too.
         if self._guard.all_whole:
             try:
                 return self._whole(*args, **kwargs)
             except NotPlannedError:
                 pass
+        if self._reason or not _jaxcore.at_top_level():
+            return self._jit(*args, **kwargs)
         if _config.jax_disable_jit:
             return self._jit(*args, **kwargs)
         leaves, key = self._signature(args, kwargs)

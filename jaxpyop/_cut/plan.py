@@ -36,13 +36,13 @@ class _Instruction:
     Attributes:
         run: the compiled segment, or the Python call.
         reads: the slots of its inputs.
-        makes: the slots of its results.
+        makes: the slots of its results, which are neighbours.
         dead: the slots whose values no later step reads.
     """
 
     run: Callable[..., Sequence[Any]]
     reads: Sequence[int]
-    makes: Sequence[int]
+    makes: slice
     dead: Sequence[int]
 
 
@@ -83,9 +83,12 @@ class Plan:
                 donate = lives.donations(number)
                 run = _compiled(step, reads, makes, donate, f"{options.name}_{number}", options)
                 self.text.append(f"segment: {', '.join(map(_name, step))}")
-            slots = list(map(self._slot, reads)), list(map(self._slot, makes))
+            from_slots = list(map(self._slot, reads))
+            made_slots = slice(len(self._initial), len(self._initial) + len(makes))
+            for value in makes:
+                self._slot(value)
             dead = [self._slots[x] for x in {*reads, *makes} if x.constant is None and lives.ends.get(x, -1) <= number]
-            self._instructions.append(_Instruction(run, *slots, dead))
+            self._instructions.append(_Instruction(run, from_slots, made_slots, dead))
         self._outputs = list(map(self._slot, program.outputs))
         self.calls = [step.call for step in steps if isinstance(step, Node) and step.call is not None]
         self.loops = [step for step in steps if isinstance(step, Node) and step.call is None]
@@ -102,14 +105,10 @@ class Plan:
         slots = self._initial.copy()
         slots[: len(inputs)] = inputs
         for step in self._instructions:
-            made = step.run(*[slots[k] for k in step.reads])
-            for k, value in zip(step.makes, made):
-                slots[k] = value
-            # Otherwise this list would keep the values alive while the next step runs.
-            del made
+            slots[step.makes] = step.run(*map(slots.__getitem__, step.reads))
             for k in step.dead:
                 slots[k] = None
-        outputs = [slots[k] for k in self._outputs]
+        outputs = list(map(slots.__getitem__, self._outputs))
         return outputs if self._is_one_device else _placed(outputs, inputs)
 
     def __str__(self) -> str:

@@ -28,22 +28,21 @@ def looks_at_transfers() -> bool:
     return bool(_config.jax_debug_nans or _config.jax_debug_infs or _config.jax_transfer_guard_host_to_device)
 
 
-def quick_array(value: np.ndarray[Any, Any], like: Any = None) -> Any:
+def quick_array(value: np.ndarray[Any, Any], like: Any = None, aval: Any = None) -> Any:
     """Makes a jax.Array of a NumPy array that is not used elsewhere.
 
     Args:
         value: may be taken over, not copied.
         like: a jax.Array. The result is on its device, and committed to it as `like` is.
+        aval: the type of the result, if that is known, and if only the public functions know less than this one.
 
     Returns:
         The array; None where only the public functions know what to do: under a mesh, a transfer guard or a check for
         NaNs, on several devices, and for dtypes that JAX changes.
     """
-    if _put is None or looks_at_transfers():
-        return None
-    aval = _aval(value.shape, value.dtype, bool(_config.jax_enable_x64))
-    sharding = _sharding_for(like)
-    if aval is None or sharding is None or not jax.sharding.get_abstract_mesh().empty:
+    if aval is None and not looks_at_transfers() and jax.sharding.get_abstract_mesh().empty:
+        aval = _aval(value.shape, value.dtype, bool(_config.jax_enable_x64))
+    if _put is None or aval is None or (sharding := _sharding_for(like)) is None:
         return None
     return _put(aval, sharding, [value], [sharding._device], is_committed(like))
 

@@ -10,4 +10,4 @@ the user's own rules make. `traced` makes the body a part of the program instead
 from jaxpyop._op.dispatch import NOT_GIVEN, apply_or_decorate, call_op
 from jaxpyop._op.primitive import RECORDS, Handed, clear_records, python_call_p, run_now
 from jaxpyop._op.request import make_op
-from jaxpyop._op.values import Casting, anchor_of, copy_to_jax, padded
+from jaxpyop._op.values import Casting, anchor_of, copy_to_jax, padded, taken_over

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -18,7 +18,12 @@ from jaxpyop._op.values import anchor_of, copy_to_jax, show_shape, taken_over
 
 
 def run_now(
-    call: Call, args: Sequence[Any], batch: Batch = NO_BATCH, *, hold: bool = True, to_jax: bool = True
+    call: Call,
+    args: Sequence[Any],
+    batch: Batch = NO_BATCH,
+    *,
+    hold: bool = True,
+    own: Callable[[Sequence[Any], Any], list[Any]] | None = None,
 ) -> list[Any]:
     """Run a call at once, on the caller's thread.
 
@@ -28,8 +33,8 @@ def run_now(
         batch: the `vmap`s around it.
         hold: whether records are dropped with the array of their receipts. A program that goes on with a copy of the
             receipts still needs the records.
-        to_jax: whether the results of a NumPy function become jax.Arrays. A compiled program takes a NumPy array in
-            less time. Results of a batch, and from an executor, always become jax.Arrays.
+        own: copies the results, which the function may keep, to the devices of an input. By default the copies are
+            jax.Arrays, and those of a batch or from an executor always are.
 
     Returns:
         jax.Arrays on the devices of the inputs. A `Handed` record is passed through.
@@ -55,7 +60,7 @@ def run_now(
         if batch.sizes or call.op.executor is not None:
             outs = _run(call, arrays, batch, like)
         else:
-            outs = _owned(call(arrays), call, like) if to_jax else [np.array(v, order="C") for v in call(arrays)]
+            outs = _owned(call(arrays), call, like) if own is None else own(call(arrays), like)
     if not call.on_jax and not call.copy:
         take_back(arrays, call.title)
     if hold and call.operands.extra_results:
