@@ -211,6 +211,9 @@ class HashedKey:
     def __init__(self, key: tuple[Any, ...]) -> None:
         self._key, self._hash = key, hash(key)
 
+    def __repr__(self) -> str:
+        return repr(self._key)
+
     def __hash__(self) -> int:
         return self._hash
 

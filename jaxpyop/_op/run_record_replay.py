@@ -158,7 +158,7 @@ class ReplayCall(Call):
                 "raise jaxpyop.config.max_records or max_record_bytes (see python -m jaxpyop doctor)"
             )
         warn_of_pushed_out(self.title, token)
-        return self.body(arrays[0], *as_jax(arrays[1:]))
+        return self.body.again(arrays[0], as_jax(arrays[1:]), lambda made: RECORDS.check(token, made, self.title, "func"))
 
     def linearize(self, perturbed: tuple[bool, ...]) -> Linearization:
         if self.op.stateful:

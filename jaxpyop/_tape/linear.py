@@ -55,6 +55,10 @@ class Linear:
                 "put jax.jit around the derivative, which drops unused tangents, or use jax.jacrev twice"
             ) from error
 
+    def text(self) -> str:
+        """Returns the calls of the derivative, printed."""
+        return str(jax.tree.structure(self._derivative))
+
     def arrays(self) -> list[Any]:
         """Returns the arrays that the derivative keeps alive."""
         return jax.tree.leaves(self._derivative)

@@ -48,6 +48,7 @@ class Operation:
         is_probed: whether its dependence is looked up. Otherwise all outputs are taken to depend on all inputs, since
             its functions must not be called before their own call is over.
         is_new: whether it has a compiled function of its own that has not run yet.
+        key: what an equal operation has, too; None if the operation is not shared.
         pull: gives cotangents from the outputs' numbers, the inputs' numbers, the inputs and the outputs' cotangents.
             None if JAX differentiates `bind`.
         push: gives the outputs' tangents in the same way from the inputs' tangents.
@@ -62,11 +63,16 @@ class Operation:
     uses_refs: bool = False
     is_probed: bool = True
     is_new: bool = False
+    key: Hashable = None
     pull: Callable[..., Sequence[Any]] | None = None
     push: Callable[..., Sequence[Any]] | None = None
     _dependences: dict[Hashable, Dependence] = dataclasses.field(
         default_factory=dict[Hashable, Dependence], init=False, repr=False
     )
+
+    def text(self) -> str:
+        """Returns the primitive with its parameters, printed."""
+        return repr(self.key or self.bind)
 
     def outputs(self, args: Sequence[Any]) -> Sequence[Any]:
         """Evaluates the operation under the current trace, and always returns a sequence."""
@@ -136,6 +142,7 @@ def _shared(key: Hashable, make: Callable[[int], Operation]) -> Operation:
     op = _by_structure.get(key)
     if op is None:
         op = make(next(_ids))
+        op.key = key
         _by_structure.put(key, op)
     return op
 

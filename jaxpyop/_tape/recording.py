@@ -16,6 +16,7 @@ from jaxpyop._tape.detached import warn_of_constants
 from jaxpyop._tape.lazy import lazy_tape
 from jaxpyop._tape.linear import Linear
 from jaxpyop._tape.replay import Program, pull_program, push_program
+from jaxpyop._tape.slope import slope_of
 from jaxpyop._tape.tape import Tape, is_array, programs, size_of, typeof
 
 # The bytes that a record takes besides its arrays, as measured on JAX 0.10 to 0.12: in all, per call, and per call that
@@ -56,6 +57,10 @@ class Record:
                 nodes = sum([_OF_LINEAR if isinstance(n.how, Linear) else _OF_NODE for n in program.nodes])
                 self._nbytes = sum(map(size_of, self.arrays()), _OF_RECORD + nodes)
         return self._nbytes
+
+    def slope(self) -> tuple[str, list[Any]] | None:
+        """Returns a text and arrays that decide the derivative, to compare two runs. None if nothing can tell."""
+        return slope_of(self._program, self._kept)
 
     def pullback(self, cotangents: Sequence[Any]) -> list[Any]:
         """Reverse mode, under whatever trace is current.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -118,7 +118,16 @@ class RecordedDerivative(DerivedBody):
         return self.base.shapes(structs[1:])
 
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
-        receipt, *rest = arrays
+        return self.again(arrays[0], arrays[1:])
+
+    def again(self, receipt: Any, rest: Sequence[Any], check: Callable[[Any], None] | None = None) -> list[Any]:
+        """Answers from another run of the body.
+
+        Args:
+            receipt: of the record that is gone.
+            rest: the inputs of the derivative.
+            check: raises if the new record has another derivative than the one that is gone.
+        """
         # Record the same inputs as the forward pass, because operations on recorded values are compiled differently.
         primals, expected = as_jax(self.base.split(rest)[0]), np.asarray(receipt)[1]
         outs, again = record(self.base.base, primals, self.recorded)
@@ -127,6 +136,8 @@ class RecordedDerivative(DerivedBody):
             if not np.array_equal(fingerprint(outs), expected):
                 outs, again = record(self.base.base, primals, self.recorded, may_wait=may_wait)
         check_fingerprints(fingerprint(outs), expected, self.title, "func")
+        if check is not None:
+            check(again)
         return self.base.replay(again, rest)
 
     def groups(self, values: Sequence[Any]) -> dict[str, Sequence[Any]]:

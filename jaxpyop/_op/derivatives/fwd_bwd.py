@@ -38,6 +38,45 @@ class Residuals:
     lead: tuple[int, ...]
     nbytes: int
 
+    def slope(self) -> tuple[str, list[Any]]:
+        """What decides the derivative, as far as it can be compared: a text, and the arrays."""
+        texts, arrays = _comparable(self.value)
+        return f"{self.lead} {texts}", arrays
+
+
+def _comparable(value: Any) -> tuple[list[str], list[Any]]:
+    """The arrays in a value, and a text for each of its other parts.
+
+    Objects count by their types and arrays only, because other attributes may differ from run to run, as the time that
+    a solver took does.
+    """
+    seen: set[int] = set()
+    texts: list[str] = []
+    arrays: list[Any] = []
+    stack = [(value, True)]
+    while stack:
+        part, is_plain = stack.pop()
+        if hasattr(part, "__array__") and (array := _as_array(part)) is not None:
+            texts.append(f"{array.dtype}{array.shape}")
+            arrays.append(array)
+        elif part is None or isinstance(part, (int, float, complex, str, bytes)):
+            texts.append(repr(part) if is_plain else "")
+        elif id(part) not in seen:
+            seen.add(id(part))
+            texts.append(type(part).__qualname__)
+            is_plain = is_plain and isinstance(part, (dict, list, tuple))
+            stack.extend([(held, is_plain) for held in _held_by(part)])
+    return texts, arrays
+
+
+def _as_array(part: Any) -> Any:
+    try:
+        array = np.asarray(part)
+    except Exception:
+        # A class, a random key, or an array on another device.
+        return None
+    return array if array.dtype != object else None
+
 
 def size_of(value: Any) -> int:
     """About how many bytes a value holds, in arrays, containers and attributes, and in sparse matrices' entries."""
@@ -324,10 +363,13 @@ class BwdRule(VjpRule):
         """The cotangents after another run of `fwd`, if it gives the results of the forward pass."""
         inputs = [a.copy() for a in self.split(arrays)[0]]
         outs, residuals = FwdBody(self.base).run(inputs, lead)
+        tokens = receipts[..., 0]
         token, expected = (np.broadcast_to(receipts[..., k], lead) for k in (0, 1))
         # A token of 0 stands for an element that did not run, which has no results to compare.
         found = np.where(token == 0, expected, fingerprints(outs, lead))
         check_fingerprints(found, expected, self.title, "fwd of vjp")
+        if tokens.shape == lead and (ran_as_one := _common_token(tokens)):
+            RECORDS.check(ran_as_one, Residuals(residuals, lead, 0), self.title, "fwd of vjp")
         return self.pulled(residuals, arrays, lead)
 
     def pulled(self, residuals: Any, arrays: Sequence[Any], lead: tuple[int, ...]) -> list[Any]:

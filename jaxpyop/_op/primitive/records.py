@@ -21,7 +21,7 @@ import numpy as np
 
 from jaxpyop import _jaxcore, _tape
 from jaxpyop._config import config, on_change
-from jaxpyop._op.values import Struct
+from jaxpyop._op.values import Struct, check_fingerprints, fingerprint
 
 TOKEN = np.dtype(np.uint32)
 # The receipt of a record: its token, and a fingerprint of the results. A program carries it from the forward pass to
@@ -44,6 +44,28 @@ class Handed:
     record: Any
 
 
+class _Slopes:
+    """Fingerprints of what decided the derivatives of records that are gone, by token.
+
+    A function that runs again may give the same results and another derivative. So these fingerprints are taken when
+    a record is evicted, which costs nothing as long as all records fit. The fingerprint of a token takes the place of
+    the one that is `_SIZE` tokens older.
+    """
+
+    _SIZE = 2**18
+
+    def __init__(self) -> None:
+        # The operating system gives these zeros memory only where something is written.
+        self._by_place = np.zeros((self._SIZE, 2), TOKEN)
+
+    def put(self, token: int, slope: int) -> None:
+        self._by_place[token % self._SIZE] = token, slope
+
+    def get(self, token: int) -> int | None:
+        found, slope = self._by_place[token % self._SIZE].tolist()
+        return slope if found == token else None
+
+
 class _Shelf:
     """Some of the records by token, in order of arrival, and how many bytes they hold."""
 
@@ -61,8 +83,8 @@ class _Shelf:
             self.nbytes -= entry[1]
         return entry
 
-    def take_oldest(self) -> tuple[Any, int, bool] | None:
-        return self.take(next(iter(self.records)))
+    def oldest(self) -> int:
+        return next(iter(self.records))
 
     def exceeds(self, count: int, nbytes: int) -> bool:
         return len(self.records) > count or self.nbytes > nbytes
@@ -100,8 +122,11 @@ class Records:
         self._unread, self._read, self._read_once_made = _Shelf(), _Shelf(), _Shelf()
         # Tokens whose array was freed.
         self._dropped: collections.deque[int] = collections.deque()
+        # Records that were evicted unread, until their fingerprints are taken.
+        self._leaving: dict[int, Any] = {}
+        self._slopes = _Slopes()
         self._evicted = 0
-        self._next = self._cleared_to = first
+        self._next = self._first = self._cleared_to = first
         self.max_count, self.max_bytes = _bounds(max_count, max_bytes)
 
     def put(self, record: Any, *, once_made: bool = False) -> int:
@@ -122,6 +147,7 @@ class Records:
             gone = self._shrink()
         # This frees arrays, which can run other code, so the lock must be free.
         del gone
+        self._take_slopes()
         return token
 
     def get(self, token: int) -> Any | None:
@@ -132,13 +158,59 @@ class Records:
                 if (entry := shelf.take(token)) is not None:
                     (self._read_once_made if entry[2] else self._read).add(token, entry)
                     return entry[0]
-        return None
+            return self._leaving.get(token)
+
+    def check(self, token: int, again: Any, title: str, what: str) -> None:
+        """Raise if a record that was made again has another derivative than the one that was evicted.
+
+        Args:
+            token: of the one that was evicted.
+            again: the one that was made.
+            title: the op's name.
+            what: what ran again: "func" or "fwd".
+
+        Raises:
+            RuntimeError: the derivatives differ.
+        """
+        with self._lock:
+            expected = self._slopes.get(token)
+        if expected is not None and (found := self._slope_of(again)) is not None:
+            check_fingerprints(found, expected, title, what)
+
+    def _slope_of(self, record: Any) -> int | None:
+        # A fingerprint of what decides the derivative, None if the record cannot tell.
+        try:
+            found = record.slope() if hasattr(record, "slope") else None
+        except Exception:
+            # An array may be deleted by now, and the text of a user's object may fail.
+            found = None
+        if found is None:
+            return None
+        text, arrays = found
+        receipts = [a for a in arrays if self._is_receipt(a)]
+        # A function may call others. Their tokens differ from run to run, so their own records are compared.
+        inner = [self._inner_slope(int(token)) for a in receipts for token in a[..., 0].flat]
+        rest = [a for a in arrays if not self._is_receipt(a)]
+        return None if None in inner else fingerprint(rest, f"{text} {inner}")
+
+    def _is_receipt(self, array: Any) -> bool:
+        return array.dtype == TOKEN and array.shape[-1:] == (2,) and all(map(self._is_own, array[..., 0].flat))
+
+    def _is_own(self, token: Any) -> bool:
+        return (int(token) - self._first) % 2**32 < (self._next - self._first) % 2**32
+
+    def _inner_slope(self, token: int) -> int | None:
+        with self._lock:
+            held = [shelf.records[token][0] for shelf in self._shelves() if token in shelf.records]
+            gone = self._slopes.get(token)
+        return self._slope_of(held[0]) if held else gone
 
     def make_room(self) -> None:
         """Evict the records that were read and exceed their share, before a new record is made."""
         with self._lock:
             gone = self._shrink()
         del gone
+        self._take_slopes()
 
     def hold(self, tokens: Iterable[int], holder: Any) -> None:
         """Tie records to the array of their tokens.
@@ -157,14 +229,18 @@ class Records:
             )
             gone = self._shrink()
         del gone
+        self._take_slopes()
 
     def clear(self) -> None:
         """Forget all records; tokens go on from where they were."""
         with self._lock:
             gone = list(self._shelves())
+            for shelf in gone:
+                self._leaving.update((token, e[0]) for token, e in shelf.records.items() if not e[2])
             self._unread, self._read, self._read_once_made = _Shelf(), _Shelf(), _Shelf()
             self._cleared_to = self._next
         del gone
+        self._take_slopes()
 
     def was_issued(self, token: int) -> bool:
         """Tell whether this store, and not that of another process, issued a token since the last `clear`."""
@@ -180,6 +256,20 @@ class Records:
                 "max_bytes": self.max_bytes,
                 "evicted": self._evicted,
             }
+
+    def _take_slopes(self) -> None:
+        # This waits for arrays, so the lock must be free. Until it is done, `get` still finds the record.
+        while self._leaving:
+            with self._lock:
+                token, record = next(iter(self._leaving.items()), (0, None))
+            slope = None
+            try:
+                slope = self._slope_of(record)
+            finally:
+                with self._lock:
+                    if slope is not None:
+                        self._slopes.put(token, slope)
+                    self._leaving.pop(token, None)
 
     # The methods below are called under the lock, except for `_drop`.
 
@@ -224,11 +314,15 @@ class Records:
     def _shrink(self) -> list[Any]:
         gone: list[Any] = self._take_dropped() if self._dropped else []
         while self._read.exceeds(self.max_count // READ_SHARE, min(self.max_bytes // READ_SHARE, _MAX_READ_BYTES)):
-            gone.append(self._read.take_oldest())
+            gone.append(self._read.take(self._read.oldest()))
         while (self._count() > self.max_count or self._nbytes() > self.max_bytes) and self._count() > 1:
             shelf = next(shelf for shelf in (self._read, self._read_once_made, self._unread) if shelf.records)
-            gone.append(shelf.take_oldest())
-            self._evicted += shelf is self._unread
+            token = shelf.oldest()
+            gone.append(entry := shelf.take(token))
+            if shelf is self._unread:
+                self._evicted += 1
+                if entry is not None and not entry[2]:
+                    self._leaving[token] = entry[0]
         return gone
 
 

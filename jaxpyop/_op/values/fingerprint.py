@@ -1,4 +1,4 @@
-"""A fingerprint of results: 32 bits that tell whether a function that ran again gave the same results bit by bit."""
+"""Fingerprints of arrays: 32 bits that tell whether a function that ran again did the same bit by bit."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import numpy as np
 _IN_ORDER = 1 << 16
 
 
-def fingerprint(arrays: Sequence[Any]) -> int:
-    """Return the fingerprint of one element's results: NumPy arrays, or jax.Arrays, which are waited for."""
-    found = 0
+def fingerprint(arrays: Sequence[Any], text: str = "") -> int:
+    """Return the fingerprint of a text and of NumPy arrays, or jax.Arrays, which are waited for."""
+    found = zlib.crc32(text.encode()) if text else 0
     for array in arrays:
         found = _checksum(np.asarray(array), found)
     return found
@@ -42,18 +42,18 @@ def check_fingerprints(found: Any, expected: Any, title: str, what: str) -> None
     """Raise unless a function that ran again for a backward pass gave the results of the forward pass.
 
     Args:
-        found: the fingerprints of the results now, or the one of a single element.
+        found: the fingerprints of the results or of the derivative now, or the one of a single element.
         expected: those of the forward pass.
         title: the op's name.
         what: what ran again: "func" or "fwd".
 
     Raises:
-        RuntimeError: the results differ.
+        RuntimeError: they differ.
     """
     if not np.array_equal(found, expected):
         raise RuntimeError(
             f"{title}: {what} ran again for a backward pass, because the record of its forward pass was gone, and gave "
-            "other results than in the forward pass: it draws random numbers, or reads something that changes. Its "
+            "other results, or another derivative, than in the forward pass: it draws random numbers, or reads something that changes. Its "
             "gradient would be that of another run. Pass what changes (a random key, say) as an input; or pass "
             "stateful=True and raise jaxpyop.config.max_record_bytes or max_records, so that nothing runs again"
         )

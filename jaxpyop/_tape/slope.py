@@ -1,0 +1,49 @@
+"""What decides the derivative of a record, in a form that two runs of a function can be compared by.
+
+The text of a call leaves out the addresses of objects, which differ from run to run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxpyop._tape.linear import Linear
+from jaxpyop._tape.replay import Program
+
+_ADDRESS = re.compile(r"0x[0-9a-f]+")
+
+
+def slope_of(program: Program, kept: Sequence[Any]) -> tuple[str, list[Any]] | None:
+    """Returns a text of a program's calls, and the arrays that their derivatives read.
+
+    Returns None for the lazy tape, which puts the same calls together in different ways.
+    """
+    texts, arrays = [f"{program.ins} {program.outs}"], list(kept)
+    for how, *slots in program.nodes:
+        if not isinstance(how, Linear) and how.pull is not None:
+            return None
+        texts.append(f"{how.text()} {slots}")
+        if isinstance(how, Linear):
+            arrays += how.arrays()
+    return without_addresses("\n".join(texts)), comparable(arrays)
+
+
+def without_addresses(text: str) -> str:
+    """Returns a text without the addresses of objects."""
+    return _ADDRESS.sub("", text)
+
+
+def comparable(values: Sequence[Any]) -> list[Any]:
+    """Returns the arrays and numbers among some values, as arrays of NumPy's dtypes."""
+    found = [jax.random.key_data(v) if _is_key(v) else v for v in values]
+    arrays = [np.asarray(v) for v in found if isinstance(v, (jax.Array, np.ndarray, np.generic, int, float, complex))]
+    return [v for v in arrays if v.dtype != jax.dtypes.float0]
+
+
+def _is_key(value: Any) -> bool:
+    return isinstance(value, jax.Array) and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
