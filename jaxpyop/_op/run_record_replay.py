@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -158,7 +159,8 @@ class ReplayCall(Call):
                 "raise jaxpyop.config.max_records or max_record_bytes (see python -m jaxpyop doctor)"
             )
         warn_of_pushed_out(self.title, token)
-        return self.body.again(arrays[0], as_jax(arrays[1:]), lambda made: RECORDS.check(token, made, self.title, "func"))
+        check = functools.partial(RECORDS.check, token, title=self.title, what="func")
+        return self.body.again(arrays[0], as_jax(arrays[1:]), check)
 
     def linearize(self, perturbed: tuple[bool, ...]) -> Linearization:
         if self.op.stateful:
