@@ -164,9 +164,9 @@ def test_turned_off():
         """,
         JAXPYOP_WITHOUT="zero_copy, fast_tracing",
     )
-    assert re.search(r"zero_copy +no, turned off: compiled programs call functions by pure_callback", report)
+    assert re.search(r"zero_copy +no, turned off: compiled programs call functions through pure_callback", report)
     assert re.search(r"transport +auto: pure_callback\n", report)
-    assert re.search(r"own_traces +yes: the tape", report)
+    assert re.search(r"own_traces +yes: gradients of functions", report)
 
 
 def test_no_such_capability():
