@@ -49,23 +49,27 @@ def measure(group: Group) -> list[Row]:
 def _in_turn(group: Group) -> dict[str, list[float]]:
     # Two runs first: JAX can leave a part of the compilation to the second one.
     for case in group.cases * 2:
-        jax.block_until_ready(case.run())
+        with jaxpyop.config.override(tape=case.tape):
+            jax.block_until_ready(case.run())
     samples = [[_sample(case) for case in group.cases] for _ in range(group.samples)]
     return {case.name: list(taken) for case, taken in zip(group.cases, zip(*samples), strict=True)}
 
 
 def _sample(case: Case) -> float:
-    start = time.perf_counter()
-    for _ in range(case.calls - 1):
-        case.run()
-    jax.block_until_ready(case.run())
-    return (time.perf_counter() - start) / case.calls * 1e6
+    with jaxpyop.config.override(tape=case.tape):
+        start = time.perf_counter()
+        for _ in range(case.calls - 1):
+            case.run()
+        jax.block_until_ready(case.run())
+        return (time.perf_counter() - start) / case.calls * 1e6
 
 
 def run(long: bool = False) -> Iterator[list[Row]]:
     """Measure one group after the other, and, if `long`, also the groups that take minutes."""
     groups = GROUPS + LONG if long else GROUPS
     for done, make in enumerate(groups):
+        # What the lazy tape has learnt of a function would count in the next group.
+        jaxpyop.clear_records()
         group = make()
         _progress(done, len(groups), group.title)
         if len(group.cases) > 1 or group.take_times:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxpyop
+from jaxpyop._config import Tape
 
 SCALAR = jax.ShapeDtypeStruct((), jnp.float32)
 ONE = jax.ShapeDtypeStruct((1,), jnp.float32)
@@ -23,11 +24,15 @@ Program: TypeAlias = Callable[..., Any]
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One thing to time. `run` starts it and returns the arrays to wait for; a sample is the mean of `calls` runs."""
+    """One thing to time. `run` starts it and returns the arrays to wait for; a sample is the mean of `calls` runs.
+
+    `tape` is the setting under which it runs.
+    """
 
     name: str
     run: Callable[[], Any]
     calls: int = 50
+    tape: Tape = "eager"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +57,13 @@ def compare(title: str, programs: dict[str, Program], *inputs: Any, calls: int =
 def compare_compiled(title: str, programs: dict[str, Program], *inputs: Any, **counts: int) -> Group:
     """The same under `jax.jit`."""
     return compare(title, {name: jax.jit(program) for name, program in programs.items()}, *inputs, **counts)
+
+
+def with_lazy_tape(group: Group) -> Group:
+    """The group, with our case on the lazy tape as well."""
+    ours, *others = group.cases
+    lazy = dataclasses.replace(ours, name="the same, tape='lazy'", tape="lazy")
+    return dataclasses.replace(group, cases=[ours, lazy, *others])
 
 
 def negative(x: Any) -> Any:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxpyop
-from jaxpyop._cli.cases.case import SCALAR, Group, Program, compare, log_huber, optional
+from jaxpyop._cli.cases.case import SCALAR, Group, Program, compare, log_huber, optional, with_lazy_tape
 
 
 def _scalar_op(body: Callable[..., Any]) -> Program:
@@ -40,7 +40,7 @@ def gradients(title: str, x: float, m: float, *, both: bool = False) -> Group:
             return m**2 * (1 - 2 * tf.math.log(m) + tf.math.log(x**2))
 
         programs["tf.py_function"] = _tensorflow_gradient(tf, tf_log_huber, len(argnums))
-    return compare(title, programs, x, m, calls=5, samples=20)
+    return with_lazy_tape(compare(title, programs, x, m, calls=5, samples=20))
 
 
 def _tensorflow_gradient(tf: Any, body: Callable[..., Any], count: int) -> Program:
@@ -78,7 +78,52 @@ def many_primitives() -> Group:
     }
     if tf := optional("tensorflow"):
         programs["tf.py_function"] = _tensorflow_gradient(tf, repeated(tf.sin, tf.tanh), 1)
-    return compare("gradient of 25 primitives", programs, np.float32(0.5), calls=3, samples=15)
+    return with_lazy_tape(compare("gradient of 25 primitives", programs, np.float32(0.5), calls=3, samples=15))
+
+
+def large_arrays() -> Group:
+    def body(x: Any) -> Any:
+        y = x
+        for _ in range(5):
+            y = y * x + x
+        return jnp.sum(y)
+
+    programs: dict[str, Program] = {
+        "py_function": jax.jit(jax.grad(_scalar_op(body))),
+        "jax.jit(jax.grad)": jax.jit(jax.grad(body)),
+    }
+    x = jnp.linspace(0.0, 1.0, 3_000_000)
+    return with_lazy_tape(compare("gradient over 12 MB, 10 operations", programs, x, calls=1, samples=7))
+
+
+def varying_loop() -> Group:
+    counts = itertools.cycle(range(1, 7))
+
+    def repeated(x: Any, n: Any) -> Any:
+        for _ in range(int(n)):
+            x = jnp.sin(x) * x
+        return x
+
+    ours = jax.jit(jax.grad(_scalar_op(repeated)))
+    programs: dict[str, Program] = {
+        "py_function": lambda x: ours(x, next(counts)),
+        "jax.grad, directly": lambda x: jax.grad(repeated)(x, next(counts)),
+    }
+    return with_lazy_tape(compare("gradient of a loop of 1 to 6 turns", programs, jnp.float32(0.5), calls=6, samples=15))
+
+
+def data_without_tangents() -> Group:
+    def body(x: Any, data: Any) -> Any:
+        for _ in range(10):
+            data = jnp.exp(data * 0.1) - 0.5
+        return x * jnp.sum(data)
+
+    programs: dict[str, Program] = {
+        "py_function": jax.jit(jax.grad(_scalar_op(body))),
+        "without the gradient": body,
+    }
+    inputs = jnp.float32(0.5), jnp.ones(16)
+    return with_lazy_tape(compare("gradient, most of it in constants", programs, *inputs, calls=5, samples=15))
 
 
 def fresh_lengths() -> Group:
