@@ -11,6 +11,7 @@ import pytest
 import jaxpyop
 from jaxpyop import _tape
 from jaxpyop._tape.lazy import trie
+from jaxpyop._tape.lazy.tracer import LazyTapeTracer
 from tests.shared.tape_bodies import X3, F, check, custom_sin
 
 F3 = jnp.asarray(X3)
@@ -331,6 +332,61 @@ def test_a_number_that_is_new_each_time_is_an_input():
             [lazy_gradient(lambda x, i=i: jnp.sum(x * (i + 0.5)) * float(i))], [np.full(3, (i + 0.5) * i, np.float32)]
         )
     assert places() < 60
+
+
+def pending(x):
+    return isinstance(x, LazyTapeTracer)
+
+
+@pytest.mark.parametrize(
+    ("function", "size", "is_lazy"),
+    [
+        pytest.param(lambda x: x * x, 3, False, id="one call"),
+        pytest.param(lambda x: x * x if (abs(x) > 0).all() else x, 3, False, id="a decision"),
+        pytest.param(lambda x: jnp.sin(x) * x + x / 2.0 - 1.0, 3, True, id="five calls"),
+        pytest.param(lambda x: x * x, 10_000, True, id="one call on a large array"),
+    ],
+)
+def test_a_function_that_gains_nothing_is_recorded_eagerly(function, size, is_lazy):
+    seen = []
+
+    def body(x):
+        seen.append(pending(x))
+        return [function(x)]
+
+    with jaxpyop.config.override(tape="lazy"):
+        for _ in range(40):
+            _tape.record(body, [jnp.ones(size)])
+    assert seen == [True] * 33 + [is_lazy] * 7
+
+
+def test_a_function_that_gains_later_is_recorded_lazily_again():
+    seen = []
+
+    def body(x, turns):
+        seen.append(pending(x))
+        for _ in range(int(turns)):
+            x = jnp.sin(x) * x
+        return [x]
+
+    with jaxpyop.config.override(tape="lazy"):
+        for turns in [1] * 40 + [5] * 200:
+            _tape.record(body, [F3, jnp.asarray(turns)])
+    assert not seen[39]
+    assert all(seen[-5:])
+
+
+def test_the_record_of_a_large_array_is_the_array():
+    def products(x):
+        y = x
+        for _ in range(5):
+            y = y * x + x
+        return [jnp.sum(y)]
+
+    x = jnp.ones(100_000)
+    with jaxpyop.config.override(tape="lazy"):
+        records = [_tape.record(products, [x])[1] for _ in range(3)]
+    assert [a is x for a in records[-1].arrays()] == [True]
 
 
 def test_stretches_that_never_repeat_are_bounded(monkeypatch):

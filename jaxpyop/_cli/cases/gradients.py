@@ -109,7 +109,7 @@ def varying_loop() -> Group:
         "py_function": lambda x: ours(x, next(counts)),
         "jax.grad, directly": lambda x: jax.grad(repeated)(x, next(counts)),
     }
-    return with_lazy_tape(compare("gradient of a loop of 1 to 6 turns", programs, jnp.float32(0.5), calls=6, samples=15))
+    return with_lazy_tape(compare("gradient, loop of 1 to 6 turns", programs, jnp.float32(0.5), calls=6, samples=15))
 
 
 def data_without_tangents() -> Group:

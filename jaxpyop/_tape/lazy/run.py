@@ -17,7 +17,7 @@ from jaxpyop._tape.lazy.trie import Place, losses_in_a_row
 # A function whose runs took longer than on the eager tape, more often in a row, is recorded eagerly, except for one run
 # in `_RETRY`.
 _MAX_LOSSES = 32
-_RETRY = 64
+_RETRY = 32
 _MAX_TITLES = 1024
 
 
