@@ -31,7 +31,7 @@ class HostStep:
         self._call = node.eqn.params["call"]
         self._batch = node.eqn.params["batch"]
         self._avals = [v.aval for v in node.eqn.outvars]
-        self._types = [(a.shape, a.dtype) for a in self._avals]
+        self._types = [(a.shape, a.dtype) for a in self._avals[: len(self._avals) - hands_over]]
         self._is_one_device = _jaxcore.is_one_cpu()
         self._waits = waits
         # A large array would be copied once more on its way into a segment.
@@ -75,12 +75,10 @@ class HostStep:
         """Tell whether all results can stay as they are. This is the common case, so the check is quick."""
         if not self._call.on_jax:
             # The results of a NumPy function are copies, and are placed already.
-            return [(out.shape, out.dtype) for out in outs] == self._types
+            return [(out.shape, out.dtype) for out in outs[: len(self._types)]] == self._types
         if not self._is_one_device:
             return False
         for out, (shape, dtype) in zip(outs, self._types):
-            if isinstance(out, Handed):
-                continue
             if out.shape != shape or out.dtype != dtype or out.weak_type or _jaxcore.is_committed(out):
                 return False
             for x in args:

@@ -17,7 +17,7 @@ from jaxpyop import _jaxcore
 from jaxpyop._cut.guard import NotPlannedError, guard_of
 from jaxpyop._cut.plan import Options, Plan
 from jaxpyop._cut.planning import planned
-from jaxpyop._cut.whole import StaysWhole, check_types, is_faster_whole, runs_on_one_cpu
+from jaxpyop._cut.whole import StaysWhole, are_together, check_types, is_faster_whole, runs_on_one_cpu
 from jaxpyop._host import strip_library_frames
 from jaxpyop._op import copy_to_jax
 
@@ -92,7 +92,7 @@ class CutFunction:
             return self._jit(*args, **kwargs)
         what, tree = found or self._plan(args, kwargs, leaves, key)
         plan = what.plan
-        if plan is None or (what.is_faster_whole and runs_on_one_cpu(leaves)):
+        if plan is None or (what.is_faster_whole and runs_on_one_cpu(leaves)) or not are_together(leaves):
             return self._run_whole(args, kwargs, leaves, key)
         try:
             return tree.unflatten(plan.run([x if isinstance(x, jax.Array) else _array(x) for x in leaves]))

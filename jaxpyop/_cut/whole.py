@@ -51,6 +51,13 @@ def is_faster_whole(calls: Sequence[Any]) -> bool:
     return all(not (call.on_jax or call.effects.stateful or call.effects.ordered) for call in calls)
 
 
+def are_together(arrays: Sequence[Any]) -> bool:
+    """Tell whether all committed arrays are on the same devices. JAX has an error of its own about others."""
+    if _jaxcore.is_one_cpu():
+        return True
+    return len({frozenset(x.sharding.device_set) for x in arrays if _jaxcore.is_committed(x)}) < 2
+
+
 # On several CPU devices a callback gathers its inputs. Up to this many bytes that is faster than to gather them between
 # segments.
 _SMALL = 1 << 16

@@ -17,7 +17,8 @@ import pytest
 from jax.experimental import io_callback
 
 import jaxpyop
-from tests.shared.util import eventually, py_func, py_function
+from jaxpyop._op import RECORDS
+from tests.shared.util import eventually, numpy_function, py_func, py_function
 
 F = jnp.float32
 # The package's own folder, because a clone of this project may lie in a folder that is called jaxpyop too.
@@ -124,9 +125,30 @@ def test_a_body_waits_for_what_it_needs_alone():
     assert text == ["segment: mul", "Python: lambda", "segment: dot_general, add"]
 
 
-def test_a_record_is_handed_over_as_an_object():
-    from jaxpyop._op import RECORDS
+@pytest.mark.parametrize("op", [py_func, py_function, numpy_function])
+def test_residuals_are_handed_over_as_an_object(op, always_cut, monkeypatch):
+    monkeypatch.setattr(jaxpyop.config, "max_records", 1)
+    jaxpyop.clear_records()
+    runs = []
 
+    def fwd(x):
+        runs.append(threading.Lock())
+        return x * x, (x, runs[-1])
+
+    def bwd(residuals, cotangents):
+        x, lock = residuals
+        assert any(lock is run for run in runs)
+        return 2 * x * cotangents[0]
+
+    square = lambda x: op(lambda x: x * x, [x], F, vjp=(fwd, bwd))
+    slope = lambda x: jnp.sum(square(x) * square(x + 1) + square(jnp.sin(x)))
+    exact = lambda x: jnp.sum((x * (x + 1)) ** 2 + jnp.sin(x) ** 2)
+    np.testing.assert_allclose(jaxpyop.jit(jax.grad(slope))(X), jax.grad(exact)(X), rtol=1e-5)
+    assert len(runs) == 3
+    assert RECORDS.stats()["count"] == 0
+
+
+def test_a_record_is_handed_over_as_an_object():
     jaxpyop.clear_records()
     step = jaxpyop.jit(jax.value_and_grad(lambda x: double(x).sum()))
     for _ in range(3):

@@ -115,3 +115,26 @@ from jaxpyop._op import RECORDS
 assert RECORDS.stats()["count"] == 0
 """
     run_python(START + code)
+
+
+def test_inputs_on_different_devices_are_refused_as_by_jax():
+    code = """
+other = jax.make_mesh((4,), ("e",), devices=jax.devices()[4:], axis_types=(AxisType.Auto,))
+def error(jit, f, *args):
+    try:
+        jit(f)(*args)
+    except ValueError as found:
+        return str(found)
+
+for size in (8, 1 << 15):
+    x = jax.device_put(jnp.ones(size), NamedSharding(mesh, P("d")))
+    on_mesh, on_one = jax.device_put(jnp.ones(size), NamedSharding(other, P("e"))), jax.device_put(x, jax.devices()[2])
+    for op in (looks, stateful, pure):
+        for y in (on_mesh, on_one):
+            for f in (lambda x, y: (op(x), op(y)), lambda x, y: op(x) + op(y)):
+                expected = error(jax.jit, f, x, y)
+                assert expected.startswith("Received incompatible devices")
+                assert error(jaxpyop.jit, f, x, y) == expected
+    same(lambda x, y: op(x) + op(y), x, np.ones(size, np.float32))
+"""
+    run_python(EIGHT.format(kind="Auto") + code, XLA_FLAGS="--xla_force_host_platform_device_count=8")

@@ -7,6 +7,7 @@ way to and from a worker process.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import pickle
 import sys
@@ -19,7 +20,7 @@ import numpy as np
 from jaxpyop._host import Environment
 from jaxpyop._op.body import Body, DerivedBody, UserBody, element_structs
 from jaxpyop._op.derivatives.functions import RuleCall, VjpRule
-from jaxpyop._op.primitive import RECEIPT, RECORDS, TOKEN, Call, Linearization, warn_of_pushed_out
+from jaxpyop._op.primitive import RECEIPT, RECORDS, TOKEN, Call, Handed, Linearization, warn_of_pushed_out
 from jaxpyop._op.request import Op, advice_on_workers
 from jaxpyop._op.values import Struct, as_jax, check_fingerprints, decode, fingerprints
 
@@ -203,6 +204,15 @@ class FwdCall(Call):
         )
         self._linearize = linearize
         self._base = base
+        self._hands_over = False
+
+    def handing_over(self) -> FwdCall | None:
+        # A worker may have the residuals, and a call that did not run has none.
+        if self.op.executor is not None or self.operands.conditional:
+            return None
+        call = copy.copy(self)
+        call._hands_over = True
+        return call
 
     def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
         return [*self.body.shapes(structs[self.operands.leading_inputs :]), RECEIPT]
@@ -223,6 +233,8 @@ class FwdCall(Call):
             return [*self._base.absent_results(inputs, lead), np.zeros((*lead, 2), TOKEN)]
         RECORDS.make_room()
         outs, residuals = self.body.run(as_jax(inputs) if self.on_jax else inputs, lead)
+        if self._hands_over:
+            return [*outs, Handed(residuals)]
         return [*outs, self._receipt(residuals, outs, lead)]
 
     def _receipt(self, residuals: Any, outs: Sequence[Any], lead: tuple[int, ...]) -> np.ndarray[Any, Any]:
@@ -249,6 +261,8 @@ class FwdCall(Call):
 class ResidualRuleCall(RuleCall):
     """Runs a rule after `fwd`. Its first input is the receipt of the residuals, zeros where `when=` left a step out."""
 
+    takes_records = True
+
     def __init__(self, body: Body, op: Op, environment: Environment, *, conditional: bool) -> None:
         super().__init__(body, op, environment, leading_inputs=1 + conditional, one_by_one=True)
 
@@ -270,7 +284,12 @@ class ResidualRuleCall(RuleCall):
         return self.body.groups(values[self.operands.leading_inputs :])
 
     def __call__(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
-        receipts, rest = np.asarray(arrays[0]), arrays[self.operands.leading_inputs :]
+        rest = arrays[self.operands.leading_inputs :]
+        if isinstance(arrays[0], Handed):
+            if not isinstance(self.body, BwdRule):
+                return super().__call__(rest)
+            return self.body.pulled(arrays[0].record, as_jax(rest) if self.on_jax else rest, ())
+        receipts = np.asarray(arrays[0])
         tokens = receipts[..., 0]
         if not tokens.any():
             # vmap of cond also runs the backward pass of the branch that was not taken, on residuals filled with zeros.

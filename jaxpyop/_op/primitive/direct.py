@@ -44,8 +44,10 @@ def run_now(
     if call.operands.writes_out:
         # The shapes have to be known before anything runs, and in workers.
         call.shapes(structs_of(args, batch))
-    if not call.on_jax:
-        arrays = [np.array(a, order="C") for a in args] if call.copy else [lend(np.asarray(a)) for a in args]
+    if not call.on_jax and call.copy:
+        arrays = [a if type(a) is Handed else np.array(a, order="C") for a in args]
+    elif not call.on_jax:
+        arrays = [lend(np.asarray(a)) for a in args]
     elif batch.sizes:
         # Slicing a jax.Array would cost a dispatch.
         arrays = [np.asarray(a) for a in args]
