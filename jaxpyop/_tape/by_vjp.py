@@ -103,4 +103,5 @@ def record_by_vjp(
             f"JAX {jax.__version__} does not have it, or JAXPYOP_WITHOUT turns it off. Write jnp.where or jax.lax.cond "
             f"instead, or give the op a vjp="
         ) from error
+    linear.keep_values()
     return outputs, RecordOfVjp(linear, argnums, inputs, outputs)

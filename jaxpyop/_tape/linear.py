@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from jaxpyop._jaxcore import is_inexact, replaced, zeros
 
@@ -58,6 +59,10 @@ class Linear:
     def text(self) -> str:
         """Returns the calls of the derivative, printed."""
         return str(jax.tree.structure(self._derivative))
+
+    def keep_values(self) -> None:
+        """Copies the NumPy arrays that the derivative reads, because the function may change them later."""
+        self._derivative = jax.tree.map(lambda x: x.copy() if isinstance(x, np.ndarray) else x, self._derivative)
 
     def arrays(self) -> list[Any]:
         """Returns the arrays that the derivative keeps alive."""

@@ -291,15 +291,19 @@ def _import_without(absent):
     for name in [name for name in sys.modules if name.partition(".")[0] == "jaxpyop"]:
         del sys.modules[name]
     real = importlib.import_module
-    owner, _, attribute = (absent or "").rpartition(".")
+    # A name of jax.extend has two homes, and is taken away from both.
+    gone = {absent, absent.replace("jax.extend.", "jax._src.")} if absent else set()
 
     def import_module(name, package=None):
-        if absent and name == absent:
-            raise ImportError(f"no {absent} here")
-        if owner and owner.startswith(name + "."):
-            # Something between the two is an attribute, and no module.
-            return _Lacking(real(name), owner.removeprefix(name + "."))
-        return _Lacking(real(name), attribute) if name == owner else real(name, package)
+        if name in gone:
+            raise ImportError(f"no {name} here")
+        for owner, _, attribute in (home.rpartition(".") for home in gone):
+            if owner.startswith(name + "."):
+                # Something between the two is an attribute, and no module.
+                return _Lacking(real(name), owner.removeprefix(name + "."))
+            if name == owner:
+                return _Lacking(real(name), attribute)
+        return real(name, package)
 
     with mock.patch.object(importlib, "import_module", import_module):
         return real("jaxpyop")
