@@ -15,8 +15,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 from jax.experimental.compilation_cache import compilation_cache
 
+from jaxpyop._jaxcore import CAPABILITIES, has
 from tests.shared.selection import is_quick
 from tests.shared.util import ROUTES
+from tests.shared.without import reason_to_skip
 
 # Many bodies in the tests look at their inputs by `np.asarray` and `tolist`. test_constants.py tests the warning.
 jaxpyop.config.constants = "allow"
@@ -86,7 +88,14 @@ def pytest_collection_modifyitems(config, items):
       enough rows to cover every pair of values.
     - With --rest: the tests of --all that are not in the selection.
     - With JAXPYOP_TEST_ALL=1: every combination. With JAXPYOP_TEST_LONG=1: the tests marked as long as well.
+    - Without a capability of JAX: no tests of what its absence takes away, see `without.py`.
     """
+    off = {capability.name for capability in CAPABILITIES if not has(capability.name)}
+    for item in items:
+        path = item.path.relative_to(config.rootpath).as_posix()
+        name = getattr(item, "originalname", None) or item.name.rpartition(".")[2]
+        if reason := reason_to_skip(path, name, off):
+            item.add_marker(pytest.mark.skip(reason=reason))
     if not os.environ.get("JAXPYOP_TEST_LONG"):
         drop(config, items, {item for item in items if item.get_closest_marker("long")})
     if not os.environ.get("JAXPYOP_TEST_ALL"):

@@ -95,6 +95,15 @@ def second_gradient(jp):
 
 
 @case
+def gradient_with_a_numpy_array_that_changes_later(jp):
+    scale = np.full(3, X)
+    y, pull = jax.vjp(lambda x: jp.py_function(lambda x: x * scale, [x], F), jnp.ones(3))
+    scale[:] = 7
+    equal(y, [3, 3, 3])
+    equal(pull(jnp.ones(3))[0], [3, 3, 3])
+
+
+@case
 def gradient_through_jit_and_custom_jvp(jp):
     op = lambda x: jp.py_function(lambda x: jax.jit(lambda x: x * x)(x) + jax.nn.relu(x), [x], F)
     equal(jax.grad(op)(X), 7)

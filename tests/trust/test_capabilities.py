@@ -15,6 +15,7 @@ from jaxpyop import _jaxcore
 from jaxpyop._jaxcore.capabilities import REQUIRED, required
 from tests.shared.capability_cases import NEEDS, QUICK
 from tests.shared.util import ROOT, run_python
+from tests.shared.without import WITHOUT
 
 SOURCE = pathlib.Path(jaxpyop.__file__).parent
 CAPABILITIES = {capability.name: capability for capability in _jaxcore.CAPABILITIES}
@@ -113,9 +114,16 @@ def test_without_a_capability(group):
 
 def test_what_is_skipped_is_in_the_guide():
     page = (pathlib.Path(ROOT) / "docs" / "versions.md").read_text(encoding="utf-8")
-    needed = set().union(*NEEDS.values())
+    needed = set(WITHOUT).union(*NEEDS.values())
     assert needed <= CAPABILITIES.keys()
     assert all(f"| `{name}` |" in page for name in needed)
+
+
+@pytest.mark.parametrize("name", WITHOUT)
+def test_every_skipped_test_exists(name):
+    for path, tests in WITHOUT[name][1].items():
+        text = (pathlib.Path(ROOT) / path).read_text(encoding="utf-8")
+        assert all(re.search(rf"^def {test}\(", text, re.MULTILINE) for test in tests), path
 
 
 def test_this_jax_has_all():
