@@ -54,6 +54,9 @@ WITHOUT = {
                 "test_threads_leave_no_entries_behind",
             ),
             "tests/gradients/test_lazy.py": (
+                "test_a_function_that_gains_nothing_is_recorded_eagerly",
+                "test_a_function_that_gains_later_is_recorded_lazily_again",
+                "test_the_record_of_a_large_array_is_the_array",
                 "test_after_an_error_the_next_run_is_right",
                 "test_inputs_that_are_constants",
                 "test_same_as_the_eager_tape",
@@ -121,6 +124,20 @@ WITHOUT = {
                 "test_threads_leave_no_entries_behind",
             ),
         },
+    ),
+    "lazy_tape": (
+        "both tapes are eager",
+        {
+            "tests/gradients/test_lazy.py": (
+                "test_a_function_that_gains_nothing_is_recorded_eagerly",
+                "test_a_function_that_gains_later_is_recorded_lazily_again",
+                "test_the_record_of_a_large_array_is_the_array",
+            ),
+        },
+    ),
+    "devices_in_lowering": (
+        "a program over several devices is refused, except in jax.shard_map",
+        {"tests/host/test_devices.py": ("test_on_four_devices",)},
     ),
     "linearize_rule": (
         "jax.grad traces the forward mode",
