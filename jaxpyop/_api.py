@@ -179,6 +179,17 @@ def numpy_function(
         ...     return np.sinh(x)
         >>> print(jax.grad(sinh)(0.0))
         1.0
+
+        Where it fails, the results are NaN, and a warning says so once:
+
+        >>> import warnings
+        >>> @jaxpyop.numpy_function(Tout=jnp.float32(0), on_error="nan")
+        ... def inverse(x):
+        ...     return 1 / float(x)
+        >>> with warnings.catch_warnings():
+        ...     warnings.simplefilter("ignore")
+        ...     print(jax.vmap(inverse)(jnp.array([1.0, 0.0, 4.0])))
+        [1.    nan 0.25]
     """
     asked = filled_in(NumpyOptions, options, numpy_function, "numpy_function") | {"stateful": stateful}
     return apply_or_decorate("numpy_function", func, inp, Tout, name, on_jax=False, **asked)

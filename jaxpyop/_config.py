@@ -37,6 +37,10 @@ def _at_least_one(value: Any) -> int:
     return number
 
 
+def _at_least_one_or_none(value: Any) -> int | None:
+    return None if value is None or value == "none" else _at_least_one(value)
+
+
 def _names(value: Any) -> tuple[str, ...]:
     parts = value.split(",") if isinstance(value, str) else value
     return tuple(part.strip() for part in parts if part.strip())
@@ -61,7 +65,7 @@ _SETTINGS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
     "transport": ("auto", _one_of(get_args(Transport))),
     "constants": ("warn", _one_of(get_args(Constants))),
     "tape": ("eager", _one_of(get_args(Tape))),
-    "max_records": (8192, _at_least_one),
+    "max_records": (8192, _at_least_one_or_none),
     "max_record_bytes": (_share_of_memory(), _at_least_one),
     "max_scratch_bytes": (128 * 2**20, _at_least_one),
     "without": ((), _names),
@@ -75,7 +79,7 @@ class Settings(TypedDict, total=False):
     transport: Transport
     constants: Constants
     tape: Tape
-    max_records: int
+    max_records: int | None
     max_record_bytes: int
     max_scratch_bytes: int
 
@@ -114,6 +118,8 @@ class Config:
             later backward passes. Records that a pass has read may fill 1/32
             of this limit, or all of it for a stateful op, which cannot run
             again. Outside ``jax.jit`` a record lives as long as its pullback.
+            ``None``, or ``none`` in the environment, sets no bound by number:
+            then ``max_record_bytes`` is the only bound.
             Environment variable: ``JAXPYOP_MAX_RECORDS``.
         max_record_bytes: how many bytes of memory these records may take, in
             the same way: by default an eighth of the machine's memory, at
@@ -147,7 +153,7 @@ class Config:
     transport: Transport
     constants: Constants
     tape: Tape
-    max_records: int
+    max_records: int | None
     max_record_bytes: int
     max_scratch_bytes: int
     without: tuple[str, ...]

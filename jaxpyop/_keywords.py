@@ -56,6 +56,13 @@ class _OfAll(TypedDict, total=False):
         casting: NumPy's casting rule for floating and complex results, from the
             returned dtype to the declared one. Integers may become any integer dtype
             that holds their values.
+        on_error: what happens if `func` or a rule raises. ``"raise"`` raises. A number
+            fills the results of the element that failed, and its derivatives are
+            zero. ``"nan"`` fills them with NaN, and its derivatives are NaN. A pytree
+            of numbers in the structure of `Tout` has a fill for each result. A warning,
+            once per op, shows the first exception and its inputs. The shapes of the
+            results must be known. Results that do not fit `Tout`, and interrupts,
+            raise all the same.
     """
 
     ordered: Annotated[bool, False]
@@ -65,6 +72,7 @@ class _OfAll(TypedDict, total=False):
     chunksize: Annotated[int | None, None]
     progress: Annotated[bool, False]
     casting: Annotated[Casting, "same_kind"]
+    on_error: Annotated[Any, "raise"]
 
 
 class _OfJax(TypedDict, total=False):

@@ -60,7 +60,8 @@ def _safety() -> Iterator[tuple[str, str]]:
 
 def _kept() -> Iterator[tuple[str, str]]:
     stats = RECORDS.stats()
-    yield "gradient records", f"{stats['count']} kept (at most {config.max_records}), {stats['evicted']} evicted"
+    most = "no bound by number" if config.max_records is None else f"at most {config.max_records}"
+    yield "gradient records", f"{stats['count']} kept ({most}), {stats['evicted']} evicted"
     yield "  bytes", f"{stats['nbytes']} (at most {config.max_record_bytes})"
     yield "scratch arrays", f"{SCRATCH.nbytes} bytes kept for the next calls (at most {config.max_scratch_bytes})"
 

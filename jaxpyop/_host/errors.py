@@ -104,6 +104,27 @@ def _arguments_note(error: BaseException, title: str) -> str:
     return ""
 
 
+def failure_text(error: Exception, title: str) -> str:
+    """What a function raised, and what it was called with, for a warning."""
+    arguments = _arguments_note(error, title).partition(_CALLED_WITH)[2]
+    return f"{_summary(error)}\n{arguments}" if arguments else _summary(error)
+
+
+# How an error of ours begins: with the op.
+_REFUSAL = re.compile(r"(?:numpy_function|py_function|(?:contrib\.framework\.)?py_func) ['\"]")
+
+
+def is_own_failure(error: Exception) -> bool:
+    """Tell whether a function's own exception was raised, and not a refusal of ours, or an interrupt in a program."""
+    found: BaseException = error
+    while (deeper := _original(found)) is not None:
+        found = deeper
+    with contextlib.suppress(Exception):
+        return isinstance(found, Exception) and not _REFUSAL.match(str(found))
+    # Some exceptions of users cannot be shown.
+    return True
+
+
 def note_index(error: BaseException, number: int, batch: Any, last: int | None = None) -> None:
     """Note which element of a batch failed, or the first and the last element of a range that failed."""
     numbers = dict.fromkeys((number, number if last is None else last))

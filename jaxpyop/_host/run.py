@@ -114,6 +114,8 @@ def run_elements(
         return
     with contextlib.ExitStack() as stack:
         tick = None
+        if call.op.failures is not None:
+            stack.enter_context(call.op.failures.in_batch())
         if call.op.progress:
             progress = stack.enter_context(_Progress(batch.count, call.title, store))
             store, tick = progress.store, progress.tick

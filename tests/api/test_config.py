@@ -17,7 +17,7 @@ SETTINGS = {
     "mode": ("eager", "traced", ["fast", None, 1], "expected one of"),
     "transport": ("auto", "callback", ["buffer", "", None], "expected one of"),
     "tape": ("eager", "lazy", ["none", None, 1], "expected one of"),
-    "max_records": (None, 7, [0, -1, 1.5, "x", True], "expected|invalid literal"),
+    "max_records": (None, 7, [0, "None", -1, 1.5, "x", True], "expected|invalid literal"),
     "max_record_bytes": (None, 1000, [0, -1, 2.0, "big"], "expected|invalid literal"),
 }
 every_setting = pytest.mark.parametrize("name", SETTINGS)
@@ -77,6 +77,14 @@ ENVIRONMENT = {"mode": "auto", "transport": "callback", "max_records": "12", "ma
 def test_environment_variables():
     code = f"import jaxpyop\nfor k, v in {ENVIRONMENT!r}.items():\n    assert str(getattr(jaxpyop.config, k)) == v, k"
     run_python(code, **{f"JAXPYOP_{k.upper()}": v for k, v in ENVIRONMENT.items()})
+
+
+def test_no_bound_by_number_of_records():
+    with config.override(max_records=None):
+        assert RECORDS.max_count > 2**31
+        assert RECORDS.stats()["max_bytes"] == config.max_record_bytes
+    assert RECORDS.max_count == config.max_records
+    run_python("import jaxpyop\nassert jaxpyop.config.max_records is None", JAXPYOP_MAX_RECORDS="none")
 
 
 @every_setting

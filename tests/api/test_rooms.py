@@ -47,6 +47,7 @@ INSIDE = {
         "environment": set(),
         "show": set(),
         "errors": {"show"},
+        "failures": {"errors", "show"},
         "host_call": {"environment"},
         "pools": {"elements", "environment", "errors", "host_call"},
         "guard": {"host_call", "pools", "show"},

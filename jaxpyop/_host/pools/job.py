@@ -69,16 +69,16 @@ class Job:
     first: int = 0
     unique: str = dataclasses.field(init=False, default_factory=lambda: uuid.uuid4().hex)
 
-    def __call__(self) -> tuple[float, list[Any]]:
+    def __call__(self) -> tuple[float, list[Any], tuple[int, str] | None]:
         """Run the body on each element.
 
         Returns:
             The seconds that it took, and the results: stacked, or, if the elements' shapes differ or there is but one
-            element, a list of results for each.
+            element, a list of results for each. With `on_error=`, also how many failed, and the first failure.
         """
         return contextvars.copy_context().run(self._run)
 
-    def _run(self) -> tuple[float, list[Any]]:
+    def _run(self) -> tuple[float, list[Any], tuple[int, str] | None]:
         body = _unpickled(self.body) if isinstance(self.body, bytes) else self.body
         keywords = {"lead": self.lead} if self.lead else {}
         # The arrays that were sent may be read-only, and a body may write into its inputs.
@@ -95,7 +95,8 @@ class Job:
                 if self.batch is not None:
                     note_index(error, self.first + len(results), self.batch)
                 self._raise(error)
-        return time.perf_counter() - began, _stacked(results)
+        failures = body.op.failures
+        return time.perf_counter() - began, _stacked(results), failures and failures.take_home()
 
     @property
     def _rows(self) -> Sequence[bool]:

@@ -83,7 +83,7 @@ def run_elements_in_workers(
             chunk = dataclasses.replace(job, arrays=sent, first=at.start, count=at.stop - at.start)
             yield chunk, at, functools.partial(finish, at)
 
-    _run(executor, call.title, tasks(), batch, 2 * workers if at_once else 1, tick)
+    _run(executor, call, tasks(), batch, 2 * workers if at_once else 1, tick)
 
 
 def run_one_by_one_in_workers(
@@ -126,12 +126,12 @@ def run_one_by_one_in_workers(
     def finish(number: int, inputs: Sequence[Any], _: float, found: list[Any]) -> None:
         store(number, call.from_worker(found[0], inputs, lead))
 
-    _run(executor, call.title, tasks(), batch, 2 * workers_of(executor) if at_once else 1, tick)
+    _run(executor, call, tasks(), batch, 2 * workers_of(executor) if at_once else 1, tick)
 
 
 def _run(
     executor: Executor,
-    title: str,
+    call: HostCall,
     tasks: Iterator[_Task],
     batch: Batch | None,
     window: int,
@@ -145,14 +145,16 @@ def _run(
         future = done.get()
         at, take = under_way[future]
         with _noting(batch, at):
-            result = future.result()
+            seconds, results, failures = future.result()
             del under_way[future]
-            take(*result)
+            if failures:
+                call.op.failures.add(failures)
+            take(seconds, results)
         if tick:
             tick()
 
     try:
-        with _explaining(title):
+        with _explaining(call.title):
             for job, at, take in tasks:
                 with _noting(batch, at):
                     future = executor.submit(job)

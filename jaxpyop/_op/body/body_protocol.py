@@ -94,6 +94,10 @@ class Body(abc.ABC):
         """What stands for the results where the body does not run: zeros, unless the user gave other values."""
         return [np.zeros((*lead, *s.shape), s.dtype) for s in self.shapes(element_structs(arrays, lead))]
 
+    def fills(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
+        """What `on_error=` puts in the place of the results; only bodies that call the user's code have this."""
+        raise NotImplementedError(type(self).__name__)
+
     def note_shapes(self, structs: Sequence[Struct], results: Sequence[Struct]) -> None:  # noqa: B027  # a default
         """Remember the shapes of results that came back, so that a derivative need not infer them."""
 

@@ -17,6 +17,7 @@ import numpy as np
 from jaxpyop._host import lend_results, take_back_results
 from jaxpyop._op.body.advice import call_with_advice
 from jaxpyop._op.body.body_protocol import Body
+from jaxpyop._op.body.failed import failed_results, kept_for_failure
 from jaxpyop._op.body.user import UserBody
 from jaxpyop._op.values import Struct, kind_of
 
@@ -38,8 +39,21 @@ class FilledBody(UserBody):
             # Otherwise the function would see the values of another program.
             array.fill(0)
         made = [] if targets else Body.absent_results(self, arrays, lead)
-        self._fill(arrays, targets or made)
+        kept = [*kept_for_failure(self, arrays, lead), *targets] if lead else [*arrays, *targets]
+        try:
+            self._fill(arrays, targets or made)
+        except Exception as error:
+            if self.op.failures is None:
+                raise
+            return failed_results(self, error, kept, lead)
         return made
+
+    def fills(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
+        count = len(self.inputs.key_impls)
+        found, targets = super().fills(arrays[:count], lead), arrays[count:]
+        for array, value in zip(targets, found):
+            array[...] = value
+        return [] if targets else found
 
     def _fill(self, arrays: Sequence[Any], targets: Sequence[np.ndarray[Any, Any]]) -> None:
         lent = lend_results(targets)

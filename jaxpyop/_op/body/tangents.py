@@ -9,7 +9,9 @@ import numpy as np
 
 from jaxpyop._config import config
 from jaxpyop._jaxcore import is_inexact
-from jaxpyop._op.body.body_protocol import DerivedBody
+from jaxpyop._op.body.body_protocol import DerivedBody, element_structs
+from jaxpyop._op.body.failed import constants, failed_results
+from jaxpyop._op.request import is_nan
 from jaxpyop._op.values import Struct, as_jax, check_fingerprints, fingerprint
 from jaxpyop._tape import jvp, record, vjp
 
@@ -30,6 +32,9 @@ class TangentBody(DerivedBody):
 
     def groups(self, values: Sequence[Any]) -> dict[str, Sequence[Any]]:
         return _groups(values, len(self.perturbed), self.linear_inputs, "tangents")
+
+    def fills(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
+        return constants(_slopes(self.op), self.shapes(element_structs(arrays, lead)), arrays, lead)
 
     def split(self, arrays: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any], list[Any]]:
         """The base's inputs, its results if they are there, and for each input a tangent or None."""
@@ -57,6 +62,11 @@ class CotangentBody(DerivedBody):
     def groups(self, values: Sequence[Any]) -> dict[str, Sequence[Any]]:
         return _groups(values, len(self.wanted_cotangents), self.linear_inputs, "cotangents")
 
+    def fills(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
+        structs = self.shapes(element_structs(arrays[: len(self.wanted_cotangents)], lead))
+        slope = sum(slope for slope, nonzero in zip(_slopes(self.op), self.nonzero_cotangents) if nonzero)
+        return constants([slope] * len(structs), structs, arrays, lead)
+
     def split(self, arrays: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
         """The base's inputs, its results if they are there, and the cotangents that are not zero."""
         count, first = len(self.wanted_cotangents), len(arrays) - self.linear_inputs
@@ -73,11 +83,17 @@ class Pushforward(TangentBody):
 
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
         primals, _, tangents = self.split(arrays)
-        return _inexact(*jvp(self.base, primals, tangents))
+        try:
+            return _inexact(*jvp(self.base, primals, tangents))
+        except Exception as error:
+            return failed_results(self, error, arrays, lead)
 
     def replay(self, record: Any, arrays: Sequence[Any]) -> list[Any]:
         primals, _, tangents = self.split(arrays)
-        return _inexact(self.base.shapes(primals), record.pushforward(as_jax(tangents)))
+        try:
+            return _inexact(self.base.shapes(primals), record.pushforward(as_jax(tangents)))
+        except Exception as error:
+            return failed_results(self, error, arrays)
 
     def transposed(self, nonzero_cotangents: tuple[bool, ...]) -> Pullback:
         return Pullback(self.base, nonzero_cotangents, self.perturbed)
@@ -88,11 +104,17 @@ class Pullback(CotangentBody):
 
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
         primals, cotangents = self._primals_and_cotangents(arrays)
-        return self._wanted(primals, vjp(self.base, primals, cotangents, self.wanted_cotangents))
+        try:
+            return self._wanted(primals, vjp(self.base, primals, cotangents, self.wanted_cotangents))
+        except Exception as error:
+            return failed_results(self, error, arrays, lead)
 
     def replay(self, record: Any, arrays: Sequence[Any]) -> list[Any]:
         primals, cotangents = self._primals_and_cotangents(arrays)
-        return self._wanted(primals, record.pullback(as_jax(cotangents)))
+        try:
+            return self._wanted(primals, record.pullback(as_jax(cotangents)))
+        except Exception as error:
+            return failed_results(self, error, arrays)
 
     def _primals_and_cotangents(self, arrays: Sequence[Any]) -> tuple[Sequence[Any], list[Any]]:
         primals, _, cotangents = self.split(arrays)
@@ -148,6 +170,12 @@ class RecordedDerivative(DerivedBody):
 
     def transposed(self, nonzero_cotangents: tuple[bool, ...]) -> RecordedDerivative:
         return RecordedDerivative(self.base.transposed(nonzero_cotangents), self.recorded)
+
+
+def _slopes(op: Any) -> list[float]:
+    """The derivatives of the inexact results of an element that failed."""
+    pairs = zip(op.fills, op.spec.leaves)
+    return [float("nan") if is_nan(fill) else 0.0 for fill, leaf in pairs if is_inexact(leaf)]
 
 
 def _groups(values: Sequence[Any], inputs: int, linear: int, name: str) -> dict[str, Sequence[Any]]:

@@ -12,6 +12,7 @@ from jaxpyop import _jaxcore
 from jaxpyop._host import call_where_op_runs
 from jaxpyop._op.body.advice import advise
 from jaxpyop._op.body.body_protocol import Body, element_structs
+from jaxpyop._op.body.failed import constants, failed_results, kept_for_failure
 from jaxpyop._op.body.input_state import call_and_warn_of_changes
 from jaxpyop._op.body.shape_cache import infer_once
 from jaxpyop._op.request import Op
@@ -61,8 +62,10 @@ class UserBody(Body):
         return self._shape_source
 
     def __getstate__(self) -> dict[str, Any]:
-        # Another process has no use for the executor, and this process checks the shapes.
-        op = dataclasses.replace(self.op, executor=None, output_shapes=None)
+        # Another process has no use for the executor. This process checks the shapes, but the fills of on_error= need
+        # them there.
+        shapes = None if self.op.failures is None else self.op.output_shapes
+        op = dataclasses.replace(self.op, executor=None, output_shapes=shapes)
         return vars(self) | {"_op": op, "_shape_source": "", "_shapes": {}, "_promised": {}}
 
     def _run(self, arrays: Sequence[Any]) -> Any:
@@ -89,6 +92,7 @@ class UserBody(Body):
 
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
         op = self._op
+        kept = kept_for_failure(self, arrays, lead) if lead else arrays
         try:
             returned = self._run(arrays)
             if (leaf := self._only_leaf) is not None and not lead:
@@ -99,7 +103,9 @@ class UserBody(Body):
         except Exception as error:
             if (clearer := advise(error, op, "func", op.func, lambda: self._arguments(arrays))) is not None:
                 raise clearer from error
-            raise
+            if op.failures is None:
+                raise
+            return failed_results(self, error, kept, lead)
         if op.spec.returned_spec is not None:
             values = encode(op, values, self._converted, lead)
         else:
@@ -152,6 +158,12 @@ class UserBody(Body):
     def absent_results(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
         structs = zip(self.shapes(element_structs(arrays, lead)), self.op.spec.leaves)
         return [np.full((*lead, *s.shape), leaf.fill, s.dtype) for s, leaf in structs]
+
+    def fills(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
+        leaves = self.promised(arrays, lead)
+        if not all(leaf.shape_known for leaf in leaves):
+            raise ValueError(f"{self.title}: on_error= has to know all shapes, and output_shapes= gave None in one")
+        return constants(self.op.fills, [Struct(leaf.shape, leaf.dtype) for leaf in leaves], arrays, lead)
 
     def note_shapes(self, structs: Sequence[Struct], results: Sequence[Struct]) -> None:
         if not self._shapes:

@@ -17,9 +17,11 @@ from jaxpyop._op.request import NUMERICAL, no_vjp
 
 def linearize_by_rules(call: Call, body: UserBody, perturbed: tuple[bool, ...]) -> Linearization:
     """The linearization of the user's call by the user's rules. `body` runs the user's function."""
-    if call.op.rules.fwd is None:
+    if call.op.rules.fwd is None and call.op.failures is None:
         return _linearize(call, body, call, perturbed)
-    return _linearize(call, body, FwdCall(call, body, functools.partial(_linearize, call, body)), perturbed)
+    plain = call.op.rules.fwd is None
+    forward = FwdCall(call, body, functools.partial(_linearize, call, body), plain=plain)
+    return _linearize(call, body, forward, perturbed)
 
 
 def _linearize(call: Call, body: UserBody, forward: Call, perturbed: tuple[bool, ...]) -> Linearization:
@@ -29,7 +31,7 @@ def _linearize(call: Call, body: UserBody, forward: Call, perturbed: tuple[bool,
         linear = ResidualRuleCall(tangents, op, call.environment, conditional=conditional)
     else:
         linear = RuleCall(ConditionalBody(tangents) if conditional else tangents, op, call.environment)
-    with_results = forward is call or op.rules.jvp is not None or op.spec.returned_spec is not None
+    with_results = op.rules.fwd is None or op.rules.jvp is not None or op.spec.returned_spec is not None
     return Linearization(forward, linear, with_results=with_results)
 
 
@@ -50,10 +52,12 @@ def _make_pullback(call: Call, body: UserBody) -> MakePullback:
 
 
 def _without_flag(call: Call, body: UserBody) -> Call:
-    """The call of the function itself, without the flag of `when=`."""
-    if not call.operands.conditional:
-        return call
-    function = copy.copy(call)
-    function.body = body
-    function.operands = dataclasses.replace(call.operands, leading_inputs=0, conditional=False)
-    return function
+    """The call of the function itself, without the flag of `when=`. With `on_error=` its receipts tell what failed."""
+    function = call
+    if call.operands.conditional:
+        function = copy.copy(call)
+        function.body = body
+        function.operands = dataclasses.replace(call.operands, leading_inputs=0, conditional=False)
+    if call.op.failures is None:
+        return function
+    return FwdCall(function, body, functools.partial(_linearize, call, body), plain=True)

@@ -16,7 +16,15 @@ import numpy as np
 
 from jaxpyop._host import SEQUENTIAL, Environment
 from jaxpyop._jaxcore import is_inexact
-from jaxpyop._op.body import Body, CotangentBody, TangentBody, UserBody, call_with_advice
+from jaxpyop._op.body import (
+    Body,
+    CotangentBody,
+    TangentBody,
+    UserBody,
+    call_with_advice,
+    failed_results,
+    kept_for_failure,
+)
 from jaxpyop._op.primitive import Batching, Call, Linearization, Operands
 from jaxpyop._op.request import Op, no_jvp_error, no_second_derivative_error
 from jaxpyop._op.values import Leaf, Struct, cast_to_numpy, decode, show_shape
@@ -110,7 +118,11 @@ class JvpRule(RuleTangents):
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
         args = tuple(map(tuple, self.split(arrays)))
         likes = [Struct((*lead, *o.shape[len(lead) :]), o.dtype) for o in args[1]]
-        return run_rule(self.op, "jvp", self.func, args, likes, [is_inexact(like) for like in likes], "result")
+        kept = kept_for_failure(self, arrays, lead) if lead else arrays
+        try:
+            return run_rule(self.op, "jvp", self.func, args, likes, [is_inexact(like) for like in likes], "result")
+        except Exception as error:
+            return failed_results(self, error, kept, lead)
 
 
 class VjpRule(CotangentBody):
@@ -124,7 +136,11 @@ class VjpRule(CotangentBody):
         op = self.op
         inputs, outputs, cotangents = self.split(arrays)
         cotangents = decode(op, self.filled(cotangents, outputs, lead), outputs)
-        return self.checked(inputs, lead, (tuple(inputs), decode(op, outputs, outputs), cotangents))
+        kept = kept_for_failure(self, arrays, lead) if lead else arrays
+        try:
+            return self.checked(inputs, lead, (tuple(inputs), decode(op, outputs, outputs), cotangents))
+        except Exception as error:
+            return failed_results(self, error, kept, lead)
 
     def filled(self, cotangents: Sequence[Any], outputs: Sequence[Any], lead: tuple[int, ...]) -> tuple[Any, ...]:
         """A cotangent for each of the base's results, zeros included."""

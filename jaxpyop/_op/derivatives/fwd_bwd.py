@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from jaxpyop._host import Environment
-from jaxpyop._op.body import Body, DerivedBody, UserBody, element_structs
+from jaxpyop._op.body import Body, DerivedBody, UserBody, each_alone, element_structs, failed_results
 from jaxpyop._op.derivatives.functions import RuleCall, VjpRule
-from jaxpyop._op.primitive import RECEIPT, RECORDS, TOKEN, Call, Handed, Linearization, warn_of_pushed_out
+from jaxpyop._op.primitive import NO_RECORD, RECEIPT, RECORDS, TOKEN, Call, Handed, Linearization, warn_of_pushed_out
 from jaxpyop._op.request import Op, advice_on_workers
 from jaxpyop._op.values import Struct, as_jax, check_fingerprints, decode, fingerprints
 
@@ -144,17 +144,25 @@ class _UserFwd(UserBody):
 
 
 class FwdBody(DerivedBody):
-    """The user's `fwd`. In a worker its residuals are the last result, pickled."""
+    """The user's `fwd`. In a worker its residuals are the last result, pickled, beside what failed.
 
-    def __init__(self, base: UserBody) -> None:
+    Args:
+        base: the user's function.
+        plain: run the function itself, which leaves no residuals. Its receipt tells what failed.
+    """
+
+    def __init__(self, base: UserBody, *, plain: bool = False) -> None:
         super().__init__(base)
         op = base.op
-        fwd = dataclasses.replace(op, func=op.rules.fwd, title=f"{op.title}, fwd of vjp")
-        self._fwd = _UserFwd(fwd, base.inputs)
+        self.plain = plain
+        self._fwd = base
+        if not plain:
+            fwd = dataclasses.replace(op, func=op.rules.fwd, title=f"{op.title}, fwd of vjp")
+            self._fwd = _UserFwd(fwd, base.inputs)
 
     @property
     def func(self) -> Any:
-        return self.op.rules.fwd
+        return self._fwd.op.func
 
     def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
         return self.base.shapes(structs)
@@ -163,13 +171,14 @@ class FwdBody(DerivedBody):
         """The results and the residuals."""
         depth = len(_KEPT.all)
         try:
-            return self._fwd(*arrays, lead=lead), _KEPT.all[depth]
+            # A fwd that failed has left none.
+            return self._fwd(*arrays, lead=lead), next(iter(_KEPT.all[depth:]), None)
         finally:
             del _KEPT.all[depth:]
 
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
         outs, residuals = self.run(arrays, lead)
-        return [*outs, _pickled(residuals, self.title)]
+        return [*outs, _pickled((residuals, getattr(outs, "failed", False)), self.title)]
 
 
 def _pickled(value: Any, title: str) -> np.ndarray[Any, Any]:
@@ -184,16 +193,33 @@ def _pickled(value: Any, title: str) -> np.ndarray[Any, Any]:
         raise advice_on_workers(title, error) from None
 
 
+# The receipt of an element that failed. No record has the token 0.
+FAILED = np.array([0, 1], TOKEN)
+
+
+def _has_failed(receipts: np.ndarray[Any, Any]) -> Any:
+    """Which elements have the receipt of a failure."""
+    return (receipts == FAILED).all(-1)
+
+
 class FwdCall(Call):
-    """Runs `fwd` instead of the function; its last result is the receipt of the residuals, zeros if it did not run."""
+    """Runs `fwd` instead of the function; its last result is the receipt of the residuals.
+
+    The receipt is zeros if it did not run, and `FAILED` if it did and failed. With `plain` it runs the function.
+    """
 
     body: FwdBody
 
     def __init__(
-        self, call: Call, base: UserBody, linearize: Callable[[Call, tuple[bool, ...]], Linearization]
+        self,
+        call: Call,
+        base: UserBody,
+        linearize: Callable[[Call, tuple[bool, ...]], Linearization],
+        *,
+        plain: bool = False,
     ) -> None:
         super().__init__(
-            FwdBody(base),
+            FwdBody(base, plain=plain),
             call.op,
             call.environment,
             label="jvp({})",
@@ -207,8 +233,8 @@ class FwdCall(Call):
         self._hands_over = False
 
     def handing_over(self) -> FwdCall | None:
-        # A worker may have the residuals, and a call that did not run has none.
-        if self.op.executor is not None or self.operands.conditional:
+        # A worker may have the residuals. A call that did not run or that failed has none.
+        if self.op.executor is not None or self.operands.conditional or self.op.failures is not None:
             return None
         call = copy.copy(self)
         call._hands_over = True
@@ -235,12 +261,15 @@ class FwdCall(Call):
         outs, residuals = self.body.run(as_jax(inputs) if self.on_jax else inputs, lead)
         if self._hands_over:
             return [*outs, Handed(residuals)]
-        return [*outs, self._receipt(residuals, outs, lead)]
+        return [*outs, self._receipt(residuals, outs, lead, getattr(outs, "failed", False))]
 
-    def _receipt(self, residuals: Any, outs: Sequence[Any], lead: tuple[int, ...]) -> np.ndarray[Any, Any]:
-        record = Residuals(residuals, lead, size_of(residuals))
-        token = np.full(lead, RECORDS.put(record, once_made=self.op.stateful), TOKEN)
-        return np.stack([token, fingerprints(outs, lead)], -1)
+    def _receipt(self, residuals: Any, outs: Sequence[Any], lead: tuple[int, ...], failed: Any) -> np.ndarray[Any, Any]:
+        token = NO_RECORD
+        if not self.body.plain and not np.all(failed):
+            token = RECORDS.put(Residuals(residuals, lead, size_of(residuals)), once_made=self.op.stateful)
+        found = np.stack([np.full(lead, token, TOKEN), fingerprints(outs, lead)], -1)
+        found[failed] = FAILED
+        return found
 
     def for_worker(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
         return arrays[self.operands.leading_inputs :] if self._runs(arrays) else None
@@ -248,7 +277,8 @@ class FwdCall(Call):
     def from_worker(self, values: list[Any], arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
         *outs, data = values
         self._base.check_results(outs, arrays[len(arrays) - len(self._base.inputs.key_impls) :], lead)
-        return [*outs, self._receipt(pickle.loads(data.tobytes()), outs, lead)]
+        residuals, failed = pickle.loads(data.tobytes())
+        return [*outs, self._receipt(residuals, outs, lead, failed)]
 
     def linearize(self, perturbed: tuple[bool, ...]) -> Linearization:
         # This call replaces the user's call, so it has the same derivative.
@@ -271,7 +301,7 @@ class ResidualRuleCall(RuleCall):
 
     def for_worker(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
         receipts, rest = np.asarray(arrays[0]), arrays[self.operands.leading_inputs :]
-        if not self.body.goes_to_executor or not receipts[..., 0].any():
+        if not self.body.goes_to_executor or not receipts[..., 0].any() or _has_failed(receipts).any():
             return None
         if not isinstance(self.body, BwdRule):
             return rest
@@ -291,6 +321,10 @@ class ResidualRuleCall(RuleCall):
             return self.body.pulled(arrays[0].record, as_jax(rest) if self.on_jax else rest, ())
         receipts = np.asarray(arrays[0])
         tokens = receipts[..., 0]
+        if self.op.failures is not None and (failed := _has_failed(receipts)).any() and self.body.refusal is None:
+            if not failed.all():
+                return each_alone(lambda *parts, lead: self(parts, lead), arrays, lead)
+            return self.body.fills(rest, lead)
         if not tokens.any():
             # vmap of cond also runs the backward pass of the branch that was not taken, on residuals filled with zeros.
             return self.body.absent_results(rest, lead)
@@ -399,4 +433,7 @@ class BwdRule(VjpRule):
         if self.op.spec.returned_spec is not None:
             # The results tell the lengths of what `func` returned.
             found = decode(self.op, found, outputs)
-        return self.checked(inputs, lead, (residuals, found))
+        try:
+            return self.checked(inputs, lead, (residuals, found))
+        except Exception as error:
+            return failed_results(self, error, arrays, lead)

@@ -18,7 +18,7 @@ import numpy as np
 
 from jaxpyop._host import run_each, run_once
 from jaxpyop._jaxcore import is_inexact
-from jaxpyop._op.body import CotangentBody, UserBody, element_structs
+from jaxpyop._op.body import Body, CotangentBody, UserBody, element_structs
 from jaxpyop._op.derivatives.functions import MakePullback, RuleTangents
 from jaxpyop._op.primitive import Call
 
@@ -54,6 +54,26 @@ def _runs(call: Any, each: Iterator[Any], count: int, lead: tuple[int, ...]) -> 
         yield found
 
 
+def _noting(failed: list[Any], runs: Iterator[list[Any]], op: Any) -> Iterator[list[Any]]:
+    """The results without the receipts that tell what failed, which go into `failed`. Failed results become zeros."""
+    for found in runs:
+        if op.failures is not None:
+            failed.append(np.asarray(found.pop()[..., 0] == 0))
+            if failed[-1].any():
+                found = [np.where(_beside(failed[-1], v), np.zeros((), v.dtype), v) for v in found]
+        yield found
+
+
+def _filled(
+    body: Body, values: list[Any], failed: list[Any], arrays: Sequence[Any], lead: tuple[int, ...]
+) -> list[Any]:
+    """The derivatives, without those of the elements of which a run failed."""
+    gone = np.any(failed, axis=0)
+    if not gone.any():
+        return values
+    return [np.where(_beside(gone, v), fill, v) for v, fill in zip(values, body.fills(arrays, lead))]
+
+
 class NumericalJvp(RuleTangents):
     """The tangents by one pair of calls."""
 
@@ -75,9 +95,11 @@ class NumericalJvp(RuleTangents):
                 for x, t in zip(inputs, tangents)
             ]
 
-        plus, minus = _runs(self.function, map(moved, (1, -1)), 2, lead)
+        failed: list[Any] = []
+        plus, minus = _noting(failed, _runs(self.function, map(moved, (1, -1)), 2, lead), self.op)
         pairs = [(_wide(a), _wide(b), o) for a, b, o in zip(plus, minus, outputs) if is_inexact(o)]
-        return [((a - b) / (2 * _beside(step, a))).astype(o.dtype) for a, b, o in pairs]
+        slopes = [((a - b) / (2 * _beside(step, a))).astype(o.dtype) for a, b, o in pairs]
+        return _filled(self, slopes, failed, arrays, lead) if failed else slopes
 
     def _step(
         self, inputs: Sequence[Any], outputs: Sequence[Any], tangents: Sequence[Any], lead: tuple[int, ...]
@@ -112,10 +134,12 @@ class NumericalVjp(CotangentBody):
         steps: dict[int, np.ndarray[Any, Any]] = {}
         relative = relative_step([*inputs, *structs])
         each = (a for n, place in enumerate(places) for a in self._pair(inputs, place, relative, steps, n))
-        runs = _runs(self.function, each, 2 * len(places), lead)
+        failed: list[Any] = []
+        runs = _noting(failed, _runs(self.function, each, 2 * len(places), lead), self.op)
         pairs = enumerate(zip(runs, runs))
         slopes = [self._slope(plus, minus, cotangents, steps[n], lead) for n, (plus, minus) in pairs]
-        return self._gathered(inputs, places, slopes, lead)
+        gathered = self._gathered(inputs, places, slopes, lead)
+        return _filled(self, gathered, failed, arrays, lead) if failed else gathered
 
     def _places(self, inputs: Sequence[Any], lead: tuple[int, ...]) -> Iterator[tuple[int, tuple[int, ...], complex]]:
         for i, (x, wants) in enumerate(zip(inputs, self.wanted_cotangents)):

@@ -335,10 +335,15 @@ def _bounds(max_count: int, max_bytes: int) -> tuple[int, int]:
 
 
 # Processes that compute together have a store each. The first token is random, so that no store knows another's.
-RECORDS = Records(config.max_records, config.max_record_bytes, first=1 + secrets.randbelow(2**31))
+def _max_count() -> int:
+    # Without a bound by number there is a record for each token at most.
+    return _LAST_TOKEN if config.max_records is None else config.max_records
 
 
-on_change(lambda: RECORDS.resize(config.max_records, config.max_record_bytes))
+RECORDS = Records(_max_count(), config.max_record_bytes, first=1 + secrets.randbelow(2**31))
+
+
+on_change(lambda: RECORDS.resize(_max_count(), config.max_record_bytes))
 
 
 @functools.lru_cache(1024)

@@ -1,8 +1,9 @@
 """What the user asked for, read and checked: the op, and the derivative rules that come with it.
 
-To be read in this order: `op`, `user_rules`.
+To be read in this order: `op`, `on_error`, `user_rules`.
 """
 
+from jaxpyop._op.request.on_error import is_nan
 from jaxpyop._op.request.op import Op, make_op
 from jaxpyop._op.request.user_rules import (
     NUMERICAL,

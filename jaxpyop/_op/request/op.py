@@ -12,7 +12,8 @@ import numpy as np
 
 from jaxpyop._config import Mode, config
 from jaxpyop._functions import without_partials
-from jaxpyop._host import VMAP_METHODS, Method, check_progress
+from jaxpyop._host import VMAP_METHODS, Failures, Method, check_progress
+from jaxpyop._op.request.on_error import is_given, read_on_error
 from jaxpyop._op.request.user_rules import NO_RULES, Rules, read_rules
 from jaxpyop._op.values import CASTING, IN_A_LOOP, ResultSpec, declares_nothing, read_tout, with_shapes
 
@@ -26,6 +27,8 @@ class Op:
         on_jax: whether func gets `jax.Array` values.
         mode: "eager", "traced" or "auto".
         reason_to_call: why mode "auto" calls func without trying to trace it; empty if it tries.
+        fills: with `on_error=`, what fills each array of the op's results where func fails.
+        failures: with `on_error=`, counts the elements that failed: ``failures.count``. None if errors are raised.
 
     The other attributes are the arguments of the public functions.
     """
@@ -50,6 +53,8 @@ class Op:
     mode: str = "eager"
     reason_to_call: str = ""
     max_steps: int | None = None
+    fills: tuple[Any, ...] = ()
+    failures: Failures | None = None
 
     def origin_of_array(self, k: int) -> str:
         """The beginning of an error about array `k` of the op's results."""
@@ -104,7 +109,11 @@ def make_op(
     rest["rules"] = read_rules(rest, spec, api)
     rest["vmap_method"] = VMAP_METHODS[rest["vmap_method"]]
     name = _name_of(func, name)
-    rest.update(title=f"{api} {name!r}", on_jax=on_jax, mode=mode, reason_to_call=reason_to_call)
+    title = f"{api} {name!r}"
+    if is_given(on_error := rest.pop("on_error", "raise")):
+        rest["fills"] = read_on_error(on_error, spec, shapes, rest["rules"], rest["vmap_method"], api)
+        rest["failures"] = Failures(title, func)
+    rest.update(title=title, on_jax=on_jax, mode=mode, reason_to_call=reason_to_call)
     return Op(api, name, func, spec, shapes, **rest)
 
 
@@ -143,21 +152,23 @@ def _mode(mode: str | None, api: str, options: dict[str, Any], tout: Any) -> tup
         return asked, ""
     stateful = options["stateful"] or options["ordered"] or declares_nothing(tout)
     rules = any(options.get(rule) is not None for rule in ("vjp", "jvp"))
-    if mode == "traced" and (stateful or rules):
-        raise ValueError(f"{api}: {_ONLY_EAGER_STATEFUL if stateful else _ONLY_EAGER_RULES}")
+    fills = is_given(options.get("on_error", "raise"))
+    if mode == "traced" and (stateful or rules or fills):
+        raise ValueError(f"{api}: {_ONLY_EAGER_STATEFUL if stateful else _ONLY_EAGER_RULES if rules else _ONLY_CALLED}")
     if asked == "traced":
-        return ("eager" if stateful or rules else asked), ""
+        return ("eager" if stateful or rules or fills else asked), ""
     placed = options["executor"] is not None or options["progress"]
-    for found, why in ((stateful, "it is stateful"), (rules, "it has vjp= or jvp="), (placed, _PLACED)):
-        if found:
-            return asked, why
-    return asked, ""
+    reasons = {"it is stateful": stateful, "it has vjp= or jvp=": rules, "it has on_error=": fills, _PLACED: placed}
+    return asked, next((why for why, found in reasons.items() if found), "")
 
 
 _PLACED = "executor= and progress= are for functions that are called"
 _ONLY_EAGER_STATEFUL = (
     "a stateful op runs on the host, and mode='traced' runs nothing there; pass mode='eager' (an op without a result "
     "is stateful)"
+)
+_ONLY_CALLED = (
+    "on_error= is for functions that are called, and mode='traced' raises while JAX traces; pass mode='eager'"
 )
 _ONLY_EAGER_RULES = (
     "vjp= and jvp= are called on the host, and mode='traced' runs nothing there; pass mode='eager', or put "

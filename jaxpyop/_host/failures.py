@@ -1,0 +1,90 @@
+"""Counts the calls that failed and whose results `on_error=` filled, and warns of them once for each op."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from jaxpyop import _jaxcore
+from jaxpyop._host.errors import failure_text
+from jaxpyop._host.show import where
+
+
+class Failures:
+    """The failures of one op.
+
+    Args:
+        title: the op's name in texts.
+        func: its function.
+
+    Attributes:
+        count: how many elements failed so far.
+        first: what the first of them raised, and its inputs.
+    """
+
+    def __init__(self, title: str, func: Any) -> None:
+        self.count = 0
+        self.first = ""
+        self._title = title
+        self._place = "" if func is None else where(func)
+        self._is_copy = func is None
+        self._lock = threading.Lock()
+        self._batches = 0
+
+    def __reduce__(self) -> Any:
+        # A worker counts from zero, and its job takes the count home.
+        return Failures, (self._title, None)
+
+    def note(self, error: Exception, count: int) -> None:
+        """Note that some elements failed, and warn, unless they belong to a batch that is under way."""
+        self.add((count, failure_text(error, self._title)))
+        if not self._batches:
+            self._warn()
+
+    def add(self, noted: tuple[int, str]) -> None:
+        """Add failures, and what the first of them raised."""
+        with self._lock:
+            self.count += noted[0]
+            self.first = self.first or noted[1]
+
+    def take_home(self) -> tuple[int, str]:
+        """What a worker noted since it was last asked. In the process of the op itself there is nothing to take."""
+        with self._lock:
+            noted = (self.count, self.first) if self._is_copy else (0, "")
+            if self._is_copy:
+                self.count, self.first = 0, ""
+        return noted
+
+    @contextlib.contextmanager
+    def in_batch(self) -> Iterator[None]:
+        """Warn at the end of a batch, when it is known how many of its elements failed."""
+        with self._lock:
+            self._batches += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._batches -= 1
+        if self.count and not self._batches:
+            self._warn()
+
+    def _warn(self) -> None:
+        key = self._title, self._place
+        if self._is_copy or key in _warned:
+            return
+        _jaxcore.warn_user(
+            f"{self._title}: on_error= filled the results of {self.count} element{'' if self.count == 1 else 's'} that "
+            f"failed; later failures come without a warning. The first one: {self.first}",
+            RuntimeWarning,
+        )
+        # Where a warning is an error, the line above raised, and the next failure says it again.
+        if len(_warned) >= _MAX_OPS:
+            _warned.clear()
+        _warned.add(key)
+
+
+# The ops that have warned, by their name and the place of their function.
+_warned: set[tuple[str, str]] = set()
+_MAX_OPS = 4096
