@@ -10,9 +10,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import pickle
-import sys
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,103 +19,10 @@ import numpy as np
 from jaxpyop._host import Environment
 from jaxpyop._op.body import Body, DerivedBody, UserBody, each_alone, element_structs, failed_results
 from jaxpyop._op.derivatives.functions import RuleCall, VjpRule
+from jaxpyop._op.derivatives.residuals import Residuals, size_of
 from jaxpyop._op.primitive import NO_RECORD, RECEIPT, RECORDS, TOKEN, Call, Handed, Linearization, warn_of_pushed_out
 from jaxpyop._op.request import Op, advice_on_workers
 from jaxpyop._op.values import Struct, as_jax, check_fingerprints, decode, fingerprints
-
-
-@dataclasses.dataclass(frozen=True, eq=False, slots=True)
-class Residuals:
-    """The residuals of one run of `fwd`, as a record.
-
-    Attributes:
-        value: any object.
-        lead: the batch axes of the run, for a block method.
-        nbytes: about how much memory the object takes.
-    """
-
-    value: Any
-    lead: tuple[int, ...]
-    nbytes: int
-
-    def slope(self) -> tuple[str, list[Any]]:
-        """What decides the derivative, as far as it can be compared: a text, and the arrays."""
-        texts, arrays = _comparable(self.value)
-        return f"{self.lead} {texts}", arrays
-
-
-def _comparable(value: Any) -> tuple[list[str], list[Any]]:
-    """The arrays in a value, and a text for each of its other parts.
-
-    Objects count by their types and arrays only, because other attributes may differ from run to run, as the time that
-    a solver took does.
-    """
-    seen: set[int] = set()
-    texts: list[str] = []
-    arrays: list[Any] = []
-    stack = [(value, True)]
-    while stack:
-        part, is_plain = stack.pop()
-        if hasattr(part, "__array__") and (array := _as_array(part)) is not None:
-            texts.append(f"{array.dtype}{array.shape}")
-            arrays.append(array)
-        elif part is None or isinstance(part, (int, float, complex, str, bytes)):
-            texts.append(repr(part) if is_plain else "")
-        elif id(part) not in seen:
-            seen.add(id(part))
-            texts.append(type(part).__qualname__)
-            is_plain = is_plain and isinstance(part, (dict, list, tuple))
-            stack.extend([(held, is_plain) for held in _held_by(part)])
-    return texts, arrays
-
-
-def _as_array(part: Any) -> Any:
-    try:
-        array = np.asarray(part)
-    except Exception:
-        # A class, a random key, or an array on another device.
-        return None
-    return array if array.dtype != object else None
-
-
-def size_of(value: Any) -> int:
-    """About how many bytes a value holds, in arrays, containers and attributes, and in sparse matrices' entries."""
-    seen: set[int] = set()
-    total = 0
-    stack = [value]
-    while stack:
-        part = stack.pop()
-        if id(part) in seen:
-            continue
-        seen.add(id(part))
-        total += _own_size(part)
-        stack.extend(_held_by(part))
-    return total
-
-
-def _own_size(part: Any) -> int:
-    nbytes = getattr(part, "nbytes", None)
-    if isinstance(nbytes, (int, np.integer)):
-        return int(nbytes)
-    # SciPy's SuperLU hides its arrays, but tells the number of its entries.
-    entries = getattr(part, "nnz", None)
-    size = sys.getsizeof(part, 64)
-    return size + 12 * int(entries) if isinstance(entries, (int, np.integer)) and not _vars_of(part) else size
-
-
-def _vars_of(part: Any) -> dict[str, Any]:
-    """An object's attributes. A class, a function or a module counts as having none."""
-    held = getattr(part, "__dict__", None)
-    return held if isinstance(held, dict) and not callable(part) and not isinstance(part, type(sys)) else {}
-
-
-def _held_by(part: Any) -> Iterable[Any]:
-    if isinstance(part, dict):
-        return part.values()
-    if isinstance(part, (list, tuple, set, frozenset)):
-        return part
-    return _vars_of(part).values()
-
 
 # ------------------------------------------------------------------------- fwd
 
