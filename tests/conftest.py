@@ -51,9 +51,13 @@ def pytest_configure(config):
 
 
 def pytest_collection_finish(session):
-    """Freezes the objects that exist before the first test, because many tests collect garbage."""
+    """Freezes the objects that exist before the first test, because many tests collect garbage.
+
+    Automatic collections are rarer than Python's default, because they take an eighth of the time of tests that trace.
+    """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 def share_compiled_programs(config):

@@ -114,14 +114,14 @@ class Case:
     def staged(self, mode: str) -> Results:
         op, point = self.op(mode), self.points[0]
         self.reset()
-        # JAX traces what is jitted once for the value and the gradient. What may be called has to begin anew each time.
+        # JAX traces what is jitted once for all three programs. What may be called has to begin anew each time.
         once = jax.jit(op) if mode == "traced" else op
         value = as_program(once, *point)(*point)
         state = self.state()
         self.reset()
         gradient = as_program(self.gradient(once), *point)(*point)
         self.reset()
-        batch = self._staged_in_batch(op)
+        batch = self._staged_in_batch(once)
         return Results((value, gradient), batch, (state, self.state()))
 
     def _staged_in_batch(self, op: Callable[..., Any]) -> Any:
