@@ -132,6 +132,7 @@ WITHOUT = {
                 "test_a_function_that_gains_nothing_is_recorded_eagerly",
                 "test_a_function_that_gains_later_is_recorded_lazily_again",
                 "test_the_record_of_a_large_array_is_the_array",
+                "test_stretches_are_cleared",
             ),
         },
     ),
