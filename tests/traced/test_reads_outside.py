@@ -27,6 +27,49 @@ class Clock:
 
 _clock = Clock()
 
+
+class Ticks(type):
+    def __call__(cls):
+        return time.time()
+
+
+class Tick(metaclass=Ticks):
+    def __iter__(self):
+        yield time.perf_counter()
+
+
+class Field:
+    def __get__(self, *_):
+        return time.process_time()
+
+
+class Timed:
+    now = Field()
+
+
+def _import(x):
+    import time as clock
+
+    return x + clock.monotonic() % 1
+
+
+def _import_a_name(x):
+    from time import thread_time
+
+    return x + thread_time()
+
+
+def _import_a_part(x):
+    import numpy.random as draws
+
+    return x + draws.default_rng().normal()
+
+
+def _open(x):
+    with open(__file__) as file:
+        return x + len(file.read())
+
+
 READING = {
     "time": (lambda x: x + time.time() % 1, "time.time"),
     "a name of it": (lambda x: x + _seconds() % 1, "_seconds"),
@@ -38,6 +81,15 @@ READING = {
     "numpy's generator": (lambda x: x + np.random.default_rng().normal(), "np.random.default_rng"),
     "an old one": (lambda x: x + np.random.RandomState().normal(), "np.random.RandomState"),
     "python's generator": (lambda x: x + random.Random().random(), "random.Random"),
+    "a class of a metaclass": (lambda x: x + Tick(), "time.time"),
+    "an iterator": (lambda x: x + sum(type.__call__(Tick)), "time.(time|perf_counter)"),
+    "a descriptor": (lambda x: x + Timed.now, "time.process_time"),
+    "an import in the function": (_import, "time.monotonic"),
+    "an imported name": (_import_a_name, "time.thread_time"),
+    "an imported part": (_import_a_part, "numpy.random.default_rng"),
+    "an import by its name": (lambda x: x + __import__("time").time(), "__import__"),
+    "an attribute by its name": (lambda x: x + getattr(np, "loadtxt")("number.txt"), "np.loadtxt"),  # noqa: B009
+    "an open file": (_open, "open"),
     "a file": (lambda x: x + np.load("number.npy"), "np.load"),
 }
 

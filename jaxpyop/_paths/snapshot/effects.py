@@ -17,7 +17,7 @@ from jaxpyop._paths.snapshot.contents import kinds_of
 from jaxpyop._paths.snapshot.reach import is_iterator, is_opaque, is_own, is_plain
 
 # `print` is the way to look into a trace, and is known to run while JAX traces.
-_IMPURE = {"input", "open", "exec", "eval", "__import__", "breakpoint"}
+_IMPURE = {"input", "open", "exec", "eval", "__import__", "breakpoint", "globals"}
 _PURE = {
     "_bisect", "_collections", "_collections_abc", "_functools", "_hashlib", "_heapq", "_json", "_operator",
     "_struct", "abc", "array", "base64", "bisect", "builtins", "cmath", "collections", "contextlib", "copy",
@@ -25,6 +25,8 @@ _PURE = {
     "numbers", "operator", "random", "re", "statistics", "string", "struct", "textwrap", "types", "typing",
     "typing_extensions",
 }  # fmt: skip
+# The builtin functions that give what is outside of a body. `open` is one of the module `io`.
+_ASKING = {"input", "__import__"}
 # What is written when a body is traced, and gives the body no value.
 _LOGS = {"_warnings", "logging", "warnings"}
 _FILES = {"load", "loadtxt", "genfromtxt", "fromfile", "memmap", "fromregex", "DataSource", "open_memmap"}
@@ -64,7 +66,7 @@ def reads_outside(function: Any) -> bool:
         return isinstance(function, type) or name == "default_rng"
     if package in ("numpy", "jax"):
         return name in _FILES
-    return package in sys.stdlib_module_names - _PURE - _LOGS or (package == "builtins" and name == "input")
+    return package in sys.stdlib_module_names - _PURE - _LOGS or (package == "builtins" and name in _ASKING)
 
 
 def _is_seen(owner: Any, home: str) -> bool:

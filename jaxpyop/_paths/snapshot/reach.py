@@ -6,8 +6,10 @@ their arguments only.
 
 from __future__ import annotations
 
+import builtins
 import dis
 import functools
+import importlib
 import io
 import sys
 import sysconfig
@@ -61,19 +63,25 @@ def is_iterator(value: Any) -> bool:
     return found is not None and not isinstance(found, types.FunctionType)
 
 
-# For each code: all its names, and those that it reads as global variables and not as attributes.
-_names: weakref.WeakKeyDictionary[types.CodeType, tuple[list[str], list[str]]] = weakref.WeakKeyDictionary()
+# For each code: all its names, those that it reads as global variables and not as attributes, and what it imports.
+_names: weakref.WeakKeyDictionary[types.CodeType, tuple[list[str], list[str], list[str]]] = weakref.WeakKeyDictionary()
+# A function that names one of these may read an attribute whose name is a text in it.
+_BY_TEXT = {"getattr", "vars", "__dict__", "attrgetter", "methodcaller"}
 
 
 def names_of(function: types.FunctionType) -> list[str]:
     return _all_names(function.__code__)[0]
 
 
-def _all_names(code: types.CodeType) -> tuple[list[str], list[str]]:
+def _all_names(code: types.CodeType) -> tuple[list[str], list[str], list[str]]:
     if (found := _names.get(code)) is None:
-        instructions = (i for part in codes_in(code) for i in dis.get_instructions(part))
+        instructions = [i for part in codes_in(code) for i in dis.get_instructions(part)]
         read = dict.fromkeys(i.argval for i in instructions if i.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
-        found = _names[code] = names_in(code), list(read)
+        imported = dict.fromkeys(i.argval for i in instructions if i.opname == "IMPORT_NAME")
+        names = names_in(code)
+        if not _BY_TEXT.isdisjoint(names):
+            names += [x for part in codes_in(code) for x in part.co_consts if isinstance(x, str) and x.isidentifier()]
+        found = _names[code] = names, list(read), list(imported)
     return found
 
 
@@ -102,6 +110,9 @@ def parts(name: str, value: Any, home: str) -> Iterator[Step]:
         yield name, value.base
     elif isinstance(value, type):
         yield from ((base.__name__, base) for base in value.__bases__)
+        # The other entries of a class are among its contents.
+        special = ((n, x) for c in (value, cls) for n, x in vars(c).items() if n[:2] == "__")
+        yield from ((f"{value.__name__}.{n}", x) for n, x in special if is_own(x, home))
     elif not isinstance(value, types.ModuleType):
         if cls.__flags__ & HEAP_TYPE:
             yield cls.__name__, cls
@@ -121,10 +132,22 @@ def _parts_of_function(function: types.FunctionType, home: str) -> Iterator[Step
     if not is_own(function, home):
         return
     yield from zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-    names, read = _all_names(function.__code__)
-    for name in read:
-        if (value := function.__globals__.get(name)) is not None:
+    names, read, imported = _all_names(function.__code__)
+    held = function.__globals__
+    found = [(name, held.get(name, getattr(builtins, name, None))) for name in read]
+    for name, value in (*found, *((name, _imported(name, held)) for name in imported)):
+        if value is not None:
             yield from _of_module(name, value, names, set()) if isinstance(value, types.ModuleType) else [(name, value)]
+
+
+def _imported(name: str, held: dict[str, Any]) -> types.ModuleType | None:
+    """Returns the module that a function imports, None if it is a library's and not known yet."""
+    if name.partition(".")[0] in sys.stdlib_module_names:
+        try:
+            return importlib.import_module(name)
+        except ImportError:
+            return None
+    return sys.modules.get(name) or sys.modules.get(f"{held.get('__package__')}.{name}")
 
 
 def _of_module(path: str, module: types.ModuleType, names: list[str], seen: set[int]) -> Iterator[Step]:
