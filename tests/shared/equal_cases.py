@@ -2352,3 +2352,125 @@ def a_divisor_that_may_be_zero():
         return (7 % int(n) + 7 // int(n)) * 1.0
 
     return f
+
+
+# ------------------------------------------------------------------ zeros with a sign, and the integers of NumPy
+
+
+@case("merged")
+def zeros_of_either_sign():
+    def f(x):
+        return jnp.copysign(x, 0.0 if x > 3 else -0.0)
+
+    return f
+
+
+@case("merged", equal=True)
+def integers_of_numpy():
+    def f(x):
+        n = np.int64(100000) if x > 3 else np.int64(5)
+        return n * n * 1e-6 * x
+
+    return f
+
+
+@case("merged", equal=True)
+def an_array_of_integers_of_numpy():
+    def f(x):
+        n = np.array([100000, 2]) if x > 3 else np.array([5, 2])
+        return (n * n * 1e-6).sum() * x
+
+    return f
+
+
+@case("merged")
+def an_integer_of_numpy_in_a_loop():
+    def f(x):
+        n = np.int64(1)
+        while x > 1:
+            n = n + 2000000000
+            x = x - 1
+        return n * 1e-6
+
+    return f
+
+
+@case("merged", equal=True)
+def an_integer_of_numpy_that_stays():
+    def f(x):
+        n = np.int64(3)
+        while x > n:
+            x = x - n
+        return x * n
+
+    return f
+
+
+# ------------------------------------------------------------------ whole numbers that are larger than the program's
+
+
+@case("larger", points=(3e9, 1.0))
+def whole_or_not():
+    def f(x):
+        return x * 2 if int(x) == x else x
+
+    return f
+
+
+@case("larger", points=(3e9, 1.0))
+def than_another():
+    def f(x):
+        return x * 2 if int(x) < int(x * 2) else x
+
+    return f
+
+
+@case("larger", points=(3e9, 1.0))
+def than_the_greatest():
+    def f(x):
+        return x * 2 if int(x) == 2147483647 else x
+
+    return f
+
+
+@case("larger", points=(3e9, -3e9, 1.0), equal=True)
+def than_a_small_one():
+    def f(x):
+        return x * 2 if -5 < int(x) <= 3 or int(x) > 7.5 else x
+
+    return f
+
+
+@case("larger", points=(9e4, 3.5), argnums=())
+def rounded():
+    def f(x):
+        k = round(float(x))
+        return k * k * 1.0
+
+    return f
+
+
+@case("larger", points=(3e9, 3.5), argnums=())
+def rounded_and_returned():
+    def f(x):
+        return round(float(x))
+
+    return f
+
+
+@case("larger", points=(100000, 3), dtype=jnp.int32)
+def real_part():
+    def f(n):
+        k = int(n).real
+        return k * k * 1e-6
+
+    return f
+
+
+@case("larger", points=(100000, 3), dtype=jnp.int32)
+def conjugate():
+    def f(n):
+        k = int(n).conjugate()
+        return k * k * 1e-6
+
+    return f

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from jaxpyop import _jaxcore as core
-from jaxpyop._paths.follow.bounds import BINARY, MAY_BE_ZERO, TOO_LARGE, UNARY, Bounds, is_too_large
+from jaxpyop._paths.follow.bounds import BINARY, MAY_BE_ZERO, TOO_LARGE, UNARY, Bounds, is_too_large, limits_of
 from jaxpyop._paths.follow.tracer import ARRAY, BoolTracer, PathRun, PathTracer
 
 
@@ -63,6 +63,9 @@ def _operator(name: str, extent: Any, is_reflected: bool) -> Callable[..., Any]:
         found = original(self, *others)
         if isinstance(found, PathTracer) and any(getattr(x, "may_be_number", False) for x in values):
             found.may_be_number = all(map(_may_be_number, values))
+        if name == "round" and not others and self.bounds is None and _may_be_number(self):
+            # The rounded number is a whole one, and that of an array is an array.
+            found.may_be_number, found.bounds = True, limits_of(self.dtype)
         if extent is None or self.bounds is None or None in bounds:
             return found
         after = extent(*bounds)
@@ -75,6 +78,35 @@ def _operator(name: str, extent: Any, is_reflected: bool) -> Callable[..., Any]:
 
     operate.__name__ = original.__name__
     return operate
+
+
+def _comparison(name: str) -> Callable[..., Any]:
+    original = getattr(PathTracer, name)
+
+    def compare(self: PathTracer, other: Any) -> Any:
+        # The program has its greatest number for one that is too large, which compares like it with smaller ones only.
+        for x, y in ((self, other), (other, self)):
+            if is_too_large(bounds_of(x)) and not _is_inside(y) and not core.is_called_by_jax():
+                _refuse(self, *TOO_LARGE)
+        return original(self, other)
+
+    compare.__name__ = name
+    return compare
+
+
+def _is_inside(x: Any) -> bool:
+    """Tells whether a value is certainly neither the greatest nor the least number of the program, nor beyond."""
+    (low, high), bounds = limits_of(int), bounds_of(x)
+    if bounds is not None:
+        return low < bounds[0] and bounds[1] < high
+    if isinstance(x, float):
+        return abs(x) < high / 2
+    return not (hasattr(x, "dtype") and jax.dtypes.issubdtype(x.dtype, np.inexact))
+
+
+def _attribute(name: str, of_number: Callable[[Any], Any]) -> property:
+    """Returns an attribute that whole numbers and arrays have. That of an array is JAX's."""
+    return property(lambda x: core.Tracer.__getattr__(x, name) if x.bounds is None else of_number(x))
 
 
 def check_numbers(values: Any) -> None:
@@ -102,3 +134,7 @@ for _name, _extent in (*BINARY.items(), *UNARY.items()):
     for _is_reflected in (False, True) if _name in BINARY else (False,):
         if hasattr(PathTracer, _method := f"__{'r' * _is_reflected}{_name}__"):
             setattr(PathTracer, _method, _operator(_name, _extent, _is_reflected))
+for _name in ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"):
+    setattr(PathTracer, _name, _comparison(_name))
+for _name, _of_number in {"real": lambda x: x, "conjugate": lambda x: lambda: x}.items():
+    setattr(PathTracer, _name, _attribute(_name, _of_number))

@@ -14,14 +14,16 @@ from jaxpyop._paths.follow import PYTHON, sort_of
 def is_value(x: Any) -> bool:
     """Tells whether the program can hold an object."""
     if isinstance(x, (np.ndarray, np.generic)):
-        return x.dtype != object and x.dtype.kind not in "USOV"
+        # Those of NumPy count by its own rules, in 64 bits, for as long as they meet no array of JAX's.
+        return x.dtype.kind not in "iuUSOV"
     return isinstance(x, (jax.Array, bool, int, float, complex))
 
 
 def is_same_object(a: Any, b: Any) -> bool:
     """Tells whether two objects are one and the same for Python code: equal if they are numbers or texts."""
     if isinstance(a, (bool, int, float, complex, str, bytes)):
-        return a is b or (type(a) is type(b) and a == b)
+        # The text tells 0.0 from -0.0.
+        return a is b or (type(a) is type(b) and a == b and (isinstance(a, int) or repr(a) == repr(b)))
     return a is b
 
 
