@@ -77,6 +77,8 @@ def add_note(error: BaseException, note: str) -> None:
 
 
 _CALLED_WITH = " was called with\n"
+# The attribute of an exception that holds its last index note of each op.
+_INDEX_NOTES = "_jaxpyop_index_notes"
 
 
 def note_arguments(error: BaseException, what: str, groups: Mapping[str, str]) -> None:
@@ -125,11 +127,26 @@ def is_own_failure(error: Exception) -> bool:
     return True
 
 
-def note_index(error: BaseException, number: int, batch: Any, last: int | None = None) -> None:
-    """Note which element of a batch failed, or the first and the last element of a range that failed."""
+def note_index(error: BaseException, number: int, batch: Any, last: int | None = None, title: str = "") -> None:
+    """Note which element of a batch failed, or the first and the last element of a range that failed.
+
+    Args:
+        error: what was raised.
+        number: the number of the element, or of the first one.
+        batch: the batch.
+        last: the number of the last element of a range.
+        title: the op's name. An older note of the same op is dropped. Without a name, it is one of a worker's.
+    """
     numbers = dict.fromkeys((number, number if last is None else last))
     found = [tuple(int(i) for i in np.unravel_index(k, batch.sizes)) for k in numbers]
-    add_note(error, f"at {batch.of} " + " to ".join(str(k[0] if len(k) == 1 else k) for k in found))
+    note = f"at {batch.of} " + " to ".join(str(k[0] if len(k) == 1 else k) for k in found)
+    with contextlib.suppress(Exception):
+        # A function may raise one exception object again and again. A plain dict can be pickled with it.
+        older = vars(error).setdefault(_INDEX_NOTES, {})
+        notes = getattr(error, "__notes__", [])
+        notes[:] = [known for known in notes if known != older.get(title)]
+        older[title] = note
+    add_note(error, note)
     with contextlib.suppress(Exception):
         # The note of the arguments is the longest one, and comes last.
         error.__notes__.sort(key=lambda note: _CALLED_WITH in note)

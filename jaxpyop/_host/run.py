@@ -148,7 +148,7 @@ def _run_elements(
                 if tick:
                     tick()
         except BaseException as error:
-            note_index(error, number, batch)
+            note_index(error, number, batch, title=call.title)
             raise
 
     if place is Place.THREADS:

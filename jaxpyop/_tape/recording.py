@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,6 +25,9 @@ from jaxpyop._tape.tape import Tape, is_array, programs, size_of, typeof
 _OF_RECORD = 600
 _OF_NODE = 500
 _OF_LINEAR = 20_000
+
+
+_NOTHING = contextlib.nullcontext()
 
 
 class Record:
@@ -71,13 +75,19 @@ class Record:
         Returns:
             One cotangent per input. None is zero; inputs without a tangent always get it.
         """
-        cotangents = checked("cotangent", "output", cotangents, self._out_avals)
-        return pull_program(self._program, self._kept, cotangents)
+        with self._widths():
+            cotangents = checked("cotangent", "output", cotangents, self._out_avals)
+            return pull_program(self._program, self._kept, cotangents)
 
     def pushforward(self, tangents: Sequence[Any]) -> list[Any]:
         """Forward mode: one tangent per output from one per input; None is zero."""
-        tangents = checked("tangent", "input", tangents, self._in_avals)
-        return push_program(self._program, self._kept, tangents)
+        with self._widths():
+            tangents = checked("tangent", "input", tangents, self._in_avals)
+            return push_program(self._program, self._kept, tangents)
+
+    def _widths(self) -> contextlib.AbstractContextManager[Any]:
+        # The body may have turned on 64 bits for a block. Without them its values would have no derivative.
+        return jax.enable_x64(True) if self._program.is_wide else _NOTHING
 
 
 def _new_tape(title: str, inputs: Sequence[Any], may_wait: bool) -> Tape:

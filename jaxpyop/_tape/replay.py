@@ -53,6 +53,7 @@ class Program(NamedTuple):
         types: by slot, the types of the other values that go into nodes.
         sizes: the sizes of the kept values in bytes, for a program that is shared.
         key: equal for programs that are alike, types included; None if it cannot be shared.
+        is_wide: whether a value has a dtype of 64 bits, which a function may turn on for some of its calls only.
     """
 
     nodes: Sequence[Node]
@@ -62,6 +63,7 @@ class Program(NamedTuple):
     types: tuple[Any, ...]
     sizes: tuple[int, ...]
     key: Hashable | None
+    is_wide: bool
 
 
 # ------------------------------------------------------ derivatives of one operation

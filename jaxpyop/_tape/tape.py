@@ -32,6 +32,9 @@ from jaxpyop._tape.tracer import TapeTracer
 # The programs that were recorded more than once. All records of a program share one object.
 programs = Cache(128)
 
+# What JAX has only under `jax.enable_x64`.
+_WIDE = frozenset(map(np.dtype, ("float64", "complex128", "int64", "uint64")))
+
 # The bytes that a jax.Array takes besides its data, as measured on JAX 0.10 to 0.12.
 _OF_ARRAY = 1600
 
@@ -134,7 +137,8 @@ class Tape(_jaxcore.KnownTrace):
         types = tuple([typeof(v) if s in typed else None for s, v in enumerate(self._values)])
         kept = tuple(sorted(self._read))
         sizes = tuple([size_of(self._values[s]) for s in kept]) if key is not None else ()
-        return Program(tuple(self._nodes), in_slots, out_slots, kept, types, sizes, key)
+        is_wide = any(typeof(v).dtype in _WIDE for v in self._values)
+        return Program(tuple(self._nodes), in_slots, out_slots, kept, types, sizes, key, is_wide)
 
     def close(self) -> None:
         """Ends the recording: a tracer that leaked keeps no more than its value."""

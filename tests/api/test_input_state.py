@@ -73,9 +73,10 @@ def test_a_module_of_flax():
         py_function(lambda m, x: m(x), [bn, jnp.ones((3, 2))], jax.ShapeDtypeStruct((3, 2), jnp.float32))
 
 
+@pytest.mark.parametrize("mode", ["eager", "traced", "auto"])
 @pytest.mark.parametrize("over", [lambda f: f, jax.jit, jax.grad], ids=["direct", "jit", "grad"])
-def test_a_changed_input_warns_once(over, request):
-    f = over(lambda x: py_function(step, [Counter(jnp.float32(1)), x], jnp.float32, name=request.node.name))
+def test_a_changed_input_warns_once(over, mode, request):
+    f = over(lambda x: py_function(step, [Counter(jnp.float32(1)), x], jnp.float32, mode=mode, name=request.node.name))
     with pytest.warns(RuntimeWarning, match=r"func changed \.count of inp\[0\].*return the new state"):
         jax.block_until_ready(f(3.0))
     with warnings.catch_warnings():

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jaxpyop
 from jaxpyop import _tape
 from tests.shared.tape_bodies import (
     BOTH_MODES,
@@ -164,3 +165,26 @@ def test_record_inside_transformations():
     grad = tape_grad(jnp.sin)
     check([jax.vmap(grad)(x), jax.jit(jax.vmap(grad))(x)], [expected] * 2)
     check([jax.vmap(jax.grad(grad))(x)], [-np.sin(X3)])
+
+
+def _wide(x):
+    with jax.enable_x64(True):
+        return (jnp.sin(x.astype(jnp.float64)) ** 2).astype(jnp.float32)
+
+
+DERIVATIVES = {
+    "grad": jax.grad,
+    "jacfwd": jax.jacfwd,
+    "second": lambda f: jax.grad(jax.grad(f)),
+    "batch": lambda f: lambda x: jax.vmap(jax.grad(f))(x[None])[0],
+}
+
+
+@pytest.mark.parametrize("over", [lambda f: f, jax.jit], ids=["direct", "jit"])
+@pytest.mark.parametrize("name", DERIVATIVES)
+def test_a_block_of_64_bits_in_a_function(name, over):
+    f = over(DERIVATIVES[name](lambda x: jaxpyop.py_function(_wide, [x], jnp.float32)))
+    for _ in range(3):
+        found = f(jnp.float32(0.7))
+        assert found.dtype == jnp.float32
+        np.testing.assert_allclose(found, 2 * np.cos(1.4) if name == "second" else np.sin(1.4), rtol=1e-5)

@@ -170,6 +170,34 @@ def test_an_error_in_a_batch_names_the_element(jit, transport):
     assert any("batch index 1" in note for note in caught.value.__notes__)
 
 
+@pytest.mark.parametrize("jit", [False, True], ids=["direct", "jit"])
+def test_an_exception_object_that_is_raised_again_names_the_element_of_this_time(jit, transport):
+    error, fails_at = ValueError("mine"), [0.0]
+
+    def body(x):
+        if x == fails_at[0]:
+            raise error
+        return x
+
+    f = jax.vmap(lambda x: numpy_function(body, [x], F))
+    for k in (2, 0, 1):
+        fails_at[0] = float(X[k])
+        with pytest.raises(ValueError, match="mine") as caught, jaxpyop.reraise():
+            jax.block_until_ready((jax.jit(f) if jit else f)(X))
+        assert [n for n in caught.value.__notes__ if n.startswith("at ")] == [f"at batch index {k}"]
+
+
+def test_the_elements_of_batches_in_each_other_are_both_named():
+    def fail(x):
+        raise ValueError("mine")
+
+    inner = jax.vmap(lambda x: numpy_function(fail, [x], F))
+    outer = jax.vmap(lambda x: jaxpyop.py_function(lambda x: jnp.sum(inner(x)) if x[0] < 0 else x[0], [x], F))
+    with pytest.raises(ValueError, match="mine") as caught, jaxpyop.reraise():
+        jax.block_until_ready(outer(jnp.stack([X + 1, X - 1])))
+    assert {"at batch index 0", "at batch index 1"} <= set(caught.value.__notes__)
+
+
 @pytest.mark.parametrize("method", ["expand_dims", "broadcast_all"])
 def test_a_block_of_the_wrong_shape_is_an_error(method, route):
     f = jax.vmap(lambda x: numpy_function(lambda x: x.sum(), [x], F, vmap_method=method, output_shapes=()))
