@@ -136,3 +136,45 @@ def test_in_shard_map(transport):
             out_specs=PartitionSpec("i"),
         )
         np.testing.assert_allclose(jax.jit(each)(X), np.cos(X), rtol=1e-3)
+
+
+def _transformed(change):
+    """The cotangents of a square block, pulled back through receipts that were changed like any array."""
+
+    def run(f, x):
+        _, pulls = jax.vmap(jax.vmap(lambda x: jax.vjp(f, x)))(x)
+        return jax.vmap(jax.vmap(lambda pull: pull(jnp.float32(1))[0]))(jax.tree.map(change, pulls))
+
+    return run
+
+
+CHANGES = {
+    "the same": lambda a: a,
+    "swapped": lambda a: jnp.swapaxes(a, 0, 1),
+    "reversed": lambda a: a[::-1],
+    "a part": lambda a: a[:, 1:],
+}
+
+
+@pytest.mark.parametrize("stateful", [False, True], ids=["stateless", "stateful"])
+@pytest.mark.parametrize("method", ["expand_dims", "broadcast_all", "sequential"])
+@pytest.mark.parametrize("name", CHANGES)
+def test_residuals_of_a_block_belong_to_their_elements(name, method, stateful):
+    runs = []
+
+    def fwd(x):
+        runs.append(x)
+        return np.sin(x), np.array(np.cos(x))
+
+    def op(x):
+        rules = (fwd, lambda r, ct: [r * ct[0]])
+        return jaxpyop.numpy_function(np.sin, [x], jnp.float32, vjp=rules, vmap_method=method, stateful=stateful)
+
+    x, block = jnp.arange(9.0).reshape(3, 3), method != "sequential"
+    if stateful and block and name in ("reversed", "a part"):
+        with pytest.raises(Exception, match=r"fwd ran for a block of \(3, 3\) elements.*pull back the whole block"):
+            jax.block_until_ready(_transformed(CHANGES[name])(op, x))
+    else:
+        found = _transformed(CHANGES[name])(op, x)
+        np.testing.assert_allclose(found, CHANGES[name](np.cos(x)), rtol=1e-5)
+    assert not stateful or len(runs) == (1 if block else 9)

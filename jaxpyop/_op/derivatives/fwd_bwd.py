@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 import pickle
 import threading
 from collections.abc import Callable, Sequence
@@ -18,13 +19,17 @@ import numpy as np
 
 from jaxpyop._host import Environment
 from jaxpyop._op.body import Body, DerivedBody, UserBody, each_alone, element_structs, failed_results
+from jaxpyop._op.derivatives.element_axes import axes_of_fwd_last
 from jaxpyop._op.derivatives.functions import RuleCall, VjpRule
 from jaxpyop._op.derivatives.residuals import Residuals, size_of
-from jaxpyop._op.primitive import NO_RECORD, RECEIPT, RECORDS, TOKEN, Call, Handed, Linearization, warn_of_pushed_out
+from jaxpyop._op.primitive import NO_RECORD, RECORDS, TOKEN, Call, Handed, Linearization, warn_of_pushed_out
 from jaxpyop._op.request import Op, advice_on_workers
-from jaxpyop._op.values import Struct, as_jax, check_fingerprints, decode, fingerprints
+from jaxpyop._op.values import Struct, as_jax, check_fingerprints, decode, fingerprints, show_shape
 
 # ------------------------------------------------------------------------- fwd
+
+# The token of the residuals, the fingerprint of the results, and the number of the element in the block that ran.
+_RECEIPT = Struct((3,), TOKEN)
 
 
 class _Kept(threading.local):
@@ -100,7 +105,7 @@ def _pickled(value: Any, title: str) -> np.ndarray[Any, Any]:
 
 
 # The receipt of an element that failed. No record has the token 0.
-FAILED = np.array([0, 1], TOKEN)
+FAILED = np.array([0, 1, 0], TOKEN)
 
 
 def _has_failed(receipts: np.ndarray[Any, Any]) -> Any:
@@ -147,7 +152,7 @@ class FwdCall(Call):
         return call
 
     def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
-        return [*self.body.shapes(structs[self.operands.leading_inputs :]), RECEIPT]
+        return [*self.body.shapes(structs[self.operands.leading_inputs :]), _RECEIPT]
 
     def groups(self, values: Sequence[Any]) -> dict[str, Sequence[Any]]:
         return self.body.groups(values[self.operands.leading_inputs :])
@@ -162,7 +167,7 @@ class FwdCall(Call):
     def __call__(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
         inputs = arrays[self.operands.leading_inputs :]
         if not self._runs(arrays):
-            return [*self._base.absent_results(inputs, lead), np.zeros((*lead, 2), TOKEN)]
+            return [*self._base.absent_results(inputs, lead), np.zeros((*lead, *_RECEIPT.shape), TOKEN)]
         RECORDS.make_room()
         outs, residuals = self.body.run(as_jax(inputs) if self.on_jax else inputs, lead)
         if self._hands_over:
@@ -173,7 +178,8 @@ class FwdCall(Call):
         token = NO_RECORD
         if not self.body.plain and not np.all(failed):
             token = RECORDS.put(Residuals(residuals, lead, size_of(residuals)), once_made=self.op.stateful)
-        found = np.stack([np.full(lead, token, TOKEN), fingerprints(outs, lead)], -1)
+        numbers = np.arange(math.prod(lead), dtype=TOKEN).reshape(lead)
+        found = np.stack([np.full(lead, token, TOKEN), fingerprints(outs, lead), numbers], -1)
         found[failed] = FAILED
         return found
 
@@ -265,28 +271,6 @@ def _zero_where(gone: np.ndarray[Any, Any], value: Any, lead: tuple[int, ...]) -
     return np.where(np.broadcast_to(gone, lead).reshape((*lead, *[1] * (value.ndim - len(lead)))), 0, value)
 
 
-def _axes_of_fwd_last(shape: tuple[int, ...], ran: tuple[int, ...], lead: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The batch axes, ordered so that the axes of the run of `fwd` come last; None if these cannot be identified.
-
-    The residuals begin with the axes of `fwd`, so in this order they broadcast against the cotangents.
-
-    Args:
-        shape: the shape of the tokens.
-        ran: the batch axes of the run of `fwd`.
-        lead: the batch axes now.
-    """
-    theirs: list[int] = []
-    for size in ran:
-        first = theirs[-1] + 1 if theirs else 0
-        found = [axis for axis in range(first, len(lead)) if shape[axis] == lead[axis] == size]
-        if not found:
-            return None
-        theirs.append(found[0])
-    if any(shape[axis] != 1 for axis in range(len(lead)) if axis not in theirs):
-        return None
-    return (*(axis for axis in range(len(lead)) if axis not in theirs), *theirs)
-
-
 class BwdRule(VjpRule):
     """The user's `bwd`. In a worker its first input is a pickle of the receipts and the residuals."""
 
@@ -306,7 +290,13 @@ class BwdRule(VjpRule):
             lead: the batch axes that these have in front.
         """
         tokens = receipts[..., 0]
-        order = None if kept is None else _axes_of_fwd_last(tokens.shape, kept.lead, lead)
+        order = None if kept is None else axes_of_fwd_last(receipts, kept.lead, lead)
+        if kept is not None and order is None and self.op.stateful:
+            raise RuntimeError(
+                f"{self.title}: fwd ran for a block of {show_shape(kept.lead)} elements, and bwd was asked for some of "
+                "them, or in another order. The residuals are those of the whole block, and fwd of a stateful op "
+                'cannot be run again; pull back the whole block, or pass vmap_method="sequential"'
+            )
         if kept is None or order is None:
             found = self.recomputed(receipts, rest, lead)
         elif order == tuple(range(len(lead))):
@@ -327,7 +317,8 @@ class BwdRule(VjpRule):
         # A token of 0 stands for an element that did not run, which has no results to compare.
         found = np.where(token == 0, expected, fingerprints(outs, lead))
         check_fingerprints(found, expected, self.title, "fwd of vjp")
-        if tokens.shape == lead and (ran_as_one := _common_token(tokens)):
+        is_whole = axes_of_fwd_last(receipts, lead, lead) == tuple(range(len(lead)))
+        if is_whole and (ran_as_one := _common_token(tokens)):
             RECORDS.check(ran_as_one, Residuals(residuals, lead, 0), self.title, "fwd of vjp")
         return self.pulled(residuals, arrays, lead)
 
