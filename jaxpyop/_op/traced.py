@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jaxpyop._op.body import UserBody
 from jaxpyop._op.request import Op
 from jaxpyop._op.values import Inputs, Leaf, cast_to_numpy, check_shape, check_traced, check_usable, encode
-from jaxpyop._paths import PathError, trace_body
+from jaxpyop._paths import PathError, check_numbers, trace_body
 
 # ---------------------------------------------------------------- mode="traced"
 
@@ -72,6 +72,7 @@ def trace(op: Op, inputs: Inputs, arrays: Sequence[Any]) -> list[Any]:
 def _checked(op: Op, k: int, value: Any, leaf: Leaf) -> Any:
     origin = op.origin_of_result(k)
     if isinstance(value, jax.Array):
+        check_numbers(value)
         check_usable(value, origin, op.title)
         check_traced(value.dtype, leaf, op.casting, origin, op.title)
         return jax.lax.convert_element_type(value, leaf.dtype)

@@ -5,4 +5,4 @@ rewrite (statements as calls of ours), loop (a loop with a backward pass).
 """
 
 from jaxpyop._paths.body import trace_body
-from jaxpyop._paths.follow import PathError, PathTracer, SlowPathsError, infer_shapes, trace_paths
+from jaxpyop._paths.follow import PathError, PathTracer, SlowPathsError, check_numbers, infer_shapes, trace_paths

@@ -14,7 +14,7 @@ from jaxpyop import _jaxcore
 from jaxpyop._config import config
 from jaxpyop._tape.by_vjp import RecordOfVjp, checked, record_by_vjp
 from jaxpyop._tape.detached import warn_of_constants
-from jaxpyop._tape.lazy import lazy_tape
+from jaxpyop._tape.lazy import LazyTape, lazy_tape
 from jaxpyop._tape.linear import Linear
 from jaxpyop._tape.replay import Program, pull_program, push_program
 from jaxpyop._tape.slope import slope_of
@@ -33,9 +33,12 @@ _NOTHING = contextlib.nullcontext()
 class Record:
     """One recorded run of a function: its program, and the values that derivatives read."""
 
-    __slots__ = ("__weakref__", "_in_avals", "_kept", "_nbytes", "_out_avals", "_program")
+    __slots__ = ("__weakref__", "_in_avals", "_is_lazy", "_kept", "_nbytes", "_out_avals", "_program")
 
-    def __init__(self, program: Program, kept: list[Any], in_avals: list[Any], out_avals: list[Any]) -> None:
+    def __init__(
+        self, program: Program, kept: list[Any], in_avals: list[Any], out_avals: list[Any], is_lazy: bool
+    ) -> None:
+        self._is_lazy = is_lazy
         self._program = program
         self._kept = kept
         self._in_avals = in_avals
@@ -63,8 +66,11 @@ class Record:
         return self._nbytes
 
     def slope(self) -> tuple[str, list[Any]] | None:
-        """Returns a text and arrays that decide the derivative, to compare two runs. None if nothing can tell."""
-        return slope_of(self._program, self._kept)
+        """Returns a text and arrays that decide the derivative, to compare two runs. None if nothing can tell.
+
+        The lazy tape puts the same calls together in different ways, so that its records cannot be compared.
+        """
+        return None if self._is_lazy else slope_of(self._program, self._kept)
 
     def pullback(self, cotangents: Sequence[Any]) -> list[Any]:
         """Reverse mode, under whatever trace is current.
@@ -142,7 +148,8 @@ def record(
         outputs = [x.value if s >= 0 else _array(x) for x, s in zip(outs, out_slots)]
         warn_of_constants(tape, outputs, out_slots)
         program, kept = tape.finish(in_slots, out_slots)
-        return outputs, Record(program, kept, [typeof(x) for x in inputs], [typeof(x) for x in outputs])
+        avals = [typeof(x) for x in inputs], [typeof(x) for x in outputs]
+        return outputs, Record(program, kept, *avals, isinstance(tape, LazyTape))
     finally:
         tape.close()
 

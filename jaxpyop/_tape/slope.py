@@ -18,15 +18,10 @@ from jaxpyop._tape.replay import Program
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
 
 
-def slope_of(program: Program, kept: Sequence[Any]) -> tuple[str, list[Any]] | None:
-    """Returns a text of a program's calls, and the arrays that their derivatives read.
-
-    Returns None for the lazy tape, which puts the same calls together in different ways.
-    """
+def slope_of(program: Program, kept: Sequence[Any]) -> tuple[str, list[Any]]:
+    """Returns a text of a program's calls, and the arrays that their derivatives read."""
     texts, arrays = [f"{program.ins} {program.outs}"], list(kept)
     for how, *slots in program.nodes:
-        if not isinstance(how, Linear) and how.pull is not None:
-            return None
         texts.append(f"{how.text()} {slots}")
         if isinstance(how, Linear):
             arrays += how.arrays()

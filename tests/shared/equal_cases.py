@@ -2474,3 +2474,90 @@ def conjugate():
         return k * k * 1e-6
 
     return f
+
+
+# ------------------------------------------------------------------ numbers of another type on another path
+
+
+@case("types", points=(100, 3), dtype=jnp.int8)
+def an_int_or_a_float_and_a_small_array():
+    def f(n):
+        k = 2 if n > 5 else 1.5
+        return (n * k) * 1.0
+
+    return f
+
+
+@case("types", points=(100, 3), dtype=jnp.int8)
+def an_int_or_a_float_and_a_small_array_that_is_closed_over():
+    small = jnp.int8(100)
+
+    def f(n):
+        k = 2 if n > 5 else 1.5
+        return (small * k) * 1.0
+
+    return f
+
+
+@case("types", points=(100, 3), dtype=jnp.int8)
+def a_number_or_an_array_and_a_small_array():
+    def f(n):
+        k = 2 if n > 5 else jnp.int32(5)
+        return (n * k) * 1.0
+
+    return f
+
+
+@case("types", points=(100, 3), dtype=jnp.int8)
+def an_early_return_of_another_number():
+    def chosen(n):
+        if n > 5:
+            return 2
+        return 1.5
+
+    def f(n):
+        return (n * chosen(n)) * 1.0
+
+    return f
+
+
+@case("types", points=(1.0, 5.0), argnums=(0,))
+def a_half_and_a_number_or_an_array():
+    def f(x):
+        k = 0.1 if x > 3 else jnp.float32(0.3)
+        return (x.astype(jnp.float16) * k).astype(jnp.float32)
+
+    return f
+
+
+@case("types", points=((1.0, jnp.int8(100)), (0.0, jnp.int8(100))))
+def a_loop_of_no_iteration():
+    def f(x, n):
+        k = 2
+        while x > 0:
+            k, x = k * 0.5, x - 1
+        return (n * k) * 1.0
+
+    return f
+
+
+@case("types", equal=True)
+def an_int_or_a_float_and_a_float_array():
+    def f(x):
+        k = 2 if x > 5 else 1.5
+        return (x * k + k * k) / (k + 1)
+
+    return f
+
+
+@case("types", equal=True)
+def zero_or_the_input():
+    def f(x):
+        y = 0 if x > 5 else x
+        total = 0
+        while x > 1:
+            total = total + x * y
+            x = x - 1
+        return y * y + total
+
+    return f

@@ -20,6 +20,7 @@ import numpy as np
 from jaxpyop import _jaxcore as core
 from jaxpyop._paths.follow.bounds import TOO_LARGE, is_too_large
 from jaxpyop._paths.follow.errors import NeedsPathsError, PathError
+from jaxpyop._paths.follow.number_types import DEPENDS_ON_PATH, Types, depends_on_path
 from jaxpyop._paths.follow.tree import decision_p
 
 # Following one path costs as much as one trace of the body (a millisecond for twenty operations). A body with more
@@ -117,16 +118,17 @@ class PathTracer(core.Tracer):
 
     Attributes:
         val: the tracer of the recording.
-        may_be_number: whether this is a Python number on one path and an array on another.
+        number_types: the types that this has on several paths, if it is a Python number on one and of another type on
+            another. Empty for all other values.
         bounds: the least and the greatest value that a whole Python number can have here, None for all other values.
     """
 
-    __slots__ = ("bounds", "may_be_number", "val")
+    __slots__ = ("bounds", "number_types", "val")
 
     def __init__(self, trace: PathTrace, val: Any) -> None:
         super().__init__(trace, val.aval)
         self.val = val
-        self.may_be_number = False
+        self.number_types: Types = frozenset()
         self.bounds: tuple[int, int] | None = None
 
     def full_lower(self) -> Any:
@@ -250,6 +252,8 @@ class PathTrace(core.KnownTrace):
         self.run.check()
         if params.get("name") in _ARITHMETIC and any(is_too_large(getattr(x, "bounds", None)) for x in tracers):
             self._check_index(tracers)
+        if params.get("name") in _ARITHMETIC and depends_on_path(tracers):
+            self.run.stop(*DEPENDS_ON_PATH)
         if self._is_folded(primitive, tracers, params):
             return core.EVAL_TRACE.process_primitive(primitive, tracers, params)
         outs = self.parent.process_primitive(primitive, list(map(_operand, tracers)), params)

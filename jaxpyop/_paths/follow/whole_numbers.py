@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxpyop import _jaxcore as core
 from jaxpyop._paths.follow.bounds import BINARY, MAY_BE_ZERO, TOO_LARGE, UNARY, Bounds, is_too_large, limits_of
+from jaxpyop._paths.follow.number_types import types_after, types_of
 from jaxpyop._paths.follow.tracer import ARRAY, BoolTracer, PathRun, PathTracer
 
 
@@ -31,7 +32,7 @@ def with_bounds(x: Any, bounds: Bounds | None) -> Any:
     if not is_whole or x.bounds == bounds:
         return x
     out = x._trace.keep(PathTracer(x._trace, x.val))
-    out.bounds, out.may_be_number = bounds, x.may_be_number
+    out.bounds, out.number_types = bounds, x.number_types
     return out
 
 
@@ -47,7 +48,7 @@ _FRACTION = (
 def _may_be_number(x: Any) -> bool:
     """Tells whether a value is a Python number, or stands for one on a path at least."""
     if isinstance(x, PathTracer):
-        return x.may_be_number or x.bounds is not None or x.aval.weak_type
+        return bool(x.number_types) or x.bounds is not None or x.aval.weak_type
     return isinstance(x, (bool, int, float, complex))
 
 
@@ -61,11 +62,12 @@ def _operator(name: str, extent: Any, is_reflected: bool) -> Callable[..., Any]:
         bounds: list[Any] = [bounds_of(x) for x in values]
         _check_size(self, *bounds)
         found = original(self, *others)
-        if isinstance(found, PathTracer) and any(getattr(x, "may_be_number", False) for x in values):
-            found.may_be_number = all(map(_may_be_number, values))
+        is_named = isinstance(found, PathTracer) and any(getattr(x, "number_types", None) for x in values)
+        if is_named and all(map(_may_be_number, values)):
+            found.number_types = types_after(values, is_division=name == "truediv")
         if name == "round" and not others and self.bounds is None and _may_be_number(self):
             # The rounded number is a whole one, and that of an array is an array.
-            found.may_be_number, found.bounds = True, limits_of(self.dtype)
+            found.number_types, found.bounds = types_of(self) | types_of(0), limits_of(self.dtype)
         if extent is None or self.bounds is None or None in bounds:
             return found
         after = extent(*bounds)
@@ -109,13 +111,13 @@ def _attribute(name: str, of_number: Callable[[Any], Any]) -> property:
     return property(lambda x: core.Tracer.__getattr__(x, name) if x.bounds is None else of_number(x))
 
 
-def check_numbers(values: Any) -> None:
+def check_numbers(values: Any, depth: int = 3) -> None:
     """Refuses whole Python numbers that the program cannot hold, where they are returned or become arrays."""
     if isinstance(values, PathTracer):
         _check_size(values, values.bounds)
-    elif isinstance(values, (list, tuple, dict)):
+    elif depth and type(values) in (list, tuple, dict):
         for x in values.values() if isinstance(values, dict) else values:
-            check_numbers(x)
+            check_numbers(x, depth - 1)
 
 
 def _check_size(tracer: PathTracer, *bounds: Bounds | None) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from jaxpyop import _jaxcore as core
-from jaxpyop._paths.follow import NeedsPathsError, PathError, PathTrace, PathTracer, refused_call
+from jaxpyop._paths.follow import NeedsPathsError, PathError, PathTrace, PathTracer, Types, refused_call
 from jaxpyop._paths.snapshot import Snapshot, is_known, root_of
 
 
@@ -50,10 +50,10 @@ def is_traced(x: Any) -> bool:
     return isinstance(x, core.Tracer) and is_tracing()
 
 
-def noted_number(x: Any) -> Any:
-    """Notes of a traced value that it may stand for a Python number, although it has an array's type."""
-    if isinstance(x, PathTracer):
-        x.may_be_number = True
+def noted_number(x: Any, types: Types) -> Any:
+    """Notes the types of a traced value that is a Python number on one path, and of another type on another."""
+    if isinstance(x, PathTracer) and len(types) > 1 and not x.ndim:
+        x.number_types = types
     return x
 
 

@@ -137,10 +137,8 @@ class _Merge:
         place, sort = len(self.results), common_sort([sort for _, sort in known])
         bounds = hull([w.bounds[p] for w, p in ways])
         self.results.append((indices, avals[0].shape, target))
-        found = lambda outs: with_bounds(with_sort(outs[place], sort), bounds)
-        if known[0][0].weak_type != known[-1][0].weak_type:
-            return lambda outs: noted_number(found(outs))
-        return found
+        kinds = frozenset().union(*(w.kinds[p] for w, p in ways))
+        return lambda outs: noted_number(with_bounds(with_sort(outs[place], sort), bounds), kinds)
 
     def emit(self) -> list[Any]:
         has_effects = any(way.closed.effects for way in self.ways)

@@ -26,6 +26,7 @@ from jaxpyop._paths.follow import (
     range_after,
     range_before,
     sort_of,
+    types_of,
     with_bounds,
     with_sort,
 )
@@ -381,7 +382,8 @@ def _with_type(x: Any, aval: Any, leaf: Any, sort: str) -> Any:
     if isinstance(x, bool):
         return x
     x = with_sort(weakened(x) if aval.weak_type else x, sort)
-    return noted_number(x) if isinstance(leaf, (int, float, complex)) and not aval.weak_type else x
+    is_number = isinstance(leaf, (int, float, complex)) and not isinstance(leaf, bool)
+    return noted_number(x, types_of(leaf) | {(aval.dtype, aval.weak_type)}) if is_number else x
 
 
 def _zero(aval: Any, leaf: Any) -> Any:

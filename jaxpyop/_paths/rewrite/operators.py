@@ -213,7 +213,7 @@ def _extremum(keep_first: Callable[[Any, Any], Any], original: Any, *args: Any, 
 
 def _refuse_numbers(shown: str, x: Any) -> None:
     """Refuses a question whose answer for a Python number is not that for an array."""
-    if isinstance(x, BoolTracer) or x.aval.weak_type or getattr(x, "may_be_number", False):
+    if isinstance(x, BoolTracer) or x.aval.weak_type or getattr(x, "number_types", None):
         refuse(
             f"{shown} asks what a value is that stands for a Python number, or may do so",
             'write it without that question, or write mode="eager" to call the body at run time instead',

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpyop._paths.follow import bounds_of, common_sort, hull, record_paths, sort_of
+from jaxpyop._paths.follow import bounds_of, common_sort, hull, record_paths, sort_of, types_of
 from jaxpyop._paths.rewrite.context import marking_errors, refuse, staged
 from jaxpyop._paths.rewrite.values import is_mergeable, is_same_object, is_value, type_of
 
@@ -147,6 +147,7 @@ class Recording:
         outs: for each leaf the index of its result, or None.
         types: for each leaf its type on the first path, or None.
         sorts: for each leaf as which kind of bool it counts: Python's, an array's, or one that differs by path.
+        kinds: for each leaf the types that it has on its paths.
         bounds: for each leaf between which numbers it is, if it is a whole Python number, or else None.
         input_types: of an iteration of a loop: the avals of its inputs.
         input_sorts: of an iteration of a loop: the sorts of its leaves, and the ranges in which it carries them.
@@ -159,6 +160,7 @@ class Recording:
         runs: list[list[Flattened]] = []
         sorts: list[list[str]] = []
         bounds: list[list[Any]] = []
+        kinds: list[list[Any]] = []
         avals: list[list[Any]] = []
 
         def run(*xs: Any) -> list[Any]:
@@ -166,6 +168,7 @@ class Recording:
             leaves = leaves_of(runs[-1])
             sorts.append(list(map(sort_of, leaves)))
             bounds.append(list(map(bounds_of, leaves)))
+            kinds.append([types_of(leaf) if is_value(leaf) else frozenset() for leaf in leaves])
             avals.append([type_of(leaf) if is_value(leaf) else None for leaf in leaves])
             return list(filter(is_value, leaves))
 
@@ -179,6 +182,7 @@ class Recording:
         indices = iter(range(len(self.closed.out_avals)))
         self.sorts = [common_sort(column) for column in zip(*sorts, strict=True)]
         self.bounds = [hull(column) for column in zip(*bounds, strict=True)]
+        self.kinds = [frozenset().union(*column) for column in zip(*kinds, strict=True)]
         self.types = avals[0]
         self.outs = [next(indices) if is_value(leaf) else None for leaf in leaves_of(self.variables)]
 

@@ -10,5 +10,5 @@ them:
 - `stretch`: a stretch as one compiled operation, and its pullback.
 """
 
-from jaxpyop._tape.lazy.tape import lazy_tape
+from jaxpyop._tape.lazy.tape import LazyTape, lazy_tape
 from jaxpyop._tape.lazy.trie import clear

@@ -1,0 +1,51 @@
+"""Values that are a Python number on one path and another number, or an array, on another.
+
+JAX gives the result of an operation the dtype of the arrays in it, and a Python number gives way. So what such a value
+counts in depends on the path where it meets an array. A program has one dtype, and refuses where the two differ.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import numpy as np
+
+_PYTHON = {"b": bool, "i": int, "u": int, "f": float, "c": complex}
+# A dtype, and whether it gives way as a Python number does.
+Types = frozenset[tuple[Any, bool]]
+DEPENDS_ON_PATH = (
+    "what a number counts in where it meets this array depends on the path: it is an int, a float or an array",
+    "write the number in the same way on all paths (2.0 instead of 2), or make it an array",
+)
+
+
+def types_of(x: Any) -> Types:
+    """Returns the types that a scalar can have: several if it depends on the path."""
+    if found := getattr(x, "number_types", None):
+        return found
+    aval = jax.typeof(x)
+    is_number = isinstance(x, (bool, int, float, complex)) or getattr(x, "counts_as", "") == "python"
+    return frozenset([(aval.dtype, is_number or aval.weak_type)])
+
+
+def types_after(values: Iterable[Any], *, is_division: bool = False) -> Types:
+    """Returns the types that the result of an operation can have."""
+    found: set[tuple[Any, bool]] = set()
+    for types in itertools.product(*map(types_of, values)):
+        dtype = jax.numpy.result_type(*(_PYTHON[np.dtype(d).kind] if weak else d for d, weak in types))
+        if is_division and not jax.dtypes.issubdtype(dtype, np.inexact):
+            dtype = jax.dtypes.canonicalize_dtype(float)
+        found.add((dtype, all(weak for _, weak in types)))
+    return frozenset(found)
+
+
+def depends_on_path(values: Iterable[Any]) -> bool:
+    """Tells whether an operation with an array has a dtype that depends on the path."""
+    values = list(values)
+    if not any(getattr(x, "number_types", None) for x in values):
+        return False
+    has_array = any(not weak for x in values if not getattr(x, "number_types", None) for _, weak in types_of(x))
+    return has_array and len({dtype for dtype, _ in types_after(values)}) > 1
