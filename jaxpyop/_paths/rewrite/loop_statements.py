@@ -17,7 +17,6 @@ import numpy as np
 
 from jaxpyop import _jaxcore as core
 from jaxpyop._paths.follow import (
-    ARRAY,
     bounds_in,
     bounds_of,
     common_sort,
@@ -26,15 +25,13 @@ from jaxpyop._paths.follow import (
     range_after,
     range_before,
     sort_of,
-    types_of,
     with_bounds,
-    with_sort,
 )
 from jaxpyop._paths.loop import bind_jaxprs
-from jaxpyop._paths.rewrite.context import attempt, context, is_traced, noted_number, refuse, snapshot_of
+from jaxpyop._paths.rewrite.context import attempt, context, is_traced, refuse, snapshot_of
 from jaxpyop._paths.rewrite.if_statements import and_, choose
 from jaxpyop._paths.rewrite.ranges import WRITE, TracedRange
-from jaxpyop._paths.rewrite.values import cast, is_mergeable, is_value, is_wide, type_of, weakened
+from jaxpyop._paths.rewrite.values import cast, is_mergeable, is_value, is_wide, type_of, with_type, zero_like
 from jaxpyop._paths.rewrite.variables import (
     Flattened,
     Recording,
@@ -251,7 +248,7 @@ class _LoopBuilder:
         """Returns what the variables hold, given the values of the state."""
         rest = iter(xs)
         leaves = [
-            leaf if aval is None else with_bounds(_with_type(next(rest), aval, leaf, sort), bounds)
+            leaf if aval is None else with_bounds(with_type(next(rest), aval, leaf, sort), bounds)
             for leaf, aval, sort, bounds in zip(self.leaves, self.types, self.sorts, self._bounds(), strict=True)
         ]
         return [jax.tree.unflatten(f.tree, leaves[f.first : f.first + len(f.leaves)]) for f in self.flat]
@@ -276,7 +273,7 @@ class _LoopBuilder:
                 outs = iteration.outs[new.first : new.first + len(new.leaves)]
                 pairs = zip(new.leaves, outs, strict=True)
                 avals = iteration.closed.out_avals
-                leaves = [leaf if out is None else _zero(avals[out], leaf) for leaf, out in pairs]
+                leaves = [leaf if out is None else zero_like(avals[out], leaf) for leaf, out in pairs]
                 values[k] = jax.tree.unflatten(new.tree, leaves)
                 found = True
         if found:
@@ -375,21 +372,6 @@ def _negated_input(closed: Any) -> int | None:
 def _type_of(leaf: Any) -> Any:
     aval = jax.typeof(leaf)
     return core.ShapedArray(aval.shape, aval.dtype, weak_type=aval.weak_type)
-
-
-def _with_type(x: Any, aval: Any, leaf: Any, sort: str) -> Any:
-    """Returns a value of the state as what Python has there: `leaf` is what was there before the loop."""
-    if isinstance(x, bool):
-        return x
-    x = with_sort(weakened(x) if aval.weak_type else x, sort)
-    is_number = isinstance(leaf, (int, float, complex)) and not isinstance(leaf, bool)
-    return noted_number(x, types_of(leaf) | {(aval.dtype, aval.weak_type)}) if is_number else x
-
-
-def _zero(aval: Any, leaf: Any) -> Any:
-    zero = np.zeros(aval.shape, aval.dtype)
-    is_number = aval.weak_type or (aval.dtype == bool and sort_of(leaf) != ARRAY)
-    return zero.item() if is_number and not aval.shape else zero
 
 
 def _shown(variable: Flattened) -> str:

@@ -8,7 +8,8 @@ import jax
 import numpy as np
 
 from jaxpyop import _jaxcore as core
-from jaxpyop._paths.follow import PYTHON, sort_of
+from jaxpyop._paths.follow import ARRAY, PYTHON, sort_of, types_of, with_sort
+from jaxpyop._paths.rewrite.context import noted_number
 
 
 def is_value(x: Any) -> bool:
@@ -59,3 +60,19 @@ def cast(x: Any, dtype: Any, weak: bool) -> Any:
 def weakened(x: Any) -> Any:
     """Returns a value that takes the dtype of others, as a Python number does."""
     return jax.lax.convert_element_type_p.bind(x, new_dtype=x.dtype, weak_type=True, sharding=None)
+
+
+def with_type(x: Any, aval: Any, leaf: Any, sort: str) -> Any:
+    """Returns a value of the state as what Python has there: `leaf` is what was there before the loop."""
+    if isinstance(x, bool):
+        return x
+    x = with_sort(weakened(x) if aval.weak_type else x, sort)
+    types = types_of(leaf) | {(aval.dtype, aval.weak_type)}
+    is_number = any(weak for _, weak in types) and sort_of(leaf) == ARRAY
+    return noted_number(x, types) if is_number else x
+
+
+def zero_like(aval: Any, leaf: Any) -> Any:
+    zero = np.zeros(aval.shape, aval.dtype)
+    is_number = aval.weak_type or (aval.dtype == bool and sort_of(leaf) != ARRAY)
+    return zero.item() if is_number and not aval.shape else zero
