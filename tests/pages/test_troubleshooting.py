@@ -29,7 +29,7 @@ def text_of(node):
 
 
 def messages():
-    section = PAGES["docs/guide/troubleshooting.md"].split("\n## Messages of jaxpyop\n")[1].split("\n## ")[0]
+    section = PAGES["docs/guide/troubleshooting.md"].split("\n## Messages from jaxpyop\n")[1].split("\n## ")[0]
     return re.findall(r"^\| `(.*?)` \|", section, re.MULTILINE)
 
 
