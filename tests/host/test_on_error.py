@@ -372,6 +372,10 @@ REFUSED = {
         {"Tout": jax.ShapeDtypeStruct((), jnp.int8), "on_error": 300},
         "on_error=300 does not fit result 0",
     ),
+    "a number beyond half precision": (
+        {"Tout": jax.ShapeDtypeStruct((), jnp.float16), "on_error": 1e6},
+        "on_error=1000000.0 does not fit result 0, which is float16",
+    ),
     "a float for an integer": ({"Tout": jax.ShapeDtypeStruct((), jnp.int8), "on_error": 0.5}, "does not fit result 0"),
     "text": ({"Tout": TOUT, "on_error": "zero"}, "on_error is 'zero'; expected"),
     "None": ({"Tout": TOUT, "on_error": None}, "on_error is None; expected"),

@@ -79,8 +79,11 @@ def _fills(leaf: Leaf, value: Any, k: int, api: str) -> list[Any]:
         )
     number = float("nan") if isinstance(value, str) else value
     try:
-        fill = np.asarray(cast_to_numpy(number, Leaf(leaf.dtype), "same_kind", "on_error= gives", api))
-    except (TypeError, OverflowError) as error:
+        with np.errstate(over="raise"):
+            fill = np.asarray(cast_to_numpy(number, Leaf(leaf.dtype), "same_kind", "on_error= gives", api))
+        if is_inexact(leaf) and np.isfinite(complex(number)) and not np.isfinite(complex(fill)):
+            raise OverflowError("a finite number becomes infinite")
+    except (TypeError, OverflowError, FloatingPointError) as error:
         raise ValueError(f"{api}: on_error={value!r} does not fit result {k}, which is {leaf.dtype.name}") from error
     if is_nan(fill) and leaf.dtype.kind == "c":
         # The derivative of a failed element makes both parts NaN.
