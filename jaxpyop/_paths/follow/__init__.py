@@ -1,8 +1,7 @@
 """Follows one run of a function for each of its paths, and merges the paths into one program.
 
-Reading order: explore (the runs), tracer (what they run on), bounds, whole_numbers, number_types and bools (how they
-count), tree
-(the paths), merge (two sides into one program), program (what comes out), errors.
+Reading order: explore (the runs), tracer (what they run on), bounds, python_numbers, number_types and bools (how they
+count), tree (the paths), merge (two sides into one program), program (what comes out), errors.
 """
 
 from jaxpyop._paths.follow.bools import ARRAY, MIXED, PYTHON, BoolTracer, as_array, common_sort, sort_of, with_sort
@@ -10,6 +9,6 @@ from jaxpyop._paths.follow.bounds import bounds_in, counted, hull, limits_of, ra
 from jaxpyop._paths.follow.errors import RAISING, NeedsPathsError, PathError, SlowPathsError, refused_call
 from jaxpyop._paths.follow.explore import infer_shapes, record_one_path, record_paths, trace_paths
 from jaxpyop._paths.follow.number_types import Types, types_of
+from jaxpyop._paths.follow.python_numbers import bounds_of, check_numbers, with_bounds
 from jaxpyop._paths.follow.tracer import PathTrace, PathTracer, predicate
 from jaxpyop._paths.follow.tree import common_type
-from jaxpyop._paths.follow.whole_numbers import bounds_of, check_numbers, with_bounds

@@ -13,8 +13,8 @@ import jax
 import numpy as np
 
 from jaxpyop import _jaxcore as core
+from jaxpyop._paths.follow.python_numbers import with_bounds
 from jaxpyop._paths.follow.tracer import ARRAY, MIXED, PYTHON, BoolTracer, PathTracer
-from jaxpyop._paths.follow.whole_numbers import with_bounds
 
 
 def sort_of(x: Any) -> str:

@@ -1,4 +1,4 @@
-"""Whole Python numbers, and how large they can become in a program.
+"""Python numbers, and how large they can become in a program.
 
 Python counts without an end, and a program in 32 bits (in 64 with `jax_enable_x64`). A traced value that stands for a
 whole Python number therefore knows the least and the greatest number that it can be, and arithmetic is refused if its
@@ -7,17 +7,22 @@ result might not fit. An array has no such bounds, as it wraps around in Python,
 A loop changes a number in each iteration, and often nobody knows how many iterations there are. A number that a loop
 carries is taken to stay within a range, and an iteration may leave that range by a small step only. It would leave its
 dtype after many millions of iterations, which take seconds.
+
+The bounds of a Python float are floats. They tell where Python would raise: if a divisor may be zero, for example. An
+array has infinity or NaN there, in Python, too. A result that overflows is not seen: it is infinite in the program.
 """
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-Bounds = tuple[int, int]
+Bounds = tuple[Any, Any]
 
 # What `int(x)` of a float can be. The program has the greatest or the least number of its dtype instead.
 _ANY = 2**1100
@@ -28,16 +33,19 @@ _RANGES = {
     64: [(2**27, 2**4), (2**59, 2**36), (2**63, 0), (_ANY, _ANY)],
 }
 _MOST_ITERATIONS = 2**23
+# The bounds of a float of which nothing is known.
+_NO_LIMITS = (-math.inf, math.inf)
 # What is wrong with a number that the program cannot hold, and what to write instead.
 TOO_LARGE = (
-    "a whole Python number may be too large for a program, which counts in a fixed number of bits",
-    "make it an array, which is the same in Python (x.astype(int) for int(x), jnp.asarray(1) for 1), "
+    "a Python number may be too large or too small for a program, which has a fixed number of bits",
+    "make it an array, which is the same in Python (x for float(x), x.astype(int) for int(x), jnp.asarray(1) for 1), "
     'or write mode="eager" to call the body at run time instead',
 )
 MAY_BE_ZERO = (
-    "a whole Python number is divided by one that may be zero, which Python refuses and a program does not",
+    "a Python number is divided by one that may be zero, which Python refuses and a program does not",
     TOO_LARGE[1],
 )
+MAY_BE_COMPLEX = ("a power of Python floats is complex if the base is negative", TOO_LARGE[1])
 
 
 def limits_of(dtype: Any) -> Bounds:
@@ -50,29 +58,55 @@ def limits_of(dtype: Any) -> Bounds:
     return int(found.min), int(found.max)
 
 
+def in_dtype(bounds: Bounds | None, dtype: Any) -> Bounds | None:
+    """Returns the bounds of a number that is converted to a dtype: floats for a float, and whole numbers for others."""
+    if bounds is None:
+        return None
+    if jax.dtypes.issubdtype(dtype, np.inexact):
+        low, high = (float(b) if abs(b) <= 2**1000 else math.inf * (1 if b > 0 else -1) for b in bounds)
+    else:
+        low, high = (int(min(max(b, -_ANY), _ANY)) for b in bounds)
+    return low, high
+
+
+def is_float(bounds: Bounds | None) -> bool:
+    return bounds is not None and isinstance(bounds[0], float)
+
+
 def is_too_large(bounds: Bounds | None) -> bool:
-    """Tells whether a program may hold another number than Python does."""
+    """Tells whether a program may hold another number than Python does. A float may be too small for it, too."""
+    if bounds is None:
+        return False
+    if is_float(bounds):
+        held = _float_type()
+        with np.errstate(all="ignore"):
+            return any(math.isfinite(b) and not (math.isfinite(held(b)) and bool(held(b)) == bool(b)) for b in bounds)
     low, high = limits_of(int)
-    return bounds is not None and (bounds[0] < low or bounds[1] > high)
+    return bounds[0] < low or bounds[1] > high
 
 
 def hull(bounds: Sequence[Bounds | None]) -> Bounds | None:
     """Returns the bounds of a number that has one of several bounds, depending on the path."""
     if not any(bounds):
         return None
-    found = [b or limits_of(int) for b in bounds]
+    found = [b for b in bounds if b] if any(map(is_float, bounds)) else [b or limits_of(int) for b in bounds]
     return min(low for low, _ in found), max(high for _, high in found)
 
 
 # ---------------------------------------------------------------------- loops
 
 
-def range_before(bounds: Bounds | None) -> int | None:
-    """Returns the place of the smallest range in which a loop can carry a number, None for other values."""
+def range_before(bounds: Bounds | None) -> Any:
+    """Returns the place of the smallest range in which a loop can carry a whole number, None for other values.
+
+    A float has bounds instead, and nothing is known of it.
+    """
+    if is_float(bounds):
+        return _NO_LIMITS
     return None if bounds is None else _fitting(bounds, [size for size, _ in _ranges()])
 
 
-def range_after(bounds: Bounds | None, before: int | None, iterations: int | None) -> int | None:
+def range_after(bounds: Bounds | None, before: Any, iterations: int | None) -> Any:
     """Returns the place of the smallest range that an iteration leaves by a small step only, None for other values.
 
     Args:
@@ -82,13 +116,17 @@ def range_after(bounds: Bounds | None, before: int | None, iterations: int | Non
     """
     if bounds is None:
         return before
+    if is_float(bounds) or isinstance(before, tuple):
+        return _NO_LIMITS
     steps = (max(step, size // iterations if iterations else 0) for size, step in _ranges())
     place = _fitting(bounds, [bounds_in(k, iterations)[1] + step for k, step in enumerate(steps)])
     return max(place, before or 0)
 
 
-def bounds_in(place: int, iterations: int | None) -> Bounds:
+def bounds_in(place: Any, iterations: int | None) -> Bounds:
     """Returns the bounds of a number that a loop carries in a range. In a loop of known length, it may double."""
+    if isinstance(place, tuple):
+        return place
     size, (low, high) = _ranges()[place][0] * (2 if iterations else 1), limits_of(int)
     return (-size, size) if size > 2 * high + 2 else (max(-size, low), min(size, high))
 
@@ -158,7 +196,7 @@ def _masked(a: Bounds, b: Bounds) -> Bounds:
     return (0, min(tops)) if tops else _bitwise(a, b)
 
 
-BINARY = {
+_WHOLE: dict[str, Callable[..., Any]] = {
     "add": _corners(lambda x, y: x + y),
     "sub": _corners(lambda x, y: x - y),
     "mul": _corners(lambda x, y: x * y),
@@ -171,12 +209,45 @@ BINARY = {
     "and": _masked,
     "or": _bitwise,
     "xor": _bitwise,
-    "truediv": None,
-}
-UNARY = {
     "neg": lambda a: (-a[1], -a[0]),
     "invert": lambda a: (-a[1] - 1, -a[0] - 1),
-    "abs": lambda a: (0, max(map(abs, a))),
+    "abs": lambda a: (max(a[0], -a[1], type(a[0])(0)), max(map(abs, a))),
     "pos": lambda a: a,
     "round": lambda a, *_: a,
 }
+UNARY = ("neg", "invert", "abs", "pos", "round")
+BINARY = ("truediv", *(name for name in _WHOLE if name not in UNARY))
+
+
+def bounds_after(name: str, *bounds: Bounds) -> Any:
+    """Returns the bounds of an operator's result: a pair of them for `divmod`, and None if Python might refuse."""
+    if name == "truediv" or any(map(is_float, bounds)):
+        return _of_floats(name, *bounds)
+    return _WHOLE[name](*bounds)
+
+
+def _of_floats(name: str, a: Bounds, b: Bounds = (0, 0)) -> Any:
+    """Does the same for floats, which are rounded as in the program."""
+    tiny = np.finfo(_float_type()).tiny
+    has_zero = lambda x: x[0] < tiny and x[1] > -tiny
+    if name == "divmod":
+        return None if has_zero(b) else (_NO_LIMITS, _NO_LIMITS)
+    if name in ("truediv", "floordiv", "mod") and has_zero(b):
+        return None
+    if name == "pow":
+        is_whole = b[0] == b[1] and float(b[0]).is_integer()
+        if (has_zero(a) and b[0] < 0) or (a[0] < 0 and not is_whole):
+            return None
+        if has_zero(a) and is_whole and b[0] % 2 == 0:
+            return 0.0, math.inf
+    if name in ("neg", "abs", "pos"):
+        return _WHOLE[name](a)
+    if name not in ("add", "sub", "mul", "truediv", "pow"):
+        return _NO_LIMITS
+    with np.errstate(all="ignore"):
+        found = [float(getattr(operator, name)(_float_type()(x), _float_type()(y))) for x in a for y in b]
+    return _NO_LIMITS if any(map(math.isnan, found)) else (min(found), max(found))
+
+
+def _float_type() -> Any:
+    return jax.dtypes.canonicalize_dtype(float).type

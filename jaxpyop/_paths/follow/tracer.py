@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from jaxpyop import _jaxcore as core
-from jaxpyop._paths.follow.bounds import TOO_LARGE, is_too_large
+from jaxpyop._paths.follow.bounds import TOO_LARGE, Bounds, is_too_large
 from jaxpyop._paths.follow.errors import NeedsPathsError, PathError
 from jaxpyop._paths.follow.number_types import DEPENDS_ON_PATH, Types, depends_on_path
 from jaxpyop._paths.follow.tree import decision_p
@@ -120,7 +120,7 @@ class PathTracer(core.Tracer):
         val: the tracer of the recording.
         number_types: the types that this has on several paths, if it is a Python number on one and of another type on
             another. Empty for all other values.
-        bounds: the least and the greatest value that a whole Python number can have here, None for all other values.
+        bounds: the least and the greatest value that a Python number can have here, None for all other values.
     """
 
     __slots__ = ("bounds", "number_types", "val")
@@ -129,7 +129,7 @@ class PathTracer(core.Tracer):
         super().__init__(trace, val.aval)
         self.val = val
         self.number_types: Types = frozenset()
-        self.bounds: tuple[int, int] | None = None
+        self.bounds: Bounds | None = None
 
     def full_lower(self) -> Any:
         # JAX 0.10.0 asks this of a tracer that the body kept.

@@ -28,5 +28,5 @@ def number_of(x: Any, kind: type) -> Any:
         )
     if kind is float:
         check_numbers(x)
-    bounds = (bounds_of(x) or limits_of(x.dtype)) if kind is int else None
-    return with_bounds(weakened(jax.lax.stop_gradient(jax.lax.convert_element_type(x, dtype).reshape(()))), bounds)
+    number = weakened(jax.lax.stop_gradient(jax.lax.convert_element_type(x, dtype).reshape(())))
+    return with_bounds(number, bounds_of(x) or limits_of(x.dtype))

@@ -148,7 +148,7 @@ class Recording:
         types: for each leaf its type on the first path, or None.
         sorts: for each leaf as which kind of bool it counts: Python's, an array's, or one that differs by path.
         kinds: for each leaf the types that it has on its paths.
-        bounds: for each leaf between which numbers it is, if it is a whole Python number, or else None.
+        bounds: for each leaf between which numbers it is, if it is a Python number, or else None.
         input_types: of an iteration of a loop: the avals of its inputs.
         input_sorts: of an iteration of a loop: the sorts of its leaves, and the ranges in which it carries them.
     """

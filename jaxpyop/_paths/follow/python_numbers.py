@@ -1,10 +1,11 @@
-"""The operators of traced whole numbers that stand for Python's: each result has its bounds, or is refused.
+"""The operators of traced numbers that stand for Python's: each result has its bounds, or is refused.
 
 An array has no bounds. JAX's own code, which computes with a number as with an array, is left alone.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -12,24 +13,40 @@ import jax
 import numpy as np
 
 from jaxpyop import _jaxcore as core
-from jaxpyop._paths.follow.bounds import BINARY, MAY_BE_ZERO, TOO_LARGE, UNARY, Bounds, is_too_large, limits_of
+from jaxpyop._paths.follow.bounds import (
+    BINARY,
+    MAY_BE_COMPLEX,
+    MAY_BE_ZERO,
+    TOO_LARGE,
+    UNARY,
+    Bounds,
+    bounds_after,
+    in_dtype,
+    is_float,
+    is_too_large,
+    limits_of,
+)
 from jaxpyop._paths.follow.number_types import types_after, types_of
 from jaxpyop._paths.follow.tracer import ARRAY, BoolTracer, PathRun, PathTracer
 
 
 def bounds_of(x: Any) -> Bounds | None:
-    """Returns the bounds of what stands for a whole Python number, None for all other values."""
+    """Returns the bounds of what stands for a Python number, None for all other values."""
     if isinstance(x, int):
         return int(x), int(x)
+    if type(x) is float:
+        return (-math.inf, math.inf) if math.isnan(x) else (x, x)
     if isinstance(x, BoolTracer):
         return None if x.counts_as == ARRAY else (0, 1)
     return x.bounds if isinstance(x, PathTracer) else None
 
 
 def with_bounds(x: Any, bounds: Bounds | None) -> Any:
-    """Returns a traced whole number as one that has these bounds."""
-    is_whole = isinstance(x, PathTracer) and not x.ndim and jax.dtypes.issubdtype(x.dtype, np.integer)
-    if not is_whole or x.bounds == bounds:
+    """Returns a traced number as one that has these bounds."""
+    if not isinstance(x, PathTracer) or x.ndim or x.dtype == bool or not jax.dtypes.issubdtype(x.dtype, np.number):
+        return x
+    bounds = in_dtype(bounds, x.dtype)
+    if x.bounds == bounds:
         return x
     out = x._trace.keep(PathTracer(x._trace, x.val))
     out.bounds, out.number_types = bounds, x.number_types
@@ -52,7 +69,7 @@ def _may_be_number(x: Any) -> bool:
     return isinstance(x, (bool, int, float, complex))
 
 
-def _operator(name: str, extent: Any, is_reflected: bool) -> Callable[..., Any]:
+def _operator(name: str, is_reflected: bool) -> Callable[..., Any]:
     original = getattr(PathTracer, f"__{'r' * is_reflected}{name}__")
 
     def operate(self: PathTracer, *others: Any) -> Any:
@@ -60,22 +77,26 @@ def _operator(name: str, extent: Any, is_reflected: bool) -> Callable[..., Any]:
             return original(self, *others)
         values = (*others, self) if is_reflected else (self, *others)
         bounds: list[Any] = [bounds_of(x) for x in values]
-        _check_size(self, *bounds)
+        # An array counts with a float in its own dtype.
+        _check_size(self, *(b for b in bounds if None not in bounds or not is_float(b)))
         found = original(self, *others)
         is_named = isinstance(found, PathTracer) and any(getattr(x, "number_types", None) for x in values)
         if is_named and all(map(_may_be_number, values)):
             found.number_types = types_after(values, is_division=name == "truediv")
-        if name == "round" and not others and self.bounds is None and _may_be_number(self):
+        if name == "round" and not others and not _is_whole(self) and _may_be_number(self):
             # The rounded number is a whole one, and that of an array is an array.
             found.number_types, found.bounds = types_of(self) | types_of(0), limits_of(self.dtype)
-        if extent is None or self.bounds is None or None in bounds:
             return found
-        after = extent(*bounds)
+        if self.bounds is None or None in bounds:
+            return found
+        after = bounds_after(name, *bounds)
         if after is None:
-            _refuse(self, *(_FRACTION if name == "pow" else MAY_BE_ZERO))
+            power = MAY_BE_COMPLEX if any(map(is_float, bounds)) else _FRACTION
+            _refuse(self, *(power if name == "pow" else MAY_BE_ZERO))
         if isinstance(found, tuple):
             return tuple(map(with_bounds, found, after))
-        _check_size(self, after)
+        if not is_float(after):
+            _check_size(self, after)
         return with_bounds(found, after)
 
     operate.__name__ = original.__name__
@@ -88,7 +109,9 @@ def _comparison(name: str) -> Callable[..., Any]:
     def compare(self: PathTracer, other: Any) -> Any:
         # The program has its greatest number for one that is too large, which compares like it with smaller ones only.
         for x, y in ((self, other), (other, self)):
-            if is_too_large(bounds_of(x)) and not _is_inside(y) and not core.is_called_by_jax():
+            bounds = bounds_of(x)
+            is_wrong = is_too_large(bounds) and not (bounds_of(y) is None if is_float(bounds) else _is_inside(y))
+            if is_wrong and not core.is_called_by_jax():
                 _refuse(self, *TOO_LARGE)
         return original(self, other)
 
@@ -99,16 +122,20 @@ def _comparison(name: str) -> Callable[..., Any]:
 def _is_inside(x: Any) -> bool:
     """Tells whether a value is certainly neither the greatest nor the least number of the program, nor beyond."""
     (low, high), bounds = limits_of(int), bounds_of(x)
-    if bounds is not None:
-        return low < bounds[0] and bounds[1] < high
     if isinstance(x, float):
         return abs(x) < high / 2
+    if bounds is not None:
+        return low < bounds[0] and bounds[1] < high
     return not (hasattr(x, "dtype") and jax.dtypes.issubdtype(x.dtype, np.inexact))
+
+
+def _is_whole(x: PathTracer) -> bool:
+    return x.bounds is not None and not is_float(x.bounds)
 
 
 def _attribute(name: str, of_number: Callable[[Any], Any]) -> property:
     """Returns an attribute that whole numbers and arrays have. That of an array is JAX's."""
-    return property(lambda x: core.Tracer.__getattr__(x, name) if x.bounds is None else of_number(x))
+    return property(lambda x: of_number(x) if _is_whole(x) else core.Tracer.__getattr__(x, name))
 
 
 def check_numbers(values: Any, depth: int = 3) -> None:
@@ -132,10 +159,10 @@ def _refuse(tracer: PathTracer, reason: str, advice: str) -> NoReturn:
     run.stop(reason, advice)
 
 
-for _name, _extent in (*BINARY.items(), *UNARY.items()):
+for _name in (*BINARY, *UNARY):
     for _is_reflected in (False, True) if _name in BINARY else (False,):
         if hasattr(PathTracer, _method := f"__{'r' * _is_reflected}{_name}__"):
-            setattr(PathTracer, _method, _operator(_name, _extent, _is_reflected))
+            setattr(PathTracer, _method, _operator(_name, _is_reflected))
 for _name in ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"):
     setattr(PathTracer, _name, _comparison(_name))
 for _name, _of_number in {"real": lambda x: x, "conjugate": lambda x: lambda: x}.items():
