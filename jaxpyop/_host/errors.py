@@ -106,7 +106,7 @@ def _arguments_note(error: BaseException, title: str) -> str:
     return ""
 
 
-def failure_text(error: Exception, title: str) -> str:
+def failure_text(error: BaseException, title: str) -> str:
     """What a function raised, and what it was called with, for a warning."""
     arguments = _arguments_note(error, title).partition(_CALLED_WITH)[2]
     return f"{_summary(error)}\n{arguments}" if arguments else _summary(error)

@@ -37,11 +37,17 @@ class Failures:
         # A worker counts from zero, and its job takes the count home.
         return Failures, (self._title, None)
 
-    def note(self, error: Exception, count: int) -> None:
-        """Note that some elements failed, and warn, unless they belong to a batch that is under way."""
-        self.add((count, failure_text(error, self._title)))
+    def note(self, error: Exception, count: int) -> str:
+        """Note that some elements failed, and warn, unless they belong to a batch that is under way.
+
+        Returns:
+            What was raised, and the inputs.
+        """
+        text = failure_text(error, self._title)
+        self.add((count, text))
         if not self._batches:
             self._warn()
+        return text
 
     def add(self, noted: tuple[int, str]) -> None:
         """Add failures, and what the first of them raised."""

@@ -99,7 +99,7 @@ class RecordingCall(Call):
         outs, taken = record(self.body, as_jax(arrays), self.perturbed)
         if self._hands_over:
             return [*outs, Handed(taken)]
-        return [*outs, _receipt(RECORDS.put(taken, once_made=self.op.stateful), outs)]
+        return [*outs, _receipt(RECORDS.put(taken, once_made=self.op.stateful, owner=self.op.name), outs)]
 
     def from_worker(self, values: list[Any], arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
         return [*super().from_worker(values, arrays, lead), _receipt(NO_RECORD, values)]
@@ -158,7 +158,7 @@ class ReplayCall(Call):
                 f"{self.title}: the record of this step's forward pass is gone, and a stateful op cannot be run again; "
                 "raise jaxpyop.config.max_records or max_record_bytes (see python -m jaxpyop doctor)"
             )
-        warn_of_pushed_out(self.title, token)
+        warn_of_pushed_out(self.op, token)
         check = functools.partial(RECORDS.check, token, title=self.title, what="func")
         return self.body.again(arrays[0], as_jax(arrays[1:]), check)
 

@@ -19,6 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxpyop._host import metrics
 from jaxpyop._op.body import UserBody
 from jaxpyop._op.request import Op
 from jaxpyop._op.values import Inputs, Leaf, cast_to_numpy, check_shape, check_traced, check_usable, encode
@@ -57,9 +58,11 @@ def trace(op: Op, inputs: Inputs, arrays: Sequence[Any]) -> list[Any]:
     try:
         # No Python scalars and no weak types, as in an eager call.
         strict = [jax.lax.convert_element_type(a, a.dtype) for a in arrays]
-        return trace_body(
+        outs = trace_body(
             op.func, checked, strict, op.max_steps, op.title, inputs.leaves, calls_unknown=op.mode == "traced"
         )
+        metrics.note(op.name, traced=1)
+        return outs
     except PathError as error:
         cause = error.__cause__
         # An error of the checks above is raised as it is.

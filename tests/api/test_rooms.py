@@ -49,10 +49,11 @@ INSIDE = {
         "errors": {"show"},
         "failures": {"errors", "show"},
         "host_call": {"environment"},
-        "pools": {"elements", "environment", "errors", "host_call"},
+        "metrics": {"errors", "host_call"},
+        "pools": {"elements", "environment", "errors", "host_call", "metrics"},
         "guard": {"host_call", "pools", "show"},
         "run": {"elements", "environment", "errors", "host_call", "pools"},
-        "buffers": {"elements", "errors", "guard", "host_call", "run"},
+        "buffers": {"elements", "errors", "guard", "host_call", "metrics", "run"},
     },
     "_cut": {
         "guard": set(),

@@ -39,7 +39,7 @@ def test_the_public_names():
         *("jaxpyop.compat.v1.py_func", "jaxpyop.compat.v2", "jaxpyop.compat.v2.py_function"),
         *("jaxpyop.compat.v2.numpy_function", "jaxpyop.contrib", "jaxpyop.contrib.framework"),
         *("jaxpyop.contrib.framework.py_func", "jaxpyop.padded"),
-        *("jaxpyop.clear_records", "jaxpyop.jit"),
+        *("jaxpyop.clear_records", "jaxpyop.jit", "jaxpyop.report"),
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ import jax
 import numpy as np
 
 from jaxpyop import _jaxcore
+from jaxpyop._host import metrics
 from jaxpyop._host.buffers.lending import copy_of, lend, read_only, take_back, view_of
 from jaxpyop._host.buffers.memory import LARGE, SCRATCH, SMALL, expect_writing
 from jaxpyop._host.elements import Batch
@@ -43,7 +45,12 @@ class Host:
         inputs: shape and dtype of the arrays that come.
         results: shape and dtype of the arrays to return.
         padding: how many results at the end do not come from the call.
+
+    Attributes:
+        route: what reports call the transport.
     """
+
+    route = "callback"
 
     def __init__(
         self, call: HostCall, batch: Batch, inputs: Sequence[Any], results: Sequence[Any], padding: int = 0
@@ -60,6 +67,7 @@ class Host:
         small = self._is_plain and all(_nbytes(x) < SMALL for x in inputs)
         self._take, self._release = _lending(call, small)
         self._running = running()
+        self._nbytes = sum(map(_nbytes, inputs)), sum(map(_nbytes, results))
 
     def on_buffers(self, ctx: Any, outs: Sequence[Any], *buffers: Any) -> None:
         """The body of a `buffer_callback`."""
@@ -93,6 +101,7 @@ class Host:
             PythonBodyError: whatever the body raised.
         """
         call, environment, ticket = self.call, self.call.environment, None
+        began = time.perf_counter() if metrics.reports else None
         try:
             if self._running is not None:
                 ticket = self._running.enter(call)
@@ -104,8 +113,12 @@ class Host:
                     self._fill(arrays, outs)
                 else:
                     self._in_environment(arrays, outs)
+            if began is not None:
+                metrics.note_call(call, self.route, self.batch.count, began, self._nbytes)
             return
         except BaseException as error:
+            if began is not None:
+                metrics.note_call(call, self.route, self.batch.count, began, error=error)
             # KeyboardInterrupt too is caught, since XLA knows no exceptions, only text. The text shows what the inputs
             # should have been, because the buffers themselves may be wrong.
             failed = body_error(call.title, call.func, call.groups(self._inputs), error)

@@ -18,10 +18,11 @@ import time
 import types
 import uuid
 from collections.abc import Iterator, Sequence
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
+from jaxpyop._host import metrics
 from jaxpyop._host.elements import Batch
 from jaxpyop._host.errors import add_note, note_index
 from jaxpyop._host.host_call import HostCall
@@ -33,10 +34,28 @@ class UnreadableBodyError(Exception):
     """A worker cannot read the body that it was given."""
 
 
+class Outcome(NamedTuple):
+    """What a job brings home.
+
+    Attributes:
+        seconds: how long it took.
+        results: those of all elements, stacked. If the elements' shapes differ or there is but one element, a list of
+            results for each.
+        failures: with `on_error=`, how many elements failed, and the first failure.
+        counted: what a worker process counted for reports.
+    """
+
+    seconds: float
+    results: list[Any]
+    failures: tuple[int, str] | None
+    counted: dict[str, dict[str, Any]]
+
+
 def job_for(executor: Executor, call: HostCall) -> Job:
     """A job for a worker of an executor, without inputs."""
     body = _pickled(call.body) if needs_pickled_body(executor) else call.body
-    return Job(body, call.on_jax, call.environment.x64, (os.getpid(), number_of(executor)))
+    home = os.getpid(), number_of(executor)
+    return Job(body, call.on_jax, call.environment.x64, home, bool(metrics.reports))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -48,6 +67,7 @@ class Job:
         on_jax: whether it takes jax.Arrays.
         x64: JAX's setting, as the caller has it.
         home: the caller's process, and the number of the executor there.
+        is_reported: whether a report is open there.
         arrays: the inputs.
         lead: batch axes of a block.
         rows: for each input, whether it has a row for each element; the elements share the others.
@@ -61,6 +81,7 @@ class Job:
     on_jax: bool
     x64: bool
     home: tuple[int, int]
+    is_reported: bool = False
     arrays: Sequence[np.ndarray[Any, Any]] = ()
     lead: tuple[int, ...] = ()
     rows: Sequence[bool] = ()
@@ -69,16 +90,13 @@ class Job:
     first: int = 0
     unique: str = dataclasses.field(init=False, default_factory=lambda: uuid.uuid4().hex)
 
-    def __call__(self) -> tuple[float, list[Any], tuple[int, str] | None]:
-        """Run the body on each element.
-
-        Returns:
-            The seconds that it took, and the results: stacked, or, if the elements' shapes differ or there is but one
-            element, a list of results for each. With `on_error=`, also how many failed, and the first failure.
-        """
+    def __call__(self) -> Outcome:
+        """Run the body on each element."""
         return contextvars.copy_context().run(self._run)
 
-    def _run(self) -> tuple[float, list[Any], tuple[int, str] | None]:
+    def _run(self) -> Outcome:
+        if not self._is_at_home:
+            metrics.expect_job(self.is_reported)
         body = _unpickled(self.body) if isinstance(self.body, bytes) else self.body
         keywords = {"lead": self.lead} if self.lead else {}
         # The arrays that were sent may be read-only, and a body may write into its inputs.
@@ -95,8 +113,13 @@ class Job:
                 if self.batch is not None:
                     note_index(error, self.first + len(results), self.batch)
                 self._raise(error)
-        failures = body.op.failures
-        return time.perf_counter() - began, _stacked(results), failures and failures.take_home()
+        seconds, failures = time.perf_counter() - began, body.op.failures
+        counted = {} if self._is_at_home else metrics.take_home()
+        return Outcome(seconds, _stacked(results), failures and failures.take_home(), counted)
+
+    @property
+    def _is_at_home(self) -> bool:
+        return self.home[0] == os.getpid()
 
     @property
     def _rows(self) -> Sequence[bool]:
@@ -114,8 +137,7 @@ class Job:
     def _settings(self) -> Iterator[None]:
         import jax
 
-        process, number = self.home
-        with jax.enable_x64(self.x64), working_for(number) if process == os.getpid() else contextlib.nullcontext():
+        with jax.enable_x64(self.x64), working_for(self.home[1]) if self._is_at_home else contextlib.nullcontext():
             yield
 
     def _raise(self, error: BaseException) -> NoReturn:
@@ -123,10 +145,11 @@ class Job:
 
         An error that pickles but does not unpickle would break the pool.
         """
-        if self.home[0] == os.getpid():
+        if self._is_at_home:
             raise error
         # An executor that gets the body itself pickles by cloudpickle, where that is installed.
         pickler: Any = pickle if isinstance(self.body, bytes) else sys.modules.get("cloudpickle", pickle)
+        metrics.send_home(error)
         try:
             pickle.loads(pickler.dumps(error))
         except Exception:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxpyop._host import metrics
 from jaxpyop._host.elements import Batch, BatchedInput
 from jaxpyop._host.errors import add_note, note_index
 from jaxpyop._host.host_call import HostCall
@@ -145,11 +146,13 @@ def _run(
         future = done.get()
         at, take = under_way[future]
         with _noting(batch, at):
-            seconds, results, failures = future.result()
+            with metrics.counting_failed_jobs():
+                job = future.result()
             del under_way[future]
-            if failures:
-                call.op.failures.add(failures)
-            take(seconds, results)
+            if job.failures:
+                call.op.failures.add(job.failures)
+            metrics.bring_home(job.counted)
+            take(job.seconds, job.results)
         if tick:
             tick()
 

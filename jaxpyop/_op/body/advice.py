@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from jaxpyop import _jaxcore
-from jaxpyop._host import add_note, note_arguments, show_arguments, show_values
+from jaxpyop._host import add_note, metrics, note_arguments, show_arguments, show_values
 from jaxpyop._op.request import Op
 from jaxpyop._op.values import IN_A_LOOP, PASS_IT
 from jaxpyop._paths import PathTracer
@@ -37,6 +37,8 @@ def call_with_advice(
     """Call the user's function or rule, and raise what it raises with advice."""
     kwargs = kwargs or {}
     try:
+        if metrics.reports:
+            return metrics.timed(op.name, "runs" if what == "func" else "rules", func, *args, **kwargs)
         return func(*args, **kwargs)
     except Exception as error:
         if (clearer := advise(error, op, what, func, lambda: (args, kwargs))) is not None:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpyop import _jaxcore
-from jaxpyop._host import is_own_failure
+from jaxpyop._host import is_own_failure, metrics
 from jaxpyop._jaxcore import is_inexact
 from jaxpyop._op.request import is_nan
 from jaxpyop._op.values import Struct
@@ -55,7 +55,7 @@ def failed_results(body: Body, error: Exception, arrays: Sequence[Any], lead: tu
             return each_alone(body, arrays, lead)
     found = FailedResults(body.fills(arrays, lead))
     found.failed = np.full(lead, True)
-    op.failures.note(error, count)
+    metrics.note(op.name, op.failures.note(error, count), failures=count)
     return found
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxpyop import _jaxcore
-from jaxpyop._host import call_where_op_runs
+from jaxpyop._host import call_where_op_runs, metrics
 from jaxpyop._op.body.advice import advise
 from jaxpyop._op.body.body_protocol import Body, element_structs
 from jaxpyop._op.body.failed import constants, failed_results, kept_for_failure
@@ -94,7 +94,7 @@ class UserBody(Body):
         op = self._op
         kept = kept_for_failure(self, arrays, lead) if lead else arrays
         try:
-            returned = self._run(arrays)
+            returned = metrics.timed(op.name, "runs", self._run, arrays) if metrics.reports else self._run(arrays)
             if (leaf := self._only_leaf) is not None and not lead:
                 value = converted_at_once(returned, leaf.dtype)
                 if value is not None and (leaf.shape is None or leaf.shape == value.shape):

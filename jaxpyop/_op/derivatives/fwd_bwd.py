@@ -177,7 +177,8 @@ class FwdCall(Call):
     def _receipt(self, residuals: Any, outs: Sequence[Any], lead: tuple[int, ...], failed: Any) -> np.ndarray[Any, Any]:
         token = NO_RECORD
         if not self.body.plain and not np.all(failed):
-            token = RECORDS.put(Residuals(residuals, lead, size_of(residuals)), once_made=self.op.stateful)
+            kept = Residuals(residuals, lead, size_of(residuals))
+            token = RECORDS.put(kept, once_made=self.op.stateful, owner=self.op.name)
         numbers = np.arange(math.prod(lead), dtype=TOKEN).reshape(lead)
         found = np.stack([np.full(lead, token, TOKEN), fingerprints(outs, lead), numbers], -1)
         found[failed] = FAILED
@@ -255,7 +256,7 @@ class ResidualRuleCall(RuleCall):
                 "again; raise jaxpyop.config.max_records or max_record_bytes (see python -m jaxpyop doctor)"
             )
         if kept is None and token:
-            warn_of_pushed_out(self.title, token)
+            warn_of_pushed_out(self.op, token)
         return kept
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,7 +12,7 @@ import jax
 import numpy as np
 
 from jaxpyop import _jaxcore
-from jaxpyop._host import NO_BATCH, Batch, lend, run_elements, run_once, take_back
+from jaxpyop._host import NO_BATCH, Batch, lend, metrics, run_elements, run_once, take_back
 from jaxpyop._op.primitive.call_protocol import Call, structs_of
 from jaxpyop._op.primitive.records import RECORDS, Handed
 from jaxpyop._op.values import anchor_of, copy_to_jax, show_shape, taken_over
@@ -41,6 +42,7 @@ def run_now(
     """
     if call.effects.ordered:
         _wait_for_ordered()
+    began = time.perf_counter() if metrics.reports else None
     if call.operands.writes_out:
         # The shapes have to be known before anything runs, and in workers.
         call.shapes(structs_of(args, batch))
@@ -58,11 +60,19 @@ def run_now(
             # The arrays may come from an op that waits for the same thread.
             jax.block_until_ready(arrays)
     like = anchor_of(args)
-    with _jaxcore.profiled_as(call.label), _jaxcore.without_axes():
-        if batch.sizes or call.op.executor is not None:
-            outs = _run(call, arrays, batch, like)
-        else:
-            outs = _owned(call(arrays), call, like) if own is None else own(call(arrays), like)
+    try:
+        with _jaxcore.profiled_as(call.label), _jaxcore.without_axes():
+            if batch.sizes or call.op.executor is not None:
+                outs = _run(call, arrays, batch, like)
+            else:
+                outs = _owned(call(arrays), call, like) if own is None else own(call(arrays), like)
+    except BaseException as error:
+        if began is not None:
+            metrics.note_call(call, "direct" if hold else "cut", batch.count, began, error=error)
+        raise
+    if began is not None:
+        nbytes = metrics.nbytes(arrays), metrics.nbytes(outs)
+        metrics.note_call(call, "direct" if hold else "cut", batch.count, began, nbytes)
     if not call.on_jax and not call.copy:
         take_back(arrays, call.title)
     if hold and call.operands.extra_results:

@@ -63,6 +63,7 @@ def _lowering(ctx: Any, *operands: Any, call: Call, batch: Batch) -> Any:
 
 
 def _lower_to_buffers(ctx: Any, host: Host, operands: Sequence[Any], results: list[Struct]) -> Sequence[Any]:
+    host.route = "buffer"
     callback, call = host.on_buffers, host.call
     if call.effects.ordered:
         return _jaxcore.ordered_buffer_callback(ctx, callback, operands, results)

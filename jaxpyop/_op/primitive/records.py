@@ -21,6 +21,9 @@ import numpy as np
 
 from jaxpyop import _jaxcore, _tape
 from jaxpyop._config import config, on_change
+from jaxpyop._host import metrics
+from jaxpyop._op.primitive.slopes import Slopes
+from jaxpyop._op.request import Op
 from jaxpyop._op.values import Struct, check_fingerprints, fingerprint
 
 TOKEN = np.dtype(np.uint32)
@@ -44,40 +47,22 @@ class Handed:
     record: Any
 
 
-class _Slopes:
-    """Fingerprints of what decided the derivatives of records that are gone, by token.
-
-    A function that runs again may give the same results and another derivative. So these fingerprints are taken when
-    a record is evicted, which costs nothing as long as all records fit. The fingerprint of a token takes the place of
-    the one that is `_SIZE` tokens older.
-    """
-
-    _SIZE = 2**18
-
-    def __init__(self) -> None:
-        # The operating system gives these zeros memory only where something is written.
-        self._by_place = np.zeros((self._SIZE, 2), TOKEN)
-
-    def put(self, token: int, slope: int) -> None:
-        self._by_place[token % self._SIZE] = token, slope
-
-    def get(self, token: int) -> int | None:
-        found, slope = self._by_place[token % self._SIZE].tolist()
-        return slope if found == token else None
+# A record, its bytes, whether it cannot be made again, and the name of its op.
+_Entry = tuple[Any, int, bool, str]
 
 
 class _Shelf:
     """Some of the records by token, in order of arrival, and how many bytes they hold."""
 
     def __init__(self) -> None:
-        self.records: dict[int, tuple[Any, int, bool]] = {}
+        self.records: dict[int, _Entry] = {}
         self.nbytes = 0
 
-    def add(self, token: int, entry: tuple[Any, int, bool]) -> None:
+    def add(self, token: int, entry: _Entry) -> None:
         self.records[token] = entry
         self.nbytes += entry[1]
 
-    def take(self, token: int) -> tuple[Any, int, bool] | None:
+    def take(self, token: int) -> _Entry | None:
         entry = self.records.pop(token, None)
         if entry is not None:
             self.nbytes -= entry[1]
@@ -122,25 +107,28 @@ class Records:
         self._unread, self._read, self._read_once_made = _Shelf(), _Shelf(), _Shelf()
         # Tokens whose array was freed.
         self._dropped: collections.deque[int] = collections.deque()
+        # The ops of records that were evicted unread, until a report has them.
+        self._pushed_out: list[str] = []
         # Records that were evicted unread, until their fingerprints are taken.
         self._leaving: dict[int, Any] = {}
-        self._slopes = _Slopes()
+        self._slopes = Slopes()
         self._evicted = 0
         self._next = self._first = self._cleared_to = first
         self.max_count, self.max_bytes = _bounds(max_count, max_bytes)
 
-    def put(self, record: Any, *, once_made: bool = False) -> int:
+    def put(self, record: Any, *, once_made: bool = False, owner: str = "") -> int:
         """Store a record.
 
         Args:
             record: anything with `nbytes`.
             once_made: whether it cannot be made again.
+            owner: the name of its op, for reports.
 
         Returns:
             Its token, from 1 to 2**32 - 2, and never that of a record that is
             still stored.
         """
-        entry = record, int(record.nbytes), once_made
+        entry = record, int(record.nbytes), once_made, owner
         with self._lock:
             token = self._free_token()
             self._unread.add(token, entry)
@@ -148,6 +136,8 @@ class Records:
         # This frees arrays, which can run other code, so the lock must be free.
         del gone
         self._take_slopes()
+        if metrics.reports:
+            metrics.note(owner, records=1)
         return token
 
     def get(self, token: int) -> Any | None:
@@ -258,6 +248,11 @@ class Records:
             }
 
     def _take_slopes(self) -> None:
+        if self._pushed_out:
+            with self._lock:
+                owners, self._pushed_out = self._pushed_out, []
+            for owner in owners:
+                metrics.note(owner, pushed_out=1)
         # This waits for arrays, so the lock must be free. Until it is done, `get` still finds the record.
         while self._leaving:
             with self._lock:
@@ -321,6 +316,8 @@ class Records:
             gone.append(entry := shelf.take(token))
             if shelf is self._unread:
                 self._evicted += 1
+                if entry is not None and metrics.reports:
+                    self._pushed_out.append(entry[3])
                 if entry is not None and not entry[2]:
                     self._leaving[token] = entry[0]
         return gone
@@ -356,10 +353,11 @@ def _warn_once(title: str) -> None:
     )
 
 
-def warn_of_pushed_out(title: str, token: int) -> None:
+def warn_of_pushed_out(op: Op, token: int) -> None:
     """Warn once for each op that its records do not fit, but not of what the user cleared or another process has."""
+    metrics.note(op.name, recomputed=1)
     if RECORDS.was_issued(token):
-        _warn_once(title)
+        _warn_once(op.title)
 
 
 def clear_records() -> None:

@@ -1,0 +1,329 @@
+"""`jaxpyop.report()`: counts and times all ops that run in a `with` block.
+
+`reports` holds the reports that are open. Without one, a call asks `metrics.reports` where it begins and where its
+function runs, and this is all that it pays. Compiled programs ask when they run, so it does not matter when they were
+compiled. With one, each call notes what it did, under a lock, since ops run on any thread.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import html
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxpyop._host.errors import failure_text
+from jaxpyop._host.host_call import HostCall
+
+reports: tuple[Report, ...] = ()
+
+# A thread that has the lock may collect garbage, and so call an op once more.
+_lock = threading.RLock()
+
+# The attribute of an exception that holds what a worker process counted.
+_COUNTED = "_jaxpyop_counted"
+
+_ROUTES = ("direct", "buffer", "callback", "cut", "traced")
+_NUMBERS = (
+    *("elements", "runs", "rules", "function_seconds", "rule_seconds", "total_seconds", "bytes_in", "bytes_out"),
+    *("records", "pushed_out", "recomputed", "failures"),
+)
+_ZEROS: dict[str, Any] = dict.fromkeys((*_ROUTES, *_NUMBERS), 0) | {"first_failure": ""}
+_SECONDS = {"runs": "function_seconds", "rules": "rule_seconds"}
+
+
+def _no_totals() -> dict[str, dict[str, Any]]:
+    return collections.defaultdict(_ZEROS.copy)
+
+
+# ------------------------------------------------------------------------- what calls do
+
+
+def note(name: str, first_failure: str = "", **amounts: float) -> None:
+    """Add to the row of an op in all open reports.
+
+    Args:
+        name: the op's name.
+        first_failure: what a function raised. The first one is kept.
+        **amounts: the columns to add to.
+    """
+    with _lock:
+        for report in reports:
+            totals = report.totals[name]
+            totals["first_failure"] = totals["first_failure"] or first_failure
+            for column, amount in amounts.items():
+                totals[column] += amount
+
+
+# What runs often does not go through `note`: that would double the time that a report takes.
+
+
+def timed(name: str, column: str, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a function of the user, and note how long it took.
+
+    Args:
+        name: the op's name.
+        column: "runs" if it is the op's function, "rules" if it is a rule.
+        func: what to call.
+        *args: its arguments.
+        **kwargs: its keyword arguments.
+    """
+    began = time.perf_counter()
+    try:
+        return func(*args, **kwargs)
+    finally:
+        seconds = time.perf_counter() - began
+        with _lock:
+            for report in reports:
+                totals = report.totals[name]
+                totals[column] += 1
+                totals[_SECONDS[column]] += seconds
+
+
+def note_call(
+    call: HostCall,
+    route: str,
+    elements: int,
+    began: float,
+    nbytes: tuple[int, int] = (0, 0),
+    error: BaseException | None = None,
+) -> None:
+    """Note a call that is over.
+
+    Args:
+        call: the call.
+        route: how it came to Python, one of `_ROUTES`.
+        elements: how many elements it was for.
+        began: the time when it began.
+        nbytes: the bytes of its inputs and of its results.
+        error: what it raised.
+    """
+    seconds = time.perf_counter() - began
+    name, (bytes_in, bytes_out) = call.op.name, nbytes
+    with _lock:
+        for report in reports:
+            totals = report.totals[name]
+            totals[route] += 1
+            totals["elements"] += elements
+            totals["total_seconds"] += seconds
+            totals["bytes_in"] += bytes_in
+            totals["bytes_out"] += bytes_out
+    if error is not None:
+        note(name, failure_text(error, call.title), failures=1)
+
+
+def nbytes(arrays: Sequence[Any]) -> int:
+    """The bytes of arrays. A record that Python hands over has no size."""
+    total = 0
+    for array in arrays:
+        if type(array) is np.ndarray:
+            total += array.nbytes
+        elif (aval := getattr(array, "aval", None)) is not None:
+            # The `nbytes` of a jax.Array takes half a microsecond.
+            total += math.prod(aval.shape) * aval.dtype.itemsize
+    return total
+
+
+# -------------------------------------------------------------------- worker processes
+
+
+def expect_job(is_reported: bool) -> None:
+    """Count what the jobs in this worker process do, if the process that sent them has a report open."""
+    global reports
+    with _lock:
+        others = tuple(report for report in reports if report is not _of_jobs)
+        reports = (*others, _of_jobs) if is_reported else others
+
+
+def take_home() -> dict[str, dict[str, Any]]:
+    """What this worker process counted since it was last asked, by op."""
+    with _lock:
+        found = _of_jobs.totals
+        _of_jobs.totals = _no_totals()
+    return found
+
+
+def bring_home(totals: dict[str, dict[str, Any]]) -> None:
+    """Note what a worker process counted."""
+    for name, amounts in totals.items():
+        note(name, **amounts)
+
+
+def send_home(error: BaseException) -> None:
+    """Give what this worker process counted to an error that ends a job."""
+    with contextlib.suppress(Exception):
+        if totals := take_home():
+            vars(error)[_COUNTED] = totals
+
+
+@contextlib.contextmanager
+def counting_failed_jobs() -> Iterator[None]:
+    """Note what a worker process counted before the error that its job ended in."""
+    try:
+        yield
+    except BaseException as error:
+        with contextlib.suppress(Exception):
+            bring_home(vars(error).pop(_COUNTED, {}))
+        raise
+
+
+def _forget() -> None:
+    # A forked process has copies of the reports, which nobody reads, and perhaps of a lock that nobody releases.
+    global reports, _lock
+    reports, _lock = (), threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
+
+# ------------------------------------------------------------------------------ reports
+
+
+class Report:
+    """What the ops did in a ``with`` block. Made by :func:`jaxpyop.report`.
+
+    Attributes:
+        totals: the sums by the name of an op, and by column.
+    """
+
+    def __init__(self) -> None:
+        self.totals = _no_totals()
+
+    def __enter__(self) -> Report:
+        global reports
+        with _lock:
+            reports = (*reports, self)
+        return self
+
+    def __exit__(self, kind: Any, *_: object) -> None:
+        global reports
+        try:
+            jax.effects_barrier()
+        except Exception:
+            # The block's own error says more.
+            if kind is None:
+                raise
+        finally:
+            with _lock:
+                reports = tuple(report for report in reports if report is not self)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One dictionary for each op, with those that took longest first."""
+        with _lock:
+            rows = [_row(name, dict(totals)) for name, totals in self.totals.items()]
+        return sorted(rows, key=lambda row: -row["function_seconds"] - row["rule_seconds"] - row["around_seconds"])
+
+    def _table(self) -> list[list[str]]:
+        rows = self.rows()
+        columns = [c for c in _SHOWN if c in _ALWAYS_SHOWN or any(row[c] for row in rows)]
+        return [[_SHOWN[c] for c in columns], *([_shown(c, row[c]) for c in columns] for row in rows)]
+
+    def _remarks(self) -> list[str]:
+        rows = self.rows()
+        failures = [f"{row['op']}: the first failure: {row['first_failure']}" for row in rows if row["first_failure"]]
+        return [*(f"{row['op']}: {row['advice']}" for row in rows if row["advice"]), *failures]
+
+    def __str__(self) -> str:
+        table = self._table()
+        widths = [max(map(len, column)) for column in zip(*table)]
+        lines = ["  ".join(map(str.ljust, cells, widths)).rstrip() for cells in table]
+        return "\n".join([*lines, *self._remarks()])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        head, *rows = [[html.escape(cell) for cell in cells] for cells in self._table()]
+        lines = [f"<th>{'</th><th>'.join(head)}</th>", *(f"<td>{'</td><td>'.join(cells)}</td>" for cells in rows)]
+        remarks = "".join(f"<pre>{html.escape(remark)}</pre>" for remark in self._remarks())
+        return f"<table><tr>{'</tr><tr>'.join(lines)}</tr></table>{remarks}"
+
+
+def report() -> Report:
+    """Count and time all ops that run in a ``with`` block.
+
+    All threads and worker processes are counted, and so are programs that were compiled
+    before. Reports may be nested, and each counts everything that happens while it is
+    open. The end of the block waits for effects in flight (:func:`jax.effects_barrier`).
+    A program without effects may still be running then: wait for its results in the block,
+    with :func:`jax.block_until_ready`. TensorFlow has its profiler for this.
+
+    Returns:
+        A context manager. Printed, it is a table with a row for each name of an op. ``rows()``
+        returns a dictionary for each, for ``pandas.DataFrame``. In a notebook it is shown as
+        a table.
+
+    Raises:
+        jax.errors.JaxRuntimeError: raised at the end of the block by an effect that failed.
+
+    Example:
+        >>> import jax.numpy as jnp, numpy as np, jaxpyop
+        >>> with jaxpyop.report() as r:
+        ...     y = jaxpyop.numpy_function(np.sin, [jnp.ones(3)], jnp.float32)
+        >>> row = r.rows()[0]
+        >>> print(row["op"], row["route"], row["calls"], row["runs"], row["bytes_in"])
+        sin direct 1 1 12
+    """
+    return Report()
+
+
+# In a worker process: what its jobs counted.
+_of_jobs = Report()
+
+# --------------------------------------------------------------------- rows and tables
+
+# The columns of the table with their titles. A column that is zero in all rows is left out.
+_SHOWN = {
+    **{column: column for column in ("op", "route", "calls", "traces", "elements", "runs", "rules")},
+    "mean_seconds": "mean",
+    "function_seconds": "in function",
+    "rule_seconds": "in rules",
+    "around_seconds": "around it",
+    "bytes_in": "in",
+    "bytes_out": "out",
+    "records": "records",
+    "pushed_out": "pushed out",
+    "recomputed": "recomputed",
+    "failures": "failures",
+}
+_ALWAYS_SHOWN = ("op", "route", "calls")
+
+
+def _row(name: str, totals: dict[str, Any]) -> dict[str, Any]:
+    by_route = {route: totals.pop(route) for route in _ROUTES}
+    inside = totals["function_seconds"] + totals["rule_seconds"]
+    row = {
+        "op": name,
+        "route": ", ".join(route for route, count in by_route.items() if count),
+        "traces": by_route.pop("traced"),
+        "calls": sum(by_route.values()),
+        "mean_seconds": totals["function_seconds"] / (totals["runs"] or 1),
+        "around_seconds": max(0.0, totals.pop("total_seconds") - inside),
+        **totals,
+    }
+    return {**row, "advice": _advice(row)}
+
+
+def _advice(row: dict[str, Any]) -> str:
+    if row["recomputed"] and row["pushed_out"]:
+        return f"{row['pushed_out']} records were pushed out: raise max_record_bytes or max_records"
+    if row["calls"] >= 1000 and row["elements"] == row["calls"] and row["mean_seconds"] < 1e-3:
+        return f"{row['calls']} calls of one element: vmap and vmap_method='expand_dims' make one call of many"
+    return ""
+
+
+def _shown(column: str, value: Any) -> str:
+    if column.endswith("_seconds"):
+        unit, scale = next(((u, s) for u, s in (("s", 1.0), ("ms", 1e-3)) if value >= s), ("us", 1e-6))
+        return f"{value / scale:.1f} {unit}"
+    if column.startswith("bytes_"):
+        unit, scale = next(((u, s) for u, s in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)) if value >= s), ("B", 1))
+        return f"{value / scale:.{int(scale > 1)}f} {unit}"
+    return str(value)
