@@ -67,7 +67,7 @@ class Host:
         small = self._is_plain and all(_nbytes(x) < SMALL for x in inputs)
         self._take, self._release = _lending(call, small)
         self._running = running()
-        self._nbytes = sum(map(_nbytes, inputs)), sum(map(_nbytes, results))
+        self._nbytes = sum(map(_nbytes, inputs)), sum(map(_nbytes, results[: len(results) - padding]))
 
     def on_buffers(self, ctx: Any, outs: Sequence[Any], *buffers: Any) -> None:
         """The body of a `buffer_callback`."""
