@@ -148,7 +148,7 @@ def take_home() -> dict[str, dict[str, Any]]:
     with _lock:
         found = _of_jobs.totals
         _of_jobs.totals = _no_totals()
-    return found
+    return dict(found)
 
 
 def bring_home(totals: dict[str, dict[str, Any]]) -> None:

@@ -7,6 +7,7 @@ import functools
 import multiprocessing
 import pathlib
 import sys
+import textwrap
 import threading
 from contextlib import nullcontext
 
@@ -89,6 +90,58 @@ def test_equal_to_counters(program, make, options, transport):
     assert row["mean_seconds"] * row["runs"] == pytest.approx(row["function_seconds"])
 
 
+def differentiated_by_jvp(func, rule):
+    op = lambda x: jaxpyop.numpy_function(func, [x], F, jvp=rule)
+    return jax.jvp(op, (2.0,), (1.0,))
+
+
+def differentiated_by_transpose(func, rule):
+    func.func, rule.func = lambda x: 2 * x, lambda cotangents: 2 * cotangents[0]
+    op = lambda x: jaxpyop.numpy_function(func, [x], F, transpose=rule)
+    return jax.jit(jax.grad(lambda x: op(x) ** 2))(2.0)
+
+
+def filled(func, rule):
+    func.func = lambda x, out: np.sin(x, out=out)
+    op = lambda x: jaxpyop.numpy_function(func, [x], F(0), vjp=rule, out=True)
+    return jax.jit(jax.vmap(jax.grad(op)))(X)
+
+
+def differentiated_twice(func, rule):
+    func.func = jnp.sin
+    op = lambda x: jaxpyop.py_function(func, [x], F(0))
+    return jax.grad(jax.grad(op))(2.0)
+
+
+def on_the_lazy_tape(func, rule):
+    func.func = jnp.sin
+    op = lambda x: jaxpyop.py_function(func, [x], F(0))
+    with jaxpyop.config.override(tape="lazy"):
+        return jax.jit(jax.vmap(jax.grad(op)))(X)
+
+
+def in_another_function(func, rule):
+    op = lambda x: jaxpyop.numpy_function(func, [x], F, vjp=rule)
+    return jax.jit(jax.grad(lambda x: jaxpyop.py_function(op, [x], F(0), name="outer")))(2.0)
+
+
+OTHERS = (
+    *(differentiated_by_jvp, differentiated_by_transpose, filled, differentiated_twice, on_the_lazy_tape),
+    in_another_function,
+)
+
+
+@pytest.mark.parametrize("program", OTHERS)
+def test_other_ways_to_run(program):
+    func, rule = Counter(np.sin), Counter(COS)
+    with jaxpyop.report() as report:
+        jax.block_until_ready(program(func, rule))
+    rows = {row["op"]: row for row in report.rows()}
+    assert (rows["counter"]["runs"], rows["counter"]["rules"]) == (func.count, rule.count)
+    if program is in_another_function:
+        assert rows["outer"]["runs"] == 1
+
+
 ROUTES = {
     "direct": (lambda f: f(1.0), "direct", 1, (4, 4)),
     "buffer": (lambda f: jax.jit(f)(1.0), "buffer", 1, (4, 4)),
@@ -132,26 +185,44 @@ def test_a_traced_function_has_traces_and_no_calls():
     assert (row["route"], row["traces"], row["calls"], row["runs"]) == ("traced", 1, 0, 0)
 
 
-FOUR_DEVICES = """
-import jax, jax.numpy as jnp, numpy as np, jaxpyop
-from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-runs = []
-def sine(x):
-    runs.append(1)
-    return np.sin(x)
-x = jax.device_put(jnp.arange(8.0), NamedSharding(Mesh(np.array(jax.devices()), "i"), P("i")))
-f = lambda x: jaxpyop.numpy_function(sine, [x], jnp.float32)
-for program in (jax.jit(f), jax.jit(jax.vmap(f)), jaxpyop.jit(f)):
-    runs.clear()
-    with jaxpyop.report() as report:
-        jax.block_until_ready(program(x))
-    (row,) = report.rows()
-    assert (row["runs"], row["calls"]) == (len(runs), 1), row
-"""
+PROCESSES = {
+    "four devices": """
+        import jax, jax.numpy as jnp, numpy as np, jaxpyop
+        from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+        runs = []
+        def sine(x):
+            runs.append(1)
+            return np.sin(x)
+        x = jax.device_put(jnp.arange(8.0), NamedSharding(Mesh(np.array(jax.devices()), "i"), P("i")))
+        f = lambda x: jaxpyop.numpy_function(sine, [x], jnp.float32)
+        for program in (jax.jit(f), jax.jit(jax.vmap(f)), jaxpyop.jit(f)):
+            runs.clear()
+            with jaxpyop.report() as report:
+                jax.block_until_ready(program(x))
+            (row,) = report.rows()
+            assert (row["runs"], row["calls"]) == (len(runs), 1), row
+    """,
+    "forked workers": """
+        import concurrent.futures, multiprocessing, warnings
+        import jax, jax.numpy as jnp, numpy as np, jaxpyop
+        # JAX warns of the fork.
+        warnings.simplefilter("ignore")
+        fork = multiprocessing.get_context("fork")
+        f = lambda x: jaxpyop.numpy_function(np.sin, [x], jnp.float32, executor=pool)
+        with concurrent.futures.ProcessPoolExecutor(1, mp_context=fork) as pool:
+            for _ in range(2):
+                with jaxpyop.report() as report:
+                    jaxpyop.numpy_function(np.sin, [1.0], jnp.float32)
+                    f(1.0), f(2.0)
+                (row,) = report.rows()
+                assert (row["runs"], row["calls"]) == (3, 3), row
+    """,
+}
 
 
-def test_on_four_devices():
-    run_python(FOUR_DEVICES, XLA_FLAGS="--xla_force_host_platform_device_count=4")
+@pytest.mark.parametrize("code", PROCESSES.values(), ids=PROCESSES)
+def test_in_a_process(code):
+    run_python(textwrap.dedent(code), XLA_FLAGS="--xla_force_host_platform_device_count=4")
 
 
 # --------------------------------------------------------------------------- failures

@@ -70,6 +70,7 @@ THOROUGH = {
         "test_a_stateful_op_in_a_differentiated_scan_leaks_no_more_than_debug_callback": "test_exactly_once",
     },
     "test_traced.py": {"test_no_callback_in_the_program": "test_no_callback"},
+    "test_report.py": {"test_in_a_process": "test_on_four_devices"},
     "test_peers.py": {
         "test_minimizers": "test_training",
         "test_a_training_step_runs_its_ops_once": "test_training",
