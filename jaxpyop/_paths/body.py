@@ -139,7 +139,10 @@ def _check_calls(function: Any, outside: Snapshot) -> None:
         raise refused_call(outside.unknown[0], _line_of(function, outside.unknown[0]))
 
 
-_PASS_IN = 'pass in what it gives as an input, or write mode="eager" to call the body at run time instead'
+_PASS_IN = (
+    "pass in what it gives as an input, import a module at the top of the file, or "
+    'write mode="eager" to call the body at run time instead'
+)
 
 
 def _line_of(function: Any, name: str) -> core.Place:

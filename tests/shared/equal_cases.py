@@ -2561,3 +2561,77 @@ def zero_or_the_input():
         return y * y + total
 
     return f
+
+
+# ------------------------------------------------------------------ identity of arrays
+
+
+@case("identity", equal=True)
+def after_an_if():
+    def f(x):
+        y = x
+        if x > 1:
+            y = x * 2
+        return x * 10 if y is x else x
+
+    return f
+
+
+@case("identity", equal=True)
+def of_one_of_two():
+    def f(x):
+        a, b = x * 2, x * 3
+        y = a if x > 1 else b
+        return x * 10 if y is not a else x
+
+    return f
+
+
+@case("identity", equal=True)
+def of_an_or():
+    def f(x):
+        a, b = x - 2, x * 3
+        return x * 10 if (a or b) is a else x
+
+    return f
+
+
+@case("identity", equal=True)
+def by_its_number():
+    def f(x):
+        a, b = x * 2, x * 3
+        y = b if x > 1 else a
+        return x * 10 if id(y) in {id(a): 1} else x
+
+    return f
+
+
+@case("identity")
+def after_a_loop():
+    def f(x):
+        y = x
+        while y > 8:
+            y = y / 2
+        return x * 10 if y is x else x
+
+    return f
+
+
+@case("identity")
+def of_small_numbers():
+    two = 2
+    return lambda x: x * 10 if int(x) is two else x
+
+
+@case("identity", equal=True)
+def of_what_is_no_value():
+    unset = object()
+
+    def f(x, y=unset):
+        if y is unset:
+            y = 3.0
+        while x > 1 and y is not unset and y is not None:
+            x = x / 2
+        return x * y if x is x else y
+
+    return f

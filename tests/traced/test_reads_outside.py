@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 import random
+import sys
 import time
 import uuid
 import warnings
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 import jaxpyop
+import tests.shared.python_helpers  # noqa: F401
 
 F = jnp.float32
 _seconds = time.perf_counter
@@ -70,6 +72,24 @@ def _open(x):
         return x + len(file.read())
 
 
+def _import_what_nothing_imported(x):
+    import a_module_of_nobody as m  # pyright: ignore[reportMissingImports]
+
+    return m.f(x)
+
+
+def _import_a_module_of_a_package(x):
+    from tests.shared import a_module_of_nobody as m  # pyright: ignore[reportAttributeAccessIssue]
+
+    return m.f(x)
+
+
+def _import_by_dots(x):
+    from ..shared import a_module_of_nobody as m  # pyright: ignore[reportAttributeAccessIssue]
+
+    return m.f(x)
+
+
 READING = {
     "time": (lambda x: x + time.time() % 1, "time.time"),
     "a name of it": (lambda x: x + _seconds() % 1, "_seconds"),
@@ -89,6 +109,13 @@ READING = {
     "an imported part": (_import_a_part, "numpy.random.default_rng"),
     "an import by its name": (lambda x: x + __import__("time").time(), "__import__"),
     "an attribute by its name": (lambda x: x + getattr(np, "loadtxt")("number.txt"), "np.loadtxt"),  # noqa: B009
+    "what nothing imported yet": (_import_what_nothing_imported, "a_module_of_nobody"),
+    "a module of a package": (_import_a_module_of_a_package, "a_module_of_nobody"),
+    "a module by dots": (_import_by_dots, "a_module_of_nobody"),
+    "all modules": (lambda x: x + len(sys.modules), "sys.modules"),
+    "all global variables": (lambda x: x + len(globals()), "globals"),
+    "a text that is evaluated": (lambda x: eval("x + 1", {"x": x}), "eval"),
+    "a text that is run": (lambda x: exec("y = 1") or x, "exec"),
     "an open file": (_open, "open"),
     "a file": (lambda x: x + np.load("number.npy"), "np.load"),
 }
@@ -120,9 +147,23 @@ def _logs(x):
     return x
 
 
+def _import_of_jax(x):
+    from jax.scipy import special
+
+    return special.expit(x)
+
+
+def _import_of_this_package(x):
+    from tests.shared.python_helpers import halve
+
+    return halve(x)
+
+
 KEPT = {
     "an attribute of such a name": lambda x: x * _state.time,
     "a warning": _logs,
+    "an import of JAX's": _import_of_jax,
+    "an import of what is known": _import_of_this_package,
     "jax's generator": lambda x: x + jax.random.normal(jax.random.key(0)),
     "a library that is not known": lambda x: x * len(pytest.approx(1.0).__class__.__name__),
 }

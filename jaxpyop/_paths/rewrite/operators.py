@@ -24,6 +24,7 @@ from jaxpyop._paths.rewrite.loop_statements import run_for, run_while
 from jaxpyop._paths.rewrite.numbers import number_of
 from jaxpyop._paths.rewrite.other_statements import ConversionError
 from jaxpyop._paths.rewrite.ranges import TracedRange
+from jaxpyop._paths.rewrite.values import is_value
 from jaxpyop._paths.rewrite.variables import Undefined, UndefinedReturnValue, Variables
 
 
@@ -243,20 +244,32 @@ def _with_attributes(function: Any) -> Callable[..., Any]:
     return asked
 
 
-def _refused_call(function: Any) -> Callable[..., Any]:
-    def refused(*_: Any, **__: Any) -> Any:
-        refuse(f"{function.__name__}() sees other names in a rewritten body", "write the names that are needed")
+def is_(a: Any, b: Any) -> bool:
+    """Tells whether two objects are one. The values of several paths are a new one in the program."""
+    if a is not b and any(map(is_traced, (a, b))) and is_value(a) and is_value(b):
+        refuse("whether one traced value `is` another depends on the path", "compare what they hold, or set a flag")
+    return a is b
 
-    return refused
+
+def _id(x: Any) -> int:
+    if is_traced(x):
+        refuse("id() of a traced value depends on the path", "compare what the values hold, or set a flag")
+    return id(x)
+
+
+def _locals() -> None:
+    refuse("locals() sees other names in a rewritten body", "write the names that are needed")
 
 
 _OURS: dict[Any, Callable[..., Any]] = {
+    is_: is_,
+    builtins.id: _id,
     builtins.isinstance: _isinstance,
     **{f: _as_text(f) for f in (builtins.repr, builtins.format, builtins.ascii)},
     **{f: _with_attributes(f) for f in (builtins.getattr, builtins.hasattr)},
     builtins.min: functools.partial(_extremum, lambda a, b: a < b, min),
     builtins.max: functools.partial(_extremum, lambda a, b: a > b, max),
-    **{f: _refused_call(f) for f in (builtins.eval, builtins.exec, builtins.locals)},
+    builtins.locals: _locals,
 }
 
 OPERATORS = types.SimpleNamespace(
@@ -281,4 +294,5 @@ OPERATORS = types.SimpleNamespace(
     not_=not_,
     eq=lambda a, b: a == b,
     not_eq=lambda a, b: a != b,
+    is_=is_,
 )

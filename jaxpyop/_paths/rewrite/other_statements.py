@@ -70,8 +70,8 @@ def _asks_identity(node: ast.AST) -> bool:
     return any(isinstance(x, ast.Constant) and isinstance(x.value, bool) for x in (node.left, *node.comparators))
 
 
-def _with_origin(old: ast.AST, new: ast.stmt) -> ast.stmt:
-    """Gives a new statement, and what is in it, the place of an old one."""
+def _with_origin(old: ast.AST, new: Any) -> Any:
+    """Gives a new statement or expression, and what is in it, the place of an old one."""
     anno = malt("pyct.anno")
     for node in ast.walk(new):
         anno.copyanno(old, node, anno.Basic.ORIGIN)
@@ -80,10 +80,21 @@ def _with_origin(old: ast.AST, new: ast.stmt) -> ast.stmt:
 
 
 class _WithoutTypes(ast.NodeTransformer):
-    """Makes `x = 1` of `x: float = 1`.
+    """Makes `x = 1` of `x: float = 1`, and a call of `x is y`.
 
     The names of a loop become `nonlocal` in a function, and cannot have annotations there.
     """
+
+    def visit_Compare(self, node: ast.Compare) -> Any:
+        self.generic_visit(node)
+        sides = [node.left, *node.comparators]
+        has_none = any(isinstance(x, ast.Constant) and x.value is None for x in sides)
+        if has_none or not any(isinstance(op, (ast.Is, ast.IsNot)) for op in node.ops):
+            return node
+        if len(node.ops) > 1:
+            raise ConversionError("it has an `is` in a chain of comparisons: write two, with `and`")
+        call = ast.Call(ast.Attribute(ast.Name("ag__", ast.Load()), "is_", ast.Load()), sides, [])
+        return _with_origin(node, call if isinstance(node.ops[0], ast.Is) else ast.UnaryOp(ast.Not(), call))
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> Any:
         new = ast.Assign([node.target], node.value) if node.value else ast.Pass()

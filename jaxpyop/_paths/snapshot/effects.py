@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from jaxpyop._paths.snapshot.contents import kinds_of
-from jaxpyop._paths.snapshot.reach import is_iterator, is_opaque, is_own, is_plain
+from jaxpyop._paths.snapshot.reach import NOT_IMPORTED, is_iterator, is_opaque, is_own, is_plain
 
 # `print` is the way to look into a trace, and is known to run while JAX traces.
 _IMPURE = {"input", "open", "exec", "eval", "__import__", "breakpoint", "globals"}
@@ -25,8 +25,8 @@ _PURE = {
     "numbers", "operator", "random", "re", "statistics", "string", "struct", "textwrap", "types", "typing",
     "typing_extensions",
 }  # fmt: skip
-# The builtin functions that give what is outside of a body. `open` is one of the module `io`.
-_ASKING = {"input", "__import__"}
+# The builtin functions that give what is outside of a body, or run what is not seen. `open` is one of the module `io`.
+_ASKING = {"input", "__import__", "eval", "exec", "globals"}
 # What is written when a body is traced, and gives the body no value.
 _LOGS = {"_warnings", "logging", "warnings"}
 _FILES = {"load", "loadtxt", "genfromtxt", "fromfile", "memmap", "fromregex", "DataSource", "open_memmap"}
@@ -55,8 +55,10 @@ def reads_outside(function: Any) -> bool:
     """Tells whether a function gives what depends on more than its arguments: a time, a file, or random numbers.
 
     It holds for what is not known in the standard library, and for the parts of it and of NumPy that make generators of
-    random numbers or read files.
+    random numbers or read files. It also holds for what is not imported yet.
     """
+    if not callable(function):
+        return function is NOT_IMPORTED or function is sys.modules
     function = getattr(function, "__func__", function)
     cls = function if isinstance(function, type) else type(function)
     module = getattr(function, "__module__", None) or cls.__module__ or ""

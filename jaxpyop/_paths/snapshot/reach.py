@@ -9,13 +9,13 @@ from __future__ import annotations
 import builtins
 import dis
 import functools
-import importlib
+import importlib.util
 import io
 import sys
 import sysconfig
 import types
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -63,8 +63,10 @@ def is_iterator(value: Any) -> bool:
     return found is not None and not isinstance(found, types.FunctionType)
 
 
-# For each code: all its names, those that it reads as global variables and not as attributes, and what it imports.
-_names: weakref.WeakKeyDictionary[types.CodeType, tuple[list[str], list[str], list[str]]] = weakref.WeakKeyDictionary()
+# For each code: all its names, those that it reads as global variables and not as attributes, and what it imports: a
+# name with its dots, and what it takes from there.
+_Names = tuple[list[str], list[str], list[tuple[str, Any]]]
+_names: weakref.WeakKeyDictionary[types.CodeType, _Names] = weakref.WeakKeyDictionary()
 # A function that names one of these may read an attribute whose name is a text in it.
 _BY_TEXT = {"getattr", "vars", "__dict__", "attrgetter", "methodcaller"}
 
@@ -73,15 +75,21 @@ def names_of(function: types.FunctionType) -> list[str]:
     return _all_names(function.__code__)[0]
 
 
-def _all_names(code: types.CodeType) -> tuple[list[str], list[str], list[str]]:
+# What a function imports that nothing has imported yet, so that it is not known what it does.
+NOT_IMPORTED = object()
+
+
+def _all_names(code: types.CodeType) -> _Names:
     if (found := _names.get(code)) is None:
-        instructions = [i for part in codes_in(code) for i in dis.get_instructions(part)]
+        instructions = [i for part in codes_in(code) for i in dis.get_instructions(part) if i.opname != "EXTENDED_ARG"]
         read = dict.fromkeys(i.argval for i in instructions if i.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
-        imported = dict.fromkeys(i.argval for i in instructions if i.opname == "IMPORT_NAME")
+        # The two instructions before are the number of dots, and what is taken.
+        triples = zip(instructions, instructions[1:], instructions[2:])
+        imported = [("." * a.argval + c.argval, b.argval or ()) for a, b, c in triples if c.opname == "IMPORT_NAME"]
         names = names_in(code)
         if not _BY_TEXT.isdisjoint(names):
             names += [x for part in codes_in(code) for x in part.co_consts if isinstance(x, str) and x.isidentifier()]
-        found = _names[code] = names, list(read), list(imported)
+        found = _names[code] = names, list(read), imported
     return found
 
 
@@ -135,19 +143,25 @@ def _parts_of_function(function: types.FunctionType, home: str) -> Iterator[Step
     names, read, imported = _all_names(function.__code__)
     held = function.__globals__
     found = [(name, held.get(name, getattr(builtins, name, None))) for name in read]
-    for name, value in (*found, *((name, _imported(name, held)) for name in imported)):
+    for name, value in (*found, *(step for x in imported for step in _imported(*x, held))):
         if value is not None:
             yield from _of_module(name, value, names, set()) if isinstance(value, types.ModuleType) else [(name, value)]
 
 
-def _imported(name: str, held: dict[str, Any]) -> types.ModuleType | None:
-    """Returns the module that a function imports, None if it is a library's and not known yet."""
-    if name.partition(".")[0] in sys.stdlib_module_names:
-        try:
-            return importlib.import_module(name)
-        except ImportError:
-            return None
-    return sys.modules.get(name) or sys.modules.get(f"{held.get('__package__')}.{name}")
+def _imported(name: str, taken: Sequence[str], held: dict[str, Any]) -> Iterator[Step]:
+    """Yields what a function imports."""
+    try:
+        name = importlib.util.resolve_name(name, held.get("__package__"))
+        if name.partition(".")[0] in {*_LIBRARIES, *sys.stdlib_module_names}:
+            yield name, importlib.import_module(name)
+            return
+    except ImportError:
+        # The function would raise it, too.
+        return
+    module = sys.modules.get(name)
+    yield name, module or NOT_IMPORTED
+    if module is not None:
+        yield from ((n, NOT_IMPORTED) for n in taken if n != "*" and not hasattr(module, n))
 
 
 def _of_module(path: str, module: types.ModuleType, names: list[str], seen: set[int]) -> Iterator[Step]:

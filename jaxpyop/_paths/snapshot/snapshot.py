@@ -51,7 +51,7 @@ class Snapshot:
             if is_plain(value) or id(value) in seen or name == "ag__":
                 continue
             seen.add(id(value))
-            if callable(value) and reads_outside(value):
+            if reads_outside(value):
                 self.outside.append(name)
             elif callable(value) and not is_known(value, home):
                 self.unknown.append(name)
