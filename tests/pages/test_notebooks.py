@@ -28,6 +28,7 @@ NAMES = (
     "5_scaling",
     "6_reinforcement_learning",
     "7_inverse_problem",
+    "8_markov_chain",
 )
 LARGEST = 400_000  # bytes
 PACKAGE = {"jax", "numpy", "jaxpyop"}
@@ -118,7 +119,7 @@ def extra(name):
     return {MODULES.get(name, name) for name in names}
 
 
-def test_the_notebooks_are_the_five():
+def test_every_notebook_is_checked():
     assert {path.stem for path in FOLDER.glob("*.ipynb")} == set(NAMES)
 
 
