@@ -96,10 +96,11 @@ def draw():
         strict=True,
     ):
         lines += box(x, y, third, 56, "top", (name, "name"), (caption, ""))
-        lines += arrow(x + third // 2, y + 56, y + (86 if name.startswith("_api") else 172))
-    # Only the functions use the room of `jaxpyop.jit`.
-    lines += box(columns[1], y + 86, third, 56, "op", ("_cut/", "name"), ("jaxpyop.jit: cut programs", ""))
-    lines += arrow(columns[1] + third // 2, y + 142, y + 172)
+        lines += arrow(x + third // 2, y + 56, y + (172 if name.startswith("compat") else 86))
+    # Only the functions that compile and save programs use these two rooms.
+    for x, name, caption in ((columns[0], "_saved/", "export and load"), (columns[1], "_cut/", "jit: cut programs")):
+        lines += box(x, y + 86, third, 56, "op", (name, "name"), (f"jaxpyop.{caption}", ""))
+        lines += arrow(x + third // 2, y + 142, y + 172)
     y += 172
     inner, height = split(small_boxes(rooms_in("_op"), MARGIN + 12, y + 38, WIDTH - 2 * MARGIN - 24))
     lines += box(MARGIN, y, WIDTH - 2 * MARGIN, height + 50, "op", ("_op/", "name"))

@@ -19,7 +19,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from jaxpyop._jaxcore import CAPABILITIES, has
 from tests.shared.selection import is_quick
 from tests.shared.util import ROUTES
-from tests.shared.without import reason_to_skip
+from tests.shared.without import needs_flatbuffers, reason_to_skip
 
 # Many bodies in the tests look at their inputs by `np.asarray` and `tolist`. test_constants.py tests the warning.
 jaxpyop.config.constants = "allow"
@@ -125,7 +125,7 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         path = item.path.relative_to(config.rootpath).as_posix()
         name = getattr(item, "originalname", None) or item.name.rpartition(".")[2]
-        if reason := reason_to_skip(path, name, off):
+        if reason := reason_to_skip(path, name, off) or needs_flatbuffers(path, item.name):
             item.add_marker(pytest.mark.skip(reason=reason))
     if not os.environ.get("JAXPYOP_TEST_LONG"):
         drop(config, items, {item for item in items if item.get_closest_marker("long")})

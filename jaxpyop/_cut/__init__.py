@@ -8,4 +8,8 @@ as a flat list), `partition` (which parts are compiled together), `plan` (how it
 Python runs), `whole` (what is not cut), `guard` (how JAX's own lookup serves what is not cut).
 """
 
+from jaxpyop._cut.inline import Node, Value
 from jaxpyop._cut.jit import CutFunction, Loops
+from jaxpyop._cut.plan import Lives, segment_of
+from jaxpyop._cut.planning import divided
+from jaxpyop._cut.whole import StaysWhole, check_types

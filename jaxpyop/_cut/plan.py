@@ -71,7 +71,7 @@ class Plan:
             self._slot(value)
         self._instructions: list[_Instruction] = []
         self.text: list[str] = []
-        lives = _Lives(program, steps, donated)
+        lives = Lives(program, steps, donated)
         for number, step in enumerate(steps):
             reads, makes = lives.reads[number], lives.makes(number)
             if isinstance(step, Node):
@@ -130,7 +130,7 @@ def _placed(outputs: list[Any], inputs: Sequence[Any]) -> list[Any]:
     return outputs
 
 
-class _Lives:
+class Lives:
     """How long each value of a program is needed: from the step that makes it to the last step that reads it."""
 
     def __init__(self, program: Program, steps: Sequence[Step], donated: Sequence[bool]) -> None:
@@ -174,14 +174,9 @@ def _type(value: Value) -> tuple[Any, Any]:
     return value.aval.shape, value.aval.dtype
 
 
-def _compiled(
-    nodes: Sequence[Node],
-    reads: Sequence[Value],
-    makes: Sequence[Value],
-    donate: Sequence[int],
-    name: str,
-    options: Options,
-) -> Callable[..., Sequence[Any]]:
+def segment_of(nodes: Sequence[Node], reads: Sequence[Value], makes: Sequence[Value]) -> Callable[..., list[Any]]:
+    """Return the function that a segment compiles: from the values that it reads to those that it makes."""
+
     def segment(*arrays: Any) -> list[Any]:
         env: dict[Value, Any] = dict(zip(reads, arrays))
 
@@ -194,5 +189,17 @@ def _compiled(
             env.update(zip(node.makes, node.run(*map(read, node.reads))))
         return [env[value] for value in makes]
 
+    return segment
+
+
+def _compiled(
+    nodes: Sequence[Node],
+    reads: Sequence[Value],
+    makes: Sequence[Value],
+    donate: Sequence[int],
+    name: str,
+    options: Options,
+) -> Callable[..., Sequence[Any]]:
+    segment = segment_of(nodes, reads, makes)
     segment.__name__ = segment.__qualname__ = name
     return jax.jit(segment, donate_argnums=tuple(donate), compiler_options=dict(options.compiler_options) or None)

@@ -32,14 +32,27 @@ def planned(closed: Any, donated: Sequence[bool], options: Options) -> Plan:
 
 
 def _planned(closed: Any, donated: Sequence[bool], options: Options) -> Plan:
+    program, steps = divided(closed, cut_loops=options.loops == "python")
+    hosts = _hosts(program, steps, lambda closed, donated: _planned(closed, donated, options))
+    return Plan(program, steps, donated, hosts, options)
+
+
+def divided(closed: Any, *, cut_loops: bool) -> tuple[Program, list[Step]]:
+    """Return a traced program, flat, and its segments and the nodes between them.
+
+    Args:
+        closed: its jaxpr.
+        cut_loops: whether a loop that holds a Python call is between segments.
+
+    Raises:
+        StaysWhole: the program cannot be cut.
+    """
     program = inlined(closed)
 
     def is_host(node: Node) -> bool:
-        return node.call is not None or (options.loops == "python" and node.holds_call and is_loop(node.eqn))
+        return node.call is not None or (cut_loops and node.holds_call and is_loop(node.eqn))
 
-    steps = partitioned(program, is_host)
-    hosts = _hosts(program, steps, lambda closed, donated: _planned(closed, donated, options))
-    return Plan(program, steps, donated, hosts, options)
+    return program, partitioned(program, is_host)
 
 
 def _hosts(

@@ -8,6 +8,30 @@ the user's own rules make. `traced` makes the body a part of the program instead
 """
 
 from jaxpyop._op.dispatch import NOT_GIVEN, apply_or_decorate, call_op
-from jaxpyop._op.primitive import RECORDS, Handed, clear_records, python_call_p, run_now
-from jaxpyop._op.request import make_op
-from jaxpyop._op.values import Casting, anchor_of, copy_to_jax, padded, taken_over
+from jaxpyop._op.primitive import (
+    RECORDS,
+    Call,
+    Handed,
+    bind,
+    clear_records,
+    derived,
+    python_call_p,
+    run_now,
+    structs_of,
+)
+from jaxpyop._op.request import NUMERICAL, Op, make_op
+from jaxpyop._op.run_record_replay import UserCall
+from jaxpyop._op.values import (
+    SLOT,
+    Casting,
+    KeyEncoding,
+    Leaf,
+    Padded,
+    PaddedEncoding,
+    Struct,
+    anchor_of,
+    copy_to_jax,
+    inputs_of,
+    padded,
+    taken_over,
+)

@@ -21,11 +21,12 @@ BELOW = {
     "_paths": GROUND,
     "_op": GROUND | {"_host", "_tape", "_paths"},
     "_cut": GROUND | {"_host", "_op"},
+    "_saved": GROUND | {"_host", "_op", "_cut"},
     "_keywords": {"_config", "_host", "_op"},
     "_api": {"_cut", "_op", "_keywords"},
     "compat": {"_api"},
     "contrib": {"_api", "_op", "_keywords"},
-    "__init__": GROUND | {"_api", "_host", "compat", "contrib"},
+    "__init__": GROUND | {"_api", "_host", "_saved", "compat", "contrib"},
     "_cli": GROUND | {"_host", "_op", "__init__"},
     "__main__": {"_cli", "__init__"},
 }

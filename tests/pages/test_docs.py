@@ -40,6 +40,7 @@ def test_the_public_names():
         *("jaxpyop.compat.v2.numpy_function", "jaxpyop.contrib", "jaxpyop.contrib.framework"),
         *("jaxpyop.contrib.framework.py_func", "jaxpyop.padded"),
         *("jaxpyop.clear_records", "jaxpyop.jit", "jaxpyop.report"),
+        *("jaxpyop.export", "jaxpyop.load", "jaxpyop.register"),
     }
 
 

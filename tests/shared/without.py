@@ -4,6 +4,8 @@
 guide has the same list for users, in docs/versions.md. What is left has to pass.
 """
 
+import importlib.util
+
 # For each capability, what is different without it, and the tests of that by file.
 WITHOUT = {
     "own_traces": (
@@ -222,3 +224,12 @@ def reason_to_skip(path: str, test: str, off: set[str]) -> str | None:
         if test in tests.get(path, ()):
             return f"without the capability {name}: {reason}"
     return None
+
+
+_HAS_FLATBUFFERS = importlib.util.find_spec("flatbuffers") is not None
+
+
+def needs_flatbuffers(path: str, test: str) -> str | None:
+    """Says why a test of saved programs is skipped: `jax.export` needs a package that is not here."""
+    saves = path.startswith("tests/saved/") or "_saved.exported" in test or "export.md" in test
+    return "pip install '.[export]': jax.export needs flatbuffers" if saves and not _HAS_FLATBUFFERS else None

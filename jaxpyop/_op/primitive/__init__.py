@@ -7,8 +7,9 @@ forward pass keeps for a backward pass).
 
 # The primitive gets its rules when these are imported.
 from jaxpyop._op.primitive import batching, jvp_transpose, lowering
-from jaxpyop._op.primitive.call_protocol import Batching, Call, Effects, Linearization, Operands
+from jaxpyop._op.primitive.call_protocol import Batching, Call, Effects, Linearization, Operands, structs_of
 from jaxpyop._op.primitive.direct import run_now
+from jaxpyop._op.primitive.jvp_transpose import derived
 from jaxpyop._op.primitive.primitive import bind, python_call_p
 from jaxpyop._op.primitive.records import (
     NO_RECORD,

@@ -88,6 +88,9 @@ class Call(abc.ABC):
         seconds_per_element: how long an element took in a worker, once that is known.
     """
 
+    origin: tuple[Call, str, Any] | None = None
+    """How a call of a derivative was made: of which call, by which step of `derived`, with what argument."""
+
     is_linear = False
     """Whether the results are linear in all floating inputs (`transpose=`): `linear_part` is the derivative."""
 

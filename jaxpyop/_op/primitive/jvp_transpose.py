@@ -73,6 +73,8 @@ def _by_linearization(
 ) -> tuple[list[Any], _Pushforward]:
     """Bind the two calls of `Call.linearize`: the forward call now, and the linear call once there are tangents."""
     plan = call.linearize(perturbed)
+    for step, part in (("forward", plan.forward), ("linear", plan.linear)):
+        _note_origin(part, call, step, perturbed)
     inner = _batch_of_derivative(primals, call, batch)
     inputs, inner_batch = inner.primals[plan.skip :], inner.batch.with_inputs(lambda mask: mask[plan.skip :])
     if plan.forward is call:
@@ -127,7 +129,7 @@ def _push_through_linear(primals: Sequence[Any], tangents: Sequence[Any], call: 
     floating = tuple(map(is_inexact, primals))
     operands = [ad.instantiate_zeros(t) if f else p for p, t, f in zip(primals, tangents, floating)]
     batch = batch.with_inputs(lambda mask: _floating_last(mask, floating))
-    return bind(call.linear_part(floating), *_floating_last(operands, floating), batch=batch)
+    return bind(derived(call, "linear_part", floating), *_floating_last(operands, floating), batch=batch)
 
 
 def _floating_last(values: Sequence[Any], floating: Sequence[bool]) -> tuple[Any, ...]:
@@ -144,7 +146,7 @@ def _transpose(cotangents: Sequence[Any], *operands: Any, call: Call, batch: Bat
     nonzero = tuple(type(ct) is not ad.Zero for ct in cotangents)
     if not any(nonzero):
         return [ad.Zero(x.aval) if ad.is_undefined_primal(x) else None for x in operands]
-    back = _labelled(call.transposed(nonzero))
+    back = derived(call, "transposed", nonzero)
     # Residuals come before the tangents.
     first = len(operands) - call.body.linear_inputs
     known = [ct for ct in cotangents if type(ct) is not ad.Zero]
@@ -161,13 +163,45 @@ def _transpose_linear(cotangents: Sequence[Any], operands: Sequence[Any], call: 
     known = [ad.instantiate_zeros(ct) for ct in cotangents if not _is_zero_of_integers(ct)]
     fixed = [x for x, f in zip(operands, floating) if not f]
     structs = _floating_last(structs_of(avals, batch), floating)
-    back = _labelled(call.linear_part(floating).transposed_linear_part(structs))
+    back = derived(derived(call, "linear_part", floating), "transposed_linear_part", structs)
 
     def mask_of_operands(mask: tuple[bool, ...]) -> tuple[bool, ...]:
         return (*_floating_last(mask, floating)[: len(fixed)], *(True for _ in known))
 
     found = iter(bind(back, *fixed, *known, batch=batch.with_inputs(mask_of_operands)))
     return [_cotangent_of(x, next(found), k, batch) if f else None for k, (x, f) in enumerate(zip(operands, floating))]
+
+
+# ------------------------------------------------------------------- origins
+
+
+def derived(call: Call, step: str, argument: Any) -> Call:
+    """Make a call that is a part of another call's derivative. A saved program makes it again by the same step.
+
+    Args:
+        call: the other call.
+        step: "forward" or "linear", the parts of a `Linearization`, or the name of the method that makes it.
+        argument: that of `Call.linearize`, or of the method.
+    """
+    if step in ("forward", "linear"):
+        found = getattr(call.linearize(argument), step)
+    else:
+        found = _STEPS[step](call, argument)
+    _note_origin(found, call, step, argument)
+    return found
+
+
+_STEPS: dict[str, Callable[[Call, Any], Call]] = {
+    "transposed": lambda call, nonzero: _labelled(call.transposed(nonzero)),
+    "linear_part": lambda call, floating: call.linear_part(floating),
+    "transposed_linear_part": lambda call, structs: _labelled(call.transposed_linear_part(structs)),
+}
+
+
+def _note_origin(made: Call, call: Call, step: str, argument: Any) -> None:
+    # A call may be a part of its own derivative. Then it keeps its first origin.
+    if made is not call:
+        made.origin = call, step, argument
 
 
 def _labelled(call: Call) -> Call:

@@ -29,10 +29,10 @@ class _Slot:
 
     def __reduce__(self) -> str:
         # So that there is one object in every process.
-        return "_SLOT"
+        return "SLOT"
 
 
-_SLOT = _Slot()
+SLOT = _Slot()
 
 
 _CONTAINERS = (dict, list, tuple, type(None))
@@ -65,7 +65,7 @@ class Inputs:
     @property
     def array_mask(self) -> tuple[bool, ...]:
         """Whether each leaf is an array."""
-        return tuple([leaf is _SLOT for leaf in self.leaves])
+        return tuple([leaf is SLOT for leaf in self.leaves])
 
     @functools.cached_property
     def may_hold_state(self) -> bool:
@@ -75,14 +75,19 @@ class Inputs:
     @property
     def static(self) -> list[Any]:
         """The leaves that are not arrays."""
-        return [leaf for leaf in self.leaves if leaf is not _SLOT]
+        return [leaf for leaf in self.leaves if leaf is not SLOT]
+
+    @property
+    def skeleton(self) -> Any:
+        """The function's `(args, kwargs)` with a `SLOT` for each array."""
+        return jax.tree.unflatten(self.tree, self.leaves)
 
     def unflatten(self, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The function's `(args, kwargs)` with these arrays."""
         if self.is_flat:
             return tuple(arrays), {}
         it = iter(arrays)
-        leaves = [next(it) if leaf is _SLOT else leaf for leaf in self.leaves]
+        leaves = [next(it) if leaf is SLOT else leaf for leaf in self.leaves]
         args, kwargs = jax.tree.unflatten(self.tree, leaves)
         return tuple(args), kwargs
 
@@ -159,8 +164,17 @@ def _as_array(leaf: Any, api: str) -> tuple[Any, Any] | None:
 
 @functools.lru_cache(maxsize=64)
 def _flat_inputs(count: int) -> Inputs:
-    leaves, tree = jax.tree.flatten(((_SLOT,) * count, {}))
+    leaves, tree = jax.tree.flatten(((SLOT,) * count, {}))
     return Inputs(tree, tuple(leaves), (None,) * count, is_flat=True)
+
+
+def inputs_of(skeleton: Any, key_impls: Sequence[Any]) -> Inputs:
+    """Make `Inputs` of an `(args, kwargs)` that has a `SLOT` at each array."""
+    leaves, tree = jax.tree.flatten(skeleton)
+    flat = _flat_inputs(len(leaves))
+    if tree == flat.tree and tuple(leaves) == flat.leaves and not any(key_impls):
+        return flat
+    return Inputs(tree, tuple(leaves), tuple(key_impls), is_flat=False)
 
 
 def _is_plain_array(value: Any) -> bool:
@@ -179,7 +193,7 @@ def flatten_inputs(inp: Sequence[Any], kwargs: dict[str, Any], api: str) -> tupl
         return list(inp), _flat_inputs(len(inp))
     leaves, tree = jax.tree.flatten((tuple(inp), kwargs))
     found = [_as_array(leaf, api) for leaf in leaves]
-    static = tuple([leaf if part is None else _SLOT for leaf, part in zip(leaves, found)])
+    static = tuple([leaf if part is None else SLOT for leaf, part in zip(leaves, found)])
     arrays = [part for part in found if part is not None]
     key_impls = tuple([impl for _, impl in arrays])
     return [array for array, _ in arrays], Inputs(tree, static, key_impls, is_flat=False)

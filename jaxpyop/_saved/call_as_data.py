@@ -1,0 +1,205 @@
+"""One Python call as data: the op that the user asked for, or the step that made it from another call.
+
+A call of a derivative is not taken apart. It was made from the user's call by a chain of steps, such as "linear" and
+then "transposed", and loading makes it again by the same chain.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxpyop._op import (
+    NUMERICAL,
+    SLOT,
+    Call,
+    KeyEncoding,
+    Leaf,
+    Op,
+    PaddedEncoding,
+    Struct,
+    UserCall,
+    derived,
+    inputs_of,
+    make_op,
+    padded,
+)
+from jaxpyop._saved.function_names import Names
+from jaxpyop._saved.trees_as_data import dtype_named, from_data, implementation, item, key_dtype, to_data
+
+_Functions = Sequence[Callable[..., Any]]
+_FLAGS = ("on_jax", "stateful", "ordered", "copy", "out", "progress")
+_TEXTS = ("api", "name", "casting")
+
+
+class CallsToData:
+    """The calls of a program that is saved, each with a number. A call comes after the one that it was made from."""
+
+    def __init__(self, names: Names) -> None:
+        self._names = names
+        self._numbers: dict[Call, int] = {}
+        self.data: list[dict[str, Any]] = []
+
+    def number(self, call: Call) -> int:
+        """Return the number of a call.
+
+        Raises:
+            ValueError: something about it cannot be saved. The error names the op.
+        """
+        if call not in self._numbers:
+            found = self._described(call)
+            self._numbers[call] = len(self.data)
+            self.data.append(found)
+        return self._numbers[call]
+
+    def _described(self, call: Call) -> dict[str, Any]:
+        if call.origin is not None:
+            parent, step, argument = call.origin
+            if step == "transposed_linear_part":
+                argument = [[list(s.shape), s.dtype.name] for s in argument]
+            else:
+                argument = list(map(bool, argument))
+            return {"of": self.number(parent), "step": step, "argument": argument}
+        if type(call) is not UserCall:
+            raise ValueError(f"{call.title}: jaxpyop.export does not know how this call was made")
+        try:
+            inputs = call.user_body.inputs
+            skeleton = to_data(inputs.skeleton, lambda value: True if value is SLOT else None)
+        except TypeError as error:
+            raise ValueError(
+                f"{call.title}: an input that is no array, {error}; jaxpyop.export saves only such data: pass it "
+                "as an array, or let func make it"
+            ) from None
+        keys = [impl if impl is None else implementation(impl) for impl in inputs.key_impls]
+        conditional = call.operands.conditional
+        return {"op": _op_to_data(call.op, self._names), "inputs": skeleton, "keys": keys, "conditional": conditional}
+
+
+def _op_to_data(op: Op, names: Names) -> dict[str, Any]:
+    if op.executor is not None:
+        raise ValueError(
+            f"{op.title}: jaxpyop.export cannot save executor=, which belongs to its process; leave it out"
+        )
+
+    def named(what: str, rule: Any) -> Any:
+        return rule if rule is None or isinstance(rule, str) else names.number(rule, op.title, what)
+
+    try:
+        results = to_data(op.spec.returned.skeleton, _leaf_to_data)
+    except TypeError as error:
+        raise ValueError(f"{op.title}: Tout has {error}; jaxpyop.export saves only such structures") from None
+    fills = None
+    if op.failures is not None:
+        # A padded result has two arrays, and a fill for the first of them.
+        first = np.cumsum([0, *(leaf.arrays for leaf in op.spec.returned.leaves)])[:-1]
+        fills = [to_data(np.asarray(op.fills[k]).item(), lambda value: None) for k in first]
+    rules = ("fwd", "vjp", "jvp", "transpose")
+    return {
+        **{name: getattr(op, name) for name in (*_FLAGS, *_TEXTS)},
+        "vmap_method": op.vmap_method.name,
+        "chunksize": None if op.chunksize is None else int(op.chunksize),
+        "func": names.number(op.func, op.title, "func"),
+        "rules": [named(f"{rule}=" if rule != "fwd" else "fwd of vjp=", getattr(op.rules, rule)) for rule in rules],
+        "output_shapes": named("output_shapes=", op.output_shapes),
+        "results": results,
+        "fills": fills,
+    }
+
+
+def _leaf_to_data(value: Any) -> Any:
+    if not isinstance(value, Leaf):
+        return None
+    shape = None if value.shape is None else list(value.shape)
+    found: dict[str, Any] = {"dtype": value.dtype.name, "shape": shape, "padded": None, "key": None}
+    if isinstance(value.encoding, PaddedEncoding):
+        padding = value.encoding.padding
+        fill = to_data(value.encoding.fill.item(), lambda value: None)
+        found["padded"] = [list(padding.most), fill, list(padding.axes), padding.several]
+    if isinstance(value.encoding, KeyEncoding):
+        shape = value.encoding.shape
+        found["key"] = [implementation(value.encoding.impl), None if shape is None else list(shape)]
+    return found
+
+
+# -------------------------------------------------------------------- loading
+
+
+class CallsFromData:
+    """The calls of a file, made when they are asked for, each once."""
+
+    def __init__(self, data: Sequence[dict[str, Any]], functions: _Functions) -> None:
+        self._made: list[Call] = []
+        for entry in data:
+            if "op" in entry:
+                self._made.append(_user_call(entry, functions))
+            else:
+                argument: Any = tuple(entry["argument"])
+                if entry["step"] == "transposed_linear_part":
+                    argument = [Struct(tuple(shape), dtype_named(name)) for shape, name in argument]
+                # A call is made of an earlier one.
+                self._made.append(derived(item(self._made, entry["of"]), entry["step"], argument))
+
+    def call(self, number: Any) -> Call:
+        """Return the call of a number."""
+        return item(self._made, number)
+
+
+def _user_call(entry: dict[str, Any], functions: _Functions) -> Call:
+    skeleton = from_data(entry["inputs"], lambda data: SLOT)
+    keys = [key if key is None else implementation(key) for key in entry["keys"]]
+    inputs = inputs_of(skeleton, keys)
+    if sum(inputs.array_mask) != len(keys):
+        raise ValueError("an op has another number of arrays")
+    return UserCall(_op_from_data(entry["op"], functions), inputs, conditional=bool(entry["conditional"]))
+
+
+def _op_from_data(data: dict[str, Any], functions: _Functions) -> Op:
+    def function(number: Any) -> Any:
+        return number if number is None or number == NUMERICAL else item(functions, number)
+
+    # A namespace is a leaf of JAX's pytrees.
+    results = from_data(data["results"], lambda leaf: types.SimpleNamespace(**leaf))
+    tout = jax.tree.map(_tout, results)
+    # A shape that is known in part is not in Tout.
+    partial = jax.tree.map(lambda leaf: (leaf.shape and None in leaf.shape and tuple(leaf.shape)) or None, results)
+    asked = function(data["output_shapes"])
+    fwd, vjp, jvp, transpose = map(function, data["rules"])
+    fills, on_error = data["fills"], "raise"
+    if fills is not None:
+        values = [from_data(fill, lambda leaf: None) for fill in fills]
+        on_error = jax.tree.unflatten(jax.tree.structure(results), values)
+    return make_op(
+        data["api"],
+        item(functions, data["func"]),
+        tout,
+        data["name"],
+        mode="eager" if data["on_jax"] else None,
+        output_shapes=partial if asked is None else asked,
+        vmap_method=data["vmap_method"],
+        chunksize=data["chunksize"],
+        casting=data["casting"],
+        executor=None,
+        on_error=on_error,
+        vjp=vjp if fwd is None else (fwd, vjp),
+        jvp=jvp,
+        transpose=transpose,
+        **{name: data[name] for name in _FLAGS},
+    )
+
+
+def _tout(leaf: Any) -> Any:
+    if leaf.padded is not None:
+        most, fill, axes, several = leaf.padded
+        axis = tuple(axes) if several else item(axes, 0)
+        return padded(leaf.dtype, most, fill_value=from_data(fill, lambda leaf: None), axis=axis)
+    if leaf.key is not None:
+        name, shape = leaf.key
+        dtype = key_dtype(implementation(name))
+        return dtype if shape is None else Struct(tuple(shape), dtype)
+    if leaf.shape is None or None in leaf.shape:
+        return leaf.dtype
+    return Struct(tuple(leaf.shape), dtype_named(leaf.dtype))

@@ -1,0 +1,266 @@
+"""`jaxpyop.export` and `jaxpyop.load`: from a function to a file, and back."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, get_args
+
+import jax
+import jax.export
+
+from jaxpyop import _jaxcore
+from jaxpyop._cut import CutFunction, Loops
+from jaxpyop._saved.call_as_data import CallsFromData, CallsToData
+from jaxpyop._saved.file_format import packed, unpacked
+from jaxpyop._saved.function_names import Names, changed_functions, check_functions, find_functions
+from jaxpyop._saved.plan_as_data import Loader, Saver, custom_rule_around_call
+from jaxpyop._saved.trees_as_data import dtype_named, from_data, to_data
+
+
+class Exported:
+    """A program that `jaxpyop.export` wrote down.
+
+    Attributes:
+        functions: the names of the Python functions that it calls.
+    """
+
+    def __init__(self, name: str, functions: Sequence[str], data: bytes) -> None:
+        self._name = name
+        self.functions = tuple(functions)
+        self._data = data
+
+    def to_bytes(self) -> bytes:
+        """Return the program as bytes, for :func:`jaxpyop.load`."""
+        return self._data
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the program to a file, for :func:`jaxpyop.load`."""
+        pathlib.Path(path).write_bytes(self._data)
+
+    def __repr__(self) -> str:
+        return f"<jaxpyop.export of {self._name}: {len(self._data)} bytes, calls {', '.join(self.functions)}>"
+
+
+class _Place:
+    """Stands for an array in the structure of arguments or results."""
+
+
+def export(
+    fun: Callable[..., Any],
+    /,
+    *,
+    functions: Mapping[str, Callable[..., Any]] | None = None,
+    loops: Loops = "compiled",
+    platforms: Sequence[str] | None = None,
+    vjp_order: int = 0,
+    disabled_checks: Sequence[Any] = (),
+) -> Callable[..., Exported]:
+    """Write down a program that calls Python functions, so that another process can load and run it.
+
+    :func:`jax.export.export` refuses a program with callbacks. This function cuts the program at its Python calls, as
+    :func:`jaxpyop.jit` does. :mod:`jax.export` writes down the segments, and the calls between them are stored as
+    data. A Python function is stored by name, not by its code, and the process that loads the program must have it.
+
+    A function that a module defines has a name already. A lambda, a function inside a function, an object or a function
+    of ``__main__`` needs one: :func:`jaxpyop.register`, or `functions`. The package ``flatbuffers`` must be installed.
+
+    Args:
+        fun: a function of arrays, or what :func:`jax.jit` or :func:`jaxpyop.jit` made of one.
+        functions: names for Python functions, which are needed again as `functions` of :func:`jaxpyop.load`.
+        loops: how the loaded program runs loops that call Python, as in :func:`jaxpyop.jit`.
+        platforms: the platforms on which the program can run, as in :func:`jax.export.export`.
+        vjp_order: how often the loaded program can be differentiated in reverse mode. The default is never.
+        disabled_checks: as in :func:`jax.export.export`.
+
+    Returns:
+        A function that takes the arguments of `fun`, or ``jax.ShapeDtypeStruct`` objects in the place of arrays. It
+        returns an object with the methods ``to_bytes()`` and ``save(path)``, and with the names of the functions that
+        are called, ``functions``.
+
+    Raises:
+        ValueError: something cannot be saved, such as a function without a name, or an input that is no plain data.
+        ImportError: ``flatbuffers`` is not installed.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, numpy as np, jaxpyop
+        >>> def step(x):
+        ...     return jnp.sin(jaxpyop.numpy_function(np_median, [x], jnp.float32(0)))
+        >>> def np_median(x):
+        ...     return np.median(x)
+        >>> saved = jaxpyop.export(step, functions={"median": np_median})(jnp.ones(3))
+        >>> saved.functions
+        ('median',)
+        >>> loaded = jaxpyop.load(saved.to_bytes(), functions={"median": np_median})
+        >>> print(loaded(jnp.array([1.0, 5.0, 2.0])))
+        0.9092974
+    """
+    given = check_functions(functions, "jaxpyop.export")
+    if not callable(fun):
+        raise TypeError(f"jaxpyop.export: fun is {fun!r}; expected a function, as in jaxpyop.export(fun)(x)")
+    if loops not in get_args(Loops):
+        raise ValueError(f"jaxpyop.export: loops={loops!r}; expected one of {', '.join(map(repr, get_args(Loops)))}")
+    if type(vjp_order) is not int or vjp_order < 0:
+        raise ValueError(f"jaxpyop.export: vjp_order is {vjp_order!r}; expected 0, 1 or more")
+
+    def write_segment(function: Callable[..., Any], avals: Sequence[Any]) -> bytes:
+        exporting = jax.export.export(jax.jit(function), platforms=platforms, disabled_checks=disabled_checks)
+        return bytes(exporting(*avals).serialize(vjp_order=vjp_order))
+
+    def write(*args: Any, **kwargs: Any) -> Exported:
+        compiled: Any = fun if hasattr(fun, "trace") else jax.jit(fun)
+        traced = compiled.trace(*args, **kwargs)
+        _check_rules(traced.jaxpr, vjp_order)
+        names, name = Names(given), str(getattr(fun, "__name__", "function"))
+        saver = Saver(CallsToData(names), write_segment)
+        program = saver.program(traced.jaxpr)
+        plan = {
+            "name": name,
+            "x64": _jaxcore.x64_enabled(),
+            "loops": loops,
+            "vjp_order": vjp_order,
+            "arguments": _structure_to_data(jax.tree.structure(traced.args_info), "an argument"),
+            "results": _structure_to_data(traced.out_tree, "the result"),
+            "functions": names.data,
+            "calls": saver.calls.data,
+            "program": program,
+        }
+        return Exported(name, [entry["name"] for entry in names.data], packed(plan, saver.blobs))
+
+    return write
+
+
+def _check_rules(closed: Any, vjp_order: int) -> None:
+    if vjp_order and (rule := custom_rule_around_call(closed)):
+        raise ValueError(
+            f"jaxpyop.export: a {rule} is around a Python call, and its rule cannot be saved; give the rule to the op "
+            "(vjp= or jvp=), or export jax.grad of the function with vjp_order=0"
+        )
+
+
+def _structure_to_data(tree: Any, what: str) -> Any:
+    try:
+        skeleton = jax.tree.unflatten(tree, [_Place() for _ in range(tree.num_leaves)])
+        return to_data(skeleton, lambda value: True if type(value) is _Place else None)
+    except Exception as error:
+        raise ValueError(
+            f"jaxpyop.export: {what} is a structure that cannot be saved ({error}); use lists, tuples and dicts"
+        ) from None
+
+
+def _structure_from_data(data: Any) -> Any:
+    return jax.tree.structure(from_data(data, lambda content: _Place()))
+
+
+# -------------------------------------------------------------------- loading
+
+
+def load(
+    source: str | os.PathLike[str] | bytes,
+    /,
+    *,
+    functions: Mapping[str, Callable[..., Any]] | None = None,
+    allow: Sequence[str] = (),
+) -> CutFunction:
+    """Load a program that :func:`jaxpyop.export` wrote down.
+
+    The counterpart of :func:`jax.export.deserialize`. The file names Python functions. Only those in `functions`, those
+    that :func:`jaxpyop.register` knows, and those that a module in `allow` defines are ever called. No other module is
+    imported, and nothing is unpickled. The compiled segments are programs for XLA, so load files from people whom you
+    trust.
+
+    Args:
+        source: the path of a file, or the bytes of a program.
+        functions: the functions of names in the file. They replace registered and imported ones.
+        allow: modules that may be imported to find a function. A package allows all modules in it.
+
+    Returns:
+        A function like those of :func:`jaxpyop.jit`. It takes the arguments with which the program was exported,
+        without the static ones.
+
+    Raises:
+        ValueError: the file is damaged, functions are missing, or the program does not fit this process.
+        OSError: the file cannot be read.
+
+    Warns:
+        UserWarning: the code of a function is not the code that was exported.
+
+    Example:
+        >>> import jax.numpy as jnp, jaxpyop
+        >>> double = lambda x: 2 * x
+        >>> op = lambda x: jaxpyop.numpy_function(double, [x], jnp.float32(0))
+        >>> data = jaxpyop.export(op, functions={"double": double})(jnp.float32(1.0)).to_bytes()
+        >>> print(jaxpyop.load(data, functions={"double": double})(jnp.float32(3.0)))
+        6.0
+    """
+    given = check_functions(functions, "jaxpyop.load")
+    if isinstance(allow, str) or any(type(name) is not str for name in allow):
+        raise TypeError(f"jaxpyop.load: allow is {allow!r}; expected a list of modules, such as ['package.module']")
+    is_bytes = isinstance(source, (bytes, bytearray, memoryview))
+    title = "the program" if is_bytes else repr(os.fspath(source))
+    content = bytes(source) if is_bytes else pathlib.Path(source).read_bytes()
+    try:
+        plan, blobs = unpacked(content)
+        found = find_functions(plan["functions"], given, allow)
+        program = _loaded(plan, blobs, found)
+    except Exception as error:
+        # A hostile file can make any line above raise any error.
+        text = str(error) or type(error).__name__
+        raise ValueError(f"jaxpyop.load: {title} cannot be loaded: {text}") from error
+    for name in changed_functions(plan["functions"], found):
+        text = f"jaxpyop.load: {title}: the code of {name!r} is not the code that was exported"
+        warnings.warn(text, UserWarning, stacklevel=2)
+    return program
+
+
+def _loaded(plan: Mapping[str, Any], blobs: Sequence[bytes], functions: Sequence[Callable[..., Any]]) -> CutFunction:
+    x64, order = bool(plan["x64"]), plan["vjp_order"]
+    _check_x64(x64)
+    run = Loader(CallsFromData(plan["calls"], functions), blobs).program(plan["program"])
+    expected, results = _structure_from_data(plan["arguments"]), _structure_from_data(plan["results"])
+    flat = run if order else _without_derivative(run)
+
+    def program(*args: Any, **kwargs: Any) -> Any:
+        _check_x64(x64)
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        if tree != expected:
+            raise TypeError(f"the program was exported for arguments of the structure {expected}, and got {tree}")
+        return jax.tree.unflatten(results, flat(*map(jax.numpy.asarray, leaves)))
+
+    inputs = plan["program"]["inputs"]
+    structs = [_struct(*entry) for entry in inputs]
+    if None not in structs:
+        # Tracing finds all that does not fit together.
+        args, kwargs = jax.tree.unflatten(expected, structs)
+        jax.eval_shape(program, *args, **kwargs)
+    if plan["loops"] not in ("compiled", "python"):
+        raise ValueError(f"loops is {plan['loops']!r}")
+    program.__name__ = program.__qualname__ = str(plan["name"])
+    return CutFunction(program, plan["loops"], {})
+
+
+def _struct(shape: Sequence[Any], dtype: str) -> Any:
+    """The type of an input; None if a dimension is symbolic."""
+    if any(isinstance(size, str) for size in shape):
+        return None
+    return jax.ShapeDtypeStruct(tuple(shape), dtype_named(dtype))
+
+
+def _check_x64(x64: bool) -> None:
+    if _jaxcore.x64_enabled() != x64:
+        raise ValueError(f"the program was exported with jax_enable_x64={x64}; set the same here")
+
+
+def _without_derivative(run: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+    """Return the same function, which refuses to be differentiated."""
+    guarded = jax.custom_jvp(run)
+
+    @guarded.defjvp
+    def refuse(primals: Any, tangents: Any) -> Any:
+        raise NotImplementedError(
+            "the program was exported without its derivative; export it with vjp_order=1, or export jax.grad of it"
+        )
+
+    return guarded

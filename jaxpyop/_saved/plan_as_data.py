@@ -1,0 +1,208 @@
+"""A program as data: its steps, which are exported segments, Python calls, and loops that hold Python calls.
+
+The values of a program have numbers: first its inputs, then constants that a Python call reads, then the results of
+each step. A loaded program is a function that performs the steps. It is traced again, so JAX and `jaxpyop.jit` treat
+it as any other function that calls Python.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.export
+import numpy as np
+
+from jaxpyop import _jaxcore
+from jaxpyop._cut import Lives, Node, StaysWhole, Value, check_types, divided, segment_of
+from jaxpyop._host import Batch
+from jaxpyop._op import bind, python_call_p, structs_of
+from jaxpyop._saved.call_as_data import CallsFromData, CallsToData
+from jaxpyop._saved.loops import loop_from_data, loop_to_data
+from jaxpyop._saved.trees_as_data import check_type, dtype_named, item, struct_to_data
+
+# Performs the steps of a program on its inputs.
+Run = Callable[..., list[Any]]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Saver:
+    """Turns traced programs into data.
+
+    Attributes:
+        calls: the Python calls met so far.
+        export: makes the bytes of a segment, from a function and the types of its inputs.
+        blobs: the segments and constants met so far, as bytes.
+    """
+
+    calls: CallsToData
+    export: Callable[[Callable[..., Any], Sequence[Any]], bytes]
+    blobs: list[bytes] = dataclasses.field(default_factory=list)
+
+    def program(self, closed: Any) -> dict[str, Any]:
+        """Return a program as data.
+
+        Args:
+            closed: its jaxpr.
+
+        Raises:
+            ValueError: a part of it cannot be saved.
+        """
+        try:
+            check_types([v.aval for v in _jaxcore.jaxpr_of(closed).invars])
+            program, steps = divided(closed, cut_loops=True)
+        except StaysWhole as reason:
+            raise ValueError(f"jaxpyop.export: the program cannot be cut at its Python calls: {reason}") from None
+        lives = Lives(program, steps, [False] * len(program.inputs))
+        numbers: dict[Any, int] = {value: k for k, value in enumerate(program.inputs)}
+        constants = [self._constant(x, numbers) for step in steps for x in _constants_of(step)]
+        data: list[dict[str, Any]] = []
+        for k, step in enumerate(steps):
+            if isinstance(step, Node):
+                found: dict[str, Any] = self._call(step) if step.call else loop_to_data(step.eqn, self.program)
+                reads, makes = step.reads, step.makes
+            else:
+                reads, makes = lives.reads[k], lives.makes(k)
+                found = {"segment": self._segment(step, reads, makes)}
+            # A literal is compared by identity, because another one may be equal and have another type.
+            found["reads"] = [numbers[x if isinstance(x, Value) else id(x)] for x in reads]
+            found["makes"] = [struct_to_data(value.aval) for value in makes]
+            numbers.update(zip(makes, range(len(numbers), len(numbers) + len(makes))))
+            data.append(found)
+        return {
+            "inputs": [struct_to_data(value.aval) for value in program.inputs],
+            "constants": constants,
+            "steps": data,
+            "outputs": [numbers[value] for value in program.outputs],
+        }
+
+    def _constant(self, x: Any, numbers: dict[Any, int]) -> list[Any]:
+        numbers[x if isinstance(x, Value) else id(x)] = len(numbers)
+        array = x.constant if isinstance(x, Value) else np.asarray(x.val, x.aval.dtype)
+        if jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):
+            raise ValueError("jaxpyop.export: a loop that calls Python reads constant keys; pass them as an argument")
+        self.blobs.append(np.asarray(array).tobytes())
+        return [len(self.blobs) - 1, *struct_to_data(x.aval)]
+
+    def _segment(self, nodes: Sequence[Node], reads: Sequence[Value], makes: Sequence[Value]) -> int:
+        names = ", ".join(str(node.eqn.primitive) for node in nodes if node.eqn is not None)
+        for node in nodes:
+            if node.holds_call:
+                raise ValueError(
+                    f"jaxpyop.export: a Python call inside of {node.eqn.primitive} cannot be saved, because the "
+                    "program is not cut there; call it outside"
+                )
+        try:
+            self.blobs.append(self.export(segment_of(nodes, reads, makes), [value.aval for value in reads]))
+        except (NotImplementedError, ValueError) as error:
+            raise ValueError(f"jaxpyop.export: jax.export cannot write the segment ({names}): {error}") from error
+        return len(self.blobs) - 1
+
+    def _call(self, node: Node) -> dict[str, Any]:
+        call, batch = node.eqn.params["call"], node.eqn.params["batch"]
+        if call.refusal is not None:
+            raise call.refusal()
+        return {
+            "call": self.calls.number(call),
+            "batch": {
+                "sizes": list(batch.sizes),
+                "masks": [list(map(bool, m)) for m in batch.masks],
+                "block": batch.block,
+            },
+        }
+
+
+def _constants_of(step: Any) -> list[Any]:
+    """Return the literals and constants that a Python call or a loop reads, each once."""
+    reads = step.reads if isinstance(step, Node) else ()
+    return [x for x in reads if not isinstance(x, Value) or x.constant is not None]
+
+
+def custom_rule_around_call(closed: Any) -> str:
+    """Return the name of a primitive with its own derivative rule that holds a Python call; "" if there is none."""
+
+    def holds(jaxpr: Any) -> bool:
+        return any(eqn.primitive is python_call_p or any(map(holds, inner(eqn))) for eqn in jaxpr.eqns)
+
+    def inner(eqn: Any) -> list[Any]:
+        return [_jaxcore.jaxpr_of(closed) for closed in _jaxcore.jaxprs_in(eqn.params)]
+
+    def found(jaxpr: Any) -> str:
+        for eqn in jaxpr.eqns:
+            if eqn.primitive.name.startswith("custom_") and any(map(holds, inner(eqn))):
+                return eqn.primitive.name
+            for part in inner(eqn):
+                if name := found(part):
+                    return name
+        return ""
+
+    return found(_jaxcore.jaxpr_of(closed))
+
+
+# -------------------------------------------------------------------- loading
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Loader:
+    """Turns data into functions that perform the steps of a program.
+
+    Attributes:
+        calls: its Python calls.
+        blobs: its segments and constants, as bytes.
+    """
+
+    calls: CallsFromData
+    blobs: Sequence[bytes]
+
+    def program(self, data: dict[str, Any]) -> Run:
+        """Return the function of a program. It takes the inputs, and returns the outputs, as flat lists.
+
+        Raises:
+            Exception: the data is not what `Saver` makes.
+        """
+        inputs, outputs = data["inputs"], data["outputs"]
+        constants = [self._constant(*entry) for entry in data["constants"]]
+        steps = [(self._step(step), step["reads"], step["makes"]) for step in data["steps"]]
+
+        def run(*args: Any) -> list[Any]:
+            for k, (x, like) in enumerate(zip(args, inputs, strict=True)):
+                check_type(x, like, f"input {k}")
+            values = [*args, *constants]
+            for perform, reads, makes in steps:
+                found = perform(*(item(values, k) for k in reads))
+                for value, like in zip(found, makes, strict=True):
+                    check_type(value, like, "a result of a step")
+                values += found
+            return [item(values, k) for k in outputs]
+
+        return run
+
+    def _constant(self, blob: Any, shape: Sequence[int], dtype: str) -> Any:
+        return np.frombuffer(item(self.blobs, blob), dtype_named(dtype)).reshape(shape)
+
+    def _step(self, step: dict[str, Any]) -> Callable[..., list[Any]]:
+        if "segment" in step:
+            segment: Any = jax.export.deserialize(bytearray(item(self.blobs, step["segment"])))
+            return segment.call
+        if "call" not in step:
+            return loop_from_data(step, self.program)
+        call, of = self.calls.call(step["call"]), step["batch"]
+        batch = Batch(tuple(of["sizes"]), tuple(map(tuple, of["masks"])), of["block"])
+        if any(len(mask) != len(step["reads"]) for mask in batch.masks) or len(batch.masks) != len(batch.sizes):
+            raise ValueError("a batch has other inputs than its call")
+        count, sizes = len(batch.sizes), [shape for shape, _ in step["makes"]]
+        # The shapes of the results are known, so the function need not be evaluated in the abstract.
+        known = all(type(size) is int for shape in sizes for size in shape)
+        results = (
+            [jax.ShapeDtypeStruct(shape[count:], dtype_named(dtype)) for shape, dtype in step["makes"]] if known else []
+        )
+
+        def run(*args: Any) -> list[Any]:
+            if known:
+                of_body = results[: len(results) - call.operands.extra_results]
+                call.note_shapes(structs_of(args, batch), of_body)
+            return bind(call, *args, batch=batch)
+
+        return run

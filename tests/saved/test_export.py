@@ -1,0 +1,210 @@
+"""What can be exported, and how a loaded program behaves."""
+
+from __future__ import annotations
+
+import concurrent.futures
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxpyop
+from jaxpyop import numpy_function, py_function
+from jaxpyop._op import RECORDS
+from jaxpyop._saved.file_format import unpacked
+from tests.shared import saved_programs
+from tests.shared.saved_programs import F, branches, cube, loss, of_branches, vjp_of_cube
+
+X = jnp.asarray(saved_programs.X)
+HERE = ["tests.shared.saved_programs"]
+
+
+def loaded(fun, *args, **options):
+    return jaxpyop.load(jaxpyop.export(fun, **options)(*args).to_bytes(), allow=HERE)
+
+
+def test_a_file(tmp_path):
+    program = jaxpyop.export(of_branches)(X)
+    program.save(tmp_path / "program")
+    assert (tmp_path / "program").read_bytes() == program.to_bytes()
+    assert repr(program).startswith("<jaxpyop.export of of_branches: ")
+    for path in (tmp_path / "program", str(tmp_path / "program")):
+        np.testing.assert_allclose(jaxpyop.load(path, allow=HERE)(X), of_branches(X), rtol=1e-6)
+
+
+def test_the_program_is_cut_as_before():
+    explained = jaxpyop.jit(of_branches).explain(X).splitlines()
+    again = loaded(of_branches, X).explain(X).splitlines()
+    assert [line.partition(":")[0] for line in again] == [line.partition(":")[0] for line in explained]
+
+
+def test_a_record_is_handed_over_in_a_loaded_gradient(monkeypatch):
+    gradient = loaded(jax.grad(loss), X)
+    assert gradient.explain(X).count("Python") == 2
+    monkeypatch.setattr(type(RECORDS), "put", None)
+    np.testing.assert_allclose(gradient(X), jaxpyop.jit(jax.grad(loss))(X), rtol=1e-6)
+
+
+@pytest.mark.parametrize("wrap", [jax.jit, jaxpyop.jit, lambda f: f], ids=["jax.jit", "jaxpyop.jit", "a function"])
+def test_what_is_exported(wrap):
+    np.testing.assert_allclose(loaded(wrap(of_branches), X)(X), of_branches(X), rtol=1e-6)
+
+
+def test_structs_in_place_of_arrays_and_static_arguments():
+    scaled = jax.jit(lambda x, k: of_branches(x) * k, static_argnums=1)
+    again = loaded(scaled, jax.ShapeDtypeStruct((3,), F), 3)
+    np.testing.assert_allclose(again(X), of_branches(X) * 3, rtol=1e-6)
+
+
+def test_symbolic_shapes():
+    (n,) = jax.export.symbolic_shape("n")
+    fun = lambda x: jnp.sin(py_function(cube, [jnp.cos(x)], F)) + x
+    again = loaded(fun, jax.ShapeDtypeStruct((n,), F))
+    for x in (X, jnp.arange(5.0)):
+        np.testing.assert_allclose(again(x), fun(x), rtol=1e-6)
+    with pytest.raises(ValueError, match="input 0 has the shape"):
+        again(jnp.ones((2, 2)))
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        pytest.param((jnp.ones(4),), "input 0 has the shape", id="a shape"),
+        pytest.param((jnp.ones(3, jnp.int32),), "input 0 is int32", id="a dtype"),
+        pytest.param((X, X), "arguments of the structure", id="too many"),
+        pytest.param(([X],), "arguments of the structure", id="a structure"),
+    ],
+)
+def test_other_arguments(args, said):
+    again = loaded(of_branches, X)
+    with pytest.raises((ValueError, TypeError), match=said):
+        again(*args)
+
+
+def test_other_settings():
+    data = jaxpyop.export(of_branches)(X).to_bytes()
+    again = jaxpyop.load(data, allow=HERE)
+    with jax.enable_x64(not jax.config.jax_enable_x64):
+        with pytest.raises(ValueError, match="exported with jax_enable_x64="):
+            jaxpyop.load(data, allow=HERE)
+        with pytest.raises(ValueError, match="exported with jax_enable_x64="):
+            again(X)
+
+
+def test_without_vjp_order_a_derivative_is_an_error_that_says_so():
+    # The program has no segment, so no error of jax.export would come.
+    for fun in (loss, lambda x: jnp.sum(py_function(branches, [x], F)), lambda x: py_function(branches, [x], F)[0]):
+        again = loaded(fun, X)
+        for transform in (jax.grad, lambda f: jaxpyop.jit(jax.grad(f)), lambda f: lambda x: jax.jvp(f, (x,), (x,))):
+            with pytest.raises(
+                NotImplementedError, match="exported without its derivative; export it with vjp_order=1"
+            ):
+                transform(again)(X)
+        # What is not differentiated is no error.
+        found = jax.grad(lambda y, again=again: y * jnp.sum(again(X)))(1.0)
+        np.testing.assert_allclose(found, jnp.sum(fun(X)), rtol=1e-5)
+
+
+@jax.custom_vjp
+def own_rule(x):
+    return py_function(branches, [x], F)
+
+
+own_rule.defvjp(lambda x: (own_rule(x), x), lambda x, ct: (ct * 7,))
+
+
+def test_a_rule_around_a_call():
+    fun = lambda x: jnp.sum(own_rule(jnp.sin(x)))
+    with pytest.raises(ValueError, match=r"custom_vjp_call is around a Python call.*vjp= or jvp="):
+        jaxpyop.export(fun, vjp_order=1)(X)
+    np.testing.assert_allclose(loaded(fun, X)(X), fun(X), rtol=1e-6)
+    np.testing.assert_allclose(loaded(jax.grad(fun), X)(X), jax.grad(fun)(X), rtol=1e-6)
+
+
+def test_gradients_stop_where_they_did():
+    fun = lambda x: jnp.sum(py_function(branches, [jax.lax.stop_gradient(jnp.sin(x)) + x], F) * jnp.cos(x))
+    np.testing.assert_allclose(jax.grad(loaded(fun, X, vjp_order=1))(X), jax.grad(fun)(X), rtol=1e-5)
+
+
+SHAPE = jax.ShapeDtypeStruct((3,), F)
+
+
+class Static:
+    pass
+
+
+def mesh_program(x):
+    mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec("d")
+    return jax.shard_map(lambda x: numpy_function(cube, [x], SHAPE), mesh=mesh, in_specs=spec, out_specs=spec)(x)
+
+
+def with_ref(x):
+    ref = jax.new_ref(x)
+    ref[...] = numpy_function(cube, [ref[...]], SHAPE)
+    return ref[...]
+
+
+POOL = concurrent.futures.ThreadPoolExecutor(1)
+REFUSED = {
+    "an executor": (lambda x: numpy_function(cube, [x], SHAPE, executor=POOL), r"'cube': .*executor="),
+    "a rule": (jax.grad(lambda x: numpy_function(cube, [x], SHAPE, vjp=lambda i, o, c: c)[0]), r"vjp= again.*<lambda>"),
+    "the shapes": (lambda x: numpy_function(cube, [x], F, output_shapes=lambda x: x.shape), r"output_shapes= again"),
+    "a static input": (lambda x: numpy_function(cube, [x, Static()], SHAPE), r"'cube': an input.*Static"),
+    "a function as input": (lambda x: numpy_function(cube, [x, cube], SHAPE), r"'cube': an input.*function"),
+    "shard_map": (mesh_program, r"inside of shard_map cannot be saved"),
+    "a mutable array": (with_ref, r"cannot be cut at its Python calls: a mutable array"),
+    "a callback": (
+        lambda x: jax.pure_callback(np.sin, SHAPE, numpy_function(cube, [x], SHAPE)),
+        r"jax.export cannot write the segment \(pure_callback\)",
+    ),
+    "no derivative": (jax.grad(lambda x: numpy_function(cube, [x], SHAPE)[0]), r"'cube': a backward pass needs"),
+    "a structure": (
+        lambda x: jax.tree_util.Partial(cube, numpy_function(cube, [x], SHAPE)),
+        r"the result is a structure",
+    ),
+}
+
+
+@pytest.mark.parametrize(("fun", "said"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_saved_is_refused(fun, said):
+    with pytest.raises(ValueError, match=said):
+        jaxpyop.export(fun)(X)
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [({"loops": "some"}, ValueError), ({"vjp_order": -1}, ValueError), ({"vjp_order": True}, ValueError)],
+    ids=repr,
+)
+def test_bad_options(options, error):
+    with pytest.raises(error, match=r"jaxpyop\.export: "):
+        jaxpyop.export(of_branches, **options)
+
+
+def test_another_platform():
+    again = jaxpyop.export(of_branches, platforms=["cuda"])(X).to_bytes()
+    with pytest.raises(ValueError, match="cuda"):
+        jaxpyop.load(again, allow=HERE)(X)
+    np.testing.assert_allclose(loaded(of_branches, X, platforms=["cpu", "cuda"])(X), of_branches(X), rtol=1e-6)
+
+
+def test_the_size_is_that_of_the_segments():
+    def large(x):
+        for _ in range(300):
+            x = jnp.sin(x) @ jnp.cos(x).T
+        y = py_function(branches, [x], F)
+        return jnp.linalg.norm(y @ x) + jnp.sum(y)
+
+    data = jaxpyop.export(large)(jnp.ones((3, 3))).to_bytes()
+    _, blobs = unpacked(data)
+    assert len(data) < 1.1 * sum(map(len, blobs))
+
+
+def test_second_derivatives_of_rules_are_as_before():
+    fun = lambda x: jnp.sum(numpy_function(cube, [x], SHAPE, vjp=vjp_of_cube))
+    again = loaded(fun, X, vjp_order=2)
+    np.testing.assert_allclose(jax.grad(again)(X), jax.grad(fun)(X))
+    with pytest.raises(NotImplementedError, match="second derivatives"):
+        jax.jacrev(jax.grad(again))(X)

@@ -1,0 +1,239 @@
+"""How a Python function is stored by name, and which names find a function."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import types
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxpyop
+from jaxpyop._saved import function_names
+from jaxpyop._saved.function_names import code_checksum, find_functions
+from tests.shared.saved_package import functions
+from tests.shared.util import run_python
+
+X = jnp.arange(3.0)
+HERE = "tests.shared.saved_package.functions"
+
+
+@pytest.fixture(autouse=True)
+def registry(monkeypatch):
+    monkeypatch.setattr(function_names, "_registered", {})
+
+
+def saved(func, **options):
+    op = lambda x: jaxpyop.numpy_function(func, [x], jax.ShapeDtypeStruct((3,), jnp.float32))
+    return jaxpyop.export(op, **options)(X)
+
+
+def test_a_function_of_a_module():
+    program = saved(functions.double)
+    assert program.functions == (f"{HERE}:double",)
+    for allow in ([HERE], ["tests"], ("other", "tests.shared")):
+        np.testing.assert_array_equal(jaxpyop.load(program.to_bytes(), allow=allow)(X), 2 * X)
+
+
+@pytest.mark.parametrize(
+    "allow", [(), ["test"], ["tests.shared.saved"], [f"{HERE}.double"], ["tests.shared.saved_pack"]]
+)
+def test_a_module_that_is_not_allowed(allow):
+    with pytest.raises(ValueError, match=r"functions are missing: 'tests\.shared\.saved_package\.functions:double'"):
+        jaxpyop.load(saved(functions.double).to_bytes(), allow=allow)
+
+
+@pytest.mark.parametrize(
+    ("func", "name"),
+    [
+        pytest.param(functions.Shapes.square, "Shapes.square", id="a static method"),
+        pytest.param(functions.halve, "halve", id="a decorated function"),
+        pytest.param(functions.UNWRAPPED, "halve", id="the function inside a decorator"),
+        pytest.param(functions.alias, "double", id="under another name"),
+    ],
+)
+def test_places(func, name):
+    program = saved(func)
+    assert program.functions == (f"{HERE}:{name}",)
+    np.testing.assert_array_equal(jaxpyop.load(program.to_bytes(), allow=[HERE])(X), func(X))
+
+
+def inner():
+    def function(x):
+        return x
+
+    return function
+
+
+class Doubling:
+    def __call__(self, x):
+        return 2 * x
+
+    def method(self, x):
+        return 2 * x
+
+
+def of_main(x):
+    return x
+
+
+of_main.__module__ = "__main__"
+
+
+@pytest.mark.parametrize(
+    ("func", "why"),
+    [
+        pytest.param(lambda x: x, "<lambda>", id="a lambda"),
+        pytest.param(inner(), "<locals>", id="a closure"),
+        pytest.param(Doubling(), "a Doubling", id="an object"),
+        pytest.param(Doubling().method, "a method", id="a method"),
+        pytest.param(np.sin, "a ufunc", id="of another kind"),
+        pytest.param(of_main, "__main__", id="of __main__"),
+    ],
+)
+def test_a_function_without_a_place_needs_a_name(func, why):
+    with pytest.raises(
+        ValueError, match=rf"numpy_function .*: another process cannot find func again: .*{why}.*register"
+    ):
+        saved(func)
+    expected = func(np.asarray(X))
+    program = saved(func, functions={"mine": func})
+    assert program.functions == ("mine",)
+    with pytest.raises(ValueError, match="functions are missing: 'mine'"):
+        jaxpyop.load(program.to_bytes(), allow=["tests"])
+    np.testing.assert_array_equal(jaxpyop.load(program.to_bytes(), functions={"mine": func})(X), expected)
+    jaxpyop.register("mine", func)
+    assert saved(func).functions == ("mine",)
+    np.testing.assert_array_equal(jaxpyop.load(program.to_bytes())(X), expected)
+
+
+def test_a_given_function_goes_before_the_place():
+    program = saved(functions.double)
+    with pytest.warns(UserWarning, match=f"the code of '{HERE}:double' is not the code that was exported"):
+        loaded = jaxpyop.load(program.to_bytes(), functions={f"{HERE}:double": lambda x: 3 * x})
+    np.testing.assert_array_equal(loaded(X), 3 * X)
+
+
+@pytest.mark.parametrize("name", ["", 3, None])
+def test_register_wants_a_name(name):
+    with pytest.raises(TypeError, match="expected a string"):
+        jaxpyop.register(name, abs)
+
+
+def test_register_wants_a_function_and_one_for_a_name():
+    with pytest.raises(TypeError, match="expected a function"):
+        jaxpyop.register("name", 3)
+    jaxpyop.register("name", abs)
+    jaxpyop.register("name", abs)
+    with pytest.raises(ValueError, match="the name of <built-in function abs> already"):
+        jaxpyop.register("name", max)
+
+
+HOSTILE = {
+    "another module's function": ("tests.shared.saved_package.functions:run", 0),
+    "the same in a package": ("tests.shared.saved_package:run", 0),
+    "an alias": (f"{HERE}:alias", 0),
+    "a module": ("tests.shared.saved_package:functions", 0),
+    "through a module": ("tests.shared.saved_package:functions.double", 0),
+    "a class": (f"{HERE}:Shapes", 0),
+    "a builtin": (f"{HERE}:__builtins__.eval", 0),
+    "a dunder": (f"{HERE}:double.__globals__", 0),
+    "a method of type": (f"{HERE}:Shapes.__subclasses__", 0),
+    "an attribute of a function": (f"{HERE}:double.__call__", 0),
+    "a call": (f"{HERE}:double()", 0),
+    "no module": ("double", 0),
+    "a relative module": (".:double", 0),
+    "a path": ("tests/shared:double", 0),
+    "a module that is not there": ("tests.shared.nothing:double", 0),
+    "too many decorators": (f"{HERE}:halve", 2),
+    "a negative number of decorators": (f"{HERE}:halve", -1),
+    "no number of decorators": (f"{HERE}:halve", "1"),
+    "a name that is no text": (3, 0),
+    "a list": ([HERE], 0),
+    "an allowed name in front": ("testsevil:double", 0),
+    "what is not allowed": ("os:system", 0),
+    "a module of the standard library": ("subprocess:run", 0),
+}
+
+
+@pytest.mark.parametrize(("name", "unwrapped"), HOSTILE.values(), ids=HOSTILE)
+def test_a_name_in_a_file_finds_no_other_function(name, unwrapped, monkeypatch):
+    called = []
+    monkeypatch.setattr(subprocess, "run", lambda *args: called.append(args))
+    before = set(sys.modules)
+    entry = {"name": name, "unwrapped": unwrapped, "code": None, "python": ""}
+    with pytest.raises(ValueError, match="functions are missing"):
+        find_functions([entry], {}, ["tests"])
+    assert not called
+    assert not [module for module in set(sys.modules) - before if not module.startswith("tests")]
+
+
+@pytest.mark.parametrize("allow", ["tests", [3], None], ids=repr)
+def test_allow_is_a_list(allow):
+    with pytest.raises(TypeError):
+        jaxpyop.load(b"", allow=allow)
+
+
+@pytest.mark.parametrize("given", [[abs], {"a": 3}, {3: abs}], ids=repr)
+def test_functions_is_a_dict_of_functions(given):
+    with pytest.raises(TypeError, match="expected a dict from names to functions"):
+        jaxpyop.load(b"", functions=given)
+    with pytest.raises(TypeError, match="expected a dict from names to functions"):
+        jaxpyop.export(abs, functions=given)
+
+
+# ------------------------------------------------------------------- changed code
+
+TEXT = "def f(x, y=1):\n    'Text.'\n    if x in {'a', 'b', 'c'}:\n        return [lambda: x + y]\n    return 1.5"
+
+
+def compiled(text):
+    namespace = {}
+    exec(compile(text, "<test>", "exec"), namespace)
+    return namespace["f"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("1.5", "2.5"),
+        ("x + y", "x - y"),
+        ("y=1", "y=2"),
+        ("'c'", "'d'"),
+        ("return 1.5", "return x"),
+        ("lambda", "lambda z"),
+    ],
+)
+def test_a_change_of_the_code_changes_its_checksum(old, new):
+    assert code_checksum(compiled(TEXT)) == code_checksum(compiled(f"\n\n{TEXT}"))
+    assert code_checksum(compiled(TEXT)) != code_checksum(compiled(TEXT.replace(old, new)))
+
+
+def test_the_checksum_is_the_same_in_another_process():
+    code = f"from tests.saved.test_function_names import *; print(code_checksum(compiled({TEXT!r})))"
+    found = [run_python(code, PYTHONHASHSEED=seed, PYTHONPATH=":".join(sys.path)).stdout.strip() for seed in "12"]
+    assert found == [code_checksum(compiled(TEXT))] * 2
+
+
+def test_changed_code_is_a_warning_that_names_the_function(monkeypatch):
+    program = saved(functions.double)
+    changed = types.FunctionType(functions.halve.__wrapped__.__code__, vars(functions), "double")
+    changed.__module__, changed.__qualname__ = HERE, "double"
+    monkeypatch.setattr(functions, "double", changed)
+    with pytest.warns(UserWarning, match=f"the code of '{HERE}:double' is not the code that was exported"):
+        loaded = jaxpyop.load(program.to_bytes(), allow=["tests"])
+    np.testing.assert_array_equal(loaded(X), X / 2)
+
+
+def test_code_of_another_python_is_not_compared(monkeypatch):
+    monkeypatch.setattr(function_names, "_python", lambda: "cpython 3.99")
+    program = saved(functions.double)
+    monkeypatch.undo()
+    monkeypatch.setattr(functions.double, "__defaults__", None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        jaxpyop.load(program.to_bytes(), functions={f"{HERE}:double": lambda x: 3 * x})

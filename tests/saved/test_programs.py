@@ -1,0 +1,35 @@
+"""Programs that this process saves and another one loads."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from tests.shared.saved_programs import PROGRAMS, outcome, save_all
+from tests.shared.util import run_python
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory):
+    """What each program gives in another process."""
+    folder = str(tmp_path_factory.mktemp("saved"))
+    save_all(folder)
+    code = f"import sys; sys.argv[1:] = [{folder!r}]; from tests.shared.saved_programs import main; main()"
+    done = run_python(code, PYTHONPATH=os.pathsep.join(filter(None, sys.path)))
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_another_process_gets_the_same(name, loaded):
+    program, found = PROGRAMS[name], loaded[name]
+    expected = outcome(program.after(jax.jit(program.fun)), program)
+    assert not isinstance(found, str), found
+    for part in ("types", "structure", "notes"):
+        assert found[part] == expected[part]
+    for value, like in zip(found["values"], expected["values"], strict=True):
+        np.testing.assert_allclose(value, like, rtol=1e-5, atol=1e-6)
