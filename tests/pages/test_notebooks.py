@@ -29,6 +29,7 @@ NAMES = (
     "6_reinforcement_learning",
     "7_inverse_problem",
     "8_markov_chain",
+    "9_mutable_state",
 )
 LARGEST = 400_000  # bytes
 PACKAGE = {"jax", "numpy", "jaxpyop"}
