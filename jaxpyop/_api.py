@@ -158,8 +158,8 @@ def numpy_function(
             results differ from the declared ones; `func` closes over a traced value;
             or a backward pass needs a `vjp`.
         OverflowError: an integer does not fit its dtype, as an input or a result.
-        NotImplementedError: forward mode needs a `jvp`; the op is differentiated twice
-            without `transpose`; ``jax.export`` is used; or the op is stateful where JAX
+        NotImplementedError: forward mode needs a `jvp`; no rule gives a second
+            derivative; ``jax.export`` is used; or the op is stateful where JAX
             allows no effects (``checkpoint``, ``vmap`` of ``cond``).
         jax.errors.JaxRuntimeError: `func` raised an exception under ``jit`` (see
             :func:`jaxpyop.reraise`). Outside ``jit`` its own exception is raised.

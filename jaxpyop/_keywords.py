@@ -25,6 +25,7 @@ _Rule: TypeAlias = Callable[[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]],
 _Pair: TypeAlias = tuple[Callable[..., Any], Callable[[Any, tuple[Any, ...]], Any]]
 Vjp: TypeAlias = _Rule | _Pair | Literal["numerical"]
 Jvp: TypeAlias = _Rule | Literal["numerical"]
+Hvp: TypeAlias = Literal["numerical"]
 # It takes cotangents.
 Transpose: TypeAlias = Callable[[tuple[Any, ...]], Any]
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -103,6 +104,8 @@ class JaxOptions(_OfJax, _OfAll, total=False):
         jvp: a rule for forward mode, which replaces the automatic derivative:
             ``f(inputs, outputs, tangents)``, or ``"numerical"``, as in
             :func:`numpy_function`.
+        hvp: ``"numerical"``: second derivatives by differences of the rules, as in
+            :func:`numpy_function`.
         mode: whether `func` is called, or becomes part of the program. The default is
             ``jaxpyop.config.mode``.
 
@@ -131,6 +134,7 @@ class JaxOptions(_OfJax, _OfAll, total=False):
 
     vjp: Annotated[Vjp | None, None]
     jvp: Annotated[Jvp | None, None]
+    hvp: Annotated[Hvp | None, None]
     mode: Annotated[Mode | None, None]
     max_steps: Annotated[int | None, None]
 
@@ -156,13 +160,18 @@ class ContribOptions(_OfAll, total=False):
 
             With ``"expand_dims"`` and ``"broadcast_all"``, a rule is called once per
             batch, and its arrays have the axes of the batch in front. For second
-            derivatives, put a :class:`jax.custom_jvp` around the op.
+            derivatives, a rule may be an op with rules of its own, or see `hvp`.
         jvp: the rule for forward mode, as in :class:`jax.custom_jvp`. Without a rule,
             using a tangent raises an error. ``f(inputs, outputs, tangents)`` receives
             tuples of NumPy arrays, with one tangent per array input, or ``None`` for
             zero. It returns one tangent per result, a Python number for all of its
             elements, or ``None`` for zero. ``"numerical"`` stands for central
             differences, with two calls of `func`.
+        hvp: ``"numerical"`` gives second derivatives of real inputs by central
+            differences of the rules. ``jax.jvp(jax.grad(f), (x,), (v,))`` takes two calls
+            of `func` and two of its rule. A missing `jvp` is replaced by differences of
+            `func`. The default is ``"numerical"`` with ``vjp="numerical"``, and None
+            otherwise.
         transpose: declares that `func` is linear in its floating and complex inputs.
             ``f(cotangents)`` receives a tuple with one cotangent per result. It returns
             one cotangent per array input, or ``None`` for zero. The op then has both
@@ -178,6 +187,7 @@ class ContribOptions(_OfAll, total=False):
 
     vjp: Annotated[Vjp | None, None]
     jvp: Annotated[Jvp | None, None]
+    hvp: Annotated[Hvp | None, None]
     transpose: Annotated[Transpose | None, None]
     copy: Annotated[bool, True]
     out: Annotated[bool, False]

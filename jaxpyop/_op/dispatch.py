@@ -17,7 +17,7 @@ from jaxpyop._config import config
 from jaxpyop._host import strip_library_frames
 from jaxpyop._op.body import read_when, trace_when
 from jaxpyop._op.primitive import bind, run_now
-from jaxpyop._op.request import Op, make_op
+from jaxpyop._op.request import Op, make_op, mark_differentiable
 from jaxpyop._op.run_record_replay import UserCall
 from jaxpyop._op.traced import trace, trace_if_possible
 from jaxpyop._op.values import Inputs, check_closure, flatten_inputs
@@ -128,7 +128,8 @@ def _settings() -> tuple[bool, str]:
 def _decorator(make: Callable[[Any], Op], when: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     def decorate(func: Callable[..., Any]) -> Callable[..., Any]:
         # What Tout means depends on x64, and the mode on the config.
-        ops = {_settings(): make(func)}
+        op = make(func)
+        ops = {_settings(): op}
 
         @functools.wraps(func)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -137,6 +138,6 @@ def _decorator(make: Callable[[Any], Op], when: Any) -> Callable[[Callable[..., 
                 ops[key] = make(func)
             return call_op(ops[key], args, kwargs, when)
 
-        return wrapper
+        return mark_differentiable(wrapper) if op.on_jax or op.rules.any_given else wrapper
 
     return decorate

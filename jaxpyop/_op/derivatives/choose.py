@@ -11,6 +11,7 @@ from jaxpyop._op.body import ConditionalBody, UserBody
 from jaxpyop._op.derivatives.functions import JvpRule, MakePullback, MissingJvp, RuleCall, VjpRule
 from jaxpyop._op.derivatives.fwd_bwd import BwdRule, FwdCall, ResidualRuleCall
 from jaxpyop._op.derivatives.numerical import NumericalJvp, NumericalVjp
+from jaxpyop._op.derivatives.second import linearize_rule
 from jaxpyop._op.primitive import Call, Linearization
 from jaxpyop._op.request import NUMERICAL, no_vjp
 
@@ -27,16 +28,21 @@ def linearize_by_rules(call: Call, body: UserBody, perturbed: tuple[bool, ...]) 
 def _linearize(call: Call, body: UserBody, forward: Call, perturbed: tuple[bool, ...]) -> Linearization:
     op, conditional = call.op, call.operands.conditional
     tangents = _tangents(call, body, perturbed[1:] if conditional else perturbed)
+    # The linearization of the rules' own calls.
+    differences = None
+    if op.rules.hvp is not None:
+        differences = functools.partial(linearize_rule, _without_flag(call, body))
     if forward is not call:
-        linear = ResidualRuleCall(tangents, op, call.environment, conditional=conditional)
+        linear = ResidualRuleCall(tangents, op, call.environment, conditional=conditional, differences=differences)
     else:
-        linear = RuleCall(ConditionalBody(tangents) if conditional else tangents, op, call.environment)
-    with_results = op.rules.fwd is None or op.rules.jvp is not None or op.spec.returned_spec is not None
+        body_of_rule = ConditionalBody(tangents) if conditional else tangents
+        linear = RuleCall(body_of_rule, op, call.environment, differences=differences)
+    with_results = op.rules.fwd is None or op.rules.forward is not None or op.spec.returned_spec is not None
     return Linearization(forward, linear, with_results=with_results)
 
 
 def _tangents(call: Call, body: UserBody, perturbed: tuple[bool, ...]) -> Any:
-    jvp = call.op.rules.jvp
+    jvp = call.op.rules.forward
     if jvp == NUMERICAL:
         return NumericalJvp(body, perturbed, _make_pullback(call, body), _without_flag(call, body))
     return (MissingJvp if jvp is None else JvpRule)(body, perturbed, _make_pullback(call, body))

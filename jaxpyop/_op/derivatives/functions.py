@@ -8,7 +8,7 @@ because by then JAX has dropped all operations without a use.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -18,17 +18,19 @@ from jaxpyop._host import SEQUENTIAL, Environment
 from jaxpyop._jaxcore import is_inexact
 from jaxpyop._op.body import (
     Body,
+    ConditionalBody,
     CotangentBody,
     TangentBody,
-    UserBody,
     call_with_advice,
     failed_results,
     kept_for_failure,
 )
 from jaxpyop._op.primitive import Batching, Call, Linearization, Operands
-from jaxpyop._op.request import Op, no_jvp_error, no_second_derivative_error
-from jaxpyop._op.values import Leaf, Struct, cast_to_numpy, decode, show_shape
+from jaxpyop._op.request import Op, is_differentiable, no_jvp_error, no_second_derivative_error
+from jaxpyop._op.values import Leaf, Struct, cast_to_numpy, check_traced, decode, show_shape
 
+# Linearizes the call of a rule: see `second`.
+Differences: TypeAlias = "Callable[[RuleCall, tuple[bool, ...]], Linearization]"
 # Makes a pullback's body from `nonzero_cotangents` and `wanted_cotangents`: see `CotangentBody`.
 MakePullback = Callable[[tuple[bool, ...], tuple[bool, ...]], Body]
 
@@ -37,7 +39,14 @@ class RuleCall(Call):
     """Runs a rule, on arrays as the function gets them, and once per block if the function runs once per block."""
 
     def __init__(
-        self, body: Body, op: Op, environment: Environment, *, leading_inputs: int = 0, one_by_one: bool = False
+        self,
+        body: Body,
+        op: Op,
+        environment: Environment,
+        *,
+        leading_inputs: int = 0,
+        one_by_one: bool = False,
+        differences: Differences | None = None,
     ) -> None:
         # Each padded result has its own length, so a rule for a block of them runs once per element.
         one_length = op.spec.returned_spec is None or not op.vmap_method.whole_batch
@@ -51,15 +60,34 @@ class RuleCall(Call):
             batching=Batching(method, block_derivative=True, one_by_one=one_by_one),
             operands=Operands(leading_inputs=leading_inputs, rule_inputs=body.linear_inputs),
         )
+        self.differences = differences
 
     def with_body(self, body: Body) -> Call:
-        return RuleCall(body, self.op, self.environment)
+        return RuleCall(body, self.op, self.environment, differences=self.differences)
 
     def for_worker(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
         return arrays if self.body.goes_to_executor else None
 
+    @property
+    def rule(self) -> Any:
+        """The body of the rule, without the flag of `when=`."""
+        return self.body.base if isinstance(self.body, ConditionalBody) else self.body
+
+    @property
+    def program(self) -> Callable[..., list[Any]] | None:
+        if self.differences is not None or self.operands.leading_inputs or self.op.spec.returned_spec is not None:
+            return None
+        return self.body.program if isinstance(self.body, (VjpRule, JvpRule)) and is_differentiable(self.func) else None
+
+    @property
+    def is_own_derivative(self) -> bool:
+        # A pullback that has a derivative need not be linear. Gradients that are clipped are not.
+        return not isinstance(self.rule, CotangentBody) or (self.differences is None and self.program is None)
+
     def linearize(self, perturbed: tuple[bool, ...]) -> Linearization:
-        # No rule gives a second derivative. Using one raises an error.
+        if self.differences is not None:
+            return self.differences(self, perturbed)
+        # Nothing gives a second derivative. Using one raises an error.
         skip = self.operands.leading_inputs
         body = MissingSecondDerivative(self.body, perturbed[skip:])
         return Linearization(self, RuleCall(body, self.op, self.environment), skip=skip)
@@ -85,7 +113,7 @@ class MissingSecondDerivative(TangentBody):
 class RuleTangents(TangentBody):
     """Tangents whose transpose is a separate rule, which `make_pullback` returns."""
 
-    def __init__(self, base: UserBody, perturbed: tuple[bool, ...], make_pullback: MakePullback) -> None:
+    def __init__(self, base: Body, perturbed: tuple[bool, ...], make_pullback: MakePullback) -> None:
         super().__init__(base, perturbed)
         self.make_pullback = make_pullback
 
@@ -124,6 +152,12 @@ class JvpRule(RuleTangents):
         except Exception as error:
             return failed_results(self, error, kept, lead)
 
+    def program(self, *arrays: Any) -> list[Any]:
+        """The same by JAX, if the rule is an op."""
+        args = tuple(map(tuple, self.split(arrays)))
+        likes = [Struct(o.shape, o.dtype) for o in args[1]]
+        return trace_rule(self.op, "jvp", self.func, args, likes, [is_inexact(like) for like in likes], "result")
+
 
 class VjpRule(CotangentBody):
     """The user's `vjp=` function."""
@@ -142,10 +176,19 @@ class VjpRule(CotangentBody):
         except Exception as error:
             return failed_results(self, error, kept, lead)
 
+    def program(self, *arrays: Any) -> list[Any]:
+        """The same by JAX, if the rule is an op."""
+        inputs, outputs, cotangents = self.split(arrays)
+        likes = [Struct(x.shape, x.dtype) for x in inputs]
+        args = tuple(inputs), tuple(outputs), self.filled(cotangents, outputs, ())
+        return trace_rule(self.op, self.op.rules.vjp_name, self.func, args, likes, self.wanted_cotangents, "input")
+
     def filled(self, cotangents: Sequence[Any], outputs: Sequence[Any], lead: tuple[int, ...]) -> tuple[Any, ...]:
         """A cotangent for each of the base's results, zeros included."""
         found = zip(self.per_result(cotangents, outputs), outputs)
-        return tuple(zero_cotangent(out, lead, self.op) if ct is None else ct for ct, out in found)
+        # JAX traces no float0, so an op gets None.
+        zeros = _zero_or_none if is_differentiable(self.func) else zero_cotangent
+        return tuple(zeros(out, lead, self.op) if ct is None else ct for ct, out in found)
 
     def checked(self, inputs: Sequence[Any], lead: tuple[int, ...], args: tuple[Any, ...]) -> list[Any]:
         """What the rule returns for these arguments, checked against the inputs."""
@@ -158,6 +201,11 @@ def zero_cotangent(out: Any, lead: tuple[int, ...], op: Op) -> Any:
     if not is_inexact(out):
         return np.zeros(out.shape, jax.dtypes.float0)
     return (jnp if op.on_jax else np).zeros((*lead, *out.shape[len(lead) :]), out.dtype)
+
+
+def _zero_or_none(out: Any, lead: tuple[int, ...], op: Op) -> Any:
+    """The zero cotangent of a result, or None for an integer result."""
+    return zero_cotangent(out, lead, op) if is_inexact(out) else None
 
 
 # ------------------------------------------------------------ what a rule returned
@@ -180,18 +228,38 @@ def run_rule(
     Raises:
         ValueError: the rule returned more or fewer values, or a value of another shape.
     """
+    found = _one_each(op, name, call_with_advice(op, name, func, args), likes, of)
+    values = zip(found, likes, wanted)
+    return [_checked(op, name, k, value, like, of) for k, (value, like, wants) in enumerate(values) if wants]
+
+
+def trace_rule(
+    op: Op, name: str, func: Any, args: tuple[Any, ...], likes: Sequence[Struct], wanted: Sequence[bool], of: str
+) -> list[Any]:
+    """What `run_rule` does, for a rule that is an op, as a part of the traced program."""
+    found = _one_each(op, name, func(*args), likes, of)
+    values = []
+    for k, (value, like) in enumerate(zip(found, likes)):
+        if wanted[k]:
+            which = f"{name} returned, for {of} {k},"
+            value = jnp.zeros(like.shape, like.dtype) if value is None else value
+            check_traced(value.dtype, Leaf(np.dtype(like.dtype)), op.casting, which, op.title)
+            _check_shape(op, which, value.shape, like, of)
+            values.append(jax.lax.convert_element_type(value, like.dtype))
+    return values
+
+
+def _one_each(op: Op, name: str, found: Any, likes: Sequence[Struct], of: str) -> Sequence[Any]:
     kind, one = ("cotangent", "array input") if of == "input" else ("tangent", "result")
-    found = call_with_advice(op, name, func, args)
     is_list = isinstance(found, (list, tuple))
     if len(likes) == 1 and not is_list:
-        found = (found,)
-    elif not is_list or len(found) != len(likes):
+        return (found,)
+    if not is_list or len(found) != len(likes):
         got = f"{len(found)} {kind}s" if is_list else "a single value"
         raise ValueError(
             f"{op.title}: {name} returned {got} for {len(likes)} {one}s; return one {kind} each, None for zero"
         )
-    values = zip(found, likes, wanted)
-    return [_checked(op, name, k, value, like, of) for k, (value, like, wants) in enumerate(values) if wants]
+    return found
 
 
 def _checked(op: Op, name: str, k: int, value: Any, like: Struct, of: str) -> Any:
@@ -203,7 +271,11 @@ def _checked(op: Op, name: str, k: int, value: Any, like: Struct, of: str) -> An
     if type(value) in (bool, int, float, complex):
         # Only Python's own numbers: an array without axes may be a sum too many.
         return np.full(like.shape, array, like.dtype)
-    if array.shape != like.shape:
-        what = "a cotangent has its input's shape" if of == "input" else "a tangent has its result's shape"
-        raise ValueError(f"{op.title}: {which} shape {show_shape(array.shape)}; {what}, {show_shape(like.shape)}")
+    _check_shape(op, which, array.shape, like, of)
     return array
+
+
+def _check_shape(op: Op, which: str, shape: tuple[int, ...], like: Struct, of: str) -> None:
+    if shape != like.shape:
+        what = "a cotangent has its input's shape" if of == "input" else "a tangent has its result's shape"
+        raise ValueError(f"{op.title}: {which} shape {show_shape(shape)}; {what}, {show_shape(like.shape)}")

@@ -20,7 +20,7 @@ import numpy as np
 from jaxpyop._host import Environment
 from jaxpyop._op.body import Body, DerivedBody, UserBody, each_alone, element_structs, failed_results
 from jaxpyop._op.derivatives.element_axes import axes_of_fwd_last
-from jaxpyop._op.derivatives.functions import RuleCall, VjpRule
+from jaxpyop._op.derivatives.functions import Differences, RuleCall, VjpRule
 from jaxpyop._op.derivatives.residuals import Residuals, size_of
 from jaxpyop._op.primitive import NO_RECORD, RECORDS, TOKEN, Call, Handed, Linearization, warn_of_pushed_out
 from jaxpyop._op.request import Op, advice_on_workers
@@ -206,11 +206,21 @@ class ResidualRuleCall(RuleCall):
 
     takes_records = True
 
-    def __init__(self, body: Body, op: Op, environment: Environment, *, conditional: bool) -> None:
-        super().__init__(body, op, environment, leading_inputs=1 + conditional, one_by_one=True)
+    def __init__(
+        self,
+        body: Body,
+        op: Op,
+        environment: Environment,
+        *,
+        conditional: bool,
+        differences: Differences | None = None,
+    ) -> None:
+        leading = 1 + conditional
+        super().__init__(body, op, environment, leading_inputs=leading, one_by_one=True, differences=differences)
 
     def with_body(self, body: Body) -> Call:
-        return ResidualRuleCall(body, self.op, self.environment, conditional=self.operands.leading_inputs > 1)
+        conditional = self.operands.leading_inputs > 1
+        return ResidualRuleCall(body, self.op, self.environment, conditional=conditional, differences=self.differences)
 
     def for_worker(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
         receipts, rest = np.asarray(arrays[0]), arrays[self.operands.leading_inputs :]

@@ -78,10 +78,10 @@ class NumericalJvp(RuleTangents):
     """The tangents by one pair of calls."""
 
     goes_to_executor = False
+    root = 1.0
+    """The power of the step: less than one if the function is itself a difference, and less precise than its dtype."""
 
-    def __init__(
-        self, base: UserBody, perturbed: tuple[bool, ...], make_pullback: MakePullback, function: Call
-    ) -> None:
+    def __init__(self, base: Body, perturbed: tuple[bool, ...], make_pullback: MakePullback, function: Call) -> None:
         super().__init__(base, perturbed, make_pullback)
         self.function = function
 
@@ -112,7 +112,7 @@ class NumericalJvp(RuleTangents):
             largest = np.maximum(largest, _over_elements(t, lead, np.max))
         still = largest == 0
         size = np.where(still, 1.0, np.maximum(1.0, weighted / np.where(still, 1.0, total)))
-        return relative_step((*inputs, *outputs)) * size / np.where(still, 1.0, largest)
+        return relative_step((*inputs, *outputs)) ** self.root * size / np.where(still, 1.0, largest)
 
 
 class NumericalVjp(CotangentBody):

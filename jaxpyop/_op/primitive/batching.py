@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from jaxpyop import _jaxcore
@@ -32,6 +33,33 @@ def _batch(args: Sequence[Any], dims: Sequence[int | None], *, call: Call, batch
     mask = tuple(block or d is not None for d in dims)
     outs = bind(call, *args, batch=batch.inside(size, mask, block))
     return _jaxcore.shard_batch_like(outs, mapped, dims), [0] * len(outs)
+
+
+def over_batch(program: Callable[..., list[Any]], args: Sequence[Any], batch: Batch) -> Callable[..., list[Any]]:
+    """The program of one element, as a program of the whole batch.
+
+    Args:
+        program: the program.
+        args: the inputs of the batch, or their types.
+        batch: the batch.
+    """
+    if not batch.sizes:
+        return program
+    axes, masks = [()] * len(args), batch.masks
+    if batch.block:
+        # The axes of size 1 that a block method added are taken away again.
+        masks = tuple(tuple(a.shape[k] == size != 1 for a in args) for k, size in enumerate(batch.sizes))
+        axes = [tuple(k for k, mask in enumerate(masks) if not mask[i]) for i in range(len(args))]
+    for size, mask in zip(reversed(batch.sizes), reversed(masks)):
+        program = _mapped(program, size, mask)
+    mapped = program
+    return lambda *arrays: mapped(*(jnp.squeeze(a, axis) if axis else a for a, axis in zip(arrays, axes)))
+
+
+def _mapped(program: Callable[..., list[Any]], size: int, mask: tuple[bool, ...]) -> Callable[..., list[Any]]:
+    if not any(mask):
+        return lambda *args: [jnp.broadcast_to(v, (size, *v.shape)) for v in program(*args)]
+    return jax.vmap(program, tuple(0 if m else None for m in mask), axis_size=size)
 
 
 _jaxcore.batching.primitive_batchers[python_call_p] = _batch

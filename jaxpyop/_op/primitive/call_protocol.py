@@ -197,6 +197,16 @@ class Call(abc.ABC):
         The derivative of a user's call begins in `UserCall.linearize`.
         """
 
+    @property
+    def program(self) -> Callable[..., list[Any]] | None:
+        """A JAX function that gives one element's results, and can be differentiated where this call cannot."""
+        return None
+
+    @property
+    def is_own_derivative(self) -> bool:
+        """Whether a call of a rule is its derivative in its `rule_inputs`, which has to be linear for that."""
+        return True
+
     def transposed(self, nonzero_cotangents: tuple[bool, ...]) -> Call:
         """Transpose this call in its last inputs, the body's `linear_inputs`.
 
@@ -231,12 +241,14 @@ class Linearization:
             `forward`, the inputs, and the results.
         with_results: whether the results are among the residuals.
         skip: how many leading inputs of the call `forward` does not take.
+        perturbed: which inputs of the call have tangents that `linear` takes; None for all that are perturbed.
     """
 
     forward: Call
     linear: Call
     with_results: bool = False
     skip: int = 0
+    perturbed: tuple[bool, ...] | None = None
 
 
 def structs_of(args: Sequence[Any], batch: Batch) -> list[Struct]:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jaxpyop import _jaxcore
 from jaxpyop._host import Batch
 from jaxpyop._jaxcore import ad, is_inexact
+from jaxpyop._op.primitive.batching import over_batch
 from jaxpyop._op.primitive.call_protocol import Call, structs_of
 from jaxpyop._op.primitive.primitive import bind, python_call_p
 
@@ -44,15 +45,18 @@ def _linearized(
 ) -> tuple[list[Any], _Pushforward]:
     """The results, and the pushforward from the inputs that `perturbed` marks."""
     first = len(primals) - call.operands.rule_inputs
+    of_rule_alone = first < len(primals) and not any(perturbed[:first])
     if not call.differentiable:
         tangents_of: Callable[[Sequence[Any]], Sequence[Any]] = lambda tangents: []
     elif call.is_linear:
         tangents_of = lambda tangents: _push_through_linear(primals, tangents, call, batch)
-    elif first < len(primals) and not any(perturbed[:first]):
+    elif of_rule_alone and call.is_own_derivative:
         # A rule is linear in its tangents or cotangents. If these alone are perturbed, it is its own derivative.
         tangents_of = lambda tangents: bind(
             call, *primals[:first], *map(ad.instantiate_zeros, tangents[first:]), batch=batch
         )
+    elif (program := call.program) is not None:
+        return _by_program(over_batch(program, primals, batch), primals, perturbed)
     else:
         return _by_linearization(primals, tuple(perturbed), call, batch)
     return _with_pushforward(bind(call, *primals, batch=batch), tangents_of)
@@ -75,6 +79,7 @@ def _by_linearization(
     plan = call.linearize(perturbed)
     for step, part in (("forward", plan.forward), ("linear", plan.linear)):
         _note_origin(part, call, step, perturbed)
+    perturbed = plan.perturbed or perturbed
     inner = _batch_of_derivative(primals, call, batch)
     inputs, inner_batch = inner.primals[plan.skip :], inner.batch.with_inputs(lambda mask: mask[plan.skip :])
     if plan.forward is call:
@@ -93,6 +98,19 @@ def _by_linearization(
         return bind(plan.linear, *extra, *inputs, *results, *nonzero, batch=inner_batch.with_inputs(mask_of_operands))
 
     return _with_pushforward(outs[: count + call.operands.extra_results], tangents_of)
+
+
+def _by_program(
+    program: Callable[..., list[Any]], primals: Sequence[Any], perturbed: Sequence[bool]
+) -> tuple[list[Any], _Pushforward]:
+    """Let JAX differentiate a program that gives the results of the call."""
+
+    def of_perturbed(*inputs: Any) -> list[Any]:
+        found = iter(inputs)
+        return program(*(next(found) if p else x for x, p in zip(primals, perturbed)))
+
+    outs, push = jax.linearize(of_perturbed, *(x for x, p in zip(primals, perturbed) if p))
+    return _with_pushforward(outs, lambda tangents: push(*(t for t, p in zip(tangents, perturbed) if p)))
 
 
 class _BatchOfDerivative(NamedTuple):

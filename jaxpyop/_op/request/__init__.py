@@ -8,7 +8,11 @@ from jaxpyop._op.request.op import Op, make_op
 from jaxpyop._op.request.user_rules import (
     NUMERICAL,
     advice_on_workers,
+    is_differentiable,
+    mark_differentiable,
     no_jvp_error,
+    no_reverse_over_forward_error,
     no_second_derivative_error,
     no_vjp,
+    not_the_derivative_error,
 )

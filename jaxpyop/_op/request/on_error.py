@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
 from jaxpyop._host import Method
 from jaxpyop._jaxcore import is_inexact
-from jaxpyop._op.request.user_rules import Rules
 from jaxpyop._op.values import Leaf, ResultSpec, cast_to_numpy
+
+if TYPE_CHECKING:
+    from jaxpyop._op.request.user_rules import Rules
 
 
 def is_given(on_error: Any) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from jaxpyop._jaxcore import is_inexact
+from jaxpyop._op.request.on_error import is_given
 
 NUMERICAL = "numerical"
 
@@ -25,12 +26,19 @@ class Rules:
         fwd: maps the inputs to outputs and residuals.
         jvp: maps inputs, outputs and tangents to the outputs' tangents.
         transpose: maps the cotangents to the inputs' cotangents.
+        hvp: "numerical" if differences of the rules give second derivatives.
     """
 
     vjp: Any = None
     fwd: Any = None
     jvp: Any = None
     transpose: Any = None
+    hvp: str | None = None
+
+    @property
+    def forward(self) -> Any:
+        """The rule for forward mode. With `hvp` it has a default, which second derivatives of compositions need."""
+        return self.hvp if self.jvp is None else self.jvp
 
     @property
     def any_given(self) -> bool:
@@ -51,6 +59,18 @@ class Rules:
 NO_RULES = Rules()
 
 
+def mark_differentiable(func: Callable[..., Any]) -> Callable[..., Any]:
+    """Mark a decorated op that has derivatives. As a rule of another op, it is differentiated by them."""
+    # functools.wraps copies the mark to functions that are no ops, and these have another id.
+    vars(func)["jaxpyop_op"] = id(func)
+    return func
+
+
+def is_differentiable(rule: Any) -> bool:
+    """Tell whether a rule is an op that has derivatives."""
+    return getattr(rule, "jaxpyop_op", None) == id(rule)
+
+
 def read_rules(options: dict[str, Any], spec: Any, api: str) -> Rules:
     """Take the rules out of an op's options.
 
@@ -64,14 +84,30 @@ def read_rules(options: dict[str, Any], spec: Any, api: str) -> Rules:
     _check_rule(transpose, "transpose", "f(cotangents)", api)
     if transpose is not None:
         _check_linear(vjp, jvp, transpose, spec, api)
-    if (jvp is not None or transpose is not None) and any(leaf.arrays > 1 for leaf in spec.returned.leaves):
+    padded = any(leaf.arrays > 1 for leaf in spec.returned.leaves)
+    if (jvp is not None or transpose is not None) and padded:
         raise ValueError(f"{api}: jvp= and transpose= do not work with padded results; give vjp=")
-    if NUMERICAL in (_text(vjp_rule), _text(jvp)) and options["stateful"]:
+    unfit = "padded results" if padded else "on_error=" if is_given(options.get("on_error", "raise")) else ""
+    hvp = _read_hvp(options.pop("hvp", None), vjp_rule, jvp, unfit, api)
+    if NUMERICAL in (_text(vjp_rule), _text(jvp), hvp) and options["stateful"]:
         raise ValueError(
             f"{api}: numerical derivatives call func again, which a stateful op does not allow; pass stateful=False "
             "(py_func and an op without a result are stateful)"
         )
-    return Rules(vjp_rule, fwd, jvp, transpose)
+    return Rules(vjp_rule, fwd, jvp, transpose, hvp)
+
+
+def _read_hvp(hvp: Any, vjp: Any, jvp: Any, unfit: str, api: str) -> str | None:
+    if hvp is None:
+        # Whoever asks for the first derivative by differences gets the second one in the same way.
+        return None if unfit else _text(vjp)
+    if _text(hvp) != NUMERICAL:
+        raise TypeError(f"{api}: hvp must be 'numerical' or None, got {hvp!r}")
+    if vjp is None and jvp is None:
+        raise ValueError(f"{api}: hvp='numerical' takes differences of the rules vjp= and jvp=, and none is given")
+    if unfit:
+        raise ValueError(f"{api}: hvp='numerical' does not work with {unfit}; remove hvp=")
+    return hvp
 
 
 def _text(rule: Any) -> Any:
@@ -146,7 +182,25 @@ def no_second_derivative_error(title: str) -> Exception:
     """The error of a derivative of a rule."""
     return NotImplementedError(
         f"{title}: second derivatives need a body of JAX operations: write it as a py_function; vjp= and jvp= give the "
-        "first. Or put jax.custom_jvp around two ops, the function and its derivative (docs: recipes, custom_jvp)"
+        "first. Or make the rule an op with rules of its own, or pass hvp='numerical' (docs: gradients, second "
+        "derivatives)"
+    )
+
+
+def no_reverse_over_forward_error(title: str) -> Exception:
+    """The error of reverse mode over forward mode with `hvp=`."""
+    return NotImplementedError(
+        f"{title}: hvp='numerical' has no reverse mode over forward mode; write forward over reverse, as jax.hessian "
+        "does: jax.jvp(jax.grad(f), (x,), (v,)), or jax.jacfwd(jax.jacrev(f))"
+    )
+
+
+def not_the_derivative_error(title: str, rules: Rules, by_rule: float, by_function: float) -> Exception:
+    """The error of reverse mode over reverse mode with `hvp=`, for a rule that is not the function's derivative."""
+    return ValueError(
+        f"{title}: along the cotangents, differences of func give {by_function:.3g}, and {rules.vjp_name} gives "
+        f"{by_rule:.3g}; reverse over reverse by hvp='numerical' needs a rule that is the derivative of func. Write "
+        "forward over reverse, jax.jvp(jax.grad(f), (x,), (v,)), or make the rule an op with rules of its own"
     )
 
 
