@@ -320,6 +320,20 @@ ONLY = {
             ["test_direct", "test_jvp", "test_vmap", "test_vmap_of_grad", "test_grad_of_vmap", "test_scan"], ("newton",)
         ),
     },
+    "test_second_derivatives.py": {
+        "test_equal_to_jax": (
+            "[hessian-logdet-differences",
+            "[hessian-sine-an op",
+            "[hessian-respond-an op",
+            "[jacrev of jacrev-sine-differences of a pair",
+            "[jacfwd of jacfwd-sine-differences of both",
+            "[jvp of grad-sine-numerical",
+            "[grad of grad-respond-differences-",
+        ),
+        "test_complex_numbers": ("real to complex",),
+        "test_vmap_methods": ("[vmap outside-expand_dims-an op", "[vmap inside-broadcast_all-differences-"),
+        "test_when": ("[True-cut-pair-jvp", "[False-cut-vjp-jvp"),
+    },
     "test_jit.py": {"test_transformations_around_it": ("[grad]", "a body")},
     "test_tables.py": {
         "test_a_body_of_the_tape_and_its_gradient": ("[scan]", "custom_jvp]", "every_way"),
