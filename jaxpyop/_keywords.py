@@ -54,7 +54,7 @@ class _OfAll(TypedDict, total=False):
             is as many as take about ten milliseconds.
         progress: show a progress bar for the batches of ``"sequential"`` and
             ``"parallel"``. This needs tqdm.
-        casting: NumPy's casting rule for floating and complex results, from the
+        casting: NumPy's casting rule for floating-point and complex results, from the
             returned dtype to the declared one. Integers may become any integer dtype
             that holds their values.
         on_error: what happens if `func` or a rule raises. ``"raise"`` raises. A number
@@ -172,7 +172,7 @@ class ContribOptions(_OfAll, total=False):
             of `func` and two of its rule. A missing `jvp` is replaced by differences of
             `func`. The default is ``"numerical"`` with ``vjp="numerical"``, and None
             otherwise.
-        transpose: declares that `func` is linear in its floating and complex inputs.
+        transpose: declares that `func` is linear in its floating-point and complex inputs.
             ``f(cotangents)`` receives a tuple with one cotangent per result. It returns
             one cotangent per array input, or ``None`` for zero. The op then has both
             modes, to any order, and works with :func:`jax.linear_transpose`.

@@ -117,7 +117,7 @@ def record(
     Args:
         func: a Python function of arrays, which returns a flat list or tuple of arrays or of concrete values (NumPy
             arrays, Python numbers). Its `title`, if it has one, is what warnings call it.
-        inputs: arrays. Those of a floating or complex dtype are differentiated.
+        inputs: arrays. Those of a floating-point or complex dtype are differentiated.
         perturbed: which of them are differentiated, by default all. The others are constants, and operations
             on constants alone are not recorded.
         may_wait: whether `config.tape` counts. Otherwise each operation is evaluated at once.

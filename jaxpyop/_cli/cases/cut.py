@@ -56,11 +56,11 @@ _PY_FUNCTION: Program = lambda x: jaxpyop.py_function(_looking, [x], jnp.float32
 _CALLS = {
     "a NumPy function, which stays whole": numpy_negative(),
     "a stateful one, cut": _STATEFUL,
-    "the same in jnp code": _with_work(_STATEFUL),
+    "stateful, jnp code around it": _with_work(_STATEFUL),
     "an ordered one, cut": _ORDERED,
-    "the same in jnp code, ordered": _with_work(_ORDERED),
+    "ordered, jnp code around it": _with_work(_ORDERED),
     "a py_function, cut": _PY_FUNCTION,
-    "the same in jnp code, py_function": _with_work(_PY_FUNCTION),
+    "py_function, jnp code around it": _with_work(_PY_FUNCTION),
 }
 GROUPS: list[Callable[[], Group]] = [
     *(functools.partial(_calls, title, op) for title, op in _CALLS.items()),

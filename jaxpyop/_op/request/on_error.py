@@ -76,8 +76,8 @@ def _fills(leaf: Leaf, value: Any, k: int, api: str) -> list[Any]:
         raise ValueError(f"{api}: on_error= has no fill for typed keys, and result {k} is one; return the key's data")
     if isinstance(value, str) and not is_inexact(leaf):
         raise ValueError(
-            f"{api}: on_error='nan' fills floating and complex results, and result {k} is {leaf.dtype.name}; give a "
-            "value, such as on_error=0"
+            f"{api}: on_error='nan' fills floating-point and complex results, and result {k} is {leaf.dtype.name}; "
+            "give a value, such as on_error=0"
         )
     number = float("nan") if isinstance(value, str) else value
     try:

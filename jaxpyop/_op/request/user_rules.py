@@ -148,7 +148,7 @@ def _check_linear(vjp: Any, jvp: Any, transpose: Any, spec: Any, api: str) -> No
         )
     if not any(map(is_inexact, spec.leaves)):
         raise ValueError(
-            f"{api}: transpose= declares func linear, and no result that Tout declares is floating or complex"
+            f"{api}: transpose= declares func linear, and no result that Tout declares is floating-point or complex"
         )
 
 
