@@ -125,7 +125,7 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         path = item.path.relative_to(config.rootpath).as_posix()
         name = getattr(item, "originalname", None) or item.name.rpartition(".")[2]
-        if reason := reason_to_skip(path, name, off) or needs_flatbuffers(path, item.name):
+        if reason := reason_to_skip(path, name, item.name, off) or needs_flatbuffers(path, item.name):
             item.add_marker(pytest.mark.skip(reason=reason))
     if not os.environ.get("JAXPYOP_TEST_LONG"):
         drop(config, items, {item for item in items if item.get_closest_marker("long")})

@@ -6,6 +6,21 @@ guide has the same list for users, in docs/versions.md. What is left has to pass
 
 import importlib.util
 
+# Tests of `cond`s and loops under `vmap` with effects in them.
+BATCHED_CONDS = (
+    "test_a_cond_on_one_predicate_for_the_whole_batch",
+    "test_a_predicate_that_differs_is_refused_and_the_error_names_when",
+    "test_a_switch_on_one_index",
+    "test_a_while_loop_of_different_lengths_is_refused_and_the_error_names_when",
+    "test_results_and_gradients_of_such_a_cond",
+)
+
+
+def examples(*sections):
+    """The examples of these sections: a page and a heading each."""
+    return {"tests/pages/test_examples.py": tuple(f"test_blocks_run_and_print_what_is_shown[{s}]" for s in sections)}
+
+
 # For each capability, what is different without it, and the tests of that by file.
 WITHOUT = {
     "own_traces": (
@@ -115,6 +130,19 @@ WITHOUT = {
             ),
             "tests/host/test_stateful.py": ("test_a_differentiated_stateful_op_runs_once",),
             "tests/host/test_when.py": ("test_gradients",),
+            **examples(
+                "README.md The functions",
+                "README.md Gradients",
+                "docs/guide/functions.md `py_function`: JAX arrays and gradients",
+                "docs/guide/gradients.md The one pitfall",
+                "docs/guide/gradients.md The record of a step",
+                "docs/guide/traced.md Traced mode",
+                "docs/guide/traced.md Loops",
+                "docs/guide/traced.md Traced if possible",
+                "docs/guide/traced.md How the function is traced",
+                "docs/guide/zero_gradient.md Find the line",
+                "docs/recipes/flax.md A Python function in the loss",
+            ),
         },
     ),
     "trace_identity": (
@@ -140,7 +168,10 @@ WITHOUT = {
     ),
     "devices_in_lowering": (
         "a program over several devices is refused, except in jax.shard_map",
-        {"tests/host/test_devices.py": ("test_on_four_devices",)},
+        {
+            "tests/host/test_devices.py": ("test_on_four_devices",),
+            "tests/pages/test_examples.py": ("test_scripts_print_what_is_shown[docs/guide/devices.md shards.py]",),
+        },
     ),
     "linearize_rule": (
         "jax.grad traces the forward mode",
@@ -163,6 +194,7 @@ WITHOUT = {
             "tests/host/test_lowering_time.py": ("test_many_ops_are_lowered_as_fast_as_by",),
             "tests/host/test_ordered_programs.py": ("test_they_take_the_buffers_as_they_are",),
             "tests/host/test_out.py": ("test_nothing_is_copied",),
+            **examples("docs/guide/errors.md Errors", "docs/guide/report.md A report"),
         },
     ),
     "own_effects": (
@@ -173,13 +205,8 @@ WITHOUT = {
                 "test_logging_in_a_differentiated_loop",
                 "test_where_jax_refuses_effects_the_error_names_the_op_and_the_cure",
             ),
-            "tests/host/test_when.py": (
-                "test_a_cond_on_one_predicate_for_the_whole_batch",
-                "test_a_predicate_that_differs_is_refused_and_the_error_names_when",
-                "test_a_switch_on_one_index",
-                "test_a_while_loop_of_different_lengths_is_refused_and_the_error_names_when",
-                "test_results_and_gradients_of_such_a_cond",
-            ),
+            "tests/host/test_when.py": BATCHED_CONDS,
+            **examples("docs/guide/limits.md Stateful calls"),
         },
     ),
     "batched_conds": (
@@ -187,13 +214,7 @@ WITHOUT = {
         {
             "tests/host/test_batches.py": ("test_where_jax_refuses_effects",),
             "tests/host/test_stateful.py": ("test_where_jax_refuses_effects_the_error_names_the_op_and_the_cure",),
-            "tests/host/test_when.py": (
-                "test_a_cond_on_one_predicate_for_the_whole_batch",
-                "test_a_predicate_that_differs_is_refused_and_the_error_names_when",
-                "test_a_switch_on_one_index",
-                "test_a_while_loop_of_different_lengths_is_refused_and_the_error_names_when",
-                "test_results_and_gradients_of_such_a_cond",
-            ),
+            "tests/host/test_when.py": BATCHED_CONDS,
         },
     ),
     "jaxpr_tools": (
@@ -217,11 +238,18 @@ WITHOUT = {
 }
 
 
-def reason_to_skip(path: str, test: str, off: set[str]) -> str | None:
-    """Says why a test is skipped on a JAX without the capabilities `off`, None if it has to pass."""
+def reason_to_skip(path: str, test: str, case: str, off: set[str]) -> str | None:
+    """Says why a test is skipped on a JAX without the capabilities `off`, None if it has to pass.
+
+    Args:
+        path: its file.
+        test: its function.
+        case: the function with the id of the case, as pytest shows it.
+        off: the names of the capabilities.
+    """
     for name in sorted(off & WITHOUT.keys()):
         reason, tests = WITHOUT[name]
-        if test in tests.get(path, ()):
+        if {test, case} & set(tests.get(path, ())):
             return f"without the capability {name}: {reason}"
     return None
 

@@ -13,6 +13,7 @@ import pytest
 import jaxpyop
 from jaxpyop import _jaxcore
 from jaxpyop._jaxcore.capabilities import REQUIRED, required
+from tests.pages.test_examples import SCRIPTS, SECTIONS
 from tests.shared.capability_cases import NEEDS, QUICK
 from tests.shared.util import ROOT, run_python
 from tests.shared.without import WITHOUT
@@ -124,7 +125,15 @@ def test_what_is_skipped_is_in_the_guide():
 def test_every_skipped_test_exists(name):
     for path, tests in WITHOUT[name][1].items():
         text = (pathlib.Path(ROOT) / path).read_text(encoding="utf-8")
-        assert all(re.search(rf"^def {test}\(", text, re.MULTILINE) for test in tests), path
+        functions = {test.partition("[")[0] for test in tests}
+        assert all(re.search(rf"^def {function}\(", text, re.MULTILINE) for function in functions), path
+
+
+def test_every_skipped_example_exists():
+    skipped = {case for _, tests in WITHOUT.values() for case in tests.get("tests/pages/test_examples.py", ())}
+    sections = {f"test_blocks_run_and_print_what_is_shown[{page} {section}]" for page, section in SECTIONS}
+    scripts = {f"test_scripts_print_what_is_shown[{page} {name}]" for page, name in SCRIPTS}
+    assert skipped <= sections | scripts
 
 
 def test_this_jax_has_all():
