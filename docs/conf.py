@@ -46,8 +46,8 @@ nb_execution_mode = "off"
 
 nitpicky = True
 nitpick_ignore_regex = [
-    ("py:class", r"(Pool|Casting|Mode|VmapMethod|Vjp|Jvp|Transpose|Unpack|typing\.\w+|jaxpyop\._\w+(\.\w+)*)"),
-    ("py:(func|class|exc)", r"(jax|concurrent\.futures|collections\.abc)(\.\w+)+"),
+    ("py:class", r"(Pool|Casting|Mode|VmapMethod|Vjp|Jvp|Hvp|Transpose|os\.PathLike|Unpack|typing\.\w+|jaxpyop\._\w+(\.\w+)*)"),
+    ("py:(func|class|exc|mod)", r"(jax|concurrent\.futures|collections\.abc)(\.\w+)+"),
 ]
 
 
