@@ -97,7 +97,7 @@ def _op_to_data(op: Op, names: Names) -> dict[str, Any]:
         # A padded result has two arrays, and a fill for the first of them.
         first = np.cumsum([0, *(leaf.arrays for leaf in op.spec.returned.leaves)])[:-1]
         fills = [to_data(np.asarray(op.fills[k]).item(), lambda value: None) for k in first]
-    rules = ("fwd", "vjp", "jvp", "transpose")
+    rules = ("fwd", "vjp", "jvp", "transpose", "hvp")
     return {
         **{name: getattr(op, name) for name in (*_FLAGS, *_TEXTS)},
         "vmap_method": op.vmap_method.name,
@@ -167,7 +167,7 @@ def _op_from_data(data: dict[str, Any], functions: _Functions) -> Op:
     # A shape that is known in part is not in Tout.
     partial = jax.tree.map(lambda leaf: (leaf.shape and None in leaf.shape and tuple(leaf.shape)) or None, results)
     asked = function(data["output_shapes"])
-    fwd, vjp, jvp, transpose = map(function, data["rules"])
+    fwd, vjp, jvp, transpose, hvp = map(function, data["rules"])
     fills, on_error = data["fills"], "raise"
     if fills is not None:
         values = [from_data(fill, lambda leaf: None) for fill in fills]
@@ -187,6 +187,7 @@ def _op_from_data(data: dict[str, Any], functions: _Functions) -> Op:
         vjp=vjp if fwd is None else (fwd, vjp),
         jvp=jvp,
         transpose=transpose,
+        hvp=hvp,
         **{name: data[name] for name in _FLAGS},
     )
 

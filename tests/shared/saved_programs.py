@@ -64,6 +64,11 @@ def jvp_of_cube(inputs, outputs, tangents):
     return (3 * inputs[0] ** 2 * tangents[0],)
 
 
+@py_function(Tout=F)
+def vjp_of_jax(inputs, outputs, cotangents):
+    return 3 * inputs[0] ** 2 * cotangents[0]
+
+
 def fwd_of_cube(x):
     return x**3, 3 * x**2
 
@@ -150,6 +155,12 @@ def loss(x):
 
 def rule(**options):
     return lambda x: jnp.sum(jnp.sin(numpy_function(cube, [x], jax.ShapeDtypeStruct(x.shape, F), **options)) * x)
+
+
+def curvature(**rules):
+    """A function that differentiates a rule. JAX rounds nothing in it, because differences magnify what is rounded."""
+    total = lambda x: jnp.sum(numpy_function(cube, [x], jax.ShapeDtypeStruct(x.shape, F), **rules))
+    return jax.grad(lambda x: jnp.sum(jax.grad(total)(x) * 2))
 
 
 def with_effects(x):
@@ -248,6 +259,8 @@ PROGRAMS: dict[str, Program] = {
     "vjp= and jvp=": Program(lambda x: jax.jvp(rule(vjp=vjp_of_cube, jvp=jvp_of_cube), (x,), (x,))),
     "fwd and bwd": Program(jax.grad(rule(vjp=(fwd_of_cube, bwd_of_cube)))),
     "fwd and bwd in vmap": Program(jax.vmap(jax.grad(rule(vjp=(fwd_of_cube, bwd_of_cube)))), (ROWS,)),
+    "a rule that is an op": Program(curvature(vjp=vjp_of_jax)),
+    "hvp numerical": Program(curvature(vjp=vjp_of_cube, hvp="numerical")),
     "vjp numerical": Program(jax.grad(rule(vjp="numerical"))),
     "transpose=": Program(jax.grad(linear)),
     "gradient of a loaded program": Program(loss, **GRAD),
