@@ -204,12 +204,18 @@ def load(
     try:
         plan, blobs = unpacked(content)
         found = find_functions(plan["functions"], given, allow)
+        changed = changed_functions(plan["functions"], found)
         program = _loaded(plan, blobs, found)
+    except ImportError:
+        # `jax.export` needs a package that is not here. A module that the file names would be a missing function.
+        raise
     except Exception as error:
         # A hostile file can make any line above raise any error.
-        text = str(error) or type(error).__name__
+        text = str(error)
+        if not isinstance(error, ValueError):
+            text = f"its plan is not one that jaxpyop.export wrote ({type(error).__name__}: {text})"
         raise ValueError(f"jaxpyop.load: {title} cannot be loaded: {text}") from error
-    for name in changed_functions(plan["functions"], found):
+    for name in changed:
         text = f"jaxpyop.load: {title}: the code of {name!r} is not the code that was exported"
         warnings.warn(text, UserWarning, stacklevel=2)
     return program

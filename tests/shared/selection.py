@@ -186,6 +186,12 @@ LOOPS = (
 )
 # Tests of which only some cases run: those whose id, in brackets, contains one of these texts.
 ONLY = {
+    "test_programs.py": {
+        "test_another_process_gets_the_same": (
+            *("[only a call]", "[value and gradient]", "[gradient of a loaded program]", "[effects]", "[structures]"),
+            *("[padded]", "[when]", "[on_error]", "[keys]", "[scan run from Python]", "[fwd and bwd in vmap]"),
+        ),
+    },
     "test_tape.py": {
         "test_pullback": ("trig", "-scan", "while", "-cond", "every_way", "svd", "real_to_complex", "custom_jvp]"),
         "test_pushforward": ("trigonometric", "scan", "custom", "cond"),
