@@ -2,7 +2,8 @@
 
 `reports` holds the reports that are open. Without one, a call asks `metrics.reports` where it begins and where its
 function runs, and this is all that it pays. Compiled programs ask when they run, so it does not matter when they were
-compiled. With one, each call notes what it did, under a lock, since ops run on any thread.
+compiled. With one, each call appends what it did to a list, which needs no lock. The lists are added up when one is
+long, and when a report is read.
 """
 
 from __future__ import annotations
@@ -20,10 +21,18 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxpyop._host.elements import Batch
 from jaxpyop._host.errors import failure_text
 from jaxpyop._host.host_call import HostCall
 
 reports: tuple[Report, ...] = ()
+
+# The seconds of the last runs of each op's function and of its rules. A batch may have many elements, and the garbage
+# collector looks at tuples, but not at numbers.
+_runs: dict[str, dict[str, list[float]]] = {kind: collections.defaultdict(list) for kind in ("runs", "rules")}
+# The last calls: the op's name, the route, the elements, the seconds, and the bytes of the inputs and of the results.
+_calls: list[tuple[str, str, int, float, int, int]] = []
+_MANY = 1 << 14
 
 # A thread that has the lock may collect garbage, and so call an op once more.
 _lock = threading.RLock()
@@ -63,10 +72,7 @@ def note(name: str, first_failure: str = "", **amounts: float) -> None:
                 totals[column] += amount
 
 
-# What runs often does not go through `note`: that would double the time that a report takes.
-
-
-def timed(name: str, column: str, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def timed(name: str, column: str, func: Callable[..., Any], *args: Any) -> Any:
     """Call a function of the user, and note how long it took.
 
     Args:
@@ -74,24 +80,22 @@ def timed(name: str, column: str, func: Callable[..., Any], *args: Any, **kwargs
         column: "runs" if it is the op's function, "rules" if it is a rule.
         func: what to call.
         *args: its arguments.
-        **kwargs: its keyword arguments.
     """
     began = time.perf_counter()
     try:
-        return func(*args, **kwargs)
+        return func(*args)
     finally:
         seconds = time.perf_counter() - began
-        with _lock:
-            for report in reports:
-                totals = report.totals[name]
-                totals[column] += 1
-                totals[_SECONDS[column]] += seconds
+        last = _runs[column][name]
+        last.append(seconds)
+        if len(last) > _MANY:
+            _add_up()
 
 
 def note_call(
     call: HostCall,
     route: str,
-    elements: int,
+    batch: Batch,
     began: float,
     nbytes: tuple[int, int] = (0, 0),
     error: BaseException | None = None,
@@ -101,23 +105,17 @@ def note_call(
     Args:
         call: the call.
         route: how it came to Python, one of `_ROUTES`.
-        elements: how many elements it was for.
+        batch: the elements that it was for.
         began: the time when it began.
         nbytes: the bytes of its inputs and of its results.
         error: what it raised.
     """
-    seconds = time.perf_counter() - began
-    name, (bytes_in, bytes_out) = call.op.name, nbytes
-    with _lock:
-        for report in reports:
-            totals = report.totals[name]
-            totals[route] += 1
-            totals["elements"] += elements
-            totals["total_seconds"] += seconds
-            totals["bytes_in"] += bytes_in
-            totals["bytes_out"] += bytes_out
+    elements = batch.count if batch.sizes else 1
+    _calls.append((call.op.name, route, elements, time.perf_counter() - began, *nbytes))
     if error is not None:
-        note(name, failure_text(error, call.title), failures=1)
+        note(call.op.name, failure_text(error, call.title), failures=1)
+    if len(_calls) > _MANY:
+        _add_up()
 
 
 def nbytes(arrays: Sequence[Any]) -> int:
@@ -132,6 +130,36 @@ def nbytes(arrays: Sequence[Any]) -> int:
     return total
 
 
+def _add_up() -> None:
+    with _lock:
+        for column, by_name in _runs.items():
+            for name in list(by_name):
+                if seconds := _taken(by_name[name]):
+                    amounts: dict[str, Any] = {column: len(seconds), _SECONDS[column]: sum(seconds)}
+                    note(name, **amounts)
+        calls = _taken(_calls)
+        for report in reports:
+            for name, route, elements, seconds, bytes_in, bytes_out in calls:
+                totals = report.totals[name]
+                totals[route] += 1
+                totals["elements"] += elements
+                totals["total_seconds"] += seconds
+                totals["bytes_in"] += bytes_in
+                totals["bytes_out"] += bytes_out
+
+
+def _taken(log: list[Any]) -> list[Any]:
+    done = log[:]
+    # Other threads append meanwhile.
+    del log[: len(done)]
+    return done
+
+
+def _forget_runs() -> None:
+    for by_name in _runs.values():
+        by_name.clear()
+
+
 # -------------------------------------------------------------------- worker processes
 
 
@@ -139,6 +167,7 @@ def expect_job(is_reported: bool) -> None:
     """Count what the jobs in this worker process do, if the process that sent them has a report open."""
     global reports
     with _lock:
+        _add_up()
         others = tuple(report for report in reports if report is not _of_jobs)
         reports = (*others, _of_jobs) if is_reported else others
 
@@ -146,6 +175,7 @@ def expect_job(is_reported: bool) -> None:
 def take_home() -> dict[str, dict[str, Any]]:
     """What this worker process counted since it was last asked, by op."""
     with _lock:
+        _add_up()
         found = _of_jobs.totals
         _of_jobs.totals = _no_totals()
     return dict(found)
@@ -179,6 +209,8 @@ def _forget() -> None:
     # A forked process has copies of the reports, which nobody reads, and perhaps of a lock that nobody releases.
     global reports, _lock
     reports, _lock = (), threading.RLock()
+    _calls.clear()
+    _forget_runs()
 
 
 if hasattr(os, "register_at_fork"):
@@ -200,6 +232,7 @@ class Report:
     def __enter__(self) -> Report:
         global reports
         with _lock:
+            _add_up()
             reports = (*reports, self)
         return self
 
@@ -213,11 +246,16 @@ class Report:
                 raise
         finally:
             with _lock:
+                _add_up()
                 reports = tuple(report for report in reports if report is not self)
+                if not reports:
+                    # Names may be fresh for ever.
+                    _forget_runs()
 
     def rows(self) -> list[dict[str, Any]]:
         """One dictionary for each op, with those that took longest first."""
         with _lock:
+            _add_up()
             rows = [_row(name, dict(totals)) for name, totals in self.totals.items()]
         return sorted(rows, key=lambda row: -row["function_seconds"] - row["rule_seconds"] - row["around_seconds"])
 

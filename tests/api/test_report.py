@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import jaxpyop
+from jaxpyop._host import metrics
 from tests.shared.util import Counter, run_python
 
 F = jnp.float32
@@ -384,13 +385,27 @@ def test_reports_count_what_happens_while_they_are_open():
     f = numpy_op(np.sin, COS)
     first, second = jaxpyop.report(), jaxpyop.report()
     with first:
+        jaxpyop.numpy_function(np.cos, [1.0], F)
         f(1.0)
         second.__enter__()
         f(1.0)
     f(1.0)
     second.__exit__(None, None, None)
     f(1.0)
-    assert (first.rows()[0]["calls"], second.rows()[0]["calls"]) == (2, 2)
+    calls = [{row["op"]: row["calls"] for row in report.rows()} for report in (first, second)]
+    assert calls == [{"sine": 2, "cos": 1}, {"sine": 2}]
+
+
+def test_many_runs_are_added_up(monkeypatch):
+    monkeypatch.setattr(metrics, "_MANY", 10)
+    with jaxpyop.report() as report:
+        for _ in range(25):
+            jaxpyop.numpy_function(np.sin, [1.0], F)
+        jax.vmap(numpy_op(np.sin, COS))(jnp.arange(25.0))
+    rows = {row["op"]: row for row in report.rows()}
+    assert [rows["sin"][c] for c in ("calls", "runs", "bytes_in")] == [25, 25, 100]
+    assert [rows["sine"][c] for c in ("calls", "runs", "elements")] == [1, 25, 25]
+    assert not any(metrics._runs.values())
 
 
 def test_threads():
@@ -453,5 +468,5 @@ def test_nothing_is_called_without_a_report():
     with jaxpyop.report():
         within = calls_of(lambda: f(1.0))
     assert calls_of(lambda: f(1.0)) == before
-    # The times of the function and of the call, the sizes of the inputs and of the results, and the batch.
-    assert within == before + 5
+    # The times of the function and of the call, and the sizes of the inputs and of the results.
+    assert within == before + 4

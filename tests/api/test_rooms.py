@@ -50,7 +50,7 @@ INSIDE = {
         "errors": {"show"},
         "failures": {"errors", "show"},
         "host_call": {"environment"},
-        "metrics": {"errors", "host_call"},
+        "metrics": {"elements", "errors", "host_call"},
         "pools": {"elements", "environment", "errors", "host_call", "metrics"},
         "guard": {"host_call", "pools", "show"},
         "run": {"elements", "environment", "errors", "host_call", "pools"},

@@ -114,11 +114,11 @@ class Host:
                 else:
                     self._in_environment(arrays, outs)
             if began is not None:
-                metrics.note_call(call, self.route, self.batch.count, began, self._nbytes)
+                metrics.note_call(call, self.route, self.batch, began, self._nbytes)
             return
         except BaseException as error:
             if began is not None:
-                metrics.note_call(call, self.route, self.batch.count, began, error=error)
+                metrics.note_call(call, self.route, self.batch, began, error=error)
             # KeyboardInterrupt too is caught, since XLA knows no exceptions, only text. The text shows what the inputs
             # should have been, because the buffers themselves may be wrong.
             failed = body_error(call.title, call.func, call.groups(self._inputs), error)

@@ -7,6 +7,7 @@ follows that sentence. If the mistake is in the call of the op, a clearer error 
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -38,7 +39,8 @@ def call_with_advice(
     kwargs = kwargs or {}
     try:
         if metrics.reports:
-            return metrics.timed(op.name, "runs" if what == "func" else "rules", func, *args, **kwargs)
+            column = "runs" if what == "func" else "rules"
+            return metrics.timed(op.name, column, functools.partial(func, **kwargs), *args)
         return func(*args, **kwargs)
     except Exception as error:
         if (clearer := advise(error, op, what, func, lambda: (args, kwargs))) is not None:

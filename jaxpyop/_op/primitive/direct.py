@@ -68,11 +68,11 @@ def run_now(
                 outs = _owned(call(arrays), call, like) if own is None else own(call(arrays), like)
     except BaseException as error:
         if began is not None:
-            metrics.note_call(call, "direct" if hold else "cut", batch.count, began, error=error)
+            metrics.note_call(call, "direct" if hold else "cut", batch, began, error=error)
         raise
     if began is not None:
         nbytes = metrics.nbytes(arrays), metrics.nbytes(outs)
-        metrics.note_call(call, "direct" if hold else "cut", batch.count, began, nbytes)
+        metrics.note_call(call, "direct" if hold else "cut", batch, began, nbytes)
     if not call.on_jax and not call.copy:
         take_back(arrays, call.title)
     if hold and call.operands.extra_results:
