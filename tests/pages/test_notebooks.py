@@ -30,6 +30,7 @@ NAMES = (
     "7_inverse_problem",
     "8_markov_chain",
     "9_mutable_state",
+    "10_data_loader",
 )
 LARGEST = 400_000  # bytes
 PACKAGE = {"jax", "numpy", "jaxpyop"}
