@@ -212,7 +212,7 @@ def load(
     except Exception as error:
         # A hostile file can make any line above raise any error.
         text = str(error)
-        if not isinstance(error, ValueError):
+        if type(error) is not ValueError:
             text = f"its plan is not one that jaxpyop.export wrote ({type(error).__name__}: {text})"
         raise ValueError(f"jaxpyop.load: {title} cannot be loaded: {text}") from error
     for name in changed:

@@ -233,7 +233,7 @@ def code_checksum(func: Any) -> str | None:
     if not isinstance(func, types.FunctionType):
         return None
     defaults = {name: repr(value) for name, value in defaults_of(func).items() if _is_plain(value)}
-    return hashlib.sha256(repr((_code(func.__code__), defaults)).encode()).hexdigest()
+    return hashlib.sha256(repr((_code(func.__code__), defaults)).encode()).hexdigest()[:32]
 
 
 def _is_plain(value: Any) -> bool:

@@ -12,6 +12,7 @@ import struct
 import subprocess
 import sys
 import warnings
+import zlib
 
 import jax
 import jax.numpy as jnp
@@ -60,38 +61,23 @@ def cut_off(data):
     return data[:-1]
 
 
-def with_sizes_that_lie(data):
-    plan, blobs = unpacked(data)
-    plan["blobs"][0][0] += 1
-    return relabelled(plan, blobs)
+def checked(content, checksum=None):
+    """A file with this content and a right checksum."""
+    return struct.pack("<8sI32s", b"jaxpyop\0", 1, checksum or hashlib.sha256(content).digest()) + content
 
 
-def with_a_negative_size(data):
-    plan, blobs = unpacked(data)
-    plan["blobs"][0][0] = -1
-    return relabelled(plan, blobs)
+def with_plan(text, blobs=b"", length=None):
+    header = zlib.compress(text)
+    return checked(struct.pack("<Q", len(header) if length is None else length) + header + blobs)
 
 
-def with_another_checksum(data):
-    plan, blobs = unpacked(data)
-    plan["blobs"][0][1] = "00" * 32
-    return relabelled(plan, blobs)
+def with_sizes(change):
+    def damage(data):
+        plan, blobs = unpacked(data)
+        change(plan["blobs"])
+        return with_plan(json.dumps(plan).encode(), b"".join(blobs))
 
-
-def relabelled(plan, blobs):
-    """A file whose header has a right checksum, whatever it says about the blobs."""
-    header = json.dumps(plan).encode()
-    start = struct.pack("<8sIQ32s", b"jaxpyop\0", 1, len(header), hashlib.sha256(header).digest())
-    return start + header + b"".join(blobs)
-
-
-def with_a_huge_header(data):
-    return data[:12] + struct.pack("<Q", 2**64 - 1) + data[20:]
-
-
-def without_json(data):
-    text = b"[" * 100_000
-    return struct.pack("<8sIQ32s", b"jaxpyop\0", 1, len(text), hashlib.sha256(text).digest()) + text
+    return damage
 
 
 def changed(**entries):
@@ -125,18 +111,23 @@ DAMAGES = {
     "nothing": (lambda data: b"", "is not a program"),
     "a pickle": (lambda data: pickle.dumps({}), "is not a program"),
     "another magic": (lambda data: b"JAXPYOP\0" + data[8:], "is not a program"),
-    "the start alone": (lambda data: data[:52], "damaged: its header"),
-    "cut off": (cut_off, "damaged: part"),
-    "something behind": (lambda data: data + b"x", "damaged: something follows"),
-    "a later format": (
-        lambda data: data[:8] + struct.pack("<I", 2) + data[12:],
-        "has the format 2, and .* reads the format 1",
-    ),
-    "a huge header": (with_a_huge_header, "damaged: its header"),
-    "a deep header": (without_json, "its plan is not one that jaxpyop.export wrote"),
-    "sizes that lie": (with_sizes_that_lie, "damaged: part 0"),
-    "a negative size": (with_a_negative_size, "damaged: part 0"),
-    "another checksum": (with_another_checksum, "damaged: part 0"),
+    "the start alone": (lambda data: data[:44], "is not a program"),
+    "cut off": (cut_off, "damaged: its checksum"),
+    "something behind": (lambda data: data + b"x", "damaged: its checksum"),
+    "something behind, and checked": (lambda data: checked(data[44:] + b"x"), "its parts have other sizes"),
+    "another checksum": (lambda data: checked(data[44:], bytes(32)), "damaged: its checksum"),
+    "a later format": (lambda data: data[:8] + b"\x02" + data[9:], r"the format 2, and .* reads the format 1"),
+    "a huge header": (lambda data: with_plan(b"{}", length=2**64 - 1), "its plan is not one"),
+    "a header that is cut off": (lambda data: with_plan(b"{}" * 50, length=5), "its plan is not one"),
+    "no compressed header": (lambda data: checked(struct.pack("<Q", 2) + b"{}"), "its plan is not one"),
+    "no JSON": (lambda data: with_plan(b"x"), "its plan is not one"),
+    "a deep header": (lambda data: with_plan(b"[" * 100_000), "its plan is not one that jaxpyop.export wrote"),
+    "a header of gigabytes": (lambda data: with_plan(b" " * 2**24 + b"{}"), "its plan is not one"),
+    "a size too much": (with_sizes(lambda sizes: sizes.append(1)), "its parts have other sizes"),
+    "a size too few": (with_sizes(lambda sizes: sizes.pop()), "its parts have other sizes"),
+    "a larger size": (with_sizes(lambda sizes: sizes.append(sizes.pop() + 1)), "its parts have other sizes"),
+    "a negative size": (with_sizes(lambda sizes: sizes.extend([-1, 1])), "its parts have other sizes"),
+    "no size": (with_sizes(lambda sizes: sizes.append("1")), "its plan is not one that jaxpyop.export wrote"),
     "zeros as segments": (with_garbage, "its plan is not one that jaxpyop.export wrote"),
     "no functions": (changed(functions=[]), "there is no item 0 among 0"),
     "no calls": (changed(calls=[]), "there is no item 1 among 0"),
