@@ -34,6 +34,8 @@ from jaxpyop._saved.trees_as_data import dtype_named, from_data, implementation,
 _Functions = Sequence[Callable[..., Any]]
 _FLAGS = ("on_jax", "stateful", "ordered", "copy", "out", "progress")
 _TEXTS = ("api", "name", "casting")
+_OPTIONS = {*_FLAGS, *_TEXTS, "vmap_method", "chunksize"}
+_RULES = ("fwd", "vjp", "jvp", "transpose", "hvp")
 
 
 class CallsToData:
@@ -97,16 +99,17 @@ def _op_to_data(op: Op, names: Names) -> dict[str, Any]:
         # A padded result has two arrays, and a fill for the first of them.
         first = np.cumsum([0, *(leaf.arrays for leaf in op.spec.returned.leaves)])[:-1]
         fills = [to_data(np.asarray(op.fills[k]).item(), lambda value: None) for k in first]
-    rules = ("fwd", "vjp", "jvp", "transpose", "hvp")
+    rules = {name: named("fwd of vjp=" if name == "fwd" else f"{name}=", getattr(op.rules, name)) for name in _RULES}
+    options = {name: bool(getattr(op, name)) for name in _FLAGS} | {name: getattr(op, name) for name in _TEXTS}
+    options["vmap_method"] = op.vmap_method.name
+    options["chunksize"] = None if op.chunksize is None else int(op.chunksize)
     return {
-        **{name: getattr(op, name) for name in (*_FLAGS, *_TEXTS)},
-        "vmap_method": op.vmap_method.name,
-        "chunksize": None if op.chunksize is None else int(op.chunksize),
         "func": names.number(op.func, op.title, "func"),
-        "rules": [named(f"{rule}=" if rule != "fwd" else "fwd of vjp=", getattr(op.rules, rule)) for rule in rules],
         "output_shapes": named("output_shapes=", op.output_shapes),
         "results": results,
         "fills": fills,
+        "rules": {name: rule for name, rule in rules.items() if rule is not None},
+        "options": options,
     }
 
 
@@ -167,29 +170,19 @@ def _op_from_data(data: dict[str, Any], functions: _Functions) -> Op:
     # A shape that is known in part is not in Tout.
     partial = jax.tree.map(lambda leaf: (leaf.shape and None in leaf.shape and tuple(leaf.shape)) or None, results)
     asked = function(data["output_shapes"])
-    fwd, vjp, jvp, transpose, hvp = map(function, data["rules"])
+    options, rules = dict(data["options"]), {name: function(rule) for name, rule in data["rules"].items()}
+    if unknown := (set(options) - _OPTIONS) | (set(rules) - set(_RULES)):
+        raise ValueError(f"an op has options that this version of jaxpyop does not know: {', '.join(sorted(unknown))}")
+    if "fwd" in rules:
+        rules["vjp"] = rules.pop("fwd"), rules["vjp"]
     fills, on_error = data["fills"], "raise"
     if fills is not None:
         values = [from_data(fill, lambda leaf: None) for fill in fills]
         on_error = jax.tree.unflatten(jax.tree.structure(results), values)
-    return make_op(
-        data["api"],
-        item(functions, data["func"]),
-        tout,
-        data["name"],
-        mode="eager" if data["on_jax"] else None,
-        output_shapes=partial if asked is None else asked,
-        vmap_method=data["vmap_method"],
-        chunksize=data["chunksize"],
-        casting=data["casting"],
-        executor=None,
-        on_error=on_error,
-        vjp=vjp if fwd is None else (fwd, vjp),
-        jvp=jvp,
-        transpose=transpose,
-        hvp=hvp,
-        **{name: data[name] for name in _FLAGS},
-    )
+    func, mode = item(functions, data["func"]), "eager" if options["on_jax"] else None
+    shapes = partial if asked is None else asked
+    options |= rules | {"executor": None, "on_error": on_error}
+    return make_op(func=func, tout=tout, mode=mode, output_shapes=shapes, **options)
 
 
 def _tout(leaf: Any) -> Any:

@@ -229,11 +229,16 @@ def _python() -> str:
 
 
 def code_checksum(func: Any) -> str | None:
-    """Return a checksum of a function's code and plain defaults, the same in each process; None if there is no code."""
-    if not isinstance(func, types.FunctionType):
-        return None
-    defaults = {name: repr(value) for name, value in defaults_of(func).items() if _is_plain(value)}
-    return hashlib.sha256(repr((_code(func.__code__), defaults)).encode()).hexdigest()[:32]
+    """Return a checksum of a function's code and plain defaults, the same in each process; None if there is no code.
+
+    The code of a decorated function is that of its decorators, and of the function inside them.
+    """
+    described: list[Any] = []
+    while isinstance(func, types.FunctionType) and len(described) < _MOST_DECORATORS:
+        plain = {name: repr(value) for name, value in defaults_of(func).items() if _is_plain(value)}
+        described.append((_code(func.__code__), plain))
+        func = vars(func).get("__wrapped__")
+    return hashlib.sha256(repr(described).encode()).hexdigest()[:32] if described else None
 
 
 def _is_plain(value: Any) -> bool:

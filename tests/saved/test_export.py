@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import dataclasses
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,11 @@ import pytest
 
 import jaxpyop
 from jaxpyop import numpy_function, py_function
-from jaxpyop._op import RECORDS
+from jaxpyop._host import Batch
+from jaxpyop._op import RECORDS, Op
+from jaxpyop._op.request.user_rules import Rules
+from jaxpyop._op.values import Inputs
+from jaxpyop._saved import call_as_data
 from jaxpyop._saved.file_format import unpacked
 from tests.shared import saved_programs
 from tests.shared.saved_programs import F, branches, cube, loss, of_branches, vjp_of_cube
@@ -165,6 +170,16 @@ REFUSED = {
         r"the result is a structure",
     ),
 }
+
+
+def test_every_option_of_an_op_is_saved_or_has_a_reason_not_to_be():
+    # A saved op is called, so what belongs to traced mode has no meaning.
+    reasons = {"title": "of api and name", "executor": "refused", "mode": "", "reason_to_call": "", "max_steps": ""}
+    saved = {"func", "output_shapes", "spec", "fills", "failures", "rules", *call_as_data._OPTIONS}
+    assert {field.name for field in dataclasses.fields(Op)} == saved | set(reasons)
+    assert {field.name for field in dataclasses.fields(Rules)} == set(call_as_data._RULES)
+    assert {field.name for field in dataclasses.fields(Batch)} == {"sizes", "masks", "block", "of"}
+    assert {field.name for field in dataclasses.fields(Inputs)} == {"tree", "leaves", "key_impls", "is_flat"}
 
 
 @pytest.mark.parametrize(("fun", "said"), REFUSED.values(), ids=REFUSED)

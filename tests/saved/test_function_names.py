@@ -213,6 +213,13 @@ def test_a_change_of_the_code_changes_its_checksum(old, new):
     assert code_checksum(compiled(TEXT)) != code_checksum(compiled(TEXT.replace(old, new)))
 
 
+def test_the_checksum_of_a_decorated_function_is_that_of_the_inner_one_too():
+    wrapped = [functions.logged(compiled(text)) for text in (TEXT, TEXT, TEXT.replace("1.5", "2.5"))]
+    first, same, other = map(code_checksum, wrapped)
+    assert first == same
+    assert first != other
+
+
 def test_the_checksum_is_the_same_in_another_process():
     code = f"from tests.saved.test_function_names import *; print(code_checksum(compiled({TEXT!r})))"
     found = [run_python(code, PYTHONHASHSEED=seed, PYTHONPATH=":".join(sys.path)).stdout.strip() for seed in "12"]
