@@ -72,6 +72,11 @@ def test_symbolic_shapes():
         again(jnp.ones((2, 2)))
 
 
+def test_a_batch_of_a_loaded_program_is_refused_unless_it_was_exported():
+    with pytest.raises(NotImplementedError, match="call_exported"):
+        jax.vmap(loaded(of_branches, X))(jnp.stack([X, X]))
+
+
 @pytest.mark.parametrize(
     ("args", "said"),
     [

@@ -189,6 +189,22 @@ def errors_are_the_bodys_own():
     raise AssertionError("nothing was raised")
 
 
+def saved_programs_run_where_they_were_exported_for():
+    body = Body()
+    loss = lambda x: jnp.sum(op(jnp.sin(x), body) ** 2)
+    names = {"body": body}
+    for platforms in (None, [jax.devices()[0].platform], ["cuda", jax.devices()[0].platform]):
+        for fun in (loss, jax.value_and_grad(loss)):
+            data = jaxpyop.export(fun, functions=names, platforms=platforms)(ones()).to_bytes()
+            same(jaxpyop.load(data, functions=names)(ones()), jaxpyop.jit(fun)(ones()))
+    assert body.devices == {jax.devices()[0]}
+
+
+# `jax.export` needs it.
+if importlib.util.find_spec("flatbuffers") is not None:
+    program(saved_programs_run_where_they_were_exported_for)
+
+
 def main():
     from jax._src import xla_bridge
 
