@@ -81,7 +81,8 @@ def _capabilities() -> Iterator[tuple[str, str]]:
         if _jaxcore.has(capability.name):
             found = f"yes: {capability.purpose}"
         else:
-            why = "missing" if capability in lacking else "turned off"
+            old = _jaxcore.is_too_old_for(capability)
+            why = f"JAX {capability.since} has it" if old else "missing" if capability in lacking else "turned off"
             found = f"no, {why}: {capability.loss}"
         yield f"  {capability.name}", found
 

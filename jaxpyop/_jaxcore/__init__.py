@@ -19,6 +19,7 @@ from jaxpyop._jaxcore.capabilities import (
     ad,
     batching,
     has,
+    is_too_old_for,
     missing,
     mlir,
     warn_of_missing,

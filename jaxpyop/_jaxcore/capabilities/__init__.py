@@ -16,4 +16,13 @@ from jaxpyop._jaxcore.capabilities.required import (
     batching,
     mlir,
 )
-from jaxpyop._jaxcore.capabilities.table import CAPABILITIES, Capability, has, missing, parts_of, using, warn_of_missing
+from jaxpyop._jaxcore.capabilities.table import (
+    CAPABILITIES,
+    Capability,
+    has,
+    is_too_old_for,
+    missing,
+    parts_of,
+    using,
+    warn_of_missing,
+)

@@ -37,7 +37,7 @@ class Capability:
     names: tuple[str, ...]
     probe: Callable[..., Any]
     loss: str
-    since: str = "0.10"
+    since: str = "0.10.0"
 
 
 CAPABILITIES = (
@@ -82,6 +82,7 @@ CAPABILITIES = (
         ),
         probes.lazy_tape,
         "config.tape='lazy' does the same as 'eager'",
+        since="0.10.2",
     ),
     Capability(
         "linearize_rule",
@@ -282,8 +283,13 @@ def has(name: str) -> bool:
 
 
 def missing() -> Sequence[Capability]:
-    """Returns the capabilities that this JAX does not have, without those that the user turned off."""
-    return [capability for capability in CAPABILITIES if _found.get(capability.name, capability) is None]
+    """Returns the capabilities that this JAX should have and does not, without those that the user turned off."""
+    return [c for c in CAPABILITIES if _found.get(c.name, c) is None and not is_too_old_for(c)]
+
+
+def is_too_old_for(capability: Capability) -> bool:
+    """Tells whether only a later JAX has the names of a capability."""
+    return jax.__version_info__[:3] < tuple(map(int, capability.since.split(".")))
 
 
 def warn_of_missing() -> None:
