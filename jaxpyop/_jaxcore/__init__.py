@@ -29,6 +29,7 @@ from jaxpyop._jaxcore.differentiation import (
     differentiated,
     is_inexact,
     is_zero,
+    keep_in_loops,
     replaced,
     run_once_in_checkpoint,
     set_linearization,

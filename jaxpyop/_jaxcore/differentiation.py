@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpyop._jaxcore.capabilities import ShapedArray, ad, using
+from jaxpyop._jaxcore.frames import is_inside
 
 
 @functools.cache
@@ -96,3 +97,22 @@ def _keep_results(saveable: Any, unknown: Sequence[bool], instantiated: Sequence
     late, count = any(unknown), len(eqn.outvars)
     passed_on = [x for x, has in zip(eqn.invars, instantiated) if late and not has and not hasattr(x, "val")]
     return None if late else eqn, eqn if late else None, [late] * count, [late] * count, passed_on
+
+
+def keep_in_loops(primitive: Any, has_effect: Callable[..., bool]) -> None:
+    """Makes the derivative of `jax.lax.scan` leave calls with an effect in the loop.
+
+    JAX computes once what is the same in each iteration, and does not ask whether it has an effect.
+
+    Args:
+        primitive: whose calls these are.
+        has_effect: tells it, from the parameters of a call.
+    """
+
+    def rule(trace: Any, *tracers: Any, **params: Any) -> Any:
+        if has_effect(**params) and is_inside("_scan_known_hoisting"):
+            tracers = tuple(map(trace.instantiate_const, tracers))
+        return trace.default_process_primitive(primitive, tracers, params)
+
+    if (rules := using("loop_rule")) is not None:
+        rules[primitive] = rule

@@ -217,3 +217,11 @@ _NO_POSITIONS = b"\xff" * len(_empty.__code__.co_code)
 
 # A generator that has not started stands at its first line, and on Python 3.13 one line below it.
 _LINES_BELOW = _frame("", "", "", 1).f_lineno - 1
+
+
+def is_inside(name: str) -> bool:
+    """Tells whether a function of JAX's with this name is running on this thread."""
+    frame = sys._getframe(1)
+    while frame is not None and not (frame.f_code.co_name == name and is_jax_file(frame.f_code.co_filename)):
+        frame = frame.f_back
+    return frame is not None

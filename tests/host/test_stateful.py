@@ -387,3 +387,30 @@ def test_ordered_on_four_devices_is_once_or_refused(transport):
     done = run_python(code, timeout=60, check=False, **on_devices(4))
     text = "rdered effects are not supported for more than 1 device|side-effect HLO cannot have a replicated"  # 0.10.0
     assert done.returncode == 0 or re.search(text, done.stderr), done.stderr[-3000:]
+
+
+LOOPS = {
+    "scan": lambda g: lambda x: jax.lax.scan(lambda c, _: (c + g(x), None), 0.0, None, length=3)[0],
+    "fori": lambda g: lambda x: jax.lax.fori_loop(0, 3, lambda _, c: c + g(x), 0.0),
+    "jit-in-scan": lambda g: lambda x: jax.lax.scan(lambda c, _: (c + jax.jit(g)(x), None), 0.0, None, length=3)[0],
+    "scan-in-scan": lambda g: (
+        lambda x: jax.lax.scan(
+            lambda c, n: (jax.lax.scan(lambda d, _: (d + g(x) * n, None), c, None, length=1)[0], None), 0.0, jnp.ones(3)
+        )[0]
+    ),
+}
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["direct", "jit"])
+@pytest.mark.parametrize("options", [{"stateful": True}, {"ordered": True}], ids=["stateful", "ordered"])
+@pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
+def test_the_derivative_of_a_loop_runs_it_in_each_iteration(loop, options, wrap):
+    calls = []
+
+    def count(x):
+        calls.append(x)
+        return x * float(len(calls))
+
+    op = lambda x: py_function(count, [x], F, output_shapes=(), **options)
+    assert wrap(jax.value_and_grad(loop(op)))(2.0) == (12.0, 6.0)
+    assert len(calls) == 3

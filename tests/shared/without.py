@@ -187,6 +187,10 @@ WITHOUT = {
             ),
         },
     ),
+    "loop_rule": (
+        "in the derivative of a loop, a stateful function runs once if its inputs are the same in each iteration",
+        {"tests/host/test_stateful.py": ("test_the_derivative_of_a_loop_runs_it_in_each_iteration",)},
+    ),
     "zero_copy": (
         "the program calls pure_callback and io_callback, which copy",
         {

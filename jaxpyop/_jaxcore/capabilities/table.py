@@ -99,6 +99,13 @@ CAPABILITIES = (
         "a function under jax.checkpoint runs again for the backward pass; if it draws random numbers, they differ",
     ),
     Capability(
+        "loop_rule",
+        "the derivative of a loop runs a stateful function in each iteration",
+        ("jax.interpreters.partial_eval.custom_partial_eval_rules",),
+        probes.table_of_rules,
+        "a stateful function may run once in the derivative of a loop if its inputs are the same in each iteration",
+    ),
+    Capability(
         "zero_copy",
         "compiled programs lend their buffers to functions",
         (

@@ -247,4 +247,5 @@ def _cotangent_of(operand: Any, cotangent: Any, k: int, batch: Batch) -> Any:
 ad.primitive_jvps[python_call_p] = _jvp
 _jaxcore.set_linearization(python_call_p, _linearize)
 _jaxcore.run_once_in_checkpoint(python_call_p)
+_jaxcore.keep_in_loops(python_call_p, lambda call, batch: call.effects.stateful or call.effects.ordered)
 ad.primitive_transposes[python_call_p] = _transpose
