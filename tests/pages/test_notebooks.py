@@ -31,11 +31,13 @@ NAMES = (
     "8_markov_chain",
     "9_mutable_state",
     "10_data_loader",
+    "11_cluster",
+    "12_traced_or_eager",
 )
 LARGEST = 400_000  # bytes
 PACKAGE = {"jax", "numpy", "jaxpyop"}
 WITH_IPYKERNEL = {"IPython"}  # which depends on it
-MODULES = {"scikit-fem": "skfem"}
+MODULES = {"scikit-fem": "skfem", "dask": "distributed"}
 PATHS = re.compile(
     r"(?<![\w.)/])/(?:home|root|tmp|work|Users|usr|opt|var|private)/|[A-Z]:\\|ipykernel_\d|site-packages"
 )
