@@ -45,7 +45,7 @@ def register(name: str, func: Callable[..., Any], /) -> None:
         raise TypeError(f"jaxpyop.register: name is {name!r}; expected a string")
     if not callable(func):
         raise TypeError(f"jaxpyop.register: func is {func!r}; expected a function")
-    if _registered.setdefault(name, func) is not func:
+    if not _is_same(_registered.setdefault(name, func), func):
         raise ValueError(f"jaxpyop.register: {name!r} is the name of {_registered[name]!r} already; choose another")
 
 
@@ -59,6 +59,11 @@ def check_functions(functions: Any, api: str) -> Mapping[str, Callable[..., Any]
     if not isinstance(functions, Mapping) or not all(isinstance(k, str) and callable(f) for k, f in functions.items()):
         raise TypeError(f"{api}: functions is {functions!r}; expected a dict from names to functions")
     return functions
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    # Each access to a method makes another object. Methods are equal if their objects are the same.
+    return one is other or (isinstance(one, types.MethodType) and isinstance(other, types.MethodType) and one == other)
 
 
 # --------------------------------------------------------------------- saving
@@ -97,7 +102,7 @@ class Names:
     def _described(self, func: Any, title: str, what: str) -> dict[str, Any]:
         found: dict[str, Any] = {"code": code_checksum(func), "python": _python()}
         for name, given in self._given.items():
-            if given is func:
+            if _is_same(given, func):
                 return {"name": name, **found}
         try:
             name, unwrapped = _place_of(func)

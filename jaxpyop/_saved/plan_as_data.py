@@ -18,7 +18,7 @@ import numpy as np
 from jaxpyop import _jaxcore
 from jaxpyop._cut import Lives, Node, StaysWhole, Value, check_types, divided, segment_of
 from jaxpyop._host import Batch
-from jaxpyop._op import bind, python_call_p, structs_of
+from jaxpyop._op import Struct, bind, python_call_p, structs_of
 from jaxpyop._saved.call_as_data import CallsFromData, CallsToData
 from jaxpyop._saved.loops import loop_from_data, loop_to_data
 from jaxpyop._saved.trees_as_data import check_type, dtype_named, item, struct_to_data
@@ -57,7 +57,12 @@ class Saver:
             raise ValueError(f"jaxpyop.export: the program cannot be cut at its Python calls: {reason}") from None
         lives = Lives(program, steps, [False] * len(program.inputs))
         numbers: dict[Any, int] = {value: k for k, value in enumerate(program.inputs)}
-        constants = [self._constant(x, numbers) for step in steps for x in _constants_of(step)]
+        constants: list[list[Any]] = []
+        for x in (x for step in steps for x in _constants_of(step)):
+            # Several calls may read the same constant.
+            if _key(x) not in numbers:
+                numbers[_key(x)] = len(numbers)
+                constants.append(self._constant(x))
         data: list[dict[str, Any]] = []
         for k, step in enumerate(steps):
             if isinstance(step, Node):
@@ -66,8 +71,7 @@ class Saver:
             else:
                 reads, makes = lives.reads[k], lives.makes(k)
                 found = {"segment": self._segment(step, reads, makes)}
-            # A literal is compared by identity, because another one may be equal and have another type.
-            found["reads"] = [numbers[x if isinstance(x, Value) else id(x)] for x in reads]
+            found["reads"] = [numbers[_key(x)] for x in reads]
             found["makes"] = [struct_to_data(value.aval) for value in makes]
             numbers.update(zip(makes, range(len(numbers), len(numbers) + len(makes))))
             data.append(found)
@@ -78,12 +82,11 @@ class Saver:
             "outputs": [numbers[value] for value in program.outputs],
         }
 
-    def _constant(self, x: Any, numbers: dict[Any, int]) -> list[Any]:
-        numbers[x if isinstance(x, Value) else id(x)] = len(numbers)
-        array = x.constant if isinstance(x, Value) else np.asarray(x.val, x.aval.dtype)
-        if jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):
+    def _constant(self, x: Any) -> list[Any]:
+        if jax.dtypes.issubdtype(x.aval.dtype, jax.dtypes.extended):
             raise ValueError("jaxpyop.export: a loop that calls Python reads constant keys; pass them as an argument")
-        self.blobs.append(np.asarray(array).tobytes())
+        value = x.constant if isinstance(x, Value) else x.val
+        self.blobs.append(np.asarray(value, x.aval.dtype).tobytes())
         return [len(self.blobs) - 1, *struct_to_data(x.aval)]
 
     def _segment(self, nodes: Sequence[Node], reads: Sequence[Value], makes: Sequence[Value]) -> int:
@@ -115,9 +118,14 @@ class Saver:
 
 
 def _constants_of(step: Any) -> list[Any]:
-    """Return the literals and constants that a Python call or a loop reads, each once."""
+    """Return the literals and constants that a Python call or a loop reads."""
     reads = step.reads if isinstance(step, Node) else ()
     return [x for x in reads if not isinstance(x, Value) or x.constant is not None]
+
+
+def _key(x: Any) -> Any:
+    """Return what tells an operand from others. Equal literals may have other types, so their identity counts."""
+    return x if isinstance(x, Value) else id(x)
 
 
 def custom_rule_around_call(closed: Any) -> str:
@@ -192,12 +200,10 @@ class Loader:
         batch = Batch(tuple(of["sizes"]), tuple(map(tuple, of["masks"])), of["block"])
         if any(len(mask) != len(step["reads"]) for mask in batch.masks) or len(batch.masks) != len(batch.sizes):
             raise ValueError("a batch has other inputs than its call")
-        count, sizes = len(batch.sizes), [shape for shape, _ in step["makes"]]
-        # The shapes of the results are known, so the function need not be evaluated in the abstract.
-        known = all(type(size) is int for shape in sizes for size in shape)
-        results = (
-            [jax.ShapeDtypeStruct(shape[count:], dtype_named(dtype)) for shape, dtype in step["makes"]] if known else []
-        )
+        count, makes = len(batch.sizes), step["makes"]
+        # Unless a shape is symbolic, it is known, and the function need not be evaluated in the abstract.
+        known = all(type(size) is int for shape, _ in makes for size in shape)
+        results = [Struct(shape[count:], dtype_named(dtype)) for shape, dtype in makes if known]
 
         def run(*args: Any) -> list[Any]:
             if known:

@@ -111,6 +111,15 @@ def test_a_function_without_a_place_needs_a_name(func, why):
     np.testing.assert_array_equal(jaxpyop.load(program.to_bytes())(X), expected)
 
 
+def test_a_method_is_another_object_each_time():
+    doubling = Doubling()
+    for _ in range(2):
+        jaxpyop.register("method", doubling.method)
+    np.testing.assert_array_equal(jaxpyop.load(saved(doubling.method).to_bytes())(X), 2 * X)
+    with pytest.raises(ValueError, match="already; choose another"):
+        jaxpyop.register("method", Doubling().method)
+
+
 def test_a_given_function_goes_before_the_place():
     program = saved(functions.double)
     with pytest.warns(UserWarning, match=f"the code of '{HERE}:double' is not the code that was exported"):

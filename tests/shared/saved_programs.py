@@ -218,10 +218,10 @@ def keys(key):
 
 
 def constant(x):
-    # The literal and the constant reach the function as they are.
-    return numpy_function(plus_pi, [x, 3.0], jax.ShapeDtypeStruct((3,), F)), numpy_function(
-        plus_pi, [x, np.arange(3, dtype=np.float32)], jax.ShapeDtypeStruct((3,), F)
-    )
+    # Literals and constants reach the function as they are, even if several calls read the same one.
+    first, second = np.arange(3, dtype=np.float32), jnp.asarray([7.0, 8.0, 9.0])
+    add = lambda *args: numpy_function(plus_pi, args, jax.ShapeDtypeStruct((3,), F))
+    return [add(add(x, 3.0), 4.0), add(add(add(x, first), first), second), add(second, second), add(x, 3.0)]
 
 
 def linear(x):
