@@ -178,3 +178,35 @@ def test_residuals_of_a_block_belong_to_their_elements(name, method, stateful):
         found = _transformed(CHANGES[name])(op, x)
         np.testing.assert_allclose(found, CHANGES[name](np.cos(x)), rtol=1e-5)
     assert not stateful or len(runs) == (1 if block else 9)
+
+
+_buffer = np.zeros(3, np.float32)
+
+
+def _fwd_with_one_buffer(x):
+    _buffer[...] = x
+    return np.sin(x), {"kept": [_buffer]}
+
+
+@pytest.mark.parametrize("transform", [lambda f: f, jax.jit, jaxpyop.jit], ids=["direct", "jit", "cut"])
+def test_fwd_may_write_into_its_residuals_later(transform):
+    bwd = lambda residuals, cotangents: cotangents[0] * np.cos(residuals["kept"][0])
+    op = lambda x: jaxpyop.numpy_function(np.sin, [x], jnp.float32, output_shapes=(3,), vjp=(_fwd_with_one_buffer, bwd))
+    x = jnp.arange(3, dtype=jnp.float32)
+    got = transform(jax.grad(lambda x: (op(x) + op(2 * x)).sum()))(x)
+    np.testing.assert_allclose(got, np.cos(x) + 2 * np.cos(2 * x), rtol=1e-5)
+
+
+@pytest.mark.parametrize("transform", [lambda f: f, jax.jit, jaxpyop.jit], ids=["direct", "jit", "cut"])
+def test_bwd_may_not_write_into_residuals(transform):
+    def bwd(residuals, cotangents):
+        residuals *= cotangents[0]
+        return residuals
+
+    op = lambda x: jaxpyop.numpy_function(np.sin, [x], jnp.float32, output_shapes=(3,), vjp=(_fwd_of_sin, bwd))
+    with pytest.raises(ValueError, match="read-only"), jaxpyop.reraise():
+        jax.block_until_ready(transform(jax.grad(lambda x: op(x).sum()))(jnp.ones(3)))
+
+
+def _fwd_of_sin(x):
+    return np.sin(x), np.cos(x)

@@ -21,7 +21,7 @@ from jaxpyop._host import Environment
 from jaxpyop._op.body import Body, DerivedBody, UserBody, each_alone, element_structs, failed_results
 from jaxpyop._op.derivatives.element_axes import axes_of_fwd_last
 from jaxpyop._op.derivatives.functions import Differences, RuleCall, VjpRule
-from jaxpyop._op.derivatives.residuals import Residuals, size_of
+from jaxpyop._op.derivatives.residuals import Residuals, protected, size_of
 from jaxpyop._op.primitive import NO_RECORD, RECORDS, TOKEN, Call, Handed, Linearization, warn_of_pushed_out
 from jaxpyop._op.request import Op, advice_on_workers
 from jaxpyop._op.values import Struct, as_jax, check_fingerprints, decode, fingerprints, show_shape
@@ -171,13 +171,13 @@ class FwdCall(Call):
         RECORDS.make_room()
         outs, residuals = self.body.run(as_jax(inputs) if self.on_jax else inputs, lead)
         if self._hands_over:
-            return [*outs, Handed(residuals)]
+            return [*outs, Handed(protected(residuals))]
         return [*outs, self._receipt(residuals, outs, lead, getattr(outs, "failed", False))]
 
     def _receipt(self, residuals: Any, outs: Sequence[Any], lead: tuple[int, ...], failed: Any) -> np.ndarray[Any, Any]:
         token = NO_RECORD
         if not self.body.plain and not np.all(failed):
-            kept = Residuals(residuals, lead, size_of(residuals))
+            kept = Residuals(protected(residuals), lead, size_of(residuals))
             token = RECORDS.put(kept, once_made=self.op.stateful, owner=self.op.name)
         numbers = np.arange(math.prod(lead), dtype=TOKEN).reshape(lead)
         found = np.stack([np.full(lead, token, TOKEN), fingerprints(outs, lead), numbers], -1)

@@ -30,6 +30,20 @@ class Residuals:
         return f"{self.lead} {texts}", arrays
 
 
+def protected(value: Any) -> Any:
+    """Returns residuals with copies of their NumPy arrays, which cannot be written.
+
+    `fwd` may write into its own arrays later. `bwd` may run several times after one run of `fwd`, as in `jax.jacrev`.
+    """
+    if type(value) is np.ndarray:
+        found = value.copy("K")
+        found.flags.writeable = False
+        return found
+    if type(value) in (list, tuple):
+        return type(value)(map(protected, value))
+    return {key: protected(part) for key, part in value.items()} if type(value) is dict else value
+
+
 def _comparable(value: Any) -> tuple[list[str], list[Any]]:
     """The arrays in a value, and a text for each of its other parts.
 
