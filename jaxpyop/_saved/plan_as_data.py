@@ -18,7 +18,7 @@ import numpy as np
 from jaxpyop import _jaxcore
 from jaxpyop._cut import Lives, Node, StaysWhole, Value, check_types, divided, segment_of
 from jaxpyop._host import Batch
-from jaxpyop._op import Struct, bind, python_call_p, structs_of
+from jaxpyop._op import Struct, UserCall, bind, python_call_p, structs_of
 from jaxpyop._saved.call_as_data import CallsFromData, CallsToData
 from jaxpyop._saved.loops import loop_from_data, loop_to_data
 from jaxpyop._saved.trees_as_data import check_type, dtype_named, item, struct_to_data
@@ -200,6 +200,10 @@ class Loader:
         batch = Batch(tuple(of["sizes"]), tuple(map(tuple, of["masks"])), of["block"])
         if any(len(mask) != len(step["reads"]) for mask in batch.masks) or len(batch.masks) != len(batch.sizes):
             raise ValueError("a batch has other inputs than its call")
+        if isinstance(call, UserCall):
+            expected = call.operands.leading_inputs + len(call.user_body.inputs.key_impls)
+            if len(step["reads"]) != expected:
+                raise ValueError(f"{call.title} takes {expected} arrays, and its step reads {len(step['reads'])}")
         count, makes = len(batch.sizes), step["makes"]
         # Unless a shape is symbolic, it is known, and the function need not be evaluated in the abstract.
         known = all(type(size) is int for shape, _ in makes for size in shape)

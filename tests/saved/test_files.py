@@ -98,6 +98,14 @@ def with_step(**entries):
     return change
 
 
+def with_fewer_inputs(data):
+    plan, blobs = unpacked(data)
+    for step in plan["program"]["steps"]:
+        if "call" in step:
+            step["reads"] = []
+    return repacked(plan, blobs)
+
+
 def with_loop(data):
     return with_step(loop="exec")(data)
 
@@ -141,6 +149,7 @@ DAMAGES = {
         with_step(makes=[[[4], "float32"]]),
         r"shape \(3,\) where the program was exported for \(4,\)",
     ),
+    "a call without its inputs": (with_fewer_inputs, "'plus_pi' takes 2 arrays, and its step reads 0"),
     "a missing segment": (with_step(segment=7), "there is no item 7"),
     "a missing call": (with_step(call=7), "there is no item 7"),
     "an unknown step": (with_loop, "its plan is not one that jaxpyop.export wrote"),
@@ -150,7 +159,7 @@ DAMAGES = {
 
 @pytest.mark.parametrize(("damage", "said"), DAMAGES.values(), ids=DAMAGES)
 def test_a_damaged_file(damage, said, files, tmp_path):
-    data = damage(files["scan" if damage is with_loop else "value and gradient"])
+    data = damage(files["scan" if damage is with_loop else "constants" if damage is with_fewer_inputs else NAMES[0]])
     (tmp_path / "broken").write_bytes(data)
     with pytest.raises(ValueError, match=rf"jaxpyop\.load: '.*broken' cannot be loaded: (.|\n)*{said}"):
         jaxpyop.load(tmp_path / "broken", allow=[HERE])
