@@ -18,7 +18,8 @@ from tests.shared.util import run_python
 def loaded(tmp_path_factory, request):
     """What each program that is tested gives in another process."""
     folder = str(tmp_path_factory.mktemp("saved"))
-    tests = [item for item in request.session.items if item.module is request.module]
+    # A doctest has no module.
+    tests = [item for item in request.session.items if getattr(item, "module", None) is request.module]
     save_all(folder, {test.callspec.params["name"] for test in tests})
     code = f"import sys; sys.argv[1:] = [{folder!r}]; from tests.shared.saved_programs import main; main()"
     done = run_python(code, PYTHONPATH=os.pathsep.join(filter(None, sys.path)))
