@@ -188,6 +188,38 @@ def test_an_error(body, jit, transport):
         derive(lambda x: x**2)
 
 
+def halved(x):
+    while float(x) > 0.3:
+        x = x / 2
+    return x
+
+
+NUMBERS = {
+    "float": lambda x: float(x) ** 2,
+    "item": lambda x: x.item() * x,
+    "in a while": halved,
+}
+DERIVATIVES = {
+    "grad": jax.grad,
+    "jit of grad": lambda f: jax.jit(jax.grad(f)),
+    "grad of jit": lambda f: jax.grad(jax.jit(f)),
+    "vmap of grad": lambda f: lambda x: jax.vmap(jax.grad(f))(x[None]),
+    "jvp": lambda f: lambda x: jax.jvp(f, (x,), (x,)),
+}
+
+
+@pytest.mark.parametrize("mode", ["traced", "auto"])
+@pytest.mark.parametrize("derivative", DERIVATIVES.values(), ids=DERIVATIVES)
+@pytest.mark.parametrize("body", NUMBERS.values(), ids=NUMBERS)
+def test_an_error_in_a_function_that_is_traced(body, derivative, mode):
+    f = lambda x: py_function(body, [x], F, output_shapes=(), mode=mode, max_steps=4)
+    with jaxpyop.config.override(constants="error"):
+        # Another derivative does not need the number's.
+        assert jax.grad(lambda y: y * jax.jit(f)(jnp.float32(0.5)))(1.0) == body(jnp.float32(0.5))
+        with pytest.raises(TypeError, match=r"test_constants.py:\d+: float\(x\) makes a constant of a differentiated"):
+            derivative(f)(jnp.float32(0.5))
+
+
 @pytest.mark.parametrize("name", [name for name in SILENT if name not in REFUSED])
 def test_what_is_no_error_either(name, transport):
     with jaxpyop.config.override(constants="error"):

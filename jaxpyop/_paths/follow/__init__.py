@@ -6,7 +6,14 @@ count), tree (the paths), merge (two sides into one program), program (what come
 
 from jaxpyop._paths.follow.bools import ARRAY, MIXED, PYTHON, BoolTracer, as_array, common_sort, sort_of, with_sort
 from jaxpyop._paths.follow.bounds import bounds_in, counted, hull, limits_of, range_after, range_before
-from jaxpyop._paths.follow.errors import RAISING, NeedsPathsError, PathError, SlowPathsError, refused_call
+from jaxpyop._paths.follow.errors import (
+    RAISING,
+    LostDerivativeError,
+    NeedsPathsError,
+    PathError,
+    SlowPathsError,
+    refused_call,
+)
 from jaxpyop._paths.follow.explore import infer_shapes, record_one_path, record_paths, trace_paths
 from jaxpyop._paths.follow.number_types import Types, types_of
 from jaxpyop._paths.follow.python_numbers import bounds_of, check_numbers, with_bounds

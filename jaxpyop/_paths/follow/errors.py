@@ -33,6 +33,13 @@ class PathError(Exception):
         return f"{self.filename}:{self.lineno}: {self.reason}; {self.advice}"
 
 
+class LostDerivativeError(TypeError):
+    """A derivative is taken of what became a Python number, and `config.constants` is "error".
+
+    It is no reason to follow a body in another way, or to call it.
+    """
+
+
 def refused_call(name: str, place: tuple[str, int]) -> PathError:
     """Returns the error about a call on a condition of values."""
     reason = f"`{name}` is called on a condition of traced values, and whether it has an effect cannot be told"

@@ -21,7 +21,7 @@ from typing import Any
 import jax
 
 from jaxpyop import _jaxcore as core
-from jaxpyop._paths.follow.errors import RAISING, NeedsPathsError, PathError, SlowPathsError
+from jaxpyop._paths.follow.errors import RAISING, LostDerivativeError, NeedsPathsError, PathError, SlowPathsError
 from jaxpyop._paths.follow.program import evaluate
 from jaxpyop._paths.follow.tracer import MAX_PATHS, PathRun, call_traced, too_many_paths
 from jaxpyop._paths.follow.tree import NondeterministicError, PathTree, common_type
@@ -42,8 +42,8 @@ def _record(func: Callable[..., Any], args: Sequence[Any], run: PathRun) -> Any:
     except Exception as error:
         if run.error is not None:
             raise run.error from None
-        if isinstance(error, PathError):
-            # It is about a part of the body that is followed on its own.
+        if isinstance(error, (PathError, LostDerivativeError)):
+            # A PathError is about a part of the body that is followed on its own.
             raise
         raise _raised(error) from error
     if run.error is not None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
 import numpy as np
 
-from jaxpyop._paths.follow import bounds_of, check_numbers, limits_of, with_bounds
-from jaxpyop._paths.rewrite.context import refuse
+from jaxpyop import _jaxcore
+from jaxpyop._config import config
+from jaxpyop._paths.follow import LostDerivativeError, bounds_of, check_numbers, limits_of, with_bounds
+from jaxpyop._paths.rewrite.context import context, refuse
 from jaxpyop._paths.rewrite.values import weakened
 
 
@@ -28,5 +31,27 @@ def number_of(x: Any, kind: type) -> Any:
         )
     if kind is float:
         check_numbers(x)
+        if config.constants == "error" and _jaxcore.is_inexact(x):
+            x = _never_differentiated(x, _lost_derivative(x))
     number = weakened(jax.lax.stop_gradient(jax.lax.convert_element_type(x, dtype).reshape(())))
     return with_bounds(number, bounds_of(x) or limits_of(x.dtype))
+
+
+def _lost_derivative(x: Any) -> str:
+    file, line = _jaxcore.users_line()
+    return (
+        f"{context().title}: {file}:{line}: float(x) makes a constant of a differentiated {jax.typeof(x).str_short()}, "
+        "whose derivative is zero. Use x itself, or jax.lax.stop_gradient(x) if you want a constant "
+        "(jaxpyop.config.constants is 'error')"
+    )
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def _never_differentiated(x: Any, text: str) -> Any:
+    """Returns `x`. Its derivative is an error, because it would be zero without a word."""
+    return x
+
+
+@_never_differentiated.defjvp
+def _raise(text: str, primals: Any, tangents: Any) -> Any:
+    raise LostDerivativeError(text)
