@@ -27,6 +27,8 @@ Loops: TypeAlias = Literal["compiled", "python"]
 _config: Any = jax.config
 _flatten = jax.tree_util.tree_flatten
 _MAX_SIGNATURES = 1024
+# Without this capability, only the arguments tell whether JAX is transforming the caller.
+_KNOWS_TOP_LEVEL = _jaxcore.has("named_axes")
 
 # While JAX keeps a jaxpr, it returns the same one if the program is traced again. So its plans are kept as long.
 _plans: weakref.WeakKeyDictionary[Any, dict[Any, _Planned]] = weakref.WeakKeyDictionary()
@@ -111,12 +113,14 @@ class CutFunction:
     def _signature(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any] | None, Any]:
         """Return the arrays among the arguments, and a key of everything that a plan depends on.
 
-        The arrays are None if an argument has a type that JAX alone can accept or refuse.
+        The arrays are None if an argument has a type that JAX alone can accept or refuse, or is traced.
         """
         static: Any = None
         if self._has_static:
             args, kwargs, static = self._without_static(args, kwargs)
         leaves, tree = _flatten((args, kwargs))
+        if not _KNOWS_TOP_LEVEL and any(isinstance(x, _jaxcore.Tracer) for x in leaves):
+            return None, None
         try:
             types: list[Any] = [x.aval for x in leaves]
         except AttributeError:

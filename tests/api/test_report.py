@@ -352,7 +352,13 @@ def test_worker_processes(tmp_path):
 # ---------------------------------------------------------------------------- records
 
 
-def test_records(transport):
+@pytest.fixture
+def no_records():
+    """Other tests leave records, which a bound pushes out."""
+    jaxpyop.clear_records()
+
+
+def test_records(transport, no_records):
     f = lambda x: jaxpyop.py_function(lambda x: x**2, [x], F(0), name=f"square {transport}")
     with (
         jaxpyop.config.override(max_records=2),
@@ -366,7 +372,7 @@ def test_records(transport):
     assert "2 records were pushed out: raise max_record_bytes" in str(report)
 
 
-def test_residuals_are_records():
+def test_residuals_are_records(no_records):
     # The warning comes once for each name of an op.
     f = residual_op(np.sin, COS, name="sine whose records are pushed out")
     with (
