@@ -227,7 +227,7 @@ class Report:
     """
 
     def __init__(self) -> None:
-        self.totals = _no_totals()
+        self.totals: dict[str, dict[str, Any]] = _no_totals()
 
     def __enter__(self) -> Report:
         global reports
