@@ -74,8 +74,8 @@ def py_function(
             or the op is stateful with ``mode="traced"``.
         OverflowError: an integer does not fit its dtype, as an input or a result.
         NotImplementedError: ``jax.export`` is used; the op is stateful where JAX allows
-            no effects (``checkpoint``, ``vmap`` of ``cond``); or a stateful op is
-            differentiated twice.
+            no effects (``grad`` of ``checkpoint``, ``vmap`` of a ``cond`` whose predicate
+            differs by element); or a stateful op is differentiated twice.
         RuntimeError: the record of a stateful op is gone in its backward pass (see
             ``jaxpyop.config.max_records``).
         jax.errors.JaxRuntimeError: `func` raised an exception under ``jit`` (see
@@ -160,7 +160,8 @@ def numpy_function(
         OverflowError: an integer does not fit its dtype, as an input or a result.
         NotImplementedError: forward mode needs a `jvp`; no rule gives a second
             derivative; ``jax.export`` is used; or the op is stateful where JAX
-            allows no effects (``checkpoint``, ``vmap`` of ``cond``).
+            allows no effects (``grad`` of ``checkpoint``, ``vmap`` of a ``cond`` whose
+            predicate differs by element).
         jax.errors.JaxRuntimeError: `func` raised an exception under ``jit`` (see
             :func:`jaxpyop.reraise`). Outside ``jit`` its own exception is raised.
 
@@ -277,11 +278,11 @@ def jit(
 def jit(fun: Callable[..., Any] | None = None, /, *, loops: Loops = "compiled", **options: Any) -> Any:
     """Compile a function, cut at its Python calls: :func:`jax.jit` without callbacks.
 
-    With :func:`jax.jit`, XLA calls Python functions from inside the program, on the CPU. A program of this function is
-    cut into compiled segments instead, and the Python functions run between them, on the caller's thread. Their arrays
-    stay on their device, such as a GPU, as with TensorFlow's ``tf.py_function``. The backend needs no callbacks. A
-    stateful call takes between a seventh and a third of the time. The caller receives a function's own exception.
-    This function can replace :func:`jax.jit`, because it accepts the same arguments.
+    With :func:`jax.jit`, XLA calls Python functions from inside the program, on the CPU. A program that
+    ``jaxpyop.jit`` compiles is cut into segments instead, and the Python functions run between them, on the caller's
+    thread. Their arrays stay on their device, such as a GPU, as with TensorFlow's ``tf.py_function``. The backend
+    needs no callbacks. A stateful call takes between a seventh and a third of the time. The caller receives a
+    function's own exception. This function can replace :func:`jax.jit`, because it accepts the same arguments.
 
     Args:
         fun: a function of arrays. It is traced.

@@ -62,8 +62,8 @@ class _OfAll(TypedDict, total=False):
             zero. ``"nan"`` fills them with NaN, and its derivatives are NaN. A pytree
             of numbers in the structure of `Tout` has a fill for each result. A warning,
             once per op, shows the first exception and its inputs. The shapes of the
-            results must be known. Results that do not fit `Tout`, and interrupts,
-            raise all the same.
+            results must be known. Results that do not fit `Tout` are still an error,
+            and interrupts are still raised.
     """
 
     ordered: Annotated[bool, False]
@@ -118,9 +118,11 @@ class JaxOptions(_OfJax, _OfAll, total=False):
               ``jaxpyop`` reports the reason at the level INFO.
 
             A traced `func` may use traced values of the enclosing code. It cannot use
-            ``float(x)`` or NumPy, and must have no side effects. A ``print`` in it
-            prints while JAX traces. `vmap_method`, `executor` and `progress` are
-            ignored. The whole range of an integer result's dtype must fit into `Tout`.
+            NumPy or ``math`` on traced values, and must have no side effects.
+            ``float(x)`` is a number without a derivative, and needs
+            ``diastatic-malt``. A ``print`` in it prints while JAX traces.
+            `vmap_method`, `executor` and `progress` are ignored. The whole range of an
+            integer result's dtype must fit into `Tout`.
 
             Loops on values need the package ``diastatic-malt`` (the extra ``loops``)
             and the source code of `func`. Without them, up to 128 paths through

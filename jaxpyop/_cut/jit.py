@@ -163,7 +163,7 @@ class CutFunction:
         return found
 
     def explain(self, *args: Any, **kwargs: Any) -> str:
-        """Return a text: the steps of the program for these arguments, one on each line, or why it stays whole."""
+        """Return, as text, the steps of the program for these arguments, one per line, or why it stays whole."""
         leaves, key = self._signature(args, kwargs)
         if leaves is None or self._reason:
             return f"whole: {self._reason or 'JAX does not take the arguments'}"
