@@ -83,7 +83,6 @@ from jaxpyop._jaxcore.jaxprs import (
 )
 from jaxpyop._jaxcore.lowering import (
     HAS_ZERO_COPY,
-    combining_caller,
     device_count,
     is_export,
     is_packed,
@@ -91,6 +90,7 @@ from jaxpyop._jaxcore.lowering import (
     lowered_buffer_callback,
     ordered_buffer_callback,
     platforms,
+    refuse_in_combiners,
 )
 from jaxpyop._jaxcore.primitives import (
     CUSTOM_CALLS,
@@ -104,6 +104,8 @@ from jaxpyop._jaxcore.primitives import (
     is_of_jax,
     is_plain_jit,
     is_ref,
+    is_ref_type,
+    is_sharded_jit,
     jit_p,
 )
 from jaxpyop._jaxcore.programs import (
@@ -114,8 +116,6 @@ from jaxpyop._jaxcore.programs import (
     is_explicit,
     is_explicit_mesh,
     is_one_cpu,
-    is_ref_type,
-    is_sharded_jit,
     scan_counts,
     static_arguments,
     within_scope,

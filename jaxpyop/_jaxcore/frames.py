@@ -10,7 +10,7 @@ import os
 import sys
 import types
 import warnings
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -156,16 +156,6 @@ def is_called_by_user() -> bool:
     return is_users_file(filename) and "-packages" not in filename
 
 
-def caller_among(names: Container[str]) -> str | None:
-    """Returns the name of the innermost function with one of these names that led to our caller."""
-    frame = sys._getframe(2)
-    while frame is not None:
-        if frame.f_code.co_name in names:
-            return frame.f_code.co_name
-        frame = frame.f_back
-    return None
-
-
 # ------------------------------------------------------------------------- tracebacks
 
 
@@ -217,11 +207,3 @@ _NO_POSITIONS = b"\xff" * len(_empty.__code__.co_code)
 
 # A generator that has not started stands at its first line, and on Python 3.13 one line below it.
 _LINES_BELOW = _frame("", "", "", 1).f_lineno - 1
-
-
-def is_inside(name: str) -> bool:
-    """Tells whether a function of JAX's with this name is running on this thread."""
-    frame = sys._getframe(1)
-    while frame is not None and not (frame.f_code.co_name == name and is_jax_file(frame.f_code.co_filename)):
-        frame = frame.f_back
-    return frame is not None

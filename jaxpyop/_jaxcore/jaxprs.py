@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -50,6 +50,14 @@ def jaxprs_in(params: dict[str, Any]) -> list[Any]:
     return found
 
 
+def equations_in(params: dict[str, Any]) -> Iterator[Any]:
+    """Returns the equations of the jaxprs among a primitive's parameters, and of the jaxprs in them."""
+    for jaxpr in jaxprs_in(params):
+        for eqn in jaxpr_of(jaxpr).eqns:
+            yield eqn
+            yield from equations_in(eqn.params)
+
+
 def opened(closed: Any) -> tuple[Any, list[Any]]:
     """Returns a closed jaxpr as one whose first inputs are its constants, and the constants."""
     jaxpr, consts = jaxpr_of(closed), list(closed.consts)
@@ -73,11 +81,16 @@ def make_jaxpr(function: Callable[..., Sequence[Any]], args: Sequence[Any]) -> A
     return closed(consts) if closed else type(_closed)(jaxpr, consts)
 
 
-def without_dead_code(jaxpr: Any) -> tuple[Any, list[bool]]:
-    """Returns a jaxpr without the equations that its results do not need, and which inputs they need."""
+def without_dead_code(jaxpr: Any, used: Sequence[bool] | None = None) -> tuple[Any, list[bool]]:
+    """Returns a jaxpr without the equations that its results do not need, and which inputs they need.
+
+    Args:
+        jaxpr: the jaxpr.
+        used: which of its results count. The default is all.
+    """
     if _dce_jaxpr is None:
         return jaxpr, [True] * len(jaxpr.invars)
-    return _dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
+    return _dce_jaxpr(jaxpr, list(used or [True] * len(jaxpr.outvars)))
 
 
 # ------------------------------------------------------------------- evaluation

@@ -1,21 +1,21 @@
 """Lowering: the platforms and devices that a lowering is for, and buffer callbacks as operations of XLA.
 
-The argument `ctx` is the context that JAX hands to a lowering rule. Its attributes are documented for writing
-primitives in part only; the ones read here are the same from JAX 0.10 to 0.12.
+The argument `ctx` is the context that JAX hands to a lowering rule. JAX documents only some of its attributes. The ones
+that are read here are the same from JAX 0.10 to 0.12.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
-from jaxlib.mlir import ir
 
-from jaxpyop._jaxcore.capabilities import JAX_VERSION, ShapedArray, has, parts_of
-from jaxpyop._jaxcore.frames import caller_among
+from jaxpyop._jaxcore.capabilities import JAX_VERSION, ShapedArray, has, parts_of, using
+from jaxpyop._jaxcore.jaxprs import equations_in
 from jaxpyop._jaxcore.primitives import ORDERED_IO
 
 # Whether a compiled program can lend its buffers.
@@ -29,61 +29,68 @@ def is_export(ctx: Any) -> bool:
 
 
 def keeps_dead_code(ctx: Any) -> bool:
-    """Tells whether the lowered operation may be dead code, whose results are never used.
+    """Tells whether the lowered operation may be dead code, which means that its results are never used.
 
-    JAX drops such operations first, except in the body of a while_loop, for which it has no rule before 0.12. A
-    lowering does not see what else the body holds.
+    JAX drops such operations before lowering. The exception is the body of a while_loop, for which JAX has no rule
+    before 0.12. A lowering sees one operation, and not whether another one in the body uses its results.
     """
     return JAX_VERSION < (0, 12) and "while" in str(ctx.name_stack)
 
 
 def device_count(ctx: Any) -> int:
-    """Returns over how many devices a lowering is partitioned automatically.
+    """Returns the number of devices over which XLA partitions the lowered program automatically.
 
     It is 1 inside `shard_map`, where a program is written for one device.
     """
-    # Only the context of such a program knows a number.
+    # Only the context of a program that is partitioned automatically has this attribute.
     return getattr(ctx.module_context.axis_context, "num_devices", 1)
 
 
 def platforms(ctx: Any) -> tuple[str, ...]:
-    """Returns the platforms that a lowering is for. Only `jax.export` has several."""
+    """Returns the platforms that a lowering is for. Only `jax.export` lowers for several."""
     return tuple(ctx.platforms or ctx.module_context.platforms)
 
 
 @functools.cache
 def is_packed(dtype: Any) -> bool:
-    """Tells whether several values share a byte in XLA's memory."""
+    """Tells whether several values of a dtype, such as int4, share a byte in XLA's memory."""
     if jax.dtypes.issubdtype(dtype, np.integer):
         return bool(jax.numpy.iinfo(dtype).bits < 8)
     return bool(jax.dtypes.issubdtype(dtype, np.floating) and jax.numpy.finfo(dtype).bits < 8)
 
 
-# The operations of XLA that have a function in a region of their own.
+# The primitives that become one operation of XLA with a function of the user in it, with the names that errors use.
 _COMBINING = {
-    "stablehlo.reduce": "jax.lax.reduce",
-    "stablehlo.reduce_window": "jax.lax.reduce_window",
-    "stablehlo.scatter": "a scatter (x.at[i].apply)",
-    "stablehlo.select_and_scatter": "a select-and-scatter",
+    jax.lax.reduce_p: "jax.lax.reduce",
+    jax.lax.reduce_window_p: "jax.lax.reduce_window",
+    jax.lax.scatter_p: "a scatter (x.at[i].apply)",
+    jax.lax.select_and_scatter_p: "a select-and-scatter",
 }
-# The functions of JAX that lower them. If the region calls a jitted function, that is lowered elsewhere, and the
-# insertion point no longer shows the operation. Only these functions, on the Python stack, do (JAX 0.10 to 0.12).
-_LOWERED_BY = {
-    "_reduce_lower": "stablehlo.reduce",
-    "_generic_reduce_window_lower": "stablehlo.reduce_window",
-    "_scatter_lower": "stablehlo.scatter",
-    "_select_and_scatter_lower": "stablehlo.select_and_scatter",
-}
-_reads_callers = has("combiners")
 
 
-def combining_caller() -> str | None:
-    """Names the operation whose combiner is being lowered, if one is: XLA cannot call Python in it."""
-    place: Any = ir.InsertionPoint.current
-    operation = getattr(place.block.owner, "OPERATION_NAME", None)
-    if operation not in _COMBINING and _reads_callers:
-        operation = _LOWERED_BY.get(caller_among(_LOWERED_BY) or "")
-    return _COMBINING.get(operation or "")
+def refuse_in_combiners(primitive: Any, refuse: Callable[..., None]) -> None:
+    """Makes JAX refuse a primitive inside the function of a reduction or scatter, where XLA cannot call Python.
+
+    It wraps the lowering rules of these operations.
+
+    Args:
+        primitive: the primitive to refuse, in such a function and in all functions that it calls.
+        refuse: raises the error. It is called with the name of the operation and the parameters of the equation.
+    """
+    rules: Any = using("combiners") or {}
+
+    def checked(title: str, rule: Callable[..., Any]) -> Callable[..., Any]:
+        def lower(ctx: Any, *operands: Any, **params: Any) -> Any:
+            for eqn in equations_in(params):
+                if eqn.primitive is primitive:
+                    refuse(title, **eqn.params)
+            return rule(ctx, *operands, **params)
+
+        return lower
+
+    for combining in _COMBINING.keys() & rules.keys():
+        entry = rules[combining]
+        rules[combining] = dataclasses.replace(entry, rule=checked(_COMBINING[combining], entry.rule))
 
 
 def lowered_buffer_callback(
@@ -91,7 +98,8 @@ def lowered_buffer_callback(
 ) -> Any:
     """Lowers a `buffer_callback`, and returns the results' IR values.
 
-    JAX's own has to be traced first and flattens its arguments at each call, which takes several times as long.
+    JAX's own `buffer_callback` has to be traced first, and flattens its arguments at each call. Both together take
+    several times as long.
     """
     count = len(operands)
 
@@ -105,8 +113,9 @@ def lowered_buffer_callback(
 def ordered_buffer_callback(ctx: Any, callback: Callable[..., None], operands: Sequence[Any], results: Any) -> Any:
     """Lowers a `buffer_callback` that keeps program order, and returns the results' IR values.
 
-    JAX's own takes no token. Its target in jaxlib takes one, as the target of `io_callback` does: as one more operand
-    and one more result (JAX 0.10 to 0.12).
+    XLA keeps effects in order by a token that each of them takes and returns. JAX's own `buffer_callback` has no token.
+    Its target in jaxlib can take one: as one more operand and one more result, as the target of `io_callback` does
+    (JAX 0.10 to 0.12).
     """
     token, count = _abstract_token, len(operands)
 

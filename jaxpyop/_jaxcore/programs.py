@@ -50,18 +50,6 @@ def scan_counts(eqn: Any) -> tuple[int, int]:
     return len(list(consts)), len(list(carry))
 
 
-def is_sharded_jit(params: dict[str, Any]) -> bool:
-    """Tells whether the parameters of a `jit` give shardings."""
-    # The class of a sharding that is not given has no public name up to JAX 0.12.
-    return any(type(s).__name__ != "UnspecifiedValue" for s in (*params["in_shardings"], *params["out_shardings"]))
-
-
-def is_ref_type(aval: Any) -> bool:
-    """Tells whether a type is the type of a mutable array."""
-    # The class has no public name up to JAX 0.12.
-    return type(aval).__name__ == "AbstractRef"
-
-
 def is_explicit(aval: Any) -> bool:
     """Tells whether a type says how its arrays are sharded."""
     sharding = getattr(aval, "sharding", None)

@@ -392,6 +392,9 @@ def test_ordered_on_four_devices_is_once_or_refused(transport):
 LOOPS = {
     "scan": lambda g: lambda x: jax.lax.scan(lambda c, _: (c + g(x), None), 0.0, None, length=3)[0],
     "fori": lambda g: lambda x: jax.lax.fori_loop(0, 3, lambda _, c: c + g(x), 0.0),
+    "cond-in-scan": lambda g: (
+        lambda x: jax.lax.scan(lambda c, _: (c + jax.lax.cond(True, g, g, x), None), 0.0, None, length=3)[0]
+    ),
     "jit-in-scan": lambda g: lambda x: jax.lax.scan(lambda c, _: (c + jax.jit(g)(x), None), 0.0, None, length=3)[0],
     "scan-in-scan": lambda g: (
         lambda x: jax.lax.scan(
@@ -401,16 +404,40 @@ LOOPS = {
 }
 
 
+# Calls whose inputs are the same in each iteration.
+CALLS = {
+    "an-input": lambda count, **how: lambda x: py_function(lambda x: x * count(), [x], F, output_shapes=(), **how),
+    "a-constant": lambda count, **how: (
+        lambda x: x * numpy_function(lambda _: count(), [1.0], F, output_shapes=(), **how)
+    ),
+    "no-input": lambda count, **how: lambda x: x * numpy_function(count, [], F, output_shapes=(), **how),
+}
+
+
+def derivative_of_a_loop(loop, call, wrap, **options):
+    runs = []
+
+    def count():
+        runs.append(None)
+        return np.float32(len(runs))
+
+    found = wrap(jax.value_and_grad(loop(call(count, **options))))(2.0)
+    jax.effects_barrier()
+    assert len(runs) == 3
+    return found
+
+
 @pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["direct", "jit"])
 @pytest.mark.parametrize("options", [{"stateful": True}, {"ordered": True}], ids=["stateful", "ordered"])
 @pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
-def test_the_derivative_of_a_loop_runs_it_in_each_iteration(loop, options, wrap):
-    calls = []
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_the_derivative_of_a_loop_runs_it_in_each_iteration(call, loop, options, wrap):
+    assert derivative_of_a_loop(loop, call, wrap, **options) == (12.0, 6.0)
 
-    def count(x):
-        calls.append(x)
-        return x * float(len(calls))
 
-    op = lambda x: py_function(count, [x], F, output_shapes=(), **options)
-    assert wrap(jax.value_and_grad(loop(op)))(2.0) == (12.0, 6.0)
-    assert len(calls) == 3
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["direct", "jit"])
+@pytest.mark.parametrize("options", [{"stateful": True}, {"ordered": True}], ids=["stateful", "ordered"])
+@pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
+def test_the_derivative_of_a_loop_keeps_a_call_without_results(loop, options, wrap):
+    call = lambda count, **how: lambda x: (numpy_function(count, [], None, **how), x)[1]
+    assert derivative_of_a_loop(loop, call, wrap, **options) == (6.0, 3.0)

@@ -1,14 +1,16 @@
 """What has to work whatever a JAX lacks: small programs, and a process that runs them on such a JAX.
 
-`python -m tests.shared.capability_cases` reads lines of JSON: {"absent": a dotted name of JAX} or {"without": the value
-of JAXPYOP_WITHOUT}, and perhaps "cases". For each it imports jaxpyop anew, runs the cases, and prints a line: {"error":
-...} if the import fails, else {"warnings": [...], "off": [capability, ...], "failed": {case: why}}. One process serves
-many lines, because a start takes a second.
+`python -m tests.shared.capability_cases` reads lines of JSON: {"absent": a dotted name of JAX}, {"without": the value
+of JAXPYOP_WITHOUT} or {"renamed": true}, and perhaps "cases". For each it imports jaxpyop anew, runs the cases, and
+prints a line: {"error": ...} if the import fails, else {"warnings": [...], "off": [capability, ...], "failed": {case:
+why}}. One process serves many lines, because a start takes a second.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import inspect
 import json
 import os
 import re
@@ -29,6 +31,7 @@ X = np.float32(3)
 
 # The cases that need capabilities, and which.
 NEEDS = {
+    "gradient_with_a_mutable_array_is_refused": {"own_traces"},
     "gradient_with_values": {"own_traces"},
     "traced": {"own_traces"},
     "traced_custom_rule": {"own_traces", "custom_rules"},
@@ -36,7 +39,9 @@ NEEDS = {
     "cond_with_effect": {"own_effects", "batched_conds"},
     "cond_refusal_says_what_to_write": {"own_effects", "batched_conds"},
     "unused_tangent": {"unused_tangents", "jaxpr_tools"},
+    "combiner": {"combiners"},
     "combiner_with_jit": {"combiners"},
+    "loop_keeps_calls": {"loop_rule"},
 }
 # The cases that run without each single name. A name's absence is the absence of its capabilities, which run all cases.
 QUICK = ("calls", "errors", "gradient_rules")
@@ -108,6 +113,16 @@ def gradient_through_jit_and_custom_jvp(jp):
     op = lambda x: jp.py_function(lambda x: jax.jit(lambda x: x * x)(x) + jax.nn.relu(x), [x], F)
     equal(jax.grad(op)(X), 7)
     equal(jax.jit(jax.grad(op))(-X), -6)
+
+
+@case
+def gradient_with_a_mutable_array_is_refused(jp):
+    def body(x):
+        kept = jax.new_ref(jnp.zeros(()))
+        kept[...] = x * x
+        return kept[...] * x
+
+    refused("mutable array", jax.grad(lambda x: jp.py_function(body, [x], F, output_shapes=())), X)
 
 
 @case
@@ -267,6 +282,23 @@ def combiner(jp):
 def combiner_with_jit(jp):
     op = jax.jit(lambda a, b: jp.numpy_function(np.add, [a, b], F))
     refused("is part of one XLA operation", _reduce(op), jnp.ones(2))
+    refused("is part of one XLA operation", jax.jit(lambda x: op(x[0], x[1]) + _reduce(op)(x)), jnp.ones(2))
+
+
+@case
+def loop_keeps_calls(jp):
+    log = []
+
+    def note(x=X):
+        log.append(x)
+        return np.float32(len(log))
+
+    def turn(c, x):
+        both = jp.numpy_function(note, [], F, stateful=True) + jp.numpy_function(note, [X], F, stateful=True)
+        return c + jax.lax.stop_gradient(both) * x, None
+
+    value, slope = jax.value_and_grad(lambda x: jax.lax.scan(lambda c, _: turn(c, x), 0.0, None, length=3)[0])(X)
+    equal((value, slope), (3 * 21, 21))
 
 
 @case
@@ -318,8 +350,24 @@ def _import_without(absent):
         return real("jaxpyop")
 
 
+def _rename_what_jax_defines():
+    modules = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] == "jax"]
+    found = [value for module in modules for value in list(vars(module).values())]
+    classes = [cls for cls in found if inspect.isclass(cls) and cls.__module__.startswith("jax.")]
+    for cls in classes:
+        with contextlib.suppress(TypeError):
+            cls.__name__ = cls.__qualname__ = "Renamed"
+    found += [value for cls in classes for value in list(vars(cls).values())]
+    for function in map(inspect.unwrap, filter(inspect.isfunction, found)):
+        if function.__module__.startswith("jax."):
+            function.__code__ = function.__code__.replace(co_name="renamed", co_qualname="renamed")
+            function.__name__ = function.__qualname__ = "renamed"
+
+
 def _answer(request):
     os.environ.pop("JAXPYOP_WITHOUT", None)
+    if request.get("renamed"):
+        _rename_what_jax_defines()
     if without := request.get("without"):
         os.environ["JAXPYOP_WITHOUT"] = without
     with warnings.catch_warnings(record=True) as noted:

@@ -48,7 +48,11 @@ THOROUGH = {
     },
     "test_when.py": {"test_on_four_devices": "test_on_four_devices"},
     "test_out.py": {"test_on_four_devices": "test_on_four_devices"},
-    "test_on_error.py": {"test_workers": "test_one_element_fails", "test_several_devices": "test_on_four_devices"},
+    "test_on_error.py": {
+        "test_workers": "test_one_element_fails",
+        "test_several_devices": "test_on_four_devices",
+        "test_derivatives_of_second_order_on_the_tape": "test_one_element_fails",
+    },
     "test_devices.py": {"test_a_failing_program_is_seen": "test_on_four_devices"},
     "test_docs.py": {"test_the_build_ends_with_an_error_of": "test_docstrings"},
     "test_shared_runs.py": {"test_over_eight_devices": "test_on_four_devices"},

@@ -167,6 +167,7 @@ WITHOUT = {
             ),
             "tests/host/test_stateful.py": ("test_a_differentiated_stateful_op_runs_once",),
             "tests/host/test_when.py": ("test_gradients",),
+            "tests/traced/test_outside.py": ("test_instead_of_a_combiner",),
             **examples(
                 "README.md The functions",
                 "README.md Gradients",
@@ -226,7 +227,12 @@ WITHOUT = {
     ),
     "loop_rule": (
         "in the derivative of a loop, a stateful function runs once if its inputs are the same in each iteration",
-        {"tests/host/test_stateful.py": ("test_the_derivative_of_a_loop_runs_it_in_each_iteration",)},
+        {
+            "tests/host/test_stateful.py": (
+                "test_the_derivative_of_a_loop_runs_it_in_each_iteration",
+                "test_the_derivative_of_a_loop_keeps_a_call_without_results",
+            )
+        },
     ),
     "zero_copy": (
         "the program calls pure_callback and io_callback, which copy",
@@ -240,7 +246,7 @@ WITHOUT = {
             "tests/host/test_lowering_time.py": ("test_many_ops_are_lowered_as_fast_as_by",),
             "tests/host/test_ordered_programs.py": ("test_they_take_the_buffers_as_they_are",),
             "tests/host/test_out.py": ("test_nothing_is_copied",),
-            **examples("docs/guide/errors.md Errors", "docs/guide/report.md A report"),
+            **examples("docs/guide/errors.md Errors", "docs/guide/report.md Counts and times of your ops"),
         },
     ),
     "own_effects": (
@@ -249,10 +255,10 @@ WITHOUT = {
             "tests/host/test_batches.py": ("test_where_jax_refuses_effects",),
             "tests/host/test_stateful.py": (
                 "test_logging_in_a_differentiated_loop",
+                "test_the_derivative_of_a_loop_keeps_a_call_without_results",
                 "test_where_jax_refuses_effects_the_error_names_the_op_and_the_cure",
             ),
             "tests/host/test_when.py": BATCHED_CONDS,
-            **examples("docs/guide/limits.md Stateful calls"),
         },
     ),
     "batched_conds": (
@@ -262,6 +268,10 @@ WITHOUT = {
             "tests/host/test_stateful.py": ("test_where_jax_refuses_effects_the_error_names_the_op_and_the_cure",),
             "tests/host/test_when.py": BATCHED_CONDS,
         },
+    ),
+    "combiners": (
+        "XLA ends the process",
+        {"tests/traced/test_outside.py": ("test_a_combiner_is_refused", "test_a_combiner_is_refused_outside_of_jit")},
     ),
     "jaxpr_tools": (
         "JAX evaluates what a jitted function does not use",

@@ -1,6 +1,7 @@
-"""What the package needs of JAX below its documented surface, and what it does where that is missing.
+"""Everything that the package uses of JAX below its documented surface, and what it does if a part is missing.
 
-Reading order: table (the capabilities), probes (how each is tried), required (what the package cannot be without).
+Reading order: table (the capabilities), probes (how each is tried), required (the names without which the package
+cannot work).
 """
 
 from jaxpyop._jaxcore.capabilities.required import (

@@ -1,13 +1,16 @@
-"""Probes: each one runs what a capability needs, and returns what its users get.
+"""Probes: each one tries out the parts of JAX that a capability needs, and returns them to the users of the capability.
 
-A probe raises where JAX does not do what is expected. It never starts a client, because that would be too early: the
-user may still choose the platform. Together they take a few milliseconds.
+A probe raises if JAX does not do what is expected. It never starts a client, because the user may still choose the
+platform after the import. All probes together take a few milliseconds.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import inspect
 import sys
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -31,7 +34,7 @@ def callables(*found: Any) -> tuple[Any, ...]:
 
 
 class _Recorder(Trace):
-    """A trace that notes what JAX hands it, and answers with its own tracers."""
+    """A trace that notes the primitives that JAX gives it, and returns tracers of its own."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,10 +52,10 @@ class _Recorder(Trace):
 
 
 def own_traces(set_current_trace: Any, find_top_trace: Any) -> tuple[Any, Any, Any]:
-    """Probes a trace of one's own, which gets each primitive with its operands and parameters.
+    """Probes that a trace of our own gets each primitive with its operands and parameters.
 
     Returns:
-        The two functions, and the evaluating trace, which is the current one of a thread that just began.
+        The two functions, and the trace that evaluates. It is the current trace in a thread that just began.
     """
     evaluating, trace = find_top_trace(()), _Recorder()
     x = Tracer(trace, _SCALAR)
@@ -73,7 +76,7 @@ def own_traces(set_current_trace: Any, find_top_trace: Any) -> tuple[Any, Any, A
 
 
 def trace_identity(set_current_trace: Any) -> bool:
-    """Probes that the cache of jitted functions knows a trace by its `_weakref`."""
+    """Probes that the cache of jitted functions takes two traces with the same `_weakref` for one."""
     function: Any = jax.jit(lambda x: x)
     first, alike, other = _Recorder(), _Recorder(), _Recorder()
     alike._weakref = first._weakref
@@ -105,7 +108,7 @@ def named_axes(trace_ctx: Any, top_axis_env: Any) -> tuple[Any, Any]:
 
 
 def settings_of_traces(trace_context: Any) -> Callable[[], Any]:
-    """Probes that the settings are a key, which changes with a setting."""
+    """Probes that JAX's settings can be read as a hashable key, which changes when a setting changes."""
     before = trace_context()
     with jax.default_matmul_precision("float32"):
         changed = trace_context()
@@ -149,7 +152,7 @@ def _five_results(rule: _Rule) -> Callable[..., Any]:
 
 
 def table_of_rules(table: Any) -> dict[Any, Any]:
-    """Probes that JAX's rules for a transformation are a table by primitive."""
+    """Probes that JAX's rules for a transformation are a dict from primitives to rules."""
     _expect(isinstance(table, dict) and all(isinstance(primitive, Primitive) for primitive in table))
     return table
 
@@ -158,7 +161,7 @@ def linearize_rule(table: Any) -> tuple[Any, Callable[[_Rule], Callable[..., Any
     """Probes in which order a linearize rule gives its results.
 
     Returns:
-        JAX's table of these rules, and the function that makes one of them from a rule of ours.
+        JAX's table of these rules, and the function that turns a rule of ours into one for the table.
     """
 
     def rule(perturbed: Sequence[bool], operands: Sequence[Any]) -> Any:
@@ -168,7 +171,7 @@ def linearize_rule(table: Any) -> tuple[Any, Callable[[_Rule], Callable[..., Any
     def linearized(x: Any, t: Any) -> Any:
         return jax.linearize(lambda x: primitive.bind(x)[0], x)[1](t)
 
-    # From JAX 0.11.1 a rule returns one more residual. The likely way comes first, because an error of JAX takes long.
+    # From JAX 0.11.1 on, a rule returns one more result. The likely form comes first, because an error of JAX is slow.
     ways = (_four_results, _five_results) if JAX_VERSION < (0, 11) else (_five_results, _four_results)
     for arrange in ways:
         primitive = Primitive("jaxpyop_probe")
@@ -186,8 +189,79 @@ def linearize_rule(table: Any) -> tuple[Any, Callable[[_Rule], Callable[..., Any
     raise AssertionError("a linearize rule of JAX returns something else now")
 
 
+_HasEffect = Callable[..., bool]
+
+
+def _kept_in_loops(
+    code: types.CodeType, primitive: Any, has_effect: _HasEffect, rule: Callable[..., Any] | None = None
+) -> Callable[..., Any]:
+    """Returns a rule for partial evaluation that leaves equations with an effect unevaluated while `code` is running.
+
+    At all other times it calls `rule`, which is JAX's own rule for the primitive, or None if there is none.
+    """
+
+    def kept(trace: Any, *tracers: Any, **params: Any) -> Any:
+        evaluated, operands, parameters = primitive, tracers, params
+        if _is_running(code) and has_effect(**params):
+            if not tracers:
+                # JAX always evaluates an equation without operands. So it is put into a jitted function with one
+                # operand, which is not used.
+                unused = np.float32(0)
+                (eqn,) = jax.make_jaxpr(jax.jit(lambda _: primitive.bind(**params)))(unused).eqns
+                evaluated, operands, parameters = eqn.primitive, (trace.new_const(unused),), eqn.params
+            operands = tuple(map(trace.instantiate_const, operands))
+        elif rule is not None:
+            return rule(trace, *tracers, **params)
+        return trace.default_process_primitive(evaluated, operands, parameters)
+
+    return kept
+
+
+def _is_running(code: types.CodeType) -> bool:
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    return frame is not None
+
+
+def loop_rule(table: Any) -> tuple[Any, Callable[..., Callable[..., Any]]]:
+    """Finds the function of JAX that moves what is the same in each iteration of a scan out of the loop.
+
+    It is the innermost function from the file of `jax.lax.scan` on the stack when the rule of a primitive runs.
+
+    Returns:
+        JAX's table of these rules, and a function that makes a rule for a primitive, which may wrap JAX's own rule.
+    """
+    primitive, file = Primitive("jaxpyop_probe"), inspect.unwrap(jax.lax.scan).__code__.co_filename
+    primitive.multiple_results = True
+    primitive.def_abstract_eval(lambda *operands: [_SCALAR])
+    found: set[types.CodeType] = set()
+
+    def rule(trace: Any, *tracers: Any) -> Any:
+        frame: Any = sys._getframe(1)
+        while frame.f_code.co_filename != file:
+            frame = frame.f_back
+        found.add(frame.f_code)
+        return _kept_in_loops(frame.f_code, primitive, lambda: True)(trace, *tracers)
+
+    def turn(x: Any, _: Any) -> tuple[Any, None]:
+        return x * primitive.bind()[0] * primitive.bind(np.float32(1))[0], None
+
+    def linearized(x: Any) -> Any:
+        return jax.linearize(lambda x: jax.lax.scan(turn, x, None, length=2)[0], x)[0]
+
+    table[primitive] = rule
+    try:
+        jaxpr = jax.make_jaxpr(linearized)(np.float32(1)).jaxpr
+    finally:
+        del table[primitive]
+    (code,) = found
+    _expect(all(eqn.primitive is not primitive for eqn in jaxpr.eqns))
+    return table, functools.partial(_kept_in_loops, code)
+
+
 def fast_tracing(wrap_init: Any, trace_to_jaxpr_dynamic: Any) -> Callable[..., Any]:
-    """Probes the tracing of flat functions, and returns the function that traces one for these operands."""
+    """Probes the tracing of flat functions. Returns a function that traces one for given operands."""
     unnamed = jax.api_util.debug_info("jaxpyop", fast_tracing, (), {})._replace(arg_names=None, result_paths=None)
 
     def make(function: Callable[..., Sequence[Any]], args: Sequence[Any]) -> tuple[Any, Any]:
@@ -201,7 +275,7 @@ def fast_tracing(wrap_init: Any, trace_to_jaxpr_dynamic: Any) -> Callable[..., A
 
 
 def jaxpr_tools(eval_jaxpr: Any, dce_jaxpr: Any, convert_constvars_jaxpr: Any) -> tuple[Any, Any, Any]:
-    """Probes JAX's evaluator, its removal of dead code, and its closing of jaxprs."""
+    """Probes JAX's evaluation of jaxprs, its removal of dead code, and its conversion of constants to inputs."""
     closed = jax.make_jaxpr(lambda x, y: (-x, -y))(1.0, 1.0)
     jaxpr = getattr(closed, "jaxpr", closed)
     smaller, used = dce_jaxpr(jaxpr, [True, False])
@@ -213,20 +287,20 @@ def jaxpr_tools(eval_jaxpr: Any, dce_jaxpr: Any, convert_constvars_jaxpr: Any) -
 
 
 def custom_rules(transformation2: Any) -> Any:
-    """Probes that a wrapped function can be wrapped once more."""
+    """Probes the decorator with which a function that JAX has wrapped can be wrapped once more."""
     doubled = transformation2(lambda f, *args: [*f(*args), *f(*args)])
     _expect(callable(doubled))
     return transformation2
 
 
 def compiled_primitives(apply_primitive: Any, xla_primitive_callable: Any) -> tuple[Any, Any]:
-    """Probes that the primitives of JAX are evaluated by one function, which looks up a compiled one."""
+    """Probes that JAX evaluates its primitives by one function, which looks up a compiled program for each."""
     _expect(getattr(jax.lax.neg_p.impl, "func", None) is apply_primitive and callable(xla_primitive_callable))
     return apply_primitive, xla_primitive_callable
 
 
 def zero_copy(ffi_lowering: Any, abstract_token: Any, module: Any, rule: Any) -> tuple[Any, Any]:
-    """Probes that a lowering knows its callbacks, its tokens and its types."""
+    """Probes that the context of a lowering holds callbacks, tokens and types."""
     fields = {field.name for field in dataclasses.fields(rule)}
     _expect({"module_context", "avals_in", "avals_out", "tokens_in"} <= fields)
     _expect(callable(module.add_host_callback) and callable(rule.set_tokens_out) and callable(rule.replace))
@@ -251,8 +325,16 @@ def batched_conds(batchers: Any) -> Any:
     return batchers
 
 
+def combiners(rules: Any) -> Any:
+    """Probes that the lowering rules of the operations that take a function of the user are in the table."""
+    for primitive in (jax.lax.reduce_p, jax.lax.reduce_window_p, jax.lax.scatter_p):
+        entry = rules[primitive]
+        _expect(callable(dataclasses.replace(entry, rule=entry.rule).rule))
+    return rules
+
+
 def source_lines(current_name_stack: Any, user_context: Any) -> tuple[Any, Any]:
-    """Probes that an equation's line and scope can be set."""
+    """Probes that the source line and the named scope of equations can be set."""
     with user_context(None, name_stack=current_name_stack()):
         pass
     return current_name_stack, user_context
@@ -262,12 +344,18 @@ def source_lines(current_name_stack: Any, user_context: Any) -> tuple[Any, Any]:
 
 
 def binding_primitive() -> Any:
-    """Returns the primitive that is being bound, if that asked our caller whether its trace is valid."""
+    """Returns the primitive that JAX is binding, if that is why JAX asks our caller (`is_valid` of a trace).
+
+    It is `self` in the frame of JAX. If something else asks, the result is not a primitive.
+    """
     return sys._getframe(2).f_locals.get("self")
 
 
 def evaluation() -> dict[str, Any]:
-    """Returns the primitive, params and args of the evaluation that asked our caller for a value; {} if none did."""
+    """Returns the primitive, params and args of the evaluation that asked our caller for a value; {} if none did.
+
+    It looks for a frame of JAX with variables of these names.
+    """
     frame = sys._getframe(2)
     for _ in range(3):
         if frame is None:

@@ -1,6 +1,6 @@
-"""Finds names of JAX below its documented surface. A few of them the package cannot be without.
+"""Looks up names of JAX below its documented surface, and lists the few without which the package cannot work.
 
-This is the only module that touches such names. They are written as texts, so that a test can take each one away.
+This is the only module that looks up such names. They are given as strings, so that a test can remove each of them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import jax
 TESTED = "0.10.0 to 0.12"
 _NEWEST_TESTED = (0, 12)
 
-# What the package is made of: a primitive, the rules of JAX's transformations for it, and what JAX passes to these.
+# The names that the package needs to define a primitive with a rule for each of JAX's transformations.
 REQUIRED = (
     "jax.core.Trace",
     "jax.core.Tracer",
@@ -43,14 +43,14 @@ IS_NEWER_THAN_TESTED = JAX_VERSION > _NEWEST_TESTED
 
 
 def look_up(name: str) -> Any:
-    """Returns the object of a dotted name.
+    """Returns the object with this dotted name.
 
     Raises:
         ImportError: there is no such module.
         AttributeError: the module has no such name.
     """
-    # The import of jax.extend also imports Pallas, which would be half of the time of our import. The modules that
-    # jax.extend gives its names from are there already.
+    # Importing jax.extend also imports Pallas, which would take half of the time of our import. The modules in jax._src
+    # from which jax.extend takes its names are imported already.
     if name.startswith("jax.extend."):
         with contextlib.suppress(ImportError, AttributeError):
             return _look_up(name.replace("jax.extend.", "jax._src."))
@@ -62,7 +62,7 @@ def _look_up(name: str) -> Any:
     try:
         module = importlib.import_module(owner)
     except ImportError:
-        # A name in a module may stand for a module of another package, which has another path.
+        # The owner need not be a module of this path: it may be a class, or a module that was imported under this name.
         module = _look_up(owner)
     return getattr(module, attribute)
 
@@ -78,7 +78,7 @@ def _required(name: str) -> Any:
 
 
 def _namespace(module: str) -> Any:
-    """Returns the required names of a module, and no others."""
+    """Returns a namespace with the required names of a module, and no others."""
     names = [name for name in REQUIRED if name.startswith(module + ".")]
     return types.SimpleNamespace(**{name.rpartition(".")[2]: _required(name) for name in names})
 
@@ -89,5 +89,5 @@ Tracer = _required("jax.core.Tracer")
 Primitive = _required("jax.extend.core.Primitive")
 ad, batching, mlir = map(_namespace, ("jax.interpreters.ad", "jax.interpreters.batching", "jax.interpreters.mlir"))
 
-# The class of JAX's types has a public instance for every value.
+# The class itself has no public name, but `jax.typeof` returns an instance of it.
 ShapedArray: Any = type(jax.typeof(0.0))

@@ -1,7 +1,7 @@
-"""The capabilities: each reach below JAX's documented surface, with its probe, and what is lost without it.
+"""The capabilities: each use of JAX below its documented surface, with its probe, and what is lost without it.
 
-A capability is decided once, when jaxpyop is imported. Its users ask for it with `using`, and bind the function that
-they call then, so no call pays for the choice.
+Each capability is probed once, when jaxpyop is imported. The modules that use it ask for it with `using` when they are
+imported, so a call at run time costs nothing extra.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from jaxpyop._jaxcore.capabilities.required import IS_NEWER_THAN_TESTED, TESTED,
 
 @dataclasses.dataclass(frozen=True)
 class Capability:
-    """One reach below JAX's documented surface.
+    """One use of JAX below its documented surface.
 
     Attributes:
-        name: what `JAXPYOP_WITHOUT` and the report of `doctor` call it.
-        purpose: what it is for.
-        names: the names of JAX that it needs, which are the arguments of its probe.
-        probe: runs what is needed, and returns what the users of the capability get. It raises where JAX differs.
-        loss: what is lost without it.
+        name: the name of the capability in `JAXPYOP_WITHOUT` and in the report of `doctor`.
+        purpose: what the package can do with it.
+        names: the names of JAX that it needs. The objects with these names are the arguments of the probe.
+        probe: tries the objects out, and returns what `using` returns. It raises if JAX does something else.
+        loss: what the package cannot do without it.
         since: the first version of JAX that has the names.
     """
 
@@ -102,7 +102,7 @@ CAPABILITIES = (
         "loop_rule",
         "the derivative of a loop runs a stateful function in each iteration",
         ("jax.interpreters.partial_eval.custom_partial_eval_rules",),
-        probes.table_of_rules,
+        probes.loop_rule,
         "a stateful function may run once in the derivative of a loop if its inputs are the same in each iteration",
     ),
     Capability(
@@ -194,10 +194,10 @@ CAPABILITIES = (
     ),
     Capability(
         "combiners",
-        "a call in the combiner of jax.lax.reduce is refused even if a jitted function contains it",
-        (),
-        lambda: True,
-        "a call in a jitted function in such a combiner ends the process, because XLA cannot run it",
+        "a call in the combiner of jax.lax.reduce is refused",
+        ("jax._src.interpreters.mlir._lowerings",),
+        probes.combiners,
+        "a call in such a combiner ends the process, because XLA cannot run it",
     ),
     Capability(
         "quick_arrays",
@@ -246,7 +246,7 @@ def _turned_off() -> frozenset[str]:
 
 
 def _probe_all() -> dict[str, Any]:
-    """Runs all probes, each of which has a moment without the traces and settings of the importing code."""
+    """Runs all probes, in a new thread, because the importing code may be inside a trace or have changed settings."""
     found: dict[str, Any] = {}
     off = _turned_off()
 
@@ -264,7 +264,7 @@ def _probe_all() -> dict[str, Any]:
 
 
 def _probe(capability: Capability) -> Any:
-    # Whatever a future JAX raises, it means that it cannot be used as before.
+    # A future JAX may raise anything here. Any exception means that the capability is missing.
     try:
         return capability.probe(*map(look_up, capability.names))
     except Exception:
@@ -275,32 +275,32 @@ _found = _probe_all()
 
 
 def using(name: str) -> Any:
-    """Returns what the probe of a capability found, None if the capability is missing or turned off."""
+    """Returns what the probe of a capability returned; None if the capability is missing or turned off."""
     return _found.get(_BY_NAME[name].name)
 
 
 def parts_of(name: str, count: int) -> tuple[Any, ...]:
-    """Returns the several things that the probe of a capability found, each None if it is missing or turned off."""
+    """Returns the tuple that the probe of a capability returned; a tuple of None if it is missing or turned off."""
     return using(name) or (None,) * count
 
 
 def has(name: str) -> bool:
-    """Tells whether a capability is there."""
+    """Tells whether a capability is neither missing nor turned off."""
     return using(name) is not None
 
 
 def missing() -> Sequence[Capability]:
-    """Returns the capabilities that this JAX should have and does not, without those that the user turned off."""
+    """Returns the capabilities that this JAX should have and does not. What the user turned off does not count."""
     return [c for c in CAPABILITIES if _found.get(c.name, c) is None and not is_too_old_for(c)]
 
 
 def is_too_old_for(capability: Capability) -> bool:
-    """Tells whether only a later JAX has the names of a capability."""
+    """Tells whether this JAX is older than the first version with the names of a capability."""
     return jax.__version_info__[:3] < tuple(map(int, capability.since.split(".")))
 
 
 def warn_of_missing() -> None:
-    """Warns once, at the import, of everything that this JAX does not have."""
+    """Warns of all missing capabilities at once, when jaxpyop is imported."""
     if not (lacking := missing()):
         return
     newer = f", and is newer than those that jaxpyop was tested with ({TESTED})" if IS_NEWER_THAN_TESTED else ""

@@ -37,12 +37,14 @@ def _check_lowering(ctx: Any, call: Call) -> None:
             "of jax.jit, which cuts the program at its Python calls (its method explain says why one is not cut), or a "
             "py_function with mode='traced'"
         )
+
+
+def _refuse_in_combiner(operation: str, call: Call, batch: Batch) -> None:
     # XLA would end the process (0.10 to 0.12).
-    if (combining := _jaxcore.combining_caller()) is not None:
-        raise NotImplementedError(
-            f"{call.title}: the function of {combining} is part of one XLA operation, which cannot call Python; call "
-            "it on the whole array, or once per element in jax.lax.scan, or use a py_function with mode='traced'"
-        )
+    raise NotImplementedError(
+        f"{call.title}: the function of {operation} is part of one XLA operation, which cannot call Python; call "
+        "it on the whole array, or once per element in jax.lax.scan, or use a py_function with mode='traced'"
+    )
 
 
 def _lowering(ctx: Any, *operands: Any, call: Call, batch: Batch) -> Any:
@@ -127,4 +129,5 @@ def _pure_callback(func: Any, results: list[Struct], args: Sequence[Any], ordere
 
 
 _jaxcore.wants_devices(python_call_p)
+_jaxcore.refuse_in_combiners(python_call_p, _refuse_in_combiner)
 _jaxcore.mlir.register_lowering(python_call_p, _lowering, cacheable=False)
