@@ -1,8 +1,9 @@
 """`Guard`, which `jax.jit` compiles in place of a function whose programs all stay whole.
 
-JAX finds a compiled program in a third of the time that Python needs to look for a plan. So if all programs of a
-function stay whole, its calls go straight to JAX. A call with new types makes JAX trace the function. The guard refuses
-that with an error, so that the program is planned first.
+A plan is what a cut program runs by. A program that is not cut "stays whole". JAX finds a compiled program in a third
+of the time that Python needs to look for a plan. So if all programs of a function stay whole, its calls go straight to
+JAX. A call with new types makes JAX trace the function again. The guard raises an error then, so that the new program
+is planned first.
 """
 
 from __future__ import annotations
@@ -17,18 +18,20 @@ from jaxpyop import _jaxcore
 
 
 class NotPlannedError(Exception):
-    """JAX was going to trace a program that is not planned yet."""
+    """Raised when JAX begins to trace a program that is not planned yet."""
 
 
 class _Planning(threading.local):
+    """Whether this thread is planning a program, so that JAX may trace its function."""
+
     under_way = False
 
 
 _planning = _Planning()
 _lock = threading.Lock()
 
-# JAX's caches know a function by its identity, so a function that is wrapped again gets the same guard. There is one
-# for each value of `loops`, because that decides which programs are cut.
+# JAX's caches recognize a function by its identity, so a function that is wrapped again gets the same guard. There is a
+# guard for each value of `loops`, because `loops` decides which programs are cut.
 _guards: weakref.WeakKeyDictionary[Any, dict[str, Guard]] = weakref.WeakKeyDictionary()
 
 
@@ -40,12 +43,12 @@ def guard_of(fun: Callable[..., Any], loops: str) -> Guard:
         except TypeError:
             # The function has no hash, and JAX has an error of its own about it.
             return Guard(fun)
-    # The key may be another function that is equal, and that may be collected earlier.
+    # The key of the found guard may be another object that equals `fun`, and that may be garbage-collected earlier.
     return found if found.__wrapped__ is fun else Guard(fun)
 
 
 class Guard:
-    """Stands for a function, without keeping it alive. JAX reads the attributes of the function through it.
+    """Takes the place of a function, without keeping it alive. JAX reads the attributes of the function through it.
 
     Attributes:
         all_whole: whether all programs traced so far stay whole, on every device of this process.
@@ -79,11 +82,11 @@ class Guard:
 
     @contextlib.contextmanager
     def planning(self) -> Iterator[Callable[[], None]]:
-        """Allow JAX to trace the function for a block. The block gets a function, to call if the program is cut."""
+        """Allow JAX to trace the function in a `with` block, which calls the yielded function if the program is cut."""
         with _lock:
             self._under_way += 1
-            # JAX caches this trace at once. Until it is known whether the program is cut, no other thread must be sent
-            # to JAX.
+            # JAX caches this trace at once. Another thread whose call goes straight to JAX would use it, so no call may
+            # do that until it is known whether the program is cut.
             self.all_whole = False
         before, _planning.under_way = _planning.under_way, True
         try:

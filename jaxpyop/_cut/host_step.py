@@ -14,6 +14,7 @@ from jaxpyop._cut.inline import Node
 from jaxpyop._host import strip_library_frames
 from jaxpyop._op import Handed, anchor_of, run_now, taken_over
 
+# Results of at least so many bytes do not take the quick path.
 _LARGE = 1 << 18
 
 
@@ -22,9 +23,9 @@ class HostStep:
 
     Args:
         node: the equation of the call.
-        hands_over: whether its last result is a record instead of the receipt of one.
-        waits: whether the effects of the segments before it have to be over before it runs.
-        takes_numpy: whether what reads its results takes NumPy arrays too.
+        hands_over: whether its last result is a record itself, in place of the receipt for it.
+        waits: whether it must wait for the effects of the segments before it.
+        takes_numpy: whether every reader of its results also takes NumPy arrays.
     """
 
     def __init__(self, node: Node, *, hands_over: bool = False, waits: bool = False, takes_numpy: bool = False) -> None:
@@ -34,7 +35,7 @@ class HostStep:
         self._types = [(a.shape, a.dtype) for a in self._avals[: len(self._avals) - hands_over]]
         self._is_one_device = _jaxcore.is_one_cpu()
         self._waits = waits
-        # A large array would be copied once more on its way into a segment.
+        # On the quick path, a large array would be copied once more on its way into a segment.
         is_small = all(a.size * a.dtype.itemsize < _LARGE for a in self._avals)
         is_plain = not (self._call.on_jax or self._batch.sizes or self._call.op.executor or hands_over)
         has_mesh = not jax.sharding.get_abstract_mesh().empty
@@ -49,7 +50,7 @@ class HostStep:
     def __call__(self, *args: Any) -> list[Any]:
         if self._waits:
             jax.effects_barrier()
-        # A check for NaNs, or a transfer guard, is left to JAX's public functions.
+        # If the user turned on a check for NaNs or a transfer guard, JAX's public functions move the arrays, and check.
         own = self._owned if self._is_quick and not _jaxcore.looks_at_transfers() else None
         try:
             outs = run_now(self._call, args, self._batch, hold=False, own=own)
@@ -64,7 +65,7 @@ class HostStep:
         return found
 
     def _owned(self, values: Sequence[np.ndarray[Any, Any]], like: Any) -> list[Any]:
-        """Copy the results of a NumPy function. This is the common case, so it is quick."""
+        """Copy the results of a NumPy function. This is the quick path for the most common case."""
         if [(value.shape, value.dtype) for value in values] != self._types:
             for k, (value, aval) in enumerate(zip(values, self._avals)):
                 self._check(k, value, aval)
@@ -74,7 +75,7 @@ class HostStep:
     def _are_fitting(self, outs: Sequence[Any], args: Sequence[Any]) -> bool:
         """Tell whether all results can stay as they are. This is the common case, so the check is quick."""
         if not self._call.on_jax:
-            # The results of a NumPy function are copies, and are placed already.
+            # The results of a NumPy function were copied to their device, so only their types are compared.
             return [(out.shape, out.dtype) for out in outs[: len(self._types)]] == self._types
         if not self._is_one_device:
             return False
@@ -97,7 +98,7 @@ class HostStep:
     def _fitted(self, k: int, out: jax.Array, aval: Any, others: Sequence[Any], like: Any) -> jax.Array:
         self._check(k, out, aval)
         if any(out is x for x in others):
-            # The results of a program share no memory, neither with each other nor with its inputs.
+            # As under `jax.jit`, no result of a program shares memory with another result or with an input.
             out = jnp.copy(out)
         if out.weak_type:
             out = jax.lax.convert_element_type(out, out.dtype)

@@ -1,8 +1,8 @@
-"""A traced program as a flat list of nodes. An equation that holds a Python call is replaced by the nodes inside it.
+"""Turns a traced program into a flat list of nodes.
 
 Jaxprs nest: the body of an inner `jit`, of a function with custom rules or of a `checkpoint` is a jaxpr of its own. A
-program can only be cut between the equations of its outermost level, so the equations inside are brought there. An
-equation that holds no Python call stays one node.
+program can only be cut between the equations of its outermost level. So an equation that holds a Python call is
+replaced by the equations inside it. An equation that holds no Python call stays one node.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Value:
     """An array of a program.
 
     Attributes:
-        aval: its type.
+        aval: the type of the array.
         constant: the array itself, if it was known when the program was traced; otherwise None.
     """
 
@@ -32,7 +32,7 @@ class Value:
     constant: Any = None
 
 
-# An operand of a node is a value, or a literal: a number that is written in the program itself.
+# An operand of a node is a value or a literal of JAX, which is a number in the program itself.
 Operand: TypeAlias = Value | Any
 
 
@@ -44,7 +44,7 @@ class Node:
         run: evaluates it on its operands, under the current trace.
         reads: its operands.
         makes: its results.
-        eqn: JAX's equation, None for the nodes that are added here.
+        eqn: JAX's equation, or None for a node that this module adds.
         holds_call: whether it is a Python call, or holds one.
     """
 
@@ -56,7 +56,7 @@ class Node:
 
     @property
     def effects(self) -> bool:
-        """Whether the node has effects. Then it runs even if nobody uses it, and in the order of all such nodes."""
+        """Whether the node has effects. Such a node runs even if its results are not used, and in program order."""
         return self.eqn is not None and bool(self.eqn.effects)
 
     @property
@@ -80,16 +80,16 @@ def inlined(closed: Any) -> Program:
     """Return the program of a closed jaxpr, without the nodes that nothing needs.
 
     Raises:
-        StaysWhole: it cannot be cut.
+        StaysWhole: the program cannot be cut.
     """
     inputs = [Value(v.aval) for v in _jaxcore.jaxpr_of(closed).invars]
     inliner = _Inliner()
     outputs = inliner.enter(closed, inputs, None)
     outputs = inliner.distinct(outputs, inputs, [v.aval for v in _jaxcore.jaxpr_of(closed).outvars])
-    return Program(inputs, _needed(inliner.nodes, outputs), outputs)
+    return Program(inputs, needed(inliner.nodes, outputs), outputs)
 
 
-# The primitives whose equations are replaced by the nodes inside, and the parameter that holds their jaxpr.
+# The primitives whose equations are replaced by the equations inside, with the parameter that holds their jaxpr.
 _ENTERED = {
     "jit": "jaxpr",
     "pjit": "jaxpr",
@@ -108,16 +108,16 @@ class _Inliner:
 
     def __init__(self) -> None:
         self.nodes: list[Node] = []
-        # Whether a jaxpr holds a Python call, by its id. The program keeps all its jaxprs alive meanwhile.
+        # For the id of a jaxpr, whether it holds a Python call. The program keeps its jaxprs alive, so ids stay unique.
         self._holding: dict[int, bool] = {}
 
     def enter(self, closed: Any, args: Sequence[Operand], scope: Any) -> list[Operand]:
-        """Add the nodes of a jaxpr on these arguments, and return its results.
+        """Add the nodes of a jaxpr that is called on these arguments, and return its results.
 
         Args:
             closed: the jaxpr.
-            args: values and literals.
-            scope: the named scopes around it; None for the outermost program.
+            args: the arguments, which are values and literals.
+            scope: the named scopes around the jaxpr; None for the outermost program.
         """
         jaxpr, consts = _jaxcore.jaxpr_of(closed), _jaxcore.consts_of(closed)
         env: dict[Any, Operand] = dict(zip(jaxpr.invars, args, strict=True))
@@ -144,16 +144,17 @@ class _Inliner:
     def _entered(self, eqn: Any, reads: Sequence[Operand]) -> list[Operand]:
         params = eqn.params
         if params.get("prevent_cse") and params.get("differentiated"):
-            # If XLA merged the second computation of a checkpoint with the first one, it would keep the results.
+            # A checkpoint computes its results a second time, in order not to keep them. Without this barrier, XLA
+            # could merge the second computation with the first one, and would keep the results after all.
             behind = {x: Value(x.aval) for x in reads if isinstance(x, Value)}
             self.nodes.append(Node(_barrier, list(behind), list(behind.values())))
             reads = [behind[x] if isinstance(x, Value) else x for x in reads]
         return self.enter(params[_ENTERED[eqn.primitive.name]], reads, eqn.source_info.name_stack)
 
     def _holds_call(self, eqn: Any) -> bool:
-        return eqn.primitive is python_call_p or any(map(self._holds_one, _jaxcore.jaxprs_in(eqn.params)))
+        return eqn.primitive is python_call_p or any(map(self._jaxpr_holds_call, _jaxcore.jaxprs_in(eqn.params)))
 
-    def _holds_one(self, closed: Any) -> bool:
+    def _jaxpr_holds_call(self, closed: Any) -> bool:
         jaxpr = _jaxcore.jaxpr_of(closed)
         found = self._holding.get(id(jaxpr))
         if found is None:
@@ -183,14 +184,15 @@ def _barrier(*values: Any) -> list[Any]:
 
 
 def _copied(value: Any) -> list[Any]:
-    # A compiled function that returns its input returns a copy.
+    # The segment is compiled by `jax.jit`, which copies an input that is also a result.
     return [value]
 
 
-def _needed(nodes: Sequence[Node], outputs: Sequence[Value]) -> list[Node]:
-    needed, kept = set(outputs), list[Node]()
+def needed(nodes: Sequence[Node], outputs: Sequence[Value]) -> list[Node]:
+    """Return the nodes that these values need, and the nodes with effects."""
+    values, kept = set(outputs), list[Node]()
     for node in reversed(nodes):
-        if node.effects or not needed.isdisjoint(node.makes):
+        if node.effects or not values.isdisjoint(node.makes):
             kept.append(node)
-            needed.update(x for x in node.reads if isinstance(x, Value))
+            values.update(x for x in node.reads if isinstance(x, Value))
     return kept[::-1]

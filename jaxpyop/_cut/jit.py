@@ -23,14 +23,15 @@ from jaxpyop._op import copy_to_jax
 
 Loops: TypeAlias = Literal["compiled", "python"]
 
-# Its attributes are made at run time.
+# JAX makes the attributes of this object at run time, so type checkers do not know them.
 _config: Any = jax.config
 _flatten = jax.tree_util.tree_flatten
 _MAX_SIGNATURES = 1024
-# Without this capability, only the arguments tell whether JAX is transforming the caller.
+# Without this capability, a call can find out only from its arguments whether JAX is transforming the caller.
 _KNOWS_TOP_LEVEL = _jaxcore.has("named_axes")
 
-# While JAX keeps a jaxpr, it returns the same one if the program is traced again. So its plans are kept as long.
+# The plans of each jaxpr. If a program is traced again, JAX returns the same jaxpr as long as it keeps it, so the plans
+# are kept as long as the jaxpr.
 _plans: weakref.WeakKeyDictionary[Any, dict[Any, _Planned]] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 
@@ -59,7 +60,7 @@ class CutFunction:
     def __init__(self, fun: Callable[..., Any], loops: Loops, options: dict[str, Any]) -> None:
         # This copies the attributes of the function, so it has to come before this object's own attributes are set.
         functools.update_wrapper(self, fun)
-        # Under another transformation, the function is traced for that transformation alone, and not planned.
+        # This is called under another transformation: the function becomes part of the outer program, and is not cut.
         self._jit: Any = jax.jit(fun, **options)
         self._guard = guard_of(fun, loops)
         self._whole: Any = jax.jit(self._guard, **options)
@@ -74,7 +75,7 @@ class CutFunction:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the function: cut where that is possible and faster, and otherwise as `jax.jit` does."""
-        # This comes first, so that nothing is in front of JAX's fast path. Under a transformation it is right, too.
+        # This comes first, so that nothing slows down JAX's fast path. It is also right under a transformation.
         if self._guard.all_whole:
             try:
                 return self._whole(*args, **kwargs)
@@ -92,9 +93,9 @@ class CutFunction:
         except TypeError:
             # A static argument has no hash, and JAX has an error of its own about it.
             return self._jit(*args, **kwargs)
-        what, tree = found or self._plan(args, kwargs, leaves, key)
-        plan = what.plan
-        if plan is None or (what.is_faster_whole and runs_on_one_cpu(leaves)) or not are_together(leaves):
+        outcome, tree = found or self._plan(args, kwargs, leaves, key)
+        plan = outcome.plan
+        if plan is None or (outcome.is_faster_whole and runs_on_one_cpu(leaves)) or not are_together(leaves):
             return self._run_whole(args, kwargs, leaves, key)
         try:
             return tree.unflatten(plan.run([x if isinstance(x, jax.Array) else _array(x) for x in leaves]))
@@ -111,9 +112,9 @@ class CutFunction:
         return self._jit(*args, **kwargs)
 
     def _signature(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any] | None, Any]:
-        """Return the arrays among the arguments, and a key of everything that a plan depends on.
+        """Return the arguments that are not static, as flat leaves, and a key of everything that a plan depends on.
 
-        The arrays are None if an argument has a type that JAX alone can accept or refuse, or is traced.
+        Both are None if an argument is traced, or has a type that only JAX itself can accept or refuse.
         """
         static: Any = None
         if self._has_static:
@@ -133,7 +134,7 @@ class CutFunction:
         count = len(args)
         static = {k % count for k in self._static_nums if -count <= k < count}
         names = sorted(self._static_names & kwargs.keys())
-        # 1 and True are equal, and the type tells them apart.
+        # The type is part of the key, because 1 and True are equal.
         key = [(k, type(args[k]), args[k]) for k in sorted(static)]
         key += [(name, type(kwargs[name]), kwargs[name]) for name in names]
         rest = {name: value for name, value in kwargs.items() if name not in self._static_names}
@@ -146,16 +147,16 @@ class CutFunction:
 
     def _plan(self, args: Any, kwargs: Any, leaves: Sequence[Any], key: Any) -> tuple[_Planned, Any]:
         options = Options(self._options.name, key[-1], self._options.compiler_options)
-        with self._guard.planning() as is_cut:
+        with self._guard.planning() as note_cut:
             traced = self._whole.trace(*args, **kwargs)
             donated = tuple(info.donated for info in jax.tree.leaves(traced.args_info))
             with _lock:
-                of_jaxpr = _plans.setdefault(traced.jaxpr, {})
-                if (donated, options) not in of_jaxpr:
-                    of_jaxpr[donated, options] = _planned(traced.jaxpr, donated, options)
-                found = of_jaxpr[donated, options], traced.out_tree
+                plans = _plans.setdefault(traced.jaxpr, {})
+                if (donated, options) not in plans:
+                    plans[donated, options] = _planned(traced.jaxpr, donated, options)
+                found = plans[donated, options], traced.out_tree
             if not found[0].is_whole_everywhere:
-                is_cut()
+                note_cut()
         with _lock:
             if len(self._by_signature) >= _MAX_SIGNATURES:
                 del self._by_signature[next(iter(self._by_signature))]
@@ -167,10 +168,10 @@ class CutFunction:
         leaves, key = self._signature(args, kwargs)
         if leaves is None or self._reason:
             return f"whole: {self._reason or 'JAX does not take the arguments'}"
-        what, _ = self._plan(args, kwargs, leaves, key)
-        if what.is_faster_whole and runs_on_one_cpu(leaves):
+        outcome, _ = self._plan(args, kwargs, leaves, key)
+        if outcome.is_faster_whole and runs_on_one_cpu(leaves):
             return "whole: its stateless NumPy functions are faster as callbacks"
-        return f"whole: {what.reason}" if what.plan is None else str(what.plan)
+        return f"whole: {outcome.reason}" if outcome.plan is None else str(outcome.plan)
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """Lower the whole program, with callbacks, as `lower` of a function from `jax.jit` does."""
@@ -209,11 +210,11 @@ def _planned(closed: Any, donated: Sequence[bool], options: Options) -> _Planned
 
 
 # The options of `jax.jit` that place the whole program on devices. A program with one of these is not cut.
-_OF_THE_WHOLE = ("in_shardings", "out_shardings", "device", "backend")
+_PLACEMENT_OPTIONS = ("in_shardings", "out_shardings", "device", "backend")
 
 
 def _reason_in(options: dict[str, Any]) -> str:
-    given = [name for name in _OF_THE_WHOLE if options.get(name) is not None]
+    given = [name for name in _PLACEMENT_OPTIONS if options.get(name) is not None]
     return f"{', '.join(given)} given" if given else ""
 
 
@@ -221,7 +222,7 @@ _NUMBERS = (bool, int, float, complex)
 
 
 def _type_of(leaf: Any) -> Any:
-    """Return the part of a plan's key for one argument; None if JAX alone can accept or refuse the argument."""
+    """Return the part of a plan's key for one argument; None if only JAX itself can accept or refuse the argument."""
     if isinstance(leaf, jax.Array):
         return jax.typeof(leaf)
     if type(leaf) in _NUMBERS:
@@ -232,7 +233,7 @@ def _type_of(leaf: Any) -> Any:
 
 
 def _array(leaf: Any) -> jax.Array:
-    # A body may keep its input, and the caller may change its NumPy array later. So the array is copied.
-    # Only the public function asks the transfer guard.
+    # The array is copied, because a body may keep its input, and the caller may change its NumPy array later. The quick
+    # `copy_to_jax` does not obey the transfer guard, so with a guard JAX's public function is called.
     is_number = type(leaf) in _NUMBERS
     return jnp.array(leaf) if is_number or _config.jax_transfer_guard_host_to_device else copy_to_jax(leaf)

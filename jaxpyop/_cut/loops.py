@@ -1,4 +1,4 @@
-"""Loops and conds that hold a Python call, run from Python: each turn is a plan of its own."""
+"""Runs loops and conds that hold a Python call from Python. Each turn (iteration) runs a plan of its own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxpyop import _jaxcore
 
-# Plans a jaxpr. The booleans say which of its inputs are donated.
+# A function that makes the plan of a jaxpr. The booleans say which inputs of the jaxpr are donated.
 _Plan = Callable[[Any, Sequence[bool]], Any]
 
 
@@ -45,7 +45,7 @@ class _Loop:
         raise NotImplementedError
 
     def __call__(self, *args: Any) -> list[Any]:
-        # A loop without a turn returns its inputs. They are copied, because the results of a program share no memory.
+        # A loop with no turn returns its inputs. They are copied, because the results of a program share no memory.
         return [jnp.copy(out) if any(out is a for a in args) else out for out in self.run(args)]
 
 
@@ -59,31 +59,35 @@ class _Cond(_Loop):
 
 
 class _While(_Loop):
-    """Runs a `while`. Under `vmap` the test can differ by element; then a turn changes only the elements that go on."""
+    """Runs a `while`.
+
+    Under `vmap` the test may have a result for each element. A turn then changes only the elements that go on.
+    """
 
     def prepare(self, plan: _Plan) -> None:
         params = self.params
         test, body = params["cond_jaxpr"], params["body_jaxpr"]
-        first, second = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
+        # The operands are the constants of the test, the constants of the body, and the state.
+        test_end, state_start = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
         avals = [v.aval for v in self.eqn.invars]
-        self._first, self._second = first, second
+        self._test_end, self._state_start = test_end, state_start
 
         def turn(*args: Any) -> list[Any]:
-            state = args[second:]
-            new = _run(body, *args[first:second], *state)
-            (goes_on,) = _run(test, *args[:first], *state)
+            state = args[state_start:]
+            new = _run(body, *args[test_end:state_start], *state)
+            (goes_on,) = _run(test, *args[:test_end], *state)
             return [jnp.where(jnp.expand_dims(goes_on, range(goes_on.ndim, a.ndim)), b, a) for a, b in zip(state, new)]
 
-        self._goes_on = plan(test, [False] * (first + len(avals) - second))
+        self._goes_on = plan(test, [False] * (test_end + len(avals) - state_start))
         self._by_element = bool(_jaxcore.jaxpr_of(test).outvars[0].aval.shape)
         if self._by_element:
             body = _jaxcore.make_jaxpr(turn, list(map(_struct, avals)))
         self._turn = plan(body, [False] * len(_jaxcore.jaxpr_of(body).invars))
 
     def run(self, args: Sequence[Any]) -> Sequence[Any]:
-        of_test, state = args[: self._first], args[self._second :]
-        fixed = args[: self._second] if self._by_element else args[self._first : self._second]
-        while np.any(self._goes_on.run([*of_test, *state])[0]):
+        test_consts, state = args[: self._test_end], args[self._state_start :]
+        fixed = args[: self._state_start] if self._by_element else args[self._test_end : self._state_start]
+        while np.any(self._goes_on.run([*test_consts, *state])[0]):
             state = self._turn.run([*fixed, *state])
         return state
 
@@ -118,7 +122,7 @@ class _Scan(_Loop):
         donated = [*[False] * len(avals), *[True] * len(stacked), False]
         number = jax.ShapeDtypeStruct((), np.int32)
         if length:
-            # Nothing can be taken out of arrays of no rows.
+            # Without a turn there are no rows, and JAX could not trace how a turn takes one.
             self._turn = plan(_jaxcore.make_jaxpr(turn, [*map(_struct, kinds), number]), donated)
         self._start = jax.jit(lambda: [*map(_zeros, stacked), jnp.int32(0)])
 
@@ -132,7 +136,7 @@ class _Scan(_Loop):
 
 def _zeros(aval: Any) -> jax.Array:
     if aval.weak_type:
-        # Arithmetic keeps a weak type, so the zeros are made of Python's numbers.
+        # The results of the loop have a weak type here. Arrays made from Python numbers have a weak type, too.
         return jnp.broadcast_to({"f": 0.0, "i": 0, "c": 0j}[aval.dtype.kind], aval.shape)
     return jnp.zeros(aval.shape, aval.dtype)
 

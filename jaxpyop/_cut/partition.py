@@ -1,9 +1,10 @@
 """Divides the nodes of a program into segments, and orders the segments and the Python calls.
 
-A level is one segment and the Python calls after it. There are as few levels as possible: one more than the largest
-number of times that a chain of dependent nodes goes from a Python call back to compiled work. Each node goes into the
-latest segment possible. The results of a segment are ready all at once, because it is one XLA program. So a body that
-asks for a value waits only for work that it, or an earlier body, needs.
+A level is one segment and the Python calls after it. There are as few levels as possible. (Follow a chain of nodes that
+depend on each other, and count how often it goes from a Python call back to a compiled node. The number of levels is
+one more than the largest such count.) Each compiled node goes into the latest segment possible. A segment is one XLA
+program, so all its results become ready at once. A body that asks for a value therefore waits only for work that it, or
+an earlier body, needs.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TypeAlias
 
 from jaxpyop._cut.inline import Node, Program, Value
 
-# A list of nodes is a segment. A single node is run by Python.
+# A step is either a segment, which is a list of nodes, or a single node that Python runs.
 Step: TypeAlias = list[Node] | Node
 
 
@@ -22,24 +23,21 @@ def partitioned(program: Program, is_host: Callable[[Node], bool]) -> list[Step]
 
     Args:
         program: what to cut.
-        is_host: tells whether Python runs a node.
+        is_host: tells of a node whether Python runs it.
     """
     hosts = set(filter(is_host, program.nodes))
     levels = _as_late_as_possible(program, hosts, _as_early_as_possible(program.nodes, hosts))
     steps: list[Step] = []
     for level in range(max(levels.values(), default=-1) + 1):
-        of_level = [node for node in program.nodes if levels[node] == level]
-        if segment := [node for node in of_level if node not in hosts]:
+        nodes = [node for node in program.nodes if levels[node] == level]
+        if segment := [node for node in nodes if node not in hosts]:
             steps.append(segment)
-        steps.extend(node for node in of_level if node in hosts)
+        steps.extend(node for node in nodes if node in hosts)
     return steps
 
 
 def _as_early_as_possible(nodes: Sequence[Node], hosts: set[Node]) -> dict[Node, int]:
-    """Return the first level of each node.
-
-    Nodes with effects keep the order of the program among each other.
-    """
+    """Return the first level at which each node can run. Nodes with effects stay in program order."""
     levels: dict[Node, int] = {}
     maker: dict[Value, Node] = {}
     last_effect: list[Node] = []

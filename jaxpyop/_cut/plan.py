@@ -21,7 +21,7 @@ class Options:
     Attributes:
         name: the name of its function, which profiles show.
         loops: whether loops that hold a Python call are compiled or run from Python.
-        compiler_options: those of `jax.jit`.
+        compiler_options: the argument `compiler_options` of `jax.jit`, as sorted pairs.
     """
 
     name: str
@@ -31,13 +31,13 @@ class Options:
 
 @dataclasses.dataclass(slots=True)
 class _Instruction:
-    """One step of a run, whose values are in numbered slots.
+    """One step of a plan. The values of a run are in a list of slots.
 
     Attributes:
         run: the compiled segment, or the Python call.
-        reads: the slots of its inputs.
-        makes: the slots of its results, which are neighbours.
-        dead: the slots whose values no later step reads.
+        reads: the indices of the slots of its inputs.
+        makes: the slots of its results, which follow each other.
+        dead: the indices of the slots whose values no later step reads.
     """
 
     run: Callable[..., Sequence[Any]]
@@ -47,13 +47,13 @@ class _Instruction:
 
 
 class Plan:
-    """A program as a list of instructions. It has no state: threads may run it at once.
+    """A program as a list of instructions. A run leaves no state in it, so several threads may run it at once.
 
     Args:
         program: the program to run.
         steps: its segments, and the nodes that Python runs.
-        donated: which inputs may be overwritten.
-        hosts: for each node that Python runs, the function that runs it.
+        donated: which inputs of the program may be overwritten.
+        hosts: the function that runs a node, for each node that Python runs.
         options: how the program is compiled.
     """
 
@@ -76,7 +76,7 @@ class Plan:
             reads, makes = lives.reads[number], lives.makes(number)
             if isinstance(step, Node):
                 run, makes = hosts[step], step.makes
-                # A literal gets a slot too.
+                # The function gets its inputs from slots, so a literal gets a slot too.
                 reads = [x if isinstance(x, Value) else _constant(x) for x in step.reads]
                 self.text.append(f"Python: {run}")
             else:
@@ -124,7 +124,10 @@ def _name(node: Node) -> str:
 
 
 def _placed(outputs: list[Any], inputs: Sequence[Any]) -> list[Any]:
-    """Put all results where the committed inputs are, as `jax.jit` does, even those that depend on none of them."""
+    """Put all results on the devices of the committed inputs, as `jax.jit` does.
+
+    This includes results that depend on no input.
+    """
     for like in filter(_jaxcore.is_committed, inputs):
         return [x if _jaxcore.is_committed(x) else _jaxcore.placed_like(x, like) for x in outputs]
     return outputs
@@ -138,7 +141,8 @@ class Lives:
         self.reads = [_read_by(step) for step in steps]
         self.ends = {value: number for number, reads in enumerate(self.reads) for value in reads}
         self.ends.update(dict.fromkeys(program.outputs, len(steps)))
-        # A body may keep its inputs and results. The program's inputs belong to the caller, unless they are donated.
+        # The memory of these values is never used again. A body may keep its inputs and results. The program's inputs
+        # belong to the caller, unless they are donated.
         self._kept = {v for v, gives in zip(program.inputs, donated, strict=True) if not gives}
         for step in steps:
             if isinstance(step, Node):
@@ -151,7 +155,7 @@ class Lives:
         return [value for node in nodes for value in node.makes if self.ends.get(value, -1) > number]
 
     def donations(self, number: int) -> list[int]:
-        """Return the numbers of a segment's operands whose memory it can use for its results."""
+        """Return the indices of a segment's operands that are not needed any more, and whose memory fits a result."""
         room = [_type(value) for value in self.makes(number)]
         found: list[int] = []
         for k, value in enumerate(self.reads[number]):
@@ -162,7 +166,10 @@ class Lives:
 
 
 def _read_by(step: Step) -> list[Value]:
-    """Return the values that a step takes from earlier steps, each once. Constants are part of a segment."""
+    """Return the values that a step takes from earlier steps or from the program's inputs.
+
+    For a segment, each value is listed once. Constants are left out, because they are part of the compiled segment.
+    """
     if isinstance(step, Node):
         return [x for x in step.reads if isinstance(x, Value)]
     made = {value for node in step for value in node.makes}
@@ -175,7 +182,7 @@ def _type(value: Value) -> tuple[Any, Any]:
 
 
 def segment_of(nodes: Sequence[Node], reads: Sequence[Value], makes: Sequence[Value]) -> Callable[..., list[Any]]:
-    """Return the function that a segment compiles: from the values that it reads to those that it makes."""
+    """Return the function of a segment, which takes the arrays that it reads, and returns the arrays that it makes."""
 
     def segment(*arrays: Any) -> list[Any]:
         env: dict[Value, Any] = dict(zip(reads, arrays))

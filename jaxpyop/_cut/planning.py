@@ -1,4 +1,4 @@
-"""Makes a plan of a traced program: the program is made flat, divided into steps, and each step is compiled."""
+"""Makes the plan of a traced program: flattens the program, divides it into steps, and prepares each step to run."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def planned(closed: Any, donated: Sequence[bool], options: Options) -> Plan:
     """Plan a traced program.
 
     Args:
-        closed: its jaxpr.
-        donated: which of its inputs may be overwritten.
-        options: how it is planned.
+        closed: the jaxpr of the program.
+        donated: which inputs of the program may be overwritten.
+        options: how the program is planned.
 
     Raises:
         StaysWhole: the program cannot be cut, or has no Python call between its equations.
-        Exception: the error of a Python call in it that cannot run, such as a backward pass without a rule.
+        Exception: the program has a Python call that cannot run, such as a backward pass without a rule.
     """
     plan = _planned(closed, donated, options)
     if not plan.calls and not plan.loops:
@@ -38,11 +38,11 @@ def _planned(closed: Any, donated: Sequence[bool], options: Options) -> Plan:
 
 
 def divided(closed: Any, *, cut_loops: bool) -> tuple[Program, list[Step]]:
-    """Return a traced program, flat, and its segments and the nodes between them.
+    """Flatten a traced program, and divide it. Return the flat program and its steps.
 
     Args:
-        closed: its jaxpr.
-        cut_loops: whether a loop that holds a Python call is between segments.
+        closed: the jaxpr of the program.
+        cut_loops: whether Python runs a loop that holds a Python call, between segments.
 
     Raises:
         StaysWhole: the program cannot be cut.
@@ -82,7 +82,7 @@ def _hosts(
 
 
 def _waiting(steps: Sequence[Step]) -> set[Node]:
-    """Return the Python calls with an effect that follow a segment with an effect, and have to wait for it."""
+    """Return the Python calls with an effect that must wait, because a segment with an effect runs before them."""
     found: set[Node] = set()
     pending = False
     for step in steps:
@@ -104,13 +104,13 @@ def _readers(program: Program) -> dict[Value, list[Node | None]]:
 
 
 def _handed_over(program: Program, readers: dict[Value, list[Node | None]]) -> set[Value]:
-    """Return the receipts that only replaying calls read. These calls can get the records themselves."""
+    """Return the receipts whose readers can all take the record itself in place of the receipt."""
     receipts = [node.makes[-1] for node in program.nodes if _is_alone(node) and node.call.handing_over() is not None]
     return {receipt for receipt in receipts if all(_takes(reader, receipt) for reader in readers.get(receipt, []))}
 
 
 def _is_alone(node: Node) -> bool:
-    """Tell whether a node is a Python call that runs once, and not for each element of a batch."""
+    """Tell whether a node is a Python call without batch axes."""
     return node.call is not None and not node.eqn.params["batch"].sizes
 
 

@@ -1,4 +1,4 @@
-"""Decides which programs stay whole, as under `jax.jit`, because they cannot be cut or would be slower."""
+"""Decides which programs are not cut, but stay whole as under `jax.jit`: they cannot be cut, or would be slower."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class StaysWhole(Exception):  # noqa: N818  # This is no error.
 
 
 def check_equation(eqn: Any, holds_call: bool) -> None:
-    """End the planning of a program that has an equation with which it cannot be cut.
+    """Check that a program with this equation can be cut.
 
     Raises:
-        StaysWhole: with the reason.
+        StaysWhole: the program cannot be cut. The text gives the reason.
     """
     if any(_jaxcore.is_ref_type(v.aval) for v in (*eqn.invars, *eqn.outvars)):
         raise StaysWhole("a mutable array (jax.new_ref) cannot leave a compiled program")
@@ -30,10 +30,10 @@ def check_equation(eqn: Any, holds_call: bool) -> None:
 
 
 def check_types(avals: Iterable[Any]) -> None:
-    """End the planning of a program that runs where it cannot be cut.
+    """Check that a program with inputs of these types can be cut in this process.
 
     Raises:
-        StaysWhole: with the reason.
+        StaysWhole: the program cannot be cut. The text gives the reason.
     """
     if jax.process_count() > 1:
         raise StaysWhole("several processes run the program together")
@@ -52,19 +52,19 @@ def is_faster_whole(calls: Sequence[Any]) -> bool:
 
 
 def are_together(arrays: Sequence[Any]) -> bool:
-    """Tell whether all committed arrays are on the same devices. JAX has an error of its own about others."""
+    """Tell whether all committed arrays are on the same devices. If they are not, JAX itself raises an error."""
     if _jaxcore.is_one_cpu():
         return True
     return len({frozenset(x.sharding.device_set) for x in arrays if _jaxcore.is_committed(x)}) < 2
 
 
-# On several CPU devices a callback gathers its inputs. Up to this many bytes that is faster than to gather them between
-# segments.
+# If arrays are spread over several CPU devices, a callback has to gather its inputs. For up to this many bytes, this is
+# faster than to gather them between segments.
 _SMALL = 1 << 16
 
 
 def runs_on_one_cpu(arrays: Sequence[Any]) -> bool:
-    """Tell whether arrays are on one CPU device with callbacks, or are small."""
+    """Tell whether arrays are on CPU devices with callbacks, and are small if they are spread over several devices."""
     if _jaxcore.is_one_cpu():
         return True
     nbytes = 0

@@ -1,11 +1,12 @@
 """`jaxpyop.export` and `jaxpyop.load`: programs that call Python, saved in one process and loaded in another.
 
-A program is cut at its Python calls, as in `jaxpyop.jit`. `jax.export` writes down the segments, which hold no
+A program is cut at its Python calls, as in `jaxpyop.jit`. `jax.export` serializes the segments, which hold no
 callback. Everything between them is plain data: which values each step reads, and what each Python call was asked for.
 A Python function is stored by name alone, and a file never decides which functions may be called.
 
-To be read in this order: `exported` (what users call), `file_format` (bytes), `plan_as_data` (the steps of a program),
-`call_as_data` (one Python call), `trees_as_data` (nested values), `function_names` (how a function is found again).
+Reading order: `exported` (what users call), `file_format` (bytes), `plan_as_data` (the steps of a program),
+`stops` (where the derivative of a segment stops), `loops` (loops that hold calls), `call_as_data` (one Python call),
+`trees_as_data` (nested values), `function_names` (how a function is found again).
 """
 
 from jaxpyop._saved.exported import Exported, export, load

@@ -1,7 +1,7 @@
-"""One Python call as data: the op that the user asked for, or the step that made it from another call.
+"""One Python call as data: the op that the user asked for, or the step that derived the call from another call.
 
-A call of a derivative is not taken apart. It was made from the user's call by a chain of steps, such as "linear" and
-then "transposed", and loading makes it again by the same chain.
+A call that belongs to a derivative has no description of its own. It was derived from the user's call by a chain of
+steps, such as "linear_part" and then "transposed_linear_part". The file stores the chain, and loading repeats it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _RULES = ("fwd", "vjp", "jvp", "transpose", "hvp")
 
 
 class CallsToData:
-    """The calls of a program that is saved, each with a number. A call comes after the one that it was made from."""
+    """Numbers the calls of a program that is being saved. A call comes after the call that it was derived from."""
 
     def __init__(self, names: Names) -> None:
         self._names = names
@@ -50,7 +50,7 @@ class CallsToData:
         """Return the number of a call.
 
         Raises:
-            ValueError: something about it cannot be saved. The error names the op.
+            ValueError: the call cannot be saved. The error names the op and the reason.
         """
         if call not in self._numbers:
             found = self._described(call)
@@ -96,7 +96,7 @@ def _op_to_data(op: Op, names: Names) -> dict[str, Any]:
         raise ValueError(f"{op.title}: Tout has {error}; jaxpyop.export saves only such structures") from None
     fills = None
     if op.failures is not None:
-        # A padded result has two arrays, and a fill for the first of them.
+        # A padded result has two arrays, its values and its lengths. Only the values have a fill.
         first = np.cumsum([0, *(leaf.arrays for leaf in op.spec.returned.leaves)])[:-1]
         fills = [to_data(np.asarray(op.fills[k]).item(), lambda value: None) for k in first]
     rules = {name: named("fwd of vjp=" if name == "fwd" else f"{name}=", getattr(op.rules, name)) for name in _RULES}
@@ -132,7 +132,7 @@ def _leaf_to_data(value: Any) -> Any:
 
 
 class CallsFromData:
-    """The calls of a file, made when they are asked for, each once."""
+    """Makes all calls of a file, and finds them by their numbers."""
 
     def __init__(self, data: Sequence[dict[str, Any]], functions: _Functions) -> None:
         self._made: list[Call] = []
@@ -143,11 +143,11 @@ class CallsFromData:
                 argument: Any = tuple(entry["argument"])
                 if entry["step"] == "transposed_linear_part":
                     argument = [Struct(tuple(shape), dtype_named(name)) for shape, name in argument]
-                # A call is made of an earlier one.
+                # The call was derived from an earlier call of the list.
                 self._made.append(derived(item(self._made, entry["of"]), entry["step"], argument))
 
     def call(self, number: Any) -> Call:
-        """Return the call of a number."""
+        """Return the call with this number."""
         return item(self._made, number)
 
 
@@ -164,10 +164,10 @@ def _op_from_data(data: dict[str, Any], functions: _Functions) -> Op:
     def function(number: Any) -> Any:
         return number if number is None or number == NUMERICAL else item(functions, number)
 
-    # A namespace is a leaf of JAX's pytrees.
+    # JAX's pytrees do not look into a namespace, so each one is a leaf of the results.
     results = from_data(data["results"], lambda leaf: types.SimpleNamespace(**leaf))
     tout = jax.tree.map(_tout, results)
-    # A shape that is known in part is not in Tout.
+    # Tout cannot hold a shape with an unknown size, so such shapes are passed as output_shapes=.
     partial = jax.tree.map(lambda leaf: (leaf.shape and None in leaf.shape and tuple(leaf.shape)) or None, results)
     asked = function(data["output_shapes"])
     options, rules = dict(data["options"]), {name: function(rule) for name, rule in data["rules"].items()}

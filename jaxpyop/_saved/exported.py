@@ -16,15 +16,16 @@ from jaxpyop._cut import CutFunction, Loops
 from jaxpyop._saved.call_as_data import CallsFromData, CallsToData
 from jaxpyop._saved.file_format import packed, unpacked
 from jaxpyop._saved.function_names import Names, changed_functions, check_functions, find_functions
+from jaxpyop._saved.loops import strong
 from jaxpyop._saved.plan_as_data import Loader, Saver, custom_rule_around_call
 from jaxpyop._saved.trees_as_data import dtype_named, from_data, to_data
 
 
 class Exported:
-    """A program that `jaxpyop.export` wrote down.
+    """A program that `jaxpyop.export` serialized.
 
     Attributes:
-        functions: the names of the Python functions that it calls.
+        functions: the names of the Python functions that the program calls.
     """
 
     def __init__(self, name: str, functions: Sequence[str], data: bytes) -> None:
@@ -58,10 +59,10 @@ def export(
     vjp_order: int = 0,
     disabled_checks: Sequence[Any] = (),
 ) -> Callable[..., Exported]:
-    """Write down a program that calls Python functions, so that another process can load and run it.
+    """Save a program that calls Python functions, so that another process can load and run it.
 
     :func:`jax.export.export` refuses a program with callbacks. This function cuts the program at its Python calls, as
-    :func:`jaxpyop.jit` does. :mod:`jax.export` writes down the segments, and the calls between them are stored as
+    :func:`jaxpyop.jit` does. :mod:`jax.export` serializes the segments, and the calls between them are stored as
     data. A Python function is stored by name, not by its code, and the process that loads the program must have it.
 
     A function that a module defines has a name already. A lambda, a function inside a function, an object or a function
@@ -76,12 +77,12 @@ def export(
         disabled_checks: as in :func:`jax.export.export`.
 
     Returns:
-        A function that takes the arguments of `fun`, or ``jax.ShapeDtypeStruct`` objects in the place of arrays. It
+        A function that takes the arguments of `fun`, or ``jax.ShapeDtypeStruct`` objects in place of arrays. It
         returns an object with the methods ``to_bytes()`` and ``save(path)``, and with the names of the functions that
         are called, ``functions``.
 
     Raises:
-        ValueError: something cannot be saved, such as a function without a name, or an input that is no plain data.
+        ValueError: something cannot be saved, such as a function without a name, or an input that is not plain data.
         ImportError: ``flatbuffers`` is not installed.
 
     Example:
@@ -102,6 +103,8 @@ def export(
         raise TypeError(f"jaxpyop.export: fun is {fun!r}; expected a function, as in jaxpyop.export(fun)(x)")
     if loops not in get_args(Loops):
         raise ValueError(f"jaxpyop.export: loops={loops!r}; expected one of {', '.join(map(repr, get_args(Loops)))}")
+    if isinstance(platforms, str):
+        raise TypeError(f"jaxpyop.export: platforms={platforms!r}; expected a list of names, such as ['cpu', 'cuda']")
     if type(vjp_order) is not int or vjp_order < 0:
         raise ValueError(f"jaxpyop.export: vjp_order is {vjp_order!r}; expected 0, 1 or more")
 
@@ -114,7 +117,7 @@ def export(
         traced = compiled.trace(*args, **kwargs)
         _check_rules(traced.jaxpr, vjp_order)
         names, name = Names(given), str(getattr(fun, "__name__", "function"))
-        saver = Saver(CallsToData(names), write_segment)
+        saver = Saver(CallsToData(names), write_segment, bool(vjp_order))
         program = saver.program(traced.jaxpr)
         plan = {
             "name": name,
@@ -164,7 +167,7 @@ def load(
     functions: Mapping[str, Callable[..., Any]] | None = None,
     allow: Sequence[str] = (),
 ) -> CutFunction:
-    """Load a program that :func:`jaxpyop.export` wrote down.
+    """Load a program that :func:`jaxpyop.export` saved.
 
     The counterpart of :func:`jax.export.deserialize`. The file names Python functions. Only those in `functions`, those
     that :func:`jaxpyop.register` knows, and those that a module in `allow` defines are ever called. No other module is
@@ -207,10 +210,11 @@ def load(
         changed = changed_functions(plan["functions"], found)
         program = _loaded(plan, blobs, found)
     except ImportError:
-        # `jax.export` needs a package that is not here. A module that the file names would be a missing function.
+        # `jax.export` needs a package that is not installed. (`find_functions` turns the ImportError of a module that
+        # the file names into a ValueError about a missing function.)
         raise
     except Exception as error:
-        # A hostile file can make any line above raise any error.
+        # A manipulated file can make any line above raise any error.
         text = str(error)
         if type(error) is not ValueError:
             text = f"its plan is not one that jaxpyop.export wrote ({type(error).__name__}: {text})"
@@ -233,12 +237,12 @@ def _loaded(plan: Mapping[str, Any], blobs: Sequence[bytes], functions: Sequence
         leaves, tree = jax.tree.flatten((args, kwargs))
         if tree != expected:
             raise TypeError(f"the program was exported for arguments of the structure {expected}, and got {tree}")
-        return jax.tree.unflatten(results, flat(*map(jax.numpy.asarray, leaves)))
+        return jax.tree.unflatten(results, flat(*(strong(jax.numpy.asarray(x)) for x in leaves)))
 
     inputs = plan["program"]["inputs"]
     structs = [_struct(*entry) for entry in inputs]
     if None not in structs:
-        # Tracing finds all that does not fit together.
+        # Tracing the program once finds steps whose shapes and dtypes do not match.
         args, kwargs = jax.tree.unflatten(expected, structs)
         jax.eval_shape(program, *args, **kwargs)
     if plan["loops"] not in ("compiled", "python"):
@@ -248,7 +252,7 @@ def _loaded(plan: Mapping[str, Any], blobs: Sequence[bytes], functions: Sequence
 
 
 def _struct(shape: Sequence[Any], dtype: str) -> Any:
-    """The type of an input; None if a dimension is symbolic."""
+    """Return the shape and dtype of an input; None if a dimension is symbolic."""
     if any(isinstance(size, str) for size in shape):
         return None
     return jax.ShapeDtypeStruct(tuple(shape), dtype_named(dtype))
@@ -260,7 +264,7 @@ def _check_x64(x64: bool) -> None:
 
 
 def _without_derivative(run: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-    """Return the same function, which refuses to be differentiated."""
+    """Return a function that does the same, but raises an error when it is differentiated."""
     guarded = jax.custom_jvp(run)
 
     @guarded.defjvp

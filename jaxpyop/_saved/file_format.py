@@ -1,7 +1,7 @@
 """The bytes of a saved program: a magic, a format number, a checksum, the plan as compressed JSON, and the segments.
 
-The checksum is over all that follows it, and it is compared before anything is decompressed, or read by JAX. It finds
-damage, and no attacker. Nothing here is pickled.
+The checksum covers everything after it. It is compared before anything is decompressed or given to JAX. It detects
+damage by accident, and does not protect against an attacker. Nothing in the file is pickled.
 """
 
 from __future__ import annotations
@@ -18,16 +18,24 @@ _MAGIC = b"jaxpyop\0"
 # The magic, the format, and the checksum.
 _START = struct.Struct("<8sI32s")
 _LENGTH = struct.Struct("<Q")
-# A plan never shrinks by so much, and a file that says otherwise must not fill the memory.
+# The largest plausible ratio of a plan's size to the size of the file. Decompression stops there, so that a manipulated
+# file cannot fill the memory.
 _MOST_COMPRESSION = 100
 
 
 def packed(plan: dict[str, Any], blobs: Sequence[bytes]) -> bytes:
-    """Return the bytes of a plan and of the segments that it names by number."""
+    """Return a plan, and the segments that the plan names by number, as bytes."""
     plan = {**plan, "blobs": list(map(len, blobs))}
-    header = zlib.compress(json.dumps(plan, separators=(",", ":")).encode(), 9)
+    header = zlib.compress(json.dumps(plan, separators=(",", ":"), default=_refused).encode(), 9)
     content = b"".join([_LENGTH.pack(len(header)), header, *blobs])
     return _START.pack(_MAGIC, FORMAT, hashlib.sha256(content).digest()) + content
+
+
+def _refused(value: Any) -> Any:
+    raise ValueError(
+        f"jaxpyop.export: the size {value} is symbolic, and a Python call cannot have it in Tout, in a vmap or a loop "
+        "around it, or in the transpose of a linear op; let Tout have a dtype alone, or export for known sizes"
+    )
 
 
 def unpacked(data: bytes) -> tuple[dict[str, Any], list[bytes]]:

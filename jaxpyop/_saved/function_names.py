@@ -1,11 +1,13 @@
 """How a Python function is stored, and found again: by a name that was given to it, or by where it is defined.
 
-A file names functions, and has no power beyond that. A name finds a function only if the process that loads the file
-gave the name itself, or allowed the module that defines the function. A module that is not allowed is not imported.
+A file can only name Python functions. It cannot make the loading process call a function that the process does not
+offer: a name finds a function only if the process itself gave that name to a function, or allowed the module that
+defines it. A module that is not allowed is not imported.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib
 import itertools
@@ -14,7 +16,7 @@ import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from jaxpyop._functions import defaults_of
+from jaxpyop._functions import closure_of, defaults_of
 
 _registered: dict[str, Callable[..., Any]] = {}
 
@@ -62,7 +64,8 @@ def check_functions(functions: Any, api: str) -> Mapping[str, Callable[..., Any]
 
 
 def _is_same(one: Any, other: Any) -> bool:
-    # Each access to a method makes another object. Methods are equal if their objects are the same.
+    # Each access to a method makes a new object, so methods are compared by equality: they are equal if they are one
+    # function bound to one object.
     return one is other or (isinstance(one, types.MethodType) and isinstance(other, types.MethodType) and one == other)
 
 
@@ -70,15 +73,16 @@ def _is_same(one: Any, other: Any) -> bool:
 
 
 class Names:
-    """The functions of a program that is saved, each with a number.
+    """Numbers the functions of a program that is being saved.
 
     Args:
-        functions: names that are given for this program.
+        functions: the names that the caller of `jaxpyop.export` gives. They replace registered names.
     """
 
     def __init__(self, functions: Mapping[str, Callable[..., Any]]) -> None:
         self._given = {**_registered, **functions}
         self._numbers: dict[int, int] = {}
+        # Keeps the functions alive, so that no `id` in `_numbers` is used for another function.
         self._kept: list[Any] = []
         self.data: list[dict[str, Any]] = []
 
@@ -87,16 +91,18 @@ class Names:
 
         Args:
             func: the function.
-            title: its op, for the error.
-            what: which function of the op it is.
+            title: how the error names the op of the function.
+            what: how the error names the function, such as "func" or "vjp=".
 
         Raises:
-            ValueError: another process could not find it.
+            ValueError: another process could not find the function.
         """
         if id(func) not in self._numbers:
-            self._numbers[id(func)] = len(self.data)
             self._kept.append(func)
-            self.data.append(self._described(func, title, what))
+            # Each access to a method makes a new object. All of them have the same description, and so one number.
+            if (found := self._described(func, title, what)) not in self.data:
+                self.data.append(found)
+            self._numbers[id(func)] = self.data.index(found)
         return self._numbers[id(func)]
 
     def _described(self, func: Any, title: str, what: str) -> dict[str, Any]:
@@ -106,6 +112,8 @@ class Names:
                 return {"name": name, **found}
         try:
             name, unwrapped = _place_of(func)
+            if name in self._given:
+                raise ValueError(f"{name!r} is the name of {self._given[name]!r} here")
         except ValueError as reason:
             raise ValueError(
                 f"{title}: another process cannot find {what} again: {reason}; give it a name in both processes, "
@@ -115,10 +123,10 @@ class Names:
 
 
 def _place_of(func: Any) -> tuple[str, int]:
-    """Return ``"module:qualname"``, and how many decorators are around the function there.
+    """Return ``"module:qualname"`` of a function, and how many decorators its module puts around it.
 
     Raises:
-        ValueError: the function is not there.
+        ValueError: the module does not have this function under this name.
     """
     if not isinstance(func, types.FunctionType):
         raise ValueError(f"it is a {type(func).__qualname__}, and no function that a module defines")
@@ -147,16 +155,19 @@ def find_functions(
 
     Args:
         data: what `Names` stored.
-        functions: names that are given for this file. They go before registered names and imports.
-        allow: the modules, and packages with all modules in them, that may be imported.
+        functions: the functions that the caller of `jaxpyop.load` names. They replace registered and imported ones.
+        allow: the modules that may be imported. A package allows all modules in it.
 
     Raises:
         ValueError: functions are missing. The error names all of them.
     """
     found: list[Callable[..., Any]] = []
     missing: list[str] = []
+    names = [entry["name"] for entry in data]
     for entry in data:
         try:
+            if entry["name"] in functions and names.count(entry["name"]) > 1:
+                raise ValueError("a decorated function and the one inside it have this name; use allow=")
             found.append(_found(entry, functions, allow))
         except Exception as reason:
             missing.append(f"{entry['name']!r} ({reason})")
@@ -169,7 +180,10 @@ def find_functions(
 
 
 def changed_functions(data: Sequence[Mapping[str, Any]], found: Sequence[Callable[..., Any]]) -> list[str]:
-    """Return the names of the functions whose code is not the code that was exported, as far as it can be compared."""
+    """Return the names of the functions whose code has changed since the export.
+
+    Code can be compared only between equal versions of Python.
+    """
     pairs = [(entry, func) for entry, func in zip(data, found) if entry["python"] == _python()]
     return [entry["name"] for entry, func in pairs if entry["code"] not in (None, code_checksum(func))]
 
@@ -197,17 +211,17 @@ _MOST_DECORATORS = 100
 
 
 def _defined_at(name: str, unwrapped: Any) -> Any:
-    """Import a function by its place.
+    """Import the function that a name ``"module:qualname"`` stands for, and take off `unwrapped` of its decorators.
 
     Raises:
-        ValueError: a module does not define a function there.
+        ValueError: the module does not define a function of this name.
     """
     module, _, qualname = name.partition(":")
     parts = qualname.split(".")
     if not all(map(str.isidentifier, (*module.split("."), *parts))) or any(part.startswith("__") for part in parts):
         raise ValueError("it is no place of a function")
     try:
-        # Only what modules and classes define themselves is looked at, so that no code runs besides that of the module.
+        # `vars` and not `getattr`: a `__getattr__` or a descriptor would run code. Only the import itself runs any.
         found: Any = vars(importlib.import_module(module))[parts[0]]
         for part in parts[1:]:
             if not isinstance(found, type):
@@ -229,24 +243,55 @@ def _defined_at(name: str, unwrapped: Any) -> Any:
 
 
 def _python() -> str:
-    # Each version of Python has its own bytecode.
+    # Checksums of code can be compared within one version of Python only, because each version has its own bytecode.
     return f"{sys.implementation.name} {sys.version_info.major}.{sys.version_info.minor}"
 
 
-def code_checksum(func: Any) -> str | None:
-    """Return a checksum of a function's code and plain defaults, the same in each process; None if there is no code.
+# The code of these packages, and of the wrappers that their decorators make, differs between their versions. It is left
+# out of a checksum, and only the user's function inside counts.
+_LIBRARIES = ("jax", "jaxpyop", "numpy")
 
-    The code of a decorated function is that of its decorators, and of the function inside them.
+
+def code_checksum(func: Any) -> str | None:
+    """Return a checksum of a function's code, which is the same in each process; None if the function has no code.
+
+    The checksum includes what the function itself holds, as far as that is code or plain data: its defaults, the
+    variables that it closes over, the function inside its decorators, and the arguments of a `functools.partial`. For a
+    callable object it is the checksum of the `__call__` of its class.
     """
-    described: list[Any] = []
-    while isinstance(func, types.FunctionType) and len(described) < _MOST_DECORATORS:
-        plain = {name: repr(value) for name, value in defaults_of(func).items() if _is_plain(value)}
-        described.append((_code(func.__code__), plain))
-        func = vars(func).get("__wrapped__")
-    return hashlib.sha256(repr(described).encode()).hexdigest()[:32] if described else None
+    parts = _code_parts(func, set())
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:32] if parts else None
+
+
+def _code_parts(func: Any, seen: set[int]) -> list[Any]:
+    if func is None or id(func) in seen or len(seen) >= _MOST_DECORATORS:
+        return []
+    seen.add(id(func))
+    if isinstance(func, functools.partial):
+        return [_values({**dict(enumerate(func.args)), **func.keywords}, seen), *_code_parts(func.func, seen)]
+    if isinstance(func, types.MethodType):
+        return _code_parts(func.__func__, seen)
+    inside = getattr(func, "__wrapped__", None)
+    if not isinstance(func, types.FunctionType):
+        call = type(func).__call__
+        call_parts = _code_parts(call, seen) if isinstance(call, types.FunctionType) else []
+        return [*call_parts, *_code_parts(inside, seen)]
+    if str(func.__globals__.get("__name__")).partition(".")[0] in _LIBRARIES:
+        return _code_parts(inside, seen)
+    plain = {name: repr(value) for name, value in defaults_of(func).items() if _is_plain(value)}
+    held = _values({name: value for name, value in closure_of(func).items() if value is not inside}, seen)
+    return [(_code(func.__code__), plain), *([held] if held else []), *_code_parts(inside, seen)]
+
+
+def _values(values: Mapping[Any, Any], seen: set[int]) -> dict[Any, Any]:
+    """Describe the values that are plain data or have code, in the same way in each process. Leave out all others."""
+    found = {k: repr(x) if _is_plain(x) else callable(x) and _code_parts(x, seen) for k, x in values.items()}
+    return {name: value for name, value in found.items() if value}
 
 
 def _is_plain(value: Any) -> bool:
+    if type(value) is tuple:
+        return all(map(_is_plain, value))
     return type(value) in (type(None), bool, int, float, complex, str, bytes)
 
 
@@ -260,5 +305,5 @@ def _constant(value: Any) -> Any:
         return _code(value)
     if isinstance(value, tuple):
         return tuple(map(_constant, value))
-    # The order of a set is another one in each process.
+    # The elements of a set have another order in each process, so they are sorted.
     return sorted(map(repr, value)) if isinstance(value, frozenset) else repr(value)

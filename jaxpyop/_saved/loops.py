@@ -14,21 +14,21 @@ _Run = Callable[..., list[Any]]
 
 
 def loop_to_data(eqn: Any, program: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
-    """Turn an equation into data. `program` does so with the bodies in it."""
+    """Turn the equation of a loop or cond into data. `program` turns each body in it, a jaxpr, into data."""
     params, name = eqn.params, eqn.primitive.name
     if name == "scan":
-        of_loop = [*_jaxcore.scan_counts(eqn), params["length"], params["reverse"]]
+        settings = [*_jaxcore.scan_counts(eqn), params["length"], params["reverse"]]
         bodies = [params["jaxpr"]]
     elif name == "while":
-        of_loop = [params["cond_nconsts"], params["body_nconsts"]]
+        settings = [params["cond_nconsts"], params["body_nconsts"]]
         bodies = [params["cond_jaxpr"], params["body_jaxpr"]]
     else:
-        of_loop, bodies = [], params["branches"]
-    return {"loop": name, "params": of_loop, "programs": list(map(program, bodies))}
+        settings, bodies = [], params["branches"]
+    return {"loop": name, "params": settings, "programs": list(map(program, bodies))}
 
 
 def loop_from_data(data: dict[str, Any], program: Callable[[dict[str, Any]], _Run]) -> _Run:
-    """Return a function that runs the loop on the operands of the equation."""
+    """Return a function that runs the loop on the operands of its equation."""
     bodies = list(map(program, data["programs"]))
     return {"scan": _scan, "while": _while, "cond": _cond}[data["loop"]](bodies, *data["params"])
 
@@ -43,28 +43,32 @@ def _scan(bodies: Sequence[_Run], consts: int, carries: int, length: int, revers
             outs = body(*fixed, *carry, *row)
             return outs[:carries], outs[carries:]
 
-        carry, stacked = jax.lax.scan(turn, list(map(_strong, init)), list(rows), length=length, reverse=reverse)
+        carry, stacked = jax.lax.scan(turn, list(map(strong, init)), list(rows), length=length, reverse=reverse)
         return [*carry, *stacked]
 
     return run
 
 
-def _while(bodies: Sequence[_Run], of_test: int, of_body: int) -> _Run:
+def _while(bodies: Sequence[_Run], test_count: int, body_count: int) -> _Run:
     test, body = bodies
 
     def run(*args: Any) -> list[Any]:
-        first, second = args[:of_test], args[of_test : of_test + of_body]
+        test_consts, body_consts = args[:test_count], args[test_count : test_count + body_count]
+
+        init = list(map(strong, args[test_count + body_count :]))
+        (test_result,) = jax.eval_shape(test, *test_consts, *init)
 
         def turn(state: list[Any]) -> list[Any]:
-            new = body(*second, *state)
-            (goes_on,) = test(*first, *state)
-            if not goes_on.ndim:
+            new = body(*body_consts, *state)
+            if not test_result.ndim:
+                # One test decides for everything, and `while_loop` has run it already. It may have an effect, so it
+                # must not run again here.
                 return new
-            # Under `vmap` the test can differ by element, and a turn changes only the elements that go on.
+            (goes_on,) = test(*test_consts, *state)
+            # Under `vmap` the test has a result for each element. A turn changes only the elements that go on.
             return [jnp.where(jnp.expand_dims(goes_on, range(goes_on.ndim, a.ndim)), b, a) for a, b in zip(state, new)]
 
-        init = list(map(_strong, args[of_test + of_body :]))
-        return jax.lax.while_loop(lambda state: jnp.any(test(*first, *state)[0]), turn, init)
+        return jax.lax.while_loop(lambda state: jnp.any(test(*test_consts, *state)[0]), turn, init)
 
     return run
 
@@ -76,6 +80,6 @@ def _cond(bodies: Sequence[_Run]) -> _Run:
     return run
 
 
-def _strong(x: Any) -> Any:
-    # The state of a loop keeps its type, and exported segments return no weak types.
+def strong(x: Any) -> Any:
+    """Return an array without its weak type. Exported segments return no weak types, and ops are given none."""
     return jax.lax.convert_element_type(x, x.dtype)

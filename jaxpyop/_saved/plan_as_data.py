@@ -1,8 +1,8 @@
 """A program as data: its steps, which are exported segments, Python calls, and loops that hold Python calls.
 
-The values of a program have numbers: first its inputs, then constants that a Python call reads, then the results of
-each step. A loaded program is a function that performs the steps. It is traced again, so JAX and `jaxpyop.jit` treat
-it as any other function that calls Python.
+The values of a program are numbered: first its inputs, then the constants that a Python call reads, then the results of
+each step. Loading makes a function that performs the steps. The function is traced again, so JAX and `jaxpyop.jit`
+treat it like any other function that calls Python.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ import jax.export
 import numpy as np
 
 from jaxpyop import _jaxcore
-from jaxpyop._cut import Lives, Node, StaysWhole, Value, check_types, divided, segment_of
+from jaxpyop._cut import Lives, Node, StaysWhole, Value, check_types, divided, needed, segment_of
 from jaxpyop._host import Batch
 from jaxpyop._op import Struct, UserCall, bind, python_call_p, structs_of
 from jaxpyop._saved.call_as_data import CallsFromData, CallsToData
 from jaxpyop._saved.loops import loop_from_data, loop_to_data
+from jaxpyop._saved.stops import find_stops, stopped
 from jaxpyop._saved.trees_as_data import check_type, dtype_named, item, struct_to_data
 
-# Performs the steps of a program on its inputs.
+# A function that performs the steps of a program: it takes the inputs, and returns the outputs.
 Run = Callable[..., list[Any]]
 
 
@@ -34,11 +35,13 @@ class Saver:
     Attributes:
         calls: the Python calls met so far.
         export: makes the bytes of a segment, from a function and the types of its inputs.
+        differentiable: whether the loaded program can be differentiated.
         blobs: the segments and constants met so far, as bytes.
     """
 
     calls: CallsToData
     export: Callable[[Callable[..., Any], Sequence[Any]], bytes]
+    differentiable: bool = False
     blobs: list[bytes] = dataclasses.field(default_factory=list)
 
     def program(self, closed: Any) -> dict[str, Any]:
@@ -59,22 +62,27 @@ class Saver:
         numbers: dict[Any, int] = {value: k for k, value in enumerate(program.inputs)}
         constants: list[list[Any]] = []
         for x in (x for step in steps for x in _constants_of(step)):
-            # Several calls may read the same constant.
+            # Several calls may read the same constant, which is stored once.
             if _key(x) not in numbers:
                 numbers[_key(x)] = len(numbers)
                 constants.append(self._constant(x))
         data: list[dict[str, Any]] = []
+        if any(jax.export.is_symbolic_dim(size) for value in program.inputs for size in value.aval.shape):
+            # This segment takes all inputs and returns nothing. When it is called, `jax.export` checks that the sizes
+            # of the inputs agree with each other.
+            check = self._segment([], program.inputs, [])
+            data.append({**check, "reads": list(range(len(program.inputs))), "makes": []})
         for k, step in enumerate(steps):
             if isinstance(step, Node):
                 found: dict[str, Any] = self._call(step) if step.call else loop_to_data(step.eqn, self.program)
-                reads, makes = step.reads, step.makes
+                parts = [(found, step.reads, step.makes)]
             else:
-                reads, makes = lives.reads[k], lives.makes(k)
-                found = {"segment": self._segment(step, reads, makes)}
-            found["reads"] = [numbers[_key(x)] for x in reads]
-            found["makes"] = [struct_to_data(value.aval) for value in makes]
-            numbers.update(zip(makes, range(len(numbers), len(numbers) + len(makes))))
-            data.append(found)
+                parts = self._segments(step, lives.reads[k], lives.makes(k))
+            for found, reads, makes in parts:
+                found["reads"] = [numbers[_key(x)] for x in reads]
+                found["makes"] = [struct_to_data(value.aval) for value in makes]
+                numbers.update(zip(makes, range(len(numbers), len(numbers) + len(makes))))
+                data.append(found)
         return {
             "inputs": [struct_to_data(value.aval) for value in program.inputs],
             "constants": constants,
@@ -89,7 +97,26 @@ class Saver:
         self.blobs.append(np.asarray(value, x.aval.dtype).tobytes())
         return [len(self.blobs) - 1, *struct_to_data(x.aval)]
 
-    def _segment(self, nodes: Sequence[Node], reads: Sequence[Value], makes: Sequence[Value]) -> int:
+    def _segments(self, nodes: Sequence[Node], reads: Sequence[Value], makes: Sequence[Value]) -> list[Any]:
+        """Return the exported segments for one segment of the program, each with the values that it reads and makes.
+
+        If the loaded program can be differentiated, there may be several.
+        """
+        if not self.differentiable:
+            return [(self._segment(nodes, reads, makes), reads, makes)]
+        # An exported segment is differentiated as a whole, with zeros as the cotangents of results that are not used.
+        # Zero times infinity is NaN. So each result that can have a cotangent gets a segment of its own.
+        groups = [[value] for value in makes if _jaxcore.is_inexact(value.aval)]
+        groups.append([value for value in makes if not _jaxcore.is_inexact(value.aval)])
+        found: list[Any] = []
+        for group in filter(None, groups):
+            part = needed(nodes, group)
+            read = {x for node in part for x in node.reads if isinstance(x, Value)}
+            reads_of_part = [value for value in reads if value in read]
+            found.append((self._segment(part, reads_of_part, group), reads_of_part, group))
+        return found
+
+    def _segment(self, nodes: Sequence[Node], reads: Sequence[Value], makes: Sequence[Value]) -> dict[str, Any]:
         names = ", ".join(str(node.eqn.primitive) for node in nodes if node.eqn is not None)
         for node in nodes:
             if node.holds_call:
@@ -97,11 +124,16 @@ class Saver:
                     f"jaxpyop.export: a Python call inside of {node.eqn.primitive} cannot be saved, because the "
                     "program is not cut there; call it outside"
                 )
+        function, avals = segment_of(nodes, reads, makes), [value.aval for value in reads]
+        stops = find_stops(function, avals, [value.aval for value in makes]) if self.differentiable else []
         try:
-            self.blobs.append(self.export(segment_of(nodes, reads, makes), [value.aval for value in reads]))
-        except (NotImplementedError, ValueError) as error:
+            self.blobs.append(self.export(stopped(function, stops), avals))
+        except ImportError:
+            # `jax.export` needs flatbuffers.
+            raise
+        except Exception as error:
             raise ValueError(f"jaxpyop.export: jax.export cannot write the segment ({names}): {error}") from error
-        return len(self.blobs) - 1
+        return {"segment": len(self.blobs) - 1, **({"stops": stops} if stops else {})}
 
     def _call(self, node: Node) -> dict[str, Any]:
         call, batch = node.eqn.params["call"], node.eqn.params["batch"]
@@ -124,7 +156,7 @@ def _constants_of(step: Any) -> list[Any]:
 
 
 def _key(x: Any) -> Any:
-    """Return what tells an operand from others. Equal literals may have other types, so their identity counts."""
+    """Return the key of an operand in a dict. Literals go by identity, because equal literals can have other types."""
     return x if isinstance(x, Value) else id(x)
 
 
@@ -157,18 +189,18 @@ class Loader:
     """Turns data into functions that perform the steps of a program.
 
     Attributes:
-        calls: its Python calls.
-        blobs: its segments and constants, as bytes.
+        calls: the Python calls of the program.
+        blobs: the segments and constants of the program, as bytes.
     """
 
     calls: CallsFromData
     blobs: Sequence[bytes]
 
     def program(self, data: dict[str, Any]) -> Run:
-        """Return the function of a program. It takes the inputs, and returns the outputs, as flat lists.
+        """Return the function that performs a program. It takes the inputs, and returns a list of the outputs.
 
         Raises:
-            Exception: the data is not what `Saver` makes.
+            Exception: of any type, if the data is not what `Saver` makes.
         """
         inputs, outputs = data["inputs"], data["outputs"]
         constants = [self._constant(*entry) for entry in data["constants"]]
@@ -193,26 +225,29 @@ class Loader:
     def _step(self, step: dict[str, Any]) -> Callable[..., list[Any]]:
         if "segment" in step:
             segment: Any = jax.export.deserialize(bytearray(item(self.blobs, step["segment"])))
-            return segment.call
+            return stopped(segment.call, step.get("stops", ()))
         if "call" not in step:
             return loop_from_data(step, self.program)
-        call, of = self.calls.call(step["call"]), step["batch"]
-        batch = Batch(tuple(of["sizes"]), tuple(map(tuple, of["masks"])), of["block"])
+        call, stored = self.calls.call(step["call"]), step["batch"]
+        batch = Batch(tuple(stored["sizes"]), tuple(map(tuple, stored["masks"])), stored["block"])
         if any(len(mask) != len(step["reads"]) for mask in batch.masks) or len(batch.masks) != len(batch.sizes):
             raise ValueError("a batch has other inputs than its call")
         if isinstance(call, UserCall):
             expected = call.operands.leading_inputs + len(call.user_body.inputs.key_impls)
             if len(step["reads"]) != expected:
                 raise ValueError(f"{call.title} takes {expected} arrays, and its step reads {len(step['reads'])}")
+            declared, made = [leaf.dtype.name for leaf in call.op.spec.leaves], [dtype for _, dtype in step["makes"]]
+            if declared != made:
+                raise ValueError(f"{call.title} declares {declared}, and its step makes {made}")
         count, makes = len(batch.sizes), step["makes"]
-        # Unless a shape is symbolic, it is known, and the function need not be evaluated in the abstract.
+        # If no size is symbolic, the shapes of the results are known, and the function is not evaluated abstractly.
         known = all(type(size) is int for shape, _ in makes for size in shape)
         results = [Struct(shape[count:], dtype_named(dtype)) for shape, dtype in makes if known]
 
         def run(*args: Any) -> list[Any]:
             if known:
-                of_body = results[: len(results) - call.operands.extra_results]
-                call.note_shapes(structs_of(args, batch), of_body)
+                body_results = results[: len(results) - call.operands.extra_results]
+                call.note_shapes(structs_of(args, batch), body_results)
             return bind(call, *args, batch=batch)
 
         return run

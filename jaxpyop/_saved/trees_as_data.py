@@ -18,8 +18,8 @@ def to_data(value: Any, leaf: Callable[[Any], Any]) -> Any:
     """Turn a nested value into JSON.
 
     Args:
-        value: what to turn.
-        leaf: returns the data of a leaf; None for any other value.
+        value: the nested value.
+        leaf: turns a leaf into data, and returns None for a value that is not a leaf.
 
     Raises:
         TypeError: a part of the value is not plain data.
@@ -39,7 +39,7 @@ def to_data(value: Any, leaf: Callable[[Any], Any]) -> Any:
 
 
 def from_data(data: Any, leaf: Callable[[Any], Any]) -> Any:
-    """Turn JSON into the value that `to_data` got. `leaf` makes a leaf of its data."""
+    """Turn JSON back into the value that was given to `to_data`. `leaf` turns the data of a leaf into the leaf."""
     if type(data) in _PLAIN:
         return data
     ((kind, content),) = data.items()
@@ -58,10 +58,10 @@ def _no_leaf(value: Any) -> Any:
 
 
 def item(items: Sequence[_Item], number: Any) -> _Item:
-    """Return an item of a list. A number from a file may be anything.
+    """Return an item of a list. The number is checked, because it comes from a file and may be anything.
 
     Raises:
-        ValueError: there is no such item.
+        ValueError: the list has no such item.
     """
     if type(number) is not int or not 0 <= number < len(items):
         raise ValueError(f"there is no item {number!r} among {len(items)}")
@@ -69,15 +69,15 @@ def item(items: Sequence[_Item], number: Any) -> _Item:
 
 
 def struct_to_data(aval: Any) -> list[Any]:
-    """The shape and dtype of an array. A symbolic dimension is a string."""
+    """Return the shape and dtype of an array as JSON. A symbolic dimension becomes a string."""
     return [[size if type(size) is int else str(size) for size in aval.shape], str(aval.dtype)]
 
 
 def check_type(aval: Any, data: Any, what: str) -> None:
-    """Raise unless an array has the stored shape and dtype. A symbolic dimension is not compared.
+    """Check that an array has the stored shape and dtype. A symbolic dimension is not compared.
 
     Raises:
-        ValueError: it has not.
+        ValueError: the array has another shape or dtype.
     """
     shape, dtype = data
     sizes = zip(aval.shape, shape, strict=False)
@@ -91,10 +91,10 @@ KEYS = ("threefry2x32", "rbg", "unsafe_rbg")
 
 
 def implementation(name: Any) -> str:
-    """Return the name of one of JAX's own implementations of random keys.
+    """Check that a name is the name of one of JAX's own implementations of random keys, and return it as a string.
 
     Raises:
-        ValueError: it is another one.
+        ValueError: the implementation is not one of JAX's own.
     """
     if str(name) not in KEYS:
         raise ValueError(f"keys of {name} cannot be saved; use one of {', '.join(KEYS)}")
@@ -102,12 +102,12 @@ def implementation(name: Any) -> str:
 
 
 def key_dtype(name: str) -> Any:
-    """Return the dtype of typed keys."""
+    """Return the dtype of typed keys of this implementation."""
     return jax.eval_shape(lambda: jax.random.key(0, impl=name)).dtype
 
 
 def dtype_named(name: str) -> Any:
-    """Return the dtype of a name, which may be that of typed keys, such as ``key<fry>``."""
+    """Return the dtype with this name. Typed keys have names such as ``key<fry>``."""
     if name.startswith("key<"):
         return next(dtype for dtype in map(key_dtype, KEYS) if str(dtype) == name)
     return jnp.dtype(name)

@@ -72,6 +72,56 @@ def test_symbolic_shapes():
         again(jnp.ones((2, 2)))
 
 
+def test_symbolic_sizes_fit_each_other_even_without_a_segment():
+    shape = jax.ShapeDtypeStruct(jax.export.symbolic_shape("n"), F)
+    both = lambda x, y: (numpy_function(cube, [x], F), numpy_function(cube, [y], F), numpy_function(np_sum, [x, y], F))
+    again = jaxpyop.load(jaxpyop.export(both, functions={"sum": np_sum})(shape, shape).to_bytes(), **NAMED)
+    for found, expected in zip(again(X, X), both(X, X), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    with pytest.raises(ValueError, match="inconsistency between dimension size"):
+        again(X, X[:1])
+
+
+def np_sum(x, y):
+    return x + y
+
+
+NAMED = {"allow": HERE, "functions": {"sum": np_sum}}
+
+
+@pytest.mark.parametrize(
+    ("fun", "said"),
+    [
+        pytest.param(lambda x: numpy_function(cube, [x], x), "size n is symbolic", id="in Tout"),
+        pytest.param(
+            lambda x: jax.vmap(lambda a: numpy_function(cube, [a], a))(x), "size n is symbolic", id="of a vmap"
+        ),
+        pytest.param(
+            lambda x: jax.lax.map(lambda a: numpy_function(cube, [a], a), x), "size n is symbolic", id="of a loop"
+        ),
+        pytest.param(
+            lambda x: numpy_function(cube, [x.shape[0]], jax.ShapeDtypeStruct((), jnp.int32)),
+            "cannot write the segment",
+            id="as an input",
+        ),
+    ],
+)
+def test_where_symbolic_sizes_are_refused(fun, said):
+    with pytest.raises(ValueError, match=rf"jaxpyop\.export: .*{said}"):
+        jaxpyop.export(fun)(jax.ShapeDtypeStruct(jax.export.symbolic_shape("n"), F))
+
+
+def third(x):
+    # A product with a weak type would be rounded.
+    return (x * jnp.bfloat16(1 / 3)).astype(F)
+
+
+def test_a_number_has_no_weak_type_in_a_function():
+    op = lambda x: py_function(third, [x], jax.ShapeDtypeStruct((), F))
+    again = jaxpyop.load(jaxpyop.export(op, functions={"third": third})(F(2.7)).to_bytes(), functions={"third": third})
+    np.testing.assert_array_equal(again(2.7), op(2.7))
+
+
 def test_a_batch_of_a_loaded_program_is_refused_unless_it_was_exported():
     with pytest.raises(NotImplementedError, match="call_exported"):
         jax.vmap(loaded(of_branches, X))(jnp.stack([X, X]))
@@ -195,7 +245,12 @@ def test_what_cannot_be_saved_is_refused(fun, said):
 
 @pytest.mark.parametrize(
     ("options", "error"),
-    [({"loops": "some"}, ValueError), ({"vjp_order": -1}, ValueError), ({"vjp_order": True}, ValueError)],
+    [
+        ({"loops": "some"}, ValueError),
+        ({"vjp_order": -1}, ValueError),
+        ({"vjp_order": True}, ValueError),
+        ({"platforms": "cuda"}, TypeError),
+    ],
     ids=repr,
 )
 def test_bad_options(options, error):

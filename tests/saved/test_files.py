@@ -106,6 +106,13 @@ def with_fewer_inputs(data):
     return repacked(plan, blobs)
 
 
+def without_results(data):
+    plan, blobs = unpacked(data)
+    for call in plan["calls"]:
+        call["op"]["results"] = None
+    return repacked(plan, blobs)
+
+
 def with_loop(data):
     return with_step(loop="exec")(data)
 
@@ -150,6 +157,7 @@ DAMAGES = {
         r"shape \(3,\) where the program was exported for \(4,\)",
     ),
     "a call without its inputs": (with_fewer_inputs, "'plus_pi' takes 2 arrays, and its step reads 0"),
+    "a call without its results": (without_results, r"'plus_pi' declares \[\], and its step makes \['float32'\]"),
     "a missing segment": (with_step(segment=7), "there is no item 7"),
     "a missing call": (with_step(call=7), "there is no item 7"),
     "an unknown step": (with_loop, "its plan is not one that jaxpyop.export wrote"),
@@ -159,7 +167,8 @@ DAMAGES = {
 
 @pytest.mark.parametrize(("damage", "said"), DAMAGES.values(), ids=DAMAGES)
 def test_a_damaged_file(damage, said, files, tmp_path):
-    data = damage(files["scan" if damage is with_loop else "constants" if damage is with_fewer_inputs else NAMES[0]])
+    of_constants = (with_fewer_inputs, without_results)
+    data = damage(files["scan" if damage is with_loop else "constants" if damage in of_constants else NAMES[0]])
     (tmp_path / "broken").write_bytes(data)
     with pytest.raises(ValueError, match=rf"jaxpyop\.load: '.*broken' cannot be loaded: (.|\n)*{said}"):
         jaxpyop.load(tmp_path / "broken", allow=[HERE])

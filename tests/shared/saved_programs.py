@@ -86,6 +86,11 @@ def noted(x):
     return x + 1
 
 
+def is_small(x):
+    note(x)
+    return x < 2
+
+
 def middle(x):
     return np.median(x)
 
@@ -107,6 +112,10 @@ def fails_on_negative(x):
 
 def halves(inputs, outputs, cotangents):
     return (cotangents[0] / 2,)
+
+
+def ones(x):
+    return np.ones(x.shape, np.int32)
 
 
 def uniform(key):
@@ -186,6 +195,12 @@ def in_while(x):
     return jax.lax.while_loop(lambda state: (state[0] < 4) & (jnp.sum(state[1]) < 30), turn, (0, x))
 
 
+def in_test(x):
+    """A loop whose test has an effect, which happens once in a turn."""
+    small = lambda x: numpy_function(is_small, [x], jax.ShapeDtypeStruct((), jnp.bool_), ordered=True)
+    return jax.lax.while_loop(small, lambda x: x + 1, x[0])
+
+
 def in_cond(x):
     return jax.lax.cond(x[0] > 0, lambda x: py_function(branches, [x], F), lambda x: x - 1, x)
 
@@ -242,6 +257,18 @@ def nested_batch(x, y):
     return jax.vmap(jax.vmap(one, (0, None)), (None, 0))(x, y)
 
 
+def unused_infinity(x):
+    """A gradient in which zero times infinity does not occur, because the square root has no derivative there."""
+    root, counted = jnp.sqrt(x * 0), numpy_function(ones, [jnp.sqrt(x * 0)], jax.ShapeDtypeStruct((3,), jnp.int32))
+    kept = jax.lax.stop_gradient(py_function(cube, [root], F)) * counted
+    return jnp.sum(py_function(cube, [jnp.sin(x)], F) * jnp.cos(x) + kept)
+
+
+def stopped_before_a_call(x):
+    """A NumPy function without a rule, whose input has no derivative."""
+    return jnp.sum(numpy_function(cube, [jax.lax.stop_gradient(x * 2)], jax.ShapeDtypeStruct((3,), F)) * x)
+
+
 def bfloat(x):
     return py_function(cube, [x.astype(jnp.bfloat16)], jnp.bfloat16) * 2
 
@@ -270,6 +297,8 @@ PROGRAMS: dict[str, Program] = {
     "cut gradient of a loaded program": Program(
         loss, after=lambda f: jaxpyop.jit(jax.grad(f)), options={"vjp_order": 1}
     ),
+    "gradient beside an unused infinity": Program(unused_infinity, **GRAD),
+    "gradient that stops before a call": Program(stopped_before_a_call, **GRAD),
     "effects": Program(with_effects),
     "vmap": Program(jax.vmap(of_branches), (ROWS,)),
     "vmap of a gradient": Program(jax.vmap(jax.grad(loss)), (ROWS,)),
@@ -290,6 +319,8 @@ PROGRAMS: dict[str, Program] = {
     "gradient of a scan": Program(jax.grad(lambda x: in_scan(x)[0] ** 2), options={"loops": "python"}),
     "while": Program(in_while),
     "while run from Python": Program(in_while, options={"loops": "python"}),
+    "an effect in the test of a while": Program(in_test),
+    "an effect in the test of a while run from Python": Program(in_test, options={"loops": "python"}),
     "vmap of a while": Program(jax.vmap(in_while), (ROWS,)),
     "cond": Program(in_cond),
     "cond run from Python": Program(in_cond, options={"loops": "python"}),
