@@ -16,12 +16,12 @@ class Failures:
     """The failures of one op.
 
     Args:
-        title: the op's name in texts.
-        func: its function.
+        title: how warnings name the op.
+        func: the op's function, or None in the copy that a worker process has.
 
     Attributes:
         count: how many elements failed so far.
-        first: what the first of them raised, and its inputs.
+        first: the error of the first failure and its inputs, as text.
     """
 
     def __init__(self, title: str, func: Any) -> None:
@@ -34,14 +34,14 @@ class Failures:
         self._batches = 0
 
     def __reduce__(self) -> Any:
-        # A worker counts from zero, and its job takes the count home.
+        # The copy in a worker counts from zero. The result of each job carries the count back to the op's own process.
         return Failures, (self._title, None)
 
     def note(self, error: Exception, count: int) -> str:
-        """Note that some elements failed, and warn, unless they belong to a batch that is under way.
+        """Count elements that failed, and warn. Inside `in_batch` the warning waits for the end of the batch.
 
         Returns:
-            What was raised, and the inputs.
+            The error and the inputs, as text.
         """
         text = failure_text(error, self._title)
         self.add((count, text))
@@ -50,13 +50,16 @@ class Failures:
         return text
 
     def add(self, noted: tuple[int, str]) -> None:
-        """Add failures, and what the first of them raised."""
+        """Add a number of failures, and the text of the first of them."""
         with self._lock:
             self.count += noted[0]
             self.first = self.first or noted[1]
 
     def take_home(self) -> tuple[int, str]:
-        """What a worker noted since it was last asked. In the process of the op itself there is nothing to take."""
+        """Return what a worker counted since the last call of this method, and start again from zero.
+
+        In the op's own process it returns nothing new, because the failures are counted in the right place already.
+        """
         with self._lock:
             noted = (self.count, self.first) if self._is_copy else (0, "")
             if self._is_copy:
@@ -65,7 +68,7 @@ class Failures:
 
     @contextlib.contextmanager
     def in_batch(self) -> Iterator[None]:
-        """Warn at the end of a batch, when it is known how many of its elements failed."""
+        """Delay the warning to the end of a batch, when it is known how many of its elements failed."""
         with self._lock:
             self._batches += 1
         try:
@@ -85,12 +88,12 @@ class Failures:
             f"failed; later failures come without a warning. The first one: {self.first}",
             RuntimeWarning,
         )
-        # Where a warning is an error, the line above raised, and the next failure says it again.
+        # If the user turned warnings into errors, the line above has raised, and the next failure raises again.
         if len(_warned) >= _MAX_OPS:
             _warned.clear()
         _warned.add(key)
 
 
-# The ops that have warned, by their name and the place of their function.
+# The ops that have warned, by their title and the file and line of their function.
 _warned: set[tuple[str, str]] = set()
 _MAX_OPS = 4096

@@ -1,9 +1,9 @@
 """`jaxpyop.report()`: counts and times all ops that run in a `with` block.
 
-`reports` holds the reports that are open. Without one, a call asks `metrics.reports` where it begins and where its
-function runs, and this is all that it pays. Compiled programs ask when they run, so it does not matter when they were
-compiled. With one, each call appends what it did to a list, which needs no lock. The lists are added up when one is
-long, and when a report is read.
+`reports` holds the reports that are open. A call looks at `metrics.reports` where it begins and where its function
+runs. If no report is open, these two looks are the whole cost. Compiled programs look when they run, so it does not
+matter whether they were compiled before the report was opened. If a report is open, each call appends what it did to a
+list, which needs no lock. The lists are added up when one of them is long, and when a report is read.
 """
 
 from __future__ import annotations
@@ -27,14 +27,8 @@ from jaxpyop._host.host_call import HostCall
 
 reports: tuple[Report, ...] = ()
 
-# The seconds of the last runs of each op's function and of its rules. A batch may have many elements, and the garbage
-# collector looks at tuples, but not at numbers.
-_runs: dict[str, dict[str, list[float]]] = {kind: collections.defaultdict(list) for kind in ("runs", "rules")}
-# The last calls: the op's name, the route, the elements, the seconds, and the bytes of the inputs and of the results.
-_calls: list[tuple[str, str, int, float, int, int]] = []
-_MANY = 1 << 14
 
-# A thread that has the lock may collect garbage, and so call an op once more.
+# The lock is reentrant, because a thread that holds it may collect garbage, and a finalizer may call an op.
 _lock = threading.RLock()
 
 # The attribute of an exception that holds what a worker process counted.
@@ -46,7 +40,17 @@ _NUMBERS = (
     *("records", "pushed_out", "recomputed", "failures"),
 )
 _ZEROS: dict[str, Any] = dict.fromkeys((*_ROUTES, *_NUMBERS), 0) | {"first_failure": ""}
-_SECONDS = {"runs": "function_seconds", "rules": "rule_seconds"}
+
+# The columns that one log entry adds to. There is an entry for each run of a function or of a rule, and for each call
+# by one of the routes.
+_LOGGED = {"runs": ("function_seconds",), "rules": ("rule_seconds",)} | dict.fromkeys(
+    _ROUTES, ("elements", "total_seconds", "bytes_in", "bytes_out")
+)
+# The entries that are not added up yet, by their key in `_LOGGED` and by the op's name. The entry of a run is a number
+# and not a tuple: a batch may have many runs, and the garbage collector traverses tuples, but not numbers.
+_logs: dict[str, dict[str, list[Any]]] = {kind: collections.defaultdict(list) for kind in _LOGGED}
+# A log that is longer is added up.
+_MAX_ENTRIES = 1 << 14
 
 
 def _no_totals() -> dict[str, dict[str, Any]]:
@@ -61,7 +65,7 @@ def note(name: str, first_failure: str = "", **amounts: float) -> None:
 
     Args:
         name: the op's name.
-        first_failure: what a function raised. The first one is kept.
+        first_failure: the error of a function as text. A row keeps the first one that it gets.
         **amounts: the columns to add to.
     """
     with _lock:
@@ -86,9 +90,9 @@ def timed(name: str, column: str, func: Callable[..., Any], *args: Any) -> Any:
         return func(*args)
     finally:
         seconds = time.perf_counter() - began
-        last = _runs[column][name]
-        last.append(seconds)
-        if len(last) > _MANY:
+        log = _logs[column][name]
+        log.append(seconds)
+        if len(log) > _MAX_ENTRIES:
             _add_up()
 
 
@@ -110,16 +114,16 @@ def note_call(
         nbytes: the bytes of its inputs and of its results.
         error: what it raised.
     """
-    elements = batch.count if batch.sizes else 1
-    _calls.append((call.op.name, route, elements, time.perf_counter() - began, *nbytes))
+    log = _logs[route][call.op.name]
+    log.append((batch.count if batch.sizes else 1, time.perf_counter() - began, *nbytes))
     if error is not None:
         note(call.op.name, failure_text(error, call.title), failures=1)
-    if len(_calls) > _MANY:
+    if len(log) > _MAX_ENTRIES:
         _add_up()
 
 
 def nbytes(arrays: Sequence[Any]) -> int:
-    """The bytes of arrays. A record that Python hands over has no size."""
+    """Add up the bytes of arrays. A record that is handed over in place of an array counts as zero."""
     total = 0
     for array in arrays:
         if type(array) is np.ndarray:
@@ -132,31 +136,23 @@ def nbytes(arrays: Sequence[Any]) -> int:
 
 def _add_up() -> None:
     with _lock:
-        for column, by_name in _runs.items():
+        for kind, by_name in _logs.items():
             for name in list(by_name):
-                if seconds := _taken(by_name[name]):
-                    amounts: dict[str, Any] = {column: len(seconds), _SECONDS[column]: sum(seconds)}
+                if log := _taken(by_name[name]):
+                    sums = [sum(log)] if type(log[0]) is float else map(sum, zip(*log))
+                    amounts: dict[str, Any] = {kind: len(log)} | dict(zip(_LOGGED[kind], sums))
                     note(name, **amounts)
-        calls = _taken(_calls)
-        for report in reports:
-            for name, route, elements, seconds, bytes_in, bytes_out in calls:
-                totals = report.totals[name]
-                totals[route] += 1
-                totals["elements"] += elements
-                totals["total_seconds"] += seconds
-                totals["bytes_in"] += bytes_in
-                totals["bytes_out"] += bytes_out
 
 
 def _taken(log: list[Any]) -> list[Any]:
     done = log[:]
-    # Other threads append meanwhile.
+    # Other threads may append at the same time, so only the copied entries are deleted.
     del log[: len(done)]
     return done
 
 
-def _forget_runs() -> None:
-    for by_name in _runs.values():
+def _forget_logs() -> None:
+    for by_name in _logs.values():
         by_name.clear()
 
 
@@ -173,7 +169,7 @@ def expect_job(is_reported: bool) -> None:
 
 
 def take_home() -> dict[str, dict[str, Any]]:
-    """What this worker process counted since it was last asked, by op."""
+    """Return what this worker process counted since the last call of this function, by op."""
     with _lock:
         _add_up()
         found = _of_jobs.totals
@@ -182,13 +178,13 @@ def take_home() -> dict[str, dict[str, Any]]:
 
 
 def bring_home(totals: dict[str, dict[str, Any]]) -> None:
-    """Note what a worker process counted."""
+    """Add what a worker process counted to the reports of this process."""
     for name, amounts in totals.items():
         note(name, **amounts)
 
 
 def send_home(error: BaseException) -> None:
-    """Give what this worker process counted to an error that ends a job."""
+    """Attach what this worker process counted to the error that ends a job, which has no result to carry it."""
     with contextlib.suppress(Exception):
         if totals := take_home():
             vars(error)[_COUNTED] = totals
@@ -196,7 +192,7 @@ def send_home(error: BaseException) -> None:
 
 @contextlib.contextmanager
 def counting_failed_jobs() -> Iterator[None]:
-    """Note what a worker process counted before the error that its job ended in."""
+    """If the block raises the error of a worker's job, add what the worker counted before it (see `send_home`)."""
     try:
         yield
     except BaseException as error:
@@ -206,11 +202,11 @@ def counting_failed_jobs() -> Iterator[None]:
 
 
 def _forget() -> None:
-    # A forked process has copies of the reports, which nobody reads, and perhaps of a lock that nobody releases.
+    # A forked process has copies of the open reports, which nobody reads there. Its copy of the lock may be held by a
+    # thread that was not forked, and would never be released.
     global reports, _lock
     reports, _lock = (), threading.RLock()
-    _calls.clear()
-    _forget_runs()
+    _forget_logs()
 
 
 if hasattr(os, "register_at_fork"):
@@ -223,7 +219,7 @@ class Report:
     """What the ops did in a ``with`` block. Made by :func:`jaxpyop.report`.
 
     Attributes:
-        totals: the sums by the name of an op, and by column.
+        totals: the sums, by the name of the op and then by column.
     """
 
     def __init__(self) -> None:
@@ -241,7 +237,7 @@ class Report:
         try:
             jax.effects_barrier()
         except Exception:
-            # The block's own error says more.
+            # If the block itself raised, its error says more than the error of an effect.
             if kind is None:
                 raise
         finally:
@@ -249,11 +245,11 @@ class Report:
                 _add_up()
                 reports = tuple(report for report in reports if report is not self)
                 if not reports:
-                    # Names may be fresh for ever.
-                    _forget_runs()
+                    # The logs have a key for each op's name, and a program may invent new names without end.
+                    _forget_logs()
 
     def rows(self) -> list[dict[str, Any]]:
-        """One dictionary for each op, with those that took longest first."""
+        """Return one dictionary for each op. The ops that took longest come first."""
         with _lock:
             _add_up()
             rows = [_row(name, dict(totals)) for name, totals in self.totals.items()]
@@ -312,7 +308,7 @@ def report() -> Report:
     return Report()
 
 
-# In a worker process: what its jobs counted.
+# The report of a worker process, which counts what its jobs do.
 _of_jobs = Report()
 
 # --------------------------------------------------------------------- rows and tables

@@ -404,7 +404,7 @@ def test_reports_count_what_happens_while_they_are_open():
 
 
 def test_many_runs_are_added_up(monkeypatch):
-    monkeypatch.setattr(metrics, "_MANY", 10)
+    monkeypatch.setattr(metrics, "_MAX_ENTRIES", 10)
     with jaxpyop.report() as report:
         for _ in range(25):
             jaxpyop.numpy_function(np.sin, [1.0], F)
@@ -412,7 +412,7 @@ def test_many_runs_are_added_up(monkeypatch):
     rows = {row["op"]: row for row in report.rows()}
     assert [rows["sin"][c] for c in ("calls", "runs", "bytes_in")] == [25, 25, 100]
     assert [rows["sine"][c] for c in ("calls", "runs", "elements")] == [1, 25, 25]
-    assert not any(metrics._runs.values())
+    assert not any(metrics._logs.values())
 
 
 def test_threads():

@@ -12,7 +12,7 @@ import pytest
 import jaxpyop
 from tests.shared import rule_cases
 from tests.shared.rule_cases import FORWARD, FORWARD_RULES, REVERSE, REVERSE_RULES, XX, Counted, F, X, Y, plain
-from tests.shared.util import numpy_function, py_func, py_function, run, trees_close
+from tests.shared.util import Counter, numpy_function, py_func, py_function, run, trees_close
 
 METHODS = ("sequential", "expand_dims", "broadcast_all", "parallel")
 jitted = pytest.mark.parametrize("jit", [False, True], ids=["direct", "jit"])
@@ -297,6 +297,15 @@ def test_numerical_counts_its_calls(route):
     assert counted.func.count == 1 + 2 * 3
     route(lambda x: jax.jvp(op, (x,), (x,)), X)
     assert counted.func.count == 7 + 1 + 2
+
+
+def test_numerical_of_inputs_of_several_magnitudes(route):
+    func = Counter(lambda x, y: np.sin(x[0]) + 1e-6 * x[1] + y)
+    op = lambda x, y: numpy_function(func, [x, y], F(0), jvp="numerical")
+    along = lambda x: jax.jvp(op, (x, 30.0), (jnp.ones(2), 2.0))[1]
+    np.testing.assert_allclose(route(along, jnp.array([0.7, 1e6])), np.cos(0.7) + 1e-6 + 2, rtol=2e-3)
+    assert func.count == 1 + 2 * 3
+    assert np.isnan(route(along, jnp.array([jnp.nan, 1.0])))
 
 
 def test_numerical_runs_on_the_executor_with_its_bar(capsys):

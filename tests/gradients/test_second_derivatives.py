@@ -24,7 +24,8 @@ class Sine:
 
     x = jnp.array([0.5, -1.25, 2.0])
     plain = staticmethod(jnp.sin)
-    shapes = ((3,), lambda i, o, c: i[0].shape)
+    # In a block, inputs that elements share have axes of size 1, and cotangents have the whole batch.
+    shapes = ((3,), lambda i, o, c: c[0].shape)
     func = staticmethod(np.sin)
     vjp = staticmethod(lambda i, o, c: c[0] * np.cos(i[0]))
     push = staticmethod(lambda i, o, t: t[0] * np.cos(i[0]))
@@ -118,6 +119,7 @@ PROGRAMS = {
     "jvp of grad": lambda f, x: jax.jvp(jax.grad(lambda x: jnp.sum(f(x))), (x,), (x + 1,))[1],
     "grad of grad": lambda f, x: jax.grad(lambda x: jnp.sum(jax.grad(lambda x: jnp.sum(f(x)))(x) ** 2))(x),
     "composed": lambda f, x: jax.hessian(lambda x: jnp.sum(jnp.exp(f(x * 0.5))) * x.sum())(x),
+    "a cotangent of another magnitude": lambda f, x: jax.hessian(lambda x: jnp.sum((f(x) - 1e3) ** 2))(x),
     "in the cotangent alone": lambda f, x: jax.grad(lambda t: jnp.sum(jax.grad(lambda x: jnp.sum(t * f(x)))(x) ** 2))(
         2.0
     ),
@@ -150,10 +152,10 @@ def test_equal_to_jax(program, case, kind, route):
 @routes
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("method", ["parallel", "expand_dims", "broadcast_all"])
-@pytest.mark.parametrize("program", ["vmap outside", "vmap inside", "hessian"])
+@pytest.mark.parametrize("program", ["vmap outside", "vmap inside", "hessian", "jacrev of jacrev"])
 def test_vmap_methods(program, method, kind, route):
     rules = rules_of(Sine, kind, method)
-    f = lambda x: numpy_function(np.sin, [x], F, vmap_method=method, **rules)
+    f = lambda x: numpy_function(np.sin, [x], F, output_shapes=(3,), vmap_method=method, **rules)
     run = lambda x: PROGRAMS[program](f, x)
     close_to(route(run)(Sine.x), PROGRAMS[program](jnp.sin, Sine.x), kind)
 
@@ -213,6 +215,16 @@ def test_a_rule_that_is_not_linear(program, kind, route):
             # jax.custom_vjp has no forward mode.
             wanted = programs[program](by_jax)(t) if program != "forward over reverse" else 4.0 * (t < 1)
             np.testing.assert_allclose(run(t), wanted, rtol=1e-3, atol=1e-3)
+
+
+@routes
+def test_a_rule_that_leaves_an_input_out(route):
+    rule = lambda i, o, c: (c[0] * 2 * i[0] * i[1], None)
+    f = lambda x, y: numpy_function(lambda x, y: x**2 * y, [x, y], F(0), vjp=rule, hvp="numerical")
+    np.testing.assert_allclose(route(jax.jacfwd(jax.grad(f), 1))(0.7, 1.5), 1.4, rtol=1e-3)
+    np.testing.assert_allclose(route(jax.grad(jax.grad(f)))(0.7, 1.5), 3.0, rtol=1e-3)
+    with pytest.raises(Exception, match="gives zero for an input on which its other cotangents depend"):
+        jax.block_until_ready(route(jax.grad(jax.grad(f), 1))(0.7, 1.5))
 
 
 COMPLEX = {
@@ -391,7 +403,7 @@ REFUSED = {
         {"vjp": "numerical"},
         lambda f: jax.grad(jax.grad(jax.grad(f))),
         NotImplementedError,
-        "second derivatives need",
+        "'sin': hvp='numerical' has no third derivatives",
     ),
     "reverse over forward": (
         {"vjp": Sine.vjp, "jvp": Sine.push, "hvp": "numerical"},

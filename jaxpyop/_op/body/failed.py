@@ -1,8 +1,9 @@
-"""`on_error=`: what stands for the results of an element whose function or rule raised.
+"""`on_error=`: the constants that replace the results of an element whose function or rule raised.
 
-A body catches the exception where it calls the user's code, and asks `failed_results`. If the body ran on a block, it
-runs again on each element of the block, so that one failure costs one element. On the tape the results depend on the
-inputs, with a derivative of zero, or of NaN where the fill is NaN. So the derivatives of all orders follow.
+A body catches the exception where it calls the user's code, and asks `failed_results`. If the body ran on a block (all
+elements of a batch in one call), it runs again on each element alone, so that one failure costs one element. On the
+tape, the constants are written as functions of the inputs. Their derivatives of every order are zero, or NaN if the
+constant is NaN.
 """
 
 from __future__ import annotations
@@ -25,23 +26,23 @@ if TYPE_CHECKING:
 
 
 class FailedResults(list[Any]):
-    """The results of a run in which the function failed.
+    """The results of a run in which the function failed for some elements.
 
     Attributes:
-        failed: whether it failed, for each element of a block.
+        failed: for each element of a block, whether the function failed.
     """
 
     failed: np.ndarray[Any, Any] = np.asarray(True)
 
 
 def failed_results(body: Body, error: Exception, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
-    """What stands for the results of a run that raised. It is called where the exception is handled.
+    """Return the values that replace the results of a run that raised. It is called in the `except` clause.
 
     Args:
-        body: what ran.
-        error: what it raised.
-        arrays: its inputs, as they were before the run.
-        lead: the batch axes that the inputs of a block have in front.
+        body: the body that ran.
+        error: the exception that it raised.
+        arrays: the inputs of the body, as they were before the run.
+        lead: the sizes of the batch axes that the inputs of a block have in front.
 
     Raises:
         Exception: the error, if it is not the function's own, or if the op has no `on_error=`.
@@ -65,7 +66,7 @@ def each_alone(run: Any, arrays: Sequence[Any], lead: tuple[int, ...]) -> Failed
     Args:
         run: a body, called with the inputs and `lead`.
         arrays: the inputs of the block.
-        lead: its batch axes.
+        lead: the sizes of its batch axes.
     """
     each = [
         run(
@@ -81,7 +82,7 @@ def each_alone(run: Any, arrays: Sequence[Any], lead: tuple[int, ...]) -> Failed
 
 
 def kept_for_failure(body: Body, arrays: Sequence[Any], lead: tuple[int, ...]) -> Sequence[Any]:
-    """The inputs for `failed_results`. A function may change the inputs of a block before it fails."""
+    """Return the inputs for `failed_results`: copies where the function could change the inputs before it fails."""
     if not lead or body.op.failures is None or body.op.on_jax:
         return arrays
     return [np.array(a) for a in arrays]
@@ -90,13 +91,13 @@ def kept_for_failure(body: Body, arrays: Sequence[Any], lead: tuple[int, ...]) -
 def constants(
     fills: Sequence[Any], structs: Sequence[Struct], arrays: Sequence[Any], lead: tuple[int, ...]
 ) -> list[Any]:
-    """Arrays of these shapes, each filled with a constant, whose derivatives are zero, or NaN if the constant is.
+    """Return arrays that are each filled with a constant. Their derivatives are zero, or NaN if the constant is NaN.
 
     Args:
         fills: the constants.
-        structs: the shapes and dtypes for one element.
-        arrays: the inputs, on which the arrays depend if the tape is there.
-        lead: the batch axes of the arrays.
+        structs: the shapes and dtypes of the arrays for one element.
+        arrays: the inputs. On the tape, the returned arrays depend on them.
+        lead: the sizes of the batch axes of the returned arrays.
     """
     taped = [a for a in arrays if isinstance(a, _jaxcore.Tracer) and is_inexact(a)]
     found: list[Any] = []
@@ -104,7 +105,7 @@ def constants(
         value = np.full((*lead, *struct.shape), fill, struct.dtype)
         if taped and is_inexact(value):
             total = sum(jnp.sum(part(a)).astype(value.dtype) for a in taped for part in (jnp.real, jnp.imag))
-            # The derivatives of exp are never constant, so that those of all orders are NaN.
+            # No derivative of exp is zero, so NaN times exp is NaN in the derivatives of every order.
             value = jnp.exp(total) * value if is_nan(fill) else jnp.where(False, total, value)
         found.append(value)
     return found

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from jaxpyop import _jaxcore
@@ -198,7 +199,8 @@ class UserBody(Body):
         # Only the values decide, so assume what elementwise functions do.
         logical = [s.shape if impl is None else s.shape[:-1] for s, impl in zip(structs, self.inputs.key_impls)]
         try:
-            shape = np.broadcast_shapes(*logical)
+            # NumPy's function does not take the symbolic sizes of `jax.export`.
+            shape = jax.numpy.broadcast_shapes(*logical)
         except ValueError:
             return None, "the inputs' shapes do not broadcast"
         return [shape] * len(op.spec.returned.leaves), "the inputs' broadcast shape"

@@ -1,4 +1,4 @@
-"""Which of the user's rules make up the derivative of a call."""
+"""Chooses which of the user's rules make up the derivative of a call."""
 
 from __future__ import annotations
 
@@ -17,9 +17,16 @@ from jaxpyop._op.request import NUMERICAL, no_vjp
 
 
 def linearize_by_rules(call: Call, body: UserBody, perturbed: tuple[bool, ...]) -> Linearization:
-    """The linearization of the user's call by the user's rules. `body` runs the user's function."""
+    """Return the linearization of the user's call by the user's rules.
+
+    Args:
+        call: the user's call.
+        body: runs the user's function.
+        perturbed: which inputs of the call have tangents.
+    """
     if call.op.rules.fwd is None and call.op.failures is None:
         return _linearize(call, body, call, perturbed)
+    # Without `fwd`, a plain FwdCall runs the function itself. It is needed for its receipt, which tells what failed.
     plain = call.op.rules.fwd is None
     forward = FwdCall(call, body, functools.partial(_linearize, call, body), plain=plain)
     return _linearize(call, body, forward, perturbed)
@@ -28,7 +35,7 @@ def linearize_by_rules(call: Call, body: UserBody, perturbed: tuple[bool, ...]) 
 def _linearize(call: Call, body: UserBody, forward: Call, perturbed: tuple[bool, ...]) -> Linearization:
     op, conditional = call.op, call.operands.conditional
     tangents = _tangents(call, body, perturbed[1:] if conditional else perturbed)
-    # The linearization of the rules' own calls.
+    # `differences` linearizes the call of a rule, for second derivatives.
     differences = None
     if op.rules.hvp is not None:
         differences = functools.partial(linearize_rule, _without_flag(call, body))
@@ -58,7 +65,10 @@ def _make_pullback(call: Call, body: UserBody) -> MakePullback:
 
 
 def _without_flag(call: Call, body: UserBody) -> Call:
-    """The call of the function itself, without the flag of `when=`. With `on_error=` its receipts tell what failed."""
+    """Return a call of the function itself, without the flag of `when=`.
+
+    With `on_error=` it is a plain FwdCall, because its receipts tell which runs failed.
+    """
     function = call
     if call.operands.conditional:
         function = copy.copy(call)

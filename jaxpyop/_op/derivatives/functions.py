@@ -1,8 +1,8 @@
 """Derivatives by functions of the user, `vjp=f` and `jvp=f`, and the errors of rules that are missing.
 
-A rule is a body over the op's inputs, its results, and tangents or cotangents. A missing rule is a body that cannot
-run. In a direct call, using its results raises an error. A program that contains it is rejected when it is lowered,
-because by then JAX has dropped all operations without a use.
+A rule is a body that takes the op's inputs, its results, and tangents or cotangents. A missing rule is a body that
+cannot run. In a direct call, an error is raised when its results are used. A compiled program that contains it is
+rejected at lowering and not at tracing: only by then has JAX dropped the operations whose results are not used.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from jaxpyop._op.primitive import Batching, Call, Linearization, Operands
 from jaxpyop._op.request import Op, is_differentiable, no_jvp_error, no_second_derivative_error
 from jaxpyop._op.values import Leaf, Struct, cast_to_numpy, check_traced, decode, show_shape
 
-# Linearizes the call of a rule: see `second`.
+# A function that linearizes the call of a rule by finite differences, for second derivatives: see `second`.
 Differences: TypeAlias = "Callable[[RuleCall, tuple[bool, ...]], Linearization]"
-# Makes a pullback's body from `nonzero_cotangents` and `wanted_cotangents`: see `CotangentBody`.
+# A function that makes the body of a pullback from `nonzero_cotangents` and `wanted_cotangents`: see `CotangentBody`.
 MakePullback = Callable[[tuple[bool, ...], tuple[bool, ...]], Body]
 
 
 class RuleCall(Call):
-    """Runs a rule, on arrays as the function gets them, and once per block if the function runs once per block."""
+    """Runs a rule as the op runs its function: on the same kind of arrays, and once per block if the function does."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class RuleCall(Call):
         one_by_one: bool = False,
         differences: Differences | None = None,
     ) -> None:
-        # Each padded result has its own length, so a rule for a block of them runs once per element.
+        # The padded results of a block differ in length from element to element, so their rule runs once per element.
         one_length = op.spec.returned_spec is None or not op.vmap_method.whole_batch
         method = op.vmap_method if one_length else SEQUENTIAL
         super().__init__(
@@ -81,20 +81,21 @@ class RuleCall(Call):
 
     @property
     def is_own_derivative(self) -> bool:
-        # A pullback that has a derivative need not be linear. Gradients that are clipped are not.
+        # The user may write a pullback that is not linear in the cotangents, for example one that clips gradients. So a
+        # pullback whose derivative is known is not taken for its own derivative.
         return not isinstance(self.rule, CotangentBody) or (self.differences is None and self.program is None)
 
     def linearize(self, perturbed: tuple[bool, ...]) -> Linearization:
         if self.differences is not None:
             return self.differences(self, perturbed)
-        # Nothing gives a second derivative. Using one raises an error.
+        # Nothing gives a second derivative, so an error is raised where one is used.
         skip = self.operands.leading_inputs
         body = MissingSecondDerivative(self.body, perturbed[skip:])
         return Linearization(self, RuleCall(body, self.op, self.environment), skip=skip)
 
 
 class MissingSecondDerivative(TangentBody):
-    """Stands for the derivative of a rule."""
+    """Takes the place of a rule's derivative if nothing gives it. It raises an error when it runs."""
 
     def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
         return self.base.shapes(structs[: len(self.perturbed)])
@@ -104,7 +105,7 @@ class MissingSecondDerivative(TangentBody):
 
     @property
     def refusal(self) -> Callable[[], Exception]:
-        return lambda: no_second_derivative_error(self.title)
+        return lambda: no_second_derivative_error(self.title, self.op.rules)
 
     def transposed(self, nonzero_cotangents: tuple[bool, ...]) -> Body:
         raise self.refusal()
@@ -118,7 +119,7 @@ class RuleTangents(TangentBody):
         self.make_pullback = make_pullback
 
     def __getstate__(self) -> dict[str, Any]:
-        # The pullback belongs to the program, and a worker does not need it.
+        # A worker only runs the tangents. The pullback is made while the program is traced, so it is not pickled.
         return vars(self) | {"make_pullback": None}
 
     def transposed(self, nonzero_cotangents: tuple[bool, ...]) -> Body:
@@ -126,7 +127,7 @@ class RuleTangents(TangentBody):
 
 
 class MissingJvp(RuleTangents):
-    """Stands for the tangents if no rule gives them."""
+    """Takes the place of the tangents if no rule gives them. It raises an error when it runs."""
 
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
         raise self.refusal()
@@ -153,7 +154,7 @@ class JvpRule(RuleTangents):
             return failed_results(self, error, kept, lead)
 
     def program(self, *arrays: Any) -> list[Any]:
-        """The same by JAX, if the rule is an op."""
+        """Do what `__call__` does as a part of the traced program, if the rule is an op."""
         args = tuple(map(tuple, self.split(arrays)))
         likes = [Struct(o.shape, o.dtype) for o in args[1]]
         return trace_rule(self.op, "jvp", self.func, args, likes, [is_inexact(like) for like in likes], "result")
@@ -177,34 +178,34 @@ class VjpRule(CotangentBody):
             return failed_results(self, error, kept, lead)
 
     def program(self, *arrays: Any) -> list[Any]:
-        """The same by JAX, if the rule is an op."""
+        """Do what `__call__` does as a part of the traced program, if the rule is an op."""
         inputs, outputs, cotangents = self.split(arrays)
         likes = [Struct(x.shape, x.dtype) for x in inputs]
         args = tuple(inputs), tuple(outputs), self.filled(cotangents, outputs, ())
         return trace_rule(self.op, self.op.rules.vjp_name, self.func, args, likes, self.wanted_cotangents, "input")
 
     def filled(self, cotangents: Sequence[Any], outputs: Sequence[Any], lead: tuple[int, ...]) -> tuple[Any, ...]:
-        """A cotangent for each of the base's results, zeros included."""
+        """Return a cotangent for each result of the function, with zeros where JAX gives none."""
         found = zip(self.per_result(cotangents, outputs), outputs)
-        # JAX traces no float0, so an op gets None.
+        # JAX cannot trace arrays of float0, so a rule that is an op gets None for the cotangent of an integer result.
         zeros = _zero_or_none if is_differentiable(self.func) else zero_cotangent
         return tuple(zeros(out, lead, self.op) if ct is None else ct for ct, out in found)
 
     def checked(self, inputs: Sequence[Any], lead: tuple[int, ...], args: tuple[Any, ...]) -> list[Any]:
-        """What the rule returns for these arguments, checked against the inputs."""
+        """Return what the rule returns for these arguments, checked against the inputs."""
         likes = [Struct((*lead, *x.shape[len(lead) :]), x.dtype) for x in inputs]
         return run_rule(self.op, self.op.rules.vjp_name, self.func, args, likes, self.wanted_cotangents, "input")
 
 
 def zero_cotangent(out: Any, lead: tuple[int, ...], op: Op) -> Any:
-    """The zero cotangent of a result that is not used, or that cannot have a cotangent."""
+    """Return the zero cotangent of a result that is not used, or that cannot have a cotangent (in float0)."""
     if not is_inexact(out):
         return np.zeros(out.shape, jax.dtypes.float0)
     return (jnp if op.on_jax else np).zeros((*lead, *out.shape[len(lead) :]), out.dtype)
 
 
 def _zero_or_none(out: Any, lead: tuple[int, ...], op: Op) -> Any:
-    """The zero cotangent of a result, or None for an integer result."""
+    """Return the zero cotangent of a result, or None for an integer result."""
     return zero_cotangent(out, lead, op) if is_inexact(out) else None
 
 
@@ -217,13 +218,13 @@ def run_rule(
     """Call a rule of the user, and check what it returns.
 
     Args:
-        op: the op of the rule.
-        name: what errors call the rule.
+        op: the op that has the rule.
+        name: how errors name the rule.
         func: the rule.
         args: its arguments.
-        likes: the shapes and dtypes that its values must have.
+        likes: the shapes and dtypes that the returned values must have.
         wanted: which of the values to return.
-        of: "input" for cotangents of inputs, "result" for tangents of results.
+        of: "input" if the values are cotangents of inputs, "result" if they are tangents of results.
 
     Raises:
         ValueError: the rule returned more or fewer values, or a value of another shape.
@@ -236,7 +237,7 @@ def run_rule(
 def trace_rule(
     op: Op, name: str, func: Any, args: tuple[Any, ...], likes: Sequence[Struct], wanted: Sequence[bool], of: str
 ) -> list[Any]:
-    """What `run_rule` does, for a rule that is an op, as a part of the traced program."""
+    """Do what `run_rule` does as a part of the traced program, for a rule that is an op."""
     found = _one_each(op, name, func(*args), likes, of)
     values = []
     for k, (value, like) in enumerate(zip(found, likes)):
@@ -263,13 +264,13 @@ def _one_each(op: Op, name: str, found: Any, likes: Sequence[Struct], of: str) -
 
 
 def _checked(op: Op, name: str, k: int, value: Any, like: Struct, of: str) -> Any:
-    """One of a rule's values, as an array of the shape and dtype that it must have."""
+    """Return one of a rule's values as an array of the shape and dtype that it must have."""
     if value is None:
         return np.zeros(like.shape, like.dtype)
     which = f"{name} returned, for {of} {k},"
     array = cast_to_numpy(value, Leaf(np.dtype(like.dtype)), op.casting, which, op.title)
     if type(value) in (bool, int, float, complex):
-        # Only Python's own numbers: an array without axes may be a sum too many.
+        # Only Python's own numbers are broadcast. An array without axes is more likely a sum by mistake.
         return np.full(like.shape, array, like.dtype)
     _check_shape(op, which, array.shape, like, of)
     return array

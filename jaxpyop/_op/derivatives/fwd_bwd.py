@@ -1,8 +1,8 @@
 """`vjp=(fwd, bwd)`: residuals that stay on the host.
 
-`fwd` runs instead of the function. Its residuals go into the store of records, and only their receipt goes through the
-program. Residuals may be any object: an LU factorisation, an open solver. They are pickled only on their
-way to and from a worker process.
+`fwd` runs in place of the function. Its residuals go into the store of records, and only a receipt for them goes
+through the program. Residuals may be any object, such as an LU factorisation or an open solver. They are pickled only
+on their way to and from a worker process.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ from jaxpyop._op.values import Struct, as_jax, check_fingerprints, decode, finge
 
 # ------------------------------------------------------------------------- fwd
 
-# The token of the residuals, the fingerprint of the results, and the number of the element in the block that ran.
+# A receipt has three numbers: the token of the residuals, the fingerprint of the results, and the number of the element
+# in the block that ran.
 _RECEIPT = Struct((3,), TOKEN)
 
 
 class _Kept(threading.local):
-    """The residuals of the runs of `fwd` that this thread is in, the innermost last."""
+    """A stack of residuals, one for each run of `fwd` that is under way on this thread. The innermost run is last."""
 
     def __init__(self) -> None:
         self.all: list[Any] = []
@@ -43,7 +44,7 @@ _KEPT = _Kept()
 
 
 class _UserFwd(UserBody):
-    """The user's `fwd`, which leaves its residuals in `_KEPT`."""
+    """The user's `fwd` as a body. It returns the results, and leaves the residuals in `_KEPT`."""
 
     def _run(self, arrays: Sequence[Any]) -> Any:
         found = super()._run(arrays)
@@ -55,11 +56,14 @@ class _UserFwd(UserBody):
 
 
 class FwdBody(DerivedBody):
-    """The user's `fwd`. In a worker its residuals are the last result, pickled, beside what failed.
+    """Runs the user's `fwd`, and returns its residuals with its results.
+
+    A worker process calls the body itself. The last result is then a pickle of the residuals, together with which
+    elements failed.
 
     Args:
         base: the user's function.
-        plain: run the function itself, which leaves no residuals. Its receipt tells what failed.
+        plain: whether to run the function in place of `fwd`. It has no residuals, but a receipt tells what failed.
     """
 
     def __init__(self, base: UserBody, *, plain: bool = False) -> None:
@@ -79,10 +83,10 @@ class FwdBody(DerivedBody):
         return self.base.shapes(structs)
 
     def run(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> tuple[list[Any], Any]:
-        """The results and the residuals."""
+        """Return the results and the residuals."""
         depth = len(_KEPT.all)
         try:
-            # A fwd that failed has left none.
+            # If `fwd` failed, there are no residuals.
             return self._fwd(*arrays, lead=lead), next(iter(_KEPT.all[depth:]), None)
         finally:
             del _KEPT.all[depth:]
@@ -93,7 +97,7 @@ class FwdBody(DerivedBody):
 
 
 def _pickled(value: Any, title: str) -> np.ndarray[Any, Any]:
-    """A value as an array of bytes.
+    """Pickle a value, and return it as an array of bytes.
 
     Raises:
         ValueError: the value cannot be pickled.
@@ -104,19 +108,20 @@ def _pickled(value: Any, title: str) -> np.ndarray[Any, Any]:
         raise advice_on_workers(title, error) from None
 
 
-# The receipt of an element that failed. No record has the token 0.
+# The receipt of an element that failed. No record has the token 0, and the 1 tells it from an element that did not run.
 FAILED = np.array([0, 1, 0], TOKEN)
 
 
 def _has_failed(receipts: np.ndarray[Any, Any]) -> Any:
-    """Which elements have the receipt of a failure."""
+    """Tell which elements have the receipt of a failure."""
     return (receipts == FAILED).all(-1)
 
 
 class FwdCall(Call):
-    """Runs `fwd` instead of the function; its last result is the receipt of the residuals.
+    """Runs `fwd` in place of the function. The last result of the call is the receipt of the residuals.
 
-    The receipt is zeros if it did not run, and `FAILED` if it did and failed. With `plain` it runs the function.
+    The receipt is all zeros if `fwd` did not run, and `FAILED` if it ran and failed. With `plain`, the call runs the
+    function in place of `fwd`.
     """
 
     body: FwdBody
@@ -144,7 +149,7 @@ class FwdCall(Call):
         self._hands_over = False
 
     def handing_over(self) -> FwdCall | None:
-        # A worker may have the residuals. A call that did not run or that failed has none.
+        # With an executor the residuals may come from a worker as bytes. With `when=` or `on_error=` there may be none.
         if self.op.executor is not None or self.operands.conditional or self.op.failures is not None:
             return None
         call = copy.copy(self)
@@ -161,7 +166,7 @@ class FwdCall(Call):
         self._base.note_shapes(structs[self.operands.leading_inputs :], results)
 
     def _runs(self, arrays: Sequence[Any]) -> bool:
-        # All elements of a block have the same flag.
+        # The flag of `when=` is the first input. All elements of a block have the same flag.
         return not self.operands.conditional or bool(np.asarray(arrays[0]).any())
 
     def __call__(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
@@ -194,7 +199,7 @@ class FwdCall(Call):
         return [*outs, self._receipt(residuals, outs, lead, failed)]
 
     def linearize(self, perturbed: tuple[bool, ...]) -> Linearization:
-        # This call replaces the user's call, so it has the same derivative.
+        # This call is bound in place of the user's call, so its derivative is made in the same way.
         return self._linearize(self, perturbed)
 
 
@@ -202,7 +207,10 @@ class FwdCall(Call):
 
 
 class ResidualRuleCall(RuleCall):
-    """Runs a rule after `fwd`. Its first input is the receipt of the residuals, zeros where `when=` left a step out."""
+    """Runs a rule after `fwd`. Its first input is the receipt of the residuals.
+
+    The receipt is all zeros for a call that `when=` skipped.
+    """
 
     takes_records = True
 
@@ -249,7 +257,8 @@ class ResidualRuleCall(RuleCall):
                 return each_alone(lambda *parts, lead: self(parts, lead), arrays, lead)
             return self.body.fills(rest, lead)
         if not tokens.any():
-            # vmap of cond also runs the backward pass of the branch that was not taken, on residuals filled with zeros.
+            # Under `vmap`, a `cond` also runs the backward pass of the branch that was not taken. JAX fills the inputs
+            # of that branch, and so the receipts, with zeros.
             return self.body.absent_results(rest, lead)
         if not isinstance(self.body, BwdRule):
             # Mark the record as read, so that it can be evicted: jvp= needs no residuals.
@@ -271,7 +280,7 @@ class ResidualRuleCall(RuleCall):
 
 
 def _common_token(tokens: np.ndarray[Any, Any]) -> int:
-    """The token of all elements that ran, or 0 if there are several."""
+    """Return the token that all elements share, apart from elements that did not run; 0 if there are several tokens."""
     if tokens.size == 1:
         return int(tokens.item())
     token = tokens.max()
@@ -283,7 +292,10 @@ def _zero_where(gone: np.ndarray[Any, Any], value: Any, lead: tuple[int, ...]) -
 
 
 class BwdRule(VjpRule):
-    """The user's `bwd`. In a worker its first input is a pickle of the receipts and the residuals."""
+    """The user's `bwd`.
+
+    A worker process calls the body itself. The first input is then a pickle of the receipts and the residuals.
+    """
 
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
         receipts, kept = pickle.loads(np.asarray(arrays[0]).tobytes())
@@ -292,13 +304,13 @@ class BwdRule(VjpRule):
     def after_fwd(
         self, receipts: np.ndarray[Any, Any], kept: Residuals | None, rest: Sequence[Any], lead: tuple[int, ...]
     ) -> list[Any]:
-        """The cotangents after runs of `fwd`.
+        """Return the cotangents of the inputs after runs of `fwd`.
 
         Args:
-            receipts: of the runs.
-            kept: the residuals. Without them `fwd` runs again.
+            receipts: the receipts of the runs.
+            kept: the residuals, or None if they are gone. Then `fwd` runs again.
             rest: the inputs, the results and the cotangents.
-            lead: the batch axes that these have in front.
+            lead: the sizes of the batch axes that these have in front.
         """
         tokens = receipts[..., 0]
         order = None if kept is None else axes_of_fwd_last(receipts, kept.lead, lead)
@@ -313,14 +325,14 @@ class BwdRule(VjpRule):
         elif order == tuple(range(len(lead))):
             found = self.pulled(kept.value, rest, lead)
         else:
-            there = [a.transpose(*order, *range(len(lead), a.ndim)) for a in rest]
-            back = np.argsort(order).tolist()
-            found = self.pulled(kept.value, there, tuple(lead[axis] for axis in order))
-            found = [v.transpose(*back, *range(len(lead), v.ndim)) for v in found]
+            transposed = [a.transpose(*order, *range(len(lead), a.ndim)) for a in rest]
+            inverse = np.argsort(order).tolist()
+            found = self.pulled(kept.value, transposed, tuple(lead[axis] for axis in order))
+            found = [v.transpose(*inverse, *range(len(lead), v.ndim)) for v in found]
         return found if tokens.all() else [_zero_where(tokens == 0, v, lead) for v in found]
 
     def recomputed(self, receipts: np.ndarray[Any, Any], arrays: Sequence[Any], lead: tuple[int, ...]) -> list[Any]:
-        """The cotangents after another run of `fwd`, if it gives the results of the forward pass."""
+        """Run `fwd` again, check that it gives the results of the forward pass, and return the cotangents."""
         inputs = [a.copy() for a in self.split(arrays)[0]]
         outs, residuals = FwdBody(self.base).run(inputs, lead)
         tokens = receipts[..., 0]
@@ -334,12 +346,12 @@ class BwdRule(VjpRule):
         return self.pulled(residuals, arrays, lead)
 
     def pulled(self, residuals: Any, arrays: Sequence[Any], lead: tuple[int, ...]) -> list[Any]:
-        """The cotangents from the residuals of a run on these inputs."""
+        """Call `bwd` with the residuals of a run on these inputs, and return the cotangents."""
         inputs, outputs, cotangents = self.split(arrays)
         structs = self.base.shapes(element_structs(inputs, lead))
         found = self.filled(cotangents, [Struct((*lead, *s.shape), s.dtype) for s in structs], lead)
         if self.op.spec.returned_spec is not None:
-            # The results tell the lengths of what `func` returned.
+            # The lengths of padded results are among the results. Cotangents are cut to the same lengths.
             found = decode(self.op, found, outputs)
         try:
             return self.checked(inputs, lead, (residuals, found))

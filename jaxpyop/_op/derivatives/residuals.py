@@ -1,4 +1,4 @@
-"""The residuals of `vjp=(fwd, bwd)`, as a record: how large they are, and what of them can be compared."""
+"""The residuals of `vjp=(fwd, bwd)` as a record: estimates their size, and finds the parts that can be compared."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Residuals:
 
     Attributes:
         value: any object.
-        lead: the batch axes of the run, for a block method.
-        nbytes: about how much memory the object takes.
+        lead: the sizes of the batch axes of the run. They are empty unless the vmap_method passes whole blocks.
+        nbytes: an estimate of the memory that the object takes.
     """
 
     value: Any
@@ -25,15 +25,16 @@ class Residuals:
     nbytes: int
 
     def slope(self) -> tuple[str, list[Any]]:
-        """What decides the derivative, as far as it can be compared: a text, and the arrays."""
+        """Return what decides the derivative, as far as it can be compared: a text and a list of arrays."""
         texts, arrays = _comparable(self.value)
         return f"{self.lead} {texts}", arrays
 
 
 def protected(value: Any) -> Any:
-    """Returns residuals with copies of their NumPy arrays, which cannot be written.
+    """Replaces the NumPy arrays in residuals by read-only copies.
 
-    `fwd` may write into its own arrays later. `bwd` may run several times after one run of `fwd`, as in `jax.jacrev`.
+    They are copied because `fwd` may write into its own arrays later. They are read-only because `bwd` may run several
+    times after one run of `fwd`, as in `jax.jacrev`, and must not change what its next run reads.
     """
     if type(value) is np.ndarray:
         found = value.copy("K")
@@ -45,10 +46,10 @@ def protected(value: Any) -> Any:
 
 
 def _comparable(value: Any) -> tuple[list[str], list[Any]]:
-    """The arrays in a value, and a text for each of its other parts.
+    """Returns a text for each part of a value, and the arrays in it.
 
-    Objects count by their types and arrays only, because other attributes may differ from run to run, as the time that
-    a solver took does.
+    Of an object, only the type and the arrays are compared. Its other attributes may differ from run to run, such as
+    the time that a solver took.
     """
     seen: set[int] = set()
     texts: list[str] = []
@@ -73,13 +74,13 @@ def _as_array(part: Any) -> Any:
     try:
         array = np.asarray(part)
     except Exception:
-        # A class, a random key, or an array on another device.
+        # This is a class, a random key, or an array on another device.
         return None
     return array if array.dtype != object else None
 
 
 def size_of(value: Any) -> int:
-    """About how many bytes a value holds, in arrays, containers and attributes, and in sparse matrices' entries."""
+    """Estimates how many bytes a value holds in arrays, containers, attributes and the entries of sparse matrices."""
     seen: set[int] = set()
     total = 0
     stack = [value]
@@ -97,14 +98,14 @@ def _own_size(part: Any) -> int:
     nbytes = getattr(part, "nbytes", None)
     if isinstance(nbytes, (int, np.integer)):
         return int(nbytes)
-    # SciPy's SuperLU hides its arrays, but tells the number of its entries.
+    # SciPy's SuperLU hides its arrays, but has the number of its entries. An entry takes about 12 bytes.
     entries = getattr(part, "nnz", None)
     size = sys.getsizeof(part, 64)
     return size + 12 * int(entries) if isinstance(entries, (int, np.integer)) and not _vars_of(part) else size
 
 
 def _vars_of(part: Any) -> dict[str, Any]:
-    """An object's attributes. A class, a function or a module counts as having none."""
+    """Returns the attributes of an object. Those of classes, functions and modules are not data, and are left out."""
     held = getattr(part, "__dict__", None)
     return held if isinstance(held, dict) and not callable(part) and not isinstance(part, type(sys)) else {}
 

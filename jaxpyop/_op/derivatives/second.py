@@ -1,11 +1,12 @@
 """`hvp="numerical"`: second derivatives by central differences of a rule.
 
 The rule is differentiated along one direction, so a Hessian-vector product takes two runs of the function and of its
-rule. It is a function of the inputs and the cotangents: the function runs again for the results.
+rule. A rule also takes the function's results. To differentiate it as a function of the inputs and the cotangents
+alone, the function runs again at each of the two points, and gives the results there.
 
-Second derivatives are symmetric. So the transpose of a pullback's derivative in the inputs is the derivative of the
-pullback again, along the other direction. This needs a rule that is the derivative of the function, which one more run
-checks along that direction.
+Second derivatives are symmetric. So the transpose of a pullback's derivative with respect to the inputs is again a
+derivative of the pullback, along another direction. This is true only if the rule really is the derivative of the
+function. One more run of the rule checks this along that direction.
 """
 
 from __future__ import annotations
@@ -20,25 +21,25 @@ from jaxpyop._host import run_once
 from jaxpyop._op.body import Body, ConditionalBody, CotangentBody, DerivedBody, TangentBody, element_structs
 from jaxpyop._op.derivatives.functions import RuleCall
 from jaxpyop._op.derivatives.fwd_bwd import BwdRule, FwdBody
-from jaxpyop._op.derivatives.numerical import NumericalJvp, NumericalVjp, relative_step
+from jaxpyop._op.derivatives.numerical import NumericalJvp, NumericalVjp, own_axes, relative_step
 from jaxpyop._op.primitive import Call, Linearization
 from jaxpyop._op.request import no_reverse_over_forward_error, no_second_derivative_error, not_the_derivative_error
 from jaxpyop._op.values import Struct, as_jax
 
 
 def linearize_rule(function: Call, call: RuleCall, perturbed: tuple[bool, ...]) -> Linearization:
-    """The linearization of a rule by its differences.
+    """Return the linearization of a rule by differences of the rule.
 
     Args:
-        function: the call of the op's function, without a flag.
+        function: the call of the op's function, without the flag of `when=`.
         call: the call of the rule.
-        perturbed: which of its inputs have tangents.
+        perturbed: which inputs of the rule have tangents.
     """
     rule, leading = call.rule, call.operands.leading_inputs
-    # A receipt comes first. `fwd` runs again, so it is left out.
+    # A receipt, if there is one, is the first input. It is left out, because `fwd` runs again.
     skip = min(leading, 1)
     flags = 1 if isinstance(call.body, ConditionalBody) else leading - skip
-    # The function runs again along its inputs, so its results need no tangents.
+    # The function runs again at the moved inputs and gives new results, so the old results need no tangents.
     first, last = skip + flags, len(perturbed) - rule.linear_inputs
     moved = tuple(p and (k < first + _count(rule) or k >= last) for k, p in enumerate(perturbed))
     body = RuleTangent(rule, moved[first:], function)
@@ -47,17 +48,19 @@ def linearize_rule(function: Call, call: RuleCall, perturbed: tuple[bool, ...]) 
 
 
 def _count(rule: Any) -> int:
-    """How many inputs the function of a rule has."""
+    """Return how many inputs the function has that a rule belongs to."""
     return len(rule.perturbed if isinstance(rule, TangentBody) else rule.wanted_cotangents)
 
 
 class RuleAlongInputs(DerivedBody):
-    """A rule as a function of the inputs and of the tangents or cotangents: the function runs again for its results.
+    """A rule as a function of the inputs and of the tangents or cotangents alone.
+
+    The rule also takes the function's results, so the function runs again before it.
 
     Args:
         base: the rule.
         function: the call of the function.
-        with_outputs: whether the results of the function are results too.
+        with_outputs: whether to return the results of the function, too, after the results of the rule.
     """
 
     goes_to_executor = False
@@ -79,24 +82,25 @@ class RuleAlongInputs(DerivedBody):
 
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
         inputs = list(arrays[: _count(self.base)])
-        # A rule gets tangents and cotangents with all batch axes in full size.
+        # A rule expects tangents and cotangents in which no batch axis has size 1 in place of its full size.
         linear = [_in_full(a, lead) for a in arrays[len(arrays) - self.linear_inputs :]]
         if isinstance(self.base, BwdRule):
-            outs, residuals = FwdBody(self.base.base).run(self._copies(inputs), lead)
+            outs, residuals = FwdBody(self.base.base).run(self._copies(inputs), own_axes(inputs, lead))
             outs = list(map(np.array, outs))
             found = self.base.pulled(residuals, self._copies(inputs, outs, linear), lead)
         else:
             outs = self._run(inputs, lead)
             found = self.base(*self._copies(inputs, outs, linear), lead=lead)
-        return [*map(np.array, found), *(outs if self.with_outputs else ())]
+        return [*map(np.array, found), *(_in_full(o, lead) for o in outs if self.with_outputs)]
 
     def _run(self, inputs: Sequence[Any], lead: tuple[int, ...]) -> list[Any]:
         found: list[Any] = []
-        run_once(self.function, self._copies(inputs), lead, lambda values: found.extend(map(np.array, values)))
+        axes = own_axes(inputs, lead)
+        run_once(self.function, self._copies(inputs), axes, lambda values: found.extend(map(np.array, values)))
         return found
 
     def _copies(self, *groups: Sequence[Any]) -> Sequence[Any]:
-        """Arrays that the function or the rule may keep and write into."""
+        """Return copies of arrays, which the function or the rule may keep and write into."""
         arrays = [np.array(a) for group in groups for a in group]
         return as_jax(arrays) if self.op.on_jax else arrays
 
@@ -105,30 +109,33 @@ def _in_full(array: Any, lead: tuple[int, ...]) -> np.ndarray[Any, Any]:
     return np.broadcast_to(np.asarray(array), (*lead, *np.shape(array)[len(lead) :]))
 
 
-def _difference(again: RuleAlongInputs, moved: tuple[bool, ...], *arrays: Any, lead: tuple[int, ...]) -> list[Any]:
-    """The change of a rule's results along directions, one for each input that `moved` marks.
+def _difference(base: RuleAlongInputs, moved: tuple[bool, ...], *arrays: Any, lead: tuple[int, ...]) -> list[Any]:
+    """Return the derivative of a rule's results along given directions, by central differences.
 
     Args:
-        again: the rule.
-        moved: the inputs that change.
-        *arrays: the inputs, and the directions.
-        lead: their batch axes.
+        base: the rule.
+        moved: which inputs change.
+        *arrays: the inputs, and then a direction for each input that changes.
+        lead: the sizes of the batch axes of these arrays.
     """
 
     def refuse(nonzero: tuple[bool, ...], wanted: tuple[bool, ...]) -> Any:
-        raise no_second_derivative_error(again.title)
+        raise no_second_derivative_error(base.title, base.op.rules)
 
-    difference = NumericalJvp(again, moved, refuse, RuleCall(again, again.op, again.function.environment))
-    if isinstance(again.base, (NumericalJvp, NumericalVjp)):
-        difference.root = 2 / 3
+    difference = NumericalJvp(base, moved, refuse, RuleCall(base, base.op, base.function.environment))
+    if isinstance(base.base, (NumericalJvp, NumericalVjp)):
+        difference.step_power = 2 / 3
     values, _, directions = difference.split(arrays)
-    structs = again.shapes(element_structs(values, lead))
+    structs = base.shapes(element_structs(values, lead))
     results = [Struct((*lead, *s.shape), s.dtype) for s in structs]
     return difference(*values, *results, *(d for d in directions if d is not None), lead=lead)
 
 
 class RuleTangent(TangentBody):
-    """The tangent of a rule, by one pair of runs along the tangents of the inputs and of its linear inputs."""
+    """Computes the tangent of a rule, by one pair of runs in the direction of the tangents.
+
+    The inputs of the function have tangents, and so do the tangents or cotangents that the rule takes.
+    """
 
     goes_to_executor = False
 
@@ -139,60 +146,95 @@ class RuleTangent(TangentBody):
         return _difference(self.base, self.perturbed, *arrays, lead=lead)
 
     def transposed(self, nonzero_cotangents: tuple[bool, ...]) -> Body:
-        again: RuleAlongInputs = self.base
-        if not isinstance(again.base, CotangentBody):
+        base: RuleAlongInputs = self.base
+        if not isinstance(base.base, CotangentBody):
             raise no_reverse_over_forward_error(self.title)
-        return RuleCotangent(again, nonzero_cotangents, self.perturbed)
+        return RuleCotangent(base, nonzero_cotangents, self.perturbed)
 
 
 class RuleCotangent(CotangentBody):
-    """The cotangents of a pullback's inputs and cotangents, by one pair of runs.
+    """Computes the cotangents of a pullback's inputs, and of the cotangents that it takes, by one pair of runs.
 
-    The cotangents are a direction for the inputs. Along it, the change of the pullback is the cotangent of the inputs,
-    and the change of the results is the cotangent of the pullback's cotangents.
+    The results of a pullback have the shapes of the function's inputs, so their cotangents are a direction for the
+    inputs. The change of the pullback in this direction is the cotangent of the inputs. The change of the function's
+    results in this direction is the cotangent of the cotangents that the pullback takes.
     """
 
     goes_to_executor = False
 
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
-        again: RuleAlongInputs = self.base
-        rule, wanted = again.base, self.wanted_cotangents
+        base: RuleAlongInputs = self.base
+        rule, wanted = base.base, self.wanted_cotangents
         values, _, directions = self.split(arrays)
         nonzero = iter(self.nonzero_cotangents)
         moved = [w and next(nonzero) for w in rule.wanted_cotangents]
         pullback = copy.copy(rule)
         pullback.wanted_cotangents = wanted[: len(moved)]
-        along = RuleAlongInputs(pullback, again.function, with_outputs=True)
+        along = RuleAlongInputs(pullback, base.function, with_outputs=True)
         moved += [False] * (len(values) - len(moved))
         found = _difference(along, tuple(moved), *values, *directions, lead=lead)
         count = sum(pullback.wanted_cotangents)
         changes = [t for t, nonzero in zip(found[count:], rule.nonzero_cotangents) if nonzero]
         if not isinstance(rule, NumericalVjp):
-            self._check_rule(values, directions, changes, lead)
+            gradients = [g for g, nonzero in zip(base(*values, lead=lead), self.nonzero_cotangents) if nonzero]
+            self._check_rule(values, directions, gradients, changes, lead)
+            self._check_zeros(values, directions, gradients, found[:count], lead)
         return [*found[:count], *(t for t, w in zip(changes, wanted[len(wanted) - rule.linear_inputs :]) if w)]
 
     def _check_rule(
-        self, values: Sequence[Any], directions: Sequence[Any], changes: Sequence[Any], lead: tuple[int, ...]
+        self,
+        values: Sequence[Any],
+        directions: Sequence[Any],
+        gradients: Sequence[Any],
+        changes: Sequence[Any],
+        lead: tuple[int, ...],
     ) -> None:
-        """Check that the rule gives the change of the function along the directions.
+        """Check that the rule gives the same change of the function in these directions as differences of the function.
 
         Raises:
-            ValueError: it is off by more than a tenth, and by more than differences can be.
+            ValueError: they differ by more than a tenth, and by more than the error of differences.
         """
-        again: RuleAlongInputs = self.base
-        gradients = [g for g, nonzero in zip(again(*values, lead=lead), self.nonzero_cotangents) if nonzero]
-        cotangents = values[len(values) - again.linear_inputs :]
+        cotangents = values[len(values) - self.base.linear_inputs :]
         by_rule, size = _paired(gradients, directions, lead)
         by_function, size_of_changes = _paired(cotangents, changes, lead)
         tolerance = (0.1 + relative_step([*values, *changes])) * (size + size_of_changes)
-        # With NaN this is false, and the results tell.
+        # The comparison is false for NaN. No error is needed then, because the results are NaN too.
         if (wrong := np.abs(by_rule - by_function) > tolerance).any():
-            k = tuple(np.argwhere(wrong)[0])
-            raise not_the_derivative_error(self.title, self.op.rules, by_rule[k], by_function[k])
+            k, name = tuple(np.argwhere(wrong)[0]), self.op.rules.vjp_name
+            numbers = f"differences of func give {by_function[k]:.3g}, and {name} gives {by_rule[k]:.3g}"
+            raise not_the_derivative_error(self.title, f"along the cotangents, {numbers}")
+
+    def _check_zeros(
+        self,
+        values: Sequence[Any],
+        directions: Sequence[Any],
+        gradients: Sequence[Any],
+        found: Sequence[Any],
+        lead: tuple[int, ...],
+    ) -> None:
+        """Check that the rule does not depend on the inputs whose cotangents are zero.
+
+        A rule that leaves out the derivative with respect to some input also gives zero for it, and would be wrong.
+
+        Raises:
+            ValueError: the other cotangents depend on such an input.
+        """
+        wanted = self.wanted_cotangents[: _count(self.base.base)]
+        inputs = [x for x, w in zip(values, wanted) if w]
+        along = [np.where(c == 0, np.maximum(1, np.abs(x)), 0).astype(x.dtype) for c, x in zip(found, inputs)]
+        if not any(np.any(t) for t in along):
+            return
+        moved = (*wanted, *[False] * (len(values) - len(wanted)))
+        changes = zip(_difference(self.base, moved, *values, *along, lead=lead), self.nonzero_cotangents)
+        total, size = _paired([c for c, nonzero in changes if nonzero], directions, lead)
+        tolerance = 0.1 * size + relative_step(values) * _paired(gradients, directions, lead)[1]
+        if (np.abs(total) > tolerance).any():
+            left_out = f"{self.op.rules.vjp_name} gives zero for an input on which its other cotangents depend"
+            raise not_the_derivative_error(self.title, left_out)
 
 
 def _paired(left: Iterable[Any], right: Iterable[Any], lead: tuple[int, ...]) -> tuple[Any, Any]:
-    """The sum of products of cotangents and changes, and the sum of their sizes, for each element of a block."""
+    """Return, for each element of a block, the sum of the products of two lists, and the sum of their sizes."""
     total, size = np.zeros(lead), np.zeros(lead)
     for a, b in zip(left, right):
         product = np.real(np.multiply(a, b)).astype(np.float64).reshape(*lead, -1)

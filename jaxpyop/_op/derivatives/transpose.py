@@ -1,8 +1,8 @@
 """`transpose=f`: functions that are linear in their floating inputs.
 
 Such a function is its own derivative. The user gives its transpose, and the transpose of the transpose is the function
-again. So these two give the derivatives of every order. Both take the inputs that are not floating first, then the
-inputs in which they are linear.
+again. So the function and its transpose give the derivatives of every order. The bodies of both take the inputs that
+are not floating first, and then the inputs in which they are linear.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class LinearCall(Call):
         )
 
     def linearize(self, perturbed: tuple[bool, ...]) -> Linearization:
-        # The rules of the primitive use `linear_part` for a linear call.
+        # This is never called: for a linear call, the rules of the primitive use `linear_part`.
         raise NotImplementedError
 
     def linear_part(self, floating: tuple[bool, ...]) -> Call:
@@ -50,9 +50,10 @@ class LinearCall(Call):
 
 
 class LinearFunction(DerivedBody):
-    """The user's function as a linear map: inputs in the order of a linear part, floating results only.
+    """The user's function as a linear map: linear inputs come last, and only floating results are returned.
 
-    `linear_inputs` stays 0, because a block method gives inputs without a batch an axis of size 1.
+    `linear_inputs` stays 0, although the map has linear inputs: if the function runs on a whole block, an input without
+    a batch axis then gets an axis of size 1, as the function expects it.
 
     Args:
         base: the function.
@@ -66,7 +67,7 @@ class LinearFunction(DerivedBody):
         self.conditional = conditional
 
     def in_order(self, values: Sequence[Any]) -> list[Any]:
-        """The inputs in the order in which the function takes them."""
+        """Return the inputs in the order in which the function takes them."""
         count = len(self.floating) - sum(self.floating)
         fixed, linear = iter(values[:count]), iter(values[count:])
         return [next(linear) if floating else next(fixed) for floating in self.floating]
@@ -81,7 +82,7 @@ class LinearFunction(DerivedBody):
         return self.base.groups(self.in_order(values))
 
     def transpose_for(self, structs: Sequence[Struct]) -> LinearTranspose:
-        """The transpose for inputs of these shapes and dtypes."""
+        """Return the transpose for inputs of these shapes and dtypes."""
         return LinearTranspose(self, self.in_order(structs))
 
 
@@ -119,5 +120,5 @@ class LinearTranspose(DerivedBody):
         return {"cotangents": values[len(values) - self.linear_inputs :]}
 
     def transpose_for(self, structs: Sequence[Struct]) -> LinearFunction:
-        """The function again."""
+        """Return the linear function, which is the transpose of its transpose."""
         return self.base

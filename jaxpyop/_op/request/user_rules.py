@@ -178,8 +178,13 @@ def no_vjp(title: str, rules: Rules) -> Callable[[Any, Any], Any]:
     return refuse
 
 
-def no_second_derivative_error(title: str) -> Exception:
-    """The error of a derivative of a rule."""
+def no_second_derivative_error(title: str, rules: Rules) -> Exception:
+    """The error of a derivative of a rule, or of the differences of one."""
+    if rules.hvp is not None:
+        return NotImplementedError(
+            f"{title}: hvp='numerical' has no third derivatives; make the rule an op with rules of its own, instead of "
+            "hvp= (docs: gradients, second derivatives), or write it as a py_function"
+        )
     return NotImplementedError(
         f"{title}: second derivatives need a body of JAX operations: write it as a py_function; vjp= and jvp= give the "
         "first. Or make the rule an op with rules of its own, or pass hvp='numerical' (docs: gradients, second "
@@ -195,11 +200,10 @@ def no_reverse_over_forward_error(title: str) -> Exception:
     )
 
 
-def not_the_derivative_error(title: str, rules: Rules, by_rule: float, by_function: float) -> Exception:
+def not_the_derivative_error(title: str, found: str) -> Exception:
     """The error of reverse mode over reverse mode with `hvp=`, for a rule that is not the function's derivative."""
     return ValueError(
-        f"{title}: along the cotangents, differences of func give {by_function:.3g}, and {rules.vjp_name} gives "
-        f"{by_rule:.3g}; reverse over reverse by hvp='numerical' needs a rule that is the derivative of func. Write "
+        f"{title}: {found}; reverse over reverse by hvp='numerical' needs a rule that is the derivative of func. Write "
         "forward over reverse, jax.jvp(jax.grad(f), (x,), (v,)), or make the rule an op with rules of its own"
     )
 

@@ -213,7 +213,7 @@ def padded(dtype: Any, shape: int | Sequence[int], fill_value: Any = 0, *, axis:
     An example is the list of boxes that non-maximum suppression keeps. `func` returns
     an array or a list of any length up to the maximum. The op pads it, and returns a
     named tuple ``(values, lengths)``: the padded array and its true length.
-    TensorFlow's ``tf.numpy_function`` may return arrays of any length; a program of JAX
+    TensorFlow's ``tf.numpy_function`` may return arrays of any length; a JAX program
     cannot contain them. `shape` and `fill_value` work like ``size`` and ``fill_value``
     of :func:`jax.numpy.nonzero`, but more items than the maximum raise an error.
 
