@@ -2261,7 +2261,7 @@ def an_index():
     table = jnp.arange(9.0)
 
     def f(x):
-        return table[int(x)] * x if int(x) > 1 else x
+        return table[int(x.astype(int))] * x if int(x.astype(int)) > 1 else x
 
     return f
 
@@ -2433,7 +2433,7 @@ def than_the_greatest():
     return f
 
 
-@case("larger", points=(3e9, -3e9, 1.0), equal=True)
+@case("larger", points=(3e9, -3e9, 1.0))
 def than_a_small_one():
     def f(x):
         return x * 2 if -5 < int(x) <= 3 or int(x) > 7.5 else x

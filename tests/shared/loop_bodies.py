@@ -388,7 +388,7 @@ def python_numbers(x, m):
     y = abs(x[0]) + 4.0
     while float(y) > 1:
         y = y / 2
-    for _ in range(int(abs(m) * 3)):
+    for _ in range(int((abs(m) * 3).astype(int))):
         y = y * 0.9
     return y
 

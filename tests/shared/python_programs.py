@@ -145,7 +145,7 @@ class Writer:
             options += [f"clip({a}, {b})", f"clip({a})", f"halve({a})", f"({a} + positive({b}) + positive({a}))"]
             options += [f"min({a}, {b})", f"max({a}, {b}, 0.5)", f"abs({a})"]
         if self.has("numbers"):
-            options += [f"({a} + float({b}))", f"({a} + int({b}))", f"({a} * ({self.int_(1)}))"]
+            options += [f"({a} + float({b}))", f"({a} + int(jnp.int32({b})))", f"({a} * ({self.int_(1)}))"]
             options += [f"({a} + (v[0] > 0).item() + (v[1] > 0).item())", f"({a} + round(0.4 + {self.int_(1)}))"]
         if self.has("small"):
             options += [
@@ -287,7 +287,8 @@ class Writer:
 
     def range_(self) -> None:
         name = self.name("i")
-        limits = ["n", "n", "1, n", "0, n, 2", "n, 0, -1", "int(n) - 1, -1, -1", "3", "int(abs(x)) % 4", "n % 3"]
+        limits = ["n", "n", "1, n", "0, n, 2", "n, 0, -1", "int(n) - 1, -1, -1", "3", "n % 3"]
+        limits.append("int(jnp.int32(abs(x))) % 4")
         self.line(f"for {name} in range({self.pick(*limits)}):")
         self.ints.append(name)
         self.turns()

@@ -75,6 +75,9 @@ WHERE = lax.ScatterDimensionNumbers((), (0,), (0,))
 COMBINED = {
     "reduce": lambda op, x: lax.reduce(x, 0.0, op, (0,)),
     "a program in reduce": lambda op, x: lax.reduce(x, 0.0, jax.jit(op), (0,)),
+    "a program in reduce that runs before": lambda op, x: (
+        lambda jitted: jitted(x[0], x[1]) + lax.reduce(x, np.float32(0), jitted, (0,))
+    )(jax.jit(op)),
     "a branch in reduce": lambda op, x: lax.reduce(x, 0.0, lambda a, b: lax.cond(a > b, op, jnp.add, a, b), (0,)),
     "reduce_window": lambda op, x: lax.reduce_window(x, 0.0, op, (2,), (1,), "VALID"),
     "apply": lambda op, x: x.at[1].apply(lambda v: op(v, v)),

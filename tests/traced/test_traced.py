@@ -111,7 +111,7 @@ BODIES = {
     "linalg": lambda x: jnp.linalg.solve(jnp.eye(2) * (x + 2), jnp.ones(2)).sum() if x > 0 else x,
     "constant-side": lambda x: x if x > 0 else 0.0,
     "float": lambda x: x * float(x) if float(x) > 0 else x,
-    "int": lambda x: x * jnp.arange(9.0)[int(x)] if int(x * 2) > 1 else x,
+    "int": lambda x: x * jnp.arange(9.0)[int(x.astype(int))] if int((x * 2).astype(int)) > 1 else x,
     "item": lambda x: x * x.item() if x.item() > 0 else x,
     "checkpoint": lambda x: jax.checkpoint(jnp.sin)(x) * x if x > 0 else x,
 }

@@ -5,7 +5,7 @@ count), tree (the paths), merge (two sides into one program), program (what come
 """
 
 from jaxpyop._paths.follow.bools import ARRAY, MIXED, PYTHON, BoolTracer, as_array, common_sort, sort_of, with_sort
-from jaxpyop._paths.follow.bounds import bounds_in, counted, hull, limits_of, range_after, range_before
+from jaxpyop._paths.follow.bounds import FLOAT_TO_INT, bounds_in, counted, hull, limits_of, range_after, range_before
 from jaxpyop._paths.follow.errors import (
     RAISING,
     LostDerivativeError,

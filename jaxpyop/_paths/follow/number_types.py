@@ -1,7 +1,8 @@
-"""Values that are a Python number on one path and another number, or an array, on another.
+"""Types of values that are a Python number on one path, and an array or another kind of number on another path.
 
-JAX gives the result of an operation the dtype of the arrays in it, and a Python number gives way. So what such a value
-counts in depends on the path where it meets an array. A program has one dtype, and refuses where the two differ.
+In JAX, a Python number in an operation takes the dtype of the arrays in it. So if such a value meets an array, the
+dtype of the result can depend on the path. A program has one dtype for it, so the operation is refused if the dtypes of
+the paths differ.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import jax
 import numpy as np
 
 _PYTHON = {"b": bool, "i": int, "u": int, "f": float, "c": complex}
-# A dtype, and whether it gives way as a Python number does.
+# Pairs of a dtype, and whether it is weak: whether it gives way to other dtypes, as the dtype of a Python number does.
 Types = frozenset[tuple[Any, bool]]
 DEPENDS_ON_PATH = (
     "what a number counts in where it meets this array depends on the path: it is an int, a float or an array",
@@ -23,7 +24,7 @@ DEPENDS_ON_PATH = (
 
 
 def types_of(x: Any) -> Types:
-    """Returns the types that a scalar can have: several if it depends on the path."""
+    """Returns the types that a scalar can have. There are several if its type depends on the path."""
     if found := getattr(x, "number_types", None):
         return found
     aval = jax.typeof(x)
@@ -43,7 +44,7 @@ def types_after(values: Iterable[Any], *, is_division: bool = False) -> Types:
 
 
 def depends_on_path(values: Iterable[Any]) -> bool:
-    """Tells whether an operation with an array has a dtype that depends on the path."""
+    """Tells whether an array is among these operands, and the dtype of an operation on them depends on the path."""
     values = list(values)
     if not any(getattr(x, "number_types", None) for x in values):
         return False

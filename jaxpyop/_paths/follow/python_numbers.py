@@ -1,6 +1,7 @@
-"""The operators of traced numbers that stand for Python's: each result has its bounds, or is refused.
+"""Operators of traced values that stand for Python numbers: they compute bounds, and refuse what may not fit.
 
-An array has no bounds. JAX's own code, which computes with a number as with an array, is left alone.
+An array has no bounds. If JAX's own code calls an operator, bounds are not computed and nothing is refused, because JAX
+computes with the number as with an array.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 from jaxpyop import _jaxcore as core
 from jaxpyop._paths.follow.bounds import (
     BINARY,
+    FLOAT_TO_INT,
     MAY_BE_COMPLEX,
     MAY_BE_ZERO,
     TOO_LARGE,
@@ -24,14 +26,13 @@ from jaxpyop._paths.follow.bounds import (
     in_dtype,
     is_float,
     is_too_large,
-    limits_of,
 )
-from jaxpyop._paths.follow.number_types import types_after, types_of
+from jaxpyop._paths.follow.number_types import types_after
 from jaxpyop._paths.follow.tracer import ARRAY, BoolTracer, PathRun, PathTracer
 
 
 def bounds_of(x: Any) -> Bounds | None:
-    """Returns the bounds of what stands for a Python number, None for all other values."""
+    """Returns the bounds of a Python number, or of a traced value that stands for one; None for all other values."""
     if isinstance(x, int):
         return int(x), int(x)
     if type(x) is float:
@@ -42,7 +43,7 @@ def bounds_of(x: Any) -> Bounds | None:
 
 
 def with_bounds(x: Any, bounds: Bounds | None) -> Any:
-    """Returns a traced number as one that has these bounds."""
+    """Returns a traced number with these bounds, and any other value as it is."""
     if not isinstance(x, PathTracer) or x.ndim or x.dtype == bool or not jax.dtypes.issubdtype(x.dtype, np.number):
         return x
     bounds = in_dtype(bounds, x.dtype)
@@ -63,7 +64,7 @@ _FRACTION = (
 
 
 def _may_be_number(x: Any) -> bool:
-    """Tells whether a value is a Python number, or stands for one on a path at least."""
+    """Tells whether a value is a Python number, or stands for one on at least one path."""
     if isinstance(x, PathTracer):
         return bool(x.number_types) or x.bounds is not None or x.aval.weak_type
     return isinstance(x, (bool, int, float, complex))
@@ -75,18 +76,16 @@ def _operator(name: str, is_reflected: bool) -> Callable[..., Any]:
     def operate(self: PathTracer, *others: Any) -> Any:
         if core.is_called_by_jax():
             return original(self, *others)
+        if name == "round" and not others and core.is_inexact(self) and _may_be_number(self):
+            _refuse(self, *FLOAT_TO_INT)
         values = (*others, self) if is_reflected else (self, *others)
         bounds: list[Any] = [bounds_of(x) for x in values]
-        # An array counts with a float in its own dtype.
+        # The size of a float does not matter if an operand is an array, because the float takes the array's dtype.
         _check_size(self, *(b for b in bounds if None not in bounds or not is_float(b)))
         found = original(self, *others)
         is_named = isinstance(found, PathTracer) and any(getattr(x, "number_types", None) for x in values)
         if is_named and all(map(_may_be_number, values)):
             found.number_types = types_after(values, is_division=name == "truediv")
-        if name == "round" and not others and not _is_whole(self) and _may_be_number(self):
-            # The rounded number is a whole one, and that of an array is an array.
-            found.number_types, found.bounds = types_of(self) | types_of(0), limits_of(self.dtype)
-            return found
         if self.bounds is None or None in bounds:
             return found
         after = bounds_after(name, *bounds)
@@ -107,26 +106,14 @@ def _comparison(name: str) -> Callable[..., Any]:
     original = getattr(PathTracer, name)
 
     def compare(self: PathTracer, other: Any) -> Any:
-        # The program has its greatest number for one that is too large, which compares like it with smaller ones only.
-        for x, y in ((self, other), (other, self)):
-            bounds = bounds_of(x)
-            is_wrong = is_too_large(bounds) and not (bounds_of(y) is None if is_float(bounds) else _is_inside(y))
-            if is_wrong and not core.is_called_by_jax():
-                _refuse(self, *TOO_LARGE)
+        # If one side is an array, the bounds contain None, and JAX does with too large a number what it always does.
+        bounds = bounds_of(self), bounds_of(other)
+        if None not in bounds and any(map(is_too_large, bounds)) and not core.is_called_by_jax():
+            _refuse(self, *TOO_LARGE)
         return original(self, other)
 
     compare.__name__ = name
     return compare
-
-
-def _is_inside(x: Any) -> bool:
-    """Tells whether a value is certainly neither the greatest nor the least number of the program, nor beyond."""
-    (low, high), bounds = limits_of(int), bounds_of(x)
-    if isinstance(x, float):
-        return abs(x) < high / 2
-    if bounds is not None:
-        return low < bounds[0] and bounds[1] < high
-    return not (hasattr(x, "dtype") and jax.dtypes.issubdtype(x.dtype, np.inexact))
 
 
 def _is_whole(x: PathTracer) -> bool:
@@ -134,12 +121,12 @@ def _is_whole(x: PathTracer) -> bool:
 
 
 def _attribute(name: str, of_number: Callable[[Any], Any]) -> property:
-    """Returns an attribute that whole numbers and arrays have. That of an array is JAX's."""
+    """Returns a property for a name that both Python ints and arrays have. For an array, JAX evaluates it."""
     return property(lambda x: of_number(x) if _is_whole(x) else core.Tracer.__getattr__(x, name))
 
 
 def check_numbers(values: Any, depth: int = 3) -> None:
-    """Refuses whole Python numbers that the program cannot hold, where they are returned or become arrays."""
+    """Refuses Python numbers that may not fit into the program, where they are returned or become arrays."""
     if isinstance(values, PathTracer):
         _check_size(values, values.bounds)
     elif depth and type(values) in (list, tuple, dict):
@@ -148,7 +135,7 @@ def check_numbers(values: Any, depth: int = 3) -> None:
 
 
 def _check_size(tracer: PathTracer, *bounds: Bounds | None) -> None:
-    """Refuses a whole Python number that the program cannot hold."""
+    """Refuses a Python number if one of these bounds does not fit into the program."""
     if any(map(is_too_large, bounds)):
         _refuse(tracer, *TOO_LARGE)
 

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from jaxpyop import _jaxcore as core
-from jaxpyop._paths.follow.bounds import TOO_LARGE, Bounds, is_too_large
+from jaxpyop._paths.follow.bounds import Bounds
 from jaxpyop._paths.follow.errors import NeedsPathsError, PathError
 from jaxpyop._paths.follow.number_types import DEPENDS_ON_PATH, Types, depends_on_path
 from jaxpyop._paths.follow.tree import decision_p
@@ -250,19 +250,12 @@ class PathTrace(core.KnownTrace):
 
     def process_primitive(self, primitive: Any, tracers: Any, params: Any, /) -> Any:
         self.run.check()
-        if params.get("name") in _ARITHMETIC and any(is_too_large(getattr(x, "bounds", None)) for x in tracers):
-            self._check_index(tracers)
         if params.get("name") in _ARITHMETIC and depends_on_path(tracers):
             self.run.stop(*DEPENDS_ON_PATH)
         if self._is_folded(primitive, tracers, params):
             return core.EVAL_TRACE.process_primitive(primitive, tracers, params)
         outs = self.parent.process_primitive(primitive, list(map(_operand, tracers)), params)
         return [*map(self.box, outs)] if primitive.multiple_results else self.box(outs)
-
-    def _check_index(self, tracers: Sequence[Any]) -> None:
-        """Refuses arithmetic with floats and a whole number that is too large. JAX computes with an index, too."""
-        if any(jax.dtypes.issubdtype(jax.typeof(x).dtype, np.inexact) for x in tracers):
-            self.run.stop(*TOO_LARGE)
 
     def process_custom_jvp_call(
         self, primitive: Any, fun: Any, jvp: Any, tracers: Any, /, *, symbolic_zeros: bool

@@ -1,8 +1,8 @@
-"""Rewrites the source of a function: its statements become calls of ours, which make conds and loops of the program.
+"""Rewrites the source of a function, so that its `if`s and loops call functions of ours, which make conds and loops.
 
-Reading order: convert (the rewriting), other_statements (which are refused or simplified before it), operators (the
-functions that the new code calls), if_statements, loop_statements. These use: context (the trace of one body),
-variables (that a statement assigns), values, weak_types.
+Reading order: convert (the rewriting), other_statements (what is refused or simplified before that), operators (the
+functions that the new code calls), if_statements, loop_statements. They use: context (the trace of one body), variables
+(what a statement assigns), values and numbers (what stands for them in the program), ranges, weak_types.
 """
 
 from jaxpyop._paths.rewrite.context import TraceContext, tracing_in

@@ -1,4 +1,4 @@
-"""What the trace of one body has to know wherever its rewritten statements are, and how these refuse."""
+"""The state of the trace of one body, which all its rewritten statements share, and how a statement is refused."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class TraceContext:
     """One trace of a body.
 
     Attributes:
-        home: the body's package. Its functions are rewritten even if it is installed.
+        home: the body's package. Its functions are rewritten even if the package is installed.
         max_steps: how many iterations of each loop the user allows for a backward pass.
         title: how errors name the body.
-        negations: traced conditions by the `id` of their negation, together with the negation.
-        unmergeable: the code of `if`s that have to be decided path by path.
-        unnamed: iterators by their `id` that nothing but a `for` can read, as they are in no variable.
-        staged: how many statements on traced values are being recorded, one inside of the other.
+        negations: for the `id` of a negated condition, the negated condition itself and the condition before `not`.
+        unmergeable: the code objects of `if`s whose branches one program cannot hold. They are followed path by path.
+        unnamed: iterators by their `id` that are in no variable, so that only the `for` over them can read them.
+        staged: how many statements on traced values are being recorded now, nested in each other.
     """
 
     home: str
@@ -41,17 +41,17 @@ context = _context.get
 
 
 def is_tracing() -> bool:
-    """Tells whether a body is being traced. Rewritten code may also run on values, in a callback of the body's."""
+    """Tells whether a body is being traced. Rewritten code may also run on concrete values, in a callback of a body."""
     return _context.get(None) is not None
 
 
 def is_traced(x: Any) -> bool:
-    """Tells whether a value decides nothing for Python, but something for the program that is being traced."""
+    """Tells whether a value is known only when the program runs, so that Python cannot decide an `if` on it now."""
     return isinstance(x, core.Tracer) and is_tracing()
 
 
 def noted_number(x: Any, types: Types) -> Any:
-    """Notes the types of a traced value that is a Python number on one path, and of another type on another."""
+    """Notes the types of a scalar that stands for a Python number on one path, and has another type on another path."""
     if isinstance(x, PathTracer) and len(types) > 1 and not x.ndim:
         x.number_types = types
     return x
@@ -59,7 +59,7 @@ def noted_number(x: Any, types: Types) -> Any:
 
 @contextlib.contextmanager
 def staged() -> Iterator[None]:
-    """Surrounds a block that runs once, for a statement that may run it several times or not at all."""
+    """Surrounds a block that is recorded once, although the program may run it several times or not at all."""
     context().staged += 1
     try:
         yield
@@ -68,7 +68,7 @@ def staged() -> Iterator[None]:
 
 
 def snapshot_of(*functions: Any) -> Snapshot:
-    """Returns a snapshot of what some functions of the body can reach."""
+    """Returns a snapshot of everything that these functions of the body can reach and change."""
     return Snapshot(map(root_of, functions), context().home)
 
 
@@ -82,7 +82,7 @@ def tracing_in(trace_context: TraceContext) -> Iterator[None]:
 
 
 def check_call(function: Any) -> None:
-    """Refuses a call on a condition of traced values, if it is not known whether the function has an effect."""
+    """Refuses a call that the program may skip or repeat, if it is not known whether the function has an effect."""
     trace = core.current_trace()
     is_conditional = context().staged or (isinstance(trace, PathTrace) and trace.run.taken)
     if is_conditional and not is_known(function, context().home):
@@ -92,7 +92,7 @@ def check_call(function: Any) -> None:
 
 @contextlib.contextmanager
 def marking_errors() -> Iterator[None]:
-    """Has the run around this block remember a refusal, which the body might swallow."""
+    """Notes a refusal in the run around this block, because the body might catch and drop the exception."""
     try:
         yield
     except PathError as error:
@@ -108,7 +108,7 @@ def refuse(reason: str, advice: str) -> NoReturn:
 
 
 def attempt(action: Callable[[], None]) -> bool:
-    """Tells whether an action could be followed. If not, it is as if it had not been tried."""
+    """Runs an action, and tells whether it was not refused. A refusal is forgotten."""
     try:
         action()
     except NeedsPathsError:

@@ -1,10 +1,12 @@
-"""Rewrites a Python function so that its `if`s and loops are calls of ours.
+"""Rewrites a Python function, so that its `if`s and loops become calls of functions of ours.
 
-AutoGraph does it, in the form of `diastatic-malt` (the extra ``loops``): ``while c: ...`` becomes
-``ag__.while_stmt(test, body, get_state, set_state, names, ...)``, where `ag__` stands for `operators`. It needs the
-source text. The new code is compiled under the user's file and lines, so tracebacks and errors name the user's own.
+AutoGraph does the rewriting, from the package `diastatic-malt` (the extra ``loops``): ``while c: ...`` becomes
+``ag__.while_stmt(test, body, get_state, set_state, names, ...)``, where `ag__` is the namespace `operators.OPERATORS`.
+AutoGraph needs the source text. The new code is compiled with the user's file name and line numbers, so tracebacks and
+errors show the user's code.
 
-The functions that it calls are rewritten when they are called (`operators.call`), unless they belong to a library.
+The functions that the new code calls are rewritten when they are called (`operators.call`), unless they belong to a
+library.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ def is_installed() -> bool:
 
 _lock = threading.RLock()
 _factories: weakref.WeakKeyDictionary[types.CodeType, dict[str, Any]] = weakref.WeakKeyDictionary()
-# The attribute that says of a function that it was rewritten.
+# A rewritten function has this attribute.
 _CONVERTED = "__jaxpyop_converted__"
 
 
@@ -49,17 +51,17 @@ def is_converted(function: Any) -> bool:
 
 
 def converted(function: types.FunctionType, operators: Any) -> Callable[..., Any]:
-    """Returns the function as it is rewritten, with the same closure, defaults and globals.
+    """Returns the rewritten function, with the same closure, defaults and globals.
 
     Raises:
-        ConversionError: it has no source, or uses what cannot be rewritten.
+        ConversionError: the function has no source, or uses syntax that cannot be rewritten.
     """
     if is_converted(function):
         return function
     code = function.__code__
     with _lock:
         known = _factories.setdefault(code, {})
-        # Code objects that differ in their file only are equal.
+        # The file name is a key, too, because code objects that differ only in their file are equal.
         found = known.get(code.co_filename)
         if found is None:
             found = known[code.co_filename] = _factory_or_reason(function, operators)
@@ -81,7 +83,7 @@ def _factory_or_reason(function: types.FunctionType, operators: Any) -> Any:
     except ConversionError as error:
         return f"{function.__qualname__} cannot be rewritten: {error}"
     except Exception as error:
-        # AutoGraph raises many kinds of exceptions.
+        # AutoGraph raises many kinds of exceptions, which are told apart here by their texts.
         name = function.__qualname__
         text = (str(error).splitlines() or [""])[0]
         if "multiple definitions" in text:
@@ -128,7 +130,7 @@ def _transpiler() -> Any:
 
 def _compiled(nodes: list[ast.stmt], function: types.FunctionType, future: Any) -> dict[str, Any]:
     code = function.__code__
-    # AutoGraph counts lines from the function that a decorator wraps.
+    # `inspect` finds the source of the function inside all decorators, and AutoGraph counts lines from there.
     shift = code.co_firstlineno - inspect.getsourcelines(function)[1]
     for node in nodes:
         _locate(node, code.co_firstlineno, shift)
@@ -143,7 +145,7 @@ def _compiled(nodes: list[ast.stmt], function: types.FunctionType, future: Any) 
 
 
 def _locate(node: ast.AST, line: int, shift: int) -> None:
-    """Gives a node and the nodes in it the user's lines. A node without a line has that of the node around it."""
+    """Gives a node and all nodes in it the user's lines. A node without a line gets the line of the node around it."""
     anno = malt("pyct.anno")
     origin = anno.getanno(node, anno.Basic.ORIGIN, default=None)
     if origin is not None:
@@ -161,7 +163,10 @@ def _at(node: Any, line: int) -> Any:
 
 
 def is_convertible(function: Any, home: str) -> bool:
-    """Tells whether a function is the user's: of the body's own package, or not installed."""
+    """Tells whether a function is to be rewritten: it is the user's, and is not rewritten yet.
+
+    A function is the user's if it belongs to the body's package, or to a module that is not installed.
+    """
     return is_own(function, home) and not is_converted(function)
 
 

@@ -1,9 +1,9 @@
 """`if` statements, conditional expressions, `and`, `or` and `not` on traced values.
 
-Both ways of an `if` are recorded where it stands, and meet again right after it. What the two leave in a variable
-becomes a result of a `lax.cond`. If one program cannot hold both (two functions, two shapes, a name that only one way
-binds), the `if` is decided as in a body that was not rewritten: each path is followed to the end of the block that it
-is in.
+Both branches of an `if` are recorded, and merged right after it: what they leave in a variable becomes a result of a
+`lax.cond`. In some cases one program cannot hold both contents of a variable: two functions, two shapes, or a name that
+only one branch binds. Such an `if` is followed path by path, as in a body that was not rewritten: the block that the
+`if` is in is run to its end once for each answer.
 """
 
 from __future__ import annotations
@@ -34,21 +34,29 @@ from jaxpyop._paths.rewrite.variables import Flattened, Recording, Undefined, Un
 from jaxpyop._paths.snapshot import ABSENT, Snapshot
 
 Block = Callable[[], None]
-# Makes the content of a variable from the results of the `cond`.
+# A function that makes the content of a variable from the results of the `cond`.
 Plan = Callable[[Sequence[Any]], Any]
 
 
 def choose(condition: Any, yes: Block, no: Block, variables: Variables, watched: Sequence[Any] = ()) -> None:
-    """Runs an `if` on a traced value. `watched` are the user's functions in it, if these are not `yes` and `no`."""
+    """Runs an `if` on a traced value.
+
+    Args:
+        condition: the traced value.
+        yes: runs the branch for True.
+        no: runs the branch for False.
+        variables: the variables that the branches assign.
+        watched: the functions of the user that the branches call, if `yes` and `no` are not such functions themselves.
+    """
     watched = watched or (yes, no)
     snapshot, key, unmergeable = snapshot_of(*watched), watched[0].__code__, context().unmergeable
-    # An `if` that is followed decides the others that ask the same value.
+    # If an `if` on the same value is being followed path by path, its answer also decides this one.
     is_decided = isinstance(condition, PathTracer) and condition.has_answer()
     try:
         if key in unmergeable or variables.undefined_part or is_decided or snapshot.iterators:
             raise UnmergeableError
         pred = predicate(condition)
-        after = _merged(_Merge(condition, pred, _record_ways(yes, no, variables, snapshot)), variables)
+        after = _merged(_Merge(condition, pred, _record_branches(yes, no, variables, snapshot)), variables)
         variables.restore()
         if snapshot.put_back() is not None:
             raise UnmergeableError
@@ -65,7 +73,7 @@ def choose(condition: Any, yes: Block, no: Block, variables: Variables, watched:
         variables.set_live(after)
 
 
-def _record_ways(yes: Block, no: Block, variables: Variables, snapshot: Snapshot) -> list[Recording]:
+def _record_branches(yes: Block, no: Block, variables: Variables, snapshot: Snapshot) -> list[Recording]:
     changed: list[str] = []
 
     def run(block: Block) -> Sequence[Any]:
@@ -75,36 +83,37 @@ def _record_ways(yes: Block, no: Block, variables: Variables, snapshot: Snapshot
         block()
         return variables.get()[: variables.live]
 
-    ways = [Recording(lambda block=block: run(block)) for block in (yes, no)]
+    branches = [Recording(lambda block=block: run(block)) for block in (yes, no)]
     if changed:
         raise UnmergeableError
-    return ways
+    return branches
 
 
 def _merged(merge: _Merge, variables: Variables) -> list[Any]:
     """Adds the `cond` to the program, and returns the variables that are read after the `if`.
 
     Raises:
-        UnmergeableError: one program cannot hold both ways.
+        UnmergeableError: one program cannot hold what both branches leave in the variables.
     """
-    pairs = zip(*(way.variables for way in merge.ways), variables.names[: variables.live], strict=True)
+    pairs = zip(*(branch.variables for branch in merge.branches), variables.names[: variables.live], strict=True)
     plans = [merge.variable(yes, no, name) for yes, no, name in pairs]
     outs = merge.emit()
     return [plan(outs) for plan in plans]
 
 
-# Stands for a value that a function returns, on the way that does not come to its ``return``.
+# On a branch that does not come to a ``return``, this takes the place of the value that the other branch returns.
 _ZEROS: Any = object()
 
 
 class _Merge:
     """Collects the results that a `cond` has to have."""
 
-    def __init__(self, condition: Any, pred: Any, ways: Sequence[Recording]) -> None:
+    def __init__(self, condition: Any, pred: Any, branches: Sequence[Recording]) -> None:
         self.condition = condition
         self.pred = pred
-        self.ways = ways
-        # For each result: its index on each way, where None stands for zeros; its shape; its dtype, and whether weak.
+        self.branches = branches
+        # For each result of the `cond`: its index among the outputs of either branch (None for zeros), its shape, and
+        # its dtype together with whether the dtype is weak.
         self.results: list[tuple[list[int | None], Any, tuple[Any, bool]]] = []
 
     def variable(self, yes: Flattened, no: Flattened, name: str) -> Plan:
@@ -123,48 +132,51 @@ class _Merge:
         if not all(leaf is _ZEROS or is_value(leaf) for leaf in pair):
             raise UnmergeableError
         if a is True and _is_negation(self.condition, b):
-            # This is `if not done: done = True`: afterwards it is True either way.
+            # The statement is `if not done: done = True`. Afterwards, `done` is True in both cases.
             return lambda outs: True
-        indices = [None if x is _ZEROS else w.outs[p] for x, w, p in zip(pair, self.ways, places, strict=True)]
-        avals = [w.closed.out_avals[i] for w, i in zip(self.ways, indices, strict=True) if i is not None]
+        indices = [None if x is _ZEROS else w.outs[p] for x, w, p in zip(pair, self.branches, places, strict=True)]
+        avals = [w.closed.out_avals[i] for w, i in zip(self.branches, indices, strict=True) if i is not None]
         target = common_type(avals)
         if target is None or any(aval.shape != avals[0].shape for aval in avals):
             raise UnmergeableError
-        ways = [(w, p) for x, w, p in zip(pair, self.ways, places, strict=True) if x is not _ZEROS]
-        known = [(w.types[p], w.sorts[p]) for w, p in ways]
+        branches = [(w, p) for x, w, p in zip(pair, self.branches, places, strict=True) if x is not _ZEROS]
+        known = [(w.types[p], w.sorts[p]) for w, p in branches]
         if not is_mergeable(known[0][0], known[-1][0]):
             raise UnmergeableError
         place, sort = len(self.results), common_sort([sort for _, sort in known])
-        bounds = hull([w.bounds[p] for w, p in ways])
+        bounds = hull([w.bounds[p] for w, p in branches])
         self.results.append((indices, avals[0].shape, target))
-        kinds = frozenset().union(*(w.kinds[p] for w, p in ways))
-        return lambda outs: noted_number(with_bounds(with_sort(outs[place], sort), bounds), kinds)
+        path_types = frozenset().union(*(w.path_types[p] for w, p in branches))
+        return lambda outs: noted_number(with_bounds(with_sort(outs[place], sort), bounds), path_types)
 
     def emit(self) -> list[Any]:
-        has_effects = any(way.closed.effects for way in self.ways)
+        has_effects = any(branch.closed.effects for branch in self.branches)
         if not self.results and not has_effects:
             return []
-        (yes, yes_consts), (no, no_consts) = (core.opened(way.closed) for way in self.ways)
+        (yes, yes_consts), (no, no_consts) = (core.opened(branch.closed) for branch in self.branches)
         operands = core.cast_to_common_axes([*yes_consts, *no_consts])
         split = len(yes_consts)
         take_yes = lambda *consts: self._cast(core.run_jaxpr(yes, *consts[:split]), 0)
         take_no = lambda *consts: self._cast(core.run_jaxpr(no, *consts[split:]), 1)
         if has_effects:
-            # JAX's own function knows how to order effects, or refuses them.
+            # With effects, JAX's own function is used. It keeps effects in order, or refuses them.
             return jax.lax.cond(self.pred, take_yes, take_no, *operands)
         return core.run_cond(
             self.pred, core.make_jaxpr(take_yes, operands), core.make_jaxpr(take_no, operands), operands
         )
 
-    def _cast(self, outs: Sequence[Any], way: int) -> list[Any]:
+    def _cast(self, outs: Sequence[Any], branch: int) -> list[Any]:
         return [
-            cast(jnp.zeros(shape, target[0]) if (i := indices[way]) is None else outs[i], *target)
+            cast(jnp.zeros(shape, target[0]) if (i := indices[branch]) is None else outs[i], *target)
             for indices, shape, target in self.results
         ]
 
 
 def _with_zeros(variable: Flattened, other: Flattened) -> Flattened:
-    """Gives the result of a function that has not returned the structure of the result on the other way."""
+    """Fills in zeros for the result of a function on a branch without ``return``, if the other branch returns one.
+
+    The zeros are never returned: a later ``return`` replaces them, or the function is refused (`FunctionScope.ret`).
+    """
     if not variable.not_returned or other.undefined or not all(map(is_value, other.leaves)):
         return variable
     return Flattened(other.tree, [_ZEROS] * len(other.leaves), variable.first)
@@ -226,7 +238,10 @@ def or_(first: Callable[[], Any], second: Callable[[], Any]) -> Any:
 
 
 def _operand(second: Callable[[], Any]) -> Any:
-    """Evaluates the second operand of `and` or `or`, which Python may leave out. ABSENT if it must not run then."""
+    """Evaluates the second operand of `and` or `or` although Python might skip it.
+
+    Returns ABSENT if running it makes a difference, because it raises an error or changes something.
+    """
     snapshot = snapshot_of(second)
     if snapshot.iterators:
         return ABSENT

@@ -1,9 +1,10 @@
-"""Corrections of AutoGraph's analysis: which variables a statement hands on, and in what time that is found out.
+"""Corrections of AutoGraph's liveness analysis: which variables are read after a statement, and how fast this is found.
 
-AutoGraph takes a lambda to be called where it is written, and leaves a variable that it takes to be read no more as it
-is. So here a lambda reads its variables as long as it exists, and each variable that a statement assigns is handed to
-the statement: those that are read afterwards first. The others are dropped, so that a read which was overlooked is
-refused (`variables.Dropped`).
+AutoGraph assumes that a lambda is called where it is written. If it then finds that a variable is not read any more, it
+leaves it out of a statement, and the variable keeps an old value. So two things are different here. First, a lambda
+counts as a reader of its variables as long as it exists. Second, a statement gets every variable that it assigns: first
+those that are read afterwards, then the others. The others are dropped after the statement, so that a read which the
+analysis overlooked is refused (`variables.Dropped`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from jaxpyop._paths.rewrite.other_statements import malt
 
 @contextlib.contextmanager
 def corrected_analysis() -> Iterator[None]:
-    """Has AutoGraph's analysis be as it should. The caller holds a lock."""
+    """Replaces parts of AutoGraph's analysis inside a `with` block. The caller must hold a lock."""
     visitor, analyzer, transformer = (
         malt("pyct.cfg").GraphVisitor,
         malt("pyct.static_analysis.liveness").Analyzer,
@@ -29,7 +30,7 @@ def corrected_analysis() -> Iterator[None]:
         for owner, name, value in (
             (visitor, "_visit_internal", _walk),
             (analyzer, "lamba_check", lambda *_: False),
-            (transformer, "_get_block_basic_vars", lambda _, modified, *__: _simple(modified)),
+            (transformer, "_get_block_basic_vars", lambda _, modified, *__: _plain_names(modified)),
             (transformer, "_get_block_vars", functools.partialmethod(_block_vars)),
             (transformer, "_create_loop_options", lambda _, node: _options(node)),
         ):
@@ -39,10 +40,10 @@ def corrected_analysis() -> Iterator[None]:
 
 
 def _walk(visitor: Any, mode: Any) -> None:
-    """Visits the statements of a graph until nothing changes, with each statement in the queue once.
+    """Visits the statements of a control flow graph until nothing changes. A statement is in the queue at most once.
 
-    The queue of diastatic-malt 2.15 takes a statement again for each change before it. With `if`s in a row the number
-    doubles at each, and an analysis of forty does not end. The result is the same.
+    In diastatic-malt 2.15 the queue may hold a statement many times, once for each change before it. After each `if` of
+    a row the number of entries doubles, so the analysis of forty of them does not end. The result is the same here.
     """
     forward = mode.name == "FORWARD"
     waiting = dict.fromkeys([visitor.graph.entry] if forward else visitor.graph.exit)
@@ -57,20 +58,20 @@ def _walk(visitor: Any, mode: Any) -> None:
                 waiting.setdefault(following)
 
 
-def _simple(names: Any) -> frozenset[Any]:
+def _plain_names(names: Any) -> frozenset[Any]:
     return frozenset(name for name in names if not name.is_composite())
 
 
 def _block_vars(transformer: Any, node: Any, modified: Any) -> tuple[list[Any], tuple[Any, ...], int]:
-    """Returns the variables of a statement, those without a value before it, and how many are read after it.
+    """Returns the variables of a statement, those that may have no value before it, and how many are read after it.
 
-    A variable that a loop reads in its next iteration is read after an iteration.
+    What a loop reads in its next iteration counts as read after the statement.
     """
     anno, static = malt("pyct.anno"), malt("pyct.anno").Static
     before, after = (anno.getanno(node, key) for key in (static.LIVE_VARS_IN, static.LIVE_VARS_OUT))
     function = transformer.state[malt("converters.control_flow")._Function].scope
     read = after | function.nonlocals | function.globals | (before if isinstance(node, (ast.For, ast.While)) else set())
-    simple = _simple(modified)
+    simple = _plain_names(modified)
     composite = transformer._get_block_composite_vars(modified, before)
     names = sorted(simple | composite, key=lambda v: (v in simple and v not in read, v))
     undefined = simple - anno.getanno(node, static.DEFINED_VARS_IN) - function.globals - function.nonlocals

@@ -1,8 +1,9 @@
 """`while` and `for` on traced values: what they assign becomes the state of a loop in the program.
 
-One iteration is recorded, with a value for each thing that the loop assigns. The types of these values are those in
-which the values before the loop and after an iteration both fit. A loop whose condition is a Python value is run by
-Python until its condition is traced (as after a ``break`` on a value).
+One iteration is recorded, with a traced value for each array or number that the loop assigns. Its type is chosen so
+that it fits both the value before the loop and the value after an iteration. As long as the condition of a loop is a
+Python value, Python runs the loop. The condition may become traced later, for example after a ``break`` on a traced
+value.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from jaxpyop._paths.rewrite.variables import (
 )
 from jaxpyop._paths.rewrite.weak_types import with_full_types
 
-# A `for` over at most so many Python values that may end early on a traced value is unrolled.
+# A `for` over Python values that may end early on a traced value is unrolled, if at most so many values are left.
 UNROLLED = 16
 
 _LISTED = "write list(...) around the iterator, and loop over that"
@@ -77,7 +78,7 @@ def run_for(
                 refuse(
                     "a loop over an iterator may end on a traced value, and the rest of it may be read later", _LISTED
                 )
-            if not _in_one_loop(items, number, test, body, variables):
+            if not _run_rest_as_loop(items, number, test, body, variables):
                 _unroll(itertools.chain([item], rest), test, body, variables)
             return
         if not go:
@@ -94,8 +95,8 @@ def _unroll(items: Iterable[Any], test: Any, body: Callable[[Any], None], variab
             body(item)
 
 
-def _in_one_loop(items: Any, number: int, test: Any, body: Any, variables: Any) -> bool:
-    """Tries to make one loop of the rest of a long `for` that ends on a traced value. Tells whether it could."""
+def _run_rest_as_loop(items: Any, number: int, test: Any, body: Any, variables: Any) -> bool:
+    """Tries to turn the rest of a long `for` that may end on a traced value into one loop. Tells whether it could."""
     if not isinstance(items, (range, jax.Array)) or len(items) - number <= UNROLLED:
         return False
     rest = len(items) - number
@@ -138,12 +139,12 @@ class _LoopBuilder:
     """Records one loop, and adds it to the program.
 
     Args:
-        test: says whether to go on, from the variables as they are set.
+        test: tells whether the loop goes on, from what the variables hold.
         body: runs one iteration.
-        variables: what the loop assigns.
-        bound: how many iterations there can be at most, None if that is not known.
-        watched: the user's function in `body`, if `body` is not the user's.
-        iterations: how many there are at most, if that is known.
+        variables: the variables that the loop assigns.
+        bound: the greatest number of iterations, which a backward pass needs; None if it is not known.
+        watched: the user's function that `body` calls, if `body` is not the user's function itself.
+        iterations: the greatest number of iterations, if the numbers of a `range` tell it.
     """
 
     def __init__(
@@ -182,13 +183,13 @@ class _LoopBuilder:
         title = f"{context().title}: " if context().title else ""
         state = [jax.lax.convert_element_type(x, t.dtype) for x, t in zip(self.leaves, self.types, strict=True) if t]
         outs = bind_jaxprs(test.closed, iteration, state, self.bound, f"{title}{filename}:{line}")
-        # A loop that goes on until a variable is true leaves it true.
+        # If the loop goes on until a variable is true, the variable is true afterwards.
         if (k := _negated_input(test.closed)) is not None and not isinstance(outs[k], bool):
             outs = [*outs[:k], True, *outs[k + 1 :]]
         self.variables.set(self._contents(outs))
 
     def _flatten(self, values: Sequence[Any]) -> None:
-        """Sets the state of the loop: the leaves of the variables, and the avals of those that are values."""
+        """Sets the state of the loop: the leaves of the variables, and the types of the leaves that are values."""
         self.flat = flattened(values)
         self.leaves = leaves_of(self.flat)
         self.types = [_type_of(leaf) if is_value(leaf) else None for leaf in self.leaves]
@@ -205,14 +206,14 @@ class _LoopBuilder:
             refuse(what, _FIXED_LENGTH)
 
     def _settled(self) -> Any:
-        """Records an iteration until the types of its results are those that it takes. Returns its closed jaxpr."""
-        # Each round widens a type, or is the last.
+        """Records an iteration until its results have the types of its inputs. Returns its closed jaxpr."""
+        # Each round widens at least one type, except for the last round, so the loop ends.
         while True:
             iteration = self._record(self._iteration)
             self.variables.restore()
             self._put_back()
             while not self._adjust(iteration):
-                if not self._strengthen(iteration):
+                if not self._adapt(iteration):
                     break
             else:
                 return self._cast(iteration)
@@ -245,7 +246,7 @@ class _LoopBuilder:
         return [None if place is None else bounds_in(place, self.iterations) for place in self.ranges]
 
     def _contents(self, xs: Sequence[Any]) -> list[Any]:
-        """Returns what the variables hold, given the values of the state."""
+        """Returns the contents of the variables for these values of the state."""
         rest = iter(xs)
         leaves = [
             leaf if aval is None else with_bounds(with_type(next(rest), aval, leaf, sort), bounds)
@@ -254,7 +255,7 @@ class _LoopBuilder:
         return [jax.tree.unflatten(f.tree, leaves[f.first : f.first + len(f.leaves)]) for f in self.flat]
 
     def _adjust(self, iteration: Recording) -> bool:
-        """Tells whether an iteration leaves the types that it found. If not, widens the types of the state."""
+        """Tells whether the results of an iteration fit the types of the state. If not, it widens these types."""
         if self._make_room_for_return(iteration):
             return False
         settled = True
@@ -265,7 +266,7 @@ class _LoopBuilder:
         return settled
 
     def _make_room_for_return(self, iteration: Recording) -> bool:
-        """Gives the result of a ``return`` in the loop a place in the state. Tells whether it had none yet."""
+        """Adds the result of a ``return`` in the loop to the state. Tells whether it was not in the state before."""
         values = [f.content for f in self.flat]
         found = False
         for k, (old, new) in enumerate(zip(self.flat, iteration.variables, strict=True)):
@@ -318,18 +319,18 @@ class _LoopBuilder:
         return False
 
     def _fits(self, at: int, after: Any) -> bool:
-        """Tells whether a value after an iteration can be in one variable with that before it."""
+        """Tells whether one variable of the program can hold both the value before the loop and one of this type."""
         leaf, before = self.leaves[at], type_of(self.leaves[at])
         if is_mergeable(before, after):
             return True
         if isinstance(leaf, (int, float)) and jax.dtypes.issubdtype(after.dtype, np.inexact):
             return float(np.asarray(leaf, after.dtype)) == leaf
-        # A number before the loop that is a floating one, or a wider one, after an iteration.
+        # The number before the loop may also become a floating or a wider number in an iteration.
         is_float = jax.dtypes.issubdtype(before.dtype, np.floating)
         return is_wide(after.dtype) and (is_float or is_wide(before.dtype))
 
-    def _strengthen(self, iteration: Recording) -> bool:
-        """Makes a recorded iteration one for the types as they are now. Tells whether it need not be recorded again."""
+    def _adapt(self, iteration: Recording) -> bool:
+        """Tries to adapt a recorded iteration to wider types of the state. Tells whether it could."""
         if [*self.sorts, *self.ranges] != iteration.input_sorts:
             return False
         types = self._state_types()
@@ -344,7 +345,7 @@ class _LoopBuilder:
         return True
 
     def _cast(self, iteration: Recording) -> Any:
-        """Returns the iteration with results of the dtypes of its inputs."""
+        """Returns the iteration as a closed jaxpr whose results are cast to the dtypes of its inputs."""
         dtypes = [aval.dtype for aval in self._state_types()]
         if [aval.dtype for aval in iteration.closed.out_avals] == dtypes:
             return iteration.closed
@@ -356,7 +357,7 @@ class _LoopBuilder:
 
 
 def _negated_input(closed: Any) -> int | None:
-    """Returns which boolean input a condition is the negation of, None if it is anything else."""
+    """Returns the index of the input whose negation a condition is, None if the condition is anything else."""
     jaxpr, consts = core.opened(closed)
     made = {eqn.outvars[0]: eqn for eqn in jaxpr.eqns if len(eqn.outvars) == 1}
     found, negations = jaxpr.outvars[0], 0

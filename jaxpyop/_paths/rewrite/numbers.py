@@ -1,4 +1,4 @@
-"""What stands for a Python number in the program: a weakly typed scalar, which takes the dtype of what it meets."""
+"""Python numbers in the program: weakly typed scalars, which take the dtype of an array that they are combined with."""
 
 from __future__ import annotations
 
@@ -10,19 +10,22 @@ import numpy as np
 
 from jaxpyop import _jaxcore
 from jaxpyop._config import config
-from jaxpyop._paths.follow import LostDerivativeError, bounds_of, check_numbers, limits_of, with_bounds
+from jaxpyop._paths.follow import FLOAT_TO_INT, LostDerivativeError, bounds_of, check_numbers, limits_of, with_bounds
 from jaxpyop._paths.rewrite.context import context, refuse
 from jaxpyop._paths.rewrite.values import weakened
 
 
 def number_of(x: Any, kind: type) -> Any:
-    """Returns what stands for `int(x)` or `float(x)` of a traced scalar. It has no derivative.
+    """Returns a traced number for `int(x)` or `float(x)` of a traced scalar. It has no derivative.
 
-    It is as wide as Python numbers are in JAX, for Python computes with it in its own width.
+    Whatever the dtype of `x` is, the number has the dtype that JAX gives to Python numbers, because Python would not
+    compute in the dtype of `x` either.
     """
     if jax.dtypes.issubdtype(x.dtype, np.complexfloating):
-        # The tracer refuses this.
+        # The tracer raises the error: there is no int or float of a complex number.
         return kind(x)
+    if kind is int and _jaxcore.is_inexact(x):
+        refuse(*FLOAT_TO_INT)
     dtype = jax.dtypes.canonicalize_dtype(kind)
     if jax.dtypes.issubdtype(x.dtype, np.integer) and kind is int and not np.can_cast(x.dtype, dtype):
         refuse(
@@ -48,7 +51,7 @@ def _lost_derivative(x: Any) -> str:
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def _never_differentiated(x: Any, text: str) -> Any:
-    """Returns `x`. Its derivative is an error, because it would be zero without a word."""
+    """Returns `x`. Differentiating it raises an error, because the derivative would be zero without a warning."""
     return x
 
 

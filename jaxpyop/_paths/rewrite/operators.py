@@ -1,7 +1,7 @@
 """The functions that rewritten code calls, one for each kind of statement and expression, and one for calls.
 
-The names are those that AutoGraph writes (`ag__.if_stmt`, ...). Each does what Python does, unless a traced value
-decides. Then `if_statements` and `loop_statements` make a `lax.cond` or a loop of it.
+AutoGraph writes their names (`ag__.if_stmt`, ...) into the rewritten code. Each function does what Python does, unless
+the condition is a traced value. Then `if_statements` and `loop_statements` add a `lax.cond` or a loop to the program.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from jaxpyop._paths.rewrite.variables import Undefined, UndefinedReturnValue, Va
 
 
 class FunctionScope:
-    """Surrounds the body of a rewritten function."""
+    """AutoGraph's context manager around the body of a rewritten function, which here only handles the result."""
 
     def __init__(self, *_: Any) -> None:
         pass
@@ -60,7 +60,8 @@ def load(value: Any) -> Any:
     return value
 
 
-# What makes an iterator of others. It is in no variable, unless it is read from one.
+# The builtins that make an iterator from other iterables. The iterator counts as unnamed (see `TraceContext.unnamed`)
+# until it is read from a variable.
 _ITERATORS = (enumerate, zip, map, filter, reversed)
 
 
@@ -104,7 +105,7 @@ def assert_stmt(condition: Any, message: Callable[[], Any]) -> None:
 
 
 def call(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None, _: Any = None) -> Any:
-    """Calls a function: the rewritten one if it is the user's, and the function itself if it is not."""
+    """Calls a function. A function of the user is rewritten first, and a function of a library is called as it is."""
     kwargs = kwargs or {}
     if not is_tracing():
         return function(*args, **kwargs)
@@ -113,8 +114,8 @@ def call(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None, _
     check_call(function)
     if isinstance(function, type) or not callable(function):
         return _call_builtin_type(function, args, kwargs)
-    if function in _OURS:
-        return _OURS[function](*args, **kwargs)
+    if function in _REPLACEMENTS:
+        return _REPLACEMENTS[function](*args, **kwargs)
     if isinstance(function, types.MethodType):
         owner: Any = function.__self__
         if function.__name__ == "item" and is_traced(owner) and owner.size == 1:
@@ -153,7 +154,7 @@ def _call_builtin_type(function: Any, args: Sequence[Any], kwargs: Mapping[str, 
 
 
 def _rewritten(function: Any) -> Any:
-    """Returns the function as it is rewritten, or the function itself if it cannot be."""
+    """Returns the rewritten function, or the function itself if it cannot be rewritten."""
     if is_converted(function):
         return function
     if not is_convertible(function, context().home):
@@ -171,23 +172,23 @@ def _own_call(function: Any) -> Any:
 
 
 def _call_library(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Calls a function that is not rewritten. The user's functions among its arguments are."""
+    """Calls a function of a library without rewriting it. Functions of the user among its arguments are rewritten."""
     inner = getattr(function, "__wrapped__", None)
     if inner is not None and hasattr(function, "lower"):
         try:
             return function(*args, **kwargs)
         except jax.errors.TracerBoolConversionError:
-            # The `if`s of the jitted function become part of this program.
+            # The jitted function has an `if` on a traced value. So it is rewritten, and becomes part of this program.
             return call(inner, args, kwargs)
     if getattr(getattr(function, "__code__", None), "co_filename", "").startswith(core.PACKAGE):
-        # One of our ops does with functions among its arguments what it has to do.
+        # This is a function of jaxpyop, which itself decides what to do with functions among its arguments.
         return function(*args, **kwargs)
     if isinstance(getattr(function, "__self__", None), str) and any(map(is_traced, [*args, *kwargs.values()])):
         _refuse_text()
     check_numbers((args, kwargs))
     args = [_as_argument(a) for a in args]
     if not isinstance(getattr(function, "__self__", None), types.ModuleType):
-        # JAX takes a Python bool for an array. The builtin functions do not.
+        # A function of a library such as JAX takes a traced Python bool as an array. A builtin function does not.
         args = list(map(as_array, args))
     return function(*args, **{name: _as_argument(a) for name, a in kwargs.items()})
 
@@ -213,7 +214,7 @@ def _extremum(keep_first: Callable[[Any, Any], Any], original: Any, *args: Any, 
 
 
 def _refuse_numbers(shown: str, x: Any) -> None:
-    """Refuses a question whose answer for a Python number is not that for an array."""
+    """Refuses a question about a value if a Python number and the traced array in its place answer it differently."""
     if isinstance(x, BoolTracer) or x.aval.weak_type or getattr(x, "number_types", None):
         refuse(
             f"{shown} asks what a value is that stands for a Python number, or may do so",
@@ -245,7 +246,10 @@ def _with_attributes(function: Any) -> Callable[..., Any]:
 
 
 def is_(a: Any, b: Any) -> bool:
-    """Tells whether two objects are one. The values of several paths are a new one in the program."""
+    """Tells whether two objects are identical. It is refused for two traced values if the answer depends on the path.
+
+    Where paths are merged, a variable gets a new traced value, which is not identical to the value of any path.
+    """
     if a is not b and any(map(is_traced, (a, b))) and is_value(a) and is_value(b):
         refuse("whether one traced value `is` another depends on the path", "compare what they hold, or set a flag")
     return a is b
@@ -261,7 +265,7 @@ def _locals() -> None:
     refuse("locals() sees other names in a rewritten body", "write the names that are needed")
 
 
-_OURS: dict[Any, Callable[..., Any]] = {
+_REPLACEMENTS: dict[Any, Callable[..., Any]] = {
     is_: is_,
     builtins.id: _id,
     builtins.isinstance: _isinstance,

@@ -1,7 +1,7 @@
-"""The statements besides `if` and loops: `match`, classes and `:=` are refused, annotations are simplified.
+"""Prepares the syntax tree of a function for AutoGraph: refuses or replaces syntax that AutoGraph would misread.
 
-This happens before AutoGraph rewrites a function, and removes all syntax that AutoGraph would misread: also the `else`
-of a loop, and the private names of a class.
+`match`, classes, and `:=` in a condition are refused. Annotations, the `else` of a loop, the private names of a class,
+and `is` are replaced.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from jaxpyop._functions import names_in
 
 
 class ConversionError(Exception):
-    """A function cannot be rewritten. The text says why, and what to do."""
+    """Raised if a function cannot be rewritten. The text gives the reason, and what to write instead."""
 
 
 def malt(name: str) -> Any:
-    """Returns a module of AutoGraph's, which has no types."""
+    """Returns a module of AutoGraph. The modules have no type annotations, so the result is `Any`."""
     return importlib.import_module(f"malt.{name}")
 
 
-# AutoGraph makes functions of these parts, so a name that is assigned in them is not one of the function around them.
+# AutoGraph turns these parts of a node into functions. A name that is assigned in such a part would become local there.
 _PARTS = {"While": ("test",), "BoolOp": ("values",), "IfExp": ("body", "orelse")}
 
 
@@ -33,8 +33,8 @@ def simplified(tree: Any, private: dict[str, str]) -> Any:
     """Returns the tree of a function without syntax that AutoGraph does not know.
 
     Args:
-        tree: of the function.
-        private: the names of a class that Python changes, such as ``__rate``, and what it makes of them.
+        tree: the tree of the function.
+        private: what `private_names` returned for the function.
     """
     _check_statements(tree)
     for node in ast.walk(tree):
@@ -44,7 +44,7 @@ def simplified(tree: Any, private: dict[str, str]) -> Any:
 
 
 def private_names(code: types.CodeType) -> dict[str, str]:
-    """Returns the private names in a method, and what Python has made of them: ``__rate`` is ``_TheClass__rate``."""
+    """Returns the private names in a method, and how Python has mangled them: ``__rate`` to ``_TheClass__rate``."""
     found = (re.fullmatch(r"_[^_]\w*?(__\w*?)", name) for name in names_in(code))
     return {match[1]: match[0] for match in found if match and not match[1].endswith("__")}
 
@@ -71,7 +71,7 @@ def _asks_identity(node: ast.AST) -> bool:
 
 
 def _with_origin(old: ast.AST, new: Any) -> Any:
-    """Gives a new statement or expression, and what is in it, the place of an old one."""
+    """Gives a new statement or expression, and all nodes in it, the position of an old one in the source."""
     anno = malt("pyct.anno")
     for node in ast.walk(new):
         anno.copyanno(old, node, anno.Basic.ORIGIN)
@@ -80,9 +80,10 @@ def _with_origin(old: ast.AST, new: Any) -> Any:
 
 
 class _WithoutTypes(ast.NodeTransformer):
-    """Makes `x = 1` of `x: float = 1`, and a call of `x is y`.
+    """Turns `x: float = 1` into `x = 1`, and `x is y` into a call of `operators.is_`.
 
-    The names of a loop become `nonlocal` in a function, and cannot have annotations there.
+    AutoGraph makes the body of a loop a function, and declares its variables `nonlocal`. Python allows no annotations
+    for such names.
     """
 
     def visit_Compare(self, node: ast.Compare) -> Any:
@@ -104,7 +105,7 @@ class _WithoutTypes(ast.NodeTransformer):
 
 
 class _WithoutElse(ast.NodeTransformer):
-    """Makes an `if` of the `else` of a loop, on a variable that a `break` sets to False."""
+    """Turns the `else` of a loop into an `if` after it. Its condition is a variable that a `break` sets to False."""
 
     def __init__(self, tree: ast.AST) -> None:
         self._names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
@@ -128,7 +129,7 @@ class _WithoutElse(ast.NodeTransformer):
 
 
 class _MarkedBreaks(ast.NodeTransformer):
-    """Puts a statement before each `break` that ends the loop around it."""
+    """Puts a statement before each `break` that ends the outermost loop."""
 
     def __init__(self, make: Any) -> None:
         self._make = make
@@ -141,7 +142,7 @@ class _MarkedBreaks(ast.NodeTransformer):
         return [self._make(node), node]
 
     def visit_For(self, node: Any) -> Any:
-        # A `break` in an inner loop ends that loop. One in its `else` ends the outer one.
+        # A `break` in the body of an inner loop ends the inner loop. A `break` in its `else` ends the outer loop.
         node.orelse = [x for statement in node.orelse for x in self.all_of(statement)]
         return node
 

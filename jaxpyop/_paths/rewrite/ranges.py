@@ -1,4 +1,4 @@
-"""A `range` of which a limit or the step is traced. It counts in whole Python numbers, whatever its limits are."""
+"""`TracedRange`: a `range` with a traced limit or step. It counts in Python ints, whatever dtype its limits have."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ WRITE = 'write it with jax.lax.while_loop, split the body into several traced op
 
 
 class TracedRange:
-    """A `range` of which a limit or the step is traced.
+    """A `range` with a traced limit or step.
 
     Attributes:
-        bounds: the least and the greatest of its numbers, as far as is known.
-        iterations: how many numbers there are at most, None if that is not known.
+        bounds: bounds of its numbers.
+        iterations: the greatest count of its numbers, None if it is not known.
     """
 
     def __init__(self, *limits: Any) -> None:
@@ -33,10 +33,10 @@ class TracedRange:
                 raise TypeError(f"range() takes integers, got {what}; write range(n.astype(int))")
         if not is_traced(step) and not step:
             raise ValueError("range() arg 3 must not be zero")
-        # Python counts in whole numbers, whatever the dtype of the limits is.
+        # Python counts in ints, whatever the dtype of the limits is.
         numbers = [number_of(x, int) if is_traced(x) else int(x) for x in (start, stop, step)]
         self.bounds, self.iterations = counted(*(bounds_of(n) or limits_of(int) for n in numbers))
-        # `after` takes care by itself of what does not fit.
+        # The limits get no bounds, so that arithmetic on them is not refused: `after` itself prevents an overflow.
         self.start, self.stop, self.step = (with_bounds(n, None) for n in numbers)
 
     def __iter__(self) -> Iterator[Any]:
@@ -53,11 +53,11 @@ class TracedRange:
         return self._by_sign(lambda: i < self.stop, lambda: i > self.stop)
 
     def after(self, i: Any) -> Any:
-        """Returns the number after `i`, or the end, if it would be beyond. So it cannot overflow."""
+        """Returns the number after `i`. If it would be beyond the end it returns the end, so it cannot overflow."""
         if not is_traced(self.step) and abs(self.step) == 1:
             return i + self.step
         distance = self._by_sign(lambda: self.stop - i, lambda: i - self.stop)
-        # The distance of two numbers of either sign fits an unsigned one.
+        # The distance of two signed numbers may overflow their dtype, but not an unsigned dtype of the same size.
         size = lambda x: jnp.asarray(x).astype(jax.dtypes.canonicalize_dtype(np.uint64))
         return weakened(jnp.where(size(distance) > size(abs(self.step)), i + self.step, self.stop))
 

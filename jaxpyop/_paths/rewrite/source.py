@@ -1,7 +1,7 @@
-"""Whether the source text that is found is what a function was compiled from.
+"""Checks that the source text that Python finds for a function is the text that the function was compiled from.
 
-The file may have changed since it was imported, and another function may stand at the function's line. So the text is
-compiled, and its code is compared with the function's.
+The file may have changed since it was imported, so that another function is at the function's line. So the text is
+compiled again, and its code is compared with the code of the function.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from jaxpyop._functions import codes_in
 
 
 def check_source(function: types.FunctionType) -> None:
-    """Raises `OSError` if there is no source, or if it is the source of something else."""
+    """Raises `OSError` if a function has no source text, or if the text is not what the function was compiled from."""
     code = function.__code__
     lines, _ = inspect.findsource(function)
     found = _codes("".join(lines), code.co_filename)
@@ -25,7 +25,10 @@ def check_source(function: types.FunctionType) -> None:
 
 @functools.lru_cache(maxsize=4)
 def _codes(text: str, filename: str) -> dict[tuple[str, int], list[types.CodeType]]:
-    """Returns the codes in a text, by their names and first lines. A few are kept, for a file has many functions."""
+    """Returns the code objects of a source text, by their names and first lines.
+
+    The last few texts are cached, because a file has many functions.
+    """
     try:
         module = compile(text, filename, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
     except (SyntaxError, ValueError) as error:
@@ -44,9 +47,9 @@ _SAME = (
 
 def _is_same(a: types.CodeType, b: types.CodeType) -> bool:
     if any(name.startswith("@py") for name in (*a.co_names, *a.co_varnames, *a.co_cellvars)):
-        # pytest has rewritten the asserts of a module of tests.
+        # pytest has rewritten the asserts of this module, so the code differs, and only the arguments are compared.
         return a.co_varnames[: a.co_argcount] == b.co_varnames[: b.co_argcount]
-    # The higher flags are those of imports from __future__.
+    # The bits above are flags of imports from __future__, which may differ.
     if a.co_flags & 0xFF != b.co_flags & 0xFF:
         return False
     if any(getattr(a, name) != getattr(b, name) for name in _SAME) or len(a.co_consts) != len(b.co_consts):
@@ -57,5 +60,5 @@ def _is_same(a: types.CodeType, b: types.CodeType) -> bool:
 def _is_same_constant(a: object, b: object) -> bool:
     if isinstance(a, types.CodeType) and isinstance(b, types.CodeType):
         return _is_same(a, b)
-    # The text tells 1 from True and 0.0 from -0.0.
+    # `repr` tells 0.0 from -0.0, and 1 from True in a tuple. These are equal.
     return type(a) is type(b) and repr(a) == repr(b)

@@ -1,4 +1,4 @@
-"""Which Python objects the program can hold as values, and how their types are changed."""
+"""Tells which Python objects the program can hold as values, and changes the types of values."""
 
 from __future__ import annotations
 
@@ -15,31 +15,33 @@ from jaxpyop._paths.rewrite.context import noted_number
 def is_value(x: Any) -> bool:
     """Tells whether the program can hold an object."""
     if isinstance(x, (np.ndarray, np.generic)):
-        # Those of NumPy count by its own rules, in 64 bits, for as long as they meet no array of JAX's.
+        # NumPy computes with its own integers in 64 bits, until they meet an array of JAX. A program would use 32 bits,
+        # so they are not values.
         return x.dtype.kind not in "iuUSOV"
     return isinstance(x, (jax.Array, bool, int, float, complex))
 
 
 def is_same_object(a: Any, b: Any) -> bool:
-    """Tells whether two objects are one and the same for Python code: equal if they are numbers or texts."""
+    """Tells whether Python code cannot distinguish two objects. Numbers and strings only have to be equal."""
     if isinstance(a, (bool, int, float, complex, str, bytes)):
-        # The text tells 0.0 from -0.0.
+        # `repr` tells 0.0 from -0.0, which are equal.
         return a is b or (type(a) is type(b) and a == b and (isinstance(a, int) or repr(a) == repr(b)))
     return a is b
 
 
 def type_of(leaf: Any) -> Any:
-    """Returns the type of a value: a Python number, or what stands for one, is weakly typed, and so is a bool."""
+    """Returns the type of a value. It is weak for a Python number or bool, and for what stands for one in a program."""
     aval = jax.typeof(leaf)
     weak = aval.weak_type or (aval.dtype == bool and sort_of(leaf) == PYTHON)
     return core.ShapedArray(aval.shape, aval.dtype, weak_type=weak)
 
 
 def is_mergeable(a: Any, b: Any) -> bool:
-    """Tells whether one variable can hold values of two types on two paths, and count like either of them.
+    """Tells whether one variable of the program can hold values of two types, one on each of two paths.
 
-    What follows counts in the dtype that both fit. An array of another dtype counts differently. A Python number does
-    not, if the array's dtype is as wide as Python's numbers are in JAX.
+    After the paths meet, the program computes in a dtype that fits both values. An array of another dtype would then
+    give other results than on its own path. A Python number gives the same results, if the array's dtype is as wide as
+    the dtype that JAX gives to Python numbers.
     """
     if a.dtype == b.dtype or (a.weak_type and b.weak_type):
         return True
@@ -52,18 +54,25 @@ def is_wide(dtype: Any) -> bool:
 
 
 def cast(x: Any, dtype: Any, weak: bool) -> Any:
-    """Returns a value with a dtype, which gives way to others if it is weak."""
+    """Returns a value with this dtype. With `weak`, it gives way to the dtype of others, as a Python number does."""
     x = jax.lax.convert_element_type(x, dtype)
     return weakened(x) if weak else x
 
 
 def weakened(x: Any) -> Any:
-    """Returns a value that takes the dtype of others, as a Python number does."""
+    """Returns a value of the same dtype that gives way to the dtype of others, as a Python number does."""
     return jax.lax.convert_element_type_p.bind(x, new_dtype=x.dtype, weak_type=True, sharding=None)
 
 
 def with_type(x: Any, aval: Any, leaf: Any, sort: str) -> Any:
-    """Returns a value of the state as what Python has there: `leaf` is what was there before the loop."""
+    """Returns a value of a loop's state as the kind of value that Python has in the variable.
+
+    Args:
+        x: the value.
+        aval: the type of the state, which may be weak.
+        leaf: what the variable held before the loop.
+        sort: if it is a bool, whether it counts as Python's or as an array's (see `sort_of`).
+    """
     if isinstance(x, bool):
         return x
     x = with_sort(weakened(x) if aval.weak_type else x, sort)

@@ -1,7 +1,7 @@
-"""The variables that a statement assigns: read, set, flattened, and recorded with the block that assigns them.
+"""The variables that a statement assigns, and the recording of a block of code that assigns them.
 
-To record a statement, its variables are set, its block is called, and its variables are read. An array or a number in a
-variable becomes a value of the program. Anything else has to be the same whichever way the program takes.
+To record a block, its variables are set, the block is called, and its variables are read. An array or a number in a
+variable becomes a value of the program. Anything else has to be the same on all paths through the block.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class UndefinedReturnValue(Undefined):
 
 
 class Dropped(Undefined):
-    """A variable that nothing was to read any more after a statement on traced values, which therefore left it."""
+    """The content of a variable after a statement on traced values, if the analysis found no later read of it."""
 
     def read(self) -> Any:
         refuse(
@@ -46,7 +46,7 @@ class Dropped(Undefined):
 
 
 class UnmergeableError(Exception):
-    """The two ways of an `if` leave in one variable what one program cannot hold."""
+    """Raised if the branches of an `if`, or the paths of a block, leave in a variable what one program cannot hold."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -54,12 +54,12 @@ class Variables:
     """The variables of one statement.
 
     Attributes:
-        names: AutoGraph's names for them.
-        get: reads them.
-        set: sets them.
+        names: the names of the variables. A name may also be an attribute or an entry, such as ``self.x`` or ``x[0]``.
+        get: reads all variables.
+        set: sets all variables.
         live: how many of them are read after the statement. These come first.
-        augmented: the names that ``+=`` and the like change, perhaps in place.
-        before: their values before the statement.
+        augmented: the names that ``+=`` and similar operators change, perhaps in place.
+        before: the values of the variables before the statement.
     """
 
     names: Sequence[str]
@@ -76,7 +76,7 @@ class Variables:
         self.set(self.before)
 
     def set_live(self, values: Sequence[Any]) -> None:
-        """Sets those that are read after the statement, and drops the others."""
+        """Sets the variables that are read after the statement, and drops the others."""
         self.set([*values, *self._dropped])
 
     def alive(self) -> Variables:
@@ -87,7 +87,7 @@ class Variables:
 
     @property
     def changed_in_place(self) -> str | None:
-        """The name of a NumPy array that the statement changes in place, which its other names would see."""
+        """The name of a NumPy array that the statement may change in place. Other variables may hold the same array."""
         pairs = zip(self.names, self.before, strict=True)
         return next((n for n, v in pairs if n in self.augmented and isinstance(v, np.ndarray) and v.ndim), None)
 
@@ -100,7 +100,10 @@ class Variables:
 
 @dataclasses.dataclass(eq=False)
 class Flattened:
-    """What a variable holds: a tree of leaves. `first` is the place of its first leaf among those of all variables."""
+    """The content of a variable as a tree of leaves.
+
+    `first` is the index of its first leaf in the list of the leaves of all variables.
+    """
 
     tree: Any
     leaves: list[Any]
@@ -134,23 +137,23 @@ def leaves_of(variables: Sequence[Flattened]) -> list[Any]:
 
 
 def is_same_leaf(a: Any, b: Any) -> bool:
-    """Tells whether two leaves are the same on both ways, so that the program need not choose."""
+    """Tells whether the leaves of two branches or paths are the same, so that the program need not choose."""
     return is_same_object(a, b) or (isinstance(a, Undefined) and isinstance(b, Undefined))
 
 
 class Recording:
-    """A block that was run and recorded: its program, and what its variables hold afterwards.
+    """The recording of a block: its program, and what its variables hold afterwards.
 
     Attributes:
         closed: the closed jaxpr, with a result for each leaf that is a value.
-        variables: what the variables hold.
-        outs: for each leaf the index of its result, or None.
-        types: for each leaf its type on the first path, or None.
-        sorts: for each leaf as which kind of bool it counts: Python's, an array's, or one that differs by path.
-        kinds: for each leaf the types that it has on its paths.
-        bounds: for each leaf between which numbers it is, if it is a Python number, or else None.
-        input_types: of an iteration of a loop: the avals of its inputs.
-        input_sorts: of an iteration of a loop: the sorts of its leaves, and the ranges in which it carries them.
+        variables: what the variables hold, as leaves.
+        outs: for each leaf the index of its result, or None if the leaf is not a value.
+        types: for each leaf its type on the first path, or None if the leaf is not a value.
+        sorts: for each leaf whether a bool there counts as Python's, as an array's, or differently on each path.
+        path_types: for each leaf the set of types that it has on all paths (see `number_types.Types`).
+        bounds: for each leaf its bounds if it is a Python number, and otherwise None.
+        input_types: the types of the inputs. Only the recordings of a loop have inputs.
+        input_sorts: the sorts of the leaves of a loop's state, and then their ranges (see `range_before`).
     """
 
     input_types: Sequence[Any] = ()
@@ -160,7 +163,7 @@ class Recording:
         runs: list[list[Flattened]] = []
         sorts: list[list[str]] = []
         bounds: list[list[Any]] = []
-        kinds: list[list[Any]] = []
+        path_types: list[list[Any]] = []
         avals: list[list[Any]] = []
 
         def run(*xs: Any) -> list[Any]:
@@ -168,7 +171,7 @@ class Recording:
             leaves = leaves_of(runs[-1])
             sorts.append(list(map(sort_of, leaves)))
             bounds.append(list(map(bounds_of, leaves)))
-            kinds.append([types_of(leaf) if is_value(leaf) else frozenset() for leaf in leaves])
+            path_types.append([types_of(leaf) if is_value(leaf) else frozenset() for leaf in leaves])
             avals.append([type_of(leaf) if is_value(leaf) else None for leaf in leaves])
             return list(filter(is_value, leaves))
 
@@ -176,21 +179,21 @@ class Recording:
             self.closed = record_paths(run, args)
         self.variables = runs[0]
         for other, types in zip(runs[1:], avals[1:], strict=True):
-            self._unite(other)
+            self._check_path(other)
             if any(a and b and not is_mergeable(a, b) for a, b in zip(avals[0], types, strict=True)):
                 raise UnmergeableError
         indices = iter(range(len(self.closed.out_avals)))
         self.sorts = [common_sort(column) for column in zip(*sorts, strict=True)]
         self.bounds = [hull(column) for column in zip(*bounds, strict=True)]
-        self.kinds = [frozenset().union(*column) for column in zip(*kinds, strict=True)]
+        self.path_types = [frozenset().union(*column) for column in zip(*path_types, strict=True)]
         self.types = avals[0]
         self.outs = [next(indices) if is_value(leaf) else None for leaf in leaves_of(self.variables)]
 
-    def _unite(self, other: Sequence[Flattened]) -> None:
-        """Compares the leaves with those of another path of the block.
+    def _check_path(self, other: Sequence[Flattened]) -> None:
+        """Compares the leaves with the leaves of another path of the block.
 
         Raises:
-            UnmergeableError: a leaf that is not a value differs.
+            UnmergeableError: a leaf differs, and is not a value.
         """
         for mine, its in zip(self.variables, other, strict=True):
             if mine.tree != its.tree:
