@@ -88,15 +88,16 @@ class Config:
     """The settings of jaxpyop, for the whole process.
 
     Each setting is an attribute. It is also an environment variable, which is
-    read when jaxpyop is imported. A compiled program keeps the settings that
-    it was compiled with. This object works like JAX's ``jax.config``.
+    read when jaxpyop is imported. A compiled program keeps the `transport` and
+    the `mode` that it was compiled with, and reads the other settings when it
+    runs. This object works like JAX's ``jax.config``.
     TensorFlow's ``tf.py_function`` has no settings, and is always eager.
 
     Attributes:
         mode: the default of ``py_function(mode=...)``. ``"eager"`` calls the
             function at run time. ``"traced"`` traces it into the program, and
-            raises if that fails; stateful ops and ops with ``vjp=`` or
-            ``jvp=`` stay eager. ``"auto"`` traces it if possible.
+            raises if that fails; stateful ops and ops with ``vjp=``,
+            ``jvp=`` or ``on_error=`` stay eager. ``"auto"`` traces it if possible.
             Environment variable: ``JAXPYOP_MODE``.
         transport: how a compiled program reaches the host. ``"auto"`` takes
             the zero-copy ``jax.experimental.buffer_callback`` if it applies.

@@ -409,7 +409,7 @@ ROWS = {
     '`vmap`, `"expand_dims"`, `"broadcast_all"`': (check_block, "the calling process", "once per batch", "one call"),
     '`vmap`, `"parallel"`': (check_threads, "jaxpyop's own threads", "once per element", ANY),
     "... with a `ThreadPoolExecutor`": (check_given_threads, "the pool's threads", "once per element", ANY),
-    "... with a `ProcessPoolExecutor` or Dask": (check_processes, "the pool's workers", "once per element", ANY),
+    "... with a `ProcessPoolExecutor`, Dask or MPI": (check_processes, "the pool's workers", "once per element", ANY),
     "... `grad` of a `py_function`, threads": (
         lambda: check_gradient(None, 1),
         "the pool's threads",
