@@ -142,6 +142,8 @@ def as_program(function: Callable[..., Any], *args: Any) -> Callable[..., Any]:
     def run(*args: Any) -> Any:
         with jax.disable_jit():
             outs = evaluate(closed.jaxpr, closed.consts, list(map(np.asarray, jax.tree.leaves(args))))
+        # A result that is a constant of the program is a Python number.
+        outs = [x if hasattr(x, "shape") else np.asarray(x, a.dtype) for x, a in zip(outs, closed.out_avals)]
         return jax.tree.unflatten(jax.tree.structure(shape), outs)
 
     return run
