@@ -282,7 +282,7 @@ def jit(fun: Callable[..., Any] | None = None, /, *, loops: Loops = "compiled", 
     ``jaxpyop.jit`` compiles is cut into segments instead, and the Python functions run between them, on the caller's
     thread. Their arrays stay on their device, such as a GPU, as with TensorFlow's ``tf.py_function``. The backend
     needs no callbacks. A stateful call takes between a seventh and a third of the time. The caller receives a
-    function's own exception. This function can replace :func:`jax.jit`, because it accepts the same arguments.
+    function's own exception. ``jaxpyop.jit`` can replace :func:`jax.jit`, because it accepts the same arguments.
 
     Args:
         fun: a function of arrays. It is traced.

@@ -99,8 +99,9 @@ class JaxOptions(_OfJax, _OfAll, total=False):
         vjp: a rule for reverse mode, which replaces the automatic derivative:
             ``f(inputs, outputs, cotangents)``, a pair ``(fwd, bwd)``, or
             ``"numerical"``. It works as in :func:`numpy_function`, but receives
-            ``jax.Array`` values. If there is a rule for one mode only, the other mode
-            raises an error.
+            ``jax.Array`` values. If only `jvp` is given, reverse mode raises an error. If
+            only `vjp` is given, forward mode raises an error, except with
+            ``vjp="numerical"`` or ``hvp="numerical"``.
         jvp: a rule for forward mode, which replaces the automatic derivative:
             ``f(inputs, outputs, tangents)``, or ``"numerical"``, as in
             :func:`numpy_function`.
@@ -168,12 +169,14 @@ class ContribOptions(_OfAll, total=False):
             tuples of NumPy arrays, with one tangent per array input, or ``None`` for
             zero. It returns one tangent per result, a Python number for all of its
             elements, or ``None`` for zero. ``"numerical"`` stands for central
-            differences, with two calls of `func`.
+            differences, with two calls of `func` for each order of magnitude of the
+            inputs that the tangent moves.
         hvp: ``"numerical"`` gives second derivatives of real inputs by central
-            differences of the rules. ``jax.jvp(jax.grad(f), (x,), (v,))`` takes two calls
-            of `func` and two of its rule. A missing `jvp` is replaced by differences of
-            `func`. The default is ``"numerical"`` with ``vjp="numerical"``, and None
-            otherwise.
+            differences of the rules. Under ``jit``, ``jax.jvp(jax.grad(f), (x,), (v,))``
+            adds two calls of `func` and two of its rule to those of the gradient, for
+            each order of magnitude of the inputs. A missing `jvp` is replaced by
+            differences of `func`. The default is ``"numerical"`` with
+            ``vjp="numerical"``, and None otherwise.
         transpose: declares that `func` is linear in its floating-point and complex inputs.
             ``f(cotangents)`` receives a tuple with one cotangent per result. It returns
             one cotangent per array input, or ``None`` for zero. The op then has both

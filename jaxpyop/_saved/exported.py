@@ -69,7 +69,7 @@ def export(
     of ``__main__`` needs one: :func:`jaxpyop.register`, or `functions`. The package ``flatbuffers`` must be installed.
 
     Args:
-        fun: a function of arrays, or what :func:`jax.jit` or :func:`jaxpyop.jit` made of one.
+        fun: a function of arrays, or what :func:`jax.jit` or :func:`jaxpyop.jit` returned for one.
         functions: names for Python functions, which are needed again as `functions` of :func:`jaxpyop.load`.
         loops: how the loaded program runs loops that call Python, as in :func:`jaxpyop.jit`.
         platforms: the platforms on which the program can run, as in :func:`jax.export.export`.
@@ -176,7 +176,7 @@ def load(
 
     Args:
         source: the path of a file, or the bytes of a program.
-        functions: the functions of names in the file. They replace registered and imported ones.
+        functions: the functions that belong to names in the file. They replace registered and imported ones.
         allow: modules that may be imported to find a function. A package allows all modules in it.
 
     Returns:
