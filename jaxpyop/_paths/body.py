@@ -165,12 +165,13 @@ def _line_of(function: Any, name: str) -> core.Place:
 def _trace_paths(function: Any, use: Call, args: Sequence[Any], why: str) -> list[Any]:
     """Follows the paths of a function that cannot be rewritten. Says why it cannot, if that would help.
 
-    It would help with loops, and with too many paths: a rewritten `if` is one operation and makes no second path.
+    It would help with loops, with too many paths (a rewritten `if` is one operation and makes no second path), and with
+    `float(x)` and `int(x)`, which a rewritten function computes with.
     """
     try:
         return trace_paths(lambda *xs: use(function, *xs), args)
     except PathError as error:
-        if "loop" not in error.reason and "more than" not in error.reason:
+        if not any(word in error.reason for word in ("loop", "more than", "float(x)", "int(x)")):
             raise
         refused = PathError(error.reason, error.filename, error.lineno, f"{why}; or {error.advice}")
         refused.remedy = why

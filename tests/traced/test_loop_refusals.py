@@ -395,6 +395,7 @@ def matching(x):
 
 
 beside, in_one_line = (lambda x: halve(x)), (lambda x: halve(x) * 2)
+takes_float, beside_it = (lambda x: x + float(x)), (lambda x: float(x) * 2)
 
 
 def recursive(x):
@@ -407,9 +408,10 @@ def recursive(x):
         (walrus, "walrus cannot be rewritten: it has a `:=` in a condition: assign before the loop"),
         (matching, "matching cannot be rewritten: it has a `match`: write `if` and `elif`"),
         (beside, "shares its line with other functions and cannot be told from them: write it with def"),
+        (takes_float, r"float\(x\) asks for .*; .*lambda.* shares its line with other functions"),
         (recursive, "calls itself on a condition of values.*jax.lax.while_loop"),
     ],
-    ids=["walrus", "match", "lambdas in one line", "recursion"],
+    ids=["walrus", "match", "lambdas in one line", "float in one line", "recursion"],
 )
 def test_what_the_converter_takes_for_something_else_is_said(body, match):
     with pytest.raises(TypeError, match=match):
