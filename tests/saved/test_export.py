@@ -243,6 +243,17 @@ def test_what_cannot_be_saved_is_refused(fun, said):
         jaxpyop.export(fun)(X)
 
 
+@pytest.mark.parametrize("vjp_order", [0, 1])
+def test_an_effect_after_the_last_call_is_not_lost(vjp_order):
+    def fun(x):
+        y = numpy_function(cube, [x], SHAPE)
+        jax.debug.print("{}", y)
+        return y
+
+    with pytest.raises(ValueError, match=r"jax.export cannot write the segment \(debug_"):
+        jaxpyop.export(fun, vjp_order=vjp_order)(X)
+
+
 @pytest.mark.parametrize(
     ("options", "error"),
     [

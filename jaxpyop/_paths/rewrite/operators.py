@@ -114,7 +114,8 @@ def call(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None, _
     check_call(function)
     if isinstance(function, type) or not callable(function):
         return _call_builtin_type(function, args, kwargs)
-    if function in _REPLACEMENTS:
+    # An object of the user's class may have no hash.
+    if isinstance(function, (types.FunctionType, types.BuiltinFunctionType)) and function in _REPLACEMENTS:
         return _REPLACEMENTS[function](*args, **kwargs)
     if isinstance(function, types.MethodType):
         owner: Any = function.__self__
