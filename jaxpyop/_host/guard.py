@@ -173,7 +173,9 @@ def _uses_jax(call: HostCall) -> bool:
 def mentions_jax(func: Any, depth: int = 4) -> bool:
     """Tell whether a function, or a function that it calls, names something of JAX's, as far as its code tells."""
     func = plain_function(func)
-    if (func.__name__ if isinstance(func, types.ModuleType) else type(func).__module__).partition(".")[0] in _OF_JAX:
+    if (func.__name__ if isinstance(func, types.ModuleType) else type(func).__module__).partition(".")[
+        0
+    ] in _JAX:
         return True
     func = getattr(func, "__func__", func)
     if not isinstance(func, types.FunctionType) or not depth:
@@ -182,7 +184,7 @@ def mentions_jax(func: Any, depth: int = 4) -> bool:
     return "jax" in names_in(func.__code__) or any(mentions_jax(value, depth - 1) for value in named)
 
 
-_OF_JAX = ("jax", "jaxlib")
+_JAX = ("jax", "jaxlib")
 _RUNNING = Running()
 
 

@@ -22,7 +22,7 @@ from jaxpyop._op.body import Body, DerivedBody, UserBody, each_alone, element_st
 from jaxpyop._op.derivatives.element_axes import axes_of_fwd_last
 from jaxpyop._op.derivatives.functions import Differences, RuleCall, VjpRule
 from jaxpyop._op.derivatives.residuals import Residuals, protected, size_of
-from jaxpyop._op.primitive import NO_RECORD, RECORDS, TOKEN, Call, Handed, Linearization, warn_of_pushed_out
+from jaxpyop._op.primitive import NO_RECORD, RECORDS, TOKEN, Call, HandedRecord, Linearization, warn_of_pushed_out
 from jaxpyop._op.request import Op, advice_on_workers
 from jaxpyop._op.values import Struct, as_jax, check_fingerprints, decode, fingerprints, show_shape
 
@@ -176,7 +176,7 @@ class FwdCall(Call):
         RECORDS.make_room()
         outs, residuals = self.body.run(as_jax(inputs) if self.on_jax else inputs, lead)
         if self._hands_over:
-            return [*outs, Handed(protected(residuals))]
+            return [*outs, HandedRecord(protected(residuals))]
         return [*outs, self._receipt(residuals, outs, lead, getattr(outs, "failed", False))]
 
     def _receipt(self, residuals: Any, outs: Sequence[Any], lead: tuple[int, ...], failed: Any) -> np.ndarray[Any, Any]:
@@ -246,7 +246,7 @@ class ResidualRuleCall(RuleCall):
 
     def __call__(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
         rest = arrays[self.operands.leading_inputs :]
-        if isinstance(arrays[0], Handed):
+        if isinstance(arrays[0], HandedRecord):
             if not isinstance(self.body, BwdRule):
                 return super().__call__(rest)
             return self.body.pulled(arrays[0].record, as_jax(rest) if self.on_jax else rest, ())

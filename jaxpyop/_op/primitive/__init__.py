@@ -16,7 +16,7 @@ from jaxpyop._op.primitive.records import (
     RECEIPT,
     RECORDS,
     TOKEN,
-    Handed,
+    HandedRecord,
     Records,
     clear_records,
     warn_of_pushed_out,

@@ -4,7 +4,16 @@ Reading order: explore (the runs), tracer (what they run on), bounds, python_num
 count), tree (the paths), merge (two sides into one program), program (what comes out), errors.
 """
 
-from jaxpyop._paths.follow.bools import ARRAY, MIXED, PYTHON, BoolTracer, as_array, common_sort, sort_of, with_sort
+from jaxpyop._paths.follow.bools import (
+    ARRAY,
+    MIXED,
+    PYTHON,
+    BoolTracer,
+    as_array,
+    bool_kind_of,
+    common_bool_kind,
+    with_bool_kind,
+)
 from jaxpyop._paths.follow.bounds import FLOAT_TO_INT, bounds_in, counted, hull, limits_of, range_after, range_before
 from jaxpyop._paths.follow.errors import (
     RAISING,

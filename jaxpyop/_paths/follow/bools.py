@@ -17,27 +17,27 @@ from jaxpyop._paths.follow.python_numbers import with_bounds
 from jaxpyop._paths.follow.tracer import ARRAY, MIXED, PYTHON, BoolTracer, PathTracer
 
 
-def sort_of(x: Any) -> str:
+def bool_kind_of(x: Any) -> str:
     """Returns what a bool, traced or not, is when Python runs the function."""
     if isinstance(x, BoolTracer):
         return x.counts_as
     return PYTHON if isinstance(x, bool) else ARRAY
 
 
-def common_sort(sorts: Sequence[str]) -> str:
-    return sorts[0] if len(set(sorts)) == 1 else MIXED
+def common_bool_kind(bool_kinds: Sequence[str]) -> str:
+    return bool_kinds[0] if len(set(bool_kinds)) == 1 else MIXED
 
 
-def with_sort(x: Any, sort: str) -> Any:
-    """Returns a traced bool as one of this sort."""
-    if not isinstance(x, PathTracer) or x.dtype != bool or x.ndim or sort_of(x) == sort:
+def with_bool_kind(x: Any, bool_kind: str) -> Any:
+    """Returns a traced bool as one of this kind."""
+    if not isinstance(x, PathTracer) or x.dtype != bool or x.ndim or bool_kind_of(x) == bool_kind:
         return x
-    return x._trace.keep(PathTracer(x._trace, x.val) if sort == ARRAY else BoolTracer(x._trace, x.val, sort))
+    return x._trace.keep(PathTracer(x._trace, x.val) if bool_kind == ARRAY else BoolTracer(x._trace, x.val, bool_kind))
 
 
 def as_array(x: Any) -> Any:
     """Returns a traced bool as JAX's functions see it: an array."""
-    return with_sort(x, ARRAY)
+    return with_bool_kind(x, ARRAY)
 
 
 def _as_number(x: Any) -> Any:
@@ -64,19 +64,19 @@ def _operator(name: str) -> Callable[..., Any]:
     def operate(self: BoolTracer, *others: Any) -> Any:
         if not all(isinstance(x, (bool, int, float, complex)) or hasattr(x, "dtype") for x in others):
             return NotImplemented
-        sorts = {sort_of(x) for x in others if _is_bool(x)}
+        bool_kinds = {bool_kind_of(x) for x in others if _is_bool(x)}
         if logical and all(map(_is_bool, others)):
             found = original(as_array(self), *map(as_array, others))
-            return with_sort(found, common_sort([self.counts_as, *sorts]))
-        if self.counts_as == PYTHON and sorts == {ARRAY}:
+            return with_bool_kind(found, common_bool_kind([self.counts_as, *bool_kinds]))
+        if self.counts_as == PYTHON and bool_kinds == {ARRAY}:
             return original(as_array(self), *others)
-        if not comparison and MIXED in {self.counts_as, *sorts} and (sorts or not others):
+        if not comparison and MIXED in {self.counts_as, *bool_kinds} and (bool_kinds or not others):
             _refuse(self)
         found = getattr(_as_number(self), name)(*map(_as_number, others))
         is_python = self.counts_as == PYTHON and all(
-            sort_of(x) == PYTHON if _is_bool(x) else _is_number(x) for x in others
+            bool_kind_of(x) == PYTHON if _is_bool(x) else _is_number(x) for x in others
         )
-        return with_sort(found, PYTHON if is_python else MIXED) if comparison else found
+        return with_bool_kind(found, PYTHON if is_python else MIXED) if comparison else found
 
     operate.__name__ = name
     return operate
