@@ -82,8 +82,7 @@ def place_of(frame: types.FrameType | None) -> tuple[str, int, Any]:
 
 def users_line() -> Place:
     """Returns the innermost line of the user's code that led here."""
-    frame = users_frame()
-    return (frame.f_code.co_filename, frame.f_lineno) if frame else NOWHERE
+    return place_of(users_frame())[:2]
 
 
 def steps_of(error: BaseException) -> list[types.TracebackType]:

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from jaxpyop._jaxcore.capabilities import using
+from jaxpyop._jaxcore.traces import jax_config
 
 _has_started, _tokens = using("started"), using("failed_programs")
 
@@ -37,9 +38,7 @@ def with_transfers(function: Callable[..., Any], *args: Any) -> Any:
 
     A transfer guard of "disallow" or "log" is about other transfers.
     """
-    # JAX adds its options to `jax.config` at run time.
-    guard = jax.config.jax_transfer_guard_host_to_device  # pyright: ignore[reportAttributeAccessIssue]
-    if guard not in ("disallow", "log"):
+    if jax_config.jax_transfer_guard_host_to_device not in ("disallow", "log"):
         return function(*args)
     with jax.transfer_guard_host_to_device("allow"):
         return function(*args)

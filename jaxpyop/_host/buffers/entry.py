@@ -20,16 +20,13 @@ from jaxpyop._host.elements import Batch
 from jaxpyop._host.errors import PythonBodyError, body_error, defer, deferred_error
 from jaxpyop._host.guard import running
 from jaxpyop._host.host_call import HostCall
+from jaxpyop._host.pools import python_thread
 from jaxpyop._host.run import run_elements, run_once, runs_in_this_process
-
-# Looking a thread up here, unlike threading.current_thread(), does not register it with Python. XLA's threads have
-# no entry, or a dummy entry once `threading.current_thread()` was called on them.
-_THREADS: dict[int, Any] = vars(threading)["_active"]
-_UNKNOWN = (type(None), threading._DummyThread)
 
 
 def _on_xla_thread() -> bool:
-    return isinstance(_THREADS.get(threading.get_ident()), _UNKNOWN)
+    # XLA's threads are unknown to Python, or have a dummy once `threading.current_thread()` was called on them.
+    return isinstance(python_thread(), (type(None), threading._DummyThread))
 
 
 def _nbytes(struct: Any) -> int:

@@ -227,7 +227,7 @@ class Call(abc.ABC):
         raise NotImplementedError
 
     def transposed_linear_part(self, structs: Sequence[Struct]) -> Call:
-        """Of a linear part: its transpose, for inputs of these shapes and dtypes."""
+        """If `linear_part` made this call: its transpose, for inputs of these shapes and dtypes."""
         raise NotImplementedError
 
 

@@ -331,12 +331,13 @@ def _bounds(max_count: int, max_bytes: int) -> tuple[int, int]:
     return int(max_count), int(max_bytes)
 
 
-# Processes that compute together have a store each. The first token is random, so that no store knows another's.
 def _max_count() -> int:
     # Without a bound by number there is a record for each token at most.
     return _LAST_TOKEN if config.max_records is None else config.max_records
 
 
+# Processes that compute together have a store each. The first token is random, so that a store does not take the tokens
+# of another one for its own.
 RECORDS = Records(_max_count(), config.max_record_bytes, first=1 + secrets.randbelow(2**31))
 
 

@@ -24,7 +24,7 @@ from jaxpyop._paths.follow.errors import (
     refused_call,
 )
 from jaxpyop._paths.follow.explore import infer_shapes, record_one_path, record_paths, trace_paths
-from jaxpyop._paths.follow.number_types import Types, types_of
+from jaxpyop._paths.follow.number_types import Types, types_of, weakened
 from jaxpyop._paths.follow.python_numbers import bounds_of, check_numbers, with_bounds
 from jaxpyop._paths.follow.tracer import PathTrace, PathTracer, predicate
 from jaxpyop._paths.follow.tree import common_type

@@ -1,7 +1,7 @@
 """Traced bools that count as Python's do: ``True + True`` is 2, where the sum of two arrays of bools is "or".
 
-The result of `not x` is a Python bool in Python, and that of `x > 0` an array. A variable may hold the one before a
-loop and the other in it. Then nobody can tell how it counts, and arithmetic with other bools is refused.
+If `x` is an array, `not x` is a bool of Python's, and `x > 0` is an array of bools. A variable may hold the first
+before a loop, and the second after an iteration. Then arithmetic on it would depend on the path, and is refused.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from jaxpyop import _jaxcore as core
+from jaxpyop._paths.follow.number_types import weakened
 from jaxpyop._paths.follow.python_numbers import with_bounds
 from jaxpyop._paths.follow.tracer import ARRAY, MIXED, PYTHON, BoolTracer, PathTracer
 
@@ -44,8 +45,7 @@ def _as_number(x: Any) -> Any:
     if not isinstance(x, BoolTracer):
         return x
     number = jax.lax.convert_element_type(as_array(x), jax.dtypes.canonicalize_dtype(int))
-    number = jax.lax.convert_element_type_p.bind(number, new_dtype=number.dtype, weak_type=True, sharding=None)
-    return with_bounds(number, (0, 1))
+    return with_bounds(weakened(number), (0, 1))
 
 
 def _is_bool(x: Any) -> bool:
@@ -83,9 +83,7 @@ def _operator(name: str) -> Callable[..., Any]:
 
 
 def _refuse(tracer: BoolTracer) -> None:
-    run = tracer._trace.run
-    run.check()
-    run.stop(
+    tracer._trace.run.stop(
         "arithmetic with a bool that is Python's on one path and an array on another: Python counts them differently",
         "write int(x), or jnp.where(x, 1, 0), where it is counted",
     )

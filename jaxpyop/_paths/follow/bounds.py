@@ -66,12 +66,10 @@ def limits_of(dtype: Any) -> Bounds:
 
 def in_dtype(bounds: Bounds | None, dtype: Any) -> Bounds | None:
     """Returns the bounds of a number after its conversion to a dtype: floats for a floating dtype, otherwise ints."""
-    if bounds is None:
-        return None
-    if jax.dtypes.issubdtype(dtype, np.inexact):
-        low, high = (float(b) if abs(b) <= 2**1000 else math.inf * (1 if b > 0 else -1) for b in bounds)
-    else:
-        low, high = (int(min(max(b, -_HUGE), _HUGE)) for b in bounds)
+    if bounds is None or not jax.dtypes.issubdtype(dtype, np.inexact):
+        assert bounds is None or all(type(b) is int and abs(b) <= 2 * _HUGE for b in bounds), bounds
+        return bounds
+    low, high = (float(b) if abs(b) <= 2**1000 else math.inf * (1 if b > 0 else -1) for b in bounds)
     return low, high
 
 

@@ -250,9 +250,7 @@ class _LoopBuilder:
         rest = iter(xs)
         leaves = [
             leaf if aval is None else with_bounds(with_type(next(rest), aval, leaf, kind), bounds)
-            for leaf, aval, kind, bounds in zip(
-                self.leaves, self.types, self.bool_kinds, self._bounds(), strict=True
-            )
+            for leaf, aval, kind, bounds in zip(self.leaves, self.types, self.bool_kinds, self._bounds(), strict=True)
         ]
         return [jax.tree.unflatten(f.tree, leaves[f.first : f.first + len(f.leaves)]) for f in self.flat]
 

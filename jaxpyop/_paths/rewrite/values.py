@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from jaxpyop import _jaxcore as core
-from jaxpyop._paths.follow import ARRAY, PYTHON, bool_kind_of, types_of, with_bool_kind
+from jaxpyop._paths.follow import ARRAY, PYTHON, bool_kind_of, types_of, weakened, with_bool_kind
 from jaxpyop._paths.rewrite.context import noted_number
 
 
@@ -57,11 +57,6 @@ def cast(x: Any, dtype: Any, weak: bool) -> Any:
     """Returns a value with this dtype. With `weak`, it gives way to the dtype of others, as a Python number does."""
     x = jax.lax.convert_element_type(x, dtype)
     return weakened(x) if weak else x
-
-
-def weakened(x: Any) -> Any:
-    """Returns a value of the same dtype that gives way to the dtype of others, as a Python number does."""
-    return jax.lax.convert_element_type_p.bind(x, new_dtype=x.dtype, weak_type=True, sharding=None)
 
 
 def with_type(x: Any, aval: Any, leaf: Any, bool_kind: str) -> Any:

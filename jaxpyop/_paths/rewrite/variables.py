@@ -153,7 +153,7 @@ class Recording:
         path_types: for each leaf the set of types that it has on all paths (see `number_types.Types`).
         bounds: for each leaf its bounds if it is a Python number, and otherwise None.
         input_types: the types of the inputs. Only the recordings of a loop have inputs.
-        input_kinds_and_ranges: the `bool_kinds` of the leaves of a loop's state, and then the ranges of these leaves (see
+        input_kinds_and_ranges: the `bool_kinds` of the leaves of a loop's state, and then their ranges (see
             `range_before`).
     """
 
