@@ -54,6 +54,7 @@ from jaxpyop._jaxcore.frames import (
     traceback_without_locals,
     users_frame,
     users_line,
+    warn_once,
     warn_user,
     watching_returns,
     without_outer_library_frames,

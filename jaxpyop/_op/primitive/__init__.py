@@ -17,7 +17,6 @@ from jaxpyop._op.primitive.records import (
     RECORDS,
     TOKEN,
     HandedRecord,
-    Records,
     clear_records,
     warn_of_pushed_out,
 )

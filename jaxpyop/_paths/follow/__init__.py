@@ -6,7 +6,6 @@ count), tree (the paths), merge (two sides into one program), program (what come
 
 from jaxpyop._paths.follow.bools import (
     ARRAY,
-    MIXED,
     PYTHON,
     BoolTracer,
     as_array,
