@@ -128,6 +128,7 @@ from jaxpyop._jaxcore.runtime import (
     backends_are_initialized,
     forget_failed_programs,
     profiled_as,
+    python_thread,
     with_programs_of,
     with_transfers,
 )

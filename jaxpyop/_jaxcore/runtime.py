@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -42,6 +43,18 @@ def with_transfers(function: Callable[..., Any], *args: Any) -> Any:
         return function(*args)
     with jax.transfer_guard_host_to_device("allow"):
         return function(*args)
+
+
+# Python's threads by their identifiers.
+_threads: dict[int, threading.Thread] = vars(threading)["_active"]
+
+
+def python_thread() -> threading.Thread | None:
+    """Returns the thread that this code runs on; None for a thread that Python does not know, such as one of XLA's.
+
+    Unlike threading.current_thread(), it does not register such a thread with Python.
+    """
+    return _threads.get(threading.get_ident())
 
 
 # A part of the key of every program. jax.make_user_context, since JAX 0.8, is to be called before threads start.

@@ -20,13 +20,10 @@ from jaxpyop._host.elements import Batch
 from jaxpyop._host.errors import PythonBodyError, body_error, defer, deferred_error
 from jaxpyop._host.guard import running
 from jaxpyop._host.host_call import HostCall
-from jaxpyop._host.pools import python_thread
 from jaxpyop._host.run import run_elements, run_once, runs_in_this_process
 
-
-def _on_xla_thread() -> bool:
-    # XLA's threads are unknown to Python, or have a dummy once `threading.current_thread()` was called on them.
-    return isinstance(python_thread(), (type(None), threading._DummyThread))
+# XLA's threads are unknown to Python, or have a dummy once `threading.current_thread()` was called on them.
+_XLA_THREADS = (type(None), threading._DummyThread)
 
 
 def _nbytes(struct: Any) -> int:
@@ -103,7 +100,7 @@ class Host:
             if self._running is not None:
                 ticket = self._running.enter(call)
             with _jaxcore.profiled_as(call.label):
-                if _on_xla_thread():
+                if isinstance(_jaxcore.python_thread(), _XLA_THREADS):
                     # The context of XLA's threads is empty.
                     environment.context.copy().run(self._in_environment, arrays, outs)
                 elif environment.is_current():

@@ -52,17 +52,6 @@ def number_of(executor: Any) -> int:
 _outer: contextvars.ContextVar[frozenset[int]] = contextvars.ContextVar("jaxpyop_outer_executors", default=frozenset())
 _thread = threading.local()
 
-# Python's threads by their identifiers.
-_threads: dict[int, threading.Thread] = vars(threading)["_active"]
-
-
-def python_thread() -> threading.Thread | None:
-    """The thread that this code runs on, None for a thread that Python does not know.
-
-    Unlike threading.current_thread(), it does not register such a thread with Python.
-    """
-    return _threads.get(threading.get_ident())
-
 
 class Place(enum.Enum):
     """Where a call runs: on the calling thread, on a thread of the executor, or in a worker that shares no memory."""
@@ -85,7 +74,7 @@ def _is_worker(executor: Executor) -> bool:
         return True
     # A ThreadPoolExecutor has no public name for its threads.
     threads = getattr(executor, "_threads", None)
-    return isinstance(threads, set) and python_thread() in threads
+    return isinstance(threads, set) and _jaxcore.python_thread() in threads
 
 
 @contextlib.contextmanager

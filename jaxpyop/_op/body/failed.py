@@ -9,7 +9,7 @@ constant is NaN.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
@@ -79,22 +79,6 @@ def each_alone(run: Any, arrays: Sequence[Any], lead: tuple[int, ...]) -> Failed
     found = FailedResults(c.reshape(*lead, *c.shape[1 + len(lead) :]) for c in columns)
     found.failed = np.reshape([np.any(getattr(values, "failed", False)) for values in each], lead)
     return found
-
-
-def or_fills(body: Body, run: Callable[[], list[Any]], arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
-    """Return what `run()` returns, or the values that replace it if the user's code in it raises.
-
-    Args:
-        body: the body that runs.
-        run: runs the user's code.
-        arrays: the inputs of the body.
-        lead: the sizes of the batch axes that the inputs of a block have in front.
-    """
-    kept = kept_for_failure(body, arrays, lead)
-    try:
-        return run()
-    except Exception as error:
-        return failed_results(body, error, kept, lead)
 
 
 def kept_for_failure(body: Body, arrays: Sequence[Any], lead: tuple[int, ...]) -> Sequence[Any]:

@@ -39,7 +39,7 @@ class FilledBody(UserBody):
             # Otherwise the function would see the values of another program.
             array.fill(0)
         made = [] if targets else Body.absent_results(self, arrays, lead)
-        kept = [*kept_for_failure(self, arrays, lead), *targets]
+        kept = [*kept_for_failure(self, arrays, lead), *targets] if lead else [*arrays, *targets]
         try:
             self._fill(arrays, targets or made)
         except Exception as error:

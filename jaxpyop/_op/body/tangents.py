@@ -10,7 +10,7 @@ import numpy as np
 from jaxpyop._config import config
 from jaxpyop._jaxcore import is_inexact
 from jaxpyop._op.body.body_protocol import DerivedBody, element_structs
-from jaxpyop._op.body.failed import constants, or_fills
+from jaxpyop._op.body.failed import constants, failed_results
 from jaxpyop._op.request import is_nan
 from jaxpyop._op.values import Struct, as_jax, check_fingerprints, fingerprint
 from jaxpyop._tape import jvp, record, vjp
@@ -83,11 +83,17 @@ class Pushforward(TangentBody):
 
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
         primals, _, tangents = self.split(arrays)
-        return or_fills(self, lambda: _inexact(*jvp(self.base, primals, tangents)), arrays, lead)
+        try:
+            return _inexact(*jvp(self.base, primals, tangents))
+        except Exception as error:
+            return failed_results(self, error, arrays, lead)
 
     def replay(self, record: Any, arrays: Sequence[Any]) -> list[Any]:
         primals, _, tangents = self.split(arrays)
-        return or_fills(self, lambda: _inexact(self.base.shapes(primals), record.pushforward(as_jax(tangents))), arrays)
+        try:
+            return _inexact(self.base.shapes(primals), record.pushforward(as_jax(tangents)))
+        except Exception as error:
+            return failed_results(self, error, arrays)
 
     def transposed(self, nonzero_cotangents: tuple[bool, ...]) -> Pullback:
         return Pullback(self.base, nonzero_cotangents, self.perturbed)
@@ -97,21 +103,25 @@ class Pullback(CotangentBody):
     """The cotangents of a body, in reverse mode on the tape."""
 
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
-        run = lambda primals, cotangents: vjp(self.base, primals, cotangents, self.wanted_cotangents)
-        return self._pulled(run, arrays, lead)
+        primals, cotangents = self._primals_and_cotangents(arrays)
+        try:
+            return self._wanted(primals, vjp(self.base, primals, cotangents, self.wanted_cotangents))
+        except Exception as error:
+            return failed_results(self, error, arrays, lead)
 
     def replay(self, record: Any, arrays: Sequence[Any]) -> list[Any]:
-        return self._pulled(lambda _, cotangents: record.pullback(as_jax(cotangents)), arrays)
+        primals, cotangents = self._primals_and_cotangents(arrays)
+        try:
+            return self._wanted(primals, record.pullback(as_jax(cotangents)))
+        except Exception as error:
+            return failed_results(self, error, arrays)
 
-    def _pulled(self, pullback: Any, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
+    def _primals_and_cotangents(self, arrays: Sequence[Any]) -> tuple[Sequence[Any], list[Any]]:
         primals, _, cotangents = self.split(arrays)
-        cotangents = self.per_result(cotangents, self.base.shapes(primals))
+        return primals, self.per_result(cotangents, self.base.shapes(primals))
 
-        def run() -> list[Any]:
-            found = zip(primals, pullback(primals, cotangents), self.wanted_cotangents)
-            return [_or_zeros(cotangent, primal) for primal, cotangent, wanted in found if wanted]
-
-        return or_fills(self, run, arrays, lead)
+    def _wanted(self, primals: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+        return [_or_zeros(c, p) for p, c, wanted in zip(primals, cotangents, self.wanted_cotangents) if wanted]
 
 
 class RecordedDerivative(DerivedBody):

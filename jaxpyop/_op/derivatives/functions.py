@@ -22,7 +22,8 @@ from jaxpyop._op.body import (
     CotangentBody,
     TangentBody,
     call_with_advice,
-    or_fills,
+    failed_results,
+    kept_for_failure,
 )
 from jaxpyop._op.primitive import Batching, Call, Linearization, Operands
 from jaxpyop._op.request import Op, is_differentiable, no_jvp_error, no_second_derivative_error
@@ -146,9 +147,11 @@ class JvpRule(RuleTangents):
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
         args = tuple(map(tuple, self.split(arrays)))
         likes = [Struct((*lead, *o.shape[len(lead) :]), o.dtype) for o in args[1]]
-        inexact = [is_inexact(like) for like in likes]
-        run = lambda: run_rule(self.op, "jvp", self.func, args, likes, inexact, "result")
-        return or_fills(self, run, arrays, lead)
+        kept = kept_for_failure(self, arrays, lead) if lead else arrays
+        try:
+            return run_rule(self.op, "jvp", self.func, args, likes, [is_inexact(like) for like in likes], "result")
+        except Exception as error:
+            return failed_results(self, error, kept, lead)
 
     def program(self, *arrays: Any) -> list[Any]:
         """Do what `__call__` does as a part of the traced program, if the rule is an op."""
@@ -168,8 +171,11 @@ class VjpRule(CotangentBody):
         op = self.op
         inputs, outputs, cotangents = self.split(arrays)
         cotangents = decode(op, self.filled(cotangents, outputs, lead), outputs)
-        run = lambda: self.checked(inputs, lead, (tuple(inputs), decode(op, outputs, outputs), cotangents))
-        return or_fills(self, run, arrays, lead)
+        kept = kept_for_failure(self, arrays, lead) if lead else arrays
+        try:
+            return self.checked(inputs, lead, (tuple(inputs), decode(op, outputs, outputs), cotangents))
+        except Exception as error:
+            return failed_results(self, error, kept, lead)
 
     def program(self, *arrays: Any) -> list[Any]:
         """Do what `__call__` does as a part of the traced program, if the rule is an op."""

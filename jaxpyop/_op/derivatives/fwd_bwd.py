@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from jaxpyop._host import Environment
-from jaxpyop._op.body import Body, DerivedBody, UserBody, each_alone, element_structs, or_fills
+from jaxpyop._op.body import Body, DerivedBody, UserBody, each_alone, element_structs, failed_results
 from jaxpyop._op.derivatives.element_axes import axes_of_fwd_last
 from jaxpyop._op.derivatives.functions import Differences, RuleCall, VjpRule
 from jaxpyop._op.derivatives.residuals import Residuals, protected, size_of
@@ -352,4 +352,7 @@ class BwdRule(VjpRule):
         if self.op.spec.returned_spec is not None:
             # The lengths of padded results are among the results. Cotangents are cut to the same lengths.
             found = decode(self.op, found, outputs)
-        return or_fills(self, lambda: self.checked(inputs, lead, (residuals, found)), arrays, lead)
+        try:
+            return self.checked(inputs, lead, (residuals, found))
+        except Exception as error:
+            return failed_results(self, error, arrays, lead)
