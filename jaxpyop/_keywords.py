@@ -168,12 +168,13 @@ class ContribOptions(_OfAll, total=False):
             tuples of NumPy arrays, with one tangent per array input, or ``None`` for
             zero. It returns one tangent per result, a Python number for all of its
             elements, or ``None`` for zero. ``"numerical"`` stands for central
-            differences, with two calls of `func`.
+            differences, with two calls of `func`, or two for each power of ten if the
+            tangent moves elements of several magnitudes.
         hvp: ``"numerical"`` gives second derivatives of real inputs by central
-            differences of the rules. ``jax.jvp(jax.grad(f), (x,), (v,))`` takes two calls
-            of `func` and two of its rule. A missing `jvp` is replaced by differences of
-            `func`. The default is ``"numerical"`` with ``vjp="numerical"``, and None
-            otherwise.
+            differences of the rules. ``jax.jvp(jax.grad(f), (x,), (v,))`` takes as many
+            calls of `func` and of its rule as ``jvp="numerical"`` takes of `func`. A
+            missing `jvp` is replaced by differences of `func`. The default is
+            ``"numerical"`` with ``vjp="numerical"``, and None otherwise.
         transpose: declares that `func` is linear in its floating-point and complex inputs.
             ``f(cotangents)`` receives a tuple with one cotangent per result. It returns
             one cotangent per array input, or ``None`` for zero. The op then has both
