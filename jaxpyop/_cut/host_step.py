@@ -12,7 +12,7 @@ import numpy as np
 from jaxpyop import _jaxcore
 from jaxpyop._cut.inline import Node
 from jaxpyop._host import strip_library_frames
-from jaxpyop._op import Handed, anchor_of, run_now, taken_over
+from jaxpyop._op import HandedRecord, anchor_of, run_now, taken_over
 
 # Results of at least so many bytes do not take the quick path.
 _LARGE = 1 << 18
@@ -51,20 +51,20 @@ class HostStep:
         if self._waits:
             jax.effects_barrier()
         # If the user turned on a check for NaNs or a transfer guard, JAX's public functions move the arrays, and check.
-        own = self._owned if self._is_quick and not _jaxcore.looks_at_transfers() else None
+        copy_results = self._copied if self._is_quick and not _jaxcore.looks_at_transfers() else None
         try:
-            outs = run_now(self._call, args, self._batch, hold=False, own=own)
+            outs = run_now(self._call, args, self._batch, hold_records=False, copy_results=copy_results)
         except BaseException as error:
             raise strip_library_frames(error, self._call.title)  # noqa: B904  # It is the same error.
-        if own is not None or self._are_fitting(outs, args):
+        if copy_results is not None or self._are_fitting(outs, args):
             return outs
         like = anchor_of(args)
         found: list[Any] = []
         for k, (out, aval) in enumerate(zip(outs, self._avals, strict=True)):
-            found.append(out if isinstance(out, Handed) else self._fitted(k, out, aval, (*args, *found), like))
+            found.append(out if isinstance(out, HandedRecord) else self._fitted(k, out, aval, (*args, *found), like))
         return found
 
-    def _owned(self, values: Sequence[np.ndarray[Any, Any]], like: Any) -> list[Any]:
+    def _copied(self, values: Sequence[np.ndarray[Any, Any]], like: Any) -> list[Any]:
         """Copy the results of a NumPy function. This is the quick path for the most common case."""
         if [(value.shape, value.dtype) for value in values] != self._types:
             for k, (value, aval) in enumerate(zip(values, self._avals)):

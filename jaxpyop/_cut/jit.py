@@ -23,8 +23,6 @@ from jaxpyop._op import copy_to_jax
 
 Loops: TypeAlias = Literal["compiled", "python"]
 
-# JAX makes the attributes of this object at run time, so type checkers do not know them.
-_config: Any = jax.config
 _flatten = jax.tree_util.tree_flatten
 _MAX_SIGNATURES = 1024
 # Without this capability, a call can find out only from its arguments whether JAX is transforming the caller.
@@ -81,9 +79,7 @@ class CutFunction:
                 return self._whole(*args, **kwargs)
             except NotPlannedError:
                 pass
-        if self._reason or not _jaxcore.at_top_level():
-            return self._jit(*args, **kwargs)
-        if _config.jax_disable_jit:
+        if self._reason or not _jaxcore.at_top_level() or _jaxcore.jax_config.jax_disable_jit:
             return self._jit(*args, **kwargs)
         leaves, key = self._signature(args, kwargs)
         if leaves is None:
@@ -93,7 +89,7 @@ class CutFunction:
         except TypeError:
             # A static argument has no hash, and JAX has an error of its own about it.
             return self._jit(*args, **kwargs)
-        outcome, tree = found or self._plan(args, kwargs, leaves, key)
+        outcome, tree = found or self._plan(args, kwargs, key)
         plan = outcome.plan
         if plan is None or (outcome.is_faster_whole and runs_on_one_cpu(leaves)) or not are_together(leaves):
             return self._run_whole(args, kwargs, leaves, key)
@@ -108,7 +104,7 @@ class CutFunction:
                 return self._whole(*args, **kwargs)
             except NotPlannedError:
                 # JAX has dropped the traced program from its cache.
-                self._plan(args, kwargs, leaves, key)
+                self._plan(args, kwargs, key)
         return self._jit(*args, **kwargs)
 
     def _signature(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any] | None, Any]:
@@ -145,7 +141,7 @@ class CutFunction:
             return self._options.loops
         return "python"
 
-    def _plan(self, args: Any, kwargs: Any, leaves: Sequence[Any], key: Any) -> tuple[_Planned, Any]:
+    def _plan(self, args: Any, kwargs: Any, key: Any) -> tuple[_Planned, Any]:
         options = Options(self._options.name, key[-1], self._options.compiler_options)
         with self._guard.planning() as note_cut:
             traced = self._whole.trace(*args, **kwargs)
@@ -168,7 +164,7 @@ class CutFunction:
         leaves, key = self._signature(args, kwargs)
         if leaves is None or self._reason:
             return f"whole: {self._reason or 'JAX does not take the arguments'}"
-        outcome, _ = self._plan(args, kwargs, leaves, key)
+        outcome, _ = self._plan(args, kwargs, key)
         if outcome.is_faster_whole and runs_on_one_cpu(leaves):
             return "whole: its stateless NumPy functions are faster as callbacks"
         return f"whole: {outcome.reason}" if outcome.plan is None else str(outcome.plan)
@@ -236,4 +232,4 @@ def _array(leaf: Any) -> jax.Array:
     # The array is copied, because a body may keep its input, and the caller may change its NumPy array later. The quick
     # `copy_to_jax` does not obey the transfer guard, so with a guard JAX's public function is called.
     is_number = type(leaf) in _NUMBERS
-    return jnp.array(leaf) if is_number or _config.jax_transfer_guard_host_to_device else copy_to_jax(leaf)
+    return jnp.array(leaf) if is_number or _jaxcore.jax_config.jax_transfer_guard_host_to_device else copy_to_jax(leaf)

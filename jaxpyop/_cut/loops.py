@@ -81,7 +81,7 @@ class _While(_Loop):
         self._goes_on = plan(test, [False] * (test_end + len(avals) - state_start))
         self._by_element = bool(_jaxcore.jaxpr_of(test).outvars[0].aval.shape)
         if self._by_element:
-            body = _jaxcore.make_jaxpr(turn, list(map(_struct, avals)))
+            body = _jaxcore.make_jaxpr(turn, list(map(_jaxcore.struct_of, avals)))
         self._turn = plan(body, [False] * len(_jaxcore.jaxpr_of(body).invars))
 
     def run(self, args: Sequence[Any]) -> Sequence[Any]:
@@ -123,7 +123,7 @@ class _Scan(_Loop):
         number = jax.ShapeDtypeStruct((), np.int32)
         if length:
             # Without a turn there are no rows, and JAX could not trace how a turn takes one.
-            self._turn = plan(_jaxcore.make_jaxpr(turn, [*map(_struct, kinds), number]), donated)
+            self._turn = plan(_jaxcore.make_jaxpr(turn, [*map(_jaxcore.struct_of, kinds), number]), donated)
         self._start = jax.jit(lambda: [*map(_zeros, stacked), jnp.int32(0)])
 
     def run(self, args: Sequence[Any]) -> Sequence[Any]:
@@ -139,11 +139,6 @@ def _zeros(aval: Any) -> jax.Array:
         # The results of the loop have a weak type here. Arrays made from Python numbers have a weak type, too.
         return jnp.broadcast_to({"f": 0.0, "i": 0, "c": 0j}[aval.dtype.kind], aval.shape)
     return jnp.zeros(aval.shape, aval.dtype)
-
-
-def _struct(aval: Any) -> jax.ShapeDtypeStruct:
-    weak = aval.weak_type if hasattr(aval, "weak_type") else False
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak)
 
 
 _RUNS: dict[str, Callable[[Any, _Plan], _Loop]] = {"scan": _Scan, "while": _While, "cond": _Cond}

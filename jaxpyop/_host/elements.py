@@ -22,13 +22,13 @@ class Batch:
         sizes: the length of each axis.
         masks: per axis, which inputs have it.
         block: hand the whole batch to one call of the body. Every input then has every axis, with its size or size 1.
-        of: what errors call an element's number.
+        index_name: what errors call an element's number.
     """
 
     sizes: tuple[int, ...] = ()
     masks: tuple[tuple[bool, ...], ...] = ()
     block: bool = False
-    of: str = "batch index"
+    index_name: str = "batch index"
 
     @property
     def count(self) -> int:

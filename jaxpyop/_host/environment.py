@@ -19,15 +19,15 @@ def _on_cpu() -> bool:
 
 # By these variables ipykernel 7 knows which notebook cell gets an output or answers `input()`. A program outlives the
 # cell that traced it. Without them ipykernel takes the cell that runs.
-_OF_A_CELL = frozenset({"parent_header", "shell_parent", "shell_parent_ident"})
+_CELL_VARIABLES = frozenset({"parent_header", "shell_parent", "shell_parent_ident"})
 
 
 def _without_cell(context: contextvars.Context) -> contextvars.Context:
-    if all(variable.name not in _OF_A_CELL for variable in context):
+    if all(variable.name not in _CELL_VARIABLES for variable in context):
         return context
     kept = contextvars.Context()
     for variable, value in context.items():
-        if variable.name not in _OF_A_CELL:
+        if variable.name not in _CELL_VARIABLES:
             kept.run(variable.set, value)
     return kept
 

@@ -139,7 +139,7 @@ def note_index(error: BaseException, number: int, batch: Any, last: int | None =
     """
     numbers = dict.fromkeys((number, number if last is None else last))
     found = [tuple(int(i) for i in np.unravel_index(k, batch.sizes)) for k in numbers]
-    note = f"at {batch.of} " + " to ".join(str(k[0] if len(k) == 1 else k) for k in found)
+    note = f"at {batch.index_name} " + " to ".join(str(k[0] if len(k) == 1 else k) for k in found)
     with contextlib.suppress(Exception):
         # A function may raise one exception object again and again. A plain dict can be pickled with it.
         older = vars(error).setdefault(_INDEX_NOTES, {})

@@ -80,20 +80,10 @@ class Failures:
             self._warn()
 
     def _warn(self) -> None:
-        key = self._title, self._place
-        if self._is_copy or key in _warned:
+        if self._is_copy:
             return
-        _jaxcore.warn_user(
+        _jaxcore.warn_once(
+            ("on_error=", self._title, self._place),
             f"{self._title}: on_error= filled the results of {self.count} element{'' if self.count == 1 else 's'} that "
             f"failed; later failures come without a warning. The first one: {self.first}",
-            RuntimeWarning,
         )
-        # If the user turned warnings into errors, the line above has raised, and the next failure raises again.
-        if len(_warned) >= _MAX_OPS:
-            _warned.clear()
-        _warned.add(key)
-
-
-# The ops that have warned, by their title and the file and line of their function.
-_warned: set[tuple[str, str]] = set()
-_MAX_OPS = 4096

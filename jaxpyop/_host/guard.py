@@ -87,7 +87,7 @@ def verdict() -> tuple[bool, str]:
     if _state["late"]:
         return False, f"no: JAX had started before jaxpyop was imported; {_CURE}"
     bodies = _pool_in_environment()
-    # Before JAX 0.12 no more threads than these take part, even in a larger pool.
+    # Before JAX 0.12, at most POOL threads of a larger pool take part.
     if _needs_synchronous_dispatch():
         bodies = min(bodies, POOL)
     if _state["users"] and bodies < POOL:
@@ -173,7 +173,7 @@ def _uses_jax(call: HostCall) -> bool:
 def mentions_jax(func: Any, depth: int = 4) -> bool:
     """Tell whether a function, or a function that it calls, names something of JAX's, as far as its code tells."""
     func = plain_function(func)
-    if (func.__name__ if isinstance(func, types.ModuleType) else type(func).__module__).partition(".")[0] in _OF_JAX:
+    if (func.__name__ if isinstance(func, types.ModuleType) else type(func).__module__).partition(".")[0] in _JAX:
         return True
     func = getattr(func, "__func__", func)
     if not isinstance(func, types.FunctionType) or not depth:
@@ -182,7 +182,7 @@ def mentions_jax(func: Any, depth: int = 4) -> bool:
     return "jax" in names_in(func.__code__) or any(mentions_jax(value, depth - 1) for value in named)
 
 
-_OF_JAX = ("jax", "jaxlib")
+_JAX = ("jax", "jaxlib")
 _RUNNING = Running()
 
 

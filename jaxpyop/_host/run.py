@@ -66,14 +66,14 @@ def call_where_op_runs(op: Any, func: Callable[[], Any]) -> Any:
     return func()
 
 
-def run_each(call: HostCall, each: Iterator[Sequence[Any]], count: int, of: str) -> list[list[Any]]:
+def run_each(call: HostCall, each: Iterator[Sequence[Any]], count: int, index_name: str) -> list[list[Any]]:
     """Run a call on lists of inputs as on the elements of a batch.
 
     Args:
         call: what to run.
         each: the lists of inputs, which the call may keep and change.
         count: how many there are.
-        of: what errors call the number of a list.
+        index_name: what errors call the number of a list.
 
     Returns:
         The results of each list, in order.
@@ -87,10 +87,10 @@ def run_each(call: HostCall, each: Iterator[Sequence[Any]], count: int, of: str)
             found[at] = [np.array(v) for v in values]
 
     if runs_in_this_process(call.op):
-        run_elements(call, [], Batch((count,), of=of), store, each)
+        run_elements(call, [], Batch((count,), index_name=index_name), store, each)
     else:
         arrays = [np.stack([np.asarray(v) for v in values]) for values in zip(*each)]
-        run_elements(call, arrays, Batch((count,), ((True,) * len(arrays),), of=of), store)
+        run_elements(call, arrays, Batch((count,), ((True,) * len(arrays),), index_name=index_name), store)
     return found
 
 

@@ -10,9 +10,8 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from jaxpyop._jaxcore.capabilities import ShapedArray, parts_of
+from jaxpyop._jaxcore.traces import jax_config
 
-# Its attributes are made at run time.
-_config: Any = jax.config
 # What `jax.device_put` ends in. Without it everything takes the public way.
 _put, _get_backend = parts_of("quick_arrays", 2)
 
@@ -25,7 +24,7 @@ def is_committed(x: Any) -> bool:
 
 def looks_at_transfers() -> bool:
     """Tells whether JAX looks at each array that comes to a device: for NaNs, or because of a transfer guard."""
-    return bool(_config.jax_debug_nans or _config.jax_debug_infs or _config.jax_transfer_guard_host_to_device)
+    return bool(jax_config.jax_debug_nans or jax_config.jax_debug_infs or jax_config.jax_transfer_guard_host_to_device)
 
 
 def quick_array(value: np.ndarray[Any, Any], like: Any = None, aval: Any = None) -> Any:
@@ -34,21 +33,21 @@ def quick_array(value: np.ndarray[Any, Any], like: Any = None, aval: Any = None)
     Args:
         value: may be taken over, not copied.
         like: a jax.Array. The result is on its device, and committed to it as `like` is.
-        aval: the type of the result, if that is known, and if only the public functions know less than this one.
+        aval: the type of the result. Whoever gives it has checked that nothing below calls for the public functions.
 
     Returns:
         The array; None where only the public functions know what to do: under a mesh, a transfer guard or a check for
         NaNs, on several devices, and for dtypes that JAX changes.
     """
     if aval is None and not looks_at_transfers() and jax.sharding.get_abstract_mesh().empty:
-        aval = _aval(value.shape, value.dtype, bool(_config.jax_enable_x64))
+        aval = _aval(value.shape, value.dtype, bool(jax_config.jax_enable_x64))
     if _put is None or aval is None or (sharding := _sharding_for(like)) is None:
         return None
     return _put(aval, sharding, [value], [sharding._device], is_committed(like))
 
 
 def _sharding_for(like: Any) -> SingleDeviceSharding | None:
-    default = _config.jax_default_device
+    default = jax_config.jax_default_device
     if like is not None and (default is None or is_committed(like)):
         sharding = like.sharding
         return sharding if type(sharding) is SingleDeviceSharding and sharding.memory_kind == "device" else None
@@ -71,9 +70,10 @@ def _aval(shape: tuple[int, ...], dtype: np.dtype[Any], x64: bool) -> Any:
 
 
 def placed_like(x: Any, like: Any) -> Any:
-    """Brings an array to the devices that another one is committed to, or back to those that it uses.
+    """Moves an array to the devices of another one, if one of the two is committed to its devices.
 
-    On several devices it gets that array's sharding where their shapes agree, and is everywhere otherwise.
+    If these are several devices, and the shapes of the two arrays differ, each device gets the whole array. Otherwise
+    it is sharded like the other array.
     """
     sharding = like.sharding
     if not is_committed(x) and not is_committed(like):

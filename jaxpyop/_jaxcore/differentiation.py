@@ -122,4 +122,4 @@ def keep_in_loops(primitive: Any, has_effect: Callable[..., bool]) -> None:
         # A call may be inside one of these primitives, which JAX would evaluate in part. It would drop a call without
         # results, and its caches would keep the outcome.
         for container in (jit_p, jax.lax.cond_p, jax.lax.while_p, jax.lax.scan_p):
-            rules[container] = make(container, holds_one, rules[container])
+            rules[container] = make(container, holds_one, rules.get(container))

@@ -10,7 +10,7 @@ import os
 import sys
 import types
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 import jax
@@ -82,8 +82,7 @@ def place_of(frame: types.FrameType | None) -> tuple[str, int, Any]:
 
 def users_line() -> Place:
     """Returns the innermost line of the user's code that led here."""
-    frame = users_frame()
-    return (frame.f_code.co_filename, frame.f_lineno) if frame else NOWHERE
+    return place_of(users_frame())[:2]
 
 
 def steps_of(error: BaseException) -> list[types.TracebackType]:
@@ -143,6 +142,25 @@ def warn_user(text: str, category: type[Warning]) -> None:
     registry = names.setdefault("__warningregistry__", {})
     module = names.get("__name__", "<unknown>")
     warnings.warn_explicit(text, category, frame.f_code.co_filename, frame.f_lineno, module, registry)
+
+
+# The keys of the warnings that came. Functions may get fresh names for ever, so there is a bound.
+_MAX_WARNED = 4096
+_warned: set[Hashable] = set()
+
+
+def warn_once(key: Hashable, text: str, place: tuple[str, int, Any] | None = None) -> None:
+    """Warns at a place, by default at the user's line, unless a warning with an equal key came before."""
+    if key in _warned:
+        return
+    if place is None:
+        warn_user(text, RuntimeWarning)
+    else:
+        warnings.warn_explicit(text, RuntimeWarning, *place)
+    # If the user turned warnings into errors, the line above has raised, and the next call raises again.
+    if len(_warned) >= _MAX_WARNED:
+        _warned.clear()
+    _warned.add(key)
 
 
 def is_called_by_jax() -> bool:

@@ -63,10 +63,15 @@ def opened(closed: Any) -> tuple[Any, list[Any]]:
     jaxpr, consts = jaxpr_of(closed), list(closed.consts)
     if _convert_constvars_jaxpr is not None:
         return _convert_constvars_jaxpr(jaxpr), consts
-    avals = [v.aval for v in (*jaxpr.constvars, *jaxpr.invars)]
-    like = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals]
+    like = [struct_of(v.aval) for v in (*jaxpr.constvars, *jaxpr.invars)]
     count = len(consts)
     return jaxpr_of(jax.make_jaxpr(lambda *xs: run_jaxpr(jaxpr, *xs[count:], consts=xs[:count]))(*like)), consts
+
+
+def struct_of(x: Any) -> jax.ShapeDtypeStruct:
+    """Returns the shape, dtype and weak type of a value, or of the type of one."""
+    aval = x if hasattr(x, "shape") and hasattr(x, "dtype") else jax.typeof(x)
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
 
 
 def make_jaxpr(function: Callable[..., Sequence[Any]], args: Sequence[Any]) -> Any:

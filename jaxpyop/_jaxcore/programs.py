@@ -11,6 +11,7 @@ import jax
 from jax.sharding import AxisType
 
 from jaxpyop._jaxcore.capabilities import using
+from jaxpyop._jaxcore.traces import jax_config
 
 _clients = using("clients")
 
@@ -63,7 +64,7 @@ def is_explicit_mesh(mesh: Any) -> bool:
 
 def client_of(arrays: Sequence[Any]) -> Any:
     """Returns the client of the devices on which a program with these inputs runs."""
-    default = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
+    default = jax_config.jax_default_device
     found = default.client if isinstance(default, jax.Device) else None
     for x in arrays:
         if isinstance(x, jax.Array) and (x.committed or found is None):

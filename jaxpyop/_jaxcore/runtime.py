@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import jax
 
 from jaxpyop._jaxcore.capabilities import using
+from jaxpyop._jaxcore.traces import jax_config
 
 _has_started, _tokens = using("started"), using("failed_programs")
 
@@ -37,12 +39,22 @@ def with_transfers(function: Callable[..., Any], *args: Any) -> Any:
 
     A transfer guard of "disallow" or "log" is about other transfers.
     """
-    # JAX adds its options to `jax.config` at run time.
-    guard = jax.config.jax_transfer_guard_host_to_device  # pyright: ignore[reportAttributeAccessIssue]
-    if guard not in ("disallow", "log"):
+    if jax_config.jax_transfer_guard_host_to_device not in ("disallow", "log"):
         return function(*args)
     with jax.transfer_guard_host_to_device("allow"):
         return function(*args)
+
+
+# Python's threads by their identifiers.
+_threads: dict[int, threading.Thread] = vars(threading)["_active"]
+
+
+def python_thread() -> threading.Thread | None:
+    """Returns the thread that this code runs on; None for a thread that Python does not know, such as one of XLA's.
+
+    Unlike threading.current_thread(), it does not register such a thread with Python.
+    """
+    return _threads.get(threading.get_ident())
 
 
 # A part of the key of every program. jax.make_user_context, since JAX 0.8, is to be called before threads start.

@@ -11,6 +11,9 @@ import jax
 
 from jaxpyop._jaxcore.capabilities import Trace, Tracer, has, parts_of, using
 
+# JAX makes the attributes of this object at run time, so type checkers do not know them.
+jax_config: Any = jax.config
+
 _UNCHANGED = contextlib.nullcontext()
 
 # Whether a trace of this package can be the current one.
@@ -78,8 +81,7 @@ def is_live(x: Any) -> bool:
 
 def x64_enabled() -> bool:
     """Tells whether JAX has 64-bit types here and now."""
-    # JAX adds its options to `jax.config` at run time.
-    return bool(jax.config.jax_enable_x64)  # pyright: ignore[reportAttributeAccessIssue]
+    return bool(jax_config.jax_enable_x64)
 
 
 def settings_of_traces() -> Any:
@@ -96,9 +98,7 @@ _trace_context = using("settings_of_traces") or object
 
 def evaluates_by_itself() -> bool:
     """Tells whether each operation has to be evaluated by itself: it is checked for NaN, or nothing is compiled."""
-    # JAX adds its options to `jax.config` at run time.
-    config: Any = jax.config
-    return bool(config.jax_debug_nans or config.jax_debug_infs or config.jax_disable_jit)
+    return bool(jax_config.jax_debug_nans or jax_config.jax_debug_infs or jax_config.jax_disable_jit)
 
 
 _setting_names, _setting_by_name, _unset, _register_cache = parts_of("lazy_tape", 4)

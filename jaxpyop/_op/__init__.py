@@ -11,7 +11,7 @@ from jaxpyop._op.dispatch import NOT_GIVEN, apply_or_decorate, call_op
 from jaxpyop._op.primitive import (
     RECORDS,
     Call,
-    Handed,
+    HandedRecord,
     bind,
     clear_records,
     derived,

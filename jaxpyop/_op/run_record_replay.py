@@ -28,7 +28,7 @@ from jaxpyop._op.primitive import (
     Batching,
     Call,
     Effects,
-    Handed,
+    HandedRecord,
     Linearization,
     Operands,
     warn_of_pushed_out,
@@ -98,7 +98,7 @@ class RecordingCall(Call):
         RECORDS.make_room()
         outs, taken = record(self.body, as_jax(arrays), self.perturbed)
         if self._hands_over:
-            return [*outs, Handed(taken)]
+            return [*outs, HandedRecord(taken)]
         return [*outs, _receipt(RECORDS.put(taken, once_made=self.op.stateful, owner=self.op.name), outs)]
 
     def from_worker(self, values: list[Any], arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
@@ -140,7 +140,7 @@ class ReplayCall(Call):
         return self.body.shapes(structs)
 
     def __call__(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
-        if isinstance(arrays[0], Handed):
+        if isinstance(arrays[0], HandedRecord):
             return _jaxcore.with_transfers(self.body.replay, arrays[0].record, arrays)
         token = int(np.asarray(arrays[0])[0])
         if token == 0:

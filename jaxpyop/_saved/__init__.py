@@ -9,5 +9,5 @@ Reading order: `exported` (what users call), `file_format` (bytes), `plan_as_dat
 `trees_as_data` (nested values), `function_names` (how a function is found again).
 """
 
-from jaxpyop._saved.exported import Exported, export, load
+from jaxpyop._saved.exported import export, load
 from jaxpyop._saved.function_names import register

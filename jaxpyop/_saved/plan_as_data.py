@@ -100,9 +100,10 @@ class Saver:
     def _segments(self, nodes: Sequence[Node], reads: Sequence[Value], makes: Sequence[Value]) -> list[Any]:
         """Return the exported segments for one segment of the program, each with the values that it reads and makes.
 
-        If the loaded program can be differentiated, there may be several.
+        If the loaded program can be differentiated, there may be several. A segment with an effect stays one, because
+        each part would have the effect.
         """
-        if not self.differentiable:
+        if not self.differentiable or any(node.effects for node in nodes):
             return [(self._segment(nodes, reads, makes), reads, makes)]
         # An exported segment is differentiated as a whole, with zeros as the cotangents of results that are not used.
         # Zero times infinity is NaN. So each result that can have a cotangent gets a segment of its own.

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxpyop import _jaxcore
+from jaxpyop._tape.comparable import comparable_arrays, without_addresses
 from jaxpyop._tape.linear import Linear, linearize
-from jaxpyop._tape.slope import comparable, without_addresses
 
 # What JAX raises where a traced value is asked for.
 _ASKED = (
@@ -39,9 +39,9 @@ class RecordOfVjp:
         """Returns the arrays that this record keeps alive, each once."""
         return list({id(x): x for x in self._linear.arrays() if isinstance(x, jax.Array)}.values())
 
-    def slope(self) -> tuple[str, list[Any]]:
+    def comparable(self) -> tuple[str, list[Any]]:
         """What decides the derivative, as in `Record`."""
-        return without_addresses(self._linear.text()), comparable(self._linear.arrays())
+        return without_addresses(self._linear.text()), comparable_arrays(self._linear.arrays())
 
     def pullback(self, cotangents: Sequence[Any]) -> list[Any]:
         """Reverse mode, as in `Record`."""

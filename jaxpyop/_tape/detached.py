@@ -9,16 +9,11 @@ result depends on no differentiated input, because the number may be hidden in i
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
 from jaxpyop import _jaxcore
 from jaxpyop._config import config
-
-# The lines that warned already. Functions may get fresh names for ever, so there is a bound.
-_MAX_LINES = 4096
-_warned: set[tuple[str, str, int]] = set()
 
 
 def array_detached(tracer: Any, how: str) -> None:
@@ -41,9 +36,9 @@ def array_detached(tracer: Any, how: str) -> None:
     )
     if config.constants == "error":
         raise TypeError(f"{text} (jaxpyop.config.constants is 'error')")
-    filename, line, module = _place()
+    place = _place()
     text = f"{text} (for all calls: jaxpyop.config.constants = 'allow', or 'error')"
-    _warn_once((tracer._trace.title, filename, line), text, filename, line, module)
+    _jaxcore.warn_once(("array", tracer._trace.title, *place[:2]), text, place)
 
 
 def number_detached(tracer: Any, how: str) -> None:
@@ -66,7 +61,7 @@ def number_detached(tracer: Any, how: str) -> None:
             "constant (jaxpyop.config.constants is 'error')"
         )
     if config.constants == "warn" and tape.number_taken is None:
-        tape.number_taken = (f"{how} took the value of a differentiated {tracer.aval.str_short()}", *_place())
+        tape.number_taken = (f"{how} took the value of a differentiated {tracer.aval.str_short()}", _place())
 
 
 def warn_of_constants(tape: Any, outputs: Sequence[Any], out_slots: Sequence[int]) -> None:
@@ -79,14 +74,14 @@ def warn_of_constants(tape: Any, outputs: Sequence[Any], out_slots: Sequence[int
         return
     for k, (output, slot) in enumerate(zip(outputs, out_slots)):
         if slot < 0 and _jaxcore.is_inexact(output):
-            taken, *place = tape.number_taken
+            taken, place = tape.number_taken
             text = (
                 f"{tape.title}: {taken}, and array {k} of the results depends on no differentiated input, so its "
                 "derivative is zero. Use x itself (`if x > 0:` works) and jnp's functions, or "
                 "float(jax.lax.stop_gradient(x)) if you want a constant (for all calls: "
                 "jaxpyop.config.constants = 'allow', or 'error')"
             )
-            _warn_once((tape.title, "", 0), text, *place)
+            _jaxcore.warn_once(("number", tape.title), text, place)
             return
 
 
@@ -94,13 +89,3 @@ def _place() -> tuple[str, int, Any]:
     """The user's file, line and module."""
     # An installed package may convert an array on behalf of the user, whose line is the one to change.
     return _jaxcore.place_of(_jaxcore.users_frame(_jaxcore.is_own_file) or _jaxcore.users_frame())
-
-
-def _warn_once(key: tuple[str, str, int], text: str, filename: str, line: int, module: Any) -> None:
-    if key in _warned:
-        return
-    warnings.warn_explicit(text, RuntimeWarning, filename, line, module)
-    # Where a warning is an error, the line above raised, and the next call says it again.
-    if len(_warned) >= _MAX_LINES:
-        _warned.clear()
-    _warned.add(key)

@@ -38,8 +38,7 @@ def _with_operands(closed: Any, constants: Sequence[Any]) -> Callable[..., list[
     def call(*operands: Any) -> list[Any]:
         return _evaluate(closed, iter(operands[:count]), operands[count:])
 
-    avals = [*map(jax.typeof, constants), *(v.aval for v in jaxpr_of(closed).invars)]
-    like = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals]
+    like = [_jaxcore.struct_of(x) for x in (*map(jax.typeof, constants), *(v.aval for v in jaxpr_of(closed).invars))]
     # The shared operation must not keep this call's constants alive, so it holds a jaxpr made without them.
     with _jaxcore.eval_context():
         pure = jax.make_jaxpr(call)(*like)

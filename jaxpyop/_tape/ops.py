@@ -187,7 +187,8 @@ def find_op_to_evaluate(primitive: Any, params: dict[str, Any], args: Sequence[A
 
 
 def _holds_closure(params: dict[str, Any]) -> bool:
-    # For example the transpose of a linear_call: it is made in this call, and no later one is equal to it.
+    # JAX makes such a function in each call, as the transpose of a linear_call is. It equals no other function, so an
+    # operation with it cannot be shared.
     return any(isinstance(value, types.FunctionType) and value.__closure__ for value in params.values())
 
 
@@ -209,10 +210,8 @@ def _only_equation(primitive: Any, params: dict[str, Any]) -> Any | None:
 
 
 def _calls_python(primitive: Any, params: dict[str, Any]) -> bool:
-    if getattr(primitive, "calls_python", False):
-        return True
-    eqns = (eqn for jaxpr in jaxprs_in(params) for eqn in jaxpr.eqns)
-    return any(_calls_python(eqn.primitive, eqn.params) for eqn in eqns)
+    inner = (eqn.primitive for eqn in _jaxcore.equations_in(params))
+    return any(getattr(p, "calls_python", False) for p in itertools.chain([primitive], inner))
 
 
 def _make_op(primitive: Any, params: dict[str, Any], args: Sequence[Any], id: int | None = None) -> Operation:

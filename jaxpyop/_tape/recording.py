@@ -13,18 +13,18 @@ import jax.numpy as jnp
 from jaxpyop import _jaxcore
 from jaxpyop._config import config
 from jaxpyop._tape.by_vjp import RecordOfVjp, checked, record_by_vjp
+from jaxpyop._tape.comparable import comparable_program
 from jaxpyop._tape.detached import warn_of_constants
 from jaxpyop._tape.lazy import LazyTape, lazy_tape
 from jaxpyop._tape.linear import Linear
 from jaxpyop._tape.replay import Program, pull_program, push_program
-from jaxpyop._tape.slope import slope_of
 from jaxpyop._tape.tape import Tape, is_array, programs, size_of, typeof
 
 # The bytes that a record takes besides its arrays, as measured on JAX 0.10 to 0.12: in all, per call, and per call that
 # was linearized, which holds a jaxpr.
-_OF_RECORD = 600
-_OF_NODE = 500
-_OF_LINEAR = 20_000
+_RECORD_BYTES = 600
+_NODE_BYTES = 500
+_LINEAR_BYTES = 20_000
 
 
 _NOTHING = contextlib.nullcontext()
@@ -59,18 +59,18 @@ class Record:
         if self._nbytes is None:
             program = self._program
             if programs.holds(program.key, program):
-                self._nbytes = sum({id(v): n for v, n in zip(self._kept, program.sizes)}.values(), _OF_RECORD)
+                self._nbytes = sum({id(v): n for v, n in zip(self._kept, program.sizes)}.values(), _RECORD_BYTES)
             else:
-                nodes = sum([_OF_LINEAR if isinstance(n.how, Linear) else _OF_NODE for n in program.nodes])
-                self._nbytes = sum(map(size_of, self.arrays()), _OF_RECORD + nodes)
+                nodes = sum([_LINEAR_BYTES if isinstance(n.how, Linear) else _NODE_BYTES for n in program.nodes])
+                self._nbytes = sum(map(size_of, self.arrays()), _RECORD_BYTES + nodes)
         return self._nbytes
 
-    def slope(self) -> tuple[str, list[Any]] | None:
+    def comparable(self) -> tuple[str, list[Any]] | None:
         """Returns a text and arrays that decide the derivative, to compare two runs. None if nothing can tell.
 
         The lazy tape puts the same calls together in different ways, so that its records cannot be compared.
         """
-        return None if self._is_lazy else slope_of(self._program, self._kept)
+        return None if self._is_lazy else comparable_program(self._program, self._kept)
 
     def pullback(self, cotangents: Sequence[Any]) -> list[Any]:
         """Reverse mode, under whatever trace is current.

@@ -36,7 +36,7 @@ programs = Cache(128)
 _WIDE = frozenset(map(np.dtype, ("float64", "complex128", "int64", "uint64")))
 
 # The bytes that a jax.Array takes besides its data, as measured on JAX 0.10 to 0.12.
-_OF_ARRAY = 1600
+_ARRAY_BYTES = 1600
 
 
 def typeof(x: Any) -> Any:
@@ -53,7 +53,7 @@ def is_array(value: Any) -> bool:
 
 def size_of(value: Any) -> int:
     """Returns about how many bytes a value takes."""
-    return _OF_ARRAY + value.nbytes if is_array(value) else 0
+    return _ARRAY_BYTES + value.nbytes if is_array(value) else 0
 
 
 class Tape(_jaxcore.KnownTrace):

@@ -24,11 +24,9 @@ _numbers: dict[tuple[Any, ...], Any] = {}
 _current_trace = _jaxcore.current_trace
 
 
-def _is_exact(number: Any, aval: Any) -> bool:
-    """Tells whether jnp makes `dtype.type(number)` of a Python number beside a scalar of this type."""
-    if aval.shape or aval.weak_type or aval.dtype.itemsize < 4:
-        return False
-    return type(number) is float or (type(number) is int and abs(number) <= 2**24)
+def is_exact(number: float, aval: Any) -> bool:
+    """Tells whether jnp makes `dtype.type(number)` of a Python number beside an array of this type."""
+    return not aval.weak_type and aval.dtype.itemsize >= 4 and (type(number) is float or abs(number) <= 2**24)
 
 
 def _scalar(number: Any, aval: Any) -> Any:
@@ -55,7 +53,7 @@ def _operand(other: Any, aval: Any) -> Any:
         found = _numbers.get((kind, other, aval))
         if found is not None and not found.is_deleted():
             return found
-        return _scalar(other, aval) if _is_exact(other, aval) else None
+        return _scalar(other, aval) if not aval.shape and is_exact(other, aval) else None
     return other if getattr(other, "aval", None) == aval else None
 
 
@@ -219,21 +217,20 @@ class TapeTracer(_jaxcore.Tracer):
     def devices(self) -> Any:
         return self.value.devices()
 
-    __add__ = _operator("__add__", jax.lax.add)
-    __radd__ = _operator("__radd__", jax.lax.add, reflected=True)
-    __sub__ = _operator("__sub__", jax.lax.sub)
-    __rsub__ = _operator("__rsub__", jax.lax.sub, reflected=True)
-    __mul__ = _operator("__mul__", jax.lax.mul)
-    __rmul__ = _operator("__rmul__", jax.lax.mul, reflected=True)
-    __truediv__ = _operator("__truediv__", jax.lax.div)
-    __rtruediv__ = _operator("__rtruediv__", jax.lax.div, reflected=True)
     __pow__ = _power
-    __neg__ = _operator("__neg__", jax.lax.neg)
-    __abs__ = _operator("__abs__", jax.lax.abs, real=True)
-    __lt__ = _operator("__lt__", jax.lax.lt, real=True)
-    __le__ = _operator("__le__", jax.lax.le, real=True)
-    __gt__ = _operator("__gt__", jax.lax.gt, real=True)
-    __ge__ = _operator("__ge__", jax.lax.ge, real=True)
+
+
+def set_operators(cls: Any, make: Callable[..., Any]) -> None:
+    """Gives a class the operators that are functions of `jax.lax`. `make` has the arguments of `_operator`."""
+    for name, function in {"add": jax.lax.add, "sub": jax.lax.sub, "mul": jax.lax.mul, "truediv": jax.lax.div}.items():
+        setattr(cls, f"__{name}__", make(f"__{name}__", function))
+        setattr(cls, f"__r{name}__", make(f"__r{name}__", function, reflected=True))
+    cls.__neg__ = make("__neg__", jax.lax.neg)
+    for name in ("abs", "lt", "le", "gt", "ge"):
+        setattr(cls, f"__{name}__", make(f"__{name}__", getattr(jax.lax, name), real=True))
+
+
+set_operators(TapeTracer, _operator)
 
 
 def _of_the_value(name: str) -> property:

@@ -316,7 +316,7 @@ def test_a_record_is_found_while_its_fingerprint_is_taken():
     class Slow:
         nbytes = 8
 
-        def slope(self):
+        def comparable(self):
             found.append(records.get(token))
             return "", []
 
@@ -331,7 +331,7 @@ def test_a_record_that_cannot_be_printed_leaves_nothing_behind():
     class Broken:
         nbytes = 8
 
-        def slope(self):
+        def comparable(self):
             raise RuntimeError("deleted")
 
     records = Records(1, 1000)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import jaxpyop
-from jaxpyop._host import failures
+from jaxpyop._jaxcore import frames
 from jaxpyop._op.request import make_op
 from tests.shared.util import contrib, numpy_function, on_devices, py_func, py_function, run_python
 
@@ -29,7 +29,7 @@ def quiet():
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r".*on_error= filled", RuntimeWarning)
         yield
-    failures._warned.clear()
+    frames._warned.clear()
 
 
 def fails(x):
@@ -260,7 +260,7 @@ def test_workers():
             values, slopes = _with_slopes(jax.vmap, op)
             np.testing.assert_array_equal(values, but_for(RIGHT, np.nan), kind)
             np.testing.assert_allclose(slopes, but_for(SLOPES, np.nan), rtol=1e-3, err_msg=kind)
-        failures._warned.clear()
+        frames._warned.clear()
         text = r"'square': on_error= .* 1 element .*ValueError: singular\n  inputs: x="
         with pytest.warns(RuntimeWarning, match=text):
             jax.vmap(lambda x: numpy_function(square, [x], shape, on_error="nan", executor=pool))(XS)

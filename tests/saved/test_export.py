@@ -233,7 +233,7 @@ def test_every_option_of_an_op_is_saved_or_has_a_reason_not_to_be():
     saved = {"func", "output_shapes", "spec", "fills", "failures", "rules", *call_as_data._OPTIONS}
     assert {field.name for field in dataclasses.fields(Op)} == saved | set(reasons)
     assert {field.name for field in dataclasses.fields(Rules)} == set(call_as_data._RULES)
-    assert {field.name for field in dataclasses.fields(Batch)} == {"sizes", "masks", "block", "of"}
+    assert {field.name for field in dataclasses.fields(Batch)} == {"sizes", "masks", "block", "index_name"}
     assert {field.name for field in dataclasses.fields(Inputs)} == {"tree", "leaves", "key_impls", "is_flat"}
 
 
@@ -241,6 +241,17 @@ def test_every_option_of_an_op_is_saved_or_has_a_reason_not_to_be():
 def test_what_cannot_be_saved_is_refused(fun, said):
     with pytest.raises(ValueError, match=said):
         jaxpyop.export(fun)(X)
+
+
+@pytest.mark.parametrize("vjp_order", [0, 1])
+def test_an_effect_after_the_last_call_is_not_lost(vjp_order):
+    def fun(x):
+        y = numpy_function(cube, [x], SHAPE)
+        jax.debug.print("{}", y)
+        return y
+
+    with pytest.raises(ValueError, match=r"jax.export cannot write the segment \(debug_"):
+        jaxpyop.export(fun, vjp_order=vjp_order)(X)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import jax
@@ -153,9 +154,10 @@ def two_functions_that_loop(x, m):
     return _halved(abs(x[0]) + 3, 1.0) + _summed(jnp.int32(abs(m) * 3), x[1])
 
 
+# Its objects have no hash.
+@dataclasses.dataclass
 class Solver:
-    def __init__(self, rate):
-        self.rate = rate
+    rate: float
 
     def step(self, y, x):
         return y - self.rate * (y - x) if y > x else y * 0.5

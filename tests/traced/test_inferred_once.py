@@ -381,7 +381,7 @@ def test_nothing_is_kept_alive(make):
 
 
 def test_as_many_are_kept_as_there_is_room(runs, monkeypatch):
-    monkeypatch.setattr(inferred, "_MOST", 2)
+    monkeypatch.setattr(inferred, "_MAX_SHAPES", 2)
     for n in (1, 2, 3, 2, 3, 1):
         shape(lambda x, n=n: jnp.full(n, x))
     assert len(runs) == 4

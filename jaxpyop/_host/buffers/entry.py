@@ -22,14 +22,8 @@ from jaxpyop._host.guard import running
 from jaxpyop._host.host_call import HostCall
 from jaxpyop._host.run import run_elements, run_once, runs_in_this_process
 
-# Looking a thread up here, unlike threading.current_thread(), does not register it with Python. XLA's threads have
-# no entry, or a dummy entry once `threading.current_thread()` was called on them.
-_THREADS: dict[int, Any] = vars(threading)["_active"]
-_UNKNOWN = (type(None), threading._DummyThread)
-
-
-def _on_xla_thread() -> bool:
-    return isinstance(_THREADS.get(threading.get_ident()), _UNKNOWN)
+# XLA's threads are unknown to Python, or have a dummy once `threading.current_thread()` was called on them.
+_XLA_THREADS = (type(None), threading._DummyThread)
 
 
 def _nbytes(struct: Any) -> int:
@@ -106,7 +100,7 @@ class Host:
             if self._running is not None:
                 ticket = self._running.enter(call)
             with _jaxcore.profiled_as(call.label):
-                if _on_xla_thread():
+                if isinstance(_jaxcore.python_thread(), _XLA_THREADS):
                     # The context of XLA's threads is empty.
                     environment.context.copy().run(self._in_environment, arrays, outs)
                 elif environment.is_current():

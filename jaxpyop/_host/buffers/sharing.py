@@ -25,7 +25,7 @@ from jaxpyop._host.buffers.memory import SCRATCH
 from jaxpyop._host.errors import PythonBodyError
 
 # The largest number of runs that wait for calls. The calls of an execution that failed elsewhere never come.
-_MOST = 64
+_MAX_RUNS = 64
 
 # Inputs of fewer bytes than this are compared as `bytes`, which is faster than comparing arrays.
 _SMALL = 1 << 16
@@ -78,9 +78,9 @@ def _equal(a: Any, b: Any) -> bool:
 _all: weakref.WeakSet[Shared] = weakref.WeakSet()
 _calls: list[None] = []
 
-# Seconds that Python's exit waits: `_MOST_SECONDS` for a function that does not end, `_PATIENCE` for calls that do not
+# Seconds that Python's exit waits: `_MAX_SECONDS` for a function that does not end, `_PATIENCE` for calls that do not
 # come.
-_MOST_SECONDS = 10.0
+_MAX_SECONDS = 10.0
 _PATIENCE = 0.5
 
 
@@ -132,14 +132,14 @@ class Shared:
             run = _Run(inputs, self.host)
             if self.devices > 1:
                 self._runs.append(run)
-                del self._runs[:-_MOST]
+                del self._runs[:-_MAX_RUNS]
             return run, True
 
 
 @atexit.register
 def _wait() -> None:
     began = quiet = time.monotonic()
-    while time.monotonic() < began + _MOST_SECONDS:
+    while time.monotonic() < began + _MAX_SECONDS:
         if _calls:
             quiet = time.monotonic()
         elif not any(shared.is_awaiting() for shared in list(_all)) or time.monotonic() > quiet + _PATIENCE:

@@ -52,9 +52,6 @@ def number_of(executor: Any) -> int:
 _outer: contextvars.ContextVar[frozenset[int]] = contextvars.ContextVar("jaxpyop_outer_executors", default=frozenset())
 _thread = threading.local()
 
-# threading.current_thread() would register XLA's threads with Python; this table does not.
-_THREADS: dict[int, Any] = vars(threading)["_active"]
-
 
 class Place(enum.Enum):
     """Where a call runs: on the calling thread, on a thread of the executor, or in a worker that shares no memory."""
@@ -77,7 +74,7 @@ def _is_worker(executor: Executor) -> bool:
         return True
     # A ThreadPoolExecutor has no public name for its threads.
     threads = getattr(executor, "_threads", None)
-    return isinstance(threads, set) and _THREADS.get(threading.get_ident()) in threads
+    return isinstance(threads, set) and _jaxcore.python_thread() in threads
 
 
 @contextlib.contextmanager
@@ -99,8 +96,8 @@ def working_for(number: int) -> Iterator[None]:
 
 # ---------------------------------------------------------------------- all threads wait
 
-# Per executor number. `_waiting`: calls that wait for one of its threads while its threads wait for them. `_begun`:
-# tasks begun.
+# For the number of each executor: how many calls wait for one of its threads while a thread of it waits for them, and
+# how many tasks have begun on its threads.
 _waiting: collections.Counter[int] = collections.Counter()
 _begun: collections.Counter[int] = collections.Counter()
 

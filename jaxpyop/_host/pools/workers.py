@@ -181,7 +181,7 @@ def _noting(batch: Batch | None, at: slice) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        noted = batch is None or any(n.startswith(f"at {batch.of}") for n in getattr(error, "__notes__", ()))
+        noted = batch is None or any(n.startswith(f"at {batch.index_name}") for n in getattr(error, "__notes__", ()))
         if not noted:
             note_index(error, at.start, batch, at.stop - 1)
         raise

@@ -5,7 +5,6 @@ cannot work).
 """
 
 from jaxpyop._jaxcore.capabilities.required import (
-    IS_NEWER_THAN_TESTED,
     JAX_VERSION,
     REQUIRED,
     TESTED,
@@ -19,7 +18,6 @@ from jaxpyop._jaxcore.capabilities.required import (
 )
 from jaxpyop._jaxcore.capabilities.table import (
     CAPABILITIES,
-    Capability,
     has,
     is_too_old_for,
     missing,

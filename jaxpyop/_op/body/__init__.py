@@ -8,7 +8,7 @@ To read, in this order: `body_protocol` (what every body has), `user` (the user'
 from jaxpyop._op.body.advice import call_with_advice
 from jaxpyop._op.body.body_protocol import Body, DerivedBody, element_structs
 from jaxpyop._op.body.conditional import ConditionalBody, differs_in_block, read_when, trace_when
-from jaxpyop._op.body.failed import FailedResults, each_alone, failed_results, kept_for_failure
+from jaxpyop._op.body.failed import each_alone, failed_results, kept_for_failure
 from jaxpyop._op.body.out import FilledBody
 from jaxpyop._op.body.tangents import CotangentBody, Pushforward, RecordedDerivative, TangentBody
 from jaxpyop._op.body.user import UserBody

@@ -83,7 +83,7 @@ class Body(abc.ABC):
         )
 
     def groups(self, values: Sequence[Any]) -> dict[str, Sequence[Any]]:
-        """The inputs by the name of their group, for errors. A token or a flag is in none."""
+        """The inputs by the name of their group, for errors. A receipt and the flag of `when=` are in no group."""
         return {"inputs": values}
 
     def replay(self, record: Any, arrays: Sequence[Any]) -> list[Any]:

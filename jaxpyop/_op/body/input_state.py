@@ -13,10 +13,6 @@ import jax
 from jaxpyop import _jaxcore
 from jaxpyop._op.request import Op
 
-# The op and the input that warned already. Names may be fresh for ever, so there is a bound.
-_MAX_INPUTS = 4096
-_warned: set[tuple[str, str]] = set()
-
 
 def call_and_warn_of_changes(op: Op, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Call an op's function, and warn once for each of its inputs whose leaves it replaced."""
@@ -26,7 +22,7 @@ def call_and_warn_of_changes(op: Op, args: Sequence[Any], kwargs: Mapping[str, A
         after = _leaves(x)
         # A leaf that was added or removed counts under its own path, a leaf that was replaced under its old one.
         changed = [path for path in (*before, *after) if before.get(path, x) is not after.get(path, x)]
-        if changed and (op.title, of) not in _warned:
+        if changed:
             _warn(op, of, changed[0])
     return found
 
@@ -48,11 +44,8 @@ def _objects(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[str, 
 
 
 def _warn(op: Op, of: str, path: str) -> None:
-    _jaxcore.warn_user(
+    _jaxcore.warn_once(
+        ("input", op.title, of),
         f"{op.title}: func changed {path or 'a leaf'} of {of}, which is a copy of the caller's object: the change is "
         "lost; return the new state as a result (in Flax NNX: nnx.split and nnx.update; docs: recipes, flax)",
-        RuntimeWarning,
     )
-    if len(_warned) >= _MAX_INPUTS:
-        _warned.clear()
-    _warned.add((op.title, of))

@@ -21,7 +21,7 @@ import numpy as np
 from jaxpyop._functions import codes_in, names_in, parts_of
 
 # The longest tuple, and the longest text of a constant, that is part of a key.
-_MOST = 200
+_MAX_LENGTH = 200
 _CONSTANTS = (type(None), type(Ellipsis), bool, int, float, complex, str, bytes)
 _LIBRARIES = frozenset({"jax", "numpy", "ml_dtypes", "math", "cmath"})
 # These parts of the libraries read files, settings, the time or random numbers.
@@ -56,9 +56,9 @@ def _key_of(value: Any, seen: dict[int, int]) -> Hashable:
     if kind in _CONSTANTS:
         # Unlike the values, their texts tell -0.0 from 0.0, and know nan again.
         text = repr(value)
-        if len(text) <= _MOST:
+        if len(text) <= _MAX_LENGTH:
             return kind, text
-    elif kind is tuple and len(value) <= _MOST:
+    elif kind is tuple and len(value) <= _MAX_LENGTH:
         return tuple([_key_of(part, seen) for part in value])
     elif isinstance(value, np.dtype) or _is_safe(value):
         return value

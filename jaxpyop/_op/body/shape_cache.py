@@ -22,7 +22,7 @@ from jaxpyop._op.values import Inputs
 from jaxpyop._paths import PathError, SlowPathsError
 
 # The shapes that were used longest ago are dropped first.
-_MOST = 1024
+_MAX_SHAPES = 1024
 _Shapes = list[tuple[int, ...]]
 _found: collections.OrderedDict[Hashable, _Shapes | None] = collections.OrderedDict()
 _lock = threading.Lock()
@@ -59,7 +59,7 @@ def infer_once(
     if key is not None and key == _key(op, inputs, structs):
         with _lock:
             _found[key] = shapes
-            while len(_found) > _MOST:
+            while len(_found) > _MAX_SHAPES:
                 _found.popitem(last=False)
     return shapes
 

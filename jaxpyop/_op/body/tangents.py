@@ -34,7 +34,7 @@ class TangentBody(DerivedBody):
         return _groups(values, len(self.perturbed), self.linear_inputs, "tangents")
 
     def fills(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
-        return constants(_slopes(self.op), self.shapes(element_structs(arrays, lead)), arrays, lead)
+        return constants(_derivatives_of_fills(self.op), self.shapes(element_structs(arrays, lead)), arrays, lead)
 
     def split(self, arrays: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any], list[Any]]:
         """The base's inputs, its results if they are there, and for each input a tangent or None."""
@@ -64,8 +64,8 @@ class CotangentBody(DerivedBody):
 
     def fills(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
         structs = self.shapes(element_structs(arrays[: len(self.wanted_cotangents)], lead))
-        slope = sum(slope for slope, nonzero in zip(_slopes(self.op), self.nonzero_cotangents) if nonzero)
-        return constants([slope] * len(structs), structs, arrays, lead)
+        derivative = sum(d for d, nonzero in zip(_derivatives_of_fills(self.op), self.nonzero_cotangents) if nonzero)
+        return constants([derivative] * len(structs), structs, arrays, lead)
 
     def split(self, arrays: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
         """The base's inputs, its results if they are there, and the cotangents that are not zero."""
@@ -172,7 +172,7 @@ class RecordedDerivative(DerivedBody):
         return RecordedDerivative(self.base.transposed(nonzero_cotangents), self.recorded)
 
 
-def _slopes(op: Any) -> list[float]:
+def _derivatives_of_fills(op: Any) -> list[float]:
     """The derivatives of the inexact results of an element that failed."""
     pairs = zip(op.fills, op.spec.leaves)
     return [float("nan") if is_nan(fill) else 0.0 for fill, leaf in pairs if is_inexact(leaf)]

@@ -36,7 +36,7 @@ from jaxpyop._paths import infer_shapes
 
 
 def _as_struct(x: Any) -> Struct:
-    # Making a struct takes longer than one would think.
+    # Making a struct takes several times as long as this test.
     return x if type(x) is Struct else Struct(x.shape, x.dtype)
 
 
@@ -49,7 +49,8 @@ class UserBody(Body):
         self._shape_source = ""
         self._shapes: dict[Any, list[Struct]] = {}
         self._promised: dict[Any, Sequence[Leaf]] = {}
-        # The one result of a NumPy function, declared as it is returned: each element of a batch is read the short way.
+        # The leaf of a NumPy function with one result, which the op returns as it is. `__call__` reads such a result in
+        # a shorter way, which matters because a batch has many elements.
         spec = op.spec
         is_one = isinstance(spec.skeleton, Leaf) and spec.returned_spec is None and not op.on_jax
         self._only_leaf = spec.leaves[0] if is_one and op.output_shapes is None else None
@@ -196,7 +197,7 @@ class UserBody(Body):
             )
             if found is not None:
                 return found, "the shape that func has in the abstract"
-        # Only the values decide, so assume what elementwise functions do.
+        # The shapes depend on the values, or cannot be found. So assume the shape that an elementwise function gives.
         logical = [s.shape if impl is None else s.shape[:-1] for s, impl in zip(structs, self.inputs.key_impls)]
         try:
             # NumPy's function does not take the symbolic sizes of `jax.export`.

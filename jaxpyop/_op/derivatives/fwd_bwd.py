@@ -22,7 +22,7 @@ from jaxpyop._op.body import Body, DerivedBody, UserBody, each_alone, element_st
 from jaxpyop._op.derivatives.element_axes import axes_of_fwd_last
 from jaxpyop._op.derivatives.functions import Differences, RuleCall, VjpRule
 from jaxpyop._op.derivatives.residuals import Residuals, protected, size_of
-from jaxpyop._op.primitive import NO_RECORD, RECORDS, TOKEN, Call, Handed, Linearization, warn_of_pushed_out
+from jaxpyop._op.primitive import NO_RECORD, RECORDS, TOKEN, Call, HandedRecord, Linearization, warn_of_pushed_out
 from jaxpyop._op.request import Op, advice_on_workers
 from jaxpyop._op.values import Struct, as_jax, check_fingerprints, decode, fingerprints, show_shape
 
@@ -145,7 +145,6 @@ class FwdCall(Call):
             operands=dataclasses.replace(call.operands, extra_results=1, writes_out=False),
         )
         self._linearize = linearize
-        self._base = base
         self._hands_over = False
 
     def handing_over(self) -> FwdCall | None:
@@ -163,7 +162,7 @@ class FwdCall(Call):
         return self.body.groups(values[self.operands.leading_inputs :])
 
     def note_shapes(self, structs: Sequence[Struct], results: Sequence[Struct]) -> None:
-        self._base.note_shapes(structs[self.operands.leading_inputs :], results)
+        self.body.base.note_shapes(structs[self.operands.leading_inputs :], results)
 
     def _runs(self, arrays: Sequence[Any]) -> bool:
         # The flag of `when=` is the first input. All elements of a block have the same flag.
@@ -172,11 +171,11 @@ class FwdCall(Call):
     def __call__(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
         inputs = arrays[self.operands.leading_inputs :]
         if not self._runs(arrays):
-            return [*self._base.absent_results(inputs, lead), np.zeros((*lead, *_RECEIPT.shape), TOKEN)]
+            return [*self.body.base.absent_results(inputs, lead), np.zeros((*lead, *_RECEIPT.shape), TOKEN)]
         RECORDS.make_room()
         outs, residuals = self.body.run(as_jax(inputs) if self.on_jax else inputs, lead)
         if self._hands_over:
-            return [*outs, Handed(protected(residuals))]
+            return [*outs, HandedRecord(protected(residuals))]
         return [*outs, self._receipt(residuals, outs, lead, getattr(outs, "failed", False))]
 
     def _receipt(self, residuals: Any, outs: Sequence[Any], lead: tuple[int, ...], failed: Any) -> np.ndarray[Any, Any]:
@@ -194,7 +193,7 @@ class FwdCall(Call):
 
     def from_worker(self, values: list[Any], arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
         *outs, data = values
-        self._base.check_results(outs, arrays[len(arrays) - len(self._base.inputs.key_impls) :], lead)
+        self.body.base.check_results(outs, arrays[len(arrays) - len(self.body.base.inputs.key_impls) :], lead)
         residuals, failed = pickle.loads(data.tobytes())
         return [*outs, self._receipt(residuals, outs, lead, failed)]
 
@@ -246,7 +245,7 @@ class ResidualRuleCall(RuleCall):
 
     def __call__(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
         rest = arrays[self.operands.leading_inputs :]
-        if isinstance(arrays[0], Handed):
+        if isinstance(arrays[0], HandedRecord):
             if not isinstance(self.body, BwdRule):
                 return super().__call__(rest)
             return self.body.pulled(arrays[0].record, as_jax(rest) if self.on_jax else rest, ())

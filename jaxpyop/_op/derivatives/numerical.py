@@ -209,7 +209,7 @@ class NumericalVjp(CotangentBody):
                 change = _in_double(a) - _in_double(b)
                 # JAX multiplies complex tangents and cotangents without conjugating either of them.
                 products = np.real(ct * change / _expanded(np.asarray(step), change))
-                total = total + np.sum(products, axis=tuple(range(len(lead), products.ndim)))
+                total = total + _over_elements(products, lead, np.sum)
         return total
 
     def _gathered(

@@ -24,7 +24,7 @@ class Residuals:
     lead: tuple[int, ...]
     nbytes: int
 
-    def slope(self) -> tuple[str, list[Any]]:
+    def comparable(self) -> tuple[str, list[Any]]:
         """Return what decides the derivative, as far as it can be compared: a text and a list of arrays."""
         texts, arrays = _comparable(self.value)
         return f"{self.lead} {texts}", arrays

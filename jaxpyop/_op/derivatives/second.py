@@ -1,12 +1,13 @@
 """`hvp="numerical"`: second derivatives by central differences of a rule.
 
 The rule is differentiated along one direction, so a Hessian-vector product takes two runs of the function and of its
-rule. A rule also takes the function's results. To differentiate it as a function of the inputs and the cotangents
-alone, the function runs again at each of the two points, and gives the results there.
+rule. If the direction moves elements of several magnitudes, it takes two for each power of ten (see `numerical`). A
+rule also takes the function's results. To differentiate it as a function of the inputs and the cotangents alone, the
+function runs again at each point, and gives the results there.
 
 Second derivatives are symmetric. So the transpose of a pullback's derivative with respect to the inputs is again a
 derivative of the pullback, along another direction. This is true only if the rule really is the derivative of the
-function. One more run of the rule checks this along that direction.
+function. More runs of the rule check this.
 """
 
 from __future__ import annotations
@@ -132,7 +133,7 @@ def _difference(base: RuleAlongInputs, moved: tuple[bool, ...], *arrays: Any, le
 
 
 class RuleTangent(TangentBody):
-    """Computes the tangent of a rule, by one pair of runs in the direction of the tangents.
+    """Computes the tangent of a rule, by differences in the direction of the tangents.
 
     The inputs of the function have tangents, and so do the tangents or cotangents that the rule takes.
     """
@@ -153,7 +154,7 @@ class RuleTangent(TangentBody):
 
 
 class RuleCotangent(CotangentBody):
-    """Computes the cotangents of a pullback's inputs, and of the cotangents that it takes, by one pair of runs.
+    """Computes the cotangents of a pullback's inputs, and of the cotangents that it takes, by differences.
 
     The results of a pullback have the shapes of the function's inputs, so their cotangents are a direction for the
     inputs. The change of the pullback in this direction is the cotangent of the inputs. The change of the function's

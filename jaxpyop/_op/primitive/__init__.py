@@ -16,8 +16,7 @@ from jaxpyop._op.primitive.records import (
     RECEIPT,
     RECORDS,
     TOKEN,
-    Handed,
-    Records,
+    HandedRecord,
     clear_records,
     warn_of_pushed_out,
 )

@@ -45,15 +45,19 @@ def over_batch(program: Callable[..., list[Any]], args: Sequence[Any], batch: Ba
     """
     if not batch.sizes:
         return program
-    axes, masks = [()] * len(args), batch.masks
-    if batch.block:
-        # The axes of size 1 that a block method added are taken away again.
-        masks = tuple(tuple(a.shape[k] == size != 1 for a in args) for k, size in enumerate(batch.sizes))
-        axes = [tuple(k for k, mask in enumerate(masks) if not mask[i]) for i in range(len(args))]
+    masks, axes = masks_and_added_axes(args, batch.sizes) if batch.block else (batch.masks, [()] * len(args))
     for size, mask in zip(reversed(batch.sizes), reversed(masks)):
         program = _mapped(program, size, mask)
     mapped = program
     return lambda *arrays: mapped(*(jnp.squeeze(a, axis) if axis else a for a, axis in zip(arrays, axes)))
+
+
+def masks_and_added_axes(
+    args: Sequence[Any], sizes: tuple[int, ...]
+) -> tuple[tuple[tuple[bool, ...], ...], list[tuple[int, ...]]]:
+    """Find which inputs of a block have each batch axis, and for each input the axes of size 1 that it got."""
+    masks = tuple(tuple(a.shape[axis] == size != 1 for a in args) for axis, size in enumerate(sizes))
+    return masks, [tuple(axis for axis, mask in enumerate(masks) if not mask[k]) for k in range(len(args))]
 
 
 def _mapped(program: Callable[..., list[Any]], size: int, mask: tuple[bool, ...]) -> Callable[..., list[Any]]:

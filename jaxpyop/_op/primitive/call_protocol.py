@@ -138,10 +138,10 @@ class Call(abc.ABC):
         return self.body(*arrays, lead=lead) if lead else self.body(*arrays)
 
     takes_records = False
-    """Whether the first input may be a `Handed` record in place of its receipt."""
+    """Whether the first input may be a `HandedRecord` in place of its receipt."""
 
     def handing_over(self) -> Call | None:
-        """The same call with a `Handed` record as its last result; None if it makes none."""
+        """The same call with a `HandedRecord` as its last result; None if it makes none."""
         return None
 
     def for_worker(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
@@ -227,7 +227,7 @@ class Call(abc.ABC):
         raise NotImplementedError
 
     def transposed_linear_part(self, structs: Sequence[Struct]) -> Call:
-        """Of a linear part: its transpose, for inputs of these shapes and dtypes."""
+        """If `linear_part` made this call: its transpose, for inputs of these shapes and dtypes."""
         raise NotImplementedError
 
 

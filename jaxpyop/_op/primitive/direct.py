@@ -14,7 +14,7 @@ import numpy as np
 from jaxpyop import _jaxcore
 from jaxpyop._host import NO_BATCH, Batch, lend, metrics, run_elements, run_once, take_back
 from jaxpyop._op.primitive.call_protocol import Call, structs_of
-from jaxpyop._op.primitive.records import RECORDS, Handed
+from jaxpyop._op.primitive.records import RECORDS, HandedRecord
 from jaxpyop._op.values import anchor_of, copy_to_jax, show_shape, taken_over
 
 
@@ -23,22 +23,22 @@ def run_now(
     args: Sequence[Any],
     batch: Batch = NO_BATCH,
     *,
-    hold: bool = True,
-    own: Callable[[Sequence[Any], Any], list[Any]] | None = None,
+    hold_records: bool = True,
+    copy_results: Callable[[Sequence[Any], Any], list[Any]] | None = None,
 ) -> list[Any]:
     """Run a call at once, on the caller's thread.
 
     Args:
         call: the call.
-        args: its inputs. The first may be a `Handed` record.
+        args: its inputs. The first may be a `HandedRecord`.
         batch: the `vmap`s around it.
-        hold: whether records are dropped with the array of their receipts. A program that goes on with a copy of the
-            receipts still needs the records.
-        own: copies the results, which the function may keep, to the devices of an input. By default the copies are
-            jax.Arrays, and those of a batch or from an executor always are.
+        hold_records: whether the records of this call live as long as the array of their receipts. A program that goes
+            on with a copy of the receipts needs them for longer.
+        copy_results: makes the arrays to return from the function's results, which the function may keep. It also gets
+            the input whose devices they go to. It is not asked for a batch or with `executor=`.
 
     Returns:
-        jax.Arrays on the devices of the inputs. A `Handed` record is passed through.
+        jax.Arrays on the devices of the inputs. A `HandedRecord` is passed through.
     """
     if call.effects.ordered:
         _wait_for_ordered()
@@ -47,7 +47,7 @@ def run_now(
         # The shapes have to be known before anything runs, and in workers.
         call.shapes(structs_of(args, batch))
     if not call.on_jax and call.copy:
-        arrays = [a if type(a) is Handed else np.array(a, order="C") for a in args]
+        arrays = [a if type(a) is HandedRecord else np.array(a, order="C") for a in args]
     elif not call.on_jax:
         arrays = [lend(np.asarray(a)) for a in args]
     elif batch.sizes:
@@ -65,17 +65,17 @@ def run_now(
             if batch.sizes or call.op.executor is not None:
                 outs = _run(call, arrays, batch, like)
             else:
-                outs = _owned(call(arrays), call, like) if own is None else own(call(arrays), like)
+                outs = _copied(call(arrays), call, like) if copy_results is None else copy_results(call(arrays), like)
     except BaseException as error:
         if began is not None:
-            metrics.note_call(call, "direct" if hold else "cut", batch, began, error=error)
+            metrics.note_call(call, "direct" if hold_records else "cut", batch, began, error=error)
         raise
     if began is not None:
         nbytes = metrics.nbytes(arrays), metrics.nbytes(outs)
-        metrics.note_call(call, "direct" if hold else "cut", batch, began, nbytes)
+        metrics.note_call(call, "direct" if hold_records else "cut", batch, began, nbytes)
     if not call.on_jax and not call.copy:
         take_back(arrays, call.title)
-    if hold and call.operands.extra_results:
+    if hold_records and call.operands.extra_results:
         # These records live as long as the array of their receipts.
         RECORDS.hold(np.asarray(outs[-1])[..., 0].flat, outs[-1])
     return outs
@@ -83,10 +83,10 @@ def run_now(
 
 def _is_numpy(value: Any) -> bool:
     # The first test answers for most values, in a tenth of the time.
-    return type(value) is np.ndarray or not isinstance(value, (jax.Array, Handed))
+    return type(value) is np.ndarray or not isinstance(value, (jax.Array, HandedRecord))
 
 
-def _owned(values: Sequence[Any], call: Call, like: Any) -> list[Any]:
+def _copied(values: Sequence[Any], call: Call, like: Any) -> list[Any]:
     # The function may keep the arrays that it returned, so NumPy arrays are copied.
     try:
         return [copy_to_jax(value, like) if _is_numpy(value) else value for value in values]
@@ -101,10 +101,10 @@ def _run(call: Call, arrays: list[Any], batch: Batch, like: Any) -> list[Any]:
         run_elements(call, arrays, batch, results.take)
         return results.stacked(arrays, like)
     if call.op.executor is None:
-        found = _owned(call(arrays, batch.sizes), call, like)
+        found = _copied(call(arrays, batch.sizes), call, like)
     else:
         found: list[Any] = []
-        run_once(call, arrays, batch.sizes, lambda values: found.extend(_owned(values, call, like)))
+        run_once(call, arrays, batch.sizes, lambda values: found.extend(_copied(values, call, like)))
     for k, value in enumerate(found if batch.block else ()):
         if value.shape[: len(batch.sizes)] != batch.sizes:
             call.check(k, value.shape, call.shapes(structs_of(arrays, batch))[k].shape, batch.sizes)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxpyop import _jaxcore
 from jaxpyop._host import Batch
 from jaxpyop._jaxcore import ad, is_inexact
-from jaxpyop._op.primitive.batching import over_batch
+from jaxpyop._op.primitive.batching import masks_and_added_axes, over_batch
 from jaxpyop._op.primitive.call_protocol import Call, structs_of
 from jaxpyop._op.primitive.primitive import bind, python_call_p
 
@@ -137,8 +137,7 @@ def _batch_of_derivative(primals: Sequence[Any], call: Call, batch: Batch) -> _B
         return _BatchOfDerivative(primals, batch, full)
     # A record belongs to one element, so a differentiated block becomes a loop. The axes of size 1 that a block method
     # added are taken away again.
-    masks = tuple(tuple(p.shape[axis] == size and size != 1 for p in primals) for axis, size in enumerate(sizes))
-    added = [tuple(axis for axis, mask in enumerate(masks) if not mask[k]) for k in range(len(primals))]
+    masks, added = masks_and_added_axes(primals, sizes)
     squeezed = [jnp.squeeze(p, axes) for p, axes in zip(primals, added)]
     return _BatchOfDerivative(squeezed, Batch(sizes, masks), lambda k, tangent: jnp.squeeze(tangent, added[k]))
 
@@ -201,15 +200,14 @@ def derived(call: Call, step: str, argument: Any) -> Call:
         step: "forward" or "linear", the parts of a `Linearization`, or the name of the method that makes it.
         argument: that of `Call.linearize`, or of the method.
     """
-    if step in ("forward", "linear"):
-        found = getattr(call.linearize(argument), step)
-    else:
-        found = _STEPS[step](call, argument)
+    found = _STEPS[step](call, argument)
     _note_origin(found, call, step, argument)
     return found
 
 
 _STEPS: dict[str, Callable[[Call, Any], Call]] = {
+    "forward": lambda call, perturbed: call.linearize(perturbed).forward,
+    "linear": lambda call, perturbed: call.linearize(perturbed).linear,
     "transposed": lambda call, nonzero: _labelled(call.transposed(nonzero)),
     "linear_part": lambda call, floating: call.linear_part(floating),
     "transposed_linear_part": lambda call, structs: _labelled(call.transposed_linear_part(structs)),

@@ -22,7 +22,7 @@ import numpy as np
 from jaxpyop import _jaxcore, _tape
 from jaxpyop._config import config, on_change
 from jaxpyop._host import metrics
-from jaxpyop._op.primitive.slopes import Slopes
+from jaxpyop._op.primitive.evicted import EvictedFingerprints
 from jaxpyop._op.request import Op
 from jaxpyop._op.values import Struct, check_fingerprints, fingerprint
 
@@ -41,7 +41,7 @@ _MAX_READ_BYTES = 8 * 2**20
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
-class Handed:
+class HandedRecord:
     """A record in the place of its receipt, where Python hands it from the recording call to the replaying one."""
 
     record: Any
@@ -111,7 +111,7 @@ class Records:
         self._pushed_out: list[str] = []
         # Records that were evicted unread, until their fingerprints are taken.
         self._leaving: dict[int, Any] = {}
-        self._slopes = Slopes()
+        self._evicted_fingerprints = EvictedFingerprints()
         self._evicted = 0
         self._next = self._first = self._cleared_to = first
         self.max_count, self.max_bytes = _bounds(max_count, max_bytes)
@@ -135,7 +135,7 @@ class Records:
             gone = self._shrink()
         # This frees arrays, which can run other code, so the lock must be free.
         del gone
-        self._take_slopes()
+        self._take_fingerprints()
         if metrics.reports:
             metrics.note(owner, records=1)
         return token
@@ -163,14 +163,14 @@ class Records:
             RuntimeError: the derivatives differ.
         """
         with self._lock:
-            expected = self._slopes.get(token)
-        if expected is not None and (found := self._slope_of(again)) is not None:
+            expected = self._evicted_fingerprints.get(token)
+        if expected is not None and (found := self._fingerprint_of(again)) is not None:
             check_fingerprints(found, expected, title, what)
 
-    def _slope_of(self, record: Any) -> int | None:
+    def _fingerprint_of(self, record: Any) -> int | None:
         # A fingerprint of what decides the derivative, None if the record cannot tell.
         try:
-            found = record.slope() if hasattr(record, "slope") else None
+            found = record.comparable() if hasattr(record, "comparable") else None
         except Exception:
             # An array may be deleted by now, and the text of a user's object may fail.
             found = None
@@ -179,7 +179,7 @@ class Records:
         text, arrays = found
         receipts = [a for a in arrays if self._is_receipt(a)]
         # A function may call others. Their tokens differ from run to run, so their own records are compared.
-        inner = [self._inner_slope(int(token)) for a in receipts for token in a[..., 0].flat]
+        inner = [self._inner_fingerprint(int(token)) for a in receipts for token in a[..., 0].flat]
         rest = [a for a in arrays if not self._is_receipt(a)]
         return None if None in inner else fingerprint(rest, f"{text} {inner}")
 
@@ -189,18 +189,18 @@ class Records:
     def _is_own(self, token: Any) -> bool:
         return (int(token) - self._first) % 2**32 < (self._next - self._first) % 2**32
 
-    def _inner_slope(self, token: int) -> int | None:
+    def _inner_fingerprint(self, token: int) -> int | None:
         with self._lock:
             held = [shelf.records[token][0] for shelf in self._shelves() if token in shelf.records]
-            gone = self._slopes.get(token)
-        return self._slope_of(held[0]) if held else gone
+            gone = self._evicted_fingerprints.get(token)
+        return self._fingerprint_of(held[0]) if held else gone
 
     def make_room(self) -> None:
         """Evict the records that were read and exceed their share, before a new record is made."""
         with self._lock:
             gone = self._shrink()
         del gone
-        self._take_slopes()
+        self._take_fingerprints()
 
     def hold(self, tokens: Iterable[int], holder: Any) -> None:
         """Tie records to the array of their tokens.
@@ -219,7 +219,7 @@ class Records:
             )
             gone = self._shrink()
         del gone
-        self._take_slopes()
+        self._take_fingerprints()
 
     def clear(self) -> None:
         """Forget all records; tokens go on from where they were."""
@@ -230,7 +230,7 @@ class Records:
             self._unread, self._read, self._read_once_made = _Shelf(), _Shelf(), _Shelf()
             self._cleared_to = self._next
         del gone
-        self._take_slopes()
+        self._take_fingerprints()
 
     def was_issued(self, token: int) -> bool:
         """Tell whether this store, and not that of another process, issued a token since the last `clear`."""
@@ -247,7 +247,7 @@ class Records:
                 "evicted": self._evicted,
             }
 
-    def _take_slopes(self) -> None:
+    def _take_fingerprints(self) -> None:
         if self._pushed_out:
             with self._lock:
                 owners, self._pushed_out = self._pushed_out, []
@@ -257,13 +257,13 @@ class Records:
         while self._leaving:
             with self._lock:
                 token, record = next(iter(self._leaving.items()), (0, None))
-            slope = None
+            found = None
             try:
-                slope = self._slope_of(record)
+                found = self._fingerprint_of(record)
             finally:
                 with self._lock:
-                    if slope is not None:
-                        self._slopes.put(token, slope)
+                    if found is not None:
+                        self._evicted_fingerprints.put(token, found)
                     self._leaving.pop(token, None)
 
     # The methods below are called under the lock, except for `_drop`.
@@ -331,12 +331,13 @@ def _bounds(max_count: int, max_bytes: int) -> tuple[int, int]:
     return int(max_count), int(max_bytes)
 
 
-# Processes that compute together have a store each. The first token is random, so that no store knows another's.
 def _max_count() -> int:
     # Without a bound by number there is a record for each token at most.
     return _LAST_TOKEN if config.max_records is None else config.max_records
 
 
+# Processes that compute together have a store each. The first token is random, so that a store does not take the tokens
+# of another one for its own.
 RECORDS = Records(_max_count(), config.max_record_bytes, first=1 + secrets.randbelow(2**31))
 
 

@@ -154,21 +154,18 @@ def _check_linear(vjp: Any, jvp: Any, transpose: Any, spec: Any, api: str) -> No
 
 def no_jvp_error(title: str, rules: Rules) -> Exception:
     """The error of forward mode without `jvp=`."""
-    has = f"; {_HAS.format('vjp=', 'reverse mode (grad, vjp, jacrev)')}" if rules.vjp is not None else ""
+    has = "; vjp= gives reverse mode (grad, vjp, jacrev) only" if rules.vjp is not None else ""
     return NotImplementedError(
         f"{title}: forward-mode differentiation (jvp, jacfwd, linearize) needs the rule jvp=f with "
         f"f(inputs, outputs, tangents), jvp='numerical', or a body of JAX operations: write it as a py_function{has}"
     )
 
 
-_HAS = "{} gives {} only"
-
-
 def no_vjp(title: str, rules: Rules) -> Callable[[Any, Any], Any]:
     """A stand-in for a missing `vjp=`, which raises its error."""
 
     def refuse(given: tuple[bool, ...], wanted: tuple[bool, ...]) -> Any:
-        has = f"; {_HAS.format('jvp=', 'forward mode (jvp, jacfwd, linearize)')}" if rules.jvp is not None else ""
+        has = "; jvp= gives forward mode (jvp, jacfwd, linearize) only" if rules.jvp is not None else ""
         raise ValueError(
             f"{title}: a backward pass needs the gradient of a NumPy function; "
             "give one as vjp=f with f(inputs, outputs, cotangents), vjp=(fwd, bwd) or vjp='numerical', "

@@ -28,7 +28,7 @@ class _Slot:
         return "<array>"
 
     def __reduce__(self) -> str:
-        # So that there is one object in every process.
+        # Unpickling gives the SLOT of the process, so that `leaf is SLOT` holds in a worker too.
         return "SLOT"
 
 

@@ -22,8 +22,6 @@ from jaxpyop._host import SCRATCH
 _LARGE = 1 << 18
 
 _identity = jax.jit(lambda values: values)
-# Its attributes are made at run time, so that no type checker knows them.
-_config: Any = jax.config
 
 
 def as_jax(values: Sequence[Any]) -> list[Any]:
@@ -34,7 +32,7 @@ def as_jax(values: Sequence[Any]) -> list[Any]:
     # Most inputs are `jax.Array` values already, which this finds in a third of the time.
     small = [_is_small(value) for value in values] if np.ndarray in map(type, values) else ()
     # Under jax_disable_jit the identity does nothing.
-    if not any(small) or _config.jax_disable_jit:
+    if not any(small) or _jaxcore.jax_config.jax_disable_jit:
         return list(map(_one_as_jax, values))
     copies = iter(_jaxcore.with_transfers(_identity, [value.copy() for value, mark in zip(values, small) if mark]))
     return [next(copies) if mark else _one_as_jax(value) for value, mark in zip(values, small)]

@@ -4,7 +4,15 @@ Reading order: explore (the runs), tracer (what they run on), bounds, python_num
 count), tree (the paths), merge (two sides into one program), program (what comes out), errors.
 """
 
-from jaxpyop._paths.follow.bools import ARRAY, MIXED, PYTHON, BoolTracer, as_array, common_sort, sort_of, with_sort
+from jaxpyop._paths.follow.bools import (
+    ARRAY,
+    PYTHON,
+    BoolTracer,
+    as_array,
+    bool_kind_of,
+    common_bool_kind,
+    with_bool_kind,
+)
 from jaxpyop._paths.follow.bounds import FLOAT_TO_INT, bounds_in, counted, hull, limits_of, range_after, range_before
 from jaxpyop._paths.follow.errors import (
     RAISING,
@@ -15,7 +23,7 @@ from jaxpyop._paths.follow.errors import (
     refused_call,
 )
 from jaxpyop._paths.follow.explore import infer_shapes, record_one_path, record_paths, trace_paths
-from jaxpyop._paths.follow.number_types import Types, types_of
+from jaxpyop._paths.follow.number_types import Types, types_of, weakened
 from jaxpyop._paths.follow.python_numbers import bounds_of, check_numbers, with_bounds
 from jaxpyop._paths.follow.tracer import PathTrace, PathTracer, predicate
 from jaxpyop._paths.follow.tree import common_type

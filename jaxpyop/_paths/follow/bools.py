@@ -1,7 +1,7 @@
 """Traced bools that count as Python's do: ``True + True`` is 2, where the sum of two arrays of bools is "or".
 
-The result of `not x` is a Python bool in Python, and that of `x > 0` an array. A variable may hold the one before a
-loop and the other in it. Then nobody can tell how it counts, and arithmetic with other bools is refused.
+If `x` is an array, `not x` is a bool of Python's, and `x > 0` is an array of bools. A variable may hold the first
+before a loop, and the second after an iteration. Then arithmetic on it would depend on the path, and is refused.
 """
 
 from __future__ import annotations
@@ -13,39 +13,39 @@ import jax
 import numpy as np
 
 from jaxpyop import _jaxcore as core
+from jaxpyop._paths.follow.number_types import weakened
 from jaxpyop._paths.follow.python_numbers import with_bounds
 from jaxpyop._paths.follow.tracer import ARRAY, MIXED, PYTHON, BoolTracer, PathTracer
 
 
-def sort_of(x: Any) -> str:
+def bool_kind_of(x: Any) -> str:
     """Returns what a bool, traced or not, is when Python runs the function."""
     if isinstance(x, BoolTracer):
         return x.counts_as
     return PYTHON if isinstance(x, bool) else ARRAY
 
 
-def common_sort(sorts: Sequence[str]) -> str:
-    return sorts[0] if len(set(sorts)) == 1 else MIXED
+def common_bool_kind(bool_kinds: Sequence[str]) -> str:
+    return bool_kinds[0] if len(set(bool_kinds)) == 1 else MIXED
 
 
-def with_sort(x: Any, sort: str) -> Any:
-    """Returns a traced bool as one of this sort."""
-    if not isinstance(x, PathTracer) or x.dtype != bool or x.ndim or sort_of(x) == sort:
+def with_bool_kind(x: Any, bool_kind: str) -> Any:
+    """Returns a traced bool as one of this kind."""
+    if not isinstance(x, PathTracer) or x.dtype != bool or x.ndim or bool_kind_of(x) == bool_kind:
         return x
-    return x._trace.keep(PathTracer(x._trace, x.val) if sort == ARRAY else BoolTracer(x._trace, x.val, sort))
+    return x._trace.keep(PathTracer(x._trace, x.val) if bool_kind == ARRAY else BoolTracer(x._trace, x.val, bool_kind))
 
 
 def as_array(x: Any) -> Any:
     """Returns a traced bool as JAX's functions see it: an array."""
-    return with_sort(x, ARRAY)
+    return with_bool_kind(x, ARRAY)
 
 
 def _as_number(x: Any) -> Any:
     if not isinstance(x, BoolTracer):
         return x
     number = jax.lax.convert_element_type(as_array(x), jax.dtypes.canonicalize_dtype(int))
-    number = jax.lax.convert_element_type_p.bind(number, new_dtype=number.dtype, weak_type=True, sharding=None)
-    return with_bounds(number, (0, 1))
+    return with_bounds(weakened(number), (0, 1))
 
 
 def _is_bool(x: Any) -> bool:
@@ -64,28 +64,26 @@ def _operator(name: str) -> Callable[..., Any]:
     def operate(self: BoolTracer, *others: Any) -> Any:
         if not all(isinstance(x, (bool, int, float, complex)) or hasattr(x, "dtype") for x in others):
             return NotImplemented
-        sorts = {sort_of(x) for x in others if _is_bool(x)}
+        bool_kinds = {bool_kind_of(x) for x in others if _is_bool(x)}
         if logical and all(map(_is_bool, others)):
             found = original(as_array(self), *map(as_array, others))
-            return with_sort(found, common_sort([self.counts_as, *sorts]))
-        if self.counts_as == PYTHON and sorts == {ARRAY}:
+            return with_bool_kind(found, common_bool_kind([self.counts_as, *bool_kinds]))
+        if self.counts_as == PYTHON and bool_kinds == {ARRAY}:
             return original(as_array(self), *others)
-        if not comparison and MIXED in {self.counts_as, *sorts} and (sorts or not others):
+        if not comparison and MIXED in {self.counts_as, *bool_kinds} and (bool_kinds or not others):
             _refuse(self)
         found = getattr(_as_number(self), name)(*map(_as_number, others))
         is_python = self.counts_as == PYTHON and all(
-            sort_of(x) == PYTHON if _is_bool(x) else _is_number(x) for x in others
+            bool_kind_of(x) == PYTHON if _is_bool(x) else _is_number(x) for x in others
         )
-        return with_sort(found, PYTHON if is_python else MIXED) if comparison else found
+        return with_bool_kind(found, PYTHON if is_python else MIXED) if comparison else found
 
     operate.__name__ = name
     return operate
 
 
 def _refuse(tracer: BoolTracer) -> None:
-    run = tracer._trace.run
-    run.check()
-    run.stop(
+    tracer._trace.run.stop(
         "arithmetic with a bool that is Python's on one path and an array on another: Python counts them differently",
         "write int(x), or jnp.where(x, 1, 0), where it is counted",
     )

@@ -25,7 +25,7 @@ import numpy as np
 
 Bounds = tuple[Any, Any]
 
-# Bounds stop growing here. It is larger than the largest number of any dtype.
+# A bound that stands for any large number: it is larger than the largest number of any dtype.
 _HUGE = 2**1100
 # The ranges that are tried for a number that a loop carries, by the bits of its dtype. A range (size, step) is from
 # -size to size, and an iteration may leave it by at most `step`. Such steps add up to `size` after 2**23 iterations at
@@ -66,12 +66,9 @@ def limits_of(dtype: Any) -> Bounds:
 
 def in_dtype(bounds: Bounds | None, dtype: Any) -> Bounds | None:
     """Returns the bounds of a number after its conversion to a dtype: floats for a floating dtype, otherwise ints."""
-    if bounds is None:
-        return None
-    if jax.dtypes.issubdtype(dtype, np.inexact):
-        low, high = (float(b) if abs(b) <= 2**1000 else math.inf * (1 if b > 0 else -1) for b in bounds)
-    else:
-        low, high = (int(min(max(b, -_HUGE), _HUGE)) for b in bounds)
+    if bounds is None or not jax.dtypes.issubdtype(dtype, np.inexact):
+        return bounds
+    low, high = (float(b) if abs(b) <= 2**1000 else math.inf * (1 if b > 0 else -1) for b in bounds)
     return low, high
 
 

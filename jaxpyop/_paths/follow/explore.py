@@ -27,7 +27,7 @@ from jaxpyop._paths.follow.tracer import MAX_PATHS, PathRun, call_traced, too_ma
 from jaxpyop._paths.follow.tree import NondeterministicError, PathTree, common_type
 
 # How many paths `infer_shapes` tries, and for how long.
-SHAPE_PATHS = 64
+_SHAPE_PATHS = 64
 _SHAPE_SECONDS = 5.0
 
 
@@ -70,9 +70,7 @@ def _next_preset(taken: Sequence[bool]) -> list[bool] | None:
     return [*preset[:-1], False] if preset else None
 
 
-def infer_shapes(
-    func: Callable[..., Any], args: Sequence[Any], *, max_paths: int = SHAPE_PATHS
-) -> list[jax.ShapeDtypeStruct]:
+def infer_shapes(func: Callable[..., Any], args: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
     """Finds the shapes and dtypes of the results along one path that completes.
 
     Nothing is computed, no effect happens and nothing is added to the program that is being traced. Only the Python
@@ -81,7 +79,6 @@ def infer_shapes(
     Args:
         func: takes and returns flat sequences of values.
         args: arrays, tracers or `jax.ShapeDtypeStruct`s.
-        max_paths: how many paths to try.
 
     Returns:
         One `jax.ShapeDtypeStruct` (with `weak_type`) per result.
@@ -90,12 +87,12 @@ def infer_shapes(
         PathError: no path completes without asking for a value. The reason given is that of the first path.
         SlowPathsError: no path completed in time.
     """
-    specs = [_spec(x) for x in args]
+    structs = [core.struct_of(x) for x in args]
     deadline = time.monotonic() + _SHAPE_SECONDS
     why: list[tuple[str, str, int]] = []
-    for run in _attempts(max_paths, deadline, why):
+    for run in _attempts(deadline, why):
         try:
-            return [_spec(aval) for aval in _record(func, specs, run).out_avals]
+            return [core.struct_of(aval) for aval in _record(func, structs, run).out_avals]
         except PathError as error:
             # The exception itself is not kept, for its frames hold tracers.
             why.append((error.reason, error.filename, error.lineno))
@@ -103,26 +100,20 @@ def infer_shapes(
     raise kind(*why[0], "give output_shapes=")
 
 
-def _attempts(max_paths: int, deadline: float, why: Sequence[tuple[str, str, int]]) -> Iterator[PathRun]:
+def _attempts(deadline: float, why: Sequence[tuple[str, str, int]]) -> Iterator[PathRun]:
     """Yields runs to try, one after the other. The caller appends to `why` the reason for which the last one failed.
 
     If two runs fail at the same line, the cause is most likely outside of every `if`, and no more are tried. Therefore
     the first two are those that have least in common.
     """
-    yield (first := PathRun((), max_paths, deadline, folds=True))
+    yield (first := PathRun((), _SHAPE_PATHS, deadline, folds=True))
     if not first.taken or time.monotonic() > deadline:
         return
-    yield PathRun((), max_paths, deadline, folds=True, otherwise=False)
+    yield PathRun((), _SHAPE_PATHS, deadline, folds=True, otherwise=False)
     preset = _next_preset(first.taken)
     while preset is not None and time.monotonic() < deadline and len({failed[1:] for failed in why}) == len(why):
-        yield (run := PathRun(preset, max_paths, deadline, folds=True))
-        preset = _next_preset(run.taken) if len(why) < max_paths else None
-
-
-def _spec(x: Any) -> jax.ShapeDtypeStruct:
-    aval = x if hasattr(x, "shape") and hasattr(x, "dtype") else jax.typeof(x)
-    weak = getattr(aval, "weak_type", False)
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak)
+        yield (run := PathRun(preset, _SHAPE_PATHS, deadline, folds=True))
+        preset = _next_preset(run.taken) if len(why) < _SHAPE_PATHS else None
 
 
 def trace_paths(func: Callable[..., Any], args: Sequence[Any], *, max_paths: int = MAX_PATHS) -> list[Any]:

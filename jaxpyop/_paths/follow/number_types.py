@@ -23,6 +23,11 @@ DEPENDS_ON_PATH = (
 )
 
 
+def weakened(x: Any) -> Any:
+    """Returns a value of the same dtype that gives way to the dtype of others, as a Python number does."""
+    return jax.lax.convert_element_type_p.bind(x, new_dtype=x.dtype, weak_type=True, sharding=None)
+
+
 def types_of(x: Any) -> Types:
     """Returns the types that a scalar can have. There are several if its type depends on the path."""
     if found := getattr(x, "number_types", None):

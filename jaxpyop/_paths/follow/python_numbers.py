@@ -142,7 +142,6 @@ def _check_size(tracer: PathTracer, *bounds: Bounds | None) -> None:
 
 def _refuse(tracer: PathTracer, reason: str, advice: str) -> NoReturn:
     run: PathRun = tracer._trace.run
-    run.check()
     run.stop(reason, advice)
 
 

@@ -87,15 +87,14 @@ class PathRun:
 
     def check(self) -> None:
         """Raises after a stop, even if the body swallowed the first exception, and after the deadline."""
-        if self.error is not None:
-            raise self.error.with_traceback(None)
-        if time.monotonic() > self.deadline:
+        if self.error is not None or time.monotonic() > self.deadline:
             self.stop("following the body takes too long")
 
     def stop(self, reason: str, *advice: str) -> NoReturn:
-        """Ends the run at the user's current line."""
-        self.error = PathError(reason, *core.users_line(), *advice)
-        raise self.error
+        """Ends the run at the user's current line. If it was stopped before, the first reason is given again."""
+        if self.error is None:
+            self.error = PathError(reason, *core.users_line(), *advice)
+        raise self.error.with_traceback(None)
 
 
 def _too_many_decisions(limit: int, lines: Sequence[core.Place]) -> str:
@@ -143,12 +142,12 @@ class PathTracer(core.Tracer):
         return self._trace.decide(self)
 
 
-# What a bool is when Python runs the function.
+# What a bool is when Python runs the function: a bool of Python's, an array, or one or the other depending on the path.
 PYTHON, ARRAY, MIXED = "python", "array", "mixed"
 
 
 class BoolTracer(PathTracer):
-    """A traced bool that is Python's, or one of which that depends on the path.
+    """A traced bool that stands for a bool of Python's, on all paths (PYTHON) or on some of them (MIXED).
 
     Attributes:
         counts_as: PYTHON or MIXED.
@@ -168,9 +167,7 @@ def _refusal(name: str, shown: str) -> Callable[..., Any]:
         # JAX itself tries a conversion and has another way if it fails: indexing tries operator.index.
         if fallback is not None and core.is_called_by_jax():
             return fallback(self, *args, **kwargs)
-        run = self._trace.run
-        run.check()
-        return run.stop(f"{shown} asks for the value of a traced {self.aval.str_short()}")
+        return self._trace.run.stop(f"{shown} asks for the value of a traced {self.aval.str_short()}")
 
     refuse.__name__ = name
     return refuse
@@ -187,9 +184,7 @@ def _shown_refusal(name: str) -> Callable[..., Any]:
         # Libraries show values in their errors and logs. The user's code may count the letters.
         if not core.is_called_by_user():
             return fallback(self, *args)
-        run = self._trace.run
-        run.check()
-        return run.stop(f"the text of a traced {self.aval.str_short()} is not known", _SHOW)
+        return self._trace.run.stop(f"the text of a traced {self.aval.str_short()} is not known", _SHOW)
 
     refuse.__name__ = name
     return refuse

@@ -75,7 +75,7 @@ class Loop:
         if key in self.derived_loops:
             return self.derived_loops[key]
         count = len(consts)
-        structs = [struct_of(x) for x in (*consts, *state)]
+        structs = [_strong_struct_of(x) for x in (*consts, *state)]
 
         def record(function: Any) -> Any:
             jaxpr, closed_over = core.opened(
@@ -101,7 +101,7 @@ def run_loop(
     label: str,
 ) -> list[Any]:
     """Runs a loop of functions that take the values of the state, and may close over traced values."""
-    structs = list(map(struct_of, state))
+    structs = list(map(_strong_struct_of, state))
     test = core.make_jaxpr(lambda *xs: [goes_on(*xs)], structs)
     return bind_jaxprs(test, core.make_jaxpr(step, structs), state, max_steps, label)
 
@@ -128,7 +128,8 @@ def put(values: Sequence[Any], mask: Sequence[bool], replacements: Sequence[Any]
     return core.replaced(values, [i for i, flag in enumerate(mask) if flag], replacements)
 
 
-def struct_of(x: Any) -> jax.ShapeDtypeStruct:
+def _strong_struct_of(x: Any) -> jax.ShapeDtypeStruct:
+    # The state of a loop has no weak types.
     aval = jax.typeof(x)
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
 

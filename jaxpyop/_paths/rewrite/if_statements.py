@@ -20,13 +20,13 @@ from jaxpyop._paths.follow import (
     PathError,
     PathTracer,
     as_array,
-    common_sort,
+    bool_kind_of,
+    common_bool_kind,
     common_type,
     hull,
     predicate,
-    sort_of,
+    with_bool_kind,
     with_bounds,
-    with_sort,
 )
 from jaxpyop._paths.rewrite.context import context, is_traced, noted_number, snapshot_of, staged
 from jaxpyop._paths.rewrite.values import cast, is_mergeable, is_value
@@ -140,14 +140,14 @@ class _Merge:
         if target is None or any(aval.shape != avals[0].shape for aval in avals):
             raise UnmergeableError
         branches = [(w, p) for x, w, p in zip(pair, self.branches, places, strict=True) if x is not _ZEROS]
-        known = [(w.types[p], w.sorts[p]) for w, p in branches]
+        known = [(w.types[p], w.bool_kinds[p]) for w, p in branches]
         if not is_mergeable(known[0][0], known[-1][0]):
             raise UnmergeableError
-        place, sort = len(self.results), common_sort([sort for _, sort in known])
+        place, bool_kind = len(self.results), common_bool_kind([kind for _, kind in known])
         bounds = hull([w.bounds[p] for w, p in branches])
         self.results.append((indices, avals[0].shape, target))
         path_types = frozenset().union(*(w.path_types[p] for w, p in branches))
-        return lambda outs: noted_number(with_bounds(with_sort(outs[place], sort), bounds), path_types)
+        return lambda outs: noted_number(with_bounds(with_bool_kind(outs[place], bool_kind), bounds), path_types)
 
     def emit(self) -> list[Any]:
         has_effects = any(branch.closed.effects for branch in self.branches)
@@ -188,7 +188,7 @@ def _with_zeros(variable: Flattened, other: Flattened) -> Flattened:
 def not_(x: Any) -> Any:
     if not is_traced(x):
         return not x
-    out = with_sort(jax.lax.bitwise_not(as_array(predicate(x))), PYTHON)
+    out = with_bool_kind(jax.lax.bitwise_not(as_array(predicate(x))), PYTHON)
     context().negations[id(out)] = (out, x)
     return out
 
@@ -221,7 +221,7 @@ def and_(first: Callable[[], Any], second: Callable[[], Any]) -> Any:
     if b is ABSENT:
         return second() if a else a
     if _is_bool(a) and _is_bool(b):
-        return with_sort(as_array(a) & as_array(b), common_sort([sort_of(a), sort_of(b)]))
+        return with_bool_kind(as_array(a) & as_array(b), common_bool_kind([bool_kind_of(a), bool_kind_of(b)]))
     return if_exp(a, lambda: b, lambda: a)
 
 
@@ -233,7 +233,7 @@ def or_(first: Callable[[], Any], second: Callable[[], Any]) -> Any:
     if b is ABSENT:
         return a if a else second()
     if _is_bool(a) and _is_bool(b):
-        return with_sort(as_array(a) | as_array(b), common_sort([sort_of(a), sort_of(b)]))
+        return with_bool_kind(as_array(a) | as_array(b), common_bool_kind([bool_kind_of(a), bool_kind_of(b)]))
     return if_exp(a, lambda: a, lambda: b)
 
 

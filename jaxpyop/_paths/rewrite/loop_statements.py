@@ -18,14 +18,14 @@ import numpy as np
 
 from jaxpyop import _jaxcore as core
 from jaxpyop._paths.follow import (
+    bool_kind_of,
     bounds_in,
     bounds_of,
-    common_sort,
+    common_bool_kind,
     common_type,
     predicate,
     range_after,
     range_before,
-    sort_of,
     with_bounds,
 )
 from jaxpyop._paths.loop import bind_jaxprs
@@ -193,7 +193,7 @@ class _LoopBuilder:
         self.flat = flattened(values)
         self.leaves = leaves_of(self.flat)
         self.types = [_type_of(leaf) if is_value(leaf) else None for leaf in self.leaves]
-        self.sorts = list(map(sort_of, self.leaves))
+        self.bool_kinds = list(map(bool_kind_of, self.leaves))
         self.ranges = [range_before(bounds_of(leaf)) for leaf in self.leaves]
 
     def _asked(self) -> Any:
@@ -233,7 +233,7 @@ class _LoopBuilder:
             recording = Recording(run, self._structs())
         except UnmergeableError:
             refuse("an iteration of a loop on values leaves different things on its different paths", WRITE)
-        recording.input_types, recording.input_sorts = self._state_types(), [*self.sorts, *self.ranges]
+        recording.input_types, recording.input_kinds_and_ranges = self._state_types(), [*self.bool_kinds, *self.ranges]
         return recording
 
     def _state_types(self) -> list[Any]:
@@ -249,8 +249,8 @@ class _LoopBuilder:
         """Returns the contents of the variables for these values of the state."""
         rest = iter(xs)
         leaves = [
-            leaf if aval is None else with_bounds(with_type(next(rest), aval, leaf, sort), bounds)
-            for leaf, aval, sort, bounds in zip(self.leaves, self.types, self.sorts, self._bounds(), strict=True)
+            leaf if aval is None else with_bounds(with_type(next(rest), aval, leaf, kind), bounds)
+            for leaf, aval, kind, bounds in zip(self.leaves, self.types, self.bool_kinds, self._bounds(), strict=True)
         ]
         return [jax.tree.unflatten(f.tree, leaves[f.first : f.first + len(f.leaves)]) for f in self.flat]
 
@@ -305,16 +305,16 @@ class _LoopBuilder:
             what = f"`{name}` has the shape {before.shape} before an iteration of a loop on values, and "
             refuse(f"{what}{after.shape} after it", "give it its final shape before the loop")
         target = common_type([before, after])
-        sort = common_sort([self.sorts[at], iteration.sorts[at]])
+        bool_kind = common_bool_kind([self.bool_kinds[at], iteration.bool_kinds[at]])
         if not self._fits(at, iteration.types[at]):
             target = None
         if target is None:
             types = f"{before.str_short()} before an iteration of a loop on values, and {after.str_short()} after it"
             refuse(f"`{name}` is {types}", "cast it")
         place = range_after(iteration.bounds[at], self.ranges[at], self.iterations)
-        if target == (before.dtype, before.weak_type) and sort == self.sorts[at] and place == self.ranges[at]:
+        if target == (before.dtype, before.weak_type) and bool_kind == self.bool_kinds[at] and place == self.ranges[at]:
             return True
-        self.sorts[at], self.ranges[at] = sort, place
+        self.bool_kinds[at], self.ranges[at] = bool_kind, place
         self.types[at] = core.ShapedArray(before.shape, target[0], weak_type=target[1])
         return False
 
@@ -331,7 +331,7 @@ class _LoopBuilder:
 
     def _adapt(self, iteration: Recording) -> bool:
         """Tries to adapt a recorded iteration to wider types of the state. Tells whether it could."""
-        if [*self.sorts, *self.ranges] != iteration.input_sorts:
+        if [*self.bool_kinds, *self.ranges] != iteration.input_kinds_and_ranges:
             return False
         types = self._state_types()
         shapes = [[(a.shape, a.dtype) for a in avals] for avals in (types, iteration.input_types)]

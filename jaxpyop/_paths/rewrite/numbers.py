@@ -10,9 +10,16 @@ import numpy as np
 
 from jaxpyop import _jaxcore
 from jaxpyop._config import config
-from jaxpyop._paths.follow import FLOAT_TO_INT, LostDerivativeError, bounds_of, check_numbers, limits_of, with_bounds
+from jaxpyop._paths.follow import (
+    FLOAT_TO_INT,
+    LostDerivativeError,
+    bounds_of,
+    check_numbers,
+    limits_of,
+    weakened,
+    with_bounds,
+)
 from jaxpyop._paths.rewrite.context import context, refuse
-from jaxpyop._paths.rewrite.values import weakened
 
 
 def number_of(x: Any, kind: type) -> Any:

@@ -114,7 +114,8 @@ def call(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None, _
     check_call(function)
     if isinstance(function, type) or not callable(function):
         return _call_builtin_type(function, args, kwargs)
-    if function in _REPLACEMENTS:
+    # An object of the user's class may have no hash.
+    if isinstance(function, (types.FunctionType, types.BuiltinFunctionType)) and function in _REPLACEMENTS:
         return _REPLACEMENTS[function](*args, **kwargs)
     if isinstance(function, types.MethodType):
         owner: Any = function.__self__
@@ -139,7 +140,7 @@ def _call_builtin_type(function: Any, args: Sequence[Any], kwargs: Mapping[str, 
     if function is range and any(map(is_traced, args)):
         return TracedRange(*args)
     if function is str and any(map(is_traced, args)):
-        _refuse_text(*args)
+        _refuse_text()
     if function is type and len(args) == 1 and is_traced(args[0]):
         _refuse_numbers("type(x)", args[0])
     if function in (bool, float, int) and len(args) == 1 and is_traced(args[0]) and args[0].size == 1:
@@ -222,7 +223,7 @@ def _refuse_numbers(shown: str, x: Any) -> None:
         )
 
 
-def _refuse_text(*_: Any, **__: Any) -> None:
+def _refuse_text() -> None:
     refuse("the text of a traced value is not known", 'write jax.debug.print("{}", x) to look at it')
 
 

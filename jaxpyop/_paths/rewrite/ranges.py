@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpyop._paths.follow import bounds_of, counted, limits_of, with_bounds
+from jaxpyop._paths.follow import bounds_of, counted, limits_of, weakened, with_bounds
 from jaxpyop._paths.rewrite.context import is_traced, refuse
 from jaxpyop._paths.rewrite.numbers import number_of
-from jaxpyop._paths.rewrite.values import is_value, weakened
+from jaxpyop._paths.rewrite.values import is_value
 
 WRITE = 'write it with jax.lax.while_loop, split the body into several traced ops, or write mode="eager"'
 

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from jaxpyop import _jaxcore as core
-from jaxpyop._paths.follow import ARRAY, PYTHON, sort_of, types_of, with_sort
+from jaxpyop._paths.follow import ARRAY, PYTHON, bool_kind_of, types_of, weakened, with_bool_kind
 from jaxpyop._paths.rewrite.context import noted_number
 
 
@@ -32,7 +32,7 @@ def is_same_object(a: Any, b: Any) -> bool:
 def type_of(leaf: Any) -> Any:
     """Returns the type of a value. It is weak for a Python number or bool, and for what stands for one in a program."""
     aval = jax.typeof(leaf)
-    weak = aval.weak_type or (aval.dtype == bool and sort_of(leaf) == PYTHON)
+    weak = aval.weak_type or (aval.dtype == bool and bool_kind_of(leaf) == PYTHON)
     return core.ShapedArray(aval.shape, aval.dtype, weak_type=weak)
 
 
@@ -59,29 +59,24 @@ def cast(x: Any, dtype: Any, weak: bool) -> Any:
     return weakened(x) if weak else x
 
 
-def weakened(x: Any) -> Any:
-    """Returns a value of the same dtype that gives way to the dtype of others, as a Python number does."""
-    return jax.lax.convert_element_type_p.bind(x, new_dtype=x.dtype, weak_type=True, sharding=None)
-
-
-def with_type(x: Any, aval: Any, leaf: Any, sort: str) -> Any:
+def with_type(x: Any, aval: Any, leaf: Any, bool_kind: str) -> Any:
     """Returns a value of a loop's state as the kind of value that Python has in the variable.
 
     Args:
         x: the value.
         aval: the type of the state, which may be weak.
         leaf: what the variable held before the loop.
-        sort: if it is a bool, whether it counts as Python's or as an array's (see `sort_of`).
+        bool_kind: if it is a bool, whether it counts as Python's or as an array's (see `bool_kind_of`).
     """
     if isinstance(x, bool):
         return x
-    x = with_sort(weakened(x) if aval.weak_type else x, sort)
+    x = with_bool_kind(weakened(x) if aval.weak_type else x, bool_kind)
     types = types_of(leaf) | {(aval.dtype, aval.weak_type)}
-    is_number = any(weak for _, weak in types) and sort_of(leaf) == ARRAY
+    is_number = any(weak for _, weak in types) and bool_kind_of(leaf) == ARRAY
     return noted_number(x, types) if is_number else x
 
 
 def zero_like(aval: Any, leaf: Any) -> Any:
     zero = np.zeros(aval.shape, aval.dtype)
-    is_number = aval.weak_type or (aval.dtype == bool and sort_of(leaf) != ARRAY)
+    is_number = aval.weak_type or (aval.dtype == bool and bool_kind_of(leaf) != ARRAY)
     return zero.item() if is_number and not aval.shape else zero

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpyop._paths.follow import bounds_of, common_sort, hull, record_paths, sort_of, types_of
+from jaxpyop._paths.follow import bool_kind_of, bounds_of, common_bool_kind, hull, record_paths, types_of
 from jaxpyop._paths.rewrite.context import marking_errors, refuse, staged
 from jaxpyop._paths.rewrite.values import is_mergeable, is_same_object, is_value, type_of
 
@@ -149,19 +149,20 @@ class Recording:
         variables: what the variables hold, as leaves.
         outs: for each leaf the index of its result, or None if the leaf is not a value.
         types: for each leaf its type on the first path, or None if the leaf is not a value.
-        sorts: for each leaf whether a bool there counts as Python's, as an array's, or differently on each path.
+        bool_kinds: for each leaf whether a bool there counts as Python's, as an array's, or differently on each path.
         path_types: for each leaf the set of types that it has on all paths (see `number_types.Types`).
         bounds: for each leaf its bounds if it is a Python number, and otherwise None.
         input_types: the types of the inputs. Only the recordings of a loop have inputs.
-        input_sorts: the sorts of the leaves of a loop's state, and then their ranges (see `range_before`).
+        input_kinds_and_ranges: the `bool_kinds` of the leaves of a loop's state, and then their ranges (see
+            `range_before`).
     """
 
     input_types: Sequence[Any] = ()
-    input_sorts: Sequence[Any] = ()
+    input_kinds_and_ranges: Sequence[Any] = ()
 
     def __init__(self, block: Callable[..., Sequence[Any]], args: Sequence[Any] = ()) -> None:
         runs: list[list[Flattened]] = []
-        sorts: list[list[str]] = []
+        bool_kinds: list[list[str]] = []
         bounds: list[list[Any]] = []
         path_types: list[list[Any]] = []
         avals: list[list[Any]] = []
@@ -169,7 +170,7 @@ class Recording:
         def run(*xs: Any) -> list[Any]:
             runs.append(flattened(block(*xs)))
             leaves = leaves_of(runs[-1])
-            sorts.append(list(map(sort_of, leaves)))
+            bool_kinds.append(list(map(bool_kind_of, leaves)))
             bounds.append(list(map(bounds_of, leaves)))
             path_types.append([types_of(leaf) if is_value(leaf) else frozenset() for leaf in leaves])
             avals.append([type_of(leaf) if is_value(leaf) else None for leaf in leaves])
@@ -183,7 +184,7 @@ class Recording:
             if any(a and b and not is_mergeable(a, b) for a, b in zip(avals[0], types, strict=True)):
                 raise UnmergeableError
         indices = iter(range(len(self.closed.out_avals)))
-        self.sorts = [common_sort(column) for column in zip(*sorts, strict=True)]
+        self.bool_kinds = [common_bool_kind(column) for column in zip(*bool_kinds, strict=True)]
         self.bounds = [hull(column) for column in zip(*bounds, strict=True)]
         self.path_types = [frozenset().union(*column) for column in zip(*path_types, strict=True)]
         self.types = avals[0]

@@ -146,7 +146,7 @@ _KINDS: dict[type, Kind] = {
 
 
 def _attributes(cls: type) -> Kind:
-    # The first read of a cached property adds it, which nobody can tell from a later read.
+    # The first read of a cached property stores its value in the object. No code notices that.
     cached = {n for c in cls.__mro__ for n, v in vars(c).items() if isinstance(v, functools.cached_property)}
 
     def read(value: Any) -> list[Any]:

@@ -1,8 +1,8 @@
 """Which functions are known to change nothing but what a snapshot sees.
 
-A function of the user's is looked into. What JAX, NumPy and the pure parts of the standard library do depends on their
-arguments alone, and so does what a library does that is built on JAX. Of all other functions nothing is known: they may
-write a file, or count.
+A snapshot looks into a function of the user's. The functions of JAX and NumPy, of libraries that are built on JAX, and
+of the pure parts of the standard library are taken to depend on their arguments alone, and to change nothing. Nothing
+is known of any other function: it may write a file, or count its calls.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from jaxpyop._paths.snapshot.contents import kinds_of
 from jaxpyop._paths.snapshot.reach import NOT_IMPORTED, is_iterator, is_opaque, is_own, is_plain
 
-# `print` is the way to look into a trace, and is known to run while JAX traces.
+# Builtin functions with an effect. `print` is not one of these: everybody knows that it prints while JAX traces.
 _IMPURE = {"input", "open", "exec", "eval", "__import__", "breakpoint", "globals"}
 _PURE = {
     "_bisect", "_collections", "_collections_abc", "_functools", "_hashlib", "_heapq", "_json", "_operator",
@@ -25,9 +25,10 @@ _PURE = {
     "numbers", "operator", "random", "re", "statistics", "string", "struct", "textwrap", "types", "typing",
     "typing_extensions",
 }  # fmt: skip
-# The builtin functions that give what is outside of a body, or run what is not seen. `open` is one of the module `io`.
+# Builtin functions that read something from outside of a body, or run code that a snapshot does not see. (`open` is a
+# function of the module `io`, which is not pure.)
 _ASKING = {"input", "__import__", "eval", "exec", "globals"}
-# What is written when a body is traced, and gives the body no value.
+# Modules that write messages. They do so while a body is traced, and return nothing to it.
 _LOGS = {"_warnings", "logging", "warnings"}
 _FILES = {"load", "loadtxt", "genfromtxt", "fromfile", "memmap", "fromregex", "DataSource", "open_memmap"}
 _BUILT_ON = {"jax", "jaxlib", "numpy", "jaxpyop", "ml_dtypes"}
@@ -52,10 +53,10 @@ def is_known(function: Any, home: str) -> bool:
 
 
 def reads_outside(function: Any) -> bool:
-    """Tells whether a function gives what depends on more than its arguments: a time, a file, or random numbers.
+    """Tells whether the result of a function depends on more than its arguments: on a time, a file or random numbers.
 
-    It holds for what is not known in the standard library, and for the parts of it and of NumPy that make generators of
-    random numbers or read files. It also holds for what is not imported yet.
+    These are the functions of the standard library that are not known to be pure, and the functions of NumPy and JAX
+    that read files or make generators of random numbers. A module that is not imported yet counts as one of them.
     """
     if not callable(function):
         return function is NOT_IMPORTED or function is sys.modules

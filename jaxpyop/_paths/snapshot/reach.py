@@ -63,8 +63,8 @@ def is_iterator(value: Any) -> bool:
     return found is not None and not isinstance(found, types.FunctionType)
 
 
-# For each code: all its names, those that it reads as global variables and not as attributes, and what it imports: a
-# name with its dots, and what it takes from there.
+# For each code object: all names in it, the names that it reads as global variables, and its imports. An import is the
+# name of a module, with dots in front if it is relative, and the names that are imported from it.
 _Names = tuple[list[str], list[str], list[tuple[str, Any]]]
 _names: weakref.WeakKeyDictionary[types.CodeType, _Names] = weakref.WeakKeyDictionary()
 # A function that names one of these may read an attribute whose name is a text in it.

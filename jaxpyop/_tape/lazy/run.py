@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from jaxpyop import _jaxcore
-from jaxpyop._tape.lazy.stretch import Call
+from jaxpyop._tape.lazy.stretch import CallStep
 from jaxpyop._tape.lazy.tracer import LazyTapeTracer
 from jaxpyop._tape.lazy.trie import Place, losses_in_a_row
 
@@ -72,7 +72,7 @@ def ancestors_of(chain: Sequence[Place], wanted: int | None) -> set[int] | None:
         return None
     found = {wanted}
     for p in reversed(chain):
-        if type(p.step) is Call and not found.isdisjoint(range(p.first, p.count)):
+        if type(p.step) is CallStep and not found.isdisjoint(range(p.first, p.count)):
             found.update(p.step.ins)
     return found
 

@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 _MAX_VERSIONS = 4
 
 
-class Input(NamedTuple):
+class InputStep(NamedTuple):
     """A step: a value from outside enters."""
 
 
-class Number(NamedTuple):
+class NumberStep(NamedTuple):
     """A step: a Python or NumPy number."""
 
     value: Any
 
 
-class Call(NamedTuple):
+class CallStep(NamedTuple):
     """A step: a call of an operation on values at these positions."""
 
     op: Operation
@@ -42,7 +42,7 @@ class Call(NamedTuple):
     is_cheap: bool
 
 
-class Program(NamedTuple):
+class CompiledStretch(NamedTuple):
     """A compiled stretch.
 
     Attributes:
@@ -77,7 +77,7 @@ class Stretch:
         self.used: set[int] = set()
         self._sights = 0
         self._versions = 0
-        self._program: Program | None = None
+        self._program: CompiledStretch | None = None
         self._returned: set[int] = set()
         self._lock = threading.Lock()
 
@@ -86,7 +86,7 @@ class Stretch:
         if position not in self.used:
             self.used = self.used | {position}
 
-    def program(self, place: Place) -> Program | None:
+    def program(self, place: Place) -> CompiledStretch | None:
         """Returns the program, None at first sight."""
         found, used = self._program, self.used
         if found is not None and (used is self._returned or used.issubset(found.returned)):
@@ -102,7 +102,7 @@ class Stretch:
 
 
 def _all_results(place: Place) -> set[int]:
-    return {p for step in place.chain() if type(step.step) is Call for p in range(step.first, step.count)}
+    return {p for step in place.chain() if type(step.step) is CallStep for p in range(step.first, step.count)}
 
 
 class _Steps:
@@ -111,8 +111,8 @@ class _Steps:
     def __init__(self, place: Place) -> None:
         self.places = place.chain()
         self.count = place.count
-        self.inputs = [p.first for p in self.places if type(p.step) is Input]
-        self.calls = [p for p in self.places if type(p.step) is Call]
+        self.inputs = [p.first for p in self.places if type(p.step) is InputStep]
+        self.calls = [p for p in self.places if type(p.step) is CallStep]
         self.maker = {s: p for p in self.calls for s in range(p.first, p.count)}
         self.tracked = [t for p in self.places for t in p.tracked]
 
@@ -121,9 +121,9 @@ class _Steps:
         values: list[Any] = [known.get(s) for s in range(self.count)]
         for place in self.places:
             step = place.step
-            if type(step) is Number:
+            if type(step) is NumberStep:
                 values[place.first] = step.value
-            elif type(step) is Call and any(s not in known for s in range(place.first, place.count)):
+            elif type(step) is CallStep and any(s not in known for s in range(place.first, place.count)):
                 for s, out in enumerate(step.op.outputs([values[s] for s in step.ins]), place.first):
                     values[s] = known.get(s, out)
         return values
@@ -177,7 +177,7 @@ class _Steps:
         ]
 
 
-def _compile(place: Place, returned: tuple[int, ...]) -> Program:
+def _compile(place: Place, returned: tuple[int, ...]) -> CompiledStretch:
     steps = _Steps(place)
     by_value = steps.needs()
     needs = tuple([tuple(sorted(by_value[s])) for s in returned])
@@ -208,4 +208,4 @@ def _compile(place: Place, returned: tuple[int, ...]) -> Program:
     op = Operation(bind, bind, multiple_results=True, id=(number := new_id()), pull=pull, push=push)
     reads = steps.read_inputs(saved) if any(needs) else ()
     compiled = jax.jit(with_name(run, "tape_stretch"))
-    return Program(op, number, compiled, returned, tuple([results.index(s) for s in saved]), needs, reads)
+    return CompiledStretch(op, number, compiled, returned, tuple([results.index(s) for s in saved]), needs, reads)

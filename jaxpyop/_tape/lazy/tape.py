@@ -25,7 +25,7 @@ from jaxpyop import _jaxcore
 from jaxpyop._jaxcore import EVAL_TRACE, set_current_trace, settings_of_traces
 from jaxpyop._tape.dependence import Dependence
 from jaxpyop._tape.lazy.run import Run, ancestors_of, is_number, is_plain, note_gain, pays
-from jaxpyop._tape.lazy.stretch import Call, Input, Number, Program, Stretch
+from jaxpyop._tape.lazy.stretch import CallStep, CompiledStretch, InputStep, NumberStep, Stretch
 from jaxpyop._tape.lazy.tracer import LazyTapeTracer
 from jaxpyop._tape.lazy.trie import Place, root
 from jaxpyop._tape.replay import Node
@@ -287,7 +287,7 @@ class LazyTape(Tape):
                 self._run_program(run, program)
         run.pending = []
 
-    def _run_program(self, run: Run, program: Program) -> None:
+    def _run_program(self, run: Run, program: CompiledStretch) -> None:
         # The compiler holds the numbers that do not change.
         outs = _jaxcore.with_transfers(program.run, *run.inputs) if run.has_numbers else program.run(*run.inputs)
         slots = [-1] * len(program.returned)
@@ -323,10 +323,10 @@ class LazyTape(Tape):
         inputs = iter(zip(run.inputs, run.slots))
         for p in chain:
             step = p.step
-            if type(step) is Input:
+            if type(step) is InputStep:
                 value, slot = next(inputs)
                 values.append(value if slot < 0 else LazyTapeTracer(self, p.avals[0], value, slot))
-            elif type(step) is Number:
+            elif type(step) is NumberStep:
                 values.append(step.value)
             elif positions is not None and positions.isdisjoint(range(p.first, p.count)):
                 values.extend([None] * len(p.avals))
@@ -334,7 +334,7 @@ class LazyTape(Tape):
                 values.extend(self._call(step, [values[i] for i in step.ins], on_tape))
         return values
 
-    def _call(self, step: Call, args: Sequence[Any], on_tape: bool) -> Sequence[Any]:
+    def _call(self, step: CallStep, args: Sequence[Any], on_tape: bool) -> Sequence[Any]:
         tracked = self._tracked(args)
         out = step.op.run(*[a._value if t else a for a, t in zip(args, tracked)])
         outs = out if step.op.multiple_results else (out,)

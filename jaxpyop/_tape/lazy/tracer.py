@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import jax
-
 from jaxpyop import _jaxcore
-from jaxpyop._tape.tracer import TapeTracer, equation_of
+from jaxpyop._tape.tracer import TapeTracer, equation_of, is_exact, set_operators
 
 _current_trace = _jaxcore.current_trace
 
@@ -37,19 +35,12 @@ def _operator(name: str, function: Callable[..., Any], reflected: bool = False, 
                     if reflected
                     else trace.process_operator(function, self, other)
                 )
-        elif (kind is float or kind is int) and _is_exact(other, aval):
+        elif (kind is float or kind is int) and aval.dtype.kind == "f" and is_exact(other, aval):
             return trace.process_number(function, self, other, reflected)
         return general(self, other)
 
     operate.__name__ = name
     return operate
-
-
-def _is_exact(number: Any, aval: Any) -> bool:
-    """Tells whether jnp makes `dtype.type(number)` of a Python number beside an array of this type."""
-    if aval.weak_type or aval.dtype.kind != "f" or aval.dtype.itemsize < 4:
-        return False
-    return type(number) is float or abs(number) <= 2**24
 
 
 class LazyTapeTracer(TapeTracer):
@@ -108,17 +99,5 @@ class LazyTapeTracer(TapeTracer):
     def _contents(self) -> list[tuple[str, Any]]:
         return super()._contents() if self.is_differentiated else [("value", self.value)]
 
-    __add__ = _operator("__add__", jax.lax.add)
-    __radd__ = _operator("__radd__", jax.lax.add, reflected=True)
-    __sub__ = _operator("__sub__", jax.lax.sub)
-    __rsub__ = _operator("__rsub__", jax.lax.sub, reflected=True)
-    __mul__ = _operator("__mul__", jax.lax.mul)
-    __rmul__ = _operator("__rmul__", jax.lax.mul, reflected=True)
-    __truediv__ = _operator("__truediv__", jax.lax.div)
-    __rtruediv__ = _operator("__rtruediv__", jax.lax.div, reflected=True)
-    __neg__ = _operator("__neg__", jax.lax.neg)
-    __abs__ = _operator("__abs__", jax.lax.abs, real=True)
-    __lt__ = _operator("__lt__", jax.lax.lt, real=True)
-    __le__ = _operator("__le__", jax.lax.le, real=True)
-    __gt__ = _operator("__gt__", jax.lax.gt, real=True)
-    __ge__ = _operator("__ge__", jax.lax.ge, real=True)
+
+set_operators(LazyTapeTracer, _operator)

@@ -15,7 +15,7 @@ import jax
 from jaxpyop import _jaxcore
 from jaxpyop._jaxcore import jaxpr_of, jaxprs_in
 from jaxpyop._tape.cache import Cache
-from jaxpyop._tape.lazy.stretch import Call, Input, Number, Stretch
+from jaxpyop._tape.lazy.stretch import CallStep, InputStep, NumberStep, Stretch
 from jaxpyop._tape.ops import Operation, find_op
 
 # All tries are dropped when they have this many places. A place takes about a kilobyte.
@@ -33,7 +33,7 @@ _places = [0]
 # By title of a function, how many runs in a row gained nothing. `run` counts them.
 losses_in_a_row: dict[str, int] = {}
 # What is known of an operation with operands of these types.
-_effects = Cache(4096)
+_call_infos = Cache(4096)
 
 # The primitives that take less time than reading their results back from memory. The backward pass computes them again.
 _CHEAP = frozenset(
@@ -49,7 +49,7 @@ _CHEAP = frozenset(
 )
 
 
-class Effect(NamedTuple):
+class CallInfo(NamedTuple):
     """What is known of a call before it is evaluated.
 
     Attributes:
@@ -93,9 +93,9 @@ class Place:
         self.first = up.count if up else 0
         self.avals, self.tracked = tuple(avals), tuple(tracked)
         self.count = self.first + len(self.avals)
-        self.depth = (up.depth if up else 0) + (type(step) is Call)
+        self.depth = (up.depth if up else 0) + (type(step) is CallStep)
         self.saving = up.saving if up else 0
-        if type(step) is Call:
+        if type(step) is CallStep:
             self.saving += 1 + max([aval.size for aval in avals], default=0) // _ELEMENTS
         self.moves: dict[Any, Place] = {}
         self.numbers = 0
@@ -113,19 +113,19 @@ class Place:
 
     def after_input(self, aval: Any, tracked: bool) -> Place:
         """Returns the place after a value from outside has entered."""
-        found = self.moves.get(key := (Input, aval, tracked))
+        found = self.moves.get(key := (InputStep, aval, tracked))
         if found is None:
-            found = self.moves[key] = Place(self, Input(), (aval,), (tracked,))
+            found = self.moves[key] = Place(self, InputStep(), (aval,), (tracked,))
         return found
 
     def after_number(self, number: Any) -> Place | None:
         """Returns the place after a number, None if it had better be an input."""
         # There are two zeros, which are equal, and a NaN, which is not equal to itself.
-        key = (Number, type(number), repr(number))
+        key = (NumberStep, type(number), repr(number))
         found = self.moves.get(key)
         if found is None and self.numbers < _MAX_NUMBERS:
             self.numbers += 1
-            found = self.moves[key] = Place(self, Number(number), (jax.typeof(number),), (False,))
+            found = self.moves[key] = Place(self, NumberStep(number), (jax.typeof(number),), (False,))
         return found
 
     def after_call(self, primitive: Any, params: dict[str, Any], ins: tuple[int, ...], args: Sequence[Any]) -> Any:
@@ -136,11 +136,11 @@ class Place:
         found = self.moves.get((op.id, *ins))
         if found is None:
             avals, tracked = self._types_of(ins)
-            effect = _effect(op, tuple(avals), tuple(tracked))
-            if effect is None:
+            info = _call_info(op, tuple(avals), tuple(tracked))
+            if info is None:
                 return None
-            step = Call(op, ins, effect.needs, effect.reads, effect.is_cheap)
-            found = self.moves[op.id, *ins] = Place(self, step, effect.avals, [bool(n) for n in effect.needs])
+            step = CallStep(op, ins, info.needs, info.reads, info.is_cheap)
+            found = self.moves[op.id, *ins] = Place(self, step, info.avals, [bool(n) for n in info.needs])
             found.params = tuple(params.values())
         return found
 
@@ -178,8 +178,8 @@ def clear() -> None:
 _jaxcore.clear_with_jax(clear)
 
 
-def _effect(op: Operation, avals: tuple[Any, ...], tracked: tuple[bool, ...]) -> Effect | None:
-    found = _effects.get(key := (op.id, tracked, *avals))
+def _call_info(op: Operation, avals: tuple[Any, ...], tracked: tuple[bool, ...]) -> CallInfo | None:
+    found = _call_infos.get(key := (op.id, tracked, *avals))
     if found is None:
         with _jaxcore.eval_context():
             closed = jax.make_jaxpr(lambda *args: list(op.outputs(args)))(*avals)
@@ -187,8 +187,8 @@ def _effect(op: Operation, avals: tuple[Any, ...], tracked: tuple[bool, ...]) ->
                 return None
             needs, reads = op.dependence(tracked, avals, closed.out_avals) if any(tracked) else ((), ())
         is_cheap = _is_cheap(jaxpr_of(closed))
-        found = Effect(tuple(closed.out_avals), needs or ((),) * len(closed.out_avals), reads, is_cheap)
-        _effects.put(key, found)
+        found = CallInfo(tuple(closed.out_avals), needs or ((),) * len(closed.out_avals), reads, is_cheap)
+        _call_infos.put(key, found)
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 
-class Slopes:
+class EvictedFingerprints:
     """Fingerprints of what decided the derivatives of records that are gone, by token.
 
     A function that runs again may give the same results and another derivative. So these fingerprints are taken when
@@ -19,9 +19,9 @@ class Slopes:
         # The operating system gives these zeros memory only where something is written.
         self._by_place = np.zeros((self._SIZE, 2), np.uint32)
 
-    def put(self, token: int, slope: int) -> None:
-        self._by_place[token % self._SIZE] = token, slope
+    def put(self, token: int, fingerprint: int) -> None:
+        self._by_place[token % self._SIZE] = token, fingerprint
 
     def get(self, token: int) -> int | None:
-        found, slope = self._by_place[token % self._SIZE].tolist()
-        return slope if found == token else None
+        found, fingerprint = self._by_place[token % self._SIZE].tolist()
+        return fingerprint if found == token else None

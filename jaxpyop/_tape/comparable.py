@@ -18,14 +18,14 @@ from jaxpyop._tape.replay import Program
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
 
 
-def slope_of(program: Program, kept: Sequence[Any]) -> tuple[str, list[Any]]:
+def comparable_program(program: Program, kept: Sequence[Any]) -> tuple[str, list[Any]]:
     """Returns a text of a program's calls, and the arrays that their derivatives read."""
     texts, arrays = [f"{program.ins} {program.outs}"], list(kept)
     for how, *slots in program.nodes:
         texts.append(f"{how.text()} {slots}")
         if isinstance(how, Linear):
             arrays += how.arrays()
-    return without_addresses("\n".join(texts)), comparable(arrays)
+    return without_addresses("\n".join(texts)), comparable_arrays(arrays)
 
 
 def without_addresses(text: str) -> str:
@@ -33,7 +33,7 @@ def without_addresses(text: str) -> str:
     return _ADDRESS.sub("", text)
 
 
-def comparable(values: Sequence[Any]) -> list[Any]:
+def comparable_arrays(values: Sequence[Any]) -> list[Any]:
     """Returns the arrays and numbers among some values, as arrays of NumPy's dtypes."""
     found = [jax.random.key_data(v) if _is_key(v) else v for v in values]
     arrays = [np.asarray(v) for v in found if isinstance(v, (jax.Array, np.ndarray, np.generic, int, float, complex))]
