@@ -2635,3 +2635,25 @@ def of_what_is_no_value():
         return x * y if x is x else y
 
     return f
+
+
+# ------------------------------------------------------------------ what Python asks once
+
+
+@case("once", equal=True)
+def the_middle_of_a_chain():
+    def f(x):
+        stack = [2.0, x + 1]
+        return x + len(stack) if 0 < stack.pop() < x * x else x - len(stack)
+
+    return f
+
+
+@case("once")
+def the_first_operand_of_a_chain_that_assigns():
+    def f(x):
+        y = 10.0
+        found = 0 < (y := x * 2) < 5
+        return y + 1.0 if found else y
+
+    return f
