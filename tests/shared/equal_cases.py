@@ -2657,3 +2657,12 @@ def the_first_operand_of_a_chain_that_assigns():
         return y + 1.0 if found else y
 
     return f
+
+
+@case("merged", points=[-0.0, -6.0, 7.5], equal=True)
+def zeros_of_either_sign_by_division():
+    def f(x):
+        quotient, rest = divmod(float(x), 3.0)
+        return jnp.copysign(1.0, quotient) + 10 * jnp.copysign(1.0, rest) + 100 * jnp.copysign(1.0, float(x) % -3.0)
+
+    return f
