@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from jaxpyop import _jaxcore as core
-from jaxpyop._paths.follow import ARRAY, PYTHON, sort_of, types_of, with_sort
+from jaxpyop._paths.follow import ARRAY, PYTHON, PathTracer, sort_of, types_of, with_sort
 from jaxpyop._paths.rewrite.context import noted_number
 
 
@@ -75,10 +75,17 @@ def with_type(x: Any, aval: Any, leaf: Any, sort: str) -> Any:
     """
     if isinstance(x, bool):
         return x
-    x = with_sort(weakened(x) if aval.weak_type else x, sort)
+    x = with_origin(with_sort(weakened(x) if aval.weak_type else x, sort), leaf)
     types = types_of(leaf) | {(aval.dtype, aval.weak_type)}
     is_number = any(weak for _, weak in types) and sort_of(leaf) == ARRAY
     return noted_number(x, types) if is_number else x
+
+
+def with_origin(x: Any, *leaves: Any) -> Any:
+    """Returns a new value of the program, and notes whether Python has an array of NumPy's in its place."""
+    if isinstance(x, PathTracer):
+        x.is_numpy = any(getattr(leaf, "is_numpy", isinstance(leaf, np.ndarray) and leaf.ndim > 0) for leaf in leaves)
+    return x
 
 
 def zero_like(aval: Any, leaf: Any) -> Any:
