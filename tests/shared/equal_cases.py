@@ -2814,6 +2814,17 @@ def an_operand_without_a_derivative():
     return lambda x: (x > 0 and jnp.sqrt(x)) or x * 2
 
 
+@case("once", points=[-1.0, 0.5, 7.0])
+def an_operand_with_a_loop_without_an_end():
+    def doublings(x):
+        n = 0
+        while x < 10:
+            x, n = x * 2, n + 1
+        return n
+
+    return lambda x: x * 2 if x > 0 and doublings(x) > 2 else x
+
+
 @case("once")
 def the_first_operand_of_a_chain_that_assigns():
     def f(x):

@@ -27,6 +27,7 @@ class TraceContext:
         rebuilt: lists and dicts of which Python has one where the program has several, or the other way round: the
             variable, the list, its contents, and the user's line.
         staged: how many statements on traced values are being recorded now, nested in each other.
+        whiles: how many `while`s on values have been recorded.
     """
 
     home: str
@@ -37,6 +38,7 @@ class TraceContext:
     unnamed: dict[int, Any] = dataclasses.field(default_factory=dict)
     rebuilt: list[tuple[str, Any, list[Any], core.Place]] = dataclasses.field(default_factory=list)
     staged: int = 0
+    whiles: int = 0
 
 
 _context: contextvars.ContextVar[TraceContext] = contextvars.ContextVar("trace_context")

@@ -28,7 +28,7 @@ from jaxpyop._paths.follow import (
     with_bounds,
     with_sort,
 )
-from jaxpyop._paths.rewrite.context import context, is_traced, note_rebuilt, noted_number, snapshot_of, staged
+from jaxpyop._paths.rewrite.context import context, is_traced, note_rebuilt, noted_number, refuse, snapshot_of, staged
 from jaxpyop._paths.rewrite.values import cast, is_mergeable, is_value, with_origin
 from jaxpyop._paths.rewrite.variables import (
     Flattened,
@@ -270,7 +270,7 @@ def _operand(second: Callable[[], Any]) -> Any:
 
     Returns ABSENT if running it makes a difference, because it raises an error or changes something.
     """
-    snapshot = snapshot_of(second)
+    snapshot, whiles = snapshot_of(second), context().whiles
     if snapshot.iterators:
         return ABSENT
     try:
@@ -281,6 +281,9 @@ def _operand(second: Callable[[], Any]) -> Any:
     except Exception:
         snapshot.put_back()
         return ABSENT
+    if context().whiles > whiles:
+        what = "the second operand of `and` or `or` has a loop, which might run without an end where Python skips it"
+        refuse(what, "write an `if` on the first operand around it")
     return value if snapshot.put_back() is None else ABSENT
 
 

@@ -54,14 +54,12 @@ _FIXED_LENGTH = "make an array of a fixed length before the loop, and write x = 
 
 
 def run_while(test: Callable[[], Any], body: Callable[[], None], variables: Callable[[], Variables]) -> None:
-    while True:
-        go = test()
-        if is_traced(go):
-            _LoopBuilder(test, body, _read(variables, test, body), context().max_steps).run()
-            return
+    while not is_traced(go := test()):
         if not go:
             return
         body()
+    context().whiles += 1
+    _LoopBuilder(test, body, _read(variables, test, body), context().max_steps).run()
 
 
 def run_for(
