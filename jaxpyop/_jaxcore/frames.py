@@ -163,6 +163,11 @@ def warn_once(key: Hashable, text: str, place: tuple[str, int, Any] | None = Non
     _warned.add(key)
 
 
+def is_called_by(code: types.CodeType, depth: int) -> bool:
+    """Tells whether this code runs `depth` calls above our caller."""
+    return sys._getframe(depth + 1).f_code is code
+
+
 def is_called_by_jax() -> bool:
     """Tells whether a function of JAX called our caller."""
     return is_jax_file(sys._getframe(2).f_code.co_filename)

@@ -193,4 +193,4 @@ def _rewritten(function: Any) -> Any:
     plain = getattr(_function_of(function), "__func__", _function_of(function))
     if rewrite.is_convertible(plain, rewrite.package_of(plain)):
         rewrite.converted(plain, rewrite.OPERATORS)
-    return lambda *args, **kwargs: rewrite.call(function, args, kwargs)
+    return lambda *args, **kwargs: rewrite.run(function, args, kwargs)

@@ -2635,3 +2635,210 @@ def of_what_is_no_value():
         return x * y if x is x else y
 
     return f
+
+
+# ------------------------------------------------------------------ lists and dicts that are made anew
+
+
+@case("made anew", equal=True)
+def a_dict_whose_keys_have_an_order():
+    def f(x):
+        d = {"z": x, "a": 2.0} if x > 1 else {"z": 3.0, "a": x}
+        return next(iter(d.values()))
+
+    return f
+
+
+@case("made anew")
+def a_dict_whose_keys_have_two_orders():
+    def f(x):
+        d = {"z": x, "a": 2.0}
+        while d["a"] < x:
+            d = {"a": d["a"] + 1.0, "z": d["z"]}
+        return next(iter(d.values()))
+
+    return f
+
+
+@case("made anew", equal=True)
+def a_dict_of_a_loop():
+    def f(x):
+        d = {"z": 0.0, "a": x}
+        while d["a"] > 1:
+            d = {"z": d["z"] + 1, "a": d["a"] / 2}
+        return next(iter(d.values()))
+
+    return f
+
+
+@case("made anew", equal=True)
+def a_key_of_one_branch():
+    def f(x):
+        d = {}
+        if x > 1:
+            d["a"] = x
+        return x * len(d)
+
+    return f
+
+
+@case("made anew", equal=True)
+def an_attribute_of_one_branch():
+    def f(x):
+        o = types.SimpleNamespace()
+        if x > 1:
+            o.a = x
+        return x * (2 if hasattr(o, "a") else 3)
+
+    return f
+
+
+@case("made anew", equal=True)
+def an_entry_of_a_defaultdict():
+    def f(x):
+        d = collections.defaultdict(float)
+        if x > 1:
+            d["a"] += x
+        return x + len(d)
+
+    return f
+
+
+@case("made anew")
+def an_entry_of_a_defaultdict_in_a_loop():
+    def f(x):
+        d, y = collections.defaultdict(float), x
+        while y > 1:
+            d["a"] += y
+            y = y / 2
+        return x + len(d)
+
+    return f
+
+
+@case("made anew", equal=True)
+def one_of_two_lists():
+    def f(x):
+        a, b = [1.0], [2.0]
+        c = a if x > 1 else b
+        c[0] = x
+        return a[0] + 10 * b[0]
+
+    return f
+
+
+@case("made anew", equal=True)
+def a_list_in_a_tuple():
+    def f(x):
+        a = [1.0]
+        t = (a, 2.0) if x > 1 else (a, 3.0)
+        a[0] = x
+        return t[0][0] * t[1]
+
+    return f
+
+
+@case("made anew", equal=True)
+def a_list_in_two_variables():
+    def f(x):
+        if x > 1:
+            a = b = [x]
+        else:
+            a = b = [3.0]
+        a.append(x)
+        return sum(b)
+
+    return f
+
+
+@case("made anew")
+def a_list_that_a_loop_replaces():
+    def f(x):
+        a = b = [1.0]
+        y = x
+        while y > 1:
+            a, y = [a[0] + 1], y / 2
+        a[0] = x
+        return a[0] + 10 * b[0]
+
+    return f
+
+
+@case("made anew", equal=True)
+def whether_two_lists_are_one():
+    def f(x):
+        a, b = [x], [x]
+        if x > 1:
+            b = a
+        return x * (1 if a is b else 2)
+
+    return f
+
+
+@case("made anew")
+def whether_two_tuples_are_one():
+    def f(x):
+        a = b = (x,)
+        while b[0] > 1:
+            b = (b[0] / 2,)
+        return x * (1 if a is b else 2)
+
+    return f
+
+
+@case("made anew", equal=True)
+def one_of_two_arrays_of_numpy():
+    def f(x):
+        a = np.zeros(2, np.float32)
+        b = a if x > 1 else np.ones(2, np.float32)
+        b += 1
+        return x * a.sum()
+
+    return f
+
+
+# ------------------------------------------------------------------ what Python asks once
+
+
+@case("once", equal=True)
+def the_middle_of_a_chain():
+    def f(x):
+        stack = [2.0, x + 1]
+        return x + len(stack) if 0 < stack.pop() < x * x else x - len(stack)
+
+    return f
+
+
+@case("once", points=[0.0, 0.5, 7.0], equal=True)
+def an_operand_without_a_derivative():
+    return lambda x: (x > 0 and jnp.sqrt(x)) or x * 2
+
+
+@case("once", points=[-1.0, 0.5, 7.0])
+def an_operand_with_a_loop_without_an_end():
+    def doublings(x):
+        n = 0
+        while x < 10:
+            x, n = x * 2, n + 1
+        return n
+
+    return lambda x: x * 2 if x > 0 and doublings(x) > 2 else x
+
+
+@case("once")
+def the_first_operand_of_a_chain_that_assigns():
+    def f(x):
+        y = 10.0
+        found = 0 < (y := x * 2) < 5
+        return y + 1.0 if found else y
+
+    return f
+
+
+@case("merged", points=[-0.0, -6.0, 7.5], equal=True)
+def zeros_of_either_sign_by_division():
+    def f(x):
+        quotient, rest = divmod(float(x), 3.0)
+        return jnp.copysign(1.0, quotient) + 10 * jnp.copysign(1.0, rest) + 100 * jnp.copysign(1.0, float(x) % -3.0)
+
+    return f

@@ -211,6 +211,12 @@ def test_refused_with_the_users_line(body, line, match):
         assert caught.value.lineno == line_of(line)
 
 
+def test_a_dispatch_on_the_type():
+    dispatched = functools.singledispatch(lambda x: [1.0])
+    with pytest.raises(PathError, match=r"singledispatch.*eager"):
+        trace_paths(lambda x: dispatched(x), [1.0])
+
+
 def test_wrong_type_of_result():
     with pytest.raises(PathError, match=r"a path raises TypeError.*eager"):
         trace_paths(wrong_result, [1.0])

@@ -92,6 +92,8 @@ def _operator(name: str, is_reflected: bool) -> Callable[..., Any]:
         if after is None:
             power = MAY_BE_COMPLEX if any(map(is_float, bounds)) else _FRACTION
             _refuse(self, *(power if name == "pow" else MAY_BE_ZERO))
+        if name in ("floordiv", "mod", "divmod") and any(map(is_float, bounds)):
+            found = _with_signs(name, found, *values)
         if isinstance(found, tuple):
             return tuple(map(with_bounds, found, after))
         if not is_float(after):
@@ -100,6 +102,12 @@ def _operator(name: str, is_reflected: bool) -> Callable[..., Any]:
 
     operate.__name__ = original.__name__
     return operate
+
+
+def _with_signs(name: str, found: Any, a: Any, b: Any) -> Any:
+    """Gives a quotient or a remainder of zero the sign that it has in Python."""
+    signs = b if name == "mod" else a / b
+    return jax.tree.map(jax.numpy.copysign, found, (signs, b) if name == "divmod" else signs)
 
 
 def _comparison(name: str) -> Callable[..., Any]:
@@ -145,6 +153,14 @@ def _refuse(tracer: PathTracer, reason: str, advice: str) -> NoReturn:
     run.stop(reason, advice)
 
 
+def _in_place(self: PathTracer, _: Any) -> Any:
+    if self.is_numpy:
+        _refuse(self, "an array of NumPy's, which others may hold, is changed in place", "write x = x + y for x += y")
+    return NotImplemented
+
+
+for _name in BINARY:
+    setattr(PathTracer, f"__i{_name}__", _in_place)
 for _name in (*BINARY, *UNARY):
     for _is_reflected in (False, True) if _name in BINARY else (False,):
         if hasattr(PathTracer, _method := f"__{'r' * _is_reflected}{_name}__"):

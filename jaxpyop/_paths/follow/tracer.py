@@ -112,6 +112,17 @@ def too_many_paths(limit: int) -> str:
     return f"the body has more than {limit} paths, which is the bound"
 
 
+_dispatcher: Any = functools.singledispatch(len)
+_NO_DISPATCH = 'write isinstance(x, ...), or write mode="eager" to call the body at run time instead'
+
+
+def _class_of(x: PathTracer) -> Any:
+    # `singledispatch` chooses by the class, and would take the function for objects of unknown classes.
+    if core.is_called_by(_dispatcher.__code__, 2):
+        x._trace.run.stop("functools.singledispatch does not know a traced value", _NO_DISPATCH)
+    return type(x)
+
+
 class PathTracer(core.Tracer):
     """A value of the body: it stands for a tracer of the recording, and its `bool` is decided by the run.
 
@@ -120,13 +131,16 @@ class PathTracer(core.Tracer):
         number_types: the types that this has on several paths, if it is a Python number on one and of another type on
             another. Empty for all other values.
         bounds: the least and the greatest value that a Python number can have here, None for all other values.
+        is_numpy: whether this is an array of NumPy's on some path, which `+=` would change in place.
     """
 
-    __slots__ = ("bounds", "number_types", "val")
+    __slots__ = ("bounds", "is_numpy", "number_types", "val")
+    __class__ = property(lambda self: _class_of(self))  # pyright: ignore[reportIncompatibleMethodOverride]
 
     def __init__(self, trace: PathTrace, val: Any) -> None:
-        super().__init__(trace, val.aval)
+        core.Tracer.__init__(self, trace, val.aval)
         self.val = val
+        self.is_numpy = False
         self.number_types: Types = frozenset()
         self.bounds: Bounds | None = None
 

@@ -7,5 +7,5 @@ functions that the new code calls), if_statements, loop_statements. They use: co
 
 from jaxpyop._paths.rewrite.context import TraceContext, tracing_in
 from jaxpyop._paths.rewrite.convert import converted, is_convertible, is_installed, package_of
-from jaxpyop._paths.rewrite.operators import OPERATORS, call
+from jaxpyop._paths.rewrite.operators import OPERATORS, run
 from jaxpyop._paths.rewrite.other_statements import ConversionError

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from jaxpyop import _jaxcore as core
 from jaxpyop._paths.follow import NeedsPathsError, PathError, PathTrace, PathTracer, Types, refused_call
-from jaxpyop._paths.snapshot import Snapshot, is_known, root_of
+from jaxpyop._paths.snapshot import Snapshot, contents_of, is_known, is_same, root_of
 
 
 @dataclasses.dataclass(eq=False)
@@ -24,7 +24,10 @@ class TraceContext:
         negations: for the `id` of a negated condition, the negated condition itself and the condition before `not`.
         unmergeable: the code objects of `if`s whose branches one program cannot hold. They are followed path by path.
         unnamed: iterators by their `id` that are in no variable, so that only the `for` over them can read them.
+        rebuilt: lists and dicts of which Python has one where the program has several, or the other way round: the
+            variable, the list, its contents, and the user's line.
         staged: how many statements on traced values are being recorded now, nested in each other.
+        whiles: how many `while`s on values have been recorded.
     """
 
     home: str
@@ -33,7 +36,9 @@ class TraceContext:
     negations: dict[int, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
     unmergeable: set[Any] = dataclasses.field(default_factory=set)
     unnamed: dict[int, Any] = dataclasses.field(default_factory=dict)
+    rebuilt: list[tuple[str, Any, list[Any], core.Place]] = dataclasses.field(default_factory=list)
     staged: int = 0
+    whiles: int = 0
 
 
 _context: contextvars.ContextVar[TraceContext] = contextvars.ContextVar("trace_context")
@@ -65,6 +70,24 @@ def staged() -> Iterator[None]:
         yield
     finally:
         context().staged -= 1
+
+
+def note_rebuilt(name: str, containers: Sequence[Any]) -> None:
+    """Notes lists and dicts of which Python has one where the program has several, or the other way round."""
+    context().rebuilt.extend((name, x, contents_of(x), core.users_line()) for x in containers)
+
+
+def is_rebuilt(x: Any) -> bool:
+    return any(x is found for _, found, _, _ in context().rebuilt)
+
+
+def check_rebuilt() -> None:
+    """Refuses a body that has changed such a list or dict: in Python, other variables may hold it, too."""
+    for name, found, contents, line in context().rebuilt:
+        if not all(map(is_same, contents_of(found), contents)):
+            reason = f"`{name}` is assigned by a statement on values, and what it holds is changed in place afterwards"
+            with marking_errors():
+                raise PathError(reason, *line, f"change a copy of it, made by {type(found).__name__}(...)")
 
 
 def snapshot_of(*functions: Any) -> Snapshot:

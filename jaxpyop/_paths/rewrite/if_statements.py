@@ -28,9 +28,17 @@ from jaxpyop._paths.follow import (
     with_bool_kind,
     with_bounds,
 )
-from jaxpyop._paths.rewrite.context import context, is_traced, noted_number, snapshot_of, staged
-from jaxpyop._paths.rewrite.values import cast, is_mergeable, is_value
-from jaxpyop._paths.rewrite.variables import Flattened, Recording, Undefined, UnmergeableError, Variables, is_same_leaf
+from jaxpyop._paths.rewrite.context import context, is_traced, note_rebuilt, noted_number, refuse, snapshot_of, staged
+from jaxpyop._paths.rewrite.values import cast, is_mergeable, is_value, with_origin
+from jaxpyop._paths.rewrite.variables import (
+    Flattened,
+    Recording,
+    Undefined,
+    UnmergeableError,
+    Variables,
+    containers_in,
+    is_same_leaf,
+)
 from jaxpyop._paths.snapshot import ABSENT, Snapshot
 
 Block = Callable[[], None]
@@ -38,36 +46,41 @@ Block = Callable[[], None]
 Plan = Callable[[Sequence[Any]], Any]
 
 
-def choose(condition: Any, yes: Block, no: Block, variables: Variables, watched: Sequence[Any] = ()) -> None:
+def choose(
+    condition: Any, yes: Block, no: Block, make_variables: Callable[[], Variables], watched: Sequence[Any] = ()
+) -> None:
     """Runs an `if` on a traced value.
 
     Args:
         condition: the traced value.
         yes: runs the branch for True.
         no: runs the branch for False.
-        variables: the variables that the branches assign.
+        make_variables: reads the variables that the branches assign.
         watched: the functions of the user that the branches call, if `yes` and `no` are not such functions themselves.
     """
     watched = watched or (yes, no)
     snapshot, key, unmergeable = snapshot_of(*watched), watched[0].__code__, context().unmergeable
+    # Reading a variable may change something: an entry of a `defaultdict` is made.
+    variables = make_variables()
     # If an `if` on the same value is being followed path by path, its answer also decides this one.
     is_decided = isinstance(condition, PathTracer) and condition.has_answer()
     try:
         if key in unmergeable or variables.undefined_part or is_decided or snapshot.iterators:
             raise UnmergeableError
         pred = predicate(condition)
-        after = _merged(_Merge(condition, pred, _record_branches(yes, no, variables, snapshot)), variables)
+        after = _merged(_Merge(condition, pred, _record_branches(yes, no, variables, snapshot), snapshot), variables)
         variables.restore()
         if snapshot.put_back() is not None:
             raise UnmergeableError
     except UnmergeableError:
         unmergeable.add(key)
-        snapshot.put_back()
+        # In this order: an entry or an attribute that did not exist is set by `restore`, and taken away again.
         variables.restore()
+        snapshot.put_back()
         (yes if bool(condition) else no)()
     except BaseException:
-        snapshot.put_back()
         variables.restore()
+        snapshot.put_back()
         raise
     else:
         variables.set_live(after)
@@ -108,10 +121,11 @@ _ZEROS: Any = object()
 class _Merge:
     """Collects the results that a `cond` has to have."""
 
-    def __init__(self, condition: Any, pred: Any, branches: Sequence[Recording]) -> None:
+    def __init__(self, condition: Any, pred: Any, branches: Sequence[Recording], snapshot: Snapshot) -> None:
         self.condition = condition
         self.pred = pred
         self.branches = branches
+        self.snapshot = snapshot
         # For each result of the `cond`: its index among the outputs of either branch (None for zeros), its shape, and
         # its dtype together with whether the dtype is weak.
         self.results: list[tuple[list[int | None], Any, tuple[Any, bool]]] = []
@@ -119,11 +133,22 @@ class _Merge:
     def variable(self, yes: Flattened, no: Flattened, name: str) -> Plan:
         if name.startswith("retval_"):
             yes, no = _with_zeros(yes, no), _with_zeros(no, yes)
+        if yes.value is no.value:
+            return lambda outs: yes.value
         if yes.tree != no.tree:
             raise UnmergeableError
         pairs = zip(yes.leaves, no.leaves, strict=True)
         leaves = [self._leaf(pair, (yes.first + k, no.first + k)) for k, pair in enumerate(pairs)]
-        return lambda outs: jax.tree.unflatten(yes.tree, [leaf(outs) for leaf in leaves])
+        # A new list is as good as the one that a branch made, unless something else holds that one.
+        old = [x for side in (yes, no) for x in (*side.shared, *filter(self.snapshot.holds, side.containers))]
+
+        def plan(outs: Sequence[Any]) -> Any:
+            content = yes.tree.filled([leaf(outs) for leaf in leaves])
+            if old:
+                note_rebuilt(name, [*old, *containers_in(content)])
+            return content
+
+        return plan
 
     def _leaf(self, pair: Sequence[Any], places: Sequence[int]) -> Plan:
         a, b = pair
@@ -147,7 +172,9 @@ class _Merge:
         bounds = hull([w.bounds[p] for w, p in branches])
         self.results.append((indices, avals[0].shape, target))
         path_types = frozenset().union(*(w.path_types[p] for w, p in branches))
-        return lambda outs: noted_number(with_bounds(with_bool_kind(outs[place], bool_kind), bounds), path_types)
+        return lambda outs: noted_number(
+            with_bounds(with_bool_kind(with_origin(outs[place], a, b), bool_kind), bounds), path_types
+        )
 
     def emit(self) -> list[Any]:
         has_effects = any(branch.closed.effects for branch in self.branches)
@@ -209,7 +236,7 @@ def if_exp(condition: Any, yes: Callable[[], Any], no: Callable[[], Any], _text:
         (value,) = values
 
     variables = Variables(("value",), lambda: (value,), write, 1)
-    choose(condition, lambda: write((yes(),)), lambda: write((no(),)), variables, watched=(yes, no))
+    choose(condition, lambda: write((yes(),)), lambda: write((no(),)), lambda: variables, watched=(yes, no))
     return value
 
 
@@ -222,7 +249,8 @@ def and_(first: Callable[[], Any], second: Callable[[], Any]) -> Any:
         return second() if a else a
     if _is_bool(a) and _is_bool(b):
         return with_bool_kind(as_array(a) & as_array(b), common_bool_kind([bool_kind_of(a), bool_kind_of(b)]))
-    return if_exp(a, lambda: b, lambda: a)
+    # Evaluated again, in its branch: where Python skips it, its derivative may be NaN.
+    return if_exp(a, second, lambda: a)
 
 
 def or_(first: Callable[[], Any], second: Callable[[], Any]) -> Any:
@@ -234,7 +262,7 @@ def or_(first: Callable[[], Any], second: Callable[[], Any]) -> Any:
         return a if a else second()
     if _is_bool(a) and _is_bool(b):
         return with_bool_kind(as_array(a) | as_array(b), common_bool_kind([bool_kind_of(a), bool_kind_of(b)]))
-    return if_exp(a, lambda: a, lambda: b)
+    return if_exp(a, lambda: a, second)
 
 
 def _operand(second: Callable[[], Any]) -> Any:
@@ -242,7 +270,7 @@ def _operand(second: Callable[[], Any]) -> Any:
 
     Returns ABSENT if running it makes a difference, because it raises an error or changes something.
     """
-    snapshot = snapshot_of(second)
+    snapshot, whiles = snapshot_of(second), context().whiles
     if snapshot.iterators:
         return ABSENT
     try:
@@ -253,6 +281,9 @@ def _operand(second: Callable[[], Any]) -> Any:
     except Exception:
         snapshot.put_back()
         return ABSENT
+    if context().whiles > whiles:
+        what = "the second operand of `and` or `or` has a loop, which might run without an end where Python skips it"
+        refuse(what, "write an `if` on the first operand around it")
     return value if snapshot.put_back() is None else ABSENT
 
 

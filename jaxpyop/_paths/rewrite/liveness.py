@@ -21,10 +21,11 @@ from jaxpyop._paths.rewrite.other_statements import malt
 @contextlib.contextmanager
 def corrected_analysis() -> Iterator[None]:
     """Replaces parts of AutoGraph's analysis inside a `with` block. The caller must hold a lock."""
-    visitor, analyzer, transformer = (
+    visitor, analyzer, transformer, logical = (
         malt("pyct.cfg").GraphVisitor,
         malt("pyct.static_analysis.liveness").Analyzer,
         malt("converters.control_flow").ControlFlowTransformer,
+        malt("converters.logical_expressions").LogicalExpressionTransformer,
     )
     with contextlib.ExitStack() as stack:
         for owner, name, value in (
@@ -33,6 +34,7 @@ def corrected_analysis() -> Iterator[None]:
             (transformer, "_get_block_basic_vars", lambda _, modified, *__: _plain_names(modified)),
             (transformer, "_get_block_vars", functools.partialmethod(_block_vars)),
             (transformer, "_create_loop_options", lambda _, node: _options(node)),
+            (logical, "visit_Compare", _compare),
         ):
             stack.callback(setattr, owner, name, getattr(owner, name))
             setattr(owner, name, value)
@@ -78,6 +80,29 @@ def _block_vars(transformer: Any, node: Any, modified: Any) -> tuple[list[Any], 
     live = sum(v not in simple or v in read for v in names)
     anno.setanno(node, "live", live)
     return names, tuple(undefined), live
+
+
+def _compare(transformer: Any, node: Any) -> Any:
+    """Rewrites comparisons. AutoGraph turns `a < b < c` into `a < b and b < c`, which would evaluate `b` twice."""
+    node = transformer.generic_visit(node)
+
+    def rest(left: Any, pairs: Any, depth: int) -> Any:
+        (op, right), *later = pairs
+        if not later:
+            return transformer._process_binop(op, left, right)
+        held = ast.Name(f"ag__{depth}", ast.Load())
+        parts = (transformer._process_binop(op, left, held), rest(held, later, depth + 1))
+        return _let(held.id, right, transformer._as_binary_function("ag__.and_", *map(transformer._as_lambda, parts)))
+
+    pairs = list(zip(node.ops, node.comparators, strict=True))
+    if len(pairs) == 1:
+        return rest(node.left, pairs, 0)
+    return _let("ag__left", node.left, rest(ast.Name("ag__left", ast.Load()), pairs, 0))
+
+
+def _let(name: str, value: Any, body: Any) -> ast.Call:
+    """Returns an expression for `body`, in which the value has this name."""
+    return ast.Call(ast.Lambda(ast.arguments([], [ast.arg(name)], None, [], [], None, []), body), [value], [])
 
 
 def _options(node: Any) -> ast.Dict:

@@ -29,7 +29,7 @@ from jaxpyop._paths.follow import (
     with_bounds,
 )
 from jaxpyop._paths.loop import bind_jaxprs
-from jaxpyop._paths.rewrite.context import attempt, context, is_traced, refuse, snapshot_of
+from jaxpyop._paths.rewrite.context import attempt, context, is_traced, note_rebuilt, refuse, snapshot_of
 from jaxpyop._paths.rewrite.if_statements import and_, choose
 from jaxpyop._paths.rewrite.ranges import WRITE, TracedRange
 from jaxpyop._paths.rewrite.values import cast, is_mergeable, is_value, is_wide, type_of, with_type, zero_like
@@ -39,6 +39,7 @@ from jaxpyop._paths.rewrite.variables import (
     Undefined,
     UnmergeableError,
     Variables,
+    containers_in,
     flattened,
     is_same_leaf,
     leaves_of,
@@ -53,21 +54,19 @@ _FIXED_LENGTH = "make an array of a fixed length before the loop, and write x = 
 
 
 def run_while(test: Callable[[], Any], body: Callable[[], None], variables: Callable[[], Variables]) -> None:
-    while True:
-        go = test()
-        if is_traced(go):
-            _LoopBuilder(test, body, variables(), context().max_steps).run()
-            return
+    while not is_traced(go := test()):
         if not go:
             return
         body()
+    context().whiles += 1
+    _LoopBuilder(test, body, _read(variables, test, body), context().max_steps).run()
 
 
 def run_for(
     items: Any, test: Callable[[], Any] | None, body: Callable[[Any], None], variables: Callable[[], Variables]
 ) -> None:
     if isinstance(items, TracedRange):
-        _run_counted(items, test, body, variables(), context().max_steps)
+        _run_counted(items, test, body, _read(variables, test, body), context().max_steps)
         return
     rest = iter(items)
     for number, item in enumerate(rest):
@@ -86,11 +85,26 @@ def run_for(
         body(item)
 
 
+def _read(make: Callable[[], Variables], *watched: Any) -> Variables:
+    """Reads the variables of a loop on values. The program also sets them if the loop has no iteration."""
+    snapshot = snapshot_of(*filter(None, watched))
+    variables = make()
+    variables.restore()
+    if (name := snapshot.put_back()) is not None:
+        part = variables.undefined_part
+        _refuse_undefined(f"`{part}`" if part else f"a part of `{name}`")
+    return variables
+
+
+def _refuse_undefined(what: str) -> NoReturn:
+    refuse(f"{what} gets its first value inside of a loop on values", "give it one before the loop")
+
+
 def _unroll(items: Iterable[Any], test: Any, body: Callable[[Any], None], variables: Any) -> None:
     for item in items:
         go = test()
         if is_traced(go):
-            choose(go, lambda item=item: body(item), lambda: None, variables(), watched=(body, test))
+            choose(go, lambda item=item: body(item), lambda: None, variables, watched=(body, test))
         elif go:
             body(item)
 
@@ -104,7 +118,7 @@ def _run_rest_as_loop(items: Any, number: int, test: Any, body: Any, variables: 
         counted, iteration = TracedRange(*(int(n) for n in (items[number], items.stop, items.step))), body
     else:
         counted, iteration = TracedRange(number, len(items), 1), lambda k: body(items[k])
-    return attempt(lambda: _run_counted(counted, test, iteration, variables(), rest, watched=body))
+    return attempt(lambda: _run_counted(counted, test, iteration, _read(variables, test, body), rest, watched=body))
 
 
 def _run_counted(
@@ -162,8 +176,6 @@ class _LoopBuilder:
 
     def run(self) -> None:
         self._flatten(self.variables.before)
-        if (name := self.variables.undefined_part) is not None:
-            self._refuse_undefined(name)
         if (name := self.variables.changed_in_place) is not None:
             what = f"`{name}` is a NumPy array that is changed in place inside of a loop on values"
             refuse(what, f"make it an array of JAX's before the loop: {name} = jnp.asarray({name})")
@@ -191,6 +203,8 @@ class _LoopBuilder:
     def _flatten(self, values: Sequence[Any]) -> None:
         """Sets the state of the loop: the leaves of the variables, and the types of the leaves that are values."""
         self.flat = flattened(values)
+        for name, variable in zip(self.variables.names, self.flat, strict=True):
+            note_rebuilt(name, variable.containers)
         self.leaves = leaves_of(self.flat)
         self.types = [_type_of(leaf) if is_value(leaf) else None for leaf in self.leaves]
         self.bool_kinds = list(map(bool_kind_of, self.leaves))
@@ -252,7 +266,10 @@ class _LoopBuilder:
             leaf if aval is None else with_bounds(with_type(next(rest), aval, leaf, kind), bounds)
             for leaf, aval, kind, bounds in zip(self.leaves, self.types, self.bool_kinds, self._bounds(), strict=True)
         ]
-        return [jax.tree.unflatten(f.tree, leaves[f.first : f.first + len(f.leaves)]) for f in self.flat]
+        contents = [f.tree.filled(leaves[f.first : f.first + len(f.leaves)]) for f in self.flat]
+        for name, new in zip(self.variables.names, contents, strict=True):
+            note_rebuilt(name, containers_in(new))
+        return contents
 
     def _adjust(self, iteration: Recording) -> bool:
         """Tells whether the results of an iteration fit the types of the state. If not, it widens these types."""
@@ -275,7 +292,7 @@ class _LoopBuilder:
                 pairs = zip(new.leaves, outs, strict=True)
                 avals = iteration.closed.out_avals
                 leaves = [leaf if out is None else zero_like(avals[out], leaf) for leaf, out in pairs]
-                values[k] = jax.tree.unflatten(new.tree, leaves)
+                values[k] = new.tree.filled(leaves)
                 found = True
         if found:
             self._flatten(values)
@@ -283,13 +300,10 @@ class _LoopBuilder:
 
     def _check_structure(self, name: str, old: Flattened, new: Flattened) -> None:
         if old.undefined and not new.undefined:
-            self._refuse_undefined(name)
+            _refuse_undefined(f"`{name}`")
         if old.tree != new.tree:
             what = f"`{name}` is {_shown(old)} before an iteration of a loop on values, and {_shown(new)} after it"
             refuse(what, _FIXED_LENGTH)
-
-    def _refuse_undefined(self, name: str) -> NoReturn:
-        refuse(f"`{name}` gets its first value inside of a loop on values", "give it one before the loop")
 
     def _adjust_leaf(self, name: str, old: Flattened, new: Flattened, k: int, iteration: Recording) -> bool:
         at = old.first + k

@@ -17,7 +17,7 @@ import jax
 
 from jaxpyop import _jaxcore as core
 from jaxpyop._paths.follow import RAISING, BoolTracer, as_array, check_numbers
-from jaxpyop._paths.rewrite.context import check_call, context, is_traced, is_tracing, refuse
+from jaxpyop._paths.rewrite.context import check_call, check_rebuilt, context, is_rebuilt, is_traced, is_tracing, refuse
 from jaxpyop._paths.rewrite.convert import converted, is_converted, is_convertible, mark_converted
 from jaxpyop._paths.rewrite.if_statements import and_, choose, if_exp, not_, or_
 from jaxpyop._paths.rewrite.loop_statements import run_for, run_while
@@ -81,7 +81,7 @@ def load_or_undefined(read: Callable[[], Any], name: str) -> Any:
 
 def if_stmt(condition: Any, yes: Any, no: Any, get: Any, write: Any, names: Sequence[str], live: int) -> None:
     if is_traced(condition):
-        choose(condition, yes, no, Variables(names, get, write, live))
+        choose(condition, yes, no, lambda: Variables(names, get, write, live))
     else:
         (yes if condition else no)()
 
@@ -102,6 +102,13 @@ def assert_stmt(condition: Any, message: Callable[[], Any]) -> None:
 
 
 # ------------------------------------------------------------------------ calls
+
+
+def run(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Calls the body."""
+    found = call(function, args, kwargs)
+    check_rebuilt()
+    return found
 
 
 def call(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None, _: Any = None) -> Any:
@@ -251,13 +258,17 @@ def is_(a: Any, b: Any) -> bool:
 
     Where paths are merged, a variable gets a new traced value, which is not identical to the value of any path.
     """
-    if a is not b and any(map(is_traced, (a, b))) and is_value(a) and is_value(b):
-        refuse("whether one traced value `is` another depends on the path", "compare what they hold, or set a flag")
+    # A tuple is made anew where paths are merged, like a list, but never changes.
+    values = all(is_value(x) or isinstance(x, tuple) for x in (a, b)) and any(map(is_traced, jax.tree.leaves((a, b))))
+    if a is not b and is_tracing() and (values or any(map(is_rebuilt, (a, b)))):
+        refuse(
+            "whether one of these values `is` the other depends on the path", "compare what they hold, or set a flag"
+        )
     return a is b
 
 
 def _id(x: Any) -> int:
-    if is_traced(x):
+    if is_traced(x) or (is_tracing() and is_rebuilt(x)):
         refuse("id() of a traced value depends on the path", "compare what the values hold, or set a flag")
     return id(x)
 

@@ -89,11 +89,12 @@ class _WithoutTypes(ast.NodeTransformer):
     def visit_Compare(self, node: ast.Compare) -> Any:
         self.generic_visit(node)
         sides = [node.left, *node.comparators]
+        is_special = any(isinstance(x, (ast.Is, ast.IsNot, ast.NamedExpr)) for x in ast.walk(node))
+        if len(node.ops) > 1 and is_special:
+            raise ConversionError("it has an `is` or a `:=` in a chain of comparisons: write two, with `and`")
         has_none = any(isinstance(x, ast.Constant) and x.value is None for x in sides)
         if has_none or not any(isinstance(op, (ast.Is, ast.IsNot)) for op in node.ops):
             return node
-        if len(node.ops) > 1:
-            raise ConversionError("it has an `is` in a chain of comparisons: write two, with `and`")
         call = ast.Call(ast.Attribute(ast.Name("ag__", ast.Load()), "is_", ast.Load()), sides, [])
         return _with_origin(node, call if isinstance(node.ops[0], ast.Is) else ast.UnaryOp(ast.Not(), call))
 

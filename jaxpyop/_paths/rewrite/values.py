@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from jaxpyop import _jaxcore as core
-from jaxpyop._paths.follow import ARRAY, PYTHON, bool_kind_of, types_of, weakened, with_bool_kind
+from jaxpyop._paths.follow import ARRAY, PYTHON, PathTracer, bool_kind_of, types_of, weakened, with_bool_kind
 from jaxpyop._paths.rewrite.context import noted_number
 
 
@@ -70,10 +70,17 @@ def with_type(x: Any, aval: Any, leaf: Any, bool_kind: str) -> Any:
     """
     if isinstance(x, bool):
         return x
-    x = with_bool_kind(weakened(x) if aval.weak_type else x, bool_kind)
+    x = with_origin(with_bool_kind(weakened(x) if aval.weak_type else x, bool_kind), leaf)
     types = types_of(leaf) | {(aval.dtype, aval.weak_type)}
     is_number = any(weak for _, weak in types) and bool_kind_of(leaf) == ARRAY
     return noted_number(x, types) if is_number else x
+
+
+def with_origin(x: Any, *leaves: Any) -> Any:
+    """Returns a new value of the program, and notes whether Python has an array of NumPy's in its place."""
+    if isinstance(x, PathTracer):
+        x.is_numpy = any(getattr(leaf, "is_numpy", isinstance(leaf, np.ndarray) and leaf.ndim > 0) for leaf in leaves)
+    return x
 
 
 def zero_like(aval: Any, leaf: Any) -> Any:

@@ -6,6 +6,7 @@ variable becomes a value of the program. Anything else has to be the same on all
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -98,16 +99,57 @@ class Variables:
         return next((n for n, v in pairs if isinstance(v, Undefined) and ("." in n or "[" in n)), None)
 
 
+def containers_in(content: Any) -> list[Any]:
+    """Returns the lists, dicts and other containers, but no tuples, that JAX takes apart, from the outside in."""
+    found: list[Any] = []
+
+    def look(x: Any) -> bool:
+        if not (isinstance(x, (tuple, type(None))) or is_value(x) or jax.tree_util.all_leaves([x])):
+            found.append(x)
+        return False
+
+    jax.tree.leaves(content, is_leaf=look)
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Tree:
+    """A structure of JAX's, and the order of the keys of each dict in it, which JAX forgets."""
+
+    structure: Any
+    orders: Sequence[Sequence[Any]] = ()
+
+    def filled(self, leaves: Sequence[Any]) -> Any:
+        content = jax.tree.unflatten(self.structure, leaves)
+        for held, keys in zip(_dicts(containers_in(content)), self.orders, strict=True):
+            for key in keys:
+                held[key] = held.pop(key)
+        return content
+
+
+def _dicts(containers: Sequence[Any]) -> list[Any]:
+    return [x for x in containers if isinstance(x, dict)]
+
+
 @dataclasses.dataclass(eq=False)
 class Flattened:
     """The content of a variable as a tree of leaves.
 
-    `first` is the index of its first leaf in the list of the leaves of all variables.
+    Attributes:
+        tree: its structure.
+        leaves: its leaves.
+        first: the index of its first leaf in the list of the leaves of all variables.
+        value: the content itself. If it depends on the path, this is an object that nothing else holds.
+        containers: the lists and dicts in it.
+        shared: those that are in several places of these variables.
     """
 
-    tree: Any
+    tree: Tree
     leaves: list[Any]
     first: int
+    value: Any = dataclasses.field(default_factory=object)
+    containers: list[Any] = dataclasses.field(default_factory=list)
+    shared: list[Any] = dataclasses.field(default_factory=list)
 
     @property
     def undefined(self) -> bool:
@@ -119,16 +161,21 @@ class Flattened:
 
     @property
     def content(self) -> Any:
-        return jax.tree.unflatten(self.tree, self.leaves)
+        return self.tree.filled(self.leaves)
 
 
 def flattened(values: Sequence[Any]) -> list[Flattened]:
     found: list[Flattened] = []
     first = 0
     for value in values:
-        leaves, tree = jax.tree.flatten(value)
-        found.append(Flattened(tree, leaves, first))
+        leaves, structure = jax.tree.flatten(value)
+        containers = containers_in(value)
+        tree = Tree(structure, [list(x) for x in _dicts(containers)])
+        found.append(Flattened(tree, leaves, first, value, containers))
         first += len(leaves)
+    counts = collections.Counter(id(x) for variable in found for x in variable.containers)
+    for variable in found:
+        variable.shared = [x for x in variable.containers if counts[id(x)] > 1]
     return found
 
 
@@ -199,6 +246,10 @@ class Recording:
         for mine, its in zip(self.variables, other, strict=True):
             if mine.tree != its.tree:
                 raise UnmergeableError
+            if mine.value is not its.value:
+                mine.value = object()
+            mine.containers += its.containers
+            mine.shared += its.shared
             for k, (a, b) in enumerate(zip(mine.leaves, its.leaves, strict=True)):
                 if not is_same_leaf(a, b):
                     if not (is_value(a) and is_value(b)):

@@ -4,7 +4,7 @@ Reading order: contents (what one object holds), reach (the objects that a funct
 (functions of which it is known what they change).
 """
 
-from jaxpyop._paths.snapshot.contents import ABSENT
+from jaxpyop._paths.snapshot.contents import ABSENT, contents_of, is_same
 from jaxpyop._paths.snapshot.effects import is_known
 from jaxpyop._paths.snapshot.reach import is_own
 from jaxpyop._paths.snapshot.snapshot import MOST_OBJECTS, Snapshot, root_of

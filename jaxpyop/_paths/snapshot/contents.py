@@ -207,5 +207,10 @@ def _kinds(cls: type) -> Iterable[Kind]:
         yield _slots(members)
 
 
+def contents_of(value: Any) -> list[Any]:
+    """Returns what an object holds itself, in each of its ways."""
+    return [kind.read(value) for kind in kinds_of(type(value))]
+
+
 # The flag of CPython's for classes that are written in Python, or made at run time.
 HEAP_TYPE = 1 << 9

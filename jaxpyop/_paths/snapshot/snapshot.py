@@ -73,6 +73,10 @@ class Snapshot:
                 self._globals.extend((held, n, held.get(n, ABSENT)) for n in names_of(value))
             waiting.extend(parts(name, value, home))
 
+    def holds(self, x: Any) -> bool:
+        """Tells whether an object existed at that moment, and can be reached."""
+        return any(x is value for _, value, _, _ in self._entries)
+
     def changed(self) -> str | None:
         """Returns the name of the first object that is not as it was."""
         for name, value, kind, content in self._entries:
