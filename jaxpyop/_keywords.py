@@ -121,7 +121,8 @@ class JaxOptions(_OfJax, _OfAll, total=False):
             A traced `func` may use traced values of the enclosing code. It cannot use
             NumPy or ``math`` on traced values, and must have no side effects.
             ``float(x)`` is a number without a derivative, and needs
-            ``diastatic-malt``. A ``print`` in it prints while JAX traces.
+            ``diastatic-malt``. A ``print`` in it prints while JAX traces, and cannot
+            print a traced value.
             `vmap_method`, `executor` and `progress` are ignored. The whole range of an
             integer result's dtype must fit into `Tout`.
 

@@ -51,7 +51,7 @@ def py_func(
     Returns:
         The results, as ``jax.Array`` values in the structure of `output_types`, with
         the declared dtypes. Without ``jax_enable_x64``, 64-bit dtypes become 32-bit
-        ones. If there is no result, ``None``.
+        ones. If there is no result, ``None`` or ``[]``, like `output_types`.
 
     Raises:
         As in `numpy_function`.
