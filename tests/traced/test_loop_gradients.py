@@ -132,6 +132,8 @@ def test_checkpoint_and_shard_map():
     spec = jax.sharding.PartitionSpec("i")
     each = lambda x: jax.vmap(traced(shrink), (0, None))(x, 0.5)
     over = jax.shard_map(each, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    with pytest.raises(NotImplementedError, match=r"in jax\.shard_map, a loop .* needs check_vma=False"):
+        jax.jit(jax.shard_map(each, mesh=mesh, in_specs=spec, out_specs=spec))(jnp.ones(3))
     close(jax.jit(over)(jnp.asarray([4.0, 9.0, 0.5])), [1.0, 0.5625, 0.5])
     close(jax.jit(jax.grad(lambda x: over(x).sum()))(jnp.asarray([4.0, 9.0, 0.5])), [0.25, 0.0625, 1.0])
 

@@ -167,7 +167,7 @@ def no_vjp(title: str, rules: Rules) -> Callable[[Any, Any], Any]:
     def refuse(given: tuple[bool, ...], wanted: tuple[bool, ...]) -> Any:
         has = "; jvp= gives forward mode (jvp, jacfwd, linearize) only" if rules.jvp is not None else ""
         raise ValueError(
-            f"{title}: a backward pass needs the gradient of a NumPy function; "
+            f"{title}: a backward pass needs the gradient of {'a NumPy' if rules.jvp is None else 'the'} function; "
             "give one as vjp=f with f(inputs, outputs, cotangents), vjp=(fwd, bwd) or vjp='numerical', "
             f"or stop the pass with jax.lax.stop_gradient on its inputs{has}"
         )

@@ -152,6 +152,11 @@ def explaining_meshes(loop: Loop, operands: Sequence[Any]) -> Iterator[None]:
         raise
     except Exception as error:
         mesh = jax.sharding.get_abstract_mesh()
+        if jax.sharding.AxisType.Manual in mesh.axis_types:
+            raise NotImplementedError(
+                f"{loop.label}: in jax.shard_map, a loop on values in mode='traced' needs check_vma=False; or pass "
+                "mode='eager'"
+            ) from error
         if core.is_explicit_mesh(mesh) or any(core.is_explicit(jax.typeof(x)) for x in operands):
             raise NotImplementedError(
                 f"{loop.label}: a loop on values in mode='traced' cannot be batched or differentiated on a mesh with "
