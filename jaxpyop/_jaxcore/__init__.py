@@ -41,7 +41,7 @@ from jaxpyop._jaxcore.frames import (
     NOWHERE,
     PACKAGE,
     Place,
-    is_called_by,
+    class_unless_asked_by,
     is_called_by_jax,
     is_called_by_user,
     is_library_file,

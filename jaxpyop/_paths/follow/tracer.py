@@ -116,11 +116,9 @@ _dispatcher: Any = functools.singledispatch(len)
 _NO_DISPATCH = 'write isinstance(x, ...), or write mode="eager" to call the body at run time instead'
 
 
-def _class_of(x: PathTracer) -> Any:
+def _refuse_dispatch(x: Any) -> None:
     # `singledispatch` chooses by the class, and would take the function for objects of unknown classes.
-    if core.is_called_by(_dispatcher.__code__, 2):
-        x._trace.run.stop("functools.singledispatch does not know a traced value", _NO_DISPATCH)
-    return type(x)
+    x._trace.run.stop("functools.singledispatch does not know a traced value", _NO_DISPATCH)
 
 
 class PathTracer(core.Tracer):
@@ -135,7 +133,7 @@ class PathTracer(core.Tracer):
     """
 
     __slots__ = ("bounds", "is_numpy", "number_types", "val")
-    __class__ = property(lambda self: _class_of(self))  # pyright: ignore[reportIncompatibleMethodOverride]
+    __class__ = core.class_unless_asked_by(_dispatcher.__code__, _refuse_dispatch)  # pyright: ignore
 
     def __init__(self, trace: PathTrace, val: Any) -> None:
         core.Tracer.__init__(self, trace, val.aval)
