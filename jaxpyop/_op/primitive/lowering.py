@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import io_callback
 from jax.experimental.buffer_callback import buffer_callback
@@ -109,15 +110,21 @@ def _spread(
     # A callback's result lives on one device, in a sharding that eager operations on explicit meshes refuse (0.10 to
     # 0.12). So it is spread over the devices, and the other devices wait for it. If the body's exception were raised on
     # the calling device alone, they would wait forever. So it is raised on all of them.
-    found = emit(host.on_arrays_deferring_errors, [Struct((), np.uint32), *results], args, host.call.effects.ordered)
+    structs = [Struct((), np.uint32), *results]
+    found = emit(host.on_arrays_deferring_errors, structs, args, host.call.effects.ordered)
+    # An empty result ends the process while XLA compiles (0.11), and need not be spread.
+    has_values = [math.prod(s.shape) > 0 for s in structs]
+    spread = [r for r, mark in zip(results, has_values[1:]) if mark]
     raising = buffer_callback(
         host.raise_deferred,
-        results,
+        spread,
         has_side_effect=host.call.effects.stateful,
-        input_output_aliases={1 + k: k for k in range(len(results))},
+        input_output_aliases={1 + k: k for k in range(len(spread))},
     )
     # Without the barrier the constraint would reach the callback itself, which XLA refuses (0.12).
-    return everywhere.run(raising, *map(everywhere.spread, jax.lax.optimization_barrier(tuple(found))))
+    kept = jax.lax.optimization_barrier(tuple(x for x, mark in zip(found, has_values) if mark))
+    outs = iter(everywhere.run(raising, *map(everywhere.spread, kept)))
+    return [next(outs) if mark else jnp.zeros(r.shape, r.dtype) for r, mark in zip(results, has_values[1:])]
 
 
 def _io_callback(func: Any, results: list[Struct], args: Sequence[Any], ordered: bool) -> Sequence[Any]:
