@@ -165,11 +165,14 @@ def no_vjp(title: str, rules: Rules) -> Callable[[Any, Any], Any]:
     """A stand-in for a missing `vjp=`, which raises its error."""
 
     def refuse(given: tuple[bool, ...], wanted: tuple[bool, ...]) -> Any:
-        has = "; jvp= gives forward mode (jvp, jacfwd, linearize) only" if rules.jvp is not None else ""
+        has, needs = "", "a backward pass needs the gradient of a NumPy function"
+        if rules.jvp is not None:
+            # A py_function may have this rule, too.
+            needs = "a backward pass needs the gradient of the function"
+            has = "; jvp= gives forward mode (jvp, jacfwd, linearize) only"
         raise ValueError(
-            f"{title}: a backward pass needs the gradient of {'a NumPy' if rules.jvp is None else 'the'} function; "
-            "give one as vjp=f with f(inputs, outputs, cotangents), vjp=(fwd, bwd) or vjp='numerical', "
-            f"or stop the pass with jax.lax.stop_gradient on its inputs{has}"
+            f"{title}: {needs}; give one as vjp=f with f(inputs, outputs, cotangents), vjp=(fwd, bwd) or "
+            f"vjp='numerical', or stop the pass with jax.lax.stop_gradient on its inputs{has}"
         )
 
     return refuse
