@@ -282,3 +282,24 @@ def test_functions_that_a_body_hands_on_run_as_they_were_written():
     assert jax.jit(lambda x: jaxpyop.py_function(body, [x], jnp.float32, mode="traced"))(6.0) == 7.5
     op = lambda x: jaxpyop.py_function(on_values_and_an_op, [x], jnp.float32, mode="traced", max_steps=9)
     assert jax.jit(jax.value_and_grad(op))(4.0) == (64.0, 32.0)  # what `float` gave is a constant
+
+
+def _taken(x, seen):
+    return (x > 0 and seen(x) > 1) * 1.0
+
+
+def _taken_number(x, seen):
+    return (x > 0 and seen(x)) or x * 2
+
+
+@pytest.mark.parametrize("body", [_taken, _taken_number])
+def test_an_effect_in_a_second_operand_happens_where_python_evaluates_it(body):
+    log = []
+    shape = jax.ShapeDtypeStruct((), jnp.float32)
+    seen = lambda x: jaxpyop.numpy_function(lambda v: log.append(float(v)) or v, [x], shape, stateful=True)
+    op = jax.jit(lambda x: jaxpyop.py_function(lambda x: body(x, seen), [x], jnp.float32, mode="traced"))
+    for x, runs in ((4.0, [4.0]), (-1.0, [])):
+        log.clear()
+        jax.block_until_ready(op(x))
+        jax.effects_barrier()
+        assert log == runs

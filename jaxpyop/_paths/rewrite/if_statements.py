@@ -268,14 +268,18 @@ def or_(first: Callable[[], Any], second: Callable[[], Any]) -> Any:
 def _operand(second: Callable[[], Any]) -> Any:
     """Evaluates the second operand of `and` or `or` although Python might skip it.
 
-    Returns ABSENT if running it makes a difference, because it raises an error or changes something.
+    Returns ABSENT if running it makes a difference, because it raises an error, changes something, or calls what has an
+    effect when the program runs.
     """
     snapshot, whiles = snapshot_of(second), context().whiles
     if snapshot.iterators:
         return ABSENT
     try:
+        # What is recorded here is not part of the program.
+        has_effects = bool(Recording(lambda: [second()]).closed.effects)
+        snapshot.put_back()
         with staged():
-            value = second()
+            value = ABSENT if has_effects else second()
     except PathError:
         raise
     except Exception:
