@@ -11,6 +11,11 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
+# Functions of NumPy that read files.
+FILE_READERS = frozenset(
+    {"load", "loadtxt", "genfromtxt", "fromfile", "memmap", "fromregex", "DataSource", "open_memmap"}
+)
+
 
 def without_partials(func: Any) -> Any:
     """The callable inside `functools.partial` objects, however many are around it."""

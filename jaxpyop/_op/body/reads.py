@@ -18,17 +18,17 @@ from typing import Any
 
 import numpy as np
 
-from jaxpyop._functions import codes_in, names_in, parts_of
+from jaxpyop._functions import FILE_READERS, codes_in, names_in, parts_of
 
 # The longest tuple, and the longest text of a constant, that is part of a key.
 _MAX_LENGTH = 200
 _CONSTANTS = (type(None), type(Ellipsis), bool, int, float, complex, str, bytes)
 _LIBRARIES = frozenset({"jax", "numpy", "ml_dtypes", "math", "cmath"})
 # These parts of the libraries read files, settings, the time or random numbers.
-_UNSAFE = frozenset(
-    {"config", "random", "load", "loadtxt", "genfromtxt", "fromfile", "memmap", "datetime64", "lib", "testing"}
-    | {"ctypeslib", "DataSource", "experimental", "extend", "devices", "live_arrays", "profiler"}
-)
+_UNSAFE = FILE_READERS | {
+    "config", "random", "datetime64", "lib", "testing", "ctypeslib", "experimental", "extend", "devices",
+    "live_arrays", "profiler",
+}  # fmt: skip
 _BUILTINS = frozenset(
     {"abs", "all", "any", "bool", "callable", "complex", "dict", "divmod", "enumerate", "filter", "float", "int"}
     | {"isinstance", "iter", "len", "list", "map", "max", "min", "next", "pow", "print", "range", "reversed", "round"}

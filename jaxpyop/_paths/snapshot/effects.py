@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxpyop._functions import FILE_READERS
 from jaxpyop._paths.snapshot.contents import kinds_of
 from jaxpyop._paths.snapshot.reach import NOT_IMPORTED, is_iterator, is_opaque, is_own, is_plain
 
@@ -30,7 +31,6 @@ _PURE = {
 _ASKING = {"input", "__import__", "eval", "exec", "globals"}
 # Modules that write messages. They do so while a body is traced, and return nothing to it.
 _LOGS = {"_warnings", "logging", "warnings"}
-_FILES = {"load", "loadtxt", "genfromtxt", "fromfile", "memmap", "fromregex", "DataSource", "open_memmap"}
 _BUILT_ON = {"jax", "jaxlib", "numpy", "jaxpyop", "ml_dtypes"}
 
 
@@ -68,7 +68,7 @@ def reads_outside(function: Any) -> bool:
     if module.startswith("numpy.random") or module == "random":
         return isinstance(function, type) or name == "default_rng"
     if package in ("numpy", "jax"):
-        return name in _FILES
+        return name in FILE_READERS
     return package in sys.stdlib_module_names - _PURE - _LOGS or (package == "builtins" and name in _ASKING)
 
 
