@@ -25,9 +25,8 @@ class _OpEffect:
     """The effect of one stateful op, mixed into the classes of io_callback's effects.
 
     JAX recognizes an effect by `isinstance`, which these classes pass, or by `effect in effects`, which `__eq__`
-    decides. The effects of one op are equal, because
-    `jax_enable_checks` infers them again and compares. Where JAX prints the effects that it refuses, this one says
-    what to do.
+    decides. The effects of one op are equal, because `jax_enable_checks` infers them again and compares. Where JAX
+    prints the effects that it refuses, this one says what to do.
     """
 
     # The effect of io_callback that this one stands in for.

@@ -173,8 +173,8 @@ class KnownTrace(Trace):
     The key of the C++ cache of jitted functions holds a weak reference to the current trace (JAX 0.10 to 0.12). A new
     trace for each recording would miss that cache each time, and would leave an entry that nothing matches again. So
     a trace borrows its identity, and gives it back when it is closed. There are never more identities than traces
-    that are open at once, in all threads together. The identity of the evaluating trace would not do: JAX marks a
-    function as slow when it misses the cache under a trace of another kind, and plain calls would then find that mark.
+    that are open at once, in all threads together. The identity of JAX's evaluating trace is not lent: JAX marks a
+    function as slow when it misses the cache under a trace of ours, and ordinary calls would then find that mark.
 
     A tracer still belongs to the trace that made it, which is invalid once it is closed.
     """

@@ -1,4 +1,4 @@
-"""What a recording is on a JAX on which the tape cannot stand: the function runs under `jax.vjp`.
+"""How a function is recorded on a JAX that lacks what the tape needs: it runs under `jax.vjp`.
 
 Its values are then traced, so a function that asks for one is an error.
 """

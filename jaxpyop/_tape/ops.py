@@ -45,8 +45,9 @@ class Operation:
             Python, holds constants (NumPy arrays may be written to later), or is yet to be expanded by JAX.
         calls_python: whether it runs, perhaps deep inside, a function of the user's on the host.
         uses_refs: whether it reads or writes a mutable array.
-        is_probed: whether its dependence is looked up. Otherwise all outputs are taken to depend on all inputs, since
-            its functions must not be called before their own call is over.
+        is_probed: whether a trial trace finds out which outputs depend on which inputs. This is False for a
+            `custom_jvp` function, on which JAX notes the types of the results when it is called: a trial would call it
+            too early. All its outputs are then taken to depend on all inputs.
         is_new: whether it has a compiled function of its own that has not run yet.
         key: what an equal operation has, too; None if the operation is not shared.
         pull: gives cotangents from the outputs' numbers, the inputs' numbers, the inputs and the outputs' cotangents.

@@ -283,7 +283,8 @@ def _over_a_setting():
     return lambda x: jnp.full(jaxpyop.config.max_records, x), lambda patch: patch.setattr(config, "max_records", 3)
 
 
-def _over_a_file(path=f"{tempfile.gettempdir()}/numbers_of_a_user_{os.getpid()}"):
+def _over_a_file():
+    path = f"{tempfile.gettempdir()}/numbers_of_a_user_{os.getpid()}"
     np.savetxt(path, np.ones(2))
     return lambda x: np.fromregex(path, "(1)", [("n", F)])["n"] + x, lambda _: np.savetxt(path, np.ones(3))
 

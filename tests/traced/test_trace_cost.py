@@ -79,7 +79,7 @@ def accumulates(x, half):
 @pytest.mark.parametrize("body", [gives_way, gives_way_inside], ids=lambda f: f.__name__)
 def test_a_number_that_becomes_an_array_is_recorded_again_and_refused(body):
     """In Python the first iteration counts in half precision, and the others do not."""
-    with pytest.raises(PathError, match="what a number counts in where it meets this array depends on the path"):
+    with pytest.raises(PathError, match="the dtype of this operation depends on the path"):
         traced(body)(jnp.float32(3.0), jnp.bfloat16(0.5))
 
 

@@ -133,11 +133,12 @@ class RecordedDerivative(DerivedBody):
 
     def __init__(self, derivative: Pushforward | Pullback, recorded: tuple[bool, ...]) -> None:
         super().__init__(derivative)
+        self.derivative = derivative
         self.recorded = recorded
         self.linear_inputs = derivative.linear_inputs
 
     def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
-        return self.base.shapes(structs[1:])
+        return self.derivative.shapes(structs[1:])
 
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
         return self.again(arrays[0], arrays[1:])
@@ -151,25 +152,25 @@ class RecordedDerivative(DerivedBody):
             check: raises if the new record has another derivative than the one that is gone.
         """
         # Record the same inputs as the forward pass, because operations on recorded values are compiled differently.
-        primals, expected = as_jax(self.base.split(rest)[0]), np.asarray(receipt)[1]
-        outs, again = record(self.base.base, primals, self.recorded)
+        primals, expected = as_jax(self.derivative.split(rest)[0]), np.asarray(receipt)[1]
+        outs, again = record(self.derivative.base, primals, self.recorded)
         # The lazy tape evaluates a stretch call by call at first, and compiles it later: the last bits differ.
         for may_wait in (False, True) if config.tape == "lazy" else ():
             if not np.array_equal(fingerprint(outs), expected):
-                outs, again = record(self.base.base, primals, self.recorded, may_wait=may_wait)
+                outs, again = record(self.derivative.base, primals, self.recorded, may_wait=may_wait)
         check_fingerprints(fingerprint(outs), expected, self.title, "func")
         if check is not None:
             check(again)
-        return self.base.replay(again, rest)
+        return self.derivative.replay(again, rest)
 
     def groups(self, values: Sequence[Any]) -> dict[str, Sequence[Any]]:
-        return self.base.groups(values[1:])
+        return self.derivative.groups(values[1:])
 
     def replay(self, record: Any, arrays: Sequence[Any]) -> list[Any]:
-        return self.base.replay(record, arrays[1:])
+        return self.derivative.replay(record, arrays[1:])
 
     def transposed(self, nonzero_cotangents: tuple[bool, ...]) -> RecordedDerivative:
-        return RecordedDerivative(self.base.transposed(nonzero_cotangents), self.recorded)
+        return RecordedDerivative(self.derivative.transposed(nonzero_cotangents), self.recorded)
 
 
 def _derivatives_of_fills(op: Any) -> list[float]:

@@ -196,7 +196,7 @@ class UserBody(Body):
                 op, self.inputs, structs, lambda: call_where_op_runs(op, lambda: self._run_abstractly(structs))
             )
             if found is not None:
-                return found, "the shape that func has in the abstract"
+                return found, "the shape found by running func on abstract values"
         # The shapes depend on the values, or cannot be found. So assume the shape that an elementwise function gives.
         logical = [s.shape if impl is None else s.shape[:-1] for s, impl in zip(structs, self.inputs.key_impls)]
         try:

@@ -52,8 +52,8 @@ class LinearCall(Call):
 class LinearFunction(DerivedBody):
     """The user's function as a linear map: linear inputs come last, and only floating results are returned.
 
-    `linear_inputs` stays 0, although the map has linear inputs: if the function runs on a whole block, an input without
-    a batch axis then gets an axis of size 1, as the function expects it.
+    `linear_inputs` stays 0 on purpose. The batching rule broadcasts linear inputs to the size of the batch, but this
+    function expects an axis of size 1 for an input without a batch axis.
 
     Args:
         base: the function.

@@ -204,7 +204,7 @@ class Call(abc.ABC):
 
     @property
     def is_own_derivative(self) -> bool:
-        """Whether a call of a rule is its derivative in its `rule_inputs`, which has to be linear for that."""
+        """Whether this same call is its derivative in the `rule_inputs`. True only if the rule is linear in them."""
         return True
 
     def transposed(self, nonzero_cotangents: tuple[bool, ...]) -> Call:

@@ -69,36 +69,36 @@ def _always_fits(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
     return bool(np.can_cast(source, target, "safe"))
 
 
-def _check_dtype(source: _Source, leaf: Leaf, casting: str, origin: str, api: str) -> None:
+def _check_dtype(source: _Source, leaf: Leaf, casting: str, origin: str, title: str) -> None:
     if _allows(casting, source, leaf.dtype):
         return
     name = wide = source.__name__ if source in _PYTHON_NUMBERS else source.name
     if isinstance(source, np.dtype) and source.kind in "iufc":
         wide = canonical_dtype(source).name
     raise TypeError(
-        f"{api}: {origin} {name}, which casting={casting!r} does not turn into {leaf.dtype.name}; "
+        f"{title}: {origin} {name}, which casting={casting!r} does not turn into {leaf.dtype.name}; "
         f"return {leaf.dtype.name}, write Tout={wide}, or pass casting='unsafe'"
     )
 
 
-def _check_no_key(dtype: Any, origin: str, api: str) -> None:
+def _check_no_key(dtype: Any, origin: str, title: str) -> None:
     if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
         raise TypeError(
-            f"{api}: {origin} a typed key; return jax.random.key_data(key), or declare a key with Tout=key.dtype"
+            f"{title}: {origin} a typed key; return jax.random.key_data(key), or declare a key with Tout=key.dtype"
         )
 
 
-def check_traced(dtype: Any, leaf: Leaf, casting: str, origin: str, api: str) -> None:
+def check_traced(dtype: Any, leaf: Leaf, casting: str, origin: str, title: str) -> None:
     """Check the dtype of a traced result, whose values are not known yet.
 
     Raises:
         TypeError: the casting rule refuses the dtype, or would have to look at the values.
     """
-    _check_no_key(dtype, origin, api)
-    _check_dtype(dtype, leaf, casting, origin, api)
+    _check_no_key(dtype, origin, title)
+    _check_dtype(dtype, leaf, casting, origin, title)
     if _level(dtype) > 0 and _level(leaf.dtype) == 1 and not _always_fits(dtype, leaf.dtype):
         raise TypeError(
-            f"{api}: {origin} {dtype.name}, whose values may not fit {leaf.dtype.name}, and no value is known while "
+            f"{title}: {origin} {dtype.name}, whose values may not fit {leaf.dtype.name}, and no value is known while "
             f"tracing; write Tout={dtype.name}, convert in func with .astype, or pass mode='eager'"
         )
 
@@ -106,7 +106,7 @@ def check_traced(dtype: Any, leaf: Leaf, casting: str, origin: str, api: str) ->
 # ---------------------------------------------------------------- the rule for values
 
 
-def _check_range(array: np.ndarray[Any, Any], leaf: Leaf, origin: str, api: str) -> None:
+def _check_range(array: np.ndarray[Any, Any], leaf: Leaf, origin: str, title: str) -> None:
     """Raise unless all numbers fit the integer dtype of the leaf."""
     least, most = _bounds(leaf.dtype)
     # A Python int of more than 64 bits became an array of objects.
@@ -119,19 +119,19 @@ def _check_range(array: np.ndarray[Any, Any], leaf: Leaf, origin: str, api: str)
     wide = array.dtype.itemsize == 8 and leaf.dtype.itemsize == 4
     hint = " (64 bits need jax.config.update('jax_enable_x64', True))" if wide else ""
     raise OverflowError(
-        f"{api}: {origin} the value {worst}, which does not fit {leaf.dtype.name}; "
+        f"{title}: {origin} the value {worst}, which does not fit {leaf.dtype.name}; "
         f"declare a {wanted} Tout{hint}, or bring the values into range"
     )
 
 
-def _castable(array: Any, source: _Source, leaf: Leaf, casting: str, origin: str, api: str) -> Any:
+def _castable(array: Any, source: _Source, leaf: Leaf, casting: str, origin: str, title: str) -> Any:
     """Check a NumPy or JAX array by the rule, and return an array for `.astype` to turn into the declared dtype."""
-    _check_dtype(source, leaf, casting, origin, api)
+    _check_dtype(source, leaf, casting, origin, title)
     level, goal = _level(source), _level(leaf.dtype)
     if level == 3 and goal < 3:
         array = array.real if goal else array != 0
     if goal == 1 and level > 0 and not _always_fits(array.dtype, leaf.dtype):
-        _check_range(np.asarray(array), leaf, origin, api)
+        _check_range(np.asarray(array), leaf, origin, title)
     return array
 
 
@@ -162,7 +162,7 @@ def converted_at_once(value: Any, dtype: np.dtype[Any]) -> Any:
     return None
 
 
-def cast_to_numpy(value: Any, leaf: Leaf, casting: str, origin: str, api: str) -> Any:
+def cast_to_numpy(value: Any, leaf: Leaf, casting: str, origin: str, title: str) -> Any:
     """Cast a value to a NumPy array or scalar of the declared dtype.
 
     Args:
@@ -170,7 +170,7 @@ def cast_to_numpy(value: Any, leaf: Leaf, casting: str, origin: str, api: str) -
         leaf: the declared result.
         casting: the casting rule.
         origin: the beginning of an error, such as "func returned".
-        api: the op, for an error.
+        title: the op, for an error.
 
     Raises:
         TypeError: the value is not a number, or the casting rule refuses its dtype.
@@ -180,18 +180,20 @@ def cast_to_numpy(value: Any, leaf: Leaf, casting: str, origin: str, api: str) -
     if (source is np.ndarray or isinstance(value, np.generic)) and value.dtype == leaf.dtype:
         return value
     if isinstance(value, np.ma.MaskedArray):
-        raise TypeError(f"{api}: {origin} a masked array, whose mask would be lost; return x.filled(value)")
+        raise TypeError(f"{title}: {origin} a masked array, whose mask would be lost; return x.filled(value)")
     try:
         array = np.asarray(value)
     except Exception as error:
-        raise TypeError(f"{api}: {origin} {kind_of(value)}, which is not an array ({error}); return numbers") from error
+        raise TypeError(
+            f"{title}: {origin} {kind_of(value)}, which is not an array ({error}); return numbers"
+        ) from error
     if source not in _PYTHON_NUMBERS:
         source = array.dtype
         if source == leaf.dtype:
             return array
         if _level(source) < 0:
-            raise TypeError(f"{api}: {origin} {kind_of(value)} of dtype {source}; return numbers or booleans")
-    array = _castable(array, source, leaf, casting, origin, api)
+            raise TypeError(f"{title}: {origin} {kind_of(value)} of dtype {source}; return numbers or booleans")
+    array = _castable(array, source, leaf, casting, origin, title)
     if _level(leaf.dtype) < 2:
         return array.astype(leaf.dtype)
     # A float64 that is too large for float32 becomes inf without a warning, as in JAX.
@@ -199,30 +201,30 @@ def cast_to_numpy(value: Any, leaf: Leaf, casting: str, origin: str, api: str) -
         return array.astype(leaf.dtype)
 
 
-def cast_to_jax(value: Any, leaf: Leaf, casting: str, origin: str, api: str) -> Any:
+def cast_to_jax(value: Any, leaf: Leaf, casting: str, origin: str, title: str) -> Any:
     """Cast a value to a `jax.Array` of the declared dtype. A value that the tape follows stays one.
 
     It takes the arguments of `cast_to_numpy`, and raises the same errors.
     """
     if not isinstance(value, jax.Array):
         # A copy, since the function may keep its array and go on writing into it.
-        return copy_to_jax(cast_to_numpy(value, leaf, casting, origin, api))
+        return copy_to_jax(cast_to_numpy(value, leaf, casting, origin, title))
     if isinstance(value, TapeTracer):
         if value.is_over():
             # The function kept it from an earlier run, and its value is known.
             value = value.value
     elif isinstance(value, _jaxcore.Tracer) and (_jaxcore.HAS_OWN_TRACES or not _jaxcore.is_live(value)):
         # Without traces of our own, the values of a differentiated function are JAX's.
-        raise _foreign_tracer(value, origin, api)
+        raise _foreign_tracer(value, origin, title)
     else:
-        check_usable(value, origin, api)
+        check_usable(value, origin, title)
     if value.dtype == leaf.dtype:
         return value if not value.weak_type else jax.lax.convert_element_type(value, leaf.dtype)
-    _check_no_key(value.dtype, origin, api)
-    return _castable(value, value.dtype, leaf, casting, origin, api).astype(leaf.dtype)
+    _check_no_key(value.dtype, origin, title)
+    return _castable(value, value.dtype, leaf, casting, origin, title).astype(leaf.dtype)
 
 
-def check_usable(value: Any, origin: str, api: str) -> None:
+def check_usable(value: Any, origin: str, title: str) -> None:
     """Check that a `jax.Array` still has values.
 
     Raises:
@@ -231,13 +233,13 @@ def check_usable(value: Any, origin: str, api: str) -> None:
     """
     if isinstance(value, _jaxcore.Tracer):
         if not _jaxcore.is_live(value):
-            raise _foreign_tracer(value, origin, api)
+            raise _foreign_tracer(value, origin, title)
     elif value.is_deleted():
-        raise ValueError(f"{api}: {origin} an array that was deleted or donated to a program; return a copy of it")
+        raise ValueError(f"{title}: {origin} an array that was deleted or donated to a program; return a copy of it")
 
 
-def _foreign_tracer(value: Any, origin: str, api: str) -> TypeError:
+def _foreign_tracer(value: Any, origin: str, title: str) -> TypeError:
     return TypeError(
-        f"{api}: {origin} a traced value of other code ({value}), which has no value here; "
+        f"{title}: {origin} a traced value of other code ({value}), which has no value here; "
         "pass it through inp, and return an array"
     )

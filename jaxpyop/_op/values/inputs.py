@@ -113,13 +113,13 @@ def _is_number_dtype(dtype: Any) -> bool:
     return bool(jax.dtypes.issubdtype(dtype, np.number) or dtype == np.bool_)
 
 
-def _canonical_array(value: Any, api: str) -> np.ndarray[Any, Any]:
+def _canonical_array(value: Any, title: str) -> np.ndarray[Any, Any]:
     array = np.asarray(value)
     if isinstance(value, int) and array.dtype == object:
-        raise _too_wide(api, "int", canonical_dtype(np.int64))
+        raise _too_wide(title, "int", canonical_dtype(np.int64))
     if is_extended_precision(array.dtype):
         raise TypeError(
-            f"{api}: an input has the dtype {array.dtype}, which JAX does not have; pass x.astype(np.float64)"
+            f"{title}: an input has the dtype {array.dtype}, which JAX does not have; pass x.astype(np.float64)"
         )
     dtype = canonical_dtype(array.dtype.newbyteorder("="))
     if dtype == array.dtype:
@@ -127,19 +127,19 @@ def _canonical_array(value: Any, api: str) -> np.ndarray[Any, Any]:
     if array.dtype.kind in "iu" and array.size:
         bounds = np.iinfo(dtype)
         if array.min() < bounds.min or array.max() > bounds.max:
-            raise _too_wide(api, array.dtype.name, dtype)
+            raise _too_wide(title, array.dtype.name, dtype)
     with np.errstate(over="ignore"):
         return array.astype(dtype)
 
 
-def _too_wide(api: str, name: str, dtype: np.dtype[Any]) -> OverflowError:
+def _too_wide(title: str, name: str, dtype: np.dtype[Any]) -> OverflowError:
     return OverflowError(
-        f"{api}: an {name} input does not fit {dtype.name}, which it becomes here; "
+        f"{title}: an {name} input does not fit {dtype.name}, which it becomes here; "
         "call jax.config.update('jax_enable_x64', True) or pass smaller values"
     )
 
 
-def _as_array(leaf: Any, api: str) -> tuple[Any, Any] | None:
+def _as_array(leaf: Any, title: str) -> tuple[Any, Any] | None:
     """The array of a leaf and its key implementation, or None for a static leaf."""
     if isinstance(leaf, jax.Array):
         if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
@@ -147,17 +147,17 @@ def _as_array(leaf: Any, api: str) -> tuple[Any, Any] | None:
         return leaf, None
     if isinstance(leaf, (np.ndarray, np.generic)):
         if isinstance(leaf, np.ma.MaskedArray):
-            raise TypeError(f"{api}: an input is a masked array, and its mask would be lost; pass x.filled(value)")
+            raise TypeError(f"{title}: an input is a masked array, and its mask would be lost; pass x.filled(value)")
         # By `issubdtype`, since bfloat16 and int4 have NumPy's kind "V".
-        return (_canonical_array(leaf, api), None) if _is_number_dtype(leaf.dtype) else None
+        return (_canonical_array(leaf, title), None) if _is_number_dtype(leaf.dtype) else None
     if type(leaf) in _NUMBERS:
-        return _canonical_array(leaf, api), None
+        return _canonical_array(leaf, title), None
     if callable(getattr(leaf, "__jax_array__", None)):
-        return _as_array(leaf.__jax_array__(), api)
+        return _as_array(leaf.__jax_array__(), title)
     # A Ref under jit is a tracer, but not an array.
     if isinstance(leaf, _jaxcore.Tracer):
         raise TypeError(
-            f"{api}: an input is a traced {leaf.aval}, which is not an array; pass its contents, such as ref[...]"
+            f"{title}: an input is a traced {leaf.aval}, which is not an array; pass its contents, such as ref[...]"
         )
     return None
 
@@ -181,7 +181,7 @@ def _is_plain_array(value: Any) -> bool:
     return isinstance(value, jax.Array) and not jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended)
 
 
-def flatten_inputs(inp: Sequence[Any], kwargs: dict[str, Any], api: str) -> tuple[list[Any], Inputs]:
+def flatten_inputs(inp: Sequence[Any], kwargs: dict[str, Any], title: str) -> tuple[list[Any], Inputs]:
     """Take the inputs apart into arrays, in dtypes that JAX has, and their structure.
 
     Raises:
@@ -192,7 +192,7 @@ def flatten_inputs(inp: Sequence[Any], kwargs: dict[str, Any], api: str) -> tupl
     if not kwargs and all(map(_is_plain_array, inp)):
         return list(inp), _flat_inputs(len(inp))
     leaves, tree = jax.tree.flatten((tuple(inp), kwargs))
-    found = [_as_array(leaf, api) for leaf in leaves]
+    found = [_as_array(leaf, title) for leaf in leaves]
     static = tuple([leaf if part is None else SLOT for leaf, part in zip(leaves, found)])
     arrays = [part for part in found if part is not None]
     key_impls = tuple([impl for _, impl in arrays])
@@ -235,7 +235,7 @@ def _leaves(value: Any) -> list[Any]:
 PASS_IT = "pass it through inp, and take it as an argument of func"
 
 
-def check_closure(func: Callable[..., Any] | None, api: str, what: str = "func") -> None:
+def check_closure(func: Callable[..., Any] | None, title: str, what: str = "func") -> None:
     """Check that an eager function, or a rule such as `vjp=`, does not close over a traced value.
 
     Raises:
@@ -245,6 +245,6 @@ def check_closure(func: Callable[..., Any] | None, api: str, what: str = "func")
         name, value = found
         held = f"is traced here ({value})" if _jaxcore.is_live(value) else f"holds traced values here ({value})"
         raise ValueError(
-            f"{api}: {what} uses {name!r} from the code around it, which {held} and has no value "
+            f"{title}: {what} uses {name!r} from the code around it, which {held} and has no value "
             f"when {what} runs; {PASS_IT} (mode='traced' of py_function may close over it)"
         )

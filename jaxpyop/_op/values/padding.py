@@ -78,9 +78,9 @@ class PaddedEncoding(Encoding):
     def op_shapes(self, inferred: Any) -> list[Any]:
         return [self.padding.most, ()]
 
-    def with_shape(self, leaf: Leaf, shape: Shape, api: str) -> Leaf:
+    def with_shape(self, leaf: Leaf, shape: Shape, title: str) -> Leaf:
         if not fits(self.padding.most, shape):
-            raise ValueError(f"{api}: {self.padding} and output_shapes={shape} contradict each other; write None there")
+            raise ValueError(f"{title}: {self.padding} and output_shapes={shape} contradict each other; write None")
         return leaf
 
     def encode(
@@ -153,9 +153,9 @@ class KeyEncoding(Encoding):
     def op_shapes(self, inferred: Any) -> list[Any]:
         return [None if inferred is None else (*inferred, *self.data_shape)]
 
-    def with_shape(self, leaf: Leaf, shape: Shape, api: str) -> Leaf:
+    def with_shape(self, leaf: Leaf, shape: Shape, title: str) -> Leaf:
         if self.shape is not None and shape != self.shape:
-            raise ValueError(f"{api}: Tout gives keys of shape {self.shape} and output_shapes gives {shape}; give one")
+            raise ValueError(f"{title}: Tout gives keys of shape {self.shape} and output_shapes {shape}; give one")
         return dataclasses.replace(leaf, encoding=KeyEncoding(self.dtype, shape))
 
     def encode(

@@ -36,7 +36,7 @@ class Encoding(Protocol):
         """The shapes of the op's arrays, where the function's value has the shape `inferred`."""
         ...
 
-    def with_shape(self, leaf: Leaf, shape: Shape, api: str) -> Leaf:
+    def with_shape(self, leaf: Leaf, shape: Shape, title: str) -> Leaf:
         """The function's leaf, with what `output_shapes` says about it."""
         ...
 

@@ -39,7 +39,7 @@ def kind_of(value: Any) -> str:
     return f"an {name}" if name[0] in "aeiou" else f"a {name}"
 
 
-def match(spec: ResultSpec, value: Any, api: str) -> list[Any]:
+def match(spec: ResultSpec, value: Any, title: str) -> list[Any]:
     """Flatten a function's return value by the structure of `Tout`.
 
     Raises:
@@ -49,21 +49,21 @@ def match(spec: ResultSpec, value: Any, api: str) -> list[Any]:
     if spec.tree is None and spec.leaves and isinstance(value, _NUMERIC):
         return [value]
     if spec.empty:
-        _check_run(value, api)
+        _check_run(value, title)
         if spec.skeleton is None or value is None or _holds_nothing(value):
             return []
         raise ValueError(
-            f"{api}: func returned {kind_of(value)} where Tout={spec.skeleton!r} declares no result; "
+            f"{title}: func returned {kind_of(value)} where Tout={spec.skeleton!r} declares no result; "
             "pass Tout=None to ignore what it returns, or give a dtype as Tout"
         )
     out: list[Any] = []
     if (found := _difference(spec.skeleton, value, out, top=True)) is not None:
-        _check_run(value, api)
-        raise _mismatch(spec, found, api)
+        _check_run(value, title)
+        raise _mismatch(spec, found, title)
     return out
 
 
-def _mismatch(spec: ResultSpec, found: _Difference, api: str) -> Exception:
+def _mismatch(spec: ResultSpec, found: _Difference, title: str) -> Exception:
     declared = jax.tree.map(lambda leaf: leaf.dtype.name, spec.skeleton)
     if found.place:
         expected = str(found.skeleton) if isinstance(found.skeleton, Leaf) else kind_of(found.skeleton)
@@ -71,7 +71,7 @@ def _mismatch(spec: ResultSpec, found: _Difference, api: str) -> Exception:
     else:
         count = "one result" if len(spec.leaves) == 1 else f"{len(spec.leaves)} results"
         text = f"{kind_of(found.value)} where Tout={declared!r} declares {count}"
-    return ValueError(f"{api}: func returned {text}; make the two agree{_advice(found)} (for no result: Tout=None)")
+    return ValueError(f"{title}: func returned {text}; make the two agree{_advice(found)} (for no result: Tout=None)")
 
 
 def _advice(found: _Difference) -> str:
@@ -92,7 +92,7 @@ IN_A_LOOP = (
 )
 
 
-def _check_run(value: Any, api: str) -> None:
+def _check_run(value: Any, title: str) -> None:
     # Not jax.tree.leaves: a list that holds itself breaks its recursion for good (JAX 0.10 to 0.12).
     for part in [value, *(_inside(value) if _is_sequence(value) or isinstance(value, dict) else ())]:
         if not _is_unrun(part):
@@ -101,7 +101,7 @@ def _check_run(value: Any, api: str) -> None:
             # Otherwise Python warns that it was never awaited.
             part.close()
         raise TypeError(
-            f"{api}: func returned {kind_of(part)}, which was never run; "
+            f"{title}: func returned {kind_of(part)}, which was never run; "
             f"return values: call asyncio.run(...) or list(...) inside func; {IN_A_LOOP}"
         )
 

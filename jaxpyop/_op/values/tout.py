@@ -27,12 +27,12 @@ def declares_nothing(tout: Any) -> bool:
     return not jax.tree.leaves(tout)
 
 
-def read_tout(tout: Any, api: str) -> ResultSpec:
+def read_tout(tout: Any, title: str) -> ResultSpec:
     """Read `Tout`, in any of its forms."""
     leaves, tree = jax.tree.flatten(tout)
     if not leaves:
         return ResultSpec(tout, (), None)
-    return spec_of(tree, tuple(_read_leaf(leaf, api) for leaf in leaves))
+    return spec_of(tree, tuple(_read_leaf(leaf, title) for leaf in leaves))
 
 
 def spec_of(tree: Any, leaves: tuple[Leaf, ...]) -> ResultSpec:
@@ -46,21 +46,21 @@ def spec_of(tree: Any, leaves: tuple[Leaf, ...]) -> ResultSpec:
     return ResultSpec(of_op, tuple(flat), None if isinstance(of_op, Leaf) else tree, returned)
 
 
-def _read_leaf(value: Any, api: str) -> Leaf:
+def _read_leaf(value: Any, title: str) -> Leaf:
     """Read one leaf: a dtype, something with a shape and a dtype, a TensorFlow dtype, a padded result, or a key."""
     if isinstance(value, Padding):
-        return _read_padding(value, api)
+        return _read_padding(value, title)
     # Before .shape and .dtype, since np.float32, the class, has both.
     if isinstance(value, (type, np.dtype, str, type(jax.numpy.float32))) or hasattr(value, "as_numpy_dtype"):
-        return Leaf(_read_dtype(value, api))
+        return Leaf(_read_dtype(value, title))
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         if _is_key(value.dtype):
             return Leaf(np.dtype(np.uint32), None, KeyEncoding(value.dtype, tuple(value.shape)))
-        return Leaf(_read_dtype(value.dtype, api), tuple(value.shape), by_tout=True)
+        return Leaf(_read_dtype(value.dtype, title), tuple(value.shape), by_tout=True)
     if _is_key(value):
         return Leaf(np.dtype(np.uint32), None, KeyEncoding(value, None))
     raise TypeError(
-        f"{api}: Tout has a leaf {value!r} of type {type(value).__name__}; expected a dtype such as jnp.float32, "
+        f"{title}: Tout has a leaf {value!r} of type {type(value).__name__}; expected a dtype such as jnp.float32, "
         "jax.ShapeDtypeStruct(shape, dtype), or a list, tuple or dict of these; Tout=None means no result"
     )
 
@@ -73,12 +73,12 @@ def _is_key(dtype: Any) -> bool:
         return False
 
 
-def _read_padding(padding: Padding, api: str) -> Leaf:
-    dtype = _read_dtype(padding.dtype, api)
+def _read_padding(padding: Padding, title: str) -> Leaf:
+    dtype = _read_dtype(padding.dtype, title)
     fill = np.asarray(padding.fill_value)
     if fill.shape != () or fill.dtype.kind not in "biufc" or not _holds(dtype, fill):
         raise ValueError(
-            f"{api}: {padding} has the fill_value {padding.fill_value!r}, which {dtype.name} does not hold"
+            f"{title}: {padding} has the fill_value {padding.fill_value!r}, which {dtype.name} does not hold"
         )
     shape = [None if axis in padding.axes else size for axis, size in enumerate(padding.most)]
     return Leaf(dtype, tuple(shape), PaddedEncoding(padding, dtype))
@@ -104,7 +104,7 @@ def canonical_dtype(dtype: Any) -> np.dtype[Any]:
     return np.dtype(jax.dtypes.canonicalize_dtype(dtype))
 
 
-def _read_dtype(raw: Any, api: str) -> np.dtype[Any]:
+def _read_dtype(raw: Any, title: str) -> np.dtype[Any]:
     raw = getattr(raw, "as_numpy_dtype", raw)
     if isinstance(raw, type) and raw in _PYTHON_TYPES:
         return canonical_dtype(_PYTHON_TYPES[raw])
@@ -113,7 +113,7 @@ def _read_dtype(raw: Any, api: str) -> np.dtype[Any]:
     except TypeError:
         found = None
     if found is None:
-        dtype = _as_dtype(raw, api)
+        dtype = _as_dtype(raw, title)
         found = canonical_dtype(dtype)
         if found != dtype:
             _warn_as_jax_does(dtype, found)
@@ -122,7 +122,7 @@ def _read_dtype(raw: Any, api: str) -> np.dtype[Any]:
     return found
 
 
-def _as_dtype(raw: Any, api: str) -> np.dtype[Any]:
+def _as_dtype(raw: Any, title: str) -> np.dtype[Any]:
     try:
         dtype = np.dtype(raw)
     except TypeError:
@@ -130,10 +130,10 @@ def _as_dtype(raw: Any, api: str) -> np.dtype[Any]:
             # JAX knows "bfloat16" and its like by name.
             dtype = np.dtype(jax.numpy.dtype(raw))
         except TypeError:
-            raise TypeError(f"{api}: Tout has {raw!r}, which is not a dtype; write, say, Tout=jnp.float32") from None
+            raise TypeError(f"{title}: Tout has {raw!r}, which is not a dtype; write, say, Tout=jnp.float32") from None
     if dtype.kind in "OSUMm" or dtype.fields is not None or is_extended_precision(dtype):
         raise TypeError(
-            f"{api}: Tout has the dtype {dtype}, which JAX does not have; "
+            f"{title}: Tout has the dtype {dtype}, which JAX does not have; "
             "Tout must name numbers or booleans, such as jnp.float32"
         )
     return dtype.newbyteorder("=")

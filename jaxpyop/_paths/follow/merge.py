@@ -31,8 +31,9 @@ _CHEAP = frozenset(
 class _Boundary:
     """The pairs of atoms that the common ending of two blocks uses.
 
-    A pair is what the ending reads in one place after either block. Both are one atom, or both are results of items
-    that were merged into the ending, or they differ, and the `cond` returns one of them.
+    A pair (a, b) feeds one operand of the ending: a after the first block, b after the second. If they are the same
+    atom, or if the items that give them were merged into the ending too, nothing has to be passed. Otherwise the `cond`
+    returns one of them.
     """
 
     def __init__(self) -> None:

@@ -18,7 +18,7 @@ _PYTHON = {"b": bool, "i": int, "u": int, "f": float, "c": complex}
 # Pairs of a dtype, and whether it is weak: whether it gives way to other dtypes, as the dtype of a Python number does.
 Types = frozenset[tuple[Any, bool]]
 DEPENDS_ON_PATH = (
-    "what a number counts in where it meets this array depends on the path: it is an int, a float or an array",
+    "the dtype of this operation depends on the path: a variable is an int, a float or an array, from path to path",
     "write the number in the same way on all paths (2.0 instead of 2), or make it an array",
 )
 

@@ -24,8 +24,8 @@ class TraceContext:
         negations: for the `id` of a negated condition, the negated condition itself and the condition before `not`.
         unmergeable: the code objects of `if`s whose branches one program cannot hold. They are followed path by path.
         unnamed: iterators by their `id` that are in no variable, so that only the `for` over them can read them.
-        rebuilt: lists and dicts of which Python has one where the program has several, or the other way round: the
-            variable, the list, its contents, and the user's line.
+        rebuilt: lists and dicts that the program made anew when it merged paths, so that variables that share one in
+            Python may hold copies here: the variable, the list, its contents, and the user's line.
         staged: how many statements on traced values are being recorded now, nested in each other.
         whiles: how many `while`s on values have been recorded.
     """
@@ -73,7 +73,7 @@ def staged() -> Iterator[None]:
 
 
 def note_rebuilt(name: str, containers: Sequence[Any]) -> None:
-    """Notes lists and dicts of which Python has one where the program has several, or the other way round."""
+    """Notes lists and dicts that were made anew when paths were merged. They must not be changed in place any more."""
     context().rebuilt.extend((name, x, contents_of(x), core.users_line()) for x in containers)
 
 

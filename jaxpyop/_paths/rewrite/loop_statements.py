@@ -206,7 +206,7 @@ class _LoopBuilder:
         for name, variable in zip(self.variables.names, self.flat, strict=True):
             note_rebuilt(name, variable.containers)
         self.leaves = leaves_of(self.flat)
-        self.types = [_type_of(leaf) if is_value(leaf) else None for leaf in self.leaves]
+        self.types = [_array_type_of(leaf) if is_value(leaf) else None for leaf in self.leaves]
         self.bool_kinds = list(map(bool_kind_of, self.leaves))
         self.ranges = [range_before(bounds_of(leaf)) for leaf in self.leaves]
 
@@ -384,7 +384,7 @@ def _negated_input(closed: Any) -> int | None:
     return inputs.index(found) if negations % 2 and found in inputs else None
 
 
-def _type_of(leaf: Any) -> Any:
+def _array_type_of(leaf: Any) -> Any:
     aval = jax.typeof(leaf)
     return core.ShapedArray(aval.shape, aval.dtype, weak_type=aval.weak_type)
 

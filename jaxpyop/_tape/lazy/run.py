@@ -14,8 +14,8 @@ from jaxpyop._tape.lazy.stretch import CallStep
 from jaxpyop._tape.lazy.tracer import LazyTapeTracer
 from jaxpyop._tape.lazy.trie import Place, losses_in_a_row
 
-# A function whose runs took longer than on the eager tape, more often in a row, is recorded eagerly, except for one run
-# in `_RETRY`.
+# If the lazy tape lost more often than this in a row, because a run took longer than on the eager tape, the function is
+# recorded eagerly, except for one run in `_RETRY`.
 _MAX_LOSSES = 32
 _RETRY = 32
 _MAX_TITLES = 1024

@@ -6,8 +6,8 @@ evaluated and recorded call by call, as the eager tape does.
 
 Only operations of JAX wait, which compute the same at any time. All others are evaluated at once, by the eager tape:
 side effects, functions of the user's on the host, custom rules, transfers of memory, several devices, and whatever is
-called under other settings of JAX than those at the start. So is an operation on arrays that do not come from the
-recorded inputs, because a helper may keep its result.
+called under other settings of JAX than those at the start. An operation on arrays that do not come from the recorded
+inputs is evaluated at once as well, because a helper may keep its result.
 """
 
 from __future__ import annotations
