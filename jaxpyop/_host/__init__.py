@@ -6,8 +6,8 @@ where `executor=` says. It writes the results into XLA's memory. An error become
 `reraise` finds the exception again.
 
 Reading order: host_call (what the host reads of a call), vmap_methods, elements (of a batch), environment, show (how
-texts show functions and values), errors, failures (`on_error=`), metrics (`report()`), pools (where a body runs), run,
-guard (why JAX code in a body finds a free thread), buffers (the entry from XLA).
+texts show functions and values), errors, failures (`on_error=`), metrics (`report()`), pools (where a body runs),
+run_batch, guard (why JAX code in a body finds a free thread), buffers (the entry from XLA).
 """
 
 from jaxpyop._host import metrics
@@ -18,7 +18,7 @@ from jaxpyop._host.errors import add_note, is_own_failure, note_arguments, rerai
 from jaxpyop._host.failures import Failures
 from jaxpyop._host.guard import install_guard, pool_threads, verdict
 from jaxpyop._host.metrics import report
-from jaxpyop._host.pools import Pool
-from jaxpyop._host.run import call_where_op_runs, check_progress, run_each, run_elements, run_once
+from jaxpyop._host.pools import Pool, check_executor
+from jaxpyop._host.run_batch import call_where_op_runs, check_progress, run_each, run_elements, run_once
 from jaxpyop._host.show import show_arguments, show_values
 from jaxpyop._host.vmap_methods import SEQUENTIAL, VMAP_METHODS, Method, VmapMethod

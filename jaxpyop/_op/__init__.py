@@ -19,7 +19,7 @@ from jaxpyop._op.primitive import (
     run_now,
     structs_of,
 )
-from jaxpyop._op.request import NUMERICAL, Op, make_op
+from jaxpyop._op.request import NUMERICAL, Op, Rules, make_op
 from jaxpyop._op.run_record_replay import UserCall
 from jaxpyop._op.values import (
     SLOT,

@@ -6,6 +6,7 @@ steps, such as "linear_part" and then "transposed_linear_part". The file stores 
 
 from __future__ import annotations
 
+import dataclasses
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,6 +22,7 @@ from jaxpyop._op import (
     Leaf,
     Op,
     PaddedEncoding,
+    Rules,
     Struct,
     UserCall,
     derived,
@@ -35,7 +37,7 @@ _Functions = Sequence[Callable[..., Any]]
 _FLAGS = ("on_jax", "stateful", "ordered", "copy", "out", "progress")
 _TEXTS = ("api", "name", "casting")
 _OPTIONS = {*_FLAGS, *_TEXTS, "vmap_method", "chunksize"}
-_RULES = ("fwd", "vjp", "jvp", "transpose", "hvp")
+_RULES = tuple(field.name for field in dataclasses.fields(Rules))
 
 
 class CallsToData:

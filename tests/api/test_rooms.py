@@ -53,8 +53,8 @@ INSIDE = {
         "metrics": {"elements", "errors", "host_call"},
         "pools": {"elements", "environment", "errors", "host_call", "metrics"},
         "guard": {"host_call", "pools", "show"},
-        "run": {"elements", "environment", "errors", "host_call", "pools"},
-        "buffers": {"elements", "errors", "guard", "host_call", "metrics", "run"},
+        "run_batch": {"elements", "environment", "errors", "host_call", "pools"},
+        "buffers": {"elements", "errors", "guard", "host_call", "metrics", "run_batch"},
     },
     "_cut": {
         "guard": set(),

@@ -14,7 +14,6 @@ import jaxpyop
 from jaxpyop import numpy_function, py_function
 from jaxpyop._host import Batch
 from jaxpyop._op import RECORDS, Op
-from jaxpyop._op.request.user_rules import Rules
 from jaxpyop._op.values import Inputs
 from jaxpyop._saved import call_as_data
 from jaxpyop._saved.file_format import unpacked
@@ -232,7 +231,6 @@ def test_every_option_of_an_op_is_saved_or_has_a_reason_not_to_be():
     reasons = {"title": "of api and name", "executor": "refused", "mode": "", "reason_to_call": "", "max_steps": ""}
     saved = {"func", "output_shapes", "spec", "fills", "failures", "rules", *call_as_data._OPTIONS}
     assert {field.name for field in dataclasses.fields(Op)} == saved | set(reasons)
-    assert {field.name for field in dataclasses.fields(Rules)} == set(call_as_data._RULES)
     assert {field.name for field in dataclasses.fields(Batch)} == {"sizes", "masks", "block", "index_name"}
     assert {field.name for field in dataclasses.fields(Inputs)} == {"tree", "leaves", "key_impls", "is_flat"}
 

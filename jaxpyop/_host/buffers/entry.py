@@ -20,7 +20,7 @@ from jaxpyop._host.elements import Batch
 from jaxpyop._host.errors import PythonBodyError, body_error, defer, deferred_error
 from jaxpyop._host.guard import running
 from jaxpyop._host.host_call import HostCall
-from jaxpyop._host.run import run_elements, run_once, runs_in_this_process
+from jaxpyop._host.run_batch import run_elements, run_once, runs_in_this_process
 
 # XLA's threads are unknown to Python, or have a dummy once `threading.current_thread()` was called on them.
 _XLA_THREADS = (type(None), threading._DummyThread)

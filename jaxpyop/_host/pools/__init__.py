@@ -4,7 +4,7 @@ Reading order: executors (the kinds; add a new kind there), nesting (calls insid
 (what a worker does), chunks, workers.
 """
 
-from jaxpyop._host.pools.executors import Pool, default_executor, executor_of, has_threads
+from jaxpyop._host.pools.executors import Pool, check_executor, default_executor, executor_of, has_threads
 from jaxpyop._host.pools.nesting import Place, place_of
 from jaxpyop._host.pools.threads import call_on_thread, run_on_threads
 from jaxpyop._host.pools.workers import Store, run_elements_in_workers, run_one_by_one_in_workers

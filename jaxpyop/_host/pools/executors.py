@@ -29,6 +29,22 @@ def default_executor() -> Executor:
     return ThreadPoolExecutor(workers, thread_name_prefix="jaxpyop")
 
 
+def check_executor(executor: Any, title: str) -> None:
+    """Check the argument `executor=` of an op.
+
+    Raises:
+        TypeError: it is neither an executor, nor a function that may return one.
+    """
+    if executor is None:
+        return
+    if hasattr(executor, "get_executor"):
+        raise TypeError(f"{title}: executor is a Dask client, whose futures are its own; pass client.get_executor()")
+    if not (hasattr(executor, "submit") or callable(executor)):
+        raise TypeError(
+            f"{title}: executor is {executor!r}; expected a concurrent.futures.Executor, or a function that returns one"
+        )
+
+
 def executor_of(op: Any) -> Executor | None:
     """The executor that an op asks for, None for the calling thread.
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from jaxpyop import _jaxcore
 from jaxpyop._host import add_note, metrics, note_arguments, show_arguments, show_values
-from jaxpyop._op.request import Op
+from jaxpyop._op.request import RULE_ARGUMENTS, Op
 from jaxpyop._op.values import IN_A_LOOP, PASS_IT
 from jaxpyop._paths import PathTracer
 from jaxpyop._tape import TapeTracer
@@ -69,23 +69,14 @@ def advise(error: Exception, op: Op, what: str, func: Callable[..., Any], argume
     return clearer
 
 
-# The names of the arguments of a rule.
-_GROUPS = {
-    "vjp": ("inputs", "outputs", "cotangents"),
-    "jvp": ("inputs", "outputs", "tangents"),
-    "bwd of vjp": ("residuals", "cotangents"),
-    "transpose": ("cotangents",),
-}
-
-
 def _shown_groups(
     op: Op, what: str, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> dict[str, str]:
     args, kwargs = jax.tree.map(
         _untaped, (tuple(args), {k: v for k, v in kwargs.items() if not (op.out and k == "out")})
     )
-    if what in _GROUPS:
-        return {name: show_values(group) for name, group in zip(_GROUPS[what], args)}
+    if what in RULE_ARGUMENTS:
+        return {name: show_values(group) for name, group in zip(RULE_ARGUMENTS[what], args)}
     return {"inputs": show_arguments(func, args, kwargs)}
 
 
@@ -139,9 +130,6 @@ def _put_first(error: Exception, note: str) -> None:
     error.args = (f"{note}\n{error}", *error.args[1:])
 
 
-_RULES = {"vjp": "f(inputs, outputs, cotangents)", "jvp": "f(inputs, outputs, tangents)"}
-
-
 def _error_about_the_call(
     error: TypeError, op: Op, what: str, func: Callable[..., Any], arguments: _Arguments
 ) -> Exception | None:
@@ -152,8 +140,8 @@ def _error_about_the_call(
         how = f"with {len(args)} argument{'' if len(args) == 1 else 's'}"
         if what == "func":
             how += ", one for each element of inp" + (f" and the keywords {', '.join(kwargs)}" if kwargs else "")
-        elif len(args) == 3 and what in _RULES:
-            how = f"with three tuples, {_RULES[what]}"
+        elif len(args) == 3 == len(RULE_ARGUMENTS.get(what, ())):
+            how = f"with three tuples, f({', '.join(RULE_ARGUMENTS[what])})"
         return TypeError(f"{op.title}: {what} is called {how}, which it does not take: {error}")
     except ValueError:
         # A built-in function without a signature.

@@ -170,7 +170,7 @@ class RecordedDerivative(DerivedBody):
         return self.derivative.replay(record, arrays[1:])
 
     def transposed(self, nonzero_cotangents: tuple[bool, ...]) -> RecordedDerivative:
-        return RecordedDerivative(self.derivative.transposed(nonzero_cotangents), self.recorded)
+        return RecordedDerivative(self.base.transposed(nonzero_cotangents), self.recorded)
 
 
 def _derivatives_of_fills(op: Any) -> list[float]:

@@ -7,6 +7,8 @@ from jaxpyop._op.request.on_error import is_nan
 from jaxpyop._op.request.op import Op, make_op
 from jaxpyop._op.request.user_rules import (
     NUMERICAL,
+    RULE_ARGUMENTS,
+    Rules,
     advice_on_workers,
     is_differentiable,
     mark_differentiable,

@@ -12,9 +12,9 @@ import numpy as np
 
 from jaxpyop._config import Mode, config
 from jaxpyop._functions import without_partials
-from jaxpyop._host import VMAP_METHODS, Failures, Method, check_progress
+from jaxpyop._host import VMAP_METHODS, Failures, Method, check_executor, check_progress
 from jaxpyop._op.request.on_error import is_given, read_on_error
-from jaxpyop._op.request.user_rules import NO_RULES, Rules, read_rules
+from jaxpyop._op.request.user_rules import NO_RULES, RULES_ON_THE_HOST, Rules, read_rules
 from jaxpyop._op.values import CASTING, IN_A_LOOP, ResultSpec, declares_nothing, read_tout, with_shapes
 
 
@@ -121,7 +121,7 @@ def _check_options(options: dict[str, Any], api: str) -> None:
     _check_choice(options["vmap_method"], tuple(VMAP_METHODS), "vmap_method", api)
     _check_choice(options["casting"], CASTING, "casting", api)
     _check_max_steps(options.get("max_steps"), api)
-    _check_executor(options["executor"], api)
+    check_executor(options["executor"], api)
     _check_chunksize(options["chunksize"], api)
     if options["progress"]:
         check_progress(api)
@@ -151,7 +151,7 @@ def _mode(mode: str | None, api: str, options: dict[str, Any], tout: Any) -> tup
     if asked == "eager":
         return asked, ""
     stateful = options["stateful"] or options["ordered"] or declares_nothing(tout)
-    rules = any(options.get(rule) is not None for rule in ("vjp", "jvp"))
+    rules = any(options.get(rule) is not None for rule in RULES_ON_THE_HOST)
     fills = is_given(options.get("on_error", "raise"))
     if mode == "traced" and (stateful or rules or fills):
         raise ValueError(f"{api}: {_ONLY_EAGER_STATEFUL if stateful else _ONLY_EAGER_RULES if rules else _ONLY_CALLED}")
@@ -216,17 +216,6 @@ def _check_max_steps(steps: Any, api: str) -> None:
     if steps is not None and (isinstance(steps, bool) or not isinstance(steps, (int, np.integer)) or steps < 1):
         raise ValueError(
             f"{api}: max_steps is {steps!r}; expected the largest number of iterations of a loop, at least 1, or None"
-        )
-
-
-def _check_executor(executor: Any, api: str) -> None:
-    if executor is None:
-        return
-    if hasattr(executor, "get_executor"):
-        raise TypeError(f"{api}: executor is a Dask client, whose futures are its own; pass client.get_executor()")
-    if not (hasattr(executor, "submit") or callable(executor)):
-        raise TypeError(
-            f"{api}: executor is {executor!r}; expected a concurrent.futures.Executor, or a function that returns one"
         )
 
 

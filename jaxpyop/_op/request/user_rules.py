@@ -14,6 +14,15 @@ from jaxpyop._jaxcore import is_inexact
 from jaxpyop._op.request.on_error import is_given
 
 NUMERICAL = "numerical"
+# Ops with these rules are called on the host, because the rules are.
+RULES_ON_THE_HOST = ("vjp", "jvp")
+# What each rule takes, by the name that errors give it.
+RULE_ARGUMENTS = {
+    "vjp": ("inputs", "outputs", "cotangents"),
+    "jvp": ("inputs", "outputs", "tangents"),
+    "bwd of vjp": ("residuals", "cotangents"),
+    "transpose": ("cotangents",),
+}
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)

@@ -16,8 +16,8 @@ from jaxpyop._op.values.cast import (
 )
 from jaxpyop._op.values.fingerprint import check_fingerprints, fingerprint, fingerprints
 from jaxpyop._op.values.inputs import PASS_IT, SLOT, Inputs, check_closure, flatten_inputs, inputs_of
-from jaxpyop._op.values.output_shapes import check_shape, fill_shape, with_shapes
 from jaxpyop._op.values.padding import KeyEncoding, Padded, PaddedEncoding, decode, encode, encoded_shapes, padded
+from jaxpyop._op.values.result_shapes import check_shape, fill_shape, with_shapes
 from jaxpyop._op.values.spec import Leaf, ResultSpec, Struct, show_shape
 from jaxpyop._op.values.structure import IN_A_LOOP, kind_of, match
 from jaxpyop._op.values.to_jax import anchor_of, as_jax, copy_to_jax, taken_over
