@@ -7,6 +7,8 @@ import functools
 import gc
 import itertools
 import os
+import sys
+import threading
 import zlib
 
 import jaxpyop  # isort: skip
@@ -36,6 +38,8 @@ def pytest_configure(config):
     if named or os.environ.get("JAXPYOP_TEST_ALL") or os.environ.get("JAXPYOP_TEST_LONG"):
         config.option.all = True
     share_compiled_programs(config)
+    if not os.environ.get("JAXPYOP_TEST_LONG"):
+        share_contexts()
     if not (config.option.all or config.option.rest) or os.environ.get("JAX_DISABLE_MOST_OPTIMIZATIONS"):
         compile_quickly()
     settings.register_profile(
@@ -93,6 +97,24 @@ def share_compiled_programs(config):
         jax.config.update("jax_compilation_cache_dir", str(cache.mkdir(f"jax-{jax.__version__}")))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def share_contexts():
+    """Lets JAX lower all programs of a thread in one MLIR context.
+
+    JAX makes a context for each program that it lowers, also for a single operation. That is a fifth of the time of the
+    tests. A context holds nothing but types and constants that programs may share.
+    """
+    mlir = sys.modules.get("jax._src.interpreters.mlir")
+    if make_context := getattr(mlir, "make_ir_context", None):
+        of_thread = threading.local()
+
+        def shared_context():
+            if not hasattr(of_thread, "context"):
+                of_thread.context = make_context()
+            return of_thread.context
+
+        mlir.make_ir_context = shared_context
 
 
 def compile_quickly():
