@@ -34,4 +34,5 @@ from jaxpyop._op.values import (
     inputs_of,
     padded,
     taken_over,
+    without_weak_type,
 )

@@ -20,7 +20,7 @@ from jaxpyop._op.primitive import bind, run_now
 from jaxpyop._op.request import Op, make_op, mark_differentiable
 from jaxpyop._op.run_record_replay import UserCall
 from jaxpyop._op.traced import trace, trace_if_possible
-from jaxpyop._op.values import Inputs, check_closure, flatten_inputs
+from jaxpyop._op.values import Inputs, check_closure, flatten_inputs, without_weak_type
 
 
 class _NotGiven:
@@ -69,12 +69,7 @@ def _stage(op: Op, inputs: Inputs, call: UserCall, arrays: Sequence[Any]) -> lis
         check_closure(op.func, op.title)
         for what, rule in op.rules.functions():
             check_closure(rule, op.title, what)
-        return bind(call, *map(_without_weak_type, arrays))
-
-
-def _without_weak_type(x: Any) -> Any:
-    # The transpose of this conversion makes the cotangent of a weakly typed input weakly typed, as JAX's are.
-    return jax.lax.convert_element_type(x, x.dtype) if getattr(x, "weak_type", False) else x
+        return bind(call, *map(without_weak_type, arrays))
 
 
 def apply_or_decorate(api: str, func: Any, inp: Any, tout: Any, name: Any, *, when: Any, **options: Any) -> Any:

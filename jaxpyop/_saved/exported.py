@@ -13,10 +13,10 @@ import jax.export
 
 from jaxpyop import _jaxcore
 from jaxpyop._cut import CutFunction, Loops
+from jaxpyop._op import without_weak_type
 from jaxpyop._saved.call_as_data import CallsFromData, CallsToData
 from jaxpyop._saved.file_format import packed, unpacked
 from jaxpyop._saved.function_names import Names, changed_functions, check_functions, find_functions
-from jaxpyop._saved.loops import strong
 from jaxpyop._saved.plan_as_data import Loader, Saver, custom_rule_around_call
 from jaxpyop._saved.trees_as_data import dtype_named, from_data, to_data
 
@@ -237,7 +237,7 @@ def _loaded(plan: Mapping[str, Any], blobs: Sequence[bytes], functions: Sequence
         leaves, tree = jax.tree.flatten((args, kwargs))
         if tree != expected:
             raise TypeError(f"the program was exported for arguments of the structure {expected}, and got {tree}")
-        return jax.tree.unflatten(results, flat(*(strong(jax.numpy.asarray(x)) for x in leaves)))
+        return jax.tree.unflatten(results, flat(*(without_weak_type(jax.numpy.asarray(x)) for x in leaves)))
 
     inputs = plan["program"]["inputs"]
     structs = [_struct(*entry) for entry in inputs]

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxpyop import _jaxcore
+from jaxpyop._op import without_weak_type
 
 _Run = Callable[..., list[Any]]
 
@@ -43,7 +44,9 @@ def _scan(bodies: Sequence[_Run], consts: int, carries: int, length: int, revers
             outs = body(*fixed, *carry, *row)
             return outs[:carries], outs[carries:]
 
-        carry, stacked = jax.lax.scan(turn, list(map(strong, init)), list(rows), length=length, reverse=reverse)
+        carry, stacked = jax.lax.scan(
+            turn, list(map(without_weak_type, init)), list(rows), length=length, reverse=reverse
+        )
         return [*carry, *stacked]
 
     return run
@@ -55,7 +58,7 @@ def _while(bodies: Sequence[_Run], test_count: int, body_count: int) -> _Run:
     def run(*args: Any) -> list[Any]:
         test_consts, body_consts = args[:test_count], args[test_count : test_count + body_count]
 
-        init = list(map(strong, args[test_count + body_count :]))
+        init = list(map(without_weak_type, args[test_count + body_count :]))
         (test_result,) = jax.eval_shape(test, *test_consts, *init)
 
         def turn(state: list[Any]) -> list[Any]:
@@ -78,8 +81,3 @@ def _cond(bodies: Sequence[_Run]) -> _Run:
         return jax.lax.switch(index, bodies, *operands)
 
     return run
-
-
-def strong(x: Any) -> Any:
-    """Return an array without its weak type. Exported segments return no weak types, and ops are given none."""
-    return jax.lax.convert_element_type(x, x.dtype)

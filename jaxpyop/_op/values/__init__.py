@@ -1,6 +1,6 @@
 """What goes into a Python function and what comes out: inputs, declared results, and the checks between the two.
 
-To be read in this order: `inputs` (what the user passes), `spec` (what is declared), `tout` and `output_shapes` (how
+To be read in this order: `inputs` (what the user passes), `spec` (what is declared), `tout` and `result_shapes` (how
 it is read), `padding` (results that the op returns in another form), then `structure` and `cast` (a function's return
 value is taken apart and cast), `to_jax`, and `fingerprint` (whether a function that ran again gave the same).
 """
@@ -20,5 +20,5 @@ from jaxpyop._op.values.padding import KeyEncoding, Padded, PaddedEncoding, deco
 from jaxpyop._op.values.result_shapes import check_shape, fill_shape, with_shapes
 from jaxpyop._op.values.spec import Leaf, ResultSpec, Struct, show_shape
 from jaxpyop._op.values.structure import IN_A_LOOP, kind_of, match
-from jaxpyop._op.values.to_jax import anchor_of, as_jax, copy_to_jax, taken_over
+from jaxpyop._op.values.to_jax import anchor_of, as_jax, copy_to_jax, taken_over, without_weak_type
 from jaxpyop._op.values.tout import declares_nothing, read_tout

@@ -79,3 +79,11 @@ def anchor_of(inputs: Sequence[Any]) -> Any:
             if first is None:
                 first = x
     return first
+
+
+def without_weak_type(x: Any) -> Any:
+    """Return an array without its weak type: ops are given none, and return none.
+
+    The transpose makes the cotangent of a weakly typed array weakly typed, as JAX's are.
+    """
+    return jax.lax.convert_element_type(x, x.dtype) if getattr(x, "weak_type", False) else x
