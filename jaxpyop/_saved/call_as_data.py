@@ -34,9 +34,12 @@ from jaxpyop._saved.function_names import Names
 from jaxpyop._saved.trees_as_data import dtype_named, from_data, implementation, item, key_dtype, to_data
 
 _Functions = Sequence[Callable[..., Any]]
-_FLAGS = ("on_jax", "stateful", "ordered", "copy", "out", "progress")
-_TEXTS = ("api", "name", "casting")
-_OPTIONS = {*_FLAGS, *_TEXTS, "vmap_method", "chunksize"}
+# Fields of an op that follow from others, or that mean nothing for an op that is called.
+_NOT_SAVED = {"title", "mode", "reason_to_call"}
+# Flags and texts are saved as they are. Any other option needs code of its own below.
+_TYPES = {"bool": bool, "str": str}
+_FIELDS = [field for field in dataclasses.fields(Op) if field.type in _TYPES and field.name not in _NOT_SAVED]
+_OPTIONS = {*(field.name for field in _FIELDS), "vmap_method", "chunksize"}
 _RULES = tuple(field.name for field in dataclasses.fields(Rules))
 
 
@@ -102,7 +105,7 @@ def _op_to_data(op: Op, names: Names) -> dict[str, Any]:
         first = np.cumsum([0, *(leaf.arrays for leaf in op.spec.returned.leaves)])[:-1]
         fills = [to_data(np.asarray(op.fills[k]).item(), lambda value: None) for k in first]
     rules = {name: named("fwd of vjp=" if name == "fwd" else f"{name}=", getattr(op.rules, name)) for name in _RULES}
-    options = {name: bool(getattr(op, name)) for name in _FLAGS} | {name: getattr(op, name) for name in _TEXTS}
+    options: dict[str, Any] = {field.name: _TYPES[str(field.type)](getattr(op, field.name)) for field in _FIELDS}
     options["vmap_method"] = op.vmap_method.name
     options["chunksize"] = None if op.chunksize is None else int(op.chunksize)
     return {
