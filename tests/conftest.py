@@ -55,6 +55,13 @@ def pytest_configure(config):
     settings.load_profile("jaxpyop")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers():
+    """One process more than there are cores, because the tests wait for other processes in a sixth of their time."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return None if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ else cores + 1
+
+
 def pytest_collection_finish(session):
     """Freezes the objects that exist before the first test, because many tests collect garbage.
 
