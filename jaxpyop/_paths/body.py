@@ -124,9 +124,9 @@ def _check_outside(function: Any, outside: Snapshot, calls_unknown: bool) -> Non
         name = outside.unknown[0]
         reason = f"`{name}` is a function of a library, and whether it does the same in each call is not known"
         raise PathError(reason, *_line_of(function, name), 'write mode="traced" if it does')
-    if outside.iterators:
-        name = outside.iterators[0]
-        reason = f"`{name}` is an iterator, which would go on once, while JAX traces, and not in each call"
+    if outside.not_restored:
+        name, what = outside.not_restored[0]
+        reason = f"`{name}` is {what} once, while JAX traces, and not in each call"
         raise PathError(reason, *_line_of(function, name), _PASS_IN)
     if outside.too_many:
         reason = f"the function can reach more than {MOST_OBJECTS} objects, and whether it changes one cannot be told"

@@ -144,6 +144,9 @@ _KINDS: dict[type, Kind] = {
     type: Kind(lambda x: _items(_class_items(x).items()), _write_class),
 }  # fmt: skip
 
+# Objects of these classes are read, although they, or classes made of them, belong to a library.
+WITH_CONTENTS = (array.array, np.ndarray)
+
 
 def _attributes(cls: type) -> Kind:
     # The first read of a cached property stores its value in the object. No code notices that.

@@ -29,8 +29,15 @@ _PURE = {
 # Builtin functions that read something from outside of a body, or run code that a snapshot does not see. (`open` is a
 # function of the module `io`, which is not pure.)
 _ASKING = {"input", "__import__", "eval", "exec", "globals"}
+# Functions of NumPy that write files or settings.
+_WRITERS = {"save", "savez", "savez_compressed", "savetxt", "seterr", "seterrcall", "setbufsize", "set_printoptions"}
 # Modules that write messages. They do so while a body is traced, and return nothing to it.
 _LOGS = {"_warnings", "logging", "warnings"}
+# Packages whose objects never change.
+_VALUES = {
+    "_abc", "_decimal", "_functools", "_operator", "_struct", "abc", "datetime", "decimal", "enum", "fractions",
+    "functools", "inspect", "operator", "pathlib", "re", "struct", "typing", "uuid", "zoneinfo",
+}  # fmt: skip
 _BUILT_ON = {"jax", "jaxlib", "numpy", "jaxpyop", "ml_dtypes"}
 
 
@@ -45,7 +52,9 @@ def is_known(function: Any, home: str) -> bool:
         return owner is None or isinstance(owner, type) or _is_seen(owner, home)
     if isinstance(function, types.FunctionType):
         return is_own(function, home) or _is_pure(function.__module__ or "") or _uses_jax(function.__globals__)
-    if isinstance(function, (np.ufunc, types.WrapperDescriptorType, types.MethodDescriptorType)):
+    if isinstance(function, np.ufunc):
+        return not _is_of_python(function)
+    if isinstance(function, (types.WrapperDescriptorType, types.MethodDescriptorType)):
         return True
     cls = function if isinstance(function, type) else type(function)
     module = getattr(cls, "__module__", None) or ""
@@ -68,8 +77,31 @@ def reads_outside(function: Any) -> bool:
     if module.startswith("numpy.random") or module == "random":
         return isinstance(function, type) or name == "default_rng"
     if package in ("numpy", "jax"):
-        return name in FILE_READERS
+        return name in FILE_READERS | _WRITERS
     return package in sys.stdlib_module_names - _PURE - _LOGS or (package == "builtins" and name in _ASKING)
+
+
+def hides_contents(value: Any, home: str) -> bool:
+    """Tells whether an object may hold something that changes, and that a snapshot does not see.
+
+    Such an object is of a class that is written in C, or that belongs to the standard library or to NumPy.
+    """
+    if isinstance(value, np.ufunc):
+        return _is_of_python(value)
+    cls = type(value)
+    package = (cls.__module__ or "").partition(".")[0]
+    if isinstance(value, (type, types.ModuleType)) or package in _BUILT_ON - {"numpy"} or package in _LOGS:
+        return False
+    if package in _VALUES or value is sys.stdout or value is sys.stderr:
+        return False
+    if is_opaque(value, home):
+        return not isinstance(value, types.FunctionType)
+    return isinstance(value, memoryview) or (package != "builtins" and not kinds_of(cls) and not is_iterator(value))
+
+
+def _is_of_python(function: np.ufunc) -> bool:
+    """Tells whether `np.frompyfunc` made a function. It takes objects only."""
+    return set("".join(function.types)) <= set("O->")
 
 
 def _is_seen(owner: Any, home: str) -> bool:

@@ -23,7 +23,7 @@ import numpy as np
 
 from jaxpyop import _jaxcore as core
 from jaxpyop._functions import codes_in, names_in
-from jaxpyop._paths.snapshot.contents import HEAP_TYPE
+from jaxpyop._paths.snapshot.contents import HEAP_TYPE, WITH_CONTENTS
 
 _INSTALLED = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib"))
 # Objects that cannot change, and that hold nothing else.
@@ -181,7 +181,7 @@ def is_opaque(value: Any, home: str) -> bool:
     """Tells whether an object is a library's, or the interpreter's, and not looked into."""
     if isinstance(value, types.FunctionType):
         return not is_own(value, home) and not hasattr(value, "__wrapped__")
-    if isinstance(value, (io.IOBase, functools.partial)):
+    if isinstance(value, (io.IOBase, functools.partial, *WITH_CONTENTS)):
         return isinstance(value, io.IOBase)
     cls = value if isinstance(value, type) else type(value)
     if not cls.__flags__ & HEAP_TYPE and not issubclass(cls, (dict, list, set)):

@@ -12,7 +12,7 @@ from typing import Any
 
 from jaxpyop._functions import without_partials
 from jaxpyop._paths.snapshot.contents import ABSENT, Kind, is_same, kinds_of
-from jaxpyop._paths.snapshot.effects import is_known, reads_outside
+from jaxpyop._paths.snapshot.effects import hides_contents, is_known, reads_outside
 from jaxpyop._paths.snapshot.reach import Step, is_iterator, is_opaque, is_plain, names_of, parts
 
 # A body that can reach more objects than this is refused, as its trace would take too long.
@@ -27,7 +27,8 @@ class Snapshot:
         home: the user's package, whose functions are looked into even if it is installed.
 
     Attributes:
-        iterators: the names of iterators, which go on when they are read and cannot be put back.
+        not_restored: the names of objects that cannot be put back, each with the reason: iterators, which go on when
+            they are read, and objects whose contents are not seen.
         outside: the names of functions that give a time, a file's contents, or random numbers.
         unknown: the names of other functions that may have an effect which a snapshot does not see.
         too_many: whether there are more objects than can be looked at.
@@ -36,7 +37,7 @@ class Snapshot:
     def __init__(self, roots: Iterable[Step], home: str) -> None:
         self._entries: list[tuple[str, Any, Kind, Any]] = []
         self._globals: list[tuple[dict[str, Any], str, Any]] = []
-        self.iterators: list[str] = []
+        self.not_restored: list[Step] = []
         self.outside: list[str] = []
         self.unknown: list[str] = []
         self.too_many = False
@@ -55,6 +56,9 @@ class Snapshot:
                 self.outside.append(name)
             elif callable(value) and not is_known(value, home):
                 self.unknown.append(name)
+            if hides_contents(value, home):
+                kind_of_object = f"a {type(value).__module__}.{type(value).__qualname__}"
+                self.not_restored.append((name, f"{kind_of_object}, and a change of it would not be seen, but happen"))
             if is_opaque(value, home):
                 continue
             alive.append(value)
@@ -62,7 +66,7 @@ class Snapshot:
             if self.too_many:
                 return
             if is_iterator(value):
-                self.iterators.append(name)
+                self.not_restored.append((name, "an iterator, which would go on"))
             for kind in kinds_of(type(value)):
                 content = kind.read(value)
                 self._entries.append((name, value, kind, content))
