@@ -82,7 +82,7 @@ class Guard:
 
     @contextlib.contextmanager
     def planning(self) -> Iterator[Callable[[], None]]:
-        """Allow JAX to trace the function in a `with` block, which calls the yielded function if the program is cut."""
+        """Allow JAX to trace the function in a `with` block, which calls what is yielded if the program is cut."""
         with _lock:
             self._under_way += 1
             # JAX caches this trace at once. Another thread whose call goes straight to JAX would use it, so no call may

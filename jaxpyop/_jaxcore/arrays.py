@@ -33,7 +33,7 @@ def quick_array(value: np.ndarray[Any, Any], like: Any = None, aval: Any = None)
     Args:
         value: may be taken over, not copied.
         like: a jax.Array. The result is on its device, and committed to it as `like` is.
-        aval: the type of the result. Whoever gives it has checked that nothing below calls for the public functions.
+        aval: the type of the result. Whoever gives it has checked that none of the cases under Returns applies.
 
     Returns:
         The array; None where only the public functions know what to do: under a mesh, a transfer guard or a check for

@@ -1,4 +1,4 @@
-"""The effects of stateful ops. JAX accepts and rejects them where it does io_callback's effects.
+"""The effects of stateful ops. JAX accepts and rejects them wherever it accepts and rejects those of io_callback.
 
 A `vmap` of a `cond` or `while_loop` is the exception. JAX rejects each one that holds an effect of io_callback. A cond
 whose predicate is the same for the whole batch stays a cond, so its effects are safe. JAX's rules are wrapped here, to

@@ -164,7 +164,10 @@ def warn_once(key: Hashable, text: str, place: tuple[str, int, Any] | None = Non
 
 
 def class_unless_asked_by(code: types.CodeType, refuse: Callable[[Any], None]) -> property:
-    """Returns a `__class__` for objects that this code must not choose by their class: `refuse` is called for it."""
+    """Returns a `__class__` property for objects whose class must not decide what `code` does.
+
+    If `code` reads it, `refuse` is called with the object.
+    """
 
     def read(x: Any) -> type:
         # `isinstance` comes here often, so this is one call.

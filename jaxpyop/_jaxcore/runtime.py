@@ -57,12 +57,15 @@ def python_thread() -> threading.Thread | None:
     return _threads.get(threading.get_ident())
 
 
-# A part of the key of every program. jax.make_user_context, since JAX 0.8, is to be called before threads start.
+# A part of the key of every compiled program. It has to be made before threads start.
 _programs_of = jax.make_user_context(None)
 
 
 def with_programs_of(owner: Any) -> contextlib.AbstractContextManager[Any]:
-    """Compiles the programs of a block for it, and for blocks of an equal owner; None is the owner of all others."""
+    """Surrounds a block whose compiled programs are used again only in blocks with an equal owner.
+
+    Code outside of such blocks has the owner None.
+    """
     return _programs_of(owner)
 
 

@@ -161,7 +161,7 @@ def _user_call(entry: dict[str, Any], functions: _Functions) -> Call:
     keys = [key if key is None else implementation(key) for key in entry["keys"]]
     inputs = inputs_of(skeleton, keys)
     if sum(inputs.array_mask) != len(keys):
-        raise ValueError("an op has another number of arrays")
+        raise ValueError("an op has another number of arrays than its inputs")
     return UserCall(_op_from_data(entry["op"], functions), inputs, conditional=bool(entry["conditional"]))
 
 

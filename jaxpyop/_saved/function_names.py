@@ -134,7 +134,7 @@ def _place_of(func: Any) -> tuple[str, int]:
     if module == "__main__":
         raise ValueError("it is defined in __main__, which is another module in each process")
     if "<" in qualname:
-        raise ValueError(f"it is {qualname}, which no module can be asked for")
+        raise ValueError(f"it is {qualname}, which cannot be looked up in its module")
     name = f"{module}:{qualname}"
     for unwrapped in itertools.count():
         found = _defined_at(name, unwrapped)
@@ -219,7 +219,7 @@ def _defined_at(name: str, unwrapped: Any) -> Any:
     module, _, qualname = name.partition(":")
     parts = qualname.split(".")
     if not all(map(str.isidentifier, (*module.split("."), *parts))) or any(part.startswith("__") for part in parts):
-        raise ValueError("it is no place of a function")
+        raise ValueError("it is not of the form module:function")
     try:
         # `vars` and not `getattr`: a `__getattr__` or a descriptor would run code. Only the import itself runs any.
         found: Any = vars(importlib.import_module(module))[parts[0]]

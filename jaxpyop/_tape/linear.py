@@ -20,7 +20,7 @@ class Linear:
 
     Attributes:
         forward: whether the derivative maps tangents of inputs to tangents of outputs. Otherwise it maps cotangents of
-            outputs to cotangents of inputs. Either map is the transpose of the other, which runs nothing again.
+            outputs to cotangents of inputs. Either map is made by transposing the other. Nothing runs again for it.
     """
 
     def __init__(

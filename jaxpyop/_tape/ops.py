@@ -50,9 +50,9 @@ class Operation:
             too early. All its outputs are then taken to depend on all inputs.
         is_new: whether it has a compiled function of its own that has not run yet.
         key: what an equal operation has, too; None if the operation is not shared.
-        pull: gives cotangents from the outputs' numbers, the inputs' numbers, the inputs and the outputs' cotangents.
-            None if JAX differentiates `bind`.
-        push: gives the outputs' tangents in the same way from the inputs' tangents.
+        pull: takes indices of outputs, indices of inputs, all inputs, and the cotangents of those outputs. Gives the
+            cotangents of those inputs. None if JAX differentiates `bind`.
+        push: the same for tangents: it takes those of the inputs, and gives those of the outputs.
     """
 
     bind: Callable[..., Any]

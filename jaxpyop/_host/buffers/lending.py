@@ -21,8 +21,8 @@ def view_of(buffer: Any) -> np.ndarray[Any, Any]:
     """An array over the memory of a callback's buffer, with no tie to the buffer itself.
 
     The array that `numpy.asarray` makes of a buffer is tied to an object that jaxlib (0.10 to 0.12) has registered at
-    an address of the stack. While that object lives, in a traceback for example or during a nested call, a callback
-    whose buffers come to lie at that address gets it in place of each of them.
+    an address of the stack. That object may live on, in a traceback for example or during a nested call. If the buffer
+    objects of another callback lie at that address, it gets the old object instead of its own buffers.
     """
     array = np.asarray(buffer)
     if isinstance(buffer, (np.ndarray, jax.Array)):

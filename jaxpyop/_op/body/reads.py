@@ -54,7 +54,7 @@ def reads_of(*values: Any) -> Hashable | None:
 def _key_of(value: Any, seen: dict[int, int]) -> Hashable:
     kind = type(value)
     if kind in _CONSTANTS:
-        # Unlike the values, their texts tell -0.0 from 0.0, and know nan again.
+        # Unlike the values, their texts tell -0.0 from 0.0, and the text of a NaN equals itself.
         text = repr(value)
         if len(text) <= _MAX_LENGTH:
             return kind, text

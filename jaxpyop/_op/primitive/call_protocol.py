@@ -204,7 +204,7 @@ class Call(abc.ABC):
 
     @property
     def is_own_derivative(self) -> bool:
-        """Whether this same call is its derivative in the `rule_inputs`. True only if the rule is linear in them."""
+        """Whether this same call is taken for its derivative in the `rule_inputs`, as if it were linear in them."""
         return True
 
     def transposed(self, nonzero_cotangents: tuple[bool, ...]) -> Call:

@@ -34,7 +34,7 @@ def run_now(
         batch: the `vmap`s around it.
         hold_records: whether the records of this call live as long as the array of their receipts. A program that goes
             on with a copy of the receipts needs them for longer.
-        copy_results: makes the arrays to return from the function's results, which the function may keep. It also gets
+        copy_results: turns the function's results, which the function may keep, into the arrays to return. It also gets
             the input whose devices they go to. It is not asked for a batch or with `executor=`.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Fingerprints of what decided the derivatives of records that are gone."""
+"""Fingerprints of evicted records: of the calls and the arrays that determine their derivatives."""
 
 from __future__ import annotations
 

@@ -355,7 +355,7 @@ def _warn_once(title: str) -> None:
 
 
 def warn_of_pushed_out(op: Op, token: int) -> None:
-    """Warn once for each op that its records do not fit, but not of what the user cleared or another process has."""
+    """Warn once for each op that its records do not fit, but not if the user cleared them, or a worker has them."""
     metrics.note(op.name, recomputed=1)
     if RECORDS.was_issued(token):
         _warn_once(op.title)

@@ -47,7 +47,7 @@ class Encoding(Protocol):
         ...
 
     def decode(self, arrays: Sequence[Any], results: Sequence[Any]) -> Any:
-        """The function's value for the op's `results`, or its cotangent for their cotangents."""
+        """The function's value for the op's `results`; or the value's cotangent, if `results` are cotangents."""
         ...
 
     def wrap(self, value: Any) -> Any:

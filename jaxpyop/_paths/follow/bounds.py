@@ -111,7 +111,7 @@ def range_before(bounds: Bounds | None) -> Any:
 
 
 def range_after(bounds: Bounds | None, before: Any, iterations: int | None) -> Any:
-    """Returns the index of the smallest range that a Python int leaves by at most the range's step in an iteration.
+    """Returns the index of the smallest range that holds a Python int after an iteration, but for the range's step.
 
     The result is never smaller than `before`. For other values it is like the result of `range_before`.
 

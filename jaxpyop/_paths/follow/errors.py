@@ -41,8 +41,8 @@ class LostDerivativeError(TypeError):
 
 
 def refused_call(name: str, place: tuple[str, int]) -> PathError:
-    """Returns the error about a call on a condition of values."""
-    reason = f"`{name}` is called on a condition of traced values, and whether it has an effect cannot be told"
+    """Returns the error about a call in an `if` or a loop on traced values."""
+    reason = f"`{name}` is called only where a traced value decides so, and whether it has an effect cannot be told"
     error = PathError(reason, *place, 'call it outside of the `if` or the loop, or write mode="eager"')
     error.final = True
     return error

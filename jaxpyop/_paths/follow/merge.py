@@ -48,7 +48,11 @@ class _Boundary:
                 self.pairs[id(a), id(b)] = (a, b)
 
     def absorb(self, a: Item, b: Item) -> bool:
-        """Moves two matching items into the common ending, if all later uses pair their results."""
+        """Moves two matching items into the common ending, and tells whether that was possible.
+
+        It is possible if the ending uses their results only in pairs: a result of one item in one place of one block,
+        and the same result of the other item in that place of the other block.
+        """
         for x, y in zip(a.outs, b.outs, strict=True):
             uses = self._partners.get(id(x), set()) <= {id(y)}, self._partners.get(id(y), set()) <= {id(x)}
             if not all(uses):

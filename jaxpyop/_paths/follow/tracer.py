@@ -47,8 +47,8 @@ class PathRun:
         preset: the answers to the first questions.
         limit: a path with this many decisions is refused.
         deadline: the `time.monotonic()` after which the run is given up.
-        follow: traces the paths of the functions of a custom derivative into this run. None takes their decisions as
-            decisions of this run.
+        follow: traces the paths of the functions of a custom derivative into this run. If it is None, their decisions
+            count as decisions of this run.
         one_path: whether the first question ends the run.
         folds: whether operations without traced inputs are computed. Constants that the body keeps, in a cache for
             example, are arrays then.

@@ -142,7 +142,7 @@ def _descend(node: Node, position: int, pred: Atom, answer: bool) -> Node:
 
 def _with_origins(eqns: Sequence[Any], origins: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
     custom = [eqn for eqn in eqns if eqn.params.keys() & RULES]
-    # The numbers differ if the recording inlined some of the calls.
+    # There are fewer such equations than origins if the recording inlined some of the calls.
     found = dict(zip(map(id, custom), origins)) if len(custom) == len(origins) else {}
     return ((eqn, found.get(id(eqn))) for eqn in eqns)
 

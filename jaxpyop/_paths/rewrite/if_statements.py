@@ -65,7 +65,7 @@ def choose(
     # If an `if` on the same value is being followed path by path, its answer also decides this one.
     is_decided = isinstance(condition, PathTracer) and condition.has_answer()
     try:
-        if key in unmergeable or variables.undefined_part or is_decided or snapshot.iterators:
+        if key in unmergeable or variables.undefined_part or is_decided or snapshot.not_restored:
             raise UnmergeableError
         pred = predicate(condition)
         after = _merged(_Merge(condition, pred, _record_branches(yes, no, variables, snapshot), snapshot), variables)
@@ -74,7 +74,7 @@ def choose(
             raise UnmergeableError
     except UnmergeableError:
         unmergeable.add(key)
-        # In this order: an entry or an attribute that did not exist is set by `restore`, and taken away again.
+        # `restore` comes first. It also sets an entry or an attribute that did not exist, and `put_back` deletes that.
         variables.restore()
         snapshot.put_back()
         (yes if bool(condition) else no)()
@@ -249,7 +249,8 @@ def and_(first: Callable[[], Any], second: Callable[[], Any]) -> Any:
         return second() if a else a
     if _is_bool(a) and _is_bool(b):
         return with_bool_kind(as_array(a) & as_array(b), common_bool_kind([bool_kind_of(a), bool_kind_of(b)]))
-    # Evaluated again, in its branch: where Python skips it, its derivative may be NaN.
+    # The second operand is evaluated again, inside of the branch. Outside, its derivative would count even where Python
+    # skips it, and there it may be NaN.
     return if_exp(a, second, lambda: a)
 
 
@@ -272,7 +273,7 @@ def _operand(second: Callable[[], Any]) -> Any:
     effect when the program runs.
     """
     snapshot, whiles = snapshot_of(second), context().whiles
-    if snapshot.iterators:
+    if snapshot.not_restored:
         return ABSENT
     try:
         # What is recorded here is not part of the program.

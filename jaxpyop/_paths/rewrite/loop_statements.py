@@ -156,9 +156,9 @@ class _LoopBuilder:
         test: tells whether the loop goes on, from what the variables hold.
         body: runs one iteration.
         variables: the variables that the loop assigns.
-        bound: the greatest number of iterations, which a backward pass needs; None if it is not known.
+        bound: the greatest number of iterations that the user allows, which a backward pass needs; None without one.
         watched: the user's function that `body` calls, if `body` is not the user's function itself.
-        iterations: the greatest number of iterations, if the numbers of a `range` tell it.
+        iterations: the greatest number of iterations that a `range` can make; None if that is not known.
     """
 
     def __init__(
@@ -180,9 +180,9 @@ class _LoopBuilder:
             what = f"`{name}` is a NumPy array that is changed in place inside of a loop on values"
             refuse(what, f"make it an array of JAX's before the loop: {name} = jnp.asarray({name})")
         self.snapshot = snapshot_of(self.watched, self.test)
-        if self.snapshot.iterators:
-            what = f"`{self.snapshot.iterators[0]}` is an iterator, which goes on once, while tracing"
-            refuse(f"{what}, inside of a loop on values", "make a list or an array of what it gives before the loop")
+        for name, what in self.snapshot.not_restored:
+            what = f"`{name}` is {what} once, while tracing, inside of a loop on values"
+            refuse(what, "use it before the loop, and make a list or an array of what it gives")
         try:
             iteration = self._settled()
             test = self._record(lambda: [predicate(self._asked())])
@@ -246,7 +246,7 @@ class _LoopBuilder:
         try:
             recording = Recording(run, self._structs())
         except UnmergeableError:
-            refuse("an iteration of a loop on values leaves different things on its different paths", WRITE)
+            refuse("what a variable holds after an iteration differs by path, and one program cannot hold it", WRITE)
         recording.input_types, recording.input_kinds_and_ranges = self._state_types(), [*self.bool_kinds, *self.ranges]
         return recording
 

@@ -225,7 +225,7 @@ def _refuse_numbers(shown: str, x: Any) -> None:
     """Refuses a question about a value if a Python number and the traced array in its place answer it differently."""
     if isinstance(x, BoolTracer) or x.aval.weak_type or getattr(x, "number_types", None):
         refuse(
-            f"{shown} asks what a value is that stands for a Python number, or may do so",
+            f"{shown} asks for the type of a value that is a Python number on some path, and an array here",
             'write it without that question, or write mode="eager" to call the body at run time instead',
         )
 

@@ -41,7 +41,7 @@ class Dropped(Undefined):
 
     def read(self) -> Any:
         refuse(
-            f"`{self.name}` is read after a statement on traced values that assigns it, in a way that was overlooked",
+            f"`{self.name}` is read after a statement on traced values that assigns it, and jaxpyop did not see that",
             "pass it to the function that reads it as an argument",
         )
 

@@ -14,8 +14,8 @@ from jaxpyop._tape.lazy.stretch import CallStep
 from jaxpyop._tape.lazy.tracer import LazyTapeTracer
 from jaxpyop._tape.lazy.trie import Place, losses_in_a_row
 
-# If the lazy tape lost more often than this in a row, because a run took longer than on the eager tape, the function is
-# recorded eagerly, except for one run in `_RETRY`.
+# After more runs in a row than this without a gain, a function is recorded eagerly. One run in `_RETRY` tries the lazy
+# tape again.
 _MAX_LOSSES = 32
 _RETRY = 32
 _MAX_TITLES = 1024
@@ -28,7 +28,8 @@ class Run:
         place: the place in the trie.
         inputs: the values that entered.
         slots: their slots on the tape, -1 for constants.
-        entered: the positions of what entered, by a slot's complement or the id of a constant.
+        entered: the position of each value that entered. The key is `~slot` for a value on the tape, and the `id` for a
+            constant.
         has_numbers: whether Python or NumPy numbers are among the inputs.
         pending: the tracers by position, None for values that have none.
     """

@@ -46,9 +46,10 @@ class CompiledStretch(NamedTuple):
     """A compiled stretch.
 
     Attributes:
-        op: takes the inputs, then the saved results, which only its pullback reads. Returns the returned results.
+        op: takes the inputs, then the saved results, which only its pullback reads. Gives the results that later code
+            uses, here called the returned ones.
         id: the operation's number.
-        run: takes the inputs. Returns the returned results, then the other saved ones.
+        run: takes the inputs. Gives the returned results, then the saved ones that are not among them.
         returned: the positions of the returned results.
         saved: where the saved results are among those that `run` returns.
         needs: for each returned result, the inputs that its tangent depends on.
@@ -129,7 +130,10 @@ class _Steps:
         return values
 
     def saved(self) -> list[int]:
-        """Returns what the backward pass reads, or computes what it reads from, and what takes long to compute."""
+        """Returns the positions of the results that the program has to save.
+
+        They take long to compute, and the backward pass needs them: it reads them, or computes cheap values from them.
+        """
         pending = [p.step.ins[i] for p in self.calls if any(p.tracked) for i in p.step.reads]
         seen: set[int] = set()
         while pending:

@@ -32,7 +32,7 @@ from jaxpyop._tape.replay import Node
 from jaxpyop._tape.tape import Tape, typeof
 from jaxpyop._tape.tracer import equation_of
 
-# Evaluating a stretch costs as much as so many calls of operations, besides its own.
+# What it costs to evaluate a stretch, besides its operations, in calls of operations.
 _COST = 2
 # A longer stretch is evaluated in pieces. XLA takes longer for a long program than for its pieces.
 _MAX_CALLS = 128
