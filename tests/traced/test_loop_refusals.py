@@ -313,7 +313,7 @@ REFUSED = [
     (raises, "raise", r"a path raises ValueError: too large; .*jnp\.nan"),
     (raises_afterwards, "raise after", r"a path raises ValueError: negative; .*jnp\.nan"),
     (divides_by_zero, "zero", r"a path raises ZeroDivisionError"),
-    (no_return, None, r"a path ends without `return`, and others return a value; end every path with a `return`"),
+    (no_return, None, r"not every path is sure to end with a `return`, and some .*leave a `while True` by `break`"),
     (
         range_of_a_float,
         "float range",

@@ -44,7 +44,8 @@ class FunctionScope:
         if isinstance(value, UndefinedReturnValue):
             return None
         if is_traced(did_return) and value is not None:
-            refuse("a path ends without `return`, and others return a value", "end every path with a `return`")
+            what = "not every path is sure to end with a `return`, and some return a value"
+            refuse(what, "end the function with a `return`; leave a `while True` by `break`, and return after it")
         return value
 
 

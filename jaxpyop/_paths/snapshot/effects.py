@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxpyop._functions import FILE_READERS
 from jaxpyop._paths.snapshot.contents import kinds_of
-from jaxpyop._paths.snapshot.reach import NOT_IMPORTED, is_iterator, is_opaque, is_own, is_plain
+from jaxpyop._paths.snapshot.reach import NOT_IMPORTED, is_iterator, is_opaque, is_own, is_plain, package_of
 
 # Builtin functions with an effect. `print` is not one of these: everybody knows that it prints while JAX traces.
 _IMPURE = {"input", "open", "exec", "eval", "__import__", "breakpoint", "globals"}
@@ -89,7 +89,7 @@ def hides_contents(value: Any, home: str) -> bool:
     if isinstance(value, np.ufunc):
         return _is_of_python(value)
     cls = type(value)
-    package = (cls.__module__ or "").partition(".")[0]
+    package = package_of(cls)
     if isinstance(value, (type, types.ModuleType)) or package in _BUILT_ON - {"numpy"} or package in _LOGS:
         return False
     if package in _VALUES or value is sys.stdout or value is sys.stderr:

@@ -188,18 +188,20 @@ def is_opaque(value: Any, home: str) -> bool:
         return isinstance(value, type)
     if isinstance(value, type):
         return not _is_own_class(cls, home)
-    package = _package(cls)
+    package = package_of(cls)
     is_library = package in _LIBRARIES or package in sys.stdlib_module_names - _LOOKED_INTO
     # A compiled function leads to the function that was compiled. An iterator goes on, whoever wrote its class.
     return is_library and not is_iterator(value) and _attribute(value, "__wrapped__") is None
 
 
-def _package(cls: type) -> str:
-    return (cls.__module__ or "").partition(".")[0]
+def package_of(cls: type) -> str:
+    module: Any = cls.__module__
+    # The classes of NumPy's generators have a descriptor under this name.
+    return module.partition(".")[0] if isinstance(module, str) else ""
 
 
 def _is_own_class(cls: type, home: str) -> bool:
-    package = _package(cls)
+    package = package_of(cls)
     if package in _LIBRARIES or package in sys.stdlib_module_names - {"__main__"}:
         return False
     filename = getattr(sys.modules.get(cls.__module__), "__file__", None)
