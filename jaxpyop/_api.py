@@ -281,8 +281,9 @@ def jit(fun: Callable[..., Any] | None = None, /, *, loops: Loops = "compiled", 
     With :func:`jax.jit`, XLA calls Python functions from inside the program, on the CPU. A program that
     ``jaxpyop.jit`` compiles is cut into segments instead, and the Python functions run between them, on the caller's
     thread. Their arrays stay on their device, such as a GPU, as with TensorFlow's ``tf.py_function``. The backend
-    needs no callbacks. A stateful call takes between a seventh and a third of the time. The caller receives a
-    function's own exception. ``jaxpyop.jit`` can replace :func:`jax.jit`, because it accepts the same arguments.
+    needs no callbacks. A stateful call takes between a seventh and a third of its time under :func:`jax.jit`. The
+    caller receives a function's own exception. ``jaxpyop.jit`` can replace :func:`jax.jit`, because it accepts the
+    same arguments.
 
     Args:
         fun: a function of arrays. It is traced.
@@ -290,8 +291,8 @@ def jit(fun: Callable[..., Any] | None = None, /, *, loops: Loops = "compiled", 
             segment, with a callback inside. With ``"python"``, Python runs each iteration, which is cut as well. On a
             backend without callbacks, Python always runs them.
         **options: the options of :func:`jax.jit`: ``static_argnums``, ``static_argnames``, ``donate_argnums``,
-            ``donate_argnames``, ``compiler_options`` and the others. With ``in_shardings`` or ``out_shardings`` the
-            program is not cut.
+            ``donate_argnames``, ``compiler_options`` and the others. With ``in_shardings``, ``out_shardings``,
+            ``device`` or ``backend``, the program is not cut.
 
     Returns:
         A function with the methods of a function from :func:`jax.jit`: ``lower`` and ``trace`` (of the whole program,

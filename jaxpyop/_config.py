@@ -90,7 +90,8 @@ class Config:
     Each setting is an attribute. It is also an environment variable, which is
     read when jaxpyop is imported. A compiled program keeps the `transport` and
     the `mode` that it was compiled with, and reads the other settings when it
-    runs. This object works like JAX's ``jax.config``.
+    runs. To change a setting, assign to its attribute: there is no ``update``,
+    as JAX's ``jax.config`` has.
     TensorFlow's ``tf.py_function`` has no settings, and is always eager.
 
     Attributes:
@@ -118,14 +119,14 @@ class Config:
         max_records: how many gradient records of ``py_function`` are kept for
             later backward passes. Records that a pass has read may fill 1/32
             of this limit, or all of it for a stateful op, which cannot run
-            again. Outside ``jax.jit`` a record lives as long as its pullback.
-            ``None``, or ``none`` in the environment, sets no bound by number:
-            then ``max_record_bytes`` is the only bound.
+            again. Outside ``jax.jit``, a record that has been read is released
+            with its pullback. ``None``, or ``none`` in the environment, sets no
+            bound by number: then ``max_record_bytes`` is the only bound.
             Environment variable: ``JAXPYOP_MAX_RECORDS``.
         max_record_bytes: how many bytes of memory these records may take, in
             the same way: by default an eighth of the machine's memory, at
             least 256 MB. A backward pass whose record does not fit runs the
-            function again, warns once, and raises if the results differ.
+            function again, warns once per op, and raises if the results differ.
             Environment variable: ``JAXPYOP_MAX_RECORD_BYTES``.
         max_scratch_bytes: how many bytes of scratch arrays are kept for later
             calls, in all programs together. Inputs are copied into them.

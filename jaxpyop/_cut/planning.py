@@ -27,7 +27,7 @@ def planned(closed: Any, donated: Sequence[bool], options: Options) -> Plan:
     """
     plan = _planned(closed, donated, options)
     if not plan.calls and not plan.loops:
-        raise StaysWhole("it calls no Python, or only inside of loops")
+        raise StaysWhole("it calls no Python, or only inside a loop or a cond")
     return plan
 
 

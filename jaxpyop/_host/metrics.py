@@ -347,7 +347,7 @@ def _row(name: str, totals: dict[str, Any]) -> dict[str, Any]:
 
 def _advice(row: dict[str, Any]) -> str:
     if row["recomputed"] and row["pushed_out"]:
-        return f"{row['pushed_out']} records were pushed out: raise max_record_bytes or max_records"
+        return f"{row['pushed_out']} records were pushed out: increase max_record_bytes or max_records"
     if row["calls"] >= 1000 and row["elements"] == row["calls"] and row["mean_seconds"] < 1e-3:
         return f"{row['calls']} calls of one element: vmap and vmap_method='expand_dims' make one call of many"
     return ""

@@ -156,7 +156,7 @@ class ReplayCall(Call):
         if self.op.stateful:
             raise RuntimeError(
                 f"{self.title}: the record of this step's forward pass is gone, and a stateful op cannot be run again; "
-                "raise jaxpyop.config.max_records or max_record_bytes (see python -m jaxpyop doctor)"
+                "increase jaxpyop.config.max_records or max_record_bytes (see python -m jaxpyop doctor)"
             )
         warn_of_pushed_out(self.op, token)
         check = functools.partial(RECORDS.check, token, title=self.title, what="func")

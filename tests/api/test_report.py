@@ -369,7 +369,7 @@ def test_records(transport, no_records):
     (row,) = report.rows()
     # The function ran again for the two records that were pushed out.
     assert [row[c] for c in ("records", "pushed_out", "recomputed", "runs")] == [4, 2, 2, 6]
-    assert "2 records were pushed out: raise max_record_bytes" in str(report)
+    assert "2 records were pushed out: increase max_record_bytes" in str(report)
 
 
 def test_residuals_are_records(no_records):

@@ -46,7 +46,7 @@ CAPABILITIES = (
         "gradients of functions that ask for values, and mode='traced'",
         ("jax.extend.core.set_current_trace", "jax.extend.core.find_top_trace"),
         probes.own_traces,
-        "gradients of py_function come from jax.vjp, so a differentiated function that asks for values raises; "
+        "gradients of py_function come from jax.vjp, so a differentiated function that calls float(x) or NumPy raises; "
         "mode='traced' is refused; the result's shape is not found if the function has an if on a value",
     ),
     Capability(
@@ -130,7 +130,7 @@ CAPABILITIES = (
         "a vmap of a cond or while_loop with a stateful op works if that is safe",
         ("jax.interpreters.batching.fancy_primitive_batchers",),
         probes.batched_conds,
-        "JAX refuses every vmap of a cond or while_loop with a stateful op, with an error of its own",
+        "JAX refuses every vmap of a cond with a stateful op, and its errors about a while_loop do not name the op",
     ),
     Capability(
         "unused_tangents",

@@ -271,7 +271,7 @@ class ResidualRuleCall(RuleCall):
         if kept is None and self.op.stateful:
             raise RuntimeError(
                 f"{self.title}: the residuals of this step's fwd are gone, and fwd of a stateful op cannot be run "
-                "again; raise jaxpyop.config.max_records or max_record_bytes (see python -m jaxpyop doctor)"
+                "again; increase jaxpyop.config.max_records or max_record_bytes (see python -m jaxpyop doctor)"
             )
         if kept is None and token:
             warn_of_pushed_out(self.op, token)

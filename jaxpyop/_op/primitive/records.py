@@ -348,8 +348,8 @@ on_change(lambda: RECORDS.resize(_max_count(), config.max_record_bytes))
 def _warn_once(title: str) -> None:
     _jaxcore.warn_user(
         f"{title}: records of forward passes were pushed out before the backward pass came, so it runs the function "
-        "again, at the price of another forward pass each; raise jaxpyop.config.max_record_bytes or max_records (see "
-        "python -m jaxpyop doctor)",
+        "again, at the price of another forward pass each; increase jaxpyop.config.max_record_bytes or max_records "
+        "(see python -m jaxpyop doctor)",
         RuntimeWarning,
     )
 

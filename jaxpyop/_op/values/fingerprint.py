@@ -55,6 +55,6 @@ def check_fingerprints(found: Any, expected: Any, title: str, what: str) -> None
             f"{title}: {what} ran again for a backward pass, because the record of its forward pass was gone, and gave "
             "other results or another derivative than in the forward pass: it draws random numbers, or reads something "
             "that changes. Its gradient would be that of another run. Pass what changes (a random key, say) as an "
-            "input; or pass stateful=True and raise jaxpyop.config.max_record_bytes or max_records, so that nothing "
+            "input; or pass stateful=True and increase jaxpyop.config.max_record_bytes or max_records, so that nothing "
             "runs again"
         )
