@@ -157,6 +157,7 @@ from jaxpyop._jaxcore.traces import (
     set_current_trace,
     settings_of_traces,
     under_settings,
+    with_wide_types,
     without_axes,
     x64_enabled,
 )
