@@ -83,6 +83,7 @@ from jaxpyop._jaxcore.jaxprs import (
     struct_of,
     structural_key,
     transformation2,
+    with_weak_type,
     without_dead_code,
 )
 from jaxpyop._jaxcore.lowering import (
