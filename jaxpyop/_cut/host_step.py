@@ -12,7 +12,7 @@ import numpy as np
 from jaxpyop import _jaxcore
 from jaxpyop._cut.inline import Node
 from jaxpyop._host import strip_library_frames
-from jaxpyop._op import HandedRecord, anchor_of, run_now, taken_over
+from jaxpyop._op import HandedRecord, anchor_of, copy_to_jax, run_now, taken_over
 
 # Results of at least so many bytes do not take the quick path.
 _LARGE = 1 << 18
@@ -102,4 +102,8 @@ class HostStep:
             out = jnp.copy(out)
         if out.weak_type:
             out = jax.lax.convert_element_type(out, out.dtype)
+        if _jaxcore.is_committed(out) and not _jaxcore.is_committed(like):
+            # The function chose a device, or imported memory that something else may write into. Under `jax.jit` the
+            # inputs alone decide where a result is. Only a copy by way of NumPy can go wherever JAX wants it.
+            return copy_to_jax(np.asarray(out), like)
         return out if like is None else _jaxcore.placed_like(out, like)

@@ -32,6 +32,8 @@ _KNOWS_TOP_LEVEL = _jaxcore.has("named_axes")
 # are kept as long as the jaxpr.
 _plans: weakref.WeakKeyDictionary[Any, dict[Any, _Planned]] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
+# `jax.clear_caches()` makes these forget their plans, so that they trace their functions again, as JAX does.
+_cut_functions: weakref.WeakSet[CutFunction] = weakref.WeakSet()
 
 
 class _Planned:
@@ -70,6 +72,8 @@ class CutFunction:
         self._options = Options(getattr(fun, "__name__", "function"), loops, compiler_options)
         self._reason = _reason_in(options)
         self._by_signature: dict[Any, tuple[_Planned, Any]] = {}
+        with _lock:
+            _cut_functions.add(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the function: cut where that is possible and faster, and otherwise as `jax.jit` does."""
@@ -197,6 +201,18 @@ class CutFunction:
         return f"<jaxpyop.jit of {self.__wrapped__!r}>"
 
 
+def _forget_plans() -> None:
+    with _lock:
+        functions = list(_cut_functions)
+    # Plans hold users' objects, and to free those can run other code, so the lock must be free.
+    for function in functions:
+        function._by_signature.clear()
+    _plans.clear()
+
+
+_jaxcore.clear_with_jax(_forget_plans)
+
+
 def _planned(closed: Any, donated: Sequence[bool], options: Options) -> _Planned:
     try:
         check_types([v.aval for v in _jaxcore.jaxpr_of(closed).invars])
@@ -224,7 +240,8 @@ def _type_of(leaf: Any) -> Any:
     if type(leaf) in _NUMBERS:
         return type(leaf)
     if type(leaf) is np.ndarray or isinstance(leaf, np.generic):
-        return leaf.shape, leaf.dtype
+        # No jax.Array can hold the tangent of an integer.
+        return None if leaf.dtype == jax.dtypes.float0 else (leaf.shape, leaf.dtype)
     return None
 
 

@@ -46,7 +46,9 @@ class _Loop:
 
     def __call__(self, *args: Any) -> list[Any]:
         # A loop with no turn returns its inputs. They are copied, because the results of a program share no memory.
-        return [jnp.copy(out) if any(out is a for a in args) else out for out in self.run(args)]
+        outs = [jnp.copy(out) if any(out is a for a in args) else out for out in self.run(args)]
+        # The branches of a cond may differ in weak types, and so may the start of a loop and its turns.
+        return [_jaxcore.with_weak_type(out, v.aval) for out, v in zip(outs, self.eqn.outvars, strict=True)]
 
 
 class _Cond(_Loop):

@@ -194,7 +194,8 @@ def segment_of(nodes: Sequence[Node], reads: Sequence[Value], makes: Sequence[Va
 
         for node in nodes:
             env.update(zip(node.makes, node.run(*map(read, node.reads))))
-        return [env[value] for value in makes]
+        # Operands that Python made may have lost their weak types.
+        return [_jaxcore.with_weak_type(env[value], value.aval) for value in makes]
 
     return segment
 

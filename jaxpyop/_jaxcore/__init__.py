@@ -83,6 +83,7 @@ from jaxpyop._jaxcore.jaxprs import (
     struct_of,
     structural_key,
     transformation2,
+    with_weak_type,
     without_dead_code,
 )
 from jaxpyop._jaxcore.lowering import (
@@ -157,6 +158,7 @@ from jaxpyop._jaxcore.traces import (
     set_current_trace,
     settings_of_traces,
     under_settings,
+    with_wide_types,
     without_axes,
     x64_enabled,
 )

@@ -74,6 +74,17 @@ def struct_of(x: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
 
 
+def with_weak_type(x: Any, aval: Any) -> Any:
+    """Returns a value whose type is weak if this type of the same dtype is, and only then.
+
+    A weak dtype gives way to other dtypes, as the dtype of a Python number does.
+    """
+    weak = getattr(aval, "weak_type", False)
+    if getattr(jax.typeof(x), "weak_type", False) == weak:
+        return x
+    return jax.lax.convert_element_type_p.bind(x, new_dtype=aval.dtype, weak_type=weak, sharding=None)
+
+
 def make_jaxpr(function: Callable[..., Sequence[Any]], args: Sequence[Any]) -> Any:
     """Traces a function that takes and returns flat lists of values, and returns its closed jaxpr.
 

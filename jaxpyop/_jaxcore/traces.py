@@ -84,6 +84,11 @@ def x64_enabled() -> bool:
     return bool(jax_config.jax_enable_x64)
 
 
+def with_wide_types(is_wide: bool) -> contextlib.AbstractContextManager[Any]:
+    """Gives a block 64-bit types if it needs them, and otherwise changes nothing."""
+    return jax.enable_x64(True) if is_wide else _UNCHANGED
+
+
 def settings_of_traces() -> Any:
     """Returns the values of all settings under which JAX may trace a function differently.
 

@@ -27,9 +27,6 @@ _NODE_BYTES = 500
 _LINEAR_BYTES = 20_000
 
 
-_NOTHING = contextlib.nullcontext()
-
-
 class Record:
     """One recorded run of a function: its program, and the values that derivatives read."""
 
@@ -93,7 +90,7 @@ class Record:
 
     def _widths(self) -> contextlib.AbstractContextManager[Any]:
         # The body may have turned on 64 bits for a block. Without them its values would have no derivative.
-        return jax.enable_x64(True) if self._program.is_wide else _NOTHING
+        return _jaxcore.with_wide_types(self._program.is_wide)
 
 
 def _new_tape(title: str, inputs: Sequence[Any], may_wait: bool) -> Tape:

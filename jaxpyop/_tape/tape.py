@@ -134,10 +134,12 @@ class Tape(_jaxcore.KnownTrace):
 
     def _program(self, in_slots: tuple[int, ...], out_slots: tuple[int, ...], key: Any) -> Program:
         typed = {s for node in self._nodes for s in node.ins}.union(self._free) - self._read
-        types = tuple([typeof(v) if s in typed else None for s, v in enumerate(self._values)])
+        is_wide = any(typeof(v).dtype in _WIDE for v in self._values)
+        # The body may have turned on 64 bits for a block. Outside of it, a NumPy scalar would seem to have 32.
+        with _jaxcore.with_wide_types(is_wide):
+            types = tuple([typeof(v) if s in typed else None for s, v in enumerate(self._values)])
         kept = tuple(sorted(self._read))
         sizes = tuple([size_of(self._values[s]) for s in kept]) if key is not None else ()
-        is_wide = any(typeof(v).dtype in _WIDE for v in self._values)
         return Program(tuple(self._nodes), in_slots, out_slots, kept, types, sizes, key, is_wide)
 
     def close(self) -> None:

@@ -72,15 +72,33 @@ PROGRAMS = {
     "bfloat16": (lambda x: double(x) * 2, (jnp.ones(3, jnp.bfloat16),)),
     "integers": (lambda n: double(n) + 1, (jnp.arange(3),)),
     "a weakly typed carry": (lambda x: jax.lax.fori_loop(0, 2, lambda i, c: c * 2, 1.0) * double(x), (X,)),
+    "a loop of Python's numbers": (
+        lambda x: jax.lax.while_loop(lambda c: c[0] < 2, lambda c: (c[0] + 1, double(c[1]), c[2] * 2.0), (0, x, 1.0)),
+        (X,),
+    ),
+    "a loop without a turn": (
+        lambda x: jax.lax.while_loop(lambda c: c[0] < 0, lambda c: (c[0] + 1, double(c[1])), (0, x)),
+        (X,),
+    ),
+    "rows of Python's numbers": (
+        lambda x: jax.lax.scan(lambda c, y: (double(c), (1.0, 2, y, 3j)), x, jnp.arange(2)),
+        (X,),
+    ),
+    "a cond with one weakly typed branch": (
+        lambda x: [jax.lax.cond(p, lambda x: (1.0, double(x)), lambda x: (x[0], x), x) for p in (True, x[0] > 1)],
+        (X,),
+    ),
+    "the tangent of an integer": (lambda x, zero: double(x), (X, np.zeros(3, jax.dtypes.float0))),
     "unused arguments": (lambda x, y, z: double(y), (X, X + 1, X + 2)),
     "a call that nobody uses": (lambda x: (double(x), x + 1)[1], (X,)),
     "a stateful call that nobody uses": (lambda x: (py_func(np.sin, [x], F), x + 1)[1], (X,)),
 }
 
 
+@pytest.mark.parametrize("loops", ["compiled", "python"])
 @pytest.mark.parametrize(("program", "args"), PROGRAMS.values(), ids=PROGRAMS)
-def test_the_results_are_those_of_jit(program, args):
-    cut = jaxpyop.jit(program)
+def test_the_results_are_those_of_jit(program, args, loops):
+    cut = jaxpyop.jit(program, loops=loops)
     wanted = jax.jit(program)(*args)
     same(cut(*args), wanted)
     same(cut(*args), wanted)
@@ -468,6 +486,16 @@ def test_nothing_is_traced_or_compiled_again():
     assert len(traces) == 1
     cut(jnp.ones(2))
     assert len(traces) == 2
+
+
+def test_clear_caches_traces_the_function_again():
+    scale = 1.0
+    cut, wanted = (jit(lambda x: double(x) * scale) for jit in (jaxpyop.jit, jax.jit))
+    for clear in (lambda: None, jax.clear_caches):
+        same(cut(X), wanted(X))
+        scale += 1
+        clear()
+        same(cut(X), wanted(X))
 
 
 def test_signatures_are_bounded(monkeypatch):

@@ -69,7 +69,12 @@ for y in (jax.device_put(own, devices[3]), jax.device_put(own, NamedSharding(mes
         assert place(jaxpyop.jit(program(stateful))(own, y)) == place(jax.jit(program(lambda x: x * 2))(own, y))
 moves = lambda x: jaxpyop.py_function(lambda x: jax.device_put(x * 2, devices[5]), [x], F, output_shapes=(3,))
 for y in (own, jax.device_put(own, devices[3])):
-    assert same(lambda x: moves(x) + x, y)(y).devices() == y.devices()
+    for program in (lambda op: lambda x: op(x) + x, lambda op: lambda x: op(x), lambda op: lambda x: op(x) * op(x + 1)):
+        assert place(same(program(moves), y)(y)) == place(jax.jit(program(lambda x: x * 2))(y))
+made = lambda: jaxpyop.py_function(lambda: jax.device_put(own, devices[5]), [], F, output_shapes=(3,))
+assert place(jaxpyop.jit(made)()) == place(jax.jit(made)())
+with jax.set_mesh(mesh):
+    assert place(same(lambda x: looks(x) + 1, own)(own)) == place(jax.jit(lambda x: x * 2 + 1)(own))
 """
     run_python(EIGHT.format(kind="Auto") + code, XLA_FLAGS="--xla_force_host_platform_device_count=8")
 

@@ -161,6 +161,13 @@ def x64_inside(log, i, x):
     return [z + y]
 
 
+def x64_numbers(log, i, x):
+    y = x * 3.0
+    with jax.enable_x64(True):
+        z = (y.astype(jnp.float64) / 3 + 1 / 3) * 0.1
+    return [z.astype(jnp.float32) + y]
+
+
 def precision_inside(log, i, x):
     y = jnp.outer(x, x) * 2.0
     with jax.default_matmul_precision("highest"):
@@ -180,7 +187,7 @@ BODIES = {
     f.__name__: f
     for f in (
         *(dlpack_import, numpy_operand, exports, donation, donated_constant, prints, callbacks, inner_op, used_later),
-        *(asked_twice, zeros, integers, complexes, keys, x64_inside, precision_inside, of_threads),
+        *(asked_twice, zeros, integers, complexes, keys, x64_inside, x64_numbers, precision_inside, of_threads),
     )
 }
 
