@@ -8,11 +8,13 @@ the paths differ.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+
+from jaxpyop import _jaxcore as core
 
 _PYTHON = {"b": bool, "i": int, "u": int, "f": float, "c": complex}
 # Pairs of a dtype, and whether it is weak: whether it gives way to other dtypes, as the dtype of a Python number does.
@@ -46,6 +48,19 @@ def types_after(values: Iterable[Any], *, is_division: bool = False) -> Types:
             dtype = jax.dtypes.canonicalize_dtype(float)
         found.add((dtype, all(weak for _, weak in types)))
     return frozenset(found)
+
+
+def note_types(outs: Iterable[Any], values: Sequence[Any], params: Mapping[str, Any]) -> None:
+    """Notes the types that the results of an operation of JAX can have, if the types of its operands are not known.
+
+    The dtype of a result may be another one, as `jnp.sin(1)` is a float. Then it is refused without need.
+    """
+    dtypes = {x.dtype for x in values if getattr(x, "number_types", None)}
+    is_cast = params.get("weak_type", values[0].aval.weak_type) != values[0].aval.weak_type
+    types = types_after(values)
+    for out in outs:
+        if isinstance(out, core.Tracer) and out.dtype in dtypes and not is_cast and len(types) > 1:
+            out.number_types = types
 
 
 def depends_on_path(values: Iterable[Any]) -> bool:

@@ -27,7 +27,7 @@ _PURE = {
 }  # fmt: skip
 # Builtin functions that read something from outside of a body, or run code that a snapshot does not see. (`open` is a
 # function of the module `io`, which is not pure.)
-_ASKING = {"input", "__import__", "eval", "exec", "globals"}
+_ASKING = {"input", "__import__", "eval", "exec", "globals", "getcontext", "setcontext", "localcontext"}
 # Modules that write messages. They do so while a body is traced, and return nothing to it.
 _LOGS = {"_warnings", "logging", "warnings"}
 _FILES = {"load", "loadtxt", "genfromtxt", "fromfile", "memmap", "fromregex", "DataSource", "open_memmap"}
@@ -69,7 +69,8 @@ def reads_outside(function: Any) -> bool:
         return isinstance(function, type) or name == "default_rng"
     if package in ("numpy", "jax"):
         return name in _FILES
-    return package in sys.stdlib_module_names - _PURE - _LOGS or (package == "builtins" and name in _ASKING)
+    is_asking = package in ("builtins", "decimal") and name in _ASKING
+    return is_asking or package in sys.stdlib_module_names - _PURE - _LOGS
 
 
 def _is_seen(owner: Any, home: str) -> bool:
