@@ -3078,7 +3078,7 @@ def of_no_step():
 
 @case("larger", points=(2**24 + 1, 3), dtype=jnp.int32)
 def than_a_float():
-    return lambda n: (int(n) == float(2**24)) * 1.0 + (int(n) > 2.0**24) * 1.0
+    return lambda n: (int(n) == float(2**24)) * 1.0 + (int(n) > 2.0**24) * 2.0
 
 
 # ------------------------------------------------------------------ NaN is in a list that holds it
