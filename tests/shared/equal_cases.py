@@ -3144,6 +3144,8 @@ for _name, _use in {
     "a number in where": lambda n, k: n * jnp.where(n > 0, k, 1),
     "a number beside an array in where": lambda n, k: jnp.where(n > 0, n, k) * 100,
     "a number in maximum": lambda n, k: jnp.maximum(n, k) * 2,
+    "a number in cond": lambda n, k: jax.lax.cond(n > 0, lambda: n * k * 1.0, lambda: 0.0),
+    "a number in scan": lambda n, k: jax.lax.scan(lambda c, v: (c, v * k), 0, jnp.stack([n, n]))[1].sum(),
     "a number in square": lambda n, k: n * jnp.square(k),
 }.items():
     _number_in_jax(_name, _use)

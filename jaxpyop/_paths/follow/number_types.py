@@ -64,9 +64,13 @@ def note_types(outs: Iterable[Any], values: Sequence[Any], params: Mapping[str, 
 
 
 def depends_on_path(values: Iterable[Any]) -> bool:
-    """Tells whether an array is among these operands, and the dtype of an operation on them depends on the path."""
+    """Tells whether the dtype of an operation on a number and on an array among these operands depends on the path."""
     values = list(values)
-    if not any(getattr(x, "number_types", None) for x in values):
-        return False
-    has_array = any(not weak for x in values if not getattr(x, "number_types", None) for _, weak in types_of(x))
-    return has_array and len({dtype for dtype, _ in types_after(values)}) > 1
+    numbers = [x for x in values if getattr(x, "number_types", None)]
+    arrays = [x for x in values if numbers and not getattr(x, "number_types", None) and _decides(x)]
+    return any(len({dtype for dtype, _ in types_after(pair)}) > 1 for pair in itertools.product(numbers, arrays))
+
+
+def _decides(x: Any) -> bool:
+    """Tells whether a number takes the dtype of this value."""
+    return any(dtype != np.dtype(bool) and not weak for dtype, weak in types_of(x))

@@ -208,8 +208,7 @@ class PathTrace(core.KnownTrace):
 
     def process_primitive(self, primitive: Any, tracers: Any, params: Any, /) -> Any:
         self.run.check()
-        # A function of JAX, such as `jnp.add`, is one operation with a name. It casts its arguments inside.
-        if "name" in params and depends_on_path(tracers):
+        if depends_on_path(tracers) and _has_program(params):
             self.run.stop(*DEPENDS_ON_PATH)
         if self._is_folded(primitive, tracers, params):
             return core.EVAL_TRACE.process_primitive(primitive, tracers, params)
@@ -270,6 +269,11 @@ class PathTrace(core.KnownTrace):
                 decision_p.bind(predicate(tracer.val))
             self.answers[key] = answer
         return self.answers[key]
+
+
+def _has_program(params: Mapping[str, Any]) -> bool:
+    """Tells whether an operation has a program inside, which casts its arguments, as `jnp.add` and `lax.cond` have."""
+    return any(hasattr(x, "eqns") for x in jax.tree.leaves(list(params.values())))
 
 
 def predicate(x: Any) -> Any:
