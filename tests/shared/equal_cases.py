@@ -2904,8 +2904,8 @@ def the_class_of_an_array_of_numpy_in_a_loop():
 @case("classes")
 def numbers_of_numpy_in_64_bits():
     def f(x):
-        k = np.float64(1e300) if x > 1 else np.float64(1.0)
-        return x * (k * 1e-299)
+        k = np.float64(1e8) if x > 1 else np.float64(2e8)
+        return x * ((k + 1.0) - k)
 
     return f
 
