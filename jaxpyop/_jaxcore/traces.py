@@ -73,10 +73,10 @@ def is_live(x: Any) -> bool:
     """Tells whether a value is traced by a transformation that may still run.
 
     A body that keeps its inputs may keep tracers of earlier runs. The traces of this package say when they are over;
-    the traces of `jit` do not (JAX 0.10 to 0.12).
+    the traces of `jit` do not (JAX 0.10 to 0.12). A tracer of the evaluating trace is an array like any other.
     """
     # A tracer's trace has no public name up to JAX 0.12.
-    return isinstance(x, Tracer) and bool(x._trace.is_valid())
+    return isinstance(x, Tracer) and x._trace is not EVAL_TRACE and bool(x._trace.is_valid())
 
 
 def x64_enabled() -> bool:

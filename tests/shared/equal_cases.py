@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import array
 import collections
+import contextlib
 import dataclasses
+import decimal
 import functools
 import itertools
 import math
@@ -2840,5 +2842,322 @@ def zeros_of_either_sign_by_division():
     def f(x):
         quotient, rest = divmod(float(x), 3.0)
         return jnp.copysign(1.0, quotient) + 10 * jnp.copysign(1.0, rest) + 100 * jnp.copysign(1.0, float(x) % -3.0)
+
+    return f
+
+
+# ------------------------------------------------------------------ numbers that have methods, and numbers of NumPy's
+
+
+class Thousands(float):
+    def __mul__(self, other):
+        return float(self) * 1000 * other
+
+
+class Weekday(int):
+    def __add__(self, other):
+        return Weekday((int(self) + other) % 7)
+
+
+@case("classes")
+def a_float_with_a_product_of_its_own():
+    def f(x):
+        k = Thousands(1.0)
+        if x > 1:
+            k = Thousands(2.0)
+        return k * x
+
+    return f
+
+
+@case("classes")
+def an_int_with_a_sum_of_its_own_in_a_loop():
+    def f(x):
+        day = Weekday(5)
+        while x > 1:
+            x, day = x / 2, day + 4
+        return x * day
+
+    return f
+
+
+@case("classes")
+def the_class_of_an_array_of_numpy():
+    def f(x):
+        v = np.ones(2, np.float32) if x > 1 else np.zeros(2, np.float32)
+        return x * (2.0 if isinstance(v, np.ndarray) else 3.0)
+
+    return f
+
+
+@case("classes")
+def the_class_of_an_array_of_numpy_in_a_loop():
+    def f(x):
+        v, y = np.ones(2, np.float32), x
+        while y > 1:
+            v, y = v * 2, y / 2
+        return x * (2.0 if isinstance(v, np.ndarray) else 3.0)
+
+    return f
+
+
+@case("classes")
+def numbers_of_numpy_in_64_bits():
+    def f(x):
+        k = np.float64(1e8) if x > 1 else np.float64(2e8)
+        return x * ((k + 1.0) - k)
+
+    return f
+
+
+@jax.tree_util.register_pytree_node_class
+class Labelled:
+    def __init__(self, value):
+        self.value, self.label = value, 0
+
+    def tree_flatten(self):
+        return (self.value,), None
+
+    @classmethod
+    def tree_unflatten(cls, _, children):
+        return cls(*children)
+
+
+@case("classes")
+def a_pytree_with_an_attribute_that_it_forgets():
+    def f(x):
+        a, b = Labelled(x), Labelled(2 * x)
+        a.label = b.label = 5
+        c = a if x > 1 else b
+        return c.value + c.label
+
+    return f
+
+
+@case("classes")
+def an_ordered_dict():
+    def f(x):
+        d = collections.OrderedDict(b=x, a=1.0)
+        if x > 1:
+            d.move_to_end("b")
+        return next(iter(d.values())) + 2 * x
+
+    return f
+
+
+class Noted(dict):
+    def __setitem__(self, key, value):
+        super().__setitem__(key, value)
+        super().__setitem__("n", self.get("n", 0) + 1)
+
+
+@case("classes")
+def a_dict_that_counts_what_is_set():
+    def f(x):
+        d = Noted()
+        d["a"] = x
+        if x > 1:
+            d["a"] = x * 2
+        return d["a"] + d["n"]
+
+    return f
+
+
+@case("in place")
+def an_exit_stack():
+    def f(x):
+        log = []
+        with contextlib.ExitStack() as stack:
+            stack.callback(log.append, 3.0)
+            if x > 1:
+                stack.callback(log.append, 4.0)
+        return x * sum(log)
+
+    return f
+
+
+@case("in place")
+def a_context_of_decimal():
+    def f(x):
+        old = decimal.getcontext().prec
+        if x > 1:
+            decimal.getcontext().prec = 3
+        digits, decimal.getcontext().prec = decimal.getcontext().prec, old
+        return x * digits
+
+    return f
+
+
+@case("loops")
+def a_break_that_skips_an_else():
+    def f(x):
+        for k in range(4):
+            try:
+                if x > 5:
+                    break
+            except ValueError:
+                pass
+            else:
+                x = x * 3
+        return x
+
+    return f
+
+
+# ------------------------------------------------------------------ questions that a traced value answers otherwise
+
+
+@case("asked")
+def the_devices():
+    def f(x):
+        try:
+            return x * len(x.devices())
+        except Exception:
+            return x * 5
+
+    return f
+
+
+@case("asked")
+def whether_there_is_a_sharding():
+    return lambda x: x * 2 if hasattr(x, "sharding") else x * 3
+
+
+@case("asked")
+def the_code_of_a_function():
+    def f(x):
+        def g(v):
+            one = 1.0
+            return v + one
+
+        return x * g.__code__.co_nlocals if x > 1 else g(x)
+
+    return f
+
+
+@case("asked")
+def the_names():
+    def f(x):
+        y = 2.0
+        return x * (len(vars()) + len(dir())) if x > 1 else x * y
+
+    return f
+
+
+@case("asked")
+def the_dtype_of_a_number():
+    def f(x):
+        k = jnp.asarray(1 if x > 1 else 2.0)
+        return x * (2.0 if k.dtype.kind == "i" else 3.0)
+
+    return f
+
+
+@case("asked")
+def whether_two_ranges_are_equal():
+    return lambda x: x * (2.0 if range(x.astype(int)) == range(2) else 3.0)
+
+
+@case("asked")
+def whether_it_is_a_range():
+    return lambda x: x * (2.0 if isinstance(range(x.astype(int)), range) else 3.0) if x > 1 else x
+
+
+@case("range", points=(0.0, 1.0))
+def of_no_step():
+    def f(x):
+        try:
+            for k in range(4, 0, x.astype(int)):
+                x = x + k
+        except ValueError:
+            x = x + 50
+        return x
+
+    return f
+
+
+@case("larger", points=(2**24 + 1, 3), dtype=jnp.int32)
+def than_a_float():
+    return lambda n: (int(n) == float(2**24)) * 1.0 + (int(n) > 2.0**24) * 2.0
+
+
+# ------------------------------------------------------------------ NaN is in a list that holds it
+
+
+@case("identity", points=(float("nan"), 3.0, 0.5), argnums=())
+def of_nan_in_a_list():
+    def f(x):
+        y = x
+        if x > 1:
+            y = x * 2
+        return x * 0 + 1 if y in [x] else 2.0
+
+    return f
+
+
+@case("identity", points=(float("nan"), 3.0, 0.5), argnums=())
+def of_nan_after_a_loop():
+    def f(x):
+        y = x
+        while y > 1:
+            y = y / 2
+        return (1.0 if y in [x] else 2.0) + (10 if (y, 1) == (x, 1) else 20) + [x, 0.0].count(y)
+
+    return f
+
+
+@case("identity", points=(float("nan"), 3.0, 0.5), argnums=())
+def of_nan_in_equal_tuples():
+    def f(x):
+        y = x
+        while y > 1:
+            y = y / 2
+        return 10.0 if (y, 1) == (x, 1) else 20.0
+
+    return f
+
+
+@case("identity", points=(float("nan"), 3.0, 0.5), argnums=())
+def of_nan_that_is_counted():
+    def f(x):
+        y = x
+        while y > 1:
+            y = y / 2
+        return [x, 0.0].count(y) * 1.0
+
+    return f
+
+
+# ------------------------------------------------------------------ an int on one path and a float on the other, in JAX
+
+
+def _number_in_jax(name, use):
+    make = lambda: lambda n: use(n, 2 if n > 5 else 1.5) * 1.0
+    make.__name__ = name
+    case("types", points=(100, 3), dtype=jnp.int8)(make)
+
+
+for _name, _use in {
+    "a number in full": lambda n, k: (n * jnp.full((2,), k)).sum(),
+    "a number in stack": lambda n, k: (n * jnp.stack([k, k])).sum(),
+    "a number in array": lambda n, k: n * jnp.array(k),
+    "a number in where": lambda n, k: n * jnp.where(n > 0, k, 1),
+    "a number beside an array in where": lambda n, k: jnp.where(n > 0, n, k) * 100,
+    "a number in maximum": lambda n, k: jnp.maximum(n, k) * 2,
+    "a number in cond": lambda n, k: jax.lax.cond(n > 0, lambda: n * k * 1.0, lambda: 0.0),
+    "a number in scan": lambda n, k: jax.lax.scan(lambda c, v: (c, v * k), 0, jnp.stack([n, n]))[1].sum(),
+    "a number in square": lambda n, k: n * jnp.square(k),
+}.items():
+    _number_in_jax(_name, _use)
+
+
+@case("types", points=(9.0, 3.0), equal=True)
+def a_number_or_an_array_in_functions_of_jax():
+    def f(x):
+        y, i = 0, 0
+        if x > 5:
+            y, i = x, x.astype(int) % 3
+        v = jnp.arange(3, dtype=jnp.int8)
+        return jnp.sqrt(y) + jnp.maximum(y, 1.0) + jnp.stack([y, x]).sum() + v[i] + v.at[i].set(3).sum() * x
 
     return f

@@ -88,6 +88,12 @@ def is_too_large(bounds: Bounds | None) -> bool:
     return bounds[0] < low or bounds[1] > high
 
 
+def is_rounded(a: Bounds, b: Bounds) -> bool:
+    """Tells whether a program may round an int and a float to the same number, which Python compares exactly."""
+    most = 2 ** (np.finfo(_float_type()).nmant + 1)
+    return is_float(a) != is_float(b) and all(max(map(abs, x)) >= most for x in (a, b))
+
+
 def hull(bounds: Sequence[Bounds | None]) -> Bounds | None:
     """Returns the bounds of a number that has other bounds on each path."""
     if not any(bounds):

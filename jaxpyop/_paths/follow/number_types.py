@@ -8,11 +8,13 @@ the paths differ.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+
+from jaxpyop import _jaxcore as core
 
 _PYTHON = {"b": bool, "i": int, "u": int, "f": float, "c": complex}
 # Pairs of a dtype, and whether it is weak: whether it gives way to other dtypes, as the dtype of a Python number does.
@@ -48,10 +50,27 @@ def types_after(values: Iterable[Any], *, is_division: bool = False) -> Types:
     return frozenset(found)
 
 
+def note_types(outs: Iterable[Any], values: Sequence[Any], params: Mapping[str, Any]) -> None:
+    """Notes the types that the results of an operation of JAX can have, if the types of its operands are not known.
+
+    The dtype of a result may be another one, as `jnp.sin(1)` is a float. Then it is refused without need.
+    """
+    dtypes = {x.dtype for x in values if getattr(x, "number_types", None)}
+    is_cast = params.get("weak_type", values[0].aval.weak_type) != values[0].aval.weak_type
+    types = types_after(values)
+    for out in outs:
+        if isinstance(out, core.Tracer) and out.dtype in dtypes and not is_cast and len(types) > 1:
+            out.number_types = types
+
+
 def depends_on_path(values: Iterable[Any]) -> bool:
-    """Tells whether an array is among these operands, and the dtype of an operation on them depends on the path."""
+    """Tells whether the dtype of an operation on a number and on an array among these operands depends on the path."""
     values = list(values)
-    if not any(getattr(x, "number_types", None) for x in values):
-        return False
-    has_array = any(not weak for x in values if not getattr(x, "number_types", None) for _, weak in types_of(x))
-    return has_array and len({dtype for dtype, _ in types_after(values)}) > 1
+    numbers = [x for x in values if getattr(x, "number_types", None)]
+    arrays = [x for x in values if numbers and not getattr(x, "number_types", None) and _decides(x)]
+    return any(len({dtype for dtype, _ in types_after(pair)}) > 1 for pair in itertools.product(numbers, arrays))
+
+
+def _decides(x: Any) -> bool:
+    """Tells whether a number takes the dtype of this value."""
+    return any(dtype != np.dtype(bool) and not weak for dtype, weak in types_of(x))

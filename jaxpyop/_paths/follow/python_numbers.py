@@ -25,6 +25,7 @@ from jaxpyop._paths.follow.bounds import (
     bounds_after,
     in_dtype,
     is_float,
+    is_rounded,
     is_too_large,
 )
 from jaxpyop._paths.follow.number_types import types_after
@@ -110,13 +111,28 @@ def _with_signs(name: str, found: Any, a: Any, b: Any) -> Any:
     return jax.tree.map(jax.numpy.copysign, found, (signs, b) if name == "divmod" else signs)
 
 
+# Where Python compares what lists hold, an object is equal to itself, even if it is NaN.
+IDENTITY = ("whether Python finds NaN in a list depends on the path that it came from", "compare the values one by one")
+
+
+def may_be_nan(x: Any) -> bool:
+    """Tells whether a value may be NaN, and is identical to another one in Python, but not in the program."""
+    return isinstance(x, PathTracer) and x.is_merged and core.is_inexact(x)
+
+
 def _comparison(name: str) -> Callable[..., Any]:
     original = getattr(PathTracer, name)
 
     def compare(self: PathTracer, other: Any) -> Any:
+        # Rewritten code compares by a function of this package, except for `in`.
+        is_in = name == "__eq__" and isinstance(other, PathTracer) and core.is_called_by_user()
+        if is_in and (may_be_nan(self) or may_be_nan(other)):
+            _refuse(self, *IDENTITY)
         # If one side is an array, the bounds contain None, and JAX does with too large a number what it always does.
-        bounds = bounds_of(self), bounds_of(other)
-        if None not in bounds and any(map(is_too_large, bounds)) and not core.is_called_by_jax():
+        mine, its = bounds_of(self), bounds_of(other)
+        if mine is None or its is None or core.is_called_by_jax():
+            return original(self, other)
+        if is_too_large(mine) or is_too_large(its) or is_rounded(mine, its):
             _refuse(self, *TOO_LARGE)
         return original(self, other)
 
@@ -154,7 +170,7 @@ def _refuse(tracer: PathTracer, reason: str, advice: str) -> NoReturn:
 
 
 def _in_place(self: PathTracer, _: Any) -> Any:
-    if self.is_numpy:
+    if self.is_numpy and self.ndim:
         _refuse(self, "an array of NumPy's, which others may hold, is changed in place", "write x = x + y for x += y")
     return NotImplemented
 

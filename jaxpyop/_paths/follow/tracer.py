@@ -20,23 +20,12 @@ import numpy as np
 from jaxpyop import _jaxcore as core
 from jaxpyop._paths.follow.bounds import Bounds
 from jaxpyop._paths.follow.errors import NeedsPathsError, PathError
-from jaxpyop._paths.follow.number_types import DEPENDS_ON_PATH, Types, depends_on_path
+from jaxpyop._paths.follow.number_types import DEPENDS_ON_PATH, Types, depends_on_path, note_types
 from jaxpyop._paths.follow.tree import decision_p
 
 # Following one path costs as much as one trace of the body (a millisecond for twenty operations). A body with more
 # paths than this is refused in well under two seconds, even if its last paths have a hundred decisions each.
 MAX_PATHS = 128
-
-_CONVERSIONS = {
-    "__float__": "float(x)",
-    "__int__": "int(x)",
-    "__complex__": "complex(x)",
-    "__index__": "operator.index(x)",
-    "__array__": "np.asarray(x)",
-    "item": "x.item()",
-    "tolist": "x.tolist()",
-    "tobytes": "x.tobytes()",
-}
 
 
 @dataclasses.dataclass(eq=False)
@@ -129,16 +118,17 @@ class PathTracer(core.Tracer):
         number_types: the types that this has on several paths, if it is a Python number on one and of another type on
             another. Empty for all other values.
         bounds: the least and the greatest value that a Python number can have here, None for all other values.
-        is_numpy: whether this is an array of NumPy's on some path, which `+=` would change in place.
+        is_merged: whether this is what several paths left in a variable, so that it is identical to no other value.
+        is_numpy: whether this is an array or a number of NumPy's on some path. `+=` would change the array in place.
     """
 
-    __slots__ = ("bounds", "is_numpy", "number_types", "val")
+    __slots__ = ("bounds", "is_merged", "is_numpy", "number_types", "val")
     __class__ = core.class_unless_asked_by(_dispatcher.__code__, _refuse_dispatch)  # pyright: ignore
 
     def __init__(self, trace: PathTrace, val: Any) -> None:
         core.Tracer.__init__(self, trace, val.aval)
         self.val = val
-        self.is_numpy = False
+        self.is_merged = self.is_numpy = False
         self.number_types: Types = frozenset()
         self.bounds: Bounds | None = None
 
@@ -170,45 +160,6 @@ class BoolTracer(PathTracer):
     def __init__(self, trace: Any, val: Any, counts_as: str) -> None:
         super().__init__(trace, val)
         self.counts_as = counts_as
-
-
-def _refusal(name: str, shown: str) -> Callable[..., Any]:
-    fallback = getattr(core.Tracer, name, None)
-
-    def refuse(self: PathTracer, *args: Any, **kwargs: Any) -> Any:
-        # JAX itself tries a conversion and has another way if it fails: indexing tries operator.index.
-        if fallback is not None and core.is_called_by_jax():
-            return fallback(self, *args, **kwargs)
-        return self._trace.run.stop(f"{shown} asks for the value of a traced {self.aval.str_short()}")
-
-    refuse.__name__ = name
-    return refuse
-
-
-for _name, _shown in _CONVERSIONS.items():
-    setattr(PathTracer, _name, _refusal(_name, _shown))
-
-
-def _shown_refusal(name: str) -> Callable[..., Any]:
-    fallback = getattr(core.Tracer, name)
-
-    def refuse(self: PathTracer, *args: Any) -> Any:
-        # Libraries show values in their errors and logs. The user's code may count the letters.
-        if not core.is_called_by_user():
-            return fallback(self, *args)
-        return self._trace.run.stop(f"the text of a traced {self.aval.str_short()} is not known", _SHOW)
-
-    refuse.__name__ = name
-    return refuse
-
-
-_SHOW = 'write jax.debug.print("{}", x) to look at it, or write mode="eager" to call the body at run time instead'
-for _name in ("__repr__", "__str__", "__format__"):
-    setattr(PathTracer, _name, _shown_refusal(_name))
-
-
-# The functions of JAX behind the operators of arrays.
-_ARITHMETIC = {"add", "subtract", "multiply", "true_divide", "floor_divide", "remainder", "power"}
 
 
 class PathTrace(core.KnownTrace):
@@ -257,12 +208,15 @@ class PathTrace(core.KnownTrace):
 
     def process_primitive(self, primitive: Any, tracers: Any, params: Any, /) -> Any:
         self.run.check()
-        if params.get("name") in _ARITHMETIC and depends_on_path(tracers):
+        if depends_on_path(tracers) and _has_program(params):
             self.run.stop(*DEPENDS_ON_PATH)
         if self._is_folded(primitive, tracers, params):
             return core.EVAL_TRACE.process_primitive(primitive, tracers, params)
         outs = self.parent.process_primitive(primitive, list(map(_operand, tracers)), params)
-        return [*map(self.box, outs)] if primitive.multiple_results else self.box(outs)
+        boxed = [self.box(x) for x in (outs if primitive.multiple_results else [outs])]
+        if any(getattr(x, "number_types", None) for x in tracers):
+            note_types(boxed, tracers, params)
+        return boxed if primitive.multiple_results else boxed[0]
 
     def process_custom_jvp_call(
         self, primitive: Any, fun: Any, jvp: Any, tracers: Any, /, *, symbolic_zeros: bool
@@ -315,6 +269,11 @@ class PathTrace(core.KnownTrace):
                 decision_p.bind(predicate(tracer.val))
             self.answers[key] = answer
         return self.answers[key]
+
+
+def _has_program(params: Mapping[str, Any]) -> bool:
+    """Tells whether an operation has a program inside, which casts its arguments, as `jnp.add` and `lax.cond` have."""
+    return any(hasattr(x, "eqns") for x in jax.tree.leaves(list(params.values())))
 
 
 def predicate(x: Any) -> Any:

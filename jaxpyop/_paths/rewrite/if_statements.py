@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxpyop import _jaxcore as core
 from jaxpyop._paths.follow import (
@@ -154,7 +155,9 @@ class _Merge:
         a, b = pair
         if is_same_leaf(a, b):
             return lambda outs: a
-        if not all(leaf is _ZEROS or is_value(leaf) for leaf in pair):
+        # NumPy computes in 64 bits, and has numbers and arrays of its own: one path is as good as the other.
+        is_numpy = all(isinstance(leaf, (np.ndarray, np.generic)) for leaf in pair)
+        if is_numpy or not all(leaf is _ZEROS or is_value(leaf) for leaf in pair):
             raise UnmergeableError
         if a is True and _is_negation(self.condition, b):
             # The statement is `if not done: done = True`. Afterwards, `done` is True in both cases.

@@ -16,7 +16,17 @@ from typing import Any
 import jax
 
 from jaxpyop import _jaxcore as core
-from jaxpyop._paths.follow import RAISING, BoolTracer, as_array, check_numbers
+from jaxpyop._paths.follow import (
+    DEPENDS_ON_PATH,
+    IDENTITY,
+    OF_ARRAYS,
+    RAISING,
+    BoolTracer,
+    as_array,
+    check_numbers,
+    depends_on_path,
+    may_be_nan,
+)
 from jaxpyop._paths.rewrite.context import check_call, check_rebuilt, context, is_rebuilt, is_traced, is_tracing, refuse
 from jaxpyop._paths.rewrite.convert import converted, is_converted, is_convertible, mark_converted
 from jaxpyop._paths.rewrite.if_statements import and_, choose, if_exp, not_, or_
@@ -195,6 +205,11 @@ def _call_library(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any])
     if isinstance(getattr(function, "__self__", None), str) and any(map(is_traced, [*args, *kwargs.values()])):
         _refuse_text()
     check_numbers((args, kwargs))
+    if getattr(function, "__name__", "") in ("count", "index", "remove"):
+        _check_identity(getattr(function, "__self__", None), *args)
+    # What `x.at[i]` gives holds the array.
+    if depends_on_path([getattr(a, "array", a) for a in args if is_value(getattr(a, "array", a))]):
+        refuse(*DEPENDS_ON_PATH)
     args = [_as_argument(a) for a in args]
     if not isinstance(getattr(function, "__self__", None), types.ModuleType):
         # A function of a library such as JAX takes a traced Python bool as an array. A builtin function does not.
@@ -224,9 +239,10 @@ def _extremum(keep_first: Callable[[Any, Any], Any], original: Any, *args: Any, 
 
 def _refuse_numbers(shown: str, x: Any) -> None:
     """Refuses a question about a value if a Python number and the traced array in its place answer it differently."""
-    if isinstance(x, BoolTracer) or x.aval.weak_type or getattr(x, "number_types", None):
+    is_other = getattr(x, "number_types", None) or getattr(x, "is_numpy", False)
+    if isinstance(x, BoolTracer) or x.aval.weak_type or is_other:
         refuse(
-            f"{shown} asks for the type of a value that is a Python number on some path, and an array here",
+            f"{shown} asks for the type of a value that is a Python number, or NumPy's, on some path, and an array here",
             'write it without that question, or write mode="eager" to call the body at run time instead',
         )
 
@@ -242,16 +258,39 @@ def _as_text(function: Any) -> Callable[..., Any]:
 def _isinstance(x: Any, classes: Any) -> bool:
     if is_traced(x):
         _refuse_numbers("isinstance(x, ...)", x)
+    if isinstance(x, TracedRange):
+        x.refuse("is asked for its type")
     return isinstance(x, classes)
 
 
 def _with_attributes(function: Any) -> Callable[..., Any]:
     def asked(x: Any, name: str, *default: Any) -> Any:
+        if is_traced(x) and name in OF_ARRAYS:
+            refuse(
+                f"{function.__name__}(x, {name!r}) asks for what a traced value does not have",
+                f"leave it out, {RAISING}",
+            )
         if is_traced(x) and hasattr(x, name) != hasattr(0, name):
             _refuse_numbers(f"{function.__name__}(x, {name!r})", x)
         return function(x, name, *default)
 
     return asked
+
+
+def _equal(a: Any, b: Any) -> Any:
+    _check_identity(a, b)
+    return a == b
+
+
+def _not_equal(a: Any, b: Any) -> Any:
+    _check_identity(a, b)
+    return a != b
+
+
+def _check_identity(*values: Any) -> None:
+    """Refuses to compare lists, tuples and dicts if one holds a value that may be NaN, and identical to another."""
+    if any(isinstance(x, (list, tuple, dict)) for x in values) and any(map(may_be_nan, jax.tree.leaves(values))):
+        refuse(*IDENTITY)
 
 
 def is_(a: Any, b: Any) -> bool:
@@ -274,8 +313,13 @@ def _id(x: Any) -> int:
     return id(x)
 
 
-def _locals() -> None:
-    refuse("locals() sees other names in a rewritten body", "write the names that are needed")
+def _of_names(function: Any) -> Callable[..., Any]:
+    def asked(*args: Any) -> Any:
+        if not args:
+            refuse(f"{function.__name__}() sees other names in a rewritten body", "write the names that are needed")
+        return function(*args)
+
+    return asked
 
 
 _REPLACEMENTS: dict[Any, Callable[..., Any]] = {
@@ -286,7 +330,7 @@ _REPLACEMENTS: dict[Any, Callable[..., Any]] = {
     **{f: _with_attributes(f) for f in (builtins.getattr, builtins.hasattr)},
     builtins.min: functools.partial(_extremum, lambda a, b: a < b, min),
     builtins.max: functools.partial(_extremum, lambda a, b: a > b, max),
-    builtins.locals: _locals,
+    **{f: _of_names(f) for f in (builtins.locals, builtins.vars, builtins.dir)},
 }
 
 OPERATORS = types.SimpleNamespace(
@@ -309,7 +353,7 @@ OPERATORS = types.SimpleNamespace(
     and_=and_,
     or_=or_,
     not_=not_,
-    eq=lambda a, b: a == b,
-    not_eq=lambda a, b: a != b,
+    eq=_equal,
+    not_eq=_not_equal,
     is_=is_,
 )

@@ -28,6 +28,9 @@ def malt(name: str) -> Any:
 # AutoGraph turns these parts of a node into functions. A name that is assigned in such a part would become local there.
 _PARTS = {"While": ("test",), "BoolOp": ("values",), "IfExp": ("body", "orelse")}
 
+# What a rewritten function has in another way.
+_OF_FUNCTIONS = {"__code__", "__closure__", "__qualname__"}
+
 
 def simplified(tree: Any, private: dict[str, str]) -> Any:
     """Returns the tree of a function without syntax that AutoGraph does not know.
@@ -54,6 +57,10 @@ def _check_statements(tree: ast.AST) -> None:
     for node in ast.walk(tree):
         if isinstance(node, ast.Match):
             raise ConversionError("it has a `match`: write `if` and `elif`")
+        if isinstance(node, ast.Try) and node.orelse and _leaves(node.body):
+            raise ConversionError("it has a `break` or `continue` that skips an `else`: write an `if` after the `try`")
+        if isinstance(node, ast.Attribute) and node.attr in _OF_FUNCTIONS:
+            raise ConversionError(f"it asks for the `{node.attr}` of a function, which rewriting changes")
         if _asks_identity(node):
             raise ConversionError("it asks whether something `is True` or `is False`: write `if x`")
         if isinstance(node, ast.ClassDef):
@@ -62,6 +69,11 @@ def _check_statements(tree: ast.AST) -> None:
         inner = [x for part in parts for top in (part if isinstance(part, list) else [part]) for x in ast.walk(top)]
         if any(isinstance(x, ast.NamedExpr) for x in inner):
             raise ConversionError("it has a `:=` in a condition: assign before the loop, and at its end")
+
+
+def _leaves(statements: list[ast.stmt]) -> bool:
+    """Tells whether a `break` or a `continue` may end these statements. One of a loop in them may count, too."""
+    return any(isinstance(x, (ast.Break, ast.Continue)) for statement in statements for x in ast.walk(statement))
 
 
 def _asks_identity(node: ast.AST) -> bool:

@@ -35,17 +35,25 @@ class TracedRange:
             raise ValueError("range() arg 3 must not be zero")
         # Python counts in ints, whatever the dtype of the limits is.
         numbers = [number_of(x, int) if is_traced(x) else int(x) for x in (start, stop, step)]
-        self.bounds, self.iterations = counted(*(bounds_of(n) or limits_of(int) for n in numbers))
+        bounds = [bounds_of(n) or limits_of(int) for n in numbers]
+        if bounds[2][0] <= 0 <= bounds[2][1]:
+            refuse("the step of a range may be zero, which Python refuses", "write a `while` loop")
+        self.bounds, self.iterations = counted(*bounds)
         # The limits get no bounds, so that arithmetic on them is not refused: `after` itself prevents an overflow.
         self.start, self.stop, self.step = (with_bounds(n, None) for n in numbers)
 
     def __iter__(self) -> Iterator[Any]:
-        self._refuse("is used where Python needs its numbers")
+        self.refuse("is used where Python needs its numbers")
 
     def __len__(self) -> int:
-        self._refuse("has no length that Python could know")
+        self.refuse("has no length that Python could know")
 
-    def _refuse(self, why: str) -> NoReturn:
+    def __eq__(self, other: object) -> bool:
+        self.refuse("is compared")
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+    def refuse(self, why: str) -> NoReturn:
         advice = f"write a plain `for i in range(n):` loop, jnp.arange with a fixed length, or {WRITE}"
         refuse(f"a range of a traced number {why}", advice)
 

@@ -11,6 +11,9 @@ from jaxpyop import _jaxcore as core
 from jaxpyop._paths.follow import ARRAY, PYTHON, PathTracer, bool_kind_of, types_of, weakened, with_bool_kind
 from jaxpyop._paths.rewrite.context import noted_number
 
+# Objects of subclasses, such as the members of an `enum.IntEnum`, have methods that a value of the program lacks.
+_NUMBERS = (bool, int, float, complex)
+
 
 def is_value(x: Any) -> bool:
     """Tells whether the program can hold an object."""
@@ -18,12 +21,12 @@ def is_value(x: Any) -> bool:
         # NumPy computes with its own integers in 64 bits, until they meet an array of JAX. A program would use 32 bits,
         # so they are not values.
         return x.dtype.kind not in "iuUSOV"
-    return isinstance(x, (jax.Array, bool, int, float, complex))
+    return type(x) in _NUMBERS or isinstance(x, jax.Array)
 
 
 def is_same_object(a: Any, b: Any) -> bool:
     """Tells whether Python code cannot distinguish two objects. Numbers and strings only have to be equal."""
-    if isinstance(a, (bool, int, float, complex, str, bytes)):
+    if type(a) in (*_NUMBERS, str, bytes):
         # `repr` tells 0.0 from -0.0, which are equal.
         return a is b or (type(a) is type(b) and a == b and (isinstance(a, int) or repr(a) == repr(b)))
     return a is b
@@ -79,7 +82,8 @@ def with_type(x: Any, aval: Any, leaf: Any, bool_kind: str) -> Any:
 def with_origin(x: Any, *leaves: Any) -> Any:
     """Returns a new value of the program, and notes whether Python has an array of NumPy's in its place."""
     if isinstance(x, PathTracer):
-        x.is_numpy = any(getattr(leaf, "is_numpy", isinstance(leaf, np.ndarray) and leaf.ndim > 0) for leaf in leaves)
+        x.is_merged = True
+        x.is_numpy = any(getattr(leaf, "is_numpy", isinstance(leaf, (np.ndarray, np.generic))) for leaf in leaves)
     return x
 
 

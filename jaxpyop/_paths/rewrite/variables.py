@@ -17,6 +17,7 @@ import numpy as np
 from jaxpyop._paths.follow import bool_kind_of, bounds_of, common_bool_kind, hull, record_paths, types_of
 from jaxpyop._paths.rewrite.context import marking_errors, refuse, staged
 from jaxpyop._paths.rewrite.values import is_mergeable, is_same_object, is_value, type_of
+from jaxpyop._paths.snapshot import contents_of, is_same
 
 
 class Undefined:
@@ -99,11 +100,24 @@ class Variables:
         return next((n for n, v in pairs if isinstance(v, Undefined) and ("." in n or "[" in n)), None)
 
 
+def is_leaf(x: Any) -> bool:
+    """Tells whether an object is not taken apart, because it holds more than JAX puts together again."""
+    if isinstance(x, (list, tuple, dict, type(None))) or is_value(x) or isinstance(x, Undefined):
+        return False
+    children, structure = jax.tree.flatten(x, is_leaf=lambda y: y is not x)
+    if len(children) == 1 and children[0] is x:
+        return True
+    again = contents_of(jax.tree.unflatten(structure, children))
+    return not all(map(is_same, contents_of(x), again))
+
+
 def containers_in(content: Any) -> list[Any]:
     """Returns the lists, dicts and other containers, but no tuples, that JAX takes apart, from the outside in."""
     found: list[Any] = []
 
     def look(x: Any) -> bool:
+        if is_leaf(x):
+            return True
         if not (isinstance(x, (tuple, type(None))) or is_value(x) or jax.tree_util.all_leaves([x])):
             found.append(x)
         return False
@@ -168,7 +182,7 @@ def flattened(values: Sequence[Any]) -> list[Flattened]:
     found: list[Flattened] = []
     first = 0
     for value in values:
-        leaves, structure = jax.tree.flatten(value)
+        leaves, structure = jax.tree.flatten(value, is_leaf=is_leaf)
         containers = containers_in(value)
         tree = Tree(structure, [list(x) for x in _dicts(containers)])
         found.append(Flattened(tree, leaves, first, value, containers))

@@ -50,14 +50,22 @@ def _refill(add: Callable[[Any], Callable[[Any], None]]) -> Callable[[Any, Any],
 
 
 def _set_entries(value: Any, content: Any) -> None:
-    value[:] = content
+    base = list if isinstance(value, list) else type(value)
+    base.__setitem__(value, slice(None), content)
+
+
+def _dict_type(value: Any) -> Any:
+    """Returns the type whose methods read and write a dict as it is, although the user's class may have its own."""
+    # An `OrderedDict` keeps the order of its keys itself.
+    return collections.OrderedDict if isinstance(value, collections.OrderedDict) else dict
 
 
 def _set_items(value: Any, content: Any) -> None:
-    value.clear()
+    base = _dict_type(value)
+    base.clear(value)
     keys, values = content[::2], content[1::2]
     for key, item in zip(keys, values, strict=True):
-        value[key] = item
+        base.__setitem__(value, key, item)
 
 
 def _items(pairs: Iterable[tuple[Any, Any]]) -> list[Any]:
@@ -125,7 +133,7 @@ _ENTRIES = Kind(list, _set_entries)
 _BYTES = Kind(lambda x: bytes(x), _set_entries)
 _KINDS: dict[type, Kind] = {
     list: _ENTRIES,
-    dict: Kind(lambda x: _items(dict.items(x)), _set_items),
+    dict: Kind(lambda x: _items(_dict_type(x).items(x)), _set_items),
     set: Kind(list, _refill(lambda x: x.update)),
     collections.deque: Kind(list, _refill(lambda x: x.extend)),
     bytearray: _BYTES,

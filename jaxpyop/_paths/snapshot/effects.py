@@ -28,7 +28,7 @@ _PURE = {
 }  # fmt: skip
 # Builtin functions that read something from outside of a body, or run code that a snapshot does not see. (`open` is a
 # function of the module `io`, which is not pure.)
-_ASKING = {"input", "__import__", "eval", "exec", "globals"}
+_ASKING = {"input", "__import__", "eval", "exec", "globals", "getcontext", "setcontext", "localcontext"}
 # Functions of NumPy that write files or settings.
 _WRITERS = {"save", "savez", "savez_compressed", "savetxt", "seterr", "seterrcall", "setbufsize", "set_printoptions"}
 # Modules that write messages. They do so while a body is traced, and return nothing to it.
@@ -78,7 +78,8 @@ def reads_outside(function: Any) -> bool:
         return isinstance(function, type) or name == "default_rng"
     if package in ("numpy", "jax"):
         return name in FILE_READERS | _WRITERS
-    return package in sys.stdlib_module_names - _PURE - _LOGS or (package == "builtins" and name in _ASKING)
+    is_asking = package in ("builtins", "decimal") and name in _ASKING
+    return is_asking or package in sys.stdlib_module_names - _PURE - _LOGS
 
 
 def hides_contents(value: Any, home: str) -> bool:

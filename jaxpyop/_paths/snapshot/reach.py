@@ -32,7 +32,7 @@ _PLAIN = (
     jax.Array, core.Tracer,
 )  # fmt: skip
 # Classes of the standard library whose objects are looked into, as if they were the user's.
-_LOOKED_INTO = {"__main__", "argparse", "builtins", "collections", "random", "types"}
+_LOOKED_INTO = {"__main__", "argparse", "builtins", "collections", "contextlib", "random", "types"}
 _LIBRARIES = {"jax", "jaxlib", "numpy", "jaxpyop", "ml_dtypes", "opt_einsum", "malt"}
 
 # A name in an object's way, and the object.
