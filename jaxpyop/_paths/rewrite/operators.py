@@ -242,7 +242,7 @@ def _refuse_numbers(shown: str, x: Any) -> None:
     is_other = getattr(x, "number_types", None) or getattr(x, "is_numpy", False)
     if isinstance(x, BoolTracer) or x.aval.weak_type or is_other:
         refuse(
-            f"{shown} asks for the type of a value that is a Python number, or NumPy's, on some path, and an array here",
+            f"{shown} asks for the type of what is a number of Python's or NumPy's on some path, and an array here",
             'write it without that question, or write mode="eager" to call the body at run time instead',
         )
 
