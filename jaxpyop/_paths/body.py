@@ -116,6 +116,10 @@ def _trace(
 
 def _check_outside(function: Any, outside: Snapshot, calls_unknown: bool) -> None:
     """Raises `PathError` for a body that reads what cannot be put back, or what differs from call to call."""
+    if outside.not_restored:
+        name, what = outside.not_restored[0]
+        reason = f"`{name}` is {what} once, while JAX traces, and not in each call"
+        raise PathError(reason, *_line_of(function, name), _PASS_IN)
     if outside.outside:
         name = outside.outside[0]
         reason = f"`{name}` gives a time, random numbers, or something else from outside, which would be asked for once"
@@ -124,10 +128,6 @@ def _check_outside(function: Any, outside: Snapshot, calls_unknown: bool) -> Non
         name = outside.unknown[0]
         reason = f"`{name}` is a function of a library, and whether it does the same in each call is not known"
         raise PathError(reason, *_line_of(function, name), 'write mode="traced" if it does')
-    if outside.not_restored:
-        name, what = outside.not_restored[0]
-        reason = f"`{name}` is {what} once, while JAX traces, and not in each call"
-        raise PathError(reason, *_line_of(function, name), _PASS_IN)
     if outside.too_many:
         reason = f"the function can reach more than {MOST_OBJECTS} objects, and whether it changes one cannot be told"
         raise PathError(reason, *_line_of(function, ""), _PASS_IN)

@@ -152,8 +152,8 @@ _KINDS: dict[type, Kind] = {
     type: Kind(lambda x: _items(_class_items(x).items()), _write_class),
 }  # fmt: skip
 
-# Objects of these classes are read, although they, or classes made of them, belong to a library.
-WITH_CONTENTS = (array.array, np.ndarray)
+# The classes whose objects are read, and not only their attributes.
+WITH_KINDS = tuple(_KINDS)
 
 
 def _attributes(cls: type) -> Kind:

@@ -7,15 +7,18 @@ is known of any other function: it may write a file, or count its calls.
 
 from __future__ import annotations
 
+import random
 import sys
 import types
+import weakref
+from importlib.machinery import EXTENSION_SUFFIXES
 from typing import Any
 
 import numpy as np
 
 from jaxpyop._functions import FILE_READERS
-from jaxpyop._paths.snapshot.contents import kinds_of
-from jaxpyop._paths.snapshot.reach import NOT_IMPORTED, is_iterator, is_opaque, is_own, is_plain, package_of
+from jaxpyop._paths.snapshot.contents import HEAP_TYPE, WITH_KINDS, kinds_of
+from jaxpyop._paths.snapshot.reach import LOGS, NOT_IMPORTED, is_iterator, is_opaque, is_own, is_plain, is_unchanging
 
 # Builtin functions with an effect. `print` is not one of these: everybody knows that it prints while JAX traces.
 _IMPURE = {"input", "open", "exec", "eval", "__import__", "breakpoint", "globals"}
@@ -31,13 +34,6 @@ _PURE = {
 _ASKING = {"input", "__import__", "eval", "exec", "globals", "getcontext", "setcontext", "localcontext"}
 # Functions of NumPy that write files or settings.
 _WRITERS = {"save", "savez", "savez_compressed", "savetxt", "seterr", "seterrcall", "setbufsize", "set_printoptions"}
-# Modules that write messages. They do so while a body is traced, and return nothing to it.
-_LOGS = {"_warnings", "logging", "warnings"}
-# Packages whose objects never change.
-_VALUES = {
-    "_abc", "_decimal", "_functools", "_operator", "_struct", "abc", "datetime", "decimal", "enum", "fractions",
-    "functools", "inspect", "operator", "pathlib", "re", "struct", "typing", "uuid", "zoneinfo",
-}  # fmt: skip
 _BUILT_ON = {"jax", "jaxlib", "numpy", "jaxpyop", "ml_dtypes"}
 
 
@@ -79,25 +75,38 @@ def reads_outside(function: Any) -> bool:
     if package in ("numpy", "jax"):
         return name in FILE_READERS | _WRITERS
     is_asking = package in ("builtins", "decimal") and name in _ASKING
-    return is_asking or package in sys.stdlib_module_names - _PURE - _LOGS
+    return is_asking or package in sys.stdlib_module_names - _PURE - LOGS
 
 
-def hides_contents(value: Any, home: str) -> bool:
+_hiding: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
+
+
+def hides_contents(value: Any) -> bool:
     """Tells whether an object may hold something that changes, and that a snapshot does not see.
 
-    Such an object is of a class that is written in C, or that belongs to the standard library or to NumPy.
+    A part of such an object is made by a class that is written in C, and that is not known here.
     """
     if isinstance(value, np.ufunc):
         return _is_of_python(value)
     cls = type(value)
-    package = package_of(cls)
-    if isinstance(value, (type, types.ModuleType)) or package in _BUILT_ON - {"numpy"} or package in _LOGS:
-        return False
-    if package in _VALUES or value is sys.stdout or value is sys.stderr:
-        return False
-    if is_opaque(value, home):
-        return not isinstance(value, types.FunctionType)
-    return isinstance(value, memoryview) or (package != "builtins" and not kinds_of(cls) and not is_iterator(value))
+    if (found := _hiding.get(cls)) is None:
+        found = _hiding[cls] = not is_unchanging(cls) and any(map(_is_hidden_part, cls.__mro__))
+    return found and not is_iterator(value)
+
+
+# Classes that are written in C, and whose objects hold nothing but what a snapshot sees, or nothing that changes.
+_SEEN = (
+    *WITH_KINDS, tuple, frozenset, types.GenericAlias, types.ModuleType, types.SimpleNamespace, types.UnionType,
+    type(np.mean), weakref.ReferenceType, random.Random.__base__ or object,
+)  # fmt: skip
+
+
+def _is_hidden_part(cls: type) -> bool:
+    if issubclass(cls, _SEEN) or is_unchanging(cls) or cls.__module__ == "builtins":
+        return cls is memoryview
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None) or ""
+    is_of_python = cls.__module__ not in sys.builtin_module_names and not file.endswith(tuple(EXTENSION_SUFFIXES))
+    return not (cls.__flags__ & HEAP_TYPE and is_of_python)
 
 
 def _is_of_python(function: np.ufunc) -> bool:

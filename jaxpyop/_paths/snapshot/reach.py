@@ -10,7 +10,6 @@ import builtins
 import dis
 import functools
 import importlib.util
-import io
 import sys
 import sysconfig
 import types
@@ -23,7 +22,7 @@ import numpy as np
 
 from jaxpyop import _jaxcore as core
 from jaxpyop._functions import codes_in, names_in
-from jaxpyop._paths.snapshot.contents import HEAP_TYPE, WITH_CONTENTS
+from jaxpyop._paths.snapshot.contents import HEAP_TYPE
 
 _INSTALLED = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib"))
 # Objects that cannot change, and that hold nothing else.
@@ -31,8 +30,13 @@ _PLAIN = (
     bool, int, float, complex, str, bytes, range, slice, type(None), type(...), np.generic, np.dtype, types.CodeType,
     jax.Array, core.Tracer,
 )  # fmt: skip
-# Classes of the standard library whose objects are looked into, as if they were the user's.
-_LOOKED_INTO = {"__main__", "argparse", "builtins", "collections", "contextlib", "random", "types"}
+# Modules that write messages. They do so while a body is traced, and return nothing to it.
+LOGS = {"_warnings", "logging", "warnings"}
+# Modules whose objects never change.
+_UNCHANGING = {
+    "_abc", "_decimal", "_functools", "_operator", "_struct", "abc", "datetime", "decimal", "enum", "fractions",
+    "functools", "inspect", "operator", "pathlib", "re", "struct", "typing", "uuid", "zoneinfo",
+}  # fmt: skip
 _LIBRARIES = {"jax", "jaxlib", "numpy", "jaxpyop", "ml_dtypes", "opt_einsum", "malt"}
 
 # A name in an object's way, and the object.
@@ -181,27 +185,32 @@ def is_opaque(value: Any, home: str) -> bool:
     """Tells whether an object is a library's, or the interpreter's, and not looked into."""
     if isinstance(value, types.FunctionType):
         return not is_own(value, home) and not hasattr(value, "__wrapped__")
-    if isinstance(value, (io.IOBase, functools.partial, *WITH_CONTENTS)):
-        return isinstance(value, io.IOBase)
+    if isinstance(value, functools.partial):
+        return False
+    if value is sys.stdout or value is sys.stderr:
+        return True
     cls = value if isinstance(value, type) else type(value)
     if not cls.__flags__ & HEAP_TYPE and not issubclass(cls, (dict, list, set)):
         return isinstance(value, type)
     if isinstance(value, type):
         return not _is_own_class(cls, home)
-    package = package_of(cls)
-    is_library = package in _LIBRARIES or package in sys.stdlib_module_names - _LOOKED_INTO
     # A compiled function leads to the function that was compiled. An iterator goes on, whoever wrote its class.
-    return is_library and not is_iterator(value) and _attribute(value, "__wrapped__") is None
+    return is_unchanging(cls) and not is_iterator(value) and _attribute(value, "__wrapped__") is None
 
 
-def package_of(cls: type) -> str:
+def is_unchanging(cls: type) -> bool:
+    """Tells whether the objects of a library's class are taken to stay as they are: JAX's, patterns, dates, loggers."""
+    return _package_of(cls) in _LIBRARIES - {"numpy"} | _UNCHANGING | LOGS
+
+
+def _package_of(cls: type) -> str:
     module: Any = cls.__module__
     # The classes of NumPy's generators have a descriptor under this name.
     return module.partition(".")[0] if isinstance(module, str) else ""
 
 
 def _is_own_class(cls: type, home: str) -> bool:
-    package = package_of(cls)
+    package = _package_of(cls)
     if package in _LIBRARIES or package in sys.stdlib_module_names - {"__main__"}:
         return False
     filename = getattr(sys.modules.get(cls.__module__), "__file__", None)

@@ -56,11 +56,11 @@ class Snapshot:
                 self.outside.append(name)
             elif callable(value) and not is_known(value, home):
                 self.unknown.append(name)
-            if hides_contents(value, home):
-                kind_of_object = f"a {type(value).__module__}.{type(value).__qualname__}"
-                self.not_restored.append((name, f"{kind_of_object}, and a change of it would not be seen, but happen"))
             if is_opaque(value, home):
                 continue
+            if hides_contents(value):
+                kind_of_object = f"a {type(value).__module__}.{type(value).__qualname__}"
+                self.not_restored.append((name, f"{kind_of_object}, and a change of it would not be seen, but happen"))
             alive.append(value)
             self.too_many = len(alive) > MOST_OBJECTS
             if self.too_many:
