@@ -220,7 +220,7 @@ def test_an_evicted_record_of_a_stateful_op_is_an_error_that_names_the_setting(t
         for i in range(5):
             jax.block_until_ready(f(X + i))
         with (
-            pytest.raises(RuntimeError, match=r"stateful op cannot be run again; raise jaxpyop\.config\.max_records"),
+            pytest.raises(RuntimeError, match=r"cannot be run again; increase jaxpyop\.config\.max_records"),
             jaxpyop.reraise(),
         ):
             jax.block_until_ready(first[1](jnp.ones(3)))
