@@ -117,9 +117,18 @@ def share_contexts():
         of_thread = threading.local()
 
         def shared_context():
+            # JAX may lower a program while it lowers another one. A program of its context would become a part of that.
+            if is_lowering():
+                return make_context()
             if not hasattr(of_thread, "context"):
                 of_thread.context = make_context()
             return of_thread.context
+
+        def is_lowering():
+            try:
+                return mlir.ir.Context.current is not None
+            except ValueError:
+                return False
 
         mlir.make_ir_context = shared_context
 

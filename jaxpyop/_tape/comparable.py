@@ -20,9 +20,16 @@ _ADDRESS = re.compile(r"0x[0-9a-f]+")
 
 def comparable_program(program: Program, kept: Sequence[Any]) -> tuple[str, list[Any]]:
     """Returns a text of a program's calls, and the arrays that their derivatives read."""
-    texts, arrays = [f"{program.ins} {program.outs}"], list(kept)
-    for how, *slots in program.nodes:
-        texts.append(f"{how.text()} {slots}")
+    kept_in = dict(zip(program.kept, kept))
+    made = {*program.ins}.union(*(node.outs for node in program.nodes)) - {-1}
+    # Slots are numbered anew without those of constants. Equal constants share a slot if they are the same array, which
+    # may differ from run to run.
+    numbers = {s: k for k, s in enumerate(sorted(made))}
+    arrays = [kept_in[s] for s in numbers if s in kept_in]
+    texts = [f"{[numbers.get(s) for s in (*program.ins, *program.outs)]}"]
+    for how, ins, outs, dependence in program.nodes:
+        texts.append(f"{how.text()} {[numbers.get(s) for s in (*ins, *outs)]} {dependence}")
+        arrays += [kept_in[s] for s in ins if s not in numbers and s in kept_in]
         if isinstance(how, Linear):
             arrays += how.arrays()
     return without_addresses("\n".join(texts)), comparable_arrays(arrays)

@@ -256,6 +256,15 @@ def test_the_same_results_with_another_derivative_are_refused(name, changes):
         jax.block_until_ready(f(0.7))
 
 
+@pytest.mark.usefixtures("eager_tape")
+def test_a_number_that_nothing_used_before():
+    # It is one array for each use in the first run, and one array for both uses in the second.
+    number = 2.71875
+    f = jax.jit(jax.grad(RUNS["scan"](as_tape(lambda x: straight(x, number)))))
+    with told_once():
+        np.testing.assert_allclose(f(0.7), number**STEPS, rtol=1e-5)
+
+
 def _steps(f, x):
     for _ in range(STEPS):
         x = f(x, 3.0)
