@@ -169,13 +169,18 @@ KEPT = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:once")
-@pytest.mark.parametrize("body", KEPT.values(), ids=KEPT)
-def test_what_gives_no_value_from_outside_is_traced(body):
+def check_traced(body):
+    """The body becomes a part of the program, and gives what it gives when it is called."""
     op = lambda x, mode: jaxpyop.py_function(body, [x], F, mode=mode, output_shapes=())
     assert "python_call" not in str(jax.make_jaxpr(lambda x: op(x, "traced"))(1.0))
     traced, eager = (jax.jit(lambda x, mode=mode: op(x, mode))(1.0) for mode in ("traced", "eager"))
     np.testing.assert_allclose(traced, eager, rtol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:once")
+@pytest.mark.parametrize("body", KEPT.values(), ids=KEPT)
+def test_what_gives_no_value_from_outside_is_traced(body):
+    check_traced(body)
 
 
 def test_auto_calls_a_library_that_is_not_known():

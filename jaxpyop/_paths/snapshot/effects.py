@@ -18,7 +18,16 @@ import numpy as np
 
 from jaxpyop._functions import FILE_READERS
 from jaxpyop._paths.snapshot.contents import HEAP_TYPE, WITH_KINDS, kinds_of
-from jaxpyop._paths.snapshot.reach import LOGS, NOT_IMPORTED, is_iterator, is_opaque, is_own, is_plain, is_unchanging
+from jaxpyop._paths.snapshot.reach import (
+    LOGS,
+    NOT_IMPORTED,
+    OUTSIDE,
+    is_iterator,
+    is_opaque,
+    is_own,
+    is_plain,
+    is_unchanging,
+)
 
 # Builtin functions with an effect. `print` is not one of these: everybody knows that it prints while JAX traces.
 _IMPURE = {"input", "open", "exec", "eval", "__import__", "breakpoint", "globals"}
@@ -84,7 +93,8 @@ _hiding: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
 def hides_contents(value: Any) -> bool:
     """Tells whether an object may hold something that changes, and that a snapshot does not see.
 
-    A part of such an object is made by a class that is written in C, and that is not known here.
+    A part of such an object is made by a class that is written in C, and that is not known here. The objects of a few
+    other classes read and write files or settings.
     """
     if isinstance(value, np.ufunc):
         return _is_of_python(value)
@@ -102,8 +112,10 @@ _SEEN = (
 
 
 def _is_hidden_part(cls: type) -> bool:
+    if cls is memoryview or issubclass(cls, OUTSIDE):
+        return True
     if issubclass(cls, _SEEN) or is_unchanging(cls) or cls.__module__ == "builtins":
-        return cls is memoryview
+        return False
     file = getattr(sys.modules.get(cls.__module__), "__file__", None) or ""
     is_of_python = cls.__module__ not in sys.builtin_module_names and not file.endswith(tuple(EXTENSION_SUFFIXES))
     return not (cls.__flags__ & HEAP_TYPE and is_of_python)

@@ -7,9 +7,11 @@ their arguments only.
 from __future__ import annotations
 
 import builtins
+import decimal
 import dis
 import functools
 import importlib.util
+import pathlib
 import sys
 import sysconfig
 import types
@@ -37,6 +39,8 @@ _UNCHANGING = {
     "_abc", "_decimal", "_functools", "_operator", "_struct", "abc", "datetime", "decimal", "enum", "fractions",
     "functools", "inspect", "operator", "pathlib", "re", "struct", "typing", "uuid", "zoneinfo",
 }  # fmt: skip
+# Classes of these modules whose objects read and write files, or settings.
+OUTSIDE = (pathlib.Path, decimal.Context)
 _LIBRARIES = {"jax", "jaxlib", "numpy", "jaxpyop", "ml_dtypes", "opt_einsum", "malt"}
 
 # A name in an object's way, and the object.
@@ -200,7 +204,7 @@ def is_opaque(value: Any, home: str) -> bool:
 
 def is_unchanging(cls: type) -> bool:
     """Tells whether the objects of a library's class are taken to stay as they are: JAX's, patterns, dates, loggers."""
-    return _package_of(cls) in _LIBRARIES - {"numpy"} | _UNCHANGING | LOGS
+    return not issubclass(cls, OUTSIDE) and _package_of(cls) in _LIBRARIES - {"numpy"} | _UNCHANGING | LOGS
 
 
 def _package_of(cls: type) -> str:
