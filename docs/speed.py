@@ -1,6 +1,6 @@
-"""Write the figures of one run of `bench` into README.md and `guide/speed.md`, and draw `speed.svg`.
+"""Write the figures of one run of `tests.bench` into README.md and `guide/speed.md`, and draw `speed.svg`.
 
-    python -m jaxpyop bench --json > docs/speed.json
+    python -m tests.bench --json > docs/speed.json
     python docs/speed.py
 
 All figures on these pages come from that one file. They stand between the comments `<!-- speed: NAME -->` and
@@ -14,7 +14,7 @@ from xml.sax.saxutils import escape
 
 HERE = pathlib.Path(__file__).parent
 PAGES = (HERE.parent / "README.md", HERE / "guide" / "speed.md")
-# The rows of the table in README.md and of the picture: a label, a group of `bench`, and the cases beside ours.
+# The rows of the table in README.md and of the picture: a label, a group of `tests.bench`, and the cases beside ours.
 COMPARED = (
     ("`float32[1]` under `jit`", "float32[1] under jit", ("jax.pure_callback",)),
     ("the same, stateful", "the same, stateful", ("io_callback",)),
@@ -43,7 +43,7 @@ def shown(microseconds):
 
 
 class Run:
-    """One run of `bench`."""
+    """One run of `tests.bench`."""
 
     def __init__(self, file=HERE / "speed.json"):
         found = json.loads(file.read_text(encoding="utf-8"))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias, Unpack, get_args, overload
 
 from jaxpyop._cut import CutFunction, Loops
-from jaxpyop._keywords import JaxOptions, NumpyOptions, filled_in, with_options
+from jaxpyop._keywords import DEFAULTS, JaxOptions, NumpyOptions, with_options
 from jaxpyop._op import NOT_GIVEN, apply_or_decorate
 from jaxpyop._op import clear_records as clear_records
 from jaxpyop._op import padded as padded
@@ -16,19 +18,10 @@ Decorator: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 @overload
 def py_function(
-    func: Callable[..., Any],
-    inp: Any,
-    Tout: Any,
-    name: str | None = None,
-    **options: Unpack[JaxOptions],
+    func: Callable[..., Any], inp: Any, Tout: Any, name: str | None = None, **options: Unpack[JaxOptions]
 ) -> Any: ...
 @overload
-def py_function(
-    *,
-    Tout: Any,
-    name: str | None = None,
-    **options: Unpack[JaxOptions],
-) -> Decorator: ...
+def py_function(*, Tout: Any, name: str | None = None, **options: Unpack[JaxOptions]) -> Decorator: ...
 @with_options(JaxOptions)
 def py_function(
     func: Callable[..., Any] | None = None,
@@ -107,11 +100,7 @@ def numpy_function(
 ) -> Any: ...
 @overload
 def numpy_function(
-    *,
-    Tout: Any,
-    stateful: bool = False,
-    name: str | None = None,
-    **options: Unpack[NumpyOptions],
+    *, Tout: Any, stateful: bool = False, name: str | None = None, **options: Unpack[NumpyOptions]
 ) -> Decorator: ...
 @with_options(NumpyOptions)
 def numpy_function(
@@ -207,13 +196,9 @@ def py_func(
 ) -> Any: ...
 @overload
 def py_func(
-    *,
-    Tout: Any,
-    stateful: bool = True,
-    name: str | None = None,
-    **options: Unpack[NumpyOptions],
+    *, Tout: Any, stateful: bool = True, name: str | None = None, **options: Unpack[NumpyOptions]
 ) -> Decorator: ...
-@with_options(NumpyOptions, like=numpy_function)
+@with_options(NumpyOptions)
 def py_func(
     func: Callable[..., Any] | None = None,
     inp: Any = None,
@@ -228,20 +213,42 @@ def py_func(
     ``stateful=True``. It works like :func:`jax.experimental.io_callback`.
 
     Args:
-        func: as in `numpy_function`.
-        inp: as in `numpy_function`.
-        Tout: as in `numpy_function`.
+        func: the function, called as ``func(*inp)``. Its arrays are private, writable
+            and C-contiguous; it may change and keep them. It must be neither async nor
+            a generator.
+        inp: a list or tuple of inputs, or one array. Elements may be pytrees. Arrays and
+            Python numbers become NumPy arrays. Typed PRNG keys become their data
+            (uint32). Everything else reaches `func` unchanged.
+        Tout: the declared results, always required: a dtype, an object with ``.shape``
+            and ``.dtype`` (``jnp.float32(0)`` is a scalar), a TensorFlow dtype,
+            :func:`jaxpyop.padded`, or a pytree of these. With ``None``, `func` runs for
+            its side effects, and its return value is ignored. With ``[]``, `func` must
+            return nothing.
         stateful: run `func` exactly once per execution, even if its result is unused.
             With ``False`` the compiler may drop, merge and repeat calls, as in
             TensorFlow.
-        name: as in `numpy_function`.
+        name: the name in errors, jaxprs and profiles. The default is the name of `func`.
         **options: as listed there.
 
     Returns:
-        As in `numpy_function`.
+        The results, as ``jax.Array`` values in the structure of `Tout`, with the declared
+        dtypes. Without ``jax_enable_x64``, 64-bit dtypes become 32-bit ones. If there
+        is no result, ``None`` or ``[]``, like `Tout`. Without `func` and `inp`: a
+        decorator.
 
     Raises:
-        As in `numpy_function`.
+        TypeError: an argument is malformed; a result is not a number; or the casting
+            rule refuses a result.
+        ValueError: an option has an unknown value; the number, structure or shapes of the
+            results differ from the declared ones; `func` closes over a traced value;
+            or a backward pass needs a `vjp`.
+        OverflowError: an integer does not fit its dtype, as an input or a result.
+        NotImplementedError: forward mode needs a `jvp`; no rule gives a second
+            derivative; ``jax.export`` is used; or the op is stateful where JAX
+            allows no effects (``grad`` of ``checkpoint``, ``vmap`` of a ``cond`` whose
+            predicate differs by element).
+        jax.errors.JaxRuntimeError: `func` raised an exception under ``jit`` (see
+            :func:`jaxpyop.reraise`). Outside ``jit`` its own exception is raised.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpy as np, jaxpyop
@@ -329,3 +336,17 @@ def jit(fun: Callable[..., Any] | None = None, /, *, loops: Loops = "compiled", 
     if not callable(fun):
         raise TypeError(f"jaxpyop.jit: fun is {fun!r}; expected a function, as in jaxpyop.jit(fun)")
     return CutFunction(fun, loops, options)
+
+
+def filled_in(table: Any, given: dict[str, Any], function: Callable[..., Any], api: str) -> dict[str, Any]:
+    """All options of a table: the given ones, and the defaults of the others.
+
+    Raises:
+        TypeError: `function`, which is called `api`, does not have one of the keywords.
+    """
+    if unknown := given.keys() - DEFAULTS[table].keys():
+        known = {name.lower(): name for name in inspect.signature(function).parameters}
+        near = difflib.get_close_matches(min(unknown).lower(), known, n=1)
+        meant = f"did you mean {known[near[0]]}?" if near else f"it has {', '.join(known.values())}"
+        raise TypeError(f"{api}() got an unexpected keyword argument {min(unknown)!r}; {meant}")
+    return DEFAULTS[table] | given

@@ -14,7 +14,6 @@ from typing import Any, Literal, TypeAlias, TypedDict, Unpack, get_args
 Mode: TypeAlias = Literal["eager", "traced", "auto"]
 Transport: TypeAlias = Literal["auto", "callback"]
 Constants: TypeAlias = Literal["warn", "allow", "error"]
-Tape: TypeAlias = Literal["eager", "lazy"]
 
 
 def _one_of(choices: tuple[str, ...]) -> Callable[[Any], str]:
@@ -41,11 +40,6 @@ def _at_least_one_or_none(value: Any) -> int | None:
     return None if value is None or value == "none" else _at_least_one(value)
 
 
-def _names(value: Any) -> tuple[str, ...]:
-    parts = value.split(",") if isinstance(value, str) else value
-    return tuple(part.strip() for part in parts if part.strip())
-
-
 def _share_of_memory() -> int:
     """An eighth of the memory that this process may use, in bytes, but at least 256 MB.
 
@@ -64,11 +58,9 @@ _SETTINGS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
     "mode": ("eager", _one_of(get_args(Mode))),
     "transport": ("auto", _one_of(get_args(Transport))),
     "constants": ("warn", _one_of(get_args(Constants))),
-    "tape": ("eager", _one_of(get_args(Tape))),
     "max_records": (8192, _at_least_one_or_none),
     "max_record_bytes": (_share_of_memory(), _at_least_one),
     "max_scratch_bytes": (128 * 2**20, _at_least_one),
-    "without": ((), _names),
 }
 
 
@@ -78,7 +70,6 @@ class Settings(TypedDict, total=False):
     mode: Mode
     transport: Transport
     constants: Constants
-    tape: Tape
     max_records: int | None
     max_record_bytes: int
     max_scratch_bytes: int
@@ -111,11 +102,6 @@ class Config:
             silent. ``"error"`` raises a :class:`TypeError`, for ``float(x)``
             and ``x.item()`` as well.
             Environment variable: ``JAXPYOP_CONSTANTS``.
-        tape: when a ``py_function`` that is being differentiated evaluates
-            its operations. ``"eager"`` evaluates each one immediately, as
-            TensorFlow's tape does. ``"lazy"`` evaluates all pending operations
-            as one compiled program, when a value is needed.
-            Environment variable: ``JAXPYOP_TAPE``.
         max_records: how many gradient records of ``py_function`` are kept for
             later backward passes. Records that a pass has read may fill 1/32
             of this limit, or all of it for a stateful op, which cannot run
@@ -131,12 +117,6 @@ class Config:
         max_scratch_bytes: how many bytes of scratch arrays are kept for later
             calls, in all programs together. Inputs are copied into them.
             Environment variable: ``JAXPYOP_MAX_SCRATCH_BYTES``.
-        without: the names of the capabilities of JAX that are turned off, as
-            a tuple. ``python -m jaxpyop doctor`` lists all capabilities, and
-            the consequences of turning each one off. Only the environment
-            variable can set it, because it is read by the import.
-            Environment variable: ``JAXPYOP_WITHOUT``, with commas between the
-            names, or ``all``.
 
     Raises:
         AttributeError: there is no setting of that name.
@@ -154,11 +134,9 @@ class Config:
     mode: Mode
     transport: Transport
     constants: Constants
-    tape: Tape
     max_records: int | None
     max_record_bytes: int
     max_scratch_bytes: int
-    without: tuple[str, ...]
 
     def __init__(self) -> None:
         for name, (default, _) in _SETTINGS.items():
@@ -175,11 +153,6 @@ class Config:
             parsed = _SETTINGS[name][1](value)
         except ValueError as error:
             raise ValueError(f"jaxpyop.config.{name}: {error}") from None
-        if name == "without" and parsed != getattr(self, name, parsed):
-            raise ValueError(
-                "jaxpyop.config.without is decided when jaxpyop is imported: set the environment variable "
-                f"JAXPYOP_WITHOUT={','.join(parsed)} before that"
-            )
         object.__setattr__(self, name, parsed)
         for function in _listeners:
             function()

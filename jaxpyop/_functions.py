@@ -1,7 +1,7 @@
-"""What a Python function is made of: partials and bound methods, its code, closure, defaults and globals.
+"""What a Python function is made of, and what it reads: partials and bound methods, code, closure, defaults, globals.
 
 Only the parts are found here. Each package decides what a part means to it: a traced value that must not be there, a
-piece of a cache key, or something that a branch may change.
+function of JAX, something that a branch may change, or code that a saved program compares.
 """
 
 from __future__ import annotations
@@ -10,11 +10,6 @@ import functools
 import types
 from collections.abc import Iterator
 from typing import Any
-
-# Functions of NumPy that read files.
-FILE_READERS = frozenset(
-    {"load", "loadtxt", "genfromtxt", "fromfile", "memmap", "fromregex", "DataSource", "open_memmap"}
-)
 
 
 def without_partials(func: Any) -> Any:
@@ -55,12 +50,7 @@ def defaults_of(func: types.FunctionType) -> dict[str, Any]:
     return dict(zip(names[len(names) - len(defaults) :], defaults)) | (func.__kwdefaults__ or {})
 
 
-def globals_of(func: types.FunctionType) -> dict[str, Any]:
-    """The global variables that the function, or a function defined in it, may read. Builtins are left out."""
-    return {name: func.__globals__[name] for name in names_in(func.__code__) if name in func.__globals__}
-
-
-def parts_of(func: Any) -> Iterator[tuple[str, Any]]:
+def _parts_of(func: Any) -> Iterator[tuple[str, Any]]:
     """What the callable holds itself, by name: the parts of a partial or a bound method, or closure and defaults."""
     if isinstance(func, functools.partial):
         yield from ((f"argument {i} of functools.partial", value) for i, value in enumerate(func.args))
@@ -72,3 +62,38 @@ def parts_of(func: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(func, types.FunctionType):
         yield from closure_of(func).items()
         yield from defaults_of(func).items()
+
+
+_LOOKED_INTO = (types.FunctionType, types.MethodType, functools.partial)
+
+
+def reads_of(func: Any, *, names: bool = False, depth: int = 100) -> Iterator[tuple[str, Any]]:
+    """What a callable reads besides its arguments, each with the name that the code has for it.
+
+    A function, method or partial among these is looked into, and is not in the result itself. An attribute of an object
+    is read if the code names it. Nothing is known of a callable of another kind.
+
+    Args:
+        func: the callable.
+        names: whether to add the names of the code of every function: its globals, or None for any other name.
+        depth: how many functions that hold each other are looked into.
+    """
+    seen: set[int] = set()
+
+    def walk(name: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
+        if not isinstance(value, _LOOKED_INTO):
+            yield name, value
+        elif id(value) not in seen and depth:
+            seen.add(id(value))
+            code = getattr(value, "__code__", None)
+            for part, held in _parts_of(value):
+                yield from walk(part, held, depth - 1)
+                if code is not None and not isinstance(held, (type, types.ModuleType, types.FunctionType)):
+                    attributes = getattr(held, "__dict__", {})
+                    for attribute in (a for a in code.co_names if a in attributes):
+                        yield from walk(f"{part}.{attribute}", attributes[attribute], depth - 1)
+            if names and isinstance(value, types.FunctionType):
+                for named in names_in(value.__code__):
+                    yield from walk(named, value.__globals__.get(named), depth - 1)
+
+    return walk("func", func, depth) if isinstance(func, _LOOKED_INTO) else iter(())

@@ -2,16 +2,12 @@
 
 A keyword is an entry of a `TypedDict`, for editors and type checkers, with its default. Its text in `help()` is in the
 docstring of the table. To add a keyword, write it here, and name it in `Op`. `with_options` puts a table where a
-function has ``**options``, and copies the parts of a docstring that are the same for another function.
+function has ``**options``.
 """
 
 from __future__ import annotations
 
-import ast
-import difflib
-import functools
 import inspect
-import re
 import typing
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, TypeAlias, TypedDict, TypeVar
@@ -25,7 +21,6 @@ _Rule: TypeAlias = Callable[[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]],
 _Pair: TypeAlias = tuple[Callable[..., Any], Callable[[Any, tuple[Any, ...]], Any]]
 Vjp: TypeAlias = _Rule | _Pair | Literal["numerical"]
 Jvp: TypeAlias = _Rule | Literal["numerical"]
-Hvp: TypeAlias = Literal["numerical"]
 # It takes cotangents.
 Transpose: TypeAlias = Callable[[tuple[Any, ...]], Any]
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -101,11 +96,9 @@ class JaxOptions(_OfJax, _OfAll, total=False):
             ``"numerical"``. It works as in :func:`numpy_function`, but receives
             ``jax.Array`` values. If only `jvp` is given, reverse mode raises an error. If
             only `vjp` is given, forward mode raises an error, except with
-            ``vjp="numerical"`` or ``hvp="numerical"``.
+            ``vjp="numerical"``.
         jvp: a rule for forward mode, which replaces the automatic derivative:
             ``f(inputs, outputs, tangents)``, or ``"numerical"``, as in
-            :func:`numpy_function`.
-        hvp: ``"numerical"``: second derivatives by differences of the rules, as in
             :func:`numpy_function`.
         mode: whether `func` is called, or becomes part of the program. The default is
             ``jaxpyop.config.mode``.
@@ -138,7 +131,6 @@ class JaxOptions(_OfJax, _OfAll, total=False):
 
     vjp: Annotated[Vjp | None, None]
     jvp: Annotated[Jvp | None, None]
-    hvp: Annotated[Hvp | None, None]
     mode: Annotated[Mode | None, None]
     max_steps: Annotated[int | None, None]
 
@@ -164,7 +156,7 @@ class ContribOptions(_OfAll, total=False):
 
             With ``"expand_dims"`` and ``"broadcast_all"``, a rule is called once per
             batch, and its arrays have the axes of the batch in front. For second
-            derivatives, a rule may be an op with rules of its own, or see `hvp`.
+            derivatives, a rule may be an op with rules of its own.
         jvp: the rule for forward mode, as in :class:`jax.custom_jvp`. Without a rule,
             using a tangent raises an error. ``f(inputs, outputs, tangents)`` receives
             tuples of NumPy arrays, with one tangent per array input, or ``None`` for
@@ -172,12 +164,6 @@ class ContribOptions(_OfAll, total=False):
             elements, or ``None`` for zero. ``"numerical"`` stands for central
             differences, with two calls of `func` for each order of magnitude of the
             inputs that the tangent moves.
-        hvp: ``"numerical"`` gives second derivatives of real inputs by central
-            differences of the rules. Under ``jit``, ``jax.jvp(jax.grad(f), (x,), (v,))``
-            adds two calls of `func` and two of its rule to those of the gradient, for
-            each order of magnitude of the inputs. A missing `jvp` is replaced by
-            differences of `func`. The default is ``"numerical"`` with
-            ``vjp="numerical"``, and None otherwise.
         transpose: declares that `func` is linear in its floating-point and complex inputs.
             ``f(cotangents)`` receives a tuple with one cotangent per result. It returns
             one cotangent per array input, or ``None`` for zero. The op then has both
@@ -193,7 +179,6 @@ class ContribOptions(_OfAll, total=False):
 
     vjp: Annotated[Vjp | None, None]
     jvp: Annotated[Jvp | None, None]
-    hvp: Annotated[Hvp | None, None]
     transpose: Annotated[Transpose | None, None]
     copy: Annotated[bool, True]
     out: Annotated[bool, False]
@@ -225,81 +210,36 @@ _DOCUMENTED_BY = {
 }
 
 
-@functools.cache
-def _defaults(table: Any) -> dict[str, Any]:
-    hints = typing.get_type_hints(table, include_extras=True)
-    return {name: hint.__metadata__[0] for name, hint in hints.items()}
-
-
-def filled_in(table: Any, given: dict[str, Any], function: Callable[..., Any], api: str) -> dict[str, Any]:
-    """All options of a table: the given ones, and the defaults of the others.
-
-    Raises:
-        TypeError: `function`, which is called `api`, does not have one of the keywords.
-    """
-    if unknown := given.keys() - _defaults(table).keys():
-        known = {name.lower(): name for name in inspect.signature(function).parameters}
-        near = difflib.get_close_matches(min(unknown).lower(), known, n=1)
-        meant = f"did you mean {known[near[0]]}?" if near else f"it has {', '.join(known.values())}"
-        raise TypeError(f"{api}() got an unexpected keyword argument {min(unknown)!r}; {meant}")
-    return _defaults(table) | given
+DEFAULTS = {
+    table: {name: hint.__metadata__[0] for name, hint in typing.get_type_hints(table, include_extras=True).items()}
+    for table in _DOCUMENTED_BY
+}
 
 
 # ---------------------------------------------------------------- signatures and help()
 
 
-_KEYWORD = inspect.Parameter.KEYWORD_ONLY
-
-
-def with_options(table: Any, like: Any = None) -> Callable[[_Function], _Function]:
-    """Make a decorator that completes a function's signature and docstring.
-
-    Args:
-        table: the options that take the place of ``**options``.
-        like: the function to copy parts of the docstring from. Where the decorated function has ``name: as in `f`.`` or
-            a section of one line, ``As in `f`.``, that entry or section of `like` takes its place.
-    """
+def with_options(table: Any) -> Callable[[_Function], _Function]:
+    """Make a decorator that puts a table in the place of ``**options``, in a function's signature and docstring."""
 
     def complete(function: _Function) -> _Function:
         signature = inspect.signature(function)
         own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
         listed = [
-            inspect.Parameter(
-                name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=_as_written(table, name)
-            )
-            for name, default in _defaults(table).items()
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=_written(table, name))
+            for name, default in DEFAULTS[table].items()
         ]
         vars(function)["__signature__"] = signature.replace(parameters=[*own, *listed])
         # python -OO leaves no docstrings.
         if function.__doc__ is not None:
-            function.__doc__ = _completed(inspect.cleandoc(function.__doc__), table, like.__doc__ if like else "")
+            texts = [inspect.cleandoc(part.__doc__ or "").partition("Args:\n")[2] for part in _DOCUMENTED_BY[table]]
+            doc = inspect.cleandoc(function.__doc__)
+            function.__doc__ = doc.replace("    **options: as listed there.", "\n".join(texts))
         return function
 
     return complete
 
 
-def _as_written(table: Any, name: str) -> str:
+def _written(table: Any, name: str) -> str:
     # `Pool | None` tells a reader more than the types that it stands for.
-    annotated: Any = ast.parse(table.__annotations__[name].__forward_arg__, mode="eval").body
-    return ast.unparse(annotated.slice.elts[0])
-
-
-_ENTRY = re.compile(r"^    (?P<name>[\w*]+): .*\n(?:^\n?        .*\n)*", re.MULTILINE)
-_SECTION = re.compile(r"^(?P<name>\w+):\n(?:^(?:    .*)?\n)*?(?=^\w|\Z)", re.MULTILINE)
-
-
-def _completed(doc: str, table: Any, model: str) -> str:
-    texts = [_parts(_ENTRY, inspect.cleandoc(part.__doc__ or "")) for part in _DOCUMENTED_BY[table]]
-    listed = "".join(text for part in texts for text in part.values())
-    doc = f"{doc}\n".replace("    **options: as listed there.\n", listed)
-    for pattern in (_ENTRY, _SECTION):
-        doc = pattern.sub(functools.partial(_copied, _parts(pattern, model)), doc)
-    return doc
-
-
-def _copied(known: dict[str, str], found: re.Match[str]) -> str:
-    return known[found["name"]] if re.fullmatch(r" *\w+:\s+[Aa]s in `\w+`\.\s+", found[0]) else found[0]
-
-
-def _parts(pattern: re.Pattern[str], doc: str) -> dict[str, str]:
-    return {found["name"]: found[0] for found in pattern.finditer(f"{doc}\n")}
+    return table.__annotations__[name].__forward_arg__.removeprefix("Annotated[").rpartition(", ")[0]

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from jax.experimental.compilation_cache import compilation_cache
 
-from jaxpyop._jaxcore import CAPABILITIES, has
+from jaxpyop._jaxcore import PORTABLE
 from tests.shared.selection import is_quick
 from tests.shared.util import ROUTES
 from tests.shared.without import needs_flatbuffers, reason_to_skip
@@ -157,13 +157,12 @@ def pytest_collection_modifyitems(config, items):
       enough rows to cover every pair of values.
     - With --rest: the tests of --all that are not in the selection.
     - With JAXPYOP_TEST_ALL=1: every combination. With JAXPYOP_TEST_LONG=1: the tests marked as long as well.
-    - Without a capability of JAX: no tests of what its absence takes away, see `without.py`.
+    - With JAXPYOP_PORTABLE=1: no tests of what public JAX does not have, see `without.py`.
     """
-    off = {capability.name for capability in CAPABILITIES if not has(capability.name)}
     for item in items:
         path = item.path.relative_to(config.rootpath).as_posix()
-        name = getattr(item, "originalname", None) or item.name.rpartition(".")[2]
-        if reason := reason_to_skip(path, name, item.name, off) or needs_flatbuffers(path, item.name):
+        lacking = reason_to_skip(path, getattr(item, "originalname", item.name)) if PORTABLE else None
+        if reason := lacking or needs_flatbuffers(path, item.name):
             item.add_marker(pytest.mark.skip(reason=reason))
     if not os.environ.get("JAXPYOP_TEST_LONG"):
         drop(config, items, {item for item in items if item.get_closest_marker("long")})
@@ -259,20 +258,6 @@ def route(request):
     """A way to run a program: directly, or under jit with each transport."""
     with jaxpyop.config.override(transport=request.param.transport):
         yield request.param
-
-
-@pytest.fixture(params=["eager", "lazy"])
-def tape(request):
-    """Both tapes."""
-    with jaxpyop.config.override(tape=request.param):
-        yield request.param
-
-
-@pytest.fixture
-def eager_tape():
-    """The eager tape, for tests of what it keeps and compiles."""
-    with jaxpyop.config.override(tape="eager"):
-        yield
 
 
 @pytest.fixture

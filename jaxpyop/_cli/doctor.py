@@ -37,7 +37,7 @@ def _devices() -> Iterator[tuple[str, str]]:
 
 def _transport() -> Iterator[tuple[str, str]]:
     stateless, stateful, ordered = "pure_callback", "io_callback", "io_callback"
-    if config.transport == "auto" and jax.default_backend() == "cpu" and _jaxcore.HAS_ZERO_COPY:
+    if config.transport == "auto" and jax.default_backend() == "cpu" and not _jaxcore.PORTABLE:
         stateless, stateful = "buffer_callback (zero-copy)", "buffer_callback"
         if jax.device_count() == 1:
             ordered = "buffer_callback, with a token"
@@ -74,17 +74,13 @@ def _settings() -> Iterator[tuple[str, str]]:
         yield f"  {name}", f"{value!s:<12} environment variable {variable} ({source})"
 
 
-def _capabilities() -> Iterator[tuple[str, str]]:
-    yield "capabilities", "what jaxpyop uses below the documented surface of JAX"
-    lacking = _jaxcore.missing()
-    for capability in _jaxcore.CAPABILITIES:
-        if _jaxcore.has(capability.name):
-            found = f"yes: {capability.purpose}"
-        else:
-            old = _jaxcore.is_too_old_for(capability)
-            why = f"JAX {capability.since} has it" if old else "missing" if capability in lacking else "turned off"
-            found = f"no, {why}: {capability.loss}"
-        yield f"  {capability.name}", found
+def _private_names() -> Iterator[tuple[str, str]]:
+    if not _jaxcore.PORTABLE:
+        yield "portable", "no: this JAX has all that jaxpyop uses of it"
+        return
+    yield "portable", f"yes, on public JAX alone: {_jaxcore.WHY_PORTABLE}"
+    for loss in _jaxcore.LOSSES:
+        yield "", f"- {loss}"
 
 
 def _line(name: str, value: str) -> str:
@@ -94,7 +90,7 @@ def _line(name: str, value: str) -> str:
 
 def report() -> str:
     """The text that `doctor` prints. Asking for the devices starts JAX, unless it runs already."""
-    sections = (_versions, _devices, _transport, _safety, _kept, _settings, _capabilities)
+    sections = (_versions, _devices, _transport, _safety, _kept, _settings, _private_names)
     return "\n".join(_line(name, value) for section in sections for name, value in section())
 
 

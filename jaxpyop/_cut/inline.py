@@ -2,7 +2,8 @@
 
 Jaxprs nest: the body of an inner `jit`, of a function with custom rules or of a `checkpoint` is a jaxpr of its own. A
 program can only be cut between the equations of its outermost level. So an equation that holds a Python call is
-replaced by the equations inside it. An equation that holds no Python call stays one node.
+replaced by the equations inside it. An equation that holds no Python call stays one node. `StaysWhole` says why a
+program cannot be cut.
 """
 
 from __future__ import annotations
@@ -15,8 +16,11 @@ from typing import Any, TypeAlias
 import jax
 
 from jaxpyop import _jaxcore
-from jaxpyop._cut.whole import check_equation
 from jaxpyop._op import python_call_p
+
+
+class StaysWhole(Exception):  # noqa: N818  # This is no error.
+    """Ends the planning of a program that stays one compiled function. The text says why."""
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -131,7 +135,7 @@ class _Inliner:
                 eqn = _jaxcore.within_scope(eqn, scope)
             reads = list(map(read, eqn.invars))
             holds_call = self._holds_call(eqn)
-            check_equation(eqn, holds_call)
+            _check_equation(eqn, holds_call)
             if holds_call and eqn.primitive.name in _ENTERED:
                 made = self._entered(eqn, reads)
             else:
@@ -173,6 +177,21 @@ class _Inliner:
             seen.add(x)
             found.append(x)
         return found
+
+
+def _check_equation(eqn: Any, holds_call: bool) -> None:
+    """Check that a program with this equation can be cut.
+
+    Raises:
+        StaysWhole: the program cannot be cut. The text gives the reason.
+    """
+    if any(_jaxcore.is_ref_type(v.aval) for v in (*eqn.invars, *eqn.outvars)):
+        raise StaysWhole("a mutable array (jax.new_ref) cannot leave a compiled program")
+    if holds_call and eqn.primitive is _jaxcore.jit_p:
+        if _jaxcore.is_sharded_jit(eqn.params):
+            raise StaysWhole("an inner jit with in_shardings or out_shardings holds a Python call")
+        if eqn.params.get("compiler_options_kvs"):
+            raise StaysWhole("an inner jit with compiler_options holds a Python call")
 
 
 def _run_equation(eqn: Any, *values: Any) -> list[Any]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 import types
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, TypeAlias
 
 import jax
@@ -14,10 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpyop import _jaxcore
-from jaxpyop._cut.guard import NotPlannedError, guard_of
-from jaxpyop._cut.plan import Options, Plan
-from jaxpyop._cut.planning import planned
-from jaxpyop._cut.whole import StaysWhole, are_together, check_types, is_faster_whole, runs_on_one_cpu
+from jaxpyop._cut.inline import StaysWhole
+from jaxpyop._cut.plan import Options, Plan, plan_of
 from jaxpyop._host import strip_library_frames
 from jaxpyop._op import copy_to_jax
 
@@ -25,24 +24,20 @@ Loops: TypeAlias = Literal["compiled", "python"]
 
 _flatten = jax.tree_util.tree_flatten
 _MAX_SIGNATURES = 1024
-# Without this capability, a call can find out only from its arguments whether JAX is transforming the caller.
-_KNOWS_TOP_LEVEL = _jaxcore.has("named_axes")
 
 # The plans of each jaxpr. If a program is traced again, JAX returns the same jaxpr as long as it keeps it, so the plans
 # are kept as long as the jaxpr.
-_plans: weakref.WeakKeyDictionary[Any, dict[Any, _Planned]] = weakref.WeakKeyDictionary()
+_plans: weakref.WeakKeyDictionary[Any, dict[Any, _Outcome]] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
-# `jax.clear_caches()` makes these forget their plans, so that they trace their functions again, as JAX does.
-_cut_functions: weakref.WeakSet[CutFunction] = weakref.WeakSet()
 
 
-class _Planned:
+class _Outcome:
     """The outcome of planning one program: a plan, or the reason why the program stays whole."""
 
     def __init__(self, plan: Plan | None, reason: str) -> None:
         self.plan = plan
         self.reason = reason
-        self.is_faster_whole = plan is not None and not plan.loops and is_faster_whole(plan.calls)
+        self.is_faster_whole = plan is not None and not plan.loops and _is_faster_whole(plan.calls)
         self.is_whole_everywhere = (
             _jaxcore.is_one_cpu() and self.is_faster_whole if plan else _jaxcore.all_have_callbacks()
         )
@@ -71,9 +66,8 @@ class CutFunction:
         compiler_options = tuple(sorted((options.get("compiler_options") or {}).items()))
         self._options = Options(getattr(fun, "__name__", "function"), loops, compiler_options)
         self._reason = _reason_in(options)
-        self._by_signature: dict[Any, tuple[_Planned, Any]] = {}
-        with _lock:
-            _cut_functions.add(self)
+        self._by_signature: dict[Any, tuple[_Outcome, Any]] = {}
+        _jaxcore.clear_with_jax(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the function: cut where that is possible and faster, and otherwise as `jax.jit` does."""
@@ -95,7 +89,7 @@ class CutFunction:
             return self._jit(*args, **kwargs)
         outcome, tree = found or self._plan(args, kwargs, key)
         plan = outcome.plan
-        if plan is None or (outcome.is_faster_whole and runs_on_one_cpu(leaves)) or not are_together(leaves):
+        if plan is None or (outcome.is_faster_whole and _runs_on_one_cpu(leaves)) or not _are_together(leaves):
             return self._run_whole(args, kwargs, leaves, key)
         try:
             return tree.unflatten(plan.run([x if isinstance(x, jax.Array) else _array(x) for x in leaves]))
@@ -120,8 +114,6 @@ class CutFunction:
         if self._has_static:
             args, kwargs, static = self._without_static(args, kwargs)
         leaves, tree = _flatten((args, kwargs))
-        if not _KNOWS_TOP_LEVEL and any(isinstance(x, _jaxcore.Tracer) for x in leaves):
-            return None, None
         try:
             types: list[Any] = [x.aval for x in leaves]
         except AttributeError:
@@ -141,11 +133,11 @@ class CutFunction:
         return tuple(a for k, a in enumerate(args) if k not in static), rest, tuple(key)
 
     def _loops_for(self, leaves: Sequence[Any]) -> str:
-        if _jaxcore.all_have_callbacks() or _jaxcore.has_callbacks(_jaxcore.client_of(leaves)):
+        if _jaxcore.is_one_cpu() or _jaxcore.has_callbacks(_jaxcore.client_of(leaves)):
             return self._options.loops
         return "python"
 
-    def _plan(self, args: Any, kwargs: Any, key: Any) -> tuple[_Planned, Any]:
+    def _plan(self, args: Any, kwargs: Any, key: Any) -> tuple[_Outcome, Any]:
         options = Options(self._options.name, key[-1], self._options.compiler_options)
         with self._guard.planning() as note_cut:
             traced = self._whole.trace(*args, **kwargs)
@@ -153,7 +145,7 @@ class CutFunction:
             with _lock:
                 plans = _plans.setdefault(traced.jaxpr, {})
                 if (donated, options) not in plans:
-                    plans[donated, options] = _planned(traced.jaxpr, donated, options)
+                    plans[donated, options] = _outcome_of(traced.jaxpr, donated, options)
                 found = plans[donated, options], traced.out_tree
             if not found[0].is_whole_everywhere:
                 note_cut()
@@ -165,11 +157,13 @@ class CutFunction:
 
     def explain(self, *args: Any, **kwargs: Any) -> str:
         """Return, as text, the steps of the program for these arguments, one per line, or why it stays whole."""
+        if self._reason:
+            return f"whole: {self._reason}"
         leaves, key = self._signature(args, kwargs)
-        if leaves is None or self._reason:
-            return f"whole: {self._reason or 'JAX does not take the arguments'}"
+        if leaves is None:
+            return "whole: JAX does not take the arguments"
         outcome, _ = self._plan(args, kwargs, key)
-        if outcome.is_faster_whole and runs_on_one_cpu(leaves):
+        if outcome.is_faster_whole and _runs_on_one_cpu(leaves):
             return "whole: its stateless NumPy functions are faster as callbacks"
         return f"whole: {outcome.reason}" if outcome.plan is None else str(outcome.plan)
 
@@ -191,6 +185,11 @@ class CutFunction:
         self._whole.clear_cache()
         self._by_signature.clear()
 
+    def cache_clear(self) -> None:
+        """Forget the plans, so that the function is traced again. `jax.clear_caches()` calls this."""
+        self._by_signature.clear()
+        _plans.clear()
+
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
 
@@ -201,24 +200,12 @@ class CutFunction:
         return f"<jaxpyop.jit of {self.__wrapped__!r}>"
 
 
-def _forget_plans() -> None:
-    with _lock:
-        functions = list(_cut_functions)
-    # Plans hold users' objects, and to free those can run other code, so the lock must be free.
-    for function in functions:
-        function._by_signature.clear()
-    _plans.clear()
-
-
-_jaxcore.clear_with_jax(_forget_plans)
-
-
-def _planned(closed: Any, donated: Sequence[bool], options: Options) -> _Planned:
+def _outcome_of(closed: Any, donated: Sequence[bool], options: Options) -> _Outcome:
     try:
         check_types([v.aval for v in _jaxcore.jaxpr_of(closed).invars])
-        return _Planned(planned(closed, donated, options), "")
+        return _Outcome(plan_of(closed, donated, options), "")
     except StaysWhole as reason:
-        return _Planned(None, str(reason))
+        return _Outcome(None, str(reason))
 
 
 # The options of `jax.jit` that place the whole program on devices. A program with one of these is not cut.
@@ -226,6 +213,8 @@ _PLACEMENT_OPTIONS = ("in_shardings", "out_shardings", "device", "backend")
 
 
 def _reason_in(options: dict[str, Any]) -> str:
+    if _jaxcore.PORTABLE:
+        return "programs cannot be cut on public JAX alone"
     given = [name for name in _PLACEMENT_OPTIONS if options.get(name) is not None]
     return f"{', '.join(given)} given" if given else ""
 
@@ -250,3 +239,143 @@ def _array(leaf: Any) -> jax.Array:
     # `copy_to_jax` does not obey the transfer guard, so with a guard JAX's public function is called.
     is_number = type(leaf) in _NUMBERS
     return jnp.array(leaf) if is_number or _jaxcore.jax_config.jax_transfer_guard_host_to_device else copy_to_jax(leaf)
+
+
+# ---------------------------------------- which programs stay whole
+#
+# They cannot be cut, or would be slower.
+
+
+def check_types(avals: Iterable[Any]) -> None:
+    """Check that a program with inputs of these types can be cut in this process.
+
+    Raises:
+        StaysWhole: the program cannot be cut. The text gives the reason.
+    """
+    if jax.process_count() > 1:
+        raise StaysWhole("several processes run the program together")
+    if _jaxcore.is_explicit_mesh(jax.sharding.get_abstract_mesh()) or any(map(_jaxcore.is_explicit, avals)):
+        raise StaysWhole("the types of its arrays say how they are sharded (a mesh of Explicit axes)")
+
+
+def _is_faster_whole(calls: Sequence[Any]) -> bool:
+    """Tell whether a program with these Python calls is faster with callbacks, on one CPU device.
+
+    The callback of a stateless NumPy function shares memory with XLA, and costs less than the dispatch of another
+    segment. A callback with an effect takes the program off JAX's fast dispatch path. A callback that runs JAX
+    operations waits for a thread.
+    """
+    return all(not (call.on_jax or call.effects.stateful or call.effects.ordered) for call in calls)
+
+
+def _are_together(arrays: Sequence[Any]) -> bool:
+    """Tell whether all committed arrays are on the same devices. If they are not, JAX itself raises an error."""
+    if _jaxcore.is_one_cpu():
+        return True
+    return len({frozenset(x.sharding.device_set) for x in arrays if _jaxcore.is_committed(x)}) < 2
+
+
+# If arrays are spread over several CPU devices, a callback has to gather its inputs. For up to this many bytes, this is
+# faster than to gather them between segments.
+_SMALL = 1 << 16
+
+
+def _runs_on_one_cpu(arrays: Sequence[Any]) -> bool:
+    """Tell whether arrays are on CPU devices with callbacks, and are small if they are spread over several devices."""
+    if _jaxcore.is_one_cpu():
+        return True
+    nbytes = 0
+    for x in arrays:
+        nbytes += getattr(x, "nbytes", 0)
+        if isinstance(x, jax.Array) and len(x.sharding.device_set) > 1 and nbytes > _SMALL:
+            return False
+    client = _jaxcore.client_of(arrays)
+    return client.platform == "cpu" and _jaxcore.has_callbacks(client)
+
+
+# ---------------------------------------- the function that JAX compiles
+#
+# A plan is what a cut program runs by. A program that is not cut "stays whole". JAX finds a compiled program in a third
+# of the time that Python needs to look for a plan. So if all programs of a function stay whole, its calls go straight
+# to JAX. A call with new types makes JAX trace the function again. The guard, which JAX compiles in place of the
+# function, raises an error then, so that the new program is planned first.
+
+
+class NotPlannedError(Exception):
+    """Raised when JAX begins to trace a program that is not planned yet."""
+
+
+class _Planning(threading.local):
+    """Whether this thread is planning a program, so that JAX may trace its function."""
+
+    under_way = False
+
+
+_planning = _Planning()
+
+# JAX's caches recognize a function by its identity, so a function that is wrapped again gets the same guard. There is a
+# guard for each value of `loops`, because `loops` decides which programs are cut.
+_guards: weakref.WeakKeyDictionary[Any, dict[str, Guard]] = weakref.WeakKeyDictionary()
+
+
+def guard_of(fun: Callable[..., Any], loops: str) -> Guard:
+    """Return the guard of a function. It lives as long as the function."""
+    with _lock:
+        try:
+            found = _guards.setdefault(fun, {}).setdefault(loops, Guard(fun))
+        except TypeError:
+            # The function has no hash, and JAX has an error of its own about it.
+            return Guard(fun)
+    # The key of the found guard may be another object that equals `fun`, and that may be garbage-collected earlier.
+    return found if found.__wrapped__ is fun else Guard(fun)
+
+
+class Guard:
+    """Takes the place of a function, without keeping it alive. JAX reads the attributes of the function through it.
+
+    Attributes:
+        all_whole: whether all programs traced so far stay whole, on every device of this process.
+    """
+
+    def __init__(self, fun: Callable[..., Any]) -> None:
+        self._fun = weakref.ref(fun)
+        self._under_way = 0
+        self._any_cut = False
+        self.all_whole = False
+
+    @property
+    def __wrapped__(self) -> Any:
+        return self._fun()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._fun(), name)
+
+    def __repr__(self) -> str:
+        return repr(self.__wrapped__)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the function if its program is being planned, or if JAX runs it without tracing it."""
+        if not (_planning.under_way or _jaxcore.at_top_level()):
+            raise NotPlannedError
+        before, _planning.under_way = _planning.under_way, False
+        try:
+            return self.__wrapped__(*args, **kwargs)
+        finally:
+            _planning.under_way = before
+
+    @contextlib.contextmanager
+    def planning(self) -> Iterator[Callable[[], None]]:
+        """Allow JAX to trace the function in a `with` block, which calls what is yielded if the program is cut."""
+        with _lock:
+            self._under_way += 1
+            # JAX caches this trace at once. Another thread whose call goes straight to JAX would use it, so no call may
+            # do that until it is known whether the program is cut.
+            self.all_whole = False
+        before, _planning.under_way = _planning.under_way, True
+        try:
+            yield lambda: setattr(self, "_any_cut", True)
+        finally:
+            _planning.under_way = before
+            with _lock:
+                self._under_way -= 1
+                self.all_whole = not self._any_cut and not self._under_way

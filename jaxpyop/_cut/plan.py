@@ -1,4 +1,4 @@
-"""`Plan`: a cut program, which runs its segments and Python calls one after the other."""
+"""`Plan`: a cut program, which runs its segments and Python calls one after the other; `plan_of` makes it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxpyop import _jaxcore
-from jaxpyop._cut.inline import Node, Operand, Program, Value
-from jaxpyop._cut.partition import Step
+from jaxpyop._cut.host_steps import LOOPS, HostStep, LoopStep
+from jaxpyop._cut.inline import Node, Operand, Program, StaysWhole, Value, inlined
+from jaxpyop._cut.partition import Step, partitioned
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -71,23 +72,25 @@ class Plan:
             self._slot(value)
         self._instructions: list[_Instruction] = []
         self.text: list[str] = []
-        lives = Lives(program, steps, donated)
+        lifetimes = Lifetimes(program, steps, donated)
         for number, step in enumerate(steps):
-            reads, makes = lives.reads[number], lives.makes(number)
+            reads, makes = lifetimes.reads[number], lifetimes.makes(number)
             if isinstance(step, Node):
                 run, makes = hosts[step], step.makes
                 # The function gets its inputs from slots, so a literal gets a slot too.
                 reads = [x if isinstance(x, Value) else _constant(x) for x in step.reads]
                 self.text.append(f"Python: {run}")
             else:
-                donate = lives.donations(number)
+                donate = lifetimes.donations(number)
                 run = _compiled(step, reads, makes, donate, f"{options.name}_{number}", options)
                 self.text.append(f"segment: {', '.join(map(_name, step))}")
             from_slots = list(map(self._slot, reads))
             made_slots = slice(len(self._initial), len(self._initial) + len(makes))
             for value in makes:
                 self._slot(value)
-            dead = [self._slots[x] for x in {*reads, *makes} if x.constant is None and lives.ends.get(x, -1) <= number]
+            dead = [
+                self._slots[x] for x in {*reads, *makes} if x.constant is None and lifetimes.ends.get(x, -1) <= number
+            ]
             self._instructions.append(_Instruction(run, from_slots, made_slots, dead))
         self._outputs = list(map(self._slot, program.outputs))
         self.calls = [step.call for step in steps if isinstance(step, Node) and step.call is not None]
@@ -133,7 +136,7 @@ def _placed(outputs: list[Any], inputs: Sequence[Any]) -> list[Any]:
     return outputs
 
 
-class Lives:
+class Lifetimes:
     """How long each value of a program is needed: from the step that makes it to the last step that reads it."""
 
     def __init__(self, program: Program, steps: Sequence[Step], donated: Sequence[bool]) -> None:
@@ -211,3 +214,101 @@ def _compiled(
     segment = segment_of(nodes, reads, makes)
     segment.__name__ = segment.__qualname__ = name
     return jax.jit(segment, donate_argnums=tuple(donate), compiler_options=dict(options.compiler_options) or None)
+
+
+# -------------------------------------------------- from a traced program to a plan
+
+
+def plan_of(closed: Any, donated: Sequence[bool], options: Options) -> Plan:
+    """Make the plan of a traced program: flatten the program, divide it into steps, and prepare each step to run.
+
+    Args:
+        closed: the jaxpr of the program.
+        donated: which inputs of the program may be overwritten.
+        options: how the program is planned.
+
+    Raises:
+        StaysWhole: the program cannot be cut, or has no Python call between its equations.
+        Exception: the program has a Python call that cannot run, such as a backward pass without a rule.
+    """
+    plan = _plan_of_part(closed, donated, options)
+    if not plan.calls and not plan.loops:
+        raise StaysWhole("it calls no Python, or only inside a loop or a cond")
+    return plan
+
+
+def _plan_of_part(closed: Any, donated: Sequence[bool], options: Options) -> Plan:
+    program, steps = divided(closed, cut_loops=options.loops == "python")
+    hosts = _hosts(program, steps, lambda closed, donated: _plan_of_part(closed, donated, options))
+    return Plan(program, steps, donated, hosts, options)
+
+
+def divided(closed: Any, *, cut_loops: bool) -> tuple[Program, list[Step]]:
+    """Flatten a traced program, and divide it. Return the flat program and its steps.
+
+    Args:
+        closed: the jaxpr of the program.
+        cut_loops: whether Python runs a loop that holds a Python call, between segments.
+
+    Raises:
+        StaysWhole: the program cannot be cut.
+    """
+    program = inlined(closed)
+
+    def is_host(node: Node) -> bool:
+        return node.call is not None or (cut_loops and node.holds_call and node.eqn.primitive.name in LOOPS)
+
+    return program, partitioned(program, is_host)
+
+
+def _hosts(
+    program: Program, steps: Sequence[Step], plan: Callable[[Any, Sequence[bool]], Plan]
+) -> dict[Node, Callable[..., Sequence[Any]]]:
+    readers = _readers(program)
+    handed = _handed_over(program, readers)
+    hosts = {step for step in steps if isinstance(step, Node)}
+
+    def takes_numpy(reader: Node | None) -> bool:
+        return reader is not None and (reader not in hosts or (reader.call is not None and not reader.call.on_jax))
+
+    found: dict[Node, Callable[..., Sequence[Any]]] = {}
+    segments_have_effects = False
+    for step in steps:
+        if not isinstance(step, Node):
+            segments_have_effects = segments_have_effects or any(node.effects for node in step)
+            continue
+        if step.call is None:
+            found[step] = LoopStep(step.eqn, plan)
+            continue
+        if step.call.refusal is not None:
+            raise step.call.refusal()
+        numpy = all(takes_numpy(reader) for value in step.makes for reader in readers.get(value, ()))
+        # A call with an effect waits for the effects of the segments before it.
+        waits = step.effects and segments_have_effects
+        found[step] = HostStep(step, hands_over=not handed.isdisjoint(step.makes), waits=waits, takes_numpy=numpy)
+    return found
+
+
+def _readers(program: Program) -> dict[Value, list[Node | None]]:
+    """Return the nodes that read each value. None stands for the caller, who gets the outputs."""
+    readers: dict[Value, list[Node | None]] = {value: [None] for value in program.outputs}
+    for node in program.nodes:
+        for x in node.reads:
+            if isinstance(x, Value):
+                readers.setdefault(x, []).append(node)
+    return readers
+
+
+def _handed_over(program: Program, readers: dict[Value, list[Node | None]]) -> set[Value]:
+    """Return the receipts whose readers can all take the record itself in place of the receipt."""
+    receipts = [node.makes[-1] for node in program.nodes if _is_alone(node) and node.call.handing_over() is not None]
+    return {receipt for receipt in receipts if all(_takes(reader, receipt) for reader in readers.get(receipt, []))}
+
+
+def _is_alone(node: Node) -> bool:
+    """Tell whether a node is a Python call without batch axes."""
+    return node.call is not None and not node.eqn.params["batch"].sizes
+
+
+def _takes(reader: Node | None, receipt: Value) -> bool:
+    return reader is not None and _is_alone(reader) and reader.call.takes_records and reader.reads[0] is receipt

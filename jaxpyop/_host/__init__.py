@@ -5,20 +5,18 @@ the op, makes arrays of the buffers, and runs the call on them: once, or on each
 where `executor=` says. It writes the results into XLA's memory. An error becomes text that XLA can carry, and
 `reraise` finds the exception again.
 
-Reading order: host_call (what the host reads of a call), vmap_methods, elements (of a batch), environment, show (how
-texts show functions and values), errors, failures (`on_error=`), metrics (`report()`), pools (where a body runs),
-run_batch, guard (why JAX code in a body finds a free thread), buffers (the entry from XLA).
+Reading order: host_call (what the host reads of a call), show (how texts show functions and values), errors, metrics
+(`report()` and `on_error=`), pools (where a body runs), run_batch, guard (why JAX code in a body finds a free thread),
+memory (XLA's and ours), host (the entry from XLA).
 """
 
 from jaxpyop._host import metrics
-from jaxpyop._host.buffers import SCRATCH, Host, Shared, lend, lend_results, take_back, take_back_results
-from jaxpyop._host.elements import NO_BATCH, Batch
-from jaxpyop._host.environment import Environment
-from jaxpyop._host.errors import add_note, is_own_failure, note_arguments, reraise, strip_library_frames
-from jaxpyop._host.failures import Failures
+from jaxpyop._host.errors import add_note, forget_locals, is_own_failure, note_arguments, reraise, strip_library_frames
 from jaxpyop._host.guard import install_guard, pool_threads, verdict
-from jaxpyop._host.metrics import report
+from jaxpyop._host.host import Host, Shared, store, take_back
+from jaxpyop._host.host_call import NO_BATCH, SEQUENTIAL, VMAP_METHODS, Batch, Environment, Method, VmapMethod
+from jaxpyop._host.memory import SCRATCH, kept_of, lend, lend_results
+from jaxpyop._host.metrics import Failures, report
 from jaxpyop._host.pools import Pool, check_executor
 from jaxpyop._host.run_batch import call_where_op_runs, check_progress, run_each, run_elements, run_once
 from jaxpyop._host.show import show_arguments, show_values
-from jaxpyop._host.vmap_methods import SEQUENTIAL, VMAP_METHODS, Method, VmapMethod

@@ -17,7 +17,7 @@ import threading
 import traceback
 import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import jax
 import numpy as np
@@ -29,7 +29,13 @@ KEPT = 64  # A device runs 32 programs at once, so that as many can fail before 
 
 
 class PythonBodyError(RuntimeError):
-    """The error that a compiled program raises when a body failed."""
+    """The error that a compiled program raises when a body failed.
+
+    Attributes:
+        number: the number by which it and what the body raised are found. It fits into 32 bits and is not 0.
+    """
+
+    number = 0
 
     def again(self) -> PythonBodyError:
         """The same error for another device to raise, which holds none of the frames that this one went through."""
@@ -154,34 +160,26 @@ def note_index(error: BaseException, number: int, batch: Any, last: int | None =
 
 # --------------------------------------------------------------- errors found by number
 
-_Error = TypeVar("_Error", bound=BaseException)
+# The last failures by number: what a body raised, and the error that carries it out of the program. `reraise` finds the
+# first by the number in the text of JAX's error, and a program over several devices raises the second on each of them.
+# Another process must not find anything by these numbers, so they begin anywhere, and the text also names the process.
+_LAST: collections.OrderedDict[int, tuple[BaseException, PythonBodyError]] = collections.OrderedDict()
+_NUMBERS = itertools.count(secrets.randbelow(2**31))
+_PROCESS = secrets.token_hex(3)
+_LOCK = threading.Lock()
 
 
-class _LastErrors(Generic[_Error]):
-    """The last `KEPT` errors, by number."""
-
-    def __init__(self, first: int) -> None:
-        self._lock = threading.Lock()
-        self._errors: collections.OrderedDict[int, _Error] = collections.OrderedDict()
-        self._numbers = itertools.count(first)
-
-    def keep(self, error: _Error) -> int:
-        """Keep an error. Its number fits into 32 bits and is never 0."""
-        with self._lock:
-            # Only the newest error keeps the variables of its frames, which may be large: a debugger can show them.
-            if self._errors:
-                _forget_locals(next(reversed(self._errors.values())))
-            number = next(self._numbers) % 2**32 or 1
-            self._errors[number] = error
-            if len(self._errors) > KEPT:
-                self._errors.popitem(last=False)
-        return number
-
-    def find(self, number: int) -> _Error | None:
-        return self._errors.get(number)
+def _keep(number: int, error: BaseException, carrier: PythonBodyError) -> None:
+    with _LOCK:
+        # Only the newest error keeps the variables of its frames, which may be large: a debugger can show them.
+        if _LAST:
+            forget_locals(next(reversed(_LAST.values()))[0])
+        _LAST[number] = error, carrier.again()
+        if len(_LAST) > KEPT:
+            _LAST.popitem(last=False)
 
 
-def _forget_locals(error: BaseException) -> None:
+def forget_locals(error: BaseException) -> None:
     """Replace the tracebacks of an error, and of all that are chained to it, by copies that hold no variables."""
     errors, seen = [error], set[int]()
     while errors:
@@ -196,32 +194,17 @@ def _forget_locals(error: BaseException) -> None:
         errors.extend(linked for linked in (error.__cause__, error.__context__) if linked is not None)
 
 
-# The exceptions that bodies raised in compiled programs: `reraise` finds them by the number in the text of JAX's error.
-# The text also names the process, since one process's text must not find another's error.
-_ORIGINALS = _LastErrors[BaseException](first=1)
-_PROCESS = secrets.token_hex(3)
-
-# Errors to be raised on all devices of a program. Another process that runs the program finds nothing by the number.
-_DEFERRED = _LastErrors[PythonBodyError](first=secrets.randbelow(2**31))
-
-
-def defer(error: PythonBodyError) -> int:
-    """Keep an error that the program will raise later, on each of its devices. Returns its number, which is not 0."""
-    return _DEFERRED.keep(error.again())
-
-
 def deferred_error(number: int, title: str) -> PythonBodyError:
-    """A copy of the deferred error with this number."""
-    error = _DEFERRED.find(number)
-    if error is not None:
-        return error.again()
+    """A copy of the error with this `PythonBodyError.number`."""
+    if number in _LAST:
+        return _LAST[number][1].again()
     elsewhere = "on another process, whose error says more" if jax.process_count() > 1 else "and is no longer kept"
     return PythonBodyError(f"{title} failed {elsewhere}").with_traceback(_one_line(title, None))
 
 
 def _original(error: BaseException) -> BaseException | None:
     match = re.search(rf"\[jaxpyop error {_PROCESS}-(\d+)\]", str(error)) if _is_jax_error(error) else None
-    return _ORIGINALS.find(int(match.group(1))) if match else None
+    return _LAST[number][0] if match and (number := int(match.group(1))) in _LAST else None
 
 
 def _is_jax_error(error: BaseException) -> bool:
@@ -244,7 +227,7 @@ def body_error(
         groups: shapes and dtypes of its inputs, by the name of each group. They are shown if the call has left no note.
         error: what it raised.
     """
-    number = f"{_PROCESS}-{_ORIGINALS.keep(error)}"
+    number = next(_NUMBERS) % 2**32 or 1
     summary, shown = _summary(error), format_user_traceback(error)
     # An error of ours begins with the op and says what to write. Its original says no more, so `reraise` is not named.
     ours = _is_ours(error, title)
@@ -257,13 +240,16 @@ def body_error(
         arguments = "\n".join(f"  {name}: {show_types(values)}" for name, values in groups.items())
     hint = "" if ours else "  `with jaxpyop.reraise():` around the call raises the original exception\n"
     text = (
-        f"{said} [jaxpyop error {number}]\n"
+        f"{said} [jaxpyop error {_PROCESS}-{number}]\n"
         f"  function: {where(func)}\n"
         f"{arguments}\n"
         f"{hint}"
         f"{'' if shown.strip() == summary else textwrap.indent(shown.replace(said, '...'), '  ', lambda line: True)}"
     )
-    return PythonBodyError(_printable(text)).with_traceback(_one_line(title, func))
+    carrier = PythonBodyError(_printable(text)).with_traceback(_one_line(title, func))
+    carrier.number = number
+    _keep(number, error, carrier)
+    return carrier
 
 
 def _is_ours(error: BaseException, title: str) -> bool:
@@ -293,7 +279,7 @@ def _one_line(title: str, func: Callable[..., Any] | None) -> types.TracebackTyp
     return _jaxcore.traceback_of_one_line(title, "<built-in>", 1)
 
 
-class _NotOurs(logging.Filter):
+class _DropBodyErrors(logging.Filter):
     """Keeps errors of bodies out of the log.
 
     `pure_callback` and `io_callback` log every exception with its whole traceback, and then raise it all the same.
@@ -304,7 +290,7 @@ class _NotOurs(logging.Filter):
         return not (isinstance(info, tuple) and isinstance(info[1], PythonBodyError))
 
 
-_jaxcore.CALLBACK_LOGGER.addFilter(_NotOurs())
+_jaxcore.CALLBACK_LOGGER.addFilter(_DropBodyErrors())
 
 
 class reraise(contextlib.AbstractContextManager[None]):  # noqa: N801  # reads as the statement that it is

@@ -18,7 +18,7 @@ from typing import Any
 import jax
 
 from jaxpyop import _jaxcore
-from jaxpyop._functions import closure_of, globals_of, names_in
+from jaxpyop._functions import reads_of
 from jaxpyop._host.host_call import HostCall
 from jaxpyop._host.pools import has_threads
 from jaxpyop._host.show import plain_function
@@ -149,7 +149,11 @@ class Running:
 
     def _check(self, call: HostCall) -> None:
         others = dict(self._calls)
-        if len(others) < _AT_ONCE * jax.local_device_count("cpu") or not all(map(_uses_jax, others.values())):
+        if (
+            jax.default_backend() != "cpu"
+            or len(others) < _AT_ONCE * jax.local_device_count()
+            or not all(map(_uses_jax, others.values()))
+        ):
             return
         begun = time.monotonic()
         while time.monotonic() < max(begun + _PATIENCE / 50, self._changed + _PATIENCE):
@@ -170,22 +174,17 @@ def _uses_jax(call: HostCall) -> bool:
     return here and (call.on_jax or mentions_jax(call.func))
 
 
-def mentions_jax(func: Any, depth: int = 4) -> bool:
+def mentions_jax(func: Any) -> bool:
     """Tell whether a function, or a function that it calls, names something of JAX's, as far as its code tells."""
     func = plain_function(func)
-    if (func.__name__ if isinstance(func, types.ModuleType) else type(func).__module__).partition(".")[0] in _JAX:
-        return True
-    func = getattr(func, "__func__", func)
-    if not isinstance(func, types.FunctionType) or not depth:
-        return False
-    named = (*globals_of(func).values(), *closure_of(func).values())
-    return "jax" in names_in(func.__code__) or any(mentions_jax(value, depth - 1) for value in named)
+    for name, value in (("func", func), *reads_of(func, names=True, depth=4)):
+        home = value.__name__ if isinstance(value, types.ModuleType) else type(value).__module__
+        if not _JAX.isdisjoint((name, home.partition(".")[0])):
+            return True
+    return False
 
 
-_JAX = ("jax", "jaxlib")
-_RUNNING = Running()
+_JAX = {"jax", "jaxlib"}
 
-
-def running() -> Running | None:
-    """The register of running bodies, or None if any number of them may run."""
-    return _RUNNING if _needs_synchronous_dispatch() and jax.default_backend() == "cpu" else None
+# The bodies that run now, or None if any number of them may run.
+RUNNING = Running() if _needs_synchronous_dispatch() else None

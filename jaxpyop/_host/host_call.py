@@ -1,11 +1,199 @@
-"""The protocol of the calls that the host runs, declared where it is used."""
+"""What the host reads of a call: its `vmap_method`, its batch of elements, its environment, and its other members.
+
+To add a `vmap_method`, add it here. The batching rule of the primitive and the host read these facts. They never ask
+for a method by its name.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+import contextlib
+import contextvars
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, Protocol, TypeAlias
 
-from jaxpyop._host.environment import Environment
+import jax
+import numpy as np
+
+from jaxpyop import _jaxcore
+
+VmapMethod: TypeAlias = Literal["sequential", "expand_dims", "broadcast_all", "parallel"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Method:
+    """What a `vmap_method` means.
+
+    Attributes:
+        name: the value that users pass.
+        whole_batch: the function is called once, with the batch axes in front of its inputs.
+        broadcasts: the inputs of a whole batch have its full size. Otherwise, an input without a batch axis has size 1
+            there.
+        at_once: several elements run at the same time.
+    """
+
+    name: VmapMethod
+    whole_batch: bool = False
+    broadcasts: bool = False
+    at_once: bool = False
+
+
+SEQUENTIAL = Method("sequential")
+VMAP_METHODS: dict[VmapMethod, Method] = {
+    method.name: method
+    for method in (
+        SEQUENTIAL,
+        Method("expand_dims", whole_batch=True),
+        Method("broadcast_all", whole_batch=True, broadcasts=True),
+        Method("parallel", at_once=True),
+    )
+}
+
+# ----------------------------------------------------------------------------- a batch of elements
+
+# A batch has one size per `vmap` around the call, outermost first, and one mask per size, which says which inputs have
+# that axis. Elements are numbered in batch order: the last axis varies fastest.
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Batch:
+    """The `vmap`s around a call, outermost first.
+
+    Attributes:
+        sizes: the length of each axis.
+        masks: per axis, which inputs have it.
+        block: hand the whole batch to one call of the body. Every input then has every axis, with its size or size 1.
+        index_name: what errors call an element's number.
+    """
+
+    sizes: tuple[int, ...] = ()
+    masks: tuple[tuple[bool, ...], ...] = ()
+    block: bool = False
+    index_name: str = "batch index"
+
+    @property
+    def count(self) -> int:
+        """How many elements there are."""
+        return math.prod(self.sizes)
+
+    def inside(self, size: int, mask: tuple[bool, ...], block: bool) -> Batch:
+        """This batch inside one more `vmap`."""
+        return Batch((size, *self.sizes), (mask, *self.masks), block)
+
+    def element_shape(self, i: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of input `i` for one element, if `shape` is its shape for the whole batch."""
+        return shape[sum(mask[i] for mask in self.masks) :]
+
+    def with_inputs(self, choose: Callable[[tuple[bool, ...]], tuple[bool, ...]]) -> Batch:
+        """The same batch over other inputs."""
+        return dataclasses.replace(self, masks=tuple(choose(mask) for mask in self.masks))
+
+
+NO_BATCH = Batch()
+
+
+class BatchedInput:
+    """One input of all elements of a looping batch.
+
+    Args:
+        array: the input with its batch axes in front.
+        i: the input's number.
+        batch: the batch.
+    """
+
+    def __init__(self, array: Any, i: int, batch: Batch) -> None:
+        self.array = array
+        self._sizes = batch.sizes
+        self._mask = [mask[i] for mask in batch.masks]
+        # With all batch axes, elements are rows. Otherwise several elements share memory.
+        self._rows = array.reshape(batch.count, *array.shape[len(batch.sizes) :]) if all(self._mask) else None
+        self.is_shared_by_all = not any(self._mask)
+
+    def each(self) -> Iterator[Any]:
+        """The input of each element, in batch order."""
+        if (rows := self._rows) is not None:
+            # An index with an ellipsis makes arrays of scalars too.
+            return (rows[k, ...] for k in range(len(rows)))
+        at = np.ndindex(*self._sizes)
+        return (self.array[(*(k for k, has in zip(index, self._mask) if has), ...)] for index in at)
+
+    def one(self, number: int) -> Any:
+        """The input of one element."""
+        return self.array if self.is_shared_by_all else self.rows(number, number + 1)[0, ...]
+
+    def rows(self, start: int, stop: int) -> Any:
+        """The inputs of some elements, stacked."""
+        if self._rows is not None:
+            return self._rows[start:stop]
+        index = np.unravel_index(np.arange(start, stop), self._sizes)
+        return self.array[tuple(k for k, has in zip(index, self._mask) if has)]
+
+
+def elements(arrays: Sequence[Any], batch: Batch) -> Iterator[tuple[Any, ...]]:
+    """The inputs of each element of a looping batch, in batch order.
+
+    Args:
+        arrays: the inputs with their batch axes in front.
+        batch: the batch.
+    """
+    return zip(*(BatchedInput(array, i, batch).each() for i, array in enumerate(arrays)))
+
+
+# ------------------------------------------------- what a body sees of the code that called the op
+
+# By these variables ipykernel 7 knows which notebook cell gets an output or answers `input()`. A program outlives the
+# cell that traced it. Without them ipykernel takes the cell that runs.
+_CELL_VARIABLES = frozenset({"parent_header", "shell_parent", "shell_parent_ident"})
+
+
+def _without_cell(context: contextvars.Context) -> contextvars.Context:
+    if all(variable.name not in _CELL_VARIABLES for variable in context):
+        return context
+    kept = contextvars.Context()
+    for variable, value in context.items():
+        if variable.name not in _CELL_VARIABLES:
+            kept.run(variable.set, value)
+    return kept
+
+
+@functools.cache
+def _runs_on_cpu() -> bool:
+    # Every call in a compiled program asks, and JAX takes a microsecond to answer.
+    return jax.default_backend() == "cpu"
+
+
+class Environment:
+    """What a body sees of the code that called the op: its context variables, and whether x64 is on."""
+
+    __slots__ = ("context", "x64")
+
+    def __init__(self) -> None:
+        self.context = _without_cell(contextvars.copy_context())
+        self.x64: bool = _jaxcore.x64_enabled()
+
+    def is_current(self) -> bool:
+        """Tell whether a body may be called here and now, without `entered`."""
+        return _jaxcore.x64_enabled() == self.x64 and _jaxcore.at_top_level() and _runs_on_cpu()
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        """Apply JAX's thread-local settings for a block: eager evaluation, no axis names, x64, the CPU."""
+        with contextlib.ExitStack() as stack:
+            # A program can run while another one is traced.
+            if not _jaxcore.is_eager():
+                stack.enter_context(_jaxcore.eval_context())
+            stack.enter_context(_jaxcore.without_axes())
+            if _jaxcore.x64_enabled() != self.x64:
+                stack.enter_context(jax.enable_x64(self.x64))
+            # A body's own JAX operations stay on the CPU, where the body runs.
+            if not _runs_on_cpu():
+                stack.enter_context(jax.default_device(jax.local_devices(backend="cpu")[0]))
+            yield
+
+
+# ---------------------------------------------------------------------------------------- the call
 
 
 class HostCall(Protocol):

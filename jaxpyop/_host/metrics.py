@@ -1,9 +1,8 @@
-"""`jaxpyop.report()`: counts and times all ops that run in a `with` block.
+"""What is counted: by `jaxpyop.report()` all that ops do in a `with` block, by `on_error=` the calls that failed.
 
 `reports` holds the reports that are open. A call looks at `metrics.reports` where it begins and where its function
 runs. If no report is open, these two looks are the whole cost. Compiled programs look when they run, so it does not
-matter whether they were compiled before the report was opened. If a report is open, each call appends what it did to a
-list, which needs no lock. The lists are added up when one of them is long, and when a report is read.
+matter whether they were compiled before the report was opened.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import html
-import math
 import os
 import threading
 import time
@@ -19,11 +17,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
-from jaxpyop._host.elements import Batch
+from jaxpyop import _jaxcore
 from jaxpyop._host.errors import failure_text
-from jaxpyop._host.host_call import HostCall
+from jaxpyop._host.host_call import Batch, HostCall
+from jaxpyop._host.show import where
 
 reports: tuple[Report, ...] = ()
 
@@ -39,18 +37,8 @@ _NUMBERS = (
     *("elements", "runs", "rules", "function_seconds", "rule_seconds", "total_seconds", "bytes_in", "bytes_out"),
     *("records", "pushed_out", "recomputed", "failures"),
 )
+_SECONDS_OF = {"runs": "function_seconds", "rules": "rule_seconds"}
 _ZEROS: dict[str, Any] = dict.fromkeys((*_ROUTES, *_NUMBERS), 0) | {"first_failure": ""}
-
-# The columns that one log entry adds to. There is an entry for each run of a function or of a rule, and for each call
-# by one of the routes.
-_LOGGED = {"runs": ("function_seconds",), "rules": ("rule_seconds",)} | dict.fromkeys(
-    _ROUTES, ("elements", "total_seconds", "bytes_in", "bytes_out")
-)
-# The entries that are not added up yet, by their key in `_LOGGED` and by the op's name. The entry of a run is a number
-# and not a tuple: a batch may have many runs, and the garbage collector traverses tuples, but not numbers.
-_logs: dict[str, dict[str, list[Any]]] = {kind: collections.defaultdict(list) for kind in _LOGGED}
-# A log that is longer is added up.
-_MAX_ENTRIES = 1 << 14
 
 
 def _no_totals() -> dict[str, dict[str, Any]]:
@@ -71,7 +59,8 @@ def note(name: str, first_failure: str = "", **amounts: float) -> None:
     with _lock:
         for report in reports:
             totals = report.totals[name]
-            totals["first_failure"] = totals["first_failure"] or first_failure
+            if first_failure and not totals["first_failure"]:
+                totals["first_failure"] = first_failure
             for column, amount in amounts.items():
                 totals[column] += amount
 
@@ -89,11 +78,8 @@ def timed(name: str, column: str, func: Callable[..., Any], *args: Any) -> Any:
     try:
         return func(*args)
     finally:
-        seconds = time.perf_counter() - began
-        log = _logs[column][name]
-        log.append(seconds)
-        if len(log) > _MAX_ENTRIES:
-            _add_up()
+        amounts: dict[str, Any] = {column: 1, _SECONDS_OF[column]: time.perf_counter() - began}
+        note(name, **amounts)
 
 
 def note_call(
@@ -114,91 +100,58 @@ def note_call(
         nbytes: the bytes of its inputs and of its results.
         error: what it raised.
     """
-    log = _logs[route][call.op.name]
-    log.append((batch.count if batch.sizes else 1, time.perf_counter() - began, *nbytes))
-    if error is not None:
-        note(call.op.name, failure_text(error, call.title), failures=1)
-    if len(log) > _MAX_ENTRIES:
-        _add_up()
+    failure = "" if error is None else failure_text(error, call.title)
+    amounts: dict[str, Any] = {route: 1, "elements": batch.count, "total_seconds": time.perf_counter() - began}
+    note(call.op.name, failure, **amounts, bytes_in=nbytes[0], bytes_out=nbytes[1], failures=int(bool(failure)))
 
 
 def nbytes(arrays: Sequence[Any]) -> int:
     """Add up the bytes of arrays. A record that is handed over in place of an array counts as zero."""
-    total = 0
-    for array in arrays:
-        if type(array) is np.ndarray:
-            total += array.nbytes
-        elif (aval := getattr(array, "aval", None)) is not None:
-            # The `nbytes` of a jax.Array takes half a microsecond.
-            total += math.prod(aval.shape) * aval.dtype.itemsize
-    return total
-
-
-def _add_up() -> None:
-    with _lock:
-        for kind, by_name in _logs.items():
-            for name in list(by_name):
-                if log := _taken(by_name[name]):
-                    sums = [sum(log)] if type(log[0]) is float else map(sum, zip(*log))
-                    amounts: dict[str, Any] = {kind: len(log)} | dict(zip(_LOGGED[kind], sums))
-                    note(name, **amounts)
-
-
-def _taken(log: list[Any]) -> list[Any]:
-    done = log[:]
-    # Other threads may append at the same time, so only the copied entries are deleted.
-    del log[: len(done)]
-    return done
-
-
-def _forget_logs() -> None:
-    for by_name in _logs.values():
-        by_name.clear()
+    return sum([getattr(array, "nbytes", 0) for array in arrays])
 
 
 # -------------------------------------------------------------------- worker processes
 
 
-def expect_job(is_reported: bool) -> None:
-    """Count what the jobs in this worker process do, if the process that sent them has a report open."""
+def count_in_worker(is_reported: bool) -> None:
+    """Count what the jobs in this worker process do, if the process that sent them has a report open.
+
+    All jobs of a process have one report together, since several may run at once on its threads.
+    """
     global reports
     with _lock:
-        _add_up()
-        others = tuple(report for report in reports if report is not _of_jobs)
-        reports = (*others, _of_jobs) if is_reported else others
+        others = tuple(report for report in reports if not report.is_for_jobs)
+        of_jobs = tuple(report for report in reports if report.is_for_jobs) or (Report(is_for_jobs=True),)
+        reports = (*others, *of_jobs) if is_reported else others
 
 
-def take_home() -> dict[str, dict[str, Any]]:
+def counted_in_worker() -> dict[str, dict[str, Any]]:
     """Return what this worker process counted since the last call of this function, by op."""
+    found: dict[str, dict[str, Any]] = {}
     with _lock:
-        _add_up()
-        found = _of_jobs.totals
-        _of_jobs.totals = _no_totals()
-    return dict(found)
+        for report in reports:
+            if report.is_for_jobs:
+                found, report.totals = dict(report.totals), _no_totals()
+    return found
 
 
-def bring_home(totals: dict[str, dict[str, Any]]) -> None:
+def add_counted(totals: dict[str, dict[str, Any]]) -> None:
     """Add what a worker process counted to the reports of this process."""
     for name, amounts in totals.items():
         note(name, **amounts)
 
 
-def send_home(error: BaseException) -> None:
+def attach_counted(error: BaseException) -> None:
     """Attach what this worker process counted to the error that ends a job, which has no result to carry it."""
     with contextlib.suppress(Exception):
-        if totals := take_home():
+        if totals := counted_in_worker():
             vars(error)[_COUNTED] = totals
 
 
-@contextlib.contextmanager
-def counting_failed_jobs() -> Iterator[None]:
-    """If the block raises the error of a worker's job, add what the worker counted before it (see `send_home`)."""
-    try:
-        yield
-    except BaseException as error:
-        with contextlib.suppress(Exception):
-            bring_home(vars(error).pop(_COUNTED, {}))
-        raise
+def add_attached(error: BaseException) -> None:
+    """Add what a worker process attached to the error of its job to the reports of this process."""
+    with contextlib.suppress(Exception):
+        add_counted(vars(error).pop(_COUNTED, {}))
 
 
 def _forget() -> None:
@@ -206,7 +159,6 @@ def _forget() -> None:
     # thread that was not forked, and would never be released.
     global reports, _lock
     reports, _lock = (), threading.RLock()
-    _forget_logs()
 
 
 if hasattr(os, "register_at_fork"):
@@ -220,15 +172,16 @@ class Report:
 
     Attributes:
         totals: the sums, by the name of the op and then by column.
+        is_for_jobs: whether it counts what the jobs in a worker process do.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, is_for_jobs: bool = False) -> None:
+        self.is_for_jobs = is_for_jobs
         self.totals: dict[str, dict[str, Any]] = _no_totals()
 
     def __enter__(self) -> Report:
         global reports
         with _lock:
-            _add_up()
             reports = (*reports, self)
         return self
 
@@ -242,16 +195,11 @@ class Report:
                 raise
         finally:
             with _lock:
-                _add_up()
                 reports = tuple(report for report in reports if report is not self)
-                if not reports:
-                    # The logs have a key for each op's name, and a program may invent new names without end.
-                    _forget_logs()
 
     def rows(self) -> list[dict[str, Any]]:
         """Return one dictionary for each op. The ops that took longest come first."""
         with _lock:
-            _add_up()
             rows = [_row(name, dict(totals)) for name, totals in self.totals.items()]
         return sorted(rows, key=lambda row: -row["function_seconds"] - row["rule_seconds"] - row["around_seconds"])
 
@@ -308,9 +256,6 @@ def report() -> Report:
     return Report()
 
 
-# The report of a worker process, which counts what its jobs do.
-_of_jobs = Report()
-
 # --------------------------------------------------------------------- rows and tables
 
 # The columns of the table with their titles. A column that is zero in all rows is left out.
@@ -361,3 +306,83 @@ def _shown(column: str, value: Any) -> str:
         unit, scale = next(((u, s) for u, s in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)) if value >= s), ("B", 1))
         return f"{value / scale:.{int(scale > 1)}f} {unit}"
     return str(value)
+
+
+# ---------------------------------------------------------- failures that `on_error=` filled
+
+
+class Failures:
+    """The failures of one op.
+
+    Args:
+        title: how warnings name the op.
+        func: the op's function, or None in the copy that a worker process has.
+
+    Attributes:
+        count: how many elements failed so far.
+        first: the error of the first failure and its inputs, as text.
+    """
+
+    def __init__(self, title: str, func: Any) -> None:
+        self.count = 0
+        self.first = ""
+        self._title = title
+        self._place = "" if func is None else where(func)
+        self._is_copy = func is None
+        self._lock = threading.Lock()
+        self._batches = 0
+
+    def __reduce__(self) -> Any:
+        # The copy in a worker counts from zero. The result of each job carries the count back to the op's own process.
+        return Failures, (self._title, None)
+
+    def note(self, error: Exception, count: int) -> str:
+        """Count elements that failed, and warn. Inside `in_batch` the warning waits for the end of the batch.
+
+        Returns:
+            The error and the inputs, as text.
+        """
+        text = failure_text(error, self._title)
+        self.add((count, text))
+        if not self._batches:
+            self._warn()
+        return text
+
+    def add(self, noted: tuple[int, str]) -> None:
+        """Add a number of failures, and the text of the first of them."""
+        with self._lock:
+            self.count += noted[0]
+            self.first = self.first or noted[1]
+
+    def taken(self) -> tuple[int, str]:
+        """Return what a worker counted since the last call of this method, and start again from zero.
+
+        In the op's own process it returns nothing new, because the failures are counted in the right place already.
+        """
+        with self._lock:
+            noted = (self.count, self.first) if self._is_copy else (0, "")
+            if self._is_copy:
+                self.count, self.first = 0, ""
+        return noted
+
+    @contextlib.contextmanager
+    def in_batch(self) -> Iterator[None]:
+        """Delay the warning to the end of a batch, when it is known how many of its elements failed."""
+        with self._lock:
+            self._batches += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._batches -= 1
+        if self.count and not self._batches:
+            self._warn()
+
+    def _warn(self) -> None:
+        if self._is_copy:
+            return
+        _jaxcore.warn_once(
+            ("on_error=", self._title, self._place),
+            f"{self._title}: on_error= filled the results of {self.count} element{'' if self.count == 1 else 's'} that "
+            f"failed; later failures come without a warning. The first one: {self.first}",
+        )

@@ -14,17 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from jaxpyop._host.elements import Batch, elements
-from jaxpyop._host.environment import Environment
 from jaxpyop._host.errors import note_index
-from jaxpyop._host.host_call import HostCall
+from jaxpyop._host.host_call import Batch, Environment, HostCall, elements
 from jaxpyop._host.pools import (
-    Place,
     Store,
     call_on_thread,
     default_executor,
     executor_of,
-    place_of,
+    has_threads,
+    is_own_thread,
     run_elements_in_workers,
     run_on_threads,
     run_one_by_one_in_workers,
@@ -33,7 +31,8 @@ from jaxpyop._host.pools import (
 
 def runs_in_this_process(op: Any) -> bool:
     """Tell whether an op's function runs in this process, on whatever thread."""
-    return place_of(executor_of(op)) is not Place.WORKERS
+    executor = executor_of(op)
+    return executor is None or has_threads(executor)
 
 
 def run_once(
@@ -47,23 +46,22 @@ def run_once(
         lead: the batch axes that they have in front.
         store: takes the results, on the thread that has them, before that thread can do anything else.
     """
-    executor: Any = executor_of(call.op) if call.body.goes_to_executor else None
-    place = place_of(executor)
-    if place is Place.THREADS:
+    executor = executor_of(call.op) if call.body.goes_to_executor else None
+    if executor is None:
+        store(call(arrays, lead))
+    elif has_threads(executor):
         call_on_thread(executor, lambda: store(call(arrays, lead)), call.environment, call.title)
-    elif place is Place.WORKERS:
+    else:
         one = iter([(0, arrays)])
         run_one_by_one_in_workers(executor, call, one, None, lambda at, values: store(values), at_once=False, lead=lead)
-    else:
-        store(call(arrays, lead))
 
 
 def call_where_op_runs(op: Any, func: Callable[[], Any]) -> Any:
     """Call a function on a thread of an op's executor, or here if its workers are not threads of this process."""
-    executor: Any = executor_of(op)
-    if place_of(executor) is Place.THREADS:
-        return call_on_thread(executor, func, Environment(), op.title)
-    return func()
+    executor = executor_of(op)
+    if executor is None or not has_threads(executor):
+        return func()
+    return call_on_thread(executor, func, Environment(), op.title)
 
 
 def run_each(call: HostCall, each: Iterator[Sequence[Any]], count: int, index_name: str) -> list[list[Any]]:
@@ -131,10 +129,10 @@ def _run_elements(
     tick: Callable[[], None] | None,
 ) -> None:
     at_once = call.batching.method.at_once and not call.effects.ordered
-    executor: Any = default_executor() if at_once else None
     if call.op.executor is not None:
         executor = executor_of(call.op) if call.body.goes_to_executor else None
-    place = place_of(executor)
+    else:
+        executor = default_executor() if at_once and not is_own_thread(default_executor()) else None
     numbered = enumerate(elements(arrays, batch) if each is None else each)
     # Several elements share the memory of an input without all batch axes, and each body may write into its inputs.
     copied = [not all(mask[i] for mask in batch.masks) for i in range(len(arrays))]
@@ -151,19 +149,21 @@ def _run_elements(
             note_index(error, number, batch, title=call.title)
             raise
 
-    if place is Place.THREADS:
+    if executor is None:
+        run(numbered, tick)
+    elif has_threads(executor):
         step = call.op.chunksize or 1
         threads = min(sys.maxsize if at_once else 1, -(-batch.count // step))
         one = lambda *element: run([element])
         run_on_threads(executor, numbered, one, call.environment, call.title, threads, step, tick)
-    elif place is Place.WORKERS and call.batching.one_by_one:
+    elif call.batching.one_by_one:
         run_one_by_one_in_workers(executor, call, numbered, batch, store, at_once=at_once, tick=tick)
-    elif place is Place.WORKERS and (given := call.for_worker(arrays)) is not None:
+    elif (given := call.for_worker(arrays)) is None:
+        run(numbered, tick)
+    else:
         dropped = len(arrays) - len(given)
         batch = batch.with_inputs(lambda mask: mask[dropped:])
         run_elements_in_workers(executor, call, given, batch, store, at_once, tick)
-    else:
-        run(numbered, tick)
 
 
 # -------------------------------------------------------------------------- progress=

@@ -1,6 +1,6 @@
 """The Python stack: the user's line in it, and which of JAX's functions called.
 
-Everything that reads a frame's file, name or locals is in this room: here, in `unusable`, and in the probes.
+Everything that reads a frame's file, name or line is here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import jax
 import jaxlib
 import numpy as np
 
-from jaxpyop._jaxcore.capabilities import using
+from jaxpyop._jaxcore.public import PORTABLE, private
 
 
 def _folder(path: object) -> str:
@@ -32,12 +32,13 @@ _INSTALLED = (*_CALLERS, _STANDARD_LIBRARY, "<frozen", os.path.join(os.path.dirn
 
 # JAX leaves the files of these folders out of tracebacks, and out of the source lines that it shows for operations
 # (in jaxprs, residuals and HLO). It does so for its own files.
-for _exclude in using("hidden_frames") or ():
-    _exclude(PACKAGE)
+if not PORTABLE:
+    private.leave_out_of_tracebacks(PACKAGE)
+    private.leave_out_of_source_lines(PACKAGE)
 
-# A file and a line in it.
-Place = tuple[str, int]
-NOWHERE: Place = ("<unknown>", 0)
+# A file, and the number of a line in it.
+SourceLine = tuple[str, int]
+NOWHERE: SourceLine = ("<unknown>", 0)
 
 
 def is_library_file(filename: str) -> bool:
@@ -58,11 +59,6 @@ def is_own_file(filename: str) -> bool:
     return not filename.startswith(_INSTALLED)
 
 
-def is_jax_file(filename: str) -> bool:
-    """Tells whether a file belongs to JAX."""
-    return filename.startswith(_JAX)
-
-
 def users_frame(counts: Callable[[str], bool] = is_users_file) -> types.FrameType | None:
     """Finds the innermost frame of the user's code, starting from the caller.
 
@@ -80,7 +76,7 @@ def place_of(frame: types.FrameType | None) -> tuple[str, int, Any]:
     return (frame.f_code.co_filename, frame.f_lineno, frame.f_globals.get("__name__")) if frame else (*NOWHERE, None)
 
 
-def users_line() -> Place:
+def users_line() -> SourceLine:
     """Returns the innermost line of the user's code that led here."""
     return place_of(users_frame())[:2]
 
@@ -94,7 +90,7 @@ def steps_of(error: BaseException) -> list[types.TracebackType]:
     return found
 
 
-def raising_line(error: BaseException) -> Place:
+def raising_line(error: BaseException) -> SourceLine:
     """Returns the innermost line of the user's code in an exception's traceback, or else the line that led here."""
     place = users_line()
     for step in steps_of(error):
@@ -103,7 +99,7 @@ def raising_line(error: BaseException) -> Place:
     return place
 
 
-def watching_returns(function: Callable[..., Any]) -> tuple[Callable[..., Any], Callable[[], Place]]:
+def watching_returns(function: Callable[..., Any]) -> tuple[Callable[..., Any], Callable[[], SourceLine]]:
     """Returns a function that watches where the user's code returns, and one that gives the last such place.
 
     After a call, that is the place where the outermost of the user's functions returned.
@@ -180,7 +176,7 @@ def class_unless_asked_by(code: types.CodeType, refuse: Callable[[Any], None]) -
 
 def is_called_by_jax() -> bool:
     """Tells whether a function of JAX called our caller."""
-    return is_jax_file(sys._getframe(2).f_code.co_filename)
+    return sys._getframe(2).f_code.co_filename.startswith(_JAX)
 
 
 def is_called_by_user() -> bool:
@@ -205,9 +201,8 @@ def traceback_without_locals(error: BaseException) -> types.TracebackType | None
     copy: types.TracebackType | None = None
     for step in reversed(steps_of(error)):
         code = step.tb_frame.f_code
-        frame = _frame(
-            code.co_name, code.co_qualname, code.co_filename, code.co_firstlineno, co_linetable=_NO_POSITIONS
-        )
+        lines = {"co_firstlineno": code.co_firstlineno, "co_linetable": _NO_POSITIONS}
+        frame = _frame(co_name=code.co_name, co_qualname=code.co_qualname, co_filename=code.co_filename, **lines)
         copy = types.TracebackType(copy, frame, frame.f_lasti, step.tb_lineno)
     return copy
 
@@ -219,15 +214,12 @@ def traceback_of_one_line(name: str, filename: str, line: int) -> types.Tracebac
     hundreds of lines of notebook and JAX internals. The frame of a suspended generator has no callers, so with such a
     frame as the innermost the walk ends at once.
     """
-    frame = _frame(name, name, filename, line - _LINES_BELOW)
+    frame = _frame(co_name=name, co_qualname=name, co_filename=filename, co_firstlineno=line - _LINES_BELOW)
     return types.TracebackType(None, frame, frame.f_lasti, frame.f_lineno)
 
 
-def _frame(name: str, qualname: str, filename: str, line: int, **others: Any) -> types.FrameType:
-    code = _empty.__code__.replace(
-        co_name=name, co_qualname=qualname, co_filename=filename, co_firstlineno=line, **others
-    )
-    return types.FunctionType(code, {})().gi_frame
+def _frame(**described: Any) -> types.FrameType:
+    return types.FunctionType(_empty.__code__.replace(**described), {})().gi_frame
 
 
 def _empty() -> Iterator[None]:
@@ -239,4 +231,4 @@ def _empty() -> Iterator[None]:
 _NO_POSITIONS = b"\xff" * len(_empty.__code__.co_code)
 
 # A generator that has not started stands at its first line, and on Python 3.13 one line below it.
-_LINES_BELOW = _frame("", "", "", 1).f_lineno - 1
+_LINES_BELOW = _frame(co_firstlineno=1).f_lineno - 1

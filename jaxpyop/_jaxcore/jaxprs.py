@@ -1,30 +1,53 @@
-"""Jaxprs: made, taken apart, evaluated and compared.
+"""Jaxprs: made, taken apart, evaluated and compared; and JAX's own primitives that are treated specially.
 
 From JAX 0.12 a closed jaxpr and a jaxpr are one class; until 0.11 they are two. The functions here take either.
 """
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import itertools
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.experimental
 import numpy as np
 
-from jaxpyop._jaxcore.capabilities import parts_of, using
-from jaxpyop._jaxcore.primitives import SAMPLE, jit_p
+from jaxpyop._jaxcore.public import JAX_VERSION, PORTABLE, Primitive, private
 
-_closed = SAMPLE.eqns[2].params["jaxpr"]
+
+def _sample() -> Any:
+    """Returns the jaxpr of a program with one equation for each primitive that is needed here."""
+    forward, backward = jax.custom_jvp(lambda x: x), jax.custom_vjp(lambda x: x)
+    forward.defjvp(lambda primals, tangents: (primals[0], tangents[0]))
+    backward.defvjp(lambda x: (x, None), lambda _, ct: (ct,))
+
+    def program(x: Any) -> Any:
+        for ordered in (False, True):
+            jax.experimental.io_callback(lambda: None, None, ordered=ordered)
+        outs = jax.jit(lambda x: x * 2.0)(x), forward(x), backward(x)
+        jax.new_ref(x)
+        return outs
+
+    with jax.disable_jit(False):
+        return jax.make_jaxpr(program)(1.0)
+
+
+# JAX's primitives, effects and classes are taken from the equations of this program, because not all of them have a
+# public name.
+SAMPLE = _sample()
+_io, _ordered_io, _jit, _custom_jvp_call, _custom_vjp_call, _new_ref = SAMPLE.eqns
+_AbstractRef, _Unspecified = type(_new_ref.outvars[0].aval), type(_jit.params["in_shardings"][0])
+IO_EFFECT, ORDERED_IO = (next(iter(eqn.effects)) for eqn in (_io, _ordered_io))
+jit_p = _jit.primitive
+CUSTOM_CALLS = (_custom_jvp_call.primitive, _custom_vjp_call.primitive)
+_closed = _jit.params["jaxpr"]
 JAXPR_TYPES: Any = tuple({type(_closed), type(getattr(_closed, "jaxpr", _closed))})
 Literal: Any = type(_closed.eqns[0].invars[1])
-_eval_jaxpr, _dce_jaxpr, _convert_constvars_jaxpr = parts_of("jaxpr_tools", 3)
-_trace_quickly = using("fast_tracing")
-_current_name_stack, _user_context = parts_of("source_lines", 2)
-# The traced mode wraps the rules of custom_jvp calls anew. None if it cannot.
-transformation2 = using("custom_rules")
+# The traced mode wraps the rules of custom_jvp calls anew.
+transformation2: Any = None if PORTABLE else private.transformation2
 
 
 def jaxpr_of(closed: Any) -> Any:
@@ -61,11 +84,34 @@ def equations_in(params: dict[str, Any]) -> Iterator[Any]:
 def opened(closed: Any) -> tuple[Any, list[Any]]:
     """Returns a closed jaxpr as one whose first inputs are its constants, and the constants."""
     jaxpr, consts = jaxpr_of(closed), list(closed.consts)
-    if _convert_constvars_jaxpr is not None:
-        return _convert_constvars_jaxpr(jaxpr), consts
-    like = [struct_of(v.aval) for v in (*jaxpr.constvars, *jaxpr.invars)]
-    count = len(consts)
-    return jaxpr_of(jax.make_jaxpr(lambda *xs: run_jaxpr(jaxpr, *xs[count:], consts=xs[:count]))(*like)), consts
+    return private.convert_constvars_jaxpr(jaxpr), consts
+
+
+def within_scope(eqn: Any, scope: Any) -> Any:
+    """Returns an equation of an inner function with the named scopes around that function."""
+    info = eqn.source_info
+    return eqn.replace(source_info=info.replace(name_stack=scope + info.name_stack))
+
+
+def scan_counts(eqn: Any) -> tuple[int, int]:
+    """Returns how many operands of a `scan` are constants, and how many are carried."""
+    params = eqn.params
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    # JAX 0.12 has a tree of the operands instead.
+    consts, carry, _ = params["ft_in"].update(range(len(eqn.invars))).unpack()
+    return len(list(consts)), len(list(carry))
+
+
+def is_inexact(x: Any) -> bool:
+    """Tells whether `x` can have a tangent, which means that its dtype is floating or complex."""
+    return _is_inexact(x.dtype)
+
+
+@functools.cache
+def _is_inexact(dtype: Any) -> bool:
+    # Every input and result of a recording is asked.
+    return bool(jax.dtypes.issubdtype(dtype, np.inexact))
 
 
 def struct_of(x: Any) -> jax.ShapeDtypeStruct:
@@ -86,15 +132,12 @@ def with_weak_type(x: Any, aval: Any) -> Any:
 
 
 def make_jaxpr(function: Callable[..., Sequence[Any]], args: Sequence[Any]) -> Any:
-    """Traces a function that takes and returns flat lists of values, and returns its closed jaxpr.
-
-    It takes a third of the time of `jax.make_jaxpr`, because nothing is flattened, named or looked up.
-    """
-    if _trace_quickly is None:
+    """Traces a function that takes and returns flat lists of values, and returns its closed jaxpr."""
+    if PORTABLE:
         return jax.make_jaxpr(lambda *xs: list(function(*xs)))(*args)
-    jaxpr, consts = _trace_quickly(function, args)
-    closed: Any = getattr(jaxpr, "with_consts", None)
-    return closed(consts) if closed else type(_closed)(jaxpr, consts)
+    jaxpr, consts = private.trace(function, args)
+    # From JAX 0.12 a jaxpr holds its constants itself.
+    return jaxpr.with_consts(consts) if hasattr(jaxpr, "with_consts") else type(_closed)(jaxpr, consts)
 
 
 def without_dead_code(jaxpr: Any, used: Sequence[bool] | None = None) -> tuple[Any, list[bool]]:
@@ -104,9 +147,7 @@ def without_dead_code(jaxpr: Any, used: Sequence[bool] | None = None) -> tuple[A
         jaxpr: the jaxpr.
         used: which of its results count. The default is all.
     """
-    if _dce_jaxpr is None:
-        return jaxpr, [True] * len(jaxpr.invars)
-    return _dce_jaxpr(jaxpr, list(used or [True] * len(jaxpr.outvars)))
+    return private.dce_jaxpr(jaxpr, list(used or [True] * len(jaxpr.outvars)))
 
 
 # ------------------------------------------------------------------- evaluation
@@ -114,16 +155,10 @@ def without_dead_code(jaxpr: Any, used: Sequence[bool] | None = None) -> tuple[A
 
 def run_equation(eqn: Any, values: Sequence[Any]) -> list[Any]:
     """Evaluates an equation under the current trace, with its source line, named scope and settings."""
-    with _source_line(eqn), eqn.ctx.manager:
+    stack = private.current_name_stack() + eqn.source_info.name_stack
+    with private.user_context(eqn.source_info.traceback, name_stack=stack), eqn.ctx.manager:
         outs = eqn.primitive.bind(*values, **eqn.primitive.get_bind_params(eqn.params))
     return list(outs) if eqn.primitive.multiple_results else [outs]
-
-
-def _source_line(eqn: Any) -> contextlib.AbstractContextManager[Any]:
-    if _user_context is None:
-        return contextlib.nullcontext()
-    stack = _current_name_stack() + eqn.source_info.name_stack
-    return _user_context(eqn.source_info.traceback, name_stack=stack)
 
 
 def run_jaxpr(
@@ -140,10 +175,8 @@ def run_jaxpr(
         consts: its constants.
         bind: evaluates one equation on its operands, instead of `run_equation`.
     """
-    if bind is None and _eval_jaxpr is not None:
-        # JAX's own evaluator, which frees each value after its last use.
-        return _eval_jaxpr(jaxpr, list(consts), *args)
-    bind = bind or run_equation
+    if bind is None:
+        return private.eval_jaxpr(jaxpr, list(consts), *args)
     env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
 
     def read(atom: Any) -> Any:
@@ -235,13 +268,8 @@ def is_same(a: Any, b: Any) -> bool:
 class HashedKey:
     """A nested tuple that computes its hash once."""
 
-    __slots__ = ("_hash", "_key")
-
     def __init__(self, key: tuple[Any, ...]) -> None:
         self._key, self._hash = key, hash(key)
-
-    def __repr__(self) -> str:
-        return repr(self._key)
 
     def __hash__(self) -> int:
         return self._hash
@@ -289,3 +317,84 @@ def holds_constants(params: dict[str, Any]) -> bool:
         consts_of(jaxpr) or any(holds_constants(eqn.params) for eqn in jaxpr_of(jaxpr).eqns)
         for jaxpr in jaxprs_in(params)
     )
+
+
+# -------------------------------------------------------------------- primitives
+
+
+def is_high(primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> bool:
+    """Tells whether JAX expands a primitive into others before it evaluates it (JAX 0.10 to 0.12)."""
+    if primitive is jit_p:
+        # `jit` is the most frequent primitive. Its jaxpr tells, so the types of the operands need not be computed.
+        return bool(params["jaxpr"].is_high if JAX_VERSION >= (0, 12) else params["jaxpr"].jaxpr.is_high)
+    if getattr(primitive.is_high, "__func__", None) is Primitive.is_high:
+        return False
+    return bool(primitive.is_high(*map(jax.typeof, args), **params))
+
+
+def is_of_high_type(x: Any) -> bool:
+    """Tells whether a value's type is one that JAX expands into others first (JAX 0.10 to 0.12)."""
+    return bool(getattr(jax.typeof(x), "is_high", False))
+
+
+def is_ref(x: Any) -> bool:
+    """Tells whether a value is a mutable array."""
+    return is_ref_type(jax.typeof(x))
+
+
+def is_ref_type(aval: Any) -> bool:
+    """Tells whether a type is the type of a mutable array."""
+    return isinstance(aval, _AbstractRef)
+
+
+def allocates_ref(primitive: Any) -> bool:
+    """Tells whether a primitive makes a mutable array."""
+    return bool(primitive.ref_allocating)
+
+
+def is_plain_jit(params: dict[str, Any]) -> bool:
+    """Tells whether a `jit` with these parameters has no effects, shardings or donated arguments."""
+    return not (is_sharded_jit(params) or params["jaxpr"].effects or any(params["donated_invars"]))
+
+
+def is_sharded_jit(params: dict[str, Any]) -> bool:
+    """Tells whether a `jit` with these parameters has shardings."""
+    return not all(isinstance(s, _Unspecified) for s in (*params["in_shardings"], *params["out_shardings"]))
+
+
+def has_compiler_options(params: dict[str, Any]) -> bool:
+    """Tells whether a `jit` with these parameters has options for XLA."""
+    return bool(params["compiler_options_kvs"])
+
+
+def compiled(primitive: Any, params: dict[str, Any]) -> Callable[..., Any]:
+    """Returns the function that evaluates a primitive on concrete arrays. JAX itself looks it up at every call."""
+    if getattr(primitive.impl, "func", None) is private.apply_primitive:
+        return private.xla_primitive_callable(primitive, **params)
+    return functools.partial(primitive.impl, **params)
+
+
+def compiles_alone(primitive: Any, holds_jaxprs: bool) -> bool:
+    """Tells whether JAX evaluates a primitive by compiling it as one program, which it finds again at the next call.
+
+    If a primitive holds jaxprs, its `impl` may evaluate them equation by equation. The primitives of random numbers run
+    loops over functions that are new at each call, so JAX compiles again (random_gamma, JAX 0.10 to 0.12).
+    """
+    # An `impl` that is a partial is a partial of apply_primitive, which compiles.
+    if isinstance(primitive.impl, functools.partial):
+        return True
+    return not (holds_jaxprs or primitive.impl.__module__.startswith("jax._src.random"))
+
+
+def function_behind(wrapped: Any) -> Any:
+    """Returns the function inside the wrapper that JAX makes for a custom rule.
+
+    It returns None if a transformation such as `vmap` put a wrapper around it too, because that wrapper can be called
+    only once (JAX 0.10 to 0.12).
+    """
+    return getattr(wrapped, "f", None) if len(wrapped.transforms) <= 1 else None
+
+
+def is_of_jax(thing: Any) -> bool:
+    """Tells whether JAX itself defines a function or a class."""
+    return (getattr(thing, "__module__", None) or "").startswith("jax.")

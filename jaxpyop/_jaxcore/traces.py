@@ -1,4 +1,4 @@
-"""Traces: which one is current, whether a value's trace is still open, and a base for the traces of this package."""
+"""Traces: which one is current, whether a value's is still open, a base for our own; and values of no use."""
 
 from __future__ import annotations
 
@@ -8,32 +8,51 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
-from jaxpyop._jaxcore.capabilities import Trace, Tracer, has, parts_of, using
+from jaxpyop._jaxcore.public import PORTABLE, ShapedArray, Trace, Tracer, private
 
 # JAX makes the attributes of this object at run time, so type checkers do not know them.
 jax_config: Any = jax.config
 
 _UNCHANGED = contextlib.nullcontext()
 
-# Whether a trace of this package can be the current one.
-HAS_OWN_TRACES = has("own_traces")
-# `with set_current_trace(trace):`, and the trace that evaluates.
-set_current_trace, _find_top_trace, EVAL_TRACE = parts_of("own_traces", 3)
+# The trace that evaluates. It has no public name, but its values are arrays, which have no trace.
+EVAL_TRACE: Any = None if PORTABLE else private.EVAL_TRACE
+# `with set_current_trace(trace):`
+set_current_trace: Any = None if PORTABLE else private.set_current_trace
 
 
 def current_trace() -> Any:
     """Returns the innermost trace, which `jnp.add(1, 2)` would be handed to."""
-    if _find_top_trace is None:
-        # The evaluating trace gives an array, and other traces give their tracers.
-        return getattr(jax.lax.full((), 0), "_trace", None)
-    # JAX has ignored the argument since 0.4.36.
-    return _find_top_trace(())
+    # JAX has ignored the argument of find_top_trace since 0.4.36.
+    return getattr(jax.lax.full((), 0), "_trace", None) if PORTABLE else private.find_top_trace(())
 
 
-def eval_context() -> contextlib.AbstractContextManager[Any]:
-    """Evaluates the operations of a block at once, whatever transformation is active."""
-    return set_current_trace(EVAL_TRACE) if HAS_OWN_TRACES else jax.ensure_compile_time_eval()
+def at_top_level() -> bool:
+    """Tells whether no transformation is active and no axis has a name, as in a new thread.
+
+    A portable package does not see the axis names that an eager `vmap` has bound.
+    """
+    return is_eager() if PORTABLE else bool(private.trace_ctx.is_top_level())
+
+
+def without_axes() -> contextlib.AbstractContextManager[None]:
+    """Hides the axis names that an eager `vmap` has bound, for code that does not run inside that `vmap`.
+
+    A portable package cannot hide them.
+    """
+    return _UNCHANGED if PORTABLE or private.trace_ctx.axis_env is private.top_axis_env else _without_axes()
+
+
+@contextlib.contextmanager
+def _without_axes() -> Iterator[None]:
+    names = private.trace_ctx.axis_env
+    private.trace_ctx.set_axis_env(private.top_axis_env)
+    try:
+        yield
+    finally:
+        private.trace_ctx.set_axis_env(names)
 
 
 def is_eager() -> bool:
@@ -41,32 +60,9 @@ def is_eager() -> bool:
     return current_trace() is EVAL_TRACE
 
 
-if found := using("named_axes"):
-    _trace_ctx, _top_axis_env = found
-
-    def at_top_level() -> bool:
-        """Tells whether no transformation is active and no axis has a name, as in a new thread."""
-        return bool(_trace_ctx.is_top_level())
-
-    def without_axes() -> contextlib.AbstractContextManager[None]:
-        """Hides the axis names that an eager `vmap` has bound, for code that does not run inside that `vmap`."""
-        return _UNCHANGED if _trace_ctx.axis_env is _top_axis_env else _without_axes()
-
-    @contextlib.contextmanager
-    def _without_axes() -> Iterator[None]:
-        names = _trace_ctx.axis_env
-        _trace_ctx.set_axis_env(_top_axis_env)
-        try:
-            yield
-        finally:
-            _trace_ctx.set_axis_env(names)
-
-else:
-    at_top_level = is_eager
-
-    def without_axes() -> contextlib.AbstractContextManager[None]:
-        """Does nothing, because the names of axes cannot be hidden."""
-        return _UNCHANGED
+def eval_context() -> contextlib.AbstractContextManager[Any]:
+    """Evaluates the operations of a block at once, whatever transformation is active."""
+    return jax.ensure_compile_time_eval() if PORTABLE else set_current_trace(EVAL_TRACE)
 
 
 def is_live(x: Any) -> bool:
@@ -90,69 +86,17 @@ def with_wide_types(is_wide: bool) -> contextlib.AbstractContextManager[Any]:
 
 
 def settings_of_traces() -> Any:
-    """Returns the values of all settings under which JAX may trace a function differently.
+    """Returns the values of all settings under which JAX may trace a function differently, as its own caches do.
 
-    JAX's own caches have them in their keys. If they are not known, no two answers are equal.
+    A portable package does not know them, so no two answers are equal.
     """
-    return _trace_context()
+    return object() if PORTABLE else private.trace_context()
 
 
-# object() is equal to nothing else.
-_trace_context = using("settings_of_traces") or object
-
-
-def evaluates_by_itself() -> bool:
-    """Tells whether each operation has to be evaluated by itself: it is checked for NaN, or nothing is compiled."""
-    return bool(jax_config.jax_debug_nans or jax_config.jax_debug_infs or jax_config.jax_disable_jit)
-
-
-_setting_names, _setting_by_name, _unset, _register_cache = parts_of("lazy_tape", 4)
-
-
-@contextlib.contextmanager
-def under_settings(settings: Sequence[Any]) -> Iterator[None]:
-    """Runs a block under other values of `settings_of_traces()`, in this thread."""
-    changed: list[tuple[Any, Any]] = []
-    try:
-        for name, value, now in zip(_setting_names(), settings, settings_of_traces(), strict=True):
-            if value != now and (setting := _setting_by_name.get(name)) is not None:
-                changed.append((setting, setting.swap_local(value)))
-                _tell(setting, value)
-        yield
-    finally:
-        for setting, value in reversed(changed):
-            setting.set_local(value)
-            _tell(setting, None if value is _unset else value)
-
-
-def _tell(setting: Any, value: Any) -> None:
-    # JAX's C++ code keeps a copy of some settings.
-    if (hook := getattr(setting, "_update_thread_local_hook", None)) is not None:
-        hook(value)
-
-
-class _Clearing:
-    """What JAX asks of a cache that it clears."""
-
-    def __init__(self, clear: Callable[[], None]) -> None:
-        self.cache_clear = clear
-
-    def cache_info(self) -> None:
-        """Nothing is counted."""
-
-    def cache_keys(self) -> list[Any]:
-        return []
-
-
-# JAX holds them weakly.
-_cleared: list[_Clearing] = []
-
-
-def clear_with_jax(clear: Callable[[], None]) -> None:
-    """Has `jax.clear_caches()` call a function."""
-    if _register_cache is not None:
-        _cleared.append(_Clearing(clear))
-        _register_cache(_cleared[-1], "jaxpyop")
+def clear_with_jax(cache: Any) -> None:
+    """Has `jax.clear_caches()` call the `cache_clear` of an object as long as it is alive."""
+    if not PORTABLE:
+        private.register_cache(cache, "jaxpyop")
 
 
 # ---------------------------------------------------- traces that share an identity
@@ -161,18 +105,15 @@ def clear_with_jax(clear: Callable[[], None]) -> None:
 class _Identity:
     """The object that JAX's caches know a trace by."""
 
-    __slots__ = ("__weakref__", "ref")
-
     def __init__(self) -> None:
         self.ref = weakref.ref(self)
 
 
-_HAS_IDENTITY = has("trace_identity")
 # The identities that no open trace has. The last one given back is the next one lent.
 _free_identities: list[_Identity] = []
 
 
-class KnownTrace(Trace):
+class RecurringTrace(Trace):
     """A trace that JAX's caches take for an earlier one.
 
     The key of the C++ cache of jitted functions holds a weak reference to the current trace (JAX 0.10 to 0.12). A new
@@ -184,18 +125,13 @@ class KnownTrace(Trace):
     A tracer still belongs to the trace that made it, which is invalid once it is closed.
     """
 
-    __slots__ = ("_identity",)
-
     def __init__(self) -> None:
         super().__init__()
-        self._identity: _Identity | None = None
-        if not _HAS_IDENTITY:
-            return
         try:
             identity = _free_identities.pop()
         except IndexError:
             identity = _Identity()
-        self._identity = identity
+        self._identity: _Identity | None = identity
         self._weakref = identity.ref
 
     def close(self) -> None:
@@ -204,3 +140,44 @@ class KnownTrace(Trace):
         identity, self._identity = self._identity, None
         if identity is not None:
             _free_identities.append(identity)
+
+
+# -------------------------------------------------------------- unusable values
+
+
+class _UnusableTrace(Trace):
+    """The trace of one unusable value. JAX asks of each operand of an operation whether its trace is still valid."""
+
+    def __init__(self, error: Callable[[], Exception]) -> None:
+        super().__init__()
+        self.error = error
+
+    def is_valid(self) -> bool:
+        raise self.error()
+
+
+class Unusable(Tracer):
+    """A value that cannot be computed, which is an error only where something uses it.
+
+    It stands for the tangents of a function without a forward mode. JAX computes every tangent that may be needed, and
+    outside of `jit` nothing drops the tangents that are not. See also `rules`, for jitted functions.
+
+    Args:
+        shape: its shape.
+        dtype: its dtype.
+        error: makes the exception to raise.
+    """
+
+    def __init__(self, shape: Sequence[int], dtype: Any, error: Callable[[], Exception]) -> None:
+        super().__init__(_UnusableTrace(error), ShapedArray(tuple(shape), np.dtype(dtype)))
+
+    def error(self) -> Exception:
+        """Makes the exception to raise where the value is needed."""
+        return self._trace.error()
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> Any:
+        raise self.error()
+
+    full_lower = __array__ = __bool__ = __int__ = __float__ = __complex__ = __index__ = __iter__ = _refuse
+    __dlpack__ = __repr__ = __str__ = __format__ = _refuse
+    block_until_ready = item = tolist = tobytes = copy_to_host_async = _refuse

@@ -31,8 +31,8 @@ from jaxpyop._op.values import (
     Struct,
     anchor_of,
     copy_to_jax,
+    give_to_jax,
     inputs_of,
     padded,
-    taken_over,
     without_weak_type,
 )

@@ -8,8 +8,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,7 +16,7 @@ import numpy as np
 from jaxpyop import _jaxcore
 from jaxpyop._host import Environment
 from jaxpyop._jaxcore import is_inexact
-from jaxpyop._op.body import Body, ConditionalBody, FilledBody, Pushforward, RecordedDerivative, UserBody
+from jaxpyop._op.body import Body, ConditionalBody, FilledBody, Pullback, Pushforward, RecordedDerivative, UserBody
 from jaxpyop._op.derivatives import LinearCall, LinearFunction, linearize_by_rules
 from jaxpyop._op.primitive import (
     NO_RECORD,
@@ -64,8 +62,7 @@ class UserCall(Call):
 
     def linearize(self, perturbed: tuple[bool, ...]) -> Linearization:
         if self.on_jax and not self.op.rules.any_given:
-            # The recording call of the first order. Its own `linearize` knows the calls that belong to it.
-            return RecordingCall(self.body, self.op, self.environment, perturbed, self.effects).linearize(perturbed)
+            return _linearized_on_tape(self, self.body, perturbed, perturbed)
         return linearize_by_rules(self, self.user_body, perturbed)
 
     def linear_part(self, floating: tuple[bool, ...]) -> Call:
@@ -105,14 +102,9 @@ class RecordingCall(Call):
         return [*super().from_worker(values, arrays, lead), _receipt(NO_RECORD, values)]
 
     def linearize(self, perturbed: tuple[bool, ...]) -> Linearization:
-        # At first order `perturbed` is what this call records already, so `forward` is this call itself. At a higher
-        # order one record has to serve this order of derivative and the lower one.
-        both = tuple(a or b for a, b in zip(self.perturbed, perturbed))
-        forward = self
-        if both != self.perturbed:
-            forward = RecordingCall(self.body, self.op, self.environment, both, self.effects)
-        derivative = RecordedDerivative(Pushforward(self.body, perturbed), both)
-        return Linearization(forward, ReplayCall(derivative, self.op, self.environment))
+        # One record has to serve this order of derivative and the lower one.
+        recorded = tuple(a or b for a, b in zip(self.perturbed, perturbed))
+        return _linearized_on_tape(self, self.body, perturbed, recorded)
 
 
 def _receipt(token: int, outs: Sequence[Any]) -> np.ndarray[Any, Any]:
@@ -128,16 +120,9 @@ class ReplayCall(Call):
     def __init__(self, body: RecordedDerivative, op: Op, environment: Environment) -> None:
         super().__init__(body, op, environment, label="jvp({})", operands=Operands(leading_inputs=1))
 
-    def with_body(self, body: Body) -> Call:
-        assert isinstance(body, RecordedDerivative)
-        return ReplayCall(body, self.op, self.environment)
-
     def for_worker(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
         ran_there = bool(np.all(np.asarray(arrays[0])[..., 0] == NO_RECORD)) and not self.op.stateful
         return arrays if ran_there else None
-
-    def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
-        return self.body.shapes(structs)
 
     def __call__(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
         if isinstance(arrays[0], HandedRecord):
@@ -159,8 +144,7 @@ class ReplayCall(Call):
                 "increase jaxpyop.config.max_records or max_record_bytes (see python -m jaxpyop doctor)"
             )
         warn_of_pushed_out(self.op, token)
-        check = functools.partial(RECORDS.check, token, title=self.title, what="func")
-        return self.body.again(arrays[0], as_jax(arrays[1:]), check)
+        return self.body(arrays[0], *as_jax(arrays[1:]))
 
     def linearize(self, perturbed: tuple[bool, ...]) -> Linearization:
         if self.op.stateful:
@@ -168,6 +152,29 @@ class ReplayCall(Call):
                 f"{self.title}: a second derivative runs func again, which a stateful op does not allow; "
                 "pass stateful=False"
             )
-        # The derivative is that of the body. The receipt has no tangent.
-        again = RecordingCall(self.body.base, self.op, self.environment, perturbed[1:], self.effects)
-        return dataclasses.replace(again.linearize(perturbed[1:]), skip=1)
+        # The receipt has no tangent, so the derivative is that of the body behind the record.
+        return _linearized_on_tape(self, self.body.derivative, perturbed[1:], perturbed[1:], skip=1)
+
+    def transposed(self, nonzero_cotangents: tuple[bool, ...]) -> Call:
+        # We ask for `Pullback`, because a program from before a reload of jaxpyop has its own class `Pushforward`.
+        if isinstance(self.body.derivative, Pullback):
+            return super().transposed(nonzero_cotangents)
+        pullback = self.body.derivative.pullback(nonzero_cotangents)
+        return ReplayCall(RecordedDerivative(pullback, self.body.recorded), self.op, self.environment)
+
+
+def _linearized_on_tape(
+    call: Call, body: Body, perturbed: tuple[bool, ...], recorded: tuple[bool, ...], *, skip: int = 0
+) -> Linearization:
+    """Return the linearization of a call that runs `body`: record a run of the body, and answer from the record.
+
+    Args:
+        call: the call.
+        body: the body.
+        perturbed: which inputs of the body have tangents.
+        recorded: for which inputs the body is recorded.
+        skip: how many leading inputs the call has before those of the body.
+    """
+    forward = RecordingCall(body, call.op, call.environment, recorded, call.effects)
+    derivative = RecordedDerivative(Pushforward(body, perturbed), recorded)
+    return Linearization(forward, ReplayCall(derivative, call.op, call.environment), skip=skip)

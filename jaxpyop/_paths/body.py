@@ -52,8 +52,8 @@ def trace_body(
     Raises:
         PathError: the body cannot be followed.
     """
-    if not core.HAS_OWN_TRACES:
-        reason = "mode='traced' takes the capability own_traces, which this JAX lacks, or JAXPYOP_WITHOUT turns off"
+    if core.PORTABLE:
+        reason = f"mode='traced' is not possible on public JAX alone ({core.WHY_PORTABLE})"
         raise PathError(reason, *_line_of(function, ""), 'write mode="eager"')
     home = rewrite.package_of(_function_of(function))
     outside = Snapshot([root_of(function), *(("an input", x) for x in held)], home)
@@ -145,7 +145,7 @@ _PASS_IN = (
 )
 
 
-def _line_of(function: Any, name: str) -> core.Place:
+def _line_of(function: Any, name: str) -> core.SourceLine:
     """Returns the first line of the function that mentions a name, or else its first line."""
     code = getattr(_function_of(function), "__code__", None)
     if code is None:

@@ -30,8 +30,16 @@ from jaxpyop._op import (
     make_op,
     padded,
 )
+from jaxpyop._saved.file_format import (
+    dtype_named,
+    from_data,
+    implementation,
+    item,
+    key_dtype,
+    structs_from_data,
+    to_data,
+)
 from jaxpyop._saved.function_names import Names
-from jaxpyop._saved.trees_as_data import dtype_named, from_data, implementation, item, key_dtype, to_data
 
 _Functions = Sequence[Callable[..., Any]]
 # Fields of an op that follow from others, or that mean nothing for an op that is called.
@@ -136,31 +144,26 @@ def _leaf_to_data(value: Any) -> Any:
 # -------------------------------------------------------------------- loading
 
 
-class CallsFromData:
-    """Makes all calls of a file, and finds them by their numbers."""
-
-    def __init__(self, data: Sequence[dict[str, Any]], functions: _Functions) -> None:
-        self._made: list[Call] = []
-        for entry in data:
-            if "op" in entry:
-                self._made.append(_user_call(entry, functions))
-            else:
-                argument: Any = tuple(entry["argument"])
-                if entry["step"] == "transposed_linear_part":
-                    argument = [Struct(tuple(shape), dtype_named(name)) for shape, name in argument]
-                # The call was derived from an earlier call of the list.
-                self._made.append(derived(item(self._made, entry["of"]), entry["step"], argument))
-
-    def call(self, number: Any) -> Call:
-        """Return the call with this number."""
-        return item(self._made, number)
+def calls_from_data(data: Sequence[dict[str, Any]], functions: _Functions) -> list[Call]:
+    """Make all calls of a file, in the order of their numbers."""
+    made: list[Call] = []
+    for entry in data:
+        if "op" in entry:
+            made.append(_user_call(entry, functions))
+            continue
+        argument: Any = tuple(entry["argument"])
+        if entry["step"] == "transposed_linear_part":
+            argument = structs_from_data(argument)
+        # The call was derived from an earlier call of the list.
+        made.append(derived(item(made, entry["of"]), entry["step"], argument))
+    return made
 
 
 def _user_call(entry: dict[str, Any], functions: _Functions) -> Call:
     skeleton = from_data(entry["inputs"], lambda data: SLOT)
     keys = [key if key is None else implementation(key) for key in entry["keys"]]
     inputs = inputs_of(skeleton, keys)
-    if sum(inputs.array_mask) != len(keys):
+    if sum(leaf is SLOT for leaf in inputs.leaves) != len(keys):
         raise ValueError("an op has another number of arrays than its inputs")
     return UserCall(_op_from_data(entry["op"], functions), inputs, conditional=bool(entry["conditional"]))
 

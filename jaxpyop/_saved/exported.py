@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pathlib
 import warnings
@@ -13,14 +14,14 @@ import jax.export
 
 from jaxpyop import _jaxcore
 from jaxpyop._cut import CutFunction, Loops
-from jaxpyop._op import without_weak_type
-from jaxpyop._saved.call_as_data import CallsFromData, CallsToData
-from jaxpyop._saved.file_format import packed, unpacked
+from jaxpyop._op import SLOT, without_weak_type
+from jaxpyop._saved.call_as_data import CallsToData, calls_from_data
+from jaxpyop._saved.file_format import from_data, packed, structs_from_data, to_data, unpacked
 from jaxpyop._saved.function_names import Names, changed_functions, check_functions, find_functions
 from jaxpyop._saved.plan_as_data import Loader, Saver, custom_rule_around_call
-from jaxpyop._saved.trees_as_data import dtype_named, from_data, to_data
 
 
+@dataclasses.dataclass(frozen=True, eq=False, repr=False, slots=True)
 class Exported:
     """A program that `jaxpyop.export` serialized.
 
@@ -28,10 +29,9 @@ class Exported:
         functions: the names of the Python functions that the program calls.
     """
 
-    def __init__(self, name: str, functions: Sequence[str], data: bytes) -> None:
-        self._name = name
-        self.functions = tuple(functions)
-        self._data = data
+    _name: str
+    functions: tuple[str, ...]
+    _data: bytes
 
     def to_bytes(self) -> bytes:
         """Return the program as bytes, for :func:`jaxpyop.load`."""
@@ -43,10 +43,6 @@ class Exported:
 
     def __repr__(self) -> str:
         return f"<jaxpyop.export of {self._name}: {len(self._data)} bytes, calls {', '.join(self.functions)}>"
-
-
-class _Place:
-    """Stands for an array in the structure of arguments or results."""
 
 
 def export(
@@ -98,6 +94,7 @@ def export(
         >>> print(loaded(jnp.array([1.0, 5.0, 2.0])))
         0.9092974
     """
+    _refuse_if_portable("export")
     given = check_functions(functions, "jaxpyop.export")
     if not callable(fun):
         raise TypeError(f"jaxpyop.export: fun is {fun!r}; expected a function, as in jaxpyop.export(fun)(x)")
@@ -130,7 +127,7 @@ def export(
             "calls": saver.calls.data,
             "program": program,
         }
-        return Exported(name, [entry["name"] for entry in names.data], packed(plan, saver.blobs))
+        return Exported(name, tuple(entry["name"] for entry in names.data), packed(plan, saver.blobs))
 
     return write
 
@@ -145,8 +142,8 @@ def _check_rules(closed: Any, vjp_order: int) -> None:
 
 def _structure_to_data(tree: Any, what: str) -> Any:
     try:
-        skeleton = jax.tree.unflatten(tree, [_Place() for _ in range(tree.num_leaves)])
-        return to_data(skeleton, lambda value: True if type(value) is _Place else None)
+        skeleton = jax.tree.unflatten(tree, [SLOT] * tree.num_leaves)
+        return to_data(skeleton, lambda value: True if value is SLOT else None)
     except Exception as error:
         raise ValueError(
             f"jaxpyop.export: {what} is a structure that cannot be saved ({error}); use lists, tuples and dicts"
@@ -154,10 +151,18 @@ def _structure_to_data(tree: Any, what: str) -> Any:
 
 
 def _structure_from_data(data: Any) -> Any:
-    return jax.tree.structure(from_data(data, lambda content: _Place()))
+    return jax.tree.structure(from_data(data, lambda content: SLOT))
 
 
 # -------------------------------------------------------------------- loading
+
+
+def _refuse_if_portable(name: str) -> None:
+    if _jaxcore.PORTABLE:
+        raise NotImplementedError(
+            f"jaxpyop.{name}: on public JAX alone ({_jaxcore.WHY_PORTABLE}) a program cannot be cut at its Python "
+            f"calls, as saved programs are; use JAX {_jaxcore.TESTED} for this, or a newer jaxpyop"
+        )
 
 
 def load(
@@ -198,6 +203,7 @@ def load(
         >>> print(jaxpyop.load(data, functions={"double": double})(jnp.float32(3.0)))
         6.0
     """
+    _refuse_if_portable("load")
     given = check_functions(functions, "jaxpyop.load")
     if isinstance(allow, str) or any(type(name) is not str for name in allow):
         raise TypeError(f"jaxpyop.load: allow is {allow!r}; expected a list of modules, such as ['package.module']")
@@ -228,7 +234,7 @@ def load(
 def _loaded(plan: Mapping[str, Any], blobs: Sequence[bytes], functions: Sequence[Callable[..., Any]]) -> CutFunction:
     x64, order = bool(plan["x64"]), plan["vjp_order"]
     _check_x64(x64)
-    run = Loader(CallsFromData(plan["calls"], functions), blobs).program(plan["program"])
+    run = Loader(calls_from_data(plan["calls"], functions), blobs).program(plan["program"])
     expected, results = _structure_from_data(plan["arguments"]), _structure_from_data(plan["results"])
     flat = run if order else _without_derivative(run)
 
@@ -239,9 +245,7 @@ def _loaded(plan: Mapping[str, Any], blobs: Sequence[bytes], functions: Sequence
             raise TypeError(f"the program was exported for arguments of the structure {expected}, and got {tree}")
         return jax.tree.unflatten(results, flat(*(without_weak_type(jax.numpy.asarray(x)) for x in leaves)))
 
-    inputs = plan["program"]["inputs"]
-    structs = [_struct(*entry) for entry in inputs]
-    if None not in structs:
+    if (structs := structs_from_data(plan["program"]["inputs"])) is not None:
         # Tracing the program once finds steps whose shapes and dtypes do not match.
         args, kwargs = jax.tree.unflatten(expected, structs)
         jax.eval_shape(program, *args, **kwargs)
@@ -249,13 +253,6 @@ def _loaded(plan: Mapping[str, Any], blobs: Sequence[bytes], functions: Sequence
         raise ValueError(f"loops is {plan['loops']!r}")
     program.__name__ = program.__qualname__ = str(plan["name"])
     return CutFunction(program, plan["loops"], {})
-
-
-def _struct(shape: Sequence[Any], dtype: str) -> Any:
-    """Return the shape and dtype of an input; None if a dimension is symbolic."""
-    if any(isinstance(size, str) for size in shape):
-        return None
-    return jax.ShapeDtypeStruct(tuple(shape), dtype_named(dtype))
 
 
 def _check_x64(x64: bool) -> None:

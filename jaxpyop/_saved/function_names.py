@@ -81,9 +81,6 @@ class Names:
 
     def __init__(self, functions: Mapping[str, Callable[..., Any]]) -> None:
         self._given = {**_registered, **functions}
-        self._numbers: dict[int, int] = {}
-        # Keeps the functions alive, so that no `id` in `_numbers` is used for another function.
-        self._kept: list[Any] = []
         self.data: list[dict[str, Any]] = []
 
     def number(self, func: Any, title: str, what: str) -> int:
@@ -97,13 +94,10 @@ class Names:
         Raises:
             ValueError: another process could not find the function.
         """
-        if id(func) not in self._numbers:
-            self._kept.append(func)
-            # Each access to a method makes a new object. All of them have the same description, and so one number.
-            if (found := self._described(func, title, what)) not in self.data:
-                self.data.append(found)
-            self._numbers[id(func)] = self.data.index(found)
-        return self._numbers[id(func)]
+        # Each access to a method makes a new object. All of them have the same description, and so one number.
+        if (found := self._described(func, title, what)) not in self.data:
+            self.data.append(found)
+        return self.data.index(found)
 
     def _described(self, func: Any, title: str, what: str) -> dict[str, Any]:
         found: dict[str, Any] = {"code": code_checksum(func), "python": _python()}
@@ -111,7 +105,7 @@ class Names:
             if _is_same(given, func):
                 return {"name": name, **found}
         try:
-            name, unwrapped = _place_of(func)
+            name, unwrapped = _definition_of(func)
             if name in self._given:
                 raise ValueError(f"{name!r} is the name of {self._given[name]!r} here")
         except ValueError as reason:
@@ -122,7 +116,7 @@ class Names:
         return {"name": name, "unwrapped": unwrapped, **found}
 
 
-def _place_of(func: Any) -> tuple[str, int]:
+def _definition_of(func: Any) -> tuple[str, int]:
     """Return ``"module:qualname"`` of a function, and how many decorators its module puts around it.
 
     Raises:

@@ -8,21 +8,21 @@ treat it like any other function that calls Python.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.export
+import jax.numpy as jnp
 import numpy as np
 
 from jaxpyop import _jaxcore
-from jaxpyop._cut import Lives, Node, StaysWhole, Value, check_types, divided, needed, segment_of
+from jaxpyop._cut import Lifetimes, Node, StaysWhole, Value, check_types, divided, needed, segment_of
 from jaxpyop._host import Batch
-from jaxpyop._op import Struct, UserCall, bind, python_call_p, structs_of
-from jaxpyop._saved.call_as_data import CallsFromData, CallsToData
-from jaxpyop._saved.loops import loop_from_data, loop_to_data
-from jaxpyop._saved.stops import find_stops, stopped
-from jaxpyop._saved.trees_as_data import check_type, dtype_named, item, struct_to_data
+from jaxpyop._op import Call, Struct, UserCall, bind, python_call_p, structs_of
+from jaxpyop._saved.call_as_data import CallsToData
+from jaxpyop._saved.file_format import check_type, dtype_named, item, struct_to_data, structs_from_data
 
 # A function that performs the steps of a program: it takes the inputs, and returns the outputs.
 Run = Callable[..., list[Any]]
@@ -58,12 +58,12 @@ class Saver:
             program, steps = divided(closed, cut_loops=True)
         except StaysWhole as reason:
             raise ValueError(f"jaxpyop.export: the program cannot be cut at its Python calls: {reason}") from None
-        lives = Lives(program, steps, [False] * len(program.inputs))
+        lifetimes = Lifetimes(program, steps, [False] * len(program.inputs))
         numbers: dict[Any, int] = {value: k for k, value in enumerate(program.inputs)}
         constants: list[list[Any]] = []
-        for x in (x for step in steps for x in _constants_of(step)):
-            # Several calls may read the same constant, which is stored once.
-            if _key(x) not in numbers:
+        for x in (x for step in steps if isinstance(step, Node) for x in step.reads):
+            # Several calls may read the same literal or constant, which is stored once.
+            if _key(x) not in numbers and (not isinstance(x, Value) or x.constant is not None):
                 numbers[_key(x)] = len(numbers)
                 constants.append(self._constant(x))
         data: list[dict[str, Any]] = []
@@ -74,10 +74,10 @@ class Saver:
             data.append({**check, "reads": list(range(len(program.inputs))), "makes": []})
         for k, step in enumerate(steps):
             if isinstance(step, Node):
-                found: dict[str, Any] = self._call(step) if step.call else loop_to_data(step.eqn, self.program)
+                found: dict[str, Any] = self._call(step) if step.call else _loop_to_data(step.eqn, self.program)
                 parts = [(found, step.reads, step.makes)]
             else:
-                parts = self._segments(step, lives.reads[k], lives.makes(k))
+                parts = self._segments(step, lifetimes.reads[k], lifetimes.makes(k))
             for found, reads, makes in parts:
                 found["reads"] = [numbers[_key(x)] for x in reads]
                 found["makes"] = [struct_to_data(value.aval) for value in makes]
@@ -126,9 +126,9 @@ class Saver:
                     "program is not cut there; call it outside"
                 )
         function, avals = segment_of(nodes, reads, makes), [value.aval for value in reads]
-        stops = find_stops(function, avals, [value.aval for value in makes]) if self.differentiable else []
+        stops = _find_stops(function, avals, [value.aval for value in makes]) if self.differentiable else []
         try:
-            self.blobs.append(self.export(stopped(function, stops), avals))
+            self.blobs.append(self.export(_stopped(function, stops), avals))
         except ImportError:
             # `jax.export` needs flatbuffers.
             raise
@@ -150,12 +150,6 @@ class Saver:
         }
 
 
-def _constants_of(step: Any) -> list[Any]:
-    """Return the literals and constants that a Python call or a loop reads."""
-    reads = step.reads if isinstance(step, Node) else ()
-    return [x for x in reads if not isinstance(x, Value) or x.constant is not None]
-
-
 def _key(x: Any) -> Any:
     """Return the key of an operand in a dict. Literals go by identity, because equal literals can have other types."""
     return x if isinstance(x, Value) else id(x)
@@ -163,23 +157,11 @@ def _key(x: Any) -> Any:
 
 def custom_rule_around_call(closed: Any) -> str:
     """Return the name of a primitive with its own derivative rule that holds a Python call; "" if there is none."""
-
-    def holds(jaxpr: Any) -> bool:
-        return any(eqn.primitive is python_call_p or any(map(holds, inner(eqn))) for eqn in jaxpr.eqns)
-
-    def inner(eqn: Any) -> list[Any]:
-        return [_jaxcore.jaxpr_of(closed) for closed in _jaxcore.jaxprs_in(eqn.params)]
-
-    def found(jaxpr: Any) -> str:
-        for eqn in jaxpr.eqns:
-            if eqn.primitive.name.startswith("custom_") and any(map(holds, inner(eqn))):
-                return eqn.primitive.name
-            for part in inner(eqn):
-                if name := found(part):
-                    return name
-        return ""
-
-    return found(_jaxcore.jaxpr_of(closed))
+    for eqn in _jaxcore.equations_in({"program": closed}):
+        inside = (inner.primitive for inner in _jaxcore.equations_in(eqn.params))
+        if eqn.primitive.name.startswith("custom_") and python_call_p in inside:
+            return str(eqn.primitive.name)
+    return ""
 
 
 # -------------------------------------------------------------------- loading
@@ -194,7 +176,7 @@ class Loader:
         blobs: the segments and constants of the program, as bytes.
     """
 
-    calls: CallsFromData
+    calls: Sequence[Call]
     blobs: Sequence[bytes]
 
     def program(self, data: dict[str, Any]) -> Run:
@@ -226,10 +208,10 @@ class Loader:
     def _step(self, step: dict[str, Any]) -> Callable[..., list[Any]]:
         if "segment" in step:
             segment: Any = jax.export.deserialize(bytearray(item(self.blobs, step["segment"])))
-            return stopped(segment.call, step.get("stops", ()))
+            return _stopped(segment.call, step.get("stops", ()))
         if "call" not in step:
-            return loop_from_data(step, self.program)
-        call, stored = self.calls.call(step["call"]), step["batch"]
+            return _loop_from_data(step, self.program)
+        call, stored = item(self.calls, step["call"]), step["batch"]
         batch = Batch(tuple(stored["sizes"]), tuple(map(tuple, stored["masks"])), stored["block"])
         if any(len(mask) != len(step["reads"]) for mask in batch.masks) or len(batch.masks) != len(batch.sizes):
             raise ValueError("a batch has other inputs than its call")
@@ -240,15 +222,120 @@ class Loader:
             declared, made = [leaf.dtype.name for leaf in call.op.spec.leaves], [dtype for _, dtype in step["makes"]]
             if declared != made:
                 raise ValueError(f"{call.title} declares {declared}, and its step makes {made}")
-        count, makes = len(batch.sizes), step["makes"]
         # If no size is symbolic, the shapes of the results are known, and the function is not evaluated abstractly.
-        known = all(type(size) is int for shape, _ in makes for size in shape)
-        results = [Struct(shape[count:], dtype_named(dtype)) for shape, dtype in makes if known]
+        whole = structs_from_data(step["makes"]) or []
+        results = [Struct(s.shape[len(batch.sizes) :], s.dtype) for s in whole]
 
         def run(*args: Any) -> list[Any]:
-            if known:
-                body_results = results[: len(results) - call.operands.extra_results]
-                call.note_shapes(structs_of(args, batch), body_results)
+            if results:
+                call.note_shapes(structs_of(args, batch), results[: len(results) - call.operands.extra_results])
             return bind(call, *args, batch=batch)
 
         return run
+
+
+# --------------------------------------------------- where a derivative stops
+#
+# JAX knows symbolically which cotangents are zero. `jax.export` does not: it differentiates a segment as a whole, with
+# arrays of zeros in their place. Zero times infinity is NaN, so the inputs that JAX knows to have no cotangent get a
+# `stop_gradient` before the segment is exported.
+
+
+def _find_stops(function: Callable[..., Any], reads: Sequence[Any], makes: Sequence[Any]) -> list[int]:
+    """Return the numbers of the inputs through which no derivative of the results goes.
+
+    Args:
+        function: the segment, which takes arrays and returns a list of arrays.
+        reads: the types of its inputs.
+        makes: the types of its results.
+    """
+    inexact = [k for k, aval in enumerate(reads) if _jaxcore.is_inexact(aval)]
+    if not all(map(_jaxcore.is_inexact, makes)):
+        return inexact
+
+    def backward(inputs: Sequence[Any], cotangents: Sequence[Any]) -> Any:
+        varied = lambda *xs: function(*_jaxcore.replaced(inputs, inexact, xs))
+        return jax.vjp(varied, *(inputs[k] for k in inexact))[1](list(cotangents))
+
+    structs = [[jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals] for avals in (reads, makes)]
+    try:
+        jaxpr, _ = _jaxcore.opened(jax.make_jaxpr(backward)(*structs))
+    except Exception:
+        # The segment has no derivative. `jax.export` will raise the error.
+        return []
+
+    def depends(number: int) -> bool:
+        used = [k == number for k in range(len(inexact))]
+        return any(_jaxcore.without_dead_code(jaxpr, used)[1][-len(makes) :])
+
+    return [k for number, k in enumerate(inexact) if not depends(number)]
+
+
+def _stopped(function: Callable[..., Any], stops: Sequence[int]) -> Callable[..., Any]:
+    """Return the function with a `stop_gradient` at the inputs with these numbers."""
+    if not stops:
+        return function
+    return lambda *xs: function(*(jax.lax.stop_gradient(x) if k in stops else x for k, x in enumerate(xs)))
+
+
+# ------------------------------------------------------------ loops and conds
+#
+# A loop that holds a Python call becomes one of JAX's loops again. Each body in it is a program of its own.
+
+
+def _loop_to_data(eqn: Any, program: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+    """Turn the equation of a loop or cond into data. `program` turns each body in it, a jaxpr, into data."""
+    params, name = eqn.params, eqn.primitive.name
+    if name == "scan":
+        settings = [*_jaxcore.scan_counts(eqn), params["length"], params["reverse"]]
+        bodies = [params["jaxpr"]]
+    elif name == "while":
+        settings = [params["cond_nconsts"], params["body_nconsts"]]
+        bodies = [params["cond_jaxpr"], params["body_jaxpr"]]
+    else:
+        settings, bodies = [], params["branches"]
+    return {"loop": name, "params": settings, "programs": list(map(program, bodies))}
+
+
+def _loop_from_data(data: dict[str, Any], program: Callable[[dict[str, Any]], Run]) -> Run:
+    """Return a function that runs the loop on the operands of its equation."""
+    bodies = list(map(program, data["programs"]))
+    run = {"scan": _scan, "while": _while, "cond": _cond}[data["loop"]]
+    return functools.partial(run, bodies, *data["params"])
+
+
+def _scan(bodies: Sequence[Run], consts: int, carries: int, length: int, reverse: bool, *args: Any) -> list[Any]:
+    (body,) = bodies
+    fixed, init, rows = args[:consts], args[consts : consts + carries], args[consts + carries :]
+
+    def turn(carry: Any, row: Any) -> tuple[list[Any], list[Any]]:
+        outs = body(*fixed, *carry, *row)
+        return outs[:carries], outs[carries:]
+
+    carry, stacked = jax.lax.scan(turn, list(init), list(rows), length=length, reverse=reverse)
+    return [*carry, *stacked]
+
+
+def _while(bodies: Sequence[Run], test_count: int, body_count: int, *args: Any) -> list[Any]:
+    run_test, run_body = bodies
+    test_consts, body_consts = args[:test_count], args[test_count : test_count + body_count]
+    init = list(args[test_count + body_count :])
+
+    def test(state: Sequence[Any]) -> Any:
+        return run_test(*test_consts, *state)[0]
+
+    def turn(state: Sequence[Any]) -> list[Any]:
+        new = run_body(*body_consts, *state)
+        if not is_by_element:
+            # `while_loop` has run the test already. It may have an effect, so it must not run again here.
+            return new
+        # Under `vmap` the test has a result for each element. A turn changes only the elements that go on.
+        goes_on = test(state)
+        return [jnp.where(jnp.expand_dims(goes_on, range(goes_on.ndim, a.ndim)), b, a) for a, b in zip(state, new)]
+
+    is_by_element = bool(jax.eval_shape(test, init).shape)
+    return jax.lax.while_loop(lambda state: jnp.any(test(state)), turn, init)
+
+
+def _cond(bodies: Sequence[Run], index: Any, *operands: Any) -> Any:
+    return jax.lax.switch(index, bodies, *operands)

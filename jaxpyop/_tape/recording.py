@@ -1,41 +1,80 @@
-"""Runs a function on a tape, and gives its derivatives: `record`, `vjp` and `jvp`."""
+"""Records a function, and differentiates the recording: `record`, `vjp` and `jvp`.
+
+A recording is differentiated call by call, or compiled as one when the same program came back often. Cotangents go from
+the end of the program to its start, tangents the other way.
+"""
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
+import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxpyop import _jaxcore
-from jaxpyop._config import config
-from jaxpyop._tape.by_vjp import RecordOfVjp, checked, record_by_vjp
-from jaxpyop._tape.comparable import comparable_program
-from jaxpyop._tape.detached import warn_of_constants
-from jaxpyop._tape.lazy import LazyTape, lazy_tape
-from jaxpyop._tape.linear import Linear
-from jaxpyop._tape.replay import Program, pull_program, push_program
-from jaxpyop._tape.tape import Tape, is_array, programs, size_of, typeof
+from jaxpyop._jaxcore import replaced
+from jaxpyop._tape.derivatives import (
+    OFTEN,
+    Derivative,
+    Linear,
+    Traced,
+    full_dependence,
+    linearize,
+    pull,
+    push,
+    traced_derivative,
+    typeof,
+)
+from jaxpyop._tape.tape import Entry, Tape
+from jaxpyop._tape.tracer import warn_of_constants
 
 # The bytes that a record takes besides its arrays, as measured on JAX 0.10 to 0.12: in all, per call, and per call that
 # was linearized, which holds a jaxpr.
 _RECORD_BYTES = 600
-_NODE_BYTES = 500
+_ENTRY_BYTES = 500
 _LINEAR_BYTES = 20_000
+
+# What JAX raises where a traced value is asked for.
+_ASKED = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerBoolConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
+
+
+@functools.lru_cache(256)
+def _recorded_programs(*key: Any) -> list[Program]:
+    """Holds the program of all recordings of the same calls on the same types."""
+    return []
+
+
+# What JAX has only under `jax.enable_x64`.
+_WIDE = frozenset(map(np.dtype, ("float64", "complex128", "int64", "uint64")))
+
+# The bytes that a jax.Array takes besides its data, as measured on JAX 0.10 to 0.12.
+_ARRAY_BYTES = 1600
+
+
+def _is_array(value: Any) -> bool:
+    """Tells whether a value is an array of JAX or NumPy."""
+    return isinstance(value, (jax.Array, np.ndarray))
+
+
+def _size_of(value: Any) -> int:
+    """Returns about how many bytes a value takes."""
+    return _ARRAY_BYTES + value.nbytes if _is_array(value) else 0
 
 
 class Record:
     """One recorded run of a function: its program, and the values that derivatives read."""
 
-    __slots__ = ("__weakref__", "_in_avals", "_is_lazy", "_kept", "_nbytes", "_out_avals", "_program")
-
-    def __init__(
-        self, program: Program, kept: list[Any], in_avals: list[Any], out_avals: list[Any], is_lazy: bool
-    ) -> None:
-        self._is_lazy = is_lazy
+    def __init__(self, program: Program, kept: list[Any], in_avals: list[Any], out_avals: list[Any]) -> None:
         self._program = program
         self._kept = kept
         self._in_avals = in_avals
@@ -44,30 +83,23 @@ class Record:
 
     def arrays(self) -> list[Any]:
         """Returns the arrays that this record keeps alive, each once."""
-        held = [v for v in self._kept if is_array(v)]
-        for node in self._program.nodes:
-            if isinstance(node.how, Linear):
-                held += node.how.arrays()
+        held = [v for v in self._kept if _is_array(v)]
+        for entry in self._program.entries:
+            if isinstance(entry.how, Linear):
+                held += entry.how.arrays()
         return list({id(v): v for v in held}.values())
 
     @property
     def nbytes(self) -> int:
-        """About how many bytes of memory this record takes. Its program counts only if no other record shares it."""
+        """About how many bytes of memory this record takes. A program that records share does not count."""
         if self._nbytes is None:
             program = self._program
-            if programs.holds(program.key, program):
+            if program.is_shared:
                 self._nbytes = sum({id(v): n for v, n in zip(self._kept, program.sizes)}.values(), _RECORD_BYTES)
             else:
-                nodes = sum([_LINEAR_BYTES if isinstance(n.how, Linear) else _NODE_BYTES for n in program.nodes])
-                self._nbytes = sum(map(size_of, self.arrays()), _RECORD_BYTES + nodes)
+                calls = sum([_LINEAR_BYTES if isinstance(e.how, Linear) else _ENTRY_BYTES for e in program.entries])
+                self._nbytes = sum(map(_size_of, self.arrays()), _RECORD_BYTES + calls)
         return self._nbytes
-
-    def comparable(self) -> tuple[str, list[Any]] | None:
-        """Returns a text and arrays that decide the derivative, to compare two runs. None if nothing can tell.
-
-        The lazy tape puts the same calls together in different ways, so that its records cannot be compared.
-        """
-        return None if self._is_lazy else comparable_program(self._program, self._kept)
 
     def pullback(self, cotangents: Sequence[Any]) -> list[Any]:
         """Reverse mode, under whatever trace is current.
@@ -78,24 +110,37 @@ class Record:
         Returns:
             One cotangent per input. None is zero; inputs without a tangent always get it.
         """
-        with self._widths():
-            cotangents = checked("cotangent", "output", cotangents, self._out_avals)
-            return pull_program(self._program, self._kept, cotangents)
+        # The body may have turned on 64 bits for a block. Without them its values would have no derivative.
+        with _jaxcore.with_wide_types(self._program.is_wide):
+            cotangents = _checked("cotangent", "output", cotangents, self._out_avals)
+            return self._program.pullback(self._kept, cotangents)
 
     def pushforward(self, tangents: Sequence[Any]) -> list[Any]:
         """Forward mode: one tangent per output from one per input; None is zero."""
-        with self._widths():
-            tangents = checked("tangent", "input", tangents, self._in_avals)
-            return push_program(self._program, self._kept, tangents)
-
-    def _widths(self) -> contextlib.AbstractContextManager[Any]:
-        # The body may have turned on 64 bits for a block. Without them its values would have no derivative.
-        return _jaxcore.with_wide_types(self._program.is_wide)
+        with _jaxcore.with_wide_types(self._program.is_wide):
+            tangents = _checked("tangent", "input", tangents, self._in_avals)
+            return self._program.pushforward(self._kept, tangents)
 
 
-def _new_tape(title: str, inputs: Sequence[Any], may_wait: bool) -> Tape:
-    lazy = lazy_tape(title, inputs) if may_wait and config.tape == "lazy" else None
-    return lazy or Tape(_jaxcore.current_trace(), title)
+def _checked(name: str, what: str, vectors: Sequence[Any], avals: Sequence[Any]) -> list[Any]:
+    """Returns cotangents or tangents as arrays, checked against the values that they belong to."""
+    if len(vectors) != len(avals):
+        raise ValueError(f"got {len(vectors)} {name}s for {len(avals)} {what}s: give one per {what}, None for zero")
+    arrays = list(vectors)
+    for i, (vector, aval) in enumerate(zip(vectors, avals)):
+        if vector is None:
+            continue
+        if not _jaxcore.is_inexact(aval):
+            raise TypeError(f"{what} {i} is of dtype {aval.dtype}: its {name} must be None")
+        if not isinstance(vector, jax.Array):
+            vector = jnp.asarray(vector, aval.dtype)
+        if vector.shape != aval.shape or vector.dtype != aval.dtype:
+            raise ValueError(
+                f"{what} {i} is {aval.dtype}{list(aval.shape)}, but its {name} is "
+                f"{vector.dtype}{list(vector.shape)}: they must be alike"
+            )
+        arrays[i] = _jaxcore.shard_as(vector, aval)
+    return arrays
 
 
 def _array(value: Any) -> Any:
@@ -106,9 +151,7 @@ def record(
     func: Callable[..., Sequence[Any]],
     inputs: Sequence[Any],
     perturbed: Sequence[bool] | None = None,
-    *,
-    may_wait: bool = True,
-) -> tuple[list[Any], Record | RecordOfVjp]:
+) -> tuple[list[Any], Record]:
     """Runs `func(*inputs)` once and records it.
 
     Args:
@@ -117,7 +160,6 @@ def record(
         inputs: arrays. Those of a floating-point or complex dtype are differentiated.
         perturbed: which of them are differentiated, by default all. The others are constants, and operations
             on constants alone are not recorded.
-        may_wait: whether `config.tape` counts. Otherwise each operation is evaluated at once.
 
     Returns:
         The outputs, as concrete as the inputs, and the record.
@@ -130,25 +172,55 @@ def record(
     """
     title = getattr(func, "title", "a recorded function")
     inputs = [_array(x) for x in inputs]
-    if not _jaxcore.HAS_OWN_TRACES:
-        return record_by_vjp(func, inputs, perturbed, title)
-    tape = _new_tape(title, inputs, may_wait)
+    if _jaxcore.PORTABLE:
+        return _record_by_vjp(func, inputs, perturbed, title)
+    tape = Tape(_jaxcore.current_trace(), title)
     try:
-        boxed = [
-            tape.box_input(x) if p else tape.box_constant(x)
-            for x, p in zip(inputs, perturbed or itertools.repeat(True))
-        ]
+        boxed = [tape.box_input(x) if p else x for x, p in zip(inputs, perturbed or itertools.repeat(True))]
         with _jaxcore.set_current_trace(tape):
-            outs = tape.evaluated(list(func(*boxed)))
+            outs = list(func(*boxed))
         in_slots = tuple([tape.slot_of(x) for x in boxed])
         out_slots = tuple([tape.slot_of(x) for x in outs])
         outputs = [x.value if s >= 0 else _array(x) for x, s in zip(outs, out_slots)]
         warn_of_constants(tape, outputs, out_slots)
-        program, kept = tape.finish(in_slots, out_slots)
+        program = _program_of(tape, in_slots, out_slots)
+        kept = [tape.values[s] for s in program.kept]
         avals = [typeof(x) for x in inputs], [typeof(x) for x in outputs]
-        return outputs, Record(program, kept, *avals, isinstance(tape, LazyTape))
+        return outputs, Record(program, kept, *avals)
     finally:
         tape.close()
+
+
+def _record_by_vjp(
+    func: Callable[..., Sequence[Any]], inputs: Sequence[Any], perturbed: Sequence[bool] | None, title: str
+) -> tuple[list[Any], Record]:
+    """Records `func(*inputs)` on a JAX on which the tape cannot stand: it runs under `jax.vjp`, as a single call.
+
+    Its values are then traced.
+
+    Raises:
+        TypeError: the function asks for a value that is differentiated.
+    """
+    tracked = [_jaxcore.is_inexact(x) and (perturbed is None or perturbed[i]) for i, x in enumerate(inputs)]
+
+    def call(*args: Any) -> list[Any]:
+        return list(map(_array, func(*args)))
+
+    try:
+        outputs, linear = linearize(call, [i for i, t in enumerate(tracked) if t], inputs, forward=False)
+    except _ASKED as error:
+        raise TypeError(
+            f"{title}: it asks for the value of what is differentiated, which is not possible on public JAX alone "
+            f"({_jaxcore.WHY_PORTABLE}). Write jnp.where or jax.lax.cond instead, or give the op a vjp="
+        ) from error
+    linear.keep_values()
+    needs = full_dependence(tracked, outputs).needs
+    ins = tuple(range(len(inputs)))
+    outs = tuple([len(inputs) + j if need else -1 for j, need in enumerate(needs)])
+    in_slots = tuple([i if t else -1 for i, t in enumerate(tracked)])
+    types = (None,) * (len(inputs) + len(outputs))
+    program = Program([Entry(linear, ins, outs, needs)], in_slots, outs, types=types)
+    return outputs, Record(program, [], list(map(jax.typeof, inputs)), list(map(jax.typeof, outputs)))
 
 
 def vjp(
@@ -167,3 +239,160 @@ def jvp(
     """Returns `func`'s outputs and their tangents; a tangent of None is zero."""
     outputs, taken = record(func, inputs, [t is not None for t in tangents])
     return outputs, taken.pushforward(tangents)
+
+
+def _program_of(tape: Tape, in_slots: tuple[int, ...], out_slots: tuple[int, ...]) -> Program:
+    """Returns the program that was recorded: that of an equal recording, if there was one."""
+    if not tape.is_shareable or len(tape.entries) > MAX_COMPILED:
+        return _new_program(tape, in_slots, out_slots, is_shared=False)
+    types = [typeof(tape.values[s]) for s in tape.free]
+    # What is traced under `jax.set_mesh` does not run outside, nor the other way round.
+    settings = _jaxcore.settings_of_traces()
+    found = _recorded_programs(tuple(tape.code), in_slots, out_slots, settings, *types)
+    if not found:
+        found.append(_new_program(tape, in_slots, out_slots, is_shared=True))
+    return found[0]
+
+
+def _new_program(tape: Tape, in_slots: tuple[int, ...], out_slots: tuple[int, ...], *, is_shared: bool) -> Program:
+    typed = {s for entry in tape.entries for s in entry.ins}.union(tape.free) - tape.read
+    is_wide = any(typeof(v).dtype in _WIDE for v in tape.values)
+    # The body may have turned on 64 bits for a block. Outside of it, a NumPy scalar would seem to have 32.
+    with _jaxcore.with_wide_types(is_wide):
+        types = tuple([typeof(v) if s in typed else None for s, v in enumerate(tape.values)])
+    kept = tuple(sorted(tape.read))
+    sizes = tuple([_size_of(tape.values[s]) for s in kept])
+    return Program(tuple(tape.entries), in_slots, out_slots, kept, types, sizes, is_shared, is_wide)
+
+
+# Longer programs are pulled back call by call: tracing takes about a millisecond a call, and the time of XLA grows
+# faster than linearly.
+MAX_COMPILED = 512
+
+# The pullbacks of a program that are kept: one for each set of outputs with a cotangent, and for settings of JAX.
+_MAX_PULLBACKS = 16
+
+
+@dataclasses.dataclass(eq=False)
+class Program:
+    """A recorded sequence of calls, without its values.
+
+    Attributes:
+        entries: the calls, in order.
+        ins: the slots of the inputs, -1 for those without a tangent.
+        outs: the slots of the outputs, -1 for constants.
+        kept: the slots whose values derivatives read.
+        types: by slot, the types of the other values that go into calls.
+        sizes: the sizes of the kept values in bytes.
+        is_shared: whether all records of the same calls on the same types share this object.
+        is_wide: whether a value has a dtype of 64 bits, which a function may turn on for some of its calls only.
+    """
+
+    entries: Sequence[Entry]
+    ins: tuple[int, ...]
+    outs: tuple[int, ...]
+    kept: tuple[int, ...] = ()
+    types: tuple[Any, ...] = ()
+    sizes: tuple[int, ...] = ()
+    is_shared: bool = False
+    is_wide: bool = False
+    # By outputs with a cotangent and settings of JAX: how often it was asked for, and from then on compiled.
+    _pullbacks: dict[Any, int | Traced] = dataclasses.field(default_factory=dict[Any, int | Traced])
+
+    def pushforward(self, kept: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
+        """Returns the tangents of the outputs for these tangents of the inputs; None is zero."""
+        seeds = {s: t for s, t in zip(self.ins, tangents, strict=True) if s >= 0 and t is not None}
+        found = tangents_by_slot(self.entries, replaced(self.types, self.kept, kept), seeds)
+        return [found.get(s) for s in self.outs]
+
+    def pullback(self, kept: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+        """Returns the cotangents of the inputs for these cotangents of the outputs; None is zero."""
+        nonzero = tuple([j for j, c in enumerate(cotangents) if c is not None and self.outs[j] >= 0])
+        if not nonzero:
+            return [None] * len(self.ins)
+        seeds = [cotangents[j] for j in nonzero]
+        traced = self._often(nonzero, kept, seeds) if self.is_shared else None
+        return traced.compiled(kept, seeds) if traced else self._pull(nonzero, kept, seeds, inline=False)
+
+    def _often(self, nonzero: tuple[int, ...], kept: Sequence[Any], seeds: Sequence[Any]) -> Traced | None:
+        """Returns the traced pullback if it was asked for often."""
+        # A pullback may run outside of the `jax.set_mesh` in which its program was recorded.
+        key = nonzero, _jaxcore.settings_of_traces()
+        found = self._pullbacks.get(key, 0)
+        if isinstance(found, int) and found < OFTEN:
+            if len(self._pullbacks) >= _MAX_PULLBACKS:
+                self._pullbacks.clear()
+            self._pullbacks[key] = found + 1
+            return None
+        if isinstance(found, int):
+
+            def tape_pullback(kept: list[Any], seeds: list[Any]) -> list[Any]:
+                return self._pull(nonzero, kept, seeds, inline=True)
+
+            found = self._pullbacks[key] = Traced(tape_pullback, list(kept), list(seeds))
+        return found
+
+    def _pull(self, nonzero: tuple[int, ...], kept: Sequence[Any], seeds: Sequence[Any], *, inline: bool) -> list[Any]:
+        pairs = [(self.outs[j], seed) for j, seed in zip(nonzero, seeds, strict=True)]
+        found = cotangents_by_slot(self.entries, replaced(self.types, self.kept, kept), pairs, inline)
+        return [found.get(s) for s in self.ins]
+
+
+def cotangents_by_slot(
+    entries: Sequence[Entry], values: Sequence[Any], seeds: Iterable[tuple[int, Any]], inline: bool
+) -> dict[int, Any]:
+    """Propagates the cotangents of outputs backward, and returns all cotangents by slot.
+
+    Args:
+        entries: the calls of the program.
+        values: by slot, values or, where no derivative reads them, types.
+        seeds: slots of outputs, which may repeat, each with a cotangent.
+        inline: whether this runs under a trace that takes down each operation.
+    """
+    cotangents: dict[int, Any] = {}
+
+    def add(slot: int, cotangent: Any) -> None:
+        old = cotangents.get(slot)
+        cotangents[slot] = cotangent if old is None else jax.lax.add(old, cotangent)
+
+    for slot, cotangent in seeds:
+        add(slot, cotangent)
+    for how, ins, outs, needs in reversed(entries):
+        outnums = tuple([j for j, slot in enumerate(outs) if slot in cotangents])
+        if not outnums:
+            continue
+        nonzero = [cotangents.pop(outs[j]) for j in outnums]
+        argnums = tuple(sorted({i for j in outnums for i in needs[j]}))
+        if isinstance(how, Linear):
+            results = how.pull(outnums, nonzero)
+        else:
+            results = _apply(Derivative(pull, how, outnums, argnums), [values[s] for s in ins], nonzero, inline)
+        for i, cotangent in zip(argnums, results, strict=True):
+            add(ins[i], cotangent)
+    return cotangents
+
+
+def tangents_by_slot(entries: Sequence[Entry], values: Sequence[Any], seeds: dict[int, Any]) -> dict[int, Any]:
+    """Propagates the tangents of inputs, by slot, forward, and returns all tangents by slot."""
+    tangents = dict(seeds)
+    for how, ins, outs, needs in entries:
+        perturbed = [i for i, slot in enumerate(ins) if slot in tangents]
+        outnums = tuple([j for j, need in enumerate(needs) if not set(perturbed).isdisjoint(need)])
+        if not outnums:
+            continue
+        argnums = tuple([i for i in perturbed if any(i in needs[j] for j in outnums)])
+        nonzero = [tangents[ins[i]] for i in argnums]
+        if isinstance(how, Linear):
+            results = how.push(outnums, dict(zip(argnums, nonzero, strict=True)))
+        else:
+            results = _apply(Derivative(push, how, outnums, argnums), [values[s] for s in ins], nonzero, inline=False)
+        tangents.update((outs[j], t) for j, t in zip(outnums, results, strict=True))
+    return tangents
+
+
+def _apply(derivative: Derivative, args: Sequence[Any], vectors: Sequence[Any], inline: bool) -> Sequence[Any]:
+    if derivative.op.id is None:
+        full = [_jaxcore.zeros(a) if isinstance(a, _jaxcore.ShapedArray) else a for a in args]
+        return derivative.apply(full, vectors)
+    traced = traced_derivative(derivative, args, vectors)
+    return traced.inlined(args, vectors) if inline else traced(args, vectors)

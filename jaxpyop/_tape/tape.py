@@ -1,7 +1,7 @@
 """The idea of this package: a trace evaluates a Python function on concrete arrays, and records what it does.
 
 The tracers of a `Tape` hold concrete values. Each primitive is evaluated at once, under the trace that was current
-before. A primitive that touches a differentiated value is also recorded, as a `Node` of a `Program`. Since values
+before. A primitive that touches a differentiated value is also recorded, as an `Entry` of a `Program`. Since values
 are concrete, the function may look at them (`float(x)`, `if x > 0:`), and the recording is the sequence of
 primitives on the path that was taken. A value that was looked at is a constant to the derivative, as on TensorFlow's
 tape. To differentiate, the program is replayed, backward or forward.
@@ -13,72 +13,40 @@ backward pass is recorded by the outer one.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-import jax
 import numpy as np
-from jax.sharding import SingleDeviceSharding
 
 from jaxpyop import _jaxcore
 from jaxpyop._jaxcore import EVAL_TRACE, set_current_trace
-from jaxpyop._tape.cache import Cache, value_type
-from jaxpyop._tape.dependence import Dependence, full_dependence
-from jaxpyop._tape.hoist import hoisted
-from jaxpyop._tape.linear import Linear, linearize
-from jaxpyop._tape.ops import Operation, find_custom_jvp_op, find_op, find_op_to_evaluate
-from jaxpyop._tape.replay import MAX_COMPILED, Node, Program
+from jaxpyop._tape.derivatives import Dependence, Linear, dependence_of, full_dependence, linearize, typeof
+from jaxpyop._tape.operations import Operation, find_custom_jvp_op, find_op, find_op_to_evaluate, hoisted
 from jaxpyop._tape.tracer import TapeTracer
 
-# The programs that were recorded more than once. All records of a program share one object.
-programs = Cache(128)
 
-# What JAX has only under `jax.enable_x64`.
-_WIDE = frozenset(map(np.dtype, ("float64", "complex128", "int64", "uint64")))
+class Entry(NamedTuple):
+    """One recorded call.
 
-# The bytes that a jax.Array takes besides its data, as measured on JAX 0.10 to 0.12.
-_ARRAY_BYTES = 1600
+    Attributes:
+        how: the operation that was called, or the derivative of a call that is never evaluated again.
+        ins: the slots of the inputs' values.
+        outs: the slots of the outputs' values, -1 for those without a tangent.
+        needs: for each output, the inputs that its tangent depends on.
+    """
 
-
-def typeof(x: Any) -> Any:
-    """Returns the type of a value as `jax.typeof` does, in less time for an array without a mesh."""
-    if not isinstance(x, _jaxcore.Tracer) and type(getattr(x, "sharding", None)) is SingleDeviceSharding:
-        return x.aval
-    return jax.typeof(x)
-
-
-def is_array(value: Any) -> bool:
-    """Tells whether a value is an array of JAX or NumPy."""
-    return isinstance(value, (jax.Array, np.ndarray))
+    how: Operation | Linear
+    ins: tuple[int, ...]
+    outs: tuple[int, ...]
+    needs: tuple[tuple[int, ...], ...]
 
 
-def size_of(value: Any) -> int:
-    """Returns about how many bytes a value takes."""
-    return _ARRAY_BYTES + value.nbytes if is_array(value) else 0
-
-
-class Tape(_jaxcore.KnownTrace):
+class Tape(_jaxcore.RecurringTrace):
     """The trace that records.
 
     Args:
         parent: the trace that evaluates, which was current before.
         title: what warnings call the recorded function.
     """
-
-    __slots__ = (
-        "_code",
-        "_constants",
-        "_free",
-        "_nodes",
-        "_read",
-        "_shareable",
-        "_values",
-        "number_taken",
-        "parent",
-        "title",
-    )
-
-    # The class of the arrays that the function sees.
-    tracer_type: type[TapeTracer] = TapeTracer
 
     def __init__(self, parent: Any, title: str = "") -> None:
         super().__init__()
@@ -89,63 +57,32 @@ class Tape(_jaxcore.KnownTrace):
         # JAX's own differentiating traces have this value.
         self.requires_low = False
         # Every value has a slot: its position here. Those of inputs and constants are free slots.
-        self._values: list[Any] = []
-        self._free: list[int] = []
+        self.values: list[Any] = []
+        self.free: list[int] = []
         # The slots of constants, by the id of their value.
         self._constants: dict[int, int] = {}
         # The slots whose values derivatives read.
-        self._read: set[int] = set()
+        self.read: set[int] = set()
         # The calls, and the key of their sequence, as numbers.
-        self._nodes: list[Node] = []
-        self._code: list[int] = []
-        self._shareable = True
+        self.entries: list[Entry] = []
+        self.code: list[int] = []
+        self.is_shareable = True
 
     def box_input(self, value: Any) -> Any:
         """Returns the tracer of an input, or the input itself if it cannot have a tangent."""
         aval = typeof(value)
         if not _jaxcore.is_inexact(aval):
             return value
-        return self.tracer_type(self, aval, value, self._free_slot(value))
-
-    def box_constant(self, value: Any) -> Any:
-        """Returns what the function sees of an input that is not differentiated."""
-        return value
+        return TapeTracer(self, aval, value, self._free_slot(value))
 
     def slot_of(self, x: Any) -> int:
         """Returns the slot of a tracer of this tape, -1 for anything else."""
-        return x.slot if type(x) is self.tracer_type and x._trace is self else -1
-
-    def evaluated(self, results: Sequence[Any]) -> Sequence[Any]:
-        """Returns the function's results with nothing left to evaluate."""
-        return results
-
-    def finish(self, in_slots: tuple[int, ...], out_slots: tuple[int, ...]) -> tuple[Program, list[Any]]:
-        """Returns the program that was recorded, and the values that its derivatives read."""
-        key = None
-        if self._shareable and len(self._nodes) <= MAX_COMPILED:
-            types = [value_type(self._values[s]) for s in self._free]
-            # What is traced under `jax.set_mesh` does not run outside, nor the other way round.
-            mesh = jax.sharding.get_abstract_mesh()
-            key = _jaxcore.HashedKey((tuple(self._code), in_slots, out_slots, mesh, *types))
-        program = programs.compiled(key, lambda: self._program(in_slots, out_slots, key)) if key else None
-        if program is None:
-            program = self._program(in_slots, out_slots, key)
-        return program, [self._values[s] for s in program.kept]
-
-    def _program(self, in_slots: tuple[int, ...], out_slots: tuple[int, ...], key: Any) -> Program:
-        typed = {s for node in self._nodes for s in node.ins}.union(self._free) - self._read
-        is_wide = any(typeof(v).dtype in _WIDE for v in self._values)
-        # The body may have turned on 64 bits for a block. Outside of it, a NumPy scalar would seem to have 32.
-        with _jaxcore.with_wide_types(is_wide):
-            types = tuple([typeof(v) if s in typed else None for s, v in enumerate(self._values)])
-        kept = tuple(sorted(self._read))
-        sizes = tuple([size_of(self._values[s]) for s in kept]) if key is not None else ()
-        return Program(tuple(self._nodes), in_slots, out_slots, kept, types, sizes, key, is_wide)
+        return x.slot if type(x) is TapeTracer and x._trace is self else -1
 
     def close(self) -> None:
         """Ends the recording: a tracer that leaked keeps no more than its value."""
         super().close()
-        for store in (self._values, self._nodes, self._code, self._constants, self._free, self._read):
+        for store in (self.values, self.entries, self.code, self._constants, self.free, self.read):
             store.clear()
 
     # ------------------------------------------------------------ what JAX calls
@@ -195,8 +132,7 @@ class Tape(_jaxcore.KnownTrace):
     # ------------------------------------------------------------ how it is done
 
     def _tracked(self, args: Sequence[Any]) -> tuple[bool, ...]:
-        kind = self.tracer_type
-        return tuple([type(a) is kind and a._trace is self for a in args])
+        return tuple([type(a) is TapeTracer and a._trace is self for a in args])
 
     def _evaluate(self, primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> Any:
         """Evaluates a primitive on values without a tangent."""
@@ -236,7 +172,7 @@ class Tape(_jaxcore.KnownTrace):
         with set_current_trace(self.parent):
             out = evaluate(*values)
             outs = out if op.multiple_results else (out,)
-            dependence = op.dependence(tracked, values, outs)
+            dependence = dependence_of(op, tracked, values, outs)
         return self._write(op, args, tracked, outs, dependence)
 
     def _linearized(
@@ -260,21 +196,21 @@ class Tape(_jaxcore.KnownTrace):
         # Integers, comparisons and stop_gradient give constants.
         if not any(needs):
             return list(outs)
-        values, boxed, slots = self._values, list(outs), [-1] * len(outs)
+        values, boxed, slots = self.values, list(outs), [-1] * len(outs)
         ins = tuple([a.slot if t else self._constant(a) for a, t in zip(args, tracked)])
         for j, need in enumerate(needs):
             if need:
                 slots[j] = slot = len(values)
                 values.append(out := outs[j])
-                boxed[j] = self.tracer_type(self, out.aval, out, slot)
-        self._nodes.append(Node(how, ins, tuple(slots), needs))
+                boxed[j] = TapeTracer(self, out.aval, out, slot)
+        self.entries.append(Entry(how, ins, tuple(slots), needs))
         for i in reads:
-            self._read.add(ins[i])
+            self.read.add(ins[i])
         if isinstance(how, Operation) and how.id is not None:
-            self._code.append(how.id)
-            self._code.extend(ins)
+            self.code.append(how.id)
+            self.code.extend(ins)
         else:
-            self._shareable = False
+            self.is_shareable = False
         return boxed
 
     def _constant(self, value: Any) -> int:
@@ -288,9 +224,9 @@ class Tape(_jaxcore.KnownTrace):
         return slot
 
     def _free_slot(self, value: Any) -> int:
-        slot = len(self._values)
-        self._values.append(value)
-        self._free.append(slot)
+        slot = len(self.values)
+        self.values.append(value)
+        self.free.append(slot)
         return slot
 
 

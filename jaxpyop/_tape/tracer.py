@@ -1,4 +1,12 @@
-"""The array that a recorded function sees. It has concrete values, like any other array outside of tracing."""
+"""The array that a recorded function sees. It has concrete values, like any other array outside of tracing.
+
+Where a differentiated value leaves the tape, it is a constant to the derivative from there on, and that is a warning.
+NumPy cannot be recorded, so `x * np.exp(x)` is differentiated as `x * c` with a constant `c`. Converting an array
+(`np.asarray(x)`) warns once per op and line, or raises, depending on `config.constants`. Functions use `float(x)` and
+`x.item()` to make decisions. So these do not warn at once. They warn when the run is over, and only if a floating
+result depends on no differentiated input, because the number may be hidden in it. They raise if `config.constants` is
+"error". `bool(x)` and `int(x)` have no derivative to lose.
+"""
 
 # The methods of JAX's Tracer that are overridden here are typed to raise.
 # pyright: reportIncompatibleMethodOverride=false
@@ -7,53 +15,41 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from jaxpyop import _jaxcore
-from jaxpyop._tape.detached import array_detached, number_detached
-
-# Python numbers that were operands beside a scalar before, as arrays on the device. The key has the scalar's type.
-_MAX_NUMBERS = 512
-_numbers: dict[tuple[Any, ...], Any] = {}
+from jaxpyop._config import config
 
 _current_trace = _jaxcore.current_trace
 
 
-def is_exact(number: float, aval: Any) -> bool:
+def _is_exact(number: float, aval: Any) -> bool:
     """Tells whether jnp makes `dtype.type(number)` of a Python number beside an array of this type."""
     return not aval.weak_type and aval.dtype.itemsize >= 4 and (type(number) is float or abs(number) <= 2**24)
 
 
-def _scalar(number: Any, aval: Any) -> Any:
-    """Returns a Python number as jnp converts it. From its second use on, it is an array on the device."""
-    scalar = aval.dtype.type(number)
-    # There are two zeros, which are equal as keys.
-    if number == 0:
-        return scalar
-    key = type(number), number, aval
-    if key not in _numbers:
-        if len(_numbers) >= _MAX_NUMBERS:
-            _numbers.clear()
-        _numbers[key] = None
-        return scalar
+@functools.lru_cache(512, typed=True)
+def _number(number: float, aval: Any) -> Any:
+    """Returns a Python number beside a scalar as jnp converts it, as an array that is on the device already."""
     with _jaxcore.eval_context():
-        found = _numbers[key] = _jaxcore.with_transfers(jnp.asarray, scalar)
-    return found
+        return _jaxcore.with_transfers(jnp.asarray, aval.dtype.type(number))
 
 
 def _operand(other: Any, aval: Any) -> Any:
     """Returns `other` as an operand of `jax.lax` beside one of type `aval`, or None if jnp has to convert it."""
-    kind = type(other)
-    if kind is float or kind is int:
-        found = _numbers.get((kind, other, aval))
-        if found is not None and not found.is_deleted():
+    if type(other) in (float, int):
+        if aval.shape or not _is_exact(other, aval):
+            return None
+        # There are two zeros, which are equal as keys. Some programs delete all arrays that JAX has.
+        if other and not (found := _number(other, aval)).is_deleted():
             return found
-        return _scalar(other, aval) if not aval.shape and is_exact(other, aval) else None
+        return aval.dtype.type(other)
     return other if getattr(other, "aval", None) == aval else None
 
 
@@ -62,7 +58,7 @@ def _is_operand(x: Any, trace: Any) -> bool:
 
 
 @functools.cache
-def equation_of(function: Callable[..., Any], count: int) -> tuple[Any, dict[str, Any]]:
+def _equation_of(function: Callable[..., Any], count: int) -> tuple[Any, dict[str, Any]]:
     """Returns the primitive and parameters that a function of `jax.lax` binds for operands of one type."""
     with _jaxcore.eval_context():
         (equation,) = jax.make_jaxpr(function)(*[jax.ShapeDtypeStruct((), np.float32)] * count).eqns
@@ -74,13 +70,9 @@ def _power(self: Any, other: Any) -> Any:
     if type(other) is int and self.aval.dtype.kind in "fc" and not self.aval.weak_type:
         trace = self._trace
         if _current_trace() is trace:
-            return trace.process_primitive(equation_of(_cube, 1)[0], (self,), {"y": other})
-        return jax.lax.integer_pow(self, other)
+            return trace.process_primitive(lax.integer_pow_p, (self,), {"y": other})
+        return lax.integer_pow(self, other)
     return _general_power(self, other)
-
-
-def _cube(x: Any) -> Any:
-    return jax.lax.integer_pow(x, 3)
 
 
 _general_power = _jaxcore.Tracer.__pow__
@@ -112,7 +104,7 @@ def _operator(name: str, function: Callable[..., Any], reflected: bool = False, 
         trace = self._trace
         if _current_trace() is trace and all(map(_is_operand, operands, itertools.repeat(trace))):
             # This is what `function` and `bind` come to for such operands, in less than half the time.
-            primitive, params = equation_of(function, len(operands))
+            primitive, params = _equation_of(function, len(operands))
             return trace.process_primitive(primitive, operands, params)
         return function(*operands)
 
@@ -124,8 +116,6 @@ class TapeTracer(_jaxcore.Tracer):
     """An array on the tape: a value, and the slot in which it was recorded."""
 
     __slots__ = ("slot", "value")
-    # The lazy tape has tracers of constants as well.
-    is_differentiated: Any = True
 
     def __init__(self, trace: Any, aval: Any, value: Any, slot: int) -> None:
         # This runs for every output of every primitive, and is faster than super().__init__.
@@ -153,94 +143,143 @@ class TapeTracer(_jaxcore.Tracer):
         return int(self.value)
 
     def __float__(self) -> float:
-        number_detached(self, "float(x)")
+        _number_detached(self, "float(x)")
         return float(self.value)
 
     def __complex__(self) -> complex:
-        number_detached(self, "complex(x)")
+        _number_detached(self, "complex(x)")
         return complex(self.value)
 
-    def __index__(self) -> int:
-        return self.value.__index__()
-
     def __array__(self, *args: Any, **kwargs: Any) -> np.ndarray:
-        array_detached(self, "NumPy")
+        _array_detached(self, "NumPy")
         return self.value.__array__(*args, **kwargs)
 
     def __dlpack__(self, *args: Any, **kwargs: Any) -> Any:
-        array_detached(self, "DLPack")
+        _array_detached(self, "DLPack")
         return self.value.__dlpack__(*args, **kwargs)
 
-    def __dlpack_device__(self) -> Any:
-        return self.value.__dlpack_device__()
-
     def __bytes__(self) -> bytes:
-        array_detached(self, "bytes(x)")
+        _array_detached(self, "bytes(x)")
         return bytes(self.value)
 
     def __buffer__(self, flags: int, /) -> memoryview:
-        array_detached(self, "NumPy")
+        _array_detached(self, "NumPy")
         # Python asks for it from 3.12 on.
         return memoryview(self.value)
 
-    def __format__(self, spec: str) -> str:
-        return format(self.value, spec)
-
-    def __str__(self) -> str:
-        return str(self.value)
-
-    def __repr__(self) -> str:
-        return repr(self.value)
-
-    def __reduce__(self) -> Any:
-        return self.value.__reduce__()
-
     def item(self, *args: int) -> Any:
-        number_detached(self, "x.item()")
+        _number_detached(self, "x.item()")
         return self.value.item(*args)
 
     def tolist(self) -> Any:
-        array_detached(self, "x.tolist()")
+        _array_detached(self, "x.tolist()")
         return self.value.tolist()
 
     def tobytes(self, order: str = "C") -> bytes:
-        array_detached(self, "x.tobytes()")
+        _array_detached(self, "x.tobytes()")
         return self.value.tobytes(order)
 
     def block_until_ready(self) -> TapeTracer:
         self.value.block_until_ready()
         return self
 
-    def copy_to_host_async(self) -> None:
-        self.value.copy_to_host_async()
-
-    def devices(self) -> Any:
-        return self.value.devices()
-
     __pow__ = _power
 
 
-def set_operators(cls: Any, make: Callable[..., Any]) -> None:
-    """Gives a class the operators that are functions of `jax.lax`. `make` has the arguments of `_operator`."""
-    for name, function in {"add": jax.lax.add, "sub": jax.lax.sub, "mul": jax.lax.mul, "truediv": jax.lax.div}.items():
-        setattr(cls, f"__{name}__", make(f"__{name}__", function))
-        setattr(cls, f"__r{name}__", make(f"__r{name}__", function, reflected=True))
-    cls.__neg__ = make("__neg__", jax.lax.neg)
-    for name in ("abs", "lt", "le", "gt", "ge"):
-        setattr(cls, f"__{name}__", make(f"__{name}__", getattr(jax.lax, name), real=True))
-
-
-set_operators(TapeTracer, _operator)
+for _name, _function in {"add": lax.add, "sub": lax.sub, "mul": lax.mul, "truediv": lax.div}.items():
+    setattr(TapeTracer, f"__{_name}__", _operator(f"__{_name}__", _function))
+    setattr(TapeTracer, f"__r{_name}__", _operator(f"__r{_name}__", _function, reflected=True))
+for _name, _function in {"abs": lax.abs, "lt": lax.lt, "le": lax.le, "gt": lax.gt, "ge": lax.ge}.items():
+    setattr(TapeTracer, f"__{_name}__", _operator(f"__{_name}__", _function, real=True))
+TapeTracer.__neg__ = _operator("__neg__", lax.neg)
 
 
 def _of_the_value(name: str) -> property:
     return property(lambda self: getattr(self.value, name))
 
 
-# The properties and methods of jax.Array that tell where and how the value is kept.
+# What shows a value, and tells where and how it is kept. JAX's Tracer has methods of its own with some of these names.
 for _name in (
+    *("__index__", "__dlpack_device__", "__format__", "__str__", "__repr__", "__reduce__", "devices"),
+    *("copy_to_host_async",),
     *("device", "sharding", "format", "committed", "is_fully_addressable", "is_fully_replicated", "is_deleted"),
     *("is_ready", "addressable_shards", "global_shards", "addressable_data", "unsafe_buffer_pointer"),
     *("on_device_size_in_bytes",),
 ):
     setattr(TapeTracer, _name, _of_the_value(_name))
+
+
+# ------------------------------------------------ where a differentiated value leaves the tape
+
+
+def _array_detached(tracer: Any, how: str) -> None:
+    """Warns that an array's values leave the tape, or raises.
+
+    Args:
+        tracer: the array.
+        how: what took them, for the text of the warning.
+
+    Raises:
+        TypeError: where `config.constants` is "error".
+    """
+    # Nothing is lost in a run that is over.
+    if config.constants == "allow" or not tracer._trace.is_valid():
+        return
+    text = (
+        f"{tracer._trace.title}: {how} takes a differentiated {tracer.aval.str_short()} out of JAX. Everything "
+        "that is computed from it there is a constant, whose derivative is zero. Use jnp's function instead, or a "
+        "numpy_function with vjp=, or np.asarray(jax.lax.stop_gradient(x)) if you want a constant"
+    )
+    if config.constants == "error":
+        raise TypeError(f"{text} (jaxpyop.config.constants is 'error')")
+    place = _place()
+    text = f"{text} (for all calls: jaxpyop.config.constants = 'allow', or 'error')"
+    _jaxcore.warn_once(("array", tracer._trace.title, *place[:2]), text, place)
+
+
+def _number_detached(tracer: Any, how: str) -> None:
+    """Raises if a scalar must not become a Python number; otherwise notes the first one for `warn_of_constants`.
+
+    Args:
+        tracer: the scalar.
+        how: what took its value.
+
+    Raises:
+        TypeError: where `config.constants` is "error".
+    """
+    tape = tracer._trace
+    if config.constants == "error" and tape.is_valid():
+        raise TypeError(
+            f"{tape.title}: {how} makes a constant of a differentiated {tracer.aval.str_short()}, whose "
+            "derivative is zero. Use x itself (`if x > 0:` works), or jax.lax.stop_gradient(x) if you want a "
+            "constant (jaxpyop.config.constants is 'error')"
+        )
+    if config.constants == "warn" and tape.number_taken is None:
+        tape.number_taken = (f"{how} took the value of a differentiated {tracer.aval.str_short()}", _place())
+
+
+def warn_of_constants(tape: Any, outputs: Sequence[Any], out_slots: Sequence[int]) -> None:
+    """Warns of a floating result that the tape does not reach, if differentiated scalars became Python numbers.
+
+    Such a number may be in the result, and then a part of the gradient is missing. The warning comes once for each op,
+    at the line that took the first number.
+    """
+    if tape.number_taken is None:
+        return
+    for k, (output, slot) in enumerate(zip(outputs, out_slots)):
+        if slot < 0 and _jaxcore.is_inexact(output):
+            taken, place = tape.number_taken
+            text = (
+                f"{tape.title}: {taken}, and array {k} of the results depends on no differentiated input, so its "
+                "derivative is zero. Use x itself (`if x > 0:` works) and jnp's functions, or "
+                "float(jax.lax.stop_gradient(x)) if you want a constant (for all calls: "
+                "jaxpyop.config.constants = 'allow', or 'error')"
+            )
+            _jaxcore.warn_once(("number", tape.title), text, place)
+            return
+
+
+def _place() -> tuple[str, int, Any]:
+    """The user's file, line and module."""
+    # An installed package may convert an array on behalf of the user, whose line is the one to change.
+    return _jaxcore.place_of(_jaxcore.users_frame(_jaxcore.is_own_file) or _jaxcore.users_frame())

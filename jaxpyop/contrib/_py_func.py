@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Unpack
 
-from jaxpyop._api import numpy_function
-from jaxpyop._keywords import ContribOptions, filled_in, with_options
+from jaxpyop._api import filled_in
+from jaxpyop._keywords import ContribOptions, with_options
 from jaxpyop._op import call_op, make_op
 
 
-@with_options(ContribOptions, like=numpy_function)
+@with_options(ContribOptions)
 def py_func(
     func: Callable[..., Any],
     args: Sequence[Any] = (),
@@ -45,7 +45,7 @@ def py_func(
             checked. It is right for elementwise functions.
         stateful: run `func` exactly once per execution, even if its result is unused.
             With ``False`` the compiler may drop, merge and repeat calls.
-        name: as in `numpy_function`.
+        name: the name in errors, jaxprs and profiles. The default is the name of `func`.
         **options: as listed there.
 
     Returns:
@@ -54,7 +54,18 @@ def py_func(
         ones. If there is no result, ``None`` or ``[]``, like `output_types`.
 
     Raises:
-        As in `numpy_function`.
+        TypeError: an argument is malformed; a result is not a number; or the casting
+            rule refuses a result.
+        ValueError: an option has an unknown value; the number, structure or shapes of the
+            results differ from the declared ones; `func` closes over a traced value;
+            or a backward pass needs a `vjp`.
+        OverflowError: an integer does not fit its dtype, as an input or a result.
+        NotImplementedError: forward mode needs a `jvp`; no rule gives a second
+            derivative; ``jax.export`` is used; or the op is stateful where JAX
+            allows no effects (``grad`` of ``checkpoint``, ``vmap`` of a ``cond`` whose
+            predicate differs by element).
+        jax.errors.JaxRuntimeError: `func` raised an exception under ``jit`` (see
+            :func:`jaxpyop.reraise`). Outside ``jit`` its own exception is raised.
 
     Example:
         >>> import jax.numpy as jnp, jaxpyop

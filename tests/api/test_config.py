@@ -16,7 +16,6 @@ F = jnp.float32
 SETTINGS = {
     "mode": ("eager", "traced", ["fast", None, 1], "expected one of"),
     "transport": ("auto", "callback", ["buffer", "", None], "expected one of"),
-    "tape": ("eager", "lazy", ["none", None, 1], "expected one of"),
     "max_records": (None, 7, [0, "None", -1, 1.5, "x", True], "expected|invalid literal"),
     "max_record_bytes": (None, 1000, [0, -1, 2.0, "big"], "expected|invalid literal"),
 }

@@ -10,4 +10,4 @@ from jaxpyop._cut import jit as cut
 @pytest.fixture
 def always_cut(monkeypatch):
     """Programs of stateless NumPy functions are cut too, which would be faster whole."""
-    monkeypatch.setattr(cut, "is_faster_whole", lambda calls: False)
+    monkeypatch.setattr(cut, "_is_faster_whole", lambda calls: False)

@@ -153,7 +153,6 @@ def test_a_value_taken_out_as_a_numpy_array_is_a_constant(route):
     close(route(jax.grad(lambda x: op(x).sum()), X), X)
 
 
-@pytest.mark.usefixtures("eager_tape")
 @pytest.mark.parametrize("derive", [jax.grad, jax.jacfwd], ids=lambda d: d.__name__)
 def test_inputs_without_a_tangent_are_plain_arrays_and_not_recorded(derive, transport):
     seen = []

@@ -12,7 +12,7 @@ import pytest
 
 import jaxpyop
 from jaxpyop._jaxcore import current_trace, set_current_trace
-from jaxpyop._jaxcore.traces import KnownTrace
+from jaxpyop._jaxcore.traces import RecurringTrace
 
 Y = jnp.arange(3.0)
 
@@ -118,12 +118,12 @@ def test_a_tracer_of_an_earlier_recording_is_dead():
 
 
 def test_open_traces_are_told_apart():
-    first, second = KnownTrace(), KnownTrace()
+    first, second = RecurringTrace(), RecurringTrace()
     assert first._weakref != second._weakref
     known_by = second._weakref
     second.close()
     second.close()
-    third, fourth = KnownTrace(), KnownTrace()
+    third, fourth = RecurringTrace(), RecurringTrace()
     assert third._weakref == known_by
     assert len({first._weakref, third._weakref, fourth._weakref}) == 3
     assert third.is_valid()
@@ -133,11 +133,11 @@ def test_open_traces_are_told_apart():
 
 
 def test_a_trace_that_is_dropped_unclosed_costs_one_identity_only():
-    trace = KnownTrace()
+    trace = RecurringTrace()
     with set_current_trace(trace):
         assert current_trace() is trace
     known_by = trace._weakref
     del trace
-    after = KnownTrace()
+    after = RecurringTrace()
     assert after._weakref is not known_by
     after.close()

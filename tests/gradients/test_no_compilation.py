@@ -8,7 +8,7 @@ from jax import lax
 
 import jaxpyop
 from jaxpyop import _tape
-from jaxpyop._tape.linear import Linear
+from jaxpyop._tape.derivatives import Linear
 from tests.shared.tape_bodies import CASES, arrays, is_float, listed
 
 A = jnp.eye(3) * 3 + 0.1
@@ -166,7 +166,7 @@ def test_what_jax_expands_is_not_linearized_in_each_step(body):
     for _ in range(3):
         _, record = _tape.record(lambda x: [body(x)], [jnp.float32(1.5)])
         slopes.append(float(record.pullback([jnp.float32(1)])[0]))
-        assert not any(isinstance(node.how, Linear) for node in record._program.nodes)
+        assert not any(isinstance(entry.how, Linear) for entry in record._program.entries)
     np.testing.assert_allclose(slopes, float(jax.grad(body)(1.5)), rtol=1e-6)
 
 
@@ -222,7 +222,6 @@ def test_values_without_a_tangent_are_those_of_eager_calls():
             np.testing.assert_array_equal(got, want)
 
 
-@pytest.mark.usefixtures("eager_tape")
 def test_a_number_that_comes_again_is_on_the_device():
     """Its type and value are those of jnp's, and the record of a step has no copy of its own."""
     numbers = [0.5, 3, -0.0, 0.0, True, 2.5]
@@ -247,7 +246,7 @@ def test_a_number_that_comes_again_is_on_the_device():
 
 def test_an_operation_is_the_jitted_function_that_jax_has_for_it():
     _, record = _tape.record(lambda x: [jnp.sin(x), x * x], [jnp.float32(1.5)])
-    found = [node.how.run for node in record._program.nodes]
+    found = [entry.how.run for entry in record._program.entries]
     assert [type(run).__name__ for run in found] == ["PjitFunction", "PjitFunction"]
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import jaxpyop
+from jaxpyop._jaxcore import frames
 from jaxpyop._op import RECORDS
-from jaxpyop._op.primitive.records import Records
 from tests.shared.util import numpy_function, py_function
 
 STEPS = 12
@@ -24,6 +24,8 @@ RUNS = {
 
 @pytest.fixture(autouse=True)
 def _two_records():
+    # The warning comes once for each name of an op.
+    frames._warned.clear()
     with jaxpyop.config.override(max_records=2):
         yield
     jaxpyop.clear_records()
@@ -196,161 +198,12 @@ class Changing:
         return 1.0 + self.runs
 
 
-def straight(x, k):
-    return x * k - jax.lax.stop_gradient(x * k) + 3
-
-
-def power(x, k):
-    return (x / jax.lax.stop_gradient(x)) ** int(k)
-
-
-def path(x, k):
-    return jnp.sin(x) if k < 5 else x - jax.lax.stop_gradient(x) + jnp.sin(jax.lax.stop_gradient(x))
-
-
-def own_jvp(x, k):
-    @jax.custom_jvp
-    def f(x):
-        return x
-
-    f.defjvp(lambda primals, tangents: (primals[0], tangents[0] * k))
-    return f(x)
-
-
-def own_vjp(x, k):
-    @jax.custom_vjp
-    def f(x):
-        return x
-
-    f.defvjp(lambda x: (x, k), lambda k, ct: (ct * k,))
-    return f(x)
-
-
-def compiled(x, k):
-    scale = 2 if int(k) % 2 else 3
-    return jax.jit(lambda x: (x - jax.lax.stop_gradient(x)) * scale + jax.lax.stop_gradient(x))(x)
-
-
-def inner(x, k):
-    return py_function(lambda x: straight(x, k), [x], jnp.float32)
-
-
-SLOPES = {f.__name__: f for f in (straight, power, path, own_jvp, own_vjp, compiled, inner)}
-
-
-# Records of the lazy tape are not compared.
-@pytest.mark.usefixtures("eager_tape")
-@pytest.mark.parametrize("name", SLOPES)
-@pytest.mark.parametrize("changes", [True, False], ids=["changes", "steady"])
-def test_the_same_results_with_another_derivative_are_refused(name, changes):
-    number = Changing() if changes else lambda: 3.0
-    f = jax.jit(jax.grad(RUNS["scan"](as_tape(lambda x: SLOPES[name](x, number())))))
-    if not changes:
-        with told_once():
-            np.testing.assert_allclose(f(0.7), jax.grad(lambda x: _steps(SLOPES[name], x))(0.7), rtol=1e-5)
-        return
-    with (
-        pytest.warns(RuntimeWarning, match=AGAIN),
-        pytest.raises(Exception, match=r"func ran again .*another derivative"),
-    ):
-        jax.block_until_ready(f(0.7))
-
-
-@pytest.mark.usefixtures("eager_tape")
-def test_a_number_that_nothing_used_before():
-    # It is one array for each use in the first run, and one array for both uses in the second.
-    number = 2.71875
-    f = jax.jit(jax.grad(RUNS["scan"](as_tape(lambda x: straight(x, number)))))
+def test_only_results_are_compared():
+    """A function that gives the same results with another derivative is not noticed, as the page on gradients says."""
+    number = Changing()
+    f = as_tape(lambda x: (k := number()) * (x - jax.lax.stop_gradient(x)) + jax.lax.stop_gradient(x) * (k > 0))
     with told_once():
-        np.testing.assert_allclose(f(0.7), number**STEPS, rtol=1e-5)
-
-
-def _steps(f, x):
-    for _ in range(STEPS):
-        x = f(x, 3.0)
-    return x
-
-
-class Solved:
-    """What a solver returns: the time that it took is another one in each run."""
-
-    def __init__(self, slope, time):
-        self.slope, self.time = slope, time
-
-
-RESIDUALS = {
-    "a number": lambda slope, time: slope * time,
-    "in a dict": lambda slope, time: {"slope": slope * time},
-    "in an object": lambda slope, time: Solved(slope * time, 0.0),
-    "the time in an object": Solved,
-}
-
-
-@pytest.mark.parametrize("method", ["sequential", "expand_dims"])
-@pytest.mark.parametrize("name", RESIDUALS)
-def test_the_same_results_with_other_residuals_are_refused(name, method):
-    number = Changing()
-
-    def fwd(x):
-        return np.sin(x), RESIDUALS[name](np.cos(x), number())
-
-    def bwd(found, ct):
-        found = found["slope"] if isinstance(found, dict) else getattr(found, "slope", found)
-        return [found * ct[0]]
-
-    def op(x):
-        return numpy_function(np.sin, [x], jnp.float32, vjp=(fwd, bwd), vmap_method=method)
-
-    def program(x):
-        return sum(jnp.sum(jax.vmap(op)(x + k)) for k in range(4))
-
-    x = jnp.arange(3.0)
-    same = name == "the time in an object"
-    refused = pytest.raises(Exception, match=r"fwd of vjp ran again .*another derivative")
-    with pytest.warns(RuntimeWarning, match=AGAIN), contextlib.nullcontext() if same else refused:
-        slope = jax.block_until_ready(jax.jit(jax.grad(program))(x))
-    if same:
-        np.testing.assert_allclose(slope, sum(np.cos(np.arange(3.0) + k) for k in range(4)), rtol=1e-4)
-
-
-@pytest.mark.usefixtures("eager_tape")
-def test_a_record_that_the_user_cleared_is_compared_too():
-    number = Changing()
-    _, pull = jax.vjp(jax.jit(as_tape(lambda x: straight(x, number()))), jnp.float32(0.7))
-    jaxpyop.clear_records()
-    with pytest.raises(Exception, match="another derivative"):
-        jax.block_until_ready(pull(jnp.float32(1.0)))
-
-
-def test_a_record_is_found_while_its_fingerprint_is_taken():
-    found = []
-
-    class Slow:
-        nbytes = 8
-
-        def comparable(self):
-            found.append(records.get(token))
-            return "", []
-
-    records = Records(1, 1000)
-    token = records.put(kept := Slow())
-    records.put(Slow())
-    assert found == [kept]
-    assert records.get(token) is None
-
-
-def test_a_record_that_cannot_be_printed_leaves_nothing_behind():
-    class Broken:
-        nbytes = 8
-
-        def comparable(self):
-            raise RuntimeError("deleted")
-
-    records = Records(1, 1000)
-    token = records.put(Broken())
-    records.put(Broken())
-    assert records.get(token) is None
-    records.check(token, Broken(), "op", "func")
+        assert np.isfinite(jax.jit(jax.grad(RUNS["scan"](f)))(0.7))
 
 
 def everything(*_, **__):

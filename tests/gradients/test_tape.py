@@ -29,7 +29,7 @@ from tests.shared.tape_bodies import (
     tape_grad,
 )
 
-pytestmark = pytest.mark.usefixtures("strict_promotion", "tape")
+pytestmark = pytest.mark.usefixtures("strict_promotion")
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -26,7 +26,7 @@ from tests.shared.tape_bodies import (
     while_body,
 )
 
-pytestmark = pytest.mark.usefixtures("strict_promotion", "tape")
+pytestmark = pytest.mark.usefixtures("strict_promotion")
 
 
 # --- effects, exceptions, threads, memory ---------------------------------------
@@ -245,7 +245,7 @@ def test_numpy_constants_may_be_written_later():
 
 def test_integers_are_not_recorded():
     _, record = _tape.record(lambda x: [jnp.argmax(x) + 1, x > 0, jnp.sign(x) * 2.0], arrays([X3]))
-    assert record._program.nodes == ()
+    assert record._program.entries == ()
     assert record.pullback([None, None, jnp.ones(3)]) == [None]
 
 

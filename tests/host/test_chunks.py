@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpyop._host.pools.chunks import Chunks
 from jaxpyop._host.pools.job import Job
+from jaxpyop._host.pools.workers import Chunks
 from tests.shared.util import numpy_function
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import threading
 import warnings
 
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpyop._host.buffers import lending
+from jaxpyop._host import memory
 from tests.shared.util import (
     every_api,
     every_numpy_api,
@@ -360,6 +361,57 @@ def test_keeping_a_part_of_a_lent_input_warns(part, route):
     assert [str(w.message) for w in caught if "kept an input that copy=False lends" in str(w.message)]
 
 
+def caught_and_named(x):
+    try:
+        raise KeyError
+    except KeyError as error:
+        caught = error  # noqa: F841
+    return x * 2
+
+
+@pytest.mark.parametrize("n", [3, BIG], ids=["small", "large"])
+def test_a_lent_input_that_only_garbage_holds_was_not_kept(n, route):
+    x = jnp.ones(n)
+    op = lambda x: py_func(caught_and_named, [x], F, copy=False)
+    assert route(op, x).sum() == 2 * n
+    assert route(jax.vmap(op), x[:, None]).sum() == 2 * n
+
+
+class KeepsTasks(concurrent.futures.ThreadPoolExecutor):
+    """It holds on to each task, as a log or a dashboard of tasks does."""
+
+    def __init__(self):
+        super().__init__(1)
+        self.tasks = []
+
+    def submit(self, func, /, *args, **kwargs):
+        self.tasks.append(func)
+        return super().submit(func, *args, **kwargs)
+
+
+class KeepsJobs(concurrent.futures.Executor):
+    """Workers that are no threads of ours, as far as can be seen."""
+
+    def __init__(self):
+        self.tasks = []
+
+    def submit(self, func, /, *args, **kwargs):
+        self.tasks.append(func)
+        future = concurrent.futures.Future()
+        future.set_result(func(*args, **kwargs))
+        return future
+
+
+@pytest.mark.parametrize("n", [3, BIG], ids=["small", "large"])
+@pytest.mark.parametrize("pool", [KeepsTasks, KeepsJobs], ids=["threads", "workers"])
+def test_an_executor_that_keeps_its_tasks_is_not_the_function(pool, n, route):
+    with pool() as executor:
+        op = lambda x: py_func(lambda x: x * 2, [x], F, copy=False, executor=executor)
+        assert route(op, jnp.ones(n)).sum() == 2 * n
+        assert route(jax.vmap(op), jnp.ones((3, n))).sum() == 6 * n
+        assert executor.tasks
+
+
 def test_not_keeping_lent_inputs_does_not_warn(route):
     for body in (lambda x: x, lambda x: x * 2, lambda x: x[::1], lambda x: np.asarray(x)):
         x = jnp.arange(3.0)
@@ -394,7 +446,7 @@ def test_lent_inputs_under_vmap(transport):
 @pytest.mark.parametrize(("n", "views"), [(3, 0), (BIG, 1)], ids=["small", "large"])
 def test_a_small_lent_input_is_a_copy_which_is_faster(n, views, route, monkeypatch):
     made = []
-    as_strided = lending.as_strided
-    monkeypatch.setattr(lending, "as_strided", lambda *args, **kwargs: made.append(1) or as_strided(*args, **kwargs))
+    as_strided = memory.as_strided
+    monkeypatch.setattr(memory, "as_strided", lambda *args, **kwargs: made.append(1) or as_strided(*args, **kwargs))
     route(lambda x: numpy_function(lambda x: x + x.flags.writeable, [x], F, copy=False), jnp.ones(n))
     assert len(made) == views

@@ -156,7 +156,7 @@ def main(kind, names):
 def start(kind, names):
     env = {k: v for k, v in os.environ.items() if not k.startswith(("JAXPYOP_", "JAX_", "NPROC"))}
     # What this JAX lacks, the other process has to lack too.
-    env |= {k: v for k, v in os.environ.items() if k == "JAXPYOP_WITHOUT"}
+    env |= {k: v for k, v in os.environ.items() if k == "JAXPYOP_PORTABLE"}
     env |= on_devices(4) | {"JAX_PLATFORMS": "cpu"}
     env["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
     command = [sys.executable, "-W", "error", __file__, kind, *names]

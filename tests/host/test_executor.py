@@ -339,7 +339,7 @@ assert op(np.negative)(jnp.float32(2)) == -2
 
 def test_programs_of_pools_that_are_gone_are_used_again():
     """A new pool for each call compiles what its bodies call once."""
-    from jaxpyop._host.pools.nesting import number_of
+    from jaxpyop._host.pools.executors import number_of
 
     traced = []
     inner = jax.jit(lambda x: (traced.append(1), x * 2)[1])

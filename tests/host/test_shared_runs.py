@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
-from jaxpyop._host.buffers import sharing
-from jaxpyop._host.buffers.memory import Scratch
 from tests.shared.util import on_devices, run_python
 
 SETUP = """
@@ -135,39 +132,3 @@ PROGRAMS = {
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
 def test_over_eight_devices(program):
     run_python(SETUP + program, **on_devices(8))
-
-
-class _Host:
-    """One that counts its calls."""
-
-    def __init__(self, size):
-        self.results = [((size,), np.dtype(np.float32))]
-        self.calls = 0
-
-    def enter(self, arrays, outs):
-        self.calls += 1
-        outs[0][:] = 2 * np.asarray(arrays[0])
-
-
-@pytest.mark.parametrize(("size", "views"), [(8, 0), (80_000, 6)], ids=["small", "large"])
-def test_small_inputs_are_compared_without_views(size, views, monkeypatch):
-    made = []
-    monkeypatch.setattr(sharing, "view_of", lambda buffer: made.append(1) or buffer)
-    host = _Host(size)
-    shared = sharing.Shared(host, devices=3)
-    for k in (1, 2):
-        for _ in range(3):
-            out = np.zeros(size, np.float32)
-            shared.on_buffers(None, [out], np.full(size, k, np.float32))
-            assert (out == 2 * k).all()
-    assert (host.calls, len(made), shared._runs) == (2, views, [])
-
-
-def test_the_copies_of_large_inputs_are_used_again(monkeypatch):
-    scratch = Scratch(1 << 30)
-    monkeypatch.setattr(sharing, "SCRATCH", scratch)
-    shared = sharing.Shared(_Host(80_000), devices=2)
-    for k in range(3):
-        for _ in range(2):
-            shared.on_buffers(None, [np.zeros(80_000, np.float32)], np.full(80_000, k, np.float32))
-        assert scratch.nbytes == 4 * 80_000

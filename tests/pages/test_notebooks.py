@@ -16,7 +16,7 @@ import tomllib
 
 import pytest
 
-from jaxpyop._host.environment import _without_cell
+from jaxpyop._host.host_call import _without_cell
 
 ROOT = pathlib.Path(__file__).parents[2]
 FOLDER = ROOT / "notebooks"

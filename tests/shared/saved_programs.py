@@ -287,7 +287,6 @@ PROGRAMS: dict[str, Program] = {
     "fwd and bwd": Program(jax.grad(rule(vjp=(fwd_of_cube, bwd_of_cube)))),
     "fwd and bwd in vmap": Program(jax.vmap(jax.grad(rule(vjp=(fwd_of_cube, bwd_of_cube)))), (ROWS,)),
     "a rule that is an op": Program(curvature(vjp=vjp_of_jax)),
-    "hvp numerical": Program(curvature(vjp=vjp_of_cube, hvp="numerical")),
     "vjp numerical": Program(jax.grad(rule(vjp="numerical"))),
     "transpose=": Program(jax.grad(linear)),
     "gradient of a loaded program": Program(loss, **GRAD),

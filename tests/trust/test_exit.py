@@ -248,7 +248,7 @@ jax.effects_barrier()
 LATE = """
 import threading, time
 import jax, jax.numpy as jnp, jaxpyop
-from jaxpyop._host.buffers import sharing
+from jaxpyop._host import host
 
 def late(function):
     def wait(*args):
@@ -273,10 +273,15 @@ thread.join()
 """
 # Where devices are late.
 LATE_ONES = {
-    "after the run": "sharing._Run.wait = late(sharing._Run.wait)",
+    "after the run": """
+join = host.Shared._join
+def joined(*args):
+    run, is_first = found = join(*args)
+    return found if is_first else late(lambda: found)()
+host.Shared._join = joined""",
     "before the run": """
-seen, compare = [], sharing._comparable
-sharing._comparable = lambda x: (late(compare) if seen else seen.append(1) or compare)(x)""",
+seen, join = [], host.Shared._join
+host.Shared._join = lambda *args: (late(join) if seen else seen.append(1) or join)(*args)""",
 }
 
 
@@ -290,10 +295,10 @@ def test_other_devices_still_call_when_the_process_ends(where):
 
 def test_devices_that_never_call_keep_no_process():
     """One whose program failed elsewhere does not come."""
-    program = "import time\nfrom jaxpyop._host.buffers import sharing\nhost = type('Host', (), dict(results=[]))()\n"
-    program += "host.enter = lambda *_: None\nshared = sharing.Shared(host, 2)\nshared.on_buffers(None, [])\n"
+    program = "import time\nfrom jaxpyop._host import host\none = type('Host', (), dict(results=[]))()\n"
+    program += "one.enter = lambda *_: None\nshared = host.Shared(one, 2)\nshared.on_buffers(None, [])\n"
     program += (
-        "assert shared.is_awaiting()\nbegan = time.monotonic()\nsharing._wait()\nprint(time.monotonic() - began < 5)"
+        "assert shared.is_awaiting()\nbegan = time.monotonic()\nhost._wait()\nprint(time.monotonic() - began < 5)"
     )
     done = run_python(program, timeout=40)
     assert done.stdout == "True\n"

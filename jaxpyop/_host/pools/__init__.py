@@ -1,10 +1,16 @@
 """Where a body runs: on the calling thread, on threads of an executor, or in workers that share no memory.
 
-Reading order: executors (the kinds; add a new kind there), nesting (calls inside bodies), threads, job
-(what a worker does), chunks, workers.
+Reading order: executors (the kinds; add a new kind there; calls inside bodies), threads, job (what a worker does),
+workers.
 """
 
-from jaxpyop._host.pools.executors import Pool, check_executor, default_executor, executor_of, has_threads
-from jaxpyop._host.pools.nesting import Place, place_of
+from jaxpyop._host.pools.executors import (
+    Pool,
+    check_executor,
+    default_executor,
+    executor_of,
+    has_threads,
+    is_own_thread,
+)
 from jaxpyop._host.pools.threads import call_on_thread, run_on_threads
 from jaxpyop._host.pools.workers import Store, run_elements_in_workers, run_one_by_one_in_workers

@@ -20,14 +20,13 @@ import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn
 
+import jax
 import numpy as np
 
 from jaxpyop._host import metrics
-from jaxpyop._host.elements import Batch
 from jaxpyop._host.errors import add_note, note_index
-from jaxpyop._host.host_call import HostCall
-from jaxpyop._host.pools.executors import Executor, needs_pickled_body
-from jaxpyop._host.pools.nesting import number_of, working_for
+from jaxpyop._host.host_call import Batch, HostCall
+from jaxpyop._host.pools.executors import Executor, needs_pickled_body, number_of, working_for
 
 
 class UnreadableBodyError(Exception):
@@ -35,7 +34,7 @@ class UnreadableBodyError(Exception):
 
 
 class Outcome(NamedTuple):
-    """What a job brings home.
+    """What a job returns.
 
     Attributes:
         seconds: how long it took.
@@ -96,17 +95,18 @@ class Job:
 
     def _run(self) -> Outcome:
         if not self._is_at_home:
-            metrics.expect_job(self.is_reported)
+            metrics.count_in_worker(self.is_reported)
         body = _unpickled(self.body) if isinstance(self.body, bytes) else self.body
         keywords = {"lead": self.lead} if self.lead else {}
         # The arrays that were sent may be read-only, and a body may write into its inputs.
-        arrays = [a if a.flags.writeable or not row else a.copy() for a, row in zip(self.arrays, self._rows)]
+        arrays = [a if a.flags.writeable or not row else a.copy() for a, row in zip(self.arrays, self.rows)]
         results: list[list[np.ndarray[Any, Any]]] = []
-        with self._settings():
+        at_home = working_for(self.home[1]) if self._is_at_home else contextlib.nullcontext()
+        with jax.enable_x64(self.x64), at_home:
             began = time.perf_counter()
             try:
                 for k in range(self.count):
-                    values = body(*[self._input(a, row, k) for a, row in zip(arrays, self._rows)], **keywords)
+                    values = body(*[self._input(a, row, k) for a, row in zip(arrays, self.rows)], **keywords)
                     # A body may return the same memory for each element.
                     results.append([np.array(v) if self.count > 1 else np.asarray(v) for v in values])
             except BaseException as error:
@@ -114,31 +114,17 @@ class Job:
                     note_index(error, self.first + len(results), self.batch)
                 self._raise(error)
         seconds, failures = time.perf_counter() - began, body.op.failures
-        counted = {} if self._is_at_home else metrics.take_home()
-        return Outcome(seconds, _stacked(results), failures and failures.take_home(), counted)
+        counted = {} if self._is_at_home else metrics.counted_in_worker()
+        return Outcome(seconds, _stacked(results), failures and failures.taken(), counted)
 
     @property
     def _is_at_home(self) -> bool:
         return self.home[0] == os.getpid()
 
-    @property
-    def _rows(self) -> Sequence[bool]:
-        return self.rows or [False] * len(self.arrays)
-
     def _input(self, array: np.ndarray[Any, Any], row: bool, k: int) -> Any:
         if self.on_jax:
-            # This module is imported in workers, most of which run no JAX.
-            import jax
-
             return jax.numpy.asarray(array[k, ...] if row else array)
         return array[k, ...] if row else array.copy()
-
-    @contextlib.contextmanager
-    def _settings(self) -> Iterator[None]:
-        import jax
-
-        with jax.enable_x64(self.x64), working_for(self.home[1]) if self._is_at_home else contextlib.nullcontext():
-            yield
 
     def _raise(self, error: BaseException) -> NoReturn:
         """Raise an error so that it reaches the caller.
@@ -149,7 +135,7 @@ class Job:
             raise error
         # An executor that gets the body itself pickles by cloudpickle, where that is installed.
         pickler: Any = pickle if isinstance(self.body, bytes) else sys.modules.get("cloudpickle", pickle)
-        metrics.send_home(error)
+        metrics.attach_counted(error)
         try:
             pickle.loads(pickler.dumps(error))
         except Exception:
@@ -165,11 +151,7 @@ def _stacked(results: list[list[np.ndarray[Any, Any]]]) -> list[Any]:
     """The results of all elements as one array each, if the elements have equal shapes and dtypes."""
     if len(results) == 1 or len({tuple((v.shape, v.dtype) for v in values) for values in results}) > 1:
         return results
-    stacked = [np.empty((len(results), *v.shape), v.dtype) for v in results[0]]
-    for k, values in enumerate(results):
-        for array, value in zip(stacked, values):
-            array[k, ...] = value
-    return stacked
+    return [np.stack(column) for column in zip(*results)]
 
 
 # ------------------------------------------------------------------------- pickles of bodies

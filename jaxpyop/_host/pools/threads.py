@@ -8,15 +8,23 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextvars
+import dataclasses
 import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from jaxpyop._host.environment import Environment
-from jaxpyop._host.pools.executors import Executor, default_executor, workers_of
-from jaxpyop._host.pools.nesting import DeadlockWatch, is_waited_for, number_of, working_for
+from jaxpyop._host.host_call import Environment
+from jaxpyop._host.pools.executors import (
+    DeadlockWatch,
+    Executor,
+    default_executor,
+    is_waited_for,
+    number_of,
+    workers_of,
+    working_for,
+)
 
 # The number of an element and its inputs.
 Element = tuple[int, Any]
@@ -25,91 +33,88 @@ Element = tuple[int, Any]
 _PATIENCE = 1.0
 
 
+@dataclasses.dataclass(eq=False)
 class _SharedElements:
     """Elements from which any number of threads take the next ones.
 
-    Args:
+    Attributes:
         elements: the elements.
         run: called with each element, on some thread.
         environment: what `run` sees of the caller.
         number: the number of the threads' executor.
         step: how many elements a thread takes at a time.
-
-    Attributes:
         tasks: how many tasks were submitted and have not ended.
         begun: whether a thread has begun.
+        active: how many threads run elements.
+        is_over: whether no thread may take another element.
         ended: set when no element runs and none will.
         error: what the first element that failed raised.
     """
 
-    def __init__(
-        self,
-        elements: Iterator[Element],
-        run: Callable[[int, Any], None],
-        environment: Environment,
-        number: int,
-        step: int,
-    ) -> None:
-        self._elements = elements
-        self._run = run
-        self._environment = environment
-        self._number = number
-        self._step = step
-        self._context = contextvars.copy_context()
-        self._lock = threading.Lock()
-        self._over = False
-        self._active = 0
-        self.tasks = 0
-        self.begun = False
-        self.ended = threading.Event()
-        self.error: BaseException | None = None
+    elements: Iterator[Element]
+    run: Callable[[int, Any], None]
+    environment: Environment
+    number: int
+    step: int
+    tasks: int = 0
+    begun: bool = False
+    active: int = 0
+    is_over: bool = False
+    ended: threading.Event = dataclasses.field(default_factory=threading.Event)
+    error: BaseException | None = None
+    context: contextvars.Context = dataclasses.field(default_factory=contextvars.copy_context)
+    lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
 
     def work(self) -> None:
         """Take elements until there are no more."""
-        with self._lock:
-            if self._over:
+        with self.lock:
+            if self.is_over:
                 return
-            self._active += 1
+            self.active += 1
             self.begun = True
         try:
-            self._context.copy().run(self._work)
+            self.context.copy().run(self._work)
         except BaseException as error:
             self.stop(error)
         finally:
-            with self._lock:
-                self._active -= 1
-                if self._over and not self._active:
+            with self.lock:
+                self.active -= 1
+                if self.is_over and not self.active:
                     self.ended.set()
 
     def _work(self) -> None:
-        with working_for(self._number), self._environment.entered():
+        with working_for(self.number), self.environment.entered():
             context = contextvars.copy_context()
             while taken := self._take():
                 while taken:
                     # Once an element is popped, nothing here holds its inputs any more.
-                    context.copy().run(self._run, *taken.pop(0))
+                    context.copy().run(self.run, *taken.pop(0))
 
     def _take(self) -> list[Element]:
-        with self._lock:
-            taken = [] if self._over else list(itertools.islice(self._elements, self._step))
-            self._over = self._over or not taken
+        with self.lock:
+            taken = [] if self.is_over else list(itertools.islice(self.elements, self.step))
+            self.is_over = self.is_over or not taken
             return taken
 
     def stop(self, error: BaseException | None = None) -> None:
         """End the run: no further element is taken. Of several errors the first one is kept."""
-        with self._lock:
-            self._over = True
-            self._elements = iter(())
+        with self.lock:
+            self.is_over = True
+            self.elements = iter(())
             if self.error is None:
                 self.error = error
-            if not self._active:
+            if not self.active:
                 self.ended.set()
+
+    def forget(self) -> None:
+        """Drop the function, which refers to the inputs: an executor may keep its tasks."""
+        self.run = lambda *_: None
 
     def end_task(self, future: concurrent.futures.Future[Any]) -> None:
         """Note that a task has ended. If the last one leaves elements, as at a shutdown, the run fails."""
-        with self._lock:
+        with self.lock:
             self.tasks -= 1
-            lost = not self.tasks and not self._over
+            lost = not self.tasks and not self.is_over
         if lost:
             error = None if future.cancelled() else future.exception()
             self.stop(error or RuntimeError("executor= was shut down before the function could run"))
@@ -158,6 +163,7 @@ def run_on_threads(
         for future in futures:
             future.cancel()
         shared.ended.wait()
+        shared.forget()
     if shared.error is not None:
         try:
             raise shared.error

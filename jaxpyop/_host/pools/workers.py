@@ -9,6 +9,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import functools
+import math
 import pickle
 import queue
 from collections.abc import Callable, Iterator, Sequence
@@ -17,10 +18,8 @@ from typing import Any
 import numpy as np
 
 from jaxpyop._host import metrics
-from jaxpyop._host.elements import Batch, BatchedInput
 from jaxpyop._host.errors import add_note, note_index
-from jaxpyop._host.host_call import HostCall
-from jaxpyop._host.pools.chunks import Chunks
+from jaxpyop._host.host_call import Batch, BatchedInput, HostCall
 from jaxpyop._host.pools.executors import Executor, means_lost_worker, workers_of
 from jaxpyop._host.pools.job import Job, UnreadableBodyError, job_for
 
@@ -121,7 +120,8 @@ def run_one_by_one_in_workers(
                     store(number, call(inputs, lead))
                     continue
                 job = job or dataclasses.replace(job_for(executor, call), lead=lead)
-                sent = dataclasses.replace(job, arrays=[np.asarray(a) for a in given])
+                arrays = [np.asarray(a) for a in given]
+                sent = dataclasses.replace(job, arrays=arrays, rows=[False] * len(arrays))
             yield sent, at, functools.partial(finish, number, inputs)
 
     def finish(number: int, inputs: Sequence[Any], _: float, found: list[Any]) -> None:
@@ -146,12 +146,15 @@ def _run(
         future = done.get()
         at, take = under_way[future]
         with _noting(batch, at):
-            with metrics.counting_failed_jobs():
+            try:
                 job = future.result()
+            except BaseException as error:
+                metrics.add_attached(error)
+                raise
             del under_way[future]
             if job.failures:
                 call.op.failures.add(job.failures)
-            metrics.bring_home(job.counted)
+            metrics.add_counted(job.counted)
             take(job.seconds, job.results)
         if tick:
             tick()
@@ -170,6 +173,62 @@ def _run(
     finally:
         # No job may read the inputs after this. A cancelled job never runs, and one of Dask's never counts as done.
         concurrent.futures.wait([future for future in under_way if not future.cancel()])
+
+
+# ------------------------------------------------------------------------------ chunks
+
+# A chunk of elements should run for about as long as it takes to send. The first chunks are small, since nothing is
+# known of the time that an element takes, unless an earlier batch of the same call has shown it. No chunk is so large
+# that some workers wait for another one at the end.
+
+# How long a chunk should run, in seconds.
+_AIM = 0.01
+
+# How many times smaller than the others the last chunks may be. Each chunk takes time to send.
+_TAIL = 4
+
+
+class Chunks:
+    """The sizes of a batch's chunks.
+
+    Args:
+        count: how many elements there are.
+        given: the user's `chunksize=`.
+        workers: how many chunks run at once.
+        shared: bytes that every chunk takes along.
+        pace: the seconds that an element took in an earlier batch, if there was one.
+
+    Attributes:
+        left: how many elements are in no chunk yet.
+        pace: the seconds that an element took in the last chunk.
+    """
+
+    def __init__(self, count: int, given: int | None, workers: int, shared: int, pace: float | None = None) -> None:
+        self._given = given
+        self._workers = workers
+        # A gigabyte takes about a second to send.
+        self._aim = _AIM + shared / 1e9
+        self._least = count // (2 * _TAIL * workers)
+        self._size = given or (self._fitting(pace) if pace else 1)
+        self.left = count
+        self.pace = pace
+
+    def _fitting(self, pace: float) -> int:
+        return max(1, int(self._aim / max(pace, 1e-9)))
+
+    def next(self) -> int:
+        """The size of the next chunk."""
+        fair = math.ceil(self.left / (2 * self._workers))
+        size = self._size if self._given else min(self._size, max(fair, min(self._size // _TAIL, self._least)))
+        size = min(size, self.left)
+        self.left -= size
+        return size
+
+    def learn(self, seconds: float, size: int) -> None:
+        """Learn how long a chunk took."""
+        self.pace = seconds / size
+        if not self._given:
+            self._size = min(self._fitting(self.pace), 8 * max(size, self._size // 8))
 
 
 # ---------------------------------------------------------------------------- errors

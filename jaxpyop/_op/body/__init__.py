@@ -1,14 +1,20 @@
 """What a call runs on the host: the Body protocol, and the body of the user's function.
 
-To read, in this order: `body_protocol` (what every body has), `user` (the user's function between checks), `tangents`
-(its pushforward and pullback), `out` (`out=True`), `conditional` (`when=`), `failed` (`on_error=`); `shape_cache` and
-`reads` (shapes that were not declared), `advice` (what errors say).
+To read, in this order: `body_protocol` (what every body has, and `when=`), `user` (the user's function between checks,
+and `out=True`), `tangents` (its pushforward and pullback), `failed` (`on_error=`), `advice` (what errors and warnings
+say).
 """
 
 from jaxpyop._op.body.advice import call_with_advice
-from jaxpyop._op.body.body_protocol import Body, DerivedBody, element_structs
-from jaxpyop._op.body.conditional import ConditionalBody, differs_in_block, read_when, trace_when
+from jaxpyop._op.body.body_protocol import (
+    Body,
+    ConditionalBody,
+    DerivedBody,
+    differs_in_block,
+    element_structs,
+    read_when,
+    trace_when,
+)
 from jaxpyop._op.body.failed import each_alone, failed_results, kept_for_failure
-from jaxpyop._op.body.out import FilledBody
-from jaxpyop._op.body.tangents import CotangentBody, Pushforward, RecordedDerivative, TangentBody
-from jaxpyop._op.body.user import UserBody
+from jaxpyop._op.body.tangents import CotangentBody, Pullback, Pushforward, RecordedDerivative, TangentBody
+from jaxpyop._op.body.user import FilledBody, UserBody

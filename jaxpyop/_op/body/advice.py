@@ -147,3 +147,42 @@ def _error_about_the_call(
         # A built-in function without a signature.
         pass
     return None
+
+
+# ------------------------------------------------------------ inputs with state
+#
+# The function gets a copy of an input that is an object with state, such as a Flax NNX module. The copy is made of the
+# arrays that came through the program, so a change of it would be lost without a word.
+
+
+def call_and_warn_of_changes(op: Op, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Call an op's function, and warn once for each of its inputs whose leaves it replaced."""
+    before = [(of, x, _leaves_by_path(x)) for of, x in _objects(args, kwargs)]
+    found = op.func(*args, **kwargs)
+    for of, x, old in before:
+        new = _leaves_by_path(x)
+        # A leaf that was added or removed counts under its own path, a leaf that was replaced under its old one.
+        changed = [path for path in (*old, *new) if old.get(path, x) is not new.get(path, x)]
+        if changed:
+            _jaxcore.warn_once(
+                ("input", op.title, of),
+                f"{op.title}: func changed {changed[0] or 'a leaf'} of {of}, which is a copy of the caller's object: "
+                "the change is lost; return the new state as a result (in Flax NNX: nnx.split and nnx.update; docs: "
+                "recipes, flax)",
+            )
+    return found
+
+
+def _leaves_by_path(x: Any, **how: Any) -> dict[str, Any]:
+    return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(x, **how)}
+
+
+def _objects(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """The objects among the inputs, and in their containers, each with a name.
+
+    A list, dict or tuple that the function changes is its own, as everywhere in JAX.
+    """
+    inputs = [(f"inp[{k}]", x) for k, x in enumerate(args)] + [(repr(name), x) for name, x in kwargs.items()]
+    is_object = lambda x: not isinstance(x, (dict, list, tuple))
+    parts = [(of + path, x) for of, whole in inputs for path, x in _leaves_by_path(whole, is_leaf=is_object).items()]
+    return [(of, x) for of, x in parts if not isinstance(x, jax.Array)]

@@ -1,8 +1,13 @@
-"""The body of the user's function: it calls the function between checked inputs and checked results."""
+"""The body of the user's function: it calls the function between checked inputs and checked results.
+
+`UserBody` takes what the function returns, and `FilledBody` (`out=True`) lends it the results to fill.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,12 +15,10 @@ import jax
 import numpy as np
 
 from jaxpyop import _jaxcore
-from jaxpyop._host import call_where_op_runs, metrics
-from jaxpyop._op.body.advice import advise
+from jaxpyop._host import call_where_op_runs, forget_locals, kept_of, lend_results, metrics
+from jaxpyop._op.body.advice import advise, call_and_warn_of_changes, call_with_advice
 from jaxpyop._op.body.body_protocol import Body, element_structs
 from jaxpyop._op.body.failed import constants, failed_results, kept_for_failure
-from jaxpyop._op.body.input_state import call_and_warn_of_changes
-from jaxpyop._op.body.shape_cache import infer_once
 from jaxpyop._op.request import Op
 from jaxpyop._op.values import (
     Inputs,
@@ -29,15 +32,11 @@ from jaxpyop._op.values import (
     encode,
     encoded_shapes,
     fill_shape,
+    kind_of,
     match,
     with_shapes,
 )
-from jaxpyop._paths import infer_shapes
-
-
-def _as_struct(x: Any) -> Struct:
-    # Making a struct takes several times as long as this test.
-    return x if type(x) is Struct else Struct(x.shape, x.dtype)
+from jaxpyop._paths import PathError, infer_shapes
 
 
 class UserBody(Body):
@@ -49,10 +48,10 @@ class UserBody(Body):
         self._shape_source = ""
         self._shapes: dict[Any, list[Struct]] = {}
         self._promised: dict[Any, Sequence[Leaf]] = {}
-        # The leaf of a NumPy function with one result, which the op returns as it is. `__call__` reads such a result in
-        # a shorter way, which matters because a batch has many elements.
+        # The leaf of a function with one result, which the op returns as it is. `__call__` reads such a result in a
+        # shorter way, which matters because a batch has many elements.
         spec = op.spec
-        is_one = isinstance(spec.skeleton, Leaf) and spec.returned_spec is None and not op.on_jax
+        is_one = isinstance(spec.skeleton, Leaf) and spec.returned_spec is None
         self._only_leaf = spec.leaves[0] if is_one and op.output_shapes is None else None
 
     @property
@@ -98,7 +97,7 @@ class UserBody(Body):
         try:
             returned = metrics.timed(op.name, "runs", self._run, arrays) if metrics.reports else self._run(arrays)
             if (leaf := self._only_leaf) is not None and not lead:
-                value = converted_at_once(returned, leaf.dtype)
+                value = converted_at_once(returned, leaf.dtype, on_jax=op.on_jax)
                 if value is not None and (leaf.shape is None or leaf.shape == value.shape):
                     return [value]
             values = self._matched(returned)
@@ -117,11 +116,10 @@ class UserBody(Body):
 
     def _converted(self, k: int, value: Any, leaf: Leaf) -> Any:
         op = self._op
-        if op.on_jax:
-            return cast_to_jax(value, leaf, op.casting, op.origin_of_result(k), op.title)
-        if (found := converted_at_once(value, leaf.dtype)) is not None:
+        if (found := converted_at_once(value, leaf.dtype, on_jax=op.on_jax)) is not None:
             return found
-        return cast_to_numpy(value, leaf, op.casting, op.origin_of_result(k), op.title)
+        cast = cast_to_jax if op.on_jax else cast_to_numpy
+        return cast(value, leaf, op.casting, op.origin_of_result(k), op.title)
 
     # ------------------------------------------------------------ promised shapes
 
@@ -154,7 +152,7 @@ class UserBody(Body):
         key = tuple([(s.shape, s.dtype) for s in structs])
         found = self._shapes.get(key)
         if found is None:
-            found = self._shapes[key] = self._find_shapes(list(map(_as_struct, structs)))
+            found = self._shapes[key] = self._find_shapes([Struct(s.shape, s.dtype) for s in structs])
         return found
 
     def absent_results(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
@@ -184,19 +182,18 @@ class UserBody(Body):
             for k, leaf in enumerate(spec.leaves)
         ]
 
-    def _run_abstractly(self, structs: Sequence[Struct]) -> list[Struct]:
-        # The body will run outside of all named axes, too.
-        with _jaxcore.without_axes():
-            return infer_shapes(lambda *arrays: self.results(arrays), structs)
-
     def _infer(self, structs: Sequence[Struct]) -> tuple[list[Any] | None, str]:
         op = self.op
+
+        def run_abstractly() -> list[Struct]:
+            # The body will run outside of all named axes, too.
+            with _jaxcore.without_axes():
+                return infer_shapes(lambda *arrays: self.results(arrays), structs)
+
         if op.on_jax and not op.stateful:
-            found = infer_once(
-                op, self.inputs, structs, lambda: call_where_op_runs(op, lambda: self._run_abstractly(structs))
-            )
-            if found is not None:
-                return found, "the shape found by running func on abstract values"
+            with contextlib.suppress(PathError):
+                found = run_abstractly() if op.executor is None else call_where_op_runs(op, run_abstractly)
+                return [s.shape for s in found], "the shape found by running func on abstract values"
         # The shapes depend on the values, or cannot be found. So assume the shape that an elementwise function gives.
         logical = [s.shape if impl is None else s.shape[:-1] for s, impl in zip(structs, self.inputs.key_impls)]
         try:
@@ -205,3 +202,82 @@ class UserBody(Body):
         except ValueError:
             return None, "the inputs' shapes do not broadcast"
         return [shape] * len(op.spec.returned.leaves), "the inputs' broadcast shape"
+
+
+# ------------------------------------------------------------------- `out=True`
+#
+# The function fills the op's results instead of returning its own. If a program runs the function in this process, the
+# arrays to fill come after the inputs: rows or blocks of XLA's own memory. In a direct call, in another process and for
+# a derivative no such arrays come, and they are made here. They are zero at first, and the function may use them during
+# the call only.
+
+
+class FilledBody(UserBody):
+    """The user's function, which fills arrays. They are the results, unless they are in XLA's memory already."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A worker makes the arrays, so it needs their shapes.
+        return super().__getstate__() | {"_shapes": self._shapes}
+
+    def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
+        return super().shapes(structs[: len(self.inputs.key_impls)])
+
+    def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
+        count = len(self.inputs.key_impls)
+        arrays, targets = arrays[:count], arrays[count:]
+        for array in targets:
+            # Otherwise the function would see the values of another program.
+            array.fill(0)
+        made = [] if targets else Body.absent_results(self, arrays, lead)
+        kept = [*kept_for_failure(self, arrays, lead), *targets] if lead else [*arrays, *targets]
+        try:
+            if targets:
+                self._fill(arrays, targets)
+            else:
+                self._call(arrays, made)
+        except Exception as error:
+            if self.op.failures is None:
+                raise
+            return failed_results(self, error, kept, lead)
+        return made
+
+    def fills(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
+        count = len(self.inputs.key_impls)
+        found, targets = super().fills(arrays[:count], lead), arrays[count:]
+        for array, value in zip(targets, found):
+            array[...] = value
+        return [] if targets else found
+
+    def _fill(self, arrays: Sequence[Any], targets: Sequence[np.ndarray[Any, Any]]) -> None:
+        """Let the function fill memory that is lent to it for the time of the call."""
+        lent = lend_results(targets)
+        try:
+            self._call(arrays, lent)
+        except BaseException as error:
+            # A debugger would find memory there that is XLA's again.
+            forget_locals(error)
+            raise
+        if kept := kept_of(lent):
+            for array in kept:
+                array.setflags(write=False)
+            warnings.warn(
+                f"{self.op.title}: func kept out, which out=True lends for the call only; from now on it is read-only, "
+                "its values are undefined, and writing to a slice of it destroys other values: keep a copy",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def _call(self, arrays: Sequence[Any], lent: Sequence[Any]) -> None:
+        # A function of its own, so that no variable of `_fill` refers to the lent arrays.
+        tree = self.op.spec.tree
+        args, kwargs = self.inputs.unflatten(arrays)
+        kwargs = {**kwargs, "out": lent[0] if tree is None else jax.tree.unflatten(tree, lent)}
+        value = call_with_advice(self.op, "func", self.op.func, args, kwargs)
+        if value is None:
+            return
+        found = jax.tree.leaves(value)
+        if len(found) != len(lent) or not all(a is b for a, b in zip(found, lent)):
+            raise ValueError(
+                f"{self.op.title}: func returned {kind_of(value)}, and out=True takes what it writes into out: write "
+                "out[...] = value and return nothing, or leave out=True out"
+            )

@@ -5,15 +5,14 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-from typing import Any
 
-from jaxpyop._op.body import ConditionalBody, UserBody
-from jaxpyop._op.derivatives.functions import JvpRule, MakePullback, MissingJvp, RuleCall, VjpRule
-from jaxpyop._op.derivatives.fwd_bwd import BwdRule, FwdCall, ResidualRuleCall
+from jaxpyop._op.body import UserBody
+from jaxpyop._op.derivatives.bwd import BwdRule, ResidualRuleCall
+from jaxpyop._op.derivatives.functions import JvpRule, MakePullback, MissingTangents, RuleCall, VjpRule, raising
+from jaxpyop._op.derivatives.fwd import FwdCall
 from jaxpyop._op.derivatives.numerical import NumericalJvp, NumericalVjp
-from jaxpyop._op.derivatives.second import linearize_rule
 from jaxpyop._op.primitive import Call, Linearization
-from jaxpyop._op.request import NUMERICAL, no_vjp
+from jaxpyop._op.request import NUMERICAL, no_jvp_error, no_vjp_error
 
 
 def linearize_by_rules(call: Call, body: UserBody, perturbed: tuple[bool, ...]) -> Linearization:
@@ -24,47 +23,40 @@ def linearize_by_rules(call: Call, body: UserBody, perturbed: tuple[bool, ...]) 
         body: runs the user's function.
         perturbed: which inputs of the call have tangents.
     """
-    if call.op.rules.fwd is None and call.op.failures is None:
+    op = call.op
+    if op.rules.fwd is None and op.failures is None:
         return _linearize(call, body, call, perturbed)
     # Without `fwd`, a plain FwdCall runs the function itself. It is needed for its receipt, which tells what failed.
-    plain = call.op.rules.fwd is None
-    forward = FwdCall(call, body, functools.partial(_linearize, call, body), plain=plain)
+    forward = FwdCall(call, body, functools.partial(_linearize, call, body), plain=op.rules.fwd is None)
     return _linearize(call, body, forward, perturbed)
 
 
 def _linearize(call: Call, body: UserBody, forward: Call, perturbed: tuple[bool, ...]) -> Linearization:
     op, conditional = call.op, call.operands.conditional
     tangents = _tangents(call, body, perturbed[1:] if conditional else perturbed)
-    # `differences` linearizes the call of a rule, for second derivatives.
-    differences = None
-    if op.rules.hvp is not None:
-        differences = functools.partial(linearize_rule, _without_flag(call, body))
-    if forward is not call:
-        linear = ResidualRuleCall(tangents, op, call.environment, conditional=conditional, differences=differences)
-    else:
-        body_of_rule = ConditionalBody(tangents) if conditional else tangents
-        linear = RuleCall(body_of_rule, op, call.environment, differences=differences)
-    with_results = op.rules.fwd is None or op.rules.forward is not None or op.spec.returned_spec is not None
+    kind = RuleCall if forward is call else ResidualRuleCall
+    with_results = op.rules.fwd is None or op.rules.jvp is not None or op.spec.returned_spec is not None
+    linear = kind(tangents, op, call.environment, conditional=conditional)
     return Linearization(forward, linear, with_results=with_results)
 
 
-def _tangents(call: Call, body: UserBody, perturbed: tuple[bool, ...]) -> Any:
-    jvp = call.op.rules.forward
-    if jvp == NUMERICAL:
-        return NumericalJvp(body, perturbed, _make_pullback(call, body), _without_flag(call, body))
-    return (MissingJvp if jvp is None else JvpRule)(body, perturbed, _make_pullback(call, body))
-
-
-def _make_pullback(call: Call, body: UserBody) -> MakePullback:
-    rules = call.op.rules
+def _tangents(call: Call, body: UserBody, perturbed: tuple[bool, ...]) -> JvpRule | NumericalJvp | MissingTangents:
+    title, rules = call.title, call.op.rules
+    make_pullback: MakePullback
     if rules.vjp is None:
-        return no_vjp(call.op.title, rules)
-    if rules.vjp == NUMERICAL:
-        return functools.partial(NumericalVjp, body, function=_without_flag(call, body))
-    return functools.partial(VjpRule if rules.fwd is None else BwdRule, body)
+        make_pullback = raising(functools.partial(no_vjp_error, title, rules))
+    elif rules.vjp == NUMERICAL:
+        make_pullback = functools.partial(NumericalVjp, body, function=_function_of(call, body))
+    else:
+        make_pullback = functools.partial(VjpRule if rules.fwd is None else BwdRule, body)
+    if rules.jvp is None:
+        return MissingTangents(body, perturbed, functools.partial(no_jvp_error, title, rules), make_pullback)
+    if rules.jvp == NUMERICAL:
+        return NumericalJvp(body, perturbed, make_pullback, _function_of(call, body))
+    return JvpRule(body, perturbed, make_pullback)
 
 
-def _without_flag(call: Call, body: UserBody) -> Call:
+def _function_of(call: Call, body: UserBody) -> Call:
     """Return a call of the function itself, without the flag of `when=`.
 
     With `on_error=` it is a plain FwdCall, because its receipts tell which runs failed.

@@ -7,8 +7,9 @@ rejected at lowering and not at tracing: only by then has JAX dropped the operat
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,56 +27,49 @@ from jaxpyop._op.body import (
     kept_for_failure,
 )
 from jaxpyop._op.primitive import Batching, Call, Linearization, Operands
-from jaxpyop._op.request import Op, is_differentiable, no_jvp_error, no_second_derivative_error
+from jaxpyop._op.request import Op, is_differentiable, no_second_derivative_error
 from jaxpyop._op.values import Leaf, Struct, cast_to_numpy, check_traced, decode, show_shape
 
-# A function that linearizes the call of a rule by finite differences, for second derivatives: see `second`.
-Differences: TypeAlias = "Callable[[RuleCall, tuple[bool, ...]], Linearization]"
 # A function that makes the body of a pullback from `nonzero_cotangents` and `wanted_cotangents`: see `CotangentBody`.
 MakePullback = Callable[[tuple[bool, ...], tuple[bool, ...]], Body]
 
 
 class RuleCall(Call):
-    """Runs a rule as the op runs its function: on the same kind of arrays, and once per block if the function does."""
+    """Runs a rule as the op runs its function: on the same kind of arrays, and once per block if the function does.
 
-    def __init__(
-        self,
-        body: Body,
-        op: Op,
-        environment: Environment,
-        *,
-        leading_inputs: int = 0,
-        one_by_one: bool = False,
-        differences: Differences | None = None,
-    ) -> None:
+    Args:
+        rule: the body of the rule.
+        op: the op that has the rule.
+        environment: what the body sees of the code that traced it.
+        conditional: whether the flag of `when=` comes before the inputs of the rule.
+    """
+
+    after_fwd = False
+    """Whether the receipt of a `FwdCall` comes before everything else."""
+
+    def __init__(self, rule: Body, op: Op, environment: Environment, *, conditional: bool) -> None:
         # The padded results of a block differ in length from element to element, so their rule runs once per element.
         one_length = op.spec.returned_spec is None or not op.vmap_method.whole_batch
         method = op.vmap_method if one_length else SEQUENTIAL
         super().__init__(
-            body,
+            # The receipt of a call that `when=` skipped is all zeros, so after `fwd` the flag is not needed.
+            ConditionalBody(rule) if conditional and not self.after_fwd else rule,
             op,
             environment,
             label="jvp({})",
             on_jax=op.on_jax,
-            batching=Batching(method, block_derivative=True, one_by_one=one_by_one),
-            operands=Operands(leading_inputs=leading_inputs, rule_inputs=body.linear_inputs),
+            batching=Batching(method, block_derivative=True, one_by_one=self.after_fwd),
+            operands=Operands(leading_inputs=self.after_fwd * (1 + conditional), rule_inputs=rule.linear_inputs),
         )
-        self.differences = differences
-
-    def with_body(self, body: Body) -> Call:
-        return RuleCall(body, self.op, self.environment, differences=self.differences)
+        self.rule = rule
+        self.conditional = conditional
 
     def for_worker(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
         return arrays if self.body.goes_to_executor else None
 
     @property
-    def rule(self) -> Any:
-        """The body of the rule, without the flag of `when=`."""
-        return self.body.base if isinstance(self.body, ConditionalBody) else self.body
-
-    @property
     def program(self) -> Callable[..., list[Any]] | None:
-        if self.differences is not None or self.operands.leading_inputs or self.op.spec.returned_spec is not None:
+        if self.operands.leading_inputs or self.op.spec.returned_spec is not None:
             return None
         return self.body.program if isinstance(self.body, (VjpRule, JvpRule)) and is_differentiable(self.func) else None
 
@@ -83,32 +77,29 @@ class RuleCall(Call):
     def is_own_derivative(self) -> bool:
         # The user may write a pullback that is not linear in the cotangents, for example one that clips gradients. So a
         # pullback whose derivative is known is not taken for its own derivative.
-        return not isinstance(self.rule, CotangentBody) or (self.differences is None and self.program is None)
+        return not isinstance(self.rule, VjpRule) or self.program is None
 
     def linearize(self, perturbed: tuple[bool, ...]) -> Linearization:
-        if self.differences is not None:
-            return self.differences(self, perturbed)
         # Nothing gives a second derivative, so an error is raised where one is used.
         skip = self.operands.leading_inputs
-        body = MissingSecondDerivative(self.body, perturbed[skip:])
-        return Linearization(self, RuleCall(body, self.op, self.environment), skip=skip)
+        error = functools.partial(no_second_derivative_error, self.title)
+        body = MissingTangents(self.body, perturbed[skip:], error, raising(error))
+        return Linearization(self, RuleCall(body, self.op, self.environment, conditional=False), skip=skip)
+
+    def transposed(self, nonzero_cotangents: tuple[bool, ...]) -> Call:
+        if not isinstance(self.rule, RuleTangents):
+            raise no_second_derivative_error(self.title)
+        pullback = self.rule.make_pullback(nonzero_cotangents, self.rule.perturbed)
+        return type(self)(pullback, self.op, self.environment, conditional=self.conditional)
 
 
-class MissingSecondDerivative(TangentBody):
-    """Takes the place of a rule's derivative if nothing gives it. It raises an error when it runs."""
+def raising(error: Callable[[], Exception]) -> MakePullback:
+    """Return what takes the place of `make_pullback` if no rule gives the pullback. It raises an error."""
 
-    def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
-        return self.base.shapes(structs[: len(self.perturbed)])
+    def make_pullback(nonzero_cotangents: tuple[bool, ...], wanted_cotangents: tuple[bool, ...]) -> Body:
+        raise error()
 
-    def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
-        raise self.refusal()
-
-    @property
-    def refusal(self) -> Callable[[], Exception]:
-        return lambda: no_second_derivative_error(self.title, self.op.rules)
-
-    def transposed(self, nonzero_cotangents: tuple[bool, ...]) -> Body:
-        raise self.refusal()
+    return make_pullback
 
 
 class RuleTangents(TangentBody):
@@ -122,19 +113,22 @@ class RuleTangents(TangentBody):
         # A worker only runs the tangents. The pullback is made while the program is traced, so it is not pickled.
         return vars(self) | {"make_pullback": None}
 
-    def transposed(self, nonzero_cotangents: tuple[bool, ...]) -> Body:
-        return self.make_pullback(nonzero_cotangents, self.perturbed)
 
+class MissingTangents(RuleTangents):
+    """Takes the place of tangents that no rule gives. It raises an error when it runs."""
 
-class MissingJvp(RuleTangents):
-    """Takes the place of the tangents if no rule gives them. It raises an error when it runs."""
+    def __init__(
+        self, base: Body, perturbed: tuple[bool, ...], error: Callable[[], Exception], make_pullback: MakePullback
+    ) -> None:
+        super().__init__(base, perturbed, make_pullback)
+        self._error = error
 
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
-        raise self.refusal()
+        raise self._error()
 
     @property
     def refusal(self) -> Callable[[], Exception]:
-        return lambda: no_jvp_error(self.title, self.op.rules)
+        return self._error
 
 
 class JvpRule(RuleTangents):
@@ -145,19 +139,20 @@ class JvpRule(RuleTangents):
         return self.op.rules.jvp
 
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
-        args = tuple(map(tuple, self.split(arrays)))
-        likes = [Struct((*lead, *o.shape[len(lead) :]), o.dtype) for o in args[1]]
         kept = kept_for_failure(self, arrays, lead) if lead else arrays
         try:
-            return run_rule(self.op, "jvp", self.func, args, likes, [is_inexact(like) for like in likes], "result")
+            return self._run(arrays, lead, traced=False)
         except Exception as error:
             return failed_results(self, error, kept, lead)
 
     def program(self, *arrays: Any) -> list[Any]:
         """Do what `__call__` does as a part of the traced program, if the rule is an op."""
+        return self._run(arrays, (), traced=True)
+
+    def _run(self, arrays: Sequence[Any], lead: tuple[int, ...], *, traced: bool) -> list[Any]:
         args = tuple(map(tuple, self.split(arrays)))
-        likes = [Struct(o.shape, o.dtype) for o in args[1]]
-        return trace_rule(self.op, "jvp", self.func, args, likes, [is_inexact(like) for like in likes], "result")
+        likes = [Struct((*lead, *o.shape[len(lead) :]), o.dtype) for o in args[1]]
+        return run_rule(self.op, "jvp", self.func, args, likes, list(map(is_inexact, likes)), traced)
 
 
 class VjpRule(CotangentBody):
@@ -168,33 +163,38 @@ class VjpRule(CotangentBody):
         return self.op.rules.vjp
 
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
-        op = self.op
-        inputs, outputs, cotangents = self.split(arrays)
-        cotangents = decode(op, self.filled(cotangents, outputs, lead), outputs)
         kept = kept_for_failure(self, arrays, lead) if lead else arrays
         try:
-            return self.checked(inputs, lead, (tuple(inputs), decode(op, outputs, outputs), cotangents))
+            return self._run(arrays, lead, traced=False)
         except Exception as error:
             return failed_results(self, error, kept, lead)
 
     def program(self, *arrays: Any) -> list[Any]:
         """Do what `__call__` does as a part of the traced program, if the rule is an op."""
+        return self._run(arrays, (), traced=True)
+
+    def _run(self, arrays: Sequence[Any], lead: tuple[int, ...], *, traced: bool) -> list[Any]:
         inputs, outputs, cotangents = self.split(arrays)
-        likes = [Struct(x.shape, x.dtype) for x in inputs]
-        args = tuple(inputs), tuple(outputs), self.filled(cotangents, outputs, ())
-        return trace_rule(self.op, self.op.rules.vjp_name, self.func, args, likes, self.wanted_cotangents, "input")
+        found = decode(self.op, self.filled(cotangents, outputs, lead), outputs)
+        return self.cotangents(inputs, lead, (tuple(inputs), decode(self.op, outputs, outputs), found), traced=traced)
 
     def filled(self, cotangents: Sequence[Any], outputs: Sequence[Any], lead: tuple[int, ...]) -> tuple[Any, ...]:
         """Return a cotangent for each result of the function, with zeros where JAX gives none."""
-        found = zip(self.per_result(cotangents, outputs), outputs)
-        # JAX cannot trace arrays of float0, so a rule that is an op gets None for the cotangent of an integer result.
-        zeros = _zero_or_none if is_differentiable(self.func) else zero_cotangent
-        return tuple(zeros(out, lead, self.op) if ct is None else ct for ct, out in found)
+        found = self.per_result(cotangents, outputs)
+        return tuple(self._zero(out, lead) if ct is None else ct for ct, out in zip(found, outputs))
 
-    def checked(self, inputs: Sequence[Any], lead: tuple[int, ...], args: tuple[Any, ...]) -> list[Any]:
+    def _zero(self, out: Any, lead: tuple[int, ...]) -> Any:
+        # JAX cannot trace arrays of float0, so a rule that is an op gets None for the cotangent of an integer result.
+        is_none = is_differentiable(self.func) and not is_inexact(out)
+        return None if is_none else zero_cotangent(out, lead, self.op)
+
+    def cotangents(
+        self, inputs: Sequence[Any], lead: tuple[int, ...], args: tuple[Any, ...], *, traced: bool = False
+    ) -> list[Any]:
         """Return what the rule returns for these arguments, checked against the inputs."""
         likes = [Struct((*lead, *x.shape[len(lead) :]), x.dtype) for x in inputs]
-        return run_rule(self.op, self.op.rules.vjp_name, self.func, args, likes, self.wanted_cotangents, "input")
+        name, wanted = self.op.rules.vjp_name, self.wanted_cotangents
+        return run_rule(self.op, name, self.func, args, likes, wanted, traced)
 
 
 def zero_cotangent(out: Any, lead: tuple[int, ...], op: Op) -> Any:
@@ -204,50 +204,36 @@ def zero_cotangent(out: Any, lead: tuple[int, ...], op: Op) -> Any:
     return (jnp if op.on_jax else np).zeros((*lead, *out.shape[len(lead) :]), out.dtype)
 
 
-def _zero_or_none(out: Any, lead: tuple[int, ...], op: Op) -> Any:
-    """Return the zero cotangent of a result, or None for an integer result."""
-    return zero_cotangent(out, lead, op) if is_inexact(out) else None
+def expanded(value: np.ndarray[Any, Any], like: Any) -> np.ndarray[Any, Any]:
+    """Reshape one value for each batch element, so that it broadcasts against an array with further axes."""
+    return value.reshape((*value.shape, *[1] * (np.ndim(like) - value.ndim)))
 
 
 # ------------------------------------------------------------ what a rule returned
 
 
 def run_rule(
-    op: Op, name: str, func: Any, args: tuple[Any, ...], likes: Sequence[Struct], wanted: Sequence[bool], of: str
+    op: Op, name: str, func: Any, args: tuple[Any, ...], likes: Sequence[Struct], wanted: Sequence[bool], traced: bool
 ) -> list[Any]:
     """Call a rule of the user, and check what it returns.
 
     Args:
         op: the op that has the rule.
-        name: how errors name the rule.
+        name: how errors name the rule. The rule "jvp" returns tangents of results, and others cotangents of inputs.
         func: the rule.
         args: its arguments.
         likes: the shapes and dtypes that the returned values must have.
         wanted: which of the values to return.
-        of: "input" if the values are cotangents of inputs, "result" if they are tangents of results.
+        traced: whether the rule is an op, and becomes a part of the traced program.
 
     Raises:
         ValueError: the rule returned more or fewer values, or a value of another shape.
     """
-    found = _one_each(op, name, call_with_advice(op, name, func, args), likes, of)
-    values = zip(found, likes, wanted)
-    return [_checked(op, name, k, value, like, of) for k, (value, like, wants) in enumerate(values) if wants]
-
-
-def trace_rule(
-    op: Op, name: str, func: Any, args: tuple[Any, ...], likes: Sequence[Struct], wanted: Sequence[bool], of: str
-) -> list[Any]:
-    """Do what `run_rule` does as a part of the traced program, for a rule that is an op."""
-    found = _one_each(op, name, func(*args), likes, of)
-    values = []
-    for k, (value, like) in enumerate(zip(found, likes)):
-        if wanted[k]:
-            which = f"{name} returned, for {of} {k},"
-            value = jnp.zeros(like.shape, like.dtype) if value is None else value
-            check_traced(value.dtype, Leaf(np.dtype(like.dtype)), op.casting, which, op.title)
-            _check_shape(op, which, value.shape, like, of)
-            values.append(jax.lax.convert_element_type(value, like.dtype))
-    return values
+    of = "result" if name == "jvp" else "input"
+    found = _one_each(op, name, func(*args) if traced else call_with_advice(op, name, func, args), likes, of)
+    check = _checked_in_trace if traced else _checked
+    which = [f"{name} returned, for {of} {k}," for k in range(len(likes))]
+    return [check(op, text, v, like, of) for text, v, like, wants in zip(which, found, likes, wanted) if wants]
 
 
 def _one_each(op: Op, name: str, found: Any, likes: Sequence[Struct], of: str) -> Sequence[Any]:
@@ -263,17 +249,24 @@ def _one_each(op: Op, name: str, found: Any, likes: Sequence[Struct], of: str) -
     return found
 
 
-def _checked(op: Op, name: str, k: int, value: Any, like: Struct, of: str) -> Any:
+def _checked(op: Op, which: str, value: Any, like: Struct, of: str) -> Any:
     """Return one of a rule's values as an array of the shape and dtype that it must have."""
     if value is None:
         return np.zeros(like.shape, like.dtype)
-    which = f"{name} returned, for {of} {k},"
     array = cast_to_numpy(value, Leaf(np.dtype(like.dtype)), op.casting, which, op.title)
     if type(value) in (bool, int, float, complex):
         # Only Python's own numbers are broadcast. An array without axes is more likely a sum by mistake.
         return np.full(like.shape, array, like.dtype)
     _check_shape(op, which, array.shape, like, of)
     return array
+
+
+def _checked_in_trace(op: Op, which: str, value: Any, like: Struct, of: str) -> Any:
+    """Do what `_checked` does for a traced value."""
+    value = jnp.zeros(like.shape, like.dtype) if value is None else value
+    check_traced(value.dtype, Leaf(np.dtype(like.dtype)), op.casting, which, op.title)
+    _check_shape(op, which, value.shape, like, of)
+    return jax.lax.convert_element_type(value, like.dtype)
 
 
 def _check_shape(op: Op, which: str, shape: tuple[int, ...], like: Struct, of: str) -> None:

@@ -12,7 +12,8 @@ error.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -20,8 +21,8 @@ import numpy as np
 
 from jaxpyop._host import run_each, run_once
 from jaxpyop._jaxcore import is_inexact
-from jaxpyop._op.body import Body, CotangentBody, UserBody, element_structs
-from jaxpyop._op.derivatives.functions import MakePullback, RuleTangents
+from jaxpyop._op.body import Body, CotangentBody, UserBody
+from jaxpyop._op.derivatives.functions import MakePullback, RuleTangents, expanded
 from jaxpyop._op.primitive import Call
 
 
@@ -30,23 +31,86 @@ def _in_double(value: Any) -> np.ndarray[Any, Any]:
     return array.astype(np.complex128 if array.dtype.kind == "c" else np.float64)
 
 
-def relative_step(arrays: Sequence[Any]) -> float:
-    """Return the cube root of the largest machine epsilon among the dtypes of these arrays."""
-    return float(np.cbrt(max(float(jnp.finfo(a.dtype).eps) for a in arrays if is_inexact(a))))
+def _over_elements(value: np.ndarray[Any, Any], axes: int, reduce: Any) -> np.ndarray[Any, Any]:
+    """Reduce all axes but the first ones, which are the batch axes."""
+    return reduce(value, axis=tuple(range(axes, value.ndim)), initial=0.0)
 
 
-def _over_elements(value: np.ndarray[Any, Any], lead: tuple[int, ...], reduce: Any) -> np.ndarray[Any, Any]:
-    return reduce(value, axis=tuple(range(len(lead), value.ndim)), initial=0.0)
+# A direction has a tangent for each input, or None for an input that does not move.
+_Direction = list[Any]
 
 
-def _expanded(value: np.ndarray[Any, Any], like: Any) -> np.ndarray[Any, Any]:
-    """Reshape one value for each batch element, so that it broadcasts against an array with further axes."""
-    return value.reshape((*value.shape, *[1] * (np.ndim(like) - value.ndim)))
+def _slopes(
+    body: NumericalJvp | NumericalVjp,
+    arrays: Sequence[Any],
+    directions: Iterable[_Direction],
+    count: int,
+    lead: tuple[int, ...],
+) -> tuple[list[list[Any]], np.ndarray[Any, Any]]:
+    """Return the slopes of the inexact results along each direction, and for which elements a run failed.
+
+    Args:
+        body: the derivative.
+        arrays: its inputs.
+        directions: the directions.
+        count: how many there are.
+        lead: the sizes of the batch axes.
+    """
+    inputs, outputs, _ = body.split(arrays)
+    relative_step = float(np.cbrt(max(float(jnp.finfo(a.dtype).eps) for a in (*inputs, *outputs) if is_inexact(a))))
+    distances: list[np.ndarray[Any, Any]] = []
+
+    def ends() -> Iterator[list[Any]]:
+        for direction in directions:
+            step = relative_step * _size_of_step(inputs, direction, len(lead))
+            plus, minus = ([_moved(x, t, sign * step) for x, t in zip(inputs, direction)] for sign in (1, -1))
+            distances.append(_distance(plus, minus, direction, len(lead)))
+            yield from (plus, minus)
+
+    runs = _run_all(body.function, ends(), 2 * count, lead)
+    failed, found = np.zeros(lead, bool), list[list[Any]]()
+    for pair in zip(runs, runs):
+        if body.op.failures is not None:
+            # The last result is a receipt, which tells which elements failed.
+            failed = failed | np.any([results.pop()[..., 0] == 0 for results in pair], axis=0)
+        values = [(_in_double(a), _in_double(b)) for a, b, o in zip(*pair, outputs) if is_inexact(o)]
+        with np.errstate(invalid="ignore", over="ignore"):
+            found.append([(a - b) / expanded(distances[len(found)], a) for a, b in values])
+    return found, failed
 
 
-def own_axes(inputs: Sequence[Any], lead: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the sizes of the batch axes of a function's inputs. An axis that only the cotangents have has size 1."""
-    return np.broadcast_shapes(*(np.shape(x)[: len(lead)] for x in inputs))
+def _moved(x: Any, tangent: Any, step: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return np.array(x) if tangent is None else (_in_double(x) + expanded(step, tangent) * tangent).astype(x.dtype)
+
+
+def _size_of_step(inputs: Sequence[Any], direction: _Direction, axes: int) -> np.ndarray[Any, Any]:
+    """Return the step along a direction, for each element, as a multiple of the relative step.
+
+    Args:
+        inputs: the inputs of the function.
+        direction: the direction.
+        axes: the number of batch axes.
+    """
+    moved = [(np.abs(_in_double(x)), np.abs(t)) for x, t in zip(inputs, direction) if t is not None]
+    total = sum(_over_elements(t, axes, np.sum) for _, t in moved)
+    weighted = sum(_over_elements(x * t, axes, np.sum) for x, t in moved)
+    largest = np.asarray(functools.reduce(np.maximum, (_over_elements(t, axes, np.max) for _, t in moved)))
+    still = largest == 0
+    size = np.where(still, 1.0, np.maximum(1.0, weighted / np.where(still, 1.0, total)))
+    return size / np.where(still, 1.0, largest)
+
+
+def _distance(plus: Sequence[Any], minus: Sequence[Any], direction: _Direction, axes: int) -> np.ndarray[Any, Any]:
+    """Return how far two points lie apart along a direction, once they are rounded to the dtypes of the inputs."""
+    total, across = np.zeros(()), np.zeros(())
+    for a, b, t in zip(plus, minus, direction):
+        if t is not None:
+            size = np.abs(t)
+            with np.errstate(invalid="ignore"):
+                gaps = np.real((_in_double(a) - _in_double(b)) * np.conj(t) / np.where(size == 0, 1.0, size))
+            across = across + _over_elements(np.where(size == 0, 0.0, gaps), axes, np.sum)
+            total = total + _over_elements(size, axes, np.sum)
+    return np.where(total == 0, 1.0, across / np.where(total == 0, 1.0, total))
 
 
 def _run_all(call: Any, each: Iterator[Any], count: int, lead: tuple[int, ...]) -> Iterator[list[Any]]:
@@ -57,31 +121,22 @@ def _run_all(call: Any, each: Iterator[Any], count: int, lead: tuple[int, ...]) 
     # A block: one call serves all elements of the batch.
     for arrays in each:
         found: list[Any] = []
-        run_once(call, arrays, own_axes(arrays, lead), lambda values: found.extend(map(np.array, values)))  # noqa: B023
-        yield found
-
-
-def _without_failed(failed: list[Any], runs: Iterator[list[Any]], op: Any) -> Iterator[list[Any]]:
-    """Take the receipts off the results. Note in `failed` which elements failed, and set their results to zero."""
-    for found in runs:
-        if op.failures is not None:
-            failed.append(np.asarray(found.pop()[..., 0] == 0))
-            if failed[-1].any():
-                found = [np.where(_expanded(failed[-1], v), np.zeros((), v.dtype), v) for v in found]
+        # A batch axis that only the cotangents have has size 1 in the inputs.
+        own_lead = np.broadcast_shapes(*(np.shape(x)[: len(lead)] for x in arrays))
+        run_once(call, arrays, own_lead, lambda values: found.extend(map(np.array, values)))  # noqa: B023
         yield found
 
 
 def _with_fills(
-    body: Body, values: list[Any], failed: list[Any], arrays: Sequence[Any], lead: tuple[int, ...]
+    body: Body, values: list[Any], failed: np.ndarray[Any, Any], arrays: Sequence[Any], lead: tuple[int, ...]
 ) -> list[Any]:
     """Replace the derivatives of the elements for which a run failed by the constants of `on_error=`."""
-    gone = np.any(failed, axis=0)
-    if not gone.any():
+    if not failed.any():
         return values
-    return [np.where(_expanded(gone, v), fill, v) for v, fill in zip(values, body.fills(arrays, lead))]
+    return [np.where(expanded(failed, v), fill, v) for v, fill in zip(values, body.fills(arrays, lead))]
 
 
-def _by_magnitude(inputs: Sequence[Any], tangents: Sequence[Any], lead: tuple[int, ...]) -> list[list[Any]]:
+def _by_magnitude(inputs: Sequence[Any], tangents: Sequence[Any], lead: tuple[int, ...]) -> list[_Direction]:
     """Split the tangents into parts that add up to them. Each part moves input elements of about the same magnitude.
 
     The first part moves the input elements between the largest one and a tenth of it. Each further part moves the
@@ -91,10 +146,10 @@ def _by_magnitude(inputs: Sequence[Any], tangents: Sequence[Any], lead: tuple[in
     moved = [(k, np.log10(np.maximum(1.0, np.abs(_in_double(inputs[k]))))) for k, t in enumerate(wide) if t is not None]
     largest = np.zeros(lead)
     for k, power in moved:
-        largest = np.maximum(largest, _over_elements(np.where(wide[k] != 0, power, 0.0), lead, np.max))
+        largest = np.maximum(largest, _over_elements(np.where(wide[k] != 0, power, 0.0), len(lead), np.max))
     with np.errstate(invalid="ignore"):
         # For NaN and infinity it does not matter in which part they are.
-        below = {k: np.nan_to_num(_expanded(largest, power) - power) // 1 for k, power in moved}
+        below = {k: np.nan_to_num(expanded(largest, power) - power) // 1 for k, power in moved}
     found = {place for k, places in below.items() for place in places[wide[k] != 0].tolist()}
     return [
         [None if t is None else np.where(below[k] == place, t, 0.0) for k, t in enumerate(wide)]
@@ -106,9 +161,6 @@ class NumericalJvp(RuleTangents):
     """Computes the tangents by one pair of calls for each part of `_by_magnitude`."""
 
     goes_to_executor = False
-    step_power = 1.0
-    """The relative step is raised to this power. It is less than one if the function is itself a difference quotient,
-    because such a function is less precise than its dtype, and needs a larger step."""
 
     def __init__(self, base: Body, perturbed: tuple[bool, ...], make_pullback: MakePullback, function: Call) -> None:
         super().__init__(base, perturbed, make_pullback)
@@ -118,36 +170,9 @@ class NumericalJvp(RuleTangents):
         inputs, outputs, tangents = self.split(arrays)
         # One step only suits elements of about the same magnitude, so each part gets a step of its own.
         along = _by_magnitude(inputs, tangents, lead)
-        steps = [self._step(inputs, outputs, directions, lead) for directions in along]
-
-        def moved(directions: Sequence[Any], step: Any, sign: int) -> list[Any]:
-            return [
-                np.array(x) if t is None else (_in_double(x) + sign * _expanded(step, t) * t).astype(x.dtype)
-                for x, t in zip(inputs, directions)
-            ]
-
-        each = (moved(directions, step, sign) for directions, step in zip(along, steps) for sign in (1, -1))
-        failed: list[Any] = []
-        runs = _without_failed(failed, _run_all(self.function, each, 2 * len(along), lead), self.op)
-        changes: list[Any] = [0.0 for o in outputs if is_inexact(o)]
-        for step, plus, minus in zip(steps, runs, runs):
-            pairs = [(_in_double(a), _in_double(b)) for a, b, o in zip(plus, minus, outputs) if is_inexact(o)]
-            changes = [c + (a - b) / (2 * _expanded(step, a)) for c, (a, b) in zip(changes, pairs)]
-        slopes = [c.astype(o.dtype) for c, o in zip(changes, filter(is_inexact, outputs))]
-        return _with_fills(self, slopes, failed, arrays, lead) if failed else slopes
-
-    def _step(
-        self, inputs: Sequence[Any], outputs: Sequence[Any], tangents: Sequence[Any], lead: tuple[int, ...]
-    ) -> np.ndarray[Any, Any]:
-        weighted, total, largest = (np.zeros(lead) for _ in range(3))
-        moved = [(np.abs(_in_double(x)), np.abs(t)) for x, t in zip(inputs, tangents) if t is not None]
-        for x, t in moved:
-            weighted = weighted + _over_elements(x * t, lead, np.sum)
-            total = total + _over_elements(t, lead, np.sum)
-            largest = np.maximum(largest, _over_elements(t, lead, np.max))
-        still = largest == 0
-        size = np.where(still, 1.0, np.maximum(1.0, weighted / np.where(still, 1.0, total)))
-        return relative_step((*inputs, *outputs)) ** self.step_power * size / np.where(still, 1.0, largest)
+        slopes, failed = _slopes(self, arrays, along, len(along), lead)
+        found = [np.asarray(sum(parts)).astype(o.dtype) for *parts, o in zip(*slopes, filter(is_inexact, outputs))]
+        return _with_fills(self, found, failed, arrays, lead)
 
 
 class NumericalVjp(CotangentBody):
@@ -162,64 +187,28 @@ class NumericalVjp(CotangentBody):
         self.function = function
 
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
-        inputs, _, nonzero = self.split(arrays)
-        structs = self.base.shapes(element_structs(inputs, lead))
-        cotangents = [None if ct is None else _in_double(ct) for ct in self.per_result(nonzero, structs)]
-        places = list(self._places(inputs, lead))
-        steps: dict[int, np.ndarray[Any, Any]] = {}
-        relative = relative_step([*inputs, *structs])
-        each = (a for n, place in enumerate(places) for a in self._pair(inputs, place, relative, steps, n))
-        failed: list[Any] = []
-        runs = _without_failed(failed, _run_all(self.function, each, 2 * len(places), lead), self.op)
-        pairs = enumerate(zip(runs, runs))
-        slopes = [self._slope(plus, minus, cotangents, steps[n], lead) for n, (plus, minus) in pairs]
-        gathered = self._gathered(inputs, places, slopes, lead)
-        return _with_fills(self, gathered, failed, arrays, lead) if failed else gathered
+        inputs, outputs, nonzero = self.split(arrays)
+        cotangents = [ct for ct, o in zip(self.per_result(nonzero, outputs), outputs) if is_inexact(o)]
+        wanted = [k for k, wants in enumerate(self.wanted_cotangents) if wants]
+        # Each place is an element of an input, with the axis along which it moves: real or imaginary.
+        places = [
+            (k, index, axis)
+            for k in wanted
+            for index in np.ndindex(*inputs[k].shape[len(lead) :])
+            for axis in ((1.0, 1j) if np.iscomplexobj(inputs[k]) else (1.0,))
+        ]
+        slopes, failed = _slopes(self, arrays, (_unit(inputs, *place) for place in places), len(places), lead)
+        found = {k: np.zeros((*lead, *inputs[k].shape[len(lead) :]), _in_double(inputs[k]).dtype) for k in wanted}
+        for changes, (k, index, axis) in zip(slopes, places):
+            # JAX multiplies complex tangents and cotangents without conjugating either of them.
+            products = [np.real(_in_double(ct) * c) for ct, c in zip(cotangents, changes) if ct is not None]
+            total = sum(_over_elements(product, len(lead), np.sum) for product in products)
+            found[k][(..., *index)] += total * np.conj(axis)
+        return _with_fills(self, [v.astype(inputs[k].dtype) for k, v in found.items()], failed, arrays, lead)
 
-    def _places(self, inputs: Sequence[Any], lead: tuple[int, ...]) -> Iterator[tuple[int, tuple[int, ...], complex]]:
-        for i, (x, wants) in enumerate(zip(inputs, self.wanted_cotangents)):
-            if wants:
-                directions = (1.0, 1j) if np.dtype(x.dtype).kind == "c" else (1.0,)
-                for index in np.ndindex(*x.shape[len(lead) :]):
-                    yield from ((i, index, direction) for direction in directions)
 
-    def _pair(
-        self, inputs: Sequence[Any], place: Any, relative: float, steps: dict[int, Any], n: int
-    ) -> Iterator[list[Any]]:
-        i, index, direction = place
-        at = (..., *index)
-        x = np.asarray(inputs[i])
-        step = relative * np.maximum(1.0, np.abs(_in_double(x[at])))
-        ends = []
-        for sign in (1, -1):
-            moved = np.array(x)
-            moved[at] = (_in_double(x[at]) + sign * step * direction).astype(x.dtype)
-            ends.append(moved)
-        # The difference is divided by the distance of the two ends after they are rounded to the dtype.
-        steps[n] = ((_in_double(ends[0][at]) - _in_double(ends[1][at])) / direction).real
-        for moved in ends:
-            yield [moved if k == i else np.array(a) for k, a in enumerate(inputs)]
-
-    def _slope(
-        self, plus: list[Any], minus: list[Any], cotangents: list[Any], step: Any, lead: tuple[int, ...]
-    ) -> np.ndarray[Any, Any]:
-        total = np.zeros(lead)
-        for a, b, ct in zip(plus, minus, cotangents):
-            if ct is not None:
-                change = _in_double(a) - _in_double(b)
-                # JAX multiplies complex tangents and cotangents without conjugating either of them.
-                products = np.real(ct * change / _expanded(np.asarray(step), change))
-                total = total + _over_elements(products, lead, np.sum)
-        return total
-
-    def _gathered(
-        self, inputs: Sequence[Any], places: list[Any], slopes: list[Any], lead: tuple[int, ...]
-    ) -> list[Any]:
-        found = {
-            i: np.zeros((*lead, *x.shape[len(lead) :]), np.complex128 if np.dtype(x.dtype).kind == "c" else np.float64)
-            for i, (x, wants) in enumerate(zip(inputs, self.wanted_cotangents))
-            if wants
-        }
-        for slope, (i, index, direction) in zip(slopes, places):
-            found[i][(..., *index)] += slope * (-1j if direction == 1j else 1.0)
-        return [value.astype(inputs[i].dtype) for i, value in found.items()]
+def _unit(inputs: Sequence[Any], k: int, index: tuple[int, ...], axis: complex) -> _Direction:
+    """Return the direction in which one element of an input moves."""
+    unit = np.zeros(inputs[k].shape, np.result_type(axis))
+    unit[(..., *index)] = axis
+    return [unit if n == k else None for n in range(len(inputs))]

@@ -114,7 +114,7 @@ class LinearTranspose(DerivedBody):
         given = iter(arrays[len(arrays) - self.linear_inputs :])
         cotangents = tuple(next(given) if is_inexact(out) else zero_cotangent(out, lead, op) for out in self.outputs)
         likes = [Struct((*lead, *s.shape), s.dtype) for s in self.inputs[flags:]]
-        return run_rule(op, "transpose", self.func, (cotangents,), likes, self.base.floating[flags:], "input")
+        return run_rule(op, "transpose", self.func, (cotangents,), likes, self.base.floating[flags:], traced=False)
 
     def groups(self, values: Sequence[Any]) -> dict[str, Sequence[Any]]:
         return {"cotangents": values[len(values) - self.linear_inputs :]}

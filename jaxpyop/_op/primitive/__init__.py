@@ -1,12 +1,10 @@
 """One JAX primitive for every host call: the Call protocol, the primitive, and its rules.
 
-To read, in this order: `call_protocol` (what every call has), `primitive` (where a call is bound), `direct` (run at
-once), `batching` (vmap), `jvp_transpose` (derivatives), `lowering` (the transport to the host), `records` (what a
+To read, in this order: `call_protocol` (what every call has), `primitive` (where a call is bound, vmap, and the
+transport from a compiled program to the host), `direct` (run at once), `jvp_transpose` (derivatives), `records` (what a
 forward pass keeps for a backward pass).
 """
 
-# The primitive gets its rules when these are imported.
-from jaxpyop._op.primitive import batching, jvp_transpose, lowering
 from jaxpyop._op.primitive.call_protocol import Batching, Call, Effects, Linearization, Operands, structs_of
 from jaxpyop._op.primitive.direct import run_now
 from jaxpyop._op.primitive.jvp_transpose import derived

@@ -204,20 +204,18 @@ class Call(abc.ABC):
 
     @property
     def is_own_derivative(self) -> bool:
-        """Whether this same call is taken for its derivative in the `rule_inputs`, as if it were linear in them."""
+        """Whether the call is linear in its `rule_inputs`, so that it is its own derivative there."""
         return True
 
     def transposed(self, nonzero_cotangents: tuple[bool, ...]) -> Call:
         """Transpose this call in its last inputs, the body's `linear_inputs`.
 
         The transpose takes the other inputs, and then the cotangents of the results that `nonzero_cotangents` marks.
-        Unless the body is a derivative that has a transpose, it raises an error.
+        Calls of derivatives have one.
         """
-        return self.with_body(self.body.transposed(nonzero_cotangents))
-
-    def with_body(self, body: Body) -> Call:
-        """Make the same kind of call with another body. A derivative that has a transpose defines this."""
-        raise NotImplementedError
+        raise NotImplementedError(
+            f"{self.title}: jax.linear_transpose only works for functions declared linear with transpose=; use jax.vjp"
+        )
 
     def linear_part(self, floating: tuple[bool, ...]) -> Call:
         """If the call is linear: the map from its floating inputs, which `floating` marks, to its floating results.
@@ -241,14 +239,12 @@ class Linearization:
             `forward`, the inputs, and the results.
         with_results: whether the results are among the residuals.
         skip: how many leading inputs of the call `forward` does not take.
-        perturbed: which inputs of the call have tangents that `linear` takes; None for all that are perturbed.
     """
 
     forward: Call
     linear: Call
     with_results: bool = False
     skip: int = 0
-    perturbed: tuple[bool, ...] | None = None
 
 
 def structs_of(args: Sequence[Any], batch: Batch) -> list[Struct]:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import threading
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from jaxpyop import _jaxcore
-from jaxpyop._host import NO_BATCH, Batch, lend, metrics, run_elements, run_once, take_back
+from jaxpyop._host import NO_BATCH, Batch, lend, metrics, run_elements, run_once, store, take_back
 from jaxpyop._op.primitive.call_protocol import Call, structs_of
 from jaxpyop._op.primitive.records import RECORDS, HandedRecord
-from jaxpyop._op.values import anchor_of, copy_to_jax, show_shape, taken_over
+from jaxpyop._op.values import anchor_of, copy_to_jax, give_to_jax, show_shape
 
 
 def run_now(
@@ -24,7 +24,7 @@ def run_now(
     batch: Batch = NO_BATCH,
     *,
     hold_records: bool = True,
-    copy_results: Callable[[Sequence[Any], Any], list[Any]] | None = None,
+    keep_numpy: bool = False,
 ) -> list[Any]:
     """Run a call at once, on the caller's thread.
 
@@ -34,8 +34,7 @@ def run_now(
         batch: the `vmap`s around it.
         hold_records: whether the records of this call live as long as the array of their receipts. A program that goes
             on with a copy of the receipts needs them for longer.
-        copy_results: turns the function's results, which the function may keep, into the arrays to return. It also gets
-            the input whose devices they go to. It is not asked for a batch or with `executor=`.
+        keep_numpy: whether NumPy results may stay NumPy arrays, of a call without a batch and `executor=`.
 
     Returns:
         jax.Arrays on the devices of the inputs. A `HandedRecord` is passed through.
@@ -65,7 +64,7 @@ def run_now(
             if batch.sizes or call.op.executor is not None:
                 outs = _run(call, arrays, batch, like)
             else:
-                outs = _copied(call(arrays), call, like) if copy_results is None else copy_results(call(arrays), like)
+                outs = _copied(call(arrays), call, like, keep_numpy)
     except BaseException as error:
         if began is not None:
             metrics.note_call(call, "direct" if hold_records else "cut", batch, began, error=error)
@@ -74,7 +73,7 @@ def run_now(
         nbytes = metrics.nbytes(arrays), metrics.nbytes(outs)
         metrics.note_call(call, "direct" if hold_records else "cut", batch, began, nbytes)
     if not call.on_jax and not call.copy:
-        take_back(arrays, call.title)
+        take_back(arrays, call)
     if hold_records and call.operands.extra_results:
         # These records live as long as the array of their receipts.
         RECORDS.hold(np.asarray(outs[-1])[..., 0].flat, outs[-1])
@@ -86,8 +85,10 @@ def _is_numpy(value: Any) -> bool:
     return type(value) is np.ndarray or not isinstance(value, (jax.Array, HandedRecord))
 
 
-def _copied(values: Sequence[Any], call: Call, like: Any) -> list[Any]:
+def _copied(values: Sequence[Any], call: Call, like: Any, keep_numpy: bool = False) -> list[Any]:
     # The function may keep the arrays that it returned, so NumPy arrays are copied.
+    if keep_numpy:
+        return [np.array(value, order="C") for value in values]
     try:
         return [copy_to_jax(value, like) if _is_numpy(value) else value for value in values]
     except FloatingPointError as error:
@@ -118,6 +119,7 @@ class _Rows:
         self._call = call
         self._batch = batch
         self._lock = threading.Lock()
+        self._shapes: list[tuple[int, ...]] = []
         self._columns: list[np.ndarray[Any, Any]] | None = None
 
     def take(self, at: int | slice, values: Sequence[Any]) -> None:
@@ -126,14 +128,15 @@ class _Rows:
         if self._columns is None:
             with self._lock:
                 if self._columns is None:
+                    self._shapes = [v.shape[skip:] for v in values]
                     self._columns = [np.empty((self._batch.count, *v.shape[skip:]), v.dtype) for v in values]
-        for k, (column, value) in enumerate(zip(self._columns, values)):
-            if value.shape[skip:] != column.shape[1:]:
-                raise ValueError(
-                    f"{self._call.title}: {self._call.op.origin_of_array(k)} the shapes {show_shape(column.shape[1:])} "
-                    f"and {show_shape(value.shape[skip:])} for elements of one vmap; return one shape"
-                )
-            column[at, ...] = value
+        store(self._columns, self._shapes, at, values, self._refuse)
+
+    def _refuse(self, k: int, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
+        raise ValueError(
+            f"{self._call.title}: {self._call.op.origin_of_array(k)} the shapes {show_shape(expected)} and "
+            f"{show_shape(shape)} for elements of one vmap; return one shape"
+        )
 
     def stacked(self, arrays: Sequence[Any], like: Any) -> list[Any]:
         """The results of all elements, with the batch axes in front."""
@@ -142,7 +145,7 @@ class _Rows:
         if columns is None:
             columns = [np.empty((0, *s.shape), s.dtype) for s in self._call.shapes(structs_of(arrays, self._batch))]
         # These arrays are not used elsewhere, so JAX may take over their memory.
-        return [taken_over(c.reshape(*sizes, *c.shape[1:]), like) for c in columns]
+        return [give_to_jax(c.reshape(*sizes, *c.shape[1:]), like) for c in columns]
 
 
 def _wait_for_ordered() -> None:

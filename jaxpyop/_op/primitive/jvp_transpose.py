@@ -6,7 +6,7 @@ The derivative of a call is another call, linear in its last operands. The trans
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,6 @@ import jax.numpy as jnp
 from jaxpyop import _jaxcore
 from jaxpyop._host import Batch
 from jaxpyop._jaxcore import ad, is_inexact
-from jaxpyop._op.primitive.batching import masks_and_added_axes, over_batch
 from jaxpyop._op.primitive.call_protocol import Call, structs_of
 from jaxpyop._op.primitive.primitive import bind, python_call_p
 
@@ -56,7 +55,7 @@ def _linearized(
             call, *primals[:first], *map(ad.instantiate_zeros, tangents[first:]), batch=batch
         )
     elif (program := call.program) is not None:
-        return _by_program(over_batch(program, primals, batch), primals, perturbed)
+        return _by_program(_over_batch(program, primals, batch), primals, perturbed)
     else:
         return _by_linearization(primals, tuple(perturbed), call, batch)
     return _with_pushforward(bind(call, *primals, batch=batch), tangents_of)
@@ -79,9 +78,8 @@ def _by_linearization(
     plan = call.linearize(perturbed)
     for step, part in (("forward", plan.forward), ("linear", plan.linear)):
         _note_origin(part, call, step, perturbed)
-    perturbed = plan.perturbed or perturbed
-    inner = _batch_of_derivative(primals, call, batch)
-    inputs, inner_batch = inner.primals[plan.skip :], inner.batch.with_inputs(lambda mask: mask[plan.skip :])
+    fitting, inner_batch, fit = _batch_of_derivative(primals, call, batch)
+    inputs, inner_batch = fitting[plan.skip :], inner_batch.with_inputs(lambda mask: mask[plan.skip :])
     if plan.forward is call:
         outs = bind(call, *primals, batch=batch)
     else:
@@ -94,7 +92,7 @@ def _by_linearization(
         return (*(True for _ in extra), *mask, *(True for _ in results), *of_tangents)
 
     def tangents_of(tangents: Sequence[Any]) -> list[Any]:
-        nonzero = [inner.fit(k, tangent) for k, (tangent, p) in enumerate(zip(tangents, perturbed)) if p]
+        nonzero = [fit(k, tangent) for k, (tangent, p) in enumerate(zip(tangents, perturbed)) if p]
         return bind(plan.linear, *extra, *inputs, *results, *nonzero, batch=inner_batch.with_inputs(mask_of_operands))
 
     return _with_pushforward(outs[: count + call.operands.extra_results], tangents_of)
@@ -113,33 +111,57 @@ def _by_program(
     return _with_pushforward(outs, lambda tangents: push(*(t for t, p in zip(tangents, perturbed) if p)))
 
 
-class _BatchOfDerivative(NamedTuple):
-    """How the derivative of a batched call is batched.
+def _batch_of_derivative(
+    primals: Sequence[Any], call: Call, batch: Batch
+) -> tuple[Sequence[Any], Batch, Callable[[int, Any], Any]]:
+    """Return how the derivative of a batched call is batched.
 
-    Attributes:
-        primals: the inputs of the call, as the derivative takes them.
-        batch: the batch over these.
-        fit: gives the tangent of input `k` the batch axes that the derivative expects.
+    Returns:
+        The inputs of the call, as the derivative takes them; the batch over these; and a function that gives the
+        tangent of input `k` the batch axes that the derivative expects.
     """
-
-    primals: Sequence[Any]
-    batch: Batch
-    fit: Callable[[int, Any], Any]
-
-
-def _batch_of_derivative(primals: Sequence[Any], call: Call, batch: Batch) -> _BatchOfDerivative:
     if not batch.block:
-        return _BatchOfDerivative(primals, batch, lambda k, tangent: tangent)
+        return primals, batch, lambda k, tangent: tangent
     sizes = batch.sizes
     if call.batching.block_derivative:
         # A rule gets tangents with all batch axes in full size.
-        full = lambda k, tangent: jnp.broadcast_to(tangent, (*sizes, *tangent.shape[len(sizes) :]))
-        return _BatchOfDerivative(primals, batch, full)
+        return primals, batch, lambda k, tangent: jnp.broadcast_to(tangent, (*sizes, *tangent.shape[len(sizes) :]))
     # A record belongs to one element, so a differentiated block becomes a loop. The axes of size 1 that a block method
     # added are taken away again.
-    masks, added = masks_and_added_axes(primals, sizes)
+    masks, added = _masks_and_added_axes(primals, sizes)
     squeezed = [jnp.squeeze(p, axes) for p, axes in zip(primals, added)]
-    return _BatchOfDerivative(squeezed, Batch(sizes, masks), lambda k, tangent: jnp.squeeze(tangent, added[k]))
+    return squeezed, Batch(sizes, masks), lambda k, tangent: jnp.squeeze(tangent, added[k])
+
+
+def _over_batch(program: Callable[..., list[Any]], args: Sequence[Any], batch: Batch) -> Callable[..., list[Any]]:
+    """The program of one element, as a program of the whole batch.
+
+    Args:
+        program: the program.
+        args: the inputs of the batch, or their types.
+        batch: the batch.
+    """
+    if not batch.sizes:
+        return program
+    masks, axes = _masks_and_added_axes(args, batch.sizes) if batch.block else (batch.masks, [()] * len(args))
+    for size, mask in zip(reversed(batch.sizes), reversed(masks)):
+        program = _mapped(program, size, mask)
+    mapped = program
+    return lambda *arrays: mapped(*(jnp.squeeze(a, axis) if axis else a for a, axis in zip(arrays, axes)))
+
+
+def _masks_and_added_axes(
+    args: Sequence[Any], sizes: tuple[int, ...]
+) -> tuple[tuple[tuple[bool, ...], ...], list[tuple[int, ...]]]:
+    """Find which inputs of a block have each batch axis, and for each input the axes of size 1 that it got."""
+    masks = tuple(tuple(a.shape[axis] == size != 1 for a in args) for axis, size in enumerate(sizes))
+    return masks, [tuple(axis for axis, mask in enumerate(masks) if not mask[k]) for k in range(len(args))]
+
+
+def _mapped(program: Callable[..., list[Any]], size: int, mask: tuple[bool, ...]) -> Callable[..., list[Any]]:
+    if not any(mask):
+        return lambda *args: [jnp.broadcast_to(v, (size, *v.shape)) for v in program(*args)]
+    return jax.vmap(program, tuple(0 if m else None for m in mask), axis_size=size)
 
 
 def _push_through_linear(primals: Sequence[Any], tangents: Sequence[Any], call: Call, batch: Batch) -> list[Any]:
@@ -245,5 +267,4 @@ def _cotangent_of(operand: Any, cotangent: Any, k: int, batch: Batch) -> Any:
 ad.primitive_jvps[python_call_p] = _jvp
 _jaxcore.set_linearization(python_call_p, _linearize)
 _jaxcore.run_once_in_checkpoint(python_call_p)
-_jaxcore.keep_in_loops(python_call_p, lambda call, batch: call.effects.stateful or call.effects.ordered)
 ad.primitive_transposes[python_call_p] = _transpose

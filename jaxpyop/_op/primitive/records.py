@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import functools
 import secrets
 import threading
 import weakref
@@ -19,12 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from jaxpyop import _jaxcore, _tape
+from jaxpyop import _jaxcore
 from jaxpyop._config import config, on_change
 from jaxpyop._host import metrics
-from jaxpyop._op.primitive.evicted import EvictedFingerprints
 from jaxpyop._op.request import Op
-from jaxpyop._op.values import Struct, check_fingerprints, fingerprint
+from jaxpyop._op.values import Struct
 
 TOKEN = np.dtype(np.uint32)
 # The receipt of a record: its token, and a fingerprint of the results. A program carries it from the forward pass to
@@ -68,8 +66,10 @@ class _Shelf:
             self.nbytes -= entry[1]
         return entry
 
-    def oldest(self) -> int:
-        return next(iter(self.records))
+    def take_oldest(self) -> _Entry:
+        entry = self.records.pop(next(iter(self.records)))
+        self.nbytes -= entry[1]
+        return entry
 
     def exceeds(self, count: int, nbytes: int) -> bool:
         return len(self.records) > count or self.nbytes > nbytes
@@ -107,13 +107,8 @@ class Records:
         self._unread, self._read, self._read_once_made = _Shelf(), _Shelf(), _Shelf()
         # Tokens whose array was freed.
         self._dropped: collections.deque[int] = collections.deque()
-        # The ops of records that were evicted unread, until a report has them.
-        self._pushed_out: list[str] = []
-        # Records that were evicted unread, until their fingerprints are taken.
-        self._leaving: dict[int, Any] = {}
-        self._evicted_fingerprints = EvictedFingerprints()
         self._evicted = 0
-        self._next = self._first = self._cleared_to = first
+        self._next = self._cleared_to = first
         self.max_count, self.max_bytes = _bounds(max_count, max_bytes)
 
     def put(self, record: Any, *, once_made: bool = False, owner: str = "") -> int:
@@ -135,9 +130,7 @@ class Records:
             gone = self._shrink()
         # This frees arrays, which can run other code, so the lock must be free.
         del gone
-        self._take_fingerprints()
-        if metrics.reports:
-            metrics.note(owner, records=1)
+        metrics.note(owner, records=1)
         return token
 
     def get(self, token: int) -> Any | None:
@@ -148,59 +141,13 @@ class Records:
                 if (entry := shelf.take(token)) is not None:
                     (self._read_once_made if entry[2] else self._read).add(token, entry)
                     return entry[0]
-            return self._leaving.get(token)
-
-    def check(self, token: int, again: Any, title: str, what: str) -> None:
-        """Raise if a record that was made again has another derivative than the one that was evicted.
-
-        Args:
-            token: of the one that was evicted.
-            again: the one that was made.
-            title: the op's name.
-            what: what ran again: "func" or "fwd".
-
-        Raises:
-            RuntimeError: the derivatives differ.
-        """
-        with self._lock:
-            expected = self._evicted_fingerprints.get(token)
-        if expected is not None and (found := self._fingerprint_of(again)) is not None:
-            check_fingerprints(found, expected, title, what)
-
-    def _fingerprint_of(self, record: Any) -> int | None:
-        # A fingerprint of what decides the derivative, None if the record cannot tell.
-        try:
-            found = record.comparable() if hasattr(record, "comparable") else None
-        except Exception:
-            # An array may be deleted by now, and the text of a user's object may fail.
-            found = None
-        if found is None:
-            return None
-        text, arrays = found
-        receipts = [a for a in arrays if self._is_receipt(a)]
-        # A function may call others. Their tokens differ from run to run, so their own records are compared.
-        inner = [self._inner_fingerprint(int(token)) for a in receipts for token in a[..., 0].flat]
-        rest = [a for a in arrays if not self._is_receipt(a)]
-        return None if None in inner else fingerprint(rest, f"{text} {inner}")
-
-    def _is_receipt(self, array: Any) -> bool:
-        return array.dtype == TOKEN and array.shape[-1:] == (2,) and all(map(self._is_own, array[..., 0].flat))
-
-    def _is_own(self, token: Any) -> bool:
-        return (int(token) - self._first) % 2**32 < (self._next - self._first) % 2**32
-
-    def _inner_fingerprint(self, token: int) -> int | None:
-        with self._lock:
-            held = [shelf.records[token][0] for shelf in self._shelves() if token in shelf.records]
-            gone = self._evicted_fingerprints.get(token)
-        return self._fingerprint_of(held[0]) if held else gone
+        return None
 
     def make_room(self) -> None:
         """Evict the records that were read and exceed their share, before a new record is made."""
         with self._lock:
             gone = self._shrink()
         del gone
-        self._take_fingerprints()
 
     def hold(self, tokens: Iterable[int], holder: Any) -> None:
         """Tie records to the array of their tokens.
@@ -219,18 +166,14 @@ class Records:
             )
             gone = self._shrink()
         del gone
-        self._take_fingerprints()
 
     def clear(self) -> None:
         """Forget all records; tokens go on from where they were."""
         with self._lock:
             gone = list(self._shelves())
-            for shelf in gone:
-                self._leaving.update((token, e[0]) for token, e in shelf.records.items() if not e[2])
             self._unread, self._read, self._read_once_made = _Shelf(), _Shelf(), _Shelf()
             self._cleared_to = self._next
         del gone
-        self._take_fingerprints()
 
     def was_issued(self, token: int) -> bool:
         """Tell whether this store, and not that of another process, issued a token since the last `clear`."""
@@ -247,42 +190,21 @@ class Records:
                 "evicted": self._evicted,
             }
 
-    def _take_fingerprints(self) -> None:
-        if self._pushed_out:
-            with self._lock:
-                owners, self._pushed_out = self._pushed_out, []
-            for owner in owners:
-                metrics.note(owner, pushed_out=1)
-        # This waits for arrays, so the lock must be free. Until it is done, `get` still finds the record.
-        while self._leaving:
-            with self._lock:
-                token, record = next(iter(self._leaving.items()), (0, None))
-            found = None
-            try:
-                found = self._fingerprint_of(record)
-            finally:
-                with self._lock:
-                    if found is not None:
-                        self._evicted_fingerprints.put(token, found)
-                    self._leaving.pop(token, None)
-
     # The methods below are called under the lock, except for `_drop`.
 
     def _shelves(self) -> tuple[_Shelf, ...]:
         return self._unread, self._read_once_made, self._read
 
-    # These sums are written out because they run in every step.
-
     def _count(self) -> int:
-        return len(self._unread.records) + len(self._read.records) + len(self._read_once_made.records)
+        return sum(len(shelf.records) for shelf in self._shelves())
 
     def _nbytes(self) -> int:
-        return self._unread.nbytes + self._read.nbytes + self._read_once_made.nbytes
+        return sum(shelf.nbytes for shelf in self._shelves())
 
     def _free_token(self) -> int:
         # Few tokens are taken, so the loop ends quickly.
-        token, once_made = self._next, self._read_once_made.records
-        while token in self._unread.records or token in self._read.records or token in once_made:
+        token = self._next
+        while any(token in shelf.records for shelf in self._shelves()):
             token = token % _LAST_TOKEN + 1
         self._next = token % _LAST_TOKEN + 1
         return token
@@ -290,12 +212,12 @@ class Records:
     def _drop(self, tokens: list[int]) -> None:
         # The garbage collector calls this at any time, even while this very thread has the lock.
         self._dropped.extend(tokens)
-        gone: list[Any] = []
-        while self._dropped and self._lock.acquire(blocking=False):
+        if self._lock.acquire(blocking=False):
             try:
-                gone.append(self._take_dropped())
+                gone = self._take_dropped()
             finally:
                 self._lock.release()
+            del gone
 
     def _take_dropped(self) -> list[Any]:
         gone: list[Any] = []
@@ -307,19 +229,15 @@ class Records:
         return gone
 
     def _shrink(self) -> list[Any]:
-        gone: list[Any] = self._take_dropped() if self._dropped else []
+        gone = self._take_dropped()
         while self._read.exceeds(self.max_count // READ_SHARE, min(self.max_bytes // READ_SHARE, _MAX_READ_BYTES)):
-            gone.append(self._read.take(self._read.oldest()))
+            gone.append(self._read.take_oldest())
         while (self._count() > self.max_count or self._nbytes() > self.max_bytes) and self._count() > 1:
             shelf = next(shelf for shelf in (self._read, self._read_once_made, self._unread) if shelf.records)
-            token = shelf.oldest()
-            gone.append(entry := shelf.take(token))
+            gone.append(entry := shelf.take_oldest())
             if shelf is self._unread:
                 self._evicted += 1
-                if entry is not None and metrics.reports:
-                    self._pushed_out.append(entry[3])
-                if entry is not None and not entry[2]:
-                    self._leaving[token] = entry[0]
+                metrics.note(entry[3], pushed_out=1)
         return gone
 
 
@@ -344,21 +262,16 @@ RECORDS = Records(_max_count(), config.max_record_bytes, first=1 + secrets.randb
 on_change(lambda: RECORDS.resize(_max_count(), config.max_record_bytes))
 
 
-@functools.lru_cache(1024)
-def _warn_once(title: str) -> None:
-    _jaxcore.warn_user(
-        f"{title}: records of forward passes were pushed out before the backward pass came, so it runs the function "
-        "again, at the price of another forward pass each; increase jaxpyop.config.max_record_bytes or max_records "
-        "(see python -m jaxpyop doctor)",
-        RuntimeWarning,
-    )
-
-
 def warn_of_pushed_out(op: Op, token: int) -> None:
     """Warn once for each op that its records do not fit, but not if the user cleared them, or a worker has them."""
     metrics.note(op.name, recomputed=1)
     if RECORDS.was_issued(token):
-        _warn_once(op.title)
+        text = (
+            f"{op.title}: records of forward passes were pushed out before the backward pass came, so it runs the "
+            "function again, at the price of another forward pass each; increase jaxpyop.config.max_record_bytes or "
+            "max_records (see python -m jaxpyop doctor)"
+        )
+        _jaxcore.warn_once(("records", op.title), text)
 
 
 def clear_records() -> None:
@@ -386,5 +299,3 @@ def clear_records() -> None:
         6.0
     """
     RECORDS.clear()
-    _tape.clear()
-    _warn_once.cache_clear()

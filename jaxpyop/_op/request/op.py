@@ -8,14 +8,24 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any, get_args
 
+import jax
 import numpy as np
 
 from jaxpyop._config import Mode, config
 from jaxpyop._functions import without_partials
 from jaxpyop._host import VMAP_METHODS, Failures, Method, check_executor, check_progress
-from jaxpyop._op.request.on_error import is_given, read_on_error
+from jaxpyop._jaxcore import is_inexact
 from jaxpyop._op.request.user_rules import NO_RULES, RULES_ON_THE_HOST, Rules, read_rules
-from jaxpyop._op.values import CASTING, IN_A_LOOP, ResultSpec, declares_nothing, read_tout, with_shapes
+from jaxpyop._op.values import (
+    CASTING,
+    IN_A_LOOP,
+    Leaf,
+    ResultSpec,
+    cast_to_numpy,
+    declares_nothing,
+    read_tout,
+    with_shapes,
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
@@ -110,8 +120,8 @@ def make_op(
     rest["vmap_method"] = VMAP_METHODS[rest["vmap_method"]]
     name = _name_of(func, name)
     title = f"{api} {name!r}"
-    if is_given(on_error := rest.pop("on_error", "raise")):
-        rest["fills"] = read_on_error(on_error, spec, shapes, rest["rules"], rest["vmap_method"], api)
+    if _is_given(on_error := rest.pop("on_error", "raise")):
+        rest["fills"] = _read_on_error(on_error, spec, shapes, rest["rules"], rest["vmap_method"], api)
         rest["failures"] = Failures(title, func)
     rest.update(title=title, on_jax=on_jax, mode=mode, reason_to_call=reason_to_call)
     return Op(api, name, func, spec, shapes, **rest)
@@ -121,7 +131,8 @@ def _check_options(options: dict[str, Any], api: str) -> None:
     _check_choice(options["vmap_method"], tuple(VMAP_METHODS), "vmap_method", api)
     _check_choice(options["casting"], CASTING, "casting", api)
     _check_max_steps(options.get("max_steps"), api)
-    check_executor(options["executor"], api)
+    if options["executor"] is not None:
+        check_executor(options["executor"], api)
     _check_chunksize(options["chunksize"], api)
     if options["progress"]:
         check_progress(api)
@@ -152,7 +163,7 @@ def _mode(mode: str | None, api: str, options: dict[str, Any], tout: Any) -> tup
         return asked, ""
     stateful = options["stateful"] or options["ordered"] or declares_nothing(tout)
     rules = any(options.get(rule) is not None for rule in RULES_ON_THE_HOST)
-    fills = is_given(options.get("on_error", "raise"))
+    fills = _is_given(options.get("on_error", "raise"))
     if mode == "traced" and (stateful or rules or fills):
         raise ValueError(f"{api}: {_ONLY_EAGER_STATEFUL if stateful else _ONLY_EAGER_RULES if rules else _ONLY_CALLED}")
     if asked == "traced":
@@ -243,3 +254,89 @@ def _check_out(spec: ResultSpec, api: str) -> None:
             f"{api}: out=True passes the results to func as arrays, which padded results and typed keys are not; "
             "return them, and remove out=True"
         )
+
+
+# -------------------------------------------------------------------- on_error=
+
+
+def _is_given(on_error: Any) -> bool:
+    """Tell whether failures are filled. The default raises them."""
+    return not (isinstance(on_error, str) and on_error == "raise")
+
+
+def _read_on_error(
+    on_error: Any, spec: ResultSpec, shapes: Callable[..., Any] | None, rules: Rules, method: Method, api: str
+) -> tuple[Any, ...]:
+    """The fill of each array of the op's results.
+
+    Args:
+        on_error: ``"nan"``, a number, or a pytree of numbers in the structure of `Tout`.
+        spec: the results.
+        shapes: the function that gives their shapes, if there is one.
+        rules: the rules of the op.
+        method: its `vmap_method`.
+        api: the op, for errors.
+
+    Raises:
+        ValueError: a result cannot hold its fill, or its shape is not known, or the op cannot have `on_error=`.
+    """
+    if rules.transpose is not None:
+        raise ValueError(f"{api}: transpose= declares func linear, and filled results are not; remove on_error=")
+    if rules.fwd is not None and method.whole_batch:
+        raise ValueError(
+            f"{api}: on_error= cannot tell which element of a batch failed in fwd, which runs once for the batch; pass "
+            "vmap_method='sequential' or 'parallel'"
+        )
+    if shapes is None and not all(leaf.shape_known for leaf in spec.leaves):
+        raise ValueError(
+            f"{api}: on_error= has to know the shapes of results that func does not return; give output_shapes=, or "
+            "shapes in Tout, such as jax.ShapeDtypeStruct((3,), jnp.float32)"
+        )
+    leaves = spec.returned.leaves
+    pairs = zip(leaves, _per_leaf(on_error, spec, api))
+    return tuple(fill for k, (leaf, value) in enumerate(pairs) for fill in _fills(leaf, value, k, api))
+
+
+def _per_leaf(on_error: Any, spec: ResultSpec, api: str) -> list[Any]:
+    leaves = spec.returned.leaves
+    if (isinstance(on_error, str) and on_error == "nan") or _is_number(on_error):
+        return [on_error] * len(leaves)
+    declared = jax.tree.structure(jax.tree.map(lambda leaf: 0, spec.returned.skeleton))
+    found, tree = jax.tree.flatten(on_error)
+    if tree != declared or not all(map(_is_number, found)):
+        raise ValueError(
+            f"{api}: on_error is {on_error!r}; expected 'raise', 'nan', a number, or numbers in the structure of Tout"
+        )
+    return found
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (bool, int, float, complex, np.generic, np.ndarray, jax.Array)) and np.ndim(value) == 0
+
+
+def _fills(leaf: Leaf, value: Any, k: int, api: str) -> list[Any]:
+    if leaf.encoding is not None and leaf.arrays == 1:
+        raise ValueError(f"{api}: on_error= has no fill for typed keys, and result {k} is one; return the key's data")
+    if isinstance(value, str) and not is_inexact(leaf):
+        raise ValueError(
+            f"{api}: on_error='nan' fills floating-point and complex results, and result {k} is {leaf.dtype.name}; "
+            "give a value, such as on_error=0"
+        )
+    number = float("nan") if isinstance(value, str) else value
+    try:
+        with np.errstate(over="raise"):
+            fill = np.asarray(cast_to_numpy(number, Leaf(leaf.dtype), "same_kind", "on_error= gives", api))
+        if is_inexact(leaf) and np.isfinite(complex(number)) and not np.isfinite(complex(fill)):
+            raise OverflowError("a finite number becomes infinite")
+    except (TypeError, OverflowError, FloatingPointError) as error:
+        raise ValueError(f"{api}: on_error={value!r} does not fit result {k}, which is {leaf.dtype.name}") from error
+    if is_nan(fill) and leaf.dtype.kind == "c":
+        # The derivative of a failed element makes both parts NaN.
+        fill = np.asarray(complex(np.nan, np.nan), leaf.dtype)
+    # A padded result is empty.
+    return [fill] if leaf.arrays == 1 else [fill, np.int32(0)]
+
+
+def is_nan(fill: Any) -> bool:
+    """Tell whether the derivative of a result with this fill is NaN. It is zero for other fills."""
+    return is_inexact(fill) and bool(np.isnan(fill))

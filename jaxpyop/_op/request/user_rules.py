@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from jaxpyop._jaxcore import is_inexact
-from jaxpyop._op.request.on_error import is_given
 
 NUMERICAL = "numerical"
 # Ops with these rules are called on the host, because the rules are.
@@ -35,19 +34,12 @@ class Rules:
         fwd: maps the inputs to outputs and residuals.
         jvp: maps inputs, outputs and tangents to the outputs' tangents.
         transpose: maps the cotangents to the inputs' cotangents.
-        hvp: "numerical" if differences of the rules give second derivatives.
     """
 
     vjp: Any = None
     fwd: Any = None
     jvp: Any = None
     transpose: Any = None
-    hvp: str | None = None
-
-    @property
-    def forward(self) -> Any:
-        """The rule for forward mode. With `hvp` it has a default, which second derivatives of compositions need."""
-        return self.hvp if self.jvp is None else self.jvp
 
     @property
     def any_given(self) -> bool:
@@ -96,27 +88,15 @@ def read_rules(options: dict[str, Any], spec: Any, api: str) -> Rules:
     padded = any(leaf.arrays > 1 for leaf in spec.returned.leaves)
     if (jvp is not None or transpose is not None) and padded:
         raise ValueError(f"{api}: jvp= and transpose= do not work with padded results; give vjp=")
-    unfit = "padded results" if padded else "on_error=" if is_given(options.get("on_error", "raise")) else ""
-    hvp = _read_hvp(options.pop("hvp", None), vjp_rule, jvp, unfit, api)
-    if NUMERICAL in (_text(vjp_rule), _text(jvp), hvp) and options["stateful"]:
+    if NUMERICAL in (_text(vjp_rule), _text(jvp)) and options["stateful"]:
         raise ValueError(
             f"{api}: numerical derivatives call func again, which a stateful op does not allow; pass stateful=False "
             "(py_func and an op without a result are stateful)"
         )
-    return Rules(vjp_rule, fwd, jvp, transpose, hvp)
-
-
-def _read_hvp(hvp: Any, vjp: Any, jvp: Any, unfit: str, api: str) -> str | None:
-    if hvp is None:
-        # Whoever asks for the first derivative by differences gets the second one in the same way.
-        return None if unfit else _text(vjp)
-    if _text(hvp) != NUMERICAL:
-        raise TypeError(f"{api}: hvp must be 'numerical' or None, got {hvp!r}")
-    if vjp is None and jvp is None:
-        raise ValueError(f"{api}: hvp='numerical' takes differences of the rules vjp= and jvp=, and none is given")
-    if unfit:
-        raise ValueError(f"{api}: hvp='numerical' does not work with {unfit}; remove hvp=")
-    return hvp
+    if jvp is None and _text(vjp_rule) == NUMERICAL and not padded:
+        # Whoever asks for reverse mode by differences gets forward mode in the same way.
+        jvp = NUMERICAL
+    return Rules(vjp_rule, fwd, jvp, transpose)
 
 
 def _text(rule: Any) -> Any:
@@ -170,50 +150,25 @@ def no_jvp_error(title: str, rules: Rules) -> Exception:
     )
 
 
-def no_vjp(title: str, rules: Rules) -> Callable[[Any, Any], Any]:
-    """A stand-in for a missing `vjp=`, which raises its error."""
-
-    def refuse(given: tuple[bool, ...], wanted: tuple[bool, ...]) -> Any:
-        has, needs = "", "a backward pass needs the gradient of a NumPy function"
-        if rules.jvp is not None:
-            # A py_function may have this rule, too.
-            needs = "a backward pass needs the gradient of the function"
-            has = "; jvp= gives forward mode (jvp, jacfwd, linearize) only"
-        raise ValueError(
-            f"{title}: {needs}; give one as vjp=f with f(inputs, outputs, cotangents), vjp=(fwd, bwd) or "
-            f"vjp='numerical', or stop the pass with jax.lax.stop_gradient on its inputs{has}"
-        )
-
-    return refuse
+def no_vjp_error(title: str, rules: Rules) -> Exception:
+    """The error of reverse mode without `vjp=`."""
+    has, needs = "", "a backward pass needs the gradient of a NumPy function"
+    if rules.jvp is not None:
+        # A py_function may have this rule, too.
+        needs = "a backward pass needs the gradient of the function"
+        has = "; jvp= gives forward mode (jvp, jacfwd, linearize) only"
+    return ValueError(
+        f"{title}: {needs}; give one as vjp=f with f(inputs, outputs, cotangents), vjp=(fwd, bwd) or "
+        f"vjp='numerical', or stop the pass with jax.lax.stop_gradient on its inputs{has}"
+    )
 
 
-def no_second_derivative_error(title: str, rules: Rules) -> Exception:
-    """The error of a derivative of a rule, or of the differences of one."""
-    if rules.hvp is not None:
-        return NotImplementedError(
-            f"{title}: hvp='numerical' has no third derivatives; make the rule an op with rules of its own, instead of "
-            "hvp= (docs: gradients, second derivatives), or write it as a py_function"
-        )
+def no_second_derivative_error(title: str) -> Exception:
+    """The error of a derivative of a rule."""
     return NotImplementedError(
         f"{title}: second derivatives need a body of JAX operations: write it as a py_function; vjp= and jvp= give the "
-        "first. Or make the rule an op with rules of its own, or pass hvp='numerical' (docs: gradients, second "
+        "first. Or make the rule an op with rules of its own, such as vjp='numerical' (docs: gradients, second "
         "derivatives)"
-    )
-
-
-def no_reverse_over_forward_error(title: str) -> Exception:
-    """The error of reverse mode over forward mode with `hvp=`."""
-    return NotImplementedError(
-        f"{title}: hvp='numerical' has no reverse mode over forward mode; write forward over reverse, as jax.hessian "
-        "does: jax.jvp(jax.grad(f), (x,), (v,)), or jax.jacfwd(jax.jacrev(f))"
-    )
-
-
-def not_the_derivative_error(title: str, found: str) -> Exception:
-    """The error of reverse mode over reverse mode with `hvp=`, for a rule that is not the function's derivative."""
-    return ValueError(
-        f"{title}: {found}; reverse over reverse by hvp='numerical' needs a rule that is the derivative of func. Write "
-        "forward over reverse, jax.jvp(jax.grad(f), (x,), (v,)), or make the rule an op with rules of its own"
     )
 
 

@@ -2,21 +2,24 @@
 
 Floating and complex values follow NumPy's casting rule. Integers go to any integer dtype in which their value fits.
 Python's numbers adapt to the declared dtype, as JAX's weakly typed values do. Nothing is wrapped or silently dropped.
+`fingerprints` tell whether a function that ran again returned the same, bit by bit.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Any, Literal, TypeAlias, cast, get_args
+import math
+import zlib
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias, cast, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxpyop import _jaxcore
-from jaxpyop._op.values.spec import Leaf
-from jaxpyop._op.values.structure import kind_of
-from jaxpyop._op.values.to_jax import copy_to_jax
+from jaxpyop._op.values.inputs import copy_to_jax
+from jaxpyop._op.values.spec import Leaf, kind_of
 from jaxpyop._op.values.tout import canonical_dtype
 from jaxpyop._tape import TapeTracer
 
@@ -34,7 +37,6 @@ _KINDS = (np.bool_, np.integer, np.floating, np.complexfloating)
 # The answers are kept, since every result of every call asks, and `issubdtype` and `can_cast` take microseconds.
 
 
-@functools.lru_cache(maxsize=256)
 def _level(source: _Source) -> int:
     """0 for bool, 1 for integers, 2 for floating, 3 for complex numbers, and -1 for anything else."""
     if source in _PYTHON_NUMBERS:
@@ -44,34 +46,54 @@ def _level(source: _Source) -> int:
     return next((level for level, kind in enumerate(kinds) if jax.dtypes.issubdtype(source, kind)), -1)
 
 
-@functools.lru_cache(maxsize=256)
-def _allows(casting: str, source: _Source, target: np.dtype[Any]) -> bool:
-    """Tell whether a dtype may become another one. Whether an integer's value fits is checked later."""
+class _Rule(NamedTuple):
+    """What a casting rule says about two dtypes.
+
+    Attributes:
+        level: of the source, as `_level` says.
+        goal: the level of the target.
+        allowed: whether the one may become the other. Whether an integer's value fits is checked later.
+        looks_at_values: whether it depends on the values, because the target is an integer that may not hold all.
+        least: the least number of an integer target, or of a floating one of NumPy's. It exceeds `most` for any other.
+        most: the greatest one.
+    """
+
+    level: int
+    goal: int
+    allowed: bool
+    looks_at_values: bool
+    least: Any
+    most: Any
+
+
+@functools.lru_cache(maxsize=512)
+def _rule(casting: str, source: _Source, target: np.dtype[Any]) -> _Rule:
     level, goal = _level(source), _level(target)
-    if source in _PYTHON_NUMBERS:
-        return level <= goal or casting == "unsafe"
-    if level == goal == 1 and casting != "no":
-        return True
-    if casting == "same_kind":
+    is_python = source in _PYTHON_NUMBERS
+    if is_python:
+        allowed = level <= goal or casting == "unsafe"
+    elif level == goal == 1 and casting != "no":
+        allowed = True
+    elif casting == "same_kind":
         # NumPy would refuse between the floating dtypes of ml_dtypes, which it does not know.
-        return 0 <= level <= goal
-    return level >= 0 and bool(np.can_cast(source, target, cast(Casting, casting)))
+        allowed = 0 <= level <= goal
+    else:
+        allowed = level >= 0 and bool(np.can_cast(source, target, cast(Casting, casting)))
+    may_not_fit = level > 0 and goal == 1 and (is_python or not np.can_cast(source, target, "safe"))
+    least, most = (1, 0)
+    if goal == 1:
+        found = jnp.iinfo(target)
+        least, most = int(found.min), int(found.max)
+    elif target.char in "efd":
+        most = float(np.finfo(target).max)
+        least = -most
+    return _Rule(level, goal, allowed, may_not_fit, least, most)
 
 
-@functools.lru_cache(maxsize=64)
-def _bounds(dtype: np.dtype[Any]) -> tuple[int, int]:
-    found = jnp.iinfo(dtype)
-    return int(found.min), int(found.max)
-
-
-@functools.lru_cache(maxsize=256)
-def _always_fits(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
-    return bool(np.can_cast(source, target, "safe"))
-
-
-def _check_dtype(source: _Source, leaf: Leaf, casting: str, origin: str, title: str) -> None:
-    if _allows(casting, source, leaf.dtype):
-        return
+def _check_dtype(source: _Source, leaf: Leaf, casting: str, origin: str, title: str) -> _Rule:
+    rule = _rule(casting, source, leaf.dtype)
+    if rule.allowed:
+        return rule
     name = wide = source.__name__ if source in _PYTHON_NUMBERS else source.name
     if isinstance(source, np.dtype) and source.kind in "iufc":
         wide = canonical_dtype(source).name
@@ -95,8 +117,8 @@ def check_traced(dtype: Any, leaf: Leaf, casting: str, origin: str, title: str) 
         TypeError: the casting rule refuses the dtype, or would have to look at the values.
     """
     _check_no_key(dtype, origin, title)
-    _check_dtype(dtype, leaf, casting, origin, title)
-    if _level(dtype) > 0 and _level(leaf.dtype) == 1 and not _always_fits(dtype, leaf.dtype):
+    rule = _check_dtype(dtype, leaf, casting, origin, title)
+    if rule.looks_at_values:
         raise TypeError(
             f"{title}: {origin} {dtype.name}, whose values may not fit {leaf.dtype.name}, and no value is known while "
             f"tracing; write Tout={dtype.name}, convert in func with .astype, or pass mode='eager'"
@@ -106,11 +128,10 @@ def check_traced(dtype: Any, leaf: Leaf, casting: str, origin: str, title: str) 
 # ---------------------------------------------------------------- the rule for values
 
 
-def _check_range(array: np.ndarray[Any, Any], leaf: Leaf, origin: str, title: str) -> None:
+def _check_range(array: np.ndarray[Any, Any], rule: _Rule, leaf: Leaf, origin: str, title: str) -> None:
     """Raise unless all numbers fit the integer dtype of the leaf."""
-    least, most = _bounds(leaf.dtype)
-    # A Python int of more than 64 bits became an array of objects.
-    odd: Any = () if array.dtype == object or _level(array.dtype) == 1 else array[~np.isfinite(array)]
+    least, most = rule.least, rule.most
+    odd: Any = () if rule.level == 1 else array[~np.isfinite(array)]
     low, high = (array[()], array[()]) if array.ndim == 0 else (array.min(initial=0), array.max(initial=0))
     if not len(odd) and least <= int(low) and int(high) <= most:
         return
@@ -126,38 +147,31 @@ def _check_range(array: np.ndarray[Any, Any], leaf: Leaf, origin: str, title: st
 
 def _castable(array: Any, source: _Source, leaf: Leaf, casting: str, origin: str, title: str) -> Any:
     """Check a NumPy or JAX array by the rule, and return an array for `.astype` to turn into the declared dtype."""
-    _check_dtype(source, leaf, casting, origin, title)
-    level, goal = _level(source), _level(leaf.dtype)
-    if level == 3 and goal < 3:
-        array = array.real if goal else array != 0
-    if goal == 1 and level > 0 and not _always_fits(array.dtype, leaf.dtype):
-        _check_range(np.asarray(array), leaf, origin, title)
+    rule = _check_dtype(source, leaf, casting, origin, title)
+    if rule.level == 3 and rule.goal < 3:
+        array = array.real if rule.goal else array != 0
+    if rule.looks_at_values:
+        _check_range(np.asarray(array), rule, leaf, origin, title)
     return array
 
 
-@functools.lru_cache(maxsize=256)
-def _limits(kind: type, dtype: np.dtype[Any]) -> tuple[Any, Any]:
-    """The least and the greatest Python number of a type that any casting rule turns into a dtype at once."""
-    if kind in (float, int) and dtype.char in "efd":
-        # Beyond 2**53 an integer would be rounded to a double first.
-        most = float(np.finfo(dtype).max)
-        return (-most, most) if kind is float else (max(-most, -(2**53)), min(most, 2**53))
-    if kind is int and dtype.char in "bBhHiIlLqQ":
-        return _bounds(dtype)
-    return (1, 0)
+def converted_at_once(value: Any, dtype: np.dtype[Any], *, on_jax: bool) -> Any:
+    """Return the array of the common results, an array of this dtype or a Python number in its range, else None.
 
-
-def converted_at_once(value: Any, dtype: np.dtype[Any]) -> Any:
-    """Return the array of the common results, a NumPy array of this dtype or a Python number in its range, else None.
-
-    `cast_to_numpy` gives the same, and takes a microsecond or two longer.
+    `cast_to_jax` or `cast_to_numpy` gives the same, and takes a microsecond or two longer.
     """
+    if on_jax:
+        if not isinstance(value, jax.Array) or isinstance(value, _jaxcore.Tracer) or value.dtype != dtype:
+            return None
+        return None if value.weak_type or value.is_deleted() else value
     kind = type(value)
     if kind is np.ndarray or isinstance(value, np.generic):
         return value if value.dtype == dtype else None
     if kind is float or kind is int:
-        least, most = _limits(kind, dtype)
-        if least <= value <= most:
+        # All casting rules agree on these. Beyond 2**53 an integer would be rounded to a double first.
+        rule = _rule("unsafe", kind, dtype)
+        is_exact = kind is float or rule.goal == 1 or -(2**53) <= value <= 2**53
+        if rule.level <= rule.goal and is_exact and rule.least <= value <= rule.most:
             return np.array(value, dtype)
     return None
 
@@ -191,10 +205,10 @@ def cast_to_numpy(value: Any, leaf: Leaf, casting: str, origin: str, title: str)
         source = array.dtype
         if source == leaf.dtype:
             return array
-        if _level(source) < 0:
+        if _rule(casting, source, leaf.dtype).level < 0:
             raise TypeError(f"{title}: {origin} {kind_of(value)} of dtype {source}; return numbers or booleans")
     array = _castable(array, source, leaf, casting, origin, title)
-    if _level(leaf.dtype) < 2:
+    if _rule(casting, source, leaf.dtype).goal < 2:
         return array.astype(leaf.dtype)
     # A float64 that is too large for float32 becomes inf without a warning, as in JAX.
     with np.errstate(over="ignore"):
@@ -213,7 +227,7 @@ def cast_to_jax(value: Any, leaf: Leaf, casting: str, origin: str, title: str) -
         if value.is_over():
             # The function kept it from an earlier run, and its value is known.
             value = value.value
-    elif isinstance(value, _jaxcore.Tracer) and (_jaxcore.HAS_OWN_TRACES or not _jaxcore.is_live(value)):
+    elif isinstance(value, _jaxcore.Tracer) and not (_jaxcore.PORTABLE and _jaxcore.is_live(value)):
         # Without traces of our own, the values of a differentiated function are JAX's.
         raise _foreign_tracer(value, origin, title)
     else:
@@ -243,3 +257,55 @@ def _foreign_tracer(value: Any, origin: str, title: str) -> TypeError:
         f"{title}: {origin} a traced value of other code ({value}), which has no value here; "
         "pass it through inp, and return an array"
     )
+
+
+# ---------------------------------------------------------------- fingerprints
+
+# In a larger array only the two ends are read in order. The rest enters through sums, which take a fifth of the time.
+_IN_ORDER = 1 << 16
+
+
+def fingerprint(arrays: Sequence[Any]) -> int:
+    """Return the fingerprint of NumPy arrays, or jax.Arrays, which are waited for."""
+    found = 0
+    for array in arrays:
+        found = _checksum(np.asarray(array), found)
+    return found
+
+
+def fingerprints(arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> np.ndarray[Any, Any]:
+    """Return one fingerprint for each element of a block of results that have the batch axes `lead` in front."""
+    rows = [np.asarray(array).reshape(math.prod(lead), *array.shape[len(lead) :]) for array in arrays]
+    found = [fingerprint([row[k] for row in rows]) for k in range(math.prod(lead))]
+    return np.asarray(found, np.uint32).reshape(lead)
+
+
+def _checksum(array: np.ndarray[Any, Any], before: int) -> int:
+    if array.nbytes <= 2 * _IN_ORDER:
+        return zlib.crc32(array.tobytes(), before)
+    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    words = data[: data.nbytes // 8 * 8].view(np.uint64)
+    sums = np.stack([np.add.reduce(words), np.bitwise_xor.reduce(words)])
+    ends = data[:_IN_ORDER].tobytes() + data[-_IN_ORDER:].tobytes()
+    return zlib.crc32(ends + sums.tobytes(), before)
+
+
+def check_fingerprints(found: Any, expected: Any, title: str, what: str) -> None:
+    """Raise unless a function that ran again for a backward pass gave the results of the forward pass.
+
+    Args:
+        found: the fingerprints of the results now, or the one of a single element.
+        expected: those of the forward pass.
+        title: the op's name.
+        what: what ran again: "func" or "fwd".
+
+    Raises:
+        RuntimeError: they differ.
+    """
+    if not np.array_equal(found, expected):
+        raise RuntimeError(
+            f"{title}: {what} ran again for a backward pass, because the record of its forward pass was gone, and gave "
+            "other results than in the forward pass: it draws random numbers, or reads something that changes. Its "
+            "gradient would be that of another run. Pass what changes (a random key, say) as an input; or pass "
+            "stateful=True and increase jaxpyop.config.max_record_bytes or max_records, so that nothing runs again"
+        )

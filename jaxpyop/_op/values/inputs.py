@@ -1,15 +1,15 @@
 """Takes the inputs of a call apart into arrays, which pass through the op, and everything else, which goes around it.
 
 `flatten_inputs` makes arrays of the array leaves, in dtypes that JAX has, the same way directly and under jit. The
-other leaves are static and reach the function as they are. `Inputs.unflatten` puts the two together again.
+other leaves are static and reach the function as they are. `Inputs.unflatten` puts the two together again. `as_jax`
+makes `jax.Array` values of the arrays that reach a host call.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -17,7 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpyop import _jaxcore
-from jaxpyop._functions import parts_of
+from jaxpyop._functions import reads_of
+from jaxpyop._host import SCRATCH
 from jaxpyop._op.values.tout import canonical_dtype, is_extended_precision
 
 
@@ -62,20 +63,10 @@ class Inputs:
     key_impls: tuple[Any, ...]
     is_flat: bool
 
-    @property
-    def array_mask(self) -> tuple[bool, ...]:
-        """Whether each leaf is an array."""
-        return tuple([leaf is SLOT for leaf in self.leaves])
-
     @functools.cached_property
     def may_hold_state(self) -> bool:
         """Whether an input is an object of a registered class, which gets a copy of what the caller has."""
         return not self.is_flat and _has_custom_node(self.tree)
-
-    @property
-    def static(self) -> list[Any]:
-        """The leaves that are not arrays."""
-        return [leaf for leaf in self.leaves if leaf is not SLOT]
 
     @property
     def skeleton(self) -> Any:
@@ -202,28 +193,6 @@ def flatten_inputs(inp: Sequence[Any], kwargs: dict[str, Any], title: str) -> tu
 # ----------------------------------------------------- traced values in closures
 
 
-def _used_attributes(func: Any, name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """The attributes of an object in a closure, or of `self`, that the function's code may name."""
-    if not isinstance(value, (type, types.ModuleType, types.FunctionType)):
-        used = getattr(getattr(func, "__code__", None), "co_names", ())
-        held = getattr(value, "__dict__", {})
-        yield from ((f"{name}.{attribute}", held[attribute]) for attribute in used if attribute in held)
-
-
-def _find_tracer(func: Any, seen: set[int]) -> tuple[str, Any] | None:
-    if id(func) in seen:
-        return None
-    seen.add(id(func))
-    for part, whole in parts_of(func):
-        for name, value in ((part, whole), *_used_attributes(func, part, whole)):
-            if isinstance(value, (types.FunctionType, functools.partial, types.MethodType)):
-                if (found := _find_tracer(value, seen)) is not None:
-                    return found
-            elif any(_jaxcore.is_live(leaf) for leaf in _leaves(value)):
-                return name, value
-    return None
-
-
 def _leaves(value: Any) -> list[Any]:
     try:
         return jax.tree.leaves(value)
@@ -241,10 +210,86 @@ def check_closure(func: Callable[..., Any] | None, title: str, what: str = "func
     Raises:
         ValueError: it does; the error names the variable.
     """
-    if (found := _find_tracer(func, set())) is not None:
-        name, value = found
-        held = f"is traced here ({value})" if _jaxcore.is_live(value) else f"holds traced values here ({value})"
-        raise ValueError(
-            f"{title}: {what} uses {name!r} from the code around it, which {held} and has no value "
-            f"when {what} runs; {PASS_IT} (mode='traced' of py_function may close over it)"
-        )
+    for name, value in reads_of(func):
+        if any(map(_jaxcore.is_live, _leaves(value))):
+            held = f"is traced here ({value})" if _jaxcore.is_live(value) else f"holds traced values here ({value})"
+            raise ValueError(
+                f"{title}: {what} uses {name!r} from the code around it, which {held} and has no value "
+                f"when {what} runs; {PASS_IT} (mode='traced' of py_function may close over it)"
+            )
+
+
+# ------------------------------------------------------------- jax.Array values
+#
+# They are made in memory that nothing else uses. The memory that XLA lends to a call is garbage afterwards, and a
+# function may go on writing into an array that it returned. `jax.device_put` takes NumPy's memory over where it is
+# aligned, as XLA's always is, even with `may_alias=False` (JAX 0.10 to 0.12). So every array is copied first. Small
+# inputs then pass one compiled identity together, which is the fastest way into JAX. A large copy is aligned, so that
+# JAX takes it over without another copy.
+
+# From this many bytes on, one more copy takes longer than a dispatch.
+_LARGE = 1 << 18
+
+_identity = jax.jit(lambda values: values)
+
+
+def as_jax(values: Sequence[Any]) -> list[Any]:
+    """Turn the inputs of a call into `jax.Array` values that share no memory. None stays None.
+
+    The shapes should be few: each combination of small arrays is compiled once.
+    """
+    # Most inputs are `jax.Array` values already, which this finds in a third of the time.
+    small = [_is_small(value) for value in values] if np.ndarray in map(type, values) else ()
+    # Under jax_disable_jit the identity does nothing.
+    if not any(small) or _jaxcore.jax_config.jax_disable_jit:
+        return list(map(_one_as_jax, values))
+    copies = iter(_jaxcore.with_transfers(_identity, [value.copy() for value, mark in zip(values, small) if mark]))
+    return [next(copies) if mark else _one_as_jax(value) for value, mark in zip(values, small)]
+
+
+def _is_small(value: Any) -> bool:
+    return type(value) is np.ndarray and value.nbytes < _LARGE
+
+
+def _one_as_jax(value: Any) -> Any:
+    return value if value is None or isinstance(value, jax.Array) else copy_to_jax(value)
+
+
+def copy_to_jax(value: Any, like: Any = None) -> jax.Array:
+    """Copy a NumPy array or scalar, of any shape, into a `jax.Array`, on the devices of `like` if that is given."""
+    if value.nbytes < _LARGE or not jax.sharding.get_abstract_mesh().empty:
+        return give_to_jax(np.array(value, order="C"), like)
+    return give_to_jax(SCRATCH.copy_of(value), like)
+
+
+def give_to_jax(value: np.ndarray[Any, Any], like: Any = None) -> jax.Array:
+    """Make a `jax.Array` of an array that is not used elsewhere, and therefore need not be copied."""
+    found = _jaxcore.quick_array(value, like)
+    if found is None:
+        # jnp.asarray would copy a large array once more (JAX 0.10 to 0.12).
+        large = value.nbytes >= _LARGE and jax.sharding.get_abstract_mesh().empty
+        found = jax.device_put(value) if large else _jaxcore.with_transfers(jnp.asarray, value)
+        if like is not None and _jaxcore.is_committed(like):
+            found = _jaxcore.with_transfers(_jaxcore.placed_like, found, like)
+    return found
+
+
+def anchor_of(inputs: Sequence[Any]) -> Any:
+    """The input whose devices a body's results go to: the first committed one, or else the first `jax.Array`."""
+    # A loop takes half of the time of a generator, and every call comes here.
+    first = None
+    for x in inputs:
+        if isinstance(x, jax.Array):
+            if _jaxcore.is_committed(x):
+                return x
+            if first is None:
+                first = x
+    return first
+
+
+def without_weak_type(x: Any) -> Any:
+    """Return an array without its weak type: ops are given none, and return none.
+
+    The transpose makes the cotangent of a weakly typed array weakly typed, as JAX's are.
+    """
+    return jax.lax.convert_element_type(x, x.dtype) if getattr(x, "weak_type", False) else x

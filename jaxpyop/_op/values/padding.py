@@ -127,9 +127,6 @@ class PaddedEncoding(Encoding):
         lengths = dict(zip(self.padding.axes, np.ravel(np.asarray(results[1]))))
         return arrays[0][tuple(slice(lengths.get(axis)) for axis in range(arrays[0].ndim))]
 
-    def wrap(self, value: Any) -> Any:
-        return value
-
 
 class KeyEncoding(Encoding):
     """Typed keys are their data in the op, and become keys again where the user gets them."""
@@ -168,9 +165,6 @@ class KeyEncoding(Encoding):
             raise TypeError(f"{title}: {origin} keys of {dtype} where Tout declares {self.dtype}")
         return [jax.random.key_data(value)]
 
-    def decode(self, arrays: Sequence[Any], results: Sequence[Any]) -> Any:
-        return arrays[0]
-
     def wrap(self, value: Any) -> Any:
         return jax.random.wrap_key_data(value, impl=self.impl)
 
@@ -182,6 +176,7 @@ class Padded(NamedTuple):
     lengths: Any
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class Padding:
     """A leaf of `Tout` that `padded` made: an array of at most this shape.
 
@@ -193,12 +188,11 @@ class Padding:
         several: whether a tuple of axes was given, so that there are several lengths.
     """
 
-    def __init__(self, dtype: Any, shape: tuple[int, ...], fill_value: Any, axes: tuple[int, ...], *, several: bool):
-        self.dtype = dtype
-        self.most = shape
-        self.fill_value = fill_value
-        self.axes = axes
-        self.several = several
+    dtype: Any
+    most: tuple[int, ...]
+    fill_value: Any
+    axes: tuple[int, ...]
+    several: bool
 
     def __repr__(self) -> str:
         name = getattr(self.dtype, "name", getattr(self.dtype, "__name__", self.dtype))
@@ -258,7 +252,7 @@ def padded(dtype: Any, shape: int | Sequence[int], fill_value: Any = 0, *, axis:
         or len({k % len(sizes) for k in axes}) < len(axes)
     ):
         raise ValueError(f"padded: axis is {axis!r}; expected an axis of shape {sizes}, or a tuple of several")
-    return Padding(dtype, sizes, fill_value, tuple(k % len(sizes) for k in axes), several=several)
+    return Padding(dtype, sizes, fill_value, tuple(k % len(sizes) for k in axes), several)
 
 
 def _is_integer(value: Any) -> bool:

@@ -1,18 +1,23 @@
-"""The declared results of an op, once `Tout` and `output_shapes` are read: one `Leaf` per result.
+"""The declared results of an op, once `Tout` and `output_shapes` are read, and a function's return value beside them.
 
-A function may return something else than its op: a padded result is one array of the function and two of the op. Then
-there are two specs. The op's own has a leaf for each of the op's arrays. Its `returned_spec` has a leaf for each value
-that the function returns, and the leaves there have an `Encoding` that turns the one into the other.
+There is one `Leaf` per result. A function may return something else than its op: a padded result is one array of the
+function and two of the op. Then there are two specs. The op's own has a leaf for each of the op's arrays. Its
+`returned_spec` has a leaf for each value that the function returns, and the leaves there have an `Encoding` that turns
+the one into the other.
+
+`match` flattens what a function returned by the structure of `Tout`, and names the place where the two differ.
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 Shape: TypeAlias = tuple[int | None, ...]
@@ -48,11 +53,11 @@ class Encoding(Protocol):
 
     def decode(self, arrays: Sequence[Any], results: Sequence[Any]) -> Any:
         """The function's value for the op's `results`; or the value's cotangent, if `results` are cotangents."""
-        ...
+        return arrays[0]
 
     def wrap(self, value: Any) -> Any:
         """One of the op's results as the user gets it."""
-        ...
+        return value
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -147,3 +152,175 @@ def paired(skeleton: Any, value: Any) -> list[tuple[Any, Any, Any]] | None:
         return list(zip(range(len(children)), children, node.flatten_up_to(value)))
     except ValueError:
         return None
+
+
+# ---------------------------------------------------------------- what a function returned
+#
+# A list or tuple of numbers is an array if one value is declared there and nothing else can be meant.
+
+
+class _Difference(NamedTuple):
+    """The place where a value is not as `Tout` declares, written as Python would index it."""
+
+    place: str
+    skeleton: Any
+    value: Any
+
+
+def kind_of(value: Any) -> str:
+    """Name a value's kind for an error."""
+    if value is None:
+        return "None"
+    if isinstance(value, (list, tuple)):
+        return f"a {type(value).__name__} of {len(value)}"
+    if type(value) is dict and all(isinstance(key, (str, int)) for key in value):
+        return f"a dict with the keys {list(value)}"
+    if isinstance(value, (np.ndarray, jax.Array)):
+        return "an array"
+    name = type(value).__name__
+    return f"an {name}" if name[0] in "aeiou" else f"a {name}"
+
+
+def match(spec: ResultSpec, value: Any, title: str) -> list[Any]:
+    """Flatten a function's return value by the structure of `Tout`.
+
+    Raises:
+        ValueError: too many or too few results, or another structure.
+        TypeError: a coroutine or generator that has not run.
+    """
+    if spec.tree is None and spec.leaves and isinstance(value, _NUMERIC):
+        return [value]
+    if spec.empty:
+        _check_run(value, title)
+        if spec.skeleton is None or value is None or _holds_nothing(value):
+            return []
+        raise ValueError(
+            f"{title}: func returned {kind_of(value)} where Tout={spec.skeleton!r} declares no result; "
+            "pass Tout=None to ignore what it returns, or give a dtype as Tout"
+        )
+    out: list[Any] = []
+    if (found := _difference(spec.skeleton, value, out, top=True)) is not None:
+        _check_run(value, title)
+        raise _mismatch(spec, found, title)
+    return out
+
+
+def _mismatch(spec: ResultSpec, found: _Difference, title: str) -> Exception:
+    declared = jax.tree.map(lambda leaf: leaf.dtype.name, spec.skeleton)
+    if found.place:
+        expected = str(found.skeleton) if isinstance(found.skeleton, Leaf) else kind_of(found.skeleton)
+        text = f"{kind_of(found.value)} at result{found.place} where Tout={declared!r} has {expected}"
+    else:
+        count = "one result" if len(spec.leaves) == 1 else f"{len(spec.leaves)} results"
+        text = f"{kind_of(found.value)} where Tout={declared!r} declares {count}"
+    return ValueError(f"{title}: func returned {text}; make the two agree{_advice(found)} (for no result: Tout=None)")
+
+
+def _advice(found: _Difference) -> str:
+    leaf = found.skeleton
+    if isinstance(leaf, Leaf) and leaf.arrays > 1 and _is_numeric(found.value):
+        return "; rows of different lengths make no array: with vmap_method='sequential' each element has its own"
+    alone = isinstance(found.skeleton, Leaf) or (_is_sequence(found.skeleton) and len(found.skeleton) == 1)
+    return ", or return np.array(...) for an array" if alone and _is_numeric(found.value) else ""
+
+
+def _holds_nothing(value: Any) -> bool:
+    return _is_container(value) and all(part is None or (_is_container(part) and not part) for part in _inside(value))
+
+
+IN_A_LOOP = (
+    "where an event loop runs already, as in a notebook, asyncio.run(...) needs a thread of its own: "
+    "pass executor=concurrent.futures.ThreadPoolExecutor(1)"
+)
+
+
+def _check_run(value: Any, title: str) -> None:
+    # Not jax.tree.leaves: a list that holds itself breaks its recursion for good (JAX 0.10 to 0.12).
+    for part in [value, *(_inside(value) if _is_sequence(value) or isinstance(value, dict) else ())]:
+        if not _is_unrun(part):
+            continue
+        if inspect.iscoroutine(part):
+            # Otherwise Python warns that it was never awaited.
+            part.close()
+        raise TypeError(
+            f"{title}: func returned {kind_of(part)}, which was never run; "
+            f"return values: call asyncio.run(...) or list(...) inside func; {IN_A_LOOP}"
+        )
+
+
+def _is_container(value: Any) -> bool:
+    return isinstance(value, (list, tuple, dict))
+
+
+def _inside(container: Any) -> Iterable[Any]:
+    return container.values() if isinstance(container, dict) else container
+
+
+def _is_sequence(value: Any) -> bool:
+    return type(value) in (list, tuple)
+
+
+def _is_unrun(value: Any) -> bool:
+    return inspect.iscoroutine(value) or inspect.isasyncgen(value) or inspect.isgenerator(value)
+
+
+_NUMERIC = (np.ndarray, np.generic, float, int, complex, jax.Array)
+
+# Deeper than any array, and the end of a list that holds itself.
+_DEPTH = 32
+
+
+def _is_numeric(value: Any, depth: int = 0) -> bool:
+    """Tell whether it is a list or tuple of numbers, of arrays, or of such lists."""
+    if not _is_sequence(value) or depth > _DEPTH:
+        return False
+    return len(value) > 0 and all(isinstance(part, _NUMERIC) or _is_numeric(part, depth + 1) for part in value)
+
+
+def _difference(skeleton: Any, value: Any, out: list[Any], *, top: bool) -> _Difference | None:
+    """Add the values at the leaves to `out`, up to the first difference, which is returned."""
+    if isinstance(skeleton, Leaf):
+        return _leaf_difference(skeleton, value, out, top=top)
+    if _is_sequence(skeleton) and len(skeleton) == 1 and not isinstance(value, (list, tuple)):
+        # As in TensorFlow, x stands for [x].
+        return _difference(skeleton[0], value, out, top=top)
+    if (parts := paired(skeleton, value)) is None:
+        return _Difference("", skeleton, value)
+    for key, part, inner in parts:
+        if (found := _difference(part, inner, out, top=False)) is not None:
+            return found._replace(place=f"[{key!r}]{found.place}")
+    return None
+
+
+def _leaf_difference(leaf: Leaf, value: Any, out: list[Any], *, top: bool) -> _Difference | None:
+    if not isinstance(value, _NUMERIC):
+        rank = len(leaf.shape or ())
+        if _is_sequence(value) and len(value) == 1 and _rank_of(value[0]) >= rank:
+            # As in TensorFlow, [x] stands for x.
+            value = value[0]
+        # A function with several results returns a tuple, so a tuple at the top is never an array.
+        if not (top and type(value) is tuple):
+            if rank and _is_sequence(value) and not value:
+                value = np.zeros((0, *(size or 0 for size in (leaf.shape or ())[1:])), leaf.dtype)
+            elif (rank or not top) and _is_numeric(value):
+                value = _as_array(value)
+        if value is None or _is_container(value) or _is_unrun(value):
+            return _Difference("", leaf, value)
+    out.append(value)
+    return None
+
+
+def _rank_of(value: Any) -> float:
+    found = _as_array(value)
+    return float("inf") if isinstance(found, (list, tuple)) else getattr(found, "ndim", 0)
+
+
+def _as_array(value: Any) -> Any:
+    """Make an array of a list of numbers, a jax.Array if one is in it. Anything else stays as it is."""
+    if not _is_numeric(value):
+        return value
+    try:
+        return jnp.asarray(value) if any(isinstance(part, jax.Array) for part in value) else np.asarray(value)
+    except (ValueError, TypeError):
+        # Rows of different lengths do not make an array. NumPy raises a ValueError, JAX a TypeError.
+        return value

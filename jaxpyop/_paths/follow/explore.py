@@ -207,7 +207,7 @@ def _difference(first: Sequence[Any], other: Sequence[Any]) -> str | None:
     return None
 
 
-def _returning_line(func: Callable[..., Any], args: Sequence[Any], decisions: Sequence[bool]) -> core.Place:
+def _returning_line(func: Callable[..., Any], args: Sequence[Any], decisions: Sequence[bool]) -> core.SourceLine:
     """Returns where the user's outermost function returns on a path. The path is run once more to find it."""
     watched, line = core.watching_returns(func)
     _record(watched, args, PathRun(decisions, follow=trace_paths))

@@ -57,7 +57,7 @@ class PathRun:
     otherwise: bool = True
     origins: list[Any] = dataclasses.field(default_factory=list)
     taken: list[bool] = dataclasses.field(default_factory=list)
-    lines: list[core.Place] = dataclasses.field(default_factory=list)
+    lines: list[core.SourceLine] = dataclasses.field(default_factory=list)
     error: PathError | None = None
 
     def decide(self) -> bool:
@@ -86,7 +86,7 @@ class PathRun:
         raise self.error.with_traceback(None)
 
 
-def _too_many_decisions(limit: int, lines: Sequence[core.Place]) -> str:
+def _too_many_decisions(limit: int, lines: Sequence[core.SourceLine]) -> str:
     """Says that the bound was met, and at which line if one line asks most of the questions, as a loop does."""
     (_, line), count = collections.Counter(lines).most_common(1)[0]
     if 2 * count > len(lines) and count > 8:
@@ -162,7 +162,7 @@ class BoolTracer(PathTracer):
         self.counts_as = counts_as
 
 
-class PathTrace(core.KnownTrace):
+class PathTrace(core.RecurringTrace):
     """Unboxes tracers, records with the parent trace, and boxes the results."""
 
     def __init__(self, parent: Any, run: PathRun) -> None:
@@ -300,8 +300,6 @@ def _operand(x: Any) -> Any:
 
 def _followed(fun: Any, run: PathRun) -> Any:
     """Wraps the function or the rule of a custom derivative, so that its decisions are followed, too."""
-    if core.transformation2 is None:
-        return fun
     return core.transformation2(functools.partial(_follow_call, run, fun.stores), fun)()
 
 
@@ -326,7 +324,7 @@ def _follow_call(run: PathRun, stores: Any, call: Any, *args: Any) -> list[Any]:
 
 def call_traced(func: Callable[..., Any], args: Sequence[Any], run: PathRun) -> list[Any]:
     """Runs the body with a new trace above the current one."""
-    if not core.HAS_OWN_TRACES:
+    if core.PORTABLE:
         # The values are JAX's then, and an `if` on one is JAX's error.
         return list(func(*args))
     trace = PathTrace(core.current_trace(), run)

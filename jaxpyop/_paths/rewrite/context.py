@@ -36,7 +36,7 @@ class TraceContext:
     negations: dict[int, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
     unmergeable: set[Any] = dataclasses.field(default_factory=set)
     unnamed: dict[int, Any] = dataclasses.field(default_factory=dict)
-    rebuilt: list[tuple[str, Any, list[Any], core.Place]] = dataclasses.field(default_factory=list)
+    rebuilt: list[tuple[str, Any, list[Any], core.SourceLine]] = dataclasses.field(default_factory=list)
     staged: int = 0
     whiles: int = 0
 

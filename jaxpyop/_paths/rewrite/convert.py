@@ -12,7 +12,6 @@ library.
 from __future__ import annotations
 
 import ast
-import functools
 import importlib.util
 import inspect
 import threading
@@ -29,7 +28,6 @@ from jaxpyop._paths.snapshot import is_own
 INSTALL = "run `python -m pip install diastatic-malt` (the extra loops)"
 
 
-@functools.cache
 def is_installed() -> bool:
     return importlib.util.find_spec("malt") is not None
 
@@ -93,7 +91,6 @@ def _factory_or_reason(function: types.FunctionType, operators: Any) -> Any:
         return f"{name} cannot be rewritten ({type(error).__name__}: {text})"
 
 
-@functools.cache
 def _transpiler() -> Any:
     converter, api, transpiler = map(malt, ("core.converter", "impl.api", "pyct.transpiler"))
     features = (converter.Feature.EQUALITY_OPERATORS, converter.Feature.ASSERT_STATEMENTS)

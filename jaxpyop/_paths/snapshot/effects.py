@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from jaxpyop._functions import FILE_READERS
 from jaxpyop._paths.snapshot.contents import HEAP_TYPE, WITH_KINDS, kinds_of
 from jaxpyop._paths.snapshot.reach import (
     LOGS,
@@ -41,6 +40,10 @@ _PURE = {
 # Builtin functions that read something from outside of a body, or run code that a snapshot does not see. (`open` is a
 # function of the module `io`, which is not pure.)
 _ASKING = {"input", "__import__", "eval", "exec", "globals", "getcontext", "setcontext", "localcontext"}
+# Functions of NumPy that read files.
+_FILE_READERS = frozenset(
+    {"load", "loadtxt", "genfromtxt", "fromfile", "memmap", "fromregex", "DataSource", "open_memmap"}
+)
 # Functions of NumPy that write files or settings.
 _WRITERS = {"save", "savez", "savez_compressed", "savetxt", "seterr", "seterrcall", "setbufsize", "set_printoptions"}
 _BUILT_ON = {"jax", "jaxlib", "numpy", "jaxpyop", "ml_dtypes"}
@@ -82,7 +85,7 @@ def reads_outside(function: Any) -> bool:
     if module.startswith("numpy.random") or module == "random":
         return isinstance(function, type) or name == "default_rng"
     if package in ("numpy", "jax"):
-        return name in FILE_READERS | _WRITERS
+        return name in _FILE_READERS | _WRITERS
     is_asking = package in ("builtins", "decimal") and name in _ASKING
     return is_asking or package in sys.stdlib_module_names - _PURE - LOGS
 

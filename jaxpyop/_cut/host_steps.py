@@ -1,0 +1,199 @@
+"""What Python runs between the segments: one Python call on live arrays, or a loop or cond that holds a Python call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpyop import _jaxcore
+from jaxpyop._cut.inline import Node
+from jaxpyop._host import strip_library_frames
+from jaxpyop._op import HandedRecord, anchor_of, copy_to_jax, run_now
+
+# Results of at least so many bytes do not stay NumPy arrays.
+_LARGE = 1 << 18
+
+
+class HostStep:
+    """Runs a Python call, and makes sure that its results have the types that the program around it was traced with.
+
+    Args:
+        node: the equation of the call.
+        hands_over: whether its last result is a record itself, in place of the receipt for it.
+        waits: whether it must wait for the effects of the segments before it.
+        takes_numpy: whether every reader of its results also takes NumPy arrays.
+    """
+
+    def __init__(self, node: Node, *, hands_over: bool = False, waits: bool = False, takes_numpy: bool = False) -> None:
+        self._call = node.eqn.params["call"]
+        self._batch = node.eqn.params["batch"]
+        self._avals = [v.aval for v in node.eqn.outvars]
+        self._waits = waits
+        # A large NumPy array would be copied once more on its way into a segment.
+        is_small = all(a.size * a.dtype.itemsize < _LARGE for a in self._avals)
+        is_plain = not (self._call.on_jax or self._batch.sizes or self._call.op.executor or hands_over)
+        has_mesh = not jax.sharding.get_abstract_mesh().empty
+        self._keep_numpy = takes_numpy and is_plain and is_small and _jaxcore.is_one_cpu() and not has_mesh
+        if hands_over:
+            self._call = self._call.handing_over()
+
+    def __str__(self) -> str:
+        return self._call.label
+
+    def __call__(self, *args: Any) -> list[Any]:
+        if self._waits:
+            jax.effects_barrier()
+        # If the user turned on a check for NaNs or a transfer guard, JAX's public functions move the arrays, and check.
+        keep_numpy = self._keep_numpy and not _jaxcore.looks_at_transfers()
+        try:
+            outs = run_now(self._call, args, self._batch, hold_records=False, keep_numpy=keep_numpy)
+        except BaseException as error:
+            raise strip_library_frames(error, self._call.title)  # noqa: B904  # It is the same error.
+        for k, (out, aval) in enumerate(zip(outs, self._avals)):
+            if not isinstance(out, HandedRecord) and (out.shape != aval.shape or out.dtype != aval.dtype):
+                self._refuse(k, out, aval)
+        # The results of a NumPy function were copied to their device.
+        return self._fitted(outs, args) if self._call.on_jax else outs
+
+    def _fitted(self, outs: Sequence[Any], args: Sequence[Any]) -> list[Any]:
+        like = anchor_of(args)
+        found: list[Any] = []
+        for out in outs:
+            if not isinstance(out, HandedRecord):
+                out = self._placed(out, like)
+                # As under `jax.jit`, no result of a program shares memory with another result or with an input.
+                if id(out) in {*map(id, args), *map(id, found)}:
+                    out = jnp.copy(out)
+            found.append(out)
+        return found
+
+    def _refuse(self, k: int, out: Any, aval: Any) -> None:
+        sizes = self._batch.sizes
+        self._call.check(k, out.shape, aval.shape[len(sizes) :], sizes)
+        origin = self._call.op.origin_of_array(k)
+        raise TypeError(f"{self._call.title}: {origin} {out.dtype} where {aval.dtype} was declared")
+
+    def _placed(self, out: jax.Array, like: Any) -> jax.Array:
+        if out.weak_type:
+            out = jax.lax.convert_element_type(out, out.dtype)
+        is_chosen, is_wanted = _jaxcore.is_committed(out), _jaxcore.is_committed(like)
+        if is_chosen and not is_wanted:
+            # The function chose a device, or imported memory that something else may write into. Under `jax.jit` the
+            # inputs alone decide where a result is. Only a copy by way of NumPy can go wherever JAX wants it.
+            return copy_to_jax(np.asarray(out), like)
+        return _jaxcore.placed_like(out, like) if is_wanted else out
+
+
+# ------------------------------------------------------------ loops and conds
+#
+# Each turn (iteration) runs a plan of its own.
+
+# A function that makes the plan of a jaxpr. The booleans say which inputs of the jaxpr are donated.
+_Plan: TypeAlias = Callable[[Any, Sequence[bool]], Any]
+_Run: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]
+
+
+class LoopStep:
+    """Runs the equation of a `scan`, `while` or `cond` on live arrays, turn by turn."""
+
+    def __init__(self, eqn: Any, plan: _Plan) -> None:
+        self._eqn = eqn
+        self._run = LOOPS[eqn.primitive.name](eqn, eqn.params, plan)
+
+    def __str__(self) -> str:
+        return f"{self._eqn.primitive.name}, turn by turn"
+
+    def __call__(self, *args: Any) -> list[Any]:
+        # A loop with no turn returns its inputs. They are copied, because the results of a program share no memory.
+        outs = [jnp.copy(out) if any(out is a for a in args) else out for out in self._run(args)]
+        # The branches of a cond may differ in weak types, and so may the start of a loop and its turns.
+        return [_jaxcore.with_weak_type(out, v.aval) for out, v in zip(outs, self._eqn.outvars, strict=True)]
+
+
+def _cond(eqn: Any, params: dict[str, Any], plan: _Plan) -> _Run:
+    branches = [plan(branch, [False] * (len(eqn.invars) - 1)) for branch in params["branches"]]
+    return lambda args: branches[min(max(int(args[0]), 0), len(branches) - 1)].run(args[1:])
+
+
+def _while(eqn: Any, params: dict[str, Any], plan: _Plan) -> _Run:
+    """Under `vmap` the test may have a result for each element. A turn then changes only the elements that go on."""
+    test, body = params["cond_jaxpr"], params["body_jaxpr"]
+    # The operands are the constants of the test, the constants of the body, and the state.
+    test_end, state_start = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
+    avals = [v.aval for v in eqn.invars]
+
+    def turn(*args: Any) -> list[Any]:
+        state = args[state_start:]
+        new = _run(body, *args[test_end:state_start], *state)
+        (goes_on,) = _run(test, *args[:test_end], *state)
+        return [jnp.where(jnp.expand_dims(goes_on, range(goes_on.ndim, a.ndim)), b, a) for a, b in zip(state, new)]
+
+    first = test_end
+    planned_test, turned = plan(test, [False] * (test_end + len(avals) - state_start)), body
+    if _jaxcore.jaxpr_of(test).outvars[0].aval.shape:
+        first, turned = 0, _jaxcore.make_jaxpr(turn, list(map(_jaxcore.struct_of, avals)))
+    planned_turn = plan(turned, [False] * len(_jaxcore.jaxpr_of(turned).invars))
+
+    def run(args: Sequence[Any]) -> Sequence[Any]:
+        state = args[state_start:]
+        while np.any(planned_test.run([*args[:test_end], *state])[0]):
+            state = planned_turn.run([*args[first:state_start], *state])
+        return state
+
+    return run
+
+
+def _run(closed: Any, *args: Any) -> list[Any]:
+    return _jaxcore.run_jaxpr(_jaxcore.jaxpr_of(closed), *args, consts=_jaxcore.consts_of(closed))
+
+
+def _scan(eqn: Any, params: dict[str, Any], plan: _Plan) -> _Run:
+    """Each turn reads its rows of the inputs, and writes its results into rows of donated arrays."""
+    consts, carries = _jaxcore.scan_counts(eqn)
+    length, reverse = params["length"], params["reverse"]
+    stacked = [v.aval for v in eqn.outvars[carries:]]
+    rows = len(eqn.invars) - consts - carries
+
+    def turn(*args: Any) -> list[Any]:
+        fixed, rest = args[:consts], args[consts:]
+        xs, carry, filled, number = rest[:rows], rest[rows : rows + carries], rest[rows + carries : -1], rest[-1]
+        at = length - 1 - number if reverse else number
+        taken = (jax.lax.dynamic_index_in_dim(x, at, 0, keepdims=False) for x in xs)
+        out = _run(params["jaxpr"], *fixed, *carry, *taken)
+        written = (jax.lax.dynamic_update_index_in_dim(a, y, at, 0) for a, y in zip(filled, out[carries:]))
+        return [*out[:carries], *written, number + 1]
+
+    avals = [v.aval for v in eqn.invars]
+    # The rows go before the state, which changes from turn to turn.
+    avals = [*avals[:consts], *avals[consts + carries :], *avals[consts : consts + carries], *stacked]
+    donated = [*[False] * len(eqn.invars), *[True] * len(stacked), False]
+    number = jax.ShapeDtypeStruct((), np.int32)
+    # Without a turn there are no rows, and JAX could not trace how a turn takes one.
+    planned: Any = (
+        plan(_jaxcore.make_jaxpr(turn, [*map(_jaxcore.struct_of, avals), number]), donated) if length else None
+    )
+    start = jax.jit(lambda: [*map(_zeros, stacked), jnp.int32(0)])
+
+    def run(args: Sequence[Any]) -> Sequence[Any]:
+        fixed = [*args[:consts], *args[consts + carries :]]
+        state = [*args[consts : consts + carries], *start()]
+        for _ in range(length):
+            state = planned.run([*fixed, *state])
+        return state[:-1]
+
+    return run
+
+
+def _zeros(aval: Any) -> jax.Array:
+    if aval.weak_type:
+        # The results of the loop have a weak type here. Arrays made from Python numbers have a weak type, too.
+        return jnp.broadcast_to({"f": 0.0, "i": 0, "c": 0j}[aval.dtype.kind], aval.shape)
+    return jnp.zeros(aval.shape, aval.dtype)
+
+
+# The primitives that Python can run turn by turn.
+LOOPS: dict[str, Callable[[Any, dict[str, Any], _Plan], _Run]] = {"scan": _scan, "while": _while, "cond": _cond}

@@ -1,0 +1,302 @@
+"""`Host`, which a compiled program calls: a call with its batch, its buffers and its environment.
+
+`Shared` stands in front of it in a program over several devices, each of which calls with the same inputs.
+"""
+
+from __future__ import annotations
+
+import atexit
+import math
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxpyop import _jaxcore
+from jaxpyop._host import metrics
+from jaxpyop._host.errors import PythonBodyError, body_error, deferred_error
+from jaxpyop._host.guard import RUNNING
+from jaxpyop._host.host_call import Batch, HostCall
+from jaxpyop._host.memory import LARGE, SCRATCH, expect_writing, kept_of, lend, view_of, view_or_copy
+from jaxpyop._host.run_batch import run_elements, run_once, runs_in_this_process
+
+# XLA's threads are unknown to Python, or have a dummy once `threading.current_thread()` was called on them.
+_XLA_THREADS = (type(None), threading._DummyThread)
+
+
+def store(
+    targets: Sequence[Any],
+    shapes: Sequence[tuple[int, ...]],
+    at: Any,
+    values: Sequence[Any],
+    check: Callable[[int, tuple[int, ...], tuple[int, ...]], None],
+) -> None:
+    """Write results into the arrays or buffers that a call has to fill.
+
+    Args:
+        targets: an array or a buffer for each result.
+        shapes: the shape that each result of one element must have.
+        at: which part of the targets to fill: the row of an element by its number, the rows of several elements by a
+            slice, or everything by an ellipsis.
+        values: the results. Those of several elements are stacked.
+        check: called with the number of a result that has another shape, its shape, and the one that it must have.
+    """
+    # Without the ellipsis a scalar of bfloat16 would be converted to a Python float.
+    index = at if at is ... else (at, ...)
+    is_stacked = type(at) is slice
+    for k, value in enumerate(values):
+        shape = value.shape[1:] if is_stacked else value.shape
+        if shape != shapes[k]:
+            check(k, shape, shapes[k])
+        array = np.asarray(value)
+        # No name refers to this view of a buffer: `view_of` says why.
+        np.asarray(targets[k])[index] = array
+
+
+# -------------------------------------------------------------------------------- Host
+
+
+def _nbytes(struct: Any) -> int:
+    return math.prod(struct.shape) * np.dtype(struct.dtype).itemsize
+
+
+class Host:
+    """What XLA holds and calls.
+
+    Args:
+        call: what to run.
+        batch: the elements to run it on.
+        inputs: shape and dtype of the arrays that come.
+        results: shape and dtype of the arrays to return.
+        padding: how many results at the end do not come from the call.
+
+    Attributes:
+        route: what reports call the transport.
+    """
+
+    route = "callback"
+
+    def __init__(
+        self, call: HostCall, batch: Batch, inputs: Sequence[Any], results: Sequence[Any], padding: int = 0
+    ) -> None:
+        self.call = call
+        self.batch = batch
+        self.padding = padding
+        self.results = [(tuple(r.shape), np.dtype(r.dtype)) for r in results]
+        self.has_large_results = any(_nbytes(r) >= LARGE for r in results)
+        # A block is handed over as it is, and its results are stored as they are.
+        shape_of: Any = (lambda i, shape: shape) if batch.block else batch.element_shape
+        self._inputs = [jax.ShapeDtypeStruct(shape_of(i, x.shape), x.dtype) for i, x in enumerate(inputs)]
+        self._shapes = [shape[0 if batch.block else len(batch.sizes) :] for shape, _ in self.results]
+        self._is_plain = not (batch.sizes or call.operands.writes_out) and call.op.executor is None
+        self._lends = not (call.on_jax or call.copy)
+        # A body that takes jax.Arrays copies its inputs itself.
+        self._take: Callable[[Any], Any] = lend if self._lends else view_or_copy if call.on_jax else SCRATCH.copy_of
+        self._nbytes = sum(map(_nbytes, inputs)), sum(map(_nbytes, results[: len(results) - padding]))
+
+    def on_buffers(self, ctx: Any, outs: Sequence[Any], *buffers: Any) -> None:
+        """The body of a `buffer_callback`."""
+        if self.has_large_results:
+            for out in outs:
+                expect_writing(view_of(out))
+        self.enter(buffers, outs)
+
+    def on_arrays(self, *arrays: Any) -> list[np.ndarray[Any, Any]]:
+        """The body of a `pure_callback` or `io_callback`."""
+        outs = [np.empty(shape, dtype) for shape, dtype in self.results]
+        self.enter(arrays, outs)
+        return outs
+
+    def on_arrays_deferring_errors(self, *arrays: Any) -> list[Any]:
+        """Do what `on_arrays` does, but return the number of an error as the first result, for `raise_deferred`."""
+        try:
+            return [np.uint32(0), *self.on_arrays(*arrays)]
+        except PythonBodyError as error:
+            return [np.uint32(error.number), *(np.zeros(shape, dtype) for shape, dtype in self.results)]
+
+    def raise_deferred(self, ctx: Any, outs: Sequence[Any], number: Any, *aliased: Any) -> None:
+        """The body of a `buffer_callback` that raises a deferred error."""
+        if found := int(np.asarray(number)):
+            raise deferred_error(found, self.call.title)
+
+    def enter(self, arrays: Sequence[Any], outs: Sequence[Any]) -> None:
+        """Run the call on arrays or buffers, into others.
+
+        Raises:
+            PythonBodyError: whatever the body raised.
+        """
+        call, environment, ticket = self.call, self.call.environment, None
+        began = time.perf_counter() if metrics.reports else None
+        try:
+            if RUNNING is not None:
+                ticket = RUNNING.enter(call)
+            with _jaxcore.profiled_as(call.label):
+                if isinstance(_jaxcore.python_thread(), _XLA_THREADS):
+                    # The context of XLA's threads is empty.
+                    environment.context.copy().run(self._in_environment, arrays, outs)
+                elif environment.is_current():
+                    self._fill(arrays, outs)
+                else:
+                    self._in_environment(arrays, outs)
+            if began is not None:
+                metrics.note_call(call, self.route, self.batch, began, self._nbytes)
+            return
+        except BaseException as error:
+            if began is not None:
+                metrics.note_call(call, self.route, self.batch, began, error=error)
+            # KeyboardInterrupt too is caught, since XLA knows no exceptions, only text. The text shows what the inputs
+            # should have been, because the buffers themselves may be wrong.
+            failed = body_error(call.title, call.func, call.groups(self._inputs), error)
+        finally:
+            if ticket is not None and RUNNING is not None:
+                RUNNING.leave(ticket)
+        raise failed
+
+    def _in_environment(self, arrays: Sequence[Any], outs: Sequence[Any]) -> None:
+        with self.call.environment.entered():
+            self._fill(arrays, outs)
+
+    def _fill(self, arrays: Sequence[Any], outs: Sequence[Any]) -> None:
+        inputs = [self._take(a) for a in arrays]
+        if self._is_plain:
+            # The kinds of calls are in `_op`: `UserCall`, `RecordingCall`, `ReplayCall`, and those of the user's rules.
+            store(outs, self._shapes, ..., self.call(inputs), self.call.check)
+        else:
+            self._run(inputs, outs)
+        if self._lends:
+            take_back(inputs, self.call)
+
+    def _run(self, arrays: list[Any], outs: Sequence[Any]) -> None:
+        call, batch = self.call, self.batch
+        own = outs[: len(outs) - self.padding]
+        if call.operands.writes_out and runs_in_this_process(call.op):
+            arrays = [*arrays, *map(view_of, own)]
+            batch = batch.with_inputs(lambda mask: (*mask, *(True for _ in own)))
+        if not batch.sizes or batch.block:
+            whole = lambda values: store(outs, self._shapes, ..., values, call.check)
+            run_once(call, arrays, batch.sizes, whole)
+            return
+        rows = [view.reshape(batch.count, *view.shape[len(batch.sizes) :]) for view in map(view_of, own)]
+        run_elements(call, arrays, batch, lambda at, values: store(rows, self._shapes, at, values, call.check))
+
+
+def take_back(lent: list[Any], call: HostCall) -> None:
+    """Warn if a function kept an input that `copy=False` lent to it. Empties the list."""
+    # A worker gets copies of these arrays, and its executor may keep them with the task.
+    if (call.op.executor is None or runs_in_this_process(call.op)) and kept_of(lent):
+        warnings.warn(
+            f"{call.title}: func kept an input that copy=False lends for the call only; "
+            "its values are undefined from now on: keep a copy, or pass copy=True",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+# ------------------------------------------------------------- one run for all devices
+
+# A program over several devices calls a buffer callback on each of them. Nothing says which calls belong to one
+# execution. But the results of a stateless op depend on its inputs alone, so any call with equal inputs may have them.
+# Each run serves as many calls as the process has devices, and is then forgotten.
+
+# The largest number of runs that wait for calls. The calls of an execution that failed elsewhere never come.
+_MAX_RUNS = 64
+
+
+class _Run:
+    """A run of the body, and the calls that it has served."""
+
+    def __init__(self, inputs: list[bytes], host: Host) -> None:
+        self.inputs = inputs
+        self.outs = [np.empty(shape, dtype) for shape, dtype in host.results]
+        self.error: PythonBodyError | None = None
+        self.served = 1
+        self.ended = threading.Event()
+
+    def start(self, host: Host, buffers: Sequence[Any]) -> None:
+        try:
+            host.enter(buffers, self.outs)
+        except PythonBodyError as error:
+            self.error = error
+        finally:
+            self.ended.set()
+
+
+class Shared:
+    """A host that is called once for `devices` calls with equal inputs."""
+
+    def __init__(self, host: Host, devices: int) -> None:
+        _all.add(self)
+        self.host = host
+        self.devices = devices
+        # One entry for each call in progress.
+        self.calls: list[None] = []
+        self._lock = threading.Lock()
+        self._runs: list[_Run] = []
+
+    def on_buffers(self, ctx: Any, outs: Sequence[Any], *buffers: Any) -> None:
+        """The body of a `buffer_callback`."""
+        self.calls.append(None)
+        try:
+            self._fill(outs, buffers)
+        finally:
+            self.calls.pop()
+
+    def is_awaiting(self) -> bool:
+        """Tell whether some devices have not called yet."""
+        return bool(self._runs)
+
+    def _fill(self, outs: Sequence[Any], buffers: Sequence[Any]) -> None:
+        run, is_first = self._join([np.asarray(buffer).tobytes() for buffer in buffers])
+        if is_first:
+            run.start(self.host, buffers)
+        else:
+            run.ended.wait()
+        if (error := run.error) is not None:
+            # Each device raises the error, since a device that went on would wait for the others.
+            raise error.again()
+        for out, value in zip(outs, run.outs):
+            # No name refers to this view of a buffer: `view_of` says why.
+            np.asarray(out)[...] = value
+
+    def _join(self, inputs: list[bytes]) -> tuple[_Run, bool]:
+        with self._lock:
+            for run in self._runs:
+                if run.inputs == inputs:
+                    run.served += 1
+                    if run.served == self.devices:
+                        self._runs.remove(run)
+                    return run, False
+            run = _Run(inputs, self.host)
+            if self.devices > 1:
+                self._runs.append(run)
+                del self._runs[:-_MAX_RUNS]
+            return run, True
+
+
+# A result can be read once a single device has it. But Python must not exit while other devices still call: ending a
+# thread in the middle of a call aborts the process.
+_all: weakref.WeakSet[Shared] = weakref.WeakSet()
+
+# Seconds that Python's exit waits: `_MAX_SECONDS` for a function that does not end, `_PATIENCE` for calls that do not
+# come.
+_MAX_SECONDS = 10.0
+_PATIENCE = 0.5
+
+
+@atexit.register
+def _wait() -> None:
+    began = quiet = time.monotonic()
+    while time.monotonic() < began + _MAX_SECONDS:
+        if any(shared.calls for shared in list(_all)):
+            quiet = time.monotonic()
+        elif not any(shared.is_awaiting() for shared in list(_all)) or time.monotonic() > quiet + _PATIENCE:
+            break
+        time.sleep(0.01)
+    if _all:
+        # The last calls still have to return to XLA.
+        time.sleep(0.02)

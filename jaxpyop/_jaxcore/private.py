@@ -1,0 +1,275 @@
+"""Every name that the package uses of JAX below its public surface, and a check that each does what we rely on.
+
+No other module looks up such a name. If one is missing, or the check fails, the package runs portable, see `public`.
+The names of `jax.extend` are taken from where `jax.extend` has them, because it also imports Pallas, which takes long.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import inspect
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import core as public_core
+from jax import ffi
+from jax._src import (
+    config,
+    core,
+    dispatch,
+    effects,
+    linear_util,
+    source_info_util,
+    traceback_util,
+    util,
+    xla_bridge,
+)
+from jax._src.interpreters import ad, batching, mlir, partial_eval
+from jax._src.lax.control_flow import loops
+from jax._src.lib import xla_client
+
+# The current trace, the block in which another one is current, and the state of the thread, which has the axis names
+# that an eager vmap has bound; and no axis names at all.
+find_top_trace: Any = core.find_top_trace
+set_current_trace: Any = core.set_current_trace
+trace_ctx: Any = core.trace_ctx
+top_axis_env: Any = core.top_axis_env
+# Every setting that a trace depends on, as a key.
+trace_context: Any = config.trace_context
+# Registers a cache that jax.clear_caches() clears.
+register_cache: Any = util.register_cache
+
+# Evaluates a jaxpr, and frees each value after its last use.
+eval_jaxpr: Any = core.eval_jaxpr
+# Trace a function of flat lists, in a third of the time of jax.make_jaxpr, which flattens and names everything.
+wrap_init: Any = linear_util.wrap_init
+trace_to_jaxpr_dynamic: Any = partial_eval.trace_to_jaxpr_dynamic
+# Removes what the results of a jaxpr do not need, and says which inputs are needed.
+dce_jaxpr: Any = partial_eval.dce_jaxpr
+# Makes the constants of a jaxpr its first inputs.
+convert_constvars_jaxpr: Any = partial_eval.convert_constvars_jaxpr
+# Evaluates most primitives, by a compiled function that it looks up at each call, and that function.
+apply_primitive: Any = dispatch.apply_primitive
+xla_primitive_callable: Any = dispatch.xla_primitive_callable
+# Wraps a function once more that JAX has wrapped for a custom rule.
+transformation2: Any = linear_util.transformation2
+
+# The class of a value in jax.jvp.
+JVPTracer: Any = ad.JVPTracer
+# The rules of jax.linearize and jax.grad.
+primitive_linearizations: Any = ad.primitive_linearizations
+# The rules of jax.checkpoint.
+partial_eval_jaxpr_custom_rules: Any = partial_eval.partial_eval_jaxpr_custom_rules
+# The rules of vmap for primitives that need to know the size of the batch: those of cond and while_loop.
+fancy_primitive_batchers: Any = batching.fancy_primitive_batchers
+# The classes of effects that the derivative of a loop keeps where nobody uses the results.
+partial_eval_kept_effects: Any = effects.partial_eval_kept_effects
+# Moves what is the same in each iteration out of a loop that is differentiated.
+scan_known_hoisting: Any = loops._scan_known_hoisting
+
+# The lowering rules of JAX's own primitives, where those with a combiner are wrapped.
+lowerings: Any = mlir._lowerings
+# What a lowering rule is given: it has the callbacks of the program, and the tokens of ordered effects.
+LoweringRuleContext: Any = mlir.LoweringRuleContext
+ModuleContext: Any = mlir.ModuleContext
+# The type of these tokens, by which XLA orders effects.
+abstract_token: Any = core.abstract_token
+# Emits the call of a function that jaxlib registers with XLA.
+ffi_lowering: Any = ffi.ffi_lowering
+# The primitives whose lowering is told over which devices the program runs.
+prim_requires_devices_during_lowering: Any = dispatch.prim_requires_devices_during_lowering
+
+# What jax.device_put ends in.
+batched_device_put: Any = xla_client.batched_device_put
+# The clients of the process, whether there are any yet, and the default one.
+backends: Any = xla_bridge.backends
+backends_are_initialized: Any = xla_bridge.backends_are_initialized
+get_backend: Any = xla_bridge.get_backend
+# The tokens of the programs in flight, where those of failed programs stay.
+runtime_tokens: Any = dispatch.runtime_tokens
+
+# The source line and the named scope that new equations get.
+current_name_stack: Any = source_info_util.current_name_stack
+user_context: Any = source_info_util.user_context
+# Leave the files of a folder out of source lines, and out of tracebacks.
+leave_out_of_source_lines: Any = source_info_util.register_exclusion
+leave_out_of_tracebacks: Any = traceback_util.register_exclusion
+
+_Trace: Any = public_core.Trace
+_Tracer: Any = public_core.Tracer
+_SCALAR: Any = jax.typeof(np.float32(0))
+# From JAX 0.11.1 on, a linearize rule returns five results, before that four.
+LINEARIZE_RESULTS = 5 if jax.__version_info__[:3] >= (0, 11, 1) else 4
+
+# ------------------------------------------------------------------- the check
+
+
+def _expect(condition: bool, what: str) -> None:
+    if not condition:
+        raise AssertionError(f"JAX does something else: {what}")
+
+
+class _Recorder(_Trace):
+    """A trace that notes the primitives that JAX gives it, and returns tracers of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.requires_low = False
+        self.calls: list[tuple[Any, Any, Any]] = []
+
+    def process_primitive(self, primitive: Any, tracers: Any, params: Any, /) -> Any:
+        self.calls.append((primitive, tracers, params))
+        out = _Tracer(self, _SCALAR)
+        return [out] if primitive.multiple_results else out
+
+    def process_custom_jvp_call(self, primitive: Any, fun: Any, jvp: Any, tracers: Any, /, **params: Any) -> Any:
+        self.calls.append((primitive, tracers, params))
+        return fun.call_wrapped(*tracers)
+
+
+def _check_own_traces() -> None:
+    """Checks that a trace of ours gets each primitive, with its operands and parameters."""
+    outside, trace = find_top_trace(()), _Recorder()
+    x = _Tracer(trace, _SCALAR)
+    identity = jax.custom_jvp(lambda x: x)
+    identity.defjvp(lambda primals, tangents: (primals[0], tangents[0]))
+    with set_current_trace(trace):
+        _expect(find_top_trace(()) is trace, "the current trace")
+        made = [jax.lax.neg(x), jax.jit(lambda x: -x)(x)]
+        _expect(all(isinstance(y, _Tracer) for y in made) and identity(x) is x, "results of a trace")
+    _expect(find_top_trace(()) is outside, "the end of a trace")
+    (neg, operands, params), (jit, _, jit_params), (_, custom_operands, _) = trace.calls
+    _expect(neg is jax.lax.neg_p and list(operands) == [x] and isinstance(params, dict), "primitives of a trace")
+    _expect(jit.multiple_results and "jaxpr" in jit_params and list(custom_operands) == [x], "calls in a trace")
+    trace.invalidate()
+    _expect(not x._trace.is_valid() and hasattr(trace, "_weakref"), "a trace that is over")
+
+
+def _check_settings() -> None:
+    """Checks what is known of the thread and its settings: a key of them that does not change would reuse programs."""
+    _expect(trace_ctx.is_top_level() and trace_ctx.axis_env is top_axis_env, "the top level")
+    _expect(callable(trace_ctx.set_axis_env), "the names of axes")
+    before = trace_context()
+    with jax.default_matmul_precision("float32"):
+        changed = trace_context()
+    _expect(hash(before) == hash(trace_context()) and before == trace_context() != changed, "the key of settings")
+
+
+def _check_linearize_rule() -> None:
+    """Checks the order of a linearize rule's results."""
+    primitive: Any = type(jax.lax.neg_p)("jaxpyop_check")
+    primitive.multiple_results = True
+    primitive.def_abstract_eval(lambda x: [x])
+    rule = linearize_rule(lambda perturbed, operands: (list(operands), [True], lambda ts: [jax.lax.neg(ts[0])]))
+    primitive_linearizations[primitive] = rule
+    try:
+        tangent = lambda x, t: jax.linearize(lambda x: primitive.bind(x)[0], x)[1](t)
+        jaxpr: Any = jax.make_jaxpr(tangent)(1.0, 1.0).jaxpr
+    finally:
+        del primitive_linearizations[primitive]
+    (eqn,) = jaxpr.eqns
+    _expect(eqn.primitive is jax.lax.neg_p and eqn.invars[0] is jaxpr.invars[1], "a linearize rule")
+
+
+def linearize_rule(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a rule for JAX's table of linearize rules, made of one as `rules.set_linearization` takes."""
+
+    def linearize(is_vjp: bool, perturbed: Sequence[bool], *operands: Any, **params: Any) -> Any:
+        outs, has_tangent, push = rule(perturbed, operands, **params)
+        if LINEARIZE_RESULTS == 4:
+            return outs, has_tangent, [], lambda residuals, *tangents: push(tangents)
+        return outs, has_tangent, [], None, lambda residuals, other, *tangents: push(tangents)
+
+    return linearize
+
+
+def _check_loops() -> None:
+    """Checks that differentiation takes what a loop can do once from the function that `rules` replaces."""
+    asked: list[Any] = []
+    loops._scan_known_hoisting = lambda *args: asked.append(args) or without_hoisting(*args)
+    try:
+        turn = lambda c, _: (c * jax.lax.exp(np.float32(2)), None)
+        jax.make_jaxpr(lambda x: jax.linearize(lambda x: jax.lax.scan(turn, x, None, length=2)[0], x)[0])(1.0)
+    finally:
+        loops._scan_known_hoisting = scan_known_hoisting
+    ((closed, consts, count, *_),) = asked
+    _expect(hasattr(closed, "effects") and len(consts) == 0 and count == 1, "the derivative of a loop")
+
+
+def without_hoisting(
+    jaxpr: Any, consts: Sequence[Any], count: int, *_: Any
+) -> tuple[Any, Sequence[Any], list[bool], Any]:
+    """Returns what `_scan_known_hoisting` returns if nothing moves out of the loop, as its own comment says."""
+    return jaxpr, consts, [False] * count, []
+
+
+_UNNAMED: Any = jax.api_util.debug_info("jaxpyop", lambda: None, (), {})._replace(arg_names=None, result_paths=None)
+
+
+def trace(function: Callable[..., Sequence[Any]], args: Sequence[Any]) -> tuple[Any, Any]:
+    """Traces a function that takes and returns flat lists, and returns its jaxpr and its constants."""
+    avals = [jax.api_util.shaped_abstractify(x) for x in args]
+    jaxpr, _, consts = trace_to_jaxpr_dynamic(wrap_init(function, debug_info=_UNNAMED), avals)
+    return jaxpr, consts
+
+
+def _check_jaxprs() -> None:
+    """Checks the functions of jaxprs, and that JAX evaluates its primitives by one function."""
+    jaxpr, consts = trace(lambda x, y: [-x, -y], [_SCALAR, _SCALAR])
+    _expect(len(jaxpr.eqns) == 2 and not consts, "the trace of a function")
+    smaller, used = dce_jaxpr(jaxpr, [True, False])
+    _expect(len(smaller.eqns) == 1 and list(used) == [True, False], "dead code")
+    _expect(len(convert_constvars_jaxpr(jaxpr).invars) == 2, "constants of a jaxpr")
+    shapes = jax.eval_shape(lambda x, y: eval_jaxpr(jaxpr, [], x, y), np.float32(1), np.float32(1))
+    _expect(len(shapes) == 2, "the evaluation of a jaxpr")
+    with user_context(None, name_stack=current_name_stack()):
+        pass
+    _expect(callable(transformation2(lambda f, *args: f(*args))), "a wrapped function")
+    _expect(getattr(jax.lax.neg_p.impl, "func", None) is apply_primitive, "how a primitive is evaluated")
+
+
+def _check_tables() -> None:
+    """Checks the tables of rules, and the context of a lowering."""
+    tables: list[Any] = [primitive_linearizations, partial_eval_jaxpr_custom_rules, fancy_primitive_batchers, lowerings]
+    _expect(all(isinstance(table, dict) for table in tables), "tables of rules")
+    _expect(all(p in fancy_primitive_batchers for p in (jax.lax.cond_p, jax.lax.while_p)), "rules of cond and while")
+    entry = lowerings[jax.lax.reduce_p]
+    _expect(callable(dataclasses.replace(entry, rule=entry.rule).rule), "a lowering rule")
+    fields = {field.name for field in dataclasses.fields(LoweringRuleContext)}
+    _expect({"module_context", "avals_in", "avals_out", "tokens_in"} <= fields, "the context of a lowering")
+    _expect(callable(ModuleContext.add_host_callback) and callable(LoweringRuleContext.set_tokens_out), "callbacks")
+    _expect(callable(ffi_lowering("xla_buffer_python_cpu_callback", has_side_effect=True)), "buffer callbacks")
+    parameters = list(inspect.signature(register_cache).parameters)
+    _expect(len(parameters) == 2 and callable(partial_eval_kept_effects.add_type), "caches and effects")
+    _expect(callable(prim_requires_devices_during_lowering.add) and callable(runtime_tokens.clear), "tokens")
+
+
+def _check() -> Any:
+    """Runs all checks, and returns the evaluating trace, which is the current one in a thread that just began."""
+    evaluating = find_top_trace(())
+    _check_own_traces()
+    _check_settings()
+    _check_linearize_rule()
+    _check_loops()
+    _check_jaxprs()
+    _check_tables()
+    return evaluating
+
+
+def _in_a_new_thread(function: Callable[[], Any]) -> Any:
+    """Calls a function outside of the trace, and without the settings, that the importing code may be under."""
+
+    def run() -> Any:
+        with jax.disable_jit(False), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return function()
+
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        return pool.submit(run).result()
+
+
+EVAL_TRACE = _in_a_new_thread(_check)

@@ -1,0 +1,395 @@
+"""Rules for JAX's transformations: derivatives, checkpoints, loops, effects, lowering; and tests for tangents."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpyop._jaxcore.jaxprs import (
+    IO_EFFECT,
+    ORDERED_IO,
+    equations_in,
+    jaxpr_of,
+    jaxprs_in,
+    jit_p,
+    opened,
+    without_dead_code,
+)
+from jaxpyop._jaxcore.public import JAX_VERSION, PORTABLE, ShapedArray, Tracer, ad, private
+from jaxpyop._jaxcore.traces import Unusable
+
+
+def is_zero(vector: Any) -> bool:
+    """Tells whether a tangent or cotangent is known to be zero: a symbolic zero, or a float0 of an integer or bool."""
+    return type(vector) is ad.Zero or getattr(vector, "dtype", None) == jax.dtypes.float0
+
+
+def zeros(like: Any) -> jax.Array:
+    """Returns zeros of the shape and dtype of `like`."""
+    return jnp.zeros(like.shape, like.dtype)
+
+
+def replaced(values: Sequence[Any], positions: Sequence[int], replacements: Sequence[Any]) -> list[Any]:
+    """Returns `values` as a list, with `replacements` at `positions`."""
+    full = list(values)
+    for i, value in zip(positions, replacements, strict=True):
+        full[i] = value
+    return full
+
+
+def tangent_aval(x: Any) -> Any:
+    """Returns the type of a value's tangents."""
+    # Every aval has this method (JAX 0.10 to 0.12).
+    return jax.typeof(x).to_tangent_aval()
+
+
+def differentiated() -> Any:
+    """Returns an object that `jax.closure_convert` takes for a differentiated value.
+
+    JAX calls `_contents()` of the values that a function closes over, to find out which of them have to become
+    arguments (JAX 0.10 to 0.12). The object is a tracer of `jax.jvp`, made without its constructor.
+    """
+    tracer = private.JVPTracer.__new__(private.JVPTracer)
+    # JAX takes the tracer for differentiated unless its tangent is a symbolic zero. None is not one.
+    tracer.aval, tracer.tangent = ShapedArray((), np.dtype(np.float32)), None
+    return tracer
+
+
+# ------------------------------------------------------- derivatives and checkpoints
+
+# What a linearize rule returns: the results, which of them have tangents, and the function from the operands' tangents
+# to the results' tangents.
+Linearized = tuple[list[Any], list[bool], Callable[[Sequence[Any]], Sequence[Any]]]
+
+
+def set_linearization(primitive: Any, rule: Callable[..., Linearized]) -> None:
+    """Makes `jax.grad` and `jax.linearize` call a rule, instead of tracing and splitting the primitive's JVP.
+
+    Args:
+        primitive: a primitive with several results.
+        rule: is called with a bool for each operand (whether it has a tangent), the operands, and the parameters.
+    """
+    if not PORTABLE:
+        private.primitive_linearizations[primitive] = private.linearize_rule(rule)
+
+
+def run_once_in_checkpoint(primitive: Any) -> None:
+    """Makes `jax.checkpoint` keep a primitive's results for the backward pass, whatever its policy is.
+
+    If the primitive ran a second time, a function that draws random numbers would give the value of one run and the
+    gradient of another.
+    """
+    if not PORTABLE:
+        private.partial_eval_jaxpr_custom_rules[primitive] = _keep_results
+
+
+def _keep_results(saveable: Any, unknown: Sequence[bool], instantiated: Sequence[bool], eqn: Any) -> tuple[Any, ...]:
+    """Splits an equation for JAX's `checkpoint`.
+
+    The equation runs in the forward pass if all its operands are known there, and otherwise in the backward pass. The
+    rule returns the equation of either pass (or None), for each result whether it is unknown in the forward pass and
+    whether it is instantiated, and the values that the forward pass hands to the backward pass.
+    """
+    late, count = any(unknown), len(eqn.outvars)
+    passed_on = [x for x, has in zip(eqn.invars, instantiated) if late and not has and not hasattr(x, "val")]
+    return None if late else eqn, eqn if late else None, [late] * count, [late] * count, passed_on
+
+
+def _unusable_in(value: Any) -> Unusable | None:
+    """Returns the unusable value in tracers of an eager `vmap` or `jvp`, by their attributes `val` and `primal`."""
+    while isinstance(value, Tracer) and type(value) is not Unusable:
+        value = getattr(value, "val", None) if hasattr(value, "val") else getattr(value, "primal", None)
+    return value if type(value) is Unusable else None
+
+
+def _with_unusable_tangents(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps the JVP rule of `jit`, to raise the error of an unusable tangent only if the function uses it.
+
+    Any other operation does use its tangents. A jitted function such as `x > 0` need not.
+    """
+
+    def jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
+        unusable = {i: found for i, t in enumerate(tangents) if (found := _unusable_in(t)) is not None}
+        if not unusable:
+            return rule(primals, tangents, **params)
+        positions = list(unusable)
+
+        def tangents_of(given: Sequence[Any]) -> list[Any]:
+            found = rule(primals, replaced(tangents, positions, given), **params)[1]
+            return [t for t in found if type(t) is not ad.Zero]
+
+        structs = [jax.ShapeDtypeStruct(tangents[i].shape, tangents[i].dtype) for i in positions]
+        jaxpr, consts = opened(jax.make_jaxpr(tangents_of)(structs))
+        for tangent, is_used in zip(unusable.values(), without_dead_code(jaxpr)[1][len(consts) :]):
+            if is_used:
+                raise tangent.error()
+        return rule(primals, replaced(tangents, positions, list(map(zeros, structs))), **params)
+
+    return jvp
+
+
+# ------------------------------------------------------------------------ effects
+
+
+class _OpEffect:
+    """The effect of one stateful op, mixed into the classes of io_callback's effects.
+
+    JAX recognizes an effect by `isinstance`, and by `effect in effects`. So the effects of all ops are equal to the one
+    of io_callback: JAX accepts and rejects them wherever it accepts and rejects those, and has one token for all that
+    are ordered. Where JAX prints the effects that it refuses, this one says what to do.
+    """
+
+    # The effect of io_callback that this one stands in for.
+    like: Any
+
+    def __init__(self, title: str, cure: str) -> None:
+        self.title = title
+        self.cure = cure
+
+    def __hash__(self) -> int:
+        return hash(self.like)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, type(self.like))
+
+    def __str__(self) -> str:
+        return f"the stateful {self.title} ({self.cure})"
+
+    __repr__ = __str__
+
+
+# The classes of the two effects have no names to import.
+_IoEffect: Any = type(IO_EFFECT)
+_OrderedIoEffect: Any = type(ORDERED_IO)
+
+
+class _StatefulEffect(_OpEffect, _IoEffect):
+    like = IO_EFFECT
+
+
+class _OrderedEffect(_OpEffect, _OrderedIoEffect):
+    like = ORDERED_IO
+
+
+# What makes the effect of a stateful op, and of an ordered one, from the op's title and a cure. Where JAX's rules are
+# not wrapped, only io_callback's own effects are treated right.
+StatefulEffect: Callable[[str, str], Any] = (lambda title, cure: IO_EFFECT) if PORTABLE else _StatefulEffect
+OrderedEffect: Callable[[str, str], Any] = (lambda title, cure: ORDERED_IO) if PORTABLE else _OrderedEffect
+
+
+def _op_effects(jaxprs: Sequence[Any]) -> Iterator[_OpEffect]:
+    return (effect for jaxpr in jaxprs for effect in jaxpr.effects if isinstance(effect, _OpEffect))
+
+
+def _without_hoisting_of_effects(hoist: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps the function that moves what is the same in each iteration out of a loop that is differentiated.
+
+    JAX has no regard to effects there: a stateful op would run once in all, and not in each iteration. In a loop with
+    such an op nothing is moved out.
+    """
+
+    def keep(jaxpr: Any, *others: Any) -> Any:
+        return (private.without_hoisting if any(_op_effects([jaxpr])) else hoist)(jaxpr, *others)
+
+    return keep
+
+
+# --------------------------------------------------- vmap of cond and while_loop
+
+
+class RefusedEffectError(NotImplementedError):
+    """A stateful op is in a loop or branch that cannot hold it."""
+
+
+def _refusal(effect: _OpEffect, reason: str) -> RefusedEffectError:
+    return RefusedEffectError(f"a vmap of a {reason.format(effect.title)}; or {effect.cure}")
+
+
+_COND = (
+    "cond on a predicate that differs by element cannot hold the stateful {}: call it outside the cond, with the "
+    "predicate as when=, which decides for each element"
+)
+_WHILE = (
+    "while_loop (ordered, or of a length that differs by element) cannot hold the stateful {}: loop to the longest "
+    "length with fori_loop, and pass as when= a boolean that is true while the element continues"
+)
+
+
+def _batch_cond(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps the rule of `vmap` for a cond, which refuses every effect of io_callback.
+
+    A cond whose predicate is the same for the whole batch stays a cond, so that its effects are safe. JAX's rule gets
+    the branches with the effects of our ops left out, and finds them again when it traces the batched branches.
+    """
+
+    def batch(axis_data: Any, args: Sequence[Any], dims: Sequence[Any], *, branches: Any, **params: Any) -> Any:
+        effect = next(_op_effects(branches), None)
+        # The first operand is the predicate.
+        if effect is not None and dims[0] is not None:
+            raise _refusal(effect, _COND)
+        if effect is not None:
+            branches = tuple(map(_without_op_effects, branches))
+        return rule(axis_data, args, dims, branches=branches, **params)
+
+    return batch
+
+
+def _without_op_effects(closed: Any) -> Any:
+    jaxpr = jaxpr_of(closed)
+    bare = jaxpr.replace(effects=frozenset(e for e in jaxpr.effects if not isinstance(e, _OpEffect)))
+    return bare if jaxpr is closed else closed.replace(jaxpr=bare)
+
+
+def _batch_while(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps the rule of `vmap` for a while_loop, to raise an error that names the op."""
+
+    def batch(axis_data: Any, args: Sequence[Any], dims: Sequence[Any], **params: Any) -> Any:
+        try:
+            return rule(axis_data, args, dims, **params)
+        except RefusedEffectError:
+            raise
+        except Exception as error:
+            # JAX's refusal has no class of its own, so it is recognized by the word "effect" in its text. Any other
+            # error comes from a rule inside the loop, and explains itself better than ours would.
+            effect = next(_op_effects(jaxprs_in(params)), None)
+            if effect is None or "effect" not in str(error):
+                raise
+            raise _refusal(effect, _WHILE) from None
+
+    return batch
+
+
+if not PORTABLE:
+    ad.primitive_jvps[jit_p] = _with_unusable_tangents(ad.primitive_jvps[jit_p])
+    private.loops._scan_known_hoisting = _without_hoisting_of_effects(private.scan_known_hoisting)
+    # A differentiated scan drops effects without a result (io_callback's too), except for these.
+    for _kind in (_StatefulEffect, _OrderedEffect):
+        private.partial_eval_kept_effects.add_type(_kind)
+    for _primitive, _wrap in ((jax.lax.cond_p, _batch_cond), (jax.lax.while_p, _batch_while)):
+        _rules = private.fancy_primitive_batchers
+        _rules[_primitive] = _wrap(_rules[_primitive])
+
+
+# ---------------------------------------------------------------------- lowering
+
+# The argument `ctx` is the context that JAX hands to a lowering rule. JAX documents only some of its attributes. The
+# ones that are read here are the same from JAX 0.10 to 0.12.
+
+
+def is_export(ctx: Any) -> bool:
+    """Tells whether a lowering is for `jax.export`."""
+    return bool(ctx.module_context.lowering_parameters.for_export)
+
+
+def keeps_dead_code(ctx: Any) -> bool:
+    """Tells whether the lowered operation may be dead code, which means that its results are never used.
+
+    JAX drops such operations before lowering. The exception is the body of a while_loop, for which JAX has no rule
+    before 0.12. A lowering sees one operation, and not whether another one in the body uses its results.
+    """
+    return JAX_VERSION < (0, 12) and "while" in str(ctx.name_stack)
+
+
+def device_count(ctx: Any) -> int:
+    """Returns the number of devices over which XLA partitions the lowered program automatically.
+
+    It is 1 inside `shard_map`, where a program is written for one device.
+    """
+    # Only the context of a program that is partitioned automatically has this attribute.
+    return getattr(ctx.module_context.axis_context, "num_devices", 1)
+
+
+def platforms(ctx: Any) -> tuple[str, ...]:
+    """Returns the platforms that a lowering is for. Only `jax.export` lowers for several."""
+    return tuple(ctx.platforms or ctx.module_context.platforms)
+
+
+# The primitives that become one operation of XLA with a function of the user in it, with the names that errors use.
+_COMBINING = {
+    jax.lax.reduce_p: "jax.lax.reduce",
+    jax.lax.reduce_window_p: "jax.lax.reduce_window",
+    jax.lax.scatter_p: "a scatter (x.at[i].apply)",
+    jax.lax.select_and_scatter_p: "a select-and-scatter",
+}
+
+
+def refuse_in_combiners(primitive: Any, refuse: Callable[..., None]) -> None:
+    """Makes JAX refuse a primitive inside the function of a reduction or scatter, where XLA cannot call Python.
+
+    It wraps the lowering rules of these operations.
+
+    Args:
+        primitive: the primitive to refuse, in such a function and in all functions that it calls.
+        refuse: raises the error. It is called with the name of the operation and the parameters of the equation.
+    """
+    if PORTABLE:
+        return
+    rules: Any = private.lowerings
+
+    def checked(title: str, rule: Callable[..., Any]) -> Callable[..., Any]:
+        def lower(ctx: Any, *operands: Any, **params: Any) -> Any:
+            for eqn in equations_in(params):
+                if eqn.primitive is primitive:
+                    refuse(title, **eqn.params)
+            return rule(ctx, *operands, **params)
+
+        return lower
+
+    for combining in _COMBINING.keys() & rules.keys():
+        entry = rules[combining]
+        rules[combining] = dataclasses.replace(entry, rule=checked(_COMBINING[combining], entry.rule))
+
+
+def lowered_buffer_callback(
+    ctx: Any, callback: Callable[..., None], operands: Sequence[Any], results: Any, has_side_effect: bool
+) -> Any:
+    """Lowers a `buffer_callback`, and returns the results' IR values.
+
+    JAX's own `buffer_callback` has to be traced first, and flattens its arguments at each call. Both together take
+    several times as long.
+    """
+    count = len(operands)
+
+    def flat(context: Any, *buffers: Any) -> tuple[()]:
+        callback(context, buffers[count:], *buffers[:count])
+        return ()
+
+    return _emit(ctx, flat, operands, has_side_effect, [ShapedArray(r.shape, r.dtype) for r in results])
+
+
+def ordered_buffer_callback(ctx: Any, callback: Callable[..., None], operands: Sequence[Any], results: Any) -> Any:
+    """Lowers a `buffer_callback` that keeps program order, and returns the results' IR values.
+
+    XLA keeps effects in order by a token that each of them takes and returns. JAX's own `buffer_callback` has no token.
+    Its target in jaxlib can take one: as one more operand and one more result, as the target of `io_callback` does
+    (JAX 0.10 to 0.12).
+    """
+    token, count = private.abstract_token, len(operands)
+
+    def with_tokens(context: Any, *buffers: Any) -> tuple[()]:
+        callback(context, buffers[count + 2 :], *buffers[1 : count + 1])
+        return ()
+
+    avals = [token, *(ShapedArray(r.shape, r.dtype) for r in results)]
+    before = ctx.tokens_in.get(ORDERED_IO)
+    after, *values = _emit(ctx.replace(avals_in=[token, *ctx.avals_in]), with_tokens, [before, *operands], True, avals)
+    ctx.set_tokens_out(ctx.tokens_in.update_tokens(type(ctx.tokens_in)({ORDERED_IO: after})))
+    return values
+
+
+def _emit(ctx: Any, flat: Callable[..., Any], operands: Sequence[Any], has_side_effect: bool, avals: list[Any]) -> Any:
+    ctx.module_context.add_host_callback(flat)
+    index = np.uint64(len(ctx.module_context.host_callbacks) - 1)
+    emit = private.ffi_lowering("xla_buffer_python_cpu_callback", has_side_effect=has_side_effect)
+    return emit(ctx.replace(avals_out=avals), *operands, index=index)
+
+
+def wants_devices(primitive: Any) -> None:
+    """Makes JAX pass the devices to the primitive's lowering rule, as for `pure_callback`."""
+    if not PORTABLE:
+        private.prim_requires_devices_during_lowering.add(primitive)

@@ -1,0 +1,285 @@
+"""Operations: primitives with their parameters, shared by all calls that compute the same.
+
+So the compiled functions of an operation, and the dependence of its outputs on its inputs, serve every recording. A
+jaxpr among the parameters counts by its structure, because the body of a `scan` over a fresh lambda is a new object
+every time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import types
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any
+
+import jax
+
+from jaxpyop import _jaxcore
+from jaxpyop._jaxcore import constants_of, jaxpr_of, jaxprs_in
+
+# Numbers of operations are negative, since a program's key mixes them with slots.
+_ids = itertools.count(-1, -1)
+
+# The operations by the objects in a call's parameters, to find them fast. Only those that are shared, so that no
+# function of the user's is kept alive.
+_by_parameters: dict[Hashable, tuple[tuple[Any, ...] | None, Operation]] = {}
+_MAX_PARAMETERS = 4096
+
+
+@functools.lru_cache(4096)
+def shared(*key: Hashable) -> list[Any]:
+    """Holds what calls share that compute the same: their operation, or what tracing found out about it."""
+    return []
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Operation:
+    """A primitive with its parameters.
+
+    Attributes:
+        bind: evaluates the operation under the current trace.
+        run: evaluates it on concrete arrays, compiled.
+        multiple_results: whether `bind` and `run` return a list.
+        id: a negative number of its own; None if the operation is not shared.
+        linearize_now: whether the operation has to be linearized when it is recorded. It has side effects, calls
+            Python, holds constants (NumPy arrays may be written to later), or is yet to be expanded by JAX.
+        calls_python: whether it runs, perhaps deep inside, a function of the user's on the host.
+        uses_refs: whether it reads or writes a mutable array.
+        is_probed: whether a trial trace finds out which outputs depend on which inputs. This is False for a
+            `custom_jvp` function, on which JAX notes the types of the results when it is called: a trial would call it
+            too early. All its outputs are then taken to depend on all inputs.
+        is_new: whether it has a compiled function of its own that has not run yet.
+    """
+
+    bind: Callable[..., Any]
+    run: Callable[..., Any]
+    multiple_results: bool
+    id: int | None = None
+    linearize_now: bool = False
+    calls_python: bool = False
+    uses_refs: bool = False
+    is_probed: bool = True
+    is_new: bool = False
+
+    def outputs(self, args: Sequence[Any]) -> Sequence[Any]:
+        """Evaluates the operation under the current trace, and always returns a sequence."""
+        out = self.bind(*args)
+        return out if self.multiple_results else (out,)
+
+
+def find_op(primitive: Any, params: dict[str, Any], args: Sequence[Any]) -> Operation:
+    """Returns the operation of a primitive and its parameters, which is called with `args`."""
+    if primitive is _jaxcore.jit_p:
+        # Shardings are hashed and compared in Python, which takes long. So the jaxpr alone is the key. The other
+        # parameters are compared, and are usually the very same objects.
+        key, values = params["jaxpr"], tuple(params.values())
+    else:
+        key, values = (primitive, *params.items()), None
+    try:
+        found = _by_parameters.get(key)
+    except TypeError:
+        # A parameter has no hash.
+        return _find_by_structure(primitive, params, args)
+    if found is None or found[0] != values:
+        found = values, _find_by_structure(primitive, params, args)
+        if found[1].id is not None:
+            if len(_by_parameters) >= _MAX_PARAMETERS:
+                _by_parameters.clear()
+            _by_parameters[key] = found
+    return found[1]
+
+
+def _find_by_structure(primitive: Any, params: dict[str, Any], args: Sequence[Any]) -> Operation:
+    if (eqn := _only_equation(primitive, params)) is not None:
+        return find_op(eqn.primitive, eqn.params, args)
+    if _calls_python(primitive, params):
+        # Such an operation is not shared. Nothing of it is compiled here, and a cache would keep the function alive.
+        return dataclasses.replace(_make_op(primitive, params, args), linearize_now=True, calls_python=True)
+    if any(map(_jaxcore.is_of_high_type, args)) or _holds_closure(params):
+        return dataclasses.replace(_make_op(primitive, params, args), linearize_now=True)
+    try:
+        key = (primitive, _jaxcore.structural_key(params))
+    except _jaxcore.OwnRulesError:
+        return dataclasses.replace(_make_op(primitive, params, args), linearize_now=True)
+    except _jaxcore.UnkeyableError:
+        linearize_now = _jaxcore.holds_constants(params)
+        if linearize_now or primitive is not _jaxcore.jit_p:
+            return dataclasses.replace(_make_op(primitive, params, args), linearize_now=linearize_now)
+        # A custom_vjp in the jaxpr has no hash on JAX 0.10.0, so the jaxpr itself is the key.
+        key = (primitive, *params.values())
+    return _shared(key, lambda id: _make_op(primitive, params, args, id))
+
+
+def _shared(key: Hashable, make: Callable[[int], Operation]) -> Operation:
+    # The types inside a jaxpr name the mesh of `jax.set_mesh`, and structural keys do not.
+    found = shared(key, jax.sharding.get_abstract_mesh())
+    if not found:
+        found.append(make(next(_ids)))
+    return found[0]
+
+
+def find_op_to_evaluate(primitive: Any, params: dict[str, Any], args: Sequence[Any]) -> Operation | None:
+    """Returns the shared operation that evaluates a primitive on values without a tangent, if that saves time.
+
+    It does for primitives that hold jaxprs: JAX takes longer to look up a `jit`, and would compile a `scan` over a
+    fresh function each time.
+    """
+    if not jaxprs_in(params):
+        return None
+    op = find_op(primitive, params, args)
+    if op.id is None or op.linearize_now or op.uses_refs:
+        return None
+    if op.is_new:
+        # JAX may have compiled the call already, and it may never come again.
+        op.is_new = False
+        return None
+    return op
+
+
+def _holds_closure(params: dict[str, Any]) -> bool:
+    # JAX makes such a function in each call, as the transpose of a linear_call is. It equals no other function, so an
+    # operation with it cannot be shared.
+    return any(isinstance(value, types.FunctionType) and value.__closure__ for value in params.values())
+
+
+def _only_equation(primitive: Any, params: dict[str, Any]) -> Any | None:
+    """Returns the equation that a `jit` consists of, as many of jnp's functions do.
+
+    It is evaluated by itself, with the executable that JAX has for it anyway.
+    """
+    if primitive is not _jaxcore.jit_p:
+        return None
+    jaxpr = jaxpr_of(params["jaxpr"])
+    is_high = _jaxcore.is_high(primitive, (), params)
+    if len(jaxpr.eqns) != 1 or jaxpr.constvars or is_high or not _jaxcore.is_plain_jit(params):
+        return None
+    eqn = jaxpr.eqns[0]
+    is_all = list(eqn.invars) == list(jaxpr.invars) and list(eqn.outvars) == list(jaxpr.outvars)
+    holds_functions = eqn.primitive in _jaxcore.CUSTOM_CALLS or jaxprs_in(eqn.params)
+    return eqn if is_all and not holds_functions else None
+
+
+def _calls_python(primitive: Any, params: dict[str, Any]) -> bool:
+    inner = (eqn.primitive for eqn in _jaxcore.equations_in(params))
+    return any(getattr(p, "calls_python", False) for p in itertools.chain([primitive], inner))
+
+
+def _make_op(primitive: Any, params: dict[str, Any], args: Sequence[Any], id: int | None = None) -> Operation:
+    if primitive is _jaxcore.jit_p:
+        # The record keeps its values.
+        params = params | {"donated_invars": (False,) * len(params["donated_invars"])}
+    bind = functools.partial(primitive.bind, **params)
+    # JAX expands such a primitive before it comes to the `impl`.
+    is_high = _jaxcore.is_high(primitive, args, params)
+    is_new = id is not None and (is_high or _wants_own_function(primitive, params))
+    return Operation(
+        bind,
+        run=jax.jit(with_name(bind, primitive.name)) if is_new else _jaxcore.compiled(primitive, params),
+        multiple_results=primitive.multiple_results,
+        id=id,
+        linearize_now=any(jaxpr.effects for jaxpr in jaxprs_in(params)),
+        uses_refs=_jaxcore.allocates_ref(primitive) or any(map(_jaxcore.is_ref, args)),
+        is_new=is_new,
+    )
+
+
+def _wants_own_function(primitive: Any, params: dict[str, Any]) -> bool:
+    """Tells whether to compile a call anew rather than use the primitive's `impl`.
+
+    The `impl` of `jit` shares its executable with calls from elsewhere, but takes 15 microseconds longer. That is too
+    much for a small function, which compiles quickly. The `impl` of `checkpoint` and of others evaluates equation by
+    equation, or compiles anew each time.
+    """
+    if primitive is _jaxcore.jit_p:
+        eqns = params["jaxpr"].eqns
+        nested = any(jaxprs_in(eqn.params) for eqn in eqns)
+        return len(eqns) <= 16 and not nested and not _jaxcore.has_compiler_options(params)
+    return not _jaxcore.compiles_alone(primitive, bool(jaxprs_in(params)))
+
+
+def with_name(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Returns a function under another name, which JAX's logs and profiles show."""
+
+    def call(*args: Any) -> Any:
+        return function(*args)
+
+    call.__name__ = call.__qualname__ = name
+    return call
+
+
+def find_custom_jvp_op(
+    primitive: Any, fun: Any, jvp: Any, args: Sequence[Any], params: dict[str, Any]
+) -> Operation | None:
+    """Returns the shared operation of a `custom_jvp` function of JAX's own, such as relu.
+
+    It is shared among calls of the same types, since JAX notes the results' types on the wrapped functions. A user's
+    function is not shared at all: its rule may read variables that change.
+    """
+    function, rule = _jaxcore.function_behind(fun), _jaxcore.function_behind(jvp)
+    if function is None or rule is None or not _jaxcore.is_of_jax(function):
+        return None
+    key = (primitive, fun, rule, tuple(params.items()), tuple(map(jax.typeof, args)))
+    bind = functools.partial(primitive.bind, subfuns=(fun, jvp), **params)
+    try:
+        return _shared(key, lambda id: Operation(bind, bind, multiple_results=True, id=id, is_probed=False))
+    except TypeError:
+        # A parameter has no hash.
+        return None
+
+
+# ------------------------------------------------- arrays that a jitted function closes over
+
+
+def hoisted(primitive: Any, params: dict[str, Any]) -> tuple[Operation, list[Any]] | None:
+    """Returns a shared operation that takes the arrays that a jitted function closes over first, and these arrays.
+
+    Without this, a function that closes over a fresh array in each step would be linearized in each step. With it, all
+    calls that differ only in such arrays share one operation.
+
+    The result is None for any other primitive, for a function that cannot be shared, and if there is no constant.
+    """
+    if (
+        primitive is not _jaxcore.jit_p
+        or not _jaxcore.is_plain_jit(params)
+        or not (constants := constants_of(params["jaxpr"]))
+    ):
+        return None
+    try:
+        key = ("hoisted", _jaxcore.structural_key(params, _jaxcore.OMIT))
+    except _jaxcore.UnkeyableError:
+        return None
+
+    def make(id: int) -> Operation:
+        run = jax.jit(with_name(_with_operands(params["jaxpr"], constants), params["name"]))
+        return Operation(run, run, multiple_results=True, id=id)
+
+    return _shared(key, make), constants
+
+
+def _with_operands(closed: Any, constants: Sequence[Any]) -> Callable[..., list[Any]]:
+    """Returns the function of a jaxpr that takes the constants as its first operands."""
+    count = len(constants)
+
+    def call(*operands: Any) -> list[Any]:
+        return _evaluate(closed, iter(operands[:count]), operands[count:])
+
+    like = [_jaxcore.struct_of(x) for x in (*map(jax.typeof, constants), *(v.aval for v in jaxpr_of(closed).invars))]
+    # The shared operation must not keep this call's constants alive, so it holds a jaxpr made without them.
+    with _jaxcore.eval_context():
+        pure = jax.make_jaxpr(call)(*like)
+    return lambda *operands: _jaxcore.run_jaxpr(jaxpr_of(pure), *operands, consts=pure.consts)
+
+
+def _evaluate(closed: Any, constants: Iterator[Any], args: Sequence[Any]) -> list[Any]:
+    """Evaluates a jaxpr with other constants, which come in the order of `constants_of`."""
+
+    def bind(eqn: Any, values: Sequence[Any]) -> list[Any]:
+        if eqn.primitive is _jaxcore.jit_p and constants_of(eqn.params["jaxpr"]):
+            return _evaluate(eqn.params["jaxpr"], constants, values)
+        return _jaxcore.run_equation(eqn, values)
+
+    jaxpr = jaxpr_of(closed)
+    own = list(itertools.islice(constants, len(jaxpr.constvars)))
+    return _jaxcore.run_jaxpr(jaxpr, *args, consts=own, bind=bind)

@@ -1,0 +1,201 @@
+"""No name of JAX that may go missing ends a program: without any one of them, the package runs on public JAX alone."""
+
+import ast
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+import jaxpyop
+from jaxpyop import _jaxcore
+from jaxpyop._jaxcore import public
+from tests.shared.portable_cases import CASES, LOST, QUICK
+from tests.shared.util import ROOT, run_python
+from tests.shared.without import LACKING
+
+SOURCE = pathlib.Path(jaxpyop.__file__).parent
+PROMISED_NOTHING = re.compile(r"jax\.(_src|extend|interpreters|core|ffi)\b")
+# Texts that are compared with names in JAX: of a logger, and of the module of a function.
+COMPARED = {"jax._src.callback", "jax._src.random"}
+
+
+def named_in(code):
+    """The names that `code` imports, reads or has as texts, in full."""
+    tree = ast.parse(code)
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    modules = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                modules[alias.asname or alias.name.partition(".")[0]] = alias.name if alias.asname else "jax"
+                yield alias.name
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            for alias in node.names:
+                modules[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+                yield f"{node.module}.{alias.name}"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            first, _, rest = ast.unparse(node).partition(".")
+            yield f"{modules.get(first, first)}.{rest}"
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            yield node.value
+
+
+def unpromised(code):
+    return sorted({name for name in named_in(code) if PROMISED_NOTHING.match(name) and " " not in name})
+
+
+def below_the_surface(path):
+    return unpromised(path.read_text(encoding="utf-8"))
+
+
+_FOUND = below_the_surface(SOURCE / "_jaxcore" / "private.py")
+# The names themselves, without the modules that have them.
+PRIVATE = [name for name in _FOUND if not any(other.startswith(f"{name}.") for other in _FOUND)]
+PRIVATE = [name for name in PRIVATE if name not in public.REQUIRED]
+
+
+def test_one_module_has_all_names_that_may_go_missing():
+    others = {name for path in SOURCE.rglob("*.py") if path.name != "private.py" for name in below_the_surface(path)}
+    modules = {name.rpartition(".")[0] for name in public.REQUIRED}
+    assert others - COMPARED - modules == set(public.REQUIRED)
+    assert len(PRIVATE) > 25
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        ("from jax._src import core as _core\n_core.trace_ctx", ["jax._src.core", "jax._src.core.trace_ctx"]),
+        ("import jax\njax.ffi.ffi_lowering", ["jax.ffi", "jax.ffi.ffi_lowering"]),
+        ("import jax.extend.core as e\ne.Primitive", ["jax.extend.core", "jax.extend.core.Primitive"]),
+        ("look_up('jax.core.Tracer')", ["jax.core.Tracer"]),
+        ("'''jax.core.Tracer is a class'''\nimport jax.numpy\njax.numpy.sin", []),
+    ],
+    ids=["_src", "attribute", "extend", "text", "documented"],
+)
+def test_the_search_itself(code, found):
+    assert unpromised(code) == found
+
+
+def answers(requests):
+    """What a process says that imports jaxpyop once for each request."""
+    lines = "".join(json.dumps(request) + "\n" for request in requests)
+    command = [sys.executable, "-m", "tests.shared.portable_cases"]
+    done = subprocess.run(command, input=lines, capture_output=True, text=True, cwd=ROOT, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    return list(map(json.loads, done.stdout.splitlines()))
+
+
+@pytest.mark.parametrize("group", [PRIVATE[k::6] for k in range(6)], ids=map(str, range(6)))
+def test_without_a_name(group):
+    for name, said in zip(group, answers({"absent": name, "cases": QUICK} for name in group), strict=True):
+        assert (said.get("failed"), said["portable"]) == ({}, True), (name, said)
+        (warning,) = said["warnings"]
+        assert warning.startswith("JAX ")
+        assert name.rpartition(".")[2] in warning
+        assert all(loss in warning for loss in _jaxcore.LOSSES)
+
+
+def test_without_a_name_that_nothing_replaces():
+    for name, said in zip(public.REQUIRED, answers({"absent": name} for name in public.REQUIRED), strict=True):
+        assert re.fullmatch(
+            rf"jaxpyop cannot work with JAX \S+, which has no {re.escape(name)}. "
+            r"It was tested with JAX 0.10.0 to 0.12: install one of these, or a newer jaxpyop",
+            said["error"],
+        )
+
+
+def test_on_public_jax_alone_and_on_all_of_it():
+    portable, normal = answers([{"portable": True}, {}])
+    assert portable == {"warnings": [], "portable": True, "failed": {}}
+    assert normal == {"warnings": [], "portable": False, "failed": {}}
+    assert CASES.keys() >= LOST
+
+
+def test_no_name_of_a_function_or_a_class_of_jax_matters():
+    (said,) = answers([{"renamed": True}])
+    assert said == {"warnings": [], "portable": False, "failed": {}}
+
+
+@pytest.mark.parametrize("reason", LACKING)
+def test_every_skipped_test_exists(reason):
+    for path, tests in LACKING[reason].items():
+        text = (pathlib.Path(ROOT) / path).read_text(encoding="utf-8")
+        functions = {test.partition("[")[0] for test in tests}
+        assert all(re.search(rf"^def {function}\(", text, re.MULTILINE) for function in functions), path
+
+
+def run_code(code, **env):
+    return run_python(textwrap.dedent(code), **env).stdout
+
+
+def test_the_check_starts_no_client():
+    run_code("""
+        import jaxpyop
+        from jax._src import xla_bridge
+        assert not jaxpyop._jaxcore.PORTABLE and not xla_bridge.backends_are_initialized()
+    """)
+
+
+@pytest.mark.parametrize("flag", ["JAX_DISABLE_JIT", "JAX_ENABLE_CHECKS", "JAX_CHECK_TRACER_LEAKS", "JAX_ENABLE_X64"])
+def test_a_setting_of_jax_does_not_mislead_the_check(flag):
+    run_code("import jaxpyop; assert not jaxpyop._jaxcore.PORTABLE", **{flag: "1"})
+
+
+def test_an_import_inside_of_a_trace():
+    run_code("""
+        import jax
+        @jax.jit
+        def f(x):
+            import jaxpyop
+            assert not jaxpyop._jaxcore.PORTABLE
+            return jaxpyop.py_function(lambda x: -x if x > 0 else x, [x], x.dtype)
+        assert f(1.0) == -1
+    """)
+
+
+# Each changes what JAX does, and the check has to see it: by the text, what it says.
+CHANGES = {
+    "values to unpack": "jax.__version_info__ = (0, 10, 0) if jax.__version_info__ >= (0, 11, 1) else (0, 12, 0)",
+    "the key of settings": "config.trace_context = lambda: ()",
+    "how a primitive is evaluated": "dispatch.apply_primitive = lambda *args, **params: None",
+}
+
+
+@pytest.mark.parametrize("text", CHANGES)
+def test_a_jax_that_does_something_else(text):
+    run_code(f"""
+        import warnings
+        import jax
+        from jax._src import config, dispatch
+        {CHANGES[text]}
+        with warnings.catch_warnings(record=True) as noted:
+            warnings.simplefilter("always")
+            import jaxpyop
+        assert jaxpyop._jaxcore.PORTABLE
+        (warning,) = noted
+        assert warning.category is RuntimeWarning and warning.filename == "<string>"
+        assert {text!r} in str(warning.message)
+    """)
+
+
+def test_the_environment_asks_for_it():
+    report = run_code(
+        """
+        import warnings
+        warnings.simplefilter("error")
+        import jax, jaxpyop
+        from jaxpyop._cli.doctor import report
+        print(report())
+        print(jaxpyop.jit(lambda x: x).explain(1.0))
+        """,
+        JAXPYOP_PORTABLE="1",
+    )
+    assert re.search(r"portable +yes, on public JAX alone: the environment variable JAXPYOP_PORTABLE asks", report)
+    assert re.search(r"- mode='traced' is refused", report)
+    assert re.search(r"transport +auto: pure_callback\n", report)
+    assert "whole: programs cannot be cut on public JAX alone" in report
