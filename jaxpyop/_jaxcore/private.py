@@ -16,88 +16,73 @@ from typing import Any
 import jax
 import numpy as np
 from jax import core as public_core
-from jax import ffi
-from jax._src import (
-    config,
-    core,
-    dispatch,
-    effects,
-    linear_util,
-    source_info_util,
-    traceback_util,
-    util,
-    xla_bridge,
+
+# The key of every setting that a trace depends on.
+from jax._src.config import trace_context
+
+# The type of the tokens by which XLA orders effects. The evaluation of a jaxpr that frees each value after its last
+# use. The current trace, the block in which another one is current, and the state of the thread, which has the axis
+# names that an eager vmap has bound; and no axis names at all.
+from jax._src.core import abstract_token, eval_jaxpr, find_top_trace, set_current_trace, top_axis_env, trace_ctx
+
+# What evaluates most primitives, and the compiled function that it looks up for that at each call. The primitives whose
+# lowering is told over which devices the program runs. The tokens of the programs in flight, where those of failed
+# programs stay.
+from jax._src.dispatch import (
+    apply_primitive,
+    prim_requires_devices_during_lowering,
+    runtime_tokens,
+    xla_primitive_callable,
 )
-from jax._src.interpreters import ad, batching, mlir, partial_eval
+
+# The classes of effects that the derivative of a loop keeps where nobody uses the results.
+from jax._src.effects import partial_eval_kept_effects
+
+# The class of a value in jax.jvp, and the rules of jax.linearize and jax.grad.
+from jax._src.interpreters.ad import JVPTracer, primitive_linearizations
+
+# The rules of vmap for primitives that need to know the size of the batch: those of cond and while_loop.
+from jax._src.interpreters.batching import fancy_primitive_batchers
+
+# What a lowering rule is given: it has the callbacks of the program, and the tokens of ordered effects. The lowering
+# rules of JAX's own primitives, where those with a combiner are wrapped.
+from jax._src.interpreters.mlir import LoweringRuleContext, ModuleContext
+from jax._src.interpreters.mlir import _lowerings as lowerings
+
+# What makes the constants of a jaxpr its first inputs, and what removes what its results do not need. The rules of
+# jax.checkpoint. The trace of a function of flat lists, in a third of the time of jax.make_jaxpr, which flattens and
+# names everything; see also wrap_init.
+from jax._src.interpreters.partial_eval import (
+    convert_constvars_jaxpr,
+    dce_jaxpr,
+    partial_eval_jaxpr_custom_rules,
+    trace_to_jaxpr_dynamic,
+)
 from jax._src.lax.control_flow import loops
 from jax._src.lib import xla_client
 
-# The current trace, the block in which another one is current, and the state of the thread, which has the axis names
-# that an eager vmap has bound; and no axis names at all.
-find_top_trace: Any = core.find_top_trace
-set_current_trace: Any = core.set_current_trace
-trace_ctx: Any = core.trace_ctx
-top_axis_env: Any = core.top_axis_env
-# Every setting that a trace depends on, as a key.
-trace_context: Any = config.trace_context
-# Registers a cache that jax.clear_caches() clears.
-register_cache: Any = util.register_cache
+# What wraps a function once more that JAX has wrapped for a custom rule.
+from jax._src.linear_util import transformation2, wrap_init
 
-# Evaluates a jaxpr, and frees each value after its last use.
-eval_jaxpr: Any = core.eval_jaxpr
-# Trace a function of flat lists, in a third of the time of jax.make_jaxpr, which flattens and names everything.
-wrap_init: Any = linear_util.wrap_init
-trace_to_jaxpr_dynamic: Any = partial_eval.trace_to_jaxpr_dynamic
-# Removes what the results of a jaxpr do not need, and says which inputs are needed.
-dce_jaxpr: Any = partial_eval.dce_jaxpr
-# Makes the constants of a jaxpr its first inputs.
-convert_constvars_jaxpr: Any = partial_eval.convert_constvars_jaxpr
-# Evaluates most primitives, by a compiled function that it looks up at each call, and that function.
-apply_primitive: Any = dispatch.apply_primitive
-xla_primitive_callable: Any = dispatch.xla_primitive_callable
-# Wraps a function once more that JAX has wrapped for a custom rule.
-transformation2: Any = linear_util.transformation2
+# The source line and the named scope that new equations get. What leaves the files of a folder out of source lines, and
+# out of tracebacks.
+from jax._src.source_info_util import current_name_stack, user_context
+from jax._src.source_info_util import register_exclusion as leave_out_of_source_lines
+from jax._src.traceback_util import register_exclusion as leave_out_of_tracebacks
 
-# The class of a value in jax.jvp.
-JVPTracer: Any = ad.JVPTracer
-# The rules of jax.linearize and jax.grad.
-primitive_linearizations: Any = ad.primitive_linearizations
-# The rules of jax.checkpoint.
-partial_eval_jaxpr_custom_rules: Any = partial_eval.partial_eval_jaxpr_custom_rules
-# The rules of vmap for primitives that need to know the size of the batch: those of cond and while_loop.
-fancy_primitive_batchers: Any = batching.fancy_primitive_batchers
-# The classes of effects that the derivative of a loop keeps where nobody uses the results.
-partial_eval_kept_effects: Any = effects.partial_eval_kept_effects
-# Moves what is the same in each iteration out of a loop that is differentiated.
+# The registration of a cache that jax.clear_caches() clears.
+from jax._src.util import register_cache
+
+# The clients of the process, whether there are any yet, and the default one.
+from jax._src.xla_bridge import backends, backends_are_initialized, get_backend
+
+# What emits the call of a function that jaxlib registers with XLA.
+from jax.ffi import ffi_lowering
+
+# What moves out of a loop that is differentiated what is the same in each iteration.
 scan_known_hoisting: Any = loops._scan_known_hoisting
-
-# The lowering rules of JAX's own primitives, where those with a combiner are wrapped.
-lowerings: Any = mlir._lowerings
-# What a lowering rule is given: it has the callbacks of the program, and the tokens of ordered effects.
-LoweringRuleContext: Any = mlir.LoweringRuleContext
-ModuleContext: Any = mlir.ModuleContext
-# The type of these tokens, by which XLA orders effects.
-abstract_token: Any = core.abstract_token
-# Emits the call of a function that jaxlib registers with XLA.
-ffi_lowering: Any = ffi.ffi_lowering
-# The primitives whose lowering is told over which devices the program runs.
-prim_requires_devices_during_lowering: Any = dispatch.prim_requires_devices_during_lowering
-
 # What jax.device_put ends in.
 batched_device_put: Any = xla_client.batched_device_put
-# The clients of the process, whether there are any yet, and the default one.
-backends: Any = xla_bridge.backends
-backends_are_initialized: Any = xla_bridge.backends_are_initialized
-get_backend: Any = xla_bridge.get_backend
-# The tokens of the programs in flight, where those of failed programs stay.
-runtime_tokens: Any = dispatch.runtime_tokens
-
-# The source line and the named scope that new equations get.
-current_name_stack: Any = source_info_util.current_name_stack
-user_context: Any = source_info_util.user_context
-# Leave the files of a folder out of source lines, and out of tracebacks.
-leave_out_of_source_lines: Any = source_info_util.register_exclusion
-leave_out_of_tracebacks: Any = traceback_util.register_exclusion
 
 _Trace: Any = public_core.Trace
 _Tracer: Any = public_core.Tracer
