@@ -131,13 +131,9 @@ def raising_file(error: BaseException) -> str | None:
 def warn_user(text: str, category: type[Warning]) -> None:
     """Warns at the user's line, as `warnings.warn` does at its caller's."""
     frame = users_frame()
-    if frame is None:
-        warnings.warn(text, category, stacklevel=2)
-        return
-    names = frame.f_globals
-    registry = names.setdefault("__warningregistry__", {})
-    module = names.get("__name__", "<unknown>")
-    warnings.warn_explicit(text, category, frame.f_code.co_filename, frame.f_lineno, module, registry)
+    registry = frame.f_globals.setdefault("__warningregistry__", {}) if frame else None
+    filename, line, module = place_of(frame)
+    warnings.warn_explicit(text, category, filename, line, module, registry)
 
 
 # The keys of the warnings that came. Functions may get fresh names for ever, so there is a bound.
@@ -149,10 +145,7 @@ def warn_once(key: Hashable, text: str, place: tuple[str, int, Any] | None = Non
     """Warns at a place, by default at the user's line, unless a warning with an equal key came before."""
     if key in _warned:
         return
-    if place is None:
-        warn_user(text, RuntimeWarning)
-    else:
-        warnings.warn_explicit(text, RuntimeWarning, *place)
+    warnings.warn_explicit(text, RuntimeWarning, *(place or place_of(users_frame())))
     # If the user turned warnings into errors, the line above has raised, and the next call raises again.
     if len(_warned) >= _MAX_WARNED:
         _warned.clear()

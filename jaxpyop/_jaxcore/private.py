@@ -235,26 +235,17 @@ def _check_tables() -> None:
 
 def _check() -> Any:
     """Runs all checks, and returns the evaluating trace, which is the current one in a thread that just began."""
-    evaluating = find_top_trace(())
-    _check_own_traces()
-    _check_settings()
-    _check_linearize_rule()
-    _check_loops()
-    _check_jaxprs()
-    _check_tables()
-    return evaluating
+    with jax.disable_jit(False), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        _check_own_traces()
+        _check_settings()
+        _check_linearize_rule()
+        _check_loops()
+        _check_jaxprs()
+        _check_tables()
+        return find_top_trace(())
 
 
-def _in_a_new_thread(function: Callable[[], Any]) -> Any:
-    """Calls a function outside of the trace, and without the settings, that the importing code may be under."""
-
-    def run() -> Any:
-        with jax.disable_jit(False), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return function()
-
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        return pool.submit(run).result()
-
-
-EVAL_TRACE = _in_a_new_thread(_check)
+# In a thread, the checks run outside of the trace, and without the settings, that the importing code may be under.
+with concurrent.futures.ThreadPoolExecutor(1) as _thread:
+    EVAL_TRACE = _thread.submit(_check).result()

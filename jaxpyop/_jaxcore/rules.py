@@ -346,47 +346,33 @@ def refuse_in_combiners(primitive: Any, refuse: Callable[..., None]) -> None:
 
 
 def lowered_buffer_callback(
-    ctx: Any, callback: Callable[..., None], operands: Sequence[Any], results: Any, has_side_effect: bool
+    ctx: Any, callback: Callable[..., None], operands: Sequence[Any], results: Any, stateful: bool, ordered: bool
 ) -> Any:
-    """Lowers a `buffer_callback`, and returns the results' IR values.
+    """Lowers a `buffer_callback`, which keeps program order if it is ordered, and returns the results' IR values.
 
     JAX's own `buffer_callback` has to be traced first, and flattens its arguments at each call. Both together take
-    several times as long.
+    several times as long. It also has no token: XLA keeps effects in order by a token that each of them takes and
+    returns. Its target in jaxlib can take one, as one more operand and one more result, as the target of `io_callback`
+    does (JAX 0.10 to 0.12).
     """
-    count = len(operands)
+    tokens, count = int(ordered), len(operands)
 
     def flat(context: Any, *buffers: Any) -> tuple[()]:
-        callback(context, buffers[count:], *buffers[:count])
+        callback(context, buffers[count + 2 * tokens :], *buffers[tokens : count + tokens])
         return ()
 
-    return _emit(ctx, flat, operands, has_side_effect, [ShapedArray(r.shape, r.dtype) for r in results])
-
-
-def ordered_buffer_callback(ctx: Any, callback: Callable[..., None], operands: Sequence[Any], results: Any) -> Any:
-    """Lowers a `buffer_callback` that keeps program order, and returns the results' IR values.
-
-    XLA keeps effects in order by a token that each of them takes and returns. JAX's own `buffer_callback` has no token.
-    Its target in jaxlib can take one: as one more operand and one more result, as the target of `io_callback` does
-    (JAX 0.10 to 0.12).
-    """
-    token, count = private.abstract_token, len(operands)
-
-    def with_tokens(context: Any, *buffers: Any) -> tuple[()]:
-        callback(context, buffers[count + 2 :], *buffers[1 : count + 1])
-        return ()
-
-    avals = [token, *(ShapedArray(r.shape, r.dtype) for r in results)]
-    before = ctx.tokens_in.get(ORDERED_IO)
-    after, *values = _emit(ctx.replace(avals_in=[token, *ctx.avals_in]), with_tokens, [before, *operands], True, avals)
-    ctx.set_tokens_out(ctx.tokens_in.update_tokens(type(ctx.tokens_in)({ORDERED_IO: after})))
-    return values
-
-
-def _emit(ctx: Any, flat: Callable[..., Any], operands: Sequence[Any], has_side_effect: bool, avals: list[Any]) -> Any:
     ctx.module_context.add_host_callback(flat)
     index = np.uint64(len(ctx.module_context.host_callbacks) - 1)
-    emit = private.ffi_lowering("xla_buffer_python_cpu_callback", has_side_effect=has_side_effect)
-    return emit(ctx.replace(avals_out=avals), *operands, index=index)
+    emit = private.ffi_lowering("xla_buffer_python_cpu_callback", has_side_effect=stateful or ordered)
+    token_types = [private.abstract_token] * tokens
+    avals_out = [*token_types, *(ShapedArray(r.shape, r.dtype) for r in results)]
+    before = [ctx.tokens_in.get(ORDERED_IO)] if ordered else []
+    emitting = ctx.replace(avals_in=[*token_types, *ctx.avals_in], avals_out=avals_out)
+    values = emit(emitting, *before, *operands, index=index)
+    if ordered:
+        after, *values = values
+        ctx.set_tokens_out(ctx.tokens_in.update_tokens(type(ctx.tokens_in)({ORDERED_IO: after})))
+    return values
 
 
 def wants_devices(primitive: Any) -> None:

@@ -134,13 +134,11 @@ def _lowering(ctx: Any, *operands: Any, call: Call, batch: Batch) -> Any:
 
 def _lower_to_buffers(ctx: Any, host: Host, operands: Sequence[Any], results: list[Struct]) -> Sequence[Any]:
     host.route = "buffer"
-    callback, call = host.on_buffers, host.call
-    if call.effects.ordered:
-        return _jaxcore.ordered_buffer_callback(ctx, callback, operands, results)
-    if _jaxcore.device_count(ctx) > 1:
+    callback, effects = host.on_buffers, host.call.effects
+    if _jaxcore.device_count(ctx) > 1 and not effects.ordered:
         here = sum(device.process_index == jax.process_index() for device in _jaxcore.devices_of(ctx))
         callback = Shared(host, here).on_buffers
-    return _jaxcore.lowered_buffer_callback(ctx, callback, operands, results, call.effects.stateful)
+    return _jaxcore.lowered_buffer_callback(ctx, callback, operands, results, effects.stateful, effects.ordered)
 
 
 _Emit = Callable[[Any, list[Struct], Sequence[Any]], Sequence[Any]]
