@@ -8,6 +8,6 @@ a traced program to a plan, and how it runs), `inline` (the program as a flat li
 compiled together), `host_steps` (what Python runs).
 """
 
-from jaxpyop._cut.inline import Node, StaysWhole, Value, needed
+from jaxpyop._cut.inline import Program, StaysWhole, call_of, holds_call, needed
 from jaxpyop._cut.jit import CutFunction, Loops, check_types
 from jaxpyop._cut.plan import Lifetimes, divided, segment_of

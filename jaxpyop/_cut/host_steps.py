@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpyop import _jaxcore
-from jaxpyop._cut.inline import Node
 from jaxpyop._host import strip_library_frames
 from jaxpyop._op import HandedRecord, anchor_of, copy_to_jax, run_now
 
@@ -22,16 +21,16 @@ class HostStep:
     """Runs a Python call, and makes sure that its results have the types that the program around it was traced with.
 
     Args:
-        node: the equation of the call.
+        eqn: the equation of the call.
         hands_over: whether its last result is a record itself, in place of the receipt for it.
         waits: whether it must wait for the effects of the segments before it.
         takes_numpy: whether every reader of its results also takes NumPy arrays.
     """
 
-    def __init__(self, node: Node, *, hands_over: bool = False, waits: bool = False, takes_numpy: bool = False) -> None:
-        self._call = node.eqn.params["call"]
-        self._batch = node.eqn.params["batch"]
-        self._avals = [v.aval for v in node.eqn.outvars]
+    def __init__(self, eqn: Any, *, hands_over: bool = False, waits: bool = False, takes_numpy: bool = False) -> None:
+        self._call = eqn.params["call"]
+        self._batch = eqn.params["batch"]
+        self._avals = [v.aval for v in eqn.outvars]
         self._waits = waits
         # A large NumPy array would be copied once more on its way into a segment.
         is_small = all(a.size * a.dtype.itemsize < _LARGE for a in self._avals)

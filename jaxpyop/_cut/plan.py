@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from jaxpyop import _jaxcore
 from jaxpyop._cut.host_steps import LOOPS, HostStep, LoopStep
-from jaxpyop._cut.inline import Node, Operand, Program, StaysWhole, Value, inlined
+from jaxpyop._cut.inline import Program, StaysWhole, call_of, holds_call, inlined, variables_of
 from jaxpyop._cut.partition import Step, partitioned
 
 
@@ -52,9 +52,9 @@ class Plan:
 
     Args:
         program: the program to run.
-        steps: its segments, and the nodes that Python runs.
+        steps: its segments, and the equations that Python runs.
         donated: which inputs of the program may be overwritten.
-        hosts: the function that runs a node, for each node that Python runs.
+        hosts: the function that runs an equation, for each equation that Python runs.
         options: how the program is compiled.
     """
 
@@ -63,11 +63,12 @@ class Plan:
         program: Program,
         steps: Sequence[Step],
         donated: Sequence[bool],
-        hosts: dict[Node, Callable[..., Sequence[Any]]],
+        hosts: dict[Any, Callable[..., Sequence[Any]]],
         options: Options,
     ) -> None:
-        self._slots: dict[Value, int] = {}
+        self._slots: dict[Any, int] = {}
         self._initial: list[Any] = []
+        self._constants = program.constants
         for value in program.inputs:
             self._slot(value)
         self._instructions: list[_Instruction] = []
@@ -75,33 +76,37 @@ class Plan:
         lifetimes = Lifetimes(program, steps, donated)
         for number, step in enumerate(steps):
             reads, makes = lifetimes.reads[number], lifetimes.makes(number)
-            if isinstance(step, Node):
-                run, makes = hosts[step], step.makes
-                # The function gets its inputs from slots, so a literal gets a slot too.
-                reads = [x if isinstance(x, Value) else _constant(x) for x in step.reads]
-                self.text.append(f"Python: {run}")
+            if isinstance(step, list):
+                run = segment_of(program, step, reads, makes)
+                run.__name__ = run.__qualname__ = f"{options.name}_{number}"
+                donate, for_xla = tuple(lifetimes.donations(number)), dict(options.compiler_options) or None
+                run = jax.jit(run, donate_argnums=donate, compiler_options=for_xla)
+                self.text.append(f"segment: {', '.join(str(eqn.primitive) for eqn in step)}")
             else:
-                donate = lifetimes.donations(number)
-                run = _compiled(step, reads, makes, donate, f"{options.name}_{number}", options)
-                self.text.append(f"segment: {', '.join(map(_name, step))}")
+                run, reads, makes = hosts[step], step.invars, step.outvars
+                self.text.append(f"Python: {run}")
             from_slots = list(map(self._slot, reads))
             made_slots = slice(len(self._initial), len(self._initial) + len(makes))
             for value in makes:
                 self._slot(value)
-            dead = [
-                self._slots[x] for x in {*reads, *makes} if x.constant is None and lifetimes.ends.get(x, -1) <= number
-            ]
+            values = {*variables_of(reads), *makes} - self._constants.keys()
+            dead = [self._slots[x] for x in values if lifetimes.ends.get(x, -1) <= number]
             self._instructions.append(_Instruction(run, from_slots, made_slots, dead))
         self._outputs = list(map(self._slot, program.outputs))
-        self.calls = [step.call for step in steps if isinstance(step, Node) and step.call is not None]
-        self.loops = [step for step in steps if isinstance(step, Node) and step.call is None]
+        calls = {step: call_of(step) for step in steps if not isinstance(step, list)}
+        self.calls = [call for call in calls.values() if call is not None]
+        self.loops = [step for step, call in calls.items() if call is None]
         self._is_one_device = _jaxcore.is_one_cpu()
 
-    def _slot(self, value: Value) -> int:
-        if value not in self._slots:
-            self._slots[value] = len(self._initial)
-            self._initial.append(None if value.constant is None else jnp.asarray(value.constant))
-        return self._slots[value]
+    def _slot(self, x: Any) -> int:
+        if isinstance(x, _jaxcore.Literal):
+            # A Python call gets all of its inputs from slots.
+            self._initial.append(jnp.asarray(x.val, x.aval.dtype))
+            return len(self._initial) - 1
+        if x not in self._slots:
+            self._slots[x] = len(self._initial)
+            self._initial.append(jnp.asarray(self._constants[x]) if x in self._constants else None)
+        return self._slots[x]
 
     def run(self, inputs: Sequence[Any]) -> list[Any]:
         """Run the program on jax.Arrays, and return its results."""
@@ -116,14 +121,6 @@ class Plan:
 
     def __str__(self) -> str:
         return "\n".join(self.text)
-
-
-def _constant(literal: Any) -> Value:
-    return Value(literal.aval, jnp.asarray(literal.val, literal.aval.dtype))
-
-
-def _name(node: Node) -> str:
-    return "copy" if node.eqn is None else str(node.eqn.primitive)
 
 
 def _placed(outputs: list[Any], inputs: Sequence[Any]) -> list[Any]:
@@ -141,21 +138,21 @@ class Lifetimes:
 
     def __init__(self, program: Program, steps: Sequence[Step], donated: Sequence[bool]) -> None:
         self._steps = steps
-        self.reads = [_read_by(step) for step in steps]
+        self.reads = [_read_by(step, program.constants) for step in steps]
         self.ends = {value: number for number, reads in enumerate(self.reads) for value in reads}
         self.ends.update(dict.fromkeys(program.outputs, len(steps)))
         # The memory of these values is never used again. A body may keep its inputs and results. The program's inputs
         # belong to the caller, unless they are donated.
         self._kept = {v for v, gives in zip(program.inputs, donated, strict=True) if not gives}
         for step in steps:
-            if isinstance(step, Node):
-                self._kept.update(x for x in (*step.reads, *step.makes) if isinstance(x, Value))
+            if not isinstance(step, list):
+                self._kept.update(variables_of((*step.invars, *step.outvars)))
 
-    def makes(self, number: int) -> list[Value]:
+    def makes(self, number: int) -> list[Any]:
         """Return the results of a step that a later step, or the caller, reads."""
         step = self._steps[number]
-        nodes = [step] if isinstance(step, Node) else step
-        return [value for node in nodes for value in node.makes if self.ends.get(value, -1) > number]
+        eqns = step if isinstance(step, list) else [step]
+        return [value for eqn in eqns for value in eqn.outvars if self.ends.get(value, -1) > number]
 
     def donations(self, number: int) -> list[int]:
         """Return the indices of a segment's operands that are not needed any more, and whose memory fits a result."""
@@ -168,52 +165,36 @@ class Lifetimes:
         return found
 
 
-def _read_by(step: Step) -> list[Value]:
-    """Return the values that a step takes from earlier steps or from the program's inputs.
+def _read_by(step: Step, constants: dict[Any, Any]) -> list[Any]:
+    """Return the variables that a step takes from earlier steps or from the program's inputs.
 
-    For a segment, each value is listed once. Constants are left out, because they are part of the compiled segment.
+    For a segment, each one is listed once. Constants are left out, because they are part of the compiled segment.
     """
-    if isinstance(step, Node):
-        return [x for x in step.reads if isinstance(x, Value)]
-    made = {value for node in step for value in node.makes}
-    reads = (x for node in step for x in node.reads if isinstance(x, Value) and x.constant is None)
-    return list(dict.fromkeys(x for x in reads if x not in made))
+    if not isinstance(step, list):
+        return variables_of(step.invars)
+    made = {value for eqn in step for value in eqn.outvars}
+    reads = dict.fromkeys(x for eqn in step for x in variables_of(eqn.invars))
+    return [x for x in reads if x not in made and x not in constants]
 
 
-def _type(value: Value) -> tuple[Any, Any]:
+def _type(value: Any) -> tuple[Any, Any]:
     return value.aval.shape, value.aval.dtype
 
 
-def segment_of(nodes: Sequence[Node], reads: Sequence[Value], makes: Sequence[Value]) -> Callable[..., list[Any]]:
+def segment_of(
+    program: Program, eqns: Sequence[Any], reads: Sequence[Any], makes: Sequence[Any]
+) -> Callable[..., list[Any]]:
     """Return the function of a segment, which takes the arrays that it reads, and returns the arrays that it makes."""
 
     def segment(*arrays: Any) -> list[Any]:
-        env: dict[Value, Any] = dict(zip(reads, arrays))
-
-        def read(x: Operand) -> Any:
-            if not isinstance(x, Value):
-                return x.val
-            return env[x] if x.constant is None else x.constant
-
-        for node in nodes:
-            env.update(zip(node.makes, node.run(*map(read, node.reads))))
+        env = program.constants | dict(zip(reads, arrays))
+        for eqn in eqns:
+            operands = [x.val if isinstance(x, _jaxcore.Literal) else env[x] for x in eqn.invars]
+            env.update(zip(eqn.outvars, _jaxcore.run_equation(eqn, operands)))
         # Operands that Python made may have lost their weak types.
         return [_jaxcore.with_weak_type(env[value], value.aval) for value in makes]
 
     return segment
-
-
-def _compiled(
-    nodes: Sequence[Node],
-    reads: Sequence[Value],
-    makes: Sequence[Value],
-    donate: Sequence[int],
-    name: str,
-    options: Options,
-) -> Callable[..., Sequence[Any]]:
-    segment = segment_of(nodes, reads, makes)
-    segment.__name__ = segment.__qualname__ = name
-    return jax.jit(segment, donate_argnums=tuple(donate), compiler_options=dict(options.compiler_options) or None)
 
 
 # -------------------------------------------------- from a traced program to a plan
@@ -255,60 +236,61 @@ def divided(closed: Any, *, cut_loops: bool) -> tuple[Program, list[Step]]:
     """
     program = inlined(closed)
 
-    def is_host(node: Node) -> bool:
-        return node.call is not None or (cut_loops and node.holds_call and node.eqn.primitive.name in LOOPS)
+    def is_host(eqn: Any) -> bool:
+        return call_of(eqn) is not None or (cut_loops and eqn.primitive.name in LOOPS and holds_call(eqn))
 
     return program, partitioned(program, is_host)
 
 
 def _hosts(
     program: Program, steps: Sequence[Step], plan: Callable[[Any, Sequence[bool]], Plan]
-) -> dict[Node, Callable[..., Sequence[Any]]]:
+) -> dict[Any, Callable[..., Sequence[Any]]]:
     readers = _readers(program)
     handed = _handed_over(program, readers)
-    hosts = {step for step in steps if isinstance(step, Node)}
+    calls = {step: call_of(step) for step in steps if not isinstance(step, list)}
 
-    def takes_numpy(reader: Node | None) -> bool:
-        return reader is not None and (reader not in hosts or (reader.call is not None and not reader.call.on_jax))
+    def takes_numpy(reader: Any) -> bool:
+        return reader is not None and (reader not in calls or (calls[reader] is not None and not calls[reader].on_jax))
 
-    found: dict[Node, Callable[..., Sequence[Any]]] = {}
+    found: dict[Any, Callable[..., Sequence[Any]]] = {}
     segments_have_effects = False
     for step in steps:
-        if not isinstance(step, Node):
-            segments_have_effects = segments_have_effects or any(node.effects for node in step)
+        if isinstance(step, list):
+            segments_have_effects = segments_have_effects or any(eqn.effects for eqn in step)
             continue
-        if step.call is None:
-            found[step] = LoopStep(step.eqn, plan)
+        if calls[step] is None:
+            found[step] = LoopStep(step, plan)
             continue
-        if step.call.refusal is not None:
-            raise step.call.refusal()
-        numpy = all(takes_numpy(reader) for value in step.makes for reader in readers.get(value, ()))
+        if calls[step].refusal is not None:
+            raise calls[step].refusal()
+        numpy = all(takes_numpy(reader) for value in step.outvars for reader in readers.get(value, ()))
         # A call with an effect waits for the effects of the segments before it.
-        waits = step.effects and segments_have_effects
-        found[step] = HostStep(step, hands_over=not handed.isdisjoint(step.makes), waits=waits, takes_numpy=numpy)
+        waits = bool(step.effects) and segments_have_effects
+        found[step] = HostStep(step, hands_over=not handed.isdisjoint(step.outvars), waits=waits, takes_numpy=numpy)
     return found
 
 
-def _readers(program: Program) -> dict[Value, list[Node | None]]:
-    """Return the nodes that read each value. None stands for the caller, who gets the outputs."""
-    readers: dict[Value, list[Node | None]] = {value: [None] for value in program.outputs}
-    for node in program.nodes:
-        for x in node.reads:
-            if isinstance(x, Value):
-                readers.setdefault(x, []).append(node)
+def _readers(program: Program) -> dict[Any, list[Any]]:
+    """Return the equations that read each variable. None stands for the caller, who gets the outputs."""
+    readers: dict[Any, list[Any]] = {value: [None] for value in program.outputs}
+    for eqn in program.eqns:
+        for x in variables_of(eqn.invars):
+            readers.setdefault(x, []).append(eqn)
     return readers
 
 
-def _handed_over(program: Program, readers: dict[Value, list[Node | None]]) -> set[Value]:
+def _handed_over(program: Program, readers: dict[Any, list[Any]]) -> set[Any]:
     """Return the receipts whose readers can all take the record itself in place of the receipt."""
-    receipts = [node.makes[-1] for node in program.nodes if _is_alone(node) and node.call.handing_over() is not None]
+    receipts = [eqn.outvars[-1] for eqn in program.eqns if _is_alone(eqn) and call_of(eqn).handing_over() is not None]
     return {receipt for receipt in receipts if all(_takes(reader, receipt) for reader in readers.get(receipt, []))}
 
 
-def _is_alone(node: Node) -> bool:
-    """Tell whether a node is a Python call without batch axes."""
-    return node.call is not None and not node.eqn.params["batch"].sizes
+def _is_alone(eqn: Any) -> bool:
+    """Tell whether an equation is a Python call without batch axes."""
+    return call_of(eqn) is not None and not eqn.params["batch"].sizes
 
 
-def _takes(reader: Node | None, receipt: Value) -> bool:
-    return reader is not None and _is_alone(reader) and reader.call.takes_records and reader.reads[0] is receipt
+def _takes(reader: Any, receipt: Any) -> bool:
+    if reader is None or not _is_alone(reader):
+        return False
+    return call_of(reader).takes_records and reader.invars[0] is receipt

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpyop import _jaxcore
-from jaxpyop._cut import Lifetimes, Node, StaysWhole, Value, check_types, divided, needed, segment_of
+from jaxpyop._cut import Lifetimes, Program, StaysWhole, call_of, check_types, divided, holds_call, needed, segment_of
 from jaxpyop._host import Batch
 from jaxpyop._op import Call, Struct, UserCall, bind, python_call_p, structs_of
 from jaxpyop._saved.call_as_data import CallsToData
@@ -61,23 +61,23 @@ class Saver:
         lifetimes = Lifetimes(program, steps, [False] * len(program.inputs))
         numbers: dict[Any, int] = {value: k for k, value in enumerate(program.inputs)}
         constants: list[list[Any]] = []
-        for x in (x for step in steps if isinstance(step, Node) for x in step.reads):
+        for x in (x for step in steps if not isinstance(step, list) for x in step.invars):
             # Several calls may read the same literal or constant, which is stored once.
-            if _key(x) not in numbers and (not isinstance(x, Value) or x.constant is not None):
+            if _key(x) not in numbers and (isinstance(x, _jaxcore.Literal) or x in program.constants):
                 numbers[_key(x)] = len(numbers)
-                constants.append(self._constant(x))
+                constants.append(self._constant(x, program))
         data: list[dict[str, Any]] = []
         if any(jax.export.is_symbolic_dim(size) for value in program.inputs for size in value.aval.shape):
             # This segment takes all inputs and returns nothing. When it is called, `jax.export` checks that the sizes
             # of the inputs agree with each other.
-            check = self._segment([], program.inputs, [])
+            check = self._segment(program, [], program.inputs, [])
             data.append({**check, "reads": list(range(len(program.inputs))), "makes": []})
         for k, step in enumerate(steps):
-            if isinstance(step, Node):
-                found: dict[str, Any] = self._call(step) if step.call else _loop_to_data(step.eqn, self.program)
-                parts = [(found, step.reads, step.makes)]
+            if isinstance(step, list):
+                parts = self._segments(program, step, lifetimes.reads[k], lifetimes.makes(k))
             else:
-                parts = self._segments(step, lifetimes.reads[k], lifetimes.makes(k))
+                found: dict[str, Any] = self._call(step) if call_of(step) else _loop_to_data(step, self.program)
+                parts = [(found, step.invars, step.outvars)]
             for found, reads, makes in parts:
                 found["reads"] = [numbers[_key(x)] for x in reads]
                 found["makes"] = [struct_to_data(value.aval) for value in makes]
@@ -90,42 +90,42 @@ class Saver:
             "outputs": [numbers[value] for value in program.outputs],
         }
 
-    def _constant(self, x: Any) -> list[Any]:
+    def _constant(self, x: Any, program: Program) -> list[Any]:
         if jax.dtypes.issubdtype(x.aval.dtype, jax.dtypes.extended):
             raise ValueError("jaxpyop.export: a loop that calls Python reads constant keys; pass them as an argument")
-        value = x.constant if isinstance(x, Value) else x.val
+        value = x.val if isinstance(x, _jaxcore.Literal) else program.constants[x]
         self.blobs.append(np.asarray(value, x.aval.dtype).tobytes())
         return [len(self.blobs) - 1, *struct_to_data(x.aval)]
 
-    def _segments(self, nodes: Sequence[Node], reads: Sequence[Value], makes: Sequence[Value]) -> list[Any]:
+    def _segments(self, program: Program, eqns: Sequence[Any], reads: Sequence[Any], makes: Sequence[Any]) -> list[Any]:
         """Return the exported segments for one segment of the program, each with the values that it reads and makes.
 
         If the loaded program can be differentiated, there may be several. A segment with an effect stays one, because
         each part would have the effect.
         """
-        if not self.differentiable or any(node.effects for node in nodes):
-            return [(self._segment(nodes, reads, makes), reads, makes)]
+        if not self.differentiable or any(eqn.effects for eqn in eqns):
+            return [(self._segment(program, eqns, reads, makes), reads, makes)]
         # An exported segment is differentiated as a whole, with zeros as the cotangents of results that are not used.
         # Zero times infinity is NaN. So each result that can have a cotangent gets a segment of its own.
         groups = [[value] for value in makes if _jaxcore.is_inexact(value.aval)]
         groups.append([value for value in makes if not _jaxcore.is_inexact(value.aval)])
         found: list[Any] = []
         for group in filter(None, groups):
-            part = needed(nodes, group)
-            read = {x for node in part for x in node.reads if isinstance(x, Value)}
-            reads_of_part = [value for value in reads if value in read]
-            found.append((self._segment(part, reads_of_part, group), reads_of_part, group))
+            part = needed(eqns, group)
+            read = {id(x) for eqn in part for x in eqn.invars}
+            reads_of_part = [value for value in reads if id(value) in read]
+            found.append((self._segment(program, part, reads_of_part, group), reads_of_part, group))
         return found
 
-    def _segment(self, nodes: Sequence[Node], reads: Sequence[Value], makes: Sequence[Value]) -> dict[str, Any]:
-        names = ", ".join(str(node.eqn.primitive) for node in nodes if node.eqn is not None)
-        for node in nodes:
-            if node.holds_call:
+    def _segment(self, program: Program, eqns: list[Any], reads: list[Any], makes: list[Any]) -> dict[str, Any]:
+        names = ", ".join(str(eqn.primitive) for eqn in eqns)
+        for eqn in eqns:
+            if holds_call(eqn):
                 raise ValueError(
-                    f"jaxpyop.export: a Python call inside of {node.eqn.primitive} cannot be saved, because the "
+                    f"jaxpyop.export: a Python call inside of {eqn.primitive} cannot be saved, because the "
                     "program is not cut there; call it outside"
                 )
-        function, avals = segment_of(nodes, reads, makes), [value.aval for value in reads]
+        function, avals = segment_of(program, eqns, reads, makes), [value.aval for value in reads]
         stops = _find_stops(function, avals, [value.aval for value in makes]) if self.differentiable else []
         try:
             self.blobs.append(self.export(_stopped(function, stops), avals))
@@ -136,8 +136,8 @@ class Saver:
             raise ValueError(f"jaxpyop.export: jax.export cannot write the segment ({names}): {error}") from error
         return {"segment": len(self.blobs) - 1, **({"stops": stops} if stops else {})}
 
-    def _call(self, node: Node) -> dict[str, Any]:
-        call, batch = node.eqn.params["call"], node.eqn.params["batch"]
+    def _call(self, eqn: Any) -> dict[str, Any]:
+        call, batch = eqn.params["call"], eqn.params["batch"]
         if call.refusal is not None:
             raise call.refusal()
         return {
@@ -152,7 +152,7 @@ class Saver:
 
 def _key(x: Any) -> Any:
     """Return the key of an operand in a dict. Literals go by identity, because equal literals can have other types."""
-    return x if isinstance(x, Value) else id(x)
+    return id(x) if isinstance(x, _jaxcore.Literal) else x
 
 
 def custom_rule_around_call(closed: Any) -> str:
