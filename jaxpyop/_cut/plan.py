@@ -93,9 +93,8 @@ class Plan:
             dead = [self._slots[x] for x in values if lifetimes.ends.get(x, -1) <= number]
             self._instructions.append(_Instruction(run, from_slots, made_slots, dead))
         self._outputs = list(map(self._slot, program.outputs))
-        calls = {step: call_of(step) for step in steps if not isinstance(step, list)}
-        self.calls = [call for call in calls.values() if call is not None]
-        self.loops = [step for step, call in calls.items() if call is None]
+        self.calls = [call_of(eqn) for eqn in hosts if call_of(eqn) is not None]
+        self.loops = [eqn for eqn in hosts if call_of(eqn) is None]
         self._is_one_device = _jaxcore.is_one_cpu()
 
     def _slot(self, x: Any) -> int:

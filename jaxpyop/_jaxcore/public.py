@@ -7,8 +7,8 @@ lent buffers, and with `jax.vjp` in place of the tape. There is no state between
 
 from __future__ import annotations
 
-import importlib
 import os
+import pkgutil
 import warnings
 from typing import Any
 
@@ -36,9 +36,8 @@ REQUIRED = (
 
 
 def _required(name: str) -> Any:
-    module, _, attribute = name.rpartition(".")
     try:
-        return getattr(importlib.import_module(module), attribute)
+        return pkgutil.resolve_name(name)
     except (ImportError, AttributeError):
         raise ImportError(
             f"jaxpyop cannot work with JAX {jax.__version__}, which has no {name}. It was tested with JAX {TESTED}: "

@@ -97,7 +97,7 @@ class Saver:
         self.blobs.append(np.asarray(value, x.aval.dtype).tobytes())
         return [len(self.blobs) - 1, *struct_to_data(x.aval)]
 
-    def _segments(self, program: Program, eqns: Sequence[Any], reads: Sequence[Any], makes: Sequence[Any]) -> list[Any]:
+    def _segments(self, program: Program, eqns: list[Any], reads: list[Any], makes: list[Any]) -> list[Any]:
         """Return the exported segments for one segment of the program, each with the values that it reads and makes.
 
         If the loaded program can be differentiated, there may be several. A segment with an effect stays one, because
