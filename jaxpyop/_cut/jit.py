@@ -203,9 +203,12 @@ class CutFunction:
 def _outcome_of(closed: Any, donated: Sequence[bool], options: Options) -> _Outcome:
     try:
         check_types([v.aval for v in _jaxcore.jaxpr_of(closed).invars])
-        return _Outcome(plan_of(closed, donated, options), "")
+        plan = plan_of(closed, donated, options)
     except StaysWhole as reason:
         return _Outcome(None, str(reason))
+    if not plan.calls and not plan.loops:
+        return _Outcome(None, "it calls no Python, or only inside a loop or a cond")
+    return _Outcome(plan, "")
 
 
 # The options of `jax.jit` that place the whole program on devices. A program with one of these is not cut.

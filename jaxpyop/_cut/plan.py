@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from jaxpyop import _jaxcore
 from jaxpyop._cut.host_steps import LOOPS, HostStep, LoopStep
-from jaxpyop._cut.inline import Program, StaysWhole, call_of, holds_call, inlined, variables_of
+from jaxpyop._cut.inline import Program, call_of, holds_call, inlined, variables_of
 from jaxpyop._cut.partition import Step, partitioned
 
 
@@ -203,23 +203,16 @@ def plan_of(closed: Any, donated: Sequence[bool], options: Options) -> Plan:
     """Make the plan of a traced program: flatten the program, divide it into steps, and prepare each step to run.
 
     Args:
-        closed: the jaxpr of the program.
+        closed: the jaxpr of the program, or of a part of it that Python runs turn by turn.
         donated: which inputs of the program may be overwritten.
         options: how the program is planned.
 
     Raises:
-        StaysWhole: the program cannot be cut, or has no Python call between its equations.
+        StaysWhole: the program cannot be cut.
         Exception: the program has a Python call that cannot run, such as a backward pass without a rule.
     """
-    plan = _plan_of_part(closed, donated, options)
-    if not plan.calls and not plan.loops:
-        raise StaysWhole("it calls no Python, or only inside a loop or a cond")
-    return plan
-
-
-def _plan_of_part(closed: Any, donated: Sequence[bool], options: Options) -> Plan:
     program, steps = divided(closed, cut_loops=options.loops == "python")
-    hosts = _hosts(program, steps, lambda closed, donated: _plan_of_part(closed, donated, options))
+    hosts = _hosts(program, steps, lambda closed, donated: plan_of(closed, donated, options))
     return Plan(program, steps, donated, hosts, options)
 
 
