@@ -17,8 +17,7 @@ import numpy as np
 from jaxpyop import _jaxcore
 from jaxpyop._host import call_where_op_runs, forget_locals, kept_of, lend_results, metrics
 from jaxpyop._op.body.advice import advise, call_and_warn_of_changes, call_with_advice
-from jaxpyop._op.body.body_protocol import Body, element_structs
-from jaxpyop._op.body.failed import constants, failed_results, kept_for_failure
+from jaxpyop._op.body.body_protocol import Body, constants, element_structs
 from jaxpyop._op.request import Op
 from jaxpyop._op.values import (
     Inputs,
@@ -93,7 +92,7 @@ class UserBody(Body):
 
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
         op = self._op
-        kept = kept_for_failure(self, arrays, lead) if lead else arrays
+        kept = self.kept_for_failure(arrays, lead) if lead else arrays
         try:
             returned = metrics.timed(op.name, "runs", self._run, arrays) if metrics.reports else self._run(arrays)
             if (leaf := self._only_leaf) is not None and not lead:
@@ -106,7 +105,7 @@ class UserBody(Body):
                 raise clearer from error
             if op.failures is None:
                 raise
-            return failed_results(self, error, kept, lead)
+            return self.failed_results(error, kept, lead)
         if op.spec.returned_spec is not None:
             values = encode(op, values, self._converted, lead)
         else:
@@ -229,7 +228,7 @@ class FilledBody(UserBody):
             # Otherwise the function would see the values of another program.
             array.fill(0)
         made = [] if targets else Body.absent_results(self, arrays, lead)
-        kept = [*kept_for_failure(self, arrays, lead), *targets] if lead else [*arrays, *targets]
+        kept = [*self.kept_for_failure(arrays, lead), *targets] if lead else [*arrays, *targets]
         try:
             if targets:
                 self._fill(arrays, targets)
@@ -238,7 +237,7 @@ class FilledBody(UserBody):
         except Exception as error:
             if self.op.failures is None:
                 raise
-            return failed_results(self, error, kept, lead)
+            return self.failed_results(error, kept, lead)
         return made
 
     def fills(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:

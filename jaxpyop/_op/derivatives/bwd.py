@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxpyop._op.body import each_alone, element_structs, failed_results
+from jaxpyop._op.body import each_alone, element_structs
 from jaxpyop._op.derivatives.functions import RuleCall, VjpRule, expanded
 from jaxpyop._op.derivatives.fwd import FwdBody, Residuals, has_failed, pickled
 from jaxpyop._op.primitive import RECORDS, HandedRecord, warn_of_pushed_out
@@ -164,7 +164,4 @@ class BwdRule(VjpRule):
         if self.op.spec.returned_spec is not None:
             # The lengths of padded results are among the results. Cotangents are cut to the same lengths.
             found = decode(self.op, found, outputs)
-        try:
-            return self.cotangents(inputs, lead, (residuals, found))
-        except Exception as error:
-            return failed_results(self, error, arrays, lead)
+        return self.or_fills(lambda: self.cotangents(inputs, lead, (residuals, found)), arrays, lead)

@@ -17,15 +17,7 @@ import numpy as np
 
 from jaxpyop._host import SEQUENTIAL, Environment
 from jaxpyop._jaxcore import is_inexact
-from jaxpyop._op.body import (
-    Body,
-    ConditionalBody,
-    CotangentBody,
-    TangentBody,
-    call_with_advice,
-    failed_results,
-    kept_for_failure,
-)
+from jaxpyop._op.body import Body, ConditionalBody, CotangentBody, TangentBody, call_with_advice
 from jaxpyop._op.primitive import Batching, Call, Linearization, Operands
 from jaxpyop._op.request import Op, is_differentiable, no_second_derivative_error
 from jaxpyop._op.values import Leaf, Struct, cast_to_numpy, check_traced, decode, show_shape
@@ -139,11 +131,7 @@ class JvpRule(RuleTangents):
         return self.op.rules.jvp
 
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
-        kept = kept_for_failure(self, arrays, lead) if lead else arrays
-        try:
-            return self._run(arrays, lead, traced=False)
-        except Exception as error:
-            return failed_results(self, error, kept, lead)
+        return self.or_fills(lambda: self._run(arrays, lead, traced=False), arrays, lead)
 
     def program(self, *arrays: Any) -> list[Any]:
         """Do what `__call__` does as a part of the traced program, if the rule is an op."""
@@ -163,11 +151,7 @@ class VjpRule(CotangentBody):
         return self.op.rules.vjp
 
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
-        kept = kept_for_failure(self, arrays, lead) if lead else arrays
-        try:
-            return self._run(arrays, lead, traced=False)
-        except Exception as error:
-            return failed_results(self, error, kept, lead)
+        return self.or_fills(lambda: self._run(arrays, lead, traced=False), arrays, lead)
 
     def program(self, *arrays: Any) -> list[Any]:
         """Do what `__call__` does as a part of the traced program, if the rule is an op."""
