@@ -144,12 +144,21 @@ class Body(abc.ABC):
 class DerivedBody(Body):
     """A body that is made of another one, and belongs to the same op."""
 
+    leading_inputs = 0
+    """How many inputs come before those of the base, in a body with the base's results."""
+
     def __init__(self, base: Any) -> None:
         self.base = base
 
     @property
     def op(self) -> Op:
         return self.base.op
+
+    def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
+        return self.base.shapes(structs[self.leading_inputs :])
+
+    def groups(self, values: Sequence[Any]) -> dict[str, Sequence[Any]]:
+        return self.base.groups(values[self.leading_inputs :])
 
 
 class FailedResults(list[Any]):
@@ -242,6 +251,8 @@ def differs_in_block(op: Op) -> str:
 class ConditionalBody(DerivedBody):
     """Runs another body if its own first input is true; otherwise its results are the body's absent results."""
 
+    leading_inputs = 1
+
     def __init__(self, base: Body) -> None:
         super().__init__(base)
         self.linear_inputs = base.linear_inputs
@@ -259,18 +270,12 @@ class ConditionalBody(DerivedBody):
     def refusal(self) -> Callable[[], Exception] | None:
         return self.base.refusal
 
-    def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
-        return self.base.shapes(structs[1:])
-
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
         flag, arrays = arrays[0], arrays[1:]
         # All elements of a block have the same flag.
         if not np.asarray(flag).any():
             return self.base.absent_results(arrays, lead)
         return self.base(*arrays, lead=lead) if lead else self.base(*arrays)
-
-    def groups(self, values: Sequence[Any]) -> dict[str, Sequence[Any]]:
-        return self.base.groups(values[1:])
 
     def note_shapes(self, structs: Sequence[Struct], results: Sequence[Struct]) -> None:
         self.base.note_shapes(structs[1:], results)

@@ -120,14 +120,13 @@ class RecordedDerivative(DerivedBody):
     the forward pass.
     """
 
+    leading_inputs = 1
+
     def __init__(self, derivative: Pushforward | Pullback, recorded: tuple[bool, ...]) -> None:
         super().__init__(derivative)
         self.derivative = derivative
         self.recorded = recorded
         self.linear_inputs = derivative.linear_inputs
-
-    def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
-        return self.derivative.shapes(structs[1:])
 
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
         # The body runs again, because its record is gone, or is kept by another process.
@@ -136,9 +135,6 @@ class RecordedDerivative(DerivedBody):
         outs, again = record(self.derivative.base, as_jax(self.derivative.split(rest)[0]), self.recorded)
         check_fingerprints(fingerprint(outs), np.asarray(receipt)[1], self.title, "func")
         return self.derivative.replay(again, rest)
-
-    def groups(self, values: Sequence[Any]) -> dict[str, Sequence[Any]]:
-        return self.derivative.groups(values[1:])
 
     def replay(self, record: Any, arrays: Sequence[Any]) -> list[Any]:
         return self.derivative.replay(record, arrays[1:])

@@ -141,9 +141,6 @@ class FwdBody(DerivedBody):
     def func(self) -> Any:
         return self._fwd.op.func
 
-    def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
-        return self.base.shapes(structs)
-
     def run(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> tuple[list[Any], Any]:
         """Return the results and the residuals. If `fwd` failed, or if the body is plain, the residuals are None."""
         if self.plain:

@@ -26,8 +26,6 @@ from jaxpyop._tape import TapeTracer
 Casting: TypeAlias = Literal["no", "equiv", "safe", "same_kind", "unsafe"]
 CASTING: tuple[str, ...] = get_args(Casting)
 
-# The type of a value before the cast: the dtype of an array, or the type of a Python number.
-_Source: TypeAlias = Any
 _PYTHON_NUMBERS = {bool: 0, int: 1, float: 2, complex: 3}
 _KINDS = (np.bool_, np.integer, np.floating, np.complexfloating)
 
@@ -37,7 +35,7 @@ _KINDS = (np.bool_, np.integer, np.floating, np.complexfloating)
 # The answers are kept, since every result of every call asks, and `issubdtype` and `can_cast` take microseconds.
 
 
-def _level(source: _Source) -> int:
+def _level(source: Any) -> int:
     """0 for bool, 1 for integers, 2 for floating, 3 for complex numbers, and -1 for anything else."""
     if source in _PYTHON_NUMBERS:
         return _PYTHON_NUMBERS[source]
@@ -67,7 +65,7 @@ class _Rule(NamedTuple):
 
 
 @functools.lru_cache(maxsize=512)
-def _rule(casting: str, source: _Source, target: np.dtype[Any]) -> _Rule:
+def _rule(casting: str, source: Any, target: np.dtype[Any]) -> _Rule:
     level, goal = _level(source), _level(target)
     is_python = source in _PYTHON_NUMBERS
     if is_python:
@@ -90,7 +88,7 @@ def _rule(casting: str, source: _Source, target: np.dtype[Any]) -> _Rule:
     return _Rule(level, goal, allowed, may_not_fit, least, most)
 
 
-def _check_dtype(source: _Source, leaf: Leaf, casting: str, origin: str, title: str) -> _Rule:
+def _check_dtype(source: Any, leaf: Leaf, casting: str, origin: str, title: str) -> _Rule:
     rule = _rule(casting, source, leaf.dtype)
     if rule.allowed:
         return rule
@@ -145,7 +143,7 @@ def _check_range(array: np.ndarray[Any, Any], rule: _Rule, leaf: Leaf, origin: s
     )
 
 
-def _castable(array: Any, source: _Source, leaf: Leaf, casting: str, origin: str, title: str) -> Any:
+def _castable(array: Any, source: Any, leaf: Leaf, casting: str, origin: str, title: str) -> Any:
     """Check a NumPy or JAX array by the rule, and return an array for `.astype` to turn into the declared dtype."""
     rule = _check_dtype(source, leaf, casting, origin, title)
     if rule.level == 3 and rule.goal < 3:
@@ -191,8 +189,6 @@ def cast_to_numpy(value: Any, leaf: Leaf, casting: str, origin: str, title: str)
         OverflowError: an integer does not fit.
     """
     source = type(value)
-    if (source is np.ndarray or isinstance(value, np.generic)) and value.dtype == leaf.dtype:
-        return value
     if isinstance(value, np.ma.MaskedArray):
         raise TypeError(f"{title}: {origin} a masked array, whose mask would be lost; return x.filled(value)")
     try:

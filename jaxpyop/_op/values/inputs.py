@@ -8,6 +8,7 @@ makes `jax.Array` values of the arrays that reach a host call.
 from __future__ import annotations
 
 import dataclasses
+import enum
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,18 +23,13 @@ from jaxpyop._host import SCRATCH
 from jaxpyop._op.values.tout import canonical_dtype, is_extended_precision
 
 
-class _Slot:
-    """Stands for an array leaf among the static ones."""
+class _Slot(enum.Enum):
+    """Stands for an array leaf among the static ones. Unpickling gives the same object, in a worker too."""
 
-    def __repr__(self) -> str:
-        return "<array>"
-
-    def __reduce__(self) -> str:
-        # Unpickling gives the SLOT of the process, so that `leaf is SLOT` holds in a worker too.
-        return "SLOT"
+    SLOT = "<array>"
 
 
-SLOT = _Slot()
+SLOT = _Slot.SLOT
 
 
 _CONTAINERS = (dict, list, tuple, type(None))
@@ -84,10 +80,7 @@ class Inputs:
 
     def key_structs(self, structs: Sequence[jax.ShapeDtypeStruct]) -> list[jax.ShapeDtypeStruct]:
         """The same structs, with the structs of key data replaced by the structs of typed keys."""
-        return [
-            s if impl is None else jax.eval_shape(functools.partial(jax.random.wrap_key_data, impl=impl), s)
-            for s, impl in zip(structs, self.key_impls)
-        ]
+        return jax.eval_shape(self.wrap_keys, list(structs)) if any(self.key_impls) else list(structs)
 
     def wrap_keys(self, arrays: Sequence[Any]) -> list[Any]:
         """The same arrays, with key data replaced by typed keys."""

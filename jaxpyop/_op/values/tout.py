@@ -13,13 +13,6 @@ from jaxpyop import _jaxcore
 from jaxpyop._op.values.padding import KeyEncoding, PaddedEncoding, Padding
 from jaxpyop._op.values.spec import Leaf, ResultSpec, Shape, fits, paired, show_shape
 
-_PYTHON_TYPES = {
-    bool: np.dtype(bool),
-    int: np.dtype(np.int64),
-    float: np.dtype(np.float64),
-    complex: np.dtype(np.complex128),
-}
-
 # The spellings of dtypes that exist with and without x64, and so need not be read again.
 _DTYPES: dict[Any, np.dtype[Any]] = {}
 
@@ -108,8 +101,8 @@ def canonical_dtype(dtype: Any) -> np.dtype[Any]:
 
 def _read_dtype(raw: Any, title: str) -> np.dtype[Any]:
     raw = getattr(raw, "as_numpy_dtype", raw)
-    if isinstance(raw, type) and raw in _PYTHON_TYPES:
-        return canonical_dtype(_PYTHON_TYPES[raw])
+    if isinstance(raw, type) and raw in (bool, int, float, complex):
+        return canonical_dtype(raw)
     try:
         found = _DTYPES.get(raw)
     except TypeError:
