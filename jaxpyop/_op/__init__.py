@@ -27,7 +27,7 @@ from jaxpyop._op.values import (
     KeyEncoding,
     Leaf,
     Padded,
-    PaddedEncoding,
+    Padding,
     Struct,
     anchor_of,
     copy_to_jax,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,7 +11,7 @@ import jax
 import numpy as np
 
 from jaxpyop import _jaxcore
-from jaxpyop._op.values.padding import KeyEncoding, PaddedEncoding, Padding
+from jaxpyop._op.values.padding import KeyEncoding, Padding
 from jaxpyop._op.values.spec import Leaf, ResultSpec, Shape, fits, paired, show_shape
 
 # The spellings of dtypes that exist with and without x64, and so need not be read again.
@@ -76,7 +77,7 @@ def _read_padding(padding: Padding, title: str) -> Leaf:
             f"{title}: {padding} has the fill_value {padding.fill_value!r}, which {dtype.name} does not hold"
         )
     shape = [None if axis in padding.axes else size for axis, size in enumerate(padding.most)]
-    return Leaf(dtype, tuple(shape), PaddedEncoding(padding, dtype))
+    return Leaf(dtype, tuple(shape), dataclasses.replace(padding, fill=fill.astype(dtype)))
 
 
 def _holds(dtype: np.dtype[Any], number: np.ndarray[Any, Any]) -> bool:
