@@ -10,17 +10,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxpyop import _jaxcore
 from jaxpyop._config import config
 from jaxpyop._host import strip_library_frames
-from jaxpyop._op.body import read_when, trace_when
 from jaxpyop._op.primitive import bind, run_now
 from jaxpyop._op.request import Op, make_op, mark_differentiable
 from jaxpyop._op.run_record_replay import UserCall
 from jaxpyop._op.traced import trace, trace_if_possible
-from jaxpyop._op.values import Inputs, check_closure, flatten_inputs, without_weak_type
+from jaxpyop._op.values import Inputs, check_closure, flatten_inputs, show_shape, without_weak_type
 
 
 class _NotGiven:
@@ -38,7 +38,7 @@ def call_op(op: Op, args: Sequence[Any], kwargs: Mapping[str, Any], when: Any = 
     if op.out and "out" in kwargs:
         raise TypeError(f"{op.title}: out=True passes the results by the keyword out; give yours another name")
     arrays, inputs = flatten_inputs(args, dict(kwargs), op.title)
-    flag = read_when(when, op.title)
+    flag = _read_when(when, op.title)
     call = UserCall(op, inputs, conditional=bool(flag))
     arrays = [*flag, *arrays]
     if _jaxcore.is_eager() and not any(isinstance(a, _jaxcore.Tracer) for a in arrays):
@@ -62,7 +62,7 @@ def _stage(op: Op, inputs: Inputs, call: UserCall, arrays: Sequence[Any]) -> lis
         if op.mode != "eager":
             into = functools.partial(trace, op, inputs)
             if call.operands.conditional:
-                into = functools.partial(trace_when, op, into)
+                into = functools.partial(_trace_when, op, into)
             found = into(arrays) if op.mode == "traced" else trace_if_possible(op, inputs, into, arrays)
             if found is not None:
                 return found
@@ -70,6 +70,36 @@ def _stage(op: Op, inputs: Inputs, call: UserCall, arrays: Sequence[Any]) -> lis
         for what, rule in op.rules.functions():
             check_closure(rule, op.title, what)
         return bind(call, *map(without_weak_type, arrays))
+
+
+def _read_when(when: Any, title: str) -> list[Any]:
+    """The inputs that `when=` adds: one, or none if the op always runs.
+
+    Raises:
+        TypeError: `when` is not a scalar boolean.
+    """
+    if when is None or when is True:
+        return []
+    array = when if isinstance(when, jax.Array) else np.asarray(when)
+    if array.shape != () or array.dtype != np.bool_:
+        got = f"{array.dtype} of shape {show_shape(array.shape)}" if isinstance(when, jax.Array) else repr(when)
+        raise TypeError(f"{title}: when is {got}; expected one boolean, traced or not, such as when=step % 100 == 0")
+    return [array]
+
+
+def _trace_when(op: Op, trace: Callable[[Sequence[Any]], list[Any]], arrays: Sequence[Any]) -> list[Any]:
+    """Trace a body of `mode="traced"` into a `cond` on the first array."""
+    flag, *rest = arrays
+    shapes = jax.eval_shape(lambda: trace(rest))
+
+    def in_common_axes(outs: Sequence[Any]) -> list[Any]:
+        # Inside shard_map, both branches need the same varying axes.
+        return _jaxcore.cast_to_common_axes([*arrays, *outs])[len(arrays) :]
+
+    def absent() -> list[Any]:
+        return in_common_axes([jnp.full(s.shape, leaf.fill, s.dtype) for s, leaf in zip(shapes, op.spec.leaves)])
+
+    return jax.lax.cond(flag, lambda: in_common_axes(trace(rest)), absent)
 
 
 def apply_or_decorate(api: str, func: Any, inp: Any, tout: Any, name: Any, *, when: Any, **options: Any) -> Any:

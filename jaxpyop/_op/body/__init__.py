@@ -5,15 +5,6 @@ between checks, and `out=True`), `tangents` (its pushforward and pullback), `adv
 """
 
 from jaxpyop._op.body.advice import call_with_advice
-from jaxpyop._op.body.body_protocol import (
-    Body,
-    ConditionalBody,
-    DerivedBody,
-    differs_in_block,
-    each_alone,
-    element_structs,
-    read_when,
-    trace_when,
-)
+from jaxpyop._op.body.body_protocol import Body, ConditionalBody, DerivedBody, each_alone, element_structs
 from jaxpyop._op.body.tangents import CotangentBody, Pullback, Pushforward, RecordedDerivative, TangentBody
 from jaxpyop._op.body.user import FilledBody, UserBody

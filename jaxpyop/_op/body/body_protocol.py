@@ -15,7 +15,6 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -23,7 +22,7 @@ from jaxpyop import _jaxcore
 from jaxpyop._host import is_own_failure, metrics
 from jaxpyop._jaxcore import is_inexact
 from jaxpyop._op.request import Op, is_nan
-from jaxpyop._op.values import Struct, show_shape
+from jaxpyop._op.values import Struct
 
 
 def element_structs(arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Struct]:
@@ -225,29 +224,6 @@ def constants(
 # runs. We test it in Python, because `vmap` of a `cond` would run both branches.
 
 
-def read_when(when: Any, title: str) -> list[Any]:
-    """The inputs that `when=` adds: one, or none if the op always runs.
-
-    Raises:
-        TypeError: `when` is not a scalar boolean.
-    """
-    if when is None or when is True:
-        return []
-    array = when if isinstance(when, jax.Array) else np.asarray(when)
-    if array.shape != () or array.dtype != np.bool_:
-        got = f"{array.dtype} of shape {show_shape(array.shape)}" if isinstance(when, jax.Array) else repr(when)
-        raise TypeError(f"{title}: when is {got}; expected one boolean, traced or not, such as when=step % 100 == 0")
-    return [array]
-
-
-def differs_in_block(op: Op) -> str:
-    """The error about a block in which some elements run and others do not."""
-    return (
-        f"{op.title}: when= differs by element here, and vmap_method={op.vmap_method.name!r} hands func the batch; "
-        "pass vmap_method='sequential', or one when= for all elements"
-    )
-
-
 class ConditionalBody(DerivedBody):
     """Runs another body if its own first input is true; otherwise its results are the body's absent results."""
 
@@ -282,18 +258,3 @@ class ConditionalBody(DerivedBody):
 
     def check_results(self, values: Sequence[Any], arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> None:
         self.base.check_results(values, arrays[1:], lead)
-
-
-def trace_when(op: Op, trace: Callable[[Sequence[Any]], list[Any]], arrays: Sequence[Any]) -> list[Any]:
-    """Trace a body of `mode="traced"` into a `cond` on the first array."""
-    flag, *rest = arrays
-    shapes = jax.eval_shape(lambda: trace(rest))
-
-    def in_common_axes(outs: Sequence[Any]) -> list[Any]:
-        # Inside shard_map, both branches need the same varying axes.
-        return _jaxcore.cast_to_common_axes([*arrays, *outs])[len(arrays) :]
-
-    def absent() -> list[Any]:
-        return in_common_axes([jnp.full(s.shape, leaf.fill, s.dtype) for s, leaf in zip(shapes, op.spec.leaves)])
-
-    return jax.lax.cond(flag, lambda: in_common_axes(trace(rest)), absent)

@@ -12,7 +12,7 @@ from jaxpyop._op.derivatives.functions import JvpRule, MakePullback, MissingTang
 from jaxpyop._op.derivatives.fwd import FwdCall
 from jaxpyop._op.derivatives.numerical import NumericalJvp, NumericalVjp
 from jaxpyop._op.primitive import Call, Linearization
-from jaxpyop._op.request import NUMERICAL, no_jvp_error, no_vjp_error
+from jaxpyop._op.request import NUMERICAL, Rules
 
 
 def linearize_by_rules(call: Call, body: UserBody, perturbed: tuple[bool, ...]) -> Linearization:
@@ -44,13 +44,13 @@ def _tangents(call: Call, body: UserBody, perturbed: tuple[bool, ...]) -> JvpRul
     title, rules = call.title, call.op.rules
     make_pullback: MakePullback
     if rules.vjp is None:
-        make_pullback = raising(functools.partial(no_vjp_error, title, rules))
+        make_pullback = raising(functools.partial(_no_vjp_error, title, rules))
     elif rules.vjp == NUMERICAL:
         make_pullback = functools.partial(NumericalVjp, body, function=_function_of(call, body))
     else:
         make_pullback = functools.partial(VjpRule if rules.fwd is None else BwdRule, body)
     if rules.jvp is None:
-        return MissingTangents(body, perturbed, functools.partial(no_jvp_error, title, rules), make_pullback)
+        return MissingTangents(body, perturbed, functools.partial(_no_jvp_error, title, rules), make_pullback)
     if rules.jvp == NUMERICAL:
         return NumericalJvp(body, perturbed, make_pullback, _function_of(call, body))
     return JvpRule(body, perturbed, make_pullback)
@@ -69,3 +69,25 @@ def _function_of(call: Call, body: UserBody) -> Call:
     if call.op.failures is None:
         return function
     return FwdCall(function, body, functools.partial(_linearize, call, body), plain=True)
+
+
+def _no_jvp_error(title: str, rules: Rules) -> Exception:
+    """The error of forward mode without `jvp=`."""
+    has = "; vjp= gives reverse mode (grad, vjp, jacrev) only" if rules.vjp is not None else ""
+    return NotImplementedError(
+        f"{title}: forward-mode differentiation (jvp, jacfwd, linearize) needs the rule jvp=f with "
+        f"f(inputs, outputs, tangents), jvp='numerical', or a body of JAX operations: write it as a py_function{has}"
+    )
+
+
+def _no_vjp_error(title: str, rules: Rules) -> Exception:
+    """The error of reverse mode without `vjp=`."""
+    has, needs = "", "a backward pass needs the gradient of a NumPy function"
+    if rules.jvp is not None:
+        # A py_function may have this rule, too.
+        needs = "a backward pass needs the gradient of the function"
+        has = "; jvp= gives forward mode (jvp, jacfwd, linearize) only"
+    return ValueError(
+        f"{title}: {needs}; give one as vjp=f with f(inputs, outputs, cotangents), vjp=(fwd, bwd) or "
+        f"vjp='numerical', or stop the pass with jax.lax.stop_gradient on its inputs{has}"
+    )

@@ -19,7 +19,7 @@ from jaxpyop._host import SEQUENTIAL, Environment
 from jaxpyop._jaxcore import is_inexact
 from jaxpyop._op.body import Body, ConditionalBody, CotangentBody, TangentBody, call_with_advice
 from jaxpyop._op.primitive import Batching, Call, Linearization, Operands
-from jaxpyop._op.request import Op, is_differentiable, no_second_derivative_error
+from jaxpyop._op.request import Op, is_differentiable
 from jaxpyop._op.values import Leaf, Struct, cast_to_numpy, check_traced, decode, show_shape
 
 # A function that makes the body of a pullback from `nonzero_cotangents` and `wanted_cotangents`: see `CotangentBody`.
@@ -74,15 +74,24 @@ class RuleCall(Call):
     def linearize(self, perturbed: tuple[bool, ...]) -> Linearization:
         # Nothing gives a second derivative, so an error is raised where one is used.
         skip = self.operands.leading_inputs
-        error = functools.partial(no_second_derivative_error, self.title)
+        error = functools.partial(_no_second_derivative_error, self.title)
         body = MissingTangents(self.body, perturbed[skip:], error, raising(error))
         return Linearization(self, RuleCall(body, self.op, self.environment, conditional=False), skip=skip)
 
     def transposed(self, nonzero_cotangents: tuple[bool, ...]) -> Call:
         if not isinstance(self.rule, RuleTangents):
-            raise no_second_derivative_error(self.title)
+            raise _no_second_derivative_error(self.title)
         pullback = self.rule.make_pullback(nonzero_cotangents, self.rule.perturbed)
         return type(self)(pullback, self.op, self.environment, conditional=self.conditional)
+
+
+def _no_second_derivative_error(title: str) -> Exception:
+    """The error of a derivative of a rule."""
+    return NotImplementedError(
+        f"{title}: second derivatives need a body of JAX operations: write it as a py_function; vjp= and jvp= give the "
+        "first. Or make the rule an op with rules of its own, such as vjp='numerical' (docs: gradients, second "
+        "derivatives)"
+    )
 
 
 def raising(error: Callable[[], Exception]) -> MakePullback:

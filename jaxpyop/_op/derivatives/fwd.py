@@ -21,7 +21,6 @@ import numpy as np
 
 from jaxpyop._op.body import DerivedBody, UserBody
 from jaxpyop._op.primitive import NO_RECORD, RECORDS, TOKEN, Call, HandedRecord, Linearization
-from jaxpyop._op.request import advice_on_workers
 from jaxpyop._op.values import Struct, as_jax, fingerprints
 
 # ------------------------------------------------------------------- residuals
@@ -165,7 +164,10 @@ def pickled(value: Any, title: str) -> np.ndarray[Any, Any]:
     try:
         return np.frombuffer(pickle.dumps(value, pickle.HIGHEST_PROTOCOL), np.uint8)
     except Exception as error:
-        raise advice_on_workers(title, error) from None
+        raise ValueError(
+            f"{title}: the residuals of fwd cannot be sent between processes ({type(error).__name__}: {error}); "
+            "return numbers, arrays and containers of these, or use threads"
+        ) from None
 
 
 # The receipt of an element that failed. No record has the token 0, and the 1 tells it from an element that did not run.

@@ -25,7 +25,7 @@ from jaxpyop import _jaxcore
 from jaxpyop._config import config
 from jaxpyop._host import NO_BATCH, Batch, Host, Shared
 from jaxpyop._jaxcore import Unusable
-from jaxpyop._op.body import differs_in_block, element_structs
+from jaxpyop._op.body import element_structs
 from jaxpyop._op.primitive.call_protocol import Call, structs_of
 from jaxpyop._op.primitive.direct import run_now
 from jaxpyop._op.values import Struct
@@ -74,7 +74,10 @@ def _batch(args: Sequence[Any], dims: Sequence[int | None], *, call: Call, batch
     method, operands = call.batching.method, call.operands
     block = method.whole_batch and batch.block == bool(batch.sizes)
     if operands.conditional and dims[0] is not None and (block or batch.block):
-        raise ValueError(differs_in_block(call.op))
+        raise ValueError(
+            f"{call.title}: when= differs by element here, and vmap_method={call.op.vmap_method.name!r} hands func the "
+            "batch; pass vmap_method='sequential', or one when= for all elements"
+        )
     if block:
         args = [a if d is not None else jnp.expand_dims(a, 0) for a, d in zip(args, dims)]
         # `broadcast_all` gives every input the size of the batch, except for the leading ones, which keep axes of size
