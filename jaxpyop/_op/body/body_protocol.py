@@ -39,6 +39,9 @@ class Body(abc.ABC):
     linear_inputs = 0
     """How many inputs, at the end, the results are linear in: the tangents or cotangents of a derivative."""
 
+    refusal: Callable[[], Exception] | None = None
+    """Makes the error of a body whose rule is missing; None for a body that can run."""
+
     @property
     @abc.abstractmethod
     def op(self) -> Op:
@@ -58,11 +61,6 @@ class Body(abc.ABC):
     def shape_source(self) -> str:
         """Where the results' shapes come from if they were not declared, for errors about shapes."""
         return ""
-
-    @property
-    def refusal(self) -> Callable[[], Exception] | None:
-        """Makes the error of a body whose rule is missing; None for a body that can run."""
-        return None
 
     @abc.abstractmethod
     def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
@@ -233,6 +231,7 @@ class ConditionalBody(DerivedBody):
         super().__init__(base)
         self.linear_inputs = base.linear_inputs
         self.goes_to_executor = base.goes_to_executor
+        self.refusal = base.refusal
 
     @property
     def func(self) -> Any:
@@ -241,10 +240,6 @@ class ConditionalBody(DerivedBody):
     @property
     def shape_source(self) -> str:
         return self.base.shape_source
-
-    @property
-    def refusal(self) -> Callable[[], Exception] | None:
-        return self.base.refusal
 
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
         flag, arrays = arrays[0], arrays[1:]

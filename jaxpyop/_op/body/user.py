@@ -22,11 +22,9 @@ from jaxpyop._op.request import Op
 from jaxpyop._op.values import (
     Inputs,
     Leaf,
-    ResultSpec,
     Struct,
-    cast_to_jax,
-    cast_to_numpy,
     check_shape,
+    converted,
     converted_at_once,
     encode,
     encoded_shapes,
@@ -78,17 +76,12 @@ class UserBody(Body):
         return op.func(*args, **kwargs)
 
     def _arguments(self, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        inputs = self.inputs
-        if self.op.on_jax and any(impl is not None for impl in inputs.key_impls):
-            arrays = inputs.wrap_keys(arrays)
-        return inputs.unflatten(arrays)
+        has_keys = self.op.on_jax and any(self.inputs.key_impls)
+        return self.inputs.unflatten(self.inputs.wrap_keys(arrays) if has_keys else arrays)
 
     def results(self, arrays: Sequence[Any]) -> list[Any]:
         """The function's results, in the order of `Tout`, unchecked."""
-        return self._matched(self._run(arrays))
-
-    def _matched(self, returned: Any) -> list[Any]:
-        return match(self._op.spec.returned, returned, self._op.title)
+        return match(self._op.spec.returned, self._run(arrays), self._op.title)
 
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
         op = self._op
@@ -99,26 +92,16 @@ class UserBody(Body):
                 value = converted_at_once(returned, leaf.dtype, on_jax=op.on_jax)
                 if value is not None and (leaf.shape is None or leaf.shape == value.shape):
                     return [value]
-            values = self._matched(returned)
+            values = match(op.spec.returned, returned, op.title)
         except Exception as error:
             if (clearer := advise(error, op, "func", op.func, lambda: self._arguments(arrays))) is not None:
                 raise clearer from error
             if op.failures is None:
                 raise
             return self.failed_results(error, kept, lead)
-        if op.spec.returned_spec is not None:
-            values = encode(op, values, self._converted, lead)
-        else:
-            values = [self._converted(k, value, leaf) for k, (value, leaf) in enumerate(zip(values, op.spec.leaves))]
+        values = encode(op, values, converted, lead)
         self.check_results(values, arrays, lead)
         return values
-
-    def _converted(self, k: int, value: Any, leaf: Leaf) -> Any:
-        op = self._op
-        if (found := converted_at_once(value, leaf.dtype, on_jax=op.on_jax)) is not None:
-            return found
-        cast = cast_to_jax if op.on_jax else cast_to_numpy
-        return cast(value, leaf, op.casting, op.origin_of_result(k), op.title)
 
     # ------------------------------------------------------------ promised shapes
 
@@ -129,21 +112,15 @@ class UserBody(Body):
 
     def promised(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> Sequence[Leaf]:
         """The declared results, for inputs with the batch axes `lead`."""
-        if self._op.output_shapes is None:
-            return self._op.spec.leaves
-        key = tuple([(a.shape, a.dtype) for a in arrays]), len(lead)
-        found = self._promised.get(key)
-        if found is None:
-            found = self._promised[key] = self._ask_output_shapes(element_structs(arrays, lead)).leaves
-        return found
-
-    def _ask_output_shapes(self, structs: Sequence[Struct]) -> ResultSpec:
-        op = self.op
-        assert op.output_shapes is not None
-        if op.on_jax:
-            structs = self.inputs.key_structs(structs)
-        args, kwargs = self.inputs.unflatten(structs)
-        return with_shapes(op.spec, op.output_shapes(*args, **kwargs), op.title)
+        op = self._op
+        if op.output_shapes is None:
+            return op.spec.leaves
+        key = tuple([(a.shape[len(lead) :], a.dtype) for a in arrays])
+        if key not in self._promised:
+            structs = element_structs(arrays, lead)
+            args, kwargs = self.inputs.unflatten(self.inputs.key_structs(structs) if op.on_jax else structs)
+            self._promised[key] = with_shapes(op.spec, op.output_shapes(*args, **kwargs), op.title).leaves
+        return self._promised[key]
 
     # ------------------------------------------------------- shapes before the run
 
@@ -170,15 +147,15 @@ class UserBody(Body):
 
     def _find_shapes(self, structs: Sequence[Struct]) -> list[Struct]:
         op = self.op
-        spec = op.spec if op.output_shapes is None else self._ask_output_shapes(structs)
-        if all(leaf.shape_known for leaf in spec.leaves):
-            return [Struct(leaf.shape, leaf.dtype) for leaf in spec.leaves]
+        leaves = self.promised(structs)
+        if all(leaf.shape_known for leaf in leaves):
+            return [Struct(leaf.shape, leaf.dtype) for leaf in leaves]
         inferred, self._shape_source = self._infer(structs)
-        if inferred is not None and spec.returned_spec is not None:
-            inferred = encoded_shapes(spec.returned.leaves, inferred)
+        if inferred is not None:
+            inferred = encoded_shapes(op.spec.returned.leaves, inferred)
         return [
             Struct(fill_shape(leaf, inferred and inferred[k], self._shape_source, op.title), leaf.dtype)
-            for k, leaf in enumerate(spec.leaves)
+            for k, leaf in enumerate(leaves)
         ]
 
     def _infer(self, structs: Sequence[Struct]) -> tuple[list[Any] | None, str]:

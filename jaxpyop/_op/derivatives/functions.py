@@ -122,14 +122,10 @@ class MissingTangents(RuleTangents):
         self, base: Body, perturbed: tuple[bool, ...], error: Callable[[], Exception], make_pullback: MakePullback
     ) -> None:
         super().__init__(base, perturbed, make_pullback)
-        self._error = error
+        self._error = self.refusal = error
 
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
         raise self._error()
-
-    @property
-    def refusal(self) -> Callable[[], Exception]:
-        return self._error
 
 
 class JvpRule(RuleTangents):

@@ -8,11 +8,11 @@ function's result becomes an array of the declared dtype).
 from jaxpyop._op.values.cast import (
     CASTING,
     Casting,
-    cast_to_jax,
     cast_to_numpy,
     check_fingerprints,
     check_traced,
     check_usable,
+    converted,
     converted_at_once,
     fingerprint,
     fingerprints,

@@ -11,7 +11,7 @@ import functools
 import math
 import zlib
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias, cast, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import jax
 import jax.numpy as jnp
@@ -65,7 +65,7 @@ class _Rule(NamedTuple):
 
 
 @functools.lru_cache(maxsize=512)
-def _rule(casting: str, source: Any, target: np.dtype[Any]) -> _Rule:
+def _rule(casting: Any, source: Any, target: np.dtype[Any]) -> _Rule:
     level, goal = _level(source), _level(target)
     is_python = source in _PYTHON_NUMBERS
     if is_python:
@@ -76,7 +76,7 @@ def _rule(casting: str, source: Any, target: np.dtype[Any]) -> _Rule:
         # NumPy would refuse between the floating dtypes of ml_dtypes, which it does not know.
         allowed = 0 <= level <= goal
     else:
-        allowed = level >= 0 and bool(np.can_cast(source, target, cast(Casting, casting)))
+        allowed = level >= 0 and bool(np.can_cast(source, target, casting))
     may_not_fit = level > 0 and goal == 1 and (is_python or not np.can_cast(source, target, "safe"))
     least, most = (1, 0)
     if goal == 1:
@@ -172,6 +172,14 @@ def converted_at_once(value: Any, dtype: np.dtype[Any], *, on_jax: bool) -> Any:
         if rule.level <= rule.goal and is_exact and rule.least <= value <= rule.most:
             return np.array(value, dtype)
     return None
+
+
+def converted(op: Any, k: int, value: Any, leaf: Leaf) -> Any:
+    """Turn value `k` that an op's function returned into an array of the declared dtype."""
+    if (found := converted_at_once(value, leaf.dtype, on_jax=op.on_jax)) is not None:
+        return found
+    cast = cast_to_jax if op.on_jax else cast_to_numpy
+    return cast(value, leaf, op.casting, op.origin_of_result(k), op.title)
 
 
 def cast_to_numpy(value: Any, leaf: Leaf, casting: str, origin: str, title: str) -> Any:

@@ -33,17 +33,17 @@ def encode(op: Any, values: Sequence[Any], convert: Callable[..., Any], lead: tu
     Args:
         op: the op.
         values: one for each leaf that the function returns.
-        convert: `convert(k, value, leaf)` makes an array of the value of leaf `k`.
+        convert: `convert(op, k, value, leaf)` makes an array of the value of leaf `k`.
         lead: the batch axes that the values have in front.
     """
     arrays: list[Any] = []
     for k, (value, leaf) in enumerate(zip(values, op.spec.returned.leaves)):
         if leaf.encoding is None:
-            arrays.append(convert(k, value, leaf))
+            arrays.append(convert(op, k, value, leaf))
         else:
             # The encoding itself checks the shape.
             bare = dataclasses.replace(leaf, shape=None, encoding=None)
-            make = functools.partial(convert, k, leaf=bare)
+            make = functools.partial(convert, op, k, leaf=bare)
             arrays += leaf.encoding.encode(value, make, lead, op.origin_of_result(k), op.title)
     return arrays
 
