@@ -83,7 +83,8 @@ class CallsToData:
             raise ValueError(f"{call.title}: jaxpyop.export does not know how this call was made")
         try:
             inputs = call.user_body.inputs
-            skeleton = to_data(inputs.skeleton, lambda value: True if value is SLOT else None)
+            args_and_kwargs = jax.tree.unflatten(inputs.tree, inputs.leaves)
+            skeleton = to_data(args_and_kwargs, lambda value: True if value is SLOT else None)
         except TypeError as error:
             raise ValueError(
                 f"{call.title}: an input that is no array, {error}; jaxpyop.export saves only such data: pass it "

@@ -57,9 +57,6 @@ class Rules:
         return ((name, rule) for name, rule in zip(names, rules) if callable(rule))
 
 
-NO_RULES = Rules()
-
-
 def mark_differentiable(func: Callable[..., Any]) -> Callable[..., Any]:
     """Mark a decorated op that has derivatives. As a rule of another op, it is differentiated by them."""
     # functools.wraps copies the mark to functions that are no ops, and these have another id.
@@ -88,19 +85,15 @@ def read_rules(options: dict[str, Any], spec: Any, api: str) -> Rules:
     padded = any(leaf.arrays > 1 for leaf in spec.returned.leaves)
     if (jvp is not None or transpose is not None) and padded:
         raise ValueError(f"{api}: jvp= and transpose= do not work with padded results; give vjp=")
-    if NUMERICAL in (_text(vjp_rule), _text(jvp)) and options["stateful"]:
+    if (isinstance(vjp_rule, str) or isinstance(jvp, str)) and options["stateful"]:
         raise ValueError(
             f"{api}: numerical derivatives call func again, which a stateful op does not allow; pass stateful=False "
             "(py_func and an op without a result are stateful)"
         )
-    if jvp is None and _text(vjp_rule) == NUMERICAL and not padded:
+    if jvp is None and isinstance(vjp_rule, str) and not padded:
         # Whoever asks for reverse mode by differences gets forward mode in the same way.
         jvp = NUMERICAL
     return Rules(vjp_rule, fwd, jvp, transpose)
-
-
-def _text(rule: Any) -> Any:
-    return rule if isinstance(rule, str) else None
 
 
 def _read_vjp(vjp: Any, api: str) -> tuple[Any, Any]:
@@ -118,7 +111,7 @@ def _read_vjp(vjp: Any, api: str) -> tuple[Any, Any]:
 
 
 def _check_rule(rule: Any, name: str, expected: str, api: str) -> None:
-    if rule is None or (_text(rule) == NUMERICAL and name != "transpose"):
+    if rule is None or (isinstance(rule, str) and rule == NUMERICAL and name != "transpose"):
         return
     if not callable(rule):
         raise TypeError(f"{api}: {name} must be a function {expected}, got {rule!r}")

@@ -32,4 +32,4 @@ from jaxpyop._op.values.inputs import (
 )
 from jaxpyop._op.values.padding import KeyEncoding, Padded, Padding, decode, encode, encoded_shapes, padded
 from jaxpyop._op.values.spec import IN_A_LOOP, Leaf, ResultSpec, Struct, kind_of, match, show_shape
-from jaxpyop._op.values.tout import check_shape, declares_nothing, fill_shape, read_tout, with_shapes
+from jaxpyop._op.values.tout import check_shape, fill_shape, read_tout, with_shapes

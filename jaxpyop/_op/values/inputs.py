@@ -64,11 +64,6 @@ class Inputs:
         """Whether an input is an object of a registered class, which gets a copy of what the caller has."""
         return not self.is_flat and _has_custom_node(self.tree)
 
-    @property
-    def skeleton(self) -> Any:
-        """The function's `(args, kwargs)` with a `SLOT` for each array."""
-        return jax.tree.unflatten(self.tree, self.leaves)
-
     def unflatten(self, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The function's `(args, kwargs)` with these arrays."""
         if self.is_flat:
@@ -232,16 +227,13 @@ def as_jax(values: Sequence[Any]) -> list[Any]:
     The shapes should be few: each combination of small arrays is compiled once.
     """
     # Most inputs are `jax.Array` values already, which this finds in a third of the time.
-    small = [_is_small(value) for value in values] if np.ndarray in map(type, values) else ()
+    any_numpy = np.ndarray in map(type, values)
+    small = [type(v) is np.ndarray and v.nbytes < _LARGE for v in values] if any_numpy else ()
     # Under jax_disable_jit the identity does nothing.
     if not any(small) or _jaxcore.jax_config.jax_disable_jit:
         return list(map(_one_as_jax, values))
     copies = iter(_jaxcore.with_transfers(_identity, [value.copy() for value, mark in zip(values, small) if mark]))
     return [next(copies) if mark else _one_as_jax(value) for value, mark in zip(values, small)]
-
-
-def _is_small(value: Any) -> bool:
-    return type(value) is np.ndarray and value.nbytes < _LARGE
 
 
 def _one_as_jax(value: Any) -> Any:

@@ -81,11 +81,6 @@ class ResultSpec:
     def empty(self) -> bool:
         return not self.leaves
 
-    @property
-    def empty_result(self) -> Any:
-        """What a call without results returns: None for None, [] for []."""
-        return jax.tree.map(lambda leaf: leaf, self.skeleton)
-
 
 def show_shape(shape: Shape | None) -> str:
     return "unknown" if shape is None else f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"

@@ -18,11 +18,6 @@ from jaxpyop._op.values.spec import Leaf, ResultSpec, Shape, fits, paired, show_
 _DTYPES: dict[Any, np.dtype[Any]] = {}
 
 
-def declares_nothing(tout: Any) -> bool:
-    """Tell whether `Tout` means that there is no result, as `None`, `[]` and `{}` do."""
-    return not jax.tree.leaves(tout)
-
-
 def read_tout(tout: Any, title: str) -> ResultSpec:
     """Read `Tout`, in any of its forms."""
     leaves, tree = jax.tree.flatten(tout)
