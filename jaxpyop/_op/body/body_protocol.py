@@ -33,6 +33,9 @@ def element_structs(arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[S
 class Body(abc.ABC):
     """What a call runs on the host."""
 
+    op: Op
+    """The op that this body belongs to. A derivative belongs to the op of its base."""
+
     goes_to_executor = True
     """Whether `executor=` runs the body as a whole. A body that itself sends work there says False."""
 
@@ -41,11 +44,6 @@ class Body(abc.ABC):
 
     refusal: Callable[[], Exception] | None = None
     """Makes the error of a body whose rule is missing; None for a body that can run."""
-
-    @property
-    @abc.abstractmethod
-    def op(self) -> Op:
-        """The op that this body belongs to. A derivative belongs to the op of its base."""
 
     @property
     def title(self) -> str:
@@ -146,10 +144,7 @@ class DerivedBody(Body):
 
     def __init__(self, base: Any) -> None:
         self.base = base
-
-    @property
-    def op(self) -> Op:
-        return self.base.op
+        self.op = base.op
 
     def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
         return self.base.shapes(structs[self.leading_inputs :])

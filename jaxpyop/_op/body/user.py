@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -40,7 +39,7 @@ class UserBody(Body):
     """The user's function between checked inputs and checked results."""
 
     def __init__(self, op: Op, inputs: Inputs) -> None:
-        self._op = op
+        self.op = op
         self.inputs = inputs
         self._shape_source = ""
         self._shapes: dict[Any, list[Struct]] = {}
@@ -52,22 +51,11 @@ class UserBody(Body):
         self._only_leaf = spec.leaves[0] if is_one and op.output_shapes is None else None
 
     @property
-    def op(self) -> Op:
-        return self._op
-
-    @property
     def shape_source(self) -> str:
         return self._shape_source
 
-    def __getstate__(self) -> dict[str, Any]:
-        # Another process has no use for the executor. This process checks the shapes, but the fills of on_error= need
-        # them there.
-        shapes = None if self.op.failures is None else self.op.output_shapes
-        op = dataclasses.replace(self.op, executor=None, output_shapes=shapes)
-        return vars(self) | {"_op": op, "_shape_source": "", "_shapes": {}, "_promised": {}}
-
     def _run(self, arrays: Sequence[Any]) -> Any:
-        op, inputs = self._op, self.inputs
+        op, inputs = self.op, self.inputs
         if inputs.is_flat:
             return op.func(*arrays)
         args, kwargs = self._arguments(arrays)
@@ -81,10 +69,10 @@ class UserBody(Body):
 
     def results(self, arrays: Sequence[Any]) -> list[Any]:
         """The function's results, in the order of `Tout`, unchecked."""
-        return match(self._op.spec.returned, self._run(arrays), self._op.title)
+        return match(self.op.spec.returned, self._run(arrays), self.op.title)
 
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
-        op = self._op
+        op = self.op
         kept = self.kept_for_failure(arrays, lead) if lead else arrays
         try:
             returned = metrics.timed(op.name, "runs", self._run, arrays) if metrics.reports else self._run(arrays)
@@ -112,7 +100,7 @@ class UserBody(Body):
 
     def promised(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> Sequence[Leaf]:
         """The declared results, for inputs with the batch axes `lead`."""
-        op = self._op
+        op = self.op
         if op.output_shapes is None:
             return op.spec.leaves
         key = tuple([(a.shape[len(lead) :], a.dtype) for a in arrays])
@@ -190,10 +178,6 @@ class UserBody(Body):
 
 class FilledBody(UserBody):
     """The user's function, which fills arrays. They are the results, unless they are in XLA's memory already."""
-
-    def __getstate__(self) -> dict[str, Any]:
-        # A worker makes the arrays, so it needs their shapes.
-        return super().__getstate__() | {"_shapes": self._shapes}
 
     def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
         return super().shapes(structs[: len(self.inputs.key_impls)])

@@ -144,10 +144,8 @@ class FwdBody(DerivedBody):
         """Return the results and the residuals. If `fwd` failed, or if the body is plain, the residuals are None."""
         if self.plain:
             return self._fwd(*arrays, lead=lead), None
-        # Each run has an object of its own, because other threads may run `fwd` at the same time. Unlike `copy.copy`,
-        # this does not drop what `UserBody.__getstate__` drops for another process.
-        run = _UserFwd.__new__(_UserFwd)
-        vars(run).update(vars(self._fwd))
+        # Each run has an object of its own, because other threads may run `fwd` at the same time.
+        run: Any = copy.copy(self._fwd)
         return run(*arrays, lead=lead), run.residuals
 
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:

@@ -57,6 +57,13 @@ class Op:
     fills: tuple[Any, ...] = ()
     failures: Failures | None = None
 
+    def __reduce__(self) -> Any:
+        # Another process has no use for the executor. This process checks the shapes, but the fills of on_error= need
+        # them there.
+        left_out = {"executor"} if self.failures is not None else {"executor", "output_shapes"}
+        names = [field.name for field in dataclasses.fields(self)]
+        return Op, tuple(None if name in left_out else getattr(self, name) for name in names)
+
     def origin_of_array(self, k: int) -> str:
         """The beginning of an error about array `k` of the op's results."""
         of_arrays = [i for i, leaf in enumerate(self.spec.returned.leaves) for _ in range(leaf.arrays)]
