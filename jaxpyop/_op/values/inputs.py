@@ -88,10 +88,6 @@ class Inputs:
 _NUMBERS = (bool, int, float, complex)
 
 
-def _is_number_dtype(dtype: Any) -> bool:
-    return bool(jax.dtypes.issubdtype(dtype, np.number) or dtype == np.bool_)
-
-
 def _canonical_array(value: Any, title: str) -> np.ndarray[Any, Any]:
     array = np.asarray(value)
     if isinstance(value, int) and array.dtype == object:
@@ -128,7 +124,8 @@ def _as_array(leaf: Any, title: str) -> tuple[Any, Any] | None:
         if isinstance(leaf, np.ma.MaskedArray):
             raise TypeError(f"{title}: an input is a masked array, and its mask would be lost; pass x.filled(value)")
         # By `issubdtype`, since bfloat16 and int4 have NumPy's kind "V".
-        return (_canonical_array(leaf, title), None) if _is_number_dtype(leaf.dtype) else None
+        is_number = jax.dtypes.issubdtype(leaf.dtype, np.number) or leaf.dtype == np.bool_
+        return (_canonical_array(leaf, title), None) if is_number else None
     if type(leaf) in _NUMBERS:
         return _canonical_array(leaf, title), None
     if callable(getattr(leaf, "__jax_array__", None)):

@@ -245,13 +245,10 @@ def padded(dtype: Any, shape: int | Sequence[int], fill_value: Any = 0, *, axis:
     axes = _integers(axis, "axis")
     if not sizes or min(sizes) < 0:
         raise ValueError(f"padded: shape is {shape!r}; expected sizes of zero and more, such as 100 or (100, 4)")
-    if (
-        not axes
-        or any(not -len(sizes) <= k < len(sizes) for k in axes)
-        or len({k % len(sizes) for k in axes}) < len(axes)
-    ):
+    counted = tuple(k % len(sizes) for k in axes if -len(sizes) <= k < len(sizes))
+    if not axes or len(set(counted)) < len(axes):
         raise ValueError(f"padded: axis is {axis!r}; expected an axis of shape {sizes}, or a tuple of several")
-    return Padding(dtype, sizes, fill_value, tuple(k % len(sizes) for k in axes), several)
+    return Padding(dtype, sizes, fill_value, counted, several)
 
 
 def _is_integer(value: Any) -> bool:
