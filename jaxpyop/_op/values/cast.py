@@ -212,8 +212,6 @@ def cast_to_numpy(value: Any, leaf: Leaf, casting: str, origin: str, title: str)
         if _rule(casting, source, leaf.dtype).level < 0:
             raise TypeError(f"{title}: {origin} {kind_of(value)} of dtype {source}; return numbers or booleans")
     array = _castable(array, source, leaf, casting, origin, title)
-    if _rule(casting, source, leaf.dtype).goal < 2:
-        return array.astype(leaf.dtype)
     # A float64 that is too large for float32 becomes inf without a warning, as in JAX.
     with np.errstate(over="ignore"):
         return array.astype(leaf.dtype)

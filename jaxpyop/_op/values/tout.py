@@ -117,11 +117,7 @@ def _as_dtype(raw: Any, title: str) -> np.dtype[Any]:
     try:
         dtype = np.dtype(raw)
     except TypeError:
-        try:
-            # JAX knows "bfloat16" and its like by name.
-            dtype = np.dtype(jax.numpy.dtype(raw))
-        except TypeError:
-            raise TypeError(f"{title}: Tout has {raw!r}, which is not a dtype; write, say, Tout=jnp.float32") from None
+        raise TypeError(f"{title}: Tout has {raw!r}, which is not a dtype; write, say, Tout=jnp.float32") from None
     if dtype.kind in "OSUMm" or dtype.fields is not None or is_extended_precision(dtype):
         raise TypeError(
             f"{title}: Tout has the dtype {dtype}, which JAX does not have; "
@@ -180,8 +176,6 @@ def _with_shape(leaf: Leaf, shape: Shape | None, title: str) -> Leaf:
 
 
 def _read_shape(value: Any, title: str) -> Shape | None:
-    if value is None:
-        return None
     # A tf.TensorShape.
     if hasattr(value, "as_list"):
         return None if value.rank is None else _read_shape(value.as_list(), title)
