@@ -103,12 +103,13 @@ class UserBody(Body):
         op = self.op
         if op.output_shapes is None:
             return op.spec.leaves
-        key = tuple([(a.shape[len(lead) :], a.dtype) for a in arrays])
-        if key not in self._promised:
+        key = tuple([(a.shape[len(lead) :] if lead else a.shape, a.dtype) for a in arrays])
+        found = self._promised.get(key)
+        if found is None:
             structs = element_structs(arrays, lead)
             args, kwargs = self.inputs.unflatten(self.inputs.key_structs(structs) if op.on_jax else structs)
-            self._promised[key] = with_shapes(op.spec, op.output_shapes(*args, **kwargs), op.title).leaves
-        return self._promised[key]
+            found = self._promised[key] = with_shapes(op.spec, op.output_shapes(*args, **kwargs), op.title).leaves
+        return found
 
     # ------------------------------------------------------- shapes before the run
 
