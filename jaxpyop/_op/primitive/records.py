@@ -155,7 +155,8 @@ class Records:
         When the array goes, records that were read go with it. The others count as read from then on, because the
         array may have been copied, as a `vmap` does.
         """
-        weakref.finalize(holder, self._drop, list(tokens)).atexit = False
+        # All elements of a block share one record. Were it dropped once for each, the second time would be for good.
+        weakref.finalize(holder, self._drop, list(set(tokens))).atexit = False
 
     def resize(self, max_count: int | None = None, max_bytes: int | None = None) -> None:
         """Change the bounds, evicting what no longer fits."""
