@@ -8,6 +8,8 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,9 +17,22 @@ import numpy as np
 
 from jaxpyop import _jaxcore
 from jaxpyop._host import Environment
-from jaxpyop._jaxcore import is_inexact
 from jaxpyop._op.body import Body, ConditionalBody, FilledBody, Pullback, Pushforward, RecordedDerivative, UserBody
-from jaxpyop._op.derivatives import LinearCall, LinearFunction, linearize_by_rules
+from jaxpyop._op.derivatives import (
+    BwdRule,
+    FwdCall,
+    JvpRule,
+    LinearCall,
+    LinearFunction,
+    MakePullback,
+    MissingTangents,
+    NumericalJvp,
+    NumericalVjp,
+    ResidualRuleCall,
+    RuleCall,
+    VjpRule,
+    raising,
+)
 from jaxpyop._op.primitive import (
     NO_RECORD,
     RECEIPT,
@@ -25,13 +40,12 @@ from jaxpyop._op.primitive import (
     TOKEN,
     Batching,
     Call,
-    Effects,
     HandedRecord,
     Linearization,
     Operands,
     warn_of_pushed_out,
 )
-from jaxpyop._op.request import Op
+from jaxpyop._op.request import NUMERICAL, Op, no_jvp_error, no_vjp_error
 from jaxpyop._op.values import Inputs, Struct, as_jax, fingerprint
 from jaxpyop._tape import record
 
@@ -43,11 +57,10 @@ class UserCall(Call):
         self.user_body = (FilledBody if op.out else UserBody)(op, inputs)
         super().__init__(
             ConditionalBody(self.user_body) if conditional else self.user_body,
-            op,
             Environment(),
             on_jax=op.on_jax,
             copy=op.copy,
-            effects=Effects(op.stateful, op.ordered),
+            has_effects=True,
             batching=Batching(op.vmap_method, (op.rules.any_given or not op.on_jax) and op.spec.returned_spec is None),
             operands=Operands(leading_inputs=int(conditional), conditional=conditional, writes_out=op.out),
         )
@@ -56,37 +69,63 @@ class UserCall(Call):
     def __repr__(self) -> str:
         return self.title
 
-    @property
-    def differentiable(self) -> bool:
-        return any(map(is_inexact, self.op.spec.leaves))
-
     def linearize(self, perturbed: tuple[bool, ...]) -> Linearization:
-        if self.on_jax and not self.op.rules.any_given:
+        rules = self.op.rules
+        if self.on_jax and not rules.any_given:
             return _linearized_on_tape(self, self.body, perturbed, perturbed)
-        return linearize_by_rules(self, self.user_body, perturbed)
+        if rules.fwd is None and self.op.failures is None:
+            return self.linearize_by_rules(self, perturbed)
+        # Without `fwd`, a plain FwdCall runs the function itself, for its receipt, which tells what failed.
+        return self.linearize_by_rules(FwdCall(self, plain=rules.fwd is None), perturbed)
+
+    def linearize_by_rules(self, forward: Call, perturbed: tuple[bool, ...]) -> Linearization:
+        """Choose which of the user's rules make up the derivative, after `forward`: this call, or a `FwdCall`."""
+        op, conditional = self.op, self.operands.conditional
+        tangents = self._tangents(perturbed[1:] if conditional else perturbed)
+        kind = RuleCall if forward is self else ResidualRuleCall
+        with_results = op.rules.fwd is None or op.rules.jvp is not None or op.spec.returned_spec is not None
+        linear = kind(tangents, self.environment, conditional=conditional)
+        return Linearization(forward, linear, with_results=with_results)
+
+    def _tangents(self, perturbed: tuple[bool, ...]) -> JvpRule | NumericalJvp | MissingTangents:
+        body, title, rules = self.user_body, self.title, self.op.rules
+        make_pullback: MakePullback
+        if rules.vjp is None:
+            make_pullback = raising(functools.partial(no_vjp_error, title, rules))
+        elif rules.vjp == NUMERICAL:
+            make_pullback = functools.partial(NumericalVjp, body, function=self._function())
+        else:
+            make_pullback = functools.partial(VjpRule if rules.fwd is None else BwdRule, body)
+        if rules.jvp is None:
+            return MissingTangents(body, perturbed, functools.partial(no_jvp_error, title, rules), make_pullback)
+        if rules.jvp == NUMERICAL:
+            return NumericalJvp(body, perturbed, make_pullback, self._function())
+        return JvpRule(body, perturbed, make_pullback)
+
+    def _function(self) -> Call:
+        """Return a call of the function itself, without the flag of `when=`.
+
+        With `on_error=` it is a plain FwdCall, because its receipts tell which runs failed.
+        """
+        function = self
+        if self.operands.conditional:
+            function = copy.copy(self)
+            function.body = self.user_body
+            function.operands = dataclasses.replace(self.operands, leading_inputs=0, conditional=False)
+        return function if self.op.failures is None else FwdCall(function, plain=True)
 
     def linear_part(self, floating: tuple[bool, ...]) -> Call:
-        return LinearCall(LinearFunction(self.body, floating, self.operands.conditional), self.op, self.environment)
+        return LinearCall(LinearFunction(self.body, floating, self.operands.conditional), self.environment)
 
 
 class RecordingCall(Call):
     """Runs a body on the tape, for the inputs that `perturbed` marks. Its last result is the record's receipt."""
 
-    def __init__(
-        self, body: Body, op: Op, environment: Environment, perturbed: tuple[bool, ...], effects: Effects
-    ) -> None:
-        operands = Operands(extra_results=1)
-        super().__init__(body, op, environment, label="jvp({})", effects=effects, operands=operands)
+    def __init__(self, body: Body, environment: Environment, perturbed: tuple[bool, ...]) -> None:
+        super().__init__(body, environment, label="jvp({})", has_effects=True, operands=Operands(extra_results=1))
         self.perturbed = perturbed
-        self._hands_over = False
-
-    def handing_over(self) -> RecordingCall | None:
         # A worker may have the record.
-        if self.op.executor is not None:
-            return None
-        call = copy.copy(self)
-        call._hands_over = True
-        return call
+        self.can_hand_over = self.op.executor is None
 
     def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
         return [*self.body.shapes(structs), RECEIPT]
@@ -94,7 +133,7 @@ class RecordingCall(Call):
     def __call__(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
         RECORDS.make_room()
         outs, taken = record(self.body, as_jax(arrays), self.perturbed)
-        if self._hands_over:
+        if self.hands_over:
             return [*outs, HandedRecord(taken)]
         return [*outs, _receipt(RECORDS.put(taken, once_made=self.op.stateful, owner=self.op.name), outs)]
 
@@ -117,8 +156,8 @@ class ReplayCall(Call):
     body: RecordedDerivative
     takes_records = True
 
-    def __init__(self, body: RecordedDerivative, op: Op, environment: Environment) -> None:
-        super().__init__(body, op, environment, label="jvp({})", operands=Operands(leading_inputs=1))
+    def __init__(self, body: RecordedDerivative, environment: Environment) -> None:
+        super().__init__(body, environment, label="jvp({})", operands=Operands(leading_inputs=1))
 
     def for_worker(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
         ran_there = bool(np.all(np.asarray(arrays[0])[..., 0] == NO_RECORD)) and not self.op.stateful
@@ -160,7 +199,7 @@ class ReplayCall(Call):
         if isinstance(self.body.derivative, Pullback):
             return super().transposed(nonzero_cotangents)
         pullback = self.body.derivative.pullback(nonzero_cotangents)
-        return ReplayCall(RecordedDerivative(pullback, self.body.recorded), self.op, self.environment)
+        return ReplayCall(RecordedDerivative(pullback, self.body.recorded), self.environment)
 
 
 def _linearized_on_tape(
@@ -175,6 +214,6 @@ def _linearized_on_tape(
         recorded: for which inputs the body is recorded.
         skip: how many leading inputs the call has before those of the body.
     """
-    forward = RecordingCall(body, call.op, call.environment, recorded, call.effects)
+    forward = RecordingCall(body, call.environment, recorded)
     derivative = RecordedDerivative(Pushforward(body, perturbed), recorded)
-    return Linearization(forward, ReplayCall(derivative, call.op, call.environment), skip=skip)
+    return Linearization(forward, ReplayCall(derivative, call.environment), skip=skip)

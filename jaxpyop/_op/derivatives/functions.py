@@ -39,7 +39,6 @@ class RuleCall(Call):
 
     Args:
         rule: the body of the rule.
-        op: the op that has the rule.
         environment: what the body sees of the code that traced it.
         conditional: whether the flag of `when=` comes before the inputs of the rule.
     """
@@ -47,19 +46,20 @@ class RuleCall(Call):
     after_fwd = False
     """Whether the receipt of a `FwdCall` comes before everything else."""
 
-    def __init__(self, rule: Body, op: Op, environment: Environment, *, conditional: bool) -> None:
+    def __init__(self, rule: Body, environment: Environment, *, conditional: bool) -> None:
+        op = rule.op
         # The padded results of a block differ in length from element to element, so their rule runs once per element.
         one_length = op.spec.returned_spec is None or not op.vmap_method.whole_batch
         method = op.vmap_method if one_length else SEQUENTIAL
+        leading = self.after_fwd * (1 + conditional)
         super().__init__(
             # The receipt of a call that `when=` skipped is all zeros, so after `fwd` the flag is not needed.
             ConditionalBody(rule) if conditional and not self.after_fwd else rule,
-            op,
             environment,
             label="jvp({})",
             on_jax=op.on_jax,
             batching=Batching(method, block_derivative=True, one_by_one=self.after_fwd),
-            operands=Operands(leading_inputs=self.after_fwd * (1 + conditional), rule_inputs=rule.linear_inputs),
+            operands=Operands(leading, unread_inputs=leading, rule_inputs=rule.linear_inputs),
         )
         self.rule = rule
         self.conditional = conditional
@@ -71,7 +71,9 @@ class RuleCall(Call):
     def program(self) -> Callable[..., list[Any]] | None:
         if self.operands.leading_inputs or self.op.spec.returned_spec is not None:
             return None
-        return self.body.program if isinstance(self.body, (VjpRule, JvpRule)) and is_differentiable(self.func) else None
+        if not isinstance(body := self.body, (VjpRule, JvpRule)) or not is_differentiable(self.func):
+            return None
+        return lambda *arrays: body.run(arrays, (), traced=True)
 
     @property
     def is_own_derivative(self) -> bool:
@@ -84,13 +86,13 @@ class RuleCall(Call):
         skip = self.operands.leading_inputs
         error = functools.partial(no_second_derivative_error, self.title)
         body = MissingTangents(self.body, perturbed[skip:], error, raising(error))
-        return Linearization(self, RuleCall(body, self.op, self.environment, conditional=False), skip=skip)
+        return Linearization(self, RuleCall(body, self.environment, conditional=False), skip=skip)
 
     def transposed(self, nonzero_cotangents: tuple[bool, ...]) -> Call:
         if not isinstance(self.rule, RuleTangents):
             raise no_second_derivative_error(self.title)
         pullback = self.rule.make_pullback(nonzero_cotangents, self.rule.perturbed)
-        return type(self)(pullback, self.op, self.environment, conditional=self.conditional)
+        return type(self)(pullback, self.environment, conditional=self.conditional)
 
 
 def raising(error: Callable[[], Exception]) -> MakePullback:
@@ -139,20 +141,21 @@ class JvpRule(RuleTangents):
         return self.op.rules.jvp
 
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
-        kept = kept_for_failure(self, arrays, lead) if lead else arrays
-        try:
-            return self._run(arrays, lead, traced=False)
-        except Exception as error:
-            return failed_results(self, error, kept, lead)
+        return _run_or_fill(self, arrays, lead)
 
-    def program(self, *arrays: Any) -> list[Any]:
-        """Do what `__call__` does as a part of the traced program, if the rule is an op."""
-        return self._run(arrays, (), traced=True)
-
-    def _run(self, arrays: Sequence[Any], lead: tuple[int, ...], *, traced: bool) -> list[Any]:
+    def run(self, arrays: Sequence[Any], lead: tuple[int, ...], *, traced: bool) -> list[Any]:
+        """Call the rule: on the host, or, if it is an op, as a part of the traced program."""
         args = tuple(map(tuple, self.split(arrays)))
         likes = [Struct((*lead, *o.shape[len(lead) :]), o.dtype) for o in args[1]]
         return run_rule(self.op, "jvp", self.func, args, likes, list(map(is_inexact, likes)), traced)
+
+
+def _run_or_fill(rule: JvpRule | VjpRule, arrays: Sequence[Any], lead: tuple[int, ...]) -> list[Any]:
+    kept = kept_for_failure(rule, arrays, lead) if lead else arrays
+    try:
+        return rule.run(arrays, lead, traced=False)
+    except Exception as error:
+        return failed_results(rule, error, kept, lead)
 
 
 class VjpRule(CotangentBody):
@@ -163,17 +166,10 @@ class VjpRule(CotangentBody):
         return self.op.rules.vjp
 
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
-        kept = kept_for_failure(self, arrays, lead) if lead else arrays
-        try:
-            return self._run(arrays, lead, traced=False)
-        except Exception as error:
-            return failed_results(self, error, kept, lead)
+        return _run_or_fill(self, arrays, lead)
 
-    def program(self, *arrays: Any) -> list[Any]:
-        """Do what `__call__` does as a part of the traced program, if the rule is an op."""
-        return self._run(arrays, (), traced=True)
-
-    def _run(self, arrays: Sequence[Any], lead: tuple[int, ...], *, traced: bool) -> list[Any]:
+    def run(self, arrays: Sequence[Any], lead: tuple[int, ...], *, traced: bool) -> list[Any]:
+        """Call the rule: on the host, or, if it is an op, as a part of the traced program."""
         inputs, outputs, cotangents = self.split(arrays)
         found = decode(self.op, self.filled(cotangents, outputs, lead), outputs)
         return self.cotangents(inputs, lead, (tuple(inputs), decode(self.op, outputs, outputs), found), traced=traced)

@@ -5,7 +5,7 @@ transport from a compiled program to the host), `direct` (run at once), `jvp_tra
 forward pass keeps for a backward pass).
 """
 
-from jaxpyop._op.primitive.call_protocol import Batching, Call, Effects, Linearization, Operands, structs_of
+from jaxpyop._op.primitive.call_protocol import Batching, Call, Linearization, Operands, structs_of
 from jaxpyop._op.primitive.direct import run_now
 from jaxpyop._op.primitive.jvp_transpose import derived
 from jaxpyop._op.primitive.primitive import bind, python_call_p

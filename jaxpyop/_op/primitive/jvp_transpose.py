@@ -45,7 +45,7 @@ def _linearized(
     """The results, and the pushforward from the inputs that `perturbed` marks."""
     first = len(primals) - call.operands.rule_inputs
     of_rule_alone = first < len(primals) and not any(perturbed[:first])
-    if not call.differentiable:
+    if not any(map(is_inexact, call.op.spec.leaves)):
         tangents_of: Callable[[Sequence[Any]], Sequence[Any]] = lambda tangents: []
     elif call.is_linear:
         tangents_of = lambda tangents: _push_through_linear(primals, tangents, call, batch)

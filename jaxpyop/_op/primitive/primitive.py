@@ -61,8 +61,8 @@ def _impl(*args: Any, call: Call, batch: Batch) -> list[Any]:
 
 def _abstract_eval(*avals: Any, call: Call, batch: Batch) -> tuple[list[Any], set[Any]]:
     effects: set[Any] = set()
-    if call.effects.stateful:
-        kind = _jaxcore.OrderedEffect if call.effects.ordered else _jaxcore.StatefulEffect
+    if call.stateful:
+        kind = _jaxcore.OrderedEffect if call.ordered else _jaxcore.StatefulEffect
         effects.add(kind(call.title, call.op.stateless_advice))
     return [_jaxcore.result_aval(s.shape, s.dtype, avals) for s in call.result_structs(avals, batch)], effects
 
@@ -119,7 +119,7 @@ def _lowering(ctx: Any, *operands: Any, call: Call, batch: Batch) -> Any:
     _check_lowering(ctx, call)
     results = [Struct(a.shape, a.dtype) for a in ctx.avals_out]
     # XLA skips a call whose results are all empty, so a stateful call gets a byte to return.
-    padding = int(call.effects.stateful and not any(math.prod(r.shape) for r in results))
+    padding = int(call.stateful and not any(math.prod(r.shape) for r in results))
     results += [Struct((), np.uint8)] * padding
     host = Host(call, batch, ctx.avals_in, results, padding)
     if _takes_buffers(ctx, call):
@@ -135,12 +135,12 @@ def _lowering(ctx: Any, *operands: Any, call: Call, batch: Batch) -> Any:
 def _lower_to_buffers(ctx: Any, host: Host, operands: Sequence[Any], results: list[Struct]) -> Sequence[Any]:
     host.route = "buffer"
     callback, call = host.on_buffers, host.call
-    if call.effects.ordered:
+    if call.ordered:
         return _jaxcore.ordered_buffer_callback(ctx, callback, operands, results)
     if _jaxcore.device_count(ctx) > 1:
         here = sum(device.process_index == jax.process_index() for device in _jaxcore.devices_of(ctx))
         callback = Shared(host, here).on_buffers
-    return _jaxcore.lowered_buffer_callback(ctx, callback, operands, results, call.effects.stateful)
+    return _jaxcore.lowered_buffer_callback(ctx, callback, operands, results, call.stateful)
 
 
 _Emit = Callable[[Any, list[Struct], Sequence[Any]], Sequence[Any]]
@@ -161,8 +161,8 @@ def _takes_buffers(ctx: Any, call: Call) -> bool:
 def _choose_callback(ctx: Any, call: Call) -> _Emit:
     """The transport of a call that cannot have a buffer callback."""
     emit: _Emit = lambda run, results, args: (
-        io_callback(run, results, *args, ordered=call.effects.ordered)
-        if call.effects.stateful
+        io_callback(run, results, *args, ordered=call.ordered)
+        if call.stateful
         else jax.pure_callback(run, results, *args)
     )
     if _jaxcore.device_count(ctx) == 1:
@@ -187,7 +187,7 @@ def _spread(
     raising = buffer_callback(
         host.raise_deferred,
         spread,
-        has_side_effect=host.call.effects.stateful,
+        has_side_effect=host.call.stateful,
         input_output_aliases={1 + k: k for k in range(len(spread))},
     )
     # Without the barrier the constraint would reach the callback itself, which XLA refuses (0.12).
