@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpyop._host import SEQUENTIAL, Environment
+from jaxpyop._host import SEQUENTIAL, Batch, Environment
 from jaxpyop._jaxcore import is_inexact
 from jaxpyop._op.body import (
     Body,
@@ -26,7 +26,7 @@ from jaxpyop._op.body import (
     failed_results,
     kept_for_failure,
 )
-from jaxpyop._op.primitive import Batching, Call, Linearization, Operands
+from jaxpyop._op.primitive import Batching, Call, Linearization, Operands, masks_and_added_axes
 from jaxpyop._op.request import Op, is_differentiable, no_second_derivative_error
 from jaxpyop._op.values import Leaf, Struct, cast_to_numpy, check_traced, decode, show_shape
 
@@ -63,23 +63,22 @@ class RuleCall(Call):
         )
         self.rule = rule
         self.conditional = conditional
+        # Whether the rule is an op with derivatives, which can be a part of the traced program.
+        is_plain = not leading and op.spec.returned_spec is None
+        self._is_op = is_plain and isinstance(self.body, (VjpRule, JvpRule)) and is_differentiable(self.func)
 
     def for_worker(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
         return arrays if self.body.goes_to_executor else None
 
-    @property
-    def program(self) -> Callable[..., list[Any]] | None:
-        if self.operands.leading_inputs or self.op.spec.returned_spec is not None:
-            return None
-        if not isinstance(body := self.body, (VjpRule, JvpRule)) or not is_differentiable(self.func):
-            return None
-        return lambda *arrays: body.run(arrays, (), traced=True)
+    def program(self, args: Sequence[Any], batch: Batch) -> Callable[..., list[Any]] | None:
+        rule: Any = self.body
+        return _over_batch(lambda *arrays: rule.run(arrays, (), traced=True), args, batch) if self._is_op else None
 
     @property
     def is_own_derivative(self) -> bool:
         # The user may write a pullback that is not linear in the cotangents, for example one that clips gradients. So a
         # pullback whose derivative is known is not taken for its own derivative.
-        return not isinstance(self.rule, VjpRule) or self.program is None
+        return not (self._is_op and isinstance(self.rule, VjpRule))
 
     def linearize(self, perturbed: tuple[bool, ...]) -> Linearization:
         # Nothing gives a second derivative, so an error is raised where one is used.
@@ -93,6 +92,23 @@ class RuleCall(Call):
             raise no_second_derivative_error(self.title)
         pullback = self.rule.make_pullback(nonzero_cotangents, self.rule.perturbed)
         return type(self)(pullback, self.environment, conditional=self.conditional)
+
+
+def _over_batch(program: Callable[..., list[Any]], args: Sequence[Any], batch: Batch) -> Callable[..., list[Any]]:
+    """The program of one element, as a program of the whole batch with the inputs `args`."""
+    if not batch.sizes:
+        return program
+    masks, axes = masks_and_added_axes(args, batch.sizes) if batch.block else (batch.masks, [()] * len(args))
+    for size, mask in zip(reversed(batch.sizes), reversed(masks)):
+        program = _mapped(program, size, mask)
+    mapped = program
+    return lambda *arrays: mapped(*(jnp.squeeze(a, axis) if axis else a for a, axis in zip(arrays, axes)))
+
+
+def _mapped(program: Callable[..., list[Any]], size: int, mask: tuple[bool, ...]) -> Callable[..., list[Any]]:
+    if not any(mask):
+        return lambda *args: [jnp.broadcast_to(v, (size, *v.shape)) for v in program(*args)]
+    return jax.vmap(program, tuple(0 if m else None for m in mask), axis_size=size)
 
 
 def raising(error: Callable[[], Exception]) -> MakePullback:

@@ -21,7 +21,7 @@ import numpy as np
 
 from jaxpyop._op.body import DerivedBody, UserBody, each_alone, element_structs, failed_results
 from jaxpyop._op.derivatives.functions import RuleCall, VjpRule, expanded
-from jaxpyop._op.primitive import NO_RECORD, RECORDS, TOKEN, Call, HandedRecord, Linearization, warn_of_pushed_out
+from jaxpyop._op.primitive import NO_RECORD, RECORDS, TOKEN, Call, HandedRecord, Linearization, find_record
 from jaxpyop._op.request import advice_on_workers
 from jaxpyop._op.values import Struct, as_jax, check_fingerprints, decode, fingerprints, show_shape
 
@@ -233,7 +233,7 @@ class FwdCall(Call):
 
     def linearize(self, perturbed: tuple[bool, ...]) -> Linearization:
         # This call is bound in place of the user's call, so its derivative is made in the same way.
-        return self._call.linearize_by_rules(self, perturbed)
+        return self._call.linearize_after(self, perturbed)
 
 
 # ------------------------------------------------------------- the rules after fwd
@@ -279,16 +279,8 @@ class ResidualRuleCall(RuleCall):
         return self.body.after_fwd(receipts, self._kept(receipts), as_jax(rest) if self.on_jax else rest, lead)
 
     def _kept(self, receipts: np.ndarray[Any, Any]) -> Residuals | None:
-        token = _common_token(receipts[..., 0])
-        kept = RECORDS.get(token) if token else None
-        if kept is None and self.op.stateful:
-            raise RuntimeError(
-                f"{self.title}: the residuals of this step's fwd are gone, and fwd of a stateful op cannot be run "
-                "again; increase jaxpyop.config.max_records or max_record_bytes (see python -m jaxpyop doctor)"
-            )
-        if kept is None and token:
-            warn_of_pushed_out(self.op, token)
-        return kept
+        gone = "the residuals of this step's fwd are gone, and fwd of a stateful op cannot be run again"
+        return find_record(self.op, _common_token(receipts[..., 0]), gone)
 
 
 def _common_token(tokens: np.ndarray[Any, Any]) -> int:

@@ -183,9 +183,13 @@ class Call:
         """
         raise NotImplementedError
 
-    @property
-    def program(self) -> Callable[..., list[Any]] | None:
-        """A JAX function that gives one element's results, and can be differentiated where this call cannot."""
+    def program(self, args: Sequence[Any], batch: Batch) -> Callable[..., list[Any]] | None:
+        """A JAX function that gives the results for a batch, and can be differentiated where this call cannot.
+
+        Args:
+            args: the inputs of the batch, or their types.
+            batch: the batch.
+        """
         return None
 
     @property
@@ -236,3 +240,47 @@ class Linearization:
 def structs_of(args: Sequence[Any], batch: Batch) -> list[Struct]:
     """The shapes and dtypes of one element's inputs."""
     return [Struct(batch.element_shape(i, a.shape), a.dtype) for i, a in enumerate(args)]
+
+
+def masks_and_added_axes(
+    args: Sequence[Any], sizes: tuple[int, ...]
+) -> tuple[tuple[tuple[bool, ...], ...], list[tuple[int, ...]]]:
+    """Find which inputs of a block have each batch axis, and for each input the axes of size 1 that it got."""
+    masks = tuple(tuple(a.shape[axis] == size != 1 for a in args) for axis, size in enumerate(sizes))
+    return masks, [tuple(axis for axis, mask in enumerate(masks) if not mask[k]) for k in range(len(args))]
+
+
+# ---------------------------------------------------------------------- origins
+
+
+def derived(call: Call, step: str, argument: Any) -> Call:
+    """Make a call that is a part of another call's derivative. A saved program makes it again by the same step.
+
+    Args:
+        call: the other call.
+        step: "forward" or "linear", the parts of a `Linearization`, or the name of the method that makes it.
+        argument: that of `Call.linearize`, or of the method.
+    """
+    found = _STEPS[step](call, argument)
+    note_origin(found, call, step, argument)
+    return found
+
+
+_STEPS: dict[str, Callable[[Call, Any], Call]] = {
+    "forward": lambda call, perturbed: call.linearize(perturbed).forward,
+    "linear": lambda call, perturbed: call.linearize(perturbed).linear,
+    "transposed": lambda call, nonzero: _labelled(call.transposed(nonzero)),
+    "linear_part": lambda call, floating: call.linear_part(floating),
+    "transposed_linear_part": lambda call, structs: _labelled(call.transposed_linear_part(structs)),
+}
+
+
+def note_origin(made: Call, call: Call, step: str, argument: Any) -> None:
+    # A call may be a part of its own derivative. Then it keeps its first origin.
+    if made is not call:
+        made.origin = call, step, argument
+
+
+def _labelled(call: Call) -> Call:
+    call.label = f"transpose({call.label})"
+    return call

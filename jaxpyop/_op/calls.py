@@ -1,4 +1,7 @@
-"""The three calls of a py_function: run the body, run it on the tape and keep a record, answer from that record.
+"""Reads the arguments of the public functions, and calls an op: directly, or as a part of the traced program.
+
+Every public function ends here. A call reads its arguments each time, and a decorator only once. The three calls of a
+py_function run the body, run it on the tape and keep a record, and answer from that record:
 
 - `UserCall` runs the user's function.
 - `RecordingCall` runs a body on the tape, and adds the receipt of the record as a result.
@@ -7,32 +10,28 @@
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from jaxpyop import _jaxcore
-from jaxpyop._host import Environment
-from jaxpyop._op.body import Body, ConditionalBody, FilledBody, Pullback, Pushforward, RecordedDerivative, UserBody
-from jaxpyop._op.derivatives import (
-    BwdRule,
-    FwdCall,
-    JvpRule,
-    LinearCall,
-    LinearFunction,
-    MakePullback,
-    MissingTangents,
-    NumericalJvp,
-    NumericalVjp,
-    ResidualRuleCall,
-    RuleCall,
-    VjpRule,
-    raising,
+from jaxpyop._config import config
+from jaxpyop._host import Environment, strip_library_frames
+from jaxpyop._op.body import (
+    Body,
+    ConditionalBody,
+    FilledBody,
+    Pullback,
+    Pushforward,
+    RecordedDerivative,
+    UserBody,
+    read_when,
+    trace_when,
 )
+from jaxpyop._op.derivatives import FwdCall, LinearCall, LinearFunction, linearize_by_rules
 from jaxpyop._op.primitive import (
     NO_RECORD,
     RECEIPT,
@@ -43,11 +42,132 @@ from jaxpyop._op.primitive import (
     HandedRecord,
     Linearization,
     Operands,
-    warn_of_pushed_out,
+    bind,
+    find_record,
+    run_now,
 )
-from jaxpyop._op.request import NUMERICAL, Op, no_jvp_error, no_vjp_error
-from jaxpyop._op.values import Inputs, Struct, as_jax, fingerprint
+from jaxpyop._op.request import Op, make_op, mark_differentiable
+from jaxpyop._op.traced import trace, trace_if_possible
+from jaxpyop._op.values import Inputs, Struct, as_jax, check_closure, fingerprint, flatten_inputs, without_weak_type
 from jaxpyop._tape import record
+
+
+class _NotGiven:
+    """Stands for an argument that was left out, where None has a meaning of its own."""
+
+    def __repr__(self) -> str:
+        return "<not given>"
+
+
+NOT_GIVEN: Any = _NotGiven()
+
+
+def call_op(op: Op, args: Sequence[Any], kwargs: Mapping[str, Any], when: Any = None) -> Any:
+    """Call an op with its inputs: directly, or as a part of the traced program."""
+    if op.out and "out" in kwargs:
+        raise TypeError(f"{op.title}: out=True passes the results by the keyword out; give yours another name")
+    arrays, inputs = flatten_inputs(args, dict(kwargs), op.title)
+    flag = read_when(when, op.title)
+    call = UserCall(op, inputs, conditional=bool(flag))
+    arrays = [*flag, *arrays]
+    if _jaxcore.is_eager() and not any(isinstance(a, _jaxcore.Tracer) for a in arrays):
+        try:
+            outs = run_now(call, arrays)
+        except BaseException as error:
+            # The same error, without our frames.
+            raise strip_library_frames(error, op.title)  # noqa: B904
+    else:
+        outs = _stage(op, inputs, call, arrays)
+    spec = op.spec
+    if spec.empty:
+        return spec.empty_result
+    if spec.returned_spec is not None:
+        outs = [out if leaf.encoding is None else leaf.encoding.wrap(out) for out, leaf in zip(outs, spec.leaves)]
+    return outs[0] if spec.tree is None else jax.tree.unflatten(spec.tree, outs)
+
+
+def _stage(op: Op, inputs: Inputs, call: UserCall, arrays: Sequence[Any]) -> list[Any]:
+    with jax.named_scope(op.name):
+        if op.mode != "eager":
+            into = functools.partial(trace, op, inputs)
+            if call.operands.conditional:
+                into = functools.partial(trace_when, op, into)
+            found = into(arrays) if op.mode == "traced" else trace_if_possible(op, inputs, into, arrays)
+            if found is not None:
+                return found
+        check_closure(op.func, op.title)
+        for what, rule in op.rules.functions():
+            check_closure(rule, op.title, what)
+        return bind(call, *map(without_weak_type, arrays))
+
+
+def apply_or_decorate(api: str, func: Any, inp: Any, tout: Any, name: Any, *, when: Any, **options: Any) -> Any:
+    """Make an op and call it, or return a decorator if there is neither `func` nor `inp`.
+
+    The options are passed to `make_op`.
+    """
+    if tout is NOT_GIVEN:
+        raise TypeError(
+            f"{api}: Tout was not given; write {api}(func, inp, Tout=jnp.float32), or Tout=None for no result; "
+            f"as a decorator, @{api}(Tout=jnp.float32)"
+        )
+    _check_order(inp, api)
+    make = functools.partial(make_op, api, tout=tout, name=name, **options)
+    if func is None and inp is None:
+        return _decorator(make, when)
+    if inp is None:
+        raise TypeError(f"{api}: inp was not given; write {api}(func, [x, y], Tout), or [] for a func without inputs")
+    if func is None:
+        raise TypeError(f"{api}: func was not given; write {api}(func, inp, Tout)")
+    return call_op(make(func), _read_inp(inp, api), {}, when)
+
+
+def _check_order(inp: Any, api: str) -> None:
+    leaves = jax.tree.leaves(inp, is_leaf=callable)
+    if leaves and all(isinstance(x, jax.ShapeDtypeStruct) or _names_a_dtype(x) for x in leaves):
+        raise TypeError(
+            f"{api}: inp is {inp!r}, which declares results and holds no inputs; the order is func, inp, Tout "
+            f"(jax.pure_callback has another): write {api}(func, [x, y], {inp!r})"
+        )
+
+
+def _names_a_dtype(value: Any) -> bool:
+    return isinstance(value, (np.dtype, type(jax.numpy.float32))) or (
+        isinstance(value, type) and issubclass(value, np.generic)
+    )
+
+
+def _read_inp(inp: Any, api: str) -> Sequence[Any]:
+    if isinstance(inp, (list, tuple)):
+        return inp
+    if isinstance(inp, (str, bytes, Mapping)) or inp is None:
+        raise TypeError(f"{api}: inp is {inp!r}; expected a list of inputs, inp=[x, y] (a single pytree p: inp=[p])")
+    return [inp]
+
+
+def _settings() -> tuple[bool, str]:
+    return _jaxcore.x64_enabled(), config.mode
+
+
+def _decorator(make: Callable[[Any], Op], when: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def decorate(func: Callable[..., Any]) -> Callable[..., Any]:
+        # What Tout means depends on x64, and the mode on the config.
+        op = make(func)
+        ops = {_settings(): op}
+
+        @functools.wraps(func)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            key = _settings()
+            if key not in ops:
+                ops[key] = make(func)
+            return call_op(ops[key], args, kwargs, when)
+
+        return mark_differentiable(wrapper) if op.on_jax or op.rules.any_given else wrapper
+
+    return decorate
+
+
+# -------------------------------------------------------------------- the calls
 
 
 class UserCall(Call):
@@ -74,45 +194,13 @@ class UserCall(Call):
         if self.on_jax and not rules.any_given:
             return _linearized_on_tape(self, self.body, perturbed, perturbed)
         if rules.fwd is None and self.op.failures is None:
-            return self.linearize_by_rules(self, perturbed)
+            return self.linearize_after(self, perturbed)
         # Without `fwd`, a plain FwdCall runs the function itself, for its receipt, which tells what failed.
-        return self.linearize_by_rules(FwdCall(self, plain=rules.fwd is None), perturbed)
+        return self.linearize_after(FwdCall(self, plain=rules.fwd is None), perturbed)
 
-    def linearize_by_rules(self, forward: Call, perturbed: tuple[bool, ...]) -> Linearization:
-        """Choose which of the user's rules make up the derivative, after `forward`: this call, or a `FwdCall`."""
-        op, conditional = self.op, self.operands.conditional
-        tangents = self._tangents(perturbed[1:] if conditional else perturbed)
-        kind = RuleCall if forward is self else ResidualRuleCall
-        with_results = op.rules.fwd is None or op.rules.jvp is not None or op.spec.returned_spec is not None
-        linear = kind(tangents, self.environment, conditional=conditional)
-        return Linearization(forward, linear, with_results=with_results)
-
-    def _tangents(self, perturbed: tuple[bool, ...]) -> JvpRule | NumericalJvp | MissingTangents:
-        body, title, rules = self.user_body, self.title, self.op.rules
-        make_pullback: MakePullback
-        if rules.vjp is None:
-            make_pullback = raising(functools.partial(no_vjp_error, title, rules))
-        elif rules.vjp == NUMERICAL:
-            make_pullback = functools.partial(NumericalVjp, body, function=self._function())
-        else:
-            make_pullback = functools.partial(VjpRule if rules.fwd is None else BwdRule, body)
-        if rules.jvp is None:
-            return MissingTangents(body, perturbed, functools.partial(no_jvp_error, title, rules), make_pullback)
-        if rules.jvp == NUMERICAL:
-            return NumericalJvp(body, perturbed, make_pullback, self._function())
-        return JvpRule(body, perturbed, make_pullback)
-
-    def _function(self) -> Call:
-        """Return a call of the function itself, without the flag of `when=`.
-
-        With `on_error=` it is a plain FwdCall, because its receipts tell which runs failed.
-        """
-        function = self
-        if self.operands.conditional:
-            function = copy.copy(self)
-            function.body = self.user_body
-            function.operands = dataclasses.replace(self.operands, leading_inputs=0, conditional=False)
-        return function if self.op.failures is None else FwdCall(function, plain=True)
+    def linearize_after(self, forward: Call, perturbed: tuple[bool, ...]) -> Linearization:
+        """Do what `linearize` does for this call or for the `FwdCall` in its place, by the user's rules."""
+        return linearize_by_rules(self, forward, perturbed)
 
     def linear_part(self, floating: tuple[bool, ...]) -> Call:
         return LinearCall(LinearFunction(self.body, floating, self.operands.conditional), self.environment)
@@ -170,19 +258,14 @@ class ReplayCall(Call):
         if token == 0:
             # vmap of cond also runs the backward pass of the branch that was not taken, on residuals filled with zeros.
             return self.body.absent_results(arrays)
-        if (taken := RECORDS.get(token)) is not None:
-            return _jaxcore.with_transfers(self.body.replay, taken, arrays)
         if self.op.stateful and token == NO_RECORD:
             raise RuntimeError(
                 f"{self.title}: the forward pass ran in another process, which keeps no record, and func of a stateful "
                 "op cannot be run again; pass stateful=False, or use threads"
             )
-        if self.op.stateful:
-            raise RuntimeError(
-                f"{self.title}: the record of this step's forward pass is gone, and a stateful op cannot be run again; "
-                "increase jaxpyop.config.max_records or max_record_bytes (see python -m jaxpyop doctor)"
-            )
-        warn_of_pushed_out(self.op, token)
+        gone = "the record of this step's forward pass is gone, and a stateful op cannot be run again"
+        if (taken := find_record(self.op, token, gone)) is not None:
+            return _jaxcore.with_transfers(self.body.replay, taken, arrays)
         return self.body(arrays[0], *as_jax(arrays[1:]))
 
     def linearize(self, perturbed: tuple[bool, ...]) -> Linearization:

@@ -1,0 +1,58 @@
+"""Chooses which of the user's rules make up the derivative of a call."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+from typing import Any
+
+from jaxpyop._op.derivatives.functions import JvpRule, MakePullback, MissingTangents, RuleCall, VjpRule, raising
+from jaxpyop._op.derivatives.numerical import NumericalJvp, NumericalVjp
+from jaxpyop._op.derivatives.residuals import BwdRule, FwdCall, ResidualRuleCall
+from jaxpyop._op.primitive import Call, Linearization
+from jaxpyop._op.request import NUMERICAL, no_jvp_error, no_vjp_error
+
+
+def linearize_by_rules(call: Any, forward: Call, perturbed: tuple[bool, ...]) -> Linearization:
+    """Return the linearization of the user's call by the user's rules.
+
+    Args:
+        call: the user's call.
+        forward: runs first: the call itself, or a `FwdCall`.
+        perturbed: which inputs of the call have tangents.
+    """
+    op, conditional = call.op, call.operands.conditional
+    tangents = _tangents(call, perturbed[1:] if conditional else perturbed)
+    kind = RuleCall if forward is call else ResidualRuleCall
+    with_results = op.rules.fwd is None or op.rules.jvp is not None or op.spec.returned_spec is not None
+    linear = kind(tangents, call.environment, conditional=conditional)
+    return Linearization(forward, linear, with_results=with_results)
+
+
+def _tangents(call: Any, perturbed: tuple[bool, ...]) -> JvpRule | NumericalJvp | MissingTangents:
+    body, title, rules = call.user_body, call.title, call.op.rules
+    make_pullback: MakePullback
+    if rules.vjp is None:
+        make_pullback = raising(functools.partial(no_vjp_error, title, rules))
+    elif rules.vjp == NUMERICAL:
+        make_pullback = functools.partial(NumericalVjp, body, function=_function_of(call))
+    else:
+        make_pullback = functools.partial(VjpRule if rules.fwd is None else BwdRule, body)
+    if rules.jvp is None:
+        return MissingTangents(body, perturbed, functools.partial(no_jvp_error, title, rules), make_pullback)
+    if rules.jvp == NUMERICAL:
+        return NumericalJvp(body, perturbed, make_pullback, _function_of(call))
+    return JvpRule(body, perturbed, make_pullback)
+
+
+def _function_of(call: Any) -> Call:
+    """Return a call of the function itself, without the flag of `when=`.
+
+    With `on_error=` it is a plain FwdCall, because its receipts tell which runs failed.
+    """
+    if call.operands.conditional:
+        call = copy.copy(call)
+        call.body = call.user_body
+        call.operands = dataclasses.replace(call.operands, leading_inputs=0, conditional=False)
+    return call if call.op.failures is None else FwdCall(call, plain=True)
