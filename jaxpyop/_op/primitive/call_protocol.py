@@ -65,6 +65,7 @@ class Call:
         op: the op that the user asked for.
         environment: what the body sees of the code that traced it.
         func: the user's function or rule that runs, for error texts.
+        refusal: makes the error of a call whose rule is missing; None for a call that can run.
         title: the op's name in error texts.
         label: the call's name in a profile.
         on_jax: the body gets jax.Arrays, not NumPy arrays.
@@ -98,6 +99,7 @@ class Call:
         self.op = op = body.op
         self.environment = environment
         self.func = body.func
+        self.refusal = body.refusal
         self.title = op.title
         self.label = label.format(op.name)
         self.on_jax = on_jax
@@ -170,11 +172,6 @@ class Call:
         check_shape(shape, Leaf(TOKEN, expected), lead, said, self.op.origin_of_array(index), self.title)
 
     # --------------------------------------------------------------- its derivative
-
-    @property
-    def refusal(self) -> Callable[[], Exception] | None:
-        """Makes the error of a call whose rule is missing; None for a call that can run."""
-        return self.body.refusal
 
     def linearize(self, perturbed: tuple[bool, ...]) -> Linearization:
         """Make the calls that make up the derivative in the inputs that `perturbed` marks.
