@@ -301,7 +301,7 @@ def _readers(program: Program) -> dict[Value, list[Node | None]]:
 
 def _handed_over(program: Program, readers: dict[Value, list[Node | None]]) -> set[Value]:
     """Return the receipts whose readers can all take the record itself in place of the receipt."""
-    receipts = [node.makes[-1] for node in program.nodes if _is_alone(node) and node.call.handing_over() is not None]
+    receipts = [node.makes[-1] for node in program.nodes if _is_alone(node) and node.call.can_hand_over]
     return {receipt for receipt in receipts if all(_takes(reader, receipt) for reader in readers.get(receipt, []))}
 
 

@@ -38,9 +38,8 @@ INSIDE = {
         "body": {"values", "request"},
         "primitive": {"values", "request", "body"},
         "derivatives": {"values", "request", "body", "primitive"},
-        "run_record_replay": {"values", "request", "body", "primitive", "derivatives"},
         "traced": {"values", "request", "body"},
-        "dispatch": {"values", "request", "body", "primitive", "run_record_replay", "traced"},
+        "calls": {"values", "request", "body", "primitive", "derivatives", "traced"},
     },
     "_host": {
         "host_call": set(),
@@ -137,9 +136,9 @@ def test_no_room_is_below_itself():
         ("_host/errors.py", "import jaxpyop._op", "_host/errors.py imports _op, which is not below it"),
         ("_config.py", "from jaxpyop import _jaxcore", "_config.py imports _jaxcore, which is not below it"),
         (
-            "_op/run_record_replay.py",
+            "_op/calls.py",
             "def f():\n    from jaxpyop._tape.tape import record",
-            "_op/run_record_replay.py imports _tape.tape, past the __init__ of _tape",
+            "_op/calls.py imports _tape.tape, past the __init__ of _tape",
         ),
         (
             "_op/values/tout.py",
@@ -147,12 +146,12 @@ def test_no_room_is_below_itself():
             "_op/values/tout.py imports _op.body, which is not below it",
         ),
         (
-            "_op/run_record_replay.py",
+            "_op/calls.py",
             "from jaxpyop._op.body.user import UserBody",
-            "_op/run_record_replay.py imports _op.body.user, past the __init__ of _op.body",
+            "_op/calls.py imports _op.body.user, past the __init__ of _op.body",
         ),
         ("_op/body/tangents.py", "from jaxpyop._op.body.user import UserBody", None),
-        ("_op/run_record_replay.py", "from jaxpyop._op.body import UserBody", None),
+        ("_op/calls.py", "from jaxpyop._op.body import UserBody", None),
         ("_api.py", "from jaxpyop._op import apply_or_decorate", None),
         ("_tape/recording.py", "from jaxpyop._tape.operations import Operation\nimport jax", None),
     ],
