@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -38,7 +39,8 @@ class HostStep:
         has_mesh = not jax.sharding.get_abstract_mesh().empty
         self._keep_numpy = takes_numpy and is_plain and is_small and _jaxcore.is_one_cpu() and not has_mesh
         if hands_over:
-            self._call = self._call.handing_over()
+            self._call = copy.copy(self._call)
+            self._call.hands_over = True
 
     def __str__(self) -> str:
         return self._call.label

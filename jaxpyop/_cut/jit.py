@@ -268,7 +268,7 @@ def _is_faster_whole(calls: Sequence[Any]) -> bool:
     segment. A callback with an effect takes the program off JAX's fast dispatch path. A callback that runs JAX
     operations waits for a thread.
     """
-    return all(not (call.on_jax or call.effects.stateful or call.effects.ordered) for call in calls)
+    return all(not (call.on_jax or call.stateful) for call in calls)
 
 
 def _are_together(arrays: Sequence[Any]) -> bool:

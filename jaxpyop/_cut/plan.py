@@ -273,7 +273,7 @@ def _readers(program: Program) -> dict[Any, list[Any]]:
 
 def _handed_over(program: Program, readers: dict[Any, list[Any]]) -> set[Any]:
     """Return the receipts whose readers can all take the record itself in place of the receipt."""
-    receipts = [eqn.outvars[-1] for eqn in program.eqns if _is_alone(eqn) and call_of(eqn).handing_over() is not None]
+    receipts = [eqn.outvars[-1] for eqn in program.eqns if _is_alone(eqn) and call_of(eqn).can_hand_over]
     return {receipt for receipt in receipts if all(_takes(reader, receipt) for reader in readers.get(receipt, []))}
 
 

@@ -207,7 +207,8 @@ class HostCall(Protocol):
     environment: Environment
     on_jax: bool
     copy: bool
-    effects: Any
+    stateful: bool
+    ordered: bool
     batching: Any
     operands: Any
     seconds_per_element: float | None

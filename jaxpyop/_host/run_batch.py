@@ -128,7 +128,7 @@ def _run_elements(
     each: Iterator[Sequence[Any]] | None,
     tick: Callable[[], None] | None,
 ) -> None:
-    at_once = call.batching.method.at_once and not call.effects.ordered
+    at_once = call.batching.method.at_once and not call.ordered
     if call.op.executor is not None:
         executor = executor_of(call.op) if call.body.goes_to_executor else None
     else:

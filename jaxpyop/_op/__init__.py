@@ -1,13 +1,13 @@
 """Python functions as JAX operations: everything between a public function and the host.
 
-To be read in the order of a call. `dispatch` reads the arguments, and runs the op directly or binds it as a part of the
-traced program. `request` is the op as the user asked for it, and `values` are its inputs and results. `body` is the
-user's function between checked inputs and checked results. `primitive` binds a call of it, with its rules for vmap,
-differentiation and lowering. `run_record_replay` has the three calls of a py_function, and `derivatives` the calls that
-the user's own rules make. `traced` makes the body a part of the program instead.
+To be read in the order of a call. `calls` reads the arguments, runs the op directly or binds it as a part of the traced
+program, and has the three calls of a py_function. `request` is the op as the user asked for it, and `values` are its
+inputs and results. `body` is the user's function between checked inputs and checked results. `primitive` binds a call,
+with its rules for vmap, differentiation and lowering. `derivatives` has the calls that the user's own rules make.
+`traced` makes the body a part of the program instead.
 """
 
-from jaxpyop._op.dispatch import NOT_GIVEN, apply_or_decorate, call_op
+from jaxpyop._op.calls import NOT_GIVEN, UserCall, apply_or_decorate, call_op
 from jaxpyop._op.primitive import (
     RECORDS,
     Call,
@@ -20,14 +20,13 @@ from jaxpyop._op.primitive import (
     structs_of,
 )
 from jaxpyop._op.request import NUMERICAL, Op, Rules, make_op
-from jaxpyop._op.run_record_replay import UserCall
 from jaxpyop._op.values import (
     SLOT,
     Casting,
     KeyEncoding,
     Leaf,
     Padded,
-    PaddedEncoding,
+    Padding,
     Struct,
     anchor_of,
     copy_to_jax,

@@ -50,7 +50,7 @@ def trace(op: Op, inputs: Inputs, arrays: Sequence[Any]) -> list[Any]:
 
     def checked(func: Any, *arrays: Any) -> list[Any]:
         body = UserBody(dataclasses.replace(op, func=func), inputs)
-        outs = encode(op, body.results(arrays), functools.partial(_checked, op), ())
+        outs = encode(op, body.results(arrays), _checked, ())
         for k, (value, leaf) in enumerate(zip(outs, body.promised(arrays))):
             check_shape(value.shape, leaf, (), "declared", op.origin_of_array(k), op.title)
         return [jnp.asarray(value) for value in outs]

@@ -21,7 +21,7 @@ from jaxpyop._op import (
     KeyEncoding,
     Leaf,
     Op,
-    PaddedEncoding,
+    Padding,
     Rules,
     Struct,
     UserCall,
@@ -83,7 +83,8 @@ class CallsToData:
             raise ValueError(f"{call.title}: jaxpyop.export does not know how this call was made")
         try:
             inputs = call.user_body.inputs
-            skeleton = to_data(inputs.skeleton, lambda value: True if value is SLOT else None)
+            args_and_kwargs = jax.tree.unflatten(inputs.tree, inputs.leaves)
+            skeleton = to_data(args_and_kwargs, lambda value: True if value is SLOT else None)
         except TypeError as error:
             raise ValueError(
                 f"{call.title}: an input that is no array, {error}; jaxpyop.export saves only such data: pass it "
@@ -131,13 +132,12 @@ def _leaf_to_data(value: Any) -> Any:
         return None
     shape = None if value.shape is None else list(value.shape)
     found: dict[str, Any] = {"dtype": value.dtype.name, "shape": shape, "padded": None, "key": None}
-    if isinstance(value.encoding, PaddedEncoding):
-        padding = value.encoding.padding
-        fill = to_data(value.encoding.fill.item(), lambda value: None)
-        found["padded"] = [list(padding.most), fill, list(padding.axes), padding.several]
-    if isinstance(value.encoding, KeyEncoding):
-        shape = value.encoding.shape
-        found["key"] = [implementation(value.encoding.impl), None if shape is None else list(shape)]
+    encoding = value.encoding
+    if isinstance(encoding, Padding):
+        fill = to_data(encoding.fill.item(), lambda value: None)
+        found["padded"] = [list(encoding.most), fill, list(encoding.axes), encoding.several]
+    if isinstance(encoding, KeyEncoding):
+        found["key"] = [implementation(encoding.impl), None if encoding.shape is None else list(encoding.shape)]
     return found
 
 

@@ -61,7 +61,29 @@ def advise(error: Exception, op: Op, what: str, func: Callable[..., Any], argume
     Returns:
         A clearer error to raise instead, or None to raise the exception itself.
     """
-    clearer = _advise(error, op, what, func, arguments)
+    clearer = None
+    if isinstance(error, _TRACER_ERRORS):
+        _advise_on_tracers(error, op.title, what)
+    elif isinstance(error, AttributeError):
+        if error.name == "numpy" and isinstance(error.obj, (jax.Array, np.ndarray, np.generic)):
+            kind = "jax.Arrays" if isinstance(error.obj, jax.Array) else "NumPy arrays"
+            _put_first(error, f"{op.title}: {what} gets {kind}: write np.asarray(x), float(x) or x.item()")
+    elif isinstance(error, NameError) and "unbound axis name" in str(error):
+        add_note(
+            error,
+            f"{op.title}: {what} runs on the host, outside of the vmap or shard_map that names this axis; collectives "
+            "(psum, axis_index, ...) go outside: use one on the inputs or on the results, or mode='traced'",
+        )
+    elif isinstance(error, RuntimeError) and "event loop" in str(error):
+        add_note(error, f"{op.title}: {IN_A_LOOP}")
+    elif type(error) is ValueError and not op.copy and "read-only" in str(error):
+        clearer = ValueError(
+            f"{op.title}: {what} writes into an input, and copy=False lends inputs for reading; write into a copy of "
+            f"it, or leave copy=False out ({error})"
+        )
+    elif isinstance(error, TypeError) and _jaxcore.is_library_file(_jaxcore.raising_file(error) or ""):
+        # If the arguments do not fit, Python raises in the frame of the caller, which is ours.
+        clearer = _error_about_the_call(error, op, what, func, arguments)
     # Objects of users may raise anything when they are looked at. That must not hide the exception.
     with contextlib.suppress(Exception):
         called = op.title if what == "func" else f"{op.title}, {what}"
@@ -85,32 +107,6 @@ def _untaped(value: Any) -> Any:
     while isinstance(value, TapeTracer):
         value = value.value
     return value
-
-
-def _advise(error: Exception, op: Op, what: str, func: Callable[..., Any], arguments: _Arguments) -> Exception | None:
-    if isinstance(error, _TRACER_ERRORS):
-        _advise_on_tracers(error, op.title, what)
-    elif isinstance(error, AttributeError):
-        if error.name == "numpy" and isinstance(error.obj, (jax.Array, np.ndarray, np.generic)):
-            kind = "jax.Arrays" if isinstance(error.obj, jax.Array) else "NumPy arrays"
-            _put_first(error, f"{op.title}: {what} gets {kind}: write np.asarray(x), float(x) or x.item()")
-    elif isinstance(error, NameError) and "unbound axis name" in str(error):
-        add_note(
-            error,
-            f"{op.title}: {what} runs on the host, outside of the vmap or shard_map that names this axis; collectives "
-            "(psum, axis_index, ...) go outside: use one on the inputs or on the results, or mode='traced'",
-        )
-    elif isinstance(error, RuntimeError) and "event loop" in str(error):
-        add_note(error, f"{op.title}: {IN_A_LOOP}")
-    elif type(error) is ValueError and not op.copy and "read-only" in str(error):
-        return ValueError(
-            f"{op.title}: {what} writes into an input, and copy=False lends inputs for reading; write into a copy of "
-            f"it, or leave copy=False out ({error})"
-        )
-    elif isinstance(error, TypeError) and _jaxcore.is_library_file(_jaxcore.raising_file(error) or ""):
-        # If the arguments do not fit, Python raises in the frame of the caller, which is ours.
-        return _error_about_the_call(error, op, what, func, arguments)
-    return None
 
 
 def _advise_on_tracers(error: Exception, title: str, what: str) -> None:

@@ -11,16 +11,18 @@ A new kind of body derives from `Body`, or from `DerivedBody` if it is made of a
 from __future__ import annotations
 
 import abc
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxpyop import _jaxcore
-from jaxpyop._op.request import Op
-from jaxpyop._op.values import Struct, show_shape
+from jaxpyop._host import is_own_failure, metrics
+from jaxpyop._jaxcore import is_inexact
+from jaxpyop._op.request import Op, is_nan
+from jaxpyop._op.values import Struct
 
 
 def element_structs(arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Struct]:
@@ -31,16 +33,17 @@ def element_structs(arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[S
 class Body(abc.ABC):
     """What a call runs on the host."""
 
+    op: Op
+    """The op that this body belongs to. A derivative belongs to the op of its base."""
+
     goes_to_executor = True
     """Whether `executor=` runs the body as a whole. A body that itself sends work there says False."""
 
     linear_inputs = 0
     """How many inputs, at the end, the results are linear in: the tangents or cotangents of a derivative."""
 
-    @property
-    @abc.abstractmethod
-    def op(self) -> Op:
-        """The op that this body belongs to. A derivative belongs to the op of its base."""
+    refusal: Callable[[], Exception] | None = None
+    """Makes the error of a body whose rule is missing; None for a body that can run."""
 
     @property
     def title(self) -> str:
@@ -56,11 +59,6 @@ class Body(abc.ABC):
     def shape_source(self) -> str:
         """Where the results' shapes come from if they were not declared, for errors about shapes."""
         return ""
-
-    @property
-    def refusal(self) -> Callable[[], Exception] | None:
-        """Makes the error of a body whose rule is missing; None for a body that can run."""
-        return None
 
     @abc.abstractmethod
     def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
@@ -83,10 +81,6 @@ class Body(abc.ABC):
         """What stands for the results where the body does not run: zeros, unless the user gave other values."""
         return [np.zeros((*lead, *s.shape), s.dtype) for s in self.shapes(element_structs(arrays, lead))]
 
-    def fills(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
-        """What `on_error=` puts in the place of the results; only bodies that call the user's code have this."""
-        raise NotImplementedError(type(self).__name__)
-
     def note_shapes(self, structs: Sequence[Struct], results: Sequence[Struct]) -> None:  # noqa: B027  # a default
         """Remember the shapes of results that came back, so that a derivative need not infer them."""
 
@@ -95,16 +89,125 @@ class Body(abc.ABC):
     ) -> None:
         """Raise unless results from a worker have the shapes that were promised for the inputs `arrays`."""
 
+    # ------------------------------------------------------------------ `on_error=`
+
+    def fills(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
+        """What `on_error=` puts in the place of the results; only bodies that call the user's code have this."""
+        raise NotImplementedError(type(self).__name__)
+
+    def or_fills(self, run: Callable[[], list[Any]], arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
+        """Return what `run` returns for these inputs of the body, or what replaces it if it raises."""
+        kept = self.kept_for_failure(arrays, lead)
+        try:
+            return run()
+        except Exception as error:
+            return self.failed_results(error, kept, lead)
+
+    def kept_for_failure(self, arrays: Sequence[Any], lead: tuple[int, ...]) -> Sequence[Any]:
+        """Return the inputs for `failed_results`: copies where the function could change them before it fails."""
+        if not lead or self.op.failures is None or self.op.on_jax:
+            return arrays
+        return [np.array(a) for a in arrays]
+
+    def failed_results(self, error: Exception, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
+        """Return the values that replace the results of a run that raised. It is called in the `except` clause.
+
+        If the body ran on a block (all elements of a batch in one call), it runs again on each element alone, so that
+        one failure costs one element.
+
+        Args:
+            error: the exception that the body raised.
+            arrays: the inputs of the body, as they were before the run.
+            lead: the sizes of the batch axes that the inputs of a block have in front.
+
+        Raises:
+            Exception: the error, if it is not the function's own, or if the op has no `on_error=`.
+        """
+        op = self.op
+        if op.failures is None or not is_own_failure(error):
+            raise error
+        count = math.prod(lead)
+        if count > 1 and not op.stateful:
+            with op.failures.in_batch():
+                return each_alone(self, arrays, lead)
+        found = FailedResults(self.fills(arrays, lead))
+        found.failed = np.full(lead, True)
+        metrics.note(op.name, op.failures.note(error, count), failures=count)
+        return found
+
 
 class DerivedBody(Body):
     """A body that is made of another one, and belongs to the same op."""
 
+    leading_inputs = 0
+    """How many inputs come before those of the base, in a body with the base's results."""
+
     def __init__(self, base: Any) -> None:
         self.base = base
+        self.op = base.op
 
-    @property
-    def op(self) -> Op:
-        return self.base.op
+    def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
+        return self.base.shapes(structs[self.leading_inputs :])
+
+    def groups(self, values: Sequence[Any]) -> dict[str, Sequence[Any]]:
+        return self.base.groups(values[self.leading_inputs :])
+
+
+class FailedResults(list[Any]):
+    """The results of a run in which the function failed for some elements.
+
+    Attributes:
+        failed: for each element of a block, whether the function failed.
+    """
+
+    failed: np.ndarray[Any, Any] = np.asarray(True)
+
+
+def each_alone(run: Any, arrays: Sequence[Any], lead: tuple[int, ...]) -> FailedResults:
+    """Run each element of a block as a block of one element.
+
+    Args:
+        run: a body, called with the inputs and `lead`.
+        arrays: the inputs of the block.
+        lead: the sizes of its batch axes.
+    """
+    each = [
+        run(
+            *(a[tuple(slice(k, k + 1) if a.shape[n] > 1 else slice(1) for n, k in enumerate(index))] for a in arrays),
+            lead=(1,) * len(lead),
+        )
+        for index in np.ndindex(*lead)
+    ]
+    columns = [np.stack(list(map(np.asarray, column))) for column in zip(*each)]
+    found = FailedResults(c.reshape(*lead, *c.shape[1 + len(lead) :]) for c in columns)
+    found.failed = np.reshape([np.any(getattr(values, "failed", False)) for values in each], lead)
+    return found
+
+
+def constants(
+    fills: Sequence[Any], structs: Sequence[Struct], arrays: Sequence[Any], lead: tuple[int, ...]
+) -> list[Any]:
+    """Return arrays that are each filled with a constant, and replace the results of an element that failed.
+
+    On the tape, the constants are written as functions of the inputs. Their derivatives of every order are zero, or NaN
+    if the constant is NaN.
+
+    Args:
+        fills: the constants.
+        structs: the shapes and dtypes of the arrays for one element.
+        arrays: the inputs. On the tape, the returned arrays depend on them.
+        lead: the sizes of the batch axes of the returned arrays.
+    """
+    taped = [a for a in arrays if isinstance(a, _jaxcore.Tracer) and is_inexact(a)]
+    found: list[Any] = []
+    for fill, struct in zip(fills, structs):
+        value = np.full((*lead, *struct.shape), fill, struct.dtype)
+        if taped and is_inexact(value):
+            total = sum(jnp.sum(part(a)).astype(value.dtype) for a in taped for part in (jnp.real, jnp.imag))
+            # No derivative of exp is zero, so NaN times exp is NaN in the derivatives of every order.
+            value = jnp.exp(total) * value if is_nan(fill) else jnp.where(False, total, value)
+        found.append(value)
+    return found
 
 
 # ------------------------------------------------------------------------ `when=`
@@ -114,36 +217,16 @@ class DerivedBody(Body):
 # runs. We test it in Python, because `vmap` of a `cond` would run both branches.
 
 
-def read_when(when: Any, title: str) -> list[Any]:
-    """The inputs that `when=` adds: one, or none if the op always runs.
-
-    Raises:
-        TypeError: `when` is not a scalar boolean.
-    """
-    if when is None or when is True:
-        return []
-    array = when if isinstance(when, jax.Array) else np.asarray(when)
-    if array.shape != () or array.dtype != np.bool_:
-        got = f"{array.dtype} of shape {show_shape(array.shape)}" if isinstance(when, jax.Array) else repr(when)
-        raise TypeError(f"{title}: when is {got}; expected one boolean, traced or not, such as when=step % 100 == 0")
-    return [array]
-
-
-def differs_in_block(op: Op) -> str:
-    """The error about a block in which some elements run and others do not."""
-    return (
-        f"{op.title}: when= differs by element here, and vmap_method={op.vmap_method.name!r} hands func the batch; "
-        "pass vmap_method='sequential', or one when= for all elements"
-    )
-
-
 class ConditionalBody(DerivedBody):
     """Runs another body if its own first input is true; otherwise its results are the body's absent results."""
+
+    leading_inputs = 1
 
     def __init__(self, base: Body) -> None:
         super().__init__(base)
         self.linear_inputs = base.linear_inputs
         self.goes_to_executor = base.goes_to_executor
+        self.refusal = base.refusal
 
     @property
     def func(self) -> Any:
@@ -153,13 +236,6 @@ class ConditionalBody(DerivedBody):
     def shape_source(self) -> str:
         return self.base.shape_source
 
-    @property
-    def refusal(self) -> Callable[[], Exception] | None:
-        return self.base.refusal
-
-    def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
-        return self.base.shapes(structs[1:])
-
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
         flag, arrays = arrays[0], arrays[1:]
         # All elements of a block have the same flag.
@@ -167,26 +243,8 @@ class ConditionalBody(DerivedBody):
             return self.base.absent_results(arrays, lead)
         return self.base(*arrays, lead=lead) if lead else self.base(*arrays)
 
-    def groups(self, values: Sequence[Any]) -> dict[str, Sequence[Any]]:
-        return self.base.groups(values[1:])
-
     def note_shapes(self, structs: Sequence[Struct], results: Sequence[Struct]) -> None:
         self.base.note_shapes(structs[1:], results)
 
     def check_results(self, values: Sequence[Any], arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> None:
         self.base.check_results(values, arrays[1:], lead)
-
-
-def trace_when(op: Op, trace: Callable[[Sequence[Any]], list[Any]], arrays: Sequence[Any]) -> list[Any]:
-    """Trace a body of `mode="traced"` into a `cond` on the first array."""
-    flag, *rest = arrays
-    shapes = jax.eval_shape(lambda: trace(rest))
-
-    def in_common_axes(outs: Sequence[Any]) -> list[Any]:
-        # Inside shard_map, both branches need the same varying axes.
-        return _jaxcore.cast_to_common_axes([*arrays, *outs])[len(arrays) :]
-
-    def absent() -> list[Any]:
-        return in_common_axes([jnp.full(s.shape, leaf.fill, s.dtype) for s, leaf in zip(shapes, op.spec.leaves)])
-
-    return jax.lax.cond(flag, lambda: in_common_axes(trace(rest)), absent)

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from jaxpyop._jaxcore import is_inexact
-from jaxpyop._op.body.body_protocol import DerivedBody, element_structs
-from jaxpyop._op.body.failed import constants, failed_results
+from jaxpyop._op.body.body_protocol import DerivedBody, constants, element_structs
 from jaxpyop._op.request import is_nan
 from jaxpyop._op.values import Struct, as_jax, check_fingerprints, fingerprint
 from jaxpyop._tape import jvp, record, vjp
@@ -82,17 +81,12 @@ class Pushforward(TangentBody):
 
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
         primals, _, tangents = self.split(arrays)
-        try:
-            return _inexact(*jvp(self.base, primals, tangents))
-        except Exception as error:
-            return failed_results(self, error, arrays, lead)
+        return self.or_fills(lambda: _inexact(*jvp(self.base, primals, tangents)), arrays, lead)
 
     def replay(self, record: Any, arrays: Sequence[Any]) -> list[Any]:
         primals, _, tangents = self.split(arrays)
-        try:
-            return _inexact(self.base.shapes(primals), record.pushforward(as_jax(tangents)))
-        except Exception as error:
-            return failed_results(self, error, arrays)
+        push = lambda: _inexact(self.base.shapes(primals), record.pushforward(as_jax(tangents)))
+        return self.or_fills(push, arrays)
 
     def pullback(self, nonzero_cotangents: tuple[bool, ...]) -> Pullback:
         """Return the body of the transpose, for the cotangents of the results that `nonzero_cotangents` marks."""
@@ -104,17 +98,12 @@ class Pullback(CotangentBody):
 
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
         primals, cotangents = self._primals_and_cotangents(arrays)
-        try:
-            return self._wanted(primals, vjp(self.base, primals, cotangents, self.wanted_cotangents))
-        except Exception as error:
-            return failed_results(self, error, arrays, lead)
+        pull = lambda: self._wanted(primals, vjp(self.base, primals, cotangents, self.wanted_cotangents))
+        return self.or_fills(pull, arrays, lead)
 
     def replay(self, record: Any, arrays: Sequence[Any]) -> list[Any]:
         primals, cotangents = self._primals_and_cotangents(arrays)
-        try:
-            return self._wanted(primals, record.pullback(as_jax(cotangents)))
-        except Exception as error:
-            return failed_results(self, error, arrays)
+        return self.or_fills(lambda: self._wanted(primals, record.pullback(as_jax(cotangents))), arrays)
 
     def _primals_and_cotangents(self, arrays: Sequence[Any]) -> tuple[Sequence[Any], list[Any]]:
         primals, _, cotangents = self.split(arrays)
@@ -131,14 +120,13 @@ class RecordedDerivative(DerivedBody):
     the forward pass.
     """
 
+    leading_inputs = 1
+
     def __init__(self, derivative: Pushforward | Pullback, recorded: tuple[bool, ...]) -> None:
         super().__init__(derivative)
         self.derivative = derivative
         self.recorded = recorded
         self.linear_inputs = derivative.linear_inputs
-
-    def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
-        return self.derivative.shapes(structs[1:])
 
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
         # The body runs again, because its record is gone, or is kept by another process.
@@ -147,9 +135,6 @@ class RecordedDerivative(DerivedBody):
         outs, again = record(self.derivative.base, as_jax(self.derivative.split(rest)[0]), self.recorded)
         check_fingerprints(fingerprint(outs), np.asarray(receipt)[1], self.title, "func")
         return self.derivative.replay(again, rest)
-
-    def groups(self, values: Sequence[Any]) -> dict[str, Sequence[Any]]:
-        return self.derivative.groups(values[1:])
 
     def replay(self, record: Any, arrays: Sequence[Any]) -> list[Any]:
         return self.derivative.replay(record, arrays[1:])

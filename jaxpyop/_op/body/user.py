@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -17,17 +16,14 @@ import numpy as np
 from jaxpyop import _jaxcore
 from jaxpyop._host import call_where_op_runs, forget_locals, kept_of, lend_results, metrics
 from jaxpyop._op.body.advice import advise, call_and_warn_of_changes, call_with_advice
-from jaxpyop._op.body.body_protocol import Body, element_structs
-from jaxpyop._op.body.failed import constants, failed_results, kept_for_failure
+from jaxpyop._op.body.body_protocol import Body, constants, element_structs
 from jaxpyop._op.request import Op
 from jaxpyop._op.values import (
     Inputs,
     Leaf,
-    ResultSpec,
     Struct,
-    cast_to_jax,
-    cast_to_numpy,
     check_shape,
+    converted,
     converted_at_once,
     encode,
     encoded_shapes,
@@ -43,7 +39,7 @@ class UserBody(Body):
     """The user's function between checked inputs and checked results."""
 
     def __init__(self, op: Op, inputs: Inputs) -> None:
-        self._op = op
+        self.op = op
         self.inputs = inputs
         self._shape_source = ""
         self._shapes: dict[Any, list[Struct]] = {}
@@ -55,22 +51,11 @@ class UserBody(Body):
         self._only_leaf = spec.leaves[0] if is_one and op.output_shapes is None else None
 
     @property
-    def op(self) -> Op:
-        return self._op
-
-    @property
     def shape_source(self) -> str:
         return self._shape_source
 
-    def __getstate__(self) -> dict[str, Any]:
-        # Another process has no use for the executor. This process checks the shapes, but the fills of on_error= need
-        # them there.
-        shapes = None if self.op.failures is None else self.op.output_shapes
-        op = dataclasses.replace(self.op, executor=None, output_shapes=shapes)
-        return vars(self) | {"_op": op, "_shape_source": "", "_shapes": {}, "_promised": {}}
-
     def _run(self, arrays: Sequence[Any]) -> Any:
-        op, inputs = self._op, self.inputs
+        op, inputs = self.op, self.inputs
         if inputs.is_flat:
             return op.func(*arrays)
         args, kwargs = self._arguments(arrays)
@@ -79,47 +64,32 @@ class UserBody(Body):
         return op.func(*args, **kwargs)
 
     def _arguments(self, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        inputs = self.inputs
-        if self.op.on_jax and any(impl is not None for impl in inputs.key_impls):
-            arrays = inputs.wrap_keys(arrays)
-        return inputs.unflatten(arrays)
+        has_keys = self.op.on_jax and any(self.inputs.key_impls)
+        return self.inputs.unflatten(self.inputs.wrap_keys(arrays) if has_keys else arrays)
 
     def results(self, arrays: Sequence[Any]) -> list[Any]:
         """The function's results, in the order of `Tout`, unchecked."""
-        return self._matched(self._run(arrays))
-
-    def _matched(self, returned: Any) -> list[Any]:
-        return match(self._op.spec.returned, returned, self._op.title)
+        return match(self.op.spec.returned, self._run(arrays), self.op.title)
 
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
-        op = self._op
-        kept = kept_for_failure(self, arrays, lead) if lead else arrays
+        op = self.op
+        kept = self.kept_for_failure(arrays, lead) if lead else arrays
         try:
             returned = metrics.timed(op.name, "runs", self._run, arrays) if metrics.reports else self._run(arrays)
             if (leaf := self._only_leaf) is not None and not lead:
                 value = converted_at_once(returned, leaf.dtype, on_jax=op.on_jax)
                 if value is not None and (leaf.shape is None or leaf.shape == value.shape):
                     return [value]
-            values = self._matched(returned)
+            values = match(op.spec.returned, returned, op.title)
         except Exception as error:
             if (clearer := advise(error, op, "func", op.func, lambda: self._arguments(arrays))) is not None:
                 raise clearer from error
             if op.failures is None:
                 raise
-            return failed_results(self, error, kept, lead)
-        if op.spec.returned_spec is not None:
-            values = encode(op, values, self._converted, lead)
-        else:
-            values = [self._converted(k, value, leaf) for k, (value, leaf) in enumerate(zip(values, op.spec.leaves))]
+            return self.failed_results(error, kept, lead)
+        values = encode(op, values, converted, lead)
         self.check_results(values, arrays, lead)
         return values
-
-    def _converted(self, k: int, value: Any, leaf: Leaf) -> Any:
-        op = self._op
-        if (found := converted_at_once(value, leaf.dtype, on_jax=op.on_jax)) is not None:
-            return found
-        cast = cast_to_jax if op.on_jax else cast_to_numpy
-        return cast(value, leaf, op.casting, op.origin_of_result(k), op.title)
 
     # ------------------------------------------------------------ promised shapes
 
@@ -130,21 +100,16 @@ class UserBody(Body):
 
     def promised(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> Sequence[Leaf]:
         """The declared results, for inputs with the batch axes `lead`."""
-        if self._op.output_shapes is None:
-            return self._op.spec.leaves
-        key = tuple([(a.shape, a.dtype) for a in arrays]), len(lead)
+        op = self.op
+        if op.output_shapes is None:
+            return op.spec.leaves
+        key = tuple([(a.shape[len(lead) :] if lead else a.shape, a.dtype) for a in arrays])
         found = self._promised.get(key)
         if found is None:
-            found = self._promised[key] = self._ask_output_shapes(element_structs(arrays, lead)).leaves
+            structs = element_structs(arrays, lead)
+            args, kwargs = self.inputs.unflatten(self.inputs.key_structs(structs) if op.on_jax else structs)
+            found = self._promised[key] = with_shapes(op.spec, op.output_shapes(*args, **kwargs), op.title).leaves
         return found
-
-    def _ask_output_shapes(self, structs: Sequence[Struct]) -> ResultSpec:
-        op = self.op
-        assert op.output_shapes is not None
-        if op.on_jax:
-            structs = self.inputs.key_structs(structs)
-        args, kwargs = self.inputs.unflatten(structs)
-        return with_shapes(op.spec, op.output_shapes(*args, **kwargs), op.title)
 
     # ------------------------------------------------------- shapes before the run
 
@@ -171,15 +136,15 @@ class UserBody(Body):
 
     def _find_shapes(self, structs: Sequence[Struct]) -> list[Struct]:
         op = self.op
-        spec = op.spec if op.output_shapes is None else self._ask_output_shapes(structs)
-        if all(leaf.shape_known for leaf in spec.leaves):
-            return [Struct(leaf.shape, leaf.dtype) for leaf in spec.leaves]
+        leaves = self.promised(structs)
+        if all(leaf.shape_known for leaf in leaves):
+            return [Struct(leaf.shape, leaf.dtype) for leaf in leaves]
         inferred, self._shape_source = self._infer(structs)
-        if inferred is not None and spec.returned_spec is not None:
-            inferred = encoded_shapes(spec.returned.leaves, inferred)
+        if inferred is not None:
+            inferred = encoded_shapes(op.spec.returned.leaves, inferred)
         return [
             Struct(fill_shape(leaf, inferred and inferred[k], self._shape_source, op.title), leaf.dtype)
-            for k, leaf in enumerate(spec.leaves)
+            for k, leaf in enumerate(leaves)
         ]
 
     def _infer(self, structs: Sequence[Struct]) -> tuple[list[Any] | None, str]:
@@ -215,10 +180,6 @@ class UserBody(Body):
 class FilledBody(UserBody):
     """The user's function, which fills arrays. They are the results, unless they are in XLA's memory already."""
 
-    def __getstate__(self) -> dict[str, Any]:
-        # A worker makes the arrays, so it needs their shapes.
-        return super().__getstate__() | {"_shapes": self._shapes}
-
     def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
         return super().shapes(structs[: len(self.inputs.key_impls)])
 
@@ -229,7 +190,7 @@ class FilledBody(UserBody):
             # Otherwise the function would see the values of another program.
             array.fill(0)
         made = [] if targets else Body.absent_results(self, arrays, lead)
-        kept = [*kept_for_failure(self, arrays, lead), *targets] if lead else [*arrays, *targets]
+        kept = [*self.kept_for_failure(arrays, lead), *targets] if lead else [*arrays, *targets]
         try:
             if targets:
                 self._fill(arrays, targets)
@@ -238,7 +199,7 @@ class FilledBody(UserBody):
         except Exception as error:
             if self.op.failures is None:
                 raise
-            return failed_results(self, error, kept, lead)
+            return self.failed_results(error, kept, lead)
         return made
 
     def fills(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:

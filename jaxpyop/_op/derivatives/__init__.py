@@ -1,8 +1,9 @@
 """Derivatives by the user's own rules: `vjp=`, `jvp=` and `transpose=`.
 
-Reading order: `choose` (which rules make up a derivative), `functions` (`vjp=f` and `jvp=f`), `fwd` and `bwd`
+Reading order: `choose` (which rules make up a derivative), `functions` (`vjp=f` and `jvp=f`), `residuals`
 (`vjp=(fwd, bwd)`), `numerical` (finite differences of the function), `transpose` (`transpose=f`).
 """
 
 from jaxpyop._op.derivatives.choose import linearize_by_rules
+from jaxpyop._op.derivatives.residuals import FwdCall
 from jaxpyop._op.derivatives.transpose import LinearCall, LinearFunction

@@ -5,67 +5,76 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+from typing import Any
 
-from jaxpyop._op.body import UserBody
-from jaxpyop._op.derivatives.bwd import BwdRule, ResidualRuleCall
 from jaxpyop._op.derivatives.functions import JvpRule, MakePullback, MissingTangents, RuleCall, VjpRule, raising
-from jaxpyop._op.derivatives.fwd import FwdCall
 from jaxpyop._op.derivatives.numerical import NumericalJvp, NumericalVjp
+from jaxpyop._op.derivatives.residuals import BwdRule, FwdCall, ResidualRuleCall
 from jaxpyop._op.primitive import Call, Linearization
-from jaxpyop._op.request import NUMERICAL, no_jvp_error, no_vjp_error
+from jaxpyop._op.request import NUMERICAL, Rules
 
 
-def linearize_by_rules(call: Call, body: UserBody, perturbed: tuple[bool, ...]) -> Linearization:
+def linearize_by_rules(call: Any, forward: Call, perturbed: tuple[bool, ...]) -> Linearization:
     """Return the linearization of the user's call by the user's rules.
 
     Args:
         call: the user's call.
-        body: runs the user's function.
+        forward: runs first: the call itself, or a `FwdCall`.
         perturbed: which inputs of the call have tangents.
     """
-    op = call.op
-    if op.rules.fwd is None and op.failures is None:
-        return _linearize(call, body, call, perturbed)
-    # Without `fwd`, a plain FwdCall runs the function itself. It is needed for its receipt, which tells what failed.
-    forward = FwdCall(call, body, functools.partial(_linearize, call, body), plain=op.rules.fwd is None)
-    return _linearize(call, body, forward, perturbed)
-
-
-def _linearize(call: Call, body: UserBody, forward: Call, perturbed: tuple[bool, ...]) -> Linearization:
     op, conditional = call.op, call.operands.conditional
-    tangents = _tangents(call, body, perturbed[1:] if conditional else perturbed)
+    tangents = _tangents(call, perturbed[1:] if conditional else perturbed)
     kind = RuleCall if forward is call else ResidualRuleCall
     with_results = op.rules.fwd is None or op.rules.jvp is not None or op.spec.returned_spec is not None
-    linear = kind(tangents, op, call.environment, conditional=conditional)
+    linear = kind(tangents, call.environment, conditional=conditional)
     return Linearization(forward, linear, with_results=with_results)
 
 
-def _tangents(call: Call, body: UserBody, perturbed: tuple[bool, ...]) -> JvpRule | NumericalJvp | MissingTangents:
-    title, rules = call.title, call.op.rules
+def _tangents(call: Any, perturbed: tuple[bool, ...]) -> JvpRule | NumericalJvp | MissingTangents:
+    body, title, rules = call.user_body, call.title, call.op.rules
     make_pullback: MakePullback
     if rules.vjp is None:
-        make_pullback = raising(functools.partial(no_vjp_error, title, rules))
+        make_pullback = raising(functools.partial(_no_vjp_error, title, rules))
     elif rules.vjp == NUMERICAL:
-        make_pullback = functools.partial(NumericalVjp, body, function=_function_of(call, body))
+        make_pullback = functools.partial(NumericalVjp, body, function=_function_of(call))
     else:
         make_pullback = functools.partial(VjpRule if rules.fwd is None else BwdRule, body)
     if rules.jvp is None:
-        return MissingTangents(body, perturbed, functools.partial(no_jvp_error, title, rules), make_pullback)
+        return MissingTangents(body, perturbed, functools.partial(_no_jvp_error, title, rules), make_pullback)
     if rules.jvp == NUMERICAL:
-        return NumericalJvp(body, perturbed, make_pullback, _function_of(call, body))
+        return NumericalJvp(body, perturbed, make_pullback, _function_of(call))
     return JvpRule(body, perturbed, make_pullback)
 
 
-def _function_of(call: Call, body: UserBody) -> Call:
+def _function_of(call: Any) -> Call:
     """Return a call of the function itself, without the flag of `when=`.
 
     With `on_error=` it is a plain FwdCall, because its receipts tell which runs failed.
     """
-    function = call
     if call.operands.conditional:
-        function = copy.copy(call)
-        function.body = body
-        function.operands = dataclasses.replace(call.operands, leading_inputs=0, conditional=False)
-    if call.op.failures is None:
-        return function
-    return FwdCall(function, body, functools.partial(_linearize, call, body), plain=True)
+        call = copy.copy(call)
+        call.body = call.user_body
+        call.operands = dataclasses.replace(call.operands, leading_inputs=0, conditional=False)
+    return call if call.op.failures is None else FwdCall(call, plain=True)
+
+
+def _no_jvp_error(title: str, rules: Rules) -> Exception:
+    """The error of forward mode without `jvp=`."""
+    has = "; vjp= gives reverse mode (grad, vjp, jacrev) only" if rules.vjp is not None else ""
+    return NotImplementedError(
+        f"{title}: forward-mode differentiation (jvp, jacfwd, linearize) needs the rule jvp=f with "
+        f"f(inputs, outputs, tangents), jvp='numerical', or a body of JAX operations: write it as a py_function{has}"
+    )
+
+
+def _no_vjp_error(title: str, rules: Rules) -> Exception:
+    """The error of reverse mode without `vjp=`."""
+    has, needs = "", "a backward pass needs the gradient of a NumPy function"
+    if rules.jvp is not None:
+        # A py_function may have this rule, too.
+        needs = "a backward pass needs the gradient of the function"
+        has = "; jvp= gives forward mode (jvp, jacfwd, linearize) only"
+    return ValueError(
+        f"{title}: {needs}; give one as vjp=f with f(inputs, outputs, cotangents), vjp=(fwd, bwd) or "
+        f"vjp='numerical', or stop the pass with jax.lax.stop_gradient on its inputs{has}"
+    )

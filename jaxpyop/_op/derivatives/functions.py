@@ -15,19 +15,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpyop._host import SEQUENTIAL, Environment
+from jaxpyop._host import SEQUENTIAL, Batch, Environment
 from jaxpyop._jaxcore import is_inexact
-from jaxpyop._op.body import (
-    Body,
-    ConditionalBody,
-    CotangentBody,
-    TangentBody,
-    call_with_advice,
-    failed_results,
-    kept_for_failure,
-)
-from jaxpyop._op.primitive import Batching, Call, Linearization, Operands
-from jaxpyop._op.request import Op, is_differentiable, no_second_derivative_error
+from jaxpyop._op.body import Body, ConditionalBody, CotangentBody, TangentBody, call_with_advice
+from jaxpyop._op.primitive import Batching, Call, Linearization, Operands, masks_and_added_axes
+from jaxpyop._op.request import Op, is_differentiable
 from jaxpyop._op.values import Leaf, Struct, cast_to_numpy, check_traced, decode, show_shape
 
 # A function that makes the body of a pullback from `nonzero_cotangents` and `wanted_cotangents`: see `CotangentBody`.
@@ -39,7 +31,6 @@ class RuleCall(Call):
 
     Args:
         rule: the body of the rule.
-        op: the op that has the rule.
         environment: what the body sees of the code that traced it.
         conditional: whether the flag of `when=` comes before the inputs of the rule.
     """
@@ -47,50 +38,78 @@ class RuleCall(Call):
     after_fwd = False
     """Whether the receipt of a `FwdCall` comes before everything else."""
 
-    def __init__(self, rule: Body, op: Op, environment: Environment, *, conditional: bool) -> None:
+    def __init__(self, rule: Body, environment: Environment, *, conditional: bool) -> None:
+        op = rule.op
         # The padded results of a block differ in length from element to element, so their rule runs once per element.
         one_length = op.spec.returned_spec is None or not op.vmap_method.whole_batch
         method = op.vmap_method if one_length else SEQUENTIAL
+        leading = self.after_fwd * (1 + conditional)
         super().__init__(
             # The receipt of a call that `when=` skipped is all zeros, so after `fwd` the flag is not needed.
             ConditionalBody(rule) if conditional and not self.after_fwd else rule,
-            op,
             environment,
             label="jvp({})",
             on_jax=op.on_jax,
             batching=Batching(method, block_derivative=True, one_by_one=self.after_fwd),
-            operands=Operands(leading_inputs=self.after_fwd * (1 + conditional), rule_inputs=rule.linear_inputs),
+            operands=Operands(leading, unread_inputs=leading, rule_inputs=rule.linear_inputs),
         )
         self.rule = rule
         self.conditional = conditional
+        # Whether the rule is an op with derivatives, which can be a part of the traced program.
+        is_plain = not leading and op.spec.returned_spec is None
+        self._is_op = is_plain and isinstance(self.body, (VjpRule, JvpRule)) and is_differentiable(self.func)
 
     def for_worker(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
         return arrays if self.body.goes_to_executor else None
 
-    @property
-    def program(self) -> Callable[..., list[Any]] | None:
-        if self.operands.leading_inputs or self.op.spec.returned_spec is not None:
-            return None
-        return self.body.program if isinstance(self.body, (VjpRule, JvpRule)) and is_differentiable(self.func) else None
+    def program(self, args: Sequence[Any], batch: Batch) -> Callable[..., list[Any]] | None:
+        rule: Any = self.body
+        return _over_batch(lambda *arrays: rule.run(arrays, (), traced=True), args, batch) if self._is_op else None
 
     @property
     def is_own_derivative(self) -> bool:
         # The user may write a pullback that is not linear in the cotangents, for example one that clips gradients. So a
         # pullback whose derivative is known is not taken for its own derivative.
-        return not isinstance(self.rule, VjpRule) or self.program is None
+        return not (self._is_op and isinstance(self.rule, VjpRule))
 
     def linearize(self, perturbed: tuple[bool, ...]) -> Linearization:
         # Nothing gives a second derivative, so an error is raised where one is used.
         skip = self.operands.leading_inputs
-        error = functools.partial(no_second_derivative_error, self.title)
+        error = functools.partial(_no_second_derivative_error, self.title)
         body = MissingTangents(self.body, perturbed[skip:], error, raising(error))
-        return Linearization(self, RuleCall(body, self.op, self.environment, conditional=False), skip=skip)
+        return Linearization(self, RuleCall(body, self.environment, conditional=False), skip=skip)
 
     def transposed(self, nonzero_cotangents: tuple[bool, ...]) -> Call:
         if not isinstance(self.rule, RuleTangents):
-            raise no_second_derivative_error(self.title)
+            raise _no_second_derivative_error(self.title)
         pullback = self.rule.make_pullback(nonzero_cotangents, self.rule.perturbed)
-        return type(self)(pullback, self.op, self.environment, conditional=self.conditional)
+        return type(self)(pullback, self.environment, conditional=self.conditional)
+
+
+def _over_batch(program: Callable[..., list[Any]], args: Sequence[Any], batch: Batch) -> Callable[..., list[Any]]:
+    """The program of one element, as a program of the whole batch with the inputs `args`."""
+    if not batch.sizes:
+        return program
+    masks, axes = masks_and_added_axes(args, batch.sizes) if batch.block else (batch.masks, [()] * len(args))
+    for size, mask in zip(reversed(batch.sizes), reversed(masks)):
+        program = _mapped(program, size, mask)
+    mapped = program
+    return lambda *arrays: mapped(*(jnp.squeeze(a, axis) if axis else a for a, axis in zip(arrays, axes)))
+
+
+def _mapped(program: Callable[..., list[Any]], size: int, mask: tuple[bool, ...]) -> Callable[..., list[Any]]:
+    if not any(mask):
+        return lambda *args: [jnp.broadcast_to(v, (size, *v.shape)) for v in program(*args)]
+    return jax.vmap(program, tuple(0 if m else None for m in mask), axis_size=size)
+
+
+def _no_second_derivative_error(title: str) -> Exception:
+    """The error of a derivative of a rule."""
+    return NotImplementedError(
+        f"{title}: second derivatives need a body of JAX operations: write it as a py_function; vjp= and jvp= give the "
+        "first. Or make the rule an op with rules of its own, such as vjp='numerical' (docs: gradients, second "
+        "derivatives)"
+    )
 
 
 def raising(error: Callable[[], Exception]) -> MakePullback:
@@ -121,14 +140,10 @@ class MissingTangents(RuleTangents):
         self, base: Body, perturbed: tuple[bool, ...], error: Callable[[], Exception], make_pullback: MakePullback
     ) -> None:
         super().__init__(base, perturbed, make_pullback)
-        self._error = error
+        self._error = self.refusal = error
 
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
         raise self._error()
-
-    @property
-    def refusal(self) -> Callable[[], Exception]:
-        return self._error
 
 
 class JvpRule(RuleTangents):
@@ -139,17 +154,10 @@ class JvpRule(RuleTangents):
         return self.op.rules.jvp
 
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
-        kept = kept_for_failure(self, arrays, lead) if lead else arrays
-        try:
-            return self._run(arrays, lead, traced=False)
-        except Exception as error:
-            return failed_results(self, error, kept, lead)
+        return self.or_fills(lambda: self.run(arrays, lead, traced=False), arrays, lead)
 
-    def program(self, *arrays: Any) -> list[Any]:
-        """Do what `__call__` does as a part of the traced program, if the rule is an op."""
-        return self._run(arrays, (), traced=True)
-
-    def _run(self, arrays: Sequence[Any], lead: tuple[int, ...], *, traced: bool) -> list[Any]:
+    def run(self, arrays: Sequence[Any], lead: tuple[int, ...], *, traced: bool) -> list[Any]:
+        """Call the rule: on the host, or, if it is an op, as a part of the traced program."""
         args = tuple(map(tuple, self.split(arrays)))
         likes = [Struct((*lead, *o.shape[len(lead) :]), o.dtype) for o in args[1]]
         return run_rule(self.op, "jvp", self.func, args, likes, list(map(is_inexact, likes)), traced)
@@ -163,17 +171,10 @@ class VjpRule(CotangentBody):
         return self.op.rules.vjp
 
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
-        kept = kept_for_failure(self, arrays, lead) if lead else arrays
-        try:
-            return self._run(arrays, lead, traced=False)
-        except Exception as error:
-            return failed_results(self, error, kept, lead)
+        return self.or_fills(lambda: self.run(arrays, lead, traced=False), arrays, lead)
 
-    def program(self, *arrays: Any) -> list[Any]:
-        """Do what `__call__` does as a part of the traced program, if the rule is an op."""
-        return self._run(arrays, (), traced=True)
-
-    def _run(self, arrays: Sequence[Any], lead: tuple[int, ...], *, traced: bool) -> list[Any]:
+    def run(self, arrays: Sequence[Any], lead: tuple[int, ...], *, traced: bool) -> list[Any]:
+        """Call the rule: on the host, or, if it is an op, as a part of the traced program."""
         inputs, outputs, cotangents = self.split(arrays)
         found = decode(self.op, self.filled(cotangents, outputs, lead), outputs)
         return self.cotangents(inputs, lead, (tuple(inputs), decode(self.op, outputs, outputs), found), traced=traced)

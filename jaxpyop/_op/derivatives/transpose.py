@@ -16,8 +16,7 @@ from jaxpyop._host import Environment
 from jaxpyop._jaxcore import is_inexact
 from jaxpyop._op.body import Body, DerivedBody
 from jaxpyop._op.derivatives.functions import run_rule, zero_cotangent
-from jaxpyop._op.primitive import Batching, Call, Linearization, Operands
-from jaxpyop._op.request import Op
+from jaxpyop._op.primitive import Batching, Call, Operands
 from jaxpyop._op.values import Struct
 
 
@@ -27,26 +26,21 @@ class LinearCall(Call):
     is_linear = True
     body: LinearFunction | LinearTranspose
 
-    def __init__(self, body: LinearFunction | LinearTranspose, op: Op, environment: Environment) -> None:
+    def __init__(self, body: LinearFunction | LinearTranspose, environment: Environment) -> None:
         super().__init__(
             body,
-            op,
             environment,
             label="linear({})",
-            on_jax=op.on_jax,
-            batching=Batching(op.vmap_method, block_derivative=True),
+            on_jax=body.op.on_jax,
+            batching=Batching(body.op.vmap_method, block_derivative=True),
             operands=Operands(rule_inputs=body.linear_inputs),
         )
-
-    def linearize(self, perturbed: tuple[bool, ...]) -> Linearization:
-        # This is never called: for a linear call, the rules of the primitive use `linear_part`.
-        raise NotImplementedError
 
     def linear_part(self, floating: tuple[bool, ...]) -> Call:
         return self
 
     def transposed_linear_part(self, structs: Sequence[Struct]) -> Call:
-        return LinearCall(self.body.transpose_for(structs), self.op, self.environment)
+        return LinearCall(self.body.transpose_for(structs), self.environment)
 
 
 class LinearFunction(DerivedBody):

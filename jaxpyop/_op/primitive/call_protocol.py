@@ -10,7 +10,6 @@ parameter for good (0.10 to 0.12).
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,21 +17,7 @@ from typing import Any
 from jaxpyop._host import SEQUENTIAL, Batch, Environment, Method
 from jaxpyop._op.body import Body
 from jaxpyop._op.primitive.records import TOKEN
-from jaxpyop._op.request import Op
 from jaxpyop._op.values import Leaf, Struct, as_jax, check_shape
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Effects:
-    """Whether a program has to keep a call, and where.
-
-    Attributes:
-        stateful: the call runs exactly as often as the program says, even if nobody uses its results.
-        ordered: the call runs in the program's order among all ordered calls.
-    """
-
-    stateful: bool = False
-    ordered: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -56,6 +41,7 @@ class Operands:
 
     Attributes:
         leading_inputs: how many inputs come before the user's: the flag of `when=`, or a record's receipt.
+        unread_inputs: how many of the leading inputs the call reads itself, and does not pass to its body.
         rule_inputs: how many inputs, at the end, are the tangents or cotangents that a user's rule takes. A rule is
             linear in these, so its derivative in them is the same call again. A derivative on the tape has none.
         extra_results: how many results come after the body's: a record's receipt.
@@ -64,13 +50,14 @@ class Operands:
     """
 
     leading_inputs: int = 0
+    unread_inputs: int = 0
     rule_inputs: int = 0
     extra_results: int = 0
     conditional: bool = False
     writes_out: bool = False
 
 
-class Call(abc.ABC):
+class Call:
     """One host call of a program.
 
     Attributes:
@@ -78,11 +65,13 @@ class Call(abc.ABC):
         op: the op that the user asked for.
         environment: what the body sees of the code that traced it.
         func: the user's function or rule that runs, for error texts.
+        refusal: makes the error of a call whose rule is missing; None for a call that can run.
         title: the op's name in error texts.
         label: the call's name in a profile.
         on_jax: the body gets jax.Arrays, not NumPy arrays.
         copy: the body gets NumPy arrays of its own, not read-only views.
-        effects: whether a program has to keep the call, and where.
+        stateful: the call runs exactly as often as the program says, even if nobody uses its results.
+        ordered: the call runs in the program's order among all ordered calls.
         batching: how it runs under `vmap`.
         operands: how its inputs and results are laid out.
         seconds_per_element: how long an element took in a worker, once that is known.
@@ -97,25 +86,27 @@ class Call(abc.ABC):
     def __init__(
         self,
         body: Body,
-        op: Op,
         environment: Environment,
         *,
         label: str = "{}",
         on_jax: bool = True,
         copy: bool = True,
-        effects: Effects = Effects(),
+        has_effects: bool = False,
         batching: Batching | None = None,
         operands: Operands = Operands(),
     ) -> None:
         self.body = body
-        self.op = op
+        self.op = op = body.op
         self.environment = environment
         self.func = body.func
+        self.refusal = body.refusal
         self.title = op.title
         self.label = label.format(op.name)
         self.on_jax = on_jax
         self.copy = copy
-        self.effects = effects
+        # Only calls that run the user's function or `fwd` have its effects.
+        self.stateful = has_effects and op.stateful
+        self.ordered = has_effects and op.ordered
         # A record belongs to one element, so a call that makes or reads one does not run on whole blocks.
         self.batching = batching or Batching(SEQUENTIAL if op.vmap_method.whole_batch else op.vmap_method)
         self.operands = operands
@@ -140,9 +131,11 @@ class Call(abc.ABC):
     takes_records = False
     """Whether the first input may be a `HandedRecord` in place of its receipt."""
 
-    def handing_over(self) -> Call | None:
-        """The same call with a `HandedRecord` as its last result; None if it makes none."""
-        return None
+    can_hand_over = False
+    """Whether a copy of the call may set `hands_over`."""
+
+    hands_over = False
+    """Whether the last result is a `HandedRecord`, and not a receipt."""
 
     def for_worker(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
         """The inputs of the body in another process, for an element or a batch; None if it has to run here."""
@@ -157,7 +150,7 @@ class Call(abc.ABC):
 
     def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
         """The shapes and dtypes of one element's results, the extra ones included."""
-        return self.body.shapes(structs)
+        return self.body.shapes(structs[self.operands.unread_inputs :])
 
     def result_structs(self, args: Sequence[Any], batch: Batch) -> list[Struct]:
         """The shapes and dtypes of the results for a whole batch of inputs."""
@@ -170,7 +163,7 @@ class Call(abc.ABC):
 
     def groups(self, values: Sequence[Any]) -> dict[str, Sequence[Any]]:
         """The inputs by the name of their group, for errors: `inputs`, `outputs`, `cotangents`."""
-        return self.body.groups(values)
+        return self.body.groups(values[self.operands.unread_inputs :])
 
     def check(self, index: int, shape: tuple[int, ...], expected: tuple[int, ...], lead: tuple[int, ...] = ()) -> None:
         """Raise an error about a result of the wrong shape."""
@@ -180,26 +173,20 @@ class Call(abc.ABC):
 
     # --------------------------------------------------------------- its derivative
 
-    @property
-    def differentiable(self) -> bool:
-        """Whether any result has a tangent."""
-        return True
-
-    @property
-    def refusal(self) -> Callable[[], Exception] | None:
-        """Makes the error of a call whose rule is missing; None for a call that can run."""
-        return self.body.refusal
-
-    @abc.abstractmethod
     def linearize(self, perturbed: tuple[bool, ...]) -> Linearization:
         """Make the calls that make up the derivative in the inputs that `perturbed` marks.
 
-        The derivative of a user's call begins in `UserCall.linearize`.
+        The derivative of a user's call begins in `UserCall.linearize`. Linear calls have `linear_part` instead.
         """
+        raise NotImplementedError
 
-    @property
-    def program(self) -> Callable[..., list[Any]] | None:
-        """A JAX function that gives one element's results, and can be differentiated where this call cannot."""
+    def program(self, args: Sequence[Any], batch: Batch) -> Callable[..., list[Any]] | None:
+        """A JAX function that gives the results for a batch, and can be differentiated where this call cannot.
+
+        Args:
+            args: the inputs of the batch, or their types.
+            batch: the batch.
+        """
         return None
 
     @property
@@ -250,3 +237,47 @@ class Linearization:
 def structs_of(args: Sequence[Any], batch: Batch) -> list[Struct]:
     """The shapes and dtypes of one element's inputs."""
     return [Struct(batch.element_shape(i, a.shape), a.dtype) for i, a in enumerate(args)]
+
+
+def masks_and_added_axes(
+    args: Sequence[Any], sizes: tuple[int, ...]
+) -> tuple[tuple[tuple[bool, ...], ...], list[tuple[int, ...]]]:
+    """Find which inputs of a block have each batch axis, and for each input the axes of size 1 that it got."""
+    masks = tuple(tuple(a.shape[axis] == size != 1 for a in args) for axis, size in enumerate(sizes))
+    return masks, [tuple(axis for axis, mask in enumerate(masks) if not mask[k]) for k in range(len(args))]
+
+
+# ---------------------------------------------------------------------- origins
+
+
+def derived(call: Call, step: str, argument: Any) -> Call:
+    """Make a call that is a part of another call's derivative. A saved program makes it again by the same step.
+
+    Args:
+        call: the other call.
+        step: "forward" or "linear", the parts of a `Linearization`, or the name of the method that makes it.
+        argument: that of `Call.linearize`, or of the method.
+    """
+    found = _STEPS[step](call, argument)
+    note_origin(found, call, step, argument)
+    return found
+
+
+_STEPS: dict[str, Callable[[Call, Any], Call]] = {
+    "forward": lambda call, perturbed: call.linearize(perturbed).forward,
+    "linear": lambda call, perturbed: call.linearize(perturbed).linear,
+    "transposed": lambda call, nonzero: _labelled(call.transposed(nonzero)),
+    "linear_part": lambda call, floating: call.linear_part(floating),
+    "transposed_linear_part": lambda call, structs: _labelled(call.transposed_linear_part(structs)),
+}
+
+
+def note_origin(made: Call, call: Call, step: str, argument: Any) -> None:
+    # A call may be a part of its own derivative. Then it keeps its first origin.
+    if made is not call:
+        made.origin = call, step, argument
+
+
+def _labelled(call: Call) -> Call:
+    call.label = f"transpose({call.label})"
+    return call

@@ -39,7 +39,7 @@ def run_now(
     Returns:
         jax.Arrays on the devices of the inputs. A `HandedRecord` is passed through.
     """
-    if call.effects.ordered:
+    if call.ordered:
         _wait_for_ordered()
     began = time.perf_counter() if metrics.reports else None
     if call.operands.writes_out:

@@ -71,9 +71,6 @@ class _Shelf:
         self.nbytes -= entry[1]
         return entry
 
-    def exceeds(self, count: int, nbytes: int) -> bool:
-        return len(self.records) > count or self.nbytes > nbytes
-
 
 class Records:
     """Records by token, bounded by count and by bytes; thread-safe.
@@ -109,7 +106,7 @@ class Records:
         self._dropped: collections.deque[int] = collections.deque()
         self._evicted = 0
         self._next = self._cleared_to = first
-        self.max_count, self.max_bytes = _bounds(max_count, max_bytes)
+        self.max_count, self.max_bytes = max_count, max_bytes
 
     def put(self, record: Any, *, once_made: bool = False, owner: str = "") -> int:
         """Store a record.
@@ -130,7 +127,8 @@ class Records:
             gone = self._shrink()
         # This frees arrays, which can run other code, so the lock must be free.
         del gone
-        metrics.note(owner, records=1)
+        if metrics.reports:
+            metrics.note(owner, records=1)
         return token
 
     def get(self, token: int) -> Any | None:
@@ -155,17 +153,13 @@ class Records:
         When the array goes, records that were read go with it. The others count as read from then on, because the
         array may have been copied, as a `vmap` does.
         """
-        weakref.finalize(holder, self._drop, list(tokens)).atexit = False
+        # All elements of a block share one record. Were it dropped once for each, the second time would be for good.
+        weakref.finalize(holder, self._drop, list(set(tokens))).atexit = False
 
-    def resize(self, max_count: int | None = None, max_bytes: int | None = None) -> None:
+    def resize(self, max_count: int, max_bytes: int) -> None:
         """Change the bounds, evicting what no longer fits."""
-        with self._lock:
-            self.max_count, self.max_bytes = _bounds(
-                self.max_count if max_count is None else max_count,
-                self.max_bytes if max_bytes is None else max_bytes,
-            )
-            gone = self._shrink()
-        del gone
+        self.max_count, self.max_bytes = max_count, max_bytes
+        self.make_room()
 
     def clear(self) -> None:
         """Forget all records; tokens go on from where they were."""
@@ -230,7 +224,8 @@ class Records:
 
     def _shrink(self) -> list[Any]:
         gone = self._take_dropped()
-        while self._read.exceeds(self.max_count // READ_SHARE, min(self.max_bytes // READ_SHARE, _MAX_READ_BYTES)):
+        count, nbytes = self.max_count // READ_SHARE, min(self.max_bytes // READ_SHARE, _MAX_READ_BYTES)
+        while len(self._read.records) > count or self._read.nbytes > nbytes:
             gone.append(self._read.take_oldest())
         while (self._count() > self.max_count or self._nbytes() > self.max_bytes) and self._count() > 1:
             shelf = next(shelf for shelf in (self._read, self._read_once_made, self._unread) if shelf.records)
@@ -239,14 +234,6 @@ class Records:
                 self._evicted += 1
                 metrics.note(entry[3], pushed_out=1)
         return gone
-
-
-def _bounds(max_count: int, max_bytes: int) -> tuple[int, int]:
-    if max_count < 1:
-        raise ValueError(f"max_count must be at least 1, got {max_count}")
-    if max_bytes < 0:
-        raise ValueError(f"max_bytes must not be negative, got {max_bytes}")
-    return int(max_count), int(max_bytes)
 
 
 def _max_count() -> int:
@@ -262,8 +249,25 @@ RECORDS = Records(_max_count(), config.max_record_bytes, first=1 + secrets.randb
 on_change(lambda: RECORDS.resize(_max_count(), config.max_record_bytes))
 
 
-def warn_of_pushed_out(op: Op, token: int) -> None:
-    """Warn once for each op that its records do not fit, but not if the user cleared them, or a worker has them."""
+def find_record(op: Op, token: int, gone: str) -> Any | None:
+    """Return the record of a token, or None if the function has to run again for it.
+
+    It warns once for each op that its records do not fit, but not if the user cleared them, or a worker has them.
+
+    Args:
+        op: the op.
+        token: the token, or 0 if there is no record that serves.
+        gone: what the error says of a stateful op, whose function cannot run again.
+    """
+    if (record := RECORDS.get(token)) is not None:
+        return record
+    if op.stateful:
+        raise RuntimeError(
+            f"{op.title}: {gone}; increase jaxpyop.config.max_records or max_record_bytes "
+            "(see python -m jaxpyop doctor)"
+        )
+    if not token:
+        return None
     metrics.note(op.name, recomputed=1)
     if RECORDS.was_issued(token):
         text = (
@@ -272,6 +276,7 @@ def warn_of_pushed_out(op: Op, token: int) -> None:
             "max_records (see python -m jaxpyop doctor)"
         )
         _jaxcore.warn_once(("records", op.title), text)
+    return None
 
 
 def clear_records() -> None:

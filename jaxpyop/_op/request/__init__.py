@@ -4,14 +4,4 @@ To be read in this order: `op` (with `on_error=` at its end), `user_rules`.
 """
 
 from jaxpyop._op.request.op import Op, is_nan, make_op
-from jaxpyop._op.request.user_rules import (
-    NUMERICAL,
-    RULE_ARGUMENTS,
-    Rules,
-    advice_on_workers,
-    is_differentiable,
-    mark_differentiable,
-    no_jvp_error,
-    no_second_derivative_error,
-    no_vjp_error,
-)
+from jaxpyop._op.request.user_rules import NUMERICAL, RULE_ARGUMENTS, Rules, is_differentiable, mark_differentiable

@@ -15,17 +15,8 @@ from jaxpyop._config import Mode, config
 from jaxpyop._functions import without_partials
 from jaxpyop._host import VMAP_METHODS, Failures, Method, check_executor, check_progress
 from jaxpyop._jaxcore import is_inexact
-from jaxpyop._op.request.user_rules import NO_RULES, RULES_ON_THE_HOST, Rules, read_rules
-from jaxpyop._op.values import (
-    CASTING,
-    IN_A_LOOP,
-    Leaf,
-    ResultSpec,
-    cast_to_numpy,
-    declares_nothing,
-    read_tout,
-    with_shapes,
-)
+from jaxpyop._op.request.user_rules import RULES_ON_THE_HOST, Rules, read_rules
+from jaxpyop._op.values import CASTING, IN_A_LOOP, Leaf, ResultSpec, cast_to_numpy, read_tout, with_shapes
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
@@ -54,9 +45,9 @@ class Op:
     casting: str
     on_jax: bool
     title: str
+    rules: Rules
     copy: bool = True
     out: bool = False
-    rules: Rules = NO_RULES
     executor: Any = None
     chunksize: int | None = None
     progress: bool = False
@@ -65,6 +56,13 @@ class Op:
     max_steps: int | None = None
     fills: tuple[Any, ...] = ()
     failures: Failures | None = None
+
+    def __reduce__(self) -> Any:
+        # Another process has no use for the executor. This process checks the shapes, but the fills of on_error= need
+        # them there.
+        left_out = {"executor"} if self.failures is not None else {"executor", "output_shapes"}
+        names = [field.name for field in dataclasses.fields(self)]
+        return Op, tuple(None if name in left_out else getattr(self, name) for name in names)
 
     def origin_of_array(self, k: int) -> str:
         """The beginning of an error about array `k` of the op's results."""
@@ -161,7 +159,7 @@ def _mode(mode: str | None, api: str, options: dict[str, Any], tout: Any) -> tup
     asked = mode or config.mode
     if asked == "eager":
         return asked, ""
-    stateful = options["stateful"] or options["ordered"] or declares_nothing(tout)
+    stateful = options["stateful"] or options["ordered"] or not jax.tree.leaves(tout)
     rules = any(options.get(rule) is not None for rule in RULES_ON_THE_HOST)
     fills = _is_given(options.get("on_error", "raise"))
     if mode == "traced" and (stateful or rules or fills):

@@ -57,9 +57,6 @@ class Rules:
         return ((name, rule) for name, rule in zip(names, rules) if callable(rule))
 
 
-NO_RULES = Rules()
-
-
 def mark_differentiable(func: Callable[..., Any]) -> Callable[..., Any]:
     """Mark a decorated op that has derivatives. As a rule of another op, it is differentiated by them."""
     # functools.wraps copies the mark to functions that are no ops, and these have another id.
@@ -88,19 +85,15 @@ def read_rules(options: dict[str, Any], spec: Any, api: str) -> Rules:
     padded = any(leaf.arrays > 1 for leaf in spec.returned.leaves)
     if (jvp is not None or transpose is not None) and padded:
         raise ValueError(f"{api}: jvp= and transpose= do not work with padded results; give vjp=")
-    if NUMERICAL in (_text(vjp_rule), _text(jvp)) and options["stateful"]:
+    if (isinstance(vjp_rule, str) or isinstance(jvp, str)) and options["stateful"]:
         raise ValueError(
             f"{api}: numerical derivatives call func again, which a stateful op does not allow; pass stateful=False "
             "(py_func and an op without a result are stateful)"
         )
-    if jvp is None and _text(vjp_rule) == NUMERICAL and not padded:
+    if jvp is None and isinstance(vjp_rule, str) and not padded:
         # Whoever asks for reverse mode by differences gets forward mode in the same way.
         jvp = NUMERICAL
     return Rules(vjp_rule, fwd, jvp, transpose)
-
-
-def _text(rule: Any) -> Any:
-    return rule if isinstance(rule, str) else None
 
 
 def _read_vjp(vjp: Any, api: str) -> tuple[Any, Any]:
@@ -118,7 +111,7 @@ def _read_vjp(vjp: Any, api: str) -> tuple[Any, Any]:
 
 
 def _check_rule(rule: Any, name: str, expected: str, api: str) -> None:
-    if rule is None or (_text(rule) == NUMERICAL and name != "transpose"):
+    if rule is None or (isinstance(rule, str) and rule == NUMERICAL and name != "transpose"):
         return
     if not callable(rule):
         raise TypeError(f"{api}: {name} must be a function {expected}, got {rule!r}")
@@ -139,42 +132,3 @@ def _check_linear(vjp: Any, jvp: Any, transpose: Any, spec: Any, api: str) -> No
         raise ValueError(
             f"{api}: transpose= declares func linear, and no result that Tout declares is floating-point or complex"
         )
-
-
-def no_jvp_error(title: str, rules: Rules) -> Exception:
-    """The error of forward mode without `jvp=`."""
-    has = "; vjp= gives reverse mode (grad, vjp, jacrev) only" if rules.vjp is not None else ""
-    return NotImplementedError(
-        f"{title}: forward-mode differentiation (jvp, jacfwd, linearize) needs the rule jvp=f with "
-        f"f(inputs, outputs, tangents), jvp='numerical', or a body of JAX operations: write it as a py_function{has}"
-    )
-
-
-def no_vjp_error(title: str, rules: Rules) -> Exception:
-    """The error of reverse mode without `vjp=`."""
-    has, needs = "", "a backward pass needs the gradient of a NumPy function"
-    if rules.jvp is not None:
-        # A py_function may have this rule, too.
-        needs = "a backward pass needs the gradient of the function"
-        has = "; jvp= gives forward mode (jvp, jacfwd, linearize) only"
-    return ValueError(
-        f"{title}: {needs}; give one as vjp=f with f(inputs, outputs, cotangents), vjp=(fwd, bwd) or "
-        f"vjp='numerical', or stop the pass with jax.lax.stop_gradient on its inputs{has}"
-    )
-
-
-def no_second_derivative_error(title: str) -> Exception:
-    """The error of a derivative of a rule."""
-    return NotImplementedError(
-        f"{title}: second derivatives need a body of JAX operations: write it as a py_function; vjp= and jvp= give the "
-        "first. Or make the rule an op with rules of its own, such as vjp='numerical' (docs: gradients, second "
-        "derivatives)"
-    )
-
-
-def advice_on_workers(title: str, error: Exception) -> Exception:
-    """The error about residuals that cannot be sent to a worker process, or back."""
-    return ValueError(
-        f"{title}: the residuals of fwd cannot be sent between processes ({type(error).__name__}: {error}); "
-        "return numbers, arrays and containers of these, or use threads"
-    )

@@ -8,11 +8,11 @@ function's result becomes an array of the declared dtype).
 from jaxpyop._op.values.cast import (
     CASTING,
     Casting,
-    cast_to_jax,
     cast_to_numpy,
     check_fingerprints,
     check_traced,
     check_usable,
+    converted,
     converted_at_once,
     fingerprint,
     fingerprints,
@@ -30,6 +30,6 @@ from jaxpyop._op.values.inputs import (
     inputs_of,
     without_weak_type,
 )
-from jaxpyop._op.values.padding import KeyEncoding, Padded, PaddedEncoding, decode, encode, encoded_shapes, padded
+from jaxpyop._op.values.padding import KeyEncoding, Padded, Padding, decode, encode, encoded_shapes, padded
 from jaxpyop._op.values.spec import IN_A_LOOP, Leaf, ResultSpec, Struct, kind_of, match, show_shape
-from jaxpyop._op.values.tout import check_shape, declares_nothing, fill_shape, read_tout, with_shapes
+from jaxpyop._op.values.tout import check_shape, fill_shape, read_tout, with_shapes

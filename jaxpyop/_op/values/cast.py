@@ -11,7 +11,7 @@ import functools
 import math
 import zlib
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias, cast, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import jax
 import jax.numpy as jnp
@@ -26,8 +26,6 @@ from jaxpyop._tape import TapeTracer
 Casting: TypeAlias = Literal["no", "equiv", "safe", "same_kind", "unsafe"]
 CASTING: tuple[str, ...] = get_args(Casting)
 
-# The type of a value before the cast: the dtype of an array, or the type of a Python number.
-_Source: TypeAlias = Any
 _PYTHON_NUMBERS = {bool: 0, int: 1, float: 2, complex: 3}
 _KINDS = (np.bool_, np.integer, np.floating, np.complexfloating)
 
@@ -37,7 +35,7 @@ _KINDS = (np.bool_, np.integer, np.floating, np.complexfloating)
 # The answers are kept, since every result of every call asks, and `issubdtype` and `can_cast` take microseconds.
 
 
-def _level(source: _Source) -> int:
+def _level(source: Any) -> int:
     """0 for bool, 1 for integers, 2 for floating, 3 for complex numbers, and -1 for anything else."""
     if source in _PYTHON_NUMBERS:
         return _PYTHON_NUMBERS[source]
@@ -67,7 +65,7 @@ class _Rule(NamedTuple):
 
 
 @functools.lru_cache(maxsize=512)
-def _rule(casting: str, source: _Source, target: np.dtype[Any]) -> _Rule:
+def _rule(casting: Any, source: Any, target: np.dtype[Any]) -> _Rule:
     level, goal = _level(source), _level(target)
     is_python = source in _PYTHON_NUMBERS
     if is_python:
@@ -78,7 +76,7 @@ def _rule(casting: str, source: _Source, target: np.dtype[Any]) -> _Rule:
         # NumPy would refuse between the floating dtypes of ml_dtypes, which it does not know.
         allowed = 0 <= level <= goal
     else:
-        allowed = level >= 0 and bool(np.can_cast(source, target, cast(Casting, casting)))
+        allowed = level >= 0 and bool(np.can_cast(source, target, casting))
     may_not_fit = level > 0 and goal == 1 and (is_python or not np.can_cast(source, target, "safe"))
     least, most = (1, 0)
     if goal == 1:
@@ -90,7 +88,7 @@ def _rule(casting: str, source: _Source, target: np.dtype[Any]) -> _Rule:
     return _Rule(level, goal, allowed, may_not_fit, least, most)
 
 
-def _check_dtype(source: _Source, leaf: Leaf, casting: str, origin: str, title: str) -> _Rule:
+def _check_dtype(source: Any, leaf: Leaf, casting: str, origin: str, title: str) -> _Rule:
     rule = _rule(casting, source, leaf.dtype)
     if rule.allowed:
         return rule
@@ -145,7 +143,7 @@ def _check_range(array: np.ndarray[Any, Any], rule: _Rule, leaf: Leaf, origin: s
     )
 
 
-def _castable(array: Any, source: _Source, leaf: Leaf, casting: str, origin: str, title: str) -> Any:
+def _castable(array: Any, source: Any, leaf: Leaf, casting: str, origin: str, title: str) -> Any:
     """Check a NumPy or JAX array by the rule, and return an array for `.astype` to turn into the declared dtype."""
     rule = _check_dtype(source, leaf, casting, origin, title)
     if rule.level == 3 and rule.goal < 3:
@@ -176,6 +174,14 @@ def converted_at_once(value: Any, dtype: np.dtype[Any], *, on_jax: bool) -> Any:
     return None
 
 
+def converted(op: Any, k: int, value: Any, leaf: Leaf) -> Any:
+    """Turn value `k` that an op's function returned into an array of the declared dtype."""
+    if (found := converted_at_once(value, leaf.dtype, on_jax=op.on_jax)) is not None:
+        return found
+    cast = cast_to_jax if op.on_jax else cast_to_numpy
+    return cast(value, leaf, op.casting, op.origin_of_result(k), op.title)
+
+
 def cast_to_numpy(value: Any, leaf: Leaf, casting: str, origin: str, title: str) -> Any:
     """Cast a value to a NumPy array or scalar of the declared dtype.
 
@@ -191,8 +197,6 @@ def cast_to_numpy(value: Any, leaf: Leaf, casting: str, origin: str, title: str)
         OverflowError: an integer does not fit.
     """
     source = type(value)
-    if (source is np.ndarray or isinstance(value, np.generic)) and value.dtype == leaf.dtype:
-        return value
     if isinstance(value, np.ma.MaskedArray):
         raise TypeError(f"{title}: {origin} a masked array, whose mask would be lost; return x.filled(value)")
     try:
@@ -208,8 +212,6 @@ def cast_to_numpy(value: Any, leaf: Leaf, casting: str, origin: str, title: str)
         if _rule(casting, source, leaf.dtype).level < 0:
             raise TypeError(f"{title}: {origin} {kind_of(value)} of dtype {source}; return numbers or booleans")
     array = _castable(array, source, leaf, casting, origin, title)
-    if _rule(casting, source, leaf.dtype).goal < 2:
-        return array.astype(leaf.dtype)
     # A float64 that is too large for float32 becomes inf without a warning, as in JAX.
     with np.errstate(over="ignore"):
         return array.astype(leaf.dtype)

@@ -8,6 +8,7 @@ makes `jax.Array` values of the arrays that reach a host call.
 from __future__ import annotations
 
 import dataclasses
+import enum
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,18 +23,13 @@ from jaxpyop._host import SCRATCH
 from jaxpyop._op.values.tout import canonical_dtype, is_extended_precision
 
 
-class _Slot:
-    """Stands for an array leaf among the static ones."""
+class _Slot(enum.Enum):
+    """Stands for an array leaf among the static ones. Unpickling gives the same object, in a worker too."""
 
-    def __repr__(self) -> str:
-        return "<array>"
-
-    def __reduce__(self) -> str:
-        # Unpickling gives the SLOT of the process, so that `leaf is SLOT` holds in a worker too.
-        return "SLOT"
+    SLOT = "<array>"
 
 
-SLOT = _Slot()
+SLOT = _Slot.SLOT
 
 
 _CONTAINERS = (dict, list, tuple, type(None))
@@ -68,11 +64,6 @@ class Inputs:
         """Whether an input is an object of a registered class, which gets a copy of what the caller has."""
         return not self.is_flat and _has_custom_node(self.tree)
 
-    @property
-    def skeleton(self) -> Any:
-        """The function's `(args, kwargs)` with a `SLOT` for each array."""
-        return jax.tree.unflatten(self.tree, self.leaves)
-
     def unflatten(self, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The function's `(args, kwargs)` with these arrays."""
         if self.is_flat:
@@ -84,10 +75,7 @@ class Inputs:
 
     def key_structs(self, structs: Sequence[jax.ShapeDtypeStruct]) -> list[jax.ShapeDtypeStruct]:
         """The same structs, with the structs of key data replaced by the structs of typed keys."""
-        return [
-            s if impl is None else jax.eval_shape(functools.partial(jax.random.wrap_key_data, impl=impl), s)
-            for s, impl in zip(structs, self.key_impls)
-        ]
+        return jax.eval_shape(self.wrap_keys, list(structs)) if any(self.key_impls) else list(structs)
 
     def wrap_keys(self, arrays: Sequence[Any]) -> list[Any]:
         """The same arrays, with key data replaced by typed keys."""
@@ -98,10 +86,6 @@ class Inputs:
 
 
 _NUMBERS = (bool, int, float, complex)
-
-
-def _is_number_dtype(dtype: Any) -> bool:
-    return bool(jax.dtypes.issubdtype(dtype, np.number) or dtype == np.bool_)
 
 
 def _canonical_array(value: Any, title: str) -> np.ndarray[Any, Any]:
@@ -140,7 +124,8 @@ def _as_array(leaf: Any, title: str) -> tuple[Any, Any] | None:
         if isinstance(leaf, np.ma.MaskedArray):
             raise TypeError(f"{title}: an input is a masked array, and its mask would be lost; pass x.filled(value)")
         # By `issubdtype`, since bfloat16 and int4 have NumPy's kind "V".
-        return (_canonical_array(leaf, title), None) if _is_number_dtype(leaf.dtype) else None
+        is_number = jax.dtypes.issubdtype(leaf.dtype, np.number) or leaf.dtype == np.bool_
+        return (_canonical_array(leaf, title), None) if is_number else None
     if type(leaf) in _NUMBERS:
         return _canonical_array(leaf, title), None
     if callable(getattr(leaf, "__jax_array__", None)):
@@ -239,16 +224,13 @@ def as_jax(values: Sequence[Any]) -> list[Any]:
     The shapes should be few: each combination of small arrays is compiled once.
     """
     # Most inputs are `jax.Array` values already, which this finds in a third of the time.
-    small = [_is_small(value) for value in values] if np.ndarray in map(type, values) else ()
+    any_numpy = np.ndarray in map(type, values)
+    small = [type(v) is np.ndarray and v.nbytes < _LARGE for v in values] if any_numpy else ()
     # Under jax_disable_jit the identity does nothing.
     if not any(small) or _jaxcore.jax_config.jax_disable_jit:
         return list(map(_one_as_jax, values))
     copies = iter(_jaxcore.with_transfers(_identity, [value.copy() for value, mark in zip(values, small) if mark]))
     return [next(copies) if mark else _one_as_jax(value) for value, mark in zip(values, small)]
-
-
-def _is_small(value: Any) -> bool:
-    return type(value) is np.ndarray and value.nbytes < _LARGE
 
 
 def _one_as_jax(value: Any) -> Any:

@@ -1,6 +1,13 @@
 """Results that an op returns in another form than its function: padded arrays (`padded`), and typed keys.
 
 `encode` is called between a function and its op, and `decode` between the op's cotangents and the function's rule.
+
+There are two encodings, `Padding` and `KeyEncoding`, with these methods:
+
+- `op_leaves` gives the leaves of the op's arrays, in the structure that the op returns.
+- `op_shapes` gives the shapes of the op's arrays, where the function's value has the shape `inferred`.
+- `with_shape` gives the function's leaf, with what `output_shapes` says about it.
+- `encode` gives the op's arrays for a value that the function returned, after the batch axes `lead`.
 """
 
 from __future__ import annotations
@@ -17,33 +24,28 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpyop import _jaxcore
-from jaxpyop._op.values.spec import Encoding, Leaf, Shape, fits
-
-_Convert = Callable[[int, Any, Leaf], Any]
+from jaxpyop._op.values.spec import Leaf, Shape, fits
 
 
-def encode(op: Any, values: Sequence[Any], convert: _Convert, lead: tuple[int, ...]) -> list[Any]:
+def encode(op: Any, values: Sequence[Any], convert: Callable[..., Any], lead: tuple[int, ...]) -> list[Any]:
     """Turn the values that an op's function returned into the op's arrays.
 
     Args:
         op: the op.
         values: one for each leaf that the function returns.
-        convert: makes an array of a leaf's index, a value, and the leaf.
+        convert: `convert(op, k, value, leaf)` makes an array of the value of leaf `k`.
         lead: the batch axes that the values have in front.
     """
     arrays: list[Any] = []
     for k, (value, leaf) in enumerate(zip(values, op.spec.returned.leaves)):
         if leaf.encoding is None:
-            arrays.append(convert(k, value, leaf))
+            arrays.append(convert(op, k, value, leaf))
         else:
-            make = functools.partial(_convert_bare, convert, k, leaf)
+            # The encoding itself checks the shape.
+            bare = dataclasses.replace(leaf, shape=None, encoding=None)
+            make = functools.partial(convert, op, k, leaf=bare)
             arrays += leaf.encoding.encode(value, make, lead, op.origin_of_result(k), op.title)
     return arrays
-
-
-def _convert_bare(convert: _Convert, k: int, leaf: Leaf, value: Any) -> Any:
-    # The encoding itself checks the shape.
-    return convert(k, value, dataclasses.replace(leaf, shape=None, encoding=None))
 
 
 def decode(op: Any, arrays: Sequence[Any], results: Sequence[Any]) -> tuple[Any, ...]:
@@ -51,7 +53,7 @@ def decode(op: Any, arrays: Sequence[Any], results: Sequence[Any]) -> tuple[Any,
     found, at = [], 0
     for leaf in op.spec.returned.leaves:
         part = slice(at, at + leaf.arrays)
-        found.append(leaf.encoding.decode(arrays[part], results[part]) if leaf.encoding else arrays[at])
+        found.append(leaf.encoding.decode(arrays[part], results[part]) if leaf.arrays > 1 else arrays[at])
         at = part.stop
     return tuple(found)
 
@@ -62,25 +64,52 @@ def encoded_shapes(leaves: Sequence[Leaf], inferred: Sequence[Any]) -> list[Any]
     return [s for leaf, shape in pairs for s in (leaf.encoding.op_shapes(shape) if leaf.encoding else [shape])]
 
 
-class PaddedEncoding(Encoding):
-    """One array of the function is two of the op: the array, padded, and its lengths."""
+class Padded(NamedTuple):
+    """The result of an op for a `padded` leaf of `Tout`: the padded values, and their true lengths."""
 
+    values: Any
+    lengths: Any
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Padding:
+    """A leaf of `Tout` that `padded` made: an array of at most this shape.
+
+    One array of the function is two of the op: the array, padded, and its lengths.
+
+    Attributes:
+        dtype: as the user gave it.
+        most: the largest shape.
+        fill_value: as the user gave it.
+        axes: the axes that vary.
+        several: whether a tuple of axes was given, so that there are several lengths.
+        fill: the fill value in the dtype of the op's array, once `Tout` is read.
+    """
+
+    dtype: Any
+    most: tuple[int, ...]
+    fill_value: Any
+    axes: tuple[int, ...]
+    several: bool
+    fill: Any = None
     arrays = 2
 
-    def __init__(self, padding: Padding, dtype: np.dtype[Any]) -> None:
-        self.padding = padding
-        self.fill = np.asarray(padding.fill_value).astype(dtype)
+    def __repr__(self) -> str:
+        name = getattr(self.dtype, "name", getattr(self.dtype, "__name__", self.dtype))
+        shape = self.most[0] if len(self.most) == 1 else self.most
+        axis = f", axis={self.axes}" if self.several else f", axis={self.axes[0]}" if self.axes != (0,) else ""
+        return f"padded({name}, {shape}{axis})"
 
     def op_leaves(self) -> Any:
-        count = (len(self.padding.axes),) if self.padding.several else ()
-        return Padded(Leaf(self.fill.dtype, self.padding.most, fill=self.fill), Leaf(np.dtype(np.int32), count))
+        count = (len(self.axes),) if self.several else ()
+        return Padded(Leaf(self.fill.dtype, self.most, fill=self.fill), Leaf(np.dtype(np.int32), count))
 
     def op_shapes(self, inferred: Any) -> list[Any]:
-        return [self.padding.most, ()]
+        return [self.most, ()]
 
     def with_shape(self, leaf: Leaf, shape: Shape, title: str) -> Leaf:
-        if not fits(self.padding.most, shape):
-            raise ValueError(f"{title}: {self.padding} and output_shapes={shape} contradict each other; write None")
+        if not fits(self.most, shape):
+            raise ValueError(f"{title}: {self} and output_shapes={shape} contradict each other; write None")
         return leaf
 
     def encode(
@@ -89,30 +118,30 @@ class PaddedEncoding(Encoding):
         array = convert(value)
         shape = array.shape[len(lead) :]
         self._check(array.shape, lead, origin, title)
-        found = [shape[axis] for axis in self.padding.axes]
-        lengths = np.array(found if self.padding.several else found[0], np.int32)
+        found = [shape[axis] for axis in self.axes]
+        lengths = np.array(found if self.several else found[0], np.int32)
         return [self._filled_up(array, lead), np.broadcast_to(lengths, (*lead, *lengths.shape)).copy()]
 
     def _check(self, whole: tuple[int, ...], lead: tuple[int, ...], origin: str, title: str) -> None:
-        most = self.padding.most
+        most = self.most
         shape = whole[len(lead) :]
         if len(shape) != len(most) or whole[: len(lead)] != lead:
-            raise ValueError(f"{title}: {origin} shape {whole} where {self.padding} allows at most {(*lead, *most)}")
+            raise ValueError(f"{title}: {origin} shape {whole} where {self} allows at most {(*lead, *most)}")
         for axis, (size, bound) in enumerate(zip(shape, most)):
-            if size > bound and axis in self.padding.axes:
+            if size > bound and axis in self.axes:
                 wider = [2 ** math.ceil(math.log2(n)) if n > s else s for s, n in zip(most, shape)]
                 raise ValueError(
-                    f"{title}: {origin} {size} along axis {axis} where {self.padding} allows at most {bound}; declare "
+                    f"{title}: {origin} {size} along axis {axis} where {self} allows at most {bound}; declare "
                     f"more, such as the shape {tuple(wider)}, or return the first {bound}"
                 )
-            if size != bound and axis not in self.padding.axes:
+            if size != bound and axis not in self.axes:
                 raise ValueError(
-                    f"{title}: {origin} shape {shape} where {self.padding} declares {bound} along axis {axis}; "
-                    f"if that varies too, write axis={(*self.padding.axes, axis)}"
+                    f"{title}: {origin} shape {shape} where {self} declares {bound} along axis {axis}; "
+                    f"if that varies too, write axis={(*self.axes, axis)}"
                 )
 
     def _filled_up(self, array: Any, lead: tuple[int, ...]) -> Any:
-        whole = (*lead, *self.padding.most)
+        whole = (*lead, *self.most)
         if array.shape == whole:
             return array
         # A derivative is taken, or the function is traced.
@@ -124,11 +153,12 @@ class PaddedEncoding(Encoding):
         return filled if isinstance(array, np.ndarray) else _jaxcore.with_transfers(jnp.asarray, filled)
 
     def decode(self, arrays: Sequence[Any], results: Sequence[Any]) -> Any:
-        lengths = dict(zip(self.padding.axes, np.ravel(np.asarray(results[1]))))
+        """The function's value for the op's `results`; or the value's cotangent, if `arrays` are cotangents."""
+        lengths = dict(zip(self.axes, np.ravel(np.asarray(results[1]))))
         return arrays[0][tuple(slice(lengths.get(axis)) for axis in range(arrays[0].ndim))]
 
 
-class KeyEncoding(Encoding):
+class KeyEncoding:
     """Typed keys are their data in the op, and become keys again where the user gets them."""
 
     arrays = 1
@@ -166,39 +196,8 @@ class KeyEncoding(Encoding):
         return [jax.random.key_data(value)]
 
     def wrap(self, value: Any) -> Any:
+        """One of the op's results as the user gets it."""
         return jax.random.wrap_key_data(value, impl=self.impl)
-
-
-class Padded(NamedTuple):
-    """The result of an op for a `padded` leaf of `Tout`: the padded values, and their true lengths."""
-
-    values: Any
-    lengths: Any
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Padding:
-    """A leaf of `Tout` that `padded` made: an array of at most this shape.
-
-    Attributes:
-        dtype: as the user gave it.
-        most: the largest shape.
-        fill_value: as the user gave it.
-        axes: the axes that vary.
-        several: whether a tuple of axes was given, so that there are several lengths.
-    """
-
-    dtype: Any
-    most: tuple[int, ...]
-    fill_value: Any
-    axes: tuple[int, ...]
-    several: bool
-
-    def __repr__(self) -> str:
-        name = getattr(self.dtype, "name", getattr(self.dtype, "__name__", self.dtype))
-        shape = self.most[0] if len(self.most) == 1 else self.most
-        axis = f", axis={self.axes}" if self.several else f", axis={self.axes[0]}" if self.axes != (0,) else ""
-        return f"padded({name}, {shape}{axis})"
 
 
 def padded(dtype: Any, shape: int | Sequence[int], fill_value: Any = 0, *, axis: int | Sequence[int] = 0) -> Any:
@@ -246,13 +245,10 @@ def padded(dtype: Any, shape: int | Sequence[int], fill_value: Any = 0, *, axis:
     axes = _integers(axis, "axis")
     if not sizes or min(sizes) < 0:
         raise ValueError(f"padded: shape is {shape!r}; expected sizes of zero and more, such as 100 or (100, 4)")
-    if (
-        not axes
-        or any(not -len(sizes) <= k < len(sizes) for k in axes)
-        or len({k % len(sizes) for k in axes}) < len(axes)
-    ):
+    counted = tuple(k % len(sizes) for k in axes if -len(sizes) <= k < len(sizes))
+    if not axes or len(set(counted)) < len(axes):
         raise ValueError(f"padded: axis is {axis!r}; expected an axis of shape {sizes}, or a tuple of several")
-    return Padding(dtype, sizes, fill_value, tuple(k % len(sizes) for k in axes), several)
+    return Padding(dtype, sizes, fill_value, counted, several)
 
 
 def _is_integer(value: Any) -> bool:

@@ -2,8 +2,8 @@
 
 There is one `Leaf` per result. A function may return something else than its op: a padded result is one array of the
 function and two of the op. Then there are two specs. The op's own has a leaf for each of the op's arrays. Its
-`returned_spec` has a leaf for each value that the function returns, and the leaves there have an `Encoding` that turns
-the one into the other.
+`returned_spec` has a leaf for each value that the function returns, and the leaves there have an encoding (`padding`)
+that turns the one into the other.
 
 `match` flattens what a function returned by the structure of `Tout`, and names the place where the two differ.
 """
@@ -13,8 +13,8 @@ from __future__ import annotations
 import collections
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -24,42 +24,6 @@ Shape: TypeAlias = tuple[int | None, ...]
 Struct = jax.ShapeDtypeStruct
 
 
-class Encoding(Protocol):
-    """How the op's arrays are made of a value that the function returns.
-
-    Attributes:
-        arrays: the number of the op's arrays.
-    """
-
-    arrays: int
-
-    def op_leaves(self) -> Any:
-        """The leaves of the op's arrays, in the structure that the op returns."""
-        ...
-
-    def op_shapes(self, inferred: Any) -> list[Any]:
-        """The shapes of the op's arrays, where the function's value has the shape `inferred`."""
-        ...
-
-    def with_shape(self, leaf: Leaf, shape: Shape, title: str) -> Leaf:
-        """The function's leaf, with what `output_shapes` says about it."""
-        ...
-
-    def encode(
-        self, value: Any, convert: Callable[[Any], Any], lead: tuple[int, ...], origin: str, title: str
-    ) -> list[Any]:
-        """The op's arrays for a value that the function returned, after the batch axes `lead`."""
-        ...
-
-    def decode(self, arrays: Sequence[Any], results: Sequence[Any]) -> Any:
-        """The function's value for the op's `results`; or the value's cotangent, if `results` are cotangents."""
-        return arrays[0]
-
-    def wrap(self, value: Any) -> Any:
-        """One of the op's results as the user gets it."""
-        return value
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class Leaf:
     """One declared result.
@@ -67,14 +31,14 @@ class Leaf:
     Attributes:
         dtype: a dtype that JAX has.
         shape: the shape, as far as it is known.
-        encoding: how the op's arrays are made of it, where that is needed.
+        encoding: the `Padding` or `KeyEncoding` that makes the op's arrays of it, where that is needed.
         fill: the result of a call that `when=` leaves out.
         by_tout: whether the shape was given by `Tout`, for errors.
     """
 
     dtype: np.dtype[Any]
     shape: Shape | None = None
-    encoding: Encoding | None = None
+    encoding: Any = None
     fill: Any = 0
     by_tout: bool = dataclasses.field(default=False, compare=False)
 
@@ -116,11 +80,6 @@ class ResultSpec:
     @property
     def empty(self) -> bool:
         return not self.leaves
-
-    @property
-    def empty_result(self) -> Any:
-        """What a call without results returns: None for None, [] for []."""
-        return jax.tree.map(lambda leaf: leaf, self.skeleton)
 
 
 def show_shape(shape: Shape | None) -> str:

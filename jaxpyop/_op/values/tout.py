@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,23 +11,11 @@ import jax
 import numpy as np
 
 from jaxpyop import _jaxcore
-from jaxpyop._op.values.padding import KeyEncoding, PaddedEncoding, Padding
+from jaxpyop._op.values.padding import KeyEncoding, Padding
 from jaxpyop._op.values.spec import Leaf, ResultSpec, Shape, fits, paired, show_shape
-
-_PYTHON_TYPES = {
-    bool: np.dtype(bool),
-    int: np.dtype(np.int64),
-    float: np.dtype(np.float64),
-    complex: np.dtype(np.complex128),
-}
 
 # The spellings of dtypes that exist with and without x64, and so need not be read again.
 _DTYPES: dict[Any, np.dtype[Any]] = {}
-
-
-def declares_nothing(tout: Any) -> bool:
-    """Tell whether `Tout` means that there is no result, as `None`, `[]` and `{}` do."""
-    return not jax.tree.leaves(tout)
 
 
 def read_tout(tout: Any, title: str) -> ResultSpec:
@@ -83,7 +72,7 @@ def _read_padding(padding: Padding, title: str) -> Leaf:
             f"{title}: {padding} has the fill_value {padding.fill_value!r}, which {dtype.name} does not hold"
         )
     shape = [None if axis in padding.axes else size for axis, size in enumerate(padding.most)]
-    return Leaf(dtype, tuple(shape), PaddedEncoding(padding, dtype))
+    return Leaf(dtype, tuple(shape), dataclasses.replace(padding, fill=fill.astype(dtype)))
 
 
 def _holds(dtype: np.dtype[Any], number: np.ndarray[Any, Any]) -> bool:
@@ -108,8 +97,8 @@ def canonical_dtype(dtype: Any) -> np.dtype[Any]:
 
 def _read_dtype(raw: Any, title: str) -> np.dtype[Any]:
     raw = getattr(raw, "as_numpy_dtype", raw)
-    if isinstance(raw, type) and raw in _PYTHON_TYPES:
-        return canonical_dtype(_PYTHON_TYPES[raw])
+    if isinstance(raw, type) and raw in (bool, int, float, complex):
+        return canonical_dtype(raw)
     try:
         found = _DTYPES.get(raw)
     except TypeError:
@@ -128,11 +117,7 @@ def _as_dtype(raw: Any, title: str) -> np.dtype[Any]:
     try:
         dtype = np.dtype(raw)
     except TypeError:
-        try:
-            # JAX knows "bfloat16" and its like by name.
-            dtype = np.dtype(jax.numpy.dtype(raw))
-        except TypeError:
-            raise TypeError(f"{title}: Tout has {raw!r}, which is not a dtype; write, say, Tout=jnp.float32") from None
+        raise TypeError(f"{title}: Tout has {raw!r}, which is not a dtype; write, say, Tout=jnp.float32") from None
     if dtype.kind in "OSUMm" or dtype.fields is not None or is_extended_precision(dtype):
         raise TypeError(
             f"{title}: Tout has the dtype {dtype}, which JAX does not have; "
@@ -191,8 +176,6 @@ def _with_shape(leaf: Leaf, shape: Shape | None, title: str) -> Leaf:
 
 
 def _read_shape(value: Any, title: str) -> Shape | None:
-    if value is None:
-        return None
     # A tf.TensorShape.
     if hasattr(value, "as_list"):
         return None if value.rank is None else _read_shape(value.as_list(), title)
