@@ -17,11 +17,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpyop import _jaxcore
 from jaxpyop._host import metrics
 from jaxpyop._host.errors import PythonBodyError, body_error, deferred_error
 from jaxpyop._host.guard import RUNNING
-from jaxpyop._host.host_call import Batch, HostCall
+from jaxpyop._host.host_call import Batch, HostCall, python_thread
 from jaxpyop._host.memory import LARGE, SCRATCH, expect_writing, kept_of, lend, view_of, view_or_copy
 from jaxpyop._host.run_batch import run_elements, run_once, runs_in_this_process
 
@@ -135,8 +134,8 @@ class Host:
         try:
             if RUNNING is not None:
                 ticket = RUNNING.enter(call)
-            with _jaxcore.profiled_as(call.label):
-                if isinstance(_jaxcore.python_thread(), _XLA_THREADS):
+            with jax.profiler.TraceAnnotation(call.label):
+                if isinstance(python_thread(), _XLA_THREADS):
                     # The context of XLA's threads is empty.
                     environment.context.copy().run(self._in_environment, arrays, outs)
                 elif environment.is_current():

@@ -11,6 +11,7 @@ import contextvars
 import dataclasses
 import functools
 import math
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -156,6 +157,18 @@ def _without_cell(context: contextvars.Context) -> contextvars.Context:
         if variable.name not in _CELL_VARIABLES:
             kept.run(variable.set, value)
     return kept
+
+
+# Python's threads by their identifiers.
+_threads: dict[int, threading.Thread] = vars(threading)["_active"]
+
+
+def python_thread() -> threading.Thread | None:
+    """The thread that this code runs on; None for a thread that Python does not know, such as one of XLA's.
+
+    Unlike threading.current_thread(), it does not register such a thread with Python.
+    """
+    return _threads.get(threading.get_ident())
 
 
 @functools.cache

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import inspect
 import logging
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,15 +25,6 @@ def backends_are_initialized() -> bool:
 # JAX writes each callback's error to this log, beside raising it (JAX 0.10 to 0.12).
 CALLBACK_LOGGER = logging.getLogger("jax._src.callback")
 
-_NOT_PROFILED = contextlib.nullcontext()
-
-
-def profiled_as(label: str) -> contextlib.AbstractContextManager[Any]:
-    """Shows a block in the profiler's trace, if one is being taken."""
-    # The base class has this method, JAX 0.10 to 0.12.
-    enabled = jax.profiler.TraceAnnotation.is_enabled()
-    return jax.profiler.TraceAnnotation(label) if enabled else _NOT_PROFILED
-
 
 def with_transfers(function: Callable[..., Any], *args: Any) -> Any:
     """Calls a function that brings values to the device on purpose, as `jax.device_put` does.
@@ -45,18 +35,6 @@ def with_transfers(function: Callable[..., Any], *args: Any) -> Any:
         return function(*args)
     with jax.transfer_guard_host_to_device("allow"):
         return function(*args)
-
-
-# Python's threads by their identifiers.
-_threads: dict[int, threading.Thread] = vars(threading)["_active"]
-
-
-def python_thread() -> threading.Thread | None:
-    """Returns the thread that this code runs on; None for a thread that Python does not know, such as one of XLA's.
-
-    Unlike threading.current_thread(), it does not register such a thread with Python.
-    """
-    return _threads.get(threading.get_ident())
 
 
 # A part of the key of every compiled program. It has to be made before threads start.

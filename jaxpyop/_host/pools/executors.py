@@ -24,6 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeAlias
 
 from jaxpyop import _jaxcore
+from jaxpyop._host.host_call import python_thread
 
 Executor = concurrent.futures.Executor
 
@@ -159,7 +160,7 @@ def is_own_thread(executor: Executor) -> bool:
         return True
     # A ThreadPoolExecutor has no public name for its threads.
     threads = getattr(executor, "_threads", None)
-    return isinstance(threads, set) and _jaxcore.python_thread() in threads
+    return isinstance(threads, set) and python_thread() in threads
 
 
 @contextlib.contextmanager

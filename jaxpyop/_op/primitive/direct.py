@@ -60,7 +60,7 @@ def run_now(
             jax.block_until_ready(arrays)
     like = anchor_of(args)
     try:
-        with _jaxcore.profiled_as(call.label), _jaxcore.without_axes():
+        with jax.profiler.TraceAnnotation(call.label), _jaxcore.without_axes():
             if batch.sizes or call.op.executor is not None:
                 outs = _run(call, arrays, batch, like)
             else:
