@@ -178,28 +178,27 @@ def _runs_on_cpu() -> bool:
 
 
 class Environment:
-    """What a body sees of the code that called the op: its context variables, and whether x64 is on."""
+    """What a body sees of the code that called the op: its context variables, and JAX's settings of its thread."""
 
-    __slots__ = ("context", "x64")
+    __slots__ = ("context", "settings")
 
     def __init__(self) -> None:
         self.context = _without_cell(contextvars.copy_context())
-        self.x64: bool = _jaxcore.x64_enabled()
+        self.settings = _jaxcore.thread_settings()
 
     def is_current(self) -> bool:
         """Tell whether a body may be called here and now, without `entered`."""
-        return _jaxcore.x64_enabled() == self.x64 and _jaxcore.at_top_level() and _runs_on_cpu()
+        return _jaxcore.thread_settings() == self.settings and _jaxcore.at_top_level() and _runs_on_cpu()
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
-        """Apply JAX's thread-local settings for a block: eager evaluation, no axis names, x64, the CPU."""
+        """Make a block run as the caller's code does: evaluated, without axis names, with its settings, on the CPU."""
         with contextlib.ExitStack() as stack:
             # A program can run while another one is traced.
             if not _jaxcore.is_eager():
                 stack.enter_context(_jaxcore.eval_context())
             stack.enter_context(_jaxcore.without_axes())
-            if _jaxcore.x64_enabled() != self.x64:
-                stack.enter_context(jax.enable_x64(self.x64))
+            stack.enter_context(_jaxcore.with_thread_settings(self.settings))
             # A body's own JAX operations stay on the CPU, where the body runs.
             if not _runs_on_cpu():
                 stack.enter_context(jax.default_device(jax.local_devices(backend="cpu")[0]))

@@ -250,8 +250,8 @@ def structural_key(value: Any, constants: int = REFUSE) -> Hashable:
         if constants == IDENTITY:
             return type(value), id(value)
         raise UnkeyableError(type(value).__name__) from None
-    # The type tells 1 from True.
-    return type(value), value
+    # The type tells 1 from True, and the text 0.0 from -0.0.
+    return type(value), repr(value) if isinstance(value, (float, complex, np.inexact)) else value
 
 
 def is_same(a: Any, b: Any) -> bool:

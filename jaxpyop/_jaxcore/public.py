@@ -51,6 +51,7 @@ Trace, Tracer, *_others = map(_required, REQUIRED)
 # also imports Pallas, and that takes half of the time of our import.
 ShapedArray: Any = type(jax.typeof(0.0))
 Primitive: Any = type(jax.lax.neg_p)
+LAX_PRIMITIVES = frozenset(value for value in vars(jax.lax).values() if isinstance(value, Primitive))
 
 JAX_VERSION = jax.__version_info__[:2]
 

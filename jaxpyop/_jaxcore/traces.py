@@ -17,6 +17,17 @@ jax_config: Any = jax.config
 
 _UNCHANGED = contextlib.nullcontext()
 
+# JAX's settings of a thread that decide what an operation gives or whether it raises, and what sets them for a block.
+_SETTINGS = {
+    "jax_enable_x64": jax.enable_x64,
+    "jax_default_prng_impl": jax.default_prng_impl,
+    "jax_threefry_partitionable": jax.threefry_partitionable,
+    "jax_numpy_dtype_promotion": jax.numpy_dtype_promotion,
+    "jax_numpy_rank_promotion": jax.numpy_rank_promotion,
+    "jax_default_matmul_precision": jax.default_matmul_precision,
+    "jax_debug_nans": jax.debug_nans,
+}
+
 # The trace that evaluates. It has no public name, but its values are arrays, which have no trace.
 EVAL_TRACE: Any = None if PORTABLE else private.EVAL_TRACE
 # `with set_current_trace(trace):`
@@ -78,6 +89,21 @@ def is_live(x: Any) -> bool:
 def x64_enabled() -> bool:
     """Tells whether JAX has 64-bit types here and now."""
     return bool(jax_config.jax_enable_x64)
+
+
+def thread_settings() -> list[Any]:
+    """Returns the settings of this thread that decide what an operation gives."""
+    return [getattr(jax_config, name) for name in _SETTINGS]
+
+
+@contextlib.contextmanager
+def with_thread_settings(settings: Sequence[Any]) -> Iterator[None]:
+    """Gives a block the settings of another thread."""
+    with contextlib.ExitStack() as stack:
+        for here, there, context in zip(thread_settings(), settings, _SETTINGS.values()):
+            if here != there:
+                stack.enter_context(context(there))
+        yield
 
 
 def with_wide_types(is_wide: bool) -> contextlib.AbstractContextManager[Any]:

@@ -75,8 +75,11 @@ def find_op(primitive: Any, params: dict[str, Any], args: Sequence[Any]) -> Oper
         # Shardings are hashed and compared in Python, which takes long. So the jaxpr alone is the key. The other
         # parameters are compared, and are usually the very same objects.
         key, values = params["jaxpr"], tuple(params.values())
-    else:
+    elif primitive in _jaxcore.LAX_PRIMITIVES:
         key, values = (primitive, *params.items()), None
+    else:
+        # A parameter of a user's primitive may be 1 in one call and True in the next, or 0.0 and -0.0.
+        return _find_by_structure(primitive, params, args)
     try:
         found = _by_parameters.get(key)
     except TypeError:

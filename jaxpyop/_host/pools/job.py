@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, NoReturn
 import jax
 import numpy as np
 
+from jaxpyop import _jaxcore
 from jaxpyop._host import metrics
 from jaxpyop._host.errors import add_note, note_index
 from jaxpyop._host.host_call import Batch, HostCall
@@ -54,7 +55,7 @@ def job_for(executor: Executor, call: HostCall) -> Job:
     """A job for a worker of an executor, without inputs."""
     body = _pickled(call.body) if needs_pickled_body(executor) else call.body
     home = os.getpid(), number_of(executor)
-    return Job(body, call.on_jax, call.environment.x64, home, bool(metrics.reports))
+    return Job(body, call.on_jax, call.environment.settings, home, bool(metrics.reports))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -64,7 +65,7 @@ class Job:
     Attributes:
         body: the body, or its pickle.
         on_jax: whether it takes jax.Arrays.
-        x64: JAX's setting, as the caller has it.
+        settings: JAX's settings of the caller's thread.
         home: the caller's process, and the number of the executor there.
         is_reported: whether a report is open there.
         arrays: the inputs.
@@ -78,7 +79,7 @@ class Job:
 
     body: Any
     on_jax: bool
-    x64: bool
+    settings: Sequence[Any]
     home: tuple[int, int]
     is_reported: bool = False
     arrays: Sequence[np.ndarray[Any, Any]] = ()
@@ -102,7 +103,7 @@ class Job:
         arrays = [a if a.flags.writeable or not row else a.copy() for a, row in zip(self.arrays, self.rows)]
         results: list[list[np.ndarray[Any, Any]]] = []
         at_home = working_for(self.home[1]) if self._is_at_home else contextlib.nullcontext()
-        with jax.enable_x64(self.x64), at_home:
+        with _jaxcore.with_thread_settings(self.settings), at_home:
             began = time.perf_counter()
             try:
                 for k in range(self.count):
