@@ -37,7 +37,6 @@ def run_elements_in_workers(
     batch: Batch,
     store: Store,
     at_once: bool,
-    tick: Callable[[], None] | None,
 ) -> None:
     """Run a call on each element of a looping batch, in chunks.
 
@@ -48,7 +47,6 @@ def run_elements_in_workers(
         batch: the batch over these inputs.
         store: takes the results.
         at_once: whether chunks may run at the same time.
-        tick: called now and then meanwhile.
     """
     inputs = [BatchedInput(np.asarray(a), i, batch) for i, a in enumerate(arrays)]
     workers = workers_of(executor) if at_once else 1
@@ -83,7 +81,7 @@ def run_elements_in_workers(
             chunk = dataclasses.replace(job, arrays=sent, first=at.start, count=at.stop - at.start)
             yield chunk, at, functools.partial(finish, at)
 
-    _run(executor, call, tasks(), batch, 2 * workers if at_once else 1, tick)
+    _run(executor, call, tasks(), batch, 2 * workers if at_once else 1)
 
 
 def run_one_by_one_in_workers(
@@ -95,7 +93,6 @@ def run_one_by_one_in_workers(
     *,
     at_once: bool,
     lead: tuple[int, ...] = (),
-    tick: Callable[[], None] | None = None,
 ) -> None:
     """Run a call on each element, or once on a block, with a job for each.
 
@@ -107,7 +104,6 @@ def run_one_by_one_in_workers(
         store: takes the results.
         at_once: whether elements may run at the same time.
         lead: the batch axes that the inputs of a block have in front.
-        tick: called now and then meanwhile.
     """
 
     def tasks() -> Iterator[_Task]:
@@ -127,7 +123,7 @@ def run_one_by_one_in_workers(
     def finish(number: int, inputs: Sequence[Any], _: float, found: list[Any]) -> None:
         store(number, call.from_worker(found[0], inputs, lead))
 
-    _run(executor, call, tasks(), batch, 2 * workers_of(executor) if at_once else 1, tick)
+    _run(executor, call, tasks(), batch, 2 * workers_of(executor) if at_once else 1)
 
 
 def _run(
@@ -136,7 +132,6 @@ def _run(
     tasks: Iterator[_Task],
     batch: Batch | None,
     window: int,
-    tick: Callable[[], None] | None = None,
 ) -> None:
     """Send jobs, a `window` of which are under way at a time, and hand on their results as they come."""
     under_way: dict[Any, tuple[slice, Callable[[float, list[Any]], None]]] = {}
@@ -156,8 +151,6 @@ def _run(
                 call.op.failures.add(job.failures)
             metrics.add_counted(job.counted)
             take(job.seconds, job.results)
-        if tick:
-            tick()
 
     try:
         with _explaining(call.title):
