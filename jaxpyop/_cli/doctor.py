@@ -14,7 +14,7 @@ import numpy as np
 import jaxpyop
 from jaxpyop import _jaxcore
 from jaxpyop._config import config
-from jaxpyop._host import SCRATCH, pool_threads, verdict
+from jaxpyop._host import SCRATCH, verdict
 from jaxpyop._op import RECORDS
 
 _WIDTH = 100
@@ -50,9 +50,7 @@ def _transport() -> Iterator[tuple[str, str]]:
 
 
 def _safety() -> Iterator[tuple[str, str]]:
-    threads = pool_threads()
     yield "JAX in bodies", f"safe? {verdict()[1]}"
-    yield "  pool threads", "cannot be counted here" if threads is None else str(threads)
     yield "  NPROC", os.environ.get("NPROC", "not set")
     asynchronous = jax.config.read("jax_cpu_enable_async_dispatch")
     yield "  CPU dispatch", "asynchronous" if asynchronous else "synchronous, which JAX in bodies needs before 0.12"

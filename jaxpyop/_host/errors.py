@@ -124,13 +124,15 @@ _REFUSAL = re.compile(r"(?:numpy_function|py_function|(?:contrib\.framework\.)?p
 
 def is_own_failure(error: Exception) -> bool:
     """Tell whether a function's own exception was raised, and not a refusal of ours, or an interrupt in a program."""
-    found: BaseException = error
-    while (deeper := _original(found)) is not None:
-        found = deeper
+    found = _original(error)
+    return isinstance(found, Exception) and not _REFUSAL.match(_text_of(found))
+
+
+def _text_of(error: BaseException) -> str:
     with contextlib.suppress(Exception):
-        return isinstance(found, Exception) and not _REFUSAL.match(str(found))
+        return str(error)
     # Some exceptions of users cannot be shown.
-    return True
+    return ""
 
 
 def note_index(error: BaseException, number: int, batch: Any, last: int | None = None, title: str = "") -> None:
@@ -202,9 +204,13 @@ def deferred_error(number: int, title: str) -> PythonBodyError:
     return PythonBodyError(f"{title} failed {elsewhere}").with_traceback(_one_line(title, None))
 
 
-def _original(error: BaseException) -> BaseException | None:
+def _original(error: BaseException) -> BaseException:
+    """What a body raised, if this is the error of JAX's that tells of it; otherwise the error itself."""
     match = re.search(rf"\[jaxpyop error {_PROCESS}-(\d+)\]", str(error)) if _is_jax_error(error) else None
-    return _LAST[number][0] if match and (number := int(match.group(1))) in _LAST else None
+    if match is None or (number := int(match.group(1))) not in _LAST:
+        return error
+    # If a compiled program inside the body failed, the original is again an error of JAX's.
+    return _original(_LAST[number][0])
 
 
 def _is_jax_error(error: BaseException) -> bool:
@@ -230,7 +236,7 @@ def body_error(
     number = next(_NUMBERS) % 2**32 or 1
     summary, shown = _summary(error), format_user_traceback(error)
     # An error of ours begins with the op and says what to write. Its original says no more, so `reraise` is not named.
-    ours = _is_ours(error, title)
+    ours = _text_of(error).startswith(f"{title}: ")
     said = str(error).splitlines()[0] if ours else f"{title} failed: {summary}"
     note = _arguments_note(error, title)
     arguments = note.partition(_CALLED_WITH)[2]
@@ -250,14 +256,6 @@ def body_error(
     carrier.number = number
     _keep(number, error, carrier)
     return carrier
-
-
-def _is_ours(error: BaseException, title: str) -> bool:
-    try:
-        return str(error).startswith(f"{title}: ")
-    except Exception:
-        # Some exceptions of users cannot be shown.
-        return False
 
 
 def _printable(text: str) -> str:
@@ -324,11 +322,8 @@ class reraise(contextlib.AbstractContextManager[None]):  # noqa: N801  # reads a
 
     # A generator with `contextmanager` would turn a StopIteration that passes into a RuntimeError.
     def __exit__(self, kind: object, error: BaseException | None, tb: object) -> None:
-        if error is None or (original := _original(error)) is None:
+        if error is None or (original := _original(error)) is error:
             return
-        # If a compiled program inside the body failed, the original is again an error of JAX's.
-        while (deeper := _original(original)) is not None:
-            original = deeper
         _jaxcore.forget_failed_programs()
         _keep_context(original, error)
         raise strip_library_frames(original, "")

@@ -9,7 +9,6 @@ happens at the first JAX operation.
 from __future__ import annotations
 
 import os
-import pathlib
 import time
 import types
 import warnings
@@ -29,11 +28,6 @@ _CURE = "import jaxpyop before the first JAX operation of the process (right aft
 
 # Whether JAX had started before the import, and whether the user set the size of the pool.
 _state = {"late": False, "users": False}
-
-
-def _wanted_pool() -> int:
-    # The guard never makes a pool smaller: a machine with more cores than POOL keeps their number.
-    return max(POOL, os.cpu_count() or 1)
 
 
 def _pool_in_environment() -> int:
@@ -61,7 +55,8 @@ def install_guard() -> None:
     if not _jaxcore.backends_are_initialized():
         _state["users"] = _pool_in_environment() > 0
         if not _state["users"]:
-            os.environ["NPROC"] = str(_wanted_pool())
+            # The guard never makes a pool smaller: a machine with more cores than POOL keeps their number.
+            os.environ["NPROC"] = str(max(POOL, os.cpu_count() or 1))
         if _needs_synchronous_dispatch():
             jax.config.update("jax_cpu_enable_async_dispatch", False)
     elif not _in_place():
@@ -71,15 +66,6 @@ def install_guard() -> None:
             RuntimeWarning,
             stacklevel=3,
         )
-
-
-def pool_threads() -> int | None:
-    """The threads of the CPU client's pool, None if they cannot be counted."""
-    try:
-        names = [path.read_text() for path in pathlib.Path("/proc/self/task").glob("*/comm")]
-    except OSError:
-        return None
-    return sum("XLAEigen" in name for name in names) or None
 
 
 def verdict() -> tuple[bool, str]:

@@ -1,4 +1,4 @@
-"""What the host reads of a call: its `vmap_method`, its batch of elements, its environment, and its other members.
+"""What the host reads of a call: its `vmap_method`, its batch of elements, and its environment.
 
 To add a `vmap_method`, add it here. The batching rule of the primitive and the host read these facts. They never ask
 for a method by its name.
@@ -13,12 +13,15 @@ import functools
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import jax
 import numpy as np
 
 from jaxpyop import _jaxcore
+
+# A call of a program: `_op.primitive.Call`, which says what each of its members means. It is above this package.
+HostCall: TypeAlias = Any
 
 VmapMethod: TypeAlias = Literal["sequential", "expand_dims", "broadcast_all", "parallel"]
 
@@ -120,10 +123,6 @@ class BatchedInput:
         at = np.ndindex(*self._sizes)
         return (self.array[(*(k for k, has in zip(index, self._mask) if has), ...)] for index in at)
 
-    def one(self, number: int) -> Any:
-        """The input of one element."""
-        return self.array if self.is_shared_by_all else self.rows(number, number + 1)[0, ...]
-
     def rows(self, start: int, stop: int) -> Any:
         """The inputs of some elements, stacked."""
         if self._rows is not None:
@@ -203,34 +202,3 @@ class Environment:
             if not _runs_on_cpu():
                 stack.enter_context(jax.default_device(jax.local_devices(backend="cpu")[0]))
             yield
-
-
-# ---------------------------------------------------------------------------------------- the call
-
-
-class HostCall(Protocol):
-    """The members of a call that the host reads. `_op.primitive.Call` says what each of them means."""
-
-    title: str
-    label: str
-    op: Any
-    func: Any
-    body: Any
-    environment: Environment
-    on_jax: bool
-    copy: bool
-    stateful: bool
-    ordered: bool
-    batching: Any
-    operands: Any
-    seconds_per_element: float | None
-
-    def __call__(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]: ...
-
-    def for_worker(self, arrays: Sequence[Any]) -> Sequence[Any] | None: ...
-
-    def from_worker(self, values: list[Any], arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]: ...
-
-    def groups(self, values: Sequence[Any]) -> dict[str, Sequence[Any]]: ...
-
-    def check(self, index: int, shape: tuple[int, ...], expected: tuple[int, ...]) -> None: ...

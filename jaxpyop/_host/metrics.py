@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import html
 import os
 import threading
 import time
@@ -120,18 +119,14 @@ def count_in_worker(is_reported: bool) -> None:
     """
     global reports
     with _lock:
-        others = tuple(report for report in reports if not report.is_for_jobs)
-        of_jobs = tuple(report for report in reports if report.is_for_jobs) or (Report(is_for_jobs=True),)
-        reports = (*others, *of_jobs) if is_reported else others
+        others = tuple(report for report in reports if report is not _of_jobs)
+        reports = (*others, _of_jobs) if is_reported else others
 
 
 def counted_in_worker() -> dict[str, dict[str, Any]]:
     """Return what this worker process counted since the last call of this function, by op."""
-    found: dict[str, dict[str, Any]] = {}
     with _lock:
-        for report in reports:
-            if report.is_for_jobs:
-                found, report.totals = dict(report.totals), _no_totals()
+        found, _of_jobs.totals = dict(_of_jobs.totals), _no_totals()
     return found
 
 
@@ -158,7 +153,7 @@ def _forget() -> None:
     # A forked process has copies of the open reports, which nobody reads there. Its copy of the lock may be held by a
     # thread that was not forked, and would never be released.
     global reports, _lock
-    reports, _lock = (), threading.RLock()
+    reports, _lock, _of_jobs.totals = (), threading.RLock(), _no_totals()
 
 
 if hasattr(os, "register_at_fork"):
@@ -172,11 +167,9 @@ class Report:
 
     Attributes:
         totals: the sums, by the name of the op and then by column.
-        is_for_jobs: whether it counts what the jobs in a worker process do.
     """
 
-    def __init__(self, is_for_jobs: bool = False) -> None:
-        self.is_for_jobs = is_for_jobs
+    def __init__(self) -> None:
         self.totals: dict[str, dict[str, Any]] = _no_totals()
 
     def __enter__(self) -> Report:
@@ -203,29 +196,15 @@ class Report:
             rows = [_row(name, dict(totals)) for name, totals in self.totals.items()]
         return sorted(rows, key=lambda row: -row["function_seconds"] - row["rule_seconds"] - row["around_seconds"])
 
-    def _table(self) -> list[list[str]]:
+    def __repr__(self) -> str:
         rows = self.rows()
         columns = [c for c in _SHOWN if c in _ALWAYS_SHOWN or any(row[c] for row in rows)]
-        return [[_SHOWN[c] for c in columns], *([_shown(c, row[c]) for c in columns] for row in rows)]
-
-    def _remarks(self) -> list[str]:
-        rows = self.rows()
-        failures = [f"{row['op']}: the first failure: {row['first_failure']}" for row in rows if row["first_failure"]]
-        return [*(f"{row['op']}: {row['advice']}" for row in rows if row["advice"]), *failures]
-
-    def __str__(self) -> str:
-        table = self._table()
+        table = [[_SHOWN[c] for c in columns], *([_shown(c, row[c]) for c in columns] for row in rows)]
         widths = [max(map(len, column)) for column in zip(*table)]
         lines = ["  ".join(map(str.ljust, cells, widths)).rstrip() for cells in table]
-        return "\n".join([*lines, *self._remarks()])
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        head, *rows = [[html.escape(cell) for cell in cells] for cells in self._table()]
-        lines = [f"<th>{'</th><th>'.join(head)}</th>", *(f"<td>{'</td><td>'.join(cells)}</td>" for cells in rows)]
-        remarks = "".join(f"<pre>{html.escape(remark)}</pre>" for remark in self._remarks())
-        return f"<table><tr>{'</tr><tr>'.join(lines)}</tr></table>{remarks}"
+        lines += [f"{row['op']}: {row['advice']}" for row in rows if row["advice"]]
+        lines += [f"{row['op']}: the first failure: {row['first_failure']}" for row in rows if row["first_failure"]]
+        return "\n".join(lines)
 
 
 def report() -> Report:
@@ -255,6 +234,9 @@ def report() -> Report:
     """
     return Report()
 
+
+# What the jobs in this worker process do.
+_of_jobs = Report()
 
 # --------------------------------------------------------------------- rows and tables
 
@@ -327,8 +309,7 @@ class Failures:
         self.count = 0
         self.first = ""
         self._title = title
-        self._place = "" if func is None else where(func)
-        self._is_copy = func is None
+        self._place = None if func is None else where(func)
         self._lock = threading.Lock()
         self._batches = 0
 
@@ -359,10 +340,10 @@ class Failures:
 
         In the op's own process it returns nothing new, because the failures are counted in the right place already.
         """
+        if self._place is not None:
+            return 0, ""
         with self._lock:
-            noted = (self.count, self.first) if self._is_copy else (0, "")
-            if self._is_copy:
-                self.count, self.first = 0, ""
+            noted, self.count, self.first = (self.count, self.first), 0, ""
         return noted
 
     @contextlib.contextmanager
@@ -379,7 +360,7 @@ class Failures:
             self._warn()
 
     def _warn(self) -> None:
-        if self._is_copy:
+        if self._place is None:
             return
         _jaxcore.warn_once(
             ("on_error=", self._title, self._place),

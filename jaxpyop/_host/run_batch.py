@@ -138,32 +138,30 @@ def _run_elements(
     copied = [not all(mask[i] for mask in batch.masks) for i in range(len(arrays))]
     copies = any(copied) and call.copy and not call.on_jax
 
-    def run(some: Iterable[tuple[int, Sequence[Any]]], tick: Callable[[], None] | None = None) -> None:
+    def run(some: Iterable[tuple[int, Sequence[Any]]]) -> None:
         number = 0
         try:
             for number, inputs in some:
                 store(number, call([a.copy() if c else a for a, c in zip(inputs, copied)] if copies else inputs))
-                if tick:
-                    tick()
         except BaseException as error:
             note_index(error, number, batch, title=call.title)
             raise
 
     if executor is None:
-        run(numbered, tick)
+        run(numbered)
     elif has_threads(executor):
         step = call.op.chunksize or 1
         threads = min(sys.maxsize if at_once else 1, -(-batch.count // step))
         one = lambda *element: run([element])
         run_on_threads(executor, numbered, one, call.environment, call.title, threads, step, tick)
     elif call.batching.one_by_one:
-        run_one_by_one_in_workers(executor, call, numbered, batch, store, at_once=at_once, tick=tick)
+        run_one_by_one_in_workers(executor, call, numbered, batch, store, at_once=at_once)
     elif (given := call.for_worker(arrays)) is None:
-        run(numbered, tick)
+        run(numbered)
     else:
         dropped = len(arrays) - len(given)
         batch = batch.with_inputs(lambda mask: mask[dropped:])
-        run_elements_in_workers(executor, call, given, batch, store, at_once, tick)
+        run_elements_in_workers(executor, call, given, batch, store, at_once)
 
 
 # -------------------------------------------------------------------------- progress=
@@ -188,6 +186,7 @@ class _Progress(contextlib.AbstractContextManager["_Progress"]):
         self._bar = tqdm(total=total, desc=title)
         self._store = store
         self._lock = threading.Lock()
+        self._caller = threading.get_ident()
         self._done = 0
 
     def store(self, at: int | slice, values: Sequence[Any]) -> None:
@@ -195,6 +194,8 @@ class _Progress(contextlib.AbstractContextManager["_Progress"]):
         self._store(at, values)
         with self._lock:
             self._done += at.stop - at.start if isinstance(at, slice) else 1
+        if threading.get_ident() == self._caller:
+            self.tick()
 
     def tick(self) -> None:
         """Show how many are done."""

@@ -192,35 +192,30 @@ def is_waited_for(executor: Any) -> bool:
     return number_of(executor) in _outer.get()
 
 
-class DeadlockWatch:
-    """Detects that this code waits for a thread of an executor while all of its threads wait for code like this."""
+def wait_for_thread(executor: Any, title: str, has_begun: Callable[[], bool]) -> None:
+    """Wait until a thread of an executor has begun, unless all of its threads wait for code like this.
 
-    def __init__(self, executor: Any, title: str) -> None:
-        self._load = _load_of(executor)
-        self._threads = workers_of(executor)
-        self._title = title
-        self._begun, self._since = -1, 0.0
+    Args:
+        executor: the executor.
+        title: the op's name.
+        has_begun: waits a little, and tells whether a thread has begun.
 
-    def __enter__(self) -> DeadlockWatch:
+    Raises:
+        RuntimeError: every thread of the executor has waited for long. The error names the ways out.
+    """
+    load, threads = _load_of(executor), workers_of(executor)
+    begun, since = load.begun, time.monotonic()
+    with _lock:
+        load.waiting += 1
+    try:
+        while not has_begun():
+            if begun != load.begun or load.waiting < threads:
+                begun, since = load.begun, time.monotonic()
+            elif time.monotonic() - since > _PATIENCE:
+                raise RuntimeError(
+                    f"{title}: it waits for a thread of executor=, and all {threads} of them run bodies that wait for "
+                    "it; give an op that is called from a body on its own pool another executor, or a larger one"
+                )
+    finally:
         with _lock:
-            self._load.waiting += 1
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        with _lock:
-            self._load.waiting -= 1
-
-    def check(self) -> None:
-        """Raise if every thread of the executor has waited for long.
-
-        Raises:
-            RuntimeError: it names the op, and the ways out.
-        """
-        now, begun = time.monotonic(), self._load.begun
-        if begun != self._begun or self._load.waiting < self._threads:
-            self._begun, self._since = begun, now
-        elif now - self._since > _PATIENCE:
-            raise RuntimeError(
-                f"{self._title}: it waits for a thread of executor=, and all {self._threads} of them run bodies that "
-                "wait for it; give an op that is called from a body on its own pool another executor, or a larger one"
-            )
+            load.waiting -= 1

@@ -17,11 +17,11 @@ from typing import Any
 
 from jaxpyop._host.host_call import Environment
 from jaxpyop._host.pools.executors import (
-    DeadlockWatch,
     Executor,
     default_executor,
     is_waited_for,
     number_of,
+    wait_for_thread,
     workers_of,
     working_for,
 )
@@ -197,9 +197,7 @@ def _wait(executor: Executor, shared: _SharedElements, title: str, tick: Callabl
             if time.monotonic() > late:
                 shared.work()
     elif is_waited_for(executor):
-        with DeadlockWatch(executor, title) as watch:
-            while not shared.begun and not shared.ended.wait(0.05):
-                watch.check()
+        wait_for_thread(executor, title, lambda: shared.begun or shared.ended.wait(0.05))
     while not shared.ended.wait(0.1 if tick else None):
         if tick:
             tick()

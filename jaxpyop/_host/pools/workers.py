@@ -37,7 +37,6 @@ def run_elements_in_workers(
     batch: Batch,
     store: Store,
     at_once: bool,
-    tick: Callable[[], None] | None,
 ) -> None:
     """Run a call on each element of a looping batch, in chunks.
 
@@ -48,29 +47,28 @@ def run_elements_in_workers(
         batch: the batch over these inputs.
         store: takes the results.
         at_once: whether chunks may run at the same time.
-        tick: called now and then meanwhile.
     """
     inputs = [BatchedInput(np.asarray(a), i, batch) for i, a in enumerate(arrays)]
     workers = workers_of(executor) if at_once else 1
     shared = sum(i.array.nbytes for i in inputs if i.is_shared_by_all)
     chunks = Chunks(batch.count, call.op.chunksize, workers, shared, call.seconds_per_element)
 
-    def checked(values: list[Any], number: int) -> list[Any]:
-        return call.from_worker(values, [i.one(number) for i in inputs])
+    # The check of the results reads the shapes of the inputs, which are those of the first element.
+    first = [next(i.each()) for i in inputs]
 
     def finish(at: slice, seconds: float, found: list[Any]) -> None:
         chunks.learn(seconds, at.stop - at.start)
         call.seconds_per_element = chunks.pace
         if not (found and isinstance(found[0], list)):
             # The elements have the same shapes: the check of the first one holds for all.
-            if len(checked([column[0, ...] for column in found], at.start)) == len(found):
+            if len(call.from_worker([column[0, ...] for column in found], first)) == len(found):
                 store(at, found)
                 return
             # The call adds results that differ from element to element.
             found = [[column[k, ...] for column in found] for k in range(at.stop - at.start)]
         for number, values in zip(range(at.start, at.stop), found):
             with _noting(batch, slice(number, number + 1)):
-                store(number, checked(values, number))
+                store(number, call.from_worker(values, first))
 
     def tasks() -> Iterator[_Task]:
         with _noting(batch, slice(0, 1)):
@@ -83,7 +81,7 @@ def run_elements_in_workers(
             chunk = dataclasses.replace(job, arrays=sent, first=at.start, count=at.stop - at.start)
             yield chunk, at, functools.partial(finish, at)
 
-    _run(executor, call, tasks(), batch, 2 * workers if at_once else 1, tick)
+    _run(executor, call, tasks(), batch, 2 * workers if at_once else 1)
 
 
 def run_one_by_one_in_workers(
@@ -95,7 +93,6 @@ def run_one_by_one_in_workers(
     *,
     at_once: bool,
     lead: tuple[int, ...] = (),
-    tick: Callable[[], None] | None = None,
 ) -> None:
     """Run a call on each element, or once on a block, with a job for each.
 
@@ -107,7 +104,6 @@ def run_one_by_one_in_workers(
         store: takes the results.
         at_once: whether elements may run at the same time.
         lead: the batch axes that the inputs of a block have in front.
-        tick: called now and then meanwhile.
     """
 
     def tasks() -> Iterator[_Task]:
@@ -127,7 +123,7 @@ def run_one_by_one_in_workers(
     def finish(number: int, inputs: Sequence[Any], _: float, found: list[Any]) -> None:
         store(number, call.from_worker(found[0], inputs, lead))
 
-    _run(executor, call, tasks(), batch, 2 * workers_of(executor) if at_once else 1, tick)
+    _run(executor, call, tasks(), batch, 2 * workers_of(executor) if at_once else 1)
 
 
 def _run(
@@ -136,7 +132,6 @@ def _run(
     tasks: Iterator[_Task],
     batch: Batch | None,
     window: int,
-    tick: Callable[[], None] | None = None,
 ) -> None:
     """Send jobs, a `window` of which are under way at a time, and hand on their results as they come."""
     under_way: dict[Any, tuple[slice, Callable[[float, list[Any]], None]]] = {}
@@ -156,8 +151,6 @@ def _run(
                 call.op.failures.add(job.failures)
             metrics.add_counted(job.counted)
             take(job.seconds, job.results)
-        if tick:
-            tick()
 
     try:
         with _explaining(call.title):
