@@ -123,6 +123,10 @@ class BatchedInput:
         at = np.ndindex(*self._sizes)
         return (self.array[(*(k for k, has in zip(index, self._mask) if has), ...)] for index in at)
 
+    def one(self, number: int) -> Any:
+        """The input of one element."""
+        return self.array if self.is_shared_by_all else self.rows(number, number + 1)[0, ...]
+
     def rows(self, start: int, stop: int) -> Any:
         """The inputs of some elements, stacked."""
         if self._rows is not None:

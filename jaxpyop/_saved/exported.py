@@ -18,7 +18,7 @@ from jaxpyop._op import SLOT, without_weak_type
 from jaxpyop._saved.call_as_data import CallsToData, calls_from_data
 from jaxpyop._saved.file_format import from_data, packed, structs_from_data, to_data, unpacked
 from jaxpyop._saved.function_names import Names, changed_functions, check_functions, find_functions
-from jaxpyop._saved.plan_as_data import Loader, Saver, check_rules
+from jaxpyop._saved.plan_as_data import Loader, Saver, custom_rule_around_call
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, slots=True)
@@ -112,8 +112,7 @@ def export(
     def write(*args: Any, **kwargs: Any) -> Exported:
         compiled: Any = fun if hasattr(fun, "trace") else jax.jit(fun)
         traced = compiled.trace(*args, **kwargs)
-        if vjp_order:
-            check_rules(traced.jaxpr)
+        _check_rules(traced.jaxpr, vjp_order)
         names, name = Names(given), str(getattr(fun, "__name__", "function"))
         saver = Saver(CallsToData(names), write_segment, bool(vjp_order))
         program = saver.program(traced.jaxpr)
@@ -131,6 +130,14 @@ def export(
         return Exported(name, tuple(entry["name"] for entry in names.data), packed(plan, saver.blobs))
 
     return write
+
+
+def _check_rules(closed: Any, vjp_order: int) -> None:
+    if vjp_order and (rule := custom_rule_around_call(closed)):
+        raise ValueError(
+            f"jaxpyop.export: a {rule} is around a Python call, and its rule cannot be saved; give the rule to the op "
+            "(vjp= or jvp=), or export jax.grad of the function with vjp_order=0"
+        )
 
 
 def _structure_to_data(tree: Any, what: str) -> Any:
@@ -242,6 +249,8 @@ def _loaded(plan: Mapping[str, Any], blobs: Sequence[bytes], functions: Sequence
         # Tracing the program once finds steps whose shapes and dtypes do not match.
         args, kwargs = jax.tree.unflatten(expected, structs)
         jax.eval_shape(program, *args, **kwargs)
+    if plan["loops"] not in ("compiled", "python"):
+        raise ValueError(f"loops is {plan['loops']!r}")
     program.__name__ = program.__qualname__ = str(plan["name"])
     return CutFunction(program, plan["loops"], {})
 

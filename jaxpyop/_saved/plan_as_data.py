@@ -22,7 +22,7 @@ from jaxpyop._cut import Lifetimes, Program, StaysWhole, call_of, check_types, d
 from jaxpyop._host import Batch
 from jaxpyop._op import Call, Struct, UserCall, bind, python_call_p, structs_of
 from jaxpyop._saved.call_as_data import CallsToData
-from jaxpyop._saved.file_format import check_type, dtype_named, struct_to_data, structs_from_data
+from jaxpyop._saved.file_format import check_type, dtype_named, item, struct_to_data, structs_from_data
 
 # A function that performs the steps of a program: it takes the inputs, and returns the outputs.
 Run = Callable[..., list[Any]]
@@ -155,15 +155,13 @@ def _key(x: Any) -> Any:
     return id(x) if isinstance(x, _jaxcore.Literal) else x
 
 
-def check_rules(closed: Any) -> None:
-    """Raise an error if a Python call is inside a primitive with its own derivative rule, which cannot be saved."""
+def custom_rule_around_call(closed: Any) -> str:
+    """Return the name of a primitive with its own derivative rule that holds a Python call; "" if there is none."""
     for eqn in _jaxcore.equations_in({"program": closed}):
         inside = (inner.primitive for inner in _jaxcore.equations_in(eqn.params))
         if eqn.primitive.name.startswith("custom_") and python_call_p in inside:
-            raise ValueError(
-                f"jaxpyop.export: a {eqn.primitive} is around a Python call, and its rule cannot be saved; give the "
-                "rule to the op (vjp= or jvp=), or export jax.grad of the function with vjp_order=0"
-            )
+            return str(eqn.primitive.name)
+    return ""
 
 
 # -------------------------------------------------------------------- loading
@@ -196,26 +194,31 @@ class Loader:
                 check_type(x, like, f"input {k}")
             values = [*args, *constants]
             for perform, reads, makes in steps:
-                found = perform(*(values[k] for k in reads))
+                found = perform(*(item(values, k) for k in reads))
                 for value, like in zip(found, makes, strict=True):
                     check_type(value, like, "a result of a step")
                 values += found
-            return [values[k] for k in outputs]
+            return [item(values, k) for k in outputs]
 
         return run
 
     def _constant(self, blob: Any, shape: Sequence[int], dtype: str) -> Any:
-        return np.frombuffer(self.blobs[blob], dtype_named(dtype)).reshape(shape)
+        return np.frombuffer(item(self.blobs, blob), dtype_named(dtype)).reshape(shape)
 
     def _step(self, step: dict[str, Any]) -> Callable[..., list[Any]]:
         if "segment" in step:
-            segment: Any = jax.export.deserialize(bytearray(self.blobs[step["segment"]]))
+            segment: Any = jax.export.deserialize(bytearray(item(self.blobs, step["segment"])))
             return _stopped(segment.call, step.get("stops", ()))
         if "call" not in step:
             return _loop_from_data(step, self.program)
-        call, stored = self.calls[step["call"]], step["batch"]
+        call, stored = item(self.calls, step["call"]), step["batch"]
         batch = Batch(tuple(stored["sizes"]), tuple(map(tuple, stored["masks"])), stored["block"])
+        if any(len(mask) != len(step["reads"]) for mask in batch.masks) or len(batch.masks) != len(batch.sizes):
+            raise ValueError("a batch has other inputs than its call")
         if isinstance(call, UserCall):
+            expected = call.operands.leading_inputs + len(call.user_body.inputs.key_impls)
+            if len(step["reads"]) != expected:
+                raise ValueError(f"{call.title} takes {expected} arrays, and its step reads {len(step['reads'])}")
             declared, made = [leaf.dtype.name for leaf in call.op.spec.leaves], [dtype for _, dtype in step["makes"]]
             if declared != made:
                 raise ValueError(f"{call.title} declares {declared}, and its step makes {made}")

@@ -98,6 +98,14 @@ def with_step(**entries):
     return change
 
 
+def with_fewer_inputs(data):
+    plan, blobs = unpacked(data)
+    for step in plan["program"]["steps"]:
+        if "call" in step:
+            step["reads"] = []
+    return repacked(plan, blobs)
+
+
 def without_results(data):
     plan, blobs = unpacked(data)
     for call in plan["calls"]:
@@ -121,6 +129,7 @@ DAMAGES = {
     "the start alone": (lambda data: data[:44], "is not a program"),
     "cut off": (cut_off, "damaged: its checksum"),
     "something behind": (lambda data: data + b"x", "damaged: its checksum"),
+    "something behind, and checked": (lambda data: checked(data[44:] + b"x"), "its parts have other sizes"),
     "another checksum": (lambda data: checked(data[44:], bytes(32)), "damaged: its checksum"),
     "a later format": (lambda data: data[:8] + b"\x02" + data[9:], r"the format 2, and .* reads the format 1"),
     "a huge header": (lambda data: with_plan(b"{}", length=2**64 - 1), "its plan is not one"),
@@ -129,29 +138,37 @@ DAMAGES = {
     "no JSON": (lambda data: with_plan(b"x"), "its plan is not one"),
     "a deep header": (lambda data: with_plan(b"[" * 100_000), "its plan is not one that jaxpyop.export wrote"),
     "a header of gigabytes": (lambda data: with_plan(b" " * 2**24 + b"{}"), "its plan is not one"),
+    "a size too much": (with_sizes(lambda sizes: sizes.append(1)), "its parts have other sizes"),
+    "a size too few": (with_sizes(lambda sizes: sizes.pop()), "its parts have other sizes"),
+    "a larger size": (with_sizes(lambda sizes: sizes.append(sizes.pop() + 1)), "its parts have other sizes"),
+    "a negative size": (with_sizes(lambda sizes: sizes.extend([-1, 1])), "its parts have other sizes"),
     "no size": (with_sizes(lambda sizes: sizes.append("1")), "its plan is not one that jaxpyop.export wrote"),
     "zeros as segments": (with_garbage, "its plan is not one that jaxpyop.export wrote"),
-    "no functions": (changed(functions=[]), "its plan is not one that jaxpyop.export wrote"),
-    "no calls": (changed(calls=[]), "its plan is not one that jaxpyop.export wrote"),
+    "no functions": (changed(functions=[]), "there is no item 0 among 0"),
+    "no calls": (changed(calls=[]), "there is no item 1 among 0"),
     "an unknown function": (changed(functions=[{"name": "nobody"}]), "functions are missing: 'nobody'"),
     "a list as plan": (changed(program=[]), "its plan is not one that jaxpyop.export wrote"),
-    "reads of later values": (with_step(reads=[99]), "its plan is not one that jaxpyop.export wrote"),
-    "reads by text": (with_step(reads=["0"]), "its plan is not one that jaxpyop.export wrote"),
+    "reads of later values": (with_step(reads=[99]), "there is no item 99"),
+    "reads from the end": (with_step(reads=[-1]), "there is no item -1"),
+    "reads by text": (with_step(reads=["0"]), "there is no item '0'"),
     "another dtype": (with_step(makes=[[[3], "float64"]]), "float32 where the program was exported for float64"),
     "another shape": (
         with_step(makes=[[[4], "float32"]]),
         r"shape \(3,\) where the program was exported for \(4,\)",
     ),
+    "a call without its inputs": (with_fewer_inputs, "'plus_pi' takes 2 arrays, and its step reads 0"),
     "a call without its results": (without_results, r"'plus_pi' declares \[\], and its step makes \['float32'\]"),
-    "a missing segment": (with_step(segment=7), "its plan is not one that jaxpyop.export wrote"),
-    "a missing call": (with_step(call=7), "its plan is not one that jaxpyop.export wrote"),
+    "a missing segment": (with_step(segment=7), "there is no item 7"),
+    "a missing call": (with_step(call=7), "there is no item 7"),
     "an unknown step": (with_loop, "its plan is not one that jaxpyop.export wrote"),
+    "another way of loops": (changed(loops="exec"), "loops is 'exec'"),
 }
 
 
 @pytest.mark.parametrize(("damage", "said"), DAMAGES.values(), ids=DAMAGES)
 def test_a_damaged_file(damage, said, files, tmp_path):
-    data = damage(files["scan" if damage is with_loop else "constants" if damage is without_results else NAMES[0]])
+    of_constants = (with_fewer_inputs, without_results)
+    data = damage(files["scan" if damage is with_loop else "constants" if damage in of_constants else NAMES[0]])
     (tmp_path / "broken").write_bytes(data)
     with pytest.raises(ValueError, match=rf"jaxpyop\.load: '.*broken' cannot be loaded: (.|\n)*{said}"):
         jaxpyop.load(tmp_path / "broken", allow=[HERE])

@@ -53,22 +53,22 @@ def run_elements_in_workers(
     shared = sum(i.array.nbytes for i in inputs if i.is_shared_by_all)
     chunks = Chunks(batch.count, call.op.chunksize, workers, shared, call.seconds_per_element)
 
-    # The check of the results reads the shapes of the inputs, which are those of the first element.
-    first = [next(i.each()) for i in inputs]
+    def checked(values: list[Any], number: int) -> list[Any]:
+        return call.from_worker(values, [i.one(number) for i in inputs])
 
     def finish(at: slice, seconds: float, found: list[Any]) -> None:
         chunks.learn(seconds, at.stop - at.start)
         call.seconds_per_element = chunks.pace
         if not (found and isinstance(found[0], list)):
             # The elements have the same shapes: the check of the first one holds for all.
-            if len(call.from_worker([column[0, ...] for column in found], first)) == len(found):
+            if len(checked([column[0, ...] for column in found], at.start)) == len(found):
                 store(at, found)
                 return
             # The call adds results that differ from element to element.
             found = [[column[k, ...] for column in found] for k in range(at.stop - at.start)]
         for number, values in zip(range(at.start, at.stop), found):
             with _noting(batch, slice(number, number + 1)):
-                store(number, call.from_worker(values, first))
+                store(number, checked(values, number))
 
     def tasks() -> Iterator[_Task]:
         with _noting(batch, slice(0, 1)):
