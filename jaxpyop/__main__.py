@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 if __name__ == "__main__":
     try:
-        status = main()
+        status: int = main()
         sys.stdout.flush()
     except BrokenPipeError:
         # Whoever reads the output has read enough, as `head -1` has. A usual exit would try to write the rest.
