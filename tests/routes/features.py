@@ -32,7 +32,7 @@ class Feature:
     Attributes:
         program: a function of one array.
         plain: the same function in plain JAX.
-        order: the highest derivative that it has. The next one is refused.
+        order: the highest derivative that it has. The next one is refused. None if its result has no derivatives.
         stateful: whether its function runs exactly once per execution, and adds to `NOTES` each time.
         loads: whether the program can be saved and loaded.
         tolerance: how far derivatives may be off, relative to their size.
@@ -40,7 +40,7 @@ class Feature:
 
     program: Callable[[jax.Array], Any]
     plain: Callable[[jax.Array], Any]
-    order: int = 99
+    order: int | None = 99
     stateful: bool = False
     loads: bool = True
     tolerance: float = 1e-5
@@ -167,6 +167,8 @@ def _without_result(x):
     return _twice(x)
 
 
+FAILING = Feature(lambda x: numpy_function(fails, [x], F, vjp=vjp_of_cube, jvp=jvp_of_cube), _cube)
+
 FEATURES = {
     "py_function": Feature(lambda x: py_function(branches, [x], F), _cube),
     "py_function with a loop": Feature(lambda x: py_function(newton, [x], F), jnp.sqrt, tolerance=1e-3),
@@ -185,31 +187,32 @@ FEATURES = {
         lambda x: numpy_function(np_cube, [x], F, vjp="numerical", jvp="numerical"), _cube, order=1, tolerance=1e-2
     ),
     "transpose=": Feature(lambda x: numpy_function(scale, [x], F, transpose=transpose_of_scale), lambda x: 4 * x),
-    "an input that is written": Feature(lambda x: numpy_function(write_into_its_input, [x], F), lambda x: 3 * x, order=0),
+    "an input that is written": Feature(
+        lambda x: numpy_function(write_into_its_input, [x], F), lambda x: 3 * x, order=0
+    ),
     "copy=False": Feature(lambda x: numpy_function(np_cube, [x], F, copy=False), _cube, order=0),
     "out=True": Feature(lambda x: numpy_function(fill, [x], F, out=True), lambda x: 5 * x, order=0),
     "nested Tout": Feature(
-        lambda x: py_function(sum_and_parts, [x], {"sum": F(0), "parts": [F, F]}, output_shapes={"sum": (), "parts": [(3,), (3,)]}),
+        lambda x: py_function(
+            sum_and_parts, [x], {"sum": F(0), "parts": [F, F]}, output_shapes={"sum": (), "parts": [(3,), (3,)]}
+        ),
         lambda x: {"sum": x.sum(), "parts": [x * 2, x + 1]},
     ),
     "padded": Feature(
         lambda x: numpy_function(positive_first, [x], padded(F, (3,), fill_value=-1)), _greater_in_jax, order=0
     ),
     "a whole dtype": Feature(
-        lambda x: numpy_function(whole_part, [x], jnp.int32), lambda x: x.astype(jnp.int32), order=0
+        lambda x: numpy_function(whole_part, [x], jnp.int32), lambda x: x.astype(jnp.int32), order=None
     ),
-    "stateful=True": Feature(lambda x: py_function(note, [x], F, stateful=True), _twice, stateful=True),
+    "stateful=True": Feature(lambda x: py_function(note, [x], F, stateful=True), _twice, order=1, stateful=True),
     "ordered=True": Feature(lambda x: py_func(note, [x], F, ordered=True), _twice, order=0, stateful=True),
-    "Tout=None": Feature(_without_result, _twice, order=0, stateful=True),
-    "when=": Feature(
-        lambda x: numpy_function(np_cube, [x], F, when=x[0] < 10), _cube, order=0
-    ),
+    "Tout=None": Feature(_without_result, _twice, stateful=True),
+    "when=": Feature(lambda x: numpy_function(np_cube, [x], F, when=x[0] < 10), _cube, order=0),
     "on_error=": Feature(
-        lambda x: numpy_function(fails_below_a_half, [x], F, on_error=-1.0),
+        lambda x: numpy_function(fails_below_a_half, [x], F, output_shapes=(3,), on_error=-1.0),
         lambda x: jnp.where(x.min() < 0.5, -1.0, x * 2),
         order=0,
     ),
-    "a function that fails": Feature(lambda x: numpy_function(fails, [x], F, vjp=vjp_of_cube), _cube),
     "executor=": Feature(
         lambda x: numpy_function(np_cube, [x], F, executor=POOL, vmap_method="parallel"), _cube, order=0, loads=False
     ),
