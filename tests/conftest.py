@@ -1,6 +1,7 @@
 """What all test files share.
 
-jaxpyop is imported before JAX. Its import arranges JAX's CPU client, which has to happen before anything makes the client.
+jaxpyop is imported before JAX, because its import arranges JAX's CPU client, which nothing can change any more when
+it is made.
 """
 
 import jaxpyop  # isort: skip
@@ -9,7 +10,7 @@ import jax
 import pytest
 from hypothesis import HealthCheck, settings
 
-# Many functions in the tests look at their inputs by `np.asarray`. gradients/test_constants.py tests the warning about it.
+# Many functions in the tests look at their inputs by `np.asarray`. The warning about that has tests of its own.
 jaxpyop.config.constants = "allow"
 
 # The same examples in each run: a failure can be seen again. tests/shared/examples.py says how many there are.
