@@ -5,11 +5,27 @@
 The folder is the package if none is named.
 """
 
+import ast
 import collections
+import io
 import pathlib
 import sys
+import tokenize
 
-from tests.shared.comments import count
+NO_CODE = (
+    *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
+    *(tokenize.ENCODING, tokenize.ENDMARKER),
+)
+
+
+def count(code):
+    """The lines of code in a text."""
+    tokens = tokenize.generate_tokens(io.StringIO(code).readline)
+    lines = {line for token in tokens if token.type not in NO_CODE for line in range(token.start[0], token.end[0] + 1)}
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            lines -= set(range(node.lineno, node.end_lineno + 1))
+    return len(lines)
 
 
 def packages(folder):
@@ -17,7 +33,7 @@ def packages(folder):
     lines, files = collections.Counter(), collections.Counter()
     for path in sorted(pathlib.Path(folder).rglob("*.py")):
         package = path.relative_to(folder).parts[0]
-        lines[package] += count(path.read_text(encoding="utf-8"))[0]
+        lines[package] += count(path.read_text(encoding="utf-8"))
         files[package] += 1
     return {package: (lines[package], files[package]) for package in sorted(lines)}
 

@@ -1,7 +1,7 @@
 """The features: one small program for each thing that an op can do, beside the same program in plain JAX.
 
-Every program takes an array of three numbers between 0 and 2. All functions are defined by this module, because a loaded
-program finds them by their names.
+Every program takes an array of three numbers between 0 and 2. All functions are defined by this module, because a
+loaded program finds them by their names.
 """
 
 from __future__ import annotations
@@ -187,9 +187,7 @@ FEATURES = {
         lambda x: numpy_function(np_cube, [x], F, vjp="numerical", jvp="numerical"), _cube, order=1, tolerance=1e-2
     ),
     "transpose=": Feature(lambda x: numpy_function(scale, [x], F, transpose=transpose_of_scale), lambda x: 4 * x),
-    "an input that is written": Feature(
-        lambda x: numpy_function(write_into_its_input, [x], F), lambda x: 3 * x, order=0
-    ),
+    "a written input": Feature(lambda x: numpy_function(write_into_its_input, [x], F), lambda x: 3 * x, order=0),
     "copy=False": Feature(lambda x: numpy_function(np_cube, [x], F, copy=False), _cube, order=0),
     "out=True": Feature(lambda x: numpy_function(fill, [x], F, out=True), lambda x: 5 * x, order=0),
     "nested Tout": Feature(

@@ -1,9 +1,8 @@
-"""Every feature keeps its promise on every route: the value, dtype and derivatives of plain JAX, and its effects once."""
+"""Every feature on every route: the values, dtypes and derivatives of plain JAX, and each effect once."""
 
 from __future__ import annotations
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -55,7 +54,7 @@ def test_values(route, feature):
 def test_derivatives(route, feature):
     """A function without a rule is refused, by an error that says what to write."""
     if route.order > feature.order:
-        with pytest.raises((TypeError, NotImplementedError, ValueError), match="needs the rule|vjp=|stateful=False"):
+        with pytest.raises((TypeError, NotImplementedError, ValueError), match=r"needs the rule|vjp=|stateful=False"):
             run(route, feature)
     else:
         assert_as_in_plain_jax(route, feature, feature.tolerance)

@@ -16,13 +16,19 @@ def on_devices(count: int) -> dict[str, str]:
     return {"XLA_FLAGS": f"--xla_force_host_platform_device_count={count}"}
 
 
+def clean_environment() -> dict[str, str]:
+    """The environment of a new process, which imports this jaxpyop and has no settings of JAX or jaxpyop."""
+    settings = ("JAXPYOP_", "XLA_FLAGS", "NPROC", "JAX_")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(settings)}
+    path = os.pathsep.join(filter(None, [ROOT, kept.get("PYTHONPATH")]))
+    return kept | {"PYTHONPATH": path, "JAX_PLATFORMS": "cpu"}
+
+
 def run_python(code: str, timeout: float = 100, check: bool = True, **env: str) -> subprocess.CompletedProcess[str]:
     """Run code in a fresh interpreter; hanging or failing is an error with its output."""
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("JAXPYOP_", "XLA_FLAGS", "NPROC", "JAX_"))}
-    clean["PYTHONPATH"] = os.pathsep.join(filter(None, [ROOT, clean.get("PYTHONPATH")]))
-    clean |= {"JAX_PLATFORMS": "cpu", **env}
+    env = clean_environment() | env
     done = subprocess.run(
-        [sys.executable, "-c", code], env=clean, capture_output=True, text=True, timeout=timeout, check=False
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=timeout, check=False
     )
     if check:
         assert done.returncode == 0, f"exit status {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-6000:]}"

@@ -1,0 +1,68 @@
+"""Every link from page to page leads somewhere."""
+
+from __future__ import annotations
+
+import os
+import re
+
+import pytest
+
+from tests.pages.pages import PAGES, ROOT, without_fences
+
+LINK = re.compile(r"\]\((?P<file>[^()#\s]*)#?(?P<anchor>[^()\s]*)\)")
+
+
+def anchors_of(text):
+    """The anchors of the headings, as GitHub and Sphinx name them."""
+    headings = re.findall(r"^##* (.*)$", without_fences(text), re.MULTILINE)
+    return [re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings]
+
+
+def links_of(text):
+    return [(found["file"], found["anchor"]) for found in LINK.finditer(without_fences(text))]
+
+
+def dead_links(page, text, pages):
+    """The links of a page to files that do not exist, or to headings that no page has."""
+    for file, anchor in links_of(text):
+        target = os.path.normpath(os.path.join(os.path.dirname(page), file)) if file else page
+        target = target.replace(os.sep, "/")
+        if file.startswith(("https:", "mailto:")):
+            continue
+        if not (target in pages or (ROOT / target).exists()):
+            yield file
+        elif anchor and anchor not in anchors_of(pages.get(target, "")):
+            yield f"{file}#{anchor}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page):
+    assert list(dead_links(page, PAGES[page], PAGES)) == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_an_anchor_is_one_heading(page):
+    linked = {anchor for _, anchor in links_of("".join(PAGES.values())) if anchor}
+    anchors = [anchor for anchor in anchors_of(PAGES[page]) if anchor in linked]
+    assert len(anchors) == len(set(anchors))
+
+
+def test_the_front_page_links_to_every_page():
+    linked = {file for file, _ in links_of(PAGES["README.md"])}
+    assert {page for page in PAGES if page.startswith("docs/")} - linked == {"docs/index.md"}
+
+
+@pytest.mark.parametrize(
+    ("link", "dead"),
+    [
+        ("[a](other.md#a-heading-of-f)", []),
+        ("[a](#here)", []),
+        ("[a](gone.md)", ["gone.md"]),
+        ("[a](other.md#gone)", ["other.md#gone"]),
+        ("[a](#gone)", ["#gone"]),
+    ],
+)
+def test_the_check_itself(link, dead):
+    page = f"# Page\n## Here\n{link}\n"
+    pages = {"docs/page.md": page, "docs/other.md": "# Other\n### A heading, of `f`\n"}
+    assert list(dead_links("docs/page.md", page, pages)) == dead
