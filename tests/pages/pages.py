@@ -1,8 +1,8 @@
 """Reading the pages: README.md, CONTRIBUTING.md and docs/, with their code blocks.
 
-What a block prints is either in the comments of its `print` lines or in the `text` block that follows it. A block under
-a comment `<!-- script: NAME -->` is a file of its own; one under `<!-- not run: TensorFlow -->` is only parsed; a `text`
-block under `<!-- picture: ... -->` is nobody's output. Blocks in lists and in quotes are blocks, too.
+What a block prints is either in the comments of its `print` lines or in the `text` block that follows it. A block
+under a comment `<!-- script: NAME -->` is a file of its own; one under `<!-- not run: TensorFlow -->` is only parsed;
+a `text` block under `<!-- picture: ... -->` is nobody's output. Blocks in lists and in quotes are blocks, too.
 """
 
 from __future__ import annotations
