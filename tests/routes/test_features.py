@@ -6,13 +6,11 @@ import jax
 import numpy as np
 import pytest
 
-from tests.routes.features import FAILING, FEATURES, NOTES
+from tests.routes.features import FAILING, FEATURES, NOTES, X
 from tests.routes.routes import ROUTES
 
 # The warning comes once, so that it depends on the order of the tests. errors/ tests it.
 pytestmark = pytest.mark.filterwarnings("ignore:.*on_error= filled:RuntimeWarning")
-
-X = np.array([0.4, 1.0, 1.4], np.float32)
 
 
 def cases(*, differentiates):
