@@ -36,6 +36,7 @@ class Feature:
         order: the highest derivative that it has. The next one is refused. None if its result has no derivatives.
         stateful: whether its function runs exactly once per execution, and adds to `NOTES` each time.
         loads: whether the program can be saved and loaded.
+        needs_values: whether its derivative needs the values of what is differentiated, which public JAX does not give.
         tolerance: how far derivatives may be off, relative to their size.
     """
 
@@ -44,6 +45,7 @@ class Feature:
     order: int | None = 99
     stateful: bool = False
     loads: bool = True
+    needs_values: bool = False
     tolerance: float = 1e-5
 
 
@@ -171,7 +173,9 @@ def _without_result(x):
 FAILING = Feature(lambda x: numpy_function(fails, [x], F, vjp=vjp_of_cube, jvp=jvp_of_cube), _cube)
 
 FEATURES = {
-    "py_function": Feature(lambda x: py_function(branches, [x], F), lambda x: jnp.where(x.sum() > 100, x, x**3)),
+    "py_function": Feature(
+        lambda x: py_function(branches, [x], F), lambda x: jnp.where(x.sum() > 100, x, x**3), needs_values=True
+    ),
     "py_function with a loop": Feature(lambda x: py_function(newton, [x], F), jnp.sqrt, tolerance=1e-3),
     "numpy_function": Feature(lambda x: numpy_function(np_cube, [x], F), _cube, order=0),
     "py_func": Feature(lambda x: py_func(note, [x], F), _twice, order=0, stateful=True),
@@ -203,7 +207,9 @@ FEATURES = {
     "a whole dtype": Feature(
         lambda x: numpy_function(whole_part, [x], jnp.int32), lambda x: x.astype(jnp.int32), order=None
     ),
-    "stateful=True": Feature(lambda x: py_function(note, [x], F, stateful=True), _twice, order=1, stateful=True),
+    "stateful=True": Feature(
+        lambda x: py_function(note, [x], F, stateful=True), _twice, order=1, stateful=True, needs_values=True
+    ),
     "ordered=True": Feature(lambda x: py_func(note, [x], F, ordered=True), _twice, order=0, stateful=True),
     "Tout=None": Feature(_without_result, _twice, stateful=True),
     "when=": Feature(lambda x: numpy_function(np_cube, [x], F, when=x[0] < 10), _cube, order=0),
