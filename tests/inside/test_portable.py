@@ -15,9 +15,10 @@ import pytest
 import jaxpyop
 from jaxpyop import _jaxcore
 from jaxpyop._jaxcore import public
-from tests.shared.portable_cases import CASES, LOST, QUICK
-from tests.shared.util import ROOT, run_python
-from tests.shared.without import LACKING
+from tests.inside.portable_cases import CASES, LOST, QUICK
+from tests.shared.processes import ROOT, clean_environment, run_python
+
+pytestmark = pytest.mark.slow
 
 SOURCE = pathlib.Path(jaxpyop.__file__).parent
 PROMISED_NOTHING = re.compile(r"jax\.(_src|extend|interpreters|core|ffi)\b")
@@ -72,25 +73,10 @@ def test_one_module_has_all_names_that_may_go_missing():
     assert len(PRIVATE) > 25
 
 
-@pytest.mark.parametrize(
-    ("code", "found"),
-    [
-        ("from jax._src import core as _core\n_core.trace_ctx", ["jax._src.core", "jax._src.core.trace_ctx"]),
-        ("import jax\njax.ffi.ffi_lowering", ["jax.ffi", "jax.ffi.ffi_lowering"]),
-        ("import jax.extend.core as e\ne.Primitive", ["jax.extend.core", "jax.extend.core.Primitive"]),
-        ("look_up('jax.core.Tracer')", ["jax.core.Tracer"]),
-        ("'''jax.core.Tracer is a class'''\nimport jax.numpy\njax.numpy.sin", []),
-    ],
-    ids=["_src", "attribute", "extend", "text", "documented"],
-)
-def test_the_search_itself(code, found):
-    assert unpromised(code) == found
-
-
 def answers(requests):
     """What a process says that imports jaxpyop once for each request."""
     lines = "".join(json.dumps(request) + "\n" for request in requests)
-    command = [sys.executable, "-m", "tests.shared.portable_cases"]
+    command = [sys.executable, "-m", "tests.inside.portable_cases"]
     done = subprocess.run(command, input=lines, capture_output=True, text=True, cwd=ROOT, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     return list(map(json.loads, done.stdout.splitlines()))
@@ -125,14 +111,6 @@ def test_on_public_jax_alone_and_on_all_of_it():
 def test_no_name_of_a_function_or_a_class_of_jax_matters():
     (said,) = answers([{"renamed": True}])
     assert said == {"warnings": [], "portable": False, "failed": {}}
-
-
-@pytest.mark.parametrize("reason", LACKING)
-def test_every_skipped_test_exists(reason):
-    for path, tests in LACKING[reason].items():
-        text = (pathlib.Path(ROOT) / path).read_text(encoding="utf-8")
-        functions = {test.partition("[")[0] for test in tests}
-        assert all(re.search(rf"^def {function}\(", text, re.MULTILINE) for function in functions), path
 
 
 def run_code(code, **env):
@@ -205,3 +183,20 @@ def test_the_environment_asks_for_it():
     assert re.search(r"- mode='traced' is refused", report)
     assert re.search(r"transport +auto: pure_callback\n", report)
     assert "whole: programs cannot be cut on public JAX alone" in report
+
+
+def test_the_table_of_routes_holds_on_public_jax_alone():
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-n",
+        "0",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "tests/routes/test_features.py",
+    ]
+    environment = clean_environment() | {"JAXPYOP_PORTABLE": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=400)
+    assert done.returncode == 0, done.stdout[-4000:]

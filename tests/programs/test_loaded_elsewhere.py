@@ -10,8 +10,10 @@ import jax
 import numpy as np
 import pytest
 
-from tests.shared.saved_programs import PROGRAMS, outcome, save_all
-from tests.shared.util import run_python
+from tests.programs.saved_programs import PROGRAMS, outcome, save_all
+from tests.shared.processes import run_python
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +23,7 @@ def loaded(tmp_path_factory, request):
     # A doctest has no module.
     tests = [item for item in request.session.items if getattr(item, "module", None) is request.module]
     save_all(folder, {test.callspec.params["name"] for test in tests})
-    code = f"import sys; sys.argv[1:] = [{folder!r}]; from tests.shared.saved_programs import main; main()"
+    code = f"import sys; sys.argv[1:] = [{folder!r}]; from tests.programs.saved_programs import main; main()"
     done = run_python(code, PYTHONPATH=os.pathsep.join(filter(None, sys.path)))
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -16,11 +16,11 @@ import pytest
 import jaxpyop
 from jaxpyop._saved import function_names
 from jaxpyop._saved.function_names import code_checksum, find_functions
-from tests.shared.saved_package import functions
-from tests.shared.util import run_python
+from tests.programs.saved_package import functions
+from tests.shared.processes import run_python
 
 X = jnp.arange(3.0)
-HERE = "tests.shared.saved_package.functions"
+HERE = "tests.programs.saved_package.functions"
 
 
 @pytest.fixture(autouse=True)
@@ -36,15 +36,15 @@ def saved(func, **options):
 def test_a_function_of_a_module():
     program = saved(functions.double)
     assert program.functions == (f"{HERE}:double",)
-    for allow in ([HERE], ["tests"], ("other", "tests.shared")):
+    for allow in ([HERE], ["tests"], ("other", "tests.programs")):
         np.testing.assert_array_equal(jaxpyop.load(program.to_bytes(), allow=allow)(X), 2 * X)
 
 
 @pytest.mark.parametrize(
-    "allow", [(), ["test"], ["tests.shared.saved"], [f"{HERE}.double"], ["tests.shared.saved_pack"]]
+    "allow", [(), ["test"], ["tests.programs.saved"], [f"{HERE}.double"], ["tests.programs.saved_pack"]]
 )
 def test_a_module_that_is_not_allowed(allow):
-    with pytest.raises(ValueError, match=r"functions are missing: 'tests\.shared\.saved_package\.functions:double'"):
+    with pytest.raises(ValueError, match=r"functions are missing: 'tests\.programs\.saved_package\.functions:double'"):
         jaxpyop.load(saved(functions.double).to_bytes(), allow=allow)
 
 
@@ -162,11 +162,11 @@ def test_register_wants_a_function_and_one_for_a_name():
 
 
 HOSTILE = {
-    "another module's function": ("tests.shared.saved_package.functions:run", 0),
-    "the same in a package": ("tests.shared.saved_package:run", 0),
+    "another module's function": ("tests.programs.saved_package.functions:run", 0),
+    "the same in a package": ("tests.programs.saved_package:run", 0),
     "an alias": (f"{HERE}:alias", 0),
-    "a module": ("tests.shared.saved_package:functions", 0),
-    "through a module": ("tests.shared.saved_package:functions.double", 0),
+    "a module": ("tests.programs.saved_package:functions", 0),
+    "through a module": ("tests.programs.saved_package:functions.double", 0),
     "a class": (f"{HERE}:Shapes", 0),
     "a builtin": (f"{HERE}:__builtins__.eval", 0),
     "a dunder": (f"{HERE}:double.__globals__", 0),
@@ -304,7 +304,7 @@ def test_the_checksum_of_a_decorated_function_has_no_code_of_libraries(decorate)
 
 
 def test_the_checksum_is_the_same_in_another_process():
-    code = f"from tests.saved.test_function_names import *; print(code_checksum(compiled({TEXT!r})))"
+    code = f"from tests.inside.test_function_names import *; print(code_checksum(compiled({TEXT!r})))"
     # Sets have another order there.
     found = run_python(code, PYTHONHASHSEED="1", PYTHONPATH=":".join(sys.path)).stdout.strip()
     assert found == code_checksum(compiled(TEXT))

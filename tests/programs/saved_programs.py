@@ -369,7 +369,7 @@ def load_all(folder: str) -> dict[str, Any]:
     for path in pathlib.Path(folder).glob("*.jaxpyop"):
         name, program = path.stem, PROGRAMS[path.stem]
         try:
-            loaded = jaxpyop.load(path, allow=["tests.shared.saved_programs"])
+            loaded = jaxpyop.load(path, allow=["tests.programs.saved_programs"])
             found[name] = outcome(program.after(loaded), program)
         except Exception as error:  # The test shows it.
             found[name] = f"{type(error).__name__}: {error}"

@@ -1,6 +1,6 @@
 """What has to work whatever a JAX lacks: small programs, and a process that runs them on such a JAX.
 
-`python -m tests.shared.portable_cases` reads lines of JSON: {"absent": a dotted name of JAX}, {"portable": true} or
+`python -m tests.inside.portable_cases` reads lines of JSON: {"absent": a dotted name of JAX}, {"portable": true} or
 {"renamed": true}, and perhaps "cases". For each it imports jaxpyop anew, runs the cases, and prints a line:
 {"error": ...} if the import fails, else {"warnings": [...], "portable": ..., "failed": {case: why}}. One process serves
 many lines, because a start takes a second.
