@@ -25,9 +25,6 @@ Loops: TypeAlias = Literal["compiled", "python"]
 _flatten = jax.tree_util.tree_flatten
 _MAX_SIGNATURES = 1024
 
-# The plans of each jaxpr. If a program is traced again, JAX returns the same jaxpr as long as it keeps it, so the plans
-# are kept as long as the jaxpr.
-_plans: weakref.WeakKeyDictionary[Any, dict[Any, _Outcome]] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 
 
@@ -143,7 +140,7 @@ class CutFunction:
             traced = self._whole.trace(*args, **kwargs)
             donated = tuple(info.donated for info in jax.tree.leaves(traced.args_info))
             with _lock:
-                plans = _plans.setdefault(traced.jaxpr, {})
+                plans = self._guard.outcomes.setdefault(traced.jaxpr, {})
                 if (donated, options) not in plans:
                     plans[donated, options] = _outcome_of(traced.jaxpr, donated, options)
                 found = plans[donated, options], traced.out_tree
@@ -188,7 +185,7 @@ class CutFunction:
     def cache_clear(self) -> None:
         """Forget the plans, so that the function is traced again. `jax.clear_caches()` calls this."""
         self._by_signature.clear()
-        _plans.clear()
+        self._guard.outcomes.clear()
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
@@ -338,6 +335,8 @@ class Guard:
 
     Attributes:
         all_whole: whether all programs traced so far stay whole, on every device of this process.
+        outcomes: the plans of each jaxpr. If a program is traced again, JAX returns the same jaxpr as long as it keeps
+            it, so the plans are kept as long as the jaxpr.
     """
 
     def __init__(self, fun: Callable[..., Any]) -> None:
@@ -345,6 +344,7 @@ class Guard:
         self._under_way = 0
         self._any_cut = False
         self.all_whole = False
+        self.outcomes: weakref.WeakKeyDictionary[Any, dict[Any, _Outcome]] = weakref.WeakKeyDictionary()
 
     @property
     def __wrapped__(self) -> Any:

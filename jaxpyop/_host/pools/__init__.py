@@ -5,9 +5,9 @@ workers.
 """
 
 from jaxpyop._host.pools.executors import (
+    OWN_THREADS,
     Pool,
     check_executor,
-    default_executor,
     executor_of,
     has_threads,
     is_own_thread,
