@@ -219,14 +219,6 @@ class _Run:
         self.served = 1
         self.ended = threading.Event()
 
-    def start(self, host: Host, buffers: Sequence[Any]) -> None:
-        try:
-            host.enter(buffers, self.outs)
-        except PythonBodyError as error:
-            self.error = error
-        finally:
-            self.ended.set()
-
 
 class Shared:
     """A host that is called once for `devices` calls with equal inputs."""
@@ -255,9 +247,13 @@ class Shared:
     def _fill(self, outs: Sequence[Any], buffers: Sequence[Any]) -> None:
         run, is_first = self._join([np.asarray(buffer).tobytes() for buffer in buffers])
         if is_first:
-            run.start(self.host, buffers)
-        else:
-            run.ended.wait()
+            try:
+                self.host.enter(buffers, run.outs)
+            except PythonBodyError as failed:
+                run.error = failed
+            finally:
+                run.ended.set()
+        run.ended.wait()
         if (error := run.error) is not None:
             # Each device raises the error, since a device that went on would wait for the others.
             raise error.again()
