@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
+import time
 import types
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -95,44 +96,53 @@ _AT_ONCE = 32
 # Seconds that the last one waits for the end of another body.
 _PATIENCE = 5.0
 
-# How many bodies that use JAX run now. The condition is notified when one has ended.
+# How many bodies that use JAX run now. The lock is reentrant, because a thread that holds it may collect garbage, and a
+# finalizer may call an op.
 _running = 0
-_ended = threading.Condition()
+_lock = threading.RLock()
 
 
 def may_wait_for_others(call: HostCall) -> bool:
     """Tell whether a call's body uses JAX in this process, so that one too many of its kind would wait for good."""
-    if not _needs_synchronous_dispatch():
-        return False
     executor = call.op.executor
     return (executor is None or has_threads(executor)) and (call.on_jax or mentions_jax(call.func))
 
 
-@contextlib.contextmanager
-def counted(call: HostCall) -> Iterator[None]:
-    """Count a body that uses JAX among those that run, for a `with` block.
+def begin(call: HostCall) -> None:
+    """Count a body that uses JAX among those that run, until `end` is called.
 
     Raises:
         RuntimeError: all programs that the devices can run are in such bodies, and none has ended for a while.
     """
+    if _is_counted(_AT_ONCE - 1):
+        return
+    most = _AT_ONCE * jax.local_device_count() - 1 if jax.default_backend() == "cpu" else sys.maxsize
+    late = time.monotonic() + _PATIENCE
+    while not _is_counted(most):
+        if time.monotonic() > late:
+            raise RuntimeError(
+                f"{call.title}: {_running + 1} functions that use JAX run at once, this one among them, and would wait "
+                f"for one another for good: before JAX 0.12 a device runs {_AT_ONCE} programs at once, and programs in "
+                f"functions count. Run at most {_AT_ONCE - 1} at once (threads), or nest fewer; make a vmap of them, "
+                "which is one call; leave JAX out of the function; or use JAX 0.12"
+            )
+        time.sleep(0.01)
+
+
+def _is_counted(most: int) -> bool:
+    """Count one more body, unless so many run already."""
     global _running
-    with _ended:
-        if _running >= _AT_ONCE - 1 and jax.default_backend() == "cpu":
-            most = _AT_ONCE * jax.local_device_count() - 1
-            if not _ended.wait_for(lambda: _running < most, _PATIENCE):
-                raise RuntimeError(
-                    f"{call.title}: {_running + 1} functions that use JAX run at once, this one among them, and would "
-                    f"wait for one another for good: before JAX 0.12 a device runs {_AT_ONCE} programs at once, and "
-                    f"programs in functions count. Run at most {_AT_ONCE - 1} at once (threads), or nest fewer; make a "
-                    "vmap of them, which is one call; leave JAX out of the function; or use JAX 0.12"
-                )
-        _running += 1
-    try:
-        yield
-    finally:
-        with _ended:
-            _running -= 1
-            _ended.notify()
+    with _lock:
+        has_room = _running < most
+        _running += has_room
+    return has_room
+
+
+def end() -> None:
+    """Note that a body has ended."""
+    global _running
+    with _lock:
+        _running -= 1
 
 
 def mentions_jax(func: Any) -> bool:

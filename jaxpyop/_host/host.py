@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxpyop import _jaxcore
 from jaxpyop._host import guard, metrics
 from jaxpyop._host.errors import PythonBodyError, body_error, deferred_error
 from jaxpyop._host.host_call import Batch, HostCall, python_thread
@@ -92,7 +93,7 @@ class Host:
         self._inputs = [jax.ShapeDtypeStruct(shape_of(i, x.shape), x.dtype) for i, x in enumerate(inputs)]
         self._shapes = [shape[0 if batch.block else len(batch.sizes) :] for shape, _ in self.results]
         self._is_plain = not (batch.sizes or call.operands.writes_out) and call.op.executor is None
-        self._may_wait = guard.may_wait_for_others(call)
+        self._may_wait = _jaxcore.JAX_VERSION < (0, 12) and guard.may_wait_for_others(call)
         self._lends = not (call.on_jax or call.copy)
         # A body that takes jax.Arrays copies its inputs itself.
         self._take: Callable[[Any], Any] = lend if self._lends else view_or_copy if call.on_jax else SCRATCH.copy_of
@@ -133,8 +134,11 @@ class Host:
         began = time.perf_counter() if metrics.reports else None
         try:
             if self._may_wait:
-                with guard.counted(call):
+                guard.begin(call)
+                try:
                     self._annotated(arrays, outs)
+                finally:
+                    guard.end()
             else:
                 self._annotated(arrays, outs)
             if began is not None:
