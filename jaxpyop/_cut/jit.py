@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxpyop import _jaxcore
 from jaxpyop._cut.inline import StaysWhole
-from jaxpyop._cut.plan import Options, Plan, plan_of
+from jaxpyop._cut.plan import Options, plan_of
 from jaxpyop._host import strip_library_frames
 from jaxpyop._op import copy_to_jax
 
@@ -25,18 +25,21 @@ Loops: TypeAlias = Literal["compiled", "python"]
 _flatten = jax.tree_util.tree_flatten
 _MAX_SIGNATURES = 1024
 
-# The plans of each jaxpr. If a program is traced again, JAX returns the same jaxpr as long as it keeps it, so the plans
-# are kept as long as the jaxpr.
-_plans: weakref.WeakKeyDictionary[Any, dict[Any, _Outcome]] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 
 
 class _Outcome:
     """The outcome of planning one program: a plan, or the reason why the program stays whole."""
 
-    def __init__(self, plan: Plan | None, reason: str) -> None:
+    def __init__(self, closed: Any, donated: Sequence[bool], options: Options) -> None:
+        plan, self.reason = None, "it calls no Python, or only inside a loop or a cond"
+        try:
+            check_types([v.aval for v in _jaxcore.jaxpr_of(closed).invars])
+            found = plan_of(closed, donated, options)
+            plan = found if found.calls or found.loops else None
+        except StaysWhole as reason:
+            self.reason = str(reason)
         self.plan = plan
-        self.reason = reason
         self.is_faster_whole = plan is not None and not plan.loops and _is_faster_whole(plan.calls)
         self.is_whole_everywhere = (
             _jaxcore.is_one_cpu() and self.is_faster_whole if plan else _jaxcore.all_have_callbacks()
@@ -62,7 +65,6 @@ class CutFunction:
         self._made_of = fun, loops, options
         nums, names = options.get("static_argnums"), options.get("static_argnames")
         self._static_nums, self._static_names = _jaxcore.static_arguments(fun, nums, names)
-        self._has_static = bool(self._static_nums or self._static_names)
         compiler_options = tuple(sorted((options.get("compiler_options") or {}).items()))
         self._options = Options(getattr(fun, "__name__", "function"), loops, compiler_options)
         self._reason = _reason_in(options)
@@ -111,7 +113,7 @@ class CutFunction:
         Both are None if an argument is traced, or has a type that only JAX itself can accept or refuse.
         """
         static: Any = None
-        if self._has_static:
+        if self._static_nums or self._static_names:
             args, kwargs, static = self._without_static(args, kwargs)
         leaves, tree = _flatten((args, kwargs))
         try:
@@ -139,16 +141,16 @@ class CutFunction:
 
     def _plan(self, args: Any, kwargs: Any, key: Any) -> tuple[_Outcome, Any]:
         options = Options(self._options.name, key[-1], self._options.compiler_options)
-        with self._guard.planning() as note_cut:
+        with self._guard.planning():
             traced = self._whole.trace(*args, **kwargs)
             donated = tuple(info.donated for info in jax.tree.leaves(traced.args_info))
             with _lock:
-                plans = _plans.setdefault(traced.jaxpr, {})
+                plans = self._guard.outcomes.setdefault(traced.jaxpr, {})
                 if (donated, options) not in plans:
-                    plans[donated, options] = _outcome_of(traced.jaxpr, donated, options)
+                    plans[donated, options] = _Outcome(traced.jaxpr, donated, options)
                 found = plans[donated, options], traced.out_tree
             if not found[0].is_whole_everywhere:
-                note_cut()
+                self._guard.any_cut = True
         with _lock:
             if len(self._by_signature) >= _MAX_SIGNATURES:
                 del self._by_signature[next(iter(self._by_signature))]
@@ -188,7 +190,7 @@ class CutFunction:
     def cache_clear(self) -> None:
         """Forget the plans, so that the function is traced again. `jax.clear_caches()` calls this."""
         self._by_signature.clear()
-        _plans.clear()
+        self._guard.outcomes.clear()
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
@@ -198,17 +200,6 @@ class CutFunction:
 
     def __repr__(self) -> str:
         return f"<jaxpyop.jit of {self.__wrapped__!r}>"
-
-
-def _outcome_of(closed: Any, donated: Sequence[bool], options: Options) -> _Outcome:
-    try:
-        check_types([v.aval for v in _jaxcore.jaxpr_of(closed).invars])
-        plan = plan_of(closed, donated, options)
-    except StaysWhole as reason:
-        return _Outcome(None, str(reason))
-    if not plan.calls and not plan.loops:
-        return _Outcome(None, "it calls no Python, or only inside a loop or a cond")
-    return _Outcome(plan, "")
 
 
 # The options of `jax.jit` that place the whole program on devices. A program with one of these is not cut.
@@ -337,14 +328,18 @@ class Guard:
     """Takes the place of a function, without keeping it alive. JAX reads the attributes of the function through it.
 
     Attributes:
+        any_cut: whether a program traced so far is cut, on some device of this process.
         all_whole: whether all programs traced so far stay whole, on every device of this process.
+        outcomes: the plans of each jaxpr. If a program is traced again, JAX returns the same jaxpr as long as it keeps
+            it, so the plans are kept as long as the jaxpr.
     """
 
     def __init__(self, fun: Callable[..., Any]) -> None:
         self._fun = weakref.ref(fun)
         self._under_way = 0
-        self._any_cut = False
+        self.any_cut = False
         self.all_whole = False
+        self.outcomes: weakref.WeakKeyDictionary[Any, dict[Any, _Outcome]] = weakref.WeakKeyDictionary()
 
     @property
     def __wrapped__(self) -> Any:
@@ -367,8 +362,8 @@ class Guard:
             _planning.under_way = before
 
     @contextlib.contextmanager
-    def planning(self) -> Iterator[Callable[[], None]]:
-        """Allow JAX to trace the function in a `with` block, which calls what is yielded if the program is cut."""
+    def planning(self) -> Iterator[None]:
+        """Allow JAX to trace the function in a `with` block, which sets `any_cut` if the program is cut."""
         with _lock:
             self._under_way += 1
             # JAX caches this trace at once. Another thread whose call goes straight to JAX would use it, so no call may
@@ -376,9 +371,9 @@ class Guard:
             self.all_whole = False
         before, _planning.under_way = _planning.under_way, True
         try:
-            yield lambda: setattr(self, "_any_cut", True)
+            yield
         finally:
             _planning.under_way = before
             with _lock:
                 self._under_way -= 1
-                self.all_whole = not self._any_cut and not self._under_way
+                self.all_whole = not self.any_cut and not self._under_way

@@ -9,7 +9,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import itertools
-import logging
 import re
 import secrets
 import textwrap
@@ -171,16 +170,6 @@ _PROCESS = secrets.token_hex(3)
 _LOCK = threading.Lock()
 
 
-def _keep(number: int, error: BaseException, carrier: PythonBodyError) -> None:
-    with _LOCK:
-        # Only the newest error keeps the variables of its frames, which may be large: a debugger can show them.
-        if _LAST:
-            forget_locals(next(reversed(_LAST.values()))[0])
-        _LAST[number] = error, carrier.again()
-        if len(_LAST) > KEPT:
-            _LAST.popitem(last=False)
-
-
 def forget_locals(error: BaseException) -> None:
     """Replace the tracebacks of an error, and of all that are chained to it, by copies that hold no variables."""
     errors, seen = [error], set[int]()
@@ -254,7 +243,13 @@ def body_error(
     )
     carrier = PythonBodyError(_printable(text)).with_traceback(_one_line(title, func))
     carrier.number = number
-    _keep(number, error, carrier)
+    with _LOCK:
+        # Only the newest error keeps the variables of its frames, which may be large: a debugger can show them.
+        if _LAST:
+            forget_locals(next(reversed(_LAST.values()))[0])
+        _LAST[number] = error, carrier.again()
+        if len(_LAST) > KEPT:
+            _LAST.popitem(last=False)
     return carrier
 
 
@@ -277,18 +272,11 @@ def _one_line(title: str, func: Callable[..., Any] | None) -> types.TracebackTyp
     return _jaxcore.traceback_of_one_line(title, "<built-in>", 1)
 
 
-class _DropBodyErrors(logging.Filter):
-    """Keeps errors of bodies out of the log.
-
-    `pure_callback` and `io_callback` log every exception with its whole traceback, and then raise it all the same.
-    """
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        info = record.exc_info
-        return not (isinstance(info, tuple) and isinstance(info[1], PythonBodyError))
-
-
-_jaxcore.CALLBACK_LOGGER.addFilter(_DropBodyErrors())
+# `pure_callback` and `io_callback` log every exception with its whole traceback, and then raise it all the same. This
+# keeps errors of bodies out of the log.
+_jaxcore.CALLBACK_LOGGER.addFilter(
+    lambda record: not (record.exc_info and isinstance(record.exc_info[1], PythonBodyError))
+)
 
 
 class reraise(contextlib.AbstractContextManager[None]):  # noqa: N801  # reads as the statement that it is

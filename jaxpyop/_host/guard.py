@@ -8,7 +8,10 @@ happens at the first JAX operation.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
+import threading
 import time
 import types
 import warnings
@@ -86,91 +89,72 @@ def verdict() -> tuple[bool, str]:
 
 # ------------------------------------------------------------ one body too many
 
-# The number of programs that a CPU device runs at once, before JAX 0.12. Programs in bodies count.
+# Before JAX 0.12 a CPU device begins no more than 32 programs before one has ended, and a program in a body counts. 32
+# bodies that all use JAX would wait for one another for good, so the last one raises an error instead.
 _AT_ONCE = 32
 
-# Seconds after which the bodies count as stuck, if none begins or ends meanwhile.
+# Seconds that the last one waits for the end of another body.
 _PATIENCE = 5.0
 
-
-class Running:
-    """The bodies of compiled programs that run now.
-
-    Before JAX 0.12 a CPU device begins no more than 32 programs before one has ended, and a program in a body counts.
-    32 bodies that all use JAX would wait for one another for good, so the last one raises an error instead.
-    """
-
-    def __init__(self) -> None:
-        # Every change of a dict is atomic.
-        self._calls: dict[object, HostCall] = {}
-        self._changed = 0.0
-
-    def enter(self, call: HostCall) -> object:
-        """Note that a body begins.
-
-        Args:
-            call: the call that runs it.
-
-        Returns:
-            A ticket for `leave`.
-
-        Raises:
-            RuntimeError: this body and all others that run use JAX, and none has ended for a while.
-        """
-        ticket = object()
-        self._calls[ticket] = call
-        if len(self._calls) >= _AT_ONCE:
-            try:
-                self._check(call)
-            except BaseException:
-                del self._calls[ticket]
-                raise
-        self._changed = time.monotonic()
-        return ticket
-
-    def leave(self, ticket: object) -> None:
-        """Note that a body has ended."""
-        del self._calls[ticket]
-        self._changed = time.monotonic()
-
-    def _check(self, call: HostCall) -> None:
-        others = dict(self._calls)
-        if (
-            jax.default_backend() != "cpu"
-            or len(others) < _AT_ONCE * jax.local_device_count()
-            or not all(map(_uses_jax, others.values()))
-        ):
-            return
-        begun = time.monotonic()
-        while time.monotonic() < max(begun + _PATIENCE / 50, self._changed + _PATIENCE):
-            if any(ticket not in self._calls for ticket in others):
-                return
-            time.sleep(0.01)
-        raise RuntimeError(
-            f"{call.title}: {len(others)} functions that use JAX run at once, this one among them, and would wait for "
-            f"one another for good: before JAX 0.12 a device runs {_AT_ONCE} programs at once, and programs in "
-            f"functions count. Run at most {_AT_ONCE - 1} at once (threads), or nest fewer; make a vmap of them, which "
-            "is one call; leave JAX out of the function; or use JAX 0.12"
-        )
+# How many bodies that use JAX run now. The lock is reentrant, because a thread that holds it may collect garbage, and a
+# finalizer may call an op.
+_running = 0
+_lock = threading.RLock()
 
 
-def _uses_jax(call: HostCall) -> bool:
+def may_wait_for_others(call: HostCall) -> bool:
+    """Tell whether a call's body uses JAX in this process, so that one too many of its kind would wait for good."""
     executor = call.op.executor
-    here = executor is None or has_threads(executor)
-    return here and (call.on_jax or mentions_jax(call.func))
+    return (executor is None or has_threads(executor)) and (call.on_jax or mentions_jax(call.func))
+
+
+def begin(call: HostCall) -> None:
+    """Count a body that uses JAX among those that run, until `end` is called.
+
+    Raises:
+        RuntimeError: all programs that the devices can run are in such bodies, and none has ended for a while.
+    """
+    if _is_counted(_AT_ONCE - 1):
+        return
+    most = _AT_ONCE * jax.local_device_count() - 1 if jax.default_backend() == "cpu" else sys.maxsize
+    late = time.monotonic() + _PATIENCE
+    while not _is_counted(most):
+        if time.monotonic() > late:
+            raise RuntimeError(
+                f"{call.title}: {_running + 1} functions that use JAX run at once, this one among them, and would wait "
+                f"for one another for good: before JAX 0.12 a device runs {_AT_ONCE} programs at once, and programs in "
+                f"functions count. Run at most {_AT_ONCE - 1} at once (threads), or nest fewer; make a vmap of them, "
+                "which is one call; leave JAX out of the function; or use JAX 0.12"
+            )
+        time.sleep(0.01)
+
+
+def _is_counted(most: int) -> bool:
+    """Count one more body, unless so many run already."""
+    global _running
+    with _lock:
+        has_room = _running < most
+        _running += has_room
+    return has_room
+
+
+def end() -> None:
+    """Note that a body has ended."""
+    global _running
+    with _lock:
+        _running -= 1
 
 
 def mentions_jax(func: Any) -> bool:
     """Tell whether a function, or a function that it calls, names something of JAX's, as far as its code tells."""
     func = plain_function(func)
-    for name, value in (("func", func), *reads_of(func, names=True, depth=4)):
-        home = value.__name__ if isinstance(value, types.ModuleType) else type(value).__module__
-        if not _JAX.isdisjoint((name, home.partition(".")[0])):
-            return True
+    # What the function reads may be a proxy that raises when it is asked for its class.
+    with contextlib.suppress(Exception):
+        for name, value in (("func", func), *reads_of(func, names=True, depth=4)):
+            home = value.__name__ if isinstance(value, types.ModuleType) else type(value).__module__
+            if not _JAX.isdisjoint((name, home.partition(".")[0])):
+                return True
     return False
 
 
 _JAX = {"jax", "jaxlib"}
-
-# The bodies that run now, or None if any number of them may run.
-RUNNING = Running() if _needs_synchronous_dispatch() else None

@@ -17,9 +17,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpyop._host import metrics
+from jaxpyop import _jaxcore
+from jaxpyop._host import guard, metrics
 from jaxpyop._host.errors import PythonBodyError, body_error, deferred_error
-from jaxpyop._host.guard import RUNNING
 from jaxpyop._host.host_call import Batch, HostCall, python_thread
 from jaxpyop._host.memory import LARGE, SCRATCH, expect_writing, kept_of, lend, view_of, view_or_copy
 from jaxpyop._host.run_batch import run_elements, run_once, runs_in_this_process
@@ -93,6 +93,7 @@ class Host:
         self._inputs = [jax.ShapeDtypeStruct(shape_of(i, x.shape), x.dtype) for i, x in enumerate(inputs)]
         self._shapes = [shape[0 if batch.block else len(batch.sizes) :] for shape, _ in self.results]
         self._is_plain = not (batch.sizes or call.operands.writes_out) and call.op.executor is None
+        self._may_wait = _jaxcore.JAX_VERSION < (0, 12) and guard.may_wait_for_others(call)
         self._lends = not (call.on_jax or call.copy)
         # A body that takes jax.Arrays copies its inputs itself.
         self._take: Callable[[Any], Any] = lend if self._lends else view_or_copy if call.on_jax else SCRATCH.copy_of
@@ -129,19 +130,17 @@ class Host:
         Raises:
             PythonBodyError: whatever the body raised.
         """
-        call, environment, ticket = self.call, self.call.environment, None
+        call = self.call
         began = time.perf_counter() if metrics.reports else None
         try:
-            if RUNNING is not None:
-                ticket = RUNNING.enter(call)
-            with jax.profiler.TraceAnnotation(call.label):
-                if isinstance(python_thread(), _XLA_THREADS):
-                    # The context of XLA's threads is empty.
-                    environment.context.copy().run(self._in_environment, arrays, outs)
-                elif environment.is_current():
-                    self._fill(arrays, outs)
-                else:
-                    self._in_environment(arrays, outs)
+            if self._may_wait:
+                guard.begin(call)
+                try:
+                    self._annotated(arrays, outs)
+                finally:
+                    guard.end()
+            else:
+                self._annotated(arrays, outs)
             if began is not None:
                 metrics.note_call(call, self.route, self.batch, began, self._nbytes)
             return
@@ -151,10 +150,18 @@ class Host:
             # KeyboardInterrupt too is caught, since XLA knows no exceptions, only text. The text shows what the inputs
             # should have been, because the buffers themselves may be wrong.
             failed = body_error(call.title, call.func, call.groups(self._inputs), error)
-        finally:
-            if ticket is not None and RUNNING is not None:
-                RUNNING.leave(ticket)
         raise failed
+
+    def _annotated(self, arrays: Sequence[Any], outs: Sequence[Any]) -> None:
+        environment = self.call.environment
+        with jax.profiler.TraceAnnotation(self.call.label):
+            if isinstance(python_thread(), _XLA_THREADS):
+                # The context of XLA's threads is empty.
+                environment.context.copy().run(self._in_environment, arrays, outs)
+            elif environment.is_current():
+                self._fill(arrays, outs)
+            else:
+                self._in_environment(arrays, outs)
 
     def _in_environment(self, arrays: Sequence[Any], outs: Sequence[Any]) -> None:
         with self.call.environment.entered():
@@ -216,14 +223,6 @@ class _Run:
         self.served = 1
         self.ended = threading.Event()
 
-    def start(self, host: Host, buffers: Sequence[Any]) -> None:
-        try:
-            host.enter(buffers, self.outs)
-        except PythonBodyError as error:
-            self.error = error
-        finally:
-            self.ended.set()
-
 
 class Shared:
     """A host that is called once for `devices` calls with equal inputs."""
@@ -252,9 +251,13 @@ class Shared:
     def _fill(self, outs: Sequence[Any], buffers: Sequence[Any]) -> None:
         run, is_first = self._join([np.asarray(buffer).tobytes() for buffer in buffers])
         if is_first:
-            run.start(self.host, buffers)
-        else:
-            run.ended.wait()
+            try:
+                self.host.enter(buffers, run.outs)
+            except PythonBodyError as failed:
+                run.error = failed
+            finally:
+                run.ended.set()
+        run.ended.wait()
         if (error := run.error) is not None:
             # Each device raises the error, since a device that went on would wait for the others.
             raise error.again()

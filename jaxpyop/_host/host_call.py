@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
-import functools
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -174,10 +173,9 @@ def python_thread() -> threading.Thread | None:
     return _threads.get(threading.get_ident())
 
 
-@functools.cache
 def _runs_on_cpu() -> bool:
-    # Every call in a compiled program asks, and JAX takes a microsecond to answer.
-    return jax.default_backend() == "cpu"
+    # Every call in a compiled program asks, and JAX takes a microsecond to answer the second question.
+    return _jaxcore.is_one_cpu() or jax.default_backend() == "cpu"
 
 
 class Environment:

@@ -112,21 +112,23 @@ def nbytes(arrays: Sequence[Any]) -> int:
 # -------------------------------------------------------------------- worker processes
 
 
-def count_in_worker(is_reported: bool) -> None:
-    """Count what the jobs in this worker process do, if the process that sent them has a report open.
+def count_in_worker() -> None:
+    """Count from now on what the jobs in this worker process do.
 
     All jobs of a process have one report together, since several may run at once on its threads.
     """
     global reports
     with _lock:
-        others = tuple(report for report in reports if report is not _of_jobs)
-        reports = (*others, _of_jobs) if is_reported else others
+        if not any(report.of_jobs for report in reports):
+            reports = (*reports, Report(of_jobs=True))
 
 
 def counted_in_worker() -> dict[str, dict[str, Any]]:
     """Return what this worker process counted since the last call of this function, by op."""
+    found: dict[str, dict[str, Any]] = {}
     with _lock:
-        found, _of_jobs.totals = dict(_of_jobs.totals), _no_totals()
+        for report in (report for report in reports if report.of_jobs):
+            found, report.totals = dict(report.totals), _no_totals()
     return found
 
 
@@ -153,7 +155,7 @@ def _forget() -> None:
     # A forked process has copies of the open reports, which nobody reads there. Its copy of the lock may be held by a
     # thread that was not forked, and would never be released.
     global reports, _lock
-    reports, _lock, _of_jobs.totals = (), threading.RLock(), _no_totals()
+    reports, _lock = (), threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):
@@ -167,9 +169,11 @@ class Report:
 
     Attributes:
         totals: the sums, by the name of the op and then by column.
+        of_jobs: whether it counts for the reports of the processes that send jobs to this worker process.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, of_jobs: bool = False) -> None:
+        self.of_jobs = of_jobs
         self.totals: dict[str, dict[str, Any]] = _no_totals()
 
     def __enter__(self) -> Report:
@@ -234,9 +238,6 @@ def report() -> Report:
     """
     return Report()
 
-
-# What the jobs in this worker process do.
-_of_jobs = Report()
 
 # --------------------------------------------------------------------- rows and tables
 

@@ -17,9 +17,9 @@ import numpy as np
 from jaxpyop._host.errors import note_index
 from jaxpyop._host.host_call import Batch, Environment, HostCall, elements
 from jaxpyop._host.pools import (
+    OWN_THREADS,
     Store,
     call_on_thread,
-    default_executor,
     executor_of,
     has_threads,
     is_own_thread,
@@ -132,7 +132,7 @@ def _run_elements(
     if call.op.executor is not None:
         executor = executor_of(call.op) if call.body.goes_to_executor else None
     else:
-        executor = default_executor() if at_once and not is_own_thread(default_executor()) else None
+        executor = OWN_THREADS if at_once and not is_own_thread(OWN_THREADS) else None
     numbered = enumerate(elements(arrays, batch) if each is None else each)
     # Several elements share the memory of an input without all batch axes, and each body may write into its inputs.
     copied = [not all(mask[i] for mask in batch.masks) for i in range(len(arrays))]

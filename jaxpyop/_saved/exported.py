@@ -13,12 +13,12 @@ import jax
 import jax.export
 
 from jaxpyop import _jaxcore
-from jaxpyop._cut import CutFunction, Loops
+from jaxpyop._cut import CutFunction, Loops, holds_call
 from jaxpyop._op import SLOT, without_weak_type
 from jaxpyop._saved.call_as_data import CallsToData, calls_from_data
 from jaxpyop._saved.file_format import from_data, packed, structs_from_data, to_data, unpacked
 from jaxpyop._saved.function_names import Names, changed_functions, check_functions, find_functions
-from jaxpyop._saved.plan_as_data import Loader, Saver, custom_rule_around_call
+from jaxpyop._saved.plan_as_data import Loader, Saver
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, slots=True)
@@ -112,7 +112,8 @@ def export(
     def write(*args: Any, **kwargs: Any) -> Exported:
         compiled: Any = fun if hasattr(fun, "trace") else jax.jit(fun)
         traced = compiled.trace(*args, **kwargs)
-        _check_rules(traced.jaxpr, vjp_order)
+        if vjp_order:
+            _check_rules(traced.jaxpr)
         names, name = Names(given), str(getattr(fun, "__name__", "function"))
         saver = Saver(CallsToData(names), write_segment, bool(vjp_order))
         program = saver.program(traced.jaxpr)
@@ -132,12 +133,14 @@ def export(
     return write
 
 
-def _check_rules(closed: Any, vjp_order: int) -> None:
-    if vjp_order and (rule := custom_rule_around_call(closed)):
-        raise ValueError(
-            f"jaxpyop.export: a {rule} is around a Python call, and its rule cannot be saved; give the rule to the op "
-            "(vjp= or jvp=), or export jax.grad of the function with vjp_order=0"
-        )
+def _check_rules(closed: Any) -> None:
+    """Refuse a program in which a primitive with its own derivative rule holds a Python call."""
+    for eqn in _jaxcore.equations_in({"program": closed}):
+        if eqn.primitive.name.startswith("custom_") and holds_call(eqn):
+            raise ValueError(
+                f"jaxpyop.export: a {eqn.primitive.name} is around a Python call, and its rule cannot be saved; give "
+                "the rule to the op (vjp= or jvp=), or export jax.grad of the function with vjp_order=0"
+            )
 
 
 def _structure_to_data(tree: Any, what: str) -> Any:

@@ -66,10 +66,8 @@ def unpacked(data: bytes) -> tuple[dict[str, Any], list[bytes]]:
     at += length
     for size in plan["blobs"]:
         blobs.append(data[at : at + size])
-        if len(blobs[-1]) != size:
-            raise ValueError("its parts have other sizes than its plan says")
         at += size
-    if not reader.eof or at != len(data):
+    if not reader.eof or at != len(data) or list(map(len, blobs)) != plan["blobs"]:
         raise ValueError("its parts have other sizes than its plan says")
     return plan, blobs
 

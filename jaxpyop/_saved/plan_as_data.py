@@ -20,7 +20,7 @@ import numpy as np
 from jaxpyop import _jaxcore
 from jaxpyop._cut import Lifetimes, Program, StaysWhole, call_of, check_types, divided, holds_call, needed, segment_of
 from jaxpyop._host import Batch
-from jaxpyop._op import Call, Struct, UserCall, bind, python_call_p, structs_of
+from jaxpyop._op import Call, Struct, UserCall, bind, structs_of
 from jaxpyop._saved.call_as_data import CallsToData
 from jaxpyop._saved.file_format import check_type, dtype_named, item, struct_to_data, structs_from_data
 
@@ -153,15 +153,6 @@ class Saver:
 def _key(x: Any) -> Any:
     """Return the key of an operand in a dict. Literals go by identity, because equal literals can have other types."""
     return id(x) if isinstance(x, _jaxcore.Literal) else x
-
-
-def custom_rule_around_call(closed: Any) -> str:
-    """Return the name of a primitive with its own derivative rule that holds a Python call; "" if there is none."""
-    for eqn in _jaxcore.equations_in({"program": closed}):
-        inside = (inner.primitive for inner in _jaxcore.equations_in(eqn.params))
-        if eqn.primitive.name.startswith("custom_") and python_call_p in inside:
-            return str(eqn.primitive.name)
-    return ""
 
 
 # -------------------------------------------------------------------- loading

@@ -4,13 +4,6 @@ Reading order: executors (the kinds; add a new kind there; calls inside bodies),
 workers.
 """
 
-from jaxpyop._host.pools.executors import (
-    Pool,
-    check_executor,
-    default_executor,
-    executor_of,
-    has_threads,
-    is_own_thread,
-)
+from jaxpyop._host.pools.executors import OWN_THREADS, Pool, check_executor, executor_of, has_threads, is_own_thread
 from jaxpyop._host.pools.threads import call_on_thread, run_on_threads
 from jaxpyop._host.pools.workers import Store, run_elements_in_workers, run_one_by_one_in_workers

@@ -10,7 +10,6 @@ import concurrent.futures
 import contextlib
 import contextvars
 import dataclasses
-import functools
 import itertools
 import os
 import sys
@@ -32,11 +31,8 @@ Executor = concurrent.futures.Executor
 Pool: TypeAlias = Executor | Callable[[], Executor]
 
 
-@functools.cache
-def default_executor() -> Executor:
-    """The threads of our own, for `vmap_method="parallel"` without an executor."""
-    workers = min(32, (os.cpu_count() or 1) + 4)
-    return ThreadPoolExecutor(workers, thread_name_prefix="jaxpyop")
+# The threads of our own, for `vmap_method="parallel"` without an executor. The first element starts the first of them.
+OWN_THREADS = ThreadPoolExecutor(min(32, (os.cpu_count() or 1) + 4), thread_name_prefix="jaxpyop")
 
 
 def check_executor(executor: Any, title: str) -> None:
@@ -175,7 +171,7 @@ def working_for(number: int) -> Iterator[None]:
     try:
         # jaxpyop's own threads cannot deadlock. So the default executor is left out here, and bodies on its threads use
         # the same compiled programs as code outside of any executor.
-        with _jaxcore.with_programs_of(_outer.get() - {number_of(default_executor())} or None):
+        with _jaxcore.with_programs_of(_outer.get() - {number_of(OWN_THREADS)} or None):
             yield
     finally:
         _thread.works_for = before

@@ -95,8 +95,8 @@ class Job:
         return contextvars.copy_context().run(self._run)
 
     def _run(self) -> Outcome:
-        if not self._is_at_home:
-            metrics.count_in_worker(self.is_reported)
+        if self.is_reported and not self._is_at_home:
+            metrics.count_in_worker()
         body = _unpickled(self.body) if isinstance(self.body, bytes) else self.body
         keywords = {"lead": self.lead} if self.lead else {}
         # The arrays that were sent may be read-only, and a body may write into its inputs.

@@ -17,8 +17,8 @@ from typing import Any
 
 from jaxpyop._host.host_call import Environment
 from jaxpyop._host.pools.executors import (
+    OWN_THREADS,
     Executor,
-    default_executor,
     is_waited_for,
     number_of,
     wait_for_thread,
@@ -181,7 +181,7 @@ def _submit(
             future = executor.submit(shared.work)
         except RuntimeError:
             # Only the interpreter shuts our own threads down: at exit, while a program in flight still has to end.
-            if executor is not default_executor():
+            if executor is not OWN_THREADS:
                 raise
             shared.work()
             return
@@ -190,7 +190,7 @@ def _submit(
 
 
 def _wait(executor: Executor, shared: _SharedElements, title: str, tick: Callable[[], None] | None) -> None:
-    if executor is default_executor():
+    if executor is OWN_THREADS:
         # All of its threads may wait for programs that run elements on it.
         late = time.monotonic() + _PATIENCE
         while not shared.begun and not shared.ended.wait(0.1):

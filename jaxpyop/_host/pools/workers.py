@@ -31,12 +31,7 @@ _Task = tuple[Job, slice, Callable[[float, list[Any]], None]]
 
 
 def run_elements_in_workers(
-    executor: Executor,
-    call: HostCall,
-    arrays: Sequence[Any],
-    batch: Batch,
-    store: Store,
-    at_once: bool,
+    executor: Executor, call: HostCall, arrays: Sequence[Any], batch: Batch, store: Store, at_once: bool
 ) -> None:
     """Run a call on each element of a looping batch, in chunks.
 
@@ -126,13 +121,7 @@ def run_one_by_one_in_workers(
     _run(executor, call, tasks(), batch, 2 * workers_of(executor) if at_once else 1)
 
 
-def _run(
-    executor: Executor,
-    call: HostCall,
-    tasks: Iterator[_Task],
-    batch: Batch | None,
-    window: int,
-) -> None:
+def _run(executor: Executor, call: HostCall, tasks: Iterator[_Task], batch: Batch | None, window: int) -> None:
     """Send jobs, a `window` of which are under way at a time, and hand on their results as they come."""
     under_way: dict[Any, tuple[slice, Callable[[float, list[Any]], None]]] = {}
     done: queue.SimpleQueue[Any] = queue.SimpleQueue()
