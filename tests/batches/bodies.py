@@ -1,0 +1,156 @@
+"""Functions at the top of a module, which workers in other processes can import."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jaxpyop
+
+
+def double(x):
+    return x * 2
+
+
+def fill_double(x, out):
+    np.multiply(x, 2, out=out)
+
+
+def product(x, y):
+    return x * y
+
+
+def cube(x):
+    return x**3
+
+
+def cube_vjp(inputs, outputs, cotangents):
+    return 3 * inputs[0] ** 2 * cotangents[0]
+
+
+def branching_cube(x):
+    """A cube that only the tape can differentiate."""
+    return x**3 if float(x) > 0 else -(x**3)
+
+
+def norm(x):
+    """A cube of each element, weighted by the sum over the last axis, for blocks of any number of axes."""
+    return x**3 * x.sum(-1, keepdims=True)
+
+
+def norm_fwd(x):
+    return norm(x), (x, x.sum(-1, keepdims=True))
+
+
+def norm_bwd(residuals, cotangents):
+    x, total = residuals
+    return (3 * x**2 * total * cotangents[0] + (x**3 * cotangents[0]).sum(-1, keepdims=True),)
+
+
+def process_number(x):
+    return np.int32(os.getpid())
+
+
+def labelled(label, x):
+    assert label == {"label": "metre", "parts": ("a", None)}
+    return x + 1
+
+
+def scale(batch, *, by, unit):
+    assert unit == "m"
+    return {"x": batch["x"] * by, "n": np.int32(batch["n"] + 1)}
+
+
+def normal(key):
+    return jax.random.normal(key)
+
+
+def pair(x):
+    return np.zeros(2, np.float32)
+
+
+def third(x):
+    """A float64 third, if JAX in the worker has 64 bits."""
+    return np.asarray(jnp.asarray(x, jnp.result_type(float)) / 3)
+
+
+def append_line(path, x):
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(f"{float(x)}\n")
+    return x
+
+
+def fail_at_two(x):
+    if x == 2:
+        raise ValueError("two is too much")
+    return x
+
+
+def slow_unless_two(path, x):
+    """Fails at once at 2; everything else takes a while, and says so when it is done."""
+    if x == 2:
+        raise ValueError("two is too much")
+    time.sleep(0.2)
+    return append_line(path, x)
+
+
+def fail_in_jax(x):
+    return jax.jit(lambda x: float(x))(x)
+
+
+class OddError(Exception):
+    """It can be pickled, but not read again."""
+
+    def __init__(self, how, odd):
+        super().__init__(f"{how} {odd}")
+
+
+class OddExit(BaseException):
+    """The same, and `except Exception` does not catch it."""
+
+    def __init__(self, how, odd):
+        super().__init__(f"{how} {odd}")
+
+
+def fail_oddly(x):
+    raise OddError("too", "odd")
+
+
+def exit_oddly(x):
+    raise OddExit("too", "odd")
+
+
+def die(x):
+    os._exit(3)
+
+
+def locked():
+    """A function that nobody can pickle."""
+    lock = threading.Lock()
+
+    def body(x):
+        with lock:
+            return x
+
+    return body
+
+
+pool = None  # set by a test
+
+
+@jaxpyop.numpy_function(Tout=jnp.float32, vmap_method="parallel", executor=lambda: pool)
+def decorated(x):
+    return x * 2
+
+
+class Scaled:
+    by = 3
+
+    @jaxpyop.py_function(Tout=jnp.float32, vmap_method="parallel", executor=lambda: pool)
+    def scaled(self, x):
+        return x * self.by
