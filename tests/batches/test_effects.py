@@ -15,7 +15,7 @@ from tests.batches.programs import BLOCKS, METHODS, F, grid
 from tests.shared.checks import run
 from tests.shared.functions import contrib, numpy_function, py_func, py_function
 
-# The first two are the fast ones.
+# The first is the fast one.
 STATEFUL = {
     "py_func": lambda f, inp, **o: py_func(f, inp, F, **o),
     "ordered py_function": lambda f, inp, **o: py_function(f, inp, F, ordered=True, **o),
@@ -26,10 +26,7 @@ STATEFUL = {
 }
 every_stateful = pytest.mark.parametrize(
     "op",
-    [
-        pytest.param(op, id=name, marks=pytest.mark.slow if k > 1 else [])
-        for k, (name, op) in enumerate(STATEFUL.items())
-    ],
+    [pytest.param(op, id=name, marks=pytest.mark.slow if k else []) for k, (name, op) in enumerate(STATEFUL.items())],
 )
 TENS = jnp.array([0.0, 10.0])
 IN_ORDER = {

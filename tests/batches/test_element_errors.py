@@ -75,9 +75,10 @@ def test_an_error_cancels_the_rest_while_an_earlier_element_still_runs():
         ran.append(float(x))
         return x
 
-    with cf.ThreadPoolExecutor(2) as threads, pytest.raises(KeyError, match="mine") as caught:
+    with cf.ThreadPoolExecutor(2) as threads:
         op = lambda x: numpy_function(body, [x], F, executor=threads, vmap_method="parallel")
-        run(jax.vmap(op), grid(30))
+        with pytest.raises(KeyError, match="mine") as caught:
+            run(jax.vmap(op), grid(30))
     assert index_notes(caught.value) == ["at batch index 1"]
     assert len(ran) <= 4
 

@@ -14,7 +14,7 @@ import pytest
 
 import jaxpyop
 from tests.batches import bodies
-from tests.batches.programs import METHODS, F, InCaller, grid
+from tests.batches.programs import BLOCKS, LOOPING, METHODS, F, InCaller, grid
 from tests.shared.checks import run
 from tests.shared.functions import both_sides, every_api, numpy_function, py_func, py_function
 from tests.shared.processes import run_python
@@ -56,7 +56,7 @@ PROGRAMS = {
 
 
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
-@every_method
+@pytest.mark.parametrize("method", [*LOOPING, *(pytest.param(m, marks=slow) for m in BLOCKS)])
 def test_it_runs_there_and_nowhere_else(method, program, mine):
     body, names = seeing()
     shapes = lambda x: x.shape
@@ -292,8 +292,8 @@ def test_what_is_refused(api, options, error, text):
 def test_a_thread_pool_that_is_shut_down(method):
     threads = pool_of(1)
     threads.shutdown()
+    op = lambda x: numpy_function(bodies.double, [x], F, executor=threads, vmap_method=method)
     with pytest.raises(RuntimeError, match="cannot schedule new futures after shutdown"):
-        op = lambda x: numpy_function(bodies.double, [x], F, executor=threads, vmap_method=method)
         run(jax.jit(jax.vmap(op)), grid(3))
 
 

@@ -1,4 +1,4 @@
-"""Workers that are no threads of this process: pools of processes and Dask. What is sent, what comes back, what is lost."""
+"""Workers that are no threads of this process, in pools of processes and in Dask: what travels, and what is lost."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ from tests.batches.programs import BLOCKS, LOOPING, METHODS, VMAPS, F, counted, 
 from tests.shared.checks import run
 from tests.shared.functions import both_sides, every_api, numpy_function, py_func
 
+slow = pytest.mark.slow
 every_method = pytest.mark.parametrize("method", METHODS)
 looping_methods = pytest.mark.parametrize("method", LOOPING)
 block_methods = pytest.mark.parametrize("method", BLOCKS)
@@ -23,7 +24,7 @@ every_vmap = pytest.mark.parametrize(("vmapped", "x_shape", "y_shape"), VMAPS.va
 
 
 @every_vmap
-@every_method
+@pytest.mark.parametrize("method", ["sequential", "expand_dims", *(pytest.param(m, marks=slow) for m in METHODS[2:])])
 def test_values_of_a_direct_batch(method, vmapped, x_shape, y_shape):
     args = grid(*x_shape), grid(*y_shape, start=10.0)
     value = vmapped(lambda x, y: numpy_function(np.multiply, [x, y], F, vmap_method=method))(*args)
@@ -135,7 +136,7 @@ def test_a_block_of_the_wrong_shape_is_an_error(method):
 
 
 def test_an_unknown_method_is_an_error():
-    with pytest.raises(ValueError, match="vmap_method.*'sequential'.*'parallel'"):
+    with pytest.raises(ValueError, match=r"vmap_method.*'sequential'.*'parallel'"):
         numpy_function(np.negative, [1.0], F, vmap_method="threads")
 
 
@@ -168,11 +169,14 @@ LOOPS = {
     "map with batch_size": (lambda op: lambda x: lax.map(op, x, batch_size=3), 1),
     "vmap of checkpoint": (lambda op: jax.vmap(jax.checkpoint(op)), 1),
 }
+# Those of the fast tests.
+TYPICAL = ["scan of vmap", "vmap of fori_loop", "vmap of while_loop", "vmap of cond", "map with batch_size"]
 
 
-@pytest.mark.parametrize(("program", "calls"), LOOPS.values(), ids=LOOPS)
-@pytest.mark.parametrize("method", [METHODS[0], *(pytest.param(m, marks=pytest.mark.slow) for m in METHODS[1:])])
-def test_loops_and_branches(method, program, calls):
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in TYPICAL else slow) for name in LOOPS])
+@pytest.mark.parametrize("method", [METHODS[0], *(pytest.param(m, marks=slow) for m in METHODS[1:])])
+def test_loops_and_branches(method, name):
+    program, calls = LOOPS[name]
     double = lambda x: x * 2
     op = lambda x: numpy_function(double, [x], F, vmap_method=method)
     got, row = counted(jax.jit(program(op)), grid(3))
