@@ -1,19 +1,16 @@
-"""Bodies that fork, start threads, take locks, print, run out of memory, or clear JAX's caches.
+"""Functions that fork, start threads, take locks, run out of memory, print or clear JAX's caches end, and are right."""
 
-What could hang runs in a process of its own, several cases each.
-JAXPYOP_TEST_LONG=1 repeats them, on both transports.
+What could hang runs in a process of its own, several programs each.
 """
 
 from __future__ import annotations
 
-import os
-
+import jax
+import jax.numpy as jnp
 import pytest
 
-from tests.shared.util import run_python
-
-LONG = bool(os.environ.get("JAXPYOP_TEST_LONG"))
-TIMES = 5 if LONG else 1
+import jaxpyop
+from tests.shared.processes import run_python
 
 START = """
 import jaxpyop, jax, jax.numpy as jnp, numpy as np
@@ -178,8 +175,9 @@ for _ in range(2):
 clearing = jax.jit(lambda x: jaxpyop.numpy_function(lambda x: (clear_backends(), x)[1], [x], F))
 assert clearing(1.0) == 1
 assert f(0.0) == 0
-from jaxpyop import _host
-assert _host.verdict()[0], _host.verdict()
+with jaxpyop.report() as report:
+    f(0.0)
+assert report.rows()[0]["route"] == "buffer", report
 """
 
 SLOW = """
@@ -201,29 +199,22 @@ assert time.monotonic() - begin < 1.4  # slow bodies do not stand in the way
 assert right == [True] * 4, right
 """
 
+# With the transport of each.
 CASES = {
-    "fork": FORK,
-    "threads": THREADS,
-    "locks": LOCK,
-    "memory": MEMORY,
-    "caches": CACHES,
-    "backends": BACKENDS,
-    "slow bodies": SLOW,
+    "fork": (FORK, "callback"),
+    "threads": (THREADS, "auto"),
+    "locks": (LOCK, "callback"),
+    "memory": (MEMORY, "auto"),
+    "caches": (CACHES, "callback"),
+    "backends": (BACKENDS, "auto"),
+    "slow functions": (SLOW, "callback"),
 }
 
 
-# In turn, or, in the long form, each.
-TRANSPORTS = [["auto", "callback"] if LONG else [transport] for transport in ("callback", "auto") * 4][: len(CASES)]
-
-
-@pytest.mark.parametrize(
-    ("name", "transport"), [(name, t) for name, transports in zip(CASES, TRANSPORTS, strict=True) for t in transports]
-)
-@pytest.mark.timeout(100 * TIMES + 20)
-def test_ends_and_is_right(name, transport):
-    for _ in range(TIMES):
-        done = run_python(START.format(transport=transport) + CASES[name], timeout=100)
-        assert done.stderr == ""
+@pytest.mark.slow
+@pytest.mark.parametrize(("code", "transport"), CASES.values(), ids=CASES)
+def test_ends_and_is_right(code, transport):
+    assert run_python(START.format(transport=transport) + code).stderr == ""
 
 
 PRINTING = """
@@ -250,8 +241,9 @@ print("end")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["auto", "callback"])
-def test_what_bodies_print_is_in_order(transport):
+def test_what_functions_print_is_in_order(transport):
     done = run_python(START.format(transport=transport) + PRINTING)
     wanted = []
     for name in ("direct", "jit", "vmap"):
@@ -261,17 +253,13 @@ def test_what_bodies_print_is_in_order(transport):
     assert done.stderr.splitlines() == [f"error {float(i)}" for i in (0, 1)] * 3
 
 
-def test_what_a_body_prints_is_captured(capsys):
-    import jax
-    import jax.numpy as jnp
-
-    import jaxpyop
-
-    f = jax.jit(lambda x: jaxpyop.numpy_function(lambda x: (print("in the body", x), x)[1], [x], jnp.float32))
+def test_what_a_function_prints_is_captured(capsys):
+    f = jax.jit(lambda x: jaxpyop.numpy_function(lambda x: (print("in the function", x), x)[1], [x], jnp.float32))
     f(jnp.float32(2)).block_until_ready()
-    assert capsys.readouterr().out == "in the body 2.0\n"
+    assert capsys.readouterr().out == "in the function 2.0\n"
 
 
+@pytest.mark.slow
 def test_a_forked_child_that_leaves_jax_alone():
     """The package holds nothing that a fork could not leave: no hang, no text."""
     run_python("""
@@ -288,6 +276,7 @@ assert f(2.0) == 3
 """)
 
 
+@pytest.mark.slow
 def test_a_child_forked_before_the_first_operation():
     run_python("""
 import os, jaxpyop, jax, numpy as np

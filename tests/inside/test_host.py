@@ -1,0 +1,63 @@
+"""The host: how many chunks the elements of a batch go in. Few, when it is known how long an element takes."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxpyop._host.pools.job import Job
+from jaxpyop._host.pools.workers import Chunks
+from tests.batches.programs import InCaller
+from tests.shared.functions import numpy_function
+
+
+def sizes(count, seconds, *, given=None, busy=2, shared=0, pace=None):
+    """The sizes of the chunks of elements that take so many seconds each, and what is known afterwards."""
+    chunks = Chunks(count, given, busy, shared, pace)
+    found = []
+    while chunks.left:
+        found.append(chunks.next())
+        chunks.learn(found[-1] * seconds, found[-1])
+    assert sum(found) == count
+    return found, chunks.pace
+
+
+# How many elements, seconds for each, options, most chunks, most elements in one.
+BATCHES = {
+    "fast, nothing known": (5000, 8e-6, {}, 14, 1250),
+    "fast, known": (5000, 8e-6, {"pace": 8e-6}, 11, 1250),
+    "slow": (20, 1.0, {}, 20, 1),
+    "slow, known to be fast": (5000, 0.1, {"pace": 8e-6}, 5000, 1250),
+    "fast, known to be slow": (5000, 8e-6, {"pace": 1.0}, 14, 1250),
+    "chunksize=": (5000, 8e-6, {"given": 100, "pace": 1.0}, 50, 100),
+    "with a GB to take along": (5000, 1e-3, {"shared": 10**9}, 20, 1250),
+    "one": (1, 1e-9, {"pace": 1e-9}, 1, 1),
+}
+
+
+@pytest.mark.parametrize(("count", "seconds", "options", "most", "largest"), BATCHES.values(), ids=BATCHES)
+def test_as_many_chunks_as_needed(count, seconds, options, most, largest):
+    found, pace = sizes(count, seconds, **options)
+    assert len(found) <= most
+    assert max(found) <= largest
+    assert pace == pytest.approx(seconds)
+
+
+def test_no_worker_is_left_with_much_at_the_end():
+    found, _ = sizes(5000, 8e-6, busy=4, pace=8e-6)
+    assert found[-1] <= 5000 / 4 / 4
+
+
+def test_how_long_an_element_takes_is_known_from_the_batch_before(monkeypatch):
+    run = Job.__call__
+    monkeypatch.setattr(Job, "__call__", lambda job: run(job)._replace(seconds=8e-6 * job.count))
+    pool, counts = InCaller(), []
+    op = lambda x: numpy_function(np.negative, [x], jnp.float32, vmap_method="parallel", executor=pool)
+    f, x = jax.jit(jax.vmap(op)), jnp.arange(5000.0)
+    for _ in range(3):
+        pool.tasks.clear()
+        np.testing.assert_array_equal(f(x), -x)
+        counts.append(len(pool.tasks))
+    assert counts[1] == counts[2] < counts[0]
