@@ -1,4 +1,4 @@
-"""Functions that fork, start threads, take locks, run out of memory, print or clear JAX's caches end, and are right."""
+"""Functions that fork, start threads, take locks, run out of memory, print or clear JAX's caches end, and are right.
 
 What could hang runs in a process of its own, several programs each.
 """
