@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import jaxpyop
 from tests.arrays.memory import (
     LARGE,
     SMALL,
@@ -22,7 +21,7 @@ from tests.arrays.memory import (
     range_of,
 )
 from tests.batches.programs import METHODS
-from tests.shared.functions import both_sides, every_numpy_api, numpy_function, py_func, py_function
+from tests.shared.functions import both_sides, numpy_function, py_func, py_function
 
 
 @every_size
@@ -41,19 +40,6 @@ def test_inputs_are_private_writable_and_contiguous(compiled, n):
     np.testing.assert_array_equal(x, keep)
     assert y[0] == 100
     np.testing.assert_array_equal(y[1:], keep[1:])
-
-
-@every_numpy_api
-def test_the_callers_numpy_array_is_unchanged(api):
-    x = np.array([1.0, 2.0], np.float32)
-
-    def clear_first(x):
-        x[0] = 0.0
-        return x
-
-    np.testing.assert_array_equal(api(clear_first, [x], F), [0, 2])
-    np.testing.assert_array_equal(jax.jit(lambda: api(clear_first, [x], F))(), [0, 2])
-    np.testing.assert_array_equal(x, [1, 2])
 
 
 LAYOUTS = {
@@ -78,11 +64,6 @@ def test_any_layout_arrives_contiguous(compiled, x):
     keep = x.copy()
     np.testing.assert_array_equal(compiled(lambda: py_func(add_one, [x], F))(), keep + 1)
     np.testing.assert_array_equal(x, keep)
-
-
-def test_a_transpose_inside_the_program_arrives_contiguous():
-    x = jnp.arange(6.0).reshape(2, 3)
-    np.testing.assert_array_equal(jax.jit(lambda x: py_func(add_one, [x.T], F))(x), x.T + 1)
 
 
 # -------------------------------------------------------------------- what is kept
@@ -214,48 +195,21 @@ def test_elements_have_private_inputs(compiled, method):
     assert all((b == np.arange(n) + 5).all() for _, b in kept)
 
 
-def test_copies_in_a_scan():
-    kept = []
-
-    def body(x):
-        kept.append(x)
-        x += 1
-        return x
-
-    def program(x):
-        return jax.lax.scan(lambda c, _: (py_func(body, [c], F),) * 2, x, None, length=6)
-
-    last, ys = jax.jit(program)(jnp.zeros(LARGE, F))
-    np.testing.assert_array_equal(ys[:, 0], np.arange(1, 7))
-    assert [range_of(x) for x in kept] == [(i, i) for i in range(1, 7)]
-    assert last[-1] == 6
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("transport", ["auto", "callback"])
-def test_threads_share_no_copies(transport):
+def test_threads_share_no_copies():
     """Six threads in one compiled program, with arrays large enough to be used again."""
-    wrong = []
 
     def body(x):
-        if not (x == x[0]).all():
-            wrong.append(x[0])
+        assert (x == x[0]).all()
         x += 1
         return x
 
     def work(k):
-        x = full(LARGE, k)
-        for _ in range(5):
-            if not (np.asarray(f(x)) == k + 1).all() or not (np.asarray(batched(jnp.stack([x, x]))) == k + 1).all():
-                wrong.append(k)
+        return all((np.asarray(f(full((2, LARGE), k))) == k + 1).all() for _ in range(5))
 
-    with jaxpyop.config.override(transport=transport):
-        f = jax.jit(lambda x: numpy_function(body, [x], F))
-        batched = jax.jit(jax.vmap(lambda x: numpy_function(body, [x], F)))
-        threads = [threading.Thread(target=work, args=(k,)) for k in range(6)]
-        [t.start() for t in threads]
-        [t.join() for t in threads]
-    assert not wrong
+    f = jax.jit(jax.vmap(lambda x: numpy_function(body, [x], F)))
+    with ThreadPoolExecutor(6) as threads:
+        assert list(threads.map(work, range(6))) == [True] * 6
 
 
 @pytest.mark.parametrize("n", [SMALL, LARGE], ids=["small", "large"])

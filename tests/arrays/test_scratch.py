@@ -7,12 +7,11 @@ import tracemalloc
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import jaxpyop
-from tests.arrays.memory import F, range_of
-from tests.shared.functions import numpy_function, py_func, py_function
+from tests.arrays.memory import F
+from tests.shared.functions import numpy_function, py_function
 
 MB = 2**20
 X = 4 * MB  # the bytes of jnp.ones(MB)
@@ -111,33 +110,3 @@ def test_memory_of_large_inputs_is_used_again(api):
             jax.effects_barrier()
         assert held() < 3 * x.nbytes
     assert len(set(where)) <= 2
-
-
-@pytest.mark.filterwarnings("ignore:Setting the dtype:DeprecationWarning")
-@pytest.mark.parametrize("change", [lambda v: setattr(v, "dtype", np.int32), lambda v: v.setflags(write=False)])
-def test_an_array_that_was_changed_in_place_suits_the_next_op(change):
-    kinds = []
-
-    def body(v):
-        kinds.append((v.dtype, v.flags.carray))
-        change(v)
-        return np.float32(0)
-
-    f = jax.jit(lambda x: numpy_function(body, [x], F, output_shapes=()))
-    with jaxpyop.config.override(max_scratch_bytes=8 * MB):
-        for x in (jnp.ones(MB), jnp.ones(MB, jnp.int32), jnp.ones(MB)):
-            jax.block_until_ready(f(x))
-    assert kinds == [(np.float32, True), (np.int32, True), (np.float32, True)]
-
-
-def test_memory_that_is_in_use_is_never_used_again():
-    kept = []
-    f = jax.jit(lambda x: py_func(lambda v: v, [x], F))
-    g = lambda k: py_function(lambda v: np.full(2 * MB, float(v), np.float32), [k], F)
-    with jaxpyop.config.override(max_scratch_bytes=20 * MB):  # space for two
-        for k in range(6):
-            kept.append(g(float(k)))
-            jax.block_until_ready(f(kept[-1]))
-            if k % 2:
-                kept.pop(0)
-    assert [range_of(y) for y in kept] == [(k, k) for k in (3, 4, 5)]

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental import io_callback
 
 import jaxpyop
 from tests.arrays.memory import LARGE, MEDIUM, F, address, direct_and_compiled
@@ -61,43 +58,3 @@ def test_a_report_counts_the_bytes(transport):
         jax.jit(lambda x: numpy_function(np.sum, [x], F(0)))(jnp.ones(100)).block_until_ready()
     (row,) = report.rows()
     assert (row["route"], row["bytes_in"], row["bytes_out"]) == ({"auto": "buffer"}.get(transport, transport), 400, 4)
-
-
-# ------------------------------------------------------------------------ lowering
-
-LIKE = jax.ShapeDtypeStruct((3,), F)
-
-
-def python_calls(op):
-    """How many Python functions run while a program of 100 ops is lowered."""
-
-    def program(x):
-        for _ in range(100):
-            x = op(x)
-        return x
-
-    calls = 0
-
-    def count(frame, event, _):
-        nonlocal calls
-        calls += event == "call"
-
-    jax.jit(lambda x: program(x)).lower(jnp.ones(3))  # what is done once
-    traced = jax.jit(lambda x: program(x)).trace(jnp.ones(3))
-    sys.setprofile(count)
-    try:
-        traced.lower()
-    finally:
-        sys.setprofile(None)
-    return calls
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("options", "theirs"),
-    [({}, jax.pure_callback), ({"stateful": True}, io_callback)],
-    ids=["pure_callback", "io_callback"],
-)
-def test_many_ops_are_lowered_as_fast_as_by(options, theirs):
-    ours = python_calls(lambda x: numpy_function(lambda v: v, [x], F, **options))
-    assert ours < 1.5 * python_calls(lambda x: theirs(abs, LIKE, x))

@@ -110,19 +110,8 @@ class OddError(Exception):
         super().__init__(f"{how} {odd}")
 
 
-class OddExit(BaseException):
-    """The same, and `except Exception` does not catch it."""
-
-    def __init__(self, how, odd):
-        super().__init__(f"{how} {odd}")
-
-
 def fail_oddly(x):
     raise OddError("too", "odd")
-
-
-def exit_oddly(x):
-    raise OddExit("too", "odd")
 
 
 def die(x):

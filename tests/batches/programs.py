@@ -82,9 +82,7 @@ GRADIENTS = {
         lambda x, w: jax.vmap(jax.vmap(f, (None, 0)), (0, None))(x, w).sum(), (0, 1)
     ),
     "jacrev": lambda f: jax.jacrev(jax.vmap(f), (0, 1)),
-    "value_and_grad": lambda f: jax.vmap(jax.value_and_grad(f)),
     "axis size 0": lambda f: lambda x, w: jax.vmap(jax.grad(f))(x[:0], w[:0]),
-    "axis size 1": lambda f: lambda x, w: jax.vmap(jax.grad(f))(x[:1], w[:1]),
     "grad of scan of vmap": lambda f: jax.grad(
         lambda x, w: lax.scan(lambda c, v: (jax.vmap(f, (0, None))(c, v), None), x, w)[0].sum(), (0, 1)
     ),
@@ -97,10 +95,8 @@ GRADIENTS = {
 FORWARD_AND_HIGHER = {
     "jacfwd": lambda f: jax.jacfwd(jax.vmap(f), (0, 1)),
     "jvp of vmap": lambda f: lambda x, w: jax.jvp(jax.vmap(f), (x, w), (w, x)),
-    "vmap of jvp": lambda f: jax.vmap(lambda x, w: jax.jvp(f, (x, w), (w, x))),
     "vmap of grad of grad": lambda f: jax.vmap(jax.grad(jax.grad(f), 1)),
     "hessian": lambda f: jax.hessian(lambda x, w: jax.vmap(f)(x, w).sum(), (0, 1)),
-    "grad of vmap of grad": lambda f: jax.grad(lambda x, w: jax.vmap(jax.grad(f))(x, w).sum(), (0, 1)),
 }
 
 

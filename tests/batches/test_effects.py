@@ -13,15 +13,13 @@ from jax import lax
 
 from tests.batches.programs import BLOCKS, METHODS, F, grid
 from tests.shared.checks import run
-from tests.shared.functions import contrib, numpy_function, py_func, py_function
+from tests.shared.functions import py_func, py_function
 
 # The first is the fast one.
 STATEFUL = {
     "py_func": lambda f, inp, **o: py_func(f, inp, F, **o),
     "ordered py_function": lambda f, inp, **o: py_function(f, inp, F, ordered=True, **o),
     "ordered py_func": lambda f, inp, **o: py_func(f, inp, F, ordered=True, **o),
-    "ordered contrib": lambda f, inp, **o: contrib(f, inp, F, ordered=True, **o),
-    "numpy_function": lambda f, inp, **o: numpy_function(f, inp, F, stateful=True, **o),
     "py_function": lambda f, inp, **o: py_function(f, inp, F, stateful=True, **o),
 }
 every_stateful = pytest.mark.parametrize(

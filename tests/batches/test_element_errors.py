@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import jaxpyop
 from tests.batches import bodies
 from tests.batches.programs import LOOPING, F, grid
 from tests.shared.checks import run
@@ -139,13 +138,3 @@ def test_an_error_in_a_gradient_names_its_element(method):
     with pytest.raises(KeyError, match="mine") as caught:
         run(f, grid(3))
     assert index_notes(caught.value) == ["at batch index 2"]
-
-
-def test_calls_after_an_error():
-    with cf.ThreadPoolExecutor(2) as threads:
-        op = lambda x: numpy_function(bodies.fail_at_two, [x], F, executor=threads, vmap_method="parallel")
-        f = jax.jit(jax.vmap(op))
-        for _ in range(5):
-            with pytest.raises(ValueError, match="two is too much"), jaxpyop.reraise():
-                jax.block_until_ready(f(grid(8)))
-            np.testing.assert_array_equal(f(grid(8) + 3), grid(8) + 3)

@@ -15,7 +15,6 @@ from tests.batches.programs import (
     BLOCKS,
     FORWARD_AND_HIGHER,
     GRADIENTS,
-    LOOPING,
     METHODS,
     F,
     InCaller,
@@ -100,19 +99,6 @@ def test_one_host_call_per_batch_and_pass(method, name):
     with jaxpyop.report() as report:
         jax.block_until_ready(jax.jit(lambda x, w: (tape(x, w), rule(x, w)))(X, W))
     assert {row["op"]: row["calls"] for row in report.rows()} == dict.fromkeys(["tape", "rule"], PASSES[name])
-
-
-@pytest.mark.parametrize("method", LOOPING)
-def test_a_differentiated_stateful_batch_runs_once_per_element(method):
-    seen = []
-
-    def body(x):
-        seen.append(float(x))
-        return x**3
-
-    f = lambda x: py_function(body, [x], F, stateful=True, output_shapes=(), vmap_method=method)
-    np.testing.assert_allclose(jax.jit(jax.vmap(jax.grad(f)))(grid(3)), 3 * grid(3) ** 2)
-    assert sorted(seen) == [0, 1, 2]
 
 
 @pytest.mark.parametrize(("executor", "runs"), [(None, 3), (InCaller(), 6)], ids=["threads", "other workers"])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.batches import bodies
-from tests.batches.programs import LOOPING, F, grid
+from tests.batches.programs import LOOPING, F, InCaller, grid
 from tests.shared.checks import run
 from tests.shared.functions import contrib, every_api, numpy_function
 
@@ -33,15 +33,10 @@ def test_a_bar_shows_title_and_total(api, capsys):
     assert " 0/7 " in said.err
 
 
-def test_a_bar_of_a_compiled_program(capsys):
-    f = jax.jit(jax.vmap(lambda x: numpy_function(bodies.double, [x], F, progress=True)))
-    for _ in range(2):
-        jax.block_until_ready(f(grid(5)))
-        assert " 5/5 " in capsys.readouterr().err
-
-
 def test_a_bar_of_a_parallel_batch_counts_all_axes(capsys):
-    op = lambda x: numpy_function(bodies.double, [x], F, progress=True, name="resample", vmap_method="parallel")
+    """Also where several elements end at once."""
+    pool = {"vmap_method": "parallel", "executor": InCaller(), "chunksize": 3}
+    op = lambda x: numpy_function(bodies.double, [x], F, progress=True, name="resample", **pool)
     np.testing.assert_array_equal(jax.vmap(jax.vmap(op))(grid(3, 4)), 2 * grid(3, 4))
     assert re.search(r"numpy_function 'resample': 100%\|.*\| 12/12 ", capsys.readouterr().err)
 

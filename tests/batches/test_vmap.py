@@ -135,11 +135,6 @@ def test_a_block_of_the_wrong_shape_is_an_error(method):
         f(grid(3))
 
 
-def test_an_unknown_method_is_an_error():
-    with pytest.raises(ValueError, match=r"vmap_method.*'sequential'.*'parallel'"):
-        numpy_function(np.negative, [1.0], F, vmap_method="threads")
-
-
 def test_a_collective_inside_a_batch():
     f = jax.vmap(lambda x: numpy_function(np.negative, [lax.psum(x, "i")], F), axis_name="i")
     np.testing.assert_allclose(jax.jit(f)(grid(3)), [-3.0] * 3)
@@ -159,15 +154,9 @@ LOOPS = {
         lambda op: jax.vmap(lambda x: lax.while_loop(lambda c: c < 9, lambda c: op(c) + 1, x)),
         None,
     ),
-    "while_loop of vmap": (
-        lambda op: lambda x: lax.while_loop(lambda c: c.sum() < 9, lambda c: jax.vmap(op)(c) + 1, x),
-        None,
-    ),
     "vmap of cond": (lambda op: jax.vmap(lambda x: lax.cond(x > 0.5, op, lambda x: -x, x)), 1),
-    "cond of vmap": (lambda op: lambda x: lax.cond(x[0] < 1, jax.vmap(op), lambda x: -x, x), 1),
     "vmap of map": (lambda op: lambda x: jax.vmap(lambda x: lax.map(op, x))(jnp.stack([x, x + 1])), 3),
     "map with batch_size": (lambda op: lambda x: lax.map(op, x, batch_size=3), 1),
-    "vmap of checkpoint": (lambda op: jax.vmap(jax.checkpoint(op)), 1),
 }
 # Those of the fast tests.
 TYPICAL = ["scan of vmap", "vmap of fori_loop", "vmap of while_loop", "vmap of cond", "map with batch_size"]

@@ -38,11 +38,6 @@ body = lambda x: np.asarray(inner(x))""",
 inner = jax.jit(batch(np.negative, pool))
 inner(jnp.ones(3))
 body = lambda x: np.asarray(inner(jnp.stack([x] * 3))[0])""",
-    "a function in a function in a function": """
-two = jax.jit(op(np.negative))
-one = jax.jit(op(lambda x: np.asarray(two(x))))
-one(1.0)
-body = lambda x: np.asarray(one(x))""",
 }
 
 
