@@ -115,6 +115,39 @@ def test_chunksize_is_the_number_of_elements_in_a_task(size):
         np.testing.assert_array_equal(jax.vmap(op(threads))(grid(10)), 2 * grid(10))
 
 
+def in_chunks(api, body, size, **options):
+    """An op on an executor of an unknown kind."""
+    options |= {"vmap_method": "parallel", "executor": InCaller(), "chunksize": size}
+    return lambda x: api(body, [x], F, **options)
+
+
+def test_a_function_may_return_the_same_memory_for_each_element():
+    buffer = np.zeros((), np.float32)
+
+    def body(x):
+        buffer[...] = x * 2
+        return buffer
+
+    np.testing.assert_array_equal(jax.vmap(in_chunks(numpy_function, body, 3))(grid(10)), 2 * grid(10))
+
+
+def test_each_element_of_a_chunk_has_a_record_of_its_own():
+    """The backward pass compares the results of another run with those of the same element."""
+    x = jnp.arange(-4.0, 8.0)
+    op = in_chunks(py_function, bodies.branching_cube, 4, output_shapes=())
+    np.testing.assert_allclose(jax.vmap(jax.grad(op))(x), 3 * x * abs(x))
+
+
+def test_errors_in_a_chunk_name_their_element():
+    with pytest.raises(ValueError, match="two is too much") as caught:
+        jax.vmap(in_chunks(numpy_function, bodies.fail_at_two, 3))(grid(10) - 3)
+    assert caught.value.__notes__[0] == "at batch index 5"
+    op = in_chunks(numpy_function, lambda x: np.zeros(int(x)), 3, output_shapes=lambda x: (1,))
+    with pytest.raises(ValueError, match=r"shape \(2,\) where \(1,\)") as caught:
+        run(jax.jit(jax.vmap(op)), jnp.array([1.0, 1, 1, 1, 2, 1]))
+    assert "at batch index 4" in caught.value.__notes__
+
+
 # ---------------------------------------------------------------------- threads
 
 
