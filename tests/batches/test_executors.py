@@ -122,13 +122,13 @@ def in_chunks(api, body, size, **options):
 
 
 def test_a_function_may_return_the_same_memory_for_each_element():
-    buffer = np.zeros((), np.float32)
+    buffer = np.zeros(2, np.float32)
 
     def body(x):
         buffer[...] = x * 2
         return buffer
 
-    np.testing.assert_array_equal(jax.vmap(in_chunks(numpy_function, body, 3))(grid(10)), 2 * grid(10))
+    np.testing.assert_array_equal(jax.vmap(in_chunks(numpy_function, body, 3))(grid(10, 2)), 2 * grid(10, 2))
 
 
 def test_each_element_of_a_chunk_has_a_record_of_its_own():
