@@ -105,14 +105,21 @@ def test_an_executor_given_as_a_function_is_asked_for_each_call(compiled):
 
 @pytest.mark.parametrize("size", [1, 3, 100])
 def test_chunksize_is_the_number_of_elements_in_a_task(size):
+    threads_of = {}
+
+    def body(x):
+        threads_of.setdefault(int(x) // size, set()).add(threading.get_ident())
+        return x * 2
+
     pool = InCaller()
-    op = lambda executor: (
-        lambda x: numpy_function(bodies.double, [x], F, vmap_method="parallel", executor=executor, chunksize=size)
-    )
-    np.testing.assert_array_equal(jax.vmap(op(pool))(grid(10)), 2 * grid(10))
-    assert len(pool.tasks) == -(-10 // size)
+    options = {"vmap_method": "parallel", "chunksize": size}
     with pool_of(2) as threads:
-        np.testing.assert_array_equal(jax.vmap(op(threads))(grid(10)), 2 * grid(10))
+        for executor in (pool, threads):
+            threads_of.clear()
+            f = jax.vmap(lambda x, executor=executor: numpy_function(body, [x], F, executor=executor, **options))
+            np.testing.assert_array_equal(f(grid(10)), 2 * grid(10))
+            assert all(len(one) == 1 for one in threads_of.values())
+    assert len(pool.tasks) == -(-10 // size)
 
 
 def in_chunks(api, body, size, **options):
