@@ -128,6 +128,15 @@ def test_a_wrong_result_of_one_element_names_it(method):
 
 
 @looping_methods
+def test_an_assumed_shape_is_checked_for_each_element(method):
+    """A result of one number must not fill an element of two."""
+    f = jax.jit(jax.vmap(lambda x: numpy_function(lambda x: x[: int(x[0])], [x], F, vmap_method=method)))
+    with pytest.raises(ValueError, match=r"shape \(1,\)") as caught:
+        run(f, jnp.array([[2.0, 0.0], [1.0, 0.0], [2.0, 0.0]]))
+    assert index_notes(caught.value) == ["at batch index 1"]
+
+
+@looping_methods
 def test_an_error_in_a_gradient_names_its_element(method):
     def bad_vjp(inputs, outputs, cotangents):
         if inputs[0] == 2:
