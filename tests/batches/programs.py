@@ -1,9 +1,8 @@
-"""What vmaps and differentiates the ops of test_batches.py, test_parallel.py and test_pools.py."""
+"""What the tests of batches share: programs that vmap and differentiate an op, and an executor without threads."""
 
 from __future__ import annotations
 
 import concurrent.futures as cf
-import functools
 import math
 
 import jax
@@ -11,13 +10,27 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+import jaxpyop
+
 F = jnp.float32
 METHODS = ["sequential", "expand_dims", "broadcast_all", "parallel"]
+# The methods that call the function once per element.
 LOOPING = ["sequential", "parallel"]
+# The methods that call it once with the whole batch.
+BLOCKS = ["expand_dims", "broadcast_all"]
 
 
 def grid(*shape, start=0.0):
+    """The numbers from `start` on."""
     return jnp.asarray(np.arange(start, start + math.prod(shape), dtype=np.float32).reshape(shape))
+
+
+def counted(f, *args):
+    """The result of a program, and what the report says of its only op."""
+    with jaxpyop.report() as report:
+        out = jax.block_until_ready(f(*args))
+    (row,) = report.rows()
+    return out, row
 
 
 # What vmaps an f(x, y) of two elements, and the shapes that go in.
@@ -25,21 +38,38 @@ VMAPS = {
     "both": (lambda f: jax.vmap(f), (3,), (3,)),
     "y unbatched": (lambda f: jax.vmap(f, (0, None)), (3,), ()),
     "x unbatched": (lambda f: jax.vmap(f, (None, 0)), (), (3,)),
-    "arrays, last axis in, first out": (lambda f: jax.vmap(f, (1, -1)), (2, 3), (2, 3)),
-    "arrays, first axis in, last out": (lambda f: jax.vmap(f, (0, None), out_axes=-1), (3, 2), (2,)),
-    "outer product": (lambda f: jax.vmap(jax.vmap(f, (None, 0)), (0, None)), (3,), (2,)),
-    "nested, out transposed": (lambda f: jax.vmap(jax.vmap(f, (0, None)), (0, None), out_axes=1), (3, 2), ()),
-    "size 1": (lambda f: jax.vmap(f), (1,), (1,)),
+    "last axis in, first out": (lambda f: jax.vmap(f, (1, -1)), (2, 3), (2, 3)),
+    "first axis in, last out": (lambda f: jax.vmap(f, (0, None), out_axes=-1), (3, 2), (2,)),
+    "nested": (lambda f: jax.vmap(jax.vmap(f)), (4, 2), (4, 2)),
+    "nested, y unbatched outside": (lambda f: jax.vmap(jax.vmap(f), (0, None)), (4, 2), (2,)),
+    "nested, y unbatched inside": (lambda f: jax.vmap(jax.vmap(f, (0, None))), (4, 2), (4,)),
+    "outer product": (lambda f: jax.vmap(jax.vmap(f, (None, 0)), (0, None)), (4,), (2,)),
+    "y unbatched, out transposed": (lambda f: jax.vmap(jax.vmap(f, (0, None)), (0, None), out_axes=1), (4, 2), ()),
+    "three": (lambda f: jax.vmap(jax.vmap(jax.vmap(f, (0, None)), (None, 0)), (0, 0)), (3, 2), (3, 4)),
     "size 1 in size 3": (lambda f: jax.vmap(jax.vmap(f)), (3, 1), (3, 1)),
     "size 0": (lambda f: jax.vmap(f, (0, None)), (0,), ()),
-    "size 0 in size 3": (lambda f: jax.vmap(jax.vmap(f), (0, 0)), (3, 0), (3, 0)),
+    "size 0 in size 3": (lambda f: jax.vmap(jax.vmap(f)), (3, 0), (3, 0)),
+    "elements of nothing": (lambda f: jax.vmap(f), (2, 0), (2, 0)),
 }
+
+
+# ------------------------------------------------------------------ derivatives
 
 
 def plain(x, w):
     return jnp.sin(x) * w**2
 
 
+def numpy_plain(x, w):
+    return np.sin(x) * w**2
+
+
+def numpy_vjp(inputs, outputs, cotangents):
+    (x, w), (ct,) = inputs, cotangents
+    return ct * np.cos(x) * w**2, ct * np.sin(x) * 2 * w
+
+
+# What differentiates an f(x, w) of two numbers, as a function of two arrays of three numbers.
 GRADIENTS = {
     "vmap of grad": lambda f: jax.vmap(jax.grad(f, (0, 1))),
     "vmap of grad, w unbatched": lambda f: lambda x, w: jax.vmap(jax.grad(f, (0, 1)), (0, None))(x, w[0]),
@@ -52,9 +82,7 @@ GRADIENTS = {
         lambda x, w: jax.vmap(jax.vmap(f, (None, 0)), (0, None))(x, w).sum(), (0, 1)
     ),
     "jacrev": lambda f: jax.jacrev(jax.vmap(f), (0, 1)),
-    "value_and_grad": lambda f: jax.vmap(jax.value_and_grad(f)),
     "axis size 0": lambda f: lambda x, w: jax.vmap(jax.grad(f))(x[:0], w[:0]),
-    "axis size 1": lambda f: lambda x, w: jax.vmap(jax.grad(f))(x[:1], w[:1]),
     "grad of scan of vmap": lambda f: jax.grad(
         lambda x, w: lax.scan(lambda c, v: (jax.vmap(f, (0, None))(c, v), None), x, w)[0].sum(), (0, 1)
     ),
@@ -63,33 +91,29 @@ GRADIENTS = {
     ),
 }
 
+# The same for what only a `py_function` without rules has.
 FORWARD_AND_HIGHER = {
     "jacfwd": lambda f: jax.jacfwd(jax.vmap(f), (0, 1)),
     "jvp of vmap": lambda f: lambda x, w: jax.jvp(jax.vmap(f), (x, w), (w, x)),
-    "vmap of jvp": lambda f: jax.vmap(lambda x, w: jax.jvp(f, (x, w), (w, x))),
     "vmap of grad of grad": lambda f: jax.vmap(jax.grad(jax.grad(f), 1)),
     "hessian": lambda f: jax.hessian(lambda x, w: jax.vmap(f)(x, w).sum(), (0, 1)),
-    "grad of vmap of grad": lambda f: jax.grad(lambda x, w: jax.vmap(jax.grad(f))(x, w).sum(), (0, 1)),
 }
 
 
-def assert_same_gradients(program, op, run):
-    x, w = jnp.array([0.5, -1.0, 2.0]), jnp.array([1.0, 2.0, -0.5])
-    same = functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=1e-6)
-    jax.tree.map(same, run(program(op), x, w), program(plain)(x, w))
-
-
-def parallel(api, body, inp, tout=F, **options):
-    return api(body, inp, tout, vmap_method="parallel", **options)
+# -------------------------------------------------------------------- executors
 
 
 class InCaller(cf.Executor):
-    """Not a pool at all."""
+    """Not a pool at all: it runs each task at once where it is submitted, and counts them.
 
-    submitted = 0
+    jaxpyop cannot know that, so it sends NumPy arrays and records nothing, as for a process.
+    """
+
+    def __init__(self):
+        self.tasks = []
 
     def submit(self, fn, /, *args, **kwargs):
-        self.submitted += 1
+        self.tasks.append(fn)
         future = cf.Future()
         try:
             future.set_result(fn(*args, **kwargs))

@@ -1,8 +1,6 @@
-"""How many chunks the elements of a batch go in: few, when it is known what an element takes."""
+"""The host: how many chunks the elements of a batch go in. Few, when it is known how long an element takes."""
 
 from __future__ import annotations
-
-import concurrent.futures
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +9,8 @@ import pytest
 
 from jaxpyop._host.pools.job import Job
 from jaxpyop._host.pools.workers import Chunks
-from tests.shared.util import numpy_function
+from tests.batches.programs import InCaller
+from tests.shared.functions import numpy_function
 
 
 def sizes(count, seconds, *, given=None, busy=2, shared=0, pace=None):
@@ -51,27 +50,14 @@ def test_no_worker_is_left_with_much_at_the_end():
     assert found[-1] <= 5000 / 4 / 4
 
 
-class Here(concurrent.futures.Executor):
-    """Workers that are no threads of ours: each task runs when it is submitted."""
-
-    def __init__(self):
-        self.tasks = 0
-
-    def submit(self, func, /, *args, **kwargs):
-        self.tasks += 1
-        future = concurrent.futures.Future()
-        future.set_result(func(*args, **kwargs))
-        return future
-
-
-def test_what_an_element_takes_is_known_from_the_batch_before(monkeypatch):
+def test_how_long_an_element_takes_is_known_from_the_batch_before(monkeypatch):
     run = Job.__call__
     monkeypatch.setattr(Job, "__call__", lambda job: run(job)._replace(seconds=8e-6 * job.count))
-    pool, counts = Here(), []
+    pool, counts = InCaller(), []
     op = lambda x: numpy_function(np.negative, [x], jnp.float32, vmap_method="parallel", executor=pool)
     f, x = jax.jit(jax.vmap(op)), jnp.arange(5000.0)
     for _ in range(3):
-        pool.tasks = 0
+        pool.tasks.clear()
         np.testing.assert_array_equal(f(x), -x)
-        counts.append(pool.tasks)
+        counts.append(len(pool.tasks))
     assert counts[1] == counts[2] < counts[0]

@@ -1,10 +1,8 @@
-"""Bodies at the top of a module, as other processes need them; the README's table of what runs where."""
+"""Functions at the top of a module, which workers in other processes can import."""
 
 from __future__ import annotations
 
 import os
-import pathlib
-import re
 import threading
 import time
 
@@ -13,10 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxpyop
-
-ROOT = pathlib.Path(__file__).parents[2]
-README = ROOT / "README.md"
-BATCHES = ROOT / "docs" / "guide" / "batches.md"
 
 
 def double(x):
@@ -35,13 +29,13 @@ def cube(x):
     return x**3
 
 
+def cube_vjp(inputs, outputs, cotangents):
+    return 3 * inputs[0] ** 2 * cotangents[0]
+
+
 def branching_cube(x):
     """A cube that only the tape can differentiate."""
     return x**3 if float(x) > 0 else -(x**3)
-
-
-def cube_vjp(inputs, outputs, cotangents):
-    return 3 * inputs[0] ** 2 * cotangents[0]
 
 
 def norm(x):
@@ -62,20 +56,14 @@ def process_number(x):
     return np.int32(os.getpid())
 
 
+def labelled(label, x):
+    assert label == {"label": "metre", "parts": ("a", None)}
+    return x + 1
+
+
 def scale(batch, *, by, unit):
     assert unit == "m"
     return {"x": batch["x"] * by, "n": np.int32(batch["n"] + 1)}
-
-
-def overwrite(x, y):
-    """Writes into its second input, which the elements may share."""
-    y += x
-    return y
-
-
-def labelled(label, x):
-    assert label == {"label": "metre", "path": README}
-    return x + 1
 
 
 def normal(key):
@@ -116,6 +104,8 @@ def fail_in_jax(x):
 
 
 class OddError(Exception):
+    """It can be pickled, but not read again."""
+
     def __init__(self, how, odd):
         super().__init__(f"{how} {odd}")
 
@@ -124,13 +114,19 @@ def fail_oddly(x):
     raise OddError("too", "odd")
 
 
-class OddExit(BaseException):
-    def __init__(self, how, odd):
-        super().__init__(f"{how} {odd}")
+def die(x):
+    os._exit(3)
 
 
-def exit_oddly(x):
-    raise OddExit("too", "odd")
+def locked():
+    """A function that nobody can pickle."""
+    lock = threading.Lock()
+
+    def body(x):
+        with lock:
+            return x
+
+    return body
 
 
 pool = None  # set by a test
@@ -147,26 +143,3 @@ class Scaled:
     @jaxpyop.py_function(Tout=jnp.float32, vmap_method="parallel", executor=lambda: pool)
     def scaled(self, x):
         return x * self.by
-
-
-def die(x):
-    os._exit(3)
-
-
-def locked():
-    """A body that nobody can pickle."""
-    lock = threading.Lock()
-
-    def body(x):
-        with lock:
-            return x
-
-    return body
-
-
-def scaling_table():
-    """The table of what runs where, in the guide: the other cells of each row by its first."""
-    section = BATCHES.read_text(encoding="utf-8").split("\n## Where the function runs\n")[1].split("\n## ")[0]
-    lines = re.findall(r"^\|(.*)\|$", section, re.MULTILINE)
-    rows = [[cell.strip() for cell in line.split("|")] for line in lines]
-    return {row[0]: tuple(row[1:]) for row in rows[2:]}

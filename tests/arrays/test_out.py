@@ -1,0 +1,296 @@
+"""`out=True`: the function fills the op's results, in XLA's own memory where a program runs it on one CPU device."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxpyop
+from tests.arrays.memory import LARGE, SMALL, F, direct_and_compiled
+from tests.batches.programs import BLOCKS, METHODS, InCaller
+from tests.shared.checks import Counter, close, run
+from tests.shared.functions import contrib, numpy_function, py_func, py_function
+from tests.shared.processes import on_devices, run_python
+
+XS = np.arange(12, dtype=np.float32).reshape(4, 3)
+both_sizes = pytest.mark.parametrize("n", [SMALL, LARGE], ids=["small", "large"])
+
+
+def negative(x, out):
+    np.negative(x, out=out)
+
+
+@pytest.mark.parametrize("copy", [True, False], ids=["copy", "lent"])
+@pytest.mark.parametrize("method", METHODS)
+@direct_and_compiled
+def test_batches(compiled, method, copy):
+    shapes = []
+
+    def body(x, y, out):
+        shapes.append(out.shape)
+        np.multiply(x, y, out=out)
+
+    op = lambda x, y: numpy_function(body, [x, y], F, out=True, vmap_method=method, copy=copy)
+    ys = np.arange(1, 3, dtype=np.float32)[:, None]
+    f = compiled(jax.vmap(jax.vmap(op, (None, 0)), (0, None)))
+    close(f(XS, ys), XS[:, None] * ys)
+    assert shapes == ([(4, 2, 3)] if method in BLOCKS else [(3,)] * 8)
+
+
+SHAPES = {
+    "Tout": (jax.ShapeDtypeStruct((2, 1), F), {}, (2, 1)),
+    "a scalar": (F(0), {}, ()),
+    "output_shapes": (F, {"output_shapes": (5,)}, (5,)),
+    "a function": (F, {"output_shapes": lambda x: (*x.shape, 2)}, (3, 2)),
+    "partly": (F, {"output_shapes": (None,)}, (3,)),
+    "assumed": (F, {}, (3,)),
+    "empty": (F, {"output_shapes": (0,)}, (0,)),
+}
+
+
+@pytest.mark.parametrize(("tout", "options", "shape"), SHAPES.values(), ids=SHAPES)
+@direct_and_compiled
+def test_shapes_are_found(compiled, tout, options, shape):
+    seen = []
+
+    def body(x, out):
+        seen.append((out.shape, out.dtype, out.flags.carray))
+        out.fill(7)
+
+    close(compiled(lambda x: py_func(body, [x], tout, out=True, **options))(XS[0]), np.full(shape, 7))
+    assert seen == [(shape, np.float32, True)]
+
+
+@direct_and_compiled
+def test_the_structure_is_that_of_tout(compiled):
+    def body(x, out):
+        out["a"][...] = x
+        out["n"][0][...] = 3
+        out["n"][1][::2] = True
+
+    tout = {"a": jnp.bfloat16, "n": [jnp.int32(0), jax.ShapeDtypeStruct((4,), bool)]}
+    y = compiled(lambda x: numpy_function(body, [x], tout, out=True))(XS[0])
+    close(y["a"].astype(F), XS[0])
+    assert (int(y["n"][0]), y["n"][1].tolist()) == (3, [True, False, True, False])
+
+
+@pytest.mark.parametrize(("n", "batch"), [(LARGE, ()), (SMALL, (2,))], ids=["large", "small, vmap"])
+def test_what_is_not_filled_is_zero(n, batch):
+    """Also where XLA's memory held something else just before."""
+    op = lambda x: numpy_function(lambda x, out: None, [x + 1], (F, F), out=True, copy=False)
+    op = jax.vmap(op) if batch else op
+    program = lambda x: jax.lax.scan(lambda c, _: ((c + 1) * 3 + op(c)[0], op(c * 2)[1].sum()), x, None, length=2)[1]
+    assert jax.jit(program)(jnp.ones((*batch, n))).tolist() == [0, 0]
+
+
+RETURNS = {
+    "out": (F, lambda x, out: np.negative(x, out=out)),
+    "a ufunc": (F, np.negative),
+    "a new tuple of them": ((F, F), lambda x, out: np.divmod(x, -1, out=out)),
+}
+
+
+@pytest.mark.parametrize(("tout", "func"), RETURNS.values(), ids=RETURNS)
+@direct_and_compiled
+def test_the_arrays_themselves_may_be_returned(compiled, tout, func):
+    y = compiled(lambda x: numpy_function(func, [x], tout, out=True))(XS)
+    close(y[0] if isinstance(y, tuple) else y, -XS)
+
+
+@pytest.mark.parametrize("pool", [lambda: ThreadPoolExecutor(1, "mine"), InCaller], ids=["thread", "elsewhere"])
+@pytest.mark.parametrize("method", METHODS)
+def test_on_an_executor(pool, method):
+    names = []
+
+    def body(x, out):
+        names.append(threading.current_thread().name)
+        np.negative(x, out=out)
+
+    with pool() as executor:
+        op = lambda x: numpy_function(
+            body, [x], F, out=True, executor=executor, vmap_method=method, output_shapes=lambda x: x.shape
+        )
+        close(op(XS[0]), -XS[0])
+        close(jax.jit(jax.vmap(op))(XS), -XS)
+    assert pool is InCaller or set(names) == {"mine_0"}
+    assert len(names) == (2 if method in BLOCKS else 5)
+
+
+@pytest.mark.parametrize("n", [SMALL, pytest.param(LARGE, marks=pytest.mark.slow)])
+def test_when(n):
+    body = Counter(negative)
+    op = lambda x, w: numpy_function(body, [x], F, out=True, when=w)
+    xs, ws = jnp.ones((3, n)), jnp.array([True, False, True])
+    close(jax.jit(jax.vmap(op))(xs, ws)[:, 0], [-1, 0, -1])
+    assert body.count == 2
+    assert not jax.jit(op)(xs[0], ws[1]).any()
+    assert body.count == 2
+
+
+def cube(x, out):
+    np.power(x, 3, out=out)
+
+
+RULES = {
+    "vjp=f": (cube, {"vjp": lambda i, o, c: 3 * o[0] / i[0] * c[0]}),
+    "vjp=(fwd, bwd)": (cube, {"vjp": (lambda x: (x**3, x), lambda x, c: 3 * x**2 * c[0])}),
+    "vjp='numerical'": (cube, {"vjp": "numerical"}),
+    "transpose=": (lambda x, out: np.multiply(x, 12, out=out), {"transpose": lambda c: 12 * c[0]}),
+}
+
+
+@pytest.mark.parametrize(("func", "rule"), RULES.values(), ids=RULES)
+def test_derivatives(func, rule):
+    op = lambda x: numpy_function(func, [x], F, out=True, **rule)
+    np.testing.assert_allclose(jax.grad(op)(2.0), 12, rtol=1e-2)
+    np.testing.assert_allclose(jax.vmap(jax.grad(op))(jnp.full(3, 2.0)), [12] * 3, rtol=1e-2)
+
+
+ON_FOUR = """
+import jaxpyop, jax, jax.numpy as jnp, numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+log = []
+def body(x, out):
+    log.append(x.tolist())
+    np.negative(x[:-1], out=out[:-1])
+def check(f, x, wanted, seen):
+    del log[:]
+    np.testing.assert_array_equal(jax.jit(f)(x), wanted)
+    assert sorted(log) == seen, log
+for kind in (AxisType.Auto, AxisType.Explicit):
+    mesh = jax.make_mesh((4,), ("d",), axis_types=(kind,))
+    x = jax.device_put(jnp.arange(8.0), NamedSharding(mesh, P("d")))
+    op = lambda x: jaxpyop.numpy_function(body, [x], jnp.float32, out=True)
+    check(op, x, [0, -1, -2, -3, -4, -5, -6, 0], [list(range(8))])
+    sharded = jax.shard_map(op, mesh=mesh, in_specs=P("d"), out_specs=P("d"))
+    check(sharded, x, [0, 0, -2, 0, -4, 0, -6, 0], [[0, 1], [2, 3], [4, 5], [6, 7]])
+"""
+
+
+@pytest.mark.slow
+def test_on_four_devices():
+    run_python(ON_FOUR, **on_devices(4))
+
+
+# ------------------------------------------------------------------- what is kept
+
+
+def keeping(part=lambda out: out):
+    """A function that fills its result and keeps a part of it, and what it kept."""
+    kept = []
+
+    def greedy(x, out):
+        out[...] = x
+        kept.append(part(out))
+
+    return greedy, kept
+
+
+KEPT = {
+    "itself": (lambda out: out, F, lambda f: f),
+    "a slice": (lambda out: out[1:], jnp.bfloat16, lambda f: f),
+    "a slice of an element": (lambda out: out[1:], F, jax.vmap),
+}
+
+
+@pytest.mark.parametrize(("part", "dtype", "transform"), KEPT.values(), ids=KEPT)
+def test_keeping_it_in_a_program_warns(part, dtype, transform):
+    body, _ = keeping(part)
+    op = lambda x: numpy_function(body, [x], dtype, out=True)
+    with pytest.warns(RuntimeWarning, match="'greedy': func kept out, which out=True lends for the call only"):
+        jax.block_until_ready(jax.jit(transform(op))(XS))
+
+
+def in_a_cycle(x, out):
+    """An exception that is caught and named holds the frame, and with it the arrays."""
+    out[...] = x
+    try:
+        raise KeyError
+    except KeyError as error:
+        caught = error  # noqa: F841
+
+
+@both_sizes
+def test_an_array_that_only_garbage_holds_was_not_kept(n):
+    op = lambda x: numpy_function(in_a_cycle, [x], F, out=True, copy=False)
+    assert jax.jit(op)(jnp.ones(n)).sum() == n
+    assert jax.jit(jax.vmap(op))(jnp.ones((2, n))).sum() == 2 * n
+
+
+@pytest.mark.filterwarnings("ignore:.*func kept out:RuntimeWarning")
+def test_what_a_program_lent_can_no_longer_be_written_to():
+    body, kept = keeping()
+    op = lambda x: py_func(body, [x], F, out=True)
+    results = [jax.block_until_ready(jax.jit(f)(x)) for f, x in ((op, XS), (jax.vmap(op), XS[:1]), (op, XS + 1))]
+    for array in kept:
+        with pytest.raises(ValueError, match="read-only"):
+            array[...] = 99
+    assert [float(y.max()) for y in results] == [11, 2, 12]
+
+
+def test_what_a_direct_call_fills_may_be_kept():
+    body, kept = keeping()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        y = py_func(body, [XS], F, out=True)
+    kept[0] += 1
+    close(kept[0], XS + 1)
+    close(y, XS)
+
+
+@direct_and_compiled
+def test_a_function_that_raises(compiled):
+    def body(x, out):
+        out[...] = x
+        if x[0] > 0:
+            raise KeyError("no")
+
+    f = compiled(lambda x: numpy_function(body, [x], F, out=True))
+    with pytest.raises(KeyError, match="no") as caught:
+        run(f, jnp.ones(LARGE))
+    tb = caught.tb
+    while tb.tb_next:
+        tb = tb.tb_next
+    assert tb.tb_frame.f_code.co_name == "body"
+    # A debugger must not read memory that is XLA's again.
+    assert (compiled is jax.jit) != ("out" in tb.tb_frame.f_locals)
+    close(f(jnp.zeros(3)), np.zeros(3))
+
+
+# ------------------------------------------------------------------------- misuse
+
+BAD = {
+    "another array": (lambda x, out: x, ValueError, r"func returned an array, and out=True .*write out\[\.\.\.\] = "),
+    "no keyword": (lambda x: x, TypeError, "with 1 argument, .* and the keywords out, which it does not take"),
+    "another shape": (lambda x, out: out.__setitem__(..., np.ones(5)), ValueError, "could not broadcast"),
+}
+
+
+@pytest.mark.parametrize(("func", "kind", "text"), BAD.values(), ids=BAD)
+@direct_and_compiled
+def test_bad_functions(compiled, func, kind, text):
+    with pytest.raises(kind, match=text):
+        run(compiled(lambda x: numpy_function(func, [x], F, out=True)), XS)
+
+
+MISUSED = {
+    "no result": (lambda f: numpy_function(f, [1.0], None, out=True), ValueError, "Tout declares none"),
+    "padded": (lambda f: numpy_function(f, [1.0], jaxpyop.padded(F, 3), out=True), ValueError, "padded results"),
+    "a key": (lambda f: numpy_function(f, [1.0], jax.random.key(0), out=True), ValueError, "typed keys are not"),
+    "py_function": (lambda f: py_function(f, [1.0], F, out=True), TypeError, "unexpected keyword argument 'out'"),
+    "an array": (lambda f: py_func(f, [1.0], F, out=np.ones(1)), TypeError, r"out is array.*expected True or False"),
+    "out is taken": (lambda f: contrib(f, [1], F, kwargs={"out": 1}, out=True), TypeError, "by the keyword out"),
+    "no shape": (lambda f: py_func(f, [np.ones(2), np.ones(3)], F, out=True), ValueError, "do not broadcast; give"),
+}
+
+
+@pytest.mark.parametrize(("call", "kind", "text"), MISUSED.values(), ids=MISUSED)
+def test_misuse(call, kind, text):
+    with pytest.raises(kind, match=text):
+        call(lambda *args, out: None)

@@ -1,0 +1,112 @@
+"""The scratch memory into which large inputs are copied: used again, shared by all programs, and bounded in bytes."""
+
+from __future__ import annotations
+
+import contextlib
+import tracemalloc
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jaxpyop
+from tests.arrays.memory import F
+from tests.shared.functions import numpy_function, py_function
+
+MB = 2**20
+X = 4 * MB  # the bytes of jnp.ones(MB)
+NEARLY = MB // 4  # beside arrays of some megabytes
+
+
+@pytest.fixture(autouse=True)
+def empty():
+    """Nothing of other tests is kept."""
+    with jaxpyop.config.override(max_scratch_bytes=1):
+        yield
+
+
+@contextlib.contextmanager
+def bounded(nbytes):
+    """A bound, and a function that returns how many bytes NumPy's arrays hold that were made meanwhile."""
+    with jaxpyop.config.override(max_scratch_bytes=nbytes):
+        tracemalloc.start()
+        try:
+            yield lambda: tracemalloc.get_traced_memory()[0]
+        finally:
+            tracemalloc.stop()
+
+
+def chain(count):
+    """A program of so many ops on a large array."""
+
+    def program(x):
+        for k in range(count):
+            x = x + numpy_function(lambda v, k=k: v[:1] * k, [x], F, output_shapes=(1,))
+        return x
+
+    return jax.jit(program)
+
+
+def test_ops_share_their_scratch_arrays():
+    with bounded(32 * MB) as held:
+        jax.block_until_ready(chain(6)(jnp.ones(MB)))
+        assert X <= held() < 2 * X + MB
+
+
+def test_programs_and_shapes_share_one_bound():
+    op = lambda x: numpy_function(lambda v: v[:1], [x], F, output_shapes=(1,))
+    f = jax.jit(lambda x: sum(op(x[k:]) for k in range(7)))
+    with bounded(18 * MB) as held:
+        jax.block_until_ready(f(jnp.ones(MB + 7)))
+        assert 15 * MB < held() <= 18 * MB + NEARLY
+        jax.block_until_ready(chain(1)(jnp.ones(2 * MB)))
+        assert held() <= 18 * MB + NEARLY
+
+
+def test_the_oldest_goes_first():
+    f, x, y = chain(1), jnp.ones(MB), jnp.ones(2 * MB)
+    with bounded(10 * MB) as held:
+        for a, kept in [(x, X), (y, 2 * X), (x, X)]:
+            jax.block_until_ready(f(a))
+            assert kept <= held() < kept + NEARLY
+
+
+def test_what_was_used_again_is_not_the_oldest():
+    where = []
+    f = jax.jit(lambda x: numpy_function(lambda v: where.append(v.ctypes.data), [x], None))
+    x, y, z = (jnp.ones(MB + k) for k in range(3))
+    with bounded(9 * MB):
+        for a in (x, y, x, z, x):
+            f(a)
+            jax.effects_barrier()
+    assert where[0] == where[2] == where[4]
+
+
+def test_what_is_larger_than_the_bound_is_not_kept():
+    f = chain(1)
+    with bounded(5 * MB) as held:
+        jax.block_until_ready(f(jnp.ones(MB)))
+        jax.block_until_ready(f(jnp.ones(2 * MB)))
+        assert X <= held() < X + NEARLY
+
+
+def test_a_smaller_bound_frees_at_once():
+    with bounded(8 * MB) as held:
+        jax.block_until_ready(chain(1)(jnp.ones(MB)))
+        assert held() >= X
+        with jaxpyop.config.override(max_scratch_bytes=MB):
+            assert held() < NEARLY
+
+
+@pytest.mark.parametrize("api", [py_function, numpy_function])
+def test_memory_of_large_inputs_is_used_again(api):
+    where = []
+    body = lambda v: where.append(v.unsafe_buffer_pointer() if api is py_function else v.ctypes.data)
+    f = jax.jit(lambda x: api(body, [x], None, stateful=True))
+    x = jnp.ones(2 * MB)
+    with bounded(32 * MB) as held:
+        for _ in range(6):
+            f(x)
+            jax.effects_barrier()
+        assert held() < 3 * x.nbytes
+    assert len(set(where)) <= 2

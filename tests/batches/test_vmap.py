@@ -1,0 +1,173 @@
+"""The methods and axes of `vmap`: values, the shapes that the function sees, and one host call per batch."""
+
+from __future__ import annotations
+
+import collections
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import jaxpyop
+from tests.batches.programs import BLOCKS, LOOPING, METHODS, VMAPS, F, counted, grid
+from tests.shared.checks import run
+from tests.shared.functions import both_sides, every_api, numpy_function, py_func
+
+slow = pytest.mark.slow
+every_method = pytest.mark.parametrize("method", METHODS)
+looping_methods = pytest.mark.parametrize("method", LOOPING)
+block_methods = pytest.mark.parametrize("method", BLOCKS)
+every_vmap = pytest.mark.parametrize(("vmapped", "x_shape", "y_shape"), VMAPS.values(), ids=VMAPS)
+
+
+@every_vmap
+@pytest.mark.parametrize("method", ["sequential", "expand_dims", *(pytest.param(m, marks=slow) for m in METHODS[2:])])
+def test_values_of_a_direct_batch(method, vmapped, x_shape, y_shape):
+    args = grid(*x_shape), grid(*y_shape, start=10.0)
+    value = vmapped(lambda x, y: numpy_function(np.multiply, [x, y], F, vmap_method=method))(*args)
+    wanted = vmapped(jnp.multiply)(*args)
+    assert (value.shape, value.dtype) == (wanted.shape, wanted.dtype)
+    np.testing.assert_array_equal(value, wanted)
+
+
+@every_vmap
+def test_a_compiled_batch_is_one_host_call_with_the_shapes_of_pure_callback(vmapped, x_shape, y_shape):
+    """Of each method, in one program."""
+    seen = collections.defaultdict(list)
+
+    def noting(key):
+        def body(x, y):
+            seen[key].append((np.shape(x), np.shape(y)))
+            return np.asarray(x) * np.asarray(y)
+
+        return body
+
+    def ours(method):
+        return lambda x, y: numpy_function(noting(method), [x, y], F, name=method, vmap_method=method)
+
+    def theirs(method):
+        return lambda x, y: jax.pure_callback(noting(("theirs", method)), x + y, x, y, vmap_method=method)
+
+    def program(x, y):
+        return [vmapped(ours(m))(x, y) for m in METHODS], [vmapped(theirs(m))(x, y) for m in BLOCKS]
+
+    args = grid(*x_shape), grid(*y_shape, start=10.0)
+    with jaxpyop.report() as report:
+        values, _ = jax.block_until_ready(jax.jit(program)(*args))
+    wanted = vmapped(jnp.multiply)(*args)
+    for value in values:
+        assert (value.shape, value.dtype) == (wanted.shape, wanted.dtype)
+        np.testing.assert_array_equal(value, wanted)
+    if not wanted.size:  # XLA need not call for an empty result
+        return
+    assert {row["op"]: row["calls"] for row in report.rows()} == dict.fromkeys(METHODS, 1)
+    for method in BLOCKS:
+        assert seen[method] == seen["theirs", method]
+    for method in LOOPING:  # each element alone
+        assert all(x == y and len(x) <= 1 for x, y in seen[method])
+        assert sum(math.prod(x) for x, _ in seen[method]) == wanted.size
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"stateful": True}, {"ordered": True}], ids=["stateless", "stateful", "ordered"]
+)
+def test_one_host_call_at_each_execution(options):
+    f = jax.jit(jax.vmap(lambda x: numpy_function(lambda x: x * 2, [x], F, **options)))
+    for _ in range(2):
+        out, row = counted(f, grid(1000))
+        np.testing.assert_array_equal(out, 2 * grid(1000))
+        assert (row["calls"], row["elements"], row["runs"]) == (1, 1000, 1000)
+
+
+@every_api
+def test_elements_run_in_batch_order(api):
+    seen = []
+
+    def body(x, y):
+        seen.append((float(x), float(y)))
+        return x
+
+    f = jax.vmap(jax.vmap(lambda x, y: api(body, [x, y], F, output_shapes=()), (None, 0)), (0, None))
+    run(f, jnp.arange(3.0), jnp.arange(2.0))
+    assert seen == [(i, j) for i in range(3) for j in range(2)]
+
+
+@looping_methods
+@both_sides
+def test_pytrees_static_inputs_and_several_results(api, method):
+    def body(tree, label, by):
+        assert label == "m"
+        return {"sum": tree["a"].sum() * by, "parts": [tree["b"], tree["a"]]}
+
+    tout, shapes = {"sum": F, "parts": [jnp.int32, F]}, {"sum": (), "parts": [(), (2,)]}
+    op = lambda tree, by: api(body, [tree, "m", by], tout, output_shapes=shapes, vmap_method=method)
+    f = jax.vmap(op, in_axes=({"a": 1, "b": None}, 0), out_axes={"sum": 0, "parts": [0, 1]})
+    out = f({"a": grid(2, 3), "b": jnp.int32(7)}, jnp.arange(3.0))
+    np.testing.assert_array_equal(out["sum"], [0, 5, 14])
+    np.testing.assert_array_equal(out["parts"][0], [7, 7, 7])
+    np.testing.assert_array_equal(out["parts"][1], grid(2, 3))
+
+
+@looping_methods
+def test_elements_without_a_result(method):
+    seen = []
+    f = jax.vmap(lambda x: py_func(lambda s, x: seen.append((s, float(x))), ["s", x], None, vmap_method=method))
+    assert run(f, grid(3)) is None
+    assert sorted(seen) == [("s", 0), ("s", 1), ("s", 2)]
+
+
+@every_method
+def test_a_call_without_batched_inputs_runs_once(method):
+    seen = []
+    body = lambda x: (seen.append(1), x + 3)[1]
+    f = jax.vmap(lambda _: numpy_function(body, [2.0], F, output_shapes=(), vmap_method=method))
+    np.testing.assert_array_equal(f(grid(3)), [5, 5, 5])
+    assert seen == [1]
+
+
+@block_methods
+def test_a_block_of_the_wrong_shape_is_an_error(method):
+    f = jax.vmap(lambda x: numpy_function(lambda x: x.sum(), [x], F, vmap_method=method, output_shapes=()))
+    with pytest.raises(ValueError, match=r"shape \(\) where \(3,\)"):
+        f(grid(3))
+
+
+def test_a_collective_inside_a_batch():
+    f = jax.vmap(lambda x: numpy_function(np.negative, [lax.psum(x, "i")], F), axis_name="i")
+    np.testing.assert_allclose(jax.jit(f)(grid(3)), [-3.0] * 3)
+
+
+# ------------------------------------------------------------------------ loops
+
+# With how often the host is entered, for three elements.
+LOOPS = {
+    "scan of vmap": (lambda op: lambda x: lax.scan(lambda c, _: (jax.vmap(op)(c), c), x, None, length=3), 3),
+    "vmap of scan": (
+        lambda op: jax.vmap(lambda x: lax.scan(lambda c, v: (op(c) + v, op(v)), x, jnp.arange(2.0))),
+        None,
+    ),
+    "vmap of fori_loop": (lambda op: jax.vmap(lambda x: lax.fori_loop(0, 4, lambda i, c: op(c) + i, x)), 4),
+    "vmap of while_loop": (
+        lambda op: jax.vmap(lambda x: lax.while_loop(lambda c: c < 9, lambda c: op(c) + 1, x)),
+        None,
+    ),
+    "vmap of cond": (lambda op: jax.vmap(lambda x: lax.cond(x > 0.5, op, lambda x: -x, x)), 1),
+    "vmap of map": (lambda op: lambda x: jax.vmap(lambda x: lax.map(op, x))(jnp.stack([x, x + 1])), 3),
+    "map with batch_size": (lambda op: lambda x: lax.map(op, x, batch_size=3), 1),
+}
+# Those of the fast tests.
+TYPICAL = ["scan of vmap", "vmap of fori_loop", "vmap of while_loop", "vmap of cond", "map with batch_size"]
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in TYPICAL else slow) for name in LOOPS])
+@pytest.mark.parametrize("method", [METHODS[0], *(pytest.param(m, marks=slow) for m in METHODS[1:])])
+def test_loops_and_branches(method, name):
+    program, calls = LOOPS[name]
+    double = lambda x: x * 2
+    op = lambda x: numpy_function(double, [x], F, vmap_method=method)
+    got, row = counted(jax.jit(program(op)), grid(3))
+    jax.tree.map(np.testing.assert_array_equal, got, program(double)(grid(3)))
+    assert calls is None or row["calls"] == calls
