@@ -17,6 +17,9 @@ import jax
 import numpy as np
 from jax import core as public_core
 
+# What tells which arguments jax.jit takes as static: one of positions and names is inferred from the other.
+from jax._src.api_util import fun_signature, resolve_argnums
+
 # The key of every setting that a trace depends on.
 from jax._src.config import trace_context
 

@@ -25,8 +25,6 @@ from jaxpyop._tape.derivatives import (
     Traced,
     full_dependence,
     linearize,
-    pull,
-    push,
     traced_derivative,
     typeof,
 )
@@ -61,16 +59,6 @@ _WIDE = frozenset(map(np.dtype, ("float64", "complex128", "int64", "uint64")))
 _ARRAY_BYTES = 1600
 
 
-def _is_array(value: Any) -> bool:
-    """Tells whether a value is an array of JAX or NumPy."""
-    return isinstance(value, (jax.Array, np.ndarray))
-
-
-def _size_of(value: Any) -> int:
-    """Returns about how many bytes a value takes."""
-    return _ARRAY_BYTES + value.nbytes if _is_array(value) else 0
-
-
 class Record:
     """One recorded run of a function: its program, and the values that derivatives read."""
 
@@ -79,27 +67,21 @@ class Record:
         self._kept = kept
         self._in_avals = in_avals
         self._out_avals = out_avals
-        self._nbytes: int | None = None
 
     def arrays(self) -> list[Any]:
         """Returns the arrays that this record keeps alive, each once."""
-        held = [v for v in self._kept if _is_array(v)]
+        held = [v for v in self._kept if isinstance(v, (jax.Array, np.ndarray))]
         for entry in self._program.entries:
             if isinstance(entry.how, Linear):
                 held += entry.how.arrays()
         return list({id(v): v for v in held}.values())
 
-    @property
+    @functools.cached_property
     def nbytes(self) -> int:
         """About how many bytes of memory this record takes. A program that records share does not count."""
-        if self._nbytes is None:
-            program = self._program
-            if program.is_shared:
-                self._nbytes = sum({id(v): n for v, n in zip(self._kept, program.sizes)}.values(), _RECORD_BYTES)
-            else:
-                calls = sum([_LINEAR_BYTES if isinstance(e.how, Linear) else _ENTRY_BYTES for e in program.entries])
-                self._nbytes = sum(map(_size_of, self.arrays()), _RECORD_BYTES + calls)
-        return self._nbytes
+        calls = () if self._program.is_shared else self._program.entries
+        of_calls = sum([_LINEAR_BYTES if isinstance(entry.how, Linear) else _ENTRY_BYTES for entry in calls])
+        return _RECORD_BYTES + of_calls + sum([_ARRAY_BYTES + array.nbytes for array in self.arrays()])
 
     def pullback(self, cotangents: Sequence[Any]) -> list[Any]:
         """Reverse mode, under whatever trace is current.
@@ -260,9 +242,7 @@ def _new_program(tape: Tape, in_slots: tuple[int, ...], out_slots: tuple[int, ..
     # The body may have turned on 64 bits for a block. Outside of it, a NumPy scalar would seem to have 32.
     with _jaxcore.with_wide_types(is_wide):
         types = tuple([typeof(v) if s in typed else None for s, v in enumerate(tape.values)])
-    kept = tuple(sorted(tape.read))
-    sizes = tuple([_size_of(tape.values[s]) for s in kept])
-    return Program(tuple(tape.entries), in_slots, out_slots, kept, types, sizes, is_shared, is_wide)
+    return Program(tuple(tape.entries), in_slots, out_slots, tuple(sorted(tape.read)), types, is_shared, is_wide)
 
 
 # Longer programs are pulled back call by call: tracing takes about a millisecond a call, and the time of XLA grows
@@ -283,7 +263,6 @@ class Program:
         outs: the slots of the outputs, -1 for constants.
         kept: the slots whose values derivatives read.
         types: by slot, the types of the other values that go into calls.
-        sizes: the sizes of the kept values in bytes.
         is_shared: whether all records of the same calls on the same types share this object.
         is_wide: whether a value has a dtype of 64 bits, which a function may turn on for some of its calls only.
     """
@@ -293,7 +272,6 @@ class Program:
     outs: tuple[int, ...]
     kept: tuple[int, ...] = ()
     types: tuple[Any, ...] = ()
-    sizes: tuple[int, ...] = ()
     is_shared: bool = False
     is_wide: bool = False
     # By outputs with a cotangent and settings of JAX: how often it was asked for, and from then on compiled.
@@ -366,7 +344,8 @@ def cotangents_by_slot(
         if isinstance(how, Linear):
             results = how.pull(outnums, nonzero)
         else:
-            results = _apply(Derivative(pull, how, outnums, argnums), [values[s] for s in ins], nonzero, inline)
+            derivative = Derivative(how, outnums, argnums, forward=False)
+            results = _apply(derivative, [values[s] for s in ins], nonzero, inline)
         for i, cotangent in zip(argnums, results, strict=True):
             add(ins[i], cotangent)
     return cotangents
@@ -385,7 +364,8 @@ def tangents_by_slot(entries: Sequence[Entry], values: Sequence[Any], seeds: dic
         if isinstance(how, Linear):
             results = how.push(outnums, dict(zip(argnums, nonzero, strict=True)))
         else:
-            results = _apply(Derivative(push, how, outnums, argnums), [values[s] for s in ins], nonzero, inline=False)
+            derivative = Derivative(how, outnums, argnums, forward=True)
+            results = _apply(derivative, [values[s] for s in ins], nonzero, inline=False)
         tangents.update((outs[j], t) for j, t in zip(outnums, results, strict=True))
     return tangents
 
