@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 from collections.abc import Callable, Sequence
@@ -36,16 +35,10 @@ def with_transfers(function: Callable[..., Any], *args: Any) -> Any:
         return function(*args)
 
 
-# A part of the key of every compiled program. It has to be made before threads start.
-_programs_of = jax.make_user_context(None)
-
-
-def with_programs_of(owner: Any) -> contextlib.AbstractContextManager[Any]:
-    """Surrounds a block whose compiled programs are used again only in blocks with an equal owner.
-
-    Code outside of such blocks has the owner None.
-    """
-    return _programs_of(owner)
+# `with with_programs_of(owner):` surrounds a block whose compiled programs are used again only in blocks with an equal
+# owner. Code outside of such blocks has the owner None. It is a part of the key of every compiled program, and has to
+# be made before threads start.
+with_programs_of: Any = jax.make_user_context(None)
 
 
 def forget_failed_programs() -> None:
@@ -209,14 +202,10 @@ def placed_like(x: Any, like: Any) -> Any:
 # ---------------------------------------------------------------------- sharding
 
 
-def varying_axes(x: Any) -> frozenset[str]:
-    """Returns the mesh axes over which a value differs between shards."""
-    return frozenset(jax.typeof(x).manual_axis_type.varying)
-
-
 def cast_to_common_axes(args: Sequence[Any]) -> list[Any]:
     """Gives all values the same varying axes, as `shard_map` asks of operands."""
-    axes = [varying_axes(a) for a in args]
+    # The mesh axes over which each value differs between shards.
+    axes: list[frozenset[str]] = [frozenset(jax.typeof(a).manual_axis_type.varying) for a in args]
     union = frozenset().union(*axes)
     if not union:
         return list(args)

@@ -41,7 +41,7 @@ class Traced:
 
     def __init__(self, function: Callable[..., Any], *lists: list[Any]) -> None:
         """Traces `function(*lists)`. The arrays may be types."""
-        types = [[_type_of(v) for v in values] for values in lists]
+        types = [[_jaxcore.struct_of(v) if isinstance(v, _jaxcore.ShapedArray) else v for v in vs] for vs in lists]
         closed, results = jax.make_jaxpr(function, return_shape=True)(*types)
         jaxpr, self._consts = _jaxcore.opened(closed)
         self._jaxpr, flags = _jaxcore.without_dead_code(jaxpr)
@@ -75,10 +75,6 @@ class Traced:
         return self.compiled(*lists) if self._calls > OFTEN else self.inlined(*lists)
 
 
-def _type_of(value: Any) -> Any:
-    return _jaxcore.struct_of(value) if isinstance(value, _jaxcore.ShapedArray) else value
-
-
 class Linear:
     """The derivative of one call, at its values.
 
@@ -93,8 +89,8 @@ class Linear:
         """Keeps a derivative, and the types of its inputs and outputs by position."""
         self._derivative = derivative
         self.forward = forward
-        self._inputs = {i: _like(v) for i, v in inputs.items()}
-        self._outputs = {j: _like(o) for j, o in outputs.items()}
+        self._inputs = {i: jax.ShapeDtypeStruct(v.shape, v.dtype) for i, v in inputs.items()}
+        self._outputs = {j: jax.ShapeDtypeStruct(o.shape, o.dtype) for j, o in outputs.items()}
 
     def pull(self, outnums: Sequence[int], cotangents: Sequence[Any]) -> Sequence[Any]:
         """Returns the inputs' cotangents for these cotangents of the outputs `outnums`."""
@@ -127,10 +123,6 @@ class Linear:
     def arrays(self) -> list[Any]:
         """Returns the arrays that the derivative keeps alive."""
         return jax.tree.leaves(self._derivative)
-
-
-def _like(value: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(value.shape, value.dtype)
 
 
 def linearize(

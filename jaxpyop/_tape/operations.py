@@ -100,7 +100,10 @@ def _find_by_structure(primitive: Any, params: dict[str, Any], args: Sequence[An
     # An operation that calls Python is not shared. Nothing of it is compiled here, and a cache would keep the function
     # alive.
     key, calls_python = None, _calls_python(primitive, params)
-    linearize_now = calls_python or any(map(_jaxcore.is_of_high_type, args)) or _holds_closure(params)
+    # JAX makes a function with a closure anew in each call, as the transpose of a linear_call is. It equals no other.
+    holds_closure = any(isinstance(value, types.FunctionType) and value.__closure__ for value in params.values())
+    # The attribute marks a type that JAX expands into others first (JAX 0.10 to 0.12).
+    linearize_now = calls_python or holds_closure or any(getattr(jax.typeof(x), "is_high", False) for x in args)
     if not linearize_now:
         try:
             key = (primitive, _jaxcore.structural_key(params))
@@ -142,12 +145,6 @@ def find_op_to_evaluate(primitive: Any, params: dict[str, Any], args: Sequence[A
     return op
 
 
-def _holds_closure(params: dict[str, Any]) -> bool:
-    # JAX makes such a function in each call, as the transpose of a linear_call is. It equals no other function, so an
-    # operation with it cannot be shared.
-    return any(isinstance(value, types.FunctionType) and value.__closure__ for value in params.values())
-
-
 def _only_equation(primitive: Any, params: dict[str, Any]) -> Any | None:
     """Returns the equation that a `jit` consists of, as many of jnp's functions do.
 
@@ -186,7 +183,7 @@ def _make_op(primitive: Any, params: dict[str, Any], args: Sequence[Any], id: in
         multiple_results=primitive.multiple_results,
         id=id,
         linearize_now=any(jaxpr.effects for jaxpr in jaxprs_in(params)),
-        uses_refs=_jaxcore.allocates_ref(primitive) or any(map(_jaxcore.is_ref, args)),
+        uses_refs=primitive.ref_allocating or any(_jaxcore.is_ref_type(jax.typeof(x)) for x in args),
         is_new=is_new,
     )
 
@@ -201,7 +198,7 @@ def _wants_own_function(primitive: Any, params: dict[str, Any]) -> bool:
     if primitive is _jaxcore.jit_p:
         eqns = params["jaxpr"].eqns
         nested = any(jaxprs_in(eqn.params) for eqn in eqns)
-        return len(eqns) <= 16 and not nested and not _jaxcore.has_compiler_options(params)
+        return len(eqns) <= 16 and not nested and not params["compiler_options_kvs"]
     return not _jaxcore.compiles_alone(primitive, bool(jaxprs_in(params)))
 
 
@@ -214,7 +211,7 @@ def find_custom_jvp_op(
     function is not shared at all: its rule may read variables that change.
     """
     function, rule = _jaxcore.function_behind(fun), _jaxcore.function_behind(jvp)
-    if function is None or rule is None or not _jaxcore.is_of_jax(function):
+    if function is None or rule is None or not (getattr(function, "__module__", None) or "").startswith("jax."):
         return None
     key = (primitive, fun, rule, tuple(params.items()), tuple(map(jax.typeof, args)))
     bind = functools.partial(primitive.bind, subfuns=(fun, jvp), **params)

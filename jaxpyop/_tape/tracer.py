@@ -13,7 +13,6 @@ result depends on no differentiated input, because the number may be hidden in i
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -25,6 +24,7 @@ from jax import lax
 
 from jaxpyop import _jaxcore
 from jaxpyop._config import config
+from jaxpyop._tape.operations import shared
 
 _current_trace = _jaxcore.current_trace
 
@@ -34,22 +34,21 @@ def _is_exact(number: float, aval: Any) -> bool:
     return not aval.weak_type and aval.dtype.itemsize >= 4 and (type(number) is float or abs(number) <= 2**24)
 
 
-@functools.lru_cache(512, typed=True)
-def _number(number: float, aval: Any) -> Any:
-    """Returns a Python number beside a scalar as jnp converts it, as an array that is on the device already."""
-    with _jaxcore.eval_context():
-        return _jaxcore.with_transfers(jnp.asarray, aval.dtype.type(number))
-
-
 def _operand(other: Any, aval: Any) -> Any:
     """Returns `other` as an operand of `jax.lax` beside one of type `aval`, or None if jnp has to convert it."""
     if type(other) in (float, int):
         if aval.shape or not _is_exact(other, aval):
             return None
-        # There are two zeros, which are equal as keys. Some programs delete all arrays that JAX has.
-        if other and not (found := _number(other, aval)).is_deleted():
-            return found
-        return aval.dtype.type(other)
+        number = aval.dtype.type(other)
+        # There are two zeros, which are equal as keys.
+        if not other:
+            return number
+        # The array is on the device already. Some programs delete all arrays that JAX has.
+        found = shared(other, aval)
+        if not found or found[0].is_deleted():
+            with _jaxcore.eval_context():
+                found[:] = [_jaxcore.with_transfers(jnp.asarray, number)]
+        return found[0]
     return other if getattr(other, "aval", None) == aval else None
 
 
