@@ -67,33 +67,38 @@ def differentiated() -> Any:
 Linearized = tuple[list[Any], list[bool], Callable[[Sequence[Any]], Sequence[Any]]]
 
 
-def set_linearization(primitive: Any, rule: Callable[..., Linearized]) -> None:
-    """Makes `jax.grad` and `jax.linearize` call a rule, instead of tracing and splitting the primitive's JVP.
+def set_private_rules(
+    primitive: Any, linearize: Callable[..., Linearized], refuse_in_combiner: Callable[..., None]
+) -> None:
+    """Sets the rules of a primitive with several results for which JAX has no public table.
+
+    A portable package has none of them.
 
     Args:
-        primitive: a primitive with several results.
-        rule: is called with a bool for each operand (whether it has a tangent), the operands, and the parameters.
+        primitive: the primitive. Its lowering rule gets the devices, as that of `pure_callback` does.
+        linearize: what `jax.grad` and `jax.linearize` call, instead of tracing and splitting the primitive's JVP. It
+            gets a bool for each operand (whether it has a tangent), the operands, and the parameters.
+        refuse_in_combiner: raises the error of the primitive in the function of a reduction or scatter, or in one that
+            it calls. It gets the name of the operation and the parameters of the equation.
     """
-    if not PORTABLE:
-        private.primitive_linearizations[primitive] = private.linearize_rule(rule)
-
-
-def run_once_in_checkpoint(primitive: Any) -> None:
-    """Makes `jax.checkpoint` keep a primitive's results for the backward pass, whatever its policy is.
-
-    If the primitive ran a second time, a function that draws random numbers would give the value of one run and the
-    gradient of another.
-    """
-    if not PORTABLE:
-        private.partial_eval_jaxpr_custom_rules[primitive] = _keep_results
+    if PORTABLE:
+        return
+    private.primitive_linearizations[primitive] = private.linearize_rule(linearize)
+    private.partial_eval_jaxpr_custom_rules[primitive] = _keep_results
+    private.prim_requires_devices_during_lowering.add(primitive)
+    for combining, title in _COMBINING.items():
+        entry = private.lowerings[combining]
+        checked = _checked_combiner(entry.rule, title, primitive, refuse_in_combiner)
+        private.lowerings[combining] = dataclasses.replace(entry, rule=checked)
 
 
 def _keep_results(saveable: Any, unknown: Sequence[bool], instantiated: Sequence[bool], eqn: Any) -> tuple[Any, ...]:
-    """Splits an equation for JAX's `checkpoint`.
+    """Splits an equation for JAX's `checkpoint`, which keeps its results for the backward pass whatever the policy is.
 
-    The equation runs in the forward pass if all its operands are known there, and otherwise in the backward pass. The
-    rule returns the equation of either pass (or None), for each result whether it is unknown in the forward pass and
-    whether it is instantiated, and the values that the forward pass hands to the backward pass.
+    If a function that draws random numbers ran a second time, there would be the value of one run and the gradient of
+    another. The equation runs in the forward pass if all its operands are known there, and otherwise in the backward
+    pass. The rule returns the equation of either pass (or None), for each result whether it is unknown in the forward
+    pass and whether it is instantiated, and the values that the forward pass hands to the backward pass.
     """
     late, count = any(unknown), len(eqn.outvars)
     passed_on = [x for x, has in zip(eqn.invars, instantiated) if late and not has and not hasattr(x, "val")]
@@ -318,31 +323,18 @@ _COMBINING = {
 }
 
 
-def refuse_in_combiners(primitive: Any, refuse: Callable[..., None]) -> None:
-    """Makes JAX refuse a primitive inside the function of a reduction or scatter, where XLA cannot call Python.
+def _checked_combiner(
+    rule: Callable[..., Any], title: str, primitive: Any, refuse: Callable[..., None]
+) -> Callable[..., Any]:
+    """Wraps the lowering rule of such an operation, to refuse a primitive in its function: XLA cannot call Python."""
 
-    It wraps the lowering rules of these operations.
+    def lower(ctx: Any, *operands: Any, **params: Any) -> Any:
+        for eqn in equations_in(params):
+            if eqn.primitive is primitive:
+                refuse(title, **eqn.params)
+        return rule(ctx, *operands, **params)
 
-    Args:
-        primitive: the primitive to refuse, in such a function and in all functions that it calls.
-        refuse: raises the error. It is called with the name of the operation and the parameters of the equation.
-    """
-    if PORTABLE:
-        return
-    rules: Any = private.lowerings
-
-    def checked(title: str, rule: Callable[..., Any]) -> Callable[..., Any]:
-        def lower(ctx: Any, *operands: Any, **params: Any) -> Any:
-            for eqn in equations_in(params):
-                if eqn.primitive is primitive:
-                    refuse(title, **eqn.params)
-            return rule(ctx, *operands, **params)
-
-        return lower
-
-    for combining in _COMBINING.keys() & rules.keys():
-        entry = rules[combining]
-        rules[combining] = dataclasses.replace(entry, rule=checked(_COMBINING[combining], entry.rule))
+    return lower
 
 
 def lowered_buffer_callback(
@@ -373,9 +365,3 @@ def lowered_buffer_callback(
         after, *values = values
         ctx.set_tokens_out(ctx.tokens_in.update_tokens(type(ctx.tokens_in)({ORDERED_IO: after})))
     return values
-
-
-def wants_devices(primitive: Any) -> None:
-    """Makes JAX pass the devices to the primitive's lowering rule, as for `pure_callback`."""
-    if not PORTABLE:
-        private.prim_requires_devices_during_lowering.add(primitive)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import inspect
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -37,16 +35,10 @@ def with_transfers(function: Callable[..., Any], *args: Any) -> Any:
         return function(*args)
 
 
-# A part of the key of every compiled program. It has to be made before threads start.
-_programs_of = jax.make_user_context(None)
-
-
-def with_programs_of(owner: Any) -> contextlib.AbstractContextManager[Any]:
-    """Surrounds a block whose compiled programs are used again only in blocks with an equal owner.
-
-    Code outside of such blocks has the owner None.
-    """
-    return _programs_of(owner)
+# `with with_programs_of(owner):` surrounds a block whose compiled programs are used again only in blocks with an equal
+# owner. Code outside of such blocks has the owner None. It is a part of the key of every compiled program, and has to
+# be made before threads start.
+with_programs_of: Any = jax.make_user_context(None)
 
 
 def forget_failed_programs() -> None:
@@ -63,21 +55,11 @@ def forget_failed_programs() -> None:
 
 def static_arguments(fun: Callable[..., Any], argnums: Any, argnames: Any) -> tuple[frozenset[int], frozenset[str]]:
     """Returns which arguments `jax.jit` takes as static, by position and by name: one is inferred from the other."""
-    if argnums is None and argnames is None:
+    # A portable package cuts no program, so nothing asks which arguments are static.
+    if PORTABLE:
         return frozenset(), frozenset()
-    try:
-        parameters = list(inspect.signature(fun).parameters.values())
-    except (TypeError, ValueError):
-        # A function written in C has no signature, so neither this function nor JAX can infer anything.
-        parameters = []
-    both = [(k, p.name) for k, p in enumerate(parameters) if p.kind is p.POSITIONAL_OR_KEYWORD]
-    nums = frozenset((argnums,) if isinstance(argnums, int) else argnums or ())
-    names = frozenset((argnames,) if isinstance(argnames, str) else argnames or ())
-    if argnames is None:
-        names = frozenset(name for k, name in both if k in nums)
-    elif argnums is None:
-        nums = frozenset(k for k, name in both if name in names)
-    return nums, names
+    _, _, nums, names = private.resolve_argnums(fun, private.fun_signature(fun), None, None, argnums, argnames)
+    return frozenset(nums), frozenset(names)
 
 
 # ----------------------------------------------------------- clients and devices
@@ -134,14 +116,11 @@ def all_have_callbacks() -> bool:
     return not PORTABLE and all(map(has_callbacks, private.backends().values()))
 
 
-@functools.cache
 def is_one_cpu() -> bool:
-    """Tells whether the process has one device, a CPU whose programs can call Python. It makes its clients once."""
-    if PORTABLE:
-        return False
-    clients = list(private.backends().values())
-    is_alone = len(clients) == 1 and clients[0].device_count() == 1
-    return is_alone and clients[0].platform == "cpu" and all_have_callbacks()
+    """Tells whether the process has one device, a CPU whose programs can call Python: a repeated cut call asks."""
+    clients = {} if PORTABLE else private.backends()
+    # jaxlib makes its own CPU client under this name.
+    return len(clients) == 1 and "cpu" in clients and clients["cpu"].device_count() == 1
 
 
 # ------------------------------------------------------------------------ arrays
@@ -158,22 +137,20 @@ def looks_at_transfers() -> bool:
     return bool(jax_config.jax_debug_nans or jax_config.jax_debug_infs or jax_config.jax_transfer_guard_host_to_device)
 
 
-def quick_array(value: np.ndarray[Any, Any], like: Any = None, aval: Any = None) -> Any:
+def quick_array(value: np.ndarray[Any, Any], like: Any = None) -> Any:
     """Makes a jax.Array of a NumPy array that is not used elsewhere, in a tenth of the time that `jnp.asarray` takes.
 
     Args:
         value: may be taken over, not copied.
         like: a jax.Array. The result is on its device, and committed to it as `like` is.
-        aval: the type of the result. Whoever gives it has checked that none of the cases under Returns applies.
 
     Returns:
         The array; None where only the public functions know what to do: in portable mode, under a mesh, a transfer
         guard or a check for NaNs, on several devices, and for dtypes that JAX changes.
     """
-    if PORTABLE:
+    if PORTABLE or looks_at_transfers() or not jax.sharding.get_abstract_mesh().empty:
         return None
-    if aval is None and not looks_at_transfers() and jax.sharding.get_abstract_mesh().empty:
-        aval = _aval(value.shape, value.dtype, bool(jax_config.jax_enable_x64))
+    aval = _aval(value.shape, value.dtype, bool(jax_config.jax_enable_x64))
     if aval is None or (sharding := _sharding_for(like)) is None:
         return None
     return private.batched_device_put(aval, sharding, [value], [sharding._device], is_committed(like))
@@ -225,14 +202,10 @@ def placed_like(x: Any, like: Any) -> Any:
 # ---------------------------------------------------------------------- sharding
 
 
-def varying_axes(x: Any) -> frozenset[str]:
-    """Returns the mesh axes over which a value differs between shards."""
-    return frozenset(jax.typeof(x).manual_axis_type.varying)
-
-
 def cast_to_common_axes(args: Sequence[Any]) -> list[Any]:
     """Gives all values the same varying axes, as `shard_map` asks of operands."""
-    axes = [varying_axes(a) for a in args]
+    # The mesh axes over which each value differs between shards.
+    axes: list[frozenset[str]] = [frozenset(jax.typeof(a).manual_axis_type.varying) for a in args]
     union = frozenset().union(*axes)
     if not union:
         return list(args)

@@ -131,9 +131,6 @@ def clear_with_jax(cache: Any) -> None:
 class _Identity:
     """The object that JAX's caches know a trace by."""
 
-    def __init__(self) -> None:
-        self.ref = weakref.ref(self)
-
 
 # The identities that no open trace has. The last one given back is the next one lent.
 _free_identities: list[_Identity] = []
@@ -158,7 +155,7 @@ class RecurringTrace(Trace):
         except IndexError:
             identity = _Identity()
         self._identity: _Identity | None = identity
-        self._weakref = identity.ref
+        self._weakref = weakref.ref(identity)
 
     def close(self) -> None:
         """Ends the trace: its tracers are invalid, and the next trace gets its identity."""

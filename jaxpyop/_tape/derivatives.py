@@ -1,4 +1,4 @@
-"""The derivatives of one call, by JAX: `pull` and `push` when they are asked for, `linearize` when it is recorded.
+"""The derivatives of one call, by JAX: `Derivative` when it is asked for, `linearize` when the call is recorded.
 
 Most calls are differentiated in the backward pass, by `jax.vjp` of their operation. The calls that are linearized at
 once, and never evaluated again, are those that would be noticed if they ran in the backward pass too (side effects,
@@ -32,35 +32,6 @@ OFTEN = 4
 Outputs = Callable[[Sequence[Any]], Sequence[Any]]
 
 
-def _restricted(
-    function: Outputs, outnums: Sequence[int], argnums: Sequence[int], args: Sequence[Any]
-) -> Callable[..., list[Any]]:
-    # The derivatives of all other outputs are symbolic zeros, which cost nothing: where only the s of an svd is used,
-    # its U and V are not differentiated.
-    def restricted(*primals: Any) -> list[Any]:
-        outputs = function(replaced(args, argnums, primals))
-        return [outputs[j] for j in outnums]
-
-    return restricted
-
-
-def pull(
-    function: Outputs, outnums: Sequence[int], argnums: Sequence[int], args: Sequence[Any], cotangents: Sequence[Any]
-) -> Sequence[Any]:
-    """Returns the cotangents of the inputs `argnums` for these cotangents of the outputs `outnums`."""
-    restricted = _restricted(function, outnums, argnums, args)
-    _, back = jax.vjp(restricted, *(args[i] for i in argnums))
-    return back(list(cotangents))
-
-
-def push(
-    function: Outputs, outnums: Sequence[int], argnums: Sequence[int], args: Sequence[Any], tangents: Sequence[Any]
-) -> Sequence[Any]:
-    """Returns the tangents of the outputs `outnums` for these tangents of the inputs `argnums`."""
-    restricted = _restricted(function, outnums, argnums, args)
-    return jax.jvp(restricted, [args[i] for i in argnums], list(tangents))[1]
-
-
 class Traced:
     """A function of lists of arrays as a jaxpr, without what its results do not need.
 
@@ -70,7 +41,7 @@ class Traced:
 
     def __init__(self, function: Callable[..., Any], *lists: list[Any]) -> None:
         """Traces `function(*lists)`. The arrays may be types."""
-        types = [[_type_of(v) for v in values] for values in lists]
+        types = [[_jaxcore.struct_of(v) if isinstance(v, _jaxcore.ShapedArray) else v for v in vs] for vs in lists]
         closed, results = jax.make_jaxpr(function, return_shape=True)(*types)
         jaxpr, self._consts = _jaxcore.opened(closed)
         self._jaxpr, flags = _jaxcore.without_dead_code(jaxpr)
@@ -104,10 +75,6 @@ class Traced:
         return self.compiled(*lists) if self._calls > OFTEN else self.inlined(*lists)
 
 
-def _type_of(value: Any) -> Any:
-    return _jaxcore.struct_of(value) if isinstance(value, _jaxcore.ShapedArray) else value
-
-
 class Linear:
     """The derivative of one call, at its values.
 
@@ -122,8 +89,8 @@ class Linear:
         """Keeps a derivative, and the types of its inputs and outputs by position."""
         self._derivative = derivative
         self.forward = forward
-        self._inputs = {i: _like(v) for i, v in inputs.items()}
-        self._outputs = {j: _like(o) for j, o in outputs.items()}
+        self._inputs = {i: jax.ShapeDtypeStruct(v.shape, v.dtype) for i, v in inputs.items()}
+        self._outputs = {j: jax.ShapeDtypeStruct(o.shape, o.dtype) for j, o in outputs.items()}
 
     def pull(self, outnums: Sequence[int], cotangents: Sequence[Any]) -> Sequence[Any]:
         """Returns the inputs' cotangents for these cotangents of the outputs `outnums`."""
@@ -156,10 +123,6 @@ class Linear:
     def arrays(self) -> list[Any]:
         """Returns the arrays that the derivative keeps alive."""
         return jax.tree.leaves(self._derivative)
-
-
-def _like(value: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(value.shape, value.dtype)
 
 
 def linearize(
@@ -212,16 +175,30 @@ class Dependence(NamedTuple):
 
 
 class Derivative(NamedTuple):
-    """The derivative of an operation's outputs `outnums` in its inputs `argnums`. `rule` is `pull` or `push`."""
+    """The derivative of an operation's outputs `outnums` in its inputs `argnums`.
 
-    rule: Callable[..., Sequence[Any]]
+    If it is `forward`, it takes tangents of these inputs to tangents of these outputs. Otherwise it takes cotangents of
+    the outputs to cotangents of the inputs.
+    """
+
     op: Operation
     outnums: tuple[int, ...]
     argnums: tuple[int, ...]
+    forward: bool
 
     def apply(self, args: Sequence[Any], vectors: Sequence[Any]) -> Sequence[Any]:
-        """Applies the derivative at values (or, where it reads none, at types) to cotangents or tangents."""
-        return self.rule(self.op.outputs, self.outnums, self.argnums, args, vectors)
+        """Applies the derivative at values (or, where it reads none, at types) to tangents or cotangents."""
+
+        # The derivatives of all other outputs are symbolic zeros, which cost nothing: where only the s of an svd is
+        # used, its U and V are not differentiated.
+        def restricted(*primals: Any) -> list[Any]:
+            outputs = self.op.outputs(replaced(args, self.argnums, primals))
+            return [outputs[j] for j in self.outnums]
+
+        primals = [args[i] for i in self.argnums]
+        if self.forward:
+            return jax.jvp(restricted, primals, list(vectors))[1]
+        return jax.vjp(restricted, *primals)[1](list(vectors))
 
 
 def typeof(x: Any) -> Any:
@@ -231,14 +208,6 @@ def typeof(x: Any) -> Any:
     if not isinstance(x, _jaxcore.Tracer) and type(getattr(x, "sharding", None)) is SingleDeviceSharding:
         return x.aval
     return jax.typeof(x)
-
-
-def _quick_type(value: Any) -> Any:
-    # This runs for every operand of every recorded call, and JAX interns the avals of arrays.
-    try:
-        return value.aval
-    except AttributeError:
-        return typeof(value)
 
 
 def traced_derivative(derivative: Derivative, args: Sequence[Any], vectors: Sequence[Any]) -> Traced:
@@ -262,7 +231,7 @@ def dependence_of(op: Operation, tracked: tuple[bool, ...], args: Sequence[Any],
     if not op.is_probed:
         return full_dependence(tracked, outs)
     # The types matter too: a rule may take a short cut for empty arrays, say.
-    found = shared(op, tracked, *map(_quick_type, args)) if op.id is not None else []
+    found = shared(op, tracked, *map(typeof, args)) if op.id is not None else []
     if not found:
         found.append(_find_dependence(op, tracked, args, outs))
     return found[0]
@@ -321,7 +290,8 @@ def _find_reads(
     outnums = tuple(j for j, need in enumerate(needs) if need)
     argnums = tuple(sorted({i for need in needs for i in need}))
     try:
-        pullback = traced_derivative(Derivative(pull, op, outnums, argnums), args, [typeof(outs[j]) for j in outnums])
+        derivative = Derivative(op, outnums, argnums, forward=False)
+        pullback = traced_derivative(derivative, args, [typeof(outs[j]) for j in outnums])
     except Exception:
         # As above: the function has no derivative.
         return tuple(range(len(args)))

@@ -97,22 +97,26 @@ def find_op(primitive: Any, params: dict[str, Any], args: Sequence[Any]) -> Oper
 def _find_by_structure(primitive: Any, params: dict[str, Any], args: Sequence[Any]) -> Operation:
     if (eqn := _only_equation(primitive, params)) is not None:
         return find_op(eqn.primitive, eqn.params, args)
-    if _calls_python(primitive, params):
-        # Such an operation is not shared. Nothing of it is compiled here, and a cache would keep the function alive.
-        return dataclasses.replace(_make_op(primitive, params, args), linearize_now=True, calls_python=True)
-    if any(map(_jaxcore.is_of_high_type, args)) or _holds_closure(params):
-        return dataclasses.replace(_make_op(primitive, params, args), linearize_now=True)
-    try:
-        key = (primitive, _jaxcore.structural_key(params))
-    except _jaxcore.OwnRulesError:
-        return dataclasses.replace(_make_op(primitive, params, args), linearize_now=True)
-    except _jaxcore.UnkeyableError:
-        linearize_now = _jaxcore.holds_constants(params)
-        if linearize_now or primitive is not _jaxcore.jit_p:
-            return dataclasses.replace(_make_op(primitive, params, args), linearize_now=linearize_now)
-        # A custom_vjp in the jaxpr has no hash on JAX 0.10.0, so the jaxpr itself is the key.
-        key = (primitive, *params.values())
-    return _shared(key, lambda id: _make_op(primitive, params, args, id))
+    # An operation that calls Python is not shared. Nothing of it is compiled here, and a cache would keep the function
+    # alive.
+    key, calls_python = None, _calls_python(primitive, params)
+    # JAX makes a function with a closure anew in each call, as the transpose of a linear_call is. It equals no other.
+    holds_closure = any(isinstance(value, types.FunctionType) and value.__closure__ for value in params.values())
+    # The attribute marks a type that JAX expands into others first (JAX 0.10 to 0.12).
+    linearize_now = calls_python or holds_closure or any(getattr(jax.typeof(x), "is_high", False) for x in args)
+    if not linearize_now:
+        try:
+            key = (primitive, _jaxcore.structural_key(params))
+        except _jaxcore.UnkeyableError as error:
+            linearize_now = isinstance(error, _jaxcore.OwnRulesError) or _jaxcore.holds_constants(params)
+            # A custom_vjp in the jaxpr has no hash on JAX 0.10.0, so the jaxpr itself is the key.
+            if primitive is _jaxcore.jit_p and not linearize_now:
+                key = (primitive, *params.values())
+    if key is not None:
+        return _shared(key, lambda id: _make_op(primitive, params, args, id))
+    op = _make_op(primitive, params, args)
+    op.linearize_now, op.calls_python = op.linearize_now or linearize_now, calls_python
+    return op
 
 
 def _shared(key: Hashable, make: Callable[[int], Operation]) -> Operation:
@@ -141,12 +145,6 @@ def find_op_to_evaluate(primitive: Any, params: dict[str, Any], args: Sequence[A
     return op
 
 
-def _holds_closure(params: dict[str, Any]) -> bool:
-    # JAX makes such a function in each call, as the transpose of a linear_call is. It equals no other function, so an
-    # operation with it cannot be shared.
-    return any(isinstance(value, types.FunctionType) and value.__closure__ for value in params.values())
-
-
 def _only_equation(primitive: Any, params: dict[str, Any]) -> Any | None:
     """Returns the equation that a `jit` consists of, as many of jnp's functions do.
 
@@ -173,17 +171,19 @@ def _make_op(primitive: Any, params: dict[str, Any], args: Sequence[Any], id: in
     if primitive is _jaxcore.jit_p:
         # The record keeps its values.
         params = params | {"donated_invars": (False,) * len(params["donated_invars"])}
-    bind = functools.partial(primitive.bind, **params)
+    bind: Any = functools.partial(primitive.bind, **params)
+    # JAX's logs and profiles show this name.
+    bind.__name__ = primitive.name
     # JAX expands such a primitive before it comes to the `impl`.
     is_high = _jaxcore.is_high(primitive, args, params)
     is_new = id is not None and (is_high or _wants_own_function(primitive, params))
     return Operation(
         bind,
-        run=jax.jit(with_name(bind, primitive.name)) if is_new else _jaxcore.compiled(primitive, params),
+        run=jax.jit(bind) if is_new else _jaxcore.compiled(primitive, params),
         multiple_results=primitive.multiple_results,
         id=id,
         linearize_now=any(jaxpr.effects for jaxpr in jaxprs_in(params)),
-        uses_refs=_jaxcore.allocates_ref(primitive) or any(map(_jaxcore.is_ref, args)),
+        uses_refs=primitive.ref_allocating or any(_jaxcore.is_ref_type(jax.typeof(x)) for x in args),
         is_new=is_new,
     )
 
@@ -198,18 +198,8 @@ def _wants_own_function(primitive: Any, params: dict[str, Any]) -> bool:
     if primitive is _jaxcore.jit_p:
         eqns = params["jaxpr"].eqns
         nested = any(jaxprs_in(eqn.params) for eqn in eqns)
-        return len(eqns) <= 16 and not nested and not _jaxcore.has_compiler_options(params)
+        return len(eqns) <= 16 and not nested and not params["compiler_options_kvs"]
     return not _jaxcore.compiles_alone(primitive, bool(jaxprs_in(params)))
-
-
-def with_name(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """Returns a function under another name, which JAX's logs and profiles show."""
-
-    def call(*args: Any) -> Any:
-        return function(*args)
-
-    call.__name__ = call.__qualname__ = name
-    return call
 
 
 def find_custom_jvp_op(
@@ -221,7 +211,7 @@ def find_custom_jvp_op(
     function is not shared at all: its rule may read variables that change.
     """
     function, rule = _jaxcore.function_behind(fun), _jaxcore.function_behind(jvp)
-    if function is None or rule is None or not _jaxcore.is_of_jax(function):
+    if function is None or rule is None or not (getattr(function, "__module__", None) or "").startswith("jax."):
         return None
     key = (primitive, fun, rule, tuple(params.items()), tuple(map(jax.typeof, args)))
     bind = functools.partial(primitive.bind, subfuns=(fun, jvp), **params)
@@ -255,15 +245,15 @@ def hoisted(primitive: Any, params: dict[str, Any]) -> tuple[Operation, list[Any
         return None
 
     def make(id: int) -> Operation:
-        run = jax.jit(with_name(_with_operands(params["jaxpr"], constants), params["name"]))
+        run = jax.jit(_with_operands(params, constants))
         return Operation(run, run, multiple_results=True, id=id)
 
     return _shared(key, make), constants
 
 
-def _with_operands(closed: Any, constants: Sequence[Any]) -> Callable[..., list[Any]]:
-    """Returns the function of a jaxpr that takes the constants as its first operands."""
-    count = len(constants)
+def _with_operands(params: dict[str, Any], constants: Sequence[Any]) -> Callable[..., list[Any]]:
+    """Returns the function of a `jit` that takes the constants as its first operands."""
+    closed, count = params["jaxpr"], len(constants)
 
     def call(*operands: Any) -> list[Any]:
         return _evaluate(closed, iter(operands[:count]), operands[count:])
@@ -272,7 +262,9 @@ def _with_operands(closed: Any, constants: Sequence[Any]) -> Callable[..., list[
     # The shared operation must not keep this call's constants alive, so it holds a jaxpr made without them.
     with _jaxcore.eval_context():
         pure = jax.make_jaxpr(call)(*like)
-    return lambda *operands: _jaxcore.run_jaxpr(jaxpr_of(pure), *operands, consts=pure.consts)
+    evaluate: Any = functools.partial(_jaxcore.run_jaxpr, jaxpr_of(pure), consts=pure.consts)
+    evaluate.__name__ = params["name"]
+    return evaluate
 
 
 def _evaluate(closed: Any, constants: Iterator[Any], args: Sequence[Any]) -> list[Any]:

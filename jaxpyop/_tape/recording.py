@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -25,8 +25,6 @@ from jaxpyop._tape.derivatives import (
     Traced,
     full_dependence,
     linearize,
-    pull,
-    push,
     traced_derivative,
     typeof,
 )
@@ -61,14 +59,9 @@ _WIDE = frozenset(map(np.dtype, ("float64", "complex128", "int64", "uint64")))
 _ARRAY_BYTES = 1600
 
 
-def _is_array(value: Any) -> bool:
-    """Tells whether a value is an array of JAX or NumPy."""
-    return isinstance(value, (jax.Array, np.ndarray))
-
-
 def _size_of(value: Any) -> int:
-    """Returns about how many bytes a value takes."""
-    return _ARRAY_BYTES + value.nbytes if _is_array(value) else 0
+    """Returns about how many bytes a value takes. JAX takes microseconds to tell the size of a new array."""
+    return _ARRAY_BYTES + value.nbytes if isinstance(value, (jax.Array, np.ndarray)) else 0
 
 
 class Record:
@@ -79,27 +72,23 @@ class Record:
         self._kept = kept
         self._in_avals = in_avals
         self._out_avals = out_avals
-        self._nbytes: int | None = None
 
     def arrays(self) -> list[Any]:
         """Returns the arrays that this record keeps alive, each once."""
-        held = [v for v in self._kept if _is_array(v)]
+        held = [v for v in self._kept if isinstance(v, (jax.Array, np.ndarray))]
         for entry in self._program.entries:
             if isinstance(entry.how, Linear):
                 held += entry.how.arrays()
         return list({id(v): v for v in held}.values())
 
-    @property
+    @functools.cached_property
     def nbytes(self) -> int:
         """About how many bytes of memory this record takes. A program that records share does not count."""
-        if self._nbytes is None:
-            program = self._program
-            if program.is_shared:
-                self._nbytes = sum({id(v): n for v, n in zip(self._kept, program.sizes)}.values(), _RECORD_BYTES)
-            else:
-                calls = sum([_LINEAR_BYTES if isinstance(e.how, Linear) else _ENTRY_BYTES for e in program.entries])
-                self._nbytes = sum(map(_size_of, self.arrays()), _RECORD_BYTES + calls)
-        return self._nbytes
+        program = self._program
+        if program.is_shared:
+            return sum({id(v): n for v, n in zip(self._kept, program.sizes)}.values(), _RECORD_BYTES)
+        calls = sum([_LINEAR_BYTES if isinstance(entry.how, Linear) else _ENTRY_BYTES for entry in program.entries])
+        return sum(map(_size_of, self.arrays()), _RECORD_BYTES + calls)
 
     def pullback(self, cotangents: Sequence[Any]) -> list[Any]:
         """Reverse mode, under whatever trace is current.
@@ -301,9 +290,22 @@ class Program:
 
     def pushforward(self, kept: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
         """Returns the tangents of the outputs for these tangents of the inputs; None is zero."""
-        seeds = {s: t for s, t in zip(self.ins, tangents, strict=True) if s >= 0 and t is not None}
-        found = tangents_by_slot(self.entries, replaced(self.types, self.kept, kept), seeds)
-        return [found.get(s) for s in self.outs]
+        values = replaced(self.types, self.kept, kept)
+        by_slot = {s: t for s, t in zip(self.ins, tangents, strict=True) if s >= 0 and t is not None}
+        for how, ins, outs, needs in self.entries:
+            perturbed = [i for i, slot in enumerate(ins) if slot in by_slot]
+            outnums = tuple([j for j, need in enumerate(needs) if not set(perturbed).isdisjoint(need)])
+            if not outnums:
+                continue
+            argnums = tuple([i for i in perturbed if any(i in needs[j] for j in outnums)])
+            nonzero = [by_slot[ins[i]] for i in argnums]
+            if isinstance(how, Linear):
+                results = how.push(outnums, dict(zip(argnums, nonzero, strict=True)))
+            else:
+                derivative = Derivative(how, outnums, argnums, forward=True)
+                results = _apply(derivative, [values[s] for s in ins], nonzero, inline=False)
+            by_slot.update((outs[j], t) for j, t in zip(outnums, results, strict=True))
+        return [by_slot.get(s) for s in self.outs]
 
     def pullback(self, kept: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
         """Returns the cotangents of the inputs for these cotangents of the outputs; None is zero."""
@@ -333,61 +335,35 @@ class Program:
         return found
 
     def _pull(self, nonzero: tuple[int, ...], kept: Sequence[Any], seeds: Sequence[Any], *, inline: bool) -> list[Any]:
-        pairs = [(self.outs[j], seed) for j, seed in zip(nonzero, seeds, strict=True)]
-        found = cotangents_by_slot(self.entries, replaced(self.types, self.kept, kept), pairs, inline)
-        return [found.get(s) for s in self.ins]
+        """Propagates the `seeds`, which are cotangents of the outputs `nonzero`, back to the inputs.
 
+        With `inline` it runs under a trace that takes down each operation.
+        """
+        # Where no derivative reads a value, only its type is known.
+        values = replaced(self.types, self.kept, kept)
+        by_slot: dict[int, Any] = {}
 
-def cotangents_by_slot(
-    entries: Sequence[Entry], values: Sequence[Any], seeds: Iterable[tuple[int, Any]], inline: bool
-) -> dict[int, Any]:
-    """Propagates the cotangents of outputs backward, and returns all cotangents by slot.
+        def add(slot: int, cotangent: Any) -> None:
+            old = by_slot.get(slot)
+            by_slot[slot] = cotangent if old is None else jax.lax.add(old, cotangent)
 
-    Args:
-        entries: the calls of the program.
-        values: by slot, values or, where no derivative reads them, types.
-        seeds: slots of outputs, which may repeat, each with a cotangent.
-        inline: whether this runs under a trace that takes down each operation.
-    """
-    cotangents: dict[int, Any] = {}
-
-    def add(slot: int, cotangent: Any) -> None:
-        old = cotangents.get(slot)
-        cotangents[slot] = cotangent if old is None else jax.lax.add(old, cotangent)
-
-    for slot, cotangent in seeds:
-        add(slot, cotangent)
-    for how, ins, outs, needs in reversed(entries):
-        outnums = tuple([j for j, slot in enumerate(outs) if slot in cotangents])
-        if not outnums:
-            continue
-        nonzero = [cotangents.pop(outs[j]) for j in outnums]
-        argnums = tuple(sorted({i for j in outnums for i in needs[j]}))
-        if isinstance(how, Linear):
-            results = how.pull(outnums, nonzero)
-        else:
-            results = _apply(Derivative(pull, how, outnums, argnums), [values[s] for s in ins], nonzero, inline)
-        for i, cotangent in zip(argnums, results, strict=True):
-            add(ins[i], cotangent)
-    return cotangents
-
-
-def tangents_by_slot(entries: Sequence[Entry], values: Sequence[Any], seeds: dict[int, Any]) -> dict[int, Any]:
-    """Propagates the tangents of inputs, by slot, forward, and returns all tangents by slot."""
-    tangents = dict(seeds)
-    for how, ins, outs, needs in entries:
-        perturbed = [i for i, slot in enumerate(ins) if slot in tangents]
-        outnums = tuple([j for j, need in enumerate(needs) if not set(perturbed).isdisjoint(need)])
-        if not outnums:
-            continue
-        argnums = tuple([i for i in perturbed if any(i in needs[j] for j in outnums)])
-        nonzero = [tangents[ins[i]] for i in argnums]
-        if isinstance(how, Linear):
-            results = how.push(outnums, dict(zip(argnums, nonzero, strict=True)))
-        else:
-            results = _apply(Derivative(push, how, outnums, argnums), [values[s] for s in ins], nonzero, inline=False)
-        tangents.update((outs[j], t) for j, t in zip(outnums, results, strict=True))
-    return tangents
+        # An output may be returned twice.
+        for j, seed in zip(nonzero, seeds, strict=True):
+            add(self.outs[j], seed)
+        for how, ins, outs, needs in reversed(self.entries):
+            outnums = tuple([j for j, slot in enumerate(outs) if slot in by_slot])
+            if not outnums:
+                continue
+            cotangents = [by_slot.pop(outs[j]) for j in outnums]
+            argnums = tuple(sorted({i for j in outnums for i in needs[j]}))
+            if isinstance(how, Linear):
+                results = how.pull(outnums, cotangents)
+            else:
+                derivative = Derivative(how, outnums, argnums, forward=False)
+                results = _apply(derivative, [values[s] for s in ins], cotangents, inline)
+            for i, cotangent in zip(argnums, results, strict=True):
+                add(ins[i], cotangent)
+        return [by_slot.get(s) for s in self.ins]
 
 
 def _apply(derivative: Derivative, args: Sequence[Any], vectors: Sequence[Any], inline: bool) -> Sequence[Any]:

@@ -136,9 +136,6 @@ class Tape(_jaxcore.RecurringTrace):
 
     def _evaluate(self, primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> Any:
         """Evaluates a primitive on values without a tangent."""
-        if self.parent is EVAL_TRACE and _jaxcore.current_trace() is EVAL_TRACE:
-            # JAX 0.10 calls from inside of `bind`, where this trace is set already.
-            return _evaluate_eagerly(primitive, args, params)
         with set_current_trace(self.parent):
             if self.parent is EVAL_TRACE:
                 return _evaluate_eagerly(primitive, args, params)

@@ -13,7 +13,6 @@ result depends on no differentiated input, because the number may be hidden in i
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -25,6 +24,7 @@ from jax import lax
 
 from jaxpyop import _jaxcore
 from jaxpyop._config import config
+from jaxpyop._tape.operations import shared
 
 _current_trace = _jaxcore.current_trace
 
@@ -34,35 +34,26 @@ def _is_exact(number: float, aval: Any) -> bool:
     return not aval.weak_type and aval.dtype.itemsize >= 4 and (type(number) is float or abs(number) <= 2**24)
 
 
-@functools.lru_cache(512, typed=True)
-def _number(number: float, aval: Any) -> Any:
-    """Returns a Python number beside a scalar as jnp converts it, as an array that is on the device already."""
-    with _jaxcore.eval_context():
-        return _jaxcore.with_transfers(jnp.asarray, aval.dtype.type(number))
-
-
 def _operand(other: Any, aval: Any) -> Any:
     """Returns `other` as an operand of `jax.lax` beside one of type `aval`, or None if jnp has to convert it."""
     if type(other) in (float, int):
         if aval.shape or not _is_exact(other, aval):
             return None
-        # There are two zeros, which are equal as keys. Some programs delete all arrays that JAX has.
-        if other and not (found := _number(other, aval)).is_deleted():
-            return found
-        return aval.dtype.type(other)
+        number = aval.dtype.type(other)
+        # There are two zeros, which are equal as keys.
+        if not other:
+            return number
+        # The array is on the device already. Some programs delete all arrays that JAX has.
+        found = shared(other, aval)
+        if not found or found[0].is_deleted():
+            with _jaxcore.eval_context():
+                found[:] = [_jaxcore.with_transfers(jnp.asarray, number)]
+        return found[0]
     return other if getattr(other, "aval", None) == aval else None
 
 
 def _is_operand(x: Any, trace: Any) -> bool:
     return x._trace is trace if isinstance(x, _jaxcore.Tracer) else isinstance(x, (jax.Array, np.generic))
-
-
-@functools.cache
-def _equation_of(function: Callable[..., Any], count: int) -> tuple[Any, dict[str, Any]]:
-    """Returns the primitive and parameters that a function of `jax.lax` binds for operands of one type."""
-    with _jaxcore.eval_context():
-        (equation,) = jax.make_jaxpr(function)(*[jax.ShapeDtypeStruct((), np.float32)] * count).eqns
-    return equation.primitive, equation.params
 
 
 def _power(self: Any, other: Any) -> Any:
@@ -78,7 +69,7 @@ def _power(self: Any, other: Any) -> Any:
 _general_power = _jaxcore.Tracer.__pow__
 
 
-def _operator(name: str, function: Callable[..., Any], reflected: bool = False, real: bool = False) -> Any:
+def _operator(name: str, function: Callable[..., Any], eqn: Any, reflected: bool = False, real: bool = False) -> Any:
     """Makes an operator of `TapeTracer` that calls `jax.lax` where jnp would end up there.
 
     That is so for operands of one type, and for a Python number beside a scalar. Everything else goes through jnp,
@@ -87,6 +78,7 @@ def _operator(name: str, function: Callable[..., Any], reflected: bool = False, 
     Args:
         name: the name of the method.
         function: the function of `jax.lax`.
+        eqn: the equation that it comes to for operands of one type.
         reflected: whether `self` is the second operand.
         real: whether `function` and jnp differ for complex numbers.
     """
@@ -104,8 +96,7 @@ def _operator(name: str, function: Callable[..., Any], reflected: bool = False, 
         trace = self._trace
         if _current_trace() is trace and all(map(_is_operand, operands, itertools.repeat(trace))):
             # This is what `function` and `bind` come to for such operands, in less than half the time.
-            primitive, params = _equation_of(function, len(operands))
-            return trace.process_primitive(primitive, operands, params)
+            return trace.process_primitive(eqn.primitive, operands, eqn.params)
         return function(*operands)
 
     operate.__name__ = name
@@ -186,12 +177,21 @@ class TapeTracer(_jaxcore.Tracer):
     __pow__ = _power
 
 
-for _name, _function in {"add": lax.add, "sub": lax.sub, "mul": lax.mul, "truediv": lax.div}.items():
-    setattr(TapeTracer, f"__{_name}__", _operator(f"__{_name}__", _function))
-    setattr(TapeTracer, f"__r{_name}__", _operator(f"__r{_name}__", _function, reflected=True))
-for _name, _function in {"abs": lax.abs, "lt": lax.lt, "le": lax.le, "gt": lax.gt, "ge": lax.ge}.items():
-    setattr(TapeTracer, f"__{_name}__", _operator(f"__{_name}__", _function, real=True))
-TapeTracer.__neg__ = _operator("__neg__", lax.neg)
+_ARITHMETIC = {"add": lax.add, "sub": lax.sub, "mul": lax.mul, "truediv": lax.div}
+_COMPARISONS = {"lt": lax.lt, "le": lax.le, "gt": lax.gt, "ge": lax.ge}
+_FUNCTIONS = _ARITHMETIC | _COMPARISONS | {"abs": lax.abs, "neg": lax.neg}
+
+
+def _all_operations(x: Any) -> list[Any]:
+    return [function(*[x] * (1 if name in ("abs", "neg") else 2)) for name, function in _FUNCTIONS.items()]
+
+
+_equations = _jaxcore.make_jaxpr(_all_operations, [jax.ShapeDtypeStruct((), np.float32)]).eqns
+for (_name, _function), _eqn in zip(_FUNCTIONS.items(), _equations, strict=True):
+    _real = _name == "abs" or _name in _COMPARISONS
+    setattr(TapeTracer, f"__{_name}__", _operator(f"__{_name}__", _function, _eqn, real=_real))
+    if _name in _ARITHMETIC:
+        setattr(TapeTracer, f"__r{_name}__", _operator(f"__r{_name}__", _function, _eqn, reflected=True))
 
 
 def _of_the_value(name: str) -> property:

@@ -382,10 +382,7 @@ def _spread(
 python_call_p.def_impl(_impl)
 python_call_p.def_effectful_abstract_eval(_abstract_eval)
 _jaxcore.batching.primitive_batchers[python_call_p] = _batch
-_jaxcore.wants_devices(python_call_p)
-_jaxcore.refuse_in_combiners(python_call_p, _refuse_in_combiner)
 _jaxcore.mlir.register_lowering(python_call_p, _lowering, cacheable=False)
 ad.primitive_jvps[python_call_p] = _jvp
-_jaxcore.set_linearization(python_call_p, _linearize)
-_jaxcore.run_once_in_checkpoint(python_call_p)
+_jaxcore.set_private_rules(python_call_p, _linearize, _refuse_in_combiner)
 ad.primitive_transposes[python_call_p] = _transpose
