@@ -119,7 +119,8 @@ def test_the_derivative_of_a_loop_runs_it_in_each_iteration(loop, options, route
         return count
 
     def program(x):
-        return sum(loop(lambda x, n=n: call(counter(n), x, **options))(x) for n, call in CALLS.items())
+        looped = lambda name: loop(lambda x: CALLS[name](counter(name), x, **options))
+        return sum(looped(name)(x) for name in CALLS)
 
     # 2 * (1 + 2 + 3) of each call that counts, and 2 * 3 * 2 of the one without a result.
     assert wait(route(jax.value_and_grad(program))(2.0)) == (48, 24)

@@ -141,7 +141,8 @@ def test_some_results_unused(route):
 @every_route
 def test_a_batch_of_nothing_runs_nothing(route):
     log = Log()
-    f = route(lambda x: [jax.vmap(lambda x: op(log, [x], F, output_shapes=()))(x) for op in STATEFUL.values()])
+    batched = lambda op: jax.vmap(lambda x: op(log, [x], F, output_shapes=()))
+    f = route(lambda x: [batched(op)(x) for op in STATEFUL.values()])
     assert [out.shape for out in wait(f(jnp.zeros(0)))] == [(0,)] * len(STATEFUL)
     assert log.seen == []
 
@@ -193,9 +194,9 @@ def test_a_vmapped_while_loop_of_one_length():
     """The other `while_loop`s under `vmap` are in test_refusals.py."""
     logs = [Log() for _ in UNORDERED]
 
-    def program(op, log, x):
+    def program(op, log):
         step = lambda s: (s[0] + 1, op(log, [s[1]], F, output_shapes=()))
-        return lax.while_loop(lambda s: s[0] < 1, step, (0, x))[1]
+        return jax.vmap(lambda x: lax.while_loop(lambda s: s[0] < 1, step, (0, x))[1])
 
-    wait(jax.jit(lambda x: [jax.vmap(lambda x: program(*each, x))(x) for each in zip(UNORDERED.values(), logs)])(X))
+    wait(jax.jit(lambda x: [program(op, log)(x) for op, log in zip(UNORDERED.values(), logs)])(X))
     assert [log.seen for log in logs] == [FULL] * 2

@@ -1,4 +1,4 @@
-"""Where JAX allows no effects, the error names the op and says what to write; a predicate of a whole batch is allowed."""
+"""Where JAX allows no effects, the error names the op and says what to write; one predicate for a batch is allowed."""
 
 from __future__ import annotations
 

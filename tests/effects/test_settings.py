@@ -76,7 +76,7 @@ PROGRAMS = {
 
 
 def ready_for_a_guard():
-    """JAX's token comes to the device with an ordered program, which is a transfer of JAX's. A barrier drops the token."""
+    """JAX's token comes to the device with an ordered program: a transfer of JAX's. A barrier drops it."""
     jax.block_until_ready(jax.jit(PROGRAMS["ordered"][0])(ON_DEVICE))
 
 

@@ -1,4 +1,4 @@
-"""What programs for several devices share."""
+"""What the programs for several devices share: a mesh, an array on it, the ops, and a list of all programs."""
 
 # ruff: noqa: B008, PT017
 

@@ -1,4 +1,4 @@
-"""Programs for several devices in one process: `shard_map` per shard, `jit` on the whole array."""
+"""Programs under `jit` over four devices: the function runs once, on the whole array."""
 
 # ruff: noqa: B023, PT017  # what a loop makes is called in the same turn
 
@@ -16,12 +16,11 @@ from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from tests.shared.devices import (
+from tests.devices.common import (
     FULL,
     OPS,
     F,
     Log,
-    contrib,
     expect_error,
     fail,
     finish,
@@ -31,166 +30,6 @@ from tests.shared.devices import (
     same,
     stateful,
 )
-
-
-@program
-def shard_map_with_several_results(on):
-    for op in OPS.values():
-        log = Log(lambda x, y: (x * 2, (x.sum() * y).astype(np.int32), np.asarray(x)[::-1].copy()))
-        tout, shapes = (F, jnp.int32, F), ((2,), (), (2,))
-        f = on.shard_map(
-            lambda x, y: (lambda a, n, b: (a, lax.psum(n, "d"), b))(*op(log, [x, y], tout, output_shapes=shapes)),
-            (P("d"), P()),
-            (P("d"), P(), P("d")),
-        )
-        a, n, b = finish(f(on.x, 3.0))
-        same(a, FULL * 2)
-        same(n, FULL.sum() * 3)
-        same(b, FULL.reshape(4, 2)[:, ::-1].ravel())
-        assert sorted(log.seen) == FULL.reshape(4, 2).tolist()
-        same(a + b, np.asarray(a) + np.asarray(b))  # usable eagerly
-
-
-@program
-def shard_map_with_pytrees_and_keywords(on):
-    def body(batch, *, by):
-        return {"x": batch["x"] * by, "n": np.int32(len(batch["x"]))}
-
-    f = on.shard_map(
-        lambda x: contrib(
-            body, [{"x": x}], {"by": 2.0}, {"x": F, "n": jnp.int32}, {"x": (2,), "n": ()}, stateful=False
-        ),
-        out_specs={"x": P("d"), "n": P()},
-    )
-    f = on.shard_map(
-        lambda x: contrib(body, [{"x": x}], {"by": 2.0}, {"x": F, "n": jnp.int32}, {"x": (2,), "n": ()})["x"],
-    )
-    same(f(on.x), FULL * 2)
-
-
-@program
-def shard_map_without_results(on):
-    log = Log(lambda x: None)
-    f = on.shard_map(lambda x: (stateful(log, [x], None), x)[1])
-    finish(f(on.x))
-    assert sorted(log.seen) == FULL.reshape(4, 2).tolist()
-
-
-@program
-def shard_map_of_unused_results(on):
-    log = Log()
-    finish(on.shard_map(lambda x: (stateful(log, [x], F), x)[1])(on.x))
-    assert sorted(log.seen) == FULL.reshape(4, 2).tolist()
-
-
-@program
-def shard_map_of_vmap(on):
-    for op in OPS.values():
-        for method in ("sequential", "expand_dims", "broadcast_all", "parallel"):
-            log = Log(lambda x, y: x * y)
-            f = on.shard_map(lambda x, y: jax.vmap(lambda x: op(log, [x, y], F, vmap_method=method))(x), (P("d"), P()))
-            same(finish(f(on.x, 3.0)), FULL * 3)
-            assert len(log.seen) == (8 if method in ("sequential", "parallel") else 4)
-
-
-@program
-def vmap_of_shard_map(on):
-    xs = jax.device_put(np.stack([FULL, -FULL]), NamedSharding(on.mesh, P(None, "d")))
-    f = jax.jit(jax.vmap(on.shard_map(lambda x: numpy_function(lambda x: x * 2, [x], F))))
-    same(f(xs), 2 * np.asarray(xs))
-
-
-@program
-def shard_map_over_one_axis_of_two(on):
-    mesh = on.make_mesh((2, 2), ("a", "b"))
-    x = jax.device_put(FULL.reshape(4, 2), NamedSharding(mesh, P("a", "b")))
-    for op in OPS.values():
-        log = Log()
-        f = on.shard_map(lambda x: op(log, [x], F), P("a", "b"), P("a", "b"), mesh)
-        same(finish(f(x)), 2 * FULL.reshape(4, 2))
-        assert len(log.seen) == 4
-        g = on.shard_map(
-            lambda x: lax.psum(op(lambda x: x.sum(), [x], F, output_shapes=()), ("a", "b")), P("a", "b"), P(), mesh
-        )
-        same(g(x), FULL.sum())
-
-
-@program
-def shard_map_of_loops(on):
-    for op in OPS.values():
-        log = Log(lambda x: x + 1)
-        f = on.shard_map(lambda x: lax.fori_loop(0, 3, lambda i, c: op(log, [c], F), x))
-        same(finish(f(on.x)), FULL + 3)
-        assert len(log.seen) == 12
-        f = on.shard_map(lambda x: lax.cond(x[0] > 3, lambda x: op(lambda x: x * 2, [x], F), lambda x: x, x))
-        same(finish(f(on.x)), np.where(FULL > 3, FULL * 2, FULL))
-
-
-@program
-def shard_map_gradients_of_several_results(on):
-    def body(x, w):
-        return x**2 * w, (x * w).sum()
-
-    def loss(x, w):
-        def each(x, w):
-            a, b = py_function(body, [x, w], (F, F), output_shapes=(x.shape, ()))
-            return lax.psum(a.sum() + b, "d")
-
-        return on.shard_map(each, (P("d"), P()), P())(x, w)
-
-    gx, gw = jax.jit(jax.grad(loss, (0, 1)))(on.x, 3.0)
-    same(gx, 6 * FULL + 3)
-    same(gw, (FULL**2).sum() + FULL.sum())
-    hessian = jax.jit(jax.grad(lambda x: jax.grad(loss)(x, 3.0).sum()))(on.x)
-    same(hessian, np.full(8, 6.0))
-
-
-RULES = {
-    "vjp": {"vjp": lambda i, o, c: 2 * i[0] * c[0]},
-    "pair": {"vjp": (lambda x: (x**2, x), lambda x, c: 2 * x * c[0])},
-    "vjp and jvp": {"vjp": lambda i, o, c: 2 * i[0] * c[0], "jvp": lambda i, o, t: 2 * i[0] * t[0]},
-    "numerical": {"vjp": "numerical", "jvp": "numerical"},
-}
-
-
-@program
-def shard_map_gradients_of_numpy_functions(on):
-    for kind, rules in RULES.items():
-        near = functools.partial(same, rtol=1e-2 if kind == "numerical" else 1e-6, atol=1e-2)
-        square = lambda x: numpy_function(lambda x: x**2, [x], F, **rules)
-        f = on.shard_map(lambda x: lax.psum(square(x).sum(), "d"), out_specs=P())
-        near(jax.jit(jax.grad(f))(on.x), 2 * FULL)
-        near(on.shard_map(jax.grad(lambda x: square(x).sum()))(on.x), 2 * FULL)
-        if "jvp" in rules:
-            near(jax.jit(lambda x: jax.jvp(f, (x,), (x,))[1])(on.x), 2 * (FULL**2).sum())
-            near(on.shard_map(lambda x: jax.jvp(square, (x,), (x,))[1])(on.x), 2 * FULL**2)
-
-
-@program
-def shard_map_of_a_linear_function(on):
-    scaled = lambda x: numpy_function(lambda x: 2 * x, [x], F, transpose=lambda c: 2 * c[0])
-    loss = lambda x: lax.psum((scaled(x) ** 2).sum(), "d")
-    f = on.shard_map(loss, out_specs=P())
-    same(jax.jit(jax.grad(f))(on.x), 8 * FULL)
-    same(jax.jit(jax.grad(lambda x: jax.grad(f)(x).sum()))(on.x), np.full(8, 8.0))
-    same(jax.jit(lambda x: jax.jvp(f, (x,), (x,))[1])(on.x), 8 * (FULL**2).sum())
-    back = on.shard_map(lambda y: jax.linear_transpose(scaled, y)(y)[0])
-    same(back(on.x), 2 * FULL)
-
-
-@program
-def shard_map_gradient_by_vmap(on):
-    f = on.shard_map(jax.vmap(jax.grad(lambda x: py_function(lambda x: x**3, [x], F))))
-    same(f(on.x), 3 * FULL**2)
-
-
-@program
-def shard_map_shards_run_at_once(on):
-    import threading
-
-    barrier = threading.Barrier(4, timeout=10)
-    f = on.shard_map(lambda x: numpy_function(lambda x: (barrier.wait(), x)[1], [x], F))
-    same(f(on.x), FULL)
 
 
 @program
@@ -407,6 +246,41 @@ def jit_over_two_axes(on):
         y = finish(jax.jit(lambda x: op(log, [x], F))(x))
         same(y + x, 3 * FULL.reshape(2, 4))
         assert log.seen[0] == FULL.reshape(2, 4).tolist()
+
+
+@program
+def jit_of_scan_and_cond_and_large_arrays(on):
+    big = jax.device_put(np.ones((8, 100_000), np.float32), NamedSharding(on.mesh, P("d")))
+    for op in OPS.values():
+        twice = lambda x: lax.scan(lambda c, _: (op(lambda x: x * 2, [c], F), None), x, None, length=2)[0]
+        same(finish(jax.jit(twice)(on.x)), FULL * 4)
+        f = jax.jit(lambda x, p: lax.cond(p, lambda x: op(lambda x: x * 2, [x], F), lambda x: x, x))
+        same(finish(f(on.x, True)), FULL * 2)
+        same(finish(jax.jit(lambda x: op(lambda x: x * 2 + 1, [x], F))(big))[:, ::1000], 3.0)
+
+
+@program
+def jit_stateful_of_a_constant_and_in_scan(on):
+    for op in (stateful, functools.partial(py_function, stateful=True)):
+        log = Log(lambda x: x)
+        step = lambda c, v: (c, (op(log, [v], F, output_shapes=()), v)[1])
+        program = lambda x: (op(log, [7.0], F, output_shapes=()), lax.scan(step, 0.0, jnp.arange(3.0))[1] + x.sum())
+        finish(jax.jit(program)(on.x))
+        assert sorted(log.seen) == [0.0, 1.0, 2.0, 7.0]
+
+
+@program
+def jit_and_shard_map_where_when_is_true(on):
+    log = Log()
+    op = lambda x: stateful(log, [x], F, when=x.sum() > 4)
+    same(finish(jax.jit(op)(on.x)), FULL * 2)
+    same(finish(jax.jit(lambda x: op(x - 9))(on.x)), FULL * 0)
+    assert log.seen == [FULL.tolist()]
+    log.seen.clear()
+    same(finish(on.shard_map(op)(on.x)), [0, 0, 4, 6, 8, 10, 12, 14])
+    assert sorted(log.seen) == [[2, 3], [4, 5], [6, 7]]
+    square = lambda x: py_function(lambda x: x**2, [x], F, when=x > 3)
+    same(jax.jit(jax.vmap(jax.grad(square)))(on.x), [0, 0, 0, 0, 8, 10, 12, 14])
 
 
 @program

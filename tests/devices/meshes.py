@@ -1,9 +1,7 @@
-"""Ops on a mesh with Explicit axes, inside `jax.set_mesh` and outside; a program for a process with several devices.
+"""Ops on a mesh with Explicit axes, inside `jax.set_mesh` and outside, in a process with eight devices.
 
 JAX refuses a gradient outside of `jit` and of `jax.set_mesh`, with or without an op.
 """
-
-# what a loop makes is called in the same turn
 
 from __future__ import annotations
 
@@ -16,6 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
+
+from tests.shared import many_programs
 
 F = jnp.float32
 
@@ -116,10 +116,17 @@ def doubled_by_jax(x):
     return jax.lax.while_loop(lambda x: x < 100.0, lambda x: x * 2, x)
 
 
+def on(kind):
+    """A mesh over eight devices, and an array on it."""
+    mesh = jax.make_mesh((8,), ("d",), axis_types=(kind,))
+    return mesh, jax.device_put(jnp.arange(1.0, 9.0), NamedSharding(mesh, P("d")))
+
+
+CHECKS = {
+    "ops": lambda: check_ops(*on(AxisType.Explicit)),
+    "loops on explicit axes": lambda: check_loops(*on(AxisType.Explicit)),
+    "loops on automatic axes": lambda: check_loops(*on(AxisType.Auto)),
+}
+
 if __name__ == "__main__":
-    devices = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Explicit,))
-    array = jax.device_put(jnp.arange(1.0, 9.0), NamedSharding(devices, P("d")))
-    check_ops(devices, array)
-    check_loops(devices, array)
-    on_auto = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Auto,))
-    check_loops(on_auto, jax.device_put(array, NamedSharding(on_auto, P("d"))))
+    many_programs.main(CHECKS, seconds=100)
