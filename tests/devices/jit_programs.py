@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import functools
+import itertools
 import re
 import threading
 
@@ -49,16 +50,6 @@ def jit_with_several_results(on):
 
 
 @program
-def jit_result_and_input_in_one_program(on):
-    for op in OPS.values():
-        f = jax.jit(lambda x: op(lambda x: x * 2, [x], F) + x)
-        same(f(on.x), FULL * 3)
-        same(
-            jax.jit(lambda x: op(lambda x: x * 2, [x + 1], F) * op(lambda x: x + 1, [x], F))(on.x), (FULL + 1) ** 2 * 2
-        )
-
-
-@program
 def jit_gradient_through_both(on):
     cube = lambda x: py_function(lambda x: x**3 if float(x.sum()) > 0 else -x, [x], F, output_shapes=(8,))
     loss = lambda x: (cube(x) * x + x).sum()
@@ -97,39 +88,6 @@ def jit_gradients_of_a_batch(on):
 
 
 @program
-def jit_per_example_gradients(on):
-    weights = np.arange(12, dtype=np.float32).reshape(4, 3) / 12
-    points = np.arange(32, dtype=np.float32).reshape(8, 4) / 32
-    w = jax.device_put(weights, NamedSharding(on.mesh, P()))
-    x = jax.device_put(points, NamedSharding(on.mesh, P("d")))
-    slope = {"vjp": lambda i, o, c: (1 - o[0] ** 2) * c[0]}
-    ops = {
-        "py_function": lambda z: py_function(jnp.tanh, [z], F),
-        "stateful": lambda z: py_function(jnp.tanh, [z], F, stateful=True),
-        "parallel": lambda z: py_function(jnp.tanh, [z], F, vmap_method="parallel"),
-        "numpy_function": lambda z: numpy_function(np.tanh, [z], F, **slope),
-        "expand_dims": lambda z: numpy_function(np.tanh, [z], F, vmap_method="expand_dims", **slope),
-        "broadcast_all": lambda z: numpy_function(np.tanh, [z], F, vmap_method="broadcast_all", **slope),
-    }
-
-    def of_results(op, w, x, y):
-        return ((op(x @ w) - y) ** 2).sum()
-
-    def of_inputs(op, w, x, y):
-        return ((x @ op(w) - y) ** 2).sum()
-
-    for loss in (of_results, of_inputs):
-        transformed = lambda op: [
-            jax.vmap(jax.grad(functools.partial(loss, op)), (None, 0, 0)),
-            jax.grad(lambda *args: jax.vmap(functools.partial(loss, op), (None, 0, 0))(*args).sum()),
-        ]
-        expected = [f(weights, points, FULL) for f in transformed(jnp.tanh)]
-        for op in ops.values():
-            for f, found in zip(transformed(op), expected):
-                same(jax.jit(f)(w, x, on.x), found, rtol=1e-5)
-
-
-@program
 def jit_stateful_exactly_one_whole_call(on):
     for op in (stateful, functools.partial(py_function, stateful=True)):
         for use in (lambda y, x: y, lambda y, x: x, lambda y, x: y + x):
@@ -138,23 +96,6 @@ def jit_stateful_exactly_one_whole_call(on):
             for n in range(1, 4):
                 finish(f(on.x))
                 assert log.seen == [FULL.tolist()] * n
-
-
-@program
-def jit_stateful_without_results(on):
-    log = Log(lambda x: None)
-    f = jax.jit(lambda x: (stateful(log, [x], None), x + 1)[1])
-    for n in range(1, 4):
-        same(finish(f(on.x)) + on.x, 2 * FULL + 1)
-        assert log.seen == [FULL.tolist()] * n
-
-
-@program
-def jit_stateful_with_empty_results(on):
-    log = Log(lambda x: (np.zeros(0), np.zeros((0, 2))))
-    f = jax.jit(lambda x: stateful(log, [x], (F, F), output_shapes=((0,), (0, 2))))
-    assert [a.shape for a in finish(f(on.x))] == [(0,), (0, 2)]
-    assert log.seen == [FULL.tolist()]
 
 
 @program
@@ -170,24 +111,6 @@ def jit_stateful_batches_in_order(on):
 
 
 @program
-def jit_stateful_in_a_loop(on):
-    log = Log(lambda x, i: x + i)
-    f = jax.jit(lambda x: lax.fori_loop(0, 3, lambda i, c: stateful(log, [c, i * 1.0], F, output_shapes=(8,)), x))
-    same(finish(f(on.x)), FULL + 3)
-    assert log.seen == [FULL.tolist(), FULL.tolist(), (FULL + 1).tolist()]
-
-
-@program
-def jit_stateful_and_stateless_together(on):
-    log = Log()
-    f = jax.jit(
-        lambda x: stateful(log, [numpy_function(lambda x: x + 1, [x], F)], F) + numpy_function(lambda x: x, [x], F)
-    )
-    same(finish(f(on.x)), 2 * (FULL + 1) + FULL)
-    assert log.seen == [(FULL + 1).tolist()]
-
-
-@program
 def jit_ordered_one_whole_call_or_refused(on):
     """JAX 0.10 to 0.12 refuse ordered effects on more than one device."""
     log = Log()
@@ -200,52 +123,6 @@ def jit_ordered_one_whole_call_or_refused(on):
         assert log.seen == []
     else:
         assert log.seen == [FULL.tolist(), (2 * FULL).tolist()]
-
-
-@program
-def jit_of_a_replicated_array(on):
-    for op in OPS.values():
-        x = jax.device_put(FULL, NamedSharding(on.mesh, P()))
-        same(jax.jit(lambda x: op(lambda x: x * 2, [x], F))(x) + x, FULL * 3)
-
-
-@program
-def jit_with_given_shardings(on):
-    for op in OPS.values():
-        sharding = NamedSharding(on.mesh, P("d"))
-        f = jax.jit(lambda x: op(lambda x: x * 2, [x], F), in_shardings=sharding, out_shardings=sharding)
-        y = f(on.x)
-        assert y.sharding.is_equivalent_to(sharding, 1)
-        same(y + on.x, FULL * 3)
-
-
-@program
-def jit_on_two_of_four_devices(on):
-    mesh = Mesh(np.array(jax.devices()[1:3]), ("d",), axis_types=(AxisType[on.kind],))
-    x = jax.device_put(FULL, NamedSharding(mesh, P("d")))
-    for op in OPS.values():
-        log = Log()
-        y = finish(jax.jit(lambda x: op(log, [x], F))(x))
-        same(y + x, FULL * 3)
-        assert set(map(tuple, log.seen)) == {tuple(FULL)}
-
-
-@program
-def jit_on_another_device(on):
-    x = jax.device_put(FULL, jax.devices()[2])
-    for op in OPS.values():
-        same(jax.jit(lambda x: op(lambda x: x * 2, [x], F) + x)(x), FULL * 3)
-
-
-@program
-def jit_over_two_axes(on):
-    mesh = on.make_mesh((2, 2), ("a", "b"))
-    x = jax.device_put(FULL.reshape(2, 4), NamedSharding(mesh, P("a", "b")))
-    for op in OPS.values():
-        log = Log()
-        y = finish(jax.jit(lambda x: op(log, [x], F))(x))
-        same(y + x, 3 * FULL.reshape(2, 4))
-        assert log.seen[0] == FULL.reshape(2, 4).tolist()
 
 
 @program
@@ -319,27 +196,64 @@ def jit_and_shard_map_of_keys(on):
 
 
 @program
-def jit_of_other_promises(on):
-    log = Log(lambda x: log)
-    assert jax.jit(lambda x: stateful(log, [x], None))(on.x) is None
-    jax.effects_barrier()
+def jit_of_per_example_gradients(on):
+    weights = np.arange(12, dtype=np.float32).reshape(4, 3) / 12
+    points = np.arange(32, dtype=np.float32).reshape(8, 4) / 32
+    x = jax.device_put(points, NamedSharding(on.mesh, P("d")))
+    slope = lambda i, o, c: (1 - o[0] ** 2) * c[0]
+    ops = [
+        lambda z: py_function(jnp.tanh, [z], F),
+        lambda z: py_function(jnp.tanh, [z], F, stateful=True),
+        lambda z: py_function(jnp.tanh, [z], F, vmap_method="parallel"),
+        lambda z: numpy_function(np.tanh, [z], F, vmap_method="expand_dims", vjp=slope),
+    ]
+    loss = lambda op, w, x, y: (((x @ op(w)) - y) ** 2).sum() + op(x @ w).sum()
+    gradients = lambda op: jax.vmap(jax.grad(functools.partial(loss, op)), (None, 0, 0))
+    wanted = gradients(jnp.tanh)(weights, points, FULL)
+    for op in ops:
+        same(jax.jit(gradients(op))(weights, x, on.x), wanted, rtol=1e-5)
+
+
+@program
+def jit_stateful_with_no_or_empty_results(on):
+    log = Log(lambda x: None)
+    f = jax.jit(lambda x: (stateful(log, [x], None), x + 1)[1])
+    for n in range(1, 4):
+        same(finish(f(on.x)) + on.x, 2 * FULL + 1)
+        assert log.seen == [FULL.tolist()] * n
+    log = Log(lambda x: (np.zeros(0), np.zeros((0, 2))))
+    f = jax.jit(lambda x: stateful(log, [x], (F, F), output_shapes=((0,), (0, 2))))
+    assert [a.shape for a in finish(f(on.x))] == [(0,), (0, 2)]
     assert log.seen == [FULL.tolist()]
-    for op in OPS.values():
-        same(jax.jit(lambda x: op(lambda x: x.mean(), [x], F(0)))(on.x), 3.5)
-        same(
-            jax.jit(lambda x: op(lambda x: [[1.0, 2.0], [3.0, 4.0]], [x], F, output_shapes=(2, 2)))(on.x),
-            [[1, 2], [3, 4]],
-        )
+
+
+@program
+def jit_of_arrays_in_other_places(on):
+    """On each device, on another device, on two of the four, over two axes."""
+    two = Mesh(np.array(jax.devices()[1:3]), ("d",), axis_types=(AxisType[on.kind],))
+    axes = on.make_mesh((2, 2), ("a", "b"))
+    places = [
+        NamedSharding(on.mesh, P()),
+        jax.devices()[2],
+        NamedSharding(two, P("d")),
+        NamedSharding(axes, P("a", "b")),
+    ]
+    for op, place in itertools.product(OPS.values(), places):
+        value = FULL.reshape(2, 4) if place is places[-1] else FULL
+        x, log = jax.device_put(value, place), Log()
+        y = finish(jax.jit(lambda x: op(log, [x], F, output_shapes=x.shape))(x))
+        same(y + x, 3 * value)
+        assert log.seen == [value.tolist()]
+    sharding = NamedSharding(on.mesh, P("d"))
+    f = jax.jit(lambda x: numpy_function(Log(), [x], F), in_shardings=sharding, out_shardings=sharding)
+    assert f(on.x).sharding.is_equivalent_to(sharding, 1)
 
 
 @program
 def pmap(on):
-    if not hasattr(jax, "pmap"):
-        return
     for op in OPS.values():
         log = Log()
-        same(finish(jax.pmap(lambda x: op(log, [x], F))(FULL[:4])), FULL[:4] * 2)
+        same(finish(jax.pmap(lambda x: op(log, [x], F, output_shapes=()))(FULL[:4])), FULL[:4] * 2)
         assert sorted(log.seen) == FULL[:4].tolist()
     same(jax.pmap(jax.grad(lambda x: py_function(lambda x: x**3, [x], F)))(FULL[:4]), 3 * FULL[:4] ** 2)
     expect_error(jax.pmap(lambda x: numpy_function(fail, [x], F)), jnp.asarray(FULL[:4]))
-    same(jax.pmap(lambda x: numpy_function(lambda x: x * 2, [x], F))(FULL[:4]), FULL[:4] * 2)

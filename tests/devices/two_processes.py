@@ -77,31 +77,11 @@ def shard_map_with_several_results_and_a_collective(on):
 
 
 @program
-def shard_map_without_results(on):
-    log = Log(lambda x: None)
-    finish(on.shard_map(lambda x: (py_func(log, [x], None), x)[1])(on.x))
-    assert sorted(log.seen) == on.mine.tolist()
-
-
-@program
 def shard_map_of_batches(on):
     for method in ("sequential", "expand_dims", "broadcast_all", "parallel"):
         log = Log()
         on.same(on.shard_map(jax.vmap(lambda x: numpy_function(log, [x], F, vmap_method=method)))(on.x), FULL * 2)
         assert len(log.seen) == (4 if method in ("sequential", "parallel") else 2)
-
-
-@program
-def shard_map_of_loops(on):
-    log = Log(lambda x: x + 1)
-    f = on.shard_map(
-        lambda x: lax.scan(lambda c, _: (lax.pmean(py_func(log, [c], F), "d") + c, None), x, None, length=3)[0]
-    )
-    expected = SHARDS
-    for _ in range(3):
-        expected = expected + (expected + 1).mean(0)
-    on.same(f(on.x), expected.ravel())
-    assert len(log.seen) == 6
 
 
 @program
@@ -130,12 +110,6 @@ def shard_map_gradient_of_a_numpy_function(on):
 
 
 @program
-def shard_map_second_derivatives(on):
-    f = on.shard_map(jax.vmap(jax.grad(jax.grad(lambda x: py_function(lambda x: x**3, [x], F)))))
-    on.same(f(on.x), 6 * FULL)
-
-
-@program
 def jit_of_a_stateless_op_runs_in_each_process(on):
     log = Log()
     f = jax.jit(lambda x: numpy_function(log, [x], F))
@@ -158,13 +132,6 @@ def jit_of_a_stateful_op_runs_once_in_the_first_process(on):
         on.same(y, FULL * 2)
         on.same(z, FULL * 3)
         assert log.seen == ([FULL.tolist()] if on.me == 0 else [])
-
-
-@program
-def jit_gradient(on):
-    cube = lambda x: py_function(lambda x: x**3, [x], F)
-    on.same(jax.jit(jax.vmap(jax.grad(cube)))(on.x), 3 * FULL**2)
-    on.same(jax.jit(lambda x: jax.vjp(cube, x)[1](x)[0])(on.x), 3 * FULL**3)
 
 
 @program
@@ -201,7 +168,7 @@ def error_in_shard_map(on):
         for _ in range(2):
             with pytest.raises(MyError, match="mine"), jaxpyop.reraise():
                 finish(f(on.x))
-        shard_map_without_results(on)
+        shard_map_calls_each_processs_function_on_its_own_shards(on)
 
 
 @program

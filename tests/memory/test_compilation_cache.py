@@ -1,7 +1,7 @@
 """JAX's persistent compilation cache: a program from it calls the functions of this process, each in its place.
 
-A cached program has no functions in it, only the numbers of their places. The process that loads it hands over its own, in
-the order in which it traced them. (Before JAX 0.12, programs with callbacks are not cached.)
+A cached program has no functions in it, only the numbers of their places. The process that loads it hands over its own,
+in the order in which it traced them. (Before JAX 0.12, programs with callbacks are not cached.)
 """
 
 from __future__ import annotations
