@@ -8,7 +8,12 @@ import jaxpyop
 
 import jax  # isort: skip
 
-from tests.devices import error_programs, jit_programs, shard_map_programs  # noqa: F401  # they add to PROGRAMS
+from tests.devices import (  # noqa: F401  # they add to PROGRAMS
+    error_programs,
+    jit_programs,
+    shard_map_programs,
+    shared_run_programs,
+)
 from tests.devices.common import PROGRAMS, Devices
 from tests.shared import many_programs
 

@@ -257,3 +257,64 @@ def pmap(on):
         assert sorted(log.seen) == FULL[:4].tolist()
     same(jax.pmap(jax.grad(lambda x: py_function(lambda x: x**3, [x], F)))(FULL[:4]), 3 * FULL[:4] ** 2)
     expect_error(jax.pmap(lambda x: numpy_function(fail, [x], F)), jnp.asarray(FULL[:4]))
+
+
+def branching(where, x):
+    y = x * x
+    for _ in range(3):
+        y = where(y, jnp.sin(y))
+    return y * 3
+
+
+SLOPE = {"vjp": lambda i, o, c: 3 * i[0] ** 2 * c[0]}
+# In plain JAX, and with an op.
+KINDS = {
+    "on values": (
+        lambda x: branching(lambda y, s: jnp.where(jnp.sum(y) > 0, s, y), x),
+        lambda x: py_function(lambda x: branching(lambda y, s: s if float(jnp.sum(y)) > 0 else y, x), [x], F),
+    ),
+    "vjp": (lambda x: x**3, lambda x: numpy_function(lambda x: x**3, [x], F, **SLOPE)),
+    "numerical": (lambda x: x**3, lambda x: numpy_function(lambda x: x**3, [x], F, vjp="numerical")),
+    "transpose": (
+        lambda x: x * x * 2,
+        lambda x: x * numpy_function(lambda x: x * 2, [x], F, transpose=lambda c: 2 * c[0]),
+    ),
+    "traced": (
+        lambda x: jnp.where(x > 1, x * 2, x) ** 2,
+        lambda x: py_function(lambda x: (x * 2 if x > 1 else x) ** 2, [x], F, mode="traced"),
+    ),
+}
+
+
+@program
+def gradients_inside_and_outside_of_set_mesh(on):
+    """JAX refuses a gradient outside of `jit` and of `jax.set_mesh`, with or without an op."""
+    forms = [jax.vmap, lambda f: jax.vmap(jax.grad(f)), lambda f: jax.grad(lambda x: jax.vmap(f)(x).sum())]
+    for plain, op in KINDS.values():
+        for form in forms:
+            wanted = form(plain)(FULL)
+            same(jax.jit(form(op))(on.x), wanted, rtol=5e-3, atol=1e-2)
+            with jax.set_mesh(on.mesh):
+                same(form(op)(on.x), wanted, rtol=5e-3, atol=1e-2)
+                same(jax.jit(form(op))(on.x), wanted, rtol=5e-3, atol=1e-2)
+        same(jax.grad(op)(1.5), jax.grad(plain)(1.5), rtol=5e-3)  # what is not on the mesh
+
+
+def doubled(x):
+    while x < 100.0:
+        x = x * 2
+    return x
+
+
+@program
+def a_traced_loop_is_right_or_refused(on):
+    x, refused = on.x + 1, 0
+    wanted = np.asarray([doubled(float(v)) for v in FULL + 1])
+    loop = lambda x: py_function(doubled, [x], F, mode="traced", max_steps=60)
+    for form, value in ((jax.vmap, wanted), (lambda f: jax.jit(jax.vmap(jax.grad(f))), wanted / (FULL + 1))):
+        try:
+            same(form(loop)(x), value, rtol=1e-5)
+        except NotImplementedError as error:
+            assert "mesh with Explicit axes; make the mesh with axis_types" in str(error)
+            refused += 1
+    assert (refused > 0) == (on.kind == "Explicit"), refused

@@ -85,25 +85,6 @@ def test_order_where_xla_could_run_the_calls_at_once(every):
         assert log.seen == [(what, k) for k in range(COUNT) for what in ("begins", "ends")]
 
 
-def test_order_of_large_arrays_across_control_flow():
-    log = Log(lambda x: None)
-    note = lambda x: py_func(log, [x[0, 0]], None, ordered=True)
-
-    @jax.jit
-    def program(x):
-        note(jnp.tanh(x @ x) * 0)
-        lax.fori_loop(1, 3, lambda i, c: (note(c * 0 + i), c)[1], x)
-        note(x * 0 + 3)
-        lax.cond(x[0, 0] > 0, lambda: note(x @ x * 0 + 4), lambda: None)
-        jax.jit(lambda x: note(x * 0 + 5))(x)
-        return lax.while_loop(lambda c: c[0, 0] < 8, lambda c: (note(c), c + 1)[1], x * 0 + 6)
-
-    for _ in range(2):
-        log.seen.clear()
-        wait(program(jnp.ones((200, 200))))
-        assert log.seen == [0, 1, 2, 3, 4, 5, 6, 7]
-
-
 # --------------------------------------------------------------------- between programs
 
 

@@ -54,13 +54,6 @@ def test_the_error_about_a_while_loop_advises_fori_loop_and_when():
         f(X)
 
 
-@pytest.mark.parametrize("name", [name for name in REFUSED if name != "grad of checkpoint"])
-@pytest.mark.slow
-def test_the_cure_works(name):
-    op = lambda x: py_function(lambda x: x * 1, [x], F, output_shapes=())
-    np.testing.assert_allclose(REFUSED[name](op)(X), REFUSED[name](lambda x: x * 1)(X))
-
-
 # --------------------------------------- a predicate that is the same for the whole batch
 
 

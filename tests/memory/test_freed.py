@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.memory.watched import F, X, push_out_all_records, watched
+import jaxpyop
+from tests.memory.watched import F, X, watched
 from tests.shared.checks import eventually, freed, held
 from tests.shared.functions import APIS, numpy_function, py_func, py_function
 
@@ -62,7 +63,7 @@ def test_a_dropped_program_frees_its_functions_and_what_they_captured(name):
     for op in ops:
         jax.block_until_ready(USES[name](op))
     del ops, op
-    push_out_all_records()
+    jaxpyop.clear_records()
     if name in TRACES_KEPT:
         jax.clear_caches()
     assert freed(*[ref for each in refs for ref in each])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import jaxpyop
-from tests.memory.watched import F, X, push_out_all_records
+from tests.memory.watched import F, X
 from tests.shared.checks import freed
 from tests.shared.functions import py_function
 
@@ -36,7 +36,7 @@ def noting(refs):
 @pytest.mark.filterwarnings("ignore:.*records of forward passes were pushed out")
 def test_arrays_live_as_long_as_their_records(bounds, fewest, most):
     refs = []
-    push_out_all_records()
+    jaxpyop.clear_records()
     f = noting(refs)
     with jaxpyop.config.override(**bounds):
         pulls = [jax.block_until_ready(f(F(i)))[1] for i in range(8)]
@@ -46,7 +46,7 @@ def test_arrays_live_as_long_as_their_records(bounds, fewest, most):
         # Records that are gone are made again.
         for i, pull in enumerate(pulls):
             np.testing.assert_allclose(pull(F(1))[0], SIZE * i * np.cos(i), rtol=1e-3)
-    push_out_all_records()
+    jaxpyop.clear_records()
     del pulls, pull
     assert freed(*refs)
 
@@ -89,3 +89,18 @@ def test_a_stateful_function_is_not_run_again():
         with pytest.raises(RuntimeError, match=text), jaxpyop.reraise():
             jax.block_until_ready(first[1](jnp.ones(3)))
         np.testing.assert_allclose(f(X)[1](jnp.ones(3))[0], 3 * X**2, rtol=1e-6)
+
+
+def test_outside_of_jit_a_record_goes_with_its_pullback():
+    refs = []
+
+    def body(x):
+        constant = jnp.ones(SIZE) * 2
+        refs.append(weakref.ref(constant))
+        return (jnp.sin(x) * constant).sum()
+
+    _, pull = jax.vjp(lambda x: py_function(body, [x], F), F(0))
+    assert pull(F(1))[0] == 2 * SIZE
+    assert refs[0]() is not None
+    del pull
+    assert freed(*refs)
