@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.shared.processes import on_devices, run_python
+from tests.shared.processes import run_python
 
 pytestmark = pytest.mark.slow
 
@@ -113,20 +113,3 @@ y = jax.jit(lambda x: jaxpyop.{api}(fail, [x], F))(busy())
     done = run_python(START + code, timeout=40, check=False)
     assert f"PythonBodyError: {api} 'fail' failed: LookupError: of the function" in done.stderr
     assert done.returncode in (0, 1)
-
-
-DEVICES = """
-mesh = jax.make_mesh((4,), ("i",))
-x = jax.device_put(jnp.ones(80_000), jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
-f = jax.jit(lambda x: jaxpyop.numpy_function(lambda v: v * 2, [x], F) + 1)
-for _ in range(20):
-    y = f(x)
-thread = threading.Thread(target=lambda: [f(x) for _ in range(20)])
-thread.start()
-thread.join()
-"""
-
-
-def test_devices_that_are_still_at_work_when_the_process_ends():
-    done = run_python(START + DEVICES, timeout=40, check=False, **on_devices(4))
-    assert (done.returncode, done.stderr) == (0, "")
