@@ -101,15 +101,6 @@ def shard_map_gradients(on):
 
 
 @program
-def shard_map_gradient_of_a_numpy_function(on):
-    log = Log(lambda x: x**2)
-    square = lambda x: numpy_function(log, [x], F, vjp=lambda i, o, c: 2 * i[0] * c[0])
-    loss = on.shard_map(lambda x: lax.psum(square(x).sum(), "d"), out_specs=P())
-    on.same(jax.jit(jax.grad(loss))(on.x), 2 * FULL)
-    assert sorted(log.seen) == on.mine.tolist()
-
-
-@program
 def jit_of_a_stateless_op_runs_in_each_process(on):
     log = Log()
     f = jax.jit(lambda x: numpy_function(log, [x], F))

@@ -78,4 +78,4 @@ CROWDS = {
 }
 
 if __name__ == "__main__":
-    many_programs.main(CROWDS, seconds=60)
+    many_programs.main(CROWDS)

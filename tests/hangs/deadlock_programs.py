@@ -139,4 +139,4 @@ def ordered_calls_in_functions_of_programs_with_ordered_calls():
 
 if __name__ == "__main__":
     jaxpyop.config.transport = sys.argv[1]
-    many_programs.main(PROGRAMS, seconds=100)
+    many_programs.main(PROGRAMS)

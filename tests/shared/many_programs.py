@@ -25,7 +25,7 @@ def run_module(module: str, *arguments: str, timeout: float = 240, **env: str) -
     return run_python(code, timeout=timeout, **env)
 
 
-def main(programs: dict[str, Callable[..., Any]], *inputs: Any, seconds: float = 30) -> None:
+def main(programs: dict[str, Callable[..., Any]], *inputs: Any, seconds: float = 100) -> None:
     """Run all programs in this process, and end it, with an error if one of them failed or took too long.
 
     Args:
