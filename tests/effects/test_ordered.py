@@ -89,21 +89,16 @@ def test_order_where_xla_could_run_the_calls_at_once(every):
 
 
 def test_direct_calls_between_programs_keep_their_place():
-    """A direct call waits for the ordered calls that still run."""
-    seen = []
-
-    def slow(x):
-        time.sleep(0.005)
-        seen.append(float(x))
-        return x
-
-    f = jax.jit(lambda x: py_func(slow, [x], F, ordered=True))
-    f(jnp.float32(0))
-    for i in range(1, 8, 2):
-        f(jnp.float32(i))
-        py_function(slow, [jnp.float32(i + 1)], F, ordered=True)
+    """A direct call waits for the ordered calls that still run. Each program has to wait for its input."""
+    log = Log()
+    work = jax.jit(lambda x: lax.fori_loop(0, 30, lambda i, x: jnp.sin(x @ x), x)[0, 0] * 0)
+    f = jax.jit(lambda x: py_func(log, [x], F, ordered=True))
+    ones = jnp.ones((200, 200))
+    for i in range(0, 6, 2):
+        f(work(ones) + i)
+        py_func(log, [np.float32(i + 1)], F, ordered=True)
     jax.effects_barrier()
-    assert seen == [float(i) for i in range(9)]
+    assert log.seen == [float(i) for i in range(6)]
 
 
 def test_programs_between_programs_keep_their_place():
