@@ -100,6 +100,7 @@ def test_threads_share_a_compiled_program():
 
 @every_route
 def test_a_function_sees_its_callers_context_and_settings(route):
+    """In a program with more in it, on a thread of XLA's as well."""
     variable = contextvars.ContextVar("variable", default="unset")
     seen = []
 
@@ -109,10 +110,11 @@ def test_a_function_sees_its_callers_context_and_settings(route):
 
     token = variable.set("mine")
     try:
-        wait(route(lambda x: py_func(body, [x], F))(X))
-        with jax.enable_x64(True):
-            wait(route(lambda x: py_func(body, [x], F))(X))
-        assert seen == [("mine", False), ("mine", True)]
+        for program in (lambda x: py_func(body, [x], F), lambda x: py_func(body, [x], F) * 2 @ x):
+            wait(route(program)(X))
+            with jax.enable_x64(True):
+                wait(route(lambda x, program=program: program(x))(X))
+        assert seen == [("mine", False), ("mine", True)] * 2
     finally:
         variable.reset(token)
 
@@ -126,3 +128,12 @@ def test_64_bits_in_a_function(x64):
         )
     )
     assert [float(y) for y in f(1.0)] == [1 / 3, 1 / 3]
+
+
+def test_a_program_keeps_the_settings_that_it_was_traced_with():
+    seen = []
+    program = lambda x: py_func(lambda x: seen.append(jax.config.jax_enable_x64), [x], None)
+    with jax.enable_x64(True):
+        compiled = jax.jit(program).lower(X).compile()
+    wait(compiled(X))
+    assert seen == [True]
