@@ -89,7 +89,7 @@ LOOPS = {
     "jit in scan": lambda g: scanned(jax.jit(g)),
     "scan in scan": twice_scanned,
 }
-FAST = [("scan", "stateful"), ("fori_loop", "ordered"), ("cond in scan", "stateful"), ("jit in scan", "ordered")]
+FAST = [("scan", "stateful"), ("jit in scan", "ordered")]
 # Calls of a function that counts its runs, and their slopes after three of them.
 CALLS = {
     "an input": lambda count, x, **how: py_function(lambda x: x * count(), [x], F, output_shapes=(), **how),

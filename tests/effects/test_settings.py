@@ -73,7 +73,10 @@ def ready_for_a_guard():
     jax.block_until_ready(jax.jit(PROGRAMS["ordered"][0])(ON_DEVICE))
 
 
-@every_setting
+@pytest.mark.parametrize(
+    "setting",
+    [pytest.param(s, id=n, marks=[pytest.mark.slow] * (n in ("32 bits", "disable_jit"))) for n, s in SETTINGS.items()],
+)
 def test_an_effect_and_a_gradient(setting):
     seen = []
 

@@ -58,8 +58,14 @@ PROGRAMS = {
 }
 
 
+SLOW = {"vmap of scan", "associative_scan", "unrolled scan", "reverse scan"}
+
+
 @every_route
-@pytest.mark.parametrize(("program", "runs"), PROGRAMS.values(), ids=PROGRAMS)
+@pytest.mark.parametrize(
+    ("program", "runs"),
+    [pytest.param(*row, id=name, marks=[pytest.mark.slow] * (name in SLOW)) for name, row in PROGRAMS.items()],
+)
 def test_values_and_runs(program, runs, route):
     """Three programs in one: with each op, and in plain JAX."""
     bodies = {name: Affine() for name in STATELESS}
