@@ -1,22 +1,11 @@
-"""Several processes, joined by `jax.distributed` on the loopback interface.
-
-This file is also the program of each of the two processes, which have two CPU
-devices each, run the same list in step and report line by line.
-"""
+"""Programs of two processes with two devices each, joined by `jax.distributed`, which run the same list in step."""
 
 # ruff: noqa: B008, B023, PT017  # what a loop makes is called in the same turn
 
 from __future__ import annotations
 
-import faulthandler
-import functools
-import json
-import os
 import re
-import socket
-import subprocess
 import sys
-import traceback
 
 import jaxpyop
 
@@ -28,11 +17,9 @@ from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from tests.shared import workers
-from tests.shared.devices import FULL, OPS, F, Log, numpy_function, py_function, same
-from tests.shared.util import on_devices
+from tests.devices.common import FULL, OPS, F, Log, MyError, fail, finish, numpy_function, py_function, same
+from tests.shared import many_programs
 
-LIMIT = 25  # seconds for one program
 SHARDS = FULL.reshape(4, 2)
 py_func = jaxpyop.py_func
 
@@ -53,12 +40,6 @@ class Devices:
         """Compare what this process has of an array with its part of the whole."""
         for shard in finish(array).addressable_shards:
             same(shard.data, np.asarray(expected)[shard.index], rtol=1e-6)
-
-
-def finish(out):
-    jax.block_until_ready(out)
-    jax.effects_barrier()
-    return out
 
 
 PROGRAMS = {}
@@ -96,31 +77,11 @@ def shard_map_with_several_results_and_a_collective(on):
 
 
 @program
-def shard_map_without_results(on):
-    log = Log(lambda x: None)
-    finish(on.shard_map(lambda x: (py_func(log, [x], None), x)[1])(on.x))
-    assert sorted(log.seen) == on.mine.tolist()
-
-
-@program
 def shard_map_of_batches(on):
     for method in ("sequential", "expand_dims", "broadcast_all", "parallel"):
         log = Log()
         on.same(on.shard_map(jax.vmap(lambda x: numpy_function(log, [x], F, vmap_method=method)))(on.x), FULL * 2)
         assert len(log.seen) == (4 if method in ("sequential", "parallel") else 2)
-
-
-@program
-def shard_map_of_loops(on):
-    log = Log(lambda x: x + 1)
-    f = on.shard_map(
-        lambda x: lax.scan(lambda c, _: (lax.pmean(py_func(log, [c], F), "d") + c, None), x, None, length=3)[0]
-    )
-    expected = SHARDS
-    for _ in range(3):
-        expected = expected + (expected + 1).mean(0)
-    on.same(f(on.x), expected.ravel())
-    assert len(log.seen) == 6
 
 
 @program
@@ -137,21 +98,6 @@ def shard_map_gradients(on):
         gx, gw = jax.jit(jax.grad(loss, (0, 1)))(on.x, 2.0)
         on.same(gx, 6 * FULL**2)
         on.same(gw, (FULL**3).sum())
-
-
-@program
-def shard_map_gradient_of_a_numpy_function(on):
-    log = Log(lambda x: x**2)
-    square = lambda x: numpy_function(log, [x], F, vjp=lambda i, o, c: 2 * i[0] * c[0])
-    loss = on.shard_map(lambda x: lax.psum(square(x).sum(), "d"), out_specs=P())
-    on.same(jax.jit(jax.grad(loss))(on.x), 2 * FULL)
-    assert sorted(log.seen) == on.mine.tolist()
-
-
-@program
-def shard_map_second_derivatives(on):
-    f = on.shard_map(jax.vmap(jax.grad(jax.grad(lambda x: py_function(lambda x: x**3, [x], F)))))
-    on.same(f(on.x), 6 * FULL)
 
 
 @program
@@ -177,13 +123,6 @@ def jit_of_a_stateful_op_runs_once_in_the_first_process(on):
         on.same(y, FULL * 2)
         on.same(z, FULL * 3)
         assert log.seen == ([FULL.tolist()] if on.me == 0 else [])
-
-
-@program
-def jit_gradient(on):
-    cube = lambda x: py_function(lambda x: x**3, [x], F)
-    on.same(jax.jit(jax.vmap(jax.grad(cube)))(on.x), 3 * FULL**2)
-    on.same(jax.jit(lambda x: jax.vjp(cube, x)[1](x)[0])(on.x), 3 * FULL**3)
 
 
 @program
@@ -213,14 +152,6 @@ def programs_of_one_process(on):
         assert log.seen == [FULL.tolist()] * 2
 
 
-class MyError(Exception):
-    pass
-
-
-def fail(x):
-    raise MyError("mine")
-
-
 @program
 def error_in_shard_map(on):
     for op in (numpy_function, py_func):
@@ -228,7 +159,7 @@ def error_in_shard_map(on):
         for _ in range(2):
             with pytest.raises(MyError, match="mine"), jaxpyop.reraise():
                 finish(f(on.x))
-        shard_map_without_results(on)
+        shard_map_calls_each_processs_function_on_its_own_shards(on)
 
 
 @program
@@ -246,104 +177,13 @@ def error_in_jit(on):
     jit_of_a_stateful_op_runs_once_in_the_first_process(on)
 
 
-ROWS = {
-    "`shard_map` over several processes": (
-        shard_map_calls_each_processs_function_on_its_own_shards,
-        "the process of the shard",
-        "once per shard",
-        "any; shards run at the same time",
-    ),
-    "`jit` over several processes, stateless": (
-        jit_of_a_stateless_op_runs_in_each_process,
-        "every process",
-        "up to once per process, on the whole array",
-        "any",
-    ),
-    "`jit` over several processes, stateful": (
-        jit_of_a_stateful_op_runs_once_in_the_first_process,
-        "the first process",
-        "once, on the whole array",
-        "any",
-    ),
-}
-
-# ------------------------------------------------------ the processes that run them
-
-KINDS = ("Auto", "Explicit")
-ROUTES = ["Auto-auto", "Auto-callback", "Explicit-auto"]
-CASES = [f"{name}-{route}" for route in ROUTES for name in PROGRAMS]
-
-
-def main(rank, port, cases):
-    faulthandler.dump_traceback_later(2 * LIMIT, exit=True)
+def main(rank, port, kind, transport):
+    jaxpyop.config.transport = transport
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=2, process_id=rank)
+    jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=2, process_id=int(rank))
     assert (jax.process_count(), len(jax.devices()), len(jax.local_devices())) == (2, 4, 2)
-    on = {kind: Devices(kind) for kind in KINDS}
-    for case in cases:
-        name, kind, transport = case.split("-")
-        faulthandler.dump_traceback_later(LIMIT, exit=True)
-        error = None
-        try:
-            with jaxpyop.config.override(transport=transport):
-                PROGRAMS[name](on[kind])
-        except BaseException:
-            error = traceback.format_exc()
-        print(json.dumps({"name": case, "error": error}), flush=True)
-    jax.distributed.shutdown()
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def start(rank, port, cases):
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("JAXPYOP_", "JAX_", "NPROC"))}
-    env |= on_devices(2) | {"JAX_PLATFORMS": "cpu"}
-    env["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
-    command = [sys.executable, "-W", "error", __file__, str(rank), str(port), *cases]
-    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def run_both(cases):
-    """What each of the two processes said: results by case, and the end of its stderr."""
-    port = free_port()
-    both = [start(rank, port, cases) for rank in (0, 1)]
-    try:
-        said = [process.communicate(timeout=100) for process in both]
-    finally:
-        for process in both:
-            process.kill()
-            process.wait()
-    results = []
-    for out, err in said:
-        lines = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
-        results.append(({line["name"]: line["error"] for line in lines}, err[-4000:]))
-    return results
-
-
-@pytest.fixture(scope="module")
-def outcomes(request):
-    """What became of the programs that were chosen."""
-    tests = [item for item in request.session.items if getattr(item, "function", None) is test_two_processes]
-    return functools.cache(lambda: run_both([test.callspec.params["case"] for test in tests]))
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_two_processes(case, outcomes):
-    for rank, (errors, stderr) in enumerate(outcomes()):
-        assert case in errors, f"process {rank} did not come to the end of it\n{stderr}"
-        assert errors[case] is None, f"process {rank}\n{errors[case]}"
-
-
-@pytest.mark.parametrize("row", ROWS)
-def test_the_table_of_the_readme(row):
-    """What the cells say is run above."""
-    assert ROWS[row][0].__name__ in PROGRAMS
-    assert workers.scaling_table()[row] == ROWS[row][1:]
+    many_programs.main(PROGRAMS, Devices(kind))
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])
+    main(*sys.argv[1:])

@@ -1,4 +1,4 @@
-"""What programs for several devices share."""
+"""What the programs for several devices share: a mesh, an array on it, the ops, and a list of all programs."""
 
 # ruff: noqa: B008, PT017
 
@@ -21,18 +21,14 @@ F = jnp.float32
 FULL = np.arange(8, dtype=np.float32)
 
 py_function, numpy_function = jaxpyop.py_function, jaxpyop.numpy_function
-contrib = jaxpyop.contrib.framework.py_func
-
-
-def stateful(func, inp, tout, **options):
-    return jaxpyop.py_func(func, inp, tout, **options)
+stateful = jaxpyop.py_func
 
 
 OPS = {
     "py_function": py_function,
     "numpy_function": numpy_function,
     "stateful py_function": functools.partial(py_function, stateful=True),
-    "py_func": jaxpyop.py_func,
+    "py_func": stateful,
 }
 
 

@@ -1,0 +1,81 @@
+"""Several devices in one process: once on the whole array under `jit`, once per shard in a `shard_map`."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.shared.many_programs import run_module
+from tests.shared.processes import on_devices, run_python
+
+# The main promises, with the devices that fit a test of two seconds.
+MAIN = """
+import jaxpyop, jax, numpy as np
+from jax.sharding import NamedSharding, PartitionSpec as P
+F = np.float32
+mesh = jax.make_mesh((2,), ("d",))
+x = jax.device_put(np.arange(4, dtype=F), NamedSharding(mesh, P("d")))
+seen = []
+
+def double(x):
+    seen.append(np.asarray(x).tolist())
+    return x * 2
+
+for api in (jaxpyop.numpy_function, jaxpyop.py_func):
+    op = lambda x: api(double, [x], F)
+    f = jax.jit(op)
+    for _ in range(2):
+        y = jax.block_until_ready(f(x))
+        jax.effects_barrier()
+        assert seen == [[0, 1, 2, 3]], seen
+        np.testing.assert_array_equal(y + x, [0, 3, 6, 9])
+        del seen[:]
+    y = jax.jit(jax.shard_map(op, mesh=mesh, in_specs=P("d"), out_specs=P("d")))(x)
+    jax.effects_barrier()
+    np.testing.assert_array_equal(y + x, [0, 3, 6, 9])
+    assert sorted(seen) == [[0, 1], [2, 3]], seen
+    del seen[:]
+    np.testing.assert_array_equal(jax.jit(jax.vmap(op))(x), [0, 2, 4, 6])
+    jax.effects_barrier()
+    assert seen == [0, 1, 2, 3], seen
+    del seen[:]
+slope = jax.grad(lambda x: jaxpyop.py_function(lambda x: x**3 if float(x.sum()) > 0 else x, [x], F).sum())
+np.testing.assert_allclose(jax.jit(slope)(x), [0, 3, 12, 27])
+"""
+
+
+def test_the_main_promises_on_two_devices():
+    run_python(MAIN, **on_devices(2))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("kind", "transport"), [("Auto", "auto"), ("Auto", "callback"), ("Explicit", "auto")])
+def test_all_programs_on_four_devices(kind, transport):
+    """Those of the modules `..._programs`, on a mesh of one kind."""
+    run_module("tests.devices.four_devices", kind, transport, **on_devices(4))
+
+
+FAILING = """
+from tests.shared import many_programs
+import time
+
+def fails():
+    raise ValueError("of a program")
+
+many_programs.main({PROGRAMS}, seconds=0.5)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("programs", "text"),
+    [
+        ("{'one': fails, 'other': print}", r"(?s)exit status 1.*begins: other.*one\n.*of a program"),
+        ("{'one': lambda: time.sleep(9)}", r"(?s)exit status 1.*begins: one\n.*Timeout.*in main"),
+    ],
+    ids=["fails", "hangs"],
+)
+def test_a_program_that_fails_or_hangs_is_named(programs, text):
+    """The checker itself."""
+    with pytest.raises(AssertionError, match=text):
+        run_python(FAILING.replace("{PROGRAMS}", programs))

@@ -1,0 +1,78 @@
+"""The ops with side effects, functions that note their runs, and the routes of a program."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxpyop
+from tests.shared.functions import numpy_function, py_func, py_function
+
+F = jnp.float32
+X = np.array([0.5, -1.0, 2.0], np.float32)
+
+UNORDERED = {"py_func": py_func, "py_function": functools.partial(py_function, stateful=True)}
+ORDERED = {
+    "ordered py_func": functools.partial(py_func, ordered=True),
+    "ordered py_function": functools.partial(py_function, ordered=True),
+}
+STATEFUL = UNORDERED | {"ordered py_func": ORDERED["ordered py_func"]}
+STATELESS = {"py_function": py_function, "numpy_function": numpy_function}
+
+
+class Log:
+    """A function that notes its input, and returns it, or a result that is made from it."""
+
+    __name__ = "log"
+
+    def __init__(self, result=lambda x: x):
+        self.seen = []
+        self.result = result
+
+    def __call__(self, x):
+        self.seen.append(np.asarray(x).tolist())  # without a value this fails
+        return self.result(x)
+
+
+class Affine:
+    """`2 * x + 1`, counting its runs on values: JAX may ask for the shape of its result."""
+
+    __name__ = "affine"
+
+    def __init__(self):
+        self.runs = 0
+
+    def __call__(self, x):
+        self.runs += not isinstance(x, jax.core.Tracer)
+        return x * 2 + 1
+
+
+def wait(result):
+    """The result of a program that has come to its end."""
+    jax.block_until_ready(result)
+    jax.effects_barrier()
+    return result
+
+
+def _through_the_public_callback(f):
+    def run(*args):
+        with jaxpyop.config.override(transport="callback"):
+            return wait(compiled(*args))
+
+    compiled = jax.jit(f)
+    return run
+
+
+# Most promises are kept on one route; the others are slow.
+ROUTES = {
+    "jit": (jax.jit, []),
+    "direct": (lambda f: f, pytest.mark.slow),
+    "public callback": (_through_the_public_callback, pytest.mark.slow),
+}
+every_route = pytest.mark.parametrize(
+    "route", [pytest.param(route, id=name, marks=marks) for name, (route, marks) in ROUTES.items()]
+)

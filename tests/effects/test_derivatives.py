@@ -1,0 +1,146 @@
+"""A differentiated program runs its stateful functions as often as the program itself does."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from tests.effects.ops import STATEFUL, F, Log, every_route, wait
+from tests.shared.functions import numpy_function, py_func, py_function
+
+HOW = {"stateful": {"stateful": True}, "ordered": {"ordered": True}}
+every_how = pytest.mark.parametrize("options", HOW.values(), ids=HOW)
+
+
+@every_route
+@every_how
+def test_the_gradient_of_one_call(options, route):
+    """The function runs once: the backward pass replays it, or calls the rule."""
+    taped, ruled = Log(lambda x: x**3), Log(lambda x: x**2)
+    vjp = lambda inputs, outputs, cotangents: 2 * inputs[0] * cotangents[0]
+
+    def f(x):
+        cube = py_function(taped, [x], F, output_shapes=(), **options)
+        return cube + numpy_function(ruled, [x], F, vjp=vjp, **options)
+
+    assert wait(route(jax.value_and_grad(f))(2.0)) == (12, 16)
+    assert (taped.seen, ruled.seen) == ([2.0], [2.0])
+
+
+@every_route
+@every_how
+@pytest.mark.parametrize("loop", ["scan", "fori_loop"])
+def test_logging_in_a_differentiated_loop(loop, options, route):
+    """A log line for each step of a training loop, whose result nobody uses."""
+    seen = {"carry": [], "index": [], "constant and index": []}
+
+    def log(name, *inputs):
+        py_func(lambda *args: seen[name].append([float(a) for a in args]), list(inputs), None, **options)
+
+    def loss(x):
+        def step(c, i):
+            log("carry", c)
+            log("index", i)
+            log("constant and index", 7.0, i)
+            return c * x
+
+        if loop == "fori_loop":
+            return lax.fori_loop(0, 4, lambda i, c: step(c, i), 1.0)
+        return lax.scan(lambda c, i: (step(c, i), None), 1.0, jnp.arange(4))[0]
+
+    assert wait(route(jax.grad(loss))(2.0)) == 32
+    assert seen == {
+        "carry": [[1.0], [2.0], [4.0], [8.0]],
+        "index": [[0.0], [1.0], [2.0], [3.0]],
+        "constant and index": [[7.0, 0.0], [7.0, 1.0], [7.0, 2.0], [7.0, 3.0]],
+    }
+
+
+@every_route
+@pytest.mark.parametrize("op", STATEFUL.values(), ids=STATEFUL)
+def test_a_used_result_in_a_differentiated_scan(op, route):
+    log = Log(lambda i: i * 1.0)
+
+    def loss(x):
+        step = lambda c, i: (c * x + op(log, [i], F, output_shapes=()), None)
+        return lax.scan(step, 1.0, jnp.arange(4.0))[0]
+
+    assert wait(route(jax.grad(loss))(2.0)) == 38
+    assert log.seen == [0.0, 1.0, 2.0, 3.0]
+
+
+def twice_scanned(g):
+    inner = lambda x, c, n: lax.scan(lambda d, _: (d + g(x) * n, None), c, None, length=1)[0]
+    return lambda x: lax.scan(lambda c, n: (inner(x, c, n), None), 0.0, jnp.ones(3))[0]
+
+
+def scanned(g):
+    return lambda x: lax.scan(lambda c, _: (c + g(x), None), 0.0, None, length=3)[0]
+
+
+# Three iterations each, in which the inputs of the call are the same.
+LOOPS = {
+    "scan": scanned,
+    "fori_loop": lambda g: lambda x: lax.fori_loop(0, 3, lambda _, c: c + g(x), 0.0),
+    "cond in scan": lambda g: scanned(lambda x: lax.cond(True, g, g, x)),
+    "jit in scan": lambda g: scanned(jax.jit(g)),
+    "scan in scan": twice_scanned,
+}
+FAST = [("scan", "stateful"), ("jit in scan", "ordered")]
+# Calls of a function that counts its runs, and their slopes after three of them.
+CALLS = {
+    "an input": lambda count, x, **how: py_function(lambda x: x * count(), [x], F, output_shapes=(), **how),
+    "a constant": lambda count, x, **how: x * numpy_function(lambda _: count(), [1.0], F, output_shapes=(), **how),
+    "no input": lambda count, x, **how: x * numpy_function(count, [], F, output_shapes=(), **how),
+    "no result": lambda count, x, **how: (numpy_function(count, [], None, **how), x * 2)[1],
+}
+
+
+@every_route
+@pytest.mark.parametrize(
+    ("loop", "options"),
+    [
+        pytest.param(LOOPS[loop], HOW[how], id=f"{loop}-{how}", marks=[pytest.mark.slow] * ((loop, how) not in FAST))
+        for loop in LOOPS
+        for how in HOW
+    ],
+)
+def test_the_derivative_of_a_loop_runs_it_in_each_iteration(loop, options, route):
+    runs = dict.fromkeys(CALLS, 0)
+
+    def counter(name):
+        def count():
+            runs[name] += 1
+            return np.float32(runs[name])
+
+        return count
+
+    def program(x):
+        looped = lambda name: loop(lambda x: CALLS[name](counter(name), x, **options))
+        return sum(looped(name)(x) for name in CALLS)
+
+    # 2 * (1 + 2 + 3) of each call that counts, and 2 * 3 * 2 of the one without a result.
+    assert wait(route(jax.value_and_grad(program))(2.0)) == (48, 24)
+    assert set(runs.values()) == {3}
+
+
+def test_a_checkpoint_does_not_run_a_stateless_function_again():
+    """It keeps the results, so that the value and the gradient come from one run."""
+    taped, ruled = [], []
+
+    def count(runs, result):
+        runs.append(1)
+        return result
+
+    def f(x):
+        cube = py_function(lambda x: count(taped, x**3), [x], F, output_shapes=())
+        vjp = lambda inputs, outputs, cotangents: 2 * inputs[0] * cotangents[0]
+        return jnp.sin(cube) + numpy_function(lambda x: count(ruled, x**2), [x], F, vjp=vjp)
+
+    for g in (jax.jit(jax.grad(jax.checkpoint(f))), jax.grad(jax.checkpoint(f))):
+        np.testing.assert_allclose(wait(g(2.0)), np.cos(8) * 12 + 4, rtol=1e-5)
+        assert (len(taped), len(ruled)) == (1, 1)
+        taped.clear(), ruled.clear()

@@ -1,0 +1,139 @@
+"""Calls outside of `jit`, calls in a function that is itself called, and what surrounds a function."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import logging
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from tests.effects.ops import STATELESS, F, X, every_route, wait
+from tests.shared.functions import numpy_function, py_func, py_function
+
+every_op = pytest.mark.parametrize("op", STATELESS.values(), ids=STATELESS)
+
+
+@contextlib.contextmanager
+def compiling():
+    """A list of what JAX's log says about compilations in the block."""
+    said = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())
+    logging.getLogger("jax").addHandler(handler)
+    try:
+        with jax.log_compiles():
+            yield said
+    finally:
+        logging.getLogger("jax").removeHandler(handler)
+
+
+@every_op
+def test_a_direct_call_is_on_the_callers_thread_and_compiles_nothing(op):
+    threads = []
+
+    def body(x):
+        threads.append(threading.get_ident())
+        return np.asarray(x)
+
+    x = jax.block_until_ready(jnp.asarray(X))
+    op(body, [x], F)
+    with compiling() as said:
+        for _ in range(3):
+            op(lambda x: body(x), [x], F)  # a fresh function each time
+    assert threads == [threading.get_ident()] * 4
+    assert not [text for text in said if "ompil" in text]
+    with compiling() as said:
+        jax.jit(lambda x: x * 3 + 17)(x)
+    assert [text for text in said if "ompil" in text]
+
+
+@every_op
+def test_a_direct_vmap_of_fresh_functions(op):
+    for k in range(3):
+        np.testing.assert_allclose(jax.vmap(lambda x, k=k: op(lambda x: x + k, [x], F))(jnp.asarray(X)), X + k)
+
+
+@every_route
+def test_an_op_in_the_function_of_an_op(route):
+    def program(x):
+        inner = lambda x: py_function(lambda x: x + 1, [x], F)
+        nested = jax.jit(lambda x: numpy_function(lambda x: x + 1, [x], F))
+        return (
+            py_function(lambda x: inner(x) * 2, [x], F),
+            numpy_function(lambda x: np.asarray(nested(x)) * 2, [x], F),
+        )
+
+    for got in wait(route(program)(X)):
+        np.testing.assert_allclose(got, (X + 1) * 2)
+
+
+def test_transformations_in_a_function():
+    """Tracing inside a function leaves the traces around it alone."""
+
+    def body(x):
+        total = jax.jit(lambda y: lax.scan(lambda c, v: (c + v, c), 0.0, y)[0])(x)
+        return jax.grad(lambda x: (x**3).sum())(x) + jax.vmap(jnp.sin)(x) + total
+
+    got = jax.jit(lambda x: py_function(body, [x], F))(X)
+    np.testing.assert_allclose(got, 3 * X**2 + np.sin(X) + 1.5, rtol=1e-6)
+
+
+def test_threads_share_a_compiled_program():
+    f = jax.jit(lambda x: numpy_function(lambda x: x * 2 + 1, [x], F))
+    f(X)
+    wrong = []
+
+    def work(k):
+        wrong.extend((k, i) for i in range(30) if not np.allclose(f(X + k * i), (X + k * i) * 2 + 1))
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(6)]
+    [t.start() for t in threads]
+    [t.join() for t in threads]
+    assert not wrong
+
+
+@every_route
+def test_a_function_sees_its_callers_context_and_settings(route):
+    """In a program with more in it, on a thread of XLA's as well."""
+    variable = contextvars.ContextVar("variable", default="unset")
+    seen = []
+
+    def body(x):
+        seen.append((variable.get(), jax.config.jax_enable_x64))
+        return x
+
+    token = variable.set("mine")
+    try:
+        for program in (lambda x: py_func(body, [x], F), lambda x: py_func(body, [x], F) * 2 @ x):
+            wait(route(program)(X))
+            with jax.enable_x64(True):
+                wait(route(lambda x, program=program: program(x))(X))
+        assert seen == [("mine", False), ("mine", True)] * 2
+    finally:
+        variable.reset(token)
+
+
+def test_64_bits_in_a_function(x64):
+    third = lambda x: np.asarray(jnp.asarray(np.float64(1) / 3) + 0)
+    f = jax.jit(
+        lambda x: (
+            py_func(third, [x], jnp.float64, output_shapes=()),
+            py_function(lambda x: x / 3, [x], jnp.float64, output_shapes=()),
+        )
+    )
+    assert [float(y) for y in f(1.0)] == [1 / 3, 1 / 3]
+
+
+def test_a_program_keeps_the_settings_that_it_was_traced_with():
+    seen = []
+    program = lambda x: py_func(lambda x: seen.append(jax.config.jax_enable_x64), [x], None)
+    with jax.enable_x64(True):
+        compiled = jax.jit(program).lower(X).compile()
+    wait(compiled(X))
+    assert seen == [True]

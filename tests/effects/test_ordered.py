@@ -1,0 +1,201 @@
+"""`ordered=True`: program order among all ordered calls, in programs, between them, and outside of them."""
+
+from __future__ import annotations
+
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.experimental import io_callback
+
+import jaxpyop
+from tests.effects.ops import ORDERED, F, Log, X, every_route, wait
+from tests.shared.checks import close
+from tests.shared.functions import numpy_function, py_func, py_function
+
+SCALAR = jax.ShapeDtypeStruct((), F)
+
+
+@every_route
+def test_program_order_among_different_ops_and_control_flow(route):
+    seen = []
+    bodies = [lambda x, name=name: (seen.append((name, float(x))), x)[1] for name in ORDERED]
+
+    def call(v):
+        [op(body, [v], F, output_shapes=()) for op, body in zip(ORDERED.values(), bodies)]
+
+    def program(x):
+        for i in range(3):
+            call(float(i) + 0 * x[0])
+        lax.fori_loop(3, 5, lambda i, c: (call(i * 1.0), c)[1], 0)
+        lax.scan(lambda c, v: (call(v), (c, None))[1], 0.0, jnp.array([5.0, 6.0]))
+        jax.jit(lambda: call(7.0))()
+        lax.cond(x[0] > 0, lambda: call(8.0), lambda: call(-1.0))
+        lax.while_loop(lambda v: v < 11, lambda v: (call(v), v + 1)[1], 9.0)
+        return x
+
+    f = route(program)
+    for _ in range(2):
+        seen.clear()
+        wait(f(X))
+        assert seen == [(name, float(i)) for i in range(11) for name in ORDERED]
+
+
+COUNT = 12
+
+
+class Slow(Log):
+    """A function that notes when it begins and when it ends; the first take the longest."""
+
+    def __call__(self, k, x):
+        self.seen.append(("begins", int(k)))
+        time.sleep(0.0005 * (COUNT - int(k)))
+        self.seen.append(("ends", int(k)))
+        return np.float32(x.sum())
+
+
+OURS = lambda log, k, x: py_func(log, [k, x], SCALAR, ordered=True)
+JAXS = lambda log, k, x: io_callback(log, SCALAR, k, x, ordered=True)
+
+
+@pytest.mark.parametrize(
+    "every",
+    [
+        1,
+        pytest.param(2, id="every second is JAX's"),
+        pytest.param(3, id="every third is JAX's", marks=pytest.mark.slow),
+    ],
+)
+def test_order_where_xla_could_run_the_calls_at_once(every):
+    """Large and independent inputs, which XLA has ready in any order. `io_callback` belongs to the same sequence."""
+    log = Slow()
+
+    @jax.jit
+    def program(x):
+        inputs = [jnp.tanh(x @ x * k) for k in range(COUNT)]
+        ops = [JAXS if every > 1 and k % every == 1 else OURS for k in range(COUNT)]
+        return inputs, [op(log, k, x) for k, (op, x) in enumerate(zip(ops, inputs))]
+
+    for _ in range(2):
+        log.seen.clear()
+        wait(program(jnp.ones((200, 200))))
+        assert log.seen == [(what, k) for k in range(COUNT) for what in ("begins", "ends")]
+
+
+# --------------------------------------------------------------------- between programs
+
+
+def test_direct_calls_between_programs_keep_their_place():
+    """A direct call waits for the ordered calls that still run. Each program has to wait for its input."""
+    log = Log()
+    work = jax.jit(lambda x: lax.fori_loop(0, 30, lambda i, x: jnp.sin(x @ x), x)[0, 0] * 0)
+    f = jax.jit(lambda x: py_func(log, [x], F, ordered=True))
+    ones = jnp.ones((200, 200))
+    for i in range(0, 6, 2):
+        f(work(ones) + i)
+        py_func(log, [np.float32(i + 1)], F, ordered=True)
+    jax.effects_barrier()
+    assert log.seen == [float(i) for i in range(6)]
+
+
+def test_programs_between_programs_keep_their_place():
+    log = Log()
+    f = jax.jit(lambda x: py_func(log, [x], F, ordered=True))
+    g = jax.jit(lambda x: py_func(log, [-x], F, ordered=True))
+    for i in range(1, 20):
+        f(float(i))
+        g(float(i))
+    jax.effects_barrier()
+    assert log.seen == [s * float(i) for i in range(1, 20) for s in (1, -1)]
+
+
+@every_route
+@pytest.mark.parametrize("ordered", [True, False], ids=["ordered", "unordered"])
+def test_a_direct_ordered_call_in_a_function(ordered, route):
+    """The inner call has nothing to wait for but the call that it is part of."""
+    seen = []
+
+    def inner(x):
+        seen.append(("inner", float(x)))
+        return x
+
+    def body(x):
+        seen.append(("outer", float(x)))
+        return py_func(inner, [x], F, ordered=True)
+
+    wait(route(lambda x: numpy_function(body, [x], F, ordered=ordered, output_shapes=()))(jnp.float32(1)))
+    assert seen == [("outer", 1.0), ("inner", 1.0)]
+
+
+def test_a_call_that_fails_leaves_the_next_in_order():
+    seen = []
+
+    def body(x):
+        seen.append(float(x))
+        if x == 1:
+            raise ValueError("one")
+
+    f = jax.jit(lambda x: (py_func(body, [x], None, ordered=True), x)[1])
+    f(0.0)
+    with pytest.raises(ValueError, match="one"), jaxpyop.reraise():
+        wait(f(1.0))
+    f(2.0)
+    jax.effects_barrier()
+    assert seen == [0.0, 1.0, 2.0]
+
+
+# --------------------------------------------------------------------- shapes of programs
+
+# A program of an op with a function that logs, what it gives, and what it has logged, for X.
+PROGRAMS = {
+    "no inputs": (lambda log, x: py_func(lambda: log(2.0), [], SCALAR, ordered=True) + x, X + 2, [2.0]),
+    "empty input": (lambda log, x: py_func(log, [x[:0]], F, ordered=True), X[:0], [[]]),
+    "two results": (
+        lambda log, x: sum(py_func(lambda x: (log(x), x.sum()), [x], [F, F], output_shapes=[(3,), ()], ordered=True)),
+        X + 1.5,
+        [[0.5, -1.0, 2.0]],
+    ),
+    "gradient of scan": (
+        lambda log, x: jax.grad(
+            lambda x: lax.scan(
+                lambda c, v: (c + py_function(lambda v: (log(v), v * v)[1], [v], SCALAR, ordered=True), None), 0.0, x
+            )[0]
+        )(x),
+        2 * X,
+        [0.5, -1.0, 2.0],
+    ),
+    "one vmap after the other": (
+        lambda log, x: [jax.vmap(lambda v: py_func(log, [v], SCALAR, ordered=True))(x + k) for k in (0, 10)][1],
+        X + 10,
+        [0.5, -1.0, 2.0, 10.5, 9.0, 12.0],
+    ),
+}
+
+
+@every_route
+@pytest.mark.parametrize(("program", "result", "logged"), PROGRAMS.values(), ids=PROGRAMS)
+def test_results_and_order(program, result, logged, route):
+    log = Log()
+    f = route(lambda x: program(log, x))
+    for _ in range(2):
+        log.seen.clear()
+        close(wait(f(jnp.asarray(X))), result)
+        assert log.seen == logged
+
+
+def test_the_route_of_ordered_calls():
+    """They take XLA's buffers as they are, but for packed values, of which a buffer has two in each byte."""
+    small = jnp.array([1, -2, 3], jnp.int4)
+    f = jax.jit(
+        lambda x, small: (
+            py_func(lambda x: x, [x], F, ordered=True, name="numbers"),
+            py_func(lambda x: x, [small], jnp.int4, ordered=True, name="packed"),
+        )
+    )
+    with jaxpyop.report() as report:
+        _, packed = wait(f(X, small))
+    np.testing.assert_array_equal(packed, small)
+    assert {row["op"]: row["route"] for row in report.rows()} == {"numbers": "buffer", "packed": "callback"}

@@ -1,0 +1,128 @@
+"""Values of stateless functions, and how often they run, under every transformation."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from tests.effects.ops import STATELESS, Affine, F, X, every_route, wait
+from tests.shared.functions import numpy_function, py_function
+
+
+def custom_vjp(op):
+    f = jax.custom_vjp(op)
+    f.defvjp(lambda x: (op(x), None), lambda _, ct: (ct,))
+    return f
+
+
+def both(f):
+    """A function of two rows of an array, from one of a row."""
+    return lambda x: f(jnp.stack([x, -x]))
+
+
+# What a program does with an elementwise op, and how often its function runs. None: that is JAX's to say.
+PROGRAMS = {
+    "twice": (lambda op: lambda x: op(op(x)), 2),
+    "jit of jit": (lambda op: lambda x: jax.jit(op)(x) + jax.jit(op)(-x), 2),
+    "scan": (lambda op: lambda x: lax.scan(lambda c, y: (op(c), op(y)), x[0], x), 6),
+    "reverse scan": (lambda op: lambda x: lax.scan(lambda c, y: (op(c), c), x[0], x, reverse=True), 3),
+    "unrolled scan": (lambda op: lambda x: lax.scan(lambda c, y: (op(c), c), x[0], x, unroll=2), 3),
+    "while_loop": (lambda op: lambda x: lax.while_loop(lambda s: s[0] < 4, lambda s: (s[0] + 1, op(s[1])), (0, x)), 4),
+    "while_loop's test": (lambda op: lambda x: lax.while_loop(lambda s: op(s)[2] < 9, lambda s: s + 1, x), 3),
+    "fori_loop": (lambda op: lambda x: lax.fori_loop(0, 3, lambda i, x: op(x) + i, x), 3),
+    "cond, taken": (lambda op: lambda x: lax.cond(x[2] > 0, op, lambda x: -x, x), 1),
+    "cond, not taken": (lambda op: lambda x: lax.cond(x[2] < 0, op, lambda x: -x, x), 0),
+    "switch": (lambda op: lambda x: lax.switch(jnp.int32(x[2]), [lambda x: x, lambda x: -x, op], x), 1),
+    "map of checkpoint": (lambda op: lambda x: lax.map(jax.checkpoint(op), x), 3),
+    "associative_scan": (lambda op: lambda x: lax.associative_scan(lambda a, b: op(a) + b, x), None),
+    "vmap of jit": (lambda op: jax.vmap(jax.jit(op)), 3),
+    "vmap of vmap": (lambda op: both(jax.vmap(jax.vmap(op))), 6),
+    "vmap, last axis": (lambda op: both(jax.vmap(op, in_axes=1, out_axes=1)), 3),
+    "vmap of scan": (lambda op: both(jax.vmap(lambda x: lax.scan(lambda c, y: (op(c), op(y)), 0.0, x))), None),
+    "scan of vmap": (lambda op: lambda x: lax.scan(lambda c, _: (jax.vmap(op)(c), None), x, None, length=2), 6),
+    "vmap of cond": (lambda op: jax.vmap(lambda x: lax.cond(x > 0, op, lambda x: -x, x)), None),
+    "vmap of while_loop": (
+        lambda op: jax.vmap(lambda x: lax.while_loop(lambda x: x < 9, lambda x: op(x) + 1, x + 2)),
+        None,
+    ),
+    "cond in scan": (
+        lambda op: lambda x: lax.scan(lambda c, y: (lax.cond(y > 0, op, lambda x: -x, c), c), 1.0, x),
+        2,
+    ),
+    "custom_vjp around": (custom_vjp, 1),
+    "python loop": (lambda op: lambda x: [op(v) for v in x], 3),
+    "dynamic index": (lambda op: lambda x: op(x)[jnp.argmax(x)], 1),
+}
+
+
+SLOW = {"vmap of scan", "associative_scan", "unrolled scan", "reverse scan"}
+
+
+@every_route
+@pytest.mark.parametrize(
+    ("program", "runs"),
+    [pytest.param(*row, id=name, marks=[pytest.mark.slow] * (name in SLOW)) for name, row in PROGRAMS.items()],
+)
+def test_values_and_runs(program, runs, route):
+    """Three programs in one: with each op, and in plain JAX."""
+    bodies = {name: Affine() for name in STATELESS}
+
+    def of(name):
+        return lambda x: STATELESS[name](bodies[name], [x], F)
+
+    f = route(lambda x: [program(op)(x) for op in [*map(of, STATELESS), lambda x: x * 2 + 1]])
+    for n in (1, 2):
+        *found, wanted = wait(f(jnp.asarray(X)))
+        for got in found:
+            jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), got, wanted)
+        if runs is not None:
+            assert [body.runs for body in bodies.values()] == [n * runs] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("program", "runs"), PROGRAMS.values(), ids=PROGRAMS)
+def test_with_strict_promotion_and_the_check_for_leaks(program, runs, checked):
+    op = lambda x: py_function(Affine(), [x], F)
+    trees = wait(jax.jit(program(op))(X)), program(Affine())(X)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), *trees)
+
+
+def test_the_function_sees_the_values_of_each_iteration(capfd):
+    def body(x):
+        print("value", float(x))
+        return x * 2
+
+    f = jax.jit(lambda x: lax.fori_loop(0, 4, lambda i, x: py_function(body, [x], F, output_shapes=()), x))
+    assert f(1.0) == 16
+    assert capfd.readouterr().out == "value 1.0\nvalue 2.0\nvalue 4.0\nvalue 8.0\n"
+
+
+def test_a_call_of_constants_belongs_to_the_program():
+    """Under `jit`, it runs at each execution, and not while JAX traces."""
+    bodies = [Affine(), Affine()]
+    f = lambda x: sum(op(body, [1.0], F, output_shapes=()) for op, body in zip(STATELESS.values(), bodies)) + x
+    compiled = jax.jit(f).lower(X).compile()
+    assert [body.runs for body in bodies] == [0, 0]
+    for n in (1, 2):
+        np.testing.assert_allclose(compiled(X), X + 6)
+        assert [body.runs for body in bodies] == [n, n]
+
+
+@pytest.mark.parametrize("op", STATELESS.values(), ids=STATELESS)
+def test_finding_a_shape_or_a_jaxpr_runs_nothing_on_values(op):
+    body = Affine()
+    f = lambda x: op(body, [x], F)
+    assert jax.eval_shape(f, X) == jax.ShapeDtypeStruct((3,), F)
+    jax.make_jaxpr(f)(X)
+    jax.jit(f).lower(X)
+    assert body.runs == 0
+
+
+def test_without_a_batched_input_the_call_runs_once():
+    body = Affine()
+    f = jax.vmap(lambda x: x + numpy_function(body, [1.0], F))
+    np.testing.assert_allclose(f(X), X + 3)
+    assert body.runs == 1

@@ -1,0 +1,186 @@
+"""`when=`: the function is called where it is true, and the results are zeros elsewhere."""
+
+from __future__ import annotations
+
+import concurrent.futures
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from tests.effects.ops import F, every_route, wait
+from tests.shared.checks import Counter, close
+from tests.shared.functions import APIS, every_api, numpy_function, py_func, py_function
+
+XS = jnp.arange(4.0)
+POOL = concurrent.futures.ThreadPoolExecutor(2)
+
+
+def counted():
+    return Counter(lambda x: x * 2 + 1)
+
+
+def seen(body):
+    return sorted(float(args[0]) for args in body.seen)
+
+
+# Ways to have a function of a number for each number.
+WAYS = {
+    "vmap": (jax.vmap, []),
+    "vmap of vmap": (lambda f: lambda x: jax.vmap(jax.vmap(f))(x.reshape(2, 2)).ravel(), []),
+    "map": (lambda f: lambda x: lax.map(f, x), []),
+    "vmap of scan": (
+        lambda f: lambda x: jax.vmap(lambda x: lax.scan(lambda c, v: (c, f(v)), 0.0, x[None])[1][0])(x),
+        pytest.mark.slow,
+    ),
+}
+every_way = pytest.mark.parametrize("way", [pytest.param(way, id=name, marks=m) for name, (way, m) in WAYS.items()])
+
+
+@every_route
+@every_way
+def test_it_decides_for_each_element(way, route):
+    bodies = {name: counted() for name in APIS}
+
+    def of(name):
+        return lambda x: APIS[name](bodies[name], [x], F, output_shapes=(), when=x % 2 == 1)
+
+    for got in wait(route(lambda xs: [way(of(name))(xs) for name in APIS])(XS)):
+        close(got, [0, 3, 0, 7])
+    assert [seen(body) for body in bodies.values()] == [[1, 3]] * len(APIS)
+
+
+@every_route
+@pytest.mark.parametrize("true", [True, np.True_, np.array(True), jnp.array(True)], ids=lambda w: type(w).__name__)
+def test_a_constant_decides_once(true, route):
+    body = counted()
+    false = False if true is True else ~true
+    f = route(lambda x: [numpy_function(body, [x], F, when=when) for when in (true, false)])
+    close(wait(f(1.0)), [3.0, 0.0])
+    assert seen(body) == [1]
+
+
+@every_api
+def test_zeros_have_the_promised_structure(api):
+    tout = {"a": F, "n": [jnp.int32, jnp.bool_]}
+    shapes = {"a": (2, 3), "n": [(), (4,)]}
+    for route in (jax.jit, lambda f: f):
+        out = route(lambda w: api(lambda: 1 / 0, [], tout, output_shapes=shapes, when=w))(False)
+        assert jax.tree.map(lambda a: (a.shape, a.dtype.name), out) == {
+            "a": ((2, 3), "float32"),
+            "n": [((), "int32"), ((4,), "bool")],
+        }
+        assert not any(np.any(leaf) for leaf in jax.tree.leaves(out))
+
+
+def test_without_a_shape_zeros_have_the_shape_that_jit_would_take():
+    for route in (jax.jit, lambda f: f):
+        close(route(lambda x: py_function(lambda x: x.sum(), [x], F, when=False))(XS), np.zeros(()))
+        close(route(lambda x: numpy_function(np.sinh, [x], F, when=False))(XS), np.zeros(4))
+
+
+@every_route
+def test_a_bar_and_a_log_of_a_vmapped_scan(route):
+    """The whole batch counts as one where the step decides; elsewhere each element for itself."""
+    bar, log = [], []
+
+    def simulate(x):
+        def step(x, i):
+            py_func(lambda i: bar.append(int(i)), [i], None, when=i % 100 == 0)
+            py_func(lambda x: log.append(float(x)), [x], None, when=x > 3 * 0.99**2)
+            return x * 0.99, None
+
+        return lax.scan(step, x, jnp.arange(300))[0]
+
+    close(wait(route(jax.vmap(simulate))(XS)), XS * 0.99**300)
+    assert bar == [0, 100, 200]
+    close(log, [3.0, 3 * 0.99])
+
+
+METHODS = {"sequential": {}, "parallel": {"vmap_method": "parallel", "executor": POOL}}
+
+
+@every_route
+def test_batches_of_numpy_functions(route):
+    """One after the other and in parallel, with copies of the inputs and without."""
+    for options in METHODS.values():
+        for copy in (True, False):
+            body = counted()
+            f = jax.vmap(lambda x, w: numpy_function(body, [x], F, when=w, copy=copy, **options))  # noqa: B023
+            close(wait(route(f)(XS[:, None] * jnp.ones(3), XS > 1)), [[0] * 3, [0] * 3, [5] * 3, [7] * 3])
+            assert body.count == 2
+
+
+WHOLE = ["expand_dims", "broadcast_all"]
+
+
+@every_route
+@pytest.mark.parametrize("method", WHOLE)
+def test_one_decision_for_a_whole_batch(method, route):
+    body = Counter(lambda x, y: x + y)
+    op = lambda x, y, w: numpy_function(body, [x, y], F, when=w, vmap_method=method, output_shapes=())
+    f = route(jax.vmap(jax.vmap(op, (0, None, None)), (0, 0, None)))
+    for when in (True, False):
+        close(wait(f(XS.reshape(2, 2), XS[:2], jnp.array(when))), np.array([[0, 1], [3, 4]]) * when)
+        assert body.count == 1
+
+
+@pytest.mark.parametrize("method", WHOLE)
+def test_a_whole_batch_cannot_be_left_out_in_part(method):
+    f = jax.vmap(lambda x: numpy_function(np.sin, [x], F, when=x > 0, vmap_method=method))
+    for route in (jax.jit, lambda f: f):
+        with pytest.raises(ValueError, match=r"when= differs by element .*vmap_method='sequential'"):
+            route(f)(XS)
+
+
+SLOPE = {"vjp": lambda inputs, outputs, cotangents: 3 * inputs[0] ** 2 * cotangents[0]}
+DERIVATIVES = {
+    "py_function": lambda x: py_function(lambda x: x**3, [x], F, when=x > 1),
+    "traced": lambda x: py_function(lambda x: x**3, [x], F, when=x > 1, mode="traced"),
+    "on values": lambda x: py_function(lambda x: x**3 if float(x) > 0 else x, [x], F, when=x > 1),
+    "vjp=": lambda x: numpy_function(lambda x: x**3, [x], F, when=x > 1, output_shapes=(), **SLOPE),
+    "stateful": lambda x: py_function(lambda x: x**3, [x], F, when=x > 1, stateful=True),
+}
+
+
+@every_route
+@pytest.mark.parametrize("op", DERIVATIVES.values(), ids=DERIVATIVES)
+def test_gradients_are_zero_where_it_is_false(op, route):
+    for got in wait(route(lambda xs: [jax.vmap(jax.grad(op))(xs), lax.map(jax.grad(op), xs)])(XS)):
+        close(got, [0, 0, 12, 27])
+
+
+@every_route
+def test_higher_orders_and_forward_mode(route):
+    op = DERIVATIVES["py_function"]
+    orders = [jax.grad(jax.grad(op)), jax.jacfwd(op), jax.jacfwd(jax.grad(op))]
+    got = wait(route(lambda xs: [jax.vmap(f)(xs) for f in orders])(XS))
+    close(got, [[0, 0, 12, 18], [0, 0, 12, 27], [0, 0, 12, 18]])
+
+
+@every_route
+def test_neither_pass_runs_where_it_is_false(route):
+    forward, backward = Counter(lambda x: x**2), Counter(lambda i, o, c: 2 * i[0] * c[0])
+    op = lambda x: numpy_function(forward, [x], F, when=x > 1, vjp=lambda *a: backward(*a), output_shapes=())
+    close(wait(route(jax.vmap(jax.grad(op)))(XS)), [0, 0, 4, 6])
+    assert (forward.count, backward.count) == (2, 2)
+
+
+BAD = {
+    "a number": (1, r"when is 1; expected one boolean"),
+    "text": ("yes", r"when is 'yes'; expected one boolean"),
+    "a function": (lambda x: True, r"when is <function .*expected one boolean"),
+    "an array": (np.array([True, False]), r"when is array\(\[.*expected one boolean"),
+    "an integer array": (jnp.int32(1), r"when is int32 of shape \(\); expected one boolean"),
+    "a vector": (jnp.array([True]), r"when is bool of shape \(1,\); expected one boolean"),
+}
+
+
+@pytest.mark.parametrize(("when", "text"), BAD.values(), ids=BAD)
+def test_what_is_no_boolean_is_an_error(when, text):
+    for api in APIS.values():
+        for route in (jax.jit, lambda f: f):
+            with pytest.raises(TypeError, match=text):
+                route(lambda x, api=api: api(lambda x: x, [x], F, when=when))(1.0)

@@ -1,0 +1,81 @@
+"""JAX's persistent compilation cache: a program from it calls the functions of this process, each in its place.
+
+A cached program has no functions in it, only the numbers of their places. The process that loads it hands over its own,
+in the order in which it traced them. (Before JAX 0.12, programs with callbacks are not cached.)
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+
+import jax
+import pytest
+
+from tests.shared.processes import run_python
+
+pytestmark = pytest.mark.slow
+
+# One process: traces programs over some functions, in some order, and prints what each call gives.
+CODE = """
+import json, sys
+import jaxpyop, jax, jax.numpy as jnp, numpy as np
+hits = []
+jax.monitoring.register_event_listener(lambda name, **_: "cache_hits" in name and hits.append(name))
+F = jnp.float32
+FACTORS = {factors}
+def body(by):
+    def op(x):
+        return np.asarray(x) * by
+    return op
+APIS = {
+    "numpy_function": jaxpyop.numpy_function,
+    "py_func": jaxpyop.py_func,
+    "py_function": lambda f, x, t: jaxpyop.py_function(lambda x: f(x), x, t, stateful=True),
+}
+def results(api):
+    program = jax.jit(lambda x: [api(body(by), [x], F) for by in FACTORS])
+    before = len(hits)
+    compiled = program.lower(1.0).compile()
+    found = len(hits) - before
+    first = [float(y) for y in compiled(1.0)]
+    assert first == [float(y) for y in program(1.0)]
+    def branches(x):
+        return jax.lax.cond(x > 0, lambda: api(body(FACTORS[0]), [x], F), lambda: api(body(FACTORS[-1]), [x], F))
+    return first, [float(jax.jit(branches)(1.0)), float(jax.jit(branches)(-1.0))], found
+scaled = lambda x: jaxpyop.py_function(lambda x: x * FACTORS[0] if x > 0 else x, [x], F)
+traced = lambda x: jaxpyop.py_function(lambda x: x * FACTORS[0] if x > 0 else x, [x], F, mode="traced")
+ruled = lambda x: jaxpyop.numpy_function(body(1.0), [x], F, vjp=lambda i, o, c: c[0] * FACTORS[0])
+slopes = [float(jax.jit(jax.grad(f))(1.0)) for f in (scaled, traced, ruled)]
+print(json.dumps([slopes, {name: results(api) for name, api in APIS.items()}]))
+"""
+# What each of the processes, one after the other with one cache, multiplies by.
+PROCESSES = {
+    "first": [2.0, 3.0],
+    "swapped": [3.0, 2.0],
+    "one removed": [3.0],
+    "others of the same name": [5.0, 7.0],
+    "one more": [3.0, 2.0, 4.0],
+}
+
+
+@pytest.mark.parametrize("transport", ["auto", "callback"])
+def test_a_cached_program_calls_the_functions_of_this_process(transport, tmp_path):
+    cache = {
+        "JAX_COMPILATION_CACHE_DIR": str(tmp_path),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
+    hits = collections.Counter()
+    for name, factors in PROCESSES.items():
+        done = run_python(CODE.replace("{factors}", str(factors)), JAXPYOP_TRANSPORT=transport, **cache)
+        slopes, by_api = json.loads(done.stdout.splitlines()[-1])
+        assert slopes == [factors[0]] * 3, name
+        for api, (first, cond, found) in by_api.items():
+            assert first == factors, (name, api)
+            assert cond == [factors[0], -factors[-1]], (name, api)
+            hits[api] += found
+    # The second and the fourth process find the program of the first: the same text, of other functions. The
+    # program of py_function is that of py_func, which is there before it.
+    found = {"numpy_function": 2, "py_func": 2, "py_function": 5}
+    assert hits == (found if jax.__version_info__ >= (0, 12) else dict.fromkeys(found, 0))

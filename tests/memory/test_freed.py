@@ -1,0 +1,183 @@
+"""What is freed when a program is dropped: functions, rules, arrays, static inputs, results, exceptions."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import tracemalloc
+import weakref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxpyop
+from tests.memory.watched import F, X, watched
+from tests.shared.checks import eventually, freed, held
+from tests.shared.functions import APIS, numpy_function, py_func, py_function
+
+USES = {
+    "direct": lambda op: op(X),
+    "jit": lambda op: [f(X) for f in [jax.jit(op)] for _ in range(5)],
+    "lowered and compiled": lambda op: jax.jit(op).lower(X).compile()(X),
+    "vmap": lambda op: jax.vmap(op)(X),
+    "jit of vmap": lambda op: jax.jit(jax.vmap(op))(X),
+    "jit of scan": lambda op: jax.jit(lambda x: jax.lax.scan(lambda c, v: (c, op(v)), 0.0, x))(X),
+    "jit of cond": lambda op: jax.jit(lambda x: jax.lax.cond(x[0] > 0, op, lambda x: x, x))(X),
+    "eval_shape": lambda op: jax.eval_shape(op, X),
+    "gradient": lambda op: jax.grad(lambda x: op(x).sum())(X),
+    "jit of gradient": lambda op: jax.jit(jax.grad(lambda x: op(x).sum()))(X),
+    "vjp": lambda op: jax.vjp(op, X)[1](X),
+    "jvp": lambda op: jax.jvp(op, (X,), (X,)),
+    "hessian": lambda op: jax.hessian(lambda x: op(x).sum())(X),
+    "jit of vmap of gradient": lambda op: jax.jit(jax.vmap(jax.grad(op)))(X),
+    "jit of scan of gradient": lambda op: jax.jit(lambda x: jax.lax.scan(lambda c, v: (c, jax.grad(op)(v)), 0.0, x)[1])(
+        X
+    ),
+}
+# JAX itself keeps what it has traced for these.
+TRACES_KEPT = {"jit of scan", "jit of cond", "hessian", "jit of scan of gradient", "jvp", "vjp"}
+SLOW = {"hessian", "jit of scan of gradient", "jit of vmap", "jit of cond", "jvp"}
+FORWARD = {"jvp", "hessian"}
+
+
+def op_and_what_it_holds(api, rule=None, **options):
+    """A function of an array that calls a function, which has captured another array."""
+    captured = jnp.full((), 3.0)
+    func, func_ref = watched(lambda x, c=captured: c * x)
+    rule, rule_ref = watched(rule)
+    if rule.func is not None:
+        options["vjp"] = rule
+    op = functools.partial(lambda func, options, x: api(func, [x], F, **options), func, options)
+    return op, [func_ref, weakref.ref(captured), rule_ref]
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in USES])
+def test_a_dropped_program_frees_its_functions_and_what_they_captured(name):
+    ops, refs = zip(
+        op_and_what_it_holds(py_function),
+        op_and_what_it_holds(py_function, mode="traced"),
+        *[op_and_what_it_holds(numpy_function, lambda i, o, c: 3 * c[0])] * (name not in FORWARD),
+    )
+    for op in ops:
+        jax.block_until_ready(USES[name](op))
+    del ops, op
+    jaxpyop.clear_records()
+    if name in TRACES_KEPT:
+        jax.clear_caches()
+    assert freed(*[ref for each in refs for ref in each])
+
+
+def test_a_kept_program_keeps_its_functions():
+    """The check can fail."""
+    op, refs = op_and_what_it_holds(numpy_function, lambda i, o, c: 3 * c[0])
+    f = jax.jit(jax.grad(functools.partial(lambda op, x: op(x).sum(), op)))
+    np.testing.assert_array_equal(f(X), [3, 3, 3])
+    del op
+    assert all(held(ref) for ref in refs)
+    np.testing.assert_array_equal(f(X), [3, 3, 3])
+
+
+def test_static_inputs_are_freed_with_the_program():
+    thing, ref = watched()
+    program = functools.partial(lambda t, x: py_func(lambda t, x: x, [t, x], F), thing)
+    jax.block_until_ready(jax.jit(program)(X))
+    del thing, program
+    assert freed(ref)
+
+
+def test_direct_calls_keep_nothing():
+    refs = []
+    for _ in range(20):
+        func, ref = watched()
+        refs.append(ref)
+        for api in APIS.values():
+            api(func, [X], F)
+    del func
+    assert freed(*refs)
+
+
+class Tracked(np.ndarray):
+    """An array that a weak reference can watch."""
+
+
+def test_inputs_of_direct_calls_are_freed():
+    x = np.ones(100_000, np.float32).view(Tracked)
+    ref = weakref.ref(x)
+    numpy_function(np.negative, [x], F)
+    del x
+    assert freed(ref)
+
+
+@pytest.mark.parametrize(
+    ("api", "result"),
+    [(numpy_function, lambda x: (x * 2).view(Tracked)), (py_function, jnp.sin)],
+    ids=["numpy_function", "py_function"],
+)
+def test_results_of_functions_are_freed(api, result):
+    refs = []
+
+    def body(x):
+        out = result(x)
+        refs.append(weakref.ref(out))
+        return out
+
+    f = jax.jit(lambda x: api(body, [x], F, output_shapes=(100_000,)))
+    for _ in range(5):
+        jax.block_until_ready(f(jnp.ones(100_000)))
+    assert eventually(lambda: sum(ref() is not None for ref in refs) <= 1)
+
+
+def test_memory_of_large_calls_does_not_grow():
+    f = jax.jit(lambda x: numpy_function(lambda x: x * 2, [x], F))
+    big = jnp.ones(1_000_000)  # 4 MB
+    for _ in range(3):
+        jax.block_until_ready(f(big))
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for _ in range(10):
+            jax.block_until_ready(f(big))
+        gc.collect()
+        assert tracemalloc.get_traced_memory()[0] - before < 10_000_000
+    finally:
+        tracemalloc.stop()
+
+
+class MyError(Exception):
+    """An exception that a weak reference can watch."""
+
+
+def test_errors_that_nobody_asks_for_are_kept_in_a_bounded_number():
+    errors, frames = [], []
+
+    def fail(x):
+        local, ref = watched()
+        frames.append(ref)
+        error = MyError(f"mine: {local.__name__}")
+        errors.append(weakref.ref(error))
+        raise error
+
+    f = jax.jit(lambda x: py_func(fail, [x], F))
+    for _ in range(100):
+        with pytest.raises(Exception, match="mine"):
+            jax.block_until_ready(f(X))
+    assert eventually(lambda: sum(ref() is not None for ref in errors) <= 70)
+    assert sum(ref() is not None for ref in frames) <= 2
+
+
+def test_a_collection_of_garbage_in_a_function():
+    def body(x):
+        circle = [x, jnp.ones(1000)]
+        circle.append(circle)
+        del circle
+        gc.collect()
+        return x * 2
+
+    for api in (numpy_function, py_function):
+        f = jax.jit(lambda x, api=api: api(body, [x], F, output_shapes=(20_000,)))
+        for i in range(2):
+            np.testing.assert_array_equal(f(jnp.full(20_000, float(i))), np.full(20_000, 2.0 * i))
+    g = jax.jit(jax.grad(lambda x: py_function(body, [x], F, output_shapes=(3,)).sum()))
+    np.testing.assert_array_equal(g(X), [2, 2, 2])

@@ -1,0 +1,105 @@
+"""What must not grow with the steps of a training run: compilations, JAX's caches, objects, records."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import gc
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxpyop
+from tests.shared.functions import py_function
+
+pytestmark = pytest.mark.slow
+
+RNG = np.random.default_rng(0)
+X = jnp.asarray(RNG.normal(size=(8, 4)), jnp.float32)
+Y = jnp.asarray(RNG.normal(size=(8, 3)), jnp.float32)
+LABELS = jnp.asarray(RNG.integers(0, 3, size=8))
+W = jnp.asarray(RNG.normal(size=(4, 3)), jnp.float32) / 2
+
+
+def classifier(w, x, y, labels):
+    return -jnp.mean(jnp.sum(jax.nn.one_hot(labels, 3) * jax.nn.log_softmax(x @ w), axis=-1))
+
+
+def recurrent(w, x, y, labels):
+    state = jnp.zeros(3)
+    for row in x:
+        state = jnp.tanh(row @ w + 0.5 * state)
+        if float(jnp.max(jnp.abs(state))) > 0.99:
+            state = state * 0.5
+    return jnp.sum(state**2)
+
+
+@jax.custom_vjp
+def clipped(x):
+    return jnp.clip(x, -1, 1)
+
+
+clipped.defvjp(lambda x: (clipped(x), x), lambda x, ct: (jnp.where(jnp.abs(x) < 1, ct, 0.1 * ct),))
+
+
+@jax.jit
+def normalised(x):
+    return (x - jnp.mean(x)) / (jnp.std(x) + 1)
+
+
+def custom(w, x, y, labels):
+    """With functions of its own that have a `custom_vjp` or a `jit`."""
+    return jnp.mean((clipped(normalised(x) @ w) - jnp.abs(normalised(y))) ** 2)
+
+
+def step_of(loss, jit):
+    """One step: the data have no tangents."""
+    return jit(jax.grad(lambda w: py_function(loss, [w, X, Y, LABELS], jnp.float32, output_shapes=())))
+
+
+def train(step, steps):
+    for _ in range(steps):
+        jax.block_until_ready(step(W))
+
+
+def entries():
+    """How many entries JAX's caches of jitted functions have, and how many objects there are."""
+    gc.collect()
+    objects = gc.get_objects()
+    functions = [o for o in objects if type(o).__name__ == "PjitFunction"]
+    return sum(f._cache_size() for f in functions), len(objects)
+
+
+@pytest.mark.parametrize("jit", [jax.jit, lambda f: f], ids=["jit", "direct"])
+@pytest.mark.parametrize("loss", [classifier, recurrent, custom], ids=lambda loss: loss.__name__)
+def test_nothing_grows(loss, jit):
+    step = step_of(loss, jit)
+    compiled = []
+    listen = lambda name, *_, **__: compiled.append(name) if "/compile" in name else None
+    train(step, 40)
+    jaxpyop.clear_records()
+    cached, objects = entries()
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        train(step, 100)
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert compiled == []
+    jaxpyop.clear_records()
+    now = entries()
+    assert now[0] <= cached
+    assert now[1] - objects < 100
+
+
+def test_nothing_grows_with_four_threads():
+    step = step_of(classifier, jax.jit)
+    counts = []
+    for _ in range(3):
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            for done in [pool.submit(train, step, 100) for _ in range(4)]:
+                done.result()
+        jaxpyop.clear_records()
+        counts.append(entries())
+    assert counts[2][0] <= counts[1][0]
+    assert counts[2][1] - counts[1][1] < 100
