@@ -116,8 +116,9 @@ def all_have_callbacks() -> bool:
     return not PORTABLE and all(map(has_callbacks, private.backends().values()))
 
 
+@functools.cache
 def is_one_cpu() -> bool:
-    """Tells whether the process has one device, a CPU whose programs can call Python: a repeated cut call asks."""
+    """Tells whether the process has one device, a CPU whose programs can call Python. It makes its clients once."""
     clients = {} if PORTABLE else private.backends()
     # jaxlib makes its own CPU client under this name.
     return len(clients) == 1 and "cpu" in clients and clients["cpu"].device_count() == 1
