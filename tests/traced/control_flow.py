@@ -48,26 +48,6 @@ def a_condition_in_a_variable(x, m):
     return y * 2.0 if inside else y
 
 
-@TABLE.equal(points=PAIRS, slow=True)
-def one_value_in_two_roles(x, m):
-    if m > 1:
-        a, b = x, x
-    else:
-        a, b = m, x
-    return jnp.sin(a) * jnp.cos(b) + a
-
-
-@TABLE.equal(points=[0.5, 7.0, -1.0], slow=True)
-def six_ifs_in_a_row(x):
-    y = x
-    for k in range(6):
-        if y > 0.3 * k:
-            y = y * 0.75 + jnp.sin(x)
-        else:
-            y = y - 0.1 * x
-    return y
-
-
 TABLE.equal_all(
     {
         "sides of an expression": lambda x: (x if x > 1 else 2.0) * (3.0 if x < 1 else x),
@@ -204,16 +184,6 @@ def nested_loops(x, m):
     return total + x
 
 
-@TABLE.equal(slow=True)
-def several_conditions(x):
-    y, k = x + 2.0, 0
-    while y > 1 and k < 6:
-        y, k = y * 0.8, k + 1
-    while not (y < 0.1 or k >= 9) and 0 <= k < 8:
-        y, k = y * 0.8, k + 1
-    return y * k
-
-
 @TABLE.equal
 def return_and_continue(x):
     total, y = 0.0, x + 4.0
@@ -225,19 +195,6 @@ def return_and_continue(x):
             return y * x
         total = total + y
     return total
-
-
-@TABLE.equal(slow=True)
-def while_true(x):
-    k = 0
-    while True:
-        x, k = x * 0.75, k + 1
-        if x < 1:
-            break
-        if k > 4:
-            x = -x
-            break
-    return x
 
 
 @TABLE.either(slow=True)
@@ -297,16 +254,6 @@ def an_array_as_the_state(x):
         history = history.at[k].set(y)
         y, k = y * 0.75, k + 1
     return history.sum()
-
-
-@TABLE.equal(slow=True)
-def numbers_of_several_types(x):
-    count, total, flag = 0, 0, False
-    while count < x:
-        count += 1
-        total += x
-        flag = total > 3
-    return total * 2 if flag else total + count
 
 
 @TABLE.equal(points=[(20.0, 2.0), (0.5, 2.0)], slow=True)
@@ -382,18 +329,6 @@ def a_method(x):
 
 
 @TABLE.equal(slow=True)
-def a_closure_inside(x):
-    y = x * 0.5
-
-    def shrink(v):
-        while v > y:
-            v = v * 0.75
-        return v
-
-    return shrink(x + 1.0)
-
-
-@TABLE.equal(slow=True)
 def a_recursion_on_python_numbers(x):
     def power(x, k):
         return 1.0 if k == 0 else x * power(x, k - 1)
@@ -444,30 +379,6 @@ def read_by_a_lambda_after_a_loop(x):
     return scale(x)
 
 
-@TABLE.either(slow=True)
-def read_by_a_generator(x):
-    k = 1.0
-    later = (v * k for v in (x, x + 1))
-    if x > 1:
-        k = 2.0
-    return sum(later)
-
-
-@TABLE.either(slow=True)
-def read_by_a_class(x):
-    k = 1.0
-    if x > 1:
-        k = 2.0
-
-    class Scale:
-        factor = k
-
-        def of(self, v):
-            return v * k
-
-    return x * Scale.factor + Scale().of(x)
-
-
 @TABLE.either
 def nonlocal_in_an_if_and_a_loop(x):
     n, y = 1.0, x
@@ -482,15 +393,6 @@ def nonlocal_in_an_if_and_a_loop(x):
         y = y / 2
         grow(0.5)
     return x * n
-
-
-@TABLE.either(slow=True)
-def a_deleted_name(x):
-    k, m = 1.0, 2.0
-    if x > 1:
-        k = m
-        del m
-    return x * k
 
 
 # ---------------------------------------------------------------- other statements
@@ -544,6 +446,3 @@ def every_choice_of_eight_functions(x):
     for f in chosen:
         x = x + f(x)
     return x
-
-
-TABLE.either_all({"private names": Private().run}, slow=True)

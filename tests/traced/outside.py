@@ -6,9 +6,7 @@ import array
 import contextvars
 import ctypes
 import datetime
-import decimal
 import fractions
-import functools
 import io
 import itertools
 import logging
@@ -19,7 +17,6 @@ import queue
 import random
 import re
 import sys
-import threading
 import time
 import types
 import uuid
@@ -43,19 +40,6 @@ class Mean:
     def __call__(self, v):
         self.count += 1
         return v / self.count
-
-    def of(self, x):
-        if x > 3:
-            self.count += 1
-        return x + self.count
-
-
-class Noise:
-    def __init__(self):
-        self.rng = np.random.default_rng(0)
-
-    def __call__(self, x):
-        return x + self.rng.normal()
 
 
 def bump():
@@ -90,17 +74,6 @@ PATTERN, HALF, PATH = re.compile("a+"), fractions.Fraction(1, 2), pathlib.PurePa
 DAY, FIRST = datetime.date(2020, 1, 3), operator.itemgetter(0)
 
 
-def imports_of_jax(x):
-    from jax.scipy import special
-
-    return special.expit(x)
-
-
-@functools.cache
-def remembered(k):
-    return 2.0**k
-
-
 TABLE.equal_all({"an attribute with the name of a module": lambda x: x * STATE.time})
 TABLE.either_all(
     {
@@ -114,8 +87,6 @@ TABLE.either_all(
     {
         "a fraction, a path and a date": lambda x: x * float(HALF) * len(PATH.parts) * DAY.day,
         "a ufunc": lambda x: x * float(np.hypot(3, 4)),
-        "an import of JAX's": imports_of_jax,
-        "a cache": lambda x: x * remembered(2) if x > 1 else x * remembered(1),
     },
     slow=True,
 )
@@ -179,13 +150,6 @@ def values_that_are_kept():
 
 
 @TABLE.either(made=True)
-def a_function_without_source():
-    space = {"kept": []}
-    exec("def f(x):\n    if x > 3:\n        kept.append(1.0)\n    return x + len(kept)", space)
-    return space["f"], lambda: list(space["kept"])
-
-
-@TABLE.either(made=True)
 def an_array_of_numpy():
     b = np.ones(2, np.float32)
 
@@ -206,12 +170,6 @@ def an_attribute():
         return x * box.value
 
     return f, lambda: box.value
-
-
-@TABLE.either(made=True)
-def a_method_that_counts_its_calls():
-    mean = Mean()
-    return mean.of, lambda: mean.count
 
 
 @TABLE.either(made=True, slow=True)
@@ -245,12 +203,6 @@ def a_generator_of_numpy():
 
 
 @TABLE.either(made=True)
-def a_generator_of_an_object():
-    noise = Noise()
-    return noise, lambda: noise.rng.bit_generator.state["state"]["state"]
-
-
-@TABLE.either(made=True)
 def the_generator_of_python():
     random.seed(0)
     return lambda x: x * random.random(), lambda: hash(random.getstate())
@@ -259,10 +211,9 @@ def the_generator_of_python():
 # --------------------------------------- what is never in a program: each call is another
 
 SECONDS = time.perf_counter
-LOCAL, VARIABLE = threading.local(), contextvars.ContextVar("VARIABLE", default=0)
-LOCAL.n = 0
+VARIABLE = contextvars.ContextVar("VARIABLE", default=0)
 NUMBER, QUEUE, TEXT, BYTES = ctypes.c_int(0), queue.Queue(), io.StringIO(), bytearray(8)
-ARRAY, MASKED, CONTEXT = array.array("d"), np.ma.array([0.0]), decimal.Context(prec=1)
+ARRAY = array.array("d")
 
 
 def counted(v):
@@ -275,9 +226,6 @@ VECTORIZED = np.vectorize(counted)
 
 
 class Timed:
-    def __get__(self, *_):
-        return time.process_time()
-
     now = property(lambda self: time.process_time())
 
 
@@ -318,29 +266,9 @@ def set_variable():
     return VARIABLE.get()
 
 
-def set_environment():
-    os.environ["A_NUMBER_OF_A_USER"] = str(int(os.environ.get("A_NUMBER_OF_A_USER", 0)) + 1)
-    return float(os.environ["A_NUMBER_OF_A_USER"])
-
-
-def set_local():
-    LOCAL.n += 1
-    return LOCAL.n
-
-
 def set_number():
     NUMBER.value += 1
     return NUMBER.value
-
-
-def set_masked():
-    MASKED[0] = MASKED[0] + 1
-    return float(MASKED[0])
-
-
-def set_context():
-    CONTEXT.prec += 1
-    return CONTEXT.prec
 
 
 READS = {
@@ -366,11 +294,7 @@ READS = {
 }
 CHANGES = {
     "a context variable": set_variable,
-    "the environment": set_environment,
-    "a variable of a thread": set_local,
     "a number of C": set_number,
-    "a masked array": set_masked,
-    "a context of decimals": set_context,
     "a queue": lambda: (QUEUE.put(1), QUEUE.qsize())[1],
     "a text in memory": lambda: (TEXT.write("a"), len(TEXT.getvalue()))[1],
     "what is printed": lambda: (print("a", file=TEXT), len(TEXT.getvalue()))[1],

@@ -83,7 +83,7 @@ class Table:
         return add(function) if function else add
 
     def equal(self, function: Any = None, *, made: bool = False, **options: Any) -> Any:
-        """Adds a function that must be traced. With `made`, it is made by the decorated one, with what tells its state."""
+        """Adds a function that must be traced. If `made`, the decorated function makes it, and what tells its state."""
         return self._decorator(True, function, made, **options)
 
     def either(self, function: Any = None, *, made: bool = False, **options: Any) -> Any:

@@ -1,0 +1,178 @@
+"""mode="auto": traced where that can be done, called where not; the jaxpr and the log say which."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import functools
+import logging
+import math
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jaxpyop
+from tests.traced.rows import F
+
+
+def branch(x):
+    return x * 2 if x > 0 else -x
+
+
+def halve(x):
+    while x > 1:
+        x = x / 2
+    return x
+
+
+def through_math(x):
+    return x * math.sqrt(x)
+
+
+def raising(x):
+    if x < 0:
+        raise ValueError("negative")
+    return x
+
+
+class Scaled:
+    def __init__(self, factor):
+        self.factor = factor
+
+    def method(self, x):
+        return branch(x) * self.factor
+
+    def __call__(self, x):
+        return through_math(x) * self.factor
+
+
+def auto(function, **options):
+    return lambda *args: jaxpyop.py_function(function, args, F, mode="auto", **options)
+
+
+def shown(op, *args):
+    """How a jaxpr names the op."""
+    text = str(jax.make_jaxpr(lambda *xs: op(*xs))(*args))
+    called, traced = "python_call" in text, "_traced" in text
+    assert called is not traced
+    return "called" if called else "traced"
+
+
+@pytest.fixture
+def lines(caplog):
+    caplog.set_level(logging.INFO, "jaxpyop")
+    return lambda: caplog.messages
+
+
+WAYS = {
+    "an if": (branch, "traced"),
+    "a while": (halve, "traced"),
+    "a method": (Scaled(2.0).method, "traced"),
+    "a partial": (functools.partial(lambda k, x: branch(x) * k, 2.0), "traced"),
+    "a function of JAX": (jnp.sin, "traced"),
+    "math": (through_math, "called"),
+    "a path that raises": (raising, "called"),
+    "an object": (Scaled(2.0), "called"),
+    "a library that is not known": (lambda x: x * len(pytest.approx(1.0).__class__.__name__), "called"),
+}
+
+
+@pytest.mark.parametrize(("function", "way"), WAYS.values(), ids=WAYS)
+def test_the_jaxpr_says_which(function, way):
+    assert shown(auto(function), 3.0) == way
+
+
+@pytest.mark.parametrize("function", [halve, through_math])
+def test_gradients_are_those_of_eager_mode(function):
+    wanted = jax.value_and_grad(lambda x: jaxpyop.py_function(function, [x], F))(3.0)
+    got = jax.jit(jax.value_and_grad(auto(function, max_steps=10)))(3.0)
+    assert jax.tree.map(float, got) == pytest.approx(jax.tree.map(float, wanted), rel=1e-6)
+
+
+def test_the_log_says_why_once(lines):
+    def body(x):
+        return x * math.sqrt(x)
+
+    for _ in range(2):
+        assert shown(auto(body), 3.0) == "called"
+    (line,) = lines()
+    where = f"{__file__}:{body.__code__.co_firstlineno + 1}: "
+    assert line.startswith(f"py_function 'body' is called, not traced: {where}")
+    assert shown(auto(branch), jnp.int8(1)) == "traced"
+    assert lines()[1:] == ["py_function 'branch' is traced"]
+
+
+def test_the_types_of_the_inputs_decide():
+    def body(x):
+        return F(x) if x.ndim == 0 and x.dtype == F else F(math.sqrt(x.sum()))
+
+    ways = [shown(auto(body), x) for x in (1.0, jnp.ones(2), 1, 2.0)]
+    assert ways == ["traced", "called", "called", "traced"]
+
+
+def test_static_inputs_and_keywords_decide():
+    def body(x, how):
+        return x * math.sqrt(x) if how == "math" else x
+
+    assert shown(lambda x: auto(body)(x, "math"), 1.0) == "called"
+    assert shown(lambda x: auto(body)(x, "jax"), 1.0) == "traced"
+    assert shown(auto(functools.partial(body, how="math")), 1.0) == "called"
+    assert shown(auto(functools.partial(body, how="jax")), 1.0) == "traced"
+
+
+HOST = {
+    "stateful": ({"stateful": True}, "it is stateful"),
+    "ordered": ({"ordered": True}, "it is stateful"),
+    "vjp": ({"vjp": lambda i, o, c: c}, "it has vjp= or jvp="),
+    "executor": ({"executor": concurrent.futures.ThreadPoolExecutor}, "executor= and progress="),
+}
+
+
+@pytest.mark.parametrize(("options", "why"), HOST.values(), ids=HOST)
+def test_what_belongs_on_the_host_is_called(options, why, lines):
+    assert shown(auto(lambda x: x * 2, **options), 1.0) == "called"
+    assert [why in line for line in lines()] == [True]
+
+
+BROKEN = {
+    "dtype": (lambda x: x * 1j, {}, TypeError, "complex64"),
+    "shape": (lambda x: jnp.ones(3) * x, {"output_shapes": ()}, ValueError, r"\(3,\)"),
+    "count": (lambda x: (x, x), {}, ValueError, "2"),
+}
+
+
+@pytest.mark.parametrize(("function", "options", "kind", "match"), BROKEN.values(), ids=BROKEN)
+def test_a_result_that_does_not_fit_is_an_error(function, options, kind, match):
+    with pytest.raises(kind, match=match):
+        jax.make_jaxpr(auto(function, **options))(1.0)
+
+
+def test_only_what_is_traced_may_close_over_traced_values():
+    assert jax.grad(lambda x: auto(lambda y: branch(y) * x)(1.0))(2.0) == 2.0
+    with pytest.raises(ValueError, match="through inp"):
+        jax.jit(lambda x: auto(lambda y: math.sqrt(y) * x)(1.0))(2.0)
+
+
+def test_as_a_setting_and_in_a_decorator():
+    @jaxpyop.py_function(Tout=F)
+    def op(x):
+        return branch(x)
+
+    assert shown(op, 1.0) == "called"
+    with jaxpyop.config.override(mode="auto"):
+        assert shown(op, 1.0) == "traced"
+        assert shown(lambda x: jaxpyop.py_function(print, [x], None, stateful=True) or x, 1.0) == "called"
+
+
+@pytest.mark.slow
+def test_with_a_condition_and_inside_another_op():
+    assert jax.jit(lambda x: auto(branch, when=x > 2)(x))(1.0) == 0
+    assert jax.jit(lambda x: auto(through_math, when=x > 2)(x))(4.0) == 8
+    assert jax.jit(auto(lambda x: branch(auto(through_math)(x))))(4.0) == 16
+
+
+def test_where_python_raises_so_does_auto_mode():
+    called = jax.jit(auto(lambda x: x * (1 / float(x)), output_shapes=()))
+    assert called(4.0) == 1
+    with pytest.raises(ZeroDivisionError, match="division by zero"), jaxpyop.reraise():
+        called(0.0).block_until_ready()
