@@ -145,7 +145,7 @@ def euler(x):
     return y
 
 
-@TABLE.equal(points=PAIRS[:3])
+@TABLE.equal(points=PAIRS[:3], slow=True)
 def break_and_a_better_value(x, m):
     best, score = x, 0.0
     for _ in range(10):
@@ -184,7 +184,7 @@ def nested_loops(x, m):
     return total + x
 
 
-@TABLE.equal
+@TABLE.equal(slow=True)
 def return_and_continue(x):
     total, y = 0.0, x + 4.0
     while y > 0.5:

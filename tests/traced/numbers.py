@@ -218,7 +218,6 @@ TABLE.either_all(
         "round": lambda x: x * round(float(x)),
         "an int of a large float": lambda x: int(x * 1e9) / 7.0,
         "small or large": lambda x: x * 2 if -5 < int(x * 1e9) <= 3 or int(x) > 7.5 else x,
-        "a sum of two large floats": lambda x: x * ((float(x) + 1e8) - 1e8),
     },
 )
 TABLE.either_all(
@@ -279,6 +278,7 @@ TABLE.either_all(
     slow=True,
 )
 TABLE.either_all({"the name of the class": lambda x: x * len(type(x).__name__)}, bug="the class is that of a tracer")
+TABLE.either_all({"a large sum": lambda x: x * 2 if float(x) + 1e8 > 1e8 else x}, bug="the sum has 32 bits")
 TABLE.either_all({"the length of a text of a list": lambda x: x * len(str([x]))}, bug="the text is that of a tracer")
 
 

@@ -111,12 +111,14 @@ STATEMENTS = {
     + ["<p> = 0\nwhile <p> < 4 and <t>:\n <p> += 1\n if <t>:\n  continue\n ..."],
     "for": ["for <p> in v:\n <x> = <x> * 0.5 + <p>\n ...", "for <p> in [0.5, -1.0, x]:\n if <p> < <x>:\n  break\n ..."],
     "range": [f"for <p> in range({limits}):\n <x> = <x> + <p> * 0.25\n ..." for limits in ("n", "1, n", "0, n, 2")]
-    + [f"for <p> in range({limits}):\n <x> = <x> - <p> * 0.25\n ..." for limits in ("n, 0, -1", "n % 3", "int(n) - 1, -1, -1")],
+    + [f"for <p> in range({limits}):\n <x> = <x> - <p> * 0.25\n ..."
+    for limits in ("n, 0, -1", "n % 3", "int(n) - 1, -1, -1")],
     "bools": ["+b <p> = <b>", "+b <p> = False\nif <t>:\n <p> = True"],
     "numbers": ["+i <p> = <i>", "+i <p> = 0\nif <t>:\n <p> += <i>"],
     "swaps": ["x, y = y, <f>"],
     "returns": ["if <t>:\n return <f>"],
-    "lists": ["<p> = [<f>, <c>]\nif <t>:\n <p>.append(<f>)\n<x> = sum(<p>) * 0.5", "<p> = [<f>, <c>]\n<p>[0] += <f>\n<x> = <p>[0]"]
+    "lists": ["<p> = [<f>, <c>]\nif <t>:\n <p>.append(<f>)\n<x> = sum(<p>) * 0.5"]
+    + ["<p> = [<f>, <c>]\n<p>[0] += <f>\n<x> = <p>[0]"]
     + ["<p> = [<f>]\nif <t>:\n <p> = [<f>]\n<x> = <p>[-1] * len(<p>)"],
     "dicts": ["<p> = {'p': <f>, 'q': <c>}\nif <t>:\n <p>['p'] = <f>\n<x> = sum(<p>.values()) * 0.5"]
     + ["<p> = {'p': <f>}\nif <t>:\n <p>['r'] = x\n<x> = sum(<p>.values()) * 0.5"],
@@ -128,7 +130,8 @@ STATEMENTS = {
     "random": ["<x> = <x> + RNG.normal()", "<x> = <x> + random.random()", "if <t>:\n RNG.random()"],
     "nonlocal": ["<p> = 1.0\ndef <q>():\n nonlocal <p>\n <p> = <p> + 0.5\nif <t>:\n <q>()\n<x> = <x> + <p>"],
     "arrays": [f"<p> = {array}\nif <t>:\n {change}\n<x> = <x> + float(<p>.sum())"
-    for array in ("np.zeros(2, np.float32)", "BUFFER") for change in ("<p> += 1", "<p>[0] = 2.0", "np.add(<p>, 1, out=<p>)")],
+    for array in ("np.zeros(2, np.float32)", "BUFFER")
+    for change in ("<p> += 1", "<p>[0] = 2.0", "np.add(<p>, 1, out=<p>)")],
     "queues": ["<p> = collections.deque([0.5])\nif <t>:\n <p>.append(2.0)\n<x> = <x> + sum(<p>)"],
     "iterators": [f"<p> = {made}\nif <t>:\n next(<p>)\n<x> = <x> + next(<p>)"
     for made in ("iter([0.5, 1.0, 2.0] * 9)", "TICKS", "(t * 0.5 for t in range(99))")],
@@ -167,13 +170,8 @@ class Writer:
         if kind == "c":
             return self.draw.choice(["0.5", "1.5", "-0.75", "1.0", "2.0", "-1.25"])
         if depth == 0 or self.draw.random() < 0.3:
-            plain = {
-                "f": leaves,
-                "i": [*leaves, "1", "2"],
-                "b": [*leaves, "bool(x > 0)", "(not y > 0)"],
-                "t": TESTS[:3],
-            }[kind]
-            return self.fill(self.draw.choice(plain), 0)
+            plain = {"f": [], "i": ["1", "2"], "b": ["bool(x > 0)", "(not y > 0)"], "t": TESTS[:3]}
+            return self.fill(self.draw.choice([*plain[kind], *leaves]), 0)
         bools = ["(not <t>)", "bool(<x>)", *leaves] + ["positive(<x>)"] * ("helpers" in self.features)
         small = ["n > 1", "n < 3"] * ("small" in self.features)
         table = {"f": self.options(FLOATS), "i": [*INTS, *leaves], "b": bools, "t": [*TESTS, *small, *self.known["b"]]}

@@ -40,7 +40,7 @@ def of_rows(transform, *names):
     ("row", "transform"),
     [
         *of_rows(jax.jit, "break and a better value", "return and continue"),
-        *of_rows(lambda f: jax.jit(jax.vmap(f)), "range of a value", "loops of logs"),
+        *of_rows(lambda f: jax.jit(jax.vmap(f)), "loops of logs"),
     ],
 )
 def test_values_and_gradients_are_those_of_eager_mode(row, transform):

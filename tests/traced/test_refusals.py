@@ -117,13 +117,6 @@ def truth_of_a_vector(x):
     return v.sum()
 
 
-def no_return(x):  # noqa: RET503
-    while x > 1:
-        if x < 2:
-            return x
-        x = x / 2
-
-
 def swallowed(x):
     try:
         while x > 1:  # here
@@ -157,7 +150,6 @@ TEXTS = {
     range_of_a_float: "range.*integers",
     range_in_a_comprehension: "range",
     truth_of_a_vector: "truth value",
-    no_return: "return",
     swallowed: "`x` ",
 }
 
