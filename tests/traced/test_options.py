@@ -35,6 +35,7 @@ def test_several_results():
             np.testing.assert_array_equal(ours, wanted)
 
 
+@pytest.mark.slow
 def test_keys_as_inputs_and_results():
     program = jax.jit(lambda key, x: traced(lambda k, x: jax.random.split(k)[0] if x > 0 else k, key)(key, x))
     key = jax.random.key(3)
@@ -101,6 +102,7 @@ def test_the_setting_holds_for_what_can_be_traced():
         assert "python_call" in text(stateful=True)
 
 
+@pytest.mark.slow
 def test_it_may_close_over_traced_values_and_other_ops():
     inner = traced(lambda x: x * 3.0 if x > 1 else x)
     outer = lambda x, y: traced(lambda v: inner(v) * y if v > y else v + y)(x)
@@ -129,7 +131,7 @@ def test_rules_of_the_user_decide_its_derivative():
 
 
 @pytest.mark.parametrize("call", [lambda x: lax.psum(x, "i"), lambda x: x + lax.axis_index("i")], ids=["psum", "index"])
-@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["direct", "jit"])
+@pytest.mark.parametrize("wrap", [pytest.param(lambda f: f, marks=pytest.mark.slow), jax.jit], ids=["direct", "jit"])
 def test_only_what_is_traced_sees_the_axes_around_it(call, wrap):
     over = lambda mode: wrap(
         jax.vmap(lambda x: jaxpyop.py_function(call, [x], F, mode=mode, output_shapes=()), axis_name="i")

@@ -174,7 +174,7 @@ def test_what_merges_into_no_shape_is_equal_or_refused():
             jax.jit(op(lambda x, a=first, b=second: a if x > 0 else b, "traced"))(2.0)
 
 
-@pytest.mark.parametrize("change", ["x / 4", "x / 2.0"])
+@pytest.mark.parametrize("change", ["x / 4", pytest.param("x / 2.0", marks=pytest.mark.slow)])
 def test_a_file_that_changed_since_it_was_imported_is_no_source(change, tmp_path):
     path, space = tmp_path / "changing.py", {}
     source = "def halve(x):\n    while x > 1:\n        x = x / 2\n    return x\n"
@@ -186,6 +186,7 @@ def test_a_file_that_changed_since_it_was_imported_is_no_source(change, tmp_path
     assert jax.jit(op(space["halve"], "auto"))(8.0) == 1
 
 
+@pytest.mark.slow
 def test_equal_functions_of_two_files_have_errors_of_their_own(tmp_path):
     for name in ("one", "two"):
         path, space = tmp_path / f"{name}.py", {}
