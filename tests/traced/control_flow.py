@@ -235,18 +235,6 @@ def for_else(x):
 
 
 @TABLE.equal(slow=True)
-def while_else(x):
-    y = x
-    while y > 1:
-        y = y / 2
-        if y < 0.7:
-            break
-    else:
-        y = y * 3
-    return y
-
-
-@TABLE.equal(slow=True)
 def an_array_as_the_state(x):
     history, k = jnp.zeros(16), 0
     y = x + 3.0
@@ -356,19 +344,6 @@ def read_by_a_comprehension(x):
     return sum([a * k + sum([b * m for b in (a, x)]) for a in (x, 1.0)])
 
 
-@TABLE.equal(slow=True)
-def read_as_a_default(x):
-    k = 1.0
-    before = lambda v, by=k: v * by
-    if x > 1:
-        k = 2.0
-
-    def after(v, *, by=k):
-        return v * by
-
-    return before(x) + after(x)
-
-
 @TABLE.either
 def read_by_a_lambda_after_a_loop(x):
     k, y = 1.0, x
@@ -427,17 +402,6 @@ def a_swallowed_raise(x):
     except ValueError:
         y = x * 2
     return y
-
-
-@TABLE.either(slow=True)
-def finally_after_an_if(x):
-    k = 1.0
-    try:
-        if x > 1:
-            k = 2.0
-    finally:
-        x = x * k
-    return x
 
 
 @TABLE.either(slow=True)

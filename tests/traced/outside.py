@@ -29,10 +29,6 @@ TABLE = Table()
 COUNT = 0
 
 
-class Tally:
-    total = 0
-
-
 class Mean:
     def __init__(self):
         self.total, self.count = 0.0, 0
@@ -170,21 +166,6 @@ def an_attribute():
         return x * box.value
 
     return f, lambda: box.value
-
-
-@TABLE.either(made=True, slow=True)
-def an_attribute_of_a_class():
-    Tally.total = 0
-
-    def f(x):
-        if x > 3:
-            Tally.total += 1
-        while x > 1:
-            x = x / 2
-            type(Tally()).total += 1
-        return x * Tally.total
-
-    return f, lambda: Tally.total
 
 
 @TABLE.either(made=True)

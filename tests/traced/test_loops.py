@@ -26,11 +26,9 @@ def body(x):
 TRANSFORMS = {
     "vmap": lambda f: jax.jit(jax.vmap(f)),
     "scan": lambda f: jax.jit(lambda x: lax.scan(lambda c, v: (c, f(v)), 0.0, x)[1]),
-    "map": lambda f: jax.jit(lambda x: lax.map(f, x)),
     "cond": lambda f: jax.jit(lambda x: jnp.stack([lax.cond(v > 1, f, jnp.sin, v) for v in x])),
     "jvp": lambda f: jax.jit(lambda x: jax.jvp(jax.vmap(f), [x], [x])[1]),
     "vjp": lambda f: jax.jit(lambda x: jax.vjp(jax.vmap(f), x)[1](x)[0]),
-    "jacfwd": lambda f: jax.jit(jax.jacfwd(jax.vmap(f))),
     "hessian": lambda f: jax.jit(jax.vmap(jax.hessian(f))),
 }
 FAST = ("scan", "jvp")

@@ -43,27 +43,6 @@ def test_keys_as_inputs_and_results():
         np.testing.assert_array_equal(jax.random.key_data(program(key, x)), jax.random.key_data(wanted))
 
 
-PROMOTED = {
-    "a weak float": (lambda x: x if x > 0 else 0.0, F),
-    "a weak int": (lambda x: x if x > 0 else 2, F),
-    "a bool": (lambda x: x > 1 if x > 0 else False, jnp.bool_),
-    "an int": (lambda x: x if x > 0 else x.astype(jnp.int32), F),
-    "half precision": (lambda x: x if x > 0 else x.astype(jnp.bfloat16), F),
-    "a complex number": (lambda x: x if x > 0 else x + 1j, jnp.complex64),
-}
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "an int")) for name in PROMOTED]
-)
-def test_results_of_two_dtypes_become_the_declared_one(name):
-    body, dtype = PROMOTED[name]
-    program = jax.jit(traced(body, dtype))
-    for x in (1.5, -1.5):
-        got, wanted = program(x), jnp.asarray(body(jnp.float32(x)), dtype)
-        assert (got.dtype, complex(got)) == (wanted.dtype, complex(wanted))
-
-
 WRONG = {
     "an integer that may not fit": (lambda x: x.astype(jnp.int32), jnp.int8, {}, TypeError, "may not fit int8"),
     "a shape": (lambda x: x, F, {"output_shapes": (3,)}, ValueError, r"\(\) where \(3,\) was declared"),

@@ -44,20 +44,6 @@ def bound_in_the_loop(x):
     return last
 
 
-def loop_variable_afterwards(x):
-    for i in range(jnp.int32(x)):  # here
-        x = x + i
-    return x + i
-
-
-def function_changes(x):
-    f = jnp.sin
-    while x > 1:  # here
-        x = x / 2
-        f = jnp.cos
-    return f(x)
-
-
 def none_becomes_a_value(x):
     best = None
     while x > 1:  # here
@@ -139,8 +125,6 @@ TEXTS = {
     shape_grows: r"`y` .*\(1,\).*\(2,\)",
     list_grows: "`ys` .*array of a fixed length",
     bound_in_the_loop: "`last` .*give it one before",
-    loop_variable_afterwards: "`i` .*give it one before",
-    function_changes: "`f` ",
     none_becomes_a_value: "`best` .*None",
     math_of_a_value: r"float\(x\)|math\.sin",
     numpy_of_a_value: r"np\.",
@@ -184,16 +168,6 @@ def test_a_file_that_changed_since_it_was_imported_is_no_source(change, tmp_path
         with pytest.raises(TypeError, match=r"the source of halve.* cannot be found"):
             jax.jit(op(space["halve"], "traced"))(8.0)
     assert jax.jit(op(space["halve"], "auto"))(8.0) == 1
-
-
-@pytest.mark.slow
-def test_equal_functions_of_two_files_have_errors_of_their_own(tmp_path):
-    for name in ("one", "two"):
-        path, space = tmp_path / f"{name}.py", {}
-        path.write_text("def f(x):\n    while x > 1:\n        x = x[None]\n    return x\n")
-        exec(compile(path.read_text(), str(path), "exec"), space)
-        with pytest.raises(TypeError, match=rf"{name}\.py:\d: "):
-            jax.jit(op(space["f"], "traced"))(8.0)
 
 
 def test_a_function_with_another_code_runs_that_code():
