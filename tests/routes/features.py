@@ -185,15 +185,11 @@ FEATURES = {
         lambda x: numpy_function(np_cube, [x], F, vjp="numerical", jvp="numerical"), _cube, order=1, tolerance=1e-2
     ),
     "transpose=": Feature(lambda x: numpy_function(scale, [x], F, transpose=transpose_of_scale), lambda x: 4 * x),
-    "an input that is written": Feature(
-        lambda x: numpy_function(write_into_its_input, [x], F), lambda x: 3 * x, order=0
-    ),
+    "an input that is written": Feature(lambda x: numpy_function(write_into_its_input, [x], F), lambda x: 3 * x, order=0),
     "copy=False": Feature(lambda x: numpy_function(np_cube, [x], F, copy=False), _cube, order=0),
     "out=True": Feature(lambda x: numpy_function(fill, [x], F, out=True), lambda x: 5 * x, order=0),
     "nested Tout": Feature(
-        lambda x: py_function(
-            sum_and_parts, [x], {"sum": F(0), "parts": [F, F]}, output_shapes={"sum": (), "parts": [(3,), (3,)]}
-        ),
+        lambda x: py_function(sum_and_parts, [x], {"sum": F(0), "parts": [F, F]}, output_shapes={"sum": (), "parts": [(3,), (3,)]}),
         lambda x: {"sum": x.sum(), "parts": [x * 2, x + 1]},
     ),
     "padded": Feature(
@@ -205,7 +201,9 @@ FEATURES = {
     "stateful=True": Feature(lambda x: py_function(note, [x], F, stateful=True), _twice, stateful=True),
     "ordered=True": Feature(lambda x: py_func(note, [x], F, ordered=True), _twice, order=0, stateful=True),
     "Tout=None": Feature(_without_result, _twice, order=0, stateful=True),
-    "when=": Feature(lambda x: numpy_function(np_cube, [x], F, when=x[0] < 10), _cube, order=0),
+    "when=": Feature(
+        lambda x: numpy_function(np_cube, [x], F, when=x[0] < 10), _cube, order=0
+    ),
     "on_error=": Feature(
         lambda x: numpy_function(fails_below_a_half, [x], F, on_error=-1.0),
         lambda x: jnp.where(x.min() < 0.5, -1.0, x * 2),

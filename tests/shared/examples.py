@@ -1,9 +1,9 @@
 """How many examples hypothesis makes: few in the fast tests, many in the slow ones.
 
-def check(program): ...
+    def check(program): ...
 
-test_random_programs = few(given(programs()), check)
-test_many_random_programs = many(given(programs()), check)
+    test_random_programs = few(given(programs()), check)
+    test_many_random_programs = many(given(programs()), check)
 """
 
 from __future__ import annotations
