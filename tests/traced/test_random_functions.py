@@ -24,7 +24,7 @@ def all_points(seed):
 
 
 test_a_few_random_functions = few(SEEDS, one_point, examples=2)
-test_many_random_functions = many(SEEDS, all_points)
+test_many_random_functions = pytest.mark.timeout(600)(many(SEEDS, all_points, examples=40))
 
 
 @pytest.mark.slow
