@@ -30,7 +30,7 @@ from jaxpyop._op.body import (
     RecordedDerivative,
     UserBody,
 )
-from jaxpyop._op.derivatives import FwdCall, LinearCall, LinearFunction, linearize_by_rules
+from jaxpyop._op.derivatives import FwdCall, LinearCall, LinearFunction, linearize_by_rules, pullback_by_rules
 from jaxpyop._op.primitive import (
     NO_RECORD,
     RECEIPT,
@@ -240,6 +240,10 @@ class UserCall(Call):
     def linearize_after(self, forward: Call, perturbed: tuple[bool, ...]) -> Linearization:
         """Do what `linearize` does for this call or for the `FwdCall` in its place, by the user's rules."""
         return linearize_by_rules(self, forward, perturbed)
+
+    def pullback_by_rules(self, nonzero_cotangents: tuple[bool, ...], perturbed: tuple[bool, ...]) -> Body:
+        """Return the body of the user's rule for reverse mode."""
+        return pullback_by_rules(self, nonzero_cotangents, perturbed)
 
     def linear_part(self, floating: tuple[bool, ...]) -> Call:
         return LinearCall(LinearFunction(self.body, floating, self.operands.conditional), self.environment)
