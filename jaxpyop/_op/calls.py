@@ -49,7 +49,6 @@ from jaxpyop._op.request import Op, make_op, mark_differentiable
 from jaxpyop._op.traced import trace, trace_if_possible
 from jaxpyop._op.values import (
     Inputs,
-    Struct,
     as_jax,
     check_closure,
     fingerprint,
@@ -253,13 +252,12 @@ class RecordingCall(Call):
     """Runs a body on the tape, for the inputs that `perturbed` marks. Its last result is the record's receipt."""
 
     def __init__(self, body: Body, environment: Environment, perturbed: tuple[bool, ...]) -> None:
-        super().__init__(body, environment, label="jvp({})", has_effects=True, operands=Operands(extra_results=1))
+        super().__init__(
+            body, environment, label="jvp({})", has_effects=True, operands=Operands(extra_results=(RECEIPT,))
+        )
         self.perturbed = perturbed
         # A worker may have the record.
         self.can_hand_over = self.op.executor is None
-
-    def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
-        return [*self.body.shapes(structs), RECEIPT]
 
     def __call__(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
         RECORDS.make_room()

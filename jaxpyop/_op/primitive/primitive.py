@@ -54,7 +54,7 @@ def _impl(*args: Any, call: Call, batch: Batch) -> list[Any]:
         return [Unusable(s.shape, s.dtype, refusal) for s in call.result_structs(arrays, batch)]
     outs = run_now(call, arrays, batch)
     call.note_shapes(
-        structs_of(arrays, batch), element_structs(outs[: len(outs) - call.operands.extra_results], batch.sizes)
+        structs_of(arrays, batch), element_structs(outs[: len(outs) - len(call.operands.extra_results)], batch.sizes)
     )
     return outs
 
@@ -160,7 +160,7 @@ def _by_linearization(
         outs = bind(call, *primals, batch=batch)
     else:
         outs = bind(plan.forward, *inputs, batch=inner_batch)
-    count = len(outs) - plan.forward.operands.extra_results
+    count = len(outs) - len(plan.forward.operands.extra_results)
     extra, results = outs[count:], outs[:count] if plan.with_results else []
 
     def mask_of_operands(mask: tuple[bool, ...]) -> tuple[bool, ...]:
@@ -171,7 +171,7 @@ def _by_linearization(
         nonzero = [fit(k, tangent) for k, (tangent, p) in enumerate(zip(tangents, perturbed)) if p]
         return bind(plan.linear, *extra, *inputs, *results, *nonzero, batch=inner_batch.with_inputs(mask_of_operands))
 
-    return _with_pushforward(outs[: count + call.operands.extra_results], tangents_of)
+    return _with_pushforward(outs[: count + len(call.operands.extra_results)], tangents_of)
 
 
 def _by_program(

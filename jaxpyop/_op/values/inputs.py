@@ -138,19 +138,15 @@ def _as_array(leaf: Any, title: str) -> tuple[Any, Any] | None:
     return None
 
 
-@functools.lru_cache(maxsize=64)
-def _flat_inputs(count: int) -> Inputs:
-    leaves, tree = jax.tree.flatten(((SLOT,) * count, {}))
-    return Inputs(tree, tuple(leaves), (None,) * count, is_flat=True)
+def _flat_tree(count: int) -> Any:
+    return jax.tree.structure(((SLOT,) * count, {}))
 
 
 def inputs_of(skeleton: Any, key_impls: Sequence[Any]) -> Inputs:
     """Make `Inputs` of an `(args, kwargs)` that has a `SLOT` at each array."""
     leaves, tree = jax.tree.flatten(skeleton)
-    flat = _flat_inputs(len(leaves))
-    if tree == flat.tree and tuple(leaves) == flat.leaves and not any(key_impls):
-        return flat
-    return Inputs(tree, tuple(leaves), tuple(key_impls), is_flat=False)
+    is_flat = tree == _flat_tree(len(leaves)) and all(leaf is SLOT for leaf in leaves) and not any(key_impls)
+    return Inputs(tree, tuple(leaves), tuple(key_impls), is_flat)
 
 
 def _is_plain_array(value: Any) -> bool:
@@ -166,7 +162,8 @@ def flatten_inputs(inp: Sequence[Any], kwargs: dict[str, Any], title: str) -> tu
     """
     # The common case: nothing but arrays.
     if not kwargs and all(map(_is_plain_array, inp)):
-        return list(inp), _flat_inputs(len(inp))
+        count = len(inp)
+        return list(inp), Inputs(_flat_tree(count), (SLOT,) * count, (None,) * count, is_flat=True)
     leaves, tree = jax.tree.flatten((tuple(inp), kwargs))
     found = [_as_array(leaf, title) for leaf in leaves]
     static = tuple([leaf if part is None else SLOT for leaf, part in zip(leaves, found)])
