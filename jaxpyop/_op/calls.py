@@ -21,15 +21,7 @@ import numpy as np
 from jaxpyop import _jaxcore
 from jaxpyop._config import config
 from jaxpyop._host import Environment, strip_library_frames
-from jaxpyop._op.body import (
-    Body,
-    ConditionalBody,
-    FilledBody,
-    Pullback,
-    Pushforward,
-    RecordedDerivative,
-    UserBody,
-)
+from jaxpyop._op.body import Body, ConditionalBody, FilledBody, Pullback, Pushforward, RecordedDerivative, UserBody
 from jaxpyop._op.derivatives import FwdCall, LinearCall, LinearFunction, linearize_by_rules, pullback_by_rules
 from jaxpyop._op.primitive import (
     NO_RECORD,
@@ -47,15 +39,7 @@ from jaxpyop._op.primitive import (
 )
 from jaxpyop._op.request import Op, make_op, mark_differentiable
 from jaxpyop._op.traced import trace, trace_if_possible
-from jaxpyop._op.values import (
-    Inputs,
-    as_jax,
-    check_closure,
-    fingerprint,
-    flatten_inputs,
-    show_shape,
-    without_weak_type,
-)
+from jaxpyop._op.values import Inputs, as_jax, check_closure, fingerprint, flatten_inputs, show_shape, without_weak_type
 from jaxpyop._tape import record
 
 
@@ -320,9 +304,10 @@ class ReplayCall(Call):
 
     def transposed(self, nonzero_cotangents: tuple[bool, ...]) -> Call:
         # We ask for `Pullback`, because a program from before a reload of jaxpyop has its own class `Pushforward`.
-        if isinstance(self.body.derivative, Pullback):
+        derivative = self.body.derivative
+        if isinstance(derivative, Pullback):
             return super().transposed(nonzero_cotangents)
-        pullback = self.body.derivative.pullback(nonzero_cotangents)
+        pullback = Pullback(derivative.base, nonzero_cotangents, derivative.perturbed)
         return ReplayCall(RecordedDerivative(pullback, self.body.recorded), self.environment)
 
 

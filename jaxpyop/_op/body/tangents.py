@@ -111,10 +111,6 @@ class Pushforward(TangentBody):
         pairs = zip(self.base.shapes(primals) if outs is None else outs, found)
         return [_or_zeros(tangent, out) for out, tangent in pairs if is_inexact(out)]
 
-    def pullback(self, nonzero_cotangents: tuple[bool, ...]) -> Pullback:
-        """Return the body of the transpose, for the cotangents of the results that `nonzero_cotangents` marks."""
-        return Pullback(self.base, nonzero_cotangents, self.perturbed)
-
 
 class Pullback(CotangentBody):
     """The cotangents of a body, in reverse mode on the tape."""

@@ -41,7 +41,6 @@ class UserBody(Body):
     def __init__(self, op: Op, inputs: Inputs) -> None:
         self.op = op
         self.inputs = inputs
-        self._shape_source = ""
         self._shapes: dict[Any, list[Struct]] = {}
         self._promised: dict[Any, Sequence[Leaf]] = {}
         # The leaf of a function with one result, which the op returns as it is. `__call__` reads such a result in a
@@ -49,10 +48,6 @@ class UserBody(Body):
         spec = op.spec
         is_one = isinstance(spec.skeleton, Leaf) and spec.returned_spec is None
         self._only_leaf = spec.leaves[0] if is_one and op.output_shapes is None else None
-
-    @property
-    def shape_source(self) -> str:
-        return self._shape_source
 
     def _run(self, arrays: Sequence[Any]) -> Any:
         op, inputs = self.op, self.inputs
@@ -139,11 +134,11 @@ class UserBody(Body):
         leaves = self.promised(structs)
         if all(leaf.shape_known for leaf in leaves):
             return [Struct(leaf.shape, leaf.dtype) for leaf in leaves]
-        inferred, self._shape_source = self._infer(structs)
+        inferred, self.shape_source = self._infer(structs)
         if inferred is not None:
             inferred = encoded_shapes(op.spec.returned.leaves, inferred)
         return [
-            Struct(fill_shape(leaf, inferred and inferred[k], self._shape_source, op.title), leaf.dtype)
+            Struct(fill_shape(leaf, inferred and inferred[k], self.shape_source, op.title), leaf.dtype)
             for k, leaf in enumerate(leaves)
         ]
 

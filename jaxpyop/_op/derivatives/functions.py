@@ -116,9 +116,7 @@ class MissingTangents(TangentBody):
 class JvpRule(TangentBody):
     """The user's `jvp=` function."""
 
-    @property
-    def func(self) -> Any:
-        return self.op.rules.jvp
+    rule_name = "jvp"
 
     def run(self, arrays: Sequence[Any], lead: tuple[int, ...] = (), *, traced: bool = False) -> list[Any]:
         """Call the rule: on the host, or, if it is an op, as a part of the traced program."""
@@ -131,9 +129,7 @@ class JvpRule(TangentBody):
 class VjpRule(CotangentBody):
     """The user's `vjp=` function."""
 
-    @property
-    def func(self) -> Any:
-        return self.op.rules.vjp
+    rule_name = "vjp"
 
     def run(self, arrays: Sequence[Any], lead: tuple[int, ...] = (), *, traced: bool = False) -> list[Any]:
         """Call the rule: on the host, or, if it is an op, as a part of the traced program."""
@@ -194,9 +190,11 @@ def run_rule(
     """
     of = "result" if name == "jvp" else "input"
     found = _one_each(op, name, func(*args) if traced else call_with_advice(op, name, func, args), likes, of)
-    check = _checked_in_trace if traced else _checked
-    which = [f"{name} returned, for {of} {k}," for k in range(len(likes))]
-    return [check(op, text, v, like, of) for text, v, like, wants in zip(which, found, likes, wanted) if wants]
+    return [
+        _checked(op, f"{name} returned, for {of} {k},", value, like, of, traced)
+        for k, (value, like) in enumerate(zip(found, likes))
+        if wanted[k]
+    ]
 
 
 def _one_each(op: Op, name: str, found: Any, likes: Sequence[Struct], of: str) -> Sequence[Any]:
@@ -212,27 +210,20 @@ def _one_each(op: Op, name: str, found: Any, likes: Sequence[Struct], of: str) -
     return found
 
 
-def _checked(op: Op, which: str, value: Any, like: Struct, of: str) -> Any:
+def _checked(op: Op, which: str, value: Any, like: Struct, of: str, traced: bool) -> Any:
     """Return one of a rule's values as an array of the shape and dtype that it must have."""
     if value is None:
-        return np.zeros(like.shape, like.dtype)
-    array = cast_to_numpy(value, Leaf(np.dtype(like.dtype)), op.casting, which, op.title)
-    if type(value) in (bool, int, float, complex):
-        # Only Python's own numbers are broadcast. An array without axes is more likely a sum by mistake.
-        return np.full(like.shape, array, like.dtype)
-    _check_shape(op, which, array.shape, like, of)
-    return array
-
-
-def _checked_in_trace(op: Op, which: str, value: Any, like: Struct, of: str) -> Any:
-    """Do what `_checked` does for a traced value."""
-    value = jnp.zeros(like.shape, like.dtype) if value is None else value
-    check_traced(value.dtype, Leaf(np.dtype(like.dtype)), op.casting, which, op.title)
-    _check_shape(op, which, value.shape, like, of)
-    return jax.lax.convert_element_type(value, like.dtype)
-
-
-def _check_shape(op: Op, which: str, shape: tuple[int, ...], like: Struct, of: str) -> None:
-    if shape != like.shape:
+        return (jnp if traced else np).zeros(like.shape, like.dtype)
+    leaf = Leaf(np.dtype(like.dtype))
+    if traced:
+        check_traced(value.dtype, leaf, op.casting, which, op.title)
+        array = jax.lax.convert_element_type(value, like.dtype)
+    else:
+        array = cast_to_numpy(value, leaf, op.casting, which, op.title)
+        if type(value) in (bool, int, float, complex):
+            # Only Python's own numbers are broadcast. An array without axes is more likely a sum by mistake.
+            return np.full(like.shape, array, like.dtype)
+    if array.shape != like.shape:
         what = "a cotangent has its input's shape" if of == "input" else "a tangent has its result's shape"
-        raise ValueError(f"{op.title}: {which} shape {show_shape(shape)}; {what}, {show_shape(like.shape)}")
+        raise ValueError(f"{op.title}: {which} shape {show_shape(array.shape)}; {what}, {show_shape(like.shape)}")
+    return array

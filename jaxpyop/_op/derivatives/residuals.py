@@ -123,18 +123,13 @@ class FwdBody(DerivedBody):
         if not plain:
             fwd = dataclasses.replace(op, func=op.rules.fwd, title=f"{op.title}, fwd of vjp")
             self._fwd = _UserFwd(fwd, base.inputs)
-
-    @property
-    def func(self) -> Any:
-        return self._fwd.op.func
+            self.rule_name = "fwd"
 
     def run(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> tuple[list[Any], Any]:
         """Return the results and the residuals. If `fwd` failed, or if the body is plain, the residuals are None."""
-        if self.plain:
-            return self._fwd(*arrays, lead=lead), None
         # Each run has an object of its own, because other threads may run `fwd` at the same time.
-        run: Any = copy.copy(self._fwd)
-        return run(*arrays, lead=lead), run.residuals
+        run = copy.copy(self._fwd)
+        return run(*arrays, lead=lead), getattr(run, "residuals", None)
 
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
         outs, residuals = self.run(arrays, lead)
