@@ -51,7 +51,7 @@ class UserBody(Body):
 
     def _run(self, arrays: Sequence[Any]) -> Any:
         op, inputs = self.op, self.inputs
-        if inputs.is_flat:
+        if inputs.tree is None:
             return op.func(*arrays)
         args, kwargs = self._arguments(arrays)
         if inputs.may_hold_state:

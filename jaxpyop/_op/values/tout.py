@@ -97,7 +97,8 @@ def _read_dtype(raw: Any, title: str) -> np.dtype[Any]:
     if isinstance(raw, type) and raw in (bool, int, float, complex):
         return canonical_dtype(raw)
     dtype = _as_dtype(raw, title)
-    found = canonical_dtype(dtype)
+    # Shorter dtypes are the same with and without x64, and JAX takes a microsecond to say so.
+    found = dtype if dtype.itemsize < 8 else canonical_dtype(dtype)
     if found != dtype:
         _warn_as_jax_does(dtype, found)
     return found
