@@ -232,7 +232,7 @@ def test_every_option_of_an_op_is_saved_or_has_a_reason_not_to_be():
     saved = {"func", "output_shapes", "spec", "fills", "failures", "rules", *call_as_data._OPTIONS}
     assert {field.name for field in dataclasses.fields(Op)} == saved | set(reasons)
     assert {field.name for field in dataclasses.fields(Batch)} == {"sizes", "masks", "block", "index_name"}
-    assert {field.name for field in dataclasses.fields(Inputs)} == {"tree", "leaves", "key_impls", "is_flat"}
+    assert {field.name for field in dataclasses.fields(Inputs)} == {"tree", "leaves", "key_impls"}
 
 
 @pytest.mark.parametrize(("fun", "said"), REFUSED.values(), ids=REFUSED)
