@@ -21,16 +21,8 @@ import numpy as np
 from jaxpyop import _jaxcore
 from jaxpyop._config import config
 from jaxpyop._host import Environment, strip_library_frames
-from jaxpyop._op.body import (
-    Body,
-    ConditionalBody,
-    FilledBody,
-    Pullback,
-    Pushforward,
-    RecordedDerivative,
-    UserBody,
-)
-from jaxpyop._op.derivatives import FwdCall, LinearCall, LinearFunction, linearize_by_rules
+from jaxpyop._op.body import Body, ConditionalBody, FilledBody, Pullback, Pushforward, RecordedDerivative, UserBody
+from jaxpyop._op.derivatives import FwdCall, LinearCall, LinearFunction, linearize_by_rules, pullback_by_rules
 from jaxpyop._op.primitive import (
     NO_RECORD,
     RECEIPT,
@@ -47,16 +39,7 @@ from jaxpyop._op.primitive import (
 )
 from jaxpyop._op.request import Op, make_op, mark_differentiable
 from jaxpyop._op.traced import trace, trace_if_possible
-from jaxpyop._op.values import (
-    Inputs,
-    Struct,
-    as_jax,
-    check_closure,
-    fingerprint,
-    flatten_inputs,
-    show_shape,
-    without_weak_type,
-)
+from jaxpyop._op.values import Inputs, as_jax, check_closure, fingerprint, flatten_inputs, show_shape, without_weak_type
 from jaxpyop._tape import record
 
 
@@ -241,6 +224,10 @@ class UserCall(Call):
         """Do what `linearize` does for this call or for the `FwdCall` in its place, by the user's rules."""
         return linearize_by_rules(self, forward, perturbed)
 
+    def pullback_by_rules(self, nonzero_cotangents: tuple[bool, ...], perturbed: tuple[bool, ...]) -> Body:
+        """Return the body of the user's rule for reverse mode."""
+        return pullback_by_rules(self, nonzero_cotangents, perturbed)
+
     def linear_part(self, floating: tuple[bool, ...]) -> Call:
         return LinearCall(LinearFunction(self.body, floating, self.operands.conditional), self.environment)
 
@@ -249,13 +236,12 @@ class RecordingCall(Call):
     """Runs a body on the tape, for the inputs that `perturbed` marks. Its last result is the record's receipt."""
 
     def __init__(self, body: Body, environment: Environment, perturbed: tuple[bool, ...]) -> None:
-        super().__init__(body, environment, label="jvp({})", has_effects=True, operands=Operands(extra_results=1))
+        super().__init__(
+            body, environment, label="jvp({})", has_effects=True, operands=Operands(extra_results=(RECEIPT,))
+        )
         self.perturbed = perturbed
         # A worker may have the record.
         self.can_hand_over = self.op.executor is None
-
-    def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
-        return [*self.body.shapes(structs), RECEIPT]
 
     def __call__(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
         RECORDS.make_room()
@@ -318,9 +304,10 @@ class ReplayCall(Call):
 
     def transposed(self, nonzero_cotangents: tuple[bool, ...]) -> Call:
         # We ask for `Pullback`, because a program from before a reload of jaxpyop has its own class `Pushforward`.
-        if isinstance(self.body.derivative, Pullback):
+        derivative = self.body.derivative
+        if isinstance(derivative, Pullback):
             return super().transposed(nonzero_cotangents)
-        pullback = self.body.derivative.pullback(nonzero_cotangents)
+        pullback = Pullback(derivative.base, nonzero_cotangents, derivative.perturbed)
         return ReplayCall(RecordedDerivative(pullback, self.body.recorded), self.environment)
 
 

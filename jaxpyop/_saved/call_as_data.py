@@ -83,7 +83,7 @@ class CallsToData:
             raise ValueError(f"{call.title}: jaxpyop.export does not know how this call was made")
         try:
             inputs = call.user_body.inputs
-            args_and_kwargs = jax.tree.unflatten(inputs.tree, inputs.leaves)
+            args_and_kwargs = inputs.unflatten([SLOT] * len(inputs.key_impls))
             skeleton = to_data(args_and_kwargs, lambda value: True if value is SLOT else None)
         except TypeError as error:
             raise ValueError(

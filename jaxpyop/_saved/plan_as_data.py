@@ -219,7 +219,8 @@ class Loader:
 
         def run(*args: Any) -> list[Any]:
             if results:
-                call.note_shapes(structs_of(args, batch), results[: len(results) - call.operands.extra_results])
+                extra = len(call.operands.extra_results)
+                call.note_shapes(structs_of(args, batch), results[: len(results) - extra])
             return bind(call, *args, batch=batch)
 
         return run

@@ -50,15 +50,16 @@ class Body(abc.ABC):
         """The op's name in errors, and in the warnings of the tape."""
         return self.op.title
 
-    @property
-    def func(self) -> Any:
-        """The user's function that this body calls: the op's, or one of its rules."""
-        return self.op.func
+    rule_name = ""
+    """Which of the op's rules this body calls; empty if it calls the op's function."""
 
     @property
-    def shape_source(self) -> str:
-        """Where the results' shapes come from if they were not declared, for errors about shapes."""
-        return ""
+    def func(self) -> Any:
+        """The user's function that this body calls."""
+        return getattr(self.op.rules, self.rule_name) if self.rule_name else self.op.func
+
+    shape_source = ""
+    """Where the results' shapes come from if they were not declared, for errors about shapes."""
 
     @abc.abstractmethod
     def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
@@ -227,14 +228,12 @@ class ConditionalBody(DerivedBody):
         self.linear_inputs = base.linear_inputs
         self.goes_to_executor = base.goes_to_executor
         self.refusal = base.refusal
+        self.rule_name = base.rule_name
 
-    @property
-    def func(self) -> Any:
-        return self.base.func
-
-    @property
-    def shape_source(self) -> str:
-        return self.base.shape_source
+    def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
+        found = super().shapes(structs)
+        self.shape_source = self.base.shape_source
+        return found
 
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
         flag, arrays = arrays[0], arrays[1:]

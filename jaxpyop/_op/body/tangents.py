@@ -11,64 +11,85 @@ from jaxpyop._jaxcore import is_inexact
 from jaxpyop._op.body.body_protocol import DerivedBody, constants, element_structs
 from jaxpyop._op.request import is_nan
 from jaxpyop._op.values import Struct, as_jax, check_fingerprints, fingerprint
-from jaxpyop._tape import jvp, record, vjp
+from jaxpyop._tape import record
 
 
-class TangentBody(DerivedBody):
-    """Gives the tangents of a body's inexact results.
+class DerivativeBody(DerivedBody):
+    """What the derivatives of a body have in common.
 
-    Takes the base's inputs, perhaps the base's results, then a tangent for each input that `perturbed` marks.
+    A derivative takes the inputs of its base, perhaps the results of its base, and then the tangents or cotangents, in
+    which it is linear.
+
+    Args:
+        base: the body.
+        perturbed: the inputs of the base in which it is differentiated.
+        linear_inputs: how many tangents or cotangents the derivative takes.
     """
 
-    def __init__(self, base: Any, perturbed: tuple[bool, ...]) -> None:
+    linear_name = ""
+    """What the linear inputs are called in errors."""
+
+    def __init__(self, base: Any, perturbed: tuple[bool, ...], linear_inputs: int) -> None:
         super().__init__(base)
         self.perturbed = perturbed
-        self.linear_inputs = sum(perturbed)
+        self.linear_inputs = linear_inputs
 
-    def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
-        return [s for s in self.base.shapes(structs[: len(self.perturbed)]) if is_inexact(s)]
+    def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
+        return self.or_fills(lambda: self.run(arrays, lead), arrays, lead)
+
+    def run(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
+        """Return the derivative. If the user's code fails here, `on_error=` replaces the results."""
+        raise NotImplementedError(type(self).__name__)
+
+    def split(self, arrays: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
+        """The base's inputs, its results if they are there, and the linear inputs."""
+        count, first = len(self.perturbed), len(arrays) - self.linear_inputs
+        return arrays[:count], arrays[count:first], arrays[first:]
 
     def groups(self, values: Sequence[Any]) -> dict[str, Sequence[Any]]:
-        return _groups(values, len(self.perturbed), self.linear_inputs, "tangents")
+        inputs, outputs, linear = self.split(values)
+        return {"inputs": inputs, **({"outputs": outputs} if outputs else {}), self.linear_name: linear}
+
+
+class TangentBody(DerivativeBody):
+    """Gives the tangents of a body's inexact results, for a tangent of each perturbed input."""
+
+    linear_name = "tangents"
+
+    def __init__(self, base: Any, perturbed: tuple[bool, ...]) -> None:
+        super().__init__(base, perturbed, sum(perturbed))
+
+    def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
+        return [s for s in self.base.shapes(self.split(structs)[0]) if is_inexact(s)]
 
     def fills(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
         return constants(_derivatives_of_fills(self.op), self.shapes(element_structs(arrays, lead)), arrays, lead)
 
-    def split(self, arrays: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any], list[Any]]:
-        """The base's inputs, its results if they are there, and for each input a tangent or None."""
-        count, first = len(self.perturbed), len(arrays) - self.linear_inputs
-        tangents = iter(arrays[first:])
-        return arrays[:count], arrays[count:first], [next(tangents) if p else None for p in self.perturbed]
+    def per_input(self, tangents: Sequence[Any]) -> list[Any]:
+        """For each of the base's inputs its tangent, or None if it is not perturbed."""
+        given = iter(tangents)
+        return [next(given) if p else None for p in self.perturbed]
 
 
-class CotangentBody(DerivedBody):
-    """Gives the cotangents of the inputs that `wanted_cotangents` marks.
+class CotangentBody(DerivativeBody):
+    """Gives the cotangents of the perturbed inputs.
 
-    Takes the base's inputs, perhaps the base's results, then the cotangents of the inexact results that
-    `nonzero_cotangents` marks.
+    It takes the cotangents of the inexact results that `nonzero_cotangents` marks.
     """
 
-    def __init__(self, base: Any, nonzero_cotangents: tuple[bool, ...], wanted_cotangents: tuple[bool, ...]) -> None:
-        super().__init__(base)
+    linear_name = "cotangents"
+
+    def __init__(self, base: Any, nonzero_cotangents: tuple[bool, ...], perturbed: tuple[bool, ...]) -> None:
+        super().__init__(base, perturbed, sum(nonzero_cotangents))
         self.nonzero_cotangents = nonzero_cotangents
-        self.wanted_cotangents = wanted_cotangents
-        self.linear_inputs = sum(nonzero_cotangents)
 
     def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
-        return [s for s, wanted in zip(structs, self.wanted_cotangents) if wanted]
-
-    def groups(self, values: Sequence[Any]) -> dict[str, Sequence[Any]]:
-        return _groups(values, len(self.wanted_cotangents), self.linear_inputs, "cotangents")
+        return [s for s, wanted in zip(structs, self.perturbed) if wanted]
 
     def fills(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
-        structs = self.shapes(element_structs(arrays[: len(self.wanted_cotangents)], lead))
+        structs = self.shapes(element_structs(arrays, lead))
         derivative = sum(d for d, nonzero in zip(_derivatives_of_fills(self.op), self.nonzero_cotangents) if nonzero)
         return constants([derivative] * len(structs), structs, arrays, lead)
-
-    def split(self, arrays: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
-        """The base's inputs, its results if they are there, and the cotangents that are not zero."""
-        count, first = len(self.wanted_cotangents), len(arrays) - self.linear_inputs
-        return arrays[:count], arrays[count:first], arrays[first:]
 
     def per_result(self, cotangents: Sequence[Any], outs: Sequence[Any]) -> list[Any]:
         """For each of the base's results its cotangent, or None if that is zero."""
@@ -79,38 +100,29 @@ class CotangentBody(DerivedBody):
 class Pushforward(TangentBody):
     """The tangents of a body, in forward mode on the tape."""
 
-    def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
-        primals, _, tangents = self.split(arrays)
-        return self.or_fills(lambda: _inexact(*jvp(self.base, primals, tangents)), arrays, lead)
+    def run(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
+        outs, taken = record(self.base, self.split(arrays)[0], self.perturbed)
+        return self.answer(taken, arrays, outs)
 
-    def replay(self, record: Any, arrays: Sequence[Any]) -> list[Any]:
+    def answer(self, record: Any, arrays: Sequence[Any], outs: Sequence[Any] | None = None) -> list[Any]:
+        """Return the tangents by a record of the body, whose results may be at hand."""
         primals, _, tangents = self.split(arrays)
-        push = lambda: _inexact(self.base.shapes(primals), record.pushforward(as_jax(tangents)))
-        return self.or_fills(push, arrays)
-
-    def pullback(self, nonzero_cotangents: tuple[bool, ...]) -> Pullback:
-        """Return the body of the transpose, for the cotangents of the results that `nonzero_cotangents` marks."""
-        return Pullback(self.base, nonzero_cotangents, self.perturbed)
+        found = record.pushforward(as_jax(self.per_input(tangents)))
+        pairs = zip(self.base.shapes(primals) if outs is None else outs, found)
+        return [_or_zeros(tangent, out) for out, tangent in pairs if is_inexact(out)]
 
 
 class Pullback(CotangentBody):
     """The cotangents of a body, in reverse mode on the tape."""
 
-    def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
-        primals, cotangents = self._primals_and_cotangents(arrays)
-        pull = lambda: self._wanted(primals, vjp(self.base, primals, cotangents, self.wanted_cotangents))
-        return self.or_fills(pull, arrays, lead)
+    def run(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
+        return self.answer(record(self.base, self.split(arrays)[0], self.perturbed)[1], arrays)
 
-    def replay(self, record: Any, arrays: Sequence[Any]) -> list[Any]:
-        primals, cotangents = self._primals_and_cotangents(arrays)
-        return self.or_fills(lambda: self._wanted(primals, record.pullback(as_jax(cotangents))), arrays)
-
-    def _primals_and_cotangents(self, arrays: Sequence[Any]) -> tuple[Sequence[Any], list[Any]]:
-        primals, _, cotangents = self.split(arrays)
-        return primals, self.per_result(cotangents, self.base.shapes(primals))
-
-    def _wanted(self, primals: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
-        return [_or_zeros(c, p) for p, c, wanted in zip(primals, cotangents, self.wanted_cotangents) if wanted]
+    def answer(self, record: Any, arrays: Sequence[Any]) -> list[Any]:
+        """Return the cotangents by a record of the body."""
+        primals, _, nonzero = self.split(arrays)
+        found = record.pullback(as_jax(self.per_result(nonzero, self.base.shapes(primals))))
+        return [_or_zeros(cotangent, x) for x, cotangent, wanted in zip(primals, found, self.perturbed) if wanted]
 
 
 class RecordedDerivative(DerivedBody):
@@ -134,27 +146,18 @@ class RecordedDerivative(DerivedBody):
         # Record the same inputs as the forward pass, because operations on recorded values are compiled differently.
         outs, again = record(self.derivative.base, as_jax(self.derivative.split(rest)[0]), self.recorded)
         check_fingerprints(fingerprint(outs), np.asarray(receipt)[1], self.title, "func")
-        return self.derivative.replay(again, rest)
+        return self.replay(again, arrays)
 
     def replay(self, record: Any, arrays: Sequence[Any]) -> list[Any]:
-        return self.derivative.replay(record, arrays[1:])
+        """Return the derivative by a record."""
+        rest = arrays[1:]
+        return self.derivative.or_fills(lambda: self.derivative.answer(record, rest), rest)
 
 
 def _derivatives_of_fills(op: Any) -> list[float]:
     """The derivatives of the inexact results of an element that failed."""
     pairs = zip(op.fills, op.spec.leaves)
     return [float("nan") if is_nan(fill) else 0.0 for fill, leaf in pairs if is_inexact(leaf)]
-
-
-def _groups(values: Sequence[Any], inputs: int, linear: int, name: str) -> dict[str, Sequence[Any]]:
-    """The inputs of a derivative by group: so many inputs of its base, perhaps the results, and the linear inputs."""
-    first = len(values) - linear
-    outputs = {"outputs": values[inputs:first]} if inputs < first else {}
-    return {"inputs": values[:inputs], **outputs, name: values[first:]}
-
-
-def _inexact(outs: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
-    return [_or_zeros(t, out) for out, t in zip(outs, tangents) if is_inexact(out)]
 
 
 def _or_zeros(value: Any, like: Any) -> Any:

@@ -41,7 +41,6 @@ class UserBody(Body):
     def __init__(self, op: Op, inputs: Inputs) -> None:
         self.op = op
         self.inputs = inputs
-        self._shape_source = ""
         self._shapes: dict[Any, list[Struct]] = {}
         self._promised: dict[Any, Sequence[Leaf]] = {}
         # The leaf of a function with one result, which the op returns as it is. `__call__` reads such a result in a
@@ -50,13 +49,9 @@ class UserBody(Body):
         is_one = isinstance(spec.skeleton, Leaf) and spec.returned_spec is None
         self._only_leaf = spec.leaves[0] if is_one and op.output_shapes is None else None
 
-    @property
-    def shape_source(self) -> str:
-        return self._shape_source
-
     def _run(self, arrays: Sequence[Any]) -> Any:
         op, inputs = self.op, self.inputs
-        if inputs.is_flat:
+        if inputs.tree is None:
             return op.func(*arrays)
         args, kwargs = self._arguments(arrays)
         if inputs.may_hold_state:
@@ -139,11 +134,11 @@ class UserBody(Body):
         leaves = self.promised(structs)
         if all(leaf.shape_known for leaf in leaves):
             return [Struct(leaf.shape, leaf.dtype) for leaf in leaves]
-        inferred, self._shape_source = self._infer(structs)
+        inferred, self.shape_source = self._infer(structs)
         if inferred is not None:
             inferred = encoded_shapes(op.spec.returned.leaves, inferred)
         return [
-            Struct(fill_shape(leaf, inferred and inferred[k], self._shape_source, op.title), leaf.dtype)
+            Struct(fill_shape(leaf, inferred and inferred[k], self.shape_source, op.title), leaf.dtype)
             for k, leaf in enumerate(leaves)
         ]
 
@@ -185,22 +180,18 @@ class FilledBody(UserBody):
 
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
         count = len(self.inputs.key_impls)
-        arrays, targets = arrays[:count], arrays[count:]
+        inputs, targets = arrays[:count], arrays[count:]
         for array in targets:
             # Otherwise the function would see the values of another program.
             array.fill(0)
-        made = [] if targets else Body.absent_results(self, arrays, lead)
-        kept = [*self.kept_for_failure(arrays, lead), *targets] if lead else [*arrays, *targets]
-        try:
-            if targets:
-                self._fill(arrays, targets)
-            else:
-                self._call(arrays, made)
-        except Exception as error:
-            if self.op.failures is None:
-                raise
-            return self.failed_results(error, kept, lead)
-        return made
+        if targets:
+            return self.or_fills(lambda: self._fill(inputs, targets), arrays, lead)
+        made = Body.absent_results(self, inputs, lead)
+        return self.or_fills(lambda: self._call(inputs, made), arrays, lead)
+
+    def kept_for_failure(self, arrays: Sequence[Any], lead: tuple[int, ...]) -> Sequence[Any]:
+        count = len(self.inputs.key_impls)
+        return [*super().kept_for_failure(arrays[:count], lead), *arrays[count:]]
 
     def fills(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
         count = len(self.inputs.key_impls)
@@ -209,7 +200,7 @@ class FilledBody(UserBody):
             array[...] = value
         return [] if targets else found
 
-    def _fill(self, arrays: Sequence[Any], targets: Sequence[np.ndarray[Any, Any]]) -> None:
+    def _fill(self, arrays: Sequence[Any], targets: Sequence[np.ndarray[Any, Any]]) -> list[Any]:
         """Let the function fill memory that is lent to it for the time of the call."""
         lent = lend_results(targets)
         try:
@@ -227,18 +218,18 @@ class FilledBody(UserBody):
                 RuntimeWarning,
                 stacklevel=2,
             )
+        return []
 
-    def _call(self, arrays: Sequence[Any], lent: Sequence[Any]) -> None:
+    def _call(self, arrays: Sequence[Any], lent: list[Any]) -> list[Any]:
         # A function of its own, so that no variable of `_fill` refers to the lent arrays.
         tree = self.op.spec.tree
         args, kwargs = self.inputs.unflatten(arrays)
         kwargs = {**kwargs, "out": lent[0] if tree is None else jax.tree.unflatten(tree, lent)}
         value = call_with_advice(self.op, "func", self.op.func, args, kwargs)
-        if value is None:
-            return
         found = jax.tree.leaves(value)
-        if len(found) != len(lent) or not all(a is b for a, b in zip(found, lent)):
+        if value is not None and (len(found) != len(lent) or not all(a is b for a, b in zip(found, lent))):
             raise ValueError(
                 f"{self.op.title}: func returned {kind_of(value)}, and out=True takes what it writes into out: write "
                 "out[...] = value and return nothing, or leave out=True out"
             )
+        return lent

@@ -7,7 +7,8 @@ import dataclasses
 import functools
 from typing import Any
 
-from jaxpyop._op.derivatives.functions import JvpRule, MakePullback, MissingTangents, RuleCall, VjpRule, raising
+from jaxpyop._op.body import CotangentBody, TangentBody
+from jaxpyop._op.derivatives.functions import JvpRule, MissingTangents, RuleCall, VjpRule
 from jaxpyop._op.derivatives.numerical import NumericalJvp, NumericalVjp
 from jaxpyop._op.derivatives.residuals import BwdRule, FwdCall, ResidualRuleCall
 from jaxpyop._op.primitive import Call, Linearization
@@ -23,27 +24,30 @@ def linearize_by_rules(call: Any, forward: Call, perturbed: tuple[bool, ...]) ->
         perturbed: which inputs of the call have tangents.
     """
     op, conditional = call.op, call.operands.conditional
-    tangents = _tangents(call, perturbed[1:] if conditional else perturbed)
     kind = RuleCall if forward is call else ResidualRuleCall
+    linear = kind(_tangents(call, perturbed[1:] if conditional else perturbed), call, conditional=conditional)
     with_results = op.rules.fwd is None or op.rules.jvp is not None or op.spec.returned_spec is not None
-    linear = kind(tangents, call.environment, conditional=conditional)
     return Linearization(forward, linear, with_results=with_results)
 
 
-def _tangents(call: Any, perturbed: tuple[bool, ...]) -> JvpRule | NumericalJvp | MissingTangents:
-    body, title, rules = call.user_body, call.title, call.op.rules
-    make_pullback: MakePullback
-    if rules.vjp is None:
-        make_pullback = raising(functools.partial(_no_vjp_error, title, rules))
-    elif rules.vjp == NUMERICAL:
-        make_pullback = functools.partial(NumericalVjp, body, function=_function_of(call))
-    else:
-        make_pullback = functools.partial(VjpRule if rules.fwd is None else BwdRule, body)
+def _tangents(call: Any, perturbed: tuple[bool, ...]) -> TangentBody:
+    """Return the body of forward mode."""
+    rules = call.op.rules
     if rules.jvp is None:
-        return MissingTangents(body, perturbed, functools.partial(_no_jvp_error, title, rules), make_pullback)
+        return MissingTangents(call.user_body, perturbed, functools.partial(_no_jvp_error, call.title, rules))
     if rules.jvp == NUMERICAL:
-        return NumericalJvp(body, perturbed, make_pullback, _function_of(call))
-    return JvpRule(body, perturbed, make_pullback)
+        return NumericalJvp(call.user_body, perturbed, _function_of(call))
+    return JvpRule(call.user_body, perturbed)
+
+
+def pullback_by_rules(call: Any, nonzero_cotangents: tuple[bool, ...], perturbed: tuple[bool, ...]) -> CotangentBody:
+    """Return the body of reverse mode, or raise an error if there is no rule for it."""
+    rules = call.op.rules
+    if rules.vjp is None:
+        raise _no_vjp_error(call.title, rules)
+    if rules.vjp == NUMERICAL:
+        return NumericalVjp(call.user_body, nonzero_cotangents, perturbed, _function_of(call))
+    return (VjpRule if rules.fwd is None else BwdRule)(call.user_body, nonzero_cotangents, perturbed)
 
 
 def _function_of(call: Any) -> Call:

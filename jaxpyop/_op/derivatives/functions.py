@@ -15,15 +15,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpyop._host import SEQUENTIAL, Batch, Environment
+from jaxpyop._host import SEQUENTIAL, Batch
 from jaxpyop._jaxcore import is_inexact
 from jaxpyop._op.body import Body, ConditionalBody, CotangentBody, TangentBody, call_with_advice
 from jaxpyop._op.primitive import Batching, Call, Linearization, Operands, masks_and_added_axes
 from jaxpyop._op.request import Op, is_differentiable
 from jaxpyop._op.values import Leaf, Struct, cast_to_numpy, check_traced, decode, show_shape
-
-# A function that makes the body of a pullback from `nonzero_cotangents` and `wanted_cotangents`: see `CotangentBody`.
-MakePullback = Callable[[tuple[bool, ...], tuple[bool, ...]], Body]
 
 
 class RuleCall(Call):
@@ -31,14 +28,14 @@ class RuleCall(Call):
 
     Args:
         rule: the body of the rule.
-        environment: what the body sees of the code that traced it.
+        source: the `UserCall` of the op.
         conditional: whether the flag of `when=` comes before the inputs of the rule.
     """
 
     after_fwd = False
     """Whether the receipt of a `FwdCall` comes before everything else."""
 
-    def __init__(self, rule: Body, environment: Environment, *, conditional: bool) -> None:
+    def __init__(self, rule: TangentBody | CotangentBody, source: Any, *, conditional: bool) -> None:
         op = rule.op
         # The padded results of a block differ in length from element to element, so their rule runs once per element.
         one_length = op.spec.returned_spec is None or not op.vmap_method.whole_batch
@@ -47,14 +44,13 @@ class RuleCall(Call):
         super().__init__(
             # The receipt of a call that `when=` skipped is all zeros, so after `fwd` the flag is not needed.
             ConditionalBody(rule) if conditional and not self.after_fwd else rule,
-            environment,
+            source.environment,
             label="jvp({})",
             on_jax=op.on_jax,
             batching=Batching(method, block_derivative=True, one_by_one=self.after_fwd),
             operands=Operands(leading, unread_inputs=leading, rule_inputs=rule.linear_inputs),
         )
-        self.rule = rule
-        self.conditional = conditional
+        self.rule, self.source, self.conditional = rule, source, conditional
         # Whether the rule is an op with derivatives, which can be a part of the traced program.
         is_plain = not leading and op.spec.returned_spec is None
         self._is_op = is_plain and isinstance(self.body, (VjpRule, JvpRule)) and is_differentiable(self.func)
@@ -76,14 +72,14 @@ class RuleCall(Call):
         # Nothing gives a second derivative, so an error is raised where one is used.
         skip = self.operands.leading_inputs
         error = functools.partial(_no_second_derivative_error, self.title)
-        body = MissingTangents(self.body, perturbed[skip:], error, raising(error))
-        return Linearization(self, RuleCall(body, self.environment, conditional=False), skip=skip)
+        body = MissingTangents(self.body, perturbed[skip:], error)
+        return Linearization(self, RuleCall(body, self.source, conditional=False), skip=skip)
 
     def transposed(self, nonzero_cotangents: tuple[bool, ...]) -> Call:
-        if not isinstance(self.rule, RuleTangents):
+        if not isinstance(self.rule, TangentBody) or self.rule.base is not self.source.user_body:
             raise _no_second_derivative_error(self.title)
-        pullback = self.rule.make_pullback(nonzero_cotangents, self.rule.perturbed)
-        return type(self)(pullback, self.environment, conditional=self.conditional)
+        pullback = self.source.pullback_by_rules(nonzero_cotangents, self.rule.perturbed)
+        return type(self)(pullback, self.source, conditional=self.conditional)
 
 
 def _over_batch(program: Callable[..., list[Any]], args: Sequence[Any], batch: Batch) -> Callable[..., list[Any]]:
@@ -92,15 +88,9 @@ def _over_batch(program: Callable[..., list[Any]], args: Sequence[Any], batch: B
         return program
     masks, axes = masks_and_added_axes(args, batch.sizes) if batch.block else (batch.masks, [()] * len(args))
     for size, mask in zip(reversed(batch.sizes), reversed(masks)):
-        program = _mapped(program, size, mask)
-    mapped = program
-    return lambda *arrays: mapped(*(jnp.squeeze(a, axis) if axis else a for a, axis in zip(arrays, axes)))
-
-
-def _mapped(program: Callable[..., list[Any]], size: int, mask: tuple[bool, ...]) -> Callable[..., list[Any]]:
-    if not any(mask):
-        return lambda *args: [jnp.broadcast_to(v, (size, *v.shape)) for v in program(*args)]
-    return jax.vmap(program, tuple(0 if m else None for m in mask), axis_size=size)
+        program = jax.vmap(program, tuple(0 if mapped else None for mapped in mask), axis_size=size)
+    whole = program
+    return lambda *arrays: whole(*(jnp.squeeze(a, axis) if axis else a for a, axis in zip(arrays, axes)))
 
 
 def _no_second_derivative_error(title: str) -> Exception:
@@ -112,53 +102,26 @@ def _no_second_derivative_error(title: str) -> Exception:
     )
 
 
-def raising(error: Callable[[], Exception]) -> MakePullback:
-    """Return what takes the place of `make_pullback` if no rule gives the pullback. It raises an error."""
-
-    def make_pullback(nonzero_cotangents: tuple[bool, ...], wanted_cotangents: tuple[bool, ...]) -> Body:
-        raise error()
-
-    return make_pullback
-
-
-class RuleTangents(TangentBody):
-    """Tangents whose transpose is a separate rule, which `make_pullback` returns."""
-
-    def __init__(self, base: Body, perturbed: tuple[bool, ...], make_pullback: MakePullback) -> None:
-        super().__init__(base, perturbed)
-        self.make_pullback = make_pullback
-
-    def __getstate__(self) -> dict[str, Any]:
-        # A worker only runs the tangents. The pullback is made while the program is traced, so it is not pickled.
-        return vars(self) | {"make_pullback": None}
-
-
-class MissingTangents(RuleTangents):
+class MissingTangents(TangentBody):
     """Takes the place of tangents that no rule gives. It raises an error when it runs."""
 
-    def __init__(
-        self, base: Body, perturbed: tuple[bool, ...], error: Callable[[], Exception], make_pullback: MakePullback
-    ) -> None:
-        super().__init__(base, perturbed, make_pullback)
+    def __init__(self, base: Body, perturbed: tuple[bool, ...], error: Callable[[], Exception]) -> None:
+        super().__init__(base, perturbed)
         self._error = self.refusal = error
 
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
         raise self._error()
 
 
-class JvpRule(RuleTangents):
+class JvpRule(TangentBody):
     """The user's `jvp=` function."""
 
-    @property
-    def func(self) -> Any:
-        return self.op.rules.jvp
+    rule_name = "jvp"
 
-    def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
-        return self.or_fills(lambda: self.run(arrays, lead, traced=False), arrays, lead)
-
-    def run(self, arrays: Sequence[Any], lead: tuple[int, ...], *, traced: bool) -> list[Any]:
+    def run(self, arrays: Sequence[Any], lead: tuple[int, ...] = (), *, traced: bool = False) -> list[Any]:
         """Call the rule: on the host, or, if it is an op, as a part of the traced program."""
-        args = tuple(map(tuple, self.split(arrays)))
+        inputs, outputs, tangents = self.split(arrays)
+        args = tuple(inputs), tuple(outputs), tuple(self.per_input(tangents))
         likes = [Struct((*lead, *o.shape[len(lead) :]), o.dtype) for o in args[1]]
         return run_rule(self.op, "jvp", self.func, args, likes, list(map(is_inexact, likes)), traced)
 
@@ -166,14 +129,9 @@ class JvpRule(RuleTangents):
 class VjpRule(CotangentBody):
     """The user's `vjp=` function."""
 
-    @property
-    def func(self) -> Any:
-        return self.op.rules.vjp
+    rule_name = "vjp"
 
-    def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
-        return self.or_fills(lambda: self.run(arrays, lead, traced=False), arrays, lead)
-
-    def run(self, arrays: Sequence[Any], lead: tuple[int, ...], *, traced: bool) -> list[Any]:
+    def run(self, arrays: Sequence[Any], lead: tuple[int, ...] = (), *, traced: bool = False) -> list[Any]:
         """Call the rule: on the host, or, if it is an op, as a part of the traced program."""
         inputs, outputs, cotangents = self.split(arrays)
         found = decode(self.op, self.filled(cotangents, outputs, lead), outputs)
@@ -194,8 +152,8 @@ class VjpRule(CotangentBody):
     ) -> list[Any]:
         """Return what the rule returns for these arguments, checked against the inputs."""
         likes = [Struct((*lead, *x.shape[len(lead) :]), x.dtype) for x in inputs]
-        name, wanted = self.op.rules.vjp_name, self.wanted_cotangents
-        return run_rule(self.op, name, self.func, args, likes, wanted, traced)
+        name = self.op.rules.vjp_name
+        return run_rule(self.op, name, self.func, args, likes, self.perturbed, traced)
 
 
 def zero_cotangent(out: Any, lead: tuple[int, ...], op: Op) -> Any:
@@ -232,9 +190,11 @@ def run_rule(
     """
     of = "result" if name == "jvp" else "input"
     found = _one_each(op, name, func(*args) if traced else call_with_advice(op, name, func, args), likes, of)
-    check = _checked_in_trace if traced else _checked
-    which = [f"{name} returned, for {of} {k}," for k in range(len(likes))]
-    return [check(op, text, v, like, of) for text, v, like, wants in zip(which, found, likes, wanted) if wants]
+    return [
+        _checked(op, f"{name} returned, for {of} {k},", value, like, of, traced)
+        for k, (value, like) in enumerate(zip(found, likes))
+        if wanted[k]
+    ]
 
 
 def _one_each(op: Op, name: str, found: Any, likes: Sequence[Struct], of: str) -> Sequence[Any]:
@@ -250,27 +210,20 @@ def _one_each(op: Op, name: str, found: Any, likes: Sequence[Struct], of: str) -
     return found
 
 
-def _checked(op: Op, which: str, value: Any, like: Struct, of: str) -> Any:
+def _checked(op: Op, which: str, value: Any, like: Struct, of: str, traced: bool) -> Any:
     """Return one of a rule's values as an array of the shape and dtype that it must have."""
     if value is None:
-        return np.zeros(like.shape, like.dtype)
-    array = cast_to_numpy(value, Leaf(np.dtype(like.dtype)), op.casting, which, op.title)
-    if type(value) in (bool, int, float, complex):
-        # Only Python's own numbers are broadcast. An array without axes is more likely a sum by mistake.
-        return np.full(like.shape, array, like.dtype)
-    _check_shape(op, which, array.shape, like, of)
-    return array
-
-
-def _checked_in_trace(op: Op, which: str, value: Any, like: Struct, of: str) -> Any:
-    """Do what `_checked` does for a traced value."""
-    value = jnp.zeros(like.shape, like.dtype) if value is None else value
-    check_traced(value.dtype, Leaf(np.dtype(like.dtype)), op.casting, which, op.title)
-    _check_shape(op, which, value.shape, like, of)
-    return jax.lax.convert_element_type(value, like.dtype)
-
-
-def _check_shape(op: Op, which: str, shape: tuple[int, ...], like: Struct, of: str) -> None:
-    if shape != like.shape:
+        return (jnp if traced else np).zeros(like.shape, like.dtype)
+    leaf = Leaf(np.dtype(like.dtype))
+    if traced:
+        check_traced(value.dtype, leaf, op.casting, which, op.title)
+        array = jax.lax.convert_element_type(value, like.dtype)
+    else:
+        array = cast_to_numpy(value, leaf, op.casting, which, op.title)
+        if type(value) in (bool, int, float, complex):
+            # Only Python's own numbers are broadcast. An array without axes is more likely a sum by mistake.
+            return np.full(like.shape, array, like.dtype)
+    if array.shape != like.shape:
         what = "a cotangent has its input's shape" if of == "input" else "a tangent has its result's shape"
-        raise ValueError(f"{op.title}: {which} shape {show_shape(shape)}; {what}, {show_shape(like.shape)}")
+        raise ValueError(f"{op.title}: {which} shape {show_shape(array.shape)}; {what}, {show_shape(like.shape)}")
+    return array

@@ -21,8 +21,8 @@ import numpy as np
 
 from jaxpyop._host import run_each, run_once
 from jaxpyop._jaxcore import is_inexact
-from jaxpyop._op.body import Body, CotangentBody, UserBody
-from jaxpyop._op.derivatives.functions import MakePullback, RuleTangents, expanded
+from jaxpyop._op.body import Body, CotangentBody, TangentBody, UserBody
+from jaxpyop._op.derivatives.functions import expanded
 from jaxpyop._op.primitive import Call
 
 
@@ -157,19 +157,19 @@ def _by_magnitude(inputs: Sequence[Any], tangents: Sequence[Any], lead: tuple[in
     ]
 
 
-class NumericalJvp(RuleTangents):
+class NumericalJvp(TangentBody):
     """Computes the tangents by one pair of calls for each part of `_by_magnitude`."""
 
     goes_to_executor = False
 
-    def __init__(self, base: Body, perturbed: tuple[bool, ...], make_pullback: MakePullback, function: Call) -> None:
-        super().__init__(base, perturbed, make_pullback)
+    def __init__(self, base: UserBody, perturbed: tuple[bool, ...], function: Call) -> None:
+        super().__init__(base, perturbed)
         self.function = function
 
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
         inputs, outputs, tangents = self.split(arrays)
         # One step only suits elements of about the same magnitude, so each part gets a step of its own.
-        along = _by_magnitude(inputs, tangents, lead)
+        along = _by_magnitude(inputs, self.per_input(tangents), lead)
         slopes, failed = _slopes(self, arrays, along, len(along), lead)
         found = [np.asarray(sum(parts)).astype(o.dtype) for *parts, o in zip(*slopes, filter(is_inexact, outputs))]
         return _with_fills(self, found, failed, arrays, lead)
@@ -181,15 +181,15 @@ class NumericalVjp(CotangentBody):
     goes_to_executor = False
 
     def __init__(
-        self, base: UserBody, nonzero_cotangents: tuple[bool, ...], wanted_cotangents: tuple[bool, ...], function: Call
+        self, base: UserBody, nonzero_cotangents: tuple[bool, ...], perturbed: tuple[bool, ...], function: Call
     ) -> None:
-        super().__init__(base, nonzero_cotangents, wanted_cotangents)
+        super().__init__(base, nonzero_cotangents, perturbed)
         self.function = function
 
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
         inputs, outputs, nonzero = self.split(arrays)
         cotangents = [ct for ct, o in zip(self.per_result(nonzero, outputs), outputs) if is_inexact(o)]
-        wanted = [k for k, wants in enumerate(self.wanted_cotangents) if wants]
+        wanted = [k for k, wants in enumerate(self.perturbed) if wants]
         # Each place is an element of an input, with the axis along which it moves: real or imaginary.
         places = [
             (k, index, axis)

@@ -123,18 +123,13 @@ class FwdBody(DerivedBody):
         if not plain:
             fwd = dataclasses.replace(op, func=op.rules.fwd, title=f"{op.title}, fwd of vjp")
             self._fwd = _UserFwd(fwd, base.inputs)
-
-    @property
-    def func(self) -> Any:
-        return self._fwd.op.func
+            self.rule_name = "fwd"
 
     def run(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> tuple[list[Any], Any]:
         """Return the results and the residuals. If `fwd` failed, or if the body is plain, the residuals are None."""
-        if self.plain:
-            return self._fwd(*arrays, lead=lead), None
         # Each run has an object of its own, because other threads may run `fwd` at the same time.
-        run: Any = copy.copy(self._fwd)
-        return run(*arrays, lead=lead), run.residuals
+        run = copy.copy(self._fwd)
+        return run(*arrays, lead=lead), getattr(run, "residuals", None)
 
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
         outs, residuals = self.run(arrays, lead)
@@ -183,15 +178,12 @@ class FwdCall(Call):
             has_effects=True,
             batching=dataclasses.replace(call.batching, block_derivative=True, one_by_one=True),
             operands=dataclasses.replace(
-                call.operands, unread_inputs=call.operands.leading_inputs, extra_results=1, writes_out=False
+                call.operands, unread_inputs=call.operands.leading_inputs, extra_results=(_RECEIPT,), writes_out=False
             ),
         )
         self._call = call
         # With an executor the residuals may come from a worker as bytes. With `when=` or `on_error=` there may be none.
         self.can_hand_over = self.op.executor is None and not self.operands.conditional and self.op.failures is None
-
-    def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
-        return [*super().shapes(structs), _RECEIPT]
 
     def note_shapes(self, structs: Sequence[Struct], results: Sequence[Struct]) -> None:
         self.body.base.note_shapes(structs[self.operands.leading_inputs :], results)
@@ -278,13 +270,10 @@ class ResidualRuleCall(RuleCall):
 
     def _kept(self, receipts: np.ndarray[Any, Any]) -> Residuals | None:
         gone = "the residuals of this step's fwd are gone, and fwd of a stateful op cannot be run again"
-        return find_record(self.op, _common_token(receipts[..., 0]), gone)
-
-
-def _common_token(tokens: np.ndarray[Any, Any]) -> int:
-    """Return the token that all elements share, apart from elements that did not run; 0 if there are several tokens."""
-    token = tokens.max()
-    return int(token) if ((tokens == token) | (tokens == 0)).all() else 0
+        tokens = receipts[..., 0]
+        # Elements that did not run have the token 0. No single record serves elements of several runs.
+        token = int(tokens.max())
+        return find_record(self.op, token if ((tokens == token) | (tokens == 0)).all() else 0, gone)
 
 
 def _axes_that_fwd_lacks(

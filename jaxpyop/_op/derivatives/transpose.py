@@ -88,15 +88,13 @@ class LinearTranspose(DerivedBody):
         inputs: the shapes and dtypes of all inputs of the function.
     """
 
+    rule_name = "transpose"
+
     def __init__(self, base: LinearFunction, inputs: Sequence[Struct]) -> None:
         super().__init__(base)
         self.inputs = [Struct(s.shape, s.dtype) for s in inputs]
         self.outputs = base.base.shapes(self.inputs)
         self.linear_inputs = sum(map(is_inexact, self.outputs))
-
-    @property
-    def func(self) -> Any:
-        return self.op.rules.transpose
 
     def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
         return [s for s, floating in zip(self.inputs, self.base.floating) if floating]

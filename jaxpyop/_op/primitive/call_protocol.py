@@ -44,7 +44,7 @@ class Operands:
         unread_inputs: how many of the leading inputs the call reads itself, and does not pass to its body.
         rule_inputs: how many inputs, at the end, are the tangents or cotangents that a user's rule takes. A rule is
             linear in these, so its derivative in them is the same call again. A derivative on the tape has none.
-        extra_results: how many results come after the body's: a record's receipt.
+        extra_results: the results that come after the body's: a record's receipt.
         conditional: the first input is the flag of `when=`, which says whether to run.
         writes_out: result buffers are appended to the inputs; the body fills them and returns nothing.
     """
@@ -52,7 +52,7 @@ class Operands:
     leading_inputs: int = 0
     unread_inputs: int = 0
     rule_inputs: int = 0
-    extra_results: int = 0
+    extra_results: tuple[Struct, ...] = ()
     conditional: bool = False
     writes_out: bool = False
 
@@ -150,7 +150,7 @@ class Call:
 
     def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
         """The shapes and dtypes of one element's results, the extra ones included."""
-        return self.body.shapes(structs[self.operands.unread_inputs :])
+        return [*self.body.shapes(structs[self.operands.unread_inputs :]), *self.operands.extra_results]
 
     def result_structs(self, args: Sequence[Any], batch: Batch) -> list[Struct]:
         """The shapes and dtypes of the results for a whole batch of inputs."""

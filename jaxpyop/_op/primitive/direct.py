@@ -98,9 +98,7 @@ def _copied(values: Sequence[Any], call: Call, like: Any, keep_numpy: bool = Fal
 
 def _run(call: Call, arrays: list[Any], batch: Batch, like: Any) -> list[Any]:
     if batch.sizes and not batch.block:
-        results = _Rows(call, batch)
-        run_elements(call, arrays, batch, results.take)
-        return results.stacked(arrays, like)
+        return _run_elements(call, arrays, batch, like)
     if call.op.executor is None:
         found = _copied(call(arrays, batch.sizes), call, like)
     else:
@@ -112,40 +110,32 @@ def _run(call: Call, arrays: list[Any], batch: Batch, like: Any) -> list[Any]:
     return found
 
 
-class _Rows:
-    """Collects the results of a batch outside `jit`. The first element decides which shapes they have."""
+def _run_elements(call: Call, arrays: list[Any], batch: Batch, like: Any) -> list[Any]:
+    """Run each element. The first one that is stored decides which shapes the results have."""
+    lock = threading.Lock()
+    shapes: list[tuple[int, ...]] = []
+    columns: list[np.ndarray[Any, Any]] = []
 
-    def __init__(self, call: Call, batch: Batch) -> None:
-        self._call = call
-        self._batch = batch
-        self._lock = threading.Lock()
-        self._shapes: list[tuple[int, ...]] = []
-        self._columns: list[np.ndarray[Any, Any]] | None = None
-
-    def take(self, at: int | slice, values: Sequence[Any]) -> None:
+    def take(at: int | slice, values: Sequence[Any]) -> None:
         """Store the results of one element, or the stacked results of several. Any thread may call this."""
         skip = int(isinstance(at, slice))
-        if self._columns is None:
-            with self._lock:
-                if self._columns is None:
-                    self._shapes = [v.shape[skip:] for v in values]
-                    self._columns = [np.empty((self._batch.count, *v.shape[skip:]), v.dtype) for v in values]
-        store(self._columns, self._shapes, at, values, self._refuse)
+        with lock:
+            if not columns:
+                shapes.extend(v.shape[skip:] for v in values)
+                columns.extend(np.empty((batch.count, *shape), v.dtype) for shape, v in zip(shapes, values))
+        store(columns, shapes, at, values, refuse)
 
-    def _refuse(self, k: int, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    def refuse(k: int, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
         raise ValueError(
-            f"{self._call.title}: {self._call.op.origin_of_array(k)} the shapes {show_shape(expected)} and "
-            f"{show_shape(shape)} for elements of one vmap; return one shape"
+            f"{call.title}: {call.op.origin_of_array(k)} the shapes {show_shape(expected)} and {show_shape(shape)} for "
+            "elements of one vmap; return one shape"
         )
 
-    def stacked(self, arrays: Sequence[Any], like: Any) -> list[Any]:
-        """The results of all elements, with the batch axes in front."""
-        sizes = self._batch.sizes
-        columns = self._columns
-        if columns is None:
-            columns = [np.empty((0, *s.shape), s.dtype) for s in self._call.shapes(structs_of(arrays, self._batch))]
-        # These arrays are not used elsewhere, so JAX may take over their memory.
-        return [give_to_jax(c.reshape(*sizes, *c.shape[1:]), like) for c in columns]
+    run_elements(call, arrays, batch, take)
+    if not batch.count:
+        columns = [np.empty((0, *s.shape), s.dtype) for s in call.shapes(structs_of(arrays, batch))]
+    # These arrays are not used elsewhere, so JAX may take over their memory.
+    return [give_to_jax(c.reshape(*batch.sizes, *c.shape[1:]), like) for c in columns]
 
 
 def _wait_for_ordered() -> None:

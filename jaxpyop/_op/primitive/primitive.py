@@ -54,7 +54,7 @@ def _impl(*args: Any, call: Call, batch: Batch) -> list[Any]:
         return [Unusable(s.shape, s.dtype, refusal) for s in call.result_structs(arrays, batch)]
     outs = run_now(call, arrays, batch)
     call.note_shapes(
-        structs_of(arrays, batch), element_structs(outs[: len(outs) - call.operands.extra_results], batch.sizes)
+        structs_of(arrays, batch), element_structs(outs[: len(outs) - len(call.operands.extra_results)], batch.sizes)
     )
     return outs
 
@@ -160,7 +160,7 @@ def _by_linearization(
         outs = bind(call, *primals, batch=batch)
     else:
         outs = bind(plan.forward, *inputs, batch=inner_batch)
-    count = len(outs) - plan.forward.operands.extra_results
+    count = len(outs) - len(plan.forward.operands.extra_results)
     extra, results = outs[count:], outs[:count] if plan.with_results else []
 
     def mask_of_operands(mask: tuple[bool, ...]) -> tuple[bool, ...]:
@@ -171,7 +171,7 @@ def _by_linearization(
         nonzero = [fit(k, tangent) for k, (tangent, p) in enumerate(zip(tangents, perturbed)) if p]
         return bind(plan.linear, *extra, *inputs, *results, *nonzero, batch=inner_batch.with_inputs(mask_of_operands))
 
-    return _with_pushforward(outs[: count + call.operands.extra_results], tangents_of)
+    return _with_pushforward(outs[: count + len(call.operands.extra_results)], tangents_of)
 
 
 def _by_program(
@@ -244,7 +244,7 @@ def _transpose(cotangents: Sequence[Any], *operands: Any, call: Call, batch: Bat
 def _transpose_linear(cotangents: Sequence[Any], operands: Sequence[Any], call: Call, batch: Batch) -> list[Any]:
     avals = [x.aval if ad.is_undefined_primal(x) else jax.typeof(x) for x in operands]
     floating = tuple(map(is_inexact, avals))
-    known = [ad.instantiate_zeros(ct) for ct in cotangents if not _is_zero_of_integers(ct)]
+    known = [ad.instantiate_zeros(ct) for ct in cotangents if type(ct) is not ad.Zero or is_inexact(ct.aval)]
     fixed = [x for x, f in zip(operands, floating) if not f]
     structs = _floating_last(structs_of(avals, batch), floating)
     back = derived(derived(call, "linear_part", floating), "transposed_linear_part", structs)
@@ -254,10 +254,6 @@ def _transpose_linear(cotangents: Sequence[Any], operands: Sequence[Any], call: 
 
     found = iter(bind(back, *fixed, *known, batch=batch.with_inputs(mask_of_operands)))
     return [_cotangent_of(x, next(found), k, batch) if f else None for k, (x, f) in enumerate(zip(operands, floating))]
-
-
-def _is_zero_of_integers(cotangent: Any) -> bool:
-    return type(cotangent) is ad.Zero and getattr(cotangent.aval, "dtype", None) == jax.dtypes.float0
 
 
 def _cotangent_of(operand: Any, cotangent: Any, k: int, batch: Batch) -> Any:
@@ -309,10 +305,16 @@ def _lowering(ctx: Any, *operands: Any, call: Call, batch: Batch) -> Any:
     host = Host(call, batch, ctx.avals_in, results, padding)
     if _takes_buffers(ctx, call):
         return _lower_to_buffers(ctx, host, operands, results)[: len(ctx.avals_out)]
-    emit = _choose_callback(ctx, call)
+    devices = None if _jaxcore.device_count(ctx) == 1 else _jaxcore.AllDevices(ctx)
+    on_cpu = _jaxcore.platforms(ctx) == ("cpu",)
 
     def run(*args: Any) -> list[Any]:
-        return list(emit(host, results, args))[: len(ctx.avals_out)]
+        if devices is not None and on_cpu:
+            outs = _spread(devices, host, results, args)
+        else:
+            outs = _call_back(call, host.on_arrays, results, args)
+            outs = outs if devices is None else map(devices.replicate, outs)
+        return list(outs)[: len(ctx.avals_out)]
 
     return _jaxcore.mlir.lower_fun(run, multiple_results=True)(ctx, *operands)
 
@@ -324,9 +326,6 @@ def _lower_to_buffers(ctx: Any, host: Host, operands: Sequence[Any], results: li
         here = sum(device.process_index == jax.process_index() for device in _jaxcore.devices_of(ctx))
         callback = Shared(host, here).on_buffers
     return _jaxcore.lowered_buffer_callback(ctx, callback, operands, results, call.stateful, call.ordered)
-
-
-_Emit = Callable[[Any, list[Struct], Sequence[Any]], Sequence[Any]]
 
 
 def _takes_buffers(ctx: Any, call: Call) -> bool:
@@ -341,29 +340,19 @@ def _takes_buffers(ctx: Any, call: Call) -> bool:
     return not any(_jaxcore.is_packed(a.dtype) for a in (*ctx.avals_in, *ctx.avals_out))
 
 
-def _choose_callback(ctx: Any, call: Call) -> _Emit:
+def _call_back(call: Call, run: Callable[..., Any], results: list[Struct], args: Sequence[Any]) -> Sequence[Any]:
     """The transport of a call that cannot have a buffer callback."""
-    emit: _Emit = lambda run, results, args: (
-        io_callback(run, results, *args, ordered=call.ordered)
-        if call.stateful
-        else jax.pure_callback(run, results, *args)
-    )
-    if _jaxcore.device_count(ctx) == 1:
-        return lambda host, results, args: emit(host.on_arrays, results, args)
-    devices = _jaxcore.AllDevices(ctx)
-    if _jaxcore.platforms(ctx) == ("cpu",):
-        return lambda host, results, args: _spread(emit, devices, host, results, args)
-    return lambda host, results, args: [devices.replicate(out) for out in emit(host.on_arrays, results, args)]
+    if call.stateful:
+        return io_callback(run, results, *args, ordered=call.ordered)
+    return jax.pure_callback(run, results, *args)
 
 
-def _spread(
-    emit: _Emit, devices: _jaxcore.AllDevices, host: Host, results: list[Struct], args: Sequence[Any]
-) -> Sequence[Any]:
+def _spread(devices: _jaxcore.AllDevices, host: Host, results: list[Struct], args: Sequence[Any]) -> Sequence[Any]:
     # A callback's result lives on one device, in a sharding that eager operations on explicit meshes refuse (0.10 to
     # 0.12). So it is spread over the devices, and the other devices wait for it. If the body's exception were raised on
     # the calling device alone, they would wait forever. So it is raised on all of them.
     structs = [Struct((), np.uint32), *results]
-    found = emit(host.on_arrays_deferring_errors, structs, args)
+    found = _call_back(host.call, host.on_arrays_deferring_errors, structs, args)
     # An empty result ends the process while XLA compiles (0.11), and need not be spread.
     has_values = [math.prod(s.shape) > 0 for s in structs]
     spread = [r for r, mark in zip(results, has_values[1:]) if mark]

@@ -66,10 +66,8 @@ class _Shelf:
             self.nbytes -= entry[1]
         return entry
 
-    def take_oldest(self) -> _Entry:
-        entry = self.records.pop(next(iter(self.records)))
-        self.nbytes -= entry[1]
-        return entry
+    def take_oldest(self) -> Any:
+        return self.take(next(iter(self.records)))
 
 
 class Records:
@@ -101,7 +99,7 @@ class Records:
 
     def __init__(self, max_count: int, max_bytes: int, *, first: int = 1) -> None:
         self._lock = threading.Lock()
-        self._unread, self._read, self._read_once_made = _Shelf(), _Shelf(), _Shelf()
+        self._shelves = self._unread, self._read_once_made, self._read = _Shelf(), _Shelf(), _Shelf()
         # Tokens whose array was freed.
         self._dropped: collections.deque[int] = collections.deque()
         self._evicted = 0
@@ -135,7 +133,7 @@ class Records:
         """The record of a token, or None if it was evicted or never stored."""
         token = int(token)
         with self._lock:
-            for shelf in self._shelves():
+            for shelf in self._shelves:
                 if (entry := shelf.take(token)) is not None:
                     (self._read_once_made if entry[2] else self._read).add(token, entry)
                     return entry[0]
@@ -164,8 +162,8 @@ class Records:
     def clear(self) -> None:
         """Forget all records; tokens go on from where they were."""
         with self._lock:
-            gone = list(self._shelves())
-            self._unread, self._read, self._read_once_made = _Shelf(), _Shelf(), _Shelf()
+            gone = self._shelves
+            self._shelves = self._unread, self._read_once_made, self._read = _Shelf(), _Shelf(), _Shelf()
             self._cleared_to = self._next
         del gone
 
@@ -186,19 +184,16 @@ class Records:
 
     # The methods below are called under the lock, except for `_drop`.
 
-    def _shelves(self) -> tuple[_Shelf, ...]:
-        return self._unread, self._read_once_made, self._read
-
     def _count(self) -> int:
-        return sum(len(shelf.records) for shelf in self._shelves())
+        return sum(len(shelf.records) for shelf in self._shelves)
 
     def _nbytes(self) -> int:
-        return sum(shelf.nbytes for shelf in self._shelves())
+        return sum(shelf.nbytes for shelf in self._shelves)
 
     def _free_token(self) -> int:
         # Few tokens are taken, so the loop ends quickly.
         token = self._next
-        while any(token in shelf.records for shelf in self._shelves()):
+        while any(token in shelf.records for shelf in self._shelves):
             token = token % _LAST_TOKEN + 1
         self._next = token % _LAST_TOKEN + 1
         return token

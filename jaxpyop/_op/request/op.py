@@ -135,7 +135,8 @@ def _check_options(options: dict[str, Any], api: str) -> None:
     if options["progress"]:
         check_progress(api)
     for flag in ("stateful", "ordered", "progress", "copy", "out"):
-        _check_flag(options.get(flag, False), flag, api)
+        if not isinstance(value := options.get(flag, False), (bool, np.bool_)):
+            raise TypeError(f"{api}: {flag} is {value!r}; expected True or False{_ONE_LIST}")
 
 
 def _name_of(func: Any, name: str | None) -> str:
@@ -214,11 +215,6 @@ def _check_choice(value: Any, choices: Sequence[Any], name: str, api: str) -> No
 
 
 _ONE_LIST = " (inputs go in one list, inp=[x, y])"
-
-
-def _check_flag(value: Any, name: str, api: str) -> None:
-    if not isinstance(value, (bool, np.bool_)):
-        raise TypeError(f"{api}: {name} is {value!r}; expected True or False{_ONE_LIST}")
 
 
 def _check_max_steps(steps: Any, api: str) -> None:

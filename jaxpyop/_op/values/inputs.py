@@ -48,25 +48,23 @@ class Inputs:
     """The structure of a call's inputs, without its arrays.
 
     Attributes:
-        tree: the structure of `(args, kwargs)`.
+        tree: the structure of `(args, kwargs)`; None if there are positional arrays only, and so nothing to unflatten.
         leaves: the static leaves, and a slot for each array.
         key_impls: for each array the PRNG implementation if it is the data of a typed key, or None.
-        is_flat: whether there are positional arrays only, and so nothing to unflatten.
     """
 
     tree: Any
     leaves: tuple[Any, ...]
     key_impls: tuple[Any, ...]
-    is_flat: bool
 
     @functools.cached_property
     def may_hold_state(self) -> bool:
         """Whether an input is an object of a registered class, which gets a copy of what the caller has."""
-        return not self.is_flat and _has_custom_node(self.tree)
+        return self.tree is not None and _has_custom_node(self.tree)
 
     def unflatten(self, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The function's `(args, kwargs)` with these arrays."""
-        if self.is_flat:
+        if self.tree is None:
             return tuple(arrays), {}
         it = iter(arrays)
         leaves = [next(it) if leaf is SLOT else leaf for leaf in self.leaves]
@@ -138,19 +136,12 @@ def _as_array(leaf: Any, title: str) -> tuple[Any, Any] | None:
     return None
 
 
-@functools.lru_cache(maxsize=64)
-def _flat_inputs(count: int) -> Inputs:
-    leaves, tree = jax.tree.flatten(((SLOT,) * count, {}))
-    return Inputs(tree, tuple(leaves), (None,) * count, is_flat=True)
-
-
 def inputs_of(skeleton: Any, key_impls: Sequence[Any]) -> Inputs:
     """Make `Inputs` of an `(args, kwargs)` that has a `SLOT` at each array."""
     leaves, tree = jax.tree.flatten(skeleton)
-    flat = _flat_inputs(len(leaves))
-    if tree == flat.tree and tuple(leaves) == flat.leaves and not any(key_impls):
-        return flat
-    return Inputs(tree, tuple(leaves), tuple(key_impls), is_flat=False)
+    slots = (SLOT,) * len(leaves)
+    is_flat = tuple(leaves) == slots and tree == jax.tree.structure((slots, {})) and not any(key_impls)
+    return Inputs(None if is_flat else tree, tuple(leaves), tuple(key_impls))
 
 
 def _is_plain_array(value: Any) -> bool:
@@ -166,13 +157,14 @@ def flatten_inputs(inp: Sequence[Any], kwargs: dict[str, Any], title: str) -> tu
     """
     # The common case: nothing but arrays.
     if not kwargs and all(map(_is_plain_array, inp)):
-        return list(inp), _flat_inputs(len(inp))
+        count = len(inp)
+        return list(inp), Inputs(None, (SLOT,) * count, (None,) * count)
     leaves, tree = jax.tree.flatten((tuple(inp), kwargs))
     found = [_as_array(leaf, title) for leaf in leaves]
     static = tuple([leaf if part is None else SLOT for leaf, part in zip(leaves, found)])
     arrays = [part for part in found if part is not None]
     key_impls = tuple([impl for _, impl in arrays])
-    return [array for array, _ in arrays], Inputs(tree, static, key_impls, is_flat=False)
+    return [array for array, _ in arrays], Inputs(tree, static, key_impls)
 
 
 # ----------------------------------------------------- traced values in closures

@@ -5,7 +5,7 @@
 There are two encodings, `Padding` and `KeyEncoding`, with these methods:
 
 - `op_leaves` gives the leaves of the op's arrays, in the structure that the op returns.
-- `op_shapes` gives the shapes of the op's arrays, where the function's value has the shape `inferred`.
+- `data_shape` is what comes after the shape of the function's value in the shape of the op's array.
 - `with_shape` gives the function's leaf, with what `output_shapes` says about it.
 - `encode` gives the op's arrays for a value that the function returned, after the batch axes `lead`.
 """
@@ -60,8 +60,11 @@ def decode(op: Any, arrays: Sequence[Any], results: Sequence[Any]) -> tuple[Any,
 
 def encoded_shapes(leaves: Sequence[Leaf], inferred: Sequence[Any]) -> list[Any]:
     """The shapes of the op's arrays, for these shapes of the values that its function returns."""
-    pairs = zip(leaves, inferred)
-    return [s for leaf, shape in pairs for s in (leaf.encoding.op_shapes(shape) if leaf.encoding else [shape])]
+    found: list[Any] = []
+    for leaf, shape in zip(leaves, inferred):
+        # The two arrays of a padded result have shapes that `Tout` declares, so these do not matter.
+        found += [(*shape, *(leaf.encoding.data_shape if leaf.encoding else ()))] * leaf.arrays
+    return found
 
 
 class Padded(NamedTuple):
@@ -93,6 +96,7 @@ class Padding:
     several: bool
     fill: Any = None
     arrays = 2
+    data_shape = ()
 
     def __repr__(self) -> str:
         name = getattr(self.dtype, "name", getattr(self.dtype, "__name__", self.dtype))
@@ -103,9 +107,6 @@ class Padding:
     def op_leaves(self) -> Any:
         count = (len(self.axes),) if self.several else ()
         return Padded(Leaf(self.fill.dtype, self.most, fill=self.fill), Leaf(np.dtype(np.int32), count))
-
-    def op_shapes(self, inferred: Any) -> list[Any]:
-        return [self.most, ()]
 
     def with_shape(self, leaf: Leaf, shape: Shape, title: str) -> Leaf:
         if not fits(self.most, shape):
@@ -175,10 +176,8 @@ class KeyEncoding:
         self.impl, self.data_shape = impls[0], data.shape
 
     def op_leaves(self) -> Any:
-        return Leaf(np.dtype(np.uint32), self.op_shapes(self.shape)[0], self)
-
-    def op_shapes(self, inferred: Any) -> list[Any]:
-        return [None if inferred is None else (*inferred, *self.data_shape)]
+        shape = None if self.shape is None else (*self.shape, *self.data_shape)
+        return Leaf(np.dtype(np.uint32), shape, self)
 
     def with_shape(self, leaf: Leaf, shape: Shape, title: str) -> Leaf:
         if self.shape is not None and shape != self.shape:

@@ -14,9 +14,6 @@ from jaxpyop import _jaxcore
 from jaxpyop._op.values.padding import KeyEncoding, Padding
 from jaxpyop._op.values.spec import Leaf, ResultSpec, Shape, fits, paired, show_shape
 
-# The spellings of dtypes that exist with and without x64, and so need not be read again.
-_DTYPES: dict[Any, np.dtype[Any]] = {}
-
 
 def read_tout(tout: Any, title: str) -> ResultSpec:
     """Read `Tout`, in any of its forms."""
@@ -99,17 +96,11 @@ def _read_dtype(raw: Any, title: str) -> np.dtype[Any]:
     raw = getattr(raw, "as_numpy_dtype", raw)
     if isinstance(raw, type) and raw in (bool, int, float, complex):
         return canonical_dtype(raw)
-    try:
-        found = _DTYPES.get(raw)
-    except TypeError:
-        found = None
-    if found is None:
-        dtype = _as_dtype(raw, title)
-        found = canonical_dtype(dtype)
-        if found != dtype:
-            _warn_as_jax_does(dtype, found)
-        elif found.itemsize < 8:
-            _DTYPES[raw] = found
+    dtype = _as_dtype(raw, title)
+    # Shorter dtypes are the same with and without x64, and JAX takes a microsecond to say so.
+    found = dtype if dtype.itemsize < 8 else canonical_dtype(dtype)
+    if found != dtype:
+        _warn_as_jax_does(dtype, found)
     return found
 
 
