@@ -215,18 +215,6 @@ REFUSED = {
 }
 
 
-<<<<<<< HEAD:tests/programs/test_export.py
-=======
-def test_every_option_of_an_op_is_saved_or_has_a_reason_not_to_be():
-    # A saved op is called, so what belongs to traced mode has no meaning.
-    reasons = {"title": "of api and name", "executor": "refused", "mode": "", "reason_to_call": "", "max_steps": ""}
-    saved = {"func", "output_shapes", "spec", "fills", "failures", "rules", *call_as_data._OPTIONS}
-    assert {field.name for field in dataclasses.fields(Op)} == saved | set(reasons)
-    assert {field.name for field in dataclasses.fields(Batch)} == {"sizes", "masks", "block", "index_name"}
-    assert {field.name for field in dataclasses.fields(Inputs)} == {"tree", "leaves", "key_impls"}
-
-
->>>>>>> c2:tests/saved/test_export.py
 @pytest.mark.parametrize(("fun", "said"), REFUSED.values(), ids=REFUSED)
 def test_what_cannot_be_saved_is_refused(fun, said):
     with pytest.raises(ValueError, match=said):
