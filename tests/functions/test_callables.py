@@ -1,0 +1,309 @@
+"""What a function may be, and what it may do: any callable, that calls JAX, asyncio, other ops and itself."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextvars
+import functools
+import math
+import operator
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxpyop
+from tests.shared.checks import close, run
+from tests.shared.functions import both_sides, numpy_function, py_function
+
+F = jnp.float32
+
+
+# ---------------------------------------------------------------- any callable
+
+
+class Holder:
+    def scaled(self, by, x):
+        return by * x
+
+    @property
+    def as_property(self):
+        return lambda x: -x
+
+    def negate(self, x):
+        return -x
+
+    negated = functools.partialmethod(scaled, -1)
+
+    @staticmethod
+    def static(x):
+        return -x
+
+    @classmethod
+    def of_class(cls, x):
+        return -x
+
+
+class Meta(type):
+    def __call__(cls, x):
+        return -x
+
+
+class Made(metaclass=Meta):
+    pass
+
+
+class ByGetattr:
+    def __getattr__(self, name):
+        raise AttributeError(f"nothing named {name}")
+
+    def __call__(self, x):
+        return -x
+
+
+class Unhashable:
+    __hash__ = None
+
+    def __call__(self, x):
+        return -x
+
+
+@functools.singledispatch
+def dispatched(x):
+    return -x
+
+
+@jax.custom_vjp
+def with_custom_vjp(x):
+    return -x
+
+
+with_custom_vjp.defvjp(lambda x: (-x, None), lambda _, ct: (-ct,))
+
+KINDS = {
+    "ufunc": np.negative,
+    "lambda": lambda x: -x,
+    "operator": operator.neg,
+    "partial": functools.partial(np.multiply, np.float32(-1)),
+    "partial of an operator": functools.partial(operator.mul, -1),
+    "callable object": type("Neg", (), {"__call__": lambda self, x: -x})(),
+    "unhashable object": Unhashable(),
+    "object without a name": ByGetattr(),
+    "bound method": Holder().negate,
+    "method of an array": jnp.float32(0).__sub__,
+    "partialmethod": Holder().negated,
+    "property that gives a function": Holder().as_property,
+    "static method": Holder.static,
+    "staticmethod object": staticmethod(lambda x: -x),
+    "class method": Holder.of_class,
+    "bound partial": types.MethodType(functools.partial(lambda self, x: -x), Holder()),
+    "class made by a metaclass": Made,
+    "singledispatch": dispatched,
+    "twice wrapped": functools.wraps(np.sin)(functools.wraps(np.cos)(lambda *a, **k: -a[0])),
+    "jax function": jnp.negative,
+    "jitted": jax.jit(lambda x: -x),
+    "jitted with an op in it": jax.jit(lambda x: numpy_function(np.negative, [x], F)),
+    "custom_vjp": with_custom_vjp,
+    "checkpointed": jax.checkpoint(lambda x: -x),
+    "vmapped": lambda x: jax.vmap(jnp.negative)(jnp.asarray(x)[None])[0],
+    "np.vectorize": np.vectorize(lambda x: -x, otypes=[np.float32]),
+    "frompyfunc": lambda x: np.float32(np.frompyfunc(lambda v: -v, 1, 1)(np.asarray(x))),
+}
+
+
+@pytest.mark.parametrize("func", KINDS.values(), ids=KINDS)
+@both_sides
+def test_every_kind_of_callable(api, func):
+    f = lambda x: api(func, [x], F, output_shapes=())
+    assert f(F(3)) == jax.jit(f)(F(3)) == -3
+
+
+@pytest.mark.parametrize("func", [float, math.sin, abs, np.exp], ids=["class", "C function", "builtin", "ufunc"])
+@both_sides
+def test_functions_of_python_numbers(api, func):
+    np.testing.assert_allclose(api(func, [F(-2)], F), func(-2.0), rtol=1e-6)
+
+
+TRACED_KINDS = ["operator", "partialmethod", "class method", "bound partial", "class made by a metaclass", "custom_vjp"]
+
+
+@pytest.mark.parametrize("kind", TRACED_KINDS)
+def test_every_kind_of_callable_is_traced(kind):
+    f = lambda x: py_function(KINDS[kind], [x], F, mode="traced")
+    assert [*jax.jit(jax.value_and_grad(f))(3.0)] == [-3, -1]
+
+
+def test_callables_that_are_equal_are_still_two():
+    class Body:
+        def __init__(self, by):
+            self.by = by
+
+        def __eq__(self, other):
+            return True
+
+        def __hash__(self):
+            return 1
+
+        def __call__(self, x):
+            return x * self.by
+
+    f = jax.jit(lambda x: [numpy_function(Body(by), [x], F) for by in (1, 2)])
+    assert f(F(3)) == [3, 6]
+    assert [numpy_function(Body(by), [F(3)], F) for by in (1, 2)] == [3, 6]
+
+
+async def coroutine(x):
+    return x
+
+
+async def async_generator(x):
+    yield x
+
+
+def generator(x):
+    yield x
+
+
+class AsyncCall:
+    async def __call__(self, x):
+        return x
+
+
+class GeneratorMethods:
+    def body(self, x):
+        yield x
+
+    async def coroutine(self, x):
+        return x
+
+
+NOT_PLAIN = {
+    "async": (coroutine, "async function"),
+    "async generator": (async_generator, "async function"),
+    "generator": (generator, "generator function"),
+    "partial of async": (functools.partial(coroutine), "async function"),
+    "partial of generator": (functools.partial(generator), "generator function"),
+    "async __call__": (AsyncCall(), "async function"),
+    "generator method": (GeneratorMethods().body, "generator function"),
+    "async method": (GeneratorMethods().coroutine, "async function"),
+}
+
+
+@pytest.mark.parametrize(("func", "text"), NOT_PLAIN.values(), ids=NOT_PLAIN)
+def test_async_and_generator_functions_are_refused_at_once(func, text):
+    for call in (lambda: numpy_function(func, [1.0], F), lambda: jaxpyop.py_function(Tout=F)(func)):
+        with pytest.raises(TypeError, match=rf"func is an? {text}.*write a plain function"):
+            call()
+
+
+def test_a_cached_function_says_that_arrays_are_unhashable():
+    with pytest.raises(TypeError, match="unhashable"):
+        numpy_function(functools.lru_cache(lambda x: -x), [F(3)], F)
+    assert numpy_function(functools.lru_cache(lambda: 3.0), [], F) == 3
+
+
+# ------------------------------------------------------------ what it may call
+
+
+async def double(x):
+    await asyncio.sleep(0)
+    return x * 2
+
+
+def test_asyncio_in_a_function():
+    assert numpy_function(lambda x: asyncio.run(double(x)), [F(3)], F) == 6
+
+
+def test_asyncio_in_a_function_where_a_loop_runs_already():
+    """As in a notebook's cell: what the error advises works."""
+
+    def body(x):
+        made = double(x)
+        try:
+            return asyncio.run(made)
+        finally:
+            made.close()  # or Python warns of a coroutine that nobody awaited
+
+    async def cell():
+        with pytest.raises(RuntimeError, match="running event loop") as caught:
+            numpy_function(body, [F(3)], F)
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            return caught.value.__notes__, numpy_function(body, [F(3)], F, executor=pool)
+
+    notes, result = asyncio.run(cell())
+    assert result == 6
+    assert any("pass executor=concurrent.futures.ThreadPoolExecutor(1)" in note for note in notes)
+
+
+def test_context_variables_are_those_of_the_caller():
+    variable = contextvars.ContextVar("variable", default=0.0)
+    f = lambda x: numpy_function(lambda x: x + variable.get(), [x], F)
+    for call in (f, jax.jit(f)):
+        for value in (10.0, 20.0):
+            token = variable.set(value)
+            assert run(call, F(1)) == value + 1
+            variable.reset(token)
+
+
+INSIDE = {
+    "jit": lambda x: jax.jit(lambda x: x**3)(x),
+    "grad": lambda x: jax.grad(lambda y: y**3)(x),
+    "vmap": lambda x: jax.vmap(jnp.sin)(jnp.stack([x, x])).sum(),
+    "hessian": lambda x: jax.hessian(lambda y: y**4)(x),
+    "scan": lambda x: jax.lax.scan(lambda c, _: (c * x, None), x, None, length=3)[0],
+    "jvp": lambda x: jax.jvp(jnp.sin, (x,), (x,))[1],
+    "the op": lambda x: py_function(lambda x: jnp.sin(x) * x, [x], F),
+    "the op's gradient": lambda x: jax.grad(lambda y: py_function(jnp.sin, [y], F))(x),
+    "a compiled op": lambda x: jax.jit(lambda x: py_function(jnp.sin, [x], F))(x),
+}
+
+
+SLOW = {"hessian", "scan", "vmap"}  # JAX takes long to compile what differentiates them.
+
+
+@pytest.mark.parametrize(
+    "inside", [pytest.param(f, id=name, marks=[pytest.mark.slow] * (name in SLOW)) for name, f in INSIDE.items()]
+)
+def test_transformations_of_jax_in_a_function(inside):
+    """Its value in a compiled program, and its gradient."""
+    f = lambda x: py_function(inside, [x], F, output_shapes=())
+    close(jax.jit(f)(F(0.7)), inside(F(0.7)))
+    close(jax.grad(f)(F(0.7)), jax.grad(inside)(F(0.7)))
+
+
+def test_a_loop_of_jax_in_a_function():
+    body = lambda x: jax.lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, jnp.sin(s[1])), (0, x))[1]
+    close(jax.jit(lambda x: py_function(body, [x], F))(F(0.7)), body(F(0.7)))
+
+
+def factorial(call):
+    return lambda x: x * call(x - 1) if x > 1 else x
+
+
+def test_an_op_that_calls_itself():
+    op = lambda x: py_function(factorial(op), [x], F, output_shapes=())
+    assert jax.jit(op)(F(6)) == 720
+    close(jax.grad(op)(F(3)), 11)
+    plain = lambda x: numpy_function(factorial(lambda x: np.asarray(plain(x))), [x], F, output_shapes=())
+    assert plain(F(6)) == 720
+
+
+def test_a_compiled_program_that_calls_itself():
+    """JAX refuses it while the program is being compiled, and runs it afterwards."""
+    f = jax.jit(lambda x: py_function(factorial(lambda x: f(x)), [x], F, output_shapes=()))
+    with pytest.raises(RecursionError, match="Recursively calling jit"):
+        run(f, F(6))
+    assert run(f, F(1)) == 1
+    assert run(f, F(6)) == 720
+
+
+def test_an_op_that_calls_itself_without_end():
+    def body(x):
+        return numpy_function(body, [x], F, output_shapes=())
+
+    with pytest.raises(RecursionError, match="recursion"):
+        body(F(1))
+    assert numpy_function(lambda x: x + 1, [F(1)], F) == 2
