@@ -1,0 +1,294 @@
+"""`jaxpyop.report()`: its numbers are those of counters in the functions, on every route."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import functools
+import multiprocessing
+import pathlib
+import textwrap
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxpyop
+from tests.shared.checks import Counter
+from tests.shared.functions import numpy_function, py_function
+from tests.shared.processes import on_devices, run_python
+
+F = jnp.float32
+X = jnp.arange(6.0)
+COS = lambda inputs, outputs, cotangents: cotangents[0] * np.cos(inputs[0])
+POOL = concurrent.futures.ThreadPoolExecutor(2)
+
+
+def numpy_op(func, rule=COS, **options):
+    return lambda x: numpy_function(func, [x], F(0), vjp=rule, **({"name": "sine"} | options))
+
+
+def residual_op(func, rule, **options):
+    fwd, bwd = lambda x: (func(x), x), lambda x, cotangents: rule([x], [], cotangents)
+    return numpy_op(func, (fwd, bwd), **options)
+
+
+def filling_op(func, rule):
+    func.func = lambda x, out: np.sin(x, out=out)
+    return numpy_op(func, rule, out=True)
+
+
+def jvp_op(func, rule):
+    op = lambda x: numpy_function(func, [x], F(0), name="sine", jvp=rule)
+    return lambda x: jax.jvp(op, (x,), (x,))[1]
+
+
+def taped_op(func, rule):
+    func.func = jnp.sin
+    return lambda x: py_function(func, [x], F(0), name="sine")
+
+
+OPS = {
+    "sequential": numpy_op,
+    "parallel": functools.partial(numpy_op, vmap_method="parallel"),
+    "block": functools.partial(numpy_op, vmap_method="expand_dims"),
+    "ordered": functools.partial(numpy_op, ordered=True),
+    "threads": functools.partial(numpy_op, executor=POOL, vmap_method="parallel"),
+    "on_error": functools.partial(numpy_op, on_error="nan"),
+    "when": lambda func, rule: lambda x: numpy_op(func, rule, when=x > 1.5)(x),
+    "residuals": residual_op,
+    "numerical": lambda func, rule: numpy_op(func, "numerical"),
+    "out": filling_op,
+    "tape": taped_op,
+}
+PROGRAMS = {
+    "direct": lambda f: f(2.0),
+    "twice": lambda f: jax.jit(lambda x: f(f(x)))(2.0),
+    "vmap": lambda f: jax.vmap(f)(X),
+    "scan": lambda f: jax.jit(lambda x: jax.lax.scan(lambda c, _: (f(c), None), x, None, 5)[0])(2.0),
+    "grad": lambda f: jax.grad(f)(2.0),
+    "vmap of grad": lambda f: jax.jit(jax.vmap(jax.grad(f)))(X),
+    "cut grad": lambda f: jaxpyop.jit(lambda x: jax.grad(f)(x) * 2)(2.0),
+}
+FAST = ("direct", "vmap of grad")  # the programs of all ops; other programs are fast for one op
+
+
+@pytest.mark.parametrize(
+    ("program", "make"),
+    [
+        pytest.param(p, o, id=f"{n} {m}", marks=[pytest.mark.slow] * (n not in FAST and m != "sequential"))
+        for n, p in PROGRAMS.items()
+        for m, o in OPS.items()
+    ]
+    + [pytest.param(lambda f: f(2.0), jvp_op, id="jvp")],
+)
+def test_runs_are_those_of_counters(program, make):
+    func, rule = Counter(np.sin), Counter(COS)
+    if make is jvp_op:
+        rule.func = lambda inputs, outputs, tangents: tangents[0]
+    with jaxpyop.report() as report:
+        jax.block_until_ready(program(make(func, rule)))
+    (row,) = report.rows()
+    assert (row["op"], row["runs"], row["rules"], row["failures"]) == ("sine", func.count, rule.count, 0)
+    assert row["elements"] >= row["calls"] >= 1
+    assert row["bytes_in"] >= 4 <= row["bytes_out"]
+    assert row["mean_seconds"] * row["runs"] == pytest.approx(row["function_seconds"])
+
+
+ROUTES = {
+    "direct": (lambda f: f(1.0), "direct", 1, (4, 4)),
+    "buffer": (lambda f: jax.jit(f)(1.0), "buffer", 1, (4, 4)),
+    "a batch": (lambda f: jax.jit(jax.vmap(f))(X), "buffer", 6, (24, 24)),
+    "a direct batch": (lambda f: jax.vmap(f)(X), "direct", 6, (24, 24)),
+    "cut": (lambda f: jaxpyop.jit(lambda x: f(x) * 2)(1.0), "cut", 1, (4, 4)),
+}
+
+
+@pytest.mark.parametrize(("program", "route", "elements", "nbytes"), ROUTES.values(), ids=ROUTES)
+def test_route_elements_and_bytes(program, route, elements, nbytes):
+    with jaxpyop.report() as report:
+        jax.block_until_ready(program(lambda x: numpy_function(np.sin, [x], F, stateful=route == "cut")))
+    (row,) = report.rows()
+    assert (row["op"], row["route"], row["calls"], row["elements"]) == ("sin", route, 1, elements)
+    assert (row["bytes_in"], row["bytes_out"]) == nbytes
+
+
+def test_several_routes_and_ops_and_an_op_in_another():
+    f = numpy_op(np.sin)
+    with jaxpyop.config.override(transport="callback"), jaxpyop.report() as report:
+        outer = jaxpyop.py_function(f, [1.0], F, name="outer")
+        jax.block_until_ready([jax.jit(f)(1.0), f(1.0), numpy_function(np.cos, [1.0], F), outer])
+    assert {row["op"]: row["route"] for row in report.rows()} == {
+        "sine": "direct, callback",
+        "cos": "direct",
+        "outer": "direct",
+    }
+
+
+def test_what_happens_while_a_report_is_open_is_counted():
+    """By each report, and of a program that was compiled before, too."""
+    f = jax.jit(numpy_op(np.sin))
+    f(1.0)
+    first, second = jaxpyop.report(), jaxpyop.report()
+    with first:
+        numpy_function(np.cos, [1.0], F)
+        f(1.0)
+        second.__enter__()
+        f(1.0)
+    f(1.0)
+    second.__exit__(None, None, None)
+    f(1.0)
+    calls = [{row["op"]: row["calls"] for row in report.rows()} for report in (first, second)]
+    assert calls == [{"sine": 2, "cos": 1}, {"sine": 2}]
+
+
+def test_threads_and_effects_in_flight_are_counted():
+    f = numpy_op(np.sin)
+    effect = jax.jit(lambda x: numpy_function(np.sin, [x], F, stateful=True))
+    with jaxpyop.report() as report:
+        threads = [threading.Thread(target=lambda: [f(1.0) for _ in range(100)]) for _ in range(4)]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+        for _ in range(5):
+            effect(1.0)
+    rows = {row["op"]: row for row in report.rows()}
+    assert [rows["sine"][c] for c in ("calls", "runs", "bytes_in")] == [400, 400, 1600]
+    assert rows["sin"]["runs"] == 5
+
+
+def test_a_traced_function_has_traces_and_no_calls():
+    program = jax.jit(lambda x: py_function(jnp.sin, [x], F(0), mode="traced"))
+    with jaxpyop.report() as report:
+        jax.block_until_ready([program(1.0), program(2.0)])
+    (row,) = report.rows()
+    assert (row["route"], row["traces"], row["calls"], row["runs"]) == ("traced", 1, 0, 0)
+
+
+def fails_for_two(x):
+    if np.any(x == 2):
+        raise KeyError("two")
+    return np.asarray(x)
+
+
+@pytest.mark.filterwarnings("ignore:.*on_error= filled")
+@pytest.mark.parametrize("method", ["sequential", "parallel", "expand_dims"])
+@pytest.mark.parametrize("on_error", ["raise", "nan"])
+def test_failures(method, on_error):
+    """A block that failed, and is filled, runs again, element by element."""
+    for program in (jax.vmap, lambda f: jax.jit(jax.vmap(f))):
+        body = Counter(fails_for_two)
+        f = program(numpy_op(body, vmap_method=method, on_error=on_error))
+        report = jaxpyop.report()
+        with report:
+            try:
+                jax.block_until_ready(f(X))
+                assert on_error == "nan"
+            except (KeyError, ValueError, jax.errors.JaxRuntimeError):
+                assert on_error == "raise"
+        (row,) = report.rows()
+        assert (row["runs"], row["failures"]) == (body.count, 1)
+        assert row["first_failure"].startswith("KeyError: 'two'\n  inputs: args[0]=float32[")
+        assert "sine: the first failure: KeyError: 'two'" in str(report)
+
+
+def test_a_rule_that_fails():
+    report = jaxpyop.report()
+    with pytest.raises(KeyError, match="rule"), report:
+        jax.grad(numpy_op(np.sin, lambda *args: {}["rule"]))(1.0)
+    (row,) = report.rows()
+    assert (row["calls"], row["runs"], row["rules"], row["failures"]) == (2, 1, 1, 1)
+
+
+@pytest.mark.parametrize("make", [taped_op, residual_op])
+def test_records_that_were_pushed_out_are_told(make, request):
+    jaxpyop.clear_records()  # other tests leave some
+    f = make(Counter(np.sin), COS)
+    report = jaxpyop.report()
+    pushed = pytest.warns(RuntimeWarning, match="pushed out")
+    with jaxpyop.config.override(max_records=2), report, pushed:
+        jaxpyop._jaxcore.frames._warned.clear()  # the warning comes once for each op
+        jax.block_until_ready(jax.jit(jax.grad(lambda x: f(x) + f(x + 1) + f(x + 2) + f(x + 3)))(1.0))
+    (row,) = report.rows()
+    assert [row[c] for c in ("records", "pushed_out", "recomputed", "runs")] == [4, 2, 2, 6]
+    assert "2 records were pushed out: increase max_record_bytes" in str(report)
+
+
+def test_advice_and_the_table():
+    f = lambda x: numpy_function(np.sin, [x], F, name="<s>")
+    with jaxpyop.report() as report:
+        for _ in range(1000):
+            f(1.0)
+    head, row, said = str(report).splitlines()
+    assert head.split("  ")[0] == "op"
+    assert row.split()[:5] == ["<s>", "direct", "1000", "1000", "1000"]
+    assert said == "<s>: 1000 calls of one element: vmap and vmap_method='expand_dims' make one call of many"
+    assert repr(report) == str(report)
+    assert str(jaxpyop.report()).split() == ["op", "route", "calls"]
+
+
+# -------------------------------------------------------------- other processes
+
+DEVICES = """
+    import jax, jax.numpy as jnp, numpy as np, jaxpyop
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+    runs = []
+    def sine(x):
+        runs.append(1)
+        return np.sin(x)
+    x = jax.device_put(jnp.arange(8.0), NamedSharding(Mesh(np.array(jax.devices()), "i"), P("i")))
+    f = lambda x: jaxpyop.numpy_function(sine, [x], jnp.float32)
+    for program in (jax.jit(f), jax.jit(jax.vmap(f)), jaxpyop.jit(f)):
+        runs.clear()
+        with jaxpyop.report() as report:
+            jax.block_until_ready(program(x))
+        (row,) = report.rows()
+        assert (row["runs"], row["calls"]) == (len(runs), 1), row
+"""
+
+
+@pytest.mark.slow
+def test_over_four_devices():
+    run_python(textwrap.dedent(DEVICES), **on_devices(4))
+
+
+def sine_in_worker(path, x):
+    """Write a mark into a file, which is how a worker counts."""
+    with open(path, "a", encoding="ascii") as file:
+        file.write("." if x != 3 else "!")
+    if x == 3:
+        raise KeyError("three")
+    return np.sin(x)
+
+
+def cosine_in_worker(path, inputs, outputs, cotangents):
+    with open(path, "a", encoding="ascii") as file:
+        file.write("r")
+    return COS(inputs, outputs, cotangents)
+
+
+# A program, the options of its op, and the inputs.
+WORKERS = {
+    "direct": (lambda f: f, {}, 1.0),
+    "jit of vmap": (lambda f: jax.jit(jax.vmap(f)), {}, X[:3]),
+    "parallel": (lambda f: jax.jit(jax.vmap(f)), {"vmap_method": "parallel"}, X[:3]),
+    "vmap of grad": (lambda f: jax.jit(jax.vmap(jax.grad(f))), {}, X[:3]),
+    "on_error": (lambda f: jax.jit(jax.vmap(f)), {"on_error": "nan"}, X),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*on_error= filled")
+def test_in_worker_processes(tmp_path):
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        for name, (program, options, x) in WORKERS.items():
+            path = pathlib.Path(tmp_path, name)
+            func, rule = (functools.partial(g, str(path)) for g in (sine_in_worker, cosine_in_worker))
+            with jaxpyop.report() as report:
+                jax.block_until_ready(program(numpy_op(func, rule, executor=pool, **options))(x))
+            (row,) = report.rows()
+            marks = path.read_text(encoding="ascii")
+            found = row["runs"], row["rules"], row["failures"]
+            assert found == (len(marks.replace("r", "")), marks.count("r"), marks.count("!")), name
+            assert row["elements"] == row["calls"] * np.size(x)
+            assert row["function_seconds"] > 0
