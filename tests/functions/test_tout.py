@@ -133,7 +133,7 @@ WRONG = {
     "array for two": ([F, F], np.zeros(2, np.float32), r"an array where"),
     "None for one": (F, None, r"None .*declares one result"),
     "None for two": ([F, F], None, r"None .*declares 2 results"),
-.*has float32 of"),
+    "None among two": ([F, F], [1.0, None], r"None at result\[1\] .*has float32 of"),
     "None in a dict": ({"a": F, "b": F}, {"a": 1.0, "b": None}, r"None at result\['b'\] where"),
     "dict for one": (F, {"a": 1.0}, r"a dict .*declares one result"),
     "missing key": ({"a": F, "b": F}, {"a": 1.0}, r"a dict .*declares 2 results"),
