@@ -13,46 +13,20 @@ X = jnp.array([0.5, -1.0, 2.0])
 JAX_ERRORS = (jax.errors.JaxRuntimeError, ValueError)  # What JAX raises for a function that fails in a program.
 
 
+def fail(*args):
+    raise RuntimeError("not to be called")
+
+
 class NeedsArguments(Exception):  # noqa: N818
     def __init__(self, code, detail):
         super().__init__(f"{code}: {detail}")
         self.code = code
+        self.lock = threading.Lock()  # so that it cannot be pickled
 
 
-class BrokenStr(Exception):  # noqa: N818
-    def __str__(self):
-        raise RuntimeError("no text")
-
-
-class EndlessStr(Exception):  # noqa: N818
-    def __str__(self):
-        return str(self)
-
-
-class BrokenRepr(Exception):  # noqa: N818
-    def __repr__(self):
-        raise RuntimeError("no repr")
-
-
-class OddEquality(Exception):  # noqa: N818
-    def __eq__(self, other):
-        raise RuntimeError("not comparable")
-
-    __hash__ = None
-
-
-class ReadOnlyNotes(Exception):  # noqa: N818
-    def add_note(self, note):
-        raise RuntimeError("no notes")
-
-
-class Unpicklable(Exception):  # noqa: N818
-    def __init__(self, text):
-        self.lock = threading.Lock()
-
-
-class BaseOnly(BaseException):
-    pass
+def odd(**methods):
+    """An exception of a class with these methods."""
+    return type("Odd", (Exception,), methods)("mine")
 
 
 def with_odd_notes():
@@ -76,20 +50,19 @@ EXCEPTIONS = {
     "MemoryError": lambda: MemoryError("mine"),
     "RecursionError": lambda: RecursionError("mine"),
     "own class": lambda: NeedsArguments(3, "mine"),
-    "broken __str__": lambda: BrokenStr("mine"),
-    "endless __str__": lambda: EndlessStr("mine"),
-    "broken __repr__": lambda: BrokenRepr("mine"),
-    "odd equality": lambda: OddEquality("mine"),
-    "no notes": lambda: ReadOnlyNotes("mine"),
+    "broken __str__": lambda: odd(__str__=fail),
+    "endless __str__": lambda: odd(__str__=lambda self: str(self)),
+    "broken __repr__": lambda: odd(__repr__=fail),
+    "odd equality": lambda: odd(__eq__=fail, __hash__=None),
+    "no notes": lambda: odd(add_note=fail),
     "odd notes": with_odd_notes,
-    "unpicklable": lambda: Unpicklable("mine"),
     "circular causes": circular,
     "group": lambda: ExceptionGroup("several", [ValueError("one"), KeyError("two")]),
     "base group": lambda: BaseExceptionGroup("several", [KeyboardInterrupt("one"), KeyError("two")]),
     "KeyboardInterrupt": lambda: KeyboardInterrupt("mine"),
     "SystemExit": lambda: SystemExit(3),
     "GeneratorExit": lambda: GeneratorExit("mine"),
-    "own base": lambda: BaseOnly("mine"),
+    "own base": lambda: type("BaseOnly", (BaseException,), {})("mine"),
     "long text": lambda: ValueError("long " * 50_000),
     "odd characters": lambda: ValueError("%s {0} \x00 \n\n é 漢 [jaxpyop error 1]"),
     "JAX's own": lambda: jax.errors.JaxRuntimeError("mine"),

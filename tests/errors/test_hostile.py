@@ -11,29 +11,21 @@ import numpy as np
 import pytest
 
 import jaxpyop
-from tests.errors.exceptions import F, X
+from tests.errors.exceptions import F, X, fail
 from tests.shared.checks import run
 from tests.shared.functions import numpy_function, py_function
 
 
-@functools.cache
 def leaked_tracer():
     kept = []
     jax.jit(lambda x: kept.append(x) or x)(X)
     return kept[0]
 
 
-@functools.cache
 def deleted():
     x = jnp.ones(3) * 2
     x.delete()
     return x
-
-
-def self_containing():
-    made = []
-    made.append(made)
-    return made
 
 
 def nested(depth=5000):
@@ -43,42 +35,16 @@ def nested(depth=5000):
     return made
 
 
-class NoArray:
-    def __array__(self, dtype=None, copy=None):
-        return "text"
+def thing(base=object, *args, **attributes):
+    """An object of a class with these attributes."""
+    return type("Thing", (base,), attributes)(*args)
 
 
-class BrokenArray:
-    def __array__(self, dtype=None, copy=None):
-        raise RuntimeError("no data")
-
-
-class Lying:
-    shape = (3,)
-    dtype = np.dtype("float32")
-
-
-class PretendsArray:
-    __class__ = property(lambda self: np.ndarray)
-
-
-class HostileList(list):
-    def __len__(self):
-        return 1
-
-    def __iter__(self):
-        raise RuntimeError("not to be read")
-
-
-class HostileMapping(dict):
-    def __getitem__(self, key):
-        raise RuntimeError("not to be read")
-
-
-class BrokenRepr:
-    def __repr__(self):
-        raise RuntimeError("no text")
-
+LEAKED, DELETED = leaked_tracer(), deleted()
+RING = []
+RING.append(RING)
+UNREADABLE = {"__len__": lambda self: 1, "__iter__": fail, "__getitem__": fail}
+SHAPED = {"shape": (3,), "dtype": np.dtype("float32")}
 
 # What is returned where three float32 are declared, and what the error says.
 WRONG = {
@@ -86,17 +52,17 @@ WRONG = {
     "string": (lambda: "text", "numbers"),
     "bytes": (lambda: b"raw", "numbers"),
     "object": (object, "numbers"),
-    "broken repr": (BrokenRepr, "numbers"),
+    "broken repr": (lambda: thing(__repr__=fail), "numbers"),
     "class": (lambda: np.float32, "numbers"),
     "function": (lambda: np.sin, "numbers"),
     "exception": (lambda: ValueError("x"), "numbers"),
     "set": (lambda: {1.0}, "numbers"),
     "decimal": (lambda: decimal.Decimal("1.5"), "numbers"),
     "ragged list": (lambda: [[1.0], [1.0, 2.0], 3.0], "a list of 3"),
-    "a list that holds itself": (self_containing, "a list of 1"),
+    "a list that holds itself": (lambda: RING, "a list of 1"),
     "a list nested 5000 deep": (nested, "a list of 1"),
-    "a list that cannot be read": (lambda: HostileList([1.0]), "a HostileList of 1"),
-    "a dict that cannot be read": (lambda: HostileMapping(a=1.0), "a HostileMapping"),
+    "a list that cannot be read": (lambda: thing(list, [1.0], **UNREADABLE), "a Thing of 1"),
+    "a dict that cannot be read": (lambda: thing(dict, {"a": 1.0}, **UNREADABLE), "a Thing"),
     "wrong count": (lambda: (1.0, 2.0), "a tuple of 2"),
     "dict": (lambda: {"a": 1.0}, "a dict"),
     "wrong shape": (lambda: np.ones((2, 2), np.float32), r"shape \(2, 2\)"),
@@ -116,13 +82,13 @@ WRONG = {
     "timedelta64": (lambda: np.zeros(3, "timedelta64[s]"), "numbers"),
     "float0": (lambda: np.zeros(3, jax.dtypes.float0), "numbers|bool"),
     "typed key": (lambda: jax.random.key(0), "key_data"),
-    "text from __array__": (NoArray, "numbers"),
-    "an error in __array__": (BrokenArray, "not an array .*no data"),
-    "shape and dtype alone": (Lying, "numbers"),
+    "text from __array__": (lambda: thing(__array__=lambda self, dtype=None, copy=None: "text"), "numbers"),
+    "an error in __array__": (lambda: thing(__array__=fail), "not an array .*not to be called"),
+    "shape and dtype alone": (lambda: thing(**SHAPED), "numbers"),
     "a struct": (lambda: jax.ShapeDtypeStruct((3,), F), "numbers"),
-    "pretends to be an array": (PretendsArray, "numbers"),
-    "deleted array": (deleted, "deleted"),
-    "a tracer from elsewhere": (leaked_tracer, "traced|Tracer"),
+    "pretends to be an array": (lambda: thing(__class__=property(lambda self: np.ndarray)), "numbers"),
+    "deleted array": (lambda: DELETED, "deleted"),
+    "a tracer from elsewhere": (lambda: LEAKED, "traced|Tracer"),
 }
 every_wrong_result = pytest.mark.parametrize(("make", "text"), WRONG.values(), ids=WRONG)
 
@@ -170,8 +136,6 @@ def test_a_wrong_result_is_a_clear_error_and_the_next_call_is_right(make, text):
 # JAX finds a tracer that jit left behind later, and its error is JAX's own.
 @pytest.mark.parametrize(("make", "text"), [*WRONG.values()][:-1], ids=[*WRONG][:-1])
 def test_traced_mode_refuses_a_wrong_result_when_it_traces(make, text):
-    if make is deleted:
-        make()
     body = Sometimes()
     body.make = make
     with pytest.raises((TypeError, ValueError), match=f"'Sometimes': func returned.*({text})"):

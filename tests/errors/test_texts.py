@@ -22,6 +22,7 @@ import pytest
 
 import jaxpyop
 from tests.errors.exceptions import JAX_ERRORS, F, X, finish, raised_by
+from tests.errors.exceptions import fail as broken
 from tests.shared.functions import every_api, numpy_function, py_func, py_function
 
 N = jnp.int32(3)
@@ -145,17 +146,10 @@ def test_what_to_write_comes_first():
     assert "failed: ValueError" not in text
 
 
-class FakeShell:
-    """What IPython knows of its cells."""
-
-    compile = property(lambda self: self)
-
-    def format_code_name(self, filename):
-        return ("Cell", "In[7]") if filename == "/tmp/cell_1.py" else None
-
-
 def test_a_cell_of_a_notebook_is_named_as_it_is_there(monkeypatch):
-    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=FakeShell))
+    names = lambda file: ("Cell", "In[7]") if file == "/tmp/cell_1.py" else None  # what IPython knows of its cells
+    shell = types.SimpleNamespace(compile=types.SimpleNamespace(format_code_name=names))
+    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
     namespace = {}
     exec(compile("def pick(x):\n    raise KeyError(int(x))", "/tmp/cell_1.py", "exec"), namespace)
     text = text_of(jax.jit(lambda x: py_func(namespace["pick"], [x], F)), 1.0)
@@ -195,18 +189,8 @@ def test_the_inputs_are_shown_once(run, text):
     assert shown.count(text) == shown.count("inputs: ") == 1
 
 
-class Odd:
-    def __repr__(self):
-        raise RuntimeError("no text")
-
-
-class OddArray:
-    shape, dtype, size = (), np.dtype(np.float32), 1
-
-    def __array__(self, *args, **kwargs):
-        raise RuntimeError("no array")
-
-
+Odd = type("Odd", (), {"__repr__": broken})
+OddArray = type("OddArray", (), {"shape": (), "dtype": np.dtype("float32"), "size": 1, "__array__": broken})
 VALUES = {
     "eight elements": (np.arange(8, dtype=np.int8), "int8[8] [0 1 2 3 4 5 6 7]"),
     "nine elements": (np.arange(9, dtype=np.int8), "int8[9]"),
