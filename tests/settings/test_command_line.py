@@ -16,50 +16,23 @@ from jaxpyop.__main__ import main
 from tests.shared.processes import ROOT, on_devices, run_python
 
 
-def run_main(*arguments, code="", **env):
-    """`python -m jaxpyop`, with the warnings that are errors here."""
-    start = f"import runpy, sys\n{code}\nsys.argv[1:] = {[*arguments]!r}\n"
-    return run_python(f"{start}runpy.run_module('jaxpyop', run_name='__main__', alter_sys=True)", check=False, **env)
-
-
-def printed(capsys, *arguments):
-    with pytest.raises(SystemExit) if arguments[0].startswith("-") else pytest.MonkeyPatch.context():
-        assert main([*arguments]) == 0
-    return capsys.readouterr().out
+def run_main(*arguments, before="", **env):
+    """`python -m jaxpyop` in a process of its own, where warnings are errors."""
+    code = f"{before}\nimport runpy, sys\nsys.argv[1:] = {[*arguments]!r}\nrunpy.run_module('jaxpyop', run_name='__main__')"
+    return run_python(code, check=False, **env)
 
 
 def test_the_demo(capsys):
-    first, *lines = printed(capsys, "demo").splitlines()
+    assert main(["demo"]) == 0
+    first, *lines = capsys.readouterr().out.splitlines()
     folder = pathlib.Path(jaxpyop.__file__).parent.resolve()
     assert first.startswith(f"jaxpyop {jaxpyop.__version__} in {folder}, JAX {jax.__version__}, backend ")
     assert max(map(len, lines)) <= 100
-    right, of = map(int, re.fullmatch(r"(\d+) of (\d+) values are right", lines[-1]).groups())
-    assert right == of == 9
+    assert lines[-1] == "9 of 9 values are right"
     squeezed = [re.sub(r"\s+", " ", line.strip()) for line in lines]
-    for expected in (
-        "root of 9 3.0",
-        "gradient [[ 0.6 -0.2] [-0.2 0.4]]",
-        "shapes that the function saw [(1000,)]",
-        "JAX's error has numpy_function 'load' failed: KeyError: 'no sample 7'",
-        "inside reraise() KeyError('no sample 7')",
-    ):
-        assert expected in squeezed
-
-
-DEMO_ELSEWHERE = {
-    "no argument": ([], {}),
-    "portable transport": (["demo"], {"JAXPYOP_TRANSPORT": "callback"}),
-    "x64": (["demo"], {"JAX_ENABLE_X64": "1"}),
-    "four devices": (["demo"], on_devices(4)),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("arguments", "env"), DEMO_ELSEWHERE.values(), ids=DEMO_ELSEWHERE)
-def test_the_demo_elsewhere(arguments, env):
-    done = run_main(*arguments, **env)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.endswith("9 of 9 values are right\n")
+    assert "root of 9 3.0" in squeezed
+    assert "shapes that the function saw [(1000,)]" in squeezed
+    assert "JAX's error has numpy_function 'load' failed: KeyError: 'no sample 7'" in squeezed
 
 
 def test_the_demo_fails_on_a_wrong_value(capsys, monkeypatch):
@@ -71,62 +44,68 @@ def test_the_demo_fails_on_a_wrong_value(capsys, monkeypatch):
     assert out.endswith("6 of 9 values are right\n")
 
 
+ELSEWHERE = {
+    "portable transport": {"JAXPYOP_TRANSPORT": "callback"},
+    "x64": {"JAX_ENABLE_X64": "1"},
+    "four devices": on_devices(4),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("env", ELSEWHERE.values(), ids=ELSEWHERE)
+def test_without_an_argument_it_is_the_demo(env):
+    done = run_main(**env)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.endswith("9 of 9 values are right\n")
+
+
 @pytest.mark.slow
 def test_with_p_python_runs_the_installed_package_and_not_the_folder(tmp_path):
     """The README's command starts in the checkout, and Python puts the folder that it starts in first."""
     (tmp_path / "jaxpyop").mkdir()
     (tmp_path / "jaxpyop" / "__init__.py").write_text("raise SystemExit('the folder beside it')")
-    run = lambda *command: subprocess.run(
-        [sys.executable, *command, "-m", "jaxpyop", "--version"],
-        **{"cwd": tmp_path, "env": {"PYTHONPATH": ROOT}, "capture_output": True, "text": True, "timeout": 100},
-    )
+    options = {"cwd": tmp_path, "env": {"PYTHONPATH": ROOT}, "capture_output": True, "text": True, "timeout": 100}
+    run = lambda *o: subprocess.run([sys.executable, *o, "-m", "jaxpyop", "--version"], check=False, **options)
     assert run("-P").stdout == f"jaxpyop {jaxpyop.__version__}\n"
     assert "the folder beside it" in run().stderr
 
 
+PARTS = [r"python +3\.\d+", r"jax, jaxlib +\d+\.", r"numpy +\d+\.", r"backend +\w+\n", r"devices +\d+: ", "x64 +off"]
+PARTS += ["transport +auto: ", r"JAX in bodies +safe\? yes: ", r"gradient records +[1-9]\d* kept"]
+PARTS += [rf"  {name} +\S+ +environment variable JAXPYOP_{name.upper()} " for name in vars(jaxpyop.config)]
+
+
 def test_the_doctor(capsys):
     jax.block_until_ready(jax.jit(jax.grad(lambda x: jaxpyop.py_function(lambda x: x * x, [x], jnp.float32)))(3.0))
-    out = printed(capsys, "doctor")
+    assert main(["doctor"]) == 0
+    out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= 100
-    for expected in (
-        rf"jaxpyop +{re.escape(jaxpyop.__version__)}\n",
-        r"python +3\.\d+",
-        r"jax, jaxlib +\d+\.",
-        r"numpy +\d+\.",
-        r"backend +\w+\n",
-        r"devices +\d+: ",
-        r"x64 +off",
-        r"transport +auto: ",
-        r"JAX in bodies +safe\? yes: ",
-        r"gradient records +[1-9]\d* kept",
-        *(rf"  {name} +\S+ +environment variable JAXPYOP_{name.upper()} " for name in vars(jaxpyop.config)),
-    ):
+    for expected in (rf"jaxpyop +{re.escape(jaxpyop.__version__)}\n", *PARTS):
         assert re.search(expected, out), expected
     with jaxpyop.config.override(transport="callback", max_records=7), jax.enable_x64(True):
-        out = printed(capsys, "doctor")
-    assert "(at most 7)" in out
-    assert "callback: pure_callback" in out
+        assert main(["doctor"]) == 0
+    out = capsys.readouterr().out
+    for expected in (r"\(at most 7\)", "callback: pure_callback", r"x64 +on\n"):
+        assert re.search(expected, out), expected
     assert "buffer_callback" not in out
-    assert re.search(r"x64 +on\n", out)
 
 
 @pytest.mark.slow
 def test_the_doctor_of_other_processes():
-    done = run_main("doctor", JAXPYOP_MAX_RECORDS="7", **on_devices(8))
-    assert re.search(r"devices +8: .*, \.\.\.\n", done.stdout)
-    assert "io_callback over several" in done.stdout
-    assert re.search(r"max_records +7 .*\(= '7'\)", done.stdout)
+    out = run_main("doctor", JAXPYOP_MAX_RECORDS="7", **on_devices(8)).stdout
+    for expected in (r"devices +8: .*, \.\.\.\n", "io_callback over several", r"max_records +7 .*\(= '7'\)"):
+        assert re.search(expected, out), expected
     late = "import warnings; warnings.simplefilter('ignore')\nimport jax; jax.devices()"
-    assert "safe? no: JAX had started before jaxpyop was imported" in run_main("doctor", code=late).stdout
+    assert "safe? no: JAX had started before jaxpyop was imported" in run_main("doctor", before=late).stdout
 
 
-@pytest.mark.parametrize("arguments", [["docto"], ["demo", "more"], ["--nothing"]], ids=" ".join)
-def test_errors_of_usage(arguments, capsys):
-    with pytest.raises(SystemExit, match=r"^2$"):
-        main(arguments)
-    assert "usage: python -m jaxpyop" in capsys.readouterr().err
+USAGE = {"docto": 2, "demo more": 2, "--nothing": 2, "--help": 0, "--version": 0}
 
 
-def test_help_and_version(capsys):
-    assert re.search(r"(?s)demo.*doctor", printed(capsys, "--help"))
-    assert printed(capsys, "--version") == f"jaxpyop {jaxpyop.__version__}\n"
+@pytest.mark.parametrize(("arguments", "status"), USAGE.items(), ids=USAGE)
+def test_usage_help_and_version(arguments, status, capsys):
+    with pytest.raises(SystemExit, match=f"^{status}$"):
+        main(arguments.split())
+    out, err = capsys.readouterr()
+    expected = r"(?s)demo.*doctor" if arguments == "--help" else rf"^jaxpyop {re.escape(jaxpyop.__version__)}\n$"
+    assert re.search("usage: python -m jaxpyop", err) if status else re.search(expected, out)

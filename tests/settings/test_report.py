@@ -25,8 +25,15 @@ COS = lambda inputs, outputs, cotangents: cotangents[0] * np.cos(inputs[0])
 POOL = concurrent.futures.ThreadPoolExecutor(2)
 
 
-def numpy_op(func, rule=COS, **options):
-    return lambda x: numpy_function(func, [x], F(0), vjp=rule, **({"name": "sine"} | options))
+def counted(program):
+    """The rows of a report about a program, by the names of the ops."""
+    with jaxpyop.report() as report:
+        jax.block_until_ready(program())
+    return {row["op"]: row for row in report.rows()}
+
+
+def numpy_op(func, rule=COS, name="sine", **options):
+    return lambda x: numpy_function(func, [x], F(0), vjp=rule, name=name, **options)
 
 
 def residual_op(func, rule, **options):
@@ -39,14 +46,9 @@ def filling_op(func, rule):
     return numpy_op(func, rule, out=True)
 
 
-def jvp_op(func, rule):
-    op = lambda x: numpy_function(func, [x], F(0), name="sine", jvp=rule)
-    return lambda x: jax.jvp(op, (x,), (x,))[1]
-
-
-def taped_op(func, rule):
+def taped_op(func, rule, name="sine"):
     func.func = jnp.sin
-    return lambda x: py_function(func, [x], F(0), name="sine")
+    return lambda x: py_function(func, [x], F(0), name=name)
 
 
 OPS = {
@@ -64,66 +66,55 @@ OPS = {
 }
 PROGRAMS = {
     "direct": lambda f: f(2.0),
-    "twice": lambda f: jax.jit(lambda x: f(f(x)))(2.0),
-    "vmap": lambda f: jax.vmap(f)(X),
-    "scan": lambda f: jax.jit(lambda x: jax.lax.scan(lambda c, _: (f(c), None), x, None, 5)[0])(2.0),
-    "grad": lambda f: jax.grad(f)(2.0),
     "vmap of grad": lambda f: jax.jit(jax.vmap(jax.grad(f)))(X),
+    "twice": lambda f: jax.jit(lambda x: f(f(x)))(2.0),
+    "scan": lambda f: jax.jit(lambda x: jax.lax.scan(lambda c, _: (f(c), None), x, None, 5)[0])(2.0),
     "cut grad": lambda f: jaxpyop.jit(lambda x: jax.grad(f)(x) * 2)(2.0),
 }
-FAST = ("direct", "vmap of grad")  # the programs of all ops; other programs are fast for one op
+SLOW = [*PROGRAMS][2:]  # but for one op
 
 
 @pytest.mark.parametrize(
     ("program", "make"),
     [
-        pytest.param(p, o, id=f"{n} {m}", marks=[pytest.mark.slow] * (n not in FAST and m != "sequential"))
+        pytest.param(p, o, id=f"{n} {m}", marks=[pytest.mark.slow] * (n in SLOW and m != "sequential"))
         for n, p in PROGRAMS.items()
         for m, o in OPS.items()
-    ]
-    + [pytest.param(lambda f: f(2.0), jvp_op, id="jvp")],
+    ],
 )
 def test_runs_are_those_of_counters(program, make):
     func, rule = Counter(np.sin), Counter(COS)
-    if make is jvp_op:
-        rule.func = lambda inputs, outputs, tangents: tangents[0]
-    with jaxpyop.report() as report:
-        jax.block_until_ready(program(make(func, rule)))
-    (row,) = report.rows()
-    assert (row["op"], row["runs"], row["rules"], row["failures"]) == ("sine", func.count, rule.count, 0)
+    row = counted(lambda: program(make(func, rule)))["sine"]
+    assert (row["runs"], row["rules"], row["failures"]) == (func.count, rule.count, 0)
     assert row["elements"] >= row["calls"] >= 1
     assert row["bytes_in"] >= 4 <= row["bytes_out"]
     assert row["mean_seconds"] * row["runs"] == pytest.approx(row["function_seconds"])
 
 
 ROUTES = {
-    "direct": (lambda f: f(1.0), "direct", 1, (4, 4)),
-    "buffer": (lambda f: jax.jit(f)(1.0), "buffer", 1, (4, 4)),
-    "a batch": (lambda f: jax.jit(jax.vmap(f))(X), "buffer", 6, (24, 24)),
-    "a direct batch": (lambda f: jax.vmap(f)(X), "direct", 6, (24, 24)),
-    "cut": (lambda f: jaxpyop.jit(lambda x: f(x) * 2)(1.0), "cut", 1, (4, 4)),
+    "direct": (lambda f: f(1.0), "direct", 1),
+    "buffer": (lambda f: jax.jit(f)(1.0), "buffer", 1),
+    "a batch": (lambda f: jax.jit(jax.vmap(f))(X), "buffer", 6),
+    "a direct batch": (lambda f: jax.vmap(f)(X), "direct", 6),
+    "cut": (lambda f: jaxpyop.jit(lambda x: f(x) * 2)(1.0), "cut", 1),
+    "several": (lambda f: [jax.jit(f)(1.0), f(1.0)], "direct, buffer", 2),
 }
 
 
-@pytest.mark.parametrize(("program", "route", "elements", "nbytes"), ROUTES.values(), ids=ROUTES)
-def test_route_elements_and_bytes(program, route, elements, nbytes):
-    with jaxpyop.report() as report:
-        jax.block_until_ready(program(lambda x: numpy_function(np.sin, [x], F, stateful=route == "cut")))
-    (row,) = report.rows()
-    assert (row["op"], row["route"], row["calls"], row["elements"]) == ("sin", route, 1, elements)
-    assert (row["bytes_in"], row["bytes_out"]) == nbytes
+@pytest.mark.parametrize(("program", "route", "elements"), ROUTES.values(), ids=ROUTES)
+def test_routes_calls_elements_and_bytes(program, route, elements):
+    row = counted(lambda: program(lambda x: numpy_function(np.sin, [x], F, stateful=route == "cut")))["sin"]
+    assert (row["route"], row["calls"], row["elements"]) == (route, 1 + (route.count(",")), elements)
+    assert row["bytes_in"] == row["bytes_out"] == 4 * elements
 
 
-def test_several_routes_and_ops_and_an_op_in_another():
-    f = numpy_op(np.sin)
-    with jaxpyop.config.override(transport="callback"), jaxpyop.report() as report:
-        outer = jaxpyop.py_function(f, [1.0], F, name="outer")
-        jax.block_until_ready([jax.jit(f)(1.0), f(1.0), numpy_function(np.cos, [1.0], F), outer])
-    assert {row["op"]: row["route"] for row in report.rows()} == {
-        "sine": "direct, callback",
-        "cos": "direct",
-        "outer": "direct",
-    }
+def test_the_public_callback_a_traced_function_and_an_op_in_another():
+    with jaxpyop.config.override(transport="callback"):
+        assert counted(lambda: jax.jit(numpy_op(np.sin))(1.0))["sine"]["route"] == "callback"
+    row = counted(lambda: jax.jit(lambda x: py_function(jnp.sin, [x], F(0), mode="traced"))(1.0))["sin"]
+    assert (row["route"], row["traces"], row["calls"], row["runs"]) == ("traced", 1, 0, 0)
+    rows = counted(lambda: jaxpyop.py_function(numpy_op(np.sin), [1.0], F, name="outer"))
+    assert {name: row["runs"] for name, row in rows.items()} == {"sine": 1, "outer": 1}
 
 
 def test_what_happens_while_a_report_is_open_is_counted():
@@ -157,14 +148,6 @@ def test_threads_and_effects_in_flight_are_counted():
     assert rows["sin"]["runs"] == 5
 
 
-def test_a_traced_function_has_traces_and_no_calls():
-    program = jax.jit(lambda x: py_function(jnp.sin, [x], F(0), mode="traced"))
-    with jaxpyop.report() as report:
-        jax.block_until_ready([program(1.0), program(2.0)])
-    (row,) = report.rows()
-    assert (row["route"], row["traces"], row["calls"], row["runs"]) == ("traced", 1, 0, 0)
-
-
 def fails_for_two(x):
     if np.any(x == 2):
         raise KeyError("two")
@@ -177,15 +160,14 @@ def fails_for_two(x):
 def test_failures(method, on_error):
     """A block that failed, and is filled, runs again, element by element."""
     for program in (jax.vmap, lambda f: jax.jit(jax.vmap(f))):
-        body = Counter(fails_for_two)
+        body, report = Counter(fails_for_two), jaxpyop.report()
         f = program(numpy_op(body, vmap_method=method, on_error=on_error))
-        report = jaxpyop.report()
-        with report:
-            try:
+        try:
+            with report:
                 jax.block_until_ready(f(X))
-                assert on_error == "nan"
-            except (KeyError, ValueError, jax.errors.JaxRuntimeError):
-                assert on_error == "raise"
+            assert on_error == "nan"
+        except (KeyError, ValueError, jax.errors.JaxRuntimeError):
+            assert on_error == "raise"
         (row,) = report.rows()
         assert (row["runs"], row["failures"]) == (body.count, 1)
         assert row["first_failure"].startswith("KeyError: 'two'\n  inputs: args[0]=float32[")
@@ -201,13 +183,11 @@ def test_a_rule_that_fails():
 
 
 @pytest.mark.parametrize("make", [taped_op, residual_op])
-def test_records_that_were_pushed_out_are_told(make, request):
+def test_records_that_were_pushed_out_are_told(make):
     jaxpyop.clear_records()  # other tests leave some
-    f = make(Counter(np.sin), COS)
-    report = jaxpyop.report()
+    f = make(Counter(np.sin), COS, name=make.__name__)  # the warning comes once for each name
     pushed = pytest.warns(RuntimeWarning, match="pushed out")
-    with jaxpyop.config.override(max_records=2), report, pushed:
-        jaxpyop._jaxcore.frames._warned.clear()  # the warning comes once for each op
+    with jaxpyop.config.override(max_records=2), jaxpyop.report() as report, pushed:
         jax.block_until_ready(jax.jit(jax.grad(lambda x: f(x) + f(x + 1) + f(x + 2) + f(x + 3)))(1.0))
     (row,) = report.rows()
     assert [row[c] for c in ("records", "pushed_out", "recomputed", "runs")] == [4, 2, 2, 6]
@@ -215,10 +195,9 @@ def test_records_that_were_pushed_out_are_told(make, request):
 
 
 def test_advice_and_the_table():
-    f = lambda x: numpy_function(np.sin, [x], F, name="<s>")
     with jaxpyop.report() as report:
         for _ in range(1000):
-            f(1.0)
+            numpy_function(np.sin, [1.0], F, name="<s>")
     head, row, said = str(report).splitlines()
     assert head.split("  ")[0] == "op"
     assert row.split()[:5] == ["<s>", "direct", "1000", "1000", "1000"]
@@ -233,11 +212,8 @@ DEVICES = """
     import jax, jax.numpy as jnp, numpy as np, jaxpyop
     from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
     runs = []
-    def sine(x):
-        runs.append(1)
-        return np.sin(x)
     x = jax.device_put(jnp.arange(8.0), NamedSharding(Mesh(np.array(jax.devices()), "i"), P("i")))
-    f = lambda x: jaxpyop.numpy_function(sine, [x], jnp.float32)
+    f = lambda x: jaxpyop.numpy_function(lambda x: runs.append(1) or np.sin(x), [x], jnp.float32)
     for program in (jax.jit(f), jax.jit(jax.vmap(f)), jaxpyop.jit(f)):
         runs.clear()
         with jaxpyop.report() as report:
@@ -252,18 +228,21 @@ def test_over_four_devices():
     run_python(textwrap.dedent(DEVICES), **on_devices(4))
 
 
-def sine_in_worker(path, x):
-    """Write a mark into a file, which is how a worker counts."""
+def mark(path, text):
+    """Write into a file, which is how a worker counts."""
     with open(path, "a", encoding="ascii") as file:
-        file.write("." if x != 3 else "!")
+        file.write(text)
+
+
+def sine_in_worker(path, x):
+    mark(path, "." if x != 3 else "!")
     if x == 3:
         raise KeyError("three")
     return np.sin(x)
 
 
 def cosine_in_worker(path, inputs, outputs, cotangents):
-    with open(path, "a", encoding="ascii") as file:
-        file.write("r")
+    mark(path, "r")
     return COS(inputs, outputs, cotangents)
 
 
@@ -284,9 +263,7 @@ def test_in_worker_processes(tmp_path):
         for name, (program, options, x) in WORKERS.items():
             path = pathlib.Path(tmp_path, name)
             func, rule = (functools.partial(g, str(path)) for g in (sine_in_worker, cosine_in_worker))
-            with jaxpyop.report() as report:
-                jax.block_until_ready(program(numpy_op(func, rule, executor=pool, **options))(x))
-            (row,) = report.rows()
+            row = counted(lambda: program(numpy_op(func, rule, executor=pool, **options))(x))["sine"]  # noqa: B023
             marks = path.read_text(encoding="ascii")
             found = row["runs"], row["rules"], row["failures"]
             assert found == (len(marks.replace("r", "")), marks.count("r"), marks.count("!")), name
