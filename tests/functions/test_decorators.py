@@ -62,16 +62,6 @@ def test_methods_of_all_kinds(function):
     assert [Model(w).plain(F(1)) for w in (1.0, 2.0)] == [1, 2]
 
 
-def test_all_options_may_be_given():
-    @jaxpyop.py_function(Tout=[F, jnp.int32], name="both", output_shapes=[(2,), ()], stateful=True)
-    def body(x):
-        return [x[:2], len(x)]
-
-    a, n = jax.jit(body)(jnp.arange(3.0))
-    np.testing.assert_array_equal(a, [0, 1])
-    assert n == 3
-
-
 def test_a_function_of_the_shapes_gets_keyword_inputs():
     op = jaxpyop.numpy_function(Tout=F, output_shapes=lambda x, n: (n.shape[0],))(lambda x, n: np.zeros(len(n)))
     assert jax.jit(lambda x, n: op(x, n=n))(F(1), jnp.ones(4)).shape == (4,)

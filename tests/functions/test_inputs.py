@@ -136,14 +136,11 @@ NUMBERS = {
     "int max": (2**31 - 1, "int32"),
     "int min": (-(2**31), "int32"),
     "inf": (float("inf"), "float32"),
-    "np.float64": (np.float64(1.5), "float32"),
     "np.int64": (np.int64(-5), "int32"),
-    "np.uint64": (np.uint64(5), "uint32"),
     "float64 array": (np.array([1.5, 1e30]), "float32"),
     "uint64 array": (np.array([1, 2], np.uint64), "uint32"),
     "complex128 array": (np.array([1j]), "complex64"),
     "big endian": (np.array([1.5, 2.5], ">f4"), "float32"),
-    "big endian int": (np.array([1, 2], ">i2"), "int16"),
     "an empty wide array": (np.zeros((0, 2), np.int64), "int32"),
     "a subclass": (np.ones((1, 2)).view(type("Tagged", (np.ndarray,), {})), "float32"),
 }
@@ -162,13 +159,10 @@ def test_numbers_become_what_jax_makes_of_them(api, value, dtype):
 
 TOO_WIDE = {
     "int": (2**31, "int32"),
-    "negative int": (-(2**31) - 1, "int32"),
     "huge int": (2**70, "int32"),
     "between int64 and uint64": (2**63, "int32|uint32"),
     "np.int64": (np.int64(2**40), "int32"),
-    "np.uint64": (np.uint64(2**32), "uint32"),
     "int64 array": (np.array([0, 2**31]), "int32"),
-    "negative int64 array": (np.array([0, -(2**31) - 1]), "int32"),
     "uint64 array": (np.array([2**64 - 1], np.uint64), "uint32"),
     "in a pytree": ({"a": [2**31]}, "int32"),
 }
@@ -199,20 +193,15 @@ def test_what_jax_turns_into_an_array_is_one_and_a_traced_ref_is_none():
 
 STATIC = {
     "str": "text",
-    "empty str": "",
     "bytes": b"\x00raw",
     "None": None,
     "Path": pathlib.Path("a/b"),
     "object array": np.array([None, "x"], dtype=object),
     "string array": np.array(["ab", "c"]),
-    "datetime": np.datetime64("2020-01-01"),
     "record array": np.zeros(2, [("a", "f4")]),
     "function": np.sin,
-    "class": State,
     "object": object(),
     "unhashable": {1, 2},
-    "dtype": np.dtype("float32"),
-    "slice": slice(1, 2),
     "struct": jax.ShapeDtypeStruct((3,), np.float32),
     "an enum of integers": enum.IntEnum("Mode", "A").A,
 }

@@ -17,9 +17,9 @@ from tests.shared.processes import ROOT, on_devices, run_python
 
 
 def run_main(*arguments, before="", **env):
-    """`python -m jaxpyop` in a process of its own, where warnings are errors."""
-    code = f"{before}\nimport runpy, sys\nsys.argv[1:] = {[*arguments]!r}\nrunpy.run_module('jaxpyop', run_name='__main__')"
-    return run_python(code, check=False, **env)
+    """`python -m jaxpyop` in a process of its own."""
+    start = f"{before}\nimport runpy, sys\nsys.argv[1:] = {[*arguments]!r}\n"
+    return run_python(f"{start}runpy.run_module('jaxpyop', run_name='__main__')", check=False, **env)
 
 
 def test_the_demo(capsys):
