@@ -104,7 +104,7 @@ test_many_pytrees_arrive_as_they_are = many(trees, arrives_as_it_is, examples=30
 @pytest.mark.parametrize("dtype", [*SMALL_DTYPES, *WIDE_DTYPES], ids=dtype_id)
 @both_sides
 def test_every_dtype_arrives_and_returns(api, dtype):
-    """Several shapes directly, a vector in a compiled program, and a batch of scalars."""
+    """Several shapes directly, and once a vector in a compiled program and a batch of scalars."""
     got = []
 
     def body(x):
@@ -117,7 +117,8 @@ def test_every_dtype_arrives_and_returns(api, dtype):
     if wide:
         some[1] = 2**40 + 1
     with jax.enable_x64(wide):
-        for call, x in ((op, some), (op, some[1].reshape(())), (op, some[:0].reshape(2, 0)), (jax.jit(op), some)):
+        calls = [(op, some), (op, some[1].reshape(())), (op, some[:0].reshape(2, 0)), (jax.jit(op), some)]
+        for call, x in calls if api is numpy_function else calls[:3]:
             got.clear()
             y = run(call, x)
             (arrived,) = got
@@ -125,7 +126,8 @@ def test_every_dtype_arrives_and_returns(api, dtype):
             assert arrived.dtype == y.dtype == x.dtype
             assert arrived.shape == y.shape == x.shape
             assert np.asarray(arrived).tobytes() == np.asarray(y).tobytes() == x.tobytes()
-        assert np.asarray(jax.vmap(op)(some)).tobytes() == some.tobytes()
+        if api is numpy_function:
+            assert np.asarray(jax.vmap(op)(some)).tobytes() == some.tobytes()
 
 
 NUMBERS = {
