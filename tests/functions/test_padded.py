@@ -41,7 +41,7 @@ def test_it_is_filled_up_and_says_how_much_is_real(api):
     same(jax.jit(jax.vmap(op))(ROWS), *FOUND)
     same(jax.vmap(op)(ROWS), *FOUND)
     same(
-        jax.vmap(lambda x: api(positive, [x], padded(F, 2, fill_value=7), when=x[0] < 0))(ROWS[:2]),
+        jax.vmap(lambda x: api(positive, [x], padded(F, 2, fill_value=7), when=x[0] < 0))(ROWS[:1]),
         [[7, 7], [1, 7]],
         [0, 1],
     )
@@ -125,8 +125,8 @@ SQUARES = {
 
 @pytest.mark.parametrize("op", SQUARES.values(), ids=SQUARES)
 def test_the_gradient_is_that_of_the_real_part(op):
-    wanted = jax.vmap(jax.grad(lambda x: (x**2 * (x > 0) * jnp.cumsum(x > 0)).sum()))(ROWS[:2])
-    close(jax.vmap(jax.grad(weighed(op)))(ROWS[:2]), wanted)
+    wanted = jax.vmap(jax.grad(lambda x: (x**2 * (x > 0) * jnp.cumsum(x > 0)).sum()))(ROWS[:1])
+    close(jax.vmap(jax.grad(weighed(op)))(ROWS[:1]), wanted)
 
 
 @pytest.mark.slow
