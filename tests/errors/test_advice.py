@@ -1,0 +1,115 @@
+"""Errors that people meet first: what they say to write instead."""
+
+from __future__ import annotations
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.errors.exceptions import F, X
+from tests.shared.checks import run
+from tests.shared.functions import both_sides, every_api, numpy_function, py_func, py_function
+
+SIGNATURES = {
+    "too many": (lambda x: x, [X, X], r"'lambda': func is called with 2 arguments, one for each element of inp, which"),
+    "too few": (lambda x, y: x, [X], r"func is called with 1 argument, one for each .*missing 1 required positional"),
+    "none": (lambda x: x, [], r"func is called with 0 arguments"),
+    "keyword only": (lambda *, x: x, [X], r"func is called with 1 argument, "),
+}
+
+
+@pytest.mark.parametrize(("func", "inp", "text"), SIGNATURES.values(), ids=SIGNATURES)
+@both_sides
+def test_a_function_of_another_signature(api, func, inp, text):
+    op = lambda: api(func, inp, F, output_shapes=(3,))
+    for call in (op, jax.jit(op)):
+        with pytest.raises(TypeError, match=text):
+            run(call)
+
+
+@pytest.mark.parametrize("vjp", [lambda x, y: x, lambda ct: ct, lambda a, b, c, d: a], ids=["two", "one", "four"])
+def test_a_vjp_of_another_signature(vjp):
+    text = r"numpy_function 'sin': vjp is called with three tuples, f\(inputs, outputs, cotangents\), which it does not"
+    with pytest.raises(TypeError, match=text):
+        jax.grad(lambda x: numpy_function(np.sin, [x], F, vjp=vjp))(1.0)
+
+
+def test_a_type_error_inside_the_function_is_its_own():
+    for func, text in ((lambda x: len(3), "object of type 'int' has no len"), (lambda x: (lambda a: a)(), "missing 1")):
+        with pytest.raises(TypeError, match=text) as caught:
+            numpy_function(func, [X], F)
+        assert "is called with" not in str(caught.value)
+
+
+def test_a_read_only_array_of_the_functions_own_is_its_own_error():
+    mine = np.zeros(3)
+    mine.flags.writeable = False
+    with pytest.raises(ValueError, match=r"^assignment destination is read-only"):
+        py_func(lambda: mine.__setitem__(0, 1), [], None)
+
+
+@pytest.mark.parametrize("jit", [lambda op: op, lambda op: jax.jit(lambda x: op(x) + 1)], ids=["direct", "jit"])
+def test_a_nan_under_debug_nans_names_the_op(jit):
+    op = lambda x: numpy_function(lambda x: x * np.nan, [x], F, name="bad")
+    text = "'bad': func returned a value that jax_debug_nans forbids"
+    with jax.debug_nans(True), pytest.raises(FloatingPointError, match=text):
+        jax.block_until_ready(jit(op)(X))
+
+
+@every_api
+def test_the_numpy_method_of_tensorflow(api):
+    text = r"^\S+ 'lambda': func gets (jax.Arrays|NumPy arrays): write np.asarray\(x\), float\(x\) or x.item\(\)"
+    op = lambda x: api(lambda x: x.numpy(), [x], F, output_shapes=(3,))
+    for call in (op, jax.jit(op)):
+        with pytest.raises(AttributeError, match=text):
+            run(call, X)
+
+
+def test_the_numpy_method_of_tensorflow_in_a_gradient():
+    f = lambda x: py_function(lambda x: jnp.asarray(x.numpy()), [x], F)
+    with pytest.raises(AttributeError, match=r"^\S+ 'lambda': func gets jax.Arrays.*np.asarray\(x\)"):
+        jax.grad(f)(1.0)
+
+
+@both_sides
+def test_jax_export_says_what_to_do(api):
+    f = jax.jit(lambda x: api(lambda x: x * 2, [x], F, output_shapes=(3,)))
+    text = r"'lambda': a Python function belongs to its process, so jax.export cannot .*; export the parts"
+    with pytest.raises((NotImplementedError, ValueError), match=text):
+        jax.export.export(f)(X)
+
+
+FORWARD = {
+    "jvp": lambda f: jax.jvp(f, (2.0,), (1.0,)),
+    "jacfwd": lambda f: jax.jacfwd(f)(2.0),
+    "linearize": lambda f: jax.linearize(f, 2.0)[1](1.0),
+    "hessian": lambda f: jax.hessian(f)(2.0),
+}
+
+
+@pytest.mark.parametrize("take", FORWARD.values(), ids=FORWARD)
+@pytest.mark.parametrize("vjp", [None, lambda i, o, c: 2 * c[0]], ids=["without vjp", "with vjp"])
+def test_forward_mode_of_a_numpy_function_says_what_to_do(take, vjp):
+    text = r"(?s)'lambda'.*(forward-mode|[Ss]econd derivative|backward pass).*(py_function|vjp=)"
+    with pytest.raises(Exception, match=text):
+        run(take, lambda x: numpy_function(lambda x: x * 2, [x], F, vjp=vjp))
+
+
+def test_coroutines_and_generators_that_were_never_run():
+    """Python gives no warning of a coroutine that nobody awaited, after the error."""
+
+    async def coroutine():
+        return 1.0
+
+    def generator():
+        yield 1.0
+
+    async def async_generator():
+        yield 1.0
+
+    for make, kind in ((coroutine, "coroutine"), (generator, "generator"), (async_generator, "async_generator")):
+        for tout in (F, [F], None):
+            with pytest.raises(TypeError, match=rf"func returned an? {kind}, which was never run"):
+                numpy_function(lambda: make(), [], tout)  # noqa: B023

@@ -1,0 +1,205 @@
+"""Functions that return what they should not: a clear error every time, and the next call is right."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxpyop
+from tests.errors.exceptions import F, X, fail
+from tests.shared.checks import run
+from tests.shared.functions import numpy_function, py_function
+
+
+def leaked_tracer():
+    kept = []
+    jax.jit(lambda x: kept.append(x) or x)(X)
+    return kept[0]
+
+
+def deleted():
+    x = jnp.ones(3) * 2
+    x.delete()
+    return x
+
+
+def nested(depth=5000):
+    made = []
+    for _ in range(depth):
+        made = [made]
+    return made
+
+
+def thing(base=object, *args, **attributes):
+    """An object of a class with these attributes."""
+    return type("Thing", (base,), attributes)(*args)
+
+
+LEAKED, DELETED = leaked_tracer(), deleted()
+RING = []
+RING.append(RING)
+UNREADABLE = {"__len__": lambda self: 1, "__iter__": fail, "__getitem__": fail}
+SHAPED = {"shape": (3,), "dtype": np.dtype("float32")}
+
+# What is returned where three float32 are declared, and what the error says.
+WRONG = {
+    "None": (lambda: None, "None"),
+    "string": (lambda: "text", "numbers"),
+    "object": (object, "numbers"),
+    "broken repr": (lambda: thing(__repr__=fail), "numbers"),
+    "set": (lambda: {1.0}, "numbers"),
+    "a list that holds itself": (lambda: RING, "a list of 1"),
+    "a list nested 5000 deep": (nested, "a list of 1"),
+    "a list that cannot be read": (lambda: thing(list, [1.0], **UNREADABLE), "a Thing of 1"),
+    "a dict that cannot be read": (lambda: thing(dict, {"a": 1.0}, **UNREADABLE), "a Thing"),
+    "wrong count": (lambda: (1.0, 2.0), "a tuple of 2"),
+    "dict": (lambda: {"a": 1.0}, "a dict"),
+    "wrong shape": (lambda: np.ones((2, 2), np.float32), r"shape \(2, 2\)"),
+    "scalar for an array": (lambda: 1.0, r"shape \(\)"),
+    "one for three": (lambda: np.ones(1, np.float32), r"shape \(1,\)"),
+    "wrong dtype kind": (lambda: np.ones(3, np.complex64), "complex64"),
+    "generator": (lambda: (i for i in range(3)), "never run"),
+    "map": (lambda: map(float, [1, 2, 3]), "numbers"),
+    "masked array": (lambda: np.ma.array([1.0, 2, 3], mask=[0, 1, 0]), "mask would be lost"),
+    "object array": (lambda: np.array([1.0, 2, 3], object), "numbers"),
+    "strings of numbers": (lambda: np.array([b"1", b"2", b"3"]), "numbers"),
+    "record": (lambda: np.zeros(3, [("a", "f4")]).view(np.recarray)[0], "numbers"),
+    "datetime64": (lambda: np.zeros(3, "datetime64[s]"), "numbers"),
+    "float0": (lambda: np.zeros(3, jax.dtypes.float0), "numbers|bool"),
+    "typed key": (lambda: jax.random.key(0), "key_data"),
+    "text from __array__": (lambda: thing(__array__=lambda self, dtype=None, copy=None: "text"), "numbers"),
+    "an error in __array__": (lambda: thing(__array__=fail), "not an array .*not to be called"),
+    "shape and dtype alone": (lambda: thing(**SHAPED), "numbers"),
+    "a struct": (lambda: jax.ShapeDtypeStruct((3,), F), "numbers"),
+    "pretends to be an array": (lambda: thing(__class__=property(lambda self: np.ndarray)), "numbers"),
+    "deleted array": (lambda: DELETED, "deleted"),
+    "a tracer from elsewhere": (lambda: LEAKED, "traced|Tracer"),
+}
+every_wrong_result = pytest.mark.parametrize(("make", "text"), WRONG.values(), ids=WRONG)
+
+
+class Sometimes:
+    """A function that returns 2x, or what `make` makes, if there is one."""
+
+    make = None
+
+    def __call__(self, x):
+        return self.make() if self.make else x * 2
+
+
+PROGRAMS = {
+    "direct": lambda op: op,
+    "jit": jax.jit,
+    "jit of vmap": lambda op: jax.jit(lambda x: jax.vmap(op)(jnp.stack([x, x]))[1]),
+    "jit of value and grad": lambda op: jax.jit(lambda x: jax.vjp(op, x)[0]),
+}
+
+
+@functools.cache
+def programs():
+    """One body for each of the two functions, and the programs that call them, which all rows share."""
+    bodies = Sometimes(), Sometimes()
+    vjp = lambda i, o, c: 2 * c[0]
+    ops = (
+        lambda x: numpy_function(bodies[0], [x], F, output_shapes=(3,), vjp=vjp),
+        lambda x: py_function(bodies[1], [x], F, output_shapes=(3,)),
+    )
+    return [(body, [wrap(op) for wrap in PROGRAMS.values()]) for body, op in zip(bodies, ops)]
+
+
+@every_wrong_result
+def test_a_wrong_result_is_a_clear_error_and_the_next_call_is_right(make, text):
+    for body, calls in programs():
+        for f in calls:
+            body.make = make
+            with pytest.raises((TypeError, ValueError), match=f"'Sometimes': func returned.*({text})"):
+                run(f, X)
+            body.make = None
+            np.testing.assert_array_equal(run(f, X), X * 2)
+
+
+WHEN_TRACED = ["None", "string", "wrong shape", "wrong dtype kind", "wrong count", "dict", "typed key", "deleted array"]
+
+
+@pytest.mark.parametrize(("make", "text"), [WRONG[name] for name in WHEN_TRACED], ids=WHEN_TRACED)
+def test_traced_mode_refuses_a_wrong_result_when_it_traces(make, text):
+    body = Sometimes()
+    body.make = make
+    with pytest.raises((TypeError, ValueError), match=f"'Sometimes': func returned.*({text})"):
+        jax.make_jaxpr(lambda x: py_function(body, [x], F, output_shapes=(3,), mode="traced"))(X)
+
+
+# ----------------------------------------------------------------- derivatives
+
+ODD_COTANGENTS = {
+    "raises": (lambda i, o, c: 1 / 0, ZeroDivisionError, "division"),
+    "string": (lambda i, o, c: "text", TypeError, "vjp returned, for input 0,.*numbers"),
+    "too many": (lambda i, o, c: (c[0], c[0]), ValueError, "vjp returned 2 cotangents for 1"),
+    "wrong shape": (lambda i, o, c: np.ones(7), ValueError, r"vjp returned, for input 0, shape \(7,\)"),
+    "complex": (lambda i, o, c: c[0] * 1j, TypeError, "vjp returned, for input 0, complex"),
+    "exit": (lambda i, o, c: exit(3), SystemExit, "3"),
+}
+GOOD_COTANGENTS = {
+    "None is zero": (lambda i, o, c: None, 0),
+    "what is changed is the rule's own": (lambda i, o, c: (i[0].fill(9), o[0].fill(9), c[0].fill(2), c[0])[-1], 2),
+    "plain": (lambda i, o, c: 2 * c[0], 2),
+}
+
+
+def test_odd_gradients_of_a_numpy_function():
+    """In turn, by one compiled program and directly."""
+    rule = []
+    step = jax.grad(lambda x: numpy_function(lambda x: x * 2, [x], F, vjp=lambda *args: rule[0](*args)).sum())
+    for f in (step, jax.jit(step)):
+        for vjp, error, text in ODD_COTANGENTS.values():
+            rule[:] = [vjp]
+            with pytest.raises(error, match=text):
+                run(f, X)
+            for good, slope in GOOD_COTANGENTS.values():
+                rule[:] = [good]
+                np.testing.assert_array_equal(run(f, X), np.full(3, slope))
+
+
+def test_a_rule_of_jax_that_raises():
+    fails = [True]
+
+    @jax.custom_vjp
+    def inner(x):
+        return x * 2
+
+    def backward(_, ct):
+        if fails[0]:
+            raise LookupError("in the rule")
+        return (ct * 2,)
+
+    inner.defvjp(lambda x: (x * 2, None), backward)
+    f = lambda x: py_function(lambda x: inner(x) if float(x) > 0 else x, [x], F, output_shapes=())
+    step = jax.jit(jax.grad(f))
+    with pytest.raises(LookupError, match="in the rule"):
+        run(step, F(1))
+    fails[0] = False
+    assert run(step, F(1)) == 2
+
+
+@pytest.mark.filterwarnings("ignore:.*records of forward passes were pushed out")
+def test_a_run_again_that_fails_because_the_record_is_gone():
+    fails = [False]
+
+    def body(x):
+        if fails[0]:
+            raise LookupError("the second time")
+        return x**2
+
+    f = jax.jit(lambda x: jax.vjp(lambda x: py_function(body, [x], F, output_shapes=()), x))
+    with jaxpyop.config.override(max_records=1):
+        pulls = [run(f, F(x))[1] for x in (3, 4)]
+        fails[0] = True
+        with pytest.raises(LookupError, match="the second time"):
+            run(pulls[0], F(1))
+        assert run(pulls[1], F(1))[0] == 8
+        fails[0] = False
+        assert run(pulls[0], F(1))[0] == 6

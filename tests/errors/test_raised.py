@@ -1,0 +1,195 @@
+"""What a function raises comes out, directly and of every program, and spoils nothing that comes after."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from tests.errors.exceptions import EXCEPTIONS, JAX_ERRORS, F, Failing, X, finish, raised_by
+from tests.shared.checks import run
+from tests.shared.functions import both_sides, numpy_function, py_func, py_function
+from tests.shared.processes import run_python
+
+
+@pytest.mark.parametrize("make", EXCEPTIONS.values(), ids=EXCEPTIONS)
+@both_sides
+def test_a_direct_call_raises_the_functions_own_exception(api, make):
+    body = Failing(make)
+    assert raised_by(api, body, [-X], F) is body.raised[0]
+    assert raised_by(run, lambda: api(body, [-X], F)) is body.raised[1]
+    np.testing.assert_array_equal(api(body, [X], F), X * 2)
+
+
+@functools.cache
+def one_program():
+    """A compiled program that all exceptions come out of, in turn."""
+    body = Failing()
+    return body, jax.jit(lambda x: numpy_function(body, [x], F))
+
+
+@pytest.mark.parametrize("make", EXCEPTIONS.values(), ids=EXCEPTIONS)
+def test_a_program_raises_jaxs_error_and_reraise_the_original(make):
+    body, f = one_program()
+    body.make = make
+    for _ in range(2):
+        body.raised.clear()
+        error = raised_by(finish, f, -X)
+        assert isinstance(error, JAX_ERRORS)
+        assert "'failing' failed" in str(error)
+        assert type(body.raised[0]).__name__ in str(error)
+        original = raised_by(run, f, -X)
+        assert original is body.raised[1]
+        assert isinstance(original.__context__, JAX_ERRORS)
+        assert "'failing' failed" in str(original.__context__)
+        np.testing.assert_array_equal(run(f, X), X * 2)
+
+
+PROGRAMS = {
+    "scan": lambda op: jax.jit(lambda x: lax.scan(lambda c, v: (op(v), c), 0.0, x)),
+    "while_loop": lambda op: jax.jit(lambda x: lax.while_loop(lambda v: v[0] < 9, op, x)),
+    "cond": lambda op: jax.jit(lambda x: lax.cond(x[2] != 0, op, lambda x: x, x)),
+    "vmap": jax.vmap,
+    "jit of vmap": lambda op: jax.jit(jax.vmap(op)),
+    "grad": lambda op: jax.grad(lambda x: op(x).sum()),
+    "jit of grad": lambda op: jax.jit(jax.grad(lambda x: op(x).sum())),
+    "nested op": lambda op: jax.jit(lambda x: py_function(op, [x], F, output_shapes=(3,))),
+    "jit in a function": lambda op: jax.jit(lambda x: py_function(jax.jit(op), [x], F, output_shapes=(3,))),
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
+def test_the_original_comes_out_of_every_program(program):
+    """Of stateless and stateful ops."""
+    for name, stateful in (("own class", False), ("KeyboardInterrupt", True)):
+        body = Failing(EXCEPTIONS[name])
+        f = program(lambda x: py_function(body, [x], F, output_shapes=np.shape(x), stateful=stateful))  # noqa: B023
+        original = raised_by(run, f, -X)
+        assert any(original is error for error in body.raised)
+        run(f, jnp.abs(X))
+
+
+ODD_FUNCTIONS = {
+    "endless recursion": (lambda x: endless(x), RecursionError),
+    "more memory than there is": (lambda x: np.empty(2**50, np.float32), MemoryError),
+    "an exception that cannot be made": (lambda x: (_ for _ in ()).throw(UnicodeDecodeError), TypeError),
+    "a warning as an error": (lambda x: np.float32(1) / np.zeros(()), RuntimeWarning),
+}
+
+
+def endless(x):
+    return endless(x)
+
+
+@pytest.mark.parametrize(("func", "kind"), ODD_FUNCTIONS.values(), ids=ODD_FUNCTIONS)
+def test_odd_failures_come_out_and_the_next_call_is_right(func, kind):
+    fails = [True]
+    f = jax.jit(lambda x: numpy_function(lambda x: func(x) if fails[0] else x * 2, [x], F))
+    for fails[0] in (True, False, True, False):  # the function reads it
+        if fails[0]:
+            assert isinstance(raised_by(run, f, F(1)), kind)
+        else:
+            assert run(f, F(1)) == 2
+
+
+@pytest.mark.parametrize("method", ["sequential", "parallel"])
+def test_a_failing_element_is_named_by_its_index(method):
+    """Before and after it, elements have their results; the next call has all."""
+    fails = [True]
+
+    def body(x):
+        if fails[0] and x == 2:
+            raise StopIteration("mine")
+        return x * 2
+
+    op = jax.vmap(lambda x: numpy_function(body, [x], F, vmap_method=method))
+    for f in (op, jax.jit(op)):
+        for fails[0] in (True, False, True, False):  # the function reads it
+            if fails[0]:
+                with pytest.raises(StopIteration, match="mine") as caught:
+                    run(f, jnp.arange(5.0))
+                assert any(note.startswith("at batch index 2") for note in caught.value.__notes__)
+            else:
+                np.testing.assert_array_equal(run(f, jnp.arange(5.0)), 2 * jnp.arange(5.0))
+
+
+# ------------------------------------------------------------ what comes after
+
+
+@pytest.mark.parametrize("options", [{}, {"stateful": True}, {"ordered": True}], ids=str)
+def test_errors_and_successes_in_turn(options):
+    """Of small arrays, and of large ones, whose memory is used again."""
+    f = jax.jit(lambda x: numpy_function(Failing(), [x], F, **options))
+    for size, times in ((3, 12), (200_000, 4)):
+        for i in range(times):
+            x = jnp.full(size, i + 1.0)
+            if i % 3 == 1:
+                with pytest.raises(KeyError, match="mine"):
+                    run(f, -x)
+            else:
+                np.testing.assert_array_equal(run(f, x), x * 2)
+
+
+def test_one_of_two_ops_fails():
+    f = jax.jit(lambda x: py_func(Failing(), [x], F) + py_func(Failing(), [-x], F))
+    for _ in range(2):
+        with pytest.raises(KeyError, match="mine"):
+            run(f, X)
+    run(jax.jit(lambda x: py_func(Failing(), [x], F)), X)  # the error is not told again
+
+
+def test_an_error_that_nobody_waits_for_does_not_hang_what_comes_after():
+    f = jax.jit(lambda x: numpy_function(Failing(), [x], F))
+
+    def value(x):
+        try:  # Some calls report at once, others where the result is used.
+            y = f(x)
+            return lambda: np.asarray(y).tolist()
+        except JAX_ERRORS:
+            return lambda: None
+
+    def found(result):
+        try:
+            return result()
+        except JAX_ERRORS:
+            return None
+
+    good = (X * 2).tolist()
+    assert [found(y) for y in [value(x) for x in (X, -X, X, -X, X)]] == [good, None, good, None, good]
+
+
+def test_settings_of_jax_are_restored_after_an_error():
+    with jax.enable_x64(True), pytest.raises(KeyError, match="mine"):
+        run(jax.jit(lambda x: py_func(Failing(), [x], F)), -X)
+    assert not jax.config.jax_enable_x64
+    assert jnp.asarray(np.float64(1)).dtype == np.float32
+    assert py_func(np.sin, [1.0], F).dtype == np.float32
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["auto", "callback"])
+@pytest.mark.parametrize("where", ["in the text", "in a note", "in a cause"])
+def test_what_utf8_cannot_encode(where, transport):
+    """A lone surrogate, as in the name of a file on disk; in a process of its own, for it can crash XLA."""
+    run_python(f"""
+import jaxpyop, jax, jax.numpy as jnp
+jaxpyop.config.transport = {transport!r}
+def body(x):
+    error = ValueError("\\udc80" if {where!r} == "in the text" else "mine")
+    if {where!r} == "in a note":
+        error.add_note("\\udc80")
+    raise error from (KeyError("\\udc80") if {where!r} == "in a cause" else None)
+f = jax.jit(lambda x: jaxpyop.numpy_function(body, [x], jnp.float32))
+for _ in range(3):
+    try:
+        with jaxpyop.reraise():
+            f(1.0).block_until_ready()
+    except ValueError as error:
+        assert type(error) is ValueError and isinstance(error.__context__, (jax.errors.JaxRuntimeError, ValueError))
+    else:
+        raise SystemExit("no error")
+""")

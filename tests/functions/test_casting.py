@@ -1,0 +1,250 @@
+"""Which results go to which dtype: `casting=`, integers by value, Python's numbers, 64 bits."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxpyop
+from tests.shared.checks import run
+from tests.shared.functions import SMALL_DTYPES, dtype_id, every_api, numpy_function, py_function
+
+F = jnp.float32
+
+
+def returned(value, tout, api=numpy_function, **options):
+    """What a direct call gives whose function returns the value."""
+    return api(lambda: value, [], tout, **options)
+
+
+class Program:
+    """A compiled program whose function returns what it is told to."""
+
+    def __init__(self, tout, shape=(), **options):
+        self.run = jax.jit(lambda: numpy_function(lambda: self.value, [], tout, output_shapes=shape, **options))
+
+    def __call__(self, value):
+        self.value = value
+        return run(self.run)
+
+
+# --------------------------------------------------------------- by kind
+
+INTEGERS = ["int8", "uint8", "int16", "uint16", "int32", "uint32"]
+TARGETS = ["bool", *INTEGERS, "float16", "float32", "complex64"]
+NATIVE = [*TARGETS, "int64", "uint64", "float64", "complex128"]
+
+
+def numpy_allows(source, target, casting):
+    source, target = np.dtype(source), np.dtype(target)
+    by_value = source.kind in "iu" and target.kind in "iu" and casting != "no"
+    return by_value or np.can_cast(source, target, casting)
+
+
+@pytest.mark.parametrize("casting", ["same_kind", "unsafe", "safe", "equiv", "no"])
+@pytest.mark.parametrize("target", TARGETS)
+def test_casting_is_numpys(casting, target):
+    """Every pair of NumPy's dtypes, against np.can_cast; integers go by value."""
+    for source in NATIVE:
+        for value in (np.ones((), source)[()], np.ones(2, source)):
+            if numpy_allows(source, target, casting):
+                y = returned(value, target, casting=casting)
+                assert y.dtype == target, source
+                assert np.all(np.asarray(y) == 1), source
+            else:
+                text = f"func returned {source}, which casting='{casting}' does not turn into {target}; "
+                with pytest.raises(TypeError, match=text):
+                    returned(value, target, casting=casting)
+
+
+LEVELS = {"bool": 0, "int8": 1, "uint4": 1, "int32": 1, "bfloat16": 2, "float8_e5m2": 2, "float32": 2, "complex64": 3}
+
+
+@pytest.mark.parametrize("target", LEVELS)
+def test_dtypes_that_numpy_does_not_know_go_by_kind(target):
+    """Arrays of NumPy and of JAX, directly and from a compiled program that all of them share."""
+    tout = getattr(jnp, target)
+    program = Program(tout, (2,))
+    for source in LEVELS:
+        value = np.ones(2, np.dtype(getattr(jnp, source)))
+        for call in (lambda v: returned(v, tout), lambda v: returned(jnp.asarray(v), tout, py_function), program):
+            if LEVELS[source] <= LEVELS[target]:
+                y = call(value)
+                assert y.dtype == tout
+                assert (np.asarray(y) == 1).all()
+            else:
+                with pytest.raises(
+                    TypeError, match=f"func returned {source}, .*'same_kind' does not turn into {target}"
+                ):
+                    call(value)
+
+
+UNSAFE = {
+    "float to int": (np.array([1.7, -1.7]), jnp.int32, [1, -1]),
+    "complex to float": (np.array([1.5 + 2j]), F, [1.5]),
+    "float to bool": (np.array([0.0, 0.5]), jnp.bool_, [False, True]),
+    "int to bool": (np.array([0, 3]), jnp.bool_, [False, True]),
+    "python float to int": (-1.7, jnp.int32, -1),
+    "python complex to float": (1.5 + 2j, F, 1.5),
+}
+
+
+@pytest.mark.parametrize(("value", "tout", "expected"), UNSAFE.values(), ids=UNSAFE)
+def test_unsafe_casting_converts(value, tout, expected):
+    with pytest.raises(TypeError, match="casting='same_kind'"):
+        returned(value, tout)
+    for api in (numpy_function, py_function):
+        np.testing.assert_array_equal(returned(value, tout, api, casting="unsafe"), expected)
+    np.testing.assert_array_equal(Program(tout, np.shape(value), casting="unsafe")(value), expected)
+
+
+def test_the_error_has_the_result_the_op_and_what_to_write():
+    with pytest.raises(TypeError, match=r"func returned, as result 1, float64.*int32"):
+        returned([1.0, np.ones(2)], [F, jnp.int32])
+    text = r"^numpy_function 'mine': func returned .*return int32, write Tout=float32, or pass casting='unsafe'\n"
+    with pytest.raises(TypeError) as caught:
+        returned(np.ones(2), jnp.int32, name="mine")
+    caught.match(text.removesuffix(r"\n"))
+
+
+# --------------------------------------------------------------- integers by value
+
+INTS = [d for d in SMALL_DTYPES if jax.dtypes.issubdtype(d, np.integer)]
+INT_FORMS = {
+    "python": lambda v: v,
+    "numpy scalar": lambda v: np.uint64(v) if v > 2**63 - 1 else np.int64(v),
+    "int64 array": lambda v: np.array([0, v], np.int64),
+    "uint64 array": lambda v: np.array([0, v], np.uint64) if v >= 0 else np.array([0, v]),
+    "jax": lambda v: jnp.asarray(np.array([0, v], np.uint32 if v > 2**31 - 1 else np.int32)),
+}
+
+
+@pytest.mark.parametrize("dtype", INTS, ids=dtype_id)
+@pytest.mark.parametrize("form", INT_FORMS)
+def test_integers_go_by_value_and_are_never_wrapped(dtype, form):
+    low, high = int(jnp.iinfo(dtype).min), int(jnp.iinfo(dtype).max)
+    for inside in (low, high, 0, 1):
+        y = returned(INT_FORMS[form](inside), dtype)
+        assert y.dtype == np.dtype(dtype)
+        assert int(np.asarray(y).ravel()[-1]) == inside
+    for outside in (low - 1, high + 1):
+        if form != "jax" or -(2**31) <= outside < 2**32:
+            with pytest.raises(OverflowError, match=rf"value {outside}, which does not fit {np.dtype(dtype).name}"):
+                returned(INT_FORMS[form](outside), dtype)
+
+
+TOO_LARGE = {
+    "negative for unsigned": (-1, jnp.uint32, "a signed"),
+    "too large": (300, jnp.uint8, "a wider"),
+    "too small": (-300, jnp.int8, "a wider"),
+    "far too large": (2**40, jnp.int32, "a wider"),
+    "an infinity": (-np.inf, jnp.int32, "a floating"),
+    "nan": (np.nan, jnp.int32, "a floating"),
+    "a large float": (1e20, jnp.int32, "a wider"),
+}
+
+
+@pytest.mark.parametrize(("value", "tout", "kind"), TOO_LARGE.values(), ids=TOO_LARGE)
+def test_what_no_integer_of_the_dtype_can_hold_is_an_error_even_unsafe(value, tout, kind):
+    number, array = (Program(tout, shape, casting="unsafe") for shape in ((), (2,)))
+    for call, found in (
+        (number, value),
+        (array, np.array([1, value])),
+        (lambda v: returned(v, tout, casting="unsafe"), value),
+    ):
+        with pytest.raises(
+            OverflowError, match=r"which does not fit .*declare (a signed|a wider|a floating) Tout"
+        ) as caught:
+            call(found)
+        assert kind in str(caught.value)
+    assert number(100) == 100
+    np.testing.assert_array_equal(array(np.array([1, 100])), [1, 100])
+
+
+# ------------------------------------------------------------- Python's numbers
+
+BIG = 2**60 + 2**36 + 1
+WEAK = {
+    "float to float32": (1.5, F, 1.5),
+    "float to float8": (1.5, jnp.float8_e5m2, 1.5),
+    "float to complex": (1.5, jnp.complex64, 1.5),
+    "nan": (float("nan"), F, np.nan),
+    "too large float": (1e300, F, np.inf),
+    "too large floats of NumPy": (np.array([1e300, -1e300]), F, [np.inf, -np.inf]),
+    "int to float32": (3, F, 3.0),
+    "int beyond 2**53 to float32": (BIG, F, np.array(BIG).astype(F)),
+    "int to int8": (-128, jnp.int8, -128),
+    "int to uint32": (2**32 - 1, jnp.uint32, 2**32 - 1),
+    "bool to int": (True, jnp.int32, 1),
+    "bool to float": (True, F, 1.0),
+    "complex": (1 + 2j, jnp.complex64, 1 + 2j),
+}
+
+
+@pytest.mark.parametrize(("value", "tout", "expected"), WEAK.values(), ids=WEAK)
+def test_a_python_number_takes_the_dtype_of_tout(value, tout, expected):
+    """Without a warning, too: warnings are errors in all tests."""
+    for y in (returned(value, tout), returned(value, tout, py_function), Program(tout, np.shape(value))(value)):
+        assert (y.dtype, y.weak_type) == (np.dtype(tout), False)
+        np.testing.assert_array_equal(np.asarray(y, np.complex128 if isinstance(expected, complex) else None), expected)
+
+
+def test_a_python_number_of_another_kind_is_refused():
+    for value, tout in ((1.0, jnp.int32), (1.0, jnp.bool_), (1, jnp.bool_), (1j, F), (1j, jnp.int32)):
+        text = f"{type(value).__name__}, which casting='same_kind' does not turn into {np.dtype(tout)}"
+        for api in (numpy_function, py_function):
+            with pytest.raises(TypeError, match=text):
+                returned(value, tout, api)
+
+
+# ------------------------------------------------------------------- 64 bits
+
+WIDE = {"float64": "float32", "int64": "int32", "uint64": "uint32", "complex128": "complex64"}
+
+
+@pytest.mark.parametrize(("wide", "narrow"), WIDE.items(), ids=WIDE)
+def test_a_wide_tout_without_x64_warns_once_as_jax_does(wide, narrow):
+    """At the user's line."""
+    cls = getattr(np, wide)
+    for tout in (cls, wide, np.dtype(wide), jax.ShapeDtypeStruct((3,), cls), type("T", (), {"as_numpy_dtype": cls})()):
+        with pytest.warns(UserWarning, match=f"{wide} requested in Tout.*truncated to dtype {narrow}") as caught:
+            y = jaxpyop.numpy_function(lambda x: np.asarray(x).astype(wide), [jnp.arange(3, dtype=narrow)], tout)
+        assert [warning.filename for warning in caught] == [__file__]
+        assert y.dtype == narrow
+        np.testing.assert_array_equal(y, [0, 1, 2])
+
+
+@every_api
+def test_a_wide_tout_warns_once_in_each_call(api):
+    for call in (api, api):
+        with pytest.warns(UserWarning, match="float64 requested in Tout") as caught:
+            call(lambda x: x, [1.0], np.float64)
+        assert len(caught) == 1
+
+
+def test_values_are_checked_against_the_narrow_dtype():
+    for wide, value in (("int64", 2**31), ("uint64", 2**32), ("int64", -(2**31) - 1)):
+        with (
+            pytest.warns(UserWarning, match=wide),
+            pytest.raises(OverflowError, match=r"does not fit u?int32.*jax_enable_x64"),
+        ):
+            returned(np.array(value), wide)
+
+
+@pytest.mark.skipif(np.dtype(np.longdouble).itemsize == 8, reason="long double is float64 on this machine")
+def test_extended_precision_is_refused():
+    with pytest.raises(TypeError, match=r"Tout has the dtype float\d+, which JAX does not have.*jnp.float32"):
+        returned(1.0, np.longdouble)
+    with pytest.raises(TypeError, match=r"an input has the dtype float\d+, which JAX does not have.*astype"):
+        numpy_function(lambda x: x, [np.ones(3, np.longdouble)], F)
+
+
+@pytest.mark.usefixtures("x64")
+def test_with_x64_both_widths_are_what_they_say():
+    assert returned(np.ones(3), F).dtype == np.float32
+    assert int(returned(2**63, jnp.uint64)) == 2**63
+    for value, tout in ((np.array([2**40]), jnp.int32), (2**63, jnp.int64)):
+        with pytest.raises(OverflowError, match="does not fit int"):
+            returned(value, tout)

@@ -1,0 +1,279 @@
+"""What a function receives: pytrees in their structure, arrays and numbers as JAX makes them, all else as it is."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import enum
+import pathlib
+import warnings
+
+import hypothesis.extra.numpy as hnp
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.shared.checks import run
+from tests.shared.examples import few, many
+from tests.shared.functions import SMALL_DTYPES, WIDE_DTYPES, both_sides, dtype_id, numpy_function, py_func, py_function
+
+F = jnp.float32
+
+
+def received(inp, api=py_func):
+    """What the function of a direct call is given."""
+    got = []
+    assert api(lambda *args: got.append(args), inp, None) is None
+    (arguments,) = got
+    return arguments
+
+
+# ------------------------------------------------------------------- structure
+
+Point = collections.namedtuple("Point", "x y")
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class State:
+    w: object
+    b: object
+    tag: str = dataclasses.field(metadata={"static": True}, default="t")
+
+
+def test_one_array_is_a_list_of_one():
+    for x in (jnp.arange(3.0), np.arange(3.0, dtype=np.float32), 2.0):
+        np.testing.assert_array_equal(py_func(np.negative, x, F), -np.asarray(x, np.float32))
+
+
+def test_seventy_inputs_keep_their_order():
+    weighed = lambda *a: sum(k * v for k, v in enumerate(a))
+    f = jax.jit(lambda *xs: numpy_function(weighed, xs, F))
+    assert f(*map(F, range(70))) == sum(k * k for k in range(70))
+
+
+@both_sides
+def test_pytrees_arrive_in_their_structure(api):
+    got = []
+
+    def body(tree, point, state):
+        got.append((tree, point, state))
+        return tree["a"][0] + point.x + state.w
+
+    program = jax.jit(lambda a, x, w: api(body, [{"a": [a, None, "word"]}, Point(x, 7), State(w, (), "tag")], F))
+    assert program(F(1), F(2), F(3)) == 6
+    (tree, point, state) = got[-1]  # to find the shape, py_function's function runs without values first
+    assert tree["a"][1:] == [None, "word"]
+    assert (type(point), point.y) == (Point, 7)
+    assert (type(state), state.b, state.tag) == (State, (), "tag")
+
+
+LEAVES = st.one_of(
+    st.sampled_from([None, "s", b"b", 1.5, 2, True, 1j]),
+    hnp.arrays(np.float32, hnp.array_shapes(min_dims=0, max_dims=2, min_side=0, max_side=3), elements=st.just(1.0)),
+)
+CONTAINERS = lambda inner: st.one_of(
+    *(st.lists(inner, max_size=3), st.lists(inner, max_size=3).map(tuple)),
+    *(st.dictionaries(st.sampled_from("abc"), inner, max_size=3), st.tuples(inner, inner).map(lambda p: Point(*p))),
+)
+
+
+def arrives_as_it_is(tree):
+    (got,) = received([tree])
+    assert jax.tree.structure(got) == jax.tree.structure(tree)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(tree)):
+        if isinstance(b, (str, bytes)):
+            assert a is b
+        else:
+            assert isinstance(a, np.ndarray)
+            np.testing.assert_array_equal(a, np.asarray(b, a.dtype))
+            assert a.shape == np.shape(b)
+
+
+trees = given(tree=st.recursive(LEAVES, CONTAINERS, max_leaves=6))
+test_any_pytree_arrives_as_it_is = few(trees, arrives_as_it_is, examples=20)
+test_many_pytrees_arrive_as_they_are = many(trees, arrives_as_it_is, examples=300)
+
+
+# ---------------------------------------------------------------- array leaves
+
+
+@pytest.mark.parametrize("dtype", [*SMALL_DTYPES, *WIDE_DTYPES], ids=dtype_id)
+@both_sides
+def test_every_dtype_arrives_and_returns(api, dtype):
+    """Several shapes directly, and once a vector in a compiled program and a batch of scalars."""
+    got = []
+
+    def body(x):
+        got.append(x)
+        return x
+
+    op = lambda x: api(body, [x], dtype, stateful=True, output_shapes=x.shape)
+    some = np.array([0, 1, 1, 0, 1, 0, 0], np.dtype(dtype))
+    wide = dtype in WIDE_DTYPES
+    if wide:
+        some[1] = 2**40 + 1
+    with jax.enable_x64(wide):
+        calls = [(op, some), (op, some[1].reshape(())), (op, some[:0].reshape(2, 0)), (jax.jit(op), some)]
+        for call, x in calls if api is numpy_function else calls[:3]:
+            got.clear()
+            y = run(call, x)
+            (arrived,) = got
+            assert isinstance(arrived, jax.Array if api is py_function else np.ndarray)
+            assert arrived.dtype == y.dtype == x.dtype
+            assert arrived.shape == y.shape == x.shape
+            assert np.asarray(arrived).tobytes() == np.asarray(y).tobytes() == x.tobytes()
+        if api is numpy_function:
+            assert np.asarray(jax.vmap(op)(some)).tobytes() == some.tobytes()
+
+
+NUMBERS = {
+    "float": (1.5, "float32"),
+    "int": (-3, "int32"),
+    "bool": (True, "bool"),
+    "complex": (1 + 2j, "complex64"),
+    "int max": (2**31 - 1, "int32"),
+    "int min": (-(2**31), "int32"),
+    "inf": (float("inf"), "float32"),
+    "np.int64": (np.int64(-5), "int32"),
+    "float64 array": (np.array([1.5, 1e30]), "float32"),
+    "uint64 array": (np.array([1, 2], np.uint64), "uint32"),
+    "complex128 array": (np.array([1j]), "complex64"),
+    "big endian": (np.array([1.5, 2.5], ">f4"), "float32"),
+    "an empty wide array": (np.zeros((0, 2), np.int64), "int32"),
+    "a subclass": (np.ones((1, 2)).view(type("Tagged", (np.ndarray,), {})), "float32"),
+}
+
+
+@pytest.mark.parametrize(("value", "dtype"), NUMBERS.values(), ids=NUMBERS)
+@both_sides
+def test_numbers_become_what_jax_makes_of_them(api, value, dtype):
+    (got,) = received([value], api)
+    assert got.dtype == np.dtype(dtype)
+    assert got.dtype.isnative
+    assert got.shape == np.shape(value)
+    np.testing.assert_array_equal(np.asarray(got), np.asarray(value).astype(dtype))
+    assert isinstance(got, jax.Array) if api is py_function else type(got) is np.ndarray
+
+
+TOO_WIDE = {
+    "int": (2**31, "int32"),
+    "huge int": (2**70, "int32"),
+    "between int64 and uint64": (2**63, "int32|uint32"),
+    "np.int64": (np.int64(2**40), "int32"),
+    "int64 array": (np.array([0, 2**31]), "int32"),
+    "uint64 array": (np.array([2**64 - 1], np.uint64), "uint32"),
+    "in a pytree": ({"a": [2**31]}, "int32"),
+}
+
+
+@pytest.mark.parametrize(("value", "dtype"), TOO_WIDE.values(), ids=TOO_WIDE)
+def test_an_integer_that_does_not_fit_is_an_error(value, dtype):
+    with pytest.raises(OverflowError, match=rf"does not fit ({dtype}).*jax_enable_x64"):
+        received([value])
+
+
+@pytest.mark.usefixtures("x64")
+def test_wide_numbers_stay_wide_with_x64():
+    (a, b, c) = received([2**40, 1.5, np.array([1 + 2j])])
+    assert (a.dtype, b.dtype, c.dtype, a) == (np.int64, np.float64, np.complex128, 2**40)
+    with pytest.raises(OverflowError, match="does not fit"):
+        received([2**70])
+
+
+def test_what_jax_turns_into_an_array_is_one_and_a_traced_ref_is_none():
+    wrapped = type("Wrapped", (), {"__jax_array__": lambda self: jnp.arange(3.0)})()
+    np.testing.assert_array_equal(received([wrapped])[0], [0, 1, 2])
+    with pytest.raises(TypeError, match=r"'lambda': an input is a traced Ref.*pass its contents.*ref\[\.\.\.\]"):
+        jax.jit(lambda ref: py_func(lambda x: x, [ref], F))(jax.new_ref(jnp.arange(3.0)))
+
+
+# ------------------------------------------------------------- anything else
+
+STATIC = {
+    "str": "text",
+    "bytes": b"\x00raw",
+    "None": None,
+    "Path": pathlib.Path("a/b"),
+    "object array": np.array([None, "x"], dtype=object),
+    "string array": np.array(["ab", "c"]),
+    "record array": np.zeros(2, [("a", "f4")]),
+    "function": np.sin,
+    "object": object(),
+    "unhashable": {1, 2},
+    "struct": jax.ShapeDtypeStruct((3,), np.float32),
+    "an enum of integers": enum.IntEnum("Mode", "A").A,
+}
+
+
+@pytest.mark.parametrize("value", STATIC.values(), ids=STATIC)
+def test_what_is_no_number_reaches_the_function_as_it_is(value):
+    for api in (numpy_function, py_function):
+        (before, got, after) = received([1.0, value, 2], api)
+        assert got is value
+        assert (before, after) == (1.0, 2)
+
+
+def test_all_of_them_reach_it_under_jit_vmap_and_grad():
+    got = []
+    f = lambda x: py_function(lambda x, *s: (got.append(s), x * 2)[1], [x, *STATIC.values()], F, output_shapes=())
+    np.testing.assert_array_equal(jax.jit(jax.vmap(f))(jnp.arange(3.0)), [0, 2, 4])
+    assert jax.grad(f)(1.0) == jax.jit(jax.grad(f))(1.0) == 2
+    for static in got:
+        assert all(a is b for a, b in zip(static, STATIC.values(), strict=True))
+
+
+# ------------------------------------------------ objects that change their state
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class Grows:
+    """A pytree of its attributes."""
+
+    def __init__(self, **attributes):
+        vars(self).update(attributes)
+
+    def tree_flatten_with_keys(self):
+        return tuple((jax.tree_util.GetAttrKey(name), x) for name, x in vars(self).items()), tuple(vars(self))
+
+    @classmethod
+    def tree_unflatten(cls, names, leaves):
+        return cls(**dict(zip(names, leaves)))
+
+
+def add_one(counter):
+    counter.count = counter.count + 1
+
+
+CHANGES = {
+    "itself": (lambda c: c, lambda held: held, add_one, r"\.count of inp\[0\]"),
+    "in a dict in a tuple": (lambda c: (1, {"m": c}), lambda h: h[1]["m"], add_one, r"\.count of inp\[0\]\[1\]\['m'\]"),
+    "a leaf that comes": (lambda c: c, lambda c: c, lambda c: setattr(c, "new", c.count), r"\.new of inp\[0\]"),
+    "a leaf that goes": (lambda c: c, lambda c: c, lambda c: delattr(c, "count"), r"\.count of inp\[0\]"),
+}
+OVER = {"direct": lambda f: f, "jit": jax.jit, "grad": jax.grad}
+
+
+@pytest.mark.parametrize(("hold", "take", "change", "named"), CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize("over", OVER.values(), ids=OVER)
+def test_a_changed_object_warns_once_for_each_op(over, hold, take, change, named, request):
+    """The function got a copy, so the change is lost."""
+    body = lambda held, x: (change(take(held)), x)[1]
+    f = over(lambda x: py_function(body, [hold(Grows(count=F(1))), x], F, name=request.node.name))
+    with pytest.warns(RuntimeWarning, match=rf"func changed {named}.*return the new state"):
+        jax.block_until_ready(f(3.0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        jax.block_until_ready(f(3.0))
+        assert py_function(lambda c, x: c.count * x, [Grows(count=F(2)), 3.0], F) == 6  # which only reads
+
+
+@pytest.mark.slow
+def test_a_module_of_flax():
+    nnx = pytest.importorskip("flax.nnx", reason="needs flax")
+    bn = nnx.BatchNorm(2, rngs=nnx.Rngs(0))
+    with pytest.warns(RuntimeWarning, match=r"func changed .* of inp\[0\].*nnx\.split"):
+        py_function(lambda m, x: m(x), [bn, jnp.ones((3, 2))], jax.ShapeDtypeStruct((3, 2), F))

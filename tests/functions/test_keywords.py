@@ -1,0 +1,152 @@
+"""The names, keywords, defaults and aliases of the four functions, and calls that are written wrong.
+
+A new keyword of a function begins here: add it to `KEYWORDS`, with its default, and to `WRONG` what it refuses.
+"""
+
+from __future__ import annotations
+
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxpyop
+
+F = jnp.float32
+S = jax.ShapeDtypeStruct
+X = jnp.arange(3.0)
+FUNCTIONS = [jaxpyop.py_function, jaxpyop.numpy_function, jaxpyop.py_func]
+contrib = jaxpyop.contrib.framework.py_func
+
+# The keywords of all four functions and their defaults, and those of the NumPy ones.
+KEYWORDS = (
+    "ordered=False when=None vmap_method='sequential' executor=None chunksize=None progress=False casting='same_kind'"
+    " on_error='raise' vjp=None jvp=None"
+)
+OF_NUMPY = f"{KEYWORDS} transpose=None copy=True out=False"
+SIGNATURES = [
+    (FUNCTIONS[0], "func inp Tout name", f"output_shapes=None stateful=False {KEYWORDS} mode=None max_steps=None"),
+    (FUNCTIONS[1], "func inp Tout stateful name", f"output_shapes=None {OF_NUMPY}"),
+    (FUNCTIONS[2], "func inp Tout stateful name", f"output_shapes=None {OF_NUMPY}"),
+    (contrib, "func args kwargs output_types output_shapes stateful name", OF_NUMPY),
+]
+
+
+@pytest.mark.parametrize(("function", "positional", "keywords"), SIGNATURES)
+def test_positional_arguments_are_tensorflows_and_keywords_have_their_defaults(function, positional, keywords):
+    parameters = inspect.signature(function).parameters.values()
+    assert " ".join(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD) == positional
+    assert " ".join(f"{p.name}={p.default!r}" for p in parameters if p.kind is p.KEYWORD_ONLY) == keywords
+    for part in ("Args:", "Returns:", "Raises:", "Example:", *(f"    {p.name}: " for p in parameters)):
+        assert part in function.__doc__, part
+
+
+def test_the_old_names_of_tensorflow_are_stateful_by_default():
+    stateful = [inspect.signature(f).parameters["stateful"].default for f in (*FUNCTIONS, contrib)]
+    assert stateful == [False, False, True, True]
+    effects = [bool(jax.make_jaxpr(lambda x, f=f: f(np.sin, [x], Tout=F))(X).effects) for f in FUNCTIONS]
+    assert effects == [False, False, True]
+
+
+def test_aliases_are_the_functions_themselves():
+    v1, v2 = jaxpyop.compat.v1, jaxpyop.compat.v2
+    assert v1.py_func is jaxpyop.py_func
+    assert v1.py_function is v2.py_function is jaxpyop.py_function
+    assert v1.numpy_function is v2.numpy_function is jaxpyop.numpy_function
+    assert not hasattr(v2, "py_func")
+
+
+def test_positional_calls_as_in_tensorflow():
+    assert jaxpyop.py_function(jnp.negative, [F(2)], F, "neg") == -2
+    assert jaxpyop.numpy_function(np.negative, [F(2)], F, True, "neg") == -2
+    assert jaxpyop.py_func(np.negative, [F(2)], F, False, "neg") == -2
+    assert contrib(lambda x, by: x * by, [F(2)], {"by": 3}, F, (), True, "times") == 6
+
+
+def test_keyword_arguments_of_contrib():
+    body = lambda x, *, by, shift: {"out": x * by["f"] + shift, "n": len(x)}
+    types, shapes = {"out": F, "n": jnp.int32}, {"out": (3,), "n": ()}
+    kwargs = {"shift": 1.0, "by": {"f": F(2)}}
+    out = jax.jit(lambda x: contrib(body, args=[x], kwargs=kwargs, output_types=types, output_shapes=shapes))(X)
+    np.testing.assert_array_equal(out["out"], [1, 3, 5])
+    assert out["n"] == 3
+    assert contrib(lambda: 3, output_types=jnp.int32) == 3
+
+
+# What is wrong in a call f(func=np.sin, inp=[1.0], Tout=float32); None leaves an argument out.
+WRONG = {
+    "no Tout": ({"Tout": None}, TypeError, r"Tout was not given; write .*Tout="),
+    "no Tout and no inp": ({"Tout": None, "inp": None}, TypeError, r"as a decorator, @\w+\(Tout=jnp.float32\)"),
+    "nothing": ({"func": None, "Tout": None, "inp": None}, TypeError, "Tout was not given"),
+    "no inp": ({"inp": None}, TypeError, "inp was not given; write"),
+    "no func": ({"func": None}, TypeError, "func was not given"),
+    "func no callable": ({"func": 3}, TypeError, "func must be callable, got 3"),
+    "a name that is a dtype": ({"name": F}, TypeError, r"name is <class .*float32'>; expected .*inp=\[x, y\]"),
+    "a state that is a dtype": ({"stateful": F}, TypeError, r"stateful is <class .*float32'>; expected"),
+    "ordered a word": ({"ordered": "yes"}, TypeError, "ordered is 'yes'; expected True or"),
+    "inp a str": ({"inp": "x"}, TypeError, "inp is 'x'; expected a list"),
+    "inp a dict": ({"inp": {"x": 1.0}}, TypeError, "inp is .*expected a list"),
+    "vmap_method": ({"vmap_method": "none"}, ValueError, "vmap_method='none'; expected one of 'sequential'"),
+    "casting": ({"casting": "safest"}, ValueError, "casting='safest'; expected one of"),
+    "Tout a number": ({"Tout": 3.0}, TypeError, "Tout has a leaf 3.0 of type float"),
+    "Tout a shape": ({"Tout": (3, 2)}, TypeError, "Tout has a leaf 3 of type int"),
+    "Tout a word": ({"Tout": "floaty"}, TypeError, "Tout has 'floaty', which is not a dtype"),
+    "Tout object": ({"Tout": object}, TypeError, "Tout has the dtype object, which JAX does not have"),
+    "Tout str": ({"Tout": str}, TypeError, "Tout has the dtype <U0"),
+    "Tout datetime": ({"Tout": "datetime64[s]"}, TypeError, "Tout has the dtype datetime64"),
+    "Tout record": ({"Tout": np.dtype([("a", "f4")])}, TypeError, "which JAX does not have"),
+    "shape of wrong type": ({"output_shapes": "ab"}, TypeError, "output_shapes has 'ab' where a shape"),
+    "shape a number": ({"output_shapes": 3}, TypeError, "output_shapes has 3 where a shape"),
+    "dimension": ({"output_shapes": (1.5,)}, TypeError, "output_shapes has the dimension 1.5"),
+    "negative dimension": ({"output_shapes": (-1,)}, ValueError, "output_shapes has the dimension -1; write None"),
+    "structure": ({"Tout": [F, F], "output_shapes": [()]}, ValueError, "must have the structure of Tout"),
+    "two shapes": ({"Tout": S((3,), F), "output_shapes": (4,)}, ValueError, r"gives the shape \(3,\) .*gives \(4,\)"),
+    "vjp a number": ({"vjp": 3}, TypeError, r"vjp must be a function f\(inputs, outputs, cotangents\)"),
+    "vjp a list": ({"vjp": [np.sin]}, TypeError, r"vjp must be a function f\(inputs, outputs, cotangents\)"),
+    "misspelt Tout": ({"tout": F}, TypeError, r"unexpected keyword argument 'tout'; did you mean Tout\?$"),
+    "misspelt stateful": ({"statefull": 1}, TypeError, r"'statefull'; did you mean stateful\?$"),
+    "misspelt shapes": ({"output_shape": ()}, TypeError, r"'output_shape'; did you mean output_shapes\?$"),
+    "unknown": ({"xyz": 1}, TypeError, "unexpected keyword argument 'xyz'; it has func, inp, Tout, "),
+    "pure_callback's order": ({"inp": S((3,), F), "Tout": X}, TypeError, "the order is func, inp, Tout"),
+    "its order, with structs": ({"inp": [S((3,), F)], "Tout": X}, TypeError, "the order is func, inp, Tout"),
+    "its order, with a dtype": ({"inp": F, "Tout": [X]}, TypeError, "the order is func, inp, Tout"),
+    "its order, with a dict": ({"inp": {"a": S((), F)}, "Tout": [X]}, TypeError, "the order is func, inp, Tout"),
+}
+
+
+@pytest.mark.parametrize(("written", "error", "text"), WRONG.values(), ids=WRONG)
+def test_a_wrong_call_names_the_function_and_says_what_to_write(written, error, text):
+    for function in FUNCTIONS:
+        arguments = {"func": np.sin, "inp": [1.0], "Tout": F} | written
+        with pytest.raises(error, match=text) as caught:
+            function(**{name: value for name, value in arguments.items() if value is not None})
+        assert str(caught.value).startswith(function.__name__)
+
+
+CONTRIB_WRONG = {
+    "args no list": ({"args": 1.0}, r"args is 1.0; expected a list or tuple"),
+    "kwargs no dict": ({"kwargs": [2.0]}, r"kwargs is \[2.0\]; expected a dict"),
+    "func no callable": ({"func": None}, r"func must be callable"),
+    "misspelt": ({"output_type": F}, r"'output_type'; did you mean output_types\?"),
+}
+
+
+@pytest.mark.parametrize(("written", "text"), CONTRIB_WRONG.values(), ids=CONTRIB_WRONG)
+def test_a_wrong_call_of_contrib(written, text):
+    with pytest.raises(TypeError, match=text):
+        contrib(**({"func": np.sin, "args": [1.0], "output_types": F} | written))
+
+
+def test_what_is_wrong_is_found_in_a_program_and_in_a_decorator_too():
+    with pytest.raises(TypeError, match="the order is func, inp, Tout"):
+        jax.jit(lambda x: jaxpyop.numpy_function(np.sin, F, x))(X)
+    with pytest.raises(TypeError, match="func must be callable, got 3"):
+        jaxpyop.numpy_function(Tout=F)(3)
+
+
+def test_a_dask_client_as_executor_says_what_to_pass():
+    client = type("Client", (), {"submit": None, "get_executor": None})()
+    with pytest.raises(TypeError, match=r"executor is a Dask client.*pass client.get_executor\(\)"):
+        jaxpyop.numpy_function(np.sin, [X], F, vmap_method="parallel", executor=client)

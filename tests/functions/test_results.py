@@ -1,0 +1,152 @@
+"""Arrays as results: views of the inputs, arrays of all libraries, and what they are in the program."""
+
+from __future__ import annotations
+
+import collections
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.shared.checks import close, run
+from tests.shared.functions import both_sides, numpy_function, py_func, py_function
+
+F = jnp.float32
+X = jnp.arange(3.0)
+
+VIEWS = {
+    "input itself": lambda x: x,
+    "transposed": lambda x: x.T,
+    "reversed": lambda x: x[::-1, ::-1],
+    "row": lambda x: x[1],
+    "element": lambda x: x[0, 0],
+    "broadcast": lambda x: np.broadcast_to(x[0], (5, 3)),
+    "empty slice": lambda x: x[:0],
+    "float64 strided": lambda x: np.asarray(x, np.float64)[:, ::2],
+}
+
+
+@pytest.mark.parametrize("take", VIEWS.values(), ids=VIEWS)
+@pytest.mark.parametrize("copy", [True, False], ids=["copy", "lent"])
+def test_views_of_the_inputs(take, copy):
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    op = lambda x: py_func(lambda x: take(x), [x], F, copy=copy, output_shapes=take(np.zeros((2, 3))).shape)
+    np.testing.assert_array_equal(op(x), take(x))
+    np.testing.assert_array_equal(jax.jit(op)(x), take(x))
+
+
+@both_sides
+def test_the_same_array_twice(api):
+    op = lambda x: api(lambda x: [x, x], [x], [F, F])
+    for results in (op(X), jax.jit(op)(X)):
+        np.testing.assert_array_equal(results, [X, X])
+
+
+# ------------------------------------------------------------------ odd arrays
+
+
+def _no(self, *args, **kwargs):
+    raise RuntimeError("not to be called")
+
+
+HOSTILE = dict.fromkeys(["__array_function__", "__array_ufunc__", "copy", "astype", "reshape", "__getitem__"], _no)
+Hostile = type("Hostile", (np.ndarray,), HOSTILE | {"shape": property(lambda self: (7,))})
+Arraylike = type("Arraylike", (), {"__array__": lambda self, dtype=None, copy=None: np.array([1.0, 2.0, 3.0], dtype)})
+numbers = lambda dtype=np.float32: np.array([1, 2, 3], dtype)
+ODD = {
+    "subclass": lambda: numbers().view(type("Subclass", (np.ndarray,), {})),
+    "hostile subclass": lambda: numbers().view(Hostile),
+    "hostile wide subclass": lambda: numbers(np.float64).view(Hostile),
+    "array protocol": Arraylike,
+    "memoryview": lambda: memoryview(numbers()),
+    "range": lambda: range(1, 4),
+    "deque": lambda: collections.deque([1.0, 2.0, 3.0]),
+    "read-only": lambda: np.broadcast_to(numbers(), (3,)),
+    "wide big-endian": lambda: numbers(">f8"),
+    "big-endian integers": lambda: numbers(">i8"),
+    "longdouble": lambda: numbers(np.longdouble),
+    "column of a Fortran array": lambda: np.asfortranarray([[3.0, 0], [2, 0], [1, 0]])[::-1, 0],
+    "negative strides": lambda: numbers()[::-1].copy()[::-1],
+    "unaligned": lambda: np.frombuffer(b"\0" + numbers().tobytes(), np.uint8)[1:].view(np.float32),
+    "list of one": lambda: [numbers()],
+    "JAX's": lambda: jnp.asarray([1.0, 2.0, 3.0]) * 1.0,
+}
+
+
+@both_sides
+def test_arrays_of_all_kinds_are_arrays(api):
+    """Programs return them in turn with their inputs. To a gradient they are constants."""
+    now = []
+    op = lambda x: api(lambda x: now[0]() if now else x * 2, [x], F, output_shapes=(3,))
+    for make in ODD.values():
+        if api is py_function:
+            now[:] = [make]
+            value, slope = jax.value_and_grad(lambda x: op(x).sum())(X)
+            assert (value, slope.tolist()) == (6, [0, 0, 0])
+            now.clear()
+    for f in (op, jax.jit(op)):
+        for make in ODD.values():
+            now[:] = [make]
+            np.testing.assert_array_equal(run(f, X), [1, 2, 3])
+            now.clear()
+            np.testing.assert_array_equal(run(f, X), [0, 2, 4])
+
+
+@pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_matrix_is_an_array_of_two_axes(dtype):
+    f = lambda shape: numpy_function(lambda x: np.matrix([[1, 2, 3]], dtype), [X], F, output_shapes=shape)
+    np.testing.assert_array_equal(f((1, 3)), [[1, 2, 3]])
+    with pytest.raises(ValueError, match=r"shape \(1, 3\) where \(3,\) was declared"):
+        f((3,))
+
+
+# -------------------------------------------------------------- in the program
+
+OPS = {
+    "eager": lambda x: py_function(lambda x: jnp.sin(x), [x], F),
+    "traced": lambda x: py_function(lambda x: jnp.sin(x), [x], F, mode="traced"),
+    "numpy_function": lambda x: numpy_function(np.sin, [x], F, vjp=lambda i, o, c: np.cos(i[0]) * c[0]),
+}
+
+
+@pytest.mark.parametrize("op", OPS.values(), ids=OPS)
+def test_results_are_not_weakly_typed_and_gradients_are_as_jaxs_are(op):
+    """So that `p - 0.1 * grad` of a bfloat16 model does not become float32."""
+    assert not op(2.0).weak_type
+    got = jax.grad(op)(2.0)
+    assert got.weak_type is jax.grad(jnp.sin)(2.0).weak_type is True
+    close(got, np.cos(2.0))
+    assert not jax.grad(op)(F(2.0)).weak_type
+
+
+@pytest.mark.usefixtures("checked")
+def test_strict_promotion_and_leak_checks_change_nothing():
+    op = lambda x: py_function(lambda x: (x * x).sum(), [x], F)
+    assert op(X) == jax.jit(op)(X) == 5
+    assert numpy_function(lambda x: np.float64(x.sum()), [X], F) == 3
+
+
+def test_results_feed_jax_operations_of_the_same_program():
+    f = lambda x: jnp.sin(py_func(np.cos, [jnp.exp(x)], F)) * 2
+    close(jax.jit(f)(X), jnp.sin(jnp.cos(jnp.exp(X))) * 2)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16], ids=["bfloat16", "float16"])
+def test_gradients_of_a_batch_of_narrow_scalars(dtype):
+    x = jnp.array([1.0, 0.5, 2.0], dtype)
+    got = jax.vmap(jax.grad(lambda x: py_function(lambda x: x * x, [x], dtype, output_shapes=())))(x)
+    assert got.dtype == dtype
+    np.testing.assert_array_equal(got.astype(F), 2 * x.astype(F))
+
+
+@pytest.mark.parametrize("method", ["expand_dims", "broadcast_all"])
+@pytest.mark.parametrize("vjp", [None, lambda inputs, outputs, cts: cts[0]], ids=["without vjp", "with vjp"])
+def test_a_function_of_a_batch_gets_the_batch_while_jax_differentiates(method, vjp):
+    """A metric of the batch is the same beside a gradient as without one."""
+    centred = lambda x: numpy_function(lambda x: x - x.mean(axis=0), [x], F, vmap_method=method, vjp=vjp)
+    x = jnp.arange(6.0).reshape(3, 2)
+    (_, metric), slope = jax.value_and_grad(lambda x: ((x**2).sum(), jax.vmap(centred)(x)), has_aux=True)(x)
+    np.testing.assert_array_equal(metric, x - x.mean(axis=0))
+    np.testing.assert_array_equal(slope, 2 * x)

@@ -1,0 +1,326 @@
+"""Where the shapes of results come from, the forms of `output_shapes`, and that a shape is checked at every call."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import hypothesis.extra.numpy as hnp
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+
+from tests.shared.checks import run
+from tests.shared.examples import few, many
+from tests.shared.functions import contrib, every_api, numpy_function, py_func, py_function
+
+F, INT = jnp.float32, jnp.int32
+S = jax.ShapeDtypeStruct
+X = jnp.array([3.0, 1.0, 3.0])
+
+
+def shape_of(f, *args):
+    """The shape that JAX gives the result, without running Python on values."""
+    return jax.eval_shape(f, *args).shape
+
+
+# ----------------------------------------------------------------- outside of jit
+
+
+@every_api
+def test_outside_jit_nothing_needs_a_shape_and_a_given_one_is_checked(api):
+    assert api(lambda: np.zeros((4, 0, 2)), [], F).shape == (4, 0, 2)
+    a, b = api(lambda x: [x[:1], x[None]], [X], [F, F])
+    assert (a.shape, b.shape) == ((1,), (1, 3))
+    for shapes in (None, (2,), (None,)):
+        assert api(np.unique, [X], F, output_shapes=shapes).shape == (2,)
+    for shapes, declared in (((3,), r"\(3,\)"), ((None, None), r"\(None, None\)"), (lambda x: (3,), r"\(3,\)")):
+        text = rf"'unique'.*func returned shape \(2,\) where {declared} was declared; write output_shapes=\(2,\)"
+        with pytest.raises(ValueError, match=text):
+            api(np.unique, [X], F, output_shapes=shapes)
+    with pytest.raises(ValueError, match=r"write that shape in Tout, jax.ShapeDtypeStruct\(\(2,\), jnp.float32\)"):
+        api(np.unique, [X], S((), F))
+
+
+def test_an_eager_vmap_needs_no_shape_either():
+    """The elements' own shape, if they agree on one."""
+    op = jax.vmap(lambda x: numpy_function(np.unique, [x], F))
+    rows = jnp.array([[1.0, 1.0, 2.0], [4.0, 5.0, 4.0]])
+    np.testing.assert_array_equal(op(rows), [[1, 2], [4, 5]])
+    with pytest.raises(ValueError, match=r"the shapes \(3,\) and \(2,\) for elements of one vmap"):
+        op(rows.at[0, 1].set(7.0))
+
+
+# ------------------------------------------------------- found by the function itself
+
+
+def early_return(x):
+    if x[0] > 100:
+        return jnp.zeros(())
+    return x[:2].sum()
+
+
+def with_raise(x):
+    if x[0] > 0:
+        return x[:2]
+    raise ValueError("negative")
+
+
+ABSTRACT = {
+    "reduction": (jnp.sum, ()),
+    "if": (lambda x: x.sum() if x[0] > 0 else x.mean(), ()),
+    "early return": (early_return, ()),
+    "raises on one path": (with_raise, (2,)),
+    "loop": (lambda x: sum(x[i] * jnp.ones((2, 2)) for i in range(3)), (2, 2)),
+    "jitted": (jax.jit(lambda x: x[:2]), (2,)),
+    "scan": (lambda x: jax.lax.scan(lambda c, y: (c + y, c), 0.0, x)[0], ()),
+    "nested op": (lambda x: py_function(jnp.sum, [x], F), ()),
+    "numpy constant": (lambda x: np.zeros((2, 5)), (2, 5)),
+}
+
+
+@pytest.mark.parametrize(("body", "shape"), ABSTRACT.values(), ids=ABSTRACT)
+def test_a_stateless_py_function_gives_its_own_shape(body, shape):
+    op = lambda x: py_function(body, [x], F)
+    assert shape_of(op, X) == shape
+    assert shape_of(jax.vmap(op), jnp.stack([X, X])) == (2, *shape)
+    np.testing.assert_allclose(jax.jit(op)(X), np.broadcast_to(body(X), shape), rtol=1e-6)
+
+
+def test_shapes_of_several_results_and_of_a_pytree():
+    body = lambda x, tree: {"a": x.sum(), "b": [tree["k"] * 2, x[:1]]}
+    out = jax.jit(lambda x: py_function(body, [x, {"k": x}], {"a": F, "b": [F, F]}))(X)
+    assert [v.shape for v in jax.tree.leaves(out)] == [(), (3,), (1,)]
+
+
+def test_a_function_that_needs_values_has_the_inputs_shape():
+    """And errors that only the run without values meets do not come out."""
+    for body in (lambda x: x * float(x[0]), lambda x: jnp.asarray(np.asarray(x) * 3)):
+        np.testing.assert_array_equal(jax.jit(lambda x: py_function(body, [x], F))(X), X * 3)  # noqa: B023
+
+
+AT_TRACE_TIME = {
+    "py_function": (py_function, {}, True),
+    "shapes": (py_function, {"output_shapes": (3,)}, False),
+    "callable shapes": (py_function, {"output_shapes": lambda x: x.shape}, False),
+    "stateful": (py_function, {"stateful": True}, False),
+    "ordered": (py_function, {"ordered": True}, False),
+    "numpy_function": (numpy_function, {}, False),
+    "py_func": (py_func, {}, False),
+    "contrib": (contrib, {}, False),
+}
+
+
+@pytest.mark.parametrize(("api", "options", "at_trace"), AT_TRACE_TIME.values(), ids=AT_TRACE_TIME)
+def test_python_runs_at_trace_time_only_to_find_a_shape(api, options, at_trace):
+    runs = []
+    body = lambda x: runs.append(isinstance(x, jax.core.Tracer)) or x * 2
+    compiled = jax.jit(lambda x: api(body, [x], F, **options)).lower(X).compile()
+    assert runs == [True] * at_trace
+    runs.clear()
+    for _ in range(3):
+        jax.block_until_ready(compiled(X))
+    assert runs == [False] * 3
+
+
+# ------------------------------------------------------- assumed from the inputs
+
+
+def the_broadcast_shape_is_assumed(shapes):
+    a, b = (np.ones(s, np.float32) for s in shapes.input_shapes)
+    op = lambda a, b: numpy_function(lambda a, b, s, n: (a + b) * n, [a, b, "text", 2.0], F)
+    assert shape_of(op, a, b) == op(a, b).shape == shapes.result_shape
+
+
+some_shapes = given(shapes=hnp.mutually_broadcastable_shapes(num_shapes=2, max_dims=3, min_side=0, max_side=3))
+test_the_inputs_broadcast_shape_is_assumed = few(some_shapes, the_broadcast_shape_is_assumed, examples=30)
+test_many_broadcast_shapes_are_assumed = many(some_shapes, the_broadcast_shape_is_assumed, examples=300)
+
+
+def test_the_assumed_shape_is_that_of_all_results_and_a_scalar_without_inputs():
+    assert shape_of(lambda: numpy_function(lambda: 3.0, [], F)) == ()
+    a, b = jax.jit(lambda x, y: numpy_function(lambda x, y: (x + y, x - y), [x, y], [F, F]))(X, np.ones((2, 1), F))
+    np.testing.assert_array_equal([a, b], [[X + 1] * 2, [X - 1] * 2])
+
+
+def test_inputs_that_do_not_broadcast_need_a_shape():
+    op = lambda a, b, **o: numpy_function(lambda a, b: a, [a, b], F, **o)
+    text = r"'lambda': the result's shape must be known.*do not broadcast.*output_shapes="
+    with pytest.raises(ValueError, match=text):
+        shape_of(op, jnp.ones(2), jnp.ones(3))
+    assert shape_of(functools.partial(op, output_shapes=(2,)), jnp.ones(2), jnp.ones(3)) == (2,)
+
+
+# ----------------------------------------------------------------------- checks
+
+
+@every_api
+def test_an_assumed_and_a_declared_shape_are_checked_at_every_call(api):
+    """A shape that would broadcast is wrong too, and the next call is right."""
+    now = []
+    options = {"stateful": True} if api is py_function else {}
+    op = lambda x, **o: api(lambda x: now[0](x), [x], F, name="mine", **options, **o)
+    assumed, declared = jax.jit(op), jax.jit(lambda x: op(x, output_shapes=(3,)))
+    bodies = {r"\(\)": lambda x: x.sum(), r"\(1,\)": lambda x: x[:1], r"\(1, 3\)": lambda x: x[None]}
+    for shape, body in bodies.items():
+        for f, how in ((assumed, "assumed"), (declared, "declared")):
+            now[:] = [body]
+            text = rf"'mine': .*func returned shape {shape} where \(3,\) was {how}"
+            with pytest.raises(ValueError, match=text) as caught:
+                run(f, X)
+            caught.match(rf"write output_shapes={shape}")
+            now[:] = [lambda x: x * 2]
+            np.testing.assert_array_equal(run(f, X), X * 2)
+
+
+def test_the_error_says_which_of_several_results():
+    f = jax.jit(lambda x: numpy_function(lambda x: [x, x[:2]], [x], [F, F]))
+    with pytest.raises(ValueError, match=r"as result 1, shape \(2,\) where \(3,\)"):
+        run(f, X)
+
+
+@pytest.mark.parametrize("method", ["sequential", "expand_dims", "broadcast_all"])
+def test_shape_errors_under_vmap_speak_of_one_element(method):
+    op = lambda body: jax.vmap(lambda x: numpy_function(body, [x], F, vmap_method=method, output_shapes=(3,)))
+    with pytest.raises(ValueError, match=r"write output_shapes=\(2,\)"):
+        op(lambda x: x[..., :2])(jnp.stack([X, X]))
+    if method != "sequential":  # each element's shape is right, so that to write it would not help
+        with pytest.raises(ValueError, match=r"\(1, 3\) where \(2, 3\).*each element, with \(2,\) in front") as caught:
+            op(lambda x: np.ones((1, 3)))(jnp.stack([X, X]))
+        assert "write output_shapes" not in str(caught.value)
+
+
+def test_elements_of_a_batch_may_not_differ_in_shape():
+    f = jax.vmap(lambda x: numpy_function(lambda x: np.zeros(int(x) % 2 + 1), [x], F, output_shapes=(1,)))
+    np.testing.assert_array_equal(f(jnp.array([0.0, 2.0])), np.zeros((2, 1)))
+    with pytest.raises(ValueError, match=r"shape \(2,\) where \(1,\) was declared"):
+        f(jnp.array([0.0, 1.0]))
+
+
+# ------------------------------------------------------------ forms of output_shapes
+
+
+class TensorShape:
+    """Stands for tf.TensorShape."""
+
+    def __init__(self, dims):
+        self.dims = dims
+        self.rank = None if dims is None else len(dims)
+
+    def as_list(self):
+        return list(self.dims)
+
+
+ONE = [(3,), [3], (np.int64(3),), np.array([3]), (None,), None, S((3,), F)]
+ONE += [TensorShape([3]), TensorShape([None]), TensorShape(None), functools.partial(lambda n, x: (n,), 3)]
+ONE += [lambda x: x.shape, lambda x: (None,), lambda x: None]
+
+
+@every_api
+def test_forms_of_one_shape(api):
+    for shape in ONE:
+        op = lambda x: api(lambda x: x * 2, [x], F, output_shapes=shape)  # noqa: B023
+        assert op(X).shape == shape_of(op, X) == (3,), shape
+
+
+@dataclasses.dataclass
+class Batch:
+    x: object
+    y: object
+
+
+jax.tree_util.register_dataclass(Batch, ["x", "y"], [])
+
+MANY = {
+    "list": ([F, INT], [(3,), ()]),
+    "list for tuple": ((F, INT), [(3,), ()]),
+    "with None leaf": ([F, INT], [None, ()]),
+    "None dimension": ([F, INT], [(None,), ()]),
+    "dict": ({"a": F, "b": INT}, {"b": (), "a": (3,)}),
+    "nested": ({"a": [F], "b": (INT,)}, {"a": [(3,)], "b": ((),)}),
+    "whole branch unknown": ({"a": [F], "b": (INT,)}, {"a": None, "b": ((),)}),
+    "dataclass": (Batch(F, INT), Batch((3,), ())),
+    "callable": ([F, INT], lambda x: [x.shape, ()]),
+    "Tout has one": ([S((3,), F), INT], [None, ()]),
+    "said twice": ([S((3,), F), INT], [(3,), ()]),
+}
+
+
+@pytest.mark.parametrize(("tout", "shapes"), MANY.values(), ids=MANY)
+def test_forms_of_several_shapes(tout, shapes):
+    fill = lambda x: jax.tree.map(lambda t: 7 if np.dtype(getattr(t, "dtype", t)) == np.int32 else x, tout)
+    for api in (py_function, numpy_function):
+        op = lambda x: api(fill, [x], tout, output_shapes=shapes)  # noqa: B023
+        for y in (op(X), jax.eval_shape(op, X)):
+            assert jax.tree.structure(y) == jax.tree.structure(tout)
+            assert [v.shape for v in jax.tree.leaves(y)] == [(3,), ()]
+
+
+OTHERS = [([F, F], [()]), ([F], [(), ()]), ({"a": F}, {"b": ()}), ({"a": F}, [()]), ([F], {"a": ()})]
+
+
+@pytest.mark.parametrize(("tout", "shapes"), OTHERS, ids=["too few", "too many", "keys", "list", "dict"])
+def test_shapes_of_another_structure(tout, shapes):
+    for given_shapes in (shapes, lambda x: shapes):
+        op = lambda x, s=given_shapes: py_func(lambda x: jax.tree.map(lambda _: 0.0, tout), [x], tout, output_shapes=s)
+        for call in (op, jax.jit(op)):
+            with pytest.raises(ValueError, match="output_shapes must have the structure of Tout"):
+                call(X)
+
+
+def test_the_callable_gets_structs_in_the_structure_of_the_inputs():
+    got = []
+    shapes = lambda tree, *others: got.append((tree, *others)) or tree["x"].shape[:1]
+    inp = lambda x: [{"x": x}, "text", 3, jax.random.key(0)]
+    program = jax.jit(lambda x: py_func(lambda tree, *others: tree["x"][:, 0], inp(x), F, output_shapes=shapes))
+    assert program(jnp.ones((2, 5))).shape == (2,)
+    tree, text, number, key = got[-1]
+    assert (tree, text, number, type(key)) == ({"x": S((2, 5), F)}, "text", S((), INT), S)
+
+
+def test_the_callable_under_vmap_gets_one_elements_structs_and_is_asked_once_for_a_program():
+    got = []
+    shapes = lambda x, y: got.append((x.shape, y.shape)) or x.shape
+    f = jax.vmap(lambda x, y: numpy_function(lambda x, y: x, [x, y], F, output_shapes=shapes), in_axes=(1, None))
+    compiled = jax.jit(f)
+    for _ in range(2):
+        assert compiled(jnp.ones((3, 20)), jnp.ones(5)).shape == (20, 3)
+    assert len(got) <= 2  # while JAX traces, and at the first element
+    assert f(jnp.ones((3, 2)), jnp.ones(5)).shape == (2, 3)
+    assert set(got) == {((3,), (5,))}
+
+
+def test_an_error_of_the_callable_comes_out():
+    op = lambda x: py_func(lambda x: x, [x], F, output_shapes=lambda x: {}["no such shape"])
+    for call in (op, jax.jit(op)):
+        with pytest.raises(KeyError, match="no such shape"):
+            call(X)
+
+
+def test_unknown_dimensions_are_filled_by_the_function_or_by_broadcasting():
+    doubled = lambda x: py_function(lambda x: jnp.concatenate([x, x]), [x], F, output_shapes=(None,))
+    assert shape_of(doubled, X) == (6,)
+    add = lambda x, y: numpy_function(np.add, [x, y], F, output_shapes=(None, 3))
+    assert shape_of(add, jnp.ones((2, 1)), jnp.ones(3)) == (2, 3)
+
+
+UNFILLED = {
+    "rank": (lambda x: x, (None, None), r"must be known .*; output_shapes gives \(None, None\) and .* is \(3,\)"),
+    "dimension": (lambda x: x, (None, 4), r"must be known .*; output_shapes gives \(None, 4\).*give the whole shape"),
+    "the function's own": (lambda x: jnp.outer(x, x), (5, None), r"\(5, None\).*\(3, 3\)"),
+}
+
+
+@pytest.mark.parametrize(("body", "shape", "text"), UNFILLED.values(), ids=UNFILLED)
+def test_unknown_dimensions_that_cannot_be_filled(body, shape, text):
+    with pytest.raises(ValueError, match=text):
+        shape_of(lambda x: py_function(body, [x], F, output_shapes=shape), X)
+
+
+def test_a_scalar_becomes_images_that_the_same_program_makes_smaller():
+    images = lambda seed: np.full((2, 64, 64, 3), seed, np.float32)
+    op = lambda seed: numpy_function(images, [seed], F, output_shapes=(2, 64, 64, 3))
+    out = jax.jit(lambda seed: op(seed).reshape(2, 32, 2, 32, 2, 3).mean((2, 4)))(F(3))
+    np.testing.assert_allclose(out, np.full((2, 32, 32, 3), 3), rtol=1e-5)

@@ -1,0 +1,139 @@
+"""The imports between the packages are the architecture: who uses whom, and that nothing is long.
+
+A package uses only packages below it, and is entered through its `__init__`. The same holds for the packages inside a
+package, whose order is not written down here: their imports must have no circle.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import graphlib
+import pathlib
+
+import pytest
+
+import jaxpyop
+
+SOURCE = pathlib.Path(jaxpyop.__file__).parent
+# From the top to the bottom. Packages of one line do not know each other.
+LAYERS = [
+    ["__main__"],
+    ["_cli"],
+    ["__init__"],
+    ["compat", "contrib"],
+    ["_api"],
+    ["_saved", "_keywords"],
+    ["_cut"],
+    ["_op"],
+    ["_host", "_tape", "_paths"],
+    ["_jaxcore", "_functions"],
+    ["_config"],
+]
+HEIGHT = {name: -k for k, names in enumerate(LAYERS) for name in names}
+BELOW_JAX = ("jax.core", "jax.extend", "jax.interpreters", "jax._src")
+FILES = sorted(SOURCE.rglob("*.py"))
+
+
+@functools.cache
+def parsed(code):
+    return [*ast.walk(ast.parse(code))]
+
+
+def imports(code):
+    """What the code imports, as the parts of the names of modules."""
+    for node in parsed(code):
+        if isinstance(node, ast.Import):
+            yield from (tuple(alias.name.split(".")) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module in ("jaxpyop", "jax"):
+            yield from ((node.module, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield tuple(str(node.module).split(".")) if not node.level else (".",)
+
+
+def is_package(*parts):
+    return (SOURCE.joinpath(*parts) / "__init__.py").exists()
+
+
+def trespasses(path, code):
+    """The imports of a file of the package that it may not have."""
+    here = pathlib.PurePath(path).with_suffix("").parts
+    for name in imports(code):
+        there = name[1:]
+        if name[0] == ".":
+            yield f"{path}: a relative import"
+        if name[0] != "jaxpyop":
+            continue
+        if not there or there[0] not in HEIGHT:  # a public name of the package
+            there = ("__init__",)
+        shared = next((k for k, (a, b) in enumerate(zip(here, there, strict=False)) if a != b), len(there))
+        if shared == 0 and HEIGHT[there[0]] >= HEIGHT[here[0]]:
+            yield f"{path} imports {there[0]}, which is not below it"
+        past = [there[:k] for k in range(shared + 1, len(there)) if there[0].startswith("_") and is_package(*there[:k])]
+        if past:
+            yield f"{path} imports {'.'.join(there)}, past the __init__ of {'.'.join(past[0])}"
+
+
+def test_a_package_uses_packages_below_it_through_their_init():
+    assert {p.stem for p in SOURCE.iterdir() if p.suffix == ".py" or is_package(p.name)} == set(HEIGHT)
+    found = [t for f in FILES for t in trespasses(str(f.relative_to(SOURCE)), f.read_text(encoding="utf-8"))]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "package", [f.parent for f in FILES if f.name == "__init__.py" and f.parent != SOURCE], ids=lambda p: p.name
+)
+def test_the_files_and_packages_inside_a_package_have_an_order(package):
+    inside = package.relative_to(SOURCE.parent).parts
+    graph = {}
+    for file in package.rglob("*.py"):
+        unit, *_ = file.relative_to(package).with_suffix("").parts
+        names = [n for n in imports(file.read_text(encoding="utf-8")) if n[:-1][: len(inside)] == inside]
+        graph.setdefault(unit, set()).update({n[len(inside)] for n in names} - {unit})
+    graph.pop("__init__")  # it imports from all of them
+    assert set(graphlib.TopologicalSorter(graph).static_order()) >= graph.keys()
+
+
+CHECKED = {
+    "sideways": (
+        "_tape/tape.py",
+        "from jaxpyop._host import Host",
+        "_tape/tape.py imports _host, which is not below it",
+    ),
+    "upwards": ("_host/errors.py", "import jaxpyop._op", "_host/errors.py imports _op, which is not below it"),
+    "in a function": (
+        "_op/calls.py",
+        "def f():\n    from jaxpyop._tape.tape import record",
+        "_op/calls.py imports _tape.tape, past the __init__ of _tape",
+    ),
+    "relative": ("_op/calls.py", "from . import values", "_op/calls.py: a relative import"),
+    "down": ("_api.py", "from jaxpyop._op import apply_or_decorate", None),
+    "beside": ("_tape/recording.py", "from jaxpyop._tape.operations import Operation\nimport jax", None),
+}
+
+
+@pytest.mark.parametrize(("path", "code", "said"), CHECKED.values(), ids=CHECKED)
+def test_the_check_itself(path, code, said):
+    assert [*trespasses(path, code)] == ([said] if said else [])
+
+
+def test_only_jaxcore_goes_below_the_surface_of_jax():
+    for file in FILES:
+        code = file.read_text(encoding="utf-8")
+        names = [".".join(name) for name in imports(code)]
+        names += [ast.unparse(n) for n in parsed(code) if isinstance(n, ast.Attribute) and f"jax.{n.attr}" in BELOW_JAX]
+        found = [name for name in names if name.startswith(BELOW_JAX)]
+        assert found == [] or file.parent.name == "_jaxcore", file
+
+
+def test_no_folder_no_file_and_no_function_is_long():
+    """And every file says what it is for."""
+    for file in FILES:
+        code = file.read_text(encoding="utf-8")
+        assert ast.get_docstring(parsed(code)[0]), file
+        assert code.count("\n") <= 400, file
+        assert len([*file.parent.glob("*.py")]) <= 14, file.parent
+        for node in parsed(code):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                body = node.body[1:] if ast.get_docstring(node) else node.body
+                assert not body or body[-1].end_lineno - body[0].lineno < 40, f"{file}: {node.name}"

@@ -1,0 +1,147 @@
+"""`jaxpyop.config` and its environment variables: defaults, changes, wrong values, and what each setting does."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxpyop
+from jaxpyop import config
+from tests.shared.functions import numpy_function, py_function
+from tests.shared.processes import run_python
+
+F = jnp.float32
+# Another value than the default, and values that are refused.
+SETTINGS = {
+    "mode": ("traced", ["fast", None, 1]),
+    "transport": ("callback", ["buffer", "", None]),
+    "constants": ("error", ["warning", None]),
+    "max_records": (7, [0, "None", -1, 1.5, "x", True]),
+    "max_record_bytes": (1000, [0, -1, 2.0, "big", None]),
+    "max_scratch_bytes": (1000, [0, -1, 2.0, "big", None]),
+}
+every_setting = pytest.mark.parametrize(
+    ("name", "other", "wrong"), [(k, *v) for k, v in SETTINGS.items()], ids=SETTINGS
+)
+
+
+def test_all_settings_are_here_and_in_the_repr():
+    assert vars(config).keys() == SETTINGS.keys()
+    assert all(f"{name}={getattr(config, name)!r}" in repr(config) for name in SETTINGS)
+
+
+@every_setting
+def test_a_setting_can_be_set_and_overridden(name, other, wrong):
+    before = getattr(config, name)
+    try:
+        setattr(config, name, other)
+        assert getattr(config, name) == other
+        with config.override(**{name: before}):
+            assert getattr(config, name) == before
+        assert getattr(config, name) == other
+    finally:
+        setattr(config, name, before)
+    with pytest.raises(KeyError, match="inside"), config.override(**{name: other}):
+        raise KeyError("inside")
+    assert getattr(config, name) == before
+
+
+@every_setting
+def test_a_wrong_value_changes_nothing(name, other, wrong):
+    before = dict(vars(config))
+    for value in wrong:
+        with pytest.raises(ValueError, match=rf"jaxpyop.config.{name}: expected (one of|a whole number)"):
+            setattr(config, name, value)
+        with (
+            pytest.raises(ValueError, match=name),
+            config.override(**({"mode": "auto", "max_records": 9} | {name: value})),
+        ):
+            raise AssertionError("not reached")
+    assert vars(config) == before
+
+
+def test_there_is_no_other_setting():
+    with pytest.raises(AttributeError, match="no setting 'modus'; it has mode, transport"):
+        config.modus = "x"
+    with pytest.raises(AttributeError, match="modus"), config.override(modus="x"):
+        raise AssertionError("not reached")
+
+
+@pytest.mark.slow
+def test_environment_variables_and_defaults():
+    """In the order of the table, in a process of its own."""
+    code = "import jaxpyop\nprint(*vars(jaxpyop.config).values())"
+    defaults = run_python(code).stdout.split()
+    assert [*defaults[:4], defaults[5]] == ["eager", "auto", "warn", "8192", str(128 * 2**20)]
+    assert int(defaults[4]) >= 256 * 2**20
+    values = ["auto", "callback", "allow", "none", "3456", "789"]
+    variables = {f"JAXPYOP_{name.upper()}": value for name, value in zip(SETTINGS, values)}
+    assert run_python(code, **variables).stdout.split() == ["auto", "callback", "allow", "None", "3456", "789"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_wrong_environment_variable_is_named(name):
+    done = run_python("import jaxpyop", check=False, **{f"JAXPYOP_{name.upper()}": "nonsense"})
+    assert done.returncode == 1
+    assert f"environment variable JAXPYOP_{name.upper()}: " in done.stderr.splitlines()[-1]
+
+
+# ----------------------------------------------------------- what the settings do
+
+
+@pytest.mark.parametrize("transport", ["auto", "callback"])
+@pytest.mark.parametrize("options", [{}, {"stateful": True}, {"ordered": True}], ids=str)
+def test_the_transport_decides_what_a_program_calls(transport, options):
+    with config.override(transport=transport):
+        text = jax.jit(lambda x: numpy_function(np.sin, [x], F, **options)).lower(jnp.ones(3)).as_text()
+    assert ("buffer" in text) == (transport == "auto")
+    assert "custom_call" in text
+    assert ("stablehlo.token" in text) == ("ordered" in options)
+
+
+def test_the_mode_is_the_default_of_py_function():
+    f = lambda **options: str(jax.make_jaxpr(lambda x: py_function(lambda x: x * 2, [x], F, **options))(1.0))
+    assert "python_call" in f()
+    with config.override(mode="traced"):
+        assert "python_call" not in f()
+        assert "python_call" in f(mode="eager")
+        assert "python_call" in f(stateful=True)
+
+
+def test_constants_decides_what_happens_when_a_value_goes_into_numpy():
+    f = jax.grad(lambda x: py_function(lambda x: x * np.exp(x), [x], F, name="warned"))
+    with config.override(constants="allow"):
+        f(1.0)
+    with config.override(constants="warn"), pytest.warns(RuntimeWarning, match="derivative is zero"):
+        f(1.0)
+    with config.override(constants="error"), pytest.raises(TypeError, match="whose derivative is zero"):
+        f(1.0)
+
+
+@pytest.mark.parametrize("bound", [{"max_records": 1}, {"max_record_bytes": 1}], ids=str)
+def test_a_lower_bound_of_records_holds_at_once(bound):
+    calls = []
+    square = lambda x: py_function(lambda x: calls.append(1) or x * x, [x], F(0), name=str(bound))
+    step = jax.jit(lambda x: jax.vjp(square, x))
+    pulls = [jax.block_until_ready(step(x))[1] for x in (1.0, 2.0, 3.0)]
+    with config.override(**bound):
+        pass
+    calls.clear()
+    with pytest.warns(RuntimeWarning, match="pushed out"):
+        assert [float(pull(1.0)[0]) for pull in pulls] == [2, 4, 6]
+    assert len(calls) == 2  # the newest record stays
+
+
+def test_clearing_all_records():
+    calls = []
+    f = jax.jit(lambda x: py_function(lambda x: calls.append(1) or x**2, [x], F(0)))
+    y, pullback = jax.vjp(f, 3.0)
+    jax.block_until_ready(y)
+    calls.clear()
+    jaxpyop.clear_records()
+    assert jax.block_until_ready(pullback(1.0))[0] == 6
+    assert len(calls) == 1
+    assert jax.grad(f)(3.0) == 6

@@ -1,0 +1,271 @@
+"""`jaxpyop.report()`: its numbers are those of counters in the functions, on every route."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import functools
+import multiprocessing
+import pathlib
+import textwrap
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxpyop
+from tests.shared.checks import Counter
+from tests.shared.functions import numpy_function, py_function
+from tests.shared.processes import on_devices, run_python
+
+F = jnp.float32
+X = jnp.arange(6.0)
+COS = lambda inputs, outputs, cotangents: cotangents[0] * np.cos(inputs[0])
+POOL = concurrent.futures.ThreadPoolExecutor(2)
+
+
+def counted(program):
+    """The rows of a report about a program, by the names of the ops."""
+    with jaxpyop.report() as report:
+        jax.block_until_ready(program())
+    return {row["op"]: row for row in report.rows()}
+
+
+def numpy_op(func, rule=COS, name="sine", **options):
+    return lambda x: numpy_function(func, [x], F(0), vjp=rule, name=name, **options)
+
+
+def residual_op(func, rule, **options):
+    fwd, bwd = lambda x: (func(x), x), lambda x, cotangents: rule([x], [], cotangents)
+    return numpy_op(func, (fwd, bwd), **options)
+
+
+def filling_op(func, rule):
+    func.func = lambda x, out: np.sin(x, out=out)
+    return numpy_op(func, rule, out=True)
+
+
+def taped_op(func, rule, name="sine"):
+    func.func = jnp.sin
+    return lambda x: py_function(func, [x], F(0), name=name)
+
+
+OPS = {
+    "sequential": numpy_op,
+    "parallel": functools.partial(numpy_op, vmap_method="parallel"),
+    "block": functools.partial(numpy_op, vmap_method="expand_dims"),
+    "ordered": functools.partial(numpy_op, ordered=True),
+    "threads": functools.partial(numpy_op, executor=POOL, vmap_method="parallel"),
+    "on_error": functools.partial(numpy_op, on_error="nan"),
+    "when": lambda func, rule: lambda x: numpy_op(func, rule, when=x > 1.5)(x),
+    "residuals": residual_op,
+    "numerical": lambda func, rule: numpy_op(func, "numerical"),
+    "out": filling_op,
+    "tape": taped_op,
+}
+PROGRAMS = {
+    "direct": lambda f: f(2.0),
+    "vmap of grad": lambda f: jax.jit(jax.vmap(jax.grad(f)))(X),
+    "twice": lambda f: jax.jit(lambda x: f(f(x)))(2.0),
+    "scan": lambda f: jax.jit(lambda x: jax.lax.scan(lambda c, _: (f(c), None), x, None, 5)[0])(2.0),
+    "cut grad": lambda f: jaxpyop.jit(lambda x: jax.grad(f)(x) * 2)(2.0),
+}
+SLOW = [*PROGRAMS][2:]  # but for one op
+
+
+@pytest.mark.parametrize(
+    ("program", "make"),
+    [
+        pytest.param(p, o, id=f"{n} {m}", marks=[pytest.mark.slow] * (n in SLOW and m != "sequential"))
+        for n, p in PROGRAMS.items()
+        for m, o in OPS.items()
+    ],
+)
+def test_runs_are_those_of_counters(program, make):
+    func, rule = Counter(np.sin), Counter(COS)
+    row = counted(lambda: program(make(func, rule)))["sine"]
+    assert (row["runs"], row["rules"], row["failures"]) == (func.count, rule.count, 0)
+    assert row["elements"] >= row["calls"] >= 1
+    assert row["bytes_in"] >= 4 <= row["bytes_out"]
+    assert row["mean_seconds"] * row["runs"] == pytest.approx(row["function_seconds"])
+
+
+ROUTES = {
+    "direct": (lambda f: f(1.0), "direct", 1),
+    "buffer": (lambda f: jax.jit(f)(1.0), "buffer", 1),
+    "a batch": (lambda f: jax.jit(jax.vmap(f))(X), "buffer", 6),
+    "a direct batch": (lambda f: jax.vmap(f)(X), "direct", 6),
+    "cut": (lambda f: jaxpyop.jit(lambda x: f(x) * 2)(1.0), "cut", 1),
+    "several": (lambda f: [jax.jit(f)(1.0), f(1.0)], "direct, buffer", 2),
+}
+
+
+@pytest.mark.parametrize(("program", "route", "elements"), ROUTES.values(), ids=ROUTES)
+def test_routes_calls_elements_and_bytes(program, route, elements):
+    row = counted(lambda: program(lambda x: numpy_function(np.sin, [x], F, stateful=route == "cut")))["sin"]
+    assert (row["route"], row["calls"], row["elements"]) == (route, 1 + (route.count(",")), elements)
+    assert row["bytes_in"] == row["bytes_out"] == 4 * elements
+
+
+def test_the_public_callback_a_traced_function_and_an_op_in_another():
+    with jaxpyop.config.override(transport="callback"):
+        assert counted(lambda: jax.jit(numpy_op(np.sin))(1.0))["sine"]["route"] == "callback"
+    row = counted(lambda: jax.jit(lambda x: py_function(jnp.sin, [x], F(0), mode="traced"))(1.0))["sin"]
+    assert (row["route"], row["traces"], row["calls"], row["runs"]) == ("traced", 1, 0, 0)
+    rows = counted(lambda: jaxpyop.py_function(numpy_op(np.sin), [1.0], F, name="outer"))
+    assert {name: row["runs"] for name, row in rows.items()} == {"sine": 1, "outer": 1}
+
+
+def test_what_happens_while_a_report_is_open_is_counted():
+    """By each report, and of a program that was compiled before, too."""
+    f = jax.jit(numpy_op(np.sin))
+    f(1.0)
+    first, second = jaxpyop.report(), jaxpyop.report()
+    with first:
+        numpy_function(np.cos, [1.0], F)
+        f(1.0)
+        second.__enter__()
+        f(1.0)
+    f(1.0)
+    second.__exit__(None, None, None)
+    f(1.0)
+    calls = [{row["op"]: row["calls"] for row in report.rows()} for report in (first, second)]
+    assert calls == [{"sine": 2, "cos": 1}, {"sine": 2}]
+
+
+def test_threads_and_effects_in_flight_are_counted():
+    f = numpy_op(np.sin)
+    effect = jax.jit(lambda x: numpy_function(np.sin, [x], F, stateful=True))
+    with jaxpyop.report() as report:
+        threads = [threading.Thread(target=lambda: [f(1.0) for _ in range(100)]) for _ in range(4)]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+        for _ in range(5):
+            effect(1.0)
+    rows = {row["op"]: row for row in report.rows()}
+    assert [rows["sine"][c] for c in ("calls", "runs", "bytes_in")] == [400, 400, 1600]
+    assert rows["sin"]["runs"] == 5
+
+
+def fails_for_two(x):
+    if np.any(x == 2):
+        raise KeyError("two")
+    return np.asarray(x)
+
+
+@pytest.mark.filterwarnings("ignore:.*on_error= filled")
+@pytest.mark.parametrize("method", ["sequential", "parallel", "expand_dims"])
+@pytest.mark.parametrize("on_error", ["raise", "nan"])
+def test_failures(method, on_error):
+    """A block that failed, and is filled, runs again, element by element."""
+    for program in (jax.vmap, lambda f: jax.jit(jax.vmap(f))):
+        body, report = Counter(fails_for_two), jaxpyop.report()
+        f = program(numpy_op(body, vmap_method=method, on_error=on_error))
+        try:
+            with report:
+                jax.block_until_ready(f(X))
+            assert on_error == "nan"
+        except (KeyError, ValueError, jax.errors.JaxRuntimeError):
+            assert on_error == "raise"
+        (row,) = report.rows()
+        assert (row["runs"], row["failures"]) == (body.count, 1)
+        assert row["first_failure"].startswith("KeyError: 'two'\n  inputs: args[0]=float32[")
+        assert "sine: the first failure: KeyError: 'two'" in str(report)
+
+
+def test_a_rule_that_fails():
+    report = jaxpyop.report()
+    with pytest.raises(KeyError, match="rule"), report:
+        jax.grad(numpy_op(np.sin, lambda *args: {}["rule"]))(1.0)
+    (row,) = report.rows()
+    assert (row["calls"], row["runs"], row["rules"], row["failures"]) == (2, 1, 1, 1)
+
+
+@pytest.mark.parametrize("make", [taped_op, residual_op])
+def test_records_that_were_pushed_out_are_told(make):
+    jaxpyop.clear_records()  # other tests leave some
+    f = make(Counter(np.sin), COS, name=make.__name__)  # the warning comes once for each name
+    pushed = pytest.warns(RuntimeWarning, match="pushed out")
+    with jaxpyop.config.override(max_records=2), jaxpyop.report() as report, pushed:
+        jax.block_until_ready(jax.jit(jax.grad(lambda x: f(x) + f(x + 1) + f(x + 2) + f(x + 3)))(1.0))
+    (row,) = report.rows()
+    assert [row[c] for c in ("records", "pushed_out", "recomputed", "runs")] == [4, 2, 2, 6]
+    assert "2 records were pushed out: increase max_record_bytes" in str(report)
+
+
+def test_advice_and_the_table():
+    with jaxpyop.report() as report:
+        for _ in range(1000):
+            numpy_function(np.sin, [1.0], F, name="<s>")
+    head, row, said = str(report).splitlines()
+    assert head.split("  ")[0] == "op"
+    assert row.split()[:5] == ["<s>", "direct", "1000", "1000", "1000"]
+    assert said == "<s>: 1000 calls of one element: vmap and vmap_method='expand_dims' make one call of many"
+    assert repr(report) == str(report)
+    assert str(jaxpyop.report()).split() == ["op", "route", "calls"]
+
+
+# -------------------------------------------------------------- other processes
+
+DEVICES = """
+    import jax, jax.numpy as jnp, numpy as np, jaxpyop
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+    runs = []
+    x = jax.device_put(jnp.arange(8.0), NamedSharding(Mesh(np.array(jax.devices()), "i"), P("i")))
+    f = lambda x: jaxpyop.numpy_function(lambda x: runs.append(1) or np.sin(x), [x], jnp.float32)
+    for program in (jax.jit(f), jax.jit(jax.vmap(f)), jaxpyop.jit(f)):
+        runs.clear()
+        with jaxpyop.report() as report:
+            jax.block_until_ready(program(x))
+        (row,) = report.rows()
+        assert (row["runs"], row["calls"]) == (len(runs), 1), row
+"""
+
+
+@pytest.mark.slow
+def test_over_four_devices():
+    run_python(textwrap.dedent(DEVICES), **on_devices(4))
+
+
+def mark(path, text):
+    """Write into a file, which is how a worker counts."""
+    with open(path, "a", encoding="ascii") as file:
+        file.write(text)
+
+
+def sine_in_worker(path, x):
+    mark(path, "." if x != 3 else "!")
+    if x == 3:
+        raise KeyError("three")
+    return np.sin(x)
+
+
+def cosine_in_worker(path, inputs, outputs, cotangents):
+    mark(path, "r")
+    return COS(inputs, outputs, cotangents)
+
+
+# A program, the options of its op, and the inputs.
+WORKERS = {
+    "direct": (lambda f: f, {}, 1.0),
+    "jit of vmap": (lambda f: jax.jit(jax.vmap(f)), {}, X[:3]),
+    "parallel": (lambda f: jax.jit(jax.vmap(f)), {"vmap_method": "parallel"}, X[:3]),
+    "vmap of grad": (lambda f: jax.jit(jax.vmap(jax.grad(f))), {}, X[:3]),
+    "on_error": (lambda f: jax.jit(jax.vmap(f)), {"on_error": "nan"}, X),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*on_error= filled")
+def test_in_worker_processes(tmp_path):
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        for name, (program, options, x) in WORKERS.items():
+            path = pathlib.Path(tmp_path, name)
+            func, rule = (functools.partial(g, str(path)) for g in (sine_in_worker, cosine_in_worker))
+            row = counted(lambda: program(numpy_op(func, rule, executor=pool, **options))(x))["sine"]  # noqa: B023
+            marks = path.read_text(encoding="ascii")
+            found = row["runs"], row["rules"], row["failures"]
+            assert found == (len(marks.replace("r", "")), marks.count("r"), marks.count("!")), name
+            assert row["elements"] == row["calls"] * np.size(x)
+            assert row["function_seconds"] > 0
