@@ -1,0 +1,229 @@
+"""A differentiated value that leaves JAX in a function loses its derivative: the warnings and errors about it."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxpyop
+from jaxpyop import numpy_function, py_function
+from tests.gradients.bodies import BODIES, arrays, directions
+from tests.shared.checks import close
+
+F = jnp.float32
+X = jnp.array([0.5, -1.25, 2.0])
+name_of_op = iter(f"op number {k}" for k in range(1000))
+
+
+@pytest.fixture(autouse=True)
+def setting():
+    with jaxpyop.config.override(constants="warn"):
+        yield
+
+
+def derive(body, transform=lambda f: f, name=None):
+    f = transform(jax.grad(lambda x: py_function(body, [x], F, output_shapes=(3,), name=name).sum()))
+    return jax.block_until_ready(f(X))
+
+
+def said(body, transform=lambda f: f, name=None):
+    """What a gradient warns of: once for each op, so that a new name has its own warning."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        derive(body, transform, name or next(name_of_op))
+    return caught
+
+
+# Functions that take their array away, and what the warning calls it.
+TAKING = {
+    "ufunc": (lambda x: x * np.exp(x), "NumPy"),
+    "function": (lambda x: x * np.linalg.norm(x), "NumPy"),
+    "asarray": (lambda x: x * np.asarray(x), "NumPy"),
+    "a list of scalars": (lambda x: x * np.array([x[0], x[1], x[2]]), "NumPy"),
+    "tolist": (lambda x: x * sum(x.tolist()), "x.tolist()"),
+    "tobytes": (lambda x: x * len(x.tobytes()), "x.tobytes()"),
+    "dlpack": (lambda x: x * np.from_dlpack(x), "DLPack"),
+    "result": (lambda x: np.sin(x), "NumPy"),
+}
+# Functions that decide by a value, come to jnp by themselves, or say what they mean.
+SILENT = {
+    "float": lambda x: x * float(x[0]),
+    "item": lambda x: x * x[0].item(),
+    "bool and int": lambda x: x * int(x[2]) if x[0] > 0 and bool(x[1]) else x,
+    "format": lambda x: x * len(f"{x[0]:.2f} {x}"),
+    "operators of arrays": lambda x: np.ones(3, np.float32) * x + np.float32(2) * x,
+    "np.sum": lambda x: x * np.sum(x),
+    "np.shape": lambda x: x * np.shape(x)[0] * np.ndim(x) * np.size(x),
+    "iteration": lambda x: sum(v * v for v in x) * x,
+    "stop_gradient": lambda x: x * np.asarray(jax.lax.stop_gradient(x)),
+    "a comparison": lambda x: x * np.asarray(x > 0),
+    "an op inside": lambda x: numpy_function(np.sin, [x], F, vjp=lambda i, o, c: c[0] * np.cos(i[0])),
+    "not differentiated": lambda x: x * np.asarray(X),
+}
+
+
+@pytest.mark.parametrize(("body", "how"), TAKING.values(), ids=TAKING)
+def test_it_warns_once(body, how):
+    name = next(name_of_op)
+    (warning,) = said(body, name=name)
+    text = str(warning.message)
+    assert text.startswith(f"py_function '{name}': {how}")
+    for part in ("float32[", "derivative is zero", "jnp", "vjp=", "np.asarray(jax.lax.stop_gradient(x))"):
+        assert part in text
+    assert said(body, name=name) == []
+    with jaxpyop.config.override(constants="allow"):
+        assert said(body) == []
+
+
+def test_it_warns_under_jit():
+    (warning,) = said(lambda x: x * np.exp(x), jax.jit)
+    assert "NumPy takes a differentiated float32[3]" in str(warning.message)
+
+
+def test_each_line_has_its_own_warning():
+    def body(x):
+        return x * np.exp(x) + helper(x)
+
+    def helper(x):
+        y = np.abs(x)
+        return x * y
+
+    lines = [inspect.getsourcelines(body)[1] + 1, inspect.getsourcelines(helper)[1] + 1]
+    assert [(w.filename, w.lineno, w.category) for w in said(body)] == [(__file__, n, RuntimeWarning) for n in lines]
+
+
+@pytest.mark.parametrize("body", SILENT.values(), ids=SILENT)
+def test_it_is_silent(body):
+    assert said(body) == []
+
+
+def test_it_is_silent_where_nothing_is_differentiated():
+    kept = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for body, _ in TAKING.values():
+            py_function(body, [X], F, output_shapes=(3,))
+        derive(lambda x: (kept.append(x), x)[1])
+        close(np.asarray(kept[0]), X)  # the run is over
+
+
+# Functions whose result depends on no differentiated input, though the values of one may be in it.
+WHOLE = {
+    "float": lambda x: jnp.full(3, float(x[0]) ** 2),
+    "item": lambda x: jnp.full(3, x[0].item() ** 2),
+    "math": lambda x: np.full(3, math.sin(x[0]), np.float32),
+    "one of two branches": lambda x: jnp.full(3, float(x[0])) if x[0] > 0 else x,
+}
+
+
+@pytest.mark.parametrize("body", WHOLE.values(), ids=WHOLE)
+def test_a_result_without_a_derivative_warns_once(body):
+    name = next(name_of_op)
+    (warning,) = said(body, name=name)
+    assert (warning.filename, warning.lineno) == (__file__, inspect.getsourcelines(body)[1])
+    for part in (f"py_function '{name}': ", "took the value of a differentiated float32[]", "array 0", "stop_gradient"):
+        assert part in str(warning.message)
+    assert said(body, name=name) == []
+    with jaxpyop.config.override(constants="allow"):
+        assert said(body) == []
+
+
+# Results that are meant as constants.
+MEANT = {
+    "bool": lambda x: jnp.ones(3) if x[0] > 0 and bool(x[1]) else x,
+    "int": lambda x: jnp.full(3, float(int(x[2]))),
+    "stop_gradient": lambda x: jnp.full(3, float(jax.lax.stop_gradient(x[0]))),
+    "nothing taken": lambda x: jnp.ones(3),
+}
+
+
+@pytest.mark.parametrize("body", MEANT.values(), ids=MEANT)
+def test_a_result_that_is_meant_as_a_constant_is_silent(body):
+    assert said(body) == []
+
+
+def test_a_result_of_integers_has_no_derivative_to_lose():
+    body = lambda x: (x * x, jnp.int32(float(x[0])))
+    loss = lambda x: py_function(body, [x], (F, jnp.int32), output_shapes=((3,), ()))[0].sum()
+    close(jax.grad(loss)(X), 2 * X)
+
+
+# With "error", what makes a Python number of a value is an error as well, where a derivative is lost.
+REFUSED = {name: body for name, (body, _) in TAKING.items()} | {f"whole, {name}": body for name, body in WHOLE.items()}
+REFUSED |= {"float": SILENT["float"], "item": SILENT["item"], "complex": lambda x: x * complex(x[0]).real}
+
+
+@pytest.mark.parametrize("body", REFUSED.values(), ids=REFUSED)
+def test_an_error(body):
+    text = r"py_function 'mine': .* differentiated .* derivative is zero"
+    with jaxpyop.config.override(constants="error"), pytest.raises(TypeError, match=text):
+        derive(body, name="mine")
+
+
+def test_an_error_in_forward_mode_and_under_jit():
+    f = lambda x: py_function(lambda x: x * np.exp(x), [x], F, output_shapes=(3,), name="mine")
+    along = lambda x: jax.jvp(f, (x,), (x,))[1]
+    with jaxpyop.config.override(constants="error"):
+        for program in (along, jax.jit(along), jax.jit(jax.jacrev(f))):
+            with pytest.raises(TypeError, match="'mine': NumPy takes a differentiated"), jaxpyop.reraise():
+                jax.block_until_ready(program(X))
+
+
+@pytest.mark.parametrize("name", [name for name in SILENT if name not in REFUSED])
+def test_no_error(name):
+    with jaxpyop.config.override(constants="error"):
+        derive(SILENT[name])
+
+
+def halved(x):
+    while float(x) > 0.3:
+        x = x / 2
+    return x
+
+
+def squared(x):
+    return float(x) ** 2
+
+
+def scaled(x):
+    return x.item() * x
+
+
+NUMBERS = {"float": squared, "item": scaled, "in a while": halved}
+DERIVATIVES = {
+    "grad": jax.grad,
+    "jit of grad": lambda f: jax.jit(jax.grad(f)),
+    "grad of jit": lambda f: jax.grad(jax.jit(f)),
+    "vmap of grad": lambda f: lambda x: jax.vmap(jax.grad(f))(x[None]),
+    "jvp": lambda f: lambda x: jax.jvp(f, (x,), (x,)),
+}
+TRACED = [(body, derivative) for body in NUMBERS for derivative in DERIVATIVES]
+
+
+@pytest.mark.parametrize(
+    ("body", "derivative"),
+    [pytest.param(*pair, marks=[] if pair in TRACED[:2] else pytest.mark.slow) for pair in TRACED],
+)
+def test_an_error_in_a_function_that_is_traced(body, derivative):
+    f = lambda x: py_function(NUMBERS[body], [x], F, output_shapes=(), mode="traced", max_steps=4)
+    with jaxpyop.config.override(constants="error"):
+        # A derivative in another variable does not need that of the number.
+        assert jax.grad(lambda y: y * jax.jit(f)(F(0.5)))(1.0) == NUMBERS[body](F(0.5))
+        with pytest.raises(TypeError, match=r"test_constants.py:\d+: float\(x\) makes a constant of a differentiated"):
+            DERIVATIVES[derivative](f)(F(0.5))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BODIES)
+def test_jax_itself_takes_nothing_out(name):
+    body, inputs = BODIES[name][0], arrays(BODIES[name][1])
+    tout = jax.eval_shape(body, *inputs)
+    with jaxpyop.config.override(constants="error"):
+        outputs, pull = jax.vjp(lambda *inputs: py_function(body, list(inputs), tout), *inputs)
+        pull(directions(outputs))

@@ -1,0 +1,330 @@
+"""Records of forward passes: how long they are kept, what happens when one is gone, and their bounds."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import itertools
+import os
+import weakref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxpyop
+from jaxpyop import numpy_function, py_func, py_function
+from tests.shared.checks import Counter, close, eventually
+
+F = jnp.float32
+STEPS = 6
+numbers = itertools.count()
+PROGRAMS = {
+    "scan": lambda f: lambda x: jax.lax.scan(lambda c, _: (f(c), None), x, None, length=STEPS)[0],
+    "vmap": lambda f: lambda x: jnp.sum(jax.vmap(f)(x + jnp.arange(STEPS, dtype=F))),
+    "one by one": lambda f: lambda x: sum(f(x + k) for k in range(STEPS)),
+}
+
+
+@pytest.fixture(autouse=True)
+def _two_records():
+    """A store of so few records that most are evicted before the backward pass comes."""
+    with jaxpyop.config.override(max_records=2):
+        yield
+    jaxpyop.clear_records()
+
+
+def steady(x):
+    return x * x * 0.5
+
+
+def draws():
+    generator = np.random.default_rng(0)
+    return lambda x: x * generator.normal()
+
+
+def counts():
+    seen = []
+    return lambda x: x * (1.0 + len(seen.append(0) or seen) / 100)
+
+
+def automatic(body, **options):
+    """An op whose name is new, because the warning comes once for each name."""
+    name = f"op {next(numbers)}"
+    return lambda x: py_function(body, [x], F, output_shapes=(), name=name, **options)
+
+
+def with_residuals(body, **options):
+    """The residual is the slope of the line through the origin, so that the derivative is known."""
+
+    def fwd(x):
+        y = np.float32(body(float(x)))
+        return y, y / x
+
+    rule, name = (fwd, lambda slope, ct: slope * ct[0]), f"op {next(numbers)}"
+    return lambda x: numpy_function(lambda x: fwd(x)[0], [x], F(0), vjp=rule, name=name, **options)
+
+
+OPS = {"automatic": automatic, "residuals": with_residuals}
+AGAIN = "records of forward passes were pushed out before the backward pass came"
+ROWS = [
+    pytest.param(program, op, marks=[] if program == "scan" or op == "automatic" else pytest.mark.slow)
+    for program in PROGRAMS
+    for op in OPS
+]
+each_program = pytest.mark.parametrize(("program", "op"), ROWS)
+
+
+@contextlib.contextmanager
+def told_once():
+    with pytest.warns(RuntimeWarning, match=AGAIN) as told:
+        yield
+    assert len(told) == 1
+    assert "max_record_bytes" in str(told[0].message)
+
+
+@each_program
+def test_a_function_runs_again_with_one_warning(program, op):
+    program = PROGRAMS[program]
+    line = lambda x: x * jax.lax.stop_gradient(steady(x) / x)
+    with told_once(), jaxpyop.report() as report:
+        found = jax.block_until_ready(jax.jit(jax.grad(program(OPS[op](steady))))(0.7))
+    np.testing.assert_allclose(found, jax.grad(program(steady if op == "automatic" else line))(0.7), rtol=1e-5)
+    (row,) = report.rows()
+    assert row["records"] == STEPS
+    assert STEPS - 2 <= row["recomputed"] <= STEPS
+    assert STEPS - 2 <= row["pushed_out"] <= STEPS
+
+
+@each_program
+@pytest.mark.parametrize("body", [draws, counts])
+def test_a_function_that_gives_something_else_is_refused(program, op, body):
+    step = jax.jit(jax.grad(PROGRAMS[program](OPS[op](body()))))
+    with (
+        pytest.warns(RuntimeWarning, match=AGAIN),
+        pytest.raises(Exception, match=r"(func|fwd of vjp) ran again .*other results.*stateful=True"),
+    ):
+        jax.block_until_ready(step(0.7))
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_a_stateful_function_never_runs_again(op):
+    body = Counter(steady)
+    step = jax.jit(jax.grad(PROGRAMS["scan"](OPS[op](body, stateful=True))))
+    with pytest.raises(Exception, match=r"stateful op cannot be run again.*max_records"):
+        jax.block_until_ready(step(0.7))
+    assert body.count == STEPS
+
+
+def test_what_was_read_of_a_stateful_function_is_kept():
+    """It cannot be made again, so that a pass that reads it twice finds it."""
+    with jaxpyop.config.override(max_records=2 * STEPS):
+        f = automatic(draws(), stateful=True)
+        first, pull = jax.vjp(jax.jit(PROGRAMS["scan"](f)), F(0.7))
+        slopes = [pull(F(1))[0] for _ in range(2)]
+    close(slopes, [first / 0.7] * 2)
+
+
+def test_records_that_the_user_cleared_are_made_again_silently():
+    for body, slope in ((automatic(steady), 0.7), (with_residuals(steady), 0.35)):
+        _, pull = jax.vjp(jax.jit(body), F(0.7))
+        jaxpyop.clear_records()
+        close(pull(F(1))[0], slope)
+
+
+def test_only_results_are_compared():
+    """A function that gives the same results with another derivative is not noticed, as the page on gradients says."""
+    runs = itertools.count(2)
+    stop = jax.lax.stop_gradient
+    f = automatic(lambda x: (k := float(next(runs))) * (x - stop(x)) + stop(x) * (k > 0))
+    with told_once():
+        assert np.isfinite(jax.jit(jax.grad(PROGRAMS["scan"](f)))(0.7))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda a: a[::-1],
+        lambda a: np.where(np.arange(a.size) == a.size // 2, a + 1e-3, a),
+        lambda a: -a,
+        lambda a: np.random.default_rng(1).permutation(a),
+    ],
+    ids=["reversed", "one element", "negative", "shuffled"],
+)
+def test_every_difference_of_the_results_is_seen(change):
+    """There is room for one record, so that the second step evicts that of the first."""
+    a = np.random.default_rng(0).normal(size=1000).astype(np.float32)
+    runs = itertools.count()
+    body = lambda x: x * jnp.asarray(a if next(runs) < 1 else change(a))
+    with jaxpyop.config.override(max_records=1):
+        op = lambda x: py_function(body, [x], F, output_shapes=(1000,), name=f"op {next(numbers)}")
+        pull = jax.vjp(jax.jit(op), F(1))[1]
+        jax.vjp(jax.jit(automatic(steady)), F(1))
+        with told_once(), pytest.raises(Exception, match=r"ran again .*other results"):
+            jax.block_until_ready(pull(jnp.ones(1000)))
+
+
+@pytest.mark.parametrize("body", [lambda: steady, draws], ids=["steady", "draws"])
+def test_the_residuals_of_a_block_are_made_again(body):
+    f, x = body(), jnp.arange(1.0, 5.0)
+
+    def fwd(x):
+        y = np.asarray([f(float(v)) for v in x.ravel()], np.float32).reshape(x.shape)
+        return y, y / x
+
+    options = {"vjp": (fwd, lambda slope, ct: slope * ct[0]), "name": f"op {next(numbers)}"}
+    op = lambda x: numpy_function(lambda x: fwd(x)[0], [x], F, vmap_method="expand_dims", **options)
+
+    def program(x):
+        y, pull = jax.vjp(jax.vmap(op), x)
+        for k in range(3):  # these push the residuals out
+            y = y + jax.vjp(jax.vmap(op), x + k)[0]
+        return pull(y)[0] * 0 + pull(jnp.ones_like(x))[0]
+
+    step = jax.jit(program)
+    if f is steady:
+        with told_once():
+            np.testing.assert_allclose(step(x), x * 0.5, rtol=1e-6)
+    else:
+        with told_once(), pytest.raises(Exception, match="fwd of vjp ran again"):
+            jax.block_until_ready(step(x))
+
+
+CHECKPOINTS = {
+    "the function": jax.checkpoint,
+    "around more": lambda f: jax.checkpoint(lambda x: f(x * 1.0) * 1.0),
+    "in itself": lambda f: jax.checkpoint(lambda x: jax.checkpoint(f)(x)),
+    "nothing saveable": lambda f: jax.checkpoint(f, policy=jax.checkpoint_policies.nothing_saveable),
+    "everything saveable": lambda f: jax.checkpoint(f, policy=jax.checkpoint_policies.everything_saveable),
+    "in a scan": lambda f: PROGRAMS["scan"](jax.checkpoint(f)),
+    "around a scan": lambda f: jax.checkpoint(PROGRAMS["scan"](f)),
+    "around a vmap": lambda f: jax.checkpoint(lambda x: jnp.sum(jax.vmap(f)(jnp.stack([x, x])))),
+    "in a vmap": lambda f: lambda x: jnp.sum(jax.vmap(jax.checkpoint(f))(jnp.stack([x, x]))),
+    "around a cond": lambda f: jax.checkpoint(lambda x: jax.lax.cond(x > 0, f, lambda x: x, x)),
+}
+
+
+@pytest.mark.parametrize("transform", [lambda f: f, jax.jit, jaxpyop.jit], ids=["direct", "jit", "cut"])
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[] if n == "the function" else pytest.mark.slow) for n in CHECKPOINTS]
+)
+def test_in_a_checkpoint_the_gradient_is_that_of_the_run_that_gave_the_value(name, op, transform):
+    f = CHECKPOINTS[name](OPS[op](draws()))
+    with jaxpyop.config.override(max_records=100):
+        value, slope = transform(jax.value_and_grad(f))(F(0.75))
+    # Each function is linear in x.
+    np.testing.assert_allclose(slope * 0.75, value, rtol=1e-5)
+
+
+# ------------------------------------------------------------------ how long they are kept
+
+
+class Held:
+    """An object in the residuals, by which tests see that a record is gone."""
+
+
+def kept_by(transform, program):
+    """References to the residuals of a function, after a program that differentiates it."""
+    alive = []
+
+    def fwd(x):
+        alive.append(weakref.ref(held := Held()))
+        return x * x, (x, held)
+
+    op = lambda x: numpy_function(lambda x: x * x, [x], F(0), vjp=(fwd, lambda r, ct: 2 * r[0] * ct[0]))
+    program(transform(op))
+    return alive
+
+
+def living(alive):
+    gc.collect()
+    return sum(ref() is not None for ref in alive)
+
+
+def test_outside_jit_a_record_that_was_read_goes_with_its_pullback():
+    with jaxpyop.config.override(max_records=100):
+        for step in (lambda f: jax.grad(f)(2.0), lambda f: jax.vmap(jax.grad(f))(jnp.ones(3))):
+            alive = kept_by(lambda f: f, lambda f, step=step: [step(f) for _ in range(5)])
+            assert eventually(lambda alive=alive: living(alive) == 0)
+        kept = []
+        alive = kept_by(lambda f: f, lambda f: kept.append(jax.vjp(f, 2.0)[1]))
+        assert living(alive) == 1
+        assert [float(kept[0](F(1))[0]) for _ in range(2)] == [4.0, 4.0]
+        kept.clear()
+        assert eventually(lambda: living(alive) == 0)
+
+
+def test_under_jit_what_was_read_takes_a_small_share_of_the_bound():
+    with jaxpyop.config.override(max_records=320):
+        alive = kept_by(jax.jit, lambda f: [jax.block_until_ready(jax.grad(f)(2.0)) for _ in range(30)])
+        assert living(alive) <= 11
+
+
+def test_a_lower_bound_evicts_at_once():
+    with jaxpyop.config.override(max_records=100):
+        pulls = []
+        alive = kept_by(jax.jit, lambda f: pulls.extend(jax.vjp(f, 2.0)[1] for _ in range(6)))
+        assert living(alive) == 6
+        with jaxpyop.config.override(max_records=4):
+            assert living(alive) == 4
+        jaxpyop.clear_records()
+        assert living(alive) == 0
+
+
+def test_the_bound_of_bytes():
+    """The newest record stays, even if it is too large."""
+
+    def pulls(size):
+        fwd = lambda x: (x * x, {"a": np.zeros(size, np.uint8), "x": [x]})
+        op = lambda x: numpy_function(
+            lambda x: x * x, [x], F(0), vjp=(fwd, lambda r, ct: 2 * r["x"][0] * ct[0]), name=f"op {next(numbers)}"
+        )
+        return [jax.vjp(jax.jit(op), F(k))[1] for k in range(1, 6)]
+
+    for size, kept in ((1_000, 5), (100_000, 3), (1_000_000, 1)):
+        with jaxpyop.config.override(max_records=100, max_record_bytes=350_000), jaxpyop.report() as report:
+            found = [float(pull(F(1))[0]) for pull in reversed(pulls(size))] if kept == 5 else None
+            if found is None:
+                with told_once():
+                    found = [float(pull(F(1))[0]) for pull in reversed(pulls(size))]
+        assert found == [10.0, 8.0, 6.0, 4.0, 2.0]
+        assert sum(row["recomputed"] for row in report.rows()) == 5 - kept
+
+
+def test_a_function_is_not_kept_by_its_records():
+    def make():
+        body = lambda x: x * x
+        jax.grad(lambda x: py_function(body, [x], F))(2.0)
+        jax.jit(jax.grad(lambda x: py_function(body, [x], F, output_shapes=())))(2.0)
+        return weakref.ref(body)
+
+    alive = make()
+    jax.clear_caches()
+    assert eventually(lambda: alive() is None)
+
+
+def test_records_may_take_a_share_of_the_machine():
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if "JAXPYOP_MAX_RECORD_BYTES" not in os.environ:
+        assert 256 * 2**20 <= jaxpyop.config.max_record_bytes <= max(memory // 8, 256 * 2**20)
+
+
+@pytest.mark.slow
+def test_two_programs_in_turn_run_each_function_once():
+    one, other = Counter(steady), Counter(lambda x: x * 2)
+    with jaxpyop.config.override(max_records=320):
+        ops = automatic(one), automatic(other)
+        first, second = (jax.jit(lambda x, f=f: jax.vjp(f, x)[1]) for f in ops)
+        pulls = [pull for i in range(150) for pull in (first(F(i)), second(F(i)))]
+        for pull in pulls:
+            jax.block_until_ready(pull(F(1)))
+    assert (one.count, other.count) == (150, 150)
+
+
+def test_py_func_runs_fwd_in_place_of_the_function():
+    func, fwd = Counter(lambda x: x * x), Counter(lambda x: (x * x, x))
+    op = lambda x: py_func(func, [x], F(0), vjp=(fwd, lambda x, ct: 2 * x * ct[0]))
+    assert jax.jit(jax.grad(op))(3.0) == 6.0
+    assert (func.count, fwd.count) == (0, 1)
