@@ -1,0 +1,245 @@
+"""Effects, nested ops, rules of JAX's own and mutable data in a function that is differentiated."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import jaxpyop
+from jaxpyop import py_func, py_function
+from tests.gradients.bodies import X3, F, while_loop
+from tests.shared.checks import Counter, close, eventually
+
+X = jnp.asarray(X3)
+
+# Where an operation is in a function of a scalar.
+WHERE = {
+    "body": lambda f: f,
+    "jit": jax.jit,
+    "scan": lambda f: lambda x: lax.scan(lambda c, _: (f(c), None), x, None, length=1)[0],
+    "cond": lambda f: lambda x: lax.cond(x > 0, f, lambda y: y, x),
+}
+
+
+def both_modes(body):
+    """Derivatives of a function of a scalar, taken of one run of it: twice in reverse, and in forward mode."""
+    _, pull = jax.vjp(lambda x: py_function(body, [x], F, output_shapes=()), F(2))
+    return [float(pull(F(k))[0]) for k in (1, 2)]
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_a_print_happens_once(where, capsys):
+    def noisy(x):
+        jax.debug.print("saw {}", x)
+        return x * x
+
+    body = WHERE[where](noisy)
+    for _ in range(2):
+        assert both_modes(body) == [4, 8]
+        jax.effects_barrier()
+        assert capsys.readouterr().out.count("saw 2.0") == 1
+    op = lambda x: py_function(body, [x], F, output_shapes=())
+    assert jax.jvp(op, (2.0,), (1.0,))[1] == 4
+    jax.effects_barrier()
+    assert capsys.readouterr().out.count("saw 2.0") == 1
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_a_function_inside_runs_once(where):
+    cube = Counter(lambda x: x * x * x)
+    nested = WHERE[where](lambda x: py_function(cube, [x], F, output_shapes=()) * x)
+    assert both_modes(nested) == [32, 64]
+    assert cube.count == 1
+    op = lambda x: py_function(nested, [x], F, output_shapes=())
+    assert jax.jvp(op, (2.0,), (1.0,))[1] == 32
+    assert cube.count == 2
+    if where == "body":
+        assert jax.grad(jax.grad(op))(2.0) == 48
+
+
+@pytest.mark.parametrize("transform", [lambda f: f, jax.jit], ids=["direct", "jit"])
+def test_effects_of_a_nested_stateful_op(transform):
+    log = []
+
+    def body(x):
+        py_func(lambda x: log.append(float(x)), [x], None)
+        return x * x
+
+    step = transform(jax.grad(lambda x: py_function(body, [x], F, output_shapes=(), stateful=True)))
+    assert [float(step(v)) for v in (1.0, 2.0)] == [2.0, 4.0]
+    jax.effects_barrier()
+    assert log == [1.0, 2.0]
+
+
+def test_the_rules_of_a_custom_vjp_run_once_each():
+    calls = []
+
+    @jax.custom_vjp
+    def f(x):
+        calls.append("func")
+        return x * 2.0
+
+    def fwd(x):
+        calls.append("fwd")
+        return x * 2.0, None
+
+    def bwd(_, ct):
+        calls.append("bwd")
+        return (ct * 7.0,)
+
+    f.defvjp(fwd, bwd)
+    assert both_modes(f) == [7, 14]
+    assert calls == ["fwd", "bwd", "bwd"]
+
+
+def test_a_derivative_inside_of_another_differentiated_op():
+    def body(x):
+        inner = lambda y: py_function(lambda y, x: y * x, [y, x], F)
+        return inner(x) + jax.grad(inner)(x)
+
+    value, slope = jax.value_and_grad(lambda x: py_function(body, [x], F))(3.0)
+    assert (value, slope) == (12, 7)
+
+
+def test_what_is_written_after_it_was_used():
+    """Neither NumPy arrays nor arrays that a jitted function closes over are read again later."""
+
+    def body(x):
+        scale = np.ones(3, np.float32)
+        y = x * scale
+        scale[:] = 5.0
+        z = x * scale
+        scale[:] = 9.0
+        return y + z
+
+    close(jax.grad(lambda x: py_function(body, [x], F).sum())(X), [6, 6, 6])
+
+
+def alone(f):
+    return f
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [alone, jax.checkpoint, lambda f: lambda x: lax.fori_loop(0, 1, lambda i, c: f(c), x)],
+    ids=["jit", "in checkpoint", "in scan"],
+)
+def test_an_array_that_a_jitted_function_closes_over_may_change(wrap):
+    table = np.ones(3, np.float32)
+    body = lambda x: wrap(jax.jit(lambda y: y * y * table))(x)
+    for k in (1, 10, 3, 4, 5, 6):
+        table[:] = k
+        value, pull = jax.vjp(lambda x: py_function(body, [x], F), X)
+        if wrap is alone:
+            table[:] = 99  # a copy was recorded, as it is not of what JAX itself keeps in a checkpoint or a scan
+        close(value, k * X**2)
+        close(pull(jnp.ones(3))[0], 2 * k * X)
+
+
+def test_an_exception_leaves_nothing_behind():
+    class OwnError(Exception):
+        pass
+
+    def body(x):
+        y = x * 2.0
+        raise OwnError("from the body", float(y))
+
+    for _ in range(2):
+        with pytest.raises(OwnError, match="from the body"):
+            jax.grad(lambda x: py_function(body, [x], F))(1.0)
+        assert jnp.float32(1) + 1 == 2
+    assert jax.grad(lambda x: py_function(lambda x: x * x, [x], F))(3.0) == 6
+
+
+NO_REVERSE_MODE = {
+    "while_loop": (while_loop, "Reverse-mode differentiation does not work"),
+    "pure_callback": (
+        lambda x: jax.pure_callback(lambda v: v, jax.ShapeDtypeStruct((), F), x) * x,
+        "Pure callbacks do not support JVP",
+    ),
+}
+
+
+@pytest.mark.parametrize(("body", "text"), NO_REVERSE_MODE.values(), ids=NO_REVERSE_MODE)
+def test_what_has_no_reverse_mode_raises_in_the_backward_pass(body, text):
+    value, pull = jax.vjp(lambda x: py_function(body, [x], F), F(1))
+    assert np.isfinite(value)
+    with pytest.raises(ValueError, match=text):
+        pull(F(1))
+
+
+def test_mutable_arrays_are_refused():
+    def body(x):
+        store = jax.new_ref(jnp.zeros(()))
+        store[...] = x
+        return store[...]
+
+    with pytest.raises(NotImplementedError, match="mutable array"):
+        jax.grad(lambda x: py_function(body, [x], F))(1.0)
+
+
+def test_shard_map_inside():
+    mesh = jax.make_mesh((1,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec("i")
+    shard = functools.partial(jax.shard_map, mesh=mesh, in_specs=spec, out_specs=spec)
+    square = shard(lambda x: x * x)
+    with pytest.raises(NotImplementedError, match=r"jax\.jit"):
+        jax.grad(lambda x: py_function(square, [x], F).sum())(X)
+    body = lambda x: jax.jit(square)(x) + square(X)
+    close(jax.grad(lambda x: py_function(body, [x], F).sum())(X), 2 * X)
+
+
+def test_a_function_made_in_the_body_is_freed():
+    alive = []
+
+    def body(x):
+        double = lambda y: y * 2.0
+        alive.append(weakref.ref(double))
+        return py_function(double, [x], F)
+
+    assert jax.grad(lambda x: py_function(body, [x], F))(1.0) == 2
+    assert eventually(lambda: all(ref() is None for ref in alive))
+
+
+def test_threads_differentiate_at_the_same_time():
+    wrong, start = [], threading.Barrier(4)
+
+    def power(x, n):
+        y = x
+        for _ in range(n):
+            y = y * x
+        return y
+
+    def work(n):
+        start.wait()
+        for i in range(10):
+            x = 1 + 0.01 * i
+            slope = jax.grad(lambda x: py_function(lambda x: power(x, n), [x], F))(x)
+            if not np.isclose(slope, (n + 1) * x**n, rtol=1e-4):
+                wrong.append((n, i))
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(1, 5)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert not wrong
+
+
+def test_leak_checks_find_nothing():
+    body = lambda x: jnp.sum(jax.jit(lambda y: y * x)(x) + lax.scan(lambda c, _: (c * x, None), x, None, length=2)[0])
+    with jax.checking_leaks():
+        close(jax.grad(lambda x: py_function(body, [x], F, output_shapes=()))(X), 2 * X + 3 * X**2)
+
+
+def test_stateful_functions_run_once_in_derivatives():
+    body = Counter(lambda x: x * x)
+    f = lambda x: py_function(body, [x], F, output_shapes=(), stateful=True)
+    for k, program in enumerate((jax.grad(f), jax.jit(jax.grad(f)), jaxpyop.jit(jax.grad(f)), jax.jacfwd(f)), 1):
+        assert program(3.0) == 6
+        assert body.count == k

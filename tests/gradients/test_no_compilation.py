@@ -1,0 +1,209 @@
+"""After a few steps nothing is traced and nothing is compiled any more, as in a step of plain JAX."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from jaxpyop import py_function
+from tests.gradients.bodies import BODIES, F, arrays, custom_square, directions
+from tests.shared.checks import close
+
+A = jnp.eye(3) * 3 + 0.1
+B = jnp.arange(3.0)
+
+
+@contextlib.contextmanager
+def events():
+    """What JAX traces and compiles in a block, as a list that grows."""
+    found = []
+    listen = lambda name, *_, **__: found.append(name) if "compile" in name or "trace" in name else None
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield found
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def linear_solve(x):
+    by_lu = lambda _, b: jnp.linalg.solve(lax.stop_gradient(A * x), b)
+    return jnp.sum(lax.custom_linear_solve(lambda v: A * x @ v, B, by_lu, symmetric=True))
+
+
+def jitted_functions_without_a_tangent(x):
+    jitted = jax.jit(lambda b: jnp.cos(b) * 2 + b)(B)
+    looped = lax.fori_loop(0, 3, lambda _, b: b * 2 + 1, jitted)
+    return jnp.sum(lax.cond(looped[0] > 0, lambda b: -b, lambda b: b, looped)) * x * x
+
+
+def long_chain(x):
+    for _ in range(30):
+        x = x * 0.9 + x * x * 0.1
+    return x
+
+
+jit_of_custom = jax.jit(lambda x: jnp.sin(custom_square(x, F(1))) + x)
+STEPS = {
+    "elementwise": lambda x: x**2 + x**3 * x**-1 + 2.0 * x,
+    "a long chain": long_chain,
+    "custom_vjp": lambda x: custom_square(x, F(1)) * x,
+    "scan of a fresh lambda": lambda x: lax.scan(lambda c, _: (c * x, None), x, None, length=4)[0],
+    "jit of custom_vjp": lambda x: jit_of_custom(x) * x,
+    "no tangent": jitted_functions_without_a_tangent,
+    "frexp": lambda x: jnp.frexp(x)[0] * x,
+    "interp": lambda x: jnp.interp(x, B, B**2),
+    "linear solve": linear_solve,
+    "gamma": lambda x: jnp.sum(jax.random.gamma(jax.random.key(3), x * jnp.ones(2))),
+    "cg": lambda x: jnp.sum(jax.scipy.sparse.linalg.cg(lambda v: A * x @ v, B)[0]),
+    "bicgstab": lambda x: jnp.sum(jax.scipy.sparse.linalg.bicgstab(lambda v: A * x @ v, B)[0]),
+    "expm": lambda x: jnp.sum(jax.scipy.linalg.expm(A * x)),
+}
+FAST = ["elementwise", "a long chain", "custom_vjp", "scan of a fresh lambda", "no tangent"]
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in FAST else pytest.mark.slow) for n in STEPS])
+def test_a_compiled_gradient_step(name):
+    body = STEPS[name]
+    step = jax.jit(jax.grad(lambda x: py_function(body, [x], F, output_shapes=())))
+    slopes = [step(1.5) for _ in range(6)]
+    with events() as found:
+        slopes += [jax.block_until_ready(step(1.5)) for _ in range(3)]
+    assert found == []
+    np.testing.assert_allclose(slopes, float(jax.jit(jax.grad(body))(1.5)), rtol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in STEPS if "custom_vjp" not in name])
+def test_a_compiled_forward_step(name):
+    body = STEPS[name]
+    along = lambda f: lambda x: jax.jvp(f, (x,), (1.0,))[1]
+    step = jax.jit(along(lambda x: py_function(body, [x], F, output_shapes=())))
+    slopes = [step(1.5) for _ in range(6)]
+    with events() as found:
+        slopes += [jax.block_until_ready(step(1.5)) for _ in range(3)]
+    assert found == []
+    np.testing.assert_allclose(slopes, float(along(body)(1.5)), rtol=1e-4)
+
+
+# What a rule of the user's or of JAX's compiles when it is called, as in plain JAX; and constants deep in a loop.
+COMPILES = ["custom_root", "custom_vjp of odeint", "jit over an array, in scan", "jit over an array, in checkpoint"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in BODIES if name not in COMPILES])
+def test_no_function_is_compiled_for_ever(name):
+    body, inputs = BODIES[name][0], arrays(BODIES[name][1])
+    out = jax.eval_shape(body, *inputs)
+    cotangents = directions(out)
+    op = lambda *inputs: py_function(body, list(inputs), out)
+
+    @jax.jit
+    def step(*inputs):
+        _, pull = jax.vjp(op, *inputs)
+        return [c for c in pull(cotangents) if c.dtype != jax.dtypes.float0]
+
+    for _ in range(6):
+        jax.block_until_ready(step(*inputs))
+    with events() as found:
+        jax.block_until_ready(step(*inputs))
+    assert found == []
+
+
+def test_constants_are_not_compiled_in():
+    """Other numbers in each step, of the function's own and from outside, are found by the same program."""
+    rate = [0.0]
+    body = lambda x: x * rate[0] * x + jnp.float32(rate[0])
+    step = jax.jit(jax.grad(lambda x: py_function(body, [x], F, output_shapes=())))
+    for rate[0] in (0.1, 0.2, 0.3, 0.4, 0.5, 0.6):
+        np.testing.assert_allclose(step(2.0), 4 * rate[0], rtol=1e-6)
+    with events() as found:
+        for rate[0] in (0.7, 0.8, -0.0, 3):
+            np.testing.assert_allclose(step(2.0), 4 * rate[0], rtol=1e-6)
+    assert found == []
+
+
+def test_scans_that_differ_in_a_number_are_told_apart():
+    for rate in (0.5, 0.25, -0.0, 0.0):
+        body = lambda x, rate=rate: lax.scan(lambda c, _: (c * rate, None), x, None, length=2)[0]
+        for _ in range(6):
+            close(jax.grad(lambda x, body=body: py_function(body, [x], F))(3.0), rate * rate)
+
+
+def test_types_are_told_apart():
+    body = lambda x: x * x
+    for x in (F(2), jnp.arange(3.0), jnp.float16(2), jnp.complex64(2 + 1j), jnp.arange(2.0)):
+        for _ in range(6):
+            _, pull = jax.vjp(lambda x: py_function(body, [x], x.dtype), x)
+            got = pull(jnp.ones_like(x))[0]
+            assert got.dtype == x.dtype
+            np.testing.assert_allclose(got, 2 * x)
+
+
+def test_another_path_in_each_step_compiles_nothing_new():
+    """Lengths of a loop that were not seen before use operations that were."""
+
+    def chain(x, n):
+        for _ in range(int(n)):
+            x = x * 0.5 + x
+        return x
+
+    step = jax.jit(jax.grad(lambda x, n: py_function(chain, [x, n], F, output_shapes=())))
+    for n in range(1, 8):
+        step(1.0, n)
+    with events() as found:
+        slopes = [float(step(1.0, n)) for n in range(8, 20)]
+    assert found == []
+    np.testing.assert_allclose(slopes, [1.5**n for n in range(8, 20)], rtol=1e-5)
+
+
+def clipped_mean(x, length):
+    return jnp.sort(x)[:length].mean()
+
+
+@pytest.mark.slow
+def test_lengths_that_depend_on_values_compile_no_more_than_in_jax():
+    x = jnp.asarray(np.random.default_rng(0).normal(size=100), F)
+    runs = {
+        "jax": lambda n: jax.grad(clipped_mean)(x, n),
+        "ours": lambda n: jax.grad(lambda x: py_function(lambda x: clipped_mean(x, n), [x], F))(x),
+    }
+    compiled = {}
+    for name, first in (("jax", 10), ("ours", 40)):
+        for k in range(6):  # what does not depend on the length
+            runs[name](first - k)
+        with events() as found:
+            for n in range(first + 1, first + 11):
+                runs[name](n)
+        compiled[name] = len([name for name in found if "backend_compile" in name])
+    assert 0 < compiled["ours"] <= compiled["jax"]
+
+
+@pytest.mark.parametrize("transform", [lambda f: f, jax.jit], ids=["direct", "jit"])
+def test_steps_leave_no_entries_in_the_cache_of_a_jitted_function(transform):
+    """Each of our traces would be another one to JAX, if it were not told that they are alike; in threads as well."""
+    helper = jax.jit(lambda y: y * 2)
+    body = lambda w: jnp.sum((w * B - helper(B)) * w)
+    step = transform(jax.grad(lambda w: py_function(body, [w], F, output_shapes=())))
+    for _ in range(3):
+        step(1.0)
+    entries = helper._cache_size()
+    for _ in range(10):
+        step(1.0)
+        thread = threading.Thread(target=step, args=(1.0,))
+        thread.start()
+        thread.join()
+    assert helper._cache_size() == entries
+
+
+def test_a_function_that_was_first_called_in_an_op_is_not_slow_elsewhere():
+    helper = jax.jit(lambda y: y * 2)
+    jax.grad(lambda w: py_function(lambda w: jnp.sum(w * helper(B)), [w], F))(1.0)
+    entries = helper._cache_size()
+    helper(B)
+    assert helper._cache_size() == entries + 1  # an entry of its own, with its executable
