@@ -1,0 +1,172 @@
+"""The tape, inside: what a record keeps, what it shares, and what it is asked wrongly.
+
+gradients/ has what a user sees of it.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxpyop import _jaxcore, _tape
+from tests.gradients.bodies import X3, F, custom_square
+from tests.shared.checks import close
+
+X = jnp.asarray(X3)
+
+
+def array_bytes(record):
+    return sum(a.nbytes for a in record.arrays())
+
+
+def test_arrays_are_kept_once():
+    x = jnp.ones(1000, F)
+    _, record = _tape.record(lambda a, b: [a * b + (a + b) * x], [x, x])
+    assert array_bytes(record) == 4000  # x, once: sums need nothing, a product only the other factor
+    _, record = _tape.record(lambda a: [custom_square(a * x, a)], [x])
+    assert array_bytes(record) == 2 * 4000  # x and the product, which the rule saved
+    _, record = _tape.record(lambda a: [a.astype(jnp.int32), a + x], [x])
+    assert array_bytes(record) == 0
+    close(record.pullback([None, x])[0], x)
+    close(record.pushforward([x])[1], x)
+
+
+def test_integers_are_not_recorded():
+    _, record = _tape.record(lambda x: [jnp.argmax(x) + 1, x > 0, jnp.sign(x) * 2.0], [X])
+    assert array_bytes(record) == 0
+    assert record.pullback([None, None, jnp.ones(3)]) == [None]
+
+
+def test_a_closed_over_array_counts_and_is_freed():
+    tables = [jnp.ones(1000)]
+
+    def body(x):
+        table = tables.pop()
+        return [jnp.sum(jax.jit(lambda y: jnp.sin(y * table) * table)(x))]
+
+    alive = weakref.ref(tables[0])
+    _, record = _tape.record(body, [jnp.ones(1000)])
+    assert record.nbytes >= 8000
+    del record
+    gc.collect()
+    assert alive() is None
+
+
+def test_a_record_keeps_neither_tracers_nor_the_function():
+    class Held:
+        pass
+
+    held, tracers = Held(), []
+
+    def body(x, held=held):
+        y = x * x
+        tracers.append(weakref.ref(y))
+        return [jax.jit(lambda z: z * y)(x)]
+
+    alive = weakref.ref(held)
+    _, record = _tape.record(body, [F(1)])
+    del held, body
+    gc.collect()
+    assert alive() is tracers[0]() is None
+    assert record.pullback([F(1)])[0] == 3
+
+
+def test_records_of_one_line_share_their_program():
+    def body(x):
+        for _ in range(30):
+            x = x * x
+        return [x]
+
+    first, second = (_tape.record(body, [F(1)])[1] for _ in range(2))
+    assert first._program is second._program
+    assert 30 * 1000 < first.nbytes < 60 * 1700  # the arrays alone, which are small
+
+
+def test_a_number_that_comes_again_is_one_of_jnps():
+    """Its type and sign are those of jnp's, and it may be deleted, as some do with all arrays."""
+    numbers = [0.5, 3, -0.0, 0.0, True, 2.5]
+    body = lambda x: [x * n for n in numbers]
+    x = F(2)
+    want, pull = jax.vjp(body, x)
+    for _ in range(4):
+        outs, record = _tape.record(body, [x])
+        assert [(o.dtype, o.weak_type) for o in outs] == [(w.dtype, w.weak_type) for w in want]
+        np.testing.assert_array_equal(np.signbit(outs), np.signbit(want))
+        ones = [jnp.ones_like(x)] * len(numbers)
+        np.testing.assert_allclose(record.pullback(ones)[0], pull(ones)[0])
+    for array in record.arrays():
+        array.delete()
+    assert [float(o) for o in _tape.record(body, [F(2)])[0]] == [1, 6, 0, 0, 2, 5]
+
+
+def test_every_set_of_cotangents():
+    """A program has a pullback for each set of results with a cotangent; it keeps a bounded number of them."""
+    _, record = _tape.record(lambda x: [x * float(k) for k in range(1, 6)], [F(3)])
+    for mask in range(32):
+        wanted = [k for k in range(1, 6) if mask >> (k - 1) & 1]
+        (slope,) = record.pullback([F(1) if k in wanted else None for k in range(1, 6)])
+        assert (slope or 0) == sum(wanted)
+    assert len(record._program._pullbacks) <= 16
+
+
+@pytest.mark.parametrize(
+    ("cotangents", "error", "match"),
+    [
+        ([], ValueError, "got 0 cotangents for 2 outputs"),
+        ([None, jnp.int32(1)], TypeError, "output 1 is of dtype int32: its cotangent must be None"),
+        ([jnp.ones(2), None], ValueError, "its cotangent is float32.2.: they must be alike"),
+        ([jnp.ones(3, jnp.float16), None], ValueError, "its cotangent is float16"),
+    ],
+    ids=["count", "integer", "shape", "dtype"],
+)
+def test_cotangents_are_checked(cotangents, error, match):
+    _, record = _tape.record(lambda x: [x * 2.0, jnp.argmax(x)], [X])
+    with pytest.raises(error, match=match):
+        record.pullback(cotangents)
+
+
+def test_a_record_may_be_made_and_used_under_transformations():
+    _, record = _tape.record(lambda y: [y * y * y[0]], [X])
+    wanted = jax.jit(jax.jacobian(lambda y: y * y * y[0]))(X)
+    for _ in range(2):
+        close(jax.vmap(lambda c: record.pullback([c])[0])(jnp.eye(3)), wanted)
+        close(jax.jit(lambda c: record.pullback([c])[0])(jnp.eye(3)[0]), wanted[0])
+        close(jax.vmap(lambda t: record.pushforward([t])[0])(jnp.eye(3)), wanted.T)
+    slope = lambda x: _tape.vjp(lambda y: [y * y * y], [x], [F(1)])[0]
+    close(jax.vmap(slope)(X), 3 * X**2)
+    close(jax.jit(jax.vmap(jax.grad(slope)))(X), 6 * X)
+
+
+def test_the_trace_of_an_exception_is_closed():
+    def body(x):
+        raise ArithmeticError(str(x * 2))
+
+    before = _jaxcore.current_trace()
+    with pytest.raises(ArithmeticError, match=r"2\.0"):
+        _tape.record(body, [F(1)])
+    assert _jaxcore.current_trace() is before
+
+
+def test_open_traces_are_told_apart_and_closed_ones_come_again():
+    """JAX's cache of jitted functions knows a trace by its weak reference, of which there are as few as possible."""
+    make = _jaxcore.traces.RecurringTrace
+    first, second = make(), make()
+    known_by = second._weakref
+    assert first._weakref != known_by
+    second.close()
+    second.close()
+    third, fourth = make(), make()
+    assert third._weakref == known_by
+    assert len({first._weakref, third._weakref, fourth._weakref}) == 3
+    assert (third.is_valid(), second.is_valid()) == (True, False)
+    dropped = fourth._weakref
+    del fourth
+    fifth = make()
+    assert fifth._weakref is not dropped
+    for trace in (first, third, fifth):
+        trace.close()
