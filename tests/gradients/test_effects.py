@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import threading
-import weakref
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +11,9 @@ import pytest
 from jax import lax
 
 import jaxpyop
-from jaxpyop import py_func, py_function
+from jaxpyop import py_function
 from tests.gradients.bodies import X3, F, while_loop
-from tests.shared.checks import Counter, close, eventually
+from tests.shared.checks import Counter, close
 
 X = jnp.asarray(X3)
 
@@ -62,50 +60,6 @@ def test_a_function_inside_runs_once(where):
     assert cube.count == 2
     if where == "body":
         assert jax.grad(jax.grad(op))(2.0) == 48
-
-
-@pytest.mark.parametrize("transform", [lambda f: f, jax.jit], ids=["direct", "jit"])
-def test_effects_of_a_nested_stateful_op(transform):
-    log = []
-
-    def body(x):
-        py_func(lambda x: log.append(float(x)), [x], None)
-        return x * x
-
-    step = transform(jax.grad(lambda x: py_function(body, [x], F, output_shapes=(), stateful=True)))
-    assert [float(step(v)) for v in (1.0, 2.0)] == [2.0, 4.0]
-    jax.effects_barrier()
-    assert log == [1.0, 2.0]
-
-
-def test_the_rules_of_a_custom_vjp_run_once_each():
-    calls = []
-
-    @jax.custom_vjp
-    def f(x):
-        calls.append("func")
-        return x * 2.0
-
-    def fwd(x):
-        calls.append("fwd")
-        return x * 2.0, None
-
-    def bwd(_, ct):
-        calls.append("bwd")
-        return (ct * 7.0,)
-
-    f.defvjp(fwd, bwd)
-    assert both_modes(f) == [7, 14]
-    assert calls == ["fwd", "bwd", "bwd"]
-
-
-def test_a_derivative_inside_of_another_differentiated_op():
-    def body(x):
-        inner = lambda y: py_function(lambda y, x: y * x, [y, x], F)
-        return inner(x) + jax.grad(inner)(x)
-
-    value, slope = jax.value_and_grad(lambda x: py_function(body, [x], F))(3.0)
-    assert (value, slope) == (12, 7)
 
 
 def test_what_is_written_after_it_was_used():
@@ -194,47 +148,6 @@ def test_shard_map_inside():
         jax.grad(lambda x: py_function(square, [x], F).sum())(X)
     body = lambda x: jax.jit(square)(x) + square(X)
     close(jax.grad(lambda x: py_function(body, [x], F).sum())(X), 2 * X)
-
-
-def test_a_function_made_in_the_body_is_freed():
-    alive = []
-
-    def body(x):
-        double = lambda y: y * 2.0
-        alive.append(weakref.ref(double))
-        return py_function(double, [x], F)
-
-    assert jax.grad(lambda x: py_function(body, [x], F))(1.0) == 2
-    assert eventually(lambda: all(ref() is None for ref in alive))
-
-
-def test_threads_differentiate_at_the_same_time():
-    wrong, start = [], threading.Barrier(4)
-
-    def power(x, n):
-        y = x
-        for _ in range(n):
-            y = y * x
-        return y
-
-    def work(n):
-        start.wait()
-        for i in range(10):
-            x = 1 + 0.01 * i
-            slope = jax.grad(lambda x: py_function(lambda x: power(x, n), [x], F))(x)
-            if not np.isclose(slope, (n + 1) * x**n, rtol=1e-4):
-                wrong.append((n, i))
-
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(1, 5)]
-    [thread.start() for thread in threads]
-    [thread.join() for thread in threads]
-    assert not wrong
-
-
-def test_leak_checks_find_nothing():
-    body = lambda x: jnp.sum(jax.jit(lambda y: y * x)(x) + lax.scan(lambda c, _: (c * x, None), x, None, length=2)[0])
-    with jax.checking_leaks():
-        close(jax.grad(lambda x: py_function(body, [x], F, output_shapes=()))(X), 2 * X + 3 * X**2)
 
 
 def test_stateful_functions_run_once_in_derivatives():

@@ -19,7 +19,7 @@ X = jnp.asarray(X3)
 # One body for each kind of operation that derivatives treat in its own way.
 FAST = ["an output twice", "a constant output", "integer output", "integer input", "unused input", "relu at zero"]
 FAST += ["stop_gradient", "stopped in jit", "custom_jvp", "custom_jvp in jit", "custom_vjp", "custom_vjp in jit"]
-FAST += ["custom_vjp nondiff", "jit", "jit static", "jit over an array", "frexp", "no elements", "real to complex"]
+FAST += ["custom_vjp nondiff", "jit", "jit static", "jit over an array", "frexp", "no elements", "complex"]
 FAST += ["top_k", "cond", "scan", "checkpoint"]
 FAST_FORWARD = ["an output twice", "integer output", "custom_jvp", "jit", "stop_gradient", "unused input"]
 
@@ -62,47 +62,10 @@ def test_forward_mode(name):
     same(jax.jvp(op_of(body, inputs), inputs, tangents), jax.jvp(body, inputs, tangents))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["scan", "jit over differentiated values", "grad inside", "checkpoint", "custom_vjp"])
-def test_strict_promotion_and_leak_checks(name, checked):
-    """JAX's own checks find no tracer that was left behind."""
-    body, inputs = BODIES[name][0], arrays(BODIES[name][1])
-    outputs = jax.eval_shape(body, *inputs)
-    pull = jax.vjp(op_of(body, inputs), *inputs)[1]
-    assert len(pull(directions(outputs))) == len(inputs)
-
-
-POWERS = [-2, -1, 0, 1, 2, 3, 2.0, True, np.int32(2)]
-
-
-@pytest.mark.parametrize("dtype", [F, jnp.float16, jnp.complex64])
-def test_powers(dtype):
-    """JAX computes small whole powers by products, and so does a recorded function."""
-    x = jnp.asarray([1.5, -0.5], dtype)
-    for exponent in POWERS if dtype == F else [2, -1]:
-        body = lambda x, exponent=exponent: x**exponent
-        want, pull = jax.vjp(body, x)
-        got, pull_ours = jax.vjp(op_of(body, [x]), x)
-        assert got.dtype == want.dtype
-        np.testing.assert_array_equal(got, want)
-        np.testing.assert_allclose(pull_ours(jnp.ones_like(x))[0], pull(jnp.ones_like(x))[0], rtol=2e-3)
-
-
 @pytest.mark.parametrize("body", [lambda x: custom_sin(x, x), lambda x: custom_square(x, F(2))])
 def test_second_derivatives_of_custom_rules(body):
     twice = lambda f: jax.grad(jax.grad(f))(F(0.7))
     close(twice(op_of(body, [F(1)])), twice(body))
-
-
-def test_only_what_has_a_cotangent_is_differentiated():
-    """With equal singular values, the derivatives of u and v are infinite, and nobody asks for them."""
-
-    def body(x):
-        u, s, v = jnp.linalg.svd(x)
-        return s, jnp.sum(u) + jnp.sum(v)
-
-    x = jnp.eye(2) * 2.0
-    close(jax.grad(lambda x: op_of(body, [x])(x)[0].sum())(x), jax.grad(lambda x: body(x)[0].sum())(x))
 
 
 @pytest.mark.parametrize("derivative", ["grad", "jacfwd", "grad of grad", "vmap of grad"])

@@ -6,7 +6,6 @@ gradients/test_records.py has what a user sees of it.
 from __future__ import annotations
 
 import gc
-import threading
 
 import pytest
 from hypothesis import given
@@ -149,22 +148,3 @@ def test_a_store_knows_its_own_tokens():
     records.clear()
     assert not records.was_issued(token)
     assert records.put(Taken()) != token
-
-
-def test_threads():
-    records, wrong, start = Records(64, 10**6), [], threading.Barrier(4)
-
-    def work():
-        start.wait()
-        for _ in range(300):
-            taken = Taken()
-            if records.get(records.put(taken)) not in (taken, None):
-                wrong.append(taken)
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    [thread.start() for thread in threads]
-    [thread.join() for thread in threads]
-    assert not wrong
-    records.make_room()
-    assert records.stats()["count"] <= 64
-    assert records.stats()["nbytes"] == 8 * records.stats()["count"]

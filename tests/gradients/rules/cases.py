@@ -92,7 +92,6 @@ REVERSE = {
     "vmap of jacrev": (lambda f: jax.vmap(jax.jacrev(f, (0, 1)), (0, None))(XX, Y), 6, 1),
     "jacrev of vmap": (lambda f: jax.jacrev(jax.vmap(f, (0, None)), (0, 1))(XX, Y), 12, 1),
     "scan": (lambda f: jax.grad(lambda x: _three_steps(f, x).sum())(X), 3, 3),
-    "vmap of scan": (lambda f: jax.vmap(jax.grad(functools.partial(_three_steps, f)))(X), 9, 3),
     "checkpoint": (lambda f: jax.grad(lambda x: jax.checkpoint(f)(x, Y).sum())(X), 1, 1),
     "vmap of cond": (lambda f: jax.vmap(jax.grad(functools.partial(_branches, f)))(X), None, 1),
 }
@@ -107,8 +106,6 @@ FORWARD = {
         1,
     ),
     "jvp of vmap": (lambda f: jax.jvp(jax.vmap(f, (0, None)), (X, 2.0), (Y, 1.0)), 3, 1),
-    "vmap of linearize": (lambda f: jax.vmap(jax.linearize(f, X, Y)[1])(jnp.eye(3), jnp.eye(3)), 3, 1),
-    "scan": (lambda f: jax.jvp(functools.partial(_three_steps, f), (X,), (Y,)), 3, 3),
     "while_loop": (
         lambda f: jax.jvp(
             lambda x: lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, f(c[1], 0.5)), (0, x))[1], (X,), (Y,)

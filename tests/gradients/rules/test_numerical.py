@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.test_util import check_grads
 
 from jaxpyop import numpy_function
 from tests.shared.checks import Counter
@@ -84,27 +83,3 @@ def test_it_runs_on_the_executor_with_its_bar(capsys):
         np.testing.assert_allclose(jax.jit(jax.grad(lambda x: op(x).sum()))(X), np.cos(X), rtol=1e-3)
     assert any(name.startswith("mine") for name in seen)
     assert "6/6" in capsys.readouterr().err
-
-
-def test_forward_mode_comes_with_reverse_mode():
-    f = lambda x: numpy_function(np.sin, [x], F(0), vjp="numerical")
-    np.testing.assert_allclose(jax.jvp(f, (0.7,), (2.0,))[1], 2 * np.cos(0.7), rtol=1e-3)
-
-
-def test_it_is_a_check_of_other_rules():
-    op = lambda x: numpy_function(np.sin, [x], F, vjp=lambda i, o, c: np.cos(i[0]) * c[0], jvp="numerical")
-    check_grads(op, (X,), order=1, modes=["fwd", "rev"], rtol=1e-2, atol=1e-2)
-    wrong = lambda x: numpy_function(np.sin, [x], F, vjp=lambda i, o, c: -np.cos(i[0]) * c[0], jvp="numerical")
-    with pytest.raises(AssertionError, match="Not equal to tolerance"):
-        check_grads(wrong, (X,), order=1, modes=["rev"], rtol=1e-2, atol=1e-2)
-
-
-def test_the_exception_of_the_function_comes_out():
-    def fails_above_one(x):
-        if x > 1:
-            raise ArithmeticError("too large")
-        return x
-
-    op = lambda x: numpy_function(fails_above_one, [x], F(0), vjp="numerical")
-    with pytest.raises(ArithmeticError, match="too large"):
-        jax.grad(op)(1.0)

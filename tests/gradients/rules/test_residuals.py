@@ -147,40 +147,7 @@ def test_the_residuals_of_a_block_outlive_the_array_of_their_receipts(stateful):
         np.testing.assert_allclose(back(pull), [(x + 1)[::-1], x[::-1]])
 
 
-@pytest.mark.parametrize("method", ["expand_dims", "broadcast_all"])
-def test_a_jacobian_of_a_block_runs_each_once(method):
-    fwd, bwd = Counter(in_array), Counter(of_array)
-    op = lambda x: numpy_function(square, [x], F, vjp=(fwd, bwd), vmap_method=method)
-    np.testing.assert_allclose(jax.vmap(jax.jacrev(op))(X[None]), np.diag(2 * X)[None])
-    assert (fwd.count, bwd.count) == (1, 1)
-
-
 # ----------------------------------------------------------- their size
-
-SIZES = {
-    "arrays in containers": (lambda n: {"a": np.zeros(n, np.uint8), "b": [(np.zeros(n, np.uint8),)]}, 2),
-    "attributes": (lambda n: Session(np.zeros(n, np.uint8)), 1),
-    "the same array twice": (lambda n: [a := np.zeros(n, np.uint8), a], 1),
-}
-
-
-@pytest.mark.parametrize(("make", "times"), SIZES.values(), ids=SIZES)
-def test_their_bytes_count(make, times):
-    """As many records fit as their bytes allow, seen by the runs that are made again."""
-    n, x = 100_000, np.float32(1)
-    name = f"bytes of {make(1)!r:.20}"
-    op = lambda x: numpy_function(square, [x], F(0), name=name, vjp=(lambda x: (x * x, make(n)), lambda r, c: c[0]))
-    for room, again in ((4 * times * n * 1.1, 0), (4 * times * n * 0.9, 1)):
-        with jaxpyop.config.override(max_record_bytes=int(room), max_records=1000), jaxpyop.report() as report:
-            pulls = [jax.vjp(jax.jit(op), x)[1] for _ in range(4)]
-            for pull in reversed(pulls):
-                if again and pull is pulls[0]:
-                    with pytest.warns(RuntimeWarning, match="were pushed out"):
-                        pull(x)
-                else:
-                    pull(x)
-        assert report.rows()[0]["recomputed"] == again
-        jaxpyop.clear_records()
 
 
 # ------------------------------------------- processes, threads, devices
@@ -196,16 +163,6 @@ def test_in_worker_processes():
         op = lambda x: numpy_function(square, [x], F, vjp=(in_session, of_session), **options)
         with pytest.raises(ValueError, match=r"'mine': the residuals of fwd cannot be sent between processes.*threads"):
             jax.vmap(jax.grad(op))(X)
-
-
-@pytest.mark.slow
-def test_many_threads():
-    op = lambda x: numpy_function(square, [x], F, vjp=(in_session, of_session))
-    f = jax.jit(jax.grad(lambda x: op(x).sum()))
-    f(X)
-    with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        for k, got in enumerate(pool.map(lambda k: np.asarray(f(X + k)), range(40))):
-            np.testing.assert_allclose(got, 2 * (X + k), rtol=1e-5)
 
 
 RULES = {
