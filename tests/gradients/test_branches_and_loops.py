@@ -73,8 +73,12 @@ BODIES = {
 }
 
 
-@pytest.mark.parametrize(("body", "path"), BODIES.values(), ids=BODIES)
-def test_gradient(body, path):
+SLOW = ["iteration", "a bound of fori_loop", "asarray"]
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in SLOW else []) for n in BODIES])
+def test_gradient(name):
+    body, path = BODIES[name]
     value, pull = jax.vjp(lambda x: py_function(body, [x], F, output_shapes=(3,)), X)
     wanted, pull_of_path = jax.vjp(jax.jit(path), X)
     close(value, wanted)
@@ -82,7 +86,7 @@ def test_gradient(body, path):
         close(pull(cotangent)[0], pull_of_path(cotangent)[0])
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n == "while" else pytest.mark.slow) for n in BODIES])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n == "bool" else pytest.mark.slow) for n in BODIES])
 def test_compiled_derivatives(name):
     body, path = BODIES[name]
     f = lambda x: py_function(body, [x], F, output_shapes=(3,))
@@ -155,5 +159,5 @@ def of_random_inputs(x, jit):
 
 
 inputs = given(x=st.lists(st.floats(-3, 3, width=32), min_size=0, max_size=3), jit=st.booleans())
-test_random_inputs = few(inputs, of_random_inputs)
+test_random_inputs = few(inputs, of_random_inputs, examples=3)
 test_many_random_inputs = many(inputs, of_random_inputs)

@@ -26,13 +26,18 @@ WHERE = {
 }
 
 
+each_place = pytest.mark.parametrize(
+    "where", [pytest.param(name, marks=pytest.mark.slow if name == "cond" else []) for name in WHERE]
+)
+
+
 def both_modes(body):
     """Derivatives of a function of a scalar, taken of one run of it: twice in reverse, and in forward mode."""
     _, pull = jax.vjp(lambda x: py_function(body, [x], F, output_shapes=()), F(2))
     return [float(pull(F(k))[0]) for k in (1, 2)]
 
 
-@pytest.mark.parametrize("where", WHERE)
+@each_place
 def test_a_print_happens_once(where, capsys):
     def noisy(x):
         jax.debug.print("saw {}", x)
@@ -49,7 +54,7 @@ def test_a_print_happens_once(where, capsys):
     assert capsys.readouterr().out.count("saw 2.0") == 1
 
 
-@pytest.mark.parametrize("where", WHERE)
+@each_place
 def test_a_function_inside_runs_once(where):
     cube = Counter(lambda x: x * x * x)
     nested = WHERE[where](lambda x: py_function(cube, [x], F, output_shapes=()) * x)
@@ -82,7 +87,11 @@ def alone(f):
 
 @pytest.mark.parametrize(
     "wrap",
-    [alone, jax.checkpoint, lambda f: lambda x: lax.fori_loop(0, 1, lambda i, c: f(c), x)],
+    [
+        alone,
+        pytest.param(jax.checkpoint, marks=pytest.mark.slow),
+        pytest.param(lambda f: lambda x: lax.fori_loop(0, 1, lambda i, c: f(c), x), marks=pytest.mark.slow),
+    ],
     ids=["jit", "in checkpoint", "in scan"],
 )
 def test_an_array_that_a_jitted_function_closes_over_may_change(wrap):
@@ -139,6 +148,7 @@ def test_mutable_arrays_are_refused():
         jax.grad(lambda x: py_function(body, [x], F))(1.0)
 
 
+@pytest.mark.slow
 def test_shard_map_inside():
     mesh = jax.make_mesh((1,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
     spec = jax.sharding.PartitionSpec("i")

@@ -80,15 +80,16 @@ COMPLEX = {
 }
 
 
-@pytest.mark.parametrize(("body", "z", "dtype"), COMPLEX.values(), ids=COMPLEX)
-def test_complex_numbers_as_in_jax(body, z, dtype):
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n == "conjugate" else pytest.mark.slow) for n in COMPLEX])
+def test_complex_numbers_as_in_jax(name):
+    body, z, dtype = COMPLEX[name]
     op = lambda z: py_function(body, [z], dtype, output_shapes=(3,))
     ct = jnp.asarray(np.array([1.0, 2.0, -1.0]), dtype) * (1 if dtype == F else 1 - 1j)
     close(jax.vjp(op, z)[1](ct)[0], jax.vjp(jax.jit(body), z)[1](ct)[0])
     close(jax.jvp(op, (z,), (z + 1,))[1], jax.jvp(jax.jit(body), (z,), (z + 1,))[1])
 
 
-@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16], ids=["float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, pytest.param(jnp.float16, marks=pytest.mark.slow)])
 def test_narrow_floats(dtype):
     op = lambda x: py_function(lambda x: x * x, [x], dtype, output_shapes=(3,))
     got = jax.grad(lambda x: op(x).sum())(X.astype(dtype))

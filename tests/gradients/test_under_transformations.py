@@ -57,17 +57,7 @@ PROGRAMS = {
     "linearize": lambda f: lambda x: jax.linearize(lambda x: f(x) * 2, x)[1](x + 1),
 }
 OF_RULES = [name for name in PROGRAMS if name != "linearize"]
-FAST = [
-    "reversed scan",
-    "cond",
-    "checkpoint of a chain",
-    "chain",
-    "stopped",
-    "unused",
-    "auxiliary",
-    "jacrev",
-    "linearize",
-]
+FAST = ["cond", "checkpoint of a chain", "stopped", "unused", "jacrev", "linearize"]
 
 
 def some(names, fast):
@@ -79,13 +69,13 @@ def test_equal_to_jax(name):
     trees_close(PROGRAMS[name](op)(X), jax.jit(PROGRAMS[name](plain))(X))
 
 
-@pytest.mark.parametrize("name", some(OF_RULES, ["scan", "checkpoint", "auxiliary"]))
+@pytest.mark.parametrize("name", some(OF_RULES, ["checkpoint of a chain", "stopped"]))
 def test_equal_to_jax_with_a_rule(name):
     trees_close(PROGRAMS[name](with_vjp)(X), jax.jit(PROGRAMS[name](plain))(X))
 
 
 @pytest.mark.parametrize("transform", [jax.jit, jaxpyop.jit], ids=["jit", "cut"])
-@pytest.mark.parametrize("name", some(PROGRAMS, ["scan", "sum of two"]))
+@pytest.mark.parametrize("name", some(PROGRAMS, ["scan"]))
 def test_compiled(name, transform):
     trees_close(transform(PROGRAMS[name](op))(X), jax.jit(PROGRAMS[name](plain))(X))
 
@@ -151,6 +141,7 @@ def clip_gradient(x):
 clip_gradient.defvjp(lambda x: (x, None), lambda _, ct: (jnp.clip(ct, -0.5, 0.5),))
 
 
+@pytest.mark.slow
 def test_forward_mode_through_a_backward_pass_that_is_not_linear():
     """JAX has no forward mode of a custom_vjp function at all."""
     f = lambda x: jnp.sum(clip_gradient(x) * x)

@@ -125,6 +125,7 @@ def test_where_no_tangent_is_used_all_is_fine(name, take):
     trees_close(jax.jit(lambda x: take(f, x))(X), wanted)
 
 
+@pytest.mark.slow
 def test_a_print_inside_a_function_whose_hessian_is_taken(capfd):
     assert jax.hessian(lambda x: (py_func(print, [x], None), x * x * x)[1])(3.0) == 18
     assert jax.hessian(lambda x: (op(x), x * x * x)[1])(3.0) == 18

@@ -38,7 +38,7 @@ FAST_REVERSE = {(name, "sequential") for name in ("grad", "jacrev", "in one inpu
 FAST_REVERSE |= {
     ("grad of nested vmap", "expand_dims"),
     ("vmap of jacrev", "broadcast_all"),
-    ("jacrev of vmap", "parallel"),
+    ("grad of vmap", "parallel"),
 }
 FAST_REVERSE |= {("vmap of grad", "broadcast_all"), ("grad of vmap", "expand_dims")}
 FAST_FORWARD = {(name, "sequential") for name in ("jvp", "in one input", "linearize")}
