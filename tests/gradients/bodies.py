@@ -115,6 +115,10 @@ BODIES = {
         lambda x: jax.jit(lambda a, b: a * lax.stop_gradient(b))(x, jnp.sqrt(x)),
         [np.zeros(2, np.float32)],
     ),
+    "independent results": (
+        lambda x: jax.jit(lambda a, b: (a * 2.0, b * 3.0))(x, jnp.sqrt(x))[0],
+        [np.zeros(2, np.float32)],
+    ),
     "custom_jvp": (lambda x, y: custom_sin(x, y) * x, [X3, X3]),
     "custom_jvp in jit": (jax.jit(custom_sin), [X3, X3]),
     "custom_vjp": (lambda x, y: custom_square(x * 2.0, y), [X3, X3]),

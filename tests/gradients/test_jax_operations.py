@@ -18,7 +18,16 @@ X = jnp.asarray(X3)
 
 # One body for each kind of operation that derivatives treat in its own way.
 FAST = ["an output twice", "integer output", "integer input", "unused input", "relu at zero", "stopped in jit"]
-FAST += ["custom_jvp", "custom_vjp", "custom_vjp in jit", "jit static", "jit over an array", "no elements", "cond"]
+FAST += [
+    "custom_jvp",
+    "custom_vjp",
+    "custom_vjp in jit",
+    "jit static",
+    "jit over an array",
+    "no elements",
+    "cond",
+    "independent results",
+]
 FAST_FORWARD = ["an output twice", "integer output", "custom_jvp", "jit", "stop_gradient", "unused input"]
 
 
