@@ -132,9 +132,9 @@ OWN_PRIMITIVES = {
 
 
 @pytest.mark.skipif(hijax is None, reason="JAX has hijax primitives from 0.12")
-@pytest.mark.parametrize("body", OWN_PRIMITIVES.values(), ids=OWN_PRIMITIVES)
-def test_the_rules_of_an_own_primitive_are_asked_each_time(body):
+@pytest.mark.parametrize("name", rows(OWN_PRIMITIVES, ["alone"]))
+def test_the_rules_of_an_own_primitive_are_asked_each_time(name):
     """They may read variables that change."""
-    step = jax.value_and_grad(lambda x: py_function(body, [x], F, output_shapes=()))
+    step = jax.value_and_grad(lambda x: py_function(OWN_PRIMITIVES[name], [x], F, output_shapes=()))
     for FACTOR[0] in (2.0, 2.0, 2.0, 5.0, 7.0):
         np.testing.assert_allclose(step(3.0), (3 * FACTOR[0], FACTOR[0]))
