@@ -86,7 +86,8 @@ def test_gradient(name):
         close(pull(cotangent)[0], pull_of_path(cotangent)[0])
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n == "bool" else pytest.mark.slow) for n in BODIES])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BODIES)
 def test_compiled_derivatives(name):
     body, path = BODIES[name]
     f = lambda x: py_function(body, [x], F, output_shapes=(3,))

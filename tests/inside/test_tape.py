@@ -99,6 +99,7 @@ def test_cotangents_are_checked(cotangents, error, match):
         record.pullback(cotangents)
 
 
+@pytest.mark.slow
 def test_a_record_may_be_used_under_transformations():
     _, record = _tape.record(lambda y: [y * y * y[0]], [X])
     wanted = jax.jit(jax.jacobian(lambda y: y * y * y[0]))(X)

@@ -95,6 +95,7 @@ S = np.array([[4.0, 1.0, 0.0], [1.0, 3.0, 0.5], [0.0, 0.5, 2.0]], np.float32)
 WEIGHTS = jnp.array([1.0, 2.0, 3.0])
 
 
+@pytest.mark.slow
 def test_cg_and_its_gradient():
     symmetric = lambda x: numpy_function(lambda x: S @ x, [x], F, transpose=lambda c: S @ c[0])
     solve = lambda b: jax.scipy.sparse.linalg.cg(symmetric, b, maxiter=20)[0]
