@@ -1,264 +1,258 @@
-"""The record store against a model: a list of what is live, oldest first."""
+"""Records of forward passes: how long they are kept, what happens when one is gone, and their bounds."""
 
+from __future__ import annotations
+
+import contextlib
 import gc
-import threading
+import itertools
 import weakref
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from jaxpyop._op.primitive.records import NO_RECORD, READ_SHARE, Records
+import jaxpyop
+from jaxpyop import numpy_function, py_function
+from tests.shared.checks import Counter, close, eventually
 
-LAST = 2**32 - 2
-
-
-class Taken:
-    def __init__(self, nbytes=8):
-        self.nbytes = nbytes
-
-
-def test_reading_does_not_consume():
-    records, taken = Records(4, 1000), Taken()
-    token = records.put(taken)
-    assert [records.get(token) for _ in range(3)] == [taken] * 3
+F = jnp.float32
+STEPS = 6
+numbers = itertools.count()
+PROGRAMS = {
+    "scan": lambda f: lambda x: jax.lax.scan(lambda c, _: (f(c), None), x, None, length=STEPS)[0],
+    "vmap": lambda f: lambda x: jnp.sum(jax.vmap(f)(x + jnp.arange(STEPS, dtype=F))),
+    "one by one": lambda f: lambda x: sum(f(x + k) for k in range(STEPS)),
+}
 
 
-def test_unknown_token_and_zero():
-    records = Records(4, 1000)
-    records.put(Taken())
-    assert records.get(0) is None
-    assert records.get(12345) is None
+@pytest.fixture(autouse=True)
+def _two_records():
+    """A store of so few records that most are evicted before the backward pass comes."""
+    with jaxpyop.config.override(max_records=2):
+        yield
+    jaxpyop.clear_records()
 
 
-def test_reading_does_not_save_from_eviction():
-    records = Records(2, 1000)
-    first, second = records.put(Taken()), records.put(Taken())
-    records.get(first)
-    records.put(Taken())
-    assert records.get(first) is None
-    assert records.get(second) is not None
+def steady(x):
+    return x * x * 0.5
 
 
-def test_bounded_by_bytes():
-    records = Records(100, 100)
-    tokens = [records.put(Taken(40)) for _ in range(5)]
-    assert [records.get(t) is not None for t in tokens] == [False] * 3 + [True] * 2
-    assert records.stats() == {"count": 2, "nbytes": 80, "max_count": 100, "max_bytes": 100, "evicted": 3}
+def draws():
+    generator = np.random.default_rng(0)
+    return lambda x: x * generator.normal()
 
 
-def test_oversized_record_is_kept_alone():
-    records = Records(100, 100)
-    small, large = records.put(Taken(10)), records.put(Taken(500))
-    assert records.get(small) is None
-    assert records.get(large).nbytes == 500
-    after = records.put(Taken(10))
-    assert records.get(large) is None
-    assert records.get(after) is not None
-    assert records.stats()["nbytes"] == 10
-
-
-def test_tokens_wrap_without_reusing_live_ones():
-    records = Records(3, 1000)
-    kept = records.put(Taken())
-    assert kept == 1
-    records._next = LAST
-    tokens = [records.put(Taken()), records.put(Taken())]
-    assert tokens == [LAST, 2]  # 0 and NO_RECORD are never given out, 1 is alive
-    assert NO_RECORD == LAST + 1
-    assert records.get(kept) is not None
-
-
-def test_tokens_skip_several_live_ones():
-    records = Records(10, 1000)
-    live = [records.put(Taken()) for _ in range(4)]
-    records._next = 2
-    assert records.put(Taken()) == 5
-    assert all(records.get(t) is not None for t in live)
-
-
-def test_resize_and_clear():
-    records = Records(10, 1000)
-    tokens = [records.put(Taken(10)) for _ in range(6)]
-    records.resize(4, 1000)
-    assert records.stats()["count"] == 4
-    records.resize(4, 25)
-    assert records.stats()["count"] == 2
-    assert records.stats()["max_count"] == 4
-    assert records.get(tokens[-1]) is not None
-    records.clear()
-    assert records.stats()["count"] == records.stats()["nbytes"] == 0
-    assert records.get(tokens[-1]) is None
-    assert records.put(Taken()) not in tokens
-
-
-def test_evicted_records_are_freed():
-    records, taken = Records(1, 1000), Taken()
-    alive = weakref.ref(taken)
-    records.put(taken)
-    del taken
-    assert alive() is not None
-    records.put(Taken())
-    gc.collect()
-    assert alive() is None
-
-
-def test_a_record_that_reads_the_store_while_it_is_freed():
-    records = Records(1, 1000)
+def counts():
     seen = []
-
-    class Nosy(Taken):
-        def __del__(self):
-            seen.append(records.stats()["count"])
-
-    records.put(Nosy())
-    records.put(Taken())
-    gc.collect()
-    assert seen == [1]
+    return lambda x: x * (1.0 + len(seen.append(0) or seen) / 100)
 
 
-class Model:
-    """What `Records` promises, in lists: entries [token, record, once made] in the order in which they go."""
-
-    def __init__(self, max_count, max_bytes):
-        self.max_count, self.max_bytes, self.evicted = max_count, max_bytes, 0
-        self.read, self.read_once_made, self.unread = [], [], []
-
-    def all(self):
-        return self.read + self.read_once_made + self.unread
-
-    def put(self, entry):
-        self.unread.append(entry)
-        self.shrink()
-
-    def get(self, token):
-        for shelf in (self.read, self.read_once_made, self.unread):
-            for entry in shelf:
-                if entry[0] == token:
-                    shelf.remove(entry)
-                    (self.read_once_made if entry[2] else self.read).append(entry)
-                    return entry[1]
-        return None
-
-    def shrink(self):
-        size = lambda entries: sum(e[1].nbytes for e in entries)
-        while len(self.read) > self.max_count // READ_SHARE or size(self.read) > self.max_bytes // READ_SHARE:
-            self.read.pop(0)
-        while len(self.all()) > 1 and (len(self.all()) > self.max_count or size(self.all()) > self.max_bytes):
-            shelf = self.read or self.read_once_made or self.unread
-            self.evicted += shelf is self.unread
-            shelf.pop(0)
+def automatic(body, **options):
+    """An op whose name is new, because the warning comes once for each name."""
+    name = f"op {next(numbers)}"
+    return lambda x: py_function(body, [x], F, output_shapes=(), name=name, **options)
 
 
-@settings(max_examples=80, deadline=None, database=None)
-@given(
-    max_count=st.sampled_from([1, 3, 6, 64, 100]),
-    max_bytes=st.sampled_from([0, 60, 64 * 40, 64 * 200]),
-    steps=st.lists(
-        st.one_of(
-            st.tuples(st.just("put"), st.integers(0, 80), st.booleans()), st.tuples(st.just("get"), st.integers(0, 9))
-        ),
-        max_size=40,
-    ),
-    start=st.sampled_from([1, LAST - 3, LAST]),
+def with_residuals(body, **options):
+    """The residual is the slope of the line through the origin, so that the derivative is known."""
+
+    def fwd(x):
+        y = np.float32(body(float(x)))
+        return y, y / x
+
+    rule, name = (fwd, lambda slope, ct: slope * ct[0]), f"op {next(numbers)}"
+    return lambda x: numpy_function(lambda x: fwd(x)[0], [x], F(0), vjp=rule, name=name, **options)
+
+
+OPS = {"automatic": automatic, "residuals": with_residuals}
+AGAIN = "records of forward passes were pushed out before the backward pass came"
+ROWS = [
+    pytest.param(program, op, marks=[] if program == "scan" else pytest.mark.slow) for program in PROGRAMS for op in OPS
+]
+each_program = pytest.mark.parametrize(("program", "op"), ROWS)
+
+
+@contextlib.contextmanager
+def told_once():
+    with pytest.warns(RuntimeWarning, match=AGAIN) as told:
+        yield
+    assert len(told) == 1
+    assert "max_record_bytes" in str(told[0].message)
+
+
+@each_program
+def test_a_function_runs_again_with_one_warning(program, op):
+    program = PROGRAMS[program]
+    line = lambda x: x * jax.lax.stop_gradient(steady(x) / x)
+    with told_once(), jaxpyop.report() as report:
+        found = jax.block_until_ready(jax.jit(jax.grad(program(OPS[op](steady))))(0.7))
+    np.testing.assert_allclose(found, jax.grad(program(steady if op == "automatic" else line))(0.7), rtol=1e-5)
+    (row,) = report.rows()
+    assert row["records"] == STEPS
+    assert STEPS - 2 <= row["recomputed"] <= STEPS
+    assert STEPS - 2 <= row["pushed_out"] <= STEPS
+
+
+@each_program
+@pytest.mark.parametrize("body", [draws, pytest.param(counts, marks=pytest.mark.slow)])
+def test_a_function_that_gives_something_else_is_refused(program, op, body):
+    step = jax.jit(jax.grad(PROGRAMS[program](OPS[op](body()))))
+    with (
+        pytest.warns(RuntimeWarning, match=AGAIN),
+        pytest.raises(Exception, match=r"(func|fwd of vjp) ran again .*other results.*stateful=True"),
+    ):
+        jax.block_until_ready(step(0.7))
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_a_stateful_function_never_runs_again(op):
+    body = Counter(steady)
+    step = jax.jit(jax.grad(PROGRAMS["scan"](OPS[op](body, stateful=True))))
+    with pytest.raises(Exception, match=r"stateful op cannot be run again.*max_records"):
+        jax.block_until_ready(step(0.7))
+    assert body.count == STEPS
+
+
+def test_what_was_read_of_a_stateful_function_is_kept():
+    """It cannot be made again, so that a pass that reads it twice finds it."""
+    with jaxpyop.config.override(max_records=2 * STEPS):
+        f = automatic(draws(), stateful=True)
+        first, pull = jax.vjp(jax.jit(PROGRAMS["scan"](f)), F(0.7))
+        slopes = [pull(F(1))[0] for _ in range(2)]
+    close(slopes, [first / 0.7] * 2)
+
+
+def test_records_that_the_user_cleared_are_made_again_silently():
+    for body, slope in ((automatic(steady), 0.7), (with_residuals(steady), 0.35)):
+        _, pull = jax.vjp(jax.jit(body), F(0.7))
+        jaxpyop.clear_records()
+        close(pull(F(1))[0], slope)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda a: a[::-1],
+        lambda a: np.where(np.arange(a.size) == a.size // 2, a + 1e-3, a),
+        lambda a: -a,
+        lambda a: np.random.default_rng(1).permutation(a),
+    ],
+    ids=["reversed", "one element", "negative", "shuffled"],
 )
-def test_against_model(max_count, max_bytes, steps, start):
-    records, model = Records(max_count, max_bytes), Model(max_count, max_bytes)
-    records._next = start
-    tokens = []
-    for what, number, *once_made in steps:
-        if what == "put":
-            taken = Taken(number)
-            token = records.put(taken, once_made=once_made[0])
-            assert 1 <= token <= LAST
-            assert token not in [e[0] for e in model.all()]
-            model.put((token, taken, once_made[0]))
-            tokens.append(token)
-        elif tokens:
-            token = tokens[-1 - number % len(tokens)]
-            assert records.get(token) is model.get(token)
-    stats = records.stats()
-    assert stats["count"] == len(model.all())
-    assert stats["nbytes"] == sum(e[1].nbytes for e in model.all())
-    assert stats["evicted"] == model.evicted
-    assert all(records.get(token) is taken for token, taken, _ in model.all())
+def test_every_difference_of_the_results_is_seen(change):
+    """There is room for one record, so that the second step evicts that of the first."""
+    a = np.random.default_rng(0).normal(size=1000).astype(np.float32)
+    runs = itertools.count()
+    body = lambda x: x * jnp.asarray(a if next(runs) < 1 else change(a))
+    with jaxpyop.config.override(max_records=1):
+        op = lambda x: py_function(body, [x], F, output_shapes=(1000,), name=f"op {next(numbers)}")
+        pull = jax.vjp(jax.jit(op), F(1))[1]
+        jax.vjp(jax.jit(automatic(steady)), F(1))
+        with told_once(), pytest.raises(Exception, match=r"ran again .*other results"):
+            jax.block_until_ready(pull(jnp.ones(1000)))
 
 
-def test_what_was_read_goes_first():
-    records = Records(READ_SHARE * 2, 10**6)
-    tokens = [records.put(Taken()) for _ in range(10)]
-    for token in tokens[:5]:
-        assert records.get(token) is not None
-    assert records.stats()["count"] == 10  # a pass that reads them again finds them all
-    assert all(records.get(token) is not None for token in tokens[:5])
-    records.make_room()
-    assert [records.get(t) is not None for t in tokens] == [False] * 3 + [True] * 7
+@pytest.mark.parametrize("body", [lambda: steady, draws], ids=["steady", "draws"])
+def test_the_residuals_of_a_block_are_made_again(body):
+    f, x = body(), jnp.arange(1.0, 5.0)
+
+    def fwd(x):
+        y = np.asarray([f(float(v)) for v in x.ravel()], np.float32).reshape(x.shape)
+        return y, y / x
+
+    options = {"vjp": (fwd, lambda slope, ct: slope * ct[0]), "name": f"op {next(numbers)}"}
+    op = lambda x: numpy_function(lambda x: fwd(x)[0], [x], F, vmap_method="expand_dims", **options)
+
+    def program(x):
+        y, pull = jax.vjp(jax.vmap(op), x)
+        for k in range(3):  # these push the residuals out
+            y = y + jax.vjp(jax.vmap(op), x + k)[0]
+        return pull(y)[0] * 0 + pull(jnp.ones_like(x))[0]
+
+    step = jax.jit(program)
+    if f is steady:
+        with told_once():
+            np.testing.assert_allclose(step(x), x * 0.5, rtol=1e-6)
+    else:
+        with told_once(), pytest.raises(Exception, match="fwd of vjp ran again"):
+            jax.block_until_ready(step(x))
 
 
-def test_what_was_read_and_cannot_be_made_again_stays_within_the_bounds():
-    records = Records(20, 10**6)
-    tokens = [records.put(Taken(), once_made=True) for _ in range(10)]
-    assert all(records.get(token) is not None for token in tokens)
-    others = [records.put(Taken()) for _ in range(15)]
-    assert [records.get(t) is not None for t in tokens] == [False] * 5 + [True] * 5
-    assert all(records.get(t) is not None for t in others)
+CHECKPOINTS = {
+    "the function": jax.checkpoint,
+    "in itself": lambda f: jax.checkpoint(lambda x: jax.checkpoint(f)(x)),
+    "everything saveable": lambda f: jax.checkpoint(f, policy=jax.checkpoint_policies.everything_saveable),
+    "in a scan": lambda f: PROGRAMS["scan"](jax.checkpoint(f)),
+    "around a scan": lambda f: jax.checkpoint(PROGRAMS["scan"](f)),
+    "around a vmap": lambda f: jax.checkpoint(lambda x: jnp.sum(jax.vmap(f)(jnp.stack([x, x])))),
+    "in a vmap": lambda f: lambda x: jnp.sum(jax.vmap(jax.checkpoint(f))(jnp.stack([x, x]))),
+    "around a cond": lambda f: jax.checkpoint(lambda x: jax.lax.cond(x > 0, f, lambda x: x, x)),
+}
 
 
-class Holder:
-    pass
+@pytest.mark.parametrize("transform", [lambda f: f, jax.jit, jaxpyop.jit], ids=["direct", "jit", "cut"])
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[] if n == "the function" else pytest.mark.slow) for n in CHECKPOINTS]
+)
+def test_in_a_checkpoint_the_gradient_is_that_of_the_run_that_gave_the_value(name, op, transform):
+    f = CHECKPOINTS[name](OPS[op](draws()))
+    with jaxpyop.config.override(max_records=100):
+        value, slope = transform(jax.value_and_grad(f))(F(0.75))
+    # Each function is linear in x.
+    np.testing.assert_allclose(slope * 0.75, value, rtol=1e-5)
 
 
-def test_a_record_goes_with_the_array_of_its_token():
-    records, holder = Records(10, 1000), Holder()
-    token, other = records.put(Taken()), records.put(Taken())
-    records.hold([token], holder)
-    assert records.get(token) is not None
-    del holder
-    assert records.get(token) is None
-    assert records.get(other) is not None
-    assert records.stats()["evicted"] == 0
+# ------------------------------------------------------------------ how long they are kept
 
 
-@pytest.mark.parametrize("read", [False, True])
-def test_one_that_cannot_be_made_again_goes_with_its_token_once_it_was_read(read):
-    records, holder = Records(10, 1000), Holder()
-    token = records.put(Taken(), once_made=True)
-    records.hold([token], holder)
-    assert not read or records.get(token) is not None
-    del holder
-    assert (records.get(token) is None) is read
+class Held:
+    """An object in the residuals, by which tests see that a record is gone."""
 
 
-def test_a_token_that_is_collected_under_the_lock():
-    records = Records(10, 1000)
-    token, holder = records.put(Taken()), Holder()
-    records.hold([token], holder)
-    with records._lock:
-        del holder  # would wait for its own thread
-    assert records.stats()["count"] == 1
-    records.make_room()
-    assert records.stats()["count"] == 0
+def kept_by(transform, program):
+    """References to the residuals of a function, after a program that differentiates it."""
+    alive = []
+
+    def fwd(x):
+        alive.append(weakref.ref(held := Held()))
+        return x * x, (x, held)
+
+    op = lambda x: numpy_function(lambda x: x * x, [x], F(0), vjp=(fwd, lambda r, ct: 2 * r[0] * ct[0]))
+    program(transform(op))
+    return alive
 
 
-def test_threads():
-    records, errors = Records(64, 10**6), []
-    start = threading.Barrier(6)
+def living(alive):
+    gc.collect()
+    return sum(ref() is not None for ref in alive)
 
-    def work():
-        start.wait()
-        for _ in range(500):
-            taken = Taken()
-            token = records.put(taken)
-            found = records.get(token - token % 2)
-            if found is not None and found is not taken and token % 2 == 0:
-                errors.append(token)
 
-    threads = [threading.Thread(target=work) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
-    records.make_room()
-    assert records.stats()["count"] <= 64
-    assert records.stats()["nbytes"] == 8 * records.stats()["count"]
+def test_outside_jit_a_record_that_was_read_goes_with_its_pullback():
+    with jaxpyop.config.override(max_records=100):
+        alive = kept_by(lambda f: f, lambda f: [jax.grad(f)(2.0) for _ in range(3)])
+        assert eventually(lambda: living(alive) == 0)
+        kept = []
+        alive = kept_by(lambda f: f, lambda f: kept.append(jax.vjp(f, 2.0)[1]))
+        assert living(alive) == 1
+        assert [float(kept[0](F(1))[0]) for _ in range(2)] == [4.0, 4.0]
+        kept.clear()
+        assert eventually(lambda: living(alive) == 0)
+
+
+def test_under_jit_what_was_read_takes_a_small_share_of_the_bound():
+    with jaxpyop.config.override(max_records=320):
+        alive = kept_by(jax.jit, lambda f: list(map(jax.jit(jax.grad(f)), [2.0] * 30)))
+        assert living(alive) <= 11
+
+
+def test_a_lower_bound_evicts_at_once():
+    with jaxpyop.config.override(max_records=100):
+        pulls = []
+        alive = kept_by(jax.jit, lambda f: pulls.extend(map(jax.jit(lambda x: jax.vjp(f, x)[1]), [2.0] * 6)))
+        assert living(alive) == 6
+        with jaxpyop.config.override(max_records=4):
+            assert living(alive) == 4
+        jaxpyop.clear_records()
+        assert living(alive) == 0

@@ -1,0 +1,180 @@
+"""Derivatives that no rule gives: fine where nobody uses them, and else an error that comes early."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from jaxpyop import numpy_function, py_func, py_function
+from tests.shared.checks import trees_close
+
+F = jnp.float32
+X = jnp.array([0.5, -1.25, 2.0])
+
+
+def op(x):
+    return numpy_function(lambda x: 2 * x, [x], F, name="mine")
+
+
+# ----------------------------------------------------------- reverse mode
+
+BACKWARD = {
+    "grad": lambda f: jax.grad(f)(1.0),
+    "jit of grad": lambda f: jax.jit(jax.grad(f)).lower(1.0),
+    "grad of jit": lambda f: jax.grad(jax.jit(f))(1.0),
+    "vjp": lambda f: jax.vjp(f, 1.0)[1](1.0),
+    "jacrev": lambda f: jax.jacrev(f)(1.0),
+    "grad of vmap": lambda f: jax.grad(lambda x: jax.vmap(f)(x).sum())(X),
+    "grad of scan": lambda f: jax.grad(lambda x: lax.scan(lambda c, _: (f(c), None), x, None, length=2)[0])(1.0),
+    "grad of checkpoint": lambda f: jax.grad(jax.checkpoint(f))(1.0),
+}
+APIS = {"numpy_function": numpy_function, "py_func": functools.partial(py_func, stateful=False)}
+TWO_WAYS_OUT = r"'mine': a backward pass.*vjp=.*jax.lax.stop_gradient"
+
+
+@pytest.mark.parametrize("backward", BACKWARD.values(), ids=BACKWARD)
+def test_a_backward_pass_without_a_rule_is_refused(backward):
+    for api in APIS.values():
+        with pytest.raises(ValueError, match=TWO_WAYS_OUT):
+            backward(lambda x, api=api: api(np.sin, [x], F, name="mine"))
+
+
+def test_a_rule_for_the_other_mode_is_not_enough():
+    only_jvp = lambda x: numpy_function(np.sin, [x], F, jvp=lambda i, o, t: np.cos(i[0]) * t[0])
+    with pytest.raises(ValueError, match=r"a backward pass needs.*vjp=f.*jvp= gives forward mode"):
+        jax.grad(only_jvp)(1.0)
+
+
+FINE_BACKWARD = {
+    "stopped": lambda f: jax.grad(lambda x: (f(lax.stop_gradient(x)) * x).sum())(X),
+    "stopped result": lambda f: jax.grad(lambda x: (lax.stop_gradient(f(x)) * x).sum())(X),
+    "auxiliary": lambda f: jax.grad(lambda x: (x.sum(), f(x)), has_aux=True)(X),
+    "unused": lambda f: jax.grad(lambda x: (f(x), x.sum())[1])(X),
+    "of integers": lambda f: jax.grad(lambda x: (f(jnp.arange(3)) * x).sum())(X),
+    "compared": lambda f: jax.grad(lambda x: jnp.where(f(x) > 0, x, 2 * x).sum())(X),
+}
+
+
+@pytest.mark.parametrize(
+    "transform", [lambda f: f, pytest.param(jax.jit, marks=pytest.mark.slow)], ids=["direct", "jit"]
+)
+@pytest.mark.parametrize("program", FINE_BACKWARD.values(), ids=FINE_BACKWARD)
+def test_where_nothing_is_pulled_back_all_is_fine(program, transform):
+    trees_close(transform(lambda: program(op))(), jax.jit(lambda: program(lambda x: 2.0 * x))())
+
+
+# ----------------------------------------------------------- forward mode
+
+
+def unused(x):
+    op(x)
+    return x * x * x
+
+
+def logged(x):
+    py_func(lambda x: None, [x], None)
+    return x * x * x
+
+
+def of_jax(x):
+    return py_function(lambda x: jnp.argmax(x).astype(jnp.int32), [x], jnp.int32, output_shapes=()) * x
+
+
+def cube(x):
+    return x * x * x
+
+
+FINE = {
+    "unused": (unused, cube),
+    "no result": (logged, cube),
+    "compared": (lambda x: jnp.where(op(x) > 0, x, 2 * x), lambda x: jnp.where(2 * x > 0, x, 2 * x)),
+    "py_function": (of_jax, lambda x: jnp.argmax(x) * x),
+    "in scan": (lambda x: lax.scan(lambda c, _: (unused(c), None), x, None, length=2)[0], lambda x: x**9),
+    "in while_loop": (
+        lambda x: lax.while_loop(lambda c: c[0] < 2, lambda c: (c[0] + 1, unused(c[1])), (0, x))[1],
+        lambda x: x**9,
+    ),
+}
+FORWARD = {
+    "jvp": lambda f, x: jax.jvp(f, (x,), (jnp.ones_like(x),)),
+    "jvp of jvp": lambda f, x: jax.jvp(lambda x: jax.jvp(f, (x,), (x,)), (x,), (x,)),
+    "jacfwd": lambda f, x: jax.jacfwd(f)(x),
+    "linearize": lambda f, x: jax.linearize(f, x)[1](x),
+    "vmap of jvp": lambda f, x: jax.vmap(lambda t: jax.jvp(f, (x,), (t,)), out_axes=(None, 0))(jnp.eye(3)),
+    "jacfwd of jacrev": lambda f, x: jax.jacfwd(jax.jacrev(f))(x),
+}
+NOT_IN_JAX = [("in while_loop", "linearize"), ("in while_loop", "jacfwd of jacrev")]
+NOT_IN_JAX += [("no result", take) for take in FORWARD if take != "jvp"]  # a batch or a linearization of effects
+ROWS = [(name, take) for name in FINE for take in FORWARD if (name, take) not in NOT_IN_JAX]
+FAST = [("unused", "jvp of jvp"), ("integer result", "jacfwd"), ("no result", "jvp"), ("py_function", "jvp")]
+FAST += [("compared", "linearize"), ("in scan", "jvp"), ("in jit", "vmap of jvp"), ("unused", "linearize")]
+
+
+@pytest.mark.parametrize(
+    ("name", "take"), [pytest.param(*row, marks=[] if row in FAST else pytest.mark.slow) for row in ROWS]
+)
+def test_where_no_tangent_is_used_all_is_fine(name, take):
+    (f, plain), take = FINE[name], FORWARD[take]
+    wanted = jax.jit(lambda x: take(plain, x))(X)
+    trees_close(take(f, X), wanted)
+    trees_close(jax.jit(lambda x: take(f, x))(X), wanted)
+
+
+@pytest.mark.slow
+def test_a_print_inside_a_function_whose_hessian_is_taken(capfd):
+    assert jax.hessian(lambda x: (py_func(print, [x], None), x * x * x)[1])(3.0) == 18
+    assert jax.hessian(lambda x: (op(x), x * x * x)[1])(3.0) == 18
+    assert "3.0" in capfd.readouterr().out
+
+
+USED = {
+    "returned": op,
+    "added": lambda x: op(x) + x,
+    "compared and used": lambda x: (op(x) > 0) * op(x),
+    "in scan": lambda x: lax.scan(lambda c, _: (op(c), None), x, None, length=2)[0],
+    "in cond": lambda x: lax.cond(x.sum() > 0, op, lambda x: x, x),
+    "in fori_loop": lambda x: lax.fori_loop(0, 2, lambda _, c: op(c), x),
+    "in checkpoint": jax.checkpoint(op),
+}
+TEXT = r"'mine': forward-mode differentiation"
+
+
+@pytest.mark.parametrize("f", USED.values(), ids=USED)
+def test_a_used_tangent_is_an_error_of_one_class_directly_and_when_lowered(f):
+    with pytest.raises(NotImplementedError, match=TEXT):
+        jax.block_until_ready(jax.jvp(f, (X,), (X,)))
+    with pytest.raises(NotImplementedError, match=TEXT):
+        jax.jit(lambda x: jax.jvp(f, (x,), (x,))).lower(X)
+    with pytest.raises(NotImplementedError, match=TEXT):
+        jax.jacfwd(f)(X)
+
+
+TOUCHES = {
+    "print": print,
+    "f-string": lambda t: f"{t}",
+    "numpy": np.asarray,
+    "float": float,
+    "bool": bool,
+    "item": lambda t: t.item(),
+    "block": jax.block_until_ready,
+    "add": lambda t: t + 1,
+    "jnp": jnp.sum,
+    "jit": lambda t: jax.jit(lambda t: t)(t),
+    "vmap": lambda t: jax.vmap(lambda x: x * t)(X),
+    "grad": lambda t: jax.grad(lambda x: x * t)(1.0),
+    "another op": lambda t: numpy_function(np.sin, [t], F),
+}
+
+
+@pytest.mark.parametrize("touch", TOUCHES.values(), ids=TOUCHES)
+def test_whatever_touches_the_missing_tangent_says_why(touch):
+    value, tangent = jax.jvp(op, (1.0,), (1.0,))
+    assert value == 2
+    assert (tangent.shape, tangent.dtype) == ((), np.float32)
+    with pytest.raises(NotImplementedError, match=TEXT):
+        touch(tangent)

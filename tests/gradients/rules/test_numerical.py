@@ -1,0 +1,86 @@
+"""vjp="numerical" and jvp="numerical": central differences of the function."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxpyop import numpy_function
+from tests.shared.checks import Counter
+
+F = jnp.float32
+X = jnp.array([0.5, -1.25, 2.0])
+BOTH = {"vjp": "numerical", "jvp": "numerical"}
+
+
+def test_how_often_the_function_runs():
+    """A cotangent takes a pair of calls for each element of the input, a tangent one pair."""
+    func = Counter(lambda x, y: np.sin(x) * y)
+    op = lambda x: numpy_function(func, [x, X], F, **BOTH)
+    np.testing.assert_allclose(jax.grad(lambda x: op(x).sum())(X), np.cos(X) * X, rtol=5e-3)
+    assert func.count == 1 + 2 * 3
+    np.testing.assert_allclose(jax.jvp(op, (X,), (X,))[1], np.cos(X) * X * X, rtol=5e-3)
+    assert func.count == 7 + 1 + 2
+
+
+def test_the_step():
+    """The cube root of the machine's epsilon, and in proportion to elements larger than one."""
+    func = Counter(lambda x: x * 2)
+    jax.grad(lambda x: numpy_function(func, [x], F(0), vjp="numerical"))(100.0)
+    steps = sorted(abs(float(x) - 100) for (x,) in func.seen)
+    np.testing.assert_allclose(steps, [0, 0.49, 0.49], rtol=2e-2)
+    assert sorted(float(x) > 100 for (x,) in func.seen) == [False, False, True]
+
+
+@pytest.mark.usefixtures("x64")
+def test_in_64_bits_it_is_more_exact():
+    op = lambda x: numpy_function(np.sin, [x], jnp.float64, **BOTH)
+    np.testing.assert_allclose(jax.grad(op)(jnp.float64(0.7)), np.cos(0.7), rtol=1e-9)
+
+
+def test_a_tangent_of_several_magnitudes_has_a_step_for_each():
+    func = Counter(lambda x, y: np.sin(x[0]) + 1e-6 * x[1] + y)
+    op = lambda x, y: numpy_function(func, [x, y], F(0), jvp="numerical")
+    along = lambda x: jax.jvp(op, (x, 30.0), (jnp.ones(2), 2.0))[1]
+    np.testing.assert_allclose(along(jnp.array([0.7, 1e6])), np.cos(0.7) + 1e-6 + 2, rtol=2e-3)
+    assert func.count == 1 + 2 * 3
+    assert np.isnan(along(jnp.array([jnp.nan, 1.0])))
+
+
+Z = jnp.array([0.5 + 1j, -1.25 - 0.5j], jnp.complex64)
+COMPLEX = {
+    "holomorphic": (lambda z: z**2, lambda z: z**2, jnp.complex64),
+    "abs": (np.abs, jnp.abs, F),
+    "conj": (np.conj, jnp.conj, jnp.complex64),
+}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n == "conj" else pytest.mark.slow) for n in COMPLEX])
+def test_complex_numbers(name):
+    on_numpy, on_jax, dtype = COMPLEX[name]
+    op = lambda z: numpy_function(on_numpy, [z], dtype, **BOTH)
+    ct = on_jax(Z) * (2 - 1j if dtype == jnp.complex64 else 2)
+    got, wanted = (jax.vjp(f, Z)[1](ct)[0] for f in (op, jax.jit(on_jax)))
+    np.testing.assert_allclose(got, wanted, rtol=5e-3, atol=5e-3)
+    got, wanted = (jax.jvp(f, (Z,), (Z + 1,))[1] for f in (op, jax.jit(on_jax)))
+    np.testing.assert_allclose(got, wanted, rtol=5e-3, atol=5e-3)
+
+
+def test_it_runs_on_the_executor_with_its_bar(capsys):
+    seen = set()
+
+    def body(x):
+        seen.add(threading.current_thread().name)
+        return np.sin(x)
+
+    with concurrent.futures.ThreadPoolExecutor(2, thread_name_prefix="mine") as pool:
+        options = {"vmap_method": "parallel", "executor": pool, "progress": True}
+        op = lambda x: numpy_function(body, [x], F, vjp="numerical", **options)
+        np.testing.assert_allclose(jax.jit(jax.grad(lambda x: op(x).sum()))(X), np.cos(X), rtol=1e-3)
+    assert any(name.startswith("mine") for name in seen)
+    assert "6/6" in capsys.readouterr().err

@@ -1,0 +1,185 @@
+"""Residuals of vjp=(fwd, bwd): any object, on the host, each with its element."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import multiprocessing
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, PartitionSpec
+
+import jaxpyop
+from jaxpyop import numpy_function, py_func
+from tests.shared.checks import Counter
+
+F = jnp.float32
+X = jnp.array([0.5, -1.25, 2.0])
+TRANSFORMS = {"direct": lambda f: f, "jit": jax.jit, "cut": jaxpyop.jit}
+every_transform = pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
+
+
+class Session:
+    """An object that NumPy, JAX and pickle know nothing of."""
+
+    def __init__(self, slope):
+        self.slope = slope
+        self.lock = threading.Lock()
+
+
+def square(x):
+    return x * x
+
+
+def in_session(x):
+    return x * x, Session(2 * x)
+
+
+def of_session(session, cotangents):
+    return session.slope * cotangents[0]
+
+
+def in_array(x):
+    return x * x, [2 * x]
+
+
+def of_array(residuals, cotangents):
+    return residuals[0] * cotangents[0]
+
+
+@every_transform
+def test_any_object_is_kept(transform):
+    op = lambda x: numpy_function(square, [x], F, vjp=(in_session, of_session))
+    np.testing.assert_allclose(transform(jax.grad(lambda x: (op(x) + 3 * op(x + 1)).sum()))(X), 8 * X + 6)
+
+
+@every_transform
+def test_fwd_may_write_into_its_residuals_later(transform):
+    buffer = np.zeros(3, np.float32)
+
+    def fwd(x):
+        buffer[...] = x
+        return x * x, {"kept": [buffer]}
+
+    op = lambda x: numpy_function(square, [x], F, vjp=(fwd, lambda r, ct: 2 * ct[0] * r["kept"][0]))
+    np.testing.assert_allclose(transform(jax.grad(lambda x: (op(x) + op(2 * x)).sum()))(X), 10 * X)
+
+
+@every_transform
+def test_bwd_may_not_write_into_residuals(transform):
+    def bwd(residuals, cotangents):
+        residuals *= cotangents[0]
+        return residuals
+
+    op = lambda x: numpy_function(square, [x], F, vjp=(lambda x: (x * x, 2 * x), bwd))
+    with pytest.raises(ValueError, match="read-only"), jaxpyop.reraise():
+        jax.block_until_ready(transform(jax.grad(lambda x: op(x).sum()))(X))
+
+
+@every_transform
+def test_a_stateful_op_runs_fwd_once_in_place_of_the_function(transform):
+    func, fwd = Counter(square), Counter(in_array)
+    op = lambda x: py_func(func, [x], F, vjp=(fwd, of_array))
+    np.testing.assert_allclose(transform(jax.jacrev(op))(X), np.diag(2 * X))
+    assert (func.count, fwd.count) == (0, 1)
+
+
+def test_of_a_stateful_op_the_error_names_the_setting():
+    op = lambda x: py_func(square, [x], F, vjp=(in_array, of_array), name="mine")
+    steps = lambda x: jax.lax.scan(lambda c, k: (op(c + k), None), x, jnp.arange(3.0))[0].sum()
+    error = pytest.raises(RuntimeError, match=r"'mine': the residuals .* are gone.*max_records")
+    with jaxpyop.config.override(max_records=1), error, jaxpyop.reraise():
+        jax.block_until_ready(jax.jit(jax.grad(steps))(X))
+
+
+# ----------------------------------------------------------- whole blocks
+
+CHANGES = {
+    "the same": lambda a: a,
+    "swapped": lambda a: jnp.swapaxes(a, 0, 1),
+    "reversed": lambda a: a[::-1],
+    "a part": lambda a: a[:, 1:],
+}
+ROWS = [(n, m, s) for n in CHANGES for m in ("expand_dims", "broadcast_all", "sequential") for s in (False, True)]
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "stateful"),
+    [pytest.param(*row, marks=[] if row[1] == "expand_dims" else pytest.mark.slow) for row in ROWS],
+)
+def test_the_residuals_of_a_block_belong_to_their_elements(name, method, stateful):
+    """Pullbacks are data, which a program may transpose, reverse or slice."""
+    fwd, change = Counter(lambda x: (x * x, np.array(2 * x))), CHANGES[name]
+
+    def op(x):
+        rule = (fwd, lambda r, ct: [r * ct[0]])
+        return numpy_function(square, [x], F, vjp=rule, vmap_method=method, stateful=stateful)
+
+    def pulled(x):
+        pulls = jax.vmap(jax.vmap(lambda x: jax.vjp(op, x)[1]))(x)
+        return jax.vmap(jax.vmap(lambda pull: pull(F(1))[0]))(jax.tree.map(change, pulls))
+
+    x, block = jnp.arange(9.0).reshape(3, 3), method != "sequential"
+    if stateful and block and name != "the same":
+        with pytest.raises(Exception, match=r"fwd ran for a block of \(3, 3\) elements.*pull back the whole block"):
+            jax.block_until_ready(pulled(x))
+    else:
+        np.testing.assert_allclose(pulled(x), change(2 * x))
+    assert not stateful or fwd.count == (1 if block else 9)
+
+
+@pytest.mark.parametrize("stateful", [False, True], ids=["stateless", "stateful"])
+def test_the_residuals_of_a_block_outlive_the_array_of_their_receipts(stateful):
+    """The elements of a block share one record, which a copy of their pullbacks still reads."""
+    rule = (lambda a, b: (a * b, (a, b)), lambda r, ct: (ct[0] * r[1], ct[0] * r[0]))
+    op = lambda a, b: numpy_function(np.multiply, [a, b], F, vjp=rule, vmap_method="expand_dims", stateful=stateful)
+    x = jnp.arange(6.0).reshape(2, 3)
+    pull = jax.vmap(jax.vmap(lambda a, b: jax.vjp(op, a, b)[1]))(x, x + 1)
+    pull = jax.tree.map(lambda a: a[::-1], pull)
+    back = jax.vmap(jax.vmap(lambda pull: pull(F(1))))
+    if stateful:
+        with pytest.raises(RuntimeError, match=r"fwd ran for a block of \(2, 3\) elements.*in another order"):
+            back(pull)
+    else:
+        np.testing.assert_allclose(back(pull), [(x + 1)[::-1], x[::-1]])
+
+
+# ----------------------------------------------------------- their size
+
+
+# ------------------------------------------- processes, threads, devices
+
+
+@pytest.mark.slow
+def test_in_worker_processes():
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        options = {"vmap_method": "parallel", "executor": pool, "name": "mine"}
+        op = lambda x: numpy_function(square, [x], F, vjp=(in_array, of_array), **options)
+        for transform in (lambda f: f, jax.jit):
+            np.testing.assert_allclose(transform(jax.vmap(jax.grad(op)))(X), 2 * X)
+        op = lambda x: numpy_function(square, [x], F, vjp=(in_session, of_session), **options)
+        with pytest.raises(ValueError, match=r"'mine': the residuals of fwd cannot be sent between processes.*threads"):
+            jax.vmap(jax.grad(op))(X)
+
+
+RULES = {
+    "pair": {"vjp": (in_array, of_array)},
+    "vjp": {"vjp": lambda i, o, c: 2 * i[0] * c[0]},
+    "numerical": {"vjp": "numerical"},
+    "automatic": None,
+}
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+def test_in_shard_map(rule):
+    mesh = Mesh(np.array(jax.devices()[:1]), ("i",))
+    if rule is None:
+        op = lambda x: jaxpyop.py_function(square, [x], F, output_shapes=(3,))
+    else:
+        op = lambda x: numpy_function(square, [x], F, **rule)
+    spec = PartitionSpec("i")
+    each = jax.shard_map(lambda x: jax.grad(lambda x: op(x).sum())(x), mesh=mesh, in_specs=spec, out_specs=spec)
+    np.testing.assert_allclose(jax.jit(each)(X), 2 * X, rtol=1e-3)

@@ -1,0 +1,249 @@
+"""The user's own derivatives, vjp= and jvp=: values, how often each function is called, and what it is given."""
+
+from __future__ import annotations
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxpyop import numpy_function, py_function
+from tests.gradients.rules import cases
+from tests.gradients.rules.cases import FORWARD, FORWARD_RULES, REVERSE, REVERSE_RULES, XX, Counted, F, X, Y, wanted
+from tests.shared.checks import close, trees_close
+from tests.shared.functions import contrib, every_numpy_api
+
+METHODS = ("sequential", "expand_dims", "broadcast_all", "parallel")
+either = pytest.mark.parametrize("transform", [lambda f: f, jax.jit], ids=["direct", "jit"])
+
+
+def close_to(got, wanted, kind):
+    assert jax.tree.structure(got) == jax.tree.structure(wanted)
+    tolerance = 5e-3 if kind == "numerical" else 1e-4
+    scale = lambda b: max(1.0, float(jnp.max(jnp.abs(b)))) if kind == "numerical" else 1.0
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance * scale(b)), got, wanted)
+
+
+def rows(programs, kinds, fast):
+    """All combinations of a program, rules and a method; those of a few methods and kinds are fast."""
+    return [
+        pytest.param(*row, marks=[] if row[::2] in fast and row[1] in ("vjp", "pair", "jvp") else pytest.mark.slow)
+        for row in itertools.product(programs, kinds, METHODS)
+    ]
+
+
+FAST_REVERSE = {(name, "sequential") for name in ("grad", "jacrev", "in one input", "vmap of cond", "checkpoint")}
+FAST_REVERSE |= {
+    ("grad of nested vmap", "expand_dims"),
+    ("vmap of jacrev", "broadcast_all"),
+    ("grad of vmap", "parallel"),
+}
+FAST_REVERSE |= {("vmap of grad", "broadcast_all"), ("grad of vmap", "expand_dims")}
+FAST_FORWARD = {(name, "sequential") for name in ("jvp", "in one input", "linearize")}
+FAST_FORWARD |= {("jacfwd", "expand_dims"), ("vmap of jvp", "broadcast_all"), ("jvp of vmap", "parallel")}
+
+
+def check_reverse(name, kind, method, transform):
+    program, one_by_one, of_a_block = REVERSE[name]
+    counted = Counted()
+    op = lambda x, y: numpy_function(counted.func, [x, y], F, vmap_method=method, **counted.rules(kind))
+    close_to(transform(lambda: program(op))(), wanted(name), kind)
+    often = one_by_one if method in ("sequential", "parallel") else of_a_block
+    if kind == "numerical" or often is None:
+        return
+    counts = counted.counts()
+    assert counts.pop("bwd" if "pair" in kind else "vjp") == often
+    assert set(counts) == ({"fwd"} if "pair" in kind else {"func"}), "without differentiation func, with it fwd"
+    assert sum(counts.values()) <= (often if name != "checkpoint" else 2)
+
+
+@pytest.mark.parametrize(("name", "kind", "method"), rows(REVERSE, REVERSE_RULES, FAST_REVERSE))
+def test_reverse_mode(name, kind, method):
+    check_reverse(name, kind, method, lambda f: f)
+
+
+@pytest.mark.parametrize(("name", "kind", "method"), rows(REVERSE, REVERSE_RULES, {("scan", "sequential")}))
+def test_reverse_mode_under_jit(name, kind, method):
+    check_reverse(name, kind, method, jax.jit)
+
+
+def check_forward(name, kind, method, transform):
+    program, one_by_one, of_a_block = FORWARD[name]
+    counted = Counted()
+    op = lambda x, y: numpy_function(counted.func, [x, y], F, vmap_method=method, **counted.rules(kind))
+    close_to(transform(lambda: program(op))(), wanted(name, forward=True), kind)
+    if kind != "numerical":
+        assert counted.jvp.count == (one_by_one if method in ("sequential", "parallel") else of_a_block)
+
+
+@pytest.mark.parametrize(("name", "kind", "method"), rows(FORWARD, FORWARD_RULES, FAST_FORWARD))
+def test_forward_mode(name, kind, method):
+    check_forward(name, kind, method, lambda f: f)
+
+
+@pytest.mark.parametrize(
+    ("kind", "method"),
+    [("vjp and jvp", "sequential")]
+    + [pytest.param(k, m, marks=pytest.mark.slow) for k in ("pair and jvp", "numerical") for m in METHODS[:3]],
+)
+def test_a_rule_is_linear_in_tangents_and_cotangents(kind, method):
+    """No second derivative: solvers take the Jacobian of a linearization (optimistix, 0.1)."""
+    op = lambda x, y: numpy_function(cases.func, [x, y], F, vmap_method=method, **Counted().rules(kind))
+    programs = (
+        lambda f: jax.vmap(jax.jacfwd(lambda t, x: jax.linearize(lambda x: f(x, 2.0), x)[1](t) ** 2))(Y, X),
+        lambda f: jax.jvp(lambda c: jax.vjp(f, X, Y)[1](c), (X,), (Y,)),
+    )
+    for program in programs:
+        close_to(program(op), jax.jit(lambda program=program: program(cases.func))(), kind)
+
+
+@pytest.mark.parametrize("kind", ["vjp", "pair", "vjp and jvp", "numerical"])
+def test_rules_of_a_py_function_replace_its_automatic_derivative(kind):
+    seen = []
+
+    def on_jax(f):
+        def checked(*args):
+            seen.append(f.__name__)
+            assert all(isinstance(a, jax.Array) for a in jax.tree.leaves(args[-1]))  # bwd has residuals first
+            return f(*args)
+
+        return checked
+
+    vjp, jvp = on_jax(cases.vjp), on_jax(cases.jvp)
+    rules = {
+        "vjp": {"vjp": vjp},
+        "pair": {"vjp": (on_jax(cases.fwd), on_jax(cases.bwd))},
+        "vjp and jvp": {"vjp": vjp, "jvp": jvp},
+        "numerical": {"vjp": "numerical", "jvp": "numerical"},
+    }[kind]
+    op = lambda x, y: py_function(cases.func, [x, y], F, **rules)
+    close_to(REVERSE["grad of vmap"][0](op), wanted("grad of vmap"), kind)
+    if "jvp" in rules:
+        close_to(FORWARD["jvp"][0](op), wanted("jvp", forward=True), kind)
+    else:
+        with pytest.raises(NotImplementedError, match=r"forward-mode.*needs the rule jvp=.*vjp= gives reverse mode"):
+            jax.block_until_ready(FORWARD["jvp"][0](op))
+    names = {"vjp": {"vjp"}, "pair": {"fwd", "bwd"}, "vjp and jvp": {"vjp", "jvp"}, "numerical": set()}
+    assert set(seen) == names[kind]
+
+
+@every_numpy_api
+def test_the_gradient_of_each_numpy_op(api):
+    op = lambda x, y: api(cases.func, [x, y], F, vjp=cases.vjp)
+    trees_close(REVERSE["grad"][0](op), wanted("grad"))
+
+
+# ----------------------------------------------------------- what rules are given
+
+
+@either
+def test_what_vjp_is_given(transform):
+    got = []
+
+    def vjp(inputs, outputs, cotangents):
+        got.append((inputs, outputs, cotangents))
+        return (cotangents[0] * 2, None)
+
+    op = lambda x, n: numpy_function(lambda x, n, s: [x * 2, x * n], [x, n, "static"], [F, F], vjp=vjp)
+    close(transform(jax.grad(lambda x: (op(x, jnp.int32(3))[0] * X).sum()))(X), 2 * X)
+    ((inputs, outputs, cotangents),) = got
+    assert type(inputs) is type(outputs) is type(cotangents) is tuple
+    assert (len(inputs), len(outputs), len(cotangents)) == (2, 2, 2)
+    assert all(isinstance(a, np.ndarray) for a in (*inputs, *outputs, *cotangents))
+    assert inputs[1].dtype == np.int32
+    close(inputs[0], X)
+    close(outputs, [2 * X, 3 * X])
+    close(cotangents[0], X)
+    np.testing.assert_array_equal(cotangents[1], 0)  # an unused output
+
+
+@either
+def test_the_arrays_of_a_rule_may_be_changed_and_kept(transform):
+    kept = []
+
+    def vjp(i, o, c):
+        kept.append(c[0])
+        i[0][...] = 0
+        c[0][...] *= 3
+        return c[0]
+
+    f = transform(jax.grad(lambda x: numpy_function(lambda x: x * 3, [x], F, vjp=vjp).sum()))
+    for k in range(4):
+        close(f(X + k), [3, 3, 3])
+    assert all((c == 3).all() for c in kept)
+
+
+def test_keyword_arguments_of_contrib_come_by_sorted_name():
+    vjp = lambda i, o, c: (c[0] * i[1], (c[0] * i[0]).sum(), c[0].sum())
+    op = lambda a, b: contrib(lambda x, b, a: x * a + b, [X], F, kwargs={"b": b, "a": a}, vjp=vjp)
+    trees_close(jax.grad(lambda a, b: op(a, b).sum(), (0, 1))(2.0, 5.0), (X.sum(), jnp.float32(3)))
+
+
+@pytest.mark.parametrize("rule", ["vjp", "pair", "numerical"])
+def test_integers_statics_and_unused_results(rule):
+    def body(tree, n, how):
+        return {"y": tree["x"] * n, "k": np.int32(3), "z": tree["x"] ** 2}
+
+    def pull(inputs, outputs, cotangents):
+        (x, n), (k, y, z) = inputs, cotangents  # by sorted keys
+        assert k.dtype == jax.dtypes.float0
+        return y * n + z * 2 * x, None
+
+    def fwd(tree, n, how):
+        assert how == "static"
+        return body(tree, n, how), (tree["x"], n)
+
+    rule = {"vjp": pull, "pair": (fwd, lambda r, c: pull(r, None, c)), "numerical": "numerical"}[rule]
+    tout = {"y": F, "k": jnp.int32, "z": F}
+    shapes = {"y": (3,), "k": (), "z": (3,)}
+    op = lambda x: numpy_function(body, [{"x": x}, jnp.int32(2), "static"], tout, output_shapes=shapes, vjp=rule)
+    np.testing.assert_allclose(jax.grad(lambda x: (op(x)["y"] ** 2).sum())(X), 8 * X, rtol=5e-3, atol=5e-3)
+
+
+@either
+def test_tangents_that_are_zero_are_none(transform):
+    got = []
+
+    def jvp(inputs, outputs, tangents):
+        got.append([t is None for t in tangents])
+        return tangents[0], None
+
+    op = lambda x, n: numpy_function(lambda x, y, n: (x, y), [x, X, n], [F, F], jvp=jvp)
+    _, (first, second) = transform(lambda x: jax.jvp(lambda x: op(x, jnp.int32(1)), (x,), (Y,)))(X)
+    trees_close([first, second], [Y, jnp.zeros(3)])
+    assert got == [[False, True, True]]
+
+
+# Results of rules that stand for arrays: of the two inputs' cotangents, or of the tangent.
+STAND_FOR = {
+    "None": ({"vjp": lambda i, o, c: (None, 2.5 * c[0])}),
+    "arrays": ({"vjp": lambda i, o, c: (np.zeros_like(c[0]), 2.5 * c[0])}),
+    "numbers": {"vjp": lambda i, o, c: (0, 2.5)},
+    "float64": {"vjp": lambda i, o, c: (0 * c[0].astype(np.float64), 2.5 * c[0].astype(np.float64))},
+    "number of jvp": {"jvp": lambda i, o, t: 2.5},
+    "numbers of transpose": {"transpose": lambda c: (0, 2.5)},
+}
+
+
+@pytest.mark.parametrize("method", ["sequential", "expand_dims", pytest.param("broadcast_all", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rules", STAND_FOR.values(), ids=STAND_FOR)
+def test_what_stands_for_an_array(rules, method):
+    op = lambda x, y: numpy_function(lambda x, y: y * 2.5, [x, y], F, vmap_method=method, **rules)
+    ones, at = np.ones((2, 3), np.float32), (XX, XX + 1)
+    if "jvp" in rules:
+        trees_close(jax.jvp(jax.vmap(op), at, at)[1], 2.5 * ones)
+    else:
+        trees_close(jax.grad(lambda x, y: jax.vmap(op)(x, y).sum(), (0, 1))(*at), (0 * ones, 2.5 * ones))
+
+
+@either
+def test_complex_numbers_follow_jax(transform):
+    """JAX's convention: for a holomorphic f the cotangent is ct * f'(z), without a conjugate."""
+    z = jnp.array([0.5 + 1j, -1.25 - 0.5j], jnp.complex64)
+    ct = jnp.array([1.0 + 1j, -2j], jnp.complex64)
+    rules = {"vjp": (lambda z: (z**2, z), lambda z, c: 2 * z * c[0]), "jvp": lambda i, o, t: 2 * i[0] * t[0]}
+    op = lambda z: numpy_function(lambda z: z**2, [z], jnp.complex64, **rules)
+    for program in (lambda f, z: jax.vjp(f, z)[1](ct)[0], lambda f, z: jax.jvp(f, (z,), (ct,))[1]):
+        close(transform(lambda z, program=program: program(op, z))(z), 2 * z * ct)

@@ -1,0 +1,104 @@
+"""transpose=: functions that are linear in their inputs, to any order and under JAX's linear solvers."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxpyop import numpy_function
+from tests.shared.checks import Counter, close, trees_close
+
+F = jnp.float32
+M = np.array([[1.0, 2.0, 0.0], [0.5, -1.0, 3.0]], np.float32)
+X = jnp.array([0.5, -1.25, 2.0])
+Y = jnp.array([1.0, -2.0])
+METHODS = ("sequential", "expand_dims", "broadcast_all", "parallel")
+
+
+def project(x):
+    return x @ M.T
+
+
+def back(cotangents):
+    return cotangents[0] @ M
+
+
+def op(x, **options):
+    return numpy_function(project, [x], F, output_shapes=lambda x: (2,), transpose=back, **options)
+
+
+PROGRAMS = {
+    "jvp": lambda f: jax.jvp(f, (X,), (X,)),
+    "jacrev": lambda f: jax.jacrev(f)(X),
+    "jacfwd": lambda f: jax.jacfwd(f)(X),
+    "hessian of its square": lambda f: jax.hessian(lambda x: (f(x) ** 2).sum())(X),
+    "third derivative": lambda f: jax.jacfwd(jax.hessian(lambda x: (f(x) ** 3).sum()))(X),
+    "linear_transpose": lambda f: jax.linear_transpose(f, X)(Y),
+    "transpose of the transpose": lambda f: jax.linear_transpose(lambda y: jax.linear_transpose(f, X)(y)[0], Y)(X),
+    "grad of vmap": lambda f: jax.grad(lambda x: (jax.vmap(f)(x) ** 2).sum())(jnp.stack([X, X + 1])),
+    "vmap of the transpose": lambda f: jax.vmap(lambda y: jax.linear_transpose(f, X)(y)[0])(jnp.stack([Y, -Y])),
+    "checkpoint": lambda f: jax.grad(lambda x: (jax.checkpoint(f)(x) ** 2).sum())(X),
+}
+FAST = {("jacrev", "sequential"), ("jacfwd", "expand_dims"), ("vmap of the transpose", "broadcast_all")}
+FAST |= {("jvp", "sequential"), ("transpose of the transpose", "sequential"), ("checkpoint", "sequential")}
+
+
+@pytest.mark.parametrize(
+    ("program", "method"),
+    [pytest.param(p, m, marks=[] if (p, m) in FAST else pytest.mark.slow) for p in PROGRAMS for m in METHODS],
+)
+def test_equal_to_jax(program, method):
+    program = PROGRAMS[program]
+    wanted = jax.jit(lambda: program(lambda x: jnp.asarray(M) @ x))()
+    for transform in (lambda f: f, jax.jit):
+        got = transform(lambda: program(lambda x: op(x, vmap_method=method)))()
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), got, wanted)
+
+
+def test_a_block_method_calls_each_once():
+    forth, backward = Counter(project), Counter(back)
+    f = lambda x: numpy_function(forth, [x], F, output_shapes=(2,), transpose=backward, vmap_method="broadcast_all")
+    close(jax.grad(lambda x: jax.vmap(f)(x).sum())(jnp.ones((4, 3))), np.tile(M.sum(0), (4, 1)))
+    assert (forth.count, backward.count) == (1, 1)
+
+
+def test_integers_and_statics_are_not_moved():
+    """An input that is not floating is a parameter, for which the transpose gives None."""
+    func = lambda x, k, s: np.float32(x[: int(k)].sum() * float(s))
+    transpose = lambda c: (np.array([2, 2, 0], np.float32) * c[0], None)
+    f = lambda x, k: numpy_function(func, [x, k, "2.0"], F, output_shapes=(), transpose=transpose)
+    close(jax.grad(f)(X, jnp.int32(2)), [2.0, 2.0, 0.0])
+
+
+def test_several_inputs_and_results():
+    def transposed(c):
+        return c[0] + np.array([1, 0, 0], np.float32) * c[1], 2 * c[0]
+
+    both = lambda x, y: (x + 2 * y, x[0])
+    f = lambda x, y: numpy_function(both, [x, y], [F, F], output_shapes=[(3,), ()], transpose=transposed)
+    program = lambda f: jax.grad(lambda x, y: (f(x, y)[0] ** 2).sum() * f(x, y)[1], (0, 1))
+    trees_close(program(f)(X, X + 1), program(both)(X, X + 1))
+    trees_close(jax.linear_transpose(f, X, X)([X, F(2)]), (X + jnp.array([2.0, 0, 0]), 2 * X))
+
+
+def test_another_op_has_no_transpose():
+    f = lambda x: numpy_function(project, [x], F, output_shapes=(2,), vjp=lambda i, o, c: back(c))
+    with pytest.raises(NotImplementedError, match="only works for functions declared linear"):
+        jax.linear_transpose(f, X)(Y)
+
+
+# ---------------------------------------------------------------- JAX's solvers
+
+S = np.array([[4.0, 1.0, 0.0], [1.0, 3.0, 0.5], [0.0, 0.5, 2.0]], np.float32)
+WEIGHTS = jnp.array([1.0, 2.0, 3.0])
+
+
+@pytest.mark.slow
+def test_cg_and_its_gradient():
+    symmetric = lambda x: numpy_function(lambda x: S @ x, [x], F, transpose=lambda c: S @ c[0])
+    solve = lambda b: jax.scipy.sparse.linalg.cg(symmetric, b, maxiter=20)[0]
+    value, slope = jax.jit(jax.value_and_grad(lambda b: solve(b) @ WEIGHTS))(X)
+    np.testing.assert_allclose(value, np.linalg.solve(S, X) @ WEIGHTS, rtol=1e-4)
+    np.testing.assert_allclose(slope, np.linalg.solve(S.T, WEIGHTS), rtol=1e-4)

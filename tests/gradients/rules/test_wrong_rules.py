@@ -1,0 +1,124 @@
+"""Rules that are wrong: the error names the op, the rule, what came and what was expected."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxpyop
+from jaxpyop import numpy_function, py_func, py_function
+from tests.gradients.rules.cases import F, X
+
+# Rules of a function of two inputs.
+OF_TWO = {
+    "too few": (lambda i, o, c: (c[0],), r"vjp returned 1 cotangents for 2 array inputs; return one cotangent each"),
+    "too many": (lambda i, o, c: (c[0], c[0], c[0]), r"vjp returned 3 cotangents for 2"),
+    "no tuple": (lambda i, o, c: c[0], r"vjp returned a single value for 2 array inputs"),
+    "shape": (
+        lambda i, o, c: (c[0].sum(), None),
+        r"vjp returned, for input 0, shape \(\); a cotangent has its input's shape, \(3,\)",
+    ),
+    "shape of the other": (lambda i, o, c: (None, c[0][:1]), r"vjp returned, for input 1, shape \(1,\)"),
+    "complex": (lambda i, o, c: (c[0] * 1j, None), r"vjp returned, for input 0, complex64"),
+    "text": (lambda i, o, c: ("x", None), r"vjp returned, for input 0"),
+}
+# Rules of a function of one input.
+OF_ONE = {
+    "jvp count": ({"jvp": lambda i, o, t: (1.0, 2.0)}, r"jvp returned 2 tangents for 1 results"),
+    "jvp shape": ({"jvp": lambda i, o, t: np.ones(2)}, r"jvp returned, for result 0, shape \(2,\); a tangent has"),
+    "jvp array without axes": ({"jvp": lambda i, o, t: np.float32(1)}, r"jvp returned, for result 0, shape \(\)"),
+    "jvp dtype": ({"jvp": lambda i, o, t: t[0] * 1j}, r"jvp returned, for result 0, complex"),
+    "bwd array without axes": (
+        {"vjp": (lambda x: (x, 0), lambda r, c: np.zeros((), np.float32))},
+        r"bwd of vjp returned, for input 0, shape \(\)",
+    ),
+    "bwd count": ({"vjp": (lambda x: (x, 0), lambda r, c: (c, c))}, r"bwd of vjp returned 2 cotangents for 1 array"),
+    "bwd shape": ({"vjp": (lambda x: (x, 0), lambda r, c: c[0][0])}, r"bwd of vjp returned, for input 0, shape"),
+    "bwd dtype": ({"vjp": (lambda x: (x, 0), lambda r, c: c[0] * 1j)}, r"bwd of vjp returned, for input 0, complex"),
+    "fwd no pair": ({"vjp": (lambda x: x, lambda r, c: c[0])}, r"fwd of vjp: fwd returned a ndarray; return a pair"),
+    "fwd outputs": (
+        {"vjp": (lambda x: ([x, x], 0), lambda r, c: c[0])},
+        r"fwd of vjp: func returned a list of 2 where Tout",
+    ),
+    "fwd dtype": ({"vjp": (lambda x: (x * 1j, 0), lambda r, c: c[0])}, r"fwd of vjp: func returned complex64"),
+    "transpose count": ({"transpose": lambda c: (c[0], c[0])}, r"transpose returned 2 cotangents for 1 array inputs"),
+    "transpose shape": ({"transpose": lambda c: c[0][:2]}, r"transpose returned, for input 0, shape \(2,\)"),
+    "transpose dtype": ({"transpose": lambda c: c[0] * 1j}, r"transpose returned, for input 0, complex"),
+}
+
+
+@pytest.mark.parametrize(("vjp", "text"), OF_TWO.values(), ids=OF_TWO)
+def test_wrong_cotangents(vjp, text):
+    op = lambda x, y: numpy_function(lambda x, y: x + y, [x, y], F, name="mine", vjp=vjp)
+    with pytest.raises((ValueError, TypeError), match=f"'mine'.*({text})"):
+        jax.grad(lambda x, y: op(x, y).sum(), (0, 1))(X, X)
+
+
+def derivative_of(rules):
+    op = lambda x: numpy_function(lambda x: x, [x], F, name="mine", **rules)
+    return (lambda x: jax.jvp(op, (x,), (x,))[1]) if "jvp" in rules else jax.grad(lambda x: op(x).sum())
+
+
+@pytest.mark.parametrize(("rules", "text"), OF_ONE.values(), ids=OF_ONE)
+def test_wrong_rules(rules, text):
+    with pytest.raises((ValueError, TypeError), match=f"(?s)'mine'.*{text}"):
+        derivative_of(rules)(X)
+
+
+@pytest.mark.parametrize("name", ["jvp shape", "bwd shape", "fwd no pair", "transpose shape"])
+def test_wrong_rules_under_jit(name):
+    rules, text = OF_ONE[name]
+    with pytest.raises((ValueError, TypeError), match=f"(?s)'mine'.*{text}"), jaxpyop.reraise():
+        jax.block_until_ready(jax.jit(derivative_of(rules))(X))
+
+
+@pytest.mark.parametrize("transform", [lambda f: f, jax.jit], ids=["direct", "jit"])
+@pytest.mark.parametrize("which", ["vjp", "fwd", "bwd", "jvp", "transpose"])
+def test_exceptions_of_rules_come_out(which, transform):
+    error = KeyError("mine")
+
+    def fail(*args):
+        raise error
+
+    rules = {"fwd": {"vjp": (fail, fail)}, "bwd": {"vjp": (lambda x: (x, x), fail)}}.get(which, {which: fail})
+    with pytest.raises(KeyError, match="mine") as caught, jaxpyop.reraise():
+        jax.block_until_ready(transform(derivative_of(rules))(X))
+    assert caught.value is error
+
+
+def op_with(**options):
+    return lambda: numpy_function(np.sin, [1.0], F, **options)
+
+
+REFUSED = {
+    "no function": (op_with(vjp=3), "vjp must be a function f\\(inputs, outputs, cotangents\\), a pair"),
+    "three": (op_with(vjp=(np.sin, np.sin, np.sin)), "or a pair of functions \\(fwd, bwd\\)"),
+    "other text": (op_with(jvp="numeric"), "jvp must be a function .* or 'numerical', got 'numeric'"),
+    "numerical transpose": (op_with(transpose="numerical"), "transpose must be a function f\\(cotangents\\)"),
+    "transpose and vjp": (op_with(transpose=np.sin, vjp=np.sin), "remove vjp= and jvp="),
+    "transpose of integers": (
+        lambda: numpy_function(np.sin, [1.0], jnp.int32, transpose=np.sin),
+        "no result that Tout declares is floating",
+    ),
+    "numerical of a stateful op": (
+        lambda: py_func(np.sin, [1.0], F, vjp="numerical"),
+        "numerical derivatives call func again, which a stateful op does not allow; pass stateful=False",
+    ),
+    "traced": (lambda: py_function(jnp.sin, [1.0], F, mode="traced", vjp=np.sin), "mode='traced' runs nothing"),
+}
+
+
+@pytest.mark.parametrize(("make", "text"), REFUSED.values(), ids=REFUSED)
+def test_rules_that_cannot_be_are_refused_at_once(make, text):
+    with pytest.raises((TypeError, ValueError), match=text):
+        make()
+
+
+def test_a_rule_that_closes_over_a_traced_value_is_refused():
+    def program(x):
+        return numpy_function(np.sin, [x], F, vjp=(lambda y: (y, 0), lambda r, c: c[0] * x))
+
+    with pytest.raises(ValueError, match="bwd of vjp uses 'x' from the code around it"):
+        jax.jit(program)(1.0)

@@ -1,0 +1,168 @@
+"""Effects, nested ops, rules of JAX's own and mutable data in a function that is differentiated."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import jaxpyop
+from jaxpyop import py_function
+from tests.gradients.bodies import X3, F, while_loop
+from tests.shared.checks import Counter, close
+
+X = jnp.asarray(X3)
+
+# Where an operation is in a function of a scalar.
+WHERE = {
+    "body": lambda f: f,
+    "jit": jax.jit,
+    "scan": lambda f: lambda x: lax.scan(lambda c, _: (f(c), None), x, None, length=1)[0],
+    "cond": lambda f: lambda x: lax.cond(x > 0, f, lambda y: y, x),
+}
+
+
+each_place = pytest.mark.parametrize(
+    "where", [pytest.param(name, marks=pytest.mark.slow if name == "cond" else []) for name in WHERE]
+)
+
+
+def both_modes(body):
+    """Derivatives of a function of a scalar, taken of one run of it: twice in reverse, and in forward mode."""
+    _, pull = jax.vjp(lambda x: py_function(body, [x], F, output_shapes=()), F(2))
+    return [float(pull(F(k))[0]) for k in (1, 2)]
+
+
+@each_place
+def test_a_print_happens_once(where, capsys):
+    def noisy(x):
+        jax.debug.print("saw {}", x)
+        return x * x
+
+    body = WHERE[where](noisy)
+    for _ in range(2):
+        assert both_modes(body) == [4, 8]
+        jax.effects_barrier()
+        assert capsys.readouterr().out.count("saw 2.0") == 1
+    op = lambda x: py_function(body, [x], F, output_shapes=())
+    assert jax.jvp(op, (2.0,), (1.0,))[1] == 4
+    jax.effects_barrier()
+    assert capsys.readouterr().out.count("saw 2.0") == 1
+
+
+@each_place
+def test_a_function_inside_runs_once(where):
+    cube = Counter(lambda x: x * x * x)
+    nested = WHERE[where](lambda x: py_function(cube, [x], F, output_shapes=()) * x)
+    assert both_modes(nested) == [32, 64]
+    assert cube.count == 1
+    op = lambda x: py_function(nested, [x], F, output_shapes=())
+    assert jax.jvp(op, (2.0,), (1.0,))[1] == 32
+    assert cube.count == 2
+    if where == "body":
+        assert jax.grad(jax.grad(op))(2.0) == 48
+
+
+def test_what_is_written_after_it_was_used():
+    """Neither NumPy arrays nor arrays that a jitted function closes over are read again later."""
+
+    def body(x):
+        scale = np.ones(3, np.float32)
+        y = x * scale
+        scale[:] = 5.0
+        z = x * scale
+        scale[:] = 9.0
+        return y + z
+
+    close(jax.grad(lambda x: py_function(body, [x], F).sum())(X), [6, 6, 6])
+
+
+def alone(f):
+    return f
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        alone,
+        pytest.param(jax.checkpoint, marks=pytest.mark.slow),
+        pytest.param(lambda f: lambda x: lax.fori_loop(0, 1, lambda i, c: f(c), x), marks=pytest.mark.slow),
+    ],
+    ids=["jit", "in checkpoint", "in scan"],
+)
+def test_an_array_that_a_jitted_function_closes_over_may_change(wrap):
+    table = np.ones(3, np.float32)
+    body = lambda x: wrap(jax.jit(lambda y: y * y * table))(x)
+    for k in (1, 10, 3, 4, 5, 6):
+        table[:] = k
+        value, pull = jax.vjp(lambda x: py_function(body, [x], F), X)
+        if wrap is alone:
+            table[:] = 99  # a copy was recorded, as it is not of what JAX itself keeps in a checkpoint or a scan
+        close(value, k * X**2)
+        close(pull(jnp.ones(3))[0], 2 * k * X)
+
+
+def test_an_exception_leaves_nothing_behind():
+    class OwnError(Exception):
+        pass
+
+    def body(x):
+        y = x * 2.0
+        raise OwnError("from the body", float(y))
+
+    for _ in range(2):
+        with pytest.raises(OwnError, match="from the body"):
+            jax.grad(lambda x: py_function(body, [x], F))(1.0)
+        assert jnp.float32(1) + 1 == 2
+    assert jax.grad(lambda x: py_function(lambda x: x * x, [x], F))(3.0) == 6
+
+
+NO_REVERSE_MODE = {
+    "while_loop": (while_loop, "Reverse-mode differentiation does not work"),
+    "pure_callback": (
+        lambda x: jax.pure_callback(lambda v: v, jax.ShapeDtypeStruct((), F), x) * x,
+        "Pure callbacks do not support JVP",
+    ),
+}
+
+
+@pytest.mark.parametrize(("body", "text"), NO_REVERSE_MODE.values(), ids=NO_REVERSE_MODE)
+def test_what_has_no_reverse_mode_raises_in_the_backward_pass(body, text):
+    value, pull = jax.vjp(lambda x: py_function(body, [x], F), F(1))
+    assert np.isfinite(value)
+    with pytest.raises(ValueError, match=text):
+        pull(F(1))
+
+
+def test_mutable_arrays_are_refused():
+    def body(x):
+        store = jax.new_ref(jnp.zeros(()))
+        store[...] = x
+        return store[...]
+
+    with pytest.raises(NotImplementedError, match="mutable array"):
+        jax.grad(lambda x: py_function(body, [x], F))(1.0)
+
+
+@pytest.mark.slow
+def test_shard_map_inside():
+    mesh = jax.make_mesh((1,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec("i")
+    shard = functools.partial(jax.shard_map, mesh=mesh, in_specs=spec, out_specs=spec)
+    square = shard(lambda x: x * x)
+    with pytest.raises(NotImplementedError, match=r"jax\.jit"):
+        jax.grad(lambda x: py_function(square, [x], F).sum())(X)
+    body = lambda x: jax.jit(square)(x) + square(X)
+    close(jax.grad(lambda x: py_function(body, [x], F).sum())(X), 2 * X)
+
+
+def test_stateful_functions_run_once_in_derivatives():
+    body = Counter(lambda x: x * x)
+    f = lambda x: py_function(body, [x], F, output_shapes=(), stateful=True)
+    for k, program in enumerate((jax.grad(f), jax.jit(jax.grad(f)), jaxpyop.jit(jax.grad(f)), jax.jacfwd(f)), 1):
+        assert program(3.0) == 6
+        assert body.count == k

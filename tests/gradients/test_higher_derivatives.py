@@ -1,0 +1,85 @@
+"""Second and higher derivatives of a `py_function`, which follow the path that it took.
+
+Those of functions with rules are in rules/test_second_derivatives.py.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxpyop import py_function
+from tests.shared.checks import close
+
+F = jnp.float32
+X = jnp.array([0.5, -1.25, 2.0])
+
+
+def cubed(x):
+    return x * x * x if float(x[0]) > 0 else x
+
+
+def halved(x):
+    while jnp.sum(x * x) > 1:
+        x = x / 2
+    return x * x * x
+
+
+BODIES = {
+    "float": (cubed, lambda x: x**3),
+    "while": (halved, lambda x: (x / 4) ** 3),
+    "relu": (lambda x: jax.nn.relu(x) * x, lambda x: jax.nn.relu(x) * x),
+    "cond inside": (lambda x: jax.lax.cond(x[0] > 0, jnp.sin, jnp.cos, x), jnp.sin),
+    "an op inside": (lambda x: py_function(jnp.sin, [x], F) * x, lambda x: jnp.sin(x) * x),
+}
+
+
+def total(f):
+    return lambda x: jnp.sum(f(x) * jnp.arange(1.0, 4.0))
+
+
+DERIVATIVES = {
+    "grad of grad": lambda f: jax.grad(lambda x: jnp.sum(jax.grad(total(f))(x) ** 2)),
+    "hessian": lambda f: jax.hessian(total(f)),
+    "jvp of grad": lambda f: lambda x: jax.jvp(jax.grad(total(f)), (x,), (x + 1,))[1],
+    "reverse over forward": lambda f: jax.grad(lambda x: jax.jvp(total(f), (x,), (jnp.ones(3),))[1]),
+    "forward over forward": lambda f: jax.jacfwd(lambda x: jax.jvp(total(f), (x,), (x,))[1]),
+    "third": lambda f: jax.grad(lambda x: jnp.sum(jax.grad(lambda x: jnp.sum(jax.grad(total(f))(x)))(x))),
+    "of a batch": lambda f: lambda x: jax.vmap(jax.grad(jax.grad(lambda s: jnp.sum(f(s * x)))))(jnp.array([1.0, 0.95])),
+}
+ROWS = [(body, derivative) for body in BODIES for derivative in DERIVATIVES]
+FAST = [
+    ("float", "jvp of grad"),
+    ("float", "reverse over forward"),
+    ("an op inside", "jvp of grad"),
+]
+
+
+@pytest.mark.parametrize(
+    ("body", "derivative"), [pytest.param(*row, marks=[] if row in FAST else pytest.mark.slow) for row in ROWS]
+)
+def test_equal_to_jax(body, derivative):
+    body, path = BODIES[body]
+    derive = DERIVATIVES[derivative]
+    f = lambda x: py_function(body, [x], F, output_shapes=(3,))
+    np.testing.assert_allclose(derive(f)(X), jax.jit(derive(path))(X), rtol=2e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("body", BODIES)
+def test_compiled(body):
+    body, path = BODIES[body]
+    derivative = DERIVATIVES["grad of grad"]
+    f = lambda x: py_function(body, [x], F, output_shapes=(3,))
+    np.testing.assert_allclose(jax.jit(derivative(f))(X), jax.jit(derivative(path))(X), rtol=2e-4, atol=1e-4)
+
+
+def test_a_stateful_function_has_no_second_derivative():
+    """The second derivative would run it again."""
+    f = lambda x: py_function(lambda x: x * x * x, [x], F, output_shapes=(), stateful=True)
+    close(jax.grad(f)(2.0), 12.0)
+    for derivative in (jax.grad(jax.grad(f)), jax.jacfwd(jax.grad(f))):
+        with pytest.raises(Exception, match=r"second derivative.*stateful"):
+            derivative(2.0)

@@ -1,0 +1,152 @@
+"""Derivatives under jit, scan, cond, while_loop, checkpoint and the rest. `vmap` has a file of its own."""
+
+from __future__ import annotations
+
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import jaxpyop
+from jaxpyop import numpy_function, py_function
+from tests.shared.checks import Counter, trees_close
+
+F = jnp.float32
+X = jnp.array([0.5, -1.25, 2.0])
+
+
+def plain(x):
+    return x * x * x
+
+
+def op(x):
+    """It looks at its values."""
+    return py_function(lambda x: plain(x) if float(x[0]) < 1e9 else -x, [x], F, output_shapes=(3,))
+
+
+def with_vjp(x):
+    return numpy_function(plain, [x], F, vjp=lambda i, o, c: 3 * i[0] ** 2 * c[0])
+
+
+def grad_of(program):
+    return lambda f: jax.grad(lambda x: program(f, x).sum())
+
+
+PROGRAMS = {
+    "scan": grad_of(lambda f, x: lax.scan(lambda c, _: (f(c), c), x, None, length=2)[0]),
+    "scan of grad": lambda f: (
+        lambda x: lax.scan(lambda c, _: (jax.grad(lambda c: f(c).sum())(c) * 0.1, c), x, None, length=2)
+    ),
+    "reversed scan": grad_of(lambda f, x: lax.scan(lambda c, y: (f(c) * y, c), x, jnp.arange(1.0, 4), reverse=True)[0]),
+    "cond": grad_of(lambda f, x: lax.cond(x[0] > 0, f, lambda x: x, x)),
+    "cond, the other branch": grad_of(lambda f, x: lax.cond(x[0] < 0, f, lambda x: x, x)),
+    "map": grad_of(lambda f, x: lax.map(f, jnp.stack([x, -x]))),
+    "checkpoint of a chain": grad_of(lambda f, x: jax.checkpoint(lambda x: f(f(x)) * 0.1)(x)),
+    "chain": grad_of(lambda f, x: f(f(x))),
+    "sum of two": grad_of(lambda f, x: f(x) + f(2 * x)),
+    "stopped": grad_of(lambda f, x: f(lax.stop_gradient(x)) * x),
+    "unused": grad_of(lambda f, x: (f(x), x)[1]),
+    "after a while_loop": grad_of(
+        lambda f, x: f(lax.stop_gradient(lax.while_loop(lambda s: s[0] < 3, lambda s: s + 1, x)) * x)
+    ),
+    "jacrev": jax.jacrev,
+    "vjp": lambda f: lambda x: jax.vjp(f, x)[1](f(x)),
+    "linearize": lambda f: lambda x: jax.linearize(lambda x: f(x) * 2, x)[1](x + 1),
+}
+OF_RULES = [name for name in PROGRAMS if name != "linearize"]
+FAST = ["cond", "checkpoint of a chain", "stopped", "unused", "jacrev", "linearize"]
+
+
+def some(names, fast):
+    return [pytest.param(name, marks=[] if name in fast else pytest.mark.slow) for name in names]
+
+
+@pytest.mark.parametrize("name", some(PROGRAMS, FAST))
+def test_equal_to_jax(name):
+    trees_close(PROGRAMS[name](op)(X), jax.jit(PROGRAMS[name](plain))(X))
+
+
+@pytest.mark.parametrize("name", some(OF_RULES, ["checkpoint of a chain", "stopped"]))
+def test_equal_to_jax_with_a_rule(name):
+    trees_close(PROGRAMS[name](with_vjp)(X), jax.jit(PROGRAMS[name](plain))(X))
+
+
+@pytest.mark.parametrize("transform", [jax.jit, jaxpyop.jit], ids=["jit", "cut"])
+@pytest.mark.parametrize("name", some(PROGRAMS, ["scan"]))
+def test_compiled(name, transform):
+    trees_close(transform(PROGRAMS[name](op))(X), jax.jit(PROGRAMS[name](plain))(X))
+
+
+# ----------------------------------------------------------------- how often
+
+
+@pytest.mark.parametrize("transform", [lambda f: f, jax.jit, jaxpyop.jit], ids=["direct", "jit", "cut"])
+def test_a_function_runs_once_for_each_differentiated_step(transform):
+    body = Counter(lambda x: x * x * x)
+    f = transform(jax.value_and_grad(lambda x: py_function(body, [x], F, output_shapes=(3,)).sum()))
+    for k in range(1, 4):
+        got = jax.block_until_ready(f(X * k))
+        trees_close(got, (np.sum((X * k) ** 3), 3 * (X * k) ** 2))
+        assert [float(x[0]) for (x,) in body.seen] == [0.5 * i for i in range(1, k + 1)]
+
+
+def scan_of(f, x):
+    return lax.scan(lambda c, _: (f(c), None), x, None, length=4)[0]
+
+
+HOW_OFTEN = {
+    "jacrev": (lambda f, x: jax.jacrev(f)(x), 1),
+    "a pullback that is called three times": (lambda f, x: list(map(jax.vjp(f, x)[1], [x, x, x])), 1),
+    "the same, forward in jit": (lambda f, x: list(map(jax.vjp(jax.jit(f), x)[1], [x, x, x])), 1),
+    "scan": (lambda f, x: jax.grad(lambda x: scan_of(f, x).sum())(x), 4),
+    "scan that is pulled back twice": (lambda f, x: list(map(jax.vjp(lambda x: scan_of(f, x), x)[1], [x, x])), 4),
+    "vmap": (lambda f, x: jax.jacrev(jax.vmap(f))(jnp.stack([x, x])), 2),
+    "checkpoint": (lambda f, x: jax.grad(lambda x: jax.checkpoint(f)(x).sum())(x), 1),
+}
+
+
+@pytest.mark.parametrize(("program", "runs"), HOW_OFTEN.values(), ids=HOW_OFTEN)
+def test_how_often_a_function_runs(program, runs):
+    body = Counter(plain)
+    jax.block_until_ready(program(lambda x: py_function(body, [x], F, output_shapes=(3,)), X))
+    assert body.count == runs
+
+
+@pytest.mark.slow
+def test_gradients_from_many_threads():
+    f = jax.jit(jax.grad(lambda x: op(x).sum()))
+    f(X)
+    wanted, wrong = jax.jit(jax.grad(lambda x: plain(x).sum())), []
+
+    def work(k):
+        for i in range(20):
+            x = X + 0.1 * (20 * k + i)
+            if not np.allclose(f(x), wanted(x), rtol=1e-4, atol=1e-5):
+                wrong.append((k, i))
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(6)]
+    [t.start() for t in threads]
+    [t.join() for t in threads]
+    assert not wrong
+
+
+@jax.custom_vjp
+def clip_gradient(x):
+    return x
+
+
+clip_gradient.defvjp(lambda x: (x, None), lambda _, ct: (jnp.clip(ct, -0.5, 0.5),))
+
+
+@pytest.mark.slow
+def test_forward_mode_through_a_backward_pass_that_is_not_linear():
+    """JAX has no forward mode of a custom_vjp function at all."""
+    f = lambda x: jnp.sum(clip_gradient(x) * x)
+    op = lambda x: py_function(f, [x], F, output_shapes=())
+    x = jnp.array([0.1, 2.9])
+    trees_close(jax.jit(jax.hessian(op))(x), jax.jit(jax.jacrev(jax.grad(f)))(x))
+    with pytest.raises(TypeError, match=r"which is not linear; put jax.jit around.*jacrev"):
+        jax.jacfwd(op)(x)

@@ -1,0 +1,150 @@
+"""The store of records, inside: what goes first, and tokens.
+
+gradients/test_records.py has what a user sees of it.
+"""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxpyop._op.primitive.records import NO_RECORD, READ_SHARE, Records
+from tests.shared.examples import few, many
+
+LAST = 2**32 - 2
+
+
+class Taken:
+    def __init__(self, nbytes=8):
+        self.nbytes = nbytes
+
+
+class Model:
+    """What `Records` promises, in lists: entries [token, record, once made] in the order in which they go."""
+
+    def __init__(self, max_count, max_bytes):
+        self.max_count, self.max_bytes, self.evicted = max_count, max_bytes, 0
+        self.read, self.read_once_made, self.unread = [], [], []
+
+    def all(self):
+        return self.read + self.read_once_made + self.unread
+
+    def put(self, entry):
+        self.unread.append(entry)
+        size = lambda entries: sum(e[1].nbytes for e in entries)
+        while len(self.read) > self.max_count // READ_SHARE or size(self.read) > self.max_bytes // READ_SHARE:
+            self.read.pop(0)
+        while len(self.all()) > 1 and (len(self.all()) > self.max_count or size(self.all()) > self.max_bytes):
+            shelf = self.read or self.read_once_made or self.unread
+            self.evicted += shelf is self.unread
+            shelf.pop(0)
+
+    def get(self, token):
+        for shelf in (self.read, self.read_once_made, self.unread):
+            for entry in shelf:
+                if entry[0] == token:
+                    shelf.remove(entry)
+                    (self.read_once_made if entry[2] else self.read).append(entry)
+                    return entry[1]
+        return None
+
+
+puts = st.tuples(st.just("put"), st.integers(0, 80), st.booleans())
+gets = st.tuples(st.just("get"), st.integers(0, 9))
+inputs = given(
+    max_count=st.sampled_from([1, 3, 6, 64, 100]),
+    max_bytes=st.sampled_from([0, 60, 64 * 40, 64 * 200]),
+    steps=st.lists(st.one_of(puts, gets), max_size=40),
+    first=st.sampled_from([1, LAST - 3, LAST]),
+)
+
+
+def equals_the_model(max_count, max_bytes, steps, first):
+    records, model = Records(max_count, max_bytes, first=first), Model(max_count, max_bytes)
+    tokens = []
+    for what, number, *once_made in steps:
+        if what == "put":
+            taken = Taken(number)
+            token = records.put(taken, once_made=once_made[0])
+            assert 1 <= token <= LAST < NO_RECORD
+            assert token not in [e[0] for e in model.all()]
+            model.put((token, taken, once_made[0]))
+            tokens.append(token)
+        elif tokens:
+            token = tokens[-1 - number % len(tokens)]
+            assert records.get(token) is model.get(token)
+    stats = records.stats()
+    assert stats["count"] == len(model.all())
+    assert stats["nbytes"] == sum(e[1].nbytes for e in model.all())
+    assert stats["evicted"] == model.evicted
+    assert all(records.get(token) is taken for token, taken, _ in model.all())
+
+
+test_equals_the_model = few(inputs, equals_the_model, examples=80)
+test_equals_the_model_many_times = many(inputs, equals_the_model, examples=1000)
+
+
+def test_tokens_wrap_and_skip_live_ones():
+    """0 and the last number are never given out."""
+    records = Records(10, 1000)
+    live = [records.put(Taken()) for _ in range(3)]
+    assert live == [1, 2, 3]
+    records._next = LAST
+    assert [records.put(Taken()) for _ in range(2)] == [LAST, 4]
+    assert records.get(0) is records.get(12345) is None
+
+
+class Holder:
+    """The array of a token."""
+
+
+@pytest.mark.parametrize("once_made", [False, True])
+@pytest.mark.parametrize("read", [False, True])
+def test_a_record_goes_with_the_array_of_its_token(read, once_made):
+    """Without having been read, it counts as read from then on, because the array may have been copied."""
+    records, holder = Records(10, 1000), Holder()
+    token, other = records.put(Taken(), once_made=once_made), records.put(Taken())
+    records.hold([token], holder)
+    assert not read or records.get(token) is not None
+    del holder
+    records.make_room()
+    assert (records.get(token) is None) is (read or not once_made)
+    assert records.get(other) is not None
+    assert records.stats()["evicted"] == 0
+
+
+def test_a_token_that_is_collected_under_the_lock():
+    """The collector may run in the very thread that has the lock."""
+    records, holder = Records(10, 1000), Holder()
+    records.hold([records.put(Taken())], holder)
+    with records._lock:
+        del holder
+    assert records.stats()["count"] == 1
+    records.make_room()
+    assert records.stats()["count"] == 0
+
+
+def test_a_record_that_reads_the_store_while_it_is_freed():
+    records, seen = Records(1, 1000), []
+
+    class Nosy(Taken):
+        def __del__(self):
+            seen.append(records.stats()["count"])
+
+    records.put(Nosy())
+    records.put(Taken())
+    gc.collect()
+    assert seen == [1]
+
+
+def test_a_store_knows_its_own_tokens():
+    """Another process has a store of its own, whose tokens are not taken for ours; nor those before `clear`."""
+    records = Records(10, 1000, first=2**31)
+    token = records.put(Taken())
+    assert [records.was_issued(t) for t in (token - 1, token, token + 1, 0)] == [False, True, False, False]
+    records.clear()
+    assert not records.was_issued(token)
+    assert records.put(Taken()) != token
