@@ -29,6 +29,7 @@ PROGRAMS = {
 @pytest.fixture(autouse=True)
 def _two_records():
     """A store of so few records that most are evicted before the backward pass comes."""
+    jaxpyop.clear_records()
     with jaxpyop.config.override(max_records=2):
         yield
     jaxpyop.clear_records()
