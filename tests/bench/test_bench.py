@@ -31,13 +31,20 @@ def fake(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(MAKERS)), ids=lambda number: f"{MAKERS[number][0]}-{number}")
-def test_the_cases_of_a_group_run_and_compute_the_same(number):
-    group = MAKERS[number][1]()
-    values = [case.run() for case in group.cases]
-    arrays = [np.asarray(jax.tree.leaves(value)[0]) for value in values if jax.tree.leaves(value)]
-    for array in arrays:
-        if array.shape == arrays[0].shape:
-            np.testing.assert_allclose(array, arrays[0], rtol=1e-4)
+def test_every_case_runs(number):
+    for case in MAKERS[number][1]().cases:
+        jax.block_until_ready(case.run())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("title", ["float32[1] under jit", "the same, stateful", "the same, ordered", "log-Huber"])
+def test_the_cases_of_a_group_compute_the_same(title):
+    groups = [group for _, make in MAKERS if (group := make()).title.startswith(title)]
+    assert groups
+    for group in groups:
+        wanted, *others = (np.asarray(case.run()) for case in group.cases)
+        for other in others:
+            np.testing.assert_allclose(other, wanted, rtol=1e-6)
 
 
 def test_measured_times():

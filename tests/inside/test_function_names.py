@@ -303,6 +303,7 @@ def test_the_checksum_of_a_decorated_function_has_no_code_of_libraries(decorate)
     assert code_checksum(decorate(scaled)) == code_checksum(scaled)
 
 
+@pytest.mark.slow
 def test_the_checksum_is_the_same_in_another_process():
     code = f"from tests.inside.test_function_names import *; print(code_checksum(compiled({TEXT!r})))"
     # Sets have another order there.

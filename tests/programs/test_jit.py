@@ -95,9 +95,20 @@ PROGRAMS = {
 }
 
 
+FAST = ["several calls", "trees", "Python's numbers", "NumPy's arrays", "no argument", "one result twice"]
+FAST += [
+    "a constant array",
+    "an inner jit",
+    "a key",
+    "a loop of Python's numbers",
+    "a cond with one weakly typed branch",
+]
+
+
 @pytest.mark.parametrize("loops", ["python", pytest.param("compiled", marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("program", "args"), PROGRAMS.values(), ids=PROGRAMS)
-def test_the_results_are_those_of_jit(program, args, loops):
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in FAST else pytest.mark.slow) for n in PROGRAMS])
+def test_the_results_are_those_of_jit(name, loops):
+    program, args = PROGRAMS[name]
     cut = jaxpyop.jit(program, loops=loops)
     wanted = jax.jit(program)(*args)
     same(cut(*args), wanted)
@@ -473,6 +484,7 @@ def test_a_dropped_function_is_freed(program):
     assert eventually(lambda: ref() is None)
 
 
+@pytest.mark.slow
 def test_intermediates_are_freed_as_the_program_goes_on():
     alive = []
 
@@ -560,7 +572,10 @@ BEFORE = {
 }
 
 
-@pytest.mark.parametrize("before", BEFORE.values(), ids=BEFORE)
+@pytest.mark.parametrize(
+    "before",
+    [pytest.param(BEFORE[n], id=n, marks=[] if n in ("vmap", "clear_caches") else pytest.mark.slow) for n in BEFORE],
+)
 def test_what_stays_whole_for_some_types_is_cut_for_others(before):
     cut = jaxpyop.jit(stays_whole_for_two)
     for _ in range(2):

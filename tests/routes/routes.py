@@ -31,7 +31,8 @@ class Route:
         plain: the same with a function that is plain JAX, where only `run` needs jaxpyop.
         runs: how often the program performs the op. A backward pass does not count.
         differentiates: whether the route needs a derivative of the op.
-        orders: the order of this derivative.
+        order: the order of this derivative.
+        slow: whether its tests are among the slow ones, because other routes show nearly the same.
     """
 
     run: Callable[[Function, jax.Array], Any]
@@ -39,6 +40,7 @@ class Route:
     runs: int = 1
     differentiates: bool = False
     order: int = 1
+    slow: bool = False
 
     def with_plain_jax(self, f: Function, x: jax.Array) -> Any:
         return (self.plain or self.run)(f, x)
@@ -69,10 +71,10 @@ def _loaded(f: Function, x: jax.Array) -> Any:
 ROUTES = {
     "direct": Route(_directly),
     "compiled": Route(lambda f, x: jax.jit(f)(x)),
-    "public callback": Route(_through_the_public_callback),
+    "public callback": Route(_through_the_public_callback, slow=True),
     "batched": Route(lambda f, x: jax.jit(jax.vmap(f))(_several(x)), runs=BATCH),
     "in a scan": Route(lambda f, x: lax.scan(lambda c, x: (c, f(x)), 0, _several(x))[1], runs=BATCH),
-    "in a cond": Route(lambda f, x: jax.jit(lambda x: lax.cond(x[0] < 10, f, f, x))(x)),
+    "in a cond": Route(lambda f, x: jax.jit(lambda x: lax.cond(x[0] < 10, f, f, x))(x), slow=True),
     "gradient": Route(lambda f, x: jax.jit(jax.grad(_total(f)))(x), differentiates=True),
     "tangents": Route(lambda f, x: jax.jvp(f, [x], [jnp.ones_like(x)]), differentiates=True),
     "gradient of a batch": Route(
@@ -86,7 +88,10 @@ ROUTES = {
     ),
     "cut": Route(lambda f, x: jaxpyop.jit(f)(x), plain=_directly),
     "gradient, cut": Route(
-        lambda f, x: jaxpyop.jit(jax.grad(_total(f)))(x), plain=lambda f, x: jax.grad(_total(f))(x), differentiates=True
+        lambda f, x: jaxpyop.jit(jax.grad(_total(f)))(x),
+        plain=lambda f, x: jax.grad(_total(f))(x),
+        differentiates=True,
+        slow=True,
     ),
     "loaded": Route(_loaded, plain=_directly),
 }

@@ -20,7 +20,7 @@ PORTABLE = os.environ.get("JAXPYOP_PORTABLE") == "1"
 def cases(*, differentiates):
     """The rows of a table: each route with each feature that it can take."""
     return [
-        pytest.param(route, feature, id=f"{way}: {name}")
+        pytest.param(route, feature, id=f"{way}: {name}", marks=[pytest.mark.slow] if route.slow else [])
         for way, route in ROUTES.items()
         for name, feature in FEATURES.items()
         if route.differentiates == differentiates
