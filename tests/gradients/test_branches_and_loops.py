@@ -73,7 +73,7 @@ BODIES = {
 }
 
 
-SLOW = ["iteration", "a bound of fori_loop", "asarray"]
+SLOW = ["iteration", "a bound of fori_loop", "asarray", "bool", "item", "int"]
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in SLOW else []) for n in BODIES])

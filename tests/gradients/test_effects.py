@@ -27,7 +27,7 @@ WHERE = {
 
 
 each_place = pytest.mark.parametrize(
-    "where", [pytest.param(name, marks=pytest.mark.slow if name == "cond" else []) for name in WHERE]
+    "where", [pytest.param(name, marks=pytest.mark.slow if name in ("cond", "jit") else []) for name in WHERE]
 )
 
 

@@ -60,7 +60,7 @@ STEPS = {
     "linear solve": linear_solve,
     "cg": lambda x: jnp.sum(jax.scipy.sparse.linalg.cg(lambda v: A * x @ v, B)[0]),
 }
-FAST = ["a long chain", "custom_vjp", "scan of a fresh lambda"]
+FAST = ["scan of a fresh lambda"]
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in FAST else pytest.mark.slow) for n in STEPS])

@@ -74,8 +74,9 @@ def test_equal_to_jax_with_a_rule(name):
     trees_close(PROGRAMS[name](with_vjp)(X), jax.jit(PROGRAMS[name](plain))(X))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transform", [jax.jit, jaxpyop.jit], ids=["jit", "cut"])
-@pytest.mark.parametrize("name", some(PROGRAMS, ["scan"]))
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_compiled(name, transform):
     trees_close(transform(PROGRAMS[name](op))(X), jax.jit(PROGRAMS[name](plain))(X))
 
@@ -108,7 +109,10 @@ HOW_OFTEN = {
 }
 
 
-@pytest.mark.parametrize(("program", "runs"), HOW_OFTEN.values(), ids=HOW_OFTEN)
+@pytest.mark.parametrize(
+    ("program", "runs"),
+    [pytest.param(*HOW_OFTEN[n], id=n, marks=pytest.mark.slow if n in ("vmap", "scan") else []) for n in HOW_OFTEN],
+)
 def test_how_often_a_function_runs(program, runs):
     body = Counter(plain)
     jax.block_until_ready(program(lambda x: py_function(body, [x], F, output_shapes=(3,)), X))

@@ -34,10 +34,8 @@ def rows(programs, kinds, fast):
     ]
 
 
-FAST_REVERSE = {(name, "sequential") for name in ("grad", "jacrev", "in one input", "vmap of cond", "checkpoint")}
+FAST_REVERSE = {(name, "sequential") for name in ("grad", "jacrev", "in one input", "checkpoint")}
 FAST_REVERSE |= {
-    ("grad of nested vmap", "expand_dims"),
-    ("vmap of jacrev", "broadcast_all"),
     ("grad of vmap", "parallel"),
 }
 FAST_REVERSE |= {("vmap of grad", "broadcast_all"), ("grad of vmap", "expand_dims")}
