@@ -119,6 +119,21 @@ def test_a_function_sees_its_callers_context_and_settings(route):
         variable.reset(token)
 
 
+def test_a_function_on_a_thread_of_xlas_sees_its_callers_context():
+    """From JAX 0.12 on, XLA calls it there while it computes something else. Before, the caller's thread does."""
+    variable, seen = contextvars.ContextVar("variable", default="unset"), []
+    body = lambda x: (seen.append(variable.get()), x)[1]
+    program = jax.jit(
+        lambda x: numpy_function(body, [jnp.sort(x @ x)], F, output_shapes=x.shape) + jnp.linalg.svd(x)[0]
+    )
+    token = variable.set("mine")
+    try:
+        program(jnp.ones((300, 300))).block_until_ready()
+    finally:
+        variable.reset(token)
+    assert seen == ["mine"]
+
+
 def test_64_bits_in_a_function(x64):
     third = lambda x: np.asarray(jnp.asarray(np.float64(1) / 3) + 0)
     f = jax.jit(

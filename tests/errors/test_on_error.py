@@ -238,8 +238,9 @@ def test_a_stateful_block_runs_once_and_is_filled_as_a_whole():
         got.append(x.shape)
         raise ValueError("no")
 
-    options = {"stateful": True, "vmap_method": "broadcast_all", "on_error": "nan"}
-    assert np.isnan(jax.vmap(lambda x: numpy_function(body, [x], TOUT, **options))(XS)).all()
+    options = {"stateful": True, "vmap_method": "broadcast_all", "on_error": "nan", "name": "whole"}
+    with pytest.warns(RuntimeWarning, match="'whole': on_error= filled the results of 5 elements"):
+        assert np.isnan(jax.vmap(lambda x: numpy_function(body, [x], TOUT, **options))(XS)).all()
     assert got == [(5, 2)]
 
 
