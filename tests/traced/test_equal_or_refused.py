@@ -1,39 +1,81 @@
-"""What Python gives is what is traced, or there is an error: never a different value, effect or gradient."""
+"""What Python gives is what traced mode gives, or there is an error: never a different value, gradient or effect.
+
+The functions are in control_flow.py, numbers.py, containers.py and outside.py.
+"""
 
 from __future__ import annotations
 
-import functools
-
+import jax
+import numpy as np
 import pytest
 
-from tests.shared.equal_cases import CASES, EQUAL
-from tests.shared.equal_or_refused import Case, no_hang, outcome
+from tests.traced import containers, control_flow, numbers, outside
+from tests.traced.rows import is_refusal, op
 
-
-def _case(name):
-    make, points, argnums = CASES[name]
-    made = {}
-
-    def reset():
-        found = make()
-        made["function"], made["state"] = found if isinstance(found, tuple) else (found, lambda: None)
-
-    reset()
-    return Case(lambda: made["function"], points, argnums, reset, lambda: made["state"]())
-
+TABLES = {"control flow": control_flow, "numbers": numbers, "containers": containers, "outside": outside}
+ROWS = [row for module in TABLES.values() for row in module.TABLE.rows]
+DIFFERENTIABLE = [row for row in ROWS if row.argnums and row.make()[1]() is None]
 
 # Python 3.12 says that `~` of a bool will be an error one day.
 pytestmark = pytest.mark.filterwarnings("ignore:Bitwise inversion")
 
 
-@functools.cache
-def wanted(name):
-    return _case(name).eager()
+def calls(run, row, state):
+    """What a function gives at each point, and the state after each call."""
+    return [(np.asarray(run(*map(jax.numpy.asarray, point)), np.float32), state()) for point in row.points]
 
 
-@pytest.mark.parametrize("mode", ["traced", "auto"])
-@pytest.mark.parametrize("name", CASES)
-def test_equal_or_refused(name, mode):
-    with no_hang():
-        found = outcome(_case(name), mode, wanted(name))
-    assert found in (("equal",) if mode == "auto" or name in EQUAL else ("equal", "refused"))
+def assert_same_calls(got, wanted):
+    assert [state for _, state in got] == [state for _, state in wanted]
+    values, python = ([value for value, _ in found] for found in (got, wanted))
+    np.testing.assert_allclose(values, python, rtol=2e-5, atol=1e-5)
+
+
+def python_calls(row):
+    function, state = row.make()
+    return calls(function, row, state)
+
+
+def traced_or_refused(row, run):
+    """The result of a run, or nothing if the function is refused and may be."""
+    try:
+        return run()
+    except Exception as error:
+        if row.equal or not is_refusal(error):
+            raise
+        return None
+
+
+@pytest.mark.parametrize("row", [row.param() for row in ROWS])
+def test_traced_mode_gives_the_value_of_python(row):
+    function, state = row.make()
+    before = state()
+    got = traced_or_refused(row, lambda: calls(jax.jit(op(function, "traced")), row, state))
+    if got is None:
+        assert state() == before
+    else:
+        assert_same_calls(got, python_calls(row))
+
+
+@pytest.mark.parametrize("row", [row.param(slow=True) for row in ROWS if not row.bug])
+def test_auto_mode_gives_the_value_of_python(row):
+    function, state = row.make()
+    assert_same_calls(calls(jax.jit(op(function, "auto")), row, state), python_calls(row))
+
+
+def gradients(row, mode, transform, **options):
+    return transform(jax.value_and_grad(op(row.make()[0], mode, **options), row.argnums))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", [row.param() for row in DIFFERENTIABLE if not row.bug])
+def test_gradients_and_batches_of_them_are_those_of_eager_mode(row):
+    eager = gradients(row, "eager", lambda f: f)
+    wanted = jax.tree.map(lambda *xs: np.stack(xs), *[eager(*map(jax.numpy.asarray, point)) for point in row.points])
+    batch = list(map(np.stack, zip(*row.points, strict=True)))
+    traced = gradients(row, "traced", lambda f: jax.jit(jax.vmap(f)), max_steps=130)
+    got = traced_or_refused(row, lambda: traced(*batch))
+    auto = gradients(row, "auto", lambda f: jax.jit(jax.vmap(f)), max_steps=130)(*batch)
+    for found in (got, auto):
+        if found is not None:
+            jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5), found, wanted)

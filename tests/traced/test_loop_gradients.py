@@ -1,20 +1,18 @@
-"""Derivatives of loops on values: any order, both modes, large states, and what JAX checks them for."""
+"""Derivatives of loops on values: of any order, in both modes, in batches, of large states, and without a bound."""
 
 from __future__ import annotations
-
-import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpyop._paths.loop import backward
-from tests.shared import loop_bodies
-from tests.shared.loop_bodies import traced
-from tests.shared.path_bodies import close, primitives
+import jaxpyop
+from tests.shared.checks import trees_close
+from tests.traced import control_flow
+from tests.traced.rows import op
 
-pytestmark = pytest.mark.filterwarnings("error")
+POINT = (jnp.float32(4.0), jnp.float32(0.8))
 
 
 def shrink(x, a):
@@ -23,36 +21,95 @@ def shrink(x, a):
     return x
 
 
-def eager(x, a):
-    return x * a**7  # what `shrink` is around the point below
+def at_the_point(x, a):
+    """What `shrink` is around the point."""
+    return x * a**7
 
 
-POINT = (jnp.float32(4.0), jnp.float32(0.8))
+def traced(function, max_steps=20):
+    return op(function, "traced", max_steps=max_steps)
 
+
+def of_rows(transform, *names):
+    """Rows of the table of loops, as parameters of a test."""
+    rows = {row.name: row for row in control_flow.TABLE.rows}
+    return [pytest.param(rows[name], transform, id=name) for name in names]
+
+
+@pytest.mark.parametrize(
+    ("row", "transform"),
+    [
+        *of_rows(jax.jit, "return and continue"),
+        *of_rows(lambda f: jax.jit(jax.vmap(f)), "loops of logs"),
+    ],
+)
+def test_values_and_gradients_are_those_of_eager_mode(row, transform):
+    """In a batch, loops of different lengths run together."""
+    program = transform(jax.value_and_grad(op(row.make()[0], "traced", max_steps=130), row.argnums))
+    eager = jax.value_and_grad(op(row.make()[0], "eager"), row.argnums)
+    wanted = [eager(*map(jnp.asarray, point)) for point in row.points]
+    stacked = jax.tree.map(lambda *xs: np.stack(xs), *wanted)
+    if transform is jax.jit:
+        got = jax.tree.map(lambda *xs: np.stack(xs), *[program(*point) for point in row.points])
+    else:
+        got = program(*map(np.stack, zip(*row.points, strict=True)))
+    trees_close(got, stacked)
+
+
+FORWARD, REVERSE = (lambda f: jax.jacfwd(f, (0, 1))), (lambda f: jax.jacrev(f, (0, 1)))
 SECOND = {
-    "forward-over-reverse": lambda f: jax.jacfwd(jax.jacrev(f, (0, 1)), (0, 1)),
-    "reverse-over-reverse": lambda f: jax.jacrev(jax.jacrev(f, (0, 1)), (0, 1)),
-    "forward-over-forward": lambda f: jax.jacfwd(jax.jacfwd(f, (0, 1)), (0, 1)),
-    "reverse-over-forward": lambda f: jax.jacrev(jax.jacfwd(f, (0, 1)), (0, 1)),
+    "forward over reverse": lambda f: FORWARD(REVERSE(f)),
+    "reverse over reverse": lambda f: REVERSE(REVERSE(f)),
+    "forward over forward": lambda f: FORWARD(FORWARD(f)),
+    "reverse over forward": lambda f: REVERSE(FORWARD(f)),
 }
 
 
-@pytest.mark.parametrize("kept", [0, 2**20], ids=["every-so-many-th", "all"])
+@pytest.mark.slow
 @pytest.mark.parametrize("second", SECOND.values(), ids=SECOND)
-def test_second_derivatives(second, kept, monkeypatch):
-    monkeypatch.setattr(backward, "ALL_KEPT_BYTES", kept)
-    got = jax.jit(second(traced(shrink, 10)))(*POINT)
-    jax.tree.map(close, got, second(eager)(*POINT))
+def test_second_derivatives(second):
+    trees_close(jax.jit(second(traced(shrink)))(*POINT), second(at_the_point)(*POINT))
 
 
-@pytest.mark.parametrize("bound", [7, 8, 10, 16, 17])
-def test_any_bound_that_does(bound, monkeypatch):
-    monkeypatch.setattr(backward, "ALL_KEPT_BYTES", 0)
-    jax.tree.map(close, jax.grad(traced(shrink, bound), (0, 1))(*POINT), jax.grad(eager, (0, 1))(*POINT))
-    assert np.isnan(jax.grad(traced(shrink, 6))(*POINT))
+@pytest.mark.parametrize(
+    "bound", [7, pytest.param(8, marks=pytest.mark.slow), pytest.param(17, marks=pytest.mark.slow)]
+)
+def test_any_bound_that_is_not_exceeded_does(bound):
+    trees_close(jax.grad(traced(shrink, bound), (0, 1))(*POINT), jax.grad(at_the_point, (0, 1))(*POINT))
 
 
-def test_large_states_are_kept_at_every_so_many_th_turn():
+def test_a_bound_that_is_exceeded_gives_the_value_and_no_gradient():
+    value, slope = jax.jit(jax.value_and_grad(traced(shrink, 6)))(*POINT)
+    np.testing.assert_allclose(value, at_the_point(*POINT), rtol=1e-5)
+    assert np.isnan(slope)
+
+
+def test_without_a_bound_only_a_backward_pass_is_refused():
+    forward = jax.jit(jax.jacfwd(op(shrink, "traced")))(*POINT)
+    np.testing.assert_allclose(forward, 0.8**7, rtol=1e-5)
+    for mode in ("traced", "auto"):
+        with pytest.raises(NotImplementedError, match=r"py_function 'shrink': .*test_loop_gradients\.py:.*max_steps="):
+            jax.jit(jax.grad(op(shrink, mode)))(*POINT)
+
+
+@pytest.mark.parametrize("steps", [0, -1, 2.5, True, "ten"])
+def test_what_is_no_bound(steps):
+    with pytest.raises(ValueError, match=rf"py_function: max_steps is {steps!r}; expected .* at least 1"):
+        traced(shrink, steps)(*POINT)
+
+
+def test_what_has_no_derivative_needs_no_bound():
+    def turns(x):
+        k = 0
+        while x > 1:
+            x, k = x / 2, k + 1
+        return k * 1.0
+
+    assert jax.grad(lambda x: op(turns, "traced")(x) + x)(8.0) == 1.0
+
+
+@pytest.mark.slow
+def test_a_large_state_is_not_kept_for_each_turn():
     def body(x):
         k = 0
         while k < 100 and x[0] > 0:
@@ -60,54 +117,15 @@ def test_large_states_are_kept_at_every_so_many_th_turn():
         return x.sum()
 
     x = jnp.ones(300_000)
-    jaxpr = jax.make_jaxpr(jax.grad(traced(body, 100)))(x)
-    rows = [v.aval.shape[0] for v in values_in(jaxpr.jaxpr) if v.aval.ndim == 2 and v.aval.shape[1] == x.size]
-    assert rows
-    assert max(rows) == 10
-    close(jax.jit(jax.grad(traced(body, 100)))(x)[:3], np.full(3, 0.99**100), rtol=1e-4)
+    program = jax.jit(jax.grad(traced(body, 100))).lower(x).compile()
+    assert program.memory_analysis().temp_size_in_bytes < 40 * x.nbytes
+    np.testing.assert_allclose(program(x)[:3], 0.99**100, rtol=1e-4)
 
 
-def values_in(jaxpr):
-    for eqn in jaxpr.eqns:
-        yield from eqn.outvars
-        for value in eqn.params.values():
-            for part in (value.test, value.body) if hasattr(value, "test") else (value,):
-                if hasattr(inner := getattr(part, "jaxpr", part), "eqns"):
-                    yield from values_in(inner)
-
-
-def test_a_value_that_one_turn_uses_many_times_has_its_whole_derivative():
-    def body(x, table):
-        k = 0
-        while x > 0.1 and k < 5:
-            x, k = x * table[k] * table[0], k + 1
-        return x
-
-    table = jnp.asarray([0.9, 0.8, 0.7, 0.6, 0.5])
-    got = jax.grad(traced(body, 5), 1)(jnp.float32(2.0), table)
-    close(got, jax.grad(lambda t: 2.0 * t[0] ** 5 * t.prod())(table))
-
-
-def test_unused_and_integer_results_need_no_backward_pass():
-    def body(x):
-        k = 0
-        while x > 1:
-            x, k = x / 2, k + 1
-        return k * 1.0
-
-    assert jax.grad(lambda x: traced(body)(x) + x)(8.0) == 1.0
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "body", [loop_bodies.newton, loop_bodies.nested_loops, loop_bodies.methods], ids=lambda f: f.__name__
+    "setting", ["jax_enable_checks", "jax_debug_nans", "jax_disable_jit", "jax_check_tracer_leaks"]
 )
-def test_no_tracer_leaks_and_strict_promotion(body):
-    x, m = loop_bodies.points[1]
-    with jax.checking_leaks():
-        jax.jit(jax.grad(traced(body))).trace(x, m)
-
-
-@pytest.mark.parametrize("setting", ["jax_enable_checks", "jax_debug_nans", "jax_disable_jit"])
 def test_under_the_settings_of_jax(setting):
     before = getattr(jax.config, setting)
     jax.config.update(setting, True)
@@ -115,46 +133,30 @@ def test_under_the_settings_of_jax(setting):
         got = jax.grad(traced(shrink, 10), (0, 1))(*POINT)
     finally:
         jax.config.update(setting, before)
-    jax.tree.map(close, got, jax.grad(eager, (0, 1))(*POINT))
+    trees_close(got, jax.grad(at_the_point, (0, 1))(*POINT))
 
 
-def test_half_precision_and_double():
-    got = jax.jit(traced(shrink))(jnp.bfloat16(4.0), jnp.bfloat16(0.5))
-    assert (got.dtype, float(got)) == (jnp.bfloat16, 1.0)
-    with jax.enable_x64(True):
-        got = jax.jit(jax.grad(traced(shrink)))(jnp.float64(4.0), jnp.float64(0.8))
-        assert (got.dtype, float(got)) == (jnp.float64, pytest.approx(0.8**7, rel=1e-12))
+def halve(x):
+    return jaxpyop.py_function(lambda x: shrink(x, 0.5), [x], x.dtype, mode="traced", max_steps=9)
 
 
-def test_checkpoint_and_shard_map():
-    close(jax.jit(jax.grad(jax.checkpoint(traced(shrink, 10))))(*POINT), 0.8**7)
+@pytest.mark.slow
+def test_other_precisions(x64):
+    for dtype in (jnp.bfloat16, jnp.float16, jnp.float64):
+        value, slope = jax.jit(jax.value_and_grad(halve))(jnp.asarray(6.0, dtype))
+        assert (value.dtype, float(value), slope.dtype, float(slope)) == (dtype, 0.75, dtype, 0.125)
+
+
+@pytest.mark.slow
+def test_in_checkpoint_and_shard_map():
+    slope = jax.jit(jax.grad(jax.checkpoint(traced(shrink))))(*POINT)
+    np.testing.assert_allclose(slope, 0.8**7, rtol=1e-5)
     mesh = jax.make_mesh((1,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
     spec = jax.sharding.PartitionSpec("i")
-    each = lambda x: jax.vmap(traced(shrink), (0, None))(x, 0.5)
-    over = jax.shard_map(each, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    each = lambda x: jax.vmap(halve)(x)
+    mapped = lambda **options: jax.shard_map(each, mesh=mesh, in_specs=spec, out_specs=spec, **options)
     with pytest.raises(NotImplementedError, match=r"in jax\.shard_map, a loop .* needs check_vma=False"):
-        jax.jit(jax.shard_map(each, mesh=mesh, in_specs=spec, out_specs=spec))(jnp.ones(3))
-    close(jax.jit(over)(jnp.asarray([4.0, 9.0, 0.5])), [1.0, 0.5625, 0.5])
-    close(jax.jit(jax.grad(lambda x: over(x).sum()))(jnp.asarray([4.0, 9.0, 0.5])), [0.25, 0.0625, 1.0])
-
-
-# Sequential ifs
-
-
-def forty_ifs():
-    lines = ["def body(x):", "    y = x"]
-    for k in range(40):
-        lines += [f"    if y > {0.1 * k}:", "        y = y * 0.75 + jnp.sin(x)", "    else:", "        y = y - 0.1 * x"]
-    return "\n".join([*lines, "    return y", ""])
-
-
-def test_forty_ifs_in_a_row_are_forty_conds_in_time(tmp_path, monkeypatch):
-    (tmp_path / "many_ifs.py").write_text("import jax.numpy as jnp\n\n" + forty_ifs())
-    monkeypatch.syspath_prepend(tmp_path)
-    from many_ifs import body
-
-    start = time.thread_time()
-    jaxpr = jax.make_jaxpr(traced(body))(2.0)
-    assert time.thread_time() - start < 2
-    assert primitives(jaxpr)["cond"] == 40
-    close(jax.jit(traced(body))(2.0), body(np.float32(2.0)))
+        jax.jit(mapped())(jnp.ones(3))
+    over, x = mapped(check_vma=False), jnp.asarray([4.0, 9.0, 0.5])
+    np.testing.assert_allclose(jax.jit(over)(x), [1.0, 0.5625, 0.5])
+    np.testing.assert_allclose(jax.jit(jax.grad(lambda x: over(x).sum()))(x), [0.25, 0.0625, 1.0])

@@ -1,6 +1,9 @@
-"""Loops on values in the program: against the bodies run eagerly on values."""
+"""Ifs and loops in a program: under each transformation, in functions that JAX calls, without a callback, in time."""
 
 from __future__ import annotations
+
+import re
+import time
 
 import jax
 import jax.numpy as jnp
@@ -8,78 +11,165 @@ import numpy as np
 import pytest
 from jax import lax
 
-from tests.shared import loop_bodies
-from tests.shared.loop_bodies import points, traced
-from tests.shared.path_bodies import close, primitives
+import jaxpyop
+from tests.traced.rows import F, op
 
-pytestmark = pytest.mark.filterwarnings("error")
-
-by_body = pytest.mark.parametrize("body", loop_bodies.BODIES, ids=lambda f: f.__name__)
+POINTS = jnp.array([0.3, 1.3, 6.0])
 
 
-def stacked():
-    return map(np.stack, zip(*points, strict=True))
+def body(x):
+    while x > 1:
+        x = x / 2 if x > 3 else x - 1
+    return x * x if x > 0.2 else -x
 
 
-@by_body
-def test_direct(body):
-    for (x, m), wanted in zip(points[:2], loop_bodies.eager_values(body), strict=False):
-        close(traced(body)(jnp.asarray(x), jnp.asarray(m)), wanted)
+TRANSFORMS = {
+    "vmap": lambda f: jax.jit(jax.vmap(f)),
+    "scan": lambda f: jax.jit(lambda x: lax.scan(lambda c, v: (c, f(v)), 0.0, x)[1]),
+    "cond": lambda f: jax.jit(lambda x: jnp.stack([lax.cond(v > 1, f, jnp.sin, v) for v in x])),
+    "jvp": lambda f: jax.jit(lambda x: jax.jvp(jax.vmap(f), [x], [x])[1]),
+    "vjp": lambda f: jax.jit(lambda x: jax.vjp(jax.vmap(f), x)[1](x)[0]),
+    "hessian": lambda f: jax.jit(jax.vmap(jax.hessian(f))),
+}
+FAST = ("scan", "jvp")
 
 
-@by_body
-def test_jit(body):
-    op = jax.jit(traced(body))
-    for (x, m), wanted in zip(points, loop_bodies.eager_values(body), strict=True):
-        got = op(x, m)
-        close(got, wanted)
-        assert (got.dtype, got.shape) == (wanted.dtype, wanted.shape)
+@pytest.mark.parametrize(
+    "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in TRANSFORMS]
+)
+def test_a_loop_under_a_transformation(name):
+    transform = TRANSFORMS[name]
+    with jax.checking_leaks():
+        got = transform(op(body, "traced", max_steps=9))(POINTS)
+    np.testing.assert_allclose(got, transform(op(body, "eager"))(POINTS), rtol=2e-6, atol=1e-6)
 
 
-@by_body
-def test_grad(body):
-    gradient = jax.jit(jax.grad(traced(body), (0, 1)))
-    for (x, m), wanted in zip(points, loop_bodies.eager_gradients(body), strict=True):
-        got = gradient(x, m)
-        close(got[0], wanted[0])
-        close(got[1], wanted[1])
+def step(carry, v):
+    if v > carry:
+        return carry + v, v
+    return carry * 0.5, v * 2
 
 
-@by_body
-def test_jvp(body):
-    bound = loop_bodies.MAX_STEPS if body is loop_bodies.if_in_inner_grad else None  # a backward pass in the body
-    forward = jax.jit(jax.jacfwd(traced(body, bound), (0, 1)))
-    for (x, m), wanted in zip(points[:3], loop_bodies.eager_gradients(body), strict=False):
-        got = forward(x, m)
-        close(got[0], wanted[0])
-        close(got[1], wanted[1])
+def doubled_or_less(v):
+    return v * 2 if v > 0 else v - 1
 
 
-@by_body
-def test_vmap(body):
-    close(jax.jit(jax.vmap(traced(body)))(*stacked()), loop_bodies.eager_values(body))
+def halved(v):
+    while v > 1:
+        v = v / 2
+    return v
 
 
-@by_body
-def test_vmap_of_grad(body):
-    got = jax.jit(jax.vmap(jax.grad(traced(body))))(*stacked())
-    close(got, [gx for gx, _ in loop_bodies.eager_gradients(body)])
+# Functions that JAX refuses to run on values, each with the same in plain JAX.
+INNER = {
+    "an if in jit": (
+        lambda x: jax.jit(doubled_or_less)(x[0]) + jax.jit(doubled_or_less)(x[1]),
+        lambda x: jnp.where(x[:2] > 0, x[:2] * 2, x[:2] - 1).sum(),
+    ),
+    "a loop in vmap": (
+        lambda x: jax.vmap(halved)(x).sum(),
+        lambda x: sum(halved(v) for v in x),
+    ),
+    "an if in scan": (
+        lambda x: lax.scan(step, x[0] * 0, x)[1].sum() if x[0] > 0 else x[1],
+        lambda x: x[0] + 2 * x[1] + x[2],
+    ),
+    "an if and a loop in grad": (
+        lambda x: jax.grad(lambda v: v**3 if v > 5 else halved(v * 4.0))(x[0]) * x[1],
+        lambda x: 2.0 * x[1],
+    ),
+}
 
 
-@by_body
-def test_grad_of_vmap(body):
-    total = lambda xs, ms: jax.vmap(traced(body))(xs, ms).sum()
-    close(jax.jit(jax.grad(total))(*stacked()), [gx for gx, _ in loop_bodies.eager_gradients(body)])
+@pytest.mark.parametrize(
+    "name", ["an if in scan", *(pytest.param(n, marks=pytest.mark.slow) for n in INNER if "scan" not in n)]
+)
+def test_functions_that_jax_calls_may_branch_and_loop(name):
+    body, plain = INNER[name]
+    x = jnp.asarray([0.5, -1.5, 2.0])
+    got = jax.jit(op(body, "traced", max_steps=9))(x)
+    np.testing.assert_allclose(got, plain(x), rtol=1e-6)
 
 
-@by_body
-def test_scan(body):
-    op = traced(body)
-    _, got = jax.jit(lambda *ops: lax.scan(lambda c, p: (c, op(*p)), 0, ops))(*stacked())
-    close(got, loop_bodies.eager_values(body))
+def host_calls(operation):
+    jaxpr = str(jax.make_jaxpr(operation)(1.0))
+    compiled = jax.jit(operation).lower(1.0).compile().as_text()
+    return re.findall(r"python_call|[a-z]+_callback\[", jaxpr), re.findall(r'target="\w*callback\w*"', compiled)
 
 
-@by_body
-def test_no_callback(body):
-    count = primitives(jax.make_jaxpr(traced(body))(*points[1]))
-    assert not [name for name in count if "callback" in name or "python_call" in name]
+def test_there_is_no_callback_in_the_program():
+    assert host_calls(op(body, "traced")) == ([], [])
+    in_jaxpr, compiled = host_calls(op(body, "eager"))  # what this looks for exists
+    assert in_jaxpr
+    assert compiled
+
+
+def test_forty_ifs_in_a_row_are_traced_in_time():
+    def body(x):
+        y = x
+        for k in range(40):
+            if y > 0.1 * k:
+                y = y * 0.75 + jnp.sin(x)
+            else:
+                y = y - 0.1 * x
+        return y
+
+    start = time.thread_time()
+    jax.make_jaxpr(op(body, "traced"))(2.0)
+    assert time.thread_time() - start < 2
+
+
+def test_a_direct_call_runs_the_function_itself():
+    ran = []
+    assert op(lambda x: ran.append(float(x)) or x, "traced")(2.0) == 2.0
+    assert ran == [2.0]
+
+
+def test_a_print_of_a_text_happens_while_jax_traces(capsys):
+    def body(x):
+        while x > 1:
+            print("a turn")
+            x = x / 2
+        return x
+
+    program = jax.jit(op(body, "traced"))
+    assert program(8.0) == 1.0
+    capsys.readouterr()
+    assert program(4.0) == 1.0
+    assert capsys.readouterr().out == ""
+
+
+def test_a_debug_print_happens_where_python_would_print(capfd):
+    def body(x):
+        jax.debug.print("start")
+        if x > 0:
+            jax.debug.print("positive")
+        else:
+            jax.debug.print("negative")
+        return x
+
+    jax.jit(op(body, "traced"))(-1.0)
+    jax.effects_barrier()
+    assert sorted(capfd.readouterr().out.split()) == ["negative", "start"]
+
+
+LOG = []
+
+
+def noted(x):
+    note = lambda v: LOG.append(float(v)) or v
+    return jaxpyop.numpy_function(note, [x], jax.ShapeDtypeStruct((), F), stateful=True)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [lambda x: (x > 0 and noted(x) > 1) * 1.0, lambda x: (x > 0 and noted(x)) or x * 2],
+    ids=["bools", "values"],
+)
+def test_an_op_in_a_second_operand_happens_where_python_evaluates_it(body):
+    program = jax.jit(op(body, "traced"))
+    for x, runs in ((4.0, [4.0]), (-1.0, [])):
+        LOG.clear()
+        jax.block_until_ready(program(x))
+        jax.effects_barrier()
+        assert runs == LOG

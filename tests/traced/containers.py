@@ -1,0 +1,269 @@
+"""Functions with lists, dicts, objects and arrays that they make, change in place, share, or compare."""
+
+# What users write is not always good style.
+
+from __future__ import annotations
+
+import array
+import collections
+import dataclasses
+import functools
+
+import numpy as np
+
+from tests.traced.rows import Table
+
+TABLE = Table()
+NAN = float("nan")
+
+
+@dataclasses.dataclass
+class Box:
+    value: float = 1.0
+
+    def grow(self):
+        self.value = self.value + 4.0
+        return self.value
+
+
+class Pair(collections.namedtuple("Pair", ["first", "second"])):
+    __slots__ = ()
+
+
+# -------------------------------------------------------------- made by the function
+
+
+@TABLE.equal
+def a_list_of_values(x):
+    xs = []
+    for k in range(3):
+        xs.append(x * k)
+    return sum(xs) if x > 3 else xs[1]
+
+
+@TABLE.equal
+def an_entry_in_a_branch(x):
+    d = {"p": x, "q": 2.0}
+    if x > 1:
+        d["p"] = 3.0
+        d["q"] += 1.0
+    return sum(d.values()) * d["p"]
+
+
+@TABLE.equal(slow=True)
+def a_tuple_and_a_dict_in_a_loop(x):
+    pair, table = (x, 0), {"z": 0.0, "y": x + 3.0}
+    while table["y"] > 1:
+        pair = (pair[0] * 0.9, pair[1] + 1)
+        table = {"z": table["z"] + 1, "y": table["y"] * 0.75}
+    return pair[0] * pair[1] + next(iter(table.values()))
+
+
+@TABLE.equal(slow=True)
+def an_attribute_in_a_loop(x):
+    box = Box(x)
+    while box.value < 3:
+        box.value = box.value * 1.5 + 0.1
+    return box.value
+
+
+@TABLE.equal(slow=True)
+def a_sort_by_hand(x):
+    xs = [3.0, x, 1.0]
+    for i in range(3):
+        for j in range(2 - i):
+            if xs[j] > xs[j + 1]:
+                xs[j], xs[j + 1] = xs[j + 1], xs[j]
+    return xs[0] + 10 * xs[1] + 100 * xs[2]
+
+
+@TABLE.either
+def a_named_tuple(x):
+    p = Pair(x, 2.0)
+    if x > 1:
+        p = Pair(p.second, p.first)
+    return p.first - p.second
+
+
+@TABLE.either
+def a_list_that_grows_in_a_loop(x):
+    parts = [1.0]
+    while x > 1:
+        x = x / 2
+        parts.append(x)
+    return x * len(parts)
+
+
+@TABLE.either(slow=True)
+def a_default(x):
+    d = {"a": 1.0}
+    if x > 1:
+        d.setdefault("b", x)
+    return x * d.setdefault("b", 3.0)
+
+
+@TABLE.either
+def an_order_of_keys_in_a_loop(x):
+    d = {"z": x, "a": 2.0}
+    while d["a"] < x:
+        d = {"a": d["a"] + 1.0, "z": d["z"]}
+    return next(iter(d.values()))
+
+
+# ---------------------------------------------------------------- changed in place
+
+
+@TABLE.either
+def entries_of_arrays_of_numpy(x):
+    b = np.ones(2, np.float32)
+    if x > 3:
+        b += 5
+        b[0] = 9
+        np.add(b, 2, out=b)
+        b[1:].fill(4)
+    return x * float(b.sum())
+
+
+@TABLE.either
+def an_array_of_numpy_in_a_loop(x):
+    b, y = np.ones(2, np.float32), x
+    while y > 1:
+        y = y / 2
+        b *= 2
+    return y * b.sum()
+
+
+@TABLE.either
+def deques_bytes_and_sets(x):
+    q, b, a, s = collections.deque([1.0]), bytearray(b"ab"), array.array("d", [1.0]), {1}
+    if x > 3:
+        q.append(4.0)
+        b[0] = 1
+        a[0] = 5.0
+        s.add(2)
+    return x * (sum(q) + b[0] + a[0] + len(s))
+
+
+@TABLE.either
+def an_iterator(x):
+    it = iter([1.0, 2.0, 3.0])
+    if x > 3:
+        next(it)
+    return x * next(it)
+
+
+@TABLE.either
+def a_bound_method(x):
+    xs = [1.0]
+    app, later = xs.append, functools.partial(xs.append, 5.0)
+    if x > 3:
+        app(5.0)
+        later()
+    return x * sum(xs)
+
+
+@TABLE.either(slow=True)
+def an_order_of_operands(x):
+    log = []
+
+    def noted(name, value):
+        log.append(name)
+        return value
+
+    y = noted(1.0, x) > 3 and noted(2.0, x) > 5
+    return (x if y else -x) * len(log)
+
+
+# ---------------------------------------------------------------- shared and the same
+
+
+@TABLE.either
+def aliases(x):
+    xs = [1.0]
+    ys = xs
+    if x > 3:
+        ys.append(2.0)
+        ys += [3.0]
+    return x * sum(xs)
+
+
+@TABLE.either
+def one_of_two_lists(x):
+    a, b = [1.0], [2.0]
+    c = a if x > 1 else b
+    c[0] = x
+    return a[0] + 10 * b[0]
+
+
+@TABLE.either
+def a_list_that_a_loop_replaces(x):
+    a = b = [1.0]
+    y = x
+    while y > 1:
+        a, y = [a[0] + 1], y / 2
+    a[0] = x
+    return a[0] + 10 * b[0]
+
+
+@TABLE.either
+def whether_lists_are_one(x):
+    a, b = [x], [x]
+    if x > 1:
+        b = a
+    return x * (1 if a is b else 2)
+
+
+@TABLE.either
+def whether_arrays_are_one(x):
+    y, z = x, x
+    if x > 1:
+        y = x * 2
+    while z > 5:
+        z = z / 2
+    return x * (10 if y is x else 20) + (1 if z is x else 2)
+
+
+@TABLE.equal(slow=True)
+def a_default_that_is_no_value(x, y=None):
+    if y is None:
+        y = 3.0
+    while x > 1 and y is not None:
+        x = x / 2
+    return x * y
+
+
+@TABLE.either(points=[NAN, 3.0, 0.5])
+def nan_after_a_loop(x):
+    y = x
+    while y > 1:
+        y = y / 2
+    return (1.0 if y in [x] else 2.0) + (10 if (y, 1) == (x, 1) else 20) + [x, 0.0].count(y)
+
+
+# ------------------------------------------------------- classes with methods of their own
+
+
+class Reads:
+    """Changes with whatever is done to it."""
+
+    def __init__(self):
+        self.reads = 0
+
+    @property
+    def value(self):
+        self.reads += 1
+        return self.reads
+
+    def __add__(self, other):
+        self.reads += 1
+        return other + self.reads
+
+
+@TABLE.either
+def a_property_and_an_operator(x):
+    p = Reads()
+    if x > 3:
+        x = x + p.value
+    while x > 1:
+        x = (p + x) / 20
+    return x * (p.reads + 1)

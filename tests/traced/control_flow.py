@@ -1,0 +1,412 @@
+"""Functions with ifs, loops, early returns and helpers, as users write them."""
+
+# What users write is not always good style.
+# ruff: noqa: RUF034
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tests.traced.rows import Table
+
+TABLE = Table()
+PAIRS = [(0.5, 0.75), (-2.5, 1.5), (3.0, 2.5), (1.25, -1.25)]
+
+# -------------------------------------------------------------------------- ifs
+
+
+@TABLE.equal(points=[(0.5, 1.5), (-2.5, 1.5), (3.0, 0.75)])
+def log_huber(x, m):
+    if abs(x) <= m:
+        return x**2
+    return m**2 * (1 - 2 * jnp.log(m) + jnp.log(x**2))
+
+
+@TABLE.equal(points=[-2.0, -0.5, 0.5, 2.0], slow=True)
+def elif_chain(x):
+    if x < -1:
+        y = -x
+    elif x < 0:
+        y = x * x
+    elif x < 1:
+        y = jnp.exp(x)
+    else:
+        return jnp.log(x)
+    return y + x
+
+
+@TABLE.equal(points=PAIRS)
+def a_condition_in_a_variable(x, m):
+    inside = (x > 0 and m > 1) or not m > 0
+    y = x if inside else m
+    if not inside:
+        y = y * y
+    return y * 2.0 if inside else y
+
+
+TABLE.equal_all(
+    {
+        "sides of an expression": lambda x: (x if x > 1 else 2.0) * (3.0 if x < 1 else x),
+    },
+)
+TABLE.equal_all(
+    {
+        "a chained comparison": lambda x: x**2 if 0 < x < 1 else x**3,
+        "min, max and abs": lambda x: min(x, 1.5) * max(x, 0.5 * x, 0.3) * abs(x),
+    },
+    slow=True,
+)
+TABLE.equal_all(
+    {
+        "a constant on one side": lambda x: x if x > 1 else 0.0,
+        "constants on both sides": lambda x: 1.0 if x > 1 else 0.0,
+        "the same on both sides": lambda x: x * 2 if x > 1 else x * 2,
+        "whether a float is zero": lambda x: x * 2.0 if jnp.floor(x) else x,
+        "an array of one entry": lambda x: x * 2.0 if jnp.reshape(x, (1,)) > 1 else x,
+        "and, or, not": lambda x: x * 2 if (x > 1 and x < 5) or not x > 0.7 else x,
+        "floor and ceiling": lambda x: jnp.floor(x * 0.3) if x > 1 else jnp.ceil(x * 0.3),
+        "an or of values": lambda x: (x - 2) or x * 3,
+        "an and of values": lambda x: (x - 2) and x * 3,
+        "a linear solve": lambda x: jnp.linalg.solve(jnp.eye(2) * (x + 2), jnp.ones(2)).sum() if x > 1 else x,
+        "a key of JAX": lambda x: x + jax.random.normal(jax.random.key(0)) if x > 1 else x,
+        "activations": lambda x: jax.nn.relu(x) * 2 if x < 1 else jax.nn.gelu(x),
+    },
+    slow=True,
+)
+
+# ------------------------------------------------------------------------ loops
+
+
+@TABLE.equal(points=[(0.5, 0.75), (3.0, 2.5)])
+def newton(x, m):
+    y = x
+    while abs(y * y - x) > 1e-3 * x:
+        y = 0.5 * (y + x / y)
+    return y * m
+
+
+@TABLE.equal(slow=True)
+def bisection(x):
+    low, high = 0.0, 4.0
+    while high - low > 1e-2:
+        middle = (low + high) / 2
+        if middle * middle > x:
+            high = middle
+        else:
+            low = middle
+    return low + x
+
+
+@TABLE.equal(points=[np.int32(7), np.int32(1), np.int32(8)], slow=True)
+def collatz(n):
+    turns = 0
+    while n != 1:
+        n = n // 2 if n % 2 == 0 else 3 * n + 1
+        turns += 1
+    return turns * 1.0
+
+
+@TABLE.equal(slow=True)
+def k_means(x):
+    data = jnp.asarray([0.1, 0.4, 2.0, 2.5, 6.0]) + x * 0.1
+    a, b, moved = data[0], data[4], 1.0
+    while moved > 1e-3:
+        near = abs(data - a) < abs(data - b)
+        new_a = jnp.where(near, data, 0.0).sum() / near.sum()
+        new_b = jnp.where(near, 0.0, data).sum() / (5 - near.sum())
+        moved = abs(new_a - a) + abs(new_b - b)
+        a, b = new_a, new_b
+    return a * b
+
+
+@TABLE.equal(slow=True)
+def runge_kutta(x):
+    slope = lambda t, y: x - y * 0.5 + 0.1 * t
+    t, y = x * 0.0, x
+    while t < 1:
+        k1 = slope(t, y)
+        k2 = slope(t + 0.05, y + 0.05 * k1)
+        k3 = slope(t + 0.05, y + 0.05 * k2)
+        k4 = slope(t + 0.1, y + 0.1 * k3)
+        t, y = t + 0.1, y + 0.1 / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
+    return y
+
+
+@TABLE.either(bug="t counts in 32 bits, where Python takes one turn more")
+def euler(x):
+    t, y = 0.0, x
+    while t < 1.0 and y < 1000:
+        y = y + 0.1 * y
+        t += 0.1
+    return y
+
+
+@TABLE.equal(points=PAIRS[:3], slow=True)
+def break_and_a_better_value(x, m):
+    best, score = x, 0.0
+    for _ in range(10):
+        candidate = best * 0.9 + 0.1 * m
+        score = score + candidate * candidate
+        if score > 4 + abs(m):
+            break
+        if candidate < best:
+            best = candidate
+        else:
+            best = best * 1.1
+    return score + best
+
+
+@TABLE.equal(points=[(0.5, 0.75), (-2.5, 1.5), (3.0, 0.1)])
+def range_of_a_value(x, m):
+    n, y = jnp.int32(abs(m) * 8), m
+    for i in range(2, n, 3):
+        y = y + jnp.sin(x * i)
+    for i in range(n, 0, -2):
+        y = y - jnp.cos(x * i)
+    for i in range(n):
+        y = y * 0.5 + x * i
+    return y
+
+
+@TABLE.equal(points=PAIRS[:3], slow=True)
+def nested_loops(x, m):
+    total = 0.0
+    for i in range(jnp.int32(abs(m) * 3)):
+        y = x + i
+        while y > 1:
+            y = y * 0.5
+        for j in range(i):
+            total = total + y * j
+    return total + x
+
+
+@TABLE.equal(slow=True)
+def return_and_continue(x):
+    total, y = 0.0, x + 4.0
+    while y > 0.5:
+        y = y * 0.8
+        if y > 3:
+            continue
+        if total > 4:
+            return y * x
+        total = total + y
+    return total
+
+
+@TABLE.either(slow=True)
+def while_true_with_returns(x):
+    k = 0
+    while True:
+        x, k = x * 0.75, k + 1
+        if x < 1:
+            return x
+        if k > 4:
+            return -x
+
+
+@TABLE.equal(slow=True)
+def over_an_array(x):
+    total = 0.0
+    for value in jnp.asarray([0.5, 1.0, 2.0, 3.0, 4.0]) * x:
+        total = total + value * value
+        if total > 9:
+            break
+    return total
+
+
+@TABLE.equal
+def for_else(x):
+    for a in (1.0, 2.0):
+        for b in (0.5, 0.25):
+            if x > 3:
+                x = x * b
+                break
+            if x > 2.9:
+                continue
+        else:
+            x = x + a
+            continue
+        x = x - 1
+    return x
+
+
+@TABLE.equal(slow=True)
+def an_array_as_the_state(x):
+    history, k = jnp.zeros(16), 0
+    y = x + 3.0
+    while y > 1:
+        history = history.at[k].set(y)
+        y, k = y * 0.75, k + 1
+    return history.sum()
+
+
+@TABLE.equal(points=[(20.0, 2.0), (0.0, 2.0)], slow=True)
+def loops_of_logs(x, w):
+    """The slope of a turn that is not taken is infinite."""
+    while x > 1:
+        x = jnp.log(x * w) / w
+    return x
+
+
+@TABLE.either
+def loop_of_a_half(x):
+    y = jnp.float16(1.0)
+    total = 0.0
+    for _ in range(jnp.int32(x)):
+        y = y * total
+        total = total + x
+    return total + y
+
+
+@TABLE.either
+def endless_second_operand(x):
+    def doublings(v):
+        n = 0
+        while v < 10:
+            v, n = v * 2, n + 1
+        return n
+
+    return x * 2 if x - 0.5 > 0 and doublings(x - 0.5) > 2 else x
+
+
+# ----------------------------------------------------- helpers, closures, methods
+
+
+def halved(y, least):
+    while y > least:
+        y = y / 2
+    return y
+
+
+def clip(a, b=2.0):
+    if a > b:
+        return b
+    return a
+
+
+@dataclasses.dataclass
+class Solver:
+    rate: float
+
+    def step(self, y, x):
+        return y - self.rate * (y - x) if y > x else y * 0.5
+
+    def run(self, y, x):
+        k = 0
+        while abs(y - x) > 0.1 and k < 12:
+            y = self.step(y, x)
+            k += 1
+        return y
+
+
+solver = Solver(0.4)
+
+
+@TABLE.equal
+def functions_that_loop_and_return(x):
+    return halved(x + 3, 1.0) + clip(x) * clip(x, b=1.0)
+
+
+@TABLE.equal(slow=True)
+def a_method(x):
+    return Solver(0.5).run(x + 2.0, 0.25)
+
+
+@TABLE.equal(slow=True)
+def a_recursion_on_python_numbers(x):
+    def power(x, k):
+        return 1.0 if k == 0 else x * power(x, k - 1)
+
+    return power(x, 3) if x > 1 else x
+
+
+# ------------------------- variables that a branch or loop changes, and that are read later
+
+
+@TABLE.equal
+def read_by_a_lambda(x):
+    k = 1.0
+    scale = lambda v: v * k
+    if x > 1:
+        k = 2.0
+    return scale(x)
+
+
+@TABLE.equal(slow=True)
+def read_by_a_comprehension(x):
+    k, m = 1.0, 2.0
+    if x > 1:
+        k, m = 2.0, x
+    return sum([a * k + sum([b * m for b in (a, x)]) for a in (x, 1.0)])
+
+
+@TABLE.either
+def read_by_a_lambda_after_a_loop(x):
+    k, y = 1.0, x
+    scale = lambda v: v * k
+    while y > 1:
+        k = k + 1.0
+        y = y / 2
+    return scale(x)
+
+
+@TABLE.either
+def nonlocal_in_an_if_and_a_loop(x):
+    n, y = 1.0, x
+
+    def grow(by):
+        nonlocal n
+        n = n * by
+
+    if x > 3:
+        grow(x)
+    while y > 1:
+        y = y / 2
+        grow(0.5)
+    return x * n
+
+
+# ---------------------------------------------------------------- other statements
+
+
+@TABLE.either
+def a_walrus(x):
+    if (y := x * 2) > 3:
+        y = y + 1
+    while (z := y / 2) > 1:
+        y = z
+    return y
+
+
+@TABLE.either
+def a_match(x):
+    match int(x):
+        case 0:
+            return x * 2
+        case 7:
+            return x * 3
+        case _:
+            return x
+
+
+@TABLE.either
+def a_swallowed_raise(x):
+    try:
+        if x > 3:
+            raise ValueError
+        y = x
+    except ValueError:
+        y = x * 2
+    return y
+
+
+@TABLE.either(slow=True)
+def every_choice_of_eight_functions(x):
+    chosen = [jnp.sin if x > k else jnp.cos for k in range(8)]
+    for f in chosen:
+        x = x + f(x)
+    return x

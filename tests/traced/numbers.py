@@ -1,0 +1,302 @@
+"""Functions with Python's numbers and bools, small integers, conversions, and types that decide."""
+
+# What users write is not always good style.
+
+from __future__ import annotations
+
+import math
+import operator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tests.traced.rows import Table
+
+TABLE = Table()
+TWO = 2
+
+
+def positive(v):
+    if v > 0:  # noqa: SIM103 (an early return of a bool)
+        return True
+    return False
+
+
+# ------------------------------------------------------------- bools that Python counts
+
+TABLE.equal_all({"negations that are added": lambda x: ((not x > 5) + (not x > 6)) * x})
+TABLE.equal_all(
+    {
+        "a negation that is multiplied": lambda x: x * (not x > 5) + 2.0 * bool(x > 1),
+        "helpers that are added": lambda x: x * (positive(x) + positive(x - 1) + positive(x - 5)),
+        "bools of a value": lambda x: (bool(x > 1) + bool(x > 0) + bool(x)) * x,
+        "items that are added": lambda x: x * ((x > 0).item() + (x > 1).item()),
+        "a sum of helpers": lambda x: x * sum([positive(x), positive(x - 1)]),
+        "a bool that is negated": lambda x: x * (-(not x > 1)),
+        "a bool minus a bool": lambda x: x * ((not x > 5) - (not x > 1)),
+        "negated ands": lambda x: x * ((not (x > 1 and x > 3)) + (not (x > 0 or x > 1))),
+        "bools for functions of JAX": lambda x: x * jnp.sum(jnp.asarray([not x > 5, not x > 6])),
+    },
+    slow=True,
+)
+TABLE.either_all({"a bool that is inverted": lambda x: x * (~(not x > 1))})
+TABLE.either_all(
+    {
+        "comparisons of numbers": lambda x: x * ((float(x) > 3) + (float(x) > 0.0)),
+        "whether it is True": lambda x: x * 2 if (not x > 1) is True else x,
+        "powers and shifts of bools": lambda x: x * (((not x > 5) << 2) + (not x > 1) ** 2 + (not x > 1) // 1),
+        "bits of bools": lambda x: x * (((not x > 5) & (not x > 1)) + ((not x > 5) | (x > 3).item())),
+        "a bool plus an array": lambda x: x * (((not x > 5) + (x > 1)) * 2),
+        "comparisons of bools": lambda x: x * (((not x > 5) == (not x > 1)) + ((not x > 5) > (not x > 1))),
+        "chained comparisons that are added": lambda x: x * ((0 < x < 3) + (1 < x < 10) * 1.0),
+        "any and all": lambda x: x * (any([x > 1, x > 3]) + all([x > 0, x > 1])),
+        "a bool as an index": lambda x: (10.0, 20.0)[not x > 1] + x,
+        "a bool as a key": lambda x: {True: 10.0, False: 20.0}[not x > 1] + x,
+    },
+    slow=True,
+)
+
+
+@TABLE.equal
+def flags_of_ifs(x):
+    a, b = False, False
+    if x > 1:
+        a = True
+    if x > 0:
+        b = True
+    return x * (a + b) + x * x * (a + True)
+
+
+@TABLE.equal(slow=True)
+def a_flag_that_ends_a_loop(x):
+    done, y, count = False, x, 0
+    while not done:
+        y = y / 2
+        count = count + done + 1
+        done = y < 1
+    return y + count + done
+
+
+@TABLE.either
+def two_flags_of_a_loop(x):
+    a, b, y = False, False, x
+    while y > 1:
+        y = y / 2
+        a = y < 4
+        b = y < 2
+    return y + (a + b)
+
+
+# -------------------------------------------------------- ranges and small integers
+
+
+def summed(numbers):
+    total = 0.0
+    for i in numbers:
+        total = total + i * 0.5 + (i - 1) * 0.25
+    return total
+
+
+def int_or_float_in_a_cond(n, k):
+    return jax.lax.cond(n > 0, lambda: n * k * 1.0, lambda: 0.0)
+
+
+RANGES = {
+    "up": lambda n: summed(range(n)),
+    "in twos": lambda n: summed(range(1, n, 2)),
+    "down": lambda n: summed(range(n - 1, -1, -1)),
+    "a little more": lambda n: summed(range(n, n + 3)),
+}
+for dtype, slow in {"int32": False, "uint8": False, "int8": True, "uint16": True, "uint32": True}.items():
+    named = {f"a range of {dtype} {way}": f for way, f in RANGES.items()}
+    TABLE.either_all(named, points=[np.dtype(dtype).type(n) for n in (3, 1, 5)], slow=slow)
+
+TABLE.either_all({"a range to the last number": lambda n: summed(range(0, n, 50))}, points=[np.uint8(255)])
+TABLE.either_all({"a number of uint32": lambda n: int(n) * 1.0 + n.item() * 1e-3}, points=[np.uint32(3 * 10**9)])
+TABLE.either_all(
+    {
+        "a sum beyond uint8": lambda n: (int(n) + 100) * 1.0,
+        "a sum in uint8": lambda n: (n + 100) * 1.0,
+        "a product with a float or an int": lambda n: (n * (2 if n > 100 else 1.5)) * 1.0,
+    },
+    points=[np.uint8(200), np.uint8(7)],
+)
+TABLE.either_all(
+    {
+        "a number or uint8": lambda n: (n if n > 100 else -1) * 1.0,
+        "a sum of a number or uint8": lambda n: ((100 if n > 100 else n) + 200) * 1.0,
+        "uint8 or int32": lambda n: ((n if n > 100 else n.astype(jnp.int32)) + 100) * 1.0,
+        "a product with a number or an array": lambda n: (n * (2 if n > 100 else jnp.int32(5))) * 1.0,
+        "a full array of an int or a float": lambda n: (n * jnp.full((2,), 2 if n > 100 else 1.5)).sum(),
+        "a choice of JAX's with an int or a float": lambda n: jnp.where(n > 0, n, 2 if n > 100 else 1.5) * 100,
+        "an int or a float in a cond": lambda n: int_or_float_in_a_cond(n, 2 if n > 100 else 1.5),
+    },
+    points=[np.uint8(200), np.uint8(7)],
+    slow=True,
+)
+TABLE.either_all(
+    {
+        "the square of an input": lambda n: int(n) * int(n) * 1e-6,
+        "the real part": lambda n: int(n).real * int(n).conjugate() * 1e-6,
+        "one more than the greatest": lambda n: (int(n) + 1) * 1e-6,
+        "compared with a float": lambda n: (int(n) == float(2**24)) * 1.0 + (int(n) > 2.0**24) * 2.0,
+    },
+    points=[np.int32(100000), np.int32(2**31 - 1), np.int32(2**24 + 1)],
+)
+
+
+@TABLE.either(points=[np.uint8(200), np.uint8(7)])
+def a_python_number_before_a_loop_of_uint8(n):
+    y, m = 0, n
+    while m > 1:
+        m = m // 2
+        y = m
+    return (y - 1) * 1.0
+
+
+@TABLE.either(points=[(0.5, np.uint32(2)), (0.5, np.uint32(3))])
+def the_counter_after_a_range(x, n):
+    i = -1
+    for i in range(n):
+        x = x + i
+    return x + (i - 3) * 0.5
+
+
+# --------------------------------------------- whole numbers, which have no end in Python
+
+
+@TABLE.either(points=[4e6, 1.0])
+def powers_in_a_loop(x):
+    n, y = 1, x
+    while y > 1:
+        y, n = y / 2, n * 7
+    return x * (n % 10)
+
+
+@TABLE.either(points=[100000.0, 3.0])
+def the_sum_of_a_counter(x):
+    total = 0
+    for i in range(x.astype(int)):
+        total += i
+    return total / 1e9
+
+
+# ------------------------------------------------------------------ float(x), int(x), x.item()
+
+TABLE.equal_all(
+    {
+        "float": lambda x: x * float(x) if float(x) > 1 else x,
+        "arithmetic with float": lambda x: x * (float(x) / 2.0 + float(x) // 2.0 + float(x) % 2 + float(x) ** 2),
+    },
+)
+TABLE.equal_all(
+    {
+        "item": lambda x: x * x.item() if x.item() > 1 else x,
+        "an int of an integer array": lambda x: jnp.arange(9.0)[int(x.astype(int))] * x,
+        "products of small integers": lambda x: x * (int(x.astype(jnp.int8)) * int(x.astype(jnp.int16)) * 2),
+        "divided by what is positive": lambda x: x * (1 / (abs(float(x)) + 1.0) + 1 / (float(x) ** 2 + 1)),
+        "a root of a size": lambda x: x * abs(float(x)) ** 0.5,
+        "a power of two": lambda x: x * 2.0 ** float(x),
+        "an array that is divided": lambda x: 1 / x + x**0.5 + x / float(x),
+        "a large factor of an array": lambda x: x * 1e30,
+        "floats for functions of JAX": lambda x: jnp.divide(1, float(x)) + jnp.sqrt(float(x)),
+        "math of Python numbers": lambda x: x * math.sqrt(2.0) if x > 3 else x * math.pi,
+    },
+    slow=True,
+)
+TABLE.either_all(
+    {
+        "divided by a float": lambda x: x * (1 / float(x)),
+        "a remainder by a float": lambda x: x * divmod(2.0, float(x))[1] + 2.0 // float(x) + 2.0 % float(x),
+        "divided by an int": lambda x: x * (1 / (int(x.astype(jnp.int8)) + 1)),
+        "a root of a float": lambda x: x * float(x) ** 0.5,
+        "a large factor": lambda x: x * (float(x) * 1e300 * 1e-300),
+        "math of a value": lambda x: x * math.sqrt(x),
+        "int as an index": lambda x: jnp.arange(9.0)[int(x)],
+        "int in a range": lambda x: x + sum([1.0 for _ in range(int(x))]),
+        "round": lambda x: x * round(float(x)),
+        "an int of a large float": lambda x: int(x * 1e9) / 7.0,
+        "small or large": lambda x: x * 2 if -5 < int(x * 1e9) <= 3 or int(x) > 7.5 else x,
+    },
+)
+TABLE.either_all(
+    {
+        "divided by a difference": lambda x: x * (1 / (abs(float(x)) - 1.0)),
+        "a small term": lambda x: x * (float(x) < 1e-300),
+        "rounded twice": lambda x: (round(float(x) * 9e4) * round(float(x) * 9e4)) * 1.0,
+        "a power of two by an int": lambda x: 2 ** int(x) + x,
+        "whole or not": lambda x: x * 2 if int(x * 1e9) == float(x) * 1e9 else x,
+    },
+    slow=True,
+)
+
+
+@TABLE.either(slow=True)
+def a_mean_that_may_be_of_nothing(x):
+    total, n = x, 1
+    while x > 1:
+        total, n, x = total + x, n + 1, x / 2
+    return total / n
+
+
+@TABLE.either
+def a_number_that_becomes_small(x):
+    y = 1.0
+    while x > 1:
+        x, y = x / 2, y * 0.5
+    return x * (1 / y)
+
+
+# --------------------------------------------------------------- types and texts that decide
+
+TABLE.either_all(
+    {
+        "isinstance of an int": lambda x: x * 2 if isinstance(int(x), int) else x,
+        "isinstance of a float": lambda x: x * 2 if isinstance(float(x), float) else x,
+        "isinstance of a bool": lambda x: x * 2 if isinstance(not x > 1, bool) else x,
+        "the type of a float": lambda x: x * 2 if type(float(x)) is float else x,
+        "the length of a text of a number": lambda x: x * len(str(int(x))),
+        "the length of a text of an array": lambda x: x * (len(str(x)) + len(repr(x)) + len(f"{x}")),
+        "an attribute that a float lacks": lambda x: x * 2 if hasattr(float(x), "dtype") else x,
+        "an attribute with a default": lambda x: x * getattr(int(x), "ndim", 5),
+        "whether it is a range": lambda x: x * (2.0 if isinstance(range(x.astype(int)), range) else 3.0),
+    },
+)
+TABLE.either_all(
+    {
+        "isinstance of an array": lambda x: x * 2 if isinstance(x, jax.Array) and x > 1 else x,
+        "isinstance of one of two": lambda x: x * 2 if isinstance(x if x > 3 else 1.0, float) else x,
+        "the length of a percent text": lambda x: x * len("%s" % x),  # noqa: UP031
+        "whether there is a sharding": lambda x: x * 2 if hasattr(x, "sharding") else x * 3,
+        "whether two ranges are equal": lambda x: x * (2.0 if range(x.astype(int)) == range(2) else 3.0),
+        "the dtype of a number": lambda x: x * (jnp.asarray(1 if x > 1 else 2.0).dtype.kind == "i"),
+        "names": lambda x: x * (len(vars()) + len(dir())) if x > 1 else x,
+        "is a small number": lambda x: x * 10 if int(x) is TWO else x,
+    },
+    slow=True,
+)
+TABLE.either_all({"the name of the class": lambda x: x * len(type(x).__name__)}, bug="the class is that of a tracer")
+TABLE.either_all({"a large sum": lambda x: x * 2 if float(x) + 1e8 > 1e8 else x}, bug="the sum has 32 bits")
+TABLE.either_all({"the length of a text of a list": lambda x: x * len(str([x]))}, bug="the text is that of a tracer")
+
+
+@TABLE.either(points=[(1.0, np.int8(100)), (0.0, np.int8(100))], slow=True)
+def another_type_after_no_turn(x, n):
+    k = 2
+    while x > 0:
+        k, x = k * 0.5, x - 1
+    return (n * k) * 1.0
+
+
+# ----------------------------------------------------------- zeros with a sign, NumPy's numbers
+
+TABLE.either_all(
+    {
+        "zeros of either sign": lambda x: jnp.copysign(x, 0.0 if x > 3 else -0.0),
+        "floats of NumPy": lambda x: x * (((np.float64(1e8) if x > 1 else np.float64(2e8)) + 1.0) - 1e8),
+        "a sum over a tree": lambda x: x * jax.tree.map(operator.mul, (3,), (2**20,))[0],
+        "integers of NumPy": lambda x: np.square(np.int64(100000) if x > 3 else np.int64(5)) * 1e-6 * x,
+    },
+    slow=True,
+)

@@ -1,0 +1,239 @@
+"""What cannot be a program is refused while JAX traces, by an error that names the op, the line and the expression."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.traced import outside
+from tests.traced.rows import is_refusal, op
+
+
+def line_of(function):
+    """The number of the line that ends with `# here`, or else the function's first."""
+    lines, first = inspect.getsourcelines(function)
+    return first + next((k for k, line in enumerate(lines) if line.rstrip().endswith("# here")), 0)
+
+
+def shape_grows(x):
+    y = jnp.ones(1) * x
+    while y.sum() < 9:  # here
+        y = jnp.concatenate([y, y])
+    return y.sum()
+
+
+def list_grows(x):
+    ys = []
+    while x > 1:  # here
+        x = x / 2
+        ys.append(x)
+    return x + len(ys)
+
+
+def bound_in_the_loop(x):
+    while x > 1:  # here
+        last = x
+        x = x / 2
+    return last
+
+
+def none_becomes_a_value(x):
+    best = None
+    while x > 1:  # here
+        x = x / 2
+        best = x
+    return best
+
+
+def math_of_a_value(x):
+    while x > 1:
+        x = x / 2 + math.sin(x)  # here
+    return x
+
+
+def numpy_of_a_value(x):
+    while x > 1:
+        x = np.sin(x)  # here
+    return x
+
+
+def index_of_a_list(x):
+    table, total = [1.0, 2.0, 3.0], x
+    for i in range(jnp.int32(x)):
+        total = total + table[i]  # here
+    return total
+
+
+def asserts(x):
+    if x > 0:
+        x = x * 2
+    assert x < 100, "too large"  # here
+    return x
+
+
+def raises(x):
+    while x > 1:
+        if x > 100:
+            raise ValueError("too large")  # here
+        x = x / 2
+    return x
+
+
+def range_of_a_float(x):
+    for _ in range(x):  # here
+        x = x + 1
+    return x
+
+
+def range_in_a_comprehension(x):
+    return x + sum([2 * i for i in range(jnp.int32(x))])  # here
+
+
+def truth_of_a_vector(x):
+    v = jnp.ones(2) * x
+    while v > 1:  # here
+        v = v / 2
+    return v.sum()
+
+
+def swallowed(x):
+    try:
+        while x > 1:  # here
+            x = jnp.ones(2) * x
+    except BaseException:
+        return x
+    return x
+
+
+def other_shapes(x):
+    return jnp.sum(jnp.ones(2) if x > 0 else jnp.ones(3)[:, None])
+
+
+def recursion(x):
+    return recursion(x / 2) if x > 1 else x
+
+
+# Each with what the error has to name.
+TEXTS = {
+    shape_grows: r"`y` .*\(1,\).*\(2,\)",
+    list_grows: "`ys` .*array of a fixed length",
+    bound_in_the_loop: "`last` .*give it one before",
+    none_becomes_a_value: "`best` .*None",
+    math_of_a_value: r"float\(x\)|math\.sin",
+    numpy_of_a_value: r"np\.",
+    index_of_a_list: "index",
+    asserts: "assert",
+    raises: "raise.*jnp.nan",
+    range_of_a_float: "range.*integers",
+    range_in_a_comprehension: "range",
+    truth_of_a_vector: "truth value",
+    swallowed: "`x` ",
+}
+
+
+@pytest.mark.parametrize(("body", "named"), TEXTS.items(), ids=lambda v: getattr(v, "__name__", ""))
+def test_the_error_names_op_line_and_expression(body, named):
+    where = rf"(?s)py_function '{body.__name__}': .*test_refusals\.py:{line_of(body)}: "
+    with pytest.raises(TypeError, match=where + ".*" + named) as caught:
+        jax.jit(op(body, "traced"))(3.0)
+    assert re.search(r'; |mode="eager"', str(caught.value))  # what to write instead
+
+
+def test_a_recursion_on_values_is_refused():
+    with pytest.raises(TypeError, match=r"py_function 'recursion': .*calls itself"):
+        jax.jit(op(recursion, "traced"))(3.0)
+
+
+def test_what_merges_into_no_shape_is_equal_or_refused():
+    assert jax.jit(op(lambda x: jnp.sum(jnp.ones(2) * x if x > 0 else jnp.ones(3) * x), "traced"))(2.0) == 4.0
+    for first, second in ((jnp.ones(2), jnp.ones(3)), ((1.0, 2.0), 1.0)):
+        with pytest.raises((TypeError, ValueError), match="py_function"):
+            jax.jit(op(lambda x, a=first, b=second: a if x > 0 else b, "traced"))(2.0)
+
+
+@pytest.mark.parametrize("change", ["x / 4", pytest.param("x / 2.0", marks=pytest.mark.slow)])
+def test_a_file_that_changed_since_it_was_imported_is_no_source(change, tmp_path):
+    path, space = tmp_path / "changing.py", {}
+    source = "def halve(x):\n    while x > 1:\n        x = x / 2\n    return x\n"
+    exec(compile(source, str(path), "exec"), space)
+    for text in ("", source.replace("x / 2", change)):
+        path.write_text(text)
+        with pytest.raises(TypeError, match=r"the source of halve.* cannot be found"):
+            jax.jit(op(space["halve"], "traced"))(8.0)
+    assert jax.jit(op(space["halve"], "auto"))(8.0) == 1
+
+
+def test_a_function_with_another_code_runs_that_code():
+    def quarter(x):
+        while x > 1:
+            x = x / 4
+        return x
+
+    def body(x):
+        while x > 1:
+            x = x / 2
+        return x
+
+    assert jax.jit(op(body, "traced"))(6.0) == 0.75
+    body.__code__ = quarter.__code__
+    assert jax.jit(op(body, "traced"))(6.0) == 0.375
+
+
+def test_an_interrupt_is_not_taken_for_a_refusal():
+    def body(x):
+        raise KeyboardInterrupt("stop")
+
+    for mode in ("traced", "auto"):
+        with pytest.raises(KeyboardInterrupt, match="stop"):
+            jax.jit(op(body, mode))(1.0)
+
+
+@pytest.mark.parametrize(("body", "name"), outside.READS.values(), ids=outside.READS)
+def test_what_reads_from_outside_is_refused_and_called_in_auto_mode(body, name):
+    with pytest.raises(TypeError, match=rf"outside\.py:\d+: .*({name})"):
+        jax.make_jaxpr(op(body, "traced"))(1.0)
+    assert "python_call" in str(jax.make_jaxpr(op(body, "auto"))(1.0))
+
+
+@pytest.mark.parametrize("change", outside.CHANGES.values(), ids=outside.CHANGES)
+def test_what_changes_something_hidden_is_refused_and_called_in_auto_mode(change):
+    body = outside.adds_to(change)
+    with pytest.raises(TypeError, match="py_function 'f'") as caught:
+        jax.make_jaxpr(op(body, "traced"))(1.0)
+    assert is_refusal(caught.value)
+    program = op(body, "auto")
+    assert "python_call" in str(jax.make_jaxpr(program)(1.0))
+    assert len({float(program(1.0)) for _ in range(3)}) == 3
+
+
+# Where Python raises, no value comes out.
+RAISES = {
+    "a division": (lambda x: x * (1 / float(x)), 0.0),
+    "a root": (lambda x: jnp.float32(abs(x * float(x) ** 0.5)) + (1 if float(x) ** 0.5 > 0 else 2), -1.0),
+    "an index": (lambda x: [1.0, 2.0][int(x)], 5.0),
+    "an int of infinity": (lambda x: int(x) * 1.0, math.inf),
+    "an int of no number": (lambda x: x if int(x) > 3 else x * 2, math.nan),
+    "a key": (lambda x: {0: 1.0, 1: 2.0}[int(x)], 5.0),
+    "a range of no step": (lambda x: x + sum(range(4, 0, int(x.astype(int)))), 0.0),
+    "math": (lambda x: x * math.sqrt(x), -1.0),
+    "an unpacked tuple": (functools.partial(lambda n, x: (lambda a, b: a)(*[x] * n), 3), 1.0),
+}
+
+
+@pytest.mark.parametrize(("body", "x"), RAISES.values(), ids=RAISES)
+def test_where_python_raises_so_does_traced_mode(body, x):
+    with pytest.raises(Exception, match="py_function"):
+        jax.jit(op(body, "traced"))(jnp.float32(x))
+
+
+@pytest.mark.xfail(reason="a power that is too large for Python is infinite")
+def test_where_a_power_is_too_large_so_does_traced_mode():
+    with pytest.raises(Exception, match="py_function"):
+        jax.jit(op(lambda x: x * (float(x) ** 400.0 > 1), "traced"))(jnp.float32(1e30))
