@@ -120,6 +120,11 @@ def struct_of(x: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
 
 
+def weakly_typed(x: Any, dtype: Any) -> Any:
+    """Returns a value in another dtype, which gives way to other dtypes, as the dtype of a Python number does."""
+    return jax.lax.convert_element_type_p.bind(x, new_dtype=dtype, weak_type=True, sharding=None)
+
+
 def with_weak_type(x: Any, aval: Any) -> Any:
     """Returns a value whose type is weak if this type of the same dtype is, and only then.
 

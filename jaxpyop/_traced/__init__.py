@@ -1,0 +1,7 @@
+"""Traced mode: an interpreter, at trace time, of a small closed subset of Python.
+
+None.
+"""
+
+from jaxpyop._traced.body import Number, interpret
+from jaxpyop._traced.values import Refused

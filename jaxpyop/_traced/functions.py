@@ -1,0 +1,169 @@
+"""Functions of the user: their frames, their arguments, and the names that they read and assign."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import dataclasses
+import operator
+from typing import Any
+
+from jaxpyop import _jaxcore as core
+from jaxpyop._traced.calls import OUTSIDE, Calls, name_of_function
+from jaxpyop._traced.containers import CHANGES
+from jaxpyop._traced.numbers import num_compare
+from jaxpyop._traced.source import local_names, source_of
+from jaxpyop._traced.values import UNDEF, UNSEEN, Closure, Iter, Num, Obj, PyRaise, Refused, Union
+
+# The status of a frame: how a block was left.
+NORMAL, BREAK, CONTINUE, RETURN = 0, 1, 2, 3
+_MOST_CALLS = 60
+
+
+class Functions(Calls):
+    """Calls of functions of the user."""
+
+    def block(self, statements: list[ast.stmt], env: Obj) -> None:
+        raise NotImplementedError
+
+    def eval(self, e: ast.expr, env: Obj) -> Any:
+        raise NotImplementedError
+
+    def frame(self, names: frozenset[str], parent: Any, outer: Any) -> Obj:
+        """The variables of a call. Names that begin with $ are the interpreter's."""
+        slots = {"$names": names, "$parent": parent, "$outer": outer, "$status": NORMAL, "$ret": UNSEEN}
+        return Obj("frame", slots)
+
+    def call_user(self, f: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        if isinstance(f, Closure) and isinstance(f.env, Union):
+            return self.lifted(lambda e: self.call_user(dataclasses.replace(f, env=e), args, kwargs), f.env)
+        if any(isinstance(v, Iter) for v in (*args, *kwargs.values())):
+            raise Refused("an iterator is given to a function, and not used up at once", "write list(...)")
+        if isinstance(f, Closure):
+            node, env, outer, defaults, kw_defaults = f.node, f.env, f.outer, f.defaults, f.kw_defaults
+        else:
+            if not core.is_users_file(f.__code__.co_filename):
+                raise Refused(f"`{name_of_function(f)}` is not in the language", OUTSIDE)
+            node, env, outer = source_of(f), None, f
+            defaults, kw_defaults = f.__defaults__ or (), f.__kwdefaults__ or {}
+        if self.depth > _MOST_CALLS:
+            raise Refused("a function calls itself, and when it ends depends on values", "write a loop")
+        frame = self.frame(local_names(node), env, outer)
+        self._bind_arguments(node.args, frame.slots, args, dict(kwargs), [*map(self.outside, defaults)], kw_defaults)
+        line, self.depth = self.line, self.depth + 1
+        try:
+            if isinstance(node, ast.Lambda):
+                self.line = (outer.__code__.co_filename, node.lineno)
+                return self.eval(node.body, frame)
+            self.block(node.body, frame)
+        finally:
+            self.depth, self.line = self.depth - 1, line
+        status, ret = frame.slots["$status"], frame.slots["$ret"]
+        if isinstance(status, Num):
+            returned = self.truth(num_compare(operator.eq, status, RETURN))
+            return self.branch(returned, lambda: ret, lambda: None)
+        return ret if status == RETURN else None
+
+    def _bind_arguments(
+        self, a: ast.arguments, slots: Any, args: list[Any], kwargs: Any, defaults: list[Any], kw_defaults: Any
+    ) -> None:
+        names, keywords = [x.arg for x in (*a.posonlyargs, *a.args)], {x.arg for x in (*a.args, *a.kwonlyargs)}
+        given = dict(zip(names, args))
+        if len(args) > len(names) and not a.vararg:
+            raise PyRaise(TypeError(f"takes {len(names)} arguments but {len(args)} were given"))
+        rest: list[Any] = []
+        for k, v in kwargs.items():
+            if k in keywords and k not in given:
+                given[k] = v
+            elif a.kwarg and k not in keywords:
+                rest.append((k, v))
+            else:
+                raise PyRaise(TypeError(f"got an unexpected argument {k!r}"))
+        slots.update(zip(names[len(names) - len(defaults) :], defaults))
+        slots.update({**kw_defaults, **given})
+        if a.vararg:
+            slots[a.vararg.arg] = tuple(args[len(names) :])
+        if a.kwarg:
+            slots[a.kwarg.arg] = self.new_dict(rest)
+        for x in (*names, *(y.arg for y in a.kwonlyargs)):
+            if x not in slots:
+                raise PyRaise(TypeError(f"missing the argument {x!r}"))
+
+    def closure(self, node: Any, env: Obj) -> Closure:
+        a = node.args
+        pairs = zip(a.kwonlyargs, a.kw_defaults)
+        kw_defaults = {x.arg: self.eval(d, env) for x, d in pairs if d is not None}
+        return Closure(node, env, env.slots["$outer"], tuple(self.eval(d, env) for d in a.defaults), kw_defaults)
+
+    def real_function(self, f: Closure) -> Any:
+        """A function of Python for one that the program made, for an op that calls it at run time."""
+        read = {n.id for n in ast.walk(f.node) if isinstance(n, ast.Name)} - local_names(f.node)
+        space = dict(f.outer.__globals__)
+        for name in read - set(vars(builtins)):
+            value = self.load(name, f.env)
+            if isinstance(value, (Num, Union, Obj)):
+                raise Refused(f"a function that runs on the host reads `{name}` of the traced one", "pass it in")
+            space[name] = self.real_function(value) if isinstance(value, Closure) else value
+        node: Any = f.node
+        if isinstance(node, ast.Lambda):
+            return eval(compile(ast.Expression(node), f.outer.__code__.co_filename, "eval"), space)
+        exec(compile(ast.Module([node], []), f.outer.__code__.co_filename, "exec"), space)
+        return space[node.name]
+
+    # ----------------------------------------------------------------------- names
+
+    def load(self, name: str, env: Any) -> Any:
+        outer = None
+        while env is not None:
+            if isinstance(env, Union):
+                return self.lifted(lambda x: self.load(name, x), env)
+            if name in env.slots["$names"]:
+                v = env.slots.get(name, UNDEF)
+                if v is UNDEF:
+                    raise PyRaise(UnboundLocalError(f"`{name}` has no value here; give it one before"))
+                if isinstance(v, Union) and UNDEF in v.alts:
+                    raise Refused(f"`{name}` may have no value here", "give it one before the `if` or the loop")
+                return v
+            outer, env = env.slots["$outer"], env.slots["$parent"]
+        return self._from_outside(name, outer)
+
+    def _from_outside(self, name: str, outer: Any) -> Any:
+        free = outer.__code__.co_freevars
+        if name in free:
+            try:
+                return self.outside(outer.__closure__[free.index(name)].cell_contents)
+            except ValueError:
+                raise PyRaise(NameError(f"`{name}` has no value")) from None
+        found = outer.__globals__.get(name, getattr(builtins, name, UNDEF))
+        if found is UNDEF:
+            raise PyRaise(NameError(f"name {name!r} is not defined"))
+        return self.outside(found)
+
+    def store(self, name: str, value: Any, env: Any) -> None:
+        while env is not None:
+            if name in env.slots["$names"]:
+                return self.write(env, name, value)
+            env = env.slots["$parent"]
+        raise Refused(f"`{name}` from outside of the function is changed", CHANGES)
+
+    def assign(self, target: Any, value: Any, env: Obj) -> None:
+        if isinstance(target, ast.Name):
+            self.store(target.id, value, env)
+        elif isinstance(target, (ast.Tuple, ast.List)):
+            self.lifted(lambda v: self._unpack(target.elts, self.iterate(v), env), value)
+        elif isinstance(target, ast.Attribute):
+            self.set_attr(self.eval(target.value, env), target.attr, value)
+        elif isinstance(target, ast.Subscript):
+            self.set_item(self.eval(target.value, env), self.eval(target.slice, env), value)
+        else:
+            raise Refused(f"an assignment to a {type(target).__name__}")
+
+    def _unpack(self, targets: list[ast.expr], values: tuple[Any, ...], env: Obj) -> None:
+        star = next((i for i, t in enumerate(targets) if isinstance(t, ast.Starred)), None)
+        if star is not None and len(values) >= len(targets) - 1:
+            end = len(values) - (len(targets) - star - 1)
+            values = (*values[:star], self.new_list(values[star:end]), *values[end:])
+        if len(values) != len(targets):
+            raise PyRaise(ValueError(f"{len(values)} values are unpacked into {len(targets)} names"))
+        for t, v in zip(targets, values):
+            self.assign(t.value if isinstance(t, ast.Starred) else t, v, env)
