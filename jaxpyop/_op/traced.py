@@ -23,7 +23,7 @@ from jaxpyop._host import metrics
 from jaxpyop._op.body import UserBody
 from jaxpyop._op.request import Op
 from jaxpyop._op.values import Inputs, Leaf, cast_to_numpy, check_shape, check_traced, check_usable, encode, match
-from jaxpyop._traced import Number, Refused, interpret
+from jaxpyop._traced import Either, Number, Refused, interpret
 
 # ---------------------------------------------------------------- mode="traced"
 
@@ -64,7 +64,8 @@ def trace(op: Op, inputs: Inputs, arrays: Sequence[Any]) -> list[Any]:
         outs = interpret(op.func, args, kwargs, checked, max_steps=op.max_steps, title=op.title)
     except Refused as error:
         filename, line = error.where or _jaxcore.NOWHERE
-        why = f"{filename}:{line}: {error.reason}" + (f"; {error.remedy}" if error.remedy else "")
+        named = f"`{error.expression}`: " if error.expression and error.expression not in error.reason else ""
+        why = f"{filename}:{line}: {named}{error.reason}" + (f"; {error.remedy}" if error.remedy else "")
         advice = "" if 'mode="eager"' in why else '; or write mode="eager" to call the body at run time instead'
         raise UntraceableError(f"{op.title}: {why}{advice}", why) from error.__cause__
     metrics.note(op.name, traced=1)
@@ -73,6 +74,8 @@ def trace(op: Op, inputs: Inputs, arrays: Sequence[Any]) -> list[Any]:
 
 def _checked(op: Op, k: int, value: Any, leaf: Leaf) -> Any:
     origin = op.origin_of_result(k)
+    if isinstance(value, Either):
+        return value.map(lambda v: _checked(op, k, v, leaf))
     if isinstance(value, Number):
         cast_to_numpy(value.sample, leaf, op.casting, origin, op.title)
         return value.as_dtype(leaf.dtype)

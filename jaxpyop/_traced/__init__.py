@@ -3,5 +3,5 @@
 None.
 """
 
-from jaxpyop._traced.body import Number, interpret
+from jaxpyop._traced.body import Either, Number, interpret
 from jaxpyop._traced.values import Refused

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import sys
 import types
 from typing import Any
 
@@ -24,6 +25,8 @@ from jaxpyop._traced.values import (
     is_array,
 )
 
+# How classes look up attributes that do nothing of their own.
+_PLAIN = (object.__getattribute__, types.SimpleNamespace.__getattribute__)
 LIBRARIES = ("jax", "jaxlib", "numpy", "builtins")
 
 
@@ -58,7 +61,10 @@ class Attributes(Containers):
         if name in METHODS.get(type(v), ()):
             return Method(v, name)
         if isinstance(v, types.ModuleType):
-            return self.outside(self.python(getattr, v, name))
+            found = self.outside(self.python(getattr, v, name))
+            if v.__name__ in sys.stdlib_module_names and isinstance(found, (list, dict, set)):
+                raise Refused(f"`{v.__name__}.{name}` is not in the language")
+            return found
         if isinstance(v, type):
             return self._of_class(v, name)
         if isinstance(v, enum.Enum) and name in ("name", "value"):
@@ -134,13 +140,12 @@ class Attributes(Containers):
     def _of_outside(self, v: Any, name: str) -> Any:
         """An attribute of an object from outside, which nothing in the program changes."""
         cls = type(v)
-        plain = cls.__getattribute__ is object.__getattribute__ and not hasattr(cls, "__getattr__")
+        plain = cls.__getattribute__ in _PLAIN and not hasattr(cls, "__getattr__")
         if (
             not plain
             or not hasattr(v, "__dict__")
             or module_of(cls) in LIBRARIES
-            or (callable(v)
-            and module_of(cls) == "functools")
+            or (callable(v) and module_of(cls) == "functools")
         ):
             raise Refused(f"the attribute {name} of a {name_of_type(v)} is not in the language")
         found = self.class_attribute(cls, name)

@@ -15,7 +15,8 @@ from jaxpyop._traced import builtin_functions  # fills the table of functions
 from jaxpyop._traced.expressions import Interpreter
 from jaxpyop._traced.machine import refusal_of
 from jaxpyop._traced.numbers import reset_opaque, set_opaque
-from jaxpyop._traced.values import Num, Obj, PyRaise, Refused, fits_dtype, is_array, raw, wide
+from jaxpyop._traced.operators import RECURSION
+from jaxpyop._traced.values import Num, Obj, PyRaise, Refused, Union, fits_dtype, raw, wide
 
 assert builtin_functions.ROWS
 
@@ -68,7 +69,10 @@ def interpret(
     try:
         given = [list(map(machine.from_jax, args)), {k: machine.from_jax(v) for k, v in kwargs.items()}]
         result = machine.call(function, *given)
-        return list(machine.lifted(lambda v: tuple(finish(_results(machine, v))), result))
+        if not isinstance(result, Union):
+            return list(finish(_results(machine, result)))
+        machine.line = machine.returned
+        return list(machine.lifted(lambda v: _of_path(machine, finish, v), result))
     except PyRaise as e:
         if str(e.error).startswith(title) or isinstance(e.error, NotImplementedError):
             raise e.error from None
@@ -76,20 +80,37 @@ def interpret(
         refused.where = refused.where or line_of(function)
         raise refused from e.error
     except Refused as e:
-        e.where = e.where or line_of(function)
+        e.where = e.where or machine.line
         raise
     except RecursionError:
-        refused = Refused("a function calls itself, and when it ends depends on values", "write a loop")
+        refused = Refused(RECURSION, "write a loop")
         refused.where = line_of(function)
         raise refused from None
     finally:
         reset_opaque(token)
 
 
+def _of_path(m: Interpreter, finish: Callable[[Any], Sequence[Any]], value: Any) -> tuple[Any, ...]:
+    """The results on one of several paths that return values of different kinds."""
+    try:
+        return tuple(finish(_results(m, value)))
+    except (TypeError, ValueError, OverflowError) as e:
+        raise Refused(f"on one path, {str(e).removeprefix(m.label + ': ')}") from e
+
+
+@dataclasses.dataclass(frozen=True)
+class Either:
+    """A number or an array among the results, of several types."""
+
+    map: Callable[[Callable[[Any], Any]], Any]
+
+
 def _results(m: Interpreter, v: Any) -> Any:
     """What the function returns, with lists and dicts of Python, and numbers as `Number`."""
     if isinstance(v, Num):
         return Number(v)
+    if isinstance(v, Union):
+        return Either(lambda f: m.lifted(lambda a: f(_results(m, a)), v))
     if isinstance(v, tuple):
         values = [_results(m, x) for x in v]
         return type(v)(*values) if hasattr(v, "_fields") else tuple(values)
@@ -111,6 +132,3 @@ def line_of(function: Any) -> tuple[str, int]:
             return core.NOWHERE
         function = inner
     return function.__code__.co_filename, function.__code__.co_firstlineno
-
-
-__all__ = ["Number", "Refused", "interpret", "is_array"]

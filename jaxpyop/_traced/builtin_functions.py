@@ -26,13 +26,12 @@ from jaxpyop._traced.calls import BUILTINS, Calls
 from jaxpyop._traced.numbers import check_exact, num_compare, number, of_array, to_int
 from jaxpyop._traced.operators import name_of_type
 from jaxpyop._traced.values import (
+    CONSTANT_TYPES,
     END,
     FUNCTIONS,
     UNDEF,
     Bound,
-    Foreign,
     Iter,
-    Method,
     Num,
     Obj,
     Partial,
@@ -218,8 +217,8 @@ def _isinstance(m: Calls, v: Any, t: Any) -> Any:
         return any(c in (jax.Array, object) for c in ts)
     if isinstance(v, Obj):
         return any(isinstance(v.cls, type) and issubclass(v.cls, c) for c in ts)
-    if isinstance(v, (*FUNCTIONS, Method, Foreign)):
-        raise Refused("isinstance of a function")
+    if not isinstance(v, (tuple, list, dict, *CONSTANT_TYPES)):
+        raise Refused(f"isinstance of a {name_of_type(v)}")
     return m.python(isinstance, v, ts)
 
 

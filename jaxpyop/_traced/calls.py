@@ -121,6 +121,8 @@ class Calls(Attributes):
     def _numpy(self, f: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         args = [list(self.items(a)) if isinstance(a, Obj) and a.cls is list else a for a in args]
         for a in (*args, *kwargs.values()):
+            if is_array(a) or isinstance(a, Num):
+                raise Refused(f"`{name_of_function(f)}` of a traced value", f"write jnp.{f.__name__}")
             if not isinstance(a, type):
                 self.need_constant(tuple(a) if type(a) is list else a)
         return self.python(f, *args, **kwargs)
@@ -241,7 +243,7 @@ class Calls(Attributes):
             return self.call_jax(getattr(v, name), args, kwargs)
         if isinstance(v, At):
             return self.call_jax(getattr(v.array.at[self.array_index(v.index)], name), args, kwargs)
-        if isinstance(v, (str, int, float)):
+        if isinstance(v, (str, int, float, np.ndarray)):
             args = [self.iterate(a) if isinstance(a, (Obj, Iter)) else a for a in args]
             self.need_constant(*args, *kwargs.values())
             out = self.python(getattr(v, name), *args, **kwargs)
@@ -319,7 +321,7 @@ OUTSIDE = (
 def is_of_package(f: Any) -> bool:
     """Whether a function is one of this package: a py_function, or an op that its decorator made."""
     code = getattr(f, "__code__", None)
-    return code is not None and core.is_library_file(code.co_filename)
+    return code is not None and code.co_filename.startswith(core.PACKAGE)
 
 
 def is_pytree(v: Any) -> bool:

@@ -26,6 +26,7 @@ from jaxpyop._traced.values import (
     Obj,
     PyRaise,
     Refused,
+    TracedRange,
     Union,
     bounds,
     is_array,
@@ -210,7 +211,7 @@ class Containers(Operators):
         return Iter(lambda n: values[n] if n < len(values) else END)
 
     def view(self, v: Obj, pick: Callable[[Any], Any]) -> Iter:
-        """The keys, values or items of a dict. They show later changes, and a change of the keys meanwhile is refused."""
+        """The keys, values or items of a dict. They show later changes. If the keys change meanwhile, we refuse."""
         keys = [k for k, _ in self.items(v)]
 
         def get(n: int) -> Any:
@@ -253,6 +254,8 @@ class Containers(Operators):
             if len(v) > _MOST_TURNS:
                 raise Refused(f"a loop of more than {_MOST_TURNS} turns over constants", "use jax.lax.fori_loop")
             return tuple(map(self.outside, v))
+        if isinstance(v, TracedRange):
+            raise Refused("a range whose length depends on values", "write a for loop over it")
         raise Refused(f"a loop over a {name_of_type(v)}")
 
     def outside(self, v: Any) -> Any:
@@ -281,15 +284,15 @@ class Containers(Operators):
         if name == "copy":
             return self.lifted(self.new_list, v.slots["items"])
         if name == "count":
-            return self.call(sum, [tuple(self.compare(ast.Eq, x, args[0]) for x in self.items(v))], {})
+            same = [self.same_item(x, args[0]) for x in self.items(v)]
+            return self.call(sum, [tuple(Num("b", t) if is_array(t) else t for t in same)], {})
         return self._index(self.items(v), args[0])
 
     def _index(self, items: Items, x: Any) -> Any:
         def at(i: int) -> Any:
             if i == len(items):
                 raise PyRaise(ValueError("list.index of a value that is not in it"))
-            same = items[i] is x or self.truth(self.compare(ast.Eq, items[i], x))
-            return self.branch(same, lambda: i, lambda: at(i + 1))
+            return self.branch(self.same_item(items[i], x), lambda: i, lambda: at(i + 1))
 
         return at(0)
 

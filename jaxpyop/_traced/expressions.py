@@ -20,7 +20,13 @@ class Interpreter(Statements):
         method = getattr(self, f"eval_{type(e).__name__.lower()}", None)
         if method is None:
             raise Refused(f"the expression `{ast.unparse(e)}` is not in the language")
-        return method(e, env)
+        try:
+            return method(e, env)
+        except Refused as error:
+            # An error names the innermost expression, of the user's innermost line.
+            if not error.expression and error.where is None:
+                error.expression = ast.unparse(e)
+            raise
 
     def eval_constant(self, e: ast.Constant, env: Obj) -> Any:
         return e.value

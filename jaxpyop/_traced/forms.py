@@ -8,6 +8,7 @@ sides of a branch, and the state of a loop before and after a turn, become the s
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -296,6 +297,21 @@ class Flattening:
         return next(i for i, x in enumerate(form.parts) if mergeable(x, own))
 
 
+# The floats that came out of a branch or a loop. Before, they may have been one object with another name.
+_merged: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+
+
+def came_from_merge(v: Any) -> bool:
+    x = v.val if isinstance(v, Num) else v
+    return _merged.get(id(x)) is x
+
+
+def _note_merge(x: Any) -> Any:
+    if jnp.issubdtype(x.dtype, jnp.inexact):
+        _merged[id(x)] = x
+    return x
+
+
 class Filling:
     """Makes values of forms and of the traced numbers that were taken out of values like them."""
 
@@ -311,10 +327,10 @@ class Filling:
             return self.memo[form]
         if form.kind == "num":
             lo, hi = (None if math.isinf(x) else x for x in form.value[:2])
-            return Num(form.own, next(self.leaves), lo, hi, form.value[2])
+            return Num(form.own, _note_merge(next(self.leaves)), lo, hi, form.value[2])
         if form.kind == "arr":
             x = next(self.leaves)
-            return core.weakly_typed(x, form.own[1]) if form.own[2] else x
+            return _note_merge(core.weakly_typed(x, form.own[1]) if form.own[2] else x)
         if form.kind == "union":
             tag = next(self.leaves)
             return Union(tag, [self.get(x) for x in form.parts])

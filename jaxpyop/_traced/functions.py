@@ -12,6 +12,7 @@ from jaxpyop import _jaxcore as core
 from jaxpyop._traced.calls import OUTSIDE, Calls, name_of_function
 from jaxpyop._traced.containers import CHANGES
 from jaxpyop._traced.numbers import num_compare
+from jaxpyop._traced.operators import RECURSION
 from jaxpyop._traced.source import local_names, source_of
 from jaxpyop._traced.values import UNDEF, UNSEEN, Closure, Iter, Num, Obj, PyRaise, Refused, Union
 
@@ -46,18 +47,20 @@ class Functions(Calls):
                 raise Refused(f"`{name_of_function(f)}` is not in the language", OUTSIDE)
             node, env, outer = source_of(f), None, f
             defaults, kw_defaults = f.__defaults__ or (), f.__kwdefaults__ or {}
-        if self.depth > _MOST_CALLS:
-            raise Refused("a function calls itself, and when it ends depends on values", "write a loop")
+        if len(self.frames) > _MOST_CALLS:
+            raise Refused(RECURSION, "write a loop")
         frame = self.frame(local_names(node), env, outer)
         self._bind_arguments(node.args, frame.slots, args, dict(kwargs), [*map(self.outside, defaults)], kw_defaults)
-        line, self.depth = self.line, self.depth + 1
+        line = self.line
+        self.frames.append(frame)
         try:
             if isinstance(node, ast.Lambda):
                 self.line = (outer.__code__.co_filename, node.lineno)
                 return self.eval(node.body, frame)
             self.block(node.body, frame)
         finally:
-            self.depth, self.line = self.depth - 1, line
+            self.frames.pop()
+            self.line = line
         status, ret = frame.slots["$status"], frame.slots["$ret"]
         if isinstance(status, Num):
             returned = self.truth(num_compare(operator.eq, status, RETURN))

@@ -46,13 +46,15 @@ class Machine:
         journal: for each branch or loop that is being interpreted, what the slots held before it changed them.
         floor: objects that were born before must not be changed, because they belong to the caller of a function that
             JAX calls.
+        frames: the variables of the calls that are being interpreted.
         line: the user's file, and the line that is being interpreted.
+        returned: where the function last returned.
     """
 
     def __init__(self, max_steps: int | None, label: str, shapes_only: bool = False) -> None:
         self.max_steps, self.label, self.shapes_only = max_steps, label, shapes_only
         self.journal: list[dict[Place, Any]] = [{}]
-        self.floor, self.depth = 0, 0
+        self.floor, self.frames, self.returned = 0, list[Obj](), core.NOWHERE
         self.line: tuple[str, int] = core.NOWHERE
 
     def write(self, obj: Obj, key: str, value: Any) -> None:
@@ -96,6 +98,11 @@ class Machine:
                     _put(*place, old)
         return True, result
 
+    def name_of(self, obj: Obj, key: str) -> str:
+        """How an error names a slot: the variable, or the variable that the object is in."""
+        names = (name for frame in reversed(self.frames) for name, v in frame.slots.items() if v is obj)
+        return key if obj.cls == "frame" else next(names, key)
+
     # ------------------------------------------------------------------- a branch
 
     def record(self, run: Thunk) -> tuple[Any, Any, Forms]:
@@ -135,7 +142,7 @@ class Machine:
         now = {p: form_of(p[0].slots.get(p[1], UNDEF), outside, {}) for p in places if p}
         joined = {p: joining.join(*(forms[p] if p in forms else now[p] for _, _, forms in sides)) for p in places}
         leaves: Any = []  # both sides may have the same constants
-        if structs_of(list(joined.values())):
+        if structs_of(list(joined.values())) or any(jaxpr.effects for jaxpr, _, _ in sides):
             split = len(sides[0][1])
             first = lambda *xs: self._side(sides[0], joined, xs[:split])
             second = lambda *xs: self._side(sides[1], joined, xs[split:])
@@ -254,7 +261,7 @@ class Machine:
                 continue
             found[p] = widened(joined, before, FAR, set())
             tight[p] = narrow.join(start, new)
-            _check_carried(p[1], before, new, known=p in forms)
+            _check_carried(self.name_of(*p), before, new, known=p in forms)
 
 
 def _put(obj: Obj, key: str, value: Any) -> None:
@@ -275,6 +282,8 @@ def _check_carried(name: str, before: Form, new: Form, known: bool) -> None:
     if before.kind == new.kind == "arr" and before.own[0] != new.own[0]:
         shapes = f"the shape {before.own[0]} before a turn of the loop, and {new.own[0]} after it"
         raise Refused(f"`{name}` has {shapes}", "give it one shape")
+    if before.kind == new.kind == "group" and before.own[0] is new.own[0] is tuple and before.own != new.own:
+        raise Refused(f"`{name}` has another length after each turn of the loop", "use an array of a fixed length")
     for form in walk(new, set()) if known else ():
         if form.kind == "num" and form.own == "i":
             lo, hi, _ = form.value

@@ -71,7 +71,10 @@ def of_array(x: Any, kind: str = "") -> Num:
         raise Refused(f"the Python number of {x.dtype}")
     val = wide(lax.convert_element_type, x, DTYPES[kind])
     if kind != "i" or x.dtype == np.bool_:
-        return Num(kind, val, *((0, 1) if x.dtype == np.bool_ and kind == "i" else ()))
+        out = Num(kind, val, *((0, 1) if x.dtype == np.bool_ and kind == "i" else ()))
+        if jnp.issubdtype(x.dtype, jnp.floating):
+            out.largest = float(jnp.finfo(x.dtype).max)
+        return out
     info = jnp.iinfo(x.dtype)
     return number("i", val, int(info.min), int(info.max))
 
@@ -286,6 +289,11 @@ def _power(op: type, a: Any, b: Any, kind: str, alts: Any) -> Num:
     check_exact("f", a, b)
     (l1, h1), (l2, _) = bounds(a), bounds(b)
     whole = not isinstance(b, Num) and b in (1, 2, 3, 4)
+    if whole and isinstance(a, Num) and a.largest < 1e70:
+        # Only a finite number with an infinite power raises.
+        return number(
+            kind, _exact(lax.pow(raw(a, "f"), raw(b, "f")), kind), 0.0 if math.isfinite(l1) and l1 >= 0 else None
+        )
     if not whole and (l1 < 0 or (l1 <= 0 and l2 < 0)):
         raise Refused("a power that Python may refuse or make complex", _AS_ARRAY)
     m = max(abs(l1), abs(h1))

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxpyop._traced.forms import came_from_merge
 from jaxpyop._traced.machine import Machine
 from jaxpyop._traced.numbers import COMPARE, PYTHON_OPS, nonzero, num_binary, num_compare, num_unary
 from jaxpyop._traced.values import (
@@ -40,16 +41,37 @@ from jaxpyop._traced.values import (
 )
 
 DUNDER = {
-    ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "truediv", ast.FloorDiv: "floordiv", ast.Mod: "mod",
-    ast.Pow: "pow", ast.MatMult: "matmul", ast.BitAnd: "and", ast.BitOr: "or", ast.BitXor: "xor",
-    ast.LShift: "lshift", ast.RShift: "rshift", ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge",
-    ast.Eq: "eq", ast.NotEq: "ne", ast.USub: "neg", ast.UAdd: "pos", ast.Invert: "invert",
+    ast.Add: "add",
+    ast.Sub: "sub",
+    ast.Mult: "mul",
+    ast.Div: "truediv",
+    ast.FloorDiv: "floordiv",
+    ast.Mod: "mod",
+    ast.Pow: "pow",
+    ast.MatMult: "matmul",
+    ast.BitAnd: "and",
+    ast.BitOr: "or",
+    ast.BitXor: "xor",
+    ast.LShift: "lshift",
+    ast.RShift: "rshift",
+    ast.Lt: "lt",
+    ast.LtE: "le",
+    ast.Gt: "gt",
+    ast.GtE: "ge",
+    ast.Eq: "eq",
+    ast.NotEq: "ne",
+    ast.USub: "neg",
+    ast.UAdd: "pos",
+    ast.Invert: "invert",
 }
 _UNARY: dict[type, Callable[..., Any]] = {
     ast.USub: operator.neg,
     ast.UAdd: operator.pos,
     ast.Invert: operator.invert,
 }
+
+
+RECURSION = "a function calls itself, and when it ends depends on values"
 
 
 class Operators(Machine):
@@ -81,6 +103,8 @@ class Operators(Machine):
                 return f(*vs, **kw)
         except (Refused, PyRaise):
             raise
+        except RecursionError:
+            raise Refused(RECURSION, "write a loop") from None
         except Exception as e:
             raise PyRaise(e) from e
 
@@ -235,7 +259,8 @@ class Operators(Machine):
                 return op is ast.NotEq
         elif isinstance(a, Obj) and not isinstance(a.cls, str) and a.cls not in (list, dict):
             return self._compare_objects(op, a, b)
-        self.need_constant(a, b)
+        if not (isinstance(a, (type, np.dtype)) and isinstance(b, (type, np.dtype))):
+            self.need_constant(a, b)
         return self.python(COMPARE[op], a, b)
 
     def _compare_objects(self, op: type, a: Obj, b: Any) -> Any:
@@ -255,11 +280,8 @@ class Operators(Machine):
         def at(i: int) -> Any:
             if i == min(len(a), len(b)):
                 return self.python(COMPARE[op], len(a), len(b))
-            if a[i] is b[i]:
-                # As Python does, even for NaN.
-                return at(i + 1)
             different = lambda: op is ast.NotEq if equality else self.compare(op, a[i], b[i])
-            return self.branch(self.truth(self.compare(ast.Eq, a[i], b[i])), lambda: at(i + 1), different)
+            return self.branch(self.same_item(a[i], b[i]), lambda: at(i + 1), different)
 
         return at(0)
 
@@ -281,10 +303,23 @@ class Operators(Machine):
         def at(i: int) -> Any:
             if i == len(items):
                 return False
-            same = items[i] is x or self.truth(self.compare(ast.Eq, items[i], x))
-            return self.branch(same, lambda: True, lambda: at(i + 1))
+            return self.branch(self.same_item(items[i], x), lambda: True, lambda: at(i + 1))
 
         return at(0)
+
+    def same_item(self, a: Any, b: Any) -> Any:
+        """Whether Python takes two items for the same. It first asks whether they are one object, which a NaN is, too.
+
+        Raises:
+            Refused: they came out of a branch or a loop, after which they may be one object.
+        """
+        if a is b:
+            return True
+        if any(map(came_from_merge, (a, b))) and (
+            (is_array(a) and is_array(b)) or (isinstance(a, Num) and isinstance(b, Num))
+        ):
+            raise Refused("Python asks whether two values are one object, which is not known after a branch or a loop")
+        return self.truth(self.compare(ast.Eq, a, b))
 
 
 def _kept_zero(v: Any, other: Any) -> Any:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
-import inspect
-import textwrap
+import linecache
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -54,43 +53,32 @@ def source_of(f: types.FunctionType) -> Node:
 
 @functools.lru_cache(maxsize=4096)
 def _source_of(code: types.CodeType, name: str) -> Node:
-    refused = Refused(f"the source of {name} cannot be found", "define it in a file or a notebook cell")
-    refused.where = (code.co_filename, code.co_firstlineno)
-    try:
-        lines, first = inspect.getsourcelines(code)
-    except (OSError, TypeError, IndexError):
-        raise refused from None
-    node = _parsed("".join(lines), code, name)
-    if node is None:
+    linecache.checkcache(code.co_filename)
+    text = "".join(linecache.getlines(code.co_filename))
+    nodes = _functions_in(text).get(code.co_firstlineno, [])
+    kind = ast.Lambda if code.co_name == "<lambda>" else ast.FunctionDef
+    found = [n for n in nodes if isinstance(n, kind) and _fits(n, code)]
+    if len({ast.dump(n) for n in found}) != 1:
+        what = "cannot be found" if not found else "cannot be told from that of another one in its line"
+        refused = Refused(f"the source of {name} {what}", "define it in a file or a notebook cell, one a line")
+        refused.where = (code.co_filename, code.co_firstlineno)
         raise refused
-    ast.increment_lineno(node, first - 1)
-    return node
+    return found[0]
 
 
-def _parsed(text: str, code: types.CodeType, name: str) -> Node | None:
-    text = textwrap.dedent(text)
-    # A lambda may be a part of a statement that is not whole.
-    stripped = text.strip().rstrip(",")
-    attempts = (
-        [text] if code.co_name != "<lambda>" else [text, stripped, f"({stripped})", f"f({stripped}", f"{{{stripped}}}"]
-    )
-    for attempt in (*attempts, *([stripped[stripped.find("lambda") :].rstrip(")],}: ")] if len(attempts) > 1 else [])):
-        try:
-            tree = ast.parse(attempt)
-        except SyntaxError:
-            continue
-        break
-    else:
-        return None
-    if code.co_name != "<lambda>":
-        node = tree.body[0] if tree.body else None
-        if isinstance(node, ast.AsyncFunctionDef):
-            raise Refused("an async function is not in the language")
-        return node if isinstance(node, ast.FunctionDef) and _fits(node, code) else None
-    found = [n for n in ast.walk(tree) if isinstance(n, ast.Lambda) and _fits(n, code)]
-    if len({ast.dump(n) for n in found}) > 1:
-        raise Refused(f"{name} cannot be told from another lambda in its line", "write one a line")
-    return found[0] if found else None
+@functools.lru_cache(maxsize=64)
+def _functions_in(text: str) -> dict[int, list[Node]]:
+    """The functions of a file by their first lines. That of a function with decorators is the line of the first one."""
+    functions: dict[int, list[Node]] = {}
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):
+        return functions
+    for n in ast.walk(tree):
+        if isinstance(n, (ast.FunctionDef, ast.Lambda)):
+            decorators = n.decorator_list if isinstance(n, ast.FunctionDef) else []
+            functions.setdefault(min(x.lineno for x in (n, *decorators)), []).append(n)
+    return functions
 
 
 def _fits(node: Node, code: types.CodeType) -> bool:
@@ -105,9 +93,13 @@ def _fits(node: Node, code: types.CodeType) -> bool:
         copy.decorator_list = []
         if any(isinstance(n, ast.Assert) for n in ast.walk(copy)):
             return True  # pytest compiles another text
-    own = next(
-        (c for c in compile(ast.Module([copy], []), "?", "exec").co_consts if isinstance(c, types.CodeType)), None
-    )
+    # The variables that it closes over are those of a function around it.
+    text = "".join(f"    {name} = None\n" for name in code.co_freevars)
+    outer = ast.parse(f"def outer():\n{text}    pass")
+    outer.body[0].body.append(copy)  # type: ignore[attr-defined]
+    own: Any = compile(ast.fix_missing_locations(outer), "?", "exec")
+    for _ in range(2):
+        own = next((c for c in own.co_consts if isinstance(c, types.CodeType)), None)
     return own is not None and _summary(own) == _summary(code)
 
 

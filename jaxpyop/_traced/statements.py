@@ -131,6 +131,7 @@ class Statements(Ranges):
     def do_return(self, s: ast.Return, env: Obj) -> None:
         self.write(env, "$ret", None if s.value is None else self.eval(s.value, env))
         self.write(env, "$status", RETURN)
+        self.returned = self.line
 
     def do_break(self, s: ast.Break, env: Obj) -> None:
         self.write(env, "$status", BREAK)

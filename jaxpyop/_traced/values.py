@@ -30,12 +30,14 @@ class Refused(Exception):  # noqa: N818
     Attributes:
         reason: what is not in it.
         remedy: what to write instead.
+        expression: the innermost one that is refused, if it is one.
         where: the user's file and line, once they are known.
     """
 
     def __init__(self, reason: str, remedy: str = "") -> None:
         super().__init__(reason)
         self.reason, self.remedy = reason, remedy
+        self.expression = ""
         self.where: tuple[str, int] | None = None
 
 
@@ -72,14 +74,16 @@ class Num:
         lo: a number that it is not below, or None. A float with a known bound is not NaN.
         hi: a number that it is not above, or None.
         alts: all the numbers that it can be, if they are few and known.
+        largest: the largest magnitude that it has if it is finite.
     """
 
-    __slots__ = ("alts", "hi", "kind", "lo", "val")
+    __slots__ = ("alts", "hi", "kind", "largest", "lo", "val")
 
     def __init__(
         self, kind: str, val: Any, lo: Any = None, hi: Any = None, alts: tuple[Any, ...] | None = None
     ) -> None:
         self.kind, self.val, self.lo, self.hi, self.alts = kind, val, lo, hi, alts
+        self.largest = math.inf
 
 
 class Union:
