@@ -148,6 +148,7 @@ METHODS: dict[type, frozenset[str]] = {
             "upper",
         ]
     ),
+    np.ndarray: frozenset(["astype", "copy", "max", "mean", "min", "prod", "reshape", "std", "sum", "tolist", "var"]),
     float: frozenset(["is_integer"]),
     int: frozenset(["bit_length"]),
 }

@@ -79,13 +79,13 @@ class Attributes(Containers):
 
     def _of_union(self, v: Union, name: str) -> Any:
         first = v.alts[0]
+        if all((is_array(a) and name in ARRAY_METHODS) or _has_method(a, name) for a in v.alts):
+            return Method(v, name)
         if isinstance(first, Obj) and all(isinstance(a, Obj) and a.cls is first.cls for a in v.alts):
             found = self.class_attribute(first.cls, name)
             if found is not UNDEF and all(name not in a.slots for a in v.alts):
                 # Objects of one class: a method is bound to "one of them", and runs once.
                 return self._bind(found, v, first.cls)
-        if all((is_array(a) and name in ARRAY_METHODS) or _has_method(a, name) for a in v.alts):
-            return Method(v, name)
         return self.lifted(lambda a: self.get_attr(a, name), v)
 
     def _of_array(self, v: Any, name: str) -> Any:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpyop import _jaxcore as core
+from jaxpyop._functions import without_partials
 from jaxpyop._traced import builtin_functions  # fills the table of functions
 from jaxpyop._traced.expressions import Interpreter
 from jaxpyop._traced.machine import refusal_of
@@ -123,12 +124,9 @@ def _results(m: Interpreter, v: Any) -> Any:
 
 def line_of(function: Any) -> tuple[str, int]:
     """The first line of a function, a method or a partial."""
-    while not hasattr(function, "__code__"):
-        inner = getattr(function, "func", None) or getattr(function, "__func__", None)
-        inner = inner or getattr(function, "__wrapped__", None) or getattr(type(function), "__call__", None)
-        if inner is None or inner is function or type(inner).__name__ == "method-wrapper":
-            return core.NOWHERE
-        if not hasattr(inner, "__code__") and type(inner).__name__ in ("wrapper_descriptor", "slot wrapper"):
-            return core.NOWHERE
-        function = inner
-    return function.__code__.co_filename, function.__code__.co_firstlineno
+    function = without_partials(function)
+    function = getattr(function, "__wrapped__", function)
+    if not hasattr(function, "__code__"):
+        function = vars(type(function)).get("__call__")
+    code = getattr(function, "__code__", None)
+    return (code.co_filename, code.co_firstlineno) if code else core.NOWHERE

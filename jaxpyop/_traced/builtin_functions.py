@@ -108,7 +108,7 @@ def _extreme_number(op: type, old: Any, new: Any) -> Any:
     if isinstance(better, bool):
         return new if better else old
     val = wide(lambda: jnp.where(better.val, raw(new), raw(old)))
-    (l1, h1), (l2, h2) = bounds(new), bounds(old)
+    (l1, h1), (l2, h2) = ((-math.inf, math.inf) if isinstance(v, Num) and v.nan else bounds(v) for v in (new, old))
     # Of a NaN nothing is known. If `new` is NaN the old one stays, so what is known of that holds.
     known = kind_of(new) in "bi" or not isinstance(old, Num) or old.lo is not None or old.hi is not None
     lo, hi = (f(l1, l2), f(h1, h2)) if known else (None, None)
@@ -196,8 +196,9 @@ def _round(m: Calls, v: Any, digits: Any = None) -> Any:
 def _abs(m: Calls, v: Any) -> Any:
     if isinstance(v, Num):
         kind, (lo, hi) = "i" if v.kind == "b" else v.kind, bounds(v)
-        least = max(0, lo, -hi) if not math.isinf(lo) or not math.isinf(hi) else None
-        return number(kind, wide(lax.abs, raw(v, kind)), least, max(abs(lo), abs(hi)))
+        out = number(kind, wide(lax.abs, raw(v, kind)), max(0, lo, -hi), max(abs(lo), abs(hi)))
+        out.nan = v.nan or (math.isinf(lo) and math.isinf(hi))
+        return out
     if isinstance(v, Obj):
         if (f := m.class_attribute(v.cls, "__abs__")) is UNDEF:
             raise Refused(f"abs of a {name_of_type(v)}")
@@ -272,6 +273,14 @@ def _filter(m: Calls, f: Any, it: Any) -> Any:
         t = m.truth(x if f is None else m.call(f, [x], {}))
         m.branch(t, lambda x=x: m.list_method(out, "append", [x]), lambda: None)
     return out
+
+
+def _next(m: Calls, it: Any, *default: Any) -> Any:
+    # An iterator is not kept, so that this is its first value.
+    found = m.lazily(it).get(0)
+    if found is END:
+        raise PyRaise(StopIteration()) if not default else Refused("next() of an iterator that is empty")
+    return found
 
 
 def _dict(m: Calls, *args: Any, **kwargs: Any) -> Any:
@@ -360,6 +369,8 @@ ROWS: list[tuple[Any, Callable[..., Any]]] = [
     (len, lambda m, v: m.lifted(m.length, v)),
     (list, lambda m, v=(): _of_list(lambda m, items: m.new_list(items))(m, v)),
     (tuple, lambda m, v=(): _of_list(lambda m, items: tuple(items))(m, v)),
+    (iter, lambda m, v: m.lazily(v)),
+    (next, _next),
     (callable, lambda m, v: isinstance(v, (*FUNCTIONS, types.FunctionType))),
     (getattr, _getattr),
     (print, _print),

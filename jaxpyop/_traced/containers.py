@@ -30,9 +30,11 @@ from jaxpyop._traced.values import (
     Union,
     bounds,
     is_array,
+    is_counter,
     is_scalar,
     num_to_array,
     raw,
+    wide,
 )
 
 # A loop over more constants than these is refused, because the program grows with each turn.
@@ -131,6 +133,10 @@ class Containers(Operators):
         elif isinstance(key, Num):
             if key.kind != "i":
                 raise Refused("an array is indexed by a bool or a float")
+            if is_counter(key):
+                # Out of its bounds, an index is clipped or dropped by JAX, wherever it lies there.
+                least, most = -(2**31), 2**31 - 1
+                key = Num("i", wide(jnp.clip, key.val, least, most), least, most)
             return num_to_array(key)
         elif isinstance(key, Obj):
             raise Refused("an array is indexed by a list", "write jnp.array([...])")

@@ -20,6 +20,7 @@ from jax import lax
 from jaxpyop import _jaxcore as core
 from jaxpyop._traced.values import (
     DTYPES,
+    MOST_STEP,
     UNDEF,
     UNSEEN,
     At,
@@ -135,7 +136,8 @@ def split(v: Any) -> tuple[Any, tuple[Any, ...], Callable[[list[Any]], Any]] | N
 def form_of(v: Any, mark: int, memo: dict[Obj, Form]) -> Form:
     """The form of a value. Objects that were born before `mark` are referred to."""
     if isinstance(v, Num):
-        return Form("num", v.kind, (), (*bounds(v), v.alts))
+        ends = (-math.inf, math.inf) if v.nan else bounds(v)
+        return Form("num", v.kind, (), (*ends, v.alts))
     if is_array(v):
         return Form("arr", (v.shape, v.dtype, bool(getattr(v, "weak_type", False))))
     if isinstance(v, Union):
@@ -231,7 +233,9 @@ def widened(form: Form, before: Form | None, far: int, seen: set[Form]) -> Form:
         lo, hi, _ = form.value
         l0, h0, _ = before.range() if before is not None and before.number_kind() else (math.inf, -math.inf, None)
         most = far if form.own == "i" else math.inf
-        return num(form.own, lo if lo >= l0 else min(lo, -most), hi if hi <= h0 else max(hi, most))
+        # What has grown beyond `far` already keeps growing, and is refused by its size.
+        near = form.own == "f" or max(-lo, hi) <= far + MOST_STEP
+        return num(form.own, lo if lo >= l0 or not near else -most, hi if hi <= h0 or not near else most)
     old = before if before is not None and before.kind == form.kind else None
     if form.kind == "new":
         if form not in seen:
@@ -330,6 +334,7 @@ class Filling:
             return Num(form.own, _note_merge(next(self.leaves)), lo, hi, form.value[2])
         if form.kind == "arr":
             x = next(self.leaves)
+            x = x if is_array(x) else wide(jnp.asarray, x)  # JAX may have made a constant of it
             return _note_merge(core.weakly_typed(x, form.own[1]) if form.own[2] else x)
         if form.kind == "union":
             tag = next(self.leaves)

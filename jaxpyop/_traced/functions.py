@@ -11,13 +11,12 @@ from typing import Any
 from jaxpyop import _jaxcore as core
 from jaxpyop._traced.calls import OUTSIDE, Calls, name_of_function
 from jaxpyop._traced.containers import CHANGES
+from jaxpyop._traced.machine import NORMAL, RETURN
 from jaxpyop._traced.numbers import num_compare
 from jaxpyop._traced.operators import RECURSION
 from jaxpyop._traced.source import local_names, source_of
 from jaxpyop._traced.values import UNDEF, UNSEEN, Closure, Iter, Num, Obj, PyRaise, Refused, Union
 
-# The status of a frame: how a block was left.
-NORMAL, BREAK, CONTINUE, RETURN = 0, 1, 2, 3
 _MOST_CALLS = 60
 
 

@@ -17,6 +17,7 @@ from jaxpyop._traced.forms import (
     Flattening,
     Form,
     Joining,
+    const,
     form_key,
     form_of,
     num,
@@ -25,15 +26,15 @@ from jaxpyop._traced.forms import (
     widened,
 )
 from jaxpyop._traced.loop import bind_jaxprs
-from jaxpyop._traced.values import UNDEF, Iter, Obj, PyRaise, Refused, Union, is_array
+from jaxpyop._traced.values import FAR, MOST_STEP, UNDEF, UNSEEN, Iter, Obj, PyRaise, Refused, Union, is_array
 
 Place = tuple[Obj, str]  # a slot
 Forms = dict[Any, Form]  # the form of what each place holds; None is the place of what a thunk returns
 Thunk = Callable[[], Any]
 
-# An integer that a loop changes by at most MOST_STEP in each turn stays within FAR, because no loop takes 2**36 turns.
-FAR, MOST_STEP = 2**52, 2**16
 _ATTEMPTS = 14
+# The status of a frame: how a block was left.
+NORMAL, BREAK, CONTINUE, RETURN = 0, 1, 2, 3
 
 
 class Machine:
@@ -140,6 +141,8 @@ class Machine:
         # A place that one side leaves alone has, on that side, the value from before.
         outside, joining = next(Obj.births), Joining()
         now = {p: form_of(p[0].slots.get(p[1], UNDEF), outside, {}) for p in places if p}
+        for _, _, forms in sides:
+            forms.update({p: const(UNSEEN) for p in places if p and _is_over(p, forms, now)})
         joined = {p: joining.join(*(forms[p] if p in forms else now[p] for _, _, forms in sides)) for p in places}
         leaves: Any = []  # both sides may have the same constants
         if structs_of(list(joined.values())) or any(jaxpr.effects for jaxpr, _, _ in sides):
@@ -262,6 +265,12 @@ class Machine:
             found[p] = widened(joined, before, FAR, set())
             tight[p] = narrow.join(start, new)
             _check_carried(self.name_of(*p), before, new, known=p in forms)
+
+
+def _is_over(place: Place, forms: Forms, now: Forms) -> bool:
+    """Whether a variable has no value on a path that returned, so that nobody will ask for it."""
+    status = forms.get((place[0], "$status"))
+    return (forms.get(place) or now[place]).value is UNDEF and status is not None and status.value == RETURN
 
 
 def _put(obj: Obj, key: str, value: Any) -> None:

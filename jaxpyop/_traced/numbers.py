@@ -69,7 +69,8 @@ def of_array(x: Any, kind: str = "") -> Num:
     kind = kind or next((k for k, family in families if jnp.issubdtype(x.dtype, family)), "")
     if not kind:
         raise Refused(f"the Python number of {x.dtype}")
-    val = wide(lax.convert_element_type, x, DTYPES[kind])
+    # As in Python, a number of Python has no derivative.
+    val = wide(lax.convert_element_type, lax.stop_gradient(x), DTYPES[kind])
     if kind != "i" or x.dtype == np.bool_:
         out = Num(kind, val, *((0, 1) if x.dtype == np.bool_ and kind == "i" else ()))
         if jnp.issubdtype(x.dtype, jnp.floating):
@@ -89,7 +90,7 @@ def nonzero(v: Any) -> bool:
 
 
 def finite(v: Any) -> bool:
-    return not any(map(math.isinf, bounds(v)))
+    return not any(map(math.isinf, bounds(v))) and not (isinstance(v, Num) and v.nan)
 
 
 def num_compare(f: Callable[..., Any], a: Any, b: Any) -> Any:
@@ -151,7 +152,7 @@ def opaque_true(x: Any) -> Any:
 
 def set_opaque(arrays: list[Any]) -> Any:
     """Makes the value that hides products, of the first array that has numbers, for the time of one interpretation."""
-    found = [x for x in arrays if is_array(x) and x.dtype.kind in "fiu"]
+    found = [x for x in arrays if is_array(x) and isinstance(x.dtype, np.dtype) and x.dtype.kind in "fiu"]
     return _opaque.set(opaque_true(found[0]) if found else None)
 
 
@@ -184,7 +185,9 @@ def num_binary(op: type, a: Any, b: Any) -> Num:
     if rule is None:
         raise Refused(f"{op.__name__} of Python numbers")
     with jax.enable_x64(True):
-        return rule(op, a, b, kind, _alternatives(op, a, b))
+        out = rule(op, a, b, kind, _alternatives(op, a, b))
+        out.nan = any(isinstance(v, Num) and v.nan for v in (a, b))
+        return out
 
 
 def _alternatives(op: type, a: Any, b: Any) -> Any:
@@ -323,7 +326,7 @@ def num_unary(op: type, v: Num) -> Num:
     lo, hi = bounds(v)
     if op is ast.USub:
         alts = None if v.alts is None else [-a for a in v.alts]
-        return number(kind, wide(lax.neg, raw(v, kind)), -hi, -lo, alts)
+        return number(kind, wide(lax.neg, raw(v, kind)), *((None, None) if v.nan else (-hi, -lo)), alts)
     if op is ast.UAdd:
         return number(kind, raw(v, kind), lo, hi, v.alts)
     if kind != "i":
@@ -374,7 +377,7 @@ def math_function(name: str, v: Any, *rest: Any) -> Any:
     f, least, most, image = _MATH[name]
     if lo < least or hi > most:
         raise Refused(f"math.{name} of a number for which Python may raise", f"use jnp.{name}")
-    return number("f", wide(f, raw(v, "f")), *image)
+    return number("f", wide(f, raw(v, "f")), *((None, None) if isinstance(v, Num) and v.nan else image))
 
 
 def to_int(f: Callable[..., Any], v: Any) -> Any:

@@ -73,7 +73,7 @@ class Ranges(Functions):
         if not isinstance(v, Num) or v.kind not in "if":
             return None
         alts = None if v.alts is None or isinstance(c, Num) else tuple(a for a in v.alts if COMPARE[op](a, c))
-        if v.kind == "f" and (v.lo is None or v.hi is None) and alts is None and not sure:
+        if v.kind == "f" and (v.lo is None or v.hi is None or v.nan) and alts is None and not sure:
             return None
         (lo, hi), (least, most) = bounds(v), bounds(c)
         # Below an integer is at most the one before. A float that bounds an integer is rounded inwards.

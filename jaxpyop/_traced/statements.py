@@ -13,8 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpyop._traced.containers import CHANGES
-from jaxpyop._traced.functions import BREAK, CONTINUE, NORMAL, RETURN
-from jaxpyop._traced.machine import RAISING
+from jaxpyop._traced.machine import BREAK, CONTINUE, NORMAL, RAISING, RETURN
 from jaxpyop._traced.numbers import num_binary, num_compare
 from jaxpyop._traced.ranges import Ranges
 from jaxpyop._traced.source import contains_return

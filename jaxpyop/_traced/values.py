@@ -74,16 +74,17 @@ class Num:
         lo: a number that it is not below, or None. A float with a known bound is not NaN.
         hi: a number that it is not above, or None.
         alts: all the numbers that it can be, if they are few and known.
+        nan: whether it may be NaN although a bound is known.
         largest: the largest magnitude that it has if it is finite.
     """
 
-    __slots__ = ("alts", "hi", "kind", "largest", "lo", "val")
+    __slots__ = ("alts", "hi", "kind", "largest", "lo", "nan", "val")
 
     def __init__(
         self, kind: str, val: Any, lo: Any = None, hi: Any = None, alts: tuple[Any, ...] | None = None
     ) -> None:
         self.kind, self.val, self.lo, self.hi, self.alts = kind, val, lo, hi, alts
-        self.largest = math.inf
+        self.largest, self.nan = math.inf, False
 
 
 class Union:
@@ -176,6 +177,9 @@ class TracedRange:
     step: int
 
 
+# An integer that a loop changes by at most MOST_STEP in each turn stays within FAR, because no loop takes 2**48 turns.
+FAR, MOST_STEP = 2**52, 16
+
 CONSTANT_TYPES = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), enum.Enum, np.dtype, np.generic)
 FUNCTIONS = (Closure, Bound, Partial)
 
@@ -230,17 +234,26 @@ def num_to_array(v: Any, like: Any = None) -> Any:
         return v.val
     x64 = core.x64_enabled()
     dtype = np.dtype(("int" if v.kind == "i" else "float") + ("64" if x64 else "32"))
-    if v.kind == "i" and not x64 and not fits_dtype(v, dtype):
+    is_float = like is not None and jnp.issubdtype(like.dtype, jnp.floating)
+    if v.kind == "i" and not x64 and not fits_dtype(v, dtype) and not (is_float and is_counter(v)):
         raise Refused(
             "an integer that may not fit int32 meets an array",
             "bound it by the test of its loop (while n < 1000), or count in an array: n = jnp.int32(0)",
         )
-    if like is not None and jnp.issubdtype(like.dtype, jnp.floating) and v.kind != "N":
+    if is_float and v.kind != "N":
         dtype = like.dtype  # in one step, because float64 by way of float32 to float16 would be rounded twice
     with jax.enable_x64(True):
         if v.kind == "N":
             return lax.convert_element_type(v.val, dtype)
         return core.weakly_typed(v.val, dtype)
+
+
+def is_counter(v: Any) -> bool:
+    """Whether nothing is known of an integer but that a loop counts it. It meets a float array without loss.
+
+    JAX would raise from 2**31 on, which a counter of small steps does not reach while somebody waits.
+    """
+    return max(map(abs, bounds(v))) >= FAR
 
 
 def fits_dtype(v: Any, dtype: Any) -> bool:
