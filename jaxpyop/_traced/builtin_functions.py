@@ -197,6 +197,7 @@ def _abs(m: Calls, v: Any) -> Any:
     if isinstance(v, Num):
         kind, (lo, hi) = "i" if v.kind == "b" else v.kind, bounds(v)
         out = number(kind, wide(lax.abs, raw(v, kind)), max(0, lo, -hi), max(abs(lo), abs(hi)))
+        out.largest = v.largest
         out.nan = v.nan or (math.isinf(lo) and math.isinf(hi))
         return out
     if isinstance(v, Obj):

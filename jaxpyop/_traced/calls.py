@@ -19,6 +19,7 @@ from jaxpyop._traced.numbers import math_function, of_array
 from jaxpyop._traced.operators import name_of_type
 from jaxpyop._traced.values import (
     CONSTANT_TYPES,
+    END,
     FUNCTIONS,
     UNDEF,
     At,
@@ -236,6 +237,8 @@ class Calls(Attributes):
 
     def call_method(self, v: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if isinstance(v, Union):
+            if name in ("items", "keys", "values") and all(isinstance(a, Obj) and a.cls is dict for a in v.alts):
+                return self._view_of_one(v, name)
             return self.lifted(lambda a: self.call_method(a, name, args, kwargs), v)
         if is_array(v):
             if name == "item":
@@ -259,6 +262,14 @@ class Calls(Attributes):
         if name == "sort":
             return self.write(v, "items", self.items(self.call(sorted, [v], kwargs)))
         return self.list_method(v, name, args)
+
+    def _view_of_one(self, v: Union, name: str) -> Iter:
+        """A view of one of several dicts with the same keys."""
+        first, *others = [[k for k, _ in self.items(a)] for a in v.alts]
+        if any(keys != first for keys in others):
+            raise Refused("a view of a dict whose keys depend on values")
+        views = {id(a): self.dict_method(a, name, [], {}) for a in v.alts}
+        return Iter(lambda n: self.lifted(lambda a: views[id(a)].get(n), v) if n < len(first) else END)
 
     # --------------------------------------------------------------------- objects
 

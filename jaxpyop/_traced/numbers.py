@@ -186,7 +186,7 @@ def num_binary(op: type, a: Any, b: Any) -> Num:
         raise Refused(f"{op.__name__} of Python numbers")
     with jax.enable_x64(True):
         out = rule(op, a, b, kind, _alternatives(op, a, b))
-        out.nan = any(isinstance(v, Num) and v.nan for v in (a, b))
+        out.nan = out.nan or any(isinstance(v, Num) and v.nan for v in (a, b))
         return out
 
 
@@ -290,13 +290,13 @@ def _power(op: type, a: Any, b: Any, kind: str, alts: Any) -> Num:
         x = raw(a, "i")
         return number("i", functools.reduce(operator.mul, [x] * b, jnp.ones_like(x)), lo, hi, alts)
     check_exact("f", a, b)
-    (l1, h1), (l2, _) = bounds(a), bounds(b)
+    (l1, h1), (l2, h2) = bounds(a), bounds(b)
     whole = not isinstance(b, Num) and b in (1, 2, 3, 4)
     if whole and isinstance(a, Num) and a.largest < 1e70:
         # Only a finite number with an infinite power raises.
-        return number(
-            kind, _exact(lax.pow(raw(a, "f"), raw(b, "f")), kind), 0.0 if math.isfinite(l1) and l1 >= 0 else None
-        )
+        out = number(kind, _exact(lax.pow(raw(a, "f"), raw(b, "f")), kind), 0.0 if b % 2 == 0 else None)
+        out.nan, out.largest = True, a.largest**b
+        return out
     if not whole and (l1 < 0 or (l1 <= 0 and l2 < 0)):
         raise Refused("a power that Python may refuse or make complex", _AS_ARRAY)
     m = max(abs(l1), abs(h1))
@@ -306,7 +306,7 @@ def _power(op: type, a: Any, b: Any, kind: str, alts: Any) -> Num:
         lo, hi = _corners(lambda p, q: float(p) ** float(q), a, b)
     else:
         lo, hi = (None, None) if m > 1e70 else (-(float(m) ** b), float(m) ** b)
-    if kind == "f" and (hi is None or math.isinf(hi)):
+    if kind == "f" and (hi is None or math.isinf(hi)) and not (0 <= l2 and h2 <= 1):
         raise Refused("a power of Python numbers may be too large, where Python would raise", _AS_ARRAY)
     return number(kind, _exact(lax.pow(raw(a, "f"), raw(b, "f")), kind), lo, hi, alts)
 
