@@ -192,18 +192,6 @@ def run_jaxpr(
     return list(map(read, jaxpr.outvars))
 
 
-def run_closed(closed: Any, *args: Any) -> list[Any]:
-    """Evaluates a closed jaxpr under the current trace."""
-    jaxpr, consts = opened(closed)
-    return run_jaxpr(jaxpr, *consts, *args)
-
-
-def run_cond(predicate: Any, yes: Any, no: Any, operands: Sequence[Any]) -> list[Any]:
-    """Binds `jax.lax.cond` of two closed jaxprs without constants and effects, whose results have the same types."""
-    index = jax.lax.convert_element_type(predicate, np.int32)
-    return jax.lax.cond_p.bind(index, *operands, branches=(no, yes))
-
-
 # ------------------------------------------------------------------- comparison
 
 

@@ -22,7 +22,17 @@ from jaxpyop import _jaxcore
 from jaxpyop._host import metrics
 from jaxpyop._op.body import UserBody
 from jaxpyop._op.request import Op
-from jaxpyop._op.values import Inputs, Leaf, cast_to_numpy, check_shape, check_traced, check_usable, encode, match
+from jaxpyop._op.values import (
+    Inputs,
+    Leaf,
+    cast_to_numpy,
+    check_shape,
+    check_traced,
+    check_usable,
+    encode,
+    flatten_inputs,
+    match,
+)
 from jaxpyop._traced import Either, Number, Refused, interpret
 
 # ---------------------------------------------------------------- mode="traced"
@@ -63,13 +73,17 @@ def trace(op: Op, inputs: Inputs, arrays: Sequence[Any]) -> list[Any]:
     try:
         outs = interpret(op.func, args, kwargs, checked, max_steps=op.max_steps, title=op.title)
     except Refused as error:
-        filename, line = error.where or _jaxcore.NOWHERE
-        named = f"`{error.expression}`: " if error.expression and error.expression not in error.reason else ""
-        why = f"{filename}:{line}: {named}{error.reason}" + (f"; {error.remedy}" if error.remedy else "")
+        why = _reason(error)
         advice = "" if 'mode="eager"' in why else '; or write mode="eager" to call the body at run time instead'
         raise UntraceableError(f"{op.title}: {why}{advice}", why) from error.__cause__
     metrics.note(op.name, traced=1)
     return outs
+
+
+def _reason(error: Refused) -> str:
+    filename, line = error.where or _jaxcore.NOWHERE
+    named = f"`{error.expression}`: " if error.expression and error.expression not in error.reason else ""
+    return f"{filename}:{line}: {named}{error.reason}" + (f"; {error.remedy}" if error.remedy else "")
 
 
 def _checked(op: Op, k: int, value: Any, leaf: Leaf) -> Any:
@@ -84,6 +98,36 @@ def _checked(op: Op, k: int, value: Any, leaf: Leaf) -> Any:
         check_traced(value.dtype, leaf, op.casting, origin, op.title)
         return jax.lax.convert_element_type(value, leaf.dtype)
     return jnp.asarray(cast_to_numpy(value, leaf, op.casting, origin, op.title))
+
+
+def explain_traced(func: Callable[..., Any], *args: Any, **kwargs: Any) -> str | None:
+    """Say why a function cannot be traced, without compiling or running it.
+
+    Its results are not compared with a `Tout`.
+
+    Args:
+        func: the function.
+        *args: its arguments, as `py_function` would pass them: arrays, or shapes and dtypes.
+        **kwargs: the same, by name.
+
+    Returns:
+        The file, the line and the reason, or None if the function can be traced.
+
+    Example:
+        >>> print(explain_traced(lambda x: x if x > 0 else -x, 1.0))
+        None
+    """
+    arrays, inputs = flatten_inputs(args, kwargs, "explain_traced")
+
+    def interpreted(*arrays: Any) -> list[Any]:
+        args, kwargs = inputs.unflatten(inputs.wrap_keys(arrays))
+        return interpret(func, args, kwargs, lambda returned: [])
+
+    try:
+        jax.eval_shape(interpreted, *arrays)
+    except Refused as error:
+        return _reason(error)
+    return None
 
 
 # ---------------------------------------------------------------- mode="auto"

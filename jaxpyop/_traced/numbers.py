@@ -306,7 +306,7 @@ def _power(op: type, a: Any, b: Any, kind: str, alts: Any) -> Num:
         lo, hi = _corners(lambda p, q: float(p) ** float(q), a, b)
     else:
         lo, hi = (None, None) if m > 1e70 else (-(float(m) ** b), float(m) ** b)
-    if kind == "f" and (hi is None or math.isinf(hi)) and not (0 <= l2 and h2 <= 1):
+    if kind == "f" and (hi is None or math.isinf(hi)) and not (l2 >= 0 and h2 <= 1):
         raise Refused("a power of Python numbers may be too large, where Python would raise", _AS_ARRAY)
     return number(kind, _exact(lax.pow(raw(a, "f"), raw(b, "f")), kind), lo, hi, alts)
 

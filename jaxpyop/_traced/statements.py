@@ -13,10 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpyop._traced.containers import CHANGES
+from jaxpyop._traced.functions import Functions, contains_return
 from jaxpyop._traced.machine import BREAK, CONTINUE, NORMAL, RAISING, RETURN
 from jaxpyop._traced.numbers import num_binary, num_compare
-from jaxpyop._traced.ranges import Ranges
-from jaxpyop._traced.source import contains_return
 from jaxpyop._traced.values import (
     END,
     UNDEF,
@@ -36,7 +35,7 @@ from jaxpyop._traced.values import (
 _MOST_TURNS, _UNROLLED = 2000, 8
 
 
-class Statements(Ranges):
+class Statements(Functions):
     """Executes statements in a frame."""
 
     def block(self, statements: list[ast.stmt], env: Obj) -> None:

@@ -18,8 +18,8 @@ BELOW = {
     "_jaxcore": {"_config"},
     "_host": GROUND,
     "_tape": GROUND,
-    "_paths": GROUND,
-    "_op": GROUND | {"_host", "_tape", "_paths"},
+    "_traced": GROUND,
+    "_op": GROUND | {"_host", "_tape", "_traced"},
     "_cut": GROUND | {"_host", "_op"},
     "_saved": GROUND | {"_host", "_op", "_cut"},
     "_keywords": {"_config", "_host", "_op"},
@@ -58,13 +58,6 @@ INSIDE = {
         "host_steps": {"inline"},
         "plan": {"host_steps", "inline", "partition"},
         "jit": {"inline", "plan"},
-    },
-    "_paths": {
-        "follow": set(),
-        "loop": set(),
-        "snapshot": set(),
-        "rewrite": {"follow", "loop", "snapshot"},
-        "body": {"follow", "rewrite", "snapshot"},
     },
 }
 
