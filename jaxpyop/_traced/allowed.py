@@ -16,6 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+
+def _set(names: str) -> frozenset[str]:
+    return frozenset(names.split())
+
+
 _JNP = """
 abs absolute add all allclose amax amin angle any append arange arccos arccosh arcsin arcsinh arctan arctan2 arctanh
 argmax argmin argsort array array_equal asarray astype atleast_1d atleast_2d average bfloat16 bincount bitwise_and
@@ -82,78 +87,26 @@ OF_NUMPY = _named(np, _NUMPY)
 OF_MATH: dict[int, Any] = {id(f): f for name, f in vars(math).items() if callable(f) and not name.startswith("_")}
 # Functions of NumPy that call the method of the array that they are given, and so work on traced ones.
 NUMPY_METHODS: dict[int, str] = {
-    id(getattr(np, name)): name
-    for name in ["sum", "cumsum", "mean", "prod", "max", "min", "round", "std", "var", "argmax", "argmin"]
+    id(getattr(np, name)): name for name in _set("sum cumsum mean prod max min round std var argmax argmin")
 }
 
-ARRAY_DATA = frozenset(["T", "dtype", "imag", "itemsize", "mT", "nbytes", "ndim", "real", "shape", "size", "weak_type"])
-ARRAY_METHODS = frozenset(
-    [
-        "all",
-        "any",
-        "argmax",
-        "argmin",
-        "argsort",
-        "astype",
-        "clip",
-        "conj",
-        "conjugate",
-        "copy",
-        "cumprod",
-        "cumsum",
-        "diagonal",
-        "dot",
-        "flatten",
-        "item",
-        "max",
-        "mean",
-        "min",
-        "prod",
-        "ravel",
-        "repeat",
-        "reshape",
-        "round",
-        "sort",
-        "squeeze",
-        "std",
-        "sum",
-        "swapaxes",
-        "take",
-        "trace",
-        "transpose",
-        "var",
-        "view",
-    ]
-)
-AT_METHODS = frozenset(["add", "apply", "divide", "get", "max", "min", "mul", "multiply", "power", "set"])
+ARRAY_DATA = _set("T dtype imag itemsize mT nbytes ndim real shape size weak_type")
+ARRAY_METHODS = _set("""
+all any argmax argmin argsort astype clip conj conjugate copy cumprod cumsum diagonal dot flatten item max mean min
+prod ravel repeat reshape round sort squeeze std sum swapaxes take trace transpose var view
+""")
+AT_METHODS = _set("add apply divide get max min mul multiply power set")
 METHODS: dict[type, frozenset[str]] = {
-    list: frozenset(["append", "clear", "copy", "count", "extend", "index", "insert", "pop", "reverse", "sort"]),
-    dict: frozenset(["copy", "get", "items", "keys", "pop", "setdefault", "update", "values"]),
-    tuple: frozenset(["count", "index"]),
-    str: frozenset(
-        [
-            "count",
-            "endswith",
-            "find",
-            "format",
-            "join",
-            "lower",
-            "lstrip",
-            "replace",
-            "rstrip",
-            "split",
-            "startswith",
-            "strip",
-            "title",
-            "upper",
-        ]
-    ),
-    np.ndarray: frozenset(["astype", "copy", "max", "mean", "min", "prod", "reshape", "std", "sum", "tolist", "var"]),
-    float: frozenset(["is_integer"]),
-    int: frozenset(["bit_length"]),
+    list: _set("append clear copy count extend index insert pop reverse sort"),
+    dict: _set("copy get items keys pop setdefault update values"),
+    tuple: _set("count index"),
+    str: _set("count endswith find format join lower lstrip replace rstrip split startswith strip title upper"),
+    np.ndarray: _set("astype copy max mean min prod reshape std sum tolist var"),
+    float: _set("is_integer"),
+    int: _set("bit_length"),
 }
 CONSTANT_DATA: tuple[tuple[Any, frozenset[str]], ...] = (
-    ((np.ndarray, np.generic), frozenset(["T", "dtype", "ndim", "shape", "size"])),
-    (np.dtype, frozenset(["itemsize", "kind", "name"])),
-    ((int, float, complex), frozenset(["imag", "real"])),
+    ((np.ndarray, np.generic), _set("T dtype ndim shape size")),
+    (np.dtype, _set("itemsize kind name")),
+    ((int, float, complex), _set("imag real")),
 )

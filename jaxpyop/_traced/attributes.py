@@ -10,20 +10,7 @@ from typing import Any
 from jaxpyop._traced.allowed import ARRAY_DATA, ARRAY_METHODS, AT_METHODS, CONSTANT_DATA, METHODS
 from jaxpyop._traced.containers import CHANGES, Containers, check_namedtuple
 from jaxpyop._traced.operators import name_of_type
-from jaxpyop._traced.values import (
-    CONSTANT_TYPES,
-    UNDEF,
-    At,
-    Bound,
-    Closure,
-    Method,
-    Num,
-    Obj,
-    PyRaise,
-    Refused,
-    Union,
-    is_array,
-)
+from jaxpyop._traced.values import *
 
 # How classes look up attributes that do nothing of their own.
 _PLAIN = (object.__getattribute__, types.SimpleNamespace.__getattribute__)

@@ -17,7 +17,7 @@ from jaxpyop._traced.expressions import Interpreter
 from jaxpyop._traced.machine import refusal_of
 from jaxpyop._traced.numbers import reset_opaque, set_opaque
 from jaxpyop._traced.operators import RECURSION
-from jaxpyop._traced.values import Num, Obj, PyRaise, Refused, Union, fits_dtype, raw, wide
+from jaxpyop._traced.values import *
 
 assert builtin_functions.ROWS
 

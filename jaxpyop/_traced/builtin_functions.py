@@ -23,29 +23,9 @@ import numpy as np
 from jax import lax
 
 from jaxpyop._traced.calls import BUILTINS, Calls
-from jaxpyop._traced.numbers import check_exact, num_compare, number, of_array, to_int
+from jaxpyop._traced.numbers import COMPARE, PYTHON_OPS, check_exact, num_compare, number, of_array, to_int
 from jaxpyop._traced.operators import name_of_type
-from jaxpyop._traced.values import (
-    CONSTANT_TYPES,
-    END,
-    FUNCTIONS,
-    UNDEF,
-    Bound,
-    Iter,
-    Num,
-    Obj,
-    Partial,
-    PyRaise,
-    Refused,
-    TracedRange,
-    Union,
-    bounds,
-    is_array,
-    is_scalar,
-    kind_of,
-    raw,
-    wide,
-)
+from jaxpyop._traced.values import *
 
 _MOST_SORTED = 8
 
@@ -86,10 +66,10 @@ def _extreme(op: type) -> Callable[..., Any]:
         best, rank = items[0], rank_of(items[0])
         for x in items[1:]:
             r = rank_of(x)
-            if key is None and any(isinstance(v, Num) for v in (best, x)) and is_scalar(best) and is_scalar(x):
-                if kind_of(best) == kind_of(x):
-                    best = rank = _extreme_number(op, best, x)
-                    continue
+            both = is_scalar(best) and is_scalar(x) and kind_of(best) == kind_of(x)
+            if key is None and both and any(isinstance(v, Num) for v in (best, x)):
+                best = rank = _extreme_number(op, best, x)
+                continue
             better = m.truth(m.compare(op, r, rank))
             best, rank = m.branch(better, lambda x=x, r=r: (x, r), lambda best=best, rank=rank: (best, rank))
         return best
@@ -386,17 +366,8 @@ ROWS: list[tuple[Any, Callable[..., Any]]] = [
     (itertools.chain, lambda m, *its: tuple(x for it in its for x in m.iterate(it))),
     (copy.copy, _copy),
     (contextlib.nullcontext, lambda m, v=None: v),
-    *(
-        (getattr(operator, n), _operator(op))
-        for n, op in zip(
-            ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"),
-            (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow, ast.MatMult),
-        )
-    ),
-    *(
-        (getattr(operator, n), _compared(op))
-        for n, op in zip(("lt", "le", "gt", "ge", "eq", "ne"), (ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Eq, ast.NotEq))
-    ),
+    *((PYTHON_OPS[op], _operator(op)) for op in PYTHON_OPS),
+    *((COMPARE[op], _compared(op)) for op in COMPARE),
     (operator.neg, lambda m, v: m.unary(ast.USub, v)),
     (operator.getitem, lambda m, box, key: m.get_item(box, key)),
 ]

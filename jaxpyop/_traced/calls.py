@@ -17,26 +17,7 @@ from jaxpyop._traced.attributes import LIBRARIES, Attributes, module_of
 from jaxpyop._traced.containers import check_namedtuple
 from jaxpyop._traced.numbers import math_function, of_array
 from jaxpyop._traced.operators import name_of_type
-from jaxpyop._traced.values import (
-    CONSTANT_TYPES,
-    END,
-    FUNCTIONS,
-    UNDEF,
-    At,
-    Bound,
-    Closure,
-    Foreign,
-    Iter,
-    Method,
-    Num,
-    Obj,
-    Partial,
-    PyRaise,
-    Refused,
-    Union,
-    is_array,
-    num_to_array,
-)
+from jaxpyop._traced.values import *
 
 # What is written for traced numbers: (machine, *args). `builtin_functions` fills it.
 BUILTINS: dict[int, Callable[..., Any]] = {}
@@ -252,7 +233,7 @@ class Calls(Attributes):
             out = self.python(getattr(v, name), *args, **kwargs)
             return self.new_list(out) if type(out) is list else out
         if isinstance(v, tuple) and name == "_replace":
-            return type(v)(*[kwargs.get(k, x) for k, x in zip(type(v).__match_args__, v)])
+            return type(v)(*[kwargs.get(k, x) for k, x in zip(getattr(v, "_fields", ()), v)])
         if isinstance(v, (tuple, list, dict)):
             if name not in ("get", "items", "keys", "values", "index", "count", "copy"):
                 raise Refused(f"`.{name}` changes a {type(v).__name__} from outside", "make a copy in the function")
@@ -287,14 +268,14 @@ class Calls(Attributes):
         own_module = [c for c in cls.__mro__ if c is not object]
         if type(cls) is not type or any(module_of(c) in (*LIBRARIES, "abc", "typing") for c in own_module):
             raise Refused(f"an object of {cls.__name__}, whose class is built in or made in a way of its own")
-        generated = dataclasses.is_dataclass(cls) and "__dataclass_params__" in vars(cls)
-        frozen = generated and cls.__dataclass_params__.frozen
+        params: Any = vars(cls).get("__dataclass_params__")
+        frozen = params is not None and params.frozen
         for name in (*_SPECIAL, *(() if frozen else ("__setattr__",))):
             found = self.class_attribute(cls, name)
             if found is not UNDEF and not (name == "__hash__" and dataclasses.is_dataclass(cls)):
                 raise Refused(f"an object of {cls.__name__}, whose class has {name}")
         obj = Obj(cls, {})
-        if generated and cls.__dataclass_params__.init:
+        if params is not None and params.init:
             self._set_fields(obj, args, kwargs)
         elif (init := self.class_attribute(cls, "__init__")) is not UNDEF:
             self.call(Bound(init, obj), args, kwargs)

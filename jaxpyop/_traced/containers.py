@@ -16,26 +16,7 @@ from jax import lax
 
 from jaxpyop._traced.numbers import of_array
 from jaxpyop._traced.operators import Operators, name_of_type
-from jaxpyop._traced.values import (
-    END,
-    UNDEF,
-    At,
-    Bound,
-    Iter,
-    Num,
-    Obj,
-    PyRaise,
-    Refused,
-    TracedRange,
-    Union,
-    bounds,
-    is_array,
-    is_counter,
-    is_scalar,
-    num_to_array,
-    raw,
-    wide,
-)
+from jaxpyop._traced.values import *
 
 # A loop over more constants than these is refused, because the program grows with each turn.
 _MOST_TURNS = 4096
@@ -114,6 +95,9 @@ class Containers(Operators):
                 return self.new_list(out) if isinstance(key, slice) else out
             if (f := self.class_attribute(box.cls, "__getitem__")) is not UNDEF:
                 return self.call(Bound(f, box), [key], {})
+        return self._item_of_constant(box, key)
+
+    def _item_of_constant(self, box: Any, key: Any) -> Any:
         if type(box) in (list, range) or isinstance(box, tuple):
             out = self._of_tuple(tuple(map(self.outside, box)), key)
             return self.new_list(out) if type(box) is list and isinstance(key, slice) else out
@@ -245,11 +229,14 @@ class Containers(Operators):
         """The values that a `for` over v takes."""
         if isinstance(v, Union):
             raise Refused("a loop over a value of several kinds")
-        if isinstance(v, (Iter, Obj)) and (isinstance(v, Iter) or v.cls in (list, dict)):
+        if isinstance(v, Iter) or (isinstance(v, Obj) and v.cls in (list, dict)):
             it, out = self.lazily(v), list[Any]()
             while (x := it.get(len(out))) is not END:
                 out.append(x)
             return tuple(out)
+        return self._constants(v)
+
+    def _constants(self, v: Any) -> Items:
         if isinstance(v, tuple):
             return v
         if is_array(v):
@@ -265,7 +252,7 @@ class Containers(Operators):
         raise Refused(f"a loop over a {name_of_type(v)}")
 
     def outside(self, v: Any) -> Any:
-        """A value from outside, as a value of the language: its tuples are checked, and its objects when they are used."""
+        """A value from outside, as one of the language. Its objects are checked when they are used."""
         if isinstance(v, tuple):
             if hasattr(v, "_fields"):
                 check_namedtuple(type(v))
@@ -338,9 +325,27 @@ class Containers(Operators):
 
 CHANGES = 'return the new value, make it in the function, or write mode="eager" and stateful=True'
 
-_GENERATED = {"__new__", "__repr__", "__slots__", "__doc__", "__match_args__", "__getnewargs__", "__module__"}
-_GENERATED |= {"__annotations__", "__orig_bases__", "__dict__", "__annotate__", "__static_attributes__"}
-_GENERATED |= {"__firstlineno__", "__annotate_func__", "__annotations_cache__", "__replace__", "__weakref__"}
+_GENERATED = frozenset(
+    [
+        "__new__",
+        "__repr__",
+        "__slots__",
+        "__doc__",
+        "__match_args__",
+        "__getnewargs__",
+        "__module__",
+        "__annotations__",
+        "__orig_bases__",
+        "__dict__",
+        "__annotate__",
+        "__static_attributes__",
+        "__firstlineno__",
+        "__annotate_func__",
+        "__annotations_cache__",
+        "__replace__",
+        "__weakref__",
+    ]
+)
 
 
 def check_namedtuple(cls: Any) -> None:
@@ -349,7 +354,3 @@ def check_namedtuple(cls: Any) -> None:
         own = {n for n in vars(c) if n.startswith("__") and n.endswith("__")} - _GENERATED
         if own or ("__new__" in vars(c) and not c.__new__.__module__.startswith("namedtuple_")):
             raise Refused(f"a namedtuple with {', '.join(sorted(own)) or '__new__'}")
-
-
-def is_number(v: Any) -> bool:
-    return is_scalar(v)

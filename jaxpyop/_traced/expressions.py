@@ -12,14 +12,14 @@ import numpy as np
 from jaxpyop._traced.calls import BUILTINS
 from jaxpyop._traced.numbers import COMPARE
 from jaxpyop._traced.statements import Statements
-from jaxpyop._traced.values import END, UNDEF, Iter, Num, Obj, Refused, Union, bounds, is_scalar, kind_of
+from jaxpyop._traced.values import *
 
 # What uses a generator expression up at once, so that its laziness cannot be seen.
 _AT_ONCE = {id(f) for f in (sum, any, all, min, max, list, tuple, sorted, dict)}
 
 
-_INVERSE: dict[type, type] = {ast.Lt: ast.GtE, ast.GtE: ast.Lt, ast.Gt: ast.LtE, ast.LtE: ast.Gt}
-_INVERSE |= {ast.Eq: ast.NotEq, ast.NotEq: ast.Eq}
+_ORDERS: dict[type, type] = {ast.Lt: ast.GtE, ast.GtE: ast.Lt, ast.Gt: ast.LtE, ast.LtE: ast.Gt}
+_INVERSE = {**_ORDERS, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq}
 _FLIPPED: dict[type, type] = {ast.Lt: ast.Gt, ast.Gt: ast.Lt, ast.LtE: ast.GtE, ast.GtE: ast.LtE}
 # What may be evaluated once more, because it can neither change anything nor raise.
 _PURE = (ast.Name, ast.Constant, ast.UnaryOp, ast.USub, ast.Load)
@@ -261,10 +261,10 @@ class Interpreter(Statements):
     def _narrow(self, node: ast.Name, op: type, c: Any, env: Obj, before: Any, sure: bool) -> None:
         v = self._variable(node.id, env, before)
         if not isinstance(v, Num) or v.kind not in "if":
-            return None
+            return
         alts = None if v.alts is None or isinstance(c, Num) else tuple(a for a in v.alts if COMPARE[op](a, c))
         if v.kind == "f" and (v.lo is None or v.hi is None or v.nan) and alts is None and not sure:
-            return None
+            return
         (lo, hi), (least, most) = bounds(v), bounds(c)
         # Below an integer is at most the one before. A float that bounds an integer is rounded inwards.
         if v.kind == "i":
@@ -279,9 +279,10 @@ class Interpreter(Statements):
         elif op is ast.LtE:
             hi = min(hi, most)
         elif op is ast.Eq and v.kind == "i" and type(c) is int:
-            return self.write(env, node.id, c)
+            self.write(env, node.id, c)
+            return
         elif op is ast.NotEq and v.kind == "i" and type(c) is int:
             lo, hi = lo + (lo == c), hi - (hi == c)
         if (lo, hi, alts) != (*bounds(v), v.alts) and lo <= hi:
-            ends = (None if math.isinf(x) else x for x in (lo, hi))
-            self.write(env, node.id, Num(v.kind, v.val, *ends, alts or None))
+            lo, hi = (None if math.isinf(x) else x for x in (lo, hi))
+            self.write(env, node.id, Num(v.kind, v.val, lo, hi, alts or None))

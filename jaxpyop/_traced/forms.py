@@ -18,28 +18,7 @@ import numpy as np
 from jax import lax
 
 from jaxpyop import _jaxcore as core
-from jaxpyop._traced.values import (
-    DTYPES,
-    MOST_STEP,
-    UNDEF,
-    UNSEEN,
-    At,
-    Bound,
-    Closure,
-    Iter,
-    Method,
-    Num,
-    Obj,
-    Partial,
-    Refused,
-    Union,
-    bounds,
-    is_array,
-    is_scalar,
-    kind_of,
-    raw,
-    wide,
-)
+from jaxpyop._traced.values import *
 
 Range = tuple[Any, Any, Any]  # the lowest, the highest, and all the numbers, if these are known
 

@@ -18,7 +18,7 @@ from jaxpyop._traced.containers import CHANGES
 from jaxpyop._traced.machine import NORMAL, RETURN
 from jaxpyop._traced.numbers import num_compare
 from jaxpyop._traced.operators import RECURSION
-from jaxpyop._traced.values import UNDEF, UNSEEN, Closure, Iter, Num, Obj, PyRaise, Refused, Union
+from jaxpyop._traced.values import *
 
 _MOST_CALLS = 60
 Node = ast.FunctionDef | ast.Lambda
@@ -242,8 +242,8 @@ def _functions_in(text: str) -> dict[int, list[Node]]:
     except (SyntaxError, ValueError):
         return functions
     for n in ast.walk(tree):
-        if isinstance(n, (ast.FunctionDef, ast.Lambda)):
-            decorators = n.decorator_list if isinstance(n, ast.FunctionDef) else []
+        if isinstance(n, Node):
+            decorators: list[ast.expr] = getattr(n, "decorator_list", [])
             functions.setdefault(min(x.lineno for x in (n, *decorators)), []).append(n)
     return functions
 
@@ -278,5 +278,5 @@ def _summary(code: types.CodeType) -> Any:
     return args, names, consts, nested
 
 
-def contains_return(statements: list[ast.stmt]) -> bool:
-    return any(isinstance(n, ast.Return) for s in statements for n in ast.walk(s))
+def contains(kind: type[ast.stmt], statements: list[ast.stmt]) -> bool:
+    return any(isinstance(n, kind) for s in statements for n in ast.walk(s))

@@ -26,7 +26,7 @@ from jaxpyop._traced.forms import (
     widened,
 )
 from jaxpyop._traced.loop import bind_jaxprs
-from jaxpyop._traced.values import FAR, MOST_STEP, UNDEF, UNSEEN, Iter, Obj, PyRaise, Refused, Union, is_array
+from jaxpyop._traced.values import *
 
 Place = tuple[Obj, str]  # a slot
 Forms = dict[Any, Form]  # the form of what each place holds; None is the place of what a thunk returns
@@ -154,7 +154,7 @@ class Machine:
         values = {p: filling.get(form) for p, form in joined.items()}
         for p, v in values.items():
             if p:
-                self.write(*p, v)
+                self.write(p[0], p[1], v)
         return values.get(None)
 
     def _side(self, side: tuple[Any, Any, Forms], joined: Forms, consts: Any) -> list[Any]:
@@ -219,7 +219,7 @@ class Machine:
             out = bind_jaxprs(test, body, state, self.max_steps, f"{self.label}: {self.line[0]}:{self.line[1]}")
         filling = Filling(out[1:])
         for p, form in forms.items():
-            self.write(*p, filling.get(form))
+            self.write(p[0], p[1], filling.get(form))
 
     def _turn(self, forms: Forms, turn: Thunk) -> tuple[Any, Forms, Forms]:
         """Traces a turn that begins with values of these forms.
@@ -234,7 +234,7 @@ class Machine:
             with jax.enable_x64(users), self.undoing("a turn of the loop") as journal:
                 filling = Filling(leaves[1:])
                 for p, form in forms.items():
-                    self.write(*p, filling.get(form))
+                    self.write(p[0], p[1], filling.get(form))
                 goes = turn()
                 changed = [p for p in journal if p[0].birth < mark]
                 values = {p: p[0].slots.get(p[1], UNDEF) for p in dict.fromkeys([*forms, *changed])}

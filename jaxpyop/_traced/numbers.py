@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 
 from jaxpyop._traced.forms import MOST_ALTERNATIVES
-from jaxpyop._traced.values import DTYPES, Num, Refused, bounds, is_array, kind_of, raw, wide
+from jaxpyop._traced.values import *
 
 COMPARE: dict[type, Callable[..., Any]] = {
     ast.Lt: operator.lt,
@@ -72,7 +72,9 @@ def of_array(x: Any, kind: str = "") -> Num:
     # As in Python, a number of Python has no derivative.
     val = wide(lax.convert_element_type, lax.stop_gradient(x), DTYPES[kind])
     if kind != "i" or x.dtype == np.bool_:
-        out = Num(kind, val, *((0, 1) if x.dtype == np.bool_ and kind == "i" else ()))
+        out = Num(kind, val)
+        if x.dtype == np.bool_ and kind == "i":
+            out.lo, out.hi = 0, 1
         if jnp.issubdtype(x.dtype, jnp.floating):
             out.largest = float(jnp.finfo(x.dtype).max)
         return out
@@ -291,11 +293,12 @@ def _power(op: type, a: Any, b: Any, kind: str, alts: Any) -> Num:
         return number("i", functools.reduce(operator.mul, [x] * b, jnp.ones_like(x)), lo, hi, alts)
     check_exact("f", a, b)
     (l1, h1), (l2, h2) = bounds(a), bounds(b)
-    whole = not isinstance(b, Num) and b in (1, 2, 3, 4)
+    power: Any = b
+    whole = not isinstance(b, Num) and power in (1, 2, 3, 4)
     if whole and isinstance(a, Num) and a.largest < 1e70:
         # Only a finite number with an infinite power raises.
-        out = number(kind, _exact(lax.pow(raw(a, "f"), raw(b, "f")), kind), 0.0 if b % 2 == 0 else None)
-        out.nan, out.largest = True, a.largest**b
+        out = number(kind, _exact(lax.pow(raw(a, "f"), raw(b, "f")), kind), 0.0 if power % 2 == 0 else None)
+        out.nan, out.largest = True, a.largest**power
         return out
     if not whole and (l1 < 0 or (l1 <= 0 and l2 < 0)):
         raise Refused("a power that Python may refuse or make complex", _AS_ARRAY)
@@ -305,7 +308,7 @@ def _power(op: type, a: Any, b: Any, kind: str, alts: Any) -> Num:
     elif l1 >= 0:
         lo, hi = _corners(lambda p, q: float(p) ** float(q), a, b)
     else:
-        lo, hi = (None, None) if m > 1e70 else (-(float(m) ** b), float(m) ** b)
+        lo, hi = (None, None) if m > 1e70 else (-(float(m) ** power), float(m) ** power)
     if kind == "f" and (hi is None or math.isinf(hi)) and not (l2 >= 0 and h2 <= 1):
         raise Refused("a power of Python numbers may be too large, where Python would raise", _AS_ARRAY)
     return number(kind, _exact(lax.pow(raw(a, "f"), raw(b, "f")), kind), lo, hi, alts)

@@ -17,28 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxpyop import _jaxcore as core
 from jaxpyop._traced.forms import came_from_merge
 from jaxpyop._traced.machine import Machine
 from jaxpyop._traced.numbers import COMPARE, PYTHON_OPS, nonzero, num_binary, num_compare, num_unary
-from jaxpyop._traced.values import (
-    CONSTANT_TYPES,
-    UNDEF,
-    Bound,
-    Closure,
-    Foreign,
-    Method,
-    Num,
-    Obj,
-    Partial,
-    PyRaise,
-    Refused,
-    is_array,
-    is_scalar,
-    kind_of,
-    num_to_array,
-    raw,
-    wide,
-)
+from jaxpyop._traced.values import *
 
 DUNDER = {
     ast.Add: "add",
@@ -95,7 +78,7 @@ class Operators(Machine):
     def python(self, f: Callable[..., Any], *vs: Any, **kw: Any) -> Any:
         """An allowed function of Python or JAX on constants and arrays."""
         leaves = jax.tree.leaves((vs, kw))
-        traced = any(isinstance(x, jax.core.Tracer) or (callable(x) and not isinstance(x, type)) for x in leaves)
+        traced = any(isinstance(x, core.Tracer) or (callable(x) and not isinstance(x, type)) for x in leaves)
         known = not traced and any(map(is_array, leaves))
         try:
             # Arrays that depend on no argument have values, as in plain Python, so that loops on them end.
@@ -200,7 +183,7 @@ class Operators(Machine):
             if v.size != 1:
                 error = "the truth value of an array with more than one element is ambiguous; use jnp.any or jnp.all"
                 raise PyRaise(ValueError(error))
-            if not isinstance(v, jax.core.Tracer):
+            if not isinstance(v, core.Tracer):
                 return bool(v)
             return Num("b", (v if v.dtype == np.bool_ else v != 0).reshape(()))
         if isinstance(v, Obj):
@@ -266,7 +249,7 @@ class Operators(Machine):
     def _compare_objects(self, op: type, a: Obj, b: Any) -> Any:
         if (f := self.class_attribute(a.cls, f"__{DUNDER[op]}__")) is not UNDEF:
             # The __eq__ of a dataclass is generated, and has no source.
-            if not dataclasses.is_dataclass(a.cls) or f.__qualname__.startswith(a.cls.__qualname__ + "."):
+            if not dataclasses.is_dataclass(a.cls) or core.is_users_file(f.__code__.co_filename):
                 return self.call(Bound(f, a), [b], {})
         elif op in (ast.Eq, ast.NotEq):
             return (a is b) == (op is ast.Eq)
@@ -298,7 +281,7 @@ class Operators(Machine):
             return self.python(operator.contains, box, x)
         if type(box) not in (dict, set, frozenset, list, range) and not isinstance(box, tuple):
             raise Refused(f"`in` of a {_name(box)}")
-        items = tuple(box)
+        items: Any = tuple(box)  # pyright: ignore[reportArgumentType]
 
         def at(i: int) -> Any:
             if i == len(items):

@@ -13,22 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpyop._traced.containers import CHANGES
-from jaxpyop._traced.functions import Functions, contains_return
+from jaxpyop._traced.functions import Functions, contains
 from jaxpyop._traced.machine import BREAK, CONTINUE, NORMAL, RAISING, RETURN
 from jaxpyop._traced.numbers import num_binary, num_compare
-from jaxpyop._traced.values import (
-    END,
-    UNDEF,
-    Num,
-    Obj,
-    PyRaise,
-    Refused,
-    TracedRange,
-    Union,
-    bounds,
-    is_array,
-    wide,
-)
+from jaxpyop._traced.values import *
 
 # How many turns a `while` may take before its test depends on values, and how many of a `for` with a traced exit are
 # unrolled.
@@ -282,9 +270,13 @@ class Statements(Functions):
     def _leave_loop(self, s: ast.While | ast.For, env: Obj) -> None:
         """After a loop: its `break` is over, and `else` runs if there was none. A `break` there is of the outer loop."""
         status = env.slots["$status"]
-        self._clear(env, BREAK, contains_return(s.body))
+        endless = isinstance(s, ast.While) and isinstance(s.test, ast.Constant) and not contains(ast.Break, s.body)
+        if isinstance(status, Num) and endless:
+            # Only a return leaves such a loop.
+            return self.write(env, "$status", RETURN)
+        self._clear(env, BREAK, contains(ast.Return, s.body))
         if not s.orelse:
-            return
+            return None
 
         def no_break() -> None:
             self.write(env, "$status", NORMAL)
