@@ -101,19 +101,24 @@ def _checked(op: Op, k: int, value: Any, leaf: Leaf) -> Any:
 
 
 def explain_traced(func: Callable[..., Any], *args: Any, **kwargs: Any) -> str | None:
-    """Say why a function cannot be traced, without compiling or running it.
+    """Say why ``mode="traced"`` refuses a function, without compiling or running it.
 
-    Its results are not compared with a `Tout`.
+    A function of JAX may be refused although ``jax.jit`` takes it, because traced mode
+    interprets a small part of Python. The results are not compared with a `Tout`.
 
     Args:
         func: the function.
-        *args: its arguments, as `py_function` would pass them: arrays, or shapes and dtypes.
+        *args: its arguments: arrays, numbers, and whatever else it takes.
         **kwargs: the same, by name.
 
     Returns:
-        The file, the line and the reason, or None if the function can be traced.
+        The file, the line and the reason, or ``None`` if the function can be traced.
+
+    Raises:
+        OverflowError: an integer does not fit the dtype that JAX makes of it.
 
     Example:
+        >>> from jaxpyop import explain_traced
         >>> print(explain_traced(lambda x: x if x > 0 else -x, 1.0))
         None
     """

@@ -19,10 +19,10 @@ Python's numbers are Python's: a traced one (`Num`) has 64 bits whatever `jax_en
 a weak type. It carries a range, which shows that Python would not raise (a divisor that is not zero, an index of a
 list). Where no range shows it, the function is refused.
 
-**To read**, in this order: `values` (what a variable may hold), `forms` (how two values become one), `machine`
-(branches and loops), `numbers`, `operators`, `containers`, `attributes`, `calls`, `functions`, `statements`,
-`expressions`, `body` (the way in). `loop` is a loop on values as a primitive of JAX. Each class of `machine` to
-`expressions` adds a part of the language to the class before.
+**To read**, in this order: `values` (`kinds`: what a variable may hold; `forms`: how two values become one;
+`numbers`), `machine` (branches and loops), `operators`, `containers`, `attributes`, `calls`, `functions`,
+`statements`, `expressions`, `body` (the way in). `loop` is a loop on values as a primitive of JAX. Each class of
+`machine` to `expressions` adds a part of the language to the class before.
 
 **To add** an allowed function: a name in `allowed`, or a row in `builtin_functions.ROWS` if it must be written for
 traced numbers. A statement or an expression: a method `do_...` in `statements` or `eval_...` in `expressions`. A kind

@@ -15,7 +15,6 @@ from jaxpyop._functions import without_partials
 from jaxpyop._traced import builtin_functions  # fills the table of functions
 from jaxpyop._traced.expressions import Interpreter
 from jaxpyop._traced.machine import refusal_of
-from jaxpyop._traced.numbers import reset_opaque, set_opaque
 from jaxpyop._traced.operators import RECURSION
 from jaxpyop._traced.values import *
 

@@ -23,7 +23,6 @@ import numpy as np
 from jax import lax
 
 from jaxpyop._traced.calls import BUILTINS, Calls
-from jaxpyop._traced.numbers import COMPARE, PYTHON_OPS, check_exact, num_compare, number, of_array, to_int
 from jaxpyop._traced.operators import name_of_type
 from jaxpyop._traced.values import *
 

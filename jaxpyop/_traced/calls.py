@@ -15,7 +15,6 @@ from jaxpyop import _jaxcore as core
 from jaxpyop._traced.allowed import NUMPY_METHODS, OF_JAX, OF_MATH, OF_NUMPY
 from jaxpyop._traced.attributes import LIBRARIES, Attributes, module_of
 from jaxpyop._traced.containers import check_namedtuple
-from jaxpyop._traced.numbers import math_function, of_array
 from jaxpyop._traced.operators import name_of_type
 from jaxpyop._traced.values import *
 

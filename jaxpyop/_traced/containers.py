@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxpyop._traced.numbers import of_array
 from jaxpyop._traced.operators import Operators, name_of_type
 from jaxpyop._traced.values import *
 

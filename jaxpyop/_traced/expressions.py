@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpyop._traced.calls import BUILTINS
-from jaxpyop._traced.numbers import COMPARE
 from jaxpyop._traced.statements import Statements
 from jaxpyop._traced.values import *
 

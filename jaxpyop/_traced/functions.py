@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import linecache
 import operator
+import sys
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -16,7 +17,6 @@ from jaxpyop import _jaxcore as core
 from jaxpyop._traced.calls import OUTSIDE, Calls, name_of_function
 from jaxpyop._traced.containers import CHANGES
 from jaxpyop._traced.machine import NORMAL, RETURN
-from jaxpyop._traced.numbers import num_compare
 from jaxpyop._traced.operators import RECURSION
 from jaxpyop._traced.values import *
 
@@ -177,6 +177,28 @@ class Functions(Calls):
         for t, v in zip(targets, values):
             self.assign(t.value if isinstance(t, ast.Starred) else t, v, env)
 
+    # ------------------------------------------------------ statements that define names
+
+    def do_functiondef(self, s: ast.FunctionDef, env: Obj) -> None:
+        f = self.closure(s, env)
+        for d in reversed(s.decorator_list):
+            f = self.call(self.eval(d, env), [f], {})
+        self.store(s.name, f, env)
+
+    def do_import(self, s: ast.Import, env: Obj) -> None:
+        for a in s.names:
+            name = a.name if a.asname else a.name.split(".")[0]
+            self.store(a.asname or name, self._module(name), env)
+
+    def do_importfrom(self, s: ast.ImportFrom, env: Obj) -> None:
+        for a in s.names:
+            self.store(a.asname or a.name, self.get_attr(self._module(s.module or "", s.level), a.name), env)
+
+    def _module(self, name: str, level: int = 0) -> Any:
+        if level or name not in sys.modules:
+            raise Refused(f"the import of {name or 'a module'}, which would run it", "import it at the top of the file")
+        return sys.modules[name]
+
 
 # ------------------------------------------------------------------------- their source
 
@@ -214,7 +236,7 @@ def _own_nodes(n: ast.AST) -> Iterator[ast.AST]:
 
 
 def source_of(f: types.FunctionType) -> Node:
-    """The syntax tree of a function, found by its code. (Of the function, `inspect` would follow `__wrapped__`.)"""
+    """The syntax tree of a function, found by its code, because `inspect` would follow `__wrapped__`."""
     return _source_of(f.__code__, f.__qualname__)
 
 
@@ -223,7 +245,7 @@ def _source_of(code: types.CodeType, name: str) -> Node:
     linecache.checkcache(code.co_filename)
     text = "".join(linecache.getlines(code.co_filename))
     nodes = _functions_in(text).get(code.co_firstlineno, [])
-    kind = ast.Lambda if code.co_name == "<lambda>" else ast.FunctionDef
+    kind: Any = ast.Lambda if code.co_name == "<lambda>" else ast.FunctionDef
     found = [n for n in nodes if isinstance(n, kind) and _fits(n, code)]
     if len({ast.dump(n) for n in found}) != 1:
         what = "cannot be found" if not found else "cannot be told from that of another one in its line"
@@ -242,7 +264,7 @@ def _functions_in(text: str) -> dict[int, list[Node]]:
     except (SyntaxError, ValueError):
         return functions
     for n in ast.walk(tree):
-        if isinstance(n, Node):
+        if isinstance(n, (ast.FunctionDef, ast.Lambda)):
             decorators: list[ast.expr] = getattr(n, "decorator_list", [])
             functions.setdefault(min(x.lineno for x in (n, *decorators)), []).append(n)
     return functions

@@ -12,19 +12,6 @@ import numpy as np
 from jax import lax
 
 from jaxpyop import _jaxcore as core
-from jaxpyop._traced.forms import (
-    Filling,
-    Flattening,
-    Form,
-    Joining,
-    const,
-    form_key,
-    form_of,
-    num,
-    structs_of,
-    walk,
-    widened,
-)
 from jaxpyop._traced.loop import bind_jaxprs
 from jaxpyop._traced.values import *
 
@@ -180,12 +167,12 @@ class Machine:
 
     def lifted(self, f: Callable[..., Any], *vs: Any) -> Any:
         """`f(*vs)`, for each alternative of the Unions among them."""
-        for i, v in enumerate(vs):
-            if isinstance(v, Union) and not any(a is UNDEF for a in v.alts):
-                return self.lift(lambda a: self.lifted(f, *vs[:i], a, *vs[i + 1 :]), v)
-            if v is UNDEF or isinstance(v, Union):
-                raise Refused("a variable may have no value here", "give it one before the `if` or the loop")
-        return f(*vs)
+        if any(v is UNDEF or (isinstance(v, Union) and any(a is UNDEF for a in v.alts)) for v in vs):
+            raise Refused("a variable may have no value here", "give it one before the `if` or the loop")
+        i = next((i for i, v in enumerate(vs) if isinstance(v, Union)), None)
+        if i is None:
+            return f(*vs)
+        return self.lift(lambda a: self.lifted(f, *vs[:i], a, *vs[i + 1 :]), vs[i])
 
     # --------------------------------------------------------------------- a loop
 

@@ -18,9 +18,7 @@ import numpy as np
 from jax import lax
 
 from jaxpyop import _jaxcore as core
-from jaxpyop._traced.forms import came_from_merge
 from jaxpyop._traced.machine import Machine
-from jaxpyop._traced.numbers import COMPARE, PYTHON_OPS, nonzero, num_binary, num_compare, num_unary
 from jaxpyop._traced.values import *
 
 DUNDER = {
@@ -307,9 +305,9 @@ class Operators(Machine):
 
 def _kept_zero(v: Any, other: Any) -> Any:
     """Hides a zero that is added to an array, because XLA thinks that x + 0.0 is x, which it is not for -0.0."""
-    if type(v) in (int, float) and v == 0 and math.copysign(1, v) > 0 and is_array(other) and not other.weak_type:
-        if jnp.issubdtype(other.dtype, jnp.floating):
-            return lax.optimization_barrier(jnp.zeros((), other.dtype))
+    is_zero = type(v) in (int, float) and v == 0 and math.copysign(1, v) > 0
+    if is_zero and is_array(other) and not other.weak_type and jnp.issubdtype(other.dtype, jnp.floating):
+        return lax.optimization_barrier(jnp.zeros((), other.dtype))
     return v
 
 

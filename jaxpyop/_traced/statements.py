@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import itertools
 import operator
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +14,6 @@ import numpy as np
 from jaxpyop._traced.containers import CHANGES
 from jaxpyop._traced.functions import Functions, contains
 from jaxpyop._traced.machine import BREAK, CONTINUE, NORMAL, RAISING, RETURN
-from jaxpyop._traced.numbers import num_binary, num_compare
 from jaxpyop._traced.values import *
 
 # How many turns a `while` may take before its test depends on values, and how many of a `for` with a traced exit are
@@ -142,26 +140,6 @@ class Statements(Functions):
             raise error
         raise PyRaise(error)
 
-    def do_functiondef(self, s: ast.FunctionDef, env: Obj) -> None:
-        f = self.closure(s, env)
-        for d in reversed(s.decorator_list):
-            f = self.call(self.eval(d, env), [f], {})
-        self.store(s.name, f, env)
-
-    def do_import(self, s: ast.Import, env: Obj) -> None:
-        for a in s.names:
-            name = a.name if a.asname else a.name.split(".")[0]
-            self.store(a.asname or name, self._module(name), env)
-
-    def do_importfrom(self, s: ast.ImportFrom, env: Obj) -> None:
-        for a in s.names:
-            self.store(a.asname or a.name, self.get_attr(self._module(s.module or "", s.level), a.name), env)
-
-    def _module(self, name: str, level: int = 0) -> Any:
-        if level or name not in sys.modules:
-            raise Refused(f"the import of {name or 'a module'}, which would run it", "import it at the top of the file")
-        return sys.modules[name]
-
     # ---------------------------------------------------------------------- branches
 
     def do_if(self, s: ast.If, env: Obj) -> None:
@@ -273,10 +251,11 @@ class Statements(Functions):
         endless = isinstance(s, ast.While) and isinstance(s.test, ast.Constant) and not contains(ast.Break, s.body)
         if isinstance(status, Num) and endless:
             # Only a return leaves such a loop.
-            return self.write(env, "$status", RETURN)
+            self.write(env, "$status", RETURN)
+            return
         self._clear(env, BREAK, contains(ast.Return, s.body))
         if not s.orelse:
-            return None
+            return
 
         def no_break() -> None:
             self.write(env, "$status", NORMAL)

@@ -18,7 +18,7 @@ import numpy as np
 from jax import lax
 
 from jaxpyop import _jaxcore as core
-from jaxpyop._traced.values import *
+from jaxpyop._traced.values.kinds import *
 
 Range = tuple[Any, Any, Any]  # the lowest, the highest, and all the numbers, if these are known
 
@@ -227,7 +227,7 @@ def widened(form: Form, before: Form | None, far: int, seen: set[Form]) -> Form:
 
 
 class Flattening:
-    """Takes the traced numbers out of values, in the order of forms that they fit. Where a form has more, there are zeros."""
+    """Takes the traced numbers out of values, in the order of forms that they fit, and zeros where a form has more."""
 
     def __init__(self, mark: int) -> None:
         self.mark, self.leaves = mark, list[Any]()

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxpyop._traced.forms import MOST_ALTERNATIVES
-from jaxpyop._traced.values import *
+from jaxpyop._traced.values.forms import MOST_ALTERNATIVES
+from jaxpyop._traced.values.kinds import *
 
 COMPARE: dict[type, Callable[..., Any]] = {
     ast.Lt: operator.lt,
