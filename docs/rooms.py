@@ -109,7 +109,7 @@ def draw():
     captions = {
         "_host": "from XLA to Python and back",
         "_tape": "autodiff of Python runs",
-        "_paths": "traces ifs and loops",
+        "_traced": "an interpreter of Python",
     }
     drawn = {
         room: split(small_boxes(rooms_in(room), x + 12, y + 88, third - 24))

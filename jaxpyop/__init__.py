@@ -12,6 +12,7 @@ _install_guard()  # before anything below can make a CPU client
 from jaxpyop import compat as compat  # noqa: E402
 from jaxpyop import contrib as contrib  # noqa: E402
 from jaxpyop._api import clear_records as clear_records  # noqa: E402
+from jaxpyop._api import explain_traced as explain_traced  # noqa: E402
 from jaxpyop._api import jit as jit  # noqa: E402
 from jaxpyop._api import numpy_function as numpy_function  # noqa: E402
 from jaxpyop._api import padded as padded  # noqa: E402

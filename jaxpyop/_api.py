@@ -11,6 +11,7 @@ from jaxpyop._cut import CutFunction, Loops
 from jaxpyop._keywords import DEFAULTS, JaxOptions, NumpyOptions, with_options
 from jaxpyop._op import NOT_GIVEN, apply_or_decorate
 from jaxpyop._op import clear_records as clear_records
+from jaxpyop._op import explain_traced as explain_traced
 from jaxpyop._op import padded as padded
 
 Decorator: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]

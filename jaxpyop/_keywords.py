@@ -111,17 +111,15 @@ class JaxOptions(_OfJax, _OfAll, total=False):
               once for each function and the types of its inputs. The logger
               ``jaxpyop`` reports the reason at the level INFO.
 
-            A traced `func` may use traced values of the enclosing code. It cannot use
-            NumPy or ``math`` on traced values, and must have no side effects.
-            ``float(x)`` is a number without a derivative, and needs
-            ``diastatic-malt``. A ``print`` in it prints while JAX traces, and cannot
-            print a traced value.
+            A traced `func` may use traced values of the enclosing code. It is not run,
+            but interpreted, and must be written in a small part of Python, which the
+            guide lists. It cannot use NumPy on traced values, and has no side effects.
+            ``float(x)`` is a number without a derivative. A ``print`` in it prints while
+            JAX traces, and cannot print a traced value.
             `vmap_method`, `executor` and `progress` are ignored. The whole range of an
             integer result's dtype must fit into `Tout`.
-
-            Loops on values need the package ``diastatic-malt`` (the extra ``loops``)
-            and the source code of `func`. Without them, up to 128 paths through
-            its branches are followed, and a loop on values raises an error.
+            The source code of `func` must be in a file or in a notebook cell.
+            ``jaxpyop.explain_traced(func, *args)`` says whether it can be traced.
         max_steps: the largest number of iterations of a traced loop on values. Reverse
             mode needs it, because it keeps the state of each iteration, or of about
             ``2 * sqrt(max_steps)`` of them if states are large. It does not stop the

@@ -90,38 +90,6 @@ def steps_of(error: BaseException) -> list[types.TracebackType]:
     return found
 
 
-def raising_line(error: BaseException) -> SourceLine:
-    """Returns the innermost line of the user's code in an exception's traceback, or else the line that led here."""
-    place = users_line()
-    for step in steps_of(error):
-        if is_users_file(filename := step.tb_frame.f_code.co_filename):
-            place = (filename, step.tb_lineno)
-    return place
-
-
-def watching_returns(function: Callable[..., Any]) -> tuple[Callable[..., Any], Callable[[], SourceLine]]:
-    """Returns a function that watches where the user's code returns, and one that gives the last such place.
-
-    After a call, that is the place where the outermost of the user's functions returned.
-    """
-    place = NOWHERE
-
-    def watch(frame: types.FrameType, event: str, _: Any) -> None:
-        nonlocal place
-        if event == "return" and is_users_file(frame.f_code.co_filename):
-            place = (frame.f_code.co_filename, frame.f_lineno)
-
-    def watched(*args: Any) -> Any:
-        previous = sys.getprofile()
-        sys.setprofile(watch)
-        try:
-            return function(*args)
-        finally:
-            sys.setprofile(previous)
-
-    return watched, lambda: place
-
-
 def raising_file(error: BaseException) -> str | None:
     """Returns the file whose code raised an exception, None for an exception that was not raised."""
     steps = steps_of(error)
@@ -150,32 +118,6 @@ def warn_once(key: Hashable, text: str, place: tuple[str, int, Any] | None = Non
     if len(_warned) >= _MAX_WARNED:
         _warned.clear()
     _warned.add(key)
-
-
-def class_unless_asked_by(code: types.CodeType, refuse: Callable[[Any], None]) -> property:
-    """Returns a `__class__` property for objects whose class must not decide what `code` does.
-
-    If `code` reads it, `refuse` is called with the object.
-    """
-
-    def read(x: Any) -> type:
-        # `isinstance` comes here often, so this is one call.
-        if sys._getframe(1).f_code is code:
-            refuse(x)
-        return type(x)
-
-    return property(read)
-
-
-def is_called_by_jax() -> bool:
-    """Tells whether a function of JAX called our caller."""
-    return sys._getframe(2).f_code.co_filename.startswith(_JAX)
-
-
-def is_called_by_user() -> bool:
-    """Tells whether a function of the user's own called our caller, and not one of a library that is installed."""
-    filename = sys._getframe(2).f_code.co_filename
-    return is_users_file(filename) and "-packages" not in filename
 
 
 # ------------------------------------------------------------------------- tracebacks

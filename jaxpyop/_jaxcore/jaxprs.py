@@ -115,6 +115,11 @@ def struct_of(x: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
 
 
+def weakly_typed(x: Any, dtype: Any) -> Any:
+    """Returns a value in another dtype, which gives way to other dtypes, as the dtype of a Python number does."""
+    return jax.lax.convert_element_type_p.bind(x, new_dtype=dtype, weak_type=True, sharding=None)
+
+
 def with_weak_type(x: Any, aval: Any) -> Any:
     """Returns a value whose type is weak if this type of the same dtype is, and only then.
 
@@ -180,18 +185,6 @@ def run_jaxpr(
     for eqn in jaxpr.eqns:
         env.update(zip(eqn.outvars, bind(eqn, list(map(read, eqn.invars))), strict=True))
     return list(map(read, jaxpr.outvars))
-
-
-def run_closed(closed: Any, *args: Any) -> list[Any]:
-    """Evaluates a closed jaxpr under the current trace."""
-    jaxpr, consts = opened(closed)
-    return run_jaxpr(jaxpr, *consts, *args)
-
-
-def run_cond(predicate: Any, yes: Any, no: Any, operands: Sequence[Any]) -> list[Any]:
-    """Binds `jax.lax.cond` of two closed jaxprs without constants and effects, whose results have the same types."""
-    index = jax.lax.convert_element_type(predicate, np.int32)
-    return jax.lax.cond_p.bind(index, *operands, branches=(no, yes))
 
 
 # ------------------------------------------------------------------- comparison

@@ -20,6 +20,7 @@ from jaxpyop._op.primitive import (
     structs_of,
 )
 from jaxpyop._op.request import NUMERICAL, Op, Rules, make_op
+from jaxpyop._op.traced import explain_traced
 from jaxpyop._op.values import (
     SLOT,
     Casting,

@@ -8,7 +8,6 @@ path that the function can take.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import logging
 import types
@@ -19,11 +18,22 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxpyop import _jaxcore
 from jaxpyop._host import metrics
 from jaxpyop._op.body import UserBody
 from jaxpyop._op.request import Op
-from jaxpyop._op.values import Inputs, Leaf, cast_to_numpy, check_shape, check_traced, check_usable, encode
-from jaxpyop._paths import PathError, check_numbers, trace_body
+from jaxpyop._op.values import (
+    Inputs,
+    Leaf,
+    cast_to_numpy,
+    check_shape,
+    check_traced,
+    check_usable,
+    encode,
+    flatten_inputs,
+    match,
+)
+from jaxpyop._traced import Either, Number, Refused, interpret
 
 # ---------------------------------------------------------------- mode="traced"
 
@@ -41,45 +51,88 @@ class UntraceableError(TypeError):
 
 
 def trace(op: Op, inputs: Inputs, arrays: Sequence[Any]) -> list[Any]:
-    """Trace a function, with its `if`s and its loops on values, into the current trace.
+    """Interpret a function into the current trace, with its `if`s and its loops on values.
 
     Raises:
-        UntraceableError: the function asks for a value, raises on a path, has too many paths, or has a loop that cannot
-            be a part of the program.
+        UntraceableError: the function is not in the language of traced mode.
     """
+    if _jaxcore.PORTABLE:
+        reason = f"mode='traced' is not possible on public JAX alone ({_jaxcore.WHY_PORTABLE}); write mode=\"eager\""
+        raise UntraceableError(f"{op.title}: {reason}", reason)
 
-    def checked(func: Any, *arrays: Any) -> list[Any]:
-        body = UserBody(dataclasses.replace(op, func=func), inputs)
-        outs = encode(op, body.results(arrays), _checked, ())
-        for k, (value, leaf) in enumerate(zip(outs, body.promised(arrays))):
+    def checked(returned: Any) -> list[Any]:
+        values = match(op.spec.returned, returned, op.title)
+        outs = encode(op, values, _checked, ())
+        for k, (value, leaf) in enumerate(zip(outs, UserBody(op, inputs).promised(arrays))):
             check_shape(value.shape, leaf, (), "declared", op.origin_of_array(k), op.title)
         return [jnp.asarray(value) for value in outs]
 
+    # No Python scalars and no weak types, as in an eager call.
+    strict = [jax.lax.convert_element_type(a, a.dtype) for a in arrays]
+    args, kwargs = inputs.unflatten(inputs.wrap_keys(strict) if any(inputs.key_impls) else strict)
     try:
-        # No Python scalars and no weak types, as in an eager call.
-        strict = [jax.lax.convert_element_type(a, a.dtype) for a in arrays]
-        outs = trace_body(
-            op.func, checked, strict, op.max_steps, op.title, inputs.leaves, calls_unknown=op.mode == "traced"
-        )
-        metrics.note(op.name, traced=1)
-        return outs
-    except PathError as error:
-        cause = error.__cause__
-        # An error of the checks above is raised as it is.
-        if cause is not None and str(cause).startswith(op.title):
-            raise cause from None
-        why = f"{error.filename}:{error.lineno}: {error.reason}" + (f"; {error.remedy}" if error.remedy else "")
-        raise UntraceableError(f"{op.title}: {error}", why) from cause
+        outs = interpret(op.func, args, kwargs, checked, max_steps=op.max_steps, title=op.title)
+    except Refused as error:
+        why = _reason(error)
+        advice = "" if 'mode="eager"' in why else '; or write mode="eager" to call the body at run time instead'
+        raise UntraceableError(f"{op.title}: {why}{advice}", why) from error.__cause__
+    metrics.note(op.name, traced=1)
+    return outs
+
+
+def _reason(error: Refused) -> str:
+    filename, line = error.where or _jaxcore.NOWHERE
+    named = f"`{error.expression}`: " if error.expression and error.expression not in error.reason else ""
+    return f"{filename}:{line}: {named}{error.reason}" + (f"; {error.remedy}" if error.remedy else "")
 
 
 def _checked(op: Op, k: int, value: Any, leaf: Leaf) -> Any:
     origin = op.origin_of_result(k)
+    if isinstance(value, Either):
+        return value.map(lambda v: _checked(op, k, v, leaf))
+    if isinstance(value, Number):
+        cast_to_numpy(value.sample, leaf, op.casting, origin, op.title)
+        return value.as_dtype(leaf.dtype)
     if isinstance(value, jax.Array):
-        check_numbers(value)
         check_usable(value, origin, op.title)
         check_traced(value.dtype, leaf, op.casting, origin, op.title)
         return jax.lax.convert_element_type(value, leaf.dtype)
     return jnp.asarray(cast_to_numpy(value, leaf, op.casting, origin, op.title))
+
+
+def explain_traced(func: Callable[..., Any], *args: Any, **kwargs: Any) -> str | None:
+    """Say why ``mode="traced"`` refuses a function, without compiling or running it.
+
+    A function of JAX may be refused although ``jax.jit`` takes it, because traced mode
+    interprets a small part of Python. The results are not compared with a `Tout`.
+
+    Args:
+        func: the function.
+        *args: its arguments: arrays, numbers, and whatever else it takes.
+        **kwargs: the same, by name.
+
+    Returns:
+        The file, the line and the reason, or ``None`` if the function can be traced.
+
+    Raises:
+        OverflowError: an integer does not fit the dtype that JAX makes of it.
+
+    Example:
+        >>> from jaxpyop import explain_traced
+        >>> print(explain_traced(lambda x: x if x > 0 else -x, 1.0))
+        None
+    """
+    arrays, inputs = flatten_inputs(args, kwargs, "explain_traced")
+
+    def interpreted(*arrays: Any) -> list[Any]:
+        args, kwargs = inputs.unflatten(inputs.wrap_keys(arrays))
+        return interpret(func, args, kwargs, lambda returned: [])
+
+    try:
+        jax.eval_shape(interpreted, *arrays)
+    except Refused as error:
+        return _reason(error)
+    return None
 
 
 # ---------------------------------------------------------------- mode="auto"

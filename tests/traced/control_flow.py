@@ -136,7 +136,7 @@ def runge_kutta(x):
     return y
 
 
-@TABLE.either(bug="t counts in 32 bits, where Python takes one turn more")
+@TABLE.equal
 def euler(x):
     t, y = 0.0, x
     while t < 1.0 and y < 1000:

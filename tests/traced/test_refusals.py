@@ -38,18 +38,18 @@ def list_grows(x):
 
 
 def bound_in_the_loop(x):
-    while x > 1:  # here
+    while x > 1:
         last = x
         x = x / 2
-    return last
+    return last  # here
 
 
 def none_becomes_a_value(x):
     best = None
-    while x > 1:  # here
+    while x > 1:
         x = x / 2
         best = x
-    return best
+    return best  # here
 
 
 def math_of_a_value(x):
@@ -125,7 +125,7 @@ TEXTS = {
     shape_grows: r"`y` .*\(1,\).*\(2,\)",
     list_grows: "`ys` .*array of a fixed length",
     bound_in_the_loop: "`last` .*give it one before",
-    none_becomes_a_value: "`best` .*None",
+    none_becomes_a_value: "None",
     math_of_a_value: r"float\(x\)|math\.sin",
     numpy_of_a_value: r"np\.",
     index_of_a_list: "index",
@@ -134,7 +134,7 @@ TEXTS = {
     range_of_a_float: "range.*integers",
     range_in_a_comprehension: "range",
     truth_of_a_vector: "truth value",
-    swallowed: "`x` ",
+    swallowed: "truth value",
 }
 
 
@@ -233,7 +233,6 @@ def test_where_python_raises_so_does_traced_mode(body, x):
         jax.jit(op(body, "traced"))(jnp.float32(x))
 
 
-@pytest.mark.xfail(reason="a power that is too large for Python is infinite")
 def test_where_a_power_is_too_large_so_does_traced_mode():
     with pytest.raises(Exception, match="py_function"):
         jax.jit(op(lambda x: x * (float(x) ** 400.0 > 1), "traced"))(jnp.float32(1e30))

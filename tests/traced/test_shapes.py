@@ -99,12 +99,3 @@ def test_a_stateful_function_is_never_run_abstractly():
     slope = jax.grad(lambda x: jaxpyop.py_function(body, [x], F, stateful=True))(jnp.arange(3.0))
     np.testing.assert_array_equal(slope, [1, 1, 1])
     assert runs == {"abstract": 0, "values": 1}
-
-
-@pytest.mark.slow
-def test_an_endless_function_takes_bounded_time():
-    def body(x):
-        while True:
-            x = x + 1.0
-
-    assert shape(body) == ()

@@ -19,7 +19,6 @@ from jaxpyop import _jaxcore
 from jaxpyop._host import add_note, metrics, note_arguments, show_arguments, show_values
 from jaxpyop._op.request import RULE_ARGUMENTS, Op
 from jaxpyop._op.values import IN_A_LOOP, PASS_IT
-from jaxpyop._paths import PathTracer
 from jaxpyop._tape import TapeTracer
 
 _TRACER_ERRORS = (
@@ -113,11 +112,6 @@ def _advise_on_tracers(error: Exception, title: str, what: str) -> None:
     note = f"{title}: if {what} uses a traced value of the code around it, {PASS_IT}"
     if TapeTracer.__name__ in str(error):
         note = f"{title}: if {what} keeps an input while JAX differentiates, keep jax.lax.stop_gradient(x); or {note}"
-    if PathTracer.__name__ in str(error):
-        note = (
-            f"{title}: {what} kept a value of the abstract run that finds shapes; give output_shapes=, "
-            "and stateful=True if what it keeps matters"
-        )
     if not str(error).startswith(title):
         _put_first(error, note)
 

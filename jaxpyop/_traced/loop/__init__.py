@@ -4,5 +4,5 @@ Reading order: primitive (the loop and its batching), tangents (forward mode), b
 """
 
 # Importing this module registers the derivatives.
-from jaxpyop._paths.loop import backward
-from jaxpyop._paths.loop.primitive import Loop, bind_jaxprs
+from jaxpyop._traced.loop import backward
+from jaxpyop._traced.loop.primitive import Loop, bind_jaxprs

@@ -17,8 +17,8 @@ import numpy as np
 
 from jaxpyop import _jaxcore as core
 from jaxpyop._jaxcore import ad
-from jaxpyop._paths.loop.primitive import Loop, explaining_meshes, pick, run_loop
-from jaxpyop._paths.loop.tangents import Perturbed, loop_tangents_p, perturbed_step
+from jaxpyop._traced.loop.primitive import Loop, explaining_meshes, pick, run_loop, with_64_bits
+from jaxpyop._traced.loop.tangents import Perturbed, loop_tangents_p, perturbed_step
 
 # Up to this size the state before every iteration is kept.
 ALL_KEPT_BYTES = 64 * 2**20
@@ -109,6 +109,7 @@ def _pull_back(
     return backward.walk_back(kept, steps, every, rows, [*zeros, *cts])
 
 
+@with_64_bits
 def _transpose(cts: Sequence[Any], *operands: Any, loop: Loop, perturbed: Perturbed) -> list[Any]:
     count, end = loop.const_count, loop.const_count + len(perturbed[1])
     consts, state, tangents = operands[:count], operands[count:end], operands[end:]

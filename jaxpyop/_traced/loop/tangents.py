@@ -14,7 +14,17 @@ import jax
 
 from jaxpyop import _jaxcore as core
 from jaxpyop._jaxcore import ad
-from jaxpyop._paths.loop.primitive import Loop, Mask, batched_loop, dependent_state, loop_p, pick, put, with_batch_axes
+from jaxpyop._traced.loop.primitive import (
+    Loop,
+    Mask,
+    batched_loop,
+    dependent_state,
+    loop_p,
+    pick,
+    put,
+    with_64_bits,
+    with_batch_axes,
+)
 
 # Which constants, and which values of the state, have tangents.
 Perturbed = tuple[Mask, Mask]
@@ -49,6 +59,7 @@ def _loop_with_tangents(loop: Loop, consts: Sequence[Any], state: Sequence[Any],
     return loop.derived(("tangents", perturbed), goes_on, step, *like)
 
 
+@with_64_bits
 def _run_tangents(*operands: Any, loop: Loop, perturbed: Perturbed) -> list[Any]:
     count, size, split = loop.const_count, len(perturbed[1]), sum(perturbed[0])
     consts, state, tangents = operands[:count], operands[count : count + size], operands[count + size :]
@@ -70,6 +81,7 @@ def _tangent_avals(*avals: Any, loop: Loop, perturbed: Perturbed) -> list[Any]:
 core.mlir.register_lowering(loop_tangents_p, core.mlir.lower_fun(_run_tangents, multiple_results=True))
 
 
+@with_64_bits
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, loop: Loop) -> tuple[list[Any], list[Any]]:
     nonzero = tuple(not core.is_zero(t) for t in tangents)
     consts, inits = nonzero[: loop.const_count], primals[loop.const_count :]
@@ -84,6 +96,7 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, loop: Loop) -> tupl
 ad.primitive_jvps[loop_p] = _jvp
 
 
+@with_64_bits
 def _jvp_of_tangents(
     primals: Sequence[Any], tangents: Sequence[Any], *, loop: Loop, perturbed: Perturbed
 ) -> tuple[list[Any], list[Any]]:
@@ -99,6 +112,7 @@ def _jvp_of_tangents(
 ad.primitive_jvps[loop_tangents_p] = _jvp_of_tangents
 
 
+@with_64_bits
 def _batch_of_tangents(
     args: Sequence[Any], dims: Sequence[int | None], *, loop: Loop, perturbed: Perturbed
 ) -> tuple[list[Any], list[int]]:

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxpyop import _jaxcore as core
 
@@ -118,6 +120,17 @@ def bind_jaxprs(test: Any, body: Any, state: Sequence[Any], max_steps: int | Non
     return loop_p.bind(*core.cast_to_common_axes(operands), loop=loop)
 
 
+def with_64_bits(rule: Any) -> Any:
+    """A rule of a loop for which JAX has 64 bits, because the numbers of Python in the state of a loop have them."""
+
+    @functools.wraps(rule)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        with jax.enable_x64(True):
+            return rule(*args, **kwargs)
+
+    return wrapped
+
+
 def pick(values: Sequence[Any], mask: Sequence[bool]) -> list[Any]:
     """Returns the values that are flagged."""
     return [value for value, flag in zip(values, mask, strict=True) if flag]
@@ -134,6 +147,7 @@ def _strong_struct_of(x: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
 
 
+@with_64_bits
 def _run(*operands: Any, loop: Loop) -> list[Any]:
     consts, state = operands[: loop.const_count], operands[loop.const_count :]
     with explaining_meshes(loop, operands):
@@ -258,7 +272,7 @@ def _of_going(going: Any, values: Sequence[Any], mask: Mask) -> list[Any]:
     The next state of such an element is dropped. But the derivative of its iteration, times a cotangent of zero, is NaN
     if it is infinite. The derivative at the values of an element that goes on is needed anyway.
     """
-    own, first = pick(values, mask), jnp.argmax(going)
+    own, first = pick(values, mask), jax.lax.argmax(going, 0, np.int32)  # of one type with and without x64
     others = [jnp.broadcast_to(jax.lax.stop_gradient(x[first]), x.shape) for x in own]
     return put(values, mask, _where(going, own, others))
 
@@ -272,6 +286,7 @@ def with_batch_axes(args: Sequence[Any], dims: Sequence[int | None], mask: Seque
     ]
 
 
+@with_64_bits
 def _batch(args: Sequence[Any], dims: Sequence[int | None], *, loop: Loop) -> tuple[list[Any], list[int | None]]:
     mask = tuple(d is not None for d in dims)
     consts = mask[: loop.const_count]

@@ -1,0 +1,34 @@
+"""Traced mode: an interpreter, at trace time, of a small part of Python, which makes one program of a function.
+
+**The idea.** Nothing of the user's code runs. We walk the syntax tree of the function while JAX traces, and each
+operation is one of those written down here. What is not written down is `Refused`, with the line. So nothing unknown
+ever sees a traced value.
+
+All that can change lies in the slots of the interpreter's own objects (`Obj`): the variables of a call, the items of
+a list or a dict, the attributes of an instance. One method, `Machine.write`, changes a slot, and keeps what was there
+before in a journal. A branch on a traced value is therefore simple: interpret one side, read in the journal what it
+changed, undo it, and do the same with the other side. Then bring what both sides left to one form, and make a
+`lax.cond` of the two. Aliases, changes in place, `nonlocal` and new keys are right without a line for them. A loop is
+the same with the state before and after a turn: its form grows until a turn keeps it.
+
+Two numbers of one kind, or two arrays of one type, become one. What cannot become one (None and an array, two
+functions, an int and a float) becomes a `Union`: a traced tag, and the alternatives. An operation on a Union is a
+branch for each. So nothing is guessed.
+
+Python's numbers are Python's: a traced one (`Num`) has 64 bits whatever `jax_enable_x64` says, and meets an array as
+a weak type. It carries a range, which shows that Python would not raise (a divisor that is not zero, an index of a
+list). Where no range shows it, the function is refused.
+
+**To read**, in this order: `values` (`kinds`: what a variable may hold; `forms`: how two values become one;
+`numbers`), `machine` (branches and loops), `operators`, `containers`, `attributes`, `calls`, `functions`,
+`statements`, `expressions`, `body` (the way in). `loop` is a loop on values as a primitive of JAX. Each class of
+`machine` to `expressions` adds a part of the language to the class before.
+
+**To add** an allowed function: a name in `allowed`, or a row in `builtin_functions.ROWS` if it must be written for
+traced numbers. A statement or an expression: a method `do_...` in `statements` or `eval_...` in `expressions`. A kind
+of value: a class in `values`, what `forms.split` and `forms.form_of` make of it, and its cases in `operators` and
+`attributes`.
+"""
+
+from jaxpyop._traced.body import Either, Number, interpret
+from jaxpyop._traced.values import Refused

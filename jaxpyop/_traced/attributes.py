@@ -1,0 +1,177 @@
+"""Attributes: of arrays, objects of the program, objects from outside (which are read-only), classes and modules."""
+
+from __future__ import annotations
+
+import enum
+import sys
+import types
+from typing import Any
+
+from jaxpyop._traced.allowed import ARRAY_DATA, ARRAY_METHODS, AT_METHODS, CONSTANT_DATA, METHODS
+from jaxpyop._traced.containers import CHANGES, Containers, check_namedtuple
+from jaxpyop._traced.operators import name_of_type
+from jaxpyop._traced.values import *
+
+# How classes look up attributes that do nothing of their own.
+_PLAIN = (object.__getattribute__, types.SimpleNamespace.__getattribute__)
+LIBRARIES = ("jax", "jaxlib", "numpy", "builtins")
+
+
+def module_of(v: Any) -> str:
+    """The package in which a function or a class was written."""
+    return (getattr(v, "__module__", None) or "").split(".")[0]
+
+
+class Attributes(Containers):
+    """Attributes are read and set."""
+
+    def class_attribute(self, cls: Any, name: str) -> Any:
+        """What a class of the user has, as it stands in the class, or UNDEF."""
+        for c in cls.__mro__ if isinstance(cls, type) else ():
+            if c is not object and name in vars(c):
+                return vars(c)[name]
+        return UNDEF
+
+    def get_attr(self, v: Any, name: str) -> Any:
+        if isinstance(v, Union):
+            return self._of_union(v, name)
+        if v is UNDEF:
+            raise Refused("a variable has no value here")
+        if is_array(v):
+            return self._of_array(v, name)
+        if isinstance(v, At) and name in AT_METHODS:
+            return Method(v, name)
+        if isinstance(v, Obj):
+            return self._of_object(v, name)
+        if isinstance(v, tuple) and hasattr(v, "_fields"):
+            return self._of_namedtuple(v, name)
+        if name in METHODS.get(type(v), ()):
+            return Method(v, name)
+        if isinstance(v, types.ModuleType):
+            found = self.outside(self.python(getattr, v, name))
+            if v.__name__ in sys.stdlib_module_names and isinstance(found, (list, dict, set)):
+                raise Refused(f"`{v.__name__}.{name}` is not in the language")
+            return found
+        if isinstance(v, type):
+            return self._of_class(v, name)
+        if isinstance(v, enum.Enum) and name in ("name", "value"):
+            return getattr(v, name)
+        if any(isinstance(v, types_) and name in names for types_, names in CONSTANT_DATA):
+            return getattr(v, name)
+        if isinstance(v, Num) and name == "real":
+            return v
+        if isinstance(v, types.FunctionType) and name == "__name__":
+            return v.__name__
+        return self._of_outside(v, name)
+
+    def _of_union(self, v: Union, name: str) -> Any:
+        first = v.alts[0]
+        if all((is_array(a) and name in ARRAY_METHODS) or _has_method(a, name) for a in v.alts):
+            return Method(v, name)
+        if isinstance(first, Obj) and all(isinstance(a, Obj) and a.cls is first.cls for a in v.alts):
+            found = self.class_attribute(first.cls, name)
+            if found is not UNDEF and all(name not in a.slots for a in v.alts):
+                # Objects of one class: a method is bound to "one of them", and runs once.
+                return self._bind(found, v, first.cls)
+        return self.lifted(lambda a: self.get_attr(a, name), v)
+
+    def _of_array(self, v: Any, name: str) -> Any:
+        if name in ARRAY_DATA:
+            return getattr(v, name)
+        if name == "at":
+            return At(v)
+        if name in ARRAY_METHODS:
+            return Method(v, name)
+        raise Refused(f"jax.Array.{name} is not in the language")
+
+    def _of_object(self, v: Obj, name: str) -> Any:
+        if v.cls in METHODS:
+            if name in METHODS[v.cls]:
+                return Method(v, name)
+            raise Refused(f"{v.cls.__name__}.{name} is not in the language")
+        found = self.class_attribute(v.cls, name)
+        if not isinstance(found, property) and name in v.slots:
+            x = v.slots[name]
+            if isinstance(x, Union) and UNDEF in x.alts and isinstance(found, CONSTANT_TYPES):
+                # Only some paths set it on the object. On the others it is that of the class.
+                return self.lift(lambda a: found if a is UNDEF else a, x)
+            return x
+        if name == "__class__":
+            return v.cls
+        if found is UNDEF:
+            raise PyRaise(AttributeError(f"{v.cls.__name__!r} object has no attribute {name!r}"))
+        return self._bind(found, v, v.cls)
+
+    def _of_namedtuple(self, v: Any, name: str) -> Any:
+        if name in v._fields:
+            return tuple(v)[v._fields.index(name)]
+        if name == "_replace":
+            return Method(v, name)
+        found = self.class_attribute(type(v), name)
+        if isinstance(found, (types.FunctionType, property)) and name != "_asdict":
+            return self._bind(found, v, type(v))
+        raise Refused(f"{type(v).__name__}.{name} is not in the language")
+
+    def _of_class(self, v: type, name: str) -> Any:
+        if name == "__name__":
+            return v.__name__
+        if issubclass(v, enum.Enum) or module_of(v) in LIBRARIES:
+            return self.python(getattr, v, name)
+        found = self.class_attribute(v, name)
+        if found is UNDEF or hasattr(type, name):
+            raise Refused(f"the attribute {name} of the class {v.__name__}")
+        if isinstance(found, staticmethod):
+            return found.__func__
+        return Bound(found.__func__, v) if isinstance(found, classmethod) else self._plain(found)
+
+    def _of_outside(self, v: Any, name: str) -> Any:
+        """An attribute of an object from outside, which nothing in the program changes."""
+        cls = type(v)
+        plain = cls.__getattribute__ in _PLAIN and not hasattr(cls, "__getattr__")
+        if (
+            not plain
+            or not hasattr(v, "__dict__")
+            or module_of(cls) in LIBRARIES
+            or (callable(v) and module_of(cls) == "functools")
+        ):
+            raise Refused(f"the attribute {name} of a {name_of_type(v)} is not in the language")
+        found = self.class_attribute(cls, name)
+        if not hasattr(type(found), "__set__") and name in vars(v):
+            return self.outside(vars(v)[name])
+        if found is UNDEF:
+            raise PyRaise(AttributeError(f"{cls.__name__!r} object has no attribute {name!r}"))
+        return self._bind(found, v, cls)
+
+    def _plain(self, found: Any) -> Any:
+        if isinstance(found, (types.FunctionType, Closure, *CONSTANT_TYPES, tuple, list, dict)) or is_array(found):
+            return self.outside(found)
+        raise Refused(f"a class attribute that is a {type(found).__name__}")
+
+    def _bind(self, found: Any, v: Any, cls: Any) -> Any:
+        if isinstance(found, property):
+            return self.call(Bound(found.fget, v), [], {})
+        if isinstance(found, staticmethod):
+            return found.__func__
+        if isinstance(found, classmethod):
+            return Bound(found.__func__, cls)
+        return Bound(found, v) if isinstance(found, (types.FunctionType, Closure)) else self._plain(found)
+
+    def set_attr(self, v: Any, name: str, value: Any) -> None:
+        self.lifted(lambda a: self._set_attr(a, name, value), v)
+
+    def _set_attr(self, v: Any, name: str, value: Any) -> None:
+        if not isinstance(v, Obj) or v.cls in METHODS:
+            raise Refused(f"`.{name}` of a {name_of_type(v)} from outside is changed", CHANGES)
+        found = self.class_attribute(v.cls, name)
+        if found is not UNDEF and not isinstance(found, (types.FunctionType, *CONSTANT_TYPES)):
+            raise Refused("a property or a descriptor is set")
+        if self.class_attribute(v.cls, "__setattr__") is not UNDEF:
+            raise PyRaise(AttributeError(f"cannot assign to field {name!r}"))
+        self.write(v, name, value)
+
+
+def _has_method(v: Any, name: str) -> bool:
+    return isinstance(v, Obj) and name in METHODS.get(v.cls, ())
+
+
+__all__ = ["LIBRARIES", "Attributes", "check_namedtuple", "module_of"]

@@ -1,0 +1,131 @@
+"""Interprets a function of the user into the current trace, or for the shapes of its results only."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpyop import _jaxcore as core
+from jaxpyop._functions import without_partials
+from jaxpyop._traced import builtin_functions  # fills the table of functions
+from jaxpyop._traced.expressions import Interpreter
+from jaxpyop._traced.machine import refusal_of
+from jaxpyop._traced.operators import RECURSION
+from jaxpyop._traced.values import *
+
+assert builtin_functions.ROWS
+
+
+@dataclasses.dataclass(frozen=True)
+class Number:
+    """A number of Python among the results, of which no value is known: an array for its value, and what it may be."""
+
+    num: Num
+
+    @property
+    def sample(self) -> Any:
+        """A number of Python of the same type."""
+        return {"b": False, "i": 0, "f": 0.5, "N": np.float64(0.5)}[self.num.kind]
+
+    def as_dtype(self, dtype: Any) -> Any:
+        if self.num.kind == "i" and jnp.issubdtype(dtype, jnp.integer) and not fits_dtype(self.num, dtype):
+            advice = "bound it by the test of its loop (while n < 1000), or count in an array: n = jnp.int32(0)"
+            raise Refused(f"an integer that may not fit {np.dtype(dtype).name} is returned", advice)
+        return wide(lambda: jax.lax.convert_element_type(raw(self.num), dtype))
+
+
+def interpret(
+    function: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    finish: Callable[[Any], Sequence[Any]],
+    *,
+    max_steps: int | None = None,
+    title: str = "",
+    shapes_only: bool = False,
+) -> list[Any]:
+    """Interprets a function.
+
+    Args:
+        function: the user's.
+        args: its arguments: trees of JAX values and of constants.
+        kwargs: the same, by name.
+        finish: makes the results, a flat list of arrays, of what the function returns.
+        max_steps: how many turns of each loop a backward pass may keep.
+        title: how errors name the function.
+        shapes_only: whether only the shapes of the results are wanted.
+
+    Raises:
+        Refused: the function is not in the language.
+    """
+    machine = Interpreter(max_steps, title, shapes_only)
+    machine.line = line_of(function)
+    token = set_opaque(jax.tree.leaves((args, dict(kwargs))))
+    try:
+        given = [list(map(machine.from_jax, args)), {k: machine.from_jax(v) for k, v in kwargs.items()}]
+        result = machine.call(function, *given)
+        if not isinstance(result, Union):
+            return list(finish(_results(machine, result)))
+        machine.line = machine.returned
+        return list(machine.lifted(lambda v: _of_path(machine, finish, v), result))
+    except PyRaise as e:
+        if str(e.error).startswith(title) or isinstance(e.error, NotImplementedError):
+            raise e.error from None
+        refused = refusal_of(e, "the body")
+        refused.where = refused.where or line_of(function)
+        raise refused from e.error
+    except Refused as e:
+        e.where = e.where or machine.line
+        raise
+    except RecursionError:
+        refused = Refused(RECURSION, "write a loop")
+        refused.where = line_of(function)
+        raise refused from None
+    finally:
+        reset_opaque(token)
+
+
+def _of_path(m: Interpreter, finish: Callable[[Any], Sequence[Any]], value: Any) -> tuple[Any, ...]:
+    """The results on one of several paths that return values of different kinds."""
+    try:
+        return tuple(finish(_results(m, value)))
+    except (TypeError, ValueError, OverflowError) as e:
+        raise Refused(f"on one path, {str(e).removeprefix(m.label + ': ')}") from e
+
+
+@dataclasses.dataclass(frozen=True)
+class Either:
+    """A number or an array among the results, of several types."""
+
+    map: Callable[[Callable[[Any], Any]], Any]
+
+
+def _results(m: Interpreter, v: Any) -> Any:
+    """What the function returns, with lists and dicts of Python, and numbers as `Number`."""
+    if isinstance(v, Num):
+        return Number(v)
+    if isinstance(v, Union):
+        return Either(lambda f: m.lifted(lambda a: f(_results(m, a)), v))
+    if isinstance(v, tuple):
+        values = [_results(m, x) for x in v]
+        return type(v)(*values) if hasattr(v, "_fields") else tuple(values)
+    if isinstance(v, Obj) and v.cls is list:
+        return [_results(m, x) for x in m.items(v)]
+    if isinstance(v, Obj) and v.cls is dict:
+        return {k: _results(m, x) for k, x in m.items(v)}
+    return v
+
+
+def line_of(function: Any) -> tuple[str, int]:
+    """The first line of a function, a method or a partial."""
+    function = without_partials(function)
+    function = getattr(function, "__wrapped__", function)
+    if not hasattr(function, "__code__"):
+        function = vars(type(function)).get("__call__")
+    code = getattr(function, "__code__", None)
+    return (code.co_filename, code.co_firstlineno) if code else core.NOWHERE

@@ -1,0 +1,373 @@
+"""Functions of Python that are written for traced numbers. To allow one more, add a row to `ROWS`.
+
+Each takes the machine, and then the arguments that the program gives.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import copy
+import dataclasses
+import functools
+import itertools
+import math
+import operator
+import types
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxpyop._traced.calls import BUILTINS, Calls
+from jaxpyop._traced.operators import name_of_type
+from jaxpyop._traced.values import *
+
+_MOST_SORTED = 8
+
+
+def _of_list(f: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of the items of something. A list whose length depends on values is taken apart first."""
+
+    def g(m: Calls, it: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(it, Obj) and it.cls is list and isinstance(it.slots["items"], Union):
+            return m.lifted(lambda items: f(m, items, *args, **kwargs), it.slots["items"])
+        return m.lifted(lambda i: f(m, m.iterate(i), *args, **kwargs), it)
+
+    return g
+
+
+def _sum(m: Calls, items: Any, start: Any = 0) -> Any:
+    for x in items:
+        start = m.binary(ast.Add, start, x)
+    return start
+
+
+def _reduce(m: Calls, f: Any, it: Any, *start: Any) -> Any:
+    items = [*start, *m.iterate(it)]
+    return functools.reduce(lambda a, b: m.call(f, [a, b], {}), items[1:], items[0]) if items else _empty("reduce()")
+
+
+def _empty(name: str) -> Any:
+    raise PyRaise(ValueError(f"{name} of an empty sequence"))
+
+
+def _extreme(op: type) -> Callable[..., Any]:
+    """`min` or `max`."""
+
+    def of(m: Calls, items: Any, key: Any, default: Any) -> Any:
+        if not items:
+            return _empty("min() or max()") if default is UNDEF else default
+        rank_of = lambda x: x if key is None else m.call(key, [x], {})
+        best, rank = items[0], rank_of(items[0])
+        for x in items[1:]:
+            r = rank_of(x)
+            both = is_scalar(best) and is_scalar(x) and kind_of(best) == kind_of(x)
+            if key is None and both and any(isinstance(v, Num) for v in (best, x)):
+                best = rank = _extreme_number(op, best, x)
+                continue
+            better = m.truth(m.compare(op, r, rank))
+            best, rank = m.branch(better, lambda x=x, r=r: (x, r), lambda best=best, rank=rank: (best, rank))
+        return best
+
+    def pick(m: Calls, *args: Any, key: Any = None, default: Any = UNDEF) -> Any:
+        if len(args) == 1:
+            return _of_list(of)(m, args[0], key, default)
+        return of(m, tuple(args), key, default)
+
+    return pick
+
+
+def _extreme_number(op: type, old: Any, new: Any) -> Any:
+    f = min if op is ast.Lt else max
+    better = num_compare(operator.lt if op is ast.Lt else operator.gt, new, old)
+    if isinstance(better, bool):
+        return new if better else old
+    val = wide(lambda: jnp.where(better.val, raw(new), raw(old)))
+    (l1, h1), (l2, h2) = ((-math.inf, math.inf) if isinstance(v, Num) and v.nan else bounds(v) for v in (new, old))
+    # Of a NaN nothing is known. If `new` is NaN the old one stays, so what is known of that holds.
+    known = kind_of(new) in "bi" or not isinstance(old, Num) or old.lo is not None or old.hi is not None
+    lo, hi = (f(l1, l2), f(h1, h2)) if known else (None, None)
+    if kind_of(new) == "f" and known:
+        if op is ast.Lt:
+            lo, hi = (min(l1, l2) if l1 > -math.inf else None), h2
+        else:
+            lo, hi = l2, (max(h1, h2) if h1 < math.inf else None)
+    return number(kind_of(new), val, lo, hi)
+
+
+def _sorted(m: Calls, items: Any, key: Any = None, reverse: Any = False) -> Any:
+    ranks = [x if key is None else m.call(key, [x], {}) for x in items]
+    if all(isinstance(r, (bool, int, float, str)) for r in ranks):
+        order = m.python(lambda: sorted(range(len(items)), key=lambda i: ranks[i], reverse=reverse))
+        return m.new_list(items[i] for i in order)
+    if reverse or len(items) > _MOST_SORTED:
+        raise Refused("sorted() of traced values, in reverse or of more than 8", "use jnp.sort")
+    pairs = list(zip(items, ranks))
+    for n in range(len(pairs) - 1, 0, -1):
+        for j in range(n):
+            a, b = pairs[j], pairs[j + 1]
+            less = m.truth(m.compare(ast.Lt, b[1], a[1]))
+            pairs[j], pairs[j + 1] = m.branch(less, lambda a=a, b=b: (b, a), lambda a=a, b=b: (a, b))
+    return m.new_list(x for x, _ in pairs)
+
+
+def _range(m: Calls, *args: Any) -> Any:
+    if any(is_array(a) and not jnp.issubdtype(a.dtype, jnp.integer) for a in args):
+        raise PyRaise(
+            TypeError("range() takes integers, and an array of floats is none; write int(n) or n.astype(int)")
+        )
+    given = [of_array(a) if is_array(a) else a for a in args]
+
+    def of(*args: Any) -> Any:
+        if not any(isinstance(a, Num) for a in args):
+            m.need_constant(*args)
+            return m.python(range, *args)
+        start, stop, step = (0, args[0], 1) if len(args) == 1 else (*args, 1)[:3]
+        if not isinstance(step, int) or step == 0 or any(kind_of(a) not in "bi" for a in args):
+            raise Refused("a range with a traced step, or of a float")
+        return TracedRange(start, stop, step)
+
+    return m.lifted(of, *given)
+
+
+def _float(m: Calls, v: Any) -> Any:
+    if is_array(v):
+        return of_array(v, "f")
+    if isinstance(v, Num):
+        check_exact("f", v)
+        return number("f", raw(v, "f"), *bounds(v), None if v.alts is None else map(float, v.alts))
+    m.need_constant(v)
+    return m.python(float, v)
+
+
+def _int(m: Calls, v: Any, *rest: Any) -> Any:
+    if is_array(v):
+        if jnp.issubdtype(v.dtype, jnp.floating):
+            raise Refused("int() of a float array, which may be infinite or NaN", "write x.astype(int)")
+        v = of_array(v)
+    if isinstance(v, Num):
+        alts = None if v.alts is None or v.kind in "bi" else tuple(map(int, v.alts))
+        out = to_int(jnp.trunc, v)
+        return number("i", out.val, *bounds(out), alts or out.alts)
+    m.need_constant(v, *rest)
+    return m.python(int, v, *rest)
+
+
+def _round(m: Calls, v: Any, digits: Any = None) -> Any:
+    if is_array(v):
+        if digits is None:
+            raise Refused("round() of an array to an integer, which may be infinite or NaN", "use jnp.round")
+        return m.python(jnp.round, v, digits)
+    if isinstance(v, Num) and v.alts is not None:
+        return m.lifted(lambda a: m.python(round, a, digits), m.small(v))
+    if isinstance(v, Num):
+        if digits is not None:
+            raise Refused("round() of a traced number to digits")
+        return to_int(lambda x: lax.round(x, lax.RoundingMethod.TO_NEAREST_EVEN), v)
+    m.need_constant(v)
+    return m.python(round, v, digits)
+
+
+def _abs(m: Calls, v: Any) -> Any:
+    if isinstance(v, Num):
+        kind, (lo, hi) = "i" if v.kind == "b" else v.kind, bounds(v)
+        out = number(kind, wide(lax.abs, raw(v, kind)), max(0, lo, -hi), max(abs(lo), abs(hi)))
+        out.largest = v.largest
+        out.nan = v.nan or (math.isinf(lo) and math.isinf(hi))
+        return out
+    if isinstance(v, Obj):
+        if (f := m.class_attribute(v.cls, "__abs__")) is UNDEF:
+            raise Refused(f"abs of a {name_of_type(v)}")
+        return m.call(Bound(f, v), [], {})
+    return m.python(abs, v)
+
+
+def _isinstance(m: Calls, v: Any, t: Any) -> Any:
+    ts = t if isinstance(t, tuple) else (t,)
+    for c in ts:
+        if not isinstance(c, type) or (c not in _KNOWN_TYPES and type(c) not in (type, jax.Array.__class__)):
+            raise Refused("isinstance of a type that decides for itself")
+    if isinstance(v, Num):
+        own = {"b": (bool, int), "i": (int,), "f": (float,), "N": (float, np.float64, np.generic)}[v.kind]
+        return any(c in own or c is object for c in ts)
+    if is_array(v):
+        return any(c in (jax.Array, object) for c in ts)
+    if isinstance(v, Obj):
+        return any(isinstance(v.cls, type) and issubclass(v.cls, c) for c in ts)
+    if not isinstance(v, (tuple, list, dict, *CONSTANT_TYPES)):
+        raise Refused(f"isinstance of a {name_of_type(v)}")
+    return m.python(isinstance, v, ts)
+
+
+_KNOWN_TYPES = (
+    int,
+    float,
+    bool,
+    str,
+    tuple,
+    list,
+    dict,
+    complex,
+    jax.Array,
+    np.ndarray,
+    np.generic,
+    type(None),
+    object,
+)
+
+
+def _any(stop: bool) -> Callable[..., Any]:
+    def of(m: Calls, items: Any) -> Any:
+        def at(i: int) -> Any:
+            if i == len(items):
+                return not stop
+            sides = (lambda: True, lambda: at(i + 1)) if stop else (lambda: at(i + 1), lambda: False)
+            return m.branch(m.truth(items[i]), *sides)
+
+        return at(0)
+
+    return of
+
+
+def _reversed(m: Calls, it: Any) -> Any:
+    if isinstance(it, Obj) and it.cls is list:
+        inner, last = m.lazily(it), len(m.items(it)) - 1
+        return Iter(lambda n: inner.get(last - n) if n <= last else END)
+    values = it[::-1] if isinstance(it, range) else m.iterate(it)[::-1]
+    return Iter(lambda n: values[n] if n < len(values) else END)
+
+
+def _zip(m: Calls, *its: Any, strict: Any = False) -> Any:
+    if strict:
+        return tuple(m.python(lambda: list(zip(*map(m.iterate, its), strict=True))))
+    return m.all_of(its, lambda n, xs: tuple(xs))
+
+
+def _filter(m: Calls, f: Any, it: Any) -> Any:
+    out = m.new_list(())
+    for x in m.iterate(it):
+        t = m.truth(x if f is None else m.call(f, [x], {}))
+        m.branch(t, lambda x=x: m.list_method(out, "append", [x]), lambda: None)
+    return out
+
+
+def _next(m: Calls, it: Any, *default: Any) -> Any:
+    # An iterator is not kept, so that this is its first value.
+    found = m.lazily(it).get(0)
+    if found is END:
+        raise PyRaise(StopIteration()) if not default else Refused("next() of an iterator that is empty")
+    return found
+
+
+def _dict(m: Calls, *args: Any, **kwargs: Any) -> Any:
+    out = m.new_dict()
+    for k, v in [*(m.pairs(args[0]) if args else ()), *kwargs.items()]:
+        m.set_item(out, k, v)
+    return out
+
+
+def _replace(m: Calls, obj: Any, **changes: Any) -> Any:
+    cls = obj.cls if isinstance(obj, Obj) else type(obj)
+    values = {f.name: m.get_attr(obj, f.name) for f in dataclasses.fields(cls) if f.init}
+    return m.call(cls, [], {**values, **changes})
+
+
+def _accumulate(m: Calls, it: Any, f: Any = operator.add) -> Any:
+    out: list[Any] = []
+    for x in m.iterate(it):
+        out.append(m.call(f, [out[-1], x], {}) if out else x)
+    return tuple(out)
+
+
+def _copy(m: Calls, v: Any) -> Any:
+    if isinstance(v, Obj):
+        return Obj(v.cls, dict(v.slots))
+    if is_array(v) or is_scalar(v) or isinstance(v, tuple):
+        return v
+    raise Refused(f"copy of a {name_of_type(v)}")
+
+
+def _print(m: Calls, *args: Any, **kwargs: Any) -> None:
+    m.need_constant(*args, *kwargs.values())
+    print(*args, **kwargs)
+
+
+def _of_constants(f: Any) -> Callable[..., Any]:
+    def g(m: Calls, *args: Any, **kwargs: Any) -> Any:
+        m.need_constant(*args, *kwargs.values())
+        return m.python(f, *args, **kwargs)
+
+    return g
+
+
+def _one(f: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of a value, for each alternative of that value."""
+    return lambda m, v=0, *rest, **kwargs: m.lifted(lambda a: f(m, a, *rest, **kwargs), v)
+
+
+def _operator(op: type) -> Callable[..., Any]:
+    return lambda m, a, b: m.binary(op, a, b)
+
+
+def _compared(op: type) -> Callable[..., Any]:
+    return lambda m, a, b: m.compare(op, a, b)
+
+
+def _getattr(m: Calls, obj: Any, name: Any, *default: Any) -> Any:
+    if default:
+        done, found = m.tried(lambda: m.get_attr(obj, name))
+        if not done:
+            raise Refused("getattr with a default, of an attribute that may be missing")
+        return found
+    return m.get_attr(obj, name)
+
+
+def same_function(f: Any) -> Any:
+    """Returns a function as it is: what `functools.wraps(g)` does to it, as far as a program can see."""
+    return f
+
+
+# One row for each function.
+ROWS: list[tuple[Any, Callable[..., Any]]] = [
+    *((sum, _of_list(_sum)), (min, _extreme(ast.Lt)), (max, _extreme(ast.Gt)), (sorted, _of_list(_sorted))),
+    *((any, _of_list(_any(True))), (all, _of_list(_any(False))), (range, _range), (reversed, _reversed)),
+    *(
+        (float, _one(_float)),
+        (int, _one(_int)),
+        (round, _one(_round)),
+        (abs, _one(_abs)),
+        (isinstance, _one(_isinstance)),
+    ),
+    *((zip, _zip), (filter, _filter), (dict, _dict), (functools.reduce, _reduce), (dataclasses.replace, _replace)),
+    (map, lambda m, f, *its: m.all_of(its, lambda n, xs: m.call(f, xs, {}))),
+    (enumerate, lambda m, it, start=0: m.all_of([it], lambda n, xs: (start + n, xs[0]))),
+    (bool, lambda m, v=False: m.truth_value(v)),
+    (len, lambda m, v: m.lifted(m.length, v)),
+    (list, lambda m, v=(): _of_list(lambda m, items: m.new_list(items))(m, v)),
+    (tuple, lambda m, v=(): _of_list(lambda m, items: tuple(items))(m, v)),
+    (iter, lambda m, v: m.lazily(v)),
+    (next, _next),
+    (callable, lambda m, v: isinstance(v, (*FUNCTIONS, types.FunctionType))),
+    (getattr, _getattr),
+    (print, _print),
+    *((f, _of_constants(f)) for f in (str, repr, complex, divmod, pow, ord, chr, frozenset)),
+    (slice, lambda m, *ends: slice(*ends)),
+    (functools.partial, lambda m, f, *args, **kwargs: Partial(f, tuple(args), kwargs)),
+    (functools.wraps, lambda m, f: same_function),
+    (same_function, lambda m, f: f),
+    (itertools.product, lambda m, *its: tuple(itertools.product(*map(m.iterate, its)))),
+    (itertools.accumulate, _accumulate),
+    (itertools.pairwise, lambda m, it: tuple(itertools.pairwise(m.iterate(it)))),
+    (itertools.chain, lambda m, *its: tuple(x for it in its for x in m.iterate(it))),
+    (copy.copy, _copy),
+    (contextlib.nullcontext, lambda m, v=None: v),
+    *((PYTHON_OPS[op], _operator(op)) for op in PYTHON_OPS),
+    *((COMPARE[op], _compared(op)) for op in COMPARE),
+    (operator.neg, lambda m, v: m.unary(ast.USub, v)),
+    (operator.getitem, lambda m, box, key: m.get_item(box, key)),
+]
+BUILTINS.update((id(f), row) for f, row in ROWS)

@@ -1,0 +1,326 @@
+"""Calls: which way each callable is called, functions that JAX calls, methods, and objects that the program makes."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import types
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxpyop import _jaxcore as core
+from jaxpyop._traced.allowed import NUMPY_METHODS, OF_JAX, OF_MATH, OF_NUMPY
+from jaxpyop._traced.attributes import LIBRARIES, Attributes, module_of
+from jaxpyop._traced.containers import check_namedtuple
+from jaxpyop._traced.operators import name_of_type
+from jaxpyop._traced.values import *
+
+# What is written for traced numbers: (machine, *args). `builtin_functions` fills it.
+BUILTINS: dict[int, Callable[..., Any]] = {}
+_SPECIAL = (
+    "__new__",
+    "__del__",
+    "__getattribute__",
+    "__getattr__",
+    "__slots__",
+    "__iter__",
+    "__hash__",
+    "__set_name__",
+)
+
+
+class Calls(Attributes):
+    """Calls of everything but functions of the user, which `Functions` interprets."""
+
+    def call_user(self, f: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        raise NotImplementedError
+
+    def real_function(self, f: Closure) -> Any:
+        raise NotImplementedError
+
+    def call(self, f: Any, args: Any, kwargs: Any) -> Any:
+        if isinstance(f, Union) or f is UNDEF:
+            return self.lifted(lambda g: self.call(g, args, kwargs), f)
+        args = list(args)
+        key = id(f)
+        if key in BUILTINS:
+            return self.python_arguments(BUILTINS[key], args, kwargs)
+        if key in OF_MATH:
+            return self.lifted(lambda *xs: self._math(f, xs), *args)
+        if key in OF_JAX or is_of_package(f):
+            return self.call_jax(f, args, kwargs)
+        if key in NUMPY_METHODS and args and is_array(args[0]):
+            return self.call_method(args[0], NUMPY_METHODS[key], args[1:], kwargs)
+        if key in OF_NUMPY:
+            return self._numpy(f, args, kwargs)
+        if isinstance(f, (Closure, types.FunctionType)):
+            return self.call_user(f, args, kwargs)
+        if isinstance(f, (Bound, types.MethodType)):
+            own = (f.func, f.self) if isinstance(f, Bound) else (f.__func__, f.__self__)
+            return self.call(own[0], [own[1], *args], kwargs)
+        if isinstance(f, Method):
+            return self.call_method(f.self, f.name, args, kwargs)
+        if isinstance(f, Partial):
+            return self.call(f.func, [*f.args, *args], {**f.kwargs, **kwargs})
+        return self._call_object(f, args, kwargs)
+
+    def _call_object(self, f: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        if isinstance(f, Foreign):
+            return self.call_jax(f.func, args, kwargs)
+        if isinstance(f, type):
+            return self._construct(f, args, kwargs)
+        kind = type(f).__name__
+        if kind == "partial" and module_of(type(f)) == "functools":
+            return self.call(f.func, [*map(self.outside, f.args), *args], {**f.keywords, **kwargs})
+        if isinstance(f, (jax.custom_jvp, jax.custom_vjp)):
+            return self.call_jax(self._with_own_rules(f), args, kwargs)
+        wrapped = getattr(f, "__wrapped__", None) if kind in ("PjitFunction", "_lru_cache_wrapper") else None
+        if isinstance(wrapped, types.FunctionType):
+            return self.call(wrapped, args, kwargs)
+        found = self.class_attribute(f.cls if isinstance(f, Obj) else type(f), "__call__")
+        if isinstance(found, types.FunctionType) and module_of(type(f)) not in (*LIBRARIES, "functools"):
+            return self.call(Bound(found, f), args, kwargs)
+        raise Refused(f"`{name_of_function(f)}` is not in the language", OUTSIDE)
+
+    def python_arguments(self, f: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
+        try:
+            return f(self, *args, **kwargs)
+        except TypeError as e:
+            if "argument" in str(e):
+                raise PyRaise(e) from e
+            raise
+
+    def _math(self, f: Any, args: tuple[Any, ...]) -> Any:
+        if any(isinstance(x, Num) or is_array(x) for x in args):
+            return math_function(f.__name__, *args)
+        self.need_constant(*args)
+        return self.python(f, *args)
+
+    def _numpy(self, f: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        args = [list(self.items(a)) if isinstance(a, Obj) and a.cls is list else a for a in args]
+        for a in (*args, *kwargs.values()):
+            if is_array(a) or isinstance(a, Num):
+                raise Refused(f"`{name_of_function(f)}` of a traced value", f"write jnp.{f.__name__}")
+            if not isinstance(a, type):
+                self.need_constant(tuple(a) if type(a) is list else a)
+        return self.python(f, *args, **kwargs)
+
+    # ------------------------------------------------------------------------- JAX
+
+    def to_jax(self, v: Any) -> Any:
+        """A value of the language as one of JAX."""
+        if isinstance(v, Num):
+            return num_to_array(v)
+        if is_array(v) or isinstance(v, (*CONSTANT_TYPES, np.ndarray, slice, type, range)) or id(v) in OF_JAX:
+            return v
+        if isinstance(v, tuple):
+            return type(v)(*map(self.to_jax, v)) if hasattr(v, "_fields") else tuple(map(self.to_jax, v))
+        if isinstance(v, Obj) and v.cls is list:
+            return list(map(self.to_jax, self.items(v)))
+        if isinstance(v, Obj) and v.cls is dict:
+            return {k: self.to_jax(x) for k, x in self.items(v)}
+        if type(v) in (list, dict):
+            return jax.tree.map(self.to_jax, v)
+        if isinstance(v, Foreign):
+            return v.func
+        if isinstance(v, (*FUNCTIONS, types.FunctionType, types.MethodType)) or (
+            callable(v) and type(v).__name__ == "PjitFunction"
+        ):
+            return self._function_for_jax(v)
+        if isinstance(v, (jax.custom_jvp, jax.custom_vjp)):
+            return self._with_own_rules(v)
+        if isinstance(v, jax.tree_util.PyTreeDef) or is_pytree(v):
+            return v
+        if id(v) in BUILTINS or id(v) in OF_MATH:
+            return self._function_for_jax(v)
+        raise Refused(f"a {name_of_type(v)} is given to a function of JAX")
+
+    def from_jax(self, v: Any) -> Any:
+        if is_array(v) or isinstance(v, (*CONSTANT_TYPES, np.ndarray, type, jax.tree_util.PyTreeDef)) or is_pytree(v):
+            return v
+        if type(v) is list:
+            return self.new_list(map(self.from_jax, v))
+        if isinstance(v, tuple):
+            return type(v)(*map(self.from_jax, v)) if hasattr(v, "_fields") else tuple(map(self.from_jax, v))
+        if type(v) is dict:
+            return self.new_dict((k, self.from_jax(x)) for k, x in v.items())
+        if callable(v):
+            return Foreign(v)
+        raise Refused(f"a function of JAX returns a {type(v).__name__}")
+
+    def _function_for_jax(self, f: Any) -> Any:
+        """A function that JAX may call, in a trace of its own. It must not change what is outside of it."""
+
+        def called(*args: Any, **kwargs: Any) -> Any:
+            floor, self.floor = self.floor, next(Obj.births)
+            try:
+                given = {k: self.from_jax(a) for k, a in kwargs.items()}
+                return self.to_jax(self.joined(self.call(f, list(map(self.from_jax, args)), given)))
+            finally:
+                self.floor = floor
+
+        return called
+
+    def joined(self, v: Any) -> Any:
+        """A value without a Union: a number and an array, or two numbers, are one array, as JAX makes of them."""
+        if isinstance(v, Union):
+            return self.lift(lambda a: self.from_jax(self.to_jax_array(a)), v)
+        return tuple(map(self.joined, v)) if type(v) is tuple else v
+
+    def to_jax_array(self, v: Any) -> Any:
+        raise Refused("a function that JAX calls returns values of two kinds")
+
+    def _with_own_rules(self, f: Any) -> Any:
+        """A function with derivative rules, of which JAX calls the interpreted parts."""
+        if isinstance(f, jax.custom_vjp):
+            made: Any = jax.custom_vjp(self._function_for_jax(f.fun), f.nondiff_argnums)
+            made.defvjp(self._function_for_jax(f.fwd), self._function_for_jax(f.bwd))
+            return made
+        made = jax.custom_jvp(self._function_for_jax(f.fun), f.nondiff_argnums)
+        # JAX makes the rule of `defjvps`. It cannot be interpreted, and neither can it change anything in a program.
+        rule = f.jvp if module_of(f.jvp) == "jax" else self._function_for_jax(f.jvp)
+        made.defjvp(rule)
+        return made
+
+    def call_jax(self, f: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        count = len(args)
+
+        def called(*xs: Any) -> Any:
+            convert = self._host_argument if is_of_package(f) else self.to_jax
+            given = list(map(convert, map(self._collected, xs)))
+            return self.from_jax(self.python(f, *given[:count], **dict(zip(kwargs, given[count:]))))
+
+        return self.lifted(called, *args, *kwargs.values())
+
+    def _collected(self, v: Any) -> Any:
+        return self.iterate(v) if isinstance(v, Iter) else v
+
+    def _host_argument(self, v: Any) -> Any:
+        """An argument of an op inside: its functions run where that op runs them, so they are given as they are."""
+        if isinstance(v, Closure):
+            return self.real_function(v)
+        if isinstance(v, types.FunctionType):
+            return v
+        if isinstance(v, Obj) and v.cls in (list, dict):
+            items = self.items(v)
+            return (
+                list(map(self._host_argument, items))
+                if v.cls is list
+                else {k: self._host_argument(x) for k, x in items}
+            )
+        return v if isinstance(v, jax.ShapeDtypeStruct) or callable(v) else self.to_jax(v)
+
+    # --------------------------------------------------------------------- methods
+
+    def call_method(self, v: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        if isinstance(v, Union):
+            if name in ("items", "keys", "values") and all(isinstance(a, Obj) and a.cls is dict for a in v.alts):
+                return self._view_of_one(v, name)
+            return self.lifted(lambda a: self.call_method(a, name, args, kwargs), v)
+        if is_array(v):
+            if name == "item":
+                return of_array(v.reshape(()) if v.size == 1 else v)
+            return self.call_jax(getattr(v, name), args, kwargs)
+        if isinstance(v, At):
+            return self.call_jax(getattr(v.array.at[self.array_index(v.index)], name), args, kwargs)
+        if isinstance(v, (str, int, float, np.ndarray)):
+            args = [self.iterate(a) if isinstance(a, (Obj, Iter)) else a for a in args]
+            self.need_constant(*args, *kwargs.values())
+            out = self.python(getattr(v, name), *args, **kwargs)
+            return self.new_list(out) if type(out) is list else out
+        if isinstance(v, tuple) and name == "_replace":
+            return type(v)(*[kwargs.get(k, x) for k, x in zip(getattr(v, "_fields", ()), v)])
+        if isinstance(v, (tuple, list, dict)):
+            if name not in ("get", "items", "keys", "values", "index", "count", "copy"):
+                raise Refused(f"`.{name}` changes a {type(v).__name__} from outside", "make a copy in the function")
+            v = self.new_dict(v.items()) if isinstance(v, dict) else self.new_list(v)
+        if v.cls is dict:
+            return self.dict_method(v, name, args, kwargs)
+        if name == "sort":
+            return self.write(v, "items", self.items(self.call(sorted, [v], kwargs)))
+        return self.list_method(v, name, args)
+
+    def _view_of_one(self, v: Union, name: str) -> Iter:
+        """A view of one of several dicts with the same keys."""
+        first, *others = [[k for k, _ in self.items(a)] for a in v.alts]
+        if any(keys != first for keys in others):
+            raise Refused("a view of a dict whose keys depend on values")
+        views = {id(a): self.dict_method(a, name, [], {}) for a in v.alts}
+        return Iter(lambda n: self.lifted(lambda a: views[id(a)].get(n), v) if n < len(first) else END)
+
+    # --------------------------------------------------------------------- objects
+
+    def _construct(self, cls: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        if issubclass(cls, tuple) and hasattr(cls, "_fields"):
+            check_namedtuple(cls)
+            return self.python(cls, *args, **kwargs)
+        if issubclass(cls, BaseException) or issubclass(cls, enum.Enum):
+            self.need_constant(*args)
+            return self.python(cls, *args)
+        if cls is jax.ShapeDtypeStruct:
+            return self.python(cls, *args, **kwargs)
+        if module_of(cls) in LIBRARIES:
+            raise Refused(f"`{name_of_function(cls)}` is not in the language", OUTSIDE)
+        own_module = [c for c in cls.__mro__ if c is not object]
+        if type(cls) is not type or any(module_of(c) in (*LIBRARIES, "abc", "typing") for c in own_module):
+            raise Refused(f"an object of {cls.__name__}, whose class is built in or made in a way of its own")
+        params: Any = vars(cls).get("__dataclass_params__")
+        frozen = params is not None and params.frozen
+        for name in (*_SPECIAL, *(() if frozen else ("__setattr__",))):
+            found = self.class_attribute(cls, name)
+            if found is not UNDEF and not (name == "__hash__" and dataclasses.is_dataclass(cls)):
+                raise Refused(f"an object of {cls.__name__}, whose class has {name}")
+        obj = Obj(cls, {})
+        if params is not None and params.init:
+            self._set_fields(obj, args, kwargs)
+        elif (init := self.class_attribute(cls, "__init__")) is not UNDEF:
+            self.call(Bound(init, obj), args, kwargs)
+        elif args or kwargs:
+            raise PyRaise(TypeError(f"{cls.__name__}() takes no arguments"))
+        return obj
+
+    def _set_fields(self, obj: Obj, args: list[Any], kwargs: dict[str, Any]) -> None:
+        cls, fields = obj.cls, dataclasses.fields(obj.cls)
+        given = dict(zip((f.name for f in fields if f.init and not f.kw_only), args))
+        names = {f.name for f in fields if f.init}
+        if len(args) > len(given) or any(k in given or k not in names for k in kwargs):
+            raise PyRaise(TypeError(f"{cls.__name__}.__init__() got an argument too many"))
+        given.update(kwargs)
+        for f in fields:
+            if f.name in given:
+                value = given[f.name]
+            elif f.default is not dataclasses.MISSING:
+                value = f.default
+            elif f.default_factory is not dataclasses.MISSING:
+                value = self.call(f.default_factory, [], {})
+            else:
+                raise PyRaise(TypeError(f"{cls.__name__}.__init__() missing the argument {f.name!r}"))
+            obj.slots[f.name] = value
+        if (post := self.class_attribute(cls, "__post_init__")) is not UNDEF:
+            self.call(Bound(post, obj), [], {})
+
+
+OUTSIDE = (
+    "pass in what it gives as an input, write it with jax.numpy or jax.lax, or "
+    'write mode="eager" to call the body at run time instead'
+)
+
+
+def is_of_package(f: Any) -> bool:
+    """Whether a function is one of this package: a py_function, or an op that its decorator made."""
+    code = getattr(f, "__code__", None)
+    return code is not None and code.co_filename.startswith(core.PACKAGE)
+
+
+def is_pytree(v: Any) -> bool:
+    """Whether it is an object of a class that is registered as a pytree. It is handed on, and not looked into."""
+    return type(v) not in (tuple, list, dict, type(None)) and not jax.tree_util.all_leaves([v])
+
+
+def name_of_function(f: Any) -> str:
+    module, name = getattr(f, "__module__", None), getattr(f, "__qualname__", type(f).__name__)
+    short = {"numpy": "np", "jax.numpy": "jnp", "builtins": ""}.get(module or "", module or "")
+    return f"{short}.{name}" if short else name

@@ -1,0 +1,355 @@
+"""Lists, dicts, tuples: items, iteration, and the methods of built-in types."""
+
+from __future__ import annotations
+
+import ast
+import enum
+import operator
+import types
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxpyop._traced.operators import Operators, name_of_type
+from jaxpyop._traced.values import *
+
+# A loop over more constants than these is refused, because the program grows with each turn.
+_MOST_TURNS = 4096
+# A traced index with more values than these is refused for a list.
+_MOST_INDICES = 12
+Items = tuple[Any, ...]
+
+
+class Containers(Operators):
+    """Items of lists, dicts, tuples and arrays."""
+
+    def new_list(self, items: Any) -> Obj:
+        return Obj(list, {"items": tuple(items)})
+
+    def new_dict(self, pairs: Any = ()) -> Obj:
+        return Obj(dict, {"items": tuple(pairs)})
+
+    def items(self, obj: Obj) -> Items:
+        """What a list holds; the (key, value) pairs of a dict."""
+        if isinstance(obj.slots["items"], Union):
+            raise Refused(f"a {obj.cls.__name__} whose length depends on values", "use an array of a fixed length")
+        return obj.slots["items"]
+
+    def with_items(self, obj: Obj, f: Callable[[Items], tuple[Any, Any]]) -> Any:
+        """Changes what an object holds. `f` takes the items, and returns the new ones, and a result."""
+
+        def one(items: Items) -> Any:
+            new, result = f(items)
+            self.write(obj, "items", tuple(new))
+            return result
+
+        return self.lifted(one, obj.slots["items"])
+
+    def length(self, v: Any) -> Any:
+        if isinstance(v, Obj):
+            if v.cls in (list, dict):
+                return self.lifted(len, v.slots["items"])
+            if (f := self.class_attribute(v.cls, "__len__")) is not UNDEF:
+                return self.call(Bound(f, v), [], {})
+        if is_array(v) or isinstance(v, (tuple, str, list, dict, set, frozenset, range, np.ndarray)):
+            return self.python(len, v)
+        raise Refused(f"len of a {name_of_type(v)}")
+
+    def small(self, v: Any) -> Any:
+        """A traced number with few values as a Union of them."""
+        if not isinstance(v, Num):
+            return v
+        alts = (False, True) if v.kind == "b" else v.alts
+        lo, hi = bounds(v)
+        if alts is None and v.kind == "i" and hi - lo < _MOST_INDICES:
+            alts = tuple(range(lo, hi + 1))
+        if alts is None:
+            raise Refused("a traced number where Python needs its value", "bound it by the test of an if or a loop")
+        with jax.enable_x64(True):
+            tag = sum((jnp.where(v.val == raw(a, v.kind), np.int32(i), np.int32(0)) for i, a in enumerate(alts)), 0)
+            return Union(lax.convert_element_type(tag, np.int32), list(alts))
+
+    # ----------------------------------------------------------------- items are read
+
+    def get_item(self, box: Any, key: Any) -> Any:
+        return self.lifted(self._get_item, box, key)
+
+    def _get_item(self, box: Any, key: Any) -> Any:
+        if isinstance(key, slice) and any(isinstance(x, (Num, Union)) for x in (key.start, key.stop, key.step)):
+            ends = [self.small(x) for x in (key.start, key.stop, key.step)]
+            return self.lifted(lambda a, b, c: self._get_item(box, slice(a, b, c)), *ends)
+        if is_array(box):
+            return self.python(operator.getitem, box, self.array_index(key))
+        if isinstance(box, At):
+            return At(box.array, key)
+        if isinstance(box, Obj):
+            if box.cls is dict:
+                return self.lifted(lambda items: self._value_of_key(items, key), box.slots["items"])
+            if box.cls is list:
+                out = self.lifted(lambda items: self._of_tuple(items, key), box.slots["items"])
+                return self.new_list(out) if isinstance(key, slice) else out
+            if (f := self.class_attribute(box.cls, "__getitem__")) is not UNDEF:
+                return self.call(Bound(f, box), [key], {})
+        return self._item_of_constant(box, key)
+
+    def _item_of_constant(self, box: Any, key: Any) -> Any:
+        if type(box) in (list, range) or isinstance(box, tuple):
+            out = self._of_tuple(tuple(map(self.outside, box)), key)
+            return self.new_list(out) if type(box) is list and isinstance(key, slice) else out
+        if type(box) in (dict, types.MappingProxyType):
+            return self.outside(self._value_of_key(tuple(box.items()), key))
+        if isinstance(box, (str, np.ndarray)) and not is_array(key):
+            self.need_constant(None if isinstance(key, slice) else key)
+            return self.python(operator.getitem, box, key)
+        raise Refused(f"an item of a {name_of_type(box)}")
+
+    def array_index(self, key: Any) -> Any:
+        if isinstance(key, tuple):
+            return tuple(map(self.array_index, key))
+        if isinstance(key, slice):
+            if any(isinstance(x, Num) or is_array(x) for x in (key.start, key.stop, key.step)):
+                raise Refused("a slice with traced bounds", "use jax.lax.dynamic_slice")
+        elif isinstance(key, Num):
+            if key.kind != "i":
+                raise Refused("an array is indexed by a bool or a float")
+            if is_counter(key):
+                # Out of its bounds, an index is clipped or dropped by JAX, wherever it lies there.
+                least, most = -(2**31), 2**31 - 1
+                key = Num("i", wide(jnp.clip, key.val, least, most), least, most)
+            return num_to_array(key)
+        elif isinstance(key, Obj):
+            raise Refused("an array is indexed by a list", "write jnp.array([...])")
+        elif is_array(key) and key.dtype == np.bool_:
+            raise Refused("an index of bools, whose number depends on values", "use jnp.where")
+        return key
+
+    def _value_of_key(self, items: Items, key: Any, default: Any = UNDEF) -> Any:
+        if is_array(key):
+            raise PyRaise(TypeError("unhashable type: 'jax.Array'"))
+
+        def one(k: Any) -> Any:
+            self.need_constant(k)
+            for a, v in items:
+                if a == k:
+                    return v
+            if default is UNDEF:
+                raise PyRaise(KeyError(k))
+            return default
+
+        return self.lifted(one, self.small(key))
+
+    def _of_tuple(self, items: Items, key: Any) -> Any:
+        if is_array(key):
+            if not jnp.issubdtype(key.dtype, jnp.integer):
+                raise PyRaise(TypeError("only integer arrays can be an index"))
+            key = of_array(key)
+        if isinstance(key, Num) and key.alts is None and key.kind == "i" and bounds(key)[1] - bounds(key)[0] >= 12:
+            advice = "stack the list to an array, or bound the index by the test of an if or a loop"
+            raise Refused("a traced index of a list or a tuple, which may be out of its range", advice)
+        return self.lifted(lambda k: self.python(operator.getitem, items, k), self.small(key))
+
+    # -------------------------------------------------------------------- and written
+
+    def set_item(self, box: Any, key: Any, value: Any) -> None:
+        key = of_array(key) if is_array(key) else key
+        self.lifted(lambda b, k: self._set_item(b, k, value), box, self.small(key))
+
+    def _set_item(self, box: Any, key: Any, value: Any) -> None:
+        if is_array(box):
+            raise PyRaise(TypeError("JAX arrays are immutable; write x = x.at[i].set(v)"))
+        if not isinstance(box, Obj):
+            raise Refused(f"an item of a {name_of_type(box)} from outside is set", CHANGES)
+        if box.cls is dict:
+            self.need_constant(key)
+            self.with_items(box, lambda items: (self._with_key(items, key, value), None))
+        elif box.cls is list:
+            if isinstance(key, slice):
+                raise Refused("a slice of a list is set")
+
+            def put(items: Items) -> Any:
+                new = list(items)
+                self.python(operator.setitem, new, key, value)
+                return new, None
+
+            self.with_items(box, put)
+        elif (f := self.class_attribute(box.cls, "__setitem__")) is not UNDEF:
+            self.call(Bound(f, box), [key, value], {})
+        else:
+            raise Refused(f"an item of a {name_of_type(box)} is set")
+
+    def _with_key(self, items: Items, key: Any, value: Any) -> list[Any]:
+        if any(k == key for k, _ in items):
+            return [(k, value if k == key else v) for k, v in items]
+        return [*items, (key, value)]
+
+    # ---------------------------------------------------------------------- iteration
+
+    def lazily(self, v: Any) -> Iter:
+        """The values that a `for` over v takes, one after the other, because a list may change in between."""
+        if isinstance(v, Iter):
+            return v
+        if isinstance(v, Obj) and v.cls is list:
+            return Iter(lambda n: items[n] if n < len(items := self.items(v)) else END)
+        if isinstance(v, Obj) and v.cls is dict:
+            return self.view(v, operator.itemgetter(0))
+        values = v if isinstance(v, range) else self.iterate(v)
+        return Iter(lambda n: values[n] if n < len(values) else END)
+
+    def view(self, v: Obj, pick: Callable[[Any], Any]) -> Iter:
+        """The keys, values or items of a dict. They show later changes. If the keys change meanwhile, we refuse."""
+        keys = [k for k, _ in self.items(v)]
+
+        def get(n: int) -> Any:
+            if [k for k, _ in self.items(v)] != keys:
+                raise Refused("a dict is changed while a loop goes over it")
+            return pick(self.items(v)[n]) if n < len(keys) else END
+
+        return Iter(get)
+
+    def all_of(self, its: Any, f: Callable[[int, list[Any]], Any]) -> Iter:
+        """`f` of the index and the values of several iterators, as long as none has ended."""
+        own = [self.lazily(i) for i in its]
+
+        def get(n: int) -> Any:
+            values: list[Any] = []
+            for i in own:
+                if (x := i.get(n)) is END:
+                    return END
+                values.append(x)
+            return f(n, values)
+
+        return Iter(get)
+
+    def iterate(self, v: Any) -> Items:
+        """The values that a `for` over v takes."""
+        if isinstance(v, Union):
+            raise Refused("a loop over a value of several kinds")
+        if isinstance(v, Iter) or (isinstance(v, Obj) and v.cls in (list, dict)):
+            it, out = self.lazily(v), list[Any]()
+            while (x := it.get(len(out))) is not END:
+                out.append(x)
+            return tuple(out)
+        return self._constants(v)
+
+    def _constants(self, v: Any) -> Items:
+        if isinstance(v, tuple):
+            return v
+        if is_array(v):
+            if v.ndim == 0:
+                raise PyRaise(TypeError("iteration over a 0-d array"))
+            return tuple(v[i] for i in range(v.shape[0]))
+        if type(v) in (range, str, list, dict, np.ndarray) or (isinstance(v, type) and issubclass(v, enum.Enum)):
+            if len(v) > _MOST_TURNS:
+                raise Refused(f"a loop of more than {_MOST_TURNS} turns over constants", "use jax.lax.fori_loop")
+            return tuple(map(self.outside, v))
+        if isinstance(v, TracedRange):
+            raise Refused("a range whose length depends on values", "write a for loop over it")
+        raise Refused(f"a loop over a {name_of_type(v)}")
+
+    def outside(self, v: Any) -> Any:
+        """A value from outside, as one of the language. Its objects are checked when they are used."""
+        if isinstance(v, tuple):
+            if hasattr(v, "_fields"):
+                check_namedtuple(type(v))
+                return v
+            return tuple(map(self.outside, v))
+        return v
+
+    # ------------------------------------------------------- methods of built-in types
+
+    def list_method(self, v: Obj, name: str, args: list[Any]) -> Any:
+        if name in ("append", "extend", "insert", "pop", "clear", "reverse"):
+            args = [self.small(a) if isinstance(a, Num) and name in ("pop",) else a for a in args]
+            args = [self.iterate(args[0])] if name == "extend" else args
+
+            def change(items: Items) -> Any:
+                new = list(items)
+                return new, self.python(getattr(new, name), *args)
+
+            if name in ("insert", "pop") and args and type(args[0]) is not int:
+                raise Refused(f"list.{name} at a traced index")
+            return self.with_items(v, change)
+        if name == "copy":
+            return self.lifted(self.new_list, v.slots["items"])
+        if name == "count":
+            same = [self.same_item(x, args[0]) for x in self.items(v)]
+            return self.call(sum, [tuple(Num("b", t) if is_array(t) else t for t in same)], {})
+        return self._index(self.items(v), args[0])
+
+    def _index(self, items: Items, x: Any) -> Any:
+        def at(i: int) -> Any:
+            if i == len(items):
+                raise PyRaise(ValueError("list.index of a value that is not in it"))
+            return self.branch(self.same_item(items[i], x), lambda: i, lambda: at(i + 1))
+
+        return at(0)
+
+    def dict_method(self, v: Obj, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        if name in ("items", "keys", "values"):
+            return self.view(v, {"items": tuple, "keys": operator.itemgetter(0)}.get(name, operator.itemgetter(1)))
+        if name == "get":
+            default = args[1] if len(args) > 1 else None
+            get = lambda items, k: self._value_of_key(items, k, default)
+            return self.lifted(get, v.slots["items"], args[0])
+        if name == "setdefault":
+            inside = self.truth(self.compare(ast.In, args[0], v))
+            if not isinstance(inside, bool):
+                raise Refused("setdefault of a key that may be there")
+            if not inside:
+                self.set_item(v, args[0], args[1] if len(args) > 1 else None)
+            return self.get_item(v, args[0])
+        if name == "update":
+            for k, x in [*(self.pairs(args[0]) if args else ()), *kwargs.items()]:
+                self.set_item(v, k, x)
+            return None
+        if name == "copy":
+            return self.new_dict(self.items(v))
+        found = self.get_item(v, args[0]) if len(args) == 1 else self.dict_method(v, "get", args, {})
+        self.need_constant(args[0])
+        self.with_items(v, lambda items: ([(k, x) for k, x in items if k != args[0]], None))
+        return found
+
+    def pairs(self, v: Any) -> Items:
+        """The (key, value) pairs of a dict, or of a sequence of pairs."""
+        if isinstance(v, Obj) and v.cls is dict:
+            return self.items(v)
+        if type(v) is dict:
+            return tuple(v.items())
+        return tuple((k, x) for k, x in map(self.iterate, self.iterate(v)))
+
+
+CHANGES = 'return the new value, make it in the function, or write mode="eager" and stateful=True'
+
+_GENERATED = frozenset(
+    [
+        "__new__",
+        "__repr__",
+        "__slots__",
+        "__doc__",
+        "__match_args__",
+        "__getnewargs__",
+        "__module__",
+        "__annotations__",
+        "__orig_bases__",
+        "__dict__",
+        "__annotate__",
+        "__static_attributes__",
+        "__firstlineno__",
+        "__annotate_func__",
+        "__annotations_cache__",
+        "__replace__",
+        "__weakref__",
+    ]
+)
+
+
+def check_namedtuple(cls: Any) -> None:
+    """Refuses a namedtuple with operators of its own."""
+    for c in cls.__mro__[: cls.__mro__.index(tuple)]:
+        own = {n for n in vars(c) if n.startswith("__") and n.endswith("__")} - _GENERATED
+        if own or ("__new__" in vars(c) and not c.__new__.__module__.startswith("namedtuple_")):
+            raise Refused(f"a namedtuple with {', '.join(sorted(own)) or '__new__'}")

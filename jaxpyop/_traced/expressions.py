@@ -1,0 +1,287 @@
+"""Expressions. To add one, write a method `eval_<name of the ast class in lower case>`."""
+
+from __future__ import annotations
+
+import ast
+import math
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpyop._traced.calls import BUILTINS
+from jaxpyop._traced.statements import Statements
+from jaxpyop._traced.values import *
+
+# What uses a generator expression up at once, so that its laziness cannot be seen.
+_AT_ONCE = {id(f) for f in (sum, any, all, min, max, list, tuple, sorted, dict)}
+
+
+_ORDERS: dict[type, type] = {ast.Lt: ast.GtE, ast.GtE: ast.Lt, ast.Gt: ast.LtE, ast.LtE: ast.Gt}
+_INVERSE = {**_ORDERS, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq}
+_FLIPPED: dict[type, type] = {ast.Lt: ast.Gt, ast.Gt: ast.Lt, ast.LtE: ast.GtE, ast.GtE: ast.LtE}
+# What may be evaluated once more, because it can neither change anything nor raise.
+_PURE = (ast.Name, ast.Constant, ast.UnaryOp, ast.USub, ast.Load)
+
+
+class Interpreter(Statements):
+    """Evaluates expressions in a frame. It is the machine with all parts of the language."""
+
+    def eval(self, e: ast.expr, env: Obj) -> Any:
+        method = getattr(self, f"eval_{type(e).__name__.lower()}", None)
+        if method is None:
+            raise Refused(f"the expression `{ast.unparse(e)}` is not in the language")
+        try:
+            return method(e, env)
+        except Refused as error:
+            # An error names the innermost expression, of the user's innermost line.
+            if not error.expression and error.where is None:
+                error.expression = ast.unparse(e)
+            raise
+
+    def eval_constant(self, e: ast.Constant, env: Obj) -> Any:
+        return e.value
+
+    def eval_name(self, e: ast.Name, env: Obj) -> Any:
+        return self.load(e.id, env)
+
+    def eval_binop(self, e: ast.BinOp, env: Obj) -> Any:
+        return self.binary(type(e.op), self.eval(e.left, env), self.eval(e.right, env))
+
+    def eval_unaryop(self, e: ast.UnaryOp, env: Obj) -> Any:
+        return self.unary(type(e.op), self.eval(e.operand, env))
+
+    def eval_boolop(self, e: ast.BoolOp, env: Obj) -> Any:
+        is_and = isinstance(e.op, ast.And)
+
+        def at(i: int) -> Any:
+            before = dict(env.slots)
+            v = self.eval(e.values[i], env)
+            if i == len(e.values) - 1:
+                return v
+            t = self.truth(v)
+
+            def more() -> Any:
+                self.refine(e.values[i], is_and, env, before)
+                return at(i + 1)
+
+            return self.branch(t, *((more, lambda: v) if is_and else (lambda: v, more)))
+
+        return at(0)
+
+    def eval_compare(self, e: ast.Compare, env: Obj) -> Any:
+        def at(i: int, left: Any) -> Any:
+            right = self.eval(e.comparators[i], env)
+            out = self.compare(type(e.ops[i]), left, right)
+            if i == len(e.ops) - 1:
+                return out
+            return self.branch(self.truth(out), lambda: at(i + 1, right), lambda: out)
+
+        return at(0, self.eval(e.left, env))
+
+    def eval_ifexp(self, e: ast.IfExp, env: Obj) -> Any:
+        before = dict(env.slots)
+        t = self.truth(self.eval(e.test, env))
+
+        def side(truth: bool, x: ast.expr) -> Any:
+            if not isinstance(t, bool):
+                self.refine(e.test, truth, env, before)
+            return self.eval(x, env)
+
+        return self.branch(t, lambda: side(True, e.body), lambda: side(False, e.orelse))
+
+    def eval_namedexpr(self, e: ast.NamedExpr, env: Obj) -> Any:
+        v = self.eval(e.value, env)
+        scope = env
+        while scope.slots.get("$comprehension"):
+            scope = scope.slots["$parent"]
+        self.store(e.target.id, v, scope)
+        return v
+
+    def eval_tuple(self, e: ast.Tuple, env: Obj) -> Any:
+        return tuple(self._elements(e.elts, env))
+
+    def eval_list(self, e: ast.List, env: Obj) -> Any:
+        return self.new_list(self._elements(e.elts, env))
+
+    def eval_set(self, e: ast.Set, env: Obj) -> Any:
+        items = self._elements(e.elts, env)
+        self.need_constant(*items)
+        return frozenset(items)
+
+    def _elements(self, elements: list[ast.expr], env: Obj) -> list[Any]:
+        out: list[Any] = []
+        for x in elements:
+            v = self.eval(x.value if isinstance(x, ast.Starred) else x, env)
+            if isinstance(x, ast.Starred):
+                out.extend(self.iterate(v))
+            elif isinstance(v, Iter):
+                raise Refused("an iterator is kept, and not used up at once", "write list(...)")
+            else:
+                out.append(v)
+        return out
+
+    def eval_dict(self, e: ast.Dict, env: Obj) -> Any:
+        out = self.new_dict()
+        for k, v in zip(e.keys, e.values):
+            key = None if k is None else self.eval(k, env)
+            value = self.eval(v, env)
+            for a, b in self.pairs(value) if k is None else ((key, value),):
+                self.set_item(out, a, b)
+        return out
+
+    def eval_attribute(self, e: ast.Attribute, env: Obj) -> Any:
+        return self.get_attr(self.eval(e.value, env), e.attr)
+
+    def eval_subscript(self, e: ast.Subscript, env: Obj) -> Any:
+        return self.get_item(self.eval(e.value, env), self.eval(e.slice, env))
+
+    def eval_slice(self, e: ast.Slice, env: Obj) -> Any:
+        return slice(*(None if x is None else self.eval(x, env) for x in (e.lower, e.upper, e.step)))
+
+    def eval_lambda(self, e: ast.Lambda, env: Obj) -> Any:
+        return self.closure(e, env)
+
+    def eval_joinedstr(self, e: ast.JoinedStr, env: Obj) -> Any:
+        return "".join(self._text(v, env) for v in e.values)
+
+    def _text(self, v: ast.expr, env: Obj) -> str:
+        if not isinstance(v, ast.FormattedValue):
+            return self.eval(v, env)
+        x = self.eval(v.value, env)
+        spec = self.eval(v.format_spec, env) if v.format_spec else ""
+        self.need_constant(x)
+        return self.python(format, {115: str, 114: repr, 97: ascii}.get(v.conversion, lambda a: a)(x), spec)
+
+    def eval_call(self, e: ast.Call, env: Obj) -> Any:
+        f = self.eval(e.func, env)
+        args: list[Any] = []
+        kwargs: dict[str, Any] = {}
+        for a in e.args:
+            if isinstance(a, ast.Starred):
+                args.extend(self.iterate(self.eval(a.value, env)))
+            elif isinstance(a, ast.GeneratorExp):
+                if id(f) not in _AT_ONCE or id(f) not in BUILTINS:
+                    raise Refused("a generator expression that is not used up at once", "write a list")
+                args.append(self.comprehension(a, env))
+            else:
+                args.append(self.eval(a, env))
+        for k in e.keywords:
+            value = self.eval(k.value, env)
+            kwargs.update(self.pairs(value) if k.arg is None else ((k.arg, value),))
+        return self.call(f, args, kwargs)
+
+    def comprehension(self, e: Any, env: Obj) -> Any:
+        names = frozenset(n.id for g in e.generators for n in ast.walk(g.target) if isinstance(n, ast.Name))
+        scope = self.frame(names, env, env.slots["$outer"])
+        scope.slots["$comprehension"] = True
+        out = self.new_dict() if isinstance(e, ast.DictComp) else self.new_list(())
+
+        def at(i: int) -> None:
+            if i == len(e.generators):
+                if isinstance(e, ast.DictComp):
+                    self.set_item(out, self.eval(e.key, scope), self.eval(e.value, scope))
+                else:
+                    self.list_method(out, "append", [self.eval(e.elt, scope)])
+                return
+            g = e.generators[i]
+            it = self.eval(g.iter, scope if i else env)
+
+            def run(items: Any) -> None:
+                values, n = self.lazily(items), 0
+                while (item := values.get(n)) is not END:
+                    self.assign(g.target, item, scope)
+                    filtered(i, g.ifs)
+                    n += 1
+
+            is_list = isinstance(it, Obj) and it.cls is list and isinstance(it.slots["items"], Union)
+            self.lifted(run, it.slots["items"] if is_list else it)
+
+        def filtered(i: int, ifs: list[ast.expr]) -> None:
+            if not ifs:
+                return at(i + 1)
+            return self.branch(self.truth(self.eval(ifs[0], scope)), lambda: filtered(i, ifs[1:]), lambda: None)
+
+        at(0)
+        return out
+
+    eval_listcomp = eval_dictcomp = comprehension
+
+    def eval_generatorexp(self, e: ast.GeneratorExp, env: Obj) -> Any:
+        raise Refused("a generator expression that is not used up at once", "write a list")
+
+    # ------------------------------------------------ what a test says about numbers
+
+    def refine(self, test: ast.expr, truth: bool, env: Obj, before: dict[str, Any] | None = None) -> None:
+        """Notes that a test had this result. A variable that changed since `before` the test is left alone."""
+        if before is None and any(isinstance(n, (ast.Call, ast.NamedExpr)) for n in ast.walk(test)):
+            return
+        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+            self.refine(test.operand, not truth, env, before)
+        elif isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) == truth:
+            for v in test.values:
+                self.refine(v, truth, env, before)
+        elif isinstance(test, ast.Name):
+            self._narrow(test, ast.NotEq if truth else ast.Eq, 0, env, before, sure=False)
+        elif isinstance(test, ast.Compare) and (truth or len(test.ops) == 1):
+            sides = [test.left, *test.comparators]
+            for left, op, right in zip(sides, test.ops, sides[1:]):
+                self._compared(left, type(op), right, truth, env, before)
+
+    def _compared(self, left: ast.expr, op: type, right: ast.expr, truth: bool, env: Obj, before: Any) -> None:
+        if op in (ast.Is, ast.IsNot):
+            if isinstance(left, ast.Name) and isinstance(right, (ast.Constant, ast.Name)):
+                self._narrow_union(left.id, self.eval(right, env), (op is ast.Is) == truth, env, before)
+            return
+        if op not in _INVERSE:
+            return
+        op = op if truth else _INVERSE[op]
+        for name, other, how in ((left, right, op), (right, left, _FLIPPED.get(op, op))):
+            if isinstance(name, ast.Name) and all(isinstance(n, _PURE) for n in ast.walk(other)):
+                value = self.eval(other, env)
+                if is_scalar(value):
+                    # `not a < b` says nothing of NaN, and a float with a range is not NaN.
+                    self._narrow(name, how, value, env, before, sure=truth)
+
+    def _variable(self, name: str, env: Obj, before: Any) -> Any:
+        v = env.slots.get(name, UNDEF)
+        unchanged = before is None or before.get(name) is v
+        return v if name in env.slots["$names"] and unchanged else UNDEF
+
+    def _narrow_union(self, name: str, c: Any, same: bool, env: Obj, before: Any) -> None:
+        v = self._variable(name, env, before)
+        keep = [i for i, a in enumerate(v.alts) if (a is c) == same] if isinstance(v, Union) else []
+        if len(keep) == 1:
+            self.write(env, name, v.alts[keep[0]])
+        elif keep and len(keep) < len(v.alts):
+            table = np.array([keep.index(i) if i in keep else 0 for i in range(len(v.alts))], np.int32)
+            self.write(env, name, Union(jnp.asarray(table)[v.tag], [v.alts[i] for i in keep]))
+
+    def _narrow(self, node: ast.Name, op: type, c: Any, env: Obj, before: Any, sure: bool) -> None:
+        v = self._variable(node.id, env, before)
+        if not isinstance(v, Num) or v.kind not in "if":
+            return
+        alts = None if v.alts is None or isinstance(c, Num) else tuple(a for a in v.alts if COMPARE[op](a, c))
+        if v.kind == "f" and (v.lo is None or v.hi is None or v.nan) and alts is None and not sure:
+            return
+        (lo, hi), (least, most) = bounds(v), bounds(c)
+        # Below an integer is at most the one before. A float that bounds an integer is rounded inwards.
+        if v.kind == "i":
+            least, most = (x if math.isinf(x) else f(x) for x, f in ((least, math.ceil), (most, math.floor)))
+        step = int(v.kind == "i" and kind_of(c) in "bi")
+        if op is ast.Gt:
+            lo = max(lo, least + step)
+        elif op is ast.GtE:
+            lo = max(lo, least)
+        elif op is ast.Lt:
+            hi = min(hi, most - step)
+        elif op is ast.LtE:
+            hi = min(hi, most)
+        elif op is ast.Eq and v.kind == "i" and type(c) is int:
+            self.write(env, node.id, c)
+            return
+        elif op is ast.NotEq and v.kind == "i" and type(c) is int:
+            lo, hi = lo + (lo == c), hi - (hi == c)
+        if (lo, hi, alts) != (*bounds(v), v.alts) and lo <= hi:
+            lo, hi = (None if math.isinf(x) else x for x in (lo, hi))
+            self.write(env, node.id, Num(v.kind, v.val, lo, hi, alts or None))

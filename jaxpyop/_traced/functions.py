@@ -1,0 +1,304 @@
+"""Functions of the user: their frames, their arguments, and the names that they read and assign."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import dataclasses
+import functools
+import linecache
+import operator
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+from jaxpyop import _jaxcore as core
+from jaxpyop._traced.calls import OUTSIDE, Calls, name_of_function
+from jaxpyop._traced.containers import CHANGES
+from jaxpyop._traced.machine import NORMAL, RETURN
+from jaxpyop._traced.operators import RECURSION
+from jaxpyop._traced.values import *
+
+_MOST_CALLS = 60
+Node = ast.FunctionDef | ast.Lambda
+
+
+class Functions(Calls):
+    """Calls of functions of the user."""
+
+    def block(self, statements: list[ast.stmt], env: Obj) -> None:
+        raise NotImplementedError
+
+    def eval(self, e: ast.expr, env: Obj) -> Any:
+        raise NotImplementedError
+
+    def refine(self, test: ast.expr, truth: bool, env: Obj, before: dict[str, Any] | None = None) -> None:
+        raise NotImplementedError
+
+    def frame(self, names: frozenset[str], parent: Any, outer: Any) -> Obj:
+        """The variables of a call. Names that begin with $ are the interpreter's."""
+        slots = {"$names": names, "$parent": parent, "$outer": outer, "$status": NORMAL, "$ret": UNSEEN}
+        return Obj("frame", slots)
+
+    def call_user(self, f: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        if isinstance(f, Closure) and isinstance(f.env, Union):
+            return self.lifted(lambda e: self.call_user(dataclasses.replace(f, env=e), args, kwargs), f.env)
+        if any(isinstance(v, Iter) for v in (*args, *kwargs.values())):
+            raise Refused("an iterator is given to a function, and not used up at once", "write list(...)")
+        if isinstance(f, Closure):
+            node, env, outer, defaults, kw_defaults = f.node, f.env, f.outer, f.defaults, f.kw_defaults
+        else:
+            if not core.is_users_file(f.__code__.co_filename):
+                raise Refused(f"`{name_of_function(f)}` is not in the language", OUTSIDE)
+            node, env, outer = source_of(f), None, f
+            defaults, kw_defaults = f.__defaults__ or (), f.__kwdefaults__ or {}
+        if len(self.frames) > _MOST_CALLS:
+            raise Refused(RECURSION, "write a loop")
+        frame = self.frame(local_names(node), env, outer)
+        self._bind_arguments(node.args, frame.slots, args, dict(kwargs), [*map(self.outside, defaults)], kw_defaults)
+        line = self.line
+        self.frames.append(frame)
+        try:
+            if isinstance(node, ast.Lambda):
+                self.line = (outer.__code__.co_filename, node.lineno)
+                return self.eval(node.body, frame)
+            self.block(node.body, frame)
+        finally:
+            self.frames.pop()
+            self.line = line
+        status, ret = frame.slots["$status"], frame.slots["$ret"]
+        if isinstance(status, Num):
+            returned = self.truth(num_compare(operator.eq, status, RETURN))
+            return self.branch(returned, lambda: ret, lambda: None)
+        return ret if status == RETURN else None
+
+    def _bind_arguments(
+        self, a: ast.arguments, slots: Any, args: list[Any], kwargs: Any, defaults: list[Any], kw_defaults: Any
+    ) -> None:
+        names, keywords = [x.arg for x in (*a.posonlyargs, *a.args)], {x.arg for x in (*a.args, *a.kwonlyargs)}
+        given = dict(zip(names, args))
+        if len(args) > len(names) and not a.vararg:
+            raise PyRaise(TypeError(f"takes {len(names)} arguments but {len(args)} were given"))
+        rest: list[Any] = []
+        for k, v in kwargs.items():
+            if k in keywords and k not in given:
+                given[k] = v
+            elif a.kwarg and k not in keywords:
+                rest.append((k, v))
+            else:
+                raise PyRaise(TypeError(f"got an unexpected argument {k!r}"))
+        slots.update(zip(names[len(names) - len(defaults) :], defaults))
+        slots.update({**kw_defaults, **given})
+        if a.vararg:
+            slots[a.vararg.arg] = tuple(args[len(names) :])
+        if a.kwarg:
+            slots[a.kwarg.arg] = self.new_dict(rest)
+        for x in (*names, *(y.arg for y in a.kwonlyargs)):
+            if x not in slots:
+                raise PyRaise(TypeError(f"missing the argument {x!r}"))
+
+    def closure(self, node: Any, env: Obj) -> Closure:
+        a = node.args
+        pairs = zip(a.kwonlyargs, a.kw_defaults)
+        kw_defaults = {x.arg: self.eval(d, env) for x, d in pairs if d is not None}
+        return Closure(node, env, env.slots["$outer"], tuple(self.eval(d, env) for d in a.defaults), kw_defaults)
+
+    def real_function(self, f: Closure) -> Any:
+        """A function of Python for one that the program made, for an op that calls it at run time."""
+        read = {n.id for n in ast.walk(f.node) if isinstance(n, ast.Name)} - local_names(f.node)
+        space = dict(f.outer.__globals__)
+        for name in read - set(vars(builtins)):
+            value = self.load(name, f.env)
+            if isinstance(value, (Num, Union, Obj)):
+                raise Refused(f"a function that runs on the host reads `{name}` of the traced one", "pass it in")
+            space[name] = self.real_function(value) if isinstance(value, Closure) else value
+        node: Any = f.node
+        if isinstance(node, ast.Lambda):
+            return eval(compile(ast.Expression(node), f.outer.__code__.co_filename, "eval"), space)
+        exec(compile(ast.Module([node], []), f.outer.__code__.co_filename, "exec"), space)
+        return space[node.name]
+
+    # ----------------------------------------------------------------------- names
+
+    def load(self, name: str, env: Any) -> Any:
+        outer = None
+        while env is not None:
+            if isinstance(env, Union):
+                return self.lifted(lambda x: self.load(name, x), env)
+            if name in env.slots["$names"]:
+                v = env.slots.get(name, UNDEF)
+                if v is UNDEF:
+                    raise PyRaise(UnboundLocalError(f"`{name}` has no value here; give it one before"))
+                if isinstance(v, Union) and UNDEF in v.alts:
+                    raise Refused(f"`{name}` may have no value here", "give it one before the `if` or the loop")
+                return v
+            outer, env = env.slots["$outer"], env.slots["$parent"]
+        return self._from_outside(name, outer)
+
+    def _from_outside(self, name: str, outer: Any) -> Any:
+        free = outer.__code__.co_freevars
+        if name in free:
+            try:
+                return self.outside(outer.__closure__[free.index(name)].cell_contents)
+            except ValueError:
+                raise PyRaise(NameError(f"`{name}` has no value")) from None
+        found = outer.__globals__.get(name, getattr(builtins, name, UNDEF))
+        if found is UNDEF:
+            raise PyRaise(NameError(f"name {name!r} is not defined"))
+        return self.outside(found)
+
+    def store(self, name: str, value: Any, env: Any) -> None:
+        while env is not None:
+            if name in env.slots["$names"]:
+                return self.write(env, name, value)
+            env = env.slots["$parent"]
+        raise Refused(f"`{name}` from outside of the function is changed", CHANGES)
+
+    def assign(self, target: Any, value: Any, env: Obj) -> None:
+        if isinstance(target, ast.Name):
+            self.store(target.id, value, env)
+        elif isinstance(target, (ast.Tuple, ast.List)):
+            self.lifted(lambda v: self._unpack(target.elts, self.iterate(v), env), value)
+        elif isinstance(target, ast.Attribute):
+            self.set_attr(self.eval(target.value, env), target.attr, value)
+        elif isinstance(target, ast.Subscript):
+            self.set_item(self.eval(target.value, env), self.eval(target.slice, env), value)
+        else:
+            raise Refused(f"an assignment to a {type(target).__name__}")
+
+    def _unpack(self, targets: list[ast.expr], values: tuple[Any, ...], env: Obj) -> None:
+        star = next((i for i, t in enumerate(targets) if isinstance(t, ast.Starred)), None)
+        if star is not None and len(values) >= len(targets) - 1:
+            end = len(values) - (len(targets) - star - 1)
+            values = (*values[:star], self.new_list(values[star:end]), *values[end:])
+        if len(values) != len(targets):
+            raise PyRaise(ValueError(f"{len(values)} values are unpacked into {len(targets)} names"))
+        for t, v in zip(targets, values):
+            self.assign(t.value if isinstance(t, ast.Starred) else t, v, env)
+
+    # ------------------------------------------------------ statements that define names
+
+    def do_functiondef(self, s: ast.FunctionDef, env: Obj) -> None:
+        f = self.closure(s, env)
+        for d in reversed(s.decorator_list):
+            f = self.call(self.eval(d, env), [f], {})
+        self.store(s.name, f, env)
+
+    def do_import(self, s: ast.Import, env: Obj) -> None:
+        for a in s.names:
+            name = a.name if a.asname else a.name.split(".")[0]
+            self.store(a.asname or name, self._module(name), env)
+
+    def do_importfrom(self, s: ast.ImportFrom, env: Obj) -> None:
+        for a in s.names:
+            self.store(a.asname or a.name, self.get_attr(self._module(s.module or "", s.level), a.name), env)
+
+    def _module(self, name: str, level: int = 0) -> Any:
+        if level or name not in sys.modules:
+            raise Refused(f"the import of {name or 'a module'}, which would run it", "import it at the top of the file")
+        return sys.modules[name]
+
+
+# ------------------------------------------------------------------------- their source
+
+
+@functools.cache
+def local_names(node: Node) -> frozenset[str]:
+    """The names that are local to a function."""
+    names, declared = {a.arg for a in ast.walk(node.args) if isinstance(a, ast.arg)}, set[str]()
+    for statement in node.body if isinstance(node.body, list) else [node.body]:
+        for n in _own_nodes(statement):
+            if isinstance(n, (ast.FunctionDef, ast.ClassDef)):
+                names.add(n.name)
+            elif isinstance(n, (ast.Yield, ast.YieldFrom, ast.Await)):
+                raise Refused("a generator or a coroutine is not in the language", "return a list")
+            elif isinstance(n, (ast.Nonlocal, ast.Global)):
+                declared.update(n.names)
+            elif isinstance(n, ast.Name) and isinstance(n.ctx, (ast.Store, ast.Del)):
+                names.add(n.id)
+            elif isinstance(n, (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)) and n.name:
+                names.add(n.name)
+            elif isinstance(n, ast.Import | ast.ImportFrom):
+                names.update(a.asname or a.name.split(".")[0] for a in n.names)
+    return frozenset(names - declared)
+
+
+def _own_nodes(n: ast.AST) -> Iterator[ast.AST]:
+    """The nodes that are in a function itself, and not in a function or a comprehension in it."""
+    if isinstance(n, (ast.ListComp, ast.GeneratorExp, ast.SetComp, ast.DictComp)):
+        # Of a comprehension, only a walrus assigns to a variable of the function.
+        yield from (x.target for x in ast.walk(n) if isinstance(x, ast.NamedExpr))
+        return
+    yield n
+    for child in () if isinstance(n, (ast.FunctionDef, ast.ClassDef, ast.Lambda)) else ast.iter_child_nodes(n):
+        yield from _own_nodes(child)
+
+
+def source_of(f: types.FunctionType) -> Node:
+    """The syntax tree of a function, found by its code, because `inspect` would follow `__wrapped__`."""
+    return _source_of(f.__code__, f.__qualname__)
+
+
+@functools.lru_cache(maxsize=4096)
+def _source_of(code: types.CodeType, name: str) -> Node:
+    linecache.checkcache(code.co_filename)
+    text = "".join(linecache.getlines(code.co_filename))
+    nodes = _functions_in(text).get(code.co_firstlineno, [])
+    kind: Any = ast.Lambda if code.co_name == "<lambda>" else ast.FunctionDef
+    found = [n for n in nodes if isinstance(n, kind) and _fits(n, code)]
+    if len({ast.dump(n) for n in found}) != 1:
+        what = "cannot be found" if not found else "cannot be told from that of another one in its line"
+        refused = Refused(f"the source of {name} {what}", "define it in a file or a notebook cell, one a line")
+        refused.where = (code.co_filename, code.co_firstlineno)
+        raise refused
+    return found[0]
+
+
+@functools.lru_cache(maxsize=64)
+def _functions_in(text: str) -> dict[int, list[Node]]:
+    """The functions of a file by their first lines. That of a function with decorators is the line of the first one."""
+    functions: dict[int, list[Node]] = {}
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):
+        return functions
+    for n in ast.walk(tree):
+        if isinstance(n, (ast.FunctionDef, ast.Lambda)):
+            decorators: list[ast.expr] = getattr(n, "decorator_list", [])
+            functions.setdefault(min(x.lineno for x in (n, *decorators)), []).append(n)
+    return functions
+
+
+def _fits(node: Node, code: types.CodeType) -> bool:
+    """Whether a function of this source has this code. The file may have changed since it was imported.
+
+    What is compared does not depend on which names are global, which the tree alone does not tell.
+    """
+    copy = ast.parse(ast.unparse(node)).body[0]
+    if isinstance(copy, ast.FunctionDef):
+        if copy.name != code.co_name:
+            return False
+        copy.decorator_list = []
+        if any(isinstance(n, ast.Assert) for n in ast.walk(copy)):
+            return True  # pytest compiles another text
+    # The variables that it closes over are those of a function around it.
+    text = "".join(f"    {name} = None\n" for name in code.co_freevars)
+    outer = ast.parse(f"def outer():\n{text}    pass")
+    outer.body[0].body.append(copy)  # type: ignore[attr-defined]
+    own: Any = compile(ast.fix_missing_locations(outer), "?", "exec")
+    for _ in range(2):
+        own = next((c for c in own.co_consts if isinstance(c, types.CodeType)), None)
+    return own is not None and _summary(own) == _summary(code)
+
+
+def _summary(code: types.CodeType) -> Any:
+    names = {*code.co_names, *code.co_varnames, *code.co_freevars, *code.co_cellvars} - {"__class__"}
+    args = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    nested = [_summary(c) for c in code.co_consts if isinstance(c, types.CodeType)]
+    consts = sorted(repr(c) for c in code.co_consts if not isinstance(c, (types.CodeType, tuple, frozenset, str)))
+    return args, names, consts, nested
+
+
+def contains(kind: type[ast.stmt], statements: list[ast.stmt]) -> bool:
+    return any(isinstance(n, kind) for s in statements for n in ast.walk(s))

@@ -1,0 +1,299 @@
+"""The state of an interpretation, and the two things that are hard: a branch on a traced value, and a loop on one."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxpyop import _jaxcore as core
+from jaxpyop._traced.loop import bind_jaxprs
+from jaxpyop._traced.values import *
+
+Place = tuple[Obj, str]  # a slot
+Forms = dict[Any, Form]  # the form of what each place holds; None is the place of what a thunk returns
+Thunk = Callable[[], Any]
+
+_ATTEMPTS = 14
+# The status of a frame: how a block was left.
+NORMAL, BREAK, CONTINUE, RETURN = 0, 1, 2, 3
+
+
+class Machine:
+    """One interpretation of one function.
+
+    Attributes:
+        max_steps: how many turns of each loop a backward pass may keep.
+        label: how errors of JAX name the function.
+        shapes_only: whether only the shapes of the results are wanted. Then one path that completes is followed.
+        journal: for each branch or loop that is being interpreted, what the slots held before it changed them.
+        floor: objects that were born before must not be changed, because they belong to the caller of a function that
+            JAX calls.
+        frames: the variables of the calls that are being interpreted.
+        line: the user's file, and the line that is being interpreted.
+        returned: where the function last returned.
+    """
+
+    def __init__(self, max_steps: int | None, label: str, shapes_only: bool = False) -> None:
+        self.max_steps, self.label, self.shapes_only = max_steps, label, shapes_only
+        self.journal: list[dict[Place, Any]] = [{}]
+        self.floor, self.frames, self.returned = 0, list[Obj](), core.NOWHERE
+        self.line: tuple[str, int] = core.NOWHERE
+
+    def write(self, obj: Obj, key: str, value: Any) -> None:
+        """Changes a slot. Nothing else does."""
+        if isinstance(value, Iter):
+            raise Refused("an iterator is kept, and not used up at once", "write list(...)")
+        if obj.birth < self.floor:
+            raise Refused("a function that JAX calls changes a variable or an object of its caller", "return the value")
+        self.journal[-1].setdefault((obj, key), obj.slots.get(key, UNDEF))
+        _put(obj, key, value)
+
+    @contextlib.contextmanager
+    def undoing(self, what: str) -> Iterator[dict[Place, Any]]:
+        """Undoes all changes in the end. A path that raises is refused, because a program cannot."""
+        journal: dict[Place, Any] = {}
+        self.journal.append(journal)
+        try:
+            yield journal
+        except PyRaise as e:
+            raise refusal_of(e, what) from None
+        finally:
+            self.journal.pop()
+            for (obj, key), old in journal.items():
+                _put(obj, key, old)
+
+    def tried(self, run: Thunk) -> tuple[bool, Any]:
+        """Runs a thunk, and undoes what it did if it is refused. Returns whether it was not, and its result."""
+        self.journal.append({})
+        done = False
+        try:
+            result = run()
+            done = True
+        except (Refused, PyRaise):
+            return False, None
+        finally:
+            journal = self.journal.pop()
+            for place, old in journal.items():
+                if done:
+                    self.journal[-1].setdefault(place, old)
+                else:
+                    _put(*place, old)
+        return True, result
+
+    def name_of(self, obj: Obj, key: str) -> str:
+        """How an error names a slot: the variable, or the variable that the object is in."""
+        names = (name for frame in reversed(self.frames) for name, v in frame.slots.items() if v is obj)
+        return key if obj.cls == "frame" else next(names, key)
+
+    # ------------------------------------------------------------------- a branch
+
+    def record(self, run: Thunk) -> tuple[Any, Any, Forms]:
+        """Traces a thunk, and undoes what it changes.
+
+        Returns:
+            The jaxpr, its constants, and the form of what it returned and of each place that it changed.
+        """
+        found: Forms = {}
+
+        def step() -> list[Any]:
+            mark = next(Obj.births)
+            with self.undoing("a path") as journal:
+                values: dict[Any, Any] = {None: run()}
+                values.update({(o, k): o.slots.get(k, UNDEF) for o, k in journal if o.birth < mark})
+                memo: dict[Obj, Form] = {}
+                found.update((place, form_of(v, mark, memo)) for place, v in values.items())
+                flat = Flattening(mark)
+                for place, form in found.items():
+                    flat.put(form, values[place])
+                return flat.leaves
+
+        jaxpr, consts = core.opened(core.make_jaxpr(step, []))
+        return jaxpr, consts, found
+
+    def branch(self, pred: Any, yes: Thunk, no: Thunk) -> Any:
+        """The value of one of two thunks, and its changes. `pred` is a bool, or a traced one."""
+        if isinstance(pred, bool):
+            return yes() if pred else no()
+        if self.shapes_only:
+            done, result = self.tried(yes)
+            return result if done else no()
+        sides = [self.record(run) for run in (yes, no)]
+        places = list(dict.fromkeys([*sides[0][2], *sides[1][2]]))
+        # A place that one side leaves alone has, on that side, the value from before.
+        outside, joining = next(Obj.births), Joining()
+        now = {p: form_of(p[0].slots.get(p[1], UNDEF), outside, {}) for p in places if p}
+        for _, _, forms in sides:
+            forms.update({p: const(UNSEEN) for p in places if p and _is_over(p, forms, now)})
+        joined = {p: joining.join(*(forms[p] if p in forms else now[p] for _, _, forms in sides)) for p in places}
+        leaves: Any = []  # both sides may have the same constants
+        if structs_of(list(joined.values())) or any(jaxpr.effects for jaxpr, _, _ in sides):
+            split = len(sides[0][1])
+            first = lambda *xs: self._side(sides[0], joined, xs[:split])
+            second = lambda *xs: self._side(sides[1], joined, xs[split:])
+            leaves = lax.cond(pred, first, second, *sides[0][1], *sides[1][1])
+        filling = Filling(leaves)
+        values = {p: filling.get(form) for p, form in joined.items()}
+        for p, v in values.items():
+            if p:
+                self.write(p[0], p[1], v)
+        return values.get(None)
+
+    def _side(self, side: tuple[Any, Any, Forms], joined: Forms, consts: Any) -> list[Any]:
+        """Runs one side of a branch again, and brings what it leaves to the form that both sides have."""
+        jaxpr, _, forms = side
+        mark = next(Obj.births)
+        filling = Filling(core.run_jaxpr(jaxpr, *consts))
+        values = {p: filling.get(form) for p, form in forms.items()}
+        flat = Flattening(mark)
+        for p, form in joined.items():
+            flat.put(form, values[p] if p in values else p[0].slots.get(p[1], UNDEF))
+        return flat.leaves
+
+    def lift(self, f: Callable[[Any], Any], u: Union) -> Any:
+        """`f` of the alternative that a Union is, by a branch for each."""
+
+        def chain(i: int) -> Any:
+            if i == len(u.alts) - 1:
+                return f(u.alts[i])
+            return self.branch(u.tag == i, lambda: f(u.alts[i]), lambda: chain(i + 1))
+
+        return chain(0)
+
+    def lifted(self, f: Callable[..., Any], *vs: Any) -> Any:
+        """`f(*vs)`, for each alternative of the Unions among them."""
+        if any(v is UNDEF or (isinstance(v, Union) and any(a is UNDEF for a in v.alts)) for v in vs):
+            raise Refused("a variable may have no value here", "give it one before the `if` or the loop")
+        i = next((i for i, v in enumerate(vs) if isinstance(v, Union)), None)
+        if i is None:
+            return f(*vs)
+        return self.lift(lambda a: self.lifted(f, *vs[:i], a, *vs[i + 1 :]), vs[i])
+
+    # --------------------------------------------------------------------- a loop
+
+    def loop(self, go: Any, turn: Thunk) -> None:
+        """Runs `turn`, a thunk that says whether to go on, while it does. `go` is the first answer, traced.
+
+        The forms of what the loop carries grow until a turn keeps them. Then the ranges of numbers are cut down to what
+        the start and a turn give, if a turn keeps that, too.
+        """
+        if self.shapes_only:
+            self.tried(turn)
+            return
+        forms: Forms = {}
+        for _ in range(_ATTEMPTS):
+            body, found, tight = self._turn(forms, turn)
+            if _same(found, forms):
+                break
+            forms = found
+        else:
+            raise Refused("what the loop carries has another form after each turn")
+        if not _same(tight, forms):
+            tight_body, found, _ = self._turn(tight, turn)
+            if _same(found, tight):
+                body, forms = tight_body, tight
+        flat = Flattening(next(Obj.births))
+        for p, form in forms.items():
+            flat.put(form, p[0].slots.get(p[1], UNDEF))
+        state = [go, *flat.leaves]
+        with jax.enable_x64(True):
+            test = core.make_jaxpr(lambda *xs: [xs[0]], [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in state])
+            out = bind_jaxprs(test, body, state, self.max_steps, f"{self.label}: {self.line[0]}:{self.line[1]}")
+        filling = Filling(out[1:])
+        for p, form in forms.items():
+            self.write(p[0], p[1], filling.get(form))
+
+    def _turn(self, forms: Forms, turn: Thunk) -> tuple[Any, Forms, Forms]:
+        """Traces a turn that begins with values of these forms.
+
+        Returns:
+            Its jaxpr, the forms before and after it as one, and the same with ranges as narrow as possible.
+        """
+        users, found, tight = core.x64_enabled(), Forms(), Forms()
+
+        def step(*leaves: Any) -> list[Any]:
+            mark = next(Obj.births)
+            with jax.enable_x64(users), self.undoing("a turn of the loop") as journal:
+                filling = Filling(leaves[1:])
+                for p, form in forms.items():
+                    self.write(p[0], p[1], filling.get(form))
+                goes = turn()
+                changed = [p for p in journal if p[0].birth < mark]
+                values = {p: p[0].slots.get(p[1], UNDEF) for p in dict.fromkeys([*forms, *changed])}
+                self._compare(forms, values, journal, mark, found, tight)
+                flat = Flattening(mark)
+                for p in forms if _same(found, forms) else ():
+                    flat.put(forms[p], values[p])
+                return [goes if is_array(goes) else jnp.asarray(np.bool_(goes)), *flat.leaves]
+
+        with jax.enable_x64(True):  # else JAX 0.12 gives the leaves 32 bits
+            body = core.make_jaxpr(step, [jax.ShapeDtypeStruct((), np.bool_), *structs_of(list(forms.values()))])
+        return body, found, tight
+
+    def _compare(
+        self, forms: Forms, values: dict[Any, Any], journal: Any, mark: int, found: Forms, tight: Forms
+    ) -> None:
+        """Joins the forms of what a turn leaves with those that it began with, place by place."""
+        memo: dict[Obj, Form] = {}
+        outside, joining, narrow = next(Obj.births), Joining(), Joining()
+        for p, value in values.items():
+            new = form_of(value, mark, memo)
+            start = form_of(journal.get(p, value), outside, {})
+            before = forms.get(p, start)
+            joined = joining.join(before, new)
+            if p[1] == "$status":
+                found[p] = tight[p] = num("i", 0, 3, (0, 1, 2, 3)) if joined.kind == "num" else joined
+                continue
+            found[p] = widened(joined, before, FAR, set())
+            tight[p] = narrow.join(start, new)
+            _check_carried(self.name_of(*p), before, new, known=p in forms)
+
+
+def _is_over(place: Place, forms: Forms, now: Forms) -> bool:
+    """Whether a variable has no value on a path that returned, so that nobody will ask for it."""
+    status = forms.get((place[0], "$status"))
+    return (forms.get(place) or now[place]).value is UNDEF and status is not None and status.value == RETURN
+
+
+def _put(obj: Obj, key: str, value: Any) -> None:
+    if value is UNDEF:
+        obj.slots.pop(key, None)
+    else:
+        obj.slots[key] = value
+
+
+def _same(a: Forms, b: Forms) -> bool:
+    first: dict[Form, int] = {}
+    second: dict[Form, int] = {}
+    return [(p, form_key(f, first)) for p, f in a.items()] == [(p, form_key(f, second)) for p, f in b.items()]
+
+
+def _check_carried(name: str, before: Form, new: Form, known: bool) -> None:
+    """Refuses what would grow from turn to turn: the shape of an array, the length of a list, an integer."""
+    if before.kind == new.kind == "arr" and before.own[0] != new.own[0]:
+        shapes = f"the shape {before.own[0]} before a turn of the loop, and {new.own[0]} after it"
+        raise Refused(f"`{name}` has {shapes}", "give it one shape")
+    if before.kind == new.kind == "group" and before.own[0] is new.own[0] is tuple and before.own != new.own:
+        raise Refused(f"`{name}` has another length after each turn of the loop", "use an array of a fixed length")
+    for form in walk(new, set()) if known else ():
+        if form.kind == "num" and form.own == "i":
+            lo, hi, _ = form.value
+            if lo < -FAR - MOST_STEP or hi > FAR + MOST_STEP:
+                raise Refused(
+                    f"`{name}` is a Python integer that may grow beyond 64 bits in this loop", "make it an array"
+                )
+
+
+def refusal_of(e: PyRaise, what: str) -> Refused:
+    """The refusal of a path on which Python would raise."""
+    refused = Refused(f"{what} raises {type(e.error).__name__}: {e.error}", RAISING)
+    refused.where = e.where
+    return refused
+
+
+RAISING = 'return jnp.nan there, or write mode="eager" to call the body at run time instead'

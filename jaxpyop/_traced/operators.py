@@ -1,0 +1,322 @@
+"""Operators, comparisons and truth, for each kind of value."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import dataclasses
+import enum
+import math
+import operator
+import types
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxpyop import _jaxcore as core
+from jaxpyop._traced.machine import Machine
+from jaxpyop._traced.values import *
+
+DUNDER = {
+    ast.Add: "add",
+    ast.Sub: "sub",
+    ast.Mult: "mul",
+    ast.Div: "truediv",
+    ast.FloorDiv: "floordiv",
+    ast.Mod: "mod",
+    ast.Pow: "pow",
+    ast.MatMult: "matmul",
+    ast.BitAnd: "and",
+    ast.BitOr: "or",
+    ast.BitXor: "xor",
+    ast.LShift: "lshift",
+    ast.RShift: "rshift",
+    ast.Lt: "lt",
+    ast.LtE: "le",
+    ast.Gt: "gt",
+    ast.GtE: "ge",
+    ast.Eq: "eq",
+    ast.NotEq: "ne",
+    ast.USub: "neg",
+    ast.UAdd: "pos",
+    ast.Invert: "invert",
+}
+_UNARY: dict[type, Callable[..., Any]] = {
+    ast.USub: operator.neg,
+    ast.UAdd: operator.pos,
+    ast.Invert: operator.invert,
+}
+
+
+RECURSION = "a function calls itself, and when it ends depends on values"
+
+
+class Operators(Machine):
+    """The operators. What they need of later parts of the language is declared here."""
+
+    def call(self, f: Any, args: Any, kwargs: Any) -> Any:
+        raise NotImplementedError
+
+    def class_attribute(self, cls: Any, name: str) -> Any:
+        raise NotImplementedError
+
+    def items(self, obj: Obj) -> tuple[Any, ...]:
+        raise NotImplementedError
+
+    def length(self, v: Any) -> Any:
+        raise NotImplementedError
+
+    def small(self, v: Any) -> Any:
+        raise NotImplementedError
+
+    def python(self, f: Callable[..., Any], *vs: Any, **kw: Any) -> Any:
+        """An allowed function of Python or JAX on constants and arrays."""
+        leaves = jax.tree.leaves((vs, kw))
+        traced = any(isinstance(x, core.Tracer) or (callable(x) and not isinstance(x, type)) for x in leaves)
+        known = not traced and any(map(is_array, leaves))
+        try:
+            # Arrays that depend on no argument have values, as in plain Python, so that loops on them end.
+            with np.errstate(all="ignore"), jax.ensure_compile_time_eval() if known else contextlib.nullcontext():
+                return f(*vs, **kw)
+        except (Refused, PyRaise):
+            raise
+        except RecursionError:
+            raise Refused(RECURSION, "write a loop") from None
+        except Exception as e:
+            raise PyRaise(e) from e
+
+    # ------------------------------------------------------------ two values to one
+
+    def binary(self, op: type, a: Any, b: Any) -> Any:
+        return self.lifted(lambda x, y: self._binary(op, x, y), a, b)
+
+    def _binary(self, op: type, a: Any, b: Any) -> Any:
+        if isinstance(a, Obj) or isinstance(b, Obj):
+            return self._objects(op, a, b)
+        if is_array(a) or is_array(b):
+            return self._arrays(op, a, b)
+        if isinstance(a, Num) or isinstance(b, Num):
+            if is_scalar(a) and is_scalar(b):
+                return num_binary(op, a, b)
+            if op is ast.Mult and isinstance(a, (str, tuple)):
+                return self.lifted(lambda n: a * n, self.small(b))
+            raise Refused(f"{op.__name__} of a {_name(a)} and a {_name(b)}")
+        if isinstance(a, tuple) and isinstance(b, tuple) and op is ast.Add:
+            return tuple(a) + tuple(b)
+        if isinstance(a, tuple) and type(b) is int and op is ast.Mult:
+            return tuple(a) * b
+        self.need_constant(a, b)
+        return self.python(PYTHON_OPS[op], a, b)
+
+    def _objects(self, op: type, a: Any, b: Any) -> Any:
+        if isinstance(a, Obj) and a.cls is list and op is ast.Add and isinstance(b, Obj) and b.cls is list:
+            return Obj(list, {"items": self.items(a) + self.items(b)})
+        if isinstance(a, Obj) and a.cls is list and op is ast.Mult:
+            return self.lifted(lambda n: Obj(list, {"items": self.items(a) * n}), self.small(b))
+        for x, y, name in ((a, b, f"__{DUNDER[op]}__"), (b, a, f"__r{DUNDER[op]}__")):
+            if isinstance(x, Obj) and (found := self.class_attribute(x.cls, name)) is not UNDEF:
+                return self.call(Bound(found, x), [y], {})
+        raise Refused(f"{op.__name__} of a {_name(a)} and a {_name(b)}")
+
+    def _arrays(self, op: type, a: Any, b: Any) -> Any:
+        self.check_beside_array(a, b)
+        x, y = num_to_array(a, b if is_array(b) else None), num_to_array(b, a if is_array(a) else None)
+        if op in (ast.Add, ast.Sub):
+            x, y = _kept_zero(x, y), y if op is ast.Sub else _kept_zero(y, x)
+        return self.python(PYTHON_OPS[op], x, y)
+
+    def check_beside_array(self, *vs: Any) -> None:
+        for v in vs:
+            if not (is_array(v) or is_scalar(v) or isinstance(v, (complex, np.ndarray, np.generic))):
+                raise Refused(f"an array meets a {_name(v)}")
+
+    def need_constant(self, *vs: Any) -> None:
+        """Refuses what is not known while JAX traces, or may do anything when Python operates on it."""
+        for v in vs:
+            if isinstance(v, tuple) or type(v) is frozenset:
+                self.need_constant(*v)
+            elif not isinstance(v, CONSTANT_TYPES) and type(v) is not np.ndarray:
+                raise Refused(f"an operation on a {_name(v)} that needs its value")
+
+    def unary(self, op: type, v: Any) -> Any:
+        if op is ast.Not:
+            return self.not_(v)
+        return self.lifted(lambda a: self._unary(op, a), v)
+
+    def _unary(self, op: type, v: Any) -> Any:
+        if isinstance(v, Num):
+            return num_unary(op, v)
+        if isinstance(v, Obj):
+            if (found := self.class_attribute(v.cls, f"__{DUNDER[op]}__")) is UNDEF:
+                raise Refused(f"{op.__name__} of a {_name(v)}")
+            return self.call(Bound(found, v), [], {})
+        if not is_array(v):
+            self.need_constant(v)
+        return self.python(_UNARY[op], v)
+
+    # ----------------------------------------------------------------------- truth
+
+    def not_(self, v: Any) -> Any:
+        t = self.truth(v)
+        return (not t) if isinstance(t, bool) else Num("b", lax.bitwise_not(t))
+
+    def truth(self, v: Any) -> Any:
+        """`bool(v)`: a bool, or a traced one."""
+        out = self.lifted(self._truth, v)
+        return out.val if isinstance(out, Num) else out
+
+    def truth_value(self, v: Any) -> Any:
+        """`bool(v)`, as a value of the program."""
+        t = self.truth(v)
+        return t if isinstance(t, bool) else Num("b", t)
+
+    def _truth(self, v: Any) -> Any:
+        if isinstance(v, Num):
+            return v if v.kind == "b" else True if nonzero(v) else Num("b", wide(lambda: v.val != 0))
+        if is_array(v):
+            if v.size != 1:
+                error = "the truth value of an array with more than one element is ambiguous; use jnp.any or jnp.all"
+                raise PyRaise(ValueError(error))
+            if not isinstance(v, core.Tracer):
+                return bool(v)
+            return Num("b", (v if v.dtype == np.bool_ else v != 0).reshape(()))
+        if isinstance(v, Obj):
+            if v.cls in (list, dict):
+                return self.compare(ast.Gt, self.length(v), 0)
+            for name in ("__bool__", "__len__"):
+                if (f := self.class_attribute(v.cls, name)) is not UNDEF:
+                    return self.lifted(self._truth, self.call(Bound(f, v), [], {}))
+            return True
+        if isinstance(v, (tuple, list, dict, range)):
+            return len(v) > 0
+        if isinstance(v, (Closure, Bound, Method, Partial, Foreign, types.FunctionType, type)):
+            return True
+        self.need_constant(v)
+        return self.python(bool, v)
+
+    # ----------------------------------------------------------------- comparisons
+
+    def compare(self, op: type, a: Any, b: Any) -> Any:
+        if op in (ast.Is, ast.IsNot):
+            out = self.lifted(self._same, a, b)
+            return out if op is ast.Is else self.not_(out)
+        if op in (ast.In, ast.NotIn):
+            out = self.lifted(self._contains, a, b)
+            return out if op is ast.In else self.not_(out)
+        return self.lifted(lambda x, y: self._compare_values(op, x, y), a, b)
+
+    def _same(self, x: Any, y: Any) -> Any:
+        for a, b in ((x, y), (y, x)):
+            if isinstance(a, Num):
+                if b is None or isinstance(b, (Obj, enum.Enum, str, tuple)) or is_array(b):
+                    return False
+                if is_scalar(b) and kind_of(a) == kind_of(b) == "b":
+                    return Num("b", raw(a) == raw(b))
+                raise Refused("`is` of numbers", "write ==")
+        if x is not y and type(x) is type(y) and not isinstance(x, (Obj, enum.Enum, bool, type(None))):
+            raise Refused(f"`is` of two values of the type {_name(x)}", "write ==")
+        return x is y
+
+    def _compare_values(self, op: type, a: Any, b: Any) -> Any:
+        equality = op in (ast.Eq, ast.NotEq)
+        if is_array(a) or is_array(b):
+            if equality and any(v is None or isinstance(v, (str, enum.Enum)) for v in (a, b)):
+                return op is ast.NotEq
+            self.check_beside_array(a, b)
+            x, y = num_to_array(a, b if is_array(b) else None), num_to_array(b, a if is_array(a) else None)
+            return self.python(COMPARE[op], x, y)
+        if (isinstance(a, Num) or isinstance(b, Num)) and is_scalar(a) and is_scalar(b):
+            return num_compare(COMPARE[op], a, b)
+        if isinstance(a, Obj) and isinstance(b, Obj) and a.cls is b.cls is list:
+            a, b = self.items(a), self.items(b)
+        if isinstance(a, tuple) and isinstance(b, tuple):
+            return self._compare_tuples(op, a, b)
+        if equality and any(v is None or isinstance(v, (str, enum.Enum)) for v in (a, b)):
+            if not all(isinstance(v, CONSTANT_TYPES) for v in (a, b)):
+                return op is ast.NotEq
+        elif isinstance(a, Obj) and not isinstance(a.cls, str) and a.cls not in (list, dict):
+            return self._compare_objects(op, a, b)
+        if not (isinstance(a, (type, np.dtype)) and isinstance(b, (type, np.dtype))):
+            self.need_constant(a, b)
+        return self.python(COMPARE[op], a, b)
+
+    def _compare_objects(self, op: type, a: Obj, b: Any) -> Any:
+        if (f := self.class_attribute(a.cls, f"__{DUNDER[op]}__")) is not UNDEF:
+            # The __eq__ of a dataclass is generated, and has no source.
+            if not dataclasses.is_dataclass(a.cls) or core.is_users_file(f.__code__.co_filename):
+                return self.call(Bound(f, a), [b], {})
+        elif op in (ast.Eq, ast.NotEq):
+            return (a is b) == (op is ast.Eq)
+        raise Refused(f"a comparison of objects of {_name(a)}", "compare their attributes")
+
+    def _compare_tuples(self, op: type, a: Any, b: Any) -> Any:
+        equality = op in (ast.Eq, ast.NotEq)
+        if equality and len(a) != len(b):
+            return op is ast.NotEq
+
+        def at(i: int) -> Any:
+            if i == min(len(a), len(b)):
+                return self.python(COMPARE[op], len(a), len(b))
+            different = lambda: op is ast.NotEq if equality else self.compare(op, a[i], b[i])
+            return self.branch(self.same_item(a[i], b[i]), lambda: at(i + 1), different)
+
+        return at(0)
+
+    def _contains(self, x: Any, box: Any) -> Any:
+        if isinstance(box, Obj):
+            if box.cls is dict:
+                box = tuple(k for k, _ in self.items(box))
+            elif box.cls is list:
+                box = self.items(box)
+            elif (f := self.class_attribute(box.cls, "__contains__")) is not UNDEF:
+                return self.truth_value(self.call(Bound(f, box), [x], {}))
+        elif isinstance(box, str):
+            self.need_constant(x)
+            return self.python(operator.contains, box, x)
+        if type(box) not in (dict, set, frozenset, list, range) and not isinstance(box, tuple):
+            raise Refused(f"`in` of a {_name(box)}")
+        items: Any = tuple(box)  # pyright: ignore[reportArgumentType]
+
+        def at(i: int) -> Any:
+            if i == len(items):
+                return False
+            return self.branch(self.same_item(items[i], x), lambda: True, lambda: at(i + 1))
+
+        return at(0)
+
+    def same_item(self, a: Any, b: Any) -> Any:
+        """Whether Python takes two items for the same. It first asks whether they are one object, which a NaN is, too.
+
+        Raises:
+            Refused: they came out of a branch or a loop, after which they may be one object.
+        """
+        if a is b:
+            return True
+        if any(map(came_from_merge, (a, b))) and (
+            (is_array(a) and is_array(b)) or (isinstance(a, Num) and isinstance(b, Num))
+        ):
+            raise Refused("Python asks whether two values are one object, which is not known after a branch or a loop")
+        return self.truth(self.compare(ast.Eq, a, b))
+
+
+def _kept_zero(v: Any, other: Any) -> Any:
+    """Hides a zero that is added to an array, because XLA thinks that x + 0.0 is x, which it is not for -0.0."""
+    is_zero = type(v) in (int, float) and v == 0 and math.copysign(1, v) > 0
+    if is_zero and is_array(other) and not other.weak_type and jnp.issubdtype(other.dtype, jnp.floating):
+        return lax.optimization_barrier(jnp.zeros((), other.dtype))
+    return v
+
+
+def _name(v: Any) -> str:
+    if is_array(v):
+        return f"jax.Array ({v.dtype}{list(v.shape)})"
+    if isinstance(v, Num):
+        return {"b": "bool", "i": "int"}.get(v.kind, "float") + " that is not known"
+    return getattr(v.cls, "__name__", str(v.cls)) if isinstance(v, Obj) else type(v).__name__
+
+
+name_of_type = _name

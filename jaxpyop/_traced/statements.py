@@ -1,0 +1,397 @@
+"""Statements. To add one, write a method `do_<name of the ast class in lower case>`."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpyop._traced.containers import CHANGES
+from jaxpyop._traced.functions import Functions, contains
+from jaxpyop._traced.machine import BREAK, CONTINUE, NORMAL, RAISING, RETURN
+from jaxpyop._traced.values import *
+
+# How many turns a `while` may take before its test depends on values, and how many of a `for` with a traced exit are
+# unrolled.
+_MOST_TURNS, _UNROLLED = 2000, 8
+
+
+class Statements(Functions):
+    """Executes statements in a frame."""
+
+    def block(self, statements: list[ast.stmt], env: Obj) -> None:
+        for i, s in enumerate(statements):
+            self.statement(s, env)
+            status = env.slots["$status"]
+            if isinstance(status, Num):
+                if rest := statements[i + 1 :]:
+                    self.if_normal(env, lambda: self.block(rest, env))
+                return
+            if status != NORMAL:
+                return
+
+    def statement(self, s: ast.stmt, env: Obj) -> None:
+        before = self.line
+        self.line = (env.slots["$outer"].__code__.co_filename, s.lineno)
+        try:
+            method = getattr(self, f"do_{type(s).__name__.lower()}", None)
+            if method is None:
+                raise Refused(f"the statement `{ast.unparse(s).splitlines()[0]}` is not in the language")
+            method(s, env)
+        except (Refused, PyRaise) as e:
+            e.where = e.where or self.line
+            raise
+        self.line = before
+
+    def if_normal(self, env: Obj, run: Callable[[], Any]) -> None:
+        """Runs what follows, unless the block was left. On each side it is known whether it was."""
+        status = env.slots["$status"]
+
+        def go() -> None:
+            self.write(env, "$status", NORMAL)
+            run()
+
+        def skip() -> None:
+            left = tuple(a for a in status.alts or (1, 2, 3) if a != NORMAL)
+            self.write(env, "$status", left[0] if len(left) == 1 else Num("i", status.val, 0, 3, left))
+
+        self.branch(self.truth(num_compare(operator.eq, status, NORMAL)), go, skip)
+
+    # ------------------------------------------------------------ simple statements
+
+    def do_expr(self, s: ast.Expr, env: Obj) -> None:
+        self.eval(s.value, env)
+
+    def do_pass(self, s: ast.Pass, env: Obj) -> None:
+        pass
+
+    do_nonlocal = do_pass
+
+    def do_global(self, s: ast.Global, env: Obj) -> None:
+        raise Refused(f"`{s.names[0]}` from outside of the function is changed", CHANGES)
+
+    def do_assign(self, s: ast.Assign, env: Obj) -> None:
+        value = self.eval(s.value, env)
+        for t in s.targets:
+            self.assign(t, value, env)
+
+    def do_annassign(self, s: ast.AnnAssign, env: Obj) -> None:
+        if s.value is not None:
+            self.assign(s.target, self.eval(s.value, env), env)
+
+    def do_augassign(self, s: ast.AugAssign, env: Obj) -> None:
+        t = s.target
+        if isinstance(t, ast.Name):
+            old, put = self.load(t.id, env), lambda v: self.store(t.id, v, env)
+        elif isinstance(t, ast.Attribute):
+            box = self.eval(t.value, env)
+            old, put = self.get_attr(box, t.attr), lambda v: self.set_attr(box, t.attr, v)
+        else:
+            box, key = self.eval(t.value, env), self.eval(t.slice, env)
+            old, put = self.get_item(box, key), lambda v: self.set_item(box, key, v)
+        right = self.eval(s.value, env)
+        if isinstance(old, Obj) and old.cls is list and isinstance(s.op, ast.Add):
+            self.list_method(old, "extend", [right])
+            return put(old)
+        if isinstance(old, (Obj, list, dict, set, np.ndarray)):
+            raise Refused(f"`{ast.unparse(t)}` is an object that is changed in place", "write x = x + y")
+        return put(self.binary(type(s.op), old, right))
+
+    def do_delete(self, s: ast.Delete, env: Obj) -> None:
+        for t in s.targets:
+            if isinstance(t, ast.Subscript):
+                self.call_method(self.eval(t.value, env), "pop", [self.eval(t.slice, env)], {})
+            elif isinstance(t, ast.Name):
+                self.load(t.id, env)
+                self.store(t.id, UNDEF, env)
+            else:
+                raise Refused("`del` of an attribute")
+
+    def do_return(self, s: ast.Return, env: Obj) -> None:
+        self.write(env, "$ret", None if s.value is None else self.eval(s.value, env))
+        self.write(env, "$status", RETURN)
+        self.returned = self.line
+
+    def do_break(self, s: ast.Break, env: Obj) -> None:
+        self.write(env, "$status", BREAK)
+
+    def do_continue(self, s: ast.Continue, env: Obj) -> None:
+        self.write(env, "$status", CONTINUE)
+
+    def do_assert(self, s: ast.Assert, env: Obj) -> None:
+        t = self.truth(self.eval(s.test, env))
+        if t is False:
+            raise PyRaise(AssertionError(ast.unparse(s)))
+        if t is not True and not self.shapes_only:
+            raise Refused("an assert of a traced value, where Python would raise", RAISING)
+
+    def do_raise(self, s: ast.Raise, env: Obj) -> None:
+        error = self.eval(s.exc, env) if s.exc else None
+        if isinstance(error, type) and issubclass(error, BaseException):
+            error = error()
+        if not isinstance(error, BaseException):
+            raise Refused("a raise of an object that is made in the function")
+        if not isinstance(error, Exception):
+            raise error
+        raise PyRaise(error)
+
+    # ---------------------------------------------------------------------- branches
+
+    def do_if(self, s: ast.If, env: Obj) -> None:
+        before = dict(env.slots)
+        t = self.truth(self.eval(s.test, env))
+        if isinstance(t, bool):
+            return self.block(s.body if t else s.orelse, env)
+
+        def side(truth: bool, statements: list[ast.stmt]) -> None:
+            self.refine(s.test, truth, env, before)
+            self.block(statements, env)
+
+        return self.branch(t, lambda: side(True, s.body), lambda: side(False, s.orelse))
+
+    def do_match(self, s: ast.Match, env: Obj) -> None:
+        self._match(s.cases, self.eval(s.subject, env), env)
+
+    def _match(self, cases: list[ast.match_case], subject: Any, env: Obj) -> None:
+        if not cases:
+            return
+        case, rest = cases[0], lambda: self._match(cases[1:], subject, env)
+
+        def yes() -> None:
+            guard = True if case.guard is None else self.truth(self.eval(case.guard, env))
+            self.branch(guard, lambda: self.block(case.body, env), rest)
+
+        self.branch(self.truth(self.lifted(lambda v: self._pattern(case.pattern, v, env), subject)), yes, rest)
+
+    def _pattern(self, p: ast.pattern, v: Any, env: Obj) -> Any:
+        if isinstance(p, ast.MatchValue):
+            return self.compare(ast.Eq, v, self.eval(p.value, env))
+        if isinstance(p, ast.MatchSingleton):
+            return self.compare(ast.Is, v, p.value)
+        if isinstance(p, ast.MatchOr):
+
+            def at(i: int) -> Any:
+                if i == len(p.patterns):
+                    return False
+                return self.branch(self.truth(self._pattern(p.patterns[i], v, env)), lambda: True, lambda: at(i + 1))
+
+            return at(0)
+        if isinstance(p, ast.MatchAs):
+            ok = True if p.pattern is None else self._pattern(p.pattern, v, env)
+            if p.name:
+                if ok is not True:
+                    raise Refused("a pattern that depends on values and gives a name")
+                self.store(p.name, v, env)
+            return ok
+        if isinstance(p, ast.MatchSequence) and not any(isinstance(x, ast.MatchStar) for x in p.patterns):
+            if not isinstance(v, tuple) and not (isinstance(v, Obj) and v.cls is list):
+                return False
+            found = [self._pattern(x, y, env) for x, y in zip(p.patterns, self.iterate(v))]
+            if any(not isinstance(ok, bool) for ok in found):
+                raise Refused("a sequence of patterns that depend on values")
+            return len(p.patterns) == len(self.iterate(v)) and all(found)
+        raise Refused(f"the pattern `{ast.unparse(p)}` is not in the language")
+
+    # ------------------------------------------------------------------------- loops
+
+    def do_while(self, s: ast.While, env: Obj) -> None:
+        test = lambda: self.truth(self.eval(s.test, env))
+        for _ in range(_MOST_TURNS):
+            t = test()
+            if t is False:
+                return self.block(s.orelse, env)
+            if t is not True:
+                break
+            self.block(s.body, env)
+            status = env.slots["$status"]
+            if isinstance(status, Num):
+                t = self._goes_on(env, test)
+                break
+            if status in (BREAK, RETURN):
+                return self.write(env, "$status", NORMAL if status == BREAK else status)
+            self.write(env, "$status", NORMAL)
+        else:
+            raise Refused(f"a loop of more than {_MOST_TURNS} turns that does not depend on values")
+        if t is True:
+            raise Refused("a loop whose test depends on values in one turn, and not in another")
+
+        def turn() -> Any:
+            self.refine(s.test, True, env)
+            self.block(s.body, env)
+            return self._goes_on(env, test)
+
+        if t is not False:
+            self.loop(t, turn)
+        return self._leave_loop(s, env)
+
+    def _goes_on(self, env: Obj, test: Callable[[], Any]) -> Any:
+        """After a turn: whether there is another one."""
+        status = env.slots["$status"]
+        if not isinstance(status, Num):
+            if status in (BREAK, RETURN):
+                return False
+            self.write(env, "$status", NORMAL)
+            return test()
+        alive = wide(lambda: (status.val == NORMAL) | (status.val == CONTINUE))
+
+        def yes() -> Any:
+            self.write(env, "$status", NORMAL)
+            return _as_number(test())
+
+        return self.truth(self.branch(alive, yes, lambda: False))
+
+    def _leave_loop(self, s: ast.While | ast.For, env: Obj) -> None:
+        """After a loop: its `break` is over, and `else` runs if there was none. A `break` there is of the outer loop."""
+        status = env.slots["$status"]
+        endless = isinstance(s, ast.While) and isinstance(s.test, ast.Constant) and not contains(ast.Break, s.body)
+        if isinstance(status, Num) and endless:
+            # Only a return leaves such a loop.
+            self.write(env, "$status", RETURN)
+            return
+        self._clear(env, BREAK, contains(ast.Return, s.body))
+        if not s.orelse:
+            return
+
+        def no_break() -> None:
+            self.write(env, "$status", NORMAL)
+            self.block(s.orelse, env)
+
+        if isinstance(status, Num):
+            self.branch(self.truth(num_compare(operator.eq, status, NORMAL)), no_break, lambda: None)
+        elif status == NORMAL:
+            self.block(s.orelse, env)
+
+    def _clear(self, env: Obj, which: int, may_return: bool = True) -> None:
+        """Turns a `break` or a `continue` of a loop to the normal status, once it has done what it does."""
+        status = env.slots["$status"]
+        if not isinstance(status, Num):
+            if status == which:
+                self.write(env, "$status", NORMAL)
+            return None
+        alts = tuple(dict.fromkeys(NORMAL if a == which else a for a in status.alts or (0, 1, 2, 3)))
+        if which == BREAK:
+            alts = tuple(a for a in alts if a != CONTINUE and (a != RETURN or may_return))
+        if alts == (NORMAL,):
+            return self.write(env, "$status", NORMAL)
+        val = wide(lambda: jnp.where(status.val == which, np.int64(NORMAL), status.val))
+        self.write(env, "$status", Num("i", val, 0, 3, alts))
+
+    def do_for(self, s: ast.For, env: Obj) -> None:
+        it = self.eval(s.iter, env)
+        if isinstance(it, Obj) and it.cls is list and isinstance(it.slots["items"], Union):
+            it = it.slots["items"]
+        self.lifted(lambda i: self._for_range(s, i, env) if isinstance(i, TracedRange) else self._for(s, i, env), it)
+
+    def _for(self, s: ast.For, items: Any, env: Obj) -> None:
+        def turn(item: Any) -> None:
+            self.assign(s.target, item, env)
+            self.block(s.body, env)
+
+        values = self.lazily(items)
+        for n in itertools.count():
+            if (item := values.get(n)) is END:
+                break
+            if isinstance(env.slots["$status"], Num):
+                if isinstance(items, range) and len(items) - n > _UNROLLED:
+                    # The other turns are one loop, because the program would grow with each of them.
+                    rest = TracedRange(items[n], items.stop, items.step)
+                    if self.tried(lambda: self.if_normal(env, lambda: self._for_range(s, rest, env, leave=False)))[0]:
+                        break
+                self.if_normal(env, lambda: turn(item))
+            else:
+                turn(item)
+            self._clear(env, CONTINUE)
+            if env.slots["$status"] in (BREAK, RETURN):
+                break
+        self._leave_loop(s, env)
+
+    def _for_range(self, s: ast.For, r: TracedRange, env: Obj, leave: bool = True) -> None:
+        key = f"$i{s.lineno}.{s.col_offset}"
+        below = operator.lt if r.step > 0 else operator.gt
+        self.write(env, key, r.start)
+        test = lambda: self.truth(_compared(below, env.slots[key], r.stop))
+        (_, highest), (lowest, _) = bounds(r.stop), bounds(r.stop)
+
+        def turn() -> Any:
+            i = env.slots[key]
+            if isinstance(i, Num):
+                # The test says so.
+                lo, hi = bounds(i)
+                lo, hi = (lo, min(hi, highest - 1)) if r.step > 0 else (max(lo, lowest + 1), hi)
+                i = Num("i", i.val, lo, hi, i.alts) if lo <= hi else i
+            self.assign(s.target, i, env)
+            self.write(env, key, num_binary(ast.Add, i, r.step) if isinstance(i, Num) else i + r.step)
+            self.block(s.body, env)
+            return self._goes_on(env, test)
+
+        go = test()
+        if go is not False:
+            self.loop(jnp.asarray(True) if go is True else go, turn)
+        self.write(env, key, UNDEF)
+        if leave:
+            self._leave_loop(s, env)
+
+    # -------------------------------------------------------------- with, try, finally
+
+    def do_with(self, s: ast.With, env: Obj) -> None:
+        for item in s.items:
+            call = item.context_expr
+            name = ast.unparse(call.func) if isinstance(call, ast.Call) else ""
+            if not isinstance(call, ast.Call) or name.split(".")[-1] not in ("nullcontext", "named_scope"):
+                raise Refused(f"`with {ast.unparse(call)}` is not in the language")
+            value = self.eval(call, env)
+            if item.optional_vars is not None:
+                self.assign(item.optional_vars, value, env)
+        self.block(s.body, env)
+
+    def do_try(self, s: ast.Try, env: Obj) -> None:
+        try:
+            self._try(s, env)
+        except PyRaise:
+            self._finally(s, env)
+            raise
+        self._finally(s, env)
+
+    def _try(self, s: ast.Try, env: Obj) -> None:
+        try:
+            self.block(s.body, env)
+        except PyRaise as e:
+            line = self.line
+            for h in s.handlers:
+                kinds = BaseException if h.type is None else self.eval(h.type, env)
+                if isinstance(e.error, kinds):
+                    if h.name:
+                        raise Refused("`except ... as` gives an exception a name") from None
+                    self.line = line
+                    return self.block(h.body, env)
+            raise
+        if s.orelse:
+            if isinstance(env.slots["$status"], Num):
+                raise Refused("a try with an else, after an exit that depends on values")
+            if env.slots["$status"] == NORMAL:
+                self.block(s.orelse, env)
+        return None
+
+    def _finally(self, s: ast.Try, env: Obj) -> None:
+        if not s.finalbody:
+            return
+        status, ret = env.slots["$status"], env.slots["$ret"]
+        self.write(env, "$status", NORMAL)
+        self.block(s.finalbody, env)
+        if isinstance(env.slots["$status"], Num) or env.slots["$status"] != NORMAL:
+            raise Refused("an exit from a finally")
+        self.write(env, "$status", status)
+        self.write(env, "$ret", ret)
+
+
+def _as_number(t: Any) -> Any:
+    return Num("b", t) if is_array(t) else t
+
+
+def _compared(f: Callable[..., Any], a: Any, b: Any) -> Any:
+    return num_compare(f, a, b) if isinstance(a, Num) or isinstance(b, Num) else f(a, b)

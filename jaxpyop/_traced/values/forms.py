@@ -1,0 +1,323 @@
+"""The forms of values, and how two values become one.
+
+A form is a value without its traced numbers. `form_of` finds it, `Joining` makes one form of two, `leaves_of` takes the
+traced numbers out of a value in the order of a form, and `Filling` makes the value of a form and such numbers. So both
+sides of a branch, and the state of a loop before and after a turn, become the same list of arrays.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxpyop import _jaxcore as core
+from jaxpyop._traced.values.kinds import *
+
+Range = tuple[Any, Any, Any]  # the lowest, the highest, and all the numbers, if these are known
+
+_TWO_OBJECTS, _COPY = "two names are one object on one path, and two on another", "make a copy"
+
+# A number that has so few values, all known, keeps them.
+MOST_ALTERNATIVES = 16
+
+
+class Form:
+    """The form of a value.
+
+    Attributes:
+        kind: "const", "ref" (an object from before), "new" (an object made since), "num", "arr", "group" (a tuple, a
+            function or another value with parts that does not change) or "union".
+        own: what two forms of one kind must share to become one.
+        parts: the forms of the parts.
+        value: of a constant, the constant. Of a number, its range. Of a group, what builds it of its parts.
+    """
+
+    def __init__(self, kind: str, own: Any, parts: tuple[Form, ...] = (), value: Any = None) -> None:
+        self.kind, self.own, self.parts, self.value = kind, own, parts, value
+        self.slots: dict[str, Form] = {}  # of a new object; these may lead back to it
+
+    def number_kind(self) -> str | None:
+        if self.kind == "num":
+            return self.own
+        return kind_of(self.value) if self.kind == "const" and is_scalar(self.value) else None
+
+    def range(self) -> Range:
+        if self.kind == "num":
+            return self.value
+        v = self.value
+        return *bounds(v), None if v != v or (v == 0 and isinstance(v, float)) else (v,)
+
+    def children(self) -> tuple[Form, ...]:
+        return (*self.parts, *self.slots.values())
+
+    def struct(self) -> jax.ShapeDtypeStruct | None:
+        """The type of the traced value that a value of this form has, besides those of its parts."""
+        if self.kind == "num":
+            return jax.ShapeDtypeStruct((), DTYPES[self.own])
+        if self.kind == "arr":
+            return jax.ShapeDtypeStruct(*self.own[:2])
+        return jax.ShapeDtypeStruct((), np.int32) if self.kind == "union" else None
+
+
+def walk(form: Form, seen: set[Form]) -> Iterator[Form]:
+    """The form and all forms in it, each object once, in the order in which their traced values are kept."""
+    if form.kind == "new":
+        if form in seen:
+            return
+        seen.add(form)
+    yield form
+    for part in form.children():
+        yield from walk(part, seen)
+
+
+def structs_of(forms: list[Form]) -> list[jax.ShapeDtypeStruct]:
+    seen: set[Form] = set()
+    return [s for form in forms for f in walk(form, seen) if (s := f.struct()) is not None]
+
+
+def const(v: Any) -> Form:
+    # Numbers and texts are the same if they look the same, which tells 0.0 from -0.0, and NaN from nothing else.
+    same = is_scalar(v) or isinstance(v, (str, bytes, complex, np.dtype, np.generic))
+    return Form("const", (type(v), repr(v) if same else id(v)), (), v)
+
+
+def num(kind: str, lo: Any, hi: Any, alts: Any = None) -> Form:
+    return Form("num", kind, (), (lo, hi, alts))
+
+
+def split(v: Any) -> tuple[Any, tuple[Any, ...], Callable[[list[Any]], Any]] | None:
+    """What identifies a group, its parts, and a function that builds a group like it of other parts."""
+    if isinstance(v, tuple):
+        cls: Any = type(v)
+        return (cls, len(v)), tuple(v), lambda xs: cls(*xs) if hasattr(cls, "_fields") else tuple(xs)
+    if isinstance(v, slice):
+        return (slice,), (v.start, v.stop, v.step), lambda xs: slice(*xs)
+    if isinstance(v, Closure):
+        names = tuple(v.kw_defaults)
+        build = lambda xs: Closure(v.node, xs[0], v.outer, xs[1], dict(zip(names, xs[2])))
+        return (Closure, id(v.node), id(v.outer)), (v.env, v.defaults, tuple(v.kw_defaults.values())), build
+    if isinstance(v, Bound):
+        return (Bound,), (v.func, v.self), lambda xs: Bound(*xs)
+    if isinstance(v, Partial):
+        keys = tuple(v.kwargs)
+        build = lambda xs: Partial(xs[0], xs[1], dict(zip(keys, xs[2])))
+        return (Partial, keys), (v.func, v.args, tuple(v.kwargs.values())), build
+    return None
+
+
+def form_of(v: Any, mark: int, memo: dict[Obj, Form]) -> Form:
+    """The form of a value. Objects that were born before `mark` are referred to."""
+    if isinstance(v, Num):
+        ends = (-math.inf, math.inf) if v.nan else bounds(v)
+        return Form("num", v.kind, (), (*ends, v.alts))
+    if is_array(v):
+        return Form("arr", (v.shape, v.dtype, bool(getattr(v, "weak_type", False))))
+    if isinstance(v, Union):
+        return Form("union", None, tuple(form_of(a, mark, memo) for a in v.alts))
+    if isinstance(v, Obj):
+        if v.birth < mark:
+            return Form("ref", v, (), v)
+        if v not in memo:
+            memo[v] = form = Form("new", v.cls)
+            form.slots.update((k, form_of(x, mark, memo)) for k, x in v.slots.items())
+        return memo[v]
+    if isinstance(v, (Method, At, Iter)):
+        raise Refused("a method of a built-in type, or an iterator, is kept on one path", "call it where it is named")
+    if (group := split(v)) is not None:
+        return Form("group", group[0], tuple(form_of(x, mark, memo) for x in group[1]), group[2])
+    return const(v)
+
+
+def mergeable(a: Form, b: Form) -> bool:
+    """Whether two forms become one that is no union."""
+    if a.number_kind() and a.number_kind() == b.number_kind():
+        return True
+    if a.kind == b.kind == "new":
+        return a.own is b.own and (a.own == "frame" or a.slots.keys() == b.slots.keys())
+    return a.kind == b.kind != "union" and a.own == b.own
+
+
+def joined_range(a: Form, b: Form) -> Range:
+    (l1, h1, a1), (l2, h2, a2) = a.range(), b.range()
+    alts = tuple(dict.fromkeys(a1 + a2)) if a1 is not None and a2 is not None else None
+    return min(l1, l2), max(h1, h2), alts if alts and len(alts) <= MOST_ALTERNATIVES else None
+
+
+class Joining:
+    """Joins forms. New objects are paired one to one: anything else would lose that two names are one object."""
+
+    def __init__(self) -> None:
+        self.pairs: dict[tuple[Form, Form], Form] = {}
+        self.left: dict[Form, Form] = {}
+        self.right: dict[Form, Form] = {}
+
+    def join(self, a: Form, b: Form) -> Form:
+        for one, other, owners in ((a, b, self.right), (b, a, self.left)):
+            if one.value is UNSEEN:
+                # No other name may have the object, because on the other path it would be another one.
+                for form in walk(other, set()):
+                    if form.kind == "new" and owners.setdefault(form, one).value is not UNSEEN:
+                        raise Refused(_TWO_OBJECTS, _COPY)
+                return other
+        if mergeable(a, b):
+            return self._one(a, b)
+        alts = list(a.parts) if a.kind == "union" else [a]
+        for new in b.parts if b.kind == "union" else (b,):
+            place = next((i for i, old in enumerate(alts) if mergeable(old, new)), None)
+            if place is None:
+                alts.append(new)
+            else:
+                alts[place] = self.join(alts[place], new)
+        if len(alts) > 12:
+            raise Refused("a variable holds more than 12 kinds of values")
+        return Form("union", None, tuple(alts)) if len(alts) > 1 else alts[0]
+
+    def _one(self, a: Form, b: Form) -> Form:
+        if a.kind == "new":
+            return self._objects(a, b)
+        if a.kind == b.kind and a.own == b.own and a.kind != "num":
+            return Form(a.kind, a.own, tuple(map(self.join, a.parts, b.parts)), a.value)
+        return num(a.number_kind() or "", *joined_range(a, b))
+
+    def _objects(self, a: Form, b: Form) -> Form:
+        if (a, b) not in self.pairs:
+            if self.left.setdefault(a, b) is not b or self.right.setdefault(b, a) is not a:
+                raise Refused(_TWO_OBJECTS, _COPY)
+            form = self.pairs[a, b] = Form("new", a.own)
+            for key in dict.fromkeys([*a.slots, *b.slots]):
+                form.slots[key] = self.join(a.slots.get(key, const(UNDEF)), b.slots.get(key, const(UNDEF)))
+        return self.pairs[a, b]
+
+
+def form_key(form: Form, seen: dict[Form, int]) -> Any:
+    """Something that is equal for equal forms."""
+    if form.kind == "new":
+        if form in seen:
+            return seen[form]
+        seen[form] = len(seen)
+    own = (form.kind, form.own if form.kind != "ref" else id(form.own), form.value if form.kind == "num" else None)
+    return (*own, tuple(form.slots), tuple(form_key(x, seen) for x in form.children()))
+
+
+def widened(form: Form, before: Form | None, far: int, seen: set[Form]) -> Form:
+    """A form whose numbers a loop changes: a bound that grows is given up, or is `far` for an integer."""
+    if form.kind == "num":
+        lo, hi, _ = form.value
+        l0, h0, _ = before.range() if before is not None and before.number_kind() else (math.inf, -math.inf, None)
+        most = far if form.own == "i" else math.inf
+        # What has grown beyond `far` already keeps growing, and is refused by its size.
+        near = form.own == "f" or max(-lo, hi) <= far + MOST_STEP
+        return num(form.own, lo if lo >= l0 or not near else -most, hi if hi <= h0 or not near else most)
+    old = before if before is not None and before.kind == form.kind else None
+    if form.kind == "new":
+        if form not in seen:
+            seen.add(form)
+            form.slots = {k: widened(x, old and old.slots.get(k), far, seen) for k, x in form.slots.items()}
+        return form
+    olds = old.parts if old is not None and len(old.parts) == len(form.parts) and form.kind != "union" else ()
+    pairs = zip(form.parts, olds or [None] * len(form.parts))
+    return Form(form.kind, form.own, tuple(widened(x, y, far, seen) for x, y in pairs), form.value)
+
+
+class Flattening:
+    """Takes the traced numbers out of values, in the order of forms that they fit, and zeros where a form has more."""
+
+    def __init__(self, mark: int) -> None:
+        self.mark, self.leaves = mark, list[Any]()
+        self.done: set[Form] = set()
+        self.owners: dict[Any, Any] = {}
+
+    def zeros(self, form: Form) -> None:
+        for f in walk(form, self.done):
+            if (s := f.struct()) is None:
+                continue
+            if jax.dtypes.issubdtype(s.dtype, jax.dtypes.extended):
+                raise Refused("a random key that is there on one path only", "make one before")
+            self.leaves.append(wide(jnp.zeros, s.shape, s.dtype))
+
+    def put(self, form: Form, v: Any) -> None:
+        if v is UNSEEN:
+            return self.zeros(form)
+        if form.kind == "num":
+            self.leaves.append(raw(v, form.own))
+        elif form.kind == "arr":
+            self.leaves.append(lax.convert_element_type(v, form.own[1]) if form.own[2] else v)
+        elif form.kind == "new":
+            if self.owners.setdefault(form, v) is not v or self.owners.setdefault(v, form) is not form:
+                raise Refused(_TWO_OBJECTS, _COPY)
+            if form not in self.done:
+                self.done.add(form)
+                for k, x in form.slots.items():
+                    self.put(x, v.slots.get(k, UNDEF))
+        elif form.kind == "group" and (group := split(v)):
+            for x, y in zip(form.parts, group[1], strict=True):
+                self.put(x, y)
+        elif form.kind == "union":
+            self._put_union(form, v)
+        return None
+
+    def _put_union(self, form: Form, v: Any) -> None:
+        alts = v.alts if isinstance(v, Union) else [v]
+        places = [self._place(form, a) for a in alts]
+        table = jnp.asarray(np.array(places, np.int32))
+        self.leaves.append(table[v.tag] if isinstance(v, Union) else table[0])
+        chosen = dict(zip(places, alts))
+        for i, x in enumerate(form.parts):
+            if i in chosen:
+                self.put(x, chosen[i])
+            else:
+                self.zeros(x)
+
+    def _place(self, form: Form, v: Any) -> int:
+        own = form_of(v, self.mark, {})
+        return next(i for i, x in enumerate(form.parts) if mergeable(x, own))
+
+
+# The floats that came out of a branch or a loop. Before, they may have been one object with another name.
+_merged: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+
+
+def came_from_merge(v: Any) -> bool:
+    x = v.val if isinstance(v, Num) else v
+    return _merged.get(id(x)) is x
+
+
+def _note_merge(x: Any) -> Any:
+    if jnp.issubdtype(x.dtype, jnp.inexact):
+        _merged[id(x)] = x
+    return x
+
+
+class Filling:
+    """Makes values of forms and of the traced numbers that were taken out of values like them."""
+
+    def __init__(self, leaves: Any) -> None:
+        self.leaves, self.memo = iter(leaves), dict[Form, Obj]()
+
+    def get(self, form: Form) -> Any:
+        if form.kind == "new":
+            if form not in self.memo:
+                obj = self.memo[form] = Obj(form.own, {})
+                values = {k: self.get(x) for k, x in form.slots.items()}
+                obj.slots.update((k, v) for k, v in values.items() if v is not UNDEF)
+            return self.memo[form]
+        if form.kind == "num":
+            lo, hi = (None if math.isinf(x) else x for x in form.value[:2])
+            return Num(form.own, _note_merge(next(self.leaves)), lo, hi, form.value[2])
+        if form.kind == "arr":
+            x = next(self.leaves)
+            x = x if is_array(x) else wide(jnp.asarray, x)  # JAX may have made a constant of it
+            return _note_merge(core.weakly_typed(x, form.own[1]) if form.own[2] else x)
+        if form.kind == "union":
+            tag = next(self.leaves)
+            return Union(tag, [self.get(x) for x in form.parts])
+        if form.kind == "group":
+            return form.value([self.get(x) for x in form.parts])
+        return form.value

@@ -1,0 +1,263 @@
+"""What a variable of the interpreted program may hold.
+
+A `jax.Array` stands for itself. A number of Python whose value is traced is a `Num`. Everything that can change (a list,
+a dict, an instance, the variables of a call) is an `Obj`. Tuples and namedtuples hold values. Functions of the program
+are `Closure`s. Constants of Python (`3`, `"a"`, `None`, enums, dtypes, modules, objects from outside) stand for
+themselves. A variable that holds an int on one path and an array on another is a `Union`.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import enum
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxpyop import _jaxcore as core
+
+
+class Refused(Exception):  # noqa: N818
+    """The function is not in the language.
+
+    Attributes:
+        reason: what is not in it.
+        remedy: what to write instead.
+        expression: the innermost one that is refused, if it is one.
+        where: the user's file and line, once they are known.
+    """
+
+    def __init__(self, reason: str, remedy: str = "") -> None:
+        super().__init__(reason)
+        self.reason, self.remedy = reason, remedy
+        self.expression = ""
+        self.where: tuple[str, int] | None = None
+
+
+class PyRaise(Exception):  # noqa: N818
+    """The interpreted program raises `error`, as plain Python would."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(repr(error))
+        self.error = error
+        self.where: tuple[str, int] | None = None
+
+
+class Marker:
+    """A value that no program has."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+UNDEF = Marker("UNDEF")  # a variable without a value, which must not be used
+UNSEEN = Marker("UNSEEN")  # nobody looks at it on this path, so it takes the form that it has on the other one
+END = Marker("END")  # what an iterator gives when it has no more values
+
+
+class Num:
+    """A number of Python with a traced value.
+
+    Attributes:
+        kind: "b", "i" or "f", or "N" for numpy.float64, which is a float that does not raise.
+        val: a scalar of bool, int64 or float64.
+        lo: a number that it is not below, or None. A float with a known bound is not NaN.
+        hi: a number that it is not above, or None.
+        alts: all the numbers that it can be, if they are few and known.
+        nan: whether it may be NaN although a bound is known.
+        largest: the largest magnitude that it has if it is finite.
+    """
+
+    __slots__ = ("alts", "hi", "kind", "largest", "lo", "nan", "val")
+
+    def __init__(
+        self, kind: str, val: Any, lo: Any = None, hi: Any = None, alts: tuple[Any, ...] | None = None
+    ) -> None:
+        self.kind, self.val, self.lo, self.hi, self.alts = kind, val, lo, hi, alts
+        self.largest, self.nan = math.inf, False
+
+
+class Union:
+    """One of several values that no single value can stand for. `tag` is the traced index of the one that it is."""
+
+    def __init__(self, tag: Any, alts: list[Any]) -> None:
+        self.tag, self.alts = tag, alts
+
+
+class Obj:
+    """An object that was made by the program and can change. Only `Machine.write` changes the slots.
+
+    Attributes:
+        cls: list, dict, a class of the user, or "frame" for the variables of a call.
+        slots: the attributes or variables. The items of a list or a dict are a tuple in the slot "items".
+        birth: a number that grows from object to object, which tells what was there before a branch began.
+    """
+
+    __slots__ = ("birth", "cls", "slots")
+    births = itertools.count(1)
+
+    def __init__(self, cls: Any, slots: dict[str, Any]) -> None:
+        self.cls, self.slots, self.birth = cls, slots, next(Obj.births)
+
+
+@dataclasses.dataclass(eq=False)
+class Closure:
+    """A function that the program made, in the frame `env`. `outer` is the real function with its globals and cells."""
+
+    node: ast.FunctionDef | ast.Lambda
+    env: Any
+    outer: Any
+    defaults: tuple[Any, ...]
+    kw_defaults: dict[str, Any]
+
+
+@dataclasses.dataclass(eq=False)
+class Bound:
+    """A method of the user."""
+
+    func: Any
+    self: Any
+
+
+@dataclasses.dataclass(eq=False)
+class Method:
+    """A method of a list, a dict, an array or a constant."""
+
+    self: Any
+    name: str
+
+
+@dataclasses.dataclass(eq=False)
+class Foreign:
+    """A function that a function of JAX returned, such as `jax.grad(f)`."""
+
+    func: Any
+
+
+@dataclasses.dataclass(eq=False)
+class At:
+    """`array.at`, or `array.at[index]`."""
+
+    array: Any
+    index: Any = None
+
+
+@dataclasses.dataclass(eq=False)
+class Partial:
+    """A `functools.partial` that the program made."""
+
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+@dataclasses.dataclass(eq=False)
+class Iter:
+    """An iterator. `get(n)` gives its n-th value when that is asked for, or END. It is used up at once, and not kept."""
+
+    get: Callable[[int], Any]
+
+
+@dataclasses.dataclass(eq=False)
+class TracedRange:
+    """A `range` with a traced bound."""
+
+    start: Any
+    stop: Any
+    step: int
+
+
+# An integer that a loop changes by at most MOST_STEP in each turn stays within FAR, because no loop takes 2**48 turns.
+FAR, MOST_STEP = 2**52, 16
+
+CONSTANT_TYPES = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), enum.Enum, np.dtype, np.generic)
+FUNCTIONS = (Closure, Bound, Partial)
+
+
+def is_array(v: Any) -> bool:
+    return isinstance(v, jax.Array)
+
+
+def is_scalar(v: Any) -> bool:
+    return isinstance(v, Num) or type(v) in _KINDS
+
+
+def kind_of(v: Any) -> str:
+    return v.kind if isinstance(v, Num) else _KINDS[type(v)]
+
+
+_KINDS: dict[type, str] = {bool: "b", int: "i", float: "f", np.float64: "N"}
+DTYPES = {"b": np.dtype(bool), "i": np.dtype(np.int64), "f": np.dtype(np.float64), "N": np.dtype(np.float64)}
+
+
+def wide(f: Callable[..., Any], *xs: Any) -> Any:
+    """Does an operation with 64 bits, whatever `jax_enable_x64` says, because Python's numbers have them."""
+    with jax.enable_x64(True):
+        return f(*xs)
+
+
+def raw(v: Any, kind: str = "") -> Any:
+    """The 64-bit scalar of a number, perhaps as a number of another kind."""
+    dtype = DTYPES[kind or kind_of(v)]
+    with jax.enable_x64(True):
+        if not isinstance(v, Num):
+            if isinstance(v, int) and not -(2**63) <= v < 2**63:
+                raise Refused(f"the integer {v} has more than 64 bits")
+            return jnp.asarray(dtype.type(v))
+        return v.val if v.val.dtype == dtype else lax.convert_element_type(v.val, dtype)
+
+
+def bounds(v: Any) -> tuple[Any, Any]:
+    """The lowest and the highest that a number can be."""
+    if not isinstance(v, Num):
+        return (-math.inf, math.inf) if v != v else (v, v)
+    if v.kind == "b":
+        return 0, 1
+    return (-math.inf if v.lo is None else v.lo, math.inf if v.hi is None else v.hi)
+
+
+def num_to_array(v: Any, like: Any = None) -> Any:
+    """What JAX makes of a Python number that meets the array `like`: a weakly typed scalar of the default width."""
+    if not isinstance(v, Num):
+        return v
+    if v.kind == "b":
+        return v.val
+    x64 = core.x64_enabled()
+    dtype: Any = np.dtype(("int" if v.kind == "i" else "float") + ("64" if x64 else "32"))
+    beside: Any = None if like is None else like.dtype
+    is_float = beside is not None and jnp.issubdtype(beside, jnp.floating)
+    if v.kind == "i" and not x64 and not fits_dtype(v, dtype) and not (is_float and is_counter(v)):
+        raise Refused(
+            "an integer that may not fit int32 meets an array",
+            "bound it by the test of its loop (while n < 1000), or count in an array: n = jnp.int32(0)",
+        )
+    if is_float and v.kind != "N":
+        dtype = beside  # in one step, because float64 by way of float32 to float16 would be rounded twice
+    with jax.enable_x64(True):
+        if v.kind == "N":
+            return lax.convert_element_type(v.val, dtype)
+        return core.weakly_typed(v.val, dtype)
+
+
+def is_counter(v: Any) -> bool:
+    """Whether nothing is known of an integer but that a loop counts it. It meets a float array without loss.
+
+    JAX would raise from 2**31 on, which a counter of small steps does not reach while somebody waits.
+    """
+    return max(map(abs, bounds(v))) >= FAR
+
+
+def fits_dtype(v: Any, dtype: Any) -> bool:
+    """Whether an integer is known to fit an integer dtype."""
+    info, (lo, hi) = np.iinfo(dtype), bounds(v)
+    return int(info.min) <= lo and hi <= int(info.max)

@@ -1,0 +1,393 @@
+"""Python's numbers in a program: in 64 bits, with the ranges that show where Python would not raise."""
+
+from __future__ import annotations
+
+import ast
+import contextvars
+import functools
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxpyop._traced.values.forms import MOST_ALTERNATIVES
+from jaxpyop._traced.values.kinds import *
+
+COMPARE: dict[type, Callable[..., Any]] = {
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+}
+PYTHON_OPS: dict[type, Callable[..., Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+    ast.LShift: operator.lshift,
+    ast.RShift: operator.rshift,
+    ast.BitAnd: operator.and_,
+    ast.BitOr: operator.or_,
+    ast.BitXor: operator.xor,
+    ast.MatMult: operator.matmul,
+}
+_AS_ARRAY = "write x instead of float(x), so that it is an array, whose numbers do not raise"
+_ORDER = "bifN"
+
+
+def number(kind: str, val: Any, lo: Any = None, hi: Any = None, alts: Any = None) -> Num:
+    """A number with what is known of it.
+
+    Raises:
+        Refused: an integer that may not fit 64 bits.
+    """
+    lo, hi = (None if x is None or x != x or math.isinf(x) else x for x in (lo, hi))
+    if kind == "i" and (lo is None or hi is None or lo < -(2**62) or hi > 2**62):
+        raise Refused("a Python integer may not fit 64 bits", "make it an array, such as x.astype(int)")
+    if alts is not None:
+        alts = tuple(alts)
+        if len(alts) > MOST_ALTERNATIVES or any(a != a or (a == 0 and isinstance(a, float)) for a in alts):
+            alts = None
+    return Num(kind, val, lo, hi, alts)
+
+
+def of_array(x: Any, kind: str = "") -> Num:
+    """The Python number that an array without axes is, as `float(x)`, `int(x)` or `x.item()` give it."""
+    if x.ndim > 0:
+        raise Refused("the number of an array that has axes", "index it")
+    families = (("b", np.bool_), ("i", np.integer), ("f", np.floating))
+    kind = kind or next((k for k, family in families if jnp.issubdtype(x.dtype, family)), "")
+    if not kind:
+        raise Refused(f"the Python number of {x.dtype}")
+    # As in Python, a number of Python has no derivative.
+    val = wide(lax.convert_element_type, lax.stop_gradient(x), DTYPES[kind])
+    if kind != "i" or x.dtype == np.bool_:
+        out = Num(kind, val)
+        if x.dtype == np.bool_ and kind == "i":
+            out.lo, out.hi = 0, 1
+        if jnp.issubdtype(x.dtype, jnp.floating):
+            out.largest = float(jnp.finfo(x.dtype).max)
+        return out
+    info = jnp.iinfo(x.dtype)
+    return number("i", val, int(info.min), int(info.max))
+
+
+def alts_of(v: Any) -> Any:
+    return v.alts if isinstance(v, Num) else (v,)
+
+
+def nonzero(v: Any) -> bool:
+    lo, hi = bounds(v)
+    return lo > 0 or hi < 0 or (alts_of(v) is not None and all(a != 0 for a in alts_of(v)))
+
+
+def finite(v: Any) -> bool:
+    return not any(map(math.isinf, bounds(v))) and not (isinstance(v, Num) and v.nan)
+
+
+def num_compare(f: Callable[..., Any], a: Any, b: Any) -> Any:
+    kind = _common_kind(a, b).replace("N", "f").replace("b", "i")
+    check_exact(kind, a, b)
+    (l1, h1), (l2, h2) = bounds(a), bounds(b)
+    if kind == "i":
+        apart = h1 < l2 or l1 > h2
+        known = {
+            operator.lt: (h1 < l2, l1 >= h2),
+            operator.le: (h1 <= l2, l1 > h2),
+            operator.gt: (l1 > h2, h1 <= l2),
+            operator.ge: (l1 >= h2, h1 < l2),
+            operator.eq: (False, apart),
+            operator.ne: (apart, False),
+        }[f]
+        if any(known):
+            return known[0]
+    return Num("b", wide(f, raw(a, kind), raw(b, kind)))
+
+
+def _common_kind(a: Any, b: Any) -> str:
+    return max(kind_of(a), kind_of(b), key=_ORDER.index)
+
+
+def check_exact(kind: str, *vs: Any) -> None:
+    """Refuses an integer that becomes a float, if it may have more than the 53 bits of one."""
+    for v in vs:
+        if kind in "fN" and kind_of(v) == "i" and max(map(abs, bounds(v))) > 2**53:
+            raise Refused("an integer that may have more than 53 bits becomes a float")
+
+
+def _corners(f: Callable[..., Any], a: Any, b: Any) -> tuple[Any, Any]:
+    """The range of an operation that is monotonic in both of its numbers."""
+    try:
+        with np.errstate(all="ignore"):
+            xs = [f(x, y) for x in bounds(a) for y in bounds(b)]
+    except (OverflowError, ZeroDivisionError, ValueError, TypeError):
+        return None, None
+    return (None, None) if any(x != x for x in xs) else (min(xs), max(xs))
+
+
+# ------------------------------------------------------------------- exact floats
+#
+# XLA makes one operation, with one rounding, of a product and a sum, and a product of a division by a constant. It does
+# so on the CPU, in 64 bits, too. Neither an optimization barrier nor `reduce_precision` stops it, because they are gone
+# before LLVM begins. A change of no bit of the product does, if no compiler can see that it changes none.
+
+_opaque: contextvars.ContextVar[Any] = contextvars.ContextVar("opaque", default=None)
+
+
+def opaque_true(x: Any) -> Any:
+    """True, computed of a value in a way that no compiler folds: 3 is no square modulo 7."""
+    x = lax.stop_gradient(x.reshape(-1)[0]) if x.size else np.float32(0)
+    with jax.enable_x64(True):
+        i = lax.convert_element_type(x == x, np.int32) + lax.convert_element_type(x > 1, np.int32) * 37
+        return (i * i) % 7 != 3
+
+
+def set_opaque(arrays: list[Any]) -> Any:
+    """Makes the value that hides products, of the first array that has numbers, for the time of one interpretation."""
+    found = [x for x in arrays if is_array(x) and isinstance(x.dtype, np.dtype) and x.dtype.kind in "fiu"]
+    return _opaque.set(opaque_true(found[0]) if found else None)
+
+
+reset_opaque = _opaque.reset
+
+
+def _exact(x: Any, kind: str) -> Any:
+    return _hidden(x, _opaque.get()) if kind in "fN" and _opaque.get() is not None else x
+
+
+@jax.custom_jvp
+def _hidden(x: Any, opaque: Any) -> Any:
+    with jax.enable_x64(True):
+        flip = lax.convert_element_type(lax.bitwise_not(opaque), np.int64)
+        return lax.bitcast_convert_type(lax.bitcast_convert_type(x, np.int64) ^ flip, np.float64)
+
+
+@_hidden.defjvp
+def _hidden_jvp(primals: Any, tangents: Any) -> Any:
+    return _hidden(*primals), tangents[0]
+
+
+# --------------------------------------------------------------------- operations
+
+
+def num_binary(op: type, a: Any, b: Any) -> Num:
+    """An operation on two numbers, of which one is traced."""
+    kind = _common_kind(a, b)
+    rule = _RULES.get(op)
+    if rule is None:
+        raise Refused(f"{op.__name__} of Python numbers")
+    with jax.enable_x64(True):
+        out = rule(op, a, b, kind, _alternatives(op, a, b))
+        out.nan = out.nan or any(isinstance(v, Num) and v.nan for v in (a, b))
+        return out
+
+
+def _alternatives(op: type, a: Any, b: Any) -> Any:
+    first, second = alts_of(a), alts_of(b)
+    if first is None or second is None or len(first) * len(second) > 64:
+        return None
+    try:
+        with np.errstate(all="ignore"):
+            alts = list(dict.fromkeys(PYTHON_OPS[op](x, y) for x in first for y in second))
+    except Exception:
+        return None
+    return None if any(isinstance(x, complex) for x in alts) else alts
+
+
+def _bits(op: type, a: Any, b: Any, kind: str, alts: Any) -> Num:
+    if kind not in "bi":
+        raise Refused(f"{op.__name__} of floats")
+    val = PYTHON_OPS[op](raw(a, kind), raw(b, kind))
+    top = 2 ** (int(max(map(abs, (*bounds(a), *bounds(b))))).bit_length())
+    return number("i", val, -top, top, alts) if kind == "i" else Num("b", val)
+
+
+def _shift(op: type, a: Any, b: Any, kind: str, alts: Any) -> Num:
+    lo, hi = bounds(b)
+    if kind not in "bi" or lo < 0 or hi > 62:
+        raise Refused("a shift by a number that may be negative or large")
+    f = lax.shift_left if op is ast.LShift else lax.shift_right_arithmetic
+    corners = _corners(lambda p, q: PYTHON_OPS[op](int(p), int(q)), a, b)
+    return number("i", f(raw(a, "i"), raw(b, "i")), *corners, alts)
+
+
+def _arithmetic(op: type, a: Any, b: Any, kind: str, alts: Any) -> Num:
+    kind = "i" if kind == "b" else kind
+    check_exact(kind, a, b)
+    x, y = raw(a, kind), raw(b, kind)
+    if kind in "fN" and op is not ast.Mult:
+        # XLA thinks that x + 0.0 is x, which it is not for -0.0.
+        x, y = (v if isinstance(o, Num) else lax.optimization_barrier(v) for v, o in ((x, a), (y, b)))
+    val = PYTHON_OPS[op](x, y)
+    return number(kind, _exact(val, kind) if op is ast.Mult else val, *_corners(PYTHON_OPS[op], a, b), alts)
+
+
+def _divide(op: type, a: Any, b: Any, kind: str, alts: Any) -> Num:
+    out = "N" if kind == "N" else "f"
+    check_exact("f", a, b)
+    if out == "f":
+        _check_divisor(b)
+    # A constant divisor is hidden, because XLA would multiply by its reciprocal.
+    y = raw(b, "f") if isinstance(b, Num) else _exact(raw(b, "f"), "f")
+    return number(out, raw(a, "f") / y, *_quotient_range(operator.truediv, a, b), alts)
+
+
+def _check_divisor(b: Any) -> None:
+    if not nonzero(b):
+        raise Refused("a Python number is divided by one that may be zero, where Python would raise", _AS_ARRAY)
+
+
+def _quotient_range(f: Callable[..., Any], a: Any, b: Any) -> tuple[Any, Any]:
+    lo, hi = bounds(b)
+    if lo <= 0 <= hi:
+        # It is not zero, but may be on both sides of it. Only an integer is then at least 1.
+        m = max(map(abs, bounds(a))) + 1
+        return (-m, m) if kind_of(b) in "bi" else (None, None)
+    return _corners(f, a, b)
+
+
+def _floor_divide(op: type, a: Any, b: Any, kind: str, alts: Any) -> Num:
+    _check_divisor(b)
+    lo, hi = bounds(b)
+    ends = (min(0, lo), max(0, hi)) if op is ast.Mod else _quotient_range(operator.floordiv, a, b)
+    if kind in "bi":
+        x, y = raw(a, "i"), raw(b, "i")
+        q, r = lax.div(x, y), lax.rem(x, y)
+        adjust = (r != 0) & ((r < 0) != (y < 0))
+        return number("i", jnp.where(adjust, *((q - 1, q) if op is ast.FloorDiv else (r + y, r))), *ends, alts)
+    check_exact("f", a, b)
+    if not (finite(a) or op is ast.FloorDiv):
+        ends = (None, None)  # NaN for infinity
+    x, y = raw(a, "f"), raw(b, "f")
+    # As in CPython's float_divmod.
+    mod = lax.rem(x, y)
+    div = (x - mod) / y
+    adjust = (mod != 0) & ((y < 0) != (mod < 0))
+    div = jnp.where(adjust, div - 1.0, div)
+    if op is ast.Mod:
+        val = jnp.where(mod != 0, jnp.where(adjust, mod + y, mod), jnp.copysign(0.0, y))
+        return number(kind, val, *ends, alts)
+    whole = jnp.floor(div)
+    whole = jnp.where(div - whole > 0.5, whole + 1.0, whole)
+    return number(kind, jnp.where(div != 0, whole, jnp.copysign(0.0, x / y)), *ends, alts)
+
+
+def _power(op: type, a: Any, b: Any, kind: str, alts: Any) -> Num:
+    if kind in "bi":
+        if isinstance(b, Num) or not 0 <= b <= 64:
+            raise Refused("an integer to the power of a traced or a negative one", "make it an array")
+        lo, hi = _corners(operator.pow, a, b)
+        if b % 2 == 0 and lo is not None:
+            lo = min(lo, 0)
+        x = raw(a, "i")
+        return number("i", functools.reduce(operator.mul, [x] * b, jnp.ones_like(x)), lo, hi, alts)
+    check_exact("f", a, b)
+    (l1, h1), (l2, h2) = bounds(a), bounds(b)
+    power: Any = b
+    whole = not isinstance(b, Num) and power in (1, 2, 3, 4)
+    if whole and isinstance(a, Num) and a.largest < 1e70:
+        # Only a finite number with an infinite power raises.
+        out = number(kind, _exact(lax.pow(raw(a, "f"), raw(b, "f")), kind), 0.0 if power % 2 == 0 else None)
+        out.nan, out.largest = True, a.largest**power
+        return out
+    if not whole and (l1 < 0 or (l1 <= 0 and l2 < 0)):
+        raise Refused("a power that Python may refuse or make complex", _AS_ARRAY)
+    m = max(abs(l1), abs(h1))
+    if l1 >= 0 and h1 <= 1 and l2 >= 0:
+        lo, hi = 0.0, 1.0
+    elif l1 >= 0:
+        lo, hi = _corners(lambda p, q: float(p) ** float(q), a, b)
+    else:
+        lo, hi = (None, None) if m > 1e70 else (-(float(m) ** power), float(m) ** power)
+    if kind == "f" and (hi is None or math.isinf(hi)) and not (l2 >= 0 and h2 <= 1):
+        raise Refused("a power of Python numbers may be too large, where Python would raise", _AS_ARRAY)
+    return number(kind, _exact(lax.pow(raw(a, "f"), raw(b, "f")), kind), lo, hi, alts)
+
+
+_RULES: dict[type, Callable[..., Num]] = {
+    **dict.fromkeys((ast.BitAnd, ast.BitOr, ast.BitXor), _bits),
+    **dict.fromkeys((ast.LShift, ast.RShift), _shift),
+    **dict.fromkeys((ast.Add, ast.Sub, ast.Mult), _arithmetic),
+    **dict.fromkeys((ast.FloorDiv, ast.Mod), _floor_divide),
+    ast.Div: _divide,
+    ast.Pow: _power,
+}
+
+
+def num_unary(op: type, v: Num) -> Num:
+    kind = "i" if v.kind == "b" else v.kind
+    lo, hi = bounds(v)
+    if op is ast.USub:
+        alts = None if v.alts is None else [-a for a in v.alts]
+        return number(kind, wide(lax.neg, raw(v, kind)), *((None, None) if v.nan else (-hi, -lo)), alts)
+    if op is ast.UAdd:
+        return number(kind, raw(v, kind), lo, hi, v.alts)
+    if kind != "i":
+        raise Refused("~ of a float")
+    return number("i", wide(lax.bitwise_not, raw(v, "i")), -hi - 1, -lo - 1)
+
+
+# One row for each function of `math` of one number: what it is in XLA, between which numbers Python does not raise, and
+# between which its results are.
+_INF = math.inf
+_MATH: dict[str, tuple[Callable[..., Any], float, float, tuple[Any, Any]]] = {
+    "sin": (lax.sin, -1e300, 1e300, (-1.0, 1.0)),
+    "cos": (lax.cos, -1e300, 1e300, (-1.0, 1.0)),
+    "tan": (lax.tan, -1e300, 1e300, (None, None)),
+    "tanh": (lax.tanh, -_INF, _INF, (None, None)),
+    "atan": (lax.atan, -_INF, _INF, (None, None)),
+    "erf": (lax.erf, -_INF, _INF, (None, None)),
+    "fabs": (lax.abs, -_INF, _INF, (None, None)),
+    "exp": (lax.exp, -_INF, 700.0, (0.0, None)),
+    "expm1": (lax.expm1, -_INF, 700.0, (-1.0, None)),
+    "sinh": (lax.sinh, -700.0, 700.0, (None, None)),
+    "cosh": (lax.cosh, -700.0, 700.0, (1.0, None)),
+    "sqrt": (lax.sqrt, 0.0, _INF, (0.0, None)),
+    "log": (lax.log, 5e-324, _INF, (None, None)),
+    "log1p": (lax.log1p, -0.99999, _INF, (None, None)),
+    "asin": (lax.asin, -1.0, 1.0, (None, None)),
+    "acos": (lax.acos, -1.0, 1.0, (None, None)),
+}
+_TESTS = {"isnan": jnp.isnan, "isinf": jnp.isinf, "isfinite": jnp.isfinite}
+_TO_INT = {"floor": jnp.floor, "ceil": jnp.ceil, "trunc": jnp.trunc}
+
+
+def math_function(name: str, v: Any, *rest: Any) -> Any:
+    """A function of `math` on a traced number.
+
+    Raises:
+        Refused: Python may raise, or the function has no row.
+    """
+    v = of_array(v, "f") if is_array(v) else v
+    check_exact("f", v)
+    lo, hi = bounds(v)
+    if not rest and name in _TESTS:
+        return Num("b", wide(_TESTS[name], raw(v, "f")))
+    if not rest and name in _TO_INT:
+        return to_int(_TO_INT[name], v)
+    if rest or name not in _MATH:
+        raise Refused(f"math.{name} of a traced number is not in the language", f"use jnp.{name}")
+    f, least, most, image = _MATH[name]
+    if lo < least or hi > most:
+        raise Refused(f"math.{name} of a number for which Python may raise", f"use jnp.{name}")
+    return number("f", wide(f, raw(v, "f")), *((None, None) if isinstance(v, Num) and v.nan else image))
+
+
+def to_int(f: Callable[..., Any], v: Any) -> Any:
+    """`math.floor`, `int()` or `round()` of a number: `f` of it, as an integer."""
+    if kind_of(v) in "bi":
+        return number("i", raw(v, "i"), *bounds(v), alts_of(v))
+    if not finite(v):
+        raise Refused("a float that may be infinite or NaN becomes an integer", "write x.astype(int) or jnp.round(x)")
+    lo, hi = bounds(v)
+    return number("i", wide(lambda: lax.convert_element_type(f(raw(v)), np.int64)), math.floor(lo), math.ceil(hi))
