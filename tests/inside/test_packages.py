@@ -26,7 +26,7 @@ LAYERS = [
     ["_saved", "_keywords"],
     ["_cut"],
     ["_op"],
-    ["_host", "_tape", "_paths"],
+    ["_host", "_tape", "_traced"],
     ["_jaxcore", "_functions"],
     ["_config"],
 ]
