@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import itertools
 import operator
 from collections.abc import Callable
@@ -246,7 +247,7 @@ class Statements(Functions):
         return self.truth(self.branch(alive, yes, lambda: False))
 
     def _leave_loop(self, s: ast.While | ast.For, env: Obj) -> None:
-        """After a loop: its `break` is over, and `else` runs if there was none. A `break` there is of the outer loop."""
+        """After a loop: its `break` is over, and `else` runs if there was none. A `break` there is the outer loop's."""
         status = env.slots["$status"]
         endless = isinstance(s, ast.While) and isinstance(s.test, ast.Constant) and not contains(ast.Break, s.body)
         if isinstance(status, Num) and endless:
@@ -272,12 +273,13 @@ class Statements(Functions):
         if not isinstance(status, Num):
             if status == which:
                 self.write(env, "$status", NORMAL)
-            return None
+            return
         alts = tuple(dict.fromkeys(NORMAL if a == which else a for a in status.alts or (0, 1, 2, 3)))
         if which == BREAK:
             alts = tuple(a for a in alts if a != CONTINUE and (a != RETURN or may_return))
         if alts == (NORMAL,):
-            return self.write(env, "$status", NORMAL)
+            self.write(env, "$status", NORMAL)
+            return
         val = wide(lambda: jnp.where(status.val == which, np.int64(NORMAL), status.val))
         self.write(env, "$status", Num("i", val, 0, 3, alts))
 
@@ -300,7 +302,8 @@ class Statements(Functions):
                 if isinstance(items, range) and len(items) - n > _UNROLLED:
                     # The other turns are one loop, because the program would grow with each of them.
                     rest = TracedRange(items[n], items.stop, items.step)
-                    if self.tried(lambda: self.if_normal(env, lambda: self._for_range(s, rest, env, leave=False)))[0]:
+                    as_loop = functools.partial(self._for_range, s, rest, env, leave=False)
+                    if self.tried(functools.partial(self.if_normal, env, as_loop))[0]:
                         break
                 self.if_normal(env, lambda: turn(item))
             else:

@@ -1,4 +1,4 @@
-"""Values, and what can be said of them: kinds (what a variable may hold), forms (how two become one), numbers (Python's)."""
+"""Values: kinds (what a variable may hold), forms (how two become one), and numbers (those of Python)."""
 
 from jaxpyop._traced.values.forms import *
 from jaxpyop._traced.values.kinds import *

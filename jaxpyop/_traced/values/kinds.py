@@ -1,9 +1,9 @@
 """What a variable of the interpreted program may hold.
 
-A `jax.Array` stands for itself. A number of Python whose value is traced is a `Num`. Everything that can change (a list,
-a dict, an instance, the variables of a call) is an `Obj`. Tuples and namedtuples hold values. Functions of the program
-are `Closure`s. Constants of Python (`3`, `"a"`, `None`, enums, dtypes, modules, objects from outside) stand for
-themselves. A variable that holds an int on one path and an array on another is a `Union`.
+A `jax.Array` stands for itself. A number of Python whose value is traced is a `Num`. Everything that can change (a
+list, a dict, an instance, the variables of a call) is an `Obj`. Tuples and namedtuples hold values. Functions of the
+program are `Closure`s. Constants of Python (`3`, `"a"`, `None`, enums, dtypes, modules, objects from outside) stand
+for themselves. A variable that holds an int on one path and an array on another is a `Union`.
 """
 
 from __future__ import annotations
