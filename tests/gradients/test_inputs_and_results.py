@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import jaxpyop
 from jaxpyop import py_function
 from tests.gradients.bodies import X3, Z3, F, rows
 from tests.shared.checks import close, trees_close
@@ -85,19 +84,13 @@ def test_complex_numbers_as_in_jax(name):
     close(jax.jvp(op, (z,), (z + 1,))[1], jax.jvp(jax.jit(body), (z,), (z + 1,))[1])
 
 
-@pytest.mark.parametrize("dtype", rows([jnp.bfloat16, jnp.float16], [jnp.bfloat16]))
-def test_narrow_floats(dtype):
-    op = lambda x: py_function(lambda x: x * x, [x], dtype, output_shapes=(3,))
-    got = jax.grad(lambda x: op(x).sum())(X.astype(dtype))
-    assert got.dtype == dtype
-    np.testing.assert_array_equal(np.asarray(got, np.float32), 2 * X)
-
-
 @pytest.mark.usefixtures("x64")
-def test_wide_floats():
+def test_floats_of_other_widths():
     op = lambda x: py_function(lambda x: x * x * x, [x], jnp.float64, output_shapes=())
     got = jax.jit(jax.grad(op))(jnp.float64(0.3))
     assert got.dtype == np.float64
+    narrow = jax.grad(lambda x: py_function(lambda x: x * x, [x], jnp.bfloat16, output_shapes=()))(jnp.bfloat16(2))
+    assert (narrow.dtype, narrow) == (jnp.bfloat16, 4)
     np.testing.assert_allclose(got, 3 * 0.3**2, rtol=1e-14)
     mixed = lambda x: py_function(lambda x: x.astype(jnp.float64) * 2, [x], F, output_shapes=())
     assert jax.grad(mixed)(jnp.float32(0.3)).dtype == np.float32
@@ -111,7 +104,6 @@ def test_a_result_that_is_cast_to_tout_keeps_its_gradient():
 # What a function returns, and its gradient.
 RETURNED = {
     "its input": (lambda x: x, 1),
-    "its input twice": (lambda x: (x, x)[1], 1),
     "a constant": (lambda x: jnp.ones(3), 0),
     "a NumPy constant": (lambda x: np.ones(3, np.float32), 0),
     "a list": (lambda x: [x[0], 2 * x[0], 0], [3, 0, 0]),
@@ -121,18 +113,6 @@ RETURNED = {
 @pytest.mark.parametrize(("body", "slope"), RETURNED.values(), ids=RETURNED)
 def test_what_a_function_may_return(body, slope):
     close(jax.grad(lambda x: py_function(body, [x], F, output_shapes=(3,)).sum())(X), np.broadcast_to(slope, (3,)))
-
-
-def test_an_exception_of_the_function_comes_out():
-    def body(x):
-        if float(x) < 0:
-            raise KeyError("mine")
-        return x * x
-
-    step = jax.grad(lambda x: py_function(body, [x], F, output_shapes=()))
-    with pytest.raises(KeyError, match="mine"), jaxpyop.reraise():
-        jax.block_until_ready(jax.jit(step)(-1.0))
-    assert step(3.0) == 6
 
 
 def test_a_differentiated_array_that_the_function_keeps_has_its_value_later():

@@ -30,17 +30,6 @@ def events():
         jax.monitoring.unregister_event_duration_listener(listen)
 
 
-def linear_solve(x):
-    by_lu = lambda _, b: jnp.linalg.solve(lax.stop_gradient(A * x), b)
-    return jnp.sum(lax.custom_linear_solve(lambda v: A * x @ v, B, by_lu, symmetric=True))
-
-
-def jitted_functions_without_a_tangent(x):
-    jitted = jax.jit(lambda b: jnp.cos(b) * 2 + b)(B)
-    looped = lax.fori_loop(0, 3, lambda _, b: b * 2 + 1, jitted)
-    return jnp.sum(lax.cond(looped[0] > 0, lambda b: -b, lambda b: b, looped)) * x * x
-
-
 def long_chain(x):
     for _ in range(30):
         x = x * 0.9 + x * x * 0.1
@@ -53,8 +42,6 @@ STEPS = {
     "custom_vjp": lambda x: custom_square(x, F(1)) * x,
     "scan of a fresh lambda": lambda x: lax.scan(lambda c, _: (c * x, None), x, None, length=4)[0],
     "jit of custom_vjp": lambda x: jit_of_custom(x) * x,
-    "no tangent": jitted_functions_without_a_tangent,
-    "linear solve": linear_solve,
     "cg": lambda x: jnp.sum(jax.scipy.sparse.linalg.cg(lambda v: A * x @ v, B)[0]),
 }
 

@@ -44,11 +44,6 @@ def draws():
     return lambda x: x * generator.normal()
 
 
-def counts():
-    seen = []
-    return lambda x: x * (1.0 + len(seen.append(0) or seen) / 100)
-
-
 def automatic(body, **options):
     """An op whose name is new, because the warning comes once for each name."""
     name = f"op {next(numbers)}"
@@ -94,13 +89,9 @@ def test_a_function_runs_again_with_one_warning(program, op):
 
 
 @each_program
-@pytest.mark.parametrize("body", [draws, pytest.param(counts, marks=pytest.mark.slow)])
-def test_a_function_that_gives_something_else_is_refused(program, op, body):
-    step = jax.jit(jax.grad(PROGRAMS[program](OPS[op](body()))))
-    with (
-        pytest.warns(RuntimeWarning, match=AGAIN),
-        pytest.raises(Exception, match=r"(func|fwd of vjp) ran again .*other results.*stateful=True"),
-    ):
+def test_a_function_that_gives_something_else_is_refused(program, op):
+    step = jax.jit(jax.grad(PROGRAMS[program](OPS[op](draws()))))
+    with told_once(), pytest.raises(Exception, match=r"(func|fwd of vjp) ran again .*other results.*stateful=True"):
         jax.block_until_ready(step(0.7))
 
 
@@ -147,37 +138,25 @@ def test_every_difference_of_the_results_is_seen(change):
             jax.block_until_ready(pull(jnp.ones(1000)))
 
 
-@pytest.mark.parametrize("body", [lambda: steady, draws], ids=["steady", "draws"])
-def test_the_residuals_of_a_block_are_made_again(body):
-    f, x = body(), jnp.arange(1.0, 5.0)
-
-    def fwd(x):
-        y = np.asarray([f(float(v)) for v in x.ravel()], np.float32).reshape(x.shape)
-        return y, y / x
-
-    options = {"vjp": (fwd, lambda slope, ct: slope * ct[0]), "name": f"op {next(numbers)}"}
-    op = lambda x: numpy_function(lambda x: fwd(x)[0], [x], F, vmap_method="expand_dims", **options)
+def test_the_residuals_of_a_block_are_made_again():
+    fwd, x = lambda x: (x * x * 0.5, x * 0.5), jnp.arange(1.0, 5.0)
+    options = {"vjp": (fwd, lambda slope, ct: 2 * slope * ct[0]), "vmap_method": "expand_dims"}
+    op = jax.vmap(lambda x: numpy_function(steady, [x], F, name=f"op {next(numbers)}", **options))
 
     def program(x):
-        y, pull = jax.vjp(jax.vmap(op), x)
+        y, pull = jax.vjp(op, x)
         for k in range(3):  # these push the residuals out
-            y = y + jax.vjp(jax.vmap(op), x + k)[0]
+            y = y + jax.vjp(op, x + k)[0]
         return pull(y)[0] * 0 + pull(jnp.ones_like(x))[0]
 
-    step = jax.jit(program)
-    if f is steady:
-        with told_once():
-            np.testing.assert_allclose(step(x), x * 0.5, rtol=1e-6)
-    else:
-        with told_once(), pytest.raises(Exception, match="fwd of vjp ran again"):
-            jax.block_until_ready(step(x))
+    with pytest.warns(RuntimeWarning, match=AGAIN):
+        close(jax.jit(program)(x), x)
 
 
 CHECKPOINTS = {
     "the function": jax.checkpoint,
     "everything saveable": lambda f: jax.checkpoint(f, policy=jax.checkpoint_policies.everything_saveable),
     "in a scan": lambda f: PROGRAMS["scan"](jax.checkpoint(f)),
-    "around a scan": lambda f: jax.checkpoint(PROGRAMS["scan"](f)),
     "in a vmap": lambda f: lambda x: jnp.sum(jax.vmap(jax.checkpoint(f))(jnp.stack([x, x]))),
     "around a cond": lambda f: jax.checkpoint(lambda x: jax.lax.cond(x > 0, f, lambda x: x, x)),
 }

@@ -123,22 +123,6 @@ def test_the_residuals_of_a_block_belong_to_their_elements(name, method, statefu
     assert not stateful or fwd.count == (1 if block else 9)
 
 
-@pytest.mark.parametrize("stateful", [False, True], ids=["stateless", "stateful"])
-def test_the_residuals_of_a_block_outlive_the_array_of_their_receipts(stateful):
-    """The elements of a block share one record, which a copy of their pullbacks still reads."""
-    rule = (lambda a, b: (a * b, (a, b)), lambda r, ct: (ct[0] * r[1], ct[0] * r[0]))
-    op = lambda a, b: numpy_function(np.multiply, [a, b], F, vjp=rule, vmap_method="expand_dims", stateful=stateful)
-    x = jnp.arange(6.0).reshape(2, 3)
-    pull = jax.vmap(jax.vmap(lambda a, b: jax.vjp(op, a, b)[1]))(x, x + 1)
-    pull = jax.tree.map(lambda a: a[::-1], pull)
-    back = jax.vmap(jax.vmap(lambda pull: pull(F(1))))
-    if stateful:
-        with pytest.raises(RuntimeError, match=r"fwd ran for a block of \(2, 3\) elements.*in another order"):
-            back(pull)
-    else:
-        np.testing.assert_allclose(back(pull), [(x + 1)[::-1], x[::-1]])
-
-
 # ------------------------------------------- processes, threads, devices
 
 

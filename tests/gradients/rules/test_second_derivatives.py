@@ -145,21 +145,16 @@ with_vjp = numpy_function(Tout=F(0), vjp=SINE.rule_vjp, name="slope")(lambda i, 
 around = functools.wraps(with_vjp)(lambda i, o, c: np.asarray(with_vjp(i, o, c)))
 without_rules = numpy_function(Tout=F, name="slope")(lambda i, o, c: np.cos(i[0]) * c[0])
 of_wrong_shape = py_function(Tout=F, output_shapes=(2,))(lambda i, o, c: jnp.ones(2))
-pair = (lambda x: (np.sin(x), x), lambda x, c: with_vjp((x,), (x,), c))
 MAKE_IT_AN_OP = "make the rule an op with rules"
 twice = lambda f: jax.grad(jax.grad(f))
 in_the_weight = lambda f: jax.grad(lambda t: jax.grad(lambda x: t * f(x))(0.3))
 REFUSED = {
     "no rule of the rule": ({"vjp": without_rules, "jvp": push_of_sine}, twice, MAKE_IT_AN_OP),
-    "no forward mode of the rule": ({"vjp": with_vjp, "jvp": push_of_sine}, forward, "'slope': forward-mode"),
     "no forward mode of the function": ({"vjp": with_vjp}, forward, "'sin': forward-mode differentiation"),
     "a function around an op": ({"vjp": around, "jvp": push_of_sine}, forward, MAKE_IT_AN_OP),
-    "a pair with an op": ({"vjp": pair, "jvp": push_of_sine}, forward, MAKE_IT_AN_OP),
     "failures that are filled": ({"vjp": with_vjp, "jvp": push_of_sine, "on_error": "nan"}, forward, MAKE_IT_AN_OP),
-    "a plain rule": ({"vjp": SINE.vjp, "jvp": push_of_sine}, forward, MAKE_IT_AN_OP),
     "a plain rule, twice": ({"vjp": SINE.vjp}, twice, r"second derivative.*py_function"),
     "a plain rule, in its cotangent": ({"vjp": SINE.vjp, "jvp": push_of_sine}, in_the_weight, MAKE_IT_AN_OP),
-    "numerical": ({"vjp": "numerical"}, forward, "second derivatives need"),
     "wrong shape": ({"vjp": of_wrong_shape}, twice, "a cotangent has its input"),
 }
 

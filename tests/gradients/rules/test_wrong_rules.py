@@ -15,11 +15,10 @@ from tests.gradients.rules.cases import TRANSFORMS, X
 # Rules of a function of two inputs, and what the error says after "vjp returned".
 OF_TWO = {
     "too few": (lambda i, o, c: (c[0],), "1 cotangents for 2 array inputs; return one cotangent each"),
-    "too many": (lambda i, o, c: (c[0], c[0], c[0]), "3 cotangents for 2"),
     "no tuple": (lambda i, o, c: c[0], "a single value for 2 array inputs"),
     "shape": (
         lambda i, o, c: (c[0].sum(), None),
-        r"for input 0, shape \(\); a cotangent has its input's shape, \(3,\)",
+        r"for input 0, shape \(\); a cotangent has its input's shape",
     ),
     "shape of the other": (lambda i, o, c: (None, c[0][:1]), r"for input 1, shape \(1,\)"),
     "complex": (lambda i, o, c: (c[0] * 1j, None), "for input 0, complex64"),
@@ -38,7 +37,7 @@ OF_ONE = {
     "fwd outputs": (
         "vjp",
         (lambda x: ([x, x], 0), lambda r, c: c[0]),
-        "fwd of vjp: func returned a list of 2 where Tout",
+        "fwd of vjp: func returned a list of 2 where",
     ),
     "fwd dtype": ("vjp", (lambda x: (x * 1j, 0), lambda r, c: c[0]), "fwd of vjp: func returned complex64"),
     "transpose count": ("transpose", lambda c: (c[0], c[0]), "transpose returned 2 cotangents for 1 array inputs"),
@@ -60,15 +59,10 @@ def derivative_of(rules):
 
 @pytest.mark.parametrize(("keyword", "rule", "text"), OF_ONE.values(), ids=OF_ONE)
 def test_wrong_rules(keyword, rule, text):
-    with pytest.raises((ValueError, TypeError), match=f"(?s)'mine'.*{text}"):
-        derivative_of({keyword: rule})(X)
-
-
-@pytest.mark.parametrize("name", ["jvp shape", "bwd shape", "fwd no pair"])
-def test_wrong_rules_under_jit(name):
-    keyword, rule, text = OF_ONE[name]
-    with pytest.raises((ValueError, TypeError), match=f"(?s)'mine'.*{text}"), jaxpyop.reraise():
-        jax.block_until_ready(jax.jit(derivative_of({keyword: rule}))(X))
+    derivative = derivative_of({keyword: rule})
+    for program in (derivative, jax.jit(derivative)):
+        with pytest.raises((ValueError, TypeError), match=f"(?s)'mine'.*{text}"), jaxpyop.reraise():
+            jax.block_until_ready(program(X))
 
 
 @pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
@@ -92,14 +86,8 @@ REFUSED = {
     "other text": (lambda: sine(jvp="numeric"), "jvp must be a function .* or 'numerical', got 'numeric'"),
     "numerical transpose": (lambda: sine(transpose="numerical"), r"transpose must be a function f\(cotangents\)"),
     "transpose and vjp": (lambda: sine(transpose=np.sin, vjp=np.sin), "remove vjp= and jvp="),
-    "transpose of integers": (
-        lambda: numpy_function(np.sin, [1.0], jnp.int32, transpose=np.sin),
-        "no result that Tout declares is floating",
-    ),
-    "numerical of a stateful op": (
-        lambda: py_func(np.sin, [1.0], F, vjp="numerical"),
-        "numerical derivatives call func again, which a stateful op does not allow; pass stateful=False",
-    ),
+    "of integers": (lambda: numpy_function(np.sin, [1.0], jnp.int32, transpose=np.sin), "no result .* is floating"),
+    "stateful": (lambda: py_func(np.sin, [1.0], F, vjp="numerical"), "call func again, .* pass stateful=False"),
     "traced": (lambda: py_function(jnp.sin, [1.0], F, mode="traced", vjp=np.sin), "mode='traced' runs nothing"),
 }
 
