@@ -54,7 +54,7 @@ BODIES = {
 }
 
 
-@pytest.mark.parametrize("name", rows(BODIES, ["float", "while", "a value taken out is a constant", "an op inside"]))
+@pytest.mark.parametrize("name", rows(BODIES, ["while", "a value taken out is a constant"]))
 def test_gradient(name):
     body, path = BODIES[name]
     value, pull = jax.vjp(lambda x: py_function(body, [x], F, output_shapes=(3,)), X)
@@ -136,5 +136,5 @@ def of_random_inputs(x, jit):
 
 
 inputs = given(x=st.lists(st.floats(-3, 3, width=32), min_size=0, max_size=3), jit=st.booleans())
-test_random_inputs = few(inputs, of_random_inputs, examples=3)
+test_random_inputs = few(inputs, of_random_inputs, examples=2)
 test_many_random_inputs = many(inputs, of_random_inputs)

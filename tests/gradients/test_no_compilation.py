@@ -30,15 +30,8 @@ def events():
         jax.monitoring.unregister_event_duration_listener(listen)
 
 
-def long_chain(x):
-    for _ in range(30):
-        x = x * 0.9 + x * x * 0.1
-    return x
-
-
 jit_of_custom = jax.jit(lambda x: jnp.sin(custom_square(x, F(1))) + x)
 STEPS = {
-    "a long chain": long_chain,
     "custom_vjp": lambda x: custom_square(x, F(1)) * x,
     "scan of a fresh lambda": lambda x: lax.scan(lambda c, _: (c * x, None), x, None, length=4)[0],
     "jit of custom_vjp": lambda x: jit_of_custom(x) * x,

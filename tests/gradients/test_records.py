@@ -104,6 +104,7 @@ def test_a_stateful_function_never_runs_again(op):
     assert body.count == STEPS
 
 
+@pytest.mark.slow
 def test_what_was_read_of_a_stateful_function_is_kept():
     """It cannot be made again, so that a pass that reads it twice finds it."""
     with jaxpyop.config.override(max_records=2 * STEPS):
@@ -120,16 +121,11 @@ def test_records_that_the_user_cleared_are_made_again_silently():
         close(pull(F(1))[0], slope)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [lambda a: a[::-1], lambda a: np.where(np.arange(a.size) == a.size // 2, a + 1e-3, a)],
-    ids=["reversed", "one element"],
-)
-def test_every_difference_of_the_results_is_seen(change):
+def test_a_difference_of_one_element_of_the_results_is_seen():
     """There is room for one record, so that the second step evicts that of the first."""
     a = np.random.default_rng(0).normal(size=1000).astype(np.float32)
-    runs = itertools.count()
-    body = lambda x: x * jnp.asarray(a if next(runs) < 1 else change(a))
+    runs, other = itertools.count(), np.where(np.arange(a.size) == a.size // 2, a + 1e-3, a)
+    body = lambda x: x * jnp.asarray(a if next(runs) < 1 else other)
     with jaxpyop.config.override(max_records=1):
         op = lambda x: py_function(body, [x], F, output_shapes=(1000,), name=f"op {next(numbers)}")
         pull = jax.vjp(jax.jit(op), F(1))[1]
@@ -208,12 +204,6 @@ def test_outside_jit_a_record_that_was_read_goes_with_its_pullback():
         assert [float(kept[0](F(1))[0]) for _ in range(2)] == [4.0, 4.0]
         kept.clear()
         assert eventually(lambda: living(alive) == 0)
-
-
-def test_under_jit_what_was_read_takes_a_small_share_of_the_bound():
-    with jaxpyop.config.override(max_records=320):
-        alive = kept_by(jax.jit, lambda f: list(map(jax.jit(jax.grad(f)), [2.0] * 30)))
-        assert living(alive) <= 11
 
 
 def test_a_lower_bound_evicts_at_once():

@@ -126,9 +126,7 @@ def test_gradients_from_many_threads():
 @pytest.mark.slow
 def test_forward_mode_through_a_backward_pass_that_is_not_linear():
     """JAX has no forward mode of a custom_vjp function at all."""
-    f = lambda x: jnp.sum(clip_gradient(0.5, x) * x)
-    op = lambda x: py_function(f, [x], F, output_shapes=())
+    op = lambda x: py_function(lambda x: jnp.sum(clip_gradient(0.5, x) * x), [x], F, output_shapes=())
     x = jnp.array([0.1, 2.9])
-    trees_close(jax.jit(jax.hessian(op))(x), jax.jit(jax.jacrev(jax.grad(f)))(x))
     with pytest.raises(TypeError, match=r"which is not linear; put jax.jit around.*jacrev"):
         jax.jacfwd(op)(x)

@@ -44,7 +44,7 @@ XX = jnp.stack([X, -X, 2 * X])
 PROGRAMS = {
     "vmap of grad": (lambda f: jax.vmap(jax.grad(f)), X),
     "grad of vmap": (lambda f: jax.grad(lambda x: (jax.vmap(f)(x) ** 2).sum()), XX),
-    "vmap over the last axis": (lambda f: jax.grad(lambda x: (jax.vmap(f, 1, 1)(x) ** 2).sum()), XX[:2]),
+    "vmap over the last axis": (lambda f: jax.vmap(jax.grad(lambda x: f(x).sum()), 1, 1), XX[:2]),
     "grad of vmap of vmap": (lambda f: jax.grad(lambda x: (jax.vmap(jax.vmap(f))(x) ** 2).sum()), XX),
     "jacrev of vmap": (lambda f: jax.jacrev(jax.vmap(f)), XX[:2]),
     "jvp of vmap": (lambda f: lambda x: jax.jvp(jax.vmap(f), (x,), (x + 1,)), XX),

@@ -37,6 +37,12 @@ def test_the_step():
     assert sorted(float(x) > 100 for (x,) in func.seen) == [False, False, True]
 
 
+@pytest.mark.usefixtures("x64")
+def test_in_64_bits_it_is_more_exact():
+    op = lambda x: numpy_function(np.sin, [x], jnp.float64, **BOTH)
+    np.testing.assert_allclose(jax.grad(op)(jnp.float64(0.7)), np.cos(0.7), rtol=1e-9)
+
+
 def test_a_tangent_of_several_magnitudes_has_a_step_for_each():
     func = Counter(lambda x, y: np.sin(x[0]) + 1e-6 * x[1] + y)
     op = lambda x, y: numpy_function(func, [x, y], F(0), jvp="numerical")

@@ -26,7 +26,6 @@ from tests.gradients.rules.cases import (
     wanted,
 )
 from tests.shared.checks import close, trees_close
-from tests.shared.functions import contrib, every_numpy_api
 
 METHODS = ("sequential", "expand_dims", "broadcast_all", "parallel")
 either = pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
@@ -43,7 +42,7 @@ def of_counted(kind, method):
 
 
 FAST = [(name, kind, "sequential", "direct") for name in ("grad", "jacrev", "checkpoint") for kind in ("vjp", "pair")]
-FAST += [(name, "pair", "expand_dims", "direct") for name in ("grad of vmap", "jacrev of vmap")]
+FAST += [("grad of vmap", "pair", "expand_dims", "direct")]
 FAST += [("vmap of grad", "vjp", "broadcast_all", "direct"), ("grad of vmap", "vjp", "parallel", "direct")]
 FAST += [("in one input", "vjp", "sequential", "direct"), ("scan", "pair", "sequential", "jit")]
 
@@ -111,12 +110,6 @@ def test_rules_of_a_py_function_replace_its_automatic_derivative(kind):
     assert all(isinstance(a, jax.Array) for a in arrays)
 
 
-@every_numpy_api
-def test_the_gradient_of_each_numpy_op(api):
-    op = lambda x, y: api(cases.func, [x, y], F, vjp=cases.vjp)
-    trees_close(REVERSE["grad"][0](op), wanted("grad"))
-
-
 # ----------------------------------------------------------- what rules are given
 
 
@@ -155,12 +148,6 @@ def test_the_arrays_of_a_rule_may_be_changed_and_kept(transform):
     for k in range(4):
         close(f(X + k), [3, 3, 3])
     assert all((c == 3).all() for c in kept)
-
-
-def test_keyword_arguments_of_contrib_come_by_sorted_name():
-    vjp = lambda i, o, c: (c[0] * i[1], (c[0] * i[0]).sum(), c[0].sum())
-    op = lambda a, b: contrib(lambda x, b, a: x * a + b, [X], F, kwargs={"b": b, "a": a}, vjp=vjp)
-    trees_close(jax.grad(lambda a, b: op(a, b).sum(), (0, 1))(2.0, 5.0), (X.sum(), jnp.float32(3)))
 
 
 @pytest.mark.parametrize("rule", ["vjp", "numerical"])
