@@ -11,14 +11,10 @@ import numpy as np
 import pytest
 
 from jaxpyop import py_function
+from tests.gradients.bodies import X3, F, rows
 from tests.shared.checks import close
 
-F = jnp.float32
-X = jnp.array([0.5, -1.25, 2.0])
-
-
-def cubed(x):
-    return x * x * x if float(x[0]) > 0 else x
+X = jnp.asarray(X3)
 
 
 def halved(x):
@@ -28,7 +24,7 @@ def halved(x):
 
 
 BODIES = {
-    "float": (cubed, lambda x: x**3),
+    "float": (lambda x: x * x * x if float(x[0]) > 0 else x, lambda x: x**3),
     "while": (halved, lambda x: (x / 4) ** 3),
     "relu": (lambda x: jax.nn.relu(x) * x, lambda x: jax.nn.relu(x) * x),
     "cond inside": (lambda x: jax.lax.cond(x[0] > 0, jnp.sin, jnp.cos, x), jnp.sin),
@@ -48,31 +44,16 @@ DERIVATIVES = {
     "forward over forward": lambda f: jax.jacfwd(lambda x: jax.jvp(total(f), (x,), (x,))[1]),
     "third": lambda f: jax.grad(lambda x: jnp.sum(jax.grad(lambda x: jnp.sum(jax.grad(total(f))(x)))(x))),
     "of a batch": lambda f: lambda x: jax.vmap(jax.grad(jax.grad(lambda s: jnp.sum(f(s * x)))))(jnp.array([1.0, 0.95])),
+    "compiled": lambda f: jax.jit(DERIVATIVES["grad of grad"](f)),
 }
 ROWS = [(body, derivative) for body in BODIES for derivative in DERIVATIVES]
-FAST = [
-    ("float", "reverse over forward"),
-    ("an op inside", "jvp of grad"),
-]
 
 
-@pytest.mark.parametrize(
-    ("body", "derivative"), [pytest.param(*row, marks=[] if row in FAST else pytest.mark.slow) for row in ROWS]
-)
+@pytest.mark.parametrize(("body", "derivative"), rows(ROWS, [("float", "reverse over forward")]))
 def test_equal_to_jax(body, derivative):
-    body, path = BODIES[body]
-    derive = DERIVATIVES[derivative]
+    (body, path), derive = BODIES[body], DERIVATIVES[derivative]
     f = lambda x: py_function(body, [x], F, output_shapes=(3,))
     np.testing.assert_allclose(derive(f)(X), jax.jit(derive(path))(X), rtol=2e-4, atol=1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("body", BODIES)
-def test_compiled(body):
-    body, path = BODIES[body]
-    derivative = DERIVATIVES["grad of grad"]
-    f = lambda x: py_function(body, [x], F, output_shapes=(3,))
-    np.testing.assert_allclose(jax.jit(derivative(f))(X), jax.jit(derivative(path))(X), rtol=2e-4, atol=1e-4)
 
 
 def test_a_stateful_function_has_no_second_derivative():

@@ -9,12 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import jaxpyop
 from jaxpyop import py_function
+from tests.gradients.bodies import X3, Z3, F, rows
 from tests.shared.checks import close, trees_close
 
-F = jnp.float32
-X = jnp.array([0.5, -1.25, 2.0])
+X = jnp.asarray(X3)
 
 
 def test_pytrees():
@@ -28,15 +27,14 @@ def test_pytrees():
     loss = lambda f: lambda p: f(p)["loss"] + f(p)["y"].sum()
     wanted = jax.grad(loss(lambda p: body(p, batch)))(params)
     trees_close(jax.grad(loss(op))(params), wanted)
-    trees_close(jax.jit(jax.grad(loss(op)))(params), wanted)
 
 
 def test_integer_and_boolean_inputs():
     body = lambda x, n, flag: x**n * jnp.where(flag, 2.0, 1.0)
     op = lambda x, n, flag: py_function(body, [x, n, flag], F, output_shapes=(3,)).sum()
     flags = jnp.array([True, False, True])
-    close(jax.grad(op)(X, jnp.int32(3), flags), 3 * X**2 * jnp.array([2.0, 1.0, 2.0]))
     slopes = jax.grad(op, (0, 1, 2), allow_int=True)(X, jnp.int32(3), flags)
+    close(slopes[0], 3 * X**2 * jnp.array([2.0, 1.0, 2.0]))
     assert [s.dtype for s in slopes] == [F, jax.dtypes.float0, jax.dtypes.float0]
 
 
@@ -48,39 +46,35 @@ def test_integer_results_have_no_gradient():
         y, n, flag = op(x)
         return jnp.sum(y * flag) + n
 
-    close(jax.grad(loss)(X), 2 * X * (X > 0))
     close(jax.jit(jax.grad(loss))(X), 2 * X * (X > 0))
 
 
-@pytest.mark.parametrize("transform", [lambda f: f, jax.jit], ids=["direct", "jit"])
 @pytest.mark.parametrize("used", [(0,), (1,), (0, 2), ()], ids=str)
-def test_unused_results(used, transform):
+def test_unused_results(used):
     """Their cotangents are not mistaken for those of the others."""
     body = lambda x: (x * x, 2 * x, x * x * x)
     slopes = (2 * X, jnp.full(3, 2.0), 3 * X**2)
     loss = lambda x: sum(jnp.sum(py_function(body, [x], [F] * 3, output_shapes=[(3,)] * 3)[k]) for k in used) + x.sum()
-    close(transform(jax.grad(loss))(X), sum(slopes[k] for k in used) + 1)
+    close(jax.grad(loss)(X), sum(slopes[k] for k in used) + 1)
 
 
 def test_some_of_several_inputs():
     op = lambda x, y, z: py_function(lambda x, y, z: x * y * y, [x, y, z], F, output_shapes=(3,)).sum()
     close(jax.grad(op, 1)(X, X + 1, X), 2 * X * (X + 1))
     trees_close(jax.grad(op, (2, 0))(X, X + 1, X), (jnp.zeros(3), (X + 1) ** 2))
-    trees_close(jax.jit(jax.grad(op, (0, 2)))(X, X + 1, X), ((X + 1) ** 2, jnp.zeros(3)))
     along_y = jax.jvp(lambda y: py_function(lambda x, y: (x * x, x * y), [X, y], [F, F]), (X,), (X + 1,))[1]
     trees_close(along_y, [jnp.zeros(3), X * (X + 1)])
 
 
-Z = jnp.array([0.5 + 1j, -1.25 - 0.5j, 2.0j], jnp.complex64)
+Z = jnp.asarray(Z3)
 COMPLEX = {
-    "holomorphic": (lambda z: z * z * (1 + 2j), Z, jnp.complex64),
     "conjugate": (lambda z: jnp.conj(z) * z, Z, jnp.complex64),
     "absolute value": (lambda z: jnp.abs(z) ** 2, Z, F),
     "real to complex": (lambda x: x * (2 + 1j) * x, X, jnp.complex64),
 }
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n == "conjugate" else pytest.mark.slow) for n in COMPLEX])
+@pytest.mark.parametrize("name", rows(COMPLEX, ["conjugate"]))
 def test_complex_numbers_as_in_jax(name):
     body, z, dtype = COMPLEX[name]
     op = lambda z: py_function(body, [z], dtype, output_shapes=(3,))
@@ -89,23 +83,14 @@ def test_complex_numbers_as_in_jax(name):
     close(jax.jvp(op, (z,), (z + 1,))[1], jax.jvp(jax.jit(body), (z,), (z + 1,))[1])
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, pytest.param(jnp.float16, marks=pytest.mark.slow)])
-def test_narrow_floats(dtype):
-    op = lambda x: py_function(lambda x: x * x, [x], dtype, output_shapes=(3,))
-    got = jax.grad(lambda x: op(x).sum())(X.astype(dtype))
-    assert got.dtype == dtype
-    np.testing.assert_array_equal(np.asarray(got, np.float32), 2 * X)
-
-
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("transform", [lambda f: f, jax.jit], ids=["direct", "jit"])
-def test_wide_floats(transform):
+def test_floats_of_other_widths():
     op = lambda x: py_function(lambda x: x * x * x, [x], jnp.float64, output_shapes=())
-    got = transform(jax.grad(op))(jnp.float64(0.3))
+    got = jax.jit(jax.grad(op))(jnp.float64(0.3))
     assert got.dtype == np.float64
     np.testing.assert_allclose(got, 3 * 0.3**2, rtol=1e-14)
     mixed = lambda x: py_function(lambda x: x.astype(jnp.float64) * 2, [x], F, output_shapes=())
-    assert transform(jax.grad(mixed))(jnp.float32(0.3)).dtype == np.float32
+    assert jax.grad(mixed)(jnp.float32(0.3)).dtype == np.float32
 
 
 def test_a_result_that_is_cast_to_tout_keeps_its_gradient():
@@ -116,7 +101,6 @@ def test_a_result_that_is_cast_to_tout_keeps_its_gradient():
 # What a function returns, and its gradient.
 RETURNED = {
     "its input": (lambda x: x, 1),
-    "its input twice": (lambda x: (x, x)[1], 1),
     "a constant": (lambda x: jnp.ones(3), 0),
     "a NumPy constant": (lambda x: np.ones(3, np.float32), 0),
     "a list": (lambda x: [x[0], 2 * x[0], 0], [3, 0, 0]),
@@ -126,19 +110,6 @@ RETURNED = {
 @pytest.mark.parametrize(("body", "slope"), RETURNED.values(), ids=RETURNED)
 def test_what_a_function_may_return(body, slope):
     close(jax.grad(lambda x: py_function(body, [x], F, output_shapes=(3,)).sum())(X), np.broadcast_to(slope, (3,)))
-
-
-def test_an_exception_of_the_function_comes_out():
-    def body(x):
-        if float(x) < 0:
-            raise KeyError("mine")
-        return x * x
-
-    step = jax.grad(lambda x: py_function(body, [x], F, output_shapes=()))
-    for f in (step, jax.jit(step)):
-        with pytest.raises(KeyError, match="mine"), jaxpyop.reraise():
-            jax.block_until_ready(f(-1.0))
-        assert f(3.0) == 6
 
 
 def test_a_differentiated_array_that_the_function_keeps_has_its_value_later():

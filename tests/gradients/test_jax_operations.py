@@ -11,27 +11,13 @@ import pytest
 from jax import lax
 
 from jaxpyop import py_function
-from tests.gradients.bodies import BODIES, X3, F, arrays, custom_sin, custom_square, directions, while_loop
+from tests.gradients.bodies import BODIES, X3, F, arrays, custom_sin, custom_square, directions, rows, while_loop
 from tests.shared.checks import close
 
-X = jnp.asarray(X3)
-
 # One body for each kind of operation that derivatives treat in its own way.
-FAST = ["an output twice", "integer output", "integer input", "unused input", "relu at zero"]
-FAST += [
-    "custom_jvp",
-    "custom_vjp",
-    "custom_vjp in jit",
-    "jit over an array",
-    "no elements",
-    "cond",
-    "independent results",
-]
-FAST_FORWARD = ["an output twice", "integer output", "custom_jvp", "jit", "stop_gradient", "unused input"]
-
-
-def rows(names, fast):
-    return [pytest.param(name, marks=[] if name in fast else pytest.mark.slow) for name in names]
+FAST = ["an output twice", "integer output", "integer input", "unused input", "custom_jvp", "custom_vjp"]
+FAST += ["custom_vjp in jit", "jit over an array", "no elements"]
+FAST_FORWARD = ["an output twice", "integer output", "custom_jvp", "stop_gradient", "unused input"]
 
 
 def op_of(body, inputs):
@@ -68,17 +54,23 @@ def test_forward_mode(name):
     same(jax.jvp(op_of(body, inputs), inputs, tangents), jax.jvp(body, inputs, tangents))
 
 
-CUSTOM = {"custom_jvp": lambda x: custom_sin(x, x), "custom_vjp": lambda x: custom_square(x, F(2))}
+@pytest.mark.parametrize(
+    "body", [pytest.param(lambda x: custom_sin(x, x), marks=pytest.mark.slow), lambda x: custom_square(x, F(2))]
+)
+def test_second_derivatives_of_custom_rules(body):
+    twice = lambda f: jax.grad(jax.grad(f))
+    close(twice(op_of(body, [F(1)]))(F(0.7)), twice(body)(F(0.7)))
 
 
-@pytest.mark.parametrize("name", rows(CUSTOM, ["custom_vjp"]))
-def test_second_derivatives_of_custom_rules(name):
-    body = CUSTOM[name]
-    twice = lambda f: jax.grad(jax.grad(f))(F(0.7))
-    close(twice(op_of(body, [F(1)])), twice(body))
+IN_64_BITS = {
+    "grad": jax.grad,
+    "jacfwd": jax.jacfwd,
+    "grad of grad": lambda f: jax.grad(jax.grad(f)),
+    "vmap of grad": lambda f: lambda x: jax.vmap(jax.grad(f))(x[None])[0],
+}
 
 
-@pytest.mark.parametrize("derivative", rows(["grad", "jacfwd", "grad of grad", "vmap of grad"], ["grad", "jacfwd"]))
+@pytest.mark.parametrize("derivative", rows(IN_64_BITS, ["grad"]))
 def test_a_block_of_64_bits(derivative):
     """A function may compute in 64 bits for a few lines, and its derivative does so too."""
 
@@ -86,13 +78,7 @@ def test_a_block_of_64_bits(derivative):
         with jax.enable_x64(True):
             return (jnp.sin(x.astype(jnp.float64)) ** 2).astype(jnp.float32)
 
-    derive = {
-        "grad": jax.grad,
-        "jacfwd": jax.jacfwd,
-        "grad of grad": lambda f: jax.grad(jax.grad(f)),
-        "vmap of grad": lambda f: lambda x: jax.vmap(jax.grad(f))(x[None])[0],
-    }[derivative]
-    found = derive(lambda x: py_function(body, [x], F))(F(0.7))
+    found = IN_64_BITS[derivative](lambda x: py_function(body, [x], F))(F(0.7))
     assert found.dtype == F
     np.testing.assert_allclose(found, 2 * np.cos(1.4) if derivative == "grad of grad" else np.sin(1.4), rtol=1e-5)
 

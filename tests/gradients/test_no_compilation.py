@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 
 from jaxpyop import py_function
-from tests.gradients.bodies import BODIES, F, arrays, custom_square, directions
+from tests.gradients.bodies import BODIES, F, arrays, custom_square, directions, rows
 
 A = jnp.eye(3) * 3 + 0.1
 B = jnp.arange(3.0)
@@ -30,40 +30,16 @@ def events():
         jax.monitoring.unregister_event_duration_listener(listen)
 
 
-def linear_solve(x):
-    by_lu = lambda _, b: jnp.linalg.solve(lax.stop_gradient(A * x), b)
-    return jnp.sum(lax.custom_linear_solve(lambda v: A * x @ v, B, by_lu, symmetric=True))
-
-
-def jitted_functions_without_a_tangent(x):
-    jitted = jax.jit(lambda b: jnp.cos(b) * 2 + b)(B)
-    looped = lax.fori_loop(0, 3, lambda _, b: b * 2 + 1, jitted)
-    return jnp.sum(lax.cond(looped[0] > 0, lambda b: -b, lambda b: b, looped)) * x * x
-
-
-def long_chain(x):
-    for _ in range(30):
-        x = x * 0.9 + x * x * 0.1
-    return x
-
-
 jit_of_custom = jax.jit(lambda x: jnp.sin(custom_square(x, F(1))) + x)
 STEPS = {
-    "elementwise": lambda x: x**2 + x**3 * x**-1 + 2.0 * x,
-    "a long chain": long_chain,
     "custom_vjp": lambda x: custom_square(x, F(1)) * x,
     "scan of a fresh lambda": lambda x: lax.scan(lambda c, _: (c * x, None), x, None, length=4)[0],
     "jit of custom_vjp": lambda x: jit_of_custom(x) * x,
-    "no tangent": jitted_functions_without_a_tangent,
-    "frexp": lambda x: jnp.frexp(x)[0] * x,
-    "interp": lambda x: jnp.interp(x, B, B**2),
-    "linear solve": linear_solve,
     "cg": lambda x: jnp.sum(jax.scipy.sparse.linalg.cg(lambda v: A * x @ v, B)[0]),
 }
-FAST = ["scan of a fresh lambda"]
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in FAST else pytest.mark.slow) for n in STEPS])
+@pytest.mark.parametrize("name", rows(STEPS, ["scan of a fresh lambda"]))
 def test_a_compiled_gradient_step(name):
     body = STEPS[name]
     step = jax.jit(jax.grad(lambda x: py_function(body, [x], F, output_shapes=())))
@@ -75,7 +51,7 @@ def test_a_compiled_gradient_step(name):
 
 
 # What a rule of the user's or of JAX's compiles when it is called, as in plain JAX; and constants deep in a loop.
-COMPILES = ["custom_root", "custom_vjp of odeint", "jit over an array, in scan", "jit over an array, in checkpoint"]
+COMPILES = ["custom_root", "jit over an array, in scan", "jit over an array, in checkpoint"]
 
 
 @pytest.mark.slow
@@ -113,8 +89,8 @@ def test_constants_are_not_compiled_in():
 
 def test_types_are_told_apart():
     """The pullback of a sum has a shape in it that its cotangent does not tell."""
-    for x in (F(2), jnp.arange(3.0), jnp.complex64(2 + 1j), jnp.arange(2.0)):
-        for _ in range(6):
+    for x in (F(2), jnp.arange(3.0)):
+        for _ in range(3):
             _, pull = jax.vjp(lambda x: py_function(lambda x: jnp.sum(x * x + x), [x], x.dtype), x)
             got = pull(jnp.ones((), x.dtype))[0]
             assert (got.shape, got.dtype) == (x.shape, x.dtype)
@@ -138,16 +114,15 @@ def test_another_path_in_each_step_compiles_nothing_new():
     np.testing.assert_allclose(slopes, [1.5**n for n in range(8, 20)], rtol=1e-5)
 
 
-@pytest.mark.parametrize("transform", [lambda f: f, jax.jit], ids=["direct", "jit"])
-def test_steps_leave_no_entries_in_the_cache_of_a_jitted_function(transform):
+def test_steps_leave_no_entries_in_the_cache_of_a_jitted_function():
     """Each of our traces would be another one to JAX, if it were not told that they are alike; in threads as well."""
     helper = jax.jit(lambda y: y * 2)
     body = lambda w: jnp.sum((w * B - helper(B)) * w)
-    step = transform(jax.grad(lambda w: py_function(body, [w], F, output_shapes=())))
+    step = jax.grad(lambda w: py_function(body, [w], F, output_shapes=()))
     for _ in range(3):
         step(1.0)
     entries = helper._cache_size()
-    for _ in range(10):
+    for _ in range(3):
         step(1.0)
         thread = threading.Thread(target=step, args=(1.0,))
         thread.start()

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from jaxpyop import numpy_function
+from tests.gradients.bodies import Z3, F, rows
+from tests.gradients.rules.cases import X, close_to
 from tests.shared.checks import Counter
 
-F = jnp.float32
-X = jnp.array([0.5, -1.25, 2.0])
 BOTH = {"vjp": "numerical", "jvp": "numerical"}
 
 
@@ -52,23 +52,20 @@ def test_a_tangent_of_several_magnitudes_has_a_step_for_each():
     assert np.isnan(along(jnp.array([jnp.nan, 1.0])))
 
 
-Z = jnp.array([0.5 + 1j, -1.25 - 0.5j], jnp.complex64)
+Z = jnp.asarray(Z3)
 COMPLEX = {
-    "holomorphic": (lambda z: z**2, lambda z: z**2, jnp.complex64),
     "abs": (np.abs, jnp.abs, F),
     "conj": (np.conj, jnp.conj, jnp.complex64),
 }
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n == "conj" else pytest.mark.slow) for n in COMPLEX])
+@pytest.mark.parametrize("name", rows(COMPLEX, ["conj"]))
 def test_complex_numbers(name):
     on_numpy, on_jax, dtype = COMPLEX[name]
     op = lambda z: numpy_function(on_numpy, [z], dtype, **BOTH)
     ct = on_jax(Z) * (2 - 1j if dtype == jnp.complex64 else 2)
-    got, wanted = (jax.vjp(f, Z)[1](ct)[0] for f in (op, jax.jit(on_jax)))
-    np.testing.assert_allclose(got, wanted, rtol=5e-3, atol=5e-3)
-    got, wanted = (jax.jvp(f, (Z,), (Z + 1,))[1] for f in (op, jax.jit(on_jax)))
-    np.testing.assert_allclose(got, wanted, rtol=5e-3, atol=5e-3)
+    close_to(jax.vjp(op, Z)[1](ct)[0], jax.vjp(jax.jit(on_jax), Z)[1](ct)[0], 5e-3)
+    close_to(jax.jvp(op, (Z,), (Z + 1,))[1], jax.jvp(jax.jit(on_jax), (Z,), (Z + 1,))[1], 5e-3)
 
 
 def test_it_runs_on_the_executor_with_its_bar(capsys):

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from jaxpyop import numpy_function
+from tests.gradients.bodies import F, rows
+from tests.gradients.rules.cases import TRANSFORMS, X, close_to
 from tests.shared.checks import Counter, close, trees_close
 
-F = jnp.float32
 M = np.array([[1.0, 2.0, 0.0], [0.5, -1.0, 3.0]], np.float32)
-X = jnp.array([0.5, -1.25, 2.0])
 Y = jnp.array([1.0, -2.0])
 METHODS = ("sequential", "expand_dims", "broadcast_all", "parallel")
 
@@ -32,29 +32,23 @@ def op(x, **options):
 PROGRAMS = {
     "jvp": lambda f: jax.jvp(f, (X,), (X,)),
     "jacrev": lambda f: jax.jacrev(f)(X),
-    "jacfwd": lambda f: jax.jacfwd(f)(X),
     "hessian of its square": lambda f: jax.hessian(lambda x: (f(x) ** 2).sum())(X),
     "third derivative": lambda f: jax.jacfwd(jax.hessian(lambda x: (f(x) ** 3).sum()))(X),
-    "linear_transpose": lambda f: jax.linear_transpose(f, X)(Y),
     "transpose of the transpose": lambda f: jax.linear_transpose(lambda y: jax.linear_transpose(f, X)(y)[0], Y)(X),
     "grad of vmap": lambda f: jax.grad(lambda x: (jax.vmap(f)(x) ** 2).sum())(jnp.stack([X, X + 1])),
     "vmap of the transpose": lambda f: jax.vmap(lambda y: jax.linear_transpose(f, X)(y)[0])(jnp.stack([Y, -Y])),
     "checkpoint": lambda f: jax.grad(lambda x: (jax.checkpoint(f)(x) ** 2).sum())(X),
 }
-FAST = {("jacrev", "sequential"), ("jacfwd", "expand_dims"), ("vmap of the transpose", "broadcast_all")}
-FAST |= {("jvp", "sequential"), ("transpose of the transpose", "sequential"), ("checkpoint", "sequential")}
+FAST = [("vmap of the transpose", "broadcast_all")]
+FAST += [("jvp", "sequential"), ("transpose of the transpose", "sequential")]
 
 
-@pytest.mark.parametrize(
-    ("program", "method"),
-    [pytest.param(p, m, marks=[] if (p, m) in FAST else pytest.mark.slow) for p in PROGRAMS for m in METHODS],
-)
+@pytest.mark.parametrize(("program", "method"), rows([(p, m) for p in PROGRAMS for m in METHODS], FAST))
 def test_equal_to_jax(program, method):
     program = PROGRAMS[program]
     wanted = jax.jit(lambda: program(lambda x: jnp.asarray(M) @ x))()
-    for transform in (lambda f: f, jax.jit):
-        got = transform(lambda: program(lambda x: op(x, vmap_method=method)))()
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), got, wanted)
+    for transform in TRANSFORMS.values():
+        close_to(transform(lambda: program(lambda x: op(x, vmap_method=method)))(), wanted)
 
 
 def test_a_block_method_calls_each_once():

@@ -9,50 +9,46 @@ import pytest
 
 import jaxpyop
 from jaxpyop import numpy_function, py_func, py_function
-from tests.gradients.rules.cases import F, X
+from tests.gradients.bodies import F
+from tests.gradients.rules.cases import TRANSFORMS, X
 
-# Rules of a function of two inputs.
+# Rules of a function of two inputs, and what the error says after "vjp returned".
 OF_TWO = {
-    "too few": (lambda i, o, c: (c[0],), r"vjp returned 1 cotangents for 2 array inputs; return one cotangent each"),
-    "too many": (lambda i, o, c: (c[0], c[0], c[0]), r"vjp returned 3 cotangents for 2"),
-    "no tuple": (lambda i, o, c: c[0], r"vjp returned a single value for 2 array inputs"),
+    "too few": (lambda i, o, c: (c[0],), "1 cotangents for 2 array inputs; return one cotangent each"),
+    "no tuple": (lambda i, o, c: c[0], "a single value for 2 array inputs"),
     "shape": (
         lambda i, o, c: (c[0].sum(), None),
-        r"vjp returned, for input 0, shape \(\); a cotangent has its input's shape, \(3,\)",
+        r"for input 0, shape \(\); a cotangent has its input's shape",
     ),
-    "shape of the other": (lambda i, o, c: (None, c[0][:1]), r"vjp returned, for input 1, shape \(1,\)"),
-    "complex": (lambda i, o, c: (c[0] * 1j, None), r"vjp returned, for input 0, complex64"),
-    "text": (lambda i, o, c: ("x", None), r"vjp returned, for input 0"),
+    "shape of the other": (lambda i, o, c: (None, c[0][:1]), r"for input 1, shape \(1,\)"),
+    "complex": (lambda i, o, c: (c[0] * 1j, None), "for input 0, complex64"),
+    "text": (lambda i, o, c: ("x", None), "for input 0"),
 }
-# Rules of a function of one input.
+# Rules of a function of one input: the keyword, the rule, and what the error says.
 OF_ONE = {
-    "jvp count": ({"jvp": lambda i, o, t: (1.0, 2.0)}, r"jvp returned 2 tangents for 1 results"),
-    "jvp shape": ({"jvp": lambda i, o, t: np.ones(2)}, r"jvp returned, for result 0, shape \(2,\); a tangent has"),
-    "jvp array without axes": ({"jvp": lambda i, o, t: np.float32(1)}, r"jvp returned, for result 0, shape \(\)"),
-    "jvp dtype": ({"jvp": lambda i, o, t: t[0] * 1j}, r"jvp returned, for result 0, complex"),
-    "bwd array without axes": (
-        {"vjp": (lambda x: (x, 0), lambda r, c: np.zeros((), np.float32))},
-        r"bwd of vjp returned, for input 0, shape \(\)",
-    ),
-    "bwd count": ({"vjp": (lambda x: (x, 0), lambda r, c: (c, c))}, r"bwd of vjp returned 2 cotangents for 1 array"),
-    "bwd shape": ({"vjp": (lambda x: (x, 0), lambda r, c: c[0][0])}, r"bwd of vjp returned, for input 0, shape"),
-    "bwd dtype": ({"vjp": (lambda x: (x, 0), lambda r, c: c[0] * 1j)}, r"bwd of vjp returned, for input 0, complex"),
-    "fwd no pair": ({"vjp": (lambda x: x, lambda r, c: c[0])}, r"fwd of vjp: fwd returned a ndarray; return a pair"),
+    "jvp count": ("jvp", lambda i, o, t: (1.0, 2.0), "jvp returned 2 tangents for 1 results"),
+    "jvp shape": ("jvp", lambda i, o, t: np.ones(2), r"jvp returned, for result 0, shape \(2,\); a tangent has"),
+    "jvp array without axes": ("jvp", lambda i, o, t: np.float32(1), r"jvp returned, for result 0, shape \(\)"),
+    "jvp dtype": ("jvp", lambda i, o, t: t[0] * 1j, "jvp returned, for result 0, complex"),
+    "bwd count": ("vjp", (lambda x: (x, 0), lambda r, c: (c, c)), "bwd of vjp returned 2 cotangents for 1 array"),
+    "bwd shape": ("vjp", (lambda x: (x, 0), lambda r, c: c[0][0]), "bwd of vjp returned, for input 0, shape"),
+    "bwd dtype": ("vjp", (lambda x: (x, 0), lambda r, c: c[0] * 1j), "bwd of vjp returned, for input 0, complex"),
+    "fwd no pair": ("vjp", (lambda x: x, lambda r, c: c[0]), "fwd of vjp: fwd returned a ndarray; return a pair"),
     "fwd outputs": (
-        {"vjp": (lambda x: ([x, x], 0), lambda r, c: c[0])},
-        r"fwd of vjp: func returned a list of 2 where Tout",
+        "vjp",
+        (lambda x: ([x, x], 0), lambda r, c: c[0]),
+        "fwd of vjp: func returned a list of 2 where",
     ),
-    "fwd dtype": ({"vjp": (lambda x: (x * 1j, 0), lambda r, c: c[0])}, r"fwd of vjp: func returned complex64"),
-    "transpose count": ({"transpose": lambda c: (c[0], c[0])}, r"transpose returned 2 cotangents for 1 array inputs"),
-    "transpose shape": ({"transpose": lambda c: c[0][:2]}, r"transpose returned, for input 0, shape \(2,\)"),
-    "transpose dtype": ({"transpose": lambda c: c[0] * 1j}, r"transpose returned, for input 0, complex"),
+    "fwd dtype": ("vjp", (lambda x: (x * 1j, 0), lambda r, c: c[0]), "fwd of vjp: func returned complex64"),
+    "transpose count": ("transpose", lambda c: (c[0], c[0]), "transpose returned 2 cotangents for 1 array inputs"),
+    "transpose shape": ("transpose", lambda c: c[0][:2], r"transpose returned, for input 0, shape \(2,\)"),
 }
 
 
 @pytest.mark.parametrize(("vjp", "text"), OF_TWO.values(), ids=OF_TWO)
 def test_wrong_cotangents(vjp, text):
     op = lambda x, y: numpy_function(lambda x, y: x + y, [x, y], F, name="mine", vjp=vjp)
-    with pytest.raises((ValueError, TypeError), match=f"'mine'.*({text})"):
+    with pytest.raises((ValueError, TypeError), match=f"'mine'.*vjp returned,? {text}"):
         jax.grad(lambda x, y: op(x, y).sum(), (0, 1))(X, X)
 
 
@@ -61,20 +57,15 @@ def derivative_of(rules):
     return (lambda x: jax.jvp(op, (x,), (x,))[1]) if "jvp" in rules else jax.grad(lambda x: op(x).sum())
 
 
-@pytest.mark.parametrize(("rules", "text"), OF_ONE.values(), ids=OF_ONE)
-def test_wrong_rules(rules, text):
-    with pytest.raises((ValueError, TypeError), match=f"(?s)'mine'.*{text}"):
-        derivative_of(rules)(X)
+@pytest.mark.parametrize(("keyword", "rule", "text"), OF_ONE.values(), ids=OF_ONE)
+def test_wrong_rules(keyword, rule, text):
+    derivative = derivative_of({keyword: rule})
+    for program in (derivative, jax.jit(derivative)):
+        with pytest.raises((ValueError, TypeError), match=f"(?s)'mine'.*{text}"), jaxpyop.reraise():
+            jax.block_until_ready(program(X))
 
 
-@pytest.mark.parametrize("name", ["jvp shape", "bwd shape", "fwd no pair", "transpose shape"])
-def test_wrong_rules_under_jit(name):
-    rules, text = OF_ONE[name]
-    with pytest.raises((ValueError, TypeError), match=f"(?s)'mine'.*{text}"), jaxpyop.reraise():
-        jax.block_until_ready(jax.jit(derivative_of(rules))(X))
-
-
-@pytest.mark.parametrize("transform", [lambda f: f, jax.jit], ids=["direct", "jit"])
+@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
 @pytest.mark.parametrize("which", ["vjp", "fwd", "bwd", "jvp", "transpose"])
 def test_exceptions_of_rules_come_out(which, transform):
     error = KeyError("mine")
@@ -88,24 +79,15 @@ def test_exceptions_of_rules_come_out(which, transform):
     assert caught.value is error
 
 
-def op_with(**options):
-    return lambda: numpy_function(np.sin, [1.0], F, **options)
-
-
+sine = lambda **options: numpy_function(np.sin, [1.0], F, **options)
 REFUSED = {
-    "no function": (op_with(vjp=3), "vjp must be a function f\\(inputs, outputs, cotangents\\), a pair"),
-    "three": (op_with(vjp=(np.sin, np.sin, np.sin)), "or a pair of functions \\(fwd, bwd\\)"),
-    "other text": (op_with(jvp="numeric"), "jvp must be a function .* or 'numerical', got 'numeric'"),
-    "numerical transpose": (op_with(transpose="numerical"), "transpose must be a function f\\(cotangents\\)"),
-    "transpose and vjp": (op_with(transpose=np.sin, vjp=np.sin), "remove vjp= and jvp="),
-    "transpose of integers": (
-        lambda: numpy_function(np.sin, [1.0], jnp.int32, transpose=np.sin),
-        "no result that Tout declares is floating",
-    ),
-    "numerical of a stateful op": (
-        lambda: py_func(np.sin, [1.0], F, vjp="numerical"),
-        "numerical derivatives call func again, which a stateful op does not allow; pass stateful=False",
-    ),
+    "no function": (lambda: sine(vjp=3), r"vjp must be a function f\(inputs, outputs, cotangents\), a pair"),
+    "three": (lambda: sine(vjp=(np.sin, np.sin, np.sin)), r"or a pair of functions \(fwd, bwd\)"),
+    "other text": (lambda: sine(jvp="numeric"), "jvp must be a function .* or 'numerical', got 'numeric'"),
+    "numerical transpose": (lambda: sine(transpose="numerical"), r"transpose must be a function f\(cotangents\)"),
+    "transpose and vjp": (lambda: sine(transpose=np.sin, vjp=np.sin), "remove vjp= and jvp="),
+    "of integers": (lambda: numpy_function(np.sin, [1.0], jnp.int32, transpose=np.sin), "no result .* is floating"),
+    "stateful": (lambda: py_func(np.sin, [1.0], F, vjp="numerical"), "call func again, .* pass stateful=False"),
     "traced": (lambda: py_function(jnp.sin, [1.0], F, mode="traced", vjp=np.sin), "mode='traced' runs nothing"),
 }
 
