@@ -14,6 +14,7 @@ LARGE = 1_100_000  # more than 4 MB, of which XLA gets fresh memory from the sys
 SIZES = {"small": SMALL, "medium": MEDIUM, "large": LARGE}
 
 every_size = pytest.mark.parametrize("n", SIZES.values(), ids=SIZES)
+both_sizes = pytest.mark.parametrize("n", [SMALL, LARGE], ids=["small", "large"])
 # Plain calls, and compiled programs.
 RUNS = {"direct": lambda f: f, "jit": jax.jit}
 direct_and_compiled = pytest.mark.parametrize("compiled", RUNS.values(), ids=RUNS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
@@ -10,18 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.arrays.memory import (
-    LARGE,
-    SMALL,
-    F,
-    at_offset,
-    direct_and_compiled,
-    every_size,
-    full,
-    range_of,
-)
+from tests.arrays.memory import LARGE, F, at_offset, both_sizes, direct_and_compiled, every_size, full, range_of
 from tests.batches.programs import METHODS
-from tests.shared.functions import both_sides, numpy_function, py_func, py_function
+from tests.shared.functions import numpy_function, py_func, py_function
 
 
 @every_size
@@ -44,32 +34,28 @@ def test_inputs_are_private_writable_and_contiguous(compiled, n):
 
 LAYOUTS = {
     "transposed": np.arange(6, dtype=np.float32).reshape(2, 3).T,
-    "strided": np.arange(10, dtype=np.float32)[::2],
-    "reversed": np.arange(10, dtype=np.float32)[::-1],
-    "fortran": np.asfortranarray(np.arange(6, dtype=np.float32).reshape(2, 3)),
+    "reversed": np.arange(10, dtype=np.float32)[::-2],
     "broadcast": np.broadcast_to(np.float32(3), (2, 3)),
     "read-only": np.frombuffer(np.arange(4, dtype=np.float32).tobytes(), np.float32),
 }
 
 
-def add_one(a):
-    assert a.flags.carray
-    a += 1
-    return a
-
-
 @pytest.mark.parametrize("x", LAYOUTS.values(), ids=LAYOUTS)
 @direct_and_compiled
 def test_any_layout_arrives_contiguous(compiled, x):
+    def body(a):
+        assert a.flags.carray
+        a += 1
+        return a
+
     keep = x.copy()
-    np.testing.assert_array_equal(compiled(lambda: py_func(add_one, [x], F))(), keep + 1)
+    np.testing.assert_array_equal(compiled(lambda: py_func(body, [x], F))(), keep + 1)
     np.testing.assert_array_equal(x, keep)
 
 
 # -------------------------------------------------------------------- what is kept
 
 KEEP = {
-    "itself": lambda x: x,
     "a slice": lambda x: x[1:][::2],
     "memory": lambda x: memoryview(x),
     "a pointer": lambda x: (x.ctypes, x)[0],
@@ -77,52 +63,38 @@ KEEP = {
 
 
 @pytest.mark.parametrize("keep", KEEP.values(), ids=KEEP)
-@pytest.mark.parametrize("n", [SMALL, LARGE], ids=["small", "large"])
+@both_sizes
 def test_inputs_that_the_function_keeps_stay_valid(n, keep):
     kept = []
-
-    def body(x):
-        kept.append(keep(x))
-        return x
-
-    f = jax.jit(lambda x: py_func(body, [x], F))
+    f = jax.jit(lambda x: py_func(lambda x: kept.append(keep(x)) or x, [x], F))
     results = [f(full(n, i)) for i in range(6)]
     jax.block_until_ready(results)
     assert [range_of(y) for y in results] == [(i, i) for i in range(6)]
-    if keep is KEEP["a pointer"]:
-        assert [x._arr[0] for x in kept] == list(range(6))
-    else:
-        assert [range_of(x) for x in kept] == [(i, i) for i in range(6)]
+    first = [x._arr[0] if keep is KEEP["a pointer"] else range_of(x)[0] for x in kept]
+    assert first == list(range(6))
 
 
-@pytest.mark.parametrize("count", [1, 3])
 @every_size
 @direct_and_compiled
-def test_inputs_that_a_py_function_keeps_stay_valid(compiled, n, count):
+def test_inputs_that_a_py_function_keeps_stay_valid(compiled, n):
     kept = []
-
-    def body(*xs):
-        kept.append(xs)
-        return xs[0]
-
+    body = lambda *xs: kept.append(xs) or xs[0]
     f = compiled(lambda *xs: py_function(body, list(xs), F, stateful=True, output_shapes=(n,)))
     for k in range(4):
-        jax.block_until_ready(f(*(full(n, 10 * k + j) for j in range(count))))
-    for k, xs in enumerate(kept):
-        assert [range_of(x) for x in xs] == [(10 * k + j,) * 2 for j in range(count)]
+        jax.block_until_ready(f(full(n, 10 * k), full(n, 10 * k + 1)))
+    assert [range_of(x) for xs in kept for x in xs] == [(10 * k + j,) * 2 for k in range(4) for j in range(2)]
 
 
 CHANGES = {
     "shape": lambda x: setattr(x, "shape", (1, *x.shape)),
     "resize": lambda x: x.resize((x.size,), refcheck=False),
-    "dtype": lambda x: setattr(x, "dtype", np.int32),
     "read-only": lambda x: x.setflags(write=False),
 }
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-@pytest.mark.parametrize("n", [SMALL, LARGE], ids=["small", "large"])
-@pytest.mark.filterwarnings("ignore:Setting the (shape|dtype):DeprecationWarning")
+@both_sizes
+@pytest.mark.filterwarnings("ignore:Setting the shape:DeprecationWarning")
 def test_an_array_that_a_function_changed_in_place_is_not_used_again(change, n):
     seen = []
 
@@ -139,9 +111,8 @@ def test_an_array_that_a_function_changed_in_place_is_not_used_again(change, n):
 
 @pytest.mark.parametrize("offset", [0, 4])
 @every_size
-@both_sides
 @direct_and_compiled
-def test_a_result_is_not_the_functions_buffer(compiled, api, n, offset):
+def test_a_result_is_not_the_functions_buffer(compiled, n, offset):
     """Also where the buffer lies so that XLA could take it over."""
     buffer = at_offset(n, offset)
 
@@ -149,10 +120,10 @@ def test_a_result_is_not_the_functions_buffer(compiled, api, n, offset):
         buffer[...] = np.asarray(k)
         return buffer
 
-    f = compiled(lambda k: api(body, [k], F, output_shapes=(n,)))
-    results = [jax.block_until_ready(f(jnp.float32(k))) for k in range(3)]
+    f = compiled(lambda k: [api(body, [k], F, output_shapes=(n,)) for api in (py_function, numpy_function)])
+    results = [y for k in range(3) for y in jax.block_until_ready(f(jnp.float32(k)))]
     buffer[...] = -1
-    assert [range_of(y) for y in results] == [(k, k) for k in range(3)]
+    assert [range_of(y)[0] for y in results] == [0, 0, 1, 1, 2, 2]
 
 
 @every_size
@@ -173,14 +144,13 @@ def test_a_callers_array_may_change_after_a_direct_call(n):
 def test_elements_have_private_inputs(compiled, method):
     """Batched (x) and shared (y): writes reach no other element and no caller."""
     n = 50_000
-    x, y = jnp.ones((4, n), F), jnp.arange(n, dtype=F)
+    x, y = full((4, n), 1), full(n, 2)
     kept = []
 
     def body(x, y):
         assert x.flags.carray
         assert y.flags.carray
-        assert (x == 1).all()
-        assert (y == np.arange(n)).all()
+        assert (range_of(x), range_of(y)) == ((1, 1), (2, 2))
         kept.append((x, y))
         x += 4
         y += 5
@@ -188,11 +158,9 @@ def test_elements_have_private_inputs(compiled, method):
 
     f = compiled(jax.vmap(lambda x, y: numpy_function(body, [x, y], F, vmap_method=method), in_axes=(0, None)))
     for _ in range(3):
-        np.testing.assert_array_equal(f(x, y), np.tile(np.arange(n) + 5, (4, 1)))
-    assert range_of(x) == (1, 1)
-    np.testing.assert_array_equal(y, np.arange(n))
-    assert all(range_of(a) == (5, 5) for a, _ in kept)
-    assert all((b == np.arange(n) + 5).all() for _, b in kept)
+        assert range_of(f(x, y)) == (7, 7)
+    assert (range_of(x), range_of(y)) == ((1, 1), (2, 2))
+    assert all(range_of(a) == (5, 5) and range_of(b) == (7, 7) for a, b in kept)
 
 
 @pytest.mark.slow
@@ -212,11 +180,10 @@ def test_threads_share_no_copies():
         assert list(threads.map(work, range(6))) == [True] * 6
 
 
-@pytest.mark.parametrize("n", [SMALL, LARGE], ids=["small", "large"])
+@pytest.mark.filterwarnings("ignore:Some donated buffers")
+@both_sizes
 def test_donated_arguments(n):
     kept = []
     f = jax.jit(lambda x: py_func(lambda x: kept.append(x) or x * 2, [x], F), donate_argnums=0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        assert float(f(full(n, 3))[0]) == 6
+    assert float(f(full(n, 3))[0]) == 6
     assert range_of(kept[0]) == (3, 3)

@@ -12,14 +12,13 @@ import numpy as np
 import pytest
 
 import jaxpyop
-from tests.arrays.memory import LARGE, SMALL, F, direct_and_compiled
+from tests.arrays.memory import LARGE, SMALL, F, both_sizes, direct_and_compiled
 from tests.batches.programs import BLOCKS, METHODS, InCaller
 from tests.shared.checks import Counter, close, run
 from tests.shared.functions import contrib, numpy_function, py_func, py_function
 from tests.shared.processes import on_devices, run_python
 
 XS = np.arange(12, dtype=np.float32).reshape(4, 3)
-both_sizes = pytest.mark.parametrize("n", [SMALL, LARGE], ids=["small", "large"])
 
 
 def negative(x, out):
@@ -45,8 +44,6 @@ def test_batches(compiled, method, copy):
 
 SHAPES = {
     "Tout": (jax.ShapeDtypeStruct((2, 1), F), {}, (2, 1)),
-    "a scalar": (F(0), {}, ()),
-    "output_shapes": (F, {"output_shapes": (5,)}, (5,)),
     "a function": (F, {"output_shapes": lambda x: (*x.shape, 2)}, (3, 2)),
     "partly": (F, {"output_shapes": (None,)}, (3,)),
     "assumed": (F, {}, (3,)),
@@ -89,18 +86,11 @@ def test_what_is_not_filled_is_zero(n, batch):
     assert jax.jit(program)(jnp.ones((*batch, n))).tolist() == [0, 0]
 
 
-RETURNS = {
-    "out": (F, lambda x, out: np.negative(x, out=out)),
-    "a ufunc": (F, np.negative),
-    "a new tuple of them": ((F, F), lambda x, out: np.divmod(x, -1, out=out)),
-}
-
-
-@pytest.mark.parametrize(("tout", "func"), RETURNS.values(), ids=RETURNS)
 @direct_and_compiled
-def test_the_arrays_themselves_may_be_returned(compiled, tout, func):
-    y = compiled(lambda x: numpy_function(func, [x], tout, out=True))(XS)
-    close(y[0] if isinstance(y, tuple) else y, -XS)
+def test_the_arrays_themselves_may_be_returned(compiled):
+    close(compiled(lambda x: numpy_function(np.negative, [x], F, out=True))(XS), -XS)
+    y = compiled(lambda x: numpy_function(lambda x, out: np.divmod(x, -1, out=out), [x], (F, F), out=True))(XS)
+    close(y[0], -XS)
 
 
 @pytest.mark.parametrize("pool", [lambda: ThreadPoolExecutor(1, "mine"), InCaller], ids=["thread", "elsewhere"])
@@ -112,10 +102,9 @@ def test_on_an_executor(pool, method):
         names.append(threading.current_thread().name)
         np.negative(x, out=out)
 
+    options = {"out": True, "vmap_method": method, "output_shapes": lambda x: x.shape}
     with pool() as executor:
-        op = lambda x: numpy_function(
-            body, [x], F, out=True, executor=executor, vmap_method=method, output_shapes=lambda x: x.shape
-        )
+        op = lambda x: numpy_function(body, [x], F, executor=executor, **options)
         close(op(XS[0]), -XS[0])
         close(jax.jit(jax.vmap(op))(XS), -XS)
     assert pool is InCaller or set(names) == {"mine_0"}
@@ -126,10 +115,7 @@ def test_on_an_executor(pool, method):
 def test_when(n):
     body = Counter(negative)
     op = lambda x, w: numpy_function(body, [x], F, out=True, when=w)
-    xs, ws = jnp.ones((3, n)), jnp.array([True, False, True])
-    close(jax.jit(jax.vmap(op))(xs, ws)[:, 0], [-1, 0, -1])
-    assert body.count == 2
-    assert not jax.jit(op)(xs[0], ws[1]).any()
+    close(jax.jit(jax.vmap(op))(jnp.ones((3, n)), jnp.array([True, False, True]))[:, 0], [-1, 0, -1])
     assert body.count == 2
 
 
@@ -148,28 +134,24 @@ RULES = {
 @pytest.mark.parametrize(("func", "rule"), RULES.values(), ids=RULES)
 def test_derivatives(func, rule):
     op = lambda x: numpy_function(func, [x], F, out=True, **rule)
-    np.testing.assert_allclose(jax.grad(op)(2.0), 12, rtol=1e-2)
     np.testing.assert_allclose(jax.vmap(jax.grad(op))(jnp.full(3, 2.0)), [12] * 3, rtol=1e-2)
 
 
 ON_FOUR = """
 import jaxpyop, jax, jax.numpy as jnp, numpy as np
-from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+from jax.sharding import PartitionSpec as P
 log = []
 def body(x, out):
     log.append(x.tolist())
     np.negative(x[:-1], out=out[:-1])
-def check(f, x, wanted, seen):
-    del log[:]
-    np.testing.assert_array_equal(jax.jit(f)(x), wanted)
-    assert sorted(log) == seen, log
-for kind in (AxisType.Auto, AxisType.Explicit):
-    mesh = jax.make_mesh((4,), ("d",), axis_types=(kind,))
-    x = jax.device_put(jnp.arange(8.0), NamedSharding(mesh, P("d")))
-    op = lambda x: jaxpyop.numpy_function(body, [x], jnp.float32, out=True)
-    check(op, x, [0, -1, -2, -3, -4, -5, -6, 0], [list(range(8))])
-    sharded = jax.shard_map(op, mesh=mesh, in_specs=P("d"), out_specs=P("d"))
-    check(sharded, x, [0, 0, -2, 0, -4, 0, -6, 0], [[0, 1], [2, 3], [4, 5], [6, 7]])
+mesh = jax.make_mesh((4,), ("d",))
+x = jax.device_put(jnp.arange(8.0), jax.NamedSharding(mesh, P("d")))
+op = lambda x: jaxpyop.numpy_function(body, [x], jnp.float32, out=True)
+assert jax.jit(op)(x).tolist() == [0, -1, -2, -3, -4, -5, -6, 0]
+assert log == [list(range(8))]
+sharded = jax.shard_map(op, mesh=mesh, in_specs=P("d"), out_specs=P("d"))
+assert jax.jit(sharded)(x).tolist() == [0, 0, -2, 0, -4, 0, -6, 0]
+assert sorted(log[1:]) == [[0, 1], [2, 3], [4, 5], [6, 7]]
 """
 
 
@@ -192,17 +174,10 @@ def keeping(part=lambda out: out):
     return greedy, kept
 
 
-KEPT = {
-    "itself": (lambda out: out, F, lambda f: f),
-    "a slice": (lambda out: out[1:], jnp.bfloat16, lambda f: f),
-    "a slice of an element": (lambda out: out[1:], F, jax.vmap),
-}
-
-
-@pytest.mark.parametrize(("part", "dtype", "transform"), KEPT.values(), ids=KEPT)
-def test_keeping_it_in_a_program_warns(part, dtype, transform):
-    body, _ = keeping(part)
-    op = lambda x: numpy_function(body, [x], dtype, out=True)
+@pytest.mark.parametrize("transform", [lambda f: f, jax.vmap], ids=["itself", "a slice of an element"])
+def test_keeping_it_in_a_program_warns(transform):
+    body, _ = keeping(lambda out: out if out.ndim > 1 else out[1:])
+    op = lambda x: numpy_function(body, [x], F, out=True)
     with pytest.warns(RuntimeWarning, match="'greedy': func kept out, which out=True lends for the call only"):
         jax.block_until_ready(jax.jit(transform(op))(XS))
 
@@ -268,7 +243,6 @@ def test_a_function_that_raises(compiled):
 BAD = {
     "another array": (lambda x, out: x, ValueError, r"func returned an array, and out=True .*write out\[\.\.\.\] = "),
     "no keyword": (lambda x: x, TypeError, "with 1 argument, .* and the keywords out, which it does not take"),
-    "another shape": (lambda x, out: out.__setitem__(..., np.ones(5)), ValueError, "could not broadcast"),
 }
 
 

@@ -19,47 +19,34 @@ from tests.shared.functions import both_sides, numpy_function, py_function
 looping_methods = pytest.mark.parametrize("method", LOOPING)
 
 
-def index_notes(error):
-    return [note for note in error.__notes__ if note.startswith("at batch index")]
+def assert_raises_at(index, f, *args, error=ValueError, match="two is too much"):
+    with pytest.raises(error, match=match) as caught:
+        run(f, *args)
+    assert [note for note in caught.value.__notes__ if note.startswith("at batch")] == [f"at batch index {index}"]
 
 
-class Tracked:
-    """A function that fails at one value, and knows what runs and what ran."""
+@pytest.mark.parametrize(("fails_at", "count"), [(0, 3), (5, 1), (5, 3)])
+@both_sides
+def test_an_error_cancels_the_rest(api, fails_at, count):
+    begun, ended = [], []
 
-    def __init__(self, fails_at):
-        self.fails_at = fails_at
-        self.running, self.ran, self.lock = 0, [], threading.Lock()
-
-    def __call__(self, x):
-        with self.lock:
-            self.running += 1
+    def body(x):
+        begun.append(float(x))
         try:
-            if float(x) == self.fails_at:
-                raise KeyError("mine", float(x))
+            if float(x) == fails_at:
+                raise KeyError("mine")
             time.sleep(0.01)
-            self.ran.append(float(x))
             return x
         finally:
-            with self.lock:
-                self.running -= 1
+            ended.append(float(x))
 
-
-@pytest.mark.parametrize("fails_at", [0, 5])
-@pytest.mark.parametrize("count", [1, 3], ids=["one thread", "three threads"])
-@both_sides
-def test_an_error_names_its_element_and_cancels_the_rest(api, count, fails_at):
-    body = Tracked(fails_at)
     with cf.ThreadPoolExecutor(count) as threads:
         op = lambda x: api(body, [x], F, executor=threads, output_shapes=(), vmap_method="parallel")
-        with pytest.raises(KeyError, match="mine") as caught:
-            run(jax.vmap(op), grid(40))
-        ran = list(body.ran)
-        assert body.running == 0  # nothing is left running
+        assert_raises_at(fails_at, jax.vmap(op), grid(40), error=KeyError, match="mine")
+        ran = len(begun)
+        assert len(ended) == ran <= fails_at + 1 + 4 * count  # nothing is left running
         time.sleep(0.05)
-        assert body.ran == ran  # and nothing starts later
-    assert caught.value.args == ("mine", float(fails_at))
-    assert index_notes(caught.value) == [f"at batch index {fails_at}"]
-    assert len(ran) <= fails_at + 4 * count
+        assert len(begun) == ran  # and nothing starts later
 
 
 def test_an_error_cancels_the_rest_while_an_earlier_element_still_runs():
@@ -76,18 +63,15 @@ def test_an_error_cancels_the_rest_while_an_earlier_element_still_runs():
 
     with cf.ThreadPoolExecutor(2) as threads:
         op = lambda x: numpy_function(body, [x], F, executor=threads, vmap_method="parallel")
-        with pytest.raises(KeyError, match="mine") as caught:
-            run(jax.vmap(op), grid(30))
-    assert index_notes(caught.value) == ["at batch index 1"]
+        assert_raises_at(1, jax.vmap(op), grid(30), error=KeyError, match="mine")
     assert len(ran) <= 4
 
 
 @looping_methods
 def test_the_text_of_a_compiled_programs_error_names_the_element(method):
     f = jax.jit(jax.vmap(jax.vmap(lambda x: numpy_function(bodies.fail_at_two, [x], F, vmap_method=method))))
-    with pytest.raises(
-        (jax.errors.JaxRuntimeError, ValueError), match=r"(?s)'fail_at_two'.*two is too much.*at batch index \(0, 2\)"
-    ):
+    text = r"(?s)'fail_at_two'.*two is too much.*at batch index \(0, 2\)"
+    with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match=text):
         jax.block_until_ready(f(grid(2, 3)))
     np.testing.assert_array_equal(f(grid(2, 3) + 3), grid(2, 3) + 3)
 
@@ -101,49 +85,33 @@ def test_an_exception_object_that_is_raised_again_names_the_element_of_this_time
         return x
 
     f = jax.jit(jax.vmap(lambda x: numpy_function(body, [x], F)))
-    for k in (2, 0, 1):
-        fails_at[0] = float(k)
-        with pytest.raises(ValueError, match="mine") as caught:
-            run(f, grid(3))
-        assert index_notes(caught.value) == [f"at batch index {k}"]
+    for fails_at[0] in (2, 0, 1):  # the function reads it
+        assert_raises_at(fails_at[0], f, grid(3), match="mine")
 
 
 def test_the_elements_of_batches_in_each_other_are_both_named():
-    def fail(x):
-        raise ValueError("mine")
-
-    inner = jax.vmap(lambda x: numpy_function(fail, [x], F))
-    outer = jax.vmap(lambda x: py_function(lambda x: jnp.sum(inner(x)) if x[0] < 0 else x[0], [x], F))
-    with pytest.raises(ValueError, match="mine") as caught:
+    inner = jax.vmap(lambda x: numpy_function(bodies.fail_at_two, [x], F))
+    outer = jax.vmap(lambda x: py_function(lambda x: jnp.sum(inner(x)) if x[0] > 0 else x[0], [x], F))
+    with pytest.raises(ValueError, match="two is too much") as caught:
         run(outer, jnp.stack([grid(3, start=1.0), grid(3, start=-1.0)]))
     assert {"at batch index 0", "at batch index 1"} <= set(caught.value.__notes__)
 
 
-@looping_methods
-def test_a_wrong_result_of_one_element_names_it(method):
-    f = jax.vmap(lambda x: numpy_function(lambda x: np.zeros(int(x)), [x], F, output_shapes=(1,), vmap_method=method))
-    with pytest.raises(ValueError, match=r"shape \(0,\) where \(1,\)") as caught:
-        run(f, jnp.array([1.0, 0.0, 1.0]))
-    assert index_notes(caught.value) == ["at batch index 1"]
+WRONG_RESULTS = {
+    "promised": (lambda x: np.zeros(int(x[0])), {"output_shapes": (2,)}),
+    "assumed, where one number must not fill an element of two": (lambda x: x[: int(x[0])], {}),
+}
 
 
+@pytest.mark.parametrize(("body", "options"), WRONG_RESULTS.values(), ids=WRONG_RESULTS)
 @looping_methods
-def test_an_assumed_shape_is_checked_for_each_element(method):
-    """A result of one number must not fill an element of two."""
-    f = jax.jit(jax.vmap(lambda x: numpy_function(lambda x: x[: int(x[0])], [x], F, vmap_method=method)))
-    with pytest.raises(ValueError, match=r"shape \(1,\)") as caught:
-        run(f, jnp.array([[2.0, 0.0], [1.0, 0.0], [2.0, 0.0]]))
-    assert index_notes(caught.value) == ["at batch index 1"]
+def test_the_shape_of_each_element_is_checked(method, body, options):
+    f = jax.jit(jax.vmap(lambda x: numpy_function(body, [x], F, vmap_method=method, **options)))
+    assert_raises_at(1, f, jnp.array([[2.0, 0.0], [1.0, 0.0], [2.0, 0.0]]), match=r"shape \(1,\)")
 
 
 @looping_methods
 def test_an_error_in_a_gradient_names_its_element(method):
-    def bad_vjp(inputs, outputs, cotangents):
-        if inputs[0] == 2:
-            raise KeyError("mine")
-        return cotangents[0]
-
-    f = jax.vmap(jax.grad(lambda x: numpy_function(bodies.double, [x], F, vjp=bad_vjp, vmap_method=method)))
-    with pytest.raises(KeyError, match="mine") as caught:
-        run(f, grid(3))
-    assert index_notes(caught.value) == ["at batch index 2"]
+    vjp = lambda inputs, outputs, cotangents: bodies.fail_at_two(inputs[0])
+    f = jax.vmap(jax.grad(lambda x: numpy_function(bodies.double, [x], F, vjp=vjp, vmap_method=method)))
+    assert_raises_at(2, f, grid(3))

@@ -8,97 +8,110 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 import jaxpyop
 from tests.batches import bodies
-from tests.batches.programs import (
-    BLOCKS,
-    FORWARD_AND_HIGHER,
-    GRADIENTS,
-    METHODS,
-    F,
-    InCaller,
-    counted,
-    grid,
-    numpy_plain,
-    numpy_vjp,
-    plain,
-)
+from tests.batches.programs import BLOCKS, METHODS, F, InCaller, counted, grid
 from tests.shared.functions import numpy_function, py_function
 
-every_method = pytest.mark.parametrize("method", METHODS)
-X, W = np.array([0.5, -1.0, 2.0], np.float32), np.array([1.0, 2.0, -0.5], np.float32)
 slow = pytest.mark.slow
+X, W = np.array([0.5, -1.0, 2.0], np.float32), np.array([1.0, 2.0, -0.5], np.float32)
 
 
-# The programs of the fast tests.
-TYPICAL = ["vmap of grad", "grad of vmap, w unbatched", "grad of nested vmap", "axis size 0"]
+def plain(x, w):
+    return jnp.sin(x) * w**2
 
 
-def rows(names, fast):
-    """The names of programs as rows of a table, of which some are fast."""
-    return pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in fast else slow) for n in names])
+def numpy_plain(x, w):
+    return np.sin(x) * w**2
+
+
+def numpy_vjp(inputs, outputs, cotangents):
+    (x, w), (ct,) = inputs, cotangents
+    return ct * np.cos(x) * w**2, ct * np.sin(x) * 2 * w
+
+
+def summed(f):
+    return lambda x, w: f(x, w).sum()
+
+
+def folded(f):
+    return lambda x, w: lax.scan(lambda c, v: (f(c, v), None), x, w)[0]
+
+
+# What differentiates an f(x, w) of two numbers, as a function of two arrays of three numbers.
+GRADIENTS = {
+    "vmap of grad": lambda f: jax.vmap(jax.grad(f, (0, 1))),
+    "vmap of grad, w unbatched": lambda f: lambda x, w: jax.vmap(jax.grad(f, (0, 1)), (0, None))(x, w[0]),
+    "grad of vmap, w unbatched": lambda f: lambda x, w: jax.grad(summed(jax.vmap(f, (0, None))), (0, 1))(x, w[0]),
+    "vmap of grad of vmap": lambda f: lambda x, w: jax.vmap(jax.grad(summed(jax.vmap(f, (None, 0)))), (0, None))(x, w),
+    "grad of nested vmap": lambda f: jax.grad(summed(jax.vmap(jax.vmap(f, (None, 0)), (0, None))), (0, 1)),
+    "jacrev": lambda f: jax.jacrev(jax.vmap(f), (0, 1)),
+    "axis size 0": lambda f: lambda x, w: jax.vmap(jax.grad(f))(x[:0], w[:0]),
+    "grad of scan of vmap": lambda f: jax.grad(summed(folded(jax.vmap(f, (0, None)))), (0, 1)),
+    "vmap of grad of scan": lambda f: jax.vmap(jax.grad(lambda x, w: folded(f)(x, jnp.stack([w, w])), (0, 1))),
+}
+# The same for what only a `py_function` without rules has.
+FORWARD_AND_HIGHER = {
+    "jvp of vmap": lambda f: lambda x, w: jax.jvp(jax.vmap(f), (x, w), (w, x)),
+    "vmap of grad of grad": lambda f: jax.vmap(jax.grad(jax.grad(f), 1)),
+    "hessian": lambda f: jax.hessian(summed(jax.vmap(f)), (0, 1)),
+}
+OPS = {
+    "tape": lambda **options: lambda x, w: py_function(plain, [x, w], F, **options),
+    "rule": lambda **options: lambda x, w: numpy_function(numpy_plain, [x, w], F, vjp=numpy_vjp, **options),
+}
+# An executor of an unknown kind may be another process, so nothing is recorded there, and the function runs again.
+WAYS = {method: {"vmap_method": method} for method in METHODS}
+WAYS["elsewhere"] = {"vmap_method": "parallel", "executor": InCaller()}
+FAST = {
+    "rule": ["vmap of grad", "grad of nested vmap", "axis size 0"],
+    "tape": ["vmap of grad"],
+    ("tape", "sequential"): ["grad of vmap, w unbatched", "vmap of grad of vmap", "vmap of grad of grad"],
+    ("tape", "elsewhere"): ["grad of vmap, w unbatched"],
+}
+
+
+def rows(keys, is_fast):
+    return [pytest.param(*key, id="-".join(key), marks=[] if is_fast(*key) else slow) for key in keys]
 
 
 @functools.cache
 def in_plain_jax(name):
-    program = (GRADIENTS | FORWARD_AND_HIGHER)[name]
-    return jax.tree.map(np.asarray, jax.jit(program(plain))(X, W))
+    return jax.tree.map(np.asarray, jax.jit((GRADIENTS | FORWARD_AND_HIGHER)[name](plain))(X, W))
 
 
-def assert_same_gradients(name, op, run=lambda f: f):
-    got = run((GRADIENTS | FORWARD_AND_HIGHER)[name](op))(jnp.asarray(X), jnp.asarray(W))
+CASES = [
+    (op, way, name)
+    for op in OPS
+    for way in WAYS
+    for name in (GRADIENTS if op == "rule" or way == "elsewhere" else GRADIENTS | FORWARD_AND_HIGHER)
+]
+
+
+@pytest.mark.parametrize("run", [lambda f: f, pytest.param(jax.jit, marks=slow)], ids=["direct", "jit"])
+@pytest.mark.parametrize(
+    ("op", "way", "name"), rows(CASES, lambda op, way, name: name in FAST.get((op, way), FAST[op]))
+)
+def test_equal_to_jax(op, way, name, run):
+    got = run((GRADIENTS | FORWARD_AND_HIGHER)[name](OPS[op](**WAYS[way])))(jnp.asarray(X), jnp.asarray(W))
     same = functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=1e-6)
     jax.tree.map(same, got, in_plain_jax(name))
 
 
-@rows([*GRADIENTS, *FORWARD_AND_HIGHER], ["grad of vmap, w unbatched", "vmap of grad of vmap", "vmap of grad of grad"])
-def test_gradients_of_py_function(name):
-    assert_same_gradients(name, lambda x, w: py_function(plain, [x, w], F))
-
-
-@rows([*GRADIENTS, *FORWARD_AND_HIGHER], ["vmap of grad"])
-@pytest.mark.parametrize("method", METHODS[1:])
-def test_gradients_of_py_function_of_other_methods(method, name):
-    assert_same_gradients(name, lambda x, w: py_function(plain, [x, w], F, vmap_method=method))
-
-
-@rows(GRADIENTS, TYPICAL)
-@every_method
-def test_gradients_of_a_numpy_function(method, name):
-    assert_same_gradients(name, lambda x, w: numpy_function(numpy_plain, [x, w], F, vmap_method=method, vjp=numpy_vjp))
-
-
-@slow
-@pytest.mark.parametrize("name", GRADIENTS)
-@every_method
-def test_gradients_of_compiled_programs(method, name):
-    rule = lambda x, w: numpy_function(numpy_plain, [x, w], F, vmap_method=method, vjp=numpy_vjp)
-    assert_same_gradients(name, rule, jax.jit)
-    assert_same_gradients(name, lambda x, w: py_function(plain, [x, w], F, vmap_method=method), jax.jit)
-
-
-@rows(GRADIENTS, ["grad of vmap, w unbatched"])
-def test_gradients_on_an_executor_of_an_unknown_kind(name):
-    """It may be another process, so nothing is recorded there, and the function runs again."""
-    op = lambda x, w: py_function(plain, [x, w], F, vmap_method="parallel", executor=InCaller())
-    assert_same_gradients(name, op)
-
-
 # The host calls of a forward and a backward pass; a scan over three steps has three of each.
-PASSES = {"vmap of grad": 2, "grad of nested vmap": 2, "grad of scan of vmap": 6, "jacrev": 2}
+PASSES = {"grad of nested vmap": 2, "jacrev": 2, "grad of scan of vmap": 6}
 
 
-@rows(PASSES, ["grad of nested vmap", "jacrev"])
-@pytest.mark.parametrize("method", ["sequential", pytest.param("parallel", marks=slow)])
+@pytest.mark.parametrize(("name", "method"), [("grad of nested vmap", "sequential"), ("jacrev", "parallel"),
+                         pytest.param("grad of scan of vmap", "parallel", marks=slow)])  # fmt: skip
 def test_one_host_call_per_batch_and_pass(method, name):
     """In one program for a tape and for a rule."""
-    options = {"vmap_method": method, "output_shapes": ()}
-    tape = GRADIENTS[name](lambda x, w: py_function(plain, [x, w], F, name="tape", **options))
-    rule = GRADIENTS[name](lambda x, w: numpy_function(numpy_plain, [x, w], F, name="rule", vjp=numpy_vjp, **options))
+    tape, rule = (GRADIENTS[name](OPS[op](name=op, vmap_method=method, output_shapes=())) for op in OPS)
     with jaxpyop.report() as report:
         jax.block_until_ready(jax.jit(lambda x, w: (tape(x, w), rule(x, w)))(X, W))
-    assert {row["op"]: row["calls"] for row in report.rows()} == dict.fromkeys(["tape", "rule"], PASSES[name])
+    assert {row["op"]: row["calls"] for row in report.rows()} == dict.fromkeys(OPS, PASSES[name])
 
 
 @pytest.mark.parametrize(("executor", "runs"), [(None, 3), (InCaller(), 6)], ids=["threads", "other workers"])
@@ -111,31 +124,23 @@ def test_a_record_is_replayed_and_other_workers_have_none(executor, runs):
     assert len(seen) == runs
 
 
-# --------------------------------------------------------------- (fwd, bwd) of blocks
-
 BLOCK_GRADIENTS = {
-    "vmap of grad": lambda f, x: jax.vmap(jax.grad(lambda x: f(x).sum()))(x),
-    "grad of vmap": lambda f, x: jax.grad(lambda x: jax.vmap(f)(x).sum())(x),
-    "jacrev": lambda f, x: jax.jacrev(jax.vmap(f))(x),
-    "vmap of jacrev": lambda f, x: jax.vmap(jax.jacrev(f))(x),
-    "vmap of vmap of grad": lambda f, x: jax.vmap(jax.vmap(jax.grad(lambda x: f(x).sum())))(x[:, None]),
+    "grad of vmap": lambda f: jax.grad(lambda x: jax.vmap(f)(x).sum()),
+    "vmap of jacrev": lambda f: jax.vmap(jax.jacrev(f)),
+    "vmap of vmap of grad": lambda f: lambda x: jax.vmap(jax.vmap(jax.grad(lambda x: f(x).sum())))(x[:, None]),
 }
 
 
-@rows(BLOCK_GRADIENTS, ["vmap of grad", "vmap of vmap of grad"])
-@pytest.mark.parametrize("method", BLOCKS)
+@pytest.mark.parametrize(
+    ("name", "method"),
+    rows([(n, m) for n in BLOCK_GRADIENTS for m in BLOCKS], lambda name, _: name == "vmap of vmap of grad"),
+)
 @pytest.mark.parametrize("executor", [None, InCaller()], ids=["here", "elsewhere"])
 def test_fwd_and_bwd_of_blocks(executor, method, name):
-    program = BLOCK_GRADIENTS[name]
-    rules = (bodies.norm_fwd, bodies.norm_bwd)
+    rules = bodies.norm_fwd, bodies.norm_bwd
     op = lambda x: numpy_function(bodies.norm, [x], F, vmap_method=method, executor=executor, vjp=rules)
-    x = grid(3, 4)
-    if "jacrev" in name:
-        wanted = program(bodies.norm, x)
-    else:
-        (wanted,) = bodies.norm_bwd((x, x.sum(-1, keepdims=True)), (np.ones_like(x),))
-    got = program(op, x)
-    np.testing.assert_allclose(got, np.reshape(wanted, got.shape), rtol=1e-5)
+    program, x = BLOCK_GRADIENTS[name], grid(3, 4)
+    np.testing.assert_allclose(program(op)(x), program(bodies.norm)(x), rtol=1e-5)
 
 
 @pytest.mark.parametrize("method", METHODS)

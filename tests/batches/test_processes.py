@@ -36,13 +36,8 @@ def processes():
 
 def cluster_of(workers):
     distributed = pytest.importorskip("distributed", reason="needs the extra `dask`")
-    return distributed.LocalCluster(
-        n_workers=workers,
-        threads_per_worker=1,
-        processes=True,
-        dashboard_address=":0",
-        silence_logs=logging.CRITICAL,
-    )
+    options = {"threads_per_worker": 1, "dashboard_address": ":0", "silence_logs": logging.CRITICAL}
+    return distributed.LocalCluster(n_workers=workers, processes=True, **options)
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +51,14 @@ def elsewhere(request):
     return request.getfixturevalue(request.param)
 
 
-def parallel(api, body, inp, tout=F, **options):
-    return api(body, inp, tout, vmap_method="parallel", **options)
+def parallel(api, body, executor, tout=F, static=(), **options):
+    return jax.vmap(lambda x: api(body, [*static, x], tout, vmap_method="parallel", executor=executor, **options))
+
+
+def assert_raises(kind, match, note, f, *args):
+    with pytest.raises(kind, match=match) as caught:
+        run(jax.jit(f), *args)
+    assert any(line.startswith(note) for line in caught.value.__notes__)
 
 
 # ------------------------------------------------------------------ values and effects
@@ -65,8 +66,11 @@ def parallel(api, body, inp, tout=F, **options):
 
 @every_api
 def test_functions_run_in_other_processes(api, elsewhere):
-    op = lambda x: parallel(api, bodies.process_number, [x], jnp.int32, executor=elsewhere, output_shapes=())
-    pids = set(np.asarray(jax.jit(jax.vmap(op))(grid(8))).tolist())
+    f = parallel(api, bodies.process_number, elsewhere, jnp.int32, output_shapes=())
+    with jaxpyop.report() as report:
+        pids = set(np.asarray(jax.jit(f)(grid(8))).tolist())
+    (row,) = report.rows()
+    assert (row["calls"], row["runs"]) == (1, 8)
     assert os.getpid() not in pids
     assert 1 <= len(pids) <= 2
 
@@ -74,26 +78,17 @@ def test_functions_run_in_other_processes(api, elsewhere):
 def test_results_that_are_filled(elsewhere):
     """Also where the promised shapes are a function's, which stays here."""
     shapes = lambda x: x.shape
-    op = lambda x: parallel(numpy_function, bodies.fill_double, [x], executor=elsewhere, out=True, output_shapes=shapes)
-    np.testing.assert_array_equal(jax.jit(op)(grid(3)), 2 * grid(3))
-    np.testing.assert_array_equal(jax.jit(jax.vmap(op))(grid(4, 3)), 2 * grid(4, 3))
+    f = parallel(numpy_function, bodies.fill_double, elsewhere, out=True, output_shapes=shapes)
+    np.testing.assert_array_equal(jax.jit(f)(grid(4, 3)), 2 * grid(4, 3))
 
 
 def test_stateful_functions_run_once_per_element(elsewhere, tmp_path):
     """Also where elements are alike, which a cluster could merge."""
     path = tmp_path / "lines"
-    f = jax.vmap(lambda x: parallel(py_func, bodies.append_line, [str(path), x], executor=elsewhere))
+    f = parallel(py_func, bodies.append_line, elsewhere, static=[str(path)])
     for n in range(1, 3):
         run(jax.jit(f), jnp.ones(5))
         assert path.read_text().splitlines() == ["1.0"] * 5 * n
-
-
-def test_a_report_counts_what_workers_run(elsewhere):
-    f = jax.vmap(lambda x: parallel(numpy_function, bodies.double, [x], executor=elsewhere))
-    with jaxpyop.report() as report:
-        f(grid(6))
-    (row,) = report.rows()
-    assert (row["calls"], row["runs"]) == (1, 6)
 
 
 # --------------------------------------------------------------------- what travels
@@ -101,8 +96,8 @@ def test_a_report_counts_what_workers_run(elsewhere):
 
 def test_static_inputs_keyword_arguments_and_pytrees(elsewhere):
     static = {"label": "metre", "parts": ("a", None)}
-    op = lambda x: parallel(numpy_function, bodies.labelled, [static, x], executor=elsewhere)
-    np.testing.assert_array_equal(jax.vmap(op)(grid(3)), grid(3) + 1)
+    labelled = parallel(numpy_function, bodies.labelled, elsewhere, static=[static])
+    np.testing.assert_array_equal(labelled(grid(3)), grid(3) + 1)
 
     def scaled(batch, by):
         return jaxpyop.contrib.framework.py_func(
@@ -117,20 +112,17 @@ def test_static_inputs_keyword_arguments_and_pytrees(elsewhere):
 
 def test_typed_keys(elsewhere):
     keys = jax.random.split(jax.random.key(0), 3)
-    op = lambda key: parallel(py_function, bodies.normal, [key], executor=elsewhere, output_shapes=())
-    np.testing.assert_array_equal(jax.vmap(op)(keys), jax.vmap(bodies.normal)(keys))
+    f = parallel(py_function, bodies.normal, elsewhere, output_shapes=())
+    np.testing.assert_array_equal(f(keys), jax.vmap(bodies.normal)(keys))
 
 
 def test_workers_see_the_callers_x64(elsewhere, x64):
-    x, n = jnp.array([1 / 3, 2 / 3]), jnp.array([2**40, -1])
-    for api in (py_function, numpy_function):
-        for value in (x, n):
-            op = lambda x, api=api: parallel(api, bodies.double, [x], x.dtype, executor=elsewhere)
-            out = jax.jit(jax.vmap(op))(value)
-            assert out.dtype == value.dtype
-            np.testing.assert_array_equal(out, value * 2)
-    third = lambda x: parallel(numpy_function, bodies.third, [x], jnp.float64, executor=elsewhere)
-    np.testing.assert_array_equal(jax.jit(jax.vmap(third))(x), x / 3)
+    for x in (jnp.array([1 / 3, 2 / 3]), jnp.array([2**40, -1])):
+        out = jax.jit(parallel(py_function, bodies.double, elsewhere, x.dtype))(x)
+        assert out.dtype == x.dtype
+        np.testing.assert_array_equal(out, x * 2)
+    x = jnp.array([1 / 3, 2 / 3])
+    np.testing.assert_array_equal(parallel(numpy_function, bodies.third, elsewhere, jnp.float64)(x), x / 3)
 
 
 def test_decorated_functions_and_methods_travel_by_name(elsewhere, monkeypatch):
@@ -141,24 +133,20 @@ def test_decorated_functions_and_methods_travel_by_name(elsewhere, monkeypatch):
 
 def test_dask_sends_a_function_of_no_module(dask):
     by = 3
-    op = lambda x: parallel(numpy_function, lambda x: x * by, [x], executor=dask)
-    np.testing.assert_array_equal(jax.vmap(op)(grid(3)), 3 * grid(3))
+    np.testing.assert_array_equal(parallel(numpy_function, lambda x: x * by, dask)(grid(3)), 3 * grid(3))
 
 
-@pytest.mark.parametrize("unpicklable", ["func", "input", "vjp"])
-def test_what_cannot_be_pickled(unpicklable, elsewhere):
-    body, options, inp = bodies.double, {}, []
-    if unpicklable == "func":
-        body = bodies.locked()
-    elif unpicklable == "input":
-        body, inp = bodies.product, [threading.Lock()]
-    else:
-        options = {"vjp": bodies.locked()}
-    op = lambda x: parallel(numpy_function, body, [*inp, x], executor=elsewhere, **options)
-    f = jax.vmap(jax.grad(op) if unpicklable == "vjp" else op)
-    with pytest.raises(TypeError, match=r"'\w+'.* cannot be pickled for executor=.*top of a module") as caught:
-        run(jax.jit(f), grid(3))
-    assert any(note.startswith("at batch index") for note in caught.value.__notes__)
+UNPICKLABLE = {
+    "func": lambda pool: parallel(numpy_function, bodies.locked(), pool),
+    "input": lambda pool: parallel(numpy_function, bodies.product, pool, static=[threading.Lock()]),
+    "vjp": lambda pool: jax.grad(lambda x: parallel(numpy_function, bodies.double, pool, vjp=bodies.locked())(x).sum()),
+}
+
+
+@pytest.mark.parametrize("make", UNPICKLABLE.values(), ids=UNPICKLABLE)
+def test_what_cannot_be_pickled(make, elsewhere):
+    text = r"'\w+'.* cannot be pickled for executor=.*top of a module"
+    assert_raises(TypeError, text, "at batch index", make(elsewhere), grid(3))
 
 
 def test_a_function_that_workers_cannot_import():
@@ -185,51 +173,45 @@ with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as 
 # ------------------------------------------------------------------------ gradients
 
 BRANCHING = {
-    "vmap of grad": (lambda f: jax.vmap(jax.grad(f)), lambda x: 3 * x * abs(x)),
-    "grad of vmap": (lambda f: jax.grad(lambda x: jax.vmap(f)(x).sum()), lambda x: 3 * x * abs(x)),
-    "second order": (lambda f: jax.vmap(jax.grad(jax.grad(f))), lambda x: 6 * abs(x)),
-    "jacfwd": (lambda f: jax.jacfwd(jax.vmap(f)), lambda x: np.diag(3 * x * abs(x))),
+    "grad": (lambda f: jax.grad(lambda x: f(x).sum()), lambda x: 3 * x * abs(x)),
+    "jacfwd": (jax.jacfwd, lambda x: np.diag(3 * x * abs(x))),
+    "second order": (lambda f: jax.hessian(lambda x: f(x).sum()), lambda x: np.diag(6 * abs(x))),
 }
 
 
 @pytest.mark.parametrize(("program", "expected"), BRANCHING.values(), ids=BRANCHING)
 def test_gradients_run_the_function_again(program, expected, elsewhere):
     x = jnp.array([0.5, -1.0, 2.0])
-    f = program(lambda x: parallel(py_function, bodies.branching_cube, [x], executor=elsewhere, output_shapes=()))
+    f = program(parallel(py_function, bodies.branching_cube, elsewhere, output_shapes=()))
     np.testing.assert_allclose(f(x), expected(np.asarray(x)), rtol=1e-5)
 
 
 def test_a_gradient_of_a_stateful_op_says_why_not(elsewhere):
     """A worker keeps no records, and a stateful op cannot run again."""
-    op = lambda x: parallel(py_function, bodies.cube, [x], executor=elsewhere, output_shapes=(), stateful=True)
+    f = parallel(py_function, bodies.cube, elsewhere, output_shapes=(), stateful=True)
     with pytest.raises((RuntimeError, NotImplementedError), match=r"'cube'.*(executor|process|worker).*stateful=False"):
-        run(jax.jit(jax.vmap(jax.grad(op))), grid(3))
+        run(jax.jit(jax.grad(lambda x: f(x).sum())), grid(3))
 
 
 # --------------------------------------------------------------------------- errors
 
 
 def test_an_error_names_its_element(elsewhere):
-    f = jax.jit(jax.vmap(jax.vmap(lambda x: parallel(numpy_function, bodies.fail_at_two, [x], executor=elsewhere))))
-    with pytest.raises(ValueError, match="two is too much") as caught:
-        run(f, grid(2, 3))
-    assert "at batch index (0, 2)" in caught.value.__notes__
+    f = jax.vmap(parallel(numpy_function, bodies.fail_at_two, elsewhere))
+    assert_raises(ValueError, "two is too much", "at batch index (0, 2)", f, grid(2, 3))
     np.testing.assert_array_equal(f(grid(2, 3) + 3), grid(2, 3) + 3)
 
 
 def test_promised_shapes_are_checked(elsewhere):
-    op = lambda x: parallel(numpy_function, bodies.pair, [x], executor=elsewhere, output_shapes=lambda x: (3,))
-    with pytest.raises(ValueError, match=r"shape \(2,\) where \(3,\)"):
-        run(jax.jit(jax.vmap(op)), grid(3))
+    f = parallel(numpy_function, bodies.pair, elsewhere, output_shapes=lambda x: (3,))
+    assert_raises(ValueError, r"shape \(2,\) where \(3,\)", "at batch index 0", f, grid(3))
 
 
 def test_an_error_cancels_the_rest(elsewhere, tmp_path):
     path = tmp_path / "lines"
     path.touch()
-    f = jax.vmap(lambda x: parallel(numpy_function, bodies.slow_unless_two, [str(path), x], executor=elsewhere))
-    with pytest.raises(ValueError, match="two is too much") as caught:
-        run(f, grid(40))
-    assert "at batch index 2" in caught.value.__notes__
+    f = parallel(numpy_function, bodies.slow_unless_two, elsewhere, static=[str(path)])
+    assert_raises(ValueError, "two is too much", "at batch index 2", f, grid(40))
     time.sleep(0.5)  # what runs in another process cannot be stopped, what waits there can
     ran = path.read_text().splitlines()
     time.sleep(0.5)
@@ -239,12 +221,9 @@ def test_an_error_cancels_the_rest(elsewhere, tmp_path):
 
 @pytest.mark.parametrize("body", [bodies.fail_in_jax, bodies.fail_oddly])
 def test_an_exception_that_cannot_be_pickled_leaves_the_pool_alive(body, elsewhere):
-    f = jax.vmap(lambda x: parallel(numpy_function, body, [x], executor=elsewhere))
-    with pytest.raises(Exception, match=r"Concretization|Abstract tracer|too odd") as caught:
-        run(jax.jit(f), grid(2))
-    assert any(note.startswith("at batch index") for note in caught.value.__notes__)
-    again = jax.vmap(lambda x: parallel(numpy_function, bodies.double, [x], executor=elsewhere))
-    np.testing.assert_array_equal(again(grid(2)), 2 * grid(2))
+    f = parallel(numpy_function, body, elsewhere)
+    assert_raises(Exception, r"Concretization|Abstract tracer|too odd", "at batch index", f, grid(2))
+    np.testing.assert_array_equal(parallel(numpy_function, bodies.double, elsewhere)(grid(2)), 2 * grid(2))
 
 
 # --------------------------------------------------------------------- lost workers
@@ -253,17 +232,15 @@ def test_an_exception_that_cannot_be_pickled_leaves_the_pool_alive(body, elsewhe
 @pytest.mark.parametrize("method", ["sequential", "expand_dims", "broadcast_all", "parallel"])
 def test_a_worker_that_dies_leaves_the_program_alive(method):
     with spawn(1) as pool:
-        op = lambda body: lambda x: numpy_function(body, [x], F, executor=pool, vmap_method=method)
-        np.testing.assert_array_equal(jax.jit(jax.vmap(op(bodies.double)))(grid(3)), 2 * grid(3))
-        text = r"numpy_function 'die': a worker of executor= died.*executor=lambda: pool"
-        with pytest.raises(RuntimeError, match=text):
-            run(jax.jit(jax.vmap(op(bodies.die))), grid(3))
+        vmap = lambda body: jax.vmap(lambda x: numpy_function(body, [x], F, executor=pool, vmap_method=method))
+        np.testing.assert_array_equal(jax.jit(vmap(bodies.double))(grid(3)), 2 * grid(3))
+        with pytest.raises(RuntimeError, match=r"'die': a worker of executor= died.*executor=lambda: pool"):
+            run(jax.jit(vmap(bodies.die)), grid(3))
 
 
 def test_the_next_call_with_a_new_pool_works(processes):
     pools = [spawn(1)]
-    op = lambda x: parallel(numpy_function, bodies.fail_at_two, [x], executor=lambda: pools[-1])
-    f = jax.jit(jax.vmap(op))
+    f = jax.jit(parallel(numpy_function, bodies.fail_at_two, lambda: pools[-1]))
     pools[0].submit(bodies.die, 0).exception()
     with pytest.raises(RuntimeError, match="a worker of executor= died"):
         run(f, grid(2))
@@ -275,11 +252,8 @@ def test_the_next_call_with_a_new_pool_works(processes):
 def test_a_dask_worker_that_dies():
     """A cluster of its own, which gives up at the first death."""
     dask = pytest.importorskip("dask", reason="needs the extra `dask`")
-    with (
-        dask.config.set({"distributed.scheduler.allowed-failures": 0}),
-        cluster_of(1) as cluster,
-        cluster.get_client() as client,
-    ):
-        f = jax.vmap(lambda x: parallel(numpy_function, bodies.die, [x], executor=client.get_executor()))
+    allowed = dask.config.set({"distributed.scheduler.allowed-failures": 0})
+    with allowed, cluster_of(1) as cluster, cluster.get_client() as client:
+        f = parallel(numpy_function, bodies.die, client.get_executor())
         with pytest.raises(RuntimeError, match=r"numpy_function 'die': a worker of executor= died"):
             f(grid(1))

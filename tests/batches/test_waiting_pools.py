@@ -16,69 +16,57 @@ START = """
 import jaxpyop, jax, jax.numpy as jnp, numpy as np, os, signal, threading, time
 from concurrent.futures import ThreadPoolExecutor
 F = jnp.float32
-pool = ThreadPoolExecutor({threads})
+pool, other = ThreadPoolExecutor({threads}), ThreadPoolExecutor(1)
 def op(body, executor=pool, **options):
     return lambda x: jaxpyop.numpy_function(body, [x], F, executor=executor, **options)
 def batch(body, executor):
     return jax.vmap(op(body, executor, vmap_method="parallel"))
+def assert_raises(kind, f, *texts):
+    try:
+        jax.block_until_ready(f(jnp.float32(2)))
+    except kind as error:
+        assert all(text in str(error) for text in texts), error
+    else:
+        raise AssertionError("no error")
 """
+# A function on another pool that needs the first one, whose thread waits for it.
+CIRCLE = """
+back = lambda x: np.asarray(op(np.negative)(x))
+body = lambda x: np.asarray({inner}(x))
+"""
+ALIVE = "\nassert op(np.negative)(jnp.float32(2)) == -2"
 
 
 def ends(code, threads=1):
     run_python(START.format(threads=threads) + code, timeout=60)
 
 
-IN_PLACE = {
-    "an op in a function": "body = lambda x: np.asarray(op(np.negative)(x))",
-    "a warm program in a function": """
-inner = jax.jit(op(np.negative))
-inner(1.0)
-body = lambda x: np.asarray(inner(x))""",
-    "a warm program of a batch": """
-inner = jax.jit(batch(np.negative, pool))
-inner(jnp.ones(3))
-body = lambda x: np.asarray(inner(jnp.stack([x] * 3))[0])""",
-}
-
-
 @every_run
-@pytest.mark.parametrize("inner", IN_PLACE.values(), ids=IN_PLACE)
+@pytest.mark.parametrize("inner", ["op(np.negative)", "jax.jit(op(np.negative))", "jax.jit(batch(np.negative, pool))"])
 def test_ops_in_functions_of_the_same_pool_of_one(inner, run):
-    ends(f"{inner}\nfor _ in range(3): assert {run}(op(body))(jnp.float32(2)) == -2")
+    """Also in programs that are compiled before."""
+    ends(f"""
+inner = {inner}
+inner(jnp.ones(3))
+body = lambda x: np.asarray(inner(jnp.stack([x] * 3))[0])
+for _ in range(3): assert {run}(op(body))(jnp.float32(2)) == -2""")
 
 
 @every_run
 @pytest.mark.parametrize("executor", ["None", "pool"], ids=["default threads", "two threads"])
 def test_a_parallel_batch_inside_a_parallel_element(executor, run):
     """Elements that wait for elements of the same pool."""
-    code = """
+    code = f"""
 body = lambda x: np.asarray(batch(np.negative, {executor})(x * jnp.ones(3))).sum()
-np.testing.assert_allclose({run}(batch(body, {executor}))(jnp.arange(50.0)), -3 * np.arange(50.0))
-"""
-    ends(code.format(executor=executor, run=run), threads=2)
-
-
-CIRCLE = """
-other = ThreadPoolExecutor(1)
-def back(x):  # a function on another pool that needs the first one, whose thread waits for it
-    return np.asarray(op(np.negative)(x))
-body = lambda x: np.asarray({inner}(x))
-"""
-STUCK = """
-try:
-    jax.block_until_ready({run}(op(body))(jnp.float32(2)))
-except Exception as error:
-    assert "waits for a thread of executor=" in str(error) and "another executor" in str(error), error
-else:
-    raise AssertionError("no error")
-assert op(np.negative)(jnp.float32(2)) == -2  # the pool lives on
-"""
+np.testing.assert_allclose({run}(batch(body, {executor}))(jnp.arange(50.0)), -3 * np.arange(50.0))"""
+    ends(code, threads=2)
 
 
 @every_run
 @pytest.mark.parametrize("inner", ["op(back, other)", "jax.jit(op(back, other))"], ids=["direct inside", "jit inside"])
 def test_a_circle_of_pools_is_an_error(inner, run):
-    ends(CIRCLE.format(inner=inner) + STUCK.format(run=run))
+    stuck = f'assert_raises(Exception, {run}(op(body)), "waits for a thread of executor=", "another executor")'
+    ends(CIRCLE.format(inner=inner) + stuck + ALIVE)
 
 
 def test_a_circle_of_larger_pools_ends():
@@ -90,25 +78,15 @@ ENDS = {
     "an input that comes from the same pool": """
 slow = jax.jit(op(lambda x: (time.sleep(0.2), x)[1]))
 for _ in range(3):
-    y = slow(jnp.ones(3))
-    z = jaxpyop.py_function(lambda v: v + 1, [y], F, executor=pool)
-    assert z.tolist() == [2, 2, 2]
-""",
+    assert jaxpyop.py_function(lambda v: v + 1, [slow(jnp.ones(3))], F, executor=pool).tolist() == [2, 2, 2]""",
     "a task of the user's on the same pool": """
-assert pool.submit(lambda: float(op(np.negative)(jnp.float32(2)))).result() == -2
-""",
+assert pool.submit(lambda: float(op(np.negative)(jnp.float32(2)))).result() == -2""",
     "a pool that is shut down meanwhile": """
 started = threading.Event()
 busy = pool.submit(lambda: (started.wait(), time.sleep(0.5)))
 op(np.negative, None)(jnp.float32(2))  # which compiles
 threading.Timer(1.0, lambda: (started.set(), pool.shutdown(wait=False, cancel_futures=True))).start()
-try:
-    op(np.negative)(jnp.float32(2))
-except RuntimeError as error:
-    assert "shut down" in str(error) or "after shutdown" in str(error), error
-else:
-    raise AssertionError("no error")
-""",
+assert_raises(RuntimeError, op(np.negative), "shut")""",
     "an interrupt, which leaves nothing running": """
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored in the background
 ran = []
@@ -119,15 +97,9 @@ def body(x):
     time.sleep(0.2)
     ran.append(float(x))
     return x
-try:
-    batch(body, pool)(jnp.arange(10.0))
-except KeyboardInterrupt:
-    pass
-else:
-    raise AssertionError("no interrupt")
-assert ran == [0], ran
-assert op(np.negative)(jnp.float32(2)) == -2
-""",
+assert_raises(KeyboardInterrupt, lambda _: batch(body, pool)(jnp.arange(10.0)))
+assert ran == [0], ran"""
+    + ALIVE,
 }
 
 
