@@ -163,7 +163,7 @@ class Partial:
 
 @dataclasses.dataclass(eq=False)
 class Iter:
-    """An iterator. `get(n)` gives its n-th value when that is asked for, or END. It is used up at once, and not kept."""
+    """An iterator. `get(n)` gives its n-th value when that is asked for, or END. It is used at once, and not kept."""
 
     get: Callable[[int], Any]
 
