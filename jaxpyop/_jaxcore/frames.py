@@ -76,11 +76,6 @@ def place_of(frame: types.FrameType | None) -> tuple[str, int, Any]:
     return (frame.f_code.co_filename, frame.f_lineno, frame.f_globals.get("__name__")) if frame else (*NOWHERE, None)
 
 
-def users_line() -> SourceLine:
-    """Returns the innermost line of the user's code that led here."""
-    return place_of(users_frame())[:2]
-
-
 def steps_of(error: BaseException) -> list[types.TracebackType]:
     """Returns the entries of an exception's traceback, the innermost last."""
     found, step = [], error.__traceback__

@@ -241,17 +241,6 @@ def structural_key(value: Any, constants: int = REFUSE) -> Hashable:
     return type(value), repr(value) if isinstance(value, (float, complex, np.inexact)) else value
 
 
-def is_same(a: Any, b: Any) -> bool:
-    """Tells whether two parameters of primitives mean the same; False when in doubt."""
-    if a is b:
-        return True
-    try:
-        return bool(structural_key(a, IDENTITY) == structural_key(b, IDENTITY))
-    except Exception:
-        # The comparison of a user's objects may fail.
-        return False
-
-
 class HashedKey:
     """A nested tuple that computes its hash once."""
 

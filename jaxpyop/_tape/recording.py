@@ -1,4 +1,4 @@
-"""Records a function, and differentiates the recording: `record`, `vjp` and `jvp`.
+"""Records a function, and differentiates the recording: `record`.
 
 A recording is differentiated call by call, or compiled as one when the same program came back often. Cotangents go from
 the end of the program to its start, tangents the other way.
@@ -210,24 +210,6 @@ def _record_by_vjp(
     types = (None,) * (len(inputs) + len(outputs))
     program = Program([Entry(linear, ins, outs, needs)], in_slots, outs, types=types)
     return outputs, Record(program, [], list(map(jax.typeof, inputs)), list(map(jax.typeof, outputs)))
-
-
-def vjp(
-    func: Callable[..., Sequence[Any]],
-    inputs: Sequence[Any],
-    cotangents: Sequence[Any],
-    perturbed: Sequence[bool] | None = None,
-) -> list[Any]:
-    """Returns the cotangents of `func`'s `perturbed` inputs (by default of all) for these cotangents of its outputs."""
-    return record(func, inputs, perturbed)[1].pullback(cotangents)
-
-
-def jvp(
-    func: Callable[..., Sequence[Any]], inputs: Sequence[Any], tangents: Sequence[Any]
-) -> tuple[list[Any], list[Any]]:
-    """Returns `func`'s outputs and their tangents; a tangent of None is zero."""
-    outputs, taken = record(func, inputs, [t is not None for t in tangents])
-    return outputs, taken.pushforward(tangents)
 
 
 def _program_of(tape: Tape, in_slots: tuple[int, ...], out_slots: tuple[int, ...]) -> Program:
