@@ -41,7 +41,7 @@ def test_it_is_filled_up_and_says_how_much_is_real(api):
     same(jax.jit(jax.vmap(op))(ROWS), *FOUND)
     same(jax.vmap(op)(ROWS), *FOUND)
     same(
-        jax.vmap(lambda x: api(positive, [x], padded(F, 2, fill_value=7), when=x[0] < 0))(ROWS[:1]),
+        jax.vmap(lambda x: api(positive, [x], padded(F, 2, fill_value=7), when=x[0] < 0))(ROWS[:2]),
         [[7, 7], [1, 7]],
         [0, 1],
     )
