@@ -184,7 +184,9 @@ def test_wide_numbers_stay_wide_with_x64():
         received([2**70])
 
 
-def test_what_jax_turns_into_an_array_is_one_and_a_traced_ref_is_none():
+def test_what_jax_turns_into_an_array_is_one_and_refs_and_masks_are_none():
+    with pytest.raises(TypeError, match=r"an input is a masked array, .*pass x.filled\(value\)"):
+        received([np.ma.masked_array([1.0, 2.0], [True, False])])
     wrapped = type("Wrapped", (), {"__jax_array__": lambda self: jnp.arange(3.0)})()
     np.testing.assert_array_equal(received([wrapped])[0], [0, 1, 2])
     with pytest.raises(TypeError, match=r"'lambda': an input is a traced Ref.*pass its contents.*ref\[\.\.\.\]"):
