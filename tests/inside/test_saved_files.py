@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import hashlib
 import json
@@ -31,11 +30,8 @@ NAMES = ("value and gradient", "fwd and bwd in vmap", "structures", "padded", "s
 @pytest.fixture(scope="module")
 def files():
     """A few programs, each as bytes."""
-    found = {}
-    for name in NAMES:
-        args, kwargs = arguments(PROGRAMS[name])
-        found[name] = jaxpyop.export(PROGRAMS[name].fun)(*args, **kwargs).to_bytes()
-    return found
+    programs = {name: (PROGRAMS[name].fun, *arguments(PROGRAMS[name])) for name in NAMES}
+    return {name: jaxpyop.export(fun)(*args, **kwargs).to_bytes() for name, (fun, args, kwargs) in programs.items()}
 
 
 @pytest.fixture(autouse=True)
@@ -49,16 +45,7 @@ def canaries(monkeypatch):
         monkeypatch.setattr(module, name, called)
 
 
-def repacked(plan, blobs):
-    plan = {key: value for key, value in plan.items() if key != "blobs"}
-    return packed(plan, blobs)
-
-
 # ------------------------------------------------------------------ single damages
-
-
-def cut_off(data):
-    return data[:-1]
 
 
 def checked(content, checksum=None):
@@ -80,95 +67,76 @@ def with_sizes(change):
     return damage
 
 
-def changed(**entries):
-    def change(data):
-        plan, blobs = unpacked(data)
-        return repacked({**plan, **entries}, blobs)
+def repacked(plan, blobs):
+    return packed({key: value for key, value in plan.items() if key != "blobs"}, blobs)
 
-    return change
+
+def changed(**entries):
+    return lambda data: repacked({**(found := unpacked(data))[0], **entries}, found[1])
+
+
+def with_steps(change):
+    def damage(data):
+        plan, blobs = unpacked(data)
+        for step in plan["program"]["steps"]:
+            change(step, plan["calls"])
+        return repacked(plan, blobs)
+
+    return damage
 
 
 def with_step(**entries):
-    def change(data):
-        plan, blobs = unpacked(data)
-        for step in plan["program"]["steps"]:
-            step.update({key: value for key, value in entries.items() if key in step})
-        return repacked(plan, blobs)
-
-    return change
+    return with_steps(lambda step, calls: step.update({key: value for key, value in entries.items() if key in step}))
 
 
-def with_fewer_inputs(data):
-    plan, blobs = unpacked(data)
-    for step in plan["program"]["steps"]:
-        if "call" in step:
-            step["reads"] = []
-    return repacked(plan, blobs)
-
-
-def without_results(data):
-    plan, blobs = unpacked(data)
-    for call in plan["calls"]:
-        call["op"]["results"] = None
-    return repacked(plan, blobs)
-
-
-def with_loop(data):
-    return with_step(loop="exec")(data)
-
-
-def with_garbage(data):
+def with_zeros(data):
     plan, blobs = unpacked(data)
     return repacked(plan, [bytes(len(blob)) for blob in blobs])
 
 
+without_inputs = with_steps(lambda step, calls: step.update(reads=[]) if "call" in step else None)
+without_results = with_steps(lambda step, calls: [call["op"].update(results=None) for call in calls if "op" in call])
+NO_PLAN = "its plan is not one that jaxpyop.export wrote"
+SIZES = "its parts have other sizes"
 DAMAGES = {
     "nothing": (lambda data: b"", "is not a program"),
     "a pickle": (lambda data: pickle.dumps({}), "is not a program"),
-    "another magic": (lambda data: b"JAXPYOP\0" + data[8:], "is not a program"),
     "the start alone": (lambda data: data[:44], "is not a program"),
-    "cut off": (cut_off, "damaged: its checksum"),
-    "something behind": (lambda data: data + b"x", "damaged: its checksum"),
-    "something behind, and checked": (lambda data: checked(data[44:] + b"x"), "its parts have other sizes"),
+    "cut off": (lambda data: data[:-1], "damaged: its checksum"),
+    "something behind, and checked": (lambda data: checked(data[44:] + b"x"), SIZES),
     "another checksum": (lambda data: checked(data[44:], bytes(32)), "damaged: its checksum"),
     "a later format": (lambda data: data[:8] + b"\x02" + data[9:], r"the format 2, and .* reads the format 1"),
-    "a huge header": (lambda data: with_plan(b"{}", length=2**64 - 1), "its plan is not one"),
-    "a header that is cut off": (lambda data: with_plan(b"{}" * 50, length=5), "its plan is not one"),
-    "no compressed header": (lambda data: checked(struct.pack("<Q", 2) + b"{}"), "its plan is not one"),
-    "no JSON": (lambda data: with_plan(b"x"), "its plan is not one"),
-    "a deep header": (lambda data: with_plan(b"[" * 100_000), "its plan is not one that jaxpyop.export wrote"),
-    "a header of gigabytes": (lambda data: with_plan(b" " * 2**24 + b"{}"), "its plan is not one"),
-    "a size too much": (with_sizes(lambda sizes: sizes.append(1)), "its parts have other sizes"),
-    "a size too few": (with_sizes(lambda sizes: sizes.pop()), "its parts have other sizes"),
-    "a larger size": (with_sizes(lambda sizes: sizes.append(sizes.pop() + 1)), "its parts have other sizes"),
-    "a negative size": (with_sizes(lambda sizes: sizes.extend([-1, 1])), "its parts have other sizes"),
-    "no size": (with_sizes(lambda sizes: sizes.append("1")), "its plan is not one that jaxpyop.export wrote"),
-    "zeros as segments": (with_garbage, "its plan is not one that jaxpyop.export wrote"),
+    "a huge header": (lambda data: with_plan(b"{}", length=2**64 - 1), NO_PLAN),
+    "a header that is cut off": (lambda data: with_plan(b"{}" * 50, length=5), NO_PLAN),
+    "no compressed header": (lambda data: checked(struct.pack("<Q", 2) + b"{}"), NO_PLAN),
+    "no JSON": (lambda data: with_plan(b"x"), NO_PLAN),
+    "a deep header": (lambda data: with_plan(b"[" * 100_000), NO_PLAN),
+    "a header of gigabytes": (lambda data: with_plan(b" " * 2**24 + b"{}"), NO_PLAN),
+    "a size too few": (with_sizes(lambda sizes: sizes.pop()), SIZES),
+    "a larger size": (with_sizes(lambda sizes: sizes.append(sizes.pop() + 1)), SIZES),
+    "a negative size": (with_sizes(lambda sizes: sizes.extend([-1, 1])), SIZES),
+    "no size": (with_sizes(lambda sizes: sizes.append("1")), NO_PLAN),
+    "zeros as segments": (with_zeros, NO_PLAN),
     "no functions": (changed(functions=[]), "there is no item 0 among 0"),
     "no calls": (changed(calls=[]), "there is no item 1 among 0"),
     "an unknown function": (changed(functions=[{"name": "nobody"}]), "functions are missing: 'nobody'"),
-    "a list as plan": (changed(program=[]), "its plan is not one that jaxpyop.export wrote"),
+    "a list as plan": (changed(program=[]), NO_PLAN),
     "reads of later values": (with_step(reads=[99]), "there is no item 99"),
     "reads from the end": (with_step(reads=[-1]), "there is no item -1"),
     "reads by text": (with_step(reads=["0"]), "there is no item '0'"),
     "another dtype": (with_step(makes=[[[3], "float64"]]), "float32 where the program was exported for float64"),
-    "another shape": (
-        with_step(makes=[[[4], "float32"]]),
-        r"shape \(3,\) where the program was exported for \(4,\)",
-    ),
-    "a call without its inputs": (with_fewer_inputs, "'plus_pi' takes 2 arrays, and its step reads 0"),
+    "another shape": (with_step(makes=[[[4], "float32"]]), r"\(3,\) where the program was exported for \(4,\)"),
+    "a call without its inputs": (without_inputs, "'plus_pi' takes 2 arrays, and its step reads 0"),
     "a call without its results": (without_results, r"'plus_pi' declares \[\], and its step makes \['float32'\]"),
     "a missing segment": (with_step(segment=7), "there is no item 7"),
     "a missing call": (with_step(call=7), "there is no item 7"),
-    "an unknown step": (with_loop, "its plan is not one that jaxpyop.export wrote"),
     "another way of loops": (changed(loops="exec"), "loops is 'exec'"),
 }
 
 
 @pytest.mark.parametrize(("damage", "said"), DAMAGES.values(), ids=DAMAGES)
 def test_a_damaged_file(damage, said, files, tmp_path):
-    of_constants = (with_fewer_inputs, without_results)
-    data = damage(files["scan" if damage is with_loop else "constants" if damage in of_constants else NAMES[0]])
+    data = damage(files["constants" if damage in (without_inputs, without_results) else NAMES[0]])
     (tmp_path / "broken").write_bytes(data)
     with pytest.raises(ValueError, match=rf"jaxpyop\.load: '.*broken' cannot be loaded: (.|\n)*{said}"):
         jaxpyop.load(tmp_path / "broken", allow=[HERE])
@@ -176,37 +144,21 @@ def test_a_damaged_file(damage, said, files, tmp_path):
         jaxpyop.load(data, allow=[HERE])
 
 
-def test_a_file_that_is_not_there(tmp_path):
-    with pytest.raises(FileNotFoundError):
-        jaxpyop.load(tmp_path / "nothing")
-
-
 # ------------------------------------------------------------------- many mutations
 
-VALUES = (
-    *(
-        None,
-        True,
-        False,
-        0,
-        -1,
-        1,
-        2,
-        3,
-        7,
-        2**31,
-        2**63,
-        10**30,
-        0.5,
-        float("nan"),
-        "",
-        "0",
-        "float32",
-        "float64",
-        "key<fry>",
-    ),
-    *("numerical", "os:system", "subprocess:run", "forward", "linear", "transposed", "linear_part", "__class__"),
-    *([], [0], [-1], {}, {"leaf": 0}, {"tuple": []}, {"dict": [[0, 0]]}, {"Padded": [1]}, [[1], "int32"]),
+VALUES = (None, True, False, 0, -1, 1, 2, 7, 2**31, 2**63, 10**30, 0.5, float("nan"), "", "0", "float32", "float64")
+VALUES += ("key<fry>", "numerical", "os:system", "subprocess:run", "forward", "linear", "transposed", "linear_part")
+VALUES += (
+    "__class__",
+    [],
+    [0],
+    [-1],
+    {},
+    {"leaf": 0},
+    {"tuple": []},
+    {"dict": [[0, 0]]},
+    {"Padded": [1]},
+    [[1], "int32"],
 )
 
 
@@ -221,7 +173,6 @@ def places(data, path=()):
 def mutated_plan(data, rng):
     """A file with another plan, whose checksums are right."""
     plan, blobs = unpacked(data)
-    plan = copy.deepcopy(plan)
     for _ in range(rng.choice([1, 1, 1, 2, 4])):
         *path, last = rng.choice([path for path in places(plan) if path[0] != "blobs"])
         inside = plan
@@ -234,7 +185,7 @@ def mutated_plan(data, rng):
             inside.insert(last, inside[rng.randrange(len(inside))])
         elif kind == 2 and isinstance(inside, list):
             rng.shuffle(inside)
-        elif isinstance(inside[last], int) and kind == 3:
+        elif kind == 3 and isinstance(inside[last], int):
             inside[last] += rng.choice([-1, 1])
         else:
             inside[last] = rng.choice(VALUES)
@@ -256,7 +207,7 @@ def mutated_bytes(data, rng):
     return bytes(found)
 
 
-counts = pytest.mark.parametrize("count", [20, pytest.param(300, marks=pytest.mark.slow)])
+counts = pytest.mark.parametrize("count", [16, pytest.param(300, marks=pytest.mark.slow)])
 
 
 @counts
