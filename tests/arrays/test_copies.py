@@ -156,12 +156,3 @@ def test_elements_have_private_inputs(compiled, method):
         assert range_of(f(x, y)) == (7, 7)
     assert (range_of(x), range_of(y)) == ((1, 1), (2, 2))
     assert all(range_of(a) == (5, 5) and range_of(b) == (7, 7) for a, b in kept)
-
-
-@pytest.mark.filterwarnings("ignore:Some donated buffers")
-@both_sizes
-def test_donated_arguments(n):
-    kept = []
-    f = jax.jit(lambda x: py_func(lambda x: kept.append(x) or x * 2, [x], F), donate_argnums=0)
-    assert float(f(full(n, 3))[0]) == 6
-    assert range_of(kept[0]) == (3, 3)

@@ -4,7 +4,6 @@ import os
 import threading
 import time
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -57,10 +56,6 @@ def process_number(x):
 def scale(static, batch, *, by, unit):
     assert (static, unit) == ({"label": "metre", "parts": ("a", None)}, "m")
     return {"x": batch["x"] * by, "n": np.int32(batch["n"] + 1)}
-
-
-def normal(key):
-    return jax.random.normal(key)
 
 
 def third(x):

@@ -106,11 +106,6 @@ def test_a_block_of_the_wrong_shape_is_an_error(method):
         f(grid(3))
 
 
-def test_a_collective_inside_a_batch():
-    f = jax.vmap(lambda x: numpy_function(np.negative, [lax.psum(x, "i")], F), axis_name="i")
-    np.testing.assert_allclose(jax.jit(f)(grid(3)), [-3.0] * 3)
-
-
 # ------------------------------------------------------------------------ loops
 
 # With how often the host is entered, for three elements.
