@@ -1,7 +1,5 @@
 """Quick garbage collections for the tests of arrays."""
 
-from __future__ import annotations
-
 import gc
 
 import pytest

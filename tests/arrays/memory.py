@@ -1,7 +1,5 @@
 """Sizes on both sides of each threshold, and arrays that lie where a test wants them."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -38,3 +36,9 @@ def range_of(array):
 
 def address(array):
     return array.__array_interface__["data"][0]
+
+
+def held_by_garbage(*arrays):
+    """A cycle holds them, as an exception does that is caught and named."""
+    cycle = list(arrays)
+    cycle.append(cycle)

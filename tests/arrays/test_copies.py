@@ -1,15 +1,11 @@
 """Inputs are private copies, which the function may change and keep; results are nobody else's memory."""
 
-from __future__ import annotations
-
-from concurrent.futures import ThreadPoolExecutor
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.arrays.memory import LARGE, F, at_offset, both_sizes, direct_and_compiled, every_size, full, range_of
+from tests.arrays.memory import LARGE, SMALL, F, at_offset, both_sizes, direct_and_compiled, every_size, full, range_of
 from tests.batches.programs import METHODS
 from tests.shared.functions import numpy_function, py_func, py_function
 
@@ -62,15 +58,14 @@ KEEP = {
 }
 
 
-@pytest.mark.parametrize("keep", KEEP.values(), ids=KEEP)
-@both_sizes
+@pytest.mark.parametrize(("keep", "n"), [*((keep, LARGE) for keep in KEEP), ("memory", SMALL)])
 def test_inputs_that_the_function_keeps_stay_valid(n, keep):
     kept = []
-    f = jax.jit(lambda x: py_func(lambda x: kept.append(keep(x)) or x, [x], F))
+    f = jax.jit(lambda x: py_func(lambda x: kept.append(KEEP[keep](x)) or x, [x], F))
     results = [f(full(n, i)) for i in range(6)]
     jax.block_until_ready(results)
     assert [range_of(y) for y in results] == [(i, i) for i in range(6)]
-    first = [x._arr[0] if keep is KEEP["a pointer"] else range_of(x)[0] for x in kept]
+    first = [x._arr[0] if keep == "a pointer" else range_of(x)[0] for x in kept]
     assert first == list(range(6))
 
 
@@ -161,29 +156,3 @@ def test_elements_have_private_inputs(compiled, method):
         assert range_of(f(x, y)) == (7, 7)
     assert (range_of(x), range_of(y)) == ((1, 1), (2, 2))
     assert all(range_of(a) == (5, 5) and range_of(b) == (7, 7) for a, b in kept)
-
-
-@pytest.mark.slow
-def test_threads_share_no_copies():
-    """Six threads in one compiled program, with arrays large enough to be used again."""
-
-    def body(x):
-        assert (x == x[0]).all()
-        x += 1
-        return x
-
-    def work(k):
-        return all((np.asarray(f(full((2, LARGE), k))) == k + 1).all() for _ in range(5))
-
-    f = jax.jit(jax.vmap(lambda x: numpy_function(body, [x], F)))
-    with ThreadPoolExecutor(6) as threads:
-        assert list(threads.map(work, range(6))) == [True] * 6
-
-
-@pytest.mark.filterwarnings("ignore:Some donated buffers")
-@both_sizes
-def test_donated_arguments(n):
-    kept = []
-    f = jax.jit(lambda x: py_func(lambda x: kept.append(x) or x * 2, [x], F), donate_argnums=0)
-    assert float(f(full(n, 3))[0]) == 6
-    assert range_of(kept[0]) == (3, 3)

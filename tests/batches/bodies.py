@@ -1,12 +1,9 @@
 """Functions at the top of a module, which workers in other processes can import."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -56,22 +53,9 @@ def process_number(x):
     return np.int32(os.getpid())
 
 
-def labelled(label, x):
-    assert label == {"label": "metre", "parts": ("a", None)}
-    return x + 1
-
-
-def scale(batch, *, by, unit):
-    assert unit == "m"
+def scale(static, batch, *, by, unit):
+    assert (static, unit) == ({"label": "metre", "parts": ("a", None)}, "m")
     return {"x": batch["x"] * by, "n": np.int32(batch["n"] + 1)}
-
-
-def normal(key):
-    return jax.random.normal(key)
-
-
-def pair(x):
-    return np.zeros(2, np.float32)
 
 
 def third(x):
@@ -97,10 +81,6 @@ def slow_unless_two(path, x):
         raise ValueError("two is too much")
     time.sleep(0.2)
     return append_line(path, x)
-
-
-def fail_in_jax(x):
-    return jax.jit(lambda x: float(x))(x)
 
 
 class OddError(Exception):

@@ -1,7 +1,5 @@
 """What the tests of batches share: programs that vmap an op, and an executor without threads."""
 
-from __future__ import annotations
-
 import concurrent.futures as cf
 import math
 

@@ -1,7 +1,5 @@
 """Stateful batches: once per element, in batch order if they are ordered, and refused where JAX allows no effects."""
 
-from __future__ import annotations
-
 import concurrent.futures as cf
 import time
 

@@ -1,7 +1,5 @@
 """Errors of one element: they name its batch index, and the elements that have not begun are cancelled."""
 
-from __future__ import annotations
-
 import concurrent.futures as cf
 import threading
 import time

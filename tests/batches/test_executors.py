@@ -1,7 +1,5 @@
 """`executor=`: where the function runs, for single calls, batches of every method and backward passes; and threads."""
 
-from __future__ import annotations
-
 import concurrent.futures as cf
 import contextvars
 import threading
@@ -14,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.batches import bodies
-from tests.batches.programs import LOOPING, METHODS, F, InCaller, grid
+from tests.batches.programs import METHODS, F, InCaller, grid
 from tests.shared.checks import run
 from tests.shared.functions import both_sides, every_api, numpy_function, py_function
 
@@ -74,7 +72,7 @@ def test_one_thread_takes_the_elements_in_batch_order_and_stays_open(api, mine):
     assert set(names) == {"mine"}
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["sequential", "expand_dims", *fast_first[-1:]])
 @both_sides
 def test_backward_passes_call_where_the_op_runs(api, method, mine):
     body, names = seeing(bodies.cube)
@@ -127,7 +125,7 @@ def test_a_function_may_return_the_same_memory_for_each_element():
 
 def test_each_element_of_a_chunk_has_a_record_of_its_own():
     """The backward pass compares the results of another run with those of the same element."""
-    x = jnp.array([-2.0, 3.0, -1.0, 4.0])
+    x = jnp.array([-2.0, 3.0])
     f = in_chunks(py_function, bodies.branching_cube, 2, output_shapes=())
     np.testing.assert_allclose(jax.grad(lambda x: f(x).sum())(x), 3 * x * abs(x))
 
@@ -136,10 +134,6 @@ def test_errors_in_a_chunk_name_their_element():
     with pytest.raises(ValueError, match="two is too much") as caught:
         in_chunks(numpy_function, bodies.fail_at_two, 3)(grid(10) - 3)
     assert caught.value.__notes__[0] == "at batch index 5"
-    f = in_chunks(numpy_function, lambda x: np.zeros(int(x)), 3, output_shapes=lambda x: (1,))
-    with pytest.raises(ValueError, match=r"shape \(2,\) where \(1,\)") as caught:
-        run(jax.jit(f), jnp.array([1.0, 1, 1, 1, 2, 1]))
-    assert "at batch index 4" in caught.value.__notes__
 
 
 # ---------------------------------------------------------------------- threads
@@ -174,17 +168,6 @@ def test_jax_programs_in_parallel_elements_of_a_program_that_several_threads_cal
     with cf.ThreadPoolExecutor(4) as callers:
         outs = list(callers.map(lambda k: np.asarray(f(grid(8) + k)), range(12)))
     np.testing.assert_allclose(outs, [50.0**2 * (grid(8) + k) for k in range(12)], rtol=1e-5)
-
-
-def test_programs_of_pools_that_are_gone_are_used_again():
-    """A new pool for each call does not compile again what its functions call."""
-    traced = []
-    inner = jax.jit(lambda x: (traced.append(1), x * 2)[1])
-    for _ in range(5):
-        with pool_of(1) as threads:
-            assert py_function(lambda x: inner(x), [jnp.float32(1)], F, executor=threads) == 2
-        del threads
-    assert len(traced) <= 2
 
 
 def test_threads_see_the_callers_context_and_settings():
@@ -235,10 +218,7 @@ def test_what_is_refused(api, options, error, text):
         api(bodies.double, [1.0], F, vmap_method="parallel", **options)
 
 
-@pytest.mark.parametrize("method", LOOPING)
-def test_a_thread_pool_that_is_shut_down(method):
-    threads = pool_of(1)
-    threads.shutdown()
-    op = lambda x: numpy_function(bodies.double, [x], F, executor=threads, vmap_method=method)
+def test_a_thread_pool_that_is_shut_down(mine):
+    mine.shutdown()
     with pytest.raises(RuntimeError, match="cannot schedule new futures after shutdown"):
-        run(jax.jit(jax.vmap(op)), grid(3))
+        run(jax.jit(parallel(numpy_function, bodies.double, executor=mine)), grid(3))

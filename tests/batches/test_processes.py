@@ -1,7 +1,5 @@
 """Workers that are no threads of this process, in pools of processes and in Dask: what travels, and what is lost."""
 
-from __future__ import annotations
-
 import concurrent.futures as cf
 import logging
 import multiprocessing
@@ -95,25 +93,16 @@ def test_stateful_functions_run_once_per_element(elsewhere, tmp_path):
 
 
 def test_static_inputs_keyword_arguments_and_pytrees(elsewhere):
-    static = {"label": "metre", "parts": ("a", None)}
-    labelled = parallel(numpy_function, bodies.labelled, elsewhere, static=[static])
-    np.testing.assert_array_equal(labelled(grid(3)), grid(3) + 1)
-
     def scaled(batch, by):
+        static = {"label": "metre", "parts": ("a", None)}
         return jaxpyop.contrib.framework.py_func(
-            bodies.scale, [batch], {"by": by, "unit": "m"}, {"x": F, "n": jnp.int32}, {"x": (2,), "n": ()},
+            bodies.scale, [static, batch], {"by": by, "unit": "m"}, {"x": F, "n": jnp.int32}, {"x": (2,), "n": ()},
             vmap_method="parallel", executor=elsewhere,
         )  # fmt: skip
 
     out = jax.vmap(scaled, (0, None))({"x": grid(3, 2), "n": jnp.arange(3)}, jnp.float32(2))
     np.testing.assert_array_equal(out["x"], 2 * grid(3, 2))
     np.testing.assert_array_equal(out["n"], [1, 2, 3])
-
-
-def test_typed_keys(elsewhere):
-    keys = jax.random.split(jax.random.key(0), 3)
-    f = parallel(py_function, bodies.normal, elsewhere, output_shapes=())
-    np.testing.assert_array_equal(f(keys), jax.vmap(bodies.normal)(keys))
 
 
 def test_workers_see_the_callers_x64(elsewhere, x64):
@@ -202,11 +191,6 @@ def test_an_error_names_its_element(elsewhere):
     np.testing.assert_array_equal(f(grid(2, 3) + 3), grid(2, 3) + 3)
 
 
-def test_promised_shapes_are_checked(elsewhere):
-    f = parallel(numpy_function, bodies.pair, elsewhere, output_shapes=lambda x: (3,))
-    assert_raises(ValueError, r"shape \(2,\) where \(3,\)", "at batch index 0", f, grid(3))
-
-
 def test_an_error_cancels_the_rest(elsewhere, tmp_path):
     path = tmp_path / "lines"
     path.touch()
@@ -219,10 +203,9 @@ def test_an_error_cancels_the_rest(elsewhere, tmp_path):
     assert len(ran) < 15
 
 
-@pytest.mark.parametrize("body", [bodies.fail_in_jax, bodies.fail_oddly])
-def test_an_exception_that_cannot_be_pickled_leaves_the_pool_alive(body, elsewhere):
-    f = parallel(numpy_function, body, elsewhere)
-    assert_raises(Exception, r"Concretization|Abstract tracer|too odd", "at batch index", f, grid(2))
+def test_an_exception_that_cannot_be_pickled_leaves_the_pool_alive(elsewhere):
+    f = parallel(numpy_function, bodies.fail_oddly, elsewhere)
+    assert_raises(Exception, "too odd", "at batch index", f, grid(2))
     np.testing.assert_array_equal(parallel(numpy_function, bodies.double, elsewhere)(grid(2)), 2 * grid(2))
 
 

@@ -1,7 +1,5 @@
 """`progress=True`: a bar for the elements of a batch, with the op's name and the number of elements."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 

@@ -1,7 +1,5 @@
 """The methods and axes of `vmap`: values, the shapes that the function sees, and one host call per batch."""
 
-from __future__ import annotations
-
 import collections
 import math
 
@@ -14,17 +12,18 @@ from jax import lax
 import jaxpyop
 from tests.batches.programs import BLOCKS, LOOPING, METHODS, VMAPS, F, counted, grid
 from tests.shared.checks import Counter, run
-from tests.shared.functions import both_sides, numpy_function, py_func
+from tests.shared.functions import numpy_function, py_func, py_function
 
 slow = pytest.mark.slow
-looping_methods = pytest.mark.parametrize("method", LOOPING)
 fast_first = [METHODS[0], *(pytest.param(m, marks=slow) for m in METHODS[1:])]
+FAST_DIRECT = ["last axis in, first out", "nested, y unbatched outside", "size 0 in size 3"]
 every_vmap = pytest.mark.parametrize(("vmapped", "x_shape", "y_shape"), VMAPS.values(), ids=VMAPS)
 
 
-@every_vmap
 @pytest.mark.parametrize("method", fast_first)
-def test_values_of_a_direct_batch(method, vmapped, x_shape, y_shape):
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in FAST_DIRECT else slow) for n in VMAPS])
+def test_values_of_a_direct_batch(method, name):
+    vmapped, x_shape, y_shape = VMAPS[name]
     args = grid(*x_shape), grid(*y_shape, start=10.0)
     value = vmapped(lambda x, y: numpy_function(np.multiply, [x, y], F, vmap_method=method))(*args)
     wanted = vmapped(jnp.multiply)(*args)
@@ -70,17 +69,7 @@ def test_a_compiled_batch_is_one_host_call_with_the_shapes_of_pure_callback(vmap
         assert sum(math.prod(x) for x, _ in seen[method]) == wanted.size
 
 
-@pytest.mark.parametrize("options", [{}, {"ordered": True}], ids=["stateless", "ordered"])
-def test_one_host_call_at_each_execution(options):
-    f = jax.jit(jax.vmap(lambda x: numpy_function(lambda x: x * 2, [x], F, **options)))
-    for _ in range(2):
-        out, row = counted(f, grid(1000))
-        np.testing.assert_array_equal(out, 2 * grid(1000))
-        assert (row["calls"], row["elements"], row["runs"]) == (1, 1000, 1000)
-
-
-@looping_methods
-@both_sides
+@pytest.mark.parametrize(("api", "method"), [(py_function, "sequential"), (numpy_function, "parallel")])
 def test_pytrees_static_inputs_and_several_results(api, method):
     def body(tree, label, by):
         assert label == "m"
@@ -95,12 +84,11 @@ def test_pytrees_static_inputs_and_several_results(api, method):
     np.testing.assert_array_equal(out["parts"][1], grid(2, 3))
 
 
-@looping_methods
+@pytest.mark.parametrize("method", LOOPING)
 def test_elements_without_a_result(method):
-    seen = []
-    f = jax.vmap(lambda x: py_func(lambda s, x: seen.append((s, float(x))), ["s", x], None, vmap_method=method))
-    assert run(f, grid(3)) is None
-    assert sorted(seen) == [("s", 0), ("s", 1), ("s", 2)]
+    body = Counter(lambda s, x: None)
+    assert run(jax.vmap(lambda x: py_func(body, ["s", x], None, vmap_method=method)), grid(3)) is None
+    assert sorted(body.seen) == [["s", 0], ["s", 1], ["s", 2]]
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -118,11 +106,6 @@ def test_a_block_of_the_wrong_shape_is_an_error(method):
         f(grid(3))
 
 
-def test_a_collective_inside_a_batch():
-    f = jax.vmap(lambda x: numpy_function(np.negative, [lax.psum(x, "i")], F), axis_name="i")
-    np.testing.assert_allclose(jax.jit(f)(grid(3)), [-3.0] * 3)
-
-
 # ------------------------------------------------------------------------ loops
 
 # With how often the host is entered, for three elements.
@@ -134,7 +117,7 @@ LOOPS = {
     "vmap of map": (lambda op: lambda x: jax.vmap(lambda x: lax.map(op, x))(jnp.stack([x, x + 1])), 3),
     "map with batch_size": (lambda op: lambda x: lax.map(op, x, batch_size=3), 1),
 }
-SLOW_LOOPS = ["vmap of map", "map with batch_size"]
+SLOW_LOOPS = ["scan of vmap", "vmap of map", "map with batch_size"]
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[slow] if n in SLOW_LOOPS else []) for n in LOOPS])

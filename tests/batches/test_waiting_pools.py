@@ -3,8 +3,6 @@
 Each program has a process of its own.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from tests.shared.processes import run_python
@@ -67,10 +65,6 @@ np.testing.assert_allclose({run}(batch(body, {executor}))(jnp.arange(50.0)), -3 
 def test_a_circle_of_pools_is_an_error(inner, run):
     stuck = f'assert_raises(Exception, {run}(op(body)), "waits for a thread of executor=", "another executor")'
     ends(CIRCLE.format(inner=inner) + stuck + ALIVE)
-
-
-def test_a_circle_of_larger_pools_ends():
-    ends(CIRCLE.format(inner="op(back, other)") + "assert op(body)(jnp.float32(2)) == -2", threads=2)
 
 
 ENDS = {

@@ -1,9 +1,7 @@
-"""Functions that fork, start threads, take locks, run out of memory, print or clear JAX's caches end, and are right.
+"""Functions that fork, start threads, take locks, print or clear JAX's caches end, and are right.
 
 What could hang runs in a process of its own, several programs each.
 """
-
-from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
@@ -14,11 +12,11 @@ from tests.shared.processes import run_python
 
 START = """
 import jaxpyop, jax, jax.numpy as jnp, numpy as np
-import gc, os, resource, sys, threading, time, warnings
+import gc, os, sys, threading, time, warnings
 warnings.simplefilter("error")
 jaxpyop.config.transport = {transport!r}
 F = jnp.float32
-APIS = [jaxpyop.numpy_function, jaxpyop.py_func, jaxpyop.py_function]
+APIS = [jaxpyop.numpy_function, jaxpyop.py_function]
 PROGRAMS = [lambda f: f, jax.jit, lambda f: jax.jit(lambda x: jax.vmap(f)(x[None])[0])]
 
 def check(body, x, wanted, apis=APIS, **options):
@@ -29,14 +27,6 @@ def check(body, x, wanted, apis=APIS, **options):
             for _ in range(2):
                 np.testing.assert_allclose(f(x), wanted, rtol=1e-5)
 
-def outcome(f, *args):
-    try:
-        with jaxpyop.reraise():
-            jax.block_until_ready(f(*args))
-            jax.effects_barrier()
-    except BaseException as error:
-        return type(error)
-
 work = jax.jit(lambda x: jax.lax.fori_loop(0, 30, lambda i, x: jnp.sin(x @ x), x))
 busy = lambda: work(jnp.ones((300, 300)))  # from JAX 0.12 on, what takes it is run in the background
 """
@@ -45,8 +35,8 @@ FORK = """
 warnings.simplefilter("ignore")  # os.fork() of a process with threads
 def fork(x):
     child = os.fork()
-    if child == 0:
-        os._exit(9)
+    if child == 0:  # the package holds nothing that a fork could not leave
+        os._exit(9 if jaxpyop.config.transport == "callback" and callable(jaxpyop.py_function(Tout=F)) else 1)
     return x + os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 check(fork, F(1), 10)
 f = jax.jit(jax.grad(lambda x: jaxpyop.py_function(lambda x: fork(x) * x, [x], F)))
@@ -55,21 +45,14 @@ assert f(F(2)) == 13
 
 THREADS = """
 large = jnp.full((400, 400), 1 / 400)
-late, pending = [], []
 def matmul(x):
     found = []
     threads = [threading.Thread(target=lambda: found.append(jnp.asarray(x) @ large)) for _ in range(4)]
     [t.start() for t in threads]
     [t.join() for t in threads]
-    pending.append(threading.Thread(target=lambda: (time.sleep(0.02), late.append(jnp.asarray(x) @ large))))
-    pending[-1].start()  # ends after the function has returned
     assert len(found) == 4
     return found[-1]
 check(matmul, large, large)
-[t.join() for t in pending]
-assert len(late) == len(pending)
-for y in late:
-    np.testing.assert_allclose(y.reshape(large.shape), large, rtol=1e-5)
 """
 
 LOCK = """
@@ -85,44 +68,17 @@ for api, options in [(api, {}) for api in APIS] + [(jaxpyop.py_func, {"ordered":
         jax.block_until_ready(f(busy()))
 """
 
-MEMORY = """
-body = lambda x, n: np.ones(int(n), np.float32)[:3] * x
-f = jax.jit(lambda x, n: jaxpyop.numpy_function(body, [x, n], F, output_shapes=(3,)))
-f(1.0, 3)
-with open("/proc/self/statm") as file:
-    now = int(file.read().split()[0]) * resource.getpagesize()
-resource.setrlimit(resource.RLIMIT_AS, (now + 300_000_000, now + 300_000_000))
-for _ in range(3):
-    assert issubclass(outcome(f, 1.0, 10**9), MemoryError)
-    np.testing.assert_array_equal(f(2.0, 3), [2, 2, 2])
-"""
-
 CACHES = """
 def body(x):
     jax.clear_caches()
     gc.collect()
     return x * 2
-for method in ("sequential", "parallel"):
-    op = lambda x: jaxpyop.py_function(body, [x], F, output_shapes=(), vmap_method=method)
-    f, g, h = jax.jit(op), jax.jit(jax.grad(op)), jax.jit(jax.vmap(op))
-    for _ in range(2):
-        assert f(F(1)) == g(F(1)) == op(F(1)) == 2
-        np.testing.assert_array_equal(h(jnp.ones(3)), [2, 2, 2])
-        jax.clear_caches()
-"""
-
-BACKENDS = """
-from jax.extend.backend import clear_backends
-f = jax.jit(lambda x: jaxpyop.py_function(lambda x: jnp.sin(x), [x], F))
-ordered = jax.jit(lambda x: jaxpyop.py_func(lambda x: x + 1, [x], F, ordered=True))
+op = lambda x: jaxpyop.py_function(body, [x], F, output_shapes=(), vmap_method="parallel")
+f, g, h = jax.jit(op), jax.jit(jax.grad(op)), jax.jit(jax.vmap(op))
 for _ in range(2):
-    np.testing.assert_allclose([f(1.0), ordered(1.0)], [np.sin(1), 2], rtol=1e-6)
-    clear_backends()
-clearing = jax.jit(lambda x: jaxpyop.numpy_function(lambda x: (clear_backends(), x)[1], [x], F))
-assert clearing(1.0) == 1
-with jaxpyop.report() as report:
-    f(0.0)
-assert report.rows()[0]["route"] == "buffer", report
+    assert f(F(1)) == g(F(1)) == op(F(1)) == 2
+    np.testing.assert_array_equal(h(jnp.ones(3)), [2, 2, 2])
+    jax.clear_caches()
 """
 
 SLOW = """
@@ -147,9 +103,7 @@ CASES = {
     "fork": (FORK, "callback"),
     "threads": (THREADS, "auto"),
     "locks": (LOCK, "callback"),
-    "memory": (MEMORY, "auto"),
     "caches": (CACHES, "callback"),
-    "backends": (BACKENDS, "auto"),
     "slow functions": (SLOW, "callback"),
 }
 
@@ -190,20 +144,3 @@ def test_what_a_function_prints_is_captured(capsys):
     f = jax.jit(lambda x: jaxpyop.numpy_function(lambda x: (print("in the function", x), x)[1], [x], jnp.float32))
     f(jnp.float32(2)).block_until_ready()
     assert capsys.readouterr().out == "in the function 2.0\n"
-
-
-@pytest.mark.slow
-def test_a_forked_child_that_leaves_jax_alone():
-    """The package holds nothing that a fork could not leave: no hang, no text."""
-    run_python("""
-import warnings; warnings.simplefilter("ignore")
-import os, sys, jaxpyop, jax, numpy as np
-f = jax.jit(lambda x: jaxpyop.numpy_function(lambda x: x + 1, [x], np.float32))
-assert f(1.0) == 2
-child = os.fork()
-if child == 0:
-    ok = jaxpyop.config.transport == "auto" and callable(jaxpyop.py_function(Tout=np.float32))
-    os._exit(7 if ok else 1)
-assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-assert f(2.0) == 3
-""")

@@ -1,7 +1,5 @@
 """Libraries of others: imported where a test needs one, and how near their results are to those of plain JAX."""
 
-from __future__ import annotations
-
 import warnings
 
 import jax
