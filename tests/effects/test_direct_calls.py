@@ -128,7 +128,7 @@ def test_a_function_on_a_thread_of_xlas_sees_its_callers_context():
     )
     token = variable.set("mine")
     try:
-        program(jnp.ones((300, 300))).block_until_ready()
+        program(jnp.ones((100, 100))).block_until_ready()
     finally:
         variable.reset(token)
     assert seen == ["mine"]
