@@ -29,7 +29,6 @@ ERRORS = {
     "jit, result unused": lambda on, op: jax.jit(lambda x: (failing(py_func, (8,))(x), x)[1]),
     "jit of scan": lambda on, op: jax.jit(in_scan(failing(op, (8,)))),
     "jit of vmap": lambda on, op: jax.jit(jax.vmap(failing(op, ()))),
-    "jit of parallel vmap": lambda on, op: jax.jit(jax.vmap(failing(op, (), vmap_method="parallel"))),
     "pmap": lambda on, op: lambda x: jax.pmap(failing(op, ()))(FULL[:4]),
     "shard_map": lambda on, op: on.shard_map(failing(op, (2,))),
     "shard_map, one shard": lambda on, op: on.shard_map(failing(op, (2,), fail_on_the_first_shard)),

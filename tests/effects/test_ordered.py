@@ -162,12 +162,8 @@ def test_results_and_order(program, result, logged, route):
 def test_the_route_of_ordered_calls():
     """They take XLA's buffers as they are, but for packed values, of which a buffer has two in each byte."""
     small = jnp.array([1, -2, 3], jnp.int4)
-    f = jax.jit(
-        lambda x, small: (
-            py_func(lambda x: x, [x], F, ordered=True, name="numbers"),
-            py_func(lambda x: x, [small], jnp.int4, ordered=True, name="packed"),
-        )
-    )
+    op = lambda x, name: py_func(lambda x: x, [x], x.dtype, ordered=True, name=name)
+    f = jax.jit(lambda x, small: (op(x, "numbers"), op(small, "packed")))
     with jaxpyop.report() as report:
         _, packed = wait(f(X, small))
     np.testing.assert_array_equal(packed, small)

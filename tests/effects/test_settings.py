@@ -23,9 +23,6 @@ SETTINGS = {
     "strict promotion": lambda: jax.numpy_dtype_promotion("strict"),
     "transfers disallowed": lambda: jax.transfer_guard("disallow"),
 }
-FAST = {"64 bits", "strict promotion", "transfers disallowed"}
-every_setting = pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
-both_ways = pytest.mark.parametrize("jit", [jax.jit, lambda f: f], ids=["jit", "direct"])
 
 
 def cube(x):
@@ -66,44 +63,34 @@ def ready_for_a_guard():
     jax.block_until_ready(jax.jit(PROGRAMS["ordered"][0])(ON_DEVICE))
 
 
-@pytest.mark.parametrize(
-    "setting", [pytest.param(s, id=n, marks=[pytest.mark.slow] * (n not in FAST)) for n, s in SETTINGS.items()]
-)
+def check(setting, jit, names):
+    ready_for_a_guard()
+    with setting():
+        found = {name: jax.block_until_ready(jit(PROGRAMS[name][0])(ON_DEVICE)) for name in names}
+    for name, got in found.items():
+        assert got.dtype == F, name
+        np.testing.assert_allclose(got, PROGRAMS[name][1], rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("setting", ["64 bits", "strict promotion", "transfers disallowed"])
 def test_an_effect_and_a_gradient(setting):
-    seen = []
-
-    def program(x):
-        py_func(lambda x: seen.append(x.tolist()), [x], None, ordered=True)
-        py_func(lambda x: seen.append(x.tolist()), [x], None)
-        return pulled(op)(x)
-
-    ready_for_a_guard()
-    with setting():
-        got = wait(jax.jit(program)(ON_DEVICE))
-    assert got.dtype == F
-    np.testing.assert_allclose(got, 3 * X**3, rtol=1e-5)
-    assert seen == [X.tolist()] * 2
+    check(SETTINGS[setting], jax.jit, ["ordered", "gradient"])
 
 
 @pytest.mark.slow
-@both_ways
-@every_setting
+@pytest.mark.parametrize("jit", [jax.jit, lambda f: f], ids=["jit", "direct"])
+@pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
 def test_programs(setting, jit):
-    ready_for_a_guard()
-    with setting():
-        found = {name: jax.block_until_ready(jit(program)(ON_DEVICE)) for name, (program, _) in PROGRAMS.items()}
-    for name, (_, wanted) in PROGRAMS.items():
-        assert found[name].dtype == F, name
-        np.testing.assert_allclose(found[name], wanted, rtol=1e-5, atol=1e-6, err_msg=name)
+    check(setting, jit, PROGRAMS)
 
 
 @pytest.mark.slow
-@both_ways
 @pytest.mark.parametrize("api", [py_function, numpy_function, py_func], ids=lambda api: api.__name__)
-def test_debug_nans_finds_a_nan_of_a_function(api, jit):
+def test_debug_nans_finds_a_nan_of_a_function(api):
     f = lambda x: api(lambda x: x * float("nan"), [x], F) * 2
-    with jax.debug_nans(True), pytest.raises(Exception, match="nan"):
-        wait(jit(f)(ON_DEVICE))
+    for jit in (jax.jit, lambda f: f):
+        with jax.debug_nans(True), pytest.raises(Exception, match="nan"):
+            wait(jit(f)(ON_DEVICE))
     # A program of its own: on a thread of XLA's, a function may see the settings of the call that traced the program.
     np.testing.assert_array_equal(jax.jit(lambda x: f(x))(ON_DEVICE), np.full(3, np.nan))
 
