@@ -16,20 +16,16 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from tests.shared.functions import numpy_function, py_func, py_function
+
 SOON = 8  # seconds in which an error has to be there
 F = jnp.float32
 FULL = np.arange(8, dtype=np.float32)
+SHARDS = FULL.reshape(4, 2).tolist()
 
-py_function, numpy_function = jaxpyop.py_function, jaxpyop.numpy_function
-stateful = jaxpyop.py_func
-
-
-OPS = {
-    "py_function": py_function,
-    "numpy_function": numpy_function,
-    "stateful py_function": functools.partial(py_function, stateful=True),
-    "py_func": stateful,
-}
+STATEFUL = {"py_func": py_func, "stateful py_function": functools.partial(py_function, stateful=True)}
+OPS = {"py_function": py_function, "numpy_function": numpy_function, **STATEFUL}
+same = np.testing.assert_allclose
 
 
 class Log:
@@ -46,15 +42,18 @@ class Log:
 
 
 class Devices:
-    """What a program gets: a mesh of one kind, an array on it, a way to finish."""
+    """What a program gets: a mesh of one kind, an array on it, and `shard_map` over it."""
 
     def __init__(self, kind):
         self.kind = kind
         self.mesh = self.make_mesh((4,), ("d",))
-        self.x = jax.device_put(FULL, NamedSharding(self.mesh, P("d")))
+        self.x = self.on_mesh(FULL)
 
     def make_mesh(self, shape, names):
         return jax.make_mesh(shape, names, axis_types=(AxisType[self.kind],) * len(names))
+
+    def on_mesh(self, array, spec=P("d")):
+        return jax.device_put(array, NamedSharding(self.mesh, spec))
 
     def shard_map(self, f, in_specs=P("d"), out_specs=P("d"), mesh=None):
         return jax.jit(jax.shard_map(f, mesh=mesh or self.mesh, in_specs=in_specs, out_specs=out_specs))
@@ -70,7 +69,6 @@ def finish(out):
     return out
 
 
-same = np.testing.assert_allclose
 PROGRAMS = {}
 
 
@@ -79,18 +77,30 @@ def program(f):
     return f
 
 
+def programs_of_an_op(rows):
+    """Add a program for each row: what it does with a function that doubles, its result, and what the function sees."""
+    for name, row in rows.items():
+        PROGRAMS[name] = functools.partial(_values_and_runs, row)
+
+
+def _values_and_runs(row, on):
+    make, wanted, seen = row
+    for name, op in OPS.items():
+        log = Log()
+        f = make(on, lambda x, **options: op(log, [x], F, **options))  # noqa: B023
+        for n in (1, 2):
+            same(finish(f(on.x)) + on.x, wanted + FULL)  # usable eagerly with what went in
+            if name in STATEFUL:
+                assert sorted(log.seen) == sorted(seen * n), (name, log.seen)
+            assert all(each in seen for each in log.seen), (name, log.seen)
+
+
 class MyError(Exception):
     pass
 
 
 def fail(*args):
     raise MyError("mine")
-
-
-def fail_on_the_first_shard(x):
-    if np.asarray(x)[0] == 0:
-        raise MyError("mine")
-    return x
 
 
 def expect_error(f, *args):
@@ -105,10 +115,3 @@ def expect_error(f, *args):
         else:
             raise AssertionError("no error")
         assert time.monotonic() - start < SOON
-
-
-def works_again(on, op):
-    log = Log()
-    same(finish(jax.jit(lambda x: op(log, [x], F))(on.x)) + on.x, FULL * 3)
-    assert set(map(tuple, log.seen)) == {tuple(FULL)}
-    same(on.shard_map(lambda x: op(lambda x: x * 2, [x], F))(on.x), FULL * 2)

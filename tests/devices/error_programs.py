@@ -3,63 +3,53 @@
 from __future__ import annotations
 
 import jax
+import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from tests.devices.common import (
-    PROGRAMS,
-    F,
-    expect_error,
-    fail,
-    fail_on_the_first_shard,
-    numpy_function,
-    program,
-    stateful,
-    works_again,
-)
+from tests.devices.common import FULL, F, Log, expect_error, fail, finish, program, same
+from tests.shared.functions import numpy_function, py_func
+
+
+def failing(op, shape, func=fail, **options):
+    return lambda x: op(func, [x], F, output_shapes=shape, **options)
+
+
+def in_scan(f):
+    return lambda x: lax.scan(lambda c, _: (f(c), None), x, None, length=3)[0]
+
+
+def fail_on_the_first_shard(x):
+    return fail() if np.asarray(x)[0] == 0 else x
+
 
 ERRORS = {
-    "jit": lambda on, op: jax.jit(lambda x: op(fail, [x], F, output_shapes=(8,))),
-    "jit before a collective": lambda on, op: jax.jit(lambda x: (op(fail, [x], F, output_shapes=(8,)) + x).sum()),
-    "jit, result unused": lambda on, op: jax.jit(lambda x: (stateful(fail, [x], F), x)[1]),
-    "jit of scan": lambda on, op: jax.jit(
-        lambda x: lax.scan(lambda c, _: (op(fail, [c], F, output_shapes=(8,)), None), x, None, length=3)[0]
-    ),
-    "jit of vmap": lambda on, op: jax.jit(jax.vmap(lambda x: op(fail, [x], F, output_shapes=()))),
-    "jit of parallel vmap": lambda on, op: jax.jit(
-        jax.vmap(lambda x: op(fail, [x], F, output_shapes=(), vmap_method="parallel"))
-    ),
-    "shard_map": lambda on, op: on.shard_map(lambda x: op(fail, [x], F, output_shapes=(2,))),
-    "shard_map, one shard": lambda on, op: on.shard_map(
-        lambda x: op(fail_on_the_first_shard, [x], F, output_shapes=(2,))
-    ),
+    "jit": lambda on, op: jax.jit(failing(op, (8,))),
+    "jit before a collective": lambda on, op: jax.jit(lambda x: (failing(op, (8,))(x) + x).sum()),
+    "jit, result unused": lambda on, op: jax.jit(lambda x: (failing(py_func, (8,))(x), x)[1]),
+    "jit of scan": lambda on, op: jax.jit(in_scan(failing(op, (8,)))),
+    "jit of vmap": lambda on, op: jax.jit(jax.vmap(failing(op, ()))),
+    "pmap": lambda on, op: lambda x: jax.pmap(failing(op, ()))(FULL[:4]),
+    "shard_map": lambda on, op: on.shard_map(failing(op, (2,))),
+    "shard_map, one shard": lambda on, op: on.shard_map(failing(op, (2,), fail_on_the_first_shard)),
     "shard_map before a collective": lambda on, op: on.shard_map(
-        lambda x: lax.psum(op(fail, [x], F, output_shapes=(2,)), "d"), out_specs=P()
+        lambda x: lax.psum(failing(op, (2,))(x), "d"), out_specs=P()
     ),
-    "shard_map of vmap": lambda on, op: on.shard_map(jax.vmap(lambda x: op(fail, [x], F, output_shapes=()))),
-    "shard_map of scan": lambda on, op: on.shard_map(
-        lambda x: lax.scan(lambda c, _: (op(fail, [c], F, output_shapes=(2,)), None), x, None, length=3)[0]
+    "shard_map of vmap": lambda on, op: on.shard_map(jax.vmap(failing(op, ()))),
+    "shard_map of scan": lambda on, op: on.shard_map(in_scan(failing(op, (2,)))),
+    "jit of gradient": lambda on, op: jax.jit(jax.grad(lambda x: op(lambda x: x, [x], F, vjp=fail).sum())),
+    "gradient of shard_map": lambda on, op: jax.jit(
+        jax.grad(lambda x: on.shard_map(lambda x: op(lambda x: x, [x], F, vjp=fail))(x).sum())
     ),
 }
 
 
-def error_program(make):
-    def run(on):
-        for op in (numpy_function, stateful):
-            expect_error(make(on, op), on.x)
-        works_again(on, op)
-
-    return run
-
-
-PROGRAMS |= {f"error in {name}": error_program(make) for name, make in ERRORS.items()}
-
-
 @program
-def error_in_a_backward_pass(on):
-    square = lambda x: numpy_function(lambda x: x**2, [x], F, vjp=fail)
-    log = lambda x: stateful(lambda x: x**2, [x], F, vjp=fail)
-    for op in (square, log):
-        expect_error(jax.jit(jax.grad(lambda x, op=op: op(x).sum())), on.x)
-        expect_error(jax.jit(jax.grad(lambda x, op=op: on.shard_map(op)(x).sum())), on.x)
-        works_again(on, stateful)
+def errors(on):
+    for make in ERRORS.values():
+        for op in (numpy_function, py_func):
+            expect_error(make(on, op), on.x)
+            log = Log()
+            same(finish(jax.jit(lambda x: op(log, [x], F))(on.x)) + on.x, FULL * 3)  # noqa: B023
+            assert set(map(tuple, log.seen)) == {tuple(FULL)}
+    same(on.shard_map(lambda x: numpy_function(lambda x: x * 2, [x], F))(on.x), FULL * 2)

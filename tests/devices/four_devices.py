@@ -8,12 +8,7 @@ import jaxpyop
 
 import jax  # isort: skip
 
-from tests.devices import (  # noqa: F401  # they add to PROGRAMS
-    error_programs,
-    jit_programs,
-    shard_map_programs,
-    shared_run_programs,
-)
+from tests.devices import error_programs, jit_programs, shard_map_programs, shared_run_programs  # noqa: F401
 from tests.devices.common import PROGRAMS, Devices
 from tests.shared import many_programs
 

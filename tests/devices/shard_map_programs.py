@@ -14,152 +14,108 @@ from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from tests.devices.common import (
-    FULL,
-    OPS,
-    F,
-    Log,
-    finish,
-    numpy_function,
-    program,
-    py_function,
-    same,
-    stateful,
+from tests.devices.common import FULL, OPS, SHARDS, F, Log, finish, program, programs_of_an_op, same
+from tests.shared.functions import numpy_function, py_function
+
+
+def over(f):
+    return lambda on, op: on.shard_map(lambda x: f(op, x))
+
+
+def batched(method):
+    return over(lambda op, x: jax.vmap(lambda x: op(x, vmap_method=method))(x)), 2 * FULL
+
+
+directly = lambda on, op: jax.shard_map(op, mesh=on.mesh, in_specs=P("d"), out_specs=P("d"))
+total = lambda on, op: on.shard_map(lambda x: lax.psum(op(x).sum(), "d"), out_specs=P())
+loop = over(lambda op, x: lax.fori_loop(0, 3, lambda i, x: op(x), x))
+cond = over(lambda op, x: lax.cond(x[0] > 3, op, lambda x: x, x))
+programs_of_an_op(
+    {
+        "shard_map": (over(lambda op, x: op(x)), 2 * FULL, SHARDS),
+        "shard_map, direct": (directly, 2 * FULL, SHARDS),
+        "shard_map, unused": (over(lambda op, x: (op(x), x)[1]), FULL, SHARDS),
+        "shard_map, when": (over(lambda op, x: op(x, when=x[0] > 1)), np.where(FULL > 1, 2 * FULL, 0), SHARDS[1:]),
+        "shard_map of sequential": (*batched("sequential"), FULL.tolist()),
+        "shard_map of parallel": (*batched("parallel"), FULL.tolist()),
+        "shard_map of expand_dims": (*batched("expand_dims"), SHARDS),
+        "shard_map of broadcast_all": (*batched("broadcast_all"), SHARDS),
+        "shard_map of a loop": (loop, 8 * FULL, [[k * a, k * b] for k in (1, 2, 4) for a, b in SHARDS]),
+        "shard_map of cond": (cond, np.where(FULL > 3, 2 * FULL, FULL), SHARDS[2:]),
+        "shard_map before a collective": (total, 56, SHARDS),
+    }
 )
-
-
-@program
-def shard_map_runs_once_per_shard(on):
-    for op in OPS.values():
-        log = Log()
-        for over in (on.shard_map, lambda f: jax.shard_map(f, mesh=on.mesh, in_specs=P("d"), out_specs=P("d"))):
-            same(finish(over(lambda x: op(log, [x], F))(on.x)), FULL * 2)
-            assert sorted(log.seen) == FULL.reshape(4, 2).tolist()
-            log.seen.clear()
 
 
 @program
 def shard_map_with_several_results(on):
     for op in OPS.values():
         log = Log(lambda x, y: (x * 2, (x.sum() * y).astype(np.int32), np.asarray(x)[::-1].copy()))
-        tout, shapes = (F, jnp.int32, F), ((2,), (), (2,))
-        f = on.shard_map(
-            lambda x, y: (lambda a, n, b: (a, lax.psum(n, "d"), b))(*op(log, [x, y], tout, output_shapes=shapes)),
-            (P("d"), P()),
-            (P("d"), P(), P("d")),
-        )
-        a, n, b = finish(f(on.x, 3.0))
-        same(a, FULL * 2)
+
+        def each(x, y):
+            a, n, b = op(log, [x, y], (F, jnp.int32, F), output_shapes=((2,), (), (2,)))
+            return a, lax.psum(n, "d"), b
+
+        a, n, b = finish(on.shard_map(each, (P("d"), P()), (P("d"), P(), P("d")))(on.x, 3.0))
         same(n, FULL.sum() * 3)
-        same(b, FULL.reshape(4, 2)[:, ::-1].ravel())
-        assert sorted(log.seen) == FULL.reshape(4, 2).tolist()
-        same(a + b, np.asarray(a) + np.asarray(b))  # usable eagerly
-
-
-@program
-def shard_map_without_results(on):
-    log = Log(lambda x: None)
-    f = on.shard_map(lambda x: (stateful(log, [x], None), x)[1])
-    finish(f(on.x))
-    assert sorted(log.seen) == FULL.reshape(4, 2).tolist()
-
-
-@program
-def shard_map_of_vmap(on):
-    for op in OPS.values():
-        for method in ("sequential", "expand_dims", "broadcast_all", "parallel"):
-            log = Log(lambda x, y: x * y)
-            f = on.shard_map(lambda x, y: jax.vmap(lambda x: op(log, [x, y], F, vmap_method=method))(x), (P("d"), P()))
-            same(finish(f(on.x, 3.0)), FULL * 3)
-            assert len(log.seen) == (8 if method in ("sequential", "parallel") else 4)
+        same(a + b, 2 * FULL + FULL.reshape(4, 2)[:, ::-1].ravel())
+        assert sorted(log.seen) == SHARDS
 
 
 @program
 def vmap_of_shard_map(on):
-    xs = jax.device_put(np.stack([FULL, -FULL]), NamedSharding(on.mesh, P(None, "d")))
+    xs = on.on_mesh(np.stack([FULL, -FULL]), P(None, "d"))
     f = jax.jit(jax.vmap(on.shard_map(lambda x: numpy_function(lambda x: x * 2, [x], F))))
     same(f(xs), 2 * np.asarray(xs))
 
 
 @program
-def shard_map_over_one_axis_of_two(on):
-    mesh = on.make_mesh((2, 2), ("a", "b"))
-    x = jax.device_put(FULL.reshape(4, 2), NamedSharding(mesh, P("a", "b")))
+def shard_map_over_two_axes(on):
+    mesh, both = on.make_mesh((2, 2), ("a", "b")), P("a", "b")
+    x = jax.device_put(FULL.reshape(4, 2), NamedSharding(mesh, both))
     for op in OPS.values():
         log = Log()
-        f = on.shard_map(lambda x: op(log, [x], F), P("a", "b"), P("a", "b"), mesh)
-        same(finish(f(x)), 2 * FULL.reshape(4, 2))
+        same(finish(on.shard_map(lambda x: op(log, [x], F), both, both, mesh)(x)), 2 * FULL.reshape(4, 2))
         assert len(log.seen) == 4
-        g = on.shard_map(
-            lambda x: lax.psum(op(lambda x: x.sum(), [x], F, output_shapes=()), ("a", "b")), P("a", "b"), P(), mesh
-        )
-        same(g(x), FULL.sum())
-
-
-@program
-def shard_map_of_loops(on):
-    for op in OPS.values():
-        log = Log(lambda x: x + 1)
-        f = on.shard_map(lambda x: lax.fori_loop(0, 3, lambda i, c: op(log, [c], F), x))
-        same(finish(f(on.x)), FULL + 3)
-        assert len(log.seen) == 12
-        f = on.shard_map(lambda x: lax.cond(x[0] > 3, lambda x: op(lambda x: x * 2, [x], F), lambda x: x, x))
-        same(finish(f(on.x)), np.where(FULL > 3, FULL * 2, FULL))
 
 
 @program
 def shard_map_gradients_of_several_results(on):
-    def body(x, w):
-        return x**2 * w, (x * w).sum()
+    def each(x, w):
+        a, b = py_function(lambda x, w: (x**2 * w, (x * w).sum()), [x, w], (F, F), output_shapes=(x.shape, ()))
+        return lax.psum(a.sum() + b, "d")
 
-    def loss(x, w):
-        def each(x, w):
-            a, b = py_function(body, [x, w], (F, F), output_shapes=(x.shape, ()))
-            return lax.psum(a.sum() + b, "d")
-
-        return on.shard_map(each, (P("d"), P()), P())(x, w)
-
+    loss = on.shard_map(each, (P("d"), P()), P())
     gx, gw = jax.jit(jax.grad(loss, (0, 1)))(on.x, 3.0)
     same(gx, 6 * FULL + 3)
     same(gw, (FULL**2).sum() + FULL.sum())
-    hessian = jax.jit(jax.grad(lambda x: jax.grad(loss)(x, 3.0).sum()))(on.x)
-    same(hessian, np.full(8, 6.0))
+    same(jax.jit(jax.grad(lambda x: jax.grad(loss)(x, 3.0).sum()))(on.x), np.full(8, 6.0))
 
 
-RULES = {
-    "vjp": {"vjp": lambda i, o, c: 2 * i[0] * c[0]},
-    "pair": {"vjp": (lambda x: (x**2, x), lambda x, c: 2 * x * c[0])},
-    "numerical": {"vjp": "numerical", "jvp": "numerical"},
+# Functions whose value is a multiple of x**2, which gives the multiple as well.
+SQUARES = {
+    "vjp": (1, lambda x: numpy_function(np.square, [x], F, vjp=lambda i, o, c: 2 * i[0] * c[0])),
+    "pair": (1, lambda x: numpy_function(np.square, [x], F, vjp=(lambda x: (x**2, x), lambda x, c: 2 * x * c[0]))),
+    "numerical": (1, lambda x: numpy_function(np.square, [x], F, vjp="numerical", jvp="numerical")),
+    "transpose": (4, lambda x: numpy_function(lambda x: 2 * x, [x], F, transpose=lambda c: 2 * c[0]) ** 2),
 }
 
 
 @program
 def shard_map_gradients_of_numpy_functions(on):
-    for kind, rules in RULES.items():
+    for kind, (k, square) in SQUARES.items():
         near = functools.partial(same, rtol=1e-2 if kind == "numerical" else 1e-6, atol=1e-2)
-        square = lambda x: numpy_function(lambda x: x**2, [x], F, **rules)
         f = on.shard_map(lambda x: lax.psum(square(x).sum(), "d"), out_specs=P())
-        near(jax.jit(jax.grad(f))(on.x), 2 * FULL)
-        near(on.shard_map(jax.grad(lambda x: square(x).sum()))(on.x), 2 * FULL)
-        if "jvp" in rules:
-            near(jax.jit(lambda x: jax.jvp(f, (x,), (x,))[1])(on.x), 2 * (FULL**2).sum())
-            near(on.shard_map(lambda x: jax.jvp(square, (x,), (x,))[1])(on.x), 2 * FULL**2)
-
-
-@program
-def shard_map_of_a_linear_function(on):
+        near(jax.jit(jax.grad(f))(on.x), 2 * k * FULL)
+        near(on.shard_map(jax.grad(lambda x: square(x).sum()))(on.x), 2 * k * FULL)
+        if kind in ("numerical", "transpose"):
+            near(jax.jit(lambda x: jax.jvp(f, (x,), (x,))[1])(on.x), 2 * k * (FULL**2).sum())
+            near(on.shard_map(lambda x: jax.jvp(square, (x,), (x,))[1])(on.x), 2 * k * FULL**2)
     scaled = lambda x: numpy_function(lambda x: 2 * x, [x], F, transpose=lambda c: 2 * c[0])
-    loss = lambda x: lax.psum((scaled(x) ** 2).sum(), "d")
-    f = on.shard_map(loss, out_specs=P())
-    same(jax.jit(jax.grad(f))(on.x), 8 * FULL)
-    same(jax.jit(jax.grad(lambda x: jax.grad(f)(x).sum()))(on.x), np.full(8, 8.0))
-    same(jax.jit(lambda x: jax.jvp(f, (x,), (x,))[1])(on.x), 8 * (FULL**2).sum())
-    back = on.shard_map(lambda y: jax.linear_transpose(scaled, y)(y)[0])
-    same(back(on.x), 2 * FULL)
+    same(on.shard_map(lambda y: jax.linear_transpose(scaled, y)(y)[0])(on.x), 2 * FULL)
 
 
 @program
-def shard_map_shards_run_at_once(on):
+def shards_run_at_once(on):
     barrier = threading.Barrier(4, timeout=10)
-    f = on.shard_map(lambda x: numpy_function(lambda x: (barrier.wait(), x)[1], [x], F))
-    same(f(on.x), FULL)
+    same(on.shard_map(lambda x: numpy_function(lambda x: (barrier.wait(), x)[1], [x], F))(on.x), FULL)

@@ -11,21 +11,13 @@ from tests.shared.many_programs import run_module
 from tests.shared.processes import on_devices
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("kind", "transport"), [("Auto", "auto"), ("Auto", "callback"), ("Explicit", "auto")])
 def test_two_processes(kind, transport):
-    port = free_port()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    run = lambda rank: run_module("tests.devices.two_processes", rank, port, kind, transport, **on_devices(2))
     with concurrent.futures.ThreadPoolExecutor(2) as threads:
-        both = [
-            threads.submit(run_module, "tests.devices.two_processes", rank, port, kind, transport, **on_devices(2))
-            for rank in "01"
-        ]
-        for process in both:
-            process.result()
+        list(threads.map(run, "01"))

@@ -14,40 +14,29 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from tests.devices.common import FULL, OPS, F, Log, MyError, fail, finish, numpy_function, py_function, same
+from tests.devices import common
+from tests.devices.common import FULL, OPS, PROGRAMS, SHARDS, STATEFUL, F, Log, MyError, fail, finish, program, same
 from tests.shared import many_programs
-
-SHARDS = FULL.reshape(4, 2)
-py_func = jaxpyop.py_func
+from tests.shared.functions import numpy_function, py_func, py_function
 
 
-class Devices:
-    """What a program gets: its process's number, a mesh over all devices, an array on it."""
+class Devices(common.Devices):
+    """With the number of the process."""
 
     def __init__(self, kind):
         self.me = jax.process_index()
-        self.mesh = jax.make_mesh((4,), ("d",), axis_types=(AxisType[kind],))
-        self.x = jax.make_array_from_callback((8,), NamedSharding(self.mesh, P("d")), lambda index: FULL[index])
-        self.mine = SHARDS[2 * self.me : 2 * self.me + 2]
+        super().__init__(kind)
 
-    def shard_map(self, f, in_specs=P("d"), out_specs=P("d")):
-        return jax.jit(jax.shard_map(f, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs))
+    def on_mesh(self, array, spec=P("d")):
+        return jax.make_array_from_callback((8,), NamedSharding(self.mesh, spec), lambda index: array[index])
 
     def same(self, array, expected):
         """Compare what this process has of an array with its part of the whole."""
         for shard in finish(array).addressable_shards:
             same(shard.data, np.asarray(expected)[shard.index], rtol=1e-6)
-
-
-PROGRAMS = {}
-
-
-def program(f):
-    PROGRAMS[f.__name__] = f
-    return f
 
 
 @program
@@ -56,58 +45,30 @@ def shard_map_calls_each_processs_function_on_its_own_shards(on):
         log = Log(lambda x: x + 10 * on.me)  # each process has its own function
         out = on.shard_map(lambda x: op(log, [x], F))(on.x)
         on.same(out, FULL + 10 * (np.arange(8) // 4))
-        assert sorted(log.seen) == on.mine.tolist()
+        assert sorted(log.seen) == SHARDS[2 * on.me : 2 * on.me + 2]
 
 
 @program
-def shard_map_with_several_results_and_a_collective(on):
-    def body(x, y):
-        return x * y, x.sum()
-
-    f = on.shard_map(
-        lambda x, y: (lambda a, total: (a, lax.psum(total, "d")))(
-            *numpy_function(body, [x, y], (F, F), output_shapes=((2,), ()))
-        ),
-        (P("d"), P()),
-        (P("d"), P()),
-    )
-    a, total = f(on.x, 3.0)
-    on.same(a, FULL * 3)
-    on.same(total, 28.0)
-
-
-@program
-def shard_map_of_batches(on):
-    for method in ("sequential", "expand_dims", "broadcast_all", "parallel"):
-        log = Log()
-        on.same(on.shard_map(jax.vmap(lambda x: numpy_function(log, [x], F, vmap_method=method)))(on.x), FULL * 2)
-        assert len(log.seen) == (4 if method in ("sequential", "parallel") else 2)
-
-
-@program
-def shard_map_gradients(on):
-    def body(x, w):
-        return (w * x**3).sum() if float(x[0]) >= 0 else x.sum()
-
+def shard_map_gradients_of_several_results(on):
+    body = lambda x, w: ((w * x**3).sum() if float(x[0]) >= 0 else x.sum(), x * w)
     for options in ({}, {"stateful": True}):
 
-        def loss(x, w):
-            each = lambda x, w: lax.psum(py_function(body, [x, w], F, output_shapes=(), **options), "d")
-            return on.shard_map(each, (P("d"), P()), P())(x, w)
+        def each(x, w):
+            total, scaled = py_function(body, [x, w], (F, F), output_shapes=((), (2,)), **options)
+            return lax.psum(total + scaled.sum(), "d")
 
+        loss = on.shard_map(each, (P("d"), P()), P())
+        on.same(loss(on.x, 2.0), 2 * (FULL**3 + FULL).sum())
         gx, gw = jax.jit(jax.grad(loss, (0, 1)))(on.x, 2.0)
-        on.same(gx, 6 * FULL**2)
-        on.same(gw, (FULL**3).sum())
+        on.same(gx, 6 * FULL**2 + 2)
+        on.same(gw, (FULL**3 + FULL).sum())
 
 
 @program
 def jit_of_a_stateless_op_runs_in_each_process(on):
     log = Log()
-    f = jax.jit(lambda x: numpy_function(log, [x], F))
-    y = finish(f(on.x))
-    z = y + on.x  # usable eagerly
-    on.same(y, FULL * 2)
-    on.same(z, FULL * 3)
+    y = finish(jax.jit(lambda x: numpy_function(log, [x], F))(on.x))
+    on.same(y + on.x, FULL * 3)  # usable eagerly
     assert log.seen == [FULL.tolist()] * len(log.seen)
     assert len(log.seen) <= 2
     assert log.seen or (on.me == 1 and jaxpyop.config.transport == "callback")  # those run in the first process
@@ -115,13 +76,10 @@ def jit_of_a_stateless_op_runs_in_each_process(on):
 
 @program
 def jit_of_a_stateful_op_runs_once_in_the_first_process(on):
-    for op in (OPS["py_func"], OPS["stateful py_function"]):
+    for op in STATEFUL.values():
         log = Log()
-        f = jax.jit(lambda x: op(log, [x], F, output_shapes=(8,)))
-        y = finish(f(on.x))
-        z = y + on.x
-        on.same(y, FULL * 2)
-        on.same(z, FULL * 3)
+        y = finish(jax.jit(lambda x: op(log, [x], F, output_shapes=(8,)))(on.x))
+        on.same(y + on.x, FULL * 3)
         assert log.seen == ([FULL.tolist()] if on.me == 0 else [])
 
 
@@ -130,11 +88,9 @@ def jit_gradient_of_a_stateful_op_is_right_or_refused(on):
     """The record is in the first process; the second one has other records of the same numbers."""
     if on.me == 1:
         [jax.vjp(lambda x: py_function(lambda x: x * 100, [x], F), jnp.ones(8)) for _ in range(100)]
-    f = jax.jit(
-        lambda x: jax.vjp(lambda x: py_function(lambda x: x**3, [x], F, stateful=True, output_shapes=(8,)), x)[1](x)[0]
-    )
+    op = lambda x: py_function(lambda x: x**3, [x], F, stateful=True, output_shapes=(8,))
     try:
-        out = finish(f(on.x))
+        out = finish(jax.jit(lambda x: jax.vjp(op, x)[1](x)[0])(on.x))
     except (NotImplementedError, jax.errors.JaxRuntimeError, ValueError) as error:
         assert "several processes" in str(error), error
     else:
@@ -171,9 +127,8 @@ def error_in_jit(on):
         for _ in range(2):
             with pytest.raises((MyError, jax.errors.JaxRuntimeError, ValueError)) as caught, jaxpyop.reraise():
                 finish(f(on.x))
-            assert re.search("mine" if own else r"'fail' failed.*(another|other|first) process", str(caught.value)), (
-                caught.value
-            )
+            text = "mine" if own else r"'fail' failed.*(another|other|first) process"
+            assert re.search(text, str(caught.value)), caught.value
     jit_of_a_stateful_op_runs_once_in_the_first_process(on)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import concurrent.futures
 
 import jax
 import jax.numpy as jnp
@@ -34,39 +34,21 @@ PROGRAMS = {
     "program without results": (lambda op: lambda x: (op(x), None)[1], [FULL]),
     "result times zero": (lambda op: lambda x: op(x) * 0, [FULL]),
     "twice alike": (lambda op: lambda x: (op(x), op(x)), [FULL] * 2),
-    "twice alike, unused": (lambda op: lambda x: (op(x), op(x), x)[2], [FULL] * 2),
     "of a constant": (lambda op: lambda x: (op(1.0), x)[1], [1.0]),
-    "of a constant, used": (lambda op: lambda x: op(1.0) + x, [1.0]),
     "empty input": (lambda op: lambda x: op(x[:0]), [[]]),
-    "jit, unused": (lambda op: lambda x: (jax.jit(op)(x), x)[1], [FULL]),
     "jit twice": (lambda op: lambda x: ((f := jax.jit(op))(x), f(x)), [FULL] * 2),
     "scan": (lambda op: in_scan(lambda x, v: op(v)), FULL),
     "scan, unused": (lambda op: in_scan(lambda x, v: (op(v), v)[1]), FULL),
     "scan, the same each time": (lambda op: in_scan(lambda x, v: (op(x[0]), v)[1]), [0.5] * 3),
-    "scan, a constant": (lambda op: in_scan(lambda x, v: (op(7.0), v)[1]), [7.0] * 3),
-    "unrolled scan": (lambda op: lambda x: lax.scan(lambda c, v: (op(v), (c, None))[1], 0.0, x, unroll=3), FULL),
-    "while_loop": (
-        lambda op: lambda x: lax.while_loop(lambda i: i < 3, lambda i: (op(i * 1.0), i + 1)[1], 0),
-        [0.0, 1.0, 2.0],
-    ),
-    "while_loop's test": (
-        lambda op: lambda x: lax.while_loop(lambda v: op(v) < 3, lambda v: v + 1, 1.0),
-        [1.0, 2.0, 3.0],
-    ),
-    "while_loop of no turn": (lambda op: lambda x: lax.while_loop(lambda v: v < 0, op, x[0]), []),
-    "fori_loop": (lambda op: lambda x: lax.fori_loop(0, 3, lambda i, v: (op(i * 1.0), v)[1], x), [0.0, 1.0, 2.0]),
+    "while_loop": (lambda op: lambda x: lax.while_loop(lambda v: v < 2, lambda v: op(v) + 1, 0.0), [0.0, 1.0]),
+    "while_loop's test": (lambda op: lambda x: lax.while_loop(lambda v: op(v) < 2, lambda v: v + 1, 1.0), [1.0, 2.0]),
     "cond": (lambda op: lambda x: lax.cond(x[2] > 0, lambda: op(x[0]), lambda: op(x[1])), [0.5]),
     "cond, the other": (lambda op: lambda x: lax.cond(x[2] < 0, lambda: op(x[0]), lambda: op(x[1])), [-1.0]),
     "cond, unused": (lambda op: lambda x: (lax.cond(x[2] > 0, lambda: op(x[0]), lambda: x[1]), x)[1], [0.5]),
-    "switch": (lambda op: lambda x: lax.switch(1, [lambda x, k=k: op(x[k]) for k in range(3)], x), [-1.0]),
     "map of checkpoint": (lambda op: lambda x: (lax.map(jax.checkpoint(op), x), x)[1], FULL),
     "vmap": (lambda op: jax.vmap(op), FULL),
     "vmap, unused": (lambda op: lambda x: (jax.vmap(op)(x), x)[1], FULL),
-    "vmap of vmap": (lambda op: lambda x: jax.vmap(jax.vmap(op))(x[None, :]), FULL),
-    "vmap of scan": (
-        lambda op: jax.vmap(lambda x: lax.scan(lambda c, _: (op(c), None), x, None, length=1)[0]),
-        FULL,
-    ),
+    "vmap of scan": (lambda op: jax.vmap(lambda x: lax.scan(lambda c, v: (op(c), v), x, x[None])[0]), FULL),
     "cond in scan": (lambda op: in_scan(lambda x, v: lax.cond(v > 0, op, lambda v: v, v)), [0.5, 2.0]),
     "scan in jit in scan": (nested, FULL),
 }
@@ -118,24 +100,12 @@ def test_results_of_no_size(route):
     logs = {name: Log(lambda x: np.zeros((0, *np.shape(x)))) for name in STATEFUL}
 
     def program(x):
-        outs = [STATEFUL[name](logs[name], [x], F, output_shapes=(0, 3)) for name in STATEFUL]
-        py_func(logs["py_func"], [x], F, output_shapes=(0, 3))  # unused
-        of_each = lambda v: py_func(logs["py_func"], [v], F, output_shapes=(0,))
-        return outs, in_scan(lambda x, v: of_each(v))(x)[1], jax.vmap(of_each)(x)
+        [STATEFUL[name](logs[name], [x], F, output_shapes=(0, 3)) for name in STATEFUL]  # unused
+        return jax.vmap(lambda v: py_func(logs["py_func"], [v], F, output_shapes=(0,)))(x)
 
-    outs, scanned, batched = wait(route(program)(X))
-    assert [out.shape for out in outs] == [(0, 3)] * len(STATEFUL)
-    assert scanned.shape == batched.shape == (3, 0)
+    assert wait(route(program)(X)).shape == (3, 0)
     assert logs["py_function"].seen == logs["ordered py_func"].seen == [FULL]
-    assert sorted(map(str, logs["py_func"].seen)) == sorted(map(str, [FULL] * 2 + FULL * 2))
-
-
-@every_route
-def test_some_results_unused(route):
-    log = Log(lambda x: [x, np.zeros(0), x + 1])
-    f = route(lambda x: py_func(log, [x], [F, F, F], output_shapes=[(), (0,), ()])[2])
-    assert wait(f(jnp.float32(1))) == 2
-    assert log.seen == [1.0]
+    assert sorted(map(str, logs["py_func"].seen)) == sorted(map(str, [FULL, *FULL]))
 
 
 @every_route
@@ -173,30 +143,16 @@ def test_an_unused_stateless_call_is_dropped_and_an_ordered_one_is_not():
 def test_threads_lose_no_call():
     log = Log()
     f = jax.jit(lambda x: (py_func(log, [x], F), x)[1])
-    wait(f(0.0))
-    threads = [threading.Thread(target=lambda k=k: [f(float(k)) for _ in range(20)]) for k in range(4)]
-    [t.start() for t in threads]
-    [t.join() for t in threads]
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda k: [f(float(k)) for _ in range(20)], range(4)))
     jax.effects_barrier()
-    assert sorted(log.seen) == [0.0] * 21 + [1.0] * 20 + [2.0] * 20 + [3.0] * 20
-
-
-def test_a_call_whose_result_nobody_waits_for():
-    log = Log()
-    f = jax.jit(lambda x: py_func(log, [x], F))
-    for i in range(20):
-        f(float(i))
-    jax.effects_barrier()
-    assert sorted(log.seen) == [float(i) for i in range(20)]
+    assert sorted(log.seen) == [0.0] * 20 + [1.0] * 20 + [2.0] * 20 + [3.0] * 20
 
 
 def test_a_vmapped_while_loop_of_one_length():
     """The other `while_loop`s under `vmap` are in test_refusals.py."""
-    logs = [Log() for _ in UNORDERED]
-
-    def program(op, log):
-        step = lambda s: (s[0] + 1, op(log, [s[1]], F, output_shapes=()))
-        return jax.vmap(lambda x: lax.while_loop(lambda s: s[0] < 1, step, (0, x))[1])
-
-    wait(jax.jit(lambda x: [program(op, log)(x) for op, log in zip(UNORDERED.values(), logs)])(X))
-    assert [log.seen for log in logs] == [FULL] * 2
+    for op in UNORDERED.values():
+        log = Log()
+        step = lambda s, op=op, log=log: (s[0] + 1, op(log, [s[1]], F, output_shapes=()))
+        wait(jax.vmap(lambda x: lax.while_loop(lambda s: s[0] < 1, step, (0, x))[1])(X))  # noqa: B023
+        assert log.seen == FULL

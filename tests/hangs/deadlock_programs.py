@@ -5,8 +5,8 @@ Under load, with results that nobody waits for, nested, and from several threads
 
 from __future__ import annotations
 
+import concurrent.futures
 import sys
-import threading
 
 import jaxpyop
 
@@ -34,24 +34,8 @@ def square(n):
 
 
 def on_threads(work, count=6):
-    failed = []
-
-    def run(k):
-        try:
-            work(k)
-        except BaseException as error:
-            failed.append(error)
-
-    threads = [threading.Thread(target=run, args=(k,)) for k in range(count)]
-    [t.start() for t in threads]
-    [t.join() for t in threads]
-    if failed:
-        raise failed[0]
-
-
-def many_times(f, x, count=8):
-    f(x)
-    on_threads(lambda k: [jax.block_until_ready(f(x)) for _ in range(count)])
+    with concurrent.futures.ThreadPoolExecutor(count) as pool:
+        list(pool.map(work, range(count)))
 
 
 def undrained(n, **options):
@@ -70,51 +54,33 @@ def results_that_nobody_waits_for():
     undrained(500, ordered=True)
 
 
-@program
-def nested_functions_on_six_threads():
-    inner = lambda x: (x @ ones(300)) * 1.0
-    nested = jax.jit(lambda x: jaxpyop.py_function(inner, [x], F, **square(300)))
-    many_times(
-        jax.jit(lambda x: jaxpyop.py_function(lambda x: nested(x) @ ones(300), [x], F, **square(300))), ones(300)
-    )
+nested = jax.jit(lambda x: jaxpyop.py_function(lambda x: x @ ones(300) * 1.0, [x], F, **square(300)))
+ON_SIX_THREADS = {
+    "nested functions": lambda x: jaxpyop.py_function(lambda x: nested(x) @ ones(300), [x], F, **square(300)),
+    "products before the op and in it": lambda x: jaxpyop.py_function(
+        lambda x: x @ ones(300), [x @ x], F, **square(300)
+    ),
+    "a numpy_function between products": lambda x: (
+        jaxpyop.numpy_function(lambda x: np.asarray(jnp.asarray(x) @ ones(300)), [x @ x], F) @ x
+    ),
+    "gradients": jax.grad(
+        lambda x: jaxpyop.py_function(lambda x: jnp.sum((x @ ones(300)) ** 2), [x], F, output_shapes=())
+    ),
+}
 
 
 @program
-def a_product_before_the_op_and_in_it_on_six_threads():
-    many_times(jax.jit(lambda x: jaxpyop.py_function(lambda x: x @ ones(600), [x @ x], F, **square(600))), ones(600))
-
-
-@program
-def a_numpy_function_between_products_on_six_threads():
-    body = lambda x: np.asarray(jnp.asarray(x) @ ones(600))
-    many_times(jax.jit(lambda x: jaxpyop.numpy_function(body, [x @ x], F) @ x), ones(600))
-
-
-@program
-def gradients_on_six_threads():
-    loss = lambda x: jaxpyop.py_function(lambda x: jnp.sum((x @ ones(300)) ** 2), [x], F, output_shapes=())
-    many_times(jax.jit(jax.grad(loss)), ones(300))
+def on_six_threads():
+    x = ones(300)
+    for f in map(jax.jit, ON_SIX_THREADS.values()):
+        f(x)
+        on_threads(lambda k: [jax.block_until_ready(f(x)) for _ in range(8)])  # noqa: B023
 
 
 @program
 def a_vmap_that_nobody_waits_for():
     f = jax.jit(jax.vmap(lambda x: jaxpyop.py_function(lambda x: x @ ones(300), [x], F, **square(300))))
     jax.block_until_ready([f(jnp.stack([ones(300)] * 4)) for _ in range(20)])
-
-
-@program
-def a_log_in_a_while_loop():
-    seen = []
-
-    def step(s):
-        i, x = s
-        jaxpyop.py_function(lambda i, x: seen.append((int(i), float(jnp.sum(x @ x)))), [i, x], None)
-        return i + 1, x @ x
-
-    f = jax.jit(lambda x: jax.lax.while_loop(lambda s: s[0] < 50, step, (0, x)))
-    jax.block_until_ready([f(ones(200)) for _ in range(5)])
-    jax.effects_barrier()
-    assert sorted(i for i, _ in seen) == sorted(list(range(50)) * 5), len(seen)
 
 
 @program

@@ -7,12 +7,12 @@ the resident memory, and it fails if memory grows or if calls get slower. `test_
 from __future__ import annotations
 
 import argparse
-import dataclasses
+import concurrent.futures
 import math
 import os
 import sys
-import threading
 import time
+from typing import NamedTuple
 
 import jaxpyop  # isort: skip
 
@@ -24,8 +24,7 @@ THREADS = 4
 WINDOWS = 10
 
 
-@dataclasses.dataclass(frozen=True)
-class Window:
+class Window(NamedTuple):
     """What a tenth of a run was like: calls per second of CPU time, and MiB of resident memory at its end."""
 
     speed: float
@@ -43,8 +42,7 @@ def loss(x):
 
 def check(result, expected):
     found = np.asarray(result)[0]
-    if abs(found - expected) > 1e-6:
-        raise AssertionError(f"{found} instead of {expected}")
+    assert abs(found - expected) <= 1e-6, f"{found} instead of {expected}"
 
 
 def calls():
@@ -71,21 +69,10 @@ def gradients():
 
 def window(programs, count):
     """Run the programs in turn, from all threads, so often altogether."""
-    failures = []
-
-    def work():
-        try:
-            for i in range(count // THREADS):
-                programs[i % len(programs)]()
-        except BaseException as error:
-            failures.append(error)
-
+    work = lambda _: [programs[i % len(programs)]() for i in range(count // THREADS)]
     cpu = time.process_time()
-    threads = [threading.Thread(target=work) for _ in range(THREADS)]
-    [thread.start() for thread in threads]
-    [thread.join() for thread in threads]
-    if failures:
-        raise failures[0]
+    with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
+        list(pool.map(work, range(THREADS)))
     jax.effects_barrier()
     return Window(count / (time.process_time() - cpu), resident())
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import tracemalloc
 import weakref
 
 import jax
@@ -20,9 +19,7 @@ from tests.shared.functions import APIS, numpy_function, py_func, py_function
 USES = {
     "direct": lambda op: op(X),
     "jit": lambda op: [f(X) for f in [jax.jit(op)] for _ in range(5)],
-    "lowered and compiled": lambda op: jax.jit(op).lower(X).compile()(X),
     "vmap": lambda op: jax.vmap(op)(X),
-    "jit of vmap": lambda op: jax.jit(jax.vmap(op))(X),
     "jit of scan": lambda op: jax.jit(lambda x: jax.lax.scan(lambda c, v: (c, op(v)), 0.0, x))(X),
     "jit of cond": lambda op: jax.jit(lambda x: jax.lax.cond(x[0] > 0, op, lambda x: x, x))(X),
     "eval_shape": lambda op: jax.eval_shape(op, X),
@@ -30,16 +27,11 @@ USES = {
     "jit of gradient": lambda op: jax.jit(jax.grad(lambda x: op(x).sum()))(X),
     "vjp": lambda op: jax.vjp(op, X)[1](X),
     "jvp": lambda op: jax.jvp(op, (X,), (X,)),
-    "hessian": lambda op: jax.hessian(lambda x: op(x).sum())(X),
     "jit of vmap of gradient": lambda op: jax.jit(jax.vmap(jax.grad(op)))(X),
-    "jit of scan of gradient": lambda op: jax.jit(lambda x: jax.lax.scan(lambda c, v: (c, jax.grad(op)(v)), 0.0, x)[1])(
-        X
-    ),
 }
 # JAX itself keeps what it has traced for these.
-TRACES_KEPT = {"jit of scan", "jit of cond", "hessian", "jit of scan of gradient", "jvp", "vjp"}
-SLOW = {"hessian", "jit of scan of gradient", "jit of vmap", "jit of cond", "jvp"}
-FORWARD = {"jvp", "hessian"}
+TRACES_KEPT = {"jit of scan", "jit of cond", "jvp", "vjp"}
+SLOW = {"jit of scan", "jit of cond", "jvp", "gradient", "jit of vmap of gradient"}
 
 
 def op_and_what_it_holds(api, rule=None, **options):
@@ -58,7 +50,7 @@ def test_a_dropped_program_frees_its_functions_and_what_they_captured(name):
     ops, refs = zip(
         op_and_what_it_holds(py_function),
         op_and_what_it_holds(py_function, mode="traced"),
-        *[op_and_what_it_holds(numpy_function, lambda i, o, c: 3 * c[0])] * (name not in FORWARD),
+        *[op_and_what_it_holds(numpy_function, lambda i, o, c: 3 * c[0])] * (name != "jvp"),
     )
     for op in ops:
         jax.block_until_ready(USES[name](op))
@@ -102,47 +94,23 @@ class Tracked(np.ndarray):
     """An array that a weak reference can watch."""
 
 
-def test_inputs_of_direct_calls_are_freed():
-    x = np.ones(100_000, np.float32).view(Tracked)
-    ref = weakref.ref(x)
-    numpy_function(np.negative, [x], F)
-    del x
-    assert freed(ref)
-
-
-@pytest.mark.parametrize(
-    ("api", "result"),
-    [(numpy_function, lambda x: (x * 2).view(Tracked)), (py_function, jnp.sin)],
-    ids=["numpy_function", "py_function"],
-)
-def test_results_of_functions_are_freed(api, result):
+def test_inputs_and_results_of_functions_are_freed():
     refs = []
 
     def body(x):
-        out = result(x)
+        out = (x * 2).view(Tracked)
         refs.append(weakref.ref(out))
         return out
 
-    f = jax.jit(lambda x: api(body, [x], F, output_shapes=(100_000,)))
+    x = np.ones(100_000, np.float32).view(Tracked)
+    given = weakref.ref(x)
+    numpy_function(body, [x], F)
+    del x
+    assert freed(given, *refs)
+    f = jax.jit(lambda x: numpy_function(body, [x], F))
     for _ in range(5):
         jax.block_until_ready(f(jnp.ones(100_000)))
     assert eventually(lambda: sum(ref() is not None for ref in refs) <= 1)
-
-
-def test_memory_of_large_calls_does_not_grow():
-    f = jax.jit(lambda x: numpy_function(lambda x: x * 2, [x], F))
-    big = jnp.ones(1_000_000)  # 4 MB
-    for _ in range(3):
-        jax.block_until_ready(f(big))
-    tracemalloc.start()
-    try:
-        before, _ = tracemalloc.get_traced_memory()
-        for _ in range(10):
-            jax.block_until_ready(f(big))
-        gc.collect()
-        assert tracemalloc.get_traced_memory()[0] - before < 10_000_000
-    finally:
-        tracemalloc.stop()
 
 
 class MyError(Exception):
@@ -167,6 +135,7 @@ def test_errors_that_nobody_asks_for_are_kept_in_a_bounded_number():
     assert sum(ref() is not None for ref in frames) <= 2
 
 
+@pytest.mark.slow
 def test_a_collection_of_garbage_in_a_function():
     def body(x):
         circle = [x, jnp.ones(1000)]
@@ -179,5 +148,4 @@ def test_a_collection_of_garbage_in_a_function():
         f = jax.jit(lambda x, api=api: api(body, [x], F, output_shapes=(20_000,)))
         for i in range(2):
             np.testing.assert_array_equal(f(jnp.full(20_000, float(i))), np.full(20_000, 2.0 * i))
-    g = jax.jit(jax.grad(lambda x: py_function(body, [x], F, output_shapes=(3,)).sum()))
-    np.testing.assert_array_equal(g(X), [2, 2, 2])
+    assert jax.jit(jax.grad(lambda x: py_function(body, [x], F)))(1.0) == 2

@@ -30,7 +30,7 @@ def noting(refs):
 
 @pytest.mark.parametrize(
     ("bounds", "fewest", "most"),
-    [({"max_records": 3}, 3, 3), ({"max_record_bytes": 20_000}, 1, 5)],
+    [({"max_records": 2}, 2, 2), ({"max_record_bytes": 20_000}, 1, 5)],
     ids=["by number", "by bytes"],
 )
 @pytest.mark.filterwarnings("ignore:.*records of forward passes were pushed out")
@@ -39,40 +39,31 @@ def test_arrays_live_as_long_as_their_records(bounds, fewest, most):
     jaxpyop.clear_records()
     f = noting(refs)
     with jaxpyop.config.override(**bounds):
-        pulls = [jax.block_until_ready(f(F(i)))[1] for i in range(8)]
+        pulls = [jax.block_until_ready(f(F(i)))[1] for i in range(6)]
         alive = [ref() is not None for ref in refs]
         assert alive == sorted(alive)  # the latest
         assert fewest <= sum(alive) <= most
-        # Records that are gone are made again.
-        for i, pull in enumerate(pulls):
-            np.testing.assert_allclose(pull(F(1))[0], SIZE * i * np.cos(i), rtol=1e-3)
+        # A record that is gone is made again.
+        np.testing.assert_allclose(pulls[1](F(1))[0], SIZE * np.cos(1), rtol=1e-3)
     jaxpyop.clear_records()
-    del pulls, pull
+    del pulls
     assert freed(*refs)
 
 
 def test_a_record_serves_several_backward_passes():
     runs = []
-
-    def body(x):
-        runs.append(1)
-        return x**3
-
-    y, pull = jax.jit(lambda x: jax.vjp(lambda x: py_function(body, [x], F, output_shapes=(3,)), x))(X)
-    for k in (1.0, 2.0, 3.0):
-        np.testing.assert_allclose(pull(jnp.full(3, k))[0], k * 3 * X**2, rtol=1e-6)
+    op = lambda x: py_function(lambda x: (runs.append(1), x**3)[1], [x], F, output_shapes=())
+    _, pull = jax.jit(lambda x: jax.vjp(op, x))(F(2))
+    assert [pull(F(k))[0] for k in (1, 2, 3)] == [12, 24, 36]
     assert len(runs) == 1
-    np.testing.assert_allclose(y, X**3, rtol=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore:.*records of forward passes were pushed out")
 def test_a_record_that_was_pushed_out_is_counted_and_made_again():
     f = jax.jit(lambda x: jax.vjp(lambda x: py_function(lambda x: x**3, [x], F, name="cube"), x))
     with jaxpyop.config.override(max_records=10), jaxpyop.report() as report:
-        kept = [jax.block_until_ready(f(X + i)) for i in range(30)]
-        for i, (y, pull) in enumerate(kept):
-            np.testing.assert_allclose(y, (X + i) ** 3, rtol=1e-5)
-            np.testing.assert_allclose(pull(jnp.ones(3))[0], 3 * (X + i) ** 2, rtol=1e-5)
+        kept = [jax.block_until_ready(f(F(i))) for i in range(30)]
+        assert [(y, pull(F(1))[0]) for y, pull in kept] == [(i**3, 3 * i**2) for i in range(30)]
     (row,) = [row for row in report.rows() if row["op"] == "cube"]
     assert row["pushed_out"] == row["recomputed"] > 10
     assert row["runs"] == 30 + row["recomputed"]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 import jaxpyop
@@ -19,20 +17,16 @@ def test_memory_stays_bounded(make, count):
         assert list(soak.problems(list(soak.soak(make(), count)), slowest=0.0)) == []
 
 
-def change(first, **values):
-    return [dataclasses.replace(w, **values) if i >= first else w for i, w in enumerate(STEADY)]
+BIG, SLOW = soak.Window(10_000, 220.0), soak.Window(5000, 200.0)
+REPORTS = {
+    "steady": (STEADY, []),
+    "leak": ([*STEADY[:9], BIG], ["memory grew from 200.0 to 220.0 MiB"]),
+    "slower": ([*STEADY[:5], *[SLOW] * 5], ["calls per CPU second fell from 10000 to 5000"]),
+    "one slow window": ([*STEADY[:9], SLOW], []),  # that is the machine's
+}
 
 
-@pytest.mark.parametrize(
-    ("windows", "said"),
-    [
-        (STEADY, []),
-        (change(9, memory=220.0), ["memory grew from 200.0 to 220.0 MiB"]),
-        (change(5, speed=5000), ["calls per CPU second fell from 10000 to 5000"]),
-        (change(9, speed=5000), []),  # one slow window is the machine's
-    ],
-    ids=["steady", "leak", "slower", "one slow window"],
-)
+@pytest.mark.parametrize(("windows", "said"), REPORTS.values(), ids=REPORTS)
 def test_what_the_soak_run_reports(windows, said):
     assert list(soak.problems(windows)) == said
 

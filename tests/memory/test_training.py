@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import gc
 
 import jax
@@ -17,16 +16,15 @@ pytestmark = pytest.mark.slow
 
 RNG = np.random.default_rng(0)
 X = jnp.asarray(RNG.normal(size=(8, 4)), jnp.float32)
-Y = jnp.asarray(RNG.normal(size=(8, 3)), jnp.float32)
 LABELS = jnp.asarray(RNG.integers(0, 3, size=8))
 W = jnp.asarray(RNG.normal(size=(4, 3)), jnp.float32) / 2
 
 
-def classifier(w, x, y, labels):
+def classifier(w, x, labels):
     return -jnp.mean(jnp.sum(jax.nn.one_hot(labels, 3) * jax.nn.log_softmax(x @ w), axis=-1))
 
 
-def recurrent(w, x, y, labels):
+def recurrent(w, x, labels):
     state = jnp.zeros(3)
     for row in x:
         state = jnp.tanh(row @ w + 0.5 * state)
@@ -41,21 +39,17 @@ def clipped(x):
 
 
 clipped.defvjp(lambda x: (clipped(x), x), lambda x, ct: (jnp.where(jnp.abs(x) < 1, ct, 0.1 * ct),))
+normalised = jax.jit(lambda x: (x - jnp.mean(x)) / (jnp.std(x) + 1))
 
 
-@jax.jit
-def normalised(x):
-    return (x - jnp.mean(x)) / (jnp.std(x) + 1)
-
-
-def custom(w, x, y, labels):
+def custom(w, x, labels):
     """With functions of its own that have a `custom_vjp` or a `jit`."""
-    return jnp.mean((clipped(normalised(x) @ w) - jnp.abs(normalised(y))) ** 2)
+    return jnp.mean(clipped(normalised(x) @ w) ** 2)
 
 
 def step_of(loss, jit):
     """One step: the data have no tangents."""
-    return jit(jax.grad(lambda w: py_function(loss, [w, X, Y, LABELS], jnp.float32, output_shapes=())))
+    return jit(jax.grad(lambda w: py_function(loss, [w, X, LABELS], jnp.float32, output_shapes=())))
 
 
 def train(step, steps):
@@ -90,16 +84,3 @@ def test_nothing_grows(loss, jit):
     now = entries()
     assert now[0] <= cached
     assert now[1] - objects < 100
-
-
-def test_nothing_grows_with_four_threads():
-    step = step_of(classifier, jax.jit)
-    counts = []
-    for _ in range(3):
-        with concurrent.futures.ThreadPoolExecutor(4) as pool:
-            for done in [pool.submit(train, step, 100) for _ in range(4)]:
-                done.result()
-        jaxpyop.clear_records()
-        counts.append(entries())
-    assert counts[2][0] <= counts[1][0]
-    assert counts[2][1] - counts[1][1] < 100
