@@ -10,9 +10,12 @@ import numpy as np
 import pytest
 from jax import lax
 
+import jaxpyop
+
 F = jnp.float32
 X3 = np.array([0.5, -1.25, 2.0], np.float32)
 M3 = np.array([[4.0, 1.0, 0.5], [1.0, 3.0, 0.2], [0.5, 0.2, 2.0]], np.float32)
+TRANSFORMS = {"direct": lambda f: f, "jit": jax.jit, "cut": jaxpyop.jit}
 ZEROS = np.zeros(2, np.float32)
 Z3 = np.array([0.5 + 1j, -1.25 - 0.5j, 2.0j], np.complex64)
 

@@ -21,18 +21,6 @@ from tests.shared.examples import few, many
 X = jnp.asarray(X3)
 
 
-def log_huber(x, m):
-    if abs(x) <= m:
-        return x**2
-    return m**2 * (1 - 2 * jnp.log(m) + jnp.log(x**2))
-
-
-def test_the_example_of_tensorflows_guide():
-    f = jax.jit(jax.value_and_grad(lambda x, m: py_function(log_huber, [x, m], F)))
-    np.testing.assert_allclose(f(1.0, 2.0), (1.0, 2.0), rtol=1e-6)
-    np.testing.assert_allclose(f(3.0, 2.0), (7.243721, 2.6666667), rtol=1e-6)
-
-
 def by_while(x):
     while jnp.sum(x**2) > 1:
         x = x / 2

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-import jaxpyop
 from jaxpyop import numpy_function, py_function
-from tests.gradients.bodies import X3, F, clip_gradient, rows
+from tests.gradients.bodies import TRANSFORMS, X3, F, clip_gradient, rows
 from tests.shared.checks import Counter, trees_close
 
 X = jnp.asarray(X3)
@@ -38,7 +37,7 @@ def grad_of(program):
 PROGRAMS = {
     "scan": grad_of(lambda f, x: lax.scan(lambda c, _: (f(c), c), x, None, length=2)[0]),
     "scan of grad": lambda f: (
-        lambda x: lax.scan(lambda c, _: (jax.grad(lambda c: f(c).sum())(c) * 0.1, c), x, None, length=2)
+        lambda x: lax.scan(lambda c, _: (jax.grad(lambda c: f(c).sum())(c), c), x, None, length=2)
     ),
     "reversed scan": grad_of(lambda f, x: lax.scan(lambda c, y: (f(c) * y, c), x, jnp.arange(1.0, 4), reverse=True)[0]),
     "cond": grad_of(lambda f, x: lax.cond(x[0] > 0, f, lambda x: x, x)),
@@ -51,27 +50,21 @@ PROGRAMS = {
     "linearize": lambda f: lambda x: jax.linearize(lambda x: f(x) * 2, x)[1](x + 1),
 }
 OPS = {"automatic": op, "rules": with_vjp}
-FAST = [("automatic", name) for name in ("cond", "checkpoint of a chain", "unused", "linearize")]
-FAST += [("rules", "checkpoint of a chain"), ("rules", "stopped")]
+FAST = [("automatic", name, "direct") for name in ("cond", "checkpoint of a chain", "unused", "linearize")]
+FAST += [("rules", "checkpoint of a chain", "direct"), ("rules", "stopped", "direct")]
+ROWS = [("automatic", name, transform) for name in PROGRAMS for transform in TRANSFORMS]
+ROWS += [("rules", name, "direct") for name in PROGRAMS if name != "linearize"]
 
 
-@pytest.mark.parametrize(("op", "name"), rows([(op, name) for op in OPS for name in PROGRAMS][:-1], FAST))
-def test_equal_to_jax(op, name):
-    """The last row would be a linearization, which needs forward mode, for which the rules have none."""
-    trees_close(PROGRAMS[name](OPS[op])(X), jax.jit(PROGRAMS[name](plain))(X))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("transform", [jax.jit, jaxpyop.jit], ids=["jit", "cut"])
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_compiled(name, transform):
-    trees_close(transform(PROGRAMS[name](op))(X), jax.jit(PROGRAMS[name](plain))(X))
+@pytest.mark.parametrize(("op", "name", "transform"), rows(ROWS, FAST))
+def test_equal_to_jax(op, name, transform):
+    trees_close(TRANSFORMS[transform](PROGRAMS[name](OPS[op]))(X), jax.jit(PROGRAMS[name](plain))(X))
 
 
 # ----------------------------------------------------------------- how often
 
 
-@pytest.mark.parametrize("transform", [lambda f: f, jax.jit, jaxpyop.jit], ids=["direct", "jit", "cut"])
+@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
 def test_a_function_runs_once_for_each_differentiated_step(transform):
     body = Counter(lambda x: x * x * x)
     f = transform(jax.value_and_grad(lambda x: py_function(body, [x], F, output_shapes=(3,)).sum()))

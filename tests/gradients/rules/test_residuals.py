@@ -14,11 +14,10 @@ from jax.sharding import Mesh, PartitionSpec
 
 import jaxpyop
 from jaxpyop import numpy_function, py_func
-from tests.gradients.bodies import F, rows
+from tests.gradients.bodies import TRANSFORMS, F, rows
 from tests.gradients.rules.cases import X
 from tests.shared.checks import Counter
 
-TRANSFORMS = {"direct": lambda f: f, "jit": jax.jit, "cut": jaxpyop.jit}
 every_transform = pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
 
 
@@ -84,14 +83,6 @@ def test_a_stateful_op_runs_fwd_once_in_place_of_the_function(transform):
     op = lambda x: py_func(func, [x], F, vjp=(fwd, of_array))
     np.testing.assert_allclose(transform(jax.jacrev(op))(X), np.diag(2 * X))
     assert (func.count, fwd.count) == (0, 1)
-
-
-def test_of_a_stateful_op_the_error_names_the_setting():
-    op = lambda x: py_func(square, [x], F, vjp=(in_array, of_array), name="mine")
-    steps = lambda x: jax.lax.scan(lambda c, k: (op(c + k), None), x, jnp.arange(3.0))[0].sum()
-    error = pytest.raises(RuntimeError, match=r"'mine': the residuals .* are gone.*max_records")
-    with jaxpyop.config.override(max_records=1), error, jaxpyop.reraise():
-        jax.block_until_ready(jax.jit(jax.grad(steps))(X))
 
 
 # ----------------------------------------------------------- whole blocks

@@ -9,7 +9,7 @@ import pytest
 
 from jaxpyop import numpy_function
 from tests.gradients.bodies import F, rows
-from tests.gradients.rules.cases import TRANSFORMS, X, close_to
+from tests.gradients.rules.cases import X, close_to
 from tests.shared.checks import Counter, close, trees_close
 
 M = np.array([[1.0, 2.0, 0.0], [0.5, -1.0, 3.0]], np.float32)
@@ -47,7 +47,7 @@ FAST += [("jvp", "sequential"), ("transpose of the transpose", "sequential")]
 def test_equal_to_jax(program, method):
     program = PROGRAMS[program]
     wanted = jax.jit(lambda: program(lambda x: jnp.asarray(M) @ x))()
-    for transform in TRANSFORMS.values():
+    for transform in (lambda f: f, jax.jit):
         close_to(transform(lambda: program(lambda x: op(x, vmap_method=method)))(), wanted)
 
 
