@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import concurrent.futures
 
 import jax
 import jax.numpy as jnp
@@ -36,9 +36,7 @@ def grad_of(program):
 
 PROGRAMS = {
     "scan": grad_of(lambda f, x: lax.scan(lambda c, _: (f(c), c), x, None, length=2)[0]),
-    "scan of grad": lambda f: (
-        lambda x: lax.scan(lambda c, _: (jax.grad(lambda c: f(c).sum())(c), c), x, None, length=2)
-    ),
+    "scan of grad": lambda f: lambda x: lax.scan(lambda c, _: (jax.grad(lambda c: f(c).sum())(c) * 0.1, c), x, X),
     "reversed scan": grad_of(lambda f, x: lax.scan(lambda c, y: (f(c) * y, c), x, jnp.arange(1.0, 4), reverse=True)[0]),
     "cond": grad_of(lambda f, x: lax.cond(x[0] > 0, f, lambda x: x, x)),
     "map": grad_of(lambda f, x: lax.map(f, jnp.stack([x, -x]))),
@@ -81,7 +79,6 @@ def scan_of(f, x):
 HOW_OFTEN = {
     "jacrev": (lambda f, x: jax.jacrev(f)(x), 1),
     "a pullback that is called three times": (lambda f, x: list(map(jax.vjp(f, x)[1], [x, x, x])), 1),
-    "the same, forward in jit": (lambda f, x: list(map(jax.vjp(jax.jit(f), x)[1], [x, x, x])), 1),
     "scan that is pulled back twice": (lambda f, x: list(map(jax.vjp(lambda x: scan_of(f, x), x)[1], [x, x])), 4),
     "vmap": (lambda f, x: jax.jacrev(jax.vmap(f))(jnp.stack([x, x])), 2),
     "checkpoint": (lambda f, x: jax.grad(lambda x: jax.checkpoint(f)(x).sum())(x), 1),
@@ -100,20 +97,10 @@ def test_how_often_a_function_runs(name):
 
 @pytest.mark.slow
 def test_gradients_from_many_threads():
-    f = jax.jit(jax.grad(lambda x: op(x).sum()))
-    f(X)
-    wanted, wrong = jax.jit(jax.grad(lambda x: plain(x).sum())), []
-
-    def work(k):
-        for i in range(20):
-            x = X + 0.1 * (20 * k + i)
-            if not np.allclose(f(x), wanted(x), rtol=1e-4, atol=1e-5):
-                wrong.append((k, i))
-
-    threads = [threading.Thread(target=work, args=(k,)) for k in range(6)]
-    [t.start() for t in threads]
-    [t.join() for t in threads]
-    assert not wrong
+    inputs = [X + 0.1 * k for k in range(120)]
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:
+        slopes = pool.map(jax.jit(jax.grad(lambda x: op(x).sum())), inputs)
+        trees_close(list(slopes), [3 * x**2 for x in inputs])
 
 
 @pytest.mark.slow

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh, PartitionSpec
 
 import jaxpyop
 from jaxpyop import numpy_function, py_func
@@ -127,12 +126,3 @@ def test_in_worker_processes():
         op = lambda x: numpy_function(square, [x], F, vjp=(in_session, of_session), **options)
         with pytest.raises(ValueError, match=r"'mine': the residuals of fwd cannot be sent between processes.*threads"):
             jax.vmap(jax.grad(op))(X)
-
-
-@pytest.mark.parametrize("rule", [(in_array, of_array), lambda i, o, c: 2 * i[0] * c[0]], ids=["pair", "vjp"])
-def test_in_shard_map(rule):
-    mesh = Mesh(np.array(jax.devices()[:1]), ("i",))
-    op = lambda x: numpy_function(square, [x], F, vjp=rule)
-    spec = PartitionSpec("i")
-    each = jax.shard_map(lambda x: jax.grad(lambda x: op(x).sum())(x), mesh=mesh, in_specs=spec, out_specs=spec)
-    np.testing.assert_allclose(jax.jit(each)(X), 2 * X, rtol=1e-3)

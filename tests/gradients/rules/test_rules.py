@@ -123,7 +123,6 @@ def test_what_vjp_is_given(transform):
     close(transform(jax.grad(lambda x: (op(x, jnp.int32(3))[0] * X).sum()))(X), 2 * X)
     ((inputs, outputs, cotangents),) = got
     assert type(inputs) is type(outputs) is type(cotangents) is tuple
-    assert (len(inputs), len(outputs), len(cotangents)) == (2, 2, 2)
     assert all(isinstance(a, np.ndarray) for a in (*inputs, *outputs, *cotangents))
     assert inputs[1].dtype == np.int32
     close(inputs[0], X)
@@ -182,7 +181,6 @@ STAND_FOR = {
     "numbers": {"vjp": lambda i, o, c: (0, 2.5)},
     "float64": {"vjp": lambda i, o, c: (0 * c[0].astype(np.float64), 2.5 * c[0].astype(np.float64))},
     "number of jvp": {"jvp": lambda i, o, t: 2.5},
-    "numbers of transpose": {"transpose": lambda c: (0, 2.5)},
 }
 
 

@@ -33,7 +33,6 @@ PROGRAMS = {
     "jvp": lambda f: jax.jvp(f, (X,), (X,)),
     "jacrev": lambda f: jax.jacrev(f)(X),
     "hessian of its square": lambda f: jax.hessian(lambda x: (f(x) ** 2).sum())(X),
-    "third derivative": lambda f: jax.jacfwd(jax.hessian(lambda x: (f(x) ** 3).sum()))(X),
     "transpose of the transpose": lambda f: jax.linear_transpose(lambda y: jax.linear_transpose(f, X)(y)[0], Y)(X),
     "grad of vmap": lambda f: jax.grad(lambda x: (jax.vmap(f)(x) ** 2).sum())(jnp.stack([X, X + 1])),
     "vmap of the transpose": lambda f: jax.vmap(lambda y: jax.linear_transpose(f, X)(y)[0])(jnp.stack([Y, -Y])),

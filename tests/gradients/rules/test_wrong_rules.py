@@ -39,7 +39,6 @@ OF_ONE = {
         (lambda x: ([x, x], 0), lambda r, c: c[0]),
         "fwd of vjp: func returned a list of 2 where",
     ),
-    "fwd dtype": ("vjp", (lambda x: (x * 1j, 0), lambda r, c: c[0]), "fwd of vjp: func returned complex64"),
     "transpose count": ("transpose", lambda c: (c[0], c[0]), "transpose returned 2 cotangents for 1 array inputs"),
     "transpose shape": ("transpose", lambda c: c[0][:2], r"transpose returned, for input 0, shape \(2,\)"),
 }
