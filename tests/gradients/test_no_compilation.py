@@ -9,10 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
 
 from jaxpyop import py_function
-from tests.gradients.bodies import BODIES, F, arrays, custom_square, directions, rows
+from tests.gradients.bodies import BODIES, F, arrays, directions, rows
 
 A = jnp.eye(3) * 3 + 0.1
 B = jnp.arange(3.0)
@@ -30,32 +29,11 @@ def events():
         jax.monitoring.unregister_event_duration_listener(listen)
 
 
-jit_of_custom = jax.jit(lambda x: jnp.sin(custom_square(x, F(1))) + x)
-STEPS = {
-    "custom_vjp": lambda x: custom_square(x, F(1)) * x,
-    "scan of a fresh lambda": lambda x: lax.scan(lambda c, _: (c * x, None), x, None, length=4)[0],
-    "jit of custom_vjp": lambda x: jit_of_custom(x) * x,
-    "cg": lambda x: jnp.sum(jax.scipy.sparse.linalg.cg(lambda v: A * x @ v, B)[0]),
-}
-
-
-@pytest.mark.parametrize("name", rows(STEPS, ["scan of a fresh lambda"]))
-def test_a_compiled_gradient_step(name):
-    body = STEPS[name]
-    step = jax.jit(jax.grad(lambda x: py_function(body, [x], F, output_shapes=())))
-    slopes = [step(1.5) for _ in range(6)]
-    with events() as found:
-        slopes += [jax.block_until_ready(step(1.5)) for _ in range(3)]
-    assert found == []
-    np.testing.assert_allclose(slopes, float(jax.jit(jax.grad(body))(1.5)), rtol=1e-4)
-
-
 # What a rule of the user's or of JAX's compiles when it is called, as in plain JAX; and constants deep in a loop.
 COMPILES = ["custom_root", "jit over an array, in scan", "jit over an array, in checkpoint"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in BODIES if name not in COMPILES])
+@pytest.mark.parametrize("name", rows([name for name in BODIES if name not in COMPILES], ["scan"]))
 def test_no_function_is_compiled_for_ever(name):
     body, inputs = BODIES[name][0], arrays(BODIES[name][1])
     out = jax.eval_shape(body, *inputs)

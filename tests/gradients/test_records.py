@@ -14,7 +14,7 @@ import pytest
 
 import jaxpyop
 from jaxpyop import numpy_function, py_function
-from tests.gradients.bodies import F, rows
+from tests.gradients.bodies import TRANSFORMS, F, rows
 from tests.shared.checks import Counter, close, eventually
 
 STEPS = 6
@@ -104,16 +104,6 @@ def test_a_stateful_function_never_runs_again(op):
     assert body.count == STEPS
 
 
-@pytest.mark.slow
-def test_what_was_read_of_a_stateful_function_is_kept():
-    """It cannot be made again, so that a pass that reads it twice finds it."""
-    with jaxpyop.config.override(max_records=2 * STEPS):
-        f = automatic(draws(), stateful=True)
-        first, pull = jax.vjp(jax.jit(PROGRAMS["scan"](f)), F(0.7))
-        slopes = [pull(F(1))[0] for _ in range(2)]
-    close(slopes, [first / 0.7] * 2)
-
-
 def test_records_that_the_user_cleared_are_made_again_silently():
     for body, slope in ((automatic(steady), 0.7), (with_residuals(steady), 0.35)):
         _, pull = jax.vjp(jax.jit(body), F(0.7))
@@ -158,7 +148,7 @@ CHECKPOINTS = {
 }
 
 
-@pytest.mark.parametrize("transform", [lambda f: f, jax.jit, jaxpyop.jit], ids=["direct", "jit", "cut"])
+@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("name", rows(CHECKPOINTS, ["the function"]))
 def test_in_a_checkpoint_the_gradient_is_that_of_the_run_that_gave_the_value(name, op, transform):

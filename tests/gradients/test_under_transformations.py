@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import concurrent.futures
 
 import jax
 import jax.numpy as jnp
@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-import jaxpyop
 from jaxpyop import numpy_function, py_function
-from tests.gradients.bodies import X3, F, clip_gradient, rows
+from tests.gradients.bodies import TRANSFORMS, X3, F, clip_gradient, rows
 from tests.shared.checks import Counter, trees_close
 
 X = jnp.asarray(X3)
@@ -37,9 +36,7 @@ def grad_of(program):
 
 PROGRAMS = {
     "scan": grad_of(lambda f, x: lax.scan(lambda c, _: (f(c), c), x, None, length=2)[0]),
-    "scan of grad": lambda f: (
-        lambda x: lax.scan(lambda c, _: (jax.grad(lambda c: f(c).sum())(c) * 0.1, c), x, None, length=2)
-    ),
+    "scan of grad": lambda f: lambda x: lax.scan(lambda c, _: (jax.grad(lambda c: f(c).sum())(c) * 0.1, c), x, X),
     "reversed scan": grad_of(lambda f, x: lax.scan(lambda c, y: (f(c) * y, c), x, jnp.arange(1.0, 4), reverse=True)[0]),
     "cond": grad_of(lambda f, x: lax.cond(x[0] > 0, f, lambda x: x, x)),
     "map": grad_of(lambda f, x: lax.map(f, jnp.stack([x, -x]))),
@@ -51,27 +48,21 @@ PROGRAMS = {
     "linearize": lambda f: lambda x: jax.linearize(lambda x: f(x) * 2, x)[1](x + 1),
 }
 OPS = {"automatic": op, "rules": with_vjp}
-FAST = [("automatic", name) for name in ("cond", "checkpoint of a chain", "unused", "linearize")]
-FAST += [("rules", "checkpoint of a chain"), ("rules", "stopped")]
+FAST = [("automatic", name, "direct") for name in ("cond", "checkpoint of a chain", "unused", "linearize")]
+FAST += [("rules", "checkpoint of a chain", "direct"), ("rules", "stopped", "direct")]
+ROWS = [("automatic", name, transform) for name in PROGRAMS for transform in TRANSFORMS]
+ROWS += [("rules", name, "direct") for name in PROGRAMS if name != "linearize"]
 
 
-@pytest.mark.parametrize(("op", "name"), rows([(op, name) for op in OPS for name in PROGRAMS][:-1], FAST))
-def test_equal_to_jax(op, name):
-    """The last row would be a linearization, which needs forward mode, for which the rules have none."""
-    trees_close(PROGRAMS[name](OPS[op])(X), jax.jit(PROGRAMS[name](plain))(X))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("transform", [jax.jit, jaxpyop.jit], ids=["jit", "cut"])
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_compiled(name, transform):
-    trees_close(transform(PROGRAMS[name](op))(X), jax.jit(PROGRAMS[name](plain))(X))
+@pytest.mark.parametrize(("op", "name", "transform"), rows(ROWS, FAST))
+def test_equal_to_jax(op, name, transform):
+    trees_close(TRANSFORMS[transform](PROGRAMS[name](OPS[op]))(X), jax.jit(PROGRAMS[name](plain))(X))
 
 
 # ----------------------------------------------------------------- how often
 
 
-@pytest.mark.parametrize("transform", [lambda f: f, jax.jit, jaxpyop.jit], ids=["direct", "jit", "cut"])
+@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
 def test_a_function_runs_once_for_each_differentiated_step(transform):
     body = Counter(lambda x: x * x * x)
     f = transform(jax.value_and_grad(lambda x: py_function(body, [x], F, output_shapes=(3,)).sum()))
@@ -88,7 +79,6 @@ def scan_of(f, x):
 HOW_OFTEN = {
     "jacrev": (lambda f, x: jax.jacrev(f)(x), 1),
     "a pullback that is called three times": (lambda f, x: list(map(jax.vjp(f, x)[1], [x, x, x])), 1),
-    "the same, forward in jit": (lambda f, x: list(map(jax.vjp(jax.jit(f), x)[1], [x, x, x])), 1),
     "scan that is pulled back twice": (lambda f, x: list(map(jax.vjp(lambda x: scan_of(f, x), x)[1], [x, x])), 4),
     "vmap": (lambda f, x: jax.jacrev(jax.vmap(f))(jnp.stack([x, x])), 2),
     "checkpoint": (lambda f, x: jax.grad(lambda x: jax.checkpoint(f)(x).sum())(x), 1),
@@ -107,20 +97,10 @@ def test_how_often_a_function_runs(name):
 
 @pytest.mark.slow
 def test_gradients_from_many_threads():
-    f = jax.jit(jax.grad(lambda x: op(x).sum()))
-    f(X)
-    wanted, wrong = jax.jit(jax.grad(lambda x: plain(x).sum())), []
-
-    def work(k):
-        for i in range(20):
-            x = X + 0.1 * (20 * k + i)
-            if not np.allclose(f(x), wanted(x), rtol=1e-4, atol=1e-5):
-                wrong.append((k, i))
-
-    threads = [threading.Thread(target=work, args=(k,)) for k in range(6)]
-    [t.start() for t in threads]
-    [t.join() for t in threads]
-    assert not wrong
+    inputs = [X + 0.1 * k for k in range(120)]
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:
+        slopes = pool.map(jax.jit(jax.grad(lambda x: op(x).sum())), inputs)
+        trees_close(list(slopes), [3 * x**2 for x in inputs])
 
 
 @pytest.mark.slow

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-import jaxpyop
 from jaxpyop import numpy_function, py_function
-from tests.gradients.bodies import X3, F, rows
+from tests.gradients.bodies import TRANSFORMS, X3, F, rows
 from tests.shared.checks import Counter, trees_close
 
 X = jnp.asarray(X3)
@@ -61,29 +60,18 @@ PROGRAMS = {
         (X, F(2)),
     ),
 }
-FAST = ["vmap of grad", "pullbacks by element, reversed", "an input that elements share"]
-FAST += ["vmap over the last axis", "vmap of jvp"]
-each_op = pytest.mark.parametrize("op", [op, with_rules], ids=["automatic", "rules"])
+FAST = [("vmap of grad", op) for op in ("automatic", "rules")]
+FAST += [(name, "automatic") for name in ("pullbacks by element, reversed", "an input that elements share")]
+FAST += [(name, "rules") for name in ("vmap over the last axis", "vmap of jvp", "an input that elements share")]
+OPS = {"automatic": op, "rules": with_rules}
+ROWS = [(name, op, transform) for name in PROGRAMS for op in OPS for transform in TRANSFORMS]
 
 
-def result_of(program, f, inputs, transform=lambda f: f):
-    return transform(program(f))(*(inputs if isinstance(inputs, tuple) else (inputs,)))
-
-
-@pytest.mark.parametrize("name", rows(PROGRAMS, FAST))
-@each_op
-def test_equal_to_jax(name, op):
+@pytest.mark.parametrize(("name", "op", "transform"), rows(ROWS, [(*row, "direct") for row in FAST]))
+def test_equal_to_jax(name, op, transform):
     program, inputs = PROGRAMS[name]
-    trees_close(result_of(program, op, inputs), result_of(program, plain, inputs, jax.jit))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("transform", [jax.jit, jaxpyop.jit], ids=["jit", "cut"])
-@each_op
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_compiled(name, op, transform):
-    program, inputs = PROGRAMS[name]
-    trees_close(result_of(program, op, inputs, transform), result_of(program, plain, inputs, jax.jit))
+    inputs = inputs if isinstance(inputs, tuple) else (inputs,)
+    trees_close(TRANSFORMS[transform](program(OPS[op]))(*inputs), jax.jit(program(plain))(*inputs))
 
 
 @pytest.mark.parametrize("method", rows(["expand_dims", "broadcast_all"], ["expand_dims"]))

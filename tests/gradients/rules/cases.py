@@ -16,7 +16,6 @@ from tests.shared.checks import Counter
 X = jnp.asarray(X3)
 Y = X + 1
 XX = jnp.stack([X, Y])
-TRANSFORMS = {"direct": lambda f: f, "jit": jax.jit}
 
 
 def func(x, y):

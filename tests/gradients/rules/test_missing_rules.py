@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jaxpyop import numpy_function, py_func, py_function
+from jaxpyop import numpy_function, py_func
 from tests.gradients.bodies import X3, F, rows
 from tests.shared.checks import trees_close
 
@@ -64,22 +64,12 @@ def test_where_nothing_is_pulled_back_all_is_fine(program):
 # ----------------------------------------------------------- forward mode
 
 
-def of_jax(x):
-    return py_function(lambda x: jnp.argmax(x).astype(jnp.int32), [x], jnp.int32, output_shapes=()) * x
-
-
-def twice(x):
-    return lax.while_loop(lambda c: c[0] < 2, lambda c: (c[0] + 1, unused(c[1])), (0, x))[1]
-
-
 unused = lambda x: (op(x), x**3)[1]
 FINE = {
     "unused": (unused, lambda x: x**3),
     "no result": (lambda x: (py_func(lambda x: None, [x], None), x**3)[1], lambda x: x**3),
     "compared": (lambda x: jnp.where(op(x) > 0, x, 2 * x), lambda x: jnp.where(2 * x > 0, x, 2 * x)),
-    "py_function": (of_jax, lambda x: jnp.argmax(x) * x),
     "in scan": (lambda x: lax.scan(lambda c, _: (unused(c), None), x, None, length=2)[0], lambda x: x**9),
-    "in while_loop": (twice, lambda x: x**9),
 }
 FORWARD = {
     "jvp": lambda f, x: jax.jvp(f, (x,), (jnp.ones_like(x),)),
@@ -89,10 +79,9 @@ FORWARD = {
     "vmap of jvp": lambda f, x: jax.vmap(lambda t: jax.jvp(f, (x,), (t,)), out_axes=(None, 0))(jnp.eye(3)),
     "jacfwd of jacrev": lambda f, x: jax.jacfwd(jax.jacrev(f))(x),
 }
-NOT_IN_JAX = [("in while_loop", "linearize"), ("in while_loop", "jacfwd of jacrev")]
-NOT_IN_JAX += [("no result", take) for take in FORWARD if take != "jvp"]  # a batch or a linearization of effects
+NOT_IN_JAX = [("no result", take) for take in FORWARD if take != "jvp"]  # a batch or a linearization of effects
 ROWS = [(name, take) for name in FINE for take in FORWARD if (name, take) not in NOT_IN_JAX]
-FAST = [("no result", "jvp"), ("py_function", "jvp"), ("unused", "linearize")]
+FAST = [("no result", "jvp"), ("unused", "linearize")]
 
 
 @pytest.mark.parametrize(("name", "take"), rows(ROWS, FAST))

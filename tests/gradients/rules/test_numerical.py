@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxpyop import numpy_function
-from tests.gradients.bodies import Z3, F, rows
+from tests.gradients.bodies import Z3, F
 from tests.gradients.rules.cases import X, close_to
 from tests.shared.checks import Counter
 
@@ -53,19 +53,13 @@ def test_a_tangent_of_several_magnitudes_has_a_step_for_each():
 
 
 Z = jnp.asarray(Z3)
-COMPLEX = {
-    "abs": (np.abs, jnp.abs, F),
-    "conj": (np.conj, jnp.conj, jnp.complex64),
-}
 
 
-@pytest.mark.parametrize("name", rows(COMPLEX, ["conj"]))
-def test_complex_numbers(name):
-    on_numpy, on_jax, dtype = COMPLEX[name]
-    op = lambda z: numpy_function(on_numpy, [z], dtype, **BOTH)
-    ct = on_jax(Z) * (2 - 1j if dtype == jnp.complex64 else 2)
-    close_to(jax.vjp(op, Z)[1](ct)[0], jax.vjp(jax.jit(on_jax), Z)[1](ct)[0], 5e-3)
-    close_to(jax.jvp(op, (Z,), (Z + 1,))[1], jax.jvp(jax.jit(on_jax), (Z,), (Z + 1,))[1], 5e-3)
+def test_complex_numbers():
+    op = lambda z: numpy_function(np.conj, [z], jnp.complex64, **BOTH)
+    ct = jnp.conj(Z) * (2 - 1j)
+    close_to(jax.vjp(op, Z)[1](ct)[0], jax.vjp(jnp.conj, Z)[1](ct)[0], 5e-3)
+    close_to(jax.jvp(op, (Z,), (Z + 1,))[1], jnp.conj(Z + 1), 5e-3)
 
 
 def test_it_runs_on_the_executor_with_its_bar(capsys):

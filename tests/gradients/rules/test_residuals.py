@@ -10,15 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh, PartitionSpec
 
 import jaxpyop
 from jaxpyop import numpy_function, py_func
-from tests.gradients.bodies import F, rows
+from tests.gradients.bodies import TRANSFORMS, F, rows
 from tests.gradients.rules.cases import X
 from tests.shared.checks import Counter
 
-TRANSFORMS = {"direct": lambda f: f, "jit": jax.jit, "cut": jaxpyop.jit}
 every_transform = pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
 
 
@@ -86,14 +84,6 @@ def test_a_stateful_op_runs_fwd_once_in_place_of_the_function(transform):
     assert (func.count, fwd.count) == (0, 1)
 
 
-def test_of_a_stateful_op_the_error_names_the_setting():
-    op = lambda x: py_func(square, [x], F, vjp=(in_array, of_array), name="mine")
-    steps = lambda x: jax.lax.scan(lambda c, k: (op(c + k), None), x, jnp.arange(3.0))[0].sum()
-    error = pytest.raises(RuntimeError, match=r"'mine': the residuals .* are gone.*max_records")
-    with jaxpyop.config.override(max_records=1), error, jaxpyop.reraise():
-        jax.block_until_ready(jax.jit(jax.grad(steps))(X))
-
-
 # ----------------------------------------------------------- whole blocks
 
 CHANGES = {"the same": lambda a: a, "swapped": lambda a: jnp.swapaxes(a, 0, 1), "a part": lambda a: a[:, 1:]}
@@ -136,12 +126,3 @@ def test_in_worker_processes():
         op = lambda x: numpy_function(square, [x], F, vjp=(in_session, of_session), **options)
         with pytest.raises(ValueError, match=r"'mine': the residuals of fwd cannot be sent between processes.*threads"):
             jax.vmap(jax.grad(op))(X)
-
-
-@pytest.mark.parametrize("rule", [(in_array, of_array), lambda i, o, c: 2 * i[0] * c[0]], ids=["pair", "vjp"])
-def test_in_shard_map(rule):
-    mesh = Mesh(np.array(jax.devices()[:1]), ("i",))
-    op = lambda x: numpy_function(square, [x], F, vjp=rule)
-    spec = PartitionSpec("i")
-    each = jax.shard_map(lambda x: jax.grad(lambda x: op(x).sum())(x), mesh=mesh, in_specs=spec, out_specs=spec)
-    np.testing.assert_allclose(jax.jit(each)(X), 2 * X, rtol=1e-3)

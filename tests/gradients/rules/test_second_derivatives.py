@@ -9,14 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import jaxpyop
 from jaxpyop import numpy_function, py_function
-from tests.gradients.bodies import X3, F, rows
+from tests.gradients.bodies import TRANSFORMS, X3, F, rows
 from tests.gradients.rules.cases import close_to
 from tests.shared.checks import Counter
 
 X = jnp.asarray(X3)
-TRANSFORMS = {"direct": lambda f: f, "jit": jax.jit, "cut": jaxpyop.jit}
 
 
 def curve(x):
@@ -115,9 +113,8 @@ def forward(f):
 
 plain_rule = lambda i, o, c: c[0] * np.cos(i[0])
 push_of_sine = lambda i, o, t: t[0] * np.cos(i[0])
-with_vjp = numpy_function(Tout=F(0), vjp=lambda i, o, c: (0.0, 0.0, np.cos(i[0]) * c[0]), name="slope")(
-    lambda i, o, c: np.cos(i[0]) * c[0]
-)
+rule_of_rule = lambda i, o, c: (0.0, 0.0, np.cos(i[0]) * c[0])
+with_vjp = numpy_function(Tout=F(0), vjp=rule_of_rule, name="slope")(lambda i, o, c: np.cos(i[0]) * c[0])
 around = functools.wraps(with_vjp)(lambda i, o, c: np.asarray(with_vjp(i, o, c)))
 without_rules = numpy_function(Tout=F, name="slope")(lambda i, o, c: np.cos(i[0]) * c[0])
 of_wrong_shape = py_function(Tout=F, output_shapes=(2,))(lambda i, o, c: jnp.ones(2))

@@ -9,7 +9,7 @@ import pytest
 
 from jaxpyop import numpy_function
 from tests.gradients.bodies import F, rows
-from tests.gradients.rules.cases import TRANSFORMS, X, close_to
+from tests.gradients.rules.cases import X, close_to
 from tests.shared.checks import Counter, close, trees_close
 
 M = np.array([[1.0, 2.0, 0.0], [0.5, -1.0, 3.0]], np.float32)
@@ -33,7 +33,6 @@ PROGRAMS = {
     "jvp": lambda f: jax.jvp(f, (X,), (X,)),
     "jacrev": lambda f: jax.jacrev(f)(X),
     "hessian of its square": lambda f: jax.hessian(lambda x: (f(x) ** 2).sum())(X),
-    "third derivative": lambda f: jax.jacfwd(jax.hessian(lambda x: (f(x) ** 3).sum()))(X),
     "transpose of the transpose": lambda f: jax.linear_transpose(lambda y: jax.linear_transpose(f, X)(y)[0], Y)(X),
     "grad of vmap": lambda f: jax.grad(lambda x: (jax.vmap(f)(x) ** 2).sum())(jnp.stack([X, X + 1])),
     "vmap of the transpose": lambda f: jax.vmap(lambda y: jax.linear_transpose(f, X)(y)[0])(jnp.stack([Y, -Y])),
@@ -47,7 +46,7 @@ FAST += [("jvp", "sequential"), ("transpose of the transpose", "sequential")]
 def test_equal_to_jax(program, method):
     program = PROGRAMS[program]
     wanted = jax.jit(lambda: program(lambda x: jnp.asarray(M) @ x))()
-    for transform in TRANSFORMS.values():
+    for transform in (lambda f: f, jax.jit):
         close_to(transform(lambda: program(lambda x: op(x, vmap_method=method)))(), wanted)
 
 

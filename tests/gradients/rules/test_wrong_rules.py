@@ -10,7 +10,7 @@ import pytest
 import jaxpyop
 from jaxpyop import numpy_function, py_func, py_function
 from tests.gradients.bodies import F
-from tests.gradients.rules.cases import TRANSFORMS, X
+from tests.gradients.rules.cases import X
 
 # Rules of a function of two inputs, and what the error says after "vjp returned".
 OF_TWO = {
@@ -39,7 +39,6 @@ OF_ONE = {
         (lambda x: ([x, x], 0), lambda r, c: c[0]),
         "fwd of vjp: func returned a list of 2 where",
     ),
-    "fwd dtype": ("vjp", (lambda x: (x * 1j, 0), lambda r, c: c[0]), "fwd of vjp: func returned complex64"),
     "transpose count": ("transpose", lambda c: (c[0], c[0]), "transpose returned 2 cotangents for 1 array inputs"),
     "transpose shape": ("transpose", lambda c: c[0][:2], r"transpose returned, for input 0, shape \(2,\)"),
 }
@@ -65,7 +64,7 @@ def test_wrong_rules(keyword, rule, text):
             jax.block_until_ready(program(X))
 
 
-@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
+@pytest.mark.parametrize("transform", [lambda f: f, jax.jit], ids=["direct", "jit"])
 @pytest.mark.parametrize("which", ["vjp", "fwd", "bwd", "jvp", "transpose"])
 def test_exceptions_of_rules_come_out(which, transform):
     error = KeyError("mine")
