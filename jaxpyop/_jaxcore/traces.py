@@ -83,7 +83,25 @@ def is_live(x: Any) -> bool:
     the traces of `jit` do not (JAX 0.10 to 0.12). A tracer of the evaluating trace is an array like any other.
     """
     # A tracer's trace has no public name up to JAX 0.12.
-    return isinstance(x, Tracer) and x._trace is not EVAL_TRACE and bool(x._trace.is_valid())
+    return isinstance(x, Tracer) and x._trace is not EVAL_TRACE and bool(x._trace.is_valid()) and x._trace not in _over
+
+
+# The traces in which functions ran for the shapes of their results, and which are over.
+_over: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def shapes_of_run(run: Callable[..., Any], structs: Sequence[Any]) -> Any:
+    """Returns the types of the results of a function, which may keep its inputs: they are not live afterwards."""
+    traces: list[Any] = []
+
+    def noted(*arrays: Any) -> Any:
+        traces.append(current_trace())
+        return run(*arrays)
+
+    try:
+        return jax.eval_shape(noted, *structs)
+    finally:
+        _over.update(traces)
 
 
 def x64_enabled() -> bool:

@@ -165,7 +165,7 @@ class UserBody(Body):
     def _run_abstractly(self, run: Callable[[Sequence[Any]], list[Any]], structs: Sequence[Struct]) -> list[Struct]:
         # The body will run outside of all named axes, too.
         with _jaxcore.without_axes():
-            return jax.eval_shape(lambda *arrays: run(arrays), *structs)
+            return _jaxcore.shapes_of_run(lambda *arrays: run(arrays), structs)
 
     def _interpreted(self, arrays: Sequence[Any]) -> list[Any]:
         """The results along one path through the function, for their shapes."""
