@@ -83,6 +83,9 @@ class Calls(Attributes):
         found = self.class_attribute(f.cls if isinstance(f, Obj) else type(f), "__call__")
         if isinstance(found, types.FunctionType) and module_of(type(f)) not in (*LIBRARIES, "functools"):
             return self.call(Bound(found, f), args, kwargs)
+        if self.shapes_only and not any(isinstance(v, Obj) for v in (*args, *kwargs.values())):
+            native: Any = f
+            return native(*args, **kwargs)
         raise Refused(f"`{name_of_function(f)}` is not in the language", OUTSIDE)
 
     def python_arguments(self, f: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
