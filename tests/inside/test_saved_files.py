@@ -21,7 +21,7 @@ import jaxpyop
 from jaxpyop._op import Op
 from jaxpyop._saved import call_as_data
 from jaxpyop._saved.file_format import packed, unpacked
-from tests.programs.saved_programs import PROGRAMS, arguments, branches
+from tests.programs.saved_programs import PROGRAMS, arguments
 
 HERE = "tests.programs.saved_programs"
 NAMES = ("value and gradient", "fwd and bwd in vmap", "structures", "padded", "scan", "on_error", "keys", "constants")
@@ -53,15 +53,15 @@ def checked(content, checksum=None):
     return struct.pack("<8sI32s", b"jaxpyop\0", 1, checksum or hashlib.sha256(content).digest()) + content
 
 
-def with_plan(text, blobs=b"", length=None):
+def with_plan(text, blobs=b"", cut=None):
     header = zlib.compress(text)
-    return checked(struct.pack("<Q", len(header) if length is None else length) + header + blobs)
+    return checked(struct.pack("<Q", cut or len(header)) + header + blobs)
 
 
 def with_sizes(change):
     def damage(data):
         plan, blobs = unpacked(data)
-        change(plan["blobs"])
+        plan["blobs"] = change(plan["blobs"])
         return with_plan(json.dumps(plan).encode(), b"".join(blobs))
 
     return damage
@@ -102,28 +102,21 @@ DAMAGES = {
     "nothing": (lambda data: b"", "is not a program"),
     "a pickle": (lambda data: pickle.dumps({}), "is not a program"),
     "the start alone": (lambda data: data[:44], "is not a program"),
-    "cut off": (lambda data: data[:-1], "damaged: its checksum"),
     "something behind, and checked": (lambda data: checked(data[44:] + b"x"), SIZES),
     "another checksum": (lambda data: checked(data[44:], bytes(32)), "damaged: its checksum"),
     "a later format": (lambda data: data[:8] + b"\x02" + data[9:], r"the format 2, and .* reads the format 1"),
-    "a huge header": (lambda data: with_plan(b"{}", length=2**64 - 1), NO_PLAN),
-    "a header that is cut off": (lambda data: with_plan(b"{}" * 50, length=5), NO_PLAN),
-    "no compressed header": (lambda data: checked(struct.pack("<Q", 2) + b"{}"), NO_PLAN),
+    "a header that is cut off": (lambda data: with_plan(b"{}" * 50, cut=5), NO_PLAN),
     "no JSON": (lambda data: with_plan(b"x"), NO_PLAN),
     "a deep header": (lambda data: with_plan(b"[" * 100_000), NO_PLAN),
     "a header of gigabytes": (lambda data: with_plan(b" " * 2**24 + b"{}"), NO_PLAN),
-    "a size too few": (with_sizes(lambda sizes: sizes.pop()), SIZES),
-    "a larger size": (with_sizes(lambda sizes: sizes.append(sizes.pop() + 1)), SIZES),
-    "a negative size": (with_sizes(lambda sizes: sizes.extend([-1, 1])), SIZES),
-    "no size": (with_sizes(lambda sizes: sizes.append("1")), NO_PLAN),
+    "a larger size": (with_sizes(lambda sizes: [*sizes[:-1], sizes[-1] + 1]), SIZES),
+    "a negative size": (with_sizes(lambda sizes: [*sizes, -1, 1]), SIZES),
     "zeros as segments": (with_zeros, NO_PLAN),
     "no functions": (changed(functions=[]), "there is no item 0 among 0"),
     "no calls": (changed(calls=[]), "there is no item 1 among 0"),
     "an unknown function": (changed(functions=[{"name": "nobody"}]), "functions are missing: 'nobody'"),
-    "a list as plan": (changed(program=[]), NO_PLAN),
     "reads of later values": (with_step(reads=[99]), "there is no item 99"),
     "reads from the end": (with_step(reads=[-1]), "there is no item -1"),
-    "reads by text": (with_step(reads=["0"]), "there is no item '0'"),
     "another dtype": (with_step(makes=[[[3], "float64"]]), "float32 where the program was exported for float64"),
     "another shape": (with_step(makes=[[[4], "float32"]]), r"\(3,\) where the program was exported for \(4,\)"),
     "a call without its inputs": (without_inputs, "'plus_pi' takes 2 arrays, and its step reads 0"),
@@ -194,16 +187,14 @@ def mutated_plan(data, rng):
 
 def mutated_bytes(data, rng):
     """A file with other bytes, whose checksums are not right."""
-    found = bytearray(data)
+    found, at = bytearray(data), rng.randrange(len(data))
     kind = rng.randrange(3)
     if kind == 0:
-        return bytes(found[: rng.randrange(len(found))])
-    for _ in range(rng.choice([1, 1, 5])):
-        at = rng.randrange(len(found))
-        if kind == 1:
-            found[at] ^= 1 << rng.randrange(8)
-        else:
-            found[at:at] = rng.randbytes(rng.randrange(1, 9))
+        return data[:at]
+    if kind == 1:
+        found[at] ^= 1 << rng.randrange(8)
+    else:
+        found[at:at] = rng.randbytes(rng.randrange(1, 9))
     return bytes(found)
 
 
@@ -238,10 +229,9 @@ def test_mutations_of_the_plan(files, count):
 def test_without_flatbuffers(files, monkeypatch):
     monkeypatch.delitem(sys.modules, "jax._src.export.serialization")
     monkeypatch.setitem(sys.modules, "flatbuffers", None)
-    with pytest.raises(ImportError, match="flatbuffers"):
-        jaxpyop.load(files["padded"], allow=[HERE])
-    with pytest.raises(ImportError, match="flatbuffers"):
-        jaxpyop.export(jnp.sin)(1.0)
+    for call in (lambda: jaxpyop.load(files["padded"], allow=[HERE]), lambda: jaxpyop.export(jnp.sin)(1.0)):
+        with pytest.raises(ImportError, match="flatbuffers"):
+            call()
 
 
 def test_every_option_of_an_op_is_saved_or_has_a_reason_not_to_be():
@@ -251,13 +241,6 @@ def test_every_option_of_an_op_is_saved_or_has_a_reason_not_to_be():
     assert {field.name for field in dataclasses.fields(Op)} == saved | set(reasons)
 
 
-def test_the_size_is_that_of_the_segments():
-    def large(x):
-        for _ in range(100):
-            x = jnp.sin(x) @ jnp.cos(x).T
-        y = jaxpyop.py_function(branches, [x], jnp.float32)
-        return jnp.linalg.norm(y @ x) + jnp.sum(y)
-
-    data = jaxpyop.export(large)(jnp.ones((3, 3))).to_bytes()
-    _, blobs = unpacked(data)
-    assert len(data) < 1.3 * sum(map(len, blobs))
+def test_the_size_is_that_of_the_segments(files):
+    _, blobs = unpacked(files["scan"])
+    assert len(files["scan"]) < 1.3 * sum(map(len, blobs))

@@ -8,6 +8,7 @@ import gc
 import inspect
 import pathlib
 import pickle
+import re
 import weakref
 
 import jax
@@ -108,30 +109,32 @@ def test_the_results_are_those_of_jit(program, args, loops):
 
 
 CUTS = {
-    "side by side": (lambda x: double(x * 2) + double(x * 3), ["segment", "Python", "Python", "segment"]),
-    "a chain and a call beside it": (
+    "side by side": (lambda x: double(x * 2) + double(x * 3), "segment Python Python segment"),
+    "a chain and a call": (
         lambda x: double(double(x) + 1) + double(x * 5),
-        ["segment", "Python", "Python", "segment", "Python", "segment"],
+        "segment Python Python segment Python segment",
     ),
-    "a loop": (lambda x: jax.lax.fori_loop(0, 2, lambda i, c: double(c), x), ["whole"]),
-    "a stateless NumPy function": (lambda x: jaxpyop.numpy_function(np.sin, [x], F) + 1, ["whole"]),
+    "a loop": (lambda x: jax.lax.fori_loop(0, 2, lambda i, c: double(c), x), "whole"),
+    "a stateless NumPy function": (lambda x: jaxpyop.numpy_function(np.sin, [x], F) + 1, "whole"),
 }
 
 
 @pytest.mark.parametrize(("program", "kinds"), CUTS.values(), ids=CUTS)
 def test_the_cuts(program, kinds):
-    assert [line.split(":")[0] for line in jaxpyop.jit(program).explain(X).splitlines()] == kinds
+    assert [line.split(":")[0] for line in jaxpyop.jit(program).explain(X).splitlines()] == kinds.split()
 
 
 def test_a_body_waits_for_what_it_needs_alone():
     """The product is in the segment after the body, whatever the order in the program."""
-
-    def program(x):
-        product = x @ x
-        return double(x * 2), product + 1
-
+    program = lambda x: (product := x @ x, double(x * 2), product + 1)[1:]
     text = jaxpyop.jit(program).explain(X).splitlines()
     assert text == ["segment: mul", "Python: lambda", "segment: dot_general, add"]
+
+
+def test_beside_what_stays_a_callback_the_rest_is_cut():
+    program = jaxpyop.jit(lambda x: double(jax.lax.fori_loop(0, 2, lambda i, c: double(c), x) + 1))
+    assert program.explain(X).splitlines() == ["segment: scan, add", "Python: lambda"]
+    same(program(X), 8 * X + 2)
 
 
 def test_a_stateful_gradient_needs_no_store():
@@ -160,45 +163,30 @@ def test_static_arguments_by_position_and_name():
 
 
 def test_donated_arguments():
-    cut = jaxpyop.jit(lambda x, y: (double(y) * 2 + x, y), donate_argnums=0)
-    x, y = X + 0, X + 1
-    same(cut(x, y), (4 * y + X, y))
-    assert x.is_deleted()
-    assert not y.is_deleted()
-    named = jaxpyop.jit(lambda x, y: double(y) + x, donate_argnames="x")
-    x = X + 0
-    named(x=x, y=y)
-    assert x.is_deleted()
+    program = lambda x, y: (double(y) * 2 + x, y)
+    x, named, y = X + 0, X + 0, X + 1
+    same(jaxpyop.jit(program, donate_argnums=0)(x, y), (4 * y + X, y))
+    same(jaxpyop.jit(program, donate_argnames="x")(x=named, y=y), (4 * y + X, y))
+    assert [a.is_deleted() for a in (x, named, y)] == [True, True, False]
 
 
 def test_what_a_body_saw_is_not_given_away():
     kept = []
-
-    def keep(x):
-        kept.append(x)
-        return x + 1
-
-    op = lambda x: py_function(keep, [x], F, output_shapes=(3,))
+    op = lambda x: py_function(lambda x: (kept.append(x), x + 1)[1], [x], F, output_shapes=(3,))
     cut = jaxpyop.jit(lambda x: op(x * 2) * 3 + op(x), donate_argnums=0)
     for k in range(3):
         cut(X + k)
-    for k in range(3):
-        same(kept[2 * k : 2 * k + 2], [2 * (X + k), X + k])
+    same(kept, [y for k in range(3) for y in (2 * (X + k), X + k)])
 
 
 def test_what_a_body_returned_may_change_before_a_segment_reads_it():
     own = np.ones(1 << 17, np.float32)
-
-    def change(x):
-        own[:] = 7
-        return x
-
     op = lambda f, x: py_func(f, [x], F, output_shapes=own.shape)
 
     @jaxpyop.jit
     def program(x):
         y = op(lambda x: own, x)
-        z = op(change, y)
+        z = op(lambda x: (own.fill(7), x)[1], y)
         return y * 2, z + 1, op(lambda x: x, z) - 1
 
     for _ in range(2):
@@ -214,15 +202,18 @@ def test_the_caller_may_change_a_numpy_array_that_a_body_kept():
     assert not np.asarray(kept[0]).any()
 
 
-def test_wrong_arguments_are_jaxs_errors():
-    with pytest.raises(TypeError, match="str"):
-        jaxpyop.jit(lambda x: double(X))("a")
-    with pytest.raises(TypeError, match="fun is 3"):
-        jaxpyop.jit(3)
-    with pytest.raises(ValueError, match="loops='both'"):
-        jaxpyop.jit(double, loops="both")
-    with pytest.raises(TypeError, match="colour"):
-        jaxpyop.jit(double, colour=3)
+WRONG = {
+    "fun is 3": lambda: jaxpyop.jit(3),
+    "loops='both'": lambda: jaxpyop.jit(double, loops="both"),
+    "colour": lambda: jaxpyop.jit(double, colour=3),
+    "str": lambda: jaxpyop.jit(lambda x: double(X))("a"),
+}
+
+
+@pytest.mark.parametrize(("said", "call"), WRONG.items(), ids=WRONG)
+def test_wrong_arguments_are_errors_as_those_of_jax(said, call):
+    with pytest.raises((TypeError, ValueError), match=said):
+        call()
 
 
 def test_as_a_decorator_and_a_method():
@@ -244,9 +235,6 @@ def test_the_methods_of_a_jitted_function():
     assert "python_call" in str(cut.trace(X).jaxpr)
     same(cut.lower(X).compile()(X), 2 * X)
     assert cut.eval_shape(X) == jax.ShapeDtypeStruct((3,), F)
-    cut(X)
-    cut.clear_cache()
-    same(cut(X), 2 * X)
     assert "double" in repr(cut)
     same(pickle.loads(pickle.dumps(cut))(X), 2 * X)
 
@@ -278,13 +266,8 @@ def test_effects_keep_the_order_of_the_program():
 
 def test_jaxs_own_print_comes_before_a_later_effect():
     log = []
-
-    @jaxpyop.jit
-    def program(x):
-        jax.debug.callback(lambda x: log.append("jax"), x)
-        py_func(lambda x: log.append("ours"), [x], None)
-        return x
-
+    ours = lambda x: py_func(lambda x: log.append("ours"), [x], None)
+    program = jaxpyop.jit(lambda x: (jax.debug.callback(lambda x: log.append("jax"), x), ours(x), x)[2])
     for _ in range(20):
         program(X)
     jax.effects_barrier()
@@ -311,18 +294,16 @@ def test_an_exception_is_the_original_with_the_users_lines_alone():
         with pytest.raises(KeyError, match="mine") as caught:
             cut(X)
         assert caught.value is error
-        assert [entry.name for entry in caught.traceback if entry.path.name == "test_jit.py"][-1] == "body"
+        assert caught.traceback[-1].name == "body"
         ours = [entry.path.name for entry in caught.traceback if entry.path.is_relative_to(PACKAGE)]
         assert ours in ([], ["jit.py"])
 
 
 def test_results_that_are_not_as_traced():
-    wrong_shape = jaxpyop.jit(lambda x: py_func(lambda x: x[:1], [x], F) + 1)
     with pytest.raises(ValueError, match=r"py_func.*shape \(1,\).*\(3,\)"):
-        wrong_shape(X)
-    wide = jaxpyop.jit(lambda x: py_func(lambda x: x * 1j, [x], F) + 1)
+        jaxpyop.jit(lambda x: py_func(lambda x: x[:1], [x], F) + 1)(X)
     with pytest.raises(TypeError, match="complex"):
-        wide(X)
+        jaxpyop.jit(lambda x: py_func(lambda x: x * 1j, [x], F) + 1)(X)
 
 
 def test_a_missing_rule_is_said_and_only_where_it_is_used():
@@ -359,20 +340,7 @@ def test_debug_nans():
         with pytest.raises(FloatingPointError, match="nan"):
             cut(-jnp.ones(3))
         with pytest.raises(FloatingPointError, match="py_func"):
-            jaxpyop.jit(lambda x: py_func(lambda x: x * np.nan, [x], F, name="mine"))(X)
-        with pytest.raises(FloatingPointError, match="py_func"):
             jaxpyop.jit(lambda x: jnp.isnan(py_func(lambda x: x * np.nan, [x], F)) + 1)(X)
-
-
-def test_matmul_precision_and_named_scopes_are_in_the_segments():
-    def program(x):
-        with jax.named_scope("outside"):
-            return jax.jit(lambda x: double(x) @ x)(x)
-
-    cut = jaxpyop.jit(program)
-    same(cut(X), 2 * X @ X)
-    with jax.default_matmul_precision("float32"):
-        same(cut(X), 2 * X @ X)
 
 
 def test_a_transfer_guard_forbids_those_of_arguments_alone():
@@ -389,19 +357,11 @@ def test_a_transfer_guard_forbids_those_of_arguments_alone():
 
 def test_nothing_is_traced_or_compiled_again():
     traces = []
-
-    def program(x):
-        traces.append(None)
-        return double(x) + 1
-
-    for _ in range(3):
-        jaxpyop.jit(program)(X)
-    cut = jaxpyop.jit(program)
-    with jax.log_compiles():
-        for k in range(5):
-            cut(X + k)
+    program = lambda x: (traces.append(None), double(x) + 1)[1]
+    for k in range(3):
+        jaxpyop.jit(program)(X + k)
     assert len(traces) == 1
-    cut(jnp.ones(2))
+    jaxpyop.jit(program)(jnp.ones(2))
     assert len(traces) == 2
 
 
@@ -440,12 +400,8 @@ def test_intermediates_are_freed_as_the_program_goes_on():
         alive.append(sum(a.nbytes >= 1 << 22 for a in jax.live_arrays()))
         return x
 
-    def program(x):
-        for _ in range(4):
-            x = py_function(body, [x + 1], F)
-        return x.sum()
-
-    jaxpyop.jit(program)(jnp.zeros(1 << 20))
+    op = lambda x: py_function(body, [x + 1], F)
+    jaxpyop.jit(lambda x: op(op(op(op(x)))).sum())(jnp.zeros(1 << 20))
     assert max(alive) - alive[0] <= 1
 
 
@@ -461,28 +417,23 @@ def test_four_threads_share_a_function():
 # ------------------------------------------------------------------- what stays whole
 
 
+def with_ref(x):
+    ref = jax.new_ref(x)
+    ref[...] = double(x)
+    return ref[...]
+
+
 def test_what_stays_whole_says_why():
-    from jax.sharding import AxisType, NamedSharding
-    from jax.sharding import PartitionSpec as P
-
-    mesh = jax.make_mesh((1,), ("d",), axis_types=(AxisType.Auto,))
-    placed = NamedSharding(mesh, P("d"))
-
-    def with_ref(x):
-        ref = jax.new_ref(x)
-        ref[...] = double(x)
-        return ref[...]
-
-    inner = jax.jit(double, in_shardings=placed)
+    mesh, spec = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,)), jax.P("d")
+    placed = jax.NamedSharding(mesh, spec)
     for program, options, why in [
         (double, {"out_shardings": placed}, "out_shardings given"),
-        (inner, {}, "an inner jit"),
+        (jax.jit(double, in_shardings=placed), {}, "an inner jit"),
         (with_ref, {}, "a mutable array"),
-        (jax.shard_map(double, mesh=mesh, in_specs=P("d"), out_specs=P("d")), {}, "calls no Python"),
+        (jax.shard_map(double, mesh=mesh, in_specs=spec, out_specs=spec), {}, "calls no Python"),
     ]:
         cut = jaxpyop.jit(program, **options)
-        assert cut.explain(X).startswith("whole: ")
-        assert why in cut.explain(X)
+        assert re.match(f"whole: .*{why}", cut.explain(X))
         np.testing.assert_array_equal(cut(X), 2 * X)
 
 
@@ -526,13 +477,3 @@ def test_a_loop_is_cut_although_another_wrapper_left_it_whole():
             whole(X)
         with pytest.raises(KeyError, match="mine"):
             jaxpyop.jit(in_a_loop, loops="python")(X)
-
-
-def test_beside_what_stays_a_callback_the_rest_is_cut():
-    @jaxpyop.jit
-    def program(x):
-        y = jax.lax.fori_loop(0, 2, lambda i, c: double(c), x)
-        return double(y + 1)
-
-    assert program.explain(X).splitlines() == ["segment: scan, add", "Python: lambda"]
-    same(program(X), 8 * X + 2)
