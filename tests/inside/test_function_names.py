@@ -51,10 +51,6 @@ def test_the_place_of_a_function_is_its_name_where_it_is_allowed(func, name):
             jaxpyop.load(program.to_bytes(), allow=allow)
 
 
-def inner():
-    return lambda x: x
-
-
 class Doubling:
     def __call__(self, x):
         return 2 * x
@@ -63,13 +59,13 @@ class Doubling:
         return 2 * x
 
 
-def of_main(x):
-    return x
-
-
 class Tripling(Doubling):
     def __call__(self, x):
         return 3 * x
+
+
+def of_main(x):
+    return x
 
 
 of_main.__module__ = "__main__"
@@ -77,7 +73,7 @@ of_main.__module__ = "__main__"
 
 PLACELESS = {
     "<lambda>": lambda x: x,
-    "<locals>": inner(),
+    "<locals>": (lambda: lambda x: x)(),
     "a Doubling": Doubling(),
     "a method": Doubling().method,
     "a ufunc": np.sin,
@@ -149,10 +145,7 @@ HOSTILE = {
     "a dunder": (f"{HERE}:double.__globals__", 0),
     "a builtin": (f"{HERE}:__builtins__.eval", 0),
     "a method of type": (f"{HERE}:Shapes.__subclasses__", 0),
-    "a call": (f"{HERE}:double()", 0),
-    "a module that is not there": ("tests.shared.nothing:double", 0),
     "too many decorators": (f"{HERE}:halve", 2),
-    "a negative number of decorators": (f"{HERE}:halve", -1),
     "a name that is no text": (3, 0),
     "an allowed name in front": ("testsevil:double", 0),
     "what is not allowed": ("os:system", 0),
@@ -174,10 +167,10 @@ def test_wrong_arguments():
     for allow in ("tests", [3], None):
         with pytest.raises(TypeError):
             jaxpyop.load(b"", allow=allow)
-    for given in ([abs], {"a": 3}, {3: abs}):
-        for call in (jaxpyop.load, jaxpyop.export):
+    for call in (jaxpyop.load, jaxpyop.export):
+        for given in ([abs], {"a": 3}, {3: abs}):
             with pytest.raises(TypeError, match="expected a dict from names to functions"):
-                call(b"" if call is jaxpyop.load else abs, functions=given)
+                call(abs, functions=given)
 
 
 # ------------------------------------------------------------------- changed code
@@ -186,8 +179,7 @@ TEXT = "def f(x, y=1):\n    'Text.'\n    if x in {'a', 'b', 'c'}:\n        retur
 
 
 def compiled(text):
-    namespace = {}
-    exec(compile(text, "<test>", "exec"), namespace)
+    exec(compile(text, "<test>", "exec"), namespace := {})
     return namespace["f"]
 
 
@@ -218,11 +210,10 @@ def recursive(value):
 
 HOLDING = {
     "a closure": (closure, 2, 3),
-    "a function in a closure": (closure, scaled, inner),
     "a closure that holds itself": (recursive, 2, 3),
     "a tuple as default": (lambda value: lambda x, k=value: k * x, (2, None), (3, None)),
     "a partial": (lambda k: functools.partial(scaled, k=k), 2, 3),
-    "the function in a partial": (lambda f: functools.partial(f, 2), scaled, inner),
+    "the function in a partial": (lambda f: functools.partial(f, 2), scaled, recursive),
     "an object": (lambda c: c(), Doubling, Tripling),
     "a method": (lambda c: c().__call__, Doubling, Tripling),
     "a compiled function": (lambda k: jax.jit(closure(k)), 2, 3),

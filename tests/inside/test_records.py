@@ -96,8 +96,7 @@ class Holder:
     """The array of a token."""
 
 
-@pytest.mark.parametrize("once_made", [False, True])
-@pytest.mark.parametrize("read", [False, True])
+@pytest.mark.parametrize(("read", "once_made"), [(False, False), (False, True), (True, False), (True, True)])
 def test_a_record_goes_with_the_array_of_its_token(read, once_made):
     """Without having been read, it counts as read from then on, because the array may have been copied."""
     records, holder = Records(10, 1000), Holder()

@@ -30,8 +30,8 @@ NAMES = ("value and gradient", "fwd and bwd in vmap", "structures", "padded", "s
 @pytest.fixture(scope="module")
 def files():
     """A few programs, each as bytes."""
-    programs = {name: (PROGRAMS[name].fun, *arguments(PROGRAMS[name])) for name in NAMES}
-    return {name: jaxpyop.export(fun)(*args, **kwargs).to_bytes() for name, (fun, args, kwargs) in programs.items()}
+    export = lambda program: jaxpyop.export(program.fun)(*arguments(program)).to_bytes()
+    return {name: export(PROGRAMS[name]) for name in NAMES}
 
 
 @pytest.fixture(autouse=True)
@@ -53,9 +53,9 @@ def checked(content, checksum=None):
     return struct.pack("<8sI32s", b"jaxpyop\0", 1, checksum or hashlib.sha256(content).digest()) + content
 
 
-def with_plan(text, blobs=b"", cut=None):
+def with_plan(text, blobs=b""):
     header = zlib.compress(text)
-    return checked(struct.pack("<Q", cut or len(header)) + header + blobs)
+    return checked(struct.pack("<Q", len(header)) + header + blobs)
 
 
 def with_sizes(change):
@@ -105,7 +105,6 @@ DAMAGES = {
     "something behind, and checked": (lambda data: checked(data[44:] + b"x"), SIZES),
     "another checksum": (lambda data: checked(data[44:], bytes(32)), "damaged: its checksum"),
     "a later format": (lambda data: data[:8] + b"\x02" + data[9:], r"the format 2, and .* reads the format 1"),
-    "a header that is cut off": (lambda data: with_plan(b"{}" * 50, cut=5), NO_PLAN),
     "no JSON": (lambda data: with_plan(b"x"), NO_PLAN),
     "a deep header": (lambda data: with_plan(b"[" * 100_000), NO_PLAN),
     "a header of gigabytes": (lambda data: with_plan(b" " * 2**24 + b"{}"), NO_PLAN),
@@ -215,12 +214,11 @@ def test_mutations_of_the_plan(files, count):
     errors = []
     for number in range(count):
         data = mutated_plan(files[NAMES[number % len(NAMES)]], random.Random(number))
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
+            try:
                 jaxpyop.load(data, allow=[HERE])
-        except ValueError as error:
-            errors.append(str(error))
+            except ValueError as error:
+                errors.append(str(error))
     # The others are programs, too: another name of the op, or the same values in another order.
     assert len(errors) > count / 2
     assert all(error.startswith("jaxpyop.load: the program cannot be loaded") for error in errors)

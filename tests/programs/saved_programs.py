@@ -92,24 +92,12 @@ def fails_on_negative(x):
     return np.sqrt(x)
 
 
-def ones(x):
-    return np.ones(x.shape, np.int32)
-
-
 def uniform(key):
     return jax.random.uniform(key, (3,))
 
 
 def split(key):
     return jax.random.split(key)[0]
-
-
-def twice(x):
-    return 2 * x
-
-
-def transpose_of_twice(cotangents):
-    return (2 * cotangents[0],)
 
 
 def plus_pi(x, number):
@@ -132,14 +120,15 @@ def loss(x):
     return jnp.sum(of_branches(x) ** 2)
 
 
-def rule(**options):
-    return lambda x: jnp.sum(jnp.sin(numpy_function(cube, [x], jax.ShapeDtypeStruct(x.shape, F), **options)) * x)
+def rule(x):
+    op = lambda x: numpy_function(cube, [x], jax.ShapeDtypeStruct(x.shape, F), vjp=(fwd_of_cube, bwd_of_cube))
+    return jnp.sum(jnp.sin(op(x)) * x)
 
 
-def curvature(**rules):
+def curvature(x):
     """A function that differentiates a rule. JAX rounds nothing in it, because differences magnify what is rounded."""
-    total = lambda x: jnp.sum(numpy_function(cube, [x], jax.ShapeDtypeStruct(x.shape, F), **rules))
-    return jax.grad(lambda x: jnp.sum(jax.grad(total)(x) * 2))
+    total = lambda x: jnp.sum(numpy_function(cube, [x], jax.ShapeDtypeStruct(x.shape, F), vjp=vjp_of_jax))
+    return jax.grad(lambda x: jnp.sum(jax.grad(total)(x) * 2))(x)
 
 
 def with_effects(x):
@@ -171,9 +160,7 @@ def in_loops(x):
 
 def tree(x, more):
     tout = {"total": jax.ShapeDtypeStruct((3,), F), "none": None, "size": (jnp.int32(0),)}
-    given = {"a": x, "b": [more["y"]]}
-    op = numpy_function(Tout=tout)(parts)
-    return op(given, 2.0, kind={"how": ("mean", None, "x")})
+    return numpy_function(Tout=tout)(parts)({"a": x, "b": [more["y"]]}, 2.0, kind={"how": ("mean", None, "x")})
 
 
 def padded(x):
@@ -182,13 +169,11 @@ def padded(x):
 
 
 def when(x):
-    one = lambda a: py_function(branches, [a], F, when=a > 0, output_shapes=())
-    return jax.vmap(one)(x)
+    return jax.vmap(lambda a: py_function(branches, [a], F, when=a > 0, output_shapes=()))(x)
 
 
 def on_error(x):
-    one = lambda a: numpy_function(fails_on_negative, [a], jax.ShapeDtypeStruct((), F), on_error="nan")
-    return jax.vmap(one)(x)
+    return jax.vmap(lambda a: numpy_function(fails_on_negative, [a], F, output_shapes=(), on_error="nan"))(x)
 
 
 def keys(key):
@@ -203,32 +188,19 @@ def constant(x):
     return [add(add(x, 3.0), 4.0), add(add(add(x, first), first), second), add(second, second), add(x, 3.0)]
 
 
-def linear(x):
-    return jnp.sum(numpy_function(twice, [x], jax.ShapeDtypeStruct(x.shape, F), transpose=transpose_of_twice) ** 2)
-
-
-def unused_infinity(x):
-    """A gradient in which zero times infinity does not occur, because the square root has no derivative there."""
-    root, counted = jnp.sqrt(x * 0), numpy_function(ones, [jnp.sqrt(x * 0)], jax.ShapeDtypeStruct((3,), jnp.int32))
-    kept = jax.lax.stop_gradient(py_function(cube, [root], F)) * counted
-    return jnp.sum(py_function(cube, [jnp.sin(x)], F) * jnp.cos(x) + kept)
-
-
 GRAD = {"after": jax.grad, "options": {"vjp_order": 1}}
 PROGRAMS: dict[str, Program] = {
     "only a call": Program(lambda x: py_function(branches, [x], F)),
     "a decorated function": Program(lambda x: decorated(x) + 1),
     "value and gradient": Program(jax.value_and_grad(loss)),
     "hessian": Program(jax.hessian(loss)),
-    "fwd and bwd in vmap": Program(jax.vmap(jax.grad(rule(vjp=(fwd_of_cube, bwd_of_cube)))), (ROWS,)),
-    "a rule that is an op": Program(curvature(vjp=vjp_of_jax)),
+    "fwd and bwd in vmap": Program(jax.vmap(jax.grad(rule)), (ROWS,)),
+    "a rule that is an op": Program(curvature),
     "gradient of a loaded program": Program(loss, **GRAD),
-    "gradient of a loaded pair": Program(rule(vjp=(fwd_of_cube, bwd_of_cube)), **GRAD),
-    "gradient of a loaded linear function": Program(linear, **GRAD),
+    "gradient of a loaded rule": Program(rule, **GRAD),
     "cut gradient of a loaded program": Program(
         loss, after=lambda f: jaxpyop.jit(jax.grad(f)), options=GRAD["options"]
     ),
-    "gradient beside an unused infinity": Program(unused_infinity, **GRAD),
     "gradient that stops before a call": Program(
         lambda x: jnp.sum(numpy_function(cube, [jax.lax.stop_gradient(x * 2)], jax.ShapeDtypeStruct((3,), F)) * x),
         **GRAD,
@@ -245,26 +217,22 @@ PROGRAMS: dict[str, Program] = {
     "loops": Program(in_loops),
     "loops run from Python": Program(in_loops, options={"loops": "python"}),
     "vmap of a while": Program(jax.vmap(in_while), (ROWS,)),
-    "inside a scan": Program(of_branches, after=lambda f: lambda x: jax.lax.scan(lambda c, _: (f(c), c), x, None, 2)),
     "a checkpoint": Program(jax.grad(jax.checkpoint(loss))),
-    "keywords": Program(lambda x, *, scale: of_branches(x) * scale),
 }
 
 
-def arguments(program: Program) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def arguments(program: Program) -> tuple[Any, ...]:
     """The arguments with which a program is exported and run."""
-    keywords = {"scale": jnp.float32(2)} if program is PROGRAMS["keywords"] else {}
-    return tuple(x if isinstance(x, dict) else jnp.asarray(x) for x in program.args), keywords
+    return jax.tree.map(jnp.asarray, program.args)
 
 
 def outcome(fun: Callable[..., Any], program: Program) -> dict[str, Any]:
     """What a run of a program gives, as data."""
     NOTES.clear()
-    args, kwargs = arguments(program)
     with warnings.catch_warnings():
         # An op with on_error= says once that it filled a result.
         warnings.simplefilter("ignore", RuntimeWarning)
-        found = fun(*args, **kwargs)
+        found = fun(*arguments(program))
         jax.effects_barrier()
     leaves, structure = jax.tree.flatten(found)
     plain = [jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else x for x in leaves]
@@ -276,8 +244,7 @@ def outcome(fun: Callable[..., Any], program: Program) -> dict[str, Any]:
 def save_all(folder: str, names: Collection[str] = PROGRAMS.keys()) -> None:
     """Save programs, each in a file."""
     for name in names:
-        args, kwargs = arguments(PROGRAMS[name])
-        program = jaxpyop.export(PROGRAMS[name].fun, **PROGRAMS[name].options)(*args, **kwargs)
+        program = jaxpyop.export(PROGRAMS[name].fun, **PROGRAMS[name].options)(*arguments(PROGRAMS[name]))
         program.save(pathlib.Path(folder) / f"{name}.jaxpyop")
 
 

@@ -128,6 +128,7 @@ def effects_run_once_and_in_order_and_errors_are_the_bodys_own():
         jaxpyop.jit(lambda x: jaxpyop.py_function({}.pop, ["mine"], F, output_shapes=()) + x)(X)
 
 
+@program
 def saved_programs_run_where_they_were_exported_for():
     body = Body()
     loss = lambda x: jnp.sum(op(jnp.sin(x), body) ** 2)
@@ -137,11 +138,6 @@ def saved_programs_run_where_they_were_exported_for():
             data = jaxpyop.export(fun, functions=names, platforms=platforms)(X).to_bytes()
             same(jaxpyop.load(data, functions=names)(X), jaxpyop.jit(fun)(X))
     assert body.devices == {jax.devices()[0]}
-
-
-# `jax.export` needs it.
-if importlib.util.find_spec("flatbuffers") is not None:
-    program(saved_programs_run_where_they_were_exported_for)
 
 
 def main():

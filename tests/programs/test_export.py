@@ -36,10 +36,11 @@ def test_a_file(tmp_path):
 
 
 def test_what_is_exported_may_be_jitted_and_take_structs_and_static_arguments():
-    scaled = lambda x, k: of_branches(x) * k
+    scaled = lambda x, k, *, y: of_branches(x) * k + y
     for jit in (jax.jit, jaxpyop.jit):
-        again = loaded(jit(scaled, static_argnums=1), jax.ShapeDtypeStruct((3,), F), 3)
-        np.testing.assert_allclose(again(X), of_branches(X) * 3, rtol=1e-6)
+        data = jaxpyop.export(jit(scaled, static_argnums=1))(jax.ShapeDtypeStruct((3,), F), 3, y=F(1)).to_bytes()
+        again = jaxpyop.load(data, allow=HERE)
+        np.testing.assert_allclose(again(X, y=F(2)), of_branches(X) * 3 + 2, rtol=1e-6)
 
 
 def test_symbolic_shapes():

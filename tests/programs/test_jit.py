@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import functools
 import gc
 import inspect
@@ -32,21 +31,13 @@ def double(x):
     return py_function(lambda x: x + x, [x], jax.ShapeDtypeStruct(x.shape, x.dtype))
 
 
-def described(tree):
-    return jax.tree.structure(tree), list(map(jax.typeof, jax.tree.leaves(tree)))
-
-
 def same(got, wanted):
-    assert described(got) == described(wanted)
+    assert jax.tree.map(jax.typeof, got) == jax.tree.map(jax.typeof, wanted)
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(*map(plain, (a, b))), got, wanted)
 
 
 def plain(x):
     return jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else x
-
-
-def many_dtypes(x, n, b, empty):
-    return double(x) * 2, double(n) + 1, double(b) * 2, double(empty) * 2
 
 
 def numbers_in_loops(x):
@@ -56,24 +47,20 @@ def numbers_in_loops(x):
     return carried, turns, no_turn, jax.lax.scan(lambda c, y: (double(c), (1.0, 2, y, 3j)), x, jnp.arange(2))
 
 
-def inner(x):
-    return jax.jit(lambda y: double(y) + jnp.sum(y))(x * 2), jaxpyop.jit(lambda y: double(y) + 1)(x * 2)
-
-
 def in_checkpoint(x):
     loop = lambda x: jnp.sum(jax.lax.fori_loop(0, 2, lambda i, c: jax.checkpoint(double)(c) * c, x))
     return jax.checkpoint(lambda x: double(x) + 1)(x), jax.grad(loop)(x)
 
 
 def conds(x):
-    branches = lambda x: (1.0, double(x)), lambda x: (x[0], x)
-    return [jax.lax.cond(p, *branches, x) for p in (True, x[0] > 1)]
+    return [jax.lax.cond(p, lambda x: (1.0, double(x)), lambda x: (x[0], x), x) for p in (True, x[0] > 1)]
 
 
 def slow(*values):
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
+DTYPES = (jnp.arange(3), jnp.ones(3, jnp.bfloat16), jnp.zeros((0, 3)))
 PROGRAMS = {
     "several calls": (lambda x: double(double(x) * x) + double(jnp.sin(x)), (X,)),
     "trees": (lambda d: {"y": (double(d["x"]), d["n"] + 1)}, ({"x": X, "n": 2},)),
@@ -84,10 +71,10 @@ PROGRAMS = {
     "one result twice, and an input": (lambda x: (lambda y: (y, x, y, double(y), x))(x + 1), (X,)),
     "a body that returns its input": (lambda x: (py_function(lambda x: (x, x), [x], (F, F)), x), (X,)),
     "a constant array": (lambda x: double(x) * jnp.asarray(np.arange(3.0)) + double(jnp.asarray(X)), (X,)),
-    "an inner jit": (inner, (X,)),
+    "an inner jit": (lambda x: [jit(lambda y: double(y) + jnp.sum(y))(x) for jit in (jax.jit, jaxpyop.jit)], (X,)),
     "checkpoint": slow(in_checkpoint, (X,)),
     "a key": slow(lambda key: (double(jax.random.normal(key, (2,))), jax.random.split(key)), (jax.random.key(1),)),
-    "other dtypes": slow(many_dtypes, (X, jnp.arange(3), jnp.ones(3, jnp.bfloat16), jnp.zeros((0, 3)))),
+    "other dtypes": slow(lambda *args: jax.tree.map(double, args), DTYPES),
     "numbers in loops": slow(numbers_in_loops, (X,)),
     "conds with one weakly typed branch": (conds, (X,)),
     "the tangent of an integer": (lambda x, zero: double(x), (X, np.zeros(3, jax.dtypes.float0))),
@@ -110,10 +97,7 @@ def test_the_results_are_those_of_jit(program, args, loops):
 
 CUTS = {
     "side by side": (lambda x: double(x * 2) + double(x * 3), "segment Python Python segment"),
-    "a chain and a call": (
-        lambda x: double(double(x) + 1) + double(x * 5),
-        "segment Python Python segment Python segment",
-    ),
+    "a chain": (lambda x: double(double(x) + 1) + double(5 * x), "segment Python Python segment Python segment"),
     "a loop": (lambda x: jax.lax.fori_loop(0, 2, lambda i, c: double(c), x), "whole"),
     "a stateless NumPy function": (lambda x: jaxpyop.numpy_function(np.sin, [x], F) + 1, "whole"),
 }
@@ -326,11 +310,8 @@ def test_x64():
 
 
 def test_disable_jit():
-    seen = []
-    cut = jaxpyop.jit(lambda x: (seen.append(float(x[0])), double(x))[1])
     with jax.disable_jit():
-        same(cut(X), 2 * X)
-    assert seen == [0.5]
+        same(jaxpyop.jit(lambda x: double(x) * float(x[0]))(X), X)
 
 
 def test_debug_nans():
@@ -405,15 +386,6 @@ def test_intermediates_are_freed_as_the_program_goes_on():
     assert max(alive) - alive[0] <= 1
 
 
-@pytest.mark.slow
-def test_four_threads_share_a_function():
-    cut = jaxpyop.jit(jax.value_and_grad(lambda x: double(jnp.sin(x)).sum()))
-    inputs = [X + k for k in range(40)]
-    with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        for x, (_, slope) in zip(inputs, pool.map(cut, inputs), strict=True):
-            np.testing.assert_allclose(slope, 2 * np.cos(x), rtol=1e-4)
-
-
 # ------------------------------------------------------------------- what stays whole
 
 
@@ -451,7 +423,6 @@ BEFORE = {
     "vmap": lambda cut: jax.eval_shape(jax.vmap(cut), jnp.ones((2, 3))),
     "lower": slow(lambda cut: (cut.eval_shape(X), cut.lower(X), jax.jit(cut).trace(X), cut.explain(X))),
     "clear_caches": slow(lambda cut: (jax.clear_caches(), cut(X[:2]))),
-    "another wrapper": slow(lambda cut: jaxpyop.jit(stays_whole_for_two).explain(X)),
 }
 
 
@@ -471,9 +442,6 @@ def test_what_stays_whole_for_some_types_is_cut_for_others(before):
 def test_a_loop_is_cut_although_another_wrapper_left_it_whole():
     body = lambda i, c: py_function(missing, [c], F, output_shapes=(3,))
     in_a_loop = lambda x: jax.lax.fori_loop(0, 2, body, x)
-    whole = jaxpyop.jit(in_a_loop)
-    for _ in range(2):
-        with pytest.raises(jax.errors.JaxRuntimeError, match="mine"):
-            whole(X)
-        with pytest.raises(KeyError, match="mine"):
-            jaxpyop.jit(in_a_loop, loops="python")(X)
+    for options in ({}, {"loops": "python"}, {}):
+        with pytest.raises(KeyError if options else jax.errors.JaxRuntimeError, match="mine"):
+            jaxpyop.jit(in_a_loop, **options)(X)
