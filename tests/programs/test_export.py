@@ -43,6 +43,7 @@ def test_what_is_exported_may_be_jitted_and_take_structs_and_static_arguments():
         np.testing.assert_allclose(again(X, y=F(2)), of_branches(X) * 3 + 2, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_symbolic_shapes():
     (n,) = jax.export.symbolic_shape("n")
     fun = lambda x: jnp.sin(py_function(cube, [jnp.cos(x)], F)) + x
@@ -53,17 +54,11 @@ def test_symbolic_shapes():
         again(jnp.ones((2, 2)))
 
 
-def np_sum(x, y):
-    return x + y
-
-
 def test_symbolic_sizes_fit_each_other_even_without_a_segment():
-    shape = jax.ShapeDtypeStruct(jax.export.symbolic_shape("n"), F)
-    both = lambda x, y: (numpy_function(cube, [y], F), numpy_function(np_sum, [x, y], F))
-    named = {"functions": {"sum": np_sum}}
+    shape, named = jax.ShapeDtypeStruct(jax.export.symbolic_shape("n"), F), {"functions": {"add": lambda x, y: x + y}}
+    both = lambda x, y: (numpy_function(cube, [y], F), numpy_function(named["functions"]["add"], [x, y], F))
     again = jaxpyop.load(jaxpyop.export(both, **named)(shape, shape).to_bytes(), allow=HERE, **named)
-    for found, expected in zip(again(X, X), both(X, X), strict=True):
-        np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(again(X, X), both(X, X))
     with pytest.raises(ValueError, match="inconsistency between dimension size"):
         again(X, X[:1])
 
@@ -92,14 +87,9 @@ def test_a_number_has_no_weak_type_in_a_function():
 
 def test_other_arguments():
     again = loaded(of_branches, X)
-    for args, said in (
-        ((jnp.ones(4),), "input 0 has the shape"),
-        ((jnp.ones(3, jnp.int32),), "input 0 is int32"),
-        ((X, X), "arguments of the structure"),
-        (([X],), "arguments of the structure"),
-    ):
-        with pytest.raises((ValueError, TypeError), match=said):
-            again(*args)
+    for other, said in ((jnp.ones(4), "has the shape"), (jnp.ones(3, jnp.int32), "is int32"), ([X], "the structure")):
+        with pytest.raises((ValueError, TypeError), match=rf"(input 0|arguments of) {said}"):
+            again(other)
     with pytest.raises(NotImplementedError, match="call_exported"):
         jax.vmap(again)(jnp.stack([X, X]))
 
@@ -124,19 +114,12 @@ def test_without_vjp_order_a_derivative_is_an_error_that_says_so(fun):
     np.testing.assert_allclose(jax.grad(lambda y: y * jnp.sum(again(X)))(1.0), jnp.sum(fun(X)), rtol=1e-5)
 
 
-@jax.custom_vjp
-def own_rule(x):
-    return py_function(branches, [x], F)
-
-
-own_rule.defvjp(lambda x: (own_rule(x), x), lambda x, ct: (ct * 7,))
-
-
 def test_a_rule_around_a_call():
+    own_rule = jax.custom_vjp(lambda x: py_function(branches, [x], F))
+    own_rule.defvjp(lambda x: (own_rule(x), x), lambda x, ct: (ct * 7,))
     fun = lambda x: jnp.sum(own_rule(jnp.sin(x)))
     with pytest.raises(ValueError, match=r"custom_vjp_call is around a Python call.*vjp= or jvp="):
         jaxpyop.export(fun, vjp_order=1)(X)
-    np.testing.assert_allclose(loaded(fun, X)(X), fun(X), rtol=1e-6)
     np.testing.assert_allclose(loaded(jax.grad(fun), X)(X), jax.grad(fun)(X), rtol=1e-6)
 
 
@@ -203,6 +186,7 @@ def test_another_platform():
     np.testing.assert_allclose(loaded(of_branches, X, platforms=["cpu", "cuda"])(X), of_branches(X), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_second_derivatives_of_rules_are_as_before():
     fun = lambda x: jnp.sum(numpy_function(cube, [x], SHAPE, vjp=vjp_of_cube))
     again = loaded(fun, X, vjp_order=2)
