@@ -52,11 +52,6 @@ def vjp_of_cube(inputs, outputs, cotangents):
     return (3 * inputs[0] ** 2 * cotangents[0],)
 
 
-@py_function(Tout=F)
-def vjp_of_jax(inputs, outputs, cotangents):
-    return 3 * inputs[0] ** 2 * cotangents[0]
-
-
 def fwd_of_cube(x):
     return x**3, 3 * x**2
 
@@ -125,12 +120,6 @@ def rule(x):
     return jnp.sum(jnp.sin(op(x)) * x)
 
 
-def curvature(x):
-    """A function that differentiates a rule. JAX rounds nothing in it, because differences magnify what is rounded."""
-    total = lambda x: jnp.sum(numpy_function(cube, [x], jax.ShapeDtypeStruct(x.shape, F), vjp=vjp_of_jax))
-    return jax.grad(lambda x: jnp.sum(jax.grad(total)(x) * 2))(x)
-
-
 def with_effects(x):
     numpy_function(note, [x * 2], None, ordered=True)
     y = numpy_function(noted, [x + 1], jax.ShapeDtypeStruct((3,), F), stateful=True)
@@ -188,6 +177,14 @@ def constant(x):
     return [add(add(x, 3.0), 4.0), add(add(add(x, first), first), second), add(second, second), add(x, 3.0)]
 
 
+def stopped(x):
+    return jnp.sum(numpy_function(cube, [jax.lax.stop_gradient(x * 2)], jax.ShapeDtypeStruct((3,), F)) * x)
+
+
+def gradient_cut(f):
+    return jaxpyop.jit(jax.grad(f))
+
+
 GRAD = {"after": jax.grad, "options": {"vjp_order": 1}}
 PROGRAMS: dict[str, Program] = {
     "only a call": Program(lambda x: py_function(branches, [x], F)),
@@ -195,16 +192,10 @@ PROGRAMS: dict[str, Program] = {
     "value and gradient": Program(jax.value_and_grad(loss)),
     "hessian": Program(jax.hessian(loss)),
     "fwd and bwd in vmap": Program(jax.vmap(jax.grad(rule)), (ROWS,)),
-    "a rule that is an op": Program(curvature),
     "gradient of a loaded program": Program(loss, **GRAD),
     "gradient of a loaded rule": Program(rule, **GRAD),
-    "cut gradient of a loaded program": Program(
-        loss, after=lambda f: jaxpyop.jit(jax.grad(f)), options=GRAD["options"]
-    ),
-    "gradient that stops before a call": Program(
-        lambda x: jnp.sum(numpy_function(cube, [jax.lax.stop_gradient(x * 2)], jax.ShapeDtypeStruct((3,), F)) * x),
-        **GRAD,
-    ),
+    "cut gradient of a loaded program": Program(loss, after=gradient_cut, options={"vjp_order": 1}),
+    "gradient that stops before a call": Program(stopped, **GRAD),
     "effects": Program(with_effects),
     "vmap of a gradient": Program(jax.vmap(jax.grad(loss)), (ROWS,)),
     "structures": Program(tree, (X, {"y": X + 1})),

@@ -77,14 +77,6 @@ def test_where_symbolic_sizes_are_refused(fun, said):
         jaxpyop.export(fun)(jax.ShapeDtypeStruct(jax.export.symbolic_shape("n"), F))
 
 
-def test_a_number_has_no_weak_type_in_a_function():
-    # A product with a weak type would be rounded.
-    third = {"third": lambda x: (x * jnp.bfloat16(1 / 3)).astype(F)}
-    op = lambda x: py_function(third["third"], [x], jax.ShapeDtypeStruct((), F))
-    again = jaxpyop.load(jaxpyop.export(op, functions=third)(F(2.7)).to_bytes(), functions=third)
-    np.testing.assert_array_equal(again(2.7), op(2.7))
-
-
 def test_other_arguments():
     again = loaded(of_branches, X)
     for other, said in ((jnp.ones(4), "has the shape"), (jnp.ones(3, jnp.int32), "is int32"), ([X], "the structure")):

@@ -135,12 +135,12 @@ def test_static_arguments_by_position_and_name():
     calls = []
 
     def program(x, n, *, flag="a"):
-        calls.append((type(n), n, flag))
+        calls.append((n, flag))
         return double(x) * n
 
     cut = jaxpyop.jit(program, static_argnames=("n", "flag"))
     assert [cut(X, 2)[0], cut(X, 2)[0], cut(X, n=2)[0], cut(X, 2.0)[0], cut(X, 2, flag="b")[0]] == [2] * 5
-    assert set(calls) == {(int, 2, "a"), (float, 2.0, "a"), (int, 2, "b")}
+    assert {*map(repr, calls)} == {"(2, 'a')", "(2.0, 'a')", "(2, 'b')"}
     with pytest.raises(ValueError, match="hashable"):
         cut(X, [2])
     assert jaxpyop.jit(program, static_argnums=1)(X, 2)[0] == 2
@@ -186,28 +186,24 @@ def test_the_caller_may_change_a_numpy_array_that_a_body_kept():
     assert not np.asarray(kept[0]).any()
 
 
-WRONG = {
-    "fun is 3": lambda: jaxpyop.jit(3),
-    "loops='both'": lambda: jaxpyop.jit(double, loops="both"),
-    "colour": lambda: jaxpyop.jit(double, colour=3),
-    "str": lambda: jaxpyop.jit(lambda x: double(X))("a"),
-}
-
-
-@pytest.mark.parametrize(("said", "call"), WRONG.items(), ids=WRONG)
-def test_wrong_arguments_are_errors_as_those_of_jax(said, call):
-    with pytest.raises((TypeError, ValueError), match=said):
-        call()
+def test_wrong_arguments_are_errors_as_those_of_jax():
+    with pytest.raises(TypeError, match="str"):
+        jaxpyop.jit(lambda x: double(X))("a")
+    for fun, options, said in (
+        (3, {}, "fun is 3"),
+        (double, {"loops": "both"}, "loops='both'"),
+        (double, {"a": 3}, "'a'"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=said):
+            jaxpyop.jit(fun, **options)
 
 
 def test_as_a_decorator_and_a_method():
     class Model:
-        scale = 3.0
-
         @jaxpyop.jit(static_argnums=0)
         def again(self, x):
             """Runs it once more."""
-            return double(x) * self.scale
+            return double(x) * 3
 
     same(Model().again(X), 6 * X)
     assert Model.again.__doc__ == "Runs it once more."

@@ -42,12 +42,10 @@ same(lambda x: (op(x), jaxpyop.py_func(lambda: np.ones(3, np.float32), [], F, ou
 """
 
 
-def test_over_eight_devices_a_result_keeps_its_sharding():
-    run_on_eight(SHARDED.replace("{check}", '(out.sharding == x.sharding and "segment" in said)'))
-
-
-def test_on_a_mesh_of_explicit_axes_a_program_stays_whole():
-    run_on_eight(SHARDED.replace("{check}", '("Explicit" in said)'), kind="Explicit")
+@pytest.mark.parametrize("kind", ["Auto", "Explicit"])
+def test_over_eight_devices_a_result_keeps_its_sharding_or_a_program_stays_whole(kind):
+    checks = {"Auto": '(out.sharding == x.sharding and "segment" in said)', "Explicit": '("Explicit" in said)'}
+    run_on_eight(SHARDED.replace("{check}", checks[kind]), kind=kind)
 
 
 def test_results_are_where_jit_has_them():
@@ -68,8 +66,6 @@ moves = lambda x: jaxpyop.py_function(lambda x: jax.device_put(x * 2, devices[5]
 for y in (own, jax.device_put(own, devices[3])):
     for program in (lambda op: lambda x: op(x) + x, lambda op: lambda x: op(x), lambda op: lambda x: op(x) * op(x + 1)):
         assert place(same(program(moves), y)(y)) == place(jax.jit(program(lambda x: x * 2))(y))
-made = lambda: jaxpyop.py_function(lambda: jax.device_put(own, devices[5]), [], F, output_shapes=(3,))
-assert place(jaxpyop.jit(made)()) == place(jax.jit(made)())
 with jax.set_mesh(mesh):
     assert place(same(lambda x: looks(x) + 1, own)(own)) == place(jax.jit(lambda x: x * 2 + 1)(own))
 """
