@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import subprocess
 import sys
-import types
 
 import jax
 import jax.numpy as jnp
@@ -32,12 +31,6 @@ def saved(func, **options):
     return jaxpyop.export(op, **options)(X)
 
 
-@pytest.mark.parametrize("allow", [(), ["test"], ["tests.programs.saved_pack"], [f"{HERE}.double"]], ids=str)
-def test_a_module_that_is_not_allowed(allow):
-    with pytest.raises(ValueError, match=r"functions are missing: 'tests\.programs\.saved_package\.functions:double'"):
-        jaxpyop.load(saved(functions.double).to_bytes(), allow=allow)
-
-
 PLACES = {
     "a function of a module": (functions.double, "double"),
     "a static method": (functions.Shapes.square, "Shapes.square"),
@@ -48,18 +41,14 @@ PLACES = {
 
 
 @pytest.mark.parametrize(("func", "name"), PLACES.values(), ids=PLACES)
-def test_places(func, name):
+def test_the_place_of_a_function_is_its_name_where_it_is_allowed(func, name):
     program = saved(func)
     assert program.functions == (f"{HERE}:{name}",)
     for allow in ([HERE], ("other", "tests.programs")):
         np.testing.assert_array_equal(jaxpyop.load(program.to_bytes(), allow=allow)(X), func(X))
-
-
-def inner():
-    def function(x):
-        return x
-
-    return function
+    for allow in ((), ["test"], ["tests.programs.saved_pack"], [f"{HERE}.{name}"]):
+        with pytest.raises(ValueError, match=rf"functions are missing: '{HERE}:{name}'"):
+            jaxpyop.load(program.to_bytes(), allow=allow)
 
 
 class Doubling:
@@ -70,13 +59,13 @@ class Doubling:
         return 2 * x
 
 
-def of_main(x):
-    return x
-
-
 class Tripling(Doubling):
     def __call__(self, x):
         return 3 * x
+
+
+def of_main(x):
+    return x
 
 
 of_main.__module__ = "__main__"
@@ -84,7 +73,7 @@ of_main.__module__ = "__main__"
 
 PLACELESS = {
     "<lambda>": lambda x: x,
-    "<locals>": inner(),
+    "<locals>": (lambda: lambda x: x)(),
     "a Doubling": Doubling(),
     "a method": Doubling().method,
     "a ufunc": np.sin,
@@ -107,15 +96,6 @@ def test_a_function_without_a_place_needs_a_name(why, func):
     np.testing.assert_array_equal(jaxpyop.load(program.to_bytes())(X), expected)
 
 
-def test_a_method_is_another_object_each_time():
-    doubling = Doubling()
-    for _ in range(2):
-        jaxpyop.register("method", doubling.method)
-    np.testing.assert_array_equal(jaxpyop.load(saved(doubling.method).to_bytes())(X), 2 * X)
-    with pytest.raises(ValueError, match="already; choose another"):
-        jaxpyop.register("method", Doubling().method)
-
-
 def test_a_given_function_goes_before_the_place():
     with pytest.warns(UserWarning, match=f"the code of '{HERE}:double' is not the code that was exported"):
         loaded = jaxpyop.load(saved(functions.double).to_bytes(), functions={f"{HERE}:double": lambda x: 3 * x})
@@ -134,10 +114,12 @@ def test_a_name_is_the_name_of_one_function():
     with pytest.raises(ValueError, match="one inside it have this name; use allow="):
         jaxpyop.load(program, functions={f"{HERE}:halve": triple})
     # Each access to a method makes another object.
-    twice = lambda x: both(method.__self__.method, method)(x)
-    program = jaxpyop.export(twice, functions={"method": method})(X)
+    methods = both(method, method.__self__.method)
+    program = jaxpyop.export(methods, functions={"method": method})(X)
     assert program.functions == ("method",)
-    np.testing.assert_array_equal(jaxpyop.load(program.to_bytes(), functions={"method": method})(X), twice(X))
+    for _ in range(2):
+        jaxpyop.register("method", method.__self__.method)
+    np.testing.assert_array_equal(jaxpyop.load(program.to_bytes())(X), methods(X))
 
 
 def test_register_wants_a_name_and_one_function_for_it():
@@ -148,8 +130,10 @@ def test_register_wants_a_name_and_one_function_for_it():
         jaxpyop.register("name", 3)
     for _ in range(2):
         jaxpyop.register("name", abs)
-    with pytest.raises(ValueError, match="the name of <built-in function abs> already"):
-        jaxpyop.register("name", max)
+    jaxpyop.register("method", Doubling().method)
+    for name, said in (("name", "the name of <built-in function abs>"), ("method", "")):
+        with pytest.raises(ValueError, match=f"{said} already; choose another"):
+            jaxpyop.register(name, Doubling().method)
 
 
 HOSTILE = {
@@ -161,10 +145,7 @@ HOSTILE = {
     "a dunder": (f"{HERE}:double.__globals__", 0),
     "a builtin": (f"{HERE}:__builtins__.eval", 0),
     "a method of type": (f"{HERE}:Shapes.__subclasses__", 0),
-    "a call": (f"{HERE}:double()", 0),
-    "a module that is not there": ("tests.shared.nothing:double", 0),
     "too many decorators": (f"{HERE}:halve", 2),
-    "a negative number of decorators": (f"{HERE}:halve", -1),
     "a name that is no text": (3, 0),
     "an allowed name in front": ("testsevil:double", 0),
     "what is not allowed": ("os:system", 0),
@@ -174,13 +155,11 @@ HOSTILE = {
 
 @pytest.mark.parametrize(("name", "unwrapped"), HOSTILE.values(), ids=HOSTILE)
 def test_a_name_in_a_file_finds_no_other_function(name, unwrapped, monkeypatch):
-    called = []
-    monkeypatch.setattr(subprocess, "run", lambda *args: called.append(args))
+    monkeypatch.setattr(subprocess, "run", pytest.fail)
     before = set(sys.modules)
     entry = {"name": name, "unwrapped": unwrapped, "code": None, "python": ""}
     with pytest.raises(ValueError, match="functions are missing"):
         find_functions([entry], {}, ["tests"])
-    assert not called
     assert not [module for module in set(sys.modules) - before if not module.startswith("tests")]
 
 
@@ -188,10 +167,10 @@ def test_wrong_arguments():
     for allow in ("tests", [3], None):
         with pytest.raises(TypeError):
             jaxpyop.load(b"", allow=allow)
-    for given in ([abs], {"a": 3}, {3: abs}):
-        for call in (jaxpyop.load, jaxpyop.export):
+    for call in (jaxpyop.load, jaxpyop.export):
+        for given in ([abs], {"a": 3}, {3: abs}):
             with pytest.raises(TypeError, match="expected a dict from names to functions"):
-                call(b"" if call is jaxpyop.load else abs, functions=given)
+                call(abs, functions=given)
 
 
 # ------------------------------------------------------------------- changed code
@@ -200,15 +179,14 @@ TEXT = "def f(x, y=1):\n    'Text.'\n    if x in {'a', 'b', 'c'}:\n        retur
 
 
 def compiled(text):
-    namespace = {}
-    exec(compile(text, "<test>", "exec"), namespace)
+    exec(compile(text, "<test>", "exec"), namespace := {})
     return namespace["f"]
 
 
-CHANGES = [("1.5", "2.5"), ("x + y", "x - y"), ("y=1", "y=2"), ("'c'", "'d'"), ("return 1.5", "return x")]
+CHANGES = {"1.5": "2.5", "x + y": "x - y", "y=1": "y=2", "'c'": "'d'", "return 1.5": "return x", "lambda": "lambda z"}
 
 
-@pytest.mark.parametrize(("old", "new"), [*CHANGES, ("lambda", "lambda z")])
+@pytest.mark.parametrize(("old", "new"), CHANGES.items())
 @pytest.mark.parametrize("wrap", [lambda function: function, functions.logged], ids=["alone", "decorated"])
 def test_a_change_of_the_code_changes_its_checksum(old, new, wrap):
     first, moved, other = (code_checksum(wrap(compiled(t))) for t in (TEXT, f"\n\n{TEXT}", TEXT.replace(old, new)))
@@ -232,11 +210,10 @@ def recursive(value):
 
 HOLDING = {
     "a closure": (closure, 2, 3),
-    "a function in a closure": (closure, scaled, inner),
     "a closure that holds itself": (recursive, 2, 3),
     "a tuple as default": (lambda value: lambda x, k=value: k * x, (2, None), (3, None)),
     "a partial": (lambda k: functools.partial(scaled, k=k), 2, 3),
-    "the function in a partial": (lambda f: functools.partial(f, 2), scaled, inner),
+    "the function in a partial": (lambda f: functools.partial(f, 2), scaled, recursive),
     "an object": (lambda c: c(), Doubling, Tripling),
     "a method": (lambda c: c().__call__, Doubling, Tripling),
     "a compiled function": (lambda k: jax.jit(closure(k)), 2, 3),
@@ -264,9 +241,7 @@ def test_the_checksum_is_the_same_in_another_process():
 
 def test_changed_code_is_a_warning_that_names_the_function(monkeypatch):
     program = saved(functions.double)
-    changed = types.FunctionType(functions.halve.__wrapped__.__code__, vars(functions), "double")
-    changed.__module__, changed.__qualname__ = HERE, "double"
-    monkeypatch.setattr(functions, "double", changed)
+    monkeypatch.setattr(functions.double, "__code__", functions.UNWRAPPED.__code__)
     with pytest.warns(UserWarning, match=f"the code of '{HERE}:double' is not the code that was exported"):
         loaded = jaxpyop.load(program.to_bytes(), allow=["tests"])
     np.testing.assert_array_equal(loaded(X), X / 2)

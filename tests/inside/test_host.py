@@ -13,10 +13,9 @@ from tests.batches.programs import InCaller
 from tests.shared.functions import numpy_function
 
 
-def sizes(count, seconds, *, given=None, busy=2, shared=0, pace=None):
+def sizes(count, seconds, given=None, busy=2, shared=0, pace=None):
     """The sizes of the chunks of elements that take so many seconds each, and what is known afterwards."""
-    chunks = Chunks(count, given, busy, shared, pace)
-    found = []
+    chunks, found = Chunks(count, given, busy, shared, pace), []
     while chunks.left:
         found.append(chunks.next())
         chunks.learn(found[-1] * seconds, found[-1])
@@ -33,7 +32,6 @@ BATCHES = {
     "fast, known to be slow": (5000, 8e-6, {"pace": 1.0}, 14, 1250),
     "chunksize=": (5000, 8e-6, {"given": 100, "pace": 1.0}, 50, 100),
     "with a GB to take along": (5000, 1e-3, {"shared": 10**9}, 20, 1250),
-    "one": (1, 1e-9, {"pace": 1e-9}, 1, 1),
 }
 
 

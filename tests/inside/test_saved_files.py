@@ -13,6 +13,7 @@ import subprocess
 import sys
 import warnings
 import zlib
+from unittest import mock
 
 import jax.numpy as jnp
 import pytest
@@ -21,7 +22,7 @@ import jaxpyop
 from jaxpyop._op import Op
 from jaxpyop._saved import call_as_data
 from jaxpyop._saved.file_format import packed, unpacked
-from tests.programs.saved_programs import PROGRAMS, arguments, branches
+from tests.programs.saved_programs import PROGRAMS, arguments
 
 HERE = "tests.programs.saved_programs"
 NAMES = ("value and gradient", "fwd and bwd in vmap", "structures", "padded", "scan", "on_error", "keys", "constants")
@@ -30,17 +31,14 @@ NAMES = ("value and gradient", "fwd and bwd in vmap", "structures", "padded", "s
 @pytest.fixture(scope="module")
 def files():
     """A few programs, each as bytes."""
-    programs = {name: (PROGRAMS[name].fun, *arguments(PROGRAMS[name])) for name in NAMES}
-    return {name: jaxpyop.export(fun)(*args, **kwargs).to_bytes() for name, (fun, args, kwargs) in programs.items()}
+    export = lambda program: jaxpyop.export(program.fun)(*arguments(program)).to_bytes()
+    return {name: export(PROGRAMS[name]) for name in NAMES}
 
 
 @pytest.fixture(autouse=True)
 def canaries(monkeypatch):
     """Functions that must never be called."""
-
-    def called(*args, **kwargs):
-        raise BaseException(f"called with {args}")
-
+    called = mock.Mock(side_effect=BaseException("called"))
     for module, name in ((os, "system"), (os, "popen"), (subprocess, "Popen"), (pickle, "loads"), (pickle, "load")):
         monkeypatch.setattr(module, name, called)
 
@@ -53,15 +51,15 @@ def checked(content, checksum=None):
     return struct.pack("<8sI32s", b"jaxpyop\0", 1, checksum or hashlib.sha256(content).digest()) + content
 
 
-def with_plan(text, blobs=b"", length=None):
+def with_plan(text, blobs=b""):
     header = zlib.compress(text)
-    return checked(struct.pack("<Q", len(header) if length is None else length) + header + blobs)
+    return checked(struct.pack("<Q", len(header)) + header + blobs)
 
 
 def with_sizes(change):
     def damage(data):
         plan, blobs = unpacked(data)
-        change(plan["blobs"])
+        plan["blobs"] = change(plan["blobs"])
         return with_plan(json.dumps(plan).encode(), b"".join(blobs))
 
     return damage
@@ -89,11 +87,7 @@ def with_step(**entries):
     return with_steps(lambda step, calls: step.update({key: value for key, value in entries.items() if key in step}))
 
 
-def with_zeros(data):
-    plan, blobs = unpacked(data)
-    return repacked(plan, [bytes(len(blob)) for blob in blobs])
-
-
+with_zeros = lambda data: repacked((found := unpacked(data))[0], [bytes(len(blob)) for blob in found[1]])
 without_inputs = with_steps(lambda step, calls: step.update(reads=[]) if "call" in step else None)
 without_results = with_steps(lambda step, calls: [call["op"].update(results=None) for call in calls if "op" in call])
 NO_PLAN = "its plan is not one that jaxpyop.export wrote"
@@ -102,28 +96,20 @@ DAMAGES = {
     "nothing": (lambda data: b"", "is not a program"),
     "a pickle": (lambda data: pickle.dumps({}), "is not a program"),
     "the start alone": (lambda data: data[:44], "is not a program"),
-    "cut off": (lambda data: data[:-1], "damaged: its checksum"),
     "something behind, and checked": (lambda data: checked(data[44:] + b"x"), SIZES),
     "another checksum": (lambda data: checked(data[44:], bytes(32)), "damaged: its checksum"),
     "a later format": (lambda data: data[:8] + b"\x02" + data[9:], r"the format 2, and .* reads the format 1"),
-    "a huge header": (lambda data: with_plan(b"{}", length=2**64 - 1), NO_PLAN),
-    "a header that is cut off": (lambda data: with_plan(b"{}" * 50, length=5), NO_PLAN),
-    "no compressed header": (lambda data: checked(struct.pack("<Q", 2) + b"{}"), NO_PLAN),
     "no JSON": (lambda data: with_plan(b"x"), NO_PLAN),
     "a deep header": (lambda data: with_plan(b"[" * 100_000), NO_PLAN),
     "a header of gigabytes": (lambda data: with_plan(b" " * 2**24 + b"{}"), NO_PLAN),
-    "a size too few": (with_sizes(lambda sizes: sizes.pop()), SIZES),
-    "a larger size": (with_sizes(lambda sizes: sizes.append(sizes.pop() + 1)), SIZES),
-    "a negative size": (with_sizes(lambda sizes: sizes.extend([-1, 1])), SIZES),
-    "no size": (with_sizes(lambda sizes: sizes.append("1")), NO_PLAN),
+    "a larger size": (with_sizes(lambda sizes: [*sizes[:-1], sizes[-1] + 1]), SIZES),
+    "a negative size": (with_sizes(lambda sizes: [*sizes, -1, 1]), SIZES),
     "zeros as segments": (with_zeros, NO_PLAN),
     "no functions": (changed(functions=[]), "there is no item 0 among 0"),
     "no calls": (changed(calls=[]), "there is no item 1 among 0"),
     "an unknown function": (changed(functions=[{"name": "nobody"}]), "functions are missing: 'nobody'"),
-    "a list as plan": (changed(program=[]), NO_PLAN),
     "reads of later values": (with_step(reads=[99]), "there is no item 99"),
     "reads from the end": (with_step(reads=[-1]), "there is no item -1"),
-    "reads by text": (with_step(reads=["0"]), "there is no item '0'"),
     "another dtype": (with_step(makes=[[[3], "float64"]]), "float32 where the program was exported for float64"),
     "another shape": (with_step(makes=[[[4], "float32"]]), r"\(3,\) where the program was exported for \(4,\)"),
     "a call without its inputs": (without_inputs, "'plus_pi' takes 2 arrays, and its step reads 0"),
@@ -146,20 +132,9 @@ def test_a_damaged_file(damage, said, files, tmp_path):
 
 # ------------------------------------------------------------------- many mutations
 
-VALUES = (None, True, False, 0, -1, 1, 2, 7, 2**31, 2**63, 10**30, 0.5, float("nan"), "", "0", "float32", "float64")
-VALUES += ("key<fry>", "numerical", "os:system", "subprocess:run", "forward", "linear", "transposed", "linear_part")
-VALUES += (
-    "__class__",
-    [],
-    [0],
-    [-1],
-    {},
-    {"leaf": 0},
-    {"tuple": []},
-    {"dict": [[0, 0]]},
-    {"Padded": [1]},
-    [[1], "int32"],
-)
+VALUES = [None, True, False, 0, -1, 1, 2, 7, 2**31, 2**63, 10**30, 0.5, float("nan"), "", "0", "float32", "float64"]
+VALUES += ["key<fry>", "numerical", "os:system", "subprocess:run", "forward", "linear", "transposed", "linear_part"]
+VALUES += [[], [0], [-1], {}, {"leaf": 0}, {"tuple": []}, {"dict": [[0, 0]]}, {"Padded": [1]}, [[1], "int32"]]
 
 
 def places(data, path=()):
@@ -194,16 +169,14 @@ def mutated_plan(data, rng):
 
 def mutated_bytes(data, rng):
     """A file with other bytes, whose checksums are not right."""
-    found = bytearray(data)
+    found, at = bytearray(data), rng.randrange(len(data))
     kind = rng.randrange(3)
     if kind == 0:
-        return bytes(found[: rng.randrange(len(found))])
-    for _ in range(rng.choice([1, 1, 5])):
-        at = rng.randrange(len(found))
-        if kind == 1:
-            found[at] ^= 1 << rng.randrange(8)
-        else:
-            found[at:at] = rng.randbytes(rng.randrange(1, 9))
+        return data[:at]
+    if kind == 1:
+        found[at] ^= 1 << rng.randrange(8)
+    else:
+        found[at:at] = rng.randbytes(rng.randrange(1, 9))
     return bytes(found)
 
 
@@ -224,12 +197,11 @@ def test_mutations_of_the_plan(files, count):
     errors = []
     for number in range(count):
         data = mutated_plan(files[NAMES[number % len(NAMES)]], random.Random(number))
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
+            try:
                 jaxpyop.load(data, allow=[HERE])
-        except ValueError as error:
-            errors.append(str(error))
+            except ValueError as error:
+                errors.append(str(error))
     # The others are programs, too: another name of the op, or the same values in another order.
     assert len(errors) > count / 2
     assert all(error.startswith("jaxpyop.load: the program cannot be loaded") for error in errors)
@@ -238,26 +210,18 @@ def test_mutations_of_the_plan(files, count):
 def test_without_flatbuffers(files, monkeypatch):
     monkeypatch.delitem(sys.modules, "jax._src.export.serialization")
     monkeypatch.setitem(sys.modules, "flatbuffers", None)
-    with pytest.raises(ImportError, match="flatbuffers"):
-        jaxpyop.load(files["padded"], allow=[HERE])
-    with pytest.raises(ImportError, match="flatbuffers"):
-        jaxpyop.export(jnp.sin)(1.0)
+    for call in (lambda: jaxpyop.load(files["padded"], allow=[HERE]), lambda: jaxpyop.export(jnp.sin)(1.0)):
+        with pytest.raises(ImportError, match="flatbuffers"):
+            call()
 
 
-def test_every_option_of_an_op_is_saved_or_has_a_reason_not_to_be():
+def test_every_option_of_an_op_is_saved_or_has_no_meaning_in_a_file():
     # A saved op is called, so what belongs to traced mode has no meaning.
-    reasons = {"title": "of api and name", "executor": "refused", "mode": "", "reason_to_call": "", "max_steps": ""}
+    without = {"title", "executor", "mode", "reason_to_call", "max_steps"}
     saved = {"func", "output_shapes", "spec", "fills", "failures", "rules", *call_as_data._OPTIONS}
-    assert {field.name for field in dataclasses.fields(Op)} == saved | set(reasons)
+    assert {field.name for field in dataclasses.fields(Op)} == saved | without
 
 
-def test_the_size_is_that_of_the_segments():
-    def large(x):
-        for _ in range(100):
-            x = jnp.sin(x) @ jnp.cos(x).T
-        y = jaxpyop.py_function(branches, [x], jnp.float32)
-        return jnp.linalg.norm(y @ x) + jnp.sum(y)
-
-    data = jaxpyop.export(large)(jnp.ones((3, 3))).to_bytes()
-    _, blobs = unpacked(data)
-    assert len(data) < 1.3 * sum(map(len, blobs))
+def test_the_size_is_that_of_the_segments(files):
+    _, blobs = unpacked(files["scan"])
+    assert len(files["scan"]) < 1.3 * sum(map(len, blobs))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import functools
 import gc
 import inspect
 import pathlib
 import pickle
+import re
 import weakref
 
 import jax
@@ -31,21 +31,13 @@ def double(x):
     return py_function(lambda x: x + x, [x], jax.ShapeDtypeStruct(x.shape, x.dtype))
 
 
-def described(tree):
-    return jax.tree.structure(tree), list(map(jax.typeof, jax.tree.leaves(tree)))
-
-
 def same(got, wanted):
-    assert described(got) == described(wanted)
+    assert jax.tree.map(jax.typeof, got) == jax.tree.map(jax.typeof, wanted)
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(*map(plain, (a, b))), got, wanted)
 
 
 def plain(x):
     return jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else x
-
-
-def many_dtypes(x, n, b, empty):
-    return double(x) * 2, double(n) + 1, double(b) * 2, double(empty) * 2
 
 
 def numbers_in_loops(x):
@@ -55,24 +47,20 @@ def numbers_in_loops(x):
     return carried, turns, no_turn, jax.lax.scan(lambda c, y: (double(c), (1.0, 2, y, 3j)), x, jnp.arange(2))
 
 
-def inner(x):
-    return jax.jit(lambda y: double(y) + jnp.sum(y))(x * 2), jaxpyop.jit(lambda y: double(y) + 1)(x * 2)
-
-
 def in_checkpoint(x):
     loop = lambda x: jnp.sum(jax.lax.fori_loop(0, 2, lambda i, c: jax.checkpoint(double)(c) * c, x))
     return jax.checkpoint(lambda x: double(x) + 1)(x), jax.grad(loop)(x)
 
 
 def conds(x):
-    branches = lambda x: (1.0, double(x)), lambda x: (x[0], x)
-    return [jax.lax.cond(p, *branches, x) for p in (True, x[0] > 1)]
+    return [jax.lax.cond(p, lambda x: (1.0, double(x)), lambda x: (x[0], x), x) for p in (True, x[0] > 1)]
 
 
 def slow(*values):
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
+DTYPES = (jnp.arange(3), jnp.ones(3, jnp.bfloat16), jnp.zeros((0, 3)))
 PROGRAMS = {
     "several calls": (lambda x: double(double(x) * x) + double(jnp.sin(x)), (X,)),
     "trees": (lambda d: {"y": (double(d["x"]), d["n"] + 1)}, ({"x": X, "n": 2},)),
@@ -83,10 +71,10 @@ PROGRAMS = {
     "one result twice, and an input": (lambda x: (lambda y: (y, x, y, double(y), x))(x + 1), (X,)),
     "a body that returns its input": (lambda x: (py_function(lambda x: (x, x), [x], (F, F)), x), (X,)),
     "a constant array": (lambda x: double(x) * jnp.asarray(np.arange(3.0)) + double(jnp.asarray(X)), (X,)),
-    "an inner jit": (inner, (X,)),
+    "an inner jit": (lambda x: [jit(lambda y: double(y) + jnp.sum(y))(x) for jit in (jax.jit, jaxpyop.jit)], (X,)),
     "checkpoint": slow(in_checkpoint, (X,)),
-    "a key": slow(lambda key: (double(jax.random.normal(key, (2,))), jax.random.split(key)), (jax.random.key(1),)),
-    "other dtypes": slow(many_dtypes, (X, jnp.arange(3), jnp.ones(3, jnp.bfloat16), jnp.zeros((0, 3)))),
+    "a key": slow(lambda key: (double(jax.random.uniform(key)), jax.random.split(key)), (jax.random.key(1),)),
+    "other dtypes": slow(lambda *args: jax.tree.map(double, args), DTYPES),
     "numbers in loops": slow(numbers_in_loops, (X,)),
     "conds with one weakly typed branch": (conds, (X,)),
     "the tangent of an integer": (lambda x, zero: double(x), (X, np.zeros(3, jax.dtypes.float0))),
@@ -108,30 +96,29 @@ def test_the_results_are_those_of_jit(program, args, loops):
 
 
 CUTS = {
-    "side by side": (lambda x: double(x * 2) + double(x * 3), ["segment", "Python", "Python", "segment"]),
-    "a chain and a call beside it": (
-        lambda x: double(double(x) + 1) + double(x * 5),
-        ["segment", "Python", "Python", "segment", "Python", "segment"],
-    ),
-    "a loop": (lambda x: jax.lax.fori_loop(0, 2, lambda i, c: double(c), x), ["whole"]),
-    "a stateless NumPy function": (lambda x: jaxpyop.numpy_function(np.sin, [x], F) + 1, ["whole"]),
+    "side by side": (lambda x: double(x * 2) + double(x * 3), "segment Python Python segment"),
+    "a chain": (lambda x: double(double(x) + 1) + double(5 * x), "segment Python Python segment Python segment"),
+    "a loop": (lambda x: jax.lax.fori_loop(0, 2, lambda i, c: double(c), x), "whole"),
+    "a stateless NumPy function": (lambda x: jaxpyop.numpy_function(np.sin, [x], F) + 1, "whole"),
 }
 
 
 @pytest.mark.parametrize(("program", "kinds"), CUTS.values(), ids=CUTS)
 def test_the_cuts(program, kinds):
-    assert [line.split(":")[0] for line in jaxpyop.jit(program).explain(X).splitlines()] == kinds
+    assert [line.split(":")[0] for line in jaxpyop.jit(program).explain(X).splitlines()] == kinds.split()
 
 
 def test_a_body_waits_for_what_it_needs_alone():
     """The product is in the segment after the body, whatever the order in the program."""
-
-    def program(x):
-        product = x @ x
-        return double(x * 2), product + 1
-
+    program = lambda x: (product := x @ x, double(x * 2), product + 1)[1:]
     text = jaxpyop.jit(program).explain(X).splitlines()
     assert text == ["segment: mul", "Python: lambda", "segment: dot_general, add"]
+
+
+def test_beside_what_stays_a_callback_the_rest_is_cut():
+    program = jaxpyop.jit(lambda x: double(jax.lax.fori_loop(0, 2, lambda i, c: double(c), x) + 1))
+    assert program.explain(X).splitlines() == ["segment: scan, add", "Python: lambda"]
+    same(program(X), 8 * X + 2)
 
 
 def test_a_stateful_gradient_needs_no_store():
@@ -148,57 +135,42 @@ def test_static_arguments_by_position_and_name():
     calls = []
 
     def program(x, n, *, flag="a"):
-        calls.append((type(n), n, flag))
+        calls.append((n, flag))
         return double(x) * n
 
     cut = jaxpyop.jit(program, static_argnames=("n", "flag"))
     assert [cut(X, 2)[0], cut(X, 2)[0], cut(X, n=2)[0], cut(X, 2.0)[0], cut(X, 2, flag="b")[0]] == [2] * 5
-    assert set(calls) == {(int, 2, "a"), (float, 2.0, "a"), (int, 2, "b")}
+    assert {*map(repr, calls)} == {"(2, 'a')", "(2.0, 'a')", "(2, 'b')"}
     with pytest.raises(ValueError, match="hashable"):
         cut(X, [2])
     assert jaxpyop.jit(program, static_argnums=1)(X, 2)[0] == 2
 
 
 def test_donated_arguments():
-    cut = jaxpyop.jit(lambda x, y: (double(y) * 2 + x, y), donate_argnums=0)
-    x, y = X + 0, X + 1
-    same(cut(x, y), (4 * y + X, y))
-    assert x.is_deleted()
-    assert not y.is_deleted()
-    named = jaxpyop.jit(lambda x, y: double(y) + x, donate_argnames="x")
-    x = X + 0
-    named(x=x, y=y)
-    assert x.is_deleted()
+    program = lambda x, y: (double(y) * 2 + x, y)
+    x, named, y = X + 0, X + 0, X + 1
+    same(jaxpyop.jit(program, donate_argnums=0)(x, y), (4 * y + X, y))
+    same(jaxpyop.jit(program, donate_argnames="x")(x=named, y=y), (4 * y + X, y))
+    assert [a.is_deleted() for a in (x, named, y)] == [True, True, False]
 
 
 def test_what_a_body_saw_is_not_given_away():
     kept = []
-
-    def keep(x):
-        kept.append(x)
-        return x + 1
-
-    op = lambda x: py_function(keep, [x], F, output_shapes=(3,))
+    op = lambda x: py_function(lambda x: (kept.append(x), x + 1)[1], [x], F, output_shapes=(3,))
     cut = jaxpyop.jit(lambda x: op(x * 2) * 3 + op(x), donate_argnums=0)
     for k in range(3):
         cut(X + k)
-    for k in range(3):
-        same(kept[2 * k : 2 * k + 2], [2 * (X + k), X + k])
+    same(kept, [y for k in range(3) for y in (2 * (X + k), X + k)])
 
 
 def test_what_a_body_returned_may_change_before_a_segment_reads_it():
     own = np.ones(1 << 17, np.float32)
-
-    def change(x):
-        own[:] = 7
-        return x
-
     op = lambda f, x: py_func(f, [x], F, output_shapes=own.shape)
 
     @jaxpyop.jit
     def program(x):
         y = op(lambda x: own, x)
-        z = op(change, y)
+        z = op(lambda x: (own.fill(7), x)[1], y)
         return y * 2, z + 1, op(lambda x: x, z) - 1
 
     for _ in range(2):
@@ -214,25 +186,24 @@ def test_the_caller_may_change_a_numpy_array_that_a_body_kept():
     assert not np.asarray(kept[0]).any()
 
 
-def test_wrong_arguments_are_jaxs_errors():
+def test_wrong_arguments_are_errors_as_those_of_jax():
     with pytest.raises(TypeError, match="str"):
         jaxpyop.jit(lambda x: double(X))("a")
-    with pytest.raises(TypeError, match="fun is 3"):
-        jaxpyop.jit(3)
-    with pytest.raises(ValueError, match="loops='both'"):
-        jaxpyop.jit(double, loops="both")
-    with pytest.raises(TypeError, match="colour"):
-        jaxpyop.jit(double, colour=3)
+    for fun, options, said in (
+        (3, {}, "fun is 3"),
+        (double, {"loops": "both"}, "loops='both'"),
+        (double, {"a": 3}, "'a'"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=said):
+            jaxpyop.jit(fun, **options)
 
 
 def test_as_a_decorator_and_a_method():
     class Model:
-        scale = 3.0
-
         @jaxpyop.jit(static_argnums=0)
         def again(self, x):
             """Runs it once more."""
-            return double(x) * self.scale
+            return double(x) * 3
 
     same(Model().again(X), 6 * X)
     assert Model.again.__doc__ == "Runs it once more."
@@ -244,9 +215,6 @@ def test_the_methods_of_a_jitted_function():
     assert "python_call" in str(cut.trace(X).jaxpr)
     same(cut.lower(X).compile()(X), 2 * X)
     assert cut.eval_shape(X) == jax.ShapeDtypeStruct((3,), F)
-    cut(X)
-    cut.clear_cache()
-    same(cut(X), 2 * X)
     assert "double" in repr(cut)
     same(pickle.loads(pickle.dumps(cut))(X), 2 * X)
 
@@ -278,13 +246,8 @@ def test_effects_keep_the_order_of_the_program():
 
 def test_jaxs_own_print_comes_before_a_later_effect():
     log = []
-
-    @jaxpyop.jit
-    def program(x):
-        jax.debug.callback(lambda x: log.append("jax"), x)
-        py_func(lambda x: log.append("ours"), [x], None)
-        return x
-
+    ours = lambda x: py_func(lambda x: log.append("ours"), [x], None)
+    program = jaxpyop.jit(lambda x: (jax.debug.callback(lambda x: log.append("jax"), x), ours(x), x)[2])
     for _ in range(20):
         program(X)
     jax.effects_barrier()
@@ -311,18 +274,16 @@ def test_an_exception_is_the_original_with_the_users_lines_alone():
         with pytest.raises(KeyError, match="mine") as caught:
             cut(X)
         assert caught.value is error
-        assert [entry.name for entry in caught.traceback if entry.path.name == "test_jit.py"][-1] == "body"
+        assert caught.traceback[-1].name == "body"
         ours = [entry.path.name for entry in caught.traceback if entry.path.is_relative_to(PACKAGE)]
         assert ours in ([], ["jit.py"])
 
 
 def test_results_that_are_not_as_traced():
-    wrong_shape = jaxpyop.jit(lambda x: py_func(lambda x: x[:1], [x], F) + 1)
     with pytest.raises(ValueError, match=r"py_func.*shape \(1,\).*\(3,\)"):
-        wrong_shape(X)
-    wide = jaxpyop.jit(lambda x: py_func(lambda x: x * 1j, [x], F) + 1)
+        jaxpyop.jit(lambda x: py_func(lambda x: x[:1], [x], F) + 1)(X)
     with pytest.raises(TypeError, match="complex"):
-        wide(X)
+        jaxpyop.jit(lambda x: py_func(lambda x: x * 1j, [x], F) + 1)(X)
 
 
 def test_a_missing_rule_is_said_and_only_where_it_is_used():
@@ -345,11 +306,8 @@ def test_x64():
 
 
 def test_disable_jit():
-    seen = []
-    cut = jaxpyop.jit(lambda x: (seen.append(float(x[0])), double(x))[1])
     with jax.disable_jit():
-        same(cut(X), 2 * X)
-    assert seen == [0.5]
+        same(jaxpyop.jit(lambda x: double(x) * float(x[0]))(X), X)
 
 
 def test_debug_nans():
@@ -359,20 +317,7 @@ def test_debug_nans():
         with pytest.raises(FloatingPointError, match="nan"):
             cut(-jnp.ones(3))
         with pytest.raises(FloatingPointError, match="py_func"):
-            jaxpyop.jit(lambda x: py_func(lambda x: x * np.nan, [x], F, name="mine"))(X)
-        with pytest.raises(FloatingPointError, match="py_func"):
             jaxpyop.jit(lambda x: jnp.isnan(py_func(lambda x: x * np.nan, [x], F)) + 1)(X)
-
-
-def test_matmul_precision_and_named_scopes_are_in_the_segments():
-    def program(x):
-        with jax.named_scope("outside"):
-            return jax.jit(lambda x: double(x) @ x)(x)
-
-    cut = jaxpyop.jit(program)
-    same(cut(X), 2 * X @ X)
-    with jax.default_matmul_precision("float32"):
-        same(cut(X), 2 * X @ X)
 
 
 def test_a_transfer_guard_forbids_those_of_arguments_alone():
@@ -389,19 +334,11 @@ def test_a_transfer_guard_forbids_those_of_arguments_alone():
 
 def test_nothing_is_traced_or_compiled_again():
     traces = []
-
-    def program(x):
-        traces.append(None)
-        return double(x) + 1
-
-    for _ in range(3):
-        jaxpyop.jit(program)(X)
-    cut = jaxpyop.jit(program)
-    with jax.log_compiles():
-        for k in range(5):
-            cut(X + k)
+    program = lambda x: (traces.append(None), double(x) + 1)[1]
+    for k in range(3):
+        jaxpyop.jit(program)(X + k)
     assert len(traces) == 1
-    cut(jnp.ones(2))
+    jaxpyop.jit(program)(jnp.ones(2))
     assert len(traces) == 2
 
 
@@ -440,49 +377,31 @@ def test_intermediates_are_freed_as_the_program_goes_on():
         alive.append(sum(a.nbytes >= 1 << 22 for a in jax.live_arrays()))
         return x
 
-    def program(x):
-        for _ in range(4):
-            x = py_function(body, [x + 1], F)
-        return x.sum()
-
-    jaxpyop.jit(program)(jnp.zeros(1 << 20))
+    op = lambda x: py_function(body, [x + 1], F)
+    jaxpyop.jit(lambda x: op(op(op(op(x)))).sum())(jnp.zeros(1 << 20))
     assert max(alive) - alive[0] <= 1
-
-
-@pytest.mark.slow
-def test_four_threads_share_a_function():
-    cut = jaxpyop.jit(jax.value_and_grad(lambda x: double(jnp.sin(x)).sum()))
-    inputs = [X + k for k in range(40)]
-    with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        for x, (_, slope) in zip(inputs, pool.map(cut, inputs), strict=True):
-            np.testing.assert_allclose(slope, 2 * np.cos(x), rtol=1e-4)
 
 
 # ------------------------------------------------------------------- what stays whole
 
 
+def with_ref(x):
+    ref = jax.new_ref(x)
+    ref[...] = double(x)
+    return ref[...]
+
+
 def test_what_stays_whole_says_why():
-    from jax.sharding import AxisType, NamedSharding
-    from jax.sharding import PartitionSpec as P
-
-    mesh = jax.make_mesh((1,), ("d",), axis_types=(AxisType.Auto,))
-    placed = NamedSharding(mesh, P("d"))
-
-    def with_ref(x):
-        ref = jax.new_ref(x)
-        ref[...] = double(x)
-        return ref[...]
-
-    inner = jax.jit(double, in_shardings=placed)
+    mesh, spec = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,)), jax.P("d")
+    placed = jax.NamedSharding(mesh, spec)
     for program, options, why in [
         (double, {"out_shardings": placed}, "out_shardings given"),
-        (inner, {}, "an inner jit"),
+        (jax.jit(double, in_shardings=placed), {}, "an inner jit"),
         (with_ref, {}, "a mutable array"),
-        (jax.shard_map(double, mesh=mesh, in_specs=P("d"), out_specs=P("d")), {}, "calls no Python"),
+        (jax.shard_map(double, mesh=mesh, in_specs=spec, out_specs=spec), {}, "calls no Python"),
     ]:
         cut = jaxpyop.jit(program, **options)
-        assert cut.explain(X).startswith("whole: ")
-        assert why in cut.explain(X)
+        assert re.match(f"whole: .*{why}", cut.explain(X))
         np.testing.assert_array_equal(cut(X), 2 * X)
 
 
@@ -500,7 +419,6 @@ BEFORE = {
     "vmap": lambda cut: jax.eval_shape(jax.vmap(cut), jnp.ones((2, 3))),
     "lower": slow(lambda cut: (cut.eval_shape(X), cut.lower(X), jax.jit(cut).trace(X), cut.explain(X))),
     "clear_caches": slow(lambda cut: (jax.clear_caches(), cut(X[:2]))),
-    "another wrapper": slow(lambda cut: jaxpyop.jit(stays_whole_for_two).explain(X)),
 }
 
 
@@ -520,19 +438,6 @@ def test_what_stays_whole_for_some_types_is_cut_for_others(before):
 def test_a_loop_is_cut_although_another_wrapper_left_it_whole():
     body = lambda i, c: py_function(missing, [c], F, output_shapes=(3,))
     in_a_loop = lambda x: jax.lax.fori_loop(0, 2, body, x)
-    whole = jaxpyop.jit(in_a_loop)
-    for _ in range(2):
-        with pytest.raises(jax.errors.JaxRuntimeError, match="mine"):
-            whole(X)
-        with pytest.raises(KeyError, match="mine"):
-            jaxpyop.jit(in_a_loop, loops="python")(X)
-
-
-def test_beside_what_stays_a_callback_the_rest_is_cut():
-    @jaxpyop.jit
-    def program(x):
-        y = jax.lax.fori_loop(0, 2, lambda i, c: double(c), x)
-        return double(y + 1)
-
-    assert program.explain(X).splitlines() == ["segment: scan, add", "Python: lambda"]
-    same(program(X), 8 * X + 2)
+    for options in ({}, {"loops": "python"}, {}):
+        with pytest.raises(KeyError if options else jax.errors.JaxRuntimeError, match="mine"):
+            jaxpyop.jit(in_a_loop, **options)(X)

@@ -23,7 +23,7 @@ def loaded(tmp_path_factory, request):
     # A doctest has no module.
     tests = [item for item in request.session.items if getattr(item, "module", None) is request.module]
     save_all(folder, {test.callspec.params["name"] for test in tests})
-    code = f"import sys; sys.argv[1:] = [{folder!r}]; from tests.programs.saved_programs import main; main()"
+    code = f"from tests.programs.saved_programs import load_all; print(load_all({folder!r}))"
     done = run_python(code, PYTHONPATH=os.pathsep.join(filter(None, sys.path)))
     return json.loads(done.stdout.splitlines()[-1])
 

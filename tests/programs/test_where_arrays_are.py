@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from tests.shared.processes import run_python
+from tests.shared.processes import on_devices, run_python
 
 pytestmark = pytest.mark.slow
 
 START = """
-import jaxpyop, jax, jax.numpy as jnp, numpy as np, threading
+import jaxpyop, jax, jax.numpy as jnp, numpy as np, concurrent.futures
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 F = jnp.float32
 """
-EIGHT = (
-    START
-    + """
+EIGHT = """
 def same(f, *args):
     cut = jaxpyop.jit(f)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), cut(*args), jax.jit(f)(*args))
@@ -28,31 +26,26 @@ total = lambda x: jaxpyop.py_function(lambda x: (x * 2).sum(), [x], F, output_sh
 mesh = jax.make_mesh((8,), ("d",), axis_types=(AxisType.{kind},))
 x = jax.device_put(jnp.arange(1 << 15, dtype=F), NamedSharding(mesh, P("d")))
 """
-)
+
+
+def run_on_eight(code, kind="Auto"):
+    run_python(START + EIGHT.replace("{kind}", kind) + code, **on_devices(8))
+
+
 SHARDED = """
 for op in (looks, stateful, pure, jax.vmap(stateful), jax.grad(total)):
     program = lambda x: op(x * 2) + 1
-    out = same(program, x)(x)
+    out, said = same(program, x)(x), jaxpyop.jit(program).explain(x)
     assert out.committed
-    {more}
+    assert {check}, (out.sharding, said)
 same(lambda x: (op(x), jaxpyop.py_func(lambda: np.ones(3, np.float32), [], F, output_shapes=(3,))), x)
 """
 
 
-def test_over_eight_devices_a_result_keeps_its_sharding():
-    more = 'assert out.sharding == x.sharding, out.sharding; assert "segment" in jaxpyop.jit(program).explain(x)'
-    run_python(
-        EIGHT.format(kind="Auto") + SHARDED.format(more=more),
-        XLA_FLAGS="--xla_force_host_platform_device_count=8",
-    )
-
-
-def test_on_a_mesh_of_explicit_axes_a_program_stays_whole():
-    more = 'assert "Explicit" in jaxpyop.jit(program).explain(x)'
-    run_python(
-        EIGHT.format(kind="Explicit") + SHARDED.format(more=more),
-        XLA_FLAGS="--xla_force_host_platform_device_count=8",
-    )
+@pytest.mark.parametrize("kind", ["Auto", "Explicit"])
+def test_over_eight_devices_a_result_keeps_its_sharding_or_a_program_stays_whole(kind):
+    checks = {"Auto": '(out.sharding == x.sharding and "segment" in said)', "Explicit": '("Explicit" in said)'}
+    run_on_eight(SHARDED.replace("{check}", checks[kind]), kind=kind)
 
 
 def test_results_are_where_jit_has_them():
@@ -73,12 +66,10 @@ moves = lambda x: jaxpyop.py_function(lambda x: jax.device_put(x * 2, devices[5]
 for y in (own, jax.device_put(own, devices[3])):
     for program in (lambda op: lambda x: op(x) + x, lambda op: lambda x: op(x), lambda op: lambda x: op(x) * op(x + 1)):
         assert place(same(program(moves), y)(y)) == place(jax.jit(program(lambda x: x * 2))(y))
-made = lambda: jaxpyop.py_function(lambda: jax.device_put(own, devices[5]), [], F, output_shapes=(3,))
-assert place(jaxpyop.jit(made)()) == place(jax.jit(made)())
 with jax.set_mesh(mesh):
     assert place(same(lambda x: looks(x) + 1, own)(own)) == place(jax.jit(lambda x: x * 2 + 1)(own))
 """
-    run_python(EIGHT.format(kind="Auto") + code, XLA_FLAGS="--xla_force_host_platform_device_count=8")
+    run_on_eight(code)
 
 
 @pytest.mark.timeout(120)
@@ -89,23 +80,18 @@ w = jnp.ones((300, 300))
 op = lambda x: jaxpyop.py_function(lambda x: (w @ w)[0, 0] * jnp.sum(x) * x if float(x[0]) >= 0 else -x, [x], F)
 step = jaxpyop.jit(jax.value_and_grad(lambda x: jnp.sum(op(jnp.sin(op(x) / 1e4)))))
 
-def work(k):
-    for n in range(10):
-        step(jnp.full(3, 1.0 + k))
-
-threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
-[t.start() for t in threads]
-[t.join() for t in threads]
+with concurrent.futures.ThreadPoolExecutor(4) as pool:
+    list(pool.map(step, [jnp.full(3, 1.0 + k) for _ in range(10) for k in range(4)]))
 """
-    run_python(START + "import warnings\n" + code, NPROC="1")
+    run_python(START + code, NPROC="1")
 
 
 def test_many_steps_leave_nothing_behind():
     code = """
 import gc
-op = lambda x: jaxpyop.py_function(lambda x: x * 2 if float(x[0]) < 1e9 else -x, [x], F)
+looks = lambda x: jaxpyop.py_function(lambda x: x * 2 if float(x[0]) < 1e9 else -x, [x], F)
 note = lambda x: jaxpyop.py_func(lambda x: None, [x], None)
-step = jaxpyop.jit(jax.value_and_grad(lambda x: (note(x), jnp.sum(op(jnp.sin(x)) * op(x)))[1]))
+step = jaxpyop.jit(jax.value_and_grad(lambda x: (note(x), jnp.sum(looks(jnp.sin(x)) * looks(x)))[1]))
 x = jnp.ones(3)
 
 def steps(count):
@@ -114,9 +100,7 @@ def steps(count):
     gc.collect()
     return len(gc.get_objects()), len(jax.live_arrays())
 
-steps(200)
-before = steps(50)
-after = steps(2000)
+_, before, after = map(steps, (200, 50, 2000))
 assert after[0] - before[0] < 50 and after[1] == before[1], (before, after)
 """
     run_python(START + code)
@@ -131,15 +115,13 @@ def error(jit, f, *args):
     except ValueError as found:
         return str(found)
 
-for size in (8, 1 << 15):
+for size, op in ((8, stateful), (1 << 15, looks), (1 << 15, pure)):
     x = jax.device_put(jnp.ones(size), NamedSharding(mesh, P("d")))
-    on_mesh, on_one = jax.device_put(jnp.ones(size), NamedSharding(other, P("e"))), jax.device_put(x, jax.devices()[2])
-    for op in (looks, stateful, pure):
-        for y in (on_mesh, on_one):
-            for f in (lambda x, y: (op(x), op(y)), lambda x, y: op(x) + op(y)):
-                expected = error(jax.jit, f, x, y)
-                assert expected.startswith("Received incompatible devices")
-                assert error(jaxpyop.jit, f, x, y) == expected
+    for y in (jax.device_put(jnp.ones(size), NamedSharding(other, P("e"))), jax.device_put(x, jax.devices()[2])):
+        for f in (lambda x, y: (op(x), op(y)), lambda x, y: op(x) + op(y)):
+            expected = error(jax.jit, f, x, y)
+            assert expected.startswith("Received incompatible devices")
+            assert error(jaxpyop.jit, f, x, y) == expected
     same(lambda x, y: op(x) + op(y), x, np.ones(size, np.float32))
 """
-    run_python(EIGHT.format(kind="Auto") + code, XLA_FLAGS="--xla_force_host_platform_device_count=8")
+    run_on_eight(code)
