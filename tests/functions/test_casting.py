@@ -86,6 +86,7 @@ UNSAFE = {
     "complex to float": (np.array([1.5 + 2j]), F, [1.5]),
     "float to bool": (np.array([0.0, 0.5]), jnp.bool_, [False, True]),
     "int to bool": (np.array([0, 3]), jnp.bool_, [False, True]),
+    "complex to bool": (np.array([0j, 1j]), jnp.bool_, [False, True]),
     "python float to int": (-1.7, jnp.int32, -1),
     "python complex to float": (1.5 + 2j, F, 1.5),
 }

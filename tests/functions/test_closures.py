@@ -258,6 +258,16 @@ def test_inputs_that_the_function_keeps_and_changes_later(n):
     np.testing.assert_array_equal(x, np.ones(n))
 
 
+@SIZES
+def test_inputs_that_a_py_function_keeps_stay_as_they_were(n):
+    kept = []
+    f = jax.jit(lambda x: py_function(lambda x: kept.append(x) or x * 2, [x], F, output_shapes=(n,)))
+    for i in range(20):
+        np.testing.assert_array_equal(run(f, jnp.full(n, float(i))), np.full(n, 2.0 * i))
+    for i, x in enumerate(kept):
+        np.testing.assert_array_equal(x, np.full(n, float(i)))
+
+
 def test_writing_into_an_input_is_for_copies_alone():
     def double(x):
         x *= 2

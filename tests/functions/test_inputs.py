@@ -165,6 +165,7 @@ TOO_WIDE = {
     "between int64 and uint64": (2**63, "int32|uint32"),
     "np.int64": (np.int64(2**40), "int32"),
     "int64 array": (np.array([0, 2**31]), "int32"),
+    "negative int64 array": (np.array([0, -(2**31) - 1]), "int32"),
     "uint64 array": (np.array([2**64 - 1], np.uint64), "uint32"),
     "in a pytree": ({"a": [2**31]}, "int32"),
 }

@@ -115,6 +115,8 @@ OPS = {
 def test_results_are_not_weakly_typed_and_gradients_are_as_jaxs_are(op):
     """So that `p - 0.1 * grad` of a bfloat16 model does not become float32."""
     assert not op(2.0).weak_type
+    weak = py_function(lambda: jnp.asarray(1.0), [], F)
+    assert (weak.dtype, weak.weak_type) == (F, False)
     got = jax.grad(op)(2.0)
     assert got.weak_type is jax.grad(jnp.sin)(2.0).weak_type is True
     close(got, np.cos(2.0))
