@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import functools
 import threading
 
@@ -16,6 +17,8 @@ from jax.sharding import PartitionSpec as P
 
 from tests.devices.common import FULL, OPS, SHARDS, F, Log, finish, program, programs_of_an_op, same
 from tests.shared.functions import numpy_function, py_function
+
+POOL = concurrent.futures.ThreadPoolExecutor(1)
 
 
 def over(f):
@@ -36,6 +39,7 @@ programs_of_an_op(
         "shard_map, direct": (directly, 2 * FULL, SHARDS),
         "shard_map, unused": (over(lambda op, x: (op(x), x)[1]), FULL, SHARDS),
         "shard_map, when": (over(lambda op, x: op(x, when=x[0] > 1)), np.where(FULL > 1, 2 * FULL, 0), SHARDS[1:]),
+        "shard_map on a thread": (over(lambda op, x: op(x, executor=POOL)), 2 * FULL, SHARDS),
         "shard_map of sequential": (*batched("sequential"), FULL.tolist()),
         "shard_map of parallel": (*batched("parallel"), FULL.tolist()),
         "shard_map of expand_dims": (*batched("expand_dims"), SHARDS),

@@ -18,7 +18,21 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from tests.devices import common
-from tests.devices.common import FULL, OPS, PROGRAMS, SHARDS, STATEFUL, F, Log, MyError, fail, finish, program, same
+from tests.devices.common import (
+    FULL,
+    OPS,
+    PROGRAMS,
+    SHARDS,
+    STATEFUL,
+    F,
+    Log,
+    MyError,
+    expect_error,
+    fail,
+    finish,
+    program,
+    same,
+)
 from tests.shared import many_programs
 from tests.shared.functions import numpy_function, py_func, py_function
 
@@ -111,10 +125,7 @@ def programs_of_one_process(on):
 @program
 def error_in_shard_map(on):
     for op in (numpy_function, py_func):
-        f = on.shard_map(lambda x: op(fail, [x], F, output_shapes=(2,)))
-        for _ in range(2):
-            with pytest.raises(MyError, match="mine"), jaxpyop.reraise():
-                finish(f(on.x))
+        expect_error(on.shard_map(lambda x: op(fail, [x], F, output_shapes=(2,))), on.x)
         shard_map_calls_each_processs_function_on_its_own_shards(on)
 
 

@@ -106,12 +106,6 @@ def test_a_function_on_a_thread_of_xlas_sees_its_callers_context():
     assert seen == ["mine"]
 
 
-def test_64_bits_in_a_function(x64):
-    third = lambda x: np.asarray(jnp.asarray(np.float64(1) / 3) + 0)
-    ops = (lambda x: py_func(third, [x], jnp.float64), lambda x: py_function(lambda x: x / 3, [x], jnp.float64))
-    assert [float(jax.jit(op)(1.0)) for op in ops] == [1 / 3, 1 / 3]
-
-
 def test_a_program_keeps_the_settings_that_it_was_traced_with():
     seen = []
     program = lambda x: py_func(lambda x: seen.append(jax.config.jax_enable_x64), [x], None)

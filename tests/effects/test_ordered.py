@@ -135,11 +135,6 @@ def test_a_call_that_fails_leaves_the_next_in_order():
 PROGRAMS = {
     "no inputs": (lambda log, x: py_func(lambda: log(2.0), [], SCALAR, ordered=True) + x, X + 2, [2.0]),
     "empty input": (lambda log, x: py_func(log, [x[:0]], F, ordered=True), X[:0], [[]]),
-    "two results": (
-        lambda log, x: sum(py_func(lambda x: (log(x), x.sum()), [x], [F, F], output_shapes=[(3,), ()], ordered=True)),
-        X + 1.5,
-        [[0.5, -1.0, 2.0]],
-    ),
     "one vmap after the other": (
         lambda log, x: [jax.vmap(lambda v: py_func(log, [v], SCALAR, ordered=True))(x + k) for k in (0, 10)][1],
         X + 10,

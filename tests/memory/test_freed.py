@@ -14,7 +14,7 @@ import pytest
 import jaxpyop
 from tests.memory.watched import F, X, watched
 from tests.shared.checks import eventually, freed, held
-from tests.shared.functions import APIS, numpy_function, py_func, py_function
+from tests.shared.functions import numpy_function, py_func, py_function
 
 USES = {
     "direct": lambda op: op(X),
@@ -77,17 +77,6 @@ def test_static_inputs_are_freed_with_the_program():
     jax.block_until_ready(jax.jit(program)(X))
     del thing, program
     assert freed(ref)
-
-
-def test_direct_calls_keep_nothing():
-    refs = []
-    for _ in range(20):
-        func, ref = watched()
-        refs.append(ref)
-        for api in APIS.values():
-            api(func, [X], F)
-    del func
-    assert freed(*refs)
 
 
 class Tracked(np.ndarray):
