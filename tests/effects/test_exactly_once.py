@@ -137,13 +137,6 @@ def test_what_makes_a_call_stateful():
         assert bool(jax.make_jaxpr(program)(X).effects) == stateful, name
 
 
-def test_an_unused_stateless_call_is_dropped_and_an_ordered_one_is_not():
-    dropped, kept = Log(), Log()
-    f = jax.jit(lambda x: (numpy_function(dropped, [x], F), numpy_function(kept, [x], F, ordered=True), x)[2])
-    wait(f(X))
-    assert (dropped.seen, kept.seen) == ([], [FULL])
-
-
 def test_threads_lose_no_call():
     log = Log()
     f = jax.jit(lambda x: (py_func(log, [x], F), x)[1])

@@ -11,13 +11,6 @@ from jax import lax
 from tests.effects.ops import STATELESS, Affine, F, X, every_route, wait
 from tests.shared.functions import numpy_function
 
-
-def custom_vjp(op):
-    f = jax.custom_vjp(op)
-    f.defvjp(lambda x: (op(x), None), lambda _, ct: (ct,))
-    return f
-
-
 # What a program does with an elementwise op, and how often its function runs. None: that is JAX's to say.
 PROGRAMS = {
     "twice": (lambda op: lambda x: op(op(x)), 2),
@@ -31,7 +24,6 @@ PROGRAMS = {
     "scan of vmap": (lambda op: lambda x: lax.scan(lambda c, _: (jax.vmap(op)(c), None), x, None, length=2), 6),
     "vmap of cond": (lambda op: jax.vmap(lambda x: lax.cond(x > 0, op, lambda x: -x, x)), None),
     "vmap of while_loop": (lambda op: jax.vmap(lambda x: lax.while_loop(lambda x: x < 9, op, x + 2)), None),
-    "custom_vjp around": (custom_vjp, 1),
 }
 SLOW = {"twice", "jit of jit", "scan of vmap", "fori_loop"}
 

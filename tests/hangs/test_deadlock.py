@@ -51,20 +51,6 @@ def test_a_late_import_warns_and_says_what_to_write(first):
     assert done.stderr.count("Warning") == 1
 
 
-def test_a_late_import_that_is_safe_all_the_same_is_silent():
-    code = """
-import os, warnings
-warnings.simplefilter("error")
-os.environ["NPROC"] = "64"
-import jax
-if jax.__version_info__ < (0, 12):
-    jax.config.update("jax_cpu_enable_async_dispatch", False)
-jax.devices()
-import jaxpyop
-"""
-    run_python(code)
-
-
 @pytest.mark.parametrize("value", ["77", "4"])
 def test_a_number_of_threads_that_the_user_set_is_kept(value):
     """And `doctor` says what a small one means."""

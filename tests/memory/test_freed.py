@@ -12,9 +12,29 @@ import numpy as np
 import pytest
 
 import jaxpyop
-from tests.memory.watched import F, X, watched
 from tests.shared.checks import eventually, freed, held
 from tests.shared.functions import numpy_function, py_func, py_function
+
+F = jnp.float32
+X = jnp.array([0.5, -1.0, 2.0])
+
+
+class Func:
+    """A function that a weak reference can watch."""
+
+    __name__ = "func"
+
+    def __init__(self, func=lambda x: x * 2):
+        self.func = func
+
+    def __call__(self, *args):
+        return self.func(*args)
+
+
+def watched(func=lambda x: x * 2):
+    func = Func(func)
+    return func, weakref.ref(func)
+
 
 USES = {
     "direct": lambda op: op(X),

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 import jaxpyop
-from tests.memory.watched import F, X
 from tests.shared.checks import freed
 from tests.shared.functions import py_function
 
+F = jnp.float32
+X = jnp.array([0.5, -1.0, 2.0])
 SIZE = 1000
 
 
