@@ -122,10 +122,6 @@ KINDS = {
     "blocks": (lambda x: x**3, lambda x: numpy_function(lambda x: x**3, [x], F, vmap_method="expand_dims", **CUBE)),
     "numerical": (lambda x: x**3, lambda x: numpy_function(lambda x: x**3, [x], F, vjp="numerical")),
     "transpose": (lambda x: x * x * 2, lambda x: x * numpy_function(lambda x: x * 2, [x], F, **DOUBLE)),
-    "traced": (
-        lambda x: jnp.where(x > 1, x * 2, x) ** 2,
-        lambda x: py_function(lambda x: (x * 2 if x > 1 else x) ** 2, [x], F, mode="traced"),
-    ),
 }
 
 

@@ -67,13 +67,6 @@ def shard_map_with_several_results(on):
 
 
 @program
-def vmap_of_shard_map(on):
-    xs = on.on_mesh(np.stack([FULL, -FULL]), P(None, "d"))
-    f = jax.jit(jax.vmap(on.shard_map(lambda x: numpy_function(lambda x: x * 2, [x], F))))
-    same(f(xs), 2 * np.asarray(xs))
-
-
-@program
 def shard_map_over_two_axes(on):
     mesh, both = on.make_mesh((2, 2), ("a", "b")), P("a", "b")
     x = jax.device_put(FULL.reshape(4, 2), NamedSharding(mesh, both))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextvars
 import threading
 
@@ -60,14 +59,6 @@ def test_transformations_in_a_function():
 
     got = jax.jit(lambda x: py_function(body, [x], F))(X)
     np.testing.assert_allclose(got, 3 * X**2 + np.sin(X) + 1.5, rtol=1e-6)
-
-
-def test_threads_share_a_compiled_program():
-    f = jax.jit(lambda x: numpy_function(lambda x: x * 2 + 1, [x], F))
-    f(X)
-    work = lambda k: all(np.allclose(f(X + k * i), (X + k * i) * 2 + 1) for i in range(30))
-    with concurrent.futures.ThreadPoolExecutor(6) as pool:
-        assert all(pool.map(work, range(6)))
 
 
 @every_route

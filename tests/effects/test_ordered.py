@@ -137,14 +137,6 @@ def test_one_vmap_after_the_other(route):
     assert log.seen == [0.5, -1.0, 2.0, 10.5, 9.0, 12.0]
 
 
-@every_route
-def test_without_inputs(route):
-    runs = []
-    f = route(lambda x: py_func(lambda: runs.append(1) or np.float32(2), [], SCALAR, ordered=True) + x)
-    close(wait(f(X)), X + 2)
-    assert runs == [1]
-
-
 def test_the_route_of_ordered_calls():
     """They take XLA's buffers as they are, but for packed values, of which a buffer has two in each byte."""
     small = jnp.array([1, -2, 3], jnp.int4)

@@ -12,7 +12,6 @@ from tests.effects.ops import F, X, wait
 from tests.shared.functions import numpy_function, py_func, py_function
 
 ON_DEVICE = jnp.asarray(X)  # before any guard
-LIMIT = jnp.float32(10)
 
 SETTINGS = {
     "64 bits": lambda: jax.enable_x64(True),
