@@ -35,8 +35,6 @@ ERRORS = {
     "shard_map before a collective": lambda on, op: on.shard_map(
         lambda x: lax.psum(failing(op, (2,))(x), "d"), out_specs=P()
     ),
-    "shard_map of vmap": lambda on, op: on.shard_map(jax.vmap(failing(op, ()))),
-    "shard_map of scan": lambda on, op: on.shard_map(in_scan(failing(op, (2,)))),
     "jit of gradient": lambda on, op: jax.jit(jax.grad(lambda x: op(lambda x: x, [x], F, vjp=fail).sum())),
     "gradient of shard_map": lambda on, op: jax.jit(
         jax.grad(lambda x: on.shard_map(lambda x: op(lambda x: x, [x], F, vjp=fail))(x).sum())

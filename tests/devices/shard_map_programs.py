@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import functools
 import threading
 
@@ -16,6 +17,8 @@ from jax.sharding import PartitionSpec as P
 
 from tests.devices.common import FULL, OPS, SHARDS, F, Log, finish, program, programs_of_an_op, same
 from tests.shared.functions import numpy_function, py_function
+
+POOL = concurrent.futures.ThreadPoolExecutor(1)
 
 
 def over(f):
@@ -36,6 +39,7 @@ programs_of_an_op(
         "shard_map, direct": (directly, 2 * FULL, SHARDS),
         "shard_map, unused": (over(lambda op, x: (op(x), x)[1]), FULL, SHARDS),
         "shard_map, when": (over(lambda op, x: op(x, when=x[0] > 1)), np.where(FULL > 1, 2 * FULL, 0), SHARDS[1:]),
+        "shard_map on a thread": (over(lambda op, x: op(x, executor=POOL)), 2 * FULL, SHARDS),
         "shard_map of sequential": (*batched("sequential"), FULL.tolist()),
         "shard_map of parallel": (*batched("parallel"), FULL.tolist()),
         "shard_map of expand_dims": (*batched("expand_dims"), SHARDS),
@@ -60,13 +64,6 @@ def shard_map_with_several_results(on):
         same(n, FULL.sum() * 3)
         same(a + b, 2 * FULL + FULL.reshape(4, 2)[:, ::-1].ravel())
         assert sorted(log.seen) == SHARDS
-
-
-@program
-def vmap_of_shard_map(on):
-    xs = on.on_mesh(np.stack([FULL, -FULL]), P(None, "d"))
-    f = jax.jit(jax.vmap(on.shard_map(lambda x: numpy_function(lambda x: x * 2, [x], F))))
-    same(f(xs), 2 * np.asarray(xs))
 
 
 @program

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import jaxpyop
 from tests.shared.functions import numpy_function, py_func, py_function
 
 F = jnp.float32
@@ -58,21 +57,7 @@ def wait(result):
     return result
 
 
-def _through_the_public_callback(f):
-    def run(*args):
-        with jaxpyop.config.override(transport="callback"):
-            return wait(compiled(*args))
-
-    compiled = jax.jit(f)
-    return run
-
-
-# Most promises are kept on one route; the others are slow.
-ROUTES = {
-    "jit": (jax.jit, []),
-    "direct": (lambda f: f, pytest.mark.slow),
-    "public callback": (_through_the_public_callback, pytest.mark.slow),
-}
+# Most promises are kept on one route; the other is slow. tests/routes/ has all routes.
 every_route = pytest.mark.parametrize(
-    "route", [pytest.param(route, id=name, marks=marks) for name, (route, marks) in ROUTES.items()]
+    "route", [pytest.param(jax.jit, id="jit"), pytest.param(lambda f: f, id="direct", marks=pytest.mark.slow)]
 )

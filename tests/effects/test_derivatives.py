@@ -58,11 +58,6 @@ def test_logging_in_a_differentiated_loop(loop, options, route):
     }
 
 
-def twice_scanned(g):
-    inner = lambda x, c, n: lax.scan(lambda d, _: (d + g(x) * n, None), c, None, length=1)[0]
-    return lambda x: lax.scan(lambda c, n: (inner(x, c, n), None), 0.0, jnp.ones(3))[0]
-
-
 def scanned(g):
     return lambda x: lax.scan(lambda c, _: (c + g(x), None), 0.0, None, length=3)[0]
 
@@ -73,7 +68,6 @@ LOOPS = {
     "fori_loop": lambda g: lambda x: lax.fori_loop(0, 3, lambda _, c: c + g(x), 0.0),
     "cond in scan": lambda g: scanned(lambda x: lax.cond(True, g, g, x)),
     "jit in scan": lambda g: scanned(jax.jit(g)),
-    "scan in scan": twice_scanned,
 }
 FAST = ("scan", "stateful")
 # Calls of a function that counts its runs, and their slopes after three of them.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextvars
 import threading
 
@@ -62,14 +61,6 @@ def test_transformations_in_a_function():
     np.testing.assert_allclose(got, 3 * X**2 + np.sin(X) + 1.5, rtol=1e-6)
 
 
-def test_threads_share_a_compiled_program():
-    f = jax.jit(lambda x: numpy_function(lambda x: x * 2 + 1, [x], F))
-    f(X)
-    work = lambda k: all(np.allclose(f(X + k * i), (X + k * i) * 2 + 1) for i in range(30))
-    with concurrent.futures.ThreadPoolExecutor(6) as pool:
-        assert all(pool.map(work, range(6)))
-
-
 @every_route
 def test_a_function_sees_its_callers_context_and_settings(route):
     """In a program with more in it, on a thread of XLA's as well."""
@@ -104,12 +95,6 @@ def test_a_function_on_a_thread_of_xlas_sees_its_callers_context():
     finally:
         variable.reset(token)
     assert seen == ["mine"]
-
-
-def test_64_bits_in_a_function(x64):
-    third = lambda x: np.asarray(jnp.asarray(np.float64(1) / 3) + 0)
-    ops = (lambda x: py_func(third, [x], jnp.float64), lambda x: py_function(lambda x: x / 3, [x], jnp.float64))
-    assert [float(jax.jit(op)(1.0)) for op in ops] == [1 / 3, 1 / 3]
 
 
 def test_a_program_keeps_the_settings_that_it_was_traced_with():

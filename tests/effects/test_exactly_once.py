@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 from jax import lax
 
+import jaxpyop
 from tests.effects.ops import STATEFUL, UNORDERED, F, Log, X, every_route, wait
+from tests.shared.checks import trees_close
 from tests.shared.functions import numpy_function, py_func, py_function
 
 FULL = [0.5, -1.0, 2.0]
@@ -40,8 +42,8 @@ PROGRAMS = {
     "scan": (lambda op: in_scan(lambda x, v: op(v)), FULL),
     "scan, unused": (lambda op: in_scan(lambda x, v: (op(v), v)[1]), FULL),
     "scan, the same each time": (lambda op: in_scan(lambda x, v: (op(x[0]), v)[1]), [0.5] * 3),
-    "while_loop": (lambda op: lambda x: lax.while_loop(lambda v: v < 2, lambda v: op(v) + 1, 0.0), [0.0, 1.0]),
-    "while_loop's test": (lambda op: lambda x: lax.while_loop(lambda v: op(v) < 2, lambda v: v + 1, 1.0), [1.0, 2.0]),
+    "while_loop": (lambda op: lambda x: lax.while_loop(lambda v: v < 2, lambda v: 1 - op(v), 0.0), [0.0, 1.0]),
+    "while_loop's test": (lambda op: lambda x: lax.while_loop(lambda v: op(v) > -2, lambda v: v + 1, 1.0), [1.0, 2.0]),
     "cond": (lambda op: lambda x: lax.cond(x[2] > 0, lambda: op(x[0]), lambda: op(x[1])), [0.5]),
     "cond, the other": (lambda op: lambda x: lax.cond(x[2] < 0, lambda: op(x[0]), lambda: op(x[1])), [-1.0]),
     "cond, unused": (lambda op: lambda x: (lax.cond(x[2] > 0, lambda: op(x[0]), lambda: x[1]), x)[1], [0.5]),
@@ -57,17 +59,20 @@ PROGRAMS = {
 @every_route
 @pytest.mark.parametrize(("program", "seen"), PROGRAMS.values(), ids=PROGRAMS)
 def test_exactly_once(program, seen, route):
-    """The program has each op once, each with a function of its own."""
-    logs = {name: Log() for name in STATEFUL}
+    """The program has each op once, each with a function of its own. A stateless one may run less often."""
+    ops = STATEFUL | {"stateless": numpy_function}
+    logs = {name: Log(lambda x: -x) for name in ops}
 
     def of(name):
-        return lambda x: STATEFUL[name](logs[name], [x], F, output_shapes=np.shape(x))
+        return lambda x: ops[name](logs[name], [x], F, output_shapes=np.shape(x))
 
-    f = route(lambda x: [program(of(name))(x) for name in STATEFUL])
+    f = route(lambda x: [program(op)(x) for op in [lambda x: -jnp.asarray(x), *map(of, ops)]])
     for _ in range(2):
-        wait(f(jnp.asarray(X)))
+        wanted, *found = wait(f(jnp.asarray(X)))
+        [trees_close(got, wanted) for got in found]
         assert logs["ordered py_func"].seen == seen
         assert [sorted(logs[name].seen) for name in UNORDERED] == [sorted(seen)] * len(UNORDERED)
+        assert len(logs["stateless"].seen) <= len(seen)
         [log.seen.clear() for log in logs.values()]
 
 
@@ -95,15 +100,17 @@ def test_a_compiled_program_runs_it_at_each_execution_only():
         assert log.seen == [1.0] * n
 
 
-@every_route
-def test_results_of_no_size(route):
+@pytest.mark.parametrize("transport", ["auto", "callback"])
+def test_results_of_no_size(transport):
+    """XLA skips a call without a byte to return, so that one is added."""
     logs = {name: Log(lambda x: np.zeros((0, *np.shape(x)))) for name in STATEFUL}
 
     def program(x):
         [STATEFUL[name](logs[name], [x], F, output_shapes=(0, 3)) for name in STATEFUL]  # unused
         return jax.vmap(lambda v: py_func(logs["py_func"], [v], F, output_shapes=(0,)))(x)
 
-    assert wait(route(program)(X)).shape == (3, 0)
+    with jaxpyop.config.override(transport=transport):
+        assert wait(jax.jit(program)(X)).shape == (3, 0)
     assert logs["py_function"].seen == logs["ordered py_func"].seen == [FULL]
     assert sorted(map(str, logs["py_func"].seen)) == sorted(map(str, [FULL, *FULL]))
 
@@ -131,13 +138,6 @@ def test_what_makes_a_call_stateful():
     for name, (op, tout, options, stateful) in rows.items():
         program = lambda x, op=op, tout=tout, options=options: (op(lambda x: tout and x, [x], tout, **options), x)[1]
         assert bool(jax.make_jaxpr(program)(X).effects) == stateful, name
-
-
-def test_an_unused_stateless_call_is_dropped_and_an_ordered_one_is_not():
-    dropped, kept = Log(), Log()
-    f = jax.jit(lambda x: (numpy_function(dropped, [x], F), numpy_function(kept, [x], F, ordered=True), x)[2])
-    wait(f(X))
-    assert (dropped.seen, kept.seen) == ([], [FULL])
 
 
 def test_threads_lose_no_call():

@@ -65,15 +65,10 @@ def forty_nested():
         assert "functions that use JAX run at once" in str(error), error  # noqa: PT017
 
 
-def with_jax(x):
-    return np.asarray(jnp.sin(x))
-
-
 CROWDS = {
     "31 of JAX": lambda: all_end(crowd(jaxpyop.py_function, jnp.sin, 31, 0.3)),
     "40 of NumPy alone": lambda: all_end(crowd(jaxpyop.numpy_function, np.sin, 40, 10)),
     "32 of JAX": lambda: refused(crowd(jaxpyop.py_function, jnp.sin, 32, 10), 1),
-    "40 NumPy functions that use JAX": lambda: refused(crowd(jaxpyop.numpy_function, with_jax, 40, 10), 9),
     "40 nested": forty_nested,
 }
 

@@ -57,15 +57,11 @@ def results_that_nobody_waits_for():
 nested = jax.jit(lambda x: jaxpyop.py_function(lambda x: x @ ones(300) * 1.0, [x], F, **square(300)))
 ON_SIX_THREADS = {
     "nested functions": lambda x: jaxpyop.py_function(lambda x: nested(x) @ ones(300), [x], F, **square(300)),
-    "products before the op and in it": lambda x: jaxpyop.py_function(
-        lambda x: x @ ones(300), [x @ x], F, **square(300)
-    ),
+    "products around": lambda x: jaxpyop.py_function(lambda x: x @ ones(300), [x @ x], F, **square(300)),
     "a numpy_function between products": lambda x: (
         jaxpyop.numpy_function(lambda x: np.asarray(jnp.asarray(x) @ ones(300)), [x @ x], F) @ x
     ),
-    "gradients": jax.grad(
-        lambda x: jaxpyop.py_function(lambda x: jnp.sum((x @ ones(300)) ** 2), [x], F, output_shapes=())
-    ),
+    "gradient": jax.grad(lambda x: jaxpyop.py_function(lambda x: (x @ ones(300)).sum() ** 2, [x], F, output_shapes=())),
 }
 
 

@@ -30,6 +30,7 @@ jax.block_until_ready(work(start))
 busy = lambda: work(start)
 numpy = jax.jit(lambda x: jaxpyop.numpy_function(slow, [x], F))
 log = jax.jit(lambda x: jaxpyop.py_func(slow, [x], F))
+thread = lambda f, *args, **options: threading.Thread(target=f, args=args, **options).start()
 leave = lambda how: jax.jit(lambda x: jaxpyop.numpy_function(lambda x: how(int(x)), [x], F))
 ordered = jax.jit(lambda x: jaxpyop.py_func(slow, [x], F, ordered=True))
 """
@@ -41,16 +42,12 @@ CASES = {
     "ordered": ("ys = [ordered(busy()) for _ in range(3)]", 0, 3),
     "sys.exit while ordered calls wait": ("ordered(busy()); ordered(busy()); sys.exit(3)", 3, 2),
     "a parallel batch": ("y = parallel()(busy()[:12])", 0, 12),
-    "a batch of another thread": (
-        "f = parallel(); threading.Thread(target=lambda: f(f(jnp.arange(3.0)))).start(); time.sleep(0.1); sys.exit(4)",
+    "a thread's batch": (
+        "f = parallel(); thread(lambda: f(f(jnp.arange(3.0)))); time.sleep(0.1); sys.exit(4)",
         4,
         6,
     ),
-    "a long function": (
-        "threading.Thread(target=leave(time.sleep), args=(1000.0,), daemon=True).start(); time.sleep(0.3)",
-        0,
-        0,
-    ),
+    "a long function": ("thread(leave(time.sleep), 1000.0, daemon=True); time.sleep(0.3)", 0, 0),
     "an exit handler": ("log(1.0); atexit.register(lambda: log(2.0))", 0, 2),
     "a batch of an exit handler": ("f = parallel(); f(jnp.ones(2)); atexit.register(lambda: f(jnp.ones(3)))", 0, 5),
     "sys.exit in a function": ("with jaxpyop.reraise(): leave(sys.exit)(5.0).block_until_ready()", 5, 0),

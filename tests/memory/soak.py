@@ -6,7 +6,6 @@ the resident memory, and it fails if memory grows or if calls get slower. `test_
 
 from __future__ import annotations
 
-import argparse
 import concurrent.futures
 import math
 import os
@@ -101,12 +100,8 @@ def problems(windows, slowest=0.8):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--calls", type=int, default=1_000_000)
-    parser.add_argument("--gradients", type=int, default=200_000)
-    arguments = parser.parse_args()
     failed = []
-    for title, programs, count in (("calls", calls, arguments.calls), ("gradients", gradients, arguments.gradients)):
+    for title, programs, count in (("calls", calls, 1_000_000), ("gradients", gradients, 200_000)):
         print(f"{count} {title}, {THREADS} threads", flush=True)
         windows = []
         for found in soak(programs(), count):
