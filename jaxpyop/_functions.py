@@ -32,6 +32,21 @@ def names_in(code: types.CodeType) -> list[str]:
     return list(dict.fromkeys(name for part in codes_in(code) for name in part.co_names))
 
 
+def contents_of_code(code: types.CodeType) -> tuple[Any, ...]:
+    """All that decides what code does, as data that is the same in each process."""
+    names = code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars
+    return (code.co_code, code.co_exceptiontable, code.co_flags, *names, _constant(code.co_consts))
+
+
+def _constant(value: Any) -> Any:
+    if isinstance(value, types.CodeType):
+        return contents_of_code(value)
+    if isinstance(value, tuple):
+        return tuple(map(_constant, value))
+    # The elements of a set have another order in each process, so they are sorted.
+    return sorted(map(repr, value)) if isinstance(value, frozenset) else repr(value)
+
+
 def closure_of(func: types.FunctionType) -> dict[str, Any]:
     """The variables that the function closes over. A variable that is not assigned yet is left out."""
     found: dict[str, Any] = {}

@@ -13,10 +13,10 @@ import importlib
 import itertools
 import sys
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jaxpyop._functions import closure_of, defaults_of
+from jaxpyop._functions import closure_of, contents_of_code, defaults_of
 
 _registered: dict[str, Callable[..., Any]] = {}
 
@@ -274,7 +274,7 @@ def _code_parts(func: Any, seen: set[int]) -> list[Any]:
         return _code_parts(inside, seen)
     plain = {name: repr(value) for name, value in defaults_of(func).items() if _is_plain(value)}
     held = _values({name: value for name, value in closure_of(func).items() if value is not inside}, seen)
-    return [(_code(func.__code__), plain), *([held] if held else []), *_code_parts(inside, seen)]
+    return [(contents_of_code(func.__code__), plain), *([held] if held else []), *_code_parts(inside, seen)]
 
 
 def _values(values: Mapping[Any, Any], seen: set[int]) -> dict[Any, Any]:
@@ -287,17 +287,3 @@ def _is_plain(value: Any) -> bool:
     if type(value) is tuple:
         return all(map(_is_plain, value))
     return type(value) in (type(None), bool, int, float, complex, str, bytes)
-
-
-def _code(code: types.CodeType) -> tuple[Any, ...]:
-    names: Iterable[Any] = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
-    return (code.co_code, code.co_exceptiontable, code.co_flags, *names, _constant(code.co_consts))
-
-
-def _constant(value: Any) -> Any:
-    if isinstance(value, types.CodeType):
-        return _code(value)
-    if isinstance(value, tuple):
-        return tuple(map(_constant, value))
-    # The elements of a set have another order in each process, so they are sorted.
-    return sorted(map(repr, value)) if isinstance(value, frozenset) else repr(value)

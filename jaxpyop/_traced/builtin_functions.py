@@ -136,7 +136,7 @@ def _range(m: Calls, *args: Any) -> Any:
 
 def _float(m: Calls, v: Any) -> Any:
     if is_array(v):
-        return of_array(v, "f")
+        return m.number_of(v, "f")
     if isinstance(v, Num):
         check_exact("f", v)
         return number("f", raw(v, "f"), *bounds(v), None if v.alts is None else map(float, v.alts))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import types
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,7 @@ import jax
 import numpy as np
 
 from jaxpyop import _jaxcore as core
+from jaxpyop._config import config
 from jaxpyop._traced.allowed import NUMPY_METHODS, OF_JAX, OF_MATH, OF_NUMPY
 from jaxpyop._traced.attributes import LIBRARIES, Attributes, module_of
 from jaxpyop._traced.containers import check_namedtuple
@@ -98,7 +100,8 @@ class Calls(Attributes):
 
     def _math(self, f: Any, args: tuple[Any, ...]) -> Any:
         if any(isinstance(x, Num) or is_array(x) for x in args):
-            return math_function(f.__name__, *args)
+            first, *rest = args
+            return math_function(f.__name__, self.number_of(first, "f") if is_array(first) else first, *rest)
         self.need_constant(*args)
         return self.python(f, *args)
 
@@ -216,6 +219,19 @@ class Calls(Attributes):
             )
         return v if isinstance(v, jax.ShapeDtypeStruct) or callable(v) else self.to_jax(v)
 
+    def number_of(self, x: Any, kind: str = "") -> Num:
+        """The Python number that an array is, which has no derivative: `config.constants` may ask for an error."""
+        if config.constants == "error" and core.is_inexact(x):
+            file, line = self.line
+            what = jax.typeof(x).str_short()
+            x = _never_differentiated(
+                x,
+                f"{self.label}: {file}:{line}: float(x) makes a constant of a differentiated {what}, whose derivative is "
+                "zero. Use x itself, or jax.lax.stop_gradient(x) if you want a constant "
+                "(jaxpyop.config.constants is 'error')",
+            )
+        return of_array(x, kind)
+
     # --------------------------------------------------------------------- methods
 
     def call_method(self, v: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -225,7 +241,7 @@ class Calls(Attributes):
             return self.lifted(lambda a: self.call_method(a, name, args, kwargs), v)
         if is_array(v):
             if name == "item":
-                return of_array(v.reshape(()) if v.size == 1 else v)
+                return self.number_of(v.reshape(()) if v.size == 1 else v)
             return self.call_jax(getattr(v, name), args, kwargs)
         if isinstance(v, At):
             return self.call_jax(getattr(v.array.at[self.array_index(v.index)], name), args, kwargs)
@@ -304,6 +320,17 @@ class Calls(Attributes):
             obj.slots[f.name] = value
         if (post := self.class_attribute(cls, "__post_init__")) is not UNDEF:
             self.call(Bound(post, obj), [], {})
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def _never_differentiated(x: Any, text: str) -> Any:
+    """Returns `x`. Differentiating it raises an error, because the derivative would be zero without a warning."""
+    return x
+
+
+@_never_differentiated.defjvp
+def _raise(text: str, primals: Any, tangents: Any) -> Any:
+    raise TypeError(text)
 
 
 OUTSIDE = (

@@ -1,6 +1,7 @@
 """Functions of the user: their frames, their arguments, and the names that they read and assign."""
 
 from __future__ import annotations
+import __future__
 
 import ast
 import builtins
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from jaxpyop import _jaxcore as core
+from jaxpyop._functions import codes_in, contents_of_code, names_in
 from jaxpyop._traced.calls import OUTSIDE, Calls, name_of_function
 from jaxpyop._traced.containers import CHANGES
 from jaxpyop._traced.machine import NORMAL, RETURN
@@ -21,6 +23,8 @@ from jaxpyop._traced.operators import RECURSION
 from jaxpyop._traced.values import *
 
 _MOST_CALLS = 60
+# The flag of code in a file that begins with `from __future__ import annotations`.
+_ANNOTATIONS = __future__.annotations.compiler_flag
 Node = ast.FunctionDef | ast.Lambda
 
 
@@ -206,7 +210,7 @@ class Functions(Calls):
 # ------------------------------------------------------------------------- their source
 
 
-@functools.cache
+@functools.lru_cache(maxsize=4096)
 def local_names(node: Node) -> frozenset[str]:
     """The names that are local to a function."""
     names, declared = {a.arg for a in ast.walk(node.args) if isinstance(a, ast.arg)}, set[str]()
@@ -247,15 +251,19 @@ def source_of(f: types.FunctionType) -> Node:
 def _source_of(code: types.CodeType, name: str) -> Node:
     linecache.checkcache(code.co_filename)
     text = "".join(linecache.getlines(code.co_filename))
-    nodes = _functions_in(text).get(code.co_firstlineno, [])
-    kind: Any = ast.Lambda if code.co_name == "<lambda>" else ast.FunctionDef
-    found = [n for n in nodes if isinstance(n, kind) and _fits(n, code)]
-    if len({ast.dump(n) for n in found}) != 1:
-        what = "cannot be found" if not found else "cannot be told from that of another one in its line"
-        refused = Refused(f"the source of {name} {what}", "define it in a file or a notebook cell, one a line")
-        refused.where = (code.co_filename, code.co_firstlineno)
-        raise refused
-    return found[0]
+    found = [n for n in _functions_in(text).get(code.co_firstlineno, []) if _may_be(n, code)]
+    advice = "define it in a file or a notebook cell, one a line"
+    if not text.strip() or not _codes_of(text, 0):
+        what = "cannot be found"
+    elif not _has(text, code):
+        what, advice = "has changed since it was imported", "import it again, or start Python again"
+    elif len(found) != 1:
+        what = "cannot be told from that of another one in its line"
+    else:
+        return found[0]
+    refused = Refused(f"the source of {name} {what}", advice)
+    refused.where = (code.co_filename, code.co_firstlineno)
+    raise refused
 
 
 @functools.lru_cache(maxsize=64)
@@ -273,34 +281,37 @@ def _functions_in(text: str) -> dict[int, list[Node]]:
     return functions
 
 
-def _fits(node: Node, code: types.CodeType) -> bool:
-    """Whether a function of this source has this code. The file may have changed since it was imported.
-
-    What is compared does not depend on which names are global, which the tree alone does not tell.
-    """
-    copy = ast.parse(ast.unparse(node)).body[0]
-    if isinstance(copy, ast.FunctionDef):
-        if copy.name != code.co_name:
-            return False
-        copy.decorator_list = []
-        if any(isinstance(n, ast.Assert) for n in ast.walk(copy)):
-            return True  # pytest compiles another text
-    # The variables that it closes over are those of a function around it.
-    text = "".join(f"    {name} = None\n" for name in code.co_freevars)
-    outer = ast.parse(f"def outer():\n{text}    pass")
-    outer.body[0].body.append(copy)  # type: ignore[attr-defined]
-    own: Any = compile(ast.fix_missing_locations(outer), "?", "exec")
-    for _ in range(2):
-        own = next((c for c in own.co_consts if isinstance(c, types.CodeType)), None)
-    return own is not None and _summary(own) == _summary(code)
+@functools.lru_cache(maxsize=64)
+def _codes_of(text: str, flags: int) -> list[types.CodeType]:
+    """The code of all functions of a file, as Python compiles it today."""
+    try:
+        return list(codes_in(compile(text, "", "exec", flags, dont_inherit=True)))
+    except (SyntaxError, ValueError):
+        return []
 
 
-def _summary(code: types.CodeType) -> Any:
-    names = {*code.co_names, *code.co_varnames, *code.co_freevars, *code.co_cellvars} - {"__class__"}
-    args = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    nested = [_summary(c) for c in code.co_consts if isinstance(c, types.CodeType)]
-    consts = sorted(repr(c) for c in code.co_consts if not isinstance(c, (types.CodeType, tuple, frozenset, str)))
-    return args, names, consts, nested
+def _has(text: str, code: types.CodeType) -> bool:
+    """Whether a file still has the function of this code: somebody may have edited it since it was imported."""
+    # In a test file, pytest has compiled another text of each function with an `assert`.
+    if "@pytest_ar" in names_in(code):
+        return True
+    return any(_identity(c) == _identity(code) for c in _codes_of(text, code.co_flags & _ANNOTATIONS))
+
+
+def _identity(code: types.CodeType) -> Any:
+    return code.co_name, code.co_firstlineno, list(code.co_positions()), contents_of_code(code)
+
+
+def _may_be(node: Node, code: types.CodeType) -> bool:
+    """Whether a function that begins in the right line is that of this code. Lambdas are told by their columns."""
+    if isinstance(node, ast.FunctionDef):
+        return node.name == code.co_name
+    body, ends = node.body, list[tuple[int, int]]()
+    for line, end_line, column, end_column in code.co_positions():
+        if line and end_line and end_column:
+            ends += [(line, column or 0), (end_line, end_column)]
+    whole = (body.lineno, body.col_offset), (body.end_lineno, body.end_col_offset)
+    return code.co_name == "<lambda>" and (not ends or (min(ends), max(ends)) == whole)
 
 
 def contains(kind: type[ast.stmt], statements: list[ast.stmt]) -> bool:

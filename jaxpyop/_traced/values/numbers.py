@@ -368,7 +368,6 @@ def math_function(name: str, v: Any, *rest: Any) -> Any:
     Raises:
         Refused: Python may raise, or the function has no row.
     """
-    v = of_array(v, "f") if is_array(v) else v
     check_exact("f", v)
     lo, hi = bounds(v)
     if not rest and name in _TESTS:
