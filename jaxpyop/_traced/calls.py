@@ -226,8 +226,8 @@ class Calls(Attributes):
             what = jax.typeof(x).str_short()
             x = _never_differentiated(
                 x,
-                f"{self.label}: {file}:{line}: float(x) makes a constant of a differentiated {what}, whose derivative is "
-                "zero. Use x itself, or jax.lax.stop_gradient(x) if you want a constant "
+                f"{self.label}: {file}:{line}: float(x) makes a constant of a differentiated {what}, whose "
+                "derivative is zero. Use x itself, or jax.lax.stop_gradient(x) if you want a constant "
                 "(jaxpyop.config.constants is 'error')",
             )
         return of_array(x, kind)

@@ -40,7 +40,6 @@ class Row:
         points: the inputs, one tuple for each call.
         equal: whether the function must be traced. Otherwise it may also be refused.
         slow: whether the row is not among the fast tests.
-        bug: what is wrong today, where the row fails.
     """
 
     name: str
@@ -48,7 +47,6 @@ class Row:
     points: Sequence[tuple[Any, ...]]
     equal: bool
     slow: bool = False
-    bug: str = ""
 
     @property
     def argnums(self) -> tuple[int, ...]:
@@ -56,8 +54,7 @@ class Row:
         return tuple(i for i, x in enumerate(self.points[0]) if x.dtype.kind == "f")
 
     def param(self, slow: bool = False) -> Any:
-        marks = [pytest.mark.slow] * (self.slow or slow) + [pytest.mark.xfail(reason=self.bug)] * bool(self.bug)
-        return pytest.param(self, id=self.name, marks=marks)
+        return pytest.param(self, id=self.name, marks=[pytest.mark.slow] if self.slow or slow else [])
 
 
 class Table:

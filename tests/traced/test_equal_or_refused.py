@@ -57,7 +57,7 @@ def test_traced_mode_gives_the_value_of_python(row):
         assert_same_calls(got, python_calls(row))
 
 
-@pytest.mark.parametrize("row", [row.param(slow=True) for row in ROWS if not row.bug])
+@pytest.mark.parametrize("row", [row.param(slow=True) for row in ROWS])
 def test_auto_mode_gives_the_value_of_python(row):
     function, state = row.make()
     assert_same_calls(calls(jax.jit(op(function, "auto")), row, state), python_calls(row))
@@ -68,7 +68,7 @@ def gradients(row, mode, transform, **options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("row", [row.param() for row in DIFFERENTIABLE if not row.bug])
+@pytest.mark.parametrize("row", [row.param() for row in DIFFERENTIABLE])
 def test_gradients_and_batches_of_them_are_those_of_eager_mode(row):
     eager = gradients(row, "eager", lambda f: f)
     wanted = jax.tree.map(lambda *xs: np.stack(xs), *[eager(*map(jax.numpy.asarray, point)) for point in row.points])

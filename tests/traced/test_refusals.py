@@ -193,6 +193,25 @@ def test_lambdas_in_one_line_are_told_by_their_columns():
     assert [jax.jit(op(f, "traced"))(1.0) for f in (twice, thrice)] == [2, 3]
 
 
+def scan_changes(x, seen):
+    return jax.lax.scan(lambda c, v: (seen.append(v), (c + v, c))[1], x[0], x)[0]
+
+
+# Functions that JAX calls once for many elements, or in a branch, and that change an object of their caller.
+CALLED_BY_JAX = {
+    "scan": scan_changes,
+    "vmap": lambda x, seen: jnp.sum(jax.vmap(lambda v: (seen.append(1), v * 2)[1])(x)) * len(seen),
+    "cond": lambda x, seen: jax.lax.cond(x[0] > 0, lambda: (seen.append(1), x[0])[1], lambda: x[1]) * len(seen),
+    "tree.map": lambda x, seen: jnp.sum(jax.tree.map(lambda v: (seen.append(1), v)[1], [x, x])[0]) * len(seen),
+}
+
+
+@pytest.mark.parametrize("changing", CALLED_BY_JAX.values(), ids=CALLED_BY_JAX)
+def test_a_function_that_jax_calls_may_not_change_its_callers_objects(changing):
+    with pytest.raises(TypeError, match="a function that JAX calls changes a variable or an object of its caller"):
+        jax.jit(op(lambda x: changing(x, []), "traced"))(jnp.arange(3.0))
+
+
 def test_a_function_with_another_code_runs_that_code():
     def quarter(x):
         while x > 1:
