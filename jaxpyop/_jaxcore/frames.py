@@ -71,9 +71,11 @@ def users_frame(counts: Callable[[str], bool] = is_users_file) -> types.FrameTyp
     return frame
 
 
-def place_of(frame: types.FrameType | None) -> tuple[str, int, Any]:
-    """The file, the line and the module of a frame."""
-    return (frame.f_code.co_filename, frame.f_lineno, frame.f_globals.get("__name__")) if frame else (*NOWHERE, None)
+def place_of(frame: types.FrameType | None) -> tuple[str, int, str]:
+    """The file, the line and the module of a frame. Python drops a warning whose module is None, without a word."""
+    if frame is None:
+        return (*NOWHERE, "<unknown>")
+    return frame.f_code.co_filename, frame.f_lineno, frame.f_globals.get("__name__") or "<unknown>"
 
 
 def steps_of(error: BaseException) -> list[types.TracebackType]:
@@ -104,7 +106,7 @@ _MAX_WARNED = 4096
 _warned: set[Hashable] = set()
 
 
-def warn_once(key: Hashable, text: str, place: tuple[str, int, Any] | None = None) -> None:
+def warn_once(key: Hashable, text: str, place: tuple[str, int, str] | None = None) -> None:
     """Warns at a place, by default at the user's line, unless a warning with an equal key came before."""
     if key in _warned:
         return

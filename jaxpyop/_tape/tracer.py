@@ -279,7 +279,7 @@ def warn_of_constants(tape: Any, outputs: Sequence[Any], out_slots: Sequence[int
             return
 
 
-def _place() -> tuple[str, int, Any]:
+def _place() -> tuple[str, int, str]:
     """The user's file, line and module."""
     # An installed package may convert an array on behalf of the user, whose line is the one to change.
     return _jaxcore.place_of(_jaxcore.users_frame(_jaxcore.is_own_file) or _jaxcore.users_frame())

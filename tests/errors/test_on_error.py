@@ -6,6 +6,7 @@ import concurrent.futures as cf
 import multiprocessing
 import re
 import sys
+import threading
 import warnings
 
 import jax
@@ -326,3 +327,18 @@ def test_one_warning_for_each_op_with_the_count_and_the_first_failure():
     assert len(said) == 1
     text = r"numpy_function 'told': on_error= filled the results of 2 elements that failed; .*"
     assert re.match(text + r"The first one: ZeroDivisionError: .*\n  inputs: x=float32\[\] 1\.", str(said[0].message))
+
+
+def test_the_warning_comes_in_a_thread_that_runs_no_line_of_the_users():
+    """Python drops a warning whose module is None, without a word."""
+
+    @jax.jit
+    @jaxpyop.numpy_function(Tout=TOUT, on_error="nan", name="threaded")
+    def op(x):
+        raise ValueError(x)
+
+    op.lower(1.0)
+    with pytest.warns(RuntimeWarning, match="'threaded': on_error="):
+        thread = threading.Thread(target=op, args=(1.0,))
+        thread.start()
+        thread.join()
