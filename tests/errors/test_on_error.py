@@ -6,7 +6,6 @@ import concurrent.futures as cf
 import multiprocessing
 import re
 import sys
-import threading
 import warnings
 
 import jax
@@ -338,7 +337,5 @@ def test_the_warning_comes_in_a_thread_that_runs_no_line_of_the_users():
         raise ValueError(x)
 
     op.lower(1.0)
-    with pytest.warns(RuntimeWarning, match="'threaded': on_error="):
-        thread = threading.Thread(target=op, args=(1.0,))
-        thread.start()
-        thread.join()
+    with cf.ThreadPoolExecutor(1) as pool, pytest.warns(RuntimeWarning, match="'threaded': on_error="):
+        pool.submit(op, 1.0).result().block_until_ready()
