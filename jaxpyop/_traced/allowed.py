@@ -28,14 +28,14 @@ bitwise_not bitwise_or bitwise_xor bool_ broadcast_shapes broadcast_to cbrt ceil
 convolve copysign corrcoef cos cosh count_nonzero cov cross cumprod cumsum deg2rad diag diagonal diff digitize divide
 divmod dot einsum empty empty_like equal exp exp2 expand_dims expm1 eye fabs flip fliplr flipud float16 float32
 float64 float_power floor floor_divide fmax fmin fmod full full_like geomspace gradient greater greater_equal
-heaviside hstack hypot identity imag inner int16 int32 int64 int8 interp invert isclose isfinite isinf isnan kron less
-less_equal linspace log log10 log1p log2 logaddexp logical_and logical_not logical_or logical_xor logspace matmul max
-maximum mean median meshgrid min minimum mod moveaxis multiply nan_to_num nanmax nanmean nanmin nanstd nansum negative
-norm not_equal ones ones_like outer pad percentile permute_dims polyfit polyval positive power prod promote_types ptp
-quantile rad2deg ravel real reciprocal remainder repeat reshape result_type rint roll rot90 round rsqrt searchsorted
-select shape sign signbit sin sinc sinh size sort split sqrt square squeeze stack std subtract sum swapaxes take
-take_along_axis tan tanh tensordot tile trace transpose trapezoid tri tril triu trunc uint16 uint32 uint8 unwrap
-vander var vdot vstack where zeros zeros_like
+heaviside hstack hypot identity imag inner int16 int32 int64 int8 interp invert isclose iscomplex iscomplexobj
+isfinite isinf isnan isreal isrealobj issubdtype kron less less_equal linspace log log10 log1p log2 logaddexp
+logical_and logical_not logical_or logical_xor logspace matmul max maximum mean median meshgrid min minimum mod
+moveaxis multiply nan_to_num nanmax nanmean nanmin nanstd nansum ndim negative norm not_equal ones ones_like outer pad
+percentile permute_dims polyfit polyval positive power prod promote_types ptp quantile rad2deg ravel real reciprocal
+remainder repeat reshape result_type rint roll rot90 round rsqrt searchsorted select shape sign signbit sin sinc sinh
+size sort split sqrt square squeeze stack std subtract sum swapaxes take take_along_axis tan tanh tensordot tile trace
+transpose trapezoid tri tril triu trunc uint16 uint32 uint8 unwrap vander var vdot vstack where zeros zeros_like
 """
 _LAX = """
 abs acos add all_gather all_to_all argmax argmin asin associative_scan atan atan2 axis_index bitcast_convert_type
@@ -70,6 +70,7 @@ prod sin sqrt zeros
 _MODULES: tuple[tuple[types.ModuleType, str], ...] = (
     *((jnp, _JNP), (lax, _LAX), (jax.nn, _NN), (jax.random, _RANDOM), (jnp.linalg, _LINALG)),
     *((jax.scipy.special, _SPECIAL), (jax.tree, _TREE), (jax, _JAX), (jax.debug, "print"), (jax.nn.initializers, "")),
+    (jax.dtypes, "canonicalize_dtype result_type"),
     (jax.scipy.linalg, "cho_factor cho_solve solve_triangular"),
     (jnp.fft, "fft ifft rfft irfft fftfreq"),
     (jax.tree_util, "tree_map tree_leaves tree_flatten tree_unflatten tree_structure tree_reduce Partial"),
@@ -83,7 +84,7 @@ def _named(module: Any, names: str) -> dict[int, Any]:
 
 # By id, because some are compared in ways of their own. The functions are kept, so that no id is used again.
 OF_JAX: dict[int, Any] = {key: f for module, names in _MODULES for key, f in _named(module, names).items()}
-OF_NUMPY = _named(np, _NUMPY)
+OF_NUMPY = _named(np, _NUMPY) | _named(jnp, "finfo iinfo")
 OF_MATH: dict[int, Any] = {id(f): f for name, f in vars(math).items() if callable(f) and not name.startswith("_")}
 # Functions of NumPy that call the method of the array that they are given, and so work on traced ones.
 NUMPY_METHODS: dict[int, str] = {
@@ -108,5 +109,6 @@ METHODS: dict[type, frozenset[str]] = {
 CONSTANT_DATA: tuple[tuple[Any, frozenset[str]], ...] = (
     ((np.ndarray, np.generic), _set("T dtype ndim shape size")),
     (np.dtype, _set("itemsize kind name")),
+    ((np.finfo, np.iinfo, jnp.finfo, jnp.iinfo), _set("bits dtype eps max min smallest_normal tiny")),
     ((int, float, complex), _set("imag real")),
 )

@@ -326,6 +326,16 @@ def _getattr(m: Calls, obj: Any, name: Any, *default: Any) -> Any:
     return m.get_attr(obj, name)
 
 
+def _hasattr(m: Calls, v: Any, name: str) -> bool:
+    if is_array(v):
+        return hasattr(jax.Array, name)
+    if isinstance(v, Obj) and v.cls in (list, dict):
+        return hasattr(v.cls, name)
+    if isinstance(v, (*CONSTANT_TYPES, tuple, np.ndarray)):
+        return hasattr(v, name)
+    raise Refused(f"hasattr of a {name_of_type(v)}", "use isinstance")
+
+
 def same_function(f: Any) -> Any:
     """Returns a function as it is: what `functools.wraps(g)` does to it, as far as a program can see."""
     return f
@@ -353,6 +363,7 @@ ROWS: list[tuple[Any, Callable[..., Any]]] = [
     (next, _next),
     (callable, lambda m, v: isinstance(v, (*FUNCTIONS, types.FunctionType))),
     (getattr, _getattr),
+    (hasattr, _one(_hasattr)),
     (print, _print),
     *((f, _of_constants(f)) for f in (str, repr, complex, divmod, pow, ord, chr, frozenset)),
     (slice, lambda m, *ends: slice(*ends)),
@@ -369,5 +380,6 @@ ROWS: list[tuple[Any, Callable[..., Any]]] = [
     *((COMPARE[op], _compared(op)) for op in COMPARE),
     (operator.neg, lambda m, v: m.unary(ast.USub, v)),
     (operator.getitem, lambda m, box, key: m.get_item(box, key)),
+    (operator.index, _of_constants(operator.index)),
 ]
 BUILTINS.update((id(f), row) for f, row in ROWS)
