@@ -95,7 +95,8 @@ def _checked(op: Op, k: int, value: Any, leaf: Leaf) -> Any:
         return value.as_dtype(leaf.dtype)
     if isinstance(value, jax.Array):
         check_usable(value, origin, op.title)
-        check_traced(value.dtype, leaf, op.casting, origin, op.title)
+        if value.size:
+            check_traced(value.dtype, leaf, op.casting, origin, op.title)
         return jax.lax.convert_element_type(value, leaf.dtype)
     return jnp.asarray(cast_to_numpy(value, leaf, op.casting, origin, op.title))
 

@@ -1,7 +1,8 @@
 """The casting rule: a value that a function returned becomes an array of the declared dtype, or is refused.
 
 Floating and complex values follow NumPy's casting rule. Integers go to any integer dtype in which their value fits.
-Python's numbers adapt to the declared dtype, as JAX's weakly typed values do. Nothing is wrapped or silently dropped.
+Python's numbers adapt to the declared dtype, as JAX's weakly typed values do. An array without elements goes to any
+dtype, because nothing of it can be lost. Nothing is wrapped or silently dropped.
 `fingerprints` tell whether a function that ran again returned the same, bit by bit.
 """
 
@@ -145,7 +146,8 @@ def _check_range(array: np.ndarray[Any, Any], rule: _Rule, leaf: Leaf, origin: s
 
 def _castable(array: Any, source: Any, leaf: Leaf, casting: str, origin: str, title: str) -> Any:
     """Check a NumPy or JAX array by the rule, and return an array for `.astype` to turn into the declared dtype."""
-    rule = _check_dtype(source, leaf, casting, origin, title)
+    # An array without elements loses nothing, and `np.array([])` is of float64.
+    rule = _check_dtype(source, leaf, casting if array.size else "unsafe", origin, title)
     if rule.level == 3 and rule.goal < 3:
         array = array.real if rule.goal else array != 0
     if rule.looks_at_values:
