@@ -162,7 +162,7 @@ def _check_linearize_rule() -> None:
 
 
 def linearize_rule(rule: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a rule for JAX's table of linearize rules, made of one as `rules.set_private_rules` takes."""
+    """Returns a rule for JAX's table of linearize rules, made of one as `rules.set_linearize_rule` takes."""
 
     def linearize(is_vjp: bool, perturbed: Sequence[bool], *operands: Any, **params: Any) -> Any:
         outs, has_tangent, push = rule(perturbed, operands, **params)

@@ -67,23 +67,31 @@ def differentiated() -> Any:
 Linearized = tuple[list[Any], list[bool], Callable[[Sequence[Any]], Sequence[Any]]]
 
 
-def set_private_rules(
-    primitive: Any, linearize: Callable[..., Linearized], refuse_in_combiner: Callable[..., None]
-) -> None:
-    """Sets the rules of a primitive with several results for which JAX has no public table.
+def set_linearize_rule(primitive: Any, linearize: Callable[..., Linearized]) -> None:
+    """Sets what `jax.grad` and `jax.linearize` call, instead of tracing and splitting the primitive's JVP.
 
-    A portable package has none of them.
+    JAX has no public table for it, so a portable package does without.
 
     Args:
-        primitive: the primitive. Its lowering rule gets the devices, as that of `pure_callback` does.
-        linearize: what `jax.grad` and `jax.linearize` call, instead of tracing and splitting the primitive's JVP. It
-            gets a bool for each operand (whether it has a tangent), the operands, and the parameters.
+        primitive: a primitive with several results.
+        linearize: the rule. It gets a bool for each operand (whether it has a tangent), the operands, and the
+            parameters.
+    """
+    if not PORTABLE:
+        private.primitive_linearizations[primitive] = private.linearize_rule(linearize)
+
+
+def set_rules_of_programs(primitive: Any, refuse_in_combiner: Callable[..., None]) -> None:
+    """Sets the rules of a primitive in programs for which JAX has no public table. A portable package has none of them.
+
+    Args:
+        primitive: a primitive with several results. Its lowering rule gets the devices, as that of `pure_callback`
+            does, and `jax.checkpoint` keeps its results where a policy says so.
         refuse_in_combiner: raises the error of the primitive in the function of a reduction or scatter, or in one that
             it calls. It gets the name of the operation and the parameters of the equation.
     """
     if PORTABLE:
         return
-    private.primitive_linearizations[primitive] = private.linearize_rule(linearize)
     private.partial_eval_jaxpr_custom_rules[primitive] = _keep_results
     private.prim_requires_devices_during_lowering.add(primitive)
     for combining, title in _COMBINING.items():

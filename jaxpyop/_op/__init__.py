@@ -3,7 +3,7 @@
 To be read in the order of a call. `calls` reads the arguments, runs the op directly or binds it as a part of the traced
 program, and has the three calls of a py_function. `request` is the op as the user asked for it, and `values` are its
 inputs and results. `body` is the user's function between checked inputs and checked results. `primitive` binds a call,
-with its rules for vmap, differentiation and lowering. `derivatives` has the calls that the user's own rules make.
+with its rules for vmap, differentiation and lowering. `user_rules` has the calls that the user's own rules make.
 `traced` makes the body a part of the program instead.
 """
 

@@ -22,7 +22,6 @@ from jaxpyop import _jaxcore
 from jaxpyop._config import config
 from jaxpyop._host import Environment, strip_library_frames
 from jaxpyop._op.body import Body, ConditionalBody, FilledBody, Pullback, Pushforward, RecordedDerivative, UserBody
-from jaxpyop._op.derivatives import FwdCall, LinearCall, LinearFunction, linearize_by_rules, pullback_by_rules
 from jaxpyop._op.primitive import (
     NO_RECORD,
     RECEIPT,
@@ -39,6 +38,7 @@ from jaxpyop._op.primitive import (
 )
 from jaxpyop._op.request import Op, make_op, mark_differentiable
 from jaxpyop._op.traced import trace, trace_if_possible
+from jaxpyop._op.user_rules import FwdCall, LinearCall, LinearFunction, linearize_by_rules, pullback_by_rules
 from jaxpyop._op.values import Inputs, as_jax, check_closure, fingerprint, flatten_inputs, show_shape, without_weak_type
 from jaxpyop._tape import record
 
@@ -80,6 +80,7 @@ def call_op(op: Op, args: Sequence[Any], kwargs: Mapping[str, Any], when: Any = 
 
 def _stage(op: Op, inputs: Inputs, call: UserCall, arrays: Sequence[Any]) -> list[Any]:
     with jax.named_scope(op.name):
+        # The mode is that of `jaxpyop.config` where the keyword does not say.
         if op.mode != "eager":
             into = functools.partial(trace, op, inputs)
             if call.operands.conditional:
@@ -247,6 +248,7 @@ class RecordingCall(Call):
         RECORDS.make_room()
         outs, taken = record(self.body, as_jax(arrays), self.perturbed)
         if self.hands_over:
+            # A cut program takes the record itself from one of its steps to another.
             return [*outs, HandedRecord(taken)]
         return [*outs, _receipt(RECORDS.put(taken, once_made=self.op.stateful, owner=self.op.name), outs)]
 
@@ -278,7 +280,7 @@ class ReplayCall(Call):
 
     def __call__(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
         if isinstance(arrays[0], HandedRecord):
-            return _jaxcore.with_transfers(self.body.replay, arrays[0].record, arrays)
+            return self._answer(arrays[0].record, arrays)
         token = int(np.asarray(arrays[0])[0])
         if token == 0:
             # vmap of cond also runs the backward pass of the branch that was not taken, on residuals filled with zeros.
@@ -290,8 +292,12 @@ class ReplayCall(Call):
             )
         gone = "the record of this step's forward pass is gone, and a stateful op cannot be run again"
         if (taken := find_record(self.op, token, gone)) is not None:
-            return _jaxcore.with_transfers(self.body.replay, taken, arrays)
+            return self._answer(taken, arrays)
         return self.body(arrays[0], *as_jax(arrays[1:]))
+
+    def _answer(self, taken: Any, arrays: Sequence[Any]) -> list[Any]:
+        # A record may move arrays to where they are needed, whatever `jax_transfer_guard` says.
+        return _jaxcore.with_transfers(self.body.replay, taken, arrays)
 
     def linearize(self, perturbed: tuple[bool, ...]) -> Linearization:
         if self.op.stateful:

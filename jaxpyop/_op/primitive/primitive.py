@@ -131,6 +131,7 @@ def _linearized(
             call, *primals[:first], *map(ad.instantiate_zeros, tangents[first:]), batch=batch
         )
     elif (program := call.program(primals, batch)) is not None:
+        # Only a user's rule that is an op itself has one.
         return _by_program(program, primals, perturbed)
     else:
         return _by_linearization(primals, tuple(perturbed), call, batch)
@@ -372,6 +373,7 @@ python_call_p.def_impl(_impl)
 python_call_p.def_effectful_abstract_eval(_abstract_eval)
 _jaxcore.batching.primitive_batchers[python_call_p] = _batch
 _jaxcore.mlir.register_lowering(python_call_p, _lowering, cacheable=False)
-ad.primitive_jvps[python_call_p] = _jvp
-_jaxcore.set_private_rules(python_call_p, _linearize, _refuse_in_combiner)
+_jaxcore.set_rules_of_programs(python_call_p, _refuse_in_combiner)
+ad.primitive_jvps[python_call_p] = _jvp  # where jax.jvp enters
+_jaxcore.set_linearize_rule(python_call_p, _linearize)  # where jax.grad enters
 ad.primitive_transposes[python_call_p] = _transpose

@@ -1,7 +1,7 @@
 """What the user asked for, read and checked: the op, and the derivative rules that come with it.
 
-To be read in this order: `op` (with `on_error=` at its end), `user_rules`.
+To be read in this order: `op` (with `on_error=` at its end), `read_rules`.
 """
 
 from jaxpyop._op.request.op import Op, is_nan, make_op
-from jaxpyop._op.request.user_rules import NUMERICAL, RULE_ARGUMENTS, Rules, is_differentiable, mark_differentiable
+from jaxpyop._op.request.read_rules import NUMERICAL, RULE_ARGUMENTS, Rules, is_differentiable, mark_differentiable

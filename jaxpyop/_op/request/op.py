@@ -15,7 +15,7 @@ from jaxpyop._config import Mode, config
 from jaxpyop._functions import without_partials
 from jaxpyop._host import VMAP_METHODS, Failures, Method, check_executor, check_progress
 from jaxpyop._jaxcore import is_inexact
-from jaxpyop._op.request.user_rules import RULES_ON_THE_HOST, Rules, read_rules
+from jaxpyop._op.request.read_rules import RULES_ON_THE_HOST, Rules, read_rules
 from jaxpyop._op.values import CASTING, IN_A_LOOP, Leaf, ResultSpec, cast_to_numpy, read_tout, with_shapes
 
 

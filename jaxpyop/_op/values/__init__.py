@@ -17,6 +17,7 @@ from jaxpyop._op.values.cast import (
     fingerprint,
     fingerprints,
 )
+from jaxpyop._op.values.encodings import KeyEncoding, Padded, Padding, decode, encode, encoded_shapes, padded
 from jaxpyop._op.values.inputs import (
     PASS_IT,
     SLOT,
@@ -30,6 +31,5 @@ from jaxpyop._op.values.inputs import (
     inputs_of,
     without_weak_type,
 )
-from jaxpyop._op.values.padding import KeyEncoding, Padded, Padding, decode, encode, encoded_shapes, padded
 from jaxpyop._op.values.spec import IN_A_LOOP, Leaf, ResultSpec, Struct, kind_of, match, show_shape
 from jaxpyop._op.values.tout import check_shape, fill_shape, read_tout, with_shapes

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from jaxpyop import _jaxcore
-from jaxpyop._op.values.padding import KeyEncoding, Padding
+from jaxpyop._op.values.encodings import KeyEncoding, Padding
 from jaxpyop._op.values.spec import Leaf, ResultSpec, Shape, fits, paired, show_shape
 
 

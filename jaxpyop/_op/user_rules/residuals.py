@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 
 from jaxpyop._op.body import DerivedBody, UserBody, each_alone, element_structs
-from jaxpyop._op.derivatives.functions import RuleCall, VjpRule, expanded
 from jaxpyop._op.primitive import NO_RECORD, RECORDS, TOKEN, Call, HandedRecord, Linearization, find_record
+from jaxpyop._op.user_rules.functions import RuleCall, VjpRule, expanded
 from jaxpyop._op.values import Struct, as_jax, check_fingerprints, decode, fingerprints, show_shape
 
 # ------------------------------------------------------------------- residuals

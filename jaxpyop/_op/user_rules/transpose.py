@@ -15,8 +15,8 @@ import numpy as np
 from jaxpyop._host import Environment
 from jaxpyop._jaxcore import is_inexact
 from jaxpyop._op.body import Body, DerivedBody
-from jaxpyop._op.derivatives.functions import run_rule, zero_cotangent
 from jaxpyop._op.primitive import Batching, Call, Operands
+from jaxpyop._op.user_rules.functions import run_rule, zero_cotangent
 from jaxpyop._op.values import Struct
 
 

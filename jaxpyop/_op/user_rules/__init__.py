@@ -4,6 +4,6 @@ Reading order: `choose` (which rules make up a derivative), `functions` (`vjp=f`
 (`vjp=(fwd, bwd)`), `numerical` (finite differences of the function), `transpose` (`transpose=f`).
 """
 
-from jaxpyop._op.derivatives.choose import linearize_by_rules, pullback_by_rules
-from jaxpyop._op.derivatives.residuals import FwdCall
-from jaxpyop._op.derivatives.transpose import LinearCall, LinearFunction
+from jaxpyop._op.user_rules.choose import linearize_by_rules, pullback_by_rules
+from jaxpyop._op.user_rules.residuals import FwdCall
+from jaxpyop._op.user_rules.transpose import LinearCall, LinearFunction

@@ -8,11 +8,11 @@ import functools
 from typing import Any
 
 from jaxpyop._op.body import CotangentBody, TangentBody
-from jaxpyop._op.derivatives.functions import JvpRule, MissingTangents, RuleCall, VjpRule
-from jaxpyop._op.derivatives.numerical import NumericalJvp, NumericalVjp
-from jaxpyop._op.derivatives.residuals import BwdRule, FwdCall, ResidualRuleCall
 from jaxpyop._op.primitive import Call, Linearization
 from jaxpyop._op.request import NUMERICAL, Rules
+from jaxpyop._op.user_rules.functions import JvpRule, MissingTangents, RuleCall, VjpRule
+from jaxpyop._op.user_rules.numerical import NumericalJvp, NumericalVjp
+from jaxpyop._op.user_rules.residuals import BwdRule, FwdCall, ResidualRuleCall
 
 
 def linearize_by_rules(call: Any, forward: Call, perturbed: tuple[bool, ...]) -> Linearization:

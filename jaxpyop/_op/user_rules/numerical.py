@@ -22,8 +22,8 @@ import numpy as np
 from jaxpyop._host import run_each, run_once
 from jaxpyop._jaxcore import is_inexact
 from jaxpyop._op.body import Body, CotangentBody, TangentBody, UserBody
-from jaxpyop._op.derivatives.functions import expanded
 from jaxpyop._op.primitive import Call
+from jaxpyop._op.user_rules.functions import expanded
 
 
 def _in_double(value: Any) -> np.ndarray[Any, Any]:
