@@ -185,7 +185,8 @@ def load(
     Args:
         source: the path of a file, or the bytes of a program.
         functions: the functions that belong to names in the file. They replace registered and imported ones.
-        allow: modules that may be imported to find a function. A package allows all modules in it.
+        allow: modules that may be imported to find a function. A package allows all modules in it. What begins with an
+            underscore needs to be named itself, such as ``"package.module:_function"``.
 
     Returns:
         A function like those of :func:`jaxpyop.jit`. It takes the arguments with which the program was exported,

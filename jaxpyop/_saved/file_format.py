@@ -179,5 +179,5 @@ def key_dtype(name: str) -> Any:
 def dtype_named(name: str) -> Any:
     """Return the dtype with this name. Typed keys have names such as ``key<fry>``."""
     if name.startswith("key<"):
-        return next(dtype for dtype in map(key_dtype, KEYS) if str(dtype) == name)
+        return {str(dtype): dtype for dtype in map(key_dtype, KEYS)}[name]
     return jnp.dtype(name)

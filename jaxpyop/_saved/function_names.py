@@ -11,6 +11,7 @@ import functools
 import hashlib
 import importlib
 import itertools
+import re
 import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -117,7 +118,7 @@ class Names:
 
 
 def _definition_of(func: Any) -> tuple[str, int]:
-    """Return ``"module:qualname"`` of a function, and how many decorators its module puts around it.
+    """Return ``"module:qualname"`` of a function, and how many decorators of this package or JAX are around it there.
 
     Raises:
         ValueError: the module does not have this function under this name.
@@ -136,6 +137,8 @@ def _definition_of(func: Any) -> tuple[str, int]:
             return name, unwrapped
         if not hasattr(found, "__wrapped__"):
             raise ValueError(f"{name} is another function")
+        if not _is_ours_or_jaxs(found):
+            raise ValueError(f"{name} is inside a decorator")
     raise AssertionError
 
 
@@ -192,13 +195,30 @@ def _found(
         if name in _registered:
             return _registered[name]
         raise ValueError("nobody registered it")
-    module = name.partition(":")[0]
-    if not any(module == prefix or module.startswith(f"{prefix}.") for prefix in allow):
-        raise ValueError(f"allow= has no {module}")
+    if not any(map(functools.partial(_allows, name), allow)):
+        raise ValueError(f"allow= has no {name if _is_private(name) else name.partition(':')[0]}")
     func = _defined_at(name, entry["unwrapped"])
     if (func.__module__, func.__qualname__) != tuple(name.split(":")):
         raise ValueError(f"it is defined in {func.__module__}, as {func.__qualname__}")
     return func
+
+
+def _allows(name: str, allowed: str) -> bool:
+    """Whether a module, a package or a name ``"module:qualname"`` allows a function. What is private is to be named."""
+    begins = name == allowed or name.startswith((f"{allowed}.", f"{allowed}:"))
+    return begins and not _is_private(name[len(allowed) :])
+
+
+def _is_private(name: str) -> bool:
+    return any(part.startswith("_") for part in re.split("[.:]", name))
+
+
+def _is_ours_or_jaxs(wrapper: Any) -> bool:
+    """Whether this package or JAX made a wrapper. One of the user may check arguments, so no file goes past it."""
+    module = (
+        wrapper.__globals__.get("__name__") if isinstance(wrapper, types.FunctionType) else type(wrapper).__module__
+    )
+    return str(module).partition(".")[0] in ("jax", "jaxlib", "jaxpyop")
 
 
 _MOST_DECORATORS = 100
@@ -211,8 +231,8 @@ def _defined_at(name: str, unwrapped: Any) -> Any:
         ValueError: the module does not define a function of this name.
     """
     module, _, qualname = name.partition(":")
-    parts = qualname.split(".")
-    if not all(map(str.isidentifier, (*module.split("."), *parts))) or any(part.startswith("__") for part in parts):
+    parts, everything = qualname.split("."), [*module.split("."), *qualname.split(".")]
+    if not all(map(str.isidentifier, everything)) or any(part.startswith("__") for part in everything):
         raise ValueError("it is not of the form module:function")
     try:
         # `vars` and not `getattr`: a `__getattr__` or a descriptor would run code. Only the import itself runs any.
@@ -221,12 +241,14 @@ def _defined_at(name: str, unwrapped: Any) -> Any:
             if not isinstance(found, type):
                 raise KeyError(part)
             found = vars(found)[part]
-    except (ImportError, KeyError) as error:
+    except (ImportError, KeyError, SystemExit) as error:
         raise ValueError(f"it is not there ({type(error).__name__}: {error})") from None
     found = found.__func__ if isinstance(found, staticmethod) else found
     if type(unwrapped) is not int or not 0 <= unwrapped < _MOST_DECORATORS:
         raise ValueError("no function has so many decorators")
     for _ in range(unwrapped):
+        if not _is_ours_or_jaxs(found):
+            raise ValueError("it is inside a decorator")
         found = vars(found)["__wrapped__"]
     if not isinstance(found, types.FunctionType):
         raise ValueError(f"a {type(found).__qualname__} is there, and no function")

@@ -35,7 +35,7 @@ PLACES = {
     "a function of a module": (functions.double, "double"),
     "a static method": (functions.Shapes.square, "Shapes.square"),
     "a decorated function": (functions.halve, "halve"),
-    "the function inside a decorator": (functions.UNWRAPPED, "halve"),
+    "the function inside an op": (functions.INSIDE_AN_OP, "thrice"),
     "under another name": (functions.alias, "double"),
 }
 
@@ -78,6 +78,7 @@ PLACELESS = {
     "a method": Doubling().method,
     "a ufunc": np.sin,
     "__main__": of_main,
+    "halve is inside a decorator": functions.INSIDE_A_DECORATOR,
 }
 
 
@@ -108,11 +109,11 @@ def test_a_name_is_the_name_of_one_function():
     triple, method = lambda x: 3 * x, Doubling().method
     with pytest.raises(ValueError, match=f"cannot find func again: '{HERE}:double' is the name of <function "):
         jaxpyop.export(both(triple, functions.double), functions={f"{HERE}:double": triple})(X)
-    twice = both(functions.halve, functions.UNWRAPPED)
+    twice = both(functions.thrice, functions.INSIDE_AN_OP)
     program = jaxpyop.export(twice)(X).to_bytes()
     np.testing.assert_array_equal(jaxpyop.load(program, allow=[HERE])(X), twice(X))
     with pytest.raises(ValueError, match="one inside it have this name; use allow="):
-        jaxpyop.load(program, functions={f"{HERE}:halve": triple})
+        jaxpyop.load(program, functions={f"{HERE}:thrice": triple})
     # Each access to a method makes another object.
     methods = both(method, method.__self__.method)
     program = jaxpyop.export(methods, functions={"method": method})(X)
@@ -142,10 +143,12 @@ HOSTILE = {
     "a module": ("tests.programs.saved_package:functions", 0),
     "through a module": ("tests.programs.saved_package:functions.double", 0),
     "a class": (f"{HERE}:Shapes", 0),
+    "inside a decorator": (f"{HERE}:halve", 1),
+    "a private function": (f"{HERE}:_private", 0),
     "a dunder": (f"{HERE}:double.__globals__", 0),
     "a builtin": (f"{HERE}:__builtins__.eval", 0),
     "a method of type": (f"{HERE}:Shapes.__subclasses__", 0),
-    "too many decorators": (f"{HERE}:halve", 2),
+    "too many decorators": (f"{HERE}:thrice", 2),
     "a name that is no text": (3, 0),
     "an allowed name in front": ("testsevil:double", 0),
     "what is not allowed": ("os:system", 0),
@@ -161,6 +164,25 @@ def test_a_name_in_a_file_finds_no_other_function(name, unwrapped, monkeypatch):
     with pytest.raises(ValueError, match="functions are missing"):
         find_functions([entry], {}, ["tests"])
     assert not [module for module in set(sys.modules) - before if not module.startswith("tests")]
+
+
+@pytest.mark.parametrize(("module", "said"), [("exits", "it is not there"), ("program.__main__", "not of the form")])
+def test_loading_runs_no_program_and_does_not_end_the_process(module, said, tmp_path, monkeypatch):
+    (tmp_path / "program").mkdir()
+    for file in ("program/__init__.py", "program/__main__.py", "exits.py"):
+        (tmp_path / file).write_text("" if file.endswith("__init__.py") else "raise SystemExit")
+    monkeypatch.syspath_prepend(tmp_path)
+    entry = {"name": f"{module}:f", "unwrapped": 0, "code": None, "python": ""}
+    with pytest.raises(ValueError, match=f"functions are missing: '{module}:f' .*{said}"):
+        find_functions([entry], {}, ["exits", "program", "program.__main__"])
+
+
+def test_what_is_private_is_allowed_by_its_name():
+    program = saved(functions._private).to_bytes()
+    np.testing.assert_array_equal(jaxpyop.load(program, allow=[f"{HERE}:_private"])(X), X)
+    for allow in ([HERE], ["tests"]):
+        with pytest.raises(ValueError, match=f"allow= has no {HERE}:_private"):
+            jaxpyop.load(program, allow=allow)
 
 
 def test_wrong_arguments():
@@ -241,7 +263,7 @@ def test_the_checksum_is_the_same_in_another_process():
 
 def test_changed_code_is_a_warning_that_names_the_function(monkeypatch):
     program = saved(functions.double)
-    monkeypatch.setattr(functions.double, "__code__", functions.UNWRAPPED.__code__)
+    monkeypatch.setattr(functions.double, "__code__", functions.INSIDE_A_DECORATOR.__code__)
     with pytest.warns(UserWarning, match=f"the code of '{HERE}:double' is not the code that was exported"):
         loaded = jaxpyop.load(program.to_bytes(), allow=["tests"])
     np.testing.assert_array_equal(loaded(X), X / 2)

@@ -5,6 +5,10 @@ from __future__ import annotations
 import functools
 from subprocess import run  # noqa: F401  # A file must not reach it by this name.
 
+import jax
+
+import jaxpyop
+
 
 def double(x):
     return 2 * x
@@ -29,5 +33,14 @@ def halve(x):
     return x / 2
 
 
-UNWRAPPED = halve.__wrapped__
+@jaxpyop.numpy_function(Tout=jax.ShapeDtypeStruct((3,), "float32"))
+def thrice(x):
+    return 3 * x
+
+
+def _private(x):
+    return x
+
+
+INSIDE_A_DECORATOR, INSIDE_AN_OP = halve.__wrapped__, thrice.__wrapped__
 alias = double
