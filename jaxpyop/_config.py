@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pathlib
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, TypeAlias, TypedDict, Unpack, get_args
 
@@ -40,7 +41,22 @@ def _at_least_one_or_none(value: Any) -> int | None:
     return None if value is None or value == "none" else _at_least_one(value)
 
 
-def _share_of_memory() -> int:
+def _limits_of_groups(root: pathlib.Path) -> Iterator[int]:
+    """The limits of memory of the control groups that this process is in, of both kinds, and of the groups around them.
+
+    In a container, a path may be that of the host. Then only the root is there, and it is the container's own group.
+    """
+    for line in (root / "proc/self/cgroup").read_text().splitlines():
+        _, kinds, path = line.split(":", 2)
+        folder, name = ("memory", "memory.limit_in_bytes") if kinds else ("", "memory.max")
+        if not kinds or "memory" in kinds.split(","):
+            inner = root / "sys/fs/cgroup" / folder / path.lstrip("/")
+            for group in (inner, *inner.parents):
+                with contextlib.suppress(ValueError, OSError):
+                    yield int((group / name).read_text())
+
+
+def _share_of_memory(root: str = "/") -> int:
     """An eighth of the memory that this process may use, in bytes, but at least 256 MB.
 
     A scan leaves the records of all its steps before its backward pass reads the first, so a fixed bound would make
@@ -49,8 +65,8 @@ def _share_of_memory() -> int:
     found = []
     with contextlib.suppress(AttributeError, ValueError, OSError):
         found.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    with contextlib.suppress(ValueError, OSError), open("/sys/fs/cgroup/memory.max", encoding="ascii") as limit:
-        found.append(int(limit.read()))
+    with contextlib.suppress(ValueError, OSError):
+        found += _limits_of_groups(pathlib.Path(root))
     return max(256 * 2**20, min(found, default=0) // 8)
 
 
