@@ -13,6 +13,7 @@ from jaxpyop._op import NOT_GIVEN, apply_or_decorate
 from jaxpyop._op import clear_records as clear_records
 from jaxpyop._op import explain_traced as explain_traced
 from jaxpyop._op import padded as padded
+from jaxpyop._op import static as static
 
 Decorator: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 

@@ -34,5 +34,6 @@ from jaxpyop._op.values import (
     give_to_jax,
     inputs_of,
     padded,
+    static,
     without_weak_type,
 )

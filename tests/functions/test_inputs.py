@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import jaxpyop
 from tests.shared.checks import run
 from tests.shared.examples import few, many
 from tests.shared.functions import SMALL_DTYPES, WIDE_DTYPES, both_sides, dtype_id, numpy_function, py_func, py_function
@@ -218,6 +219,32 @@ def test_what_is_no_number_reaches_the_function_as_it_is(value):
         (before, got, after) = received([1.0, value, 2], api)
         assert got is value
         assert (before, after) == (1.0, 2)
+
+
+KEPT = {"an integer": 2, "a bool": True, "a tuple": (2, 2), "an array": np.ones(2), "a dict": {True: 1}}
+
+
+@pytest.mark.parametrize("value", KEPT.values(), ids=KEPT)
+def test_a_static_value_reaches_the_function_as_it_is(value):
+    got = []
+    op = lambda x: py_function(lambda x, v: (got.append(v), 2 * x)[1], [x, jaxpyop.static(value)], F)
+    xs = jnp.ones(3)
+    for f in (op, jax.jit(op), jax.vmap(op), jaxpyop.jit(op)):
+        np.testing.assert_array_equal(f(xs), 2 * xs)
+    np.testing.assert_array_equal(jax.grad(lambda x: op(x).sum())(xs), [2, 2, 2])
+    assert got
+    assert all(v is value for v in got)
+
+
+def test_a_traced_value_is_not_static():
+    with pytest.raises(TypeError, match=r"jaxpyop.static: .* is traced, and has no value yet"):
+        jax.jit(lambda x: numpy_function(np.sin, [jaxpyop.static((x, 1))], F))(1.0)
+
+
+def test_an_error_about_a_number_says_what_to_write():
+    with pytest.raises(TypeError) as caught:
+        numpy_function(lambda x, n: "ab" * n, [1.0, 3], F)
+    assert any("jaxpyop.static(3) in inp keeps a number" in note for note in caught.value.__notes__)
 
 
 def test_all_of_them_reach_it_under_jit_vmap_and_grad():

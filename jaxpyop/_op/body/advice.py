@@ -83,11 +83,21 @@ def advise(error: Exception, op: Op, what: str, func: Callable[..., Any], argume
     elif isinstance(error, TypeError) and _jaxcore.is_library_file(_jaxcore.raising_file(error) or ""):
         # If the arguments do not fit, Python raises in the frame of the caller, which is ours.
         clearer = _error_about_the_call(error, op, what, func, arguments)
+    elif isinstance(error, TypeError) and what == "func" and _has_scalars(arguments()):
+        add_note(
+            error,
+            f"{op.title}: a number in inp reaches func as an array without axes; jaxpyop.static(3) in inp keeps a number "
+            "of Python, and int(x) or float(x) makes one",
+        )
     # Objects of users may raise anything when they are looked at. That must not hide the exception.
     with contextlib.suppress(Exception):
         called = op.title if what == "func" else f"{op.title}, {what}"
         note_arguments(clearer or error, called, _shown_groups(op, what, func, *arguments()))
     return clearer
+
+
+def _has_scalars(arguments: Any) -> bool:
+    return any(getattr(x, "shape", None) == () for x in jax.tree.leaves(arguments))
 
 
 def _shown_groups(

@@ -29,6 +29,7 @@ from jaxpyop._op.values.inputs import (
     flatten_inputs,
     give_to_jax,
     inputs_of,
+    static,
     without_weak_type,
 )
 from jaxpyop._op.values.spec import IN_A_LOOP, Leaf, ResultSpec, Struct, kind_of, match, show_shape

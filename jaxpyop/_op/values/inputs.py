@@ -32,6 +32,39 @@ class _Slot(enum.Enum):
 SLOT = _Slot.SLOT
 
 
+class static:  # noqa: N801  # reads as the function that it is to users
+    """Keep a value in `inp` as it is: the function gets it, and no array.
+
+    A Python number or boolean in `inp` is an input like any other. It may be traced, and
+    the function gets an array without axes. Where a library wants a number of Python, for
+    example as a size, wrap it. It is a part of the program then, like an argument of
+    ``static_argnums`` of :func:`jax.jit`, and has no derivative.
+
+    Args:
+        value: the value, of any type: a number, a tuple, an object.
+
+    Raises:
+        TypeError: the value is traced.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, numpy as np, jaxpyop
+        >>> def corner(image, size):
+        ...     return image[:size, :size]
+        >>> tout = jax.ShapeDtypeStruct((2, 2), jnp.float32)
+        >>> print(jax.jit(lambda x: jaxpyop.numpy_function(corner, [x, jaxpyop.static(2)], tout))(jnp.ones((3, 3))))
+        [[1. 1.]
+         [1. 1.]]
+    """
+
+    def __init__(self, value: Any, /) -> None:
+        if any(map(_jaxcore.is_live, _leaves(value))):
+            raise TypeError(f"jaxpyop.static: {value} is traced, and has no value yet; pass it through inp as it is")
+        self.value = value
+
+    def __repr__(self) -> str:
+        return f"jaxpyop.static({self.value!r})"
+
+
 _CONTAINERS = (dict, list, tuple, type(None))
 
 
@@ -136,6 +169,10 @@ def _as_array(leaf: Any, title: str) -> tuple[Any, Any] | None:
     return None
 
 
+def _kept(leaf: Any) -> Any:
+    return leaf.value if isinstance(leaf, static) else leaf
+
+
 def inputs_of(skeleton: Any, key_impls: Sequence[Any]) -> Inputs:
     """Make `Inputs` of an `(args, kwargs)` that has a `SLOT` at each array."""
     leaves, tree = jax.tree.flatten(skeleton)
@@ -161,10 +198,10 @@ def flatten_inputs(inp: Sequence[Any], kwargs: dict[str, Any], title: str) -> tu
         return list(inp), Inputs(None, (SLOT,) * count, (None,) * count)
     leaves, tree = jax.tree.flatten((tuple(inp), kwargs))
     found = [_as_array(leaf, title) for leaf in leaves]
-    static = tuple([leaf if part is None else SLOT for leaf, part in zip(leaves, found)])
+    fixed = tuple([_kept(leaf) if part is None else SLOT for leaf, part in zip(leaves, found)])
     arrays = [part for part in found if part is not None]
     key_impls = tuple([impl for _, impl in arrays])
-    return [array for array, _ in arrays], Inputs(tree, static, key_impls)
+    return [array for array, _ in arrays], Inputs(tree, fixed, key_impls)
 
 
 # ----------------------------------------------------- traced values in closures
