@@ -244,7 +244,7 @@ def test_a_traced_value_is_not_static():
 def test_an_error_about_a_number_says_what_to_write():
     with pytest.raises(TypeError) as caught:
         numpy_function(lambda x, n: "ab" * n, [1.0, 3], F)
-    assert any("jaxpyop.static(3) in inp keeps a number" in note for note in caught.value.__notes__)
+    assert any("jaxpyop.static(3) in inp keeps a" in note for note in caught.value.__notes__)
 
 
 def test_all_of_them_reach_it_under_jit_vmap_and_grad():
