@@ -56,13 +56,15 @@ PROCESSES = {"first": [2.0, 3.0], "one removed": [3.0], "others, swapped": [7.0,
 @pytest.mark.parametrize("transport", ["auto", "callback"])
 def test_a_cached_program_calls_the_functions_of_this_process(transport, tmp_path):
     cache = {
-        "JAX_COMPILATION_CACHE_DIR": str(tmp_path),
+        "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }
     hits = collections.Counter()
+    script = tmp_path / "program.py"  # traced mode reads the source of a function
     for name, factors in PROCESSES.items():
-        done = run_python(CODE.replace("{factors}", str(factors)), JAXPYOP_TRANSPORT=transport, **cache)
+        script.write_text(CODE.replace("{factors}", str(factors)))
+        done = run_python(f"import runpy; runpy.run_path({str(script)!r})", JAXPYOP_TRANSPORT=transport, **cache)
         slopes, by_api = json.loads(done.stdout.splitlines()[-1])
         assert slopes == [factors[0]] * 3, name
         for api, (first, cond, found) in by_api.items():
