@@ -139,7 +139,7 @@ def _float(m: Calls, v: Any) -> Any:
         return m.number_of(v, "f")
     if isinstance(v, Num):
         check_exact("f", v)
-        return number("f", raw(v, "f"), *bounds(v), None if v.alts is None else map(float, v.alts))
+        return number("f", raw(v, "f"), *bounds(v))
     m.need_constant(v)
     return m.python(float, v)
 
@@ -150,9 +150,7 @@ def _int(m: Calls, v: Any, *rest: Any) -> Any:
             raise Refused("int() of a float array, which may be infinite or NaN", "write x.astype(int)")
         v = of_array(v)
     if isinstance(v, Num):
-        alts = None if v.alts is None or v.kind in "bi" else tuple(map(int, v.alts))
-        out = to_int(jnp.trunc, v)
-        return number("i", out.val, *bounds(out), alts or out.alts)
+        return to_int(jnp.trunc, v)
     m.need_constant(v, *rest)
     return m.python(int, v, *rest)
 
@@ -162,8 +160,6 @@ def _round(m: Calls, v: Any, digits: Any = None) -> Any:
         if digits is None:
             raise Refused("round() of an array to an integer, which may be infinite or NaN", "use jnp.round")
         return m.python(jnp.round, v, digits)
-    if isinstance(v, Num) and v.alts is not None:
-        return m.lifted(lambda a: m.python(round, a, digits), m.small(v))
     if isinstance(v, Num):
         if digits is not None:
             raise Refused("round() of a traced number to digits")

@@ -63,12 +63,10 @@ class Containers(Operators):
         """A traced number with few values as a Union of them."""
         if not isinstance(v, Num):
             return v
-        alts = (False, True) if v.kind == "b" else v.alts
         lo, hi = bounds(v)
-        if alts is None and v.kind == "i" and hi - lo < _MOST_INDICES:
-            alts = tuple(range(lo, hi + 1))
-        if alts is None:
+        if v.kind not in "bi" or hi - lo >= _MOST_INDICES:
             raise Refused("a traced number where Python needs its value", "bound it by the test of an if or a loop")
+        alts = (False, True) if v.kind == "b" else tuple(range(lo, hi + 1))
         with jax.enable_x64(True):
             tag = sum((jnp.where(v.val == raw(a, v.kind), np.int32(i), np.int32(0)) for i, a in enumerate(alts)), 0)
             return Union(lax.convert_element_type(tag, np.int32), list(alts))
@@ -147,7 +145,7 @@ class Containers(Operators):
             if not jnp.issubdtype(key.dtype, jnp.integer):
                 raise PyRaise(TypeError("only integer arrays can be an index"))
             key = of_array(key)
-        if isinstance(key, Num) and key.alts is None and key.kind == "i" and bounds(key)[1] - bounds(key)[0] >= 12:
+        if isinstance(key, Num) and key.kind == "i" and bounds(key)[1] - bounds(key)[0] >= _MOST_INDICES:
             advice = "stack the list to an array, or bound the index by the test of an if or a loop"
             raise Refused("a traced index of a list or a tuple, which may be out of its range", advice)
         return self.lifted(lambda k: self.python(operator.getitem, items, k), self.small(key))

@@ -261,8 +261,7 @@ class Interpreter(Statements):
         v = self._variable(node.id, env, before)
         if not isinstance(v, Num) or v.kind not in "if":
             return
-        alts = None if v.alts is None or isinstance(c, Num) else tuple(a for a in v.alts if COMPARE[op](a, c))
-        if v.kind == "f" and (v.lo is None or v.hi is None or v.nan) and alts is None and not sure:
+        if v.kind == "f" and (v.lo is None or v.hi is None or v.nan) and not sure:
             return
         (lo, hi), (least, most) = bounds(v), bounds(c)
         # Below an integer is at most the one before. A float that bounds an integer is rounded inwards.
@@ -282,6 +281,6 @@ class Interpreter(Statements):
             return
         elif op is ast.NotEq and v.kind == "i" and type(c) is int:
             lo, hi = lo + (lo == c), hi - (hi == c)
-        if (lo, hi, alts) != (*bounds(v), v.alts) and lo <= hi:
+        if (lo, hi) != bounds(v) and lo <= hi:
             lo, hi = (None if math.isinf(x) else x for x in (lo, hi))
-            self.write(env, node.id, Num(v.kind, v.val, lo, hi, alts or None))
+            self.write(env, node.id, Num(v.kind, v.val, lo, hi))

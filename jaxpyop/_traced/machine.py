@@ -20,8 +20,9 @@ Forms = dict[Any, Form]  # the form of what each place holds; None is the place 
 Thunk = Callable[[], Any]
 
 _ATTEMPTS = 14
-# The status of a frame: how a block was left.
-NORMAL, BREAK, CONTINUE, RETURN = 0, 1, 2, 3
+# The status of a frame: how a block was left. If it is not known, it is a number with a range. Outside of loops that is
+# from NORMAL to RETURN, so that what is not normal is a return.
+NORMAL, RETURN, BREAK, CONTINUE = 0, 1, 2, 3
 
 
 class Machine:
@@ -246,10 +247,7 @@ class Machine:
             start = form_of(journal.get(p, value), outside, {})
             before = forms.get(p, start)
             joined = joining.join(before, new)
-            if p[1] == "$status":
-                found[p] = tight[p] = num("i", 0, 3, (0, 1, 2, 3)) if joined.kind == "num" else joined
-                continue
-            found[p] = widened(joined, before, FAR, set())
+            found[p] = joined if p[1] == "$status" else widened(joined, before, FAR, set())
             tight[p] = narrow.join(start, new)
             _check_carried(self.name_of(*p), before, new, known=p in forms)
 
@@ -282,7 +280,7 @@ def _check_carried(name: str, before: Form, new: Form, known: bool) -> None:
         raise Refused(f"`{name}` has another length after each turn of the loop", "use an array of a fixed length")
     for form in walk(new, set()) if known else ():
         if form.kind == "num" and form.own == "i":
-            lo, hi, _ = form.value
+            lo, hi = form.value
             if lo < -FAR - MOST_STEP or hi > FAR + MOST_STEP:
                 raise Refused(
                     f"`{name}` is a Python integer that may grow beyond 64 bits in this loop", "make it an array"

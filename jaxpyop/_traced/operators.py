@@ -292,14 +292,12 @@ class Operators(Machine):
         """Whether Python takes two items for the same. It first asks whether they are one object, which a NaN is, too.
 
         Raises:
-            Refused: they came out of a branch or a loop, after which they may be one object.
+            Refused: both may be NaN, and whether they were one object before a branch or a loop is not known.
         """
         if a is b:
             return True
-        if any(map(came_from_merge, (a, b))) and (
-            (is_array(a) and is_array(b)) or (isinstance(a, Num) and isinstance(b, Num))
-        ):
-            raise Refused("Python asks whether two values are one object, which is not known after a branch or a loop")
+        if may_be_nan(a) and may_be_nan(b):
+            raise Refused("Python asks whether two floats are one object, which is not known", "compare them by ==")
         return self.truth(self.compare(ast.Eq, a, b))
 
 

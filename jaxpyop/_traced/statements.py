@@ -20,6 +20,7 @@ from jaxpyop._traced.values import *
 # How many turns a `while` may take before its test depends on values, and how many of a `for` with a traced exit are
 # unrolled.
 _MOST_TURNS, _UNROLLED = 2000, 8
+Loop = ast.While | ast.For
 
 
 class Statements(Functions):
@@ -58,8 +59,8 @@ class Statements(Functions):
             run()
 
         def skip() -> None:
-            left = tuple(a for a in status.alts or (1, 2, 3) if a != NORMAL)
-            self.write(env, "$status", left[0] if len(left) == 1 else Num("i", status.val, 0, 3, left))
+            left = status.hi if status.hi == NORMAL + 1 else Num("i", status.val, NORMAL + 1, status.hi)
+            self.write(env, "$status", left)
 
         self.branch(self.truth(num_compare(operator.eq, status, NORMAL)), go, skip)
 
@@ -211,7 +212,7 @@ class Statements(Functions):
             self.block(s.body, env)
             status = env.slots["$status"]
             if isinstance(status, Num):
-                t = self._goes_on(env, test)
+                t = self._goes_on(s, env, test)
                 break
             if status in (BREAK, RETURN):
                 return self.write(env, "$status", NORMAL if status == BREAK else status)
@@ -222,31 +223,25 @@ class Statements(Functions):
             raise Refused("a loop whose test depends on values in one turn, and not in another")
 
         def turn() -> Any:
+            self.write(env, "$status", NORMAL)
             self.refine(s.test, True, env)
             self.block(s.body, env)
-            return self._goes_on(env, test)
+            return self._goes_on(s, env, test)
 
         if t is not False:
             self.loop(t, turn)
         return self._leave_loop(s, env)
 
-    def _goes_on(self, env: Obj, test: Callable[[], Any]) -> Any:
+    def _goes_on(self, s: Loop, env: Obj, test: Callable[[], Any]) -> Any:
         """After a turn: whether there is another one."""
+        self._clear(s, env, BREAK)
         status = env.slots["$status"]
         if not isinstance(status, Num):
-            if status in (BREAK, RETURN):
-                return False
-            self.write(env, "$status", NORMAL)
-            return test()
-        alive = wide(lambda: (status.val == NORMAL) | (status.val == CONTINUE))
+            return test() if status == NORMAL else False
+        alive = self.truth(num_compare(operator.eq, status, NORMAL))
+        return self.truth(self.branch(alive, lambda: _as_number(test()), lambda: False))
 
-        def yes() -> Any:
-            self.write(env, "$status", NORMAL)
-            return _as_number(test())
-
-        return self.truth(self.branch(alive, yes, lambda: False))
-
-    def _leave_loop(self, s: ast.While | ast.For, env: Obj) -> None:
+    def _leave_loop(self, s: Loop, env: Obj) -> None:
         """After a loop: its `break` is over, and `else` runs if there was none. A `break` there is the outer loop's."""
         status = env.slots["$status"]
         endless = isinstance(s, ast.While) and isinstance(s.test, ast.Constant) and not contains(ast.Break, s.body)
@@ -254,7 +249,7 @@ class Statements(Functions):
             # Only a return leaves such a loop.
             self.write(env, "$status", RETURN)
             return
-        self._clear(env, BREAK, contains(ast.Return, s.body))
+        self._clear(s, env, RETURN)
         if not s.orelse:
             return
 
@@ -267,21 +262,16 @@ class Statements(Functions):
         elif status == NORMAL:
             self.block(s.orelse, env)
 
-    def _clear(self, env: Obj, which: int, may_return: bool = True) -> None:
-        """Turns a `break` or a `continue` of a loop to the normal status, once it has done what it does."""
+    def _clear(self, s: Loop, env: Obj, most: int) -> None:
+        """After a turn or a loop, a status above `most` has done what it does, and is normal again."""
         status = env.slots["$status"]
-        if not isinstance(status, Num):
-            if status == which:
-                self.write(env, "$status", NORMAL)
-            return
-        alts = tuple(dict.fromkeys(NORMAL if a == which else a for a in status.alts or (0, 1, 2, 3)))
-        if which == BREAK:
-            alts = tuple(a for a in alts if a != CONTINUE and (a != RETURN or may_return))
-        if alts == (NORMAL,):
+        exits = ((RETURN, ast.Return), (BREAK, ast.Break))
+        highest = max((n for n, kind in exits if n <= most and contains(kind, s.body)), default=NORMAL)
+        if isinstance(status, Num) and highest > NORMAL:
+            val = wide(lambda: jnp.where(status.val > most, np.int64(NORMAL), status.val))
+            self.write(env, "$status", Num("i", val, NORMAL, highest))
+        elif isinstance(status, Num) or status > most:
             self.write(env, "$status", NORMAL)
-            return
-        val = wide(lambda: jnp.where(status.val == which, np.int64(NORMAL), status.val))
-        self.write(env, "$status", Num("i", val, 0, 3, alts))
 
     def do_for(self, s: ast.For, env: Obj) -> None:
         it = self.eval(s.iter, env)
@@ -308,7 +298,7 @@ class Statements(Functions):
                 self.if_normal(env, lambda: turn(item))
             else:
                 turn(item)
-            self._clear(env, CONTINUE)
+            self._clear(s, env, BREAK)
             if env.slots["$status"] in (BREAK, RETURN):
                 break
         self._leave_loop(s, env)
@@ -321,16 +311,17 @@ class Statements(Functions):
         (_, highest), (lowest, _) = bounds(r.stop), bounds(r.stop)
 
         def turn() -> Any:
+            self.write(env, "$status", NORMAL)
             i = env.slots[key]
             if isinstance(i, Num):
                 # The test says so.
                 lo, hi = bounds(i)
                 lo, hi = (lo, min(hi, highest - 1)) if r.step > 0 else (max(lo, lowest + 1), hi)
-                i = Num("i", i.val, lo, hi, i.alts) if lo <= hi else i
+                i = Num("i", i.val, lo, hi) if lo <= hi else i
             self.assign(s.target, i, env)
             self.write(env, key, num_binary(ast.Add, i, r.step) if isinstance(i, Num) else i + r.step)
             self.block(s.body, env)
-            return self._goes_on(env, test)
+            return self._goes_on(s, env, test)
 
         go = test()
         if go is not False:

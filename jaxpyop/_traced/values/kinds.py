@@ -73,17 +73,14 @@ class Num:
         val: a scalar of bool, int64 or float64.
         lo: a number that it is not below, or None. A float with a known bound is not NaN.
         hi: a number that it is not above, or None.
-        alts: all the numbers that it can be, if they are few and known.
         nan: whether it may be NaN although a bound is known.
         largest: the largest magnitude that it has if it is finite.
     """
 
-    __slots__ = ("alts", "hi", "kind", "largest", "lo", "nan", "val")
+    __slots__ = ("hi", "kind", "largest", "lo", "nan", "val")
 
-    def __init__(
-        self, kind: str, val: Any, lo: Any = None, hi: Any = None, alts: tuple[Any, ...] | None = None
-    ) -> None:
-        self.kind, self.val, self.lo, self.hi, self.alts = kind, val, lo, hi, alts
+    def __init__(self, kind: str, val: Any, lo: Any = None, hi: Any = None) -> None:
+        self.kind, self.val, self.lo, self.hi = kind, val, lo, hi
         self.largest, self.nan = math.inf, False
 
 
