@@ -112,3 +112,11 @@ CONSTANT_DATA: tuple[tuple[Any, frozenset[str]], ...] = (
     ((np.finfo, np.iinfo, jnp.finfo, jnp.iinfo), _set("bits dtype eps max min smallest_normal tiny")),
     ((int, float, complex), _set("imag real")),
 )
+
+# What a class of which the program makes objects may not have, because the interpreter does not call it.
+NOT_IN_CLASSES = _set("__new__ __del__ __getattribute__ __getattr__ __slots__ __iter__ __hash__ __set_name__")
+# What Python itself gives the class of a namedtuple.
+GENERATED = _set("""
+__new__ __repr__ __slots__ __doc__ __match_args__ __getnewargs__ __module__ __annotations__ __orig_bases__ __dict__
+__annotate__ __static_attributes__ __firstlineno__ __annotate_func__ __annotations_cache__ __replace__ __weakref__
+""")

@@ -34,7 +34,7 @@ class Attributes(Containers):
 
     def get_attr(self, v: Any, name: str) -> Any:
         if isinstance(v, Union):
-            return self._of_union(v, name)
+            return self.lifted(lambda a: self.get_attr(a, name), v)
         if v is UNDEF:
             raise Refused("a variable has no value here")
         if is_array(v):
@@ -63,17 +63,6 @@ class Attributes(Containers):
         if isinstance(v, types.FunctionType) and name == "__name__":
             return v.__name__
         return self._of_outside(v, name)
-
-    def _of_union(self, v: Union, name: str) -> Any:
-        first = v.alts[0]
-        if all((is_array(a) and name in ARRAY_METHODS) or _has_method(a, name) for a in v.alts):
-            return Method(v, name)
-        if isinstance(first, Obj) and all(isinstance(a, Obj) and a.cls is first.cls for a in v.alts):
-            found = self.class_attribute(first.cls, name)
-            if found is not UNDEF and all(name not in a.slots for a in v.alts):
-                # Objects of one class: a method is bound to "one of them", and runs once.
-                return self._bind(found, v, first.cls)
-        return self.lifted(lambda a: self.get_attr(a, name), v)
 
     def _of_array(self, v: Any, name: str) -> Any:
         if name in ARRAY_DATA:
@@ -168,10 +157,6 @@ class Attributes(Containers):
         if self.class_attribute(v.cls, "__setattr__") is not UNDEF:
             raise PyRaise(AttributeError(f"cannot assign to field {name!r}"))
         self.write(v, name, value)
-
-
-def _has_method(v: Any, name: str) -> bool:
-    return isinstance(v, Obj) and name in METHODS.get(v.cls, ())
 
 
 __all__ = ["LIBRARIES", "Attributes", "check_namedtuple", "module_of"]

@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxpyop import _jaxcore as core
 from jaxpyop._config import config
-from jaxpyop._traced.allowed import NUMPY_METHODS, OF_JAX, OF_MATH, OF_NUMPY
+from jaxpyop._traced.allowed import NOT_IN_CLASSES, NUMPY_METHODS, OF_JAX, OF_MATH, OF_NUMPY
 from jaxpyop._traced.attributes import LIBRARIES, Attributes, module_of
 from jaxpyop._traced.containers import check_namedtuple
 from jaxpyop._traced.operators import name_of_type
@@ -22,26 +22,13 @@ from jaxpyop._traced.values import *
 
 # What is written for traced numbers: (machine, *args). `builtin_functions` fills it.
 BUILTINS: dict[int, Callable[..., Any]] = {}
-_SPECIAL = (
-    "__new__",
-    "__del__",
-    "__getattribute__",
-    "__getattr__",
-    "__slots__",
-    "__iter__",
-    "__hash__",
-    "__set_name__",
-)
 
 
 class Calls(Attributes):
     """Calls of everything but functions of the user, which `Functions` interprets."""
 
-    def call_user(self, f: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        raise NotImplementedError
-
-    def real_function(self, f: Closure) -> Any:
-        raise NotImplementedError
+    call_user: Callable[..., Any]
+    real_function: Callable[..., Any]
 
     def call(self, f: Any, args: Any, kwargs: Any) -> Any:
         if isinstance(f, Union) or f is UNDEF:
@@ -118,6 +105,10 @@ class Calls(Attributes):
 
     def to_jax(self, v: Any) -> Any:
         """A value of the language as one of JAX."""
+        if isinstance(v, Union):
+            raise Refused(
+                "a function of JAX is given a tree with values of two kinds, or calls a function that returns it"
+            )
         if isinstance(v, Num):
             return num_to_array(v)
         if is_array(v) or isinstance(v, (*CONSTANT_TYPES, np.ndarray, slice, type, range)) or id(v) in OF_JAX:
@@ -161,23 +152,11 @@ class Calls(Attributes):
         """A function that JAX may call, in a trace of its own. It must not change what is outside of it."""
 
         def called(*args: Any, **kwargs: Any) -> Any:
-            floor, self.floor = self.floor, next(Obj.births)
-            try:
+            with self.unchanged("a function that JAX calls"):
                 given = {k: self.from_jax(a) for k, a in kwargs.items()}
-                return self.to_jax(self.joined(self.call(f, list(map(self.from_jax, args)), given)))
-            finally:
-                self.floor = floor
+                return self.to_jax(self.call(f, list(map(self.from_jax, args)), given))
 
         return called
-
-    def joined(self, v: Any) -> Any:
-        """A value without a Union: a number and an array, or two numbers, are one array, as JAX makes of them."""
-        if isinstance(v, Union):
-            return self.lift(lambda a: self.from_jax(self.to_jax_array(a)), v)
-        return tuple(map(self.joined, v)) if type(v) is tuple else v
-
-    def to_jax_array(self, v: Any) -> Any:
-        raise Refused("a function that JAX calls returns values of two kinds")
 
     def _with_own_rules(self, f: Any) -> Any:
         """A function with derivative rules, of which JAX calls the interpreted parts."""
@@ -192,11 +171,11 @@ class Calls(Attributes):
         return made
 
     def call_jax(self, f: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        count = len(args)
+        count, args = len(args), list(map(self._collected, args))
 
         def called(*xs: Any) -> Any:
             convert = self._host_argument if is_of_package(f) else self.to_jax
-            given = list(map(convert, map(self._collected, xs)))
+            given = list(map(convert, xs))
             return self.from_jax(self.python(f, *given[:count], **dict(zip(kwargs, given[count:]))))
 
         return self.lifted(called, *args, *kwargs.values())
@@ -236,8 +215,6 @@ class Calls(Attributes):
 
     def call_method(self, v: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if isinstance(v, Union):
-            if name in ("items", "keys", "values") and all(isinstance(a, Obj) and a.cls is dict for a in v.alts):
-                return self._view_of_one(v, name)
             return self.lifted(lambda a: self.call_method(a, name, args, kwargs), v)
         if is_array(v):
             if name == "item":
@@ -262,14 +239,6 @@ class Calls(Attributes):
             return self.write(v, "items", self.items(self.call(sorted, [v], kwargs)))
         return self.list_method(v, name, args)
 
-    def _view_of_one(self, v: Union, name: str) -> Iter:
-        """A view of one of several dicts with the same keys."""
-        first, *others = [[k for k, _ in self.items(a)] for a in v.alts]
-        if any(keys != first for keys in others):
-            raise Refused("a view of a dict whose keys depend on values")
-        views = {id(a): self.dict_method(a, name, [], {}) for a in v.alts}
-        return Iter(lambda n: self.lifted(lambda a: views[id(a)].get(n), v) if n < len(first) else END)
-
     # --------------------------------------------------------------------- objects
 
     def _construct(self, cls: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -288,7 +257,7 @@ class Calls(Attributes):
             raise Refused(f"an object of {cls.__name__}, whose class is built in or made in a way of its own")
         params: Any = vars(cls).get("__dataclass_params__")
         frozen = params is not None and params.frozen
-        for name in (*_SPECIAL, *(() if frozen else ("__setattr__",))):
+        for name in (*NOT_IN_CLASSES, *(() if frozen else ("__setattr__",))):
             found = self.class_attribute(cls, name)
             if found is not UNDEF and not (name == "__hash__" and dataclasses.is_dataclass(cls)):
                 raise Refused(f"an object of {cls.__name__}, whose class has {name}")

@@ -6,7 +6,7 @@ import ast
 import enum
 import operator
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxpyop._traced.allowed import GENERATED
 from jaxpyop._traced.operators import Operators, name_of_type
 from jaxpyop._traced.values import *
 
@@ -39,6 +40,11 @@ class Containers(Operators):
             raise Refused(f"a {obj.cls.__name__} whose length depends on values", "use an array of a fixed length")
         return obj.slots["items"]
 
+    def known_length(self, v: Any) -> Any:
+        """A list whose length depends on values, as a Union of tuples, and other values as they are."""
+        is_list = isinstance(v, Obj) and v.cls is list and isinstance(v.slots["items"], Union)
+        return v.slots["items"] if is_list else v
+
     def with_items(self, obj: Obj, f: Callable[[Items], tuple[Any, Any]]) -> Any:
         """Changes what an object holds. `f` takes the items, and returns the new ones, and a result."""
 
@@ -53,8 +59,7 @@ class Containers(Operators):
         if isinstance(v, Obj):
             if v.cls in (list, dict):
                 return self.lifted(len, v.slots["items"])
-            if (f := self.class_attribute(v.cls, "__len__")) is not UNDEF:
-                return self.call(Bound(f, v), [], {})
+            return self.special(v, "__len__")
         if is_array(v) or isinstance(v, (tuple, str, list, dict, set, frozenset, range, np.ndarray)):
             return self.python(len, v)
         raise Refused(f"len of a {name_of_type(v)}")
@@ -90,8 +95,7 @@ class Containers(Operators):
             if box.cls is list:
                 out = self.lifted(lambda items: self._of_tuple(items, key), box.slots["items"])
                 return self.new_list(out) if isinstance(key, slice) else out
-            if (f := self.class_attribute(box.cls, "__getitem__")) is not UNDEF:
-                return self.call(Bound(f, box), [key], {})
+            return self.special(box, "__getitem__", key)
         return self._item_of_constant(box, key)
 
     def _item_of_constant(self, box: Any, key: Any) -> Any:
@@ -174,10 +178,8 @@ class Containers(Operators):
                 return new, None
 
             self.with_items(box, put)
-        elif (f := self.class_attribute(box.cls, "__setitem__")) is not UNDEF:
-            self.call(Bound(f, box), [key, value], {})
         else:
-            raise Refused(f"an item of a {name_of_type(box)} is set")
+            self.special(box, "__setitem__", key, value)
 
     def _with_key(self, items: Items, key: Any, value: Any) -> list[Any]:
         if any(k == key for k, _ in items):
@@ -186,52 +188,43 @@ class Containers(Operators):
 
     # ---------------------------------------------------------------------- iteration
 
-    def lazily(self, v: Any) -> Iter:
+    def lazily(self, v: Any) -> Iterator[Any]:
         """The values that a `for` over v takes, one after the other, because a list may change in between."""
+        if isinstance(v, Union):
+            raise Refused("a loop over a value of several kinds")
         if isinstance(v, Iter):
-            return v
+            if v.used:
+                raise Refused("an iterator is used twice", "write list(...)")
+            v.used = True
+            return v.values
         if isinstance(v, Obj) and v.cls is list:
-            return Iter(lambda n: items[n] if n < len(items := self.items(v)) else END)
+            return self._of_list(v)
         if isinstance(v, Obj) and v.cls is dict:
-            return self.view(v, operator.itemgetter(0))
-        values = v if isinstance(v, range) else self.iterate(v)
-        return Iter(lambda n: values[n] if n < len(values) else END)
+            return self.view(v, operator.itemgetter(0)).values
+        return iter(v if isinstance(v, range) else self._constants(v))
+
+    def _of_list(self, v: Obj) -> Iterator[Any]:
+        n = 0
+        while n < len(self.items(v)):
+            yield self.items(v)[n]
+            n += 1
 
     def view(self, v: Obj, pick: Callable[[Any], Any]) -> Iter:
         """The keys, values or items of a dict. They show later changes. If the keys change meanwhile, we refuse."""
         keys = [k for k, _ in self.items(v)]
 
-        def get(n: int) -> Any:
-            if [k for k, _ in self.items(v)] != keys:
-                raise Refused("a dict is changed while a loop goes over it")
-            return pick(self.items(v)[n]) if n < len(keys) else END
+        def values() -> Iterator[Any]:
+            for n in range(len(keys) + 1):
+                if [k for k, _ in self.items(v)] != keys:
+                    raise Refused("a dict is changed while a loop goes over it")
+                if n < len(keys):
+                    yield pick(self.items(v)[n])
 
-        return Iter(get)
-
-    def all_of(self, its: Any, f: Callable[[int, list[Any]], Any]) -> Iter:
-        """`f` of the index and the values of several iterators, as long as none has ended."""
-        own = [self.lazily(i) for i in its]
-
-        def get(n: int) -> Any:
-            values: list[Any] = []
-            for i in own:
-                if (x := i.get(n)) is END:
-                    return END
-                values.append(x)
-            return f(n, values)
-
-        return Iter(get)
+        return Iter(values())
 
     def iterate(self, v: Any) -> Items:
         """The values that a `for` over v takes."""
-        if isinstance(v, Union):
-            raise Refused("a loop over a value of several kinds")
-        if isinstance(v, Iter) or (isinstance(v, Obj) and v.cls in (list, dict)):
-            it, out = self.lazily(v), list[Any]()
-            while (x := it.get(len(out))) is not END:
-                out.append(x)
-            return tuple(out)
-        return self._constants(v)
+        return self._constants(v) if isinstance(v, range) else tuple(self.lazily(v))
 
     def _constants(self, v: Any) -> Items:
         if isinstance(v, tuple):
@@ -279,12 +272,9 @@ class Containers(Operators):
         return self._index(self.items(v), args[0])
 
     def _index(self, items: Items, x: Any) -> Any:
-        def at(i: int) -> Any:
-            if i == len(items):
-                raise PyRaise(ValueError("list.index of a value that is not in it"))
-            return self.branch(self.same_item(items[i], x), lambda: i, lambda: at(i + 1))
-
-        return at(0)
+        # An item that is not in the list is looked for beyond its end.
+        none = lambda: self.python(operator.getitem, items, len(items))
+        return self.first(len(items), lambda i: self.same_item(items[i], x), lambda i: i, none)
 
     def dict_method(self, v: Obj, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if name in ("items", "keys", "values"):
@@ -322,32 +312,10 @@ class Containers(Operators):
 
 CHANGES = 'return the new value, make it in the function, or write mode="eager" and stateful=True'
 
-_GENERATED = frozenset(
-    [
-        "__new__",
-        "__repr__",
-        "__slots__",
-        "__doc__",
-        "__match_args__",
-        "__getnewargs__",
-        "__module__",
-        "__annotations__",
-        "__orig_bases__",
-        "__dict__",
-        "__annotate__",
-        "__static_attributes__",
-        "__firstlineno__",
-        "__annotate_func__",
-        "__annotations_cache__",
-        "__replace__",
-        "__weakref__",
-    ]
-)
-
 
 def check_namedtuple(cls: Any) -> None:
     """Refuses a namedtuple with operators of its own."""
     for c in cls.__mro__[: cls.__mro__.index(tuple)]:
-        own = {n for n in vars(c) if n.startswith("__") and n.endswith("__")} - _GENERATED
+        own = {n for n in vars(c) if n.startswith("__") and n.endswith("__")} - GENERATED
         if own or ("__new__" in vars(c) and not c.__new__.__module__.startswith("namedtuple_")):
             raise Refused(f"a namedtuple with {', '.join(sorted(own)) or '__new__'}")

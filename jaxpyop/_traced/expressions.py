@@ -154,7 +154,13 @@ class Interpreter(Statements):
         return self.python(format, {115: str, 114: repr, 97: ascii}.get(v.conversion, lambda a: a)(x), spec)
 
     def eval_call(self, e: ast.Call, env: Obj) -> Any:
-        f = self.eval(e.func, env)
+        if not isinstance(e.func, ast.Attribute):
+            return self._call(self.eval(e.func, env), e, env)
+        # A method of one of several objects is looked up and called for each of them.
+        name = e.func.attr
+        return self.lifted(lambda v: self._call(self.get_attr(v, name), e, env), self.eval(e.func.value, env))
+
+    def _call(self, f: Any, e: ast.Call, env: Obj) -> Any:
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
         for a in e.args:
@@ -188,14 +194,11 @@ class Interpreter(Statements):
             it = self.eval(g.iter, scope if i else env)
 
             def run(items: Any) -> None:
-                values, n = self.lazily(items), 0
-                while (item := values.get(n)) is not END:
+                for item in self.lazily(items):
                     self.assign(g.target, item, scope)
                     filtered(i, g.ifs)
-                    n += 1
 
-            is_list = isinstance(it, Obj) and it.cls is list and isinstance(it.slots["items"], Union)
-            self.lifted(run, it.slots["items"] if is_list else it)
+            self.lifted(run, self.known_length(it))
 
         def filtered(i: int, ifs: list[ast.expr]) -> None:
             if not ifs:

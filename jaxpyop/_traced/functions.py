@@ -11,7 +11,7 @@ import linecache
 import operator
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from jaxpyop import _jaxcore as core
@@ -31,14 +31,9 @@ Node = ast.FunctionDef | ast.Lambda
 class Functions(Calls):
     """Calls of functions of the user."""
 
-    def block(self, statements: list[ast.stmt], env: Obj) -> None:
-        raise NotImplementedError
-
-    def eval(self, e: ast.expr, env: Obj) -> Any:
-        raise NotImplementedError
-
-    def refine(self, test: ast.expr, truth: bool, env: Obj, before: dict[str, Any] | None = None) -> None:
-        raise NotImplementedError
+    block: Callable[[list[ast.stmt], Obj], None]
+    eval: Callable[[ast.expr, Obj], Any]
+    refine: Callable[..., None]
 
     def frame(self, names: frozenset[str], parent: Any, outer: Any) -> Obj:
         """The variables of a call. Names that begin with $ are the interpreter's."""

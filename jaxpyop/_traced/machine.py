@@ -33,8 +33,7 @@ class Machine:
         label: how errors of JAX name the function.
         shapes_only: whether only the shapes of the results are wanted. Then one path that completes is followed.
         journal: for each branch or loop that is being interpreted, what the slots held before it changed them.
-        floor: objects that were born before must not be changed, because they belong to the caller of a function that
-            JAX calls.
+        floor: objects that were born before must not be changed, and why.
         frames: the variables of the calls that are being interpreted.
         line: the user's file, and the line that is being interpreted.
         returned: where the function last returned.
@@ -43,17 +42,26 @@ class Machine:
     def __init__(self, max_steps: int | None, label: str, shapes_only: bool = False) -> None:
         self.max_steps, self.label, self.shapes_only = max_steps, label, shapes_only
         self.journal: list[dict[Place, Any]] = [{}]
-        self.floor, self.frames, self.returned = 0, list[Obj](), core.NOWHERE
+        self.floor, self.frames, self.returned = (0, ""), list[Obj](), core.NOWHERE
         self.line: tuple[str, int] = core.NOWHERE
 
     def write(self, obj: Obj, key: str, value: Any) -> None:
         """Changes a slot. Nothing else does."""
         if isinstance(value, Iter):
             raise Refused("an iterator is kept, and not used up at once", "write list(...)")
-        if obj.birth < self.floor:
-            raise Refused("a function that JAX calls changes a variable or an object of its caller", "return the value")
+        if obj.birth < self.floor[0]:
+            raise Refused(f"{self.floor[1]} changes a variable or an object of its caller", "return the value")
         self.journal[-1].setdefault((obj, key), obj.slots.get(key, UNDEF))
         _put(obj, key, value)
+
+    @contextlib.contextmanager
+    def unchanged(self, what: str) -> Iterator[None]:
+        """Refuses changes of what was there before."""
+        floor, self.floor = self.floor, (next(Obj.births), what)
+        try:
+            yield
+        finally:
+            self.floor = floor
 
     @contextlib.contextmanager
     def undoing(self, what: str) -> Iterator[dict[Place, Any]]:
@@ -156,15 +164,16 @@ class Machine:
             flat.put(form, values[p] if p in values else p[0].slots.get(p[1], UNDEF))
         return flat.leaves
 
+    def first(self, n: int, test: Callable[[int], Any], found: Callable[[int], Any], none: Thunk, i: int = 0) -> Any:
+        """What `found` gives for the first of n numbers that passes a test, or what `none` gives."""
+        if i == n:
+            return none()
+        return self.branch(test(i), lambda: found(i), lambda: self.first(n, test, found, none, i + 1))
+
     def lift(self, f: Callable[[Any], Any], u: Union) -> Any:
         """`f` of the alternative that a Union is, by a branch for each."""
-
-        def chain(i: int) -> Any:
-            if i == len(u.alts) - 1:
-                return f(u.alts[i])
-            return self.branch(u.tag == i, lambda: f(u.alts[i]), lambda: chain(i + 1))
-
-        return chain(0)
+        last = len(u.alts) - 1
+        return self.first(last, lambda i: u.tag == i, lambda i: f(u.alts[i]), lambda: f(u.alts[last]))
 
     def lifted(self, f: Callable[..., Any], *vs: Any) -> Any:
         """`f(*vs)`, for each alternative of the Unions among them."""

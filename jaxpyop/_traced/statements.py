@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import itertools
 import operator
@@ -176,13 +177,8 @@ class Statements(Functions):
         if isinstance(p, ast.MatchSingleton):
             return self.compare(ast.Is, v, p.value)
         if isinstance(p, ast.MatchOr):
-
-            def at(i: int) -> Any:
-                if i == len(p.patterns):
-                    return False
-                return self.branch(self.truth(self._pattern(p.patterns[i], v, env)), lambda: True, lambda: at(i + 1))
-
-            return at(0)
+            test = lambda i: self.truth(self._pattern(p.patterns[i], v, env))
+            return self.first(len(p.patterns), test, lambda _: True, lambda: False)
         if isinstance(p, ast.MatchAs):
             ok = True if p.pattern is None else self._pattern(p.pattern, v, env)
             if p.name:
@@ -190,13 +186,6 @@ class Statements(Functions):
                     raise Refused("a pattern that depends on values and gives a name")
                 self.store(p.name, v, env)
             return ok
-        if isinstance(p, ast.MatchSequence) and not any(isinstance(x, ast.MatchStar) for x in p.patterns):
-            if not isinstance(v, tuple) and not (isinstance(v, Obj) and v.cls is list):
-                return False
-            found = [self._pattern(x, y, env) for x, y in zip(p.patterns, self.iterate(v))]
-            if any(not isinstance(ok, bool) for ok in found):
-                raise Refused("a sequence of patterns that depend on values")
-            return len(p.patterns) == len(self.iterate(v)) and all(found)
         raise Refused(f"the pattern `{ast.unparse(p)}` is not in the language")
 
     # ------------------------------------------------------------------------- loops
@@ -274,9 +263,7 @@ class Statements(Functions):
             self.write(env, "$status", NORMAL)
 
     def do_for(self, s: ast.For, env: Obj) -> None:
-        it = self.eval(s.iter, env)
-        if isinstance(it, Obj) and it.cls is list and isinstance(it.slots["items"], Union):
-            it = it.slots["items"]
+        it = self.known_length(self.eval(s.iter, env))
         self.lifted(lambda i: self._for_range(s, i, env) if isinstance(i, TracedRange) else self._for(s, i, env), it)
 
     def _for(self, s: ast.For, items: Any, env: Obj) -> None:
@@ -286,9 +273,12 @@ class Statements(Functions):
 
         values = self.lazily(items)
         for n in itertools.count():
-            if (item := values.get(n)) is END:
-                break
-            if isinstance(env.slots["$status"], Num):
+            left = isinstance(env.slots["$status"], Num)
+            # After an exit that depends on values, it is not known whether Python takes another one.
+            with self.unchanged("an iterator in a loop with an exit") if left else contextlib.nullcontext():
+                if (item := next(values, UNDEF)) is UNDEF:
+                    break
+            if left:
                 if isinstance(items, range) and len(items) - n > _UNROLLED:
                     # The other turns are one loop, because the program would grow with each of them.
                     rest = TracedRange(items[n], items.stop, items.step)

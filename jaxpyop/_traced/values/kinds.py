@@ -13,7 +13,7 @@ import dataclasses
 import enum
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -62,7 +62,6 @@ class Marker:
 
 UNDEF = Marker("UNDEF")  # a variable without a value, which must not be used
 UNSEEN = Marker("UNSEEN")  # nobody looks at it on this path, so it takes the form that it has on the other one
-END = Marker("END")  # what an iterator gives when it has no more values
 
 
 class Num:
@@ -160,9 +159,10 @@ class Partial:
 
 @dataclasses.dataclass(eq=False)
 class Iter:
-    """An iterator. `get(n)` gives its n-th value when that is asked for, or END. It is used at once, and not kept."""
+    """An iterator. It is used up at once, and not kept."""
 
-    get: Callable[[int], Any]
+    values: Iterator[Any]
+    used: bool = False
 
 
 @dataclasses.dataclass(eq=False)
