@@ -99,7 +99,7 @@ prod ravel repeat reshape round sort squeeze std sum swapaxes take trace transpo
 AT_METHODS = _set("add apply divide get max min mul multiply power set")
 METHODS: dict[type, frozenset[str]] = {
     list: _set("append clear copy count extend index insert pop reverse sort"),
-    dict: _set("copy get items keys pop setdefault update values"),
+    dict: _set("copy get items keys pop update values"),
     tuple: _set("count index"),
     str: _set("count endswith find format join lower lstrip replace rstrip split startswith strip title upper"),
     np.ndarray: _set("astype copy max mean min prod reshape std sum tolist var"),

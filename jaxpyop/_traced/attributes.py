@@ -111,7 +111,7 @@ class Attributes(Containers):
             raise Refused(f"the attribute {name} of the class {v.__name__}")
         if isinstance(found, staticmethod):
             return found.__func__
-        return Bound(found.__func__, v) if isinstance(found, classmethod) else self._plain(found)
+        return Partial(found.__func__, (v,)) if isinstance(found, classmethod) else self._plain(found)
 
     def _of_outside(self, v: Any, name: str) -> Any:
         """An attribute of an object from outside, which nothing in the program changes."""
@@ -138,12 +138,12 @@ class Attributes(Containers):
 
     def _bind(self, found: Any, v: Any, cls: Any) -> Any:
         if isinstance(found, property):
-            return self.call(Bound(found.fget, v), [], {})
+            return self.call(Partial(found.fget, (v,)), [], {})
         if isinstance(found, staticmethod):
             return found.__func__
         if isinstance(found, classmethod):
-            return Bound(found.__func__, cls)
-        return Bound(found, v) if isinstance(found, (types.FunctionType, Closure)) else self._plain(found)
+            return Partial(found.__func__, (cls,))
+        return Partial(found, (v,)) if isinstance(found, (types.FunctionType, Closure)) else self._plain(found)
 
     def set_attr(self, v: Any, name: str, value: Any) -> None:
         self.lifted(lambda a: self._set_attr(a, name, value), v)

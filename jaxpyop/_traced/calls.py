@@ -47,9 +47,8 @@ class Calls(Attributes):
             return self._numpy(f, args, kwargs)
         if isinstance(f, (Closure, types.FunctionType)):
             return self.call_user(f, args, kwargs)
-        if isinstance(f, (Bound, types.MethodType)):
-            own = (f.func, f.self) if isinstance(f, Bound) else (f.__func__, f.__self__)
-            return self.call(own[0], [own[1], *args], kwargs)
+        if isinstance(f, types.MethodType):
+            return self.call(f.__func__, [f.__self__, *args], kwargs)
         if isinstance(f, Method):
             return self.call_method(f.self, f.name, args, kwargs)
         if isinstance(f, Partial):
@@ -71,7 +70,7 @@ class Calls(Attributes):
             return self.call(wrapped, args, kwargs)
         found = self.class_attribute(f.cls if isinstance(f, Obj) else type(f), "__call__")
         if isinstance(found, types.FunctionType) and module_of(type(f)) not in (*LIBRARIES, "functools"):
-            return self.call(Bound(found, f), args, kwargs)
+            return self.call(Partial(found, (f,)), args, kwargs)
         if self.shapes_only and not any(isinstance(v, Obj) for v in (*args, *kwargs.values())):
             native: Any = f
             return native(*args, **kwargs)
@@ -111,7 +110,7 @@ class Calls(Attributes):
             )
         if isinstance(v, Num):
             return num_to_array(v)
-        if is_array(v) or isinstance(v, (*CONSTANT_TYPES, np.ndarray, slice, type, range)) or id(v) in OF_JAX:
+        if is_of_jax(v) or isinstance(v, (slice, range)) or id(v) in OF_JAX:
             return v
         if isinstance(v, tuple):
             return type(v)(*map(self.to_jax, v)) if hasattr(v, "_fields") else tuple(map(self.to_jax, v))
@@ -123,20 +122,15 @@ class Calls(Attributes):
             return jax.tree.map(self.to_jax, v)
         if isinstance(v, Foreign):
             return v.func
-        if isinstance(v, (*FUNCTIONS, types.FunctionType, types.MethodType)) or (
-            callable(v) and type(v).__name__ == "PjitFunction"
-        ):
-            return self._function_for_jax(v)
         if isinstance(v, (jax.custom_jvp, jax.custom_vjp)):
             return self._with_own_rules(v)
-        if isinstance(v, jax.tree_util.PyTreeDef) or is_pytree(v):
-            return v
-        if id(v) in BUILTINS or id(v) in OF_MATH:
+        is_function = isinstance(v, (*FUNCTIONS, types.FunctionType, types.MethodType))
+        if is_function or type(v).__name__ == "PjitFunction" or id(v) in BUILTINS or id(v) in OF_MATH:
             return self._function_for_jax(v)
         raise Refused(f"a {name_of_type(v)} is given to a function of JAX")
 
     def from_jax(self, v: Any) -> Any:
-        if is_array(v) or isinstance(v, (*CONSTANT_TYPES, np.ndarray, type, jax.tree_util.PyTreeDef)) or is_pytree(v):
+        if is_of_jax(v):
             return v
         if type(v) is list:
             return self.new_list(map(self.from_jax, v))
@@ -187,16 +181,7 @@ class Calls(Attributes):
         """An argument of an op inside: its functions run where that op runs them, so they are given as they are."""
         if isinstance(v, Closure):
             return self.real_function(v)
-        if isinstance(v, types.FunctionType):
-            return v
-        if isinstance(v, Obj) and v.cls in (list, dict):
-            items = self.items(v)
-            return (
-                list(map(self._host_argument, items))
-                if v.cls is list
-                else {k: self._host_argument(x) for k, x in items}
-            )
-        return v if isinstance(v, jax.ShapeDtypeStruct) or callable(v) else self.to_jax(v)
+        return v if callable(v) else self.to_jax(v)
 
     def number_of(self, x: Any, kind: str = "") -> Num:
         """The Python number that an array is, which has no derivative: `config.constants` may ask for an error."""
@@ -265,7 +250,7 @@ class Calls(Attributes):
         if params is not None and params.init:
             self._set_fields(obj, args, kwargs)
         elif (init := self.class_attribute(cls, "__init__")) is not UNDEF:
-            self.call(Bound(init, obj), args, kwargs)
+            self.call(Partial(init, (obj,)), args, kwargs)
         elif args or kwargs:
             raise PyRaise(TypeError(f"{cls.__name__}() takes no arguments"))
         return obj
@@ -288,7 +273,7 @@ class Calls(Attributes):
                 raise PyRaise(TypeError(f"{cls.__name__}.__init__() missing the argument {f.name!r}"))
             obj.slots[f.name] = value
         if (post := self.class_attribute(cls, "__post_init__")) is not UNDEF:
-            self.call(Bound(post, obj), [], {})
+            self.call(Partial(post, (obj,)), [], {})
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
@@ -314,9 +299,11 @@ def is_of_package(f: Any) -> bool:
     return code is not None and code.co_filename.startswith(core.PACKAGE)
 
 
-def is_pytree(v: Any) -> bool:
-    """Whether it is an object of a class that is registered as a pytree. It is handed on, and not looked into."""
-    return type(v) not in (tuple, list, dict, type(None)) and not jax.tree_util.all_leaves([v])
+def is_of_jax(v: Any) -> bool:
+    """Whether JAX and the language have the same value. An object that is a pytree is handed on as it is."""
+    if is_array(v) or isinstance(v, (*CONSTANT_TYPES, np.ndarray, type, jax.tree_util.PyTreeDef, jax.ShapeDtypeStruct)):
+        return True
+    return not isinstance(v, tuple) and type(v) not in (list, dict) and not jax.tree_util.all_leaves([v])
 
 
 def name_of_function(f: Any) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import enum
 import operator
 import types
@@ -254,7 +253,6 @@ class Containers(Operators):
 
     def list_method(self, v: Obj, name: str, args: list[Any]) -> Any:
         if name in ("append", "extend", "insert", "pop", "clear", "reverse"):
-            args = [self.small(a) if isinstance(a, Num) and name in ("pop",) else a for a in args]
             args = [self.iterate(args[0])] if name == "extend" else args
 
             def change(items: Items) -> Any:
@@ -283,13 +281,6 @@ class Containers(Operators):
             default = args[1] if len(args) > 1 else None
             get = lambda items, k: self._value_of_key(items, k, default)
             return self.lifted(get, v.slots["items"], args[0])
-        if name == "setdefault":
-            inside = self.truth(self.compare(ast.In, args[0], v))
-            if not isinstance(inside, bool):
-                raise Refused("setdefault of a key that may be there")
-            if not inside:
-                self.set_item(v, args[0], args[1] if len(args) > 1 else None)
-            return self.get_item(v, args[0])
         if name == "update":
             for k, x in [*(self.pairs(args[0]) if args else ()), *kwargs.items()]:
                 self.set_item(v, k, x)

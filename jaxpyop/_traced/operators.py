@@ -45,7 +45,7 @@ class Operators(Machine):
         """Calls a special method of an object, such as `__len__`."""
         if (f := self.class_attribute(v.cls, name)) is UNDEF:
             raise Refused(f"a {name_of_type(v)} has no {name} that is in the language")
-        return self.call(Bound(f, v), args, {})
+        return self.call(Partial(f, (v,)), args, {})
 
     def python(self, f: Callable[..., Any], *vs: Any, **kw: Any) -> Any:
         """An allowed function of Python or JAX on constants and arrays."""
@@ -165,7 +165,7 @@ class Operators(Machine):
             return True
         if isinstance(v, (tuple, list, dict, range)):
             return len(v) > 0
-        if isinstance(v, (Closure, Bound, Method, Partial, Foreign, types.FunctionType, type)):
+        if isinstance(v, (Closure, Method, Partial, Foreign, types.FunctionType, type)):
             return True
         self.need_constant(v)
         return self.python(bool, v)
@@ -220,7 +220,7 @@ class Operators(Machine):
         if (f := self.class_attribute(a.cls, f"__{_SPECIAL[op]}__")) is not UNDEF:
             # The __eq__ of a dataclass is generated, and has no source.
             if not dataclasses.is_dataclass(a.cls) or core.is_users_file(f.__code__.co_filename):
-                return self.call(Bound(f, a), [b], {})
+                return self.call(Partial(f, (a,)), [b], {})
         elif op in (ast.Eq, ast.NotEq):
             return (a is b) == (op is ast.Eq)
         raise Refused(f"a comparison of objects of {name_of_type(a)}", "compare their attributes")

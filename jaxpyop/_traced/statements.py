@@ -105,16 +105,6 @@ class Statements(Functions):
             raise Refused(f"`{ast.unparse(t)}` is an object that is changed in place", "write x = x + y")
         return put(self.binary(type(s.op), old, right))
 
-    def do_delete(self, s: ast.Delete, env: Obj) -> None:
-        for t in s.targets:
-            if isinstance(t, ast.Subscript):
-                self.call_method(self.eval(t.value, env), "pop", [self.eval(t.slice, env)], {})
-            elif isinstance(t, ast.Name):
-                self.load(t.id, env)
-                self.store(t.id, UNDEF, env)
-            else:
-                raise Refused("`del` of an attribute")
-
     def do_return(self, s: ast.Return, env: Obj) -> None:
         self.write(env, "$ret", None if s.value is None else self.eval(s.value, env))
         self.write(env, "$status", RETURN)
@@ -158,18 +148,16 @@ class Statements(Functions):
         return self.branch(t, lambda: side(True, s.body), lambda: side(False, s.orelse))
 
     def do_match(self, s: ast.Match, env: Obj) -> None:
-        self._match(s.cases, self.eval(s.subject, env), env)
+        subject = self.eval(s.subject, env)
 
-    def _match(self, cases: list[ast.match_case], subject: Any, env: Obj) -> None:
-        if not cases:
-            return
-        case, rest = cases[0], lambda: self._match(cases[1:], subject, env)
+        def test(i: int) -> Any:
+            fits = self.truth(self.lifted(lambda v: self._pattern(s.cases[i].pattern, v, env), subject))
+            guard = s.cases[i].guard
+            return (
+                fits if guard is None else self.truth(self.branch(fits, lambda: self.eval(guard, env), lambda: False))
+            )
 
-        def yes() -> None:
-            guard = True if case.guard is None else self.truth(self.eval(case.guard, env))
-            self.branch(guard, lambda: self.block(case.body, env), rest)
-
-        self.branch(self.truth(self.lifted(lambda v: self._pattern(case.pattern, v, env), subject)), yes, rest)
+        self.first(len(s.cases), test, lambda i: self.block(s.cases[i].body, env), lambda: None)
 
     def _pattern(self, p: ast.pattern, v: Any, env: Obj) -> Any:
         if isinstance(p, ast.MatchValue):
@@ -179,13 +167,8 @@ class Statements(Functions):
         if isinstance(p, ast.MatchOr):
             test = lambda i: self.truth(self._pattern(p.patterns[i], v, env))
             return self.first(len(p.patterns), test, lambda _: True, lambda: False)
-        if isinstance(p, ast.MatchAs):
-            ok = True if p.pattern is None else self._pattern(p.pattern, v, env)
-            if p.name:
-                if ok is not True:
-                    raise Refused("a pattern that depends on values and gives a name")
-                self.store(p.name, v, env)
-            return ok
+        if isinstance(p, ast.MatchAs) and p.name is None:
+            return True
         raise Refused(f"the pattern `{ast.unparse(p)}` is not in the language")
 
     # ------------------------------------------------------------------------- loops
@@ -334,6 +317,8 @@ class Statements(Functions):
         self.block(s.body, env)
 
     def do_try(self, s: ast.Try, env: Obj) -> None:
+        if s.orelse:
+            raise Refused("the `else` of a `try` is not in the language")
         try:
             self._try(s, env)
         except PyRaise:
@@ -354,11 +339,6 @@ class Statements(Functions):
                     self.line = line
                     return self.block(h.body, env)
             raise
-        if s.orelse:
-            if isinstance(env.slots["$status"], Num):
-                raise Refused("a try with an else, after an exit that depends on values")
-            if env.slots["$status"] == NORMAL:
-                self.block(s.orelse, env)
         return None
 
     def _finally(self, s: ast.Try, env: Obj) -> None:

@@ -95,8 +95,6 @@ def split(v: Any) -> tuple[Any, tuple[Any, ...], Callable[[list[Any]], Any]] | N
         names = tuple(v.kw_defaults)
         build = lambda xs: Closure(v.node, xs[0], v.outer, xs[1], dict(zip(names, xs[2])))
         return (Closure, id(v.node), id(v.outer)), (v.env, v.defaults, tuple(v.kw_defaults.values())), build
-    if isinstance(v, Bound):
-        return (Bound,), (v.func, v.self), lambda xs: Bound(*xs)
     if isinstance(v, Partial):
         keys = tuple(v.kwargs)
         build = lambda xs: Partial(xs[0], xs[1], dict(zip(keys, xs[2])))

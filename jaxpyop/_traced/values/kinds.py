@@ -50,18 +50,9 @@ class PyRaise(Exception):  # noqa: N818
         self.where: tuple[str, int] | None = None
 
 
-class Marker:
-    """A value that no program has."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __repr__(self) -> str:
-        return self.name
-
-
-UNDEF = Marker("UNDEF")  # a variable without a value, which must not be used
-UNSEEN = Marker("UNSEEN")  # nobody looks at it on this path, so it takes the form that it has on the other one
+# Values that no program has.
+UNDEF: Any = object()  # a variable without a value, which must not be used
+UNSEEN: Any = object()  # nobody looks at it on this path, so it takes the form that it has on the other one
 
 
 class Num:
@@ -118,14 +109,6 @@ class Closure:
 
 
 @dataclasses.dataclass(eq=False)
-class Bound:
-    """A method of the user."""
-
-    func: Any
-    self: Any
-
-
-@dataclasses.dataclass(eq=False)
 class Method:
     """A method of a list, a dict, an array or a constant."""
 
@@ -150,11 +133,11 @@ class At:
 
 @dataclasses.dataclass(eq=False)
 class Partial:
-    """A `functools.partial` that the program made."""
+    """A `functools.partial` that the program made, or a method of the user, which is one of its object."""
 
     func: Any
     args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(eq=False)
@@ -178,7 +161,7 @@ class TracedRange:
 FAR, MOST_STEP = 2**52, 16
 
 CONSTANT_TYPES = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), enum.Enum, np.dtype, np.generic)
-FUNCTIONS = (Closure, Bound, Partial)
+FUNCTIONS = (Closure, Partial)
 
 
 def is_array(v: Any) -> bool:
