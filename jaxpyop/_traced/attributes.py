@@ -107,11 +107,9 @@ class Attributes(Containers):
         if issubclass(v, enum.Enum) or module_of(v) in LIBRARIES:
             return self.python(getattr, v, name)
         found = self.class_attribute(v, name)
-        if found is UNDEF or hasattr(type, name):
+        if found is UNDEF or isinstance(found, property) or hasattr(type, name):
             raise Refused(f"the attribute {name} of the class {v.__name__}")
-        if isinstance(found, staticmethod):
-            return found.__func__
-        return Partial(found.__func__, (v,)) if isinstance(found, classmethod) else self._plain(found)
+        return self._plain(found) if isinstance(found, types.FunctionType) else self._bind(found, UNDEF, v)
 
     def _of_outside(self, v: Any, name: str) -> Any:
         """An attribute of an object from outside, which nothing in the program changes."""

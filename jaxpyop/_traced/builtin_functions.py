@@ -251,11 +251,7 @@ def _replace(m: Calls, obj: Any, **changes: Any) -> Any:
 
 
 def _of_constants(f: Any) -> Callable[..., Any]:
-    def g(m: Calls, *args: Any, **kwargs: Any) -> Any:
-        m.need_constant(*args, *kwargs.values())
-        return m.python(f, *args, **kwargs)
-
-    return g
+    return lambda m, *args, **kwargs: m.of_constants(f, args, kwargs)
 
 
 def _one(f: Callable[..., Any]) -> Callable[..., Any]:
@@ -290,11 +286,6 @@ def _hasattr(m: Calls, v: Any, name: str) -> bool:
     raise Refused(f"hasattr of a {name_of_type(v)}", "use isinstance")
 
 
-def same_function(f: Any) -> Any:
-    """Returns a function as it is: what `functools.wraps(g)` does to it, as far as a program can see."""
-    return f
-
-
 # One row for each function.
 ROWS: list[tuple[Any, Callable[..., Any]]] = [
     *((sum, _of_list(_sum)), (min, _extreme(ast.Lt)), (max, _extreme(ast.Gt)), (sorted, _of_list(_sorted))),
@@ -319,10 +310,8 @@ ROWS: list[tuple[Any, Callable[..., Any]]] = [
     (getattr, _getattr),
     (hasattr, _one(_hasattr)),
     *((f, _of_constants(f)) for f in (print, str, repr, complex, divmod, pow, ord, chr, frozenset)),
-    (slice, lambda m, *ends: slice(*ends)),
+    (slice, lambda m, *ends: m.new_slice(*ends)),
     (functools.partial, lambda m, f, *args, **kwargs: Partial(f, tuple(args), kwargs)),
-    (functools.wraps, lambda m, f: same_function),
-    (same_function, lambda m, f: f),
     (itertools.product, lambda m, *its: tuple(itertools.product(*map(m.iterate, its)))),
     (itertools.pairwise, lambda m, it: tuple(itertools.pairwise(m.iterate(it)))),
     (itertools.chain, lambda m, *its: tuple(x for it in its for x in m.iterate(it))),

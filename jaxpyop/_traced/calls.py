@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import inspect
 import types
 from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxpyop import _jaxcore as core
@@ -44,7 +46,7 @@ class Calls(Attributes):
         if key in NUMPY_METHODS and args and is_array(args[0]):
             return self.call_method(args[0], NUMPY_METHODS[key], args[1:], kwargs)
         if key in OF_NUMPY:
-            return self._numpy(f, args, kwargs)
+            return self.of_constants(f, args, kwargs)
         if isinstance(f, (Closure, types.FunctionType)):
             return self.call_user(f, args, kwargs)
         if isinstance(f, types.MethodType):
@@ -88,14 +90,15 @@ class Calls(Attributes):
         if any(isinstance(x, Num) or is_array(x) for x in args):
             first, *rest = args
             return math_function(f.__name__, self.number_of(first, "f") if is_array(first) else first, *rest)
-        self.need_constant(*args)
-        return self.python(f, *args)
+        return self.of_constants(f, args, {})
 
-    def _numpy(self, f: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    def of_constants(self, f: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """A function of Python or NumPy of constants and lists of them."""
         args = [list(self.items(a)) if isinstance(a, Obj) and a.cls is list else a for a in args]
         for a in (*args, *kwargs.values()):
             if is_array(a) or isinstance(a, Num):
-                raise Refused(f"`{name_of_function(f)}` of a traced value", f"write jnp.{f.__name__}")
+                remedy = f"write jnp.{f.__name__}" if hasattr(jnp, f.__name__) else ""
+                raise Refused(f"`{name_of_function(f)}` of a traced value", remedy)
             if not isinstance(a, type):
                 self.need_constant(tuple(a) if type(a) is list else a)
         return self.python(f, *args, **kwargs)
@@ -257,21 +260,19 @@ class Calls(Attributes):
 
     def _set_fields(self, obj: Obj, args: list[Any], kwargs: dict[str, Any]) -> None:
         cls, fields = obj.cls, dataclasses.fields(obj.cls)
-        given = dict(zip((f.name for f in fields if f.init and not f.kw_only), args))
-        names = {f.name for f in fields if f.init}
-        if len(args) > len(given) or any(k in given or k not in names for k in kwargs):
-            raise PyRaise(TypeError(f"{cls.__name__}.__init__() got an argument too many"))
-        given.update(kwargs)
+        try:
+            given = inspect.signature(cls.__init__).bind(obj, *args, **kwargs).arguments
+        except TypeError as e:
+            raise PyRaise(e) from None
+        if len(given) > 1 + sum(f.name in given for f in fields):
+            raise Refused(f"an InitVar of {cls.__name__} is not in the language")
         for f in fields:
             if f.name in given:
-                value = given[f.name]
-            elif f.default is not dataclasses.MISSING:
-                value = f.default
+                obj.slots[f.name] = given[f.name]
             elif f.default_factory is not dataclasses.MISSING:
-                value = self.call(f.default_factory, [], {})
-            else:
-                raise PyRaise(TypeError(f"{cls.__name__}.__init__() missing the argument {f.name!r}"))
-            obj.slots[f.name] = value
+                obj.slots[f.name] = self.call(f.default_factory, [], {})
+            elif f.default is not dataclasses.MISSING:
+                obj.slots[f.name] = self.outside(f.default)
         if (post := self.class_attribute(cls, "__post_init__")) is not UNDEF:
             self.call(Partial(post, (obj,)), [], {})
 

@@ -39,6 +39,11 @@ class Containers(Operators):
             raise Refused(f"a {obj.cls.__name__} whose length depends on values", "use an array of a fixed length")
         return obj.slots["items"]
 
+    def new_slice(self, *ends: Any) -> Any:
+        if any(isinstance(x, (Num, Union)) or is_array(x) for x in ends):
+            raise Refused("a slice with traced bounds", "use jax.lax.dynamic_slice")
+        return slice(*ends)
+
     def known_length(self, v: Any) -> Any:
         """A list whose length depends on values, as a Union of tuples, and other values as they are."""
         is_list = isinstance(v, Obj) and v.cls is list and isinstance(v.slots["items"], Union)
@@ -81,23 +86,16 @@ class Containers(Operators):
         return self.lifted(self._get_item, box, key)
 
     def _get_item(self, box: Any, key: Any) -> Any:
-        if isinstance(key, slice) and any(isinstance(x, (Num, Union)) for x in (key.start, key.stop, key.step)):
-            ends = [self.small(x) for x in (key.start, key.stop, key.step)]
-            return self.lifted(lambda a, b, c: self._get_item(box, slice(a, b, c)), *ends)
         if is_array(box):
             return self.python(operator.getitem, box, self.array_index(key))
         if isinstance(box, At):
             return At(box.array, key)
+        if isinstance(box, Obj) and box.cls in (list, dict):
+            find = self._of_tuple if box.cls is list else self._value_of_key
+            out = self.lifted(lambda items: find(items, key), box.slots["items"])
+            return self.new_list(out) if box.cls is list and isinstance(key, slice) else out
         if isinstance(box, Obj):
-            if box.cls is dict:
-                return self.lifted(lambda items: self._value_of_key(items, key), box.slots["items"])
-            if box.cls is list:
-                out = self.lifted(lambda items: self._of_tuple(items, key), box.slots["items"])
-                return self.new_list(out) if isinstance(key, slice) else out
             return self.special(box, "__getitem__", key)
-        return self._item_of_constant(box, key)
-
-    def _item_of_constant(self, box: Any, key: Any) -> Any:
         if type(box) in (list, range) or isinstance(box, tuple):
             out = self._of_tuple(tuple(map(self.outside, box)), key)
             return self.new_list(out) if type(box) is list and isinstance(key, slice) else out
@@ -111,10 +109,7 @@ class Containers(Operators):
     def array_index(self, key: Any) -> Any:
         if isinstance(key, tuple):
             return tuple(map(self.array_index, key))
-        if isinstance(key, slice):
-            if any(isinstance(x, Num) or is_array(x) for x in (key.start, key.stop, key.step)):
-                raise Refused("a slice with traced bounds", "use jax.lax.dynamic_slice")
-        elif isinstance(key, Num):
+        if isinstance(key, Num):
             if key.kind != "i":
                 raise Refused("an array is indexed by a bool or a float")
             if is_counter(key):
@@ -122,9 +117,9 @@ class Containers(Operators):
                 least, most = -(2**31), 2**31 - 1
                 key = Num("i", wide(jnp.clip, key.val, least, most), least, most)
             return num_to_array(key)
-        elif isinstance(key, Obj):
+        if isinstance(key, Obj):
             raise Refused("an array is indexed by a list", "write jnp.array([...])")
-        elif is_array(key) and key.dtype == np.bool_:
+        if is_array(key) and key.dtype == np.bool_:
             raise Refused("an index of bools, whose number depends on values", "use jnp.where")
         return key
 

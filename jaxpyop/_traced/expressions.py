@@ -137,7 +137,7 @@ class Interpreter(Statements):
         return self.get_item(self.eval(e.value, env), self.eval(e.slice, env))
 
     def eval_slice(self, e: ast.Slice, env: Obj) -> Any:
-        return slice(*(None if x is None else self.eval(x, env) for x in (e.lower, e.upper, e.step)))
+        return self.new_slice(*(None if x is None else self.eval(x, env) for x in (e.lower, e.upper, e.step)))
 
     def eval_lambda(self, e: ast.Lambda, env: Obj) -> Any:
         return self.closure(e, env)
@@ -271,18 +271,11 @@ class Interpreter(Statements):
         if v.kind == "i":
             least, most = (x if math.isinf(x) else f(x) for x, f in ((least, math.ceil), (most, math.floor)))
         step = int(v.kind == "i" and kind_of(c) in "bi")
-        if op is ast.Gt:
-            lo = max(lo, least + step)
-        elif op is ast.GtE:
-            lo = max(lo, least)
-        elif op is ast.Lt:
-            hi = min(hi, most - step)
-        elif op is ast.LtE:
-            hi = min(hi, most)
-        elif op is ast.Eq and v.kind == "i" and type(c) is int:
-            self.write(env, node.id, c)
-            return
-        elif op is ast.NotEq and v.kind == "i" and type(c) is int:
+        if op in (ast.Gt, ast.GtE, ast.Eq):
+            lo = max(lo, least + step * (op is ast.Gt))
+        if op in (ast.Lt, ast.LtE, ast.Eq):
+            hi = min(hi, most - step * (op is ast.Lt))
+        if op is ast.NotEq and v.kind == "i" and type(c) is int:
             lo, hi = lo + (lo == c), hi - (hi == c)
         if (lo, hi) != bounds(v) and lo <= hi:
             lo, hi = (None if math.isinf(x) else x for x in (lo, hi))

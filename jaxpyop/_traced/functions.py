@@ -246,30 +246,23 @@ def source_of(f: types.FunctionType) -> Node:
 def _source_of(code: types.CodeType, name: str) -> Node:
     linecache.checkcache(code.co_filename)
     text = "".join(linecache.getlines(code.co_filename))
-    found = [n for n in _functions_in(text).get(code.co_firstlineno, []) if _may_be(n, code)]
     advice = "define it in a file or a notebook cell, one a line"
     if not text.strip() or not _codes_of(text, 0):
         what = "cannot be found"
     elif not _has(text, code):
         what, advice = "has changed since it was imported", "import it again, or start Python again"
-    elif len(found) != 1:
+    elif len(found := [n for n in _functions_in(text).get(code.co_firstlineno, []) if _may_be(n, code)]) != 1:
         what = "cannot be told from that of another one in its line"
     else:
         return found[0]
-    refused = Refused(f"the source of {name} {what}", advice)
-    refused.where = (code.co_filename, code.co_firstlineno)
-    raise refused
+    raise Refused(f"the source of {name} {what}", advice, (code.co_filename, code.co_firstlineno))
 
 
 @functools.lru_cache(maxsize=64)
 def _functions_in(text: str) -> dict[int, list[Node]]:
     """The functions of a file by their first lines. That of a function with decorators is the line of the first one."""
     functions: dict[int, list[Node]] = {}
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError):
-        return functions
-    for n in ast.walk(tree):
+    for n in ast.walk(ast.parse(text)):
         if isinstance(n, (ast.FunctionDef, ast.Lambda)):
             decorators: list[ast.expr] = getattr(n, "decorator_list", [])
             functions.setdefault(min(x.lineno for x in (n, *decorators)), []).append(n)

@@ -298,9 +298,7 @@ def _check_carried(name: str, before: Form, new: Form, known: bool) -> None:
 
 def refusal_of(e: PyRaise, what: str) -> Refused:
     """The refusal of a path on which Python would raise."""
-    refused = Refused(f"{what} raises {type(e.error).__name__}: {e.error}", RAISING)
-    refused.where = e.where
-    return refused
+    return Refused(f"{what} raises {type(e.error).__name__}: {e.error}", RAISING, e.where)
 
 
 RAISING = 'return jnp.nan there, or write mode="eager" to call the body at run time instead'

@@ -152,10 +152,9 @@ class Statements(Functions):
 
         def test(i: int) -> Any:
             fits = self.truth(self.lifted(lambda v: self._pattern(s.cases[i].pattern, v, env), subject))
-            guard = s.cases[i].guard
-            return (
-                fits if guard is None else self.truth(self.branch(fits, lambda: self.eval(guard, env), lambda: False))
-            )
+            if (guard := s.cases[i].guard) is None:
+                return fits
+            return self.truth(self.branch(fits, lambda: self.eval(guard, env), lambda: False))
 
         self.first(len(s.cases), test, lambda i: self.block(s.cases[i].body, env), lambda: None)
 
@@ -194,15 +193,20 @@ class Statements(Functions):
         if t is True:
             raise Refused("a loop whose test depends on values in one turn, and not in another")
 
+        self._loop_of_program(s, env, t, test, lambda: self.refine(s.test, True, env))
+        return self._leave_loop(s, env)
+
+    def _loop_of_program(self, s: Loop, env: Obj, go: Any, test: Callable[[], Any], begin: Callable[[], None]) -> None:
+        """Runs the turns of a loop that depends on values. Each begins with `begin`."""
+
         def turn() -> Any:
             self.write(env, "$status", NORMAL)
-            self.refine(s.test, True, env)
+            begin()
             self.block(s.body, env)
             return self._goes_on(s, env, test)
 
-        if t is not False:
-            self.loop(t, turn)
-        return self._leave_loop(s, env)
+        if go is not False:
+            self.loop(jnp.asarray(True) if go is True else go, turn)
 
     def _goes_on(self, s: Loop, env: Obj, test: Callable[[], Any]) -> Any:
         """After a turn: whether there is another one."""
@@ -211,7 +215,7 @@ class Statements(Functions):
         if not isinstance(status, Num):
             return test() if status == NORMAL else False
         alive = self.truth(num_compare(operator.eq, status, NORMAL))
-        return self.truth(self.branch(alive, lambda: _as_number(test()), lambda: False))
+        return self.truth(self.branch(alive, lambda: self.truth_value(test()), lambda: False))
 
     def _leave_loop(self, s: Loop, env: Obj) -> None:
         """After a loop: its `break` is over, and `else` runs if there was none. A `break` there is the outer loop's."""
@@ -280,11 +284,10 @@ class Statements(Functions):
         key = f"$i{s.lineno}.{s.col_offset}"
         below = operator.lt if r.step > 0 else operator.gt
         self.write(env, key, r.start)
-        test = lambda: self.truth(_compared(below, env.slots[key], r.stop))
+        test = lambda: self.truth(num_compare(below, env.slots[key], r.stop))
         (_, highest), (lowest, _) = bounds(r.stop), bounds(r.stop)
 
-        def turn() -> Any:
-            self.write(env, "$status", NORMAL)
+        def begin() -> None:
             i = env.slots[key]
             if isinstance(i, Num):
                 # The test says so.
@@ -292,13 +295,9 @@ class Statements(Functions):
                 lo, hi = (lo, min(hi, highest - 1)) if r.step > 0 else (max(lo, lowest + 1), hi)
                 i = Num("i", i.val, lo, hi) if lo <= hi else i
             self.assign(s.target, i, env)
-            self.write(env, key, num_binary(ast.Add, i, r.step) if isinstance(i, Num) else i + r.step)
-            self.block(s.body, env)
-            return self._goes_on(s, env, test)
+            self.write(env, key, self.binary(ast.Add, i, r.step))
 
-        go = test()
-        if go is not False:
-            self.loop(jnp.asarray(True) if go is True else go, turn)
+        self._loop_of_program(s, env, test(), test, begin)
         self.write(env, key, UNDEF)
         if leave:
             self._leave_loop(s, env)
@@ -351,11 +350,3 @@ class Statements(Functions):
             raise Refused("an exit from a finally")
         self.write(env, "$status", status)
         self.write(env, "$ret", ret)
-
-
-def _as_number(t: Any) -> Any:
-    return Num("b", t) if is_array(t) else t
-
-
-def _compared(f: Callable[..., Any], a: Any, b: Any) -> Any:
-    return num_compare(f, a, b) if isinstance(a, Num) or isinstance(b, Num) else f(a, b)

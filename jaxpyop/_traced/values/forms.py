@@ -89,8 +89,6 @@ def split(v: Any) -> tuple[Any, tuple[Any, ...], Callable[[list[Any]], Any]] | N
     if isinstance(v, tuple):
         cls: Any = type(v)
         return (cls, len(v)), tuple(v), lambda xs: cls(*xs) if hasattr(cls, "_fields") else tuple(xs)
-    if isinstance(v, slice):
-        return (slice,), (v.start, v.stop, v.step), lambda xs: slice(*xs)
     if isinstance(v, Closure):
         names = tuple(v.kw_defaults)
         build = lambda xs: Closure(v.node, xs[0], v.outer, xs[1], dict(zip(names, xs[2])))

@@ -34,11 +34,9 @@ class Refused(Exception):  # noqa: N818
         where: the user's file and line, once they are known.
     """
 
-    def __init__(self, reason: str, remedy: str = "") -> None:
+    def __init__(self, reason: str, remedy: str = "", where: tuple[str, int] | None = None) -> None:
         super().__init__(reason)
-        self.reason, self.remedy = reason, remedy
-        self.expression = ""
-        self.where: tuple[str, int] | None = None
+        self.reason, self.remedy, self.expression, self.where = reason, remedy, "", where
 
 
 class PyRaise(Exception):  # noqa: N818

@@ -273,24 +273,20 @@ def _power(op: type, a: Any, b: Any, kind: str) -> Num:
     check_exact("f", a, b)
     (l1, h1), (l2, h2) = bounds(a), bounds(b)
     power: Any = b
-    whole = not isinstance(b, Num) and power in (1, 2, 3, 4)
-    if whole and isinstance(a, Num) and a.largest < 1e70:
+    val = _exact(lax.pow(raw(a, "f"), raw(b, "f")), kind)
+    most = min(max(abs(l1), abs(h1)), a.largest if isinstance(a, Num) else math.inf)
+    if not isinstance(b, Num) and power in (1, 2, 3, 4) and most < 1e70:
         # Only a finite number with an infinite power raises.
-        out = number(kind, _exact(lax.pow(raw(a, "f"), raw(b, "f")), kind), 0.0 if power % 2 == 0 else None)
-        out.nan, out.largest = True, a.largest**power
+        top = float(most) ** power if finite(a) else math.inf
+        out = number(kind, val, 0.0 if power % 2 == 0 or l1 >= 0 else -top, top)
+        out.nan, out.largest = not finite(a), float(most) ** power
         return out
-    if not whole and (l1 < 0 or (l1 <= 0 and l2 < 0)):
+    if l1 < 0 or (l1 <= 0 and l2 < 0):
         raise Refused("a power that Python may refuse or make complex", _AS_ARRAY)
-    m = max(abs(l1), abs(h1))
-    if l1 >= 0 and h1 <= 1 and l2 >= 0:
-        lo, hi = 0.0, 1.0
-    elif l1 >= 0:
-        lo, hi = _corners(lambda p, q: float(p) ** float(q), a, b)
-    else:
-        lo, hi = (None, None) if m > 1e70 else (-(float(m) ** power), float(m) ** power)
+    lo, hi = _corners(lambda p, q: float(p) ** float(q), a, b)
     if kind == "f" and (hi is None or math.isinf(hi)) and not (l2 >= 0 and h2 <= 1):
         raise Refused("a power of Python numbers may be too large, where Python would raise", _AS_ARRAY)
-    return number(kind, _exact(lax.pow(raw(a, "f"), raw(b, "f")), kind), lo, hi)
+    return number(kind, val, lo, hi)
 
 
 _RULES: dict[type, Callable[..., Num]] = {
