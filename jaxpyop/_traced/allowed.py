@@ -16,6 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxpyop._traced.values import At
+
 
 def _set(names: str) -> frozenset[str]:
     return frozenset(names.split())
@@ -92,15 +94,15 @@ NUMPY_METHODS: dict[int, str] = {
 }
 
 ARRAY_DATA = _set("T dtype imag itemsize mT nbytes ndim real shape size weak_type")
-ARRAY_METHODS = _set("""
-all any argmax argmin argsort astype clip conj conjugate copy cumprod cumsum diagonal dot flatten item max mean min
-prod ravel repeat reshape round sort squeeze std sum swapaxes take trace transpose var view
-""")
-AT_METHODS = _set("add apply divide get max min mul multiply power set")
 METHODS: dict[type, frozenset[str]] = {
-    list: _set("append clear copy count extend index insert pop reverse sort"),
+    jax.Array: _set("""
+    all any argmax argmin argsort astype clip conj conjugate copy cumprod cumsum diagonal dot flatten item max mean min
+    prod ravel repeat reshape round sort squeeze std sum swapaxes take trace transpose var view
+    """),
+    At: _set("add apply divide get max min mul multiply power set"),
+    list: _set("append clear copy extend index insert pop reverse sort"),
     dict: _set("copy get items keys pop update values"),
-    tuple: _set("count index"),
+    tuple: _set("index"),
     str: _set("count endswith find format join lower lstrip replace rstrip split startswith strip title upper"),
     np.ndarray: _set("astype copy max mean min prod reshape std sum tolist var"),
     float: _set("is_integer"),

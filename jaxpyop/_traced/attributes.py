@@ -7,7 +7,9 @@ import sys
 import types
 from typing import Any
 
-from jaxpyop._traced.allowed import ARRAY_DATA, ARRAY_METHODS, AT_METHODS, CONSTANT_DATA, METHODS
+import jax
+
+from jaxpyop._traced.allowed import ARRAY_DATA, CONSTANT_DATA, METHODS
 from jaxpyop._traced.containers import CHANGES, Containers, check_namedtuple
 from jaxpyop._traced.operators import name_of_type
 from jaxpyop._traced.values import *
@@ -33,20 +35,17 @@ class Attributes(Containers):
         return UNDEF
 
     def get_attr(self, v: Any, name: str) -> Any:
-        if isinstance(v, Union):
+        if isinstance(v, Union) or v is UNDEF:
             return self.lifted(lambda a: self.get_attr(a, name), v)
-        if v is UNDEF:
-            raise Refused("a variable has no value here")
+        kind = v.cls if isinstance(v, Obj) else jax.Array if is_array(v) else type(v)
+        if name in METHODS.get(kind, ()):
+            return Method(v, name)
         if is_array(v):
             return self._of_array(v, name)
-        if isinstance(v, At) and name in AT_METHODS:
-            return Method(v, name)
         if isinstance(v, Obj):
             return self._of_object(v, name)
         if isinstance(v, tuple) and hasattr(v, "_fields"):
             return self._of_namedtuple(v, name)
-        if name in METHODS.get(type(v), ()):
-            return Method(v, name)
         if isinstance(v, types.ModuleType):
             found = self.outside(self.python(getattr, v, name))
             if v.__name__ in sys.stdlib_module_names and isinstance(found, (list, dict, set)):
@@ -69,14 +68,10 @@ class Attributes(Containers):
             return getattr(v, name)
         if name == "at":
             return At(v)
-        if name in ARRAY_METHODS:
-            return Method(v, name)
         raise Refused(f"jax.Array.{name} is not in the language")
 
     def _of_object(self, v: Obj, name: str) -> Any:
         if v.cls in METHODS:
-            if name in METHODS[v.cls]:
-                return Method(v, name)
             raise Refused(f"{v.cls.__name__}.{name} is not in the language")
         found = self.class_attribute(v.cls, name)
         if not isinstance(found, property) and name in v.slots:

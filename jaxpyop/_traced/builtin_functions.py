@@ -108,10 +108,6 @@ def _sorted(m: Calls, items: Any, key: Any = None, reverse: Any = False) -> Any:
 
 
 def _range(m: Calls, *args: Any) -> Any:
-    if any(is_array(a) and not jnp.issubdtype(a.dtype, jnp.integer) for a in args):
-        raise PyRaise(
-            TypeError("range() takes integers, and an array of floats is none; write int(n) or n.astype(int)")
-        )
     given = [of_array(a) if is_array(a) else a for a in args]
 
     def of(*args: Any) -> Any:
@@ -120,7 +116,7 @@ def _range(m: Calls, *args: Any) -> Any:
             return m.python(range, *args)
         start, stop, step = (0, args[0], 1) if len(args) == 1 else (*args, 1)[:3]
         if not isinstance(step, int) or step == 0 or any(kind_of(a) not in "bi" for a in args):
-            raise Refused("a range with a traced step, or of a float")
+            raise Refused("a range with a traced step, or of what are no integers", "write int(n) or n.astype(int)")
         return TracedRange(start, stop, step)
 
     return m.lifted(of, *given)
@@ -137,10 +133,7 @@ def _float(m: Calls, v: Any) -> Any:
 
 
 def _int(m: Calls, v: Any, *rest: Any) -> Any:
-    if is_array(v):
-        if jnp.issubdtype(v.dtype, jnp.floating):
-            raise Refused("int() of a float array, which may be infinite or NaN", "write x.astype(int)")
-        v = of_array(v)
+    v = of_array(v) if is_array(v) else v
     if isinstance(v, Num):
         return to_int(jnp.trunc, v)
     m.need_constant(v, *rest)
@@ -290,13 +283,7 @@ def _hasattr(m: Calls, v: Any, name: str) -> bool:
 ROWS: list[tuple[Any, Callable[..., Any]]] = [
     *((sum, _of_list(_sum)), (min, _extreme(ast.Lt)), (max, _extreme(ast.Gt)), (sorted, _of_list(_sorted))),
     *((any, _of_list(_any)), (all, _of_list(_all)), (range, _range), (reversed, _reversed)),
-    *(
-        (float, _one(_float)),
-        (int, _one(_int)),
-        (round, _one(_round)),
-        (abs, _one(_abs)),
-        (isinstance, _one(_isinstance)),
-    ),
+    *((float, _one(_float)), (int, _one(_int)), (round, _one(_round)), (abs, _one(_abs)), (hasattr, _one(_hasattr))),
     *((zip, _zip), (filter, _filter), (dict, _dict), (functools.reduce, _reduce), (dataclasses.replace, _replace)),
     (map, lambda m, f, *its: Iter(map(lambda *xs: m.call(f, xs, {}), *map(m.lazily, its)))),
     (enumerate, _enumerate),
@@ -308,7 +295,7 @@ ROWS: list[tuple[Any, Callable[..., Any]]] = [
     (next, _next),
     (callable, lambda m, v: isinstance(v, (*FUNCTIONS, types.FunctionType))),
     (getattr, _getattr),
-    (hasattr, _one(_hasattr)),
+    (isinstance, _one(_isinstance)),
     *((f, _of_constants(f)) for f in (print, str, repr, complex, divmod, pow, ord, chr, frozenset)),
     (slice, lambda m, *ends: m.new_slice(*ends)),
     (functools.partial, lambda m, f, *args, **kwargs: Partial(f, tuple(args), kwargs)),

@@ -73,9 +73,12 @@ class Calls(Attributes):
         found = self.class_attribute(f.cls if isinstance(f, Obj) else type(f), "__call__")
         if isinstance(found, types.FunctionType) and module_of(type(f)) not in (*LIBRARIES, "functools"):
             return self.call(Partial(found, (f,)), args, kwargs)
+        return self.foreign(f, args, kwargs)
+
+    def foreign(self, f: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """A function that is not in the language. For shapes alone it may run, because each call checks the shapes."""
         if self.shapes_only and not any(isinstance(v, Obj) for v in (*args, *kwargs.values())):
-            native: Any = f
-            return native(*args, **kwargs)
+            return f(*args, **kwargs)
         raise Refused(f"`{name_of_function(f)}` is not in the language", OUTSIDE)
 
     def python_arguments(self, f: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -218,7 +221,7 @@ class Calls(Attributes):
         if isinstance(v, tuple) and name == "_replace":
             return type(v)(*[kwargs.get(k, x) for k, x in zip(getattr(v, "_fields", ()), v)])
         if isinstance(v, (tuple, list, dict)):
-            if name not in ("get", "items", "keys", "values", "index", "count", "copy"):
+            if name not in ("get", "items", "keys", "values", "index", "copy"):
                 raise Refused(f"`.{name}` changes a {type(v).__name__} from outside", "make a copy in the function")
             v = self.new_dict(v.items()) if isinstance(v, dict) else self.new_list(v)
         if v.cls is dict:

@@ -46,6 +46,7 @@ class Containers(Operators):
 
     def known_length(self, v: Any) -> Any:
         """A list whose length depends on values, as a Union of tuples, and other values as they are."""
+        v = self._opened(v) if isinstance(v, Iter) and isinstance(v.values, Obj) else v
         is_list = isinstance(v, Obj) and v.cls is list and isinstance(v.slots["items"], Union)
         return v.slots["items"] if is_list else v
 
@@ -187,15 +188,19 @@ class Containers(Operators):
         if isinstance(v, Union):
             raise Refused("a loop over a value of several kinds")
         if isinstance(v, Iter):
-            if v.used:
-                raise Refused("an iterator is used twice", "write list(...)")
-            v.used = True
-            return v.values
+            values = self._opened(v)
+            return self.lazily(values) if isinstance(values, Obj) else values
         if isinstance(v, Obj) and v.cls is list:
             return self._of_list(v)
         if isinstance(v, Obj) and v.cls is dict:
             return self.view(v, operator.itemgetter(0)).values
         return iter(v if isinstance(v, range) else self._constants(v))
+
+    def _opened(self, v: Iter) -> Any:
+        if v.used:
+            raise Refused("an iterator is used twice", "write list(...)")
+        v.used = True
+        return v.values
 
     def _of_list(self, v: Obj) -> Iterator[Any]:
         n = 0
@@ -259,15 +264,9 @@ class Containers(Operators):
             return self.with_items(v, change)
         if name == "copy":
             return self.lifted(self.new_list, v.slots["items"])
-        if name == "count":
-            same = [self.same_item(x, args[0]) for x in self.items(v)]
-            return self.call(sum, [tuple(Num("b", t) if is_array(t) else t for t in same)], {})
-        return self._index(self.items(v), args[0])
-
-    def _index(self, items: Items, x: Any) -> Any:
-        # An item that is not in the list is looked for beyond its end.
-        none = lambda: self.python(operator.getitem, items, len(items))
-        return self.first(len(items), lambda i: self.same_item(items[i], x), lambda i: i, none)
+        items = self.items(v)
+        none = lambda: self.python(items.index, UNDEF)  # raises
+        return self.first(len(items), lambda i: self.same_item(items[i], args[0]), lambda i: i, none)
 
     def dict_method(self, v: Obj, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if name in ("items", "keys", "values"):

@@ -9,13 +9,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpyop._traced.calls import BUILTINS
 from jaxpyop._traced.statements import Statements
 from jaxpyop._traced.values import *
-
-# What uses a generator expression up at once, so that its laziness cannot be seen.
-_AT_ONCE = {id(f) for f in (sum, any, all, min, max, list, tuple, sorted, dict)}
-
 
 _ORDERS: dict[type, type] = {ast.Lt: ast.GtE, ast.GtE: ast.Lt, ast.Gt: ast.LtE, ast.LtE: ast.Gt}
 _INVERSE = {**_ORDERS, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq}
@@ -109,13 +104,13 @@ class Interpreter(Statements):
         self.need_constant(*items)
         return frozenset(items)
 
-    def _elements(self, elements: list[ast.expr], env: Obj) -> list[Any]:
+    def _elements(self, elements: list[ast.expr], env: Obj, kept: bool = True) -> list[Any]:
         out: list[Any] = []
         for x in elements:
             v = self.eval(x.value if isinstance(x, ast.Starred) else x, env)
             if isinstance(x, ast.Starred):
                 out.extend(self.iterate(v))
-            elif isinstance(v, Iter):
+            elif kept and isinstance(v, Iter):
                 raise Refused("an iterator is kept, and not used up at once", "write list(...)")
             else:
                 out.append(v)
@@ -161,17 +156,7 @@ class Interpreter(Statements):
         return self.lifted(lambda v: self._call(self.get_attr(v, name), e, env), self.eval(e.func.value, env))
 
     def _call(self, f: Any, e: ast.Call, env: Obj) -> Any:
-        args: list[Any] = []
-        kwargs: dict[str, Any] = {}
-        for a in e.args:
-            if isinstance(a, ast.Starred):
-                args.extend(self.iterate(self.eval(a.value, env)))
-            elif isinstance(a, ast.GeneratorExp):
-                if id(f) not in _AT_ONCE or id(f) not in BUILTINS:
-                    raise Refused("a generator expression that is not used up at once", "write a list")
-                args.append(self.comprehension(a, env))
-            else:
-                args.append(self.eval(a, env))
+        args, kwargs = self._elements(e.args, env, kept=False), dict[str, Any]()
         for k in e.keywords:
             value = self.eval(k.value, env)
             kwargs.update(self.pairs(value) if k.arg is None else ((k.arg, value),))
@@ -211,7 +196,9 @@ class Interpreter(Statements):
     eval_listcomp = eval_dictcomp = comprehension
 
     def eval_generatorexp(self, e: ast.GeneratorExp, env: Obj) -> Any:
-        raise Refused("a generator expression that is not used up at once", "write a list")
+        # That its values are all computed at once cannot be seen, because it changes nothing and is not kept.
+        with self.unchanged("a generator expression"):
+            return Iter(self.comprehension(e, env))
 
     # ------------------------------------------------ what a test says about numbers
 

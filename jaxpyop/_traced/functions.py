@@ -16,7 +16,7 @@ from typing import Any
 
 from jaxpyop import _jaxcore as core
 from jaxpyop._functions import codes_in, contents_of_code, names_in
-from jaxpyop._traced.calls import OUTSIDE, Calls, name_of_function
+from jaxpyop._traced.calls import Calls
 from jaxpyop._traced.containers import CHANGES
 from jaxpyop._traced.machine import NORMAL, RETURN
 from jaxpyop._traced.operators import RECURSION
@@ -49,10 +49,7 @@ class Functions(Calls):
             node, env, outer, defaults, kw_defaults = f.node, f.env, f.outer, f.defaults, f.kw_defaults
         else:
             if not core.is_users_file(f.__code__.co_filename):
-                # For shapes alone, a library's function may simply run: each call checks the shapes that were found.
-                if self.shapes_only and not any(isinstance(v, Obj) for v in (*args, *kwargs.values())):
-                    return f(*args, **kwargs)
-                raise Refused(f"`{name_of_function(f)}` is not in the language", OUTSIDE)
+                return self.foreign(f, args, kwargs)
             node, env, outer = source_of(f), None, f
             defaults, kw_defaults = f.__defaults__ or (), f.__kwdefaults__ or {}
         if len(self.frames) > _MOST_CALLS:

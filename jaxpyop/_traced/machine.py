@@ -73,26 +73,22 @@ class Machine:
         except PyRaise as e:
             raise refusal_of(e, what) from None
         finally:
-            self.journal.pop()
-            for (obj, key), old in journal.items():
-                _put(obj, key, old)
+            self._undo(self.journal.pop())
+
+    def _undo(self, journal: dict[Place, Any]) -> None:
+        for (obj, key), old in journal.items():
+            _put(obj, key, old)
 
     def tried(self, run: Thunk) -> tuple[bool, Any]:
         """Runs a thunk, and undoes what it did if it is refused. Returns whether it was not, and its result."""
         self.journal.append({})
-        done = False
         try:
             result = run()
-            done = True
         except (Refused, PyRaise):
+            self._undo(self.journal.pop())
             return False, None
-        finally:
-            journal = self.journal.pop()
-            for place, old in journal.items():
-                if done:
-                    self.journal[-1].setdefault(place, old)
-                else:
-                    _put(*place, old)
+        changes = self.journal.pop()
+        self.journal[-1].update({**changes, **self.journal[-1]})
         return True, result
 
     def name_of(self, obj: Obj, key: str) -> str:

@@ -195,9 +195,10 @@ class Operators(Machine):
 
     def _compare_values(self, op: type, a: Any, b: Any) -> Any:
         equality = op in (ast.Eq, ast.NotEq)
+        differs = equality and any(v is None or isinstance(v, (str, enum.Enum)) for v in (a, b))
+        if differs and not all(isinstance(v, CONSTANT_TYPES) for v in (a, b)):
+            return op is ast.NotEq
         if is_array(a) or is_array(b):
-            if equality and any(v is None or isinstance(v, (str, enum.Enum)) for v in (a, b)):
-                return op is ast.NotEq
             self.check_beside_array(a, b)
             x, y = num_to_array(a, b if is_array(b) else None), num_to_array(b, a if is_array(a) else None)
             return self.python(COMPARE[op], x, y)
@@ -207,10 +208,7 @@ class Operators(Machine):
             a, b = self.items(a), self.items(b)
         if isinstance(a, tuple) and isinstance(b, tuple):
             return self._compare_tuples(op, a, b)
-        if equality and any(v is None or isinstance(v, (str, enum.Enum)) for v in (a, b)):
-            if not all(isinstance(v, CONSTANT_TYPES) for v in (a, b)):
-                return op is ast.NotEq
-        elif isinstance(a, Obj) and not isinstance(a.cls, str) and a.cls not in (list, dict):
+        if isinstance(a, Obj) and not isinstance(a.cls, str) and a.cls not in (list, dict):
             return self._compare_objects(op, a, b)
         if not (isinstance(a, (type, np.dtype)) and isinstance(b, (type, np.dtype))):
             self.need_constant(a, b)

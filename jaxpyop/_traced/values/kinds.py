@@ -13,7 +13,7 @@ import dataclasses
 import enum
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -140,9 +140,9 @@ class Partial:
 
 @dataclasses.dataclass(eq=False)
 class Iter:
-    """An iterator. It is used up at once, and not kept."""
+    """An iterator over values, or over those of a list that nobody else has. It is used up at once, and not kept."""
 
-    values: Iterator[Any]
+    values: Any
     used: bool = False
 
 

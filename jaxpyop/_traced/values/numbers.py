@@ -97,17 +97,11 @@ def num_compare(f: Callable[..., Any], a: Any, b: Any) -> Any:
     check_exact(kind, a, b)
     (l1, h1), (l2, h2) = bounds(a), bounds(b)
     if kind == "i":
-        apart = h1 < l2 or l1 > h2
-        known = {
-            operator.lt: (h1 < l2, l1 >= h2),
-            operator.le: (h1 <= l2, l1 > h2),
-            operator.gt: (l1 > h2, h1 <= l2),
-            operator.ge: (l1 >= h2, h1 < l2),
-            operator.eq: (False, apart),
-            operator.ne: (apart, False),
-        }[f]
-        if any(known):
-            return known[0]
+        of_ends = {f(x, y) for x in (l1, h1) for y in (l2, h2)}
+        if f in (operator.eq, operator.ne) and l1 <= h2 and l2 <= h1 and (l1, l2) != (h1, h2):
+            of_ends = {False, True}  # equal numbers may lie between the ends
+        if len(of_ends) == 1:
+            return bool(of_ends.pop())
     return Num("b", wide(f, raw(a, kind), raw(b, kind)))
 
 
