@@ -16,6 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxpyop._traced.values import At
+
 
 def _set(names: str) -> frozenset[str]:
     return frozenset(names.split())
@@ -92,15 +94,15 @@ NUMPY_METHODS: dict[int, str] = {
 }
 
 ARRAY_DATA = _set("T dtype imag itemsize mT nbytes ndim real shape size weak_type")
-ARRAY_METHODS = _set("""
-all any argmax argmin argsort astype clip conj conjugate copy cumprod cumsum diagonal dot flatten item max mean min
-prod ravel repeat reshape round sort squeeze std sum swapaxes take trace transpose var view
-""")
-AT_METHODS = _set("add apply divide get max min mul multiply power set")
 METHODS: dict[type, frozenset[str]] = {
-    list: _set("append clear copy count extend index insert pop reverse sort"),
-    dict: _set("copy get items keys pop setdefault update values"),
-    tuple: _set("count index"),
+    jax.Array: _set("""
+    all any argmax argmin argsort astype clip conj conjugate copy cumprod cumsum diagonal dot flatten item max mean min
+    prod ravel repeat reshape round sort squeeze std sum swapaxes take trace transpose var view
+    """),
+    At: _set("add apply divide get max min mul multiply power set"),
+    list: _set("append clear copy extend index insert pop reverse sort"),
+    dict: _set("copy get items keys pop update values"),
+    tuple: _set("index"),
     str: _set("count endswith find format join lower lstrip replace rstrip split startswith strip title upper"),
     np.ndarray: _set("astype copy max mean min prod reshape std sum tolist var"),
     float: _set("is_integer"),
@@ -112,3 +114,11 @@ CONSTANT_DATA: tuple[tuple[Any, frozenset[str]], ...] = (
     ((np.finfo, np.iinfo, jnp.finfo, jnp.iinfo), _set("bits dtype eps max min smallest_normal tiny")),
     ((int, float, complex), _set("imag real")),
 )
+
+# What a class of which the program makes objects may not have, because the interpreter does not call it.
+NOT_IN_CLASSES = _set("__new__ __del__ __getattribute__ __getattr__ __slots__ __iter__ __hash__ __set_name__")
+# What Python itself gives the class of a namedtuple.
+GENERATED = _set("""
+__new__ __repr__ __slots__ __doc__ __match_args__ __getnewargs__ __module__ __annotations__ __orig_bases__ __dict__
+__annotate__ __static_attributes__ __firstlineno__ __annotate_func__ __annotations_cache__ __replace__ __weakref__
+""")

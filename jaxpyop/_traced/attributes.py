@@ -7,7 +7,9 @@ import sys
 import types
 from typing import Any
 
-from jaxpyop._traced.allowed import ARRAY_DATA, ARRAY_METHODS, AT_METHODS, CONSTANT_DATA, METHODS
+import jax
+
+from jaxpyop._traced.allowed import ARRAY_DATA, CONSTANT_DATA, METHODS
 from jaxpyop._traced.containers import CHANGES, Containers, check_namedtuple
 from jaxpyop._traced.operators import name_of_type
 from jaxpyop._traced.values import *
@@ -33,20 +35,17 @@ class Attributes(Containers):
         return UNDEF
 
     def get_attr(self, v: Any, name: str) -> Any:
-        if isinstance(v, Union):
-            return self._of_union(v, name)
-        if v is UNDEF:
-            raise Refused("a variable has no value here")
+        if isinstance(v, Union) or v is UNDEF:
+            return self.lifted(lambda a: self.get_attr(a, name), v)
+        kind = v.cls if isinstance(v, Obj) else jax.Array if is_array(v) else type(v)
+        if name in METHODS.get(kind, ()):
+            return Method(v, name)
         if is_array(v):
             return self._of_array(v, name)
-        if isinstance(v, At) and name in AT_METHODS:
-            return Method(v, name)
         if isinstance(v, Obj):
             return self._of_object(v, name)
         if isinstance(v, tuple) and hasattr(v, "_fields"):
             return self._of_namedtuple(v, name)
-        if name in METHODS.get(type(v), ()):
-            return Method(v, name)
         if isinstance(v, types.ModuleType):
             found = self.outside(self.python(getattr, v, name))
             if v.__name__ in sys.stdlib_module_names and isinstance(found, (list, dict, set)):
@@ -64,30 +63,15 @@ class Attributes(Containers):
             return v.__name__
         return self._of_outside(v, name)
 
-    def _of_union(self, v: Union, name: str) -> Any:
-        first = v.alts[0]
-        if all((is_array(a) and name in ARRAY_METHODS) or _has_method(a, name) for a in v.alts):
-            return Method(v, name)
-        if isinstance(first, Obj) and all(isinstance(a, Obj) and a.cls is first.cls for a in v.alts):
-            found = self.class_attribute(first.cls, name)
-            if found is not UNDEF and all(name not in a.slots for a in v.alts):
-                # Objects of one class: a method is bound to "one of them", and runs once.
-                return self._bind(found, v, first.cls)
-        return self.lifted(lambda a: self.get_attr(a, name), v)
-
     def _of_array(self, v: Any, name: str) -> Any:
         if name in ARRAY_DATA:
             return getattr(v, name)
         if name == "at":
             return At(v)
-        if name in ARRAY_METHODS:
-            return Method(v, name)
         raise Refused(f"jax.Array.{name} is not in the language")
 
     def _of_object(self, v: Obj, name: str) -> Any:
         if v.cls in METHODS:
-            if name in METHODS[v.cls]:
-                return Method(v, name)
             raise Refused(f"{v.cls.__name__}.{name} is not in the language")
         found = self.class_attribute(v.cls, name)
         if not isinstance(found, property) and name in v.slots:
@@ -118,11 +102,9 @@ class Attributes(Containers):
         if issubclass(v, enum.Enum) or module_of(v) in LIBRARIES:
             return self.python(getattr, v, name)
         found = self.class_attribute(v, name)
-        if found is UNDEF or hasattr(type, name):
+        if found is UNDEF or isinstance(found, property) or hasattr(type, name):
             raise Refused(f"the attribute {name} of the class {v.__name__}")
-        if isinstance(found, staticmethod):
-            return found.__func__
-        return Bound(found.__func__, v) if isinstance(found, classmethod) else self._plain(found)
+        return self._plain(found) if isinstance(found, types.FunctionType) else self._bind(found, UNDEF, v)
 
     def _of_outside(self, v: Any, name: str) -> Any:
         """An attribute of an object from outside, which nothing in the program changes."""
@@ -149,12 +131,12 @@ class Attributes(Containers):
 
     def _bind(self, found: Any, v: Any, cls: Any) -> Any:
         if isinstance(found, property):
-            return self.call(Bound(found.fget, v), [], {})
+            return self.call(Partial(found.fget, (v,)), [], {})
         if isinstance(found, staticmethod):
             return found.__func__
         if isinstance(found, classmethod):
-            return Bound(found.__func__, cls)
-        return Bound(found, v) if isinstance(found, (types.FunctionType, Closure)) else self._plain(found)
+            return Partial(found.__func__, (cls,))
+        return Partial(found, (v,)) if isinstance(found, (types.FunctionType, Closure)) else self._plain(found)
 
     def set_attr(self, v: Any, name: str, value: Any) -> None:
         self.lifted(lambda a: self._set_attr(a, name, value), v)
@@ -168,10 +150,6 @@ class Attributes(Containers):
         if self.class_attribute(v.cls, "__setattr__") is not UNDEF:
             raise PyRaise(AttributeError(f"cannot assign to field {name!r}"))
         self.write(v, name, value)
-
-
-def _has_method(v: Any, name: str) -> bool:
-    return isinstance(v, Obj) and name in METHODS.get(v.cls, ())
 
 
 __all__ = ["LIBRARIES", "Attributes", "check_namedtuple", "module_of"]

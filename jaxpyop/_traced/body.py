@@ -83,9 +83,7 @@ def interpret(
         e.where = e.where or machine.line
         raise
     except RecursionError:
-        refused = Refused(RECURSION, "write a loop")
-        refused.where = line_of(function)
-        raise refused from None
+        raise Refused(RECURSION, "write a loop", line_of(function)) from None
     finally:
         reset_opaque(token)
 

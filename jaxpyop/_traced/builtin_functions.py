@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import copy
 import dataclasses
 import functools
 import itertools
 import math
 import operator
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -33,9 +32,7 @@ def _of_list(f: Callable[..., Any]) -> Callable[..., Any]:
     """A function of the items of something. A list whose length depends on values is taken apart first."""
 
     def g(m: Calls, it: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(it, Obj) and it.cls is list and isinstance(it.slots["items"], Union):
-            return m.lifted(lambda items: f(m, items, *args, **kwargs), it.slots["items"])
-        return m.lifted(lambda i: f(m, m.iterate(i), *args, **kwargs), it)
+        return m.lifted(lambda i: f(m, m.iterate(i), *args, **kwargs), m.known_length(it))
 
     return g
 
@@ -87,16 +84,11 @@ def _extreme_number(op: type, old: Any, new: Any) -> Any:
     if isinstance(better, bool):
         return new if better else old
     val = wide(lambda: jnp.where(better.val, raw(new), raw(old)))
-    (l1, h1), (l2, h2) = ((-math.inf, math.inf) if isinstance(v, Num) and v.nan else bounds(v) for v in (new, old))
-    # Of a NaN nothing is known. If `new` is NaN the old one stays, so what is known of that holds.
-    known = kind_of(new) in "bi" or not isinstance(old, Num) or old.lo is not None or old.hi is not None
-    lo, hi = (f(l1, l2), f(h1, h2)) if known else (None, None)
-    if kind_of(new) == "f" and known:
-        if op is ast.Lt:
-            lo, hi = (min(l1, l2) if l1 > -math.inf else None), h2
-        else:
-            lo, hi = l2, (max(h1, h2) if h1 < math.inf else None)
-    return number(kind_of(new), val, lo, hi)
+    # A new NaN leaves the old number, whatever its range is. An old NaN stays.
+    (l1, h1), (l2, h2) = (-math.inf, math.inf) if may_be_nan(new) else bounds(new), bounds(old)
+    out = number(kind_of(new), val, f(l1, l2), f(h1, h2))
+    out.nan = may_be_nan(old)
+    return out
 
 
 def _sorted(m: Calls, items: Any, key: Any = None, reverse: Any = False) -> Any:
@@ -116,10 +108,6 @@ def _sorted(m: Calls, items: Any, key: Any = None, reverse: Any = False) -> Any:
 
 
 def _range(m: Calls, *args: Any) -> Any:
-    if any(is_array(a) and not jnp.issubdtype(a.dtype, jnp.integer) for a in args):
-        raise PyRaise(
-            TypeError("range() takes integers, and an array of floats is none; write int(n) or n.astype(int)")
-        )
     given = [of_array(a) if is_array(a) else a for a in args]
 
     def of(*args: Any) -> Any:
@@ -128,7 +116,7 @@ def _range(m: Calls, *args: Any) -> Any:
             return m.python(range, *args)
         start, stop, step = (0, args[0], 1) if len(args) == 1 else (*args, 1)[:3]
         if not isinstance(step, int) or step == 0 or any(kind_of(a) not in "bi" for a in args):
-            raise Refused("a range with a traced step, or of a float")
+            raise Refused("a range with a traced step, or of what are no integers", "write int(n) or n.astype(int)")
         return TracedRange(start, stop, step)
 
     return m.lifted(of, *given)
@@ -139,20 +127,15 @@ def _float(m: Calls, v: Any) -> Any:
         return m.number_of(v, "f")
     if isinstance(v, Num):
         check_exact("f", v)
-        return number("f", raw(v, "f"), *bounds(v), None if v.alts is None else map(float, v.alts))
+        return number("f", raw(v, "f"), *bounds(v))
     m.need_constant(v)
     return m.python(float, v)
 
 
 def _int(m: Calls, v: Any, *rest: Any) -> Any:
-    if is_array(v):
-        if jnp.issubdtype(v.dtype, jnp.floating):
-            raise Refused("int() of a float array, which may be infinite or NaN", "write x.astype(int)")
-        v = of_array(v)
+    v = of_array(v) if is_array(v) else v
     if isinstance(v, Num):
-        alts = None if v.alts is None or v.kind in "bi" else tuple(map(int, v.alts))
-        out = to_int(jnp.trunc, v)
-        return number("i", out.val, *bounds(out), alts or out.alts)
+        return to_int(jnp.trunc, v)
     m.need_constant(v, *rest)
     return m.python(int, v, *rest)
 
@@ -162,8 +145,6 @@ def _round(m: Calls, v: Any, digits: Any = None) -> Any:
         if digits is None:
             raise Refused("round() of an array to an integer, which may be infinite or NaN", "use jnp.round")
         return m.python(jnp.round, v, digits)
-    if isinstance(v, Num) and v.alts is not None:
-        return m.lifted(lambda a: m.python(round, a, digits), m.small(v))
     if isinstance(v, Num):
         if digits is not None:
             raise Refused("round() of a traced number to digits")
@@ -177,19 +158,17 @@ def _abs(m: Calls, v: Any) -> Any:
         kind, (lo, hi) = "i" if v.kind == "b" else v.kind, bounds(v)
         out = number(kind, wide(lax.abs, raw(v, kind)), max(0, lo, -hi), max(abs(lo), abs(hi)))
         out.largest = v.largest
-        out.nan = v.nan or (math.isinf(lo) and math.isinf(hi))
+        out.nan = may_be_nan(v)
         return out
     if isinstance(v, Obj):
-        if (f := m.class_attribute(v.cls, "__abs__")) is UNDEF:
-            raise Refused(f"abs of a {name_of_type(v)}")
-        return m.call(Bound(f, v), [], {})
+        return m.special(v, "__abs__")
     return m.python(abs, v)
 
 
 def _isinstance(m: Calls, v: Any, t: Any) -> Any:
     ts = t if isinstance(t, tuple) else (t,)
     for c in ts:
-        if not isinstance(c, type) or (c not in _KNOWN_TYPES and type(c) not in (type, jax.Array.__class__)):
+        if type(c) not in (type, type(jax.Array)):
             raise Refused("isinstance of a type that decides for itself")
     if isinstance(v, Num):
         own = {"b": (bool, int), "i": (int,), "f": (float,), "N": (float, np.float64, np.generic)}[v.kind]
@@ -203,48 +182,36 @@ def _isinstance(m: Calls, v: Any, t: Any) -> Any:
     return m.python(isinstance, v, ts)
 
 
-_KNOWN_TYPES = (
-    int,
-    float,
-    bool,
-    str,
-    tuple,
-    list,
-    dict,
-    complex,
-    jax.Array,
-    np.ndarray,
-    np.generic,
-    type(None),
-    object,
-)
+def _any(m: Calls, items: Any) -> Any:
+    return m.first(len(items), lambda i: m.truth(items[i]), lambda _: True, lambda: False)
 
 
-def _any(stop: bool) -> Callable[..., Any]:
-    def of(m: Calls, items: Any) -> Any:
-        def at(i: int) -> Any:
-            if i == len(items):
-                return not stop
-            sides = (lambda: True, lambda: at(i + 1)) if stop else (lambda: at(i + 1), lambda: False)
-            return m.branch(m.truth(items[i]), *sides)
-
-        return at(0)
-
-    return of
+def _all(m: Calls, items: Any) -> Any:
+    return m.first(len(items), lambda i: m.truth(m.not_(items[i])), lambda _: False, lambda: True)
 
 
 def _reversed(m: Calls, it: Any) -> Any:
-    if isinstance(it, Obj) and it.cls is list:
-        inner, last = m.lazily(it), len(m.items(it)) - 1
-        return Iter(lambda n: inner.get(last - n) if n <= last else END)
-    values = it[::-1] if isinstance(it, range) else m.iterate(it)[::-1]
-    return Iter(lambda n: values[n] if n < len(values) else END)
+    if not (isinstance(it, Obj) and it.cls is list):
+        return Iter(iter(it[::-1] if isinstance(it, range) else m.iterate(it)[::-1]))
+
+    def values() -> Iterator[Any]:
+        for n in range(len(m.items(it)) - 1, -1, -1):
+            if n >= len(m.items(it)):
+                return
+            yield m.items(it)[n]
+
+    return Iter(values())
 
 
 def _zip(m: Calls, *its: Any, strict: Any = False) -> Any:
     if strict:
         return tuple(m.python(lambda: list(zip(*map(m.iterate, its), strict=True))))
-    return m.all_of(its, lambda n, xs: tuple(xs))
+    return Iter(zip(*map(m.lazily, its)))
+
+
+def _enumerate(m: Calls, it: Any, start: Any = 0) -> Any:
+    m.need_constant(start)
+    return Iter(enumerate(m.lazily(it), start))
 
 
 def _filter(m: Calls, f: Any, it: Any) -> Any:
@@ -257,8 +224,8 @@ def _filter(m: Calls, f: Any, it: Any) -> Any:
 
 def _next(m: Calls, it: Any, *default: Any) -> Any:
     # An iterator is not kept, so that this is its first value.
-    found = m.lazily(it).get(0)
-    if found is END:
+    found = next(m.lazily(it), UNDEF)
+    if found is UNDEF:
         raise PyRaise(StopIteration()) if not default else Refused("next() of an iterator that is empty")
     return found
 
@@ -276,32 +243,8 @@ def _replace(m: Calls, obj: Any, **changes: Any) -> Any:
     return m.call(cls, [], {**values, **changes})
 
 
-def _accumulate(m: Calls, it: Any, f: Any = operator.add) -> Any:
-    out: list[Any] = []
-    for x in m.iterate(it):
-        out.append(m.call(f, [out[-1], x], {}) if out else x)
-    return tuple(out)
-
-
-def _copy(m: Calls, v: Any) -> Any:
-    if isinstance(v, Obj):
-        return Obj(v.cls, dict(v.slots))
-    if is_array(v) or is_scalar(v) or isinstance(v, tuple):
-        return v
-    raise Refused(f"copy of a {name_of_type(v)}")
-
-
-def _print(m: Calls, *args: Any, **kwargs: Any) -> None:
-    m.need_constant(*args, *kwargs.values())
-    print(*args, **kwargs)
-
-
 def _of_constants(f: Any) -> Callable[..., Any]:
-    def g(m: Calls, *args: Any, **kwargs: Any) -> Any:
-        m.need_constant(*args, *kwargs.values())
-        return m.python(f, *args, **kwargs)
-
-    return g
+    return lambda m, *args, **kwargs: m.of_constants(f, args, kwargs)
 
 
 def _one(f: Callable[..., Any]) -> Callable[..., Any]:
@@ -336,45 +279,29 @@ def _hasattr(m: Calls, v: Any, name: str) -> bool:
     raise Refused(f"hasattr of a {name_of_type(v)}", "use isinstance")
 
 
-def same_function(f: Any) -> Any:
-    """Returns a function as it is: what `functools.wraps(g)` does to it, as far as a program can see."""
-    return f
-
-
 # One row for each function.
 ROWS: list[tuple[Any, Callable[..., Any]]] = [
     *((sum, _of_list(_sum)), (min, _extreme(ast.Lt)), (max, _extreme(ast.Gt)), (sorted, _of_list(_sorted))),
-    *((any, _of_list(_any(True))), (all, _of_list(_any(False))), (range, _range), (reversed, _reversed)),
-    *(
-        (float, _one(_float)),
-        (int, _one(_int)),
-        (round, _one(_round)),
-        (abs, _one(_abs)),
-        (isinstance, _one(_isinstance)),
-    ),
+    *((any, _of_list(_any)), (all, _of_list(_all)), (range, _range), (reversed, _reversed)),
+    *((float, _one(_float)), (int, _one(_int)), (round, _one(_round)), (abs, _one(_abs)), (hasattr, _one(_hasattr))),
     *((zip, _zip), (filter, _filter), (dict, _dict), (functools.reduce, _reduce), (dataclasses.replace, _replace)),
-    (map, lambda m, f, *its: m.all_of(its, lambda n, xs: m.call(f, xs, {}))),
-    (enumerate, lambda m, it, start=0: m.all_of([it], lambda n, xs: (start + n, xs[0]))),
+    (map, lambda m, f, *its: Iter(map(lambda *xs: m.call(f, xs, {}), *map(m.lazily, its)))),
+    (enumerate, _enumerate),
     (bool, lambda m, v=False: m.truth_value(v)),
     (len, lambda m, v: m.lifted(m.length, v)),
     (list, lambda m, v=(): _of_list(lambda m, items: m.new_list(items))(m, v)),
     (tuple, lambda m, v=(): _of_list(lambda m, items: tuple(items))(m, v)),
-    (iter, lambda m, v: m.lazily(v)),
+    (iter, lambda m, v: Iter(m.lazily(v))),
     (next, _next),
     (callable, lambda m, v: isinstance(v, (*FUNCTIONS, types.FunctionType))),
     (getattr, _getattr),
-    (hasattr, _one(_hasattr)),
-    (print, _print),
-    *((f, _of_constants(f)) for f in (str, repr, complex, divmod, pow, ord, chr, frozenset)),
-    (slice, lambda m, *ends: slice(*ends)),
+    (isinstance, _one(_isinstance)),
+    *((f, _of_constants(f)) for f in (print, str, repr, complex, divmod, pow, ord, chr, frozenset)),
+    (slice, lambda m, *ends: m.new_slice(*ends)),
     (functools.partial, lambda m, f, *args, **kwargs: Partial(f, tuple(args), kwargs)),
-    (functools.wraps, lambda m, f: same_function),
-    (same_function, lambda m, f: f),
     (itertools.product, lambda m, *its: tuple(itertools.product(*map(m.iterate, its)))),
-    (itertools.accumulate, _accumulate),
     (itertools.pairwise, lambda m, it: tuple(itertools.pairwise(m.iterate(it)))),
     (itertools.chain, lambda m, *its: tuple(x for it in its for x in m.iterate(it))),
-    (copy.copy, _copy),
     (contextlib.nullcontext, lambda m, v=None: v),
     *((PYTHON_OPS[op], _operator(op)) for op in PYTHON_OPS),
     *((COMPARE[op], _compared(op)) for op in COMPARE),

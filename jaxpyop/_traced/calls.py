@@ -5,16 +5,18 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import inspect
 import types
 from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxpyop import _jaxcore as core
 from jaxpyop._config import config
-from jaxpyop._traced.allowed import NUMPY_METHODS, OF_JAX, OF_MATH, OF_NUMPY
+from jaxpyop._traced.allowed import NOT_IN_CLASSES, NUMPY_METHODS, OF_JAX, OF_MATH, OF_NUMPY
 from jaxpyop._traced.attributes import LIBRARIES, Attributes, module_of
 from jaxpyop._traced.containers import check_namedtuple
 from jaxpyop._traced.operators import name_of_type
@@ -22,26 +24,13 @@ from jaxpyop._traced.values import *
 
 # What is written for traced numbers: (machine, *args). `builtin_functions` fills it.
 BUILTINS: dict[int, Callable[..., Any]] = {}
-_SPECIAL = (
-    "__new__",
-    "__del__",
-    "__getattribute__",
-    "__getattr__",
-    "__slots__",
-    "__iter__",
-    "__hash__",
-    "__set_name__",
-)
 
 
 class Calls(Attributes):
     """Calls of everything but functions of the user, which `Functions` interprets."""
 
-    def call_user(self, f: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        raise NotImplementedError
-
-    def real_function(self, f: Closure) -> Any:
-        raise NotImplementedError
+    call_user: Callable[..., Any]
+    real_function: Callable[..., Any]
 
     def call(self, f: Any, args: Any, kwargs: Any) -> Any:
         if isinstance(f, Union) or f is UNDEF:
@@ -57,12 +46,11 @@ class Calls(Attributes):
         if key in NUMPY_METHODS and args and is_array(args[0]):
             return self.call_method(args[0], NUMPY_METHODS[key], args[1:], kwargs)
         if key in OF_NUMPY:
-            return self._numpy(f, args, kwargs)
+            return self.of_constants(f, args, kwargs)
         if isinstance(f, (Closure, types.FunctionType)):
             return self.call_user(f, args, kwargs)
-        if isinstance(f, (Bound, types.MethodType)):
-            own = (f.func, f.self) if isinstance(f, Bound) else (f.__func__, f.__self__)
-            return self.call(own[0], [own[1], *args], kwargs)
+        if isinstance(f, types.MethodType):
+            return self.call(f.__func__, [f.__self__, *args], kwargs)
         if isinstance(f, Method):
             return self.call_method(f.self, f.name, args, kwargs)
         if isinstance(f, Partial):
@@ -84,10 +72,13 @@ class Calls(Attributes):
             return self.call(wrapped, args, kwargs)
         found = self.class_attribute(f.cls if isinstance(f, Obj) else type(f), "__call__")
         if isinstance(found, types.FunctionType) and module_of(type(f)) not in (*LIBRARIES, "functools"):
-            return self.call(Bound(found, f), args, kwargs)
+            return self.call(Partial(found, (f,)), args, kwargs)
+        return self.foreign(f, args, kwargs)
+
+    def foreign(self, f: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """A function that is not in the language. For shapes alone it may run, because each call checks the shapes."""
         if self.shapes_only and not any(isinstance(v, Obj) for v in (*args, *kwargs.values())):
-            native: Any = f
-            return native(*args, **kwargs)
+            return f(*args, **kwargs)
         raise Refused(f"`{name_of_function(f)}` is not in the language", OUTSIDE)
 
     def python_arguments(self, f: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -102,14 +93,15 @@ class Calls(Attributes):
         if any(isinstance(x, Num) or is_array(x) for x in args):
             first, *rest = args
             return math_function(f.__name__, self.number_of(first, "f") if is_array(first) else first, *rest)
-        self.need_constant(*args)
-        return self.python(f, *args)
+        return self.of_constants(f, args, {})
 
-    def _numpy(self, f: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    def of_constants(self, f: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """A function of Python or NumPy of constants and lists of them."""
         args = [list(self.items(a)) if isinstance(a, Obj) and a.cls is list else a for a in args]
         for a in (*args, *kwargs.values()):
             if is_array(a) or isinstance(a, Num):
-                raise Refused(f"`{name_of_function(f)}` of a traced value", f"write jnp.{f.__name__}")
+                remedy = f"write jnp.{f.__name__}" if hasattr(jnp, f.__name__) else ""
+                raise Refused(f"`{name_of_function(f)}` of a traced value", remedy)
             if not isinstance(a, type):
                 self.need_constant(tuple(a) if type(a) is list else a)
         return self.python(f, *args, **kwargs)
@@ -118,9 +110,13 @@ class Calls(Attributes):
 
     def to_jax(self, v: Any) -> Any:
         """A value of the language as one of JAX."""
+        if isinstance(v, Union):
+            raise Refused(
+                "a function of JAX is given a tree with values of two kinds, or calls a function that returns it"
+            )
         if isinstance(v, Num):
             return num_to_array(v)
-        if is_array(v) or isinstance(v, (*CONSTANT_TYPES, np.ndarray, slice, type, range)) or id(v) in OF_JAX:
+        if is_of_jax(v) or isinstance(v, (slice, range)) or id(v) in OF_JAX:
             return v
         if isinstance(v, tuple):
             return type(v)(*map(self.to_jax, v)) if hasattr(v, "_fields") else tuple(map(self.to_jax, v))
@@ -132,20 +128,15 @@ class Calls(Attributes):
             return jax.tree.map(self.to_jax, v)
         if isinstance(v, Foreign):
             return v.func
-        if isinstance(v, (*FUNCTIONS, types.FunctionType, types.MethodType)) or (
-            callable(v) and type(v).__name__ == "PjitFunction"
-        ):
-            return self._function_for_jax(v)
         if isinstance(v, (jax.custom_jvp, jax.custom_vjp)):
             return self._with_own_rules(v)
-        if isinstance(v, jax.tree_util.PyTreeDef) or is_pytree(v):
-            return v
-        if id(v) in BUILTINS or id(v) in OF_MATH:
+        is_function = isinstance(v, (*FUNCTIONS, types.FunctionType, types.MethodType))
+        if is_function or type(v).__name__ == "PjitFunction" or id(v) in BUILTINS or id(v) in OF_MATH:
             return self._function_for_jax(v)
         raise Refused(f"a {name_of_type(v)} is given to a function of JAX")
 
     def from_jax(self, v: Any) -> Any:
-        if is_array(v) or isinstance(v, (*CONSTANT_TYPES, np.ndarray, type, jax.tree_util.PyTreeDef)) or is_pytree(v):
+        if is_of_jax(v):
             return v
         if type(v) is list:
             return self.new_list(map(self.from_jax, v))
@@ -161,23 +152,11 @@ class Calls(Attributes):
         """A function that JAX may call, in a trace of its own. It must not change what is outside of it."""
 
         def called(*args: Any, **kwargs: Any) -> Any:
-            floor, self.floor = self.floor, next(Obj.births)
-            try:
+            with self.unchanged("a function that JAX calls"):
                 given = {k: self.from_jax(a) for k, a in kwargs.items()}
-                return self.to_jax(self.joined(self.call(f, list(map(self.from_jax, args)), given)))
-            finally:
-                self.floor = floor
+                return self.to_jax(self.call(f, list(map(self.from_jax, args)), given))
 
         return called
-
-    def joined(self, v: Any) -> Any:
-        """A value without a Union: a number and an array, or two numbers, are one array, as JAX makes of them."""
-        if isinstance(v, Union):
-            return self.lift(lambda a: self.from_jax(self.to_jax_array(a)), v)
-        return tuple(map(self.joined, v)) if type(v) is tuple else v
-
-    def to_jax_array(self, v: Any) -> Any:
-        raise Refused("a function that JAX calls returns values of two kinds")
 
     def _with_own_rules(self, f: Any) -> Any:
         """A function with derivative rules, of which JAX calls the interpreted parts."""
@@ -192,11 +171,11 @@ class Calls(Attributes):
         return made
 
     def call_jax(self, f: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        count = len(args)
+        count, args = len(args), list(map(self._collected, args))
 
         def called(*xs: Any) -> Any:
             convert = self._host_argument if is_of_package(f) else self.to_jax
-            given = list(map(convert, map(self._collected, xs)))
+            given = list(map(convert, xs))
             return self.from_jax(self.python(f, *given[:count], **dict(zip(kwargs, given[count:]))))
 
         return self.lifted(called, *args, *kwargs.values())
@@ -208,16 +187,7 @@ class Calls(Attributes):
         """An argument of an op inside: its functions run where that op runs them, so they are given as they are."""
         if isinstance(v, Closure):
             return self.real_function(v)
-        if isinstance(v, types.FunctionType):
-            return v
-        if isinstance(v, Obj) and v.cls in (list, dict):
-            items = self.items(v)
-            return (
-                list(map(self._host_argument, items))
-                if v.cls is list
-                else {k: self._host_argument(x) for k, x in items}
-            )
-        return v if isinstance(v, jax.ShapeDtypeStruct) or callable(v) else self.to_jax(v)
+        return v if callable(v) else self.to_jax(v)
 
     def number_of(self, x: Any, kind: str = "") -> Num:
         """The Python number that an array is, which has no derivative: `config.constants` may ask for an error."""
@@ -236,8 +206,6 @@ class Calls(Attributes):
 
     def call_method(self, v: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if isinstance(v, Union):
-            if name in ("items", "keys", "values") and all(isinstance(a, Obj) and a.cls is dict for a in v.alts):
-                return self._view_of_one(v, name)
             return self.lifted(lambda a: self.call_method(a, name, args, kwargs), v)
         if is_array(v):
             if name == "item":
@@ -253,7 +221,7 @@ class Calls(Attributes):
         if isinstance(v, tuple) and name == "_replace":
             return type(v)(*[kwargs.get(k, x) for k, x in zip(getattr(v, "_fields", ()), v)])
         if isinstance(v, (tuple, list, dict)):
-            if name not in ("get", "items", "keys", "values", "index", "count", "copy"):
+            if name not in ("get", "items", "keys", "values", "index", "copy"):
                 raise Refused(f"`.{name}` changes a {type(v).__name__} from outside", "make a copy in the function")
             v = self.new_dict(v.items()) if isinstance(v, dict) else self.new_list(v)
         if v.cls is dict:
@@ -261,14 +229,6 @@ class Calls(Attributes):
         if name == "sort":
             return self.write(v, "items", self.items(self.call(sorted, [v], kwargs)))
         return self.list_method(v, name, args)
-
-    def _view_of_one(self, v: Union, name: str) -> Iter:
-        """A view of one of several dicts with the same keys."""
-        first, *others = [[k for k, _ in self.items(a)] for a in v.alts]
-        if any(keys != first for keys in others):
-            raise Refused("a view of a dict whose keys depend on values")
-        views = {id(a): self.dict_method(a, name, [], {}) for a in v.alts}
-        return Iter(lambda n: self.lifted(lambda a: views[id(a)].get(n), v) if n < len(first) else END)
 
     # --------------------------------------------------------------------- objects
 
@@ -288,7 +248,7 @@ class Calls(Attributes):
             raise Refused(f"an object of {cls.__name__}, whose class is built in or made in a way of its own")
         params: Any = vars(cls).get("__dataclass_params__")
         frozen = params is not None and params.frozen
-        for name in (*_SPECIAL, *(() if frozen else ("__setattr__",))):
+        for name in (*NOT_IN_CLASSES, *(() if frozen else ("__setattr__",))):
             found = self.class_attribute(cls, name)
             if found is not UNDEF and not (name == "__hash__" and dataclasses.is_dataclass(cls)):
                 raise Refused(f"an object of {cls.__name__}, whose class has {name}")
@@ -296,30 +256,28 @@ class Calls(Attributes):
         if params is not None and params.init:
             self._set_fields(obj, args, kwargs)
         elif (init := self.class_attribute(cls, "__init__")) is not UNDEF:
-            self.call(Bound(init, obj), args, kwargs)
+            self.call(Partial(init, (obj,)), args, kwargs)
         elif args or kwargs:
             raise PyRaise(TypeError(f"{cls.__name__}() takes no arguments"))
         return obj
 
     def _set_fields(self, obj: Obj, args: list[Any], kwargs: dict[str, Any]) -> None:
         cls, fields = obj.cls, dataclasses.fields(obj.cls)
-        given = dict(zip((f.name for f in fields if f.init and not f.kw_only), args))
-        names = {f.name for f in fields if f.init}
-        if len(args) > len(given) or any(k in given or k not in names for k in kwargs):
-            raise PyRaise(TypeError(f"{cls.__name__}.__init__() got an argument too many"))
-        given.update(kwargs)
+        try:
+            given = inspect.signature(cls.__init__).bind(obj, *args, **kwargs).arguments
+        except TypeError as e:
+            raise PyRaise(e) from None
+        if len(given) > 1 + sum(f.name in given for f in fields):
+            raise Refused(f"an InitVar of {cls.__name__} is not in the language")
         for f in fields:
             if f.name in given:
-                value = given[f.name]
-            elif f.default is not dataclasses.MISSING:
-                value = f.default
+                obj.slots[f.name] = given[f.name]
             elif f.default_factory is not dataclasses.MISSING:
-                value = self.call(f.default_factory, [], {})
-            else:
-                raise PyRaise(TypeError(f"{cls.__name__}.__init__() missing the argument {f.name!r}"))
-            obj.slots[f.name] = value
+                obj.slots[f.name] = self.call(f.default_factory, [], {})
+            elif f.default is not dataclasses.MISSING:
+                obj.slots[f.name] = self.outside(f.default)
         if (post := self.class_attribute(cls, "__post_init__")) is not UNDEF:
-            self.call(Bound(post, obj), [], {})
+            self.call(Partial(post, (obj,)), [], {})
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
@@ -345,9 +303,11 @@ def is_of_package(f: Any) -> bool:
     return code is not None and code.co_filename.startswith(core.PACKAGE)
 
 
-def is_pytree(v: Any) -> bool:
-    """Whether it is an object of a class that is registered as a pytree. It is handed on, and not looked into."""
-    return type(v) not in (tuple, list, dict, type(None)) and not jax.tree_util.all_leaves([v])
+def is_of_jax(v: Any) -> bool:
+    """Whether JAX and the language have the same value. An object that is a pytree is handed on as it is."""
+    if is_array(v) or isinstance(v, (*CONSTANT_TYPES, np.ndarray, type, jax.tree_util.PyTreeDef, jax.ShapeDtypeStruct)):
+        return True
+    return not isinstance(v, tuple) and type(v) not in (list, dict) and not jax.tree_util.all_leaves([v])
 
 
 def name_of_function(f: Any) -> str:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import enum
 import operator
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -14,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxpyop._traced.allowed import GENERATED
 from jaxpyop._traced.operators import Operators, name_of_type
 from jaxpyop._traced.values import *
 
@@ -39,6 +39,17 @@ class Containers(Operators):
             raise Refused(f"a {obj.cls.__name__} whose length depends on values", "use an array of a fixed length")
         return obj.slots["items"]
 
+    def new_slice(self, *ends: Any) -> Any:
+        if any(isinstance(x, (Num, Union)) or is_array(x) for x in ends):
+            raise Refused("a slice with traced bounds", "use jax.lax.dynamic_slice")
+        return slice(*ends)
+
+    def known_length(self, v: Any) -> Any:
+        """A list whose length depends on values, as a Union of tuples, and other values as they are."""
+        v = self._opened(v) if isinstance(v, Iter) and isinstance(v.values, Obj) else v
+        is_list = isinstance(v, Obj) and v.cls is list and isinstance(v.slots["items"], Union)
+        return v.slots["items"] if is_list else v
+
     def with_items(self, obj: Obj, f: Callable[[Items], tuple[Any, Any]]) -> Any:
         """Changes what an object holds. `f` takes the items, and returns the new ones, and a result."""
 
@@ -53,8 +64,7 @@ class Containers(Operators):
         if isinstance(v, Obj):
             if v.cls in (list, dict):
                 return self.lifted(len, v.slots["items"])
-            if (f := self.class_attribute(v.cls, "__len__")) is not UNDEF:
-                return self.call(Bound(f, v), [], {})
+            return self.special(v, "__len__")
         if is_array(v) or isinstance(v, (tuple, str, list, dict, set, frozenset, range, np.ndarray)):
             return self.python(len, v)
         raise Refused(f"len of a {name_of_type(v)}")
@@ -63,12 +73,10 @@ class Containers(Operators):
         """A traced number with few values as a Union of them."""
         if not isinstance(v, Num):
             return v
-        alts = (False, True) if v.kind == "b" else v.alts
         lo, hi = bounds(v)
-        if alts is None and v.kind == "i" and hi - lo < _MOST_INDICES:
-            alts = tuple(range(lo, hi + 1))
-        if alts is None:
+        if v.kind not in "bi" or hi - lo >= _MOST_INDICES:
             raise Refused("a traced number where Python needs its value", "bound it by the test of an if or a loop")
+        alts = (False, True) if v.kind == "b" else tuple(range(lo, hi + 1))
         with jax.enable_x64(True):
             tag = sum((jnp.where(v.val == raw(a, v.kind), np.int32(i), np.int32(0)) for i, a in enumerate(alts)), 0)
             return Union(lax.convert_element_type(tag, np.int32), list(alts))
@@ -79,24 +87,16 @@ class Containers(Operators):
         return self.lifted(self._get_item, box, key)
 
     def _get_item(self, box: Any, key: Any) -> Any:
-        if isinstance(key, slice) and any(isinstance(x, (Num, Union)) for x in (key.start, key.stop, key.step)):
-            ends = [self.small(x) for x in (key.start, key.stop, key.step)]
-            return self.lifted(lambda a, b, c: self._get_item(box, slice(a, b, c)), *ends)
         if is_array(box):
             return self.python(operator.getitem, box, self.array_index(key))
         if isinstance(box, At):
             return At(box.array, key)
+        if isinstance(box, Obj) and box.cls in (list, dict):
+            find = self._of_tuple if box.cls is list else self._value_of_key
+            out = self.lifted(lambda items: find(items, key), box.slots["items"])
+            return self.new_list(out) if box.cls is list and isinstance(key, slice) else out
         if isinstance(box, Obj):
-            if box.cls is dict:
-                return self.lifted(lambda items: self._value_of_key(items, key), box.slots["items"])
-            if box.cls is list:
-                out = self.lifted(lambda items: self._of_tuple(items, key), box.slots["items"])
-                return self.new_list(out) if isinstance(key, slice) else out
-            if (f := self.class_attribute(box.cls, "__getitem__")) is not UNDEF:
-                return self.call(Bound(f, box), [key], {})
-        return self._item_of_constant(box, key)
-
-    def _item_of_constant(self, box: Any, key: Any) -> Any:
+            return self.special(box, "__getitem__", key)
         if type(box) in (list, range) or isinstance(box, tuple):
             out = self._of_tuple(tuple(map(self.outside, box)), key)
             return self.new_list(out) if type(box) is list and isinstance(key, slice) else out
@@ -110,10 +110,7 @@ class Containers(Operators):
     def array_index(self, key: Any) -> Any:
         if isinstance(key, tuple):
             return tuple(map(self.array_index, key))
-        if isinstance(key, slice):
-            if any(isinstance(x, Num) or is_array(x) for x in (key.start, key.stop, key.step)):
-                raise Refused("a slice with traced bounds", "use jax.lax.dynamic_slice")
-        elif isinstance(key, Num):
+        if isinstance(key, Num):
             if key.kind != "i":
                 raise Refused("an array is indexed by a bool or a float")
             if is_counter(key):
@@ -121,9 +118,9 @@ class Containers(Operators):
                 least, most = -(2**31), 2**31 - 1
                 key = Num("i", wide(jnp.clip, key.val, least, most), least, most)
             return num_to_array(key)
-        elif isinstance(key, Obj):
+        if isinstance(key, Obj):
             raise Refused("an array is indexed by a list", "write jnp.array([...])")
-        elif is_array(key) and key.dtype == np.bool_:
+        if is_array(key) and key.dtype == np.bool_:
             raise Refused("an index of bools, whose number depends on values", "use jnp.where")
         return key
 
@@ -147,7 +144,7 @@ class Containers(Operators):
             if not jnp.issubdtype(key.dtype, jnp.integer):
                 raise PyRaise(TypeError("only integer arrays can be an index"))
             key = of_array(key)
-        if isinstance(key, Num) and key.alts is None and key.kind == "i" and bounds(key)[1] - bounds(key)[0] >= 12:
+        if isinstance(key, Num) and key.kind == "i" and bounds(key)[1] - bounds(key)[0] >= _MOST_INDICES:
             advice = "stack the list to an array, or bound the index by the test of an if or a loop"
             raise Refused("a traced index of a list or a tuple, which may be out of its range", advice)
         return self.lifted(lambda k: self.python(operator.getitem, items, k), self.small(key))
@@ -176,10 +173,8 @@ class Containers(Operators):
                 return new, None
 
             self.with_items(box, put)
-        elif (f := self.class_attribute(box.cls, "__setitem__")) is not UNDEF:
-            self.call(Bound(f, box), [key, value], {})
         else:
-            raise Refused(f"an item of a {name_of_type(box)} is set")
+            self.special(box, "__setitem__", key, value)
 
     def _with_key(self, items: Items, key: Any, value: Any) -> list[Any]:
         if any(k == key for k, _ in items):
@@ -188,52 +183,47 @@ class Containers(Operators):
 
     # ---------------------------------------------------------------------- iteration
 
-    def lazily(self, v: Any) -> Iter:
+    def lazily(self, v: Any) -> Iterator[Any]:
         """The values that a `for` over v takes, one after the other, because a list may change in between."""
+        if isinstance(v, Union):
+            raise Refused("a loop over a value of several kinds")
         if isinstance(v, Iter):
-            return v
+            values = self._opened(v)
+            return self.lazily(values) if isinstance(values, Obj) else values
         if isinstance(v, Obj) and v.cls is list:
-            return Iter(lambda n: items[n] if n < len(items := self.items(v)) else END)
+            return self._of_list(v)
         if isinstance(v, Obj) and v.cls is dict:
-            return self.view(v, operator.itemgetter(0))
-        values = v if isinstance(v, range) else self.iterate(v)
-        return Iter(lambda n: values[n] if n < len(values) else END)
+            return self.view(v, operator.itemgetter(0)).values
+        return iter(v if isinstance(v, range) else self._constants(v))
+
+    def _opened(self, v: Iter) -> Any:
+        if v.used:
+            raise Refused("an iterator is used twice", "write list(...)")
+        v.used = True
+        return v.values
+
+    def _of_list(self, v: Obj) -> Iterator[Any]:
+        n = 0
+        while n < len(self.items(v)):
+            yield self.items(v)[n]
+            n += 1
 
     def view(self, v: Obj, pick: Callable[[Any], Any]) -> Iter:
         """The keys, values or items of a dict. They show later changes. If the keys change meanwhile, we refuse."""
         keys = [k for k, _ in self.items(v)]
 
-        def get(n: int) -> Any:
-            if [k for k, _ in self.items(v)] != keys:
-                raise Refused("a dict is changed while a loop goes over it")
-            return pick(self.items(v)[n]) if n < len(keys) else END
+        def values() -> Iterator[Any]:
+            for n in range(len(keys) + 1):
+                if [k for k, _ in self.items(v)] != keys:
+                    raise Refused("a dict is changed while a loop goes over it")
+                if n < len(keys):
+                    yield pick(self.items(v)[n])
 
-        return Iter(get)
-
-    def all_of(self, its: Any, f: Callable[[int, list[Any]], Any]) -> Iter:
-        """`f` of the index and the values of several iterators, as long as none has ended."""
-        own = [self.lazily(i) for i in its]
-
-        def get(n: int) -> Any:
-            values: list[Any] = []
-            for i in own:
-                if (x := i.get(n)) is END:
-                    return END
-                values.append(x)
-            return f(n, values)
-
-        return Iter(get)
+        return Iter(values())
 
     def iterate(self, v: Any) -> Items:
         """The values that a `for` over v takes."""
-        if isinstance(v, Union):
-            raise Refused("a loop over a value of several kinds")
-        if isinstance(v, Iter) or (isinstance(v, Obj) and v.cls in (list, dict)):
-            it, out = self.lazily(v), list[Any]()
-            while (x := it.get(len(out))) is not END:
-                out.append(x)
-            return tuple(out)
-        return self._constants(v)
+        return self._constants(v) if isinstance(v, range) else tuple(self.lazily(v))
 
     def _constants(self, v: Any) -> Items:
         if isinstance(v, tuple):
@@ -263,7 +253,6 @@ class Containers(Operators):
 
     def list_method(self, v: Obj, name: str, args: list[Any]) -> Any:
         if name in ("append", "extend", "insert", "pop", "clear", "reverse"):
-            args = [self.small(a) if isinstance(a, Num) and name in ("pop",) else a for a in args]
             args = [self.iterate(args[0])] if name == "extend" else args
 
             def change(items: Items) -> Any:
@@ -275,18 +264,9 @@ class Containers(Operators):
             return self.with_items(v, change)
         if name == "copy":
             return self.lifted(self.new_list, v.slots["items"])
-        if name == "count":
-            same = [self.same_item(x, args[0]) for x in self.items(v)]
-            return self.call(sum, [tuple(Num("b", t) if is_array(t) else t for t in same)], {})
-        return self._index(self.items(v), args[0])
-
-    def _index(self, items: Items, x: Any) -> Any:
-        def at(i: int) -> Any:
-            if i == len(items):
-                raise PyRaise(ValueError("list.index of a value that is not in it"))
-            return self.branch(self.same_item(items[i], x), lambda: i, lambda: at(i + 1))
-
-        return at(0)
+        items = self.items(v)
+        none = lambda: self.python(items.index, UNDEF)  # raises
+        return self.first(len(items), lambda i: self.same_item(items[i], args[0]), lambda i: i, none)
 
     def dict_method(self, v: Obj, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if name in ("items", "keys", "values"):
@@ -295,13 +275,6 @@ class Containers(Operators):
             default = args[1] if len(args) > 1 else None
             get = lambda items, k: self._value_of_key(items, k, default)
             return self.lifted(get, v.slots["items"], args[0])
-        if name == "setdefault":
-            inside = self.truth(self.compare(ast.In, args[0], v))
-            if not isinstance(inside, bool):
-                raise Refused("setdefault of a key that may be there")
-            if not inside:
-                self.set_item(v, args[0], args[1] if len(args) > 1 else None)
-            return self.get_item(v, args[0])
         if name == "update":
             for k, x in [*(self.pairs(args[0]) if args else ()), *kwargs.items()]:
                 self.set_item(v, k, x)
@@ -324,32 +297,10 @@ class Containers(Operators):
 
 CHANGES = 'return the new value, make it in the function, or write mode="eager" and stateful=True'
 
-_GENERATED = frozenset(
-    [
-        "__new__",
-        "__repr__",
-        "__slots__",
-        "__doc__",
-        "__match_args__",
-        "__getnewargs__",
-        "__module__",
-        "__annotations__",
-        "__orig_bases__",
-        "__dict__",
-        "__annotate__",
-        "__static_attributes__",
-        "__firstlineno__",
-        "__annotate_func__",
-        "__annotations_cache__",
-        "__replace__",
-        "__weakref__",
-    ]
-)
-
 
 def check_namedtuple(cls: Any) -> None:
     """Refuses a namedtuple with operators of its own."""
     for c in cls.__mro__[: cls.__mro__.index(tuple)]:
-        own = {n for n in vars(c) if n.startswith("__") and n.endswith("__")} - _GENERATED
+        own = {n for n in vars(c) if n.startswith("__") and n.endswith("__")} - GENERATED
         if own or ("__new__" in vars(c) and not c.__new__.__module__.startswith("namedtuple_")):
             raise Refused(f"a namedtuple with {', '.join(sorted(own)) or '__new__'}")

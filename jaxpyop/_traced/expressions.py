@@ -9,13 +9,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpyop._traced.calls import BUILTINS
 from jaxpyop._traced.statements import Statements
 from jaxpyop._traced.values import *
-
-# What uses a generator expression up at once, so that its laziness cannot be seen.
-_AT_ONCE = {id(f) for f in (sum, any, all, min, max, list, tuple, sorted, dict)}
-
 
 _ORDERS: dict[type, type] = {ast.Lt: ast.GtE, ast.GtE: ast.Lt, ast.Gt: ast.LtE, ast.LtE: ast.Gt}
 _INVERSE = {**_ORDERS, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq}
@@ -109,13 +104,13 @@ class Interpreter(Statements):
         self.need_constant(*items)
         return frozenset(items)
 
-    def _elements(self, elements: list[ast.expr], env: Obj) -> list[Any]:
+    def _elements(self, elements: list[ast.expr], env: Obj, kept: bool = True) -> list[Any]:
         out: list[Any] = []
         for x in elements:
             v = self.eval(x.value if isinstance(x, ast.Starred) else x, env)
             if isinstance(x, ast.Starred):
                 out.extend(self.iterate(v))
-            elif isinstance(v, Iter):
+            elif kept and isinstance(v, Iter):
                 raise Refused("an iterator is kept, and not used up at once", "write list(...)")
             else:
                 out.append(v)
@@ -137,7 +132,7 @@ class Interpreter(Statements):
         return self.get_item(self.eval(e.value, env), self.eval(e.slice, env))
 
     def eval_slice(self, e: ast.Slice, env: Obj) -> Any:
-        return slice(*(None if x is None else self.eval(x, env) for x in (e.lower, e.upper, e.step)))
+        return self.new_slice(*(None if x is None else self.eval(x, env) for x in (e.lower, e.upper, e.step)))
 
     def eval_lambda(self, e: ast.Lambda, env: Obj) -> Any:
         return self.closure(e, env)
@@ -154,18 +149,14 @@ class Interpreter(Statements):
         return self.python(format, {115: str, 114: repr, 97: ascii}.get(v.conversion, lambda a: a)(x), spec)
 
     def eval_call(self, e: ast.Call, env: Obj) -> Any:
-        f = self.eval(e.func, env)
-        args: list[Any] = []
-        kwargs: dict[str, Any] = {}
-        for a in e.args:
-            if isinstance(a, ast.Starred):
-                args.extend(self.iterate(self.eval(a.value, env)))
-            elif isinstance(a, ast.GeneratorExp):
-                if id(f) not in _AT_ONCE or id(f) not in BUILTINS:
-                    raise Refused("a generator expression that is not used up at once", "write a list")
-                args.append(self.comprehension(a, env))
-            else:
-                args.append(self.eval(a, env))
+        if not isinstance(e.func, ast.Attribute):
+            return self._call(self.eval(e.func, env), e, env)
+        # A method of one of several objects is looked up and called for each of them.
+        name = e.func.attr
+        return self.lifted(lambda v: self._call(self.get_attr(v, name), e, env), self.eval(e.func.value, env))
+
+    def _call(self, f: Any, e: ast.Call, env: Obj) -> Any:
+        args, kwargs = self._elements(e.args, env, kept=False), dict[str, Any]()
         for k in e.keywords:
             value = self.eval(k.value, env)
             kwargs.update(self.pairs(value) if k.arg is None else ((k.arg, value),))
@@ -188,14 +179,11 @@ class Interpreter(Statements):
             it = self.eval(g.iter, scope if i else env)
 
             def run(items: Any) -> None:
-                values, n = self.lazily(items), 0
-                while (item := values.get(n)) is not END:
+                for item in self.lazily(items):
                     self.assign(g.target, item, scope)
                     filtered(i, g.ifs)
-                    n += 1
 
-            is_list = isinstance(it, Obj) and it.cls is list and isinstance(it.slots["items"], Union)
-            self.lifted(run, it.slots["items"] if is_list else it)
+            self.lifted(run, self.known_length(it))
 
         def filtered(i: int, ifs: list[ast.expr]) -> None:
             if not ifs:
@@ -208,7 +196,9 @@ class Interpreter(Statements):
     eval_listcomp = eval_dictcomp = comprehension
 
     def eval_generatorexp(self, e: ast.GeneratorExp, env: Obj) -> Any:
-        raise Refused("a generator expression that is not used up at once", "write a list")
+        # That its values are all computed at once cannot be seen, because it changes nothing and is not kept.
+        with self.unchanged("a generator expression"):
+            return Iter(self.comprehension(e, env))
 
     # ------------------------------------------------ what a test says about numbers
 
@@ -261,27 +251,19 @@ class Interpreter(Statements):
         v = self._variable(node.id, env, before)
         if not isinstance(v, Num) or v.kind not in "if":
             return
-        alts = None if v.alts is None or isinstance(c, Num) else tuple(a for a in v.alts if COMPARE[op](a, c))
-        if v.kind == "f" and (v.lo is None or v.hi is None or v.nan) and alts is None and not sure:
+        if v.kind == "f" and (v.lo is None or v.hi is None or v.nan) and not sure:
             return
         (lo, hi), (least, most) = bounds(v), bounds(c)
         # Below an integer is at most the one before. A float that bounds an integer is rounded inwards.
         if v.kind == "i":
             least, most = (x if math.isinf(x) else f(x) for x, f in ((least, math.ceil), (most, math.floor)))
         step = int(v.kind == "i" and kind_of(c) in "bi")
-        if op is ast.Gt:
-            lo = max(lo, least + step)
-        elif op is ast.GtE:
-            lo = max(lo, least)
-        elif op is ast.Lt:
-            hi = min(hi, most - step)
-        elif op is ast.LtE:
-            hi = min(hi, most)
-        elif op is ast.Eq and v.kind == "i" and type(c) is int:
-            self.write(env, node.id, c)
-            return
-        elif op is ast.NotEq and v.kind == "i" and type(c) is int:
+        if op in (ast.Gt, ast.GtE, ast.Eq):
+            lo = max(lo, least + step * (op is ast.Gt))
+        if op in (ast.Lt, ast.LtE, ast.Eq):
+            hi = min(hi, most - step * (op is ast.Lt))
+        if op is ast.NotEq and v.kind == "i" and type(c) is int:
             lo, hi = lo + (lo == c), hi - (hi == c)
-        if (lo, hi, alts) != (*bounds(v), v.alts) and lo <= hi:
+        if (lo, hi) != bounds(v) and lo <= hi:
             lo, hi = (None if math.isinf(x) else x for x in (lo, hi))
-            self.write(env, node.id, Num(v.kind, v.val, lo, hi, alts or None))
+            self.write(env, node.id, Num(v.kind, v.val, lo, hi))

@@ -11,12 +11,12 @@ import linecache
 import operator
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from jaxpyop import _jaxcore as core
 from jaxpyop._functions import codes_in, contents_of_code, names_in
-from jaxpyop._traced.calls import OUTSIDE, Calls, name_of_function
+from jaxpyop._traced.calls import Calls
 from jaxpyop._traced.containers import CHANGES
 from jaxpyop._traced.machine import NORMAL, RETURN
 from jaxpyop._traced.operators import RECURSION
@@ -31,14 +31,9 @@ Node = ast.FunctionDef | ast.Lambda
 class Functions(Calls):
     """Calls of functions of the user."""
 
-    def block(self, statements: list[ast.stmt], env: Obj) -> None:
-        raise NotImplementedError
-
-    def eval(self, e: ast.expr, env: Obj) -> Any:
-        raise NotImplementedError
-
-    def refine(self, test: ast.expr, truth: bool, env: Obj, before: dict[str, Any] | None = None) -> None:
-        raise NotImplementedError
+    block: Callable[[list[ast.stmt], Obj], None]
+    eval: Callable[[ast.expr, Obj], Any]
+    refine: Callable[..., None]
 
     def frame(self, names: frozenset[str], parent: Any, outer: Any) -> Obj:
         """The variables of a call. Names that begin with $ are the interpreter's."""
@@ -54,10 +49,7 @@ class Functions(Calls):
             node, env, outer, defaults, kw_defaults = f.node, f.env, f.outer, f.defaults, f.kw_defaults
         else:
             if not core.is_users_file(f.__code__.co_filename):
-                # For shapes alone, a library's function may simply run: each call checks the shapes that were found.
-                if self.shapes_only and not any(isinstance(v, Obj) for v in (*args, *kwargs.values())):
-                    return f(*args, **kwargs)
-                raise Refused(f"`{name_of_function(f)}` is not in the language", OUTSIDE)
+                return self.foreign(f, args, kwargs)
             node, env, outer = source_of(f), None, f
             defaults, kw_defaults = f.__defaults__ or (), f.__kwdefaults__ or {}
         if len(self.frames) > _MOST_CALLS:
@@ -251,30 +243,23 @@ def source_of(f: types.FunctionType) -> Node:
 def _source_of(code: types.CodeType, name: str) -> Node:
     linecache.checkcache(code.co_filename)
     text = "".join(linecache.getlines(code.co_filename))
-    found = [n for n in _functions_in(text).get(code.co_firstlineno, []) if _may_be(n, code)]
     advice = "define it in a file or a notebook cell, one a line"
     if not text.strip() or not _codes_of(text, 0):
         what = "cannot be found"
     elif not _has(text, code):
         what, advice = "has changed since it was imported", "import it again, or start Python again"
-    elif len(found) != 1:
+    elif len(found := [n for n in _functions_in(text).get(code.co_firstlineno, []) if _may_be(n, code)]) != 1:
         what = "cannot be told from that of another one in its line"
     else:
         return found[0]
-    refused = Refused(f"the source of {name} {what}", advice)
-    refused.where = (code.co_filename, code.co_firstlineno)
-    raise refused
+    raise Refused(f"the source of {name} {what}", advice, (code.co_filename, code.co_firstlineno))
 
 
 @functools.lru_cache(maxsize=64)
 def _functions_in(text: str) -> dict[int, list[Node]]:
     """The functions of a file by their first lines. That of a function with decorators is the line of the first one."""
     functions: dict[int, list[Node]] = {}
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError):
-        return functions
-    for n in ast.walk(tree):
+    for n in ast.walk(ast.parse(text)):
         if isinstance(n, (ast.FunctionDef, ast.Lambda)):
             decorators: list[ast.expr] = getattr(n, "decorator_list", [])
             functions.setdefault(min(x.lineno for x in (n, *decorators)), []).append(n)

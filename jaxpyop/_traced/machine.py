@@ -20,8 +20,9 @@ Forms = dict[Any, Form]  # the form of what each place holds; None is the place 
 Thunk = Callable[[], Any]
 
 _ATTEMPTS = 14
-# The status of a frame: how a block was left.
-NORMAL, BREAK, CONTINUE, RETURN = 0, 1, 2, 3
+# The status of a frame: how a block was left. If it is not known, it is a number with a range. Outside of loops that is
+# from NORMAL to RETURN, so that what is not normal is a return.
+NORMAL, RETURN, BREAK, CONTINUE = 0, 1, 2, 3
 
 
 class Machine:
@@ -32,8 +33,7 @@ class Machine:
         label: how errors of JAX name the function.
         shapes_only: whether only the shapes of the results are wanted. Then one path that completes is followed.
         journal: for each branch or loop that is being interpreted, what the slots held before it changed them.
-        floor: objects that were born before must not be changed, because they belong to the caller of a function that
-            JAX calls.
+        floor: objects that were born before must not be changed, and why.
         frames: the variables of the calls that are being interpreted.
         line: the user's file, and the line that is being interpreted.
         returned: where the function last returned.
@@ -42,17 +42,26 @@ class Machine:
     def __init__(self, max_steps: int | None, label: str, shapes_only: bool = False) -> None:
         self.max_steps, self.label, self.shapes_only = max_steps, label, shapes_only
         self.journal: list[dict[Place, Any]] = [{}]
-        self.floor, self.frames, self.returned = 0, list[Obj](), core.NOWHERE
+        self.floor, self.frames, self.returned = (0, ""), list[Obj](), core.NOWHERE
         self.line: tuple[str, int] = core.NOWHERE
 
     def write(self, obj: Obj, key: str, value: Any) -> None:
         """Changes a slot. Nothing else does."""
         if isinstance(value, Iter):
             raise Refused("an iterator is kept, and not used up at once", "write list(...)")
-        if obj.birth < self.floor:
-            raise Refused("a function that JAX calls changes a variable or an object of its caller", "return the value")
+        if obj.birth < self.floor[0]:
+            raise Refused(f"{self.floor[1]} changes a variable or an object of its caller", "return the value")
         self.journal[-1].setdefault((obj, key), obj.slots.get(key, UNDEF))
         _put(obj, key, value)
+
+    @contextlib.contextmanager
+    def unchanged(self, what: str) -> Iterator[None]:
+        """Refuses changes of what was there before."""
+        floor, self.floor = self.floor, (next(Obj.births), what)
+        try:
+            yield
+        finally:
+            self.floor = floor
 
     @contextlib.contextmanager
     def undoing(self, what: str) -> Iterator[dict[Place, Any]]:
@@ -64,26 +73,22 @@ class Machine:
         except PyRaise as e:
             raise refusal_of(e, what) from None
         finally:
-            self.journal.pop()
-            for (obj, key), old in journal.items():
-                _put(obj, key, old)
+            self._undo(self.journal.pop())
+
+    def _undo(self, journal: dict[Place, Any]) -> None:
+        for (obj, key), old in journal.items():
+            _put(obj, key, old)
 
     def tried(self, run: Thunk) -> tuple[bool, Any]:
         """Runs a thunk, and undoes what it did if it is refused. Returns whether it was not, and its result."""
         self.journal.append({})
-        done = False
         try:
             result = run()
-            done = True
         except (Refused, PyRaise):
+            self._undo(self.journal.pop())
             return False, None
-        finally:
-            journal = self.journal.pop()
-            for place, old in journal.items():
-                if done:
-                    self.journal[-1].setdefault(place, old)
-                else:
-                    _put(*place, old)
+        changes = self.journal.pop()
+        self.journal[-1].update({**changes, **self.journal[-1]})
         return True, result
 
     def name_of(self, obj: Obj, key: str) -> str:
@@ -155,15 +160,16 @@ class Machine:
             flat.put(form, values[p] if p in values else p[0].slots.get(p[1], UNDEF))
         return flat.leaves
 
+    def first(self, n: int, test: Callable[[int], Any], found: Callable[[int], Any], none: Thunk, i: int = 0) -> Any:
+        """What `found` gives for the first of n numbers that passes a test, or what `none` gives."""
+        if i == n:
+            return none()
+        return self.branch(test(i), lambda: found(i), lambda: self.first(n, test, found, none, i + 1))
+
     def lift(self, f: Callable[[Any], Any], u: Union) -> Any:
         """`f` of the alternative that a Union is, by a branch for each."""
-
-        def chain(i: int) -> Any:
-            if i == len(u.alts) - 1:
-                return f(u.alts[i])
-            return self.branch(u.tag == i, lambda: f(u.alts[i]), lambda: chain(i + 1))
-
-        return chain(0)
+        last = len(u.alts) - 1
+        return self.first(last, lambda i: u.tag == i, lambda i: f(u.alts[i]), lambda: f(u.alts[last]))
 
     def lifted(self, f: Callable[..., Any], *vs: Any) -> Any:
         """`f(*vs)`, for each alternative of the Unions among them."""
@@ -246,10 +252,7 @@ class Machine:
             start = form_of(journal.get(p, value), outside, {})
             before = forms.get(p, start)
             joined = joining.join(before, new)
-            if p[1] == "$status":
-                found[p] = tight[p] = num("i", 0, 3, (0, 1, 2, 3)) if joined.kind == "num" else joined
-                continue
-            found[p] = widened(joined, before, FAR, set())
+            found[p] = joined if p[1] == "$status" else widened(joined, before, FAR, set())
             tight[p] = narrow.join(start, new)
             _check_carried(self.name_of(*p), before, new, known=p in forms)
 
@@ -282,7 +285,7 @@ def _check_carried(name: str, before: Form, new: Form, known: bool) -> None:
         raise Refused(f"`{name}` has another length after each turn of the loop", "use an array of a fixed length")
     for form in walk(new, set()) if known else ():
         if form.kind == "num" and form.own == "i":
-            lo, hi, _ = form.value
+            lo, hi = form.value
             if lo < -FAR - MOST_STEP or hi > FAR + MOST_STEP:
                 raise Refused(
                     f"`{name}` is a Python integer that may grow beyond 64 bits in this loop", "make it an array"
@@ -291,9 +294,7 @@ def _check_carried(name: str, before: Form, new: Form, known: bool) -> None:
 
 def refusal_of(e: PyRaise, what: str) -> Refused:
     """The refusal of a path on which Python would raise."""
-    refused = Refused(f"{what} raises {type(e.error).__name__}: {e.error}", RAISING)
-    refused.where = e.where
-    return refused
+    return Refused(f"{what} raises {type(e.error).__name__}: {e.error}", RAISING, e.where)
 
 
 RAISING = 'return jnp.nan there, or write mode="eager" to call the body at run time instead'

@@ -21,36 +21,13 @@ from jaxpyop import _jaxcore as core
 from jaxpyop._traced.machine import Machine
 from jaxpyop._traced.values import *
 
-DUNDER = {
-    ast.Add: "add",
-    ast.Sub: "sub",
-    ast.Mult: "mul",
-    ast.Div: "truediv",
-    ast.FloorDiv: "floordiv",
-    ast.Mod: "mod",
-    ast.Pow: "pow",
-    ast.MatMult: "matmul",
-    ast.BitAnd: "and",
-    ast.BitOr: "or",
-    ast.BitXor: "xor",
-    ast.LShift: "lshift",
-    ast.RShift: "rshift",
-    ast.Lt: "lt",
-    ast.LtE: "le",
-    ast.Gt: "gt",
-    ast.GtE: "ge",
-    ast.Eq: "eq",
-    ast.NotEq: "ne",
-    ast.USub: "neg",
-    ast.UAdd: "pos",
-    ast.Invert: "invert",
-}
 _UNARY: dict[type, Callable[..., Any]] = {
     ast.USub: operator.neg,
     ast.UAdd: operator.pos,
     ast.Invert: operator.invert,
 }
-
+# Python's names of these functions are those of the special methods.
+_SPECIAL = {op: f.__name__.strip("_") for op, f in (PYTHON_OPS | COMPARE | _UNARY).items()}
 
 RECURSION = "a function calls itself, and when it ends depends on values"
 
@@ -58,20 +35,17 @@ RECURSION = "a function calls itself, and when it ends depends on values"
 class Operators(Machine):
     """The operators. What they need of later parts of the language is declared here."""
 
-    def call(self, f: Any, args: Any, kwargs: Any) -> Any:
-        raise NotImplementedError
+    call: Callable[..., Any]
+    class_attribute: Callable[..., Any]
+    items: Callable[..., tuple[Any, ...]]
+    length: Callable[..., Any]
+    small: Callable[..., Any]
 
-    def class_attribute(self, cls: Any, name: str) -> Any:
-        raise NotImplementedError
-
-    def items(self, obj: Obj) -> tuple[Any, ...]:
-        raise NotImplementedError
-
-    def length(self, v: Any) -> Any:
-        raise NotImplementedError
-
-    def small(self, v: Any) -> Any:
-        raise NotImplementedError
+    def special(self, v: Obj, name: str, *args: Any) -> Any:
+        """Calls a special method of an object, such as `__len__`."""
+        if (f := self.class_attribute(v.cls, name)) is UNDEF:
+            raise Refused(f"a {name_of_type(v)} has no {name} that is in the language")
+        return self.call(Partial(f, (v,)), args, {})
 
     def python(self, f: Callable[..., Any], *vs: Any, **kw: Any) -> Any:
         """An allowed function of Python or JAX on constants and arrays."""
@@ -104,7 +78,7 @@ class Operators(Machine):
                 return num_binary(op, a, b)
             if op is ast.Mult and isinstance(a, (str, tuple)):
                 return self.lifted(lambda n: a * n, self.small(b))
-            raise Refused(f"{op.__name__} of a {_name(a)} and a {_name(b)}")
+            raise Refused(f"{op.__name__} of a {name_of_type(a)} and a {name_of_type(b)}")
         if isinstance(a, tuple) and isinstance(b, tuple) and op is ast.Add:
             return tuple(a) + tuple(b)
         if isinstance(a, tuple) and type(b) is int and op is ast.Mult:
@@ -117,10 +91,10 @@ class Operators(Machine):
             return Obj(list, {"items": self.items(a) + self.items(b)})
         if isinstance(a, Obj) and a.cls is list and op is ast.Mult:
             return self.lifted(lambda n: Obj(list, {"items": self.items(a) * n}), self.small(b))
-        for x, y, name in ((a, b, f"__{DUNDER[op]}__"), (b, a, f"__r{DUNDER[op]}__")):
-            if isinstance(x, Obj) and (found := self.class_attribute(x.cls, name)) is not UNDEF:
-                return self.call(Bound(found, x), [y], {})
-        raise Refused(f"{op.__name__} of a {_name(a)} and a {_name(b)}")
+        for x, y, name in ((a, b, f"__{_SPECIAL[op]}__"), (b, a, f"__r{_SPECIAL[op]}__")):
+            if isinstance(x, Obj) and self.class_attribute(x.cls, name) is not UNDEF:
+                return self.special(x, name, y)
+        raise Refused(f"{op.__name__} of a {name_of_type(a)} and a {name_of_type(b)}")
 
     def _arrays(self, op: type, a: Any, b: Any) -> Any:
         self.check_beside_array(a, b)
@@ -132,7 +106,7 @@ class Operators(Machine):
     def check_beside_array(self, *vs: Any) -> None:
         for v in vs:
             if not (is_array(v) or is_scalar(v) or isinstance(v, (complex, np.ndarray, np.generic))):
-                raise Refused(f"an array meets a {_name(v)}")
+                raise Refused(f"an array meets a {name_of_type(v)}")
 
     def need_constant(self, *vs: Any) -> None:
         """Refuses what is not known while JAX traces, or may do anything when Python operates on it."""
@@ -140,7 +114,7 @@ class Operators(Machine):
             if isinstance(v, tuple) or type(v) is frozenset:
                 self.need_constant(*v)
             elif not isinstance(v, CONSTANT_TYPES) and type(v) is not np.ndarray:
-                raise Refused(f"an operation on a {_name(v)} that needs its value")
+                raise Refused(f"an operation on a {name_of_type(v)} that needs its value")
 
     def unary(self, op: type, v: Any) -> Any:
         if op is ast.Not:
@@ -151,9 +125,7 @@ class Operators(Machine):
         if isinstance(v, Num):
             return num_unary(op, v)
         if isinstance(v, Obj):
-            if (found := self.class_attribute(v.cls, f"__{DUNDER[op]}__")) is UNDEF:
-                raise Refused(f"{op.__name__} of a {_name(v)}")
-            return self.call(Bound(found, v), [], {})
+            return self.special(v, f"__{_SPECIAL[op]}__")
         if not is_array(v):
             self.need_constant(v)
         return self.python(_UNARY[op], v)
@@ -188,12 +160,12 @@ class Operators(Machine):
             if v.cls in (list, dict):
                 return self.compare(ast.Gt, self.length(v), 0)
             for name in ("__bool__", "__len__"):
-                if (f := self.class_attribute(v.cls, name)) is not UNDEF:
-                    return self.lifted(self._truth, self.call(Bound(f, v), [], {}))
+                if self.class_attribute(v.cls, name) is not UNDEF:
+                    return self.lifted(self._truth, self.special(v, name))
             return True
         if isinstance(v, (tuple, list, dict, range)):
             return len(v) > 0
-        if isinstance(v, (Closure, Bound, Method, Partial, Foreign, types.FunctionType, type)):
+        if isinstance(v, (Closure, Method, Partial, Foreign, types.FunctionType, type)):
             return True
         self.need_constant(v)
         return self.python(bool, v)
@@ -218,14 +190,15 @@ class Operators(Machine):
                     return Num("b", raw(a) == raw(b))
                 raise Refused("`is` of numbers", "write ==")
         if x is not y and type(x) is type(y) and not isinstance(x, (Obj, enum.Enum, bool, type(None))):
-            raise Refused(f"`is` of two values of the type {_name(x)}", "write ==")
+            raise Refused(f"`is` of two values of the type {name_of_type(x)}", "write ==")
         return x is y
 
     def _compare_values(self, op: type, a: Any, b: Any) -> Any:
         equality = op in (ast.Eq, ast.NotEq)
+        differs = equality and any(v is None or isinstance(v, (str, enum.Enum)) for v in (a, b))
+        if differs and not all(isinstance(v, CONSTANT_TYPES) for v in (a, b)):
+            return op is ast.NotEq
         if is_array(a) or is_array(b):
-            if equality and any(v is None or isinstance(v, (str, enum.Enum)) for v in (a, b)):
-                return op is ast.NotEq
             self.check_beside_array(a, b)
             x, y = num_to_array(a, b if is_array(b) else None), num_to_array(b, a if is_array(a) else None)
             return self.python(COMPARE[op], x, y)
@@ -235,36 +208,29 @@ class Operators(Machine):
             a, b = self.items(a), self.items(b)
         if isinstance(a, tuple) and isinstance(b, tuple):
             return self._compare_tuples(op, a, b)
-        if equality and any(v is None or isinstance(v, (str, enum.Enum)) for v in (a, b)):
-            if not all(isinstance(v, CONSTANT_TYPES) for v in (a, b)):
-                return op is ast.NotEq
-        elif isinstance(a, Obj) and not isinstance(a.cls, str) and a.cls not in (list, dict):
+        if isinstance(a, Obj) and not isinstance(a.cls, str) and a.cls not in (list, dict):
             return self._compare_objects(op, a, b)
         if not (isinstance(a, (type, np.dtype)) and isinstance(b, (type, np.dtype))):
             self.need_constant(a, b)
         return self.python(COMPARE[op], a, b)
 
     def _compare_objects(self, op: type, a: Obj, b: Any) -> Any:
-        if (f := self.class_attribute(a.cls, f"__{DUNDER[op]}__")) is not UNDEF:
+        if (f := self.class_attribute(a.cls, f"__{_SPECIAL[op]}__")) is not UNDEF:
             # The __eq__ of a dataclass is generated, and has no source.
             if not dataclasses.is_dataclass(a.cls) or core.is_users_file(f.__code__.co_filename):
-                return self.call(Bound(f, a), [b], {})
+                return self.call(Partial(f, (a,)), [b], {})
         elif op in (ast.Eq, ast.NotEq):
             return (a is b) == (op is ast.Eq)
-        raise Refused(f"a comparison of objects of {_name(a)}", "compare their attributes")
+        raise Refused(f"a comparison of objects of {name_of_type(a)}", "compare their attributes")
 
     def _compare_tuples(self, op: type, a: Any, b: Any) -> Any:
         equality = op in (ast.Eq, ast.NotEq)
         if equality and len(a) != len(b):
             return op is ast.NotEq
-
-        def at(i: int) -> Any:
-            if i == min(len(a), len(b)):
-                return self.python(COMPARE[op], len(a), len(b))
-            different = lambda: op is ast.NotEq if equality else self.compare(op, a[i], b[i])
-            return self.branch(self.same_item(a[i], b[i]), lambda: at(i + 1), different)
-
-        return at(0)
+        # What decides is the first item that differs.
+        differs = lambda i: self.truth(self.not_(self.same_item(a[i], b[i])))
+        decide = lambda i: op is ast.NotEq if equality else self.compare(op, a[i], b[i])
+        return self.first(min(len(a), len(b)), differs, decide, lambda: self.python(COMPARE[op], len(a), len(b)))
 
     def _contains(self, x: Any, box: Any) -> Any:
         if isinstance(box, Obj):
@@ -272,34 +238,26 @@ class Operators(Machine):
                 box = tuple(k for k, _ in self.items(box))
             elif box.cls is list:
                 box = self.items(box)
-            elif (f := self.class_attribute(box.cls, "__contains__")) is not UNDEF:
-                return self.truth_value(self.call(Bound(f, box), [x], {}))
+            else:
+                return self.truth_value(self.special(box, "__contains__", x))
         elif isinstance(box, str):
             self.need_constant(x)
             return self.python(operator.contains, box, x)
         if type(box) not in (dict, set, frozenset, list, range) and not isinstance(box, tuple):
-            raise Refused(f"`in` of a {_name(box)}")
+            raise Refused(f"`in` of a {name_of_type(box)}")
         items: Any = tuple(box)  # pyright: ignore[reportArgumentType]
-
-        def at(i: int) -> Any:
-            if i == len(items):
-                return False
-            return self.branch(self.same_item(items[i], x), lambda: True, lambda: at(i + 1))
-
-        return at(0)
+        return self.first(len(items), lambda i: self.same_item(items[i], x), lambda _: True, lambda: False)
 
     def same_item(self, a: Any, b: Any) -> Any:
         """Whether Python takes two items for the same. It first asks whether they are one object, which a NaN is, too.
 
         Raises:
-            Refused: they came out of a branch or a loop, after which they may be one object.
+            Refused: both may be NaN, and whether they were one object before a branch or a loop is not known.
         """
         if a is b:
             return True
-        if any(map(came_from_merge, (a, b))) and (
-            (is_array(a) and is_array(b)) or (isinstance(a, Num) and isinstance(b, Num))
-        ):
-            raise Refused("Python asks whether two values are one object, which is not known after a branch or a loop")
+        if may_be_nan(a) and may_be_nan(b):
+            raise Refused("Python asks whether two floats are one object, which is not known", "compare them by ==")
         return self.truth(self.compare(ast.Eq, a, b))
 
 
@@ -311,12 +269,9 @@ def _kept_zero(v: Any, other: Any) -> Any:
     return v
 
 
-def _name(v: Any) -> str:
+def name_of_type(v: Any) -> str:
     if is_array(v):
         return f"jax.Array ({v.dtype}{list(v.shape)})"
     if isinstance(v, Num):
         return {"b": "bool", "i": "int"}.get(v.kind, "float") + " that is not known"
     return getattr(v.cls, "__name__", str(v.cls)) if isinstance(v, Obj) else type(v).__name__
-
-
-name_of_type = _name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import itertools
 import operator
@@ -20,6 +21,7 @@ from jaxpyop._traced.values import *
 # How many turns a `while` may take before its test depends on values, and how many of a `for` with a traced exit are
 # unrolled.
 _MOST_TURNS, _UNROLLED = 2000, 8
+Loop = ast.While | ast.For
 
 
 class Statements(Functions):
@@ -58,8 +60,8 @@ class Statements(Functions):
             run()
 
         def skip() -> None:
-            left = tuple(a for a in status.alts or (1, 2, 3) if a != NORMAL)
-            self.write(env, "$status", left[0] if len(left) == 1 else Num("i", status.val, 0, 3, left))
+            left = status.hi if status.hi == NORMAL + 1 else Num("i", status.val, NORMAL + 1, status.hi)
+            self.write(env, "$status", left)
 
         self.branch(self.truth(num_compare(operator.eq, status, NORMAL)), go, skip)
 
@@ -102,16 +104,6 @@ class Statements(Functions):
         if isinstance(old, (Obj, list, dict, set, np.ndarray)):
             raise Refused(f"`{ast.unparse(t)}` is an object that is changed in place", "write x = x + y")
         return put(self.binary(type(s.op), old, right))
-
-    def do_delete(self, s: ast.Delete, env: Obj) -> None:
-        for t in s.targets:
-            if isinstance(t, ast.Subscript):
-                self.call_method(self.eval(t.value, env), "pop", [self.eval(t.slice, env)], {})
-            elif isinstance(t, ast.Name):
-                self.load(t.id, env)
-                self.store(t.id, UNDEF, env)
-            else:
-                raise Refused("`del` of an attribute")
 
     def do_return(self, s: ast.Return, env: Obj) -> None:
         self.write(env, "$ret", None if s.value is None else self.eval(s.value, env))
@@ -156,18 +148,15 @@ class Statements(Functions):
         return self.branch(t, lambda: side(True, s.body), lambda: side(False, s.orelse))
 
     def do_match(self, s: ast.Match, env: Obj) -> None:
-        self._match(s.cases, self.eval(s.subject, env), env)
+        subject = self.eval(s.subject, env)
 
-    def _match(self, cases: list[ast.match_case], subject: Any, env: Obj) -> None:
-        if not cases:
-            return
-        case, rest = cases[0], lambda: self._match(cases[1:], subject, env)
+        def test(i: int) -> Any:
+            fits = self.truth(self.lifted(lambda v: self._pattern(s.cases[i].pattern, v, env), subject))
+            if (guard := s.cases[i].guard) is None:
+                return fits
+            return self.truth(self.branch(fits, lambda: self.eval(guard, env), lambda: False))
 
-        def yes() -> None:
-            guard = True if case.guard is None else self.truth(self.eval(case.guard, env))
-            self.branch(guard, lambda: self.block(case.body, env), rest)
-
-        self.branch(self.truth(self.lifted(lambda v: self._pattern(case.pattern, v, env), subject)), yes, rest)
+        self.first(len(s.cases), test, lambda i: self.block(s.cases[i].body, env), lambda: None)
 
     def _pattern(self, p: ast.pattern, v: Any, env: Obj) -> Any:
         if isinstance(p, ast.MatchValue):
@@ -175,27 +164,10 @@ class Statements(Functions):
         if isinstance(p, ast.MatchSingleton):
             return self.compare(ast.Is, v, p.value)
         if isinstance(p, ast.MatchOr):
-
-            def at(i: int) -> Any:
-                if i == len(p.patterns):
-                    return False
-                return self.branch(self.truth(self._pattern(p.patterns[i], v, env)), lambda: True, lambda: at(i + 1))
-
-            return at(0)
-        if isinstance(p, ast.MatchAs):
-            ok = True if p.pattern is None else self._pattern(p.pattern, v, env)
-            if p.name:
-                if ok is not True:
-                    raise Refused("a pattern that depends on values and gives a name")
-                self.store(p.name, v, env)
-            return ok
-        if isinstance(p, ast.MatchSequence) and not any(isinstance(x, ast.MatchStar) for x in p.patterns):
-            if not isinstance(v, tuple) and not (isinstance(v, Obj) and v.cls is list):
-                return False
-            found = [self._pattern(x, y, env) for x, y in zip(p.patterns, self.iterate(v))]
-            if any(not isinstance(ok, bool) for ok in found):
-                raise Refused("a sequence of patterns that depend on values")
-            return len(p.patterns) == len(self.iterate(v)) and all(found)
+            test = lambda i: self.truth(self._pattern(p.patterns[i], v, env))
+            return self.first(len(p.patterns), test, lambda _: True, lambda: False)
+        if isinstance(p, ast.MatchAs) and p.name is None:
+            return True
         raise Refused(f"the pattern `{ast.unparse(p)}` is not in the language")
 
     # ------------------------------------------------------------------------- loops
@@ -211,7 +183,7 @@ class Statements(Functions):
             self.block(s.body, env)
             status = env.slots["$status"]
             if isinstance(status, Num):
-                t = self._goes_on(env, test)
+                t = self._goes_on(s, env, test)
                 break
             if status in (BREAK, RETURN):
                 return self.write(env, "$status", NORMAL if status == BREAK else status)
@@ -221,32 +193,31 @@ class Statements(Functions):
         if t is True:
             raise Refused("a loop whose test depends on values in one turn, and not in another")
 
-        def turn() -> Any:
-            self.refine(s.test, True, env)
-            self.block(s.body, env)
-            return self._goes_on(env, test)
-
-        if t is not False:
-            self.loop(t, turn)
+        self._loop_of_program(s, env, t, test, lambda: self.refine(s.test, True, env))
         return self._leave_loop(s, env)
 
-    def _goes_on(self, env: Obj, test: Callable[[], Any]) -> Any:
+    def _loop_of_program(self, s: Loop, env: Obj, go: Any, test: Callable[[], Any], begin: Callable[[], None]) -> None:
+        """Runs the turns of a loop that depends on values. Each begins with `begin`."""
+
+        def turn() -> Any:
+            self.write(env, "$status", NORMAL)
+            begin()
+            self.block(s.body, env)
+            return self._goes_on(s, env, test)
+
+        if go is not False:
+            self.loop(jnp.asarray(True) if go is True else go, turn)
+
+    def _goes_on(self, s: Loop, env: Obj, test: Callable[[], Any]) -> Any:
         """After a turn: whether there is another one."""
+        self._clear(s, env, BREAK)
         status = env.slots["$status"]
         if not isinstance(status, Num):
-            if status in (BREAK, RETURN):
-                return False
-            self.write(env, "$status", NORMAL)
-            return test()
-        alive = wide(lambda: (status.val == NORMAL) | (status.val == CONTINUE))
+            return test() if status == NORMAL else False
+        alive = self.truth(num_compare(operator.eq, status, NORMAL))
+        return self.truth(self.branch(alive, lambda: self.truth_value(test()), lambda: False))
 
-        def yes() -> Any:
-            self.write(env, "$status", NORMAL)
-            return _as_number(test())
-
-        return self.truth(self.branch(alive, yes, lambda: False))
-
-    def _leave_loop(self, s: ast.While | ast.For, env: Obj) -> None:
+    def _leave_loop(self, s: Loop, env: Obj) -> None:
         """After a loop: its `break` is over, and `else` runs if there was none. A `break` there is the outer loop's."""
         status = env.slots["$status"]
         endless = isinstance(s, ast.While) and isinstance(s.test, ast.Constant) and not contains(ast.Break, s.body)
@@ -254,7 +225,7 @@ class Statements(Functions):
             # Only a return leaves such a loop.
             self.write(env, "$status", RETURN)
             return
-        self._clear(env, BREAK, contains(ast.Return, s.body))
+        self._clear(s, env, RETURN)
         if not s.orelse:
             return
 
@@ -267,26 +238,19 @@ class Statements(Functions):
         elif status == NORMAL:
             self.block(s.orelse, env)
 
-    def _clear(self, env: Obj, which: int, may_return: bool = True) -> None:
-        """Turns a `break` or a `continue` of a loop to the normal status, once it has done what it does."""
+    def _clear(self, s: Loop, env: Obj, most: int) -> None:
+        """After a turn or a loop, a status above `most` has done what it does, and is normal again."""
         status = env.slots["$status"]
-        if not isinstance(status, Num):
-            if status == which:
-                self.write(env, "$status", NORMAL)
-            return
-        alts = tuple(dict.fromkeys(NORMAL if a == which else a for a in status.alts or (0, 1, 2, 3)))
-        if which == BREAK:
-            alts = tuple(a for a in alts if a != CONTINUE and (a != RETURN or may_return))
-        if alts == (NORMAL,):
+        exits = ((RETURN, ast.Return), (BREAK, ast.Break))
+        highest = max((n for n, kind in exits if n <= most and contains(kind, s.body)), default=NORMAL)
+        if isinstance(status, Num) and highest > NORMAL:
+            val = wide(lambda: jnp.where(status.val > most, np.int64(NORMAL), status.val))
+            self.write(env, "$status", Num("i", val, NORMAL, highest))
+        elif isinstance(status, Num) or status > most:
             self.write(env, "$status", NORMAL)
-            return
-        val = wide(lambda: jnp.where(status.val == which, np.int64(NORMAL), status.val))
-        self.write(env, "$status", Num("i", val, 0, 3, alts))
 
     def do_for(self, s: ast.For, env: Obj) -> None:
-        it = self.eval(s.iter, env)
-        if isinstance(it, Obj) and it.cls is list and isinstance(it.slots["items"], Union):
-            it = it.slots["items"]
+        it = self.known_length(self.eval(s.iter, env))
         self.lifted(lambda i: self._for_range(s, i, env) if isinstance(i, TracedRange) else self._for(s, i, env), it)
 
     def _for(self, s: ast.For, items: Any, env: Obj) -> None:
@@ -296,9 +260,12 @@ class Statements(Functions):
 
         values = self.lazily(items)
         for n in itertools.count():
-            if (item := values.get(n)) is END:
-                break
-            if isinstance(env.slots["$status"], Num):
+            left = isinstance(env.slots["$status"], Num)
+            # After an exit that depends on values, it is not known whether Python takes another one.
+            with self.unchanged("an iterator in a loop with an exit") if left else contextlib.nullcontext():
+                if (item := next(values, UNDEF)) is UNDEF:
+                    break
+            if left:
                 if isinstance(items, range) and len(items) - n > _UNROLLED:
                     # The other turns are one loop, because the program would grow with each of them.
                     rest = TracedRange(items[n], items.stop, items.step)
@@ -308,7 +275,7 @@ class Statements(Functions):
                 self.if_normal(env, lambda: turn(item))
             else:
                 turn(item)
-            self._clear(env, CONTINUE)
+            self._clear(s, env, BREAK)
             if env.slots["$status"] in (BREAK, RETURN):
                 break
         self._leave_loop(s, env)
@@ -317,24 +284,20 @@ class Statements(Functions):
         key = f"$i{s.lineno}.{s.col_offset}"
         below = operator.lt if r.step > 0 else operator.gt
         self.write(env, key, r.start)
-        test = lambda: self.truth(_compared(below, env.slots[key], r.stop))
+        test = lambda: self.truth(num_compare(below, env.slots[key], r.stop))
         (_, highest), (lowest, _) = bounds(r.stop), bounds(r.stop)
 
-        def turn() -> Any:
+        def begin() -> None:
             i = env.slots[key]
             if isinstance(i, Num):
                 # The test says so.
                 lo, hi = bounds(i)
                 lo, hi = (lo, min(hi, highest - 1)) if r.step > 0 else (max(lo, lowest + 1), hi)
-                i = Num("i", i.val, lo, hi, i.alts) if lo <= hi else i
+                i = Num("i", i.val, lo, hi) if lo <= hi else i
             self.assign(s.target, i, env)
-            self.write(env, key, num_binary(ast.Add, i, r.step) if isinstance(i, Num) else i + r.step)
-            self.block(s.body, env)
-            return self._goes_on(env, test)
+            self.write(env, key, self.binary(ast.Add, i, r.step))
 
-        go = test()
-        if go is not False:
-            self.loop(jnp.asarray(True) if go is True else go, turn)
+        self._loop_of_program(s, env, test(), test, begin)
         self.write(env, key, UNDEF)
         if leave:
             self._leave_loop(s, env)
@@ -353,6 +316,8 @@ class Statements(Functions):
         self.block(s.body, env)
 
     def do_try(self, s: ast.Try, env: Obj) -> None:
+        if s.orelse:
+            raise Refused("the `else` of a `try` is not in the language")
         try:
             self._try(s, env)
         except PyRaise:
@@ -373,11 +338,6 @@ class Statements(Functions):
                     self.line = line
                     return self.block(h.body, env)
             raise
-        if s.orelse:
-            if isinstance(env.slots["$status"], Num):
-                raise Refused("a try with an else, after an exit that depends on values")
-            if env.slots["$status"] == NORMAL:
-                self.block(s.orelse, env)
         return None
 
     def _finally(self, s: ast.Try, env: Obj) -> None:
@@ -390,11 +350,3 @@ class Statements(Functions):
             raise Refused("an exit from a finally")
         self.write(env, "$status", status)
         self.write(env, "$ret", ret)
-
-
-def _as_number(t: Any) -> Any:
-    return Num("b", t) if is_array(t) else t
-
-
-def _compared(f: Callable[..., Any], a: Any, b: Any) -> Any:
-    return num_compare(f, a, b) if isinstance(a, Num) or isinstance(b, Num) else f(a, b)

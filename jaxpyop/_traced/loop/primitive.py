@@ -1,6 +1,6 @@
 """A `while` on values as a primitive: the loop itself, and its batching.
 
-Without derivatives a `loop` is a `lax.while_loop`. Derivatives are in `tangents` and `backward`.
+Without derivatives a `loop` is a `lax.while_loop`. Its derivatives are in `derivatives`.
 
 Under `vmap` a loop stays a loop with one condition. It goes on while any element does, and the elements that are done
 keep their state. So the iterations of a batch are counted once, and the states that a backward pass keeps are written

@@ -8,7 +8,6 @@ sides of a branch, and the state of a loop before and after a turn, become the s
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,12 +19,7 @@ from jax import lax
 from jaxpyop import _jaxcore as core
 from jaxpyop._traced.values.kinds import *
 
-Range = tuple[Any, Any, Any]  # the lowest, the highest, and all the numbers, if these are known
-
 _TWO_OBJECTS, _COPY = "two names are one object on one path, and two on another", "make a copy"
-
-# A number that has so few values, all known, keeps them.
-MOST_ALTERNATIVES = 16
 
 
 class Form:
@@ -48,11 +42,9 @@ class Form:
             return self.own
         return kind_of(self.value) if self.kind == "const" and is_scalar(self.value) else None
 
-    def range(self) -> Range:
-        if self.kind == "num":
-            return self.value
-        v = self.value
-        return *bounds(v), None if v != v or (v == 0 and isinstance(v, float)) else (v,)
+    def range(self) -> tuple[Any, Any]:
+        """The lowest and the highest that a number of this form can be."""
+        return self.value if self.kind == "num" else bounds(self.value)
 
     def children(self) -> tuple[Form, ...]:
         return (*self.parts, *self.slots.values())
@@ -88,8 +80,8 @@ def const(v: Any) -> Form:
     return Form("const", (type(v), repr(v) if same else id(v)), (), v)
 
 
-def num(kind: str, lo: Any, hi: Any, alts: Any = None) -> Form:
-    return Form("num", kind, (), (lo, hi, alts))
+def num(kind: str, lo: Any, hi: Any) -> Form:
+    return Form("num", kind, (), (lo, hi))
 
 
 def split(v: Any) -> tuple[Any, tuple[Any, ...], Callable[[list[Any]], Any]] | None:
@@ -97,14 +89,10 @@ def split(v: Any) -> tuple[Any, tuple[Any, ...], Callable[[list[Any]], Any]] | N
     if isinstance(v, tuple):
         cls: Any = type(v)
         return (cls, len(v)), tuple(v), lambda xs: cls(*xs) if hasattr(cls, "_fields") else tuple(xs)
-    if isinstance(v, slice):
-        return (slice,), (v.start, v.stop, v.step), lambda xs: slice(*xs)
     if isinstance(v, Closure):
         names = tuple(v.kw_defaults)
         build = lambda xs: Closure(v.node, xs[0], v.outer, xs[1], dict(zip(names, xs[2])))
         return (Closure, id(v.node), id(v.outer)), (v.env, v.defaults, tuple(v.kw_defaults.values())), build
-    if isinstance(v, Bound):
-        return (Bound,), (v.func, v.self), lambda xs: Bound(*xs)
     if isinstance(v, Partial):
         keys = tuple(v.kwargs)
         build = lambda xs: Partial(xs[0], xs[1], dict(zip(keys, xs[2])))
@@ -115,8 +103,7 @@ def split(v: Any) -> tuple[Any, tuple[Any, ...], Callable[[list[Any]], Any]] | N
 def form_of(v: Any, mark: int, memo: dict[Obj, Form]) -> Form:
     """The form of a value. Objects that were born before `mark` are referred to."""
     if isinstance(v, Num):
-        ends = (-math.inf, math.inf) if v.nan else bounds(v)
-        return Form("num", v.kind, (), (*ends, v.alts))
+        return num(v.kind, *((-math.inf, math.inf) if v.nan else bounds(v)))
     if is_array(v):
         return Form("arr", (v.shape, v.dtype, bool(getattr(v, "weak_type", False))))
     if isinstance(v, Union):
@@ -142,12 +129,6 @@ def mergeable(a: Form, b: Form) -> bool:
     if a.kind == b.kind == "new":
         return a.own is b.own and (a.own == "frame" or a.slots.keys() == b.slots.keys())
     return a.kind == b.kind != "union" and a.own == b.own
-
-
-def joined_range(a: Form, b: Form) -> Range:
-    (l1, h1, a1), (l2, h2, a2) = a.range(), b.range()
-    alts = tuple(dict.fromkeys(a1 + a2)) if a1 is not None and a2 is not None else None
-    return min(l1, l2), max(h1, h2), alts if alts and len(alts) <= MOST_ALTERNATIVES else None
 
 
 class Joining:
@@ -184,7 +165,8 @@ class Joining:
             return self._objects(a, b)
         if a.kind == b.kind and a.own == b.own and a.kind != "num":
             return Form(a.kind, a.own, tuple(map(self.join, a.parts, b.parts)), a.value)
-        return num(a.number_kind() or "", *joined_range(a, b))
+        (l1, h1), (l2, h2) = a.range(), b.range()
+        return num(a.number_kind() or "", min(l1, l2), max(h1, h2))
 
     def _objects(self, a: Form, b: Form) -> Form:
         if (a, b) not in self.pairs:
@@ -209,8 +191,8 @@ def form_key(form: Form, seen: dict[Form, int]) -> Any:
 def widened(form: Form, before: Form | None, far: int, seen: set[Form]) -> Form:
     """A form whose numbers a loop changes: a bound that grows is given up, or is `far` for an integer."""
     if form.kind == "num":
-        lo, hi, _ = form.value
-        l0, h0, _ = before.range() if before is not None and before.number_kind() else (math.inf, -math.inf, None)
+        lo, hi = form.value
+        l0, h0 = before.range() if before is not None and before.number_kind() else (math.inf, -math.inf)
         most = far if form.own == "i" else math.inf
         # What has grown beyond `far` already keeps growing, and is refused by its size.
         near = form.own == "f" or max(-lo, hi) <= far + MOST_STEP
@@ -280,21 +262,6 @@ class Flattening:
         return next(i for i, x in enumerate(form.parts) if mergeable(x, own))
 
 
-# The floats that came out of a branch or a loop. Before, they may have been one object with another name.
-_merged: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-
-
-def came_from_merge(v: Any) -> bool:
-    x = v.val if isinstance(v, Num) else v
-    return _merged.get(id(x)) is x
-
-
-def _note_merge(x: Any) -> Any:
-    if jnp.issubdtype(x.dtype, jnp.inexact):
-        _merged[id(x)] = x
-    return x
-
-
 class Filling:
     """Makes values of forms and of the traced numbers that were taken out of values like them."""
 
@@ -309,12 +276,11 @@ class Filling:
                 obj.slots.update((k, v) for k, v in values.items() if v is not UNDEF)
             return self.memo[form]
         if form.kind == "num":
-            lo, hi = (None if math.isinf(x) else x for x in form.value[:2])
-            return Num(form.own, _note_merge(next(self.leaves)), lo, hi, form.value[2])
+            return Num(form.own, next(self.leaves), *(None if math.isinf(x) else x for x in form.value))
         if form.kind == "arr":
             x = next(self.leaves)
             x = x if is_array(x) else wide(jnp.asarray, x)  # JAX may have made a constant of it
-            return _note_merge(core.weakly_typed(x, form.own[1]) if form.own[2] else x)
+            return core.weakly_typed(x, form.own[1]) if form.own[2] else x
         if form.kind == "union":
             tag = next(self.leaves)
             return Union(tag, [self.get(x) for x in form.parts])

@@ -34,11 +34,9 @@ class Refused(Exception):  # noqa: N818
         where: the user's file and line, once they are known.
     """
 
-    def __init__(self, reason: str, remedy: str = "") -> None:
+    def __init__(self, reason: str, remedy: str = "", where: tuple[str, int] | None = None) -> None:
         super().__init__(reason)
-        self.reason, self.remedy = reason, remedy
-        self.expression = ""
-        self.where: tuple[str, int] | None = None
+        self.reason, self.remedy, self.expression, self.where = reason, remedy, "", where
 
 
 class PyRaise(Exception):  # noqa: N818
@@ -50,19 +48,9 @@ class PyRaise(Exception):  # noqa: N818
         self.where: tuple[str, int] | None = None
 
 
-class Marker:
-    """A value that no program has."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __repr__(self) -> str:
-        return self.name
-
-
-UNDEF = Marker("UNDEF")  # a variable without a value, which must not be used
-UNSEEN = Marker("UNSEEN")  # nobody looks at it on this path, so it takes the form that it has on the other one
-END = Marker("END")  # what an iterator gives when it has no more values
+# Values that no program has.
+UNDEF: Any = object()  # a variable without a value, which must not be used
+UNSEEN: Any = object()  # nobody looks at it on this path, so it takes the form that it has on the other one
 
 
 class Num:
@@ -73,17 +61,14 @@ class Num:
         val: a scalar of bool, int64 or float64.
         lo: a number that it is not below, or None. A float with a known bound is not NaN.
         hi: a number that it is not above, or None.
-        alts: all the numbers that it can be, if they are few and known.
         nan: whether it may be NaN although a bound is known.
         largest: the largest magnitude that it has if it is finite.
     """
 
-    __slots__ = ("alts", "hi", "kind", "largest", "lo", "nan", "val")
+    __slots__ = ("hi", "kind", "largest", "lo", "nan", "val")
 
-    def __init__(
-        self, kind: str, val: Any, lo: Any = None, hi: Any = None, alts: tuple[Any, ...] | None = None
-    ) -> None:
-        self.kind, self.val, self.lo, self.hi, self.alts = kind, val, lo, hi, alts
+    def __init__(self, kind: str, val: Any, lo: Any = None, hi: Any = None) -> None:
+        self.kind, self.val, self.lo, self.hi = kind, val, lo, hi
         self.largest, self.nan = math.inf, False
 
 
@@ -122,14 +107,6 @@ class Closure:
 
 
 @dataclasses.dataclass(eq=False)
-class Bound:
-    """A method of the user."""
-
-    func: Any
-    self: Any
-
-
-@dataclasses.dataclass(eq=False)
 class Method:
     """A method of a list, a dict, an array or a constant."""
 
@@ -154,18 +131,19 @@ class At:
 
 @dataclasses.dataclass(eq=False)
 class Partial:
-    """A `functools.partial` that the program made."""
+    """A `functools.partial` that the program made, or a method of the user, which is one of its object."""
 
     func: Any
     args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(eq=False)
 class Iter:
-    """An iterator. `get(n)` gives its n-th value when that is asked for, or END. It is used at once, and not kept."""
+    """An iterator over values, or over those of a list that nobody else has. It is used up at once, and not kept."""
 
-    get: Callable[[int], Any]
+    values: Any
+    used: bool = False
 
 
 @dataclasses.dataclass(eq=False)
@@ -181,7 +159,7 @@ class TracedRange:
 FAR, MOST_STEP = 2**52, 16
 
 CONSTANT_TYPES = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), enum.Enum, np.dtype, np.generic)
-FUNCTIONS = (Closure, Bound, Partial)
+FUNCTIONS = (Closure, Partial)
 
 
 def is_array(v: Any) -> bool:

@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxpyop._traced.values.forms import MOST_ALTERNATIVES
 from jaxpyop._traced.values.kinds import *
 
 COMPARE: dict[type, Callable[..., Any]] = {
@@ -45,7 +44,7 @@ _AS_ARRAY = "write x instead of float(x), so that it is an array, whose numbers 
 _ORDER = "bifN"
 
 
-def number(kind: str, val: Any, lo: Any = None, hi: Any = None, alts: Any = None) -> Num:
+def number(kind: str, val: Any, lo: Any = None, hi: Any = None) -> Num:
     """A number with what is known of it.
 
     Raises:
@@ -54,11 +53,7 @@ def number(kind: str, val: Any, lo: Any = None, hi: Any = None, alts: Any = None
     lo, hi = (None if x is None or x != x or math.isinf(x) else x for x in (lo, hi))
     if kind == "i" and (lo is None or hi is None or lo < -(2**62) or hi > 2**62):
         raise Refused("a Python integer may not fit 64 bits", "make it an array, such as x.astype(int)")
-    if alts is not None:
-        alts = tuple(alts)
-        if len(alts) > MOST_ALTERNATIVES or any(a != a or (a == 0 and isinstance(a, float)) for a in alts):
-            alts = None
-    return Num(kind, val, lo, hi, alts)
+    return Num(kind, val, lo, hi)
 
 
 def of_array(x: Any, kind: str = "") -> Num:
@@ -82,13 +77,15 @@ def of_array(x: Any, kind: str = "") -> Num:
     return number("i", val, int(info.min), int(info.max))
 
 
-def alts_of(v: Any) -> Any:
-    return v.alts if isinstance(v, Num) else (v,)
+def may_be_nan(v: Any) -> bool:
+    if isinstance(v, Num):
+        return v.kind in "fN" and (v.nan or (v.lo is None and v.hi is None))
+    return jnp.issubdtype(v.dtype, jnp.inexact) if is_array(v) else is_scalar(v) and v != v
 
 
 def nonzero(v: Any) -> bool:
     lo, hi = bounds(v)
-    return lo > 0 or hi < 0 or (alts_of(v) is not None and all(a != 0 for a in alts_of(v)))
+    return lo > 0 or hi < 0
 
 
 def finite(v: Any) -> bool:
@@ -100,17 +97,11 @@ def num_compare(f: Callable[..., Any], a: Any, b: Any) -> Any:
     check_exact(kind, a, b)
     (l1, h1), (l2, h2) = bounds(a), bounds(b)
     if kind == "i":
-        apart = h1 < l2 or l1 > h2
-        known = {
-            operator.lt: (h1 < l2, l1 >= h2),
-            operator.le: (h1 <= l2, l1 > h2),
-            operator.gt: (l1 > h2, h1 <= l2),
-            operator.ge: (l1 >= h2, h1 < l2),
-            operator.eq: (False, apart),
-            operator.ne: (apart, False),
-        }[f]
-        if any(known):
-            return known[0]
+        of_ends = {f(x, y) for x in (l1, h1) for y in (l2, h2)}
+        if f in (operator.eq, operator.ne) and l1 <= h2 and l2 <= h1 and (l1, l2) != (h1, h2):
+            of_ends = {False, True}  # equal numbers may lie between the ends
+        if len(of_ends) == 1:
+            return bool(of_ends.pop())
     return Num("b", wide(f, raw(a, kind), raw(b, kind)))
 
 
@@ -187,41 +178,31 @@ def num_binary(op: type, a: Any, b: Any) -> Num:
     if rule is None:
         raise Refused(f"{op.__name__} of Python numbers")
     with jax.enable_x64(True):
-        out = rule(op, a, b, kind, _alternatives(op, a, b))
+        out = rule(op, a, b, kind)
         out.nan = out.nan or any(isinstance(v, Num) and v.nan for v in (a, b))
         return out
 
 
-def _alternatives(op: type, a: Any, b: Any) -> Any:
-    first, second = alts_of(a), alts_of(b)
-    if first is None or second is None or len(first) * len(second) > 64:
-        return None
-    try:
-        with np.errstate(all="ignore"):
-            alts = list(dict.fromkeys(PYTHON_OPS[op](x, y) for x in first for y in second))
-    except Exception:
-        return None
-    return None if any(isinstance(x, complex) for x in alts) else alts
-
-
-def _bits(op: type, a: Any, b: Any, kind: str, alts: Any) -> Num:
+def _bits(op: type, a: Any, b: Any, kind: str) -> Num:
     if kind not in "bi":
         raise Refused(f"{op.__name__} of floats")
     val = PYTHON_OPS[op](raw(a, kind), raw(b, kind))
+    if kind == "b":
+        return Num("b", val)
     top = 2 ** (int(max(map(abs, (*bounds(a), *bounds(b))))).bit_length())
-    return number("i", val, -top, top, alts) if kind == "i" else Num("b", val)
+    return number("i", val, 0 if bounds(a)[0] >= 0 and bounds(b)[0] >= 0 else -top, top)
 
 
-def _shift(op: type, a: Any, b: Any, kind: str, alts: Any) -> Num:
+def _shift(op: type, a: Any, b: Any, kind: str) -> Num:
     lo, hi = bounds(b)
     if kind not in "bi" or lo < 0 or hi > 62:
         raise Refused("a shift by a number that may be negative or large")
     f = lax.shift_left if op is ast.LShift else lax.shift_right_arithmetic
     corners = _corners(lambda p, q: PYTHON_OPS[op](int(p), int(q)), a, b)
-    return number("i", f(raw(a, "i"), raw(b, "i")), *corners, alts)
+    return number("i", f(raw(a, "i"), raw(b, "i")), *corners)
 
 
-def _arithmetic(op: type, a: Any, b: Any, kind: str, alts: Any) -> Num:
+def _arithmetic(op: type, a: Any, b: Any, kind: str) -> Num:
     kind = "i" if kind == "b" else kind
     check_exact(kind, a, b)
     x, y = raw(a, kind), raw(b, kind)
@@ -229,17 +210,18 @@ def _arithmetic(op: type, a: Any, b: Any, kind: str, alts: Any) -> Num:
         # XLA thinks that x + 0.0 is x, which it is not for -0.0.
         x, y = (v if isinstance(o, Num) else lax.optimization_barrier(v) for v, o in ((x, a), (y, b)))
     val = PYTHON_OPS[op](x, y)
-    return number(kind, _exact(val, kind) if op is ast.Mult else val, *_corners(PYTHON_OPS[op], a, b), alts)
+    return number(kind, _exact(val, kind) if op is ast.Mult else val, *_corners(PYTHON_OPS[op], a, b))
 
 
-def _divide(op: type, a: Any, b: Any, kind: str, alts: Any) -> Num:
+def _divide(op: type, a: Any, b: Any, kind: str) -> Num:
     out = "N" if kind == "N" else "f"
     check_exact("f", a, b)
     if out == "f":
         _check_divisor(b)
     # A constant divisor is hidden, because XLA would multiply by its reciprocal.
     y = raw(b, "f") if isinstance(b, Num) else _exact(raw(b, "f"), "f")
-    return number(out, raw(a, "f") / y, *_quotient_range(operator.truediv, a, b), alts)
+    ends = _corners(operator.truediv, a, b) if nonzero(b) else (None, None)
+    return number(out, raw(a, "f") / y, *ends)
 
 
 def _check_divisor(b: Any) -> None:
@@ -247,24 +229,15 @@ def _check_divisor(b: Any) -> None:
         raise Refused("a Python number is divided by one that may be zero, where Python would raise", _AS_ARRAY)
 
 
-def _quotient_range(f: Callable[..., Any], a: Any, b: Any) -> tuple[Any, Any]:
-    lo, hi = bounds(b)
-    if lo <= 0 <= hi:
-        # It is not zero, but may be on both sides of it. Only an integer is then at least 1.
-        m = max(map(abs, bounds(a))) + 1
-        return (-m, m) if kind_of(b) in "bi" else (None, None)
-    return _corners(f, a, b)
-
-
-def _floor_divide(op: type, a: Any, b: Any, kind: str, alts: Any) -> Num:
+def _floor_divide(op: type, a: Any, b: Any, kind: str) -> Num:
     _check_divisor(b)
     lo, hi = bounds(b)
-    ends = (min(0, lo), max(0, hi)) if op is ast.Mod else _quotient_range(operator.floordiv, a, b)
+    ends = (min(0, lo), max(0, hi)) if op is ast.Mod else _corners(operator.floordiv, a, b)
     if kind in "bi":
         x, y = raw(a, "i"), raw(b, "i")
         q, r = lax.div(x, y), lax.rem(x, y)
         adjust = (r != 0) & ((r < 0) != (y < 0))
-        return number("i", jnp.where(adjust, *((q - 1, q) if op is ast.FloorDiv else (r + y, r))), *ends, alts)
+        return number("i", jnp.where(adjust, *((q - 1, q) if op is ast.FloorDiv else (r + y, r))), *ends)
     check_exact("f", a, b)
     if not (finite(a) or op is ast.FloorDiv):
         ends = (None, None)  # NaN for infinity
@@ -276,13 +249,13 @@ def _floor_divide(op: type, a: Any, b: Any, kind: str, alts: Any) -> Num:
     div = jnp.where(adjust, div - 1.0, div)
     if op is ast.Mod:
         val = jnp.where(mod != 0, jnp.where(adjust, mod + y, mod), jnp.copysign(0.0, y))
-        return number(kind, val, *ends, alts)
+        return number(kind, val, *ends)
     whole = jnp.floor(div)
     whole = jnp.where(div - whole > 0.5, whole + 1.0, whole)
-    return number(kind, jnp.where(div != 0, whole, jnp.copysign(0.0, x / y)), *ends, alts)
+    return number(kind, jnp.where(div != 0, whole, jnp.copysign(0.0, x / y)), *ends)
 
 
-def _power(op: type, a: Any, b: Any, kind: str, alts: Any) -> Num:
+def _power(op: type, a: Any, b: Any, kind: str) -> Num:
     if kind in "bi":
         if isinstance(b, Num) or not 0 <= b <= 64:
             raise Refused("an integer to the power of a traced or a negative one", "make it an array")
@@ -290,28 +263,24 @@ def _power(op: type, a: Any, b: Any, kind: str, alts: Any) -> Num:
         if b % 2 == 0 and lo is not None:
             lo = min(lo, 0)
         x = raw(a, "i")
-        return number("i", functools.reduce(operator.mul, [x] * b, jnp.ones_like(x)), lo, hi, alts)
+        return number("i", functools.reduce(operator.mul, [x] * b, jnp.ones_like(x)), lo, hi)
     check_exact("f", a, b)
     (l1, h1), (l2, h2) = bounds(a), bounds(b)
     power: Any = b
-    whole = not isinstance(b, Num) and power in (1, 2, 3, 4)
-    if whole and isinstance(a, Num) and a.largest < 1e70:
+    val = _exact(lax.pow(raw(a, "f"), raw(b, "f")), kind)
+    most = min(max(abs(l1), abs(h1)), a.largest if isinstance(a, Num) else math.inf)
+    if not isinstance(b, Num) and power in (1, 2, 3, 4) and most < 1e70:
         # Only a finite number with an infinite power raises.
-        out = number(kind, _exact(lax.pow(raw(a, "f"), raw(b, "f")), kind), 0.0 if power % 2 == 0 else None)
-        out.nan, out.largest = True, a.largest**power
+        top = float(most) ** power if finite(a) else math.inf
+        out = number(kind, val, 0.0 if power % 2 == 0 or l1 >= 0 else -top, top)
+        out.nan, out.largest = not finite(a), float(most) ** power
         return out
-    if not whole and (l1 < 0 or (l1 <= 0 and l2 < 0)):
+    if l1 < 0 or (l1 <= 0 and l2 < 0):
         raise Refused("a power that Python may refuse or make complex", _AS_ARRAY)
-    m = max(abs(l1), abs(h1))
-    if l1 >= 0 and h1 <= 1 and l2 >= 0:
-        lo, hi = 0.0, 1.0
-    elif l1 >= 0:
-        lo, hi = _corners(lambda p, q: float(p) ** float(q), a, b)
-    else:
-        lo, hi = (None, None) if m > 1e70 else (-(float(m) ** power), float(m) ** power)
+    lo, hi = _corners(lambda p, q: float(p) ** float(q), a, b)
     if kind == "f" and (hi is None or math.isinf(hi)) and not (l2 >= 0 and h2 <= 1):
         raise Refused("a power of Python numbers may be too large, where Python would raise", _AS_ARRAY)
-    return number(kind, _exact(lax.pow(raw(a, "f"), raw(b, "f")), kind), lo, hi, alts)
+    return number(kind, val, lo, hi)
 
 
 _RULES: dict[type, Callable[..., Num]] = {
@@ -328,10 +297,9 @@ def num_unary(op: type, v: Num) -> Num:
     kind = "i" if v.kind == "b" else v.kind
     lo, hi = bounds(v)
     if op is ast.USub:
-        alts = None if v.alts is None else [-a for a in v.alts]
-        return number(kind, wide(lax.neg, raw(v, kind)), *((None, None) if v.nan else (-hi, -lo)), alts)
+        return number(kind, wide(lax.neg, raw(v, kind)), *((None, None) if v.nan else (-hi, -lo)))
     if op is ast.UAdd:
-        return number(kind, raw(v, kind), lo, hi, v.alts)
+        return number(kind, raw(v, kind), lo, hi)
     if kind != "i":
         raise Refused("~ of a float")
     return number("i", wide(lax.bitwise_not, raw(v, "i")), -hi - 1, -lo - 1)
@@ -385,7 +353,7 @@ def math_function(name: str, v: Any, *rest: Any) -> Any:
 def to_int(f: Callable[..., Any], v: Any) -> Any:
     """`math.floor`, `int()` or `round()` of a number: `f` of it, as an integer."""
     if kind_of(v) in "bi":
-        return number("i", raw(v, "i"), *bounds(v), alts_of(v))
+        return number("i", raw(v, "i"), *bounds(v))
     if not finite(v):
         raise Refused("a float that may be infinite or NaN becomes an integer", "write x.astype(int) or jnp.round(x)")
     lo, hi = bounds(v)
