@@ -1,7 +1,5 @@
 """A differentiated program runs its stateful functions as often as the program itself does."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,7 +1,5 @@
 """Calls outside of `jit`, calls in a function that is itself called, and what surrounds a function."""
 
-from __future__ import annotations
-
 import contextvars
 import threading
 

@@ -1,7 +1,5 @@
 """A stateful function runs exactly once, whatever the program does with its result."""
 
-from __future__ import annotations
-
 import concurrent.futures
 
 import jax

@@ -1,7 +1,5 @@
 """`ordered=True`: program order among all ordered calls, in programs, between them, and outside of them."""
 
-from __future__ import annotations
-
 import time
 
 import jax

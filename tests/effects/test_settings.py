@@ -1,7 +1,5 @@
 """Programs under JAX's own settings: 64 bits, its debug modes, its checks, its guard of transfers."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,7 +1,5 @@
 """Values of stateless functions, and how often they run, under every transformation."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,7 +1,5 @@
 """`when=`: the function is called where it is true, and the results are zeros elsewhere."""
 
-from __future__ import annotations
-
 import concurrent.futures
 
 import jax

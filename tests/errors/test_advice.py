@@ -1,7 +1,5 @@
 """Errors that people meet first: what they say to write instead."""
 
-from __future__ import annotations
-
 import jax
 import jax.export
 import jax.numpy as jnp

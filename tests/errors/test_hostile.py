@@ -1,7 +1,5 @@
 """Functions that return what they should not: a clear error every time, and the next call is right."""
 
-from __future__ import annotations
-
 import functools
 
 import jax

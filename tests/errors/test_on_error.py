@@ -1,7 +1,5 @@
 """`on_error=`: an element that failed has its fill and its derivatives, and all others are right."""
 
-from __future__ import annotations
-
 import concurrent.futures as cf
 import multiprocessing
 import re

@@ -1,7 +1,5 @@
 """What a function raises comes out, directly and of every program, and spoils nothing that comes after."""
 
-from __future__ import annotations
-
 import functools
 
 import jax

@@ -1,7 +1,5 @@
 """What a function may be, and what it may do: any callable, that calls JAX, asyncio, other ops and itself."""
 
-from __future__ import annotations
-
 import asyncio
 import concurrent.futures
 import contextvars

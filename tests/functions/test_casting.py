@@ -1,7 +1,5 @@
 """Which results go to which dtype: `casting=`, integers by value, Python's numbers, 64 bits."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,7 +1,5 @@
 """What a function uses and keeps of the code around it: closures, caches, and inputs that it keeps."""
 
-from __future__ import annotations
-
 import functools
 import textwrap
 import types

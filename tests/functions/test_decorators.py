@@ -1,7 +1,5 @@
 """`py_function`, `numpy_function` and `py_func` as decorators: of functions, of methods, with keyword arguments."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

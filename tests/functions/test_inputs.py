@@ -1,7 +1,5 @@
 """What a function receives: pytrees in their structure, arrays and numbers as JAX makes them, all else as it is."""
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import enum

@@ -1,7 +1,5 @@
 """Where an op shows under its name and the user's line: in jaxprs, compiled programs and the profiler's trace."""
 
-from __future__ import annotations
-
 import glob
 import gzip
 import json

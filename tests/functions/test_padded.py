@@ -1,7 +1,5 @@
 """`padded`: results whose length only the function knows."""
 
-from __future__ import annotations
-
 import concurrent.futures
 
 import jax

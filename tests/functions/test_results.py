@@ -1,7 +1,5 @@
 """Arrays as results: views of the inputs, arrays of all libraries, and what they are in the program."""
 
-from __future__ import annotations
-
 import collections
 
 import jax

@@ -1,7 +1,5 @@
 """Where the shapes of results come from, the forms of `output_shapes`, and that a shape is checked at every call."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 

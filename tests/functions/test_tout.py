@@ -1,7 +1,5 @@
 """`Tout`: the forms that it may have, the structure of results, `None`, and lists of numbers for an array."""
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 

@@ -1,7 +1,5 @@
 """Functions of JAX operations, which jax.vjp can differentiate as they are, with their inputs."""
 
-from __future__ import annotations
-
 import functools
 
 import jax

@@ -1,7 +1,5 @@
 """Functions that branch and loop on values: the gradient is that of the path that was taken."""
 
-from __future__ import annotations
-
 import functools
 import operator
 import pickle

@@ -1,7 +1,5 @@
 """A differentiated value that leaves JAX in a function loses its derivative: the warnings and errors about it."""
 
-from __future__ import annotations
-
 import inspect
 import math
 import warnings

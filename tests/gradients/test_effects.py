@@ -1,7 +1,5 @@
 """Effects, nested ops, rules of JAX's own and mutable data in a function that is differentiated."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

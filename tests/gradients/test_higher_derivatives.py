@@ -3,8 +3,6 @@
 Those of functions with rules are in rules/test_second_derivatives.py.
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

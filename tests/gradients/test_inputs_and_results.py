@@ -1,7 +1,5 @@
 """Gradients of inputs and results of all kinds: dtypes, pytrees, keys, integers, unused ones."""
 
-from __future__ import annotations
-
 import contextlib
 
 import jax

@@ -1,7 +1,5 @@
 """Functions of every kind of JAX operation: their derivatives are those of jax.vjp and jax.jvp."""
 
-from __future__ import annotations
-
 import importlib
 
 import jax

@@ -1,7 +1,5 @@
 """After a few steps nothing is traced and nothing is compiled any more, as in a step of plain JAX."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 

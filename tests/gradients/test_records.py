@@ -1,7 +1,5 @@
 """Records of forward passes: how long they are kept, what happens when one is gone, and their bounds."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import itertools

@@ -1,7 +1,5 @@
 """Derivatives under jit, scan, cond, while_loop, checkpoint and the rest. `vmap` has a file of its own."""
 
-from __future__ import annotations
-
 import concurrent.futures
 
 import jax

@@ -1,7 +1,5 @@
 """Derivatives in and around `vmap`: each element takes its own path, and gets its own gradient."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

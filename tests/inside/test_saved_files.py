@@ -1,7 +1,5 @@
 """Damaged and hostile files: an error each, which names the file, and never a call of what was not named."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

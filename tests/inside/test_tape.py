@@ -3,8 +3,6 @@
 gradients/ has what a user sees of it.
 """
 
-from __future__ import annotations
-
 import functools
 import gc
 import weakref

@@ -1,7 +1,5 @@
 """What is freed when a program is dropped: functions, rules, arrays, static inputs, results, exceptions."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import weakref

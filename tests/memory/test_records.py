@@ -1,7 +1,5 @@
 """Records of forward passes: within their bounds, good for several backward passes, and never lost in silence."""
 
-from __future__ import annotations
-
 import weakref
 
 import jax

@@ -1,7 +1,5 @@
 """What must not grow with the steps of a training run: compilations, JAX's caches, objects, records."""
 
-from __future__ import annotations
-
 import gc
 
 import jax

@@ -3,8 +3,6 @@
 The blocks of one `##` section of a page share a namespace. A block that shows something `wrong` may warn.
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import io

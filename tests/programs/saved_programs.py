@@ -3,8 +3,6 @@
 All functions that they call are defined by this module.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import pathlib

@@ -5,8 +5,6 @@ A PJRT client of XLA's CPU, from a package, is registered as a plugin of its own
 Its process has pytest too, for what is raised.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import pathlib

@@ -1,7 +1,5 @@
 """What can be exported, and how a loaded program behaves."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import pathlib
 

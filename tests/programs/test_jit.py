@@ -1,7 +1,5 @@
 """`jaxpyop.jit` in place of `jax.jit`: what it takes, what it gives, and what it leaves whole."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import inspect

@@ -1,7 +1,5 @@
 """Programs that this process saves and another one loads."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

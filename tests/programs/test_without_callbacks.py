@@ -1,7 +1,5 @@
 """A backend without callbacks, as those of most plugins: see standin_programs.py."""
 
-from __future__ import annotations
-
 import functools
 import json
 

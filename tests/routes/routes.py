@@ -4,8 +4,6 @@ Each route takes a function of one array and the array. It is applied to a progr
 program in plain JAX, so that the two results can be compared.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any

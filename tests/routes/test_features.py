@@ -1,7 +1,5 @@
 """Every feature on every route: the values, dtypes and derivatives of plain JAX, and each effect once."""
 
-from __future__ import annotations
-
 import os
 
 import jax

@@ -3,8 +3,6 @@
 A refusal is a `NotImplementedError` that names the op: of a stateful function in a batched `cond`, for example.
 """
 
-from __future__ import annotations
-
 import re
 
 import jax

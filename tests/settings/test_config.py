@@ -1,7 +1,5 @@
 """`jaxpyop.config` and its environment variables: defaults, changes, wrong values, and what each setting does."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,7 +1,5 @@
 """`jaxpyop.report()`: its numbers are those of counters in the functions, on every route."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import functools
 import multiprocessing

@@ -1,7 +1,5 @@
 """What tests compare and count: values, runs of a function, and what is still in memory."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import time

@@ -6,8 +6,6 @@ test_random_programs = few(given(programs()), check)
 test_many_random_programs = many(given(programs()), check)
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

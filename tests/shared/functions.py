@@ -1,7 +1,5 @@
 """The four functions with one signature, `f(func, inp, tout, **options)`, and the dtypes that they are tested with."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -6,8 +6,6 @@ The module of the programs ends with
         many_programs.main(PROGRAMS)
 """
 
-from __future__ import annotations
-
 import faulthandler
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """One function of two inputs with every kind of rule, and programs that differentiate it."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

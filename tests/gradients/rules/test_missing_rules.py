@@ -1,7 +1,5 @@
 """Derivatives that no rule gives: fine where nobody uses them, and else an error that comes early."""
 
-from __future__ import annotations
-
 import functools
 
 import jax

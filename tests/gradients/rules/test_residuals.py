@@ -1,7 +1,5 @@
 """Residuals of vjp=(fwd, bwd): any object, on the host, each with its element."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import multiprocessing
 import threading

@@ -1,7 +1,5 @@
 """The user's own derivatives, vjp= and jvp=: values, how often each function is called, and what it is given."""
 
-from __future__ import annotations
-
 import itertools
 
 import jax

@@ -1,7 +1,5 @@
 """Second derivatives of NumPy functions: by rules that are ops with rules."""
 
-from __future__ import annotations
-
 import functools
 
 import jax

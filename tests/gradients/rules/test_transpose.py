@@ -1,7 +1,5 @@
 """transpose=: functions that are linear in their inputs, to any order and under JAX's linear solvers."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np
