@@ -26,6 +26,13 @@ def test_lent_inputs_are_read_only(compiled, n):
     np.testing.assert_array_equal(compiled(lambda x: py_func(body, [x], F, copy=False))(x), x * 2)
 
 
+@direct_and_compiled
+def test_writing_into_a_lent_input_says_what_to_write(compiled):
+    op = lambda x: py_func(lambda x: x.__imul__(2), [x], F, copy=False)
+    with pytest.raises(ValueError, match="func writes into an input, and copy=False lends inputs for reading"):
+        run(compiled(op), jnp.arange(3.0))
+
+
 @pytest.mark.parametrize(("n", "shared"), [(SMALL, False), (LARGE, True)], ids=["small", "large"])
 def test_a_large_lent_input_is_the_programs_own_memory(n, shared):
     """A small one is a copy, which is faster than a view."""

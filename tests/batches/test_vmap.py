@@ -11,8 +11,8 @@ from jax import lax
 
 import jaxpyop
 from tests.batches.programs import BLOCKS, LOOPING, METHODS, VMAPS, F, counted, grid
-from tests.shared.checks import Counter, run
-from tests.shared.functions import numpy_function, py_func, py_function
+from tests.shared.checks import Counter
+from tests.shared.functions import numpy_function, py_function
 
 slow = pytest.mark.slow
 fast_first = [METHODS[0], *(pytest.param(m, marks=slow) for m in METHODS[1:])]
@@ -84,26 +84,12 @@ def test_pytrees_static_inputs_and_several_results(api, method):
     np.testing.assert_array_equal(out["parts"][1], grid(2, 3))
 
 
-@pytest.mark.parametrize("method", LOOPING)
-def test_elements_without_a_result(method):
-    body = Counter(lambda s, x: None)
-    assert run(jax.vmap(lambda x: py_func(body, ["s", x], None, vmap_method=method)), grid(3)) is None
-    assert sorted(body.seen) == [["s", 0], ["s", 1], ["s", 2]]
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_a_call_without_batched_inputs_runs_once(method):
     body = Counter(lambda x: x + 3)
     f = jax.vmap(lambda _: numpy_function(body, [2.0], F, output_shapes=(), vmap_method=method))
     np.testing.assert_array_equal(f(grid(3)), [5, 5, 5])
     assert body.count == 1
-
-
-@pytest.mark.parametrize("method", BLOCKS)
-def test_a_block_of_the_wrong_shape_is_an_error(method):
-    f = jax.vmap(lambda x: numpy_function(lambda x: x.sum(), [x], F, vmap_method=method, output_shapes=()))
-    with pytest.raises(ValueError, match=r"shape \(\) where \(3,\)"):
-        f(grid(3))
 
 
 # ------------------------------------------------------------------------ loops

@@ -103,22 +103,3 @@ def test_the_derivative_of_a_loop_runs_it_in_each_iteration(loop, options, route
     # 2 * (1 + 2 + 3) of each call that counts, and 2 * 3 * 2 of the one without a result.
     assert wait(route(jax.value_and_grad(program))(2.0)) == (48, 24)
     assert set(runs.values()) == {3}
-
-
-def test_a_checkpoint_does_not_run_a_stateless_function_again():
-    """It keeps the results, so that the value and the gradient come from one run."""
-    taped, ruled = [], []
-
-    def count(runs, result):
-        runs.append(1)
-        return result
-
-    def f(x):
-        cube = py_function(lambda x: count(taped, x**3), [x], F, output_shapes=())
-        vjp = lambda inputs, outputs, cotangents: 2 * inputs[0] * cotangents[0]
-        return jnp.sin(cube) + numpy_function(lambda x: count(ruled, x**2), [x], F, vjp=vjp)
-
-    for g in (jax.jit(jax.grad(jax.checkpoint(f))), jax.grad(jax.checkpoint(f))):
-        np.testing.assert_allclose(wait(g(2.0)), np.cos(8) * 12 + 4, rtol=1e-5)
-        assert (len(taped), len(ruled)) == (1, 1)
-        taped.clear(), ruled.clear()

@@ -89,15 +89,6 @@ def test_a_call_without_results(route):
         assert (log.seen, again.seen, runs) == ([FULL] * n, FULL * n, [1] * n)
 
 
-def test_a_compiled_program_runs_it_at_each_execution_only():
-    log = Log()
-    compiled = jax.jit(lambda x: (py_func(log, [x], F), x)[1]).lower(1.0).compile()
-    assert log.seen == []
-    for n in range(1, 6):
-        wait(compiled(1.0))
-        assert log.seen == [1.0] * n
-
-
 @pytest.mark.parametrize("transport", ["auto", "callback"])
 def test_results_of_no_size(transport):
     """XLA skips a call without a byte to return, so that one is added."""

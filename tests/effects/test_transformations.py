@@ -7,7 +7,6 @@ import pytest
 from jax import lax
 
 from tests.effects.ops import STATELESS, Affine, F, X, every_route, wait
-from tests.shared.functions import numpy_function
 
 # What a program does with an elementwise op, and how often its function runs. None: that is JAX's to say.
 PROGRAMS = {
@@ -56,20 +55,3 @@ def test_a_call_of_constants_belongs_to_the_program():
     for n in (1, 2):
         np.testing.assert_allclose(compiled(X), X + 6)
         assert [body.runs for body in bodies] == [n, n]
-
-
-def test_finding_a_shape_or_a_jaxpr_runs_nothing_on_values():
-    for op in STATELESS.values():
-        body = Affine()
-        f = lambda x, op=op, body=body: op(body, [x], F)
-        assert jax.eval_shape(f, X) == jax.ShapeDtypeStruct((3,), F)
-        jax.make_jaxpr(f)(X)
-        jax.jit(f).lower(X)
-        assert body.runs == 0
-
-
-def test_without_a_batched_input_the_call_runs_once():
-    body = Affine()
-    f = jax.vmap(lambda x: x + numpy_function(body, [1.0], F))
-    np.testing.assert_allclose(f(X), X + 3)
-    assert body.runs == 1

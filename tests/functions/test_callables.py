@@ -2,7 +2,6 @@
 
 import asyncio
 import concurrent.futures
-import contextvars
 import functools
 import math
 import operator
@@ -153,16 +152,6 @@ def test_asyncio_in_a_function():
     notes, result = asyncio.run(cell())
     assert result == 6
     assert any("pass executor=concurrent.futures.ThreadPoolExecutor(1)" in note for note in notes)
-
-
-def test_context_variables_are_those_of_the_caller():
-    variable = contextvars.ContextVar("variable", default=0.0)
-    f = lambda x: numpy_function(lambda x: x + variable.get(), [x], F)
-    for call in (f, jax.jit(f)):
-        for value in (10.0, 20.0):
-            token = variable.set(value)
-            assert run(call, F(1)) == value + 1
-            variable.reset(token)
 
 
 INSIDE = {

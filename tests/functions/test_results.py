@@ -128,11 +128,6 @@ def test_strict_promotion_and_leak_checks_change_nothing():
     assert numpy_function(lambda x: np.float64(x.sum()), [X], F) == 3
 
 
-def test_results_feed_jax_operations_of_the_same_program():
-    f = lambda x: jnp.sin(py_func(np.cos, [jnp.exp(x)], F)) * 2
-    close(jax.jit(f)(X), jnp.sin(jnp.cos(jnp.exp(X))) * 2)
-
-
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16], ids=["bfloat16", "float16"])
 def test_gradients_of_a_batch_of_narrow_scalars(dtype):
     x = jnp.array([1.0, 0.5, 2.0], dtype)

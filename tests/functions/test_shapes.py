@@ -190,13 +190,6 @@ def test_shape_errors_under_vmap_speak_of_one_element(method):
         assert "write output_shapes" not in str(caught.value)
 
 
-def test_elements_of_a_batch_may_not_differ_in_shape():
-    f = jax.vmap(lambda x: numpy_function(lambda x: np.zeros(int(x) % 2 + 1), [x], F, output_shapes=(1,)))
-    np.testing.assert_array_equal(f(jnp.array([0.0, 2.0])), np.zeros((2, 1)))
-    with pytest.raises(ValueError, match=r"shape \(2,\) where \(1,\) was declared"):
-        f(jnp.array([0.0, 1.0]))
-
-
 # ------------------------------------------------------------ forms of output_shapes
 
 

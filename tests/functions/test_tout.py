@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
 
 import jaxpyop
 from tests.shared.checks import close, run
@@ -172,15 +171,6 @@ def test_none_of_a_whole_batch_runs_once(method):
     op = lambda x: py_func(lambda x: log.append(x.tolist()) or 1, [x], None, vmap_method=method)
     assert run(jax.jit(jax.vmap(op)), jnp.arange(4.0)) is None
     assert log == [[0, 1, 2, 3]]
-
-
-def test_none_in_one_branch_of_a_cond():
-    log = []
-    write = lambda x: py_func(lambda x: log.append(float(x)), [x], None)
-    program = jax.jit(lambda x: lax.cond(x > 0, lambda: write(x), lambda: None))
-    assert run(program, 1.0) is None
-    assert run(program, -1.0) is None
-    assert log == [1.0]
 
 
 NOTHING = [None, [], (), {}, {"a": []}, [None]]
