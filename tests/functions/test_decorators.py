@@ -65,18 +65,6 @@ def test_a_function_of_the_shapes_gets_keyword_inputs():
     assert jax.jit(lambda x, n: op(x, n=n))(F(1), jnp.ones(4)).shape == (4,)
 
 
-@every_decorator
-def test_without_inputs_or_results(function):
-    runs = []
-
-    @function(Tout=None)
-    def log():
-        runs.append(1)
-
-    assert log() is None
-    assert runs == [1]
-
-
 def test_a_method_that_returns_itself():
     class Bar:
         n = 0

@@ -218,12 +218,3 @@ def test_a_list_of_numbers_is_an_array(tout, value):
         for got, want, leaf in zip(jax.tree.leaves(out), wanted, jax.tree.leaves(tout), strict=True):
             np.testing.assert_array_equal(np.ravel(got), np.ravel(np.array(want)))
             assert got.shape == leaf.shape
-
-
-def test_a_list_of_numbers_in_a_batch_and_its_gradient():
-    shapes = {"a": (), "b": (2,)}
-    op = lambda x: py_function(lambda x: {"a": x, "b": [x**2, 2.0]}, [x], {"a": F, "b": F}, output_shapes=shapes)
-    out = jax.jit(jax.vmap(op))(jnp.arange(4.0))
-    close(out["a"], np.arange(4))
-    close(out["b"], [[k**2, 2] for k in range(4)])
-    close(jax.grad(lambda x: (op(x)["b"] * jnp.array([10.0, 100.0])).sum())(2.0), 40.0)

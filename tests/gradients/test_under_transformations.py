@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jaxpyop import numpy_function, py_function
+from jaxpyop import py_function
 from tests.gradients.bodies import TRANSFORMS, X3, F, clip_gradient, rows
 from tests.shared.checks import Counter, trees_close
 
@@ -22,10 +22,6 @@ def plain(x):
 def op(x):
     """It looks at its values."""
     return py_function(lambda x: plain(x) if float(x[0]) < 1e9 else -x, [x], F, output_shapes=(3,))
-
-
-def with_vjp(x):
-    return numpy_function(plain, [x], F, vjp=lambda i, o, c: 3 * i[0] ** 2 * c[0])
 
 
 def grad_of(program):
@@ -45,16 +41,13 @@ PROGRAMS = {
     "vjp": lambda f: lambda x: jax.vjp(f, x)[1](f(x)),
     "linearize": lambda f: lambda x: jax.linearize(lambda x: f(x) * 2, x)[1](x + 1),
 }
-OPS = {"automatic": op, "rules": with_vjp}
-FAST = [("automatic", name, "direct") for name in ("cond", "checkpoint of a chain", "unused", "linearize")]
-FAST += [("rules", "checkpoint of a chain", "direct"), ("rules", "stopped", "direct")]
-ROWS = [("automatic", name, transform) for name in PROGRAMS for transform in TRANSFORMS]
-ROWS += [("rules", name, "direct") for name in PROGRAMS if name != "linearize"]
+FAST = [(name, "direct") for name in ("cond", "checkpoint of a chain", "unused", "linearize")]
+ROWS = [(name, transform) for name in PROGRAMS for transform in TRANSFORMS]
 
 
-@pytest.mark.parametrize(("op", "name", "transform"), rows(ROWS, FAST))
-def test_equal_to_jax(op, name, transform):
-    trees_close(TRANSFORMS[transform](PROGRAMS[name](OPS[op]))(X), jax.jit(PROGRAMS[name](plain))(X))
+@pytest.mark.parametrize(("name", "transform"), rows(ROWS, FAST))
+def test_equal_to_jax(name, transform):
+    trees_close(TRANSFORMS[transform](PROGRAMS[name](op))(X), jax.jit(PROGRAMS[name](plain))(X))
 
 
 # ----------------------------------------------------------------- how often

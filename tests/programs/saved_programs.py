@@ -1,7 +1,10 @@
-"""Programs that one process saves and another one loads.
+"""Programs that one process saves and another one loads: each feature of tests/routes/features.py, and more.
 
-All functions that they call are defined by this module.
+All functions that they call are defined by modules.
 """
+
+# It is in the checksum of `branches`, which the file of format 1 has.
+from __future__ import annotations
 
 import dataclasses
 import json
@@ -16,13 +19,12 @@ import numpy as np
 
 import jaxpyop
 from jaxpyop import numpy_function, py_function
+from tests.routes import features
+from tests.routes.features import NOTES, bwd_of_cube, fwd_of_cube, note, note_alone, vjp_of_cube
 
 F = jnp.float32
 X = np.array([0.5, -1.25, 2.0], np.float32)
 ROWS = np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)
-
-# What functions with effects noted.
-NOTES: list[Any] = []
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,43 +48,13 @@ def cube(x):
     return x**3
 
 
-def vjp_of_cube(inputs, outputs, cotangents):
-    return (3 * inputs[0] ** 2 * cotangents[0],)
-
-
-def fwd_of_cube(x):
-    return x**3, 3 * x**2
-
-
-def bwd_of_cube(slope, cotangents):
-    return (slope * cotangents[0],)
-
-
-def note(x):
-    NOTES.append(np.asarray(x).tolist())
-
-
-def noted(x):
-    return note(x) or x + 1
-
-
 def is_small(x):
-    return note(x) or x < 2
-
-
-def positive(x):
-    return x[x > 0]
+    return note_alone(x) or x < 2
 
 
 def parts(tree, scale, *, kind):
     assert kind == {"how": ("mean", None, "x")}
     return {"total": tree["a"] + tree["b"][0] * scale, "none": None, "size": (np.int32(3),)}
-
-
-def fails_on_negative(x):
-    if x < 0:
-        raise ValueError("negative")
-    return np.sqrt(x)
 
 
 def uniform(key):
@@ -95,11 +67,6 @@ def split(key):
 
 def plus_pi(x, number):
     return x + number
-
-
-@jaxpyop.numpy_function(Tout=jax.ShapeDtypeStruct((3,), F), vjp=vjp_of_cube)
-def decorated(x):
-    return x**3
 
 
 # --------------------------------------------------------------------- programs
@@ -119,9 +86,9 @@ def rule(x):
 
 
 def with_effects(x):
-    numpy_function(note, [x * 2], None, ordered=True)
-    y = numpy_function(noted, [x + 1], jax.ShapeDtypeStruct((3,), F), stateful=True)
-    numpy_function(note, [y[:1]], None, ordered=True)
+    numpy_function(note_alone, [x * 2], None, ordered=True)
+    y = numpy_function(note, [x + 1], jax.ShapeDtypeStruct((3,), F), stateful=True)
+    numpy_function(note_alone, [y[:1]], None, ordered=True)
     return y * 2
 
 
@@ -150,17 +117,8 @@ def tree(x, more):
     return numpy_function(Tout=tout)(parts)({"a": x, "b": [more["y"]]}, 2.0, kind={"how": ("mean", None, "x")})
 
 
-def padded(x):
-    found = numpy_function(positive, [x], jaxpyop.padded(F, 3, fill_value=-1.0))
-    return found, found.values[0] + found.lengths
-
-
 def when(x):
     return jax.vmap(lambda a: py_function(branches, [a], F, when=a > 0, output_shapes=()))(x)
-
-
-def on_error(x):
-    return jax.vmap(lambda a: numpy_function(fails_on_negative, [a], F, output_shapes=(), on_error="nan"))(x)
 
 
 def keys(key):
@@ -175,39 +133,23 @@ def constant(x):
     return [add(add(x, 3.0), 4.0), add(add(add(x, first), first), second), add(second, second), add(x, 3.0)]
 
 
-def stopped(x):
-    return jnp.sum(numpy_function(cube, [jax.lax.stop_gradient(x * 2)], jax.ShapeDtypeStruct((3,), F)) * x)
-
-
-def gradient_cut(f):
-    return jaxpyop.jit(jax.grad(f))
-
-
 GRAD = {"after": jax.grad, "options": {"vjp_order": 1}}
 PROGRAMS: dict[str, Program] = {
-    "only a call": Program(lambda x: py_function(branches, [x], F)),
-    "a decorated function": Program(lambda x: decorated(x) + 1),
     "value and gradient": Program(jax.value_and_grad(loss)),
-    "hessian": Program(jax.hessian(loss)),
     "fwd and bwd in vmap": Program(jax.vmap(jax.grad(rule)), (ROWS,)),
     "gradient of a loaded program": Program(loss, **GRAD),
     "gradient of a loaded rule": Program(rule, **GRAD),
-    "cut gradient of a loaded program": Program(loss, after=gradient_cut, options={"vjp_order": 1}),
-    "gradient that stops before a call": Program(stopped, **GRAD),
+    "its gradient, cut": Program(loss, after=lambda f: jaxpyop.jit(jax.grad(f)), options={"vjp_order": 1}),
     "effects": Program(with_effects),
-    "vmap of a gradient": Program(jax.vmap(jax.grad(loss)), (ROWS,)),
     "structures": Program(tree, (X, {"y": X + 1})),
-    "padded": Program(padded),
     "gradient with when": Program(jax.grad(lambda x: jnp.sum(when(x)))),
-    "on_error": Program(on_error),
     "keys": Program(keys, (jax.random.key(7),)),
     "constants": Program(constant),
-    "scan": Program(in_scan),
     "loops": Program(in_loops),
     "loops run from Python": Program(in_loops, options={"loops": "python"}),
     "vmap of a while": Program(jax.vmap(in_while), (ROWS,)),
-    "a checkpoint": Program(jax.grad(jax.checkpoint(loss))),
 }
+PROGRAMS |= {name: Program(f.program, (features.X,)) for name, f in features.FEATURES.items() if f.loads}
 
 
 def arguments(program: Program) -> tuple[Any, ...]:
@@ -227,7 +169,7 @@ def outcome(fun: Callable[..., Any], program: Program) -> dict[str, Any]:
     plain = [jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else x for x in leaves]
     values = [np.asarray(x, np.float64).tolist() for x in plain]
     kinds = [f"{x.dtype}{x.shape}" for x in leaves]
-    return {"types": kinds, "structure": str(structure), "values": values, "notes": list(NOTES)}
+    return {"types": kinds, "structure": str(structure), "values": values, "notes": [note.tolist() for note in NOTES]}
 
 
 def save_all(folder: str, names: Collection[str] = PROGRAMS.keys()) -> None:
@@ -243,7 +185,7 @@ def load_all(folder: str) -> str:
     for path in pathlib.Path(folder).glob("*.jaxpyop"):
         name, program = path.stem, PROGRAMS[path.stem]
         try:
-            loaded = jaxpyop.load(path, allow=["tests.programs.saved_programs"])
+            loaded = jaxpyop.load(path, allow=["tests"])
             found[name] = outcome(program.after(loaded), program)
         except Exception as error:  # The test shows it.
             found[name] = f"{type(error).__name__}: {error}"

@@ -14,7 +14,7 @@ from tests.programs import saved_programs
 from tests.programs.saved_programs import F, branches, cube, loss, of_branches, vjp_of_cube
 
 X = jnp.asarray(saved_programs.X)
-HERE = ["tests.programs.saved_programs"]
+HERE = ["tests"]
 FORMAT_1 = pathlib.Path(__file__).parent / "format_1.jaxpyop"
 
 
