@@ -12,16 +12,14 @@ from jax import lax
 from tests.batches.programs import BLOCKS, F, grid
 from tests.shared.checks import Counter, run
 from tests.shared.functions import py_func, py_function
+from tests.shared.tables import named
 
-slow = pytest.mark.slow
 STATEFUL = {
     "py_func": lambda f, inp, **o: py_func(f, inp, F, **o),
     "ordered py_function": lambda f, inp, **o: py_function(f, inp, F, ordered=True, **o),
     "ordered py_func": lambda f, inp, **o: py_func(f, inp, F, ordered=True, **o),
 }
-every_stateful = pytest.mark.parametrize(
-    "op", [pytest.param(op, id=name, marks=[] if name == "py_func" else slow) for name, op in STATEFUL.items()]
-)
+every_stateful = pytest.mark.parametrize("op", named(STATEFUL, slow=["ordered py_function", "ordered py_func"]))
 
 
 def scan(f):

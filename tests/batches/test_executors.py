@@ -15,8 +15,9 @@ from tests.batches import bodies
 from tests.batches.programs import METHODS, F, InCaller, grid
 from tests.shared.checks import run
 from tests.shared.functions import both_sides, every_api, numpy_function, py_function
+from tests.shared.tables import rows
 
-fast_first = [METHODS[0], *(pytest.param(m, marks=pytest.mark.slow) for m in METHODS[1:])]
+fast_first = rows(METHODS, fast=METHODS[:1])
 
 
 def pool_of(count):

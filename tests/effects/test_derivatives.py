@@ -8,6 +8,7 @@ from jax import lax
 
 from tests.effects.ops import F, Log, every_route, wait
 from tests.shared.functions import numpy_function, py_func, py_function
+from tests.shared.tables import rows
 
 HOW = {"stateful": {"stateful": True}, "ordered": {"ordered": True}}
 every_how = pytest.mark.parametrize("options", HOW.values(), ids=HOW)
@@ -67,7 +68,7 @@ LOOPS = {
     "cond in scan": lambda g: scanned(lambda x: lax.cond(True, g, g, x)),
     "jit in scan": lambda g: scanned(jax.jit(g)),
 }
-FAST = ("scan", "stateful")
+ROWS = [(loop, how) for loop in LOOPS for how in HOW]
 # Calls of a function that counts its runs, and their slopes after three of them.
 CALLS = {
     "an input": lambda count, x, **how: py_function(lambda x: x * count(), [x], F, output_shapes=(), **how),
@@ -78,15 +79,8 @@ CALLS = {
 
 
 @every_route
-@pytest.mark.parametrize(
-    ("loop", "options"),
-    [
-        pytest.param(LOOPS[loop], HOW[how], id=f"{loop}-{how}", marks=[pytest.mark.slow] * ((loop, how) != FAST))
-        for loop in LOOPS
-        for how in HOW
-    ],
-)
-def test_the_derivative_of_a_loop_runs_it_in_each_iteration(loop, options, route):
+@pytest.mark.parametrize(("loop", "how"), rows(ROWS, fast=[("scan", "stateful")]))
+def test_the_derivative_of_a_loop_runs_it_in_each_iteration(loop, how, route):
     runs = dict.fromkeys(CALLS, 0)
 
     def counter(name):
@@ -97,7 +91,7 @@ def test_the_derivative_of_a_loop_runs_it_in_each_iteration(loop, options, route
         return count
 
     def program(x):
-        looped = lambda name: loop(lambda x: CALLS[name](counter(name), x, **options))
+        looped = lambda name: LOOPS[loop](lambda x: CALLS[name](counter(name), x, **HOW[how]))
         return sum(looped(name)(x) for name in CALLS)
 
     # 2 * (1 + 2 + 3) of each call that counts, and 2 * 3 * 2 of the one without a result.

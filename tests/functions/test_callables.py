@@ -14,6 +14,7 @@ import pytest
 import jaxpyop
 from tests.shared.checks import close, run
 from tests.shared.functions import both_sides, numpy_function, py_function
+from tests.shared.tables import named
 
 F = jnp.float32
 
@@ -167,9 +168,7 @@ INSIDE = {
 SLOW = {"hessian", "scan", "vmap", "jvp"}  # JAX takes long to compile what differentiates them.
 
 
-@pytest.mark.parametrize(
-    "inside", [pytest.param(f, id=name, marks=[pytest.mark.slow] * (name in SLOW)) for name, f in INSIDE.items()]
-)
+@pytest.mark.parametrize("inside", named(INSIDE, SLOW))
 def test_transformations_of_jax_in_a_function(inside):
     """Its value in a compiled program, and its gradient."""
     f = lambda x: py_function(inside, [x], F, output_shapes=())

@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxpyop import py_function
-from tests.gradients.bodies import X3, F, rows
+from tests.gradients.bodies import X3, F
 from tests.shared.checks import close
 from tests.shared.examples import few, many
+from tests.shared.tables import rows
 
 X = jnp.asarray(X3)
 

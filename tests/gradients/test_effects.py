@@ -7,8 +7,9 @@ import pytest
 from jax import lax
 
 from jaxpyop import py_function
-from tests.gradients.bodies import X3, F, rows, while_loop
+from tests.gradients.bodies import X3, F, while_loop
 from tests.shared.checks import Counter, close
+from tests.shared.tables import rows
 
 X = jnp.asarray(X3)
 

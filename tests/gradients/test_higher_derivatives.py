@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from jaxpyop import py_function
-from tests.gradients.bodies import X3, F, rows
+from tests.gradients.bodies import X3, F
 from tests.shared.checks import close
+from tests.shared.tables import rows
 
 X = jnp.asarray(X3)
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from jaxpyop import py_function
-from tests.gradients.bodies import BODIES, F, arrays, directions, rows
+from tests.gradients.bodies import BODIES, F, arrays, directions
+from tests.shared.tables import rows
 
 A = jnp.eye(3) * 3 + 0.1
 B = jnp.arange(3.0)

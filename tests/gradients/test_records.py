@@ -12,8 +12,9 @@ import pytest
 
 import jaxpyop
 from jaxpyop import numpy_function, py_function
-from tests.gradients.bodies import TRANSFORMS, F, rows
+from tests.gradients.bodies import TRANSFORMS, F
 from tests.shared.checks import Counter, close, eventually
+from tests.shared.tables import rows
 
 STEPS = 6
 numbers = itertools.count()

@@ -9,8 +9,9 @@ import pytest
 from jax import lax
 
 from jaxpyop import py_function
-from tests.gradients.bodies import TRANSFORMS, X3, F, clip_gradient, rows
+from tests.gradients.bodies import TRANSFORMS, X3, F, clip_gradient
 from tests.shared.checks import Counter, trees_close
+from tests.shared.tables import rows
 
 X = jnp.asarray(X3)
 

@@ -7,8 +7,9 @@ import pytest
 from jax import lax
 
 from jaxpyop import numpy_function, py_function
-from tests.gradients.bodies import TRANSFORMS, X3, F, rows
+from tests.gradients.bodies import TRANSFORMS, X3, F
 from tests.shared.checks import Counter, trees_close
+from tests.shared.tables import rows
 
 X = jnp.asarray(X3)
 

@@ -11,6 +11,7 @@ import pytest
 import jaxpyop
 from tests.shared.checks import eventually, freed, held
 from tests.shared.functions import numpy_function, py_func, py_function
+from tests.shared.tables import rows
 
 F = jnp.float32
 X = jnp.array([0.5, -1.0, 2.0])
@@ -48,7 +49,6 @@ USES = {
 }
 # JAX itself keeps what it has traced for these.
 TRACES_KEPT = {"jit of scan", "jit of cond", "jvp", "vjp"}
-SLOW = {"jit of scan", "jit of cond", "jvp", "gradient", "jit of vmap of gradient"}
 
 
 def op_and_what_it_holds(api, rule=None, **options):
@@ -62,7 +62,7 @@ def op_and_what_it_holds(api, rule=None, **options):
     return op, [func_ref, weakref.ref(captured), rule_ref]
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in USES])
+@pytest.mark.parametrize("name", rows(USES, fast=["direct", "jit", "vmap", "eval_shape", "jit of gradient"]))
 def test_a_dropped_program_frees_its_functions_and_what_they_captured(name):
     ops, refs = zip(
         op_and_what_it_holds(py_function),

@@ -9,8 +9,9 @@ import pytest
 from jax import lax
 
 from jaxpyop import numpy_function, py_func
-from tests.gradients.bodies import X3, F, rows
+from tests.gradients.bodies import X3, F
 from tests.shared.checks import trees_close
+from tests.shared.tables import rows
 
 X = jnp.asarray(X3)
 

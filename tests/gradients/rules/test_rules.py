@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from jaxpyop import numpy_function, py_function
-from tests.gradients.bodies import TRANSFORMS, F, rows
+from tests.gradients.bodies import TRANSFORMS, F
 from tests.gradients.rules import cases
 from tests.gradients.rules.cases import FORWARD, REVERSE, Counted, X, Y, close_to, wanted
 from tests.shared.checks import close, trees_close
+from tests.shared.tables import rows
 
 METHODS = ("sequential", "expand_dims", "broadcast_all", "parallel")
 either = pytest.mark.parametrize("transform", [lambda f: f, jax.jit], ids=["direct", "jit"])

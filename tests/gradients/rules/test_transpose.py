@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from jaxpyop import numpy_function
-from tests.gradients.bodies import F, rows
+from tests.gradients.bodies import F
 from tests.gradients.rules.cases import X, close_to
 from tests.shared.checks import Counter, close, trees_close
+from tests.shared.tables import rows
 
 M = np.array([[1.0, 2.0, 0.0], [0.5, -1.0, 3.0]], np.float32)
 Y = jnp.array([1.0, -2.0])
