@@ -54,6 +54,7 @@ def test_a_function_sees_its_callers_context_and_settings(route):
         variable.reset(token)
 
 
+@pytest.mark.slow
 def test_a_function_on_a_thread_of_xlas_sees_its_callers_context():
     """From JAX 0.12 on, XLA calls it there while it computes something else. Before, the caller's thread does."""
     variable, seen = contextvars.ContextVar("variable", default="unset"), []

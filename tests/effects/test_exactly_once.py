@@ -12,6 +12,7 @@ import jaxpyop
 from tests.effects.ops import STATEFUL, UNORDERED, F, Log, X, every_route, wait
 from tests.shared.checks import trees_close
 from tests.shared.functions import numpy_function, py_func, py_function
+from tests.shared.tables import named
 
 FULL = [0.5, -1.0, 2.0]
 
@@ -54,8 +55,20 @@ PROGRAMS = {
 }
 
 
+# Others are nearly the same.
+FAST = [
+    "result unused",
+    "program without results",
+    "twice alike",
+    "empty input",
+    "scan, the same each time",
+    "while_loop",
+]
+FAST += ["cond, the other", "map of checkpoint", "vmap, unused", "scan in jit in scan"]
+
+
 @every_route
-@pytest.mark.parametrize(("program", "seen"), PROGRAMS.values(), ids=PROGRAMS)
+@pytest.mark.parametrize(("program", "seen"), named(PROGRAMS, slow=PROGRAMS.keys() - FAST))
 def test_exactly_once(program, seen, route):
     """The program has each op once, each with a function of its own. A stateless one may run less often."""
     ops = STATEFUL | {"stateless": numpy_function}
