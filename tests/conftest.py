@@ -39,10 +39,3 @@ def x64():
     """64-bit types for one test."""
     with jax.enable_x64(True):
         yield
-
-
-@pytest.fixture
-def checked():
-    """Strict promotion of dtypes, and JAX's check for leaked tracers."""
-    with jax.numpy_dtype_promotion("strict"), jax.checking_leaks():
-        yield

@@ -26,7 +26,8 @@ def test_a_direct_call_is_on_the_callers_thread_and_compiles_nothing(op, caplog)
     op(body, [x], F)
     with jax.log_compiles():
         for k in range(3):
-            np.testing.assert_allclose(op(lambda x: body(x) + k, [x], F), X + k)  # noqa: B023  # a fresh function each time
+            x = np.ones((1511 + k, 3), np.float32)  # a fresh function and a new shape each time
+            np.testing.assert_allclose(op(lambda x: body(x) + k, [x], F), x + k)  # noqa: B023
         assert threads == [threading.get_ident()] * 4
         assert "ompil" not in caplog.text
         jax.jit(lambda x: x * 3 + 17)(x)

@@ -17,7 +17,7 @@ from tests.shared.functions import APIS, every_api, py_function
 F = jnp.float32
 # Parts of paths that are plain letters wherever the checkout is: XLA escapes all others.
 OURS = os.path.join("jaxpyop", "_")
-USERS = os.path.join("tests", "shared", "functions.py")
+USERS = os.path.join("tests", "functions", "test_names.py")
 
 
 def double(x):

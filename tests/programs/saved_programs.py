@@ -7,10 +7,11 @@ All functions that they call are defined by modules.
 from __future__ import annotations
 
 import dataclasses
-import json
+import functools
 import pathlib
+import sys
 import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -21,6 +22,8 @@ import jaxpyop
 from jaxpyop import numpy_function, py_function
 from tests.routes import features
 from tests.routes.features import NOTES, bwd_of_cube, fwd_of_cube, note, note_alone, vjp_of_cube
+from tests.shared import many_programs
+from tests.shared.checks import trees_close
 
 F = jnp.float32
 X = np.array([0.5, -1.25, 2.0], np.float32)
@@ -134,7 +137,7 @@ def constant(x):
 
 
 GRAD = {"after": jax.grad, "options": {"vjp_order": 1}}
-PROGRAMS: dict[str, Program] = {
+PROGRAMS = {
     "value and gradient": Program(jax.value_and_grad(loss)),
     "fwd and bwd in vmap": Program(jax.vmap(jax.grad(rule)), (ROWS,)),
     "gradient of a loaded program": Program(loss, **GRAD),
@@ -152,41 +155,39 @@ PROGRAMS: dict[str, Program] = {
 PROGRAMS |= {name: Program(f.program, (features.X,)) for name, f in features.FEATURES.items() if f.loads}
 
 
-def arguments(program: Program) -> tuple[Any, ...]:
+def arguments(program):
     """The arguments with which a program is exported and run."""
     return jax.tree.map(jnp.asarray, program.args)
 
 
-def outcome(fun: Callable[..., Any], program: Program) -> dict[str, Any]:
-    """What a run of a program gives, as data."""
+def outcome(fun, program):
+    """What a run of a program gives, and what its functions noted."""
     NOTES.clear()
     with warnings.catch_warnings():
         # An op with on_error= says once that it filled a result.
         warnings.simplefilter("ignore", RuntimeWarning)
         found = fun(*arguments(program))
         jax.effects_barrier()
-    leaves, structure = jax.tree.flatten(found)
-    plain = [jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else x for x in leaves]
-    values = [np.asarray(x, np.float64).tolist() for x in plain]
-    kinds = [f"{x.dtype}{x.shape}" for x in leaves]
-    return {"types": kinds, "structure": str(structure), "values": values, "notes": [note.tolist() for note in NOTES]}
+    is_key = lambda x: jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return jax.tree.map(lambda x: jax.random.key_data(x) if is_key(x) else x, found), [*NOTES]
 
 
-def save_all(folder: str, names: Collection[str] = PROGRAMS.keys()) -> None:
-    """Save programs, each in a file."""
-    for name in names:
-        program = jaxpyop.export(PROGRAMS[name].fun, **PROGRAMS[name].options)(*arguments(PROGRAMS[name]))
-        program.save(pathlib.Path(folder) / f"{name}.jaxpyop")
+def save_all(folder):
+    """Save all programs, each in a file."""
+    for name, program in PROGRAMS.items():
+        exported = jaxpyop.export(program.fun, **program.options)(*arguments(program))
+        exported.save(pathlib.Path(folder) / name)
 
 
-def load_all(folder: str) -> str:
-    """Load and run the programs in a folder. An error is a text in the place of an outcome. All of it is JSON."""
-    found: dict[str, Any] = {}
-    for path in pathlib.Path(folder).glob("*.jaxpyop"):
-        name, program = path.stem, PROGRAMS[path.stem]
-        try:
-            loaded = jaxpyop.load(path, allow=["tests"])
-            found[name] = outcome(program.after(loaded), program)
-        except Exception as error:  # The test shows it.
-            found[name] = f"{type(error).__name__}: {error}"
-    return json.dumps(found)
+def is_as_before(folder, name):
+    """Compare a program from a file with the function that it was made of."""
+    program = PROGRAMS[name]
+    loaded = jaxpyop.load(pathlib.Path(folder) / name, allow=["tests"])
+    found, expected = (outcome(program.after(fun), program) for fun in (loaded, jax.jit(program.fun)))
+    kinds = lambda tree: [(x.dtype, x.shape) for x in jax.tree.leaves(tree)]
+    assert kinds(found) == kinds(expected)
+    trees_close(found, expected)
+
+
+if __name__ == "__main__":
+    many_programs.main({name: functools.partial(is_as_before, sys.argv[1], name) for name in PROGRAMS})

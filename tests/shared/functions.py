@@ -7,17 +7,7 @@ import pytest
 
 import jaxpyop
 
-
-def py_function(func, inp, tout, **options):
-    return jaxpyop.py_function(func, inp, tout, **options)
-
-
-def numpy_function(func, inp, tout, **options):
-    return jaxpyop.numpy_function(func, inp, tout, **options)
-
-
-def py_func(func, inp, tout, **options):
-    return jaxpyop.py_func(func, inp, tout, **options)
+py_function, numpy_function, py_func = jaxpyop.py_function, jaxpyop.numpy_function, jaxpyop.py_func
 
 
 def contrib(func, inp, tout, **options):
