@@ -3,7 +3,6 @@
 import functools
 import gc
 import time
-from typing import Any
 
 import jax
 import numpy as np
@@ -31,7 +30,7 @@ class Counter:
 
     def __init__(self, func=lambda x: x + 1):
         self.func = func
-        self.seen: list[Any] = []
+        self.seen = []
         self.__name__ = "counter"
 
     def __call__(self, *args, **kwargs):
