@@ -1,7 +1,6 @@
 """What a function uses and keeps of the code around it: closures, caches, and inputs that it keeps."""
 
 import functools
-import textwrap
 import types
 
 import jax
@@ -12,7 +11,6 @@ import pytest
 import jaxpyop
 from tests.shared.checks import close, run
 from tests.shared.functions import both_sides, numpy_function, py_function
-from tests.shared.processes import run_python
 
 F = jnp.float32
 X = jnp.array([0.5, -1.0, 2.0])
@@ -215,33 +213,3 @@ def test_an_input_kept_from_a_differentiated_run():
     kept.clear()
     assert jax.grad(f(jax.lax.stop_gradient, True))(F(3)) == 3
     assert f(jax.lax.stop_gradient, True)(F(5)) == 15
-
-
-KEPT = """
-    import functools, itertools, warnings
-    import jaxpyop, jax, jax.numpy as jnp, numpy as np
-    warnings.simplefilter("ignore")
-    kept, results = [], []
-    keep = lambda x: kept.append(x) or np.array(x)
-    lend = jax.jit(lambda x: jaxpyop.numpy_function(keep, [x], jnp.float32, copy=False))
-    add = jax.jit(lambda x, y: jaxpyop.numpy_function(lambda x, y: x + 10 * y, [x, y], jnp.float32))
-    by_sorted = lambda f: sorted([0], key=lambda _: f())
-    by_reduce = lambda f: functools.reduce(lambda a, b: f(), [0, 0])
-    def at(depths, f):  # at many sizes of the stack of C
-        for way, depth in zip([functools.partial, by_sorted, by_reduce], depths):
-            for _ in range(depth):
-                f = functools.partial(way, f)
-        f()
-    places = list(itertools.product(range(9), repeat=3))
-    for depths in places:
-        at(depths, lambda: lend(jnp.ones(3)).block_until_ready())
-    for depths in places:
-        at(depths, lambda: results.append(np.asarray(add(jnp.ones(3), jnp.full(3, 2.0)))))
-    np.testing.assert_array_equal(results, np.full((len(results), 3), 21.0))
-"""
-
-
-@pytest.mark.slow
-def test_a_lent_input_that_was_kept_does_not_get_into_other_calls():
-    """Keeping a lent input is undefined for that input, and for nothing else."""
-    run_python(textwrap.dedent(KEPT))
