@@ -340,6 +340,7 @@ def test_nothing_is_traced_or_compiled_again():
     assert len(traces) == 2
 
 
+@pytest.mark.slow
 def test_clear_caches_traces_the_function_again():
     scale = 1.0
     cut, wanted = (jit(lambda x: double(x) * scale) for jit in (jaxpyop.jit, jax.jit))
