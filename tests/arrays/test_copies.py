@@ -117,8 +117,10 @@ def test_a_result_is_not_the_functions_buffer(compiled, n, offset):
 
     f = compiled(lambda k: [api(body, [k], F, output_shapes=(n,)) for api in (py_function, numpy_function)])
     results = [y for k in range(3) for y in jax.block_until_ready(f(jnp.float32(k)))]
+    batched = compiled(jax.vmap(lambda k: numpy_function(body, [k], F, output_shapes=(n,))))
+    results += list(batched(jnp.arange(3.0)))
     buffer[...] = -1
-    assert [range_of(y)[0] for y in results] == [0, 0, 1, 1, 2, 2]
+    assert [range_of(y)[0] for y in results] == [0, 0, 1, 1, 2, 2, 0, 1, 2]
 
 
 @every_size

@@ -26,6 +26,13 @@ def test_lent_inputs_are_read_only(compiled, n):
     np.testing.assert_array_equal(compiled(lambda x: py_func(body, [x], F, copy=False))(x), x * 2)
 
 
+@direct_and_compiled
+def test_writing_into_a_lent_input_says_what_to_write(compiled):
+    op = lambda x: py_func(lambda x: x.__imul__(2), [x], F, copy=False)
+    with pytest.raises(ValueError, match="func writes into an input, and copy=False lends inputs for reading"):
+        run(compiled(op), jnp.arange(3.0))
+
+
 @pytest.mark.parametrize(("n", "shared"), [(SMALL, False), (LARGE, True)], ids=["small", "large"])
 def test_a_large_lent_input_is_the_programs_own_memory(n, shared):
     """A small one is a copy, which is faster than a view."""
@@ -86,3 +93,14 @@ def test_not_keeping_them_does_not_warn(n, body):
     op = lambda x: py_func(body, [x], F, copy=False)
     np.testing.assert_array_equal(run(op, x), body(np.asarray(x)))
     np.testing.assert_array_equal(run(jax.jit(jax.vmap(op)), x[None]), body(np.asarray(x))[None])
+
+
+@pytest.mark.filterwarnings(f"ignore:.*{KEPT}")
+def test_a_lent_input_that_was_kept_does_not_get_into_other_calls():
+    """Keeping it is undefined for that input, and for nothing else."""
+    kept = []
+    lend = jax.jit(lambda x: py_func(lambda x: kept.append(x) or np.array(x), [x], F, copy=False))
+    add = jax.jit(lambda x, y: py_func(lambda x, y: x + 10 * y, [x, y], F))
+    for n in (SMALL, LARGE) * 3:
+        lend(jnp.ones(n)).block_until_ready()
+        np.testing.assert_array_equal(add(jnp.ones(n), jnp.full(n, 2.0)), np.full(n, 21.0))

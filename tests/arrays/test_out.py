@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 import jaxpyop
-from tests.arrays.memory import LARGE, SMALL, F, both_sizes, direct_and_compiled, held_by_garbage
+from tests.arrays.memory import LARGE, SMALL, F, direct_and_compiled, held_by_garbage
 from tests.batches.programs import BLOCKS, METHODS, InCaller
 from tests.shared.checks import Counter, close, run
 from tests.shared.functions import contrib, numpy_function, py_func, py_function
 from tests.shared.processes import on_devices, run_python
+from tests.shared.tables import rows
 
 XS = np.arange(12, dtype=np.float32).reshape(4, 3)
 
@@ -24,7 +25,7 @@ def negative(x, out):
     np.negative(x, out=out)
 
 
-@pytest.mark.parametrize("copy", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["copy", "lent"])
+@pytest.mark.parametrize("copy", rows([True, False], fast=[True]), ids=["copy", "lent"])
 @pytest.mark.parametrize("method", METHODS)
 @direct_and_compiled
 def test_batches(compiled, method, copy):
@@ -76,7 +77,7 @@ def test_the_structure_is_that_of_tout(compiled):
     assert (int(y["n"][0]), y["n"][1].tolist()) == (3, [True, False, True, False])
 
 
-@pytest.mark.parametrize(("n", "batch"), [(LARGE, ()), (SMALL, (2,))], ids=["large", "small, vmap"])
+@pytest.mark.parametrize(("n", "batch"), rows([(LARGE, ()), (SMALL, (2,))], fast=[(LARGE, ())]))
 def test_what_is_not_filled_is_zero(n, batch):
     """Also where XLA's memory held something else just before."""
     op = lambda x: numpy_function(lambda x, out: None, [x + 1], (F, F), out=True, copy=False)
@@ -93,7 +94,7 @@ def test_the_arrays_themselves_may_be_returned(compiled):
 
 
 @pytest.mark.parametrize("pool", [lambda: ThreadPoolExecutor(1, "mine"), InCaller], ids=["thread", "elsewhere"])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", rows(METHODS, fast=["sequential", "expand_dims"]))
 def test_on_an_executor(pool, method):
     names = []
 
@@ -110,7 +111,7 @@ def test_on_an_executor(pool, method):
     assert len(names) == (2 if method in BLOCKS else 5)
 
 
-@pytest.mark.parametrize("n", [SMALL, pytest.param(LARGE, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n", rows([SMALL, LARGE], fast=[SMALL]))
 def test_when(n):
     body = Counter(negative)
     op = lambda x, w: numpy_function(body, [x], F, out=True, when=w)
@@ -180,7 +181,7 @@ def test_keeping_it_in_a_program_warns(transform):
         jax.block_until_ready(jax.jit(transform(op))(XS))
 
 
-@both_sizes
+@pytest.mark.parametrize("n", rows([SMALL, LARGE], fast=[SMALL]))
 def test_an_array_that_only_garbage_holds_was_not_kept(n):
     body = lambda x, out: held_by_garbage(out, np.copyto(out, x))
     op = lambda x: numpy_function(body, [x], F, out=True, copy=False)

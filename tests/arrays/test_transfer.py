@@ -29,19 +29,3 @@ def test_dtypes_and_mixed_inputs(compiled, dtype):
     assert out[0].dtype == dtype
     assert (np.asarray(out[0]) == np.asarray(x)).all()
     np.testing.assert_array_equal(out[1], [0, 1, 2])
-
-
-def test_a_py_function_gets_jax_arrays_without_jit():
-    seen = []
-    with jax.disable_jit():
-        jax.vmap(lambda x: py_function(lambda v: seen.append(v), [x], None))(jnp.arange(2.0))
-    assert [type(v) for v in seen] == [type(jnp.zeros(()))] * 2
-
-
-def test_a_direct_call_of_a_new_shape_compiles_nothing(caplog):
-    """The inputs are NumPy arrays of shapes that no other test has."""
-    with jax.log_compiles(), caplog.at_level("WARNING"):
-        for n in range(1511, 1514):
-            for api in (py_function, numpy_function):
-                assert api(lambda x: x, [np.ones((n, 3), np.float32)], F).shape == (n, 3)
-    assert not [r.getMessage() for r in caplog.records if r.getMessage().startswith("Compiling")]

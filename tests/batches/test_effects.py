@@ -1,4 +1,4 @@
-"""Stateful batches: once per element, in batch order if they are ordered, and refused where JAX allows no effects."""
+"""Stateful batches: once per element, in batch order if they are ordered. effects/ has where they are refused."""
 
 import concurrent.futures as cf
 import time
@@ -9,19 +9,17 @@ import numpy as np
 import pytest
 from jax import lax
 
-from tests.batches.programs import BLOCKS, METHODS, F, grid
+from tests.batches.programs import BLOCKS, F, grid
 from tests.shared.checks import Counter, run
 from tests.shared.functions import py_func, py_function
+from tests.shared.tables import named
 
-slow = pytest.mark.slow
 STATEFUL = {
     "py_func": lambda f, inp, **o: py_func(f, inp, F, **o),
     "ordered py_function": lambda f, inp, **o: py_function(f, inp, F, ordered=True, **o),
     "ordered py_func": lambda f, inp, **o: py_func(f, inp, F, ordered=True, **o),
 }
-every_stateful = pytest.mark.parametrize(
-    "op", [pytest.param(op, id=name, marks=[] if name == "py_func" else slow) for name, op in STATEFUL.items()]
-)
+every_stateful = pytest.mark.parametrize("op", named(STATEFUL, slow=["ordered py_function", "ordered py_func"]))
 
 
 def scan(f):
@@ -72,21 +70,3 @@ def test_a_parallel_batch_runs_once_per_element_and_in_order_if_it_is_ordered(or
         f = jax.vmap(lambda x: py_func(body, [x], F, **options))
         run(jax.jit(lambda x: (f(x), f(x + 10), x)[2]), grid(5))
     assert (seen if ordered else sorted(seen)) == [*range(5), *range(10, 15)]
-
-
-REFUSED = {
-    "vmap of cond": lambda op: jax.vmap(lambda x: lax.cond(x > 0, op, lambda x: x, x)),
-    "vmap of while_loop": lambda op: jax.vmap(lambda x: lax.while_loop(lambda x: x < 3, lambda x: op(x) + 1, x)),
-    "grad of checkpoint of vmap": lambda op: jax.grad(lambda x: jax.checkpoint(jax.vmap(op))(x).sum()),
-}
-
-
-@pytest.mark.parametrize("program", REFUSED.values(), ids=REFUSED)
-@pytest.mark.parametrize("method", [METHODS[0], *(pytest.param(m, marks=slow) for m in METHODS[1:])])
-@pytest.mark.parametrize("op", [STATEFUL["py_func"], STATEFUL["ordered py_function"]], ids=["py_func", "ordered"])
-def test_where_jax_refuses_effects(op, method, program):
-    body = Counter()
-    f = program(lambda x: op(body, [x], output_shapes=(), vmap_method=method, name="body of mine"))
-    with pytest.raises((NotImplementedError, ValueError, TypeError), match=r"(?s)'body of mine'.*stateful=False"):
-        f(grid(3))
-    assert body.count == 0

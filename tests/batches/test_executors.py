@@ -15,8 +15,9 @@ from tests.batches import bodies
 from tests.batches.programs import METHODS, F, InCaller, grid
 from tests.shared.checks import run
 from tests.shared.functions import both_sides, every_api, numpy_function, py_function
+from tests.shared.tables import rows
 
-fast_first = [METHODS[0], *(pytest.param(m, marks=pytest.mark.slow) for m in METHODS[1:])]
+fast_first = rows(METHODS, fast=METHODS[:1])
 
 
 def pool_of(count):
@@ -160,14 +161,6 @@ def test_results_keep_their_places():
     body = lambda x: (time.sleep(0.01 * (5 - float(x))), x * 2)[1]
     with pool_of(5) as threads:
         np.testing.assert_array_equal(parallel(numpy_function, body, executor=threads)(grid(5)), 2 * grid(5))
-
-
-def test_jax_programs_in_parallel_elements_of_a_program_that_several_threads_call():
-    inner = jax.jit(lambda x: (x * jnp.ones((50, 50)) @ jnp.ones(50)).sum())
-    f = jax.jit(parallel(py_function, lambda x: inner(x), output_shapes=()))
-    with cf.ThreadPoolExecutor(4) as callers:
-        outs = list(callers.map(lambda k: np.asarray(f(grid(8) + k)), range(12)))
-    np.testing.assert_allclose(outs, [50.0**2 * (grid(8) + k) for k in range(12)], rtol=1e-5)
 
 
 def test_threads_see_the_callers_context_and_settings():

@@ -11,17 +11,17 @@ from jax import lax
 
 import jaxpyop
 from tests.batches.programs import BLOCKS, LOOPING, METHODS, VMAPS, F, counted, grid
-from tests.shared.checks import Counter, run
-from tests.shared.functions import numpy_function, py_func, py_function
+from tests.shared.checks import Counter
+from tests.shared.functions import numpy_function, py_function
+from tests.shared.tables import named, rows
 
-slow = pytest.mark.slow
-fast_first = [METHODS[0], *(pytest.param(m, marks=slow) for m in METHODS[1:])]
+fast_first = rows(METHODS, fast=METHODS[:1])
 FAST_DIRECT = ["last axis in, first out", "nested, y unbatched outside", "size 0 in size 3"]
-every_vmap = pytest.mark.parametrize(("vmapped", "x_shape", "y_shape"), VMAPS.values(), ids=VMAPS)
+NEARLY_THE_SAME = ["x unbatched", "outer product", "three", "size 1 in size 3"]
 
 
 @pytest.mark.parametrize("method", fast_first)
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in FAST_DIRECT else slow) for n in VMAPS])
+@pytest.mark.parametrize("name", rows(VMAPS, FAST_DIRECT))
 def test_values_of_a_direct_batch(method, name):
     vmapped, x_shape, y_shape = VMAPS[name]
     args = grid(*x_shape), grid(*y_shape, start=10.0)
@@ -31,7 +31,7 @@ def test_values_of_a_direct_batch(method, name):
     np.testing.assert_array_equal(value, wanted)
 
 
-@every_vmap
+@pytest.mark.parametrize(("vmapped", "x_shape", "y_shape"), named(VMAPS, NEARLY_THE_SAME))
 def test_a_compiled_batch_is_one_host_call_with_the_shapes_of_pure_callback(vmapped, x_shape, y_shape):
     """Of each method, in one program."""
     seen = collections.defaultdict(list)
@@ -84,26 +84,12 @@ def test_pytrees_static_inputs_and_several_results(api, method):
     np.testing.assert_array_equal(out["parts"][1], grid(2, 3))
 
 
-@pytest.mark.parametrize("method", LOOPING)
-def test_elements_without_a_result(method):
-    body = Counter(lambda s, x: None)
-    assert run(jax.vmap(lambda x: py_func(body, ["s", x], None, vmap_method=method)), grid(3)) is None
-    assert sorted(body.seen) == [["s", 0], ["s", 1], ["s", 2]]
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_a_call_without_batched_inputs_runs_once(method):
     body = Counter(lambda x: x + 3)
     f = jax.vmap(lambda _: numpy_function(body, [2.0], F, output_shapes=(), vmap_method=method))
     np.testing.assert_array_equal(f(grid(3)), [5, 5, 5])
     assert body.count == 1
-
-
-@pytest.mark.parametrize("method", BLOCKS)
-def test_a_block_of_the_wrong_shape_is_an_error(method):
-    f = jax.vmap(lambda x: numpy_function(lambda x: x.sum(), [x], F, vmap_method=method, output_shapes=()))
-    with pytest.raises(ValueError, match=r"shape \(\) where \(3,\)"):
-        f(grid(3))
 
 
 # ------------------------------------------------------------------------ loops
@@ -117,13 +103,11 @@ LOOPS = {
     "vmap of map": (lambda op: lambda x: jax.vmap(lambda x: lax.map(op, x))(jnp.stack([x, x + 1])), 3),
     "map with batch_size": (lambda op: lambda x: lax.map(op, x, batch_size=3), 1),
 }
-SLOW_LOOPS = ["scan of vmap", "vmap of map", "map with batch_size"]
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[slow] if n in SLOW_LOOPS else []) for n in LOOPS])
+@pytest.mark.parametrize(("program", "calls"), named(LOOPS, ["scan of vmap", "vmap of map", "map with batch_size"]))
 @pytest.mark.parametrize("method", fast_first)
-def test_loops_and_branches(method, name):
-    program, calls = LOOPS[name]
+def test_loops_and_branches(method, program, calls):
     double = lambda x: x * 2
     op = lambda x: numpy_function(double, [x], F, vmap_method=method)
     got, row = counted(jax.jit(program(op)), grid(3))

@@ -7,29 +7,21 @@ Without a subject, all are measured but `runs`, which take minutes. The second f
 checkout with that of another one.
 """
 
-from __future__ import annotations
-
 import argparse
 import pathlib
 import sys
-from collections.abc import Sequence
 
 from tests.bench import against, measure
 from tests.bench.cases import QUICK, SUBJECTS
 
 
-def _parser() -> argparse.ArgumentParser:
+def main(argv=None):
+    """Measure, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description="Measures the speed on this machine.")
     parser.add_argument("subjects", nargs="*", metavar="subject", help=f"any of {', '.join(SUBJECTS)}")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     parser.add_argument("--against", type=pathlib.Path, metavar="CHECKOUT", help="compare with another checkout")
     parser.add_argument("--rounds", type=int, default=5, help="how often each checkout runs (default: 5)")
-    return parser
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, and return the exit code."""
-    parser = _parser()
     arguments = parser.parse_args(argv)
     if unknown := set(arguments.subjects) - set(SUBJECTS):
         parser.error(f"{', '.join(sorted(unknown))}: not one of {', '.join(SUBJECTS)}")

@@ -5,8 +5,6 @@ machine then slows both alike. Both run the cases of this checkout. A group is j
 own callbacks in the same process, because the times themselves double when something else runs.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import pathlib
@@ -14,17 +12,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from typing import Any, TypeAlias
 
 HERE = pathlib.Path(__file__).parents[2]
 WORSE = 1.15
-# The rows of one process by group and case.
-Run: TypeAlias = dict[tuple[str, str], dict[str, Any]]
 
 
-def rows(checkout: pathlib.Path, subject: str) -> list[dict[str, Any]]:
-    """One run of a subject with the package of `checkout`, in a process of its own."""
+def rows(checkout, subject):
+    """The rows of one run of a subject with the package of `checkout`, in a process of its own, by group and case."""
     with tempfile.TemporaryDirectory() as folder:
         # The process starts in a folder that has the one package and the other tests.
         for name, owner in (("jaxpyop", checkout), ("tests", HERE)):
@@ -32,16 +26,16 @@ def rows(checkout: pathlib.Path, subject: str) -> list[dict[str, Any]]:
         command = [sys.executable, "-m", "tests.bench", subject, "--json"]
         environment = os.environ | {"PYTHONPATH": folder}
         done = subprocess.run(command, cwd=folder, env=environment, stdout=subprocess.PIPE, check=True)
-    return json.loads(done.stdout)["rows"]
+    return {(row["group"], row["case"]): row for row in json.loads(done.stdout)["rows"]}
 
 
-def compare(other: pathlib.Path, subject: str, rounds: int) -> Iterator[tuple[str, float, float | None]]:
+def compare(other, subject, rounds):
     """For each row: its name, its time here divided by that there, and, in our first row of a group, `_beside` too."""
-    runs: dict[pathlib.Path, list[Run]] = {HERE: [], other: []}
+    runs = {HERE: [], other: []}
     for number in range(rounds):
         # Each checkout is the first one in every second round.
         for checkout in (HERE, other) if number % 2 else (other, HERE):
-            runs[checkout].append({(row["group"], row["case"]): row for row in rows(checkout, subject)})
+            runs[checkout].append(rows(checkout, subject))
     here, there = runs.values()
     # The title of a group may have a measured number in it, so that not all runs have the group.
     for key in [key for key in here[0] if all(key in run for run in here + there)]:
@@ -50,30 +44,28 @@ def compare(other: pathlib.Path, subject: str, rounds: int) -> Iterator[tuple[st
         yield ": ".join(key), _time(here, key) / _time(there, key), beside
 
 
-def _time(runs: list[Run], key: tuple[str, str]) -> float:
+def _time(runs, key):
     return statistics.median(run[key]["median"] for run in runs)
 
 
-def _beside(runs: list[Run], group: str) -> float:
+def _beside(runs, group):
     """Our time divided by the times of the other cases in the same process: the mean of the cases."""
     others = [key for key, row in runs[0].items() if key[0] == group and row["ratio"] is not None]
     return statistics.geometric_mean(statistics.median(run[key]["ratio"] for run in runs) for key in others)
 
 
-def main(other: pathlib.Path, subjects: Sequence[str], rounds: int) -> int:
+def main(other, subjects, rounds):
     """Print the ratios, then those of the slower rows, and return 0."""
     print(f"{HERE} divided by {other}, medians of {rounds} rounds. Below 1, {HERE} is faster.")
     print("'beside' divides our times by those of the other cases first. On a busy machine, trust it alone.\n")
     print(f"{'time':>8}{'beside':>8}")
-    worse: list[str] = []
-    judged = 0
+    worse, judged = [], 0
     for subject in subjects:
         for name, time, beside in compare(other.resolve(), subject, rounds):
             line = f"{time:8.2f}{'' if beside is None else f'{beside:.2f}':>8}  {name}"
             print(line, flush=True)
             judged += beside is not None
             worse += [line] if beside is not None and beside > WORSE else []
-    print(
-        f"\n{len(worse)} of {judged} groups take more than {WORSE} of the time beside the other cases", *worse, sep="\n"
-    )
+    said = f"{len(worse)} of {judged} groups take more than {WORSE} of the time beside the other cases"
+    print(f"\n{said}", *worse, sep="\n")
     return 0

@@ -2,9 +2,8 @@
 
     python -m tests.bench.files_entered
 
-A function counts once, however often it is called; comprehensions count with the function that they are in. Python 3.12
-and newer count the calls of all threads, by `sys.monitoring`. Host callbacks may run on threads of XLA, which Python
-3.11 cannot profile from outside, so that the counts may be too low there.
+A function counts once, however often it is called; comprehensions count with the function that they are in. It needs
+Python 3.12, whose `sys.monitoring` sees the calls of all threads, also those of XLA.
 """
 
 import contextlib
@@ -16,46 +15,30 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxpyop
+from tests.bench.cases.case import log_huber
 
 PACKAGE = str(pathlib.Path(jaxpyop.__file__).parent)
-COUNTS_ALL_THREADS = sys.version_info >= (3, 12)
+COUNTS = hasattr(sys, "monitoring")
 
 
 @contextlib.contextmanager
 def entered():
     """Yields a set that gets the code of each function of jaxpyop that is called meanwhile."""
-    found = set()
+    found, monitoring = set(), sys.monitoring
 
-    def note(code):
+    def note(code, offset):
         if code.co_filename.startswith(PACKAGE) and (not code.co_name.startswith("<") or code.co_name == "<lambda>"):
             found.add(code)
 
-    with (_monitored if COUNTS_ALL_THREADS else _profiled)(note):
-        yield found
-
-
-@contextlib.contextmanager
-def _monitored(note):
-    monitoring = sys.monitoring
     monitoring.use_tool_id(monitoring.PROFILER_ID, "files_entered")
-    monitoring.register_callback(monitoring.PROFILER_ID, monitoring.events.PY_START, lambda code, offset: note(code))
+    monitoring.register_callback(monitoring.PROFILER_ID, monitoring.events.PY_START, note)
     monitoring.set_events(monitoring.PROFILER_ID, monitoring.events.PY_START)
     try:
-        yield
+        yield found
     finally:
         monitoring.set_events(monitoring.PROFILER_ID, monitoring.events.NO_EVENTS)
         monitoring.register_callback(monitoring.PROFILER_ID, monitoring.events.PY_START, None)
         monitoring.free_tool_id(monitoring.PROFILER_ID)
-
-
-@contextlib.contextmanager
-def _profiled(note):
-    before = sys.getprofile()
-    sys.setprofile(lambda frame, event, _: note(frame.f_code) if event == "call" else None)
-    try:
-        yield
-    finally:
-        sys.setprofile(before)
 
 
 def during(run):
@@ -64,11 +47,6 @@ def during(run):
         jax.block_until_ready(run())
         jax.effects_barrier()
     return found
-
-
-def log_huber(x, m):
-    """A loss that branches on its input."""
-    return x * x if abs(x) <= m else m * m * (1 - 2 * jnp.log(m) + jnp.log(x * x))
 
 
 def gradient():
@@ -102,8 +80,6 @@ def table():
 
 def main():
     """Print the table, and return 1 if a row enters more files than it may."""
-    if not COUNTS_ALL_THREADS:
-        print("This Python is older than 3.12, and does not count calls on threads of XLA.")
     print(f"{'':<48}{'files':>8}{'limit':>8}{'functions':>12}")
     over = 0
     for name, found, limit in table():
@@ -114,4 +90,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main() if COUNTS else "python -m tests.bench.files_entered needs Python 3.12 or newer")

@@ -4,8 +4,6 @@ The cases of a group take turns, which is why a busy machine slows all of them a
 the figures to trust.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 import itertools
@@ -14,13 +12,12 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Iterable, Iterator
 
 import jax
 import numpy as np
 
 import jaxpyop
-from tests.bench.cases import SUBJECTS, Case, Group
+from tests.bench.cases import SUBJECTS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,26 +32,20 @@ class Row:
     ratio: float | None
 
 
-def measure(group: Group) -> list[Row]:
-    """Time the cases of a group."""
-    rows: list[Row] = []
-    times = group.take_times() if group.take_times else _in_turn(group)
-    for name, taken in times.items():
-        low, _, high = statistics.quantiles(taken, n=4)
-        median = statistics.median(taken)
-        rows.append(Row(group.title, name, median, low, high, rows[0].median / median if rows else None))
-    return rows
-
-
-def _in_turn(group: Group) -> dict[str, list[float]]:
+def measure(group):
+    """Time the cases of a group: the rows of the table."""
     # Two runs first: JAX can leave a part of the compilation to the second one.
     for case in group.cases * 2:
         jax.block_until_ready(case.run())
     samples = [[_sample(case) for case in group.cases] for _ in range(group.samples)]
-    return {case.name: list(taken) for case, taken in zip(group.cases, zip(*samples), strict=True)}
+    rows = []
+    for case, taken in zip(group.cases, zip(*samples), strict=True):
+        low, median, high = statistics.quantiles(taken, n=4)
+        rows.append(Row(group.title, case.name, median, low, high, rows[0].median / median if rows else None))
+    return rows
 
 
-def _sample(case: Case) -> float:
+def _sample(case):
     start = time.perf_counter()
     for _ in range(case.calls - 1):
         case.run()
@@ -62,46 +53,37 @@ def _sample(case: Case) -> float:
     return (time.perf_counter() - start) / case.calls * 1e6
 
 
-def run(subjects: Iterable[str]) -> Iterator[list[Row]]:
+def run(subjects):
     """Measure the groups of these subjects one after the other."""
-    groups = [make for subject in subjects for make in SUBJECTS[subject]]
-    for done, make in enumerate(groups):
+    for make in [make for subject in subjects for make in SUBJECTS[subject]]:
         group = make()
-        _progress(done, len(groups), group.title)
-        if len(group.cases) > 1 or group.take_times:
-            yield measure(group)
-    _progress(len(groups), len(groups))
+        print(f"measuring: {group.title}", file=sys.stderr)
+        if len(group.cases) > 1:
+            yield from measure(group)
 
 
 # ------------------------------------------------------------------------ report
 
 
-def _progress(done: int, count: int, title: str = "") -> None:
-    if sys.stderr.isatty():
-        bar = "#" * (40 * done // count)
-        sys.stderr.write(f"\r[{bar:<40}] {done}/{count}  {title:<45}" + ("" if title else "\n"))
-        sys.stderr.flush()
-
-
-def _about() -> str:
+def _about():
     return (
         f"jaxpyop {jaxpyop.__version__}, jax {jax.__version__}, numpy {np.__version__}, "
         f"Python {sys.version.split()[0]}, {jax.default_backend()}, {os.cpu_count()} cores"
     )
 
 
-def _three_digits(value: float) -> str:
+def _three_digits(value):
     return f"{value:#.3g}".rstrip(".") if value < 999.5 else f"{value:.0f}"
 
 
-def _line(title: str, row: Row) -> str:
+def _line(title, row):
     scale, unit = next((s, unit) for s, unit in ((1e6, "s"), (1e3, "ms"), (1.0, "us")) if row.median >= s or s == 1)
     median, low, high = (_three_digits(time / scale) for time in (row.median, row.low, row.high))
     ratio = "ours" if row.ratio is None else f"{row.ratio:#.2g}".rstrip(".")
     return f"{title:<41}{row.case:<25}{f'{median} {unit}':>8}{f'{low} to {high} {unit}':>18}{ratio:>8}"
 
 
-def table(about: str, rows: list[Row]) -> Iterator[str]:
+def table(about, rows):
     """The lines of the printed table."""
     yield about
     yield "Time per call: the median, and the middle half of the samples. The cases of a group take turns."
@@ -113,13 +95,13 @@ def table(about: str, rows: list[Row]) -> Iterator[str]:
             yield _line("" if i else title, row)
 
 
-def main(subjects: Iterable[str], as_json: bool) -> int:
+def main(subjects, as_json):
     """Print the table, or the same figures as JSON."""
-    rows = [row for group in run(subjects) for row in group]
+    rows = list(run(subjects))
     if as_json:
         print(json.dumps({"about": _about(), "rows": [dataclasses.asdict(row) for row in rows]}, indent=2))
         return 0
     print("\n".join(table(_about(), rows)))
-    if absent := [name for name in ("tensorflow", "torch") if importlib.util.find_spec(name) is None]:
-        print(f"\nNot installed, and therefore not in the table: {', '.join(absent)}.")
+    if not importlib.util.find_spec("tensorflow"):
+        print("\nTensorFlow is not installed, and therefore not in the table.")
     return 0

@@ -1,7 +1,5 @@
 """Programs over four devices whose function fails: its own error comes out soon, and the next program works."""
 
-from __future__ import annotations
-
 import jax
 import numpy as np
 from jax import lax

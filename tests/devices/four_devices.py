@@ -1,7 +1,5 @@
 """All programs of this folder for one process with four devices: `python -m tests.devices.four_devices Auto auto`."""
 
-from __future__ import annotations
-
 import sys
 
 import jaxpyop

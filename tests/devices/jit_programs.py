@@ -2,8 +2,6 @@
 
 # ruff: noqa: B023, PT017  # what a loop makes is called in the same turn
 
-from __future__ import annotations
-
 import concurrent.futures
 import contextlib
 import functools

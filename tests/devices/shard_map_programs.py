@@ -2,8 +2,6 @@
 
 # ruff: noqa: B023  # what a loop makes is called in the same turn
 
-from __future__ import annotations
-
 import concurrent.futures
 import functools
 import threading

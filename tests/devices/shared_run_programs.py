@@ -1,7 +1,5 @@
 """Programs under `jit` over several devices, which share one run of a stateless function."""
 
-from __future__ import annotations
-
 import concurrent.futures
 
 import jax

@@ -1,7 +1,5 @@
 """Several devices in one process: once on the whole array under `jit`, once per shard in a `shard_map`."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.shared.many_programs import run_module

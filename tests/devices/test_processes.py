@@ -1,7 +1,5 @@
 """Several processes, joined by `jax.distributed` on the loopback interface."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import socket
 

@@ -2,8 +2,6 @@
 
 # ruff: noqa: B008, B023, PT017  # what a loop makes is called in the same turn
 
-from __future__ import annotations
-
 import re
 import sys
 

@@ -1,7 +1,5 @@
 """The ops with side effects, functions that note their runs, and the routes of a program."""
 
-from __future__ import annotations
-
 import functools
 
 import jax

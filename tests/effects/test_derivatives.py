@@ -1,7 +1,5 @@
 """A differentiated program runs its stateful functions as often as the program itself does."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +8,7 @@ from jax import lax
 
 from tests.effects.ops import F, Log, every_route, wait
 from tests.shared.functions import numpy_function, py_func, py_function
+from tests.shared.tables import rows
 
 HOW = {"stateful": {"stateful": True}, "ordered": {"ordered": True}}
 every_how = pytest.mark.parametrize("options", HOW.values(), ids=HOW)
@@ -69,7 +68,7 @@ LOOPS = {
     "cond in scan": lambda g: scanned(lambda x: lax.cond(True, g, g, x)),
     "jit in scan": lambda g: scanned(jax.jit(g)),
 }
-FAST = ("scan", "stateful")
+ROWS = [(loop, how) for loop in LOOPS for how in HOW]
 # Calls of a function that counts its runs, and their slopes after three of them.
 CALLS = {
     "an input": lambda count, x, **how: py_function(lambda x: x * count(), [x], F, output_shapes=(), **how),
@@ -80,15 +79,8 @@ CALLS = {
 
 
 @every_route
-@pytest.mark.parametrize(
-    ("loop", "options"),
-    [
-        pytest.param(LOOPS[loop], HOW[how], id=f"{loop}-{how}", marks=[pytest.mark.slow] * ((loop, how) != FAST))
-        for loop in LOOPS
-        for how in HOW
-    ],
-)
-def test_the_derivative_of_a_loop_runs_it_in_each_iteration(loop, options, route):
+@pytest.mark.parametrize(("loop", "how"), rows(ROWS, fast=[("scan", "stateful")]))
+def test_the_derivative_of_a_loop_runs_it_in_each_iteration(loop, how, route):
     runs = dict.fromkeys(CALLS, 0)
 
     def counter(name):
@@ -99,28 +91,9 @@ def test_the_derivative_of_a_loop_runs_it_in_each_iteration(loop, options, route
         return count
 
     def program(x):
-        looped = lambda name: loop(lambda x: CALLS[name](counter(name), x, **options))
+        looped = lambda name: LOOPS[loop](lambda x: CALLS[name](counter(name), x, **HOW[how]))
         return sum(looped(name)(x) for name in CALLS)
 
     # 2 * (1 + 2 + 3) of each call that counts, and 2 * 3 * 2 of the one without a result.
     assert wait(route(jax.value_and_grad(program))(2.0)) == (48, 24)
     assert set(runs.values()) == {3}
-
-
-def test_a_checkpoint_does_not_run_a_stateless_function_again():
-    """It keeps the results, so that the value and the gradient come from one run."""
-    taped, ruled = [], []
-
-    def count(runs, result):
-        runs.append(1)
-        return result
-
-    def f(x):
-        cube = py_function(lambda x: count(taped, x**3), [x], F, output_shapes=())
-        vjp = lambda inputs, outputs, cotangents: 2 * inputs[0] * cotangents[0]
-        return jnp.sin(cube) + numpy_function(lambda x: count(ruled, x**2), [x], F, vjp=vjp)
-
-    for g in (jax.jit(jax.grad(jax.checkpoint(f))), jax.grad(jax.checkpoint(f))):
-        np.testing.assert_allclose(wait(g(2.0)), np.cos(8) * 12 + 4, rtol=1e-5)
-        assert (len(taped), len(ruled)) == (1, 1)
-        taped.clear(), ruled.clear()

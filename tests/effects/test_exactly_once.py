@@ -1,7 +1,5 @@
 """A stateful function runs exactly once, whatever the program does with its result."""
 
-from __future__ import annotations
-
 import concurrent.futures
 
 import jax
@@ -14,6 +12,7 @@ import jaxpyop
 from tests.effects.ops import STATEFUL, UNORDERED, F, Log, X, every_route, wait
 from tests.shared.checks import trees_close
 from tests.shared.functions import numpy_function, py_func, py_function
+from tests.shared.tables import named
 
 FULL = [0.5, -1.0, 2.0]
 
@@ -56,8 +55,20 @@ PROGRAMS = {
 }
 
 
+# Others are nearly the same.
+FAST = [
+    "result unused",
+    "program without results",
+    "twice alike",
+    "empty input",
+    "scan, the same each time",
+    "while_loop",
+]
+FAST += ["cond, the other", "map of checkpoint", "vmap, unused", "scan in jit in scan"]
+
+
 @every_route
-@pytest.mark.parametrize(("program", "seen"), PROGRAMS.values(), ids=PROGRAMS)
+@pytest.mark.parametrize(("program", "seen"), named(PROGRAMS, slow=PROGRAMS.keys() - FAST))
 def test_exactly_once(program, seen, route):
     """The program has each op once, each with a function of its own. A stateless one may run less often."""
     ops = STATEFUL | {"stateless": numpy_function}
@@ -89,15 +100,6 @@ def test_a_call_without_results(route):
     for n in (1, 2):
         assert wait(f(X)) is None
         assert (log.seen, again.seen, runs) == ([FULL] * n, FULL * n, [1] * n)
-
-
-def test_a_compiled_program_runs_it_at_each_execution_only():
-    log = Log()
-    compiled = jax.jit(lambda x: (py_func(log, [x], F), x)[1]).lower(1.0).compile()
-    assert log.seen == []
-    for n in range(1, 6):
-        wait(compiled(1.0))
-        assert log.seen == [1.0] * n
 
 
 @pytest.mark.parametrize("transport", ["auto", "callback"])

@@ -1,7 +1,5 @@
 """`ordered=True`: program order among all ordered calls, in programs, between them, and outside of them."""
 
-from __future__ import annotations
-
 import time
 
 import jax
@@ -44,7 +42,7 @@ def test_program_order_among_different_ops_and_control_flow(route):
         assert seen == [(name, float(i)) for i in range(11) for name in ORDERED]
 
 
-COUNT = 12
+COUNT = 8
 
 
 class Slow(Log):
@@ -82,7 +80,7 @@ def test_order_where_xla_could_run_the_calls_at_once():
 def test_programs_and_direct_calls_between_programs_keep_their_place():
     """A direct call waits for the ordered calls that still run. Some programs have to wait for their input."""
     log = Log()
-    work = jax.jit(lambda x: lax.fori_loop(0, 30, lambda i, x: jnp.sin(x @ x), x)[0, 0] * 0)
+    work = jax.jit(lambda x: lax.fori_loop(0, 10, lambda i, x: jnp.sin(x @ x), x)[0, 0] * 0)
     f = jax.jit(lambda x: py_func(log, [x], F, ordered=True))
     g = jax.jit(lambda x: py_func(log, [x + 1], F, ordered=True))
     ones = jnp.ones((200, 200))

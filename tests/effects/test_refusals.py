@@ -1,7 +1,5 @@
 """Where JAX allows no effects, the error names the op and says what to write; one predicate for a batch is allowed."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,7 +1,5 @@
 """Programs under JAX's own settings: 64 bits, its debug modes, its checks, its guard of transfers."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -81,17 +79,6 @@ def test_an_effect_and_a_gradient(setting):
 @pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
 def test_programs(setting, jit):
     check(setting, jit, PROGRAMS)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("api", [py_function, numpy_function, py_func], ids=lambda api: api.__name__)
-def test_debug_nans_finds_a_nan_of_a_function(api):
-    f = lambda x: api(lambda x: x * float("nan"), [x], F) * 2
-    for jit in (jax.jit, lambda f: f):
-        with jax.debug_nans(True), pytest.raises(Exception, match="nan"):
-            wait(jit(f)(ON_DEVICE))
-    # A program of its own: on a thread of XLA's, a function may see the settings of the call that traced the program.
-    np.testing.assert_array_equal(jax.jit(lambda x: f(x))(ON_DEVICE), np.full(3, np.nan))
 
 
 # --------------------------------------------------------------------- transfers

@@ -1,7 +1,5 @@
 """Values of stateless functions, and how often they run, under every transformation."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,30 +7,22 @@ import pytest
 from jax import lax
 
 from tests.effects.ops import STATELESS, Affine, F, X, every_route, wait
-from tests.shared.functions import numpy_function
+from tests.shared.tables import named
 
-# What a program does with an elementwise op, and how often its function runs. None: that is JAX's to say.
+# What a program does with an elementwise op, and how often its function runs. batches/ has more of `vmap`.
 PROGRAMS = {
     "twice": (lambda op: lambda x: op(op(x)), 2),
     "jit of jit": (lambda op: lambda x: jax.jit(op)(x) + jax.jit(op)(-x), 2),
     "scan": (lambda op: lambda x: lax.scan(lambda c, y: (op(c), op(y)), x[0], x, reverse=True), 6),
-    "fori_loop": (lambda op: lambda x: lax.fori_loop(0, 3, lambda i, x: op(x) + i, x), 3),
     "switch": (lambda op: lambda x: lax.switch(jnp.int32(x[2]), [lambda x: x, lambda x: -x, op], x), 1),
     "map of checkpoint": (lambda op: lambda x: lax.map(jax.checkpoint(op), x), 3),
     "vmap of jit": (lambda op: jax.vmap(jax.jit(op)), 3),
     "vmap, last axis": (lambda op: lambda x: jax.vmap(op, in_axes=1, out_axes=1)(jnp.stack([x, -x])), 3),
-    "scan of vmap": (lambda op: lambda x: lax.scan(lambda c, _: (jax.vmap(op)(c), None), x, None, length=2), 6),
-    "vmap of cond": (lambda op: jax.vmap(lambda x: lax.cond(x > 0, op, lambda x: -x, x)), None),
-    "vmap of while_loop": (lambda op: jax.vmap(lambda x: lax.while_loop(lambda x: x < 9, op, x + 2)), None),
 }
-SLOW = {"twice", "jit of jit", "scan of vmap", "fori_loop"}
 
 
 @every_route
-@pytest.mark.parametrize(
-    ("program", "runs"),
-    [pytest.param(*row, id=name, marks=[pytest.mark.slow] * (name in SLOW)) for name, row in PROGRAMS.items()],
-)
+@pytest.mark.parametrize(("program", "runs"), named(PROGRAMS, slow=["twice", "jit of jit"]))
 def test_values_and_runs(program, runs, route):
     """Three programs in one: with each op, and in plain JAX."""
     bodies = {name: Affine() for name in STATELESS}
@@ -45,8 +35,7 @@ def test_values_and_runs(program, runs, route):
         *found, wanted = wait(f(jnp.asarray(X)))
         for got in found:
             jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), got, wanted)
-        if runs is not None:
-            assert [body.runs for body in bodies.values()] == [n * runs] * 2
+        assert [body.runs for body in bodies.values()] == [n * runs] * 2
 
 
 def test_a_call_of_constants_belongs_to_the_program():
@@ -58,20 +47,3 @@ def test_a_call_of_constants_belongs_to_the_program():
     for n in (1, 2):
         np.testing.assert_allclose(compiled(X), X + 6)
         assert [body.runs for body in bodies] == [n, n]
-
-
-def test_finding_a_shape_or_a_jaxpr_runs_nothing_on_values():
-    for op in STATELESS.values():
-        body = Affine()
-        f = lambda x, op=op, body=body: op(body, [x], F)
-        assert jax.eval_shape(f, X) == jax.ShapeDtypeStruct((3,), F)
-        jax.make_jaxpr(f)(X)
-        jax.jit(f).lower(X)
-        assert body.runs == 0
-
-
-def test_without_a_batched_input_the_call_runs_once():
-    body = Affine()
-    f = jax.vmap(lambda x: x + numpy_function(body, [1.0], F))
-    np.testing.assert_allclose(f(X), X + 3)
-    assert body.runs == 1

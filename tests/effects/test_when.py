@@ -1,7 +1,5 @@
 """`when=`: the function is called where it is true, and the results are zeros elsewhere."""
 
-from __future__ import annotations
-
 import concurrent.futures
 
 import jax
@@ -13,6 +11,7 @@ from jax import lax
 from tests.effects.ops import F, every_route, wait
 from tests.shared.checks import Counter, close
 from tests.shared.functions import APIS, every_api, numpy_function, py_func, py_function
+from tests.shared.tables import named
 
 XS = jnp.arange(4.0)
 POOL = concurrent.futures.ThreadPoolExecutor(2)
@@ -129,14 +128,10 @@ DERIVATIVES = {
     "vjp=": lambda x: numpy_function(lambda x: x**3, [x], F, when=x > 1, output_shapes=(), **SLOPE),
     "stateful": lambda x: py_function(lambda x: x**3, [x], F, when=x > 1, stateful=True),
 }
-FAST = {"on values", "traced"}
 
 
 @every_route
-@pytest.mark.parametrize(
-    "op",
-    [pytest.param(op, id=name, marks=[pytest.mark.slow] * (name not in FAST)) for name, op in DERIVATIVES.items()],
-)
+@pytest.mark.parametrize("op", named(DERIVATIVES, slow=["vjp=", "stateful"]))
 def test_gradients_are_zero_where_it_is_false(op, route):
     for got in wait(route(lambda xs: [jax.vmap(jax.grad(op))(xs), lax.map(jax.grad(op), xs)])(XS)):
         close(got, [0, 0, 12, 27])

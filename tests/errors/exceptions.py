@@ -1,7 +1,5 @@
 """Exceptions of every kind, and a function that raises what it is told to."""
 
-from __future__ import annotations
-
 import threading
 
 import jax

@@ -1,7 +1,5 @@
 """Errors that people meet first: what they say to write instead."""
 
-from __future__ import annotations
-
 import jax
 import jax.export
 import jax.numpy as jnp
@@ -79,22 +77,6 @@ def test_jax_export_says_what_to_do(api):
     text = r"'lambda': a Python function belongs to its process, so jax.export cannot .*; export the parts"
     with pytest.raises((NotImplementedError, ValueError), match=text):
         jax.export.export(f)(X)
-
-
-FORWARD = {
-    "jvp": lambda f: jax.jvp(f, (2.0,), (1.0,)),
-    "jacfwd": lambda f: jax.jacfwd(f)(2.0),
-    "linearize": lambda f: jax.linearize(f, 2.0)[1](1.0),
-    "hessian": lambda f: jax.hessian(f)(2.0),
-}
-
-
-@pytest.mark.parametrize("take", FORWARD.values(), ids=FORWARD)
-@pytest.mark.parametrize("vjp", [None, lambda i, o, c: 2 * c[0]], ids=["without vjp", "with vjp"])
-def test_forward_mode_of_a_numpy_function_says_what_to_do(take, vjp):
-    text = r"(?s)'lambda'.*(forward-mode|[Ss]econd derivative|backward pass).*(py_function|vjp=)"
-    with pytest.raises(Exception, match=text):
-        run(take, lambda x: numpy_function(lambda x: x * 2, [x], F, vjp=vjp))
 
 
 def test_coroutines_and_generators_that_were_never_run():

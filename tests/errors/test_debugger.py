@@ -1,7 +1,5 @@
 """`breakpoint()` in a function: sessions of pdb in processes of their own, directly and under `jit`."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

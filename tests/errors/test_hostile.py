@@ -1,7 +1,5 @@
 """Functions that return what they should not: a clear error every time, and the next call is right."""
 
-from __future__ import annotations
-
 import functools
 
 import jax
@@ -134,34 +132,6 @@ def test_traced_mode_refuses_a_wrong_result_when_it_traces(make, text):
 
 
 # ----------------------------------------------------------------- derivatives
-
-ODD_COTANGENTS = {
-    "raises": (lambda i, o, c: 1 / 0, ZeroDivisionError, "division"),
-    "string": (lambda i, o, c: "text", TypeError, "vjp returned, for input 0,.*numbers"),
-    "too many": (lambda i, o, c: (c[0], c[0]), ValueError, "vjp returned 2 cotangents for 1"),
-    "wrong shape": (lambda i, o, c: np.ones(7), ValueError, r"vjp returned, for input 0, shape \(7,\)"),
-    "complex": (lambda i, o, c: c[0] * 1j, TypeError, "vjp returned, for input 0, complex"),
-    "exit": (lambda i, o, c: exit(3), SystemExit, "3"),
-}
-GOOD_COTANGENTS = {
-    "None is zero": (lambda i, o, c: None, 0),
-    "what is changed is the rule's own": (lambda i, o, c: (i[0].fill(9), o[0].fill(9), c[0].fill(2), c[0])[-1], 2),
-    "plain": (lambda i, o, c: 2 * c[0], 2),
-}
-
-
-def test_odd_gradients_of_a_numpy_function():
-    """In turn, by one compiled program and directly."""
-    rule = []
-    step = jax.grad(lambda x: numpy_function(lambda x: x * 2, [x], F, vjp=lambda *args: rule[0](*args)).sum())
-    for f in (step, jax.jit(step)):
-        for vjp, error, text in ODD_COTANGENTS.values():
-            rule[:] = [vjp]
-            with pytest.raises(error, match=text):
-                run(f, X)
-            for good, slope in GOOD_COTANGENTS.values():
-                rule[:] = [good]
-                np.testing.assert_array_equal(run(f, X), np.full(3, slope))
 
 
 def test_a_rule_of_jax_that_raises():

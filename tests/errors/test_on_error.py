@@ -1,7 +1,5 @@
 """`on_error=`: an element that failed has its fill and its derivatives, and all others are right."""
 
-from __future__ import annotations
-
 import concurrent.futures as cf
 import multiprocessing
 import re
@@ -16,6 +14,7 @@ import pytest
 import jaxpyop
 from tests.shared.checks import run
 from tests.shared.functions import numpy_function, py_function
+from tests.shared.tables import named
 
 F = jnp.float32
 TOUT = jax.ShapeDtypeStruct((), F)
@@ -129,12 +128,9 @@ ROUTES = {
     "jaxpyop.jit": lambda f: lambda xs, g=jaxpyop.jit: jnp.stack([*map(g(f), xs)]),
     "jaxpyop.jit of vmap": lambda f: jaxpyop.jit(jax.vmap(f)),
 }
-FILLS = {"nan": np.nan, -1.0: 0.0}  # on_error=, and the derivative of an element that failed
-fast_on_one_route = [
-    pytest.param(route, marks=[pytest.mark.slow] * (name != "jit of vmap"), id=name) for name, route in ROUTES.items()
-]
-every_fill = pytest.mark.parametrize(("fill", "derivative"), FILLS.items(), ids=["nan", "a number"])
-every_route = pytest.mark.parametrize("route", fast_on_one_route)
+FILLS = {"nan": ("nan", np.nan), "a number": (-1.0, 0.0)}  # on_error=, and the derivative of an element that failed
+every_fill = pytest.mark.parametrize(("fill", "derivative"), named(FILLS, slow=["a number"]))
+every_route = pytest.mark.parametrize("route", named(ROUTES, slow=ROUTES.keys() - {"jit of vmap"}))
 
 
 def make(kind, fill):
@@ -157,21 +153,9 @@ def assert_filled(route, op, right, slopes):
     np.testing.assert_allclose(found[:, :-1], slopes, rtol=1e-3)
 
 
-# With a number they differ from others by how the function runs alone, which the rows with NaN show.
-SLOW = {"out", "parallel", "tape in parallel", "rule of py_function", "ordered", "when", "when, (fwd, bwd)"}
-
-
-@pytest.mark.parametrize(
-    ("kind", "fill", "derivative"),
-    [
-        pytest.param(
-            kind, *fill, id=f"{name} {fill[0]}", marks=[pytest.mark.slow] * (name in SLOW and fill[0] != "nan")
-        )
-        for name, kind in KINDS.items()
-        for fill in FILLS.items()
-    ],
-)
+@every_fill
 @every_route
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_one_element_fails(kind, route, fill, derivative):
     assert_filled(route, make(kind, fill), but_for(RIGHT, float(fill)), but_for(SLOPES, derivative))
 

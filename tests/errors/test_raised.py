@@ -1,7 +1,5 @@
 """What a function raises comes out, directly and of every program, and spoils nothing that comes after."""
 
-from __future__ import annotations
-
 import functools
 
 import jax
@@ -94,27 +92,6 @@ def test_odd_failures_come_out_and_the_next_call_is_right(func, kind):
             assert isinstance(raised_by(run, f, F(1)), kind)
         else:
             assert run(f, F(1)) == 2
-
-
-@pytest.mark.parametrize("method", ["sequential", "parallel"])
-def test_a_failing_element_is_named_by_its_index(method):
-    """Before and after it, elements have their results; the next call has all."""
-    fails = [True]
-
-    def body(x):
-        if fails[0] and x == 2:
-            raise StopIteration("mine")
-        return x * 2
-
-    op = jax.vmap(lambda x: numpy_function(body, [x], F, vmap_method=method))
-    for f in (op, jax.jit(op)):
-        for fails[0] in (True, False, True, False):  # the function reads it
-            if fails[0]:
-                with pytest.raises(StopIteration, match="mine") as caught:
-                    run(f, jnp.arange(5.0))
-                assert any(note.startswith("at batch index 2") for note in caught.value.__notes__)
-            else:
-                np.testing.assert_array_equal(run(f, jnp.arange(5.0)), 2 * jnp.arange(5.0))
 
 
 # ------------------------------------------------------------ what comes after

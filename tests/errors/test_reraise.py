@@ -1,7 +1,5 @@
 """`reraise()`: the original exception of a compiled program, with its traceback, on every thread."""
 
-from __future__ import annotations
-
 import signal
 import threading
 import traceback

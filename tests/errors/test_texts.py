@@ -4,8 +4,6 @@ A test for the text of a new error belongs here if the text comes while a functi
 Wrong calls are in tests/functions/test_keywords.py, advice to beginners is in test_advice.py.
 """
 
-from __future__ import annotations
-
 import functools
 import pathlib
 import re

@@ -1,10 +1,7 @@
 """What a function may be, and what it may do: any callable, that calls JAX, asyncio, other ops and itself."""
 
-from __future__ import annotations
-
 import asyncio
 import concurrent.futures
-import contextvars
 import functools
 import math
 import operator
@@ -17,6 +14,7 @@ import pytest
 import jaxpyop
 from tests.shared.checks import close, run
 from tests.shared.functions import both_sides, numpy_function, py_function
+from tests.shared.tables import named
 
 F = jnp.float32
 
@@ -157,16 +155,6 @@ def test_asyncio_in_a_function():
     assert any("pass executor=concurrent.futures.ThreadPoolExecutor(1)" in note for note in notes)
 
 
-def test_context_variables_are_those_of_the_caller():
-    variable = contextvars.ContextVar("variable", default=0.0)
-    f = lambda x: numpy_function(lambda x: x + variable.get(), [x], F)
-    for call in (f, jax.jit(f)):
-        for value in (10.0, 20.0):
-            token = variable.set(value)
-            assert run(call, F(1)) == value + 1
-            variable.reset(token)
-
-
 INSIDE = {
     "grad": lambda x: jax.grad(lambda y: y**3)(x),
     "vmap": lambda x: jax.vmap(jnp.sin)(jnp.stack([x, x])).sum(),
@@ -180,9 +168,7 @@ INSIDE = {
 SLOW = {"hessian", "scan", "vmap", "jvp"}  # JAX takes long to compile what differentiates them.
 
 
-@pytest.mark.parametrize(
-    "inside", [pytest.param(f, id=name, marks=[pytest.mark.slow] * (name in SLOW)) for name, f in INSIDE.items()]
-)
+@pytest.mark.parametrize("inside", named(INSIDE, SLOW))
 def test_transformations_of_jax_in_a_function(inside):
     """Its value in a compiled program, and its gradient."""
     f = lambda x: py_function(inside, [x], F, output_shapes=())

@@ -1,9 +1,6 @@
 """What a function uses and keeps of the code around it: closures, caches, and inputs that it keeps."""
 
-from __future__ import annotations
-
 import functools
-import textwrap
 import types
 
 import jax
@@ -13,8 +10,7 @@ import pytest
 
 import jaxpyop
 from tests.shared.checks import close, run
-from tests.shared.functions import both_sides, numpy_function, py_func, py_function
-from tests.shared.processes import run_python
+from tests.shared.functions import both_sides, numpy_function, py_function
 
 F = jnp.float32
 X = jnp.array([0.5, -1.0, 2.0])
@@ -217,96 +213,3 @@ def test_an_input_kept_from_a_differentiated_run():
     kept.clear()
     assert jax.grad(f(jax.lax.stop_gradient, True))(F(3)) == 3
     assert f(jax.lax.stop_gradient, True)(F(5)) == 15
-
-
-SIZES = pytest.mark.parametrize("n", [3, 10_000])  # Below and above the size from which arrays are used again.
-
-
-@SIZES
-@both_sides
-def test_one_buffer_that_is_returned_each_time_and_changed_afterwards(api, n):
-    buffer = np.zeros(n, np.float32)
-
-    def body(x):
-        buffer[:] = np.asarray(x) * 2
-        return buffer
-
-    op = lambda x: api(body, [x], F, output_shapes=(n,))
-    rows = jnp.broadcast_to(jnp.arange(5.0)[:, None], (5, n))
-    for f in (op, jax.jit(op)):
-        results = jax.block_until_ready([f(row) for row in rows])
-        buffer[:] = -1
-        np.testing.assert_array_equal(results, 2 * rows)
-    np.testing.assert_array_equal(jax.jit(jax.vmap(op))(rows), 2 * rows)
-
-
-@SIZES
-def test_inputs_that_the_function_keeps_and_changes_later(n):
-    kept = []
-
-    def body(x):
-        for old in kept:
-            old[:] = -1
-        kept.append(x)
-        return x[:]
-
-    x = jnp.ones(n)
-    op = lambda x: numpy_function(body, [x], F)
-    for f in (op, jax.jit(op)):
-        for i, y in enumerate([f(x * i) for i in range(5)]):
-            np.testing.assert_array_equal(y, np.full(n, float(i)))
-    np.testing.assert_array_equal(x, np.ones(n))
-
-
-@SIZES
-def test_inputs_that_a_py_function_keeps_stay_as_they_were(n):
-    kept = []
-    f = jax.jit(lambda x: py_function(lambda x: kept.append(x) or x * 2, [x], F, output_shapes=(n,)))
-    for i in range(20):
-        np.testing.assert_array_equal(run(f, jnp.full(n, float(i))), np.full(n, 2.0 * i))
-    for i, x in enumerate(kept):
-        np.testing.assert_array_equal(x, np.full(n, float(i)))
-
-
-def test_writing_into_an_input_is_for_copies_alone():
-    def double(x):
-        x *= 2
-        return x
-
-    x = np.arange(3, dtype=np.float32)
-    np.testing.assert_array_equal(py_func(double, [x], F), [0, 2, 4])
-    np.testing.assert_array_equal(x, [0, 1, 2])
-    op = lambda x: py_func(double, [x], F, copy=False)
-    for f in (op, jax.jit(op)):
-        with pytest.raises(ValueError, match="func writes into an input, and copy=False lends inputs for reading"):
-            run(f, x)
-
-
-KEPT = """
-    import functools, itertools, warnings
-    import jaxpyop, jax, jax.numpy as jnp, numpy as np
-    warnings.simplefilter("ignore")
-    kept, results = [], []
-    keep = lambda x: kept.append(x) or np.array(x)
-    lend = jax.jit(lambda x: jaxpyop.numpy_function(keep, [x], jnp.float32, copy=False))
-    add = jax.jit(lambda x, y: jaxpyop.numpy_function(lambda x, y: x + 10 * y, [x, y], jnp.float32))
-    by_sorted = lambda f: sorted([0], key=lambda _: f())
-    by_reduce = lambda f: functools.reduce(lambda a, b: f(), [0, 0])
-    def at(depths, f):  # at many sizes of the stack of C
-        for way, depth in zip([functools.partial, by_sorted, by_reduce], depths):
-            for _ in range(depth):
-                f = functools.partial(way, f)
-        f()
-    places = list(itertools.product(range(9), repeat=3))
-    for depths in places:
-        at(depths, lambda: lend(jnp.ones(3)).block_until_ready())
-    for depths in places:
-        at(depths, lambda: results.append(np.asarray(add(jnp.ones(3), jnp.full(3, 2.0)))))
-    np.testing.assert_array_equal(results, np.full((len(results), 3), 21.0))
-"""
-
-
-@pytest.mark.slow
-def test_a_lent_input_that_was_kept_does_not_get_into_other_calls():
-    """Keeping a lent input is undefined for that input, and for nothing else."""
-    run_python(textwrap.dedent(KEPT))

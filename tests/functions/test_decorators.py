@@ -1,7 +1,5 @@
 """`py_function`, `numpy_function` and `py_func` as decorators: of functions, of methods, with keyword arguments."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -65,18 +63,6 @@ def test_methods_of_all_kinds(function):
 def test_a_function_of_the_shapes_gets_keyword_inputs():
     op = jaxpyop.numpy_function(Tout=F, output_shapes=lambda x, n: (n.shape[0],))(lambda x, n: np.zeros(len(n)))
     assert jax.jit(lambda x, n: op(x, n=n))(F(1), jnp.ones(4)).shape == (4,)
-
-
-@every_decorator
-def test_without_inputs_or_results(function):
-    runs = []
-
-    @function(Tout=None)
-    def log():
-        runs.append(1)
-
-    assert log() is None
-    assert runs == [1]
 
 
 def test_a_method_that_returns_itself():

@@ -1,7 +1,5 @@
 """What a function receives: pytrees in their structure, arrays and numbers as JAX makes them, all else as it is."""
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import enum
@@ -20,6 +18,7 @@ import jaxpyop
 from tests.shared.checks import run
 from tests.shared.examples import few, many
 from tests.shared.functions import SMALL_DTYPES, WIDE_DTYPES, both_sides, dtype_id, numpy_function, py_func, py_function
+from tests.shared.tables import rows
 
 F = jnp.float32
 
@@ -102,7 +101,10 @@ test_many_pytrees_arrive_as_they_are = many(trees, arrives_as_it_is, examples=30
 # ---------------------------------------------------------------- array leaves
 
 
-@pytest.mark.parametrize("dtype", [*SMALL_DTYPES, *WIDE_DTYPES], ids=dtype_id)
+FAST = [jnp.bool_, jnp.int8, jnp.uint32, jnp.bfloat16, jnp.float8_e4m3fn, jnp.complex64, jnp.int64, jnp.float64]
+
+
+@pytest.mark.parametrize("dtype", rows([*SMALL_DTYPES, *WIDE_DTYPES], FAST), ids=dtype_id)
 @both_sides
 def test_every_dtype_arrives_and_returns(api, dtype):
     """Several shapes directly, and once a vector in a compiled program and a batch of scalars."""

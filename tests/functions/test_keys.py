@@ -1,7 +1,5 @@
 """Typed PRNG keys as inputs and as results."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -3,8 +3,6 @@
 A new keyword of a function begins here: add it to `KEYWORDS`, with its default, and to `WRONG` what it refuses.
 """
 
-from __future__ import annotations
-
 import inspect
 
 import jax

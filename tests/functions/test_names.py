@@ -1,7 +1,5 @@
 """Where an op shows under its name and the user's line: in jaxprs, compiled programs and the profiler's trace."""
 
-from __future__ import annotations
-
 import glob
 import gzip
 import json
@@ -19,7 +17,7 @@ from tests.shared.functions import APIS, every_api, py_function
 F = jnp.float32
 # Parts of paths that are plain letters wherever the checkout is: XLA escapes all others.
 OURS = os.path.join("jaxpyop", "_")
-USERS = os.path.join("tests", "shared", "functions.py")
+USERS = os.path.join("tests", "functions", "test_names.py")
 
 
 def double(x):

@@ -1,7 +1,5 @@
 """`padded`: results whose length only the function knows."""
 
-from __future__ import annotations
-
 import concurrent.futures
 
 import jax
@@ -12,6 +10,7 @@ import pytest
 from jaxpyop import padded
 from tests.shared.checks import close, run
 from tests.shared.functions import both_sides, every_api, numpy_function, py_function
+from tests.shared.tables import named
 
 F, N = jnp.float32, jnp.int32
 NAN = float("nan")
@@ -123,7 +122,7 @@ SQUARES = {
 }
 
 
-@pytest.mark.parametrize("op", SQUARES.values(), ids=SQUARES)
+@pytest.mark.parametrize("op", named(SQUARES, slow=["filled with ones"]))
 def test_the_gradient_is_that_of_the_real_part(op):
     wanted = jax.vmap(jax.grad(lambda x: (x**2 * (x > 0) * jnp.cumsum(x > 0)).sum()))(ROWS[:1])
     close(jax.vmap(jax.grad(weighed(op)))(ROWS[:1]), wanted)

@@ -1,7 +1,5 @@
 """`Tout`: the forms that it may have, the structure of results, `None`, and lists of numbers for an array."""
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 
@@ -9,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
 
 import jaxpyop
 from tests.shared.checks import close, run
@@ -176,15 +173,6 @@ def test_none_of_a_whole_batch_runs_once(method):
     assert log == [[0, 1, 2, 3]]
 
 
-def test_none_in_one_branch_of_a_cond():
-    log = []
-    write = lambda x: py_func(lambda x: log.append(float(x)), [x], None)
-    program = jax.jit(lambda x: lax.cond(x > 0, lambda: write(x), lambda: None))
-    assert run(program, 1.0) is None
-    assert run(program, -1.0) is None
-    assert log == [1.0]
-
-
 NOTHING = [None, [], (), {}, {"a": []}, [None]]
 
 
@@ -230,12 +218,3 @@ def test_a_list_of_numbers_is_an_array(tout, value):
         for got, want, leaf in zip(jax.tree.leaves(out), wanted, jax.tree.leaves(tout), strict=True):
             np.testing.assert_array_equal(np.ravel(got), np.ravel(np.array(want)))
             assert got.shape == leaf.shape
-
-
-def test_a_list_of_numbers_in_a_batch_and_its_gradient():
-    shapes = {"a": (), "b": (2,)}
-    op = lambda x: py_function(lambda x: {"a": x, "b": [x**2, 2.0]}, [x], {"a": F, "b": F}, output_shapes=shapes)
-    out = jax.jit(jax.vmap(op))(jnp.arange(4.0))
-    close(out["a"], np.arange(4))
-    close(out["b"], [[k**2, 2] for k in range(4)])
-    close(jax.grad(lambda x: (op(x)["b"] * jnp.array([10.0, 100.0])).sum())(2.0), 40.0)

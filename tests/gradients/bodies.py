@@ -1,13 +1,10 @@
 """Functions of JAX operations, which jax.vjp can differentiate as they are, with their inputs."""
 
-from __future__ import annotations
-
 import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from jax import lax
 
 import jaxpyop
@@ -126,12 +123,6 @@ BODIES = {
     "checkpoint": (lambda x: jax.checkpoint(lambda a: jnp.sin(a * x))(x * 2.0), [X3]),
     "custom_root": (square_root, [np.abs(X3)]),
 }
-
-
-def rows(names, fast):
-    """The rows of a table, each a name or several, of which some are fast."""
-    each = [(row, row if isinstance(row, tuple) else (row,)) for row in names]
-    return [pytest.param(*values, marks=[] if row in fast else pytest.mark.slow) for row, values in each]
 
 
 def arrays(inputs):

@@ -1,7 +1,5 @@
 """Functions that branch and loop on values: the gradient is that of the path that was taken."""
 
-from __future__ import annotations
-
 import functools
 import operator
 import pickle
@@ -14,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxpyop import py_function
-from tests.gradients.bodies import X3, F, rows
+from tests.gradients.bodies import X3, F
 from tests.shared.checks import close
 from tests.shared.examples import few, many
+from tests.shared.tables import rows
 
 X = jnp.asarray(X3)
 

@@ -1,7 +1,5 @@
 """A differentiated value that leaves JAX in a function loses its derivative: the warnings and errors about it."""
 
-from __future__ import annotations
-
 import inspect
 import math
 import warnings
@@ -13,8 +11,9 @@ import pytest
 
 import jaxpyop
 from jaxpyop import numpy_function, py_function
-from tests.gradients.bodies import X3, F, rows
+from tests.gradients.bodies import X3, F
 from tests.shared.checks import close
+from tests.shared.tables import rows
 
 X = jnp.asarray(X3)
 name_of_op = iter(f"op number {k}" for k in range(1000))

@@ -3,16 +3,15 @@
 Those of functions with rules are in rules/test_second_derivatives.py.
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxpyop import py_function
-from tests.gradients.bodies import X3, F, rows
+from tests.gradients.bodies import X3, F
 from tests.shared.checks import close
+from tests.shared.tables import rows
 
 X = jnp.asarray(X3)
 

@@ -1,17 +1,14 @@
 """Gradients of inputs and results of all kinds: dtypes, pytrees, keys, integers, unused ones."""
 
-from __future__ import annotations
-
-import contextlib
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxpyop import py_function
-from tests.gradients.bodies import X3, Z3, F, rows
+from tests.gradients.bodies import X3, Z3, F
 from tests.shared.checks import close, trees_close
+from tests.shared.tables import rows
 
 X = jnp.asarray(X3)
 
@@ -109,21 +106,3 @@ RETURNED = {
 @pytest.mark.parametrize(("body", "slope"), RETURNED.values(), ids=RETURNED)
 def test_what_a_function_may_return(body, slope):
     close(jax.grad(lambda x: py_function(body, [x], F, output_shapes=(3,)).sum())(X), np.broadcast_to(slope, (3,)))
-
-
-def test_a_differentiated_array_that_the_function_keeps_has_its_value_later():
-    kept = []
-
-    def body(x):
-        kept.append(x)
-        return x * kept[0]
-
-    loss = lambda x: py_function(body, [x], F, output_shapes=())
-    assert jax.grad(loss)(3.0) == 6
-    assert float(kept[0]) == np.asarray(kept[0]) == 3.0
-    assert f"{kept[0]:.1f}" == "3.0"
-    with pytest.raises(jax.errors.UnexpectedTracerError, match=r"stop_gradient\(x\)"):
-        jax.grad(loss)(4.0)
-    with contextlib.suppress(jax.errors.UnexpectedTracerError):
-        kept[0] + 1.0
-    assert py_function(lambda x: x * 2, [4.0], F) == 8

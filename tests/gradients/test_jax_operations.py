@@ -1,7 +1,5 @@
 """Functions of every kind of JAX operation: their derivatives are those of jax.vjp and jax.jvp."""
 
-from __future__ import annotations
-
 import importlib
 
 import jax
@@ -11,8 +9,9 @@ import pytest
 from jax import lax
 
 from jaxpyop import py_function
-from tests.gradients.bodies import BODIES, X3, F, arrays, custom_sin, custom_square, directions, rows, while_loop
+from tests.gradients.bodies import BODIES, X3, F, arrays, custom_sin, custom_square, directions, while_loop
 from tests.shared.checks import close
+from tests.shared.tables import rows
 
 # One body for each kind of operation that derivatives treat in its own way.
 FAST = ["an output twice", "integer output", "integer input", "unused input", "custom_jvp", "custom_vjp"]

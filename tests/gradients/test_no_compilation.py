@@ -1,7 +1,5 @@
 """After a few steps nothing is traced and nothing is compiled any more, as in a step of plain JAX."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 
@@ -11,7 +9,8 @@ import numpy as np
 import pytest
 
 from jaxpyop import py_function
-from tests.gradients.bodies import BODIES, F, arrays, directions, rows
+from tests.gradients.bodies import BODIES, F, arrays, directions
+from tests.shared.tables import rows
 
 A = jnp.eye(3) * 3 + 0.1
 B = jnp.arange(3.0)

@@ -1,7 +1,5 @@
 """Records of forward passes: how long they are kept, what happens when one is gone, and their bounds."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import itertools
@@ -14,8 +12,9 @@ import pytest
 
 import jaxpyop
 from jaxpyop import numpy_function, py_function
-from tests.gradients.bodies import TRANSFORMS, F, rows
+from tests.gradients.bodies import TRANSFORMS, F
 from tests.shared.checks import Counter, close, eventually
+from tests.shared.tables import rows
 
 STEPS = 6
 numbers = itertools.count()

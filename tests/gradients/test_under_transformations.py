@@ -1,7 +1,5 @@
 """Derivatives under jit, scan, cond, while_loop, checkpoint and the rest. `vmap` has a file of its own."""
 
-from __future__ import annotations
-
 import concurrent.futures
 
 import jax
@@ -10,9 +8,10 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jaxpyop import numpy_function, py_function
-from tests.gradients.bodies import TRANSFORMS, X3, F, clip_gradient, rows
+from jaxpyop import py_function
+from tests.gradients.bodies import TRANSFORMS, X3, F, clip_gradient
 from tests.shared.checks import Counter, trees_close
+from tests.shared.tables import rows
 
 X = jnp.asarray(X3)
 
@@ -24,10 +23,6 @@ def plain(x):
 def op(x):
     """It looks at its values."""
     return py_function(lambda x: plain(x) if float(x[0]) < 1e9 else -x, [x], F, output_shapes=(3,))
-
-
-def with_vjp(x):
-    return numpy_function(plain, [x], F, vjp=lambda i, o, c: 3 * i[0] ** 2 * c[0])
 
 
 def grad_of(program):
@@ -47,16 +42,13 @@ PROGRAMS = {
     "vjp": lambda f: lambda x: jax.vjp(f, x)[1](f(x)),
     "linearize": lambda f: lambda x: jax.linearize(lambda x: f(x) * 2, x)[1](x + 1),
 }
-OPS = {"automatic": op, "rules": with_vjp}
-FAST = [("automatic", name, "direct") for name in ("cond", "checkpoint of a chain", "unused", "linearize")]
-FAST += [("rules", "checkpoint of a chain", "direct"), ("rules", "stopped", "direct")]
-ROWS = [("automatic", name, transform) for name in PROGRAMS for transform in TRANSFORMS]
-ROWS += [("rules", name, "direct") for name in PROGRAMS if name != "linearize"]
+FAST = [(name, "direct") for name in ("cond", "checkpoint of a chain", "unused", "linearize")]
+ROWS = [(name, transform) for name in PROGRAMS for transform in TRANSFORMS]
 
 
-@pytest.mark.parametrize(("op", "name", "transform"), rows(ROWS, FAST))
-def test_equal_to_jax(op, name, transform):
-    trees_close(TRANSFORMS[transform](PROGRAMS[name](OPS[op]))(X), jax.jit(PROGRAMS[name](plain))(X))
+@pytest.mark.parametrize(("name", "transform"), rows(ROWS, FAST))
+def test_equal_to_jax(name, transform):
+    trees_close(TRANSFORMS[transform](PROGRAMS[name](op))(X), jax.jit(PROGRAMS[name](plain))(X))
 
 
 # ----------------------------------------------------------------- how often

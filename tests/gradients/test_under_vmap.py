@@ -1,7 +1,5 @@
 """Derivatives in and around `vmap`: each element takes its own path, and gets its own gradient."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,8 +7,9 @@ import pytest
 from jax import lax
 
 from jaxpyop import numpy_function, py_function
-from tests.gradients.bodies import TRANSFORMS, X3, F, rows
+from tests.gradients.bodies import TRANSFORMS, X3, F
 from tests.shared.checks import Counter, trees_close
+from tests.shared.tables import rows
 
 X = jnp.asarray(X3)
 
@@ -42,6 +41,7 @@ XX = jnp.stack([X, -X, 2 * X])
 # Programs of a function of an array with any shape, each with its argument.
 PROGRAMS = {
     "vmap of grad": (lambda f: jax.vmap(jax.grad(f)), X),
+    "of no elements": (lambda f: jax.vmap(jax.grad(f)), X[:0]),
     "grad of vmap": (lambda f: jax.grad(lambda x: (jax.vmap(f)(x) ** 2).sum()), XX),
     "vmap over the last axis": (lambda f: jax.vmap(jax.grad(lambda x: f(x).sum()), 1, 1), XX[:2]),
     "grad of vmap of vmap": (lambda f: jax.grad(lambda x: (jax.vmap(jax.vmap(f))(x) ** 2).sum()), XX),
@@ -60,7 +60,7 @@ PROGRAMS = {
         (X, F(2)),
     ),
 }
-FAST = [("vmap of grad", op) for op in ("automatic", "rules")]
+FAST = [(name, op) for name in ("vmap of grad", "of no elements") for op in ("automatic", "rules")]
 FAST += [(name, "automatic") for name in ("pullbacks by element, reversed", "an input that elements share")]
 FAST += [(name, "rules") for name in ("vmap over the last axis", "vmap of jvp", "an input that elements share")]
 OPS = {"automatic": op, "rules": with_rules}

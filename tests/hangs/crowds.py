@@ -1,7 +1,5 @@
 """As many functions at once as JAX has threads: all end, or the one too many raises where all would wait for good."""
 
-from __future__ import annotations
-
 import time
 
 import jaxpyop

@@ -3,8 +3,6 @@
 Under load, with results that nobody waits for, nested, and from several threads.
 """
 
-from __future__ import annotations
-
 import concurrent.futures
 import sys
 

@@ -1,7 +1,5 @@
 """JAX code in functions does not wait for good, and the import that arranges this says when it came too late."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.shared.many_programs import run_module

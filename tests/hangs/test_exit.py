@@ -1,7 +1,5 @@
 """A process that ends while calls are in flight: it ends soon, with its own status, and without a word of ours."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

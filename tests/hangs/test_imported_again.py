@@ -1,7 +1,5 @@
 """jaxpyop reloaded, or imported once more: programs of the old and of the new one work side by side."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.shared.processes import run_python

@@ -5,8 +5,6 @@
 "failed": why}. One process serves many names, because a start takes a second.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import re

@@ -1,7 +1,5 @@
 """How a Python function is stored by name, and which names find a function."""
 
-from __future__ import annotations
-
 import functools
 import subprocess
 import sys

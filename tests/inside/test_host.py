@@ -1,7 +1,5 @@
 """The host: how many chunks the elements of a batch go in. Few, when it is known how long an element takes."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,7 +1,5 @@
 """The host, when a process ends: some devices still call, or have not called yet. A patch makes them late each time."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.shared.processes import on_devices, run_python

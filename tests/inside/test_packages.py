@@ -4,8 +4,6 @@ A package uses only packages below it, and is entered through its `__init__`. Th
 package, whose order is not written down here: their imports must have no circle.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import graphlib

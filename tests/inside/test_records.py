@@ -3,8 +3,6 @@
 gradients/test_records.py has what a user sees of it.
 """
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -3,8 +3,6 @@
 gradients/ has what a user sees of it.
 """
 
-from __future__ import annotations
-
 import functools
 import gc
 import weakref
@@ -12,7 +10,6 @@ import weakref
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from jaxpyop import _jaxcore, _tape
 from tests.gradients.bodies import X3, F, custom_square
@@ -73,31 +70,6 @@ def test_a_number_that_comes_again_is_one_of_jnps():
     for array in record.arrays():
         array.delete()
     assert [float(o) for o in _tape.record(body, [F(2)])[0]] == [1, 6, 0, 0, 2, 5]
-
-
-WRONG = {
-    "count": ([], "got 0 cotangents for 2 outputs"),
-    "integer": ([None, jnp.int32(1)], "output 1 is of dtype int32: its cotangent must be None"),
-    "shape": ([jnp.ones(2), None], "its cotangent is float32.2.: they must be alike"),
-    "dtype": ([jnp.ones(3, jnp.float16), None], "its cotangent is float16"),
-}
-
-
-@pytest.mark.parametrize(("cotangents", "said"), WRONG.values(), ids=WRONG)
-def test_cotangents_are_checked(cotangents, said):
-    _, record = _tape.record(lambda x: [x * 2.0, jnp.argmax(x)], [X])
-    with pytest.raises((ValueError, TypeError), match=said):
-        record.pullback(cotangents)
-
-
-@pytest.mark.slow
-def test_a_record_may_be_used_under_transformations():
-    func = lambda y: [y * y * y[0]]
-    _, record = _tape.record(func, [X])
-    wanted = jax.jit(jax.jacobian(func))(X)[0]
-    for transform in (jax.vmap, lambda f: jax.jit(jax.vmap(f))):
-        close(transform(lambda c: record.pullback([c])[0])(jnp.eye(3)), wanted)
-        close(transform(lambda t: record.pushforward([t])[0])(jnp.eye(3)), wanted.T)
 
 
 def test_open_traces_are_told_apart_and_closed_ones_come_again():

@@ -4,8 +4,6 @@ One million calls, then 200,000 gradient steps. For each tenth of them it prints
 the resident memory, and it fails if memory grows or if calls get slower. `test_soak.py` runs a short form.
 """
 
-from __future__ import annotations
-
 import concurrent.futures
 import math
 import os

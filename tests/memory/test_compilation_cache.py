@@ -4,8 +4,6 @@ A cached program has no functions in it, only the numbers of their places. The p
 in the order in which it traced them. (Before JAX 0.12, programs with callbacks are not cached.)
 """
 
-from __future__ import annotations
-
 import collections
 import json
 

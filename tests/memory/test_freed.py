@@ -1,9 +1,6 @@
 """What is freed when a program is dropped: functions, rules, arrays, static inputs, results, exceptions."""
 
-from __future__ import annotations
-
 import functools
-import gc
 import weakref
 
 import jax
@@ -14,6 +11,7 @@ import pytest
 import jaxpyop
 from tests.shared.checks import eventually, freed, held
 from tests.shared.functions import numpy_function, py_func, py_function
+from tests.shared.tables import rows
 
 F = jnp.float32
 X = jnp.array([0.5, -1.0, 2.0])
@@ -51,7 +49,6 @@ USES = {
 }
 # JAX itself keeps what it has traced for these.
 TRACES_KEPT = {"jit of scan", "jit of cond", "jvp", "vjp"}
-SLOW = {"jit of scan", "jit of cond", "jvp", "gradient", "jit of vmap of gradient"}
 
 
 def op_and_what_it_holds(api, rule=None, **options):
@@ -65,7 +62,7 @@ def op_and_what_it_holds(api, rule=None, **options):
     return op, [func_ref, weakref.ref(captured), rule_ref]
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in USES])
+@pytest.mark.parametrize("name", rows(USES, fast=["direct", "jit", "vmap", "eval_shape", "jit of gradient"]))
 def test_a_dropped_program_frees_its_functions_and_what_they_captured(name):
     ops, refs = zip(
         op_and_what_it_holds(py_function),
@@ -120,41 +117,3 @@ def test_inputs_and_results_of_functions_are_freed():
     for _ in range(5):
         jax.block_until_ready(f(jnp.ones(100_000)))
     assert eventually(lambda: sum(ref() is not None for ref in refs) <= 1)
-
-
-class MyError(Exception):
-    """An exception that a weak reference can watch."""
-
-
-def test_errors_that_nobody_asks_for_are_kept_in_a_bounded_number():
-    errors, frames = [], []
-
-    def fail(x):
-        local, ref = watched()
-        frames.append(ref)
-        error = MyError(f"mine: {local.__name__}")
-        errors.append(weakref.ref(error))
-        raise error
-
-    f = jax.jit(lambda x: py_func(fail, [x], F))
-    for _ in range(100):
-        with pytest.raises(Exception, match="mine"):
-            jax.block_until_ready(f(X))
-    assert eventually(lambda: sum(ref() is not None for ref in errors) <= 70)
-    assert sum(ref() is not None for ref in frames) <= 2
-
-
-@pytest.mark.slow
-def test_a_collection_of_garbage_in_a_function():
-    def body(x):
-        circle = [x, jnp.ones(1000)]
-        circle.append(circle)
-        del circle
-        gc.collect()
-        return x * 2
-
-    for api in (numpy_function, py_function):
-        f = jax.jit(lambda x, api=api: api(body, [x], F, output_shapes=(20_000,)))
-        for i in range(2):
-            np.testing.assert_array_equal(f(jnp.full(20_000, float(i))), np.full(20_000, 2.0 * i))
-    assert jax.jit(jax.grad(lambda x: py_function(body, [x], F)))(1.0) == 2

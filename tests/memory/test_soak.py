@@ -1,7 +1,5 @@
 """A short form of the soak run. `soak.py` is the long form."""
 
-from __future__ import annotations
-
 import pytest
 
 import jaxpyop

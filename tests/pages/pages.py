@@ -5,8 +5,6 @@ under a comment `<!-- script: NAME -->` is a file of its own; one under `<!-- no
 a `text` block under `<!-- picture: ... -->` is nobody's output. Blocks in lists and in quotes are blocks, too.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 import pathlib

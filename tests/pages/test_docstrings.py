@@ -3,8 +3,6 @@
 The rules are in `docs/docstrings.py`, which the build of the reference asks, too.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 

@@ -3,8 +3,6 @@
 The blocks of one `##` section of a page share a namespace. A block that shows something `wrong` may warn.
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import io
@@ -19,17 +17,21 @@ import pytest
 import jaxpyop
 from tests.pages.pages import FENCE, PAGES, marked, said_in, sections_of
 from tests.shared.processes import clean_environment
+from tests.shared.tables import named
 
 SECTIONS = {(page, heading): blocks for page, text in PAGES.items() for heading, blocks in sections_of(text).items()}
 SCRIPTS = {(page, name): code for page, text in PAGES.items() for name, code in marked(text, "script")}
 THEIRS = {f"{page}-{k}": code for page, text in PAGES.items() for k, (_, code) in enumerate(marked(text, "not run"))}
 
 
+# The recipes use large libraries, and the others are programs that take long to compile.
+SLOW = ("recipes/", "gradients.md NumPy functions", "traced.md Loops", "tensorflow.md A whole script")
+
+
 def rows(table):
-    """The rows of a table of sections. The recipes use large libraries."""
-    return [
-        pytest.param(*key, id=" ".join(key), marks=[pytest.mark.slow] if "recipes/" in key[0] else []) for key in table
-    ]
+    """The rows of a table of sections."""
+    sections = {" ".join(key): key for key in table}
+    return named(sections, [name for name in sections if any(part in name for part in SLOW)])
 
 
 def run(block, namespace):

@@ -1,7 +1,5 @@
 """Every link from page to page leads somewhere."""
 
-from __future__ import annotations
-
 import os
 import re
 

@@ -3,8 +3,6 @@
 `pytest --nbmake notebooks` runs them, which needs the extra `notebooks`.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import re

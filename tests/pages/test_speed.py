@@ -1,7 +1,5 @@
 """All figures on speed come from one run: `docs/speed.json`, as `docs/speed.py` writes it into the pages."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.pages.pages import ROOT, load_script

@@ -1,15 +1,17 @@
-"""Programs that one process saves and another one loads.
+"""Programs that one process saves and another one loads: each feature of tests/routes/features.py, and more.
 
-All functions that they call are defined by this module.
+All functions that they call are defined by modules.
 """
 
+# It is in the checksum of `branches`, which the file of format 1 has.
 from __future__ import annotations
 
 import dataclasses
-import json
+import functools
 import pathlib
+import sys
 import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -18,13 +20,14 @@ import numpy as np
 
 import jaxpyop
 from jaxpyop import numpy_function, py_function
+from tests.routes import features
+from tests.routes.features import NOTES, bwd_of_cube, fwd_of_cube, note, note_alone, vjp_of_cube
+from tests.shared import many_programs
+from tests.shared.checks import trees_close
 
 F = jnp.float32
 X = np.array([0.5, -1.25, 2.0], np.float32)
 ROWS = np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)
-
-# What functions with effects noted.
-NOTES: list[Any] = []
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,43 +51,13 @@ def cube(x):
     return x**3
 
 
-def vjp_of_cube(inputs, outputs, cotangents):
-    return (3 * inputs[0] ** 2 * cotangents[0],)
-
-
-def fwd_of_cube(x):
-    return x**3, 3 * x**2
-
-
-def bwd_of_cube(slope, cotangents):
-    return (slope * cotangents[0],)
-
-
-def note(x):
-    NOTES.append(np.asarray(x).tolist())
-
-
-def noted(x):
-    return note(x) or x + 1
-
-
 def is_small(x):
-    return note(x) or x < 2
-
-
-def positive(x):
-    return x[x > 0]
+    return note_alone(x) or x < 2
 
 
 def parts(tree, scale, *, kind):
     assert kind == {"how": ("mean", None, "x")}
     return {"total": tree["a"] + tree["b"][0] * scale, "none": None, "size": (np.int32(3),)}
-
-
-def fails_on_negative(x):
-    if x < 0:
-        raise ValueError("negative")
-    return np.sqrt(x)
 
 
 def uniform(key):
@@ -97,11 +70,6 @@ def split(key):
 
 def plus_pi(x, number):
     return x + number
-
-
-@jaxpyop.numpy_function(Tout=jax.ShapeDtypeStruct((3,), F), vjp=vjp_of_cube)
-def decorated(x):
-    return x**3
 
 
 # --------------------------------------------------------------------- programs
@@ -121,9 +89,9 @@ def rule(x):
 
 
 def with_effects(x):
-    numpy_function(note, [x * 2], None, ordered=True)
-    y = numpy_function(noted, [x + 1], jax.ShapeDtypeStruct((3,), F), stateful=True)
-    numpy_function(note, [y[:1]], None, ordered=True)
+    numpy_function(note_alone, [x * 2], None, ordered=True)
+    y = numpy_function(note, [x + 1], jax.ShapeDtypeStruct((3,), F), stateful=True)
+    numpy_function(note_alone, [y[:1]], None, ordered=True)
     return y * 2
 
 
@@ -152,17 +120,8 @@ def tree(x, more):
     return numpy_function(Tout=tout)(parts)({"a": x, "b": [more["y"]]}, 2.0, kind={"how": ("mean", None, "x")})
 
 
-def padded(x):
-    found = numpy_function(positive, [x], jaxpyop.padded(F, 3, fill_value=-1.0))
-    return found, found.values[0] + found.lengths
-
-
 def when(x):
     return jax.vmap(lambda a: py_function(branches, [a], F, when=a > 0, output_shapes=()))(x)
-
-
-def on_error(x):
-    return jax.vmap(lambda a: numpy_function(fails_on_negative, [a], F, output_shapes=(), on_error="nan"))(x)
 
 
 def keys(key):
@@ -177,76 +136,58 @@ def constant(x):
     return [add(add(x, 3.0), 4.0), add(add(add(x, first), first), second), add(second, second), add(x, 3.0)]
 
 
-def stopped(x):
-    return jnp.sum(numpy_function(cube, [jax.lax.stop_gradient(x * 2)], jax.ShapeDtypeStruct((3,), F)) * x)
-
-
-def gradient_cut(f):
-    return jaxpyop.jit(jax.grad(f))
-
-
 GRAD = {"after": jax.grad, "options": {"vjp_order": 1}}
-PROGRAMS: dict[str, Program] = {
-    "only a call": Program(lambda x: py_function(branches, [x], F)),
-    "a decorated function": Program(lambda x: decorated(x) + 1),
+PROGRAMS = {
     "value and gradient": Program(jax.value_and_grad(loss)),
-    "hessian": Program(jax.hessian(loss)),
     "fwd and bwd in vmap": Program(jax.vmap(jax.grad(rule)), (ROWS,)),
     "gradient of a loaded program": Program(loss, **GRAD),
     "gradient of a loaded rule": Program(rule, **GRAD),
-    "cut gradient of a loaded program": Program(loss, after=gradient_cut, options={"vjp_order": 1}),
-    "gradient that stops before a call": Program(stopped, **GRAD),
+    "its gradient, cut": Program(loss, after=lambda f: jaxpyop.jit(jax.grad(f)), options={"vjp_order": 1}),
     "effects": Program(with_effects),
-    "vmap of a gradient": Program(jax.vmap(jax.grad(loss)), (ROWS,)),
     "structures": Program(tree, (X, {"y": X + 1})),
-    "padded": Program(padded),
     "gradient with when": Program(jax.grad(lambda x: jnp.sum(when(x)))),
-    "on_error": Program(on_error),
     "keys": Program(keys, (jax.random.key(7),)),
     "constants": Program(constant),
-    "scan": Program(in_scan),
     "loops": Program(in_loops),
     "loops run from Python": Program(in_loops, options={"loops": "python"}),
     "vmap of a while": Program(jax.vmap(in_while), (ROWS,)),
-    "a checkpoint": Program(jax.grad(jax.checkpoint(loss))),
 }
+PROGRAMS |= {name: Program(f.program, (features.X,)) for name, f in features.FEATURES.items() if f.loads}
 
 
-def arguments(program: Program) -> tuple[Any, ...]:
+def arguments(program):
     """The arguments with which a program is exported and run."""
     return jax.tree.map(jnp.asarray, program.args)
 
 
-def outcome(fun: Callable[..., Any], program: Program) -> dict[str, Any]:
-    """What a run of a program gives, as data."""
+def outcome(fun, program):
+    """What a run of a program gives, and what its functions noted."""
     NOTES.clear()
     with warnings.catch_warnings():
         # An op with on_error= says once that it filled a result.
         warnings.simplefilter("ignore", RuntimeWarning)
         found = fun(*arguments(program))
         jax.effects_barrier()
-    leaves, structure = jax.tree.flatten(found)
-    plain = [jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else x for x in leaves]
-    values = [np.asarray(x, np.float64).tolist() for x in plain]
-    kinds = [f"{x.dtype}{x.shape}" for x in leaves]
-    return {"types": kinds, "structure": str(structure), "values": values, "notes": list(NOTES)}
+    is_key = lambda x: jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return jax.tree.map(lambda x: jax.random.key_data(x) if is_key(x) else x, found), [*NOTES]
 
 
-def save_all(folder: str, names: Collection[str] = PROGRAMS.keys()) -> None:
-    """Save programs, each in a file."""
-    for name in names:
-        program = jaxpyop.export(PROGRAMS[name].fun, **PROGRAMS[name].options)(*arguments(PROGRAMS[name]))
-        program.save(pathlib.Path(folder) / f"{name}.jaxpyop")
+def save_all(folder):
+    """Save all programs, each in a file."""
+    for name, program in PROGRAMS.items():
+        exported = jaxpyop.export(program.fun, **program.options)(*arguments(program))
+        exported.save(pathlib.Path(folder) / name)
 
 
-def load_all(folder: str) -> str:
-    """Load and run the programs in a folder. An error is a text in the place of an outcome. All of it is JSON."""
-    found: dict[str, Any] = {}
-    for path in pathlib.Path(folder).glob("*.jaxpyop"):
-        name, program = path.stem, PROGRAMS[path.stem]
-        try:
-            loaded = jaxpyop.load(path, allow=["tests.programs.saved_programs"])
-            found[name] = outcome(program.after(loaded), program)
-        except Exception as error:  # The test shows it.
-            found[name] = f"{type(error).__name__}: {error}"
-    return json.dumps(found)
+def is_as_before(folder, name):
+    """Compare a program from a file with the function that it was made of."""
+    program = PROGRAMS[name]
+    loaded = jaxpyop.load(pathlib.Path(folder) / name, allow=["tests"])
+    found, expected = (outcome(program.after(fun), program) for fun in (loaded, jax.jit(program.fun)))
+    kinds = lambda tree: [(x.dtype, x.shape) for x in jax.tree.leaves(tree)]
+    assert kinds(found) == kinds(expected)
+    trees_close(found, expected)
+
+
+if __name__ == "__main__":
+    many_programs.main({name: functools.partial(is_as_before, sys.argv[1], name) for name in PROGRAMS})

@@ -5,12 +5,8 @@ A PJRT client of XLA's CPU, from a package, is registered as a plugin of its own
 Its process has pytest too, for what is raised.
 """
 
-from __future__ import annotations
-
 import importlib.util
-import json
 import pathlib
-import traceback
 from unittest import mock
 
 import jax
@@ -18,8 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax._src import xla_bridge
 
 import jaxpyop
+from tests.shared import many_programs
 
 PACKAGES = ("fastatomstruct_xla_cpu", "lammps_jax_pjrt_cpu")
 F = jnp.float32
@@ -140,15 +138,6 @@ def saved_programs_run_where_they_were_exported_for():
     assert body.devices == {jax.devices()[0]}
 
 
-def main():
-    from jax._src import xla_bridge
-
+if __name__ == "__main__":
     xla_bridge.register_plugin("standin", library_path=library(), priority=500)
-    found = {}
-    for name, func in PROGRAMS.items():
-        try:
-            func()
-            found[name] = ""
-        except BaseException:
-            found[name] = traceback.format_exc()
-    print(json.dumps(found))
+    many_programs.main(PROGRAMS)

@@ -1,7 +1,5 @@
 """What can be exported, and how a loaded program behaves."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import pathlib
 
@@ -16,7 +14,7 @@ from tests.programs import saved_programs
 from tests.programs.saved_programs import F, branches, cube, loss, of_branches, vjp_of_cube
 
 X = jnp.asarray(saved_programs.X)
-HERE = ["tests.programs.saved_programs"]
+HERE = ["tests"]
 FORMAT_1 = pathlib.Path(__file__).parent / "format_1.jaxpyop"
 
 
@@ -77,23 +75,16 @@ def np_sum(x, y):
 NAMED = {"allow": HERE, "functions": {"sum": np_sum}}
 
 
-@pytest.mark.parametrize(
-    ("fun", "said"),
-    [
-        pytest.param(lambda x: numpy_function(cube, [x], x), "size n is symbolic", id="in Tout"),
-        pytest.param(
-            lambda x: jax.vmap(lambda a: numpy_function(cube, [a], a))(x), "size n is symbolic", id="of a vmap"
-        ),
-        pytest.param(
-            lambda x: jax.lax.map(lambda a: numpy_function(cube, [a], a), x), "size n is symbolic", id="of a loop"
-        ),
-        pytest.param(
-            lambda x: numpy_function(cube, [x.shape[0]], jax.ShapeDtypeStruct((), jnp.int32)),
-            "cannot write the segment",
-            id="as an input",
-        ),
-    ],
-)
+SYMBOLIC = "size n is symbolic"
+WHERE = {
+    "in Tout": (lambda x: numpy_function(cube, [x], x), SYMBOLIC),
+    "of a vmap": (jax.vmap(lambda a: numpy_function(cube, [a], a)), SYMBOLIC),
+    "of a loop": (lambda x: jax.lax.map(lambda a: numpy_function(cube, [a], a), x), SYMBOLIC),
+    "as an input": (lambda x: numpy_function(cube, [x.shape[0]], jnp.int32(0)), "cannot write the segment"),
+}
+
+
+@pytest.mark.parametrize(("fun", "said"), WHERE.values(), ids=WHERE)
 def test_where_symbolic_sizes_are_refused(fun, said):
     with pytest.raises(ValueError, match=rf"jaxpyop\.export: .*{said}"):
         jaxpyop.export(fun)(jax.ShapeDtypeStruct(jax.export.symbolic_shape("n"), F))
@@ -115,15 +106,15 @@ def test_a_batch_of_a_loaded_program_is_refused_unless_it_was_exported():
         jax.vmap(loaded(of_branches, X))(jnp.stack([X, X]))
 
 
-@pytest.mark.parametrize(
-    ("args", "said"),
-    [
-        pytest.param((jnp.ones(4),), "input 0 has the shape", id="a shape"),
-        pytest.param((jnp.ones(3, jnp.int32),), "input 0 is int32", id="a dtype"),
-        pytest.param((X, X), "arguments of the structure", id="too many"),
-        pytest.param(([X],), "arguments of the structure", id="a structure"),
-    ],
-)
+OTHERS = {
+    "a shape": ((jnp.ones(4),), "input 0 has the shape"),
+    "a dtype": ((jnp.ones(3, jnp.int32),), "input 0 is int32"),
+    "too many": ((X, X), "arguments of the structure"),
+    "a structure": (([X],), "arguments of the structure"),
+}
+
+
+@pytest.mark.parametrize(("args", "said"), OTHERS.values(), ids=OTHERS)
 def test_other_arguments(args, said):
     again = loaded(of_branches, X)
     with pytest.raises((ValueError, TypeError), match=said):
@@ -232,18 +223,9 @@ def test_an_effect_after_the_last_call_is_not_lost(vjp_order):
         jaxpyop.export(fun, vjp_order=vjp_order)(X)
 
 
-@pytest.mark.parametrize(
-    ("options", "error"),
-    [
-        ({"loops": "some"}, ValueError),
-        ({"vjp_order": -1}, ValueError),
-        ({"vjp_order": True}, ValueError),
-        ({"platforms": "cuda"}, TypeError),
-    ],
-    ids=repr,
-)
-def test_bad_options(options, error):
-    with pytest.raises(error, match=r"jaxpyop\.export: "):
+@pytest.mark.parametrize("options", [{"loops": "some"}, {"vjp_order": -1}, {"vjp_order": True}, {"platforms": "cuda"}])
+def test_bad_options(options):
+    with pytest.raises((ValueError, TypeError), match=r"jaxpyop\.export: "):
         jaxpyop.export(of_branches, **options)
 
 

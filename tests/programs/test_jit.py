@@ -1,7 +1,5 @@
 """`jaxpyop.jit` in place of `jax.jit`: what it takes, what it gives, and what it leaves whole."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import inspect
@@ -18,7 +16,8 @@ from jax.experimental import io_callback
 
 import jaxpyop
 from tests.shared.checks import eventually
-from tests.shared.functions import py_func, py_function
+from tests.shared.functions import numpy_function, py_func, py_function
+from tests.shared.tables import named, rows
 
 F = jnp.float32
 # The package's own folder, because a clone of this project may lie in a folder that is called jaxpyop too.
@@ -56,10 +55,6 @@ def conds(x):
     return [jax.lax.cond(p, lambda x: (1.0, double(x)), lambda x: (x[0], x), x) for p in (True, x[0] > 1)]
 
 
-def slow(*values):
-    return pytest.param(*values, marks=pytest.mark.slow)
-
-
 DTYPES = (jnp.arange(3), jnp.ones(3, jnp.bfloat16), jnp.zeros((0, 3)))
 PROGRAMS = {
     "several calls": (lambda x: double(double(x) * x) + double(jnp.sin(x)), (X,)),
@@ -72,18 +67,21 @@ PROGRAMS = {
     "a body that returns its input": (lambda x: (py_function(lambda x: (x, x), [x], (F, F)), x), (X,)),
     "a constant array": (lambda x: double(x) * jnp.asarray(np.arange(3.0)) + double(jnp.asarray(X)), (X,)),
     "an inner jit": (lambda x: [jit(lambda y: double(y) + jnp.sum(y))(x) for jit in (jax.jit, jaxpyop.jit)], (X,)),
-    "checkpoint": slow(in_checkpoint, (X,)),
-    "a key": slow(lambda key: (double(jax.random.uniform(key)), jax.random.split(key)), (jax.random.key(1),)),
-    "other dtypes": slow(lambda *args: jax.tree.map(double, args), DTYPES),
-    "numbers in loops": slow(numbers_in_loops, (X,)),
+    "checkpoint": (in_checkpoint, (X,)),
+    "a key": (lambda key: (double(jax.random.uniform(key)), jax.random.split(key)), (jax.random.key(1),)),
+    "other dtypes": (lambda *args: jax.tree.map(double, args), DTYPES),
+    "numbers in loops": (numbers_in_loops, (X,)),
     "conds with one weakly typed branch": (conds, (X,)),
     "the tangent of an integer": (lambda x, zero: double(x), (X, np.zeros(3, jax.dtypes.float0))),
     "what nobody uses": (lambda x, y, z: (double(z), py_func(np.sin, [z], F), double(y))[2], (X, X + 1, X + 2)),
 }
+SLOW = ["checkpoint", "a key", "other dtypes", "numbers in loops"]
 
 
-@pytest.mark.parametrize("loops", ["python", slow("compiled")])
-@pytest.mark.parametrize(("program", "args"), PROGRAMS.values(), ids=PROGRAMS)
+@pytest.mark.parametrize("loops", rows(["python", "compiled"], fast=["python"]))
+@pytest.mark.parametrize(
+    ("program", "args"), named(PROGRAMS, ["checkpoint", "a key", "other dtypes", "numbers in loops"])
+)
 def test_the_results_are_those_of_jit(program, args, loops):
     cut = jaxpyop.jit(program, loops=loops)
     wanted = jax.jit(program)(*args)
@@ -99,7 +97,7 @@ CUTS = {
     "side by side": (lambda x: double(x * 2) + double(x * 3), "segment Python Python segment"),
     "a chain": (lambda x: double(double(x) + 1) + double(5 * x), "segment Python Python segment Python segment"),
     "a loop": (lambda x: jax.lax.fori_loop(0, 2, lambda i, c: double(c), x), "whole"),
-    "a stateless NumPy function": (lambda x: jaxpyop.numpy_function(np.sin, [x], F) + 1, "whole"),
+    "a stateless NumPy function": (lambda x: numpy_function(np.sin, [x], F) + 1, "whole"),
 }
 
 
@@ -254,7 +252,7 @@ def test_jaxs_own_print_comes_before_a_later_effect():
     assert log == ["jax", "ours"] * 20
 
 
-@pytest.mark.parametrize(("turns", "reverse"), [slow(0, False), slow(1, False), slow(3, False), (3, True)])
+@pytest.mark.parametrize(("turns", "reverse"), rows([(0, False), (1, False), (3, False), (3, True)], fast=[(3, True)]))
 def test_a_scan_from_python(turns, reverse):
     turn = lambda c, y: (double(c) * 0.5 + y, (c, y * 2, double(y)))
     program = lambda x, ys: jax.lax.scan(turn, x, ys, reverse=reverse)
@@ -287,7 +285,7 @@ def test_results_that_are_not_as_traced():
 
 
 def test_a_missing_rule_is_said_and_only_where_it_is_used():
-    op = lambda x: jaxpyop.numpy_function(np.sin, [x], F)
+    op = lambda x: numpy_function(np.sin, [x], F)
     with pytest.raises(ValueError, match="a backward pass"):
         jaxpyop.jit(jax.grad(lambda x: (op(x) + double(x)).sum()))(X)
     same(jaxpyop.jit(lambda x: jax.vjp(lambda x: op(x) + double(x), x)[0])(X), jnp.sin(X) + 2 * X)
@@ -342,6 +340,7 @@ def test_nothing_is_traced_or_compiled_again():
     assert len(traces) == 2
 
 
+@pytest.mark.slow
 def test_clear_caches_traces_the_function_again():
     scale = 1.0
     cut, wanted = (jit(lambda x: double(x) * scale) for jit in (jaxpyop.jit, jax.jit))
@@ -352,7 +351,7 @@ def test_clear_caches_traces_the_function_again():
         same(cut(X), wanted(X))
 
 
-@pytest.mark.parametrize("op", [py_function, slow(jaxpyop.numpy_function)], ids=["cut", "whole"])
+@pytest.mark.parametrize("op", rows([py_function, numpy_function], fast=[py_function]), ids=["cut", "whole"])
 def test_a_dropped_function_is_freed(op):
     class Held:
         pass
@@ -415,14 +414,14 @@ def stays_whole_for_two(x):
 
 
 BEFORE = {
-    "a call": slow(lambda cut: None),
+    "a call": lambda cut: None,
     "vmap": lambda cut: jax.eval_shape(jax.vmap(cut), jnp.ones((2, 3))),
-    "lower": slow(lambda cut: (cut.eval_shape(X), cut.lower(X), jax.jit(cut).trace(X), cut.explain(X))),
-    "clear_caches": slow(lambda cut: (jax.clear_caches(), cut(X[:2]))),
+    "lower": lambda cut: (cut.eval_shape(X), cut.lower(X), jax.jit(cut).trace(X), cut.explain(X)),
+    "clear_caches": lambda cut: (jax.clear_caches(), cut(X[:2])),
 }
 
 
-@pytest.mark.parametrize("before", BEFORE.values(), ids=BEFORE)
+@pytest.mark.parametrize("before", named(BEFORE, slow=BEFORE.keys() - {"vmap"}))
 def test_what_stays_whole_for_some_types_is_cut_for_others(before):
     cut = jaxpyop.jit(stays_whole_for_two)
     for _ in range(2):

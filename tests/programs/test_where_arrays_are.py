@@ -1,7 +1,5 @@
 """Where the arrays of a cut program are, and which threads run it: in processes of their own."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.shared.processes import on_devices, run_python

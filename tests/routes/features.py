@@ -4,8 +4,6 @@ Every program takes an array of three numbers between 0 and 2. All functions are
 loaded program finds them by their names.
 """
 
-from __future__ import annotations
-
 import concurrent.futures
 import dataclasses
 from collections.abc import Callable

@@ -4,8 +4,6 @@ Each route takes a function of one array and the array. It is applied to a progr
 program in plain JAX, so that the two results can be compared.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -30,16 +28,14 @@ class Route:
         run: the program's result, from a function and an array.
         plain: the same with a function that is plain JAX, where only `run` needs jaxpyop.
         runs: how often the program performs the op. A backward pass does not count.
-        differentiates: whether the route needs a derivative of the op.
-        order: the order of this derivative.
+        order: of the derivative of the op that the route needs; 0 if it needs none.
         slow: whether its tests are among the slow ones, because other routes show nearly the same.
     """
 
     run: Callable[[Function, jax.Array], Any]
     plain: Callable[[Function, jax.Array], Any] | None = None
     runs: int = 1
-    differentiates: bool = False
-    order: int = 1
+    order: int = 0
     slow: bool = False
 
     def with_plain_jax(self, f: Function, x: jax.Array) -> Any:
@@ -73,25 +69,20 @@ ROUTES = {
     "compiled": Route(lambda f, x: jax.jit(f)(x)),
     "public callback": Route(_through_the_public_callback, slow=True),
     "batched": Route(lambda f, x: jax.jit(jax.vmap(f))(_several(x)), runs=BATCH),
-    "in a scan": Route(lambda f, x: lax.scan(lambda c, x: (c, f(x)), 0, _several(x))[1], runs=BATCH),
+    "in a scan": Route(lambda f, x: lax.scan(lambda c, x: (c, f(x)), 0, _several(x))[1], runs=BATCH, slow=True),
     "in a cond": Route(lambda f, x: jax.jit(lambda x: lax.cond(x[0] < 10, f, f, x))(x), slow=True),
-    "gradient": Route(lambda f, x: jax.jit(jax.grad(_total(f)))(x), differentiates=True),
-    "tangents": Route(lambda f, x: jax.jvp(f, [x], [jnp.ones_like(x)]), differentiates=True),
-    "gradient of a batch": Route(
-        lambda f, x: jax.jit(jax.grad(_total(jax.vmap(f))))(_several(x)), runs=BATCH, differentiates=True
-    ),
+    "gradient": Route(lambda f, x: jax.jit(jax.grad(_total(f)))(x), order=1),
+    "tangents": Route(lambda f, x: jax.jvp(f, [x], [jnp.ones_like(x)]), order=1),
+    "gradient of a batch": Route(lambda f, x: jax.jit(jax.grad(_total(jax.vmap(f))))(_several(x)), runs=BATCH, order=1),
     "batch of gradients": Route(
-        lambda f, x: jax.jit(jax.vmap(jax.grad(_total(f))))(_several(x)), runs=BATCH, differentiates=True
+        lambda f, x: jax.jit(jax.vmap(jax.grad(_total(f))))(_several(x)), runs=BATCH, order=1, slow=True
     ),
     "second derivatives": Route(
-        lambda f, x: jax.jit(jax.grad(lambda x: jax.grad(_total(f))(x).sum()))(x), differentiates=True, order=2
+        lambda f, x: jax.jit(jax.grad(lambda x: jax.grad(_total(f))(x).sum()))(x), order=2, slow=True
     ),
     "cut": Route(lambda f, x: jaxpyop.jit(f)(x), plain=_directly),
     "gradient, cut": Route(
-        lambda f, x: jaxpyop.jit(jax.grad(_total(f)))(x),
-        plain=lambda f, x: jax.grad(_total(f))(x),
-        differentiates=True,
-        slow=True,
+        lambda f, x: jaxpyop.jit(jax.grad(_total(f)))(x), plain=lambda f, x: jax.grad(_total(f))(x), order=1, slow=True
     ),
     "loaded": Route(_loaded, plain=_directly),
 }

@@ -3,8 +3,6 @@
 A refusal is a `NotImplementedError` that names the op: of a stateful function in a batched `cond`, for example.
 """
 
-from __future__ import annotations
-
 import re
 
 import jax
@@ -93,5 +91,5 @@ def check_it_equals_plain_jax(program):
         np.testing.assert_allclose(ours, plain, rtol=2e-2 if feature.tolerance > 1e-4 else 1e-4, atol=1e-3)
 
 
-test_a_random_stack_equals_plain_jax = few(given(programs()), check_it_equals_plain_jax, 6)
+test_a_random_stack_equals_plain_jax = few(given(programs()), check_it_equals_plain_jax, 3)
 test_many_random_stacks_equal_plain_jax = many(given(programs()), check_it_equals_plain_jax, 60)

@@ -1,7 +1,5 @@
 """`python -m jaxpyop`: the demo, the doctor, and errors of usage."""
 
-from __future__ import annotations
-
 import pathlib
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """What the package promises before anything is called: its metadata, and what its import brings and leaves alone."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import pathlib

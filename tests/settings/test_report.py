@@ -1,7 +1,5 @@
 """`jaxpyop.report()`: its numbers are those of counters in the functions, on every route."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import functools
 import multiprocessing
@@ -18,6 +16,7 @@ import jaxpyop
 from tests.shared.checks import Counter
 from tests.shared.functions import numpy_function, py_function
 from tests.shared.processes import on_devices, run_python
+from tests.shared.tables import rows
 
 F = jnp.float32
 X = jnp.arange(6.0)
@@ -71,20 +70,14 @@ PROGRAMS = {
     "scan": lambda f: jax.jit(lambda x: jax.lax.scan(lambda c, _: (f(c), None), x, None, 5)[0])(2.0),
     "cut grad": lambda f: jaxpyop.jit(lambda x: jax.grad(f)(x) * 2)(2.0),
 }
-SLOW = [*PROGRAMS][2:]  # but for one op
+ROWS = [(program, op) for program in PROGRAMS for op in OPS]
+FAST = [row for row in ROWS if row[0] == "vmap of grad" or row[1] == "sequential"]
 
 
-@pytest.mark.parametrize(
-    ("program", "make"),
-    [
-        pytest.param(p, o, id=f"{n} {m}", marks=[pytest.mark.slow] * (n in SLOW and m != "sequential"))
-        for n, p in PROGRAMS.items()
-        for m, o in OPS.items()
-    ],
-)
-def test_runs_are_those_of_counters(program, make):
+@pytest.mark.parametrize(("program", "op"), rows(ROWS, FAST))
+def test_runs_are_those_of_counters(program, op):
     func, rule = Counter(np.sin), Counter(COS)
-    row = counted(lambda: program(make(func, rule)))["sine"]
+    row = counted(lambda: PROGRAMS[program](OPS[op](func, rule)))["sine"]
     assert (row["runs"], row["rules"], row["failures"]) == (func.count, rule.count, 0)
     assert row["elements"] >= row["calls"] >= 1
     assert row["bytes_in"] >= 4 <= row["bytes_out"]

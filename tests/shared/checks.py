@@ -1,11 +1,8 @@
 """What tests compare and count: values, runs of a function, and what is still in memory."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import time
-from typing import Any
 
 import jax
 import numpy as np
@@ -33,7 +30,7 @@ class Counter:
 
     def __init__(self, func=lambda x: x + 1):
         self.func = func
-        self.seen: list[Any] = []
+        self.seen = []
         self.__name__ = "counter"
 
     def __call__(self, *args, **kwargs):

@@ -6,22 +6,15 @@ test_random_programs = few(given(programs()), check)
 test_many_random_programs = many(given(programs()), check)
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 from hypothesis import settings
 
-Test = Callable[..., Any]
 
-
-def few(given: Callable[[Test], Test], check: Test, examples: int = 5) -> Test:
+def few(given, check, examples=5):
     """A fast test, which makes a few examples for a check."""
     return settings(max_examples=examples)(given(check))
 
 
-def many(given: Callable[[Test], Test], check: Test, examples: int = 100) -> Test:
+def many(given, check, examples=100):
     """A slow test, which makes many examples for a check."""
     return pytest.mark.slow(settings(max_examples=examples)(given(check)))

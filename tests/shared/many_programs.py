@@ -6,15 +6,11 @@ The module of the programs ends with
         many_programs.main(PROGRAMS)
 """
 
-from __future__ import annotations
-
 import faulthandler
 import subprocess
 import sys
 import traceback
 import warnings
-from collections.abc import Callable
-from typing import Any
 
 from tests.shared.processes import run_python
 
@@ -25,7 +21,7 @@ def run_module(module: str, *arguments: str, timeout: float = 240, **env: str) -
     return run_python(code, timeout=timeout, **env)
 
 
-def main(programs: dict[str, Callable[..., Any]], *inputs: Any, seconds: float = 100) -> None:
+def main(programs, *inputs, seconds=100):
     """Run all programs in this process, and end it, with an error if one of them failed or took too long.
 
     Args:

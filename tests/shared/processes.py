@@ -1,7 +1,5 @@
 """Programs in processes of their own, each with a timeout: deadlocks, exits, several devices, other settings."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

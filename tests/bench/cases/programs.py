@@ -1,45 +1,52 @@
-"""The time that it takes to trace and lower a program of many ops."""
-
-from __future__ import annotations
+"""The time that it takes to trace and lower a program of many ops, and what a traced function costs."""
 
 import jax
 import jax.numpy as jnp
 
 import jaxpyop
-from tests.bench.cases.case import ONE, Group, Program, callback_negative, compare, numpy_negative
-
-_COUNT = 50
+from tests.bench.cases.case import ONE, callback_negative, compare, compare_compiled, numpy_negative
 
 
-def _repeated(op: Program) -> Program:
-    def program(x: jax.Array) -> jax.Array:
-        for _ in range(_COUNT):
+def repeated(op):
+    def program(x):
+        for _ in range(50):
             x = op(x)
         return x
 
     return program
 
 
-def _traced(op: Program) -> Program:
+def tracing():
     # A new function each time, for JAX would find the program of an old one in its cache.
-    return lambda x: jax.make_jaxpr(_repeated(op))(x) and None
-
-
-def _lowered(op: Program) -> Program:
-    return lambda x: jax.jit(_repeated(op)).lower(x) and None
-
-
-def tracing() -> Group:
+    traced = lambda op: lambda x: jax.make_jaxpr(repeated(op))(x) and None
     programs = {
-        "py_function": _traced(lambda x: jaxpyop.py_function(lambda x: jnp.sin(x), [x], jnp.float32)),
-        "jax.pure_callback": _traced(lambda x: jax.pure_callback(jnp.sin, ONE, x)),
+        "py_function": traced(lambda x: jaxpyop.py_function(lambda x: jnp.sin(x), [x], jnp.float32)),
+        "jax.pure_callback": traced(lambda x: jax.pure_callback(jnp.sin, ONE, x)),
     }
     return compare("tracing 50 ops, no shapes given", programs, jnp.ones(1), calls=1, samples=15)
 
 
-def lowering() -> Group:
-    programs = {
-        "numpy_function": _lowered(numpy_negative()),
-        "jax.pure_callback": _lowered(callback_negative(jax.pure_callback)),
-    }
+def lowering():
+    lowered = lambda op: lambda x: jax.jit(repeated(op)).lower(x) and None
+    ops = {"numpy_function": numpy_negative(), "jax.pure_callback": callback_negative(jax.pure_callback)}
+    programs = {name: lowered(op) for name, op in ops.items()}
     return compare("tracing and lowering 50 ops", programs, jnp.ones(1), calls=1, samples=15)
+
+
+def branch(x):
+    return jnp.sin(x) if jnp.sum(x) > 0 else jnp.cos(x)
+
+
+def traced(title, wrap):
+    """`mode="traced"`, beside `jax.lax.cond` by hand."""
+    by_hand = lambda x: jnp.sum(jax.lax.cond(jnp.sum(x) > 0, jnp.sin, jnp.cos, x))
+    ours = lambda x: jnp.sum(jaxpyop.py_function(branch, [x], jnp.float32, mode="traced"))
+    programs = {"py_function, traced": wrap(ours), "jax.lax.cond by hand": wrap(by_hand)}
+    return compare_compiled(title, programs, jnp.full(1000, 0.5), calls=200)
+
+
+GROUPS = [tracing, lowering]
+TRACED = [
+    lambda: traced("mode='traced', an if on a value", lambda f: f),
+    lambda: traced("the same, gradient", jax.grad),
+]

@@ -1,9 +1,6 @@
 """One function of two inputs with every kind of rule, and programs that differentiate it."""
 
-from __future__ import annotations
-
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -48,10 +45,10 @@ class Counted:
     def __init__(self) -> None:
         self.counters = {f.__name__: Counter(f) for f in (func, vjp, fwd, bwd, jvp)}
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str):
         return self.counters[name]
 
-    def rules(self, kind: str) -> dict[str, Any]:
+    def rules(self, kind: str):
         if kind == "numerical":
             return {"vjp": kind, "jvp": kind}
         each = {"vjp": self.vjp, "pair": (self.fwd, self.bwd), "jvp": self.jvp}
@@ -96,13 +93,13 @@ FORWARD = {
 
 
 @functools.cache
-def wanted(name: str, *, forward: bool = False) -> Any:
+def wanted(name: str, *, forward: bool = False):
     """What JAX gives of the same function."""
     program = (FORWARD if forward else REVERSE)[name][0]
     return jax.jit(lambda: program(func))()
 
 
-def close_to(got: Any, wanted: Any, tolerance: float = 1e-4) -> None:
+def close_to(got, wanted, tolerance: float = 1e-4) -> None:
     """Whether trees agree; in absolute terms for what is smaller than one."""
     assert jax.tree.structure(got) == jax.tree.structure(wanted)
     scale = lambda b: tolerance * max(1.0, float(jnp.max(jnp.abs(b))))

@@ -1,7 +1,5 @@
 """Derivatives that no rule gives: fine where nobody uses them, and else an error that comes early."""
 
-from __future__ import annotations
-
 import functools
 
 import jax
@@ -11,8 +9,9 @@ import pytest
 from jax import lax
 
 from jaxpyop import numpy_function, py_func
-from tests.gradients.bodies import X3, F, rows
+from tests.gradients.bodies import X3, F
 from tests.shared.checks import trees_close
+from tests.shared.tables import rows
 
 X = jnp.asarray(X3)
 

@@ -1,7 +1,5 @@
 """vjp="numerical" and jvp="numerical": central differences of the function."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import threading
 

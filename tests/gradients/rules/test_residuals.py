@@ -1,7 +1,5 @@
 """Residuals of vjp=(fwd, bwd): any object, on the host, each with its element."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import multiprocessing
 import threading
@@ -13,9 +11,10 @@ import pytest
 
 import jaxpyop
 from jaxpyop import numpy_function, py_func
-from tests.gradients.bodies import TRANSFORMS, F, rows
+from tests.gradients.bodies import TRANSFORMS, F
 from tests.gradients.rules.cases import X
 from tests.shared.checks import Counter
+from tests.shared.tables import rows
 
 every_transform = pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
 

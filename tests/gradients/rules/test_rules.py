@@ -1,7 +1,5 @@
 """The user's own derivatives, vjp= and jvp=: values, how often each function is called, and what it is given."""
 
-from __future__ import annotations
-
 import itertools
 
 import jax
@@ -10,21 +8,11 @@ import numpy as np
 import pytest
 
 from jaxpyop import numpy_function, py_function
-from tests.gradients.bodies import TRANSFORMS, F, rows
+from tests.gradients.bodies import TRANSFORMS, F
 from tests.gradients.rules import cases
-from tests.gradients.rules.cases import (
-    FORWARD,
-    FORWARD_RULES,
-    REVERSE,
-    REVERSE_RULES,
-    XX,
-    Counted,
-    X,
-    Y,
-    close_to,
-    wanted,
-)
+from tests.gradients.rules.cases import FORWARD, REVERSE, Counted, X, Y, close_to, wanted
 from tests.shared.checks import close, trees_close
+from tests.shared.tables import rows
 
 METHODS = ("sequential", "expand_dims", "broadcast_all", "parallel")
 either = pytest.mark.parametrize("transform", [lambda f: f, jax.jit], ids=["direct", "jit"])
@@ -40,8 +28,8 @@ def of_counted(kind, method):
     return lambda x, y: numpy_function(counted.func, [x, y], F, vmap_method=method, **counted.rules(kind)), counted
 
 
-ROWS = [*itertools.product(REVERSE, REVERSE_RULES, METHODS, ["direct"])]
-ROWS += itertools.product(REVERSE, REVERSE_RULES, ["sequential"], ["jit", "cut"])
+ROWS = [*itertools.product(REVERSE, cases.REVERSE_RULES, METHODS, ["direct"])]
+ROWS += itertools.product(REVERSE, cases.REVERSE_RULES, ["sequential"], ["jit", "cut"])
 FAST = [(name, kind, "sequential", "direct") for name in ("grad", "jacrev", "checkpoint") for kind in ("vjp", "pair")]
 FAST += [("grad of vmap", "pair", "expand_dims", "direct")]
 FAST += [("vmap of grad", "vjp", "broadcast_all", "direct"), ("grad of vmap", "vjp", "parallel", "direct")]
@@ -66,7 +54,7 @@ FAST_FORWARD += [("jacfwd", "jvp", "expand_dims")]
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "method"), rows(itertools.product(FORWARD, FORWARD_RULES, METHODS), FAST_FORWARD)
+    ("name", "kind", "method"), rows(itertools.product(FORWARD, cases.FORWARD_RULES, METHODS), FAST_FORWARD)
 )
 def test_forward_mode(name, kind, method):
     (program, one_by_one, of_a_block), (op, counted) = FORWARD[name], of_counted(kind, method)
@@ -188,7 +176,7 @@ STAND_FOR = {
 @pytest.mark.parametrize("rules", STAND_FOR.values(), ids=STAND_FOR)
 def test_what_stands_for_an_array(rules, method):
     op = lambda x, y: numpy_function(lambda x, y: y * 2.5, [x, y], F, vmap_method=method, **rules)
-    ones, at = np.ones((2, 3), np.float32), (XX, XX + 1)
+    ones, at = np.ones((2, 3), np.float32), (cases.XX, cases.XX + 1)
     if "jvp" in rules:
         trees_close(jax.jvp(jax.vmap(op), at, at)[1], 2.5 * ones)
     else:
@@ -204,3 +192,7 @@ def test_complex_numbers_follow_jax(transform):
     op = lambda z: numpy_function(lambda z: z**2, [z], jnp.complex64, **rules)
     for program in (lambda f, z: jax.vjp(f, z)[1](ct)[0], lambda f, z: jax.jvp(f, (z,), (ct,))[1]):
         close(transform(lambda z, program=program: program(op, z))(z), 2 * z * ct)
+
+
+def test_none_for_the_only_input_is_zero():
+    assert jax.grad(lambda x: numpy_function(np.sin, [x], F, vjp=lambda i, o, c: None))(1.0) == 0

@@ -1,7 +1,5 @@
 """Second derivatives of NumPy functions: by rules that are ops with rules."""
 
-from __future__ import annotations
-
 import functools
 
 import jax
@@ -10,9 +8,10 @@ import numpy as np
 import pytest
 
 from jaxpyop import numpy_function, py_function
-from tests.gradients.bodies import TRANSFORMS, X3, F, rows
+from tests.gradients.bodies import TRANSFORMS, X3, F
 from tests.gradients.rules.cases import close_to
 from tests.shared.checks import Counter
+from tests.shared.tables import rows
 
 X = jnp.asarray(X3)
 

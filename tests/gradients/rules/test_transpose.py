@@ -1,16 +1,15 @@
 """transpose=: functions that are linear in their inputs, to any order and under JAX's linear solvers."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxpyop import numpy_function
-from tests.gradients.bodies import F, rows
+from tests.gradients.bodies import F
 from tests.gradients.rules.cases import X, close_to
 from tests.shared.checks import Counter, close, trees_close
+from tests.shared.tables import rows
 
 M = np.array([[1.0, 2.0, 0.0], [0.5, -1.0, 3.0]], np.float32)
 Y = jnp.array([1.0, -2.0])

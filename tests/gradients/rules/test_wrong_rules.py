@@ -1,7 +1,5 @@
 """Rules that are wrong: the error names the op, the rule, what came and what was expected."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

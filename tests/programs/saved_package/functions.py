@@ -1,7 +1,5 @@
 """Functions that saved programs find by their place."""
 
-from __future__ import annotations
-
 import functools
 from subprocess import run  # noqa: F401  # A file must not reach it by this name.
 
