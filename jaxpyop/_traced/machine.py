@@ -35,6 +35,9 @@ class Machine:
         journal: for each branch or loop that is being interpreted, what the slots held before it changed them.
         floor: objects that were born before must not be changed, and why.
         frames: the variables of the calls that are being interpreted.
+        taken: on which values it depends whether the path that is being interpreted is taken: each is to be as the bool
+            beside it. Under `vmap`, JAX runs both sides of a branch, and a loop on a side that is not taken might not
+            end. So it does not begin.
         line: the user's file, and the line that is being interpreted.
         returned: where the function last returned.
     """
@@ -43,6 +46,7 @@ class Machine:
         self.max_steps, self.label, self.shapes_only = max_steps, label, shapes_only
         self.journal: list[dict[Place, Any]] = [{}]
         self.floor, self.frames, self.returned = (0, ""), list[Obj](), core.NOWHERE
+        self.taken: tuple[tuple[Any, bool], ...] = ()
         self.line: tuple[str, int] = core.NOWHERE
 
     def write(self, obj: Obj, key: str, value: Any) -> None:
@@ -98,8 +102,16 @@ class Machine:
 
     # ------------------------------------------------------------------- a branch
 
-    def record(self, run: Thunk) -> tuple[Any, Any, Forms]:
-        """Traces a thunk, and undoes what it changes.
+    @contextlib.contextmanager
+    def _on_path(self, taken: tuple[tuple[Any, bool], ...]) -> Iterator[None]:
+        before, self.taken = self.taken, taken
+        try:
+            yield
+        finally:
+            self.taken = before
+
+    def record(self, run: Thunk, taken: tuple[tuple[Any, bool], ...]) -> tuple[Any, Any, Forms]:
+        """Traces a thunk where `taken` holds, and undoes what it changes.
 
         Returns:
             The jaxpr, its constants, and the form of what it returned and of each place that it changed.
@@ -108,7 +120,7 @@ class Machine:
 
         def step() -> list[Any]:
             mark = next(Obj.births)
-            with self.undoing("a path") as journal:
+            with self._on_path(taken), self.undoing("a path") as journal:
                 values: dict[Any, Any] = {None: run()}
                 values.update({(o, k): o.slots.get(k, UNDEF) for o, k in journal if o.birth < mark})
                 memo: dict[Obj, Form] = {}
@@ -128,7 +140,7 @@ class Machine:
         if self.shapes_only:
             done, result = self.tried(yes)
             return result if done else no()
-        sides = [self.record(run) for run in (yes, no)]
+        sides = [self.record(run, (*self.taken, (pred, truth))) for run, truth in ((yes, True), (no, False))]
         places = list(dict.fromkeys([*sides[0][2], *sides[1][2]]))
         # A place that one side leaves alone has, on that side, the value from before.
         outside, joining = next(Obj.births), Joining()
@@ -206,6 +218,8 @@ class Machine:
         flat = Flattening(next(Obj.births))
         for p, form in forms.items():
             flat.put(form, p[0].slots.get(p[1], UNDEF))
+        for value, truth in self.taken:
+            go = go & (value if truth else ~value)
         state = [go, *flat.leaves]
         with jax.enable_x64(True):
             test = core.make_jaxpr(lambda *xs: [xs[0]], [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in state])
@@ -224,7 +238,8 @@ class Machine:
 
         def step(*leaves: Any) -> list[Any]:
             mark = next(Obj.births)
-            with jax.enable_x64(users), self.undoing("a turn of the loop") as journal:
+            taken = self._on_path(((leaves[0], True),))
+            with jax.enable_x64(users), taken, self.undoing("a turn of the loop") as journal:
                 filling = Filling(leaves[1:])
                 for p, form in forms.items():
                     self.write(p[0], p[1], filling.get(form))

@@ -262,7 +262,18 @@ def loop_of_a_half(x):
     return total + y
 
 
-@TABLE.either
+@TABLE.equal(points=[2.0, 7.0, 0.0])
+def a_loop_that_would_not_end_after_the_outer_one(x):
+    total = x
+    while x > 0:
+        y = x
+        while y < 10:
+            y = y * 2
+        x, total = x - 1, total + y
+    return total
+
+
+@TABLE.equal
 def endless_second_operand(x):
     def doublings(v):
         n = 0
