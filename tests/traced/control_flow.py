@@ -262,6 +262,17 @@ def loop_of_a_half(x):
     return total + y
 
 
+@TABLE.equal
+def a_range_that_is_made_on_one_path(x):
+    turns = range(3)
+    if x > 1:
+        turns = range(x.astype(int) + 1)
+    total = x
+    for i in turns:
+        total = total + i * x
+    return total
+
+
 @TABLE.equal(points=[2.0, 7.0, 0.0])
 def a_loop_that_would_not_end_after_the_outer_one(x):
     total = x

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxpyop import _jaxcore as core
 from jaxpyop._traced.values.kinds import *
 
 COMPARE: dict[type, Callable[..., Any]] = {
@@ -146,7 +147,7 @@ def opaque_true(x: Any) -> Any:
 def set_opaque(arrays: list[Any]) -> Any:
     """Makes the value that hides products, of the first array that has numbers, for the time of one interpretation."""
     found = [x for x in arrays if is_array(x) and isinstance(x.dtype, np.dtype) and x.dtype.kind in "fiu"]
-    return _opaque.set(opaque_true(found[0]) if found else None)
+    return _opaque.set(core.with_transfers(opaque_true, found[0]) if found else None)
 
 
 reset_opaque = _opaque.reset
