@@ -216,7 +216,7 @@ def local_names(node: Node) -> frozenset[str]:
                 declared.update(n.names)
             elif isinstance(n, ast.Name) and isinstance(n.ctx, (ast.Store, ast.Del)):
                 names.add(n.id)
-            elif isinstance(n, (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)) and n.name:
+            elif isinstance(n, (ast.MatchAs, ast.MatchStar)) and n.name:
                 names.add(n.name)
             elif isinstance(n, ast.Import | ast.ImportFrom):
                 names.update(a.asname or a.name.split(".")[0] for a in n.names)

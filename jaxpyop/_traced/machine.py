@@ -64,14 +64,15 @@ class Machine:
             self.floor = floor
 
     @contextlib.contextmanager
-    def undoing(self, what: str) -> Iterator[dict[Place, Any]]:
-        """Undoes all changes in the end. A path that raises is refused, because a program cannot."""
+    def undoing(self) -> Iterator[dict[Place, Any]]:
+        """Undoes all changes in the end."""
         journal: dict[Place, Any] = {}
         self.journal.append(journal)
         try:
             yield journal
         except PyRaise as e:
-            raise refusal_of(e, what) from None
+            e.on_a_path = True
+            raise
         finally:
             self._undo(self.journal.pop())
 
@@ -84,7 +85,7 @@ class Machine:
         self.journal.append({})
         try:
             result = run()
-        except (Refused, PyRaise):
+        except Refused:
             self._undo(self.journal.pop())
             return False, None
         changes = self.journal.pop()
@@ -108,7 +109,7 @@ class Machine:
 
         def step() -> list[Any]:
             mark = next(Obj.births)
-            with self.undoing("a path") as journal:
+            with self.undoing() as journal:
                 values: dict[Any, Any] = {None: run()}
                 values.update({(o, k): o.slots.get(k, UNDEF) for o, k in journal if o.birth < mark})
                 memo: dict[Obj, Form] = {}
@@ -224,7 +225,7 @@ class Machine:
 
         def step(*leaves: Any) -> list[Any]:
             mark = next(Obj.births)
-            with jax.enable_x64(users), self.undoing("a turn of the loop") as journal:
+            with jax.enable_x64(users), self.undoing() as journal:
                 filling = Filling(leaves[1:])
                 for p, form in forms.items():
                     self.write(p[0], p[1], filling.get(form))
@@ -290,11 +291,3 @@ def _check_carried(name: str, before: Form, new: Form, known: bool) -> None:
                 raise Refused(
                     f"`{name}` is a Python integer that may grow beyond 64 bits in this loop", "make it an array"
                 )
-
-
-def refusal_of(e: PyRaise, what: str) -> Refused:
-    """The refusal of a path on which Python would raise."""
-    return Refused(f"{what} raises {type(e.error).__name__}: {e.error}", RAISING, e.where)
-
-
-RAISING = 'return jnp.nan there, or write mode="eager" to call the body at run time instead'

@@ -56,7 +56,7 @@ class Operators(Machine):
             # Arrays that depend on no argument have values, as in plain Python, so that loops on them end.
             with np.errstate(all="ignore"), jax.ensure_compile_time_eval() if known else contextlib.nullcontext():
                 return f(*vs, **kw)
-        except (Refused, PyRaise):
+        except Refused:
             raise
         except RecursionError:
             raise Refused(RECURSION, "write a loop") from None

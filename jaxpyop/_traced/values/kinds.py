@@ -39,13 +39,19 @@ class Refused(Exception):  # noqa: N818
         self.reason, self.remedy, self.expression, self.where = reason, remedy, "", where
 
 
-class PyRaise(Exception):  # noqa: N818
-    """The interpreted program raises `error`, as plain Python would."""
+class PyRaise(Refused):
+    """The interpreted program raises `error`, as plain Python would, which no program of JAX can do.
+
+    Attributes:
+        on_a_path: whether it does so on one side of a branch or in a loop.
+    """
 
     def __init__(self, error: BaseException) -> None:
-        super().__init__(repr(error))
-        self.error = error
-        self.where: tuple[str, int] | None = None
+        super().__init__(f"Python raises {type(error).__name__}: {error}", RAISING)
+        self.error, self.on_a_path, self.__cause__ = error, False, error
+
+
+RAISING = 'return jnp.nan there, or write mode="eager" to call the body at run time instead'
 
 
 # Values that no program has.
