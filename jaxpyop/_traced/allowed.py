@@ -62,7 +62,8 @@ _LINALG = (
 _SPECIAL = "betainc digamma entr erf erfc erfinv expit gammaln i0 i1 log_ndtr logit logsumexp ndtr ndtri xlog1py xlogy"
 _TREE = "all flatten leaves map reduce structure transpose unflatten"
 _JAX = """
-checkpoint device_put eval_shape grad hessian jacfwd jacrev jit jvp linearize named_scope value_and_grad vjp vmap
+checkpoint device_put eval_shape grad hessian jacfwd jacrev jit jvp linearize named_scope ShapeDtypeStruct
+value_and_grad vjp vmap
 """
 _NUMPY = """
 arange array asarray cos exp eye finfo float32 float64 full iinfo int32 int64 isfinite isinf isnan linspace log ones

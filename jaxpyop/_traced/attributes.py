@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from jaxpyop._traced.allowed import ARRAY_DATA, CONSTANT_DATA, METHODS
-from jaxpyop._traced.containers import CHANGES, Containers, check_namedtuple
+from jaxpyop._traced.containers import CHANGES, Containers
 from jaxpyop._traced.operators import name_of_type
 from jaxpyop._traced.values import *
 
@@ -150,6 +150,3 @@ class Attributes(Containers):
         if self.class_attribute(v.cls, "__setattr__") is not UNDEF:
             raise PyRaise(AttributeError(f"cannot assign to field {name!r}"))
         self.write(v, name, value)
-
-
-__all__ = ["LIBRARIES", "Attributes", "check_namedtuple", "module_of"]

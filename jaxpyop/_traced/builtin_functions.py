@@ -13,7 +13,7 @@ import itertools
 import math
 import operator
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -118,16 +118,14 @@ def _float(m: Calls, v: Any) -> Any:
     if isinstance(v, Num):
         check_exact("f", v)
         return number("f", raw(v, "f"), *bounds(v))
-    m.need_constant(v)
-    return m.python(float, v)
+    return m.of_constants(float, [v], {})
 
 
 def _int(m: Calls, v: Any, *rest: Any) -> Any:
     v = of_array(v) if is_array(v) else v
     if isinstance(v, Num):
         return to_int(jnp.trunc, v)
-    m.need_constant(v, *rest)
-    return m.python(int, v, *rest)
+    return m.of_constants(int, [v, *rest], {})
 
 
 def _round(m: Calls, v: Any, digits: Any = None) -> Any:
@@ -139,8 +137,7 @@ def _round(m: Calls, v: Any, digits: Any = None) -> Any:
         if digits is not None:
             raise Refused("round() of a traced number to digits")
         return to_int(lambda x: lax.round(x, lax.RoundingMethod.TO_NEAREST_EVEN), v)
-    m.need_constant(v)
-    return m.python(round, v, digits)
+    return m.of_constants(round, [v, digits], {})
 
 
 def _abs(m: Calls, v: Any) -> Any:
@@ -181,16 +178,9 @@ def _all(m: Calls, items: Any) -> Any:
 
 
 def _reversed(m: Calls, it: Any) -> Any:
-    if not (isinstance(it, Obj) and it.cls is list):
-        return Iter(iter(it[::-1] if isinstance(it, range) else m.iterate(it)[::-1]))
-
-    def values() -> Iterator[Any]:
-        for n in range(len(m.items(it)) - 1, -1, -1):
-            if n >= len(m.items(it)):
-                return
-            yield m.items(it)[n]
-
-    return Iter(values())
+    if isinstance(it, Obj) and it.cls is list:
+        return Iter(m.of_list(it, len(m.items(it)) - 1, -1))
+    return Iter(iter(it[::-1] if isinstance(it, range) else m.iterate(it)[::-1]))
 
 
 def _zip(m: Calls, *its: Any, strict: Any = False) -> Any:

@@ -239,8 +239,6 @@ class Calls(Attributes):
         if issubclass(cls, BaseException) or issubclass(cls, enum.Enum):
             self.need_constant(*args)
             return self.python(cls, *args)
-        if cls is jax.ShapeDtypeStruct:
-            return self.python(cls, *args, **kwargs)
         if module_of(cls) in LIBRARIES:
             raise Refused(f"`{name_of_function(cls)}` is not in the language", OUTSIDE)
         own_module = [c for c in cls.__mro__ if c is not object]

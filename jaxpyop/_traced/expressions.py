@@ -168,29 +168,26 @@ class Interpreter(Statements):
         scope.slots["$comprehension"] = True
         out = self.new_dict() if isinstance(e, ast.DictComp) else self.new_list(())
 
-        def at(i: int) -> None:
+        def at(i: int, ifs: list[ast.expr]) -> None:
+            if ifs:
+                return self.branch(self.truth(self.eval(ifs[0], scope)), lambda: at(i, ifs[1:]), lambda: None)
             if i == len(e.generators):
                 if isinstance(e, ast.DictComp):
                     self.set_item(out, self.eval(e.key, scope), self.eval(e.value, scope))
                 else:
                     self.list_method(out, "append", [self.eval(e.elt, scope)])
-                return
+                return None
             g = e.generators[i]
             it = self.eval(g.iter, scope if i else env)
 
             def run(items: Any) -> None:
                 for item in self.lazily(items):
                     self.assign(g.target, item, scope)
-                    filtered(i, g.ifs)
+                    at(i + 1, g.ifs)
 
-            self.lifted(run, self.known_length(it))
+            return self.lifted(run, self.known_length(it))
 
-        def filtered(i: int, ifs: list[ast.expr]) -> None:
-            if not ifs:
-                return at(i + 1)
-            return self.branch(self.truth(self.eval(ifs[0], scope)), lambda: filtered(i, ifs[1:]), lambda: None)
-
-        at(0)
+        at(0, [])
         return out
 
     eval_listcomp = eval_dictcomp = comprehension

@@ -45,22 +45,21 @@ class Functions(Calls):
             return self.lifted(lambda e: self.call_user(dataclasses.replace(f, env=e), args, kwargs), f.env)
         if any(isinstance(v, Iter) for v in (*args, *kwargs.values())):
             raise Refused("an iterator is given to a function, and not used up at once", "write list(...)")
-        if isinstance(f, Closure):
-            node, env, outer, defaults, kw_defaults = f.node, f.env, f.outer, f.defaults, f.kw_defaults
-        else:
+        if not isinstance(f, Closure):
             if not core.is_users_file(f.__code__.co_filename):
                 return self.foreign(f, args, kwargs)
-            node, env, outer = source_of(f), None, f
-            defaults, kw_defaults = f.__defaults__ or (), f.__kwdefaults__ or {}
+            f = Closure(source_of(f), None, f, f.__defaults__ or (), f.__kwdefaults__ or {})
         if len(self.frames) > _MOST_CALLS:
             raise Refused(RECURSION, "write a loop")
-        frame = self.frame(local_names(node), env, outer)
-        self._bind_arguments(node.args, frame.slots, args, dict(kwargs), [*map(self.outside, defaults)], kw_defaults)
+        node = f.node
+        frame = self.frame(local_names(node), f.env, f.outer)
+        defaults = [*map(self.outside, f.defaults)]
+        self._bind_arguments(node.args, frame.slots, args, dict(kwargs), defaults, f.kw_defaults)
         line = self.line
         self.frames.append(frame)
         try:
             if isinstance(node, ast.Lambda):
-                self.line = (outer.__code__.co_filename, node.lineno)
+                self.line = (f.outer.__code__.co_filename, node.lineno)
                 return self.eval(node.body, frame)
             self.block(node.body, frame)
         finally:

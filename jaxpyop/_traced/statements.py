@@ -118,20 +118,15 @@ class Statements(Functions):
 
     def do_assert(self, s: ast.Assert, env: Obj) -> None:
         t = self.truth(self.eval(s.test, env))
-        if t is False:
-            raise PyRaise(AssertionError(ast.unparse(s)))
-        if t is not True and not self.shapes_only:
-            raise Refused("an assert of a traced value, where Python would raise", RAISING)
+        if t is False or (t is not True and not self.shapes_only):
+            raise Refused("an assert that may fail, where Python would raise", RAISING)
 
     def do_raise(self, s: ast.Raise, env: Obj) -> None:
         error = self.eval(s.exc, env) if s.exc else None
-        if isinstance(error, type) and issubclass(error, BaseException):
-            error = error()
-        if not isinstance(error, BaseException):
-            raise Refused("a raise of an object that is made in the function")
-        if not isinstance(error, Exception):
+        error = error() if isinstance(error, type) and issubclass(error, BaseException) else error
+        if isinstance(error, BaseException) and not isinstance(error, Exception):
             raise error
-        raise PyRaise(error)
+        raise PyRaise(error if isinstance(error, Exception) else TypeError("a raise of what is no exception"))
 
     # ---------------------------------------------------------------------- branches
 
@@ -310,9 +305,9 @@ class Statements(Functions):
             name = ast.unparse(call.func) if isinstance(call, ast.Call) else ""
             if not isinstance(call, ast.Call) or name.split(".")[-1] not in ("nullcontext", "named_scope"):
                 raise Refused(f"`with {ast.unparse(call)}` is not in the language")
-            value = self.eval(call, env)
             if item.optional_vars is not None:
-                self.assign(item.optional_vars, value, env)
+                raise Refused("`with ... as` gives a context a name")
+            self.eval(call, env)
         self.block(s.body, env)
 
     def do_try(self, s: ast.Try, env: Obj) -> None:
