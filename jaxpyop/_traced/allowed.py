@@ -7,6 +7,7 @@ ask a traced value for its value. A function of Python that has to be written fo
 
 from __future__ import annotations
 
+import enum
 import math
 import types
 from typing import Any
@@ -94,7 +95,6 @@ NUMPY_METHODS: dict[int, str] = {
     id(getattr(np, name)): name for name in _set("sum cumsum mean prod max min round std var argmax argmin")
 }
 
-ARRAY_DATA = _set("T dtype imag itemsize mT nbytes ndim real shape size weak_type")
 METHODS: dict[type, frozenset[str]] = {
     jax.Array: _set("""
     all any argmax argmin argsort astype clip conj conjugate copy cumprod cumsum diagonal dot flatten item max mean min
@@ -109,7 +109,10 @@ METHODS: dict[type, frozenset[str]] = {
     float: _set("is_integer"),
     int: _set("bit_length"),
 }
-CONSTANT_DATA: tuple[tuple[Any, frozenset[str]], ...] = (
+DATA: tuple[tuple[Any, frozenset[str]], ...] = (
+    (jax.Array, _set("T dtype imag itemsize mT nbytes ndim real shape size weak_type")),
+    ((type, types.FunctionType), _set("__name__")),
+    (enum.Enum, _set("name value")),
     ((np.ndarray, np.generic), _set("T dtype ndim shape size")),
     (np.dtype, _set("itemsize kind name")),
     ((np.finfo, np.iinfo, jnp.finfo, jnp.iinfo), _set("bits dtype eps max min smallest_normal tiny")),

@@ -33,8 +33,7 @@ class Number:
 
     def as_dtype(self, dtype: Any) -> Any:
         if self.num.kind == "i" and jnp.issubdtype(dtype, jnp.integer) and not fits_dtype(self.num, dtype):
-            advice = "bound it by the test of its loop (while n < 1000), or count in an array: n = jnp.int32(0)"
-            raise Refused(f"an integer that may not fit {np.dtype(dtype).name} is returned", advice)
+            raise Refused(f"an integer that may not fit {np.dtype(dtype).name} is returned", BOUND_IT)
         return wide(lambda: jax.lax.convert_element_type(raw(self.num), dtype))
 
 

@@ -42,12 +42,7 @@ def _sum(m: Calls, items: Any, start: Any = 0) -> Any:
 
 
 def _reduce(m: Calls, f: Any, it: Any, *start: Any) -> Any:
-    items = [*start, *m.iterate(it)]
-    return functools.reduce(lambda a, b: m.call(f, [a, b], {}), items[1:], items[0]) if items else _empty("reduce()")
-
-
-def _empty(name: str) -> Any:
-    raise PyRaise(ValueError(f"{name} of an empty sequence"))
+    return m.python(functools.reduce, lambda a, b: m.call(f, [a, b], {}), [*start, *m.iterate(it)])
 
 
 def _extreme(op: type) -> Callable[..., Any]:
@@ -55,7 +50,7 @@ def _extreme(op: type) -> Callable[..., Any]:
 
     def of(m: Calls, items: Any, key: Any, default: Any) -> Any:
         if not items:
-            return _empty("min() or max()") if default is UNDEF else default
+            return m.python(max, ()) if default is UNDEF else default
         rank_of = lambda x: x if key is None else m.call(key, [x], {})
         best, rank = items[0], rank_of(items[0])
         for x in items[1:]:
@@ -212,8 +207,7 @@ def _next(m: Calls, it: Any, *default: Any) -> Any:
 
 def _dict(m: Calls, *args: Any, **kwargs: Any) -> Any:
     out = m.new_dict()
-    for k, v in [*(m.pairs(args[0]) if args else ()), *kwargs.items()]:
-        m.set_item(out, k, v)
+    m.dict_method(out, "update", args, kwargs)
     return out
 
 

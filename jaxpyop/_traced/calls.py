@@ -215,8 +215,7 @@ class Calls(Attributes):
             return self.call_jax(getattr(v.array.at[self.array_index(v.index)], name), args, kwargs)
         if isinstance(v, (str, int, float, np.ndarray)):
             args = [self.iterate(a) if isinstance(a, (Obj, Iter)) else a for a in args]
-            self.need_constant(*args, *kwargs.values())
-            out = self.python(getattr(v, name), *args, **kwargs)
+            out = self.of_constants(getattr(v, name), args, kwargs)
             return self.new_list(out) if type(out) is list else out
         if isinstance(v, tuple) and name == "_replace":
             return type(v)(*[kwargs.get(k, x) for k, x in zip(getattr(v, "_fields", ()), v)])

@@ -267,7 +267,7 @@ class Containers(Operators):
         none = lambda: self.python(items.index, UNDEF)  # raises
         return self.first(len(items), lambda i: self.same_item(items[i], args[0]), lambda i: i, none)
 
-    def dict_method(self, v: Obj, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    def dict_method(self, v: Obj, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
         if name in ("items", "keys", "values"):
             return self.view(v, {"items": tuple, "keys": operator.itemgetter(0)}.get(name, operator.itemgetter(1)))
         if name == "get":

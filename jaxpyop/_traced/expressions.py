@@ -75,15 +75,7 @@ class Interpreter(Statements):
         return at(0, self.eval(e.left, env))
 
     def eval_ifexp(self, e: ast.IfExp, env: Obj) -> Any:
-        before = dict(env.slots)
-        t = self.truth(self.eval(e.test, env))
-
-        def side(truth: bool, x: ast.expr) -> Any:
-            if not isinstance(t, bool):
-                self.refine(e.test, truth, env, before)
-            return self.eval(x, env)
-
-        return self.branch(t, lambda: side(True, e.body), lambda: side(False, e.orelse))
+        return self.choose(e.test, env, lambda: self.eval(e.body, env), lambda: self.eval(e.orelse, env))
 
     def eval_namedexpr(self, e: ast.NamedExpr, env: Obj) -> Any:
         v = self.eval(e.value, env)

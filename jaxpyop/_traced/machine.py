@@ -242,9 +242,7 @@ class Machine:
             body = core.make_jaxpr(step, [jax.ShapeDtypeStruct((), np.bool_), *structs_of(list(forms.values()))])
         return body, found, tight
 
-    def _compare(
-        self, forms: Forms, values: dict[Any, Any], journal: Any, mark: int, found: Forms, tight: Forms
-    ) -> None:
+    def _compare(self, forms: Forms, values: Any, journal: Any, mark: int, found: Forms, tight: Forms) -> None:
         """Joins the forms of what a turn leaves with those that it began with, place by place."""
         memo: dict[Obj, Form] = {}
         outside, joining, narrow = next(Obj.births), Joining(), Joining()
@@ -285,9 +283,6 @@ def _check_carried(name: str, before: Form, new: Form, known: bool) -> None:
     if before.kind == new.kind == "group" and before.own[0] is new.own[0] is tuple and before.own != new.own:
         raise Refused(f"`{name}` has another length after each turn of the loop", "use an array of a fixed length")
     for form in walk(new, set()) if known else ():
-        if form.kind == "num" and form.own == "i":
-            lo, hi = form.value
-            if lo < -FAR - MOST_STEP or hi > FAR + MOST_STEP:
-                raise Refused(
-                    f"`{name}` is a Python integer that may grow beyond 64 bits in this loop", "make it an array"
-                )
+        if form.kind == "num" and form.own == "i" and max(map(abs, form.value)) > FAR + MOST_STEP:
+            what = "is a Python integer that may grow beyond 64 bits in this loop"
+            raise Refused(f"`{name}` {what}", "make it an array")

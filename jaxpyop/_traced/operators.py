@@ -147,8 +147,7 @@ class Operators(Machine):
             return v if v.kind == "b" else True if nonzero(v) else Num("b", wide(lambda: v.val != 0))
         if is_array(v):
             if v.size != 1:
-                error = "the truth value of an array with more than one element is ambiguous; use jnp.any or jnp.all"
-                raise PyRaise(ValueError(error))
+                raise PyRaise(ValueError("the truth value of an array of several elements; use jnp.any or jnp.all"))
             if not isinstance(v, core.Tracer):
                 return bool(v)
             return Num("b", (v if v.dtype == np.bool_ else v != 0).reshape(()))

@@ -91,12 +91,11 @@ class Statements(Functions):
         t = s.target
         if isinstance(t, ast.Name):
             old, put = self.load(t.id, env), lambda v: self.store(t.id, v, env)
-        elif isinstance(t, ast.Attribute):
-            box = self.eval(t.value, env)
-            old, put = self.get_attr(box, t.attr), lambda v: self.set_attr(box, t.attr, v)
         else:
-            box, key = self.eval(t.value, env), self.eval(t.slice, env)
-            old, put = self.get_item(box, key), lambda v: self.set_item(box, key, v)
+            box, named = self.eval(t.value, env), isinstance(t, ast.Attribute)
+            key = t.attr if isinstance(t, ast.Attribute) else self.eval(t.slice, env)
+            get, change = (self.get_attr, self.set_attr) if named else (self.get_item, self.set_item)
+            old, put = get(box, key), lambda v: change(box, key, v)
         right = self.eval(s.value, env)
         if isinstance(old, Obj) and old.cls is list and isinstance(s.op, ast.Add):
             self.list_method(old, "extend", [right])
@@ -131,16 +130,19 @@ class Statements(Functions):
     # ---------------------------------------------------------------------- branches
 
     def do_if(self, s: ast.If, env: Obj) -> None:
+        self.choose(s.test, env, lambda: self.block(s.body, env), lambda: self.block(s.orelse, env))
+
+    def choose(self, test: ast.expr, env: Obj, yes: Callable[[], Any], no: Callable[[], Any]) -> Any:
+        """What one of two sides gives. Each knows how the test ended."""
         before = dict(env.slots)
-        t = self.truth(self.eval(s.test, env))
-        if isinstance(t, bool):
-            return self.block(s.body if t else s.orelse, env)
+        t = self.truth(self.eval(test, env))
 
-        def side(truth: bool, statements: list[ast.stmt]) -> None:
-            self.refine(s.test, truth, env, before)
-            self.block(statements, env)
+        def side(truth: bool, run: Callable[[], Any]) -> Any:
+            if not isinstance(t, bool):
+                self.refine(test, truth, env, before)
+            return run()
 
-        return self.branch(t, lambda: side(True, s.body), lambda: side(False, s.orelse))
+        return self.branch(t, lambda: side(True, yes), lambda: side(False, no))
 
     def do_match(self, s: ast.Match, env: Obj) -> None:
         subject = self.eval(s.subject, env)
@@ -206,10 +208,7 @@ class Statements(Functions):
     def _goes_on(self, s: Loop, env: Obj, test: Callable[[], Any]) -> Any:
         """After a turn: whether there is another one."""
         self._clear(s, env, BREAK)
-        status = env.slots["$status"]
-        if not isinstance(status, Num):
-            return test() if status == NORMAL else False
-        alive = self.truth(num_compare(operator.eq, status, NORMAL))
+        alive = self.truth(self.compare(ast.Eq, env.slots["$status"], NORMAL))
         return self.truth(self.branch(alive, lambda: self.truth_value(test()), lambda: False))
 
     def _leave_loop(self, s: Loop, env: Obj) -> None:
@@ -221,17 +220,13 @@ class Statements(Functions):
             self.write(env, "$status", RETURN)
             return
         self._clear(s, env, RETURN)
-        if not s.orelse:
-            return
 
         def no_break() -> None:
             self.write(env, "$status", NORMAL)
             self.block(s.orelse, env)
 
-        if isinstance(status, Num):
-            self.branch(self.truth(num_compare(operator.eq, status, NORMAL)), no_break, lambda: None)
-        elif status == NORMAL:
-            self.block(s.orelse, env)
+        if s.orelse:
+            self.branch(self.truth(self.compare(ast.Eq, status, NORMAL)), no_break, lambda: None)
 
     def _clear(self, s: Loop, env: Obj, most: int) -> None:
         """After a turn or a loop, a status above `most` has done what it does, and is normal again."""

@@ -221,16 +221,16 @@ def num_to_array(v: Any, like: Any = None) -> Any:
     beside: Any = None if like is None else like.dtype
     is_float = beside is not None and jnp.issubdtype(beside, jnp.floating)
     if v.kind == "i" and not x64 and not fits_dtype(v, dtype) and not (is_float and is_counter(v)):
-        raise Refused(
-            "an integer that may not fit int32 meets an array",
-            "bound it by the test of its loop (while n < 1000), or count in an array: n = jnp.int32(0)",
-        )
+        raise Refused("an integer that may not fit int32 meets an array", BOUND_IT)
     if is_float and v.kind != "N":
         dtype = beside  # in one step, because float64 by way of float32 to float16 would be rounded twice
     with jax.enable_x64(True):
         if v.kind == "N":
             return lax.convert_element_type(v.val, dtype)
         return core.weakly_typed(v.val, dtype)
+
+
+BOUND_IT = "bound it by the test of its loop (while n < 1000), or count in an array: n = jnp.int32(0)"
 
 
 def is_counter(v: Any) -> bool:
