@@ -124,13 +124,11 @@ def _int(m: Calls, v: Any, *rest: Any) -> Any:
 
 
 def _round(m: Calls, v: Any, digits: Any = None) -> Any:
+    if (is_array(v) and digits is None) or (isinstance(v, Num) and digits is not None):
+        raise Refused("round() of an array to an integer, or of a traced number to digits", "use jnp.round")
     if is_array(v):
-        if digits is None:
-            raise Refused("round() of an array to an integer, which may be infinite or NaN", "use jnp.round")
         return m.python(jnp.round, v, digits)
     if isinstance(v, Num):
-        if digits is not None:
-            raise Refused("round() of a traced number to digits")
         return to_int(lambda x: lax.round(x, lax.RoundingMethod.TO_NEAREST_EVEN), v)
     return m.of_constants(round, [v, digits], {})
 
@@ -244,13 +242,10 @@ def _getattr(m: Calls, obj: Any, name: Any, *default: Any) -> Any:
 
 
 def _hasattr(m: Calls, v: Any, name: str) -> bool:
-    if is_array(v):
-        return hasattr(jax.Array, name)
-    if isinstance(v, Obj) and v.cls in (list, dict):
-        return hasattr(v.cls, name)
-    if isinstance(v, (*CONSTANT_TYPES, tuple, np.ndarray)):
-        return hasattr(v, name)
-    raise Refused(f"hasattr of a {name_of_type(v)}", "use isinstance")
+    known = jax.Array if is_array(v) else v.cls if isinstance(v, Obj) and v.cls in (list, dict) else v
+    if known is v and not isinstance(v, (*CONSTANT_TYPES, tuple, np.ndarray)):
+        raise Refused(f"hasattr of a {name_of_type(v)}", "use isinstance")
+    return hasattr(known, name)
 
 
 # One row for each function.

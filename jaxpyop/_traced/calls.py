@@ -171,7 +171,7 @@ class Calls(Attributes):
         return made
 
     def call_jax(self, f: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        count, args = len(args), list(map(self._collected, args))
+        count, args = len(args), [self.iterate(a) if isinstance(a, Iter) else a for a in args]
 
         def called(*xs: Any) -> Any:
             convert = self._host_argument if is_of_package(f) else self.to_jax
@@ -179,9 +179,6 @@ class Calls(Attributes):
             return self.from_jax(self.python(f, *given[:count], **dict(zip(kwargs, given[count:]))))
 
         return self.lifted(called, *args, *kwargs.values())
-
-    def _collected(self, v: Any) -> Any:
-        return self.iterate(v) if isinstance(v, Iter) else v
 
     def _host_argument(self, v: Any) -> Any:
         """An argument of an op inside: its functions run where that op runs them, so they are given as they are."""
