@@ -6,8 +6,6 @@ it is made.
 
 import jaxpyop  # isort: skip
 
-import gc
-
 import jax
 import pytest
 from hypothesis import HealthCheck, settings
@@ -24,14 +22,6 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 settings.load_profile("jaxpyop")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick_collections():
-    """A collection of garbage leaves alone what was there before, which takes a thousandth of the time."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ ask a traced value for its value. A function of Python that has to be written fo
 
 from __future__ import annotations
 
+import enum
 import math
 import types
 from typing import Any
@@ -62,7 +63,8 @@ _LINALG = (
 _SPECIAL = "betainc digamma entr erf erfc erfinv expit gammaln i0 i1 log_ndtr logit logsumexp ndtr ndtri xlog1py xlogy"
 _TREE = "all flatten leaves map reduce structure transpose unflatten"
 _JAX = """
-checkpoint device_put eval_shape grad hessian jacfwd jacrev jit jvp linearize named_scope value_and_grad vjp vmap
+checkpoint device_put eval_shape grad hessian jacfwd jacrev jit jvp linearize named_scope ShapeDtypeStruct
+value_and_grad vjp vmap
 """
 _NUMPY = """
 arange array asarray cos exp eye finfo float32 float64 full iinfo int32 int64 isfinite isinf isnan linspace log ones
@@ -93,7 +95,6 @@ NUMPY_METHODS: dict[int, str] = {
     id(getattr(np, name)): name for name in _set("sum cumsum mean prod max min round std var argmax argmin")
 }
 
-ARRAY_DATA = _set("T dtype imag itemsize mT nbytes ndim real shape size weak_type")
 METHODS: dict[type, frozenset[str]] = {
     jax.Array: _set("""
     all any argmax argmin argsort astype clip conj conjugate copy cumprod cumsum diagonal dot flatten item max mean min
@@ -108,7 +109,10 @@ METHODS: dict[type, frozenset[str]] = {
     float: _set("is_integer"),
     int: _set("bit_length"),
 }
-CONSTANT_DATA: tuple[tuple[Any, frozenset[str]], ...] = (
+DATA: tuple[tuple[Any, frozenset[str]], ...] = (
+    (jax.Array, _set("T dtype imag itemsize mT nbytes ndim real shape size weak_type")),
+    ((type, types.FunctionType), _set("__name__")),
+    (enum.Enum, _set("name value")),
     ((np.ndarray, np.generic), _set("T dtype ndim shape size")),
     (np.dtype, _set("itemsize kind name")),
     ((np.finfo, np.iinfo, jnp.finfo, jnp.iinfo), _set("bits dtype eps max min smallest_normal tiny")),

@@ -9,8 +9,8 @@ from typing import Any
 
 import jax
 
-from jaxpyop._traced.allowed import ARRAY_DATA, CONSTANT_DATA, METHODS
-from jaxpyop._traced.containers import CHANGES, Containers, check_namedtuple
+from jaxpyop._traced.allowed import DATA, METHODS
+from jaxpyop._traced.containers import CHANGES, Containers
 from jaxpyop._traced.operators import name_of_type
 from jaxpyop._traced.values import *
 
@@ -40,8 +40,10 @@ class Attributes(Containers):
         kind = v.cls if isinstance(v, Obj) else jax.Array if is_array(v) else type(v)
         if name in METHODS.get(kind, ()):
             return Method(v, name)
-        if is_array(v):
-            return self._of_array(v, name)
+        if any(isinstance(v, types_) and name in names for types_, names in DATA):
+            return getattr(v, name)
+        if is_array(v) and name == "at":
+            return At(v)
         if isinstance(v, Obj):
             return self._of_object(v, name)
         if isinstance(v, tuple) and hasattr(v, "_fields"):
@@ -53,22 +55,7 @@ class Attributes(Containers):
             return found
         if isinstance(v, type):
             return self._of_class(v, name)
-        if isinstance(v, enum.Enum) and name in ("name", "value"):
-            return getattr(v, name)
-        if any(isinstance(v, types_) and name in names for types_, names in CONSTANT_DATA):
-            return getattr(v, name)
-        if isinstance(v, Num) and name == "real":
-            return v
-        if isinstance(v, types.FunctionType) and name == "__name__":
-            return v.__name__
         return self._of_outside(v, name)
-
-    def _of_array(self, v: Any, name: str) -> Any:
-        if name in ARRAY_DATA:
-            return getattr(v, name)
-        if name == "at":
-            return At(v)
-        raise Refused(f"jax.Array.{name} is not in the language")
 
     def _of_object(self, v: Obj, name: str) -> Any:
         if v.cls in METHODS:
@@ -97,8 +84,6 @@ class Attributes(Containers):
         raise Refused(f"{type(v).__name__}.{name} is not in the language")
 
     def _of_class(self, v: type, name: str) -> Any:
-        if name == "__name__":
-            return v.__name__
         if issubclass(v, enum.Enum) or module_of(v) in LIBRARIES:
             return self.python(getattr, v, name)
         found = self.class_attribute(v, name)
@@ -150,6 +135,3 @@ class Attributes(Containers):
         if self.class_attribute(v.cls, "__setattr__") is not UNDEF:
             raise PyRaise(AttributeError(f"cannot assign to field {name!r}"))
         self.write(v, name, value)
-
-
-__all__ = ["LIBRARIES", "Attributes", "check_namedtuple", "module_of"]

@@ -14,7 +14,6 @@ from jaxpyop import _jaxcore as core
 from jaxpyop._functions import without_partials
 from jaxpyop._traced import builtin_functions  # fills the table of functions
 from jaxpyop._traced.expressions import Interpreter
-from jaxpyop._traced.machine import refusal_of
 from jaxpyop._traced.operators import RECURSION
 from jaxpyop._traced.values import *
 
@@ -34,8 +33,7 @@ class Number:
 
     def as_dtype(self, dtype: Any) -> Any:
         if self.num.kind == "i" and jnp.issubdtype(dtype, jnp.integer) and not fits_dtype(self.num, dtype):
-            advice = "bound it by the test of its loop (while n < 1000), or count in an array: n = jnp.int32(0)"
-            raise Refused(f"an integer that may not fit {np.dtype(dtype).name} is returned", advice)
+            raise Refused(f"an integer that may not fit {np.dtype(dtype).name} is returned", BOUND_IT)
         return wide(lambda: jax.lax.convert_element_type(raw(self.num), dtype))
 
 
@@ -73,13 +71,10 @@ def interpret(
             return list(finish(_results(machine, result)))
         machine.line = machine.returned
         return list(machine.lifted(lambda v: _of_path(machine, finish, v), result))
-    except PyRaise as e:
-        if str(e.error).startswith(title) or isinstance(e.error, NotImplementedError):
-            raise e.error from None
-        refused = refusal_of(e, "the body")
-        refused.where = refused.where or line_of(function)
-        raise refused from e.error
     except Refused as e:
+        error = e.error if isinstance(e, PyRaise) and not e.on_a_path else None
+        if error and (str(error).startswith(title) or isinstance(error, NotImplementedError)):
+            raise error from None
         e.where = e.where or machine.line
         raise
     except RecursionError:

@@ -13,7 +13,7 @@ import itertools
 import math
 import operator
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -24,8 +24,6 @@ from jax import lax
 from jaxpyop._traced.calls import BUILTINS, Calls
 from jaxpyop._traced.operators import name_of_type
 from jaxpyop._traced.values import *
-
-_MOST_SORTED = 8
 
 
 def _of_list(f: Callable[..., Any]) -> Callable[..., Any]:
@@ -44,12 +42,7 @@ def _sum(m: Calls, items: Any, start: Any = 0) -> Any:
 
 
 def _reduce(m: Calls, f: Any, it: Any, *start: Any) -> Any:
-    items = [*start, *m.iterate(it)]
-    return functools.reduce(lambda a, b: m.call(f, [a, b], {}), items[1:], items[0]) if items else _empty("reduce()")
-
-
-def _empty(name: str) -> Any:
-    raise PyRaise(ValueError(f"{name} of an empty sequence"))
+    return m.python(functools.reduce, lambda a, b: m.call(f, [a, b], {}), [*start, *m.iterate(it)])
 
 
 def _extreme(op: type) -> Callable[..., Any]:
@@ -57,7 +50,7 @@ def _extreme(op: type) -> Callable[..., Any]:
 
     def of(m: Calls, items: Any, key: Any, default: Any) -> Any:
         if not items:
-            return _empty("min() or max()") if default is UNDEF else default
+            return m.python(max, ()) if default is UNDEF else default
         rank_of = lambda x: x if key is None else m.call(key, [x], {})
         best, rank = items[0], rank_of(items[0])
         for x in items[1:]:
@@ -96,15 +89,7 @@ def _sorted(m: Calls, items: Any, key: Any = None, reverse: Any = False) -> Any:
     if all(isinstance(r, (bool, int, float, str)) for r in ranks):
         order = m.python(lambda: sorted(range(len(items)), key=lambda i: ranks[i], reverse=reverse))
         return m.new_list(items[i] for i in order)
-    if reverse or len(items) > _MOST_SORTED:
-        raise Refused("sorted() of traced values, in reverse or of more than 8", "use jnp.sort")
-    pairs = list(zip(items, ranks))
-    for n in range(len(pairs) - 1, 0, -1):
-        for j in range(n):
-            a, b = pairs[j], pairs[j + 1]
-            less = m.truth(m.compare(ast.Lt, b[1], a[1]))
-            pairs[j], pairs[j + 1] = m.branch(less, lambda a=a, b=b: (b, a), lambda a=a, b=b: (a, b))
-    return m.new_list(x for x, _ in pairs)
+    raise Refused("sorted() of traced values", "use jnp.sort")
 
 
 def _range(m: Calls, *args: Any) -> Any:
@@ -128,29 +113,24 @@ def _float(m: Calls, v: Any) -> Any:
     if isinstance(v, Num):
         check_exact("f", v)
         return number("f", raw(v, "f"), *bounds(v))
-    m.need_constant(v)
-    return m.python(float, v)
+    return m.of_constants(float, [v], {})
 
 
 def _int(m: Calls, v: Any, *rest: Any) -> Any:
     v = of_array(v) if is_array(v) else v
     if isinstance(v, Num):
         return to_int(jnp.trunc, v)
-    m.need_constant(v, *rest)
-    return m.python(int, v, *rest)
+    return m.of_constants(int, [v, *rest], {})
 
 
 def _round(m: Calls, v: Any, digits: Any = None) -> Any:
+    if (is_array(v) and digits is None) or (isinstance(v, Num) and digits is not None):
+        raise Refused("round() of an array to an integer, or of a traced number to digits", "use jnp.round")
     if is_array(v):
-        if digits is None:
-            raise Refused("round() of an array to an integer, which may be infinite or NaN", "use jnp.round")
         return m.python(jnp.round, v, digits)
     if isinstance(v, Num):
-        if digits is not None:
-            raise Refused("round() of a traced number to digits")
         return to_int(lambda x: lax.round(x, lax.RoundingMethod.TO_NEAREST_EVEN), v)
-    m.need_constant(v)
-    return m.python(round, v, digits)
+    return m.of_constants(round, [v, digits], {})
 
 
 def _abs(m: Calls, v: Any) -> Any:
@@ -191,16 +171,9 @@ def _all(m: Calls, items: Any) -> Any:
 
 
 def _reversed(m: Calls, it: Any) -> Any:
-    if not (isinstance(it, Obj) and it.cls is list):
-        return Iter(iter(it[::-1] if isinstance(it, range) else m.iterate(it)[::-1]))
-
-    def values() -> Iterator[Any]:
-        for n in range(len(m.items(it)) - 1, -1, -1):
-            if n >= len(m.items(it)):
-                return
-            yield m.items(it)[n]
-
-    return Iter(values())
+    if isinstance(it, Obj) and it.cls is list:
+        return Iter(m.of_list(it, len(m.items(it)) - 1, -1))
+    return Iter(iter(it[::-1] if isinstance(it, range) else m.iterate(it)[::-1]))
 
 
 def _zip(m: Calls, *its: Any, strict: Any = False) -> Any:
@@ -232,8 +205,7 @@ def _next(m: Calls, it: Any, *default: Any) -> Any:
 
 def _dict(m: Calls, *args: Any, **kwargs: Any) -> Any:
     out = m.new_dict()
-    for k, v in [*(m.pairs(args[0]) if args else ()), *kwargs.items()]:
-        m.set_item(out, k, v)
+    m.dict_method(out, "update", args, kwargs)
     return out
 
 
@@ -270,13 +242,10 @@ def _getattr(m: Calls, obj: Any, name: Any, *default: Any) -> Any:
 
 
 def _hasattr(m: Calls, v: Any, name: str) -> bool:
-    if is_array(v):
-        return hasattr(jax.Array, name)
-    if isinstance(v, Obj) and v.cls in (list, dict):
-        return hasattr(v.cls, name)
-    if isinstance(v, (*CONSTANT_TYPES, tuple, np.ndarray)):
-        return hasattr(v, name)
-    raise Refused(f"hasattr of a {name_of_type(v)}", "use isinstance")
+    known = jax.Array if is_array(v) else v.cls if isinstance(v, Obj) and v.cls in (list, dict) else v
+    if known is v and not isinstance(v, (*CONSTANT_TYPES, tuple, np.ndarray)):
+        raise Refused(f"hasattr of a {name_of_type(v)}", "use isinstance")
+    return hasattr(known, name)
 
 
 # One row for each function.

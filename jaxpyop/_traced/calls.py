@@ -171,7 +171,7 @@ class Calls(Attributes):
         return made
 
     def call_jax(self, f: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        count, args = len(args), list(map(self._collected, args))
+        count, args = len(args), [self.iterate(a) if isinstance(a, Iter) else a for a in args]
 
         def called(*xs: Any) -> Any:
             convert = self._host_argument if is_of_package(f) else self.to_jax
@@ -179,9 +179,6 @@ class Calls(Attributes):
             return self.from_jax(self.python(f, *given[:count], **dict(zip(kwargs, given[count:]))))
 
         return self.lifted(called, *args, *kwargs.values())
-
-    def _collected(self, v: Any) -> Any:
-        return self.iterate(v) if isinstance(v, Iter) else v
 
     def _host_argument(self, v: Any) -> Any:
         """An argument of an op inside: its functions run where that op runs them, so they are given as they are."""
@@ -215,8 +212,7 @@ class Calls(Attributes):
             return self.call_jax(getattr(v.array.at[self.array_index(v.index)], name), args, kwargs)
         if isinstance(v, (str, int, float, np.ndarray)):
             args = [self.iterate(a) if isinstance(a, (Obj, Iter)) else a for a in args]
-            self.need_constant(*args, *kwargs.values())
-            out = self.python(getattr(v, name), *args, **kwargs)
+            out = self.of_constants(getattr(v, name), args, kwargs)
             return self.new_list(out) if type(out) is list else out
         if isinstance(v, tuple) and name == "_replace":
             return type(v)(*[kwargs.get(k, x) for k, x in zip(getattr(v, "_fields", ()), v)])
@@ -239,8 +235,6 @@ class Calls(Attributes):
         if issubclass(cls, BaseException) or issubclass(cls, enum.Enum):
             self.need_constant(*args)
             return self.python(cls, *args)
-        if cls is jax.ShapeDtypeStruct:
-            return self.python(cls, *args, **kwargs)
         if module_of(cls) in LIBRARIES:
             raise Refused(f"`{name_of_function(cls)}` is not in the language", OUTSIDE)
         own_module = [c for c in cls.__mro__ if c is not object]

@@ -191,7 +191,7 @@ class Containers(Operators):
             values = self._opened(v)
             return self.lazily(values) if isinstance(values, Obj) else values
         if isinstance(v, Obj) and v.cls is list:
-            return self._of_list(v)
+            return self.of_list(v, 0, 1)
         if isinstance(v, Obj) and v.cls is dict:
             return self.view(v, operator.itemgetter(0)).values
         return iter(v if isinstance(v, range) else self._constants(v))
@@ -202,11 +202,10 @@ class Containers(Operators):
         v.used = True
         return v.values
 
-    def _of_list(self, v: Obj) -> Iterator[Any]:
-        n = 0
-        while n < len(self.items(v)):
+    def of_list(self, v: Obj, n: int, step: int) -> Iterator[Any]:
+        while 0 <= n < len(self.items(v)):
             yield self.items(v)[n]
-            n += 1
+            n += step
 
     def view(self, v: Obj, pick: Callable[[Any], Any]) -> Iter:
         """The keys, values or items of a dict. They show later changes. If the keys change meanwhile, we refuse."""
@@ -268,7 +267,7 @@ class Containers(Operators):
         none = lambda: self.python(items.index, UNDEF)  # raises
         return self.first(len(items), lambda i: self.same_item(items[i], args[0]), lambda i: i, none)
 
-    def dict_method(self, v: Obj, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    def dict_method(self, v: Obj, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
         if name in ("items", "keys", "values"):
             return self.view(v, {"items": tuple, "keys": operator.itemgetter(0)}.get(name, operator.itemgetter(1)))
         if name == "get":

@@ -75,15 +75,7 @@ class Interpreter(Statements):
         return at(0, self.eval(e.left, env))
 
     def eval_ifexp(self, e: ast.IfExp, env: Obj) -> Any:
-        before = dict(env.slots)
-        t = self.truth(self.eval(e.test, env))
-
-        def side(truth: bool, x: ast.expr) -> Any:
-            if not isinstance(t, bool):
-                self.refine(e.test, truth, env, before)
-            return self.eval(x, env)
-
-        return self.branch(t, lambda: side(True, e.body), lambda: side(False, e.orelse))
+        return self.choose(e.test, env, lambda: self.eval(e.body, env), lambda: self.eval(e.orelse, env))
 
     def eval_namedexpr(self, e: ast.NamedExpr, env: Obj) -> Any:
         v = self.eval(e.value, env)
@@ -168,29 +160,26 @@ class Interpreter(Statements):
         scope.slots["$comprehension"] = True
         out = self.new_dict() if isinstance(e, ast.DictComp) else self.new_list(())
 
-        def at(i: int) -> None:
+        def at(i: int, ifs: list[ast.expr]) -> None:
+            if ifs:
+                return self.branch(self.truth(self.eval(ifs[0], scope)), lambda: at(i, ifs[1:]), lambda: None)
             if i == len(e.generators):
                 if isinstance(e, ast.DictComp):
                     self.set_item(out, self.eval(e.key, scope), self.eval(e.value, scope))
                 else:
                     self.list_method(out, "append", [self.eval(e.elt, scope)])
-                return
+                return None
             g = e.generators[i]
             it = self.eval(g.iter, scope if i else env)
 
             def run(items: Any) -> None:
                 for item in self.lazily(items):
                     self.assign(g.target, item, scope)
-                    filtered(i, g.ifs)
+                    at(i + 1, g.ifs)
 
-            self.lifted(run, self.known_length(it))
+            return self.lifted(run, self.known_length(it))
 
-        def filtered(i: int, ifs: list[ast.expr]) -> None:
-            if not ifs:
-                return at(i + 1)
-            return self.branch(self.truth(self.eval(ifs[0], scope)), lambda: filtered(i, ifs[1:]), lambda: None)
-
-        at(0)
+        at(0, [])
         return out
 
     eval_listcomp = eval_dictcomp = comprehension

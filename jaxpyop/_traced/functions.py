@@ -8,7 +8,6 @@ import builtins
 import dataclasses
 import functools
 import linecache
-import operator
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -45,57 +44,39 @@ class Functions(Calls):
             return self.lifted(lambda e: self.call_user(dataclasses.replace(f, env=e), args, kwargs), f.env)
         if any(isinstance(v, Iter) for v in (*args, *kwargs.values())):
             raise Refused("an iterator is given to a function, and not used up at once", "write list(...)")
-        if isinstance(f, Closure):
-            node, env, outer, defaults, kw_defaults = f.node, f.env, f.outer, f.defaults, f.kw_defaults
-        else:
+        if not isinstance(f, Closure):
             if not core.is_users_file(f.__code__.co_filename):
                 return self.foreign(f, args, kwargs)
-            node, env, outer = source_of(f), None, f
-            defaults, kw_defaults = f.__defaults__ or (), f.__kwdefaults__ or {}
+            f = Closure(source_of(f), None, f, f.__defaults__ or (), f.__kwdefaults__ or {})
         if len(self.frames) > _MOST_CALLS:
             raise Refused(RECURSION, "write a loop")
-        frame = self.frame(local_names(node), env, outer)
-        self._bind_arguments(node.args, frame.slots, args, dict(kwargs), [*map(self.outside, defaults)], kw_defaults)
+        node = f.node
+        frame = self.frame(local_names(node), f.env, f.outer)
+        frame.slots.update(self._bound_arguments(f, args, kwargs))
         line = self.line
         self.frames.append(frame)
         try:
             if isinstance(node, ast.Lambda):
-                self.line = (outer.__code__.co_filename, node.lineno)
+                self.line = (f.outer.__code__.co_filename, node.lineno)
                 return self.eval(node.body, frame)
             self.block(node.body, frame)
         finally:
             self.frames.pop()
             self.line = line
         status, ret = frame.slots["$status"], frame.slots["$ret"]
-        if isinstance(status, Num):
-            returned = self.truth(num_compare(operator.eq, status, RETURN))
-            return self.branch(returned, lambda: ret, lambda: None)
-        return ret if status == RETURN else None
+        return self.branch(self.truth(self.compare(ast.Eq, status, RETURN)), lambda: ret, lambda: None)
 
-    def _bind_arguments(
-        self, a: ast.arguments, slots: Any, args: list[Any], kwargs: Any, defaults: list[Any], kw_defaults: Any
-    ) -> None:
-        names, keywords = [x.arg for x in (*a.posonlyargs, *a.args)], {x.arg for x in (*a.args, *a.kwonlyargs)}
-        given = dict(zip(names, args))
-        if len(args) > len(names) and not a.vararg:
-            raise PyRaise(TypeError(f"takes {len(names)} arguments but {len(args)} were given"))
-        rest: list[Any] = []
-        for k, v in kwargs.items():
-            if k in keywords and k not in given:
-                given[k] = v
-            elif a.kwarg and k not in keywords:
-                rest.append((k, v))
-            else:
-                raise PyRaise(TypeError(f"got an unexpected argument {k!r}"))
-        slots.update(zip(names[len(names) - len(defaults) :], defaults))
-        slots.update({**kw_defaults, **given})
-        if a.vararg:
-            slots[a.vararg.arg] = tuple(args[len(names) :])
-        if a.kwarg:
-            slots[a.kwarg.arg] = self.new_dict(rest)
-        for x in (*names, *(y.arg for y in a.kwonlyargs)):
-            if x not in slots:
-                raise PyRaise(TypeError(f"missing the argument {x!r}"))
+    def _bound_arguments(self, f: Closure, args: list[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The parameters of a function by name, as Python binds them."""
+        bind = types.FunctionType(_binder(f.node), {}, None, tuple(map(self.outside, f.defaults)))
+        bind.__kwdefaults__, bind.__qualname__ = f.kw_defaults, getattr(f.node, "name", "<lambda>")
+        try:
+            bound = bind(*args, **kwargs)
+        except TypeError as e:
+            raise PyRaise(e) from None
+        if rest := f.node.args.kwarg:
+            bound[rest.arg] = self.new_dict(bound[rest.arg].items())
+        return bound
 
     def closure(self, node: Any, env: Obj) -> Closure:
         a = node.args
@@ -203,6 +184,19 @@ class Functions(Calls):
 
 
 @functools.lru_cache(maxsize=4096)
+def _binder(node: Node) -> types.CodeType:
+    """The code of a function with the parameters of another one, which returns them by name."""
+    a: ast.arguments = node.args
+    none: Any = ast.Constant(None)
+    keywords = [d and none for d in a.kw_defaults]
+    bare = ast.arguments(a.posonlyargs, a.args, a.vararg, a.kwonlyargs, keywords, a.kwarg, [none for _ in a.defaults])
+    names = [x.arg for x in ast.walk(bare) if isinstance(x, ast.arg)]
+    values = ast.Dict([ast.Constant(n) for n in names], [ast.Name(n, ast.Load()) for n in names])
+    tree = ast.fix_missing_locations(ast.Expression(ast.Lambda(bare, values)))
+    return eval(compile(tree, "<parameters>", "eval")).__code__
+
+
+@functools.lru_cache(maxsize=4096)
 def local_names(node: Node) -> frozenset[str]:
     """The names that are local to a function."""
     names, declared = {a.arg for a in ast.walk(node.args) if isinstance(a, ast.arg)}, set[str]()
@@ -216,7 +210,7 @@ def local_names(node: Node) -> frozenset[str]:
                 declared.update(n.names)
             elif isinstance(n, ast.Name) and isinstance(n.ctx, (ast.Store, ast.Del)):
                 names.add(n.id)
-            elif isinstance(n, (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)) and n.name:
+            elif isinstance(n, (ast.MatchAs, ast.MatchStar)) and n.name:
                 names.add(n.name)
             elif isinstance(n, ast.Import | ast.ImportFrom):
                 names.update(a.asname or a.name.split(".")[0] for a in n.names)

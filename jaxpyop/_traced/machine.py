@@ -68,14 +68,15 @@ class Machine:
             self.floor = floor
 
     @contextlib.contextmanager
-    def undoing(self, what: str) -> Iterator[dict[Place, Any]]:
-        """Undoes all changes in the end. A path that raises is refused, because a program cannot."""
+    def undoing(self) -> Iterator[dict[Place, Any]]:
+        """Undoes all changes in the end."""
         journal: dict[Place, Any] = {}
         self.journal.append(journal)
         try:
             yield journal
         except PyRaise as e:
-            raise refusal_of(e, what) from None
+            e.on_a_path = True
+            raise
         finally:
             self._undo(self.journal.pop())
 
@@ -88,7 +89,7 @@ class Machine:
         self.journal.append({})
         try:
             result = run()
-        except (Refused, PyRaise):
+        except Refused:
             self._undo(self.journal.pop())
             return False, None
         changes = self.journal.pop()
@@ -120,7 +121,7 @@ class Machine:
 
         def step() -> list[Any]:
             mark = next(Obj.births)
-            with self._on_path(taken), self.undoing("a path") as journal:
+            with self._on_path(taken), self.undoing() as journal:
                 values: dict[Any, Any] = {None: run()}
                 values.update({(o, k): o.slots.get(k, UNDEF) for o, k in journal if o.birth < mark})
                 memo: dict[Obj, Form] = {}
@@ -238,8 +239,7 @@ class Machine:
 
         def step(*leaves: Any) -> list[Any]:
             mark = next(Obj.births)
-            taken = self._on_path(((leaves[0], True),))
-            with jax.enable_x64(users), taken, self.undoing("a turn of the loop") as journal:
+            with jax.enable_x64(users), self._on_path(((leaves[0], True),)), self.undoing() as journal:
                 filling = Filling(leaves[1:])
                 for p, form in forms.items():
                     self.write(p[0], p[1], filling.get(form))
@@ -256,9 +256,7 @@ class Machine:
             body = core.make_jaxpr(step, [jax.ShapeDtypeStruct((), np.bool_), *structs_of(list(forms.values()))])
         return body, found, tight
 
-    def _compare(
-        self, forms: Forms, values: dict[Any, Any], journal: Any, mark: int, found: Forms, tight: Forms
-    ) -> None:
+    def _compare(self, forms: Forms, values: Any, journal: Any, mark: int, found: Forms, tight: Forms) -> None:
         """Joins the forms of what a turn leaves with those that it began with, place by place."""
         memo: dict[Obj, Form] = {}
         outside, joining, narrow = next(Obj.births), Joining(), Joining()
@@ -299,17 +297,6 @@ def _check_carried(name: str, before: Form, new: Form, known: bool) -> None:
     if before.kind == new.kind == "group" and before.own[0] is new.own[0] is tuple and before.own != new.own:
         raise Refused(f"`{name}` has another length after each turn of the loop", "use an array of a fixed length")
     for form in walk(new, set()) if known else ():
-        if form.kind == "num" and form.own == "i":
-            lo, hi = form.value
-            if lo < -FAR - MOST_STEP or hi > FAR + MOST_STEP:
-                raise Refused(
-                    f"`{name}` is a Python integer that may grow beyond 64 bits in this loop", "make it an array"
-                )
-
-
-def refusal_of(e: PyRaise, what: str) -> Refused:
-    """The refusal of a path on which Python would raise."""
-    return Refused(f"{what} raises {type(e.error).__name__}: {e.error}", RAISING, e.where)
-
-
-RAISING = 'return jnp.nan there, or write mode="eager" to call the body at run time instead'
+        if form.kind == "num" and form.own == "i" and max(map(abs, form.value)) > FAR + MOST_STEP:
+            what = "is a Python integer that may grow beyond 64 bits in this loop"
+            raise Refused(f"`{name}` {what}", "make it an array")

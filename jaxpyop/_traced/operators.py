@@ -39,7 +39,6 @@ class Operators(Machine):
     class_attribute: Callable[..., Any]
     items: Callable[..., tuple[Any, ...]]
     length: Callable[..., Any]
-    small: Callable[..., Any]
 
     def special(self, v: Obj, name: str, *args: Any) -> Any:
         """Calls a special method of an object, such as `__len__`."""
@@ -56,10 +55,8 @@ class Operators(Machine):
             # Arrays that depend on no argument have values, as in plain Python, so that loops on them end.
             with np.errstate(all="ignore"), jax.ensure_compile_time_eval() if known else contextlib.nullcontext():
                 return f(*vs, **kw)
-        except (Refused, PyRaise):
+        except (Refused, RecursionError):
             raise
-        except RecursionError:
-            raise Refused(RECURSION, "write a loop") from None
         except Exception as e:
             raise PyRaise(e) from e
 
@@ -76,8 +73,6 @@ class Operators(Machine):
         if isinstance(a, Num) or isinstance(b, Num):
             if is_scalar(a) and is_scalar(b):
                 return num_binary(op, a, b)
-            if op is ast.Mult and isinstance(a, (str, tuple)):
-                return self.lifted(lambda n: a * n, self.small(b))
             raise Refused(f"{op.__name__} of a {name_of_type(a)} and a {name_of_type(b)}")
         if isinstance(a, tuple) and isinstance(b, tuple) and op is ast.Add:
             return tuple(a) + tuple(b)
@@ -89,24 +84,25 @@ class Operators(Machine):
     def _objects(self, op: type, a: Any, b: Any) -> Any:
         if isinstance(a, Obj) and a.cls is list and op is ast.Add and isinstance(b, Obj) and b.cls is list:
             return Obj(list, {"items": self.items(a) + self.items(b)})
-        if isinstance(a, Obj) and a.cls is list and op is ast.Mult:
-            return self.lifted(lambda n: Obj(list, {"items": self.items(a) * n}), self.small(b))
+        if isinstance(a, Obj) and a.cls is list and op is ast.Mult and type(b) is int:
+            return Obj(list, {"items": self.items(a) * b})
         for x, y, name in ((a, b, f"__{_SPECIAL[op]}__"), (b, a, f"__r{_SPECIAL[op]}__")):
             if isinstance(x, Obj) and self.class_attribute(x.cls, name) is not UNDEF:
                 return self.special(x, name, y)
         raise Refused(f"{op.__name__} of a {name_of_type(a)} and a {name_of_type(b)}")
 
     def _arrays(self, op: type, a: Any, b: Any) -> Any:
-        self.check_beside_array(a, b)
-        x, y = num_to_array(a, b if is_array(b) else None), num_to_array(b, a if is_array(a) else None)
+        x, y = self._beside(a, b)
         if op in (ast.Add, ast.Sub):
             x, y = _kept_zero(x, y), y if op is ast.Sub else _kept_zero(y, x)
         return self.python(PYTHON_OPS[op], x, y)
 
-    def check_beside_array(self, *vs: Any) -> None:
+    def _beside(self, *vs: Any) -> list[Any]:
+        """Two values, of which one is an array, as JAX takes them beside each other."""
         for v in vs:
             if not (is_array(v) or is_scalar(v) or isinstance(v, (complex, np.ndarray, np.generic))):
                 raise Refused(f"an array meets a {name_of_type(v)}")
+        return [num_to_array(v, other if is_array(other) else None) for v, other in zip(vs, vs[::-1])]
 
     def need_constant(self, *vs: Any) -> None:
         """Refuses what is not known while JAX traces, or may do anything when Python operates on it."""
@@ -151,8 +147,7 @@ class Operators(Machine):
             return v if v.kind == "b" else True if nonzero(v) else Num("b", wide(lambda: v.val != 0))
         if is_array(v):
             if v.size != 1:
-                error = "the truth value of an array with more than one element is ambiguous; use jnp.any or jnp.all"
-                raise PyRaise(ValueError(error))
+                raise PyRaise(ValueError("the truth value of an array of several elements; use jnp.any or jnp.all"))
             if not isinstance(v, core.Tracer):
                 return bool(v)
             return Num("b", (v if v.dtype == np.bool_ else v != 0).reshape(()))
@@ -199,9 +194,7 @@ class Operators(Machine):
         if differs and not all(isinstance(v, CONSTANT_TYPES) for v in (a, b)):
             return op is ast.NotEq
         if is_array(a) or is_array(b):
-            self.check_beside_array(a, b)
-            x, y = num_to_array(a, b if is_array(b) else None), num_to_array(b, a if is_array(a) else None)
-            return self.python(COMPARE[op], x, y)
+            return self.python(COMPARE[op], *self._beside(a, b))
         if (isinstance(a, Num) or isinstance(b, Num)) and is_scalar(a) and is_scalar(b):
             return num_compare(COMPARE[op], a, b)
         if isinstance(a, Obj) and isinstance(b, Obj) and a.cls is b.cls is list:

@@ -46,7 +46,7 @@ class Statements(Functions):
             if method is None:
                 raise Refused(f"the statement `{ast.unparse(s).splitlines()[0]}` is not in the language")
             method(s, env)
-        except (Refused, PyRaise) as e:
+        except Refused as e:
             e.where = e.where or self.line
             raise
         self.line = before
@@ -91,12 +91,11 @@ class Statements(Functions):
         t = s.target
         if isinstance(t, ast.Name):
             old, put = self.load(t.id, env), lambda v: self.store(t.id, v, env)
-        elif isinstance(t, ast.Attribute):
-            box = self.eval(t.value, env)
-            old, put = self.get_attr(box, t.attr), lambda v: self.set_attr(box, t.attr, v)
         else:
-            box, key = self.eval(t.value, env), self.eval(t.slice, env)
-            old, put = self.get_item(box, key), lambda v: self.set_item(box, key, v)
+            box, named = self.eval(t.value, env), isinstance(t, ast.Attribute)
+            key = t.attr if isinstance(t, ast.Attribute) else self.eval(t.slice, env)
+            get, change = (self.get_attr, self.set_attr) if named else (self.get_item, self.set_item)
+            old, put = get(box, key), lambda v: change(box, key, v)
         right = self.eval(s.value, env)
         if isinstance(old, Obj) and old.cls is list and isinstance(s.op, ast.Add):
             self.list_method(old, "extend", [right])
@@ -118,34 +117,32 @@ class Statements(Functions):
 
     def do_assert(self, s: ast.Assert, env: Obj) -> None:
         t = self.truth(self.eval(s.test, env))
-        if t is False:
-            raise PyRaise(AssertionError(ast.unparse(s)))
-        if t is not True and not self.shapes_only:
-            raise Refused("an assert of a traced value, where Python would raise", RAISING)
+        if t is False or (t is not True and not self.shapes_only):
+            raise Refused("an assert that may fail, where Python would raise", RAISING)
 
     def do_raise(self, s: ast.Raise, env: Obj) -> None:
         error = self.eval(s.exc, env) if s.exc else None
-        if isinstance(error, type) and issubclass(error, BaseException):
-            error = error()
-        if not isinstance(error, BaseException):
-            raise Refused("a raise of an object that is made in the function")
-        if not isinstance(error, Exception):
+        error = error() if isinstance(error, type) and issubclass(error, BaseException) else error
+        if isinstance(error, BaseException) and not isinstance(error, Exception):
             raise error
-        raise PyRaise(error)
+        raise PyRaise(error if isinstance(error, Exception) else TypeError("a raise of what is no exception"))
 
     # ---------------------------------------------------------------------- branches
 
     def do_if(self, s: ast.If, env: Obj) -> None:
+        self.choose(s.test, env, lambda: self.block(s.body, env), lambda: self.block(s.orelse, env))
+
+    def choose(self, test: ast.expr, env: Obj, yes: Callable[[], Any], no: Callable[[], Any]) -> Any:
+        """What one of two sides gives. Each knows how the test ended."""
         before = dict(env.slots)
-        t = self.truth(self.eval(s.test, env))
-        if isinstance(t, bool):
-            return self.block(s.body if t else s.orelse, env)
+        t = self.truth(self.eval(test, env))
 
-        def side(truth: bool, statements: list[ast.stmt]) -> None:
-            self.refine(s.test, truth, env, before)
-            self.block(statements, env)
+        def side(truth: bool, run: Callable[[], Any]) -> Any:
+            if not isinstance(t, bool):
+                self.refine(test, truth, env, before)
+            return run()
 
-        return self.branch(t, lambda: side(True, s.body), lambda: side(False, s.orelse))
+        return self.branch(t, lambda: side(True, yes), lambda: side(False, no))
 
     def do_match(self, s: ast.Match, env: Obj) -> None:
         subject = self.eval(s.subject, env)
@@ -211,10 +208,7 @@ class Statements(Functions):
     def _goes_on(self, s: Loop, env: Obj, test: Callable[[], Any]) -> Any:
         """After a turn: whether there is another one."""
         self._clear(s, env, BREAK)
-        status = env.slots["$status"]
-        if not isinstance(status, Num):
-            return test() if status == NORMAL else False
-        alive = self.truth(num_compare(operator.eq, status, NORMAL))
+        alive = self.truth(self.compare(ast.Eq, env.slots["$status"], NORMAL))
         return self.truth(self.branch(alive, lambda: self.truth_value(test()), lambda: False))
 
     def _leave_loop(self, s: Loop, env: Obj) -> None:
@@ -226,17 +220,13 @@ class Statements(Functions):
             self.write(env, "$status", RETURN)
             return
         self._clear(s, env, RETURN)
-        if not s.orelse:
-            return
 
         def no_break() -> None:
             self.write(env, "$status", NORMAL)
             self.block(s.orelse, env)
 
-        if isinstance(status, Num):
-            self.branch(self.truth(num_compare(operator.eq, status, NORMAL)), no_break, lambda: None)
-        elif status == NORMAL:
-            self.block(s.orelse, env)
+        if s.orelse:
+            self.branch(self.truth(self.compare(ast.Eq, status, NORMAL)), no_break, lambda: None)
 
     def _clear(self, s: Loop, env: Obj, most: int) -> None:
         """After a turn or a loop, a status above `most` has done what it does, and is normal again."""
@@ -302,7 +292,7 @@ class Statements(Functions):
         if leave:
             self._leave_loop(s, env)
 
-    # -------------------------------------------------------------- with, try, finally
+    # ---------------------------------------------------------------- with, finally
 
     def do_with(self, s: ast.With, env: Obj) -> None:
         for item in s.items:
@@ -310,37 +300,14 @@ class Statements(Functions):
             name = ast.unparse(call.func) if isinstance(call, ast.Call) else ""
             if not isinstance(call, ast.Call) or name.split(".")[-1] not in ("nullcontext", "named_scope"):
                 raise Refused(f"`with {ast.unparse(call)}` is not in the language")
-            value = self.eval(call, env)
             if item.optional_vars is not None:
-                self.assign(item.optional_vars, value, env)
+                raise Refused("`with ... as` gives a context a name")
+            self.eval(call, env)
         self.block(s.body, env)
 
     def do_try(self, s: ast.Try, env: Obj) -> None:
-        if s.orelse:
-            raise Refused("the `else` of a `try` is not in the language")
-        try:
-            self._try(s, env)
-        except PyRaise:
-            self._finally(s, env)
-            raise
-        self._finally(s, env)
-
-    def _try(self, s: ast.Try, env: Obj) -> None:
-        try:
-            self.block(s.body, env)
-        except PyRaise as e:
-            line = self.line
-            for h in s.handlers:
-                kinds = BaseException if h.type is None else self.eval(h.type, env)
-                if isinstance(e.error, kinds):
-                    if h.name:
-                        raise Refused("`except ... as` gives an exception a name") from None
-                    self.line = line
-                    return self.block(h.body, env)
-            raise
-        return None
-
-    def _finally(self, s: ast.Try, env: Obj) -> None:
+        # No handler runs, because what raises in Python is refused.
+        self.block([*s.body, *s.orelse], env)
         if not s.finalbody:
             return
         status, ret = env.slots["$status"], env.slots["$ret"]

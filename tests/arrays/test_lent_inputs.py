@@ -60,7 +60,13 @@ PARTS = {
 }
 
 
-@pytest.mark.parametrize(("part", "n"), [*((part, LARGE) for part in PARTS), ("itself", SMALL)])
+@pytest.mark.parametrize(
+    ("part", "n"),
+    [
+        *(("itself", LARGE), ("itself", SMALL), ("reshaped slice", LARGE)),
+        *(pytest.param(part, LARGE, marks=pytest.mark.slow) for part in ("element", "memoryview")),
+    ],
+)
 @direct_and_compiled
 def test_keeping_a_part_warns(compiled, part, n):
     kept = []
@@ -95,6 +101,7 @@ def test_not_keeping_them_does_not_warn(n, body):
     np.testing.assert_array_equal(run(jax.jit(jax.vmap(op)), x[None]), body(np.asarray(x))[None])
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings(f"ignore:.*{KEPT}")
 def test_a_lent_input_that_was_kept_does_not_get_into_other_calls():
     """Keeping it is undefined for that input, and for nothing else."""

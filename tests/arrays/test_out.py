@@ -189,6 +189,7 @@ def test_an_array_that_only_garbage_holds_was_not_kept(n):
     assert jax.jit(jax.vmap(op))(jnp.ones((2, n))).sum() == 2 * n
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*func kept out:RuntimeWarning")
 def test_what_a_program_lent_can_no_longer_be_written_to():
     body, kept = keeping()

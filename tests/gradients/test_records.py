@@ -183,6 +183,7 @@ def living(alive):
     return sum(ref() is not None for ref in alive)
 
 
+@pytest.mark.slow
 def test_outside_jit_a_record_that_was_read_goes_with_its_pullback():
     with jaxpyop.config.override(max_records=100):
         alive = kept_by(lambda f: f, lambda f: [jax.grad(f)(2.0) for _ in range(3)])

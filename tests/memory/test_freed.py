@@ -78,6 +78,7 @@ def test_a_dropped_program_frees_its_functions_and_what_they_captured(name):
     assert freed(*[ref for each in refs for ref in each])
 
 
+@pytest.mark.slow
 def test_a_kept_program_keeps_its_functions():
     """The check can fail."""
     op, refs = op_and_what_it_holds(numpy_function, lambda i, o, c: 3 * c[0])
@@ -88,6 +89,7 @@ def test_a_kept_program_keeps_its_functions():
     np.testing.assert_array_equal(f(X), [3, 3, 3])
 
 
+@pytest.mark.slow
 def test_static_inputs_are_freed_with_the_program():
     thing, ref = watched()
     program = functools.partial(lambda t, x: py_func(lambda t, x: x, [t, x], F), thing)

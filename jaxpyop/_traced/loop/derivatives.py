@@ -21,19 +21,7 @@ import numpy as np
 
 from jaxpyop import _jaxcore as core
 from jaxpyop._jaxcore import ad
-from jaxpyop._traced.loop.primitive import (
-    Loop,
-    Mask,
-    batched_loop,
-    dependent_state,
-    explaining_meshes,
-    loop_p,
-    pick,
-    put,
-    run_loop,
-    with_64_bits,
-    with_batch_axes,
-)
+from jaxpyop._traced.loop.primitive import *
 
 # Which constants, and which values of the state, have tangents.
 Perturbed = tuple[Mask, Mask]

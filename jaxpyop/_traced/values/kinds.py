@@ -39,13 +39,19 @@ class Refused(Exception):  # noqa: N818
         self.reason, self.remedy, self.expression, self.where = reason, remedy, "", where
 
 
-class PyRaise(Exception):  # noqa: N818
-    """The interpreted program raises `error`, as plain Python would."""
+class PyRaise(Refused):
+    """The interpreted program raises `error`, as plain Python would, which no program of JAX can do.
+
+    Attributes:
+        on_a_path: whether it does so on one side of a branch or in a loop.
+    """
 
     def __init__(self, error: BaseException) -> None:
-        super().__init__(repr(error))
-        self.error = error
-        self.where: tuple[str, int] | None = None
+        super().__init__(f"Python raises {type(error).__name__}: {error}", RAISING)
+        self.error, self.on_a_path, self.__cause__ = error, False, error
+
+
+RAISING = 'return jnp.nan there, or write mode="eager" to call the body at run time instead'
 
 
 # Values that no program has.
@@ -215,16 +221,16 @@ def num_to_array(v: Any, like: Any = None) -> Any:
     beside: Any = None if like is None else like.dtype
     is_float = beside is not None and jnp.issubdtype(beside, jnp.floating)
     if v.kind == "i" and not x64 and not fits_dtype(v, dtype) and not (is_float and is_counter(v)):
-        raise Refused(
-            "an integer that may not fit int32 meets an array",
-            "bound it by the test of its loop (while n < 1000), or count in an array: n = jnp.int32(0)",
-        )
+        raise Refused("an integer that may not fit int32 meets an array", BOUND_IT)
     if is_float and v.kind != "N":
         dtype = beside  # in one step, because float64 by way of float32 to float16 would be rounded twice
     with jax.enable_x64(True):
         if v.kind == "N":
             return lax.convert_element_type(v.val, dtype)
         return core.weakly_typed(v.val, dtype)
+
+
+BOUND_IT = "bound it by the test of its loop (while n < 1000), or count in an array: n = jnp.int32(0)"
 
 
 def is_counter(v: Any) -> bool:
