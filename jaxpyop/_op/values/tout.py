@@ -235,8 +235,9 @@ def check_shape(shape: Shape, leaf: Leaf, lead: tuple[int, ...], basis: str, ori
         advice = f"write output_shapes={own}" + (" (or Tout=jnp.float32(0), a scalar)" if own == "()" else "")
     else:
         advice = f"give {own} as its shape in output_shapes="
-    if len(shape) - len(lead) == len(leaf.shape) > 0 and None not in leaf.shape and own != show_shape(leaf.shape):
-        most = show_shape(tuple(map(max, shape[len(lead) :], leaf.shape)))
+    sizes = [(a, b) for a, b in zip(shape[len(lead) :], leaf.shape) if b is not None]
+    if len(sizes) == len(leaf.shape) == len(shape) - len(lead) > 0 and own != show_shape(leaf.shape):
+        most = show_shape(tuple(max(a, b) for a, b in sizes))
         advice += f" (or, if a length varies, Tout=jaxpyop.padded(dtype, {most}))"
     found = f"{origin} shape {show_shape(shape)} where {show_shape(expected)} was {basis}"
     # A wrong guess is not the user's mistake, so the line to write comes first.

@@ -98,7 +98,7 @@ def split(v: Any) -> tuple[Any, tuple[Any, ...], Callable[[list[Any]], Any]] | N
         build = lambda xs: Partial(xs[0], xs[1], dict(zip(keys, xs[2])))
         return (Partial, keys), (v.func, v.args, tuple(v.kwargs.values())), build
     if isinstance(v, TracedRange):
-        return (TracedRange, v.step), (v.start, v.stop), lambda xs: TracedRange(*xs, v.step)
+        return (TracedRange, v.step), (v.start, v.stop), lambda xs: TracedRange(xs[0], xs[1], v.step)
     return None
 
 
