@@ -235,7 +235,7 @@ def check_shape(shape: Shape, leaf: Leaf, lead: tuple[int, ...], basis: str, ori
         advice = f"write output_shapes={own}" + (" (or Tout=jnp.float32(0), a scalar)" if own == "()" else "")
     else:
         advice = f"give {own} as its shape in output_shapes="
-    sizes = [(a, b) for a, b in zip(shape[len(lead) :], leaf.shape) if b is not None]
+    sizes = [(a, b) for a, b in zip(shape[len(lead) :], leaf.shape) if a is not None and b is not None]
     if len(sizes) == len(leaf.shape) == len(shape) - len(lead) > 0 and own != show_shape(leaf.shape):
         most = show_shape(tuple(max(a, b) for a, b in sizes))
         advice += f" (or, if a length varies, Tout=jaxpyop.padded(dtype, {most}))"
