@@ -109,7 +109,7 @@ def _results(m: Interpreter, v: Any) -> Any:
         return type(v)(*values) if hasattr(v, "_fields") else tuple(values)
     if isinstance(v, Obj) and v.cls is list:
         return [_results(m, x) for x in m.items(v)]
-    if isinstance(v, Obj) and v.cls is dict:
+    if is_dict(v):
         return {k: _results(m, x) for k, x in m.items(v)}
     return v
 

@@ -122,7 +122,7 @@ class Calls(Attributes):
             return type(v)(*map(self.to_jax, v)) if hasattr(v, "_fields") else tuple(map(self.to_jax, v))
         if isinstance(v, Obj) and v.cls is list:
             return list(map(self.to_jax, self.items(v)))
-        if isinstance(v, Obj) and v.cls is dict:
+        if is_dict(v):
             return {k: self.to_jax(x) for k, x in self.items(v)}
         if type(v) in (list, dict):
             return jax.tree.map(self.to_jax, v)
@@ -237,8 +237,7 @@ class Calls(Attributes):
             return self.python(cls, *args)
         if module_of(cls) in LIBRARIES:
             raise Refused(f"`{name_of_function(cls)}` is not in the language", OUTSIDE)
-        own_module = [c for c in cls.__mro__ if c is not object]
-        if type(cls) is not type or any(module_of(c) in (*LIBRARIES, "abc", "typing") for c in own_module):
+        if type(cls) is not type or any(module_of(c) in (*LIBRARIES, "abc", "typing") for c in cls.__mro__[:-1]):
             raise Refused(f"an object of {cls.__name__}, whose class is built in or made in a way of its own")
         params: Any = vars(cls).get("__dataclass_params__")
         frozen = params is not None and params.frozen

@@ -192,7 +192,7 @@ class Containers(Operators):
             return self.lazily(values) if isinstance(values, Obj) else values
         if isinstance(v, Obj) and v.cls is list:
             return self.of_list(v, 0, 1)
-        if isinstance(v, Obj) and v.cls is dict:
+        if is_dict(v):
             return self.view(v, operator.itemgetter(0)).values
         return iter(v if isinstance(v, range) else self._constants(v))
 
@@ -207,18 +207,18 @@ class Containers(Operators):
             yield self.items(v)[n]
             n += step
 
-    def view(self, v: Obj, pick: Callable[[Any], Any]) -> Iter:
-        """The keys, values or items of a dict. They show later changes. If the keys change meanwhile, we refuse."""
-        keys = [k for k, _ in self.items(v)]
+    def view(self, v: Any, pick: Callable[[Any], Any]) -> Iter:
+        """The keys, values or items of a dict, or of one of several. They show later changes, but not of the keys."""
 
-        def values() -> Iterator[Any]:
+        def values(keys: Any) -> Iterator[Any]:
             for n in range(len(keys) + 1):
-                if [k for k, _ in self.items(v)] != keys:
-                    raise Refused("a dict is changed while a loop goes over it")
+                items = self.lifted(self.items, v)
+                if isinstance(items, Union) or [k for k, _ in items] != keys:
+                    raise Refused("the keys of a dict depend on values, or change while a loop goes over it")
                 if n < len(keys):
-                    yield pick(self.items(v)[n])
+                    yield pick(items[n])
 
-        return Iter(values())
+        return Iter(values([k for k, _ in self.items(v.alts[0] if isinstance(v, Union) else v)]))
 
     def iterate(self, v: Any) -> Items:
         """The values that a `for` over v takes."""
@@ -267,7 +267,7 @@ class Containers(Operators):
         none = lambda: self.python(items.index, UNDEF)  # raises
         return self.first(len(items), lambda i: self.same_item(items[i], args[0]), lambda i: i, none)
 
-    def dict_method(self, v: Obj, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
+    def dict_method(self, v: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
         if name in ("items", "keys", "values"):
             return self.view(v, {"items": tuple, "keys": operator.itemgetter(0)}.get(name, operator.itemgetter(1)))
         if name == "get":
@@ -287,7 +287,7 @@ class Containers(Operators):
 
     def pairs(self, v: Any) -> Items:
         """The (key, value) pairs of a dict, or of a sequence of pairs."""
-        if isinstance(v, Obj) and v.cls is dict:
+        if is_dict(v):
             return self.items(v)
         if type(v) is dict:
             return tuple(v.items())

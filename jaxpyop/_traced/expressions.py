@@ -144,8 +144,10 @@ class Interpreter(Statements):
         if not isinstance(e.func, ast.Attribute):
             return self._call(self.eval(e.func, env), e, env)
         # A method of one of several objects is looked up and called for each of them.
-        name = e.func.attr
-        return self.lifted(lambda v: self._call(self.get_attr(v, name), e, env), self.eval(e.func.value, env))
+        name, box = e.func.attr, self.eval(e.func.value, env)
+        if name in ("items", "keys", "values") and isinstance(box, Union) and all(map(is_dict, box.alts)):
+            return self.dict_method(box, name, [], {})
+        return self.lifted(lambda v: self._call(self.get_attr(v, name), e, env), box)
 
     def _call(self, f: Any, e: ast.Call, env: Obj) -> Any:
         args, kwargs = self._elements(e.args, env, kept=False), dict[str, Any]()

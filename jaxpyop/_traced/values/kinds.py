@@ -172,6 +172,10 @@ def is_array(v: Any) -> bool:
     return isinstance(v, jax.Array)
 
 
+def is_dict(v: Any) -> bool:
+    return isinstance(v, Obj) and v.cls is dict
+
+
 def is_scalar(v: Any) -> bool:
     return isinstance(v, Num) or type(v) in _KINDS
 
