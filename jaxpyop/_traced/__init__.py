@@ -30,5 +30,6 @@ of value: a class in `values`, what `forms.split` and `forms.form_of` make of it
 `attributes`.
 """
 
+from jaxpyop._traced import builtin_functions  # fills the table of functions
 from jaxpyop._traced.body import Either, Number, interpret
 from jaxpyop._traced.values import Refused

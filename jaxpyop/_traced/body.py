@@ -12,12 +12,9 @@ import numpy as np
 
 from jaxpyop import _jaxcore as core
 from jaxpyop._functions import without_partials
-from jaxpyop._traced import builtin_functions  # fills the table of functions
 from jaxpyop._traced.expressions import Interpreter
 from jaxpyop._traced.operators import RECURSION
 from jaxpyop._traced.values import *
-
-assert builtin_functions.ROWS
 
 
 @dataclasses.dataclass(frozen=True)

@@ -111,9 +111,7 @@ class Calls(Attributes):
     def to_jax(self, v: Any) -> Any:
         """A value of the language as one of JAX."""
         if isinstance(v, Union):
-            raise Refused(
-                "a function of JAX is given a tree with values of two kinds, or calls a function that returns it"
-            )
+            raise Refused("a function of JAX gets, or calls a function that returns, values of two kinds")
         if isinstance(v, Num):
             return num_to_array(v)
         if is_of_jax(v) or isinstance(v, (slice, range)) or id(v) in OF_JAX:

@@ -53,16 +53,10 @@ class Functions(Calls):
         node = f.node
         frame = self.frame(local_names(node), f.env, f.outer)
         frame.slots.update(self._bound_arguments(f, args, kwargs))
-        line = self.line
-        self.frames.append(frame)
-        try:
+        with self.having(frames=[*self.frames, frame], line=(f.outer.__code__.co_filename, node.lineno)):
             if isinstance(node, ast.Lambda):
-                self.line = (f.outer.__code__.co_filename, node.lineno)
                 return self.eval(node.body, frame)
             self.block(node.body, frame)
-        finally:
-            self.frames.pop()
-            self.line = line
         status, ret = frame.slots["$status"], frame.slots["$ret"]
         return self.branch(self.truth(self.compare(ast.Eq, status, RETURN)), lambda: ret, lambda: None)
 

@@ -59,13 +59,18 @@ class Machine:
         _put(obj, key, value)
 
     @contextlib.contextmanager
-    def unchanged(self, what: str) -> Iterator[None]:
-        """Refuses changes of what was there before."""
-        floor, self.floor = self.floor, (next(Obj.births), what)
+    def having(self, **values: Any) -> Iterator[None]:
+        """Sets attributes for a block, for example `floor`."""
+        before = {name: getattr(self, name) for name in values}
+        vars(self).update(values)
         try:
             yield
         finally:
-            self.floor = floor
+            vars(self).update(before)
+
+    def unchanged(self, what: str) -> contextlib.AbstractContextManager[None]:
+        """Refuses changes of what was there before."""
+        return self.having(floor=(next(Obj.births), what))
 
     @contextlib.contextmanager
     def undoing(self) -> Iterator[dict[Place, Any]]:
@@ -103,14 +108,6 @@ class Machine:
 
     # ------------------------------------------------------------------- a branch
 
-    @contextlib.contextmanager
-    def _on_path(self, taken: tuple[tuple[Any, bool], ...]) -> Iterator[None]:
-        before, self.taken = self.taken, taken
-        try:
-            yield
-        finally:
-            self.taken = before
-
     def record(self, run: Thunk, taken: tuple[tuple[Any, bool], ...]) -> tuple[Any, Any, Forms]:
         """Traces a thunk where `taken` holds, and undoes what it changes.
 
@@ -121,7 +118,7 @@ class Machine:
 
         def step() -> list[Any]:
             mark = next(Obj.births)
-            with self._on_path(taken), self.undoing() as journal:
+            with self.having(taken=taken), self.undoing() as journal:
                 values: dict[Any, Any] = {None: run()}
                 values.update({(o, k): o.slots.get(k, UNDEF) for o, k in journal if o.birth < mark})
                 memo: dict[Obj, Form] = {}
@@ -239,7 +236,7 @@ class Machine:
 
         def step(*leaves: Any) -> list[Any]:
             mark = next(Obj.births)
-            with jax.enable_x64(users), self._on_path(((leaves[0], True),)), self.undoing() as journal:
+            with jax.enable_x64(users), self.having(taken=((leaves[0], True),)), self.undoing() as journal:
                 filling = Filling(leaves[1:])
                 for p, form in forms.items():
                     self.write(p[0], p[1], filling.get(form))

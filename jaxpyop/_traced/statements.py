@@ -39,17 +39,15 @@ class Statements(Functions):
                 return
 
     def statement(self, s: ast.stmt, env: Obj) -> None:
-        before = self.line
-        self.line = (env.slots["$outer"].__code__.co_filename, s.lineno)
-        try:
-            method = getattr(self, f"do_{type(s).__name__.lower()}", None)
-            if method is None:
-                raise Refused(f"the statement `{ast.unparse(s).splitlines()[0]}` is not in the language")
-            method(s, env)
-        except Refused as e:
-            e.where = e.where or self.line
-            raise
-        self.line = before
+        with self.having(line=(env.slots["$outer"].__code__.co_filename, s.lineno)):
+            try:
+                method = getattr(self, f"do_{type(s).__name__.lower()}", None)
+                if method is None:
+                    raise Refused(f"the statement `{ast.unparse(s).splitlines()[0]}` is not in the language")
+                method(s, env)
+            except Refused as e:
+                e.where = e.where or self.line
+                raise
 
     def if_normal(self, env: Obj, run: Callable[[], Any]) -> None:
         """Runs what follows, unless the block was left. On each side it is known whether it was."""
