@@ -57,9 +57,7 @@ _RANDOM = """
 bernoulli beta categorical choice clone exponential fold_in gamma gumbel key key_data laplace multivariate_normal
 normal permutation poisson PRNGKey rademacher randint split truncated_normal uniform wrap_key_data
 """
-_LINALG = (
-    "cholesky cond det eigh eigvalsh inv lstsq matrix_norm matrix_power norm pinv qr slogdet solve svd vector_norm"
-)
+_LINALG = "cholesky cond det eigh eigvalsh inv lstsq matrix_power norm pinv qr slogdet solve svd"
 _SPECIAL = "betainc digamma entr erf erfc erfinv expit gammaln i0 i1 log_ndtr logit logsumexp ndtr ndtri xlog1py xlogy"
 _TREE = "all flatten leaves map reduce structure transpose unflatten"
 _JAX = """
@@ -73,7 +71,7 @@ prod sin sqrt zeros
 
 _MODULES: tuple[tuple[types.ModuleType, str], ...] = (
     *((jnp, _JNP), (lax, _LAX), (jax.nn, _NN), (jax.random, _RANDOM), (jnp.linalg, _LINALG)),
-    *((jax.scipy.special, _SPECIAL), (jax.tree, _TREE), (jax, _JAX), (jax.debug, "print"), (jax.nn.initializers, "")),
+    *((jax.scipy.special, _SPECIAL), (jax.tree, _TREE), (jax, _JAX), (jax.debug, "print")),
     (jax.dtypes, "canonicalize_dtype result_type"),
     (jax.scipy.linalg, "cho_factor cho_solve solve_triangular"),
     (jnp.fft, "fft ifft rfft irfft fftfreq"),

@@ -47,7 +47,7 @@ class Functions(Calls):
         if not isinstance(f, Closure):
             if not core.is_users_file(f.__code__.co_filename):
                 return self.foreign(f, args, kwargs)
-            f = Closure(source_of(f), None, f, f.__defaults__ or (), f.__kwdefaults__ or {})
+            f = Closure(_source_of(f.__code__, f.__qualname__), None, f, f.__defaults__ or (), f.__kwdefaults__ or {})
         if len(self.frames) > _MOST_CALLS:
             raise Refused(RECURSION, "write a loop")
         node = f.node
@@ -222,13 +222,9 @@ def _own_nodes(n: ast.AST) -> Iterator[ast.AST]:
         yield from _own_nodes(child)
 
 
-def source_of(f: types.FunctionType) -> Node:
-    """The syntax tree of a function, found by its code, because `inspect` would follow `__wrapped__`."""
-    return _source_of(f.__code__, f.__qualname__)
-
-
 @functools.lru_cache(maxsize=4096)
 def _source_of(code: types.CodeType, name: str) -> Node:
+    """The syntax tree of a function, found by its code, because `inspect` would follow `__wrapped__`."""
     linecache.checkcache(code.co_filename)
     text = "".join(linecache.getlines(code.co_filename))
     advice = "define it in a file or a notebook cell, one a line"
