@@ -1,7 +1,8 @@
 """What the text of an error says: the op, the function and its line, the inputs, and the user's own traceback.
 
 A test for the text of a new error belongs here if the text comes while a function runs or after it has returned.
-Wrong calls are in tests/functions/test_keywords.py, advice to beginners is in test_advice.py.
+Wrong calls are in tests/functions/test_keywords.py, wrong dtypes in tests/functions/test_casting.py, and advice to
+beginners is in test_advice.py.
 """
 
 import functools

@@ -1,4 +1,7 @@
-"""Derivatives in and around `vmap`: each element takes its own path, and gets its own gradient."""
+"""Derivatives in and around `vmap`: each element takes its own path, and gets its own gradient.
+
+A wrong value of a gradient under `vmap` is tested here. How often functions run for it is in batches/test_gradients.py.
+"""
 
 import jax
 import jax.numpy as jnp
