@@ -2,6 +2,7 @@
 
 import concurrent.futures as cf
 import math
+import pickle
 
 import jax
 import jax.numpy as jnp
@@ -62,7 +63,19 @@ class InCaller(cf.Executor):
         self.tasks.append(fn)
         future = cf.Future()
         try:
-            future.set_result(fn(*args, **kwargs))
+            future.set_result(self.run(fn, *args, **kwargs))
         except BaseException as error:
             future.set_exception(error)
         return future
+
+    def run(self, fn, /, *args, **kwargs):
+        return fn(*args, **kwargs)
+
+
+class LikeAProcess(InCaller):
+    """It runs a task as a process does: a copy of it, on a thread without the settings and contexts of the caller."""
+
+    def run(self, fn, /, *args, **kwargs):
+        fn, args, kwargs = pickle.loads(pickle.dumps((fn, args, kwargs)))
+        with cf.ThreadPoolExecutor(1) as pool:
+            return pickle.loads(pickle.dumps(pool.submit(fn, *args, **kwargs).result()))

@@ -5,6 +5,7 @@ import contextvars
 import threading
 import time
 import tracemalloc
+from concurrent.futures.process import BrokenProcessPool
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.batches import bodies
-from tests.batches.programs import METHODS, F, InCaller, grid
+from tests.batches.programs import METHODS, F, InCaller, LikeAProcess, counted, grid
 from tests.shared.checks import run
 from tests.shared.functions import both_sides, every_api, numpy_function, py_function
 from tests.shared.tables import rows
@@ -215,3 +216,37 @@ def test_a_thread_pool_that_is_shut_down(mine):
     mine.shutdown()
     with pytest.raises(RuntimeError, match="cannot schedule new futures after shutdown"):
         run(jax.jit(parallel(numpy_function, bodies.double, executor=mine)), grid(3))
+
+
+# ------------------------------------------------------------------ as processes do
+
+
+def test_tasks_elsewhere_have_private_inputs_and_are_counted():
+    op = lambda x, y: numpy_function(
+        bodies.added_in_place, [x, y], F, vmap_method="parallel", executor=LikeAProcess(), chunksize=4
+    )
+    found, row = counted(jax.jit(jax.vmap(op, (0, None))), grid(4), jnp.float32(10))
+    np.testing.assert_array_equal(found, [10, 11, 12, 13])
+    assert row["runs"] == 4
+
+
+def test_tasks_elsewhere_have_the_callers_settings(x64):
+    x = jnp.array([2.0**40, 1 / 3])
+    for api in (numpy_function, py_function):
+        f = jax.vmap(
+            lambda x, api=api: api(bodies.double, [x], x.dtype, vmap_method="parallel", executor=LikeAProcess())
+        )
+        np.testing.assert_array_equal(f(x), x * 2)
+
+
+class Broken(InCaller):
+    """A pool of which a worker died."""
+
+    def run(self, fn, /, *args, **kwargs):
+        raise BrokenProcessPool("a process was terminated abruptly")
+
+
+def test_a_lost_worker_is_named():
+    op = lambda x: numpy_function(bodies.double, [x], F, vmap_method="parallel", executor=Broken(), name="lost")
+    with pytest.raises(RuntimeError, match="numpy_function 'lost': a worker of executor= died"):
+        jax.vmap(op)(grid(3))
