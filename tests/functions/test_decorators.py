@@ -27,6 +27,16 @@ def test_a_decorated_function_keeps_its_name_and_signature(function):
 
 
 @every_decorator
+@pytest.mark.filterwarnings("ignore:Explicitly requested dtype")
+def test_the_dtypes_are_those_of_the_settings_at_each_call(function):
+    double = function(Tout=np.float64)(lambda x: 2 * x)
+    for _ in range(2):
+        assert double(1.5).dtype == np.float32
+        with jax.enable_x64(True):
+            assert double(1.5).dtype == np.float64
+
+
+@every_decorator
 def test_methods_of_all_kinds(function):
     class Model:
         factor = 2.0
