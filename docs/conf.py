@@ -68,6 +68,7 @@ def copy_notebooks(app, config):
 def from_the_readme(app, path, parent, content):
     """Adapts the links of README.md and CONTRIBUTING.md, which lie one folder up."""
     content[0] = content[0].replace("](docs/", "](").replace("](CHANGELOG.md)", "](changelog.md)")
+    content[0] = content[0].replace("](CONTRIBUTING.md)", "](contributing.md)")
     content[0] = content[0].replace("[Apache-2.0](LICENSE)", "Apache-2.0")
 
 

@@ -1,6 +1,6 @@
 """Draw `rooms.svg`: the folders of the package as boxes, each above the folders that it uses.
 
-`python docs/rooms.py` writes the file. The names of the inner rooms come from the package itself, so a room that
+`python docs/rooms.py` writes the file. The names of the inner packages come from jaxpyop itself, so one that
 moves moves in the picture. `tests/pages/test_how_it_works.py` compares the two.
 """
 
@@ -30,7 +30,7 @@ STYLE = """
 
 
 def rooms_in(folder):
-    """The files and folders in a room, the highest first: each room stands before the rooms that it uses."""
+    """The files and folders in a package, the highest first: each stands before those that it uses."""
     found = [path for path in (PACKAGE / folder).iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()]
     found = {path.stem: path for path in found if path.stem != "__init__"}
     uses = {name: used_by(path, folder) & set(found) - {name} for name, path in found.items()}
@@ -62,7 +62,7 @@ def box(x, y, width, height, kind, *lines):
 
 
 def small_boxes(rooms, x, y, width):
-    """Inner rooms, as many in a row as there is place for; the last thing is the height of all rows."""
+    """Inner packages, as many in a row as there is place for; the last thing is the height of all rows."""
     left, top = x, y
     for room in rooms:
         wide = int(len(room) * 13 * MONO) + 18
@@ -97,7 +97,7 @@ def draw():
     ):
         lines += box(x, y, third, 56, "top", (name, "name"), (caption, ""))
         lines += arrow(x + third // 2, y + 56, y + (172 if name.startswith("compat") else 86))
-    # Only the functions that compile and save programs use these two rooms.
+    # Only the functions that compile and save programs use these two packages.
     for x, name, caption in ((columns[0], "_saved/", "export and load"), (columns[1], "_cut/", "jit: cut programs")):
         lines += box(x, y + 86, third, 56, "op", (name, "name"), (f"jaxpyop.{caption}", ""))
         lines += arrow(x + third // 2, y + 142, y + 172)
@@ -132,7 +132,7 @@ def draw():
     height = y + 56 + MARGIN
     head = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}"',
-        '     role="img" aria-label="The rooms of jaxpyop: functions, op, host, tape and paths, JAX">',
+        '     role="img" aria-label="The packages of jaxpyop: functions, op, host, tape and paths, JAX">',
         f"  <style>{STYLE}  </style>",
         f'  <rect class="page" width="{WIDTH}" height="{height}"/>',
     ]

@@ -25,7 +25,7 @@ THEIRS = {f"{page}-{k}": code for page, text in PAGES.items() for k, (_, code) i
 
 
 # The recipes use large libraries, and the others are programs that take long to compile.
-SLOW = ("recipes/", "gradients.md NumPy functions", "traced.md Loops", "tensorflow.md A whole script")
+SLOW = ("recipes/", "guide/rules.md", "traced.md Loops", "tensorflow.md A whole script")
 
 
 def rows(table):
