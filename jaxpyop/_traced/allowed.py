@@ -86,6 +86,9 @@ def _named(module: Any, names: str) -> dict[int, Any]:
 
 # By id, because some are compared in ways of their own. The functions are kept, so that no id is used again.
 OF_JAX: dict[int, Any] = {key: f for module, names in _MODULES for key, f in _named(module, names).items()}
+OF_TREES = _named(jax.tree, _TREE) | _named(
+    jax.tree_util, "tree_map tree_leaves tree_flatten tree_unflatten tree_reduce"
+)
 OF_NUMPY = _named(np, _NUMPY) | _named(jnp, "finfo iinfo")
 OF_MATH: dict[int, Any] = {id(f): f for name, f in vars(math).items() if callable(f) and not name.startswith("_")}
 # Functions of NumPy that call the method of the array that they are given, and so work on traced ones.

@@ -12,8 +12,8 @@ import functools
 import itertools
 import math
 import operator
-import types
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -36,13 +36,19 @@ def _of_list(f: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _sum(m: Calls, items: Any, start: Any = 0) -> Any:
+    known = next((i for i, x in enumerate(items) if not isinstance(x, CONSTANT_TYPES)), len(items))
+    if isinstance(start, CONSTANT_TYPES):
+        start, items = m.python(sum, items[:known], start), items[known:]
+    floats = sum(is_scalar(x) and kind_of(x) in "fN" for x in (start, *items))
+    if sys.version_info >= (3, 12) and floats > 2 and not is_array(start):
+        raise Refused("sum() of floats, whose rounding Python makes up for", "write a loop, or use jnp.sum")
     for x in items:
         start = m.binary(ast.Add, start, x)
     return start
 
 
 def _reduce(m: Calls, f: Any, it: Any, *start: Any) -> Any:
-    return m.python(functools.reduce, lambda a, b: m.call(f, [a, b], {}), [*start, *m.iterate(it)])
+    return m.python(functools.reduce, lambda a, b: m.call(f, [a, b], {}), itertools.chain(start, m.lazily(it)))
 
 
 def _extreme(op: type) -> Callable[..., Any]:
@@ -162,12 +168,15 @@ def _isinstance(m: Calls, v: Any, t: Any) -> Any:
     return m.python(isinstance, v, ts)
 
 
-def _any(m: Calls, items: Any) -> Any:
-    return m.first(len(items), lambda i: m.truth(items[i]), lambda _: True, lambda: False)
+def _any(end: bool) -> Callable[..., Any]:
+    """`any` or `all`: the result `end` comes with the first item that has it, and no further item is asked for."""
 
+    def of(m: Calls, values: Iterator[Any]) -> Any:
+        if (x := next(values, UNDEF)) is UNDEF:
+            return not end
+        return m.branch(m.truth(x if end else m.not_(x)), lambda: end, lambda: of(m, values))
 
-def _all(m: Calls, items: Any) -> Any:
-    return m.first(len(items), lambda i: m.truth(m.not_(items[i])), lambda _: False, lambda: True)
+    return lambda m, v: m.lifted(lambda i: of(m, m.lazily(i)), m.known_length(v))
 
 
 def _reversed(m: Calls, it: Any) -> Any:
@@ -189,10 +198,17 @@ def _enumerate(m: Calls, it: Any, start: Any = 0) -> Any:
 
 def _filter(m: Calls, f: Any, it: Any) -> Any:
     out = m.new_list(())
-    for x in m.iterate(it):
-        t = m.truth(x if f is None else m.call(f, [x], {}))
-        m.branch(t, lambda x=x: m.list_method(out, "append", [x]), lambda: None)
-    return out
+    with m.unchanged("filter()"):
+        for x in m.iterate(it):
+            t = m.truth(x if f is None else m.call(f, [x], {}))
+            m.branch(t, lambda x=x: m.list_method(out, "append", [x]), lambda: None)
+    return Iter(out)
+
+
+def _callable(m: Calls, v: Any) -> Any:
+    if isinstance(v, Obj):
+        return m.class_attribute(v.cls, "__call__") is not UNDEF
+    return isinstance(v, (*FUNCTIONS, Method, Foreign)) or (not is_array(v) and callable(v))
 
 
 def _next(m: Calls, it: Any, *default: Any) -> Any:
@@ -251,7 +267,7 @@ def _hasattr(m: Calls, v: Any, name: str) -> bool:
 # One row for each function.
 ROWS: list[tuple[Any, Callable[..., Any]]] = [
     *((sum, _of_list(_sum)), (min, _extreme(ast.Lt)), (max, _extreme(ast.Gt)), (sorted, _of_list(_sorted))),
-    *((any, _of_list(_any)), (all, _of_list(_all)), (range, _range), (reversed, _reversed)),
+    *((any, _any(True)), (all, _any(False)), (range, _range), (reversed, _reversed)),
     *((float, _one(_float)), (int, _one(_int)), (round, _one(_round)), (abs, _one(_abs)), (hasattr, _one(_hasattr))),
     *((zip, _zip), (filter, _filter), (dict, _dict), (functools.reduce, _reduce), (dataclasses.replace, _replace)),
     (map, lambda m, f, *its: Iter(map(lambda *xs: m.call(f, xs, {}), *map(m.lazily, its)))),
@@ -262,15 +278,15 @@ ROWS: list[tuple[Any, Callable[..., Any]]] = [
     (tuple, lambda m, v=(): _of_list(lambda m, items: tuple(items))(m, v)),
     (iter, lambda m, v: Iter(m.lazily(v))),
     (next, _next),
-    (callable, lambda m, v: isinstance(v, (*FUNCTIONS, types.FunctionType))),
+    (callable, _one(_callable)),
     (getattr, _getattr),
     (isinstance, _one(_isinstance)),
     *((f, _of_constants(f)) for f in (print, str, repr, complex, divmod, pow, ord, chr, frozenset)),
     (slice, lambda m, *ends: m.new_slice(*ends)),
     (functools.partial, lambda m, f, *args, **kwargs: Partial(f, tuple(args), kwargs)),
     (itertools.product, lambda m, *its: tuple(itertools.product(*map(m.iterate, its)))),
-    (itertools.pairwise, lambda m, it: tuple(itertools.pairwise(m.iterate(it)))),
-    (itertools.chain, lambda m, *its: tuple(x for it in its for x in m.iterate(it))),
+    (itertools.pairwise, lambda m, it: Iter(itertools.pairwise(m.lazily(it)))),
+    (itertools.chain, lambda m, *its: Iter(x for it in its for x in m.lazily(it))),
     (contextlib.nullcontext, lambda m, v=None: v),
     *((PYTHON_OPS[op], _operator(op)) for op in PYTHON_OPS),
     *((COMPARE[op], _compared(op)) for op in COMPARE),

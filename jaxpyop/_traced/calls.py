@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxpyop import _jaxcore as core
 from jaxpyop._config import config
-from jaxpyop._traced.allowed import NOT_IN_CLASSES, NUMPY_METHODS, OF_JAX, OF_MATH, OF_NUMPY
+from jaxpyop._traced.allowed import NOT_IN_CLASSES, NUMPY_METHODS, OF_JAX, OF_MATH, OF_NUMPY, OF_TREES
 from jaxpyop._traced.attributes import LIBRARIES, Attributes, module_of
 from jaxpyop._traced.containers import check_namedtuple
 from jaxpyop._traced.operators import name_of_type
@@ -67,9 +67,9 @@ class Calls(Attributes):
             return self.call(f.func, [*map(self.outside, f.args), *args], {**f.keywords, **kwargs})
         if isinstance(f, (jax.custom_jvp, jax.custom_vjp)):
             return self.call_jax(self._with_own_rules(f), args, kwargs)
-        wrapped = getattr(f, "__wrapped__", None) if kind in ("PjitFunction", "_lru_cache_wrapper") else None
-        if isinstance(wrapped, types.FunctionType):
-            return self.call(wrapped, args, kwargs)
+        if kind == "PjitFunction" and isinstance(wrapped := getattr(f, "__wrapped__", None), types.FunctionType):
+            # As a compiled function, so that its arguments and results are what JAX makes of them.
+            return self.call_jax(jax.jit(self._function_for_jax(wrapped)), args, kwargs)
         found = self.class_attribute(f.cls if isinstance(f, Obj) else type(f), "__call__")
         if isinstance(found, types.FunctionType) and module_of(type(f)) not in (*LIBRARIES, "functools"):
             return self.call(Partial(found, (f,)), args, kwargs)
@@ -172,11 +172,19 @@ class Calls(Attributes):
         count, args = len(args), [self.iterate(a) if isinstance(a, Iter) else a for a in args]
 
         def called(*xs: Any) -> Any:
+            if (id(f) in OF_TREES or id(f) not in OF_JAX) and not is_of_package(f) and any(map(self._has_number, xs)):
+                remedy = "make it an array, such as jnp.float32(n)"
+                raise Refused(f"{name_of_function(f)} is given a number of Python that is not known", remedy)
             convert = self._host_argument if is_of_package(f) else self.to_jax
             given = list(map(convert, xs))
             return self.from_jax(self.python(f, *given[:count], **dict(zip(kwargs, given[count:]))))
 
         return self.lifted(called, *args, *kwargs.values())
+
+    def _has_number(self, v: Any) -> bool:
+        """Whether a value has a traced number of Python in it, which functions of trees hand on as it is."""
+        parts = v if isinstance(v, tuple) else self.items(v) if isinstance(v, Obj) and v.cls in (list, dict) else ()
+        return isinstance(v, Num) or any(map(self._has_number, parts))
 
     def _host_argument(self, v: Any) -> Any:
         """An argument of an op inside: its functions run where that op runs them, so they are given as they are."""
@@ -237,6 +245,7 @@ class Calls(Attributes):
             raise Refused(f"`{name_of_function(cls)}` is not in the language", OUTSIDE)
         if type(cls) is not type or any(module_of(c) in (*LIBRARIES, "abc", "typing") for c in cls.__mro__[:-1]):
             raise Refused(f"an object of {cls.__name__}, whose class is built in or made in a way of its own")
+        generated = getattr(getattr(cls.__init__, "__code__", None), "co_filename", "") == "<string>"
         params: Any = vars(cls).get("__dataclass_params__")
         frozen = params is not None and params.frozen
         for name in (*NOT_IN_CLASSES, *(() if frozen else ("__setattr__",))):
@@ -244,7 +253,7 @@ class Calls(Attributes):
             if found is not UNDEF and not (name == "__hash__" and dataclasses.is_dataclass(cls)):
                 raise Refused(f"an object of {cls.__name__}, whose class has {name}")
         obj = Obj(cls, {})
-        if params is not None and params.init:
+        if params is not None and generated:
             self._set_fields(obj, args, kwargs)
         elif (init := self.class_attribute(cls, "__init__")) is not UNDEF:
             self.call(Partial(init, (obj,)), args, kwargs)
@@ -258,7 +267,7 @@ class Calls(Attributes):
             given = inspect.signature(cls.__init__).bind(obj, *args, **kwargs).arguments
         except TypeError as e:
             raise PyRaise(e) from None
-        if len(given) > 1 + sum(f.name in given for f in fields):
+        if len(inspect.signature(cls.__init__).parameters) > 1 + sum(f.init for f in fields):
             raise Refused(f"an InitVar of {cls.__name__} is not in the language")
         for f in fields:
             if f.name in given:

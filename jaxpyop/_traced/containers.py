@@ -131,7 +131,7 @@ class Containers(Operators):
         def one(k: Any) -> Any:
             self.need_constant(k)
             for a, v in items:
-                if a == k:
+                if a is k or a == k:
                     return v
             if default is UNDEF:
                 raise PyRaise(KeyError(k))
@@ -177,8 +177,8 @@ class Containers(Operators):
             self.special(box, "__setitem__", key, value)
 
     def _with_key(self, items: Items, key: Any, value: Any) -> list[Any]:
-        if any(k == key for k, _ in items):
-            return [(k, value if k == key else v) for k, v in items]
+        if any(k is key or k == key for k, _ in items):
+            return [(k, value if k is key or k == key else v) for k, v in items]
         return [*items, (key, value)]
 
     # ---------------------------------------------------------------------- iteration
@@ -188,8 +188,9 @@ class Containers(Operators):
         if isinstance(v, Union):
             raise Refused("a loop over a value of several kinds")
         if isinstance(v, Iter):
-            values = self._opened(v)
-            return self.lazily(values) if isinstance(values, Obj) else values
+            if isinstance(v.values, Obj):
+                raise Refused("an iterator with a condition is not used up at once", "write list(...)")
+            return self._opened(v)
         if isinstance(v, Obj) and v.cls is list:
             return self.of_list(v, 0, 1)
         if is_dict(v):
@@ -222,6 +223,8 @@ class Containers(Operators):
 
     def iterate(self, v: Any) -> Items:
         """The values that a `for` over v takes."""
+        if isinstance(v, Iter) and isinstance(v.values, Obj):
+            return self.items(self._opened(v))
         return self._constants(v) if isinstance(v, range) else tuple(self.lazily(v))
 
     def _constants(self, v: Any) -> Items:

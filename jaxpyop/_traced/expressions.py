@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import jax.numpy as jnp
@@ -17,6 +18,10 @@ _INVERSE = {**_ORDERS, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq}
 _FLIPPED: dict[type, type] = {ast.Lt: ast.Gt, ast.Gt: ast.Lt, ast.LtE: ast.GtE, ast.GtE: ast.LtE}
 # What may be evaluated once more, because it can neither change anything nor raise.
 _PURE = (ast.Name, ast.Constant, ast.UnaryOp, ast.USub, ast.Load)
+
+
+def _names_of(*targets: ast.expr) -> frozenset[str]:
+    return frozenset(n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name))
 
 
 class Interpreter(Statements):
@@ -157,8 +162,7 @@ class Interpreter(Statements):
         return self.call(f, args, kwargs)
 
     def comprehension(self, e: Any, env: Obj) -> Any:
-        names = frozenset(n.id for g in e.generators for n in ast.walk(g.target) if isinstance(n, ast.Name))
-        scope = self.frame(names, env, env.slots["$outer"])
+        scope = self.frame(_names_of(*(g.target for g in e.generators)), env, env.slots["$outer"])
         scope.slots["$comprehension"] = True
         out = self.new_dict() if isinstance(e, ast.DictComp) else self.new_list(())
 
@@ -187,9 +191,20 @@ class Interpreter(Statements):
     eval_listcomp = eval_dictcomp = comprehension
 
     def eval_generatorexp(self, e: ast.GeneratorExp, env: Obj) -> Any:
-        # That its values are all computed at once cannot be seen, because it changes nothing and is not kept.
+        first = e.generators[0]
+        if len(e.generators) == 1 and not first.ifs:
+            return Iter(self._each(e, self.known_length(self.eval(first.iter, env)), env))
+        # That its values are all computed at once cannot be seen, because it changes nothing and is used up at once.
         with self.unchanged("a generator expression"):
             return Iter(self.comprehension(e, env))
+
+    def _each(self, e: ast.GeneratorExp, items: Any, env: Obj) -> Iterator[Any]:
+        target = e.generators[0].target
+        scope = self.frame(_names_of(target), env, env.slots["$outer"])
+        scope.slots["$comprehension"] = True
+        for item in self.lazily(items):
+            self.assign(target, item, scope)
+            yield self.eval(e.elt, scope)
 
     # ------------------------------------------------ what a test says about numbers
 
@@ -211,18 +226,28 @@ class Interpreter(Statements):
 
     def _compared(self, left: ast.expr, op: type, right: ast.expr, truth: bool, env: Obj, before: Any) -> None:
         if op in (ast.Is, ast.IsNot):
-            if isinstance(left, ast.Name) and isinstance(right, (ast.Constant, ast.Name)):
+            if (
+                isinstance(left, ast.Name)
+                and isinstance(right, (ast.Constant, ast.Name))
+                and self._unchanged_since(before, right, env)
+            ):
                 self._narrow_union(left.id, self.eval(right, env), (op is ast.Is) == truth, env, before)
             return
         if op not in _INVERSE:
             return
         op = op if truth else _INVERSE[op]
         for name, other, how in ((left, right, op), (right, left, _FLIPPED.get(op, op))):
-            if isinstance(name, ast.Name) and all(isinstance(n, _PURE) for n in ast.walk(other)):
+            pure = all(isinstance(n, _PURE) for n in ast.walk(other))
+            if isinstance(name, ast.Name) and pure and self._unchanged_since(before, other, env):
                 value = self.eval(other, env)
                 if is_scalar(value):
                     # `not a < b` says nothing of NaN, and a float with a range is not NaN.
                     self._narrow(name, how, value, env, before, sure=truth)
+
+    def _unchanged_since(self, before: Any, e: ast.expr, env: Obj) -> bool:
+        """Whether an expression still has the value that it had in the test. A call in the test may have changed it."""
+        names = [n.id for n in ast.walk(e) if isinstance(n, ast.Name)]
+        return before is None or all(n in env.slots["$names"] and before.get(n) is env.slots.get(n) for n in names)
 
     def _variable(self, name: str, env: Obj, before: Any) -> Any:
         v = env.slots.get(name, UNDEF)
@@ -242,7 +267,7 @@ class Interpreter(Statements):
         v = self._variable(node.id, env, before)
         if not isinstance(v, Num) or v.kind not in "if":
             return
-        if v.kind == "f" and (v.lo is None or v.hi is None or v.nan) and not sure:
+        if not sure and (may_be_nan(c) or (v.kind == "f" and (v.lo is None or v.hi is None or v.nan))):
             return
         (lo, hi), (least, most) = bounds(v), bounds(c)
         # Below an integer is at most the one before. A float that bounds an integer is rounded inwards.

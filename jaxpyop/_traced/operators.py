@@ -36,6 +36,7 @@ class Operators(Machine):
     """The operators. What they need of later parts of the language is declared here."""
 
     call: Callable[..., Any]
+    get_attr: Callable[[Any, str], Any]
     class_attribute: Callable[..., Any]
     items: Callable[..., tuple[Any, ...]]
     length: Callable[..., Any]
@@ -86,6 +87,8 @@ class Operators(Machine):
             return Obj(list, {"items": self.items(a) + self.items(b)})
         if isinstance(a, Obj) and a.cls is list and op is ast.Mult and type(b) is int:
             return Obj(list, {"items": self.items(a) * b})
+        if isinstance(a, Obj) and isinstance(b, Obj) and a.cls is not b.cls and issubclass(b.cls, a.cls):
+            raise Refused(f"{op.__name__} of an object and one of a class below its own, which Python asks first")
         for x, y, name in ((a, b, f"__{_SPECIAL[op]}__"), (b, a, f"__r{_SPECIAL[op]}__")):
             if isinstance(x, Obj) and self.class_attribute(x.cls, name) is not UNDEF:
                 return self.special(x, name, y)
@@ -189,31 +192,39 @@ class Operators(Machine):
         return x is y
 
     def _compare_values(self, op: type, a: Any, b: Any) -> Any:
-        equality = op in (ast.Eq, ast.NotEq)
-        differs = equality and any(v is None or isinstance(v, (str, enum.Enum)) for v in (a, b))
+        a, b = map(_without_enum, (a, b))
+        if any(isinstance(v, Obj) and v.cls not in (list, dict, "frame") for v in (a, b)):
+            return self._compare_objects(op, a, b)
+        differs = op in (ast.Eq, ast.NotEq) and any(v is None or isinstance(v, (str, enum.Enum)) for v in (a, b))
         if differs and not all(isinstance(v, CONSTANT_TYPES) for v in (a, b)):
             return op is ast.NotEq
         if is_array(a) or is_array(b):
-            return self.python(COMPARE[op], *self._beside(a, b))
+            x, y = self._beside(a, b)
+            return self.python(COMPARE[op], _kept_zero(x, y), _kept_zero(y, x))
         if (isinstance(a, Num) or isinstance(b, Num)) and is_scalar(a) and is_scalar(b):
             return num_compare(COMPARE[op], a, b)
         if isinstance(a, Obj) and isinstance(b, Obj) and a.cls is b.cls is list:
             a, b = self.items(a), self.items(b)
         if isinstance(a, tuple) and isinstance(b, tuple):
             return self._compare_tuples(op, a, b)
-        if isinstance(a, Obj) and not isinstance(a.cls, str) and a.cls not in (list, dict):
-            return self._compare_objects(op, a, b)
         if not (isinstance(a, (type, np.dtype)) and isinstance(b, (type, np.dtype))):
             self.need_constant(a, b)
         return self.python(COMPARE[op], a, b)
 
-    def _compare_objects(self, op: type, a: Obj, b: Any) -> Any:
-        if (f := self.class_attribute(a.cls, f"__{_SPECIAL[op]}__")) is not UNDEF:
-            # The __eq__ of a dataclass is generated, and has no source.
-            if not dataclasses.is_dataclass(a.cls) or core.is_users_file(f.__code__.co_filename):
-                return self.call(Partial(f, (a,)), [b], {})
-        elif op in (ast.Eq, ast.NotEq):
-            return (a is b) == (op is ast.Eq)
+    def _compare_objects(self, op: type, a: Any, b: Any) -> Any:
+        own = [self.class_attribute(v.cls, f"__{_SPECIAL[op]}__") if isinstance(v, Obj) else UNDEF for v in (a, b)]
+        if op is ast.NotEq and own == [UNDEF, UNDEF]:
+            return self.not_(self._compare_objects(ast.Eq, a, b))
+        if op is ast.Eq and own == [UNDEF, UNDEF]:
+            return a is b
+        same = isinstance(a, Obj) and isinstance(b, Obj) and a.cls is b.cls
+        generated = isinstance(own[0], types.FunctionType) and own[0].__code__.co_filename == "<string>"
+        if op is ast.Eq and same and generated:
+            fields = [f.name for f in dataclasses.fields(a.cls) if f.compare]
+            return self._compare_tuples(op, *(tuple(self.get_attr(v, name) for name in fields) for v in (a, b)))
+        # Python may ask the other object first, or afterwards, if both have the method.
+        if own[0] is not UNDEF and (same or own[1] is UNDEF) and not generated:
+            return self.call(Partial(own[0], (a,)), [b], {})
         raise Refused(f"a comparison of objects of {name_of_type(a)}", "compare their attributes")
 
     def _compare_tuples(self, op: type, a: Any, b: Any) -> Any:
@@ -254,8 +265,14 @@ class Operators(Machine):
         return self.truth(self.compare(ast.Eq, a, b))
 
 
+def _without_enum(v: Any) -> Any:
+    """The number or text that an enum of these is."""
+    base = next((t for t in (int, float, str) if isinstance(v, t)), None)
+    return base(v.value) if base and isinstance(v, enum.Enum) else v
+
+
 def _kept_zero(v: Any, other: Any) -> Any:
-    """Hides a zero that is added to an array, because XLA thinks that x + 0.0 is x, which it is not for -0.0."""
+    """Hides a zero beside an array. XLA thinks that x + 0.0 is x, which it is not for -0.0, and abs(x) >= 0 for NaN."""
     is_zero = type(v) in (int, float) and v == 0 and math.copysign(1, v) > 0
     if is_zero and is_array(other) and not other.weak_type and jnp.issubdtype(other.dtype, jnp.floating):
         return lax.optimization_barrier(jnp.zeros((), other.dtype))

@@ -95,6 +95,8 @@ class Statements(Functions):
             get, change = (self.get_attr, self.set_attr) if named else (self.get_item, self.set_item)
             old, put = get(box, key), lambda v: change(box, key, v)
         right = self.eval(s.value, env)
+        if isinstance(old, Union) and any(isinstance(a, Obj) for a in old.alts):
+            raise Refused(f"`{ast.unparse(t)}` is one of several objects, and is changed in place", "write x = x + y")
         if isinstance(old, Obj) and old.cls is list and isinstance(s.op, ast.Add):
             self.list_method(old, "extend", [right])
             return put(old)

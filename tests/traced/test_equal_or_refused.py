@@ -1,6 +1,6 @@
 """What Python gives is what traced mode gives, or there is an error: never a different value, gradient or effect.
 
-The functions are in control_flow.py, numbers.py, containers.py and outside.py.
+The functions are in control_flow.py, numbers.py, containers.py, outside.py and subtleties.py.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ import jax
 import numpy as np
 import pytest
 
-from tests.traced import containers, control_flow, numbers, outside
+from tests.traced import containers, control_flow, numbers, outside, subtleties
 from tests.traced.rows import is_refusal, op
 
-TABLES = {"control flow": control_flow, "numbers": numbers, "containers": containers, "outside": outside}
+TABLES = {"control flow": control_flow, "numbers": numbers, "containers": containers}
+TABLES |= {"outside": outside, "subtleties": subtleties}
 ROWS = [row for module in TABLES.values() for row in module.TABLE.rows]
 DIFFERENTIABLE = [row for row in ROWS if row.argnums and row.make()[1]() is None]
 

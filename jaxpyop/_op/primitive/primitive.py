@@ -211,7 +211,8 @@ def _batch_of_derivative(
 
 
 def _push_through_linear(primals: Sequence[Any], tangents: Sequence[Any], call: Call, batch: Batch) -> list[Any]:
-    floating = tuple(map(is_inexact, primals))
+    # JAX hands a scalar constant over as the Python number that it is.
+    floating = tuple(is_inexact(jax.typeof(x)) for x in primals)
     operands = [ad.instantiate_zeros(t) if f else p for p, t, f in zip(primals, tangents, floating)]
     batch = batch.with_inputs(lambda mask: _floating_last(mask, floating))
     return bind(derived(call, "linear_part", floating), *_floating_last(operands, floating), batch=batch)

@@ -94,3 +94,13 @@ def test_cg_and_its_gradient():
     value, slope = jax.jit(jax.value_and_grad(lambda b: solve(b) @ WEIGHTS))(X)
     np.testing.assert_allclose(value, np.linalg.solve(S, X) @ WEIGHTS, rtol=1e-4)
     np.testing.assert_allclose(slope, np.linalg.solve(S.T, WEIGHTS), rtol=1e-4)
+
+
+@pytest.mark.parametrize("transform", [jax.jit, jax.checkpoint], ids=["jit", "checkpoint"])
+def test_a_constant_beside_the_inputs(transform):
+    """JAX hands a scalar constant of a traced function to the derivative as a Python number."""
+    beside = {"output_shapes": (2,), "transpose": lambda cotangents: (None, cotangents[0] @ M)}
+    first = lambda x: numpy_function(lambda b, x: x @ M.T, [jnp.array(True), x], F, **beside)
+    where = lambda x: op(x, when=jnp.array(True))
+    for f in (first, where):
+        np.testing.assert_allclose(jax.grad(lambda x, f=f: transform(f)(x) @ Y)(X), Y @ M, rtol=1e-6)

@@ -1,0 +1,174 @@
+"""What Python does that is easily missed: comparisons of objects, laziness, names of private attributes, NaN."""
+
+import dataclasses
+import enum
+import functools
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tests.traced.rows import Table
+
+TABLE = Table()
+
+
+class Level(enum.IntEnum):
+    LOW = 2
+
+
+@dataclasses.dataclass
+class Point:
+    x: float
+
+
+@dataclasses.dataclass
+class Doubled:
+    x: float
+
+    def __init__(self, x):
+        self.x = 2 * x
+
+
+class Outer:
+    def put(self, x):
+        self.__held = x
+
+    def get(self):
+        return self.__held
+
+
+class Inner(Outer):
+    def __init__(self, x):
+        self.put(x)
+        self.__held = 10.0
+
+
+class Sum:
+    def __init__(self, x):
+        self.x = x
+
+    def __add__(self, other):
+        return 1.0
+
+
+class Reflected(Sum):
+    def __radd__(self, other):
+        return 2.0
+
+
+@functools.cache
+def kept_list():
+    return [0.0]
+
+
+@jax.jit
+def scaled(s):
+    return s * 3e8 - 1e8
+
+
+TABLE.equal_all(
+    {
+        "an enum that is a number": lambda x: 1.0 if x.astype(int) == Level.LOW else 0.0,
+        "equal dataclasses": lambda x: (
+            x * (Point(1) == Point(1)) + 2 * (Point(1) != Point(1)) + 4 * (Point(1) != Point(2))
+        ),
+        "a dataclass with its own init": lambda x: Doubled(x).x,
+        "whether functions can be called": lambda x: x * callable(jnp.tanh) + 2 * callable(abs) + 4 * callable(x),
+        "a key that is NaN": lambda x: x * {math.nan: 5.0}.get(math.nan, 0.0),
+        "a sum of constants": lambda x: x * (sum([0.1] * 10) == 1.0),
+    }
+)
+TABLE.either_all(
+    {
+        "a private name of two classes": lambda x: Inner(x).get(),
+        "a reflected operator of a class below": lambda x: x * (Sum(x) + Reflected(x)),
+        "a number in a tree": lambda x: jax.tree.map(lambda p: p * 3e8 - 1e8, [float(x) / 3])[0],
+        "a number in a compiled function": lambda x: scaled(float(x) / 3),
+        "a sum of many floats": lambda x: sum([1e16, float(x), -1e16]),
+    }
+)
+
+
+@TABLE.equal
+def a_generator_that_reads_what_the_loop_changes(x):
+    total = 0.0
+    for y in (x + total for _ in range(3)):
+        total = total + y
+    return total
+
+
+@TABLE.equal
+def a_chain_that_grows(x):
+    box, total = [1.0], 0.0
+    for y in itertools.chain([x], box):
+        if len(box) < 3:
+            box.append(y)
+        total = total + y
+    return total
+
+
+@TABLE.equal
+def any_asks_for_no_item_after_the_first_true_one(x):
+    calls = [0]
+
+    def positive(k):
+        calls[0] += 1
+        return k > 0
+
+    any(map(positive, (1, 2, 3)))
+    return x + calls[0]
+
+
+@TABLE.equal(points=[0.5, 7.0])
+def all_that_ends_before_a_loop_that_does_not(x):
+    def doubled(v):
+        while v < 10:
+            v = v * 2
+        return v
+
+    return x * 2 if all(doubled(v) > 20 for v in (x, x - x)) else x
+
+
+@TABLE.either
+def a_filter_that_reads_what_the_loop_changes(x):
+    least = x
+    for y in filter(lambda y: y > least, [1.0, 2.0, 3.0]):
+        least = least + y
+    return least
+
+
+@TABLE.either
+def one_of_two_lists_grows(x):
+    first, second = [1.0], [2.0]
+    one = first if x > 1 else second
+    one += [x]
+    return x * len(first)
+
+
+@TABLE.either
+def a_cached_list_changes(x):
+    kept_list()[0] = x
+    return kept_list()[0]
+
+
+@TABLE.equal
+def a_test_that_changes_what_it_compared(x):
+    k, y = x.astype(int) % 10, 50
+    k = int(k)
+    if k < y and (y := 3) and x > 0:
+        return 1.0 if k < 3 else 2.0
+    return 3.0
+
+
+@TABLE.equal(points=[0.5, np.nan])
+def a_bound_that_is_nan(x):
+    n, y = int(jnp.int32(2)), abs(float(x)) + 5.0
+    return 0.0 if n < y else 1.0 if n < 5 else 2.0
+
+
+@TABLE.equal(points=[0.5, np.nan, -2.0])
+def no_comparison_holds_for_nan(x):
+    return (1.0 if abs(x) >= 0 else 0.0) + (2.0 if x * x >= 0 else 0.0) + (4.0 if jnp.maximum(x, 0) >= 0 else 0.0)
