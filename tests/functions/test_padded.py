@@ -56,6 +56,7 @@ RETURNS = {
     "rows": (padded(F, (3, 2)), [[1.0, 2.0]], [[1, 2], [0, 0], [0, 0]], 1),
     "the last axis": (padded(F, (1, 3), axis=-1), [[1.0, 2.0]], [[1, 2, 0]], 2),
     "two axes": (padded(F, (2, 3), axis=(0, 1)), np.ones((1, 2)), [[1, 1, 0], [0, 0, 0]], [1, 2]),
+    "two axes in another order": (padded(F, (2, 3), axis=(1, 0)), np.ones((1, 2)), [[1, 1, 0], [0, 0, 0]], [2, 1]),
     "of none": (padded(F, 0), [], [], 0),
     "strided": (padded(N, 4), np.arange(8)[::-3], [7, 4, 1, 0], 3),
 }

@@ -120,6 +120,18 @@ def recursion(x):
     return recursion(x / 2) if x > 1 else x
 
 
+def divides_by_what_may_be_zero(x):
+    n = x.astype(int)
+    n = int(n)
+    if n >= 0:
+        return x * (1 / n)  # here
+    return x
+
+
+def compares_what_may_be_nan(x):
+    return x * ((x, 1) == (x * 1, 1))  # here
+
+
 # Each with what the error has to name.
 TEXTS = {
     shape_grows: r"`y` .*\(1,\).*\(2,\)",
@@ -135,6 +147,8 @@ TEXTS = {
     range_in_a_comprehension: "range",
     truth_of_a_vector: "truth value",
     swallowed: "truth value",
+    divides_by_what_may_be_zero: "divided by one that may be zero",
+    compares_what_may_be_nan: "whether two floats are one object",
 }
 
 

@@ -73,3 +73,10 @@ def test_it_runs_on_the_executor_with_its_bar(capsys):
         np.testing.assert_allclose(jax.jit(jax.grad(lambda x: op(x).sum()))(X), np.cos(X), rtol=1e-3)
     assert any(name.startswith("mine") for name in seen)
     assert "6/6" in capsys.readouterr().err
+
+
+def test_all_results_count_and_zero_has_a_step():
+    both = lambda x: numpy_function(lambda x: (x**2, 3 * x), [x], [F(0), F(0)], vjp="numerical")
+    f = lambda x: both(x)[0] + 10 * both(x)[1]
+    for x in (0.0, 1.5):
+        np.testing.assert_allclose(jax.grad(f)(x), 2 * x + 30, rtol=1e-3)
