@@ -80,11 +80,3 @@ def test_fwd_and_bwd_of_blocks(program, executor, method):
     rules, x = (bodies.norm_fwd, bodies.norm_bwd), grid(3, 4)
     op = lambda x: numpy_function(bodies.norm, [x], F, vmap_method=method, executor=executor, vjp=rules)
     np.testing.assert_allclose(program(op)(x), jax.jit(program(bodies.norm))(x), rtol=1e-5)
-
-
-@pytest.mark.parametrize("method", ["expand_dims", "broadcast_all"])
-def test_the_cotangent_of_an_input_of_all_elements_is_a_sum(method):
-    rule = lambda inputs, outputs, cotangents: (inputs[1] * cotangents[0], inputs[0] * cotangents[0])
-    op = lambda x, y: jaxpyop.numpy_function(np.multiply, [x, y], F, vjp=rule, vmap_method=method)
-    f = lambda y: jax.vmap(op, (0, None))(grid(4), y).sum()
-    assert jax.grad(f)(2.0) == grid(4).sum()

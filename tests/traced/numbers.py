@@ -304,8 +304,7 @@ TABLE.either_all(
 
 @TABLE.equal(points=[0.3, 0.7, 1.1, 1.9, 2.3, 3.1])
 def a_product_is_rounded_before_a_sum(x):
-    a, kept = float(x) / 3, [0.0]
-    for k in range(1, 20):
-        b = a / k
-        kept[0] = kept[0] + ((a * b + 1.0) == (1.0 + b * a)) + 2 * ((a * b - 0.1) * 1e17 % 7 > 3)
-    return jnp.float32(kept[0])
+    """The last bits of a sum show whether it was."""
+    a = float(x) / 3
+    b = a / 7
+    return jnp.float32(((a * b + 1.0) - 1.0) * 2**52 % 64)

@@ -77,6 +77,10 @@ def test_it_runs_on_the_executor_with_its_bar(capsys):
 
 def test_all_results_count_and_zero_has_a_step():
     both = lambda x: numpy_function(lambda x: (x**2, 3 * x), [x], [F(0), F(0)], vjp="numerical")
-    f = lambda x: both(x)[0] + 10 * both(x)[1]
+
+    def f(x):
+        first, second = both(x)
+        return first + 10 * second
+
     for x in (0.0, 1.5):
         np.testing.assert_allclose(jax.grad(f)(x), 2 * x + 30, rtol=1e-3)
