@@ -7,6 +7,7 @@ import pytest
 from jax import lax
 
 from tests.effects.ops import F, X, wait
+from tests.shared.checks import run
 from tests.shared.functions import numpy_function, py_func, py_function
 
 ON_DEVICE = jnp.asarray(X)  # before any guard
@@ -79,6 +80,13 @@ def test_an_effect_and_a_gradient(setting):
 @pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
 def test_programs(setting, jit):
     check(setting, jit, PROGRAMS)
+
+
+def test_the_promotion_of_the_caller_is_that_of_the_function():
+    mixed = jax.jit(lambda x: py_function(lambda x: x + jnp.arange(3), [x], F, output_shapes=(3,)))
+    assert run(mixed, ON_DEVICE[:3]).dtype == F
+    with jax.numpy_dtype_promotion("strict"), pytest.raises(ValueError, match="jax_numpy_dtype_promotion=strict"):
+        run(mixed, ON_DEVICE[:3])
 
 
 # --------------------------------------------------------------------- transfers
