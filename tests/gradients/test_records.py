@@ -196,6 +196,7 @@ def test_outside_jit_a_record_that_was_read_goes_with_its_pullback():
         assert eventually(lambda: living(alive) == 0)
 
 
+@pytest.mark.slow
 def test_a_lower_bound_evicts_at_once():
     with jaxpyop.config.override(max_records=100):
         pulls = []

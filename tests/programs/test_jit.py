@@ -351,7 +351,8 @@ def test_clear_caches_traces_the_function_again():
         same(cut(X), wanted(X))
 
 
-@pytest.mark.parametrize("op", rows([py_function, numpy_function], fast=[py_function]), ids=["cut", "whole"])
+@pytest.mark.slow
+@pytest.mark.parametrize("op", [py_function, numpy_function], ids=["cut", "whole"])
 def test_a_dropped_function_is_freed(op):
     class Held:
         pass
