@@ -105,3 +105,13 @@ def test_steps_leave_no_entries_in_the_cache_of_a_jitted_function():
         thread.start()
         thread.join()
     assert helper._cache_size() == entries
+
+
+def test_a_rule_of_the_user_that_reads_a_variable_is_called_each_time():
+    factor = [2.0]
+    scaled = jax.custom_jvp(lambda x: x)
+    scaled.defjvp(lambda primals, tangents: (primals[0], factor[0] * tangents[0]))
+    f = lambda x: py_function(lambda x: scaled(x) * 1 if x > 0 else x, [x], F)
+    for factor[0] in (2.0, 5.0, 2.0, 7.0):
+        for _ in range(3):
+            assert jax.grad(f)(1.0) == factor[0]

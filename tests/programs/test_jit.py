@@ -176,6 +176,22 @@ def test_what_a_body_returned_may_change_before_a_segment_reads_it():
         same(program(jnp.zeros_like(own)), (jnp.full_like(own, 2), jnp.full_like(own, 2), jnp.zeros_like(own)))
 
 
+def test_an_input_that_a_body_kept_is_not_overwritten():
+    """The next segment is the last to use it, and could have its memory for a result."""
+    kept = []
+    op = lambda y: py_function(lambda y: (kept.append(y), y + 1)[1], [y], F, stateful=True)
+
+    def program(x):
+        y = x * 2
+        return op(y) + y * 3
+
+    x = jnp.arange(1000.0)
+    cut = jaxpyop.jit(program)
+    assert not cut.explain(x).startswith("whole")
+    np.testing.assert_array_equal(cut(x), 8 * x + 1)
+    np.testing.assert_array_equal(kept[-1], 2 * x)
+
+
 def test_the_caller_may_change_a_numpy_array_that_a_body_kept():
     kept = []
     x = np.zeros(64, np.float32)
