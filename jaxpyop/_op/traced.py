@@ -60,6 +60,10 @@ def trace(op: Op, inputs: Inputs, arrays: Sequence[Any]) -> list[Any]:
         reason = f"mode='traced' is not possible on public JAX alone ({_jaxcore.WHY_PORTABLE}); write mode=\"eager\""
         raise UntraceableError(f"{op.title}: {reason}", reason)
 
+    if any(map(_can_change, inputs.leaves)):
+        reason = "jaxpyop.static holds a list or a dict, which func may change; pass a tuple, or read it as a global"
+        raise UntraceableError(f'{op.title}: {reason}; or write mode="eager"', reason)
+
     def checked(returned: Any) -> list[Any]:
         values = match(op.spec.returned, returned, op.title)
         outs = encode(op, values, _checked, ())
@@ -78,6 +82,10 @@ def trace(op: Op, inputs: Inputs, arrays: Sequence[Any]) -> list[Any]:
         raise UntraceableError(f"{op.title}: {why}{advice}", why) from error.__cause__
     metrics.note(op.name, traced=1)
     return outs
+
+
+def _can_change(value: Any) -> bool:
+    return isinstance(value, (list, dict, set)) or (isinstance(value, tuple) and any(map(_can_change, value)))
 
 
 def _reason(error: Refused) -> str:

@@ -36,12 +36,12 @@ def _of_list(f: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _sum(m: Calls, items: Any, start: Any = 0) -> Any:
+    floats = [x for x in (start, *items) if is_scalar(x) and kind_of(x) in "fN"]
+    if sys.version_info >= (3, 12) and len(floats) > 2 and any(isinstance(x, Num) for x in floats):
+        raise Refused("sum() of floats, whose rounding Python makes up for", "write a loop, or use jnp.sum")
     known = next((i for i, x in enumerate(items) if not isinstance(x, CONSTANT_TYPES)), len(items))
     if isinstance(start, CONSTANT_TYPES):
         start, items = m.python(sum, items[:known], start), items[known:]
-    floats = sum(is_scalar(x) and kind_of(x) in "fN" for x in (start, *items))
-    if sys.version_info >= (3, 12) and floats > 2 and not is_array(start):
-        raise Refused("sum() of floats, whose rounding Python makes up for", "write a loop, or use jnp.sum")
     for x in items:
         start = m.binary(ast.Add, start, x)
     return start

@@ -154,6 +154,11 @@ class Calls(Attributes):
                 given = {k: self.from_jax(a) for k, a in kwargs.items()}
                 return self.to_jax(self.call(f, list(map(self.from_jax, args)), given))
 
+        # Errors name the function of the user.
+        called.__module__, called.__qualname__ = (
+            str(getattr(f, "__module__", "")),
+            getattr(f, "__qualname__", "a function"),
+        )
         return called
 
     def _with_own_rules(self, f: Any) -> Any:

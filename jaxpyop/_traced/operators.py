@@ -266,9 +266,10 @@ class Operators(Machine):
 
 
 def _without_enum(v: Any) -> Any:
-    """The number or text that an enum of these is."""
-    base = next((t for t in (int, float, str) if isinstance(v, t)), None)
-    return base(v.value) if base and isinstance(v, enum.Enum) else v
+    """The number or text that an enum of these is. Its `value` may be another one."""
+    kinds: dict[type, Any] = {int: int, float: float, str: str.__str__}
+    plain = next((f for kind, f in kinds.items() if isinstance(v, kind)), None)
+    return plain(v) if plain and isinstance(v, enum.Enum) else v
 
 
 def _kept_zero(v: Any, other: Any) -> Any:

@@ -50,7 +50,9 @@ def test_an_unknown_subject_is_named(capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not files_entered.COUNTS, reason="needs Python 3.12")
+@pytest.mark.skipif(
+    not files_entered.COUNTS, reason="sys.monitoring, which counts calls on all threads, came with Python 3.12"
+)
 def test_the_table_of_files_entered():
     found = {name.strip(): {code.co_name for code in codes} for name, codes, _ in files_entered.table()}
     assert found["together"] > found["its first run"] > set()
