@@ -241,7 +241,7 @@ def test_a_static_value_reaches_the_function_as_it_is(value):
 def test_a_static_list_is_the_callers_so_traced_mode_refuses_it():
     log = []
     op = lambda x, mode: py_function(lambda x, log: (log.append(1), 2 * x)[1], [x, jaxpyop.static(log)], F, mode=mode)
-    with pytest.raises(TypeError, match="jaxpyop.static holds a list or a dict, which func may change"):
+    with pytest.raises(TypeError, match=r"jaxpyop.static holds a list or a dict, which func may change"):
         jax.jit(lambda x: op(x, "traced"))(1.0)
     assert run(jax.jit(lambda x: op(x, "auto")), 1.0) == 2
     assert log
