@@ -197,8 +197,8 @@ def _enumerate(m: Calls, it: Any, start: Any = 0) -> Any:
 
 
 def _filter(m: Calls, f: Any, it: Any) -> Any:
-    out = m.new_list(())
     with m.unchanged("filter()"):
+        out = m.new_list(())
         for x in m.iterate(it):
             t = m.truth(x if f is None else m.call(f, [x], {}))
             m.branch(t, lambda x=x: m.list_method(out, "append", [x]), lambda: None)

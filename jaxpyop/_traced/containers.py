@@ -183,14 +183,18 @@ class Containers(Operators):
 
     # ---------------------------------------------------------------------- iteration
 
+    def check_lazy(self, v: Any) -> Any:
+        """Refuses an iterator whose items are all there already, where Python would compute them one by one."""
+        if isinstance(v, Iter) and isinstance(v.values, Obj):
+            raise Refused("an iterator with a condition is not used up at once", "write list(...)")
+        return v
+
     def lazily(self, v: Any) -> Iterator[Any]:
         """The values that a `for` over v takes, one after the other, because a list may change in between."""
         if isinstance(v, Union):
             raise Refused("a loop over a value of several kinds")
         if isinstance(v, Iter):
-            if isinstance(v.values, Obj):
-                raise Refused("an iterator with a condition is not used up at once", "write list(...)")
-            return self._opened(v)
+            return self._opened(self.check_lazy(v))
         if isinstance(v, Obj) and v.cls is list:
             return self.of_list(v, 0, 1)
         if is_dict(v):

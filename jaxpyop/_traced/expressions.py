@@ -176,7 +176,7 @@ class Interpreter(Statements):
                     self.list_method(out, "append", [self.eval(e.elt, scope)])
                 return None
             g = e.generators[i]
-            it = self.eval(g.iter, scope if i else env)
+            it = self.check_lazy(self.eval(g.iter, scope if i else env))
 
             def run(items: Any) -> None:
                 for item in self.lazily(items):
@@ -193,7 +193,7 @@ class Interpreter(Statements):
     def eval_generatorexp(self, e: ast.GeneratorExp, env: Obj) -> Any:
         first = e.generators[0]
         if len(e.generators) == 1 and not first.ifs:
-            return Iter(self._each(e, self.known_length(self.eval(first.iter, env)), env))
+            return Iter(self._each(e, self.eval(first.iter, env), env))
         # That its values are all computed at once cannot be seen, because it changes nothing and is used up at once.
         with self.unchanged("a generator expression"):
             return Iter(self.comprehension(e, env))

@@ -247,7 +247,7 @@ class Statements(Functions):
             self.write(env, "$status", NORMAL)
 
     def do_for(self, s: ast.For, env: Obj) -> None:
-        it = self.known_length(self.eval(s.iter, env))
+        it = self.known_length(self.check_lazy(self.eval(s.iter, env)))
         self.lifted(lambda i: self._for_range(s, i, env) if isinstance(i, TracedRange) else self._for(s, i, env), it)
 
     def _for(self, s: ast.For, items: Any, env: Obj) -> None:

@@ -90,6 +90,7 @@ TABLE.equal_all(
         "a dataclass with its own init": lambda x: Doubled(x).x,
         "whether functions can be called": lambda x: x * callable(jnp.tanh) + 2 * callable(abs) + 4 * callable(x),
         "a key that is NaN": lambda x: x * {math.nan: 5.0}.get(math.nan, 0.0),
+        "a filter that is used up at once": lambda x: sum(filter(lambda v: v > 1, [x, 2.0, 3.0])),
         "a sum of constants": lambda x: x * (sum([0.1] * 10) == 1.0),
     }
 )
@@ -149,6 +150,14 @@ def all_that_ends_before_a_loop_that_does_not(x):
 def a_filter_that_reads_what_the_loop_changes(x):
     least = x
     for y in filter(lambda y: y > least, [1.0, 2.0, 3.0]):
+        least = least + y
+    return least
+
+
+@TABLE.either
+def a_generator_with_a_condition_that_the_loop_changes(x):
+    least = x
+    for y in (y for y in [1.0, 2.0, 3.0] if y > least):
         least = least + y
     return least
 
