@@ -29,9 +29,7 @@ class Number:
         return {"b": False, "i": 0, "f": 0.5, "N": np.float64(0.5)}[self.num.kind]
 
     def as_dtype(self, dtype: Any) -> Any:
-        if self.num.kind == "i" and jnp.issubdtype(dtype, jnp.integer) and not fits_dtype(self.num, dtype):
-            raise Refused(f"an integer that may not fit {np.dtype(dtype).name} is returned", BOUND_IT)
-        return wide(lambda: jax.lax.convert_element_type(raw(self.num), dtype))
+        return num_as_dtype(self.num, dtype)
 
 
 def interpret(

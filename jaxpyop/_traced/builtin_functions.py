@@ -139,6 +139,14 @@ def _round(m: Calls, v: Any, digits: Any = None) -> Any:
     return m.of_constants(round, [v, digits], {})
 
 
+def _divmod(m: Calls, a: Any, b: Any) -> Any:
+    if is_array(a) or is_array(b):
+        return m.python(divmod, *m.beside(a, b))
+    if is_scalar(a) and is_scalar(b):
+        return m.binary(ast.FloorDiv, a, b), m.binary(ast.Mod, a, b)
+    return m.of_constants(divmod, [a, b], {})
+
+
 def _abs(m: Calls, v: Any) -> Any:
     if isinstance(v, Num):
         kind, (lo, hi) = "i" if v.kind == "b" else v.kind, bounds(v)
@@ -211,6 +219,30 @@ def _callable(m: Calls, v: Any) -> Any:
     return isinstance(v, (*FUNCTIONS, Method, Foreign)) or (not is_array(v) and callable(v))
 
 
+def _tuples(f: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of `itertools` that reads its iterables to their ends before it gives its first tuple."""
+
+    def of(m: Calls, *args: Any, **kwargs: Any) -> Any:
+        m.need_constant(*kwargs.values())
+        its = [a if isinstance(a, int) else m.iterate(a) for a in args]
+        return Iter(m.python(f, *its, **kwargs))
+
+    return of
+
+
+def _accumulate(m: Calls, it: Any, f: Any = None, *, initial: Any = None) -> Any:
+    add = (lambda a, b: m.binary(ast.Add, a, b)) if f is None else lambda a, b: m.call(f, [a, b], {})
+    return Iter(itertools.accumulate(m.lazily(it), add, initial=initial))
+
+
+def _super(m: Calls, *args: Any) -> Any:
+    frame = m.frames[-1]
+    code, cells = frame.slots["$outer"].__code__, frame.slots["$outer"].__closure__
+    if args or frame.slots["$parent"] is not None or "__class__" not in code.co_freevars:
+        raise Refused("super() with arguments, or in a function that is in a method")
+    return Super(m.load(code.co_varnames[0], frame), cells[code.co_freevars.index("__class__")].cell_contents)
+
+
 def _next(m: Calls, it: Any, *default: Any) -> Any:
     # An iterator is not kept, so that this is its first value.
     found = next(m.lazily(it), UNDEF)
@@ -281,10 +313,13 @@ ROWS: list[tuple[Any, Callable[..., Any]]] = [
     (callable, _one(_callable)),
     (getattr, _getattr),
     (isinstance, _one(_isinstance)),
-    *((f, _of_constants(f)) for f in (print, str, repr, complex, divmod, pow, ord, chr, frozenset)),
+    *((f, _of_constants(f)) for f in (print, str, repr, complex, pow, ord, chr, frozenset)),
     (slice, lambda m, *ends: m.new_slice(*ends)),
     (functools.partial, lambda m, f, *args, **kwargs: Partial(f, tuple(args), kwargs)),
-    (itertools.product, lambda m, *its: tuple(itertools.product(*map(m.iterate, its)))),
+    *((f, _tuples(f)) for f in (itertools.product, itertools.combinations, itertools.permutations)),
+    (itertools.accumulate, _accumulate),
+    (divmod, lambda m, a, b: m.lifted(lambda x, y: _divmod(m, x, y), a, b)),
+    *((super, _super), (object.__init__, lambda m, obj: None)),
     (itertools.pairwise, lambda m, it: Iter(itertools.pairwise(m.lazily(it)))),
     (itertools.chain, lambda m, *its: Iter(x for it in its for x in m.lazily(it))),
     (contextlib.nullcontext, lambda m, v=None: v),

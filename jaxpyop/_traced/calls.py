@@ -6,6 +6,7 @@ import dataclasses
 import enum
 import functools
 import inspect
+import itertools
 import types
 from collections.abc import Callable
 from typing import Any
@@ -174,7 +175,10 @@ class Calls(Attributes):
         return made
 
     def call_jax(self, f: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        count, args = len(args), [self.iterate(a) if isinstance(a, Iter) else a for a in args]
+        args = [self.iterate(a) if isinstance(a, Iter) else a for a in args]
+        if f in (jnp.array, jnp.asarray) and args and not is_array(args[0]):
+            args[0] = self.python(self._of_one_dtype, args[0], *args[1:2] or [kwargs.get("dtype")])
+        count = len(args)
 
         def called(*xs: Any) -> Any:
             if (id(f) in OF_TREES or id(f) not in OF_JAX) and not is_of_package(f) and any(map(self._has_number, xs)):
@@ -185,6 +189,34 @@ class Calls(Attributes):
             return self.from_jax(self.python(f, *given[:count], **dict(zip(kwargs, given[count:]))))
 
         return self.lifted(called, *args, *kwargs.values())
+
+    def _of_one_dtype(self, items: Any, dtype: Any = None) -> Any:
+        """The items that `jnp.array` gets. Those of two kinds get the dtype of the array, if it is one on all paths."""
+        found: set[frozenset[Any]] = set()
+        self._kinds_of(items, found)
+        if all(len(kinds) == 1 for kinds in found):
+            return items
+        if dtype is None:
+            each = [[c for n in range(len(kinds)) for c in itertools.combinations(kinds, n + 1)] for kinds in found]
+            dtypes = {jnp.result_type(*map(_sample, itertools.chain(*kinds))) for kinds in itertools.product(*each)}
+            if len(dtypes) > 1:
+                raise Refused("the dtype of the array depends on values", "pass dtype=")
+            dtype = dtypes.pop()
+        return self._cast_unions(items, jax.dtypes.canonicalize_dtype(dtype))
+
+    def _kinds_of(self, v: Any, found: set[frozenset[Any]]) -> None:
+        if isinstance(v, tuple) or (isinstance(v, Obj) and v.cls is list):
+            for x in v if isinstance(v, tuple) else self.items(v):
+                self._kinds_of(x, found)
+        else:
+            found.add(frozenset(map(_dtype_kind, v.alts if isinstance(v, Union) else [v])))
+
+    def _cast_unions(self, v: Any, dtype: Any) -> Any:
+        if isinstance(v, Union):
+            return self.lifted(lambda a: num_as_dtype(a, dtype) if isinstance(a, Num) else jnp.asarray(a, dtype), v)
+        if isinstance(v, tuple) or (isinstance(v, Obj) and v.cls is list):
+            return tuple(self._cast_unions(x, dtype) for x in (v if isinstance(v, tuple) else self.items(v)))
+        return v
 
     def _has_number(self, v: Any) -> bool:
         """Whether a value has a traced number of Python in it, which functions of trees hand on as it is."""
@@ -294,6 +326,19 @@ def _never_differentiated(x: Any, text: str) -> Any:
 @_never_differentiated.defjvp
 def _raise(text: str, primals: Any, tangents: Any) -> Any:
     raise TypeError(text)
+
+
+def _dtype_kind(v: Any) -> Any:
+    """What a value says about the dtype of an array that it is in: a dtype, or a type of Python, which is weaker."""
+    if isinstance(v, Num) and v.kind != "N":
+        return {"b": bool, "i": int, "f": float}[v.kind]
+    if is_array(v) and v.weak_type:
+        return type(v.dtype.type(0).item())
+    return v.dtype if is_array(v) or isinstance(v, (np.generic, np.ndarray)) else type(v)
+
+
+def _sample(kind: Any) -> Any:
+    return kind() if kind in (bool, int, float, complex) else kind
 
 
 OUTSIDE = (

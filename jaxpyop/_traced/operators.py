@@ -95,12 +95,12 @@ class Operators(Machine):
         raise Refused(f"{op.__name__} of a {name_of_type(a)} and a {name_of_type(b)}")
 
     def _arrays(self, op: type, a: Any, b: Any) -> Any:
-        x, y = self._beside(a, b)
+        x, y = self.beside(a, b)
         if op in (ast.Add, ast.Sub):
             x, y = _kept_zero(x, y), y if op is ast.Sub else _kept_zero(y, x)
         return self.python(PYTHON_OPS[op], x, y)
 
-    def _beside(self, *vs: Any) -> list[Any]:
+    def beside(self, *vs: Any) -> list[Any]:
         """Two values, of which one is an array, as JAX takes them beside each other."""
         for v in vs:
             if not (is_array(v) or is_scalar(v) or isinstance(v, (complex, np.ndarray, np.generic))):
@@ -199,7 +199,7 @@ class Operators(Machine):
         if differs and not all(isinstance(v, CONSTANT_TYPES) for v in (a, b)):
             return op is ast.NotEq
         if is_array(a) or is_array(b):
-            x, y = self._beside(a, b)
+            x, y = self.beside(a, b)
             return self.python(COMPARE[op], _kept_zero(x, y), _kept_zero(y, x))
         if (isinstance(a, Num) or isinstance(b, Num)) and is_scalar(a) and is_scalar(b):
             return num_compare(COMPARE[op], a, b)

@@ -145,6 +145,14 @@ class Partial:
 
 
 @dataclasses.dataclass(eq=False)
+class Super:
+    """`super()` in a method of `cls`: the attributes of `self` that the classes after `cls` have."""
+
+    self: Any
+    cls: Any
+
+
+@dataclasses.dataclass(eq=False)
 class Iter:
     """An iterator over values, or over those of a list that nobody else has. It is used up at once, and not kept."""
 
@@ -232,6 +240,13 @@ def num_to_array(v: Any, like: Any = None) -> Any:
         if v.kind == "N":
             return lax.convert_element_type(v.val, dtype)
         return core.weakly_typed(v.val, dtype)
+
+
+def num_as_dtype(v: Num, dtype: Any) -> Any:
+    """A Python number as an array of this dtype."""
+    if v.kind == "i" and jnp.issubdtype(dtype, jnp.integer) and not fits_dtype(v, dtype):
+        raise Refused(f"an integer that may not fit {np.dtype(dtype).name} becomes one", BOUND_IT)
+    return wide(lambda: lax.convert_element_type(v.val, dtype))
 
 
 BOUND_IT = "bound it by the test of its loop (while n < 1000), or count in an array: n = jnp.int32(0)"
