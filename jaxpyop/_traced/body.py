@@ -1,4 +1,4 @@
-"""Interprets a function of the user into the current trace, or for the shapes of its results only."""
+"""Interprets a function of the user into the current trace."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxpyop import _jaxcore as core
@@ -40,7 +39,6 @@ def interpret(
     *,
     max_steps: int | None = None,
     title: str = "",
-    shapes_only: bool = False,
 ) -> list[Any]:
     """Interprets a function.
 
@@ -51,12 +49,11 @@ def interpret(
         finish: makes the results, a flat list of arrays, of what the function returns.
         max_steps: how many turns of each loop a backward pass may keep.
         title: how errors name the function.
-        shapes_only: whether only the shapes of the results are wanted.
 
     Raises:
         Refused: the function is not in the language.
     """
-    machine = Interpreter(max_steps, title, shapes_only)
+    machine = Interpreter(max_steps, title)
     machine.line = line_of(function)
     token = set_opaque(jax.tree.leaves((args, dict(kwargs))))
     try:

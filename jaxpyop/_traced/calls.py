@@ -74,12 +74,6 @@ class Calls(Attributes):
         found = self.class_attribute(f.cls if isinstance(f, Obj) else type(f), "__call__")
         if isinstance(found, types.FunctionType) and module_of(type(f)) not in (*LIBRARIES, "functools"):
             return self.call(Partial(found, (f,)), args, kwargs)
-        return self.foreign(f, args, kwargs)
-
-    def foreign(self, f: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        """A function that is not in the language. For shapes alone it may run, because each call checks the shapes."""
-        if self.shapes_only and not any(isinstance(v, Obj) for v in (*args, *kwargs.values())):
-            return f(*args, **kwargs)
         raise Refused(f"`{name_of_function(f)}` is not in the language", OUTSIDE)
 
     def python_arguments(self, f: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:

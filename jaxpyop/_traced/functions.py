@@ -15,7 +15,7 @@ from typing import Any
 
 from jaxpyop import _jaxcore as core
 from jaxpyop._functions import codes_in, contents_of_code, names_in
-from jaxpyop._traced.calls import Calls
+from jaxpyop._traced.calls import OUTSIDE, Calls, name_of_function
 from jaxpyop._traced.containers import CHANGES
 from jaxpyop._traced.machine import NORMAL, RETURN
 from jaxpyop._traced.operators import RECURSION
@@ -46,7 +46,7 @@ class Functions(Calls):
             raise Refused("an iterator is given to a function, and not used up at once", "write list(...)")
         if not isinstance(f, Closure):
             if not core.is_users_file(f.__code__.co_filename):
-                return self.foreign(f, args, kwargs)
+                raise Refused(f"`{name_of_function(f)}` is not in the language", OUTSIDE)
             f = Closure(_source_of(f.__code__, f.__qualname__), None, f, f.__defaults__ or (), f.__kwdefaults__ or {})
         if len(self.frames) > _MOST_CALLS:
             raise Refused(RECURSION, "write a loop")

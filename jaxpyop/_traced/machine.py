@@ -31,7 +31,6 @@ class Machine:
     Attributes:
         max_steps: how many turns of each loop a backward pass may keep.
         label: how errors of JAX name the function.
-        shapes_only: whether only the shapes of the results are wanted. Then one path that completes is followed.
         journal: for each branch or loop that is being interpreted, what the slots held before it changed them.
         floor: objects that were born before must not be changed, and why.
         frames: the variables of the calls that are being interpreted.
@@ -42,8 +41,8 @@ class Machine:
         returned: where the function last returned.
     """
 
-    def __init__(self, max_steps: int | None, label: str, shapes_only: bool = False) -> None:
-        self.max_steps, self.label, self.shapes_only = max_steps, label, shapes_only
+    def __init__(self, max_steps: int | None, label: str) -> None:
+        self.max_steps, self.label = max_steps, label
         self.journal: list[dict[Place, Any]] = [{}]
         self.floor, self.frames, self.returned = (0, ""), list[Obj](), core.NOWHERE
         self.taken: tuple[tuple[Any, bool], ...] = ()
@@ -135,9 +134,6 @@ class Machine:
         """The value of one of two thunks, and its changes. `pred` is a bool, or a traced one."""
         if isinstance(pred, bool):
             return yes() if pred else no()
-        if self.shapes_only:
-            done, result = self.tried(yes)
-            return result if done else no()
         sides = [self.record(run, (*self.taken, (pred, truth))) for run, truth in ((yes, True), (no, False))]
         places = list(dict.fromkeys([*sides[0][2], *sides[1][2]]))
         # A place that one side leaves alone has, on that side, the value from before.
@@ -198,9 +194,6 @@ class Machine:
         The forms of what the loop carries grow until a turn keeps them. Then the ranges of numbers are cut down to what
         the start and a turn give, if a turn keeps that, too.
         """
-        if self.shapes_only:
-            self.tried(turn)
-            return
         forms: Forms = {}
         for _ in range(_ATTEMPTS):
             body, found, tight = self._turn(forms, turn)

@@ -1,11 +1,10 @@
-"""Under jit, the shape of a result is found behind ifs and loops on values, by few abstract runs of the function."""
+"""Under jit, the shape of a result is found by one abstract run of the function at each trace."""
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import jaxpyop
 from tests.traced.rows import F
@@ -13,56 +12,6 @@ from tests.traced.rows import F
 
 def shape(body, x=0.5):
     return jax.make_jaxpr(lambda x: jaxpyop.py_function(body, [x], F))(x).out_avals[0].shape
-
-
-def a_loop(x):
-    while x > 1:
-        x = x / 2
-    return jnp.stack([x, x])
-
-
-def an_if_after_which_values_are_needed(x):
-    if x > 1:
-        if x > 2:
-            x = x + 1
-        return np.sin(x) * np.ones(2)
-    return jnp.stack([x, x])
-
-
-def a_branch_in_between(x):
-    if x > 1:
-        return np.full(2, np.sin(x))
-    if x > 0:
-        return jnp.stack([x, x])
-    return np.full(2, float(x))
-
-
-def a_path_that_raises(x):
-    if x > 1:
-        raise ValueError("no")
-    return jnp.ones(2) * x
-
-
-BODIES = [a_loop, an_if_after_which_values_are_needed, a_branch_in_between, a_path_that_raises]
-
-
-@pytest.mark.parametrize("body", BODIES, ids=lambda f: f.__name__)
-def test_the_shape_of_a_path_is_found(body):
-    assert shape(body) == (2,)
-
-
-def test_the_shape_is_found_by_few_runs():
-    runs = []
-
-    def body(x):
-        runs.append(1)
-        for k in range(8):
-            if x > k:
-                x = x + 1
-        return np.sin(x)
-
-    assert shape(body) == ()
-    assert len(runs) <= 2
 
 
 def test_the_shape_is_found_anew_in_each_trace():
@@ -86,6 +35,12 @@ def counted(body):
         return body(x)
 
     return count, runs
+
+
+def test_a_compiled_gradient_needs_one_abstract_run():
+    body, runs = counted(lambda x: x if x > 0 else -x)
+    assert jax.jit(jax.grad(lambda x: jaxpyop.py_function(body, [x], F)))(-0.5) == -1
+    assert runs == {"abstract": 1, "values": 1}
 
 
 def test_a_direct_gradient_needs_no_abstract_run():

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -33,7 +33,6 @@ from jaxpyop._op.values import (
     match,
     with_shapes,
 )
-from jaxpyop._traced import Number, interpret
 
 
 class UserBody(Body):
@@ -145,14 +144,11 @@ class UserBody(Body):
 
     def _infer(self, structs: Sequence[Struct]) -> tuple[list[Any] | None, str]:
         op = self.op
-
         if op.on_jax and not op.stateful:
-            for run in (self.results, self._interpreted):
-                # Behind an `if` on a value, the interpreter of traced mode may find what running func does not.
-                run_abstractly = functools.partial(self._run_abstractly, run, structs)
-                with contextlib.suppress(Exception):
-                    found = run_abstractly() if op.executor is None else call_where_op_runs(op, run_abstractly)
-                    return [s.shape for s in found], "the shape found by running func on abstract values"
+            run = functools.partial(self._run_abstractly, structs)
+            with contextlib.suppress(Exception):
+                found = run() if op.executor is None else call_where_op_runs(op, run)
+                return [s.shape for s in found], "the shape found by running func on abstract values"
         # The shapes depend on the values, or cannot be found. So assume the shape that an elementwise function gives.
         logical = [s.shape if impl is None else s.shape[:-1] for s, impl in zip(structs, self.inputs.key_impls)]
         try:
@@ -162,20 +158,10 @@ class UserBody(Body):
             return None, "the inputs' shapes do not broadcast"
         return [shape] * len(op.spec.returned.leaves), "the inputs' broadcast shape"
 
-    def _run_abstractly(self, run: Callable[[Sequence[Any]], list[Any]], structs: Sequence[Struct]) -> list[Struct]:
+    def _run_abstractly(self, structs: Sequence[Struct]) -> list[Struct]:
         # The body will run outside of all named axes, too.
         with _jaxcore.without_axes():
-            return _jaxcore.shapes_of_run(lambda *arrays: run(arrays), structs)
-
-    def _interpreted(self, arrays: Sequence[Any]) -> list[Any]:
-        """The results along one path through the function, for their shapes."""
-
-        def finish(returned: Any) -> list[Any]:
-            values = match(self.op.spec.returned, returned, self.op.title)
-            return [jax.numpy.asarray(v.sample if isinstance(v, Number) else v) for v in values]
-
-        args, kwargs = self._arguments(arrays)
-        return interpret(self.op.func, args, kwargs, finish, title=self.op.title, shapes_only=True)
+            return _jaxcore.shapes_of_run(lambda *arrays: self.results(arrays), structs)
 
 
 # ------------------------------------------------------------------- `out=True`
