@@ -213,12 +213,6 @@ def _filter(m: Calls, f: Any, it: Any) -> Any:
     return Iter(out)
 
 
-def _callable(m: Calls, v: Any) -> Any:
-    if isinstance(v, Obj):
-        return m.class_attribute(v.cls, "__call__") is not UNDEF
-    return isinstance(v, (*FUNCTIONS, Method, Foreign)) or (not is_array(v) and callable(v))
-
-
 def _tuples(f: Callable[..., Any]) -> Callable[..., Any]:
     """A function of `itertools` that reads its iterables to their ends before it gives its first tuple."""
 
@@ -240,7 +234,7 @@ def _super(m: Calls, *args: Any) -> Any:
     code, cells = frame.slots["$outer"].__code__, frame.slots["$outer"].__closure__
     if args or frame.slots["$parent"] is not None or "__class__" not in code.co_freevars:
         raise Refused("super() with arguments, or in a function that is in a method")
-    return Super(m.load(code.co_varnames[0], frame), cells[code.co_freevars.index("__class__")].cell_contents)
+    return Super(frame.slots.get(code.co_varnames[0], UNDEF), cells[code.co_freevars.index("__class__")].cell_contents)
 
 
 def _next(m: Calls, it: Any, *default: Any) -> Any:
@@ -282,10 +276,7 @@ def _compared(op: type) -> Callable[..., Any]:
 
 def _getattr(m: Calls, obj: Any, name: Any, *default: Any) -> Any:
     if default:
-        done, found = m.tried(lambda: m.get_attr(obj, name))
-        if not done:
-            raise Refused("getattr with a default, of an attribute that may be missing")
-        return found
+        raise Refused("getattr with a default", "use isinstance")
     return m.get_attr(obj, name)
 
 
@@ -310,7 +301,6 @@ ROWS: list[tuple[Any, Callable[..., Any]]] = [
     (tuple, lambda m, v=(): _of_list(lambda m, items: tuple(items))(m, v)),
     (iter, lambda m, v: Iter(m.lazily(v))),
     (next, _next),
-    (callable, _one(_callable)),
     (getattr, _getattr),
     (isinstance, _one(_isinstance)),
     *((f, _of_constants(f)) for f in (print, str, repr, complex, pow, ord, chr, frozenset)),

@@ -324,11 +324,11 @@ def _raise(text: str, primals: Any, tangents: Any) -> Any:
 
 def _dtype_kind(v: Any) -> Any:
     """What a value says about the dtype of an array that it is in: a dtype, or a type of Python, which is weaker."""
-    if isinstance(v, Num) and v.kind != "N":
-        return {"b": bool, "i": int, "f": float}[v.kind]
+    if isinstance(v, Num):
+        return {"b": bool, "i": int, "f": float, "N": np.dtype(np.float64)}[v.kind]
     if is_array(v) and v.weak_type:
         return type(v.dtype.type(0).item())
-    return v.dtype if is_array(v) or isinstance(v, (np.generic, np.ndarray)) else type(v)
+    return v.dtype if isinstance(v, (jax.Array, np.generic, np.ndarray)) else type(v)
 
 
 def _sample(kind: Any) -> Any:

@@ -258,7 +258,6 @@ TABLE.either_all(
         "the length of a text of a number": lambda x: x * len(str(int(x))),
         "the length of a text of an array": lambda x: x * (len(str(x)) + len(repr(x)) + len(f"{x}")),
         "an attribute that a float lacks": lambda x: x * 2 if hasattr(float(x), "dtype") else x,
-        "an attribute with a default": lambda x: x * getattr(int(x), "ndim", 5),
         "whether it is a range": lambda x: x * (2.0 if isinstance(range(x.astype(int)), range) else 3.0),
     },
 )

@@ -70,6 +70,31 @@ class Reflected(Sum):
         return 2.0
 
 
+class Base:
+    def __init__(self, x):
+        super().__init__()
+        self.x = x
+
+    def get(self):
+        return self.x if self.x > 1 else 3.0
+
+
+class Negated(Base):
+    def __init__(self, x):
+        super().__init__(x * 2)
+
+    def get(self):
+        return -super().get()
+
+
+class Parted:
+    def __floordiv__(self, other):
+        return 1
+
+    def __divmod__(self, other):
+        return 5, 6
+
+
 @functools.cache
 def kept_list():
     return [0.0]
@@ -88,9 +113,25 @@ TABLE.equal_all(
             x * (Point(1) == Point(1)) + 2 * (Point(1) != Point(1)) + 4 * (Point(1) != Point(2))
         ),
         "a dataclass with its own init": lambda x: Doubled(x).x,
-        "whether functions can be called": lambda x: x * callable(jnp.tanh) + 2 * callable(abs) + 4 * callable(x),
         "a key that is NaN": lambda x: x * {math.nan: 5.0}.get(math.nan, 0.0),
         "a filter that is used up at once": lambda x: sum(filter(lambda v: v > 1, [x, 2.0, 3.0])),
+        "a quotient and a remainder": lambda x: (
+            divmod(x, 3)[0] * 2 + divmod(int(x.astype(int)), -2)[1] + sum(divmod(x, -0.7))
+        ),
+        "tuples of all orders": lambda x: sum(
+            a - 2 * b
+            for a, b in [
+                *itertools.combinations((x, 1.0, 3.0), 2),
+                *itertools.product((x, 2.0), repeat=2),
+                *itertools.permutations((x, 5.0)),
+            ]
+        ),
+        "running results": lambda x: sum(
+            [*itertools.accumulate([x, 2.0, 3.0]), *itertools.accumulate([x, 2.0], max, initial=x - x)]
+        ),
+        "an array of two kinds": lambda x: jnp.array([x if x > 1 else 0.0, [x, 2][0]]).sum(),
+        "an array of two kinds with a dtype": lambda x: jnp.asarray([x if x > 1 else 3, 2], jnp.int32).sum(),
+        "the class above": lambda x: Negated(x).get(),
         "a sum of constants": lambda x: x * (sum([0.1] * 10) == 1.0),
     }
 )
@@ -100,6 +141,9 @@ TABLE.either_all(
         "a reflected operator of a class below": lambda x: x * (Sum(x) + Reflected(x)),
         "a number in a tree": lambda x: jax.tree.map(lambda p: p * 3e8 - 1e8, [float(x) / 3])[0],
         "a number in a compiled function": lambda x: scaled(float(x) / 3),
+        "an array whose dtype depends on values": lambda x: jnp.array([x if x > 1 else 7, 2]).sum() / 3,
+        "products that are taken one by one": lambda x: x + next(p := itertools.product((1, 2), (3,)))[0] + next(p)[0],
+        "a quotient of objects": lambda x: x * divmod(Parted(), 2)[0],
         "a sum of many floats": lambda x: sum([1e16, float(x), -1e16]),
         "a sum of a number and constants": lambda x: sum([0.1] * 9 + [float(x) / 5]) == sum([0.1] * 10),
     }
