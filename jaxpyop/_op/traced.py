@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxpyop import _jaxcore
 from jaxpyop._host import metrics
@@ -33,7 +34,7 @@ from jaxpyop._op.values import (
     flatten_inputs,
     match,
 )
-from jaxpyop._traced import Either, Number, Refused, interpret
+from jaxpyop._traced import Either, Num, Refused, interpret, num_as_dtype
 
 # ---------------------------------------------------------------- mode="traced"
 
@@ -98,9 +99,10 @@ def _checked(op: Op, k: int, value: Any, leaf: Leaf) -> Any:
     origin = op.origin_of_result(k)
     if isinstance(value, Either):
         return value.map(lambda v: _checked(op, k, v, leaf))
-    if isinstance(value, Number):
-        cast_to_numpy(value.sample, leaf, op.casting, origin, op.title)
-        return value.as_dtype(leaf.dtype)
+    if isinstance(value, Num):
+        sample = {"b": False, "i": 0, "f": 0.5, "N": np.float64(0.5)}[value.kind]
+        cast_to_numpy(sample, leaf, op.casting, origin, op.title)
+        return num_as_dtype(value, leaf.dtype)
     if isinstance(value, jax.Array):
         check_usable(value, origin, op.title)
         if value.size:

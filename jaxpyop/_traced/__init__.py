@@ -25,11 +25,14 @@ list). Where no range shows it, the function is refused.
 `machine` to `expressions` adds a part of the language to the class before.
 
 **To add** an allowed function: a name in `allowed`, or a row in `builtin_functions.ROWS` if it must be written for
-traced numbers. A statement or an expression: a method `do_...` in `statements` or `eval_...` in `expressions`. A kind
-of value: a class in `values`, what `forms.split` and `forms.form_of` make of it, and its cases in `operators` and
-`attributes`.
+traced numbers; a function of a module that is not there yet needs a row of `_MODULES`, too. A statement or an
+expression: a method `do_...` in `statements` or `eval_...` in `expressions`. If it gives values to names,
+`functions.local_names` must know it; if it is a loop, it treats the status of the frame as `do_while` does. A kind of
+value: a `Kind` in `values.kinds`; if it has parts and does not change, its row in `forms.split`, and otherwise its
+cases in `form_of`, `Flattening` and `Filling`; then what operators, attributes, iteration, functions of JAX (`to_jax`)
+and results (`body`) make of it. Whatever does not know a kind refuses it.
 """
 
 from jaxpyop._traced import builtin_functions  # fills the table of functions
-from jaxpyop._traced.body import Either, Number, interpret
-from jaxpyop._traced.values import Refused
+from jaxpyop._traced.body import Either, interpret
+from jaxpyop._traced.values import Num, Refused, num_as_dtype

@@ -7,28 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
 from jaxpyop import _jaxcore as core
 from jaxpyop._functions import without_partials
 from jaxpyop._traced.expressions import Interpreter
 from jaxpyop._traced.operators import RECURSION
 from jaxpyop._traced.values import *
-
-
-@dataclasses.dataclass(frozen=True)
-class Number:
-    """A number of Python among the results, of which no value is known: an array for its value, and what it may be."""
-
-    num: Num
-
-    @property
-    def sample(self) -> Any:
-        """A number of Python of the same type."""
-        return {"b": False, "i": 0, "f": 0.5, "N": np.float64(0.5)}[self.num.kind]
-
-    def as_dtype(self, dtype: Any) -> Any:
-        return num_as_dtype(self.num, dtype)
 
 
 def interpret(
@@ -85,15 +69,13 @@ def _of_path(m: Interpreter, finish: Callable[[Any], Sequence[Any]], value: Any)
 
 @dataclasses.dataclass(frozen=True)
 class Either:
-    """A number or an array among the results, of several types."""
+    """A result that is of one of several types. `map` calls a function of each, in a branch of its own."""
 
     map: Callable[[Callable[[Any], Any]], Any]
 
 
 def _results(m: Interpreter, v: Any) -> Any:
-    """What the function returns, with lists and dicts of Python, and numbers as `Number`."""
-    if isinstance(v, Num):
-        return Number(v)
+    """What the function returns, with lists and dicts of Python. A number whose value is traced stays a `Num`."""
     if isinstance(v, Union):
         return Either(lambda f: m.lifted(lambda a: f(_results(m, a)), v))
     if isinstance(v, tuple):

@@ -117,10 +117,10 @@ def form_of(v: Any, mark: int, memo: dict[Obj, Form]) -> Form:
             memo[v] = form = Form("new", v.cls)
             form.slots.update((k, form_of(x, mark, memo)) for k, x in v.slots.items())
         return memo[v]
-    if isinstance(v, (Method, At, Super, Iter)):
-        raise Refused("a method of a built-in type, or an iterator, is kept on one path", "call it where it is named")
     if (group := split(v)) is not None:
         return Form("group", group[0], tuple(form_of(x, mark, memo) for x in group[1]), group[2])
+    if isinstance(v, Kind):
+        raise Refused("a method of a built-in type, or an iterator, is kept on one path", "call it where it is named")
     return const(v)
 
 

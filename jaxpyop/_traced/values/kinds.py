@@ -59,7 +59,13 @@ UNDEF: Any = object()  # a variable without a value, which must not be used
 UNSEEN: Any = object()  # nobody looks at it on this path, so it takes the form that it has on the other one
 
 
-class Num:
+class Kind:
+    """A value of the language that is none of Python's. `forms.form_of` must know it, or it is refused in a branch."""
+
+    __slots__ = ()
+
+
+class Num(Kind):
     """A number of Python with a traced value.
 
     Attributes:
@@ -78,14 +84,14 @@ class Num:
         self.largest, self.nan = math.inf, False
 
 
-class Union:
+class Union(Kind):
     """One of several values that no single value can stand for. `tag` is the traced index of the one that it is."""
 
     def __init__(self, tag: Any, alts: list[Any]) -> None:
         self.tag, self.alts = tag, alts
 
 
-class Obj:
+class Obj(Kind):
     """An object that was made by the program and can change. Only `Machine.write` changes the slots.
 
     Attributes:
@@ -102,7 +108,7 @@ class Obj:
 
 
 @dataclasses.dataclass(eq=False)
-class Closure:
+class Closure(Kind):
     """A function that the program made, in the frame `env`. `outer` is the real function with its globals and cells."""
 
     node: ast.FunctionDef | ast.Lambda
@@ -113,7 +119,7 @@ class Closure:
 
 
 @dataclasses.dataclass(eq=False)
-class Method:
+class Method(Kind):
     """A method of a list, a dict, an array or a constant."""
 
     self: Any
@@ -128,7 +134,7 @@ class Foreign:
 
 
 @dataclasses.dataclass(eq=False)
-class At:
+class At(Kind):
     """`array.at`, or `array.at[index]`."""
 
     array: Any
@@ -136,7 +142,7 @@ class At:
 
 
 @dataclasses.dataclass(eq=False)
-class Partial:
+class Partial(Kind):
     """A `functools.partial` that the program made, or a method of the user, which is one of its object."""
 
     func: Any
@@ -145,7 +151,7 @@ class Partial:
 
 
 @dataclasses.dataclass(eq=False)
-class Super:
+class Super(Kind):
     """`super()` in a method of `cls`: the attributes of `self` that the classes after `cls` have."""
 
     self: Any
@@ -153,7 +159,7 @@ class Super:
 
 
 @dataclasses.dataclass(eq=False)
-class Iter:
+class Iter(Kind):
     """An iterator over values, or over those of a list that nobody else has. It is used up at once, and not kept."""
 
     values: Any
@@ -161,7 +167,7 @@ class Iter:
 
 
 @dataclasses.dataclass(eq=False)
-class TracedRange:
+class TracedRange(Kind):
     """A `range` with a traced bound."""
 
     start: Any
