@@ -85,7 +85,7 @@ def _stage(op: Op, inputs: Inputs, call: UserCall, arrays: Sequence[Any]) -> lis
             into = functools.partial(trace, op, inputs)
             if call.operands.conditional:
                 into = functools.partial(_trace_when, op, into)
-            found = into(arrays) if op.mode == "traced" else trace_if_possible(op, inputs, into, arrays)
+            found = into(arrays) if op.mode == "traced" else trace_if_possible(op, into, arrays)
             if found is not None:
                 return found
         check_closure(op.func, op.title)

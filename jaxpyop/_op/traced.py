@@ -7,11 +7,7 @@ path that the function can take.
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import logging
-import types
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -147,78 +143,26 @@ def explain_traced(func: Callable[..., Any], *args: Any, **kwargs: Any) -> str |
 
 
 # ---------------------------------------------------------------- mode="auto"
-#
-# A function is tried once for each kind of inputs, and the answer is kept as long as the function lives.
 
 _LOG = logging.getLogger("jaxpyop")
-_Trace = Callable[[Sequence[Any]], list[Any]]
-# For each function: whether it is called, by the kind of its inputs.
-_called: weakref.WeakKeyDictionary[Any, dict[Any, bool]] = weakref.WeakKeyDictionary()
-# How many kinds of inputs are kept for one function. The oldest is forgotten first.
-_KINDS = 64
 
 
-def trace_if_possible(op: Op, inputs: Inputs, trace: _Trace, arrays: Sequence[Any]) -> list[Any] | None:
-    """The results of the traced function, or None where it has to be called."""
-    if op.reason_to_call:
-        return _call(op, (), op.reason_to_call)
-    kind = (inputs.tree, *map(_part, inputs.leaves), *((aval.shape, aval.dtype) for aval in map(jax.typeof, arrays)))
-    if _is_called(op, kind):
-        return None
+def trace_if_possible(op: Op, trace: Callable[[Sequence[Any]], list[Any]], arrays: Sequence[Any]) -> list[Any] | None:
+    """The results of the traced function, or None where it has to be called. Each trace of a program decides anew."""
 
     def traced(*arrays: Any) -> list[Any]:
         return trace(arrays)
 
     # The name is shown in jaxprs and profiles.
     traced.__name__ = traced.__qualname__ = f"{op.name}_traced"
-    try:
-        outs = jax.jit(traced)(*arrays)
-    except UntraceableError as error:
-        return _call(op, kind, error.why)
-    if _is_called(op, kind) is None:
-        _LOG.info("%s is traced", op.title)
-        _keep(op, kind, called=False)
-    return outs
-
-
-def _call(op: Op, kind: Any, why: str) -> None:
-    if not _is_called(op, kind):
-        _LOG.info("%s is called, not traced: %s", op.title, why)
-        _keep(op, kind, called=True)
-
-
-def _is_called(op: Op, kind: Any) -> bool | None:
-    owner, parts = _identity(op.func)
-    try:
-        return _called.get(owner, {}).get((parts, kind))
-    except TypeError:
-        # Something has no hash, so that no answer was kept.
-        return None
-
-
-def _keep(op: Op, kind: Any, *, called: bool) -> None:
-    owner, parts = _identity(op.func)
-    with contextlib.suppress(TypeError):
-        known = _called.setdefault(owner, {})
-        known[parts, kind] = called
-        if len(known) > _KINDS:
-            known.pop(next(iter(known)), None)
-
-
-def _identity(func: Any) -> tuple[Any, tuple[Any, ...]]:
-    """The function that lives as long as `func` does, and what partials and bound methods add to it."""
-    if isinstance(func, functools.partial):
-        owner, parts = _identity(func.func)
-        keywords = sorted(func.keywords.items())
-        return owner, (*parts, *map(_part, func.args), *((name, _part(value)) for name, value in keywords))
-    if isinstance(func, types.MethodType):
-        return func.__func__, (_part(func.__self__),)
-    return func, ()
-
-
-def _part(x: Any) -> Any:
-    try:
-        return weakref.ref(x)
-    except TypeError:
-        # The type tells 1 from True.
-        return type(x), x
+    why = op.reason_to_call
+    if not why:
+        try:
+            outs = jax.jit(traced)(*arrays)
+        except UntraceableError as error:
+            why = error.why
+        else:
+            _LOG.info("%s is traced", op.title)
+            return outs
+    _LOG.info("%s is called, not traced: %s", op.title, why)
+    return None
