@@ -7,6 +7,7 @@ sides of a branch, and the state of a loop before and after a turn, become the s
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -109,7 +110,10 @@ def form_of(v: Any, mark: int, memo: dict[Obj, Form]) -> Form:
     if is_array(v):
         return Form("arr", (v.shape, v.dtype, bool(getattr(v, "weak_type", False))))
     if isinstance(v, Union):
-        return Form("union", None, tuple(form_of(a, mark, memo) for a in v.alts))
+        parts = tuple(form_of(a, mark, memo) for a in v.alts)
+        if any(mergeable(a, b) for a, b in itertools.combinations(parts, 2)):
+            raise Refused("a variable is one of several objects that were made on this path", _COPY)
+        return Form("union", None, parts)
     if isinstance(v, Obj):
         if v.birth < mark:
             return Form("ref", v, (), v)
