@@ -300,7 +300,9 @@ def _refuse_in_combiner(operation: str, call: Call, batch: Batch) -> None:
 
 def _lowering(ctx: Any, *operands: Any, call: Call, batch: Batch) -> Any:
     _check_lowering(ctx, call)
-    if call.operands.conditional and _decides_once(ctx):
+    # On several devices, and on a mesh, the results of the two branches would have to be sharded alike.
+    has_no_mesh = _jaxcore.device_count(ctx) == 1 and jax.sharding.get_abstract_mesh().empty
+    if has_no_mesh and call.operands.conditional and math.prod(ctx.avals_in[0].shape) == 1:
         return _jaxcore.mlir.lower_fun(_branch, multiple_results=True)(ctx, *operands, call=call, batch=batch)
     results = [Struct(a.shape, a.dtype) for a in ctx.avals_out]
     # XLA skips a call whose results are all empty, so a stateful call gets a byte to return.
@@ -321,15 +323,6 @@ def _lowering(ctx: Any, *operands: Any, call: Call, batch: Batch) -> Any:
         return list(outs)[: len(ctx.avals_out)]
 
     return _jaxcore.mlir.lower_fun(run, multiple_results=True)(ctx, *operands)
-
-
-def _decides_once(ctx: Any) -> bool:
-    """Tell whether one flag of `when=` decides for all that the call does, on one device.
-
-    On several devices, and on a mesh, the results of the two branches would have to be sharded alike.
-    """
-    one_flag = math.prod(ctx.avals_in[0].shape) == 1
-    return one_flag and _jaxcore.device_count(ctx) == 1 and jax.sharding.get_abstract_mesh().empty
 
 
 def _branch(flag: Any, *args: Any, call: Call, batch: Batch) -> list[Any]:
