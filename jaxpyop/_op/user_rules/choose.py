@@ -53,6 +53,11 @@ def _function_of(call: Any) -> Call:
 
     With `on_error=` it is a plain FwdCall, because its receipts tell which runs failed.
     """
+    step, count = call.op.step, len(call.user_body.inputs.key_impls)
+    if isinstance(step, list) and len(step) != count:
+        raise ValueError(
+            f"{call.title}: step= has {len(step)} entries, and func has {count} array inputs; give each one"
+        )
     if call.operands.conditional:
         call = call.without_flag()
     return call if call.op.failures is None else FwdCall(call, plain=True)
