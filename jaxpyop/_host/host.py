@@ -143,9 +143,8 @@ class Host:
             else:
                 self._annotated(arrays, outs)
             if began is not None:
-                metrics.note_call(
-                    call, self.route, self.batch, began, self._nbytes, chained=self._is_chained(arrays, outs)
-                )
+                metrics.note_call(call, self.route, self.batch, began, self._nbytes)
+                metrics.note(call.op.name, chained=self._is_chained(arrays, outs))
             return
         except BaseException as error:
             if began is not None:

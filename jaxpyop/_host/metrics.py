@@ -88,7 +88,6 @@ def note_call(
     began: float,
     nbytes: tuple[int, int] = (0, 0),
     error: BaseException | None = None,
-    chained: bool = False,
 ) -> None:
     """Note a call that is over.
 
@@ -99,12 +98,10 @@ def note_call(
         began: the time when it began.
         nbytes: the bytes of its inputs and of its results.
         error: what it raised.
-        chained: whether it took a result of the call before it.
     """
     failure = "" if error is None else failure_text(error, call.title)
     amounts: dict[str, Any] = {route: 1, "elements": batch.count, "total_seconds": time.perf_counter() - began}
-    amounts |= {"bytes_in": nbytes[0], "bytes_out": nbytes[1], "failures": int(bool(failure)), "chained": chained}
-    note(call.op.name, failure, **amounts)
+    note(call.op.name, failure, **amounts, bytes_in=nbytes[0], bytes_out=nbytes[1], failures=int(bool(failure)))
 
 
 def nbytes(arrays: Sequence[Any]) -> int:
