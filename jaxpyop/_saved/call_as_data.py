@@ -116,7 +116,7 @@ def _op_to_data(op: Op, names: Names) -> dict[str, Any]:
     rules = {name: named("fwd of vjp=" if name == "fwd" else f"{name}=", getattr(op.rules, name)) for name in _RULES}
     options: dict[str, Any] = {field.name: _TYPES[str(field.type)](getattr(op, field.name)) for field in _FIELDS}
     options["vmap_method"] = op.vmap_method.name
-    options["step"] = to_data(op.step, lambda value: None)
+    options["step"] = op.step and to_data(op.step, lambda value: None)
     options["chunksize"] = None if op.chunksize is None else int(op.chunksize)
     return {
         "func": names.number(op.func, op.title, "func"),
