@@ -17,7 +17,7 @@ import numpy as np
 from jaxpyop import _jaxcore
 from jaxpyop._cut.inline import StaysWhole
 from jaxpyop._cut.plan import Options, plan_of
-from jaxpyop._host import strip_library_frames
+from jaxpyop._host import original_of, strip_library_frames
 from jaxpyop._op import copy_to_jax
 
 Loops: TypeAlias = Literal["compiled", "python"]
@@ -73,6 +73,13 @@ class CutFunction:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the function: cut where that is possible and faster, and otherwise as `jax.jit` does."""
+        try:
+            return self._run(args, kwargs)
+        except BaseException as error:
+            # JAX's error of a whole program stands for the exception of the user's function, as far as it comes now.
+            raise strip_library_frames(original_of(error), "jaxpyop.jit")  # noqa: B904  # It is the same error.
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # This comes first, so that nothing slows down JAX's fast path. It is also right under a transformation.
         if self._guard.all_whole:
             try:
@@ -93,10 +100,7 @@ class CutFunction:
         plan = outcome.plan
         if plan is None or (outcome.is_faster_whole and _runs_on_one_cpu(leaves)) or not _are_together(leaves):
             return self._run_whole(args, kwargs, leaves, key)
-        try:
-            return tree.unflatten(plan.run([x if isinstance(x, jax.Array) else _array(x) for x in leaves]))
-        except BaseException as error:
-            raise strip_library_frames(error, "jaxpyop.jit")  # noqa: B904  # It is the same error.
+        return tree.unflatten(plan.run([x if isinstance(x, jax.Array) else _array(x) for x in leaves]))
 
     def _run_whole(self, args: Any, kwargs: Any, leaves: Sequence[Any], key: Any) -> Any:
         for _ in range(2):

@@ -11,7 +11,15 @@ memory (XLA's and ours), host (the entry from XLA).
 """
 
 from jaxpyop._host import metrics
-from jaxpyop._host.errors import add_note, forget_locals, is_own_failure, note_arguments, reraise, strip_library_frames
+from jaxpyop._host.errors import (
+    add_note,
+    forget_locals,
+    is_own_failure,
+    note_arguments,
+    original_of,
+    reraise,
+    strip_library_frames,
+)
 from jaxpyop._host.guard import install_guard, verdict
 from jaxpyop._host.host import Host, Shared, store, take_back
 from jaxpyop._host.host_call import NO_BATCH, SEQUENTIAL, VMAP_METHODS, Batch, Environment, Method, VmapMethod

@@ -310,11 +310,17 @@ class reraise(contextlib.AbstractContextManager[None]):  # noqa: N801  # reads a
 
     # A generator with `contextmanager` would turn a StopIteration that passes into a RuntimeError.
     def __exit__(self, kind: object, error: BaseException | None, tb: object) -> None:
-        if error is None or (original := _original(error)) is error:
-            return
+        if error is not None and (original := original_of(error)) is not error:
+            raise strip_library_frames(original, "")
+
+
+def original_of(error: BaseException) -> BaseException:
+    """What a body raised, to be raised in place of the error of JAX's that tells of it; any other error itself."""
+    original = _original(error)
+    if original is not error:
         _jaxcore.forget_failed_programs()
         _keep_context(original, error)
-        raise strip_library_frames(original, "")
+    return original
 
 
 def _keep_context(original: BaseException, error: BaseException) -> None:

@@ -34,7 +34,7 @@ _COUNTED = "_jaxpyop_counted"
 _ROUTES = ("direct", "buffer", "callback", "cut", "traced")
 _NUMBERS = (
     *("elements", "runs", "rules", "function_seconds", "rule_seconds", "total_seconds", "bytes_in", "bytes_out"),
-    *("records", "pushed_out", "recomputed", "failures"),
+    *("records", "pushed_out", "recomputed", "failures", "chained", "worker_runs"),
 )
 _SECONDS_OF = {"runs": "function_seconds", "rules": "rule_seconds"}
 _ZEROS: dict[str, Any] = dict.fromkeys((*_ROUTES, *_NUMBERS), 0) | {"first_failure": ""}
@@ -135,7 +135,7 @@ def counted_in_worker() -> dict[str, dict[str, Any]]:
 def add_counted(totals: dict[str, dict[str, Any]]) -> None:
     """Add what a worker process counted to the reports of this process."""
     for name, amounts in totals.items():
-        note(name, **amounts)
+        note(name, **amounts | {"worker_runs": amounts["runs"]})
 
 
 def attach_counted(error: BaseException) -> None:
@@ -261,7 +261,7 @@ _ALWAYS_SHOWN = ("op", "route", "calls")
 def _row(name: str, totals: dict[str, Any]) -> dict[str, Any]:
     by_route = {route: totals.pop(route) for route in _ROUTES}
     inside = totals["function_seconds"] + totals["rule_seconds"]
-    row = {
+    row: dict[str, Any] = {
         "op": name,
         "route": ", ".join(route for route, count in by_route.items() if count),
         "traces": by_route.pop("traced"),
@@ -270,14 +270,25 @@ def _row(name: str, totals: dict[str, Any]) -> dict[str, Any]:
         "around_seconds": max(0.0, totals.pop("total_seconds") - inside),
         **totals,
     }
-    return {**row, "advice": _advice(row)}
+    chained, worker_runs = row.pop("chained"), row.pop("worker_runs")
+    return {**row, "advice": _advice(row, inside, chained, worker_runs)}
 
 
-def _advice(row: dict[str, Any]) -> str:
+def _advice(row: dict[str, Any], inside: Any, chained: int, worker_runs: int) -> str:
     if row["recomputed"] and row["pushed_out"]:
         return f"{row['pushed_out']} records were pushed out: increase max_record_bytes or max_records"
-    if row["calls"] >= 1000 and row["elements"] == row["calls"] and row["mean_seconds"] < 1e-3:
-        return f"{row['calls']} calls of one element: vmap and vmap_method='expand_dims' make one call of many"
+    if worker_runs >= 100 and row["around_seconds"] > inside:
+        around, inside = (_shown("function_seconds", seconds) for seconds in (row["around_seconds"], inside))
+        return (
+            f"the way to the workers and back took {around}, and func {inside}: without executor= the calls take less "
+            "time, unless most of it was the start of the workers"
+        )
+    is_chain = 2 * chained > row["calls"]
+    if row["calls"] >= 1000 and row["elements"] == row["calls"] and row["mean_seconds"] < 1e-3 and not is_chain:
+        return (
+            f"{row['calls']} calls of one element: if none needs the result of another, vmap and "
+            "vmap_method='expand_dims' make one call of many"
+        )
     return ""
 
 

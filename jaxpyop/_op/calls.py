@@ -10,6 +10,8 @@ py_function run the body, run it on the tape and keep a record, and answer from 
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -211,6 +213,12 @@ class UserCall(Call):
 
     def __repr__(self) -> str:
         return self.title
+
+    def without_flag(self) -> Call:
+        found = copy.copy(self)
+        found.body = self.user_body
+        found.operands = dataclasses.replace(self.operands, leading_inputs=0, conditional=False)
+        return found
 
     def linearize(self, perturbed: tuple[bool, ...]) -> Linearization:
         rules = self.op.rules

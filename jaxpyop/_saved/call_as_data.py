@@ -47,7 +47,7 @@ _NOT_SAVED = {"title", "mode", "reason_to_call"}
 # Flags and texts are saved as they are. Any other option needs code of its own below.
 _TYPES = {"bool": bool, "str": str}
 _FIELDS = [field for field in dataclasses.fields(Op) if field.type in _TYPES and field.name not in _NOT_SAVED]
-_OPTIONS = {*(field.name for field in _FIELDS), "vmap_method", "chunksize"}
+_OPTIONS = {*(field.name for field in _FIELDS), "vmap_method", "chunksize", "step"}
 _RULES = tuple(field.name for field in dataclasses.fields(Rules))
 
 
@@ -116,6 +116,7 @@ def _op_to_data(op: Op, names: Names) -> dict[str, Any]:
     rules = {name: named("fwd of vjp=" if name == "fwd" else f"{name}=", getattr(op.rules, name)) for name in _RULES}
     options: dict[str, Any] = {field.name: _TYPES[str(field.type)](getattr(op, field.name)) for field in _FIELDS}
     options["vmap_method"] = op.vmap_method.name
+    options["step"] = op.step and to_data(op.step, lambda value: None)
     options["chunksize"] = None if op.chunksize is None else int(op.chunksize)
     return {
         "func": names.number(op.func, op.title, "func"),
@@ -190,6 +191,7 @@ def _op_from_data(data: dict[str, Any], functions: _Functions) -> Op:
     func, mode = item(functions, data["func"]), "eager" if options["on_jax"] else None
     shapes = partial if asked is None else asked
     options |= rules | {"executor": None, "on_error": on_error}
+    options["step"] = from_data(options.get("step"), lambda leaf: None)
     return make_op(func=func, tout=tout, mode=mode, output_shapes=shapes, **options)
 
 

@@ -16,7 +16,7 @@ from jaxpyop import _jaxcore
 from jaxpyop._cut import CutFunction, Loops, holds_call
 from jaxpyop._op import SLOT, without_weak_type
 from jaxpyop._saved.call_as_data import CallsToData, calls_from_data
-from jaxpyop._saved.file_format import from_data, packed, structs_from_data, to_data, unpacked
+from jaxpyop._saved.file_format import check_type, from_data, packed, structs_from_data, to_data, unpacked
 from jaxpyop._saved.function_names import Names, changed_functions, check_functions, find_functions
 from jaxpyop._saved.plan_as_data import Loader, Saver
 
@@ -123,6 +123,7 @@ def export(
             "loops": loops,
             "vjp_order": vjp_order,
             "arguments": _structure_to_data(jax.tree.structure(traced.args_info), "an argument"),
+            "names": _jaxcore.names_of_inputs(traced.jaxpr),
             "results": _structure_to_data(traced.out_tree, "the result"),
             "functions": names.data,
             "calls": saver.calls.data,
@@ -240,16 +241,22 @@ def _loaded(plan: Mapping[str, Any], blobs: Sequence[bytes], functions: Sequence
     _check_x64(x64)
     run = Loader(calls_from_data(plan["calls"], functions), blobs).program(plan["program"])
     expected, results = _structure_from_data(plan["arguments"]), _structure_from_data(plan["results"])
-    flat = run if order else _without_derivative(run)
+    flat, inputs = run if order else _without_derivative(run), plan["program"]["inputs"]
+    # Files from before the names were stored have numbers in their place.
+    names = plan.get("names") or [f"input {k}" for k in range(len(inputs))]
+    named_inputs = list(zip(names, inputs, strict=True))
 
     def program(*args: Any, **kwargs: Any) -> Any:
         _check_x64(x64)
         leaves, tree = jax.tree.flatten((args, kwargs))
         if tree != expected:
             raise TypeError(f"the program was exported for arguments of the structure {expected}, and got {tree}")
-        return jax.tree.unflatten(results, flat(*(without_weak_type(jax.numpy.asarray(x)) for x in leaves)))
+        arrays = [without_weak_type(jax.numpy.asarray(x)) for x in leaves]
+        for x, (name, like) in zip(arrays, named_inputs):
+            check_type(x, like, f"{plan['name']}: the argument {name}")
+        return jax.tree.unflatten(results, flat(*arrays))
 
-    if (structs := structs_from_data(plan["program"]["inputs"])) is not None:
+    if (structs := structs_from_data(inputs)) is not None:
         # Tracing the program once finds steps whose shapes and dtypes do not match.
         args, kwargs = jax.tree.unflatten(expected, structs)
         jax.eval_shape(program, *args, **kwargs)

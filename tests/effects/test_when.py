@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+import jaxpyop
 from tests.effects.ops import F, every_route, wait
 from tests.shared.checks import Counter, close
 from tests.shared.functions import APIS, every_api, numpy_function, py_func, py_function
@@ -97,6 +98,26 @@ def test_batches_of_numpy_functions(route):
         f = jax.vmap(lambda x, w: numpy_function(body, [x], F, when=w, **options))  # noqa: B023
         close(wait(route(f)(XS[:, None] * jnp.ones(3), XS > 1)), [[0] * 3, [0] * 3, [5] * 3, [7] * 3])
         assert body.count == 2
+
+
+SKIPPING = {
+    "stateless": lambda body, x, w: numpy_function(body, [x], F, when=w),
+    "stateful": lambda body, x, w: numpy_function(body, [x], F, when=w, stateful=True),
+    "ordered": lambda body, x, w: numpy_function(body, [x], F, when=w, ordered=True),
+    "fwd": lambda body, x, w: jax.value_and_grad(
+        lambda x: numpy_function(body, [x], F, when=w, vjp=(lambda x: (body(x), ()), lambda r, c: c[0]))
+    )(x)[0],
+}
+
+
+@pytest.mark.parametrize("op", SKIPPING.values(), ids=SKIPPING)
+def test_a_program_enters_python_only_where_one_flag_is_true(op):
+    body = counted()
+    f = jax.jit(jax.vmap(lambda x: lax.scan(lambda x, i: (x + op(body, x, i % 4 == 0), None), x, jnp.arange(8))[0]))
+    with jaxpyop.report() as report:
+        close(wait(f(XS)), 9 * XS + 4)
+    assert report.rows()[0]["calls"] == 2
+    assert body.count == 2 * len(XS)
 
 
 WHOLE = ["expand_dims", "broadcast_all"]

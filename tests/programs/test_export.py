@@ -65,7 +65,7 @@ def test_symbolic_shapes():
     again = loaded(fun, jax.ShapeDtypeStruct((n,), F))
     for x in (X, jnp.arange(5.0)):
         np.testing.assert_allclose(again(x), fun(x), rtol=1e-6)
-    with pytest.raises(ValueError, match="input 0 has the shape"):
+    with pytest.raises(ValueError, match=r"<lambda>: the argument x has the shape \(2, 2\) where"):
         again(jnp.ones((2, 2)))
 
 
@@ -118,8 +118,8 @@ def test_a_batch_of_a_loaded_program_is_refused_unless_it_was_exported():
 
 
 OTHERS = {
-    "a shape": ((jnp.ones(4),), "input 0 has the shape"),
-    "a dtype": ((jnp.ones(3, jnp.int32),), "input 0 is int32"),
+    "a shape": ((jnp.ones(4),), "of_branches: the argument x has the shape"),
+    "a dtype": ((jnp.ones(3, jnp.int32),), "of_branches: the argument x is int32"),
     "too many": ((X, X), "arguments of the structure"),
     "a structure": (([X],), "arguments of the structure"),
 }
@@ -130,6 +130,15 @@ def test_other_arguments(args, said):
     again = loaded(of_branches, X)
     with pytest.raises((ValueError, TypeError), match=said):
         again(*args)
+
+
+def test_an_argument_is_named_by_its_place():
+    """As in the function that was exported, without its static arguments."""
+    fun = jax.jit(lambda n, weights, *, rate: of_branches(weights["a"]) * rate * n, static_argnums=0)
+    again = jaxpyop.load(jaxpyop.export(fun)(2, {"a": X}, rate=F(1)).to_bytes(), allow=HERE)
+    for weights, rate, said in ((X[:2], F(1), r"weights\['a'\] has"), (X, jnp.int32(1), "rate is")):
+        with pytest.raises(ValueError, match=f": the argument {said} .* where the program was exported for"):
+            again({"a": weights}, rate=rate)
 
 
 def test_other_settings():

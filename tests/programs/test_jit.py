@@ -276,18 +276,33 @@ def test_a_scan_from_python(turns, reverse):
     same(jaxpyop.jit(program, loops="python")(X, rows), jax.jit(program)(X, rows))
 
 
-def test_an_exception_is_the_original_with_the_users_lines_alone():
+def came_from_jax(error):
+    """Whether a program that was not cut raised the exception."""
+    return isinstance(error.__context__, (jax.errors.JaxRuntimeError, ValueError))
+
+
+def test_an_exception_that_comes_after_the_call_is_for_reraise():
+    """JAX runs a program in the background where an input is still being computed."""
+    squares = jax.jit(lambda a: jax.lax.fori_loop(0, 40, lambda i, a: a @ a / 300, a)[0])
+    whole = jaxpyop.jit(lambda x: numpy_function(missing, [x], F))
+    with pytest.raises(KeyError, match="mine"), jaxpyop.reraise():
+        jax.block_until_ready(whole(squares(jnp.ones((300, 300)))))
+
+
+@pytest.mark.parametrize("op", [py_function, numpy_function], ids=["cut", "whole"])
+def test_an_exception_is_the_original_with_the_users_lines_alone(op):
     error = KeyError("mine")
 
     def body(x):
         # Without the frames of the time before.
         raise error.with_traceback(None)
 
-    cut = jaxpyop.jit(lambda x: py_function(body, [x * 2], F, output_shapes=()) + 1)
+    cut = jaxpyop.jit(lambda x: op(body, [x * 2], F, output_shapes=()) + 1)
     for _ in range(2):
         with pytest.raises(KeyError, match="mine") as caught:
             cut(X)
         assert caught.value is error
+        assert came_from_jax(error) == (op is numpy_function)
         assert caught.traceback[-1].name == "body"
         ours = [entry.path.name for entry in caught.traceback if entry.path.is_relative_to(PACKAGE)]
         assert ours in ([], ["jit.py"])
@@ -426,7 +441,7 @@ def missing(x):
 
 
 def stays_whole_for_two(x):
-    """A program without calls for two elements, and otherwise one that is cut, which its exception shows."""
+    """A program without calls for two elements, and otherwise one that is cut, as its exception shows."""
     return jnp.sin(x) if x.shape == (2,) else py_function(missing, [x], F, output_shapes=x.shape)
 
 
@@ -445,8 +460,9 @@ def test_what_stays_whole_for_some_types_is_cut_for_others(before):
         same(cut(X[:2]), jnp.sin(X[:2]))
     before(cut)
     for _ in range(2):
-        with pytest.raises(KeyError, match="mine"):
+        with pytest.raises(KeyError, match="mine") as caught:
             cut(X)
+        assert not came_from_jax(caught.value)
         same(cut(X[:2]), jnp.sin(X[:2]))
 
 
@@ -455,5 +471,6 @@ def test_a_loop_is_cut_although_another_wrapper_left_it_whole():
     body = lambda i, c: py_function(missing, [c], F, output_shapes=(3,))
     in_a_loop = lambda x: jax.lax.fori_loop(0, 2, body, x)
     for options in ({}, {"loops": "python"}, {}):
-        with pytest.raises(KeyError if options else jax.errors.JaxRuntimeError, match="mine"):
+        with pytest.raises(KeyError, match="mine") as caught:
             jaxpyop.jit(in_a_loop, **options)(X)
+        assert came_from_jax(caught.value) != bool(options)

@@ -187,7 +187,10 @@ FEATURES = {
         lambda x: numpy_function(np_cube, [x], F, vjp=(fwd_of_cube, bwd_of_cube), jvp=jvp_of_cube), _cube, order=1
     ),
     'vjp="numerical"': Feature(
-        lambda x: numpy_function(np_cube, [x], F, vjp="numerical", jvp="numerical"), _cube, order=1, tolerance=1e-2
+        lambda x: numpy_function(np_cube, [x], F, vjp="numerical", jvp="numerical", step=[5e-3]),
+        _cube,
+        order=1,
+        tolerance=1e-2,
     ),
     "transpose=": Feature(lambda x: numpy_function(scale, [x], F, transpose=transpose_of_scale), lambda x: 4 * x),
     "a written input": Feature(lambda x: numpy_function(write_into_its_input, [x], F), lambda x: 3 * x, order=0),

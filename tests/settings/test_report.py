@@ -188,6 +188,20 @@ def test_records_that_were_pushed_out_are_told(make):
     assert "2 records were pushed out: increase max_record_bytes" in str(report)
 
 
+CHAINS = {
+    "a chain": (lambda f, x: (f(x), None), ""),
+    "a walk": (lambda f, x: (x + 1, f(x)), "1000 calls of one element"),
+}
+
+
+@pytest.mark.parametrize(("step", "advice"), CHAINS.values(), ids=CHAINS)
+def test_a_chain_cannot_be_one_batch(step, advice):
+    f = numpy_op(np.cos)
+    row = counted(lambda: jax.jit(lambda x: jax.lax.scan(lambda x, _: step(f, x), x, None, 1000))(2.0))["sine"]
+    assert row["calls"] == 1000
+    assert row["advice"][:25] == advice
+
+
 def test_advice_and_the_table():
     with jaxpyop.report() as report:
         for _ in range(1000):
@@ -195,7 +209,7 @@ def test_advice_and_the_table():
     head, row, said = str(report).splitlines()
     assert head.split("  ")[0] == "op"
     assert row.split()[:5] == ["<s>", "direct", "1000", "1000", "1000"]
-    assert said == "<s>: 1000 calls of one element: vmap and vmap_method='expand_dims' make one call of many"
+    assert said.startswith("<s>: 1000 calls of one element: if none needs the result of another, vmap and vmap_method=")
     assert repr(report) == str(report)
     assert str(jaxpyop.report()).split() == ["op", "route", "calls"]
 
@@ -263,3 +277,5 @@ def test_in_worker_processes(tmp_path):
             assert found == (len(marks.replace("r", "")), marks.count("r"), marks.count("!")), name
             assert row["elements"] == row["calls"] * np.size(x)
             assert row["function_seconds"] > 0
+        row = counted(lambda: jax.vmap(numpy_op(np.sin, None, executor=pool, chunksize=1))(jnp.ones(100)))["sine"]
+        assert row["advice"].startswith("the way to the workers and back took")

@@ -215,7 +215,8 @@ def constants(
 #
 # An op with `when=` is there at every step, and runs at some of them. The flag is the call's first input, an array like
 # the others. So `vmap`, `scan` and the derivatives treat it like any input, and `ConditionalBody` reads it when it
-# runs. We test it in Python, because `vmap` of a `cond` would run both branches.
+# runs. We test it in Python, because `vmap` of a `cond` would run both branches. Only where one flag decides for the
+# whole call, the lowering makes a branch of it, so that a program enters Python only where the flag is true.
 
 
 class ConditionalBody(DerivedBody):

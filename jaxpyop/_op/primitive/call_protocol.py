@@ -171,6 +171,10 @@ class Call:
         said = f"assumed, {source}" if source else "declared"
         check_shape(shape, Leaf(TOKEN, expected), lead, said, self.op.origin_of_array(index), self.title)
 
+    def without_flag(self) -> Call:
+        """The same call without the flag of `when=`, if it has one: it always runs."""
+        raise NotImplementedError
+
     # --------------------------------------------------------------- its derivative
 
     def linearize(self, perturbed: tuple[bool, ...]) -> Linearization:

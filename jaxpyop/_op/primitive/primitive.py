@@ -300,6 +300,10 @@ def _refuse_in_combiner(operation: str, call: Call, batch: Batch) -> None:
 
 def _lowering(ctx: Any, *operands: Any, call: Call, batch: Batch) -> Any:
     _check_lowering(ctx, call)
+    # On several devices, and on a mesh, the results of the two branches would have to be sharded alike.
+    has_no_mesh = _jaxcore.device_count(ctx) == 1 and jax.sharding.get_abstract_mesh().empty
+    if has_no_mesh and call.operands.conditional and math.prod(ctx.avals_in[0].shape) == 1:
+        return _jaxcore.mlir.lower_fun(_branch, multiple_results=True)(ctx, *operands, call=call, batch=batch)
     results = [Struct(a.shape, a.dtype) for a in ctx.avals_out]
     # XLA skips a call whose results are all empty, so a stateful call gets a byte to return.
     padding = int(call.stateful and not any(math.prod(r.shape) for r in results))
@@ -319,6 +323,19 @@ def _lowering(ctx: Any, *operands: Any, call: Call, batch: Batch) -> Any:
         return list(outs)[: len(ctx.avals_out)]
 
     return _jaxcore.mlir.lower_fun(run, multiple_results=True)(ctx, *operands)
+
+
+def _branch(flag: Any, *args: Any, call: Call, batch: Batch) -> list[Any]:
+    """Enter Python only where the flag of `when=` is true, which takes less time than to test it in Python.
+
+    The branch is made when the program is lowered, because `vmap` and the derivatives of a `cond` would run both of its
+    branches, and refuse effects.
+    """
+    taken, inner = call.without_flag(), batch.with_inputs(lambda mask: mask[1:])
+    fills = [*(leaf.fill for leaf in call.op.spec.leaves), *(0 for _ in call.operands.extra_results)]
+    shapes = call.result_structs([flag, *args], batch)
+    absent = lambda: [jnp.full(s.shape, fill, s.dtype) for s, fill in zip(shapes, fills, strict=True)]
+    return jax.lax.cond(flag.reshape(()), lambda: bind(taken, *args, batch=inner), absent)
 
 
 def _lower_to_buffers(ctx: Any, host: Host, operands: Sequence[Any], results: list[Struct]) -> Sequence[Any]:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
+import numbers
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -94,6 +96,33 @@ def read_rules(options: dict[str, Any], spec: Any, api: str) -> Rules:
         # Whoever asks for reverse mode by differences gets forward mode in the same way.
         jvp = NUMERICAL
     return Rules(vjp_rule, fwd, jvp, transpose)
+
+
+def read_step(step: Any, rules: Rules, api: str) -> Any:
+    """Return the steps of numerical derivatives: a pair (absolute, relative), or a list of them for the array inputs.
+
+    Raises:
+        ValueError: a step is no positive number and no such pair, or the op has no numerical rule.
+    """
+    if step is None:
+        return None
+    if NUMERICAL not in (rules.vjp, rules.jvp):
+        raise ValueError(f"{api}: step= is for vjp='numerical' and jvp='numerical'; pass one of these, or remove step=")
+    if isinstance(step, list):
+        return [None if one is None else _read_one_step(one, step, api) for one in step]
+    return _read_one_step(step, step, api)
+
+
+def _read_one_step(one: Any, step: Any, api: str) -> tuple[float, float]:
+    pair = one if isinstance(one, tuple) else (one, one)
+    if len(pair) == 2 and all(isinstance(s, numbers.Real) and s is not True for s in pair):
+        absolute, relative = map(float, pair)
+        if 0 < absolute < math.inf and 0 <= relative < math.inf:
+            return absolute, relative
+    raise ValueError(
+        f"{api}: step is {step!r}; expected a number above 0, such as 1e-3, a pair (absolute, relative) such as "
+        "(1e-3, 0.0), whose first number is above 0, or a list with one of these, or None, for each array input"
+    )
 
 
 def _read_vjp(vjp: Any, api: str) -> tuple[Any, Any]:

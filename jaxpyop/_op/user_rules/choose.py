@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 import functools
 from typing import Any
 
@@ -55,10 +53,13 @@ def _function_of(call: Any) -> Call:
 
     With `on_error=` it is a plain FwdCall, because its receipts tell which runs failed.
     """
+    step, count = call.op.step, len(call.user_body.inputs.key_impls)
+    if isinstance(step, list) and len(step) != count:
+        raise ValueError(
+            f"{call.title}: step= has {len(step)} entries, and func has {count} array inputs; give each one"
+        )
     if call.operands.conditional:
-        call = copy.copy(call)
-        call.body = call.user_body
-        call.operands = dataclasses.replace(call.operands, leading_inputs=0, conditional=False)
+        call = call.without_flag()
     return call if call.op.failures is None else FwdCall(call, plain=True)
 
 

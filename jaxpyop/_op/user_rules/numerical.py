@@ -7,7 +7,9 @@ function runs: on its executor, with its progress bar.
 
 The step is the cube root of the dtype's machine epsilon (0.005 for float32), times the absolute value of the element if
 that is above one. With this step, the truncation error of the difference quotient is about as large as its rounding
-error.
+error. The user may give other steps: for each input an absolute one, and one relative to the element.
+
+Overflows and NaN are in the results, and NumPy does not warn of them, because they are no mistake in the user's code.
 """
 
 from __future__ import annotations
@@ -57,14 +59,19 @@ def _slopes(
         lead: the sizes of the batch axes.
     """
     inputs, outputs, _ = body.split(arrays)
-    relative_step = float(np.cbrt(max(float(jnp.finfo(a.dtype).eps) for a in (*inputs, *outputs) if is_inexact(a))))
+    steps = _steps(body, inputs, outputs)
     distances: list[np.ndarray[Any, Any]] = []
 
     def ends() -> Iterator[list[Any]]:
         for direction in directions:
-            step = relative_step * _size_of_step(inputs, direction, len(lead))
+            step = _length_of_step(inputs, direction, steps, len(lead))
             plus, minus = ([_moved(x, t, sign * step) for x, t in zip(inputs, direction)] for sign in (1, -1))
             distances.append(_distance(plus, minus, direction, len(lead)))
+            if body.op.step is not None and not distances[-1].all():
+                raise ValueError(
+                    f"{body.op.title}: step={body.op.step} is so small that an input plus the step is rounded to the "
+                    "input itself; pass a larger step, or inputs of 64 bits"
+                )
             yield from (plus, minus)
 
     runs = _run_all(body.function, ends(), 2 * count, lead)
@@ -74,40 +81,52 @@ def _slopes(
             # The last result is a receipt, which tells which elements failed.
             failed = failed | np.any([results.pop()[..., 0] == 0 for results in pair], axis=0)
         values = [(_in_double(a), _in_double(b)) for a, b, o in zip(*pair, outputs) if is_inexact(o)]
-        with np.errstate(invalid="ignore", over="ignore"):
+        with np.errstate(all="ignore"):
             found.append([(a - b) / expanded(distances[len(found)], a) for a, b in values])
     return found, failed
 
 
+def _steps(body: Body, inputs: Sequence[Any], outputs: Sequence[Any]) -> list[tuple[float, float]]:
+    """Return for each input the absolute step, and the one that is relative to an element. The larger one counts."""
+    step = float(np.cbrt(max(float(jnp.finfo(a.dtype).eps) for a in (*inputs, *outputs) if is_inexact(a))))
+    given = body.op.step
+    each = given if isinstance(given, list) else [given] * len(inputs)
+    return [(step, step) if one is None else one for one in each]
+
+
+@np.errstate(all="ignore")
 def _moved(x: Any, tangent: Any, step: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return np.array(x) if tangent is None else (_in_double(x) + expanded(step, tangent) * tangent).astype(x.dtype)
 
 
-def _size_of_step(inputs: Sequence[Any], direction: _Direction, axes: int) -> np.ndarray[Any, Any]:
-    """Return the step along a direction, for each element, as a multiple of the relative step.
+@np.errstate(all="ignore")
+def _length_of_step(inputs: Sequence[Any], direction: _Direction, steps: Any, axes: int) -> np.ndarray[Any, Any]:
+    """Return the step along a direction, for each element.
 
     Args:
         inputs: the inputs of the function.
-        direction: the direction.
+        direction: the direction. The inputs that it moves have one step.
+        steps: the steps of all inputs.
         axes: the number of batch axes.
     """
+    absolute, relative = next(step for step, t in zip(steps, direction) if t is not None)
     moved = [(np.abs(_in_double(x)), np.abs(t)) for x, t in zip(inputs, direction) if t is not None]
     total = sum(_over_elements(t, axes, np.sum) for _, t in moved)
     weighted = sum(_over_elements(x * t, axes, np.sum) for x, t in moved)
     largest = np.asarray(functools.reduce(np.maximum, (_over_elements(t, axes, np.max) for _, t in moved)))
     still = largest == 0
-    size = np.where(still, 1.0, np.maximum(1.0, weighted / np.where(still, 1.0, total)))
-    return size / np.where(still, 1.0, largest)
+    length = np.where(still, absolute, np.maximum(absolute, relative * weighted / np.where(still, 1.0, total)))
+    return length / np.where(still, 1.0, largest)
 
 
+@np.errstate(all="ignore")
 def _distance(plus: Sequence[Any], minus: Sequence[Any], direction: _Direction, axes: int) -> np.ndarray[Any, Any]:
     """Return how far two points lie apart along a direction, once they are rounded to the dtypes of the inputs."""
     total, across = np.zeros(()), np.zeros(())
     for a, b, t in zip(plus, minus, direction):
         if t is not None:
             size = np.abs(t)
-            with np.errstate(invalid="ignore"):
-                gaps = np.real((_in_double(a) - _in_double(b)) * np.conj(t) / np.where(size == 0, 1.0, size))
+            gaps = np.real((_in_double(a) - _in_double(b)) * np.conj(t) / np.where(size == 0, 1.0, size))
             across = across + _over_elements(np.where(size == 0, 0.0, gaps), axes, np.sum)
             total = total + _over_elements(size, axes, np.sum)
     return np.where(total == 0, 1.0, across / np.where(total == 0, 1.0, total))
@@ -136,20 +155,24 @@ def _with_fills(
     return [np.where(expanded(failed, v), fill, v) for v, fill in zip(values, body.fills(arrays, lead))]
 
 
-def _by_magnitude(inputs: Sequence[Any], tangents: Sequence[Any], lead: tuple[int, ...]) -> list[_Direction]:
-    """Split the tangents into parts that add up to them. Each part moves input elements of about the same magnitude.
+@np.errstate(all="ignore")
+def _by_magnitude(
+    inputs: Sequence[Any], tangents: Sequence[Any], step: tuple[float, float], lead: tuple[int, ...]
+) -> list[_Direction]:
+    """Split tangents into parts that add up to them. Each part moves input elements that need about the same step.
 
-    The first part moves the input elements between the largest one and a tenth of it. Each further part moves the
-    elements of one of the powers of ten below that.
+    The first part moves the input elements whose step is between the largest one and a tenth of it. Each further part
+    moves the elements of one of the powers of ten below that.
     """
+    ratio = step[1] / step[0]
     wide: list[Any] = [None if t is None else _in_double(t) for t in tangents]
-    moved = [(k, np.log10(np.maximum(1.0, np.abs(_in_double(inputs[k]))))) for k, t in enumerate(wide) if t is not None]
+    of_elements = {k: np.abs(_in_double(inputs[k])) * ratio for k, t in enumerate(wide) if t is not None}
+    moved = [(k, np.log10(np.maximum(1.0, size))) for k, size in of_elements.items()]
     largest = np.zeros(lead)
     for k, power in moved:
         largest = np.maximum(largest, _over_elements(np.where(wide[k] != 0, power, 0.0), len(lead), np.max))
-    with np.errstate(invalid="ignore"):
-        # For NaN and infinity it does not matter in which part they are.
-        below = {k: np.nan_to_num(expanded(largest, power) - power) // 1 for k, power in moved}
+    # For NaN and infinity it does not matter in which part they are.
+    below = {k: np.nan_to_num(expanded(largest, power) - power) // 1 for k, power in moved}
     found = {place for k, places in below.items() for place in places[wide[k] != 0].tolist()}
     return [
         [None if t is None else np.where(below[k] == place, t, 0.0) for k, t in enumerate(wide)]
@@ -168,10 +191,15 @@ class NumericalJvp(TangentBody):
 
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
         inputs, outputs, tangents = self.split(arrays)
+        tangents, steps = self.per_input(tangents), _steps(self, inputs, outputs)
         # One step only suits elements of about the same magnitude, so each part gets a step of its own.
-        along = _by_magnitude(inputs, self.per_input(tangents), lead)
+        along: list[_Direction] = []
+        for step in dict.fromkeys(step for step, t in zip(steps, tangents) if t is not None):
+            of_step = [t if own == step else None for own, t in zip(steps, tangents)]
+            along += _by_magnitude(inputs, of_step, step, lead)
         slopes, failed = _slopes(self, arrays, along, len(along), lead)
-        found = [np.asarray(sum(parts)).astype(o.dtype) for *parts, o in zip(*slopes, filter(is_inexact, outputs))]
+        with np.errstate(all="ignore"):
+            found = [np.asarray(sum(parts)).astype(o.dtype) for *parts, o in zip(*slopes, filter(is_inexact, outputs))]
         return _with_fills(self, found, failed, arrays, lead)
 
 
@@ -199,12 +227,14 @@ class NumericalVjp(CotangentBody):
         ]
         slopes, failed = _slopes(self, arrays, (_unit(inputs, *place) for place in places), len(places), lead)
         found = {k: np.zeros((*lead, *inputs[k].shape[len(lead) :]), _in_double(inputs[k]).dtype) for k in wanted}
-        for changes, (k, index, axis) in zip(slopes, places):
-            # JAX multiplies complex tangents and cotangents without conjugating either of them.
-            products = [np.real(_in_double(ct) * c) for ct, c in zip(cotangents, changes) if ct is not None]
-            total = sum(_over_elements(product, len(lead), np.sum) for product in products)
-            found[k][(..., *index)] += total * np.conj(axis)
-        return _with_fills(self, [v.astype(inputs[k].dtype) for k, v in found.items()], failed, arrays, lead)
+        with np.errstate(all="ignore"):
+            for changes, (k, index, axis) in zip(slopes, places):
+                # JAX multiplies complex tangents and cotangents without conjugating either of them.
+                products = [np.real(_in_double(ct) * c) for ct, c in zip(cotangents, changes) if ct is not None]
+                total = sum(_over_elements(product, len(lead), np.sum) for product in products)
+                found[k][(..., *index)] += total * np.conj(axis)
+            rounded = [v.astype(inputs[k].dtype) for k, v in found.items()]
+        return _with_fills(self, rounded, failed, arrays, lead)
 
 
 def _unit(inputs: Sequence[Any], k: int, index: tuple[int, ...], axis: complex) -> _Direction:

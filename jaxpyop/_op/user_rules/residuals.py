@@ -188,6 +188,9 @@ class FwdCall(Call):
     def note_shapes(self, structs: Sequence[Struct], results: Sequence[Struct]) -> None:
         self.body.base.note_shapes(structs[self.operands.leading_inputs :], results)
 
+    def without_flag(self) -> Call:
+        return FwdCall(self._call.without_flag(), plain=self.body.plain)
+
     def _runs(self, arrays: Sequence[Any]) -> bool:
         # The flag of `when=` is the first input. All elements of a block have the same flag.
         return not self.operands.conditional or bool(np.asarray(arrays[0]).any())

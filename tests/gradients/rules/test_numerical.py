@@ -35,6 +35,34 @@ def test_the_step():
     assert sorted(float(x) > 100 for (x,) in func.seen) == [False, False, True]
 
 
+STEPS = {
+    "a number": (1e-2, [1e-2, 1e-2, 1.0]),
+    "absolute": ((1e-2, 0.0), [1e-2, 1e-2, 1e-2]),
+    "relative": ((1e-6, 1e-2), [1e-2, 1e-6, 1.0]),
+    "of each input": ([(1e-2, 0), 0.25, None], [1e-2, 0.25, 0.5]),
+}
+
+
+@pytest.mark.parametrize(("step", "expected"), STEPS.values(), ids=STEPS)
+def test_the_steps_of_the_user(step, expected):
+    func = Counter(lambda *inputs: inputs)
+    op = lambda *inputs: sum(numpy_function(func, inputs, [F(0)] * 3, vjp="numerical", step=step))
+    at = (1.0, 1e-5, 100.0)
+    np.testing.assert_allclose(jax.jit(jax.grad(op, (0, 1, 2)))(*at), [1, 1, 1], rtol=1e-2)
+    moved = np.array(func.seen[1:], float)[::2] - np.float32(at)
+    np.testing.assert_allclose(moved, np.diag(expected), rtol=2e-2, atol=1e-9)
+    np.testing.assert_allclose(jax.jvp(op, at, (1.0, 2.0, 3.0))[1], 6, rtol=1e-2)
+
+
+def test_no_warning_of_numpys_own_comes_out():
+    """All warnings are errors in tests."""
+    for func in (lambda x: x, lambda x: np.float32(3e38) if x > 1 else np.float32(-3e38)):
+        op = lambda x: numpy_function(func, [x], F(0), vjp="numerical")  # noqa: B023
+        for x in (1.0, 3e38, jnp.inf, jnp.nan):
+            for ct in (1.0, jnp.inf):
+                jax.vjp(op, x)[1](F(ct)), jax.jvp(op, (x,), (ct * 3e38,))
+
+
 @pytest.mark.usefixtures("x64")
 def test_in_64_bits_it_is_more_exact():
     op = lambda x: numpy_function(np.sin, [x], jnp.float64, **BOTH)

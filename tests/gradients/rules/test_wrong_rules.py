@@ -76,12 +76,25 @@ def test_exceptions_of_rules_come_out(which, transform):
     assert caught.value is error
 
 
-sine = lambda **options: numpy_function(np.sin, [1.0], F, **options)
+sine = lambda x=1.0, **options: numpy_function(np.sin, [x], F(0), **options)
+stepped = lambda x: sine(x, vjp="numerical", step=[None, None])
 REFUSED = {
     "no function": (lambda: sine(vjp=3), r"vjp must be a function f\(inputs, outputs, cotangents\), a pair"),
     "three": (lambda: sine(vjp=(np.sin, np.sin, np.sin)), r"or a pair of functions \(fwd, bwd\)"),
     "other text": (lambda: sine(jvp="numeric"), "jvp must be a function .* or 'numerical', got 'numeric'"),
     "numerical transpose": (lambda: sine(transpose="numerical"), r"transpose must be a function f\(cotangents\)"),
+    "a step of 0": (lambda: sine(vjp="numerical", step=[None, 0]), r"step is \[None, 0\]; expected a number above 0"),
+    "no pair": (
+        lambda: sine(vjp="numerical", step=(1, 2, 3)),
+        r"step is \(1, 2, 3\); .* a pair \(absolute, relative\)",
+    ),
+    "a step of True": (lambda: sine(jvp="numerical", step=True), "step is True; expected a number"),
+    "a step for a rule": (lambda: sine(vjp=np.sin, step=1e-3), "step= is for vjp='numerical' .* or remove step="),
+    "another count of steps": (lambda: jax.grad(stepped)(1.0), "'sin': step= has 2 entries, .* 1 array inputs"),
+    "a step that is rounded": (
+        lambda: jax.grad(lambda x: sine(x, vjp="numerical", step=1e-9))(1.0),
+        "step=.* is so small",
+    ),
     "transpose and vjp": (lambda: sine(transpose=np.sin, vjp=np.sin), "remove vjp= and jvp="),
     "of integers": (lambda: numpy_function(np.sin, [1.0], jnp.int32, transpose=np.sin), "no result .* is floating"),
     "stateful": (lambda: py_func(np.sin, [1.0], F, vjp="numerical"), "call func again, .* pass stateful=False"),
