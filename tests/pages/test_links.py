@@ -1,13 +1,16 @@
-"""Every link from page to page leads somewhere."""
+"""Every link from page to page leads somewhere, and the files of the package that a page names are there."""
 
-import os
+import posixpath
 import re
 
 import pytest
 
 from tests.pages.pages import PAGES, ROOT, without_fences
 
-LINK = re.compile(r"\]\((?P<file>[^()#\s]*)#?(?P<anchor>[^()\s]*)\)")
+LINK = re.compile(r"\]\((?!https:|mailto:)(?P<file>[^()#\s]*)#?(?P<anchor>[^()\s]*)\)")
+# A file of the package, with the name in it that stands behind it in the table of caches.
+SOURCE = re.compile(r"(?<![\w/])(_[a-z]+/[\w/]+\.py)(?:`: `(\w+)`)?")
+SOURCES = {p.relative_to(ROOT).as_posix(): p.read_text(encoding="utf-8") for p in ROOT.glob("jaxpyop/**/*.py")}
 
 
 def anchors_of(text):
@@ -21,16 +24,14 @@ def links_of(text):
 
 
 def dead_links(page, text, pages):
-    """The links of a page to files that do not exist, or to headings that no page has."""
+    """The links and the names on a page that lead to no file, or to a heading that no page has."""
     for file, anchor in links_of(text):
-        target = os.path.normpath(os.path.join(os.path.dirname(page), file)) if file else page
-        target = target.replace(os.sep, "/")
-        if file.startswith(("https:", "mailto:")):
-            continue
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(page), file)) if file else page
         if not (target in pages or (ROOT / target).exists()):
             yield file
         elif anchor and anchor not in anchors_of(pages.get(target, "")):
             yield f"{file}#{anchor}"
+    yield from (file + name for file, name in SOURCE.findall(text) if name not in SOURCES.get(f"jaxpyop/{file}", ()))
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -48,7 +49,7 @@ def test_an_anchor_is_one_heading(page):
 def test_the_first_page_of_the_guide_links_to_every_page():
     """A reader of the repository has no sidebar."""
     start = "docs/guide/start.md"
-    linked = {os.path.normpath(os.path.join("docs/guide", file)) for file, _ in links_of(PAGES[start])}
+    linked = {posixpath.normpath(posixpath.join("docs/guide", file)) for file, _ in links_of(PAGES[start])}
     assert {page for page in PAGES if page.startswith("docs/")} - linked == {"docs/index.md", start}
 
 
@@ -67,9 +68,9 @@ def test_the_front_page_links_to_files_that_show_something_in_the_repository():
         ("[a](gone.md)", ["gone.md"]),
         ("[a](other.md#gone)", ["other.md#gone"]),
         ("[a](#gone)", ["#gone"]),
+        ("`_op/calls.py`: `UserCall`, _op/gone.py, `_op/calls.py`: `Nowhere`", ["_op/gone.py", "_op/calls.pyNowhere"]),
     ],
 )
 def test_the_check_itself(link, dead):
-    page = f"# Page\n## Here\n{link}\n"
-    pages = {"docs/page.md": page, "docs/other.md": "# Other\n### A heading, of `f`\n"}
-    assert list(dead_links("docs/page.md", page, pages)) == dead
+    pages = {"docs/page.md": f"# Page\n## Here\n{link}\n", "docs/other.md": "# Other\n### A heading, of `f`\n"}
+    assert list(dead_links("docs/page.md", pages["docs/page.md"], pages)) == dead
