@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jaxpyop
 from tests.errors.exceptions import F, X
 from tests.shared.checks import run
 from tests.shared.functions import both_sides, every_api, numpy_function, py_func, py_function
@@ -48,9 +49,9 @@ def test_a_read_only_array_of_the_functions_own_is_its_own_error():
         py_func(lambda: mine.__setitem__(0, 1), [], None)
 
 
-@pytest.mark.parametrize("jit", [lambda op: op, lambda op: jax.jit(lambda x: op(x) + 1)], ids=["direct", "jit"])
+@pytest.mark.parametrize("jit", [lambda f: f, jax.jit, jaxpyop.jit], ids=["direct", "jit", "cut"])
 def test_a_nan_under_debug_nans_names_the_op(jit):
-    op = lambda x: numpy_function(lambda x: x * np.nan, [x], F, name="bad")
+    op = lambda x: py_func(lambda x: x * np.nan, [x], F, name="bad") + 1
     text = "'bad': func returned a value that jax_debug_nans forbids"
     with jax.debug_nans(True), pytest.raises(FloatingPointError, match=text):
         jax.block_until_ready(jit(op)(X))
