@@ -11,7 +11,6 @@ from jax.experimental import io_callback
 
 import jaxpyop
 from tests.effects.ops import ORDERED, F, Log, X, every_route, wait
-from tests.shared.checks import close
 from tests.shared.functions import numpy_function, py_func
 
 SCALAR = jax.ShapeDtypeStruct((), F)
@@ -125,14 +124,6 @@ def test_a_call_that_fails_leaves_the_next_in_order():
     f(2.0)
     jax.effects_barrier()
     assert seen == [0.0, 1.0, 2.0]
-
-
-@every_route
-def test_one_vmap_after_the_other(route):
-    log = Log()
-    f = route(lambda x: [jax.vmap(lambda v: py_func(log, [v], SCALAR, ordered=True))(x + k) for k in (0, 10)])
-    close(wait(f(X)), [X, X + 10])
-    assert log.seen == [0.5, -1.0, 2.0, 10.5, 9.0, 12.0]
 
 
 def test_the_route_of_ordered_calls():
