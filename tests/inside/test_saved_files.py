@@ -217,8 +217,3 @@ def test_every_option_of_an_op_is_saved_or_has_no_meaning_in_a_file():
     without = {"title", "executor", "mode", "reason_to_call", "max_steps"}
     saved = {"func", "output_shapes", "spec", "fills", "failures", "rules", *call_as_data._OPTIONS}
     assert {field.name for field in dataclasses.fields(Op)} == saved | without
-
-
-def test_the_size_is_that_of_the_segments(files):
-    _, blobs = unpacked(files["loops"])
-    assert len(files["loops"]) < 1.3 * sum(map(len, blobs))

@@ -57,19 +57,3 @@ def test_the_front_page_links_to_files_that_show_something_in_the_repository():
     linked = {file for file, _ in links_of(PAGES["README.md"])}
     assert not linked & stubs
     assert "docs/guide/start.md" in linked
-
-
-@pytest.mark.parametrize(
-    ("link", "dead"),
-    [
-        ("[a](other.md#a-heading-of-f)", []),
-        ("[a](#here)", []),
-        ("[a](gone.md)", ["gone.md"]),
-        ("[a](other.md#gone)", ["other.md#gone"]),
-        ("[a](#gone)", ["#gone"]),
-    ],
-)
-def test_the_check_itself(link, dead):
-    page = f"# Page\n## Here\n{link}\n"
-    pages = {"docs/page.md": page, "docs/other.md": "# Other\n### A heading, of `f`\n"}
-    assert list(dead_links("docs/page.md", page, pages)) == dead
