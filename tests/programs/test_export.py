@@ -75,6 +75,12 @@ def np_sum(x, y):
 NAMED = {"allow": HERE, "functions": {"sum": np_sum}}
 
 
+def test_a_loop_from_the_last_to_the_first():
+    sums = lambda xs: jax.lax.scan(lambda c, x: (x, numpy_function(np_sum, [x, c], F)), 0.0, xs, reverse=True)
+    program = jaxpyop.export(sums, loops="python")(X)
+    np.testing.assert_array_equal(jaxpyop.load(program.to_bytes(), allow=HERE)(X)[1], sums(X)[1])
+
+
 SYMBOLIC = "size n is symbolic"
 WHERE = {
     "in Tout": (lambda x: numpy_function(cube, [x], x), SYMBOLIC),

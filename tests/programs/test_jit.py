@@ -300,6 +300,13 @@ def test_a_rule_may_be_missing_where_it_is_not_used():
 # ---------------------------------------------------------------- JAX's settings
 
 
+def test_each_setting_of_x64_has_its_program():
+    cut = jaxpyop.jit(lambda x: double(x) / 3)
+    for x64 in (False, True, False):
+        with jax.enable_x64(x64):
+            assert cut(1.0).dtype == (jnp.float64 if x64 else F)
+
+
 def test_a_transfer_guard_forbids_those_of_arguments_alone():
     cut = jaxpyop.jit(lambda x: py_func(np.sin, [x + 1], F) + double(x))
     wanted = cut(X)

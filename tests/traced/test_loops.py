@@ -12,6 +12,7 @@ import pytest
 from jax import lax
 
 import jaxpyop
+from tests.shared.checks import trees_close
 from tests.traced.rows import F, op
 
 
@@ -19,6 +20,14 @@ def body(x):
     while x > 1:
         x = x / 2 if x > 3 else x - 1
     return x * x if x > 0.2 else -x
+
+
+def test_tangents_of_a_batch_whose_loops_end_at_different_turns():
+    along = lambda f: lambda x: jax.jvp(jax.vmap(f), [x], [x])
+    x = jnp.array([0.3, 1.3, 6.0])
+    with jax.checking_leaks():
+        got = jax.jit(along(op(body, "traced")))(x)
+    trees_close(got, along(op(body, "eager"))(x))
 
 
 def step(carry, v):
