@@ -144,18 +144,6 @@ def a_bound_method(x):
     return x * sum(xs)
 
 
-@TABLE.either(slow=True)
-def an_order_of_operands(x):
-    log = []
-
-    def noted(name, value):
-        log.append(name)
-        return value
-
-    y = noted(1.0, x) > 3 and noted(2.0, x) > 5
-    return (x if y else -x) * len(log)
-
-
 # ---------------------------------------------------------------- shared and the same
 
 

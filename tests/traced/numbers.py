@@ -75,16 +75,6 @@ def a_flag_that_ends_a_loop(x):
     return y + count + done
 
 
-@TABLE.either
-def two_flags_of_a_loop(x):
-    a, b, y = False, False, x
-    while y > 1:
-        y = y / 2
-        a = y < 4
-        b = y < 2
-    return y + (a + b)
-
-
 # -------------------------------------------------------- ranges and small integers
 
 
@@ -225,14 +215,6 @@ TABLE.either_all(
     },
     slow=True,
 )
-
-
-@TABLE.either(slow=True)
-def a_mean_that_may_be_of_nothing(x):
-    total, n = x, 1
-    while x > 1:
-        total, n, x = total + x, n + 1, x / 2
-    return total / n
 
 
 @TABLE.either
