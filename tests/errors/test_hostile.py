@@ -136,27 +136,6 @@ def test_a_wrong_result_of_a_traced_function_is_refused_while_jax_traces(make, t
 # ----------------------------------------------------------------- derivatives
 
 
-def test_a_rule_of_jax_that_raises():
-    fails = [True]
-
-    @jax.custom_vjp
-    def inner(x):
-        return x * 2
-
-    def backward(_, ct):
-        if fails[0]:
-            raise LookupError("in the rule")
-        return (ct * 2,)
-
-    inner.defvjp(lambda x: (x * 2, None), backward)
-    f = lambda x: py_function(lambda x: inner(x) if float(x) > 0 else x, [x], F, output_shapes=())
-    step = jax.jit(jax.grad(f))
-    with pytest.raises(LookupError, match="in the rule"):
-        run(step, F(1))
-    fails[0] = False
-    assert run(step, F(1)) == 2
-
-
 @pytest.mark.filterwarnings("ignore:.*records of forward passes were pushed out")
 def test_a_run_again_that_fails_because_the_record_is_gone():
     fails = [False]
