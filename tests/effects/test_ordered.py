@@ -58,7 +58,8 @@ OURS = lambda log, k, x: py_func(log, [k, x], SCALAR, ordered=True)
 JAXS = lambda log, k, x: io_callback(log, SCALAR, k, x, ordered=True)
 
 
-def test_order_where_xla_could_run_the_calls_at_once():
+@pytest.mark.parametrize("transport", ["auto", "callback"])
+def test_order_where_xla_could_run_the_calls_at_once(transport):
     """Large and independent inputs, which XLA has ready in any order. `io_callback` belongs to the same sequence."""
     log = Slow()
 
@@ -69,7 +70,8 @@ def test_order_where_xla_could_run_the_calls_at_once():
 
     for _ in range(2):
         log.seen.clear()
-        wait(program(jnp.ones((200, 200))))
+        with jaxpyop.config.override(transport=transport):
+            wait(program(jnp.ones((200, 200))))
         assert log.seen == [(what, k) for k in range(COUNT) for what in ("begins", "ends")]
 
 
