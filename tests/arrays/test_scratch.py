@@ -62,17 +62,6 @@ def test_programs_and_shapes_share_one_bound():
         assert 7 * MB < held() <= 10 * MB + NEARLY
 
 
-def test_what_was_used_again_is_not_the_oldest():
-    where = []
-    f = jax.jit(lambda x: numpy_function(lambda v: where.append(v.ctypes.data), [x], None))
-    x, y, z = (jnp.ones(MB + k) for k in range(3))
-    with bounded(9 * MB):
-        for a in (x, y, x, z, x):
-            f(a)
-            jax.effects_barrier()
-    assert where[0] == where[2] == where[4]
-
-
 def test_a_smaller_bound_frees_at_once():
     with bounded(8 * MB) as held:
         jax.block_until_ready(chain(1)(jnp.ones(MB)))

@@ -35,20 +35,6 @@ def branching_cube(x):
     return x**3 if float(x) > 0 else -(x**3)
 
 
-def norm(x):
-    """A cube of each element, weighted by the sum over the last axis, for blocks of any number of axes."""
-    return x**3 * x.sum(-1, keepdims=True)
-
-
-def norm_fwd(x):
-    return norm(x), (x, x.sum(-1, keepdims=True))
-
-
-def norm_bwd(residuals, cotangents):
-    x, total = residuals
-    return (3 * x**2 * total * cotangents[0] + (x**3 * cotangents[0]).sum(-1, keepdims=True),)
-
-
 def added_in_place(x, y):
     y += x
     return y

@@ -168,16 +168,16 @@ def test_threads_see_the_callers_context_and_settings():
     variable, seen = contextvars.ContextVar("variable", default="unset"), []
 
     def body(x):
-        seen.append((variable.get(), (jnp.asarray(1.0) / 3).dtype.name))
+        seen.append((variable.get(), (jnp.asarray(1.0) / 3.0).dtype.name, jax.config.jax_numpy_dtype_promotion))
         return x
 
     f = jax.jit(parallel(py_function, body, output_shapes=()))
     context = contextvars.copy_context()
     context.run(variable.set, "mine")
     context.run(run, f, grid(3))
-    with jax.enable_x64(True):
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("strict"):
         run(f, grid(3))
-    assert seen == [("mine", "float32")] * 3 + [("unset", "float64")] * 3
+    assert seen == [("mine", "float32", "standard")] * 3 + [("unset", "float64", "strict")] * 3
 
 
 def test_a_shared_input_is_copied_for_the_elements_under_way_alone():

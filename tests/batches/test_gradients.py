@@ -10,7 +10,6 @@ import pytest
 from jax import lax
 
 import jaxpyop
-from tests.batches import bodies
 from tests.batches.programs import F, InCaller, grid
 from tests.shared.checks import trees_close
 from tests.shared.functions import numpy_function, py_function
@@ -67,16 +66,3 @@ def test_a_record_is_replayed_and_other_workers_have_none(executor, runs):
     op = lambda x: py_function(body, [x], F, vmap_method="parallel", output_shapes=(), executor=executor)
     np.testing.assert_array_equal(jax.vmap(jax.grad(op))(grid(3)), 2 * grid(3))
     assert len(seen) == runs
-
-
-BLOCKS = {
-    "elsewhere": (lambda f: jax.vmap(jax.jacrev(f)), InCaller(), "broadcast_all"),
-    "here": (lambda f: lambda x: jax.vmap(jax.vmap(jax.grad(lambda x: f(x).sum())))(x[:, None]), None, "expand_dims"),
-}
-
-
-@pytest.mark.parametrize(("program", "executor", "method"), BLOCKS.values(), ids=BLOCKS)
-def test_fwd_and_bwd_of_blocks(program, executor, method):
-    rules, x = (bodies.norm_fwd, bodies.norm_bwd), grid(3, 4)
-    op = lambda x: numpy_function(bodies.norm, [x], F, vmap_method=method, executor=executor, vjp=rules)
-    np.testing.assert_allclose(program(op)(x), jax.jit(program(bodies.norm))(x), rtol=1e-5)

@@ -7,10 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
 
 import jaxpyop
-from tests.batches.programs import BLOCKS, LOOPING, METHODS, VMAPS, F, counted, grid
+from tests.batches.programs import BLOCKS, LOOPING, METHODS, VMAPS, F, grid
 from tests.shared.checks import Counter
 from tests.shared.functions import numpy_function, py_function
 from tests.shared.tables import named, rows
@@ -93,23 +92,3 @@ def test_a_call_without_batched_inputs_runs_once(method):
 
 
 # ------------------------------------------------------------------------ loops
-
-# With how often the host is entered, for three elements.
-LOOPS = {
-    "scan of vmap": (lambda op: lambda x: lax.scan(lambda c, _: (jax.vmap(op)(c), c), x, None, length=3), 3),
-    "vmap of fori_loop": (lambda op: jax.vmap(lambda x: lax.fori_loop(0, 4, lambda i, c: op(c) + i, x)), 4),
-    "vmap of while_loop": (lambda op: jax.vmap(lambda x: lax.while_loop(lambda c: c < 9, op, x + 1)), 4),
-    "vmap of cond": (lambda op: jax.vmap(lambda x: lax.cond(x > 0.5, op, lambda x: -x, x)), 1),
-    "vmap of map": (lambda op: lambda x: jax.vmap(lambda x: lax.map(op, x))(jnp.stack([x, x + 1])), 3),
-    "map with batch_size": (lambda op: lambda x: lax.map(op, x, batch_size=3), 1),
-}
-
-
-@pytest.mark.parametrize(("program", "calls"), named(LOOPS, ["scan of vmap", "vmap of map", "map with batch_size"]))
-@pytest.mark.parametrize("method", fast_first)
-def test_loops_and_branches(method, program, calls):
-    double = lambda x: x * 2
-    op = lambda x: numpy_function(double, [x], F, vmap_method=method)
-    got, row = counted(jax.jit(program(op)), grid(3))
-    jax.tree.map(np.testing.assert_array_equal, got, program(double)(grid(3)))
-    assert row["calls"] == calls

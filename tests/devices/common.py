@@ -3,6 +3,7 @@
 # ruff: noqa: B008
 
 import functools
+import itertools
 import time
 
 import jaxpyop
@@ -23,6 +24,8 @@ SHARDS = FULL.reshape(4, 2).tolist()
 
 STATEFUL = {"py_func": py_func, "stateful py_function": functools.partial(py_function, stateful=True)}
 OPS = {"py_function": py_function, "numpy_function": numpy_function, **STATEFUL}
+# One stateless and one stateful op each, which the rows of a table have in turn.
+PAIRS = [("py_function", "py_func"), ("numpy_function", "stateful py_function")]
 same = np.testing.assert_allclose
 
 
@@ -73,13 +76,13 @@ def program(f):
 
 def programs_of_an_op(rows):
     """Add a program for each row: what it does with a function that doubles, its result, and what the function sees."""
-    for name, row in rows.items():
-        PROGRAMS[name] = functools.partial(_values_and_runs, row)
+    for (name, row), ops in zip(rows.items(), itertools.cycle(PAIRS)):
+        PROGRAMS[name] = functools.partial(_values_and_runs, row, ops)
 
 
-def _values_and_runs(row, on):
+def _values_and_runs(row, ops, on):
     make, wanted, seen = row
-    for name, op in OPS.items():
+    for name, op in [(name, OPS[name]) for name in ops]:
         log = Log()
         f = make(on, lambda x, **options: op(log, [x], F, **options))  # noqa: B023
         for n in (1, 2):

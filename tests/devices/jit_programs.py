@@ -90,6 +90,8 @@ def arrays_in_other_places(on):
         y = finish(jax.jit(lambda x: op(log, [x], F, output_shapes=x.shape))(x))
         same(y + x, 3 * value)
         assert log.seen == [value.tolist()]
+    there = jax.device_put(FULL, jax.devices()[2])
+    assert all(op(Log(), [there], F).devices() == {jax.devices()[2]} for op in OPS.values())
     sharding = NamedSharding(on.mesh, P("d"))
     f = jax.jit(lambda x: numpy_function(Log(), [x], F), in_shardings=sharding, out_shardings=sharding)
     assert f(on.x).sharding.is_equivalent_to(sharding, 1)

@@ -40,13 +40,3 @@ def test_the_main_promises_on_two_devices():
 def test_all_programs_on_four_devices(kind, transport):
     """Those of the modules `..._programs`, on a mesh of one kind."""
     run_module("tests.devices.four_devices", kind, transport, **on_devices(4))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("body", "text"), [("1 / 0", "division by zero"), ("time.sleep(9)", "Timeout.*in main")])
-def test_a_program_that_fails_or_hangs_is_named(body, text):
-    """The checker itself."""
-    programs = f"{{'one': lambda: {body}, 'other': print}}"
-    code = f"import time\nfrom tests.shared import many_programs\nmany_programs.main({programs}, seconds=0.5)"
-    with pytest.raises(AssertionError, match=f"(?s)exit status 1.*begins: one\n.*{text}"):
-        run_python(code)

@@ -35,19 +35,6 @@ class Log:
         return self.result(x)
 
 
-class Affine:
-    """`2 * x + 1`, counting its runs on values: JAX may ask for the shape of its result."""
-
-    __name__ = "affine"
-
-    def __init__(self):
-        self.runs = 0
-
-    def __call__(self, x):
-        self.runs += not isinstance(x, jax.core.Tracer)
-        return x * 2 + 1
-
-
 def wait(result):
     """The result of a program that has come to its end."""
     jax.block_until_ready(result)

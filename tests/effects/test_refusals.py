@@ -57,15 +57,6 @@ def test_a_log_at_every_second_step_of_a_batch(ordered, route):
 
 
 @every_route
-def test_a_switch_on_one_index(route):
-    log = []
-    branches = [lambda x, k=k: py_func(lambda x: log.append((k, float(x))) or x * k, [x], F) for k in range(3)]
-    f = route(jax.vmap(lambda k, x: lax.switch(k, branches, x), (None, 0)))
-    np.testing.assert_allclose(wait(f(2, X)), X * 2)
-    assert log == [(2, float(x)) for x in X]
-
-
-@every_route
 def test_the_gradient_of_a_cond_on_one_predicate(route):
     f = lambda x, w: lax.cond(w, lambda: py_function(lambda x: x**2, [x], F, stateful=True), lambda: x * 0)
     slopes = route(jax.vmap(jax.grad(f), (0, None)))

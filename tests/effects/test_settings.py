@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+import jaxpyop
 from tests.effects.ops import F, X, wait
 from tests.shared.checks import run
 from tests.shared.functions import numpy_function, py_func, py_function
@@ -27,8 +28,15 @@ def cube(x):
     return x * x * x if x.sum() > x.min() else x
 
 
-def op(x, **options):
-    return py_function(cube, [x], F, **options)
+def by_turns(x):
+    y, k = x, 1
+    while k < 3 and y.sum() > x.min():
+        y, k = y * x, k + 1
+    return y
+
+
+def op(x, body=cube, **options):
+    return py_function(body, [x], F, **options)
 
 
 def sine(x, **options):
@@ -47,7 +55,8 @@ PROGRAMS = {
     "forward mode": (lambda x: jax.jvp(op, (x,), (x,))[1], 3 * X**3),
     "gradient of scan": (pulled(lambda x: lax.scan(lambda c, v: (c, op(v)), x, x[None])[1][0]), 3 * X**3),
     "gradient of a stateful op": (pulled(lambda x: op(x, stateful=True)), 3 * X**3),
-    "gradient of traced": (pulled(lambda x: op(x, mode="traced")), 3 * X**3),
+    "gradient of a traced if": (pulled(lambda x: op(x, mode="traced")), 3 * X**3),
+    "gradient of a traced loop": (pulled(lambda x: op(x, by_turns, mode="traced", max_steps=3)), 3 * X**3),
     "gradient of numpy_function": (pulled(sine), np.cos(X) * X),
     "ordered": (lambda x: py_func(np.negative, [x], F, ordered=True), -X),
     "parallel": (jax.vmap(lambda x: sine(x, vmap_method="parallel")), np.sin(X)),
@@ -76,7 +85,7 @@ def test_an_effect_and_a_gradient(setting):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("jit", [jax.jit, lambda f: f], ids=["jit", "direct"])
+@pytest.mark.parametrize("jit", [jax.jit, jaxpyop.jit, lambda f: f], ids=["jit", "cut", "direct"])
 @pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
 def test_programs(setting, jit):
     check(setting, jit, PROGRAMS)

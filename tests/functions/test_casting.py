@@ -7,7 +7,7 @@ import pytest
 
 import jaxpyop
 from tests.shared.checks import run
-from tests.shared.functions import SMALL_DTYPES, dtype_id, every_api, numpy_function, py_function
+from tests.shared.functions import SMALL_DTYPES, both_sides, dtype_id, every_api, numpy_function, py_function
 from tests.shared.tables import rows
 
 F = jnp.float32
@@ -217,24 +217,17 @@ def test_a_python_number_of_another_kind_is_refused():
 WIDE = {"float64": "float32", "int64": "int32", "uint64": "uint32", "complex128": "complex64"}
 
 
+@both_sides
 @pytest.mark.parametrize(("wide", "narrow"), WIDE.items(), ids=WIDE)
-def test_a_wide_tout_without_x64_warns_once_as_jax_does(wide, narrow):
+def test_a_wide_tout_without_x64_warns_once_in_each_call_as_jax_does(wide, narrow, api):
     """At the user's line."""
     cls = getattr(np, wide)
     for tout in (cls, wide, np.dtype(wide), jax.ShapeDtypeStruct((3,), cls), type("T", (), {"as_numpy_dtype": cls})()):
         with pytest.warns(UserWarning, match=f"{wide} requested in Tout.*truncated to dtype {narrow}") as caught:
-            y = jaxpyop.numpy_function(lambda x: np.asarray(x).astype(wide), [jnp.arange(3, dtype=narrow)], tout)
+            y = api(lambda x: np.asarray(x).astype(wide), [jnp.arange(3, dtype=narrow)], tout)
         assert [warning.filename for warning in caught] == [__file__]
         assert y.dtype == narrow
         np.testing.assert_array_equal(y, [0, 1, 2])
-
-
-@every_api
-def test_a_wide_tout_warns_once_in_each_call(api):
-    for call in (api, api):
-        with pytest.warns(UserWarning, match="float64 requested in Tout") as caught:
-            call(lambda x: x, [1.0], np.float64)
-        assert len(caught) == 1
 
 
 def test_values_are_checked_against_the_narrow_dtype():

@@ -70,20 +70,6 @@ def test_a_traced_value_of_the_code_around_is_named(make, name):
             jax.make_jaxpr(lambda x: api(make(x), [2.0], F, output_shapes=()))(1.0)  # noqa: B023
 
 
-TRACINGS = {
-    "grad": lambda f: jax.grad(f)(1.0),
-    "vmap": lambda f: jax.vmap(f)(jnp.ones(2)),
-    "scan": lambda f: jax.lax.scan(lambda c, _: (f(c), None), F(1), None, length=2),
-    "jit of grad": lambda f: jax.jit(jax.grad(f))(1.0),
-}
-
-
-@pytest.mark.parametrize("trace", TRACINGS.values(), ids=TRACINGS)
-def test_a_traced_value_is_named_whatever_traces(trace):
-    with pytest.raises(ValueError, match=r"func uses 'x' from the code around it.*pass it through inp"):
-        trace(lambda x: numpy_function(lambda y: y + x, [2.0], F))
-
-
 holder: list = []
 FOUND_IN_THE_FUNCTION = {
     "callable object": Model,

@@ -101,8 +101,6 @@ WRONG = {
     "negative dimension": ({"output_shapes": (-1,)}, ValueError, "output_shapes has the dimension -1; write None"),
     "structure": ({"Tout": [F, F], "output_shapes": [()]}, ValueError, "must have the structure of Tout"),
     "two shapes": ({"Tout": S((3,), F), "output_shapes": (4,)}, ValueError, r"gives the shape \(3,\) .*gives \(4,\)"),
-    "vjp a number": ({"vjp": 3}, TypeError, r"vjp must be a function f\(inputs, outputs, cotangents\)"),
-    "vjp a list": ({"vjp": [np.sin]}, TypeError, r"vjp must be a function f\(inputs, outputs, cotangents\)"),
     "misspelt Tout": ({"tout": F}, TypeError, r"unexpected keyword argument 'tout'; did you mean Tout\?$"),
     "misspelt stateful": ({"statefull": 1}, TypeError, r"'statefull'; did you mean stateful\?$"),
     "misspelt shapes": ({"output_shape": ()}, TypeError, r"'output_shape'; did you mean output_shapes\?$"),

@@ -121,13 +121,6 @@ def test_results_are_not_weakly_typed_and_gradients_are_as_jaxs_are(op):
     assert not jax.grad(op)(F(2.0)).weak_type
 
 
-def test_strict_promotion_and_leak_checks_change_nothing():
-    op = lambda x: py_function(lambda x: (x * x).sum(), [x], F)
-    with jax.numpy_dtype_promotion("strict"), jax.checking_leaks():
-        assert op(X) == jax.jit(op)(X) == 5
-        assert numpy_function(lambda x: np.float64(x.sum()), [X], F) == 3
-
-
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16], ids=["bfloat16", "float16"])
 def test_gradients_of_a_batch_of_narrow_scalars(dtype):
     x = jnp.array([1.0, 0.5, 2.0], dtype)

@@ -165,14 +165,6 @@ def test_none_ignores_what_the_function_returns(api):
     assert sorted(log[-4:]) == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("method", ["expand_dims", "broadcast_all"])
-def test_none_of_a_whole_batch_runs_once(method):
-    log = []
-    op = lambda x: py_func(lambda x: log.append(x.tolist()) or 1, [x], None, vmap_method=method)
-    assert run(jax.jit(jax.vmap(op)), jnp.arange(4.0)) is None
-    assert log == [[0, 1, 2, 3]]
-
-
 NOTHING = [None, [], (), {}, {"a": []}, [None]]
 
 

@@ -70,6 +70,11 @@ def grad_inside(x):
     return jax.grad(lambda z: jnp.sum(jnp.sin(z) * y * x))(x) + y
 
 
+def jits_in_another_order(x):
+    first, second = jax.jit(lambda x: [jnp.sin(x), x * 2.0])(x), jax.jit(lambda x: [jnp.sin(x), x * 2.0][::-1])(x)
+    return first[0] + 3.0 * first[1] + 5.0 * second[0] + 7.0 * second[1]
+
+
 def jit_over_an_array(wrap):
     """A jitted function that closes over an array, and is a new function in every call."""
     return lambda x: wrap(jax.jit(lambda y: jnp.sin(y) * M3[0] * M3[1]))(x)
@@ -101,7 +106,8 @@ BODIES = {
     "relu at zero": (jax.nn.relu, [np.array([-1, 0, 2], np.float32)]),
     "frexp": (lambda x: jnp.frexp(x)[0] ** 2, [X3]),
     "top_k": (lambda x: lax.top_k(x * x, 2), [X3]),
-    "complex": (lambda z: z * z + jnp.exp(z), [Z3]),
+    "complex": (lambda z: (z * z + jnp.exp(z), jnp.conj(z) * z, jnp.abs(z) ** 2), [Z3]),
+    "real to complex": (lambda x: x * (2 + 1j) * x, [X3]),
     "no elements": (lambda x: (x * 2.0, jnp.sum(x)), [np.zeros((0, 3), np.float32)]),
     "stop_gradient": (lambda x: x * lax.stop_gradient(x), [X3]),
     "stopped infinity": (lambda x: x + jnp.sign(jnp.sqrt(x)) + jnp.floor(jnp.log(x + 1.0)), [ZEROS]),
@@ -112,6 +118,7 @@ BODIES = {
     "custom_vjp in jit": (jax.jit(lambda x: custom_square(x, x)), [X3]),
     "custom_vjp nondiff": (lambda x: clip_gradient(0.25, x) * x, [X3]),
     "jit": (jax.jit(lambda x: jnp.sin(x) * 2.0), [X3]),
+    "jits in another order": (jits_in_another_order, [X3]),
     "jit over differentiated values": (jit_over_differentiated_values, [X3]),
     "jit over an array": (jit_over_an_array(lambda f: f), [X3]),
     "jit over an array, in scan": (jit_over_an_array(twice), [X3]),

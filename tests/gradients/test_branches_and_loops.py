@@ -116,4 +116,4 @@ def of_random_inputs(x, jit):
 
 inputs = given(x=st.lists(st.floats(-3, 3, width=32), min_size=0, max_size=3), jit=st.booleans())
 test_random_inputs = few(inputs, of_random_inputs, examples=2)
-test_many_random_inputs = many(inputs, of_random_inputs)
+test_many_random_inputs = many(inputs, of_random_inputs, examples=40)

@@ -194,15 +194,3 @@ def test_outside_jit_a_record_that_was_read_goes_with_its_pullback():
         assert [float(kept[0](F(1))[0]) for _ in range(2)] == [4.0, 4.0]
         kept.clear()
         assert eventually(lambda: living(alive) == 0)
-
-
-@pytest.mark.slow
-def test_a_lower_bound_evicts_at_once():
-    with jaxpyop.config.override(max_records=100):
-        pulls = []
-        alive = kept_by(jax.jit, lambda f: pulls.extend(map(jax.jit(lambda x: jax.vjp(f, x)[1]), [2.0] * 6)))
-        assert living(alive) == 6
-        with jaxpyop.config.override(max_records=4):
-            assert living(alive) == 4
-        jaxpyop.clear_records()
-        assert living(alive) == 0

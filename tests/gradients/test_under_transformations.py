@@ -30,16 +30,12 @@ def grad_of(program):
 
 
 PROGRAMS = {
-    "scan": grad_of(lambda f, x: lax.scan(lambda c, _: (f(c), c), x, None, length=2)[0]),
     "scan of grad": lambda f: lambda x: lax.scan(lambda c, _: (jax.grad(lambda c: f(c).sum())(c) * 0.1, c), x, X),
     "reversed scan": grad_of(lambda f, x: lax.scan(lambda c, y: (f(c) * y, c), x, jnp.arange(1.0, 4), reverse=True)[0]),
     "cond": grad_of(lambda f, x: lax.cond(x[0] > 0, f, lambda x: x, x)),
-    "map": grad_of(lambda f, x: lax.map(f, jnp.stack([x, -x]))),
     "checkpoint of a chain": grad_of(lambda f, x: jax.checkpoint(lambda x: f(f(x)) * 0.1)(x)),
     "stopped": grad_of(lambda f, x: f(lax.stop_gradient(x)) * x),
     "unused": grad_of(lambda f, x: (f(x), x)[1]),
-    "jacrev": jax.jacrev,
-    "vjp": lambda f: lambda x: jax.vjp(f, x)[1](f(x)),
     "linearize": lambda f: lambda x: jax.linearize(lambda x: f(x) * 2, x)[1](x + 1),
 }
 FAST = [(name, "direct") for name in ("cond", "checkpoint of a chain", "unused", "linearize")]
@@ -69,7 +65,6 @@ def scan_of(f, x):
 
 
 HOW_OFTEN = {
-    "jacrev": (lambda f, x: jax.jacrev(f)(x), 1),
     "a pullback that is called three times": (lambda f, x: list(map(jax.vjp(f, x)[1], [x, x, x])), 1),
     "scan that is pulled back twice": (lambda f, x: list(map(jax.vjp(lambda x: scan_of(f, x), x)[1], [x, x])), 4),
     "vmap": (lambda f, x: jax.jacrev(jax.vmap(f))(jnp.stack([x, x])), 2),

@@ -47,7 +47,6 @@ def undrained(n, **options):
 @program
 def results_that_nobody_waits_for():
     undrained(500)
-    undrained(1000)
     undrained(500, stateful=True)
     undrained(500, ordered=True)
 

@@ -8,7 +8,6 @@ import pytest
 from tests.shared.processes import run_python
 
 pytestmark = pytest.mark.slow
-every_run = pytest.mark.parametrize("run", ["", "jax.jit"], ids=["direct", "jit"])
 
 START = """
 import jaxpyop, jax, jax.numpy as jnp, numpy as np, os, signal, threading, time
@@ -39,29 +38,30 @@ def ends(code, threads=1):
     run_python(START.format(threads=threads) + code, timeout=60)
 
 
-@every_run
-@pytest.mark.parametrize("inner", ["op(np.negative)", "jax.jit(op(np.negative))", "jax.jit(batch(np.negative, pool))"])
-def test_ops_in_functions_of_the_same_pool_of_one(inner, run):
+def test_ops_in_functions_of_the_same_pool_of_one():
     """Also in programs that are compiled before."""
-    ends(f"""
-inner = {inner}
-inner(jnp.ones(3))
-body = lambda x: np.asarray(inner(jnp.stack([x] * 3))[0])
-for _ in range(3): assert {run}(op(body))(jnp.float32(2)) == -2""")
+    ends("""
+for inner in (op(np.negative), jax.jit(op(np.negative)), jax.jit(batch(np.negative, pool))):
+    inner(jnp.ones(3))
+    body = lambda x: np.asarray(inner(jnp.stack([x] * 3))[0])
+    for f in (op(body), jax.jit(op(body))):
+        for _ in range(3):
+            assert f(jnp.float32(2)) == -2""")
 
 
-@every_run
 @pytest.mark.parametrize("executor", ["None", "pool"], ids=["default threads", "two threads"])
-def test_a_parallel_batch_inside_a_parallel_element(executor, run):
+def test_a_parallel_batch_inside_a_parallel_element(executor):
     """Elements that wait for elements of the same pool."""
     code = f"""
 body = lambda x: np.asarray(batch(np.negative, {executor})(x * jnp.ones(3))).sum()
-np.testing.assert_allclose({run}(batch(body, {executor}))(jnp.arange(50.0)), -3 * np.arange(50.0))"""
+for f in (batch(body, {executor}), jax.jit(batch(body, {executor}))):
+    np.testing.assert_allclose(f(jnp.arange(50.0)), -3 * np.arange(50.0))"""
     ends(code, threads=2)
 
 
-@every_run
-@pytest.mark.parametrize("inner", ["op(back, other)", "jax.jit(op(back, other))"], ids=["direct inside", "jit inside"])
+@pytest.mark.parametrize(
+    ("inner", "run"), [("op(back, other)", "jax.jit"), ("jax.jit(op(back, other))", "")], ids=["jit of op", "op of jit"]
+)
 def test_a_circle_of_pools_is_an_error(inner, run):
     stuck = f'assert_raises(Exception, {run}(op(body)), "waits for a thread of executor=", "another executor")'
     ends(CIRCLE.format(inner=inner) + stuck + ALIVE)

@@ -1,10 +1,13 @@
 """What has to work whatever a JAX lacks, and a process that runs it on such a JAX.
 
-`python -m tests.inside.portable_cases NAME ...` imports jaxpyop anew without each of these dotted names of JAX, runs
-`works` there, and prints a line of JSON: {"error": ...} if the import fails, else {"warnings": [...], "portable": ...,
-"failed": why}. One process serves many names, because a start takes a second.
+`python -m tests.inside.portable_cases NAMES ...` imports jaxpyop anew without names of JAX, once for each argument: one
+name, or several with commas. It runs `begins` there, or `works` where several are missing, and prints a line of JSON:
+{"error": ...} if the import fails, else {"warnings": [...], "portable": ..., "failed": why}. One process serves many
+arguments, because a start takes a second.
 """
 
+import collections
+import contextlib
 import importlib
 import json
 import re
@@ -37,6 +40,12 @@ def refused(text, function, *args):
 def wait(x):
     jax.block_until_ready(x)
     jax.effects_barrier()
+
+
+def begins(jp):
+    """A call and a gradient."""
+    equal(jp.numpy_function(np.negative, [X], F), -3)
+    equal(jax.jit(jax.grad(lambda x: jp.py_function(lambda x: x * x, [x], F)))(X), 6)
 
 
 def works(jp):
@@ -96,14 +105,14 @@ def works_on_public_jax(jp):
 
 
 class _Lacking(types.ModuleType):
-    """A module without one name. Its own name is of no module, so that Python does not look there."""
+    """A module without some names. Its own name is of no module, so that Python does not look there."""
 
-    def __init__(self, module, name):
-        super().__init__("a module that lacks a name")
-        self.__dict__.update(_module=module, _name=name)
+    def __init__(self, module, names):
+        super().__init__("a module that lacks names")
+        self.__dict__.update(_module=module, _names=names)
 
     def __getattr__(self, name):
-        if name == self.__dict__["_name"]:
+        if name in self.__dict__["_names"]:
             raise AttributeError(name)
         return getattr(self.__dict__["_module"], name)
 
@@ -111,11 +120,16 @@ class _Lacking(types.ModuleType):
 def import_without(absent):
     for name in [name for name in sys.modules if name.partition(".")[0] == "jaxpyop"]:
         del sys.modules[name]
-    home, _, attribute = absent.rpartition(".")
-    parent, _, last = home.rpartition(".")
-    outer = importlib.import_module(parent)
-    lacking = _Lacking(getattr(outer, last), attribute)
-    with mock.patch.dict(sys.modules, {home: lacking}), mock.patch.object(outer, last, lacking):
+    names = collections.defaultdict(set)
+    for home, _, attribute in (name.rpartition(".") for name in absent):
+        names[home].add(attribute)
+    with contextlib.ExitStack() as patches:
+        for home, attributes in names.items():
+            parent, _, last = home.rpartition(".")
+            outer = importlib.import_module(parent)
+            lacking = _Lacking(getattr(outer, last), attributes)
+            patches.enter_context(mock.patch.dict(sys.modules, {home: lacking}))
+            patches.enter_context(mock.patch.object(outer, last, lacking))
         return importlib.import_module("jaxpyop")
 
 
@@ -129,7 +143,7 @@ def answer(absent):
     failed = ""
     try:
         with warnings.catch_warnings(action="error"):
-            works(jp)
+            (works if len(absent) > 1 else begins)(jp)
     except BaseException:
         failed = traceback.format_exc()[-3000:]
     return {"warnings": [str(w.message) for w in noted], "portable": jp._jaxcore.PORTABLE, "failed": failed}
@@ -137,4 +151,4 @@ def answer(absent):
 
 if __name__ == "__main__":
     for name in sys.argv[1:]:
-        print(json.dumps(answer(name)), flush=True)
+        print(json.dumps(answer(name.split(","))), flush=True)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpyop import _jaxcore, _tape
+from jaxpyop import _tape
 from tests.gradients.bodies import X3, F, custom_square
 from tests.shared.checks import close
 
@@ -70,19 +70,3 @@ def test_a_number_that_comes_again_is_one_of_jnps():
     for array in record.arrays():
         array.delete()
     assert [float(o) for o in _tape.record(body, [F(2)])[0]] == [1, 6, 0, 0, 2, 5]
-
-
-def test_open_traces_are_told_apart_and_closed_ones_come_again():
-    """JAX's cache of jitted functions knows a trace by its weak reference, of which there are as few as possible."""
-    make = _jaxcore.traces.RecurringTrace
-    first, second = make(), make()
-    known_by = second._weakref
-    second.close()
-    second.close()
-    third, fourth = make(), make()
-    assert third._weakref == known_by
-    assert len({trace._weakref for trace in (first, third, fourth)}) == 3
-    assert (third.is_valid(), second.is_valid()) == (True, False)
-    dropped = fourth._weakref
-    del fourth
-    assert make()._weakref is not dropped

@@ -58,19 +58,3 @@ def test_the_front_page_links_to_files_that_show_something_in_the_repository():
     linked = {file for file, _ in links_of(PAGES["README.md"])}
     assert not linked & stubs
     assert "docs/guide/start.md" in linked
-
-
-@pytest.mark.parametrize(
-    ("link", "dead"),
-    [
-        ("[a](other.md#a-heading-of-f)", []),
-        ("[a](#here)", []),
-        ("[a](gone.md)", ["gone.md"]),
-        ("[a](other.md#gone)", ["other.md#gone"]),
-        ("[a](#gone)", ["#gone"]),
-        ("`_op/calls.py`: `UserCall`, _op/gone.py, `_op/calls.py`: `Nowhere`", ["_op/gone.py", "_op/calls.pyNowhere"]),
-    ],
-)
-def test_the_check_itself(link, dead):
-    pages = {"docs/page.md": f"# Page\n## Here\n{link}\n", "docs/other.md": "# Other\n### A heading, of `f`\n"}
-    assert list(dead_links("docs/page.md", pages["docs/page.md"], pages)) == dead

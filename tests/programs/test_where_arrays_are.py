@@ -98,7 +98,7 @@ def steps(count):
     gc.collect()
     return len(gc.get_objects()), len(jax.live_arrays())
 
-_, before, after = map(steps, (200, 50, 2000))
+_, before, after = map(steps, (200, 50, 800))
 assert after[0] - before[0] < 50 and after[1] == before[1], (before, after)
 """
     run_python(START + code)

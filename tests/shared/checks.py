@@ -56,9 +56,3 @@ def eventually(holds, seconds=10):
         gc.collect()
         time.sleep(0.001)
     return True
-
-
-def held(ref):
-    for _ in range(3):  # what a collected object held may be garbage only then
-        gc.collect()
-    return ref() is not None

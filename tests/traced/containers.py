@@ -67,16 +67,6 @@ def an_attribute_in_a_loop(x):
     return box.value
 
 
-@TABLE.equal(slow=True)
-def a_sort_by_hand(x):
-    xs = [3.0, x, 1.0]
-    for i in range(3):
-        for j in range(2 - i):
-            if xs[j] > xs[j + 1]:
-                xs[j], xs[j + 1] = xs[j + 1], xs[j]
-    return xs[0] + 10 * xs[1] + 100 * xs[2]
-
-
 @TABLE.either
 def a_named_tuple(x):
     p = Pair(x, 2.0)
@@ -92,14 +82,6 @@ def a_list_that_grows_in_a_loop(x):
         x = x / 2
         parts.append(x)
     return x * len(parts)
-
-
-@TABLE.either(slow=True)
-def a_default(x):
-    d = {"a": 1.0}
-    if x > 1:
-        d.setdefault("b", x)
-    return x * d.setdefault("b", 3.0)
 
 
 @TABLE.either
@@ -160,18 +142,6 @@ def a_bound_method(x):
         app(5.0)
         later()
     return x * sum(xs)
-
-
-@TABLE.either(slow=True)
-def an_order_of_operands(x):
-    log = []
-
-    def noted(name, value):
-        log.append(name)
-        return value
-
-    y = noted(1.0, x) > 3 and noted(2.0, x) > 5
-    return (x if y else -x) * len(log)
 
 
 # ---------------------------------------------------------------- shared and the same

@@ -104,18 +104,6 @@ def a_nonlocal_counter():
 
 
 @TABLE.either(made=True)
-def a_counter_without_an_if():
-    calls = 0
-
-    def f(x):
-        nonlocal calls
-        calls += 1
-        return x * calls
-
-    return f, lambda: calls
-
-
-@TABLE.either(made=True)
 def a_global_counter_of_a_helper():
     global COUNT
     COUNT = 0

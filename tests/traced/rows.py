@@ -53,8 +53,8 @@ class Row:
         """The inputs that have a derivative."""
         return tuple(i for i, x in enumerate(self.points[0]) if x.dtype.kind == "f")
 
-    def param(self, slow: bool = False) -> Any:
-        return pytest.param(self, id=self.name, marks=[pytest.mark.slow] if self.slow or slow else [])
+    def param(self, slow: bool | None = None) -> Any:
+        return pytest.param(self, id=self.name, marks=[pytest.mark.slow] * (self.slow if slow is None else slow))
 
 
 class Table:

@@ -133,19 +133,6 @@ def test_what_belongs_on_the_host_is_called(options, why, lines):
     assert [why in line for line in lines()] == [True]
 
 
-BROKEN = {
-    "dtype": (lambda x: x * 1j, {}, TypeError, "complex64"),
-    "shape": (lambda x: jnp.ones(3) * x, {"output_shapes": ()}, ValueError, r"\(3,\)"),
-    "count": (lambda x: (x, x), {}, ValueError, "2"),
-}
-
-
-@pytest.mark.parametrize(("function", "options", "kind", "match"), BROKEN.values(), ids=BROKEN)
-def test_a_result_that_does_not_fit_is_an_error(function, options, kind, match):
-    with pytest.raises(kind, match=match):
-        jax.make_jaxpr(auto(function, **options))(1.0)
-
-
 def test_only_what_is_traced_may_close_over_traced_values():
     assert jax.grad(lambda x: auto(lambda y: branch(y) * x)(1.0))(2.0) == 2.0
     with pytest.raises(ValueError, match="through inp"):

@@ -16,6 +16,8 @@ TABLES = {"control flow": control_flow, "numbers": numbers, "containers": contai
 TABLES |= {"outside": outside, "subtleties": subtleties}
 ROWS = [row for module in TABLES.values() for row in module.TABLE.rows]
 DIFFERENTIABLE = [row for row in ROWS if row.argnums and row.make()[1]() is None]
+# Loops of different lengths, which run together in a batch.
+FAST_GRADIENTS = ("return and continue", "loops of logs")
 
 # Python 3.12 says that `~` of a bool will be an error one day.
 pytestmark = pytest.mark.filterwarnings("ignore:Bitwise inversion")
@@ -68,8 +70,7 @@ def gradients(row, mode, transform, **options):
     return transform(jax.value_and_grad(op(row.make()[0], mode, **options), row.argnums))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("row", [row.param() for row in DIFFERENTIABLE])
+@pytest.mark.parametrize("row", [row.param(slow=row.name not in FAST_GRADIENTS) for row in DIFFERENTIABLE])
 def test_gradients_and_batches_of_them_are_those_of_eager_mode(row):
     eager = gradients(row, "eager", lambda f: f)
     wanted = jax.tree.map(lambda *xs: np.stack(xs), *[eager(*map(jax.numpy.asarray, point)) for point in row.points])

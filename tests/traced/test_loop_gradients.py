@@ -9,7 +9,6 @@ import pytest
 
 import jaxpyop
 from tests.shared.checks import trees_close
-from tests.traced import control_flow
 from tests.traced.rows import op
 
 POINT = (jnp.float32(4.0), jnp.float32(0.8))
@@ -28,32 +27,6 @@ def at_the_point(x, a):
 
 def traced(function, max_steps=20):
     return op(function, "traced", max_steps=max_steps)
-
-
-def of_rows(transform, *names):
-    """Rows of the table of loops, as parameters of a test."""
-    rows = {row.name: row for row in control_flow.TABLE.rows}
-    return [pytest.param(rows[name], transform, id=name) for name in names]
-
-
-@pytest.mark.parametrize(
-    ("row", "transform"),
-    [
-        *of_rows(jax.jit, "return and continue"),
-        *of_rows(lambda f: jax.jit(jax.vmap(f)), "loops of logs"),
-    ],
-)
-def test_values_and_gradients_are_those_of_eager_mode(row, transform):
-    """In a batch, loops of different lengths run together."""
-    program = transform(jax.value_and_grad(op(row.make()[0], "traced", max_steps=130), row.argnums))
-    eager = jax.value_and_grad(op(row.make()[0], "eager"), row.argnums)
-    wanted = [eager(*map(jnp.asarray, point)) for point in row.points]
-    stacked = jax.tree.map(lambda *xs: np.stack(xs), *wanted)
-    if transform is jax.jit:
-        got = jax.tree.map(lambda *xs: np.stack(xs), *[program(*point) for point in row.points])
-    else:
-        got = program(*map(np.stack, zip(*row.points, strict=True)))
-    trees_close(got, stacked)
 
 
 FORWARD, REVERSE = (lambda f: jax.jacfwd(f, (0, 1))), (lambda f: jax.jacrev(f, (0, 1)))
@@ -120,20 +93,6 @@ def test_a_large_state_is_not_kept_for_each_turn():
     program = jax.jit(jax.grad(traced(body, 100))).lower(x).compile()
     assert program.memory_analysis().temp_size_in_bytes < 40 * x.nbytes
     np.testing.assert_allclose(program(x)[:3], 0.99**100, rtol=1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "setting", ["jax_enable_checks", "jax_debug_nans", "jax_disable_jit", "jax_check_tracer_leaks"]
-)
-def test_under_the_settings_of_jax(setting):
-    before = getattr(jax.config, setting)
-    jax.config.update(setting, True)
-    try:
-        got = jax.grad(traced(shrink, 10), (0, 1))(*POINT)
-    finally:
-        jax.config.update(setting, before)
-    trees_close(got, jax.grad(at_the_point, (0, 1))(*POINT))
 
 
 def halve(x):

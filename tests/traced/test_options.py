@@ -19,43 +19,20 @@ def traced(body, Tout=F, **options):
 def test_inputs_and_results_are_trees_with_static_leaves():
     def body(batch, *, how):
         assert how == "twice"
-        return {"y": batch["x"] * 2 if batch["x"].sum() > 0 else batch["x"], "n": 3}
+        if batch["x"].sum() > 0:
+            return {"y": batch["x"] * 2, "n": 3, "z": [0.5, np.ones(2, np.float32)]}
+        return {"y": batch["x"], "n": 2, "z": [2.5, np.zeros(2, np.float32)]}
 
-    call = jaxpyop.py_function(Tout={"y": jnp.float32, "n": jnp.int32}, mode="traced")(body)
-    out = jax.jit(lambda x: call({"x": x}, how="twice"))(jnp.arange(3.0))
-    np.testing.assert_array_equal(out["y"], [0, 2, 4])
-    assert (int(out["n"]), out["n"].dtype) == (3, jnp.int32)
-
-
-def test_several_results():
-    body = lambda x: [x, 1, 2.5, np.ones(2, np.float32)] if x > 0 else [-x, 2, 0.5, np.zeros(2, np.float32)]
-    for x in (1.0, -3.0):
-        got = jax.jit(traced(body, [F, jnp.int32, F, F]))(x)
-        for ours, wanted in zip(got, body(x), strict=True):
-            np.testing.assert_array_equal(ours, wanted)
+    call = jaxpyop.py_function(Tout={"y": F, "n": jnp.int32, "z": [F, F]}, mode="traced")(body)
+    for x in (jnp.arange(3.0), -jnp.arange(3.0)):
+        out = jax.jit(lambda x: call({"x": x}, how="twice"))(x)
+        assert out["n"].dtype == jnp.int32
+        jax.tree.map(np.testing.assert_array_equal, out, body({"x": x}, how="twice"))
 
 
-@pytest.mark.slow
-def test_keys_as_inputs_and_results():
-    program = jax.jit(lambda key, x: traced(lambda k, x: jax.random.split(k)[0] if x > 0 else k, key)(key, x))
-    key = jax.random.key(3)
-    for x, wanted in ((1.0, jax.random.split(key)[0]), (-1.0, key)):
-        np.testing.assert_array_equal(jax.random.key_data(program(key, x)), jax.random.key_data(wanted))
-
-
-WRONG = {
-    "an integer that may not fit": (lambda x: x.astype(jnp.int32), jnp.int8, {}, TypeError, "may not fit int8"),
-    "a shape": (lambda x: x, F, {"output_shapes": (3,)}, ValueError, r"\(\) where \(3,\) was declared"),
-    "a kind": (lambda x: x, jnp.int32, {}, TypeError, "float32, which casting='same_kind' does not turn into int32"),
-    "a text": (lambda x: "text", F, {}, TypeError, "py_function"),
-    "the count": (lambda x: (x, x), F, {}, ValueError, "py_function.*2"),
-}
-
-
-@pytest.mark.parametrize(("body", "dtype", "options", "kind", "match"), WRONG.values(), ids=WRONG)
-def test_results_are_checked_while_jax_traces(body, dtype, options, kind, match):
-    with pytest.raises(kind, match=match):
-        jax.make_jaxpr(traced(body, dtype, **options))(1.0)
+def test_an_integer_that_may_not_fit_is_refused_while_jax_traces():
+    with pytest.raises(TypeError, match="may not fit int8"):
+        jax.make_jaxpr(traced(lambda x: x.astype(jnp.int32), jnp.int8))(1.0)
 
 
 @pytest.mark.parametrize(
@@ -71,24 +48,6 @@ def test_results_are_checked_while_jax_traces(body, dtype, options, kind, match)
 def test_options_that_exclude_it(options, match):
     with pytest.raises(ValueError, match=match):
         jaxpyop.py_function(abs, [1.0], **({"mode": "traced", "Tout": F} | options))
-
-
-def test_the_setting_holds_for_what_can_be_traced():
-    text = lambda **options: str(jax.make_jaxpr(lambda x: jaxpyop.py_function(jnp.sin, [x], F, **options))(1.0))
-    with jaxpyop.config.override(mode="traced"):
-        assert "python_call" not in text()
-        assert "python_call" in text(mode="eager")
-        assert "python_call" in text(stateful=True)
-
-
-@pytest.mark.slow
-def test_it_may_close_over_traced_values_and_other_ops():
-    inner = traced(lambda x: x * 3.0 if x > 1 else x)
-    outer = lambda x, y: traced(lambda v: inner(v) * y if v > y else v + y)(x)
-    plain = lambda x, y: x * 3.0 * y if x > y else x + y
-    for x, y in [(1.0, 2.0), (3.0, 2.0)]:
-        got = jax.jit(jax.grad(outer, (0, 1)))(x, y)
-        assert tuple(map(float, got)) == tuple(map(float, jax.grad(plain, (0, 1))(x, y)))
 
 
 def test_rules_of_the_user_decide_its_derivative():

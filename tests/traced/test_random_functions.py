@@ -24,10 +24,10 @@ def all_points(seed):
 
 
 test_a_few_random_functions = few(SEEDS, one_point, examples=2)
-test_many_random_functions = pytest.mark.timeout(300)(many(SEEDS, all_points, examples=12))
+test_many_random_functions = pytest.mark.timeout(300)(many(SEEDS, all_points, examples=9))
 
 
 @pytest.mark.slow
 def test_most_random_functions_are_traced():
-    found = [outcome(seed, points=1) for seed in range(30)]
-    assert found.count("equal") > 15
+    found = [outcome(seed, points=1) for seed in range(12)]
+    assert found.count("equal") > 6

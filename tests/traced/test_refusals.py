@@ -96,13 +96,6 @@ def range_in_a_comprehension(x):
     return x + sum([2 * i for i in range(jnp.int32(x))])  # here
 
 
-def truth_of_a_vector(x):
-    v = jnp.ones(2) * x
-    while v > 1:  # here
-        v = v / 2
-    return v.sum()
-
-
 def swallowed(x):
     try:
         while x > 1:  # here
@@ -110,10 +103,6 @@ def swallowed(x):
     except BaseException:
         return x
     return x
-
-
-def other_shapes(x):
-    return jnp.sum(jnp.ones(2) if x > 0 else jnp.ones(3)[:, None])
 
 
 def recursion(x):
@@ -145,7 +134,6 @@ TEXTS = {
     raises: "raise.*jnp.nan",
     range_of_a_float: "range.*integers",
     range_in_a_comprehension: "range",
-    truth_of_a_vector: "truth value",
     swallowed: "truth value",
     divides_by_what_may_be_zero: "divided by one that may be zero",
     compares_what_may_be_nan: "whether two floats are one object",
@@ -181,25 +169,17 @@ CHANGES = {
 }
 
 
+@pytest.mark.parametrize("line", ["", "    assert True\n"], ids=["", "with an assert"])
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_a_file_that_changed_since_it_was_imported_is_no_source(change, tmp_path):
+def test_a_file_that_changed_since_it_was_imported_is_no_source(change, line, tmp_path):
     path, space = tmp_path / "changing.py", {}
-    source = "def halve(x, to='near'):\n    while x > 1 and to == 'near':\n        x = x / 2\n    return x\n"
+    source = f"def halve(x, to='near'):\n{line}    while x > 1 and to == 'near':\n        x = x / 2\n    return x\n"
     exec(compile(source, str(path), "exec"), space)
     for text, said in (("", "cannot be found"), (source.replace(*change, 1), "(cannot be found|has changed)")):
         path.write_text(text)
         with pytest.raises(TypeError, match=rf"the source of halve {said}"):
             jax.jit(op(space["halve"], "traced"))(8.0)
     assert jax.jit(op(space["halve"], "auto"))(8.0) == 1
-
-
-def test_an_assert_does_not_hide_that_a_file_changed(tmp_path):
-    path, space = tmp_path / "changing.py", {}
-    source = "def doubled(x):\n    assert True\n    return x * 2\n"
-    exec(compile(source, str(path), "exec"), space)
-    path.write_text(source.replace("* 2", "* 3"))
-    with pytest.raises(TypeError, match="has changed since it was imported"):
-        jax.jit(op(space["doubled"], "traced"))(8.0)
 
 
 def test_lambdas_in_one_line_are_told_by_their_columns():
@@ -273,6 +253,7 @@ def test_what_changes_something_hidden_is_refused_and_called_in_auto_mode(change
 RAISES = {
     "a division": (lambda x: x * (1 / float(x)), 0.0),
     "a root": (lambda x: jnp.float32(abs(x * float(x) ** 0.5)) + (1 if float(x) ** 0.5 > 0 else 2), -1.0),
+    "a power that is too large": (lambda x: x * (float(x) ** 400.0 > 1), 1e30),
     "an index": (lambda x: [1.0, 2.0][int(x)], 5.0),
     "an int of infinity": (lambda x: int(x) * 1.0, math.inf),
     "an int of no number": (lambda x: x if int(x) > 3 else x * 2, math.nan),
@@ -287,8 +268,3 @@ RAISES = {
 def test_where_python_raises_so_does_traced_mode(body, x):
     with pytest.raises(Exception, match="py_function"):
         jax.jit(op(body, "traced"))(jnp.float32(x))
-
-
-def test_where_a_power_is_too_large_so_does_traced_mode():
-    with pytest.raises(Exception, match="py_function"):
-        jax.jit(op(lambda x: x * (float(x) ** 400.0 > 1), "traced"))(jnp.float32(1e30))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 import jaxpyop
 from tests.traced.rows import F
@@ -46,11 +45,4 @@ def test_a_compiled_gradient_needs_one_abstract_run():
 def test_a_direct_gradient_needs_no_abstract_run():
     body, runs = counted(jnp.sin)
     jax.value_and_grad(lambda x: jaxpyop.py_function(body, [x], F))(0.5)
-    assert runs == {"abstract": 0, "values": 1}
-
-
-def test_a_stateful_function_is_never_run_abstractly():
-    body, runs = counted(jnp.sum)
-    slope = jax.grad(lambda x: jaxpyop.py_function(body, [x], F, stateful=True))(jnp.arange(3.0))
-    np.testing.assert_array_equal(slope, [1, 1, 1])
     assert runs == {"abstract": 0, "values": 1}
