@@ -13,7 +13,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxpyop import _jaxcore
 from jaxpyop._host import metrics
@@ -96,7 +95,7 @@ def _checked(op: Op, k: int, value: Any, leaf: Leaf) -> Any:
     if isinstance(value, Either):
         return value.map(lambda v: _checked(op, k, v, leaf))
     if isinstance(value, Num):
-        sample = {"b": False, "i": 0, "f": 0.5, "N": np.float64(0.5)}[value.kind]
+        sample = {"b": False, "i": 0, "f": 0.5}[value.kind]
         cast_to_numpy(sample, leaf, op.casting, origin, op.title)
         return num_as_dtype(value, leaf.dtype)
     if isinstance(value, jax.Array):

@@ -121,7 +121,10 @@ DATA: tuple[tuple[Any, frozenset[str]], ...] = (
 )
 
 # What a class of which the program makes objects may not have, because the interpreter does not call it.
-NOT_IN_CLASSES = _set("__new__ __del__ __getattribute__ __getattr__ __slots__ __iter__ __hash__ __set_name__")
+NOT_IN_CLASSES = _set("""
+__new__ __del__ __getattribute__ __getattr__ __slots__ __iter__ __hash__ __set_name__ __array__ __jax_array__
+__array_ufunc__ __array_priority__
+""")
 # What Python itself gives the class of a namedtuple.
 GENERATED = _set("""
 __new__ __repr__ __slots__ __doc__ __match_args__ __getnewargs__ __module__ __annotations__ __orig_bases__ __dict__

@@ -37,7 +37,7 @@ class Attributes(Containers):
     def get_attr(self, v: Any, name: str) -> Any:
         if isinstance(v, Union) or v is UNDEF:
             return self.lifted(lambda a: self.get_attr(a, name), v)
-        _check_name(name)
+        check_name(name)
         kind = v.cls if isinstance(v, Obj) else jax.Array if is_array(v) else type(v)
         if name in METHODS.get(kind, ()):
             return Method(v, name)
@@ -140,7 +140,7 @@ class Attributes(Containers):
         self.lifted(lambda a: self._set_attr(a, name, value), v)
 
     def _set_attr(self, v: Any, name: str, value: Any) -> None:
-        _check_name(name)
+        check_name(name)
         if not isinstance(v, Obj) or v.cls in METHODS:
             raise Refused(f"`.{name}` of a {name_of_type(v)} from outside is changed", CHANGES)
         found = self.class_attribute(v.cls, name)
@@ -151,6 +151,6 @@ class Attributes(Containers):
         self.write(v, name, value)
 
 
-def _check_name(name: str) -> None:
+def check_name(name: str) -> None:
     if name.startswith("__") and not name.endswith("__"):
         raise Refused(f"the attribute `{name}`, whose name belongs to one class", "write one underscore")

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxpyop._traced.allowed import DATA, METHODS
 from jaxpyop._traced.calls import BUILTINS, Calls
 from jaxpyop._traced.operators import name_of_type
 from jaxpyop._traced.values import *
@@ -36,8 +37,9 @@ def _of_list(f: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _sum(m: Calls, items: Any, start: Any = 0) -> Any:
-    floats = [x for x in (start, *items) if is_scalar(x) and kind_of(x) in "fN"]
-    if sys.version_info >= (3, 12) and len(floats) > 2 and any(isinstance(x, Num) for x in floats):
+    terms = [x for x in (start, *items) if is_scalar(x) and not (type(x) is int and x == 0)]
+    known = not any(isinstance(x, Num) for x in terms)
+    if sys.version_info >= (3, 12) and len(terms) > 2 and not known and any(kind_of(x) == "f" for x in terms):
         raise Refused("sum() of floats, whose rounding Python makes up for", "write a loop, or use jnp.sum")
     known = next((i for i, x in enumerate(items) if not isinstance(x, CONSTANT_TYPES)), len(items))
     if isinstance(start, CONSTANT_TYPES):
@@ -118,13 +120,13 @@ def _float(m: Calls, v: Any) -> Any:
         return m.number_of(v, "f")
     if isinstance(v, Num):
         check_exact("f", v)
-        return number("f", raw(v, "f"), *bounds(v))
+        return v if v.kind == "f" else number("f", raw(v, "f"), *bounds(v))
     return m.of_constants(float, [v], {})
 
 
 def _int(m: Calls, v: Any, *rest: Any) -> Any:
-    v = of_array(v) if is_array(v) else v
-    if isinstance(v, Num):
+    v = of_array(v) if is_array(v) and not rest else v
+    if isinstance(v, Num) and not rest:
         return to_int(jnp.trunc, v)
     return m.of_constants(int, [v, *rest], {})
 
@@ -165,7 +167,7 @@ def _isinstance(m: Calls, v: Any, t: Any) -> Any:
         if type(c) not in (type, type(jax.Array)):
             raise Refused("isinstance of a type that decides for itself")
     if isinstance(v, Num):
-        own = {"b": (bool, int), "i": (int,), "f": (float,), "N": (float, np.float64, np.generic)}[v.kind]
+        own = {"b": (bool, int), "i": (int,), "f": (float,)}[v.kind]
         return any(c in own or c is object for c in ts)
     if is_array(v):
         return any(c in (jax.Array, object) for c in ts)
@@ -184,18 +186,20 @@ def _any(end: bool) -> Callable[..., Any]:
             return not end
         return m.branch(m.truth(x if end else m.not_(x)), lambda: end, lambda: of(m, values))
 
-    return lambda m, v: m.lifted(lambda i: of(m, m.lazily(i)), m.known_length(v))
+    return lambda m, v: m.lifted(lambda i: of(m, m.lazily(i)), m.known_length(m.check_lazy(v)))
 
 
 def _reversed(m: Calls, it: Any) -> Any:
+    if isinstance(it, Iter):
+        raise PyRaise(TypeError("an iterator is not reversible"))
     if isinstance(it, Obj) and it.cls is list:
         return Iter(m.of_list(it, len(m.items(it)) - 1, -1))
     return Iter(iter(it[::-1] if isinstance(it, range) else m.iterate(it)[::-1]))
 
 
 def _zip(m: Calls, *its: Any, strict: Any = False) -> Any:
-    if strict:
-        return tuple(m.python(lambda: list(zip(*map(m.iterate, its), strict=True))))
+    if strict and len({m.python(int, m.length(it)) for it in its}) > 1:
+        raise PyRaise(ValueError("zip() of arguments of several lengths"))
     return Iter(zip(*map(m.lazily, its)))
 
 
@@ -281,6 +285,8 @@ def _getattr(m: Calls, obj: Any, name: Any, *default: Any) -> Any:
 
 
 def _hasattr(m: Calls, v: Any, name: str) -> bool:
+    if is_array(v) and name not in METHODS[jax.Array] and not any(name in names for t, names in DATA if t is jax.Array):
+        raise Refused(f"hasattr(x, {name!r}) of an array", "use isinstance")
     known = jax.Array if is_array(v) else v.cls if isinstance(v, Obj) and v.cls in (list, dict) else v
     if known is v and not isinstance(v, (*CONSTANT_TYPES, tuple, np.ndarray)):
         raise Refused(f"hasattr of a {name_of_type(v)}", "use isinstance")
@@ -292,7 +298,13 @@ ROWS: list[tuple[Any, Callable[..., Any]]] = [
     *((sum, _of_list(_sum)), (min, _extreme(ast.Lt)), (max, _extreme(ast.Gt)), (sorted, _of_list(_sorted))),
     *((any, _any(True)), (all, _any(False)), (range, _range), (reversed, _reversed)),
     *((float, _one(_float)), (int, _one(_int)), (round, _one(_round)), (abs, _one(_abs)), (hasattr, _one(_hasattr))),
-    *((zip, _zip), (filter, _filter), (dict, _dict), (functools.reduce, _reduce), (dataclasses.replace, _replace)),
+    *(
+        (zip, _zip),
+        (filter, _filter),
+        (dict, _dict),
+        (functools.reduce, _reduce),
+        (dataclasses.replace, _one(_replace)),
+    ),
     (map, lambda m, f, *its: Iter(map(lambda *xs: m.call(f, xs, {}), *map(m.lazily, its)))),
     (enumerate, _enumerate),
     (bool, lambda m, v=False: m.truth_value(v)),

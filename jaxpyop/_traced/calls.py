@@ -69,7 +69,10 @@ class Calls(Attributes):
         if isinstance(f, (jax.custom_jvp, jax.custom_vjp)):
             return self.call_jax(self._with_own_rules(f), args, kwargs)
         if kind == "PjitFunction" and isinstance(wrapped := getattr(f, "__wrapped__", None), types.FunctionType):
-            # As a compiled function, so that its arguments and results are what JAX makes of them.
+            # As a compiled function, so that its arguments and results are what JAX makes of them. Nothing says which
+            # of them are static, and an int or a text would be known in it then.
+            if any(isinstance(v, (bool, int, float, str)) for v in (*args, *kwargs.values())):
+                raise Refused("a compiled function is given a constant of Python, which may be static", "pass an array")
             return self.call_jax(jax.jit(self._function_for_jax(wrapped)), args, kwargs)
         found = self.class_attribute(f.cls if isinstance(f, Obj) else type(f), "__call__")
         if isinstance(found, types.FunctionType) and module_of(type(f)) not in (*LIBRARIES, "functools"):
@@ -169,7 +172,9 @@ class Calls(Attributes):
         return made
 
     def call_jax(self, f: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        args = [self.iterate(a) if isinstance(a, Iter) else a for a in args]
+        if any(isinstance(a, Iter) for a in args):
+            raise Refused("an iterator is given to a function of JAX", "write list(...)")
+        self._check_casts(f, args, kwargs)
         if f in (jnp.array, jnp.asarray) and args and not is_array(args[0]):
             args[0] = self.python(self._of_one_dtype, args[0], *args[1:2] or [kwargs.get("dtype")])
         count = len(args)
@@ -197,6 +202,18 @@ class Calls(Attributes):
                 raise Refused("the dtype of the array depends on values", "pass dtype=")
             dtype = dtypes.pop()
         return self._cast_unions(items, jax.dtypes.canonicalize_dtype(dtype))
+
+    def _check_casts(self, f: Any, args: list[Any], kwargs: dict[str, Any]) -> None:
+        """Refuses a number of Python that a function of JAX casts to a dtype by way of another one."""
+        dtype = f if isinstance(f, type(jnp.float32)) else kwargs.get("dtype")
+        for v in args if isinstance(dtype, (type, type(jnp.float32), np.dtype)) else ():
+            if not self._has_number(v):
+                continue
+            whole, parts = jnp.issubdtype(dtype, jnp.integer), set[frozenset[Any]]()
+            self._kinds_of(v, parts)
+            fits = not isinstance(v, Num) or v.kind != "i" or not whole or fits_dtype(v, dtype)
+            if not fits or (frozenset((float,)) in parts and jnp.dtype(dtype).name not in ("float32", "float64")):
+                raise Refused(f"a number of Python becomes {jnp.dtype(dtype).name}", "make it a jnp.float32 first")
 
     def _kinds_of(self, v: Any, found: set[frozenset[Any]]) -> None:
         if isinstance(v, tuple) or (isinstance(v, Obj) and v.cls is list):
@@ -252,6 +269,8 @@ class Calls(Attributes):
             out = self.of_constants(getattr(v, name), args, kwargs)
             return self.new_list(out) if type(out) is list else out
         if isinstance(v, tuple) and name == "_replace":
+            if unknown := kwargs.keys() - set(getattr(v, "_fields", ())):
+                raise PyRaise(ValueError(f"got unexpected field names: {sorted(unknown)}"))
             return type(v)(*[kwargs.get(k, x) for k, x in zip(getattr(v, "_fields", ()), v)])
         if isinstance(v, (tuple, list, dict)):
             if name not in ("get", "items", "keys", "values", "index", "copy"):
@@ -260,12 +279,18 @@ class Calls(Attributes):
         if v.cls is dict:
             return self.dict_method(v, name, args, kwargs)
         if name == "sort":
-            return self.write(v, "items", self.items(self.call(sorted, [v], kwargs)))
+            copy = self.new_list(self.items(v))
+            self.write(v, "items", ())  # as the key sees it
+            with self.unchanged("the key of sort()"):
+                found = self.items(self.call(sorted, [copy], kwargs))
+            return self.write(v, "items", found)
         return self.list_method(v, name, args)
 
     # --------------------------------------------------------------------- objects
 
     def _construct(self, cls: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        if any(isinstance(v, Iter) for v in (*args, *kwargs.values())):
+            raise Refused("an iterator is given to a class, and not used up at once", "write list(...)")
         if issubclass(cls, tuple) and hasattr(cls, "_fields"):
             check_namedtuple(cls)
             return self.python(cls, *args, **kwargs)
@@ -325,7 +350,7 @@ def _raise(text: str, primals: Any, tangents: Any) -> Any:
 def _dtype_kind(v: Any) -> Any:
     """What a value says about the dtype of an array that it is in: a dtype, or a type of Python, which is weaker."""
     if isinstance(v, Num):
-        return {"b": bool, "i": int, "f": float, "N": np.dtype(np.float64)}[v.kind]
+        return {"b": bool, "i": int, "f": float}[v.kind]
     if is_array(v) and v.weak_type:
         return type(v.dtype.type(0).item())
     return v.dtype if isinstance(v, (jax.Array, np.generic, np.ndarray)) else type(v)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import itertools
 import operator
 import types
 from collections.abc import Callable, Iterator
@@ -31,7 +32,7 @@ class Containers(Operators):
         return Obj(list, {"items": tuple(items)})
 
     def new_dict(self, pairs: Any = ()) -> Obj:
-        return Obj(dict, {"items": tuple(pairs)})
+        return Obj(dict, {"items": Pairs(pairs)})
 
     def items(self, obj: Obj) -> Items:
         """What a list holds; the (key, value) pairs of a dict."""
@@ -47,15 +48,22 @@ class Containers(Operators):
     def known_length(self, v: Any) -> Any:
         """A list whose length depends on values, as a Union of tuples, and other values as they are."""
         v = self._opened(v) if isinstance(v, Iter) and isinstance(v.values, Obj) else v
-        is_list = isinstance(v, Obj) and v.cls is list and isinstance(v.slots["items"], Union)
-        return v.slots["items"] if is_list else v
+        if not (isinstance(v, Obj) and v.cls is list and isinstance(items := v.slots["items"], Union)):
+            return v
+        return Union(items.tag, [Iter(self._while_same(v, items, alt)) for alt in items.alts])
+
+    def _while_same(self, v: Obj, items: Union, alt: Items) -> Iterator[Any]:
+        for n in range(len(alt) + 1):
+            if v.slots["items"] is not items:
+                raise Refused("a list whose length depends on values changes while a loop goes over it")
+            yield from alt[n : n + 1]
 
     def with_items(self, obj: Obj, f: Callable[[Items], tuple[Any, Any]]) -> Any:
         """Changes what an object holds. `f` takes the items, and returns the new ones, and a result."""
 
         def one(items: Items) -> Any:
             new, result = f(items)
-            self.write(obj, "items", tuple(new))
+            self.write(obj, "items", type(items)(new))
             return result
 
         return self.lifted(one, obj.slots["items"])
@@ -152,7 +160,10 @@ class Containers(Operators):
     # -------------------------------------------------------------------- and written
 
     def set_item(self, box: Any, key: Any, value: Any) -> None:
-        key = of_array(key) if is_array(key) else key
+        if is_array(key):
+            if any(map(is_dict, box.alts if isinstance(box, Union) else [box])) or key.dtype == np.bool_:
+                raise PyRaise(TypeError("an array is no key of a dict, and a bool no index"))
+            key = of_array(key)
         self.lifted(lambda b, k: self._set_item(b, k, value), box, self.small(key))
 
     def _set_item(self, box: Any, key: Any, value: Any) -> None:
@@ -259,6 +270,10 @@ class Containers(Operators):
 
     def list_method(self, v: Obj, name: str, args: list[Any]) -> Any:
         if name in ("append", "extend", "insert", "pop", "clear", "reverse"):
+            if name == "extend" and isinstance(args[0], Iter):
+                for x in self.lazily(args[0]):  # which may read the list
+                    self.list_method(v, "append", [x])
+                return None
             args = [self.iterate(args[0])] if name == "extend" else args
 
             def change(items: Items) -> Any:
@@ -270,6 +285,8 @@ class Containers(Operators):
             return self.with_items(v, change)
         if name == "copy":
             return self.lifted(self.new_list, v.slots["items"])
+        if len(args) > 1:
+            raise Refused("list.index with a start")
         items = self.items(v)
         none = lambda: self.python(items.index, UNDEF)  # raises
         return self.first(len(items), lambda i: self.same_item(items[i], args[0]), lambda i: i, none)
@@ -282,7 +299,7 @@ class Containers(Operators):
             get = lambda items, k: self._value_of_key(items, k, default)
             return self.lifted(get, v.slots["items"], args[0])
         if name == "update":
-            for k, x in [*(self.pairs(args[0]) if args else ()), *kwargs.items()]:
+            for k, x in itertools.chain(self.pairs(args[0]) if args else (), kwargs.items()):
                 self.set_item(v, k, x)
             return None
         if name == "copy":
@@ -292,13 +309,13 @@ class Containers(Operators):
         self.with_items(v, lambda items: ([(k, x) for k, x in items if k != args[0]], None))
         return found
 
-    def pairs(self, v: Any) -> Items:
+    def pairs(self, v: Any) -> Any:
         """The (key, value) pairs of a dict, or of a sequence of pairs."""
         if is_dict(v):
             return self.items(v)
         if type(v) is dict:
             return tuple(v.items())
-        return tuple((k, x) for k, x in map(self.iterate, self.iterate(v)))
+        return ((k, x) for k, x in map(self.iterate, self.lazily(v)))
 
 
 CHANGES = 'return the new value, make it in the function, or write mode="eager" and stateful=True'
@@ -308,5 +325,10 @@ def check_namedtuple(cls: Any) -> None:
     """Refuses a namedtuple with operators of its own."""
     for c in cls.__mro__[: cls.__mro__.index(tuple)]:
         own = {n for n in vars(c) if n.startswith("__") and n.endswith("__")} - GENERATED
-        if own or ("__new__" in vars(c) and not c.__new__.__module__.startswith("namedtuple_")):
+        fields = {"_make", "_replace", "_asdict", *cls._fields} if "_fields" not in vars(c) else ()
+        if (
+            own
+            or not vars(c).keys().isdisjoint(fields)
+            or ("__new__" in vars(c) and not c.__new__.__module__.startswith("namedtuple_"))
+        ):
             raise Refused(f"a namedtuple with {', '.join(sorted(own)) or '__new__'}")

@@ -16,8 +16,10 @@ from jaxpyop._traced.values import *
 _ORDERS: dict[type, type] = {ast.Lt: ast.GtE, ast.GtE: ast.Lt, ast.Gt: ast.LtE, ast.LtE: ast.Gt}
 _INVERSE = {**_ORDERS, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq}
 _FLIPPED: dict[type, type] = {ast.Lt: ast.Gt, ast.Gt: ast.Lt, ast.LtE: ast.GtE, ast.GtE: ast.LtE}
-# What may be evaluated once more, because it can neither change anything nor raise.
+# What may be evaluated once more if its names are numbers and arrays, because it can then neither change anything nor
+# raise; and what a test may consist of that changes nothing.
 _PURE = (ast.Name, ast.Constant, ast.UnaryOp, ast.USub, ast.Load)
+_TEST = (*_PURE, ast.BinOp, ast.BoolOp, ast.Compare, ast.operator, ast.unaryop, ast.cmpop, ast.boolop)
 
 
 def _names_of(*targets: ast.expr) -> frozenset[str]:
@@ -158,7 +160,10 @@ class Interpreter(Statements):
         args, kwargs = self._elements(e.args, env, kept=False), dict[str, Any]()
         for k in e.keywords:
             value = self.eval(k.value, env)
-            kwargs.update(self.pairs(value) if k.arg is None else ((k.arg, value),))
+            for name, v in self.pairs(value) if k.arg is None else ((k.arg, value),):
+                if name in kwargs:
+                    raise PyRaise(TypeError(f"got multiple values for keyword argument {name!r}"))
+                kwargs[name] = v
         return self.call(f, args, kwargs)
 
     def comprehension(self, e: Any, env: Obj) -> Any:
@@ -210,7 +215,7 @@ class Interpreter(Statements):
 
     def refine(self, test: ast.expr, truth: bool, env: Obj, before: dict[str, Any] | None = None) -> None:
         """Notes that a test had this result. A variable that changed since `before` the test is left alone."""
-        if before is None and any(isinstance(n, (ast.Call, ast.NamedExpr)) for n in ast.walk(test)):
+        if before is None and not self._is_plain(test, _TEST, env):
             return
         if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
             self.refine(test.operand, not truth, env, before)
@@ -237,12 +242,22 @@ class Interpreter(Statements):
             return
         op = op if truth else _INVERSE[op]
         for name, other, how in ((left, right, op), (right, left, _FLIPPED.get(op, op))):
-            pure = all(isinstance(n, _PURE) for n in ast.walk(other))
-            if isinstance(name, ast.Name) and pure and self._unchanged_since(before, other, env):
+            pure = isinstance(name, ast.Name) and self._is_plain(other, _PURE, env)
+            if pure and self._unchanged_since(before, other, env):
                 value = self.eval(other, env)
                 if is_scalar(value):
                     # `not a < b` says nothing of NaN, and a float with a range is not NaN.
                     self._narrow(name, how, value, env, before, sure=truth)
+
+    def _is_plain(self, e: ast.expr, allowed: Any, env: Obj) -> bool:
+        """Whether an expression consists of these nodes, and of numbers and arrays, whose operators change nothing."""
+        plain = lambda v: is_scalar(v) or is_array(v) or isinstance(v, CONSTANT_TYPES)
+        nodes = list(ast.walk(e))
+        return all(isinstance(n, allowed) for n in nodes) and all(
+            plain(env.slots.get(n.id, UNDEF) if n.id in env.slots["$names"] else self.load(n.id, env))
+            for n in nodes
+            if isinstance(n, ast.Name)
+        )
 
     def _unchanged_since(self, before: Any, e: ast.expr, env: Obj) -> bool:
         """Whether an expression still has the value that it had in the test. A call in the test may have changed it."""
@@ -283,3 +298,5 @@ class Interpreter(Statements):
         if (lo, hi) != bounds(v) and lo <= hi:
             lo, hi = (None if math.isinf(x) else x for x in (lo, hi))
             self.write(env, node.id, Num(v.kind, v.val, lo, hi))
+            if before is not None:
+                before[node.id] = env.slots[node.id]

@@ -15,6 +15,7 @@ from typing import Any
 
 from jaxpyop import _jaxcore as core
 from jaxpyop._functions import codes_in, contents_of_code, names_in
+from jaxpyop._traced.attributes import check_name
 from jaxpyop._traced.calls import OUTSIDE, Calls, name_of_function
 from jaxpyop._traced.containers import CHANGES
 from jaxpyop._traced.machine import NORMAL, RETURN
@@ -74,9 +75,10 @@ class Functions(Calls):
 
     def closure(self, node: Any, env: Obj) -> Closure:
         a = node.args
+        defaults = tuple(self.eval(d, env) for d in a.defaults)
         pairs = zip(a.kwonlyargs, a.kw_defaults)
         kw_defaults = {x.arg: self.eval(d, env) for x, d in pairs if d is not None}
-        return Closure(node, env, env.slots["$outer"], tuple(self.eval(d, env) for d in a.defaults), kw_defaults)
+        return Closure(node, env, env.slots["$outer"], defaults, kw_defaults)
 
     def real_function(self, f: Closure) -> Any:
         """A function of Python for one that the program made, for an op that calls it at run time."""
@@ -96,6 +98,7 @@ class Functions(Calls):
     # ----------------------------------------------------------------------- names
 
     def load(self, name: str, env: Any) -> Any:
+        check_name(name)
         outer = None
         while env is not None:
             if isinstance(env, Union):
@@ -154,9 +157,10 @@ class Functions(Calls):
     # ------------------------------------------------------ statements that define names
 
     def do_functiondef(self, s: ast.FunctionDef, env: Obj) -> None:
-        f = self.closure(s, env)
-        for d in reversed(s.decorator_list):
-            f = self.call(self.eval(d, env), [f], {})
+        decorators = [self.eval(d, env) for d in s.decorator_list]
+        f: Any = self.closure(s, env)
+        for d in reversed(decorators):
+            f = self.call(d, [f], {})
         self.store(s.name, f, env)
 
     def do_import(self, s: ast.Import, env: Obj) -> None:

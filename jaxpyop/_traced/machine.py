@@ -50,7 +50,7 @@ class Machine:
 
     def write(self, obj: Obj, key: str, value: Any) -> None:
         """Changes a slot. Nothing else does."""
-        if isinstance(value, Iter):
+        if _has_iterator(value):
             raise Refused("an iterator is kept, and not used up at once", "write list(...)")
         if obj.birth < self.floor[0]:
             raise Refused(f"{self.floor[1]} changes a variable or an object of its caller", "return the value")
@@ -258,6 +258,11 @@ class Machine:
             found[p] = joined if p[1] == "$status" else widened(joined, before, FAR, set())
             tight[p] = narrow.join(start, new)
             _check_carried(self.name_of(*p), before, new, known=p in forms)
+
+
+def _has_iterator(v: Any) -> bool:
+    group = split(v) if isinstance(v, (tuple, Partial, Closure)) else None
+    return isinstance(v, Iter) or (group is not None and any(map(_has_iterator, group[1])))
 
 
 def _is_over(place: Place, forms: Forms, now: Forms) -> bool:

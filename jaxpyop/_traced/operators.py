@@ -6,8 +6,8 @@ import ast
 import contextlib
 import dataclasses
 import enum
-import math
 import operator
+import sys
 import types
 from collections.abc import Callable
 from typing import Any
@@ -91,13 +91,17 @@ class Operators(Machine):
             raise Refused(f"{op.__name__} of an object and one of a class below its own, which Python asks first")
         for x, y, name in ((a, b, f"__{_SPECIAL[op]}__"), (b, a, f"__r{_SPECIAL[op]}__")):
             if isinstance(x, Obj) and self.class_attribute(x.cls, name) is not UNDEF:
-                return self.special(x, name, y)
+                if isinstance(y, (np.ndarray, np.generic)) or (out := self.special(x, name, y)) is NotImplemented:
+                    break
+                return out
         raise Refused(f"{op.__name__} of a {name_of_type(a)} and a {name_of_type(b)}")
 
     def _arrays(self, op: type, a: Any, b: Any) -> Any:
         x, y = self.beside(a, b)
+        if op is ast.Pow and isinstance(b, Num) and is_array(a) and not core.is_inexact(a):
+            raise Refused("integers to a power that may be negative, where Python would raise", "make it an array")
         if op in (ast.Add, ast.Sub):
-            x, y = _kept_zero(x, y), y if op is ast.Sub else _kept_zero(y, x)
+            x, y = _kept_zero(x, y), _kept_zero(y, x)
         return self.python(PYTHON_OPS[op], x, y)
 
     def beside(self, *vs: Any) -> list[Any]:
@@ -187,7 +191,8 @@ class Operators(Machine):
                 if is_scalar(b) and kind_of(a) == kind_of(b) == "b":
                     return Num("b", raw(a) == raw(b))
                 raise Refused("`is` of numbers", "write ==")
-        if x is not y and type(x) is type(y) and not isinstance(x, (Obj, enum.Enum, bool, type(None))):
+        one_type = type(x) is type(y) or (is_array(x) and is_array(y))
+        if x is not y and one_type and not isinstance(x, (Obj, enum.Enum, bool, type(None))):
             raise Refused(f"`is` of two values of the type {name_of_type(x)}", "write ==")
         return x is y
 
@@ -220,8 +225,11 @@ class Operators(Machine):
         same = isinstance(a, Obj) and isinstance(b, Obj) and a.cls is b.cls
         generated = isinstance(own[0], types.FunctionType) and own[0].__code__.co_filename == "<string>"
         if op is ast.Eq and same and generated:
-            fields = [f.name for f in dataclasses.fields(a.cls) if f.compare]
-            return self._compare_tuples(op, *(tuple(self.get_attr(v, name) for name in fields) for v in (a, b)))
+            pairs = [[self.get_attr(v, f.name) for v in (a, b)] for f in dataclasses.fields(a.cls) if f.compare]
+            # Before Python 3.13 the fields are compared as items of tuples are.
+            equal = self.same_item if sys.version_info < (3, 13) else lambda x, y: self.compare(ast.Eq, x, y)
+            differs = lambda i: self.truth(self.not_(equal(*pairs[i])))
+            return self.first(len(pairs), differs, lambda _: False, lambda: True)
         # Python may ask the other object first, or afterwards, if both have the method.
         if own[0] is not UNDEF and (same or own[1] is UNDEF) and not generated:
             return self.call(Partial(own[0], (a,)), [b], {})
@@ -239,6 +247,8 @@ class Operators(Machine):
     def _contains(self, x: Any, box: Any) -> Any:
         if isinstance(box, Obj):
             if box.cls is dict:
+                if is_array(x):
+                    raise PyRaise(TypeError("unhashable type: 'jax.Array'"))
                 box = tuple(k for k, _ in self.items(box))
             elif box.cls is list:
                 box = self.items(box)
@@ -247,6 +257,8 @@ class Operators(Machine):
         elif isinstance(box, str):
             self.need_constant(x)
             return self.python(operator.contains, box, x)
+        if is_array(x) and type(box) in (dict, set, frozenset):
+            raise PyRaise(TypeError("unhashable type: 'jax.Array'"))
         if type(box) not in (dict, set, frozenset, list, range) and not isinstance(box, tuple):
             raise Refused(f"`in` of a {name_of_type(box)}")
         items: Any = tuple(box)  # pyright: ignore[reportArgumentType]
@@ -269,13 +281,17 @@ def _without_enum(v: Any) -> Any:
     """The number or text that an enum of these is. Its `value` may be another one."""
     kinds: dict[type, Any] = {int: int, float: float, str: str.__str__}
     plain = next((f for kind, f in kinds.items() if isinstance(v, kind)), None)
+    if isinstance(v, enum.Enum) and type(v).__eq__ not in (object.__eq__, int.__eq__, float.__eq__, str.__eq__):
+        raise Refused(f"a comparison of {type(v).__name__}, which has an __eq__ of its own")
     return plain(v) if plain and isinstance(v, enum.Enum) else v
 
 
 def _kept_zero(v: Any, other: Any) -> Any:
     """Hides a zero beside an array. XLA thinks that x + 0.0 is x, which it is not for -0.0, and abs(x) >= 0 for NaN."""
-    is_zero = type(v) in (int, float) and v == 0 and math.copysign(1, v) > 0
-    if is_zero and is_array(other) and not other.weak_type and jnp.issubdtype(other.dtype, jnp.floating):
+    known = type(v) in (int, float) or isinstance(v, np.number)
+    if is_array(v) and not isinstance(v, core.Tracer) and core.is_inexact(v):
+        return lax.optimization_barrier(v)
+    if known and v == 0 and is_array(other) and not other.weak_type and jnp.issubdtype(other.dtype, jnp.floating):
         return lax.optimization_barrier(jnp.zeros((), other.dtype))
     return v
 

@@ -10,6 +10,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -145,7 +146,7 @@ class Statements(Functions):
 
         def side(truth: bool, run: Callable[[], Any]) -> Any:
             if not isinstance(t, bool):
-                self.refine(test, truth, env, before)
+                self.refine(test, truth, env, dict(before))
             return run()
 
         return self.branch(t, lambda: side(True, yes), lambda: side(False, no))
@@ -256,9 +257,13 @@ class Statements(Functions):
 
         values = self.lazily(items)
         for n in itertools.count():
-            left = isinstance(env.slots["$status"], Num)
-            # After an exit that depends on values, it is not known whether Python takes another one.
-            with self.unchanged("an iterator in a loop with an exit") if left else contextlib.nullcontext():
+            status = env.slots["$status"]
+            left = isinstance(status, Num)
+            # After an exit that depends on values, it is not known whether Python takes another one. So it must change
+            # nothing, and no loop may begin in it if Python does not.
+            stays = (self.truth(num_compare(operator.eq, status, NORMAL)), True) if left else None
+            taken = self.having(taken=(*self.taken, stays)) if left else contextlib.nullcontext()
+            with taken, self.unchanged("an iterator in a loop with an exit") if left else contextlib.nullcontext():
                 if (item := next(values, UNDEF)) is UNDEF:
                     break
             if left:
@@ -304,7 +309,8 @@ class Statements(Functions):
         for item in s.items:
             call = item.context_expr
             name = ast.unparse(call.func) if isinstance(call, ast.Call) else ""
-            if not isinstance(call, ast.Call) or name.split(".")[-1] not in ("nullcontext", "named_scope"):
+            known = name.split(".")[-1] in ("nullcontext", "named_scope") and isinstance(call, ast.Call)
+            if not (known and self.eval(call.func, env) in (contextlib.nullcontext, jax.named_scope)):
                 raise Refused(f"`with {ast.unparse(call)}` is not in the language")
             if item.optional_vars is not None:
                 raise Refused("`with ... as` gives a context a name")

@@ -77,7 +77,7 @@ def structs_of(forms: list[Form]) -> list[jax.ShapeDtypeStruct]:
 
 def const(v: Any) -> Form:
     # Numbers and texts are the same if they look the same, which tells 0.0 from -0.0, and NaN from nothing else.
-    same = is_scalar(v) or isinstance(v, (str, bytes, complex, np.dtype, np.generic))
+    same = (is_scalar(v) and v == v) or isinstance(v, (str, bytes, complex, np.dtype, np.generic))
     return Form("const", (type(v), repr(v) if same else id(v)), (), v)
 
 
@@ -89,7 +89,8 @@ def split(v: Any) -> tuple[Any, tuple[Any, ...], Callable[[list[Any]], Any]] | N
     """What identifies a group, its parts, and a function that builds a group like it of other parts."""
     if isinstance(v, tuple):
         cls: Any = type(v)
-        return (cls, len(v)), tuple(v), lambda xs: cls(*xs) if hasattr(cls, "_fields") else tuple(xs)
+        keys = tuple(const(k).own for k, _ in v) if cls is Pairs else ()
+        return (cls, len(v), *keys), tuple(v), lambda xs: cls(*xs) if hasattr(cls, "_fields") else cls(xs)
     if isinstance(v, Closure):
         names = tuple(v.kw_defaults)
         build = lambda xs: Closure(v.node, xs[0], v.outer, xs[1], dict(zip(names, xs[2])))

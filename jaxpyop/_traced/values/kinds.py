@@ -69,7 +69,7 @@ class Num(Kind):
     """A number of Python with a traced value.
 
     Attributes:
-        kind: "b", "i" or "f", or "N" for numpy.float64, which is a float that does not raise.
+        kind: "b", "i" or "f".
         val: a scalar of bool, int64 or float64.
         lo: a number that it is not below, or None. A float with a known bound is not NaN.
         hi: a number that it is not above, or None.
@@ -105,6 +105,10 @@ class Obj(Kind):
 
     def __init__(self, cls: Any, slots: dict[str, Any]) -> None:
         self.cls, self.slots, self.birth = cls, slots, next(Obj.births)
+
+
+class Pairs(tuple[Any, ...]):
+    """The (key, value) pairs of a dict. Two dicts with different keys have no common form."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -176,7 +180,8 @@ class TracedRange(Kind):
 
 
 # An integer that a loop changes by at most MOST_STEP in each turn stays within FAR, because no loop takes 2**48 turns.
-FAR, MOST_STEP = 2**52, 16
+# FAR is a number that no other bound is likely to be, so that a counter is told from a number with a wide range.
+FAR, MOST_STEP = 2**52 + 24_181, 16
 
 CONSTANT_TYPES = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), enum.Enum, np.dtype, np.generic)
 FUNCTIONS = (Closure, Partial)
@@ -198,8 +203,8 @@ def kind_of(v: Any) -> str:
     return v.kind if isinstance(v, Num) else _KINDS[type(v)]
 
 
-_KINDS: dict[type, str] = {bool: "b", int: "i", float: "f", np.float64: "N"}
-DTYPES = {"b": np.dtype(bool), "i": np.dtype(np.int64), "f": np.dtype(np.float64), "N": np.dtype(np.float64)}
+_KINDS: dict[type, str] = {bool: "b", int: "i", float: "f"}
+DTYPES = {"b": np.dtype(bool), "i": np.dtype(np.int64), "f": np.dtype(np.float64)}
 
 
 def wide(f: Callable[..., Any], *xs: Any) -> Any:
@@ -240,11 +245,9 @@ def num_to_array(v: Any, like: Any = None) -> Any:
     is_float = beside is not None and jnp.issubdtype(beside, jnp.floating)
     if v.kind == "i" and not x64 and not fits_dtype(v, dtype) and not (is_float and is_counter(v)):
         raise Refused("an integer that may not fit int32 meets an array", BOUND_IT)
-    if is_float and v.kind != "N":
+    if is_float:
         dtype = beside  # in one step, because float64 by way of float32 to float16 would be rounded twice
     with jax.enable_x64(True):
-        if v.kind == "N":
-            return lax.convert_element_type(v.val, dtype)
         return core.weakly_typed(v.val, dtype)
 
 
@@ -263,7 +266,7 @@ def is_counter(v: Any) -> bool:
 
     JAX would raise from 2**31 on, which a counter of small steps does not reach while somebody waits.
     """
-    return max(map(abs, bounds(v))) >= FAR
+    return FAR <= max(map(abs, bounds(v))) <= FAR + 2**16
 
 
 def fits_dtype(v: Any, dtype: Any) -> bool:

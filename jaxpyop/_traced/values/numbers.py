@@ -42,7 +42,7 @@ PYTHON_OPS: dict[type, Callable[..., Any]] = {
     ast.MatMult: operator.matmul,
 }
 _AS_ARRAY = "write x instead of float(x), so that it is an array, whose numbers do not raise"
-_ORDER = "bifN"
+_ORDER = "bif"
 
 
 def number(kind: str, val: Any, lo: Any = None, hi: Any = None) -> Num:
@@ -77,7 +77,7 @@ def of_array(x: Any, kind: str = "") -> Num:
 
 def may_be_nan(v: Any) -> bool:
     if isinstance(v, Num):
-        return v.kind in "fN" and (v.nan or (v.lo is None and v.hi is None))
+        return v.kind == "f" and (v.nan or (v.lo is None and v.hi is None))
     return jnp.issubdtype(v.dtype, jnp.inexact) if is_array(v) else is_scalar(v) and v != v
 
 
@@ -91,7 +91,7 @@ def finite(v: Any) -> bool:
 
 
 def num_compare(f: Callable[..., Any], a: Any, b: Any) -> Any:
-    kind = _common_kind(a, b).replace("N", "f").replace("b", "i")
+    kind = _common_kind(a, b).replace("b", "i")
     check_exact(kind, a, b)
     (l1, h1), (l2, h2) = bounds(a), bounds(b)
     if kind == "i":
@@ -112,7 +112,7 @@ def _common_kind(a: Any, b: Any) -> str:
 def check_exact(kind: str, *vs: Any) -> None:
     """Refuses an integer that becomes a float, if it may have more than the 53 bits of one."""
     for v in vs:
-        if kind in "fN" and kind_of(v) == "i" and max(map(abs, bounds(v))) > 2**53:
+        if kind == "f" and kind_of(v) == "i" and max(map(abs, bounds(v))) > 2**53:
             raise Refused("an integer that may have more than 53 bits becomes a float")
 
 
@@ -137,15 +137,15 @@ _opaque: contextvars.ContextVar[Any] = contextvars.ContextVar("opaque", default=
 
 def opaque_true(x: Any) -> Any:
     """True, computed of a value in a way that no compiler folds: 3 is no square modulo 7."""
-    x = lax.stop_gradient(x.reshape(-1)[0]) if x.size else np.float32(0)
     with jax.enable_x64(True):
-        i = lax.convert_element_type(x == x, np.int32) + lax.convert_element_type(x > 1, np.int32) * 37
+        i = lax.convert_element_type(lax.stop_gradient(x.reshape(-1)[0]), np.int32) & 1023
         return (i * i) % 7 != 3
 
 
 def set_opaque(arrays: list[Any]) -> Any:
     """Makes the value that hides products, of the first array that has numbers, for the time of one interpretation."""
-    found = [x for x in arrays if is_array(x) and isinstance(x.dtype, np.dtype) and x.dtype.kind in "fiu"]
+    found = [x for x in arrays if is_array(x) and x.size and isinstance(x.dtype, np.dtype) and x.dtype.kind in "fiu"]
+    found.sort(key=lambda x: not isinstance(x, core.Tracer))  # XLA knows the others
     return _opaque.set(core.with_transfers(opaque_true, found[0]) if found else None)
 
 
@@ -153,7 +153,11 @@ reset_opaque = _opaque.reset
 
 
 def _exact(x: Any, kind: str) -> Any:
-    return _hidden(x, _opaque.get()) if kind in "fN" and _opaque.get() is not None else x
+    if kind != "f":
+        return x
+    if _opaque.get() is None:
+        raise Refused("floats of Python in a function without an input of numbers", "write jnp.float32(...)")
+    return _hidden(x, _opaque.get())
 
 
 @jax.custom_jvp
@@ -197,7 +201,7 @@ def _arithmetic(op: type, a: Any, b: Any, kind: str) -> Num:
     kind = "i" if kind == "b" else kind
     check_exact(kind, a, b)
     x, y = raw(a, kind), raw(b, kind)
-    if kind in "fN" and op is not ast.Mult:
+    if kind == "f" and op is not ast.Mult:
         # XLA thinks that x + 0.0 is x, which it is not for -0.0.
         x, y = (v if isinstance(o, Num) else lax.optimization_barrier(v) for v, o in ((x, a), (y, b)))
     val = PYTHON_OPS[op](x, y)
@@ -205,14 +209,10 @@ def _arithmetic(op: type, a: Any, b: Any, kind: str) -> Num:
 
 
 def _divide(op: type, a: Any, b: Any, kind: str) -> Num:
-    out = "N" if kind == "N" else "f"
     check_exact("f", a, b)
-    if out == "f":
-        _check_divisor(b)
-    # A constant divisor is hidden, because XLA would multiply by its reciprocal.
-    y = raw(b, "f") if isinstance(b, Num) else _exact(raw(b, "f"), "f")
-    ends = _corners(operator.truediv, a, b) if nonzero(b) else (None, None)
-    return number(out, raw(a, "f") / y, *ends)
+    _check_divisor(b)
+    # XLA would multiply by the reciprocal of a constant, and make one division of two.
+    return number("f", _exact(raw(a, "f") / _exact(raw(b, "f"), "f"), "f"), *_corners(operator.truediv, a, b))
 
 
 def _check_divisor(b: Any) -> None:
@@ -223,7 +223,8 @@ def _check_divisor(b: Any) -> None:
 def _floor_divide(op: type, a: Any, b: Any, kind: str) -> Num:
     _check_divisor(b)
     lo, hi = bounds(b)
-    ends = (min(0, lo), max(0, hi)) if op is ast.Mod else _corners(operator.floordiv, a, b)
+    closed = int(kind != "f")  # an integer is below its divisor
+    ends = (min(0, lo + closed), max(0, hi - closed)) if op is ast.Mod else _corners(operator.floordiv, a, b)
     if kind in "bi":
         x, y = raw(a, "i"), raw(b, "i")
         q, r = lax.div(x, y), lax.rem(x, y)
@@ -232,10 +233,10 @@ def _floor_divide(op: type, a: Any, b: Any, kind: str) -> Num:
     check_exact("f", a, b)
     if not (finite(a) or op is ast.FloorDiv):
         ends = (None, None)  # NaN for infinity
-    x, y = raw(a, "f"), raw(b, "f")
+    x, y = raw(a, "f"), _exact(raw(b, "f"), "f")
     # As in CPython's float_divmod.
     mod = lax.rem(x, y)
-    div = (x - mod) / y
+    div = _exact((x - mod) / y, "f")
     adjust = (mod != 0) & ((y < 0) != (mod < 0))
     div = jnp.where(adjust, div - 1.0, div)
     if op is ast.Mod:
@@ -289,7 +290,7 @@ def num_unary(op: type, v: Num) -> Num:
     if op is ast.USub:
         return number(kind, wide(lax.neg, raw(v, kind)), *((None, None) if v.nan else (-hi, -lo)))
     if op is ast.UAdd:
-        return number(kind, raw(v, kind), lo, hi)
+        return v if v.kind == kind else number(kind, raw(v, kind), lo, hi)
     if kind != "i":
         raise Refused("~ of a float")
     return number("i", wide(lax.bitwise_not, raw(v, "i")), -hi - 1, -lo - 1)
@@ -337,7 +338,7 @@ def math_function(name: str, v: Any, *rest: Any) -> Any:
     f, least, most, image = _MATH[name]
     if lo < least or hi > most:
         raise Refused(f"math.{name} of a number for which Python may raise", f"use jnp.{name}")
-    return number("f", wide(f, raw(v, "f")), *((None, None) if isinstance(v, Num) and v.nan else image))
+    return number("f", _exact(wide(f, raw(v, "f")), "f"), *((None, None) if isinstance(v, Num) and v.nan else image))
 
 
 def to_int(f: Callable[..., Any], v: Any) -> Any:
