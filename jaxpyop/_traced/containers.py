@@ -324,11 +324,8 @@ CHANGES = 'return the new value, make it in the function, or write mode="eager" 
 def check_namedtuple(cls: Any) -> None:
     """Refuses a namedtuple with operators of its own."""
     for c in cls.__mro__[: cls.__mro__.index(tuple)]:
+        is_made = "_fields" in vars(c)  # by namedtuple itself
         own = {n for n in vars(c) if n.startswith("__") and n.endswith("__")} - GENERATED
-        fields = {"_make", "_replace", "_asdict", *cls._fields} if "_fields" not in vars(c) else ()
-        if (
-            own
-            or not vars(c).keys().isdisjoint(fields)
-            or ("__new__" in vars(c) and not c.__new__.__module__.startswith("namedtuple_"))
-        ):
+        own |= set() if is_made else vars(c).keys() & {"_make", "_replace", "_asdict", *cls._fields}
+        if own or ("__new__" in vars(c) and not c.__new__.__module__.startswith("namedtuple_")):
             raise Refused(f"a namedtuple with {', '.join(sorted(own)) or '__new__'}")

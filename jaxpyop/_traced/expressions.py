@@ -242,8 +242,9 @@ class Interpreter(Statements):
             return
         op = op if truth else _INVERSE[op]
         for name, other, how in ((left, right, op), (right, left, _FLIPPED.get(op, op))):
-            pure = isinstance(name, ast.Name) and self._is_plain(other, _PURE, env)
-            if pure and self._unchanged_since(before, other, env):
+            if not isinstance(name, ast.Name) or not self._is_plain(other, _PURE, env):
+                continue
+            if self._unchanged_since(before, other, env):
                 value = self.eval(other, env)
                 if is_scalar(value):
                     # `not a < b` says nothing of NaN, and a float with a range is not NaN.

@@ -308,9 +308,8 @@ class Statements(Functions):
     def do_with(self, s: ast.With, env: Obj) -> None:
         for item in s.items:
             call = item.context_expr
-            name = ast.unparse(call.func) if isinstance(call, ast.Call) else ""
-            known = name.split(".")[-1] in ("nullcontext", "named_scope") and isinstance(call, ast.Call)
-            if not (known and self.eval(call.func, env) in (contextlib.nullcontext, jax.named_scope)):
+            known = (contextlib.nullcontext, jax.named_scope)
+            if not isinstance(call, ast.Call) or self.eval(call.func, env) not in known:
                 raise Refused(f"`with {ast.unparse(call)}` is not in the language")
             if item.optional_vars is not None:
                 raise Refused("`with ... as` gives a context a name")
