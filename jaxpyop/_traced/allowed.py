@@ -86,8 +86,11 @@ def _named(module: Any, names: str) -> dict[int, Any]:
 
 # By id, because some are compared in ways of their own. The functions are kept, so that no id is used again.
 OF_JAX: dict[int, Any] = {key: f for module, names in _MODULES for key, f in _named(module, names).items()}
-OF_TREES = _named(jax.tree, _TREE) | _named(
-    jax.tree_util, "tree_map tree_leaves tree_flatten tree_unflatten tree_reduce"
+# They may hand a number of Python on as it is.
+OF_TREES = (
+    _named(jax.tree, _TREE)
+    | _named(jax.tree_util, "tree_map tree_leaves tree_flatten tree_unflatten tree_reduce")
+    | _named(lax, "stop_gradient switch")
 )
 OF_NUMPY = _named(np, _NUMPY) | _named(jnp, "finfo iinfo")
 OF_MATH: dict[int, Any] = {id(f): f for name, f in vars(math).items() if callable(f) and not name.startswith("_")}

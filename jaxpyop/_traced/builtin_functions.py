@@ -28,10 +28,18 @@ from jaxpyop._traced.values import *
 
 
 def _of_list(f: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of the items of something. A list whose length depends on values is taken apart first."""
+    """A function of the items of something. A list whose length depends on values is taken apart first.
+
+    Python computes the items of an iterator while the function runs, which nobody sees if they change nothing.
+    """
 
     def g(m: Calls, it: Any, *args: Any, **kwargs: Any) -> Any:
-        return m.lifted(lambda i: f(m, m.iterate(i), *args, **kwargs), m.known_length(it))
+        def of(i: Any) -> Any:
+            with m.unchanged("an iterator") if isinstance(it, Iter) else contextlib.nullcontext():
+                items = m.iterate(i)
+            return f(m, items, *args, **kwargs)
+
+        return m.lifted(of, m.known_length(it))
 
     return g
 
@@ -59,7 +67,11 @@ def _extreme(op: type) -> Callable[..., Any]:
     def of(m: Calls, items: Any, key: Any, default: Any) -> Any:
         if not items:
             return m.python(max, ()) if default is UNDEF else default
-        rank_of = lambda x: x if key is None else m.call(key, [x], {})
+
+        def rank_of(x: Any) -> Any:
+            with m.unchanged("a key of min() or max()"):
+                return x if key is None else m.call(key, [x], {})
+
         best, rank = items[0], rank_of(items[0])
         for x in items[1:]:
             r = rank_of(x)
@@ -309,8 +321,8 @@ ROWS: list[tuple[Any, Callable[..., Any]]] = [
     (enumerate, _enumerate),
     (bool, lambda m, v=False: m.truth_value(v)),
     (len, lambda m, v: m.lifted(m.length, v)),
-    (list, lambda m, v=(): _of_list(lambda m, items: m.new_list(items))(m, v)),
-    (tuple, lambda m, v=(): _of_list(lambda m, items: tuple(items))(m, v)),
+    (list, lambda m, v=(): m.lifted(lambda i: m.new_list(m.iterate(i)), m.known_length(v))),
+    (tuple, lambda m, v=(): m.lifted(m.iterate, m.known_length(v))),
     (iter, lambda m, v: Iter(m.lazily(v))),
     (next, _next),
     (getattr, _getattr),

@@ -75,6 +75,9 @@ class Functions(Calls):
 
     def closure(self, node: Any, env: Obj) -> Closure:
         a = node.args
+        notes = [x.annotation for x in ast.walk(a) if isinstance(x, ast.arg)] + [getattr(node, "returns", None)]
+        if any(isinstance(n, ast.Call) for note in notes if note for n in ast.walk(note)):
+            raise Refused("an annotation that calls a function")
         defaults = tuple(self.eval(d, env) for d in a.defaults)
         pairs = zip(a.kwonlyargs, a.kw_defaults)
         kw_defaults = {x.arg: self.eval(d, env) for x, d in pairs if d is not None}

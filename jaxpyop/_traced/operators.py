@@ -226,14 +226,18 @@ class Operators(Machine):
         generated = isinstance(own[0], types.FunctionType) and own[0].__code__.co_filename == "<string>"
         if op is ast.Eq and same and generated:
             pairs = [[self.get_attr(v, f.name) for v in (a, b)] for f in dataclasses.fields(a.cls) if f.compare]
-            # Before Python 3.13 the fields are compared as items of tuples are.
-            equal = self.same_item if sys.version_info < (3, 13) else lambda x, y: self.compare(ast.Eq, x, y)
-            differs = lambda i: self.truth(self.not_(equal(*pairs[i])))
-            return self.first(len(pairs), differs, lambda _: False, lambda: True)
+            if sys.version_info < (3, 13):
+                return self._compare_tuples(op, *(tuple(p[i] for p in pairs) for i in (0, 1)))
+            return self._all_equal(pairs)
         # Python may ask the other object first, or afterwards, if both have the method.
         if own[0] is not UNDEF and (same or own[1] is UNDEF) and not generated:
             return self.call(Partial(own[0], (a,)), [b], {})
         raise Refused(f"a comparison of objects of {name_of_type(a)}", "compare their attributes")
+
+    def _all_equal(self, pairs: list[list[Any]]) -> Any:
+        """`a == b and c == d and ...`"""
+        out = self.compare(ast.Eq, *pairs[0]) if pairs else True
+        return out if len(pairs) < 2 else self.branch(self.truth(out), lambda: self._all_equal(pairs[1:]), lambda: out)
 
     def _compare_tuples(self, op: type, a: Any, b: Any) -> Any:
         equality = op in (ast.Eq, ast.NotEq)
