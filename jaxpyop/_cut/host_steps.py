@@ -177,7 +177,9 @@ def _scan(eqn: Any, params: dict[str, Any], plan: _Plan) -> _Run:
     planned: Any = (
         plan(_jaxcore.make_jaxpr(turn, [*map(_jaxcore.struct_of, avals), number]), donated) if length else None
     )
-    start = jax.jit(lambda: [*map(_zeros, stacked), jnp.int32(0)])
+    # The results of the loop may have a weak type.
+    zeros = lambda: [_jaxcore.with_weak_type(jnp.zeros(aval.shape, aval.dtype), aval) for aval in stacked]
+    start = jax.jit(lambda: [*zeros(), jnp.int32(0)])
 
     def run(args: Sequence[Any]) -> Sequence[Any]:
         fixed = [*args[:consts], *args[consts + carries :]]
@@ -187,13 +189,6 @@ def _scan(eqn: Any, params: dict[str, Any], plan: _Plan) -> _Run:
         return state[:-1]
 
     return run
-
-
-def _zeros(aval: Any) -> jax.Array:
-    if aval.weak_type:
-        # The results of the loop have a weak type here. Arrays made from Python numbers have a weak type, too.
-        return jnp.broadcast_to({"f": 0.0, "i": 0, "c": 0j}[aval.dtype.kind], aval.shape)
-    return jnp.zeros(aval.shape, aval.dtype)
 
 
 # The primitives that Python can run turn by turn.

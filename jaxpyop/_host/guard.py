@@ -27,6 +27,7 @@ from jaxpyop._host.show import plain_function
 
 # The least number of threads that the CPU client gets.
 POOL = 32
+_NEEDS_SYNCHRONOUS_DISPATCH = _jaxcore.JAX_VERSION < (0, 12)
 _CURE = "import jaxpyop before the first JAX operation of the process (right after `import jax` is early enough)"
 
 # Whether JAX had started before the import, and whether the user set the size of the pool.
@@ -40,16 +41,6 @@ def _pool_in_environment() -> int:
         return 0
 
 
-def _needs_synchronous_dispatch() -> bool:
-    return _jaxcore.JAX_VERSION < (0, 12)
-
-
-def _in_place() -> bool:
-    return _pool_in_environment() >= POOL and not (
-        _needs_synchronous_dispatch() and jax.config.read("jax_cpu_enable_async_dispatch")
-    )
-
-
 def install_guard() -> None:
     """Enlarge the pool, or warn if the CPU client exists already.
 
@@ -60,9 +51,11 @@ def install_guard() -> None:
         if not _state["users"]:
             # The guard never makes a pool smaller: a machine with more cores than POOL keeps their number.
             os.environ["NPROC"] = str(max(POOL, os.cpu_count() or 1))
-        if _needs_synchronous_dispatch():
+        if _NEEDS_SYNCHRONOUS_DISPATCH:
             jax.config.update("jax_cpu_enable_async_dispatch", False)
-    elif not _in_place():
+    elif _pool_in_environment() < POOL or (
+        _NEEDS_SYNCHRONOUS_DISPATCH and jax.config.read("jax_cpu_enable_async_dispatch")
+    ):
         _state["late"] = True
         warnings.warn(
             f"jaxpyop was imported after JAX had started: JAX code inside a body may deadlock. To be safe, {_CURE}.",
@@ -77,7 +70,7 @@ def verdict() -> tuple[bool, str]:
         return False, f"no: JAX had started before jaxpyop was imported; {_CURE}"
     bodies = _pool_in_environment()
     # Before JAX 0.12, at most POOL threads of a larger pool take part.
-    if _needs_synchronous_dispatch():
+    if _NEEDS_SYNCHRONOUS_DISPATCH:
         bodies = min(bodies, POOL)
     if _state["users"] and bodies < POOL:
         return False, (

@@ -142,16 +142,21 @@ def _run(executor: Executor, call: HostCall, tasks: Iterator[_Task], batch: Batc
             take(job.seconds, job.results)
 
     try:
-        with _explaining(call.title):
-            for job, at, take in tasks:
-                with _noting(batch, at):
-                    future = executor.submit(job)
-                under_way[future] = at, take
-                future.add_done_callback(done.put)
-                while len(under_way) >= window:
-                    finish()
-            while under_way:
+        for job, at, take in tasks:
+            with _noting(batch, at):
+                future = executor.submit(job)
+            under_way[future] = at, take
+            future.add_done_callback(done.put)
+            while len(under_way) >= window:
                 finish()
+        while under_way:
+            finish()
+    except BaseException as error:
+        if (shown := _explained(error, call.title)) is error:
+            raise
+        for note in getattr(error, "__notes__", ()):
+            add_note(shown, note)
+        raise shown from error
     finally:
         # No job may read the inputs after this. A cancelled job never runs, and one of Dask's never counts as done.
         concurrent.futures.wait([future for future in under_way if not future.cancel()])
@@ -226,20 +231,6 @@ def _noting(batch: Batch | None, at: slice) -> Iterator[None]:
         if not noted:
             note_index(error, at.start, batch, at.stop - 1)
         raise
-
-
-@contextlib.contextmanager
-def _explaining(title: str) -> Iterator[None]:
-    """Replace errors of workers and of their executor with the most informative error."""
-    try:
-        yield
-    except BaseException as error:
-        shown = _explained(error, title)
-        if shown is error:
-            raise
-        for note in getattr(error, "__notes__", ()):
-            add_note(shown, note)
-        raise shown from error
 
 
 def _explained(error: BaseException, title: str) -> BaseException:

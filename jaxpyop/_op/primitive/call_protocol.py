@@ -262,26 +262,21 @@ def derived(call: Call, step: str, argument: Any) -> Call:
         step: "forward" or "linear", the parts of a `Linearization`, or the name of the method that makes it.
         argument: that of `Call.linearize`, or of the method.
     """
-    found = _STEPS[step](call, argument)
+    # The step may come from a file.
+    if step not in _STEPS:
+        raise ValueError(f"there is no step {step!r} from a call to a part of its derivative")
+    is_part = step in ("forward", "linear")
+    found = getattr(call.linearize(argument), step) if is_part else getattr(call, step)(argument)
+    if step.startswith("transposed"):
+        found.label = f"transpose({found.label})"
     note_origin(found, call, step, argument)
     return found
 
 
-_STEPS: dict[str, Callable[[Call, Any], Call]] = {
-    "forward": lambda call, perturbed: call.linearize(perturbed).forward,
-    "linear": lambda call, perturbed: call.linearize(perturbed).linear,
-    "transposed": lambda call, nonzero: _labelled(call.transposed(nonzero)),
-    "linear_part": lambda call, floating: call.linear_part(floating),
-    "transposed_linear_part": lambda call, structs: _labelled(call.transposed_linear_part(structs)),
-}
+_STEPS = ("forward", "linear", "transposed", "linear_part", "transposed_linear_part")
 
 
 def note_origin(made: Call, call: Call, step: str, argument: Any) -> None:
     # A call may be a part of its own derivative. Then it keeps its first origin.
     if made is not call:
         made.origin = call, step, argument
-
-
-def _labelled(call: Call) -> Call:
-    call.label = f"transpose({call.label})"
-    return call

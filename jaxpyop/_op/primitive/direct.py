@@ -99,11 +99,8 @@ def _copied(values: Sequence[Any], call: Call, like: Any, keep_numpy: bool = Fal
 def _run(call: Call, arrays: list[Any], batch: Batch, like: Any) -> list[Any]:
     if batch.sizes and not batch.block:
         return _run_elements(call, arrays, batch, like)
-    if call.op.executor is None:
-        found = _copied(call(arrays, batch.sizes), call, like)
-    else:
-        found: list[Any] = []
-        run_once(call, arrays, batch.sizes, lambda values: found.extend(_copied(values, call, like)))
+    found: list[Any] = []
+    run_once(call, arrays, batch.sizes, lambda values: found.extend(_copied(values, call, like)))
     for k, value in enumerate(found if batch.block else ()):
         if value.shape[: len(batch.sizes)] != batch.sizes:
             call.check(k, value.shape, call.shapes(structs_of(arrays, batch))[k].shape, batch.sizes)
