@@ -235,7 +235,7 @@ class Operators(Machine):
         raise Refused(f"a comparison of objects of {name_of_type(a)}", "compare their attributes")
 
     def _all_equal(self, pairs: list[list[Any]]) -> Any:
-        """`a == b and c == d and ...`"""
+        """`a == b and c == d and ...`, for pairs of values."""
         out = self.compare(ast.Eq, *pairs[0]) if pairs else True
         return out if len(pairs) < 2 else self.branch(self.truth(out), lambda: self._all_equal(pairs[1:]), lambda: out)
 

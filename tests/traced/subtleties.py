@@ -238,3 +238,157 @@ def a_bound_that_is_nan(x):
 @TABLE.equal(points=[0.5, np.nan, -2.0])
 def no_comparison_holds_for_nan(x):
     return (1.0 if abs(x) >= 0 else 0.0) + (2.0 if x * x >= 0 else 0.0) + (4.0 if abs(float(x)) >= 0 else 0.0)
+
+
+# ------------------------------------------------------------- found by adversaries of the language
+
+
+@TABLE.either(points=[0.5, 2.0, -1.0])
+def an_object_replaced_in_a_nested_if(x):
+    box = [0 * x]
+    if x > 0:
+        box = [x]
+        if x > 1:
+            box = [2 * x]
+    return box[0]
+
+
+@TABLE.either
+def an_object_replaced_in_a_loop(x):
+    best = Point(0.0)
+    for k in range(x.astype(int) + 3):
+        if jnp.sin(k * 2.0) > best.x:
+            best = Point(jnp.sin(k * 2.0))
+    return best.x
+
+
+@TABLE.equal(points=[0.5, 2.0, -1.0])
+def keys_that_depend_on_a_branch(x):
+    d = {"least": 1.0}
+    if x > 0:
+        d["gain"] = 2.0
+    else:
+        d["loss"] = 3.0
+    return x * d.get("gain", 1.0) - d.get("loss", 0.0) + len(d)
+
+
+@TABLE.equal(points=[0.5, 3.0])
+def a_list_extended_by_what_it_is(x):
+    out = [x, x]
+    out.extend(out[-1] + out[-2] for _ in range(4))
+    return out[-1]
+
+
+@TABLE.either
+def a_list_of_unknown_length_grows_in_its_loop(x):
+    items, total = [1.0], 0.0
+    if x > 1:
+        items.append(2.0)
+    for v in items:
+        total = total + v
+        if v == 1.0:
+            items.append(10.0)
+    return total + x
+
+
+@TABLE.either
+def a_generator_kept_in_a_list(x):
+    items, kept = [x, 2.0], []
+    kept.append(v for v in items)
+    items.append(3.0)
+    return sum(kept[0])
+
+
+@TABLE.equal(points=[0.5, 2.0])
+def both_bounds_of_an_index(x):
+    n = int(x.astype(int))
+    return [1.0, 2.0, 4.0][n] * [3.0, 5.0][n % 2] if 0 <= n < 3 else x
+
+
+@TABLE.equal(points=[1.0, 2.0])
+def a_test_that_calls_a_property(x):
+    n, total = 0, jnp.int32(0)
+
+    def bump():
+        nonlocal n
+        n = n + 2
+        return 1
+
+    box = Asked(bump)
+    while n < 2 and box.asked + x > 0:
+        total = total + (1 if n < 2 else 1000) + 1
+        n = 0 if total < 100 else 9
+    return total
+
+
+class Asked:
+    def __init__(self, f):
+        self.f = f
+
+    @property
+    def asked(self):
+        return self.f()
+
+
+class Left:
+    def __add__(self, other):
+        return NotImplemented
+
+
+class Right:
+    def __radd__(self, other):
+        return 2.0
+
+
+def halved(v):
+    n = 0
+    while v != 1:
+        v, n = v // 2, jnp.int32(n) + 1
+    return n
+
+
+INIT = jnp.array(-1.0)
+STATIC = jax.jit(lambda x, n: x * (n * n % 7), static_argnums=1)
+
+TABLE.equal_all(
+    {
+        "a quotient of a quotient": lambda x: 1.0 if float(x) / 3.0 / 7.0 == float(x) * 1.0 / 3.0 / 7.0 else 0.0,
+        "nan by way of min": lambda x: jnp.isnan(float(min(abs(float(x)), 10.0))) * 1.0,
+    }
+)
+
+
+@TABLE.equal(points=[np.int32(1)])
+def a_product_of_floats_of_an_int(n):
+    x = 0.1 * float(n)
+    return 1.0 if x * x - 0.010000000000000002 == 0 else 2.0
+
+
+@TABLE.equal
+def defaults_in_order(x):
+    it = [3.0, 2.0, 1.0]
+
+    def f(a=it.pop(), *, b=it.pop()):  # noqa: B008
+        return x * a + b
+
+    return f()
+
+
+TABLE.either_all(
+    {
+        "a product of ints is no counter": lambda x: x * (int(x.astype(int)) * int(x.astype(int)) * 10**9),
+        "a number of NumPy beside one of Python": lambda x: x + 1 if ~(np.float64(2) * float(x) > 1) else x + 2,
+        "a static argument": lambda x: STATIC(x, 100000),
+        "a constant array that is asked for": lambda x: 1.0 if (INIT if x > 1 else INIT) is INIT else 0.0,  # noqa: RUF034
+        "an operator that is not implemented": lambda x: x * (Left() + Right()),
+        "an index with a start": lambda x: x * [1, 2, 1, 3].index(1, 1),
+        "a cast by way of another dtype": lambda x: jnp.int32(float(x.astype(int)) + 16777217.0) - 16777216,
+        "what an array has": lambda x: x * hasattr(x, "tolist"),
+        "a sort whose key asks for the list": lambda x: (lambda v: (v.sort(key=lambda k: -k if v else k), v[0] * x)[1])(
+            [3, 1]
+        ),
+        "a loop of an item that nobody asks for": lambda x: (
+            any(halved(v) > 1 for v in (jnp.int32(8), 0) if v < 100) * x
+        ),
+    }
+)
