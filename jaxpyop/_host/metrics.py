@@ -89,7 +89,7 @@ def note_call(
     nbytes: tuple[int, int] = (0, 0),
     error: BaseException | None = None,
 ) -> None:
-    """Note a call that is over.
+    """Note a call that is over. `Host.enter` and, for a direct call, `run_now` do so.
 
     Args:
         call: the call.

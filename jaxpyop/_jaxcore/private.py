@@ -162,7 +162,10 @@ def _check_linearize_rule() -> None:
 
 
 def linearize_rule(rule: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a rule for JAX's table of linearize rules, made of one as `rules.set_linearize_rule` takes."""
+    """Returns a rule for JAX's table of linearize rules, made of one as `rules.set_linearize_rule` takes.
+
+    JAX may be given residuals beside the pushforward. Ours closes over them, so that their list is empty.
+    """
 
     def linearize(is_vjp: bool, perturbed: Sequence[bool], *operands: Any, **params: Any) -> Any:
         outs, has_tangent, push = rule(perturbed, operands, **params)

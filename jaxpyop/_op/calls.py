@@ -209,7 +209,7 @@ class UserCall(Call):
             batching=Batching(op.vmap_method, (op.rules.any_given or not op.on_jax) and op.spec.returned_spec is None),
             operands=Operands(leading_inputs=int(conditional), conditional=conditional, writes_out=op.out),
         )
-        self.is_linear = op.rules.transpose is not None
+        self.is_declared_linear = op.rules.transpose is not None
 
     def __repr__(self) -> str:
         return self.title
@@ -223,7 +223,7 @@ class UserCall(Call):
     def linearize(self, perturbed: tuple[bool, ...]) -> Linearization:
         rules = self.op.rules
         if self.on_jax and not rules.any_given:
-            return _linearized_on_tape(self, self.body, perturbed, perturbed)
+            return _record_and_replay(self, self.body, perturbed, perturbed)
         if rules.fwd is None and self.op.failures is None:
             return self.linearize_after(self, perturbed)
         # Without `fwd`, a plain FwdCall runs the function itself, for its receipt, which tells what failed.
@@ -266,7 +266,7 @@ class RecordingCall(Call):
     def linearize(self, perturbed: tuple[bool, ...]) -> Linearization:
         # One record has to serve this order of derivative and the lower one.
         recorded = tuple(a or b for a, b in zip(self.perturbed, perturbed))
-        return _linearized_on_tape(self, self.body, perturbed, recorded)
+        return _record_and_replay(self, self.body, perturbed, recorded)
 
 
 def _receipt(token: int, outs: Sequence[Any]) -> np.ndarray[Any, Any]:
@@ -314,7 +314,7 @@ class ReplayCall(Call):
                 "pass stateful=False"
             )
         # The receipt has no tangent, so the derivative is that of the body behind the record.
-        return _linearized_on_tape(self, self.body.derivative, perturbed[1:], perturbed[1:], skip=1)
+        return _record_and_replay(self, self.body.derivative, perturbed[1:], perturbed[1:], skip=1)
 
     def transposed(self, nonzero_cotangents: tuple[bool, ...]) -> Call:
         # We ask for `Pullback`, because a program from before a reload of jaxpyop has its own class `Pushforward`.
@@ -325,7 +325,7 @@ class ReplayCall(Call):
         return ReplayCall(RecordedDerivative(pullback, self.body.recorded), self.environment)
 
 
-def _linearized_on_tape(
+def _record_and_replay(
     call: Call, body: Body, perturbed: tuple[bool, ...], recorded: tuple[bool, ...], *, skip: int = 0
 ) -> Linearization:
     """Return the linearization of a call that runs `body`: record a run of the body, and answer from the record.

@@ -1,4 +1,4 @@
-"""Operations: primitives with their parameters, shared by all calls that compute the same.
+"""Operations: what the tape makes of a primitive (`find_op`), shared by all calls that compute the same.
 
 So the compiled functions of an operation, and the dependence of its outputs on its inputs, serve every recording. A
 jaxpr among the parameters counts by its structure, because the body of a `scan` over a fresh lambda is a new object

@@ -38,7 +38,11 @@ class DerivativeBody(DerivedBody):
         return self.or_fills(lambda: self.run(arrays, lead), arrays, lead)
 
     def run(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
-        """Return the derivative. If the user's code fails here, `on_error=` replaces the results."""
+        """Return the derivative. If the user's code fails here, `on_error=` replaces the results.
+
+        This is asked of a derivative that runs as a body itself, such as a second one. The pass that belongs to a
+        recording run asks for `answer`, which takes the record.
+        """
         raise NotImplementedError(type(self).__name__)
 
     def split(self, arrays: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
@@ -104,10 +108,10 @@ class Pushforward(TangentBody):
         outs, taken = record(self.base, self.split(arrays)[0], self.perturbed)
         return self.answer(taken, arrays, outs)
 
-    def answer(self, record: Any, arrays: Sequence[Any], outs: Sequence[Any] | None = None) -> list[Any]:
-        """Return the tangents by a record of the body, whose results may be at hand."""
+    def answer(self, taken: Any, arrays: Sequence[Any], outs: Sequence[Any] | None = None) -> list[Any]:
+        """Return the tangents by `taken`, a record of the body, whose results may be at hand."""
         primals, _, tangents = self.split(arrays)
-        found = record.pushforward(as_jax(self.per_input(tangents)))
+        found = taken.pushforward(as_jax(self.per_input(tangents)))
         pairs = zip(self.base.shapes(primals) if outs is None else outs, found)
         return [_or_zeros(tangent, out) for out, tangent in pairs if is_inexact(out)]
 
@@ -118,10 +122,10 @@ class Pullback(CotangentBody):
     def run(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
         return self.answer(record(self.base, self.split(arrays)[0], self.perturbed)[1], arrays)
 
-    def answer(self, record: Any, arrays: Sequence[Any]) -> list[Any]:
-        """Return the cotangents by a record of the body."""
+    def answer(self, taken: Any, arrays: Sequence[Any]) -> list[Any]:
+        """Return the cotangents by `taken`, a record of the body."""
         primals, _, nonzero = self.split(arrays)
-        found = record.pullback(as_jax(self.per_result(nonzero, self.base.shapes(primals))))
+        found = taken.pullback(as_jax(self.per_result(nonzero, self.base.shapes(primals))))
         return [_or_zeros(cotangent, x) for x, cotangent, wanted in zip(primals, found, self.perturbed) if wanted]
 
 
@@ -148,10 +152,10 @@ class RecordedDerivative(DerivedBody):
         check_fingerprints(fingerprint(outs), np.asarray(receipt)[1], self.title, "func")
         return self.replay(again, arrays)
 
-    def replay(self, record: Any, arrays: Sequence[Any]) -> list[Any]:
-        """Return the derivative by a record."""
+    def replay(self, taken: Any, arrays: Sequence[Any]) -> list[Any]:
+        """Return the derivative by `taken`, a record."""
         rest = arrays[1:]
-        return self.derivative.or_fills(lambda: self.derivative.answer(record, rest), rest)
+        return self.derivative.or_fills(lambda: self.derivative.answer(taken, rest), rest)
 
 
 def _derivatives_of_fills(op: Any) -> list[float]:

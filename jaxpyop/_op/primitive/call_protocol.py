@@ -80,7 +80,7 @@ class Call:
     origin: tuple[Call, str, Any] | None = None
     """How a call of a derivative was made: of which call, by which step of `derived`, with what argument."""
 
-    is_linear = False
+    is_declared_linear = False
     """Whether the results are linear in all floating inputs (`transpose=`): `linear_part` is the derivative."""
 
     def __init__(
@@ -202,7 +202,7 @@ class Call:
         """Transpose this call in its last inputs, the body's `linear_inputs`.
 
         The transpose takes the other inputs, and then the cotangents of the results that `nonzero_cotangents` marks.
-        Calls of derivatives have one.
+        Calls of derivatives have one: that of a `py_function` is `ReplayCall.transposed`.
         """
         raise NotImplementedError(
             f"{self.title}: jax.linear_transpose only works for functions declared linear with transpose=; use jax.vjp"

@@ -1,8 +1,8 @@
-"""The primitive `python_call`: a call is bound here, to be traced, to run at once, or to become part of a program.
+"""The primitive `python_call`, and its rules for tracing, `vmap`, derivatives and lowering: a call is bound here.
 
-Its rules are here, too. For `vmap`, a batched call is the same call with one more batch axis. For derivatives, they say
-which calls make up a derivative, and on which operands. No rule runs Python code before the program does, except that a
-result's shape may have to be inferred.
+For `vmap`, a batched call is the same call with one more batch axis. For derivatives, they say which calls make up a
+derivative, and on which operands. No rule runs Python code before the program does, except that a result's shape may
+have to be inferred.
 
 The rule for compiled programs, the lowering, chooses which transport takes a call to the host, because the platform and
 the number of devices are known there. On one CPU device the transport is JAX's zero-copy `buffer_callback`, with XLA's
@@ -64,6 +64,7 @@ def _abstract_eval(*avals: Any, call: Call, batch: Batch) -> tuple[list[Any], se
     if call.stateful:
         kind = _jaxcore.OrderedEffect if call.ordered else _jaxcore.StatefulEffect
         effects.add(kind(call.title, call.op.stateless_advice))
+    # A shape that nobody gave is found here, by a run of the function on abstract values.
     return [_jaxcore.result_aval(s.shape, s.dtype, avals) for s in call.result_structs(avals, batch)], effects
 
 
@@ -123,7 +124,7 @@ def _linearized(
     of_rule_alone = first < len(primals) and not any(perturbed[:first])
     if not any(map(is_inexact, call.op.spec.leaves)):
         tangents_of: Callable[[Sequence[Any]], Sequence[Any]] = lambda tangents: []
-    elif call.is_linear:
+    elif call.is_declared_linear:
         tangents_of = lambda tangents: _push_through_linear(primals, tangents, call, batch)
     elif of_rule_alone and call.is_own_derivative:
         # A rule is linear in its tangents or cotangents. If these alone are perturbed, it is its own derivative.
@@ -154,6 +155,7 @@ def _by_linearization(
     """Bind the two calls of `Call.linearize`: the forward call now, and the linear call once there are tangents."""
     plan = call.linearize(perturbed)
     for step, part in (("forward", plan.forward), ("linear", plan.linear)):
+        # A saved program names its calls by how they were made.
         note_origin(part, call, step, perturbed)
     fitting, inner_batch, fit = _batch_of_derivative(primals, call, batch)
     inputs, inner_batch = fitting[plan.skip :], inner_batch.with_inputs(lambda mask: mask[plan.skip :])
@@ -227,7 +229,7 @@ def _floating_last(values: Sequence[Any], floating: Sequence[bool]) -> tuple[Any
 
 
 def _transpose(cotangents: Sequence[Any], *operands: Any, call: Call, batch: Batch) -> list[Any]:
-    if call.is_linear:
+    if call.is_declared_linear:
         return _transpose_linear(cotangents, operands, call, batch)
     nonzero = tuple(type(ct) is not ad.Zero for ct in cotangents)
     if not any(nonzero):

@@ -23,7 +23,7 @@ from jaxpyop._op.values import Struct
 class LinearCall(Call):
     """Runs a linear function, or its transpose, on tangents or cotangents."""
 
-    is_linear = True
+    is_declared_linear = True
     body: LinearFunction | LinearTranspose
 
     def __init__(self, body: LinearFunction | LinearTranspose, environment: Environment) -> None:
