@@ -113,7 +113,8 @@ def form_of(v: Any, mark: int, memo: dict[Obj, Form]) -> Form:
     if isinstance(v, Union):
         parts = tuple(form_of(a, mark, memo) for a in v.alts)
         if any(mergeable(a, b) for a, b in itertools.combinations(parts, 2)):
-            raise Refused("a variable is one of several objects that were made on this path", _COPY)
+            remedy = "use a tuple or a namedtuple, which does not change, or change the one object in place"
+            raise Refused("a variable is one of several lists, dicts or objects that were made on this path", remedy)
         return Form("union", None, parts)
     if isinstance(v, Obj):
         if v.birth < mark:
