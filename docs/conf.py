@@ -46,7 +46,7 @@ nb_execution_mode = "off"
 
 nitpicky = True
 nitpick_ignore_regex = [
-    ("py:class", r"(Pool|Casting|Mode|VmapMethod|Vjp|Jvp|Hvp|Transpose)"),
+    ("py:class", r"(Pool|Casting|Mode|VmapMethod|Vjp|Jvp|Hvp|Step|Transpose)"),
     ("py:class", r"(os\.PathLike|Unpack|typing\.\w+|jaxpyop\._\w+(\.\w+)*)"),
     ("py:(func|class|exc|mod)", r"(jax|concurrent\.futures|collections\.abc)(\.\w+)+"),
 ]
