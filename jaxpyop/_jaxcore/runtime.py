@@ -275,3 +275,9 @@ class AllDevices:
         each = PartitionSpec()
         with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
             return jax.shard_map(func, mesh=self._mesh, in_specs=each, out_specs=each, check_vma=False)(*args)
+
+
+def has_static_arguments(jitted: Any) -> bool:
+    """Tells whether a function under `jax.jit` has static arguments, or JAX does not say so."""
+    info = getattr(jitted, "_jit_info", None)
+    return info is None or bool(info.static_argnums or info.static_argnames)

@@ -69,10 +69,9 @@ class Calls(Attributes):
         if isinstance(f, (jax.custom_jvp, jax.custom_vjp)):
             return self.call_jax(self._with_own_rules(f), args, kwargs)
         if kind == "PjitFunction" and isinstance(wrapped := getattr(f, "__wrapped__", None), types.FunctionType):
-            # As a compiled function, so that its arguments and results are what JAX makes of them. Nothing says which
-            # of them are static, and an int or a text would be known in it then.
-            if any(isinstance(v, (bool, int, float, str)) for v in (*args, *kwargs.values())):
-                raise Refused("a compiled function is given a constant of Python, which may be static", "pass an array")
+            # As a compiled function, so that its arguments and results are what JAX makes of them.
+            if core.has_static_arguments(f):
+                raise Refused(f"`{name_of_function(f)}`, which is compiled with static arguments", OUTSIDE)
             return self.call_jax(jax.jit(self._function_for_jax(wrapped)), args, kwargs)
         found = self.class_attribute(f.cls if isinstance(f, Obj) else type(f), "__call__")
         if isinstance(found, types.FunctionType) and module_of(type(f)) not in (*LIBRARIES, "functools"):

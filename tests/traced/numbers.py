@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import math
-import operator
 
 import jax
 import jax.numpy as jnp
@@ -29,10 +28,7 @@ TABLE.equal_all({"negations that are added": lambda x: ((not x > 5) + (not x > 6
 TABLE.equal_all(
     {
         "a negation that is multiplied": lambda x: x * (not x > 5) + 2.0 * bool(x > 1),
-        "bools of a value": lambda x: (bool(x > 1) + bool(x > 0) + bool(x)) * x,
-        "items that are added": lambda x: x * ((x > 0).item() + (x > 1).item()),
         "a bool that is negated": lambda x: x * (-(not x > 1)),
-        "negated ands": lambda x: x * ((not (x > 1 and x > 3)) + (not (x > 0 or x > 1))),
         "bools for functions of JAX": lambda x: x * jnp.sum(jnp.asarray([not x > 5, not x > 6])),
     },
     slow=True,
@@ -40,16 +36,10 @@ TABLE.equal_all(
 TABLE.either_all({"a bool that is inverted": lambda x: x * (~(not x > 1))})
 TABLE.either_all(
     {
-        "comparisons of numbers": lambda x: x * ((float(x) > 3) + (float(x) > 0.0)),
-        "whether it is True": lambda x: x * 2 if (not x > 1) is True else x,
         "powers and shifts of bools": lambda x: x * (((not x > 5) << 2) + (not x > 1) ** 2 + (not x > 1) // 1),
-        "bits of bools": lambda x: x * (((not x > 5) & (not x > 1)) + ((not x > 5) | (x > 3).item())),
         "a bool plus an array": lambda x: x * (((not x > 5) + (x > 1)) * 2),
-        "comparisons of bools": lambda x: x * (((not x > 5) == (not x > 1)) + ((not x > 5) > (not x > 1))),
-        "chained comparisons that are added": lambda x: x * ((0 < x < 3) + (1 < x < 10) * 1.0),
         "any and all": lambda x: x * (any([x > 1, x > 3]) + all([x > 0, x > 1])),
         "a bool as an index": lambda x: (10.0, 20.0)[not x > 1] + x,
-        "a bool as a key": lambda x: {True: 10.0, False: 20.0}[not x > 1] + x,
     },
     slow=True,
 )
@@ -85,10 +75,6 @@ def summed(numbers):
     return total
 
 
-def int_or_float_in_a_cond(n, k):
-    return jax.lax.cond(n > 0, lambda: n * k * 1.0, lambda: 0.0)
-
-
 RANGES = {
     "up": lambda n: summed(range(n)),
     "in twos": lambda n: summed(range(1, n, 2)),
@@ -111,13 +97,8 @@ TABLE.either_all(
 )
 TABLE.either_all(
     {
-        "a number or uint8": lambda n: (n if n > 100 else -1) * 1.0,
         "a sum of a number or uint8": lambda n: ((100 if n > 100 else n) + 200) * 1.0,
-        "uint8 or int32": lambda n: ((n if n > 100 else n.astype(jnp.int32)) + 100) * 1.0,
-        "a product with a number or an array": lambda n: (n * (2 if n > 100 else jnp.int32(5))) * 1.0,
-        "a full array of an int or a float": lambda n: (n * jnp.full((2,), 2 if n > 100 else 1.5)).sum(),
         "a choice of JAX's with an int or a float": lambda n: jnp.where(n > 0, n, 2 if n > 100 else 1.5) * 100,
-        "an int or a float in a cond": lambda n: int_or_float_in_a_cond(n, 2 if n > 100 else 1.5),
     },
     points=[np.uint8(200), np.uint8(7)],
     slow=True,
@@ -125,7 +106,6 @@ TABLE.either_all(
 TABLE.either_all(
     {
         "the square of an input": lambda n: int(n) * int(n) * 1e-6,
-        "the real part": lambda n: int(n).real * int(n).conjugate() * 1e-6,
         "one more than the greatest": lambda n: (int(n) + 1) * 1e-6,
         "compared with a float": lambda n: (int(n) == float(2**24)) * 1.0 + (int(n) > 2.0**24) * 2.0,
     },
@@ -181,11 +161,9 @@ TABLE.equal_all(
     {
         "item": lambda x: x * x.item() if x.item() > 1 else x,
         "an int of an integer array": lambda x: jnp.arange(9.0)[int(x.astype(int))] * x,
-        "products of small integers": lambda x: x * (int(x.astype(jnp.int8)) * int(x.astype(jnp.int16)) * 2),
         "divided by what is positive": lambda x: x * (1 / (abs(float(x)) + 1.0) + 1 / (float(x) ** 2 + 1)),
         "a root of a size": lambda x: x * abs(float(x)) ** 0.5,
         "an array that is divided": lambda x: 1 / x + x**0.5 + x / float(x),
-        "floats for functions of JAX": lambda x: jnp.divide(1, float(x)) + jnp.sqrt(float(x)),
         "math of Python numbers": lambda x: x * math.sqrt(2.0) if x > 3 else x * math.pi,
     },
     slow=True,
@@ -193,8 +171,6 @@ TABLE.equal_all(
 TABLE.either_all(
     {
         "divided by a float": lambda x: x * (1 / float(x)),
-        "a remainder by a float": lambda x: x * divmod(2.0, float(x))[1] + 2.0 // float(x) + 2.0 % float(x),
-        "divided by an int": lambda x: x * (1 / (int(x.astype(jnp.int8)) + 1)),
         "a root of a float": lambda x: x * float(x) ** 0.5,
         "a large factor": lambda x: x * (float(x) * 1e300 * 1e-300),
         "math of a value": lambda x: x * math.sqrt(x),
@@ -208,10 +184,8 @@ TABLE.either_all(
 TABLE.either_all(
     {
         "divided by a difference": lambda x: x * (1 / (abs(float(x)) - 1.0)),
-        "a small term": lambda x: x * (float(x) < 1e-300),
         "rounded twice": lambda x: (round(float(x) * 9e4) * round(float(x) * 9e4)) * 1.0,
         "a power of two by an int": lambda x: 2 ** int(x) + x,
-        "whole or not": lambda x: x * 2 if int(x * 1e9) == float(x) * 1e9 else x,
     },
     slow=True,
 )
@@ -230,27 +204,18 @@ def a_number_that_becomes_small(x):
 TABLE.either_all(
     {
         "isinstance of an int": lambda x: x * 2 if isinstance(int(x), int) else x,
-        "isinstance of a float": lambda x: x * 2 if isinstance(float(x), float) else x,
-        "the type of a float": lambda x: x * 2 if type(float(x)) is float else x,
         "the length of a text of a number": lambda x: x * len(str(int(x))),
         "the length of a text of an array": lambda x: x * (len(str(x)) + len(repr(x)) + len(f"{x}")),
-        "an attribute that a float lacks": lambda x: x * 2 if hasattr(float(x), "dtype") else x,
-        "whether it is a range": lambda x: x * (2.0 if isinstance(range(x.astype(int)), range) else 3.0),
     },
 )
 TABLE.either_all(
     {
         "isinstance of an array": lambda x: x * 2 if isinstance(x, jax.Array) and x > 1 else x,
-        "the length of a percent text": lambda x: x * len("%s" % x),  # noqa: UP031
-        "whether there is a sharding": lambda x: x * 2 if hasattr(x, "sharding") else x * 3,
-        "whether two ranges are equal": lambda x: x * (2.0 if range(x.astype(int)) == range(2) else 3.0),
         "the dtype of a number": lambda x: x * (jnp.asarray(1 if x > 1 else 2.0).dtype.kind == "i"),
-        "names": lambda x: x * (len(vars()) + len(dir())) if x > 1 else x,
         "is a small number": lambda x: x * 10 if int(x) is TWO else x,
     },
     slow=True,
 )
-TABLE.either_all({"a power of two": lambda x: x * 2.0 ** float(x)})
 TABLE.either_all({"the name of the class": lambda x: x * len(type(x).__name__)})
 TABLE.either_all({"a large sum": lambda x: x * 2 if float(x) + 1e8 > 1e8 else x})
 TABLE.either_all({"the length of a text of a list": lambda x: x * len(str([x]))})
@@ -268,10 +233,7 @@ def another_type_after_no_turn(x, n):
 
 TABLE.either_all(
     {
-        "zeros of either sign": lambda x: jnp.copysign(x, 0.0 if x > 3 else -0.0),
         "floats of NumPy": lambda x: x * (((np.float64(1e8) if x > 1 else np.float64(2e8)) + 1.0) - 1e8),
-        "a sum over a tree": lambda x: x * jax.tree.map(operator.mul, (3,), (2**20,))[0],
-        "integers of NumPy": lambda x: np.square(np.int64(100000) if x > 3 else np.int64(5)) * 1e-6 * x,
     },
     slow=True,
 )

@@ -376,7 +376,7 @@ def defaults_in_order(x):
 
 TABLE.either_all(
     {
-        "a product of ints is no counter": lambda x: x * (int(x.astype(int)) * int(x.astype(int)) * 10**9),
+        "a product of ints is no counter": lambda x: x * (int(x.astype(int)) * int(x.astype(int))),
         "a number of NumPy beside one of Python": lambda x: x + 1 if ~(np.float64(2) * float(x) > 1) else x + 2,
         "a static argument": lambda x: STATIC(x, 100000),
         "a constant array that is asked for": lambda x: 1.0 if (INIT if x > 1 else INIT) is INIT else 0.0,  # noqa: RUF034
