@@ -153,4 +153,4 @@ class Attributes(Containers):
 
 def check_name(name: str) -> None:
     if name.startswith("__") and not name.endswith("__"):
-        raise Refused(f"the attribute `{name}`, whose name belongs to one class", "write one underscore")
+        raise Refused(f"the name `{name}`, which Python changes inside a class", "write one underscore")

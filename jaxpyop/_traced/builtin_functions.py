@@ -46,8 +46,8 @@ def _of_list(f: Callable[..., Any]) -> Callable[..., Any]:
 
 def _sum(m: Calls, items: Any, start: Any = 0) -> Any:
     terms = [x for x in (start, *items) if is_scalar(x) and not (type(x) is int and x == 0)]
-    known = not any(isinstance(x, Num) for x in terms)
-    if sys.version_info >= (3, 12) and len(terms) > 2 and not known and any(kind_of(x) == "f" for x in terms):
+    is_traced, has_floats = any(isinstance(x, Num) for x in terms), any(kind_of(x) == "f" for x in terms)
+    if sys.version_info >= (3, 12) and len(terms) > 2 and is_traced and has_floats:
         raise Refused("sum() of floats, whose rounding Python makes up for", "write a loop, or use jnp.sum")
     known = next((i for i, x in enumerate(items) if not isinstance(x, CONSTANT_TYPES)), len(items))
     if isinstance(start, CONSTANT_TYPES):

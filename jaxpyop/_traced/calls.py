@@ -8,7 +8,7 @@ import functools
 import inspect
 import itertools
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -173,13 +173,13 @@ class Calls(Attributes):
     def call_jax(self, f: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if any(isinstance(a, Iter) for a in args):
             raise Refused("an iterator is given to a function of JAX", "write list(...)")
-        self._check_casts(f, args, kwargs)
-        if f in (jnp.array, jnp.asarray) and args and not is_array(args[0]):
+        self._check_casts(f, [*args, *kwargs.values()])
+        if (f is jnp.array or f is jnp.asarray) and args and _is_sequence(args[0]):
             args[0] = self.python(self._of_one_dtype, args[0], *args[1:2] or [kwargs.get("dtype")])
         count = len(args)
 
         def called(*xs: Any) -> Any:
-            if (id(f) in OF_TREES or id(f) not in OF_JAX) and not is_of_package(f) and any(map(self._has_number, xs)):
+            if (id(f) in OF_TREES or id(f) not in OF_JAX) and not is_of_package(f) and any(self._numbers_in(xs)):
                 remedy = "make it an array, such as jnp.float32(n)"
                 raise Refused(f"{name_of_function(f)} is given a number of Python that is not known", remedy)
             convert = self._host_argument if is_of_package(f) else self.to_jax
@@ -190,8 +190,9 @@ class Calls(Attributes):
 
     def _of_one_dtype(self, items: Any, dtype: Any = None) -> Any:
         """The items that `jnp.array` gets. Those of two kinds get the dtype of the array, if it is one on all paths."""
+        alternatives = lambda v: v.alts if isinstance(v, Union) else [v]
         found: set[frozenset[Any]] = set()
-        self._kinds_of(items, found)
+        self._mapped(lambda v: found.add(frozenset(map(_dtype_kind, alternatives(v)))), items)
         if all(len(kinds) == 1 for kinds in found):
             return items
         if dtype is None:
@@ -200,38 +201,32 @@ class Calls(Attributes):
             if len(dtypes) > 1:
                 raise Refused("the dtype of the array depends on values", "pass dtype=")
             dtype = dtypes.pop()
-        return self._cast_unions(items, jax.dtypes.canonicalize_dtype(dtype))
+        to = jax.dtypes.canonicalize_dtype(dtype)
+        cast = lambda v: num_as_dtype(v, to) if isinstance(v, Num) else jnp.asarray(v, to)
+        return self._mapped(lambda v: self.lifted(cast, v) if isinstance(v, Union) else v, items)
 
-    def _check_casts(self, f: Any, args: list[Any], kwargs: dict[str, Any]) -> None:
+    def _mapped(self, f: Callable[[Any], Any], v: Any) -> Any:
+        """A list or a tuple, and those in it, with `f` of each item."""
+        if not _is_sequence(v):
+            return f(v)
+        return tuple(self._mapped(f, x) for x in (self.items(v) if isinstance(v, Obj) else v))
+
+    def _check_casts(self, f: Any, values: list[Any]) -> None:
         """Refuses a number of Python that a function of JAX casts to a dtype by way of another one."""
-        dtype = f if isinstance(f, type(jnp.float32)) else kwargs.get("dtype")
-        for v in args if isinstance(dtype, (type, type(jnp.float32), np.dtype)) else ():
-            if not self._has_number(v):
-                continue
-            whole, parts = jnp.issubdtype(dtype, jnp.integer), set[frozenset[Any]]()
-            self._kinds_of(v, parts)
-            fits = not isinstance(v, Num) or v.kind != "i" or not whole or fits_dtype(v, dtype)
-            if not fits or (frozenset((float,)) in parts and jnp.dtype(dtype).name not in ("float32", "float64")):
-                raise Refused(f"a number of Python becomes {jnp.dtype(dtype).name}", "make it a jnp.float32 first")
+        numbers = list(self._numbers_in(tuple(values)))
+        for dtype in [jnp.dtype(v) for v in (f, *values) if _is_dtype(v)] if numbers else ():
+            for n in numbers:
+                fits = n.kind != "i" or not jnp.issubdtype(dtype, jnp.integer) or fits_dtype(n, dtype)
+                if not fits or (n.kind == "f" and dtype.name not in _OF_FLOATS):
+                    raise Refused(f"a number of Python becomes {dtype}", "make it a jnp.float32 or a jnp.int32 first")
 
-    def _kinds_of(self, v: Any, found: set[frozenset[Any]]) -> None:
-        if isinstance(v, tuple) or (isinstance(v, Obj) and v.cls is list):
-            for x in v if isinstance(v, tuple) else self.items(v):
-                self._kinds_of(x, found)
-        else:
-            found.add(frozenset(map(_dtype_kind, v.alts if isinstance(v, Union) else [v])))
-
-    def _cast_unions(self, v: Any, dtype: Any) -> Any:
-        if isinstance(v, Union):
-            return self.lifted(lambda a: num_as_dtype(a, dtype) if isinstance(a, Num) else jnp.asarray(a, dtype), v)
-        if isinstance(v, tuple) or (isinstance(v, Obj) and v.cls is list):
-            return tuple(self._cast_unions(x, dtype) for x in (v if isinstance(v, tuple) else self.items(v)))
-        return v
-
-    def _has_number(self, v: Any) -> bool:
-        """Whether a value has a traced number of Python in it, which functions of trees hand on as it is."""
-        parts = v if isinstance(v, tuple) else self.items(v) if isinstance(v, Obj) and v.cls in (list, dict) else ()
-        return isinstance(v, Num) or any(map(self._has_number, parts))
+    def _numbers_in(self, v: Any) -> Iterator[Num]:
+        """The traced numbers of Python in a value. Functions of trees hand them on as they are."""
+        if isinstance(v, Num):
+            yield v
+        parts = v.alts if isinstance(v, Union) else v if isinstance(v, tuple) else ()
+        for part in self.items(v) if isinstance(v, Obj) and v.cls in (list, dict) else parts:
+            yield from self._numbers_in(part)
 
     def _host_argument(self, v: Any) -> Any:
         """An argument of an op inside: its functions run where that op runs them, so they are given as they are."""
@@ -279,7 +274,8 @@ class Calls(Attributes):
             return self.dict_method(v, name, args, kwargs)
         if name == "sort":
             copy = self.new_list(self.items(v))
-            self.write(v, "items", ())  # as the key sees it
+            # While Python sorts a list, its key sees an empty one.
+            self.write(v, "items", ())
             with self.unchanged("the key of sort()"):
                 found = self.items(self.call(sorted, [copy], kwargs))
             return self.write(v, "items", found)
@@ -344,6 +340,22 @@ def _never_differentiated(x: Any, text: str) -> Any:
 @_never_differentiated.defjvp
 def _raise(text: str, primals: Any, tangents: Any) -> Any:
     raise TypeError(text)
+
+
+# The dtypes that a float of Python becomes in one step, or by way of a float32 without another rounding.
+_OF_FLOATS = ("float32", "float64", "complex64", "complex128")
+
+
+def _is_dtype(v: Any) -> bool:
+    if isinstance(v, str):
+        return v in np.sctypeDict or v == "bfloat16"
+    return isinstance(v, (np.dtype, type(jnp.float32))) or (
+        isinstance(v, type) and issubclass(v, np.generic | int | float)
+    )
+
+
+def _is_sequence(v: Any) -> bool:
+    return isinstance(v, tuple) or (isinstance(v, Obj) and v.cls is list)
 
 
 def _dtype_kind(v: Any) -> Any:

@@ -162,7 +162,7 @@ class Containers(Operators):
     def set_item(self, box: Any, key: Any, value: Any) -> None:
         if is_array(key):
             if any(map(is_dict, box.alts if isinstance(box, Union) else [box])) or key.dtype == np.bool_:
-                raise PyRaise(TypeError("an array is no key of a dict, and a bool no index"))
+                raise PyRaise(TypeError("a dict takes no array as a key, and a list no bool array as an index"))
             key = of_array(key)
         self.lifted(lambda b, k: self._set_item(b, k, value), box, self.small(key))
 
@@ -271,7 +271,8 @@ class Containers(Operators):
     def list_method(self, v: Obj, name: str, args: list[Any]) -> Any:
         if name in ("append", "extend", "insert", "pop", "clear", "reverse"):
             if name == "extend" and isinstance(args[0], Iter):
-                for x in self.lazily(args[0]):  # which may read the list
+                # The iterator may read the list, which grows item by item.
+                for x in self.lazily(args[0]):
                     self.list_method(v, "append", [x])
                 return None
             args = [self.iterate(args[0])] if name == "extend" else args
@@ -324,7 +325,8 @@ CHANGES = 'return the new value, make it in the function, or write mode="eager" 
 def check_namedtuple(cls: Any) -> None:
     """Refuses a namedtuple with operators of its own."""
     for c in cls.__mro__[: cls.__mro__.index(tuple)]:
-        is_made = "_fields" in vars(c)  # by namedtuple itself
+        # Only the class that `namedtuple` itself made has these.
+        is_made = "_fields" in vars(c)
         own = {n for n in vars(c) if n.startswith("__") and n.endswith("__")} - GENERATED
         own |= set() if is_made else vars(c).keys() & {"_make", "_replace", "_asdict", *cls._fields}
         if own or ("__new__" in vars(c) and not c.__new__.__module__.startswith("namedtuple_")):

@@ -292,10 +292,17 @@ def _without_enum(v: Any) -> Any:
 
 def _kept_zero(v: Any, other: Any) -> Any:
     """Hides a zero beside an array. XLA thinks that x + 0.0 is x, which it is not for -0.0, and abs(x) >= 0 for NaN."""
-    known = type(v) in (int, float) or isinstance(v, np.number)
+    if not isinstance(other, core.Tracer):
+        return v
     if is_array(v) and not isinstance(v, core.Tracer) and core.is_inexact(v):
         return lax.optimization_barrier(v)
-    if known and v == 0 and is_array(other) and not other.weak_type and jnp.issubdtype(other.dtype, jnp.floating):
+    if (
+        (type(v) in (int, float) or isinstance(v, np.number))
+        and v == 0
+        and is_array(other)
+        and not other.weak_type
+        and jnp.issubdtype(other.dtype, jnp.floating)
+    ):
         return lax.optimization_barrier(jnp.zeros((), other.dtype))
     return v
 

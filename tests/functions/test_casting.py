@@ -239,7 +239,9 @@ def test_values_are_checked_against_the_narrow_dtype():
             returned(np.array(value), wide)
 
 
-@pytest.mark.skipif(np.dtype(np.longdouble).itemsize == 8, reason="long double is float64 on this machine")
+@pytest.mark.skipif(
+    np.dtype(np.longdouble).itemsize == 8, reason="NumPy has no float wider than float64 on this machine"
+)
 def test_extended_precision_is_refused():
     with pytest.raises(TypeError, match=r"Tout has the dtype float\d+, which JAX does not have.*jnp.float32"):
         returned(1.0, np.longdouble)
