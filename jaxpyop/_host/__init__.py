@@ -26,5 +26,5 @@ from jaxpyop._host.host_call import NO_BATCH, SEQUENTIAL, VMAP_METHODS, Batch, E
 from jaxpyop._host.memory import SCRATCH, kept_of, lend, lend_results
 from jaxpyop._host.metrics import Failures, report
 from jaxpyop._host.pools import Pool, check_executor
-from jaxpyop._host.run_batch import call_where_op_runs, check_progress, run_each, run_elements, run_once
+from jaxpyop._host.run_batch import call_where_op_runs, check_progress, results_of_elements, run_each, run_once
 from jaxpyop._host.show import show_arguments, show_values

@@ -76,7 +76,17 @@ def run_each(call: HostCall, each: Iterator[Sequence[Any]], count: int, index_na
     Returns:
         The results of each list, in order.
     """
-    found: list[list[Any]] = [[]] * count
+    if runs_in_this_process(call.op):
+        return results_of_elements(call, [], Batch((count,), index_name=index_name), each)
+    arrays = [np.stack([np.asarray(v) for v in values]) for values in zip(*each)]
+    return results_of_elements(call, arrays, Batch((count,), ((True,) * len(arrays),), index_name=index_name))
+
+
+def results_of_elements(
+    call: HostCall, arrays: Sequence[Any], batch: Batch, each: Iterator[Sequence[Any]] | None = None
+) -> list[list[Any]]:
+    """Do what `run_elements` does, and return the results of each element, in order."""
+    found: list[list[Any]] = [[]] * batch.count
 
     def store(at: int | slice, values: Sequence[Any]) -> None:
         if isinstance(at, slice):
@@ -84,11 +94,7 @@ def run_each(call: HostCall, each: Iterator[Sequence[Any]], count: int, index_na
         else:
             found[at] = [np.array(v) for v in values]
 
-    if runs_in_this_process(call.op):
-        run_elements(call, [], Batch((count,), index_name=index_name), store, each)
-    else:
-        arrays = [np.stack([np.asarray(v) for v in values]) for values in zip(*each)]
-        run_elements(call, arrays, Batch((count,), ((True,) * len(arrays),), index_name=index_name), store)
+    run_elements(call, arrays, batch, store, each)
     return found
 
 

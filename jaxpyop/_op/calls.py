@@ -229,13 +229,9 @@ class UserCall(Call):
         # Without `fwd`, a plain FwdCall runs the function itself, for its receipt, which tells what failed.
         return self.linearize_after(FwdCall(self, plain=rules.fwd is None), perturbed)
 
-    def linearize_after(self, forward: Call, perturbed: tuple[bool, ...]) -> Linearization:
-        """Do what `linearize` does for this call or for the `FwdCall` in its place, by the user's rules."""
-        return linearize_by_rules(self, forward, perturbed)
-
-    def pullback_by_rules(self, nonzero_cotangents: tuple[bool, ...], perturbed: tuple[bool, ...]) -> Body:
-        """Return the body of the user's rule for reverse mode."""
-        return pullback_by_rules(self, nonzero_cotangents, perturbed)
+    # The calls of the rules ask for these, because `choose` is above them.
+    linearize_after = linearize_by_rules
+    pullback_by_rules = pullback_by_rules
 
     def linear_part(self, floating: tuple[bool, ...]) -> Call:
         return LinearCall(LinearFunction(self.body, floating, self.operands.conditional), self.environment)

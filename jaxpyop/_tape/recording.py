@@ -94,42 +94,25 @@ class Record:
         """Reverse mode, under whatever trace is current.
 
         Args:
-            cotangents: one per output. None is zero, and the only choice for an output of an integer or bool dtype.
+            cotangents: one array per output, of its shape and dtype. None is zero, and the only choice for an output
+                of an integer or bool dtype.
 
         Returns:
             One cotangent per input. None is zero; inputs without a tangent always get it.
         """
         # The body may have turned on 64 bits for a block. Without them its values would have no derivative.
         with _jaxcore.with_wide_types(self._program.is_wide):
-            cotangents = _checked("cotangent", "output", cotangents, self._out_avals)
-            return self._program.pullback(self._kept, cotangents)
+            return self._program.pullback(self._kept, _sharded(cotangents, self._out_avals))
 
     def pushforward(self, tangents: Sequence[Any]) -> list[Any]:
         """Forward mode: one tangent per output from one per input; None is zero."""
         with _jaxcore.with_wide_types(self._program.is_wide):
-            tangents = _checked("tangent", "input", tangents, self._in_avals)
-            return self._program.pushforward(self._kept, tangents)
+            return self._program.pushforward(self._kept, _sharded(tangents, self._in_avals))
 
 
-def _checked(name: str, what: str, vectors: Sequence[Any], avals: Sequence[Any]) -> list[Any]:
-    """Returns cotangents or tangents as arrays, checked against the values that they belong to."""
-    if len(vectors) != len(avals):
-        raise ValueError(f"got {len(vectors)} {name}s for {len(avals)} {what}s: give one per {what}, None for zero")
-    arrays = list(vectors)
-    for i, (vector, aval) in enumerate(zip(vectors, avals)):
-        if vector is None:
-            continue
-        if not _jaxcore.is_inexact(aval):
-            raise TypeError(f"{what} {i} is of dtype {aval.dtype}: its {name} must be None")
-        if not isinstance(vector, jax.Array):
-            vector = jnp.asarray(vector, aval.dtype)
-        if vector.shape != aval.shape or vector.dtype != aval.dtype:
-            raise ValueError(
-                f"{what} {i} is {aval.dtype}{list(aval.shape)}, but its {name} is "
-                f"{vector.dtype}{list(vector.shape)}: they must be alike"
-            )
-        arrays[i] = _jaxcore.shard_as(vector, aval)
-    return arrays
+def _sharded(vectors: Sequence[Any], avals: Sequence[Any]) -> list[Any]:
+    """Returns cotangents or tangents, sharded as the values that they belong to."""
+    return [v if v is None else _jaxcore.shard_as(v, aval) for v, aval in zip(vectors, avals, strict=True)]
 
 
 def _array(value: Any) -> Any:

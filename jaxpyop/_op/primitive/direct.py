@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 import warnings
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ import jax
 import numpy as np
 
 from jaxpyop import _jaxcore
-from jaxpyop._host import NO_BATCH, Batch, lend, metrics, run_elements, run_once, store, take_back
+from jaxpyop._host import NO_BATCH, Batch, lend, metrics, results_of_elements, run_once, take_back
 from jaxpyop._op.primitive.call_protocol import Call, structs_of
 from jaxpyop._op.primitive.records import RECORDS, HandedRecord
 from jaxpyop._op.values import anchor_of, copy_to_jax, give_to_jax, show_shape
@@ -108,31 +107,20 @@ def _run(call: Call, arrays: list[Any], batch: Batch, like: Any) -> list[Any]:
 
 
 def _run_elements(call: Call, arrays: list[Any], batch: Batch, like: Any) -> list[Any]:
-    """Run each element. The first one that is stored decides which shapes the results have."""
-    lock = threading.Lock()
-    shapes: list[tuple[int, ...]] = []
-    columns: list[np.ndarray[Any, Any]] = []
-
-    def take(at: int | slice, values: Sequence[Any]) -> None:
-        """Store the results of one element, or the stacked results of several. Any thread may call this."""
-        skip = int(isinstance(at, slice))
-        with lock:
-            if not columns:
-                shapes.extend(v.shape[skip:] for v in values)
-                columns.extend(np.empty((batch.count, *shape), v.dtype) for shape, v in zip(shapes, values))
-        store(columns, shapes, at, values, refuse)
-
-    def refuse(k: int, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
-        raise ValueError(
-            f"{call.title}: {call.op.origin_of_array(k)} the shapes {show_shape(expected)} and {show_shape(shape)} for "
-            "elements of one vmap; return one shape"
-        )
-
-    run_elements(call, arrays, batch, take)
+    """Run each element. The first one decides which shapes the results have."""
+    columns: list[Sequence[Any]] = list(zip(*results_of_elements(call, arrays, batch)))
     if not batch.count:
         columns = [np.empty((0, *s.shape), s.dtype) for s in call.shapes(structs_of(arrays, batch))]
+    for k, column in enumerate(columns):
+        for value in column:
+            if value.shape != column[0].shape:
+                raise ValueError(
+                    f"{call.title}: {call.op.origin_of_array(k)} the shapes {show_shape(column[0].shape)} and "
+                    f"{show_shape(value.shape)} for elements of one vmap; return one shape"
+                )
     # These arrays are not used elsewhere, so JAX may take over their memory.
-    return [give_to_jax(c.reshape(*batch.sizes, *c.shape[1:]), like) for c in columns]
+    stacked = [c if isinstance(c, np.ndarray) else np.stack(c) for c in columns]
+    return [give_to_jax(c.reshape(*batch.sizes, *c.shape[1:]), like) for c in stacked]
 
 
 def _wait_for_ordered() -> None:

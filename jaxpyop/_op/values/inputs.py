@@ -169,10 +169,6 @@ def _as_array(leaf: Any, title: str) -> tuple[Any, Any] | None:
     return None
 
 
-def _kept(leaf: Any) -> Any:
-    return leaf.value if isinstance(leaf, static) else leaf
-
-
 def inputs_of(skeleton: Any, key_impls: Sequence[Any]) -> Inputs:
     """Make `Inputs` of an `(args, kwargs)` that has a `SLOT` at each array."""
     leaves, tree = jax.tree.flatten(skeleton)
@@ -198,7 +194,8 @@ def flatten_inputs(inp: Sequence[Any], kwargs: dict[str, Any], title: str) -> tu
         return list(inp), Inputs(None, (SLOT,) * count, (None,) * count)
     leaves, tree = jax.tree.flatten((tuple(inp), kwargs))
     found = [_as_array(leaf, title) for leaf in leaves]
-    fixed = tuple([_kept(leaf) if part is None else SLOT for leaf, part in zip(leaves, found)])
+    kept = [leaf.value if isinstance(leaf, static) else leaf for leaf in leaves]
+    fixed = tuple([leaf if part is None else SLOT for leaf, part in zip(kept, found)])
     arrays = [part for part in found if part is not None]
     key_impls = tuple([impl for _, impl in arrays])
     return [array for array, _ in arrays], Inputs(tree, fixed, key_impls)
