@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import array
 import collections
 import dataclasses
 import functools
@@ -107,34 +106,6 @@ def entries_of_arrays_of_numpy(x):
 
 
 @TABLE.either
-def an_array_of_numpy_in_a_loop(x):
-    b, y = np.ones(2, np.float32), x
-    while y > 1:
-        y = y / 2
-        b *= 2
-    return y * b.sum()
-
-
-@TABLE.either
-def deques_bytes_and_sets(x):
-    q, b, a, s = collections.deque([1.0]), bytearray(b"ab"), array.array("d", [1.0]), {1}
-    if x > 3:
-        q.append(4.0)
-        b[0] = 1
-        a[0] = 5.0
-        s.add(2)
-    return x * (sum(q) + b[0] + a[0] + len(s))
-
-
-@TABLE.either
-def an_iterator(x):
-    it = iter([1.0, 2.0, 3.0])
-    if x > 3:
-        next(it)
-    return x * next(it)
-
-
-@TABLE.either
 def a_bound_method(x):
     xs = [1.0]
     app, later = xs.append, functools.partial(xs.append, 5.0)
@@ -158,14 +129,6 @@ def aliases(x):
 
 
 @TABLE.either
-def one_of_two_lists(x):
-    a, b = [1.0], [2.0]
-    c = a if x > 1 else b
-    c[0] = x
-    return a[0] + 10 * b[0]
-
-
-@TABLE.either
 def a_list_that_a_loop_replaces(x):
     a = b = [1.0]
     y = x
@@ -181,25 +144,6 @@ def whether_lists_are_one(x):
     if x > 1:
         b = a
     return x * (1 if a is b else 2)
-
-
-@TABLE.either
-def whether_arrays_are_one(x):
-    y, z = x, x
-    if x > 1:
-        y = x * 2
-    while z > 5:
-        z = z / 2
-    return x * (10 if y is x else 20) + (1 if z is x else 2)
-
-
-@TABLE.equal(slow=True)
-def a_default_that_is_no_value(x, y=None):
-    if y is None:
-        y = 3.0
-    while x > 1 and y is not None:
-        x = x / 2
-    return x * y
 
 
 @TABLE.either(points=[NAN, 3.0, 0.5])

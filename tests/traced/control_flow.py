@@ -138,16 +138,6 @@ def while_true_with_returns(x):
             return -x
 
 
-@TABLE.equal(slow=True)
-def over_an_array(x):
-    total = 0.0
-    for value in jnp.asarray([0.5, 1.0, 2.0, 3.0, 4.0]) * x:
-        total = total + value * value
-        if total > 9:
-            break
-    return total
-
-
 @TABLE.equal
 def for_else(x):
     for a in (1.0, 2.0):
@@ -264,14 +254,6 @@ def read_by_a_lambda(x):
     if x > 1:
         k = 2.0
     return scale(x)
-
-
-@TABLE.equal(slow=True)
-def read_by_a_comprehension(x):
-    k, m = 1.0, 2.0
-    if x > 1:
-        k, m = 2.0, x
-    return sum([a * k + sum([b * m for b in (a, x)]) for a in (x, 1.0)])
 
 
 @TABLE.either

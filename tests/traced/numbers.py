@@ -55,16 +55,6 @@ def flags_of_ifs(x):
     return x * (a + b) + x * x * (a + True)
 
 
-@TABLE.equal(slow=True)
-def a_flag_that_ends_a_loop(x):
-    done, y, count = False, x, 0
-    while not done:
-        y = y / 2
-        count = count + done + 1
-        done = y < 1
-    return y + count + done
-
-
 # -------------------------------------------------------- ranges and small integers
 
 
@@ -111,15 +101,6 @@ TABLE.either_all(
     },
     points=[np.int32(100000), np.int32(2**31 - 1), np.int32(2**24 + 1)],
 )
-
-
-@TABLE.either(points=[np.uint8(200), np.uint8(7)])
-def a_python_number_before_a_loop_of_uint8(n):
-    y, m = 0, n
-    while m > 1:
-        m = m // 2
-        y = m
-    return (y - 1) * 1.0
 
 
 @TABLE.either(points=[(0.5, np.uint32(2)), (0.5, np.uint32(3))])
@@ -219,14 +200,6 @@ TABLE.either_all(
 TABLE.either_all({"the name of the class": lambda x: x * len(type(x).__name__)})
 TABLE.either_all({"a large sum": lambda x: x * 2 if float(x) + 1e8 > 1e8 else x})
 TABLE.either_all({"the length of a text of a list": lambda x: x * len(str([x]))})
-
-
-@TABLE.either(points=[(1.0, np.int8(100)), (0.0, np.int8(100))], slow=True)
-def another_type_after_no_turn(x, n):
-    k = 2
-    while x > 0:
-        k, x = k * 0.5, x - 1
-    return (n * k) * 1.0
 
 
 # ----------------------------------------------------------- zeros with a sign, NumPy's numbers
