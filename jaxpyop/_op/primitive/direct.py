@@ -108,7 +108,7 @@ def _run(call: Call, arrays: list[Any], batch: Batch, like: Any) -> list[Any]:
 
 def _run_elements(call: Call, arrays: list[Any], batch: Batch, like: Any) -> list[Any]:
     """Run each element. The first one decides which shapes the results have."""
-    columns: list[Sequence[Any]] = list(zip(*results_of_elements(call, arrays, batch)))
+    columns: list[Any] = list(zip(*results_of_elements(call, arrays, batch)))
     if not batch.count:
         columns = [np.empty((0, *s.shape), s.dtype) for s in call.shapes(structs_of(arrays, batch))]
     for k, column in enumerate(columns):
