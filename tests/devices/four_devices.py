@@ -1,16 +1,18 @@
-"""All programs of this folder for one process with four devices: `python -m tests.devices.four_devices Auto auto`."""
+"""Programs of this folder with four devices: `python -m tests.devices.four_devices Auto auto jit shard_map`."""
 
+import importlib
 import sys
 
 import jaxpyop
 
 import jax  # isort: skip
 
-from tests.devices import error_programs, jit_programs, shard_map_programs, shared_run_programs  # noqa: F401
 from tests.devices.common import PROGRAMS, Devices
 from tests.shared import many_programs
 
 if __name__ == "__main__":
-    kind, jaxpyop.config.transport = sys.argv[1:]
+    kind, jaxpyop.config.transport, *modules = sys.argv[1:]
+    for module in modules:
+        importlib.import_module(f"tests.devices.{module}_programs")
     assert len(jax.devices()) == 4
     many_programs.main(PROGRAMS, Devices(kind))

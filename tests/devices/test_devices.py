@@ -36,7 +36,14 @@ def test_the_main_promises_on_two_devices():
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("kind", "transport"), [("Auto", "auto"), ("Auto", "callback"), ("Explicit", "auto")])
-def test_all_programs_on_four_devices(kind, transport):
+@pytest.mark.parametrize(
+    ("kind", "transport", "modules"),
+    [
+        ("Auto", "auto", ["error", "jit", "shard_map", "shared_run"]),
+        ("Auto", "callback", ["error", "shard_map"]),
+        ("Explicit", "auto", ["jit", "shared_run"]),
+    ],
+)
+def test_programs_on_four_devices(kind, transport, modules):
     """Those of the modules `..._programs`, on a mesh of one kind."""
-    run_module("tests.devices.four_devices", kind, transport, **on_devices(4))
+    run_module("tests.devices.four_devices", kind, transport, *modules, **on_devices(4))
