@@ -11,7 +11,7 @@ import jax
 from jaxpyop import _jaxcore as core
 from jaxpyop._functions import without_partials
 from jaxpyop._traced.expressions import Interpreter
-from jaxpyop._traced.operators import RECURSION
+from jaxpyop._traced.operators import RECURSION, name_of_type
 from jaxpyop._traced.values import *
 
 
@@ -85,6 +85,8 @@ def _results(m: Interpreter, v: Any) -> Any:
         return [_results(m, x) for x in m.items(v)]
     if is_dict(v):
         return {k: _results(m, x) for k, x in m.items(v)}
+    if not isinstance(v, (Num, Obj, Closure)) and is_of_the_program(v):
+        raise Refused(f"a {name_of_type(v)} is returned")
     return v
 
 

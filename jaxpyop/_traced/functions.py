@@ -85,16 +85,20 @@ class Functions(Calls):
 
     def real_function(self, f: Closure) -> Any:
         """A function of Python for one that the program made, for an op that calls it at run time."""
+        if f.defaults or f.kw_defaults:
+            raise Refused("a function with defaults runs on the host", "write the values into it")
         read = {n.id for n in ast.walk(f.node) if isinstance(n, ast.Name)} - local_names(f.node)
         space = dict(f.outer.__globals__)
         for name in read - set(vars(builtins)):
             value = self.load(name, f.env)
-            if isinstance(value, (Num, Union, Obj)):
+            if not isinstance(value, Closure) and is_of_the_program(value):
                 raise Refused(f"a function that runs on the host reads `{name}` of the traced one", "pass it in")
             space[name] = self.real_function(value) if isinstance(value, Closure) else value
         node: Any = f.node
         if isinstance(node, ast.Lambda):
             return eval(compile(ast.Expression(node), f.outer.__code__.co_filename, "eval"), space)
+        # What its decorators made of it calls this function, so they are not applied again.
+        node = ast.FunctionDef(**{**vars(node), "decorator_list": []})
         exec(compile(ast.Module([node], []), f.outer.__code__.co_filename, "exec"), space)
         return space[node.name]
 
@@ -211,8 +215,10 @@ def local_names(node: Node) -> frozenset[str]:
                 declared.update(n.names)
             elif isinstance(n, ast.Name) and isinstance(n.ctx, (ast.Store, ast.Del)):
                 names.add(n.id)
-            elif isinstance(n, (ast.MatchAs, ast.MatchStar)) and n.name:
+            elif isinstance(n, (ast.MatchAs, ast.MatchStar, ast.ExceptHandler)) and n.name:
                 names.add(n.name)
+            elif isinstance(n, ast.MatchMapping) and n.rest:
+                names.add(n.rest)
             elif isinstance(n, ast.Import | ast.ImportFrom):
                 names.update(a.asname or a.name.split(".")[0] for a in n.names)
     return frozenset(names - declared)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpyop import py_function
 from tests.traced.rows import Table
 
 TABLE = Table()
@@ -393,3 +394,38 @@ TABLE.either_all(
         ),
     }
 )
+
+
+def twice(f):
+    return lambda y: 2 * f(y)
+
+
+def on_the_host(f, x):
+    return py_function(f, [x], jnp.float32, output_shapes=())
+
+
+@TABLE.either
+def a_tuple_with_a_number_is_read_on_the_host(x):
+    t = (float(x) > 5.0, 2)
+    return on_the_host(lambda y: y if t[0] else -y, x)
+
+
+@TABLE.either(points=[0.0, 3.0])
+def a_range_is_read_on_the_host(x):
+    r = range(x.astype(int))
+    return on_the_host(lambda y: y if r else -y, x)
+
+
+@TABLE.either
+def a_default_is_read_on_the_host(x):
+    t = float(x) > 5.0
+    return on_the_host(lambda y, t=t: y if t else -y, x)
+
+
+@TABLE.either
+def a_decorated_function_runs_on_the_host(x):
+    @twice
+    def f(y):
+        return y + 1
+
+    return on_the_host(f, x)

@@ -249,8 +249,20 @@ def test_what_changes_something_hidden_is_refused_and_called_in_auto_mode(change
     assert len({float(program(1.0)) for _ in range(3)}) == 3
 
 
+NAMED = 5.0
+
+
+def the_name_of_an_exception(x):
+    try:
+        y = x + 1
+    except ValueError as NAMED:  # noqa: F841, N806
+        y = x
+    return y * NAMED
+
+
 # Where Python raises, no value comes out.
 RAISES = {
+    "a variable without a value": (the_name_of_an_exception, 1.0),
     "a product of ints": (lambda x: x * (int(x.astype(int)) * int(x.astype(int))), 1e6),
     "a division": (lambda x: x * (1 / float(x)), 0.0),
     "a root": (lambda x: jnp.float32(abs(x * float(x) ** 0.5)) + (1 if float(x) ** 0.5 > 0 else 2), -1.0),

@@ -104,6 +104,12 @@ def split(v: Any) -> tuple[Any, tuple[Any, ...], Callable[[list[Any]], Any]] | N
     return None
 
 
+def is_of_the_program(v: Any) -> bool:
+    """Whether a value, or a part of it, is none of Python's. Nothing but the interpreter may see it."""
+    group = split(v)
+    return isinstance(v, Kind) or (group is not None and any(map(is_of_the_program, group[1])))
+
+
 def form_of(v: Any, mark: int, memo: dict[Obj, Form]) -> Form:
     """The form of a value. Objects that were born before `mark` are referred to."""
     if isinstance(v, Num):
