@@ -5,6 +5,7 @@ import __future__
 
 import ast
 import builtins
+import copy
 import dataclasses
 import functools
 import linecache
@@ -98,7 +99,8 @@ class Functions(Calls):
         if isinstance(node, ast.Lambda):
             return eval(compile(ast.Expression(node), f.outer.__code__.co_filename, "eval"), space)
         # What its decorators made of it calls this function, so they are not applied again.
-        node = ast.FunctionDef(**{**vars(node), "decorator_list": []})
+        node = copy.copy(node)
+        node.decorator_list = []
         exec(compile(ast.Module([node], []), f.outer.__code__.co_filename, "exec"), space)
         return space[node.name]
 

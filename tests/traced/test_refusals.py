@@ -255,9 +255,9 @@ NAMED = 5.0
 def the_name_of_an_exception(x):
     try:
         y = x + 1
-    except ValueError as NAMED:  # noqa: F841, N806
+    except ValueError as NAMED:  # noqa: F841
         y = x
-    return y * NAMED
+    return y * NAMED  # noqa: F823
 
 
 # Where Python raises, no value comes out.
