@@ -1,19 +1,15 @@
 """Write the figures of one run of `tests.bench` into README.md and `guide/speed.md`, and draw `speed.svg`.
 
     python -m tests.bench --json > docs/speed.json
-    python docs/speed.py --loop
     python docs/speed.py
 
-The second command measures the gradient of a loop, and adds it to the file. All figures on these pages come from that
-one file. They stand between the comments `<!-- speed: NAME -->` and `<!-- speed: end -->`. `tests/pages/test_speed.py`
-fails when a page and the file differ.
+All figures on these pages come from that one file. They stand between the comments `<!-- speed: NAME -->` and
+`<!-- speed: end -->`. `tests/pages/test_speed.py` fails when a page and the file differ.
 """
 
-import dataclasses
 import json
 import pathlib
 import re
-import sys
 from xml.sax.saxutils import escape
 
 HERE = pathlib.Path(__file__).parent
@@ -166,47 +162,6 @@ def picture(run):
     return "\n".join([*head, *lines, "</svg>", ""])
 
 
-# ------------------------------------------------------------------------- loop
-
-
-def gradient_of_a_loop():
-    """A group of `tests.bench`: the square root in README.md, traced and eager, and by a callback that uses JAX."""
-    import jax
-    import jax.numpy as jnp
-
-    import jaxpyop
-    from tests.bench.cases.case import SCALAR, compare_compiled
-
-    def square_root(a):
-        y = a
-        while abs(y * y - a) > 1e-5 * a:
-            y = (y + a / y) / 2
-        return y
-
-    def host_gradient(a):
-        value, pull = jax.vjp(square_root, a)
-        return pull(jnp.ones_like(value))[0]
-
-    op = lambda **mode: jax.grad(lambda a: jaxpyop.py_function(square_root, [a], SCALAR, **mode))
-    programs = {
-        "py_function, traced": op(mode="traced", max_steps=50),
-        "py_function, eager": op(),
-        "jax.vjp in pure_callback": lambda a: jax.pure_callback(host_gradient, SCALAR, a),
-    }
-    return compare_compiled("gradient of a loop on values", programs, jnp.float32(4.0), calls=20, samples=30)
-
-
-def add_loop(file=HERE / "speed.json"):
-    """Measure that group, and write its rows into the file."""
-    sys.path.insert(0, str(HERE.parent))
-    from tests.bench.measure import measure
-
-    found = json.loads(file.read_text(encoding="utf-8"))
-    new = [dataclasses.asdict(row) for row in measure(gradient_of_a_loop())]
-    found["rows"] = [row for row in found["rows"] if row["group"] != new[0]["group"]] + new
-    file.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-
-
 def main():
     """Write all of it."""
     run = Run()
@@ -216,4 +171,4 @@ def main():
 
 
 if __name__ == "__main__":
-    add_loop() if "--loop" in sys.argv else main()
+    main()

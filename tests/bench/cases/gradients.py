@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxpyop
-from tests.bench.cases.case import SCALAR, compare, log_huber, optional
+from tests.bench.cases.case import SCALAR, compare, compare_compiled, log_huber, optional
 
 
 def scalar_op(body):
@@ -90,8 +90,30 @@ def varying_loop():
     return compare("gradient, loop of 1 to 6 turns", programs, jnp.float32(0.5), calls=6, samples=15)
 
 
+def loop_on_values():
+    """The square root in README.md, traced and eager, and by a callback that uses JAX."""
+
+    def square_root(a):
+        y = a
+        while abs(y * y - a) > 1e-5 * a:
+            y = (y + a / y) / 2
+        return y
+
+    def host_gradient(a):
+        value, pull = jax.vjp(square_root, a)
+        return pull(jnp.ones_like(value))[0]
+
+    op = lambda **mode: jax.grad(lambda a: jaxpyop.py_function(square_root, [a], SCALAR, **mode))
+    programs = {
+        "py_function, traced": op(mode="traced", max_steps=50),
+        "py_function, eager": op(),
+        "jax.vjp in pure_callback": lambda a: jax.pure_callback(host_gradient, SCALAR, a),
+    }
+    return compare_compiled("gradient of a loop on values", programs, jnp.float32(4.0), calls=20, samples=30)
+
+
 GROUPS = [
     lambda: small_gradient("log-Huber gradient, first branch", 1.0, 2.0),
     lambda: small_gradient("the other branch, in both inputs", 3.0, 2.0, (0, 1)),
-    *(many_primitives, large_arrays, varying_loop, direct_gradients),
+    *(loop_on_values, many_primitives, large_arrays, varying_loop, direct_gradients),
 ]
