@@ -1,4 +1,4 @@
-"""What is counted: by `jaxpyop.report()` all that ops do in a `with` block, by `on_error=` the calls that failed.
+"""What `jaxpyop.report()` and `on_error=` count; `Host.enter` and `direct.run_now` note each call once.
 
 `reports` holds the reports that are open. A call looks at `metrics.reports` where it begins and where its function
 runs. If no report is open, these two looks are the whole cost. Compiled programs look when they run, so it does not

@@ -1,4 +1,4 @@
-"""Jaxprs: made, taken apart, evaluated and compared; and JAX's own primitives that are treated specially.
+"""Jaxprs: made, taken apart, evaluated and compared; and how JAX's own primitives are told apart.
 
 From JAX 0.12 a closed jaxpr and a jaxpr are one class; until 0.11 they are two. The functions here take either.
 """

@@ -1,4 +1,4 @@
-"""The idea of this package: a trace evaluates a Python function on concrete arrays, and records what it does.
+"""`Tape`: the trace that evaluates a function and records it, with a method for each primitive that is special.
 
 The tracers of a `Tape` hold concrete values. Each primitive is evaluated at once, under the trace that was current
 before. A primitive that touches a differentiated value is also recorded, as an `Entry` of a `Program`. Since values

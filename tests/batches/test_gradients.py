@@ -1,4 +1,4 @@
-"""Derivatives of batches: one host call for each batch and pass, records, and residuals of whole blocks.
+"""How often functions run for derivatives of batches: host calls, records, and residuals of whole blocks.
 
 The values under `vmap` are in gradients/test_under_vmap.py, those of rules of every method in gradients/rules/.
 """

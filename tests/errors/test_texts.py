@@ -1,4 +1,4 @@
-"""What the text of an error says: the op, the function and its line, the inputs, and the user's own traceback.
+"""The texts of errors while a function runs: the op, its line, the inputs, the user's traceback; wrong calls elsewhere.
 
 A test for the text of a new error belongs here if the text comes while a function runs or after it has returned.
 Wrong calls are in tests/functions/test_keywords.py, wrong dtypes in tests/functions/test_casting.py, and advice to

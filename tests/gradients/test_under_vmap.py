@@ -1,6 +1,6 @@
-"""Derivatives in and around `vmap`: each element takes its own path, and gets its own gradient.
+"""The values of derivatives under `vmap`: each element takes its own path, and gets its own gradient.
 
-A wrong value of a gradient under `vmap` is tested here. How often functions run for it is in batches/test_gradients.py.
+How often functions run for it is in batches/test_gradients.py.
 """
 
 import jax

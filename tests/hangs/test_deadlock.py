@@ -1,4 +1,7 @@
-"""JAX code in functions does not wait for good, and the import that arranges this says when it came too late."""
+"""Starts the programs of `deadlock_programs.py`, where a new one belongs: JAX code in functions does not hang.
+
+The import that arranges this says when it came too late.
+"""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The examples on the pages run, and print what is shown.
+"""The examples on the pages run, and print what is shown; a new one is found here and needs no test.
 
 The blocks of one `##` section of a page share a namespace. A block that shows something `wrong` may warn.
 """

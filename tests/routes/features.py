@@ -1,4 +1,4 @@
-"""The features: one small program for each thing that an op can do, beside the same program in plain JAX.
+"""The features, a row for each keyword and thing that an op can do: a program, and the same one in plain JAX.
 
 Every program takes an array of three numbers between 0 and 2. All functions are defined by this module, because a
 loaded program finds them by their names.

@@ -1,4 +1,4 @@
-"""The derivatives of a body: its pushforward and its pullback, on the tape, and what all derivatives have in common."""
+"""The derivatives of a body for one element, on the tape; `vmap` of them is in `primitive.primitive`."""
 
 from __future__ import annotations
 
