@@ -1,0 +1,265 @@
+"""The loop over the blocks, and the function that users call."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxpyop._batches.folder import Folder, Memory, Store
+from jaxpyop._batches.identity import UnknownError, host_functions, program_digest
+from jaxpyop._batches.inputs import API, Inputs, read_inputs, with_keys
+from jaxpyop._host import reraise
+from jaxpyop._jaxcore import is_eager
+
+Arrays = Sequence[np.ndarray[Any, Any]]
+# Processes that wait for the blocks of others look for them so often, in seconds.
+_SHORTEST, _LONGEST = 0.02, 1.0
+
+
+def map_batches(
+    f: Callable[[Any], Any],
+    inputs: Any,
+    *,
+    batch_size: int,
+    checkpoint: str | os.PathLike[str] | None = None,
+    version: str | None = None,
+    progress: bool | Callable[[int, int | None], object] = False,
+) -> Any:
+    """Apply a function to many elements, in blocks of one compiled ``vmap``, and keep what is finished.
+
+    Like ``jax.jit(jax.vmap(f))(inputs)``, for more elements than fit into memory, and for hours. With `checkpoint`,
+    finished blocks are saved in a folder. If the process is killed, the same call continues, and computes only what is
+    missing. Several processes that make the same call at the same time, on one machine or on several that share a file
+    system, divide the blocks among them, and all get all results.
+
+    Args:
+        f: a function of one element, which JAX can trace, as for :func:`jax.vmap`. It may call Python by the functions
+            of this package.
+        inputs: the elements. Either a pytree of arrays, whose leading axes are the elements; memory-mapped arrays are
+            read block by block. Or an iterable of elements, which are pytrees of arrays and numbers of the same types.
+            A list is refused, because it could be both.
+        batch_size: how many elements a block has. The last block has the rest, and is compiled separately.
+        checkpoint: a folder, which is made if it is not there. With ``None``, results are in memory.
+        version: what stands for the Python functions that `f` calls on the host. By default their code is compared, and
+            all that they read: their globals, closures and objects.
+        progress: ``True`` writes to the standard error how many elements are done. A function is called with this
+            number, and the number of all elements, which is ``None`` for an iterable.
+
+    Returns:
+        What `f` returns, where each leaf is a NumPy array with the elements as its leading axis. With `checkpoint`, the
+        arrays are memory-mapped files of the folder, which are read-only.
+
+    Raises:
+        TypeError: an argument is malformed, elements have different types, or `f` returns a PRNG key.
+        ValueError: the folder is that of another call: of another program, other functions on the host, other inputs,
+            or another `batch_size`; a file in it is damaged; or a function on the host reads something that cannot be
+            compared, so that `version` is needed.
+        OverflowError: an integer does not fit its dtype in JAX.
+        RuntimeError: a transformation is active, such as ``jax.jit``; or another process ended before its block was
+            finished, and `inputs` is an iterator, which cannot be read again.
+        OSError: the folder cannot be written, or its file system has no locks.
+        BaseException: what `f` raises, with a note that names the block and its elements.
+
+    Example:
+        >>> import numpy as np, jaxpyop
+        >>> def half(x):
+        ...     return {"half": x / 2, "is_odd": x % 2 == 1}
+        >>> results = jaxpyop.map_batches(half, np.arange(5), batch_size=2)
+        >>> print(results["half"], results["is_odd"])
+        [0.  0.5 1.  1.5 2. ] [False  True False  True False]
+    """
+    _check(f, batch_size, version, progress)
+    elements = read_inputs(inputs, batch_size)
+    program = _Program(f, elements)
+    leaves, tree = jax.tree.flatten(program.results(batch_size))
+    shapes = [(leaf.shape[1:], np.dtype(leaf.dtype)) for leaf in leaves]
+    if checkpoint is None:
+        store: Store = Memory(shapes)
+    else:
+        store = Folder(checkpoint, _description(program, elements, batch_size, version), shapes)
+    sweep = _Sweep(program, store, batch_size, _progress(progress, elements.length))
+    return jax.tree.unflatten(tree, store.results(sweep.run(elements)))
+
+
+class _Program:
+    """The function of the user on blocks, compiled once for each size of a block."""
+
+    def __init__(self, f: Callable[[Any], Any], inputs: Inputs) -> None:
+        make_keys = with_keys(inputs.structs)
+
+        def on_leaves(*leaves: Any) -> Any:
+            return f(jax.tree.unflatten(inputs.tree, make_keys(*leaves)))
+
+        self._jitted = jax.jit(jax.vmap(on_leaves))
+        self._structs = inputs.structs
+
+    @functools.cache  # noqa: B019  # a program lives as long as the call of map_batches
+    def traced(self, size: int) -> Any:
+        return self._jitted.trace(*(jax.ShapeDtypeStruct((size, *x.shape), x.dtype) for x in self._structs))
+
+    @functools.cache  # noqa: B019
+    def lowered(self, size: int) -> Any:
+        return self.traced(size).lower()
+
+    @functools.cache  # noqa: B019
+    def compiled(self, size: int) -> Any:
+        return self.lowered(size).compile()
+
+    def results(self, size: int) -> Any:
+        """The types of the results, as a pytree."""
+        found = self.traced(size).out_info
+        for path, leaf in jax.tree_util.tree_leaves_with_path(found):
+            if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+                name = jax.tree_util.keystr(path)
+                raise TypeError(f"{API}: f returns a PRNG key{name and f' as {name}'}; return jax.random.key_data(key)")
+        return found
+
+    def __call__(self, block: Arrays) -> list[np.ndarray[Any, Any]]:
+        with reraise():
+            results = self.compiled(len(block[0]))(*block)
+            found = list(map(np.asarray, jax.tree.leaves(results)))
+            # An effect may fail that no result depends on.
+            jax.effects_barrier()
+        return found
+
+
+class _Sweep:
+    """Computes the blocks that are missing.
+
+    Args:
+        program: computes a block.
+        store: keeps the results.
+        size: how many elements a block has.
+        tell: is called with the number of finished elements.
+    """
+
+    def __init__(self, program: _Program, store: Store, size: int, tell: Callable[[int], None]) -> None:
+        self._program, self._store, self._size, self._tell = program, store, size, tell
+        self._done = 0
+
+    def run(self, inputs: Inputs) -> int:
+        """Returns the number of blocks once all of them are finished, by this process or by others."""
+        # The blocks that other processes are computing, with the checksum of the inputs and the number of elements.
+        others: dict[int, tuple[str, int]] = {}
+        number = -1
+        for number, block in enumerate(inputs.blocks()):
+            checksum = _checksum(block)
+            if not self._finish(number, checksum, len(block[0]), lambda block=block: block):
+                others[number] = checksum, len(block[0])
+        pause = _SHORTEST
+        while others:
+            for each, (checksum, count) in list(others.items()):
+                if self._finish(each, checksum, count, functools.partial(_again, inputs, each, checksum)):
+                    del others[each]
+                    pause = _SHORTEST
+            time.sleep(pause if others else 0)
+            pause = min(2 * pause, _LONGEST)
+        return number + 1
+
+    def _finish(self, number: int, checksum: str, count: int, load: Callable[[], Arrays]) -> bool:
+        """Computes a block if it is missing. Returns False if another process is computing it."""
+        if not self._store.has(number, checksum):
+            with self._store.claim(number) as mine:
+                if not mine:
+                    return False
+                if not self._store.has(number, checksum):
+                    self._compute(number, checksum, load())
+        self._done += count
+        self._tell(self._done)
+        return True
+
+    def _compute(self, number: int, checksum: str, block: Arrays) -> None:
+        first = number * self._size
+        try:
+            self._store.save(number, checksum, self._program(block))
+        except BaseException as error:
+            last = first + len(block[0]) - 1
+            error.add_note(f"{API}: in block {number}, elements {first} to {last} of inputs; finished blocks are kept")
+            raise
+
+
+def _again(inputs: Inputs, number: int, checksum: str) -> Arrays:
+    block = inputs.again(number)
+    if not block or _checksum(block) != checksum:
+        raise ValueError(f"{API}: inputs gives other elements when it is read again; expected the same ones each time")
+    return block
+
+
+def _checksum(block: Arrays) -> str:
+    hashed = hashlib.sha256()
+    for x in block:
+        hashed.update(f"{x.shape} {x.dtype}".encode())
+        hashed.update(memoryview(x.reshape(-1).view(np.uint8)))
+    return hashed.hexdigest()
+
+
+def _check(f: Any, batch_size: Any, version: Any, progress: Any) -> None:
+    if not callable(f):
+        raise TypeError(f"{API}: f is {f!r}; expected a function of one element")
+    if not isinstance(batch_size, (int, np.integer)) or isinstance(batch_size, bool):
+        raise TypeError(f"{API}: batch_size is {batch_size!r}; expected a whole number")
+    if batch_size < 1:
+        raise ValueError(f"{API}: batch_size is {batch_size}; expected at least 1")
+    if not isinstance(version, (str, type(None))):
+        raise TypeError(f"{API}: version is {version!r}; expected a string")
+    if not isinstance(progress, bool) and not callable(progress):
+        raise TypeError(f"{API}: progress is {progress!r}; expected True, False or a function of two numbers")
+    if not is_eager():
+        raise RuntimeError(f"{API}: a transformation of JAX is active, such as jit or grad; call map_batches outside")
+
+
+def _description(program: _Program, inputs: Inputs, batch_size: int, version: str | None) -> dict[str, Any]:
+    """What decides the results, as JSON."""
+    traced, lowered = program.traced(batch_size), program.lowered(batch_size)
+    try:
+        functions = {} if version is not None else host_functions(traced, lowered)
+    except UnknownError as error:
+        raise ValueError(
+            f"{API}: whether a Python function that f calls has changed cannot be seen: {error}. Pass "
+            'version="1", and another version when the function, or what it reads, has changed'
+        ) from None
+    python = f"{sys.implementation.name} {platform.python_version()}" if functions else None
+    described = {
+        "format": 1,
+        "batch_size": int(batch_size),
+        "elements": inputs.length,
+        "inputs": [str(inputs.tree), *([list(x.shape), str(x.dtype), x.key] for x in inputs.structs)],
+        "results": _shown(program.results(batch_size)),
+        "program of f": program_digest(traced, lowered),
+        "version": version,
+        "functions on the host": functions,
+        "python": python,
+        "jax": jax.__version__,
+        "platform": jax.default_backend(),
+    }
+    return described
+
+
+def _shown(results: Any) -> list[Any]:
+    leaves, tree = jax.tree.flatten(results)
+    return [str(tree), *([list(leaf.shape[1:]), str(leaf.dtype)] for leaf in leaves)]
+
+
+def _progress(progress: Any, total: int | None) -> Callable[[int], None]:
+    if not progress:
+        return lambda done: None
+    if progress is not True:
+        return lambda done: progress(done, total)
+    last_told = -float("inf")
+
+    def tell(done: int) -> None:
+        nonlocal last_told
+        if done == total or time.monotonic() - last_told >= 1:
+            last_told = time.monotonic()
+            print(f"map_batches: {done:,}{'' if total is None else f' of {total:,}'} elements", file=sys.stderr)
+
+    return tell
