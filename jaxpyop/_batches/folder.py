@@ -102,9 +102,11 @@ class Folder:
         self._complete: dict[str, Any] | None = None
         self._path.mkdir(parents=True, exist_ok=True)
         while not self._exists(_DESCRIPTION):
+            self._check_others()
             with self._lock("description") as mine:
                 if mine and not self._exists(_DESCRIPTION):
-                    self._describe(description)
+                    with self._writing(_DESCRIPTION) as file:
+                        file.write(json.dumps(description, indent=1).encode())
         self._compare(description)
 
     def has(self, number: int, inputs: str) -> bool:
@@ -136,12 +138,12 @@ class Folder:
 
     # ------------------------------------------------------------------- description
 
-    def _describe(self, description: dict[str, Any]) -> None:
-        others = [file.name for file in self._path.iterdir() if file.suffix not in (".claim", ".part")]
-        if others:
-            raise ValueError(f"{API}: the folder {self._path} has files of something else: {', '.join(others[:3])}")
-        with self._writing(_DESCRIPTION) as file:
-            file.write(json.dumps(description, indent=1).encode())
+    def _check_others(self) -> None:
+        names = {file.name for file in self._path.iterdir() if file.suffix not in (".claim", ".part")}
+        if names and _DESCRIPTION not in names:
+            raise ValueError(
+                f"{API}: the folder {self._path} has files of something else: {', '.join(sorted(names)[:3])}"
+            )
 
     def _compare(self, description: dict[str, Any]) -> None:
         found = self._json(_DESCRIPTION)
@@ -195,8 +197,9 @@ class Folder:
                     file.write(part)
         with self._writing(_COMPLETE) as file:
             file.write(json.dumps({"blocks": records}).encode())
-        for number in range(blocks):
-            (self._path / f"{number}.block").unlink()
+        # Who locks a claim now finds that the block is finished.
+        for file in (*self._path.glob("*.block"), *self._path.glob("*.claim")):
+            file.unlink(missing_ok=True)
 
     def _data(self, number: int) -> list[bytes]:
         """The bytes of each leaf of a block."""

@@ -28,6 +28,13 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis), typ
 _SKIPPED_IN_CLASSES = ("__module__", "__doc__", "__dict__", "__weakref__", "__annotations__", "_abc_impl")
 
 
+# What classes of C are made of: they are told by their names.
+_OF_C = (
+    *(types.GetSetDescriptorType, types.MemberDescriptorType, types.MethodDescriptorType),
+    *(types.WrapperDescriptorType, types.ClassMethodDescriptorType, types.BuiltinFunctionType),
+)
+
+
 class UnknownError(Exception):
     """Something that a function on the host reads cannot be compared between processes."""
 
@@ -179,7 +186,7 @@ def _parts_of_class(cls: type) -> Iterator[Any]:
             yield from (name, value.fget, value.fset, value.fdel)
         elif isinstance(value, functools.cached_property):
             yield from (name, value.func)
-        elif name not in _SKIPPED_IN_CLASSES and not isinstance(value, types.MemberDescriptorType):
+        elif name not in _SKIPPED_IN_CLASSES and not isinstance(value, _OF_C):
             yield from (name, getattr(value, "__func__", value))
 
 

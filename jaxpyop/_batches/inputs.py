@@ -58,7 +58,7 @@ def read_inputs(inputs: Any, batch_size: int) -> Inputs:
             f"{API}: inputs is a list; expected a tuple or dict of arrays whose leading axes are the elements, or an "
             "iterable of elements: write tuple(inputs) or iter(inputs)"
         )
-    leaves, tree = jax.tree.flatten(inputs)
+    leaves, tree = jax.tree.flatten(inputs, is_leaf=_is_no_container)
     if not leaves:
         raise ValueError(f"{API}: inputs has no arrays")
     if all(hasattr(x, "shape") and hasattr(x, "dtype") and hasattr(x, "__getitem__") for x in leaves):
@@ -150,6 +150,11 @@ class _Elements:
                 f"element 0 has {self._given} in {self.tree}"
             )
         return list(map(_without_key, leaves))
+
+
+def _is_no_container(x: Any) -> bool:
+    # JAX warns of an iterable that it takes as a leaf.
+    return jax.tree_util.default_registry.flatten_one_level(x) is None
 
 
 def _shown(value: Any) -> str:

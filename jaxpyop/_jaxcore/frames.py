@@ -151,7 +151,13 @@ def traceback_of_one_line(name: str, filename: str, line: int) -> types.Tracebac
 
 
 def _frame(**described: Any) -> types.FrameType:
-    return types.FunctionType(_empty.__code__.replace(**described), {})().gi_frame
+    # Python 3.11 crashes if a debugger, or a measurement of coverage, traces lines in code without positions.
+    tracer = sys.gettrace()
+    sys.settrace(None)
+    try:
+        return types.FunctionType(_empty.__code__.replace(**described), {})().gi_frame
+    finally:
+        sys.settrace(tracer)
 
 
 def _empty() -> Iterator[None]:

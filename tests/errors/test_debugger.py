@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.shared.processes import ROOT
+from tests.shared.processes import ROOT, run_python
 
 pytestmark = pytest.mark.slow
 
@@ -54,3 +54,25 @@ def test_to_quit_the_debugger_is_an_error_of_the_function():
     status, text = session("py_func", "jit", typed=["q"])
     assert status != 0
     assert "BdbQuit" in text
+
+
+def test_errors_while_lines_are_traced():
+    """As by a debugger or a measurement of coverage. The second error drops the variables of the first one."""
+    run_python(
+        """
+import sys, jaxpyop, jax, jax.numpy as jnp
+def body(x):
+    raise KeyError("traced")
+f = jax.jit(lambda x: jaxpyop.numpy_function(body, [x], jnp.float32))
+tracer = lambda *event: tracer
+sys.settrace(tracer)
+for _ in range(3):
+    try:
+        with jaxpyop.reraise():
+            f(1.0).block_until_ready()
+    except KeyError:
+        continue
+    raise AssertionError
+assert sys.gettrace() is tracer
+"""
+    )

@@ -1,0 +1,70 @@
+"""A sweep in a process of its own, which notes each element that it computes: `python -m tests.batches.sweeps ...`."""
+
+import os
+import resource
+import sys
+import time
+
+import jax.numpy as jnp
+import numpy as np
+
+import jaxpyop
+
+
+def noted(log, seconds):
+    """A function of one element that notes each call in a file, and takes some time."""
+
+    def double_on_host(x):
+        note = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        os.write(note, f"{int(x)}\n".encode())
+        os.close(note)
+        time.sleep(seconds)
+        return 2 * x
+
+    return lambda x: jaxpyop.py_func(double_on_host, [x], jnp.int32) + 1
+
+
+def sweep(folder, log, count, batch_size, seconds):
+    """Prints ready, waits for a line, and compares the results of a sweep."""
+    print("ready", flush=True)
+    sys.stdin.readline()
+    inputs = np.arange(int(count), dtype=np.int32)
+    results = jaxpyop.map_batches(noted(log, float(seconds)), inputs, batch_size=int(batch_size), checkpoint=folder)
+    np.testing.assert_array_equal(results, 2 * inputs + 1)
+    print("right", flush=True)
+
+
+def anonymous_memory():
+    """The bytes of memory of this process that belong to no file."""
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith("RssAnon"))
+
+
+def million(folder):
+    """A million elements from a memory-mapped file, with the memory early and late."""
+    count, width = 1_000_000, 64
+    inputs = np.lib.format.open_memmap(f"{folder}/inputs.npy", "w+", np.float32, (count, width))
+    for start in range(0, count, 10_000):
+        inputs[start : start + 10_000] = np.arange(start, start + 10_000)[:, None]
+    del inputs
+    seen = []
+    results = jaxpyop.map_batches(
+        lambda x: (x.sum(), x * 2),
+        np.load(f"{folder}/inputs.npy", mmap_mode="r"),
+        batch_size=10_000,
+        checkpoint=f"{folder}/results",
+        progress=lambda done, total: seen.append(anonymous_memory()),
+    )
+    sums, doubled = results
+    assert (len(seen), sums.shape, doubled.shape) == (100, (count,), (count, width))
+    np.testing.assert_array_equal(sums[::1000], np.arange(0, count, 1000) * float(width))
+    for start in range(0, count, 100_000):
+        np.testing.assert_array_equal(doubled[start + 5], np.full(width, 2 * start + 10))
+    seen.append(anonymous_memory())
+    print(seen[10], max(seen[10:]), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    # A block of inputs has 2.5 MB, and all of them 256 MB.
+    assert max(seen[10:]) - seen[10] < 20_000_000, seen
+
+
+if __name__ == "__main__":
+    {"sweep": sweep, "million": million}[sys.argv[1]](*sys.argv[2:])

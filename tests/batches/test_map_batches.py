@@ -1,0 +1,587 @@
+"""`map_batches`: blocks of one compiled `vmap`, from arrays and iterables, in memory and in folders."""
+
+import functools
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import jaxpyop
+from jaxpyop import map_batches
+from tests.batches import sweeps
+from tests.shared.examples import few, many
+from tests.shared.functions import numpy_function
+from tests.shared.processes import clean_environment, run_python
+
+F = jnp.float32
+X = np.arange(7, dtype=np.float32)
+needs_locks = pytest.mark.skipif(sys.platform == "win32", reason="checkpoint= needs POSIX locks")
+pytestmark = needs_locks
+
+
+def sine(x):
+    return np.sin(x)
+
+
+def on_host(func):
+    return lambda x: numpy_function(func, [x], F(0))
+
+
+def same(results, expected):
+    """Compare two pytrees, with their types."""
+    assert jax.tree.structure(results) == jax.tree.structure(expected)
+    for one, other in zip(jax.tree.leaves(results), jax.tree.leaves(expected)):
+        assert isinstance(one, np.ndarray)
+        assert one.dtype == other.dtype
+        np.testing.assert_allclose(one.astype(np.complex128), np.asarray(other).astype(np.complex128), rtol=1e-6)
+
+
+# ----------------------------------------------------------------------- values
+
+
+class Point(tuple):
+    """A list of elements that can be read again."""
+
+
+VALUES = {
+    "a number": (lambda x: 2 * x, X),
+    "a function on the host": (on_host(sine), X),
+    "a tree": (lambda x: {"a": x["p"] + x["q"][0], "b": (x["q"][1], None)}, {"p": X, "q": (X, np.ones((7, 2, 3)))}),
+    "many dtypes": (
+        lambda x: (x > 2, x.astype(jnp.bfloat16), x * 1j, x.astype(jnp.int8), x.astype(jnp.float8_e4m3fn)),
+        X,
+    ),
+    "no results": (lambda x: None, X),
+    "an empty result": (lambda x: jnp.zeros((0, 3)), X),
+    "results of every rank": (lambda x: (x, jnp.ones(3) * x, jnp.ones((2, 2)) * x), X),
+    "keys": (lambda x: jax.random.normal(x["key"]) + x["x"], {"key": jax.random.split(jax.random.key(3), 7), "x": X}),
+    "wide numbers": (lambda x: x + 1, np.arange(7, dtype=np.int64)),
+    "strides and byte order": (lambda x: x + 1, np.arange(28, dtype=">f4").reshape(4, 7).T),
+    "jax arrays": (lambda x: x + 1, jnp.arange(7.0)),
+    "no elements": (lambda x: (x + 1, x > 1), np.zeros((0, 3), np.float32)),
+}
+
+
+@pytest.mark.parametrize("where", ["memory", "folder"])
+@pytest.mark.parametrize("name", VALUES)
+def test_results_are_those_of_vmap(name, where, tmp_path):
+    f, inputs = VALUES[name]
+    checkpoint = tmp_path / "sweep" if where == "folder" else None
+    expected = jax.vmap(f)(
+        jax.tree.map(
+            lambda x: x if isinstance(x, jax.Array) else jnp.asarray(x.astype(x.dtype.newbyteorder("="))), inputs
+        )
+    )
+    for _ in range(2):
+        same(map_batches(f, inputs, batch_size=3, checkpoint=checkpoint), expected)
+
+
+ITERABLES = {
+    "a generator": lambda: ({"x": float(x), "key": jax.random.key(x)} for x in range(7)),
+    "an iterator of a list": lambda: iter([{"x": np.float32(x), "key": jax.random.key(x)} for x in range(7)]),
+}
+
+
+@pytest.mark.parametrize("make", ITERABLES.values(), ids=ITERABLES)
+def test_elements_of_an_iterable(make, tmp_path):
+    f = lambda x: x["x"] + jax.random.uniform(x["key"])
+    expected = jax.vmap(f)({"x": X, "key": jnp.stack([jax.random.key(k) for k in range(7)])})
+    for checkpoint in (None, tmp_path / "a", tmp_path / "a"):
+        same(map_batches(f, make(), batch_size=3, checkpoint=checkpoint), expected)
+
+
+def test_in_memory_arrays_are_the_callers_own():
+    result = map_batches(lambda x: x + 0, X, batch_size=100)
+    result += 1
+    assert X[0] == 0
+
+
+def test_64_bits(x64, tmp_path):
+    inputs = np.array([2**40, 1])
+    same(map_batches(lambda x: x * 0.5, inputs, batch_size=1, checkpoint=tmp_path / "a"), inputs * 0.5)
+
+
+@st.composite
+def sweeps_that_fail(draw):
+    count, batch_size = draw(st.integers(1, 12)), draw(st.integers(1, 13))
+    dtype = draw(st.sampled_from([np.float32, np.int16, np.complex64, np.uint8]))
+    shape = draw(st.lists(st.integers(0, 3), max_size=2))
+    inputs = np.random.default_rng(0).integers(0, 100, (count, *shape)).astype(dtype)
+    return inputs, batch_size, draw(st.lists(st.integers(0, count - 1), max_size=3)), draw(st.booleans())
+
+
+def check_a_sweep_that_fails_and_is_called_again(tmp_path_factory, sweep):
+    inputs, batch_size, failing, iterable = sweep
+    folder, failing, runs = tmp_path_factory.mktemp("sweep"), list(failing), []
+
+    def body(number, x):
+        runs.append(int(number))
+        if number in failing:
+            failing.remove(number)
+            raise ValueError("this time")
+        return x + x
+
+    f = lambda x: jaxpyop.py_func(body, list(x), jax.ShapeDtypeStruct(inputs.shape[1:], inputs.dtype))
+    numbers = np.arange(len(inputs))
+    make = (lambda: zip(numbers, inputs)) if iterable else (lambda: (numbers, inputs))
+    call = lambda: map_batches(f, make(), batch_size=batch_size, checkpoint=folder, version="1")
+    times = len(set(failing))
+    failing = sorted(set(failing))
+    for _ in range(times):
+        if failing:
+            with pytest.raises(ValueError, match="this time"):
+                call()
+    np.testing.assert_array_equal(call(), inputs + inputs)
+    # Each element ran once in a block that was finished, and before that in blocks that failed.
+    assert set(runs) == set(range(len(inputs)))
+    runs.clear()
+    np.testing.assert_array_equal(call(), inputs + inputs)
+    assert runs == []
+
+
+given_sweeps = given(sweep=sweeps_that_fail())
+test_sweeps_that_fail = few(given_sweeps, check_a_sweep_that_fails_and_is_called_again)
+test_many_sweeps_that_fail = many(given_sweeps, check_a_sweep_that_fails_and_is_called_again)
+
+
+# ----------------------------------------------------------------------- going on, and errors
+
+
+def test_a_failure_names_its_block_and_keeps_the_others(tmp_path):
+    runs, fails = [], True
+
+    def body(x):
+        runs.append(int(x))
+        if fails and x == 4:
+            raise KeyError("four")
+        return x
+
+    call = lambda: map_batches(on_host(body), X, batch_size=2, checkpoint=tmp_path / "a", version="1")
+    with pytest.raises(KeyError, match="four") as caught:
+        call()
+    assert "in block 2, elements 4 to 5 of inputs; finished blocks are kept" in caught.value.__notes__[-1]
+    fails = False
+    np.testing.assert_array_equal(call(), X)
+    assert runs == [0, 1, 2, 3, 4, 4, 5, 6]
+
+
+def test_effects_run_once_for_each_element_also_in_a_short_block():
+    seen = []
+    map_batches(lambda x: jaxpyop.py_func(lambda x: seen.append(int(x)), [x], None), np.arange(7), batch_size=4)
+    assert sorted(seen) == list(range(7))
+
+
+def test_progress(capsys):
+    told = []
+    map_batches(lambda x: x, X, batch_size=3, progress=lambda *numbers: told.append(numbers))
+    map_batches(lambda x: x, iter(X), batch_size=4, progress=lambda *numbers: told.append(numbers))
+    assert told == [(3, 7), (6, 7), (7, 7), (4, None), (7, None)]
+    map_batches(lambda x: x, X, batch_size=3, progress=True)
+    assert "7 of 7 elements" in capsys.readouterr().err
+
+
+def test_a_map_of_results_stays_as_it_was_when_the_folder_is_made_anew(tmp_path):
+    folder = tmp_path / "a"
+    old = map_batches(lambda x: x, X, batch_size=3, checkpoint=folder)
+    with pytest.raises(ValueError, match="read-only"):
+        old[0] = 5
+    for file in folder.iterdir():
+        file.unlink()
+    map_batches(lambda x: x + 1, X, batch_size=3, checkpoint=folder)
+    np.testing.assert_array_equal(old, X)
+
+
+WRONG = {
+    "no function": (TypeError, "expected a function of one element", lambda: map_batches(3, X, batch_size=1)),
+    "a list": (TypeError, "inputs is a list", lambda: map_batches(abs, [1.0, 2.0], batch_size=1)),
+    "a number": (TypeError, "inputs is of type float", lambda: map_batches(abs, 1.0, batch_size=1)),
+    "a text": (TypeError, "inputs is of type str", lambda: map_batches(abs, "text", batch_size=1)),
+    "numbers in a tuple": (TypeError, "inputs is of type tuple", lambda: map_batches(abs, (1.0, 2.0), batch_size=1)),
+    "a scalar array": (ValueError, "inputs is a scalar", lambda: map_batches(abs, np.float32(1), batch_size=1)),
+    "no arrays": (ValueError, "inputs has no arrays", lambda: map_batches(abs, {}, batch_size=1)),
+    "no elements": (ValueError, "inputs has no elements", lambda: map_batches(abs, iter(()), batch_size=1)),
+    "objects": (TypeError, "dtype object", lambda: map_batches(abs, np.array([None]), batch_size=1)),
+    "lengths": (ValueError, "leading axes of inputs differ", lambda: map_batches(abs, (X, X[1:]), batch_size=1)),
+    "a large integer": (OverflowError, "do not fit int32", lambda: map_batches(abs, np.array([2**40]), batch_size=1)),
+    "types": (TypeError, "element 1 of inputs is not", lambda: map_batches(abs, iter([1, 2.5]), batch_size=1)),
+    "shapes": (TypeError, "element 1 of inputs is not", lambda: map_batches(abs, iter([X, X[1:]]), batch_size=1)),
+    "batch_size 0": (ValueError, "batch_size is 0", lambda: map_batches(abs, X, batch_size=0)),
+    "batch_size 2.5": (TypeError, "batch_size is 2.5", lambda: map_batches(abs, X, batch_size=2.5)),
+    "version": (TypeError, "version is 1", lambda: map_batches(abs, X, batch_size=2, version=1)),
+    "progress": (TypeError, "progress is 'yes'", lambda: map_batches(abs, X, batch_size=2, progress="yes")),
+    "a key": (TypeError, "f returns a PRNG key", lambda: map_batches(lambda x: jax.random.key(0), X, batch_size=2)),
+    "jit": (RuntimeError, "a transformation", lambda: jax.jit(lambda: map_batches(abs, X, batch_size=2))()),
+    "grad": (
+        RuntimeError,
+        "a transformation",
+        lambda: jax.grad(lambda w: map_batches(abs, X, batch_size=2).sum())(1.0),
+    ),
+}
+
+
+@pytest.mark.parametrize(("kind", "text", "call"), WRONG.values(), ids=WRONG)
+def test_what_is_refused(kind, text, call):
+    with pytest.raises(kind, match=f"jaxpyop.map_batches: .*{text}"):
+        call()
+
+
+# ----------------------------------------------------------------------- folders of other calls
+
+
+def half_done(folder, f, inputs, batch_size=2, after=1, **options):
+    """Leave a folder with some finished blocks."""
+
+    def stop(done, total):
+        if done >= after * batch_size:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        map_batches(f, inputs, batch_size=batch_size, checkpoint=folder, progress=stop, **options)
+
+
+W = np.arange(5.0)
+BASE = lambda x: W[2] * x + jnp.asarray(W)[x.astype(int) % 5]
+OTHER = {
+    "another program": (lambda x: W[2] * x, X, {}),
+    "another constant": (lambda x: W[3] * x + jnp.asarray(W)[x.astype(int) % 5], X, {}),
+    "another array in a closure": (lambda x: W[2] * x + jnp.asarray(W + 1)[x.astype(int) % 5], X, {}),
+    "another batch_size": (BASE, X, {"batch_size": 3}),
+    "other inputs": (BASE, X + (np.arange(7) == 0), {}),
+    "another dtype": (BASE, X.astype(np.int32), {}),
+    "another shape": (BASE, X[:, None], {}),
+    "another structure": (lambda x: BASE(x[0]), (X,), {}),
+    "fewer elements": (BASE, X[:6], {}),
+    "more elements": (BASE, np.arange(8, dtype=np.float32), {}),
+    "an iterable": (BASE, iter(X), {}),
+    "another version": (BASE, X, {"version": "2"}),
+    "another result": (lambda x: (BASE(x),), X, {}),
+}
+
+
+@pytest.mark.parametrize("blocks", [1, 4], ids=["begun", "complete"])
+@pytest.mark.parametrize("name", OTHER)
+def test_a_folder_of_another_call_is_refused(name, blocks, tmp_path):
+    f, inputs, options = OTHER[name]
+    half_done(tmp_path / "a", BASE, X, after=blocks) if blocks < 4 else map_batches(
+        BASE, X, batch_size=2, checkpoint=tmp_path / "a"
+    )
+    with pytest.raises(ValueError, match="is that of another call.*pass a new folder"):
+        map_batches(f, inputs, **{"batch_size": 2, "checkpoint": tmp_path / "a"} | options)
+    np.testing.assert_array_equal(map_batches(BASE, X, batch_size=2, checkpoint=tmp_path / "a"), jax.vmap(BASE)(X))
+
+
+@pytest.mark.parametrize(("first", "second"), [(7, 4), (7, 9), (8, 4), (4, 8)])
+def test_an_iterable_with_more_or_fewer_elements(first, second, tmp_path):
+    call = lambda count: map_batches(BASE, iter(np.arange(float(count))), batch_size=2, checkpoint=tmp_path / "a")
+    call(first)
+    with pytest.raises(ValueError, match="it has"):
+        call(second)
+
+
+def test_an_iterable_that_ends_earlier_than_before(tmp_path):
+    half_done(tmp_path / "a", BASE, iter(X), after=2)
+    with pytest.raises(ValueError, match="it has the results of 2 blocks, and inputs has 1"):
+        map_batches(BASE, iter(X[:2]), batch_size=2, checkpoint=tmp_path / "a")
+
+
+def test_settings_of_jax(tmp_path):
+    half_done(tmp_path / "a", jnp.sin, X)
+    with jax.enable_x64(True), pytest.raises(ValueError, match="another call"):
+        map_batches(jnp.sin, X.astype(np.float64), batch_size=2, checkpoint=tmp_path / "a")
+    dot = lambda x: jnp.ones((2, 2)) @ jnp.full((2, 2), x)
+    half_done(tmp_path / "b", dot, X)
+    with jax.default_matmul_precision("float32"), pytest.raises(ValueError, match="program of f"):
+        map_batches(dot, X, batch_size=2, checkpoint=tmp_path / "b")
+
+
+# ----------------------------------------------------------------------- functions on the host
+
+SCRIPT = """
+import functools, math, types
+import numpy as np
+from scipy.special import logsumexp
+
+SCALE, TABLE = {scale}, np.array([1.0, {scale}])
+NAMES = {{"alpha", "beta", "gamma", "delta"}}
+
+def helper(x):
+    return x * {scale}
+
+class Model:
+    bias = {scale}
+    def __init__(self, weight):
+        self.weight = weight
+    def predict(self, x):
+        return np.float32(self.weight * x + self.bias)
+
+{body}
+"""
+BODIES = {
+    "its code": "func = lambda x: x * {scale}",
+    "a global": "func = lambda x: x * SCALE",
+    "an array among the globals": "func = lambda x: np.float32(x * TABLE[1])",
+    "a helper": "func = lambda x: helper(x)",
+    "a default": "def func(x, scale={scale}): return x * scale",
+    "a closure": "def make(scale): return lambda x: x * scale[0]\nfunc = make([{scale}])",
+    "a partial": "func = functools.partial(lambda s, x: x * s, {scale})",
+    "an attribute": "func = Model({scale}).predict",
+    "an attribute of a class": "func = Model(1).predict",
+    "a callable object": "class C:\n    def __call__(self, x): return x * {scale}\nfunc = C()",
+    "a wrapped function": "func = functools.lru_cache(lambda x: x)\nfunc = functools.partial(lambda g, x: x, functools.lru_cache(helper))",
+    "a method of an object among the globals": "model = Model({scale})\ndef func(x): return model.predict(x)",
+    "a function in a dict": "table = {{'f': helper}}\ndef func(x): return table['f'](x)",
+    "a random generator": "rng = np.random.default_rng({scale})\ndef func(x): return np.float32(rng.normal())",
+    "a function of itself": "def func(x): return func(x - 1) if x > {scale} else x",
+    "a branch with sets": "def func(x): return x * {scale} if 'alpha' in NAMES else x",
+}
+
+
+def function_of(body, scale):
+    space = {"__name__": "__main__"}
+    exec(SCRIPT.format(body=body.format(scale=scale), scale=scale), space)
+    return space["func"]
+
+
+@pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
+def test_a_function_on_the_host_that_changed(body, tmp_path):
+    half_done(tmp_path / "a", on_host(function_of(body, 2)), X)
+    with pytest.raises(ValueError, match="functions on the host"):
+        map_batches(on_host(function_of(body, 3)), X, batch_size=2, checkpoint=tmp_path / "a")
+    map_batches(on_host(function_of(body, 2)), X, batch_size=2, checkpoint=tmp_path / "a")
+
+
+UNKNOWN = {
+    "a lock": "import threading\nlock = threading.Lock()\ndef func(x):\n    with lock: return x",
+    "an iterator": "steps = (x for x in range(3))\ndef func(x): return x + next(steps)",
+    "a module of its own": "def func(x):\n    from tests.batches import bodies\n    return x",
+    "a value that holds itself": "table = []\ntable.append((table,))\ndef func(x): return x + len(table)",
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_what_cannot_be_compared_needs_a_version(name, tmp_path):
+    func = function_of(UNKNOWN[name], 1)
+    if name != "a value that holds itself":
+        with pytest.raises(ValueError, match='cannot be seen: .*version="1"'):
+            map_batches(on_host(func), X, batch_size=2, checkpoint=tmp_path / "a")
+    half_done(tmp_path / "b", on_host(func), X, version="1")
+    with pytest.raises(ValueError, match="version: 1 there, 2 here"):
+        map_batches(on_host(func), X, batch_size=2, checkpoint=tmp_path / "b", version="2")
+
+
+def test_rules_and_callbacks_of_jax_are_functions_on_the_host_too(tmp_path):
+    def with_rule(scale):
+        rule = lambda inputs, outputs, cotangents: (scale * cotangents[0],)
+        return jax.grad(lambda x: numpy_function(sine, [x], F(0), vjp=rule))
+
+    def callback(scale):
+        return lambda x: jax.pure_callback(lambda x: x * np.float32(scale), F(0), x, vmap_method="sequential")
+
+    for k, make in enumerate((with_rule, callback)):
+        half_done(tmp_path / str(k), make(2), X)
+        with pytest.raises(ValueError, match="functions on the host"):
+            map_batches(make(3), X, batch_size=2, checkpoint=tmp_path / str(k))
+        map_batches(make(2), X, batch_size=2, checkpoint=tmp_path / str(k))
+
+
+# ----------------------------------------------------------------------- damage
+
+
+def test_a_block_that_is_damaged(tmp_path):
+    call = lambda: map_batches(BASE, X, batch_size=2, checkpoint=tmp_path)
+    half_done(tmp_path, BASE, X, after=2)
+    block = tmp_path / "0.block"
+    whole = block.read_bytes()
+    for data in (whole[:-1], whole + b"x", whole[:-1] + bytes([whole[-1] ^ 1]), whole[:20], b""):
+        block.write_bytes(data)
+        with pytest.raises(ValueError, match=r"0.block in the folder .* is damaged; delete it"):
+            call()
+    block.unlink()
+    np.testing.assert_array_equal(call(), jax.vmap(BASE)(X))
+
+
+@pytest.mark.parametrize("name", ["description.json", "complete.json", "0.npy"])
+def test_a_complete_folder_that_is_damaged(name, tmp_path):
+    call = lambda: map_batches(BASE, X, batch_size=2, checkpoint=tmp_path)
+    call()
+    whole = (tmp_path / name).read_bytes()
+    for data in (whole[:-3], b"", whole[:-1] + bytes([whole[-1] ^ 1])):
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(ValueError, match="is damaged; delete the folder"):
+            call()
+
+
+def test_a_folder_of_something_else(tmp_path):
+    (tmp_path / "thesis.tex").write_text("")
+    with pytest.raises(ValueError, match=r"has files of something else: thesis.tex"):
+        map_batches(BASE, X, batch_size=2, checkpoint=tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_full_disk_leaves_the_finished_blocks(tmp_path, monkeypatch):
+    fsync, calls = os.fsync, []
+
+    def full(file):
+        calls.append(file)
+        if len(calls) == 6:
+            raise OSError(28, "No space left on device")
+        fsync(file)
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left") as caught:
+        map_batches(BASE, X, batch_size=2, checkpoint=tmp_path)
+    assert "finished blocks are kept" in caught.value.__notes__[0]
+    np.testing.assert_array_equal(map_batches(BASE, X, batch_size=2, checkpoint=tmp_path), jax.vmap(BASE)(X))
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["0.npy", "complete.json", "description.json"]
+
+
+def test_a_complete_folder_may_be_read_only(tmp_path):
+    expected = map_batches(BASE, X, batch_size=2, checkpoint=tmp_path)
+    tmp_path.chmod(0o500)
+    try:
+        same(map_batches(BASE, X, batch_size=2, checkpoint=tmp_path), np.asarray(expected))
+    finally:
+        tmp_path.chmod(0o700)
+
+
+# ----------------------------------------------------------------------- several processes
+
+
+@pytest.fixture
+def begun(tmp_path):
+    """Starts sweeps in processes of their own, which begin when they get a line."""
+    started = []
+
+    def start(count, batch_size, seconds, folder="sweep", log="log"):
+        arguments = [str(tmp_path / folder), str(tmp_path / log), *map(str, (count, batch_size, seconds))]
+        process = subprocess.Popen(
+            [sys.executable, "-W", "error", "-m", "tests.batches.sweeps", "sweep", *arguments],
+            env=clean_environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        assert process.stdout.readline() == "ready\n"
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def go(*processes):
+    for process in processes:
+        process.stdin.write("\n")
+        process.stdin.flush()
+
+
+def ended(process):
+    out, err = process.communicate(timeout=100)
+    assert (process.returncode, out) == (0, "right\n"), err
+
+
+def runs_of(log):
+    return sorted(map(int, log.read_text().split()))
+
+
+@pytest.mark.slow
+def test_two_processes_divide_the_blocks(begun, tmp_path):
+    both = [begun(200, 5, 0.01), begun(200, 5, 0.01)]
+    go(*both)
+    for process in both:
+        ended(process)
+    assert runs_of(tmp_path / "log") == list(range(200))
+    assert not list((tmp_path / "sweep").glob("*.claim"))
+
+
+@pytest.mark.slow
+def test_killed_three_times_each_block_is_computed_again_at_most_when_it_ran(begun, tmp_path):
+    random = np.random.default_rng(1)
+    for _ in range(3):
+        process = begun(200, 5, 0.01)
+        go(process)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(timeout=0.6 + 0.5 * random.random())
+        process.kill()
+        process.wait()
+    last = [begun(200, 5, 0.01), begun(200, 5, 0.01)]
+    go(*last)
+    for process in last:
+        ended(process)
+    runs = runs_of(tmp_path / "log")
+    assert sorted(set(runs)) == list(range(200))
+    assert 200 <= len(runs) <= 200 + 3 * 5
+
+
+@pytest.mark.slow
+def test_another_process_computes_the_block_of_a_process_that_is_killed(begun, tmp_path):
+    one, other = begun(20, 10, 0.2), begun(20, 10, 0.2)
+    go(one)
+    while not (tmp_path / "log").exists():
+        pass
+    go(other)
+    while "10" not in (tmp_path / "log").read_text().split():
+        pass
+    one.kill()
+    ended(other)
+    runs = runs_of(tmp_path / "log")
+    assert runs.count(0) == 2
+    assert runs[-10:] == list(range(10, 20))
+
+
+@pytest.mark.slow
+def test_ctrl_c_leaves_the_finished_blocks(begun, tmp_path):
+    process = begun(200, 5, 0.01)
+    go(process)
+    while not (tmp_path / "sweep" / "3.block").exists():
+        pass
+    process.send_signal(signal.SIGINT)
+    assert "KeyboardInterrupt" in process.communicate(timeout=100)[1]
+    last = begun(200, 5, 0.01)
+    go(last)
+    ended(last)
+    assert len(runs_of(tmp_path / "log")) <= 205
+
+
+@pytest.mark.slow
+def test_a_forked_child_does_not_keep_the_locks_of_a_process_that_is_killed(begun, tmp_path):
+    run_python(
+        f"""
+        import os, signal, sys, time, warnings
+        import numpy as np, jax.numpy as jnp, jaxpyop
+        def body(x):
+            warnings.simplefilter("ignore")
+            if os.fork() == 0:
+                time.sleep(1)
+                os.closerange(0, 3)
+                time.sleep(60)
+                os._exit(0)
+            os.kill(os.getpid(), signal.SIGKILL)
+        f = lambda x: jaxpyop.py_func(body, [x], jnp.float32)
+        jaxpyop.map_batches(f, np.arange(3.0), batch_size=1, checkpoint={str(tmp_path / "a")!r}, version="1")
+        """.replace("\n        ", "\n"),
+        check=False,
+    )
+    assert (tmp_path / "a" / "0.claim").exists()
+    f = lambda x: jaxpyop.py_func(lambda x: x, [x], F)
+    same(map_batches(f, np.arange(3.0), batch_size=1, checkpoint=tmp_path / "a", version="1"), np.arange(3, dtype=F))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_million_elements_in_flat_memory(tmp_path):
+    run_python(f"from tests.batches import sweeps; sweeps.million({str(tmp_path)!r})", timeout=100)
