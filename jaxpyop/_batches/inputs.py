@@ -8,46 +8,25 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 API = "jaxpyop.map_batches"
+Array: TypeAlias = np.ndarray[Any, Any]
 
 
 class Struct(NamedTuple):
-    """The type of a leaf of an element. For a PRNG key, it is that of the key's data, with the name of the algorithm."""
+    """The type of a leaf of an element. A PRNG key has that of its data, and the name of its algorithm."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     key: str | None
 
 
-class Inputs(Protocol):
-    """The elements of a sweep.
-
-    Attributes:
-        tree: the structure of an element.
-        structs: the type of each leaf of an element.
-        length: how many elements there are; None if that is not known.
-    """
-
-    tree: Any
-    structs: Sequence[Struct]
-    length: int | None
-
-    def blocks(self) -> Iterator[list[np.ndarray[Any, Any]]]:
-        """Returns the blocks in turn."""
-        ...
-
-    def again(self, number: int) -> list[np.ndarray[Any, Any]]:
-        """Returns one of the blocks that `blocks` has returned."""
-        ...
-
-
-def read_inputs(inputs: Any, batch_size: int) -> Inputs:
+def read_inputs(inputs: Any, size: int) -> Arrays | Elements:
     """Returns what the user passed as `inputs`, which is either a pytree of arrays or an iterable of elements.
 
     Raises:
@@ -58,119 +37,139 @@ def read_inputs(inputs: Any, batch_size: int) -> Inputs:
             f"{API}: inputs is a list; expected a tuple or dict of arrays whose leading axes are the elements, or an "
             "iterable of elements: write tuple(inputs) or iter(inputs)"
         )
-    leaves, tree = jax.tree.flatten(inputs, is_leaf=_is_no_container)
+    # JAX warns of an iterable that it takes as a leaf.
+    is_leaf = lambda x: jax.tree_util.default_registry.flatten_one_level(x) is None
+    leaves = jax.tree.leaves(inputs, is_leaf=is_leaf)
     if not leaves:
         raise ValueError(f"{API}: inputs has no arrays")
     if all(hasattr(x, "shape") and hasattr(x, "dtype") and hasattr(x, "__getitem__") for x in leaves):
-        return _Arrays(inputs, batch_size)
-    if jax.tree_util.treedef_is_leaf(tree) and isinstance(inputs, Iterable) and not isinstance(inputs, (str, bytes)):
-        return _Elements(inputs, batch_size)
+        return Arrays(inputs, size)
+    if is_leaf(inputs) and isinstance(inputs, Iterable) and not isinstance(inputs, (str, bytes)):
+        return Elements(inputs, size)
     raise TypeError(
-        f"{API}: inputs is {_shown(inputs)}; expected a pytree of arrays whose leading axes are the elements, or an "
-        "iterable of elements"
+        f"{API}: inputs is of type {type(inputs).__qualname__}: {str(inputs)[:60]}; expected a pytree of arrays whose "
+        "leading axes are the elements, or an iterable of elements"
     )
 
 
-class _Arrays:
-    """Arrays, memory-mapped arrays, or what else has a shape and is sliced into arrays, such as a dataset of h5py."""
+class Arrays:
+    """Arrays, memory-mapped arrays, or what else has a shape and is sliced into arrays, such as a dataset of h5py.
 
-    def __init__(self, inputs: Any, batch_size: int) -> None:
+    Attributes:
+        tree: the structure of an element.
+        structs: the type of each leaf of an element.
+        length: how many elements there are.
+    """
+
+    def __init__(self, inputs: Any, size: int) -> None:
         named, self.tree = jax.tree_util.tree_flatten_with_path(inputs)
         self._names = ["inputs" + jax.tree_util.keystr(path) for path, _ in named]
-        self._size = batch_size
-        self._leaves: list[Any] = []
-        keys: list[str | None] = []
+        self._size = size
         for name, (_, leaf) in zip(self._names, named):
             if not leaf.shape:
                 raise ValueError(f"{API}: {name} is a scalar; expected an array whose leading axis is the elements")
-            key = _key_of(leaf)
-            # A slice of a jax.Array would be compiled for each block.
-            self._leaves.append(_without_key(leaf) if isinstance(leaf, jax.Array) else leaf)
-            keys.append(key)
+        # A slice of a jax.Array would be compiled for each block.
+        self._leaves = [_data_of(leaf) if isinstance(leaf, jax.Array) else leaf for _, leaf in named]
         lengths = {name: leaf.shape[0] for name, leaf in zip(self._names, self._leaves)}
         if len(set(lengths.values())) > 1:
             raise ValueError(f"{API}: the leading axes of inputs differ: {lengths}")
         self.length = int(next(iter(lengths.values())))
-        empty = [_as_jax_has_it(np.asarray(leaf[:0]), name) for name, leaf in zip(self._names, self._leaves)]
-        self.structs = [Struct(x.shape[1:], x.dtype, key) for x, key in zip(empty, keys)]
+        first = self._cut(slice(0, 0))
+        self.structs = [Struct(x.shape[1:], x.dtype, _key_of(leaf)) for x, (_, leaf) in zip(first, named)]
 
-    def blocks(self) -> Iterator[list[np.ndarray[Any, Any]]]:
+    def blocks(self) -> Iterator[list[Array]]:
+        """Returns the blocks in turn."""
         return map(self.again, range(-(-self.length // self._size)))
 
-    def again(self, number: int) -> list[np.ndarray[Any, Any]]:
-        part = slice(number * self._size, (number + 1) * self._size)
-        return [_as_jax_has_it(np.asarray(leaf[part]), name) for name, leaf in zip(self._names, self._leaves)]
+    def again(self, number: int) -> list[Array]:
+        """Returns one of the blocks."""
+        part = slice(number * self._size, min((number + 1) * self._size, self.length))
+        block = self._cut(part)
+        for name, x, struct in zip(self._names, block, self.structs):
+            if (x.shape, x.dtype) != ((part.stop - part.start, *struct.shape), struct.dtype):
+                raise TypeError(f"{API}: {name}[{part.start}:{part.stop}] is {x.dtype}{list(x.shape)}")
+        return block
+
+    def _cut(self, part: slice) -> list[Array]:
+        return [_as_jax_has_it(_data_of(leaf[part]), name) for name, leaf in zip(self._names, self._leaves)]
 
 
-class _Elements:
-    """An iterable of elements, each of which is a pytree of arrays and numbers."""
+class Elements:
+    """An iterable of elements, which are pytrees of arrays and numbers. The attributes are those of `Arrays`."""
 
     length = None
 
-    def __init__(self, inputs: Iterable[Any], batch_size: int) -> None:
+    def __init__(self, inputs: Iterable[Any], size: int) -> None:
         self._inputs = inputs
-        self._size = batch_size
+        self._size = size
         self._iterator = iter(inputs)
         self._first = list(itertools.islice(self._iterator, 1))
         if not self._first:
             raise ValueError(f"{API}: inputs has no elements, so that the types of the results are not known")
         leaves, self.tree = jax.tree.flatten(self._first[0])
         if not leaves:
-            raise ValueError(f"{API}: element 0 of inputs has no arrays: {_shown(self._first[0])}")
-        self._given = [_type_of(x) for x in leaves]
-        columns = [_as_jax_has_it(_without_key(x)[None], "element 0 of inputs") for x in leaves]
-        self.structs = [Struct(x.shape[1:], x.dtype, _key_of(leaf)) for x, leaf in zip(columns, leaves)]
+            raise ValueError(f"{API}: element 0 of inputs has no arrays")
+        self._types = list(map(_type_of, leaves))
+        data = [_as_jax_has_it(_data_of(x), "element 0 of inputs") for x in leaves]
+        self.structs = [Struct(x.shape, x.dtype, _key_of(leaf)) for x, leaf in zip(data, leaves)]
 
-    def blocks(self) -> Iterator[list[np.ndarray[Any, Any]]]:
+    def blocks(self) -> Iterator[list[Array]]:
+        """Returns the blocks in turn."""
         return self._cut(itertools.chain(self._first, self._iterator), 0)
 
-    def again(self, number: int) -> list[np.ndarray[Any, Any]]:
+    def again(self, number: int) -> list[Array]:
+        """Returns one of the blocks that `blocks` has returned; no arrays if there are fewer elements now."""
+        first = number * self._size
         if self._iterator is self._inputs:
             raise RuntimeError(
-                f"{API}: the process that was computing elements {number * self._size} and following has ended, and "
-                "inputs is an iterator, which cannot be read again here; call map_batches again, which computes "
-                "what is missing"
+                f"{API}: the process that was computing elements from {first} on has ended, and inputs is an iterator, "
+                "which cannot be read again here; call map_batches again, which computes what is missing"
             )
-        elements = itertools.islice(self._inputs, number * self._size, None)
-        return next(self._cut(elements, number * self._size), [])
+        return next(self._cut(itertools.islice(self._inputs, first, None), first), [])
 
-    def _cut(self, elements: Iterator[Any], first: int) -> Iterator[list[np.ndarray[Any, Any]]]:
+    def _cut(self, elements: Iterator[Any], first: int) -> Iterator[list[Array]]:
         for start in itertools.count(first, self._size):
             rows = [self._leaves_of(x, start + k) for k, x in enumerate(itertools.islice(elements, self._size))]
             if not rows:
                 return
             yield [_as_jax_has_it(np.stack(column), f"inputs from element {start}") for column in zip(*rows)]
 
-    def _leaves_of(self, element: Any, number: int) -> list[np.ndarray[Any, Any]]:
+    def _leaves_of(self, element: Any, number: int) -> list[Array]:
         leaves, tree = jax.tree.flatten(element)
-        types = [_type_of(x) for x in leaves]
-        if tree != self.tree or types != self._given:
+        types = list(map(_type_of, leaves))
+        if tree != self.tree or types != self._types:
             raise TypeError(
                 f"{API}: element {number} of inputs is not of the type of element 0: it has {types} in {tree}, and "
-                f"element 0 has {self._given} in {self.tree}"
+                f"element 0 has {self._types} in {self.tree}"
             )
-        return list(map(_without_key, leaves))
+        # A copy, because the iterable may yield the same array again and again, each time with other values.
+        return [np.array(_data_of(x)) for x in leaves]
 
 
-def _is_no_container(x: Any) -> bool:
-    # JAX warns of an iterable that it takes as a leaf.
-    return jax.tree_util.default_registry.flatten_one_level(x) is None
+def with_keys(structs: Sequence[Struct]) -> Callable[..., list[Any]]:
+    """Returns a function that makes PRNG keys of their data, among the leaves of an element."""
+    wrap = lambda x, struct: x if struct.key is None else jax.random.wrap_key_data(x, impl=struct.key)
+    return lambda *leaves: list(map(wrap, leaves, structs))
 
 
-def _shown(value: Any) -> str:
-    return f"of type {type(value).__qualname__}: {str(value)[:60]}"
+def bytes_of(x: Array) -> memoryview:
+    """Returns the bytes of an array, of whatever dtype."""
+    return np.ascontiguousarray(x).reshape(-1).view(np.uint8).data
 
 
-def _is_key(x: Any) -> bool:
-    return isinstance(x, jax.Array) and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+def is_key(x: Any) -> bool:
+    """Whether an array, or the type of one, is of PRNG keys."""
+    return jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def _key_of(x: Any) -> str | None:
-    return str(jax.random.key_impl(x)) if _is_key(x) else None
+    return str(jax.random.key_impl(x)) if isinstance(x, jax.Array) and is_key(x) else None
 
 
-def _without_key(x: Any) -> np.ndarray[Any, Any]:
-    return np.asarray(jax.random.key_data(x) if _is_key(x) else x)
+def _data_of(x: Any) -> Array:
+    if isinstance(x, np.ma.MaskedArray):
+        raise TypeError(f"{API}: inputs has a masked array, which JAX does not have; pass the data and the mask")
+    return np.asarray(x if _key_of(x) is None else jax.random.key_data(x))
 
 
 def _type_of(x: Any) -> tuple[str, tuple[int, ...]]:
@@ -178,14 +177,14 @@ def _type_of(x: Any) -> tuple[str, tuple[int, ...]]:
     return str(x.dtype), tuple(x.shape)
 
 
-def _as_jax_has_it(x: np.ndarray[Any, Any], what: str) -> np.ndarray[Any, Any]:
+def _as_jax_has_it(x: Array, what: str) -> Array:
     """Returns a copy of an array in the dtype that it has in JAX: without 64 bits, 64-bit dtypes become 32-bit ones.
 
     Raises:
         TypeError: it is no array of numbers.
         OverflowError: an integer does not fit.
     """
-    if not (jnp.issubdtype(x.dtype, np.number) or x.dtype == np.bool_):
+    if x.dtype.kind == "m" or not (jnp.issubdtype(x.dtype, np.number) or x.dtype == np.bool_):
         raise TypeError(f"{API}: {what} has the dtype {x.dtype}; expected numbers")
     dtype = jax.dtypes.canonicalize_dtype(x.dtype.newbyteorder("="))
     if x.size and x.dtype != dtype and x.dtype.kind in "iu":
@@ -196,11 +195,3 @@ def _as_jax_has_it(x: np.ndarray[Any, Any], what: str) -> np.ndarray[Any, Any]:
                 "types of JAX"
             )
     return np.array(x, dtype, order="C")
-
-
-def with_keys(structs: Sequence[Struct]) -> Callable[..., list[Any]]:
-    """Returns a function that makes PRNG keys of their data, among the leaves of an element."""
-    impls = [struct.key for struct in structs]
-    return lambda *leaves: [
-        x if impl is None else jax.random.wrap_key_data(x, impl=impl) for x, impl in zip(leaves, impls)
-    ]

@@ -14,15 +14,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpyop._batches.folder import Folder, Memory, Store
+from jaxpyop._batches.folder import Folder, Memory
 from jaxpyop._batches.identity import UnknownError, host_functions, program_digest
-from jaxpyop._batches.inputs import API, Inputs, read_inputs, with_keys
+from jaxpyop._batches.inputs import API, Array, Arrays, Elements, bytes_of, is_key, read_inputs, with_keys
 from jaxpyop._host import reraise
 from jaxpyop._jaxcore import is_eager
 
-Arrays = Sequence[np.ndarray[Any, Any]]
-# Processes that wait for the blocks of others look for them so often, in seconds.
-_SHORTEST, _LONGEST = 0.02, 1.0
+# How long a process that waits for the blocks of others sleeps before it looks for them, at first and at most.
+_SECONDS = 0.02, 1.0
 
 
 def map_batches(
@@ -60,9 +59,9 @@ def map_batches(
 
     Raises:
         TypeError: an argument is malformed, elements have different types, or `f` returns a PRNG key.
-        ValueError: the folder is that of another call: of another program, other functions on the host, other inputs,
-            or another `batch_size`; a file in it is damaged; or a function on the host reads something that cannot be
-            compared, so that `version` is needed.
+        ValueError: `batch_size` is no whole number from 1 on; the folder is that of another call: of another program,
+            other functions on the host, other inputs, or another `batch_size`; a file in it is damaged; or a function
+            on the host reads something that cannot be compared, so that `version` is needed.
         OverflowError: an integer does not fit its dtype in JAX.
         RuntimeError: a transformation is active, such as ``jax.jit``; or another process ended before its block was
             finished, and `inputs` is an iterator, which cannot be read again.
@@ -77,55 +76,55 @@ def map_batches(
         >>> print(results["half"], results["is_odd"])
         [0.  0.5 1.  1.5 2. ] [False  True False  True False]
     """
-    _check(f, batch_size, version, progress)
-    elements = read_inputs(inputs, batch_size)
+    size = _check(f, batch_size, version, progress)
+    elements = read_inputs(inputs, size)
     program = _Program(f, elements)
-    leaves, tree = jax.tree.flatten(program.results(batch_size))
-    shapes = [(leaf.shape[1:], np.dtype(leaf.dtype)) for leaf in leaves]
+    leaves, tree = jax.tree.flatten(program.results(size))
+    types = [(leaf.shape[1:], np.dtype(leaf.dtype)) for leaf in leaves]
     if checkpoint is None:
-        store: Store = Memory(shapes)
+        store = Memory(types)
     else:
-        store = Folder(checkpoint, _description(program, elements, batch_size, version), shapes)
-    sweep = _Sweep(program, store, batch_size, _progress(progress, elements.length))
+        store = Folder(checkpoint, _description(program, elements, size, version), types)
+    sweep = _Sweep(program, store, size, _progress(progress, elements.length))
     return jax.tree.unflatten(tree, store.results(sweep.run(elements)))
+
+
+def _check(f: Any, batch_size: Any, version: Any, progress: Any) -> int:
+    if not callable(f):
+        raise TypeError(f"{API}: f is {f!r}; expected a function of one element")
+    if not isinstance(batch_size, (int, np.integer)) or isinstance(batch_size, bool) or batch_size < 1:
+        raise ValueError(f"{API}: batch_size is {batch_size!r}; expected a whole number from 1 on")
+    if not isinstance(version, (str, type(None))):
+        raise TypeError(f"{API}: version is {version!r}; expected a string")
+    if not isinstance(progress, bool) and not callable(progress):
+        raise TypeError(f"{API}: progress is {progress!r}; expected True, False or a function of two numbers")
+    if not is_eager():
+        raise RuntimeError(f"{API}: a transformation of JAX is active, such as jit or grad; call map_batches outside")
+    return int(batch_size)
 
 
 class _Program:
     """The function of the user on blocks, compiled once for each size of a block."""
 
-    def __init__(self, f: Callable[[Any], Any], inputs: Inputs) -> None:
+    def __init__(self, f: Callable[[Any], Any], inputs: Arrays | Elements) -> None:
         make_keys = with_keys(inputs.structs)
-
-        def on_leaves(*leaves: Any) -> Any:
-            return f(jax.tree.unflatten(inputs.tree, make_keys(*leaves)))
-
-        self._jitted = jax.jit(jax.vmap(on_leaves))
-        self._structs = inputs.structs
-
-    @functools.cache  # noqa: B019  # a program lives as long as the call of map_batches
-    def traced(self, size: int) -> Any:
-        return self._jitted.trace(*(jax.ShapeDtypeStruct((size, *x.shape), x.dtype) for x in self._structs))
-
-    @functools.cache  # noqa: B019
-    def lowered(self, size: int) -> Any:
-        return self.traced(size).lower()
-
-    @functools.cache  # noqa: B019
-    def compiled(self, size: int) -> Any:
-        return self.lowered(size).compile()
+        on_leaves = lambda *leaves: f(jax.tree.unflatten(inputs.tree, make_keys(*leaves)))
+        jitted = jax.jit(jax.vmap(on_leaves))
+        types = lambda size: [jax.ShapeDtypeStruct((size, *x.shape), x.dtype) for x in inputs.structs]
+        self.traced = functools.cache(lambda size: jitted.trace(*types(size)))
+        self.lowered = functools.cache(lambda size: self.traced(size).lower())
+        self._compiled = functools.cache(lambda size: self.lowered(size).compile())
 
     def results(self, size: int) -> Any:
-        """The types of the results, as a pytree."""
+        """The types of the results of a block, as a pytree."""
         found = self.traced(size).out_info
-        for path, leaf in jax.tree_util.tree_leaves_with_path(found):
-            if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-                name = jax.tree_util.keystr(path)
-                raise TypeError(f"{API}: f returns a PRNG key{name and f' as {name}'}; return jax.random.key_data(key)")
+        if any(map(is_key, jax.tree.leaves(found))):
+            raise TypeError(f"{API}: f returns a PRNG key; return jax.random.key_data(key)")
         return found
 
-    def __call__(self, block: Arrays) -> list[np.ndarray[Any, Any]]:
+    def __call__(self, block: Sequence[Array]) -> list[Array]:
         with reraise():
-            results = self.compiled(len(block[0]))(*block)
+            results = self._compiled(len(block[0]))(*block)
             found = list(map(np.asarray, jax.tree.leaves(results)))
             # An effect may fail that no result depends on.
             jax.effects_barrier()
@@ -142,30 +141,29 @@ class _Sweep:
         tell: is called with the number of finished elements.
     """
 
-    def __init__(self, program: _Program, store: Store, size: int, tell: Callable[[int], None]) -> None:
+    def __init__(self, program: _Program, store: Memory | Folder, size: int, tell: Callable[[int], object]) -> None:
         self._program, self._store, self._size, self._tell = program, store, size, tell
         self._done = 0
 
-    def run(self, inputs: Inputs) -> int:
+    def run(self, inputs: Arrays | Elements) -> int:
         """Returns the number of blocks once all of them are finished, by this process or by others."""
-        # The blocks that other processes are computing, with the checksum of the inputs and the number of elements.
-        others: dict[int, tuple[str, int]] = {}
+        # What finishes the blocks that other processes are computing, if one of these ends before.
+        others: dict[int, Callable[[], bool]] = {}
         number = -1
         for number, block in enumerate(inputs.blocks()):
-            checksum = _checksum(block)
-            if not self._finish(number, checksum, len(block[0]), lambda block=block: block):
-                others[number] = checksum, len(block[0])
-        pause = _SHORTEST
+            checksum, count = _checksum(block), len(block[0])
+            if not self._finish(number, checksum, count, functools.partial(list, block)):
+                again = functools.partial(_again, inputs, number, checksum)
+                others[number] = functools.partial(self._finish, number, checksum, count, again)
+        seconds, longest = _SECONDS
         while others:
-            for each, (checksum, count) in list(others.items()):
-                if self._finish(each, checksum, count, functools.partial(_again, inputs, each, checksum)):
-                    del others[each]
-                    pause = _SHORTEST
-            time.sleep(pause if others else 0)
-            pause = min(2 * pause, _LONGEST)
+            time.sleep(seconds)
+            missing = {each: finish for each, finish in others.items() if not finish()}
+            seconds = min(2 * seconds, longest) if len(missing) == len(others) else _SECONDS[0]
+            others = missing
         return number + 1
 
-    def _finish(self, number: int, checksum: str, count: int, load: Callable[[], Arrays]) -> bool:
+    def _finish(self, number: int, checksum: str, count: int, load: Callable[[], Sequence[Array]]) -> bool:
         """Computes a block if it is missing. Returns False if another process is computing it."""
         if not self._store.has(number, checksum):
             with self._store.claim(number) as mine:
@@ -177,89 +175,67 @@ class _Sweep:
         self._tell(self._done)
         return True
 
-    def _compute(self, number: int, checksum: str, block: Arrays) -> None:
-        first = number * self._size
+    def _compute(self, number: int, checksum: str, block: Sequence[Array]) -> None:
         try:
             self._store.save(number, checksum, self._program(block))
         except BaseException as error:
+            first = number * self._size
             last = first + len(block[0]) - 1
             error.add_note(f"{API}: in block {number}, elements {first} to {last} of inputs; finished blocks are kept")
             raise
 
 
-def _again(inputs: Inputs, number: int, checksum: str) -> Arrays:
+def _again(inputs: Arrays | Elements, number: int, checksum: str) -> Sequence[Array]:
     block = inputs.again(number)
     if not block or _checksum(block) != checksum:
         raise ValueError(f"{API}: inputs gives other elements when it is read again; expected the same ones each time")
     return block
 
 
-def _checksum(block: Arrays) -> str:
+def _checksum(block: Sequence[Array]) -> str:
     hashed = hashlib.sha256()
     for x in block:
         hashed.update(f"{x.shape} {x.dtype}".encode())
-        hashed.update(memoryview(x.reshape(-1).view(np.uint8)))
+        hashed.update(bytes_of(x))
     return hashed.hexdigest()
 
 
-def _check(f: Any, batch_size: Any, version: Any, progress: Any) -> None:
-    if not callable(f):
-        raise TypeError(f"{API}: f is {f!r}; expected a function of one element")
-    if not isinstance(batch_size, (int, np.integer)) or isinstance(batch_size, bool):
-        raise TypeError(f"{API}: batch_size is {batch_size!r}; expected a whole number")
-    if batch_size < 1:
-        raise ValueError(f"{API}: batch_size is {batch_size}; expected at least 1")
-    if not isinstance(version, (str, type(None))):
-        raise TypeError(f"{API}: version is {version!r}; expected a string")
-    if not isinstance(progress, bool) and not callable(progress):
-        raise TypeError(f"{API}: progress is {progress!r}; expected True, False or a function of two numbers")
-    if not is_eager():
-        raise RuntimeError(f"{API}: a transformation of JAX is active, such as jit or grad; call map_batches outside")
-
-
-def _description(program: _Program, inputs: Inputs, batch_size: int, version: str | None) -> dict[str, Any]:
+def _description(program: _Program, inputs: Arrays | Elements, size: int, version: str | None) -> dict[str, Any]:
     """What decides the results, as JSON."""
-    traced, lowered = program.traced(batch_size), program.lowered(batch_size)
+    traced, text = program.traced(size), program.lowered(size).as_text()
     try:
-        functions = {} if version is not None else host_functions(traced, lowered)
+        functions = {} if version is not None else host_functions(traced, text)
     except UnknownError as error:
         raise ValueError(
             f"{API}: whether a Python function that f calls has changed cannot be seen: {error}. Pass "
             'version="1", and another version when the function, or what it reads, has changed'
         ) from None
-    python = f"{sys.implementation.name} {platform.python_version()}" if functions else None
-    described = {
+    leaves, tree = jax.tree.flatten(program.results(size))
+    return {
         "format": 1,
-        "batch_size": int(batch_size),
+        "batch_size": size,
         "elements": inputs.length,
         "inputs": [str(inputs.tree), *([list(x.shape), str(x.dtype), x.key] for x in inputs.structs)],
-        "results": _shown(program.results(batch_size)),
-        "program of f": program_digest(traced, lowered),
+        "results": [str(tree), *([list(x.shape[1:]), str(x.dtype)] for x in leaves)],
+        "program of f": program_digest(traced, text),
         "version": version,
         "functions on the host": functions,
-        "python": python,
+        # The code of a function is another one for each version of Python.
+        "python": f"{sys.implementation.name} {platform.python_version()}" if functions else None,
         "jax": jax.__version__,
         "platform": jax.default_backend(),
     }
-    return described
 
 
-def _shown(results: Any) -> list[Any]:
-    leaves, tree = jax.tree.flatten(results)
-    return [str(tree), *([list(leaf.shape[1:]), str(leaf.dtype)] for leaf in leaves)]
-
-
-def _progress(progress: Any, total: int | None) -> Callable[[int], None]:
-    if not progress:
-        return lambda done: None
-    if progress is not True:
+def _progress(progress: bool | Callable[[int, int | None], object], total: int | None) -> Callable[[int], object]:
+    if callable(progress):
         return lambda done: progress(done, total)
-    last_told = -float("inf")
+    last = -float("inf")
 
     def tell(done: int) -> None:
-        nonlocal last_told
-        if done == total or time.monotonic() - last_told >= 1:
-            last_told = time.monotonic()
+        nonlocal last
+        if progress and (done == total or time.monotonic() - last >= 1):
+            last = time.monotonic()
             print(f"map_batches: {done:,}{'' if total is None else f' of {total:,}'} elements", file=sys.stderr)
 
     return tell

@@ -1,14 +1,9 @@
 """`map_batches`: blocks of one compiled `vmap`, from arrays and iterables, in memory and in folders."""
 
-import functools
-import json
 import os
-import pathlib
-import re
 import signal
 import subprocess
 import sys
-import types
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +14,6 @@ from hypothesis import strategies as st
 
 import jaxpyop
 from jaxpyop import map_batches
-from tests.batches import sweeps
 from tests.shared.examples import few, many
 from tests.shared.functions import numpy_function
 from tests.shared.processes import clean_environment, run_python
@@ -99,6 +93,16 @@ def test_elements_of_an_iterable(make, tmp_path):
     expected = jax.vmap(f)({"x": X, "key": jnp.stack([jax.random.key(k) for k in range(7)])})
     for checkpoint in (None, tmp_path / "a", tmp_path / "a"):
         same(map_batches(f, make(), batch_size=3, checkpoint=checkpoint), expected)
+
+
+def test_an_iterable_that_fills_one_array_again_and_again():
+    def rows():
+        row = np.zeros(2)
+        for k in range(5):
+            row[:] = k
+            yield row
+
+    np.testing.assert_array_equal(map_batches(lambda x: x.sum(), rows(), batch_size=3), 2 * np.arange(5))
 
 
 def test_in_memory_arrays_are_the_callers_own():
@@ -213,11 +217,13 @@ WRONG = {
     "no elements": (ValueError, "inputs has no elements", lambda: map_batches(abs, iter(()), batch_size=1)),
     "objects": (TypeError, "dtype object", lambda: map_batches(abs, np.array([None]), batch_size=1)),
     "lengths": (ValueError, "leading axes of inputs differ", lambda: map_batches(abs, (X, X[1:]), batch_size=1)),
+    "times": (TypeError, "timedelta64", lambda: map_batches(abs, np.zeros(2, "m8[s]"), batch_size=1)),
+    "a mask": (TypeError, "masked array", lambda: map_batches(abs, np.ma.array([1.0], mask=[True]), batch_size=1)),
     "a large integer": (OverflowError, "do not fit int32", lambda: map_batches(abs, np.array([2**40]), batch_size=1)),
     "types": (TypeError, "element 1 of inputs is not", lambda: map_batches(abs, iter([1, 2.5]), batch_size=1)),
     "shapes": (TypeError, "element 1 of inputs is not", lambda: map_batches(abs, iter([X, X[1:]]), batch_size=1)),
     "batch_size 0": (ValueError, "batch_size is 0", lambda: map_batches(abs, X, batch_size=0)),
-    "batch_size 2.5": (TypeError, "batch_size is 2.5", lambda: map_batches(abs, X, batch_size=2.5)),
+    "batch_size 2.5": (ValueError, "batch_size is 2.5", lambda: map_batches(abs, X, batch_size=2.5)),
     "version": (TypeError, "version is 1", lambda: map_batches(abs, X, batch_size=2, version=1)),
     "progress": (TypeError, "progress is 'yes'", lambda: map_batches(abs, X, batch_size=2, progress="yes")),
     "a key": (TypeError, "f returns a PRNG key", lambda: map_batches(lambda x: jax.random.key(0), X, batch_size=2)),
@@ -276,7 +282,7 @@ def test_a_folder_of_another_call_is_refused(name, blocks, tmp_path):
     half_done(tmp_path / "a", BASE, X, after=blocks) if blocks < 4 else map_batches(
         BASE, X, batch_size=2, checkpoint=tmp_path / "a"
     )
-    with pytest.raises(ValueError, match="is that of another call.*pass a new folder"):
+    with pytest.raises(ValueError, match=r"is that of another call.*pass a new folder"):
         map_batches(f, inputs, **{"batch_size": 2, "checkpoint": tmp_path / "a"} | options)
     np.testing.assert_array_equal(map_batches(BASE, X, batch_size=2, checkpoint=tmp_path / "a"), jax.vmap(BASE)(X))
 
@@ -338,7 +344,10 @@ BODIES = {
     "an attribute": "func = Model({scale}).predict",
     "an attribute of a class": "func = Model(1).predict",
     "a callable object": "class C:\n    def __call__(self, x): return x * {scale}\nfunc = C()",
-    "a wrapped function": "func = functools.lru_cache(lambda x: x)\nfunc = functools.partial(lambda g, x: x, functools.lru_cache(helper))",
+    "a cached function": "cached = functools.lru_cache(helper)\ndef func(x): return cached(float(x))",
+    "an attribute of a function": "def func(x): return x * func.scale\nfunc.scale = {scale}",
+    "a masked array": "m = np.ma.array([2, 3], mask=[{scale} > 2, False])\ndef func(x): return x * m.sum()",
+    "one of two functions": "def one(x): return other(x - 1) if x > 0 else x\ndef func(x): return one(x)\nother = [one, func][{scale} - 2]",
     "a method of an object among the globals": "model = Model({scale})\ndef func(x): return model.predict(x)",
     "a function in a dict": "table = {{'f': helper}}\ndef func(x): return table['f'](x)",
     "a random generator": "rng = np.random.default_rng({scale})\ndef func(x): return np.float32(rng.normal())",
@@ -373,7 +382,7 @@ UNKNOWN = {
 def test_what_cannot_be_compared_needs_a_version(name, tmp_path):
     func = function_of(UNKNOWN[name], 1)
     if name != "a value that holds itself":
-        with pytest.raises(ValueError, match='cannot be seen: .*version="1"'):
+        with pytest.raises(ValueError, match=r'cannot be seen: .*version="1"'):
             map_batches(on_host(func), X, batch_size=2, checkpoint=tmp_path / "a")
     half_done(tmp_path / "b", on_host(func), X, version="1")
     with pytest.raises(ValueError, match="version: 1 there, 2 here"):
