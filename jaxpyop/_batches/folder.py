@@ -21,6 +21,7 @@ import json
 import os
 import pathlib
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import IO, Any
 
@@ -64,7 +65,7 @@ class Folder:
 
     Args:
         path: the folder, which is made if it is not there.
-        description: what was asked for, as JSON.
+        description: what was asked for, as JSON. Its "code" may have changed, and then it warns.
         leaves: the type of each leaf of an element's result.
 
     Raises:
@@ -85,11 +86,20 @@ class Folder:
                     with self._writing(_DESCRIPTION) as file:
                         file.write(json.dumps(description, indent=1).encode())
         found = self._json(_DESCRIPTION)
-        if differing := [name for name in description if found.get(name) != description[name]]:
+        differing = [name for name in description if found.get(name) != description[name]]
+        if differing == ["code"]:
+            warnings.warn(
+                f"{API}: the code of a Python function on the host is not what it was when the folder {self._path} was "
+                "made, and version= is the same, so finished blocks are not computed again; pass a new folder if "
+                "their results are not right any more",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+        elif differing:
             values = [f"{name}: {found.get(name)} there, {description[name]} here" for name in differing]
             raise self._refusal("; ".join(values))
         # The locks of some network file systems lock nothing, so each block tells what it belongs to.
-        self._call = _checksum([json.dumps(description).encode()])
+        self._call = _checksum([json.dumps({**description, "code": None}).encode()])
 
     def has(self, number: int, inputs: str) -> bool:
         """Whether a block is finished. `inputs` is the checksum of its inputs, which must be the same as then."""

@@ -69,7 +69,7 @@ class Arrays:
             if not leaf.shape:
                 raise ValueError(f"{API}: {name} is a scalar; expected an array whose leading axis is the elements")
         # A slice of a jax.Array would be compiled for each block.
-        self._leaves = [_data_of(leaf) if isinstance(leaf, jax.Array) else leaf for _, leaf in named]
+        self._leaves = [data_of(leaf) if isinstance(leaf, jax.Array) else leaf for _, leaf in named]
         lengths = {name: leaf.shape[0] for name, leaf in zip(self._names, self._leaves)}
         if len(set(lengths.values())) > 1:
             raise ValueError(f"{API}: the leading axes of inputs differ: {lengths}")
@@ -91,7 +91,7 @@ class Arrays:
         return block
 
     def _cut(self, part: slice) -> list[Array]:
-        return [_as_jax_has_it(_data_of(leaf[part]), name) for name, leaf in zip(self._names, self._leaves)]
+        return [_as_jax_has_it(data_of(leaf[part]), name) for name, leaf in zip(self._names, self._leaves)]
 
 
 class Elements:
@@ -110,7 +110,7 @@ class Elements:
         if not leaves:
             raise ValueError(f"{API}: element 0 of inputs has no arrays")
         self._types = list(map(_type_of, leaves))
-        data = [_as_jax_has_it(_data_of(x), "element 0 of inputs") for x in leaves]
+        data = [_as_jax_has_it(data_of(x), "element 0 of inputs") for x in leaves]
         self.structs = [Struct(x.shape, x.dtype, _key_of(leaf)) for x, leaf in zip(data, leaves)]
 
     def blocks(self) -> Iterator[list[Array]]:
@@ -143,7 +143,7 @@ class Elements:
                 f"element 0 has {self._types} in {self.tree}"
             )
         # A copy, because the iterable may yield the same array again and again, each time with other values.
-        return [np.array(_data_of(x)) for x in leaves]
+        return [np.array(data_of(x)) for x in leaves]
 
 
 def with_keys(structs: Sequence[Struct]) -> Callable[..., list[Any]]:
@@ -166,7 +166,8 @@ def _key_of(x: Any) -> str | None:
     return str(jax.random.key_impl(x)) if isinstance(x, jax.Array) and is_key(x) else None
 
 
-def _data_of(x: Any) -> Array:
+def data_of(x: Any) -> Array:
+    """Returns a value as an array of NumPy: that of a PRNG key is its data."""
     if isinstance(x, np.ma.MaskedArray):
         raise TypeError(f"{API}: inputs has a masked array, which JAX does not have; pass the data and the mask")
     return np.asarray(x if _key_of(x) is None else jax.random.key_data(x))

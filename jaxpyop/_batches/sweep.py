@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-import platform
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -15,7 +14,7 @@ import jax
 import numpy as np
 
 from jaxpyop._batches.folder import Folder, Memory
-from jaxpyop._batches.identity import UnknownError, host_functions, program_digest
+from jaxpyop._batches.identity import host_functions, program_checksum
 from jaxpyop._batches.inputs import API, Array, Arrays, Elements, bytes_of, is_key, read_inputs, with_keys
 from jaxpyop._host import reraise
 from jaxpyop._jaxcore import is_eager
@@ -48,8 +47,9 @@ def map_batches(
             A list is refused, because it could be both.
         batch_size: how many elements a block has. The last block has the rest, and is compiled separately.
         checkpoint: a folder, which is made if it is not there. With ``None``, results are in memory.
-        version: what stands for the Python functions that `f` calls on the host. By default their code is compared, and
-            all that they read: their globals, closures and objects.
+        version: a name of yours for all that the Python functions which `f` calls on the host read: models, tables,
+            files, other functions. A folder cannot see whether these have changed, so it needs a version if there are
+            such functions, and another one after a change. If their own code has changed, it warns.
         progress: ``True`` writes to the standard error how many elements are done. A function is called with this
             number, and the number of all elements, which is ``None`` for an iterable.
 
@@ -60,8 +60,8 @@ def map_batches(
     Raises:
         TypeError: an argument is malformed, elements have different types, or `f` returns a PRNG key.
         ValueError: `batch_size` is no whole number from 1 on; the folder is that of another call: of another program,
-            other functions on the host, other inputs, or another `batch_size`; a file in it is damaged; or a function
-            on the host reads something that cannot be compared, so that `version` is needed.
+            other functions on the host, another version, other inputs, or another `batch_size`; a file in it is
+            damaged; or there is no `version`, and `f` calls Python on the host.
         OverflowError: an integer does not fit its dtype in JAX.
         RuntimeError: a transformation is active, such as ``jax.jit``; or another process ended before its block was
             finished, and `inputs` is an iterator, which cannot be read again.
@@ -203,13 +203,12 @@ def _checksum(block: Sequence[Array]) -> str:
 def _description(program: _Program, inputs: Arrays | Elements, size: int, version: str | None) -> dict[str, Any]:
     """What decides the results, as JSON."""
     traced, text = program.traced(size), program.lowered(size).as_text()
-    try:
-        functions = {} if version is not None else host_functions(traced, text)
-    except UnknownError as error:
+    functions, code = host_functions(traced, text)
+    if functions and version is None:
         raise ValueError(
-            f"{API}: whether a Python function that f calls has changed cannot be seen: {error}. Pass "
-            'version="1", and another version when the function, or what it reads, has changed'
-        ) from None
+            f"{API}: f calls a Python function on the host ({functions[0]}), and a folder cannot see "
+            'whether all that it reads has changed: pass version="1", and another version after a change'
+        )
     leaves, tree = jax.tree.flatten(program.results(size))
     return {
         "format": 1,
@@ -217,11 +216,10 @@ def _description(program: _Program, inputs: Arrays | Elements, size: int, versio
         "elements": inputs.length,
         "inputs": [str(inputs.tree), *([list(x.shape), str(x.dtype), x.key] for x in inputs.structs)],
         "results": [str(tree), *([list(x.shape[1:]), str(x.dtype)] for x in leaves)],
-        "program of f": program_digest(traced, text),
+        "program of f": program_checksum(traced, text),
         "version": version,
         "functions on the host": functions,
-        # The code of a function is another one for each version of Python.
-        "python": f"{sys.implementation.name} {platform.python_version()}" if functions else None,
+        "code": code,
         "jax": jax.__version__,
         "platform": jax.default_backend(),
     }

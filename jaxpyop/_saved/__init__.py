@@ -10,4 +10,4 @@ again).
 """
 
 from jaxpyop._saved.exported import export, load
-from jaxpyop._saved.function_names import register
+from jaxpyop._saved.function_names import code_checksum, register

@@ -29,7 +29,8 @@ def sweep(folder, log, count, batch_size, seconds):
     print("ready", flush=True)
     sys.stdin.readline()
     inputs = np.arange(int(count), dtype=np.int32)
-    results = jaxpyop.map_batches(noted(log, float(seconds)), inputs, batch_size=int(batch_size), checkpoint=folder)
+    options = {"batch_size": int(batch_size), "checkpoint": folder, "version": "1"}
+    results = jaxpyop.map_batches(noted(log, float(seconds)), inputs, **options)
     np.testing.assert_array_equal(results, 2 * inputs + 1)
     print("right", flush=True)
 
