@@ -18,6 +18,7 @@ from jaxpyop import map_batches
 from tests.shared.examples import few, many
 from tests.shared.functions import numpy_function
 from tests.shared.processes import clean_environment, run_python
+from tests.shared.tables import named, rows
 
 F = jnp.float32
 X = np.arange(7, dtype=np.float32)
@@ -45,10 +46,6 @@ def same(results, expected):
 # ----------------------------------------------------------------------- values
 
 
-class Point(tuple):
-    """A list of elements that can be read again."""
-
-
 VALUES = {
     "a number": (lambda x: 2 * x, X),
     "a function on the host": (on_host(sine), X),
@@ -68,10 +65,9 @@ VALUES = {
 }
 
 
+@pytest.mark.parametrize(("f", "inputs"), named(VALUES, slow=VALUES.keys() - {"a tree", "no results", "no elements"}))
 @pytest.mark.parametrize("where", ["memory", "folder"])
-@pytest.mark.parametrize("name", VALUES)
-def test_results_are_those_of_vmap(name, where, tmp_path):
-    f, inputs = VALUES[name]
+def test_results_are_those_of_vmap(f, inputs, where, tmp_path):
     checkpoint = tmp_path / "sweep" if where == "folder" else None
     expected = jax.vmap(f)(
         jax.tree.map(
@@ -88,7 +84,7 @@ ITERABLES = {
 }
 
 
-@pytest.mark.parametrize("make", ITERABLES.values(), ids=ITERABLES)
+@pytest.mark.parametrize("make", named(ITERABLES, slow=["a generator"]))
 def test_elements_of_an_iterable(make, tmp_path):
     f = lambda x: x["x"] + jax.random.uniform(x["key"])
     expected = jax.vmap(f)({"x": X, "key": jnp.stack([jax.random.key(k) for k in range(7)])})
@@ -196,6 +192,7 @@ def test_progress(capsys):
     assert "7 of 7 elements" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_map_of_results_stays_as_it_was_when_the_folder_is_made_anew(tmp_path):
     folder = tmp_path / "a"
     old = map_batches(lambda x: x, X, batch_size=3, checkpoint=folder)
@@ -276,10 +273,11 @@ OTHER = {
 }
 
 
+@pytest.mark.parametrize(
+    ("f", "inputs", "options"), named(OTHER, slow=OTHER.keys() - {"other inputs", "another constant"})
+)
 @pytest.mark.parametrize("blocks", [1, 4], ids=["begun", "complete"])
-@pytest.mark.parametrize("name", OTHER)
-def test_a_folder_of_another_call_is_refused(name, blocks, tmp_path):
-    f, inputs, options = OTHER[name]
+def test_a_folder_of_another_call_is_refused(f, inputs, options, blocks, tmp_path):
     half_done(tmp_path / "a", BASE, X, after=blocks) if blocks < 4 else map_batches(
         BASE, X, batch_size=2, checkpoint=tmp_path / "a"
     )
@@ -288,7 +286,7 @@ def test_a_folder_of_another_call_is_refused(name, blocks, tmp_path):
     np.testing.assert_array_equal(map_batches(BASE, X, batch_size=2, checkpoint=tmp_path / "a"), jax.vmap(BASE)(X))
 
 
-@pytest.mark.parametrize(("first", "second"), [(7, 4), (7, 9), (8, 4), (4, 8)])
+@pytest.mark.parametrize(("first", "second"), rows([(7, 4), (7, 9), (8, 4), (4, 8)], fast=[(8, 4)]))
 def test_an_iterable_with_more_or_fewer_elements(first, second, tmp_path):
     call = lambda count: map_batches(BASE, iter(np.arange(float(count))), batch_size=2, checkpoint=tmp_path / "a")
     call(first)
@@ -296,12 +294,14 @@ def test_an_iterable_with_more_or_fewer_elements(first, second, tmp_path):
         call(second)
 
 
+@pytest.mark.slow
 def test_an_iterable_that_ends_earlier_than_before(tmp_path):
     half_done(tmp_path / "a", BASE, iter(X), after=2)
     with pytest.raises(ValueError, match="it has the results of 2 blocks, and inputs has 1"):
         map_batches(BASE, iter(X[:2]), batch_size=2, checkpoint=tmp_path / "a")
 
 
+@pytest.mark.slow
 def test_settings_of_jax(tmp_path):
     half_done(tmp_path / "a", jnp.sin, X)
     with jax.enable_x64(True), pytest.raises(ValueError, match="another call"):
@@ -341,7 +341,7 @@ CHANGED = {
 }
 
 
-@pytest.mark.parametrize("make", CHANGED.values(), ids=CHANGED)
+@pytest.mark.parametrize("make", named(CHANGED, slow=CHANGED.keys() - {"its code", "a rule"}))
 def test_a_function_on_the_host_has_a_version_and_its_code_is_compared(make, tmp_path):
     call = lambda scale, **options: map_batches(make(scale), X, batch_size=2, checkpoint=tmp_path / "a", **options)
     with pytest.raises(ValueError, match="f calls a Python function on the host"):
@@ -357,6 +357,7 @@ def test_a_function_on_the_host_has_a_version_and_its_code_is_compared(make, tmp
 # ----------------------------------------------------------------------- damage
 
 
+@pytest.mark.slow
 def test_a_block_that_is_damaged(tmp_path):
     call = lambda: map_batches(BASE, X, batch_size=2, checkpoint=tmp_path)
     half_done(tmp_path, BASE, X, after=2)
@@ -370,7 +371,7 @@ def test_a_block_that_is_damaged(tmp_path):
     np.testing.assert_array_equal(call(), jax.vmap(BASE)(X))
 
 
-@pytest.mark.parametrize("name", ["description.json", "complete.json", "0.npy"])
+@pytest.mark.parametrize("name", rows(["description.json", "complete.json", "0.npy"], fast=["0.npy"]))
 def test_a_complete_folder_that_is_damaged(name, tmp_path):
     call = lambda: map_batches(BASE, X, batch_size=2, checkpoint=tmp_path)
     call()
@@ -388,6 +389,7 @@ def test_a_folder_of_something_else(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["thesis.tex"]
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_the_finished_blocks(tmp_path, monkeypatch):
     fsync, calls = os.fsync, []
 

@@ -21,7 +21,10 @@ from tests.shared.tables import named
 
 SECTIONS = {(page, heading): blocks for page, text in PAGES.items() for heading, blocks in sections_of(text).items()}
 SCRIPTS = {(page, name): code for page, text in PAGES.items() for name, code in marked(text, "script")}
-THEIRS = {f"{page}-{k}": code for page, text in PAGES.items() for k, (_, code) in enumerate(marked(text, "not run"))}
+NOT_RUN = [(page, k, *found) for page, text in PAGES.items() for k, found in enumerate(marked(text, "not run"))]
+THEIRS = {f"{page}-{k}": (of, code) for page, k, of, code in NOT_RUN}
+# What code of another library names.
+NAMES = {"TensorFlow": "tf.", "Ray Data": "ray.data."}
 
 
 # The recipes use large libraries, and the others are programs that take long to compile.
@@ -72,8 +75,9 @@ def test_scripts_print_what_is_shown(page, name, tmp_path):
 
 
 @pytest.mark.parametrize("block", THEIRS)
-def test_the_blocks_of_tensorflow_are_python(block):
-    assert "tf." in ast.unparse(ast.parse(THEIRS[block]))
+def test_the_blocks_of_other_libraries_are_python(block):
+    of, code = THEIRS[block]
+    assert NAMES[of] in ast.unparse(ast.parse(code))
 
 
 @pytest.mark.parametrize("page", PAGES)
