@@ -301,7 +301,7 @@ class ReplayCall(Call):
 
     def _answer(self, taken: Any, arrays: Sequence[Any]) -> list[Any]:
         # A record may move arrays to where they are needed, whatever `jax_transfer_guard` says.
-        return _jaxcore.with_transfers(self.body.replay, taken, arrays)
+        return _jaxcore.with_transfers(self.body.answer, taken, arrays)
 
     def linearize(self, perturbed: tuple[bool, ...]) -> Linearization:
         if self.op.stateful:

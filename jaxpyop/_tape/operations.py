@@ -30,7 +30,10 @@ _MAX_PARAMETERS = 4096
 
 @functools.lru_cache(4096)
 def shared(*key: Hashable) -> list[Any]:
-    """Holds what calls share that compute the same: their operation, or what tracing found out about it."""
+    """An empty list, the same one for equal keys, for the caller to fill with what calls share that compute the same.
+
+    That is their operation, or what tracing found out about it.
+    """
     return []
 
 

@@ -104,7 +104,11 @@ def _operator(name: str, function: Callable[..., Any], eqn: Any, reflected: bool
 
 
 class TapeTracer(_jaxcore.Tracer):
-    """An array on the tape: a value, and the slot in which it was recorded."""
+    """An array on the tape: a value, and the slot in which it was recorded.
+
+    The operators are set below the class. A comparison has no derivative, so `x > 0` gives a plain array, and not a
+    tracer, which `if` then asks.
+    """
 
     __slots__ = ("slot", "value")
 

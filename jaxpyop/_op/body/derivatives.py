@@ -30,12 +30,13 @@ class DerivativeBody(DerivedBody):
     """What the linear inputs are called in errors."""
 
     def __init__(self, base: Any, perturbed: tuple[bool, ...], linear_inputs: int) -> None:
+        # This keeps it as `self.base`.
         super().__init__(base)
         self.perturbed = perturbed
         self.linear_inputs = linear_inputs
 
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
-        return self.or_fills(lambda: self.run(arrays, lead), arrays, lead)
+        return self.run_or_on_error_fills(lambda: self.run(arrays, lead), arrays, lead)
 
     def run(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
         """Return the derivative. If the user's code fails here, `on_error=` replaces the results.
@@ -139,6 +140,7 @@ class RecordedDerivative(DerivedBody):
     leading_inputs = 1
 
     def __init__(self, derivative: Pushforward | Pullback, recorded: tuple[bool, ...]) -> None:
+        # The derivative is the base here, and `self.derivative.base` is the body that is recorded.
         super().__init__(derivative)
         self.derivative = derivative
         self.recorded = recorded
@@ -150,12 +152,12 @@ class RecordedDerivative(DerivedBody):
         # Record the same inputs as the forward pass, because operations on recorded values are compiled differently.
         outs, again = record(self.derivative.base, as_jax(self.derivative.split(rest)[0]), self.recorded)
         check_fingerprints(fingerprint(outs), np.asarray(receipt)[1], self.title, "func")
-        return self.replay(again, arrays)
+        return self.answer(again, arrays)
 
-    def replay(self, taken: Any, arrays: Sequence[Any]) -> list[Any]:
+    def answer(self, taken: Any, arrays: Sequence[Any]) -> list[Any]:
         """Return the derivative by `taken`, a record."""
         rest = arrays[1:]
-        return self.derivative.or_fills(lambda: self.derivative.answer(taken, rest), rest)
+        return self.derivative.run_or_on_error_fills(lambda: self.derivative.answer(taken, rest), rest)
 
 
 def _derivatives_of_fills(op: Any) -> list[float]:

@@ -149,7 +149,8 @@ class UserBody(Body):
             with contextlib.suppress(Exception):
                 found = run() if op.executor is None else call_where_op_runs(op, run)
                 return [s.shape for s in found], "the shape found by running func on abstract values"
-        # The shapes depend on the values, or cannot be found. So assume the shape that an elementwise function gives.
+        # A function that asks for a value, as `if x > 0` does, has raised here, because an abstract run has none. So
+        # assume the shape that an elementwise function gives; it is checked when the program runs.
         logical = [s.shape if impl is None else s.shape[:-1] for s, impl in zip(structs, self.inputs.key_impls)]
         try:
             # NumPy's function does not take the symbolic sizes of `jax.export`.
@@ -185,9 +186,9 @@ class FilledBody(UserBody):
             # Otherwise the function would see the values of another program.
             array.fill(0)
         if targets:
-            return self.or_fills(lambda: self._fill(inputs, targets), arrays, lead)
+            return self.run_or_on_error_fills(lambda: self._fill(inputs, targets), arrays, lead)
         made = Body.absent_results(self, inputs, lead)
-        return self.or_fills(lambda: self._call(inputs, made), arrays, lead)
+        return self.run_or_on_error_fills(lambda: self._call(inputs, made), arrays, lead)
 
     def kept_for_failure(self, arrays: Sequence[Any], lead: tuple[int, ...]) -> Sequence[Any]:
         count = len(self.inputs.key_impls)
