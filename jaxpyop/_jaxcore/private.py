@@ -141,7 +141,8 @@ def _check_settings() -> None:
     _expect(trace_ctx.is_top_level() and trace_ctx.axis_env is top_axis_env, "the top level")
     before = trace_context()
     with jax.default_matmul_precision("float32"):
-        changed = trace_context()
+        changed, value = trace_context(), getattr(jax.default_matmul_precision, "value", None)
+    _expect(value == "float32", "the value of a setting here and now")
     _expect(hash(before) == hash(trace_context()) and before == trace_context() != changed, "the key of settings")
 
 
