@@ -1,4 +1,4 @@
-"""What the host reads of a call: its `vmap_method`, its batch of elements, and its environment.
+"""`Method`, `Batch` and `Environment`: how a call runs under `vmap`, on which elements, and in which surroundings.
 
 To add a `vmap_method`, add it here. The batching rule of the primitive and the host read these facts. They never ask
 for a method by its name.

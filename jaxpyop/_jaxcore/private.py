@@ -16,15 +16,16 @@ import jax
 import numpy as np
 from jax import core as public_core
 
-# What tells which arguments jax.jit takes as static: one of positions and names is inferred from the other.
+# What tells which arguments jax.jit takes as static: `resolve_argnums` infers their names from their positions, or
+# their positions from their names.
 from jax._src.api_util import fun_signature, resolve_argnums
 
 # The key of every setting that a trace depends on.
 from jax._src.config import trace_context
 
-# The type of the tokens by which XLA orders effects. The evaluation of a jaxpr that frees each value after its last
-# use. The current trace, the block in which another one is current, and the state of the thread, which has the axis
-# names that an eager vmap has bound; and no axis names at all.
+# `abstract_token` is the type of the tokens by which XLA orders effects. `eval_jaxpr` frees each value after its last
+# use. `find_top_trace` gives the current trace, and `set_current_trace` makes another one current for a block.
+# `trace_ctx` is the state of the thread, with the axis names that an eager vmap has bound, and `top_axis_env` has none.
 from jax._src.core import abstract_token, eval_jaxpr, find_top_trace, set_current_trace, top_axis_env, trace_ctx
 
 # What evaluates most primitives, and the compiled function that it looks up for that at each call. The primitives whose

@@ -213,7 +213,8 @@ def typeof(x: Any) -> Any:
 def traced_derivative(derivative: Derivative, args: Sequence[Any], vectors: Sequence[Any]) -> Traced:
     """Returns a derivative at values of the types of `args`, traced once for all calls of a shared operation.
 
-    That of all outputs is usually there when the backward pass comes: `_find_reads` traced it at the recording.
+    When the backward pass comes, the derivative of all outputs is usually there: `_find_reads` traced it while the
+    call was recorded.
     """
     # JAX traces a function differently under other settings, such as `jax.enable_x64` and `jax.set_mesh`.
     key = derivative, _jaxcore.settings_of_traces(), *map(typeof, args)

@@ -1,8 +1,8 @@
-"""Operations: what the tape makes of a primitive (`find_op`), shared by all calls that compute the same.
+"""Operations: what the tape makes of a primitive (`find_op`), and which primitives it must linearize at once.
 
-So the compiled functions of an operation, and the dependence of its outputs on its inputs, serve every recording. A
-jaxpr among the parameters counts by its structure, because the body of a `scan` over a fresh lambda is a new object
-every time.
+All calls that compute the same share one operation. So its compiled functions, and the dependence of its outputs on its
+inputs, serve every recording. A jaxpr among the parameters counts by its structure, because the body of a `scan` over a
+fresh lambda is a new object every time.
 """
 
 from __future__ import annotations

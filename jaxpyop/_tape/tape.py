@@ -1,4 +1,4 @@
-"""`Tape`: the trace that evaluates a function and records it, with a method for each primitive that is special.
+"""`Tape`: the trace that evaluates a function and records it. What is special about a primitive is in `operations`.
 
 The tracers of a `Tape` hold concrete values. Each primitive is evaluated at once, under the trace that was current
 before. A primitive that touches a differentiated value is also recorded, as an `Entry` of a `Program`. Since values
@@ -54,7 +54,7 @@ class Tape(_jaxcore.RecurringTrace):
         self.title = title
         # How and where the body made the first Python number of a differentiated value.
         self.number_taken: tuple[Any, ...] | None = None
-        # JAX's own differentiating traces have this value.
+        # Otherwise JAX would rewrite a primitive on its high-level types before this trace gets it.
         self.requires_low = False
         # Every value has a slot: its position here. Those of inputs and constants are free slots.
         self.values: list[Any] = []
