@@ -49,11 +49,6 @@ def scale(static, batch, *, by, unit):
     return {"x": batch["x"] * by, "n": np.int32(batch["n"] + 1)}
 
 
-def third(x):
-    """A float64 third, if JAX in the worker has 64 bits."""
-    return np.asarray(jnp.asarray(x, jnp.result_type(float)) / 3)
-
-
 def append_line(path, x):
     with open(path, "a", encoding="utf-8") as file:
         file.write(f"{float(x)}\n")

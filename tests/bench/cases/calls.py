@@ -33,10 +33,7 @@ def stateful_calls():
     return compare_compiled("the same, stateful", programs, jnp.ones(1))
 
 
-ORDERED = {
-    "numpy_function": numpy_negative(ordered=True),
-    "io_callback": callback_negative(io_callback, ordered=True),
-}
+ORDERED = {"numpy_function": numpy_negative(ordered=True), "io_callback": callback_negative(io_callback, ordered=True)}
 
 
 def ordered_calls():
