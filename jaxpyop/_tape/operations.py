@@ -243,7 +243,7 @@ def hoisted(primitive: Any, params: dict[str, Any]) -> tuple[Operation, list[Any
     ):
         return None
     try:
-        key = ("hoisted", _jaxcore.structural_key(params, _jaxcore.OMIT))
+        key = ("hoisted", _jaxcore.structural_key(params, omits_constants=True))
     except _jaxcore.UnkeyableError:
         return None
 
