@@ -195,11 +195,7 @@ def run_jaxpr(
 
 
 class UnkeyableError(Exception):
-    """A parameter has no hash, or a jaxpr holds constants."""
-
-
-class OwnRulesError(UnkeyableError):
-    """A primitive of the user's own, which JAX expands: its rules may read variables that change."""
+    """A parameter has no hash, a jaxpr holds constants, or the user's own primitive has rules that may change."""
 
 
 # The keys of jaxprs: with `omits_constants`, and without.
@@ -217,8 +213,8 @@ def structural_key(value: Any, omits_constants: bool = False) -> Hashable:
             a cache would keep them alive, and they may be NumPy arrays that change.
 
     Raises:
-        UnkeyableError: `value` holds something without a hash, or constants.
-        OwnRulesError: it holds a primitive of the user's own.
+        UnkeyableError: `value` holds something without a hash, constants, or a primitive of the user's own, which JAX
+            expands by rules that may read variables that change.
     """
     if isinstance(value, JAXPR_TYPES):
         keys = _keys[omits_constants]
@@ -231,7 +227,7 @@ def structural_key(value: Any, omits_constants: bool = False) -> Hashable:
     if type(value) is dict:
         return (dict, *((k, structural_key(v, omits_constants)) for k, v in value.items()))
     if hasattr(value, "expand") and not type(value).__module__.startswith("jax."):
-        raise OwnRulesError(type(value).__name__)
+        raise UnkeyableError(type(value).__name__)
     try:
         hash(value)
     except TypeError:
@@ -283,12 +279,6 @@ def constants_of(closed: Any) -> list[Any]:
     """Returns the constants of a jitted function and of the jitted functions in it, outermost first."""
     inner = [eqn.params["jaxpr"] for eqn in jaxpr_of(closed).eqns if eqn.primitive is jit_p]
     return [*consts_of(closed), *itertools.chain.from_iterable(map(constants_of, inner))]
-
-
-def holds_constants(params: dict[str, Any]) -> bool:
-    """Tells whether a jaxpr among the parameters, or one in it, holds constants."""
-    inner = (jaxprs_in(eqn.params) for eqn in equations_in(params))
-    return any(map(consts_of, itertools.chain(jaxprs_in(params), *inner)))
 
 
 # -------------------------------------------------------------------- primitives

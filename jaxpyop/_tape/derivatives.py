@@ -218,7 +218,7 @@ def traced_derivative(derivative: Derivative, args: Sequence[Any], vectors: Sequ
     """
     # JAX traces a function differently under other settings, such as `jax.enable_x64` and `jax.set_mesh`.
     key = derivative, _jaxcore.settings_of_traces(), *map(typeof, args)
-    found = shared(*key) if derivative.op.id is not None else []
+    found = shared(*key)
     if not found:
         found.append(Traced(derivative.apply, list(args), list(vectors)))
     return found[0]
@@ -235,7 +235,7 @@ def dependence_of(op: Operation, tracked: tuple[bool, ...], args: Sequence[Any],
     if not op.is_probed:
         return full_dependence(tracked, outs)
     # The types matter too: a rule may take a short cut for empty arrays, say.
-    found = shared(op, tracked, *map(typeof, args)) if op.id is not None else []
+    found = shared(op, tracked, *map(typeof, args))
     if not found:
         found.append(_find_dependence(op, tracked, args, outs))
     return found[0]

@@ -197,12 +197,13 @@ def _record_by_vjp(
 
 def _program_of(tape: Tape, in_slots: tuple[int, ...], out_slots: tuple[int, ...]) -> Program:
     """Returns the program that was recorded: that of an equal recording, if there was one."""
-    if not tape.is_shareable or len(tape.entries) > MAX_COMPILED:
+    if len(tape.entries) > MAX_COMPILED or any(isinstance(entry.how, Linear) for entry in tape.entries):
         return _new_program(tape, in_slots, out_slots, is_shared=False)
+    calls = tuple([(entry.how, entry.ins) for entry in tape.entries])
     types = [typeof(tape.values[s]) for s in tape.free]
     # What is traced under `jax.set_mesh` does not run outside, nor the other way round.
     settings = _jaxcore.settings_of_traces()
-    found = _recorded_programs(tuple(tape.code), in_slots, out_slots, settings, *types)
+    found = _recorded_programs(calls, in_slots, out_slots, settings, *types)
     if not found:
         found.append(_new_program(tape, in_slots, out_slots, is_shared=True))
     return found[0]
@@ -334,8 +335,5 @@ class Program:
 
 
 def _apply(derivative: Derivative, args: Sequence[Any], vectors: Sequence[Any], within_trace: bool) -> Sequence[Any]:
-    if derivative.op.id is None:
-        full = [_jaxcore.zeros(a) if isinstance(a, _jaxcore.ShapedArray) else a for a in args]
-        return derivative.apply(full, vectors)
     traced = traced_derivative(derivative, args, vectors)
     return traced.inlined(args, vectors) if within_trace else traced(args, vectors)

@@ -63,10 +63,7 @@ class Tape(_jaxcore.RecurringTrace):
         self._constants: dict[int, int] = {}
         # The slots whose values derivatives read.
         self.read: set[int] = set()
-        # The calls, and the key of their sequence, as numbers.
         self.entries: list[Entry] = []
-        self.code: list[int] = []
-        self.is_shareable = True
 
     def box_input(self, value: Any) -> Any:
         """Returns the tracer of an input, or the input itself if it cannot have a tangent."""
@@ -82,7 +79,7 @@ class Tape(_jaxcore.RecurringTrace):
     def close(self) -> None:
         """Ends the recording: a tracer that leaked keeps no more than its value."""
         super().close()
-        for store in (self.values, self.entries, self.code, self._constants, self.free, self.read):
+        for store in (self.values, self.entries, self._constants, self.free, self.read):
             store.clear()
 
     # ------------------------------------------------------------ what JAX calls
@@ -203,11 +200,6 @@ class Tape(_jaxcore.RecurringTrace):
         self.entries.append(Entry(how, ins, tuple(slots), needs))
         for i in reads:
             self.read.add(ins[i])
-        if isinstance(how, Operation) and how.id is not None:
-            self.code.append(how.id)
-            self.code.extend(ins)
-        else:
-            self.is_shareable = False
         return boxed
 
     def _constant(self, value: Any) -> int:
