@@ -134,9 +134,13 @@ class Tape(_jaxcore.RecurringTrace):
     def _evaluate(self, primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> Any:
         """Evaluates a primitive on values without a tangent."""
         with set_current_trace(self.parent):
-            if self.parent is EVAL_TRACE:
-                return _evaluate_eagerly(primitive, args, params)
-            return primitive.bind(*args, **params)
+            if self.parent is not EVAL_TRACE or _jaxcore.is_high(primitive, args, params):
+                return primitive.bind(*args, **params)
+            if (op := find_op_to_evaluate(primitive, params, args)) is None:
+                # This is what `bind` comes to, in less time.
+                return EVAL_TRACE.process_primitive(primitive, args, params)
+            outs = op.run(*args)
+            return [outs] if primitive.multiple_results and not op.multiple_results else outs
 
     def _custom(
         self,
@@ -217,13 +221,3 @@ class Tape(_jaxcore.RecurringTrace):
         self.values.append(value)
         self.free.append(slot)
         return slot
-
-
-def _evaluate_eagerly(primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> Any:
-    if _jaxcore.is_high(primitive, args, params):
-        return primitive.bind(*args, **params)
-    if (op := find_op_to_evaluate(primitive, params, args)) is None:
-        # This is what `bind` comes to, in less time.
-        return EVAL_TRACE.process_primitive(primitive, args, params)
-    outs = op.run(*args)
-    return [outs] if primitive.multiple_results and not op.multiple_results else outs
