@@ -22,13 +22,8 @@ from jaxpyop._op.primitive.primitive import bind, python_call_p
 _Pushforward = Callable[[Sequence[Any]], list[Any]]
 
 
-def _is_zero(tangent: Any) -> bool:
-    # JAX hands Python numbers through as they are.
-    return type(tangent) is ad.Zero or getattr(tangent, "dtype", None) == jax.dtypes.float0
-
-
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: Call, batch: Batch) -> tuple[list[Any], list[Any]]:
-    outs, pushforward = _results_and_pushforward(primals, [not _is_zero(t) for t in tangents], call, batch)
+    outs, pushforward = _results_and_pushforward(primals, [not _jaxcore.is_zero(t) for t in tangents], call, batch)
     return outs, pushforward(tangents)
 
 
