@@ -170,22 +170,15 @@ def _read_inp(inp: Any, api: str) -> Sequence[Any]:
     return [inp]
 
 
-def _settings() -> tuple[bool, str]:
-    return _jaxcore.x64_enabled(), config.mode
-
-
 def _decorator(make: Callable[[Any], Op], when: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     def decorate(func: Callable[..., Any]) -> Callable[..., Any]:
         # What Tout means depends on x64, and the mode on the config.
-        op = make(func)
-        ops = {_settings(): op}
+        op_for = functools.cache(lambda x64, mode: make(func))
+        op = op_for(_jaxcore.x64_enabled(), config.mode)
 
         @functools.wraps(func)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            key = _settings()
-            if key not in ops:
-                ops[key] = make(func)
-            return call_op(ops[key], args, kwargs, when)
+            return call_op(op_for(_jaxcore.x64_enabled(), config.mode), args, kwargs, when)
 
         return mark_differentiable(wrapper) if op.on_jax or op.rules.any_given else wrapper
 
