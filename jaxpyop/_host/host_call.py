@@ -81,10 +81,6 @@ class Batch:
         """How many elements there are."""
         return math.prod(self.sizes)
 
-    def inside(self, size: int, mask: tuple[bool, ...], block: bool) -> Batch:
-        """This batch inside one more `vmap`."""
-        return Batch((size, *self.sizes), (mask, *self.masks), block)
-
     def element_shape(self, i: int, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of input `i` for one element, if `shape` is its shape for the whole batch."""
         return shape[sum(mask[i] for mask in self.masks) :]

@@ -90,7 +90,7 @@ def _batch(args: Sequence[Any], dims: Sequence[int | None], *, call: Call, batch
         first = operands.leading_inputs if method.broadcasts else len(args) - operands.rule_inputs
         args[first:] = [jnp.broadcast_to(a, (size, *a.shape[1:])) for a in args[first:]]
     mask = tuple(block or d is not None for d in dims)
-    outs = bind(call, *args, batch=batch.inside(size, mask, block))
+    outs = bind(call, *args, batch=Batch((size, *batch.sizes), (mask, *batch.masks), block))
     return _jaxcore.shard_batch_like(outs, mapped, dims), [0] * len(outs)
 
 
