@@ -62,10 +62,6 @@ class UserBody(Body):
         has_keys = self.op.on_jax and any(self.inputs.key_impls)
         return self.inputs.unflatten(self.inputs.wrap_keys(arrays) if has_keys else arrays)
 
-    def results(self, arrays: Sequence[Any]) -> list[Any]:
-        """The function's results, in the order of `Tout`, unchecked."""
-        return match(self.op.spec.returned, self._run(arrays), self.op.title)
-
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
         op = self.op
         kept = self.kept_for_failure(arrays, lead) if lead else arrays
@@ -162,7 +158,8 @@ class UserBody(Body):
     def _run_abstractly(self, structs: Sequence[Struct]) -> list[Struct]:
         # The body will run outside of all named axes, too.
         with _jaxcore.without_axes():
-            return _jaxcore.shapes_of_run(lambda *arrays: self.results(arrays), structs)
+            run = lambda *arrays: match(self.op.spec.returned, self._run(arrays), self.op.title)
+            return _jaxcore.shapes_of_run(run, structs)
 
 
 # ------------------------------------------------------------------- `out=True`
