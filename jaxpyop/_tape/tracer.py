@@ -119,10 +119,6 @@ class TapeTracer(_jaxcore.Tracer):
         self.value = value
         self.slot = slot
 
-    def is_over(self) -> bool:
-        """Tells whether the run that made this array is over."""
-        return not self._trace.is_valid()
-
     def to_concrete_value(self) -> Any:
         value = self.value
         return value.to_concrete_value() if isinstance(value, _jaxcore.Tracer) else value
