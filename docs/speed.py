@@ -41,7 +41,7 @@ SUMMARY = {
 NAMES = {
     "jax.lax.cond by hand": "`jax.lax.cond`",
     "jax.vjp in pure_callback": "`jax.vjp` in `pure_callback`",
-    "py_function, eager": '`mode="eager"`',
+    "py_function, eager": 'jaxpyop\'s `mode="eager"`',
 }
 UNITS = ((1e6, "s"), (1e3, "ms"), (1.0, "µs"))
 

@@ -1,8 +1,8 @@
 """The keyword arguments of the public functions: the tables that signatures and `help()` are made from.
 
 A keyword is an entry of a `TypedDict`, for editors and type checkers, with its default. Its text in `help()` is in the
-docstring of the table. To add a keyword, write it here, and name it in `Op`. `with_options` puts a table where a
-function has ``**options``.
+docstring of the table. To add a keyword, write it here, name it in `Op` (`_op/request/op.py`), and read it where
+it acts, as `call.op.NAME`. `with_options` puts a table where a function has ``**options``.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class _OfAll(TypedDict, total=False):
             worker process.
         chunksize: how many elements of a batch are sent to a worker of `executor` at a
             time. The default is one for threads. For processes and other machines it
-            is as many as take about ten milliseconds.
+            is as many as take about ten times as long as the way to a worker and back.
         progress: show a progress bar for the batches of ``"sequential"`` and
             ``"parallel"``. This needs tqdm.
         casting: NumPy's casting rule for floating-point and complex results, from the

@@ -1,10 +1,9 @@
 """Divides the equations of a program into segments, and orders the segments and the Python calls.
 
-A level is one segment and the Python calls after it. There are as few levels as possible. (Follow a chain of equations
-that depend on each other, and count how often it goes from a Python call back to a compiled equation. The number of
-levels is one more than the largest such count.) Each compiled equation goes into the latest segment possible. A segment
-is one XLA program, so all its results become ready at once. A body that asks for a value therefore waits only for work
-that it, or an earlier body, needs.
+A level is one segment and the Python calls after it. There are as few levels as possible: one more than the largest
+number of times that a chain of dependent equations goes from a Python call back to a compiled equation. Each compiled
+equation goes into the latest segment possible, because a segment is one XLA program, all of whose results become ready
+at once. A body that asks for a value therefore waits only for work that it, or an earlier body, needs.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@ the op, makes arrays of the buffers, and runs the call on them: once, or on each
 where `executor=` says. It writes the results into XLA's memory. An error becomes text that XLA can carry, and
 `reraise` finds the exception again.
 
-Reading order: host_call (what the host reads of a call), show (how texts show functions and values), errors, metrics
-(`report()` and `on_error=`), pools (where a body runs), run_batch, guard (why JAX code in a body finds a free thread),
-memory (XLA's and ours), host (the entry from XLA).
+Reading order: host_call (how a call runs under `vmap`, and in which surroundings), show (how texts show functions and
+values), errors, metrics (`report()` and `on_error=`), pools (where a body runs), run_batch, guard (why JAX code in a
+body finds a free thread), memory (XLA's and ours), host (the entry from XLA).
 """
 
 from jaxpyop._host import metrics

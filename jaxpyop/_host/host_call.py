@@ -1,4 +1,4 @@
-"""What the host reads of a call: its `vmap_method`, its batch of elements, and its environment.
+"""`Method`, `Batch` and `Environment`: how a call runs under `vmap`, on which elements, and in which surroundings.
 
 To add a `vmap_method`, add it here. The batching rule of the primitive and the host read these facts. They never ask
 for a method by its name.
@@ -80,10 +80,6 @@ class Batch:
     def count(self) -> int:
         """How many elements there are."""
         return math.prod(self.sizes)
-
-    def inside(self, size: int, mask: tuple[bool, ...], block: bool) -> Batch:
-        """This batch inside one more `vmap`."""
-        return Batch((size, *self.sizes), (mask, *self.masks), block)
 
     def element_shape(self, i: int, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of input `i` for one element, if `shape` is its shape for the whole batch."""

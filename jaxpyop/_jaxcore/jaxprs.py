@@ -46,8 +46,6 @@ CUSTOM_CALLS = (_custom_jvp_call.primitive, _custom_vjp_call.primitive)
 _closed = _jit.params["jaxpr"]
 JAXPR_TYPES: Any = tuple({type(_closed), type(getattr(_closed, "jaxpr", _closed))})
 Literal: Any = type(_closed.eqns[0].invars[1])
-# The traced mode wraps the rules of custom_jvp calls anew.
-transformation2: Any = None if PORTABLE else private.transformation2
 
 
 def jaxpr_of(closed: Any) -> Any:
@@ -197,51 +195,42 @@ def run_jaxpr(
 
 
 class UnkeyableError(Exception):
-    """A parameter has no hash, or a jaxpr holds constants."""
+    """A parameter has no hash, a jaxpr holds constants, or the user's own primitive has rules that may change."""
 
 
-class OwnRulesError(UnkeyableError):
-    """A primitive of the user's own, which JAX expands: its rules may read variables that change."""
+# The keys of jaxprs: with `omits_constants`, and without.
+_keys: tuple[weakref.WeakKeyDictionary[Any, HashedKey], ...] = weakref.WeakKeyDictionary(), weakref.WeakKeyDictionary()
 
 
-# How constants of jaxprs, and parameters without a hash, go into a key.
-REFUSE, OMIT, IDENTITY = range(3)
-
-# One table for each way to treat constants. A key by IDENTITY is valid only while its values are alive.
-_keys: tuple[weakref.WeakKeyDictionary[Any, HashedKey], ...] = tuple(weakref.WeakKeyDictionary() for _ in range(3))
-
-
-def structural_key(value: Any, constants: int = REFUSE) -> Hashable:
+def structural_key(value: Any, omits_constants: bool = False) -> Hashable:
     """Makes a key that is equal for equal parameters of primitives, and for jaxprs that compute the same.
 
     The jaxpr in a `jit` or a `scan` of a fresh lambda is a new object each time, with new variables.
 
     Args:
         value: a parameter, or a tuple, list or dict of them.
-        constants: REFUSE raises where a jaxpr holds constants, which a cache would keep alive, and which may be NumPy
-            arrays that change. OMIT leaves out the constants of jitted functions. With IDENTITY constants, and
-            values without a hash, are equal only to themselves.
+        omits_constants: whether to leave out the constants of jitted functions. Otherwise constants are refused, since
+            a cache would keep them alive, and they may be NumPy arrays that change.
 
     Raises:
-        UnkeyableError: `value` holds something without a hash, or constants.
-        OwnRulesError: it holds a primitive of the user's own.
+        UnkeyableError: `value` holds something without a hash, constants, or a primitive of the user's own, which JAX
+            expands by rules that may read variables that change.
     """
     if isinstance(value, JAXPR_TYPES):
-        if (key := _keys[constants].get(value)) is None:
-            key = _keys[constants][value] = HashedKey(_jaxpr_key(value, constants))
+        keys = _keys[omits_constants]
+        if (key := keys.get(value)) is None:
+            key = keys[value] = HashedKey(_jaxpr_key(value, omits_constants))
         return key
     # Named tuples too.
     if isinstance(value, (tuple, list)):
-        return (type(value), *(structural_key(v, constants) for v in value))
+        return (type(value), *(structural_key(v, omits_constants) for v in value))
     if type(value) is dict:
-        return (dict, *((k, structural_key(v, constants)) for k, v in value.items()))
-    if constants != IDENTITY and hasattr(value, "expand") and not type(value).__module__.startswith("jax."):
-        raise OwnRulesError(type(value).__name__)
+        return (dict, *((k, structural_key(v, omits_constants)) for k, v in value.items()))
+    if hasattr(value, "expand") and not type(value).__module__.startswith("jax."):
+        raise UnkeyableError(type(value).__name__)
     try:
         hash(value)
     except TypeError:
-        if constants == IDENTITY:
-            return type(value), id(value)
         raise UnkeyableError(type(value).__name__) from None
     # The type tells 1 from True, and the text 0.0 from -0.0.
     return type(value), repr(value) if isinstance(value, (float, complex, np.inexact)) else value
@@ -260,9 +249,9 @@ class HashedKey:
         return self is other or (isinstance(other, HashedKey) and self._hash == other._hash and self._key == other._key)
 
 
-def _jaxpr_key(closed: Any, constants: int) -> tuple[Any, ...]:
-    jaxpr, consts = jaxpr_of(closed), consts_of(closed)
-    if consts and constants == REFUSE:
+def _jaxpr_key(closed: Any, omits_constants: bool) -> tuple[Any, ...]:
+    jaxpr = jaxpr_of(closed)
+    if consts_of(closed) and not omits_constants:
         raise UnkeyableError("constants")
     numbers: dict[Any, int] = {}
 
@@ -277,26 +266,19 @@ def _jaxpr_key(closed: Any, constants: int) -> tuple[Any, ...]:
         (
             eqn.primitive,
             tuple(map(name, eqn.invars)),
-            structural_key(dict(eqn.params), REFUSE if constants == OMIT and eqn.primitive is not jit_p else constants),
+            structural_key(dict(eqn.params), omits_constants and eqn.primitive is jit_p),
             tuple((name(v), v.aval) for v in eqn.outvars),
             eqn.ctx,
         )
         for eqn in jaxpr.eqns
     )
-    identities = tuple(map(id, consts)) if constants == IDENTITY else ()
-    return binders, eqns, tuple(map(name, jaxpr.outvars)), identities
+    return binders, eqns, tuple(map(name, jaxpr.outvars))
 
 
 def constants_of(closed: Any) -> list[Any]:
     """Returns the constants of a jitted function and of the jitted functions in it, outermost first."""
     inner = [eqn.params["jaxpr"] for eqn in jaxpr_of(closed).eqns if eqn.primitive is jit_p]
     return [*consts_of(closed), *itertools.chain.from_iterable(map(constants_of, inner))]
-
-
-def holds_constants(params: dict[str, Any]) -> bool:
-    """Tells whether a jaxpr among the parameters, or one in it, holds constants."""
-    inner = (jaxprs_in(eqn.params) for eqn in equations_in(params))
-    return any(map(consts_of, itertools.chain(jaxprs_in(params), *inner)))
 
 
 # -------------------------------------------------------------------- primitives

@@ -16,15 +16,16 @@ import jax
 import numpy as np
 from jax import core as public_core
 
-# What tells which arguments jax.jit takes as static: one of positions and names is inferred from the other.
+# What tells which arguments jax.jit takes as static: `resolve_argnums` infers their names from their positions, or
+# their positions from their names.
 from jax._src.api_util import fun_signature, resolve_argnums
 
 # The key of every setting that a trace depends on.
 from jax._src.config import trace_context
 
-# The type of the tokens by which XLA orders effects. The evaluation of a jaxpr that frees each value after its last
-# use. The current trace, the block in which another one is current, and the state of the thread, which has the axis
-# names that an eager vmap has bound; and no axis names at all.
+# `abstract_token` is the type of the tokens by which XLA orders effects. `eval_jaxpr` frees each value after its last
+# use. `find_top_trace` gives the current trace, and `set_current_trace` makes another one current for a block.
+# `trace_ctx` is the state of the thread, with the axis names that an eager vmap has bound, and `top_axis_env` has none.
 from jax._src.core import abstract_token, eval_jaxpr, find_top_trace, set_current_trace, top_axis_env, trace_ctx
 
 # What evaluates most primitives, and the compiled function that it looks up for that at each call. The primitives whose
@@ -63,8 +64,8 @@ from jax._src.interpreters.partial_eval import (
 from jax._src.lax.control_flow import loops
 from jax._src.lib import xla_client
 
-# What wraps a function once more that JAX has wrapped for a custom rule.
-from jax._src.linear_util import transformation2, wrap_init
+# What the trace of a function of flat lists takes in place of the function.
+from jax._src.linear_util import wrap_init
 
 # The source line and the named scope that new equations get. What leaves the files of a folder out of source lines, and
 # out of tracebacks.
@@ -141,7 +142,8 @@ def _check_settings() -> None:
     _expect(trace_ctx.is_top_level() and trace_ctx.axis_env is top_axis_env, "the top level")
     before = trace_context()
     with jax.default_matmul_precision("float32"):
-        changed = trace_context()
+        changed, value = trace_context(), getattr(jax.default_matmul_precision, "value", None)
+    _expect(value == "float32", "the value of a setting here and now")
     _expect(hash(before) == hash(trace_context()) and before == trace_context() != changed, "the key of settings")
 
 
@@ -217,7 +219,6 @@ def _check_jaxprs() -> None:
     _expect(len(shapes) == 2, "the evaluation of a jaxpr")
     with user_context(None, name_stack=current_name_stack()):
         pass
-    _expect(callable(transformation2(lambda f, *args: f(*args))), "a wrapped function")
     _expect(getattr(jax.lax.neg_p.impl, "func", None) is apply_primitive, "how a primitive is evaluated")
 
 

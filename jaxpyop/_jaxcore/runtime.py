@@ -1,4 +1,4 @@
-"""The running process: its clients and devices, arrays on them and how they are sharded, programs, log and profiler."""
+"""The running process: its clients and devices, arrays and their shardings, mesh axes, programs, log and profiler."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ from jaxpyop._op.request import Op, make_op, mark_differentiable
 from jaxpyop._op.traced import trace, trace_if_possible
 from jaxpyop._op.user_rules import FwdCall, LinearCall, LinearFunction, linearize_by_rules, pullback_by_rules
 from jaxpyop._op.values import Inputs, as_jax, check_closure, fingerprint, flatten_inputs, show_shape, without_weak_type
-from jaxpyop._tape import record
+from jaxpyop._tape import Record, record
 
 
 class _NotGiven:
@@ -170,22 +170,15 @@ def _read_inp(inp: Any, api: str) -> Sequence[Any]:
     return [inp]
 
 
-def _settings() -> tuple[bool, str]:
-    return _jaxcore.x64_enabled(), config.mode
-
-
 def _decorator(make: Callable[[Any], Op], when: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     def decorate(func: Callable[..., Any]) -> Callable[..., Any]:
         # What Tout means depends on x64, and the mode on the config.
-        op = make(func)
-        ops = {_settings(): op}
+        op_for = functools.cache(lambda x64, mode: make(func))
+        op = op_for(_jaxcore.x64_enabled(), config.mode)
 
         @functools.wraps(func)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            key = _settings()
-            if key not in ops:
-                ops[key] = make(func)
-            return call_op(ops[key], args, kwargs, when)
+            return call_op(op_for(_jaxcore.x64_enabled(), config.mode), args, kwargs, when)
 
         return mark_differentiable(wrapper) if op.on_jax or op.rules.any_given else wrapper
 
@@ -229,7 +222,8 @@ class UserCall(Call):
         # Without `fwd`, a plain FwdCall runs the function itself, for its receipt, which tells what failed.
         return self.linearize_after(FwdCall(self, plain=rules.fwd is None), perturbed)
 
-    # The calls of the rules ask for these, because `choose` is above them.
+    # These are attributes because the calls of `user_rules` ask for them too, and may not import `choose`, which
+    # imports them.
     linearize_after = linearize_by_rules
     pullback_by_rules = pullback_by_rules
 
@@ -260,7 +254,7 @@ class RecordingCall(Call):
         return [*super().from_worker(values, arrays, lead), _receipt(NO_RECORD, values)]
 
     def linearize(self, perturbed: tuple[bool, ...]) -> Linearization:
-        # One record has to serve this order of derivative and the lower one.
+        # A second derivative reads the same record as the first, so it is made for the inputs of both.
         recorded = tuple(a or b for a, b in zip(self.perturbed, perturbed))
         return _record_and_replay(self, self.body, perturbed, recorded)
 
@@ -299,9 +293,9 @@ class ReplayCall(Call):
             return self._answer(taken, arrays)
         return self.body(arrays[0], *as_jax(arrays[1:]))
 
-    def _answer(self, taken: Any, arrays: Sequence[Any]) -> list[Any]:
+    def _answer(self, taken: Record, arrays: Sequence[Any]) -> list[Any]:
         # A record may move arrays to where they are needed, whatever `jax_transfer_guard` says.
-        return _jaxcore.with_transfers(self.body.replay, taken, arrays)
+        return _jaxcore.with_transfers(self.body.answer, taken, arrays)
 
     def linearize(self, perturbed: tuple[bool, ...]) -> Linearization:
         if self.op.stateful:

@@ -10,5 +10,5 @@ The other modules, in the order in which to read them:
 - `derivatives`: the derivatives of one call, by JAX, and which outputs of an operation depend on which inputs.
 """
 
-from jaxpyop._tape.recording import record
+from jaxpyop._tape.recording import Record, record
 from jaxpyop._tape.tracer import TapeTracer

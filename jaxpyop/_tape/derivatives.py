@@ -211,10 +211,14 @@ def typeof(x: Any) -> Any:
 
 
 def traced_derivative(derivative: Derivative, args: Sequence[Any], vectors: Sequence[Any]) -> Traced:
-    """Returns a derivative at values of the types of `args`, traced once for all calls of a shared operation."""
+    """Returns a derivative at values of the types of `args`, traced once for all calls of a shared operation.
+
+    When the backward pass comes, the derivative of all outputs is usually there: `_find_reads` traced it while the
+    call was recorded.
+    """
     # JAX traces a function differently under other settings, such as `jax.enable_x64` and `jax.set_mesh`.
     key = derivative, _jaxcore.settings_of_traces(), *map(typeof, args)
-    found = shared(*key) if derivative.op.id is not None else []
+    found = shared(*key)
     if not found:
         found.append(Traced(derivative.apply, list(args), list(vectors)))
     return found[0]
@@ -231,7 +235,7 @@ def dependence_of(op: Operation, tracked: tuple[bool, ...], args: Sequence[Any],
     if not op.is_probed:
         return full_dependence(tracked, outs)
     # The types matter too: a rule may take a short cut for empty arrays, say.
-    found = shared(op, tracked, *map(typeof, args)) if op.id is not None else []
+    found = shared(op, tracked, *map(typeof, args))
     if not found:
         found.append(_find_dependence(op, tracked, args, outs))
     return found[0]

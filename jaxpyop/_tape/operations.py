@@ -1,12 +1,13 @@
-"""Operations: what the tape makes of a primitive (`find_op`), shared by all calls that compute the same.
+"""Operations: what the tape makes of a primitive (`find_op`), and which primitives it must linearize at once.
 
-So the compiled functions of an operation, and the dependence of its outputs on its inputs, serve every recording. A
-jaxpr among the parameters counts by its structure, because the body of a `scan` over a fresh lambda is a new object
-every time.
+All calls that compute the same share one operation. So its compiled functions, and the dependence of its outputs on its
+inputs, serve every recording. A jaxpr among the parameters counts by its structure, because the body of a `scan` over a
+fresh lambda is a new object every time.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -19,9 +20,6 @@ import jax
 from jaxpyop import _jaxcore
 from jaxpyop._jaxcore import constants_of, jaxpr_of, jaxprs_in
 
-# Numbers of operations are negative, since a program's key mixes them with slots.
-_ids = itertools.count(-1, -1)
-
 # The operations by the objects in a call's parameters, to find them fast. Only those that are shared, so that no
 # function of the user's is kept alive.
 _by_parameters: dict[Hashable, tuple[tuple[Any, ...] | None, Operation]] = {}
@@ -30,7 +28,10 @@ _MAX_PARAMETERS = 4096
 
 @functools.lru_cache(4096)
 def shared(*key: Hashable) -> list[Any]:
-    """Holds what calls share that compute the same: their operation, or what tracing found out about it."""
+    """An empty list, the same one for equal keys, for the caller to fill with what calls share that compute the same.
+
+    That is their operation, or what tracing found out about it.
+    """
     return []
 
 
@@ -42,9 +43,9 @@ class Operation:
         bind: evaluates the operation under the current trace.
         run: evaluates it on concrete arrays, compiled.
         multiple_results: whether `bind` and `run` return a list.
-        id: a negative number of its own; None if the operation is not shared.
-        linearize_now: whether the operation has to be linearized when it is recorded. It has side effects, calls
-            Python, holds constants (NumPy arrays may be written to later), or is yet to be expanded by JAX.
+        linearize_now: whether the operation has to be linearized when it is recorded, and is not shared. It has side
+            effects, calls Python, holds constants (NumPy arrays may be written to later) or a rule of the user's (which
+            may read variables that change), or is yet to be expanded by JAX.
         calls_python: whether it runs, perhaps deep inside, a function of the user's on the host.
         uses_refs: whether it reads or writes a mutable array.
         is_probed: whether a trial trace finds out which outputs depend on which inputs. This is False for a
@@ -56,7 +57,6 @@ class Operation:
     bind: Callable[..., Any]
     run: Callable[..., Any]
     multiple_results: bool
-    id: int | None = None
     linearize_now: bool = False
     calls_python: bool = False
     uses_refs: bool = False
@@ -87,7 +87,7 @@ def find_op(primitive: Any, params: dict[str, Any], args: Sequence[Any]) -> Oper
         return _find_by_structure(primitive, params, args)
     if found is None or found[0] != values:
         found = values, _find_by_structure(primitive, params, args)
-        if found[1].id is not None:
+        if not found[1].linearize_now:
             if len(_by_parameters) >= _MAX_PARAMETERS:
                 _by_parameters.clear()
             _by_parameters[key] = found
@@ -97,33 +97,27 @@ def find_op(primitive: Any, params: dict[str, Any], args: Sequence[Any]) -> Oper
 def _find_by_structure(primitive: Any, params: dict[str, Any], args: Sequence[Any]) -> Operation:
     if (eqn := _only_equation(primitive, params)) is not None:
         return find_op(eqn.primitive, eqn.params, args)
-    # An operation that calls Python is not shared. Nothing of it is compiled here, and a cache would keep the function
-    # alive.
-    key, calls_python = None, _calls_python(primitive, params)
+    # Nothing of an operation that calls Python is compiled here, and a cache would keep the function alive.
+    calls_python = _calls_python(primitive, params)
     # JAX makes a function with a closure anew in each call, as the transpose of a linear_call is. It equals no other.
     holds_closure = any(isinstance(value, types.FunctionType) and value.__closure__ for value in params.values())
+    has_effects = any(jaxpr.effects for jaxpr in jaxprs_in(params))
     # The attribute marks a type that JAX expands into others first (JAX 0.10 to 0.12).
-    linearize_now = calls_python or holds_closure or any(getattr(jax.typeof(x), "is_high", False) for x in args)
-    if not linearize_now:
-        try:
+    is_high = any(getattr(jax.typeof(x), "is_high", False) for x in args)
+    if not (calls_python or holds_closure or has_effects or is_high):
+        with contextlib.suppress(_jaxcore.UnkeyableError):
             key = (primitive, _jaxcore.structural_key(params))
-        except _jaxcore.UnkeyableError as error:
-            linearize_now = isinstance(error, _jaxcore.OwnRulesError) or _jaxcore.holds_constants(params)
-            # A custom_vjp in the jaxpr has no hash on JAX 0.10.0, so the jaxpr itself is the key.
-            if primitive is _jaxcore.jit_p and not linearize_now:
-                key = (primitive, *params.values())
-    if key is not None:
-        return _shared(key, lambda id: _make_op(primitive, params, args, id))
-    op = _make_op(primitive, params, args)
-    op.linearize_now, op.calls_python = op.linearize_now or linearize_now, calls_python
+            return _shared(key, lambda: _make_op(primitive, params, args))
+    op = _make_op(primitive, params, args, linearize_now=True)
+    op.calls_python = calls_python
     return op
 
 
-def _shared(key: Hashable, make: Callable[[int], Operation]) -> Operation:
+def _shared(key: Hashable, make: Callable[[], Operation]) -> Operation:
     # The types inside a jaxpr name the mesh of `jax.set_mesh`, and structural keys do not.
     found = shared(key, jax.sharding.get_abstract_mesh())
     if not found:
-        found.append(make(next(_ids)))
+        found.append(make())
     return found[0]
 
 
@@ -136,7 +130,7 @@ def find_op_to_evaluate(primitive: Any, params: dict[str, Any], args: Sequence[A
     if not jaxprs_in(params):
         return None
     op = find_op(primitive, params, args)
-    if op.id is None or op.linearize_now or op.uses_refs:
+    if op.linearize_now or op.uses_refs:
         return None
     if op.is_new:
         # JAX may have compiled the call already, and it may never come again.
@@ -167,7 +161,7 @@ def _calls_python(primitive: Any, params: dict[str, Any]) -> bool:
     return any(getattr(p, "calls_python", False) for p in itertools.chain([primitive], inner))
 
 
-def _make_op(primitive: Any, params: dict[str, Any], args: Sequence[Any], id: int | None = None) -> Operation:
+def _make_op(primitive: Any, params: dict[str, Any], args: Sequence[Any], linearize_now: bool = False) -> Operation:
     if primitive is _jaxcore.jit_p:
         # The record keeps its values.
         params = params | {"donated_invars": (False,) * len(params["donated_invars"])}
@@ -176,13 +170,12 @@ def _make_op(primitive: Any, params: dict[str, Any], args: Sequence[Any], id: in
     bind.__name__ = primitive.name
     # JAX expands such a primitive before it comes to the `impl`.
     is_high = _jaxcore.is_high(primitive, args, params)
-    is_new = id is not None and (is_high or _wants_own_function(primitive, params))
+    is_new = not linearize_now and (is_high or _wants_own_function(primitive, params))
     return Operation(
         bind,
         run=jax.jit(bind) if is_new else _jaxcore.compiled(primitive, params),
         multiple_results=primitive.multiple_results,
-        id=id,
-        linearize_now=any(jaxpr.effects for jaxpr in jaxprs_in(params)),
+        linearize_now=linearize_now,
         uses_refs=primitive.ref_allocating or any(_jaxcore.is_ref_type(jax.typeof(x)) for x in args),
         is_new=is_new,
     )
@@ -216,7 +209,7 @@ def find_custom_jvp_op(
     key = (primitive, fun, rule, tuple(params.items()), tuple(map(jax.typeof, args)))
     bind = functools.partial(primitive.bind, subfuns=(fun, jvp), **params)
     try:
-        return _shared(key, lambda id: Operation(bind, bind, multiple_results=True, id=id, is_probed=False))
+        return _shared(key, lambda: Operation(bind, bind, multiple_results=True, is_probed=False))
     except TypeError:
         # A parameter has no hash.
         return None
@@ -240,13 +233,13 @@ def hoisted(primitive: Any, params: dict[str, Any]) -> tuple[Operation, list[Any
     ):
         return None
     try:
-        key = ("hoisted", _jaxcore.structural_key(params, _jaxcore.OMIT))
+        key = ("hoisted", _jaxcore.structural_key(params, omits_constants=True))
     except _jaxcore.UnkeyableError:
         return None
 
-    def make(id: int) -> Operation:
+    def make() -> Operation:
         run = jax.jit(_with_operands(params, constants))
-        return Operation(run, run, multiple_results=True, id=id)
+        return Operation(run, run, multiple_results=True)
 
     return _shared(key, make), constants
 

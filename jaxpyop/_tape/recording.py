@@ -48,7 +48,7 @@ _ASKED = (
 
 @functools.lru_cache(256)
 def _recorded_programs(*key: Any) -> list[Program]:
-    """Holds the program of all recordings of the same calls on the same types."""
+    """An empty list, the same one for equal keys, which the caller fills with the program of these recordings."""
     return []
 
 
@@ -120,14 +120,14 @@ def _array(value: Any) -> Any:
 
 
 def record(
-    func: Callable[..., Sequence[Any]],
+    body: Callable[..., Sequence[Any]],
     inputs: Sequence[Any],
     perturbed: Sequence[bool] | None = None,
 ) -> tuple[list[Any], Record]:
-    """Runs `func(*inputs)` once and records it.
+    """Runs `body(*inputs)` once and records it.
 
     Args:
-        func: a Python function of arrays, which returns a flat list or tuple of arrays or of concrete values (NumPy
+        body: a Python function of arrays, which returns a flat list or tuple of arrays or of concrete values (NumPy
             arrays, Python numbers). Its `title`, if it has one, is what warnings call it.
         inputs: arrays. Those of a floating-point or complex dtype are differentiated.
         perturbed: which of them are differentiated, by default all. The others are constants, and operations
@@ -142,15 +142,15 @@ def record(
         >>> float(outputs[0]), float(taken.pullback([jnp.float32(1.0)])[0])
         (9.0, 6.0)
     """
-    title = getattr(func, "title", "a recorded function")
+    title = getattr(body, "title", "a recorded function")
     inputs = [_array(x) for x in inputs]
     if _jaxcore.PORTABLE:
-        return _record_by_vjp(func, inputs, perturbed, title)
+        return _record_by_vjp(body, inputs, perturbed, title)
     tape = Tape(_jaxcore.current_trace(), title)
     try:
         boxed = [tape.box_input(x) if p else x for x, p in zip(inputs, perturbed or itertools.repeat(True))]
         with _jaxcore.set_current_trace(tape):
-            outs = list(func(*boxed))
+            outs = list(body(*boxed))
         in_slots = tuple([tape.slot_of(x) for x in boxed])
         out_slots = tuple([tape.slot_of(x) for x in outs])
         outputs = [x.value if s >= 0 else _array(x) for x, s in zip(outs, out_slots)]
@@ -164,9 +164,9 @@ def record(
 
 
 def _record_by_vjp(
-    func: Callable[..., Sequence[Any]], inputs: Sequence[Any], perturbed: Sequence[bool] | None, title: str
+    body: Callable[..., Sequence[Any]], inputs: Sequence[Any], perturbed: Sequence[bool] | None, title: str
 ) -> tuple[list[Any], Record]:
-    """Records `func(*inputs)` on a JAX on which the tape cannot stand: it runs under `jax.vjp`, as a single call.
+    """Records `body(*inputs)` on a JAX on which the tape cannot stand: it runs under `jax.vjp`, as a single call.
 
     Its values are then traced.
 
@@ -176,7 +176,7 @@ def _record_by_vjp(
     tracked = [_jaxcore.is_inexact(x) and (perturbed is None or perturbed[i]) for i, x in enumerate(inputs)]
 
     def call(*args: Any) -> list[Any]:
-        return list(map(_array, func(*args)))
+        return list(map(_array, body(*args)))
 
     try:
         outputs, linear = linearize(call, [i for i, t in enumerate(tracked) if t], inputs, forward=False)
@@ -197,12 +197,13 @@ def _record_by_vjp(
 
 def _program_of(tape: Tape, in_slots: tuple[int, ...], out_slots: tuple[int, ...]) -> Program:
     """Returns the program that was recorded: that of an equal recording, if there was one."""
-    if not tape.is_shareable or len(tape.entries) > MAX_COMPILED:
+    if len(tape.entries) > MAX_COMPILED or any(isinstance(entry.how, Linear) for entry in tape.entries):
         return _new_program(tape, in_slots, out_slots, is_shared=False)
+    calls = tuple([(entry.how, entry.ins) for entry in tape.entries])
     types = [typeof(tape.values[s]) for s in tape.free]
     # What is traced under `jax.set_mesh` does not run outside, nor the other way round.
     settings = _jaxcore.settings_of_traces()
-    found = _recorded_programs(tuple(tape.code), in_slots, out_slots, settings, *types)
+    found = _recorded_programs(calls, in_slots, out_slots, settings, *types)
     if not found:
         found.append(_new_program(tape, in_slots, out_slots, is_shared=True))
     return found[0]
@@ -268,7 +269,7 @@ class Program:
                 results = how.push(outnums, dict(zip(argnums, nonzero, strict=True)))
             else:
                 derivative = Derivative(how, outnums, argnums, forward=True)
-                results = _apply(derivative, [values[s] for s in ins], nonzero, inline=False)
+                results = _apply(derivative, [values[s] for s in ins], nonzero, within_trace=False)
             by_slot.update((outs[j], t) for j, t in zip(outnums, results, strict=True))
         return [by_slot.get(s) for s in self.outs]
 
@@ -279,7 +280,7 @@ class Program:
             return [None] * len(self.ins)
         seeds = [cotangents[j] for j in nonzero]
         traced = self._often(nonzero, kept, seeds) if self.is_shared else None
-        return traced.compiled(kept, seeds) if traced else self._pull(nonzero, kept, seeds, inline=False)
+        return traced.compiled(kept, seeds) if traced else self._pull(nonzero, kept, seeds, within_trace=False)
 
     def _often(self, nonzero: tuple[int, ...], kept: Sequence[Any], seeds: Sequence[Any]) -> Traced | None:
         """Returns the traced pullback if it was asked for often."""
@@ -294,15 +295,17 @@ class Program:
         if isinstance(found, int):
 
             def tape_pullback(kept: list[Any], seeds: list[Any]) -> list[Any]:
-                return self._pull(nonzero, kept, seeds, inline=True)
+                return self._pull(nonzero, kept, seeds, within_trace=True)
 
             found = self._pullbacks[key] = Traced(tape_pullback, list(kept), list(seeds))
         return found
 
-    def _pull(self, nonzero: tuple[int, ...], kept: Sequence[Any], seeds: Sequence[Any], *, inline: bool) -> list[Any]:
+    def _pull(
+        self, nonzero: tuple[int, ...], kept: Sequence[Any], seeds: Sequence[Any], *, within_trace: bool
+    ) -> list[Any]:
         """Propagates the `seeds`, which are cotangents of the outputs `nonzero`, back to the inputs.
 
-        With `inline` it runs under a trace that takes down each operation.
+        With `within_trace` it runs under a trace that takes down each operation.
         """
         # Where no derivative reads a value, only its type is known.
         values = replaced(self.types, self.kept, kept)
@@ -325,15 +328,12 @@ class Program:
                 results = how.pull(outnums, cotangents)
             else:
                 derivative = Derivative(how, outnums, argnums, forward=False)
-                results = _apply(derivative, [values[s] for s in ins], cotangents, inline)
+                results = _apply(derivative, [values[s] for s in ins], cotangents, within_trace)
             for i, cotangent in zip(argnums, results, strict=True):
                 add(ins[i], cotangent)
         return [by_slot.get(s) for s in self.ins]
 
 
-def _apply(derivative: Derivative, args: Sequence[Any], vectors: Sequence[Any], inline: bool) -> Sequence[Any]:
-    if derivative.op.id is None:
-        full = [_jaxcore.zeros(a) if isinstance(a, _jaxcore.ShapedArray) else a for a in args]
-        return derivative.apply(full, vectors)
+def _apply(derivative: Derivative, args: Sequence[Any], vectors: Sequence[Any], within_trace: bool) -> Sequence[Any]:
     traced = traced_derivative(derivative, args, vectors)
-    return traced.inlined(args, vectors) if inline else traced(args, vectors)
+    return traced.inlined(args, vectors) if within_trace else traced(args, vectors)

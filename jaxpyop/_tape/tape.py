@@ -1,4 +1,4 @@
-"""`Tape`: the trace that evaluates a function and records it, with a method for each primitive that is special.
+"""`Tape`: the trace that evaluates a function and records it. What is special about a primitive is in `operations`.
 
 The tracers of a `Tape` hold concrete values. Each primitive is evaluated at once, under the trace that was current
 before. A primitive that touches a differentiated value is also recorded, as an `Entry` of a `Program`. Since values
@@ -54,7 +54,7 @@ class Tape(_jaxcore.RecurringTrace):
         self.title = title
         # How and where the body made the first Python number of a differentiated value.
         self.number_taken: tuple[Any, ...] | None = None
-        # JAX's own differentiating traces have this value.
+        # Otherwise JAX would rewrite a primitive on its high-level types before this trace gets it.
         self.requires_low = False
         # Every value has a slot: its position here. Those of inputs and constants are free slots.
         self.values: list[Any] = []
@@ -63,10 +63,7 @@ class Tape(_jaxcore.RecurringTrace):
         self._constants: dict[int, int] = {}
         # The slots whose values derivatives read.
         self.read: set[int] = set()
-        # The calls, and the key of their sequence, as numbers.
         self.entries: list[Entry] = []
-        self.code: list[int] = []
-        self.is_shareable = True
 
     def box_input(self, value: Any) -> Any:
         """Returns the tracer of an input, or the input itself if it cannot have a tangent."""
@@ -82,7 +79,7 @@ class Tape(_jaxcore.RecurringTrace):
     def close(self) -> None:
         """Ends the recording: a tracer that leaked keeps no more than its value."""
         super().close()
-        for store in (self.values, self.entries, self.code, self._constants, self.free, self.read):
+        for store in (self.values, self.entries, self._constants, self.free, self.read):
             store.clear()
 
     # ------------------------------------------------------------ what JAX calls
@@ -137,9 +134,13 @@ class Tape(_jaxcore.RecurringTrace):
     def _evaluate(self, primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> Any:
         """Evaluates a primitive on values without a tangent."""
         with set_current_trace(self.parent):
-            if self.parent is EVAL_TRACE:
-                return _evaluate_eagerly(primitive, args, params)
-            return primitive.bind(*args, **params)
+            if self.parent is not EVAL_TRACE or _jaxcore.is_high(primitive, args, params):
+                return primitive.bind(*args, **params)
+            if (op := find_op_to_evaluate(primitive, params, args)) is None:
+                # This is what `bind` comes to, in less time.
+                return EVAL_TRACE.process_primitive(primitive, args, params)
+            outs = op.run(*args)
+            return [outs] if primitive.multiple_results and not op.multiple_results else outs
 
     def _custom(
         self,
@@ -203,11 +204,6 @@ class Tape(_jaxcore.RecurringTrace):
         self.entries.append(Entry(how, ins, tuple(slots), needs))
         for i in reads:
             self.read.add(ins[i])
-        if isinstance(how, Operation) and how.id is not None:
-            self.code.append(how.id)
-            self.code.extend(ins)
-        else:
-            self.is_shareable = False
         return boxed
 
     def _constant(self, value: Any) -> int:
@@ -225,13 +221,3 @@ class Tape(_jaxcore.RecurringTrace):
         self.values.append(value)
         self.free.append(slot)
         return slot
-
-
-def _evaluate_eagerly(primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> Any:
-    if _jaxcore.is_high(primitive, args, params):
-        return primitive.bind(*args, **params)
-    if (op := find_op_to_evaluate(primitive, params, args)) is None:
-        # This is what `bind` comes to, in less time.
-        return EVAL_TRACE.process_primitive(primitive, args, params)
-    outs = op.run(*args)
-    return [outs] if primitive.multiple_results and not op.multiple_results else outs

@@ -104,7 +104,11 @@ def _operator(name: str, function: Callable[..., Any], eqn: Any, reflected: bool
 
 
 class TapeTracer(_jaxcore.Tracer):
-    """An array on the tape: a value, and the slot in which it was recorded."""
+    """An array on the tape: a value, and the slot in which it was recorded.
+
+    The operators are set below the class. A comparison has no derivative, so `x > 0` gives a plain array, and not a
+    tracer, which `if` then asks.
+    """
 
     __slots__ = ("slot", "value")
 
@@ -114,10 +118,6 @@ class TapeTracer(_jaxcore.Tracer):
         self.aval = aval
         self.value = value
         self.slot = slot
-
-    def is_over(self) -> bool:
-        """Tells whether the run that made this array is over."""
-        return not self._trace.is_valid()
 
     def to_concrete_value(self) -> Any:
         value = self.value
@@ -133,22 +133,6 @@ class TapeTracer(_jaxcore.Tracer):
     def __int__(self) -> int:
         return int(self.value)
 
-    def __float__(self) -> float:
-        _number_detached(self, "float(x)")
-        return float(self.value)
-
-    def __complex__(self) -> complex:
-        _number_detached(self, "complex(x)")
-        return complex(self.value)
-
-    def __array__(self, *args: Any, **kwargs: Any) -> np.ndarray:
-        _array_detached(self, "NumPy")
-        return self.value.__array__(*args, **kwargs)
-
-    def __dlpack__(self, *args: Any, **kwargs: Any) -> Any:
-        _array_detached(self, "DLPack")
-        return self.value.__dlpack__(*args, **kwargs)
-
     def __bytes__(self) -> bytes:
         _array_detached(self, "bytes(x)")
         return bytes(self.value)
@@ -157,18 +141,6 @@ class TapeTracer(_jaxcore.Tracer):
         _array_detached(self, "NumPy")
         # Python asks for it from 3.12 on.
         return memoryview(self.value)
-
-    def item(self, *args: int) -> Any:
-        _number_detached(self, "x.item()")
-        return self.value.item(*args)
-
-    def tolist(self) -> Any:
-        _array_detached(self, "x.tolist()")
-        return self.value.tolist()
-
-    def tobytes(self, order: str = "C") -> bytes:
-        _array_detached(self, "x.tobytes()")
-        return self.value.tobytes(order)
 
     def block_until_ready(self) -> TapeTracer:
         self.value.block_until_ready()
@@ -283,3 +255,18 @@ def _place() -> tuple[str, int, str]:
     """The user's file, line and module."""
     # An installed package may convert an array on behalf of the user, whose line is the one to change.
     return _jaxcore.place_of(_jaxcore.users_frame(_jaxcore.is_own_file) or _jaxcore.users_frame())
+
+
+def _off_the_tape(name: str, note: Callable[[Any, str], None], how: str) -> Callable[..., Any]:
+    def method(self: TapeTracer, *args: Any, **kwargs: Any) -> Any:
+        note(self, how)
+        return getattr(self.value, name)(*args, **kwargs)
+
+    return method
+
+
+for _name, _how in {"__float__": "float(x)", "__complex__": "complex(x)", "item": "x.item()"}.items():
+    setattr(TapeTracer, _name, _off_the_tape(_name, _number_detached, _how))
+_LEAVING = {"__array__": "NumPy", "__dlpack__": "DLPack", "tolist": "x.tolist()", "tobytes": "x.tobytes()"}
+for _name, _how in _LEAVING.items():
+    setattr(TapeTracer, _name, _off_the_tape(_name, _array_detached, _how))

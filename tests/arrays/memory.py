@@ -38,7 +38,8 @@ def address(array):
     return array.__array_interface__["data"][0]
 
 
-def held_by_garbage(*arrays):
-    """A cycle holds them, as an exception does that is caught and named."""
+def held_by_garbage(*arrays, collect=lambda: None):
+    """A cycle holds them, as an exception does that is caught and named. It is old if it outlived a collection."""
     cycle = list(arrays)
     cycle.append(cycle)
+    collect()

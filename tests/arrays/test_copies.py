@@ -51,11 +51,7 @@ def test_any_layout_arrives_contiguous(compiled, x):
 
 # -------------------------------------------------------------------- what is kept
 
-KEEP = {
-    "a slice": lambda x: x[1:][::2],
-    "memory": lambda x: memoryview(x),
-    "a pointer": lambda x: (x.ctypes, x)[0],
-}
+KEEP = {"a slice": lambda x: x[1:][::2], "memory": lambda x: memoryview(x), "a pointer": lambda x: (x.ctypes, x)[0]}
 
 
 @pytest.mark.parametrize(("keep", "n"), [*((keep, LARGE) for keep in KEEP), ("memory", SMALL)])

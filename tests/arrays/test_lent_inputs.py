@@ -1,12 +1,14 @@
 """`copy=False`: the function gets read-only views for the time of the call, and a warning if it keeps one."""
 
+import gc
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from tests.arrays.memory import LARGE, SMALL, F, address, both_sizes, direct_and_compiled, held_by_garbage
-from tests.batches.programs import METHODS
+from tests.batches.programs import METHODS, InCaller
 from tests.shared.checks import run
 from tests.shared.functions import py_func
 
@@ -89,6 +91,7 @@ NOT_KEPT = {
     "returned": lambda x: x,
     "as a slice": lambda x: np.asarray(x[::1]),
     "held by garbage": lambda x: held_by_garbage(x) or x * 2,
+    "held by garbage that is old": lambda x: held_by_garbage(x, collect=gc.collect) or x * 2,
 }
 
 
@@ -99,6 +102,11 @@ def test_not_keeping_them_does_not_warn(n, body):
     op = lambda x: py_func(body, [x], F, copy=False)
     np.testing.assert_array_equal(run(op, x), body(np.asarray(x)))
     np.testing.assert_array_equal(run(jax.jit(jax.vmap(op)), x[None]), body(np.asarray(x))[None])
+
+
+def test_an_executor_that_keeps_its_tasks_is_not_the_function():
+    op = lambda x: py_func(lambda x: x * 2, [x], F, copy=False, executor=InCaller())
+    assert run(jax.jit(op), jnp.ones(LARGE)).sum() == 2 * LARGE
 
 
 @pytest.mark.slow

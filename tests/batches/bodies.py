@@ -40,18 +40,22 @@ def added_in_place(x, y):
     return y
 
 
+def both_are_read_only(x, y):
+    return not (x.flags.writeable or y.flags.writeable)
+
+
 def process_number(x):
     return np.int32(os.getpid())
+
+
+def slow_process_number(x):
+    time.sleep(0.2)
+    return process_number(x)
 
 
 def scale(static, batch, *, by, unit):
     assert (static, unit) == ({"label": "metre", "parts": ("a", None)}, "m")
     return {"x": batch["x"] * by, "n": np.int32(batch["n"] + 1)}
-
-
-def third(x):
-    """A float64 third, if JAX in the worker has 64 bits."""
-    return np.asarray(jnp.asarray(x, jnp.result_type(float)) / 3)
 
 
 def append_line(path, x):

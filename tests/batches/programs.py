@@ -51,7 +51,7 @@ VMAPS = {
 
 
 class InCaller(cf.Executor):
-    """Not a pool at all: it runs each task at once where it is submitted, and counts them.
+    """Not a pool at all: it runs each task at once where it is submitted, and keeps them, as some engines do.
 
     jaxpyop cannot know that, so it sends NumPy arrays and records nothing, as for a process.
     """
@@ -60,7 +60,7 @@ class InCaller(cf.Executor):
         self.tasks = []
 
     def submit(self, fn, /, *args, **kwargs):
-        self.tasks.append(fn)
+        self.tasks.append((fn, args, kwargs))
         future = cf.Future()
         try:
             future.set_result(self.run(fn, *args, **kwargs))

@@ -105,15 +105,6 @@ def test_static_inputs_keyword_arguments_and_pytrees(elsewhere):
     np.testing.assert_array_equal(out["n"], [1, 2, 3])
 
 
-def test_workers_see_the_callers_x64(elsewhere, x64):
-    for x in (jnp.array([1 / 3, 2 / 3]), jnp.array([2**40, -1])):
-        out = jax.jit(parallel(py_function, bodies.double, elsewhere, x.dtype))(x)
-        assert out.dtype == x.dtype
-        np.testing.assert_array_equal(out, x * 2)
-    x = jnp.array([1 / 3, 2 / 3])
-    np.testing.assert_array_equal(parallel(numpy_function, bodies.third, elsewhere, jnp.float64)(x), x / 3)
-
-
 def test_decorated_functions_and_methods_travel_by_name(elsewhere, monkeypatch):
     monkeypatch.setattr(bodies, "pool", elsewhere)
     np.testing.assert_array_equal(jax.vmap(bodies.decorated)(grid(3)), 2 * grid(3))
@@ -221,17 +212,6 @@ def test_a_worker_that_dies_leaves_the_program_alive(method):
             run(jax.jit(vmap(bodies.die)), grid(3))
 
 
-def test_the_next_call_with_a_new_pool_works(processes):
-    pools = [spawn(1)]
-    f = jax.jit(parallel(numpy_function, bodies.fail_at_two, lambda: pools[-1]))
-    pools[0].submit(bodies.die, 0).exception()
-    with pytest.raises(RuntimeError, match="a worker of executor= died"):
-        run(f, grid(2))
-    pools.append(processes)
-    np.testing.assert_array_equal(f(grid(2)), grid(2))
-    pools[0].shutdown()
-
-
 def test_a_dask_worker_that_dies():
     """A cluster of its own, which gives up at the first death."""
     dask = pytest.importorskip("dask", reason="needs the extra `dask`")
@@ -240,3 +220,11 @@ def test_a_dask_worker_that_dies():
         f = parallel(numpy_function, bodies.die, client.get_executor())
         with pytest.raises(RuntimeError, match=r"numpy_function 'die': a worker of executor= died"):
             f(grid(1))
+
+
+def test_dask_keeps_the_elements_until_a_worker_comes():
+    """As on a cluster that starts its workers when there is work."""
+    with cluster_of(0) as cluster, cluster.get_client() as client:
+        threading.Timer(0.5, cluster.scale, [2]).start()
+        slow = jax.jit(parallel(numpy_function, bodies.slow_process_number, client.get_executor(), jnp.int32))
+        assert set(np.asarray(slow(grid(20))).tolist()) == set(client.run(os.getpid).values())

@@ -25,7 +25,7 @@ def rows(checkout, subject):
             (pathlib.Path(folder) / name).symlink_to((owner / name).resolve(strict=True))
         command = [sys.executable, "-m", "tests.bench", subject, "--json"]
         environment = os.environ | {"PYTHONPATH": folder}
-        done = subprocess.run(command, cwd=folder, env=environment, stdout=subprocess.PIPE, check=True)
+        done = subprocess.run(command, cwd=folder, env=environment, stdout=subprocess.PIPE, check=False)
     return {(row["group"], row["case"]): row for row in json.loads(done.stdout)["rows"]}
 
 

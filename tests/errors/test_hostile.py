@@ -131,26 +131,3 @@ def test_a_wrong_result_of_a_traced_function_is_refused_while_jax_traces(make, t
     body.make = make
     with pytest.raises((TypeError, ValueError), match=f"'Sometimes': func returned.*({text})"):
         jax.make_jaxpr(lambda x: py_function(body, [x], F, output_shapes=(3,), mode=mode))(X)
-
-
-# ----------------------------------------------------------------- derivatives
-
-
-@pytest.mark.filterwarnings("ignore:.*records of forward passes were pushed out")
-def test_a_run_again_that_fails_because_the_record_is_gone():
-    fails = [False]
-
-    def body(x):
-        if fails[0]:
-            raise LookupError("the second time")
-        return x**2
-
-    f = jax.jit(lambda x: jax.vjp(lambda x: py_function(body, [x], F, output_shapes=()), x))
-    with jaxpyop.config.override(max_records=1):
-        pulls = [run(f, F(x))[1] for x in (3, 4)]
-        fails[0] = True
-        with pytest.raises(LookupError, match="the second time"):
-            run(pulls[0], F(1))
-        assert run(pulls[1], F(1))[0] == 8
-        fails[0] = False
-        assert run(pulls[0], F(1))[0] == 6

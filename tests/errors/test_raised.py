@@ -71,29 +71,6 @@ def test_the_original_comes_out_of_every_program(program):
         run(f, jnp.abs(X))
 
 
-ODD_FUNCTIONS = {
-    "endless recursion": (lambda x: endless(x), RecursionError),
-    "more memory than there is": (lambda x: np.empty(2**50, np.float32), MemoryError),
-    "an exception that cannot be made": (lambda x: (_ for _ in ()).throw(UnicodeDecodeError), TypeError),
-    "a warning as an error": (lambda x: np.float32(1) / np.zeros(()), RuntimeWarning),
-}
-
-
-def endless(x):
-    return endless(x)
-
-
-@pytest.mark.parametrize(("func", "kind"), ODD_FUNCTIONS.values(), ids=ODD_FUNCTIONS)
-def test_odd_failures_come_out_and_the_next_call_is_right(func, kind):
-    fails = [True]
-    f = jax.jit(lambda x: numpy_function(lambda x: func(x) if fails[0] else x * 2, [x], F))
-    for fails[0] in (True, False, True, False):  # the function reads it
-        if fails[0]:
-            assert isinstance(raised_by(run, f, F(1)), kind)
-        else:
-            assert run(f, F(1)) == 2
-
-
 # ------------------------------------------------------------ what comes after
 
 

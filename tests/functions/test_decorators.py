@@ -87,13 +87,3 @@ def test_a_method_that_returns_itself():
     bar = Bar()
     assert bar.update(3) is None
     assert bar.n == 3
-
-
-@every_decorator
-def test_a_wrong_call_is_pythons_own_error(function):
-    @function(Tout=F)
-    def body(x, y):
-        return x
-
-    with pytest.raises(TypeError, match="missing 1 required positional argument: 'y'"):
-        body(1.0)

@@ -310,11 +310,3 @@ def test_a_changed_object_warns_once_for_each_op(over, hold, take, change, named
         warnings.simplefilter("error")
         jax.block_until_ready(f(3.0))
         assert py_function(lambda c, x: c.count * x, [Grows(count=F(2)), 3.0], F) == 6  # which only reads
-
-
-@pytest.mark.slow
-def test_a_module_of_flax():
-    nnx = pytest.importorskip("flax.nnx", reason="needs flax")
-    bn = nnx.BatchNorm(2, rngs=nnx.Rngs(0))
-    with pytest.warns(RuntimeWarning, match=r"func changed .* of inp\[0\].*nnx\.split"):
-        py_function(lambda m, x: m(x), [bn, jnp.ones((3, 2))], jax.ShapeDtypeStruct((3, 2), F))

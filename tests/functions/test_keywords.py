@@ -99,7 +99,6 @@ WRONG = {
     "shape a number": ({"output_shapes": 3}, TypeError, "output_shapes has 3 where a shape"),
     "dimension": ({"output_shapes": (1.5,)}, TypeError, "output_shapes has the dimension 1.5"),
     "negative dimension": ({"output_shapes": (-1,)}, ValueError, "output_shapes has the dimension -1; write None"),
-    "structure": ({"Tout": [F, F], "output_shapes": [()]}, ValueError, "must have the structure of Tout"),
     "two shapes": ({"Tout": S((3,), F), "output_shapes": (4,)}, ValueError, r"gives the shape \(3,\) .*gives \(4,\)"),
     "misspelt Tout": ({"tout": F}, TypeError, r"unexpected keyword argument 'tout'; did you mean Tout\?$"),
     "misspelt stateful": ({"statefull": 1}, TypeError, r"'statefull'; did you mean stateful\?$"),

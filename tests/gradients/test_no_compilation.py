@@ -91,6 +91,23 @@ def test_another_path_in_each_step_compiles_nothing_new():
     np.testing.assert_allclose(slopes, [1.5**n for n in range(8, 20)], rtol=1e-5)
 
 
+@pytest.mark.slow
+def test_a_new_length_compiles_what_eager_jax_compiles():
+    """A backward pass becomes one program only when the same operations came back often, as those before it do here."""
+    kept = lambda x, n: jnp.sort(x)[: int(n)].mean()
+    ours = jax.jit(jax.grad(lambda x, n: py_function(kept, [x, n], F, output_shapes=())))
+    eager = lambda x, n: jax.grad(lambda x: kept(x, n))(x)
+    x = jnp.arange(60.0)
+    for n in range(50, 56):
+        ours(x, n), eager(x, n)
+    compiled = []
+    for step, n in ((ours, 10), (eager, 20)):
+        with events() as found:
+            step(x, n), step(x, n)
+        compiled.append(sum("backend_compile" in name for name in found))
+    assert 0 < compiled[0] <= compiled[1]
+
+
 def test_steps_leave_no_entries_in_the_cache_of_a_jitted_function():
     """Each of our traces would be another one to JAX, if it were not told that they are alike; in threads as well."""
     helper = jax.jit(lambda y: y * 2)

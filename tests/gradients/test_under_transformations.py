@@ -1,7 +1,5 @@
 """Derivatives under jit, scan, cond, while_loop, checkpoint and the rest. `vmap` has a file of its own."""
 
-import concurrent.futures
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -80,14 +78,6 @@ def test_how_often_a_function_runs(name):
     (program, runs), body = HOW_OFTEN[name], Counter(plain)
     jax.block_until_ready(program(lambda x: py_function(body, [x], F, output_shapes=(3,)), X))
     assert body.count == runs
-
-
-@pytest.mark.slow
-def test_gradients_from_many_threads():
-    inputs = [X + 0.1 * k for k in range(120)]
-    with concurrent.futures.ThreadPoolExecutor(6) as pool:
-        slopes = pool.map(jax.jit(jax.grad(lambda x: op(x).sum())), inputs)
-        trees_close(list(slopes), [3 * x**2 for x in inputs])
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
 """The values of derivatives under `vmap`: each element takes its own path, and gets its own gradient.
 
-How often functions run for it is in batches/test_gradients.py.
+How often functions run for it is in batches/test_gradient_counts.py.
 """
 
 import jax

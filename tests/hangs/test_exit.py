@@ -38,11 +38,7 @@ CASES = {
     "ordered": ("ys = [ordered(busy()) for _ in range(3)]", 0, 3),
     "sys.exit while ordered calls wait": ("ordered(busy()); ordered(busy()); sys.exit(3)", 3, 2),
     "a parallel batch": ("y = parallel()(busy()[:12])", 0, 12),
-    "a thread's batch": (
-        "f = parallel(); thread(lambda: f(f(jnp.arange(3.0)))); time.sleep(0.1); sys.exit(4)",
-        4,
-        6,
-    ),
+    "a thread's batch": ("f = parallel(); thread(lambda: f(f(jnp.arange(3.0)))); time.sleep(0.1); sys.exit(4)", 4, 6),
     "a long function": ("thread(leave(time.sleep), 1000.0, daemon=True); time.sleep(0.3)", 0, 0),
     "a batch of an exit handler": ("f = parallel(); f(jnp.ones(2)); atexit.register(lambda: f(jnp.ones(3)))", 0, 5),
     "sys.exit in a function": ("with jaxpyop.reraise(): leave(sys.exit)(5.0).block_until_ready()", 5, 0),

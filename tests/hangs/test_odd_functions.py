@@ -114,32 +114,6 @@ def test_ends_and_is_right(code, transport):
     assert run_python(START.format(transport=transport) + code).stderr == ""
 
 
-PRINTING = """
-def body(x):
-    print("function", float(x))
-    return x
-for program in PROGRAMS:
-    f = program(lambda x: jaxpyop.py_func(body, [x], F))
-    for i in range(2):
-        print("before", i)
-        jax.block_until_ready(f(F(i)))
-        print("after", i)
-step = lambda i, x: (jaxpyop.py_func(lambda i: print("step", int(i)), [i], None, ordered=True), x)[1]
-jax.jit(lambda x: jax.lax.fori_loop(0, 2, step, x))(F(0))
-jax.effects_barrier()
-print("end")
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("transport", ["auto", "callback"])
-def test_what_functions_print_is_in_order(transport):
-    done = run_python(START.format(transport=transport) + PRINTING)
-    calls = [f"{what} {i}" for i in range(2) for what in ("before", "function", "after")]
-    calls = [line + ".0" * line.startswith("function") for line in calls]
-    assert done.stdout.splitlines() == [*calls * 3, "step 0", "step 1", "end"]
-
-
 def test_what_a_function_prints_is_captured(capsys):
     f = jax.jit(lambda x: jaxpyop.numpy_function(lambda x: (print("in the function", x), x)[1], [x], jnp.float32))
     f(jnp.float32(2)).block_until_ready()

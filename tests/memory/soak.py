@@ -1,7 +1,7 @@
 """A long run from four threads: `python -m tests.memory.soak`, about five minutes.
 
 One million calls, then 200,000 gradient steps. For each tenth of them it prints the calls per second of CPU time and
-the resident memory, and it fails if memory grows or if calls get slower. `test_soak.py` runs a short form.
+the resident memory, and it fails if memory grows or if calls get slower.
 """
 
 import concurrent.futures

@@ -1,5 +1,6 @@
 """Every link from page to page leads somewhere, and the files of the package that a page names are there."""
 
+import pkgutil
 import posixpath
 import re
 
@@ -44,6 +45,14 @@ def test_an_anchor_is_one_heading(page):
     linked = {anchor for _, anchor in links_of("".join(PAGES.values())) if anchor}
     anchors = [anchor for anchor in anchors_of(PAGES[page]) if anchor in linked]
     assert len(anchors) == len(set(anchors))
+
+
+def test_the_bounds_in_the_table_of_caches():
+    row = re.compile(r"^\| `(.*)\.py`: `(.*)` \|.*\| (\d+)\b[^|]*least recently used", re.MULTILINE)
+    for module, names, bound in row.findall(PAGES["docs/caches.md"]):
+        for name in names.split("`, `"):
+            found = pkgutil.resolve_name(f"jaxpyop.{module.replace('/', '.')}:{name}")
+            assert found.cache_info().maxsize == int(bound), name
 
 
 def test_the_first_page_of_the_guide_links_to_every_page():

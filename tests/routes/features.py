@@ -229,7 +229,6 @@ FEATURES = {
         lambda x: numpy_function(several_at_once, [x], F, vmap_method="broadcast_all"), _twice, order=0
     ),
     'mode="traced"': Feature(
-        lambda x: py_function(branches_on_values, [x], F, mode="traced"),
-        lambda x: jnp.where(x.sum() > 3, x**2, x**3),
+        lambda x: py_function(branches_on_values, [x], F, mode="traced"), lambda x: jnp.where(x.sum() > 3, x**2, x**3)
     ),
 }

@@ -41,13 +41,14 @@ def test_without_an_argument_it_is_the_demo_whatever_the_settings():
 
 
 @pytest.mark.slow
-def test_with_p_python_runs_the_installed_package_and_not_the_folder(tmp_path):
-    """The README's command starts in the checkout, and Python puts the folder that it starts in first."""
+def test_the_command_of_the_readme_runs_the_installed_package_and_not_the_folder(tmp_path):
+    """It starts in the checkout, and Python puts the folder that it starts in first."""
+    (options,) = re.findall("&& python (.*)-m jaxpyop demo", (pathlib.Path(ROOT) / "README.md").read_text("utf-8"))
     (tmp_path / "jaxpyop").mkdir()
     (tmp_path / "jaxpyop" / "__init__.py").write_text("raise SystemExit('the folder beside it')")
-    options = {"cwd": tmp_path, "env": {"PYTHONPATH": ROOT}, "capture_output": True, "text": True, "timeout": 100}
-    run = lambda *o: subprocess.run([sys.executable, *o, "-m", "jaxpyop", "--version"], check=False, **options)
-    assert run("-P").stdout == f"jaxpyop {jaxpyop.__version__}\n"
+    where = {"cwd": tmp_path, "env": {"PYTHONPATH": ROOT}, "capture_output": True, "text": True, "timeout": 100}
+    run = lambda *o: subprocess.run([sys.executable, *o, "-m", "jaxpyop", "--version"], check=False, **where)
+    assert run(*options.split()).stdout == f"jaxpyop {jaxpyop.__version__}\n"
     assert "the folder beside it" in run().stderr
 
 

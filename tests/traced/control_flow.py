@@ -33,17 +33,8 @@ def a_condition_in_a_variable(x, m):
     return y * 2.0 if inside else y
 
 
-TABLE.equal_all(
-    {
-        "sides of an expression": lambda x: (x if x > 1 else 2.0) * (3.0 if x < 1 else x),
-    },
-)
-TABLE.equal_all(
-    {
-        "min, max and abs": lambda x: min(x, 1.5) * max(x, 0.5 * x, 0.3) * abs(x),
-    },
-    slow=True,
-)
+TABLE.equal_all({"sides of an expression": lambda x: (x if x > 1 else 2.0) * (3.0 if x < 1 else x)})
+TABLE.equal_all({"min, max and abs": lambda x: min(x, 1.5) * max(x, 0.5 * x, 0.3) * abs(x)}, slow=True)
 TABLE.equal_all(
     {
         "a constant on one side": lambda x: x if x > 1 else 0.0,

@@ -136,7 +136,7 @@ TABLE.equal_all(
     {
         "float": lambda x: x * float(x) if float(x) > 1 else x,
         "arithmetic with float": lambda x: x * (float(x) / 2.0 + float(x) // 2.0 + float(x) % 2 + float(x) ** 2),
-    },
+    }
 )
 TABLE.equal_all(
     {
@@ -160,7 +160,7 @@ TABLE.either_all(
         "round": lambda x: x * round(float(x)),
         "an int of a large float": lambda x: int(x * 1e9) / 7.0,
         "small or large": lambda x: x * 2 if -5 < int(x * 1e9) <= 3 or int(x) > 7.5 else x,
-    },
+    }
 )
 TABLE.either_all(
     {
@@ -187,7 +187,7 @@ TABLE.either_all(
         "isinstance of an int": lambda x: x * 2 if isinstance(int(x), int) else x,
         "the length of a text of a number": lambda x: x * len(str(int(x))),
         "the length of a text of an array": lambda x: x * (len(str(x)) + len(repr(x)) + len(f"{x}")),
-    },
+    }
 )
 TABLE.either_all(
     {
@@ -205,10 +205,7 @@ TABLE.either_all({"the length of a text of a list": lambda x: x * len(str([x]))}
 # ----------------------------------------------------------- zeros with a sign, NumPy's numbers
 
 TABLE.either_all(
-    {
-        "floats of NumPy": lambda x: x * (((np.float64(1e8) if x > 1 else np.float64(2e8)) + 1.0) - 1e8),
-    },
-    slow=True,
+    {"floats of NumPy": lambda x: x * (((np.float64(1e8) if x > 1 else np.float64(2e8)) + 1.0) - 1e8)}, slow=True
 )
 
 

@@ -52,7 +52,7 @@ TABLE.either_all(
         "a print to the error stream": lambda x: (print("traced", file=sys.stderr), x)[1],
         "a message of a logger": lambda x: (logging.getLogger("a.user").debug("a message"), x)[1],
         "a ufunc": lambda x: x * float(np.hypot(3, 4)),
-    },
+    }
 )
 
 # ---------------------------------------------------------------------- what is changed
@@ -173,7 +173,4 @@ READS = {
     "an attribute by its name": (lambda x: x + getattr(np, "loadtxt")("number.txt"), "loadtxt|getattr"),  # noqa: B009
     "a text that is evaluated": (lambda x: eval("x + 1", {"x": x}), "eval"),
 }
-CHANGES = {
-    "a queue": lambda: (QUEUE.put(1), QUEUE.qsize())[1],
-    "a vectorized function": lambda: float(VECTORIZED(1.0)),
-}
+CHANGES = {"a queue": lambda: (QUEUE.put(1), QUEUE.qsize())[1], "a vectorized function": lambda: float(VECTORIZED(1.0))}

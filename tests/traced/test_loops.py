@@ -52,10 +52,7 @@ INNER = {
         lambda x: jax.jit(doubled_or_less)(x[0]) + jax.jit(doubled_or_less)(x[1]),
         lambda x: jnp.where(x[:2] > 0, x[:2] * 2, x[:2] - 1).sum(),
     ),
-    "a loop in vmap": (
-        lambda x: jax.vmap(halved)(x).sum(),
-        lambda x: sum(halved(v) for v in x),
-    ),
+    "a loop in vmap": (lambda x: jax.vmap(halved)(x).sum(), lambda x: sum(halved(v) for v in x)),
     "an if in scan": (
         lambda x: lax.scan(step, x[0] * 0, x)[1].sum() if x[0] > 0 else x[1],
         lambda x: x[0] + 2 * x[1] + x[2],
@@ -148,9 +145,7 @@ def noted(x):
 
 
 @pytest.mark.parametrize(
-    "body",
-    [lambda x: (x > 0 and noted(x) > 1) * 1.0, lambda x: (x > 0 and noted(x)) or x * 2],
-    ids=["bools", "values"],
+    "body", [lambda x: (x > 0 and noted(x) > 1) * 1.0, lambda x: (x > 0 and noted(x)) or x * 2], ids=["bools", "values"]
 )
 def test_an_op_in_a_second_operand_happens_where_python_evaluates_it(body):
     program = jax.jit(op(body, "traced"))

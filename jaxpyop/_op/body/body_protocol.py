@@ -96,7 +96,9 @@ class Body(abc.ABC):
         """What `on_error=` puts in the place of the results; only bodies that call the user's code have this."""
         raise NotImplementedError(type(self).__name__)
 
-    def or_fills(self, run: Callable[[], list[Any]], arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
+    def run_or_on_error_fills(
+        self, run: Callable[[], list[Any]], arrays: Sequence[Any], lead: tuple[int, ...] = ()
+    ) -> list[Any]:
         """Return what `run` returns for these inputs of the body, or what replaces it if it raises."""
         kept = self.kept_for_failure(arrays, lead)
         try:

@@ -1,4 +1,4 @@
-"""The derivatives of a body for one element, on the tape; `vmap` of them is in `primitive.primitive`."""
+"""The derivatives of a body for one element, on the tape; `primitive.differentiate` batches them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jaxpyop._jaxcore import is_inexact
 from jaxpyop._op.body.body_protocol import DerivedBody, constants, element_structs
 from jaxpyop._op.request import is_nan
 from jaxpyop._op.values import Struct, as_jax, check_fingerprints, fingerprint
-from jaxpyop._tape import record
+from jaxpyop._tape import Record, record
 
 
 class DerivativeBody(DerivedBody):
@@ -30,12 +30,13 @@ class DerivativeBody(DerivedBody):
     """What the linear inputs are called in errors."""
 
     def __init__(self, base: Any, perturbed: tuple[bool, ...], linear_inputs: int) -> None:
+        # This keeps it as `self.base`.
         super().__init__(base)
         self.perturbed = perturbed
         self.linear_inputs = linear_inputs
 
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
-        return self.or_fills(lambda: self.run(arrays, lead), arrays, lead)
+        return self.run_or_on_error_fills(lambda: self.run(arrays, lead), arrays, lead)
 
     def run(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
         """Return the derivative. If the user's code fails here, `on_error=` replaces the results.
@@ -108,7 +109,7 @@ class Pushforward(TangentBody):
         outs, taken = record(self.base, self.split(arrays)[0], self.perturbed)
         return self.answer(taken, arrays, outs)
 
-    def answer(self, taken: Any, arrays: Sequence[Any], outs: Sequence[Any] | None = None) -> list[Any]:
+    def answer(self, taken: Record, arrays: Sequence[Any], outs: Sequence[Any] | None = None) -> list[Any]:
         """Return the tangents by `taken`, a record of the body, whose results may be at hand."""
         primals, _, tangents = self.split(arrays)
         found = taken.pushforward(as_jax(self.per_input(tangents)))
@@ -122,7 +123,7 @@ class Pullback(CotangentBody):
     def run(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
         return self.answer(record(self.base, self.split(arrays)[0], self.perturbed)[1], arrays)
 
-    def answer(self, taken: Any, arrays: Sequence[Any]) -> list[Any]:
+    def answer(self, taken: Record, arrays: Sequence[Any]) -> list[Any]:
         """Return the cotangents by `taken`, a record of the body."""
         primals, _, nonzero = self.split(arrays)
         found = taken.pullback(as_jax(self.per_result(nonzero, self.base.shapes(primals))))
@@ -139,6 +140,7 @@ class RecordedDerivative(DerivedBody):
     leading_inputs = 1
 
     def __init__(self, derivative: Pushforward | Pullback, recorded: tuple[bool, ...]) -> None:
+        # `self.base` is the derivative, and the body that is recorded is the base of the derivative.
         super().__init__(derivative)
         self.derivative = derivative
         self.recorded = recorded
@@ -150,12 +152,12 @@ class RecordedDerivative(DerivedBody):
         # Record the same inputs as the forward pass, because operations on recorded values are compiled differently.
         outs, again = record(self.derivative.base, as_jax(self.derivative.split(rest)[0]), self.recorded)
         check_fingerprints(fingerprint(outs), np.asarray(receipt)[1], self.title, "func")
-        return self.replay(again, arrays)
+        return self.answer(again, arrays)
 
-    def replay(self, taken: Any, arrays: Sequence[Any]) -> list[Any]:
+    def answer(self, taken: Record, arrays: Sequence[Any]) -> list[Any]:
         """Return the derivative by `taken`, a record."""
         rest = arrays[1:]
-        return self.derivative.or_fills(lambda: self.derivative.answer(taken, rest), rest)
+        return self.derivative.run_or_on_error_fills(lambda: self.derivative.answer(taken, rest), rest)
 
 
 def _derivatives_of_fills(op: Any) -> list[float]:

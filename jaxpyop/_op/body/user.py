@@ -62,10 +62,6 @@ class UserBody(Body):
         has_keys = self.op.on_jax and any(self.inputs.key_impls)
         return self.inputs.unflatten(self.inputs.wrap_keys(arrays) if has_keys else arrays)
 
-    def results(self, arrays: Sequence[Any]) -> list[Any]:
-        """The function's results, in the order of `Tout`, unchecked."""
-        return match(self.op.spec.returned, self._run(arrays), self.op.title)
-
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
         op = self.op
         kept = self.kept_for_failure(arrays, lead) if lead else arrays
@@ -149,7 +145,8 @@ class UserBody(Body):
             with contextlib.suppress(Exception):
                 found = run() if op.executor is None else call_where_op_runs(op, run)
                 return [s.shape for s in found], "the shape found by running func on abstract values"
-        # The shapes depend on the values, or cannot be found. So assume the shape that an elementwise function gives.
+        # A function that asks for a value, as `if x > 0` does, has raised here, because an abstract run has none. So
+        # assume the shape that an elementwise function gives; it is checked when the program runs.
         logical = [s.shape if impl is None else s.shape[:-1] for s, impl in zip(structs, self.inputs.key_impls)]
         try:
             # NumPy's function does not take the symbolic sizes of `jax.export`.
@@ -161,7 +158,8 @@ class UserBody(Body):
     def _run_abstractly(self, structs: Sequence[Struct]) -> list[Struct]:
         # The body will run outside of all named axes, too.
         with _jaxcore.without_axes():
-            return _jaxcore.shapes_of_run(lambda *arrays: self.results(arrays), structs)
+            run = lambda *arrays: match(self.op.spec.returned, self._run(arrays), self.op.title)
+            return _jaxcore.shapes_of_run(run, structs)
 
 
 # ------------------------------------------------------------------- `out=True`
@@ -185,9 +183,9 @@ class FilledBody(UserBody):
             # Otherwise the function would see the values of another program.
             array.fill(0)
         if targets:
-            return self.or_fills(lambda: self._fill(inputs, targets), arrays, lead)
+            return self.run_or_on_error_fills(lambda: self._fill(inputs, targets), arrays, lead)
         made = Body.absent_results(self, inputs, lead)
-        return self.or_fills(lambda: self._call(inputs, made), arrays, lead)
+        return self.run_or_on_error_fills(lambda: self._call(inputs, made), arrays, lead)
 
     def kept_for_failure(self, arrays: Sequence[Any], lead: tuple[int, ...]) -> Sequence[Any]:
         count = len(self.inputs.key_impls)

@@ -4,7 +4,7 @@ A call is a parameter of the primitive `python_call`. It says what runs (its bod
 inputs and results are, and how it is differentiated. A new kind of call derives from `Call`, hands the values in which
 it differs to `Call.__init__`, and defines `linearize`. It overrides other methods only where its defaults do not fit.
 
-Calls are compared by identity. They can be called, because JAX's caches hold a callable weakly, and keep any other
+Calls are compared by identity. They define `__call__` so that JAX's caches hold them weakly; JAX would keep any other
 parameter for good (0.10 to 0.12).
 """
 
@@ -40,7 +40,8 @@ class Operands:
     """How the inputs and results of a call are laid out, besides those of the user's function.
 
     Attributes:
-        leading_inputs: how many inputs come before the user's: the flag of `when=`, or a record's receipt.
+        leading_inputs: how many inputs come before the user's: the flag of `when=`, or a record's receipt. A body that
+            is given them drops as many itself (its own `leading_inputs`).
         unread_inputs: how many of the leading inputs the call reads itself, and does not pass to its body.
         rule_inputs: how many inputs, at the end, are the tangents or cotangents that a user's rule takes. A rule is
             linear in these, so its derivative in them is the same call again. A derivative on the tape has none.
@@ -74,7 +75,7 @@ class Call:
         ordered: the call runs in the program's order among all ordered calls.
         batching: how it runs under `vmap`.
         operands: how its inputs and results are laid out.
-        seconds_per_element: how long an element took in a worker, once that is known.
+        pace: how long an element took in a worker, and the way there and back, once that is known (`pools.chunks`).
     """
 
     origin: tuple[Call, str, Any] | None = None
@@ -110,7 +111,7 @@ class Call:
         # A record belongs to one element, so a call that makes or reads one does not run on whole blocks.
         self.batching = batching or Batching(SEQUENTIAL if op.vmap_method.whole_batch else op.vmap_method)
         self.operands = operands
-        self.seconds_per_element: float | None = None
+        self.pace: tuple[float, float] | None = None
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.title})"

@@ -79,17 +79,12 @@ def run_now(
     return outs
 
 
-def _is_numpy(value: Any) -> bool:
-    # The first test answers for most values, in a tenth of the time.
-    return type(value) is np.ndarray or not isinstance(value, (jax.Array, HandedRecord))
-
-
 def _copied(values: Sequence[Any], call: Call, like: Any, keep_numpy: bool = False) -> list[Any]:
     # The function may keep the arrays that it returned, so NumPy arrays are copied.
     if keep_numpy:
         return [np.array(value, order="C") for value in values]
     try:
-        return [copy_to_jax(value, like) if _is_numpy(value) else value for value in values]
+        return [copy_to_jax(value, like) if isinstance(value, (np.ndarray, np.generic)) else value for value in values]
     except FloatingPointError as error:
         # JAX raises this, and does not know to which op the values belong.
         raise FloatingPointError(f"{call.title}: func returned a value that jax_debug_nans forbids: {error}") from None

@@ -131,7 +131,6 @@ class Records:
 
     def get(self, token: int) -> Any | None:
         """The record of a token, or None if it was evicted or never stored."""
-        token = int(token)
         with self._lock:
             for shelf in self._shelves:
                 if (entry := shelf.take(token)) is not None:
@@ -174,13 +173,7 @@ class Records:
     def stats(self) -> dict[str, int]:
         """How full the store is. `evicted` counts the records so far that were evicted before anything read them."""
         with self._lock:
-            return {
-                "count": self._count(),
-                "nbytes": self._nbytes(),
-                "max_count": self.max_count,
-                "max_bytes": self.max_bytes,
-                "evicted": self._evicted,
-            }
+            return {"count": self._count(), "nbytes": self._nbytes(), "evicted": self._evicted}
 
     # The methods below are called under the lock, except for `_drop`.
 

@@ -364,4 +364,4 @@ class BwdRule(VjpRule):
         if self.op.spec.returned_spec is not None:
             # The lengths of padded results are among the results. Cotangents are cut to the same lengths.
             found = decode(self.op, found, outputs)
-        return self.or_fills(lambda: self.cotangents(inputs, lead, (residuals, found)), arrays, lead)
+        return self.run_or_on_error_fills(lambda: self.cotangents(inputs, lead, (residuals, found)), arrays, lead)

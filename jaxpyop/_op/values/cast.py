@@ -228,10 +228,10 @@ def cast_to_jax(value: Any, leaf: Leaf, casting: str, origin: str, title: str) -
         # A copy, since the function may keep its array and go on writing into it.
         return copy_to_jax(cast_to_numpy(value, leaf, casting, origin, title))
     if isinstance(value, TapeTracer):
-        if value.is_over():
+        if not _jaxcore.is_live(value):
             # The function kept it from an earlier run, and its value is known.
             value = value.value
-    elif isinstance(value, _jaxcore.Tracer) and not (_jaxcore.PORTABLE and _jaxcore.is_live(value)):
+    elif isinstance(value, _jaxcore.Tracer) and not _jaxcore.PORTABLE:
         # Without traces of our own, the values of a differentiated function are JAX's.
         raise _foreign_tracer(value, origin, title)
     else:

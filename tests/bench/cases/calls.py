@@ -33,10 +33,7 @@ def stateful_calls():
     return compare_compiled("the same, stateful", programs, jnp.ones(1))
 
 
-ORDERED = {
-    "numpy_function": numpy_negative(ordered=True),
-    "io_callback": callback_negative(io_callback, ordered=True),
-}
+ORDERED = {"numpy_function": numpy_negative(ordered=True), "io_callback": callback_negative(io_callback, ordered=True)}
 
 
 def ordered_calls():
@@ -47,6 +44,16 @@ def ordered_loops():
     loop = lambda op: lambda x: jax.lax.scan(lambda c, _: (op(c), None), x, None, length=200)[0]
     programs = {name: loop(op) for name, op in ORDERED.items()}
     return compare_compiled("ordered, 200 times in a scan", programs, jnp.ones(1), calls=1, samples=15)
+
+
+def skipped_calls():
+    """Steps that `when=` skips, beside the branch that one writes without it."""
+    by_hand = lambda x, w: jax.lax.cond(w, callback_negative(jax.pure_callback), jnp.zeros_like, x)
+    ops = {"numpy_function": lambda x, w: numpy_negative(when=w)(x), "jax.lax.cond by hand": by_hand}
+    loop = lambda op: lambda x, ws: jax.lax.scan(lambda c, w: (c + op(c, w), None), x, ws)[0]
+    programs = {name: loop(op) for name, op in ops.items()}
+    inputs = jnp.ones(1), jnp.zeros(10_000, bool)
+    return compare_compiled("when= is false, 10000 times in a scan", programs, *inputs, calls=5, samples=15)
 
 
 def direct_calls():
@@ -87,4 +94,5 @@ def calls_of_tensorflow():
     return compare("TensorFlow, float32[1]", programs)
 
 
-GROUPS = [small_calls, stateful_calls, ordered_calls, ordered_loops, direct_calls, fresh_calls, large_calls, out_calls]
+GROUPS = [small_calls, stateful_calls, ordered_calls, ordered_loops, skipped_calls]
+GROUPS += [direct_calls, fresh_calls, large_calls, out_calls]

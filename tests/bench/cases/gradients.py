@@ -90,6 +90,30 @@ def varying_loop():
     return compare("gradient, loop of 1 to 6 turns", programs, jnp.float32(0.5), calls=6, samples=15)
 
 
+def kept_errors(errors, count):
+    return jnp.sort(errors)[: int(count)].mean()
+
+
+def length_steps(size):
+    """The gradient of a loss whose length depends on a value, by us and by plain JAX."""
+    errors = jnp.linspace(0.0, 1.0, size)
+    ours = jax.jit(jax.grad(scalar_op(kept_errors)))
+    plain = jax.grad(kept_errors)
+    return {"py_function": lambda n: ours(errors, n), "jax.grad, directly": lambda n: plain(errors, n)}
+
+
+def new_lengths():
+    """Each run has a length that no run had before, and takes two steps with it."""
+    lengths = itertools.count(10)
+
+    def twice(step):
+        n = next(lengths)
+        return step(n), step(n)
+
+    programs = {name: lambda step=step: twice(step) for name, step in length_steps(1000).items()}
+    return compare("gradient, a new length twice", programs, calls=1, samples=12)
+
+
 def loop_on_values():
     """The square root in README.md, traced and eager, and by a callback that uses JAX."""
 
@@ -115,5 +139,5 @@ def loop_on_values():
 GROUPS = [
     lambda: small_gradient("log-Huber gradient, first branch", 1.0, 2.0),
     lambda: small_gradient("the other branch, in both inputs", 3.0, 2.0, (0, 1)),
-    *(loop_on_values, many_primitives, large_arrays, varying_loop, direct_gradients),
+    *(loop_on_values, many_primitives, large_arrays, varying_loop, new_lengths, direct_gradients),
 ]

@@ -7,6 +7,8 @@ import numpy as np
 import jaxpyop
 from jaxpyop._op import RECORDS
 from tests.bench.cases.case import SCALAR, compare
+from tests.bench.cases.gradients import length_steps
+from tests.memory.soak import resident
 
 
 def steps(step, count):
@@ -40,4 +42,16 @@ def memory_run():
     return compare(f"1 MB; 500 steps left {held:.0f} MB", programs, x, calls=1)
 
 
-GROUPS = [training_run, memory_run]
+def lengths_run():
+    """The memory that 500 lengths take in plain JAX, what ours adds to it, and the time of a step after them."""
+    grown, steps_of, before = [], length_steps(1000), resident()
+    for step in reversed(steps_of.values()):
+        for n in range(10, 510):
+            jax.block_until_ready((step(n), step(n)))
+        grown.append(resident() - before)
+        before = resident()
+    title = f"500 lengths: {grown[0]:.0f} MB in JAX, ours {grown[1]:.0f} more"
+    return compare(title, steps_of, 100, calls=5)
+
+
+GROUPS = [training_run, memory_run, lengths_run]

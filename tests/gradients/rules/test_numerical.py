@@ -54,13 +54,15 @@ def test_the_steps_of_the_user(step, expected):
     np.testing.assert_allclose(jax.jvp(op, at, (1.0, 2.0, 3.0))[1], 6, rtol=1e-2)
 
 
-def test_no_warning_of_numpys_own_comes_out():
+@pytest.mark.parametrize("step", [None, (1e-2, 0.0)])
+def test_no_warning_of_numpys_own_comes_out(step):
     """All warnings are errors in tests."""
-    for func in (lambda x: x, lambda x: np.float32(3e38) if x > 1 else np.float32(-3e38)):
-        op = lambda x: numpy_function(func, [x], F(0), vjp="numerical")  # noqa: B023
-        for x in (1.0, 3e38, jnp.inf, jnp.nan):
+    steep = lambda x: np.float32(3e38 if np.max(x) > 1 else -3e38)
+    for func in (lambda x: np.sum(x), steep, lambda x: np.float32("inf")):
+        op = lambda x: numpy_function(func, [x], F(0), vjp="numerical", step=step)  # noqa: B023
+        for x in map(F, (1.0, jnp.inf, jnp.nan, [jnp.inf, 1], *([3e38] if step is None else []))):
             for ct in (1.0, jnp.inf):
-                jax.vjp(op, x)[1](F(ct)), jax.jvp(op, (x,), (ct * 3e38,))
+                jax.vjp(op, x)[1](F(ct)), jax.jvp(op, (x,), (jnp.full_like(x, ct * 3e38),))
 
 
 @pytest.mark.usefixtures("x64")

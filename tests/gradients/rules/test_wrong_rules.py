@@ -14,10 +14,7 @@ from tests.gradients.rules.cases import X
 OF_TWO = {
     "too few": (lambda i, o, c: (c[0],), "1 cotangents for 2 array inputs; return one cotangent each"),
     "no tuple": (lambda i, o, c: c[0], "a single value for 2 array inputs"),
-    "shape": (
-        lambda i, o, c: (c[0].sum(), None),
-        r"for input 0, shape \(\); a cotangent has its input's shape",
-    ),
+    "shape": (lambda i, o, c: (c[0].sum(), None), r"for input 0, shape \(\); a cotangent has its input's shape"),
     "shape of the other": (lambda i, o, c: (None, c[0][:1]), r"for input 1, shape \(1,\)"),
     "complex": (lambda i, o, c: (c[0] * 1j, None), "for input 0, complex64"),
     "text": (lambda i, o, c: ("x", None), "for input 0"),
@@ -32,11 +29,7 @@ OF_ONE = {
     "bwd shape": ("vjp", (lambda x: (x, 0), lambda r, c: c[0][0]), "bwd of vjp returned, for input 0, shape"),
     "bwd dtype": ("vjp", (lambda x: (x, 0), lambda r, c: c[0] * 1j), "bwd of vjp returned, for input 0, complex"),
     "fwd no pair": ("vjp", (lambda x: x, lambda r, c: c[0]), "fwd of vjp: fwd returned a ndarray; return a pair"),
-    "fwd outputs": (
-        "vjp",
-        (lambda x: ([x, x], 0), lambda r, c: c[0]),
-        "fwd of vjp: func returned a list of 2 where",
-    ),
+    "fwd outputs": ("vjp", (lambda x: ([x, x], 0), lambda r, c: c[0]), "fwd of vjp: func returned a list of 2 where"),
     "transpose count": ("transpose", lambda c: (c[0], c[0]), "transpose returned 2 cotangents for 1 array inputs"),
     "transpose shape": ("transpose", lambda c: c[0][:2], r"transpose returned, for input 0, shape \(2,\)"),
 }
