@@ -15,8 +15,8 @@ import jaxpyop
 
 SOURCE = pathlib.Path(jaxpyop.__file__).parent
 # From the top to the bottom. Packages of one line do not know each other.
-LAYERS = "__main__ / _cli / __init__ / compat contrib / _api / _batches / _saved _keywords / _cut / _op / _host _tape _traced"
-LAYERS += " / _jaxcore _functions / _config"
+LAYERS = "__main__ / _cli / __init__ / compat contrib / _api / _batches / _saved _keywords / _cut"
+LAYERS += " / _op / _host _tape _traced / _jaxcore _functions / _config"
 HEIGHT = {name: -k for k, names in enumerate(LAYERS.split("/")) for name in names.split()}
 BELOW_JAX = ("jax.core", "jax.extend", "jax.interpreters", "jax._src")
 FILES = sorted(SOURCE.rglob("*.py"))
