@@ -34,15 +34,10 @@ LARGE = 1 << 22
 ALIGNMENT = 64
 
 
-def references(array: Any) -> int:
-    """The reference count of an array, as Python counts it."""
-    return sys.getrefcount(array)
-
-
 def _references_of_a_local() -> int:
     arrays = [np.empty(1)]
     array = arrays.pop()
-    return references(array)
+    return sys.getrefcount(array)
 
 
 # The reference count of an array that only a local variable of ours refers to.
@@ -98,10 +93,10 @@ def kept_of(lent: list[Any]) -> list[Any]:
         # An exception that a function caught holds its frame in a cycle. Such garbage is young most of the time, and
         # the young objects are collected in no time.
         generation = 0
-        while references(array) > FREE and generation < 3:
+        while sys.getrefcount(array) > FREE and generation < 3:
             gc.collect(generation)
             generation += 1
-        if references(array) > FREE:
+        if sys.getrefcount(array) > FREE:
             kept.append(array)
     return kept
 
@@ -139,7 +134,7 @@ class Scratch:
             for k in range(len(self._kept)):
                 memory = self._kept[k]
                 # The list holds one reference more.
-                if memory.nbytes == nbytes and references(memory) <= FREE + 1:
+                if memory.nbytes == nbytes and sys.getrefcount(memory) <= FREE + 1:
                     self._kept.append(self._kept.pop(k))
                     return memory
             memory = np.empty(nbytes, np.uint8)
