@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib
-import itertools
 import re
 import sys
 import types
@@ -131,15 +130,12 @@ def _definition_of(func: Any) -> tuple[str, int]:
     if "<" in qualname:
         raise ValueError(f"it is {qualname}, which cannot be looked up in its module")
     name = f"{module}:{qualname}"
-    for unwrapped in itertools.count():
-        found = _defined_at(name, unwrapped)
-        if found is func:
-            return name, unwrapped
+    unwrapped = 0
+    while (found := _defined_at(name, unwrapped)) is not func:
         if not hasattr(found, "__wrapped__"):
             raise ValueError(f"{name} is another function")
-        if not _is_ours_or_jaxs(found):
-            raise ValueError(f"{name} is inside a decorator")
-    raise AssertionError
+        unwrapped += 1
+    return name, unwrapped
 
 
 # -------------------------------------------------------------------- loading
@@ -248,7 +244,7 @@ def _defined_at(name: str, unwrapped: Any) -> Any:
         raise ValueError("no function has so many decorators")
     for _ in range(unwrapped):
         if not _is_ours_or_jaxs(found):
-            raise ValueError("it is inside a decorator")
+            raise ValueError(f"{name} is inside a decorator")
         found = vars(found)["__wrapped__"]
     if not isinstance(found, types.FunctionType):
         raise ValueError(f"a {type(found).__qualname__} is there, and no function")
