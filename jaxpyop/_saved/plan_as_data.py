@@ -140,14 +140,8 @@ class Saver:
         call, batch = eqn.params["call"], eqn.params["batch"]
         if call.refusal is not None:
             raise call.refusal()
-        return {
-            "call": self.calls.number(call),
-            "batch": {
-                "sizes": list(batch.sizes),
-                "masks": [list(map(bool, m)) for m in batch.masks],
-                "block": batch.block,
-            },
-        }
+        described = {"sizes": batch.sizes, "masks": batch.masks, "block": batch.block}
+        return {"call": self.calls.number(call), "batch": described}
 
 
 def _key(x: Any) -> Any:
