@@ -129,8 +129,8 @@ def _while(eqn: Any, params: dict[str, Any], plan: _Plan) -> _Run:
 
     def turn(*args: Any) -> list[Any]:
         state = args[state_start:]
-        new = _run(body, *args[test_end:state_start], *state)
-        (goes_on,) = _run(test, *args[:test_end], *state)
+        new = _jaxcore.run_jaxpr(body, *args[test_end:state_start], *state)
+        (goes_on,) = _jaxcore.run_jaxpr(test, *args[:test_end], *state)
         return [jnp.where(jnp.expand_dims(goes_on, range(goes_on.ndim, a.ndim)), b, a) for a, b in zip(state, new)]
 
     first = test_end
@@ -148,10 +148,6 @@ def _while(eqn: Any, params: dict[str, Any], plan: _Plan) -> _Run:
     return run
 
 
-def _run(closed: Any, *args: Any) -> list[Any]:
-    return _jaxcore.run_jaxpr(_jaxcore.jaxpr_of(closed), *args, consts=_jaxcore.consts_of(closed))
-
-
 def _scan(eqn: Any, params: dict[str, Any], plan: _Plan) -> _Run:
     """Each turn reads its rows of the inputs, and writes its results into rows of donated arrays."""
     consts, carries = _jaxcore.scan_counts(eqn)
@@ -164,7 +160,7 @@ def _scan(eqn: Any, params: dict[str, Any], plan: _Plan) -> _Run:
         xs, carry, filled, number = rest[:rows], rest[rows : rows + carries], rest[rows + carries : -1], rest[-1]
         at = length - 1 - number if reverse else number
         taken = (jax.lax.dynamic_index_in_dim(x, at, 0, keepdims=False) for x in xs)
-        out = _run(params["jaxpr"], *fixed, *carry, *taken)
+        out = _jaxcore.run_jaxpr(params["jaxpr"], *fixed, *carry, *taken)
         written = (jax.lax.dynamic_update_index_in_dim(a, y, at, 0) for a, y in zip(filled, out[carries:]))
         return [*out[:carries], *written, number + 1]
 

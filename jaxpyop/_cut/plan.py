@@ -187,9 +187,7 @@ def segment_of(
 
     def segment(*arrays: Any) -> list[Any]:
         env = program.constants | dict(zip(reads, arrays))
-        for eqn in eqns:
-            operands = [x.val if isinstance(x, _jaxcore.Literal) else env[x] for x in eqn.invars]
-            env.update(zip(eqn.outvars, _jaxcore.run_equation(eqn, operands)))
+        _jaxcore.run_equations(eqns, env)
         # Operands that Python made may have lost their weak types.
         return [_jaxcore.with_weak_type(env[value], value.aval) for value in makes]
 

@@ -165,30 +165,18 @@ def run_equation(eqn: Any, values: Sequence[Any]) -> list[Any]:
     return list(outs) if eqn.primitive.multiple_results else [outs]
 
 
-def run_jaxpr(
-    jaxpr: Any,
-    *args: Any,
-    consts: Iterable[Any] = (),
-    bind: Callable[[Any, Sequence[Any]], Sequence[Any]] | None = None,
-) -> list[Any]:
-    """Evaluates a jaxpr under the current trace.
+def run_equations(
+    eqns: Iterable[Any], env: dict[Any, Any], run: Callable[[Any, Sequence[Any]], Sequence[Any]] = run_equation
+) -> None:
+    """Evaluates equations in order under the current trace. `env`, the values by variable, gets their results."""
+    for eqn in eqns:
+        operands = [x.val if isinstance(x, Literal) else env[x] for x in eqn.invars]
+        env.update(zip(eqn.outvars, run(eqn, operands), strict=True))
 
-    Args:
-        jaxpr: the jaxpr, whose own constants are not read.
-        *args: its inputs.
-        consts: its constants.
-        bind: evaluates one equation on its operands, instead of `run_equation`.
-    """
-    if bind is None:
-        return private.eval_jaxpr(jaxpr, list(consts), *args)
-    env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
 
-    def read(atom: Any) -> Any:
-        return atom.val if isinstance(atom, Literal) else env[atom]
-
-    for eqn in jaxpr.eqns:
-        env.update(zip(eqn.outvars, bind(eqn, list(map(read, eqn.invars))), strict=True))
-    return list(map(read, jaxpr.outvars))
+def run_jaxpr(closed: Any, *args: Any) -> list[Any]:
+    """Evaluates a jaxpr with its own constants under the current trace."""
+    return private.eval_jaxpr(jaxpr_of(closed), list(consts_of(closed)), *args)
 
 
 # ------------------------------------------------------------------- comparison

@@ -255,7 +255,7 @@ def _with_operands(params: dict[str, Any], constants: Sequence[Any]) -> Callable
     # The shared operation must not keep this call's constants alive, so it holds a jaxpr made without them.
     with _jaxcore.eval_context():
         pure = jax.make_jaxpr(call)(*like)
-    evaluate: Any = functools.partial(_jaxcore.run_jaxpr, jaxpr_of(pure), consts=pure.consts)
+    evaluate: Any = functools.partial(_jaxcore.run_jaxpr, pure)
     evaluate.__name__ = params["name"]
     return evaluate
 
@@ -269,5 +269,7 @@ def _evaluate(closed: Any, constants: Iterator[Any], args: Sequence[Any]) -> lis
         return _jaxcore.run_equation(eqn, values)
 
     jaxpr = jaxpr_of(closed)
-    own = list(itertools.islice(constants, len(jaxpr.constvars)))
-    return _jaxcore.run_jaxpr(jaxpr, *args, consts=own, bind=bind)
+    own = itertools.islice(constants, len(jaxpr.constvars))
+    env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*own, *args), strict=True))
+    _jaxcore.run_equations(jaxpr.eqns, env, bind)
+    return [x.val if isinstance(x, _jaxcore.Literal) else env[x] for x in jaxpr.outvars]
