@@ -322,11 +322,10 @@ def _fills(leaf: Leaf, value: Any, k: int, api: str) -> list[Any]:
         )
     number = float("nan") if isinstance(value, str) else value
     try:
-        with np.errstate(over="raise"):
-            fill = np.asarray(cast_to_numpy(number, Leaf(leaf.dtype), "same_kind", "on_error= gives", api))
+        fill = np.asarray(cast_to_numpy(number, Leaf(leaf.dtype), "same_kind", "on_error= gives", api))
         if is_inexact(leaf) and np.isfinite(complex(number)) and not np.isfinite(complex(fill)):
             raise OverflowError("a finite number becomes infinite")
-    except (TypeError, OverflowError, FloatingPointError) as error:
+    except (TypeError, OverflowError) as error:
         raise ValueError(f"{api}: on_error={value!r} does not fit result {k}, which is {leaf.dtype.name}") from error
     if is_nan(fill) and leaf.dtype.kind == "c":
         # The derivative of a failed element makes both parts NaN.
