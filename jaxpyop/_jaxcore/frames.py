@@ -37,8 +37,7 @@ if not PORTABLE:
     private.leave_out_of_source_lines(PACKAGE)
 
 # A file, and the number of a line in it.
-SourceLine = tuple[str, int]
-NOWHERE: SourceLine = ("<unknown>", 0)
+NOWHERE = ("<unknown>", 0)
 
 
 def is_library_file(filename: str) -> bool:
