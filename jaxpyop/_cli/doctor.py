@@ -50,7 +50,7 @@ def _transport() -> Iterator[tuple[str, str]]:
 
 
 def _safety() -> Iterator[tuple[str, str]]:
-    yield "JAX in bodies", f"safe? {verdict()[1]}"
+    yield "JAX in bodies", f"safe? {verdict()}"
     yield "  NPROC", os.environ.get("NPROC", "not set")
     asynchronous = jax.config.read("jax_cpu_enable_async_dispatch")
     yield "  CPU dispatch", "asynchronous" if asynchronous else "synchronous, which JAX in bodies needs before 0.12"

@@ -64,20 +64,20 @@ def install_guard() -> None:
         )
 
 
-def verdict() -> tuple[bool, str]:
+def verdict() -> str:
     """Tell whether JAX code inside a body is safe here, and why."""
     if _state["late"]:
-        return False, f"no: JAX had started before jaxpyop was imported; {_CURE}"
+        return f"no: JAX had started before jaxpyop was imported; {_CURE}"
     bodies = _pool_in_environment()
     # Before JAX 0.12, at most POOL threads of a larger pool take part.
     if _NEEDS_SYNCHRONOUS_DISPATCH:
         bodies = min(bodies, POOL)
     if _state["users"] and bodies < POOL:
-        return False, (
+        return (
             f"while fewer than {bodies} bodies run at once: NPROC={bodies} was set in the environment, and is kept; "
             f"set NPROC={POOL}, or do not set it"
         )
-    return True, f"yes: while fewer than {bodies} bodies run at once"
+    return f"yes: while fewer than {bodies} bodies run at once"
 
 
 # ------------------------------------------------------------ one body too many
