@@ -9,5 +9,5 @@ compiled together), `host_steps` (what Python runs).
 """
 
 from jaxpyop._cut.inline import Program, StaysWhole, call_of, holds_call, needed
-from jaxpyop._cut.jit import CutFunction, Loops, check_types
+from jaxpyop._cut.jit import CutFunction, Loops
 from jaxpyop._cut.plan import Lifetimes, divided, segment_of

@@ -62,6 +62,10 @@ def inlined(closed: Any) -> Program:
         StaysWhole: the program cannot be cut.
     """
     inputs = list(_jaxcore.jaxpr_of(closed).invars)
+    if jax.process_count() > 1:
+        raise StaysWhole("several processes run the program together")
+    if _jaxcore.is_explicit_mesh(jax.sharding.get_abstract_mesh()) or any(_jaxcore.is_explicit(v.aval) for v in inputs):
+        raise StaysWhole("the types of its arrays say how they are sharded (a mesh of Explicit axes)")
     inliner = _Inliner()
     outputs = inliner.distinct(inliner.enter(closed, inputs), inputs)
     return Program(inputs, needed(inliner.eqns, outputs), outputs, inliner.constants)

@@ -7,7 +7,7 @@ import functools
 import threading
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, TypeAlias
 
 import jax
@@ -34,7 +34,6 @@ class _Outcome:
     def __init__(self, closed: Any, donated: Sequence[bool], options: Options) -> None:
         plan, self.reason = None, "it calls no Python, or only inside a loop or a cond"
         try:
-            check_types([v.aval for v in _jaxcore.jaxpr_of(closed).invars])
             found = plan_of(closed, donated, options)
             plan = found if found.calls or found.loops else None
         except StaysWhole as reason:
@@ -242,18 +241,6 @@ def _array(leaf: Any) -> jax.Array:
 # ---------------------------------------- which programs stay whole
 #
 # They cannot be cut, or would be slower.
-
-
-def check_types(avals: Iterable[Any]) -> None:
-    """Check that a program with inputs of these types can be cut in this process.
-
-    Raises:
-        StaysWhole: the program cannot be cut. The text gives the reason.
-    """
-    if jax.process_count() > 1:
-        raise StaysWhole("several processes run the program together")
-    if _jaxcore.is_explicit_mesh(jax.sharding.get_abstract_mesh()) or any(map(_jaxcore.is_explicit, avals)):
-        raise StaysWhole("the types of its arrays say how they are sharded (a mesh of Explicit axes)")
 
 
 def _is_faster_whole(calls: Sequence[Any]) -> bool:

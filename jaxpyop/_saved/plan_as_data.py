@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpyop import _jaxcore
-from jaxpyop._cut import Lifetimes, Program, StaysWhole, call_of, check_types, divided, holds_call, needed, segment_of
+from jaxpyop._cut import Lifetimes, Program, StaysWhole, call_of, divided, holds_call, needed, segment_of
 from jaxpyop._host import Batch
 from jaxpyop._op import Call, Struct, UserCall, bind, structs_of
 from jaxpyop._saved.call_as_data import CallsToData
@@ -54,7 +54,6 @@ class Saver:
             ValueError: a part of it cannot be saved.
         """
         try:
-            check_types([v.aval for v in _jaxcore.jaxpr_of(closed).invars])
             program, steps = divided(closed, cut_loops=True)
         except StaysWhole as reason:
             raise ValueError(f"jaxpyop.export: the program cannot be cut at its Python calls: {reason}") from None
