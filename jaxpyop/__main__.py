@@ -11,16 +11,6 @@ import jaxpyop
 from jaxpyop._cli import run_demo, run_doctor
 
 
-def _parser() -> argparse.ArgumentParser:
-    description = "Python functions as ops in JAX programs. Without a command, runs the demo."
-    parser = argparse.ArgumentParser(prog="python -m jaxpyop", description=description)
-    parser.add_argument("--version", action="version", version=f"jaxpyop {jaxpyop.__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="command")
-    commands.add_parser("demo", help="show what the ops do, and check values, gradients and an error")
-    commands.add_parser("doctor", help="report versions, devices, settings and hazards")
-    return parser
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command.
 
@@ -30,7 +20,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 1 if the demo printed a wrong value, otherwise 0.
     """
-    return run_doctor() if _parser().parse_args(argv).command == "doctor" else run_demo()
+    description = "Python functions as ops in JAX programs. Without a command, runs the demo."
+    parser = argparse.ArgumentParser(prog="python -m jaxpyop", description=description)
+    parser.add_argument("--version", action="version", version=f"jaxpyop {jaxpyop.__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="command")
+    commands.add_parser("demo", help="show what the ops do, and check values, gradients and an error")
+    commands.add_parser("doctor", help="report versions, devices, settings and hazards")
+    return run_doctor() if parser.parse_args(argv).command == "doctor" else run_demo()
 
 
 if __name__ == "__main__":
