@@ -31,7 +31,6 @@ from jaxpyop._op.values import (
     Struct,
     anchor_of,
     copy_to_jax,
-    give_to_jax,
     inputs_of,
     padded,
     static,
