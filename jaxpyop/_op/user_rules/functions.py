@@ -55,9 +55,6 @@ class RuleCall(Call):
         is_plain = not leading and op.spec.returned_spec is None
         self._is_op = is_plain and isinstance(self.body, (VjpRule, JvpRule)) and is_differentiable(self.func)
 
-    def for_worker(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
-        return arrays if self.body.goes_to_executor else None
-
     def program(self, args: Sequence[Any], batch: Batch) -> Callable[..., list[Any]] | None:
         rule: Any = self.body
         return _over_batch(lambda *arrays: rule.run(arrays, (), traced=True), args, batch) if self._is_op else None

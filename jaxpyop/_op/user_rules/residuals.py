@@ -243,7 +243,7 @@ class ResidualRuleCall(RuleCall):
 
     def for_worker(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
         receipts, rest = np.asarray(arrays[0]), arrays[self.operands.leading_inputs :]
-        if not self.body.goes_to_executor or not receipts[..., 0].any() or has_failed(receipts).any():
+        if not receipts[..., 0].any() or has_failed(receipts).any():
             return None
         if not isinstance(self.body, BwdRule):
             return rest
