@@ -199,7 +199,7 @@ class UserCall(Call):
             on_jax=op.on_jax,
             copy=op.copy,
             has_effects=True,
-            batching=Batching(op.vmap_method, (op.rules.any_given or not op.on_jax) and op.spec.returned_spec is None),
+            batching=Batching(op.vmap_method),
             operands=Operands(leading_inputs=int(conditional), conditional=conditional, writes_out=op.out),
         )
         self.is_declared_linear = op.rules.transpose is not None

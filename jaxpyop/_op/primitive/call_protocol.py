@@ -26,12 +26,10 @@ class Batching:
 
     Attributes:
         method: the `vmap_method`: element by element, in parallel, or the whole batch in one call.
-        block_derivative: a block method also serves the derivative. Otherwise a differentiated block becomes a loop.
         one_by_one: each element sends something of its own to a worker, so that elements cannot be sent in chunks.
     """
 
     method: Method = SEQUENTIAL
-    block_derivative: bool = False
     one_by_one: bool = False
 
 

@@ -76,7 +76,7 @@ def _by_linearization(
     for step, part in (("forward", plan.forward), ("linear", plan.linear)):
         # A saved program names its calls by how they were made.
         note_origin(part, call, step, perturbed)
-    fitting, inner_batch, fit = _batch_of_derivative(primals, call, batch)
+    fitting, inner_batch, fit = _batch_of_derivative(primals, plan.linear, batch)
     inputs, inner_batch = fitting[plan.skip :], inner_batch.with_inputs(lambda mask: mask[plan.skip :])
     if plan.forward is call:
         outs = bind(call, *primals, batch=batch)
@@ -110,9 +110,9 @@ def _by_program(
 
 
 def _batch_of_derivative(
-    primals: Sequence[Any], call: Call, batch: Batch
+    primals: Sequence[Any], linear: Call, batch: Batch
 ) -> tuple[Sequence[Any], Batch, Callable[[int, Any], Any]]:
-    """Return how the derivative of a batched call is batched.
+    """Return how the derivative of a batched call is batched. Its part for the tangents is the call `linear`.
 
     Returns:
         The inputs of the call, as the derivative takes them; the batch over these; and a function that gives the
@@ -121,7 +121,7 @@ def _batch_of_derivative(
     if not batch.block:
         return primals, batch, lambda k, tangent: tangent
     sizes = batch.sizes
-    if call.batching.block_derivative:
+    if linear.batching.method.whole_batch:
         # A rule gets tangents with all batch axes in full size.
         return primals, batch, lambda k, tangent: jnp.broadcast_to(tangent, (*sizes, *tangent.shape[len(sizes) :]))
     # A record belongs to one element, so a differentiated block becomes a loop. The axes of size 1 that a block method

@@ -47,7 +47,7 @@ class RuleCall(Call):
             source.environment,
             label="jvp({})",
             on_jax=op.on_jax,
-            batching=Batching(method, block_derivative=True, one_by_one=self.after_fwd),
+            batching=Batching(method, one_by_one=self.after_fwd),
             operands=Operands(leading, unread_inputs=leading, rule_inputs=rule.linear_inputs),
         )
         self.rule, self.source, self.conditional = rule, source, conditional

@@ -176,7 +176,7 @@ class FwdCall(Call):
             label="jvp({})",
             on_jax=call.on_jax,
             has_effects=True,
-            batching=dataclasses.replace(call.batching, block_derivative=True, one_by_one=True),
+            batching=dataclasses.replace(call.batching, one_by_one=True),
             operands=dataclasses.replace(
                 call.operands, unread_inputs=call.operands.leading_inputs, extra_results=(_RECEIPT,), writes_out=False
             ),

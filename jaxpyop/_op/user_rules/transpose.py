@@ -32,7 +32,7 @@ class LinearCall(Call):
             environment,
             label="linear({})",
             on_jax=body.op.on_jax,
-            batching=Batching(body.op.vmap_method, block_derivative=True),
+            batching=Batching(body.op.vmap_method),
             operands=Operands(rule_inputs=body.linear_inputs),
         )
 
