@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,8 +30,7 @@ class Options:
     compiler_options: tuple[tuple[str, Any], ...] = ()
 
 
-@dataclasses.dataclass(slots=True)
-class _Instruction:
+class _Instruction(NamedTuple):
     """One step of a plan. The values of a run are in a list of slots.
 
     Attributes:
@@ -95,7 +94,6 @@ class Plan:
         self._outputs = list(map(self._slot, program.outputs))
         self.calls = [call_of(eqn) for eqn in hosts if call_of(eqn) is not None]
         self.loops = [eqn for eqn in hosts if call_of(eqn) is None]
-        self._is_one_device = _jaxcore.is_one_cpu()
 
     def _slot(self, x: Any) -> int:
         if isinstance(x, _jaxcore.Literal):
@@ -111,12 +109,12 @@ class Plan:
         """Run the program on jax.Arrays, and return its results."""
         slots = self._initial.copy()
         slots[: len(inputs)] = inputs
-        for step in self._instructions:
-            slots[step.makes] = step.run(*map(slots.__getitem__, step.reads))
-            for k in step.dead:
+        for run, reads, makes, dead in self._instructions:
+            slots[makes] = run(*map(slots.__getitem__, reads))
+            for k in dead:
                 slots[k] = None
         outputs = list(map(slots.__getitem__, self._outputs))
-        return outputs if self._is_one_device else _placed(outputs, inputs)
+        return outputs if _jaxcore.is_one_cpu() else _placed(outputs, inputs)
 
     def __str__(self) -> str:
         return "\n".join(self.text)
