@@ -175,15 +175,13 @@ class RecurringTrace(Trace):
             identity = _free_identities.pop()
         except IndexError:
             identity = _Identity()
-        self._identity: _Identity | None = identity
+        self._identity = identity
         self._weakref = weakref.ref(identity)
 
     def close(self) -> None:
-        """Ends the trace: its tracers are invalid, and the next trace gets its identity."""
+        """Ends the trace, once: its tracers are invalid, and the next trace gets its identity."""
         self.invalidate()
-        identity, self._identity = self._identity, None
-        if identity is not None:
-            _free_identities.append(identity)
+        _free_identities.append(self._identity)
 
 
 # -------------------------------------------------------------- unusable values
