@@ -41,7 +41,6 @@ _LINEAR_BYTES = 20_000
 _ASKED = (
     jax.errors.ConcretizationTypeError,
     jax.errors.TracerArrayConversionError,
-    jax.errors.TracerBoolConversionError,
     jax.errors.TracerIntegerConversionError,
 )
 
