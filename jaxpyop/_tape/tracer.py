@@ -57,12 +57,10 @@ def _is_operand(x: Any, trace: Any) -> bool:
 
 
 def _power(self: Any, other: Any) -> Any:
-    # This is what jnp comes to.
-    if type(other) is int and self.aval.dtype.kind in "fc" and not self.aval.weak_type:
-        trace = self._trace
-        if _current_trace() is trace:
-            return trace.process_primitive(lax.integer_pow_p, (self,), {"y": other})
-        return lax.integer_pow(self, other)
+    aval, trace = self.aval, self._trace
+    if type(other) is int and aval.dtype.kind in "fc" and not aval.weak_type and _current_trace() is trace:
+        # This is what jnp comes to.
+        return trace.process_primitive(lax.integer_pow_p, (self,), {"y": other})
     return _general_power(self, other)
 
 
