@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -119,25 +118,23 @@ def _array(value: Any) -> Any:
 
 
 def record(
-    body: Callable[..., Sequence[Any]],
-    inputs: Sequence[Any],
-    perturbed: Sequence[bool] | None = None,
+    body: Callable[..., Sequence[Any]], inputs: Sequence[Any], perturbed: Sequence[bool]
 ) -> tuple[list[Any], Record]:
     """Runs `body(*inputs)` once and records it.
 
     Args:
         body: a Python function of arrays, which returns a flat list or tuple of arrays or of concrete values (NumPy
             arrays, Python numbers). Its `title`, if it has one, is what warnings call it.
-        inputs: arrays. Those of a floating-point or complex dtype are differentiated.
-        perturbed: which of them are differentiated, by default all. The others are constants, and operations
-            on constants alone are not recorded.
+        inputs: arrays.
+        perturbed: which of them are differentiated. Their dtypes are floating-point or complex. The others are
+            constants, and operations on constants alone are not recorded.
 
     Returns:
         The outputs, as concrete as the inputs, and the record.
 
     Example:
         >>> import jax.numpy as jnp
-        >>> outputs, taken = record(lambda x: [x * x if float(x) > 1 else x], [jnp.float32(3.0)])
+        >>> outputs, taken = record(lambda x: [x * x if float(x) > 1 else x], [jnp.float32(3.0)], [True])
         >>> float(outputs[0]), float(taken.pullback([jnp.float32(1.0)])[0])
         (9.0, 6.0)
     """
@@ -147,7 +144,7 @@ def record(
         return _record_by_vjp(body, inputs, perturbed, title)
     tape = Tape(_jaxcore.current_trace(), title)
     try:
-        boxed = [tape.box_input(x) if p else x for x, p in zip(inputs, perturbed or itertools.repeat(True))]
+        boxed = [tape.box_input(x) if p else x for x, p in zip(inputs, perturbed, strict=True)]
         with _jaxcore.set_current_trace(tape):
             outs = list(body(*boxed))
         in_slots = tuple([tape.slot_of(x) for x in boxed])
@@ -163,7 +160,7 @@ def record(
 
 
 def _record_by_vjp(
-    body: Callable[..., Sequence[Any]], inputs: Sequence[Any], perturbed: Sequence[bool] | None, title: str
+    body: Callable[..., Sequence[Any]], inputs: Sequence[Any], perturbed: Sequence[bool], title: str
 ) -> tuple[list[Any], Record]:
     """Records `body(*inputs)` on a JAX on which the tape cannot stand: it runs under `jax.vjp`, as a single call.
 
@@ -172,23 +169,22 @@ def _record_by_vjp(
     Raises:
         TypeError: the function asks for a value that is differentiated.
     """
-    tracked = [_jaxcore.is_inexact(x) and (perturbed is None or perturbed[i]) for i, x in enumerate(inputs)]
 
     def call(*args: Any) -> list[Any]:
         return list(map(_array, body(*args)))
 
     try:
-        outputs, linear = linearize(call, [i for i, t in enumerate(tracked) if t], inputs, forward=False)
+        outputs, linear = linearize(call, [i for i, p in enumerate(perturbed) if p], inputs, forward=False)
     except _ASKED as error:
         raise TypeError(
             f"{title}: it asks for the value of what is differentiated, which is not possible on public JAX alone "
             f"({_jaxcore.WHY_PORTABLE}). Write jnp.where or jax.lax.cond instead, or give the op a vjp="
         ) from error
     linear.keep_values()
-    needs = full_dependence(tracked, outputs).needs
+    needs = full_dependence(perturbed, outputs).needs
     ins = tuple(range(len(inputs)))
     outs = tuple([len(inputs) + j if need else -1 for j, need in enumerate(needs)])
-    in_slots = tuple([i if t else -1 for i, t in enumerate(tracked)])
+    in_slots = tuple([i if p else -1 for i, p in enumerate(perturbed)])
     types = (None,) * (len(inputs) + len(outputs))
     program = Program([Entry(linear, ins, outs, needs)], in_slots, outs, types=types)
     return outputs, Record(program, [], list(map(jax.typeof, inputs)), list(map(jax.typeof, outputs)))

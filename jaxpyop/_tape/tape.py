@@ -66,11 +66,8 @@ class Tape(_jaxcore.RecurringTrace):
         self.entries: list[Entry] = []
 
     def box_input(self, value: Any) -> Any:
-        """Returns the tracer of an input, or the input itself if it cannot have a tangent."""
-        aval = typeof(value)
-        if not _jaxcore.is_inexact(aval):
-            return value
-        return TapeTracer(self, aval, value, self._free_slot(value))
+        """Returns the tracer of an input that is differentiated."""
+        return TapeTracer(self, typeof(value), value, self._free_slot(value))
 
     def slot_of(self, x: Any) -> int:
         """Returns the slot of a tracer of this tape, -1 for anything else."""
