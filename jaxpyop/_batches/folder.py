@@ -20,9 +20,10 @@ import io
 import json
 import os
 import pathlib
+import secrets
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any
 
 import numpy as np
@@ -37,6 +38,8 @@ except ImportError:  # Windows
 # The type of a leaf of an element's result.
 Leaf = tuple[tuple[int, ...], np.dtype[Any]]
 _DESCRIPTION, _COMPLETE = "description.json", "complete.json"
+# How long a process waits for what another one does at the start and at the end.
+_SECONDS = 0.02
 # The locks of this process. A forked child has them too, and would keep them if this process is killed.
 _locks: set[int] = set()
 
@@ -47,16 +50,19 @@ class Memory:
     def __init__(self, leaves: Sequence[Leaf]) -> None:
         self._blocks: list[Sequence[Array]] = [[np.empty((0, *shape), dtype) for shape, dtype in leaves]]
 
-    def has(self, number: int, inputs: str) -> bool:
+    def checksum(self, block: Sequence[Array], program: Callable[[int], str]) -> str:
+        return ""
+
+    def has(self, number: int, checksum: str) -> bool:
         return False
 
     def claim(self, number: int) -> contextlib.AbstractContextManager[bool]:
         return contextlib.nullcontext(True)
 
-    def save(self, number: int, inputs: str, results: Sequence[Array]) -> None:
+    def save(self, number: int, checksum: str, results: Sequence[Array]) -> None:
         self._blocks.append(results)
 
-    def results(self, blocks: int) -> list[Array]:
+    def results(self, checksums: Sequence[str]) -> list[Array]:
         return list(map(np.concatenate, zip(*self._blocks)))
 
 
@@ -65,73 +71,80 @@ class Folder:
 
     Args:
         path: the folder, which is made if it is not there.
-        description: what was asked for, as JSON. Its "code" may have changed, and then it warns.
+        description: what was asked for, as JSON.
+        code: checksums of the code of functions on the host. There is a warning for blocks that have others.
         leaves: the type of each leaf of an element's result.
 
     Raises:
         ValueError: the folder is that of another call, or has other files.
     """
 
-    def __init__(self, path: Any, description: dict[str, Any], leaves: Sequence[Leaf]) -> None:
+    def __init__(self, path: Any, description: dict[str, Any], code: list[Any], leaves: Sequence[Leaf]) -> None:
         if fcntl is None:
             raise NotImplementedError(f"{API}: checkpoint= needs the file locks of a POSIX system")
         self._path = pathlib.Path(path)
-        self._leaves = leaves
+        self._leaves, self._code, self._warned = leaves, code, False
         self._records: list[dict[str, Any]] | None = None
         self._path.mkdir(parents=True, exist_ok=True)
         while not self._exists(_DESCRIPTION):
             self._check_others()
             with self._lock("description") as mine:
-                if mine and not self._exists(_DESCRIPTION):
+                if not mine:
+                    time.sleep(_SECONDS)
+                elif not self._exists(_DESCRIPTION):
                     with self._writing(_DESCRIPTION) as file:
                         file.write(json.dumps(description, indent=1).encode())
-        found = self._json(_DESCRIPTION)
-        differing = [name for name in description if found.get(name) != description[name]]
-        if differing == ["code"]:
-            warnings.warn(
-                f"{API}: the code of a Python function on the host is not what it was when the folder {self._path} was "
-                "made, and version= is the same, so finished blocks are not computed again; pass a new folder if "
-                "their results are not right any more",
-                RuntimeWarning,
-                stacklevel=3,
-            )
-        elif differing:
+        found = self._json(_DESCRIPTION, dict)
+        if differing := [name for name in description if found.get(name) != description[name]]:
             values = [f"{name}: {found.get(name)} there, {description[name]} here" for name in differing]
             raise self._refusal("; ".join(values))
-        # The locks of some network file systems lock nothing, so each block tells what it belongs to.
-        self._call = _checksum([json.dumps({**description, "code": None}).encode()])
+        self._call = json.dumps(description).encode()
 
-    def has(self, number: int, inputs: str) -> bool:
-        """Whether a block is finished. `inputs` is the checksum of its inputs, which must be the same as then."""
+    def checksum(self, block: Sequence[Array], program: Callable[[int], str]) -> str:
+        """Returns what a block is computed from: its inputs, the program for its size, and all of the description.
+
+        The locks of some network file systems lock nothing, and a folder may be deleted and made anew while a process
+        computes. So a block itself has to tell which call it belongs to.
+        """
+        types = [f"{x.shape} {x.dtype}".encode() for x in block]
+        return _checksum([self._call, program(len(block[0])).encode(), *types, *map(bytes_of, block)])
+
+    def has(self, number: int, checksum: str) -> bool:
+        """Whether a block is finished, which must be of the same inputs."""
         record = self._record(number)
-        if record is not None and record["of"] != self._call + inputs:
-            raise self._refusal(f"it has results of block {number} for other inputs")
+        if record is not None:
+            self._check_block(number, record, checksum)
         return record is not None
 
     def claim(self, number: int) -> contextlib.AbstractContextManager[bool]:
         """Claims a block, so that nobody else computes it; gives False if somebody else has it."""
         return self._lock(str(number))
 
-    def save(self, number: int, inputs: str, results: Sequence[Array]) -> None:
+    def save(self, number: int, checksum: str, results: Sequence[Array]) -> None:
         """Keeps the results of a block that is claimed."""
         data = [bytes_of(x) for x in results]
         elements = len(results[0]) if results else 0
-        record = {"of": self._call + inputs, "elements": elements, "results": _checksum(data)}
+        record = {"of": checksum, "code": self._code, "elements": elements, "results": _checksum(data)}
         with self._writing(f"{number}.block") as file:
             file.write(json.dumps(record).encode() + b"\n")
             file.writelines(data)
 
-    def results(self, blocks: int) -> list[Array]:
-        """Returns the results of all blocks, of which there are so many, as memory-mapped arrays."""
+    def results(self, checksums: Sequence[str]) -> list[Array]:
+        """Returns the results of all blocks, which have these checksums, as memory-mapped arrays."""
         while (records := self._complete()) is None:
             with self._lock("complete") as mine:
                 if not mine:
-                    time.sleep(0.02)
+                    time.sleep(_SECONDS)
                 elif self._complete() is None:
-                    self._join(blocks)
-        if len(records) != blocks:
-            raise self._refusal(f"it has the results of {len(records)} blocks, and inputs has {blocks}")
+                    self._join(checksums)
+        self._check_blocks(records, checksums)
         self._check_leaves(records)
+        # Who locks a claim from now on finds that the block is finished.
+        for pattern in ("*.block", "*.claim", "*.part"):
+            for file in self._path.glob(pattern):
+                # The folder of a finished sweep may be read-only.
+                with contextlib.suppress(OSError):
+                    file.unlink()
         # The dtypes that NumPy does not have, such as bfloat16, are stored as bytes.
         files = [np.load(self._path / f"{k}.npy", mmap_mode="r") for k in range(len(self._leaves))]
         return [file.view(dtype) for file, (_, dtype) in zip(files, self._leaves)]
@@ -148,17 +161,37 @@ class Folder:
                 f"{API}: the folder {self._path} has files of something else: {', '.join(sorted(names)[:3])}"
             )
 
+    def _check_block(self, number: int, record: dict[str, Any], checksum: str) -> None:
+        if record["of"] != checksum:
+            raise self._refusal(f"its block {number} is of other inputs or of another function")
+        if record["code"] != self._code and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{API}: block {number} in the folder {self._path} was computed when the code of a Python function on "
+                "the host was another one; version= is the same, so it is not computed again: pass a new folder if "
+                "its results are not right any more",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def _check_blocks(self, records: Sequence[dict[str, Any]], checksums: Sequence[str]) -> None:
+        if len(records) != len(checksums):
+            raise self._refusal(f"it has the results of {len(records)} blocks, and inputs has {len(checksums)}")
+        for number, (record, checksum) in enumerate(zip(records, checksums)):
+            self._check_block(number, record, checksum)
+
     def _refusal(self, why: str) -> ValueError:
         return ValueError(
             f"{API}: the folder {self._path} is that of another call: {why}. Its results may not be those that are "
             "asked for here: pass a new folder as checkpoint=, or delete this one"
         )
 
-    def _json(self, name: str, data: bytes | None = None) -> Any:
-        try:
-            return json.loads((self._path / name).read_bytes() if data is None else data)
-        except ValueError:
-            raise self._damaged(name) from None
+    def _json(self, name: str, kind: type, data: bytes | None = None) -> Any:
+        with contextlib.suppress(ValueError):
+            found = json.loads((self._path / name).read_bytes() if data is None else data)
+            if isinstance(found, kind):
+                return found
+        raise self._damaged(name)
 
     def _damaged(self, name: str) -> ValueError:
         advice = "delete it, and the block is computed again" if name.endswith(".block") else "delete the folder"
@@ -167,13 +200,13 @@ class Folder:
     def _complete(self) -> list[dict[str, Any]] | None:
         """The records of all blocks; None if some of these are missing."""
         if self._records is None and self._exists(_COMPLETE):
-            self._records = self._json(_COMPLETE)
+            self._records = self._json(_COMPLETE, list)
         return self._records
 
     def _record(self, number: int) -> dict[str, Any] | None:
         """The checksums of a block; None if it is not finished."""
         with contextlib.suppress(FileNotFoundError), (self._path / f"{number}.block").open("rb") as file:
-            return self._json(f"{number}.block", file.readline())
+            return self._json(f"{number}.block", dict, file.readline())
         # Blocks are deleted when all of them are complete, which may be just now.
         if (records := self._complete()) is None:
             return None
@@ -183,12 +216,13 @@ class Folder:
 
     # ----------------------------------------------------------------- from blocks to arrays
 
-    def _join(self, blocks: int) -> None:
+    def _join(self, checksums: Sequence[str]) -> None:
         """Writes the results of all blocks into one file for each leaf."""
-        numbers = {int(file.stem) for file in self._path.glob("*.block")}
-        if numbers != set(range(blocks)):
-            raise self._refusal(f"it has the results of {len(numbers)} blocks, and inputs has {blocks}")
-        records = [record for number in range(blocks) if (record := self._record(number))]
+        names = [file.stem for file in self._path.glob("*.block")]
+        records = [record for number in range(len(checksums)) if (record := self._record(number))]
+        if len(records) < len(checksums) or sum(map(str.isdigit, names)) > len(checksums):
+            raise self._refusal(f"it has the results of {len(names)} blocks, and inputs has {len(checksums)}")
+        self._check_blocks(records, checksums)
         with contextlib.ExitStack() as stack:
             files = [stack.enter_context(self._writing(f"{k}.npy")) for k in range(len(self._leaves))]
             for file, header in zip(files, self._headers(records)):
@@ -198,9 +232,6 @@ class Folder:
                     file.write(part)
         with self._writing(_COMPLETE) as file:
             file.write(json.dumps(records).encode())
-        # Who locks a claim from now on finds that the block is finished.
-        for file in (*self._path.glob("*.block"), *self._path.glob("*.claim")):
-            file.unlink(missing_ok=True)
 
     def _data(self, number: int, record: dict[str, Any]) -> list[bytes]:
         """The bytes of each leaf of a block."""
@@ -227,7 +258,7 @@ class Folder:
         count = sum(record["elements"] for record in records)
         for shape, dtype in self._leaves:
             file = io.BytesIO()
-            stored = dtype if dtype.kind in "biufc" else np.dtype((np.void, dtype.itemsize))
+            stored = dtype if dtype.isbuiltin == 1 else np.dtype((np.void, dtype.itemsize))
             header = {"shape": (count, *shape), "fortran_order": False, "descr": stored.str}
             np.lib.format.write_array_header_1_0(file, header)
             yield file.getvalue()
@@ -241,7 +272,7 @@ class Folder:
     @contextlib.contextmanager
     def _writing(self, name: str) -> Iterator[IO[bytes]]:
         """Writes a file, which appears once it is whole."""
-        part = self._path / f"{name}.part"
+        part = self._path / f"{name}.{os.getpid()}.{secrets.token_hex(4)}.part"
         try:
             with part.open("wb") as file:
                 yield file

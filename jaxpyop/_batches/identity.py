@@ -7,7 +7,9 @@ of it. If its code differs, a warning comes, because a version is easily forgott
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -36,24 +38,37 @@ def _constants(params: dict[str, Any]) -> Iterator[Any]:
             yield from _constants(eqn.params)
 
 
-def host_functions(traced: Any, text: str) -> tuple[list[str], list[Any]]:
+def host_functions(traced: Any, text: str) -> tuple[list[list[str]], list[str | None]]:
     """Returns the Python functions that a program calls for a value: how it calls each, and checksums of their code."""
-    found: list[str] = []
-    code: list[Any] = []
-    eqns = list(equations_in({"": traced.jaxpr}))
-    calls = [eqn for eqn in eqns if eqn.primitive is python_call_p or "callback" in eqn.params]
-    if not calls and "_callback" in text:
-        found.append("a callback of another library")
+    found: list[list[str]] = []
+    code: list[str | None] = []
     # The results do not depend on a call that has none.
-    for eqn in (eqn for eqn in calls if eqn.outvars):
+    for eqn in (eqn for eqn in equations_in({"": traced.jaxpr}) if eqn.outvars):
         if eqn.primitive is python_call_p:
-            op = eqn.params["call"].op
-            rules = dict(op.rules.functions())
-            options = op.vmap_method.name, op.casting, op.on_jax, op.out, op.step, op.fills
-            found.append(f"{eqn.params['call']!r} {list(rules)} {options}")
+            call = eqn.params["call"]
+            op, rules = call.op, dict(call.op.rules.functions())
+            options = op.vmap_method.name, op.casting, op.on_jax, op.out, op.step, op.fills, list(rules)
+            # The text of a padded result leaves some of its options out.
+            results = [(leaf, leaf.encoding and dataclasses.astuple(leaf.encoding)) for leaf in op.spec.returned.leaves]
+            found.append([repr(call), shown(options), shown(results), _inputs_of(call)])
             code += map(code_checksum, (op.func, *rules.values()))
-        else:
+        elif "callback" in eqn.params:
             callback = getattr(eqn.params["callback"], "callback_func", eqn.params["callback"])
-            found.append(f"{eqn.primitive} {getattr(callback, '__qualname__', '')}")
+            found.append([f"{eqn.primitive} {getattr(callback, '__qualname__', '')}"])
             code.append(code_checksum(callback))
+    if not found and "_callback" in text:
+        found.append(["a callback of another library"])
     return found, code
+
+
+def _inputs_of(call: Any) -> str:
+    """The structure of the inputs of a user's call, with what is no array among them."""
+    while call.origin is not None:
+        call = call.origin[0]
+    inputs = getattr(getattr(call, "user_body", None), "inputs", None)
+    return "" if inputs is None else shown((inputs.tree, inputs.leaves))
+
+
+def shown(value: Any) -> str:
+    """The text of a value, without the addresses of objects, which are other ones in each process."""
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))

@@ -44,7 +44,9 @@ def read_inputs(inputs: Any, size: int) -> Arrays | Elements:
         raise ValueError(f"{API}: inputs has no arrays")
     if all(hasattr(x, "shape") and hasattr(x, "dtype") and hasattr(x, "__getitem__") for x in leaves):
         return Arrays(inputs, size)
-    if is_leaf(inputs) and isinstance(inputs, Iterable) and not isinstance(inputs, (str, bytes)):
+    # Whoever passes a mapping, or a table, does not mean its keys.
+    is_iterable = isinstance(inputs, Iterable) and not isinstance(inputs, (str, bytes)) and not hasattr(inputs, "keys")
+    if is_leaf(inputs) and is_iterable:
         return Elements(inputs, size)
     raise TypeError(
         f"{API}: inputs is of type {type(inputs).__qualname__}: {str(inputs)[:60]}; expected a pytree of arrays whose "
@@ -79,7 +81,8 @@ class Arrays:
 
     def blocks(self) -> Iterator[list[Array]]:
         """Returns the blocks in turn."""
-        return map(self.again, range(-(-self.length // self._size)))
+        for number in range(-(-self.length // self._size)):
+            yield self.again(number)
 
     def again(self, number: int) -> list[Array]:
         """Returns one of the blocks."""

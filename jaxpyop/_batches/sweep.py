@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextvars
 import functools
-import hashlib
 import os
 import sys
 import time
@@ -14,9 +14,9 @@ import jax
 import numpy as np
 
 from jaxpyop._batches.folder import Folder, Memory
-from jaxpyop._batches.identity import host_functions, program_checksum
-from jaxpyop._batches.inputs import API, Array, Arrays, Elements, bytes_of, is_key, read_inputs, with_keys
-from jaxpyop._host import reraise
+from jaxpyop._batches.identity import host_functions, program_checksum, shown
+from jaxpyop._batches.inputs import API, Array, Arrays, Elements, is_key, read_inputs, with_keys
+from jaxpyop._host import add_note, reraise
 from jaxpyop._jaxcore import is_eager
 
 # How long a process that waits for the blocks of others sleeps before it looks for them, at first and at most.
@@ -77,15 +77,39 @@ def map_batches(
         [0.  0.5 1.  1.5 2. ] [False  True False  True False]
     """
     size = _check(f, batch_size, version, progress)
-    elements = read_inputs(inputs, size)
-    program = _Program(f, elements)
-    leaves, tree = jax.tree.flatten(program.results(size))
+    folder = None if checkpoint is None else os.path.realpath(checkpoint)
+    if folder is not None and folder in _folders.get():
+        raise RuntimeError(
+            f"{API}: a function that it calls calls it with the same folder {folder}, and would wait for it"
+        )
+    before = _folders.set((*_folders.get(), folder))
+    try:
+        return _mapped(f, read_inputs(inputs, size), size, folder, version, progress)
+    finally:
+        _folders.reset(before)
+
+
+# The folders of the sweeps that this code is called by.
+_folders: contextvars.ContextVar[tuple[str | None, ...]] = contextvars.ContextVar("jaxpyop_folders", default=())
+
+
+def _mapped(
+    f: Callable[[Any], Any],
+    elements: Arrays | Elements,
+    size: int,
+    folder: str | None,
+    version: str | None,
+    progress: bool | Callable[[int, int | None], object],
+) -> Any:
+    program = _Program(f, elements, size)
+    leaves, tree = jax.tree.flatten(program.results)
     types = [(leaf.shape[1:], np.dtype(leaf.dtype)) for leaf in leaves]
-    if checkpoint is None:
+    if folder is None:
         store = Memory(types)
     else:
-        store = Folder(checkpoint, _description(program, elements, size, version), types)
-    sweep = _Sweep(program, store, size, _progress(progress, elements.length))
+        description, code = _description(program, elements, version)
+        store = Folder(folder, description, code, types)
+    sweep = _Sweep(program, store, _progress(progress, elements.length))
     return jax.tree.unflatten(tree, store.results(sweep.run(elements)))
 
 
@@ -104,27 +128,33 @@ def _check(f: Any, batch_size: Any, version: Any, progress: Any) -> int:
 
 
 class _Program:
-    """The function of the user on blocks, compiled once for each size of a block."""
+    """The function of the user on blocks, compiled once for each size of a block.
 
-    def __init__(self, f: Callable[[Any], Any], inputs: Arrays | Elements) -> None:
+    Attributes:
+        size: how many elements a block has, but for the last one.
+        results: the types of the results of such a block, as a pytree.
+    """
+
+    def __init__(self, f: Callable[[Any], Any], inputs: Arrays | Elements, size: int) -> None:
         make_keys = with_keys(inputs.structs)
         on_leaves = lambda *leaves: f(jax.tree.unflatten(inputs.tree, make_keys(*leaves)))
         jitted = jax.jit(jax.vmap(on_leaves))
         types = lambda size: [jax.ShapeDtypeStruct((size, *x.shape), x.dtype) for x in inputs.structs]
         self.traced = functools.cache(lambda size: jitted.trace(*types(size)))
-        self.lowered = functools.cache(lambda size: self.traced(size).lower())
-        self._compiled = functools.cache(lambda size: self.lowered(size).compile())
-
-    def results(self, size: int) -> Any:
-        """The types of the results of a block, as a pytree."""
-        found = self.traced(size).out_info
-        if any(map(is_key, jax.tree.leaves(found))):
+        self._lowered = functools.cache(lambda size: self.traced(size).lower())
+        self._compiled = functools.cache(lambda size: self._lowered(size).compile())
+        self.text = lambda size: self._lowered(size).as_text()
+        self.checksum = functools.cache(lambda size: program_checksum(self.traced(size), self.text(size)))
+        self.size, self.results = size, self.traced(size).out_info
+        if any(map(is_key, jax.tree.leaves(self.results))):
             raise TypeError(f"{API}: f returns a PRNG key; return jax.random.key_data(key)")
-        return found
 
     def __call__(self, block: Sequence[Array]) -> list[Array]:
+        count = len(block[0])
+        if (found := _types_of(self.traced(count).out_info)) != (expected := _types_of(self.results)):
+            raise TypeError(f"{API}: f returned {found} for the last block, and {expected} for the others")
         with reraise():
-            results = self._compiled(len(block[0]))(*block)
+            results = self._compiled(count)(*block)
             found = list(map(np.asarray, jax.tree.leaves(results)))
             # An effect may fail that no result depends on.
             jax.effects_barrier()
@@ -137,23 +167,23 @@ class _Sweep:
     Args:
         program: computes a block.
         store: keeps the results.
-        size: how many elements a block has.
         tell: is called with the number of finished elements.
     """
 
-    def __init__(self, program: _Program, store: Memory | Folder, size: int, tell: Callable[[int], object]) -> None:
-        self._program, self._store, self._size, self._tell = program, store, size, tell
+    def __init__(self, program: _Program, store: Memory | Folder, tell: Callable[[int], object]) -> None:
+        self._program, self._store, self._tell = program, store, tell
         self._done = 0
 
-    def run(self, inputs: Arrays | Elements) -> int:
-        """Returns the number of blocks once all of them are finished, by this process or by others."""
+    def run(self, inputs: Arrays | Elements) -> list[str]:
+        """Returns the checksums of all blocks once they are finished, by this process or by others."""
+        checksums: list[str] = []
         # What finishes the blocks that other processes are computing, if one of these ends before.
         others: dict[int, Callable[[], bool]] = {}
-        number = -1
         for number, block in enumerate(inputs.blocks()):
-            checksum, count = _checksum(block), len(block[0])
+            checksums.append(checksum := self._checksum(block))
+            count = len(block[0])
             if not self._finish(number, checksum, count, functools.partial(list, block)):
-                again = functools.partial(_again, inputs, number, checksum)
+                again = functools.partial(self._again, inputs, number, checksum)
                 others[number] = functools.partial(self._finish, number, checksum, count, again)
         seconds, longest = _SECONDS
         while others:
@@ -161,7 +191,10 @@ class _Sweep:
             missing = {each: finish for each, finish in others.items() if not finish()}
             seconds = min(2 * seconds, longest) if len(missing) == len(others) else _SECONDS[0]
             others = missing
-        return number + 1
+        return checksums
+
+    def _checksum(self, block: Sequence[Array]) -> str:
+        return self._store.checksum(block, self._program.checksum)
 
     def _finish(self, number: int, checksum: str, count: int, load: Callable[[], Sequence[Array]]) -> bool:
         """Computes a block if it is missing. Returns False if another process is computing it."""
@@ -179,50 +212,46 @@ class _Sweep:
         try:
             self._store.save(number, checksum, self._program(block))
         except BaseException as error:
-            first = number * self._size
+            first = number * self._program.size
             last = first + len(block[0]) - 1
-            error.add_note(f"{API}: in block {number}, elements {first} to {last} of inputs; finished blocks are kept")
+            add_note(error, f"{API}: in block {number}, elements {first} to {last} of inputs")
             raise
 
-
-def _again(inputs: Arrays | Elements, number: int, checksum: str) -> Sequence[Array]:
-    block = inputs.again(number)
-    if not block or _checksum(block) != checksum:
-        raise ValueError(f"{API}: inputs gives other elements when it is read again; expected the same ones each time")
-    return block
-
-
-def _checksum(block: Sequence[Array]) -> str:
-    hashed = hashlib.sha256()
-    for x in block:
-        hashed.update(f"{x.shape} {x.dtype}".encode())
-        hashed.update(bytes_of(x))
-    return hashed.hexdigest()
+    def _again(self, inputs: Arrays | Elements, number: int, checksum: str) -> Sequence[Array]:
+        block = inputs.again(number)
+        if not block or self._checksum(block) != checksum:
+            raise ValueError(f"{API}: inputs gives other elements when it is read again; expected the same each time")
+        return block
 
 
-def _description(program: _Program, inputs: Arrays | Elements, size: int, version: str | None) -> dict[str, Any]:
-    """What decides the results, as JSON."""
-    traced, text = program.traced(size), program.lowered(size).as_text()
-    functions, code = host_functions(traced, text)
+def _description(
+    program: _Program, inputs: Arrays | Elements, version: str | None
+) -> tuple[dict[str, Any], list[str | None]]:
+    """What decides the results, as JSON, and checksums of the code of the functions on the host."""
+    functions, code = host_functions(program.traced(program.size), program.text(program.size))
     if functions and version is None:
         raise ValueError(
-            f"{API}: f calls a Python function on the host ({functions[0]}), and a folder cannot see "
-            'whether all that it reads has changed: pass version="1", and another version after a change'
+            f"{API}: f calls a Python function on the host ({functions[0][0]}), and a folder cannot see whether all "
+            'that it reads has changed: pass version="1", and another version after a change'
         )
-    leaves, tree = jax.tree.flatten(program.results(size))
-    return {
+    description = {
         "format": 1,
-        "batch_size": size,
+        "batch_size": program.size,
         "elements": inputs.length,
-        "inputs": [str(inputs.tree), *([list(x.shape), str(x.dtype), x.key] for x in inputs.structs)],
-        "results": [str(tree), *([list(x.shape[1:]), str(x.dtype)] for x in leaves)],
-        "program of f": program_checksum(traced, text),
+        "inputs": [shown(inputs.tree), *([list(x.shape), str(x.dtype), x.key] for x in inputs.structs)],
+        "results": _types_of(program.results),
+        "program of f": program.checksum(program.size),
         "version": version,
         "functions on the host": functions,
-        "code": code,
         "jax": jax.__version__,
         "platform": jax.default_backend(),
     }
+    return description, code
+
+
+def _types_of(results: Any) -> list[Any]:
+    leaves, tree = jax.tree.flatten(results)
+    return [shown(tree), *([list(x.shape[1:]), str(x.dtype)] for x in leaves)]
 
 
 def _progress(progress: bool | Callable[[int, int | None], object], total: int | None) -> Callable[[int], object]:

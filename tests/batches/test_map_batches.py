@@ -1,10 +1,14 @@
 """`map_batches`: blocks of one compiled `vmap`, from arrays and iterables, in memory and in folders."""
 
+import concurrent.futures
+import contextlib
 import functools
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import types
 
 import jax
 import jax.numpy as jnp
@@ -20,10 +24,9 @@ from tests.shared.functions import numpy_function
 from tests.shared.processes import clean_environment, run_python
 from tests.shared.tables import named, rows
 
+fcntl = pytest.importorskip("fcntl", reason="checkpoint= needs POSIX locks")
 F = jnp.float32
 X = np.arange(7, dtype=np.float32)
-needs_locks = pytest.mark.skipif(sys.platform == "win32", reason="checkpoint= needs POSIX locks")
-pytestmark = needs_locks
 
 
 def sine(x):
@@ -32,6 +35,12 @@ def sine(x):
 
 def on_host(func):
     return lambda x: numpy_function(func, [x], F(0))
+
+
+def apart(call):
+    """What a call gives in another thread, which knows nothing of the sweep that this one is in."""
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        return thread.submit(call).result()
 
 
 def same(results, expected):
@@ -51,7 +60,14 @@ VALUES = {
     "a function on the host": (on_host(sine), X),
     "a tree": (lambda x: {"a": x["p"] + x["q"][0], "b": (x["q"][1], None)}, {"p": X, "q": (X, np.ones((7, 2, 3)))}),
     "many dtypes": (
-        lambda x: (x > 2, x.astype(jnp.bfloat16), x * 1j, x.astype(jnp.int8), x.astype(jnp.float8_e4m3fn)),
+        lambda x: (
+            x > 2,
+            x.astype(jnp.bfloat16),
+            x * 1j,
+            x.astype(jnp.int8),
+            x.astype(jnp.float8_e4m3fn),
+            x.astype(jnp.float8_e5m2),
+        ),
         X,
     ),
     "no results": (lambda x: None, X),
@@ -171,7 +187,7 @@ def test_a_failure_names_its_block_and_keeps_the_others(tmp_path):
     call = lambda: map_batches(on_host(body), X, batch_size=2, checkpoint=tmp_path / "a", version="1")
     with pytest.raises(KeyError, match="four") as caught:
         call()
-    assert "in block 2, elements 4 to 5 of inputs; finished blocks are kept" in caught.value.__notes__[-1]
+    assert "in block 2, elements 4 to 5 of inputs" in caught.value.__notes__[-1]
     fails.clear()
     np.testing.assert_array_equal(call(), X)
     assert runs == [0, 1, 2, 3, 4, 4, 5, 6]
@@ -208,6 +224,11 @@ WRONG = {
     "no function": (TypeError, "expected a function of one element", lambda: map_batches(3, X, batch_size=1)),
     "a list": (TypeError, "inputs is a list", lambda: map_batches(abs, [1.0, 2.0], batch_size=1)),
     "a number": (TypeError, "inputs is of type float", lambda: map_batches(abs, 1.0, batch_size=1)),
+    "a mapping": (
+        TypeError,
+        "inputs is of type mapping",
+        lambda: map_batches(abs, types.MappingProxyType({1: 2}), batch_size=1),
+    ),
     "a text": (TypeError, "inputs is of type str", lambda: map_batches(abs, "text", batch_size=1)),
     "numbers in a tuple": (TypeError, "inputs is of type tuple", lambda: map_batches(abs, (1.0, 2.0), batch_size=1)),
     "a scalar array": (ValueError, "inputs is a scalar", lambda: map_batches(abs, np.float32(1), batch_size=1)),
@@ -290,7 +311,7 @@ def test_a_folder_of_another_call_is_refused(f, inputs, options, blocks, tmp_pat
 def test_an_iterable_with_more_or_fewer_elements(first, second, tmp_path):
     call = lambda count: map_batches(BASE, iter(np.arange(float(count))), batch_size=2, checkpoint=tmp_path / "a")
     call(first)
-    with pytest.raises(ValueError, match="it has"):
+    with pytest.raises(ValueError, match=r"it has|is of other inputs"):
         call(second)
 
 
@@ -348,10 +369,97 @@ def test_a_function_on_the_host_has_a_version_and_its_code_is_compared(make, tmp
         call(2)
     expected = call(2, version="1")
     same(call(2, version="1"), np.asarray(expected))
-    with pytest.warns(RuntimeWarning, match="is not what it was"):
+    with pytest.warns(RuntimeWarning, match="was another one"):
         same(call(3, version="1"), np.asarray(expected))
     with pytest.raises(ValueError, match="version: 1 there, 2 here"):
         call(2, version="2")
+
+
+def test_blocks_of_several_codes(tmp_path):
+    call = lambda scale: half_done(tmp_path / "a", CHANGED["its code"](scale), X, version="1", after=blocks)
+    for scale, blocks in ((2, 1), (3, 2), (2, 3)):
+        with contextlib.nullcontext() if blocks == 1 else pytest.warns(RuntimeWarning, match="was another one"):
+            call(scale)
+
+
+def pick(x, mode):
+    return x[mode] if isinstance(x, dict) else x * {"two": 2, "three": 3}[mode]
+
+
+def pad(x):
+    return x[:0]
+
+
+def asked(make, *values):
+    """Two functions that ask a function on the host for different things."""
+    return [functools.partial(lambda value, x: make(x, value), value) for value in values]
+
+
+ASKED = {
+    "an argument that is no array": asked(lambda x, mode: numpy_function(pick, [x, mode], F(0)), "two", "three"),
+    "a static one": asked(lambda x, k: numpy_function(np.multiply, [x, jaxpyop.static(k)], F(0)), 2.0, 3.0),
+    "the structure of inputs": asked(lambda x, k: numpy_function(pick, [{k: x, "c": x}, "c"], F(0)), "a", "b"),
+    "a fill of padded": asked(
+        lambda x, fill: jaxpyop.numpy_function(pad, [x[None]], jaxpyop.padded(F, 3, fill_value=fill)).values, 0, 5
+    ),
+}
+
+
+@pytest.mark.parametrize(("first", "second"), ASKED.values(), ids=ASKED)
+def test_what_is_asked_of_a_function_on_the_host(first, second, tmp_path):
+    map_batches(first, X, batch_size=2, checkpoint=tmp_path / "a", version="1")
+    with pytest.raises(ValueError, match="functions on the host: "):
+        map_batches(second, X, batch_size=2, checkpoint=tmp_path / "a", version="1")
+
+
+def test_a_sweep_does_not_take_the_blocks_of_a_folder_that_was_made_anew(tmp_path):
+    """Its last block is another call's, if the folder was deleted while it ran."""
+    folder = tmp_path / "a"
+
+    def made_anew(done, total):
+        if done == 4:
+            shutil.rmtree(folder)
+            apart(lambda: map_batches(lambda x: 200 * x, X, batch_size=2, checkpoint=folder))
+
+    with pytest.raises(ValueError, match="of another call"):
+        map_batches(lambda x: x, X, batch_size=2, checkpoint=folder, progress=made_anew)
+
+
+def test_the_last_block_has_a_program_of_its_own(tmp_path):
+    def rule(scale):
+        @jax.custom_batching.custom_vmap
+        def f(x):
+            return x
+
+        f.def_vmap(lambda size, _, x: (x * (scale if size == 1 else 1), True))
+        return f
+
+    map_batches(rule(2), X, batch_size=2, checkpoint=tmp_path / "a")
+    with pytest.raises(ValueError, match="block 3 is of other inputs or of another function"):
+        map_batches(rule(3), X, batch_size=2, checkpoint=tmp_path / "a")
+    dtypes = iter([jnp.float32, jnp.int32])
+    with pytest.raises(TypeError, match=r"f returned .* for the last block"):
+        map_batches(lambda x: x.astype(next(dtypes)), X, batch_size=4)
+
+
+class Lazy:
+    shape, dtype = (7,), np.dtype(np.float32)
+
+    def __getitem__(self, part):
+        if part.start:
+            raise StopIteration
+        return X[part]
+
+
+def test_an_array_that_raises_does_not_end_the_sweep():
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        map_batches(lambda x: x, Lazy(), batch_size=2)
+
+
+def test_a_sweep_inside_itself(tmp_path):
+    inner = lambda x: map_batches(lambda x: x, X, batch_size=2, checkpoint=tmp_path)[0]
+    with pytest.raises(RuntimeError, match="with the same folder"):
+        map_batches(on_host(inner), X, batch_size=2, checkpoint=tmp_path, version="1")
 
 
 # ----------------------------------------------------------------------- damage
@@ -369,6 +477,15 @@ def test_a_block_that_is_damaged(tmp_path):
             call()
     block.unlink()
     np.testing.assert_array_equal(call(), jax.vmap(BASE)(X))
+
+
+@pytest.mark.slow
+def test_a_block_of_another_folder(tmp_path):
+    half_done(tmp_path / "a", BASE, X)
+    half_done(tmp_path / "b", lambda x: BASE(x) + 1, X)
+    (tmp_path / "b" / "0.block").replace(tmp_path / "a" / "0.block")
+    with pytest.raises(ValueError, match="its block 0 is of other inputs"):
+        map_batches(BASE, X, batch_size=2, checkpoint=tmp_path / "a")
 
 
 @pytest.mark.parametrize("name", rows(["description.json", "complete.json", "0.npy"], fast=["0.npy"]))
@@ -402,7 +519,7 @@ def test_a_full_disk_leaves_the_finished_blocks(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left") as caught:
         map_batches(BASE, X, batch_size=2, checkpoint=tmp_path)
-    assert "finished blocks are kept" in caught.value.__notes__[0]
+    assert "in block 1, elements 2 to 3" in caught.value.__notes__[0]
     np.testing.assert_array_equal(map_batches(BASE, X, batch_size=2, checkpoint=tmp_path), jax.vmap(BASE)(X))
     assert sorted(file.name for file in tmp_path.iterdir()) == ["0.npy", "complete.json", "description.json"]
 
@@ -488,6 +605,24 @@ def test_killed_three_times_each_block_is_computed_again_at_most_when_it_ran(beg
     assert 200 <= len(runs) <= 200 + 3 * 5
 
 
+def test_a_block_that_another_process_finishes_just_before_it_is_claimed(tmp_path, monkeypatch):
+    runs, locks, flock = [], [], fcntl.flock
+
+    def finish_it_first(*arguments):
+        locks.append(arguments)
+        if len(locks) == 2:  # after the description, the first block
+            np.testing.assert_array_equal(apart(call), X)
+        flock(*arguments)
+
+    call = lambda: map_batches(
+        on_host(lambda x: runs.append(x) or x), X, batch_size=2, checkpoint=tmp_path, version="1"
+    )
+    monkeypatch.setattr(fcntl, "flock", finish_it_first)
+    np.testing.assert_array_equal(call(), X)
+    assert len(runs) == len(X)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["0.npy", "complete.json", "description.json"]
+
+
 @pytest.mark.slow
 def test_another_process_computes_the_block_of_a_process_that_is_killed(begun, tmp_path):
     one, other = begun(20, 10, 0.2), begun(20, 10, 0.2)
@@ -519,6 +654,7 @@ def test_ctrl_c_leaves_the_finished_blocks(begun, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(40)
 def test_a_forked_child_does_not_keep_the_locks_of_a_process_that_is_killed(begun, tmp_path):
     run_python(
         f"""
@@ -539,10 +675,7 @@ def test_a_forked_child_does_not_keep_the_locks_of_a_process_that_is_killed(begu
     )
     assert (tmp_path / "a" / "0.claim").exists()
     f = lambda x: jaxpyop.py_func(lambda x: x, [x], F, name="body")
-    with pytest.warns(RuntimeWarning, match="is not what it was"):
-        same(
-            map_batches(f, np.arange(3.0), batch_size=1, checkpoint=tmp_path / "a", version="1"), np.arange(3, dtype=F)
-        )
+    same(map_batches(f, np.arange(3.0), batch_size=1, checkpoint=tmp_path / "a", version="1"), np.arange(3, dtype=F))
 
 
 @pytest.mark.slow
