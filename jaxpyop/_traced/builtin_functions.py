@@ -131,7 +131,6 @@ def _float(m: Calls, v: Any) -> Any:
     if is_array(v):
         return m.number_of(v, "f")
     if isinstance(v, Num):
-        check_exact("f", v)
         return v if v.kind == "f" else number("f", raw(v, "f"), *bounds(v))
     return m.of_constants(float, [v], {})
 

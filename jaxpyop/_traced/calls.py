@@ -147,7 +147,8 @@ class Calls(Attributes):
         """A function that JAX may call, in a trace of its own. It must not change what is outside of it."""
 
         def called(*args: Any, **kwargs: Any) -> Any:
-            with self.unchanged("a function that JAX calls"):
+            what = "a function that JAX calls"
+            with self.unchanged(what), self.not_raising(f"in {what}"):
                 given = {k: self.from_jax(a) for k, a in kwargs.items()}
                 return self.to_jax(self.call(f, list(map(self.from_jax, args)), given))
 
@@ -186,7 +187,8 @@ class Calls(Attributes):
             given = list(map(convert, xs))
             return self.from_jax(self.python(f, *given[:count], **dict(zip(kwargs, given[count:]))))
 
-        return self.lifted(called, *args, *kwargs.values())
+        run = lambda: self.lifted(called, *args, *kwargs.values())
+        return self.unless_raised(run) if f in _NOT_AFTER_AN_ERROR or is_of_package(f) else run()
 
     def _of_one_dtype(self, items: Any, dtype: Any = None) -> Any:
         """The items that `jnp.array` gets. Those of two kinds get the dtype of the array, if it is one on all paths."""
@@ -342,6 +344,8 @@ def _raise(text: str, primals: Any, tangents: Any) -> Any:
     raise TypeError(text)
 
 
+# They have an effect, or might not end.
+_NOT_AFTER_AN_ERROR = (jax.debug.print, jax.lax.while_loop, jax.lax.fori_loop)
 # The dtypes that a float of Python becomes in one step, or by way of a float32 without another rounding.
 _OF_FLOATS = ("float32", "float64", "complex64", "complex128")
 

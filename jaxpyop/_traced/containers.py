@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import enum
 import itertools
 import operator
@@ -136,26 +137,37 @@ class Containers(Operators):
         if is_array(key):
             raise PyRaise(TypeError("unhashable type: 'jax.Array'"))
 
-        def one(k: Any) -> Any:
-            self.need_constant(k)
-            for a, v in items:
-                if a is k or a == k:
-                    return v
+        def none() -> Any:
             if default is UNDEF:
-                raise PyRaise(KeyError(k))
+                raise PyRaise(KeyError("a key that is not known" if isinstance(key, Num) else key))
             return default
 
-        return self.lifted(one, self.small(key))
+        if isinstance(key, Num):
+            has = lambda i: self.truth(self.compare(ast.Eq, items[i][0], key))
+            return self.first(len(items), has, lambda i: items[i][1], none)
+        self.need_constant(key)
+        found = [v for a, v in items if a is key or a == key]
+        return found[0] if found else none()
 
     def _of_tuple(self, items: Items, key: Any) -> Any:
+        return self.lifted(lambda k: self.python(operator.getitem, items, k), self.index(len(items), key))
+
+    def index(self, length: int, key: Any) -> Any:
+        """An index of a list or a tuple. A traced one becomes a Union of all indices that there are."""
         if is_array(key):
             if not jnp.issubdtype(key.dtype, jnp.integer):
                 raise PyRaise(TypeError("only integer arrays can be an index"))
             key = of_array(key)
-        if isinstance(key, Num) and key.kind == "i" and bounds(key)[1] - bounds(key)[0] >= _MOST_INDICES:
-            advice = "stack the list to an array, or bound the index by the test of an if or a loop"
-            raise Refused("a traced index of a list or a tuple, which may be out of its range", advice)
-        return self.lifted(lambda k: self.python(operator.getitem, items, k), self.small(key))
+        if type(key) is int and not -length <= key < length:
+            raise PyRaise(IndexError("list index out of range"))
+        if not isinstance(key, Num) or key.kind != "i":
+            return self.small(key)
+        lo, hi = bounds(key)
+        if lo < -length or hi >= length:
+            raise_if(wide(lambda: (key.val < -length) | (key.val >= length)), IndexError, "list index out of range")
+        val = key.val if lo >= 0 else wide(lambda: jnp.where(key.val < 0, key.val + length, key.val))
+        ends = (0, length - 1) if lo < 0 else (lo, min(hi, length - 1))
+        return self.small(Num("i", wide(jnp.clip, val, *ends), *ends))
 
     # -------------------------------------------------------------------- and written
 
@@ -164,9 +176,12 @@ class Containers(Operators):
             if any(map(is_dict, box.alts if isinstance(box, Union) else [box])) or key.dtype == np.bool_:
                 raise PyRaise(TypeError("a dict takes no array as a key, and a list no bool array as an index"))
             key = of_array(key)
-        self.lifted(lambda b, k: self._set_item(b, k, value), box, self.small(key))
+        self.lifted(lambda b, k: self._set_item(b, k, value), box, key)
 
     def _set_item(self, box: Any, key: Any, value: Any) -> None:
+        if isinstance(key, Num) and isinstance(box, Obj) and box.cls in (list, dict):
+            key = self.index(self.python(len, self.items(box)), key) if box.cls is list else self.small(key)
+            return self.lifted(lambda k: self._set_item(box, k, value), key)
         if is_array(box):
             raise PyRaise(TypeError("JAX arrays are immutable; write x = x.at[i].set(v)"))
         if not isinstance(box, Obj):
@@ -180,7 +195,7 @@ class Containers(Operators):
 
             def put(items: Items) -> Any:
                 new = list(items)
-                self.python(operator.setitem, new, key, value)
+                self.python(operator.setitem, new, self.index(len(new), key), value)
                 return new, None
 
             self.with_items(box, put)

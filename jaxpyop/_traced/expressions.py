@@ -33,6 +33,7 @@ class Interpreter(Statements):
         method = getattr(self, f"eval_{type(e).__name__.lower()}", None)
         if method is None:
             raise Refused(f"the expression `{ast.unparse(e)}` is not in the language")
+        outer, self.node = self.node, e
         try:
             return method(e, env)
         except Refused as error:
@@ -40,6 +41,8 @@ class Interpreter(Statements):
             if not error.expression and error.where is None:
                 error.expression = ast.unparse(e)
             raise
+        finally:
+            self.node = outer
 
     def eval_constant(self, e: ast.Constant, env: Obj) -> Any:
         return e.value
@@ -143,6 +146,8 @@ class Interpreter(Statements):
         if not isinstance(v, ast.FormattedValue):
             return self.eval(v, env)
         x = self.eval(v.value, env)
+        if self.tells_names and (isinstance(x, Kind) or is_array(x)):
+            return f"{{{ast.unparse(v.value)}}}"
         spec = self.eval(v.format_spec, env) if v.format_spec else ""
         self.need_constant(x)
         return self.python(format, {115: str, 114: repr, 97: ascii}.get(v.conversion, lambda a: a)(x), spec)

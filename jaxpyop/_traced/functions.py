@@ -114,11 +114,8 @@ class Functions(Calls):
                 return self.lifted(lambda x: self.load(name, x), env)
             if name in env.slots["$names"]:
                 v = env.slots.get(name, UNDEF)
-                if v is UNDEF:
-                    raise PyRaise(UnboundLocalError(f"`{name}` has no value here; give it one before"))
-                if isinstance(v, Union) and UNDEF in v.alts:
-                    raise Refused(f"`{name}` may have no value here", "give it one before the `if` or the loop")
-                return v
+                has_none = isinstance(v, Union) and UNDEF in v.alts
+                return self.lift(functools.partial(_given, name), v) if has_none else _given(name, v)
             outer, env = env.slots["$outer"], env.slots["$parent"]
         return self._from_outside(name, outer)
 
@@ -185,6 +182,13 @@ class Functions(Calls):
         if level or name not in sys.modules:
             raise Refused(f"the import of {name or 'a module'}, which would run it", "import it at the top of the file")
         return sys.modules[name]
+
+
+def _given(name: str, v: Any) -> Any:
+    """The value of a variable, if it has one."""
+    if v is UNDEF:
+        raise PyRaise(UnboundLocalError(f"`{name}` has no value here; give it one before"))
+    return v
 
 
 # ------------------------------------------------------------------------- their source

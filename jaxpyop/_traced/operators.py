@@ -59,7 +59,7 @@ class Operators(Machine):
         except (Refused, RecursionError):
             raise
         except Exception as e:
-            raise PyRaise(e) from e
+            raise PyRaise(e, sure=not traced) from e
 
     # ------------------------------------------------------------ two values to one
 

@@ -7,7 +7,7 @@ import contextlib
 import functools
 import itertools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxpyop._traced.containers import CHANGES
 from jaxpyop._traced.functions import Functions, contains
-from jaxpyop._traced.machine import BREAK, CONTINUE, NORMAL, RAISING, RETURN
+from jaxpyop._traced.machine import BREAK, CONTINUE, NORMAL, RETURN
 from jaxpyop._traced.values import *
 
 # How many turns a `while` may take before its test depends on values, and how many of a `for` with a traced exit are
@@ -124,11 +124,18 @@ class Statements(Functions):
         self.write(env, "$status", CONTINUE)
 
     def do_assert(self, s: ast.Assert, env: Obj) -> None:
-        if self.truth(self.eval(s.test, env)) is not True:
-            raise Refused("an assert that may fail, where Python would raise", RAISING)
+        holds = self.truth(self.eval(s.test, env))
+        if holds is not True:
+            text = (self._told(s.msg, env),) if s.msg else ()
+            self.check(holds is False or ~holds, AssertionError(*text))
+
+    def _told(self, e: ast.expr, env: Obj) -> Any:
+        """The text of an error. It names values that are not known, because the program does not tell them."""
+        with self.having(tells_names=True):
+            return self.eval(e, env)
 
     def do_raise(self, s: ast.Raise, env: Obj) -> None:
-        error = self.eval(s.exc, env) if s.exc else None
+        error = self._told(s.exc, env) if s.exc else None
         error = error() if isinstance(error, type) and issubclass(error, BaseException) else error
         if isinstance(error, BaseException) and not isinstance(error, Exception):
             raise error
@@ -263,7 +270,7 @@ class Statements(Functions):
             # nothing, and no loop may begin in it if Python does not.
             stays = (self.truth(num_compare(operator.eq, status, NORMAL)), True) if left else None
             taken = self.having(taken=(*self.taken, stays)) if left else contextlib.nullcontext()
-            with taken, self.unchanged("an iterator in a loop with an exit") if left else contextlib.nullcontext():
+            with taken, self._only_reading() if left else contextlib.nullcontext():
                 if (item := next(values, UNDEF)) is UNDEF:
                     break
             if left:
@@ -280,6 +287,12 @@ class Statements(Functions):
             if env.slots["$status"] in (BREAK, RETURN):
                 break
         self._leave_loop(s, env)
+
+    @contextlib.contextmanager
+    def _only_reading(self) -> Iterator[None]:
+        what = "an iterator in a loop with an exit"
+        with self.unchanged(what), self.not_raising(f"in {what}"):
+            yield
 
     def _for_range(self, s: ast.For, r: TracedRange, env: Obj, leave: bool = True) -> None:
         key = f"$i{s.lineno}.{s.col_offset}"
@@ -317,8 +330,9 @@ class Statements(Functions):
         self.block(s.body, env)
 
     def do_try(self, s: ast.Try, env: Obj) -> None:
-        # No handler runs, because what raises in Python is refused.
-        self.block([*s.body, *s.orelse], env)
+        # No handler runs, because what may raise in Python is refused.
+        with self.not_raising("in a try"):
+            self.block([*s.body, *s.orelse], env)
         if not s.finalbody:
             return
         status, ret = env.slots["$status"], env.slots["$ret"]

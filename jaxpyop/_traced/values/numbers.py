@@ -46,15 +46,26 @@ _ORDER = "bif"
 
 
 def number(kind: str, val: Any, lo: Any = None, hi: Any = None) -> Num:
-    """A number with what is known of it.
-
-    Raises:
-        Refused: an integer that may not fit 64 bits.
-    """
+    """A number with what is known of it. An integer is not beyond MOST."""
     lo, hi = (None if x is None or x != x or math.isinf(x) else x for x in (lo, hi))
-    if kind == "i" and (lo is None or hi is None or lo < -(2**62) or hi > 2**62):
-        raise Refused("a Python integer may not fit 64 bits", "make it an array, such as x.astype(int)")
+    if kind == "i":
+        lo, hi = (-MOST if lo is None else max(lo, -MOST)), (MOST if hi is None else min(hi, MOST))
     return Num(kind, val, lo, hi)
+
+
+def _of_size(size: Callable[[], Any], val: Any, lo: Any, hi: Any) -> Num:
+    """An integer that Python may make larger than MOST. Python's has no limit, so the program raises an error of its own.
+
+    Args:
+        size: gives it as a float, which is near enough.
+        val: its 64 bits.
+        lo: its lower bound.
+        hi: its upper bound.
+    """
+    if lo is None or hi is None or lo < -MOST or hi > MOST:
+        text = "an integer of Python is beyond 2**62, which a traced program cannot hold"
+        raise_if(wide(lambda: abs(size()) >= 2.0**62), OverflowError, text)
+    return number("i", val, lo, hi)
 
 
 def of_array(x: Any, kind: str = "") -> Num:
@@ -66,9 +77,11 @@ def of_array(x: Any, kind: str = "") -> Num:
     if not kind:
         raise Refused(f"the Python number of {x.dtype}")
     # As in Python, a number of Python has no derivative.
-    val = wide(lax.convert_element_type, lax.stop_gradient(x), DTYPES[kind])
+    x = lax.stop_gradient(x)
+    val = wide(lax.convert_element_type, x, DTYPES[kind])
     if kind == "i" and x.dtype != np.bool_:
-        return number("i", val, int(jnp.iinfo(x.dtype).min), int(jnp.iinfo(x.dtype).max))
+        info = jnp.iinfo(x.dtype)
+        return _of_size(lambda: lax.convert_element_type(x, np.float64), val, int(info.min), int(info.max))
     out = number(kind, val, *((0, 1) if kind == "i" else (None, None)))
     if jnp.issubdtype(x.dtype, jnp.floating):
         out.largest = float(jnp.finfo(x.dtype).max)
@@ -92,7 +105,7 @@ def finite(v: Any) -> bool:
 
 def num_compare(f: Callable[..., Any], a: Any, b: Any) -> Any:
     kind = _common_kind(a, b).replace("b", "i")
-    check_exact(kind, a, b)
+    _check_exact(kind, a, b)
     (l1, h1), (l2, h2) = bounds(a), bounds(b)
     if kind == "i":
         of_ends = {f(x, y) for x in (l1, h1) for y in (l2, h2)}
@@ -109,11 +122,12 @@ def _common_kind(a: Any, b: Any) -> str:
     return max(kind_of(a), kind_of(b), key=_ORDER.index)
 
 
-def check_exact(kind: str, *vs: Any) -> None:
-    """Refuses an integer that becomes a float, if it may have more than the 53 bits of one."""
+def _check_exact(kind: str, *vs: Any) -> None:
+    """An integer that is compared with a float, or divided, has to fit the 53 bits of one. Python has no such limit."""
     for v in vs:
         if kind == "f" and kind_of(v) == "i" and max(map(abs, bounds(v))) > 2**53:
-            raise Refused("an integer that may have more than 53 bits becomes a float")
+            text = "an integer beyond 2**53 is divided, or compared with a float, which a traced program cannot do"
+            raise_if(wide(lambda v=v: abs(raw(v)) > 2**53), OverflowError, text)
 
 
 def _corners(f: Callable[..., Any], a: Any, b: Any) -> tuple[Any, Any]:
@@ -197,19 +211,33 @@ def _bits(op: type, a: Any, b: Any, kind: str) -> Num:
     return number("i", val, 0 if bounds(a)[0] >= 0 and bounds(b)[0] >= 0 else -top, top)
 
 
+def _shift(op: type, a: Any, b: Any, kind: str) -> Num:
+    if kind not in "bi":
+        raise Refused(f"{op.__name__} of floats")
+    x, y = raw(a, "i"), raw(b, "i")
+    if bounds(b)[0] < 0:
+        raise_if(y < 0, ValueError, "negative shift count")
+    most = max(map(abs, bounds(a)))
+    if op is ast.RShift:
+        return number("i", lax.shift_right_arithmetic(x, jnp.clip(y, 0, 63)), -most, most)
+    return _of_size(lambda: raw(a, "f") * 2.0 ** raw(b, "f"), lax.shift_left(x, jnp.clip(y, 0, 63)), None, None)
+
+
 def _arithmetic(op: type, a: Any, b: Any, kind: str) -> Num:
     kind = "i" if kind == "b" else kind
-    check_exact(kind, a, b)
     x, y = raw(a, kind), raw(b, kind)
     if kind == "f" and op is not ast.Mult:
         # XLA thinks that x + 0.0 is x, which it is not for -0.0.
         x, y = (v if isinstance(o, Num) else lax.optimization_barrier(v) for v, o in ((x, a), (y, b)))
-    val = PYTHON_OPS[op](x, y)
-    return number(kind, _exact(val, kind) if op is ast.Mult else val, *_corners(PYTHON_OPS[op], a, b))
+    f = PYTHON_OPS[op]
+    if kind == "i":
+        return _of_size(lambda: f(raw(a, "f"), raw(b, "f")), f(x, y), *_corners(f, a, b))
+    return number(kind, _exact(f(x, y), kind) if op is ast.Mult else f(x, y), *_corners(f, a, b))
 
 
 def _divide(op: type, a: Any, b: Any, kind: str) -> Num:
-    check_exact("f", a, b)
+    if kind != "f":
+        _check_exact("f", a, b)
     _check_divisor(b)
     # XLA would multiply by the reciprocal of a constant, and make one division of two.
     return number("f", _exact(raw(a, "f") / _exact(raw(b, "f"), "f"), "f"), *_corners(operator.truediv, a, b))
@@ -217,7 +245,7 @@ def _divide(op: type, a: Any, b: Any, kind: str) -> Num:
 
 def _check_divisor(b: Any) -> None:
     if not nonzero(b):
-        raise Refused("a Python number is divided by one that may be zero, where Python would raise", _AS_ARRAY)
+        raise_if(wide(lambda: raw(b) == 0), ZeroDivisionError, "division by zero")
 
 
 def _floor_divide(op: type, a: Any, b: Any, kind: str) -> Num:
@@ -226,11 +254,13 @@ def _floor_divide(op: type, a: Any, b: Any, kind: str) -> Num:
     closed = int(kind != "f")  # an integer is below its divisor
     ends = (min(0, lo + closed), max(0, hi - closed)) if op is ast.Mod else _corners(operator.floordiv, a, b)
     if kind in "bi":
+        if ends[0] is None:
+            most = max(map(abs, bounds(a)))
+            ends = (-most, most)
         x, y = raw(a, "i"), raw(b, "i")
         q, r = lax.div(x, y), lax.rem(x, y)
         adjust = (r != 0) & ((r < 0) != (y < 0))
         return number("i", jnp.where(adjust, *((q - 1, q) if op is ast.FloorDiv else (r + y, r))), *ends)
-    check_exact("f", a, b)
     if not (finite(a) or op is ast.FloorDiv):
         ends = (None, None)  # NaN for infinity
     x, y = raw(a, "f"), _exact(raw(b, "f"), "f")
@@ -254,9 +284,9 @@ def _power(op: type, a: Any, b: Any, kind: str) -> Num:
         lo, hi = _corners(operator.pow, a, b)
         if b % 2 == 0 and lo is not None:
             lo = min(lo, 0)
-        x = raw(a, "i")
-        return number("i", functools.reduce(operator.mul, [x] * b, jnp.ones_like(x)), lo, hi)
-    check_exact("f", a, b)
+        x, power = raw(a, "i"), b
+        val = functools.reduce(operator.mul, [x] * power, jnp.ones_like(x))
+        return _of_size(lambda: raw(a, "f") ** power, val, lo, hi)
     (l1, h1), (l2, h2) = bounds(a), bounds(b)
     power: Any = b
     val = _exact(lax.pow(raw(a, "f"), raw(b, "f")), kind)
@@ -267,16 +297,27 @@ def _power(op: type, a: Any, b: Any, kind: str) -> Num:
         out = number(kind, val, 0.0 if power % 2 == 0 or l1 >= 0 else -top, top)
         out.nan, out.largest = not finite(a), float(most) ** power
         return out
-    if l1 < 0 or (l1 <= 0 and l2 < 0):
-        raise Refused("a power that Python may refuse or make complex", _AS_ARRAY)
-    lo, hi = _corners(lambda p, q: float(p) ** float(q), a, b)
-    if kind == "f" and (hi is None or math.isinf(hi)) and not (l2 >= 0 and h2 <= 1):
-        raise Refused("a power of Python numbers may be too large, where Python would raise", _AS_ARRAY)
+    x, y = raw(a, "f"), raw(b, "f")
+    if l1 <= 0 and l2 < 0:
+        raise_if((x == 0) & (y < 0), ZeroDivisionError, "0.0 cannot be raised to a negative power")
+    if l1 < 0:
+        is_complex = (x < 0) & jnp.isfinite(x) & jnp.isfinite(y) & (y != jnp.floor(y))
+        raise_if(is_complex, OverflowError, "the power of a negative number is complex, which a traced program cannot be")
+    lo, hi = _corners(lambda p, q: float(p) ** float(q), a, b) if l1 >= 0 else (None, None)
+    if (hi is None or math.isinf(hi)) and not (l1 >= 0 and l2 >= 0 and h2 <= 1):
+        _check_overflow(val, x, y)
     return number(kind, val, lo, hi)
+
+
+def _check_overflow(val: Any, *given: Any, text: str = "Numerical result out of range") -> None:
+    """Python raises if finite numbers give an infinite one."""
+    are_finite = wide(lambda: functools.reduce(operator.and_, map(jnp.isfinite, given)))
+    raise_if(wide(lambda: jnp.isinf(val) & are_finite), OverflowError, text)
 
 
 _RULES: dict[type, Callable[..., Num]] = {
     **dict.fromkeys((ast.BitAnd, ast.BitOr, ast.BitXor), _bits),
+    **dict.fromkeys((ast.LShift, ast.RShift), _shift),
     **dict.fromkeys((ast.Add, ast.Sub, ast.Mult), _arithmetic),
     **dict.fromkeys((ast.FloorDiv, ast.Mod), _floor_divide),
     ast.Div: _divide,
@@ -317,17 +358,13 @@ _MATH: dict[str, tuple[Callable[..., Any], float, float, tuple[Any, Any]]] = {
     "asin": (lax.asin, -1.0, 1.0, (None, None)),
     "acos": (lax.acos, -1.0, 1.0, (None, None)),
 }
+_OVERFLOWING = ("exp", "expm1", "sinh", "cosh")
 _TESTS = {"isnan": jnp.isnan, "isinf": jnp.isinf, "isfinite": jnp.isfinite}
 _TO_INT = {"floor": jnp.floor, "ceil": jnp.ceil, "trunc": jnp.trunc}
 
 
 def math_function(name: str, v: Any, *rest: Any) -> Any:
-    """A function of `math` on a traced number.
-
-    Raises:
-        Refused: Python may raise, or the function has no row.
-    """
-    check_exact("f", v)
+    """A function of `math` on a traced number."""
     lo, hi = bounds(v)
     if not rest and name in _TESTS:
         return Num("b", wide(_TESTS[name], raw(v, "f")))
@@ -336,9 +373,16 @@ def math_function(name: str, v: Any, *rest: Any) -> Any:
     if rest or name not in _MATH:
         raise Refused(f"math.{name} of a traced number is not in the language", f"use jnp.{name}")
     f, least, most, image = _MATH[name]
+    x = raw(v, "f")
+    val = wide(f, x)
     if lo < least or hi > most:
-        raise Refused(f"math.{name} of a number for which Python may raise", f"use jnp.{name}")
-    return number("f", _exact(wide(f, raw(v, "f")), "f"), *((None, None) if isinstance(v, Num) and v.nan else image))
+        # As in CPython's math_1.
+        raise_if(wide(lambda: jnp.isnan(val) & ~jnp.isnan(x)), ValueError, "math domain error")
+        if name in _OVERFLOWING:
+            _check_overflow(val, x, text="math range error")
+        else:
+            raise_if(wide(lambda: jnp.isinf(val) & jnp.isfinite(x)), ValueError, "math domain error")
+    return number("f", _exact(val, "f"), *((None, None) if may_be_nan(v) else image))
 
 
 def to_int(f: Callable[..., Any], v: Any) -> Any:
@@ -346,6 +390,7 @@ def to_int(f: Callable[..., Any], v: Any) -> Any:
     if kind_of(v) in "bi":
         return number("i", raw(v, "i"), *bounds(v))
     if not finite(v):
-        raise Refused("a float that may be infinite or NaN becomes an integer", "write x.astype(int) or jnp.round(x)")
-    lo, hi = bounds(v)
-    return number("i", wide(lambda: lax.convert_element_type(f(raw(v)), np.int64)), math.floor(lo), math.ceil(hi))
+        raise_if(wide(lambda: jnp.isnan(raw(v))), ValueError, "cannot convert float NaN to integer")
+        raise_if(wide(lambda: jnp.isinf(raw(v))), OverflowError, "cannot convert float infinity to integer")
+    ends = [None if math.isinf(x) else f(x) for f, x in zip((math.floor, math.ceil), bounds(v))]
+    return _of_size(lambda: raw(v), wide(lambda: lax.convert_element_type(f(raw(v)), np.int64)), *ends)
