@@ -41,7 +41,7 @@ class Machine:
             beside it. Under `vmap`, JAX runs both sides of a branch, and a loop on a side that is not taken might not
             end. So it does not begin.
         line: the user's file, and the line that is being interpreted.
-        node: the expression that is being evaluated.
+        node: the expression that is being evaluated, or the statement that may raise.
         returned: where the function last returned.
         raised: has one slot, the number of the error that Python would have raised first. 0 stands for none.
         errors: the errors that the program may raise, with their numbers.
@@ -55,11 +55,11 @@ class Machine:
         self.floor, self.frames, self.returned = (0, ""), list[Obj](), core.NOWHERE
         self.taken: tuple[tuple[Any, bool], ...] = ()
         self.line: tuple[str, int] = core.NOWHERE
-        self.node: ast.expr = ast.Name("")
+        self.node: ast.AST = ast.Name("")
         self.raised = Obj("raised", {"number": 0})
         self.errors: dict[Any, tuple[int, Exception]] = {}
         self.tells_names = False
-        self.unable = "" if _may_call() else "and a program here does not call Python to raise it"
+        self.unable = ""
 
     def write(self, obj: Obj, key: str, value: Any) -> None:
         """Changes a slot. Nothing else does."""
@@ -142,8 +142,8 @@ class Machine:
             self._note(wrong, error, self.line, ast.unparse(self.node))
 
     def _note(self, wrong: Any, error: Exception, where: tuple[str, int], expression: str) -> None:
-        if self.unable:
-            raise Refused(f"Python may raise {type(error).__name__} ({error}), {self.unable}", RAISING)
+        if why := self.unable or _why_no_call():
+            raise Refused(f"Python may raise {type(error).__name__} ({error}), {why}", RAISING)
         error = copy.copy(error)  # without its traceback, which holds frames
         error.add_note(f"{where[0]}:{where[1]}: `{expression}`")
         key = type(error), str(error), *error.__notes__
@@ -183,7 +183,7 @@ class Machine:
                     if not e.can_be_noted():
                         raise
                     error, values = e, {None: UNSEEN}
-                    self._note(np.bool_(True), e.error, e.where or self.line, e.expression)
+                    self._note(np.bool_(True), e.error, e.where or self.line, e.expression or ast.unparse(self.node))
                 changed = [p for p in journal if p[0].birth < mark and (p[0] is self.raised or error is None)]
                 values.update((p, p[0].slots.get(p[1], UNDEF)) for p in changed)
                 memo: dict[Obj, Form] = {}
@@ -330,9 +330,11 @@ class Machine:
             _check_carried(self.name_of(*p), before, new)
 
 
-def _may_call() -> bool:
-    """Whether programs may call Python to raise an error."""
-    return config.errors == "raise" and core.all_have_callbacks()
+def _why_no_call() -> str:
+    """Why programs do not call Python to raise an error, or nothing."""
+    if config.errors == "refuse":
+        return "and jaxpyop.config.errors is 'refuse'"
+    return "" if core.all_have_callbacks() else "and a backend of this process cannot call Python"
 
 
 def _has_iterator(v: Any) -> bool:

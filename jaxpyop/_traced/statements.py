@@ -127,7 +127,8 @@ class Statements(Functions):
         holds = self.truth(self.eval(s.test, env))
         if holds is not True:
             text = (self._told(s.msg, env),) if s.msg else ()
-            self.check(holds is False or ~holds, AssertionError(*text))
+            with self.having(node=s):
+                self.check(holds is False or ~holds, AssertionError(*text))
 
     def _told(self, e: ast.expr, env: Obj) -> Any:
         """The text of an error. It names values that are not known, because the program does not tell them."""
@@ -139,7 +140,9 @@ class Statements(Functions):
         error = error() if isinstance(error, type) and issubclass(error, BaseException) else error
         if isinstance(error, BaseException) and not isinstance(error, Exception):
             raise error
-        raise PyRaise(error if isinstance(error, Exception) else TypeError("a raise of what is no exception"))
+        raised = PyRaise(error if isinstance(error, Exception) else TypeError("a raise of what is no exception"))
+        raised.expression = ast.unparse(s)
+        raise raised
 
     # ---------------------------------------------------------------------- branches
 
