@@ -106,8 +106,8 @@ class _Raising:
 def _raising(op: Op, call_host: Any, number: Any, errors: Any, outs: list[Any], arrays: Sequence[Any]) -> list[Any]:
     """The results, which do not come if Python raises an error.
 
-    They depend on the call that raises it, because JAX and XLA drop a call on which nothing depends. So do their
-    derivatives: each result has one in each input, if only a zero.
+    They depend on what the call that raises it gives, because JAX and XLA drop a call on which nothing depends. So do
+    their derivatives: each result has one in each input, if only a zero.
     """
     raising = dataclasses.replace(
         op,
@@ -118,13 +118,15 @@ def _raising(op: Op, call_host: Any, number: Any, errors: Any, outs: list[Any], 
         on_jax=False,
         executor=None,
     )
-    raised = jax.lax.cond(number != 0, lambda k: call_host(raising, k), lambda k: k, number) != 0
-    # Nobody sees what stands in the results then.
-    anchors = [x.reshape(-1)[0] for x in arrays if _jaxcore.is_inexact(x) and x.size]
+    found = jax.lax.cond(number != 0, lambda k: call_host(raising, k), lambda k: k, number)
+    firsts = [x.reshape(-1)[0] for x in arrays if _jaxcore.is_inexact(x) and x.size]
 
     def checked(out: Any) -> Any:
-        anchor = sum(x.astype(out.dtype) for x in anchors) if _jaxcore.is_inexact(out) else 0
-        return jnp.where(raised, jnp.asarray(anchor, out.dtype), out)
+        # Nobody sees this value. No compiler can tell that it is that of the result, and leave the call out.
+        other = (found & 1).astype(out.dtype)
+        for x in firsts if _jaxcore.is_inexact(out) else ():
+            other = other + x.astype(out.dtype)
+        return jnp.where(found != 0, other, out)
 
     return list(map(checked, outs))
 

@@ -45,7 +45,9 @@ def raises_with_a_value(x):
 
 def raises_one_of_two(x):
     if x < 0:
-        raise ValueError("negative") if x < -1 else KeyError("small")
+        if x < -1:
+            raise ValueError("negative")
+        raise KeyError("small")
     return x
 
 
@@ -150,6 +152,25 @@ def test_a_direct_call_and_mode_auto_raise_too(first):
 
 def constant(x):
     return 1 / float(x)
+
+
+# What the program gives may not let XLA drop the check.
+RESULTS = {
+    "the input": (lambda x: raises(x) * 0 or x, F),
+    "a float": (lambda x: raises(x) and 0.0, F),
+    "no number": (lambda x: raises(x) and jnp.nan, F),
+    "an int": (lambda x: raises(x) and 0, jnp.int32),
+    "true": (lambda x: raises(x) > -1, jnp.bool_),
+    "false": (lambda x: raises(x) < -1, jnp.bool_),
+    "an array": (lambda x: (raises(x), jnp.zeros(3))[1], jax.ShapeDtypeStruct((3,), F)),
+    "a complex number": (lambda x: (raises(x), x + 0j)[1], jnp.complex64),
+}
+
+
+@pytest.mark.parametrize(("body", "dtype"), RESULTS.values(), ids=RESULTS)
+def test_it_raises_whatever_the_result_is(body, dtype):
+    program = jax.jit(lambda x: jaxpyop.py_function(body, [x], dtype, mode="traced"))
+    assert type(raised_by(program, F(-1))) is ValueError
 
 
 XS = jnp.array([4.0, -1.0, 9.0])
