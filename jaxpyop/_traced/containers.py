@@ -181,12 +181,12 @@ class Containers(Operators):
     def _set_item(self, box: Any, key: Any, value: Any) -> None:
         if isinstance(key, Num) and isinstance(box, Obj) and box.cls in (list, dict):
             key = self.index(self.python(len, self.items(box)), key) if box.cls is list else self.small(key)
-            return self.lifted(lambda k: self._set_item(box, k, value), key)
-        if is_array(box):
+            self.lifted(lambda k: self._set_item(box, k, value), key)
+        elif is_array(box):
             raise PyRaise(TypeError("JAX arrays are immutable; write x = x.at[i].set(v)"))
-        if not isinstance(box, Obj):
+        elif not isinstance(box, Obj):
             raise Refused(f"an item of a {name_of_type(box)} from outside is set", CHANGES)
-        if box.cls is dict:
+        elif box.cls is dict:
             self.need_constant(key)
             self.with_items(box, lambda items: (self._with_key(items, key, value), None))
         elif box.cls is list:

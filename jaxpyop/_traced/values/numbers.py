@@ -54,7 +54,7 @@ def number(kind: str, val: Any, lo: Any = None, hi: Any = None) -> Num:
 
 
 def _of_size(size: Callable[[], Any], val: Any, lo: Any, hi: Any) -> Num:
-    """An integer that Python may make larger than MOST. Python's has no limit, so the program raises an error of its own.
+    """An integer that may be beyond MOST. Python's has no limit, so the program raises an error of its own.
 
     Args:
         size: gives it as a float, which is near enough.
@@ -302,7 +302,7 @@ def _power(op: type, a: Any, b: Any, kind: str) -> Num:
         raise_if((x == 0) & (y < 0), ZeroDivisionError, "0.0 cannot be raised to a negative power")
     if l1 < 0:
         is_complex = (x < 0) & jnp.isfinite(x) & jnp.isfinite(y) & (y != jnp.floor(y))
-        raise_if(is_complex, OverflowError, "the power of a negative number is complex, which a traced program cannot be")
+        raise_if(is_complex, OverflowError, "a power is complex, which a traced program cannot hold")
     lo, hi = _corners(lambda p, q: float(p) ** float(q), a, b) if l1 >= 0 else (None, None)
     if (hi is None or math.isinf(hi)) and not (l1 >= 0 and l2 >= 0 and h2 <= 1):
         _check_overflow(val, x, y)
