@@ -33,7 +33,7 @@ from jaxpyop._op.values import (
     match,
     read_tout,
 )
-from jaxpyop._traced import Either, Num, Refused, interpret, num_as_dtype
+from jaxpyop._traced import Either, Num, Refused, interpret, num_as_dtype, some_number
 
 # ---------------------------------------------------------------- mode="traced"
 
@@ -119,12 +119,12 @@ def _raising(op: Op, call_host: Any, number: Any, errors: Any, outs: list[Any], 
         executor=None,
     )
     found = jax.lax.cond(number != 0, lambda k: call_host(raising, k), lambda k: k, number)
-    firsts = [x.reshape(-1)[0] for x in arrays if _jaxcore.is_inexact(x) and x.size]
+    of_inputs = [some_number(x) for x in arrays if _jaxcore.is_inexact(x) and x.size]
 
     def checked(out: Any) -> Any:
         # Nobody sees this value. No compiler can tell that it is that of the result, and leave the call out.
         other = (found & 1).astype(out.dtype)
-        for x in firsts if _jaxcore.is_inexact(out) else ():
+        for x in of_inputs if _jaxcore.is_inexact(out) else ():
             other = other + x.astype(out.dtype)
         return jnp.where(found != 0, other, out)
 

@@ -35,4 +35,4 @@ and results (`body`) make of it. Whatever does not know a kind refuses it.
 
 from jaxpyop._traced import builtin_functions  # fills the table of functions
 from jaxpyop._traced.body import Either, interpret
-from jaxpyop._traced.values import Num, Refused, num_as_dtype
+from jaxpyop._traced.values import Num, Refused, num_as_dtype, some_number

@@ -51,15 +51,14 @@ class PyRaise(Refused):
         on_a_path: whether it passed a branch or a loop, so that it is not sure that the program comes there.
     """
 
-    def __init__(self, error: BaseException, sure: bool = True) -> None:
+    def __init__(self, error: Exception, sure: bool = True) -> None:
         super().__init__(f"Python raises {type(error).__name__}: {error}", RAISING)
         self.error, self.sure, self.on_a_path, self.__cause__ = error, sure, False, error
 
     def can_be_noted(self) -> bool:
         """Whether the program may raise it at run time. What looks like a mistake is refused while JAX traces."""
         mistake = isinstance(self.error, (TypeError, AttributeError, NameError))
-        is_error = isinstance(self.error, UnboundLocalError) or (isinstance(self.error, Exception) and not mistake)
-        return self.sure and not self.on_a_path and is_error
+        return self.sure and not self.on_a_path and (isinstance(self.error, UnboundLocalError) or not mistake)
 
 
 RAISING = 'return jnp.nan there, or write mode="eager" to call the body at run time instead'
