@@ -31,7 +31,6 @@ class Calls(Attributes):
     """Calls of everything but functions of the user, which `Functions` interprets."""
 
     call_user: Callable[..., Any]
-    real_function: Callable[..., Any]
 
     def call(self, f: Any, args: Any, kwargs: Any) -> Any:
         if isinstance(f, Union) or f is UNDEF:
@@ -232,8 +231,10 @@ class Calls(Attributes):
 
     def _host_argument(self, v: Any) -> Any:
         """An argument of an op inside: its functions run where that op runs them, so they are given as they are."""
-        if isinstance(v, Closure):
-            return self.real_function(v)
+        if isinstance(v, (*FUNCTIONS, Union)):
+            raise Refused(
+                "a function that is made here is given to an op, which calls it on the host", "make it outside"
+            )
         return v if callable(v) else self.to_jax(v)
 
     def number_of(self, x: Any, kind: str = "") -> Num:

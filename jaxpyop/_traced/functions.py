@@ -5,7 +5,6 @@ import __future__
 
 import ast
 import builtins
-import copy
 import dataclasses
 import functools
 import linecache
@@ -83,26 +82,6 @@ class Functions(Calls):
         pairs = zip(a.kwonlyargs, a.kw_defaults)
         kw_defaults = {x.arg: self.eval(d, env) for x, d in pairs if d is not None}
         return Closure(node, env, env.slots["$outer"], defaults, kw_defaults)
-
-    def real_function(self, f: Closure) -> Any:
-        """A function of Python for one that the program made, for an op that calls it at run time."""
-        if f.defaults or f.kw_defaults:
-            raise Refused("a function with defaults runs on the host", "write the values into it")
-        read = {n.id for n in ast.walk(f.node) if isinstance(n, ast.Name)} - local_names(f.node)
-        space = dict(f.outer.__globals__)
-        for name in read - set(vars(builtins)):
-            value = self.load(name, f.env)
-            if not isinstance(value, Closure) and is_of_the_program(value):
-                raise Refused(f"a function that runs on the host reads `{name}` of the traced one", "pass it in")
-            space[name] = self.real_function(value) if isinstance(value, Closure) else value
-        node: Any = f.node
-        if isinstance(node, ast.Lambda):
-            return eval(compile(ast.Expression(node), f.outer.__code__.co_filename, "eval"), space)
-        # What its decorators made of it calls this function, so they are not applied again.
-        node = copy.copy(node)
-        node.decorator_list = []
-        exec(compile(ast.Module([node], []), f.outer.__code__.co_filename, "exec"), space)
-        return space[node.name]
 
     # ----------------------------------------------------------------------- names
 

@@ -260,21 +260,16 @@ class Machine:
     def loop(self, go: Any, turn: Thunk) -> None:
         """Runs `turn`, a thunk that says whether to go on, while it does. `go` is the first answer, traced.
 
-        The forms of what the loop carries grow until a turn keeps them. Then the ranges of numbers are cut down to what
-        the start and a turn give, if a turn keeps that, too.
+        The forms of what the loop carries grow until a turn keeps them.
         """
         forms: Forms = {}
         for _ in range(_ATTEMPTS):
-            body, found, tight = self._turn(forms, turn)
+            body, found = self._turn(forms, turn)
             if _same(found, forms):
                 break
             forms = found
         else:
             raise Refused("what the loop carries has another form after each turn")
-        if not _same(tight, forms):
-            tight_body, found, _ = self._turn(tight, turn)
-            if _same(found, tight):
-                body, forms = tight_body, tight
         flat = Flattening(next(Obj.births))
         for p, form in forms.items():
             flat.put(form, p[0].slots.get(p[1], UNDEF))
@@ -289,13 +284,13 @@ class Machine:
         for p, form in forms.items():
             self.write(p[0], p[1], filling.get(form))
 
-    def _turn(self, forms: Forms, turn: Thunk) -> tuple[Any, Forms, Forms]:
+    def _turn(self, forms: Forms, turn: Thunk) -> tuple[Any, Forms]:
         """Traces a turn that begins with values of these forms.
 
         Returns:
-            Its jaxpr, the forms before and after it as one, and the same with ranges as narrow as possible.
+            Its jaxpr, and the forms before and after it as one.
         """
-        users, found, tight = core.x64_enabled(), Forms(), Forms()
+        users, found = core.x64_enabled(), Forms()
 
         def step(*leaves: Any) -> list[Any]:
             mark = next(Obj.births)
@@ -306,7 +301,7 @@ class Machine:
                 goes = turn() & self.unraised()
                 changed = [p for p in journal if p[0].birth < mark]
                 values = {p: p[0].slots.get(p[1], UNDEF) for p in dict.fromkeys([*forms, *changed])}
-                self._compare(forms, values, journal, mark, found, tight)
+                self._compare(forms, values, journal, mark, found)
                 flat = Flattening(mark)
                 for p in forms if _same(found, forms) else ():
                     flat.put(forms[p], values[p])
@@ -314,19 +309,18 @@ class Machine:
 
         with jax.enable_x64(True):  # else JAX 0.12 gives the leaves 32 bits
             body = core.make_jaxpr(step, [jax.ShapeDtypeStruct((), np.bool_), *structs_of(list(forms.values()))])
-        return body, found, tight
+        return body, found
 
-    def _compare(self, forms: Forms, values: Any, journal: Any, mark: int, found: Forms, tight: Forms) -> None:
+    def _compare(self, forms: Forms, values: Any, journal: Any, mark: int, found: Forms) -> None:
         """Joins the forms of what a turn leaves with those that it began with, place by place."""
         memo: dict[Obj, Form] = {}
-        outside, joining, narrow = next(Obj.births), Joining(), Joining()
+        outside, joining = next(Obj.births), Joining()
         for p, value in values.items():
             new = form_of(value, mark, memo)
             start = form_of(journal.get(p, value), outside, {})
             before = forms.get(p, start)
             joined = joining.join(before, new)
             found[p] = joined if p[1] == "$status" else widened(joined, before, set())
-            tight[p] = narrow.join(start, new)
             _check_carried(self.name_of(*p), before, new)
 
 

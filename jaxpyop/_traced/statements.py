@@ -207,7 +207,7 @@ class Statements(Functions):
         if t is True:
             raise Refused("a loop whose test depends on values in one turn, and not in another")
 
-        self._loop_of_program(s, env, t, test, lambda: self.refine(s.test, True, env))
+        self._loop_of_program(s, env, t, test, lambda: None)
         return self._leave_loop(s, env)
 
     def _loop_of_program(self, s: Loop, env: Obj, go: Any, test: Callable[[], Any], begin: Callable[[], None]) -> None:

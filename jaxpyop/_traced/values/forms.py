@@ -113,7 +113,7 @@ def is_of_the_program(v: Any) -> bool:
 def form_of(v: Any, mark: int, memo: dict[Obj, Form]) -> Form:
     """The form of a value. Objects that were born before `mark` are referred to."""
     if isinstance(v, Num):
-        return num(v.kind, *((-math.inf, math.inf) if v.nan else bounds(v)))
+        return num(v.kind, *bounds(v))
     if is_array(v):
         return Form("arr", (v.shape, v.dtype, bool(getattr(v, "weak_type", False))))
     if isinstance(v, Union):
@@ -289,7 +289,7 @@ class Filling:
                 obj.slots.update((k, v) for k, v in values.items() if v is not UNDEF)
             return self.memo[form]
         if form.kind == "num":
-            return Num(form.own, next(self.leaves), *(None if math.isinf(x) else x for x in form.value))
+            return Num(form.own, next(self.leaves), *form.value)
         if form.kind == "arr":
             x = next(self.leaves)
             x = x if is_array(x) else wide(jnp.asarray, x)  # JAX may have made a constant of it

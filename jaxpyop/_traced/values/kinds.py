@@ -89,17 +89,14 @@ class Num(Kind):
     Attributes:
         kind: "b", "i" or "f".
         val: a scalar of bool, int64 or float64.
-        lo: a number that it is not below, or None. A float with a known bound is not NaN.
-        hi: a number that it is not above, or None.
-        nan: whether it may be NaN although a bound is known.
-        largest: the largest magnitude that it has if it is finite.
+        lo: an integer that it is not below, if it is an integer.
+        hi: an integer that it is not above, if it is an integer.
     """
 
-    __slots__ = ("hi", "kind", "largest", "lo", "nan", "val")
+    __slots__ = ("hi", "kind", "lo", "val")
 
     def __init__(self, kind: str, val: Any, lo: Any = None, hi: Any = None) -> None:
         self.kind, self.val, self.lo, self.hi = kind, val, lo, hi
-        self.largest, self.nan = math.inf, False
 
 
 class Union(Kind):
@@ -246,10 +243,8 @@ def raw(v: Any, kind: str = "") -> Any:
 def bounds(v: Any) -> tuple[Any, Any]:
     """The lowest and the highest that a number can be."""
     if not isinstance(v, Num):
-        return (-math.inf, math.inf) if v != v else (v, v)
-    if v.kind == "b":
-        return 0, 1
-    return (-math.inf if v.lo is None else v.lo, math.inf if v.hi is None else v.hi)
+        return (v, v) if v == v else (-math.inf, math.inf)
+    return {"b": (0, 1), "i": (v.lo, v.hi), "f": (-math.inf, math.inf)}[v.kind]
 
 
 def num_to_array(v: Any, like: Any = None) -> Any:

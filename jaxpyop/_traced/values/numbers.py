@@ -41,31 +41,23 @@ PYTHON_OPS: dict[type, Callable[..., Any]] = {
     ast.BitXor: operator.xor,
     ast.MatMult: operator.matmul,
 }
-_AS_ARRAY = "write x instead of float(x), so that it is an array, whose numbers do not raise"
 _ORDER = "bif"
 
 
-def number(kind: str, val: Any, lo: Any = None, hi: Any = None) -> Num:
-    """A number with what is known of it. An integer is not beyond MOST."""
-    lo, hi = (None if x is None or x != x or math.isinf(x) else x for x in (lo, hi))
-    if kind == "i":
-        lo, hi = (-MOST if lo is None else max(lo, -MOST)), (MOST if hi is None else min(hi, MOST))
-    return Num(kind, val, lo, hi)
-
-
-def _of_size(size: Callable[[], Any], val: Any, lo: Any, hi: Any) -> Num:
-    """An integer that may be beyond MOST. Python's has no limit, so the program raises an error of its own.
+def integer(val: Any, lo: Any, hi: Any, size: Callable[[], Any] | None = None) -> Num:
+    """An integer with its range.
 
     Args:
-        size: gives it as a float, which is near enough.
         val: its 64 bits.
         lo: its lower bound.
         hi: its upper bound.
+        size: gives it as a float, which is near enough, if it may be beyond MOST. Python's has no limit, so the program
+            raises an error of its own.
     """
-    if lo is None or hi is None or lo < -MOST or hi > MOST:
+    if size and (lo < -MOST or hi > MOST):
         text = "an integer of Python is beyond 2**62, which a traced program cannot hold"
         raise_if(wide(lambda: abs(size()) >= 2.0**62), OverflowError, text)
-    return number("i", val, lo, hi)
+    return Num("i", val, max(lo, -MOST), min(hi, MOST))
 
 
 def of_array(x: Any, kind: str = "") -> Num:
@@ -81,26 +73,19 @@ def of_array(x: Any, kind: str = "") -> Num:
     val = wide(lax.convert_element_type, x, DTYPES[kind])
     if kind == "i" and x.dtype != np.bool_:
         info = jnp.iinfo(x.dtype)
-        return _of_size(lambda: lax.convert_element_type(x, np.float64), val, int(info.min), int(info.max))
-    out = number(kind, val, *((0, 1) if kind == "i" else (None, None)))
-    if jnp.issubdtype(x.dtype, jnp.floating):
-        out.largest = float(jnp.finfo(x.dtype).max)
-    return out
+        return integer(val, int(info.min), int(info.max), lambda: lax.convert_element_type(x, np.float64))
+    return Num(kind, val, 0, 1)
 
 
 def may_be_nan(v: Any) -> bool:
     if isinstance(v, Num):
-        return v.kind == "f" and (v.nan or (v.lo is None and v.hi is None))
+        return v.kind == "f"
     return jnp.issubdtype(v.dtype, jnp.inexact) if is_array(v) else is_scalar(v) and v != v
 
 
 def nonzero(v: Any) -> bool:
     lo, hi = bounds(v)
     return lo > 0 or hi < 0
-
-
-def finite(v: Any) -> bool:
-    return not any(map(math.isinf, bounds(v))) and not (isinstance(v, Num) and v.nan)
 
 
 def num_compare(f: Callable[..., Any], a: Any, b: Any) -> Any:
@@ -131,13 +116,9 @@ def _check_exact(kind: str, *vs: Any) -> None:
 
 
 def _corners(f: Callable[..., Any], a: Any, b: Any) -> tuple[Any, Any]:
-    """The range of an operation that is monotonic in both of its numbers."""
-    try:
-        with np.errstate(all="ignore"):
-            xs = [f(x, y) for x in bounds(a) for y in bounds(b)]
-    except (OverflowError, ZeroDivisionError, ValueError, TypeError):
-        return None, None
-    return (None, None) if any(x != x for x in xs) else (min(xs), max(xs))
+    """The range of an operation on integers that is monotonic in both."""
+    xs = [f(x, y) for x in bounds(a) for y in bounds(b)]
+    return min(xs), max(xs)
 
 
 # ------------------------------------------------------------------- exact floats
@@ -201,9 +182,7 @@ def num_binary(op: type, a: Any, b: Any) -> Num:
     if rule is None:
         raise Refused(f"{op.__name__} of Python numbers")
     with jax.enable_x64(True):
-        out = rule(op, a, b, kind)
-        out.nan = out.nan or any(isinstance(v, Num) and v.nan for v in (a, b))
-        return out
+        return rule(op, a, b, kind)
 
 
 def _bits(op: type, a: Any, b: Any, kind: str) -> Num:
@@ -213,7 +192,7 @@ def _bits(op: type, a: Any, b: Any, kind: str) -> Num:
     if kind == "b":
         return Num("b", val)
     top = 2 ** (int(max(map(abs, (*bounds(a), *bounds(b))))).bit_length())
-    return number("i", val, 0 if bounds(a)[0] >= 0 and bounds(b)[0] >= 0 else -top, top)
+    return integer(val, 0 if bounds(a)[0] >= 0 and bounds(b)[0] >= 0 else -top, top)
 
 
 def _shift(op: type, a: Any, b: Any, kind: str) -> Num:
@@ -224,8 +203,9 @@ def _shift(op: type, a: Any, b: Any, kind: str) -> Num:
         raise_if(y < 0, ValueError, "negative shift count")
     most = max(map(abs, bounds(a)))
     if op is ast.RShift:
-        return number("i", lax.shift_right_arithmetic(x, jnp.clip(y, 0, 63)), -most, most)
-    return _of_size(lambda: raw(a, "f") * 2.0 ** raw(b, "f"), lax.shift_left(x, jnp.clip(y, 0, 63)), None, None)
+        return integer(lax.shift_right_arithmetic(x, jnp.clip(y, 0, 63)), -most, most)
+    size = lambda: raw(a, "f") * 2.0 ** raw(b, "f")
+    return integer(lax.shift_left(x, jnp.clip(y, 0, 63)), -math.inf, math.inf, size)
 
 
 def _arithmetic(op: type, a: Any, b: Any, kind: str) -> Num:
@@ -236,8 +216,8 @@ def _arithmetic(op: type, a: Any, b: Any, kind: str) -> Num:
         x, y = (v if isinstance(o, Num) else lax.optimization_barrier(v) for v, o in ((x, a), (y, b)))
     f = PYTHON_OPS[op]
     if kind == "i":
-        return _of_size(lambda: f(raw(a, "f"), raw(b, "f")), f(x, y), *_corners(f, a, b))
-    return number(kind, _exact(f(x, y), kind) if op is ast.Mult else f(x, y), *_corners(f, a, b))
+        return integer(f(x, y), *_corners(f, a, b), lambda: f(raw(a, "f"), raw(b, "f")))
+    return Num(kind, _exact(f(x, y), kind) if op is ast.Mult else f(x, y))
 
 
 def _divide(op: type, a: Any, b: Any, kind: str) -> Num:
@@ -245,7 +225,7 @@ def _divide(op: type, a: Any, b: Any, kind: str) -> Num:
         _check_exact("f", a, b)
     _check_divisor(b)
     # XLA would multiply by the reciprocal of a constant, and make one division of two.
-    return number("f", _exact(raw(a, "f") / _exact(raw(b, "f"), "f"), "f"), *_corners(operator.truediv, a, b))
+    return Num("f", _exact(raw(a, "f") / _exact(raw(b, "f"), "f"), "f"))
 
 
 def _check_divisor(b: Any) -> None:
@@ -255,19 +235,14 @@ def _check_divisor(b: Any) -> None:
 
 def _floor_divide(op: type, a: Any, b: Any, kind: str) -> Num:
     _check_divisor(b)
-    lo, hi = bounds(b)
-    closed = int(kind != "f")  # an integer is below its divisor
-    ends = (min(0, lo + closed), max(0, hi - closed)) if op is ast.Mod else _corners(operator.floordiv, a, b)
     if kind in "bi":
-        if ends[0] is None:
-            most = max(map(abs, bounds(a)))
-            ends = (-most, most)
+        (lo, hi), most = bounds(b), max(map(abs, bounds(a)))
         x, y = raw(a, "i"), raw(b, "i")
         q, r = lax.div(x, y), lax.rem(x, y)
         adjust = (r != 0) & ((r < 0) != (y < 0))
-        return number("i", jnp.where(adjust, *((q - 1, q) if op is ast.FloorDiv else (r + y, r))), *ends)
-    if not (finite(a) or op is ast.FloorDiv):
-        ends = (None, None)  # NaN for infinity
+        if op is ast.Mod:
+            return integer(jnp.where(adjust, r + y, r), min(0, lo + 1), max(0, hi - 1))
+        return integer(jnp.where(adjust, q - 1, q), 0 if bounds(a)[0] >= 0 and lo >= 0 else -most, most)
     x, y = raw(a, "f"), _exact(raw(b, "f"), "f")
     # As in CPython's float_divmod.
     mod = lax.rem(x, y)
@@ -276,10 +251,10 @@ def _floor_divide(op: type, a: Any, b: Any, kind: str) -> Num:
     div = jnp.where(adjust, div - 1.0, div)
     if op is ast.Mod:
         val = jnp.where(mod != 0, jnp.where(adjust, mod + y, mod), jnp.copysign(0.0, y))
-        return number(kind, val, *ends)
+        return Num(kind, val)
     whole = jnp.floor(div)
     whole = jnp.where(div - whole > 0.5, whole + 1.0, whole)
-    return number(kind, jnp.where(div != 0, whole, jnp.copysign(0.0, x / y)), *ends)
+    return Num(kind, jnp.where(div != 0, whole, jnp.copysign(0.0, x / y)))
 
 
 def _power(op: type, a: Any, b: Any, kind: str) -> Num:
@@ -291,27 +266,16 @@ def _power(op: type, a: Any, b: Any, kind: str) -> Num:
             lo = min(lo, 0)
         x, power = raw(a, "i"), b
         val = functools.reduce(operator.mul, [x] * power, jnp.ones_like(x))
-        return _of_size(lambda: raw(a, "f") ** power, val, lo, hi)
-    (l1, h1), (l2, h2) = bounds(a), bounds(b)
-    power: Any = b
-    val = _exact(lax.pow(raw(a, "f"), raw(b, "f")), kind)
-    most = min(max(abs(l1), abs(h1)), a.largest if isinstance(a, Num) else math.inf)
-    if not isinstance(b, Num) and power in (1, 2, 3, 4) and most < 1e70:
-        # Only a finite number with an infinite power raises.
-        top = float(most) ** power if finite(a) else math.inf
-        out = number(kind, val, 0.0 if power % 2 == 0 or l1 >= 0 else -top, top)
-        out.nan, out.largest = not finite(a), float(most) ** power
-        return out
+        return integer(val, lo, hi, lambda: raw(a, "f") ** power)
     x, y = raw(a, "f"), raw(b, "f")
-    if l1 <= 0 and l2 < 0:
+    val = _exact(lax.pow(x, y), kind)
+    if bounds(b)[0] < 0:
         raise_if((x == 0) & (y < 0), ZeroDivisionError, "0.0 cannot be raised to a negative power")
-    if l1 < 0:
+    if bounds(a)[0] < 0 and not (not isinstance(b, Num) and float(b).is_integer()):
         is_complex = (x < 0) & jnp.isfinite(x) & jnp.isfinite(y) & (y != jnp.floor(y))
         raise_if(is_complex, OverflowError, "a power is complex, which a traced program cannot hold")
-    lo, hi = _corners(lambda p, q: float(p) ** float(q), a, b) if l1 >= 0 else (None, None)
-    if (hi is None or math.isinf(hi)) and not (l1 >= 0 and l2 >= 0 and h2 <= 1):
-        _check_overflow(val, x, y)
-    return number(kind, val, lo, hi)
+    _check_overflow(val, x, y)
+    return Num(kind, val)
 
 
 def _check_overflow(val: Any, *given: Any, text: str = "Numerical result out of range") -> None:
@@ -334,68 +298,50 @@ def num_unary(op: type, v: Num) -> Num:
     kind = "i" if v.kind == "b" else v.kind
     lo, hi = bounds(v)
     if op is ast.USub:
-        return number(kind, wide(lax.neg, raw(v, kind)), *((None, None) if v.nan else (-hi, -lo)))
+        return Num(kind, wide(lax.neg, raw(v, kind)), -hi, -lo)
     if op is ast.UAdd:
-        return v if v.kind == kind else number(kind, raw(v, kind), lo, hi)
+        return Num(kind, raw(v, kind), lo, hi)
     if kind != "i":
         raise Refused("~ of a float")
-    return number("i", wide(lax.bitwise_not, raw(v, "i")), -hi - 1, -lo - 1)
+    return integer(wide(lax.bitwise_not, raw(v, "i")), -hi - 1, -lo - 1)
 
 
-# One row for each function of `math` of one number: what it is in XLA, between which numbers Python does not raise, and
-# between which its results are.
-_INF = math.inf
-_MATH: dict[str, tuple[Callable[..., Any], float, float, tuple[Any, Any]]] = {
-    "sin": (lax.sin, -1e300, 1e300, (-1.0, 1.0)),
-    "cos": (lax.cos, -1e300, 1e300, (-1.0, 1.0)),
-    "tan": (lax.tan, -1e300, 1e300, (None, None)),
-    "tanh": (lax.tanh, -_INF, _INF, (None, None)),
-    "atan": (lax.atan, -_INF, _INF, (None, None)),
-    "erf": (lax.erf, -_INF, _INF, (None, None)),
-    "fabs": (lax.abs, -_INF, _INF, (None, None)),
-    "exp": (lax.exp, -_INF, 700.0, (0.0, None)),
-    "expm1": (lax.expm1, -_INF, 700.0, (-1.0, None)),
-    "sinh": (lax.sinh, -700.0, 700.0, (None, None)),
-    "cosh": (lax.cosh, -700.0, 700.0, (1.0, None)),
-    "sqrt": (lax.sqrt, 0.0, _INF, (0.0, None)),
-    "log": (lax.log, 5e-324, _INF, (None, None)),
-    "log1p": (lax.log1p, -0.99999, _INF, (None, None)),
-    "asin": (lax.asin, -1.0, 1.0, (None, None)),
-    "acos": (lax.acos, -1.0, 1.0, (None, None)),
-}
-_OVERFLOWING = ("exp", "expm1", "sinh", "cosh")
+# The functions of `math` of one number, in XLA. Python raises for none of the first group, and an OverflowError where
+# one of the second is infinite. Where one of the third is, or any is no number, it raises a ValueError.
+_TOTAL = {"tanh": lax.tanh, "atan": lax.atan, "asinh": lax.asinh, "erf": lax.erf, "erfc": lax.erfc, "fabs": lax.abs}
+_TOTAL |= {"radians": lambda x: x * (math.pi / 180), "degrees": lambda x: x * (180 / math.pi)}
+_GROWING = {"exp": lax.exp, "expm1": lax.expm1, "sinh": lax.sinh, "cosh": lax.cosh}
+_PARTIAL = {"sin": lax.sin, "cos": lax.cos, "tan": lax.tan, "asin": lax.asin, "acos": lax.acos, "sqrt": lax.sqrt}
+_PARTIAL |= {"log": lax.log, "log1p": lax.log1p, "acosh": lax.acosh, "atanh": lax.atanh}
+_MATH: dict[str, Callable[..., Any]] = _TOTAL | _GROWING | _PARTIAL
 _TESTS = {"isnan": jnp.isnan, "isinf": jnp.isinf, "isfinite": jnp.isfinite}
 _TO_INT = {"floor": jnp.floor, "ceil": jnp.ceil, "trunc": jnp.trunc}
 
 
 def math_function(name: str, v: Any, *rest: Any) -> Any:
     """A function of `math` on a traced number."""
-    lo, hi = bounds(v)
     if not rest and name in _TESTS:
         return Num("b", wide(_TESTS[name], raw(v, "f")))
     if not rest and name in _TO_INT:
         return to_int(_TO_INT[name], v)
     if rest or name not in _MATH:
         raise Refused(f"math.{name} of a traced number is not in the language", f"use jnp.{name}")
-    f, least, most, image = _MATH[name]
     x = raw(v, "f")
-    val = wide(f, x)
-    if lo < least or hi > most:
+    val = wide(_MATH[name], x)
+    if name in _GROWING:
+        _check_overflow(val, x, text="math range error")
+    elif name in _PARTIAL:
         # As in CPython's math_1.
-        raise_if(wide(lambda: jnp.isnan(val) & ~jnp.isnan(x)), ValueError, "math domain error")
-        if name in _OVERFLOWING:
-            _check_overflow(val, x, text="math range error")
-        else:
-            raise_if(wide(lambda: jnp.isinf(val) & jnp.isfinite(x)), ValueError, "math domain error")
-    return number("f", _exact(val, "f"), *((None, None) if may_be_nan(v) else image))
+        wrong = lambda: (jnp.isnan(val) & ~jnp.isnan(x)) | (jnp.isinf(val) & jnp.isfinite(x))
+        raise_if(wide(wrong), ValueError, "math domain error")
+    return Num("f", _exact(val, "f"))
 
 
 def to_int(f: Callable[..., Any], v: Any) -> Any:
     """`math.floor`, `int()` or `round()` of a number: `f` of it, as an integer."""
     if kind_of(v) in "bi":
-        return number("i", raw(v, "i"), *bounds(v))
-    if not finite(v):
-        raise_if(wide(lambda: jnp.isnan(raw(v))), ValueError, "cannot convert float NaN to integer")
-        raise_if(wide(lambda: jnp.isinf(raw(v))), OverflowError, "cannot convert float infinity to integer")
-    ends = [None if math.isinf(x) else f(x) for f, x in zip((math.floor, math.ceil), bounds(v))]
-    return _of_size(lambda: raw(v), wide(lambda: lax.convert_element_type(f(raw(v)), np.int64)), *ends)
+        return integer(raw(v, "i"), *bounds(v))
+    raise_if(wide(lambda: jnp.isnan(raw(v))), ValueError, "cannot convert float NaN to integer")
+    raise_if(wide(lambda: jnp.isinf(raw(v))), OverflowError, "cannot convert float infinity to integer")
+    val = wide(lambda: lax.convert_element_type(f(raw(v)), np.int64))
+    return integer(val, -math.inf, math.inf, lambda: raw(v))
