@@ -105,9 +105,8 @@ METHODS: dict[type, frozenset[str]] = {
     prod ravel repeat reshape round sort squeeze std sum swapaxes take trace transpose var view
     """),
     At: _set("add apply divide get max min mul multiply power set"),
-    list: _set("append clear copy extend index insert pop reverse sort"),
+    list: _set("append clear copy extend insert pop reverse"),
     dict: _set("copy get items keys pop update values"),
-    tuple: _set("index"),
     str: _set("count endswith find format join lower lstrip replace rstrip split startswith strip title upper"),
     np.ndarray: _set("astype copy max mean min prod reshape std sum tolist var"),
     float: _set("is_integer"),

@@ -209,15 +209,6 @@ def _enumerate(m: Calls, it: Any, start: Any = 0) -> Any:
     return Iter(enumerate(m.lazily(it), start))
 
 
-def _filter(m: Calls, f: Any, it: Any) -> Any:
-    with m.unchanged("filter()"):
-        out = m.new_list(())
-        for x in m.iterate(it):
-            t = m.truth(x if f is None else m.call(f, [x], {}))
-            m.branch(t, lambda x=x: m.list_method(out, "append", [x]), lambda: None)
-    return Iter(out)
-
-
 def _tuples(f: Callable[..., Any]) -> Callable[..., Any]:
     """A function of `itertools` that reads its iterables to their ends before it gives its first tuple."""
 
@@ -227,19 +218,6 @@ def _tuples(f: Callable[..., Any]) -> Callable[..., Any]:
         return Iter(m.python(f, *its, **kwargs))
 
     return of
-
-
-def _accumulate(m: Calls, it: Any, f: Any = None, *, initial: Any = None) -> Any:
-    add = (lambda a, b: m.binary(ast.Add, a, b)) if f is None else lambda a, b: m.call(f, [a, b], {})
-    return Iter(itertools.accumulate(m.lazily(it), add, initial=initial))
-
-
-def _super(m: Calls, *args: Any) -> Any:
-    frame = m.frames[-1]
-    code, cells = frame.slots["$outer"].__code__, frame.slots["$outer"].__closure__
-    if args or frame.slots["$parent"] is not None or "__class__" not in code.co_freevars:
-        raise Refused("super() with arguments, or in a function that is in a method")
-    return Super(frame.slots.get(code.co_varnames[0], UNDEF), cells[code.co_freevars.index("__class__")].cell_contents)
 
 
 def _dict(m: Calls, *args: Any, **kwargs: Any) -> Any:
@@ -271,18 +249,12 @@ def _compared(op: type) -> Callable[..., Any]:
     return lambda m, a, b: m.compare(op, a, b)
 
 
-def _getattr(m: Calls, obj: Any, name: Any, *default: Any) -> Any:
-    if default:
-        raise Refused("getattr with a default", "use isinstance")
-    return m.get_attr(obj, name)
-
-
 # One row for each function.
 ROWS: list[tuple[Any, Callable[..., Any]]] = [
     *((sum, _of_list(_sum)), (min, _extreme(ast.Lt)), (max, _extreme(ast.Gt)), (sorted, _of_list(_sorted))),
     *((any, _any(True)), (all, _any(False)), (range, _range), (reversed, _reversed)),
     *((float, _one(_float)), (int, _one(_int)), (round, _one(_round)), (abs, _one(_abs))),
-    *((zip, _zip), (filter, _filter), (dict, _dict), (functools.reduce, _reduce)),
+    *((zip, _zip), (dict, _dict), (functools.reduce, _reduce)),
     (dataclasses.replace, _one(_replace)),
     (map, lambda m, f, *its: Iter(map(lambda *xs: m.call(f, xs, {}), *map(m.lazily, its)))),
     (enumerate, _enumerate),
@@ -290,15 +262,12 @@ ROWS: list[tuple[Any, Callable[..., Any]]] = [
     (len, lambda m, v: m.lifted(m.length, v)),
     (list, lambda m, v=(): m.lifted(lambda i: m.new_list(m.iterate(i)), m.known_length(v))),
     (tuple, lambda m, v=(): m.lifted(m.iterate, m.known_length(v))),
-    (getattr, _getattr),
     (isinstance, _one(_isinstance)),
     *((f, _of_constants(f)) for f in (print, str, repr, complex, pow, ord, chr, frozenset)),
     (slice, lambda m, *ends: m.new_slice(*ends)),
     (functools.partial, lambda m, f, *args, **kwargs: Partial(f, tuple(args), kwargs)),
     *((f, _tuples(f)) for f in (itertools.product, itertools.combinations, itertools.permutations)),
-    (itertools.accumulate, _accumulate),
     (divmod, lambda m, a, b: m.lifted(lambda x, y: _divmod(m, x, y), a, b)),
-    *((super, _super), (object.__init__, lambda m, obj: None)),
     (itertools.pairwise, lambda m, it: Iter(itertools.pairwise(m.lazily(it)))),
     (itertools.chain, lambda m, *its: Iter(x for it in its for x in m.lazily(it))),
     (contextlib.nullcontext, lambda m, v=None: v),

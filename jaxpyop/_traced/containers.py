@@ -299,13 +299,7 @@ class Containers(Operators):
             if name in ("insert", "pop") and args and type(args[0]) is not int:
                 raise Refused(f"list.{name} at a traced index")
             return self.with_items(v, change)
-        if name == "copy":
-            return self.lifted(self.new_list, v.slots["items"])
-        if len(args) > 1:
-            raise Refused("list.index with a start")
-        items = self.items(v)
-        none = lambda: self.python(items.index, UNDEF)  # raises
-        return self.first(len(items), lambda i: self.same_item(items[i], args[0]), lambda i: i, none)
+        return self.lifted(self.new_list, v.slots["items"])  # copy
 
     def dict_method(self, v: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
         if name in ("items", "keys", "values"):

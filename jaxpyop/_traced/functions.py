@@ -198,12 +198,8 @@ def local_names(node: Node) -> frozenset[str]:
                 raise Refused("a generator or a coroutine is not in the language", "return a list")
             elif isinstance(n, (ast.Nonlocal, ast.Global)):
                 declared.update(n.names)
-            elif isinstance(n, ast.Name) and isinstance(n.ctx, (ast.Store, ast.Del)):
+            elif isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store):
                 names.add(n.id)
-            elif isinstance(n, (ast.MatchAs, ast.MatchStar, ast.ExceptHandler)) and n.name:
-                names.add(n.name)
-            elif isinstance(n, ast.MatchMapping) and n.rest:
-                names.add(n.rest)
             elif isinstance(n, ast.Import | ast.ImportFrom):
                 names.update(a.asname or a.name.split(".")[0] for a in n.names)
     return frozenset(names - declared)

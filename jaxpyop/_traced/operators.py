@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import dataclasses
 import enum
 import operator
-import sys
 import types
 from collections.abc import Callable
 from typing import Any
@@ -217,27 +215,11 @@ class Operators(Machine):
         return self.python(COMPARE[op], a, b)
 
     def _compare_objects(self, op: type, a: Any, b: Any) -> Any:
-        own = [self.class_attribute(v.cls, f"__{_SPECIAL[op]}__") if isinstance(v, Obj) else UNDEF for v in (a, b)]
-        if op is ast.NotEq and own == [UNDEF, UNDEF]:
-            return self.not_(self._compare_objects(ast.Eq, a, b))
-        if op is ast.Eq and own == [UNDEF, UNDEF]:
-            return a is b
-        same = isinstance(a, Obj) and isinstance(b, Obj) and a.cls is b.cls
-        generated = isinstance(own[0], types.FunctionType) and own[0].__code__.co_filename == "<string>"
-        if op is ast.Eq and same and generated:
-            pairs = [[self.get_attr(v, f.name) for v in (a, b)] for f in dataclasses.fields(a.cls) if f.compare]
-            if sys.version_info < (3, 13):
-                return self._compare_tuples(op, *(tuple(p[i] for p in pairs) for i in (0, 1)))
-            return self._all_equal(pairs)
-        # Python may ask the other object first, or afterwards, if both have the method.
-        if own[0] is not UNDEF and (same or own[1] is UNDEF) and not generated:
-            return self.call(Partial(own[0], (a,)), [b], {})
-        raise Refused(f"a comparison of objects of {name_of_type(a)}", "compare their attributes")
-
-    def _all_equal(self, pairs: list[list[Any]]) -> Any:
-        """`a == b and c == d and ...`, for pairs of values."""
-        out = self.compare(ast.Eq, *pairs[0]) if pairs else True
-        return out if len(pairs) < 2 else self.branch(self.truth(out), lambda: self._all_equal(pairs[1:]), lambda: out)
+        methods = ("__eq__", "__ne__")
+        own = (self.class_attribute(v.cls, name) for v in (a, b) if isinstance(v, Obj) for name in methods)
+        if op not in (ast.Eq, ast.NotEq) or any(f is not UNDEF for f in own):
+            raise Refused("a comparison of objects", "compare their attributes")
+        return (a is b) == (op is ast.Eq)
 
     def _compare_tuples(self, op: type, a: Any, b: Any) -> Any:
         equality = op in (ast.Eq, ast.NotEq)

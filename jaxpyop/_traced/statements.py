@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpyop._traced.containers import CHANGES
 from jaxpyop._traced.functions import Functions, contains
 from jaxpyop._traced.machine import BREAK, CONTINUE, NORMAL, RETURN
 from jaxpyop._traced.values import *
@@ -74,9 +73,6 @@ class Statements(Functions):
 
     do_nonlocal = do_pass
 
-    def do_global(self, s: ast.Global, env: Obj) -> None:
-        raise Refused(f"`{s.names[0]}` from outside of the function is changed", CHANGES)
-
     def do_assign(self, s: ast.Assign, env: Obj) -> None:
         value = self.eval(s.value, env)
         for t in s.targets:
@@ -104,13 +100,6 @@ class Statements(Functions):
         if isinstance(old, (Obj, list, dict, set, np.ndarray)):
             raise Refused(f"`{ast.unparse(t)}` is an object that is changed in place", "write x = x + y")
         return put(self.binary(type(s.op), old, right))
-
-    def do_delete(self, s: ast.Delete, env: Obj) -> None:
-        for t in s.targets:
-            if not isinstance(t, ast.Name):
-                raise Refused("`del` of an item or an attribute", "make a new object without it")
-            self.load(t.id, env)
-            self.store(t.id, UNDEF, env)
 
     def do_return(self, s: ast.Return, env: Obj) -> None:
         self.write(env, "$ret", None if s.value is None else self.eval(s.value, env))
@@ -319,7 +308,7 @@ class Statements(Functions):
         if leave:
             self._leave_loop(s, env)
 
-    # ---------------------------------------------------------------- with, finally
+    # ---------------------------------------------------------------------------- with
 
     def do_with(self, s: ast.With, env: Obj) -> None:
         for item in s.items:
@@ -331,17 +320,3 @@ class Statements(Functions):
                 raise Refused("`with ... as` gives a context a name")
             self.eval(call, env)
         self.block(s.body, env)
-
-    def do_try(self, s: ast.Try, env: Obj) -> None:
-        # No handler runs, because what may raise in Python is refused.
-        with self.not_raising("in a try"):
-            self.block([*s.body, *s.orelse], env)
-        if not s.finalbody:
-            return
-        status, ret = env.slots["$status"], env.slots["$ret"]
-        self.write(env, "$status", NORMAL)
-        self.block(s.finalbody, env)
-        if isinstance(env.slots["$status"], Num) or env.slots["$status"] != NORMAL:
-            raise Refused("an exit from a finally")
-        self.write(env, "$status", status)
-        self.write(env, "$ret", ret)

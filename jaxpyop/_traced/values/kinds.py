@@ -170,14 +170,6 @@ class Partial(Kind):
 
 
 @dataclasses.dataclass(eq=False)
-class Super(Kind):
-    """`super()` in a method of `cls`: the attributes of `self` that the classes after `cls` have."""
-
-    self: Any
-    cls: Any
-
-
-@dataclasses.dataclass(eq=False)
 class Iter(Kind):
     """An iterator over values, or over those of a list that nobody else has. It is used up at once, and not kept."""
 
