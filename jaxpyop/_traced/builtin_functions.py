@@ -157,8 +157,8 @@ def _abs(m: Calls, v: Any) -> Any:
     if isinstance(v, Num):
         kind, (lo, hi) = "i" if v.kind == "b" else v.kind, bounds(v)
         return Num(kind, wide(lax.abs, raw(v, kind)), max(0, lo, -hi), max(abs(lo), abs(hi)))
-    if isinstance(v, Obj):
-        return m.special(v, "__abs__")
+    if not is_array(v):
+        m.need_constant(v)
     return m.python(abs, v)
 
 
@@ -209,17 +209,6 @@ def _enumerate(m: Calls, it: Any, start: Any = 0) -> Any:
     return Iter(enumerate(m.lazily(it), start))
 
 
-def _tuples(f: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of `itertools` that reads its iterables to their ends before it gives its first tuple."""
-
-    def of(m: Calls, *args: Any, **kwargs: Any) -> Any:
-        m.need_constant(*kwargs.values())
-        its = [a if isinstance(a, int) else m.iterate(a) for a in args]
-        return Iter(m.python(f, *its, **kwargs))
-
-    return of
-
-
 def _dict(m: Calls, *args: Any, **kwargs: Any) -> Any:
     out = m.new_dict()
     m.dict_method(out, "update", args, kwargs)
@@ -266,7 +255,6 @@ ROWS: list[tuple[Any, Callable[..., Any]]] = [
     *((f, _of_constants(f)) for f in (print, str, repr, complex, pow, ord, chr, frozenset)),
     (slice, lambda m, *ends: m.new_slice(*ends)),
     (functools.partial, lambda m, f, *args, **kwargs: Partial(f, tuple(args), kwargs)),
-    *((f, _tuples(f)) for f in (itertools.product, itertools.combinations, itertools.permutations)),
     (divmod, lambda m, a, b: m.lifted(lambda x, y: _divmod(m, x, y), a, b)),
     (itertools.pairwise, lambda m, it: Iter(itertools.pairwise(m.lazily(it)))),
     (itertools.chain, lambda m, *its: Iter(x for it in its for x in m.lazily(it))),

@@ -71,9 +71,9 @@ class Containers(Operators):
 
     def length(self, v: Any) -> Any:
         if isinstance(v, Obj):
-            if v.cls in (list, dict):
-                return self.lifted(len, v.slots["items"])
-            return self.special(v, "__len__")
+            if v.cls not in (list, dict):
+                raise Refused(f"len of a {name_of_type(v)}")
+            return self.lifted(len, v.slots["items"])
         if is_array(v) or isinstance(v, (tuple, str, list, dict, set, frozenset, range, np.ndarray)):
             return self.python(len, v)
         raise Refused(f"len of a {name_of_type(v)}")
@@ -105,7 +105,7 @@ class Containers(Operators):
             out = self.lifted(lambda items: find(items, key), box.slots["items"])
             return self.new_list(out) if box.cls is list and isinstance(key, slice) else out
         if isinstance(box, Obj):
-            return self.special(box, "__getitem__", key)
+            raise Refused(f"an item of a {name_of_type(box)}")
         if type(box) in (list, range) or isinstance(box, tuple):
             out = self._of_tuple(tuple(map(self.outside, box)), key)
             return self.new_list(out) if type(box) is list and isinstance(key, slice) else out
@@ -200,7 +200,7 @@ class Containers(Operators):
 
             self.with_items(box, put)
         else:
-            self.special(box, "__setitem__", key, value)
+            raise Refused(f"an item of a {name_of_type(box)} is set")
 
     def _with_key(self, items: Items, key: Any, value: Any) -> list[Any]:
         if any(k is key or k == key for k, _ in items):

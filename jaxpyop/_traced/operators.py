@@ -24,8 +24,6 @@ _UNARY: dict[type, Callable[..., Any]] = {
     ast.UAdd: operator.pos,
     ast.Invert: operator.invert,
 }
-# Python's names of these functions are those of the special methods.
-_SPECIAL = {op: f.__name__.strip("_") for op, f in (PYTHON_OPS | COMPARE | _UNARY).items()}
 
 RECURSION = "a function calls itself, and when it ends depends on values"
 
@@ -38,12 +36,6 @@ class Operators(Machine):
     class_attribute: Callable[..., Any]
     items: Callable[..., tuple[Any, ...]]
     length: Callable[..., Any]
-
-    def special(self, v: Obj, name: str, *args: Any) -> Any:
-        """Calls a special method of an object, such as `__len__`."""
-        if (f := self.class_attribute(v.cls, name)) is UNDEF:
-            raise Refused(f"a {name_of_type(v)} has no {name} that is in the language")
-        return self.call(Partial(f, (v,)), args, {})
 
     def python(self, f: Callable[..., Any], *vs: Any, **kw: Any) -> Any:
         """An allowed function of Python or JAX on constants and arrays."""
@@ -85,13 +77,6 @@ class Operators(Machine):
             return Obj(list, {"items": self.items(a) + self.items(b)})
         if isinstance(a, Obj) and a.cls is list and op is ast.Mult and type(b) is int:
             return Obj(list, {"items": self.items(a) * b})
-        if isinstance(a, Obj) and isinstance(b, Obj) and a.cls is not b.cls and issubclass(b.cls, a.cls):
-            raise Refused(f"{op.__name__} of an object and one of a class below its own, which Python asks first")
-        for x, y, name in ((a, b, f"__{_SPECIAL[op]}__"), (b, a, f"__r{_SPECIAL[op]}__")):
-            if isinstance(x, Obj) and self.class_attribute(x.cls, name) is not UNDEF:
-                if isinstance(y, (np.ndarray, np.generic)) or (out := self.special(x, name, y)) is NotImplemented:
-                    break
-                return out
         raise Refused(f"{op.__name__} of a {name_of_type(a)} and a {name_of_type(b)}")
 
     def _arrays(self, op: type, a: Any, b: Any) -> Any:
@@ -125,8 +110,6 @@ class Operators(Machine):
     def _unary(self, op: type, v: Any) -> Any:
         if isinstance(v, Num):
             return num_unary(op, v)
-        if isinstance(v, Obj):
-            return self.special(v, f"__{_SPECIAL[op]}__")
         if not is_array(v):
             self.need_constant(v)
         return self.python(_UNARY[op], v)
@@ -159,9 +142,8 @@ class Operators(Machine):
         if isinstance(v, Obj):
             if v.cls in (list, dict):
                 return self.compare(ast.Gt, self.length(v), 0)
-            for name in ("__bool__", "__len__"):
-                if self.class_attribute(v.cls, name) is not UNDEF:
-                    return self.lifted(self._truth, self.special(v, name))
+            if any(self.class_attribute(v.cls, name) is not UNDEF for name in ("__bool__", "__len__")):
+                raise Refused("the truth of an object whose class has __bool__ or __len__", "call its method")
             return True
         if isinstance(v, (tuple, list, dict, range)):
             return len(v) > 0
@@ -208,8 +190,6 @@ class Operators(Machine):
             return num_compare(COMPARE[op], a, b)
         if isinstance(a, Obj) and isinstance(b, Obj) and a.cls is b.cls is list:
             a, b = self.items(a), self.items(b)
-        if isinstance(a, tuple) and isinstance(b, tuple):
-            return self._compare_tuples(op, a, b)
         if not (isinstance(a, (type, np.dtype)) and isinstance(b, (type, np.dtype))):
             self.need_constant(a, b)
         return self.python(COMPARE[op], a, b)
@@ -221,30 +201,14 @@ class Operators(Machine):
             raise Refused("a comparison of objects", "compare their attributes")
         return (a is b) == (op is ast.Eq)
 
-    def _compare_tuples(self, op: type, a: Any, b: Any) -> Any:
-        equality = op in (ast.Eq, ast.NotEq)
-        if equality and len(a) != len(b):
-            return op is ast.NotEq
-        # What decides is the first item that differs.
-        differs = lambda i: self.truth(self.not_(self.same_item(a[i], b[i])))
-        decide = lambda i: op is ast.NotEq if equality else self.compare(op, a[i], b[i])
-        return self.first(min(len(a), len(b)), differs, decide, lambda: self.python(COMPARE[op], len(a), len(b)))
-
     def _contains(self, x: Any, box: Any) -> Any:
-        if isinstance(box, Obj):
-            if box.cls is dict:
-                if is_array(x):
-                    raise PyRaise(TypeError("unhashable type: 'jax.Array'"))
-                box = tuple(k for k, _ in self.items(box))
-            elif box.cls is list:
-                box = self.items(box)
-            else:
-                return self.truth_value(self.special(box, "__contains__", x))
-        elif isinstance(box, str):
+        if isinstance(box, str):
             self.need_constant(x)
             return self.python(operator.contains, box, x)
-        if is_array(x) and type(box) in (dict, set, frozenset):
+        if is_array(x) and (is_dict(box) or type(box) in (dict, set, frozenset)):
             raise PyRaise(TypeError("unhashable type: 'jax.Array'"))
+        if isinstance(box, Obj) and box.cls in (list, dict):
+            box = self.items(box) if box.cls is list else tuple(k for k, _ in self.items(box))
         if type(box) not in (dict, set, frozenset, list, range) and not isinstance(box, tuple):
             raise Refused(f"`in` of a {name_of_type(box)}")
         items: Any = tuple(box)  # pyright: ignore[reportArgumentType]

@@ -60,8 +60,8 @@ def range_in_a_comprehension(x):
 
 
 def swallowed(x):
-    try:
-        while x > 1:  # here
+    try:  # here
+        while x > 1:
             x = jnp.ones(2) * x
     except BaseException:
         return x
@@ -84,8 +84,8 @@ TEXTS = {
     numpy_of_a_value: r"np\.",
     range_of_a_float: "range.*integers",
     range_in_a_comprehension: "range",
-    swallowed: "truth value",
-    compares_what_may_be_nan: "whether two floats are one object",
+    swallowed: "try",
+    compares_what_may_be_nan: "needs its value",
 }
 
 
