@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeAlias, TypedDict, Unpack, get_args
 Mode: TypeAlias = Literal["eager", "traced", "auto"]
 Transport: TypeAlias = Literal["auto", "callback"]
 Constants: TypeAlias = Literal["warn", "allow", "error"]
+Errors: TypeAlias = Literal["raise", "refuse"]
 
 
 def _one_of(choices: tuple[str, ...]) -> Callable[[Any], str]:
@@ -74,6 +75,7 @@ _SETTINGS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
     "mode": ("eager", _one_of(get_args(Mode))),
     "transport": ("auto", _one_of(get_args(Transport))),
     "constants": ("warn", _one_of(get_args(Constants))),
+    "errors": ("raise", _one_of(get_args(Errors))),
     "max_records": (8192, _at_least_one_or_none),
     "max_record_bytes": (_share_of_memory(), _at_least_one),
     "max_scratch_bytes": (128 * 2**20, _at_least_one),
@@ -86,6 +88,7 @@ class Settings(TypedDict, total=False):
     mode: Mode
     transport: Transport
     constants: Constants
+    errors: Errors
     max_records: int | None
     max_record_bytes: int
     max_scratch_bytes: int
@@ -118,6 +121,11 @@ class Config:
             silent. ``"error"`` raises a :class:`TypeError`, for ``float(x)``
             and ``x.item()`` as well.
             Environment variable: ``JAXPYOP_CONSTANTS``.
+        errors: what becomes of a function of ``mode="traced"`` that may raise an
+            error because of a value. With ``"raise"`` the program calls Python
+            to raise it. With ``"refuse"`` the function is refused while JAX
+            traces, and no traced program ever calls Python.
+            Environment variable: ``JAXPYOP_ERRORS``.
         max_records: how many gradient records of ``py_function`` are kept for
             later backward passes. Records that a pass has read may fill 1/32
             of this limit, or all of it for a stateful op, which cannot run
@@ -150,6 +158,7 @@ class Config:
     mode: Mode
     transport: Transport
     constants: Constants
+    errors: Errors
     max_records: int | None
     max_record_bytes: int
     max_scratch_bytes: int

@@ -84,7 +84,7 @@ def _stage(op: Op, inputs: Inputs, call: UserCall, arrays: Sequence[Any]) -> lis
     with jax.named_scope(op.name):
         # The mode is that of `jaxpyop.config` where the keyword does not say.
         if op.mode != "eager":
-            into = functools.partial(trace, op, inputs)
+            into = functools.partial(trace, op, inputs, _call_host)
             if call.operands.conditional:
                 into = functools.partial(_trace_when, op, into)
             found = into(arrays) if op.mode == "traced" else trace_if_possible(op, into, arrays)
@@ -94,6 +94,12 @@ def _stage(op: Op, inputs: Inputs, call: UserCall, arrays: Sequence[Any]) -> lis
         for what, rule in op.rules.functions():
             check_closure(rule, op.title, what)
         return bind(call, *map(without_weak_type, arrays))
+
+
+def _call_host(op: Op, array: Any) -> Any:
+    """Calls an op of one array, which is a part of a traced program."""
+    arrays, inputs = flatten_inputs([array], {}, op.title)
+    return bind(UserCall(op, inputs), *arrays)[0]
 
 
 def _read_when(when: Any, title: str) -> list[Any]:

@@ -7,15 +7,18 @@ path that the function can take.
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxpyop import _jaxcore
-from jaxpyop._host import metrics
+from jaxpyop._host import VMAP_METHODS, metrics
 from jaxpyop._op.body import UserBody
 from jaxpyop._op.request import Op
 from jaxpyop._op.values import (
@@ -28,8 +31,9 @@ from jaxpyop._op.values import (
     encode,
     flatten_inputs,
     match,
+    read_tout,
 )
-from jaxpyop._traced import Either, Num, Refused, interpret, num_as_dtype
+from jaxpyop._traced import Either, Num, Refused, interpret, num_as_dtype, some_number
 
 # ---------------------------------------------------------------- mode="traced"
 
@@ -46,8 +50,14 @@ class UntraceableError(TypeError):
         self.why = why
 
 
-def trace(op: Op, inputs: Inputs, arrays: Sequence[Any]) -> list[Any]:
+def trace(op: Op, inputs: Inputs, call_host: Callable[[Op, Any], Any], arrays: Sequence[Any]) -> list[Any]:
     """Interpret a function into the current trace, with its `if`s and its loops on values.
+
+    Args:
+        op: the op.
+        inputs: the structure of its inputs.
+        call_host: adds a call of a function of one array to the program: that of the op.
+        arrays: the inputs.
 
     Raises:
         UntraceableError: the function is not in the language of traced mode.
@@ -71,13 +81,54 @@ def trace(op: Op, inputs: Inputs, arrays: Sequence[Any]) -> list[Any]:
     strict = [jax.lax.convert_element_type(a, a.dtype) for a in arrays]
     args, kwargs = inputs.unflatten(inputs.wrap_keys(strict) if any(inputs.key_impls) else strict)
     try:
-        outs = interpret(op.func, args, kwargs, checked, max_steps=op.max_steps, title=op.title)
+        outs, number, errors = interpret(op.func, args, kwargs, checked, max_steps=op.max_steps, title=op.title)
     except Refused as error:
         why = _reason(error)
         advice = "" if 'mode="eager"' in why else '; or write mode="eager" to call the body at run time instead'
         raise UntraceableError(f"{op.title}: {why}{advice}", why) from error.__cause__
     metrics.note(op.name, traced=1)
-    return outs
+    return _raising(op, call_host, number, errors, outs, arrays) if errors else outs
+
+
+class _Raising:
+    """Called by a program to raise the error of a number, or of the first that is not 0."""
+
+    def __init__(self, errors: Sequence[Exception]) -> None:
+        self.errors = errors
+
+    def __call__(self, numbers: Any) -> Any:
+        for number in np.ravel(numbers):
+            if number:
+                raise copy.copy(self.errors[number - 1])
+        return numbers
+
+
+def _raising(op: Op, call_host: Any, number: Any, errors: Any, outs: list[Any], arrays: Sequence[Any]) -> list[Any]:
+    """The results, which do not come if Python raises an error.
+
+    They depend on what the call that raises it gives, because JAX and XLA drop a call on which nothing depends. So do
+    their derivatives: each result has one in each input, if only a zero.
+    """
+    raising = dataclasses.replace(
+        op,
+        func=_Raising(errors),
+        spec=read_tout(jax.ShapeDtypeStruct((), np.int32), op.title),
+        output_shapes=None,
+        vmap_method=VMAP_METHODS["expand_dims"],
+        on_jax=False,
+        executor=None,
+    )
+    found = jax.lax.cond(number != 0, lambda k: call_host(raising, k), lambda k: k, number)
+    of_inputs = [some_number(x) for x in arrays if _jaxcore.is_inexact(x) and x.size]
+
+    def checked(out: Any) -> Any:
+        # Nobody sees this value. No compiler can tell that it is that of the result, and leave the call out.
+        other = (found & 1).astype(out.dtype)
+        for x in of_inputs if _jaxcore.is_inexact(out) else ():
+            other = other + x.astype(out.dtype)
+        return jnp.where(found != 0, other, out)
+
+    return list(map(checked, outs))
 
 
 def _can_change(value: Any) -> bool:
@@ -132,7 +183,7 @@ def explain_traced(func: Callable[..., Any], *args: Any, **kwargs: Any) -> str |
 
     def interpreted(*arrays: Any) -> list[Any]:
         args, kwargs = inputs.unflatten(inputs.wrap_keys(arrays))
-        return interpret(func, args, kwargs, lambda returned: [])
+        return interpret(func, args, kwargs, lambda returned: [])[0]
 
     try:
         jax.eval_shape(interpreted, *arrays)

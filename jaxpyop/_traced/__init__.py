@@ -16,23 +16,38 @@ functions, an int and a float) becomes a `Union`: a traced tag, and the alternat
 branch for each. So nothing is guessed.
 
 Python's numbers are Python's: a traced one (`Num`) has 64 bits whatever `jax_enable_x64` says, and meets an array as
-a weak type. It carries a range, which shows that Python would not raise (a divisor that is not zero, an index of a
-list). Where no range shows it, the function is refused.
+a weak type. An integer carries a range, which shows for example that it is an index of a list.
+
+A program cannot raise in the middle. So where Python raises because of a value, the program notes the number of the
+error in a slot (`Machine.check`), which branches and loops carry like any other, and goes on with whatever values come
+out. At its end, the op calls Python to raise the error. Where a range shows that it does not come to that, there is no
+check. What raises always, or looks like a mistake, is refused.
 
 **To read**, in this order: `values` (`kinds`: what a variable may hold; `forms`: how two values become one;
-`numbers`), `machine` (branches and loops), `operators`, `containers`, `attributes`, `calls`, `functions`,
+`numbers`), `machine` (errors, branches and loops), `operators`, `containers`, `attributes`, `calls`, `functions`,
 `statements`, `expressions`, `body` (the way in). `loop` is a loop on values as a primitive of JAX. Each class of
-`machine` to `expressions` adds a part of the language to the class before.
+`machine` to `expressions` adds a part of the language to the class before. Whatever does not know a kind of value
+refuses it.
 
-**To add** an allowed function: a name in `allowed`, or a row in `builtin_functions.ROWS` if it must be written for
-traced numbers; a function of a module that is not there yet needs a row of `_MODULES`, too. A statement or an
-expression: a method `do_...` in `statements` or `eval_...` in `expressions`. If it gives values to names,
-`functions.local_names` must know it; if it is a loop, it treats the status of the frame as `do_while` does. A kind of
-value: a `Kind` in `values.kinds`; if it has parts and does not change, its row in `forms.split`, and otherwise its
-cases in `form_of`, `Flattening` and `Filling`; then what operators, attributes, iteration, functions of JAX (`to_jax`)
-and results (`body`) make of it. Whatever does not know a kind refuses it.
+**To add a function** that may be called:
+
+- of `jax`, `jax.numpy` and their like: its name in `allowed`, and a row of `_MODULES` if its module is not there yet;
+- of NumPy: its name in `allowed._NUMPY`. It is then called on constants only, and refused for traced values;
+- of `math`, of one number: a row in `numbers`, in the group (`_TOTAL`, `_GROWING`, `_PARTIAL`) that says when Python
+  raises;
+- any other that must know traced numbers: a row of `builtin_functions.ROWS`, and `raise_if` where Python raises;
+- a method or an attribute of an array, a list, a dict or a text: its name in `allowed.METHODS` or `DATA`. A method of
+  a list or a dict is written in `containers`.
+
+**To add a statement** or an expression: a method `do_...` in `statements` or `eval_...` in `expressions`, with the name
+of its class in `ast` in lower case (`do_functiondef` and `do_import` are in `functions`). If it gives values to names,
+`functions.local_names` must know it. If it is a loop, it treats the status of the frame as `do_while` does.
+
+**To add a kind of value**: a `Kind` in `values.kinds`. If it has parts and does not change, its row in `forms.split`,
+and otherwise its cases in `form_of`, `Flattening` and `Filling`. Then what operators, attributes, iteration, functions
+of JAX (`to_jax`) and results (`body._results`) make of it.
 """
 
 from jaxpyop._traced import builtin_functions  # fills the table of functions
 from jaxpyop._traced.body import Either, interpret
-from jaxpyop._traced.values import Num, Refused, num_as_dtype
+from jaxpyop._traced.values import Num, Refused, num_as_dtype, some_number

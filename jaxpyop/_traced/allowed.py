@@ -2,7 +2,7 @@
 
 To allow one more function of these modules, add its name. It must be pure, must not keep what it is given, and must not
 ask a traced value for its value. A function of Python that has to be written for traced numbers is a row of
-`builtin_functions.ROWS`, and a function of `math` one of `numbers._MATH`.
+`builtin_functions.ROWS`, and a function of `math` one of `numbers`.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ float64 float_power floor floor_divide fmax fmin fmod full full_like geomspace g
 heaviside hstack hypot identity imag inner int16 int32 int64 int8 interp invert isclose iscomplex iscomplexobj
 isfinite isinf isnan isreal isrealobj issubdtype kron less less_equal linspace log log10 log1p log2 logaddexp
 logical_and logical_not logical_or logical_xor logspace matmul max maximum mean median meshgrid min minimum mod
-moveaxis multiply nan_to_num nanmax nanmean nanmin nanstd nansum ndim negative norm not_equal ones ones_like outer pad
+moveaxis multiply nan_to_num nanmax nanmean nanmin nanstd nansum ndim negative not_equal ones ones_like outer pad
 percentile permute_dims polyfit polyval positive power prod promote_types ptp quantile rad2deg ravel real reciprocal
-remainder repeat reshape result_type rint roll rot90 round rsqrt searchsorted select shape sign signbit sin sinc sinh
+remainder repeat reshape result_type rint roll rot90 round searchsorted select shape sign signbit sin sinc sinh
 size sort split sqrt square squeeze stack std subtract sum swapaxes take take_along_axis tan tanh tensordot tile trace
 transpose trapezoid tri tril triu trunc uint16 uint32 uint8 unwrap vander var vdot vstack where zeros zeros_like
 """
@@ -80,8 +80,12 @@ _MODULES: tuple[tuple[types.ModuleType, str], ...] = (
 
 
 def _named(module: Any, names: str) -> dict[int, Any]:
-    found = [getattr(module, name) for name in names.split() if hasattr(module, name)]
-    return {id(f): f for f in found if callable(f)}
+    """The functions of a module, by their ids.
+
+    Raises:
+        AttributeError: the module has no such function.
+    """
+    return {id(f): f for f in (getattr(module, name) for name in names.split())}
 
 
 # By id, because some are compared in ways of their own. The functions are kept, so that no id is used again.
@@ -105,9 +109,8 @@ METHODS: dict[type, frozenset[str]] = {
     prod ravel repeat reshape round sort squeeze std sum swapaxes take trace transpose var view
     """),
     At: _set("add apply divide get max min mul multiply power set"),
-    list: _set("append clear copy extend index insert pop reverse sort"),
+    list: _set("append clear copy extend insert pop reverse"),
     dict: _set("copy get items keys pop update values"),
-    tuple: _set("index"),
     str: _set("count endswith find format join lower lstrip replace rstrip split startswith strip title upper"),
     np.ndarray: _set("astype copy max mean min prod reshape std sum tolist var"),
     float: _set("is_integer"),

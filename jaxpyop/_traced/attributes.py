@@ -45,8 +45,6 @@ class Attributes(Containers):
             return getattr(v, name)
         if is_array(v) and name == "at":
             return At(v)
-        if isinstance(v, Super):
-            return self._of_super(v, name)
         if isinstance(v, Obj):
             return self._of_object(v, name)
         if isinstance(v, tuple) and hasattr(v, "_fields"):
@@ -75,16 +73,6 @@ class Attributes(Containers):
         if found is UNDEF:
             raise PyRaise(AttributeError(f"{v.cls.__name__!r} object has no attribute {name!r}"))
         return self._bind(found, v, v.cls)
-
-    def _of_super(self, v: Super, name: str) -> Any:
-        order = v.self.cls.__mro__ if isinstance(v.self, Obj) else ()
-        later = order[order.index(v.cls) + 1 :] if v.cls in order else ()
-        found = next((vars(c)[name] for c in later if name in vars(c)), UNDEF)
-        if found is object.__init__:
-            return Partial(found, (v.self,))
-        if not isinstance(found, (types.FunctionType, property, staticmethod, classmethod)):
-            raise Refused(f"super().{name}, which is no method of a class of the program")
-        return self._bind(found, v.self, v.self.cls)
 
     def _of_namedtuple(self, v: Any, name: str) -> Any:
         if name in v._fields:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
+from jax import lax
 
 from jaxpyop import _jaxcore as core
 from jaxpyop._functions import without_partials
@@ -23,7 +25,7 @@ def interpret(
     *,
     max_steps: int | None = None,
     title: str = "",
-) -> list[Any]:
+) -> tuple[list[Any], Any, list[Exception]]:
     """Interprets a function.
 
     Args:
@@ -34,19 +36,26 @@ def interpret(
         max_steps: how many turns of each loop a backward pass may keep.
         title: how errors name the function.
 
+    Returns:
+        The results, the traced number of the error that Python raises, and the errors. If there are none, the number is
+        0. It is, too, if Python raises none of them.
+
     Raises:
         Refused: the function is not in the language.
     """
     machine = Interpreter(max_steps, title)
     machine.line = line_of(function)
-    token = set_opaque(jax.tree.leaves((args, dict(kwargs))))
+    token, noted = set_opaque(jax.tree.leaves((args, dict(kwargs)))), noting.set(machine.check)
     try:
         given = [list(map(machine.from_jax, args)), {k: machine.from_jax(v) for k, v in kwargs.items()}]
         result = machine.call(function, *given)
-        if not isinstance(result, Union):
-            return list(finish(_results(machine, result)))
-        machine.line = machine.returned
-        return list(machine.lifted(lambda v: _of_path(machine, finish, v), result))
+        if isinstance(result, Union):
+            machine.line = machine.returned
+            outs = machine.lifted(lambda v: _of_path(machine, finish, v), result)
+        else:
+            outs = finish(_results(machine, result))
+        number = wide(lax.convert_element_type, raw(machine.raised.slots["number"]), np.int32)
+        return list(outs), number, [error for _, error in machine.errors.values()]
     except Refused as e:
         error = e.error if isinstance(e, PyRaise) and not e.on_a_path else None
         if error and (str(error).startswith(title) or isinstance(error, NotImplementedError)):
@@ -57,6 +66,7 @@ def interpret(
         raise Refused(RECURSION, "write a loop", line_of(function)) from None
     finally:
         reset_opaque(token)
+        noting.reset(noted)
 
 
 def _of_path(m: Interpreter, finish: Callable[[Any], Sequence[Any]], value: Any) -> tuple[Any, ...]:

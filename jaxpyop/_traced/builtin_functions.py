@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-import math
 import operator
 import sys
 from collections.abc import Callable, Iterator
@@ -18,10 +17,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
-from jaxpyop._traced.allowed import DATA, METHODS
 from jaxpyop._traced.calls import BUILTINS, Calls
 from jaxpyop._traced.operators import name_of_type
 from jaxpyop._traced.values import *
@@ -97,11 +94,7 @@ def _extreme_number(op: type, old: Any, new: Any) -> Any:
     if isinstance(better, bool):
         return new if better else old
     val = wide(lambda: jnp.where(better.val, raw(new), raw(old)))
-    # A new NaN leaves the old number, whatever its range is. An old NaN stays.
-    (l1, h1), (l2, h2) = (-math.inf, math.inf) if may_be_nan(new) else bounds(new), bounds(old)
-    out = number(kind_of(new), val, f(l1, l2), f(h1, h2))
-    out.nan = may_be_nan(old)
-    return out
+    return Num(kind_of(new), val, *map(f, bounds(new), bounds(old)))
 
 
 def _sorted(m: Calls, items: Any, key: Any = None, reverse: Any = False) -> Any:
@@ -131,8 +124,7 @@ def _float(m: Calls, v: Any) -> Any:
     if is_array(v):
         return m.number_of(v, "f")
     if isinstance(v, Num):
-        check_exact("f", v)
-        return v if v.kind == "f" else number("f", raw(v, "f"), *bounds(v))
+        return Num("f", raw(v, "f"))
     return m.of_constants(float, [v], {})
 
 
@@ -164,12 +156,9 @@ def _divmod(m: Calls, a: Any, b: Any) -> Any:
 def _abs(m: Calls, v: Any) -> Any:
     if isinstance(v, Num):
         kind, (lo, hi) = "i" if v.kind == "b" else v.kind, bounds(v)
-        out = number(kind, wide(lax.abs, raw(v, kind)), max(0, lo, -hi), max(abs(lo), abs(hi)))
-        out.largest = v.largest
-        out.nan = may_be_nan(v)
-        return out
-    if isinstance(v, Obj):
-        return m.special(v, "__abs__")
+        return Num(kind, wide(lax.abs, raw(v, kind)), max(0, lo, -hi), max(abs(lo), abs(hi)))
+    if not is_array(v):
+        m.need_constant(v)
     return m.python(abs, v)
 
 
@@ -220,47 +209,6 @@ def _enumerate(m: Calls, it: Any, start: Any = 0) -> Any:
     return Iter(enumerate(m.lazily(it), start))
 
 
-def _filter(m: Calls, f: Any, it: Any) -> Any:
-    with m.unchanged("filter()"):
-        out = m.new_list(())
-        for x in m.iterate(it):
-            t = m.truth(x if f is None else m.call(f, [x], {}))
-            m.branch(t, lambda x=x: m.list_method(out, "append", [x]), lambda: None)
-    return Iter(out)
-
-
-def _tuples(f: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of `itertools` that reads its iterables to their ends before it gives its first tuple."""
-
-    def of(m: Calls, *args: Any, **kwargs: Any) -> Any:
-        m.need_constant(*kwargs.values())
-        its = [a if isinstance(a, int) else m.iterate(a) for a in args]
-        return Iter(m.python(f, *its, **kwargs))
-
-    return of
-
-
-def _accumulate(m: Calls, it: Any, f: Any = None, *, initial: Any = None) -> Any:
-    add = (lambda a, b: m.binary(ast.Add, a, b)) if f is None else lambda a, b: m.call(f, [a, b], {})
-    return Iter(itertools.accumulate(m.lazily(it), add, initial=initial))
-
-
-def _super(m: Calls, *args: Any) -> Any:
-    frame = m.frames[-1]
-    code, cells = frame.slots["$outer"].__code__, frame.slots["$outer"].__closure__
-    if args or frame.slots["$parent"] is not None or "__class__" not in code.co_freevars:
-        raise Refused("super() with arguments, or in a function that is in a method")
-    return Super(frame.slots.get(code.co_varnames[0], UNDEF), cells[code.co_freevars.index("__class__")].cell_contents)
-
-
-def _next(m: Calls, it: Any, *default: Any) -> Any:
-    # An iterator is not kept, so that this is its first value.
-    found = next(m.lazily(it), UNDEF)
-    if found is UNDEF:
-        raise PyRaise(StopIteration()) if not default else Refused("next() of an iterator that is empty")
-    return found
-
-
 def _dict(m: Calls, *args: Any, **kwargs: Any) -> Any:
     out = m.new_dict()
     m.dict_method(out, "update", args, kwargs)
@@ -290,27 +238,12 @@ def _compared(op: type) -> Callable[..., Any]:
     return lambda m, a, b: m.compare(op, a, b)
 
 
-def _getattr(m: Calls, obj: Any, name: Any, *default: Any) -> Any:
-    if default:
-        raise Refused("getattr with a default", "use isinstance")
-    return m.get_attr(obj, name)
-
-
-def _hasattr(m: Calls, v: Any, name: str) -> bool:
-    if is_array(v) and name not in METHODS[jax.Array] and not any(name in names for t, names in DATA if t is jax.Array):
-        raise Refused(f"hasattr(x, {name!r}) of an array", "use isinstance")
-    known = jax.Array if is_array(v) else v.cls if isinstance(v, Obj) and v.cls in (list, dict) else v
-    if known is v and not isinstance(v, (*CONSTANT_TYPES, tuple, np.ndarray)):
-        raise Refused(f"hasattr of a {name_of_type(v)}", "use isinstance")
-    return hasattr(known, name)
-
-
 # One row for each function.
 ROWS: list[tuple[Any, Callable[..., Any]]] = [
     *((sum, _of_list(_sum)), (min, _extreme(ast.Lt)), (max, _extreme(ast.Gt)), (sorted, _of_list(_sorted))),
     *((any, _any(True)), (all, _any(False)), (range, _range), (reversed, _reversed)),
-    *((float, _one(_float)), (int, _one(_int)), (round, _one(_round)), (abs, _one(_abs)), (hasattr, _one(_hasattr))),
-    *((zip, _zip), (filter, _filter), (dict, _dict), (functools.reduce, _reduce)),
+    *((float, _one(_float)), (int, _one(_int)), (round, _one(_round)), (abs, _one(_abs))),
+    *((zip, _zip), (dict, _dict), (functools.reduce, _reduce)),
     (dataclasses.replace, _one(_replace)),
     (map, lambda m, f, *its: Iter(map(lambda *xs: m.call(f, xs, {}), *map(m.lazily, its)))),
     (enumerate, _enumerate),
@@ -318,17 +251,11 @@ ROWS: list[tuple[Any, Callable[..., Any]]] = [
     (len, lambda m, v: m.lifted(m.length, v)),
     (list, lambda m, v=(): m.lifted(lambda i: m.new_list(m.iterate(i)), m.known_length(v))),
     (tuple, lambda m, v=(): m.lifted(m.iterate, m.known_length(v))),
-    (iter, lambda m, v: Iter(m.lazily(v))),
-    (next, _next),
-    (getattr, _getattr),
     (isinstance, _one(_isinstance)),
     *((f, _of_constants(f)) for f in (print, str, repr, complex, pow, ord, chr, frozenset)),
     (slice, lambda m, *ends: m.new_slice(*ends)),
     (functools.partial, lambda m, f, *args, **kwargs: Partial(f, tuple(args), kwargs)),
-    *((f, _tuples(f)) for f in (itertools.product, itertools.combinations, itertools.permutations)),
-    (itertools.accumulate, _accumulate),
     (divmod, lambda m, a, b: m.lifted(lambda x, y: _divmod(m, x, y), a, b)),
-    *((super, _super), (object.__init__, lambda m, obj: None)),
     (itertools.pairwise, lambda m, it: Iter(itertools.pairwise(m.lazily(it)))),
     (itertools.chain, lambda m, *its: Iter(x for it in its for x in m.lazily(it))),
     (contextlib.nullcontext, lambda m, v=None: v),

@@ -31,7 +31,6 @@ class Calls(Attributes):
     """Calls of everything but functions of the user, which `Functions` interprets."""
 
     call_user: Callable[..., Any]
-    real_function: Callable[..., Any]
 
     def call(self, f: Any, args: Any, kwargs: Any) -> Any:
         if isinstance(f, Union) or f is UNDEF:
@@ -147,7 +146,8 @@ class Calls(Attributes):
         """A function that JAX may call, in a trace of its own. It must not change what is outside of it."""
 
         def called(*args: Any, **kwargs: Any) -> Any:
-            with self.unchanged("a function that JAX calls"):
+            what = "a function that JAX calls"
+            with self.unchanged(what), self.not_raising(f"in {what}"):
                 given = {k: self.from_jax(a) for k, a in kwargs.items()}
                 return self.to_jax(self.call(f, list(map(self.from_jax, args)), given))
 
@@ -186,7 +186,8 @@ class Calls(Attributes):
             given = list(map(convert, xs))
             return self.from_jax(self.python(f, *given[:count], **dict(zip(kwargs, given[count:]))))
 
-        return self.lifted(called, *args, *kwargs.values())
+        run = lambda: self.lifted(called, *args, *kwargs.values())
+        return self.unless_raised(run) if f in _NOT_AFTER_AN_ERROR or is_of_package(f) else run()
 
     def _of_one_dtype(self, items: Any, dtype: Any = None) -> Any:
         """The items that `jnp.array` gets. Those of two kinds get the dtype of the array, if it is one on all paths."""
@@ -230,8 +231,10 @@ class Calls(Attributes):
 
     def _host_argument(self, v: Any) -> Any:
         """An argument of an op inside: its functions run where that op runs them, so they are given as they are."""
-        if isinstance(v, Closure):
-            return self.real_function(v)
+        if isinstance(v, (*FUNCTIONS, Union)):
+            raise Refused(
+                "a function that is made here is given to an op, which calls it on the host", "make it outside"
+            )
         return v if callable(v) else self.to_jax(v)
 
     def number_of(self, x: Any, kind: str = "") -> Num:
@@ -267,18 +270,11 @@ class Calls(Attributes):
                 raise PyRaise(ValueError(f"got unexpected field names: {sorted(unknown)}"))
             return type(v)(*[kwargs.get(k, x) for k, x in zip(getattr(v, "_fields", ()), v)])
         if isinstance(v, (tuple, list, dict)):
-            if name not in ("get", "items", "keys", "values", "index", "copy"):
+            if name not in ("get", "items", "keys", "values", "copy"):
                 raise Refused(f"`.{name}` changes a {type(v).__name__} from outside", "make a copy in the function")
             v = self.new_dict(v.items()) if isinstance(v, dict) else self.new_list(v)
         if v.cls is dict:
             return self.dict_method(v, name, args, kwargs)
-        if name == "sort":
-            copy = self.new_list(self.items(v))
-            # While Python sorts a list, its key sees an empty one.
-            self.write(v, "items", ())
-            with self.unchanged("the key of sort()"):
-                found = self.items(self.call(sorted, [copy], kwargs))
-            return self.write(v, "items", found)
         return self.list_method(v, name, args)
 
     # --------------------------------------------------------------------- objects
@@ -342,6 +338,8 @@ def _raise(text: str, primals: Any, tangents: Any) -> Any:
     raise TypeError(text)
 
 
+# They have an effect, or might not end.
+_NOT_AFTER_AN_ERROR = (jax.debug.print, jax.lax.while_loop, jax.lax.fori_loop)
 # The dtypes that a float of Python becomes in one step, or by way of a float32 without another rounding.
 _OF_FLOATS = ("float32", "float64", "complex64", "complex128")
 

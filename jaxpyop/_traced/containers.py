@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import enum
 import itertools
 import operator
@@ -70,9 +71,9 @@ class Containers(Operators):
 
     def length(self, v: Any) -> Any:
         if isinstance(v, Obj):
-            if v.cls in (list, dict):
-                return self.lifted(len, v.slots["items"])
-            return self.special(v, "__len__")
+            if v.cls not in (list, dict):
+                raise Refused(f"len of a {name_of_type(v)}")
+            return self.lifted(len, v.slots["items"])
         if is_array(v) or isinstance(v, (tuple, str, list, dict, set, frozenset, range, np.ndarray)):
             return self.python(len, v)
         raise Refused(f"len of a {name_of_type(v)}")
@@ -104,7 +105,7 @@ class Containers(Operators):
             out = self.lifted(lambda items: find(items, key), box.slots["items"])
             return self.new_list(out) if box.cls is list and isinstance(key, slice) else out
         if isinstance(box, Obj):
-            return self.special(box, "__getitem__", key)
+            raise Refused(f"an item of a {name_of_type(box)}")
         if type(box) in (list, range) or isinstance(box, tuple):
             out = self._of_tuple(tuple(map(self.outside, box)), key)
             return self.new_list(out) if type(box) is list and isinstance(key, slice) else out
@@ -136,26 +137,37 @@ class Containers(Operators):
         if is_array(key):
             raise PyRaise(TypeError("unhashable type: 'jax.Array'"))
 
-        def one(k: Any) -> Any:
-            self.need_constant(k)
-            for a, v in items:
-                if a is k or a == k:
-                    return v
+        def none() -> Any:
             if default is UNDEF:
-                raise PyRaise(KeyError(k))
+                raise PyRaise(KeyError("a key that is not known" if isinstance(key, Num) else key))
             return default
 
-        return self.lifted(one, self.small(key))
+        if isinstance(key, Num):
+            has = lambda i: self.truth(self.compare(ast.Eq, items[i][0], key))
+            return self.first(len(items), has, lambda i: items[i][1], none)
+        self.need_constant(key)
+        found = [v for a, v in items if a is key or a == key]
+        return found[0] if found else none()
 
     def _of_tuple(self, items: Items, key: Any) -> Any:
+        return self.lifted(lambda k: self.python(operator.getitem, items, k), self.index(len(items), key))
+
+    def index(self, length: int, key: Any) -> Any:
+        """An index of a list or a tuple. A traced one becomes a Union of all indices that there are."""
         if is_array(key):
             if not jnp.issubdtype(key.dtype, jnp.integer):
                 raise PyRaise(TypeError("only integer arrays can be an index"))
             key = of_array(key)
-        if isinstance(key, Num) and key.kind == "i" and bounds(key)[1] - bounds(key)[0] >= _MOST_INDICES:
-            advice = "stack the list to an array, or bound the index by the test of an if or a loop"
-            raise Refused("a traced index of a list or a tuple, which may be out of its range", advice)
-        return self.lifted(lambda k: self.python(operator.getitem, items, k), self.small(key))
+        if type(key) is int and not -length <= key < length:
+            raise PyRaise(IndexError("list index out of range"))
+        if not isinstance(key, Num) or key.kind != "i":
+            return self.small(key)
+        lo, hi = bounds(key)
+        if lo < -length or hi >= length:
+            raise_if(wide(lambda: (key.val < -length) | (key.val >= length)), IndexError, "list index out of range")
+        val = key.val if lo >= 0 else wide(lambda: jnp.where(key.val < 0, key.val + length, key.val))
+        ends = (0, length - 1) if lo < 0 else (lo, min(hi, length - 1))
+        return self.small(Num("i", wide(jnp.clip, val, *ends), *ends))
 
     # -------------------------------------------------------------------- and written
 
@@ -164,14 +176,17 @@ class Containers(Operators):
             if any(map(is_dict, box.alts if isinstance(box, Union) else [box])) or key.dtype == np.bool_:
                 raise PyRaise(TypeError("a dict takes no array as a key, and a list no bool array as an index"))
             key = of_array(key)
-        self.lifted(lambda b, k: self._set_item(b, k, value), box, self.small(key))
+        self.lifted(lambda b, k: self._set_item(b, k, value), box, key)
 
     def _set_item(self, box: Any, key: Any, value: Any) -> None:
-        if is_array(box):
+        if isinstance(key, Num) and isinstance(box, Obj) and box.cls in (list, dict):
+            key = self.index(self.python(len, self.items(box)), key) if box.cls is list else self.small(key)
+            self.lifted(lambda k: self._set_item(box, k, value), key)
+        elif is_array(box):
             raise PyRaise(TypeError("JAX arrays are immutable; write x = x.at[i].set(v)"))
-        if not isinstance(box, Obj):
+        elif not isinstance(box, Obj):
             raise Refused(f"an item of a {name_of_type(box)} from outside is set", CHANGES)
-        if box.cls is dict:
+        elif box.cls is dict:
             self.need_constant(key)
             self.with_items(box, lambda items: (self._with_key(items, key, value), None))
         elif box.cls is list:
@@ -180,12 +195,12 @@ class Containers(Operators):
 
             def put(items: Items) -> Any:
                 new = list(items)
-                self.python(operator.setitem, new, key, value)
+                self.python(operator.setitem, new, self.index(len(new), key), value)
                 return new, None
 
             self.with_items(box, put)
         else:
-            self.special(box, "__setitem__", key, value)
+            raise Refused(f"an item of a {name_of_type(box)} is set")
 
     def _with_key(self, items: Items, key: Any, value: Any) -> list[Any]:
         if any(k is key or k == key for k, _ in items):
@@ -284,13 +299,7 @@ class Containers(Operators):
             if name in ("insert", "pop") and args and type(args[0]) is not int:
                 raise Refused(f"list.{name} at a traced index")
             return self.with_items(v, change)
-        if name == "copy":
-            return self.lifted(self.new_list, v.slots["items"])
-        if len(args) > 1:
-            raise Refused("list.index with a start")
-        items = self.items(v)
-        none = lambda: self.python(items.index, UNDEF)  # raises
-        return self.first(len(items), lambda i: self.same_item(items[i], args[0]), lambda i: i, none)
+        return self.lifted(self.new_list, v.slots["items"])  # copy
 
     def dict_method(self, v: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
         if name in ("items", "keys", "values"):

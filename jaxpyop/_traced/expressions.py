@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,14 +11,6 @@ import numpy as np
 
 from jaxpyop._traced.statements import Statements
 from jaxpyop._traced.values import *
-
-_ORDERS: dict[type, type] = {ast.Lt: ast.GtE, ast.GtE: ast.Lt, ast.Gt: ast.LtE, ast.LtE: ast.Gt}
-_INVERSE = {**_ORDERS, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq}
-_FLIPPED: dict[type, type] = {ast.Lt: ast.Gt, ast.Gt: ast.Lt, ast.LtE: ast.GtE, ast.GtE: ast.LtE}
-# What may be evaluated once more if its names are numbers and arrays, because it can then neither change anything nor
-# raise; and what a test may consist of that changes nothing.
-_PURE = (ast.Name, ast.Constant, ast.UnaryOp, ast.USub, ast.Load)
-_TEST = (*_PURE, ast.BinOp, ast.BoolOp, ast.Compare, ast.operator, ast.unaryop, ast.cmpop, ast.boolop)
 
 
 def _names_of(*targets: ast.expr) -> frozenset[str]:
@@ -33,6 +24,7 @@ class Interpreter(Statements):
         method = getattr(self, f"eval_{type(e).__name__.lower()}", None)
         if method is None:
             raise Refused(f"the expression `{ast.unparse(e)}` is not in the language")
+        outer, self.node = self.node, e
         try:
             return method(e, env)
         except Refused as error:
@@ -40,6 +32,8 @@ class Interpreter(Statements):
             if not error.expression and error.where is None:
                 error.expression = ast.unparse(e)
             raise
+        finally:
+            self.node = outer
 
     def eval_constant(self, e: ast.Constant, env: Obj) -> Any:
         return e.value
@@ -143,6 +137,8 @@ class Interpreter(Statements):
         if not isinstance(v, ast.FormattedValue):
             return self.eval(v, env)
         x = self.eval(v.value, env)
+        if self.tells_names and (isinstance(x, Kind) or is_array(x)):
+            return f"{{{ast.unparse(v.value)}}}"
         spec = self.eval(v.format_spec, env) if v.format_spec else ""
         self.need_constant(x)
         return self.python(format, {115: str, 114: repr, 97: ascii}.get(v.conversion, lambda a: a)(x), spec)
@@ -211,93 +207,28 @@ class Interpreter(Statements):
             self.assign(target, item, scope)
             yield self.eval(e.elt, scope)
 
-    # ------------------------------------------------ what a test says about numbers
+    # --------------------------------------------------- what a test says about a variable
 
-    def refine(self, test: ast.expr, truth: bool, env: Obj, before: dict[str, Any] | None = None) -> None:
-        """Notes that a test had this result. A variable that changed since `before` the test is left alone."""
-        if before is None and not self._is_plain(test, _TEST, env):
-            return
+    def refine(self, test: ast.expr, truth: bool, env: Obj, before: dict[str, Any]) -> None:
+        """Notes that a test had this result: `x is None` says which of its kinds a variable is of.
+
+        A variable that changed since `before` the test is left alone, because a call in the test may have changed it.
+        """
         if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
             self.refine(test.operand, not truth, env, before)
         elif isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) == truth:
             for v in test.values:
                 self.refine(v, truth, env, before)
-        elif isinstance(test, ast.Name):
-            self._narrow(test, ast.NotEq if truth else ast.Eq, 0, env, before, sure=False)
-        elif isinstance(test, ast.Compare) and (truth or len(test.ops) == 1):
-            sides = [test.left, *test.comparators]
-            for left, op, right in zip(sides, test.ops, sides[1:]):
-                self._compared(left, type(op), right, truth, env, before)
+        elif isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], (ast.Is, ast.IsNot)):
+            left, right = test.left, test.comparators[0]
+            if isinstance(left, ast.Name) and isinstance(right, ast.Constant) and left.id in env.slots["$names"]:
+                v, same = env.slots.get(left.id), isinstance(test.ops[0], ast.Is) == truth
+                if isinstance(v, Union) and before.get(left.id) is v:
+                    self._narrow(left.id, v, [i for i, a in enumerate(v.alts) if (a is right.value) == same], env)
 
-    def _compared(self, left: ast.expr, op: type, right: ast.expr, truth: bool, env: Obj, before: Any) -> None:
-        if op in (ast.Is, ast.IsNot):
-            if (
-                isinstance(left, ast.Name)
-                and isinstance(right, (ast.Constant, ast.Name))
-                and self._unchanged_since(before, right, env)
-            ):
-                self._narrow_union(left.id, self.eval(right, env), (op is ast.Is) == truth, env, before)
-            return
-        if op not in _INVERSE:
-            return
-        op = op if truth else _INVERSE[op]
-        for name, other, how in ((left, right, op), (right, left, _FLIPPED.get(op, op))):
-            if not isinstance(name, ast.Name) or not self._is_plain(other, _PURE, env):
-                continue
-            if self._unchanged_since(before, other, env):
-                value = self.eval(other, env)
-                if is_scalar(value):
-                    # `not a < b` says nothing of NaN, and a float with a range is not NaN.
-                    self._narrow(name, how, value, env, before, sure=truth)
-
-    def _is_plain(self, e: ast.expr, allowed: Any, env: Obj) -> bool:
-        """Whether an expression consists of these nodes, and of numbers and arrays, whose operators change nothing."""
-        plain = lambda v: is_scalar(v) or is_array(v) or isinstance(v, CONSTANT_TYPES)
-        nodes = list(ast.walk(e))
-        return all(isinstance(n, allowed) for n in nodes) and all(
-            plain(env.slots.get(n.id, UNDEF) if n.id in env.slots["$names"] else self.load(n.id, env))
-            for n in nodes
-            if isinstance(n, ast.Name)
-        )
-
-    def _unchanged_since(self, before: Any, e: ast.expr, env: Obj) -> bool:
-        """Whether an expression still has the value that it had in the test. A call in the test may have changed it."""
-        names = [n.id for n in ast.walk(e) if isinstance(n, ast.Name)]
-        return before is None or all(n in env.slots["$names"] and before.get(n) is env.slots.get(n) for n in names)
-
-    def _variable(self, name: str, env: Obj, before: Any) -> Any:
-        v = env.slots.get(name, UNDEF)
-        unchanged = before is None or before.get(name) is v
-        return v if name in env.slots["$names"] and unchanged else UNDEF
-
-    def _narrow_union(self, name: str, c: Any, same: bool, env: Obj, before: Any) -> None:
-        v = self._variable(name, env, before)
-        keep = [i for i, a in enumerate(v.alts) if (a is c) == same] if isinstance(v, Union) else []
+    def _narrow(self, name: str, v: Union, keep: list[int], env: Obj) -> None:
         if len(keep) == 1:
             self.write(env, name, v.alts[keep[0]])
         elif keep and len(keep) < len(v.alts):
             table = np.array([keep.index(i) if i in keep else 0 for i in range(len(v.alts))], np.int32)
             self.write(env, name, Union(jnp.asarray(table)[v.tag], [v.alts[i] for i in keep]))
-
-    def _narrow(self, node: ast.Name, op: type, c: Any, env: Obj, before: Any, sure: bool) -> None:
-        v = self._variable(node.id, env, before)
-        if not isinstance(v, Num) or v.kind not in "if":
-            return
-        if not sure and (may_be_nan(c) or (v.kind == "f" and (v.lo is None or v.hi is None or v.nan))):
-            return
-        (lo, hi), (least, most) = bounds(v), bounds(c)
-        # Below an integer is at most the one before. A float that bounds an integer is rounded inwards.
-        if v.kind == "i":
-            least, most = (x if math.isinf(x) else f(x) for x, f in ((least, math.ceil), (most, math.floor)))
-        step = int(v.kind == "i" and kind_of(c) in "bi")
-        if op in (ast.Gt, ast.GtE, ast.Eq):
-            lo = max(lo, least + step * (op is ast.Gt))
-        if op in (ast.Lt, ast.LtE, ast.Eq):
-            hi = min(hi, most - step * (op is ast.Lt))
-        if op is ast.NotEq and v.kind == "i" and type(c) is int:
-            lo, hi = lo + (lo == c), hi - (hi == c)
-        if (lo, hi) != bounds(v) and lo <= hi:
-            lo, hi = (None if math.isinf(x) else x for x in (lo, hi))
-            self.write(env, node.id, Num(v.kind, v.val, lo, hi))
-            if before is not None:
-                before[node.id] = env.slots[node.id]

@@ -5,7 +5,6 @@ import __future__
 
 import ast
 import builtins
-import copy
 import dataclasses
 import functools
 import linecache
@@ -84,26 +83,6 @@ class Functions(Calls):
         kw_defaults = {x.arg: self.eval(d, env) for x, d in pairs if d is not None}
         return Closure(node, env, env.slots["$outer"], defaults, kw_defaults)
 
-    def real_function(self, f: Closure) -> Any:
-        """A function of Python for one that the program made, for an op that calls it at run time."""
-        if f.defaults or f.kw_defaults:
-            raise Refused("a function with defaults runs on the host", "write the values into it")
-        read = {n.id for n in ast.walk(f.node) if isinstance(n, ast.Name)} - local_names(f.node)
-        space = dict(f.outer.__globals__)
-        for name in read - set(vars(builtins)):
-            value = self.load(name, f.env)
-            if not isinstance(value, Closure) and is_of_the_program(value):
-                raise Refused(f"a function that runs on the host reads `{name}` of the traced one", "pass it in")
-            space[name] = self.real_function(value) if isinstance(value, Closure) else value
-        node: Any = f.node
-        if isinstance(node, ast.Lambda):
-            return eval(compile(ast.Expression(node), f.outer.__code__.co_filename, "eval"), space)
-        # What its decorators made of it calls this function, so they are not applied again.
-        node = copy.copy(node)
-        node.decorator_list = []
-        exec(compile(ast.Module([node], []), f.outer.__code__.co_filename, "exec"), space)
-        return space[node.name]
-
     # ----------------------------------------------------------------------- names
 
     def load(self, name: str, env: Any) -> Any:
@@ -114,11 +93,8 @@ class Functions(Calls):
                 return self.lifted(lambda x: self.load(name, x), env)
             if name in env.slots["$names"]:
                 v = env.slots.get(name, UNDEF)
-                if v is UNDEF:
-                    raise PyRaise(UnboundLocalError(f"`{name}` has no value here; give it one before"))
-                if isinstance(v, Union) and UNDEF in v.alts:
-                    raise Refused(f"`{name}` may have no value here", "give it one before the `if` or the loop")
-                return v
+                has_none = isinstance(v, Union) and UNDEF in v.alts
+                return self.lift(functools.partial(_given, name), v) if has_none else _given(name, v)
             outer, env = env.slots["$outer"], env.slots["$parent"]
         return self._from_outside(name, outer)
 
@@ -187,6 +163,13 @@ class Functions(Calls):
         return sys.modules[name]
 
 
+def _given(name: str, v: Any) -> Any:
+    """The value of a variable, if it has one."""
+    if v is UNDEF:
+        raise PyRaise(UnboundLocalError(f"`{name}` has no value here; give it one before"))
+    return v
+
+
 # ------------------------------------------------------------------------- their source
 
 
@@ -215,12 +198,8 @@ def local_names(node: Node) -> frozenset[str]:
                 raise Refused("a generator or a coroutine is not in the language", "return a list")
             elif isinstance(n, (ast.Nonlocal, ast.Global)):
                 declared.update(n.names)
-            elif isinstance(n, ast.Name) and isinstance(n.ctx, (ast.Store, ast.Del)):
+            elif isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store):
                 names.add(n.id)
-            elif isinstance(n, (ast.MatchAs, ast.MatchStar, ast.ExceptHandler)) and n.name:
-                names.add(n.name)
-            elif isinstance(n, ast.MatchMapping) and n.rest:
-                names.add(n.rest)
             elif isinstance(n, ast.Import | ast.ImportFrom):
                 names.update(a.asname or a.name.split(".")[0] for a in n.names)
     return frozenset(names - declared)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,6 +14,7 @@ import numpy as np
 from jax import lax
 
 from jaxpyop import _jaxcore as core
+from jaxpyop._config import config
 from jaxpyop._traced.loop import bind_jaxprs
 from jaxpyop._traced.values import *
 
@@ -38,7 +41,12 @@ class Machine:
             beside it. Under `vmap`, JAX runs both sides of a branch, and a loop on a side that is not taken might not
             end. So it does not begin.
         line: the user's file, and the line that is being interpreted.
+        node: the expression that is being evaluated, or the statement that may raise.
         returned: where the function last returned.
+        raised: has one slot, the number of the error that Python would have raised first. 0 stands for none.
+        errors: the errors that the program may raise, with their numbers.
+        unable: why errors cannot be noted here, or nothing.
+        tells_names: whether texts name the values that are not known, because they are of an error.
     """
 
     def __init__(self, max_steps: int | None, label: str) -> None:
@@ -47,12 +55,17 @@ class Machine:
         self.floor, self.frames, self.returned = (0, ""), list[Obj](), core.NOWHERE
         self.taken: tuple[tuple[Any, bool], ...] = ()
         self.line: tuple[str, int] = core.NOWHERE
+        self.node: ast.AST = ast.Name("")
+        self.raised = Obj("raised", {"number": 0})
+        self.errors: dict[Any, tuple[int, Exception]] = {}
+        self.tells_names = False
+        self.unable = ""
 
     def write(self, obj: Obj, key: str, value: Any) -> None:
         """Changes a slot. Nothing else does."""
         if _has_iterator(value):
             raise Refused("an iterator is kept, and not used up at once", "write list(...)")
-        if obj.birth < self.floor[0]:
+        if obj.birth < self.floor[0] and obj is not self.raised:
             raise Refused(f"{self.floor[1]} changes a variable or an object of its caller", "return the value")
         self.journal[-1].setdefault((obj, key), obj.slots.get(key, UNDEF))
         _put(obj, key, value)
@@ -66,6 +79,16 @@ class Machine:
             yield
         finally:
             vars(self).update(before)
+
+    @contextlib.contextmanager
+    def not_raising(self, why: str) -> Iterator[None]:
+        """Refuses what Python may raise, because it is not known here whether it comes to that."""
+        with self.having(unable=why):
+            try:
+                yield
+            except PyRaise as e:
+                e.on_a_path = True
+                raise
 
     def unchanged(self, what: str) -> contextlib.AbstractContextManager[None]:
         """Refuses changes of what was there before."""
@@ -105,21 +128,64 @@ class Machine:
         names = (name for frame in reversed(self.frames) for name, v in frame.slots.items() if v is obj)
         return key if obj.cls == "frame" else next(names, key)
 
+    # ------------------------------------------------------------- what Python raises
+
+    # A program cannot raise in the middle. So it notes the number of the first error, and goes on with whatever numbers
+    # come out. After that no loop begins or goes on, and nothing runs that has an effect or may not end. When the
+    # program is over, Python is called to raise the error.
+
+    def check(self, wrong: Any, error: Exception) -> None:
+        """Python raises `error` here if a bool holds, which may be traced."""
+        if wrong is True:
+            raise PyRaise(error)
+        if wrong is not False:
+            self._note(wrong, error, self.line, ast.unparse(self.node))
+
+    def _note(self, wrong: Any, error: Exception, where: tuple[str, int], expression: str) -> None:
+        if why := self.unable or _why_no_call():
+            raise Refused(f"Python may raise {type(error).__name__} ({error}), {why}", RAISING)
+        error = copy.copy(error)  # without its traceback, which holds frames
+        error.add_note(f"{where[0]}:{where[1]}: `{expression}`")
+        key = type(error), str(error), *error.__notes__
+        number, _ = self.errors.setdefault(key, (len(self.errors) + 1, error))
+        before = raw(self.raised.slots["number"])
+        val = wide(lambda: jnp.where(wrong & (before == 0), np.int64(number), before))
+        self.write(self.raised, "number", Num("i", val, 0, FAR))
+
+    def unraised(self) -> Any:
+        """Whether Python has raised nothing so far: True, or a traced bool."""
+        number = self.raised.slots["number"]
+        return True if number == 0 else wide(lambda: number.val == 0)
+
+    def unless_raised(self, run: Thunk) -> Any:
+        """What a thunk gives. It does not run if Python has raised before, and then nobody asks for what it gives."""
+        return self.branch(self.unraised(), run, lambda: UNSEEN)
+
     # ------------------------------------------------------------------- a branch
 
-    def record(self, run: Thunk, taken: tuple[tuple[Any, bool], ...]) -> tuple[Any, Any, Forms]:
+    def record(self, run: Thunk, taken: tuple[tuple[Any, bool], ...]) -> tuple[Any, Any, Forms, PyRaise | None]:
         """Traces a thunk where `taken` holds, and undoes what it changes.
 
         Returns:
-            The jaxpr, its constants, and the form of what it returned and of each place that it changed.
+            The jaxpr, its constants, the form of what it returned and of each place that it changed, and the error that
+            it raises. Then nobody asks for anything else of it.
         """
         found: Forms = {}
+        error: PyRaise | None = None
 
         def step() -> list[Any]:
+            nonlocal error
             mark = next(Obj.births)
             with self.having(taken=taken), self.undoing() as journal:
-                values: dict[Any, Any] = {None: run()}
-                values.update({(o, k): o.slots.get(k, UNDEF) for o, k in journal if o.birth < mark})
+                try:
+                    values: dict[Any, Any] = {None: run()}
+                except PyRaise as e:
+                    if not e.can_be_noted():
+                        raise
+                    error, values = e, {None: UNSEEN}
+                    self._note(np.bool_(True), e.error, e.where or self.line, e.expression or ast.unparse(self.node))
+                changed = [p for p in journal if p[0].birth < mark and (p[0] is self.raised or error is None)]
+                values.update((p, p[0].slots.get(p[1], UNDEF)) for p in changed)
                 memo: dict[Obj, Form] = {}
                 found.update((place, form_of(v, mark, memo)) for place, v in values.items())
                 flat = Flattening(mark)
@@ -128,7 +194,7 @@ class Machine:
                 return flat.leaves
 
         jaxpr, consts = core.opened(core.make_jaxpr(step, []))
-        return jaxpr, consts, found
+        return jaxpr, consts, found, error
 
     def branch(self, pred: Any, yes: Thunk, no: Thunk) -> Any:
         """The value of one of two thunks, and its changes. `pred` is a bool, or a traced one."""
@@ -139,11 +205,12 @@ class Machine:
         # A place that one side leaves alone has, on that side, the value from before.
         outside, joining = next(Obj.births), Joining()
         now = {p: form_of(p[0].slots.get(p[1], UNDEF), outside, {}) for p in places if p}
-        for _, _, forms in sides:
-            forms.update({p: const(UNSEEN) for p in places if p and _is_over(p, forms, now)})
-        joined = {p: joining.join(*(forms[p] if p in forms else now[p] for _, _, forms in sides)) for p in places}
+        for _, _, forms, error in sides:
+            over = [p for p in places if p and ((error and p not in forms) or _is_over(p, forms, now))]
+            forms.update(dict.fromkeys(over, const(UNSEEN)))
+        joined = {p: joining.join(*(side[2][p] if p in side[2] else now[p] for side in sides)) for p in places}
         leaves: Any = []  # both sides may have the same constants
-        if structs_of(list(joined.values())) or any(jaxpr.effects for jaxpr, _, _ in sides):
+        if structs_of(list(joined.values())) or any(side[0].effects for side in sides):
             split = len(sides[0][1])
             first = lambda *xs: self._side(sides[0], joined, xs[:split])
             second = lambda *xs: self._side(sides[1], joined, xs[split:])
@@ -153,11 +220,13 @@ class Machine:
         for p, v in values.items():
             if p:
                 self.write(p[0], p[1], v)
+        if sides[0][3] and sides[1][3]:
+            raise PyRaise(sides[1][3].error)
         return values.get(None)
 
-    def _side(self, side: tuple[Any, Any, Forms], joined: Forms, consts: Any) -> list[Any]:
+    def _side(self, side: tuple[Any, ...], joined: Forms, consts: Any) -> list[Any]:
         """Runs one side of a branch again, and brings what it leaves to the form that both sides have."""
-        jaxpr, _, forms = side
+        jaxpr, _, forms, _ = side
         mark = next(Obj.births)
         filling = Filling(core.run_jaxpr(jaxpr, *consts))
         values = {p: filling.get(form) for p, form in forms.items()}
@@ -179,8 +248,8 @@ class Machine:
 
     def lifted(self, f: Callable[..., Any], *vs: Any) -> Any:
         """`f(*vs)`, for each alternative of the Unions among them."""
-        if any(v is UNDEF or (isinstance(v, Union) and any(a is UNDEF for a in v.alts)) for v in vs):
-            raise Refused("a variable may have no value here", "give it one before the `if` or the loop")
+        if any(v is UNDEF for v in vs):
+            raise PyRaise(UnboundLocalError("a variable has no value here; give it one before"))
         i = next((i for i, v in enumerate(vs) if isinstance(v, Union)), None)
         if i is None:
             return f(*vs)
@@ -191,26 +260,22 @@ class Machine:
     def loop(self, go: Any, turn: Thunk) -> None:
         """Runs `turn`, a thunk that says whether to go on, while it does. `go` is the first answer, traced.
 
-        The forms of what the loop carries grow until a turn keeps them. Then the ranges of numbers are cut down to what
-        the start and a turn give, if a turn keeps that, too.
+        The forms of what the loop carries grow until a turn keeps them.
         """
         forms: Forms = {}
         for _ in range(_ATTEMPTS):
-            body, found, tight = self._turn(forms, turn)
+            body, found = self._turn(forms, turn)
             if _same(found, forms):
                 break
             forms = found
         else:
             raise Refused("what the loop carries has another form after each turn")
-        if not _same(tight, forms):
-            tight_body, found, _ = self._turn(tight, turn)
-            if _same(found, tight):
-                body, forms = tight_body, tight
         flat = Flattening(next(Obj.births))
         for p, form in forms.items():
             flat.put(form, p[0].slots.get(p[1], UNDEF))
         for value, truth in self.taken:
             go = go & (value if truth else ~value)
+        go = go & self.unraised()
         state = [go, *flat.leaves]
         with jax.enable_x64(True):
             test = core.make_jaxpr(lambda *xs: [xs[0]], [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in state])
@@ -219,13 +284,13 @@ class Machine:
         for p, form in forms.items():
             self.write(p[0], p[1], filling.get(form))
 
-    def _turn(self, forms: Forms, turn: Thunk) -> tuple[Any, Forms, Forms]:
+    def _turn(self, forms: Forms, turn: Thunk) -> tuple[Any, Forms]:
         """Traces a turn that begins with values of these forms.
 
         Returns:
-            Its jaxpr, the forms before and after it as one, and the same with ranges as narrow as possible.
+            Its jaxpr, and the forms before and after it as one.
         """
-        users, found, tight = core.x64_enabled(), Forms(), Forms()
+        users, found = core.x64_enabled(), Forms()
 
         def step(*leaves: Any) -> list[Any]:
             mark = next(Obj.births)
@@ -233,10 +298,10 @@ class Machine:
                 filling = Filling(leaves[1:])
                 for p, form in forms.items():
                     self.write(p[0], p[1], filling.get(form))
-                goes = turn()
+                goes = turn() & self.unraised()
                 changed = [p for p in journal if p[0].birth < mark]
                 values = {p: p[0].slots.get(p[1], UNDEF) for p in dict.fromkeys([*forms, *changed])}
-                self._compare(forms, values, journal, mark, found, tight)
+                self._compare(forms, values, journal, mark, found)
                 flat = Flattening(mark)
                 for p in forms if _same(found, forms) else ():
                     flat.put(forms[p], values[p])
@@ -244,20 +309,26 @@ class Machine:
 
         with jax.enable_x64(True):  # else JAX 0.12 gives the leaves 32 bits
             body = core.make_jaxpr(step, [jax.ShapeDtypeStruct((), np.bool_), *structs_of(list(forms.values()))])
-        return body, found, tight
+        return body, found
 
-    def _compare(self, forms: Forms, values: Any, journal: Any, mark: int, found: Forms, tight: Forms) -> None:
+    def _compare(self, forms: Forms, values: Any, journal: Any, mark: int, found: Forms) -> None:
         """Joins the forms of what a turn leaves with those that it began with, place by place."""
         memo: dict[Obj, Form] = {}
-        outside, joining, narrow = next(Obj.births), Joining(), Joining()
+        outside, joining = next(Obj.births), Joining()
         for p, value in values.items():
             new = form_of(value, mark, memo)
             start = form_of(journal.get(p, value), outside, {})
             before = forms.get(p, start)
             joined = joining.join(before, new)
-            found[p] = joined if p[1] == "$status" else widened(joined, before, FAR, set())
-            tight[p] = narrow.join(start, new)
-            _check_carried(self.name_of(*p), before, new, known=p in forms)
+            found[p] = joined if p[1] == "$status" else widened(joined, before, set())
+            _check_carried(self.name_of(*p), before, new)
+
+
+def _why_no_call() -> str:
+    """Why programs do not call Python to raise an error, or nothing."""
+    if config.errors == "refuse":
+        return "and jaxpyop.config.errors is 'refuse'"
+    return "" if core.all_have_callbacks() else "and a backend of this process cannot call Python"
 
 
 def _has_iterator(v: Any) -> bool:
@@ -284,14 +355,10 @@ def _same(a: Forms, b: Forms) -> bool:
     return [(p, form_key(f, first)) for p, f in a.items()] == [(p, form_key(f, second)) for p, f in b.items()]
 
 
-def _check_carried(name: str, before: Form, new: Form, known: bool) -> None:
-    """Refuses what would grow from turn to turn: the shape of an array, the length of a list, an integer."""
+def _check_carried(name: str, before: Form, new: Form) -> None:
+    """Refuses what would grow from turn to turn: the shape of an array, the length of a list."""
     if before.kind == new.kind == "arr" and before.own[0] != new.own[0]:
         shapes = f"the shape {before.own[0]} before a turn of the loop, and {new.own[0]} after it"
         raise Refused(f"`{name}` has {shapes}", "give it one shape")
     if before.kind == new.kind == "group" and before.own[0] is new.own[0] is tuple and before.own != new.own:
         raise Refused(f"`{name}` has another length after each turn of the loop", "use an array of a fixed length")
-    for form in walk(new, set()) if known else ():
-        if form.kind == "num" and form.own == "i" and max(map(abs, form.value)) > FAR + MOST_STEP:
-            what = "is a Python integer that may grow beyond 64 bits in this loop"
-            raise Refused(f"`{name}` {what}", "make it an array")

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import dataclasses
 import enum
 import operator
-import sys
 import types
 from collections.abc import Callable
 from typing import Any
@@ -26,8 +24,6 @@ _UNARY: dict[type, Callable[..., Any]] = {
     ast.UAdd: operator.pos,
     ast.Invert: operator.invert,
 }
-# Python's names of these functions are those of the special methods.
-_SPECIAL = {op: f.__name__.strip("_") for op, f in (PYTHON_OPS | COMPARE | _UNARY).items()}
 
 RECURSION = "a function calls itself, and when it ends depends on values"
 
@@ -41,12 +37,6 @@ class Operators(Machine):
     items: Callable[..., tuple[Any, ...]]
     length: Callable[..., Any]
 
-    def special(self, v: Obj, name: str, *args: Any) -> Any:
-        """Calls a special method of an object, such as `__len__`."""
-        if (f := self.class_attribute(v.cls, name)) is UNDEF:
-            raise Refused(f"a {name_of_type(v)} has no {name} that is in the language")
-        return self.call(Partial(f, (v,)), args, {})
-
     def python(self, f: Callable[..., Any], *vs: Any, **kw: Any) -> Any:
         """An allowed function of Python or JAX on constants and arrays."""
         leaves = jax.tree.leaves((vs, kw))
@@ -59,7 +49,7 @@ class Operators(Machine):
         except (Refused, RecursionError):
             raise
         except Exception as e:
-            raise PyRaise(e) from e
+            raise PyRaise(e, sure=not traced) from e
 
     # ------------------------------------------------------------ two values to one
 
@@ -87,13 +77,6 @@ class Operators(Machine):
             return Obj(list, {"items": self.items(a) + self.items(b)})
         if isinstance(a, Obj) and a.cls is list and op is ast.Mult and type(b) is int:
             return Obj(list, {"items": self.items(a) * b})
-        if isinstance(a, Obj) and isinstance(b, Obj) and a.cls is not b.cls and issubclass(b.cls, a.cls):
-            raise Refused(f"{op.__name__} of an object and one of a class below its own, which Python asks first")
-        for x, y, name in ((a, b, f"__{_SPECIAL[op]}__"), (b, a, f"__r{_SPECIAL[op]}__")):
-            if isinstance(x, Obj) and self.class_attribute(x.cls, name) is not UNDEF:
-                if isinstance(y, (np.ndarray, np.generic)) or (out := self.special(x, name, y)) is NotImplemented:
-                    break
-                return out
         raise Refused(f"{op.__name__} of a {name_of_type(a)} and a {name_of_type(b)}")
 
     def _arrays(self, op: type, a: Any, b: Any) -> Any:
@@ -127,8 +110,6 @@ class Operators(Machine):
     def _unary(self, op: type, v: Any) -> Any:
         if isinstance(v, Num):
             return num_unary(op, v)
-        if isinstance(v, Obj):
-            return self.special(v, f"__{_SPECIAL[op]}__")
         if not is_array(v):
             self.need_constant(v)
         return self.python(_UNARY[op], v)
@@ -161,9 +142,8 @@ class Operators(Machine):
         if isinstance(v, Obj):
             if v.cls in (list, dict):
                 return self.compare(ast.Gt, self.length(v), 0)
-            for name in ("__bool__", "__len__"):
-                if self.class_attribute(v.cls, name) is not UNDEF:
-                    return self.lifted(self._truth, self.special(v, name))
+            if any(self.class_attribute(v.cls, name) is not UNDEF for name in ("__bool__", "__len__")):
+                raise Refused("the truth of an object whose class has __bool__ or __len__", "call its method")
             return True
         if isinstance(v, (tuple, list, dict, range)):
             return len(v) > 0
@@ -210,59 +190,25 @@ class Operators(Machine):
             return num_compare(COMPARE[op], a, b)
         if isinstance(a, Obj) and isinstance(b, Obj) and a.cls is b.cls is list:
             a, b = self.items(a), self.items(b)
-        if isinstance(a, tuple) and isinstance(b, tuple):
-            return self._compare_tuples(op, a, b)
         if not (isinstance(a, (type, np.dtype)) and isinstance(b, (type, np.dtype))):
             self.need_constant(a, b)
         return self.python(COMPARE[op], a, b)
 
     def _compare_objects(self, op: type, a: Any, b: Any) -> Any:
-        own = [self.class_attribute(v.cls, f"__{_SPECIAL[op]}__") if isinstance(v, Obj) else UNDEF for v in (a, b)]
-        if op is ast.NotEq and own == [UNDEF, UNDEF]:
-            return self.not_(self._compare_objects(ast.Eq, a, b))
-        if op is ast.Eq and own == [UNDEF, UNDEF]:
-            return a is b
-        same = isinstance(a, Obj) and isinstance(b, Obj) and a.cls is b.cls
-        generated = isinstance(own[0], types.FunctionType) and own[0].__code__.co_filename == "<string>"
-        if op is ast.Eq and same and generated:
-            pairs = [[self.get_attr(v, f.name) for v in (a, b)] for f in dataclasses.fields(a.cls) if f.compare]
-            if sys.version_info < (3, 13):
-                return self._compare_tuples(op, *(tuple(p[i] for p in pairs) for i in (0, 1)))
-            return self._all_equal(pairs)
-        # Python may ask the other object first, or afterwards, if both have the method.
-        if own[0] is not UNDEF and (same or own[1] is UNDEF) and not generated:
-            return self.call(Partial(own[0], (a,)), [b], {})
-        raise Refused(f"a comparison of objects of {name_of_type(a)}", "compare their attributes")
-
-    def _all_equal(self, pairs: list[list[Any]]) -> Any:
-        """`a == b and c == d and ...`, for pairs of values."""
-        out = self.compare(ast.Eq, *pairs[0]) if pairs else True
-        return out if len(pairs) < 2 else self.branch(self.truth(out), lambda: self._all_equal(pairs[1:]), lambda: out)
-
-    def _compare_tuples(self, op: type, a: Any, b: Any) -> Any:
-        equality = op in (ast.Eq, ast.NotEq)
-        if equality and len(a) != len(b):
-            return op is ast.NotEq
-        # What decides is the first item that differs.
-        differs = lambda i: self.truth(self.not_(self.same_item(a[i], b[i])))
-        decide = lambda i: op is ast.NotEq if equality else self.compare(op, a[i], b[i])
-        return self.first(min(len(a), len(b)), differs, decide, lambda: self.python(COMPARE[op], len(a), len(b)))
+        methods = ("__eq__", "__ne__")
+        own = (self.class_attribute(v.cls, name) for v in (a, b) if isinstance(v, Obj) for name in methods)
+        if op not in (ast.Eq, ast.NotEq) or any(f is not UNDEF for f in own):
+            raise Refused("a comparison of objects", "compare their attributes")
+        return (a is b) == (op is ast.Eq)
 
     def _contains(self, x: Any, box: Any) -> Any:
-        if isinstance(box, Obj):
-            if box.cls is dict:
-                if is_array(x):
-                    raise PyRaise(TypeError("unhashable type: 'jax.Array'"))
-                box = tuple(k for k, _ in self.items(box))
-            elif box.cls is list:
-                box = self.items(box)
-            else:
-                return self.truth_value(self.special(box, "__contains__", x))
-        elif isinstance(box, str):
+        if isinstance(box, str):
             self.need_constant(x)
             return self.python(operator.contains, box, x)
-        if is_array(x) and type(box) in (dict, set, frozenset):
+        if is_array(x) and (is_dict(box) or type(box) in (dict, set, frozenset)):
             raise PyRaise(TypeError("unhashable type: 'jax.Array'"))
+        if isinstance(box, Obj) and box.cls in (list, dict):
+            box = self.items(box) if box.cls is list else tuple(k for k, _ in self.items(box))
         if type(box) not in (dict, set, frozenset, list, range) and not isinstance(box, tuple):
             raise Refused(f"`in` of a {name_of_type(box)}")
         items: Any = tuple(box)  # pyright: ignore[reportArgumentType]

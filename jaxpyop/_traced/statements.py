@@ -7,16 +7,15 @@ import contextlib
 import functools
 import itertools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpyop._traced.containers import CHANGES
 from jaxpyop._traced.functions import Functions, contains
-from jaxpyop._traced.machine import BREAK, CONTINUE, NORMAL, RAISING, RETURN
+from jaxpyop._traced.machine import BREAK, CONTINUE, NORMAL, RETURN
 from jaxpyop._traced.values import *
 
 # How many turns a `while` may take before its test depends on values, and how many of a `for` with a traced exit are
@@ -74,9 +73,6 @@ class Statements(Functions):
 
     do_nonlocal = do_pass
 
-    def do_global(self, s: ast.Global, env: Obj) -> None:
-        raise Refused(f"`{s.names[0]}` from outside of the function is changed", CHANGES)
-
     def do_assign(self, s: ast.Assign, env: Obj) -> None:
         value = self.eval(s.value, env)
         for t in s.targets:
@@ -105,13 +101,6 @@ class Statements(Functions):
             raise Refused(f"`{ast.unparse(t)}` is an object that is changed in place", "write x = x + y")
         return put(self.binary(type(s.op), old, right))
 
-    def do_delete(self, s: ast.Delete, env: Obj) -> None:
-        for t in s.targets:
-            if not isinstance(t, ast.Name):
-                raise Refused("`del` of an item or an attribute", "make a new object without it")
-            self.load(t.id, env)
-            self.store(t.id, UNDEF, env)
-
     def do_return(self, s: ast.Return, env: Obj) -> None:
         self.write(env, "$ret", None if s.value is None else self.eval(s.value, env))
         self.write(env, "$status", RETURN)
@@ -124,15 +113,25 @@ class Statements(Functions):
         self.write(env, "$status", CONTINUE)
 
     def do_assert(self, s: ast.Assert, env: Obj) -> None:
-        if self.truth(self.eval(s.test, env)) is not True:
-            raise Refused("an assert that may fail, where Python would raise", RAISING)
+        holds = self.truth(self.eval(s.test, env))
+        if holds is not True:
+            text = (self._told(s.msg, env),) if s.msg else ()
+            with self.having(node=s):
+                self.check(holds is False or ~holds, AssertionError(*text))
+
+    def _told(self, e: ast.expr, env: Obj) -> Any:
+        """The text of an error. It names values that are not known, because the program does not tell them."""
+        with self.having(tells_names=True):
+            return self.eval(e, env)
 
     def do_raise(self, s: ast.Raise, env: Obj) -> None:
-        error = self.eval(s.exc, env) if s.exc else None
+        error = self._told(s.exc, env) if s.exc else None
         error = error() if isinstance(error, type) and issubclass(error, BaseException) else error
         if isinstance(error, BaseException) and not isinstance(error, Exception):
             raise error
-        raise PyRaise(error if isinstance(error, Exception) else TypeError("a raise of what is no exception"))
+        raised = PyRaise(error if isinstance(error, Exception) else TypeError("a raise of what is no exception"))
+        raised.expression = ast.unparse(s)
+        raise raised
 
     # ---------------------------------------------------------------------- branches
 
@@ -197,7 +196,7 @@ class Statements(Functions):
         if t is True:
             raise Refused("a loop whose test depends on values in one turn, and not in another")
 
-        self._loop_of_program(s, env, t, test, lambda: self.refine(s.test, True, env))
+        self._loop_of_program(s, env, t, test, lambda: None)
         return self._leave_loop(s, env)
 
     def _loop_of_program(self, s: Loop, env: Obj, go: Any, test: Callable[[], Any], begin: Callable[[], None]) -> None:
@@ -263,7 +262,7 @@ class Statements(Functions):
             # nothing, and no loop may begin in it if Python does not.
             stays = (self.truth(num_compare(operator.eq, status, NORMAL)), True) if left else None
             taken = self.having(taken=(*self.taken, stays)) if left else contextlib.nullcontext()
-            with taken, self.unchanged("an iterator in a loop with an exit") if left else contextlib.nullcontext():
+            with taken, self._only_reading() if left else contextlib.nullcontext():
                 if (item := next(values, UNDEF)) is UNDEF:
                     break
             if left:
@@ -280,6 +279,12 @@ class Statements(Functions):
             if env.slots["$status"] in (BREAK, RETURN):
                 break
         self._leave_loop(s, env)
+
+    @contextlib.contextmanager
+    def _only_reading(self) -> Iterator[None]:
+        what = "an iterator in a loop with an exit"
+        with self.unchanged(what), self.not_raising(f"in {what}"):
+            yield
 
     def _for_range(self, s: ast.For, r: TracedRange, env: Obj, leave: bool = True) -> None:
         key = f"$i{s.lineno}.{s.col_offset}"
@@ -303,7 +308,7 @@ class Statements(Functions):
         if leave:
             self._leave_loop(s, env)
 
-    # ---------------------------------------------------------------- with, finally
+    # ---------------------------------------------------------------------------- with
 
     def do_with(self, s: ast.With, env: Obj) -> None:
         for item in s.items:
@@ -315,16 +320,3 @@ class Statements(Functions):
                 raise Refused("`with ... as` gives a context a name")
             self.eval(call, env)
         self.block(s.body, env)
-
-    def do_try(self, s: ast.Try, env: Obj) -> None:
-        # No handler runs, because what raises in Python is refused.
-        self.block([*s.body, *s.orelse], env)
-        if not s.finalbody:
-            return
-        status, ret = env.slots["$status"], env.slots["$ret"]
-        self.write(env, "$status", NORMAL)
-        self.block(s.finalbody, env)
-        if isinstance(env.slots["$status"], Num) or env.slots["$status"] != NORMAL:
-            raise Refused("an exit from a finally")
-        self.write(env, "$status", status)
-        self.write(env, "$ret", ret)

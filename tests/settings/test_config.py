@@ -15,6 +15,7 @@ SETTINGS = {
     "mode": ("traced", ["fast", None, 1]),
     "transport": ("callback", ["buffer", "", None]),
     "constants": ("error", ["warning", None]),
+    "errors": ("refuse", ["call", None]),
     "max_records": (7, [0, "None", -1, 1.5, "x", True]),
     "max_record_bytes": (1000, [0, -1, 2.0, "big", None]),
     "max_scratch_bytes": (1000, [0, -1, 2.0, "big", None]),

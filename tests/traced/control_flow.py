@@ -164,17 +164,6 @@ def loop_of_a_half(x):
 
 
 @TABLE.equal
-def a_variable_that_is_deleted(x):
-    y = x * 2
-    if x > 1:
-        del y
-        return x
-    z = y
-    del y
-    return z
-
-
-@TABLE.equal
 def a_range_that_is_made_on_one_path(x):
     turns = range(3)
     if x > 1:

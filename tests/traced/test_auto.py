@@ -26,7 +26,7 @@ def halve(x):
 
 
 def through_math(x):
-    return x * math.sqrt(x)
+    return x * math.gamma(x)
 
 
 def raising(x):
@@ -53,9 +53,9 @@ def auto(function, **options):
 def shown(op, *args):
     """How a jaxpr names the op."""
     text = str(jax.make_jaxpr(lambda *xs: op(*xs))(*args))
-    called, traced = "python_call" in text, "_traced" in text
-    assert called is not traced
-    return "called" if called else "traced"
+    # What is traced may call Python, too, to raise an error.
+    assert "python_call" in text or "_traced" in text
+    return "traced" if "_traced" in text else "called"
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ WAYS = {
     "a partial": (functools.partial(lambda k, x: branch(x) * k, 2.0), "traced"),
     "a function of JAX": (jnp.sin, "traced"),
     "math": (through_math, "called"),
-    "a path that raises": (raising, "called"),
+    "a path that raises": (raising, "traced"),
     "an object": (Scaled(2.0), "called"),
     "a library that is not known": (lambda x: x * len(pytest.approx(1.0).__class__.__name__), "called"),
 }
@@ -91,7 +91,7 @@ def test_gradients_are_those_of_eager_mode(function):
 
 def test_the_log_says_why(lines):
     def body(x):
-        return x * math.sqrt(x)
+        return x * math.gamma(x)
 
     assert shown(auto(body), 3.0) == "called"
     (line,) = lines()
@@ -103,7 +103,7 @@ def test_the_log_says_why(lines):
 
 def test_the_types_of_the_inputs_decide():
     def body(x):
-        return F(x) if x.ndim == 0 and x.dtype == F else F(math.sqrt(x.sum()))
+        return F(x) if x.ndim == 0 and x.dtype == F else F(math.gamma(x.sum()))
 
     ways = [shown(auto(body), x) for x in (1.0, jnp.ones(2), 1, 2.0)]
     assert ways == ["traced", "called", "called", "traced"]
@@ -111,7 +111,7 @@ def test_the_types_of_the_inputs_decide():
 
 def test_static_inputs_and_keywords_decide():
     def body(x, how):
-        return x * math.sqrt(x) if how == "math" else x
+        return x * math.gamma(x) if how == "math" else x
 
     assert shown(lambda x: auto(body)(x, "math"), 1.0) == "called"
     assert shown(lambda x: auto(body)(x, "jax"), 1.0) == "traced"
@@ -136,7 +136,7 @@ def test_what_belongs_on_the_host_is_called(options, why, lines):
 def test_only_what_is_traced_may_close_over_traced_values():
     assert jax.grad(lambda x: auto(lambda y: branch(y) * x)(1.0))(2.0) == 2.0
     with pytest.raises(ValueError, match="through inp"):
-        jax.jit(lambda x: auto(lambda y: math.sqrt(y) * x)(1.0))(2.0)
+        jax.jit(lambda x: auto(lambda y: math.gamma(y) * x)(1.0))(2.0)
 
 
 def test_as_a_setting_and_in_a_decorator():
@@ -153,8 +153,8 @@ def test_as_a_setting_and_in_a_decorator():
 @pytest.mark.slow
 def test_with_a_condition_and_inside_another_op():
     assert jax.jit(lambda x: auto(branch, when=x > 2)(x))(1.0) == 0
-    assert jax.jit(lambda x: auto(through_math, when=x > 2)(x))(4.0) == 8
-    assert jax.jit(auto(lambda x: branch(auto(through_math)(x))))(4.0) == 16
+    assert jax.jit(lambda x: auto(through_math, when=x > 2)(x))(4.0) == 24
+    assert jax.jit(auto(lambda x: branch(auto(through_math)(x))))(4.0) == 48
 
 
 def test_where_python_raises_so_does_auto_mode():

@@ -139,8 +139,12 @@ def test_a_debug_print_happens_where_python_would_print(capfd):
 LOG = []
 
 
+def note(v):
+    LOG.append(float(v))
+    return v
+
+
 def noted(x):
-    note = lambda v: LOG.append(float(v)) or v
     return jaxpyop.numpy_function(note, [x], jax.ShapeDtypeStruct((), F), stateful=True)
 
 

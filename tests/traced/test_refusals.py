@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
-import math
 import re
 
 import jax
@@ -37,13 +35,6 @@ def list_grows(x):
     return x + len(ys)
 
 
-def bound_in_the_loop(x):
-    while x > 1:
-        last = x
-        x = x / 2
-    return last  # here
-
-
 def none_becomes_a_value(x):
     best = None
     while x > 1:
@@ -52,37 +43,9 @@ def none_becomes_a_value(x):
     return best  # here
 
 
-def math_of_a_value(x):
-    while x > 1:
-        x = x / 2 + math.sin(x)  # here
-    return x
-
-
 def numpy_of_a_value(x):
     while x > 1:
         x = np.sin(x)  # here
-    return x
-
-
-def index_of_a_list(x):
-    table, total = [1.0, 2.0, 3.0], x
-    for i in range(jnp.int32(x)):
-        total = total + table[i]  # here
-    return total
-
-
-def asserts(x):
-    if x > 0:
-        x = x * 2
-    assert x < 100, "too large"  # here
-    return x
-
-
-def raises(x):
-    while x > 1:
-        if x > 100:
-            raise ValueError("too large")  # here
-        x = x / 2
     return x
 
 
@@ -97,8 +60,8 @@ def range_in_a_comprehension(x):
 
 
 def swallowed(x):
-    try:
-        while x > 1:  # here
+    try:  # here
+        while x > 1:
             x = jnp.ones(2) * x
     except BaseException:
         return x
@@ -109,14 +72,6 @@ def recursion(x):
     return recursion(x / 2) if x > 1 else x
 
 
-def divides_by_what_may_be_zero(x):
-    n = x.astype(int)
-    n = int(n)
-    if n >= 0:
-        return x * (1 / n)  # here
-    return x
-
-
 def compares_what_may_be_nan(x):
     return x * ((x, 1) == (x * 1, 1))  # here
 
@@ -125,18 +80,12 @@ def compares_what_may_be_nan(x):
 TEXTS = {
     shape_grows: r"`y` .*\(1,\).*\(2,\)",
     list_grows: "`ys` .*array of a fixed length",
-    bound_in_the_loop: "`last` .*give it one before",
     none_becomes_a_value: "None",
-    math_of_a_value: r"float\(x\)|math\.sin",
     numpy_of_a_value: r"np\.",
-    index_of_a_list: "index",
-    asserts: "assert",
-    raises: "raise.*jnp.nan",
     range_of_a_float: "range.*integers",
     range_in_a_comprehension: "range",
-    swallowed: "truth value",
-    divides_by_what_may_be_zero: "divided by one that may be zero",
-    compares_what_may_be_nan: "whether two floats are one object",
+    swallowed: "try",
+    compares_what_may_be_nan: "needs its value",
 }
 
 
@@ -247,37 +196,3 @@ def test_what_changes_something_hidden_is_refused_and_called_in_auto_mode(change
     program = op(body, "auto")
     assert "python_call" in str(jax.make_jaxpr(program)(1.0))
     assert len({float(program(1.0)) for _ in range(3)}) == 3
-
-
-NAMED = 5.0
-
-
-def the_name_of_an_exception(x):
-    try:
-        y = x + 1
-    except ValueError as NAMED:  # noqa: F841
-        y = x
-    return y * NAMED  # noqa: F823
-
-
-# Where Python raises, no value comes out.
-RAISES = {
-    "a variable without a value": (the_name_of_an_exception, 1.0),
-    "a product of ints": (lambda x: x * (int(x.astype(int)) * int(x.astype(int))), 1e6),
-    "a division": (lambda x: x * (1 / float(x)), 0.0),
-    "a root": (lambda x: jnp.float32(abs(x * float(x) ** 0.5)) + (1 if float(x) ** 0.5 > 0 else 2), -1.0),
-    "a power that is too large": (lambda x: x * (float(x) ** 400.0 > 1), 1e30),
-    "an index": (lambda x: [1.0, 2.0][int(x)], 5.0),
-    "an int of infinity": (lambda x: int(x) * 1.0, math.inf),
-    "an int of no number": (lambda x: x if int(x) > 3 else x * 2, math.nan),
-    "a key": (lambda x: {0: 1.0, 1: 2.0}[int(x)], 5.0),
-    "a range of no step": (lambda x: x + sum(range(4, 0, int(x.astype(int)))), 0.0),
-    "math": (lambda x: x * math.sqrt(x), -1.0),
-    "an unpacked tuple": (functools.partial(lambda n, x: (lambda a, b: a)(*[x] * n), 3), 1.0),
-}
-
-
-@pytest.mark.parametrize(("body", "x"), RAISES.values(), ids=RAISES)
-def test_where_python_raises_so_does_traced_mode(body, x):
-    with pytest.raises(Exception, match="py_function"):
-        jax.jit(op(body, "traced"))(jnp.float32(x))

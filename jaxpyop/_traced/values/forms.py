@@ -113,7 +113,7 @@ def is_of_the_program(v: Any) -> bool:
 def form_of(v: Any, mark: int, memo: dict[Obj, Form]) -> Form:
     """The form of a value. Objects that were born before `mark` are referred to."""
     if isinstance(v, Num):
-        return num(v.kind, *((-math.inf, math.inf) if v.nan else bounds(v)))
+        return num(v.kind, *bounds(v))
     if is_array(v):
         return Form("arr", (v.shape, v.dtype, bool(getattr(v, "weak_type", False))))
     if isinstance(v, Union):
@@ -202,24 +202,23 @@ def form_key(form: Form, seen: dict[Form, int]) -> Any:
     return (*own, tuple(form.slots), tuple(form_key(x, seen) for x in form.children()))
 
 
-def widened(form: Form, before: Form | None, far: int, seen: set[Form]) -> Form:
-    """A form whose numbers a loop changes: a bound that grows is given up, or is `far` for an integer."""
+def widened(form: Form, before: Form | None, seen: set[Form]) -> Form:
+    """A form whose numbers a loop changes: a bound that grows is given up, or is that of a counter."""
     if form.kind == "num":
         lo, hi = form.value
         l0, h0 = before.range() if before is not None and before.number_kind() else (math.inf, -math.inf)
-        most = far if form.own == "i" else math.inf
-        # What has grown beyond `far` already keeps growing, and is refused by its size.
-        near = form.own == "f" or max(-lo, hi) <= far + MOST_STEP
-        return num(form.own, lo if lo >= l0 or not near else -most, hi if hi <= h0 or not near else most)
+        # What has grown beyond a counter is no counter.
+        most = math.inf if form.own == "f" else FAR if max(-lo, hi) <= FAR + MOST_STEP else MOST
+        return num(form.own, lo if lo >= l0 else -most, hi if hi <= h0 else most)
     old = before if before is not None and before.kind == form.kind else None
     if form.kind == "new":
         if form not in seen:
             seen.add(form)
-            form.slots = {k: widened(x, old and old.slots.get(k), far, seen) for k, x in form.slots.items()}
+            form.slots = {k: widened(x, old and old.slots.get(k), seen) for k, x in form.slots.items()}
         return form
     olds = old.parts if old is not None and len(old.parts) == len(form.parts) and form.kind != "union" else ()
     pairs = zip(form.parts, olds or [None] * len(form.parts))
-    return Form(form.kind, form.own, tuple(widened(x, y, far, seen) for x, y in pairs), form.value)
+    return Form(form.kind, form.own, tuple(widened(x, y, seen) for x, y in pairs), form.value)
 
 
 class Flattening:
@@ -290,7 +289,7 @@ class Filling:
                 obj.slots.update((k, v) for k, v in values.items() if v is not UNDEF)
             return self.memo[form]
         if form.kind == "num":
-            return Num(form.own, next(self.leaves), *(None if math.isinf(x) else x for x in form.value))
+            return Num(form.own, next(self.leaves), *form.value)
         if form.kind == "arr":
             x = next(self.leaves)
             x = x if is_array(x) else wide(jnp.asarray, x)  # JAX may have made a constant of it

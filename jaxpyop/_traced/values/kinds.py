@@ -9,6 +9,7 @@ for themselves. A variable that holds an int on one path and an array on another
 from __future__ import annotations
 
 import ast
+import contextvars
 import dataclasses
 import enum
 import itertools
@@ -40,18 +41,35 @@ class Refused(Exception):  # noqa: N818
 
 
 class PyRaise(Refused):
-    """The interpreted program raises `error`, as plain Python would, which no program of JAX can do.
+    """The interpreted program raises `error` here, as plain Python would.
+
+    On one side of a branch, the program notes it (see `Machine.check`). Anywhere else the function is refused.
 
     Attributes:
-        on_a_path: whether it does so on one side of a branch or in a loop.
+        error: the error.
+        sure: whether Python raises it, too, and not JAX alone, which is asked for the value of a tracer.
+        on_a_path: whether it passed a branch or a loop, so that it is not sure that the program comes there.
     """
 
-    def __init__(self, error: BaseException) -> None:
+    def __init__(self, error: Exception, sure: bool = True) -> None:
         super().__init__(f"Python raises {type(error).__name__}: {error}", RAISING)
-        self.error, self.on_a_path, self.__cause__ = error, False, error
+        self.error, self.sure, self.on_a_path, self.__cause__ = error, sure, False, error
+
+    def can_be_noted(self) -> bool:
+        """Whether the program may raise it at run time. What looks like a mistake is refused while JAX traces."""
+        mistake = isinstance(self.error, (TypeError, AttributeError, NameError))
+        return self.sure and not self.on_a_path and (isinstance(self.error, UnboundLocalError) or not mistake)
 
 
 RAISING = 'return jnp.nan there, or write mode="eager" to call the body at run time instead'
+
+# `Machine.check` of the interpretation that is going on, for the operations on numbers.
+noting: contextvars.ContextVar[Callable[[Any, Exception], None]] = contextvars.ContextVar("noting")
+
+
+def raise_if(wrong: Any, error: type[Exception], text: str) -> None:
+    """Python raises this error here if a bool holds, which may be traced."""
+    noting.get()(wrong, error(text))
 
 
 # Values that no program has.
@@ -71,17 +89,14 @@ class Num(Kind):
     Attributes:
         kind: "b", "i" or "f".
         val: a scalar of bool, int64 or float64.
-        lo: a number that it is not below, or None. A float with a known bound is not NaN.
-        hi: a number that it is not above, or None.
-        nan: whether it may be NaN although a bound is known.
-        largest: the largest magnitude that it has if it is finite.
+        lo: an integer that it is not below, if it is an integer.
+        hi: an integer that it is not above, if it is an integer.
     """
 
-    __slots__ = ("hi", "kind", "largest", "lo", "nan", "val")
+    __slots__ = ("hi", "kind", "lo", "val")
 
     def __init__(self, kind: str, val: Any, lo: Any = None, hi: Any = None) -> None:
         self.kind, self.val, self.lo, self.hi = kind, val, lo, hi
-        self.largest, self.nan = math.inf, False
 
 
 class Union(Kind):
@@ -155,14 +170,6 @@ class Partial(Kind):
 
 
 @dataclasses.dataclass(eq=False)
-class Super(Kind):
-    """`super()` in a method of `cls`: the attributes of `self` that the classes after `cls` have."""
-
-    self: Any
-    cls: Any
-
-
-@dataclasses.dataclass(eq=False)
 class Iter(Kind):
     """An iterator over values, or over those of a list that nobody else has. It is used up at once, and not kept."""
 
@@ -180,8 +187,9 @@ class TracedRange(Kind):
 
 
 # An integer that a loop changes by at most MOST_STEP in each turn stays within FAR, because no loop takes 2**48 turns.
-# FAR is a number that no other bound is likely to be, so that a counter is told from a number with a wide range.
-FAR, MOST_STEP = 2**52 + 24_181, 16
+# FAR is a number that no other bound is likely to be, so that a counter is told from a number with a wide range. No
+# integer is beyond MOST: the program raises where it would be.
+FAR, MOST_STEP, MOST = 2**52 + 24_181, 16, 2**62 - 1
 
 CONSTANT_TYPES = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), enum.Enum, np.dtype, np.generic)
 FUNCTIONS = (Closure, Partial)
@@ -227,10 +235,8 @@ def raw(v: Any, kind: str = "") -> Any:
 def bounds(v: Any) -> tuple[Any, Any]:
     """The lowest and the highest that a number can be."""
     if not isinstance(v, Num):
-        return (-math.inf, math.inf) if v != v else (v, v)
-    if v.kind == "b":
-        return 0, 1
-    return (-math.inf if v.lo is None else v.lo, math.inf if v.hi is None else v.hi)
+        return (v, v) if v == v else (-math.inf, math.inf)
+    return {"b": (0, 1), "i": (v.lo, v.hi), "f": (-math.inf, math.inf)}[v.kind]
 
 
 def num_to_array(v: Any, like: Any = None) -> Any:
@@ -243,8 +249,8 @@ def num_to_array(v: Any, like: Any = None) -> Any:
     dtype: Any = np.dtype(("int" if v.kind == "i" else "float") + ("64" if x64 else "32"))
     beside: Any = None if like is None else like.dtype
     is_float = beside is not None and jnp.issubdtype(beside, jnp.floating)
-    if v.kind == "i" and not x64 and not fits_dtype(v, dtype) and not (is_float and is_counter(v)):
-        raise Refused("an integer that may not fit int32 meets an array", BOUND_IT)
+    if v.kind == "i" and not (is_float and is_counter(v)):
+        raise_unless_fits(v, dtype)
     if is_float:
         dtype = beside  # in one step, because float64 by way of float32 to float16 would be rounded twice
     with jax.enable_x64(True):
@@ -253,12 +259,9 @@ def num_to_array(v: Any, like: Any = None) -> Any:
 
 def num_as_dtype(v: Num, dtype: Any) -> Any:
     """A Python number as an array of this dtype."""
-    if v.kind == "i" and jnp.issubdtype(dtype, jnp.integer) and not fits_dtype(v, dtype):
-        raise Refused(f"an integer that may not fit {np.dtype(dtype).name} becomes one", BOUND_IT)
+    if v.kind == "i" and jnp.issubdtype(dtype, jnp.integer):
+        raise_unless_fits(v, dtype)
     return wide(lambda: lax.convert_element_type(v.val, dtype))
-
-
-BOUND_IT = "bound it by the test of its loop (while n < 1000), or count in an array: n = jnp.int32(0)"
 
 
 def is_counter(v: Any) -> bool:
@@ -273,3 +276,10 @@ def fits_dtype(v: Any, dtype: Any) -> bool:
     """Whether an integer is known to fit an integer dtype."""
     info, (lo, hi) = np.iinfo(dtype), bounds(v)
     return int(info.min) <= lo and hi <= int(info.max)
+
+
+def raise_unless_fits(v: Num, dtype: Any) -> None:
+    if not fits_dtype(v, dtype):
+        info, text = np.iinfo(dtype), f"Python integer out of bounds for {np.dtype(dtype).name}"
+        least, most = max(int(info.min), -MOST), min(int(info.max), MOST)
+        raise_if(wide(lambda: (v.val < least) | (v.val > most)), OverflowError, text)

@@ -41,20 +41,23 @@ PYTHON_OPS: dict[type, Callable[..., Any]] = {
     ast.BitXor: operator.xor,
     ast.MatMult: operator.matmul,
 }
-_AS_ARRAY = "write x instead of float(x), so that it is an array, whose numbers do not raise"
 _ORDER = "bif"
 
 
-def number(kind: str, val: Any, lo: Any = None, hi: Any = None) -> Num:
-    """A number with what is known of it.
+def integer(val: Any, lo: Any, hi: Any, size: Callable[[], Any] | None = None) -> Num:
+    """An integer with its range.
 
-    Raises:
-        Refused: an integer that may not fit 64 bits.
+    Args:
+        val: its 64 bits.
+        lo: its lower bound.
+        hi: its upper bound.
+        size: gives it as a float, which is near enough, if it may be beyond MOST. Python's has no limit, so the program
+            raises an error of its own.
     """
-    lo, hi = (None if x is None or x != x or math.isinf(x) else x for x in (lo, hi))
-    if kind == "i" and (lo is None or hi is None or lo < -(2**62) or hi > 2**62):
-        raise Refused("a Python integer may not fit 64 bits", "make it an array, such as x.astype(int)")
-    return Num(kind, val, lo, hi)
+    if size and (lo < -MOST or hi > MOST):
+        text = "an integer of Python is beyond 2**62, which a traced program cannot hold"
+        raise_if(wide(lambda: abs(size()) >= 2.0**62), OverflowError, text)
+    return Num("i", val, max(lo, -MOST), min(hi, MOST))
 
 
 def of_array(x: Any, kind: str = "") -> Num:
@@ -66,18 +69,17 @@ def of_array(x: Any, kind: str = "") -> Num:
     if not kind:
         raise Refused(f"the Python number of {x.dtype}")
     # As in Python, a number of Python has no derivative.
-    val = wide(lax.convert_element_type, lax.stop_gradient(x), DTYPES[kind])
+    x = lax.stop_gradient(x)
+    val = wide(lax.convert_element_type, x, DTYPES[kind])
     if kind == "i" and x.dtype != np.bool_:
-        return number("i", val, int(jnp.iinfo(x.dtype).min), int(jnp.iinfo(x.dtype).max))
-    out = number(kind, val, *((0, 1) if kind == "i" else (None, None)))
-    if jnp.issubdtype(x.dtype, jnp.floating):
-        out.largest = float(jnp.finfo(x.dtype).max)
-    return out
+        info = jnp.iinfo(x.dtype)
+        return integer(val, int(info.min), int(info.max), lambda: lax.convert_element_type(x, np.float64))
+    return Num(kind, val, 0, 1)
 
 
 def may_be_nan(v: Any) -> bool:
     if isinstance(v, Num):
-        return v.kind == "f" and (v.nan or (v.lo is None and v.hi is None))
+        return v.kind == "f"
     return jnp.issubdtype(v.dtype, jnp.inexact) if is_array(v) else is_scalar(v) and v != v
 
 
@@ -86,13 +88,9 @@ def nonzero(v: Any) -> bool:
     return lo > 0 or hi < 0
 
 
-def finite(v: Any) -> bool:
-    return not any(map(math.isinf, bounds(v))) and not (isinstance(v, Num) and v.nan)
-
-
 def num_compare(f: Callable[..., Any], a: Any, b: Any) -> Any:
     kind = _common_kind(a, b).replace("b", "i")
-    check_exact(kind, a, b)
+    _check_exact(kind, a, b)
     (l1, h1), (l2, h2) = bounds(a), bounds(b)
     if kind == "i":
         of_ends = {f(x, y) for x in (l1, h1) for y in (l2, h2)}
@@ -109,21 +107,18 @@ def _common_kind(a: Any, b: Any) -> str:
     return max(kind_of(a), kind_of(b), key=_ORDER.index)
 
 
-def check_exact(kind: str, *vs: Any) -> None:
-    """Refuses an integer that becomes a float, if it may have more than the 53 bits of one."""
+def _check_exact(kind: str, *vs: Any) -> None:
+    """An integer that is compared with a float, or divided, has to fit the 53 bits of one. Python has no such limit."""
     for v in vs:
         if kind == "f" and kind_of(v) == "i" and max(map(abs, bounds(v))) > 2**53:
-            raise Refused("an integer that may have more than 53 bits becomes a float")
+            text = "an integer beyond 2**53 is divided, or compared with a float, which a traced program cannot do"
+            raise_if(wide(lambda v=v: abs(raw(v)) > 2**53), OverflowError, text)
 
 
 def _corners(f: Callable[..., Any], a: Any, b: Any) -> tuple[Any, Any]:
-    """The range of an operation that is monotonic in both of its numbers."""
-    try:
-        with np.errstate(all="ignore"):
-            xs = [f(x, y) for x in bounds(a) for y in bounds(b)]
-    except (OverflowError, ZeroDivisionError, ValueError, TypeError):
-        return None, None
-    return (None, None) if any(x != x for x in xs) else (min(xs), max(xs))
+    """The range of an operation on integers that is monotonic in both."""
+    xs = [f(x, y) for x in bounds(a) for y in bounds(b)]
+    return min(xs), max(xs)
 
 
 # ------------------------------------------------------------------- exact floats
@@ -135,10 +130,15 @@ def _corners(f: Callable[..., Any], a: Any, b: Any) -> tuple[Any, Any]:
 _opaque: contextvars.ContextVar[Any] = contextvars.ContextVar("opaque", default=None)
 
 
+def some_number(x: Any) -> Any:
+    """A number that depends on an array. JAX refuses to take the first of one whose type says how it is sharded."""
+    return jnp.sum(x) if core.is_explicit(jax.typeof(x)) else x.reshape(-1)[0]
+
+
 def opaque_true(x: Any) -> Any:
     """True, computed of a value in a way that no compiler folds: 3 is no square modulo 7."""
     with jax.enable_x64(True):
-        i = lax.convert_element_type(lax.stop_gradient(x.reshape(-1)[0]), np.int32) & 1023
+        i = lax.convert_element_type(lax.stop_gradient(some_number(x)), np.int32) & 1023
         return (i * i) % 7 != 3
 
 
@@ -182,9 +182,7 @@ def num_binary(op: type, a: Any, b: Any) -> Num:
     if rule is None:
         raise Refused(f"{op.__name__} of Python numbers")
     with jax.enable_x64(True):
-        out = rule(op, a, b, kind)
-        out.nan = out.nan or any(isinstance(v, Num) and v.nan for v in (a, b))
-        return out
+        return rule(op, a, b, kind)
 
 
 def _bits(op: type, a: Any, b: Any, kind: str) -> Num:
@@ -194,45 +192,57 @@ def _bits(op: type, a: Any, b: Any, kind: str) -> Num:
     if kind == "b":
         return Num("b", val)
     top = 2 ** (int(max(map(abs, (*bounds(a), *bounds(b))))).bit_length())
-    return number("i", val, 0 if bounds(a)[0] >= 0 and bounds(b)[0] >= 0 else -top, top)
+    return integer(val, 0 if bounds(a)[0] >= 0 and bounds(b)[0] >= 0 else -top, top)
+
+
+def _shift(op: type, a: Any, b: Any, kind: str) -> Num:
+    if kind not in "bi":
+        raise Refused(f"{op.__name__} of floats")
+    x, y = raw(a, "i"), raw(b, "i")
+    if bounds(b)[0] < 0:
+        raise_if(y < 0, ValueError, "negative shift count")
+    most = max(map(abs, bounds(a)))
+    if op is ast.RShift:
+        return integer(lax.shift_right_arithmetic(x, jnp.clip(y, 0, 63)), -most, most)
+    size = lambda: raw(a, "f") * 2.0 ** raw(b, "f")
+    return integer(lax.shift_left(x, jnp.clip(y, 0, 63)), -math.inf, math.inf, size)
 
 
 def _arithmetic(op: type, a: Any, b: Any, kind: str) -> Num:
     kind = "i" if kind == "b" else kind
-    check_exact(kind, a, b)
     x, y = raw(a, kind), raw(b, kind)
     if kind == "f" and op is not ast.Mult:
         # XLA thinks that x + 0.0 is x, which it is not for -0.0.
         x, y = (v if isinstance(o, Num) else lax.optimization_barrier(v) for v, o in ((x, a), (y, b)))
-    val = PYTHON_OPS[op](x, y)
-    return number(kind, _exact(val, kind) if op is ast.Mult else val, *_corners(PYTHON_OPS[op], a, b))
+    f = PYTHON_OPS[op]
+    if kind == "i":
+        return integer(f(x, y), *_corners(f, a, b), lambda: f(raw(a, "f"), raw(b, "f")))
+    return Num(kind, _exact(f(x, y), kind) if op is ast.Mult else f(x, y))
 
 
 def _divide(op: type, a: Any, b: Any, kind: str) -> Num:
-    check_exact("f", a, b)
+    if kind != "f":
+        _check_exact("f", a, b)
     _check_divisor(b)
     # XLA would multiply by the reciprocal of a constant, and make one division of two.
-    return number("f", _exact(raw(a, "f") / _exact(raw(b, "f"), "f"), "f"), *_corners(operator.truediv, a, b))
+    return Num("f", _exact(raw(a, "f") / _exact(raw(b, "f"), "f"), "f"))
 
 
 def _check_divisor(b: Any) -> None:
     if not nonzero(b):
-        raise Refused("a Python number is divided by one that may be zero, where Python would raise", _AS_ARRAY)
+        raise_if(wide(lambda: raw(b) == 0), ZeroDivisionError, "division by zero")
 
 
 def _floor_divide(op: type, a: Any, b: Any, kind: str) -> Num:
     _check_divisor(b)
-    lo, hi = bounds(b)
-    closed = int(kind != "f")  # an integer is below its divisor
-    ends = (min(0, lo + closed), max(0, hi - closed)) if op is ast.Mod else _corners(operator.floordiv, a, b)
     if kind in "bi":
+        (lo, hi), most = bounds(b), max(map(abs, bounds(a)))
         x, y = raw(a, "i"), raw(b, "i")
         q, r = lax.div(x, y), lax.rem(x, y)
         adjust = (r != 0) & ((r < 0) != (y < 0))
-        return number("i", jnp.where(adjust, *((q - 1, q) if op is ast.FloorDiv else (r + y, r))), *ends)
-    check_exact("f", a, b)
-    if not (finite(a) or op is ast.FloorDiv):
-        ends = (None, None)  # NaN for infinity
+        if op is ast.Mod:
+            return integer(jnp.where(adjust, r + y, r), min(0, lo + 1), max(0, hi - 1))
+        return integer(jnp.where(adjust, q - 1, q), 0 if bounds(a)[0] >= 0 and lo >= 0 else -most, most)
     x, y = raw(a, "f"), _exact(raw(b, "f"), "f")
     # As in CPython's float_divmod.
     mod = lax.rem(x, y)
@@ -241,10 +251,10 @@ def _floor_divide(op: type, a: Any, b: Any, kind: str) -> Num:
     div = jnp.where(adjust, div - 1.0, div)
     if op is ast.Mod:
         val = jnp.where(mod != 0, jnp.where(adjust, mod + y, mod), jnp.copysign(0.0, y))
-        return number(kind, val, *ends)
+        return Num(kind, val)
     whole = jnp.floor(div)
     whole = jnp.where(div - whole > 0.5, whole + 1.0, whole)
-    return number(kind, jnp.where(div != 0, whole, jnp.copysign(0.0, x / y)), *ends)
+    return Num(kind, jnp.where(div != 0, whole, jnp.copysign(0.0, x / y)))
 
 
 def _power(op: type, a: Any, b: Any, kind: str) -> Num:
@@ -254,29 +264,29 @@ def _power(op: type, a: Any, b: Any, kind: str) -> Num:
         lo, hi = _corners(operator.pow, a, b)
         if b % 2 == 0 and lo is not None:
             lo = min(lo, 0)
-        x = raw(a, "i")
-        return number("i", functools.reduce(operator.mul, [x] * b, jnp.ones_like(x)), lo, hi)
-    check_exact("f", a, b)
-    (l1, h1), (l2, h2) = bounds(a), bounds(b)
-    power: Any = b
-    val = _exact(lax.pow(raw(a, "f"), raw(b, "f")), kind)
-    most = min(max(abs(l1), abs(h1)), a.largest if isinstance(a, Num) else math.inf)
-    if not isinstance(b, Num) and power in (1, 2, 3, 4) and most < 1e70:
-        # Only a finite number with an infinite power raises.
-        top = float(most) ** power if finite(a) else math.inf
-        out = number(kind, val, 0.0 if power % 2 == 0 or l1 >= 0 else -top, top)
-        out.nan, out.largest = not finite(a), float(most) ** power
-        return out
-    if l1 < 0 or (l1 <= 0 and l2 < 0):
-        raise Refused("a power that Python may refuse or make complex", _AS_ARRAY)
-    lo, hi = _corners(lambda p, q: float(p) ** float(q), a, b)
-    if kind == "f" and (hi is None or math.isinf(hi)) and not (l2 >= 0 and h2 <= 1):
-        raise Refused("a power of Python numbers may be too large, where Python would raise", _AS_ARRAY)
-    return number(kind, val, lo, hi)
+        x, power = raw(a, "i"), b
+        val = functools.reduce(operator.mul, [x] * power, jnp.ones_like(x))
+        return integer(val, lo, hi, lambda: raw(a, "f") ** power)
+    x, y = raw(a, "f"), raw(b, "f")
+    val = _exact(lax.pow(x, y), kind)
+    if bounds(b)[0] < 0:
+        raise_if((x == 0) & (y < 0), ZeroDivisionError, "0.0 cannot be raised to a negative power")
+    if bounds(a)[0] < 0 and not (not isinstance(b, Num) and float(b).is_integer()):
+        is_complex = (x < 0) & jnp.isfinite(x) & jnp.isfinite(y) & (y != jnp.floor(y))
+        raise_if(is_complex, OverflowError, "a power is complex, which a traced program cannot hold")
+    _check_overflow(val, x, y)
+    return Num(kind, val)
+
+
+def _check_overflow(val: Any, *given: Any, text: str = "Numerical result out of range") -> None:
+    """Python raises if finite numbers give an infinite one."""
+    are_finite = wide(lambda: functools.reduce(operator.and_, map(jnp.isfinite, given)))
+    raise_if(wide(lambda: jnp.isinf(val) & are_finite), OverflowError, text)
 
 
 _RULES: dict[type, Callable[..., Num]] = {
     **dict.fromkeys((ast.BitAnd, ast.BitOr, ast.BitXor), _bits),
+    **dict.fromkeys((ast.LShift, ast.RShift), _shift),
     **dict.fromkeys((ast.Add, ast.Sub, ast.Mult), _arithmetic),
     **dict.fromkeys((ast.FloorDiv, ast.Mod), _floor_divide),
     ast.Div: _divide,
@@ -288,64 +298,68 @@ def num_unary(op: type, v: Num) -> Num:
     kind = "i" if v.kind == "b" else v.kind
     lo, hi = bounds(v)
     if op is ast.USub:
-        return number(kind, wide(lax.neg, raw(v, kind)), *((None, None) if v.nan else (-hi, -lo)))
+        return Num(kind, wide(lax.neg, raw(v, kind)), -hi, -lo)
     if op is ast.UAdd:
-        return v if v.kind == kind else number(kind, raw(v, kind), lo, hi)
+        return Num(kind, raw(v, kind), lo, hi)
     if kind != "i":
         raise Refused("~ of a float")
-    return number("i", wide(lax.bitwise_not, raw(v, "i")), -hi - 1, -lo - 1)
+    return integer(wide(lax.bitwise_not, raw(v, "i")), -hi - 1, -lo - 1)
 
 
-# One row for each function of `math` of one number: what it is in XLA, between which numbers Python does not raise, and
-# between which its results are.
-_INF = math.inf
-_MATH: dict[str, tuple[Callable[..., Any], float, float, tuple[Any, Any]]] = {
-    "sin": (lax.sin, -1e300, 1e300, (-1.0, 1.0)),
-    "cos": (lax.cos, -1e300, 1e300, (-1.0, 1.0)),
-    "tan": (lax.tan, -1e300, 1e300, (None, None)),
-    "tanh": (lax.tanh, -_INF, _INF, (None, None)),
-    "atan": (lax.atan, -_INF, _INF, (None, None)),
-    "erf": (lax.erf, -_INF, _INF, (None, None)),
-    "fabs": (lax.abs, -_INF, _INF, (None, None)),
-    "exp": (lax.exp, -_INF, 700.0, (0.0, None)),
-    "expm1": (lax.expm1, -_INF, 700.0, (-1.0, None)),
-    "sinh": (lax.sinh, -700.0, 700.0, (None, None)),
-    "cosh": (lax.cosh, -700.0, 700.0, (1.0, None)),
-    "sqrt": (lax.sqrt, 0.0, _INF, (0.0, None)),
-    "log": (lax.log, 5e-324, _INF, (None, None)),
-    "log1p": (lax.log1p, -0.99999, _INF, (None, None)),
-    "asin": (lax.asin, -1.0, 1.0, (None, None)),
-    "acos": (lax.acos, -1.0, 1.0, (None, None)),
+# The functions of `math` of one number, in XLA. Python raises for none of the first group, and an OverflowError where
+# one of the second is infinite. Where one of the third is, or any is no number, it raises a ValueError.
+_TOTAL = {
+    "tanh": lax.tanh,
+    "atan": lax.atan,
+    "asinh": lax.asinh,
+    "erf": lax.erf,
+    "erfc": lax.erfc,
+    "fabs": lax.abs,
+    "radians": lambda x: x * (math.pi / 180),
+    "degrees": lambda x: x * (180 / math.pi),
 }
+_GROWING = {"exp": lax.exp, "expm1": lax.expm1, "sinh": lax.sinh, "cosh": lax.cosh}
+_PARTIAL = {
+    "sin": lax.sin,
+    "cos": lax.cos,
+    "tan": lax.tan,
+    "asin": lax.asin,
+    "acos": lax.acos,
+    "sqrt": lax.sqrt,
+    "log": lax.log,
+    "log1p": lax.log1p,
+    "acosh": lax.acosh,
+    "atanh": lax.atanh,
+}
+_MATH: dict[str, Callable[..., Any]] = _TOTAL | _GROWING | _PARTIAL
 _TESTS = {"isnan": jnp.isnan, "isinf": jnp.isinf, "isfinite": jnp.isfinite}
 _TO_INT = {"floor": jnp.floor, "ceil": jnp.ceil, "trunc": jnp.trunc}
 
 
 def math_function(name: str, v: Any, *rest: Any) -> Any:
-    """A function of `math` on a traced number.
-
-    Raises:
-        Refused: Python may raise, or the function has no row.
-    """
-    check_exact("f", v)
-    lo, hi = bounds(v)
+    """A function of `math` on a traced number."""
     if not rest and name in _TESTS:
         return Num("b", wide(_TESTS[name], raw(v, "f")))
     if not rest and name in _TO_INT:
         return to_int(_TO_INT[name], v)
     if rest or name not in _MATH:
         raise Refused(f"math.{name} of a traced number is not in the language", f"use jnp.{name}")
-    f, least, most, image = _MATH[name]
-    if lo < least or hi > most:
-        raise Refused(f"math.{name} of a number for which Python may raise", f"use jnp.{name}")
-    return number("f", _exact(wide(f, raw(v, "f")), "f"), *((None, None) if isinstance(v, Num) and v.nan else image))
+    x = raw(v, "f")
+    val = wide(_MATH[name], x)
+    if name in _GROWING:
+        _check_overflow(val, x, text="math range error")
+    elif name in _PARTIAL:
+        # As in CPython's math_1.
+        wrong = lambda: (jnp.isnan(val) & ~jnp.isnan(x)) | (jnp.isinf(val) & jnp.isfinite(x))
+        raise_if(wide(wrong), ValueError, "math domain error")
+    return Num("f", _exact(val, "f"))
 
 
 def to_int(f: Callable[..., Any], v: Any) -> Any:
     """`math.floor`, `int()` or `round()` of a number: `f` of it, as an integer."""
     if kind_of(v) in "bi":
-        return number("i", raw(v, "i"), *bounds(v))
-    if not finite(v):
-        raise Refused("a float that may be infinite or NaN becomes an integer", "write x.astype(int) or jnp.round(x)")
-    lo, hi = bounds(v)
-    return number("i", wide(lambda: lax.convert_element_type(f(raw(v)), np.int64)), math.floor(lo), math.ceil(hi))
+        return integer(raw(v, "i"), *bounds(v))
+    raise_if(wide(lambda: jnp.isnan(raw(v))), ValueError, "cannot convert float NaN to integer")
+    raise_if(wide(lambda: jnp.isinf(raw(v))), OverflowError, "cannot convert float infinity to integer")
+    val = wide(lambda: lax.convert_element_type(f(raw(v)), np.int64))
+    return integer(val, -math.inf, math.inf, lambda: raw(v))
