@@ -40,8 +40,17 @@ def added_in_place(x, y):
     return y
 
 
+def both_are_read_only(x, y):
+    return not (x.flags.writeable or y.flags.writeable)
+
+
 def process_number(x):
     return np.int32(os.getpid())
+
+
+def slow_process_number(x):
+    time.sleep(0.2)
+    return process_number(x)
 
 
 def scale(static, batch, *, by, unit):

@@ -5,6 +5,7 @@ import contextvars
 import threading
 import time
 import tracemalloc
+import unittest.mock
 from concurrent.futures.process import BrokenProcessPool
 
 import jax
@@ -239,14 +240,48 @@ def test_tasks_elsewhere_have_the_callers_settings(x64):
         np.testing.assert_array_equal(f(x), x * 2)
 
 
-class Broken(InCaller):
-    """A pool of which a worker died."""
+def test_tasks_elsewhere_get_read_only_inputs_with_copy_false():
+    for pool in (InCaller(), LikeAProcess()):
+        options = {"vmap_method": "parallel", "executor": pool, "chunksize": 2, "copy": False, "output_shapes": ()}
+        op = lambda x, y, options=options: numpy_function(bodies.both_are_read_only, [x, y], bool, **options)
+        assert jax.jit(jax.vmap(op, (0, None)))(grid(4, 5000), grid(5000)).all()
+
+
+class Failing(InCaller):
+    """Every task raises an error."""
+
+    def __init__(self, error):
+        super().__init__()
+        self.error = error
 
     def run(self, fn, /, *args, **kwargs):
-        raise BrokenProcessPool("a process was terminated abruptly")
+        raise self.error
 
 
-def test_a_lost_worker_is_named():
-    op = lambda x: numpy_function(bodies.double, [x], F, vmap_method="parallel", executor=Broken(), name="lost")
+LOST = {
+    "concurrent.futures": BrokenProcessPool("a process was terminated abruptly"),
+    "Dask": type("KilledWorker", (Exception,), {})("it died"),
+    "Ray": type("WorkerCrashedError", (Exception,), {})("it died"),
+}
+
+
+@pytest.mark.parametrize("error", LOST.values(), ids=LOST)
+def test_a_lost_worker_is_named(error):
+    op = lambda x: numpy_function(bodies.double, [x], F, vmap_method="parallel", executor=Failing(error), name="lost")
     with pytest.raises(RuntimeError, match="numpy_function 'lost': a worker of executor= died"):
         jax.vmap(op)(grid(3))
+
+
+class WithoutCancel(InCaller):
+    """Its tasks run on a thread, and cannot be cancelled."""
+
+    def submit(self, fn, /, *args, **kwargs):
+        future = cf.Future()
+        future.cancel = unittest.mock.Mock(side_effect=NotImplementedError)
+        threading.Timer(0.01, lambda: future.set_exception(ValueError("two is too much"))).start()
+        return future
+
+
+def test_a_task_that_cannot_be_cancelled_hides_no_error():
+    with pytest.raises(ValueError, match="two is too much"):
+        parallel(numpy_function, bodies.fail_at_two, executor=WithoutCancel())(grid(5))

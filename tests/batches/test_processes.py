@@ -240,3 +240,11 @@ def test_a_dask_worker_that_dies():
         f = parallel(numpy_function, bodies.die, client.get_executor())
         with pytest.raises(RuntimeError, match=r"numpy_function 'die': a worker of executor= died"):
             f(grid(1))
+
+
+def test_dask_keeps_the_elements_until_a_worker_comes():
+    """As on a cluster that starts its workers when there is work."""
+    with cluster_of(0) as cluster, cluster.get_client() as client:
+        threading.Timer(0.5, cluster.scale, [2]).start()
+        slow = jax.jit(parallel(numpy_function, bodies.slow_process_number, client.get_executor(), jnp.int32))
+        assert set(np.asarray(slow(grid(20))).tolist()) == set(client.run(os.getpid).values())

@@ -13,9 +13,9 @@ from tests.shared.functions import numpy_function
 
 def sizes(count, seconds, given=None, busy=2, shared=0, pace=None):
     """The sizes of the chunks of elements that take so many seconds each, and what is known afterwards."""
-    chunks, found = Chunks(count, given, busy, shared, pace), []
+    chunks, found = Chunks(count, given, shared, pace), []
     while chunks.left:
-        found.append(chunks.next())
+        found.append(chunks.next(busy))
         chunks.learn(found[-1] * seconds, found[-1])
     assert sum(found) == count
     return found, chunks.pace

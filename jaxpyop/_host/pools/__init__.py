@@ -1,7 +1,7 @@
 """Where a body runs: on the calling thread, on threads of an executor, or in workers that share no memory.
 
-Reading order: executors (the kinds; add a new kind there; calls inside bodies), threads, job (what a worker does),
-workers.
+Reading order: executors (what `executor=` takes; calls inside bodies), threads, engines (what differs between pools
+of processes, Dask and others; add a new one there), job (what a worker does), workers.
 """
 
 from jaxpyop._host.pools.executors import OWN_THREADS, Pool, check_executor, executor_of, has_threads, is_own_thread

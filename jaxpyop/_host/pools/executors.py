@@ -1,4 +1,4 @@
-"""The kinds of executor, and what is known about each: threads, processes, Dask and others. A new kind is added here.
+"""What `executor=` takes, and the executor on which an op runs. What differs between engines is in `engines`.
 
 Without `executor=` a function runs where it is called, and the elements of a parallel batch run on threads of our own.
 With it, the function runs on that executor and nowhere else. The second half is about calls inside bodies.
@@ -81,22 +81,10 @@ def needs_pickled_body(executor: Executor) -> bool:
 
 
 def workers_of(executor: Any) -> int:
-    """How many tasks an executor runs at once, as far as that can be known."""
+    """How many tasks an executor of concurrent.futures runs at once, as far as that can be known."""
     # The executors of the standard library and of loky have no public name for this.
     known = getattr(executor, "_max_workers", None)
-    if isinstance(known, int):
-        return known
-    try:
-        # An executor of Dask's.
-        return sum(executor._client.nthreads().values())
-    except Exception:
-        return os.cpu_count() or 1
-
-
-def means_lost_worker(error: BaseException) -> bool:
-    """Tell whether an error of a task says that a worker died."""
-    # The second is Dask's, which need not be installed.
-    return isinstance(error, concurrent.futures.BrokenExecutor) or type(error).__name__ == "KilledWorker"
+    return known if isinstance(known, int) else os.cpu_count() or 1
 
 
 # ------------------------------------------------------------------------ calls inside bodies

@@ -55,7 +55,7 @@ def job_for(executor: Executor, call: HostCall) -> Job:
     """A job for a worker of an executor, without inputs."""
     body = _pickled(call.body) if needs_pickled_body(executor) else call.body
     home = os.getpid(), number_of(executor)
-    return Job(body, call.on_jax, call.environment.settings, home, bool(metrics.reports))
+    return Job(body, call.on_jax, call.copy, call.environment.settings, home, bool(metrics.reports))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -65,6 +65,7 @@ class Job:
     Attributes:
         body: the body, or its pickle.
         on_jax: whether it takes jax.Arrays.
+        copy: whether it gets NumPy arrays of its own, not read-only views.
         settings: JAX's settings of the caller's thread.
         home: the caller's process, and the number of the executor there.
         is_reported: whether a report is open there.
@@ -79,6 +80,7 @@ class Job:
 
     body: Any
     on_jax: bool
+    copy: bool
     settings: Sequence[Any]
     home: tuple[int, int]
     is_reported: bool = False
@@ -99,11 +101,10 @@ class Job:
             metrics.count_in_worker()
         body = _unpickled(self.body) if isinstance(self.body, bytes) else self.body
         keywords = {"lead": self.lead} if self.lead else {}
-        # The arrays that were sent may be read-only, and a body may write into its inputs.
-        arrays = [a if a.flags.writeable or not row else a.copy() for a, row in zip(self.arrays, self.rows)]
         results: list[list[np.ndarray[Any, Any]]] = []
         at_home = working_for(self.home[1]) if self._is_at_home else contextlib.nullcontext()
         with _jaxcore.with_thread_settings(self.settings), at_home:
+            arrays = [self._received(a, row) for a, row in zip(self.arrays, self.rows)]
             began = time.perf_counter()
             try:
                 for k in range(self.count):
@@ -122,10 +123,22 @@ class Job:
     def _is_at_home(self) -> bool:
         return self.home[0] == os.getpid()
 
-    def _input(self, array: np.ndarray[Any, Any], row: bool, k: int) -> Any:
+    def _received(self, array: np.ndarray[Any, Any], row: bool) -> Any:
+        """An input of all elements, of which each element gets a part or a copy."""
         if self.on_jax:
-            return jax.numpy.asarray(array[k, ...] if row else array)
-        return array[k, ...] if row else array.copy()
+            return array if row else jax.numpy.asarray(array)
+        if self.copy:
+            # What was sent may be read-only, and a body may write into its inputs.
+            return array.copy() if row and not array.flags.writeable else array
+        # At home it is the caller's memory, and the body may keep what it gets.
+        lent = array.copy() if self._is_at_home else array[...]
+        lent.flags.writeable = False
+        return lent
+
+    def _input(self, array: np.ndarray[Any, Any], row: bool, k: int) -> Any:
+        if row:
+            return jax.numpy.asarray(array[k, ...]) if self.on_jax else array[k, ...]
+        return array.copy() if self.copy and not self.on_jax else array
 
     def _raise(self, error: BaseException) -> NoReturn:
         """Raise an error so that it reaches the caller.

@@ -20,7 +20,8 @@ import numpy as np
 from jaxpyop._host import metrics
 from jaxpyop._host.errors import add_note, note_index
 from jaxpyop._host.host_call import Batch, BatchedInput, HostCall
-from jaxpyop._host.pools.executors import Executor, means_lost_worker, workers_of
+from jaxpyop._host.pools.engines import Engine, engine_of, means_lost_worker
+from jaxpyop._host.pools.executors import Executor
 from jaxpyop._host.pools.job import Job, UnreadableBodyError, job_for
 
 # Takes the number of an element and its results, or a slice and the results of several elements, stacked.
@@ -44,9 +45,9 @@ def run_elements_in_workers(
         at_once: whether chunks may run at the same time.
     """
     inputs = [BatchedInput(np.asarray(a), i, batch) for i, a in enumerate(arrays)]
-    workers = workers_of(executor) if at_once else 1
+    engine = engine_of(executor)
     shared = sum(i.array.nbytes for i in inputs if i.is_shared_by_all)
-    chunks = Chunks(batch.count, call.op.chunksize, workers, shared, call.seconds_per_element)
+    chunks = Chunks(batch.count, call.op.chunksize, shared, call.seconds_per_element)
 
     def checked(values: list[Any], number: int) -> list[Any]:
         return call.from_worker(values, [i.one(number) for i in inputs])
@@ -71,12 +72,12 @@ def run_elements_in_workers(
         job = dataclasses.replace(job, batch=batch, rows=[not i.is_shared_by_all for i in inputs])
         start = 0
         while chunks.left:
-            at = slice(start, start := start + chunks.next())
+            at = slice(start, start := start + chunks.next(engine.workers() if at_once else 1))
             sent = [i.array if i.is_shared_by_all else i.rows(at.start, at.stop) for i in inputs]
             chunk = dataclasses.replace(job, arrays=sent, first=at.start, count=at.stop - at.start)
             yield chunk, at, functools.partial(finish, at)
 
-    _run(executor, call, tasks(), batch, 2 * workers if at_once else 1)
+    _run(engine, call, tasks(), batch, at_once)
 
 
 def run_one_by_one_in_workers(
@@ -118,11 +119,11 @@ def run_one_by_one_in_workers(
     def finish(number: int, inputs: Sequence[Any], _: float, found: list[Any]) -> None:
         store(number, call.from_worker(found[0], inputs, lead))
 
-    _run(executor, call, tasks(), batch, 2 * workers_of(executor) if at_once else 1)
+    _run(engine_of(executor), call, tasks(), batch, at_once)
 
 
-def _run(executor: Executor, call: HostCall, tasks: Iterator[_Task], batch: Batch | None, window: int) -> None:
-    """Send jobs, a `window` of which are under way at a time, and hand on their results as they come."""
+def _run(engine: Engine, call: HostCall, tasks: Iterator[_Task], batch: Batch | None, at_once: bool) -> None:
+    """Send jobs, two for each worker at a time, or one if not `at_once`, and hand on their results as they come."""
     under_way: dict[Any, tuple[slice, Callable[[float, list[Any]], None]]] = {}
     done: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
@@ -144,10 +145,10 @@ def _run(executor: Executor, call: HostCall, tasks: Iterator[_Task], batch: Batc
     try:
         for job, at, take in tasks:
             with _noting(batch, at):
-                future = executor.submit(job)
+                future = engine.submit(job)
             under_way[future] = at, take
             future.add_done_callback(done.put)
-            while len(under_way) >= window:
+            while len(under_way) >= (2 * engine.workers() if at_once else 1):
                 finish()
         while under_way:
             finish()
@@ -159,7 +160,7 @@ def _run(executor: Executor, call: HostCall, tasks: Iterator[_Task], batch: Batc
         raise shown from error
     finally:
         # No job may read the inputs after this. A cancelled job never runs, and one of Dask's never counts as done.
-        concurrent.futures.wait([future for future in under_way if not future.cancel()])
+        concurrent.futures.wait([future for future in under_way if not engine.cancel(future)])
 
 
 # ------------------------------------------------------------------------------ chunks
@@ -181,7 +182,6 @@ class Chunks:
     Args:
         count: how many elements there are.
         given: the user's `chunksize=`.
-        workers: how many chunks run at once.
         shared: bytes that every chunk takes along.
         pace: the seconds that an element took in an earlier batch, if there was one.
 
@@ -190,12 +190,11 @@ class Chunks:
         pace: the seconds that an element took in the last chunk.
     """
 
-    def __init__(self, count: int, given: int | None, workers: int, shared: int, pace: float | None = None) -> None:
+    def __init__(self, count: int, given: int | None, shared: int, pace: float | None = None) -> None:
         self._given = given
-        self._workers = workers
         # A gigabyte takes about a second to send.
         self._aim = _AIM + shared / 1e9
-        self._least = count // (2 * _TAIL * workers)
+        self._count = count
         self._size = given or (self._fitting(pace) if pace else 1)
         self.left = count
         self.pace = pace
@@ -203,10 +202,10 @@ class Chunks:
     def _fitting(self, pace: float) -> int:
         return max(1, int(self._aim / max(pace, 1e-9)))
 
-    def next(self) -> int:
-        """The size of the next chunk."""
-        fair = math.ceil(self.left / (2 * self._workers))
-        size = self._size if self._given else min(self._size, max(fair, min(self._size // _TAIL, self._least)))
+    def next(self, workers: int) -> int:
+        """The size of the next chunk, if so many chunks run at once."""
+        fair, least = math.ceil(self.left / (2 * workers)), self._count // (2 * _TAIL * workers)
+        size = self._size if self._given else min(self._size, max(fair, min(self._size // _TAIL, least)))
         size = min(size, self.left)
         self.left -= size
         return size
