@@ -48,7 +48,7 @@ class _OfAll(TypedDict, total=False):
             worker process.
         chunksize: how many elements of a batch are sent to a worker of `executor` at a
             time. The default is one for threads. For processes and other machines it
-            is as many as take about ten milliseconds.
+            is as many as take about ten times as long as the way to a worker and back.
         progress: show a progress bar for the batches of ``"sequential"`` and
             ``"parallel"``. This needs tqdm.
         casting: NumPy's casting rule for floating-point and complex results, from the

@@ -92,7 +92,7 @@ def test_an_executor_given_as_a_function_is_asked_for_each_call(compiled):
     """The executor is of an unknown kind."""
     made = []
     make = lambda: made.append(InCaller()) or made[-1]
-    op = lambda x: numpy_function(bodies.double, [x], F, executor=make, vmap_method="parallel")
+    op = lambda x: numpy_function(bodies.double, [x], F, executor=make, vmap_method="parallel", chunksize=1)
     f, single = compiled(jax.vmap(op)), compiled(op)
     for n in range(1, 3):
         np.testing.assert_array_equal(f(grid(4)), 2 * grid(4))

@@ -5,31 +5,36 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxpyop._host.pools.chunks import Chunks
 from jaxpyop._host.pools.job import Job
-from jaxpyop._host.pools.workers import Chunks
 from tests.batches.programs import InCaller
 from tests.shared.functions import numpy_function
 
 
-def sizes(count, seconds, given=None, busy=2, shared=0, pace=None):
+def sizes(count, seconds, given=None, busy=2, way=1e-3, pace=None):
     """The sizes of the chunks of elements that take so many seconds each, and what is known afterwards."""
-    chunks, found = Chunks(count, given, shared, pace), []
+    chunks, found = Chunks(count, given, pace), []
     while chunks.left:
         found.append(chunks.next(busy))
-        chunks.learn(found[-1] * seconds, found[-1])
+        inside = found[-1] * seconds
+        # Workers that start take long, and a worker may be busy.
+        chunks.learn(found[-1], inside, inside + way + (3.0 if len(found) == 1 else inside * (len(found) % 2)))
     assert sum(found) == count
     return found, chunks.pace
 
 
 # How many elements, seconds for each, options, most chunks, most elements in one.
 BATCHES = {
-    "fast, nothing known": (5000, 8e-6, {}, 14, 1250),
-    "fast, known": (5000, 8e-6, {"pace": 8e-6}, 11, 1250),
+    "fast, nothing known": (5000, 8e-6, {}, 16, 1250),
+    "fast, known": (5000, 8e-6, {"pace": (8e-6, 1e-3)}, 11, 1250),
     "slow": (20, 1.0, {}, 20, 1),
-    "slow, known to be fast": (5000, 0.1, {"pace": 8e-6}, 5000, 1250),
-    "fast, known to be slow": (5000, 8e-6, {"pace": 1.0}, 14, 1250),
-    "chunksize=": (5000, 8e-6, {"given": 100, "pace": 1.0}, 50, 100),
-    "with a GB to take along": (5000, 1e-3, {"shared": 10**9}, 20, 1250),
+    "slow, known to be fast": (5000, 0.1, {"pace": (8e-6, 1e-3)}, 5000, 1250),
+    "fast, known to be slow": (5000, 8e-6, {"pace": (1.0, 1e-3)}, 16, 1250),
+    "chunksize=": (5000, 8e-6, {"given": 100, "pace": (1.0, 1e-3)}, 50, 100),
+    "a short way": (5000, 1e-3, {}, 520, 64),
+    "a long way": (5000, 1e-3, {"way": 0.02}, 50, 512),
+    "a way that takes longer than all of it, known": (5000, 8e-6, {"way": 0.1, "pace": (8e-6, 0.1)}, 2, 2500),
+    "a long way, known": (5000, 1e-3, {"way": 0.02, "pace": (1e-3, 0.02)}, 45, 200),
 }
 
 
@@ -38,12 +43,21 @@ def test_as_many_chunks_as_needed(count, seconds, options, most, largest):
     found, pace = sizes(count, seconds, **options)
     assert len(found) <= most
     assert max(found) <= largest
-    assert pace == pytest.approx(seconds)
+    assert pace == pytest.approx((seconds, options.get("way", 1e-3)))
 
 
 def test_no_worker_is_left_with_much_at_the_end():
-    found, _ = sizes(5000, 8e-6, busy=4, pace=8e-6)
+    found, _ = sizes(5000, 8e-6, busy=4, pace=(8e-6, 1e-3))
     assert found[-1] <= 5000 / 4 / 4
+
+
+def test_the_copy_of_a_shared_input_is_no_time_of_the_function(monkeypatch):
+    """Else an element would seem to take as long as the copy, and go alone."""
+    seconds, run = [], Job.__call__
+    monkeypatch.setattr(Job, "__call__", lambda job: seconds.append((found := run(job)).seconds) or found)
+    op = lambda x, y: numpy_function(lambda x, y: x, [x, y], jnp.float32, output_shapes=(), executor=InCaller())
+    jax.vmap(op, (0, None))(jnp.arange(4.0), np.ones(2**22, np.float32))
+    assert max(seconds) < 1e-3
 
 
 def test_how_long_an_element_takes_is_known_from_the_batch_before(monkeypatch):

@@ -61,6 +61,10 @@ class Dask(Engine):
             self._asked = time.monotonic()
         return self._known
 
+    def submit(self, job: Any) -> Any:
+        # Dask takes calls of one function with equal arguments for one call, unless it is told not to.
+        return self.executor.submit(job, pure=False)
+
 
 def engine_of(executor: Any) -> Engine:
     """The engine behind an executor."""

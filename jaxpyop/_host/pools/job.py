@@ -16,7 +16,6 @@ import pickle
 import sys
 import time
 import types
-import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn
 
@@ -38,7 +37,7 @@ class Outcome(NamedTuple):
     """What a job returns.
 
     Attributes:
-        seconds: how long it took.
+        seconds: how long the body ran, without the way to the worker and the copies of inputs.
         results: those of all elements, stacked. If the elements' shapes differ or there is but one element, a list of
             results for each.
         failures: with `on_error=`, how many elements failed, and the first failure.
@@ -55,14 +54,15 @@ def job_for(executor: Executor, call: HostCall) -> Job:
     """A job for a worker of an executor, without inputs."""
     body = _pickled(call.body) if needs_pickled_body(executor) else call.body
     home = os.getpid(), number_of(executor)
-    return Job(body, call.on_jax, call.copy, call.environment.settings, home, bool(metrics.reports))
+    return Job(call.title, body, call.on_jax, call.copy, call.environment.settings, home, bool(metrics.reports))
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Job:
     """A body with inputs.
 
     Attributes:
+        title: the op's name.
         body: the body, or its pickle.
         on_jax: whether it takes jax.Arrays.
         copy: whether it gets NumPy arrays of its own, not read-only views.
@@ -75,9 +75,9 @@ class Job:
         count: how many elements there are.
         batch: the batch that they belong to, for errors; None for one element or block.
         first: the number of the first element in the batch.
-        unique: keeps Dask from merging calls with equal arguments.
     """
 
+    title: str
     body: Any
     on_jax: bool
     copy: bool
@@ -90,7 +90,10 @@ class Job:
     count: int = 1
     batch: Batch | None = None
     first: int = 0
-    unique: str = dataclasses.field(init=False, default_factory=lambda: uuid.uuid4().hex)
+
+    def __repr__(self) -> str:
+        # Dask asks for a name of each task, for which the text of the arrays would take long.
+        return self.title
 
     def __call__(self) -> Outcome:
         """Run the body on each element."""
@@ -101,44 +104,41 @@ class Job:
             metrics.count_in_worker()
         body = _unpickled(self.body) if isinstance(self.body, bytes) else self.body
         keywords = {"lead": self.lead} if self.lead else {}
-        results: list[list[np.ndarray[Any, Any]]] = []
+        results, seconds = _Results(self.count), 0.0
         at_home = working_for(self.home[1]) if self._is_at_home else contextlib.nullcontext()
         with _jaxcore.with_thread_settings(self.settings), at_home:
-            arrays = [self._received(a, row) for a, row in zip(self.arrays, self.rows)]
-            began = time.perf_counter()
+            each = [self._each(a, row) for a, row in zip(self.arrays, self.rows)]
             try:
-                for k in range(self.count):
-                    values = body(*[self._input(a, row, k) for a, row in zip(arrays, self.rows)], **keywords)
-                    # A body may return the same memory for each element.
-                    results.append([np.array(v) if self.count > 1 else np.asarray(v) for v in values])
+                for _, *inputs in zip(range(self.count), *each):
+                    began = time.perf_counter()
+                    values = body(*inputs, **keywords)
+                    seconds += time.perf_counter() - began
+                    results.add(values)
             except BaseException as error:
                 if self.batch is not None:
-                    note_index(error, self.first + len(results), self.batch)
+                    note_index(error, self.first + results.count, self.batch)
                 self._raise(error)
-        seconds, failures = time.perf_counter() - began, body.op.failures
+        failures = body.op.failures
         counted = {} if self._is_at_home else metrics.counted_in_worker()
-        return Outcome(seconds, _stacked(results), failures and failures.taken(), counted)
+        return Outcome(seconds, results.taken(), failures and failures.taken(), counted)
 
     @property
     def _is_at_home(self) -> bool:
         return self.home[0] == os.getpid()
 
-    def _received(self, array: np.ndarray[Any, Any], row: bool) -> Any:
-        """An input of all elements, of which each element gets a part or a copy."""
+    def _each(self, array: np.ndarray[Any, Any], row: bool) -> Iterator[Any]:
+        """An input of each element."""
         if self.on_jax:
-            return array if row else jax.numpy.asarray(array)
-        if self.copy:
-            # What was sent may be read-only, and a body may write into its inputs.
-            return array.copy() if row and not array.flags.writeable else array
-        # At home it is the caller's memory, and the body may keep what it gets.
-        lent = array.copy() if self._is_at_home else array[...]
-        lent.flags.writeable = False
-        return lent
-
-    def _input(self, array: np.ndarray[Any, Any], row: bool, k: int) -> Any:
-        if row:
-            return jax.numpy.asarray(array[k, ...]) if self.on_jax else array[k, ...]
-        return array.copy() if self.copy and not self.on_jax else array
+            return map(jax.numpy.asarray, _rows(array)) if row else itertools.repeat(jax.numpy.asarray(array))
+        if not self.copy:
+            # At home it is the caller's memory, and the body may keep what it gets.
+            lent = array.copy() if self._is_at_home else array[...]
+            lent.flags.writeable = False
+            return _rows(lent) if row else itertools.repeat(lent)
+        if not row:
+            return (array.copy() for _ in itertools.count())
+        # What was sent may be read-only, and a body may write into its inputs.
+        return _rows(array if array.flags.writeable else array.copy())
 
     def _raise(self, error: BaseException) -> NoReturn:
         """Raise an error so that it reaches the caller.
@@ -161,11 +161,39 @@ class Job:
         raise error
 
 
-def _stacked(results: list[list[np.ndarray[Any, Any]]]) -> list[Any]:
-    """The results of all elements as one array each, if the elements have equal shapes and dtypes."""
-    if len(results) == 1 or len({tuple((v.shape, v.dtype) for v in values) for values in results}) > 1:
-        return results
-    return [np.stack(column) for column in zip(*results)]
+def _rows(array: np.ndarray[Any, Any]) -> Iterator[Any]:
+    # An index with an ellipsis makes arrays of scalars too.
+    return (array[k, ...] for k in range(len(array)))
+
+
+class _Results:
+    """The results of some elements: an array for each, as long as the elements have equal shapes and dtypes."""
+
+    def __init__(self, most: int) -> None:
+        self.count = 0
+        self._most = most
+        self._kinds: list[Any] = []
+        self._columns: list[np.ndarray[Any, Any]] = []
+        self._each: list[Any] | None = [] if most == 1 else None
+
+    def add(self, values: Sequence[Any]) -> None:
+        """Add the results of an element. A body may return the same memory for each of them."""
+        kinds = [(v.shape, v.dtype) for v in values]
+        if self._each is None and not self.count:
+            self._kinds = kinds
+            self._columns = [np.empty((self._most, *shape), dtype) for shape, dtype in kinds]
+        if self._each is None and kinds != self._kinds:
+            self._each = [[column[k, ...] for column in self._columns] for k in range(self.count)]
+        if self._each is not None:
+            self._each.append([np.asarray(v) if self._most == 1 else np.array(v) for v in values])
+        else:
+            for column, value in zip(self._columns, values):
+                column[self.count, ...] = value
+        self.count += 1
+
+    def taken(self) -> list[Any]:
+        """An array for each result, or a list for each element if their shapes differ or there is but one."""
+        return self._columns if self._each is None else self._each
 
 
 # ------------------------------------------------------------------------- pickles of bodies

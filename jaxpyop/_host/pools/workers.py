@@ -9,9 +9,9 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import functools
-import math
 import pickle
 import queue
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -20,15 +20,17 @@ import numpy as np
 from jaxpyop._host import metrics
 from jaxpyop._host.errors import add_note, note_index
 from jaxpyop._host.host_call import Batch, BatchedInput, HostCall
+from jaxpyop._host.pools.chunks import Chunks
 from jaxpyop._host.pools.engines import Engine, engine_of, means_lost_worker
 from jaxpyop._host.pools.executors import Executor
-from jaxpyop._host.pools.job import Job, UnreadableBodyError, job_for
+from jaxpyop._host.pools.job import Job, Outcome, UnreadableBodyError, job_for
 
 # Takes the number of an element and its results, or a slice and the results of several elements, stacked.
 Store = Callable[[int | slice, Sequence[Any]], None]
 
-# A job, the elements that it runs if they belong to a batch, and the function that takes its results.
-_Task = tuple[Job, slice, Callable[[float, list[Any]], None]]
+# A job, the elements that it runs if they belong to a batch, and the function that takes its outcome and the seconds
+# after which it was back.
+_Task = tuple[Job, slice, Callable[[Outcome, float], None]]
 
 
 def run_elements_in_workers(
@@ -46,15 +48,14 @@ def run_elements_in_workers(
     """
     inputs = [BatchedInput(np.asarray(a), i, batch) for i, a in enumerate(arrays)]
     engine = engine_of(executor)
-    shared = sum(i.array.nbytes for i in inputs if i.is_shared_by_all)
-    chunks = Chunks(batch.count, call.op.chunksize, shared, call.seconds_per_element)
+    chunks = Chunks(batch.count, call.op.chunksize, call.pace)
 
     def checked(values: list[Any], number: int) -> list[Any]:
         return call.from_worker(values, [i.one(number) for i in inputs])
 
-    def finish(at: slice, seconds: float, found: list[Any]) -> None:
-        chunks.learn(seconds, at.stop - at.start)
-        call.seconds_per_element = chunks.pace
+    def finish(at: slice, outcome: Outcome, took: float) -> None:
+        chunks.learn(at.stop - at.start, outcome.seconds, took)
+        call.pace, found = chunks.pace, outcome.results
         if not (found and isinstance(found[0], list)):
             # The elements have the same shapes: the check of the first one holds for all.
             if len(checked([column[0, ...] for column in found], at.start)) == len(found):
@@ -116,37 +117,39 @@ def run_one_by_one_in_workers(
                 sent = dataclasses.replace(job, arrays=arrays, rows=[False] * len(arrays))
             yield sent, at, functools.partial(finish, number, inputs)
 
-    def finish(number: int, inputs: Sequence[Any], _: float, found: list[Any]) -> None:
-        store(number, call.from_worker(found[0], inputs, lead))
+    def finish(number: int, inputs: Sequence[Any], outcome: Outcome, _: float) -> None:
+        store(number, call.from_worker(outcome.results[0], inputs, lead))
 
     _run(engine_of(executor), call, tasks(), batch, at_once)
 
 
 def _run(engine: Engine, call: HostCall, tasks: Iterator[_Task], batch: Batch | None, at_once: bool) -> None:
     """Send jobs, two for each worker at a time, or one if not `at_once`, and hand on their results as they come."""
-    under_way: dict[Any, tuple[slice, Callable[[float, list[Any]], None]]] = {}
+    under_way: dict[Any, tuple[slice, Callable[[Outcome, float], None], float]] = {}
     done: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def finish() -> None:
         future = done.get()
-        at, take = under_way[future]
+        at, take, sent = under_way[future]
+        took = time.perf_counter() - sent
         with _noting(batch, at):
             try:
-                job = future.result()
+                outcome = future.result()
             except BaseException as error:
                 metrics.add_attached(error)
                 raise
             del under_way[future]
-            if job.failures:
-                call.op.failures.add(job.failures)
-            metrics.add_counted(job.counted)
-            take(job.seconds, job.results)
+            if outcome.failures:
+                call.op.failures.add(outcome.failures)
+            metrics.add_counted(outcome.counted)
+            take(outcome, took)
 
     try:
         for job, at, take in tasks:
             with _noting(batch, at):
+                sent = time.perf_counter()
                 future = engine.submit(job)
-            under_way[future] = at, take
+            under_way[future] = at, take, sent
             future.add_done_callback(done.put)
             while len(under_way) >= (2 * engine.workers() if at_once else 1):
                 finish()
@@ -161,60 +164,6 @@ def _run(engine: Engine, call: HostCall, tasks: Iterator[_Task], batch: Batch | 
     finally:
         # No job may read the inputs after this. A cancelled job never runs, and one of Dask's never counts as done.
         concurrent.futures.wait([future for future in under_way if not engine.cancel(future)])
-
-
-# ------------------------------------------------------------------------------ chunks
-
-# A chunk of elements should run for about as long as it takes to send. The first chunks are small, since nothing is
-# known of the time that an element takes, unless an earlier batch of the same call has shown it. No chunk is so large
-# that some workers wait for another one at the end.
-
-# How long a chunk should run, in seconds.
-_AIM = 0.01
-
-# How many times smaller than the others the last chunks may be. Each chunk takes time to send.
-_TAIL = 4
-
-
-class Chunks:
-    """The sizes of a batch's chunks.
-
-    Args:
-        count: how many elements there are.
-        given: the user's `chunksize=`.
-        shared: bytes that every chunk takes along.
-        pace: the seconds that an element took in an earlier batch, if there was one.
-
-    Attributes:
-        left: how many elements are in no chunk yet.
-        pace: the seconds that an element took in the last chunk.
-    """
-
-    def __init__(self, count: int, given: int | None, shared: int, pace: float | None = None) -> None:
-        self._given = given
-        # A gigabyte takes about a second to send.
-        self._aim = _AIM + shared / 1e9
-        self._count = count
-        self._size = given or (self._fitting(pace) if pace else 1)
-        self.left = count
-        self.pace = pace
-
-    def _fitting(self, pace: float) -> int:
-        return max(1, int(self._aim / max(pace, 1e-9)))
-
-    def next(self, workers: int) -> int:
-        """The size of the next chunk, if so many chunks run at once."""
-        fair, least = math.ceil(self.left / (2 * workers)), self._count // (2 * _TAIL * workers)
-        size = self._size if self._given else min(self._size, max(fair, min(self._size // _TAIL, least)))
-        size = min(size, self.left)
-        self.left -= size
-        return size
-
-    def learn(self, seconds: float, size: int) -> None:
-        """Learn how long a chunk took."""
-        self.pace = seconds / size
-        if not self._given:
-            self._size = min(self._fitting(self.pace), 8 * max(size, self._size // 8))
 
 
 # ---------------------------------------------------------------------------- errors

@@ -74,7 +74,7 @@ class Call:
         ordered: the call runs in the program's order among all ordered calls.
         batching: how it runs under `vmap`.
         operands: how its inputs and results are laid out.
-        seconds_per_element: how long an element took in a worker, once that is known.
+        pace: how long an element took in a worker, and the way there and back, once that is known (`pools.chunks`).
     """
 
     origin: tuple[Call, str, Any] | None = None
@@ -110,7 +110,7 @@ class Call:
         # A record belongs to one element, so a call that makes or reads one does not run on whole blocks.
         self.batching = batching or Batching(SEQUENTIAL if op.vmap_method.whole_batch else op.vmap_method)
         self.operands = operands
-        self.seconds_per_element: float | None = None
+        self.pace: tuple[float, float] | None = None
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.title})"
