@@ -49,6 +49,12 @@ class _OfAll(TypedDict, total=False):
         chunksize: how many elements of a batch are sent to a worker of `executor` at a
             time. The default is one for threads. For processes and other machines it
             is as many as take about ten times as long as the way to a worker and back.
+        retries: how often an element is sent again to a worker of `executor` after its
+            worker died. Errors that `func` raises are not repeated. The op must be
+            stateless.
+        timeout: the seconds that `func` may take for an element, in a worker process of
+            `executor`. After that, a ``TimeoutError`` is raised in `func`. If `func`
+            goes on, its worker process is ended. The op must be stateless.
         progress: show a progress bar for the batches of ``"sequential"`` and
             ``"parallel"``. This needs tqdm.
         casting: NumPy's casting rule for floating-point and complex results, from the
@@ -73,6 +79,8 @@ class _OfAll(TypedDict, total=False):
     vmap_method: Annotated[VmapMethod, "sequential"]
     executor: Annotated[Pool | None, None]
     chunksize: Annotated[int | None, None]
+    retries: Annotated[int, 0]
+    timeout: Annotated[float | None, None]
     progress: Annotated[bool, False]
     casting: Annotated[Casting, "same_kind"]
     on_error: Annotated[Any, "raise"]

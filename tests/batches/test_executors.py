@@ -197,7 +197,6 @@ def test_a_shared_input_is_copied_for_the_elements_under_way_alone():
 
 # ----------------------------------------------------------------------- refused
 
-# A Dask client is among the wrong calls of tests/functions/test_keywords.py.
 REFUSED = {
     "int": ({"executor": 3}, TypeError, r"executor is 3; expected a concurrent\.futures\.Executor, or a function"),
     "a function that gives none": ({"executor": lambda: 3}, TypeError, "executor= gave 3; expected"),

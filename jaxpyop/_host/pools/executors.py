@@ -22,8 +22,11 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from jaxpyop import _jaxcore
 from jaxpyop._host.host_call import python_thread
+from jaxpyop._host.memory import FREE, references
 
 Executor = concurrent.futures.Executor
 
@@ -41,11 +44,40 @@ def check_executor(executor: Any, title: str) -> None:
     Raises:
         TypeError: it is neither an executor, nor a function that may return one.
     """
-    if hasattr(executor, "get_executor"):
-        raise TypeError(f"{title}: executor is a Dask client, whose futures are its own; pass client.get_executor()")
     if not (hasattr(executor, "submit") or callable(executor)):
         raise TypeError(
             f"{title}: executor is {executor!r}; expected a concurrent.futures.Executor, or a function that returns one"
+        )
+
+
+def check_repeats(options: dict[str, Any], title: str) -> None:
+    """Check the arguments `retries=` and `timeout=` of an op.
+
+    Raises:
+        TypeError: one of them is no number.
+        ValueError: one of them is out of range, or the op has no executor, or is stateful, or runs a batch as a whole.
+    """
+    retries, timeout = options.get("retries", 0), options.get("timeout")
+    if isinstance(retries, bool) or not isinstance(retries, (int, np.integer)):
+        raise TypeError(f"{title}: retries is {retries!r}; expected a whole number")
+    if not (timeout is None or (isinstance(timeout, (int, float, np.number)) and not isinstance(timeout, bool))):
+        raise TypeError(f"{title}: timeout is {timeout!r}; expected a number of seconds, or None")
+    if retries < 0 or (timeout is not None and not 0 < timeout < threading.TIMEOUT_MAX):
+        raise ValueError(f"{title}: retries={retries!r}, timeout={timeout!r}; expected retries >= 0, and timeout > 0")
+    if not retries and timeout is None:
+        return
+    given = "retries=" if timeout is None else "timeout="
+    if options["executor"] is None:
+        raise ValueError(f"{title}: {given} is about the workers of executor=, which is not given")
+    if options["stateful"]:
+        raise ValueError(
+            f"{title}: {given} may run func more than once for an element, and the op is stateful; pass stateful=False "
+            "if its side effects may run any number of times, and return a result"
+        )
+    if timeout is not None and options["vmap_method"].whole_batch:
+        raise ValueError(
+            f"{title}: timeout= is for one element, and vmap_method={options['vmap_method'].name!r} calls func once "
+            "for the batch; pass vmap_method='parallel'"
         )
 
 
@@ -58,10 +90,44 @@ def executor_of(op: Any) -> Executor | None:
     given = op.executor
     if given is None:
         return None
-    found: Any = given() if callable(given) and not isinstance(given, Executor) else given
+    found: Any = _returned_by(given) if callable(given) and not isinstance(given, Executor) else given
     if not hasattr(found, "submit") or isinstance(found, type):
         raise TypeError(f"{op.title}: executor= gave {found!r}; expected a concurrent.futures.Executor")
+    if op.timeout is not None and has_threads(found):
+        raise TypeError(
+            f"{op.title}: timeout= needs workers that can be ended, and executor= has threads of this process; give a "
+            "ProcessPoolExecutor"
+        )
     return None if is_own_thread(found) else found
+
+
+# The executors that functions given as `executor=` made for us: nothing else refers to them. Such a function is called
+# again when its executor is of no use any more. Any other function is called each time, because the executor that it
+# returns is the user's, who may replace it.
+_made: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+
+def _returned_by(function: Callable[[], Any]) -> Any:
+    with _lock, contextlib.suppress(TypeError):
+        if (kept := _made.get(function)) is not None:
+            return kept
+    found = function()
+    if references(found) <= FREE and hasattr(found, "submit"):
+        # Functions without a hash, or that cannot be referred to weakly, are called each time.
+        with _lock, contextlib.suppress(TypeError):
+            found = _made.setdefault(function, found)
+    return found
+
+
+def new_executor_of(op: Any, gone: Any) -> Executor | None:
+    """Another executor in the place of one that broke; None if the user gave no function that returns one."""
+    if not callable(op.executor) or isinstance(op.executor, Executor):
+        return None
+    with _lock, contextlib.suppress(TypeError):
+        if _made.get(op.executor) is gone:
+            del _made[op.executor]
+    found = executor_of(op)
+    return None if found is gone else found
 
 
 def has_threads(executor: Executor) -> bool:

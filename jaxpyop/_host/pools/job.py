@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
+import functools
 import importlib
 import io
 import itertools
@@ -26,6 +27,7 @@ from jaxpyop import _jaxcore
 from jaxpyop._host import metrics
 from jaxpyop._host.errors import add_note, note_index
 from jaxpyop._host.host_call import Batch, HostCall
+from jaxpyop._host.pools.deadline import run_within
 from jaxpyop._host.pools.executors import Executor, needs_pickled_body, number_of, working_for
 
 
@@ -54,7 +56,16 @@ def job_for(executor: Executor, call: HostCall) -> Job:
     """A job for a worker of an executor, without inputs."""
     body = _pickled(call.body) if needs_pickled_body(executor) else call.body
     home = os.getpid(), number_of(executor)
-    return Job(call.title, body, call.on_jax, call.copy, call.environment.settings, home, bool(metrics.reports))
+    return Job(
+        call.title,
+        body,
+        call.on_jax,
+        call.copy,
+        call.op.timeout,
+        call.environment.settings,
+        home,
+        bool(metrics.reports),
+    )
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -66,6 +77,7 @@ class Job:
         body: the body, or its pickle.
         on_jax: whether it takes jax.Arrays.
         copy: whether it gets NumPy arrays of its own, not read-only views.
+        timeout: the seconds that an element may take, if there is a bound.
         settings: JAX's settings of the caller's thread.
         home: the caller's process, and the number of the executor there.
         is_reported: whether a report is open there.
@@ -81,6 +93,7 @@ class Job:
     body: Any
     on_jax: bool
     copy: bool
+    timeout: float | None
     settings: Sequence[Any]
     home: tuple[int, int]
     is_reported: bool = False
@@ -103,7 +116,9 @@ class Job:
         if self.is_reported and not self._is_at_home:
             metrics.count_in_worker()
         body = _unpickled(self.body) if isinstance(self.body, bytes) else self.body
-        keywords = {"lead": self.lead} if self.lead else {}
+        run = functools.partial(body, lead=self.lead) if self.lead else body
+        if self.timeout is not None:
+            run = functools.partial(run_within, self.timeout, run, may_exit=not self._is_at_home)
         results, seconds = _Results(self.count), 0.0
         at_home = working_for(self.home[1]) if self._is_at_home else contextlib.nullcontext()
         with _jaxcore.with_thread_settings(self.settings), at_home:
@@ -111,7 +126,7 @@ class Job:
             try:
                 for _, *inputs in zip(range(self.count), *each):
                     began = time.perf_counter()
-                    values = body(*inputs, **keywords)
+                    values = run(*inputs)
                     seconds += time.perf_counter() - began
                     results.add(values)
             except BaseException as error:

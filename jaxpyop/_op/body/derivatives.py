@@ -152,6 +152,9 @@ class RecordedDerivative(DerivedBody):
         check_fingerprints(fingerprint(outs), np.asarray(receipt)[1], self.title, "func")
         return self.replay(again, arrays)
 
+    def results_if_lost(self, error: Exception, arrays: Sequence[Any]) -> list[Any]:
+        return self.derivative.results_if_lost(error, arrays[1:])
+
     def replay(self, taken: Any, arrays: Sequence[Any]) -> list[Any]:
         """Return the derivative by `taken`, a record."""
         rest = arrays[1:]
