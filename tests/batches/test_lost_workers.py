@@ -1,10 +1,16 @@
 """`retries=` and `timeout=` on each engine: workers that die, elements that kill them, functions that do not end."""
 
 import concurrent.futures as cf
+import contextlib
 import itertools
 import logging
 import multiprocessing
+import os
+import signal
+import subprocess
+import sys
 import time
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +21,7 @@ from tests.batches import bodies
 from tests.batches.programs import F, grid
 from tests.shared.checks import run
 from tests.shared.functions import numpy_function
+from tests.shared.processes import clean_environment
 
 pytestmark = pytest.mark.slow
 
@@ -38,13 +45,23 @@ def dask():
         yield client
 
 
-ENGINES = ["processes", "loky", "dask"]
+@pytest.fixture(scope="module")
+def ray():
+    ray = pytest.importorskip("ray", reason="needs the extra `engines`")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+        yield ray
+        ray.shutdown()
+
+
+ENGINES = ["processes", "loky", "dask", "ray"]
 
 
 @pytest.fixture
 def engine(request):
     """What `executor=` gets: a function that makes a new pool where a death ends the pool."""
-    if request.param in ("dask",):
+    if request.param in ("dask", "ray"):
         return request.getfixturevalue(request.param)
     make = {"processes": new_processes, "loky": new_loky}[request.param]
     make().shutdown()
@@ -146,3 +163,71 @@ def test_a_block_that_kills_its_worker_is_not_run_here(processes):
     f = jax.vmap(single(bodies.die_at_five_in_a_block, processes, vmap_method="expand_dims"))
     with pytest.raises(RuntimeError, match="a worker of executor= died with this element 2 times"):
         f(grid(8))
+
+
+@each_engine
+def test_a_large_shared_input_does_not_travel_with_each_chunk(engine):
+    options = {"executor": engine, "vmap_method": "parallel", "output_shapes": (), "copy": False, "chunksize": 1}
+    table = jnp.arange(5e6)
+    f = jax.jit(jax.vmap(lambda x, t: numpy_function(bodies.entry, [x, t], F, **options), (0, None)))
+    np.testing.assert_array_equal(f(grid(200), table), grid(200))
+    began = time.monotonic()
+    np.testing.assert_array_equal(f(grid(200), table + 1), grid(200) + 1)
+    assert time.monotonic() - began < 5  # 4 GB would take longer
+
+
+INTERRUPTED = """
+import concurrent.futures, multiprocessing, signal
+import jax, jax.numpy as jnp, jaxpyop
+from tests.batches import bodies
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored in the background
+
+def new():
+    {new}
+
+def go(pool):
+    op = lambda x: jaxpyop.numpy_function(
+        bodies.say_and_hang, [{path!r}, x], jnp.float32, output_shapes=(), vmap_method="parallel", executor=pool)
+    try:
+        with jaxpyop.reraise():
+            jax.block_until_ready({compiled}(jax.vmap(op))(jnp.arange(10.0)))
+    except KeyboardInterrupt:
+        print("interrupted")
+
+if __name__ == "__main__":
+    {call}
+"""
+NEW = {
+    "processes": 'return concurrent.futures.ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn"))',
+    "loky": "import loky; return loky.ProcessPoolExecutor(2)",
+}
+CALLS = {"a function": "go(new)", "a pool": "with new() as pool: go(pool)"}
+
+
+@pytest.mark.skipif(not hasattr(os, "killpg"), reason="Ctrl-C is a signal to a group of processes")
+@pytest.mark.parametrize("compiled", ["", "jax.jit"], ids=["direct", "jit"])
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize("engine", NEW)
+def test_an_interrupt_ends_the_workers(engine, call, compiled, tmp_path):
+    if engine == "loky":
+        pytest.importorskip("loky", reason="needs the extra `engines`")
+    path = str(tmp_path / "begun")
+    script = tmp_path / "script.py"
+    script.write_text(INTERRUPTED.format(new=NEW[engine], path=path, compiled=compiled, call=call))
+    options = {"stdout": subprocess.PIPE, "stdin": subprocess.DEVNULL, "env": clean_environment(), "text": True}
+    program = subprocess.Popen([sys.executable, str(script)], start_new_session=True, **options)
+    try:
+        until = time.monotonic() + 60
+        while not os.path.exists(path) and time.monotonic() < until:
+            time.sleep(0.05)
+        os.killpg(program.pid, signal.SIGINT)
+        said, _ = program.communicate(timeout=10)
+        assert said == "interrupted\n"
+        time.sleep(1)  # what starts and watches processes ends a little later
+        listed = subprocess.run(["ps", "-eo", "pgid=,stat="], capture_output=True, text=True, check=True).stdout
+        alive = [line.split() for line in listed.splitlines() if "Z" not in line]
+        assert str(program.pid) not in [group for group, _ in alive]
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(program.pid, signal.SIGKILL)
+        program.wait()

@@ -15,12 +15,13 @@ import os
 import sys
 import threading
 import time
+import types
 import weakref
 from collections.abc import Callable, Iterator
 
 # At exit this import would fail.
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -30,8 +31,20 @@ from jaxpyop._host.memory import FREE, references
 
 Executor = concurrent.futures.Executor
 
-# What `executor=` takes.
-Pool: TypeAlias = Executor | Callable[[], Executor]
+
+class _Client(Protocol):
+    """A client of Dask's."""
+
+    def submit(self, func: Any, /, *args: Any, **kwargs: Any) -> Any: ...
+
+
+# What `executor=` takes. The module is Ray.
+Pool: TypeAlias = Executor | _Client | types.ModuleType | Callable[[], Any]
+
+
+def is_ray(executor: Any) -> bool:
+    """Tell whether this is the module `ray`."""
+    return isinstance(executor, types.ModuleType) and hasattr(executor, "ObjectRef")
 
 
 # The threads of our own, for `vmap_method="parallel"` without an executor. The first element starts the first of them.
@@ -44,7 +57,7 @@ def check_executor(executor: Any, title: str) -> None:
     Raises:
         TypeError: it is neither an executor, nor a function that may return one.
     """
-    if not (hasattr(executor, "submit") or callable(executor)):
+    if not (hasattr(executor, "submit") or callable(executor) or is_ray(executor)):
         raise TypeError(
             f"{title}: executor is {executor!r}; expected a concurrent.futures.Executor, or a function that returns one"
         )
@@ -91,7 +104,7 @@ def executor_of(op: Any) -> Executor | None:
     if given is None:
         return None
     found: Any = _returned_by(given) if callable(given) and not isinstance(given, Executor) else given
-    if not hasattr(found, "submit") or isinstance(found, type):
+    if not (hasattr(found, "submit") or is_ray(found)) or isinstance(found, type):
         raise TypeError(f"{op.title}: executor= gave {found!r}; expected a concurrent.futures.Executor")
     if op.timeout is not None and has_threads(found):
         raise TypeError(

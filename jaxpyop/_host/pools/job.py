@@ -81,7 +81,7 @@ class Job:
         settings: JAX's settings of the caller's thread.
         home: the caller's process, and the number of the executor there.
         is_reported: whether a report is open there.
-        arrays: the inputs.
+        arrays: the inputs of which each element has a row.
         lead: batch axes of a block.
         rows: for each input, whether it has a row for each element; the elements share the others.
         count: how many elements there are.
@@ -108,11 +108,11 @@ class Job:
         # Dask asks for a name of each task, for which the text of the arrays would take long.
         return self.title
 
-    def __call__(self) -> Outcome:
-        """Run the body on each element."""
-        return contextvars.copy_context().run(self._run)
+    def __call__(self, *shared: np.ndarray[Any, Any]) -> Outcome:
+        """Run the body on each element, with the inputs that all elements share."""
+        return contextvars.copy_context().run(self._run, iter(shared))
 
-    def _run(self) -> Outcome:
+    def _run(self, shared: Iterator[np.ndarray[Any, Any]]) -> Outcome:
         if self.is_reported and not self._is_at_home:
             metrics.count_in_worker()
         body = _unpickled(self.body) if isinstance(self.body, bytes) else self.body
@@ -122,7 +122,8 @@ class Job:
         results, seconds = _Results(self.count), 0.0
         at_home = working_for(self.home[1]) if self._is_at_home else contextlib.nullcontext()
         with _jaxcore.with_thread_settings(self.settings), at_home:
-            each = [self._each(a, row) for a, row in zip(self.arrays, self.rows)]
+            own = iter(self.arrays)
+            each = [self._each(next(own if row else shared), row) for row in self.rows]
             try:
                 for _, *inputs in zip(range(self.count), *each):
                     began = time.perf_counter()

@@ -15,7 +15,7 @@ import math
 import pickle
 import queue
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from jaxpyop._host import metrics
@@ -32,6 +32,7 @@ class Task:
 
     Attributes:
         job: the job.
+        shared: the inputs that all elements share.
         at: the elements that it runs.
         take: takes its outcome, and the seconds after which it was back.
         halves: makes two tasks of it that run half of the elements each.
@@ -42,6 +43,7 @@ class Task:
     """
 
     job: Job
+    shared: Sequence[Any]
     at: slice
     take: Callable[[Outcome, float], None]
     halves: Callable[[], list[Task]] = list
@@ -91,7 +93,7 @@ class Sending:
         except BaseException as error:
             if not isinstance(error, Exception):
                 # An interrupt does not wait for the end of a body.
-                self.engine.kill()
+                self.engine.kill(self._under_way)
             if (shown := _explained(error, self._call.title)) is error:
                 raise
             for note in getattr(error, "__notes__", ()):
@@ -120,12 +122,12 @@ class Sending:
     def _submitted(self, task: Task) -> Any:
         once = self._repeats or self._call.stateful
         try:
-            return self.engine.submit(task.job, once)
+            return self.engine.submit(task.job, task.shared, once)
         except Exception as error:
             # The pool broke before it took the job.
             if not means_lost_worker(error) or not self._renew():
                 raise
-            return self.engine.submit(task.job, once)
+            return self.engine.submit(task.job, task.shared, once)
 
     def _renew(self) -> bool:
         """Go on with another executor, if the function that the user gave returns one."""
@@ -163,6 +165,7 @@ class Sending:
                 raise error
             is_alone = len(lost) == 1
         else:
+            self.engine.lost_worker()
             is_alone = self.engine.has_one_job_each() or not self._under_way
         if not is_alone:
             self._most = max(1, (len(lost) + len(self._under_way)) // 2)
@@ -181,7 +184,7 @@ class Sending:
         """The other tasks that were in a pool that broke, without those that were done before."""
         there = [future for future, other in self._under_way.items() if other.engine is task.engine]
         concurrent.futures.wait(there, timeout=10)
-        lost = [future for future in there if not future.done() or future.exception()]
+        lost = [future for future in there if not future.done() or future.exception() is not None]
         return [self._under_way.pop(future) for future in lost]
 
     def _give_up(self, task: Task, error: BaseException) -> None:

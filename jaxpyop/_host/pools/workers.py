@@ -65,9 +65,10 @@ class _Chunked:
 
     def _task(self, start: int, stop: int) -> Task:
         at, middle = slice(start, stop), (start + stop) // 2
-        arrays = [i.array if i.is_shared_by_all else i.rows(start, stop) for i in self._inputs]
+        rows = [i.rows(start, stop) for i in self._inputs if not i.is_shared_by_all]
         return Task(
-            dataclasses.replace(self._job, arrays=arrays, first=start, count=stop - start),
+            dataclasses.replace(self._job, arrays=rows, first=start, count=stop - start),
+            [i.array for i in self._inputs if i.is_shared_by_all],
             at,
             functools.partial(self._take, at),
             lambda: [self._task(start, middle), self._task(middle, stop)] if middle > start else [],
@@ -129,10 +130,10 @@ def run_one_by_one_in_workers(
                     continue
                 job = job or dataclasses.replace(job_for(executor, call), lead=lead)
                 arrays = [np.asarray(a) for a in given]
-                sent = dataclasses.replace(job, arrays=arrays, rows=[False] * len(arrays))
+                sent = dataclasses.replace(job, rows=[False] * len(arrays))
             # The function must not run here, which it would to find the element of a block that fails.
             fills = None if lead else functools.partial(call.body.results_if_lost, arrays=arrays)
-            yield Task(sent, at, functools.partial(finish, number, inputs), fills=fills)
+            yield Task(sent, arrays, at, functools.partial(finish, number, inputs), fills=fills)
 
     def finish(number: int, inputs: Sequence[Any], outcome: Outcome, _: float) -> None:
         store(number, call.from_worker(outcome.results[0], inputs, lead))
