@@ -62,7 +62,9 @@ def test_the_copy_of_a_shared_input_is_no_time_of_the_function(monkeypatch):
 
 def test_how_long_an_element_takes_is_known_from_the_batch_before(monkeypatch):
     run = Job.__call__
-    monkeypatch.setattr(Job, "__call__", lambda job, *shared: run(job, *shared)._replace(seconds=8e-6 * job.count))
+    monkeypatch.setattr(
+        Job, "__call__", lambda job, *shared: run(job, *shared)._replace(seconds=8e-6 * len(job.numbers))
+    )
     pool, counts = InCaller(), []
     op = lambda x: numpy_function(np.negative, [x], jnp.float32, vmap_method="parallel", executor=pool)
     f, x = jax.jit(jax.vmap(op)), jnp.arange(5000.0)

@@ -17,7 +17,7 @@ import threading
 import time
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 # At exit this import would fail.
 from concurrent.futures import ThreadPoolExecutor
@@ -39,7 +39,8 @@ class _Client(Protocol):
 
 
 # What `executor=` takes. The module is Ray.
-Pool: TypeAlias = Executor | _Client | types.ModuleType | Callable[[], Any]
+_One: TypeAlias = Executor | _Client | types.ModuleType | Callable[[], Any]
+Pool: TypeAlias = _One | Sequence[_One]
 
 
 def is_ray(executor: Any) -> bool:
@@ -57,9 +58,13 @@ def check_executor(executor: Any, title: str) -> None:
     Raises:
         TypeError: it is neither an executor, nor a function that may return one.
     """
-    if not (hasattr(executor, "submit") or callable(executor) or is_ray(executor)):
+    if isinstance(executor, (list, tuple)) and executor:
+        for one in executor:
+            check_executor(one, title)
+    elif not (hasattr(executor, "submit") or callable(executor) or is_ray(executor)):
         raise TypeError(
-            f"{title}: executor is {executor!r}; expected a concurrent.futures.Executor, or a function that returns one"
+            f"{title}: executor is {executor!r}; expected a concurrent.futures.Executor, a function that returns one, "
+            "or a list of these, one for each element in turn"
         )
 
 
@@ -77,6 +82,11 @@ def check_repeats(options: dict[str, Any], title: str) -> None:
         raise TypeError(f"{title}: timeout is {timeout!r}; expected a number of seconds, or None")
     if retries < 0 or (timeout is not None and not 0 < timeout < threading.TIMEOUT_MAX):
         raise ValueError(f"{title}: retries={retries!r}, timeout={timeout!r}; expected retries >= 0, and timeout > 0")
+    if isinstance(options["executor"], (list, tuple)) and options["vmap_method"].whole_batch:
+        raise ValueError(
+            f"{title}: executor= is a list, with one for each element in turn, and vmap_method="
+            f"{options['vmap_method'].name!r} calls func once for the batch; pass vmap_method='parallel'"
+        )
     if not retries and timeout is None:
         return
     given = "retries=" if timeout is None else "timeout="
@@ -94,8 +104,8 @@ def check_repeats(options: dict[str, Any], title: str) -> None:
         )
 
 
-def executor_of(op: Any) -> Executor | None:
-    """The executor that an op's function is sent to, None if it runs on the calling thread.
+def executor_of(op: Any) -> Any:
+    """The executor that an op's function is sent to, or a list of them; None if it runs on the calling thread.
 
     Raises:
         TypeError: a function given as `executor=` returned something else.
@@ -103,6 +113,14 @@ def executor_of(op: Any) -> Executor | None:
     given = op.executor
     if given is None:
         return None
+    if isinstance(given, (list, tuple)):
+        found = [_resolved(op, one) for one in given]
+        return None if any(map(is_own_thread, found)) else found
+    found = _resolved(op, given)
+    return None if is_own_thread(found) else found
+
+
+def _resolved(op: Any, given: Any) -> Any:
     found: Any = _returned_by(given) if callable(given) and not isinstance(given, Executor) else given
     if not (hasattr(found, "submit") or is_ray(found)) or isinstance(found, type):
         raise TypeError(f"{op.title}: executor= gave {found!r}; expected a concurrent.futures.Executor")
@@ -111,7 +129,7 @@ def executor_of(op: Any) -> Executor | None:
             f"{op.title}: timeout= needs workers that can be ended, and executor= has threads of this process; give a "
             "ProcessPoolExecutor"
         )
-    return None if is_own_thread(found) else found
+    return found
 
 
 # The executors that functions given as `executor=` made for us: nothing else refers to them. Such a function is called
@@ -132,14 +150,21 @@ def _returned_by(function: Callable[[], Any]) -> Any:
     return found
 
 
-def new_executor_of(op: Any, gone: Any) -> Executor | None:
-    """Another executor in the place of one that broke; None if the user gave no function that returns one."""
-    if not callable(op.executor) or isinstance(op.executor, Executor):
+def new_executor_of(op: Any, gone: Any, home: int) -> Executor | None:
+    """Another executor in the place of one that broke; None if the user gave no function that returns one.
+
+    Args:
+        op: the op.
+        gone: the one that broke.
+        home: its number, if the user gave a list.
+    """
+    given = op.executor[home] if isinstance(op.executor, (list, tuple)) else op.executor
+    if not callable(given) or isinstance(given, Executor):
         return None
     with _lock, contextlib.suppress(TypeError):
-        if _made.get(op.executor) is gone:
-            del _made[op.executor]
-    found = executor_of(op)
+        if _made.get(given) is gone:
+            del _made[given]
+    found = _resolved(op, given)
     return None if found is gone else found
 
 

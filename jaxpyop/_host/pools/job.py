@@ -84,9 +84,8 @@ class Job:
         arrays: the inputs of which each element has a row.
         lead: batch axes of a block.
         rows: for each input, whether it has a row for each element; the elements share the others.
-        count: how many elements there are.
+        numbers: the numbers of the elements in the batch.
         batch: the batch that they belong to, for errors; None for one element or block.
-        first: the number of the first element in the batch.
     """
 
     title: str
@@ -100,9 +99,8 @@ class Job:
     arrays: Sequence[np.ndarray[Any, Any]] = ()
     lead: tuple[int, ...] = ()
     rows: Sequence[bool] = ()
-    count: int = 1
+    numbers: range = range(1)
     batch: Batch | None = None
-    first: int = 0
 
     def __repr__(self) -> str:
         # Dask asks for a name of each task, for which the text of the arrays would take long.
@@ -119,20 +117,20 @@ class Job:
         run = functools.partial(body, lead=self.lead) if self.lead else body
         if self.timeout is not None:
             run = functools.partial(run_within, self.timeout, run, may_exit=not self._is_at_home)
-        results, seconds = _Results(self.count), 0.0
+        results, seconds = _Results(len(self.numbers)), 0.0
         at_home = working_for(self.home[1]) if self._is_at_home else contextlib.nullcontext()
         with _jaxcore.with_thread_settings(self.settings), at_home:
             own = iter(self.arrays)
             each = [self._each(next(own if row else shared), row) for row in self.rows]
             try:
-                for _, *inputs in zip(range(self.count), *each):
+                for _, *inputs in zip(self.numbers, *each):
                     began = time.perf_counter()
                     values = run(*inputs)
                     seconds += time.perf_counter() - began
                     results.add(values)
             except BaseException as error:
                 if self.batch is not None:
-                    note_index(error, self.first + results.count, self.batch)
+                    note_index(error, self.numbers[results.count], self.batch)
                 self._raise(error)
         failures = body.op.failures
         counted = {} if self._is_at_home else metrics.counted_in_worker()

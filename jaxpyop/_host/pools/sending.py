@@ -26,6 +26,11 @@ from jaxpyop._host.pools.executors import Executor, new_executor_of
 from jaxpyop._host.pools.job import Job, Outcome, UnreadableBodyError
 
 
+def numbers_in(at: slice) -> range:
+    """The numbers of the elements in a slice."""
+    return range(at.start, at.stop, at.step or 1)
+
+
 @dataclasses.dataclass(eq=False)
 class Task:
     """A job to send.
@@ -38,6 +43,7 @@ class Task:
         halves: makes two tasks of it that run half of the elements each.
         fills: the results of its body, if `on_error=` can replace them. It is called with the error.
         losses: how many workers died that had it.
+        home: the number of its executor, if the user gave a list.
         sent: when it was sent.
         engine: where it was sent to.
     """
@@ -49,25 +55,26 @@ class Task:
     halves: Callable[[], list[Task]] = list
     fills: Callable[[Exception], list[Any]] | None = None
     losses: int = 0
+    home: int = 0
     sent: float = 0.0
-    engine: Engine | None = None
+    engine: Engine = dataclasses.field(init=False)
 
 
 class Sending:
     """Sends the tasks of one call.
 
     Args:
-        executor: the executor.
+        executor: the executor, or a list with one for each element of a batch in turn.
         call: what they run.
         batch: the batch that they belong to; None for a single call.
         at_once: whether they may run at the same time.
     """
 
-    def __init__(self, executor: Executor, call: HostCall, batch: Batch | None, at_once: bool) -> None:
-        self.engine = engine_of(executor)
+    def __init__(self, executor: Executor | list[Executor], call: HostCall, batch: Batch | None, at_once: bool) -> None:
+        self._engines = list(map(engine_of, executor if isinstance(executor, list) else [executor]))
         self._call = call
         self._batch = batch
-        self._at_once = at_once
+        self.at_once = at_once
         self._repeats = bool(call.op.retries or call.op.timeout)
         self._under_way: dict[Any, Task] = {}
         self._done: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -77,7 +84,7 @@ class Sending:
 
     def workers(self) -> int:
         """How many tasks run at once."""
-        return self.engine.workers() if self._at_once else 1
+        return sum(engine.workers() for engine in self._engines) if self.at_once else 1
 
     def run(self, tasks: Iterator[Task]) -> None:
         """Send tasks, and hand on what comes back, until all are done.
@@ -93,7 +100,8 @@ class Sending:
         except BaseException as error:
             if not isinstance(error, Exception):
                 # An interrupt does not wait for the end of a body.
-                self.engine.kill(self._under_way)
+                for engine in self._engines:
+                    engine.kill([future for future, task in self._under_way.items() if task.engine is engine])
             if (shown := _explained(error, self._call.title)) is error:
                 raise
             for note in getattr(error, "__notes__", ()):
@@ -101,13 +109,14 @@ class Sending:
             raise shown from error
         finally:
             # No job may read the inputs after this.
-            concurrent.futures.wait([future for future in self._under_way if not self.engine.cancel(future)])
-            self.engine.close()
+            concurrent.futures.wait([f for f, task in self._under_way.items() if not task.engine.cancel(f)])
+            for engine in self._engines:
+                engine.close()
 
     def _send(self, tasks: Iterator[Task]) -> None:
         if not self._again and not self._under_way:
             self._most = math.inf
-        while len(self._under_way) < min(2 * self.workers() if self._at_once else 1, self._most):
+        while len(self._under_way) < min(2 * self.workers() if self.at_once else 1, self._most):
             if self._again:
                 task = self._again.popleft()
             elif (task := None if self._most < math.inf else next(tasks, None)) is None:
@@ -115,25 +124,28 @@ class Sending:
             with noting(self._batch, task.at):
                 task.sent = time.perf_counter()
                 future = self._submitted(task)
-                task.engine = self.engine
             self._under_way[future] = task
             future.add_done_callback(self._done.put)
 
     def _submitted(self, task: Task) -> Any:
         once = self._repeats or self._call.stateful
+        task.engine = self._engines[task.home]
         try:
-            return self.engine.submit(task.job, task.shared, once)
+            return task.engine.submit(task.job, task.shared, once)
         except Exception as error:
             # The pool broke before it took the job.
-            if not means_lost_worker(error) or not self._renew():
+            if not means_lost_worker(error) or not self._renew(task.home):
                 raise
-            return self.engine.submit(task.job, task.shared, once)
+            task.engine = self._engines[task.home]
+            return task.engine.submit(task.job, task.shared, once)
 
-    def _renew(self) -> bool:
+    def _renew(self, home: int) -> bool:
         """Go on with another executor, if the function that the user gave returns one."""
-        executor = new_executor_of(self._call.op, self.engine.executor)
+        gone = self._engines[home]
+        executor = new_executor_of(self._call.op, gone.executor, home)
         if executor is not None:
-            self.engine = engine_of(executor)
+            self._engines[home] = engine_of(executor)
+            gone.close()
         return executor is not None
 
     def _finish(self, future: Any) -> None:
@@ -161,12 +173,12 @@ class Sending:
         lost = [task]
         if isinstance(error, concurrent.futures.BrokenExecutor):
             lost += self._lost_with(task)
-            if task.engine is self.engine and not self._renew():
+            if task.engine is self._engines[task.home] and not self._renew(task.home):
                 raise error
             is_alone = len(lost) == 1
         else:
-            self.engine.lost_worker()
-            is_alone = self.engine.has_one_job_each() or not self._under_way
+            task.engine.lost_worker()
+            is_alone = task.engine.has_one_job_each() or not self._under_way
         if not is_alone:
             self._most = max(1, (len(lost) + len(self._under_way)) // 2)
         for task in reversed(lost):
@@ -213,7 +225,7 @@ def noting(batch: Batch | None, at: slice) -> Iterator[None]:
     except BaseException as error:
         noted = batch is None or any(n.startswith(f"at {batch.index_name}") for n in getattr(error, "__notes__", ()))
         if not noted:
-            note_index(error, at.start, batch, at.stop - 1)
+            note_index(error, at.start, batch, numbers_in(at)[-1])
         raise
 
 
