@@ -41,11 +41,12 @@ class _OfAll(TypedDict, total=False):
             ``"expand_dims"`` and ``"broadcast_all"`` call it once per batch, as in
             :func:`jax.pure_callback`. With `ordered`, elements run one at a time, in
             batch order.
-        executor: where `func` runs: any ``concurrent.futures.Executor``, or a function
-            that returns one. By default `func` runs on the thread that calls it, and
-            the elements of ``"parallel"`` run on jaxpyop's own threads. For a pool
-            of processes, `func` must be picklable, and its side effects stay in the
-            worker process.
+        executor: where `func` runs: any ``concurrent.futures.Executor``, a client of
+            Dask's, the module ``ray``, or a function that returns one of these. By default
+            `func` runs on the thread that calls it, and the elements of ``"parallel"``
+            run on jaxpyop's own threads. For a pool of processes, `func` must be
+            picklable, and its side effects stay in the worker process. With a list of
+            ``n`` executors, element ``i`` of a batch runs on executor ``i % n``.
         chunksize: how many elements of a batch are sent to a worker of `executor` at a
             time. The default is one for threads. For processes and other machines it
             is as many as take about ten times as long as the way to a worker and back.
