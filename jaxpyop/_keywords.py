@@ -1,8 +1,8 @@
 """The keyword arguments of the public functions: the tables that signatures and `help()` are made from.
 
 A keyword is an entry of a `TypedDict`, for editors and type checkers, with its default. Its text in `help()` is in the
-docstring of the table. To add a keyword, write it here, name it in `Op` (`_op/request/op.py`), and read it where
-it acts, as `call.op.NAME`. `with_options` puts a table where a function has ``**options``.
+docstring of the table. To add a keyword, write it here, and name it in `Op`. `with_options` puts a table where a
+function has ``**options``.
 """
 
 from __future__ import annotations
@@ -41,14 +41,21 @@ class _OfAll(TypedDict, total=False):
             ``"expand_dims"`` and ``"broadcast_all"`` call it once per batch, as in
             :func:`jax.pure_callback`. With `ordered`, elements run one at a time, in
             batch order.
-        executor: where `func` runs: any ``concurrent.futures.Executor``, or a function
-            that returns one. By default `func` runs on the thread that calls it, and
-            the elements of ``"parallel"`` run on jaxpyop's own threads. For a pool
-            of processes, `func` must be picklable, and its side effects stay in the
-            worker process.
+        executor: where `func` runs: any ``concurrent.futures.Executor``, a client of
+            Dask's, the module ``ray``, or a function that returns one of these. By default
+            `func` runs on the thread that calls it, and the elements of ``"parallel"``
+            run on jaxpyop's own threads. For a pool of processes, `func` must be
+            picklable, and its side effects stay in the worker process. With a list of
+            ``n`` executors, element ``i`` of a batch runs on executor ``i % n``.
         chunksize: how many elements of a batch are sent to a worker of `executor` at a
             time. The default is one for threads. For processes and other machines it
             is as many as take about ten times as long as the way to a worker and back.
+        retries: how often an element is sent again to a worker of `executor` after its
+            worker died. Errors that `func` raises are not repeated. The op must be
+            stateless.
+        timeout: the seconds that `func` may take for an element, in a worker process of
+            `executor`. After that, a ``TimeoutError`` is raised in `func`. If `func`
+            goes on, its worker process is ended. The op must be stateless.
         progress: show a progress bar for the batches of ``"sequential"`` and
             ``"parallel"``. This needs tqdm.
         casting: NumPy's casting rule for floating-point and complex results, from the
@@ -73,6 +80,8 @@ class _OfAll(TypedDict, total=False):
     vmap_method: Annotated[VmapMethod, "sequential"]
     executor: Annotated[Pool | None, None]
     chunksize: Annotated[int | None, None]
+    retries: Annotated[int, 0]
+    timeout: Annotated[float | None, None]
     progress: Annotated[bool, False]
     casting: Annotated[Casting, "same_kind"]
     on_error: Annotated[Any, "raise"]

@@ -120,13 +120,13 @@ class BatchedInput:
 
     def one(self, number: int) -> Any:
         """The input of one element."""
-        return self.array if self.is_shared_by_all else self.rows(number, number + 1)[0, ...]
+        return self.array if self.is_shared_by_all else self.rows(slice(number, number + 1))[0, ...]
 
-    def rows(self, start: int, stop: int) -> Any:
+    def rows(self, at: slice) -> Any:
         """The inputs of some elements, stacked."""
         if self._rows is not None:
-            return self._rows[start:stop]
-        index = np.unravel_index(np.arange(start, stop), self._sizes)
+            return self._rows[at]
+        index = np.unravel_index(np.arange(at.start, at.stop, at.step), self._sizes)
         return self.array[tuple(k for k, has in zip(index, self._mask) if has)]
 
 

@@ -90,7 +90,7 @@ def results_of_elements(
 
     def store(at: int | slice, values: Sequence[Any]) -> None:
         if isinstance(at, slice):
-            found[at] = [[v[k, ...] for v in values] for k in range(at.stop - at.start)]
+            found[at] = [[v[k, ...] for v in values] for k in range(len(found[at]))]
         else:
             found[at] = [np.array(v) for v in values]
 
@@ -199,7 +199,7 @@ class _Progress(contextlib.AbstractContextManager["_Progress"]):
         """Store results, and count them."""
         self._store(at, values)
         with self._lock:
-            self._done += at.stop - at.start if isinstance(at, slice) else 1
+            self._done += len(range(at.start, at.stop, at.step or 1)) if isinstance(at, slice) else 1
         if threading.get_ident() == self._caller:
             self.tick()
 

@@ -1,5 +1,7 @@
 """Functions at the top of a module, which workers in other processes can import."""
 
+import contextlib
+import ctypes
 import os
 import threading
 import time
@@ -48,9 +50,25 @@ def process_number(x):
     return np.int32(os.getpid())
 
 
+def entry(x, table):
+    assert type(table) is np.ndarray
+    assert not table.flags.writeable
+    return table[int(x)]
+
+
 def slow_process_number(x):
     time.sleep(0.2)
     return process_number(x)
+
+
+def make_counters():
+    global counters
+    counters = {}
+
+
+def step_counter(number, x):
+    counters[int(number)] = counters.get(int(number), 0) + x
+    return np.array([counters[int(number)], os.getpid()], np.float32)
 
 
 def scale(static, batch, *, by, unit):
@@ -91,6 +109,84 @@ def fail_oddly(x):
 
 def die(x):
     os._exit(3)
+
+
+def die_once(folder, x):
+    """At 200 it dies the first time; everything else says that it has begun."""
+    if x == 200 and not os.path.exists(f"{folder}/died"):
+        open(f"{folder}/died", "w").close()
+        os._exit(3)
+    time.sleep(0.002)
+    append_line(f"{folder}/{os.getpid()}", x)
+    return x * 2
+
+
+def die_at_five(x):
+    if x == 5:
+        os._exit(3)
+    return x * 2
+
+
+def die_at_five_vjp(inputs, outputs, cotangents):
+    if inputs[0] == 5:
+        os._exit(3)
+    return 2 * cotangents[0]
+
+
+def die_at_five_fwd(x):
+    return die_at_five(x), x
+
+
+def die_at_five_bwd(residual, cotangents):
+    return die_at_five_vjp([residual], (), cotangents)
+
+
+def double_fwd(x):
+    return x * 2, x
+
+
+def double_bwd(residual, cotangents):
+    return 2 * cotangents[0]
+
+
+def die_at_five_in_a_block(x):
+    if (x == 5).any():
+        os._exit(3)
+    return x * 2
+
+
+def hang_at_five(x):
+    while x == 5:
+        time.sleep(0.1)
+    return x * 2
+
+
+def say_and_hang(path, x):
+    append_line(path, x)
+    while True:
+        time.sleep(0.1)
+
+
+def wait_at_five(x):
+    """It waits where only a signal reaches it."""
+    if x == 5:
+        threading.Event().wait()
+    return x * 2
+
+
+def hang_on(x):
+    """It does not end by an exception."""
+    while x == 5:
+        with contextlib.suppress(Exception):
+            time.sleep(0.1)
+    return x * 2
+
+
+def hold_the_lock(x):
+    """It holds Python's lock, as compiled code does."""
+    if x == 5:
+        ctypes.PyDLL(None).sleep(1000)
+    return x * 2
 
 
 def locked():

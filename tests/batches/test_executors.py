@@ -197,10 +197,35 @@ def test_a_shared_input_is_copied_for_the_elements_under_way_alone():
 
 # ----------------------------------------------------------------------- refused
 
-# A Dask client is among the wrong calls of tests/functions/test_keywords.py.
 REFUSED = {
-    "int": ({"executor": 3}, TypeError, r"executor is 3; expected a concurrent\.futures\.Executor, or a function"),
+    "int": ({"executor": 3}, TypeError, r"executor is 3; expected a concurrent\.futures\.Executor, a function"),
     "a function that gives none": ({"executor": lambda: 3}, TypeError, "executor= gave 3; expected"),
+    "a list with an int": ({"executor": [InCaller(), 3]}, TypeError, r"executor is 3; expected a concurrent"),
+    "a list for blocks": (
+        {"executor": [InCaller()], "vmap_method": "expand_dims"},
+        ValueError,
+        "is a list.*vmap_method='expand_dims'",
+    ),
+    "retries without an executor": ({"retries": 1}, ValueError, "retries= is about the workers of executor="),
+    "retries -1": ({"retries": -1, "executor": InCaller()}, ValueError, r"retries=-1.*expected retries >= 0"),
+    "retries 1.0": ({"retries": 1.0, "executor": InCaller()}, TypeError, r"retries is 1\.0; expected a whole"),
+    "retries, stateful": ({"retries": 1, "executor": InCaller(), "stateful": True}, ValueError, "stateful=False"),
+    "timeout 0": ({"timeout": 0, "executor": InCaller()}, ValueError, "timeout=0; expected.*timeout > 0"),
+    "timeout '1'": (
+        {"timeout": "1", "executor": InCaller()},
+        TypeError,
+        "timeout is '1'; expected a number of seconds",
+    ),
+    "timeout on threads": (
+        {"timeout": 1, "executor": pool_of(1)},
+        TypeError,
+        "timeout= needs workers that can be ended",
+    ),
+    "timeout for blocks": (
+        {"timeout": 1, "executor": InCaller(), "vmap_method": "expand_dims"},
+        ValueError,
+        "timeout= is for one element",
+    ),
     "chunksize 0": ({"chunksize": 0}, ValueError, "chunksize is 0.*expected at least 1"),
     "chunksize 2.0": ({"chunksize": 2.0}, TypeError, r"chunksize is 2\.0.*a whole number of elem"),
 }
@@ -210,7 +235,7 @@ REFUSED = {
 @both_sides
 def test_what_is_refused(api, options, error, text):
     with pytest.raises(error, match=text):
-        api(bodies.double, [1.0], F, vmap_method="parallel", **options)
+        api(bodies.double, [1.0], F, **{"vmap_method": "parallel"} | options)
 
 
 def test_a_thread_pool_that_is_shut_down(mine):
@@ -285,3 +310,43 @@ class WithoutCancel(InCaller):
 def test_a_task_that_cannot_be_cancelled_hides_no_error():
     with pytest.raises(ValueError, match="two is too much"):
         parallel(numpy_function, bodies.fail_at_two, executor=WithoutCancel())(grid(5))
+
+
+# ----------------------------------------------------- workers with elements of their own
+
+
+@pytest.mark.parametrize("size", [None, 1, 2])
+@pytest.mark.parametrize("count", [1, 7, 10])
+def test_element_i_belongs_to_executor_i_mod_n(count, size):
+    """Also elements that the body gets one by one, and a batch in a batch."""
+    pools = [InCaller() for _ in range(3)]
+    runs = []
+    for number, pool in enumerate(pools):
+        pool.run = lambda fn, *args, number=number: (runs.append(number), fn(*args))[1]
+    body = lambda x, y: (np.float32(runs[-1]), np.float32(10 * x + y))
+    op = lambda x, y: numpy_function(
+        body, [x, y], [F, F], vmap_method="parallel", executor=pools, output_shapes=[(), ()], chunksize=size
+    )
+    homes, values = jax.jit(jax.vmap(op, (0, None)))(grid(count), 5.0)
+    np.testing.assert_array_equal(homes, np.arange(count) % 3)
+    np.testing.assert_array_equal(values, 10 * np.arange(count) + 5)
+    assert len(runs) == (min(3, count) if size is None else sum(-(-len(range(j, count, 3)) // size) for j in range(3)))
+    nested = jax.jit(jax.vmap(jax.vmap(op, (0, None)), (None, 0)))(grid(count), grid(2))[0]
+    np.testing.assert_array_equal(nested.ravel(), np.arange(2 * count) % 3)
+
+
+def test_an_error_on_a_worker_with_elements_of_its_own_names_its_element():
+    f = parallel(numpy_function, bodies.fail_at_two, executor=[InCaller() for _ in range(2)])
+    with pytest.raises(ValueError, match="two is too much") as caught:
+        f(grid(10) - 3)
+    assert caught.value.__notes__[0] == "at batch index 5"
+
+
+@both_sides
+def test_ordered_elements_take_turns_on_their_workers(api):
+    seen = []
+    pools = [InCaller() for _ in range(2)]
+    body = lambda x: seen.append(float(x)) or x
+    jax.block_until_ready(jax.vmap(lambda x: api(body, [x], F, ordered=True, executor=pools))(grid(5)))
+    assert seen == [0, 1, 2, 3, 4]
+    assert [len(pool.tasks) for pool in pools] == [3, 2]

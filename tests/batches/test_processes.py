@@ -228,3 +228,25 @@ def test_dask_keeps_the_elements_until_a_worker_comes():
         threading.Timer(0.5, cluster.scale, [2]).start()
         slow = jax.jit(parallel(numpy_function, bodies.slow_process_number, client.get_executor(), jnp.int32))
         assert set(np.asarray(slow(grid(20))).tolist()) == set(client.run(os.getpid).values())
+
+
+# --------------------------------------------------------- workers with a state
+
+
+def test_environments_live_in_their_workers():
+    """Each worker makes its environments once, and an element's steps always reach the same one."""
+    pools = [cf.ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), bodies.make_counters) for _ in range(2)]
+    op = lambda k, x: py_func(bodies.step_counter, [k, x], jax.ShapeDtypeStruct((2,), F), executor=pools,
+                              vmap_method="parallel")  # fmt: skip
+    step = lambda _, x: (None, jax.vmap(op)(jnp.arange(6), x))
+    steps = jnp.asarray(np.arange(60, dtype=np.float32).reshape(10, 6))
+    try:
+        states = jax.jit(lambda x: jax.lax.scan(step, None, x)[1])(steps)
+    finally:
+        for pool in pools:
+            pool.shutdown()
+    np.testing.assert_array_equal(states[:, :, 0], np.cumsum(steps, axis=0))
+    pids = np.asarray(states[:, :, 1])
+    assert (pids == pids[0]).all()
+    assert len(set(pids[0, ::2])) == len(set(pids[0, 1::2])) == 1
+    assert pids[0, 0] != pids[0, 1]

@@ -20,8 +20,8 @@ contrib = jaxpyop.contrib.framework.py_func
 
 # The keywords of all four functions and their defaults, and those of the NumPy ones.
 KEYWORDS = (
-    "ordered=False when=None vmap_method='sequential' executor=None chunksize=None progress=False casting='same_kind'"
-    " on_error='raise' step=None vjp=None jvp=None"
+    "ordered=False when=None vmap_method='sequential' executor=None chunksize=None retries=0 timeout=None"
+    " progress=False casting='same_kind' on_error='raise' step=None vjp=None jvp=None"
 )
 OF_NUMPY = f"{KEYWORDS} transpose=None copy=True out=False"
 SIGNATURES = [
@@ -139,9 +139,3 @@ def test_what_is_wrong_is_found_in_a_program_and_in_a_decorator_too():
         jax.jit(lambda x: jaxpyop.numpy_function(np.sin, F, x))(X)
     with pytest.raises(TypeError, match="func must be callable, got 3"):
         jaxpyop.numpy_function(Tout=F)(3)
-
-
-def test_a_dask_client_as_executor_says_what_to_pass():
-    client = type("Client", (), {"submit": None, "get_executor": None})()
-    with pytest.raises(TypeError, match=r"executor is a Dask client.*pass client.get_executor\(\)"):
-        jaxpyop.numpy_function(np.sin, [X], F, vmap_method="parallel", executor=client)

@@ -54,7 +54,7 @@ def test_no_worker_is_left_with_much_at_the_end():
 def test_the_copy_of_a_shared_input_is_no_time_of_the_function(monkeypatch):
     """Else an element would seem to take as long as the copy, and go alone."""
     seconds, run = [], Job.__call__
-    monkeypatch.setattr(Job, "__call__", lambda job: seconds.append((found := run(job)).seconds) or found)
+    monkeypatch.setattr(Job, "__call__", lambda *job: seconds.append((found := run(*job)).seconds) or found)
     op = lambda x, y: numpy_function(lambda x, y: x, [x, y], jnp.float32, output_shapes=(), executor=InCaller())
     jax.vmap(op, (0, None))(jnp.arange(4.0), np.ones(2**22, np.float32))
     assert min(seconds) < 1e-3
@@ -62,7 +62,9 @@ def test_the_copy_of_a_shared_input_is_no_time_of_the_function(monkeypatch):
 
 def test_how_long_an_element_takes_is_known_from_the_batch_before(monkeypatch):
     run = Job.__call__
-    monkeypatch.setattr(Job, "__call__", lambda job: run(job)._replace(seconds=8e-6 * job.count))
+    monkeypatch.setattr(
+        Job, "__call__", lambda job, *shared: run(job, *shared)._replace(seconds=8e-6 * len(job.numbers))
+    )
     pool, counts = InCaller(), []
     op = lambda x: numpy_function(np.negative, [x], jnp.float32, vmap_method="parallel", executor=pool)
     f, x = jax.jit(jax.vmap(op)), jnp.arange(5000.0)

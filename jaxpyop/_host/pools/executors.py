@@ -15,20 +15,37 @@ import os
 import sys
 import threading
 import time
+import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 # At exit this import would fail.
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
 
 from jaxpyop import _jaxcore
 from jaxpyop._host.host_call import python_thread
+from jaxpyop._host.memory import FREE, references
 
 Executor = concurrent.futures.Executor
 
-# What `executor=` takes.
-Pool: TypeAlias = Executor | Callable[[], Executor]
+
+class _Client(Protocol):
+    """A client of Dask's."""
+
+    def submit(self, func: Any, /, *args: Any, **kwargs: Any) -> Any: ...
+
+
+# What `executor=` takes. The module is Ray.
+_One: TypeAlias = Executor | _Client | types.ModuleType | Callable[[], Any]
+Pool: TypeAlias = _One | Sequence[_One]
+
+
+def is_ray(executor: Any) -> bool:
+    """Tell whether this is the module `ray`."""
+    return isinstance(executor, types.ModuleType) and hasattr(executor, "ObjectRef")
 
 
 # The threads of our own, for `vmap_method="parallel"` without an executor. The first element starts the first of them.
@@ -41,16 +58,54 @@ def check_executor(executor: Any, title: str) -> None:
     Raises:
         TypeError: it is neither an executor, nor a function that may return one.
     """
-    if hasattr(executor, "get_executor"):
-        raise TypeError(f"{title}: executor is a Dask client, whose futures are its own; pass client.get_executor()")
-    if not (hasattr(executor, "submit") or callable(executor)):
+    if isinstance(executor, (list, tuple)) and executor:
+        for one in executor:
+            check_executor(one, title)
+    elif not (hasattr(executor, "submit") or callable(executor) or is_ray(executor)):
         raise TypeError(
-            f"{title}: executor is {executor!r}; expected a concurrent.futures.Executor, or a function that returns one"
+            f"{title}: executor is {executor!r}; expected a concurrent.futures.Executor, a function that returns one, "
+            "or a list of these, one for each element in turn"
         )
 
 
-def executor_of(op: Any) -> Executor | None:
-    """The executor that an op's function is sent to, None if it runs on the calling thread.
+def check_repeats(options: dict[str, Any], title: str) -> None:
+    """Check the arguments `retries=` and `timeout=` of an op.
+
+    Raises:
+        TypeError: one of them is no number.
+        ValueError: one of them is out of range, or the op has no executor, or is stateful, or runs a batch as a whole.
+    """
+    retries, timeout = options.get("retries", 0), options.get("timeout")
+    if isinstance(retries, bool) or not isinstance(retries, (int, np.integer)):
+        raise TypeError(f"{title}: retries is {retries!r}; expected a whole number")
+    if not (timeout is None or (isinstance(timeout, (int, float, np.number)) and not isinstance(timeout, bool))):
+        raise TypeError(f"{title}: timeout is {timeout!r}; expected a number of seconds, or None")
+    if retries < 0 or (timeout is not None and not 0 < timeout < threading.TIMEOUT_MAX):
+        raise ValueError(f"{title}: retries={retries!r}, timeout={timeout!r}; expected retries >= 0, and timeout > 0")
+    if isinstance(options["executor"], (list, tuple)) and options["vmap_method"].whole_batch:
+        raise ValueError(
+            f"{title}: executor= is a list, with one for each element in turn, and vmap_method="
+            f"{options['vmap_method'].name!r} calls func once for the batch; pass vmap_method='parallel'"
+        )
+    if not retries and timeout is None:
+        return
+    given = "retries=" if timeout is None else "timeout="
+    if options["executor"] is None:
+        raise ValueError(f"{title}: {given} is about the workers of executor=, which is not given")
+    if options["stateful"]:
+        raise ValueError(
+            f"{title}: {given} may run func more than once for an element, and the op is stateful; pass stateful=False "
+            "if its side effects may run any number of times, and return a result"
+        )
+    if timeout is not None and options["vmap_method"].whole_batch:
+        raise ValueError(
+            f"{title}: timeout= is for one element, and vmap_method={options['vmap_method'].name!r} calls func once "
+            "for the batch; pass vmap_method='parallel'"
+        )
+
+
+def executor_of(op: Any) -> Any:
+    """The executor that an op's function is sent to, or a list of them; None if it runs on the calling thread.
 
     Raises:
         TypeError: a function given as `executor=` returned something else.
@@ -58,10 +113,59 @@ def executor_of(op: Any) -> Executor | None:
     given = op.executor
     if given is None:
         return None
-    found: Any = given() if callable(given) and not isinstance(given, Executor) else given
-    if not hasattr(found, "submit") or isinstance(found, type):
-        raise TypeError(f"{op.title}: executor= gave {found!r}; expected a concurrent.futures.Executor")
+    if isinstance(given, (list, tuple)):
+        found = [_resolved(op, one) for one in given]
+        return None if any(map(is_own_thread, found)) else found
+    found = _resolved(op, given)
     return None if is_own_thread(found) else found
+
+
+def _resolved(op: Any, given: Any) -> Any:
+    found: Any = _returned_by(given) if callable(given) and not isinstance(given, Executor) else given
+    if not (hasattr(found, "submit") or is_ray(found)) or isinstance(found, type):
+        raise TypeError(f"{op.title}: executor= gave {found!r}; expected a concurrent.futures.Executor")
+    if op.timeout is not None and has_threads(found):
+        raise TypeError(
+            f"{op.title}: timeout= needs workers that can be ended, and executor= has threads of this process; give a "
+            "ProcessPoolExecutor"
+        )
+    return found
+
+
+# The executors that functions given as `executor=` made for us: nothing else refers to them. Such a function is called
+# again when its executor is of no use any more. Any other function is called each time, because the executor that it
+# returns is the user's, who may replace it.
+_made: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+
+def _returned_by(function: Callable[[], Any]) -> Any:
+    with _lock, contextlib.suppress(TypeError):
+        if (kept := _made.get(function)) is not None:
+            return kept
+    found = function()
+    if references(found) <= FREE and hasattr(found, "submit"):
+        # Functions without a hash, or that cannot be referred to weakly, are called each time.
+        with _lock, contextlib.suppress(TypeError):
+            found = _made.setdefault(function, found)
+    return found
+
+
+def new_executor_of(op: Any, gone: Any, home: int) -> Executor | None:
+    """Another executor in the place of one that broke; None if the user gave no function that returns one.
+
+    Args:
+        op: the op.
+        gone: the one that broke.
+        home: its number, if the user gave a list.
+    """
+    given = op.executor[home] if isinstance(op.executor, (list, tuple)) else op.executor
+    if not callable(given) or isinstance(given, Executor):
+        return None
+    with _lock, contextlib.suppress(TypeError):
+        if _made.get(given) is gone:
+            del _made[given]
+    found = _resolved(op, given)
+    return None if found is gone else found
 
 
 def has_threads(executor: Executor) -> bool:

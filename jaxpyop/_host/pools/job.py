@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
+import functools
 import importlib
 import io
 import itertools
@@ -26,6 +27,7 @@ from jaxpyop import _jaxcore
 from jaxpyop._host import metrics
 from jaxpyop._host.errors import add_note, note_index
 from jaxpyop._host.host_call import Batch, HostCall
+from jaxpyop._host.pools.deadline import run_within
 from jaxpyop._host.pools.executors import Executor, needs_pickled_body, number_of, working_for
 
 
@@ -54,7 +56,16 @@ def job_for(executor: Executor, call: HostCall) -> Job:
     """A job for a worker of an executor, without inputs."""
     body = _pickled(call.body) if needs_pickled_body(executor) else call.body
     home = os.getpid(), number_of(executor)
-    return Job(call.title, body, call.on_jax, call.copy, call.environment.settings, home, bool(metrics.reports))
+    return Job(
+        call.title,
+        body,
+        call.on_jax,
+        call.copy,
+        call.op.timeout,
+        call.environment.settings,
+        home,
+        bool(metrics.reports),
+    )
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -66,57 +77,60 @@ class Job:
         body: the body, or its pickle.
         on_jax: whether it takes jax.Arrays.
         copy: whether it gets NumPy arrays of its own, not read-only views.
+        timeout: the seconds that an element may take, if there is a bound.
         settings: JAX's settings of the caller's thread.
         home: the caller's process, and the number of the executor there.
         is_reported: whether a report is open there.
-        arrays: the inputs.
+        arrays: the inputs of which each element has a row.
         lead: batch axes of a block.
         rows: for each input, whether it has a row for each element; the elements share the others.
-        count: how many elements there are.
+        numbers: the numbers of the elements in the batch.
         batch: the batch that they belong to, for errors; None for one element or block.
-        first: the number of the first element in the batch.
     """
 
     title: str
     body: Any
     on_jax: bool
     copy: bool
+    timeout: float | None
     settings: Sequence[Any]
     home: tuple[int, int]
     is_reported: bool = False
     arrays: Sequence[np.ndarray[Any, Any]] = ()
     lead: tuple[int, ...] = ()
     rows: Sequence[bool] = ()
-    count: int = 1
+    numbers: range = range(1)
     batch: Batch | None = None
-    first: int = 0
 
     def __repr__(self) -> str:
         # Dask asks for a name of each task, for which the text of the arrays would take long.
         return self.title
 
-    def __call__(self) -> Outcome:
-        """Run the body on each element."""
-        return contextvars.copy_context().run(self._run)
+    def __call__(self, *shared: np.ndarray[Any, Any]) -> Outcome:
+        """Run the body on each element, with the inputs that all elements share."""
+        return contextvars.copy_context().run(self._run, iter(shared))
 
-    def _run(self) -> Outcome:
+    def _run(self, shared: Iterator[np.ndarray[Any, Any]]) -> Outcome:
         if self.is_reported and not self._is_at_home:
             metrics.count_in_worker()
         body = _unpickled(self.body) if isinstance(self.body, bytes) else self.body
-        keywords = {"lead": self.lead} if self.lead else {}
-        results, seconds = _Results(self.count), 0.0
+        run = functools.partial(body, lead=self.lead) if self.lead else body
+        if self.timeout is not None:
+            run = functools.partial(run_within, self.timeout, run, may_exit=not self._is_at_home)
+        results, seconds = _Results(len(self.numbers)), 0.0
         at_home = working_for(self.home[1]) if self._is_at_home else contextlib.nullcontext()
         with _jaxcore.with_thread_settings(self.settings), at_home:
-            each = [self._each(a, row) for a, row in zip(self.arrays, self.rows)]
+            own = iter(self.arrays)
+            each = [self._each(next(own if row else shared), row) for row in self.rows]
             try:
-                for _, *inputs in zip(range(self.count), *each):
+                for _, *inputs in zip(self.numbers, *each):
                     began = time.perf_counter()
-                    values = body(*inputs, **keywords)
+                    values = run(*inputs)
                     seconds += time.perf_counter() - began
                     results.add(values)
             except BaseException as error:
                 if self.batch is not None:
-                    note_index(error, self.first + results.count, self.batch)
+                    note_index(error, self.numbers[results.count], self.batch)
                 self._raise(error)
         failures = body.op.failures
         counted = {} if self._is_at_home else metrics.counted_in_worker()

@@ -1,88 +1,131 @@
 """Runs elements in workers that share no memory with the caller: processes, machines, whatever an executor has.
 
-Nothing is recorded in a worker, so a backward pass runs the body again. A few jobs are under way at a time.
+Nothing is recorded in a worker, so a backward pass runs the body again.
 """
 
 from __future__ import annotations
 
-import concurrent.futures
-import contextlib
 import dataclasses
 import functools
-import pickle
-import queue
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from jaxpyop._host import metrics
-from jaxpyop._host.errors import add_note, note_index
 from jaxpyop._host.host_call import Batch, BatchedInput, HostCall
 from jaxpyop._host.pools.chunks import Chunks
-from jaxpyop._host.pools.engines import Engine, engine_of, means_lost_worker
 from jaxpyop._host.pools.executors import Executor
-from jaxpyop._host.pools.job import Job, Outcome, UnreadableBodyError, job_for
+from jaxpyop._host.pools.job import Outcome, job_for
+from jaxpyop._host.pools.sending import Sending, Task, noting, numbers_in
 
 # Takes the number of an element and its results, or a slice and the results of several elements, stacked.
 Store = Callable[[int | slice, Sequence[Any]], None]
 
-# A job, the elements that it runs if they belong to a batch, and the function that takes its outcome and the seconds
-# after which it was back.
-_Task = tuple[Job, slice, Callable[[Outcome, float], None]]
-
 
 def run_elements_in_workers(
-    executor: Executor, call: HostCall, arrays: Sequence[Any], batch: Batch, store: Store, at_once: bool
+    executor: Executor | list[Executor],
+    call: HostCall,
+    arrays: Sequence[Any],
+    batch: Batch,
+    store: Store,
+    at_once: bool,
 ) -> None:
     """Run a call on each element of a looping batch, in chunks.
 
     Args:
-        executor: the executor.
+        executor: the executor, or a list with one for each element in turn.
         call: what to run.
         arrays: the inputs with their batch axes in front, as `call.for_worker` returned them.
         batch: the batch over these inputs.
         store: takes the results.
         at_once: whether chunks may run at the same time.
     """
-    inputs = [BatchedInput(np.asarray(a), i, batch) for i, a in enumerate(arrays)]
-    engine = engine_of(executor)
-    chunks = Chunks(batch.count, call.op.chunksize, call.pace)
+    _Chunked(Sending(executor, call, batch, at_once), executor, call, arrays, batch, store).run()
 
-    def checked(values: list[Any], number: int) -> list[Any]:
-        return call.from_worker(values, [i.one(number) for i in inputs])
 
-    def finish(at: slice, outcome: Outcome, took: float) -> None:
-        chunks.learn(at.stop - at.start, outcome.seconds, took)
-        call.pace, found = chunks.pace, outcome.results
-        if not (found and isinstance(found[0], list)):
+class _Chunked:
+    """The elements of a batch as tasks. The arguments are those of `run_elements_in_workers`."""
+
+    def __init__(
+        self,
+        sending: Sending,
+        executor: Executor | list[Executor],
+        call: HostCall,
+        arrays: Sequence[Any],
+        batch: Batch,
+        store: Store,
+    ) -> None:
+        self._sending = sending
+        self._executors = executor if isinstance(executor, list) else [executor]
+        self._call = call
+        self._batch = batch
+        self._store = store
+        self._inputs = [BatchedInput(np.asarray(a), i, batch) for i, a in enumerate(arrays)]
+        self._chunks = Chunks(batch.count, call.op.chunksize, call.pace)
+        with noting(batch, slice(0, 1)):
+            rows = [not i.is_shared_by_all for i in self._inputs]
+            self._job = dataclasses.replace(job_for(self._executors[0], call), batch=batch, rows=rows)
+
+    def run(self) -> None:
+        """Run all of them."""
+        self._sending.run(self._tasks())
+
+    def _tasks(self) -> Iterator[Task]:
+        count, homes = self._batch.count, len(self._executors)
+        if homes > 1:
+            # The elements of a worker are known, so they go in one chunk, unless elements run in batch order.
+            span = homes * (self._call.op.chunksize or count) if self._sending.at_once else 1
+            for first in range(0, count, span):
+                for start in range(first, min(first + homes, first + span, count)):
+                    yield self._task(slice(start, min(first + span, count), homes))
+            return
+        while self._chunks.left:
+            start = count - self._chunks.left
+            yield self._task(slice(start, start + self._chunks.next(self._sending.workers())))
+
+    def _task(self, at: slice) -> Task:
+        numbers = numbers_in(at)
+        rows = [i.rows(at) for i in self._inputs if not i.is_shared_by_all]
+        return Task(
+            dataclasses.replace(self._job, arrays=rows, numbers=numbers),
+            [i.array for i in self._inputs if i.is_shared_by_all],
+            at,
+            functools.partial(self._take, at),
+            functools.partial(self._halves, at),
+            lambda error: self._call.body.results_if_lost(error, self._inputs_of(at.start)),
+            home=at.start % len(self._executors),
+        )
+
+    def _halves(self, at: slice) -> list[Task]:
+        if len(numbers := numbers_in(at)) == 1:
+            return []
+        middle = numbers[len(numbers) // 2]
+        return [self._task(slice(at.start, middle, at.step)), self._task(slice(middle, at.stop, at.step))]
+
+    def _inputs_of(self, number: int) -> list[Any]:
+        return [i.one(number) for i in self._inputs]
+
+    def _take(self, at: slice, outcome: Outcome, took: float) -> None:
+        if outcome.seconds:
+            self._chunks.learn(len(numbers_in(at)), outcome.seconds, took)
+            self._call.pace = self._chunks.pace
+        each: list[Any] = outcome.results
+        if not (each and isinstance(each[0], list)):
+            columns = outcome.results
             # The elements have the same shapes: the check of the first one holds for all.
-            if len(checked([column[0, ...] for column in found], at.start)) == len(found):
-                store(at, found)
+            first = [column[0, ...] for column in columns]
+            if len(self._call.from_worker(first, self._inputs_of(at.start))) == len(columns):
+                self._store(at, columns)
                 return
             # The call adds results that differ from element to element.
-            found = [[column[k, ...] for column in found] for k in range(at.stop - at.start)]
-        for number, values in zip(range(at.start, at.stop), found):
-            with _noting(batch, slice(number, number + 1)):
-                store(number, checked(values, number))
-
-    def tasks() -> Iterator[_Task]:
-        with _noting(batch, slice(0, 1)):
-            job = job_for(executor, call)
-        job = dataclasses.replace(job, batch=batch, rows=[not i.is_shared_by_all for i in inputs])
-        start = 0
-        while chunks.left:
-            at = slice(start, start := start + chunks.next(engine.workers() if at_once else 1))
-            sent = [i.array if i.is_shared_by_all else i.rows(at.start, at.stop) for i in inputs]
-            chunk = dataclasses.replace(job, arrays=sent, first=at.start, count=at.stop - at.start)
-            yield chunk, at, functools.partial(finish, at)
-
-    _run(engine, call, tasks(), batch, at_once)
+            each = [[column[k, ...] for column in columns] for k in range(len(numbers_in(at)))]
+        for number, values in zip(numbers_in(at), each):
+            with noting(self._batch, slice(number, number + 1)):
+                self._store(number, self._call.from_worker(values, self._inputs_of(number)))
 
 
 def run_one_by_one_in_workers(
-    executor: Executor,
+    executor: Executor | list[Executor],
     call: HostCall,
     elements: Iterator[tuple[int, Sequence[Any]]],
     batch: Batch | None,
@@ -94,7 +137,7 @@ def run_one_by_one_in_workers(
     """Run a call on each element, or once on a block, with a job for each.
 
     Args:
-        executor: the executor.
+        executor: the executor, or a list with one for each element in turn.
         call: what to run. Its `for_worker` and `from_worker` are asked for each element.
         elements: the number and the inputs of each element.
         batch: the batch that they belong to; None for a single call.
@@ -103,106 +146,24 @@ def run_one_by_one_in_workers(
         lead: the batch axes that the inputs of a block have in front.
     """
 
-    def tasks() -> Iterator[_Task]:
-        job = None
+    def tasks() -> Iterator[Task]:
+        job, executors = None, executor if isinstance(executor, list) else [executor]
         for number, inputs in elements:
             at = slice(number, number + 1)
-            with _noting(batch, at):
+            with noting(batch, at):
                 given = call.for_worker(inputs)
                 if given is None:
                     store(number, call(inputs, lead))
                     continue
-                job = job or dataclasses.replace(job_for(executor, call), lead=lead)
+                job = job or dataclasses.replace(job_for(executors[0], call), lead=lead)
                 arrays = [np.asarray(a) for a in given]
-                sent = dataclasses.replace(job, arrays=arrays, rows=[False] * len(arrays))
-            yield sent, at, functools.partial(finish, number, inputs)
+                sent = dataclasses.replace(job, rows=[False] * len(arrays))
+            # The function must not run here, which it would to find the element of a block that fails.
+            fills = None if lead else functools.partial(call.body.results_if_lost, arrays=arrays)
+            home = number % len(executors)
+            yield Task(sent, arrays, at, functools.partial(finish, number, inputs), fills=fills, home=home)
 
     def finish(number: int, inputs: Sequence[Any], outcome: Outcome, _: float) -> None:
         store(number, call.from_worker(outcome.results[0], inputs, lead))
 
-    _run(engine_of(executor), call, tasks(), batch, at_once)
-
-
-def _run(engine: Engine, call: HostCall, tasks: Iterator[_Task], batch: Batch | None, at_once: bool) -> None:
-    """Send jobs, two for each worker at a time, or one if not `at_once`, and hand on their results as they come."""
-    under_way: dict[Any, tuple[slice, Callable[[Outcome, float], None], float]] = {}
-    done: queue.SimpleQueue[Any] = queue.SimpleQueue()
-
-    def finish() -> None:
-        future = done.get()
-        at, take, sent = under_way[future]
-        took = time.perf_counter() - sent
-        with _noting(batch, at):
-            try:
-                outcome = future.result()
-            except BaseException as error:
-                metrics.add_attached(error)
-                raise
-            del under_way[future]
-            if outcome.failures:
-                call.op.failures.add(outcome.failures)
-            metrics.add_counted(outcome.counted)
-            take(outcome, took)
-
-    try:
-        for job, at, take in tasks:
-            with _noting(batch, at):
-                sent = time.perf_counter()
-                future = engine.submit(job)
-            under_way[future] = at, take, sent
-            future.add_done_callback(done.put)
-            while len(under_way) >= (2 * engine.workers() if at_once else 1):
-                finish()
-        while under_way:
-            finish()
-    except BaseException as error:
-        if (shown := _explained(error, call.title)) is error:
-            raise
-        for note in getattr(error, "__notes__", ()):
-            add_note(shown, note)
-        raise shown from error
-    finally:
-        # No job may read the inputs after this. A cancelled job never runs, and one of Dask's never counts as done.
-        concurrent.futures.wait([future for future in under_way if not engine.cancel(future)])
-
-
-# ---------------------------------------------------------------------------- errors
-
-
-@contextlib.contextmanager
-def _noting(batch: Batch | None, at: slice) -> Iterator[None]:
-    """Note in an error which elements it is about, unless the worker has done so."""
-    try:
-        yield
-    except BaseException as error:
-        noted = batch is None or any(n.startswith(f"at {batch.index_name}") for n in getattr(error, "__notes__", ()))
-        if not noted:
-            note_index(error, at.start, batch, at.stop - 1)
-        raise
-
-
-def _explained(error: BaseException, title: str) -> BaseException:
-    """An error that says what to do if the executor is at fault, and otherwise the error itself."""
-    if means_lost_worker(error):
-        return RuntimeError(
-            f"{title}: a worker of executor= died ({error}), which may end its pool; give a new one, or a function "
-            "that returns the pool to use, executor=lambda: pool"
-        )
-    if isinstance(error, UnreadableBodyError):
-        return TypeError(
-            f"{title}: a worker of executor= cannot find func ({error}); define it at the top of a module that workers "
-            "can import, not in a notebook or at a prompt, or use threads"
-        )
-    # Python 3.13 says "Can't get local object" without the word "pickle".
-    text = _texts(error)
-    unpicklable = "pickle" in text or "Can't get local object" in text
-    if isinstance(error, (pickle.PicklingError, AttributeError, TypeError)) and unpicklable:
-        return TypeError(
-            f"{title}: func or its inputs cannot be pickled for executor= ({error}); "
-            "define func at the top of a module, or use threads"
-        )
-    return error
-
-
-def _texts(error: BaseException | None) -> str:
-    return "" if error is None else f"{error} {_texts(error.__cause__ or error.__context__)}"
+    Sending(executor, call, batch, at_once).run(tasks())

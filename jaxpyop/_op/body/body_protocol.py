@@ -138,6 +138,10 @@ class Body(abc.ABC):
         metrics.note(op.name, op.failures.note(error, count), failures=count)
         return found
 
+    def results_if_lost(self, error: Exception, arrays: Sequence[Any]) -> list[Any]:
+        """Return what replaces the results of an element that no worker can run, as in `failed_results`."""
+        return self.failed_results(error, arrays)
+
 
 class DerivedBody(Body):
     """A body that is made of another one, and belongs to the same op."""
@@ -244,6 +248,9 @@ class ConditionalBody(DerivedBody):
         if not np.asarray(flag).any():
             return self.base.absent_results(arrays, lead)
         return self.base(*arrays, lead=lead) if lead else self.base(*arrays)
+
+    def results_if_lost(self, error: Exception, arrays: Sequence[Any]) -> list[Any]:
+        return self.base.results_if_lost(error, arrays[1:])
 
     def note_shapes(self, structs: Sequence[Struct], results: Sequence[Struct]) -> None:
         self.base.note_shapes(structs[1:], results)

@@ -154,6 +154,9 @@ class RecordedDerivative(DerivedBody):
         check_fingerprints(fingerprint(outs), np.asarray(receipt)[1], self.title, "func")
         return self.answer(again, arrays)
 
+    def results_if_lost(self, error: Exception, arrays: Sequence[Any]) -> list[Any]:
+        return self.derivative.results_if_lost(error, arrays[1:])
+
     def answer(self, taken: Record, arrays: Sequence[Any]) -> list[Any]:
         """Return the derivative by `taken`, a record."""
         rest = arrays[1:]

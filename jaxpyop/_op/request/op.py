@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxpyop._config import Mode, config
 from jaxpyop._functions import without_partials
-from jaxpyop._host import VMAP_METHODS, Failures, Method, check_executor, check_progress
+from jaxpyop._host import VMAP_METHODS, Failures, Method, check_executor, check_progress, check_repeats
 from jaxpyop._jaxcore import is_inexact
 from jaxpyop._op.request.read_rules import RULES_ON_THE_HOST, Rules, read_rules, read_step
 from jaxpyop._op.values import CASTING, IN_A_LOOP, Leaf, ResultSpec, cast_to_numpy, read_tout, with_shapes
@@ -52,6 +52,8 @@ class Op:
     out: bool = False
     executor: Any = None
     chunksize: int | None = None
+    retries: int = 0
+    timeout: float | None = None
     progress: bool = False
     mode: str = "eager"
     reason_to_call: str = ""
@@ -120,6 +122,7 @@ def make_op(
     rest["rules"] = read_rules(rest, spec, api)
     rest["step"] = read_step(rest.get("step"), rest["rules"], api)
     rest["vmap_method"] = VMAP_METHODS[rest["vmap_method"]]
+    check_repeats(rest, api)
     name = _name_of(func, name)
     title = f"{api} {name!r}"
     if _is_given(on_error := rest.pop("on_error", "raise")):

@@ -135,6 +135,9 @@ class FwdBody(DerivedBody):
         outs, residuals = self.run(arrays, lead)
         return [*outs, pickled((residuals, getattr(outs, "failed", False)), self.title)]
 
+    def results_if_lost(self, error: Exception, arrays: Sequence[Any]) -> list[Any]:
+        return [*self._fwd.results_if_lost(error, arrays), pickled((None, True), self.title)]
+
 
 def pickled(value: Any, title: str) -> np.ndarray[Any, Any]:
     """Pickle a value, and return it as an array of bytes.
@@ -315,6 +318,9 @@ class BwdRule(VjpRule):
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
         receipts, kept = pickle.loads(np.asarray(arrays[0]).tobytes())
         return self.after_fwd(receipts, kept, arrays[1:], lead)
+
+    def results_if_lost(self, error: Exception, arrays: Sequence[Any]) -> list[Any]:
+        return super().results_if_lost(error, arrays[1:])
 
     def after_fwd(
         self, receipts: np.ndarray[Any, Any], kept: Residuals | None, rest: Sequence[Any], lead: tuple[int, ...]

@@ -3,7 +3,7 @@
 Each subject has a list of functions that make its groups. `case` holds what they share.
 """
 
-from tests.bench.cases import batches, calls, cut, gradients, programs, runs
+from tests.bench.cases import batches, calls, cut, executors, gradients, programs, runs
 
 SUBJECTS = {
     "calls": calls.GROUPS,
@@ -13,7 +13,8 @@ SUBJECTS = {
     "gradients": gradients.GROUPS,
     "traced": programs.TRACED,
     "others": [calls.calls_of_tensorflow],
+    "executors": executors.GROUPS,
     "runs": runs.GROUPS,
 }
 # What is measured if no subject is named: all but those that take minutes.
-QUICK = [subject for subject in SUBJECTS if subject != "runs"]
+QUICK = [subject for subject in SUBJECTS if subject not in ("executors", "runs")]

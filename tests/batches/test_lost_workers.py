@@ -1,0 +1,233 @@
+"""`retries=` and `timeout=` on each engine: workers that die, elements that kill them, functions that do not end."""
+
+import concurrent.futures as cf
+import contextlib
+import itertools
+import logging
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.batches import bodies
+from tests.batches.programs import F, grid
+from tests.shared.checks import run
+from tests.shared.functions import numpy_function
+from tests.shared.processes import clean_environment
+
+pytestmark = pytest.mark.slow
+
+
+def new_processes():
+    return cf.ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn"))
+
+
+def new_loky():
+    loky = pytest.importorskip("loky", reason="needs the extra `engines`")
+    return loky.ProcessPoolExecutor(2, timeout=None)
+
+
+@pytest.fixture
+def dask():
+    distributed = pytest.importorskip("distributed", reason="needs the extra `dask`")
+    options = {"threads_per_worker": 1, "dashboard_address": ":0", "silence_logs": logging.CRITICAL}
+    # A local cluster closes the nanny of a worker that is not back by then.
+    patient = pytest.importorskip("dask.config").set({"distributed.deploy.lost-worker-timeout": "1h"})
+    with patient, distributed.LocalCluster(n_workers=2, **options) as cluster, cluster.get_client() as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def ray():
+    ray = pytest.importorskip("ray", reason="needs the extra `engines`")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+        yield ray
+        ray.shutdown()
+
+
+ENGINES = ["processes", "loky", "dask", "ray"]
+
+
+@pytest.fixture
+def engine(request):
+    """What `executor=` gets: a function that makes a new pool where a death ends the pool."""
+    if request.param in ("dask", "ray"):
+        return request.getfixturevalue(request.param)
+    make = {"processes": new_processes, "loky": new_loky}[request.param]
+    make().shutdown()
+    return lambda: make()
+
+
+@pytest.fixture
+def processes():
+    return lambda: new_processes()
+
+
+each_engine = pytest.mark.parametrize("engine", ENGINES, indirect=True)
+
+
+# A warning of `on_error=` comes once for each name of an op.
+names = map("op {}".format, itertools.count())
+
+
+def parallel(body, executor, static=(), **options):
+    options |= {"executor": executor, "output_shapes": (), "name": next(names)}
+    op = lambda x: numpy_function(body, [*static, x], F, vmap_method="parallel", **options)
+    return jax.jit(jax.vmap(op))
+
+
+def assert_raises(kind, match, f, x, index=5):
+    with pytest.raises(kind, match=match) as caught:
+        run(f, x)
+    assert f"at batch index {index}" in caught.value.__notes__
+
+
+@each_engine
+def test_what_was_lost_with_a_worker_runs_again(engine, tmp_path):
+    """What was back before ran once."""
+    f = parallel(bodies.die_once, engine, [str(tmp_path)], retries=1)
+    x = grid(400)
+    np.testing.assert_array_equal(f(x), 2 * x)
+    assert (tmp_path / "died").exists()
+    ran = [float(x) for path in tmp_path.glob("[0-9]*") for x in path.read_text().splitlines()]
+    assert set(ran) == set(range(400))
+    assert len(ran) < 600
+    np.testing.assert_array_equal(f(x), 2 * x)
+
+
+@each_engine
+def test_an_element_that_kills_each_worker_is_named_or_filled(engine):
+    text = r"'op \d+': a worker of executor= died with this element \d times"
+    assert_raises(RuntimeError, text, parallel(bodies.die_at_five, engine, retries=1, chunksize=1), grid(40))
+    f = parallel(bodies.die_at_five, engine, retries=1, on_error=-1, chunksize=8)
+    with pytest.warns(RuntimeWarning, match="filled the results of 1 element.*its worker died"):
+        found = f(grid(40))
+    np.testing.assert_array_equal(found, np.where(np.arange(40) == 5, -1, 2 * np.arange(40)))
+
+
+@each_engine
+def test_a_function_that_does_not_end(engine):
+    f = parallel(bodies.hang_at_five, engine, timeout=2)
+    np.testing.assert_array_equal(f(grid(5)), 2 * grid(5))
+    began = time.monotonic()
+    assert_raises(TimeoutError, "func took longer than timeout=", f, grid(20))
+    assert time.monotonic() - began < 5
+    f = parallel(bodies.hang_at_five, engine, timeout=0.5, on_error=-1)
+    with pytest.warns(RuntimeWarning, match="filled the results of 1 element.*timeout"):
+        found = f(grid(20))
+    np.testing.assert_array_equal(found, np.where(np.arange(20) == 5, -1, 2 * np.arange(20)))
+
+
+@pytest.mark.parametrize("body", [bodies.wait_at_five, bodies.hang_on, bodies.hold_the_lock])
+def test_a_function_that_an_exception_may_not_end(body, processes):
+    f = parallel(body, processes, timeout=0.5, on_error=-1, chunksize=4)
+    with pytest.warns(RuntimeWarning, match="filled the results of 1 element"):
+        found = f(grid(20))
+    np.testing.assert_array_equal(found, np.where(np.arange(20) == 5, -1, 2 * np.arange(20)))
+
+
+def filled(f, x):
+    with pytest.warns(RuntimeWarning, match="filled the results of 1 element"):
+        return np.asarray(f(x))
+
+
+def single(body, executor, **options):
+    options |= {"executor": executor, "name": next(names), "output_shapes": (), "on_error": "nan", "retries": 1}
+    return lambda x, **when: numpy_function(body, [x], F, **options, **when)
+
+
+def test_derivatives_and_conditional_calls_are_filled_too(processes):
+    five = jnp.float32(5)
+    assert np.isnan(filled(jax.jit(single(bodies.die_at_five, processes)), five))
+    conditional = single(bodies.die_at_five, processes)
+    assert np.isnan(filled(jax.jit(lambda x: conditional(x, when=x > 0)), five))
+    rule = single(bodies.double, processes, vjp=bodies.die_at_five_vjp)
+    assert np.isnan(filled(jax.jit(jax.grad(rule)), five))
+    fwd = single(bodies.double, processes, vjp=(bodies.die_at_five_fwd, bodies.double_bwd))
+    assert np.isnan(filled(jax.jit(jax.value_and_grad(fwd)), five)).all()
+    bwd = single(bodies.double, processes, vjp=(bodies.double_fwd, bodies.die_at_five_bwd))
+    assert np.isnan(filled(jax.jit(jax.grad(bwd)), five))
+
+
+def test_a_block_that_kills_its_worker_is_not_run_here(processes):
+    f = jax.vmap(single(bodies.die_at_five_in_a_block, processes, vmap_method="expand_dims"))
+    with pytest.raises(RuntimeError, match="a worker of executor= died with this element 2 times"):
+        f(grid(8))
+
+
+@each_engine
+def test_a_large_shared_input_does_not_travel_with_each_chunk(engine):
+    options = {"executor": engine, "vmap_method": "parallel", "output_shapes": (), "copy": False, "chunksize": 1}
+    table = jnp.arange(5e6)
+    f = jax.jit(jax.vmap(lambda x, t: numpy_function(bodies.entry, [x, t], F, **options), (0, None)))
+    np.testing.assert_array_equal(f(grid(200), table), grid(200))
+    began = time.monotonic()
+    np.testing.assert_array_equal(f(grid(200), table + 1), grid(200) + 1)
+    assert time.monotonic() - began < 5  # 4 GB would take longer
+
+
+INTERRUPTED = """
+import concurrent.futures, multiprocessing, signal
+import jax, jax.numpy as jnp, jaxpyop
+from tests.batches import bodies
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored in the background
+
+def new():
+    {new}
+
+def go(pool):
+    op = lambda x: jaxpyop.numpy_function(
+        bodies.say_and_hang, [{path!r}, x], jnp.float32, output_shapes=(), vmap_method="parallel", executor=pool)
+    try:
+        with jaxpyop.reraise():
+            jax.block_until_ready({compiled}(jax.vmap(op))(jnp.arange(10.0)))
+    except KeyboardInterrupt:
+        print("interrupted")
+
+if __name__ == "__main__":
+    {call}
+"""
+NEW = {
+    "processes": 'return concurrent.futures.ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn"))',
+    "loky": "import loky; return loky.ProcessPoolExecutor(2)",
+}
+CALLS = {"a function": "go(new)", "a pool": "with new() as pool: go(pool)"}
+
+
+@pytest.mark.skipif(not hasattr(os, "killpg"), reason="Ctrl-C is a signal to a group of processes")
+@pytest.mark.parametrize("compiled", ["", "jax.jit"], ids=["direct", "jit"])
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize("engine", NEW)
+def test_an_interrupt_ends_the_workers(engine, call, compiled, tmp_path):
+    if engine == "loky":
+        pytest.importorskip("loky", reason="needs the extra `engines`")
+    path = str(tmp_path / "begun")
+    script = tmp_path / "script.py"
+    script.write_text(INTERRUPTED.format(new=NEW[engine], path=path, compiled=compiled, call=call))
+    options = {"stdout": subprocess.PIPE, "stdin": subprocess.DEVNULL, "env": clean_environment(), "text": True}
+    program = subprocess.Popen([sys.executable, str(script)], start_new_session=True, **options)
+    try:
+        until = time.monotonic() + 60
+        while not os.path.exists(path) and time.monotonic() < until:
+            time.sleep(0.05)
+        os.killpg(program.pid, signal.SIGINT)
+        said, _ = program.communicate(timeout=10)
+        assert said == "interrupted\n"
+        time.sleep(1)  # what starts and watches processes ends a little later
+        listed = subprocess.run(["ps", "-eo", "pgid=,stat="], capture_output=True, text=True, check=True).stdout
+        alive = [line.split() for line in listed.splitlines() if "Z" not in line]
+        assert str(program.pid) not in [group for group, _ in alive]
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(program.pid, signal.SIGKILL)
+        program.wait()
