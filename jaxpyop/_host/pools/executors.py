@@ -27,7 +27,7 @@ import numpy as np
 
 from jaxpyop import _jaxcore
 from jaxpyop._host.host_call import python_thread
-from jaxpyop._host.memory import FREE, references
+from jaxpyop._host.memory import FREE
 
 Executor = concurrent.futures.Executor
 
@@ -143,7 +143,7 @@ def _returned_by(function: Callable[[], Any]) -> Any:
         if (kept := _made.get(function)) is not None:
             return kept
     found = function()
-    if references(found) <= FREE and hasattr(found, "submit"):
+    if sys.getrefcount(found) <= FREE and hasattr(found, "submit"):
         # Functions without a hash, or that cannot be referred to weakly, are called each time.
         with _lock, contextlib.suppress(TypeError):
             found = _made.setdefault(function, found)
