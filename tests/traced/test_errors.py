@@ -280,14 +280,14 @@ def raises_where_it_is_caught(x):
     return x
 
 
-class Uncopied(ValueError):
+class UncopiedError(ValueError):
     def __reduce__(self):
         raise RuntimeError("no copy")
 
 
 def raises_what_has_no_copy(x):
     if x < 0:
-        raise Uncopied("negative")
+        raise UncopiedError("negative")
     return x
 
 
