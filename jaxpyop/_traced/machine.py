@@ -144,7 +144,10 @@ class Machine:
     def _note(self, wrong: Any, error: Exception, where: tuple[str, int], expression: str) -> None:
         if why := self.unable or _why_no_call():
             raise Refused(f"Python may raise {type(error).__name__} ({error}), {why}", RAISING)
-        error = copy.copy(error)  # without its traceback, which holds frames
+        try:
+            error = copy.copy(error)  # without its traceback, which holds frames
+        except Exception:
+            raise Refused(f"a {type(error).__name__}, which cannot be copied, is raised on a path", RAISING) from None
         error.add_note(f"{where[0]}:{where[1]}: `{expression}`")
         key = type(error), str(error), *error.__notes__
         number, _ = self.errors.setdefault(key, (len(self.errors) + 1, error))

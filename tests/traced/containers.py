@@ -55,7 +55,7 @@ def a_tuple_and_a_dict_in_a_loop(x):
     while table["y"] > 1:
         pair = (pair[0] * 0.9, pair[1] + 1)
         table = {"z": table["z"] + 1, "y": table["y"] * 0.75}
-    return pair[0] * pair[1] + next(iter(table.values()))
+    return pair[0] * pair[1] + table["z"]
 
 
 @TABLE.equal(slow=True)

@@ -280,6 +280,17 @@ def raises_where_it_is_caught(x):
     return x
 
 
+class UncopiedError(ValueError):
+    def __reduce__(self):
+        raise RuntimeError("no copy")
+
+
+def raises_what_has_no_copy(x):
+    if x < 0:
+        raise UncopiedError("negative")
+    return x
+
+
 def leaves_a_loop_of_quotients(x):
     for y in (1 / v for v in (float(x), 0.0)):
         if y > 1:
@@ -300,6 +311,7 @@ REFUSED = {
     ),
     "an iterator that may not be asked": (leaves_a_loop_of_quotients, "iterator in a loop with an exit|Python raises"),
     "a mistake on a path": (lambda x: x if x > 0 else x + None, "array meets a NoneType"),
+    "an error that cannot be copied": (raises_what_has_no_copy, "cannot be copied"),
     "always": (lambda x: x * math.sqrt(-1.0), "Python raises ValueError"),
     "an unpacked tuple": (functools.partial(lambda n, x: (lambda a, b: a)(*[x] * n), 3), "positional argument"),
     "a range of no step": (lambda x: x + sum(range(4, 0, int(x.astype(int)))), "traced step"),
