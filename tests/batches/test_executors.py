@@ -3,7 +3,6 @@
 import concurrent.futures as cf
 import contextvars
 import threading
-import time
 import tracemalloc
 import unittest.mock
 from concurrent.futures.process import BrokenProcessPool
@@ -158,13 +157,6 @@ def test_default_threads_run_elements_at_once(api):
     assert all(name.startswith("jaxpyop") for name in names)
 
 
-def test_results_keep_their_places():
-    """Later elements end first."""
-    body = lambda x: (time.sleep(0.01 * (5 - float(x))), x * 2)[1]
-    with pool_of(5) as threads:
-        np.testing.assert_array_equal(parallel(numpy_function, body, executor=threads)(grid(5)), 2 * grid(5))
-
-
 def test_threads_see_the_callers_context_and_settings():
     variable, seen = contextvars.ContextVar("variable", default="unset"), []
 
@@ -197,35 +189,20 @@ def test_a_shared_input_is_copied_for_the_elements_under_way_alone():
 
 # ----------------------------------------------------------------------- refused
 
+CALLER, BLOCKS = {"executor": InCaller()}, {"vmap_method": "expand_dims"}
 REFUSED = {
     "int": ({"executor": 3}, TypeError, r"executor is 3; expected a concurrent\.futures\.Executor, a function"),
     "a function that gives none": ({"executor": lambda: 3}, TypeError, "executor= gave 3; expected"),
     "a list with an int": ({"executor": [InCaller(), 3]}, TypeError, r"executor is 3; expected a concurrent"),
-    "a list for blocks": (
-        {"executor": [InCaller()], "vmap_method": "expand_dims"},
-        ValueError,
-        "is a list.*vmap_method='expand_dims'",
-    ),
+    "a list for blocks": ({"executor": [InCaller()]} | BLOCKS, ValueError, "is a list.*vmap_method='expand_dims'"),
     "retries without an executor": ({"retries": 1}, ValueError, "retries= is about the workers of executor="),
-    "retries -1": ({"retries": -1, "executor": InCaller()}, ValueError, r"retries=-1.*expected retries >= 0"),
-    "retries 1.0": ({"retries": 1.0, "executor": InCaller()}, TypeError, r"retries is 1\.0; expected a whole"),
-    "retries, stateful": ({"retries": 1, "executor": InCaller(), "stateful": True}, ValueError, "stateful=False"),
-    "timeout 0": ({"timeout": 0, "executor": InCaller()}, ValueError, "timeout=0; expected.*timeout > 0"),
-    "timeout '1'": (
-        {"timeout": "1", "executor": InCaller()},
-        TypeError,
-        "timeout is '1'; expected a number of seconds",
-    ),
-    "timeout on threads": (
-        {"timeout": 1, "executor": pool_of(1)},
-        TypeError,
-        "timeout= needs workers that can be ended",
-    ),
-    "timeout for blocks": (
-        {"timeout": 1, "executor": InCaller(), "vmap_method": "expand_dims"},
-        ValueError,
-        "timeout= is for one element",
-    ),
+    "retries -1": ({"retries": -1} | CALLER, ValueError, r"retries=-1.*expected retries >= 0"),
+    "retries 1.0": ({"retries": 1.0} | CALLER, TypeError, r"retries is 1\.0; expected a whole"),
+    "retries, stateful": ({"retries": 1, "stateful": True} | CALLER, ValueError, "stateful=False"),
+    "timeout 0": ({"timeout": 0} | CALLER, ValueError, "timeout=0; expected.*timeout > 0"),
+    "timeout '1'": ({"timeout": "1"} | CALLER, TypeError, "timeout is '1'; expected a number of seconds"),
+    "timeout on threads": ({"timeout": 1, "executor": pool_of(1)}, TypeError, "timeout= needs workers that can be"),
+    "timeout for blocks": ({"timeout": 1} | CALLER | BLOCKS, ValueError, "timeout= is for one element"),
     "chunksize 0": ({"chunksize": 0}, ValueError, "chunksize is 0.*expected at least 1"),
     "chunksize 2.0": ({"chunksize": 2.0}, TypeError, r"chunksize is 2\.0.*a whole number of elem"),
 }

@@ -190,7 +190,7 @@ def go(pool):
         bodies.say_and_hang, [{path!r}, x], jnp.float32, output_shapes=(), vmap_method="parallel", executor=pool)
     try:
         with jaxpyop.reraise():
-            jax.block_until_ready({compiled}(jax.vmap(op))(jnp.arange(10.0)))
+            jax.block_until_ready(jax.jit(jax.vmap(op))(jnp.arange(10.0)))
     except KeyboardInterrupt:
         print("interrupted")
 
@@ -205,15 +205,14 @@ CALLS = {"a function": "go(new)", "a pool": "with new() as pool: go(pool)"}
 
 
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="Ctrl-C is a signal to a group of processes")
-@pytest.mark.parametrize("compiled", ["", "jax.jit"], ids=["direct", "jit"])
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 @pytest.mark.parametrize("engine", NEW)
-def test_an_interrupt_ends_the_workers(engine, call, compiled, tmp_path):
+def test_an_interrupt_ends_the_workers(engine, call, tmp_path):
     if engine == "loky":
         pytest.importorskip("loky", reason="needs the extra `engines`")
     path = str(tmp_path / "begun")
     script = tmp_path / "script.py"
-    script.write_text(INTERRUPTED.format(new=NEW[engine], path=path, compiled=compiled, call=call))
+    script.write_text(INTERRUPTED.format(new=NEW[engine], path=path, call=call))
     options = {"stdout": subprocess.PIPE, "stdin": subprocess.DEVNULL, "env": clean_environment(), "text": True}
     program = subprocess.Popen([sys.executable, str(script)], start_new_session=True, **options)
     try:

@@ -2,10 +2,7 @@
 
 import concurrent.futures
 import contextlib
-import functools
-import os
 import shutil
-import signal
 import subprocess
 import sys
 import types
@@ -14,12 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import jaxpyop
 from jaxpyop import map_batches
-from tests.shared.examples import few, many
 from tests.shared.functions import numpy_function
 from tests.shared.processes import clean_environment, run_python
 from tests.shared.tables import named, rows
@@ -56,27 +50,16 @@ def same(results, expected):
 
 
 VALUES = {
-    "a number": (lambda x: 2 * x, X),
     "a function on the host": (on_host(sine), X),
     "a tree": (lambda x: {"a": x["p"] + x["q"][0], "b": (x["q"][1], None)}, {"p": X, "q": (X, np.ones((7, 2, 3)))}),
     "many dtypes": (
-        lambda x: (
-            x > 2,
-            x.astype(jnp.bfloat16),
-            x * 1j,
-            x.astype(jnp.int8),
-            x.astype(jnp.float8_e4m3fn),
-            x.astype(jnp.float8_e5m2),
-        ),
+        lambda x: (x > 2, x * 1j, *map(x.astype, (jnp.int8, jnp.bfloat16, jnp.float8_e5m2))),
         X,
     ),
     "no results": (lambda x: None, X),
     "an empty result": (lambda x: jnp.zeros((0, 3)), X),
-    "results of every rank": (lambda x: (x, jnp.ones(3) * x, jnp.ones((2, 2)) * x), X),
     "keys": (lambda x: jax.random.normal(x["key"]) + x["x"], {"key": jax.random.split(jax.random.key(3), 7), "x": X}),
-    "wide numbers": (lambda x: x + 1, np.arange(7, dtype=np.int64)),
     "strides and byte order": (lambda x: x + 1, np.arange(28, dtype=">f4").reshape(4, 7).T),
-    "jax arrays": (lambda x: x + 1, jnp.arange(7.0)),
     "no elements": (lambda x: (x + 1, x > 1), np.zeros((0, 3), np.float32)),
 }
 
@@ -94,18 +77,13 @@ def test_results_are_those_of_vmap(f, inputs, where, tmp_path):
         same(map_batches(f, inputs, batch_size=3, checkpoint=checkpoint, version="1"), expected)
 
 
-ITERABLES = {
-    "a generator": lambda: ({"x": float(x), "key": jax.random.key(x)} for x in range(7)),
-    "an iterator of a list": lambda: iter([{"x": np.float32(x), "key": jax.random.key(x)} for x in range(7)]),
-}
-
-
-@pytest.mark.parametrize("make", named(ITERABLES, slow=["a generator"]))
-def test_elements_of_an_iterable(make, tmp_path):
+@pytest.mark.parametrize("batch_size", rows([1, 3, 7, 8], fast=[3]))
+def test_elements_of_an_iterable(batch_size, tmp_path):
+    elements = lambda: ({"x": float(x), "key": jax.random.key(x)} for x in range(7))
     f = lambda x: x["x"] + jax.random.uniform(x["key"])
     expected = jax.vmap(f)({"x": X, "key": jnp.stack([jax.random.key(k) for k in range(7)])})
     for checkpoint in (None, tmp_path / "a", tmp_path / "a"):
-        same(map_batches(f, make(), batch_size=3, checkpoint=checkpoint), expected)
+        same(map_batches(f, elements(), batch_size=batch_size, checkpoint=checkpoint), expected)
 
 
 def test_an_iterable_that_fills_one_array_again_and_again():
@@ -129,53 +107,11 @@ def test_64_bits(x64, tmp_path):
     same(map_batches(lambda x: x * 0.5, inputs, batch_size=1, checkpoint=tmp_path / "a"), inputs * 0.5)
 
 
-@st.composite
-def sweeps_that_fail(draw):
-    count, batch_size = draw(st.integers(1, 12)), draw(st.integers(1, 13))
-    dtype = draw(st.sampled_from([np.float32, np.int16, np.complex64, np.uint8]))
-    shape = draw(st.lists(st.integers(0, 3), max_size=2))
-    inputs = np.random.default_rng(0).integers(0, 100, (count, *shape)).astype(dtype)
-    return inputs, batch_size, draw(st.lists(st.integers(0, count - 1), max_size=3)), draw(st.booleans())
-
-
-def check_a_sweep_that_fails_and_is_called_again(tmp_path_factory, sweep):
-    inputs, batch_size, failing, iterable = sweep
-    folder, failing, runs = tmp_path_factory.mktemp("sweep"), list(failing), []
-
-    def body(number, x):
-        runs.append(int(number))
-        if number in failing:
-            failing.remove(number)
-            raise ValueError("this time")
-        return x + x
-
-    f = lambda x: jaxpyop.py_func(body, list(x), jax.ShapeDtypeStruct(inputs.shape[1:], inputs.dtype))
-    numbers = np.arange(len(inputs))
-    make = (lambda: zip(numbers, inputs)) if iterable else (lambda: (numbers, inputs))
-    call = lambda: map_batches(f, make(), batch_size=batch_size, checkpoint=folder, version="1")
-    times = len(set(failing))
-    failing = sorted(set(failing))
-    for _ in range(times):
-        if failing:
-            with pytest.raises(ValueError, match="this time"):
-                call()
-    np.testing.assert_array_equal(call(), inputs + inputs)
-    # Each element ran once in a block that was finished, and before that in blocks that failed.
-    assert set(runs) == set(range(len(inputs)))
-    runs.clear()
-    np.testing.assert_array_equal(call(), inputs + inputs)
-    assert runs == []
-
-
-given_sweeps = given(sweep=sweeps_that_fail())
-test_sweeps_that_fail = few(given_sweeps, check_a_sweep_that_fails_and_is_called_again)
-test_many_sweeps_that_fail = many(given_sweeps, check_a_sweep_that_fails_and_is_called_again)
-
-
 # ----------------------------------------------------------------------- going on, and errors
 
 
-def test_a_failure_names_its_block_and_keeps_the_others(tmp_path):
+@pytest.mark.parametrize("inputs", [lambda: X, lambda: iter(X)], ids=["arrays", "iterable"])
+def test_a_failure_names_its_block_and_keeps_the_others(inputs, tmp_path):
     runs, fails = [], [4]
 
     def body(x):
@@ -184,7 +120,7 @@ def test_a_failure_names_its_block_and_keeps_the_others(tmp_path):
             raise KeyError("four")
         return x
 
-    call = lambda: map_batches(on_host(body), X, batch_size=2, checkpoint=tmp_path / "a", version="1")
+    call = lambda: map_batches(on_host(body), inputs(), batch_size=2, checkpoint=tmp_path / "a", version="1")
     with pytest.raises(KeyError, match="four") as caught:
         call()
     assert "in block 2, elements 4 to 5 of inputs" in caught.value.__notes__[-1]
@@ -208,50 +144,32 @@ def test_progress(capsys):
     assert "7 of 7 elements" in capsys.readouterr().err
 
 
-@pytest.mark.slow
-def test_a_map_of_results_stays_as_it_was_when_the_folder_is_made_anew(tmp_path):
-    folder = tmp_path / "a"
-    old = map_batches(lambda x: x, X, batch_size=3, checkpoint=folder)
-    with pytest.raises(ValueError, match="read-only"):
-        old[0] = 5
-    for file in folder.iterdir():
-        file.unlink()
-    map_batches(lambda x: x + 1, X, batch_size=3, checkpoint=folder)
-    np.testing.assert_array_equal(old, X)
+def of(inputs, f=abs, **options):
+    return lambda: map_batches(f, inputs, **{"batch_size": 1} | options)
 
 
 WRONG = {
-    "no function": (TypeError, "expected a function of one element", lambda: map_batches(3, X, batch_size=1)),
-    "a list": (TypeError, "inputs is a list", lambda: map_batches(abs, [1.0, 2.0], batch_size=1)),
-    "a number": (TypeError, "inputs is of type float", lambda: map_batches(abs, 1.0, batch_size=1)),
-    "a mapping": (
-        TypeError,
-        "inputs is of type mapping",
-        lambda: map_batches(abs, types.MappingProxyType({1: 2}), batch_size=1),
-    ),
-    "a text": (TypeError, "inputs is of type str", lambda: map_batches(abs, "text", batch_size=1)),
-    "numbers in a tuple": (TypeError, "inputs is of type tuple", lambda: map_batches(abs, (1.0, 2.0), batch_size=1)),
-    "a scalar array": (ValueError, "inputs is a scalar", lambda: map_batches(abs, np.float32(1), batch_size=1)),
-    "no arrays": (ValueError, "inputs has no arrays", lambda: map_batches(abs, {}, batch_size=1)),
-    "no elements": (ValueError, "inputs has no elements", lambda: map_batches(abs, iter(()), batch_size=1)),
-    "objects": (TypeError, "dtype object", lambda: map_batches(abs, np.array([None]), batch_size=1)),
-    "lengths": (ValueError, "leading axes of inputs differ", lambda: map_batches(abs, (X, X[1:]), batch_size=1)),
-    "times": (TypeError, "timedelta64", lambda: map_batches(abs, np.zeros(2, "m8[s]"), batch_size=1)),
-    "a mask": (TypeError, "masked array", lambda: map_batches(abs, np.ma.array([1.0], mask=[True]), batch_size=1)),
-    "a large integer": (OverflowError, "do not fit int32", lambda: map_batches(abs, np.array([2**40]), batch_size=1)),
-    "types": (TypeError, "element 1 of inputs is not", lambda: map_batches(abs, iter([1, 2.5]), batch_size=1)),
-    "shapes": (TypeError, "element 1 of inputs is not", lambda: map_batches(abs, iter([X, X[1:]]), batch_size=1)),
-    "batch_size 0": (ValueError, "batch_size is 0", lambda: map_batches(abs, X, batch_size=0)),
-    "batch_size 2.5": (ValueError, "batch_size is 2.5", lambda: map_batches(abs, X, batch_size=2.5)),
-    "version": (TypeError, "version is 1", lambda: map_batches(abs, X, batch_size=2, version=1)),
-    "progress": (TypeError, "progress is 'yes'", lambda: map_batches(abs, X, batch_size=2, progress="yes")),
-    "a key": (TypeError, "f returns a PRNG key", lambda: map_batches(lambda x: jax.random.key(0), X, batch_size=2)),
-    "jit": (RuntimeError, "a transformation", lambda: jax.jit(lambda: map_batches(abs, X, batch_size=2))()),
-    "grad": (
-        RuntimeError,
-        "a transformation",
-        lambda: jax.grad(lambda w: map_batches(abs, X, batch_size=2).sum())(1.0),
-    ),
+    "no function": (TypeError, "expected a function of one element", of(X, f=3)),
+    "a list": (TypeError, "inputs is a list", of([1.0, 2.0])),
+    "a mapping": (TypeError, "inputs is of type mapping", of(types.MappingProxyType({1: 2}))),
+    "a text": (TypeError, "inputs is of type str", of("text")),
+    "numbers in a tuple": (TypeError, "inputs is of type tuple", of((1.0, 2.0))),
+    "a scalar array": (ValueError, "inputs is a scalar", of(np.float32(1))),
+    "no arrays": (ValueError, "inputs has no arrays", of({})),
+    "no elements": (ValueError, "inputs has no elements", of(iter(()))),
+    "objects": (TypeError, "dtype object", of(np.array([None]))),
+    "lengths": (ValueError, "leading axes of inputs differ", of((X, X[1:]))),
+    "times": (TypeError, "timedelta64", of(np.zeros(2, "m8[s]"))),
+    "a mask": (TypeError, "masked array", of(np.ma.array([1.0], mask=[True]))),
+    "a large integer": (OverflowError, "do not fit int32", of(np.array([2**40]))),
+    "types": (TypeError, "element 1 of inputs is not", of(iter([1, 2.5]))),
+    "shapes": (TypeError, "element 1 of inputs is not", of(iter([X, X[1:]]))),
+    "batch_size 0": (ValueError, "batch_size is 0", of(X, batch_size=0)),
+    "batch_size 2.5": (ValueError, "batch_size is 2.5", of(X, batch_size=2.5)),
+    "version": (TypeError, "version is 1", of(X, version=1)),
+    "progress": (TypeError, "progress is 'yes'", of(X, progress="yes")),
+    "a key": (TypeError, "f returns a PRNG key", of(X, f=lambda x: jax.random.key(0))),
+    "jit": (RuntimeError, "a transformation", jax.jit(of(X))),
 }
 
 
@@ -278,7 +196,6 @@ def half_done(folder, f, inputs, batch_size=2, after=1, **options):
 W = np.arange(5.0)
 BASE = lambda x: W[2] * x + jnp.asarray(W)[x.astype(int) % 5]
 OTHER = {
-    "another program": (lambda x: W[2] * x, X, {}),
     "another constant": (lambda x: W[3] * x + jnp.asarray(W)[x.astype(int) % 5], X, {}),
     "another array in a closure": (lambda x: W[2] * x + jnp.asarray(W + 1)[x.astype(int) % 5], X, {}),
     "another batch_size": (BASE, X, {"batch_size": 3}),
@@ -297,11 +214,8 @@ OTHER = {
 @pytest.mark.parametrize(
     ("f", "inputs", "options"), named(OTHER, slow=OTHER.keys() - {"other inputs", "another constant"})
 )
-@pytest.mark.parametrize("blocks", [1, 4], ids=["begun", "complete"])
-def test_a_folder_of_another_call_is_refused(f, inputs, options, blocks, tmp_path):
-    half_done(tmp_path / "a", BASE, X, after=blocks) if blocks < 4 else map_batches(
-        BASE, X, batch_size=2, checkpoint=tmp_path / "a"
-    )
+def test_a_folder_of_another_call_is_refused(f, inputs, options, tmp_path):
+    half_done(tmp_path / "a", BASE, X)
     with pytest.raises(ValueError, match=r"is that of another call.*pass a new folder"):
         map_batches(f, inputs, **{"batch_size": 2, "checkpoint": tmp_path / "a"} | options)
     np.testing.assert_array_equal(map_batches(BASE, X, batch_size=2, checkpoint=tmp_path / "a"), jax.vmap(BASE)(X))
@@ -323,14 +237,11 @@ def test_an_iterable_that_ends_earlier_than_before(tmp_path):
 
 
 @pytest.mark.slow
-def test_settings_of_jax(tmp_path):
-    half_done(tmp_path / "a", jnp.sin, X)
-    with jax.enable_x64(True), pytest.raises(ValueError, match="another call"):
-        map_batches(jnp.sin, X.astype(np.float64), batch_size=2, checkpoint=tmp_path / "a")
+def test_a_setting_of_jax_that_changes_the_program(tmp_path):
     dot = lambda x: jnp.ones((2, 2)) @ jnp.full((2, 2), x)
-    half_done(tmp_path / "b", dot, X)
+    half_done(tmp_path / "a", dot, X)
     with jax.default_matmul_precision("float32"), pytest.raises(ValueError, match="program of f"):
-        map_batches(dot, X, batch_size=2, checkpoint=tmp_path / "b")
+        map_batches(dot, X, batch_size=2, checkpoint=tmp_path / "a")
 
 
 # ----------------------------------------------------------------------- functions on the host
@@ -345,24 +256,14 @@ def with_callback_of_jax(scale):
     return lambda x: jax.pure_callback(lambda x: x * np.float32(scale), F(0), x, vmap_method="sequential")
 
 
-def with_default(scale):
-    def func(x, scale=scale):
-        return x * scale
-
-    return on_host(func)
-
-
 CHANGED = {
     "its code": lambda scale: on_host(eval(f"lambda x: x * {scale}")),
-    "a default": with_default,
-    "a closure": lambda scale: on_host(lambda x: x * scale),
-    "a partial": lambda scale: on_host(functools.partial(np.multiply, scale)),
     "a rule": with_rule,
     "a callback of JAX": with_callback_of_jax,
 }
 
 
-@pytest.mark.parametrize("make", named(CHANGED, slow=CHANGED.keys() - {"its code", "a rule"}))
+@pytest.mark.parametrize("make", named(CHANGED, slow=["a callback of JAX"]))
 def test_a_function_on_the_host_has_a_version_and_its_code_is_compared(make, tmp_path):
     call = lambda scale, **options: map_batches(make(scale), X, batch_size=2, checkpoint=tmp_path / "a", **options)
     with pytest.raises(ValueError, match="f calls a Python function on the host"):
@@ -386,30 +287,23 @@ def pick(x, mode):
     return x[mode] if isinstance(x, dict) else x * {"two": 2, "three": 3}[mode]
 
 
-def pad(x):
-    return x[:0]
-
-
-def asked(make, *values):
-    """Two functions that ask a function on the host for different things."""
-    return [functools.partial(lambda value, x: make(x, value), value) for value in values]
-
-
+# Two functions that ask the same function on the host for different things.
 ASKED = {
-    "an argument that is no array": asked(lambda x, mode: numpy_function(pick, [x, mode], F(0)), "two", "three"),
-    "a static one": asked(lambda x, k: numpy_function(np.multiply, [x, jaxpyop.static(k)], F(0)), 2.0, 3.0),
-    "the structure of inputs": asked(lambda x, k: numpy_function(pick, [{k: x, "c": x}, "c"], F(0)), "a", "b"),
-    "a fill of padded": asked(
-        lambda x, fill: jaxpyop.numpy_function(pad, [x[None]], jaxpyop.padded(F, 3, fill_value=fill)).values, 0, 5
+    "an argument that is no array": (lambda mode: lambda x: numpy_function(pick, [x, mode], F(0)), "two", "three"),
+    "the structure of inputs": (lambda k: lambda x: numpy_function(pick, [{k: x, "c": x}, "c"], F(0)), "a", "b"),
+    "a fill of padded": (
+        lambda fill: lambda x: numpy_function(abs, [x[None]], jaxpyop.padded(F, 3, fill_value=fill)).values,
+        0,
+        5,
     ),
 }
 
 
-@pytest.mark.parametrize(("first", "second"), ASKED.values(), ids=ASKED)
-def test_what_is_asked_of_a_function_on_the_host(first, second, tmp_path):
-    map_batches(first, X, batch_size=2, checkpoint=tmp_path / "a", version="1")
+@pytest.mark.parametrize(("make", "first", "second"), ASKED.values(), ids=ASKED)
+def test_what_is_asked_of_a_function_on_the_host(make, first, second, tmp_path):
+    map_batches(make(first), X, batch_size=2, checkpoint=tmp_path / "a", version="1")
     with pytest.raises(ValueError, match="functions on the host: "):
-        map_batches(second, X, batch_size=2, checkpoint=tmp_path / "a", version="1")
+        map_batches(make(second), X, batch_size=2, checkpoint=tmp_path / "a", version="1")
 
 
 def test_a_sweep_does_not_take_the_blocks_of_a_folder_that_was_made_anew(tmp_path):
@@ -479,15 +373,6 @@ def test_a_block_that_is_damaged(tmp_path):
     np.testing.assert_array_equal(call(), jax.vmap(BASE)(X))
 
 
-@pytest.mark.slow
-def test_a_block_of_another_folder(tmp_path):
-    half_done(tmp_path / "a", BASE, X)
-    half_done(tmp_path / "b", lambda x: BASE(x) + 1, X)
-    (tmp_path / "b" / "0.block").replace(tmp_path / "a" / "0.block")
-    with pytest.raises(ValueError, match="its block 0 is of other inputs"):
-        map_batches(BASE, X, batch_size=2, checkpoint=tmp_path / "a")
-
-
 @pytest.mark.parametrize("name", rows(["description.json", "complete.json", "0.npy"], fast=["0.npy"]))
 def test_a_complete_folder_that_is_damaged(name, tmp_path):
     call = lambda: map_batches(BASE, X, batch_size=2, checkpoint=tmp_path)
@@ -506,26 +391,10 @@ def test_a_folder_of_something_else(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-@pytest.mark.slow
-def test_a_full_disk_leaves_the_finished_blocks(tmp_path, monkeypatch):
-    fsync, calls = os.fsync, []
-
-    def full(file):
-        calls.append(file)
-        if len(calls) == 6:
-            raise OSError(28, "No space left on device")
-        fsync(file)
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space left") as caught:
-        map_batches(BASE, X, batch_size=2, checkpoint=tmp_path)
-    assert "in block 1, elements 2 to 3" in caught.value.__notes__[0]
-    np.testing.assert_array_equal(map_batches(BASE, X, batch_size=2, checkpoint=tmp_path), jax.vmap(BASE)(X))
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["0.npy", "complete.json", "description.json"]
-
-
 def test_a_complete_folder_may_be_read_only(tmp_path):
     expected = map_batches(BASE, X, batch_size=2, checkpoint=tmp_path)
+    with pytest.raises(ValueError, match="read-only"):
+        expected[0] = 5
     tmp_path.chmod(0o500)
     try:
         same(map_batches(BASE, X, batch_size=2, checkpoint=tmp_path), np.asarray(expected))
@@ -586,25 +455,6 @@ def test_two_processes_divide_the_blocks(begun, tmp_path):
     assert not list((tmp_path / "sweep").glob("*.claim"))
 
 
-@pytest.mark.slow
-def test_killed_three_times_each_block_is_computed_again_at_most_when_it_ran(begun, tmp_path):
-    random = np.random.default_rng(1)
-    for _ in range(3):
-        process = begun(200, 5, 0.01)
-        go(process)
-        with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(timeout=0.6 + 0.5 * random.random())
-        process.kill()
-        process.wait()
-    last = [begun(200, 5, 0.01), begun(200, 5, 0.01)]
-    go(*last)
-    for process in last:
-        ended(process)
-    runs = runs_of(tmp_path / "log")
-    assert sorted(set(runs)) == list(range(200))
-    assert 200 <= len(runs) <= 200 + 3 * 5
-
-
 def test_a_block_that_another_process_finishes_just_before_it_is_claimed(tmp_path, monkeypatch):
     runs, locks, flock = [], [], fcntl.flock
 
@@ -640,17 +490,17 @@ def test_another_process_computes_the_block_of_a_process_that_is_killed(begun, t
 
 
 @pytest.mark.slow
-def test_ctrl_c_leaves_the_finished_blocks(begun, tmp_path):
+def test_a_process_that_is_killed_leaves_the_finished_blocks(begun, tmp_path):
     process = begun(200, 5, 0.01)
     go(process)
     while not (tmp_path / "sweep" / "3.block").exists():
         pass
-    process.send_signal(signal.SIGINT)
-    assert "KeyboardInterrupt" in process.communicate(timeout=100)[1]
+    process.kill()
+    process.wait()
     last = begun(200, 5, 0.01)
     go(last)
     ended(last)
-    assert len(runs_of(tmp_path / "log")) <= 205
+    assert 200 <= len(runs_of(tmp_path / "log")) <= 205
 
 
 @pytest.mark.slow

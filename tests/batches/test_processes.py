@@ -212,16 +212,6 @@ def test_a_worker_that_dies_leaves_the_program_alive(method):
             run(jax.jit(vmap(bodies.die)), grid(3))
 
 
-def test_a_dask_worker_that_dies():
-    """A cluster of its own, which gives up at the first death."""
-    dask = pytest.importorskip("dask", reason="needs the extra `dask`")
-    allowed = dask.config.set({"distributed.scheduler.allowed-failures": 0})
-    with allowed, cluster_of(1) as cluster, cluster.get_client() as client:
-        f = parallel(numpy_function, bodies.die, client.get_executor())
-        with pytest.raises(RuntimeError, match=r"numpy_function 'die': a worker of executor= died"):
-            f(grid(1))
-
-
 def test_dask_keeps_the_elements_until_a_worker_comes():
     """As on a cluster that starts its workers when there is work."""
     with cluster_of(0) as cluster, cluster.get_client() as client:
