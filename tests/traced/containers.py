@@ -33,14 +33,6 @@ class Pair(collections.namedtuple("Pair", ["first", "second"])):
 
 
 @TABLE.equal
-def a_list_of_values(x):
-    xs = []
-    for k in range(3):
-        xs.append(x * k)
-    return sum(xs) if x > 3 else xs[1]
-
-
-@TABLE.equal
 def an_entry_in_a_branch(x):
     d = {"p": x, "q": 2.0}
     if x > 1:
@@ -58,37 +50,12 @@ def a_tuple_and_a_dict_in_a_loop(x):
     return pair[0] * pair[1] + table["z"]
 
 
-@TABLE.equal(slow=True)
-def an_attribute_in_a_loop(x):
-    box = Box(x)
-    while box.value < 3:
-        box.value = box.value * 1.5 + 0.1
-    return box.value
-
-
 @TABLE.either
 def a_named_tuple(x):
     p = Pair(x, 2.0)
     if x > 1:
         p = Pair(p.second, p.first)
     return p.first - p.second
-
-
-@TABLE.either
-def a_list_that_grows_in_a_loop(x):
-    parts = [1.0]
-    while x > 1:
-        x = x / 2
-        parts.append(x)
-    return x * len(parts)
-
-
-@TABLE.either
-def an_order_of_keys_in_a_loop(x):
-    d = {"z": x, "a": 2.0}
-    while d["a"] < x:
-        d = {"a": d["a"] + 1.0, "z": d["z"]}
-    return next(iter(d.values()))
 
 
 # ---------------------------------------------------------------- changed in place

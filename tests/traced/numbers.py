@@ -27,8 +27,6 @@ def positive(v):
 TABLE.equal_all({"negations that are added": lambda x: ((not x > 5) + (not x > 6)) * x})
 TABLE.equal_all(
     {
-        "a negation that is multiplied": lambda x: x * (not x > 5) + 2.0 * bool(x > 1),
-        "a bool that is negated": lambda x: x * (-(not x > 1)),
         "bools for functions of JAX": lambda x: x * jnp.sum(jnp.asarray([not x > 5, not x > 6])),
     },
     slow=True,
@@ -144,7 +142,6 @@ TABLE.equal_all(
         "an int of an integer array": lambda x: jnp.arange(9.0)[int(x.astype(int))] * x,
         "divided by what is positive": lambda x: x * (1 / (abs(float(x)) + 1.0) + 1 / (float(x) ** 2 + 1)),
         "a root of a size": lambda x: x * abs(float(x)) ** 0.5,
-        "an array that is divided": lambda x: 1 / x + x**0.5 + x / float(x),
         "math of Python numbers": lambda x: x * math.sqrt(2.0) if x > 3 else x * math.pi,
     },
     slow=True,
@@ -156,7 +153,6 @@ TABLE.either_all(
         "a large factor": lambda x: x * (float(x) * 1e300 * 1e-300),
         "math of a value": lambda x: x * math.sqrt(x),
         "int as an index": lambda x: jnp.arange(9.0)[int(x)],
-        "int in a range": lambda x: x + sum([1.0 for _ in range(int(x))]),
         "round": lambda x: x * round(float(x)),
         "an int of a large float": lambda x: int(x * 1e9) / 7.0,
         "small or large": lambda x: x * 2 if -5 < int(x * 1e9) <= 3 or int(x) > 7.5 else x,
@@ -186,7 +182,6 @@ TABLE.either_all(
     {
         "isinstance of an int": lambda x: x * 2 if isinstance(int(x), int) else x,
         "the length of a text of a number": lambda x: x * len(str(int(x))),
-        "the length of a text of an array": lambda x: x * (len(str(x)) + len(repr(x)) + len(f"{x}")),
     }
 )
 TABLE.either_all(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import queue
-import sys
 import time
 import types
 
@@ -49,8 +47,6 @@ STATE = types.SimpleNamespace(time=2.0)
 TABLE.equal_all({"an attribute with the name of a module": lambda x: x * STATE.time})
 TABLE.either_all(
     {
-        "a print to the error stream": lambda x: (print("traced", file=sys.stderr), x)[1],
-        "a message of a logger": lambda x: (logging.getLogger("a.user").debug("a message"), x)[1],
         "a ufunc": lambda x: x * float(np.hypot(3, 4)),
     }
 )
@@ -136,11 +132,6 @@ COUNTS: list[int] = []
 VECTORIZED = np.vectorize(counted)
 
 
-class Clock:
-    def now(self):
-        return time.time()
-
-
 def imports_the_time(x):
     import time as clock
     from time import thread_time
@@ -165,11 +156,9 @@ def adds_to(change):
 
 READS = {
     "the time": (lambda x: x + time.time() % 1, "time"),
-    "the time in a method": (lambda x: x + Clock().now() % 1, "time"),
     "a new generator": (lambda x: x + np.random.default_rng().normal(), "default_rng"),
     "an import of the time": (imports_the_time, "time|import"),
     "an import of what is unknown": (imports_what_nothing_imported, "a_module_of_nobody|import"),
-    "an import by its name": (lambda x: x + __import__("time").time(), "__import__"),
     "an attribute by its name": (lambda x: x + getattr(np, "loadtxt")("number.txt"), "loadtxt|getattr"),  # noqa: B009
     "a text that is evaluated": (lambda x: eval("x + 1", {"x": x}), "eval"),
 }

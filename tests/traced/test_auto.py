@@ -155,10 +155,3 @@ def test_with_a_condition_and_inside_another_op():
     assert jax.jit(lambda x: auto(branch, when=x > 2)(x))(1.0) == 0
     assert jax.jit(lambda x: auto(through_math, when=x > 2)(x))(4.0) == 24
     assert jax.jit(auto(lambda x: branch(auto(through_math)(x))))(4.0) == 48
-
-
-def test_where_python_raises_so_does_auto_mode():
-    called = jax.jit(auto(lambda x: x * (1 / float(x)), output_shapes=()))
-    assert called(4.0) == 1
-    with pytest.raises(ZeroDivisionError, match="division by zero"), jaxpyop.reraise():
-        called(0.0).block_until_ready()

@@ -149,13 +149,9 @@ def constant(x):
 # What the program gives may not let XLA drop the check.
 RESULTS = {
     "the input": (lambda x: x, F),
-    "minus the input": (lambda x: -x, F),
     "a float": (lambda x: 0.0, F),
-    "no number": (lambda x: jnp.nan, F),
     "an int": (lambda x: 0, jnp.int32),
-    "one": (lambda x: 1, jnp.uint8),
     "true": (lambda x: True, jnp.bool_),
-    "false": (lambda x: False, jnp.bool_),
     "an array": (lambda x: jnp.zeros(3), jax.ShapeDtypeStruct((3,), F)),
     "a complex number": (lambda x: x + 0j, jnp.complex64),
 }
@@ -171,14 +167,11 @@ def test_it_raises_whatever_the_result_is(body, dtype):
 XS = jnp.array([4.0, -1.0, 9.0])
 AROUND = {
     "vmap": lambda f: jax.vmap(f)(XS),
-    "vmap of vmap": lambda f: jax.vmap(jax.vmap(f))(XS.reshape(1, 3)),
     "grad": lambda f: jax.grad(f)(XS[1]),
     "grad of a constant": lambda f: jax.grad(lambda x: op(constant, "traced")(x))(XS[1] + 1),
     "jvp": lambda f: jax.jvp(f, (XS[1],), (XS[0],)),
     "vmap of grad": lambda f: jax.vmap(jax.grad(f))(XS),
-    "checkpoint": lambda f: jax.grad(jax.checkpoint(f))(XS[1]),
     "scan": lambda f: jax.lax.scan(lambda c, x: (c + f(x), x), 0.0, XS),
-    "grad of scan": lambda f: jax.grad(lambda xs: jax.lax.scan(lambda c, x: (c + f(x), None), 0.0, xs)[0])(XS),
     "while": lambda f: jax.lax.while_loop(lambda x: x > -3, lambda x: x - 1 + 0 * f(x), XS[0]),
     "cond": lambda f: jax.lax.cond(XS[0] > 0, f, jnp.sin, XS[1]),
     "one of two results": lambda f: (f(XS[1]), XS)[0],
@@ -264,22 +257,6 @@ def test_nothing_has_an_effect_after_the_error(capfd):
 # --------------------------------------------------------------------- what is still refused
 
 
-def catches(x):
-    try:
-        y = 1 / float(x)
-    except ZeroDivisionError:
-        y = 0.0
-    return y
-
-
-def raises_where_it_is_caught(x):
-    try:
-        raises(x)
-    except ValueError:
-        x = x * 2
-    return x
-
-
 class UncopiedError(ValueError):
     def __reduce__(self):
         raise RuntimeError("no copy")
@@ -299,14 +276,8 @@ def leaves_a_loop_of_quotients(x):
 
 
 REFUSED = {
-    "a try": (catches, "the statement `try:`"),
-    "a call in a try": (raises_where_it_is_caught, "the statement `try:`"),
     "a function that JAX calls": (
         lambda x: jax.lax.scan(lambda c, v: (c + math.sqrt(v), c), x, jnp.ones(3))[0],
-        "in a function that JAX calls",
-    ),
-    "a raise in a function that JAX calls": (
-        lambda x: jax.lax.cond(x > 0, lambda: raises(x - 5 if x < 9 else x), lambda: 1.0),
         "in a function that JAX calls",
     ),
     "an iterator that may not be asked": (leaves_a_loop_of_quotients, "iterator in a loop with an exit|Python raises"),
