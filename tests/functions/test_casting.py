@@ -84,11 +84,8 @@ UNSAFE = {
     "float to int": (np.array([1.7, -1.7]), jnp.int32, [1, -1]),
     "complex to float": (np.array([1.5 + 2j]), F, [1.5]),
     "float to bool": (np.array([0.0, 0.5]), jnp.bool_, [False, True]),
-    "int to bool": (np.array([0, 3]), jnp.bool_, [False, True]),
-    "complex to bool": (np.array([0j, 1j]), jnp.bool_, [False, True]),
     "python float to int": (-1.7, jnp.int32, -1),
     "python complex to float": (1.5 + 2j, F, 1.5),
-    "python int to bool": (1, jnp.bool_, True),
 }
 
 
@@ -152,8 +149,6 @@ def test_integers_go_by_value_and_are_never_wrapped(dtype, form):
 TOO_LARGE = {
     "negative for unsigned": (-1, jnp.uint32, "a signed"),
     "too large": (300, jnp.uint8, "a wider"),
-    "too small": (-300, jnp.int8, "a wider"),
-    "far too large": (2**40, jnp.int32, "a wider"),
     "an infinity": (-np.inf, jnp.int32, "a floating"),
     "nan": (np.nan, jnp.int32, "a floating"),
     "a large float": (1e20, jnp.int32, "a wider"),
@@ -183,16 +178,13 @@ BIG = 2**60 + 2**36 + 1
 WEAK = {
     "float to float32": (1.5, F, 1.5),
     "float to float8": (1.5, jnp.float8_e5m2, 1.5),
-    "float to complex": (1.5, jnp.complex64, 1.5),
     "nan": (float("nan"), F, np.nan),
     "too large float": (1e300, F, np.inf),
     "too large floats of NumPy": (np.array([1e300, -1e300]), F, [np.inf, -np.inf]),
-    "int to float32": (3, F, 3.0),
     "int beyond 2**53 to float32": (BIG, F, np.array(BIG).astype(F)),
     "int to int8": (-128, jnp.int8, -128),
     "int to uint32": (2**32 - 1, jnp.uint32, 2**32 - 1),
     "bool to int": (True, jnp.int32, 1),
-    "bool to float": (True, F, 1.0),
     "complex": (1 + 2j, jnp.complex64, 1 + 2j),
 }
 

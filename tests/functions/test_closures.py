@@ -34,27 +34,13 @@ def in_a_variable(x, use):
     return lambda y: y + use(x)
 
 
-def by_nested_function(x):
-    helper = lambda y: y + x
-    return lambda y: helper(y)
-
-
-def by_keyword_default(x):
-    def body(y, *, x=x):
-        return y + x
-
-    return body
-
-
 ARGUMENT = "argument 0 of functools.partial"
 FOUND = {
     "cell": (lambda x: lambda y: y + x, "x"),
     "default": (lambda x: lambda y, x=x: y + x, "x"),
     "function as a default": (lambda x: lambda y, add=lambda y: y + x: add(y), "x"),
     "partial": (lambda x: functools.partial(lambda x, y: x + y, x), ARGUMENT),
-    "partial of partial": (lambda x: functools.partial(functools.partial(lambda a, b, y: a + y, x), 1.0), ARGUMENT),
     "list in a partial": (lambda x: functools.partial(lambda xs, y: xs[0] + y, [x]), ARGUMENT),
-    "list": (lambda x: in_a_variable([x], lambda x: x[0]), "x"),
     "dict": (lambda x: in_a_variable({"x": [x]}, lambda x: x["x"][0]), "x"),
     "decorated": (lambda x: functools.wraps(np.sin)(lambda y: y + x), "x"),
     "bound to self": (lambda x: types.MethodType(lambda self, y: self + y, x), "self"),

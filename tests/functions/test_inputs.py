@@ -6,17 +6,13 @@ import enum
 import pathlib
 import warnings
 
-import hypothesis.extra.numpy as hnp
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import jaxpyop
 from tests.shared.checks import run
-from tests.shared.examples import few, many
 from tests.shared.functions import SMALL_DTYPES, WIDE_DTYPES, both_sides, dtype_id, numpy_function, py_func, py_function
 from tests.shared.tables import rows
 
@@ -71,33 +67,6 @@ def test_pytrees_arrive_in_their_structure(api):
     assert (type(state), state.b, state.tag) == (State, (), "tag")
 
 
-LEAVES = st.one_of(
-    st.sampled_from([None, "s", b"b", 1.5, 2, True, 1j]),
-    hnp.arrays(np.float32, hnp.array_shapes(min_dims=0, max_dims=2, min_side=0, max_side=3), elements=st.just(1.0)),
-)
-CONTAINERS = lambda inner: st.one_of(
-    *(st.lists(inner, max_size=3), st.lists(inner, max_size=3).map(tuple)),
-    *(st.dictionaries(st.sampled_from("abc"), inner, max_size=3), st.tuples(inner, inner).map(lambda p: Point(*p))),
-)
-
-
-def arrives_as_it_is(tree):
-    (got,) = received([tree])
-    assert jax.tree.structure(got) == jax.tree.structure(tree)
-    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(tree)):
-        if isinstance(b, (str, bytes)):
-            assert a is b
-        else:
-            assert isinstance(a, np.ndarray)
-            np.testing.assert_array_equal(a, np.asarray(b, a.dtype))
-            assert a.shape == np.shape(b)
-
-
-trees = given(tree=st.recursive(LEAVES, CONTAINERS, max_leaves=6))
-test_any_pytree_arrives_as_it_is = few(trees, arrives_as_it_is, examples=20)
-test_many_pytrees_arrive_as_they_are = many(trees, arrives_as_it_is, examples=300)
-
-
 # ---------------------------------------------------------------- array leaves
 
 
@@ -140,11 +109,8 @@ NUMBERS = {
     "complex": (1 + 2j, "complex64"),
     "int max": (2**31 - 1, "int32"),
     "int min": (-(2**31), "int32"),
-    "inf": (float("inf"), "float32"),
-    "np.int64": (np.int64(-5), "int32"),
     "float64 array": (np.array([1.5, 1e30]), "float32"),
     "uint64 array": (np.array([1, 2], np.uint64), "uint32"),
-    "complex128 array": (np.array([1j]), "complex64"),
     "big endian": (np.array([1.5, 2.5], ">f4"), "float32"),
     "an empty wide array": (np.zeros((0, 2), np.int64), "int32"),
     "a subclass": (np.ones((1, 2)).view(type("Tagged", (np.ndarray,), {})), "float32"),
@@ -166,7 +132,6 @@ TOO_WIDE = {
     "int": (2**31, "int32"),
     "huge int": (2**70, "int32"),
     "between int64 and uint64": (2**63, "int32|uint32"),
-    "np.int64": (np.int64(2**40), "int32"),
     "int64 array": (np.array([0, 2**31]), "int32"),
     "negative int64 array": (np.array([0, -(2**31) - 1]), "int32"),
     "uint64 array": (np.array([2**64 - 1], np.uint64), "uint32"),

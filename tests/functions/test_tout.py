@@ -17,9 +17,7 @@ S = jax.ShapeDtypeStruct
 
 FORMS = {
     "np class": np.float32,
-    "jnp class": jnp.float32,
     "string": "float32",
-    "np.dtype": np.dtype("float32"),
     "another byte order": np.dtype(">f4"),
     "struct": S((3,), np.float32),
     "jax array": jnp.zeros(3),
@@ -77,8 +75,6 @@ class Both:
 
 ORDERED, DEFAULT = collections.OrderedDict, lambda **items: collections.defaultdict(list, items)
 STRUCTURES = {
-    "list": ([F, N], [1.5, 2]),
-    "tuple": ((F, N), (1.5, 2)),
     "dict": ({"b": F, "a": N}, {"a": 2, "b": 1.5}),
     "nested": ({"a": [F, (N, {"c": F})], "b": F}, {"a": [1.0, (2, {"c": 3.0})], "b": 4.0}),
     "namedtuple": (Pair(F, N), Pair(1.5, 2)),
@@ -92,7 +88,6 @@ STRUCTURES = {
     "list for tuple": ((F, F), [1.0, 2.0]),
     "bare value for list of one": ([F], 1.0),
     "list of one for a bare value": (F, [1.0]),
-    "array for list of one": ([F], np.float32(1)),
 }
 
 
@@ -113,16 +108,12 @@ def test_results_have_the_structure_of_tout(tout, value):
 
 WRONG = {
     "too many": ([F, F], [1.0, 2.0, 3.0], r"a list of 3 .*declares 2 results"),
-    "too few": ([F, F, F], [1.0, 2.0], r"a list of 2 .*declares 3 results"),
     "list for one": (F, [1.0, 2.0], r"a list of 2 .*declares one result; .*or return np.array\(...\)"),
     "one for two": ([F, F], 1.0, r"a float .*declares 2 results"),
     "array for two": ([F, F], np.zeros(2, np.float32), r"an array where"),
     "None among two": ([F, F], [1.0, None], r"None at result\[1\] .*has float32 of"),
     "None in a dict": ({"a": F, "b": F}, {"a": 1.0, "b": None}, r"None at result\['b'\] where"),
-    "missing key": ({"a": F, "b": F}, {"a": 1.0}, r"a dict .*declares 2 results"),
-    "extra key": ({"a": F}, {"a": 1.0, "b": 2.0}, r"a dict .*declares one result"),
     "other key": ({"a": F}, {"b": 1.0}, r"a dict with the keys \['b'\] where Tout=\{'a': 'float32'\}"),
-    "dict for list": ([F, F], {"a": 1.0, "b": 2.0}, r"a dict .*declares 2 results"),
     "nested count": ([F, [F, F]], [1.0, [2.0]], r"a list of 1 at result\[1\] .*has a list of 2"),
     "other dataclass": (Both(F, F), Pair(1.0, 2.0), r"a Pair|a tuple of 2|a Pair of 2"),
     "value for nothing": ([], 1.0, r"a float where Tout=\[\] declares no result; pass Tout=None to ignore"),
@@ -185,12 +176,10 @@ ARRAYS = {
     "beside a number": ([S((), F), S((2,), F)], (1.0, [1.0, 2.0])),
     "a tuple": ([S((), F), S((2,), F)], [1.0, (1.0, 2.0)]),
     "alone": (S((2,), F), [1.0, 2.0]),
-    "of one": (S((1,), F), [1.0]),
     "of one array": (S((1,), F), [np.ones(1, np.float32)]),
     "rows": (S((2, 2), F), [[1.0, 2.0], [3.0, 4.0]]),
     "empty": (S((0,), F), []),
     "empty rows": (S((0, 3), N), []),
-    "integers": (S((3,), N), [1, 2, 3]),
     "numbers of NumPy": (S((2,), F), [np.float32(1), np.float32(2)]),
 }
 
