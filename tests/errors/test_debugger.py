@@ -33,12 +33,7 @@ def session(*arguments, typed, **env):
     return done.returncode, done.stdout + done.stderr
 
 
-SESSIONS = [
-    ("numpy_function", "direct", "auto"),
-    ("py_function", "jit", "auto"),
-    ("numpy_function", "jit", "callback"),
-    ("py_func", "jit", "auto"),
-]
+SESSIONS = [("numpy_function", "direct", "auto"), ("py_function", "jit", "auto"), ("py_func", "jit", "callback")]
 
 
 @pytest.mark.parametrize(("api", "how", "transport"), SESSIONS)

@@ -122,10 +122,8 @@ FORWARD = {
 ROUTES = {
     "direct": lambda f: lambda xs: jnp.stack([f(x) for x in xs]),
     "jit": lambda f: lambda xs, g=jax.jit: jnp.stack([*map(g(f), xs)]),
-    "vmap": jax.vmap,
     "jit of vmap": lambda f: jax.jit(jax.vmap(f)),
     "scan": lambda f: jax.jit(lambda xs: jax.lax.scan(lambda c, x: (c, f(x)), 0, xs)[1]),
-    "jaxpyop.jit": lambda f: lambda xs, g=jaxpyop.jit: jnp.stack([*map(g(f), xs)]),
     "jaxpyop.jit of vmap": lambda f: jaxpyop.jit(jax.vmap(f)),
 }
 FILLS = {"nan": ("nan", np.nan), "a number": (-1.0, 0.0)}  # on_error=, and the derivative of an element that failed

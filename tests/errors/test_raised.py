@@ -55,7 +55,6 @@ PROGRAMS = {
     "jit of vmap": lambda op: jax.jit(jax.vmap(op)),
     "grad": lambda op: jax.grad(lambda x: op(x).sum()),
     "jit of grad": lambda op: jax.jit(jax.grad(lambda x: op(x).sum())),
-    "nested op": lambda op: jax.jit(lambda x: py_function(op, [x], F, output_shapes=(3,))),
     "jit in a function": lambda op: jax.jit(lambda x: py_function(jax.jit(op), [x], F, output_shapes=(3,))),
 }
 
