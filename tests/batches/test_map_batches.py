@@ -490,20 +490,6 @@ def test_another_process_computes_the_block_of_a_process_that_is_killed(begun, t
 
 
 @pytest.mark.slow
-def test_a_process_that_is_killed_leaves_the_finished_blocks(begun, tmp_path):
-    process = begun(200, 5, 0.01)
-    go(process)
-    while not (tmp_path / "sweep" / "3.block").exists():
-        pass
-    process.kill()
-    process.wait()
-    last = begun(200, 5, 0.01)
-    go(last)
-    ended(last)
-    assert 200 <= len(runs_of(tmp_path / "log")) <= 205
-
-
-@pytest.mark.slow
 @pytest.mark.timeout(40)
 def test_a_forked_child_does_not_keep_the_locks_of_a_process_that_is_killed(begun, tmp_path):
     run_python(

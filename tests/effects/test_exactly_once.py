@@ -122,22 +122,6 @@ def test_a_batch_of_nothing_runs_nothing(route):
     assert log.seen == []
 
 
-def test_what_makes_a_call_stateful():
-    """Only a stateful call is an effect of the program: JAX may drop the others."""
-    rows = {
-        "numpy_function": (numpy_function, F, {}, False),
-        "py_function": (py_function, F, {}, False),
-        "py_func(stateful=False)": (py_func, F, {"stateful": False}, False),
-        "py_func": (py_func, F, {}, True),
-        "ordered": (numpy_function, F, {"ordered": True}, True),
-        "no result": (py_function, None, {}, True),
-        "an empty list": (numpy_function, [], {}, True),
-    }
-    for name, (op, tout, options, stateful) in rows.items():
-        program = lambda x, op=op, tout=tout, options=options: (op(lambda x: tout and x, [x], tout, **options), x)[1]
-        assert bool(jax.make_jaxpr(program)(X).effects) == stateful, name
-
-
 def test_threads_lose_no_call():
     log = Log()
     f = jax.jit(lambda x: (py_func(log, [x], F), x)[1])

@@ -8,13 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from jaxpyop import py_function
 from tests.gradients.bodies import X3, F
 from tests.shared.checks import close
-from tests.shared.examples import few, many
 from tests.shared.tables import rows
 
 X = jnp.asarray(X3)
@@ -100,20 +97,3 @@ def test_what_has_no_tangent_is_a_plain_array():
     for derive in (jax.grad, jax.jacfwd):
         close(derive(loss)(F(2), X), jnp.sin(X).sum())
     assert all(data is type(X) and w is not type(X) for data, w in seen)
-
-
-def of_random_inputs(x, jit):
-    x = jnp.asarray(np.asarray(x, np.float32))
-
-    def body(y, values):
-        for v in values:
-            y = y * 2 if v > 0 else y * y
-        return y.sum()
-
-    f = jax.grad(lambda x: py_function(lambda x: body(x, np.asarray(x)), [x], F, output_shapes=()))
-    close((jax.jit(f) if jit else f)(x), jax.jit(jax.grad(lambda y: body(y, x.tolist())))(x))
-
-
-inputs = given(x=st.lists(st.floats(-3, 3, width=32), min_size=0, max_size=3), jit=st.booleans())
-test_random_inputs = few(inputs, of_random_inputs, examples=2)
-test_many_random_inputs = many(inputs, of_random_inputs, examples=40)

@@ -85,6 +85,7 @@ def test_a_function_runs_again_with_one_warning(program, op):
     assert row["records"] == STEPS
     assert STEPS - 2 <= row["recomputed"] <= STEPS
     assert STEPS - 2 <= row["pushed_out"] <= STEPS
+    assert f"{row['pushed_out']} records were pushed out: increase max_record_bytes" in str(report)
 
 
 @each_program

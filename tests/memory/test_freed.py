@@ -46,9 +46,10 @@ USES = {
     "vjp": lambda op: jax.vjp(op, X)[1](X),
     "jvp": lambda op: jax.jvp(op, (X,), (X,)),
     "jit of vmap of gradient": lambda op: jax.jit(jax.vmap(jax.grad(op)))(X),
+    "cut": lambda op: [f(X) for f in [jaxpyop.jit(lambda x: op(x) + 1)] for _ in range(2)],
 }
 # JAX itself keeps what it has traced for these.
-TRACES_KEPT = {"jit of scan", "jit of cond", "jvp", "vjp"}
+TRACES_KEPT = {"jit of scan", "jit of cond", "jvp", "vjp", "cut"}
 
 
 def op_and_what_it_holds(api, rule=None, **options):

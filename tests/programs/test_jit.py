@@ -1,12 +1,10 @@
 """`jaxpyop.jit` in place of `jax.jit`: what it takes, what it gives, and what it leaves whole."""
 
-import functools
 import gc
 import inspect
 import pathlib
 import pickle
 import re
-import weakref
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +13,6 @@ import pytest
 from jax.experimental import io_callback
 
 import jaxpyop
-from tests.shared.checks import eventually
 from tests.shared.functions import numpy_function, py_func, py_function
 from tests.shared.tables import named, rows
 
@@ -354,23 +351,6 @@ def test_clear_caches_traces_the_function_again():
         scale += 1
         clear()
         same(cut(X), wanted(X))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("op", [py_function, numpy_function], ids=["cut", "whole"])
-def test_a_dropped_function_is_freed(op):
-    class Held:
-        pass
-
-    held, program = Held(), lambda held, x: op(lambda x: (held, x + x)[1], [x], F) + 1
-    ref = weakref.ref(held)
-    cut = jaxpyop.jit(functools.partial(program, held))
-    for _ in range(2):
-        cut(X)
-    del held, cut
-    jax.clear_caches()
-    # The last run of what stays whole may still be under way.
-    assert eventually(lambda: ref() is None)
 
 
 @pytest.mark.slow

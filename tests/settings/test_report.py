@@ -176,18 +176,6 @@ def test_a_rule_that_fails():
     assert (row["calls"], row["runs"], row["rules"], row["failures"]) == (2, 1, 1, 1)
 
 
-@pytest.mark.parametrize("make", [taped_op, residual_op])
-def test_records_that_were_pushed_out_are_told(make):
-    jaxpyop.clear_records()  # other tests leave some
-    f = make(Counter(np.sin), COS, name=make.__name__)  # the warning comes once for each name
-    pushed = pytest.warns(RuntimeWarning, match="pushed out")
-    with jaxpyop.config.override(max_records=2), jaxpyop.report() as report, pushed:
-        jax.block_until_ready(jax.jit(jax.grad(lambda x: f(x) + f(x + 1) + f(x + 2) + f(x + 3)))(1.0))
-    (row,) = report.rows()
-    assert [row[c] for c in ("records", "pushed_out", "recomputed", "runs")] == [4, 2, 2, 6]
-    assert "2 records were pushed out: increase max_record_bytes" in str(report)
-
-
 CHAINS = {
     "a chain": (lambda f, x: (f(x), None), ""),
     "a walk": (lambda f, x: (x + 1, f(x)), "1000 calls of one element"),
