@@ -20,10 +20,6 @@ NAN = float("nan")
 class Box:
     value: float = 1.0
 
-    def grow(self):
-        self.value = self.value + 4.0
-        return self.value
-
 
 class Pair(collections.namedtuple("Pair", ["first", "second"])):
     __slots__ = ()
@@ -48,6 +44,14 @@ def a_tuple_and_a_dict_in_a_loop(x):
         pair = (pair[0] * 0.9, pair[1] + 1)
         table = {"z": table["z"] + 1, "y": table["y"] * 0.75}
     return pair[0] * pair[1] + table["z"]
+
+
+@TABLE.equal
+def an_attribute_in_a_loop(x):
+    box = Box(x)
+    while box.value < 3:
+        box.value = box.value * 1.5 + 0.1
+    return box.value
 
 
 @TABLE.either
