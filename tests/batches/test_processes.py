@@ -215,6 +215,8 @@ def test_a_worker_that_dies_leaves_the_program_alive(method):
 def test_a_dask_worker_that_dies():
     """A cluster of its own, which gives up at the first death."""
     dask = pytest.importorskip("dask", reason="needs the extra `dask`")
+    # Its import sets the options of which one is set here for a while.
+    pytest.importorskip("distributed", reason="needs the extra `dask`")
     allowed = dask.config.set({"distributed.scheduler.allowed-failures": 0})
     with allowed, cluster_of(1) as cluster, cluster.get_client() as client:
         f = parallel(numpy_function, bodies.die, client.get_executor())
