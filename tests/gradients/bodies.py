@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.experimental.ode import odeint
 
 import jaxpyop
 
@@ -45,6 +46,11 @@ def clip_gradient(bound, x):
 
 
 clip_gradient.defvjp(lambda bound, x: (x, None), lambda bound, _, ct: (jnp.clip(ct, -bound, bound),))
+
+
+def closure(x):
+    # JAX looks into the tracers that the function closes over.
+    return odeint(lambda y, t: -y * x, x, jnp.array([0.0, 1.0]))
 
 
 def scan(x):
@@ -114,6 +120,7 @@ BODIES = {
     "stopped in jit": (lambda x: jax.jit(lambda a, b: a * lax.stop_gradient(b))(x, jnp.sqrt(x)), [ZEROS]),
     "independent results": (lambda x: jax.jit(lambda a, b: (a * 2.0, b * 3.0))(x, jnp.sqrt(x))[0], [ZEROS]),
     "custom_jvp": (lambda x, y: custom_sin(x, y) * x, [X3, X3]),
+    "odeint, a custom_vjp": (closure, [X3]),
     "custom_vjp": (lambda x, y: custom_square(x * 2.0, y), [X3, X3]),
     "custom_vjp in jit": (jax.jit(lambda x: custom_square(x, x)), [X3]),
     "custom_vjp nondiff": (lambda x: clip_gradient(0.25, x) * x, [X3]),

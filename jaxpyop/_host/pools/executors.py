@@ -6,6 +6,7 @@ With it, the function runs on that executor and nowhere else. The second half is
 
 from __future__ import annotations
 
+import atexit
 import concurrent.futures
 import contextlib
 import contextvars
@@ -136,6 +137,8 @@ def _resolved(op: Any, given: Any) -> Any:
 # again when its executor is of no use any more. Any other function is called each time, because the executor that it
 # returns is the user's, who may replace it.
 _made: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+# Otherwise they would go when the modules that they need are gone.
+atexit.register(_made.clear)
 
 
 def _returned_by(function: Callable[[], Any]) -> Any:

@@ -62,15 +62,15 @@ class _Chunked:
         self._store = store
         self._inputs = [BatchedInput(np.asarray(a), i, batch) for i, a in enumerate(arrays)]
         self._chunks = Chunks(batch.count, call.op.chunksize, call.pace)
-        with noting(batch, slice(0, 1)):
-            rows = [not i.is_shared_by_all for i in self._inputs]
-            self._job = dataclasses.replace(job_for(self._executors[0], call), batch=batch, rows=rows)
 
     def run(self) -> None:
         """Run all of them."""
         self._sending.run(self._tasks())
 
     def _tasks(self) -> Iterator[Task]:
+        with noting(self._batch, slice(0, 1)):
+            rows = [not i.is_shared_by_all for i in self._inputs]
+            self._job = dataclasses.replace(job_for(self._executors[0], self._call), batch=self._batch, rows=rows)
         count, homes = self._batch.count, len(self._executors)
         if homes > 1:
             # The elements of a worker are known, so they go in one chunk, unless elements run in batch order.
