@@ -13,10 +13,6 @@ def failing(op, shape, func=fail, **options):
     return lambda x: op(func, [x], F, output_shapes=shape, **options)
 
 
-def in_scan(f):
-    return lambda x: lax.scan(lambda c, _: (f(c), None), x, None, length=3)[0]
-
-
 def fail_on_the_first_shard(x):
     return fail() if np.asarray(x)[0] == 0 else x
 
@@ -25,8 +21,6 @@ ERRORS = {
     "jit": lambda on, op: jax.jit(failing(op, (8,))),
     "jit before a collective": lambda on, op: jax.jit(lambda x: (failing(op, (8,))(x) + x).sum()),
     "jit, result unused": lambda on, op: jax.jit(lambda x: (failing(py_func, (8,))(x), x)[1]),
-    "jit of scan": lambda on, op: jax.jit(in_scan(failing(op, (8,)))),
-    "jit of vmap": lambda on, op: jax.jit(jax.vmap(failing(op, ()))),
     "pmap": lambda on, op: lambda x: jax.pmap(failing(op, ()))(FULL[:4]),
     "shard_map": lambda on, op: on.shard_map(failing(op, (2,))),
     "shard_map, one shard": lambda on, op: on.shard_map(failing(op, (2,), fail_on_the_first_shard)),

@@ -27,12 +27,10 @@ programs_of_an_op(
     {
         "jit": (jit(lambda op, x: op(x)), 2 * FULL, [WHOLE]),
         "jit, result unused": (jit(lambda op, x: (op(x), x)[1]), FULL, [WHOLE]),
-        "jit, input used again": (jit(lambda op, x: op(x) + x), 3 * FULL, [WHOLE]),
         "jit of a constant": (jit(lambda op, x: (op(7.0), x)[1]), FULL, [7.0]),
         "jit, when": (jit(lambda op, x: op(x, when=x.sum() > 4)), 2 * FULL, [WHOLE]),
         "jit, when not": (jit(lambda op, x: op(x, when=x.sum() < 4)), 0 * FULL, []),
         "jit of sequential": (batched("sequential"), 2 * FULL, WHOLE),
-        "jit of expand_dims": (batched("expand_dims"), 2 * FULL, [WHOLE]),
         "jit of parallel": (batched("parallel"), 2 * FULL, WHOLE),
         "jit of scan": (scan, 4 * FULL, [WHOLE, (2 * FULL).tolist()]),
         "jit of cond": (jit(lambda op, x: lax.cond(x.sum() > 0, op, lambda x: x, x)), 2 * FULL, [WHOLE]),

@@ -61,11 +61,9 @@ def test_the_line_of_a_saved_residual_is_the_users(capsys):
 
 
 PROFILED = {
-    "direct": (op_of("numpy_function"), ["halo"]),
     "jit": (jax.jit(op_of("py_func")), ["halo"]),
     "vmap": (lambda x: jax.jit(jax.vmap(op_of("numpy_function")))(jnp.full(3, x)), ["halo"]),
     "grad": (jax.jit(jax.grad(op_of("py_function"))), ["jvp(halo)", "transpose(jvp(halo))"]),
-    "vjp=": (jax.grad(op_of("numpy_function", vjp=lambda i, o, c: 2 * c[0])), ["halo", "transpose(jvp(halo))"]),
 }
 
 

@@ -155,17 +155,9 @@ TABLE.either_all(
         "int as an index": lambda x: jnp.arange(9.0)[int(x)],
         "round": lambda x: x * round(float(x)),
         "an int of a large float": lambda x: int(x * 1e9) / 7.0,
-        "small or large": lambda x: x * 2 if -5 < int(x * 1e9) <= 3 or int(x) > 7.5 else x,
     }
 )
-TABLE.either_all(
-    {
-        "divided by a difference": lambda x: x * (1 / (abs(float(x)) - 1.0)),
-        "rounded twice": lambda x: (round(float(x) * 9e4) * round(float(x) * 9e4)) * 1.0,
-        "a power of two by an int": lambda x: 2 ** int(x) + x,
-    },
-    slow=True,
-)
+TABLE.either_all({"a power of two by an int": lambda x: 2 ** int(x) + x}, slow=True)
 
 
 @TABLE.either
