@@ -455,6 +455,25 @@ def test_two_processes_divide_the_blocks(begun, tmp_path):
     assert not list((tmp_path / "sweep").glob("*.claim"))
 
 
+@pytest.mark.slow
+def test_killed_three_times_each_block_is_computed_again_at_most_when_it_ran(begun, tmp_path):
+    random = np.random.default_rng(1)
+    for _ in range(3):
+        process = begun(200, 5, 0.01)
+        go(process)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(timeout=0.6 + 0.5 * random.random())
+        process.kill()
+        process.wait()
+    last = [begun(200, 5, 0.01), begun(200, 5, 0.01)]
+    go(*last)
+    for process in last:
+        ended(process)
+    runs = runs_of(tmp_path / "log")
+    assert sorted(set(runs)) == list(range(200))
+    assert 200 <= len(runs) <= 200 + 3 * 5
+
+
 def test_a_block_that_another_process_finishes_just_before_it_is_claimed(tmp_path, monkeypatch):
     runs, locks, flock = [], [], fcntl.flock
 
