@@ -225,8 +225,7 @@ def _transpose(cts: Sequence[Any], *operands: Any, loop: Loop, perturbed: Pertur
     consts, state, tangents = operands[:count], operands[count:end], operands[end:]
     avals = pick([jax.typeof(x) for x in state], perturbed[1])
     full = [core.zeros(a) if type(ct) is ad.Zero else ct for ct, a in zip(cts, avals, strict=True)]
-    with explaining_meshes(loop, [*consts, *state, *full]):
-        found = _pull_back(loop, consts, state, full, perturbed)
+    found = _pull_back(loop, consts, state, full, perturbed)
     wanted = [ct if ad.is_undefined_primal(t) else None for ct, t in zip(found, tangents, strict=True)]
     return [None] * end + wanted
 
