@@ -6,7 +6,6 @@ import dataclasses
 import enum
 import functools
 import inspect
-import itertools
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -107,7 +106,8 @@ class Calls(Attributes):
     def to_jax(self, v: Any) -> Any:
         """A value of the language as one of JAX."""
         if isinstance(v, Union):
-            raise Refused("a function of JAX gets, or calls a function that returns, values of two kinds")
+            what = "a function of JAX gets, or calls a function that returns, values of two kinds"
+            raise Refused(what, "make them of one kind before, such as jnp.float32(0)")
         if isinstance(v, Num):
             return num_to_array(v)
         if is_of_jax(v) or isinstance(v, (slice, range)) or id(v) in OF_JAX:
@@ -174,8 +174,6 @@ class Calls(Attributes):
         if any(isinstance(a, Iter) for a in args):
             raise Refused("an iterator is given to a function of JAX", "write list(...)")
         self._check_casts(f, [*args, *kwargs.values()])
-        if (f is jnp.array or f is jnp.asarray) and args and _is_sequence(args[0]):
-            args[0] = self.python(self._of_one_dtype, args[0], *args[1:2] or [kwargs.get("dtype")])
         count = len(args)
 
         def called(*xs: Any) -> Any:
@@ -188,29 +186,6 @@ class Calls(Attributes):
 
         run = lambda: self.lifted(called, *args, *kwargs.values())
         return self.unless_raised(run) if f in _NOT_AFTER_AN_ERROR or is_of_package(f) else run()
-
-    def _of_one_dtype(self, items: Any, dtype: Any = None) -> Any:
-        """The items that `jnp.array` gets. Those of two kinds get the dtype of the array, if it is one on all paths."""
-        alternatives = lambda v: v.alts if isinstance(v, Union) else [v]
-        found: set[frozenset[Any]] = set()
-        self._mapped(lambda v: found.add(frozenset(map(_dtype_kind, alternatives(v)))), items)
-        if all(len(kinds) == 1 for kinds in found):
-            return items
-        if dtype is None:
-            each = [[c for n in range(len(kinds)) for c in itertools.combinations(kinds, n + 1)] for kinds in found]
-            dtypes = {jnp.result_type(*map(_sample, itertools.chain(*kinds))) for kinds in itertools.product(*each)}
-            if len(dtypes) > 1:
-                raise Refused("the dtype of the array depends on values", "pass dtype=")
-            dtype = dtypes.pop()
-        to = jax.dtypes.canonicalize_dtype(dtype)
-        cast = lambda v: num_as_dtype(v, to) if isinstance(v, Num) else jnp.asarray(v, to)
-        return self._mapped(lambda v: self.lifted(cast, v) if isinstance(v, Union) else v, items)
-
-    def _mapped(self, f: Callable[[Any], Any], v: Any) -> Any:
-        """A list or a tuple, and those in it, with `f` of each item."""
-        if not _is_sequence(v):
-            return f(v)
-        return tuple(self._mapped(f, x) for x in (self.items(v) if isinstance(v, Obj) else v))
 
     def _check_casts(self, f: Any, values: list[Any]) -> None:
         """Refuses a number of Python that a function of JAX casts to a dtype by way of another one."""
@@ -350,23 +325,6 @@ def _is_dtype(v: Any) -> bool:
     return isinstance(v, (np.dtype, type(jnp.float32))) or (
         isinstance(v, type) and issubclass(v, np.generic | int | float)
     )
-
-
-def _is_sequence(v: Any) -> bool:
-    return isinstance(v, tuple) or (isinstance(v, Obj) and v.cls is list)
-
-
-def _dtype_kind(v: Any) -> Any:
-    """What a value says about the dtype of an array that it is in: a dtype, or a type of Python, which is weaker."""
-    if isinstance(v, Num):
-        return {"b": bool, "i": int, "f": float}[v.kind]
-    if is_array(v) and v.weak_type:
-        return type(v.dtype.type(0).item())
-    return v.dtype if isinstance(v, (jax.Array, np.generic, np.ndarray)) else type(v)
-
-
-def _sample(kind: Any) -> Any:
-    return kind() if kind in (bool, int, float, complex) else kind
 
 
 OUTSIDE = (
