@@ -308,7 +308,7 @@ class Statements(Functions):
         if leave:
             self._leave_loop(s, env)
 
-    # ---------------------------------------------------------------------------- with
+    # ------------------------------------------------------------------- with and finally
 
     def do_with(self, s: ast.With, env: Obj) -> None:
         for item in s.items:
@@ -320,3 +320,16 @@ class Statements(Functions):
                 raise Refused("`with ... as` gives a context a name")
             self.eval(call, env)
         self.block(s.body, env)
+
+    def do_try(self, s: ast.Try, env: Obj) -> None:
+        if s.handlers:
+            raise Refused("the statement `try:` with handlers is not in the language", "write an if")
+        with self.not_raising("in a try"):
+            self.block(s.body, env)
+        left = {"$status": env.slots["$status"], "$ret": env.slots["$ret"]}
+        self.write(env, "$status", NORMAL)
+        self.block(s.finalbody, env)
+        if env.slots["$status"] != NORMAL:
+            raise Refused("a return, a break or a continue in a `finally`")
+        for name, value in left.items():
+            self.write(env, name, value)

@@ -272,6 +272,14 @@ def catches(x):
     return y
 
 
+def raises_before_a_finally(x):
+    try:
+        y = math.sqrt(x)
+    finally:
+        x = x * 2
+    return x + y
+
+
 def raises_where_it_is_caught(x):
     try:
         raises(x)
@@ -300,6 +308,7 @@ def leaves_a_loop_of_quotients(x):
 
 REFUSED = {
     "a try": (catches, "the statement `try:`"),
+    "a root in a try": (raises_before_a_finally, "math.*in a try"),
     "a call in a try": (raises_where_it_is_caught, "the statement `try:`"),
     "a function that JAX calls": (
         lambda x: jax.lax.scan(lambda c, v: (c + math.sqrt(v), c), x, jnp.ones(3))[0],
