@@ -265,13 +265,12 @@ class Statements(Functions):
             with taken, self._only_reading() if left else contextlib.nullcontext():
                 if (item := next(values, UNDEF)) is UNDEF:
                     break
+            if left and isinstance(items, range) and len(items) - n > _UNROLLED:
+                # The other turns are one loop, because the program would grow with each of them.
+                rest = TracedRange(items[n], items.stop, items.step)
+                self.if_normal(env, functools.partial(self._for_range, s, rest, env, leave=False))
+                break
             if left:
-                if isinstance(items, range) and len(items) - n > _UNROLLED:
-                    # The other turns are one loop, because the program would grow with each of them.
-                    rest = TracedRange(items[n], items.stop, items.step)
-                    as_loop = functools.partial(self._for_range, s, rest, env, leave=False)
-                    if self.tried(functools.partial(self.if_normal, env, as_loop))[0]:
-                        break
                 self.if_normal(env, lambda: turn(item))
             else:
                 turn(item)

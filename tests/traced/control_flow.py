@@ -287,6 +287,16 @@ def a_match(x):
             return x
 
 
+@TABLE.either
+def an_exit_from_a_loop_over_the_items_of_a_long_list(x):
+    items = [0.5 * k for k in range(20)]
+    for k in range(20):
+        if x < items[k]:
+            break
+        x = x - 0.25
+    return x
+
+
 @TABLE.equal(points=[0.5, 7.0, -2.0])
 def a_finally(x):
     turns, kept = [], 0.0
