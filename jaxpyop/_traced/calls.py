@@ -152,10 +152,8 @@ class Calls(Attributes):
                 return self.to_jax(self.call(f, list(map(self.from_jax, args)), given))
 
         # Errors name the function of the user.
-        called.__module__, called.__qualname__ = (
-            str(getattr(f, "__module__", "")),
-            getattr(f, "__qualname__", "a function"),
-        )
+        called.__module__ = str(getattr(f, "__module__", ""))
+        called.__qualname__ = getattr(f, "__qualname__", "a function")
         return called
 
     def _with_own_rules(self, f: Any) -> Any:
@@ -207,29 +205,24 @@ class Calls(Attributes):
     def _host_argument(self, v: Any) -> Any:
         """An argument of an op inside: its functions run where that op runs them, so they are given as they are."""
         if isinstance(v, (*FUNCTIONS, Union)):
-            raise Refused(
-                "a function that is made here is given to an op, which calls it on the host", "make it outside"
-            )
+            what = "a function that is made here is given to an op, which calls it on the host"
+            raise Refused(what, "make it outside")
         return v if callable(v) else self.to_jax(v)
 
     def number_of(self, x: Any, kind: str = "") -> Num:
         """The Python number that an array is, which has no derivative: `config.constants` may ask for an error."""
         if config.constants == "error" and core.is_inexact(x):
-            file, line = self.line
-            what = jax.typeof(x).str_short()
-            x = _never_differentiated(
-                x,
-                f"{self.label}: {file}:{line}: float(x) makes a constant of a differentiated {what}, whose "
-                "derivative is zero. Use x itself, or jax.lax.stop_gradient(x) if you want a constant "
-                "(jaxpyop.config.constants is 'error')",
+            what = f"{self.label}: {self.line[0]}:{self.line[1]}: float(x) makes a constant of a differentiated"
+            text = (
+                f"{what} {jax.typeof(x).str_short()}, whose derivative is zero. Use x itself, or "
+                "jax.lax.stop_gradient(x) if you want a constant (jaxpyop.config.constants is 'error')"
             )
+            x = _never_differentiated(x, text)
         return of_array(x, kind)
 
     # --------------------------------------------------------------------- methods
 
     def call_method(self, v: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        if isinstance(v, Union):
-            return self.lifted(lambda a: self.call_method(a, name, args, kwargs), v)
         if is_array(v):
             if name == "item":
                 return self.number_of(v.reshape(()) if v.size == 1 else v)
@@ -263,10 +256,9 @@ class Calls(Attributes):
         if issubclass(cls, BaseException) or issubclass(cls, enum.Enum):
             self.need_constant(*args)
             return self.python(cls, *args)
-        if module_of(cls) in LIBRARIES:
-            raise Refused(f"`{name_of_function(cls)}` is not in the language", OUTSIDE)
         if type(cls) is not type or any(module_of(c) in (*LIBRARIES, "abc", "typing") for c in cls.__mro__[:-1]):
-            raise Refused(f"an object of {cls.__name__}, whose class is built in or made in a way of its own")
+            what = "a class that is built in or made in a way of its own, is not in the language"
+            raise Refused(f"`{name_of_function(cls)}`, {what}", OUTSIDE)
         generated = getattr(getattr(cls.__init__, "__code__", None), "co_filename", "") == "<string>"
         params: Any = vars(cls).get("__dataclass_params__")
         frozen = params is not None and params.frozen

@@ -313,10 +313,8 @@ class Statements(Functions):
         for item in s.items:
             call = item.context_expr
             known = (contextlib.nullcontext, jax.named_scope)
-            if not isinstance(call, ast.Call) or self.eval(call.func, env) not in known:
-                raise Refused(f"`with {ast.unparse(call)}` is not in the language")
-            if item.optional_vars is not None:
-                raise Refused("`with ... as` gives a context a name")
+            if item.optional_vars or not isinstance(call, ast.Call) or self.eval(call.func, env) not in known:
+                raise Refused(f"`with {ast.unparse(item)}` is not in the language")
             self.eval(call, env)
         self.block(s.body, env)
 
