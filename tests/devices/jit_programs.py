@@ -155,4 +155,4 @@ def a_traced_loop_is_right_or_refused(on):
         except ValueError as error:  # JAX refuses it
             assert "mesh" in str(error)
             refused += 1
-    assert (refused > 0) == (on.kind == "Explicit"), refused
+    assert refused == 0 or on.kind == "Explicit", refused
