@@ -95,13 +95,8 @@ class Attributes(Containers):
     def _of_outside(self, v: Any, name: str) -> Any:
         """An attribute of an object from outside, which nothing in the program changes."""
         cls = type(v)
-        plain = cls.__getattribute__ in _PLAIN and not hasattr(cls, "__getattr__")
-        if (
-            not plain
-            or not hasattr(v, "__dict__")
-            or module_of(cls) in LIBRARIES
-            or (callable(v) and module_of(cls) == "functools")
-        ):
+        plain = cls.__getattribute__ in _PLAIN and not hasattr(cls, "__getattr__") and hasattr(v, "__dict__")
+        if not plain or module_of(cls) in LIBRARIES or (callable(v) and module_of(cls) == "functools"):
             raise Refused(f"the attribute {name} of a {name_of_type(v)} is not in the language")
         found = self.class_attribute(cls, name)
         if not hasattr(type(found), "__set__") and name in vars(v):

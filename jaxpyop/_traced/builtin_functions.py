@@ -32,7 +32,7 @@ def _of_list(f: Callable[..., Any]) -> Callable[..., Any]:
 
     def g(m: Calls, it: Any, *args: Any, **kwargs: Any) -> Any:
         def of(i: Any) -> Any:
-            with m.unchanged("an iterator") if isinstance(it, Iter) else contextlib.nullcontext():
+            with m.unchanged("an iterator"):
                 items = m.iterate(i)
             return f(m, items, *args, **kwargs)
 
@@ -145,14 +145,6 @@ def _round(m: Calls, v: Any, digits: Any = None) -> Any:
     return m.of_constants(round, [v, digits], {})
 
 
-def _divmod(m: Calls, a: Any, b: Any) -> Any:
-    if is_array(a) or is_array(b):
-        return m.python(divmod, *m.beside(a, b))
-    if is_scalar(a) and is_scalar(b):
-        return m.binary(ast.FloorDiv, a, b), m.binary(ast.Mod, a, b)
-    return m.of_constants(divmod, [a, b], {})
-
-
 def _abs(m: Calls, v: Any) -> Any:
     if isinstance(v, Num):
         kind, (lo, hi) = "i" if v.kind == "b" else v.kind, bounds(v)
@@ -255,7 +247,7 @@ ROWS: list[tuple[Any, Callable[..., Any]]] = [
     *((f, _of_constants(f)) for f in (print, str, repr, complex, pow, ord, chr, frozenset)),
     (slice, lambda m, *ends: m.new_slice(*ends)),
     (functools.partial, lambda m, f, *args, **kwargs: Partial(f, tuple(args), kwargs)),
-    (divmod, lambda m, a, b: m.lifted(lambda x, y: _divmod(m, x, y), a, b)),
+    (divmod, lambda m, a, b: (m.binary(ast.FloorDiv, a, b), m.binary(ast.Mod, a, b))),
     (itertools.pairwise, lambda m, it: Iter(itertools.pairwise(m.lazily(it)))),
     (itertools.chain, lambda m, *its: Iter(x for it in its for x in m.lazily(it))),
     (contextlib.nullcontext, lambda m, v=None: v),

@@ -6,7 +6,6 @@ import dataclasses
 import enum
 import functools
 import inspect
-import itertools
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -107,7 +106,8 @@ class Calls(Attributes):
     def to_jax(self, v: Any) -> Any:
         """A value of the language as one of JAX."""
         if isinstance(v, Union):
-            raise Refused("a function of JAX gets, or calls a function that returns, values of two kinds")
+            what = "a function of JAX gets, or calls a function that returns, values of two kinds"
+            raise Refused(what, "make them of one kind before, such as jnp.float32(0)")
         if isinstance(v, Num):
             return num_to_array(v)
         if is_of_jax(v) or isinstance(v, (slice, range)) or id(v) in OF_JAX:
@@ -152,10 +152,8 @@ class Calls(Attributes):
                 return self.to_jax(self.call(f, list(map(self.from_jax, args)), given))
 
         # Errors name the function of the user.
-        called.__module__, called.__qualname__ = (
-            str(getattr(f, "__module__", "")),
-            getattr(f, "__qualname__", "a function"),
-        )
+        called.__module__ = str(getattr(f, "__module__", ""))
+        called.__qualname__ = getattr(f, "__qualname__", "a function")
         return called
 
     def _with_own_rules(self, f: Any) -> Any:
@@ -174,8 +172,6 @@ class Calls(Attributes):
         if any(isinstance(a, Iter) for a in args):
             raise Refused("an iterator is given to a function of JAX", "write list(...)")
         self._check_casts(f, [*args, *kwargs.values()])
-        if (f is jnp.array or f is jnp.asarray) and args and _is_sequence(args[0]):
-            args[0] = self.python(self._of_one_dtype, args[0], *args[1:2] or [kwargs.get("dtype")])
         count = len(args)
 
         def called(*xs: Any) -> Any:
@@ -188,29 +184,6 @@ class Calls(Attributes):
 
         run = lambda: self.lifted(called, *args, *kwargs.values())
         return self.unless_raised(run) if f in _NOT_AFTER_AN_ERROR or is_of_package(f) else run()
-
-    def _of_one_dtype(self, items: Any, dtype: Any = None) -> Any:
-        """The items that `jnp.array` gets. Those of two kinds get the dtype of the array, if it is one on all paths."""
-        alternatives = lambda v: v.alts if isinstance(v, Union) else [v]
-        found: set[frozenset[Any]] = set()
-        self._mapped(lambda v: found.add(frozenset(map(_dtype_kind, alternatives(v)))), items)
-        if all(len(kinds) == 1 for kinds in found):
-            return items
-        if dtype is None:
-            each = [[c for n in range(len(kinds)) for c in itertools.combinations(kinds, n + 1)] for kinds in found]
-            dtypes = {jnp.result_type(*map(_sample, itertools.chain(*kinds))) for kinds in itertools.product(*each)}
-            if len(dtypes) > 1:
-                raise Refused("the dtype of the array depends on values", "pass dtype=")
-            dtype = dtypes.pop()
-        to = jax.dtypes.canonicalize_dtype(dtype)
-        cast = lambda v: num_as_dtype(v, to) if isinstance(v, Num) else jnp.asarray(v, to)
-        return self._mapped(lambda v: self.lifted(cast, v) if isinstance(v, Union) else v, items)
-
-    def _mapped(self, f: Callable[[Any], Any], v: Any) -> Any:
-        """A list or a tuple, and those in it, with `f` of each item."""
-        if not _is_sequence(v):
-            return f(v)
-        return tuple(self._mapped(f, x) for x in (self.items(v) if isinstance(v, Obj) else v))
 
     def _check_casts(self, f: Any, values: list[Any]) -> None:
         """Refuses a number of Python that a function of JAX casts to a dtype by way of another one."""
@@ -232,29 +205,24 @@ class Calls(Attributes):
     def _host_argument(self, v: Any) -> Any:
         """An argument of an op inside: its functions run where that op runs them, so they are given as they are."""
         if isinstance(v, (*FUNCTIONS, Union)):
-            raise Refused(
-                "a function that is made here is given to an op, which calls it on the host", "make it outside"
-            )
+            what = "a function that is made here is given to an op, which calls it on the host"
+            raise Refused(what, "make it outside")
         return v if callable(v) else self.to_jax(v)
 
     def number_of(self, x: Any, kind: str = "") -> Num:
         """The Python number that an array is, which has no derivative: `config.constants` may ask for an error."""
         if config.constants == "error" and core.is_inexact(x):
-            file, line = self.line
-            what = jax.typeof(x).str_short()
-            x = _never_differentiated(
-                x,
-                f"{self.label}: {file}:{line}: float(x) makes a constant of a differentiated {what}, whose "
-                "derivative is zero. Use x itself, or jax.lax.stop_gradient(x) if you want a constant "
-                "(jaxpyop.config.constants is 'error')",
+            what = f"{self.label}: {self.line[0]}:{self.line[1]}: float(x) makes a constant of a differentiated"
+            text = (
+                f"{what} {jax.typeof(x).str_short()}, whose derivative is zero. Use x itself, or "
+                "jax.lax.stop_gradient(x) if you want a constant (jaxpyop.config.constants is 'error')"
             )
+            x = _never_differentiated(x, text)
         return of_array(x, kind)
 
     # --------------------------------------------------------------------- methods
 
     def call_method(self, v: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        if isinstance(v, Union):
-            return self.lifted(lambda a: self.call_method(a, name, args, kwargs), v)
         if is_array(v):
             if name == "item":
                 return self.number_of(v.reshape(()) if v.size == 1 else v)
@@ -288,10 +256,9 @@ class Calls(Attributes):
         if issubclass(cls, BaseException) or issubclass(cls, enum.Enum):
             self.need_constant(*args)
             return self.python(cls, *args)
-        if module_of(cls) in LIBRARIES:
-            raise Refused(f"`{name_of_function(cls)}` is not in the language", OUTSIDE)
         if type(cls) is not type or any(module_of(c) in (*LIBRARIES, "abc", "typing") for c in cls.__mro__[:-1]):
-            raise Refused(f"an object of {cls.__name__}, whose class is built in or made in a way of its own")
+            what = "a class that is built in or made in a way of its own, is not in the language"
+            raise Refused(f"`{name_of_function(cls)}`, {what}", OUTSIDE)
         generated = getattr(getattr(cls.__init__, "__code__", None), "co_filename", "") == "<string>"
         params: Any = vars(cls).get("__dataclass_params__")
         frozen = params is not None and params.frozen
@@ -350,23 +317,6 @@ def _is_dtype(v: Any) -> bool:
     return isinstance(v, (np.dtype, type(jnp.float32))) or (
         isinstance(v, type) and issubclass(v, np.generic | int | float)
     )
-
-
-def _is_sequence(v: Any) -> bool:
-    return isinstance(v, tuple) or (isinstance(v, Obj) and v.cls is list)
-
-
-def _dtype_kind(v: Any) -> Any:
-    """What a value says about the dtype of an array that it is in: a dtype, or a type of Python, which is weaker."""
-    if isinstance(v, Num):
-        return {"b": bool, "i": int, "f": float}[v.kind]
-    if is_array(v) and v.weak_type:
-        return type(v.dtype.type(0).item())
-    return v.dtype if isinstance(v, (jax.Array, np.generic, np.ndarray)) else type(v)
-
-
-def _sample(kind: Any) -> Any:
-    return kind() if kind in (bool, int, float, complex) else kind
 
 
 OUTSIDE = (

@@ -70,9 +70,7 @@ class Containers(Operators):
         return self.lifted(one, obj.slots["items"])
 
     def length(self, v: Any) -> Any:
-        if isinstance(v, Obj):
-            if v.cls not in (list, dict):
-                raise Refused(f"len of a {name_of_type(v)}")
+        if isinstance(v, Obj) and v.cls in (list, dict):
             return self.lifted(len, v.slots["items"])
         if is_array(v) or isinstance(v, (tuple, str, list, dict, set, frozenset, range, np.ndarray)):
             return self.python(len, v)
@@ -134,9 +132,6 @@ class Containers(Operators):
         return key
 
     def _value_of_key(self, items: Items, key: Any, default: Any = UNDEF) -> Any:
-        if is_array(key):
-            raise PyRaise(TypeError("unhashable type: 'jax.Array'"))
-
         def none() -> Any:
             if default is UNDEF:
                 raise PyRaise(KeyError("a key that is not known" if isinstance(key, Num) else key))
@@ -172,40 +167,34 @@ class Containers(Operators):
     # -------------------------------------------------------------------- and written
 
     def set_item(self, box: Any, key: Any, value: Any) -> None:
-        if is_array(key):
-            if any(map(is_dict, box.alts if isinstance(box, Union) else [box])) or key.dtype == np.bool_:
-                raise PyRaise(TypeError("a dict takes no array as a key, and a list no bool array as an index"))
-            key = of_array(key)
         self.lifted(lambda b, k: self._set_item(b, k, value), box, key)
 
     def _set_item(self, box: Any, key: Any, value: Any) -> None:
-        if isinstance(key, Num) and isinstance(box, Obj) and box.cls in (list, dict):
-            key = self.index(self.python(len, self.items(box)), key) if box.cls is list else self.small(key)
-            self.lifted(lambda k: self._set_item(box, k, value), key)
-        elif is_array(box):
+        if is_array(box):
             raise PyRaise(TypeError("JAX arrays are immutable; write x = x.at[i].set(v)"))
-        elif not isinstance(box, Obj):
+        if not isinstance(box, Obj):
             raise Refused(f"an item of a {name_of_type(box)} from outside is set", CHANGES)
-        elif box.cls is dict:
-            self.need_constant(key)
-            self.with_items(box, lambda items: (self._with_key(items, key, value), None))
-        elif box.cls is list:
-            if isinstance(key, slice):
-                raise Refused("a slice of a list is set")
-
-            def put(items: Items) -> Any:
-                new = list(items)
-                self.python(operator.setitem, new, self.index(len(new), key), value)
-                return new, None
-
-            self.with_items(box, put)
+        if box.cls is dict:
+            self.lifted(lambda k: self._set_key(box, k, value), self.small(key))
+        elif box.cls is list and not isinstance(key, slice):
+            each = lambda items: self.lifted(lambda k: self._set_at(box, items, k, value), self.index(len(items), key))
+            self.lifted(each, box.slots["items"])
         else:
-            raise Refused(f"an item of a {name_of_type(box)} is set")
+            raise Refused(f"an item or a slice of a {name_of_type(box)} is set")
 
-    def _with_key(self, items: Items, key: Any, value: Any) -> list[Any]:
-        if any(k is key or k == key for k, _ in items):
-            return [(k, value if k is key or k == key else v) for k, v in items]
-        return [*items, (key, value)]
+    def _set_key(self, box: Obj, key: Any, value: Any) -> None:
+        def change(items: Items) -> Any:
+            if any(k is key or k == key for k, _ in items):
+                return [(k, value if k is key or k == key else v) for k, v in items], None
+            return [*items, (key, value)], None
+
+        self.need_constant(key)
+        self.with_items(box, change)
+
+    def _set_at(self, box: Obj, items: Items, key: Any, value: Any) -> None:
+        new = list(items)
+        self.python(operator.setitem, new, key, value)
+        self.write(box, "items", tuple(new))
 
     # ---------------------------------------------------------------------- iteration
 
@@ -217,8 +206,6 @@ class Containers(Operators):
 
     def lazily(self, v: Any) -> Iterator[Any]:
         """The values that a `for` over v takes, one after the other, because a list may change in between."""
-        if isinstance(v, Union):
-            raise Refused("a loop over a value of several kinds")
         if isinstance(v, Iter):
             return self._opened(self.check_lazy(v))
         if isinstance(v, Obj) and v.cls is list:

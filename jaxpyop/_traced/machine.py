@@ -105,23 +105,8 @@ class Machine:
             e.on_a_path = True
             raise
         finally:
-            self._undo(self.journal.pop())
-
-    def _undo(self, journal: dict[Place, Any]) -> None:
-        for (obj, key), old in journal.items():
-            _put(obj, key, old)
-
-    def tried(self, run: Thunk) -> tuple[bool, Any]:
-        """Runs a thunk, and undoes what it did if it is refused. Returns whether it was not, and its result."""
-        self.journal.append({})
-        try:
-            result = run()
-        except Refused:
-            self._undo(self.journal.pop())
-            return False, None
-        changes = self.journal.pop()
-        self.journal[-1].update({**changes, **self.journal[-1]})
-        return True, result
+            for (obj, key), old in self.journal.pop().items():
+                _put(obj, key, old)
 
     def name_of(self, obj: Obj, key: str) -> str:
         """How an error names a slot: the variable, or the variable that the object is in."""

@@ -242,13 +242,8 @@ def _kept_zero(v: Any, other: Any) -> Any:
         return v
     if is_array(v) and not isinstance(v, core.Tracer) and core.is_inexact(v):
         return lax.optimization_barrier(v)
-    if (
-        (type(v) in (int, float) or isinstance(v, np.number))
-        and v == 0
-        and is_array(other)
-        and not other.weak_type
-        and jnp.issubdtype(other.dtype, jnp.floating)
-    ):
+    is_zero = (type(v) in (int, float) or isinstance(v, np.number)) and v == 0
+    if is_zero and not other.weak_type and jnp.issubdtype(other.dtype, jnp.floating):
         return lax.optimization_barrier(jnp.zeros((), other.dtype))
     return v
 

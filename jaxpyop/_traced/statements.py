@@ -265,13 +265,12 @@ class Statements(Functions):
             with taken, self._only_reading() if left else contextlib.nullcontext():
                 if (item := next(values, UNDEF)) is UNDEF:
                     break
+            if left and isinstance(items, range) and len(items) - n > _UNROLLED:
+                # The other turns are one loop, because the program would grow with each of them.
+                rest = TracedRange(items[n], items.stop, items.step)
+                self.if_normal(env, functools.partial(self._for_range, s, rest, env, leave=False))
+                break
             if left:
-                if isinstance(items, range) and len(items) - n > _UNROLLED:
-                    # The other turns are one loop, because the program would grow with each of them.
-                    rest = TracedRange(items[n], items.stop, items.step)
-                    as_loop = functools.partial(self._for_range, s, rest, env, leave=False)
-                    if self.tried(functools.partial(self.if_normal, env, as_loop))[0]:
-                        break
                 self.if_normal(env, lambda: turn(item))
             else:
                 turn(item)
@@ -308,15 +307,26 @@ class Statements(Functions):
         if leave:
             self._leave_loop(s, env)
 
-    # ---------------------------------------------------------------------------- with
+    # ------------------------------------------------------------------- with and finally
 
     def do_with(self, s: ast.With, env: Obj) -> None:
         for item in s.items:
             call = item.context_expr
             known = (contextlib.nullcontext, jax.named_scope)
-            if not isinstance(call, ast.Call) or self.eval(call.func, env) not in known:
-                raise Refused(f"`with {ast.unparse(call)}` is not in the language")
-            if item.optional_vars is not None:
-                raise Refused("`with ... as` gives a context a name")
+            if item.optional_vars or not isinstance(call, ast.Call) or self.eval(call.func, env) not in known:
+                raise Refused(f"`with {ast.unparse(item)}` is not in the language")
             self.eval(call, env)
         self.block(s.body, env)
+
+    def do_try(self, s: ast.Try, env: Obj) -> None:
+        if s.handlers:
+            raise Refused("the statement `try:` with handlers is not in the language", "write an if")
+        with self.not_raising("in a try"):
+            self.block(s.body, env)
+        left = {"$status": env.slots["$status"], "$ret": env.slots["$ret"]}
+        self.write(env, "$status", NORMAL)
+        self.block(s.finalbody, env)
+        if env.slots["$status"] != NORMAL:
+            raise Refused("a return, a break or a continue in a `finally`")
+        for name, value in left.items():
+            self.write(env, name, value)

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
 
@@ -255,6 +257,74 @@ def a_match(x):
             return x * 3
         case _:
             return x
+
+
+@TABLE.either
+def an_exit_from_a_loop_over_the_items_of_a_long_list(x):
+    items = [0.5 * k for k in range(20)]
+    for k in range(20):
+        if x < items[k]:
+            break
+        x = x - 0.25
+    return x
+
+
+@TABLE.equal(points=[0.5, 7.0, -2.0])
+def a_finally(x):
+    turns, kept = [], 0.0
+    for k in range(3):
+        try:
+            if x > k + 1:
+                continue
+            if x < -1:
+                return kept + len(turns)
+            kept = kept + x
+        finally:
+            turns.append(k)
+            kept = kept + (1 if x > 0 else 2)
+    return kept + len(turns)
+
+
+@TABLE.equal
+def a_result_that_a_finally_changes(x):
+    def changed(box, y):
+        try:
+            box[1] = y
+            return box, y
+        finally:
+            box[0] = y = 5.0
+
+    box, y = changed([x, x], x * 2)
+    return sum(box) + 10 * y
+
+
+@TABLE.either
+def a_return_in_a_finally(x):
+    try:
+        return x
+    finally:
+        if x > 1:
+            return x * 2  # noqa: B012
+
+
+@TABLE.either(points=[0.5, 2.0])
+def a_root_in_a_try(x):
+    try:
+        y = math.sqrt(x)
+    finally:
+        x = x + 1
+    return x + y
+
+
+@TABLE.either
+def a_swallowed_raise(x):
+    try:
+        if x > 3:
+            raise ValueError
+        y = x
+    except ValueError:
+        y = x * 2
+    return y
 
 
 @TABLE.either(slow=True)

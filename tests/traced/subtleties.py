@@ -72,9 +72,7 @@ TABLE.equal_all(
         "a quotient and a remainder": lambda x: (
             divmod(x, 3)[0] * 2 + divmod(int(x.astype(int)), -2)[1] + sum(divmod(x, -0.7))
         ),
-        "an array of two kinds": lambda x: jnp.array([x if x > 1 else 0.0, [x, 2][0]]).sum(),
         "an array of a number that may be weak": lambda x: jnp.asarray(x if x > 1 else 0.5) * jnp.float16(1.001) * 1000,
-        "an array of two kinds with a dtype": lambda x: jnp.asarray([x if x > 1 else 3, 2], jnp.int32).sum(),
         "a sum of constants": lambda x: x * (sum([0.1] * 10) == 1.0),
     }
 )
@@ -85,6 +83,8 @@ TABLE.either_all(
         ),
         "a private name of two classes": lambda x: Inner(x).get(),
         "a number in a compiled function": lambda x: scaled(float(x) / 3),
+        "an array of two kinds": lambda x: jnp.array([x if x > 1 else 0.0, [x, 2][0]]).sum(),
+        "an array of two kinds with a dtype": lambda x: jnp.asarray([x if x > 1 else 3, 2], jnp.int32).sum(),
         "an array whose dtype depends on values": lambda x: jnp.array([x if x > 1 else 7, 2]).sum() / 3,
         "products that are taken one by one": lambda x: x + next(p := itertools.product((1, 2), (3,)))[0] + next(p)[0],
         "a sum of many floats": lambda x: sum([1e16, float(x), -1e16]),

@@ -257,6 +257,30 @@ def test_nothing_has_an_effect_after_the_error(capfd):
 # --------------------------------------------------------------------- what is still refused
 
 
+def catches(x):
+    try:
+        y = 1 / float(x)
+    except ZeroDivisionError:
+        y = 0.0
+    return y
+
+
+def raises_before_a_finally(x):
+    try:
+        y = math.sqrt(x)
+    finally:
+        x = x * 2
+    return x + y
+
+
+def raises_where_it_is_caught(x):
+    try:
+        raises(x)
+    except ValueError:
+        x = x * 2
+    return x
+
+
 class UncopiedError(ValueError):
     def __reduce__(self):
         raise RuntimeError("no copy")
@@ -276,6 +300,9 @@ def leaves_a_loop_of_quotients(x):
 
 
 REFUSED = {
+    "a try": (catches, "the statement `try:`"),
+    "a root in a try": (raises_before_a_finally, "math.*in a try"),
+    "a call in a try": (raises_where_it_is_caught, "the statement `try:`"),
     "a function that JAX calls": (
         lambda x: jax.lax.scan(lambda c, v: (c + math.sqrt(v), c), x, jnp.ones(3))[0],
         "in a function that JAX calls",

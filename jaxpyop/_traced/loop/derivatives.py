@@ -4,15 +4,12 @@ The tangents are a second loop, over the state and its tangents. It is bound as 
 That primitive is linear in the tangents, so it can be transposed.
 
 Its transpose walks the iterations from the last to the first. The loop is run once more, and the state before each
-iteration is kept, in arrays of `max_steps` rows. If these would be large, only the state before every k-th iteration is
-kept, and the iterations between two of them are run again when the walk comes to them. For n iterations that keeps
-2 sqrt(n) states, for the time of one more run.
+iteration is kept, in arrays of `max_steps` rows.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -25,8 +22,6 @@ from jaxpyop._traced.loop.primitive import *
 
 # Which constants, and which values of the state, have tangents.
 Perturbed = tuple[Mask, Mask]
-# Up to this size the state before every iteration is kept.
-ALL_KEPT_BYTES = 64 * 2**20
 
 
 def perturbed_step(loop: Loop, consts: Sequence[Any], state: Sequence[Any], perturbed: Perturbed) -> Any:
@@ -134,66 +129,25 @@ core.batching.primitive_batchers[loop_tangents_p] = _batch_of_tangents
 # -------------------------------------------------------------- the backward pass
 
 
-class _BackwardPass:
-    """One backward pass through a loop with these constants."""
+def _kept_states(loop: Loop, consts: Sequence[Any], state: Sequence[Any], bound: int) -> tuple[Any, list[Any], Any]:
+    """Runs at most `bound` iterations.
 
-    def __init__(self, loop: Loop, consts: Sequence[Any], perturbed: Perturbed) -> None:
-        self.loop = loop
-        self.consts = consts
-        self.perturbed = perturbed
+    Returns:
+        How many there were, the states before each of them, in arrays of `bound` rows, and the last state.
+    """
+    count = len(state)
 
-    def keep(
-        self, state: Sequence[Any], goes_on: Callable[..., Any], rows: int, every: int
-    ) -> tuple[Any, list[Any], Any]:
-        """Runs iterations while `goes_on(i, state)`.
+    def goes_on(i: Any, *xs: Any) -> Any:
+        return (i < bound) & loop.goes_on(consts, xs[:count])
 
-        Returns:
-            How many there were, the states before every `every`-th of them, and the last state.
-        """
-        count = len(state)
+    def step(i: Any, *xs: Any) -> list[Any]:
+        values, kept = xs[:count], xs[count:]
+        new = [jax.lax.dynamic_update_index_in_dim(k, v, i, 0) for k, v in zip(kept, values, strict=True)]
+        return [i + 1, *loop.step(consts, values), *new]
 
-        def step(i: Any, *xs: Any) -> list[Any]:
-            values, kept = xs[:count], xs[count:]
-            is_kept = None if every == 1 else i % every == 0
-            new = [_written(k, v, i // every, is_kept) for k, v in zip(kept, values, strict=True)]
-            return [i + 1, *self.loop.step(self.consts, values), *new]
-
-        empty = [jnp.broadcast_to(x, (rows, *jnp.shape(x))) for x in state]
-        start = [jnp.int32(0), *state, *empty]
-        steps, *rest = self._run(lambda i, *xs: goes_on(i, xs[:count]), step, start, rows * every)
-        return steps, rest[count:], rest[:count]
-
-    def walk_back(self, kept: Sequence[Any], steps: Any, every: int, rows: int, cts: Sequence[Any]) -> list[Any]:
-        """Returns the cotangents of the constants and the state before `steps` iterations, given those after them."""
-
-        def step(row: Any, *cts: Any) -> list[Any]:
-            row = row - 1
-            state = [jax.lax.dynamic_index_in_dim(k, row, keepdims=False) for k in kept]
-            if every == 1:
-                return [row, *self.step_back(state, cts)]
-            length = jnp.minimum(every, steps - row * every)
-            _, inner, _ = self.keep(state, lambda i, _: i < length, every, 1)
-            return [row, *self.walk_back(inner, length, 1, every, cts)]
-
-        start = [(steps + every - 1) // every, *cts]
-        return self._run(lambda row, *_: row > 0, step, start, rows)[1:]
-
-    def step_back(self, state: Sequence[Any], cts: Sequence[Any]) -> list[Any]:
-        """Returns the cotangents before one iteration. Those of the constants add up."""
-        count = sum(self.perturbed[0])
-        step, primals = perturbed_step(self.loop, self.consts, state, self.perturbed)
-        _, pullback, _ = jax.vjp(step, *primals, has_aux=True)
-        of_consts, of_state = pullback(list(cts[count:]))
-        return [*map(jnp.add, cts[:count], of_consts), *of_state]
-
-    def _run(self, goes_on: Any, step: Any, state: Sequence[Any], bound: int) -> list[Any]:
-        return run_loop(goes_on, step, state, bound, self.loop.label)
-
-
-def _written(kept: Any, value: Any, row: Any, is_kept: Any) -> Any:
-    if is_kept is not None:
-        value = jnp.where(is_kept, value, jax.lax.dynamic_index_in_dim(kept, row, keepdims=False))
-    return jax.lax.dynamic_update_index_in_dim(kept, value, row, 0)
+    empty = [jnp.broadcast_to(x, (bound, *jnp.shape(x))) for x in state]
+    steps, *rest = run_loop(goes_on, step, [jnp.int32(0), *state, *empty], bound, loop.label)
+    return steps, rest[count:], rest[:count]
 
 
 def _pull_back(
@@ -206,17 +160,22 @@ def _pull_back(
             "know how many there can be; pass max_steps=, or mode='eager' (forward mode, jax.jvp and jax.jacfwd, needs "
             "none)"
         )
-    size = sum(math.prod(jnp.shape(x)) * getattr(jax.typeof(x).dtype, "itemsize", 8) for x in state)
-    every = 1 if bound * size <= ALL_KEPT_BYTES else math.isqrt(bound - 1) + 1
-    rows = -(-bound // every)
-    backward = _BackwardPass(loop, consts, perturbed)
-    goes_on = lambda i, values: (i < bound) & loop.goes_on(consts, values)
-    steps, kept, last = backward.keep(state, goes_on, rows, every)
+    steps, kept, last = _kept_states(loop, consts, state, bound)
+    count = sum(perturbed[0])
+
+    def step_back(i: Any, *cts: Any) -> list[Any]:
+        """The cotangents before one iteration. Those of the constants add up."""
+        before = [jax.lax.dynamic_index_in_dim(k, i - 1, keepdims=False) for k in kept]
+        step, primals = perturbed_step(loop, consts, before, perturbed)
+        _, pullback, _ = jax.vjp(step, *primals, has_aux=True)
+        of_consts, of_state = pullback(list(cts[count:]))
+        return [i - 1, *map(jnp.add, cts[:count], of_consts), *of_state]
+
     # The derivative of a loop with more iterations than the bound would leave some out: it is NaN instead.
     is_complete = ~loop.goes_on(consts, last)
     cts = [jnp.where(is_complete, ct, np.nan) for ct in cts]
     zeros = [core.zeros(jax.typeof(c)) for c in pick(consts, perturbed[0])]
-    return backward.walk_back(kept, steps, every, rows, [*zeros, *cts])
+    return run_loop(lambda i, *_: i > 0, step_back, [steps, *zeros, *cts], bound, loop.label)[1:]
 
 
 @with_64_bits
@@ -225,8 +184,7 @@ def _transpose(cts: Sequence[Any], *operands: Any, loop: Loop, perturbed: Pertur
     consts, state, tangents = operands[:count], operands[count:end], operands[end:]
     avals = pick([jax.typeof(x) for x in state], perturbed[1])
     full = [core.zeros(a) if type(ct) is ad.Zero else ct for ct, a in zip(cts, avals, strict=True)]
-    with explaining_meshes(loop, [*consts, *state, *full]):
-        found = _pull_back(loop, consts, state, full, perturbed)
+    found = _pull_back(loop, consts, state, full, perturbed)
     wanted = [ct if ad.is_undefined_primal(t) else None for ct, t in zip(found, tangents, strict=True)]
     return [None] * end + wanted
 

@@ -9,10 +9,9 @@ side by side.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -150,34 +149,7 @@ def _strong_struct_of(x: Any) -> jax.ShapeDtypeStruct:
 @with_64_bits
 def _run(*operands: Any, loop: Loop) -> list[Any]:
     consts, state = operands[: loop.const_count], operands[loop.const_count :]
-    with explaining_meshes(loop, operands):
-        return jax.lax.while_loop(lambda s: loop.goes_on(consts, s), lambda s: loop.step(consts, s), list(state))
-
-
-@contextlib.contextmanager
-def explaining_meshes(loop: Loop, operands: Sequence[Any]) -> Iterator[None]:
-    """Says what to write where JAX refuses a batched or differentiated loop, because its types name an explicit mesh.
-
-    Some of these loops fit. So JAX decides which.
-    """
-    try:
-        yield
-    except NotImplementedError:
-        raise
-    except Exception as error:
-        mesh = jax.sharding.get_abstract_mesh()
-        if jax.sharding.AxisType.Manual in mesh.axis_types:
-            raise NotImplementedError(
-                f"{loop.label}: in jax.shard_map, a loop on values in mode='traced' needs check_vma=False; or pass "
-                "mode='eager'"
-            ) from error
-        if core.is_explicit_mesh(mesh) or any(core.is_explicit(jax.typeof(x)) for x in operands):
-            raise NotImplementedError(
-                f"{loop.label}: a loop on values in mode='traced' cannot be batched or differentiated on a mesh with "
-                "Explicit axes; make the mesh with axis_types=(jax.sharding.AxisType.Auto, ...); or pass "
-                "mode='eager'"
-            ) from error
-        raise
+    return jax.lax.while_loop(lambda s: loop.goes_on(consts, s), lambda s: loop.step(consts, s), list(state))
 
 
 loop_p = core.Primitive("loop")

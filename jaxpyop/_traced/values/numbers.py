@@ -262,8 +262,7 @@ def _power(op: type, a: Any, b: Any, kind: str) -> Num:
         if isinstance(b, Num) or not 0 <= b <= 64:
             raise Refused("an integer to the power of a traced or a negative one", "make it an array")
         lo, hi = _corners(operator.pow, a, b)
-        if b % 2 == 0 and lo is not None:
-            lo = min(lo, 0)
+        lo = min(lo, 0) if b % 2 == 0 else lo
         x, power = raw(a, "i"), b
         val = functools.reduce(operator.mul, [x] * power, jnp.ones_like(x))
         return integer(val, lo, hi, lambda: raw(a, "f") ** power)
