@@ -45,6 +45,7 @@ def interpret(
     """
     machine = Interpreter(max_steps, title)
     machine.line = line_of(function)
+    is_inner = noting.get(None) is not None
     token, noted = set_opaque(jax.tree.leaves((args, dict(kwargs)))), noting.set(machine.check)
     try:
         given = [list(map(machine.from_jax, args)), {k: machine.from_jax(v) for k, v in kwargs.items()}]
@@ -54,11 +55,14 @@ def interpret(
             outs = machine.lifted(lambda v: _of_path(machine, finish, v), result)
         else:
             outs = finish(_results(machine, result))
+        if machine.errors and is_inner:
+            # The traced function that calls it could neither keep the order of errors, nor leave a path out.
+            raise Refused("it may raise, and is an op that a traced function calls", "call the function itself there")
         number = wide(lax.convert_element_type, raw(machine.raised.slots["number"]), np.int32)
         return list(outs), number, [error for _, error in machine.errors.values()]
     except Refused as e:
         error = e.error if isinstance(e, PyRaise) and not e.on_a_path else None
-        if error and (str(error).startswith(title) or isinstance(error, NotImplementedError)):
+        if error and ((title and str(error).startswith(title)) or isinstance(error, NotImplementedError)):
             raise error from None
         e.where = e.where or machine.line
         raise

@@ -158,6 +158,8 @@ class Containers(Operators):
         if not isinstance(key, Num) or key.kind != "i":
             return self.small(key)
         lo, hi = bounds(key)
+        if not length or lo >= length or hi < -length:
+            raise PyRaise(IndexError("list index out of range"))
         if lo < -length or hi >= length:
             raise_if(wide(lambda: (key.val < -length) | (key.val >= length)), IndexError, "list index out of range")
         val = key.val if lo >= 0 else wide(lambda: jnp.where(key.val < 0, key.val + length, key.val))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import operator
 import re
 
 import jax
@@ -299,7 +300,12 @@ def leaves_a_loop_of_quotients(x):
     return y
 
 
+def calls_an_op_that_may_raise(x):
+    return jaxpyop.py_function(raises, [x], jnp.float32, mode="traced") if x > 0 else x
+
+
 REFUSED = {
+    "an op inside": (calls_an_op_that_may_raise, "an op that a traced function calls"),
     "a try": (catches, "the statement `try:`"),
     "a root in a try": (raises_before_a_finally, "math.*in a try"),
     "a call in a try": (raises_where_it_is_caught, "the statement `try:`"),
@@ -320,6 +326,25 @@ REFUSED = {
 def test_where_it_cannot_raise_the_function_is_refused(body, why):
     with pytest.raises(TypeError, match=rf"(?s)py_function .*({why})"):
         jax.make_jaxpr(op(body, "traced"))(2.0)
+
+
+@pytest.mark.parametrize("operate", [operator.floordiv, operator.mod], ids=["//", "%"])
+def test_a_path_that_is_not_taken_divides_a_constant_by_zero(operate):
+    """XLA would end the process."""
+    body = lambda x, n: x + (operate(10, int(n)) if int(n) else 0)
+    assert jax.jit(lambda x: jaxpyop.py_function(body, [x, 0], F, mode="traced"))(1.0) == 1.0
+
+
+def test_a_path_that_is_not_taken_reads_behind_the_end_of_a_list():
+    body = lambda m: 1.0 if m < 3 else [1.0, 0.5][2 + abs(int(m))]
+    f = jax.jit(op(body, "traced"))
+    assert f(-3) == 1.0
+    with pytest.raises(IndexError, match="list index out of range"), jaxpyop.reraise():
+        f(3)
+
+
+def test_a_function_that_always_raises_is_explained():
+    assert "Python raises ValueError" in jaxpyop.explain_traced(lambda x: x * math.sqrt(-1.0), 2.0)
 
 
 def test_with_the_setting_refuse_no_program_calls_python():
