@@ -311,14 +311,14 @@ def num_unary(op: type, v: Num) -> Num:
 # The functions of `math` of one number, in XLA. Python raises for none of the first group, and an OverflowError where
 # one of the second is infinite. Where one of the third is, or any is no number, it raises a ValueError.
 _TOTAL = {
-    **{"tanh": lax.tanh, "atan": lax.atan, "asinh": lax.asinh, "erf": lax.erf, "erfc": lax.erfc, "fabs": lax.abs},
-    **{"radians": lambda x: x * (math.pi / 180), "degrees": lambda x: x * (180 / math.pi)},
+    "fabs": lax.abs,
+    "radians": lambda x: x * (math.pi / 180),
+    "degrees": lambda x: x * (180 / math.pi),
+    **{name: getattr(lax, name) for name in ("tanh", "atan", "asinh", "erf", "erfc")},
 }
-_GROWING = {"exp": lax.exp, "expm1": lax.expm1, "sinh": lax.sinh, "cosh": lax.cosh}
-_PARTIAL = {
-    **{"sin": lax.sin, "cos": lax.cos, "tan": lax.tan, "asin": lax.asin, "acos": lax.acos, "sqrt": lax.sqrt},
-    **{"log": lax.log, "log1p": lax.log1p, "acosh": lax.acosh, "atanh": lax.atanh},
-}
+_GROWING = {name: getattr(lax, name) for name in ("exp", "expm1", "sinh", "cosh")}
+_PARTIAL_NAMES = "sin", "cos", "tan", "asin", "acos", "sqrt", "log", "log1p", "acosh", "atanh"
+_PARTIAL = {name: getattr(lax, name) for name in _PARTIAL_NAMES}
 _MATH: dict[str, Callable[..., Any]] = _TOTAL | _GROWING | _PARTIAL
 _TESTS = {"isnan": jnp.isnan, "isinf": jnp.isinf, "isfinite": jnp.isfinite}
 _TO_INT = {"floor": jnp.floor, "ceil": jnp.ceil, "trunc": jnp.trunc}
