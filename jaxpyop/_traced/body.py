@@ -58,7 +58,9 @@ def interpret(
         if machine.errors and is_inner:
             # The traced function that calls it could neither keep the order of errors, nor leave a path out.
             raise Refused("it may raise, and is an op that a traced function calls", "call the function itself there")
-        number = wide(lax.convert_element_type, raw(machine.raised.slots["number"]), np.int32)
+        number = machine.raised.slots["number"]
+        if machine.errors:
+            number = wide(lax.convert_element_type, raw(number), np.int32)
         return list(outs), number, [error for _, error in machine.errors.values()]
     except Refused as e:
         error = e.error if isinstance(e, PyRaise) and not e.on_a_path else None

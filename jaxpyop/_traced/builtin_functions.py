@@ -230,6 +230,12 @@ def _compared(op: type) -> Callable[..., Any]:
     return lambda m, a, b: m.compare(op, a, b)
 
 
+def _hasattr(m: Calls, v: Any, name: str) -> bool:
+    if not (is_array(v) and name in ("dtype", "shape", "ndim", "size")) and not isinstance(v, CONSTANT_TYPES):
+        raise Refused(f"hasattr(v, {name!r}) of a {name_of_type(v)}", "use isinstance")
+    return is_array(v) or hasattr(v, name)
+
+
 # One row for each function.
 ROWS: list[tuple[Any, Callable[..., Any]]] = [
     *((sum, _of_list(_sum)), (min, _extreme(ast.Lt)), (max, _extreme(ast.Gt)), (sorted, _of_list(_sorted))),
@@ -243,7 +249,7 @@ ROWS: list[tuple[Any, Callable[..., Any]]] = [
     (len, lambda m, v: m.lifted(m.length, v)),
     (list, lambda m, v=(): m.lifted(lambda i: m.new_list(m.iterate(i)), m.known_length(v))),
     (tuple, lambda m, v=(): m.lifted(m.iterate, m.known_length(v))),
-    (isinstance, _one(_isinstance)),
+    *((isinstance, _one(_isinstance)), (hasattr, _one(_hasattr))),
     *((f, _of_constants(f)) for f in (print, str, repr, complex, pow, ord, chr, frozenset)),
     (slice, lambda m, *ends: m.new_slice(*ends)),
     (functools.partial, lambda m, f, *args, **kwargs: Partial(f, tuple(args), kwargs)),

@@ -198,7 +198,7 @@ def local_names(node: Node) -> frozenset[str]:
                 raise Refused("a generator or a coroutine is not in the language", "return a list")
             elif isinstance(n, (ast.Nonlocal, ast.Global)):
                 declared.update(n.names)
-            elif isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store):
+            elif isinstance(n, ast.Name) and isinstance(n.ctx, (ast.Store, ast.Del)):
                 names.add(n.id)
             elif isinstance(n, ast.Import | ast.ImportFrom):
                 names.update(a.asname or a.name.split(".")[0] for a in n.names)

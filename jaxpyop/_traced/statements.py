@@ -101,6 +101,13 @@ class Statements(Functions):
             raise Refused(f"`{ast.unparse(t)}` is an object that is changed in place", "write x = x + y")
         return put(self.binary(type(s.op), old, right))
 
+    def do_delete(self, s: ast.Delete, env: Obj) -> None:
+        for t in s.targets:
+            if not isinstance(t, ast.Name):
+                raise Refused("`del` of an item or an attribute", "make a new object without it")
+            self.load(t.id, env)
+            self.store(t.id, UNDEF, env)
+
     def do_return(self, s: ast.Return, env: Obj) -> None:
         self.write(env, "$ret", None if s.value is None else self.eval(s.value, env))
         self.write(env, "$status", RETURN)

@@ -29,7 +29,7 @@ def events():
 
 
 # What a rule of the user's or of JAX's compiles when it is called, as in plain JAX; and constants deep in a loop.
-COMPILES = ["custom_root", "jit over an array, in scan", "jit over an array, in checkpoint"]
+COMPILES = ["custom_root", "odeint, a custom_vjp", "jit over an array, in scan", "jit over an array, in checkpoint"]
 
 
 @pytest.mark.parametrize("name", rows([name for name in BODIES if name not in COMPILES], ["scan"]))

@@ -72,11 +72,11 @@ def test_environment_variables_and_defaults():
     """In the order of the table, in a process of its own."""
     code = "import jaxpyop\nprint(*vars(jaxpyop.config).values())"
     defaults = run_python(code).stdout.split()
-    assert [*defaults[:4], defaults[5]] == ["eager", "auto", "warn", "8192", str(128 * 2**20)]
-    assert int(defaults[4]) >= 256 * 2**20
-    values = ["auto", "callback", "allow", "none", "3456", "789"]
+    assert [*defaults[:5], defaults[6]] == ["eager", "auto", "warn", "raise", "8192", str(128 * 2**20)]
+    assert int(defaults[5]) >= 256 * 2**20
+    values = ["auto", "callback", "allow", "refuse", "none", "3456", "789"]
     variables = {f"JAXPYOP_{name.upper()}": value for name, value in zip(SETTINGS, values)}
-    assert run_python(code, **variables).stdout.split() == ["auto", "callback", "allow", "None", "3456", "789"]
+    assert run_python(code, **variables).stdout.split() == [*values[:4], "None", "3456", "789"]
 
 
 @pytest.mark.slow
