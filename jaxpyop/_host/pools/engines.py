@@ -8,6 +8,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import functools
+import importlib
 import os
 import signal
 import tempfile
@@ -213,9 +214,7 @@ class Dask(Engine):
 def _run_once(name: str, job: Any, *shared: Any) -> Any:
     """Run a job in a worker of Dask's, unless it has begun on another one before."""
     # The package does not need Dask.
-    from distributed import Event
-
-    begun = Event(name)
+    begun = importlib.import_module("distributed").Event(name)
     if begun.is_set():
         raise LostWorkerError("it began on a worker of Dask's that is gone")
     begun.set()
