@@ -14,7 +14,7 @@ import copy
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -86,7 +86,7 @@ def _stage(op: Op, inputs: Inputs, call: UserCall, arrays: Sequence[Any]) -> lis
         if op.mode != "eager":
             into = functools.partial(trace, op, inputs, _call_host)
             if call.operands.conditional:
-                into = functools.partial(_trace_when, op, into)
+                into = functools.partial(_trace_when, op, inputs)
             found = into(arrays) if op.mode == "traced" else trace_if_possible(op, into, arrays)
             if found is not None:
                 return found
@@ -97,9 +97,12 @@ def _stage(op: Op, inputs: Inputs, call: UserCall, arrays: Sequence[Any]) -> lis
 
 
 def _call_host(op: Op, array: Any) -> Any:
-    """Calls an op of one array, which is a part of a traced program."""
+    """Calls the op that raises the errors of a traced program, with the number of the one to raise."""
     arrays, inputs = flatten_inputs([array], {}, op.title)
-    return bind(UserCall(op, inputs), *arrays)[0]
+    call, raising = UserCall(op, inputs), cast(Any, op.func)
+    # The error names the user's function, since a file and line of ours would say nothing to its reader.
+    call.func = raising.traced
+    return bind(call, *arrays)[0]
 
 
 def _read_when(when: Any, title: str) -> list[Any]:
@@ -117,10 +120,13 @@ def _read_when(when: Any, title: str) -> list[Any]:
     return [array]
 
 
-def _trace_when(op: Op, trace: Callable[[Sequence[Any]], list[Any]], arrays: Sequence[Any]) -> list[Any]:
+def _trace_when(op: Op, inputs: Inputs, arrays: Sequence[Any]) -> list[Any]:
     """Trace a body of `mode="traced"` into a `cond` on the first array."""
     flag, *rest = arrays
-    shapes = jax.eval_shape(lambda: trace(rest))
+    # `vmap` runs both sides of a `cond` for each element. One that `when=` leaves out must not raise.
+    call_host = lambda raising, number: _call_host(raising, jnp.where(flag, number, 0))
+    run = functools.partial(trace, op, inputs, call_host, rest)
+    shapes = jax.eval_shape(run)
 
     def in_common_axes(outs: Sequence[Any]) -> list[Any]:
         # Inside shard_map, both branches need the same varying axes.
@@ -129,7 +135,7 @@ def _trace_when(op: Op, trace: Callable[[Sequence[Any]], list[Any]], arrays: Seq
     def absent() -> list[Any]:
         return in_common_axes([jnp.full(s.shape, leaf.fill, s.dtype) for s, leaf in zip(shapes, op.spec.leaves)])
 
-    return jax.lax.cond(flag, lambda: in_common_axes(trace(rest)), absent)
+    return jax.lax.cond(flag, lambda: in_common_axes(run()), absent)
 
 
 def apply_or_decorate(api: str, func: Any, inp: Any, tout: Any, name: Any, *, when: Any, **options: Any) -> Any:

@@ -56,7 +56,7 @@ def trace(op: Op, inputs: Inputs, call_host: Callable[[Op, Any], Any], arrays: S
     Args:
         op: the op.
         inputs: the structure of its inputs.
-        call_host: adds a call of a function of one array to the program: that of the op.
+        call_host: adds a call of an op of one array, whose function is a `_Raising`, to the program.
         arrays: the inputs.
 
     Raises:
@@ -91,16 +91,22 @@ def trace(op: Op, inputs: Inputs, call_host: Callable[[Op, Any], Any], arrays: S
 
 
 class _Raising:
-    """Called by a program to raise the error of a number, or of the first that is not 0."""
+    """Called by a program to raise the error of a number, or of the first that is not 0.
 
-    def __init__(self, errors: Sequence[Exception]) -> None:
+    Attributes:
+        traced: the function that raises them in Python.
+        errors: the errors, of which the first has the number 1.
+    """
+
+    def __init__(self, traced: Callable[..., Any], errors: Sequence[Exception]) -> None:
+        self.traced = traced
         self.errors = errors
 
-    def __call__(self, numbers: Any) -> Any:
-        for number in np.ravel(numbers):
+    def __call__(self, number_of_error: Any) -> Any:
+        for number in np.ravel(number_of_error):
             if number:
                 raise copy.copy(self.errors[number - 1])
-        return numbers
+        return number_of_error
 
 
 def _raising(op: Op, call_host: Any, number: Any, errors: Any, outs: list[Any], arrays: Sequence[Any]) -> list[Any]:
@@ -111,7 +117,7 @@ def _raising(op: Op, call_host: Any, number: Any, errors: Any, outs: list[Any], 
     """
     raising = dataclasses.replace(
         op,
-        func=_Raising(errors),
+        func=_Raising(op.func, errors),
         spec=read_tout(jax.ShapeDtypeStruct((), np.int32), op.title),
         output_shapes=None,
         vmap_method=VMAP_METHODS["expand_dims"],

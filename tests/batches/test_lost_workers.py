@@ -204,7 +204,7 @@ NEW = {
 CALLS = {"a function": "go(new)", "a pool": "with new() as pool: go(pool)"}
 
 
-@pytest.mark.skipif(not hasattr(os, "killpg"), reason="Ctrl-C is a signal to a group of processes")
+@pytest.mark.skipif(not hasattr(os, "killpg"), reason="Ctrl-C signals a group of processes, which Windows has not")
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 @pytest.mark.parametrize("engine", NEW)
 def test_an_interrupt_ends_the_workers(engine, call, tmp_path):

@@ -534,6 +534,6 @@ def test_a_forked_child_does_not_keep_the_locks_of_a_process_that_is_killed(begu
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells the memory of a process in /proc")
 def test_a_million_elements_in_flat_memory(tmp_path):
     run_python(f"from tests.batches import sweeps; sweeps.million({str(tmp_path)!r})", timeout=100)

@@ -343,6 +343,27 @@ def test_a_path_that_is_not_taken_reads_behind_the_end_of_a_list():
         f(3)
 
 
+def negative(x):
+    if x < 0:
+        raise ValueError("negative")
+    return 2 * x
+
+
+def test_an_element_that_when_leaves_out_does_not_raise():
+    f = jax.jit(jax.vmap(lambda x, when: jaxpyop.py_function(negative, [x], F, mode="traced", when=when)))
+    x = jnp.array([1.0, -2.0])
+    np.testing.assert_array_equal(f(x, x > 0), [2.0, 0.0])
+    with pytest.raises(ValueError, match="negative"), jaxpyop.reraise():
+        f(x, x < 5)
+
+
+def test_the_error_of_a_program_names_the_function():
+    with pytest.raises(
+        jax.errors.JaxRuntimeError, match=r"(?s)function: negative, .*test_errors\.py:\d+\n.*raise Value"
+    ):
+        jax.block_until_ready(jax.jit(lambda x: jaxpyop.py_function(negative, [x], F, mode="traced"))(-1.0))
+
+
 def test_a_function_that_always_raises_is_explained():
     assert "Python raises ValueError" in jaxpyop.explain_traced(lambda x: x * math.sqrt(-1.0), 2.0)
 
