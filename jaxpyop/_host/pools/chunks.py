@@ -51,12 +51,13 @@ class Chunks:
         self.left -= size
         return size
 
-    def learn(self, size: int, inside: float, took: float) -> None:
-        """Learn how long a chunk was in the function, and how long it took from being sent to being back."""
+    def learn(self, size: int, inside: float, took: float) -> tuple[float, float]:
+        """Learn how long a chunk was in the function, and from being sent to being back. Returns the new pace."""
         self._way = min(self._way, max(took - inside, 0.0))
         self.pace = inside / size, self._way
         if not self._given:
             self._size = min(_fitting(*self.pace), 8 * max(size, self._size // 8))
+        return self.pace
 
 
 def _fitting(seconds: float, way: float) -> int:

@@ -52,8 +52,9 @@ class Outcome(NamedTuple):
     counted: dict[str, dict[str, Any]]
 
 
-def job_for(executor: Executor, call: HostCall) -> Job:
-    """A job for a worker of an executor, without inputs."""
+def job_for(executor: Executor | list[Executor], call: HostCall) -> Job:
+    """A job for a worker of an executor, or of one of a list, without inputs."""
+    executor = executor[0] if isinstance(executor, list) else executor
     body = _pickled(call.body) if needs_pickled_body(executor) else call.body
     home = os.getpid(), number_of(executor)
     return Job(
@@ -117,7 +118,10 @@ class Job:
         run = functools.partial(body, lead=self.lead) if self.lead else body
         if self.timeout is not None:
             run = functools.partial(run_within, self.timeout, run, may_exit=not self._is_at_home)
-        results, seconds = _Results(len(self.numbers)), 0.0
+        # A body may return the same memory for each element.
+        kept = np.array if len(self.numbers) > 1 else np.asarray
+        results: list[list[Any]] = []
+        seconds = 0.0
         at_home = working_for(self.home[1]) if self._is_at_home else contextlib.nullcontext()
         with _jaxcore.with_thread_settings(self.settings), at_home:
             own = iter(self.arrays)
@@ -127,14 +131,14 @@ class Job:
                     began = time.perf_counter()
                     values = run(*inputs)
                     seconds += time.perf_counter() - began
-                    results.add(values)
+                    results.append(list(map(kept, values)))
             except BaseException as error:
                 if self.batch is not None:
-                    note_index(error, self.numbers[results.count], self.batch)
+                    note_index(error, self.numbers[len(results)], self.batch)
                 self._raise(error)
         failures = body.op.failures
         counted = {} if self._is_at_home else metrics.counted_in_worker()
-        return Outcome(seconds, results.taken(), failures and failures.taken(), counted)
+        return Outcome(seconds, _stacked(results), failures and failures.taken(), counted)
 
     @property
     def _is_at_home(self) -> bool:
@@ -163,7 +167,8 @@ class Job:
             raise error
         # An executor that gets the body itself pickles by cloudpickle, where that is installed.
         pickler: Any = pickle if isinstance(self.body, bytes) else sys.modules.get("cloudpickle", pickle)
-        metrics.attach_counted(error)
+        # No result carries what this chunk counted.
+        metrics.counted_in_worker()
         try:
             pickle.loads(pickler.dumps(error))
         except Exception:
@@ -180,34 +185,12 @@ def _rows(array: np.ndarray[Any, Any]) -> Iterator[Any]:
     return (array[k, ...] for k in range(len(array)))
 
 
-class _Results:
-    """The results of some elements: an array for each, as long as the elements have equal shapes and dtypes."""
-
-    def __init__(self, most: int) -> None:
-        self.count = 0
-        self._most = most
-        self._kinds: list[Any] = []
-        self._columns: list[np.ndarray[Any, Any]] = []
-        self._each: list[Any] | None = [] if most == 1 else None
-
-    def add(self, values: Sequence[Any]) -> None:
-        """Add the results of an element. A body may return the same memory for each of them."""
-        kinds = [(v.shape, v.dtype) for v in values]
-        if self._each is None and not self.count:
-            self._kinds = kinds
-            self._columns = [np.empty((self._most, *shape), dtype) for shape, dtype in kinds]
-        if self._each is None and kinds != self._kinds:
-            self._each = [[column[k, ...] for column in self._columns] for k in range(self.count)]
-        if self._each is not None:
-            self._each.append([np.asarray(v) if self._most == 1 else np.array(v) for v in values])
-        else:
-            for column, value in zip(self._columns, values):
-                column[self.count, ...] = value
-        self.count += 1
-
-    def taken(self) -> list[Any]:
-        """An array for each result, or a list for each element if their shapes differ or there is but one."""
-        return self._columns if self._each is None else self._each
+def _stacked(results: list[list[Any]]) -> list[Any]:
+    """An array for each result, or the results of each element if their shapes differ or there is but one."""
+    kinds = [(v.shape, v.dtype) for v in results[0]]
+    if len(results) == 1 or any([(v.shape, v.dtype) for v in values] != kinds for values in results):
+        return results
+    return list(map(np.stack, zip(*results)))
 
 
 # ------------------------------------------------------------------------- pickles of bodies
@@ -235,20 +218,23 @@ class _Pickler(pickle.Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, types.FunctionType) and obj.__module__ in sys.modules:
-            for depth, found in enumerate(itertools.islice(_wrapped(obj.__module__, obj.__qualname__), _MAX_WRAPPERS)):
+            found = _named(obj.__module__, obj.__qualname__)
+            for depth in range(_MAX_WRAPPERS):
                 if found is obj and depth:
                     return _behind, (obj.__module__, obj.__qualname__, depth)
+                found = getattr(found, "__wrapped__", None)
         return NotImplemented
 
 
-def _wrapped(module: str, name: str) -> Iterator[Any]:
+def _named(module: str, name: str) -> Any:
     found: Any = importlib.import_module(module)
     for part in name.split("."):
         found = getattr(found, part, None)
-    while found is not None:
-        yield found
-        found = getattr(found, "__wrapped__", None)
+    return found
 
 
 def _behind(module: str, name: str, depth: int) -> Any:
-    return next(itertools.islice(_wrapped(module, name), depth, None))
+    found = _named(module, name)
+    for _ in range(depth):
+        found = found.__wrapped__
+    return found

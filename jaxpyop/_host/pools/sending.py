@@ -21,14 +21,13 @@ from typing import Any
 from jaxpyop._host import metrics
 from jaxpyop._host.errors import add_note, note_index
 from jaxpyop._host.host_call import Batch, HostCall
+from jaxpyop._host.pools.chunks import Chunks
 from jaxpyop._host.pools.engines import Engine, engine_of, means_lost_worker
 from jaxpyop._host.pools.executors import Executor, new_executor_of
-from jaxpyop._host.pools.job import Job, Outcome, UnreadableBodyError
+from jaxpyop._host.pools.job import Job, UnreadableBodyError
 
-
-def numbers_in(at: slice) -> range:
-    """The numbers of the elements in a slice."""
-    return range(at.start, at.stop, at.step or 1)
+# Takes the number of an element and its results, or a slice and the results of several elements, stacked.
+Store = Callable[[int | slice, Sequence[Any]], None]
 
 
 @dataclasses.dataclass(eq=False)
@@ -38,26 +37,30 @@ class Task:
     Attributes:
         job: the job.
         shared: the inputs that all elements share.
-        at: the elements that it runs.
-        take: takes its outcome, and the seconds after which it was back.
-        halves: makes two tasks of it that run half of the elements each.
-        fills: the results of its body, if `on_error=` can replace them. It is called with the error.
+        numbers: the elements that it runs.
+        inputs_of: the inputs of an element, by its number.
         losses: how many workers died that had it.
-        home: the number of its executor, if the user gave a list.
         sent: when it was sent.
         engine: where it was sent to.
     """
 
     job: Job
     shared: Sequence[Any]
-    at: slice
-    take: Callable[[Outcome, float], None]
-    halves: Callable[[], list[Task]] = list
-    fills: Callable[[Exception], list[Any]] | None = None
+    numbers: range
+    inputs_of: Callable[[int], Sequence[Any]]
     losses: int = 0
-    home: int = 0
     sent: float = 0.0
     engine: Engine = dataclasses.field(init=False)
+
+    def halves(self) -> list[Task]:
+        """Two tasks that run half of the elements each."""
+        middle = len(self.numbers) // 2
+        return [self._part(slice(middle)), self._part(slice(middle, None))]
+
+    def _part(self, part: slice) -> Task:
+        numbers = self.numbers[part]
+        job = dataclasses.replace(self.job, arrays=[a[part] for a in self.job.arrays], numbers=numbers)
+        return dataclasses.replace(self, job=job, numbers=numbers)
 
 
 class Sending:
@@ -67,14 +70,24 @@ class Sending:
         executor: the executor, or a list with one for each element of a batch in turn.
         call: what they run.
         batch: the batch that they belong to; None for a single call.
+        store: takes the results.
         at_once: whether they may run at the same time.
+
+    Attributes:
+        homes: how many executors there are.
+        chunks: what is known of the time that elements take.
     """
 
-    def __init__(self, executor: Executor | list[Executor], call: HostCall, batch: Batch | None, at_once: bool) -> None:
+    def __init__(
+        self, executor: Executor | list[Executor], call: HostCall, batch: Batch | None, store: Store, at_once: bool
+    ) -> None:
         self._engines = list(map(engine_of, executor if isinstance(executor, list) else [executor]))
         self._call = call
         self._batch = batch
+        self._store = store
         self.at_once = at_once
+        self.homes = len(self._engines)
+        self.chunks = Chunks(batch.count if batch else 1, call.op.chunksize, call.pace)
         self._repeats = bool(call.op.retries or call.op.timeout)
         self._under_way: dict[Any, Task] = {}
         self._done: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -121,23 +134,26 @@ class Sending:
                 task = self._again.popleft()
             elif (task := None if self._most < math.inf else next(tasks, None)) is None:
                 return
-            with noting(self._batch, task.at):
+            with noting(self._batch, task.numbers):
                 task.sent = time.perf_counter()
                 future = self._submitted(task)
             self._under_way[future] = task
             future.add_done_callback(self._done.put)
 
     def _submitted(self, task: Task) -> Any:
-        once = self._repeats or self._call.stateful
-        task.engine = self._engines[task.home]
+        once, home = self._repeats or self._call.stateful, self._home_of(task)
+        task.engine = self._engines[home]
         try:
             return task.engine.submit(task.job, task.shared, once)
         except Exception as error:
             # The pool broke before it took the job.
-            if not means_lost_worker(error) or not self._renew(task.home):
+            if not means_lost_worker(error) or not self._renew(home):
                 raise
-            task.engine = self._engines[task.home]
+            task.engine = self._engines[home]
             return task.engine.submit(task.job, task.shared, once)
+
+    def _home_of(self, task: Task) -> int:
+        return task.numbers.start % self.homes
 
     def _renew(self, home: int) -> bool:
         """Go on with another executor, if the function that the user gave returns one."""
@@ -153,19 +169,34 @@ class Sending:
             # It was lost together with another one.
             return
         took = time.perf_counter() - task.sent
-        with noting(self._batch, task.at):
+        with noting(self._batch, task.numbers):
             try:
                 outcome = future.result()
             except BaseException as error:
                 if self._repeats and means_lost_worker(error):
                     self._lose(task, error)
                     return
-                metrics.add_attached(error)
                 raise
             if outcome.failures:
                 self._call.op.failures.add(outcome.failures)
             metrics.add_counted(outcome.counted)
-            task.take(outcome, took)
+            if outcome.seconds:
+                self._call.pace = self.chunks.learn(len(task.numbers), outcome.seconds, took)
+            self._take(task, outcome.results)
+
+    def _take(self, task: Task, results: list[Any]) -> None:
+        call, numbers = self._call, task.numbers
+        if not (results and isinstance(results[0], list)):
+            # The elements have the same shapes: the check of the first one holds for all.
+            first = [column[0, ...] for column in results]
+            if len(call.from_worker(first, task.inputs_of(numbers.start))) == len(results):
+                self._store(slice(numbers.start, numbers.stop, numbers.step), results)
+                return
+            # The call adds results that differ from element to element.
+            results = [[column[k, ...] for column in results] for k in range(len(numbers))]
+        for number, values in zip(numbers, results):
+            with noting(self._batch, range(number, number + 1)):
+                self._store(number, call.from_worker(values, task.inputs_of(number), task.job.lead))
 
     # ------------------------------------------------------------------ lost workers
 
@@ -173,7 +204,8 @@ class Sending:
         lost = [task]
         if isinstance(error, concurrent.futures.BrokenExecutor):
             lost += self._lost_with(task)
-            if task.engine is self._engines[task.home] and not self._renew(task.home):
+            home = self._home_of(task)
+            if task.engine is self._engines[home] and not self._renew(home):
                 raise error
             is_alone = len(lost) == 1
         else:
@@ -183,10 +215,8 @@ class Sending:
             self._most = max(1, (len(lost) + len(self._under_way)) // 2)
         for task in reversed(lost):
             task.losses += 1
-            if halves := task.halves():
-                for half in reversed(halves):
-                    half.losses = task.losses
-                    self._again.appendleft(half)
+            if len(task.numbers) > 1:
+                self._again.extendleft(reversed(task.halves()))
             elif is_alone and task.losses > self._call.op.retries:
                 self._give_up(task, error)
             else:
@@ -204,28 +234,29 @@ class Sending:
         self._most = math.inf
         op, said = self._call.op, str(error).partition("\n")[0]
         how_often = f"{task.losses} time{'' if task.losses == 1 else 's'}"
-        if op.failures is None or task.fills is None:
+        # The function must not run here, which it would to find the element of a block that fails.
+        if op.failures is None or task.job.lead:
             late = f", or func took longer than timeout={op.timeout} and did not end" if op.timeout else ""
             raise RuntimeError(f"{op.title}: a worker of executor= died with this element {how_often}{late} ({said})")
         try:
             raise RuntimeError(f"its worker died {how_often} ({said})")
         except RuntimeError as failure:
-            values = task.fills(failure)
-        task.take(Outcome(0.0, [values], None, {}), 0.0)
+            values = self._call.body.results_if_lost(failure, task.inputs_of(task.numbers.start))
+        self._take(task, [values])
 
 
 # ---------------------------------------------------------------------------- errors
 
 
 @contextlib.contextmanager
-def noting(batch: Batch | None, at: slice) -> Iterator[None]:
+def noting(batch: Batch | None, numbers: range) -> Iterator[None]:
     """Note in an error which elements it is about, unless the worker has done so."""
     try:
         yield
     except BaseException as error:
         noted = batch is None or any(n.startswith(f"at {batch.index_name}") for n in getattr(error, "__notes__", ()))
         if not noted:
-            note_index(error, at.start, batch, numbers_in(at)[-1])
+            note_index(error, numbers[0], batch, numbers[-1])
         raise
 
 
