@@ -38,7 +38,7 @@ except ImportError:  # Windows
 # The type of a leaf of an element's result.
 Leaf = tuple[tuple[int, ...], np.dtype[Any]]
 _DESCRIPTION, _COMPLETE = "description.json", "complete.json"
-# How long a process waits for what another one does at the start and at the end.
+# How long a process waits for what another one does at the end.
 _SECONDS = 0.02
 # The locks of this process. A forked child has them too, and would keep them if this process is killed.
 _locks: set[int] = set()
@@ -86,14 +86,11 @@ class Folder:
         self._leaves, self._code, self._warned = leaves, code, False
         self._records: list[dict[str, Any]] | None = None
         self._path.mkdir(parents=True, exist_ok=True)
-        while not self._exists(_DESCRIPTION):
+        if not self._exists(_DESCRIPTION):
             self._check_others()
-            with self._lock("description") as mine:
-                if not mine:
-                    time.sleep(_SECONDS)
-                elif not self._exists(_DESCRIPTION):
-                    with self._writing(_DESCRIPTION) as file:
-                        file.write(json.dumps(description, indent=1).encode())
+            # Another call may do the same now. The blocks of the two are told apart by their checksums.
+            with self._writing(_DESCRIPTION) as file:
+                file.write(json.dumps(description, indent=1).encode())
         found = self._json(_DESCRIPTION, dict)
         if differing := [name for name in description if found.get(name) != description[name]]:
             values = [f"{name}: {found.get(name)} there, {description[name]} here" for name in differing]
@@ -156,7 +153,7 @@ class Folder:
 
     def _check_others(self) -> None:
         names = {file.name for file in self._path.iterdir() if file.suffix not in (".claim", ".part")}
-        if names and _DESCRIPTION not in names:
+        if names and not self._exists(_DESCRIPTION):
             raise ValueError(
                 f"{API}: the folder {self._path} has files of something else: {', '.join(sorted(names)[:3])}"
             )
@@ -237,21 +234,24 @@ class Folder:
         """The bytes of each leaf of a block."""
         with (self._path / f"{number}.block").open("rb") as file:
             file.readline()
-            data = [file.read(size) for size in self._sizes(record)]
-            if _checksum(data) != record["results"] or file.read(1):
-                raise self._damaged(f"{number}.block")
-        return data
+            return self._read([file] * len(self._leaves), record, f"{number}.block")
 
     def _check_leaves(self, records: Sequence[dict[str, Any]]) -> None:
         """Compares all results with their checksums."""
         with contextlib.ExitStack() as stack:
             # As files: the pages of a memory map count as memory of the process.
             files = [stack.enter_context((self._path / f"{k}.npy").open("rb")) for k in range(len(self._leaves))]
-            headers = [file.read(len(header)) == header for file, header in zip(files, self._headers(records))]
+            if any(file.read(len(header)) != header for file, header in zip(files, self._headers(records))):
+                raise self._damaged("a header of the results")
             for number, record in enumerate(records):
-                data = [file.read(size) for file, size in zip(files, self._sizes(record))]
-                if _checksum(data) != record["results"] or not all(headers):
-                    raise self._damaged(f"block {number} of the results")
+                self._read(files, record, f"block {number} of the results")
+
+    def _read(self, files: Sequence[IO[bytes]], record: dict[str, Any], name: str) -> list[bytes]:
+        """Reads the bytes of each leaf of a block, each from its file."""
+        data = [file.read(size) for file, size in zip(files, self._sizes(record))]
+        if _checksum(data) != record["results"]:
+            raise self._damaged(name)
+        return data
 
     def _headers(self, records: Sequence[dict[str, Any]]) -> Iterator[bytes]:
         """The beginning of the file of each leaf."""

@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import ctypes
 import dataclasses
+import faulthandler
 import functools
-import importlib
-import io
 import itertools
 import os
 import pickle
+import signal
 import sys
+import threading
 import time
-import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import jax
@@ -27,7 +28,6 @@ from jaxpyop import _jaxcore
 from jaxpyop._host import metrics
 from jaxpyop._host.errors import add_note, note_index
 from jaxpyop._host.host_call import Batch, HostCall
-from jaxpyop._host.pools.deadline import run_within
 from jaxpyop._host.pools.executors import Executor, needs_pickled_body, number_of, working_for
 
 
@@ -55,7 +55,7 @@ class Outcome(NamedTuple):
 def job_for(executor: Executor | list[Executor], call: HostCall) -> Job:
     """A job for a worker of an executor, or of one of a list, without inputs."""
     executor = executor[0] if isinstance(executor, list) else executor
-    body = _pickled(call.body) if needs_pickled_body(executor) else call.body
+    body = pickle.dumps(call.body) if needs_pickled_body(executor) else call.body
     home = os.getpid(), number_of(executor)
     return Job(
         call.title,
@@ -117,7 +117,7 @@ class Job:
         body = _unpickled(self.body) if isinstance(self.body, bytes) else self.body
         run = functools.partial(body, lead=self.lead) if self.lead else body
         if self.timeout is not None:
-            run = functools.partial(run_within, self.timeout, run, may_exit=not self._is_at_home)
+            run = functools.partial(_run_within, self.timeout, run, may_exit=not self._is_at_home)
         # A body may return the same memory for each element.
         kept = np.array if len(self.numbers) > 1 else np.asarray
         results: list[list[Any]] = []
@@ -193,9 +193,6 @@ def _stacked(results: list[list[Any]]) -> list[Any]:
     return list(map(np.stack, zip(*results)))
 
 
-# ------------------------------------------------------------------------- pickles of bodies
-
-
 def _unpickled(body: bytes) -> Any:
     try:
         return pickle.loads(body)
@@ -203,38 +200,92 @@ def _unpickled(body: bytes) -> Any:
         raise UnreadableBodyError(f"{type(error).__name__}: {error}") from error
 
 
-def _pickled(body: Any) -> bytes:
-    file = io.BytesIO()
-    _Pickler(file, pickle.HIGHEST_PROTOCOL).dump(body)
-    return file.getvalue()
+# ------------------------------------------------------------------------------- `timeout=`
 
 
-# A function may be wrapped in a circle.
-_MAX_WRAPPERS = 32
+class ElementTimeoutError(TimeoutError):
+    """Raised in a function that takes longer than `timeout=`."""
+
+    def __init__(self, *args: Any) -> None:
+        # Python makes it without arguments where it raises it in another thread.
+        super().__init__(*args or ("func took longer than timeout=",))
 
 
-class _Pickler(pickle.Pickler):
-    """Finds a decorated function behind the decorator that has taken its name."""
+# Seconds that the function has to end after the error was raised in it. After that the process is ended.
+_GRACE = 1.0
 
-    def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, types.FunctionType) and obj.__module__ in sys.modules:
-            found = _named(obj.__module__, obj.__qualname__)
-            for depth in range(_MAX_WRAPPERS):
-                if found is obj and depth:
-                    return _behind, (obj.__module__, obj.__qualname__, depth)
-                found = getattr(found, "__wrapped__", None)
-        return NotImplemented
+# While a function holds Python's lock, nothing here can run. A thread without Python then ends the process, and shows
+# in the standard error where it was.
+_STDERR = 2
 
 
-def _named(module: str, name: str) -> Any:
-    found: Any = importlib.import_module(module)
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    return found
+def _run_within(seconds: float, func: Callable[..., Any], *args: Any, may_exit: bool) -> Any:
+    """Call a function, and raise ElementTimeoutError in it when the time is over.
+
+    Args:
+        seconds: how long it may take.
+        func: what to call.
+        *args: its arguments.
+        may_exit: whether to end the process if the function goes on. The engine then has lost a worker.
+
+    Raises:
+        ElementTimeoutError: it took longer.
+    """
+    thread = threading.current_thread()
+    lock, ended = threading.Lock(), threading.Event()
+    is_over = is_late = False
+
+    def interrupt() -> None:
+        nonlocal is_late
+        with lock:
+            if is_over:
+                return
+            is_late = True
+            _raise_in(thread)
+        if may_exit and not ended.wait(_GRACE):
+            os._exit(1)
+
+    timer = threading.Timer(seconds, interrupt)
+    timer.daemon = True
+    before = _take_alarm() if thread is threading.main_thread() else None
+    if may_exit:
+        faulthandler.dump_traceback_later(seconds + 2 * _GRACE, exit=True, file=_STDERR)
+    timer.start()
+    try:
+        try:
+            return func(*args)
+        finally:
+            with lock:
+                is_over = True
+            # The error may be on its way to this thread, which must not leave before it comes.
+            until = time.monotonic() + 0.1
+            while is_late and time.monotonic() < until and not isinstance(sys.exception(), ElementTimeoutError):
+                time.sleep(0.001)
+    finally:
+        ended.set()
+        timer.cancel()
+        if may_exit:
+            faulthandler.cancel_dump_traceback_later()
+        if before is not None:
+            signal.signal(signal.SIGALRM, before)
 
 
-def _behind(module: str, name: str, depth: int) -> Any:
-    found = _named(module, name)
-    for _ in range(depth):
-        found = found.__wrapped__
-    return found
+def _take_alarm() -> Any:
+    """Make SIGALRM raise the error, and return what it did before; None where there is no such signal."""
+    if not hasattr(signal, "SIGALRM"):
+        return None
+
+    def late(*_: Any) -> None:
+        raise ElementTimeoutError
+
+    return signal.signal(signal.SIGALRM, late) or signal.SIG_DFL
+
+
+def _raise_in(thread: threading.Thread) -> None:
+    if thread is threading.main_thread() and hasattr(signal, "SIGALRM"):
+        # Unlike the other way, a signal ends a wait: for a lock, for a file, for time to pass.
+        signal.pthread_kill(thread.ident or 0, signal.SIGALRM)
+    else:
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(
+            ctypes.c_ulong(thread.ident or 0), ctypes.py_object(ElementTimeoutError)
+        )
