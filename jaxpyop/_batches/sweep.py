@@ -7,6 +7,7 @@ of it. If its code differs, a warning comes, because a version is easily forgott
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import dataclasses
 import functools
@@ -87,39 +88,31 @@ def map_batches(
     """
     size = _check(f, batch_size, version, progress)
     folder = None if checkpoint is None else os.path.realpath(checkpoint)
-    if folder is not None and folder in _folders.get():
-        raise RuntimeError(
-            f"{API}: a function that it calls calls it with the same folder {folder}, and would wait for it"
-        )
-    before = _folders.set((*_folders.get(), folder))
-    try:
-        return _mapped(f, read_inputs(inputs, size), size, folder, version, progress)
-    finally:
-        _folders.reset(before)
+    with _at_work_on(folder):
+        elements = read_inputs(inputs, size)
+        program = _Program(f, elements, size)
+        leaves, tree = jax.tree.flatten(program.results)
+        types = [(leaf.shape[1:], np.dtype(leaf.dtype)) for leaf in leaves]
+        store = Folder(folder, *_description(program, elements, version), types) if folder else Memory(types)
+        checksums = _Sweep(program, store, _progress(progress, elements.length)).run(elements)
+        return jax.tree.unflatten(tree, store.results(checksums))
 
 
 # The folders of the sweeps that this code is called by.
 _folders: contextvars.ContextVar[tuple[str | None, ...]] = contextvars.ContextVar("jaxpyop_folders", default=())
 
 
-def _mapped(
-    f: Callable[[Any], Any],
-    elements: Arrays | Elements,
-    size: int,
-    folder: str | None,
-    version: str | None,
-    progress: bool | Callable[[int, int | None], object],
-) -> Any:
-    program = _Program(f, elements, size)
-    leaves, tree = jax.tree.flatten(program.results)
-    types = [(leaf.shape[1:], np.dtype(leaf.dtype)) for leaf in leaves]
-    if folder is None:
-        store = Memory(types)
-    else:
-        description, code = _description(program, elements, version)
-        store = Folder(folder, description, code, types)
-    sweep = _Sweep(program, store, _progress(progress, elements.length))
-    return jax.tree.unflatten(tree, store.results(sweep.run(elements)))
+@contextlib.contextmanager
+def _at_work_on(folder: str | None) -> Iterator[None]:
+    if folder is not None and folder in _folders.get():
+        raise RuntimeError(
+            f"{API}: a function that it calls calls it with the same folder {folder}, and would wait for it"
+        )
+    before = _folders.set((*_folders.get(), folder))
+    try:
+        yield
+    finally:
+        _folders.reset(before)
 
 
 def _check(f: Any, batch_size: Any, version: Any, progress: Any) -> int:
@@ -170,18 +163,21 @@ class _Program:
         return found
 
 
+@dataclasses.dataclass(eq=False)
 class _Sweep:
     """Computes the blocks that are missing.
 
-    Args:
+    Attributes:
         program: computes a block.
         store: keeps the results.
         tell: is called with the number of finished elements.
+        done: this number.
     """
 
-    def __init__(self, program: _Program, store: Memory | Folder, tell: Callable[[int], object]) -> None:
-        self._program, self._store, self._tell = program, store, tell
-        self._done = 0
+    program: _Program
+    store: Memory | Folder
+    tell: Callable[[int], object]
+    done: int = 0
 
     def run(self, inputs: Arrays | Elements) -> list[str]:
         """Returns the checksums of all blocks once they are finished, by this process or by others."""
@@ -200,25 +196,25 @@ class _Sweep:
         return checksums
 
     def _checksum(self, block: Sequence[Array]) -> str:
-        return self._store.checksum(block, self._program.checksum)
+        return self.store.checksum(block, self.program.checksum)
 
     def _finish(self, number: int, checksum: str, count: int, load: Callable[[], Sequence[Array]]) -> bool:
         """Computes a block if it is missing. Returns False if another process is computing it."""
-        if not self._store.has(number, checksum):
-            with self._store.claim(number) as mine:
+        if not self.store.has(number, checksum):
+            with self.store.claim(number) as mine:
                 if not mine:
                     return False
-                if not self._store.has(number, checksum):
+                if not self.store.has(number, checksum):
                     self._compute(number, checksum, load())
-        self._done += count
-        self._tell(self._done)
+        self.done += count
+        self.tell(self.done)
         return True
 
     def _compute(self, number: int, checksum: str, block: Sequence[Array]) -> None:
         try:
-            self._store.save(number, checksum, self._program(block))
+            self.store.save(number, checksum, self.program(block))
         except BaseException as error:
-            first = number * self._program.size
+            first = number * self.program.size
             last = first + len(block[0]) - 1
             add_note(error, f"{API}: in block {number}, elements {first} to {last} of inputs")
             raise
