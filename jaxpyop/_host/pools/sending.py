@@ -1,4 +1,4 @@
-"""Sends jobs to workers, a few at a time, and takes their outcomes; what was lost with a worker is sent again.
+"""Sends jobs to workers, a few at a time, and takes their results; what was lost with a worker is sent again.
 
 If a worker dies, its chunk is sent again in halves, until the element that kills its worker is alone. The death of one
 worker breaks a pool of processes, and all chunks under way are lost. Half as many of them are then under way in the
