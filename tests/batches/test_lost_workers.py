@@ -33,6 +33,7 @@ def new_processes():
 
 @contextlib.contextmanager
 def dask(workers):
+    pytest.importorskip("distributed", reason="needs the extra `dask`")
     # A local cluster closes the nanny of a worker that is not back by then.
     patient = pytest.importorskip("dask.config").set({"distributed.deploy.lost-worker-timeout": "1h"})
     with patient, cluster_of(workers) as cluster, cluster.get_client() as client:
