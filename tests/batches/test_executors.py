@@ -128,6 +128,16 @@ def test_each_element_of_a_chunk_has_a_record_of_its_own():
     np.testing.assert_allclose(jax.grad(lambda x: f(x).sum())(x), 3 * x * abs(x))
 
 
+@pytest.mark.parametrize(("executor", "runs"), [(None, 3), (InCaller(), 6)], ids=["threads", "other workers"])
+def test_a_record_is_replayed_and_other_workers_have_none(executor, runs):
+    """Where nothing is recorded the function runs once more in the backward pass."""
+    seen = []
+    f = parallel(py_function, lambda x: (seen.append(1), x**2)[1], executor, output_shapes=())
+    slopes, row = counted(jax.jit(jax.grad(lambda x: f(x).sum())), grid(3))
+    np.testing.assert_array_equal(slopes, 2 * grid(3))
+    assert (row["calls"], len(seen)) == (2, runs)
+
+
 def test_errors_in_a_chunk_name_their_element():
     assert_raises_at(5, ValueError, "two is too much", in_chunks(numpy_function, bodies.fail_at_two, 3), grid(10) - 3)
 

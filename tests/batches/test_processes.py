@@ -90,7 +90,6 @@ def test_dask_sends_a_function_of_no_module(dask):
 UNPICKLABLE = {
     "func": lambda pool: parallel(numpy_function, bodies.locked(), pool),
     "input": lambda pool: parallel(numpy_function, bodies.product, pool, static=[threading.Lock()]),
-    "a name that a decorator took": lambda pool: parallel(numpy_function, bodies.decorated.__wrapped__, pool),
     "vjp": lambda pool: jax.grad(lambda x: parallel(numpy_function, bodies.double, pool, vjp=bodies.locked())(x).sum()),
 }
 
@@ -100,6 +99,13 @@ def test_what_cannot_be_pickled(make, elsewhere):
     text = r"'\w+'.* cannot be pickled for executor=.*top of a module"
     with pytest.raises(TypeError, match=text):
         run(make(elsewhere), grid(3))
+
+
+def test_a_function_whose_name_a_decorator_has_taken(pool, dask):
+    f = lambda executor: parallel(numpy_function, bodies.decorated.__wrapped__, executor)
+    with pytest.raises(TypeError, match="cannot be pickled.*under a name that no decorator takes"):
+        f(pool)(grid(3))
+    np.testing.assert_array_equal(f(dask)(grid(3)), 2 * grid(3))
 
 
 def test_a_function_that_workers_cannot_import():
