@@ -21,7 +21,6 @@ import json
 import os
 import pathlib
 import secrets
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any
@@ -38,8 +37,6 @@ except ImportError:  # Windows
 # The type of a leaf of an element's result.
 Leaf = tuple[tuple[int, ...], np.dtype[Any]]
 _DESCRIPTION, _COMPLETE = "description.json", "complete.json"
-# How long a process waits for what another one does at the end.
-_SECONDS = 0.02
 # The locks of this process. A forked child has them too, and would keep them if this process is killed.
 _locks: set[int] = set()
 
@@ -113,10 +110,6 @@ class Folder:
             self._check_block(number, record, checksum)
         return record is not None
 
-    def claim(self, number: int) -> contextlib.AbstractContextManager[bool]:
-        """Claims a block, so that nobody else computes it; gives False if somebody else has it."""
-        return self._lock(str(number))
-
     def save(self, number: int, checksum: str, results: Sequence[Array]) -> None:
         """Keeps the results of a block that is claimed."""
         data = [bytes_of(x) for x in results]
@@ -128,12 +121,11 @@ class Folder:
 
     def results(self, checksums: Sequence[str]) -> list[Array]:
         """Returns the results of all blocks, which have these checksums, as memory-mapped arrays."""
-        while (records := self._complete()) is None:
-            with self._lock("complete") as mine:
-                if not mine:
-                    time.sleep(_SECONDS)
-                elif self._complete() is None:
-                    self._join(checksums)
+        if (records := self._complete()) is None:
+            with self.claim("complete", wait=True):
+                # Another process may have done it meanwhile.
+                if (records := self._complete()) is None:
+                    records = self._join(checksums)
         self._check_blocks(records, checksums)
         self._check_leaves(records)
         # Who locks a claim from now on finds that the block is finished.
@@ -213,8 +205,8 @@ class Folder:
 
     # ----------------------------------------------------------------- from blocks to arrays
 
-    def _join(self, checksums: Sequence[str]) -> None:
-        """Writes the results of all blocks into one file for each leaf."""
+    def _join(self, checksums: Sequence[str]) -> list[dict[str, Any]]:
+        """Writes the results of all blocks into one file for each leaf, and returns the records of the blocks."""
         there = range(len(list(self._path.glob("*.block"))))
         records = [record for number in there if (record := self._record(number))]
         self._check_blocks(records, checksums)
@@ -227,6 +219,7 @@ class Folder:
                     file.write(part)
         with self._writing(_COMPLETE) as file:
             file.write(json.dumps(records).encode())
+        return records
 
     def _data(self, number: int, record: dict[str, Any]) -> list[bytes]:
         """The bytes of each leaf of a block."""
@@ -288,8 +281,8 @@ class Folder:
             os.close(folder)
 
     @contextlib.contextmanager
-    def _lock(self, name: str) -> Iterator[bool]:
-        """Locks a name for a block of code; gives False if it is locked already.
+    def claim(self, name: int | str, *, wait: bool = False) -> Iterator[bool]:
+        """Claims a block, or something else, so that nobody else computes it; gives False if somebody else has it.
 
         The file is deleted only once the block of code has succeeded. Who locks the deleted file, or a new one, then
         finds that there is nothing left to do.
@@ -298,7 +291,7 @@ class Folder:
         lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         _locks.add(lock)
         try:
-            mine = _locked(lock)
+            mine = _locked(lock, wait)
             yield mine
             if mine:
                 path.unlink(missing_ok=True)
@@ -307,9 +300,9 @@ class Folder:
             os.close(lock)
 
 
-def _locked(lock: int) -> bool:
+def _locked(lock: int, wait: bool) -> bool:
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(lock, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError as error:

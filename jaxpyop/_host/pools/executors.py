@@ -219,13 +219,9 @@ _lock = threading.RLock()
 
 def _load_of(executor: Any) -> _Load:
     with _lock:
-        try:
-            if (load := _loads.get(executor)) is None:
-                used = {load.number for load in _loads.values()}
-                load = _loads[executor] = _Load(next(n for n in itertools.count(1) if n not in used))
-        except TypeError:
-            # The executor cannot be referred to weakly. No pool of threads is so.
-            return _Load(id(executor))
+        if (load := _loads.get(executor)) is None:
+            used = {load.number for load in _loads.values()}
+            load = _loads[executor] = _Load(next(n for n in itertools.count(1) if n not in used))
         return load
 
 
