@@ -165,8 +165,6 @@ WRONG = {
     "shapes": (TypeError, "element 1 of inputs is not", of(iter([X, X[1:]]))),
     "batch_size 0": (ValueError, "batch_size is 0", of(X, batch_size=0)),
     "batch_size 2.5": (ValueError, "batch_size is 2.5", of(X, batch_size=2.5)),
-    "version": (TypeError, "version is 1", of(X, version=1)),
-    "progress": (TypeError, "progress is 'yes'", of(X, progress="yes")),
     "a key": (TypeError, "f returns a PRNG key", of(X, f=lambda x: jax.random.key(0))),
     "jit": (RuntimeError, "a transformation", jax.jit(of(X))),
 }

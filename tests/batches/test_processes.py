@@ -103,7 +103,7 @@ def test_what_cannot_be_pickled(make, elsewhere):
 
 def test_a_function_whose_name_a_decorator_has_taken(pool, dask):
     f = lambda executor: parallel(numpy_function, bodies.decorated.__wrapped__, executor)
-    with pytest.raises(TypeError, match="cannot be pickled.*under a name that no decorator takes"):
+    with pytest.raises(TypeError, match=r"cannot be pickled.*under a name that no decorator"):
         f(pool)(grid(3))
     np.testing.assert_array_equal(f(dask)(grid(3)), 2 * grid(3))
 
