@@ -162,11 +162,9 @@ class Report:
     def __exit__(self, kind: Any, *_: object) -> None:
         global reports
         try:
-            jax.effects_barrier()
-        except Exception:
             # If the block itself raised, its error says more than the error of an effect.
             if kind is None:
-                raise
+                jax.effects_barrier()
         finally:
             with _lock:
                 reports = tuple(report for report in reports if report is not self)

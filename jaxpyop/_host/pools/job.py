@@ -258,10 +258,9 @@ def _run_within(seconds: float, func: Callable[..., Any], *args: Any, may_exit: 
         finally:
             with lock:
                 is_over = True
-            # The error may be on its way to this thread, which must not leave before it comes.
-            until = time.monotonic() + 0.1
-            while is_late and time.monotonic() < until and not isinstance(sys.exception(), ElementTimeoutError):
-                time.sleep(0.001)
+            if is_late and not isinstance(sys.exception(), ElementTimeoutError):
+                # The error may be on its way to this thread, which must not leave before it comes.
+                time.sleep(0.1)
     finally:
         ended.set()
         timer.cancel()

@@ -37,7 +37,7 @@ class Task:
         job: the job.
         shared: the inputs that all elements share.
         numbers: the elements that it runs.
-        inputs_of: the inputs of an element, by its number.
+        inputs_of: the inputs of the call for an element, by its number.
         losses: how many workers died that had it.
         sent: when it was sent.
         engine: where it was sent to.
@@ -240,7 +240,8 @@ class Sending:
         try:
             raise RuntimeError(f"its worker died {how_often} ({said})")
         except RuntimeError as failure:
-            values = self._call.body.results_if_lost(failure, task.inputs_of(task.numbers.start))
+            arrays = self._call.for_worker(task.inputs_of(task.numbers.start))
+            values = self._call.body.results_if_lost(failure, arrays)
         self._take(task, [values])
 
 

@@ -99,6 +99,6 @@ def run_one_by_one_in_workers(
                 job = job or dataclasses.replace(job_for(executor, call), lead=lead)
                 arrays = [np.asarray(a) for a in given]
                 sent = dataclasses.replace(job, rows=[False] * len(arrays))
-            yield Task(sent, arrays, numbers, lambda _, arrays=arrays: arrays)
+            yield Task(sent, arrays, numbers, lambda _, inputs=inputs: inputs)
 
     Sending(executor, call, batch, store, at_once).run(tasks())
