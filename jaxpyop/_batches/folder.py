@@ -21,13 +21,13 @@ import json
 import os
 import pathlib
 import secrets
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any
 
 import numpy as np
 
 from jaxpyop._batches.inputs import API, Array, bytes_of
+from jaxpyop._jaxcore import warn_once
 
 try:
     import fcntl
@@ -80,7 +80,7 @@ class Folder:
         if fcntl is None:
             raise NotImplementedError(f"{API}: checkpoint= needs the file locks of a POSIX system")
         self._path = pathlib.Path(path)
-        self._leaves, self._code, self._warned = leaves, code, False
+        self._leaves, self._code = leaves, code
         self._records: list[dict[str, Any]] | None = None
         self._path.mkdir(parents=True, exist_ok=True)
         if not self._exists(_DESCRIPTION):
@@ -153,14 +153,12 @@ class Folder:
     def _check_block(self, number: int, record: dict[str, Any], checksum: str) -> None:
         if record["of"] != checksum:
             raise self._refusal(f"its block {number} is of other inputs or of another function")
-        if record["code"] != self._code and not self._warned:
-            self._warned = True
-            warnings.warn(
+        if record["code"] != self._code:
+            warn_once(
+                ("code", str(self._path)),
                 f"{API}: block {number} in the folder {self._path} was computed when the code of a Python function on "
                 "the host was another one; version= is the same, so it is not computed again: pass a new folder if "
                 "its results are not right any more",
-                RuntimeWarning,
-                stacklevel=2,
             )
 
     def _check_blocks(self, records: Sequence[dict[str, Any]], checksums: Sequence[str]) -> None:
