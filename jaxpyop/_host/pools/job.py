@@ -40,8 +40,7 @@ class Outcome(NamedTuple):
 
     Attributes:
         seconds: how long the body ran, without the way to the worker and the copies of inputs.
-        results: those of all elements, stacked. If the elements' shapes differ or there is but one element, a list of
-            results for each.
+        results: an array for each result, with those of all elements.
         failures: with `on_error=`, how many elements failed, and the first failure.
         counted: what a worker process counted for reports.
     """
@@ -118,10 +117,8 @@ class Job:
         run = functools.partial(body, lead=self.lead) if self.lead else body
         if self.timeout is not None:
             run = functools.partial(_run_within, self.timeout, run, may_exit=not self._is_at_home)
-        # A body may return the same memory for each element.
-        kept = np.array if len(self.numbers) > 1 else np.asarray
-        results: list[list[Any]] = []
-        seconds = 0.0
+        columns: list[np.ndarray[Any, Any]] = []
+        seconds, done = 0.0, 0
         at_home = working_for(self.home[1]) if self._is_at_home else contextlib.nullcontext()
         with _jaxcore.with_thread_settings(self.settings), at_home:
             own = iter(self.arrays)
@@ -131,14 +128,15 @@ class Job:
                     began = time.perf_counter()
                     values = run(*inputs)
                     seconds += time.perf_counter() - began
-                    results.append(list(map(kept, values)))
+                    columns = self._with_row(columns, done, values)
+                    done += 1
             except BaseException as error:
                 if self.batch is not None:
-                    note_index(error, self.numbers[len(results)], self.batch)
+                    note_index(error, self.numbers[done], self.batch)
                 self._raise(error)
         failures = body.op.failures
         counted = {} if self._is_at_home else metrics.counted_in_worker()
-        return Outcome(seconds, _stacked(results), failures and failures.taken(), counted)
+        return Outcome(seconds, columns, failures and failures.taken(), counted)
 
     @property
     def _is_at_home(self) -> bool:
@@ -157,6 +155,21 @@ class Job:
             return (array.copy() for _ in itertools.count())
         # What was sent may be read-only, and a body may write into its inputs.
         return _rows(array if array.flags.writeable else array.copy())
+
+    def _with_row(self, columns: list[np.ndarray[Any, Any]], k: int, values: Sequence[Any]) -> list[Any]:
+        """The results of the elements so far, with those of one more. A body may return the same memory each time."""
+        count = len(self.numbers)
+        if count == 1:
+            return [np.asarray(v)[None] for v in values]
+        columns = columns or [np.empty((count, *v.shape), v.dtype) for v in values]
+        for column, value in zip(columns, values):
+            if value.shape != column.shape[1:]:
+                raise ValueError(
+                    f"{self.title}: func returned the shapes {column.shape[1:]} and {value.shape} for elements of one "
+                    "vmap; return one shape"
+                )
+            column[k, ...] = value
+        return columns
 
     def _raise(self, error: BaseException) -> NoReturn:
         """Raise an error so that it reaches the caller.
@@ -183,15 +196,6 @@ class Job:
 def _rows(array: np.ndarray[Any, Any]) -> Iterator[Any]:
     # An index with an ellipsis makes arrays of scalars too.
     return (array[k, ...] for k in range(len(array)))
-
-
-def _stacked(results: list[list[Any]]) -> list[Any]:
-    """An array for each result, or the results of each element if their shapes differ or there is but one."""
-    columns = list(zip(*results))
-    if len(results) == 1 or any(len({(v.shape, v.dtype) for v in column}) > 1 for column in columns):
-        return results
-    # This takes a tenth of the time of np.stack.
-    return [np.array(column, column[0].dtype) for column in columns]
 
 
 def _unpickled(body: bytes) -> Any:

@@ -18,6 +18,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from jaxpyop._host import metrics
 from jaxpyop._host.errors import add_note, note_index
 from jaxpyop._host.host_call import Batch, HostCall
@@ -184,18 +186,16 @@ class Sending:
             self._take(task, outcome.results)
 
     def _take(self, task: Task, results: list[Any]) -> None:
-        call, numbers = self._call, task.numbers
-        if not (results and isinstance(results[0], list)):
-            # The elements have the same shapes: the check of the first one holds for all.
-            first = [column[0, ...] for column in results]
-            if len(call.from_worker(first, task.inputs_of(numbers.start))) == len(results):
-                self._store(slice(numbers.start, numbers.stop, numbers.step), results)
-                return
-            # The call adds results that differ from element to element.
-            results = [[column[k, ...] for column in results] for k in range(len(numbers))]
-        for number, values in zip(numbers, results):
+        for k, number in enumerate(task.numbers):
             with noting(self._batch, range(number, number + 1)):
-                self._store(number, call.from_worker(values, task.inputs_of(number), task.job.lead))
+                values = [column[k, ...] for column in results]
+                values = self._call.from_worker(values, task.inputs_of(number), task.job.lead)
+                if len(task.numbers) > 1 and len(values) == len(results):
+                    # The elements have the same shapes: the check of the first one holds for all.
+                    self._store(slice(task.numbers.start, task.numbers.stop, task.numbers.step), results)
+                    return
+                # The call may add results that differ from element to element.
+                self._store(number, values)
 
     # ------------------------------------------------------------------ lost workers
 
@@ -242,7 +242,7 @@ class Sending:
         except RuntimeError as failure:
             arrays = self._call.for_worker(task.inputs_of(task.numbers.start))
             values = self._call.body.results_if_lost(failure, arrays)
-        self._take(task, [values])
+        self._take(task, [np.asarray(v)[None] for v in values])
 
 
 # ---------------------------------------------------------------------------- errors
