@@ -116,7 +116,7 @@ def test_an_element_that_kills_each_worker_is_named_or_filled(engine):
 @each_engine
 def test_a_function_that_does_not_end(engine):
     f = compiled(bodies.hang_at_five, engine, timeout=2)
-    np.testing.assert_array_equal(f(grid(5)), 2 * grid(5))
+    np.testing.assert_array_equal(f(grid(20, start=6.0)), 2 * grid(20, start=6.0))  # which starts the workers
     began = time.monotonic()
     assert_raises_at(5, TimeoutError, "func took longer than timeout=", f, grid(20))
     assert time.monotonic() - began < 5
