@@ -44,8 +44,8 @@ class _OfAll(TypedDict, total=False):
         executor: where `func` runs: any ``concurrent.futures.Executor``, a client of
             Dask's, the module ``ray``, or a function that returns one of these. By default
             `func` runs on the thread that calls it, and the elements of ``"parallel"``
-            run on jaxpyop's own threads. For a pool of processes, `func` must be
-            picklable, and its side effects stay in the worker process. With a list of
+            run there and on jaxpyop's own threads. For a pool of processes, `func` must
+            be picklable, and its side effects stay in the worker process. With a list of
             ``n`` executors, element ``i`` of a batch runs on executor ``i % n``.
         chunksize: how many elements of a batch are sent to a worker of `executor` at a
             time. The default is one for threads. For processes and other machines it

@@ -21,14 +21,13 @@ import json
 import os
 import pathlib
 import secrets
-import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any
 
 import numpy as np
 
 from jaxpyop._batches.inputs import API, Array, bytes_of
+from jaxpyop._jaxcore import warn_once
 
 try:
     import fcntl
@@ -38,8 +37,6 @@ except ImportError:  # Windows
 # The type of a leaf of an element's result.
 Leaf = tuple[tuple[int, ...], np.dtype[Any]]
 _DESCRIPTION, _COMPLETE = "description.json", "complete.json"
-# How long a process waits for what another one does at the start and at the end.
-_SECONDS = 0.02
 # The locks of this process. A forked child has them too, and would keep them if this process is killed.
 _locks: set[int] = set()
 
@@ -83,17 +80,14 @@ class Folder:
         if fcntl is None:
             raise NotImplementedError(f"{API}: checkpoint= needs the file locks of a POSIX system")
         self._path = pathlib.Path(path)
-        self._leaves, self._code, self._warned = leaves, code, False
+        self._leaves, self._code = leaves, code
         self._records: list[dict[str, Any]] | None = None
         self._path.mkdir(parents=True, exist_ok=True)
-        while not self._exists(_DESCRIPTION):
+        if not self._exists(_DESCRIPTION):
             self._check_others()
-            with self._lock("description") as mine:
-                if not mine:
-                    time.sleep(_SECONDS)
-                elif not self._exists(_DESCRIPTION):
-                    with self._writing(_DESCRIPTION) as file:
-                        file.write(json.dumps(description, indent=1).encode())
+            # Another call may do the same now. The blocks of the two are told apart by their checksums.
+            with self._writing(_DESCRIPTION) as file:
+                file.write(json.dumps(description, indent=1).encode())
         found = self._json(_DESCRIPTION, dict)
         if differing := [name for name in description if found.get(name) != description[name]]:
             values = [f"{name}: {found.get(name)} there, {description[name]} here" for name in differing]
@@ -116,10 +110,6 @@ class Folder:
             self._check_block(number, record, checksum)
         return record is not None
 
-    def claim(self, number: int) -> contextlib.AbstractContextManager[bool]:
-        """Claims a block, so that nobody else computes it; gives False if somebody else has it."""
-        return self._lock(str(number))
-
     def save(self, number: int, checksum: str, results: Sequence[Array]) -> None:
         """Keeps the results of a block that is claimed."""
         data = [bytes_of(x) for x in results]
@@ -131,12 +121,11 @@ class Folder:
 
     def results(self, checksums: Sequence[str]) -> list[Array]:
         """Returns the results of all blocks, which have these checksums, as memory-mapped arrays."""
-        while (records := self._complete()) is None:
-            with self._lock("complete") as mine:
-                if not mine:
-                    time.sleep(_SECONDS)
-                elif self._complete() is None:
-                    self._join(checksums)
+        if (records := self._complete()) is None:
+            with self.claim("complete", wait=True):
+                # Another process may have done it meanwhile.
+                if (records := self._complete()) is None:
+                    records = self._join(checksums)
         self._check_blocks(records, checksums)
         self._check_leaves(records)
         # Who locks a claim from now on finds that the block is finished.
@@ -156,7 +145,7 @@ class Folder:
 
     def _check_others(self) -> None:
         names = {file.name for file in self._path.iterdir() if file.suffix not in (".claim", ".part")}
-        if names and _DESCRIPTION not in names:
+        if names and not self._exists(_DESCRIPTION):
             raise ValueError(
                 f"{API}: the folder {self._path} has files of something else: {', '.join(sorted(names)[:3])}"
             )
@@ -164,14 +153,12 @@ class Folder:
     def _check_block(self, number: int, record: dict[str, Any], checksum: str) -> None:
         if record["of"] != checksum:
             raise self._refusal(f"its block {number} is of other inputs or of another function")
-        if record["code"] != self._code and not self._warned:
-            self._warned = True
-            warnings.warn(
+        if record["code"] != self._code:
+            warn_once(
+                ("code", str(self._path)),
                 f"{API}: block {number} in the folder {self._path} was computed when the code of a Python function on "
                 "the host was another one; version= is the same, so it is not computed again: pass a new folder if "
                 "its results are not right any more",
-                RuntimeWarning,
-                stacklevel=2,
             )
 
     def _check_blocks(self, records: Sequence[dict[str, Any]], checksums: Sequence[str]) -> None:
@@ -216,12 +203,10 @@ class Folder:
 
     # ----------------------------------------------------------------- from blocks to arrays
 
-    def _join(self, checksums: Sequence[str]) -> None:
-        """Writes the results of all blocks into one file for each leaf."""
-        names = [file.stem for file in self._path.glob("*.block")]
-        records = [record for number in range(len(checksums)) if (record := self._record(number))]
-        if len(records) < len(checksums) or sum(map(str.isdigit, names)) > len(checksums):
-            raise self._refusal(f"it has the results of {len(names)} blocks, and inputs has {len(checksums)}")
+    def _join(self, checksums: Sequence[str]) -> list[dict[str, Any]]:
+        """Writes the results of all blocks into one file for each leaf, and returns the records of the blocks."""
+        there = range(len(list(self._path.glob("*.block"))))
+        records = [record for number in there if (record := self._record(number))]
         self._check_blocks(records, checksums)
         with contextlib.ExitStack() as stack:
             files = [stack.enter_context(self._writing(f"{k}.npy")) for k in range(len(self._leaves))]
@@ -232,26 +217,30 @@ class Folder:
                     file.write(part)
         with self._writing(_COMPLETE) as file:
             file.write(json.dumps(records).encode())
+        return records
 
     def _data(self, number: int, record: dict[str, Any]) -> list[bytes]:
         """The bytes of each leaf of a block."""
         with (self._path / f"{number}.block").open("rb") as file:
             file.readline()
-            data = [file.read(size) for size in self._sizes(record)]
-            if _checksum(data) != record["results"] or file.read(1):
-                raise self._damaged(f"{number}.block")
-        return data
+            return self._read([file] * len(self._leaves), record, f"{number}.block")
 
     def _check_leaves(self, records: Sequence[dict[str, Any]]) -> None:
         """Compares all results with their checksums."""
         with contextlib.ExitStack() as stack:
             # As files: the pages of a memory map count as memory of the process.
             files = [stack.enter_context((self._path / f"{k}.npy").open("rb")) for k in range(len(self._leaves))]
-            headers = [file.read(len(header)) == header for file, header in zip(files, self._headers(records))]
+            if any(file.read(len(header)) != header for file, header in zip(files, self._headers(records))):
+                raise self._damaged("a header of the results")
             for number, record in enumerate(records):
-                data = [file.read(size) for file, size in zip(files, self._sizes(record))]
-                if _checksum(data) != record["results"] or not all(headers):
-                    raise self._damaged(f"block {number} of the results")
+                self._read(files, record, f"block {number} of the results")
+
+    def _read(self, files: Sequence[IO[bytes]], record: dict[str, Any], name: str) -> list[bytes]:
+        """Reads the bytes of each leaf of a block, each from its file."""
+        data = [file.read(size) for file, size in zip(files, self._sizes(record))]
+        if _checksum(data) != record["results"]:
+            raise self._damaged(name)
+        return data
 
     def _headers(self, records: Sequence[dict[str, Any]]) -> Iterator[bytes]:
         """The beginning of the file of each leaf."""
@@ -290,8 +279,8 @@ class Folder:
             os.close(folder)
 
     @contextlib.contextmanager
-    def _lock(self, name: str) -> Iterator[bool]:
-        """Locks a name for a block of code; gives False if it is locked already.
+    def claim(self, name: int | str, *, wait: bool = False) -> Iterator[bool]:
+        """Claims a block, or something else, so that nobody else computes it; gives False if somebody else has it.
 
         The file is deleted only once the block of code has succeeded. Who locks the deleted file, or a new one, then
         finds that there is nothing left to do.
@@ -300,7 +289,7 @@ class Folder:
         lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         _locks.add(lock)
         try:
-            mine = _locked(lock)
+            mine = _locked(lock, wait)
             yield mine
             if mine:
                 path.unlink(missing_ok=True)
@@ -309,9 +298,9 @@ class Folder:
             os.close(lock)
 
 
-def _locked(lock: int) -> bool:
+def _locked(lock: int, wait: bool) -> bool:
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(lock, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError as error:

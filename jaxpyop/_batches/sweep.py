@@ -1,26 +1,36 @@
-"""The loop over the blocks, and the function that users call."""
+"""The function that users call, the loop over the blocks, and what a folder compares of the function of the user.
+
+A program tells all that it computes: names and comments in the source do not count, and every value that the function
+reads does. But not all can be seen that a Python function on the host reads while it runs. So the user names a version
+of it. If its code differs, a warning comes, because a version is easily forgotten.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
+import dataclasses
 import functools
+import hashlib
 import os
+import re
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from jaxpyop._batches.folder import Folder, Memory
-from jaxpyop._batches.identity import host_functions, program_checksum, shown
-from jaxpyop._batches.inputs import API, Array, Arrays, Elements, is_key, read_inputs, with_keys
+from jaxpyop._batches.inputs import API, Array, Arrays, Elements, bytes_of, data_of, is_key, read_inputs, with_keys
 from jaxpyop._host import add_note, reraise
-from jaxpyop._jaxcore import is_eager
+from jaxpyop._jaxcore import Literal, consts_of, equations_in, is_eager, jaxpr_of, jaxprs_in
+from jaxpyop._op import python_call_p
+from jaxpyop._saved import code_checksum
 
-# How long a process that waits for the blocks of others sleeps before it looks for them, at first and at most.
-_SECONDS = 0.02, 1.0
+# How long a process that waits for the blocks of others sleeps before it looks for them.
+_SECONDS = 0.2
 
 
 def map_batches(
@@ -76,52 +86,40 @@ def map_batches(
         >>> print(results["half"], results["is_odd"])
         [0.  0.5 1.  1.5 2. ] [False  True False  True False]
     """
-    size = _check(f, batch_size, version, progress)
+    size = _check(f, batch_size)
     folder = None if checkpoint is None else os.path.realpath(checkpoint)
-    if folder is not None and folder in _folders.get():
-        raise RuntimeError(
-            f"{API}: a function that it calls calls it with the same folder {folder}, and would wait for it"
-        )
-    before = _folders.set((*_folders.get(), folder))
-    try:
-        return _mapped(f, read_inputs(inputs, size), size, folder, version, progress)
-    finally:
-        _folders.reset(before)
+    with _at_work_on(folder):
+        elements = read_inputs(inputs, size)
+        program = _Program(f, elements, size)
+        leaves, tree = jax.tree.flatten(program.results)
+        types = [(leaf.shape[1:], np.dtype(leaf.dtype)) for leaf in leaves]
+        store = Folder(folder, *_description(program, elements, version), types) if folder else Memory(types)
+        checksums = _Sweep(program, store, _progress(progress, elements.length)).run(elements)
+        return jax.tree.unflatten(tree, store.results(checksums))
 
 
 # The folders of the sweeps that this code is called by.
 _folders: contextvars.ContextVar[tuple[str | None, ...]] = contextvars.ContextVar("jaxpyop_folders", default=())
 
 
-def _mapped(
-    f: Callable[[Any], Any],
-    elements: Arrays | Elements,
-    size: int,
-    folder: str | None,
-    version: str | None,
-    progress: bool | Callable[[int, int | None], object],
-) -> Any:
-    program = _Program(f, elements, size)
-    leaves, tree = jax.tree.flatten(program.results)
-    types = [(leaf.shape[1:], np.dtype(leaf.dtype)) for leaf in leaves]
-    if folder is None:
-        store = Memory(types)
-    else:
-        description, code = _description(program, elements, version)
-        store = Folder(folder, description, code, types)
-    sweep = _Sweep(program, store, _progress(progress, elements.length))
-    return jax.tree.unflatten(tree, store.results(sweep.run(elements)))
+@contextlib.contextmanager
+def _at_work_on(folder: str | None) -> Iterator[None]:
+    if folder is not None and folder in _folders.get():
+        raise RuntimeError(
+            f"{API}: a function that it calls calls it with the same folder {folder}, and would wait for it"
+        )
+    before = _folders.set((*_folders.get(), folder))
+    try:
+        yield
+    finally:
+        _folders.reset(before)
 
 
-def _check(f: Any, batch_size: Any, version: Any, progress: Any) -> int:
+def _check(f: Any, batch_size: Any) -> int:
     if not callable(f):
         raise TypeError(f"{API}: f is {f!r}; expected a function of one element")
     if not isinstance(batch_size, (int, np.integer)) or isinstance(batch_size, bool) or batch_size < 1:
         raise ValueError(f"{API}: batch_size is {batch_size!r}; expected a whole number from 1 on")
-    if not isinstance(version, (str, type(None))):
-        raise TypeError(f"{API}: version is {version!r}; expected a string")
-    if not isinstance(progress, bool) and not callable(progress):
-        raise TypeError(f"{API}: progress is {progress!r}; expected True, False or a function of two numbers")
     if not is_eager():
         raise RuntimeError(f"{API}: a transformation of JAX is active, such as jit or grad; call map_batches outside")
     return int(batch_size)
@@ -144,7 +142,7 @@ class _Program:
         self._lowered = functools.cache(lambda size: self.traced(size).lower())
         self._compiled = functools.cache(lambda size: self._lowered(size).compile())
         self.text = lambda size: self._lowered(size).as_text()
-        self.checksum = functools.cache(lambda size: program_checksum(self.traced(size), self.text(size)))
+        self.checksum = functools.cache(lambda size: _program_checksum(self.traced(size), self.text(size)))
         self.size, self.results = size, self.traced(size).out_info
         if any(map(is_key, jax.tree.leaves(self.results))):
             raise TypeError(f"{API}: f returns a PRNG key; return jax.random.key_data(key)")
@@ -161,18 +159,21 @@ class _Program:
         return found
 
 
+@dataclasses.dataclass(eq=False)
 class _Sweep:
     """Computes the blocks that are missing.
 
-    Args:
+    Attributes:
         program: computes a block.
         store: keeps the results.
         tell: is called with the number of finished elements.
+        done: this number.
     """
 
-    def __init__(self, program: _Program, store: Memory | Folder, tell: Callable[[int], object]) -> None:
-        self._program, self._store, self._tell = program, store, tell
-        self._done = 0
+    program: _Program
+    store: Memory | Folder
+    tell: Callable[[int], object]
+    done: int = 0
 
     def run(self, inputs: Arrays | Elements) -> list[str]:
         """Returns the checksums of all blocks once they are finished, by this process or by others."""
@@ -185,34 +186,31 @@ class _Sweep:
             if not self._finish(number, checksum, count, functools.partial(list, block)):
                 again = functools.partial(self._again, inputs, number, checksum)
                 others[number] = functools.partial(self._finish, number, checksum, count, again)
-        seconds, longest = _SECONDS
         while others:
-            time.sleep(seconds)
-            missing = {each: finish for each, finish in others.items() if not finish()}
-            seconds = min(2 * seconds, longest) if len(missing) == len(others) else _SECONDS[0]
-            others = missing
+            time.sleep(_SECONDS)
+            others = {each: finish for each, finish in others.items() if not finish()}
         return checksums
 
     def _checksum(self, block: Sequence[Array]) -> str:
-        return self._store.checksum(block, self._program.checksum)
+        return self.store.checksum(block, self.program.checksum)
 
     def _finish(self, number: int, checksum: str, count: int, load: Callable[[], Sequence[Array]]) -> bool:
         """Computes a block if it is missing. Returns False if another process is computing it."""
-        if not self._store.has(number, checksum):
-            with self._store.claim(number) as mine:
+        if not self.store.has(number, checksum):
+            with self.store.claim(number) as mine:
                 if not mine:
                     return False
-                if not self._store.has(number, checksum):
+                if not self.store.has(number, checksum):
                     self._compute(number, checksum, load())
-        self._done += count
-        self._tell(self._done)
+        self.done += count
+        self.tell(self.done)
         return True
 
     def _compute(self, number: int, checksum: str, block: Sequence[Array]) -> None:
         try:
-            self._store.save(number, checksum, self._program(block))
+            self.store.save(number, checksum, self.program(block))
         except BaseException as error:
-            first = number * self._program.size
+            first = number * self.program.size
             last = first + len(block[0]) - 1
             add_note(error, f"{API}: in block {number}, elements {first} to {last} of inputs")
             raise
@@ -224,11 +222,14 @@ class _Sweep:
         return block
 
 
+# ------------------------------------------------------------------------ what a folder compares
+
+
 def _description(
     program: _Program, inputs: Arrays | Elements, version: str | None
 ) -> tuple[dict[str, Any], list[str | None]]:
     """What decides the results, as JSON, and checksums of the code of the functions on the host."""
-    functions, code = host_functions(program.traced(program.size), program.text(program.size))
+    functions, code = _host_functions(program.traced(program.size), program.text(program.size))
     if functions and version is None:
         raise ValueError(
             f"{API}: f calls a Python function on the host ({functions[0][0]}), and a folder cannot see whether all "
@@ -238,7 +239,7 @@ def _description(
         "format": 1,
         "batch_size": program.size,
         "elements": inputs.length,
-        "inputs": [shown(inputs.tree), *([list(x.shape), str(x.dtype), x.key] for x in inputs.structs)],
+        "inputs": [_shown(inputs.tree), *([list(x.shape), str(x.dtype), x.key] for x in inputs.structs)],
         "results": _types_of(program.results),
         "program of f": program.checksum(program.size),
         "version": version,
@@ -249,9 +250,62 @@ def _description(
     return description, code
 
 
+def _program_checksum(traced: Any, text: str) -> str:
+    """Returns a checksum of what JAX compiles, of which this is the text."""
+    hashed = hashlib.sha256(text.encode())
+    # JAX can be set to lower constants as inputs, so that their values are not in the text.
+    for x in map(data_of, _constants({"": traced.jaxpr})):
+        hashed.update(f"{x.shape} {x.dtype}".encode() + bytes_of(x))
+    return hashed.hexdigest()
+
+
+def _constants(params: dict[str, Any]) -> Iterator[Any]:
+    for closed in jaxprs_in(params):
+        yield from consts_of(closed)
+        for eqn in jaxpr_of(closed).eqns:
+            yield from (atom.val for atom in eqn.invars if isinstance(atom, Literal) and np.ndim(atom.val))
+            yield from _constants(eqn.params)
+
+
+def _host_functions(traced: Any, text: str) -> tuple[list[list[str]], list[str | None]]:
+    """Returns the Python functions that a program calls for a value: how it calls each, and checksums of their code."""
+    found: list[list[str]] = []
+    code: list[str | None] = []
+    # The results do not depend on a call that has none.
+    for eqn in (eqn for eqn in equations_in({"": traced.jaxpr}) if eqn.outvars):
+        if eqn.primitive is python_call_p:
+            call = eqn.params["call"]
+            op, rules = call.op, dict(call.op.rules.functions())
+            options = op.vmap_method.name, op.casting, op.on_jax, op.out, op.step, op.fills, list(rules)
+            # The text of a padded result leaves some of its options out.
+            results = [(leaf, leaf.encoding and dataclasses.astuple(leaf.encoding)) for leaf in op.spec.returned.leaves]
+            found.append([repr(call), _shown(options), _shown(results), _inputs_of(call)])
+            code += map(code_checksum, (op.func, *rules.values()))
+        elif "callback" in eqn.params:
+            callback = getattr(eqn.params["callback"], "callback_func", eqn.params["callback"])
+            found.append([f"{eqn.primitive} {getattr(callback, '__qualname__', '')}"])
+            code.append(code_checksum(callback))
+    if not found and "_callback" in text:
+        found.append(["a callback of another library"])
+    return found, code
+
+
+def _inputs_of(call: Any) -> str:
+    """The structure of the inputs of a user's call, with what is no array among them."""
+    while call.origin is not None:
+        call = call.origin[0]
+    inputs = getattr(getattr(call, "user_body", None), "inputs", None)
+    return "" if inputs is None else _shown((inputs.tree, inputs.leaves))
+
+
+def _shown(value: Any) -> str:
+    """The text of a value, without the addresses of objects, which are other ones in each process."""
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+
+
 def _types_of(results: Any) -> list[Any]:
     leaves, tree = jax.tree.flatten(results)
-    return [shown(tree), *([list(x.shape[1:]), str(x.dtype)] for x in leaves)]
+    return [_shown(tree), *([list(x.shape[1:]), str(x.dtype)] for x in leaves)]
 
 
 def _progress(progress: bool | Callable[[int, int | None], object], total: int | None) -> Callable[[int], object]:

@@ -319,14 +319,4 @@ def original_of(error: BaseException) -> BaseException:
     original = _original(error)
     if original is not error:
         _jaxcore.forget_failed_programs()
-        _keep_context(original, error)
     return original
-
-
-def _keep_context(original: BaseException, error: BaseException) -> None:
-    # Raising the original makes JAX's error its context. Whatever the body was handling then becomes JAX's context.
-    earlier = original.__context__
-    while earlier is not None and _is_jax_error(earlier):
-        earlier = earlier.__context__
-    if error.__context__ is None:
-        error.__context__ = earlier

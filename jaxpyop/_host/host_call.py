@@ -104,30 +104,27 @@ class BatchedInput:
 
     def __init__(self, array: Any, i: int, batch: Batch) -> None:
         self.array = array
-        self._sizes = batch.sizes
-        self._mask = [mask[i] for mask in batch.masks]
-        # With all batch axes, elements are rows. Otherwise several elements share memory.
-        self._rows = array.reshape(batch.count, *array.shape[len(batch.sizes) :]) if all(self._mask) else None
-        self.is_shared_by_all = not any(self._mask)
+        mask = [mask[i] for mask in batch.masks]
+        own = [size if has else 1 for size, has in zip(batch.sizes, mask)]
+        self._rows = array.reshape(math.prod(own), *array.shape[sum(mask) :])
+        # Elements that differ only along axes which the input does not have share a row.
+        rows = np.arange(math.prod(own)).reshape(own)
+        self._row_of: Any = range(batch.count) if all(mask) else np.broadcast_to(rows, batch.sizes).ravel()
+        self.is_shared_by_all = not any(mask)
+        self._is_full = all(mask)
 
     def each(self) -> Iterator[Any]:
         """The input of each element, in batch order."""
-        if (rows := self._rows) is not None:
-            # An index with an ellipsis makes arrays of scalars too.
-            return (rows[k, ...] for k in range(len(rows)))
-        at = np.ndindex(*self._sizes)
-        return (self.array[(*(k for k, has in zip(index, self._mask) if has), ...)] for index in at)
+        # An index with an ellipsis makes arrays of scalars too.
+        return (self._rows[k, ...] for k in self._row_of)
 
     def one(self, number: int) -> Any:
         """The input of one element."""
-        return self.array if self.is_shared_by_all else self.rows(slice(number, number + 1))[0, ...]
+        return self._rows[self._row_of[number], ...]
 
     def rows(self, at: slice) -> Any:
         """The inputs of some elements, stacked."""
-        if self._rows is not None:
-            return self._rows[at]
-        index = np.unravel_index(np.arange(at.start, at.stop, at.step), self._sizes)
-        return self.array[tuple(k for k, has in zip(index, self._mask) if has)]
+        return self._rows[at if self._is_full else self._row_of[at]]
 
 
 def elements(arrays: Sequence[Any], batch: Batch) -> Iterator[tuple[Any, ...]]:

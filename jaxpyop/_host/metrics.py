@@ -28,9 +28,6 @@ reports: tuple[Report, ...] = ()
 # The lock is reentrant, because a thread that holds it may collect garbage, and a finalizer may call an op.
 _lock = threading.RLock()
 
-# The attribute of an exception that holds what a worker process counted.
-_COUNTED = "_jaxpyop_counted"
-
 _ROUTES = ("direct", "buffer", "callback", "cut", "traced")
 _NUMBERS = (
     *("elements", "runs", "rules", "function_seconds", "rule_seconds", "total_seconds", "bytes_in", "bytes_out"),
@@ -113,22 +110,17 @@ def nbytes(arrays: Sequence[Any]) -> int:
 
 
 def count_in_worker() -> None:
-    """Count from now on what the jobs in this worker process do.
-
-    All jobs of a process have one report together, since several may run at once on its threads.
-    """
+    """Count from now on what the jobs in this worker process do."""
     global reports
     with _lock:
-        if not any(report.of_jobs for report in reports):
-            reports = (*reports, Report(of_jobs=True))
+        if _of_jobs not in reports:
+            reports = (*reports, _of_jobs)
 
 
 def counted_in_worker() -> dict[str, dict[str, Any]]:
     """Return what this worker process counted since the last call of this function, by op."""
-    found: dict[str, dict[str, Any]] = {}
     with _lock:
-        for report in (report for report in reports if report.of_jobs):
-            found, report.totals = dict(report.totals), _no_totals()
+        found, _of_jobs.totals = dict(_of_jobs.totals), _no_totals()
     return found
 
 
@@ -136,19 +128,6 @@ def add_counted(totals: dict[str, dict[str, Any]]) -> None:
     """Add what a worker process counted to the reports of this process."""
     for name, amounts in totals.items():
         note(name, **amounts | {"worker_runs": amounts["runs"]})
-
-
-def attach_counted(error: BaseException) -> None:
-    """Attach what this worker process counted to the error that ends a job, which has no result to carry it."""
-    with contextlib.suppress(Exception):
-        if totals := counted_in_worker():
-            vars(error)[_COUNTED] = totals
-
-
-def add_attached(error: BaseException) -> None:
-    """Add what a worker process attached to the error of its job to the reports of this process."""
-    with contextlib.suppress(Exception):
-        add_counted(vars(error).pop(_COUNTED, {}))
 
 
 def _forget() -> None:
@@ -169,11 +148,9 @@ class Report:
 
     Attributes:
         totals: the sums, by the name of the op and then by column.
-        of_jobs: whether it counts for the reports of the processes that send jobs to this worker process.
     """
 
-    def __init__(self, *, of_jobs: bool = False) -> None:
-        self.of_jobs = of_jobs
+    def __init__(self) -> None:
         self.totals: dict[str, dict[str, Any]] = _no_totals()
 
     def __enter__(self) -> Report:
@@ -185,11 +162,9 @@ class Report:
     def __exit__(self, kind: Any, *_: object) -> None:
         global reports
         try:
-            jax.effects_barrier()
-        except Exception:
             # If the block itself raised, its error says more than the error of an effect.
             if kind is None:
-                raise
+                jax.effects_barrier()
         finally:
             with _lock:
                 reports = tuple(report for report in reports if report is not self)
@@ -209,6 +184,10 @@ class Report:
         lines += [f"{row['op']}: {row['advice']}" for row in rows if row["advice"]]
         lines += [f"{row['op']}: the first failure: {row['first_failure']}" for row in rows if row["first_failure"]]
         return "\n".join(lines)
+
+
+# All jobs of a worker process have one report together, since several may run at once on its threads.
+_of_jobs = Report()
 
 
 def report() -> Report:

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -117,22 +116,15 @@ def run_elements(
     if not batch.count:
         return
     with contextlib.ExitStack() as stack:
-        tick = None
         if call.op.failures is not None:
             stack.enter_context(call.op.failures.in_batch())
         if call.op.progress:
-            progress = stack.enter_context(_Progress(batch.count, call.title, store))
-            store, tick = progress.store, progress.tick
-        _run_elements(call, arrays, batch, store, each, tick)
+            store = stack.enter_context(_counted_by_bar(store, batch.count, call.title))
+        _run_elements(call, arrays, batch, store, each)
 
 
 def _run_elements(
-    call: HostCall,
-    arrays: Sequence[Any],
-    batch: Batch,
-    store: Store,
-    each: Iterator[Sequence[Any]] | None,
-    tick: Callable[[], None] | None,
+    call: HostCall, arrays: Sequence[Any], batch: Batch, store: Store, each: Iterator[Sequence[Any]] | None
 ) -> None:
     at_once = call.batching.method.at_once and not call.ordered
     if call.op.executor is not None:
@@ -144,30 +136,26 @@ def _run_elements(
     copied = [not all(mask[i] for mask in batch.masks) for i in range(len(arrays))]
     copies = any(copied) and call.copy and not call.on_jax
 
-    def run(some: Iterable[tuple[int, Sequence[Any]]]) -> None:
-        number = 0
+    def run(number: int, inputs: Sequence[Any]) -> None:
         try:
-            for number, inputs in some:
-                store(number, call([a.copy() if c else a for a, c in zip(inputs, copied)] if copies else inputs))
+            store(number, call([a.copy() if c else a for a, c in zip(inputs, copied)] if copies else inputs))
         except BaseException as error:
             note_index(error, number, batch, title=call.title)
             raise
 
-    if executor is None:
-        run(numbered)
-    elif has_threads(executor):
+    if executor is not None and has_threads(executor):
         step = call.op.chunksize or 1
-        threads = min(sys.maxsize if at_once else 1, -(-batch.count // step))
-        one = lambda *element: run([element])
-        run_on_threads(executor, numbered, one, call.environment, call.title, threads, step, tick)
-    elif call.batching.one_by_one:
+        threads = -(-batch.count // step) if at_once else 1
+        run_on_threads(executor, numbered, run, call.environment, call.title, threads, step)
+    elif executor is not None and call.batching.one_by_one:
         run_one_by_one_in_workers(executor, call, numbered, batch, store, at_once=at_once)
-    elif (given := call.for_worker(arrays)) is None:
-        run(numbered)
-    else:
+    elif executor is not None and (given := call.for_worker(arrays)) is not None:
         dropped = len(arrays) - len(given)
         batch = batch.with_inputs(lambda mask: mask[dropped:])
         run_elements_in_workers(executor, call, given, batch, store, at_once)
+    else:
+        for number, inputs in numbered:
+            run(number, inputs)
 
 
 # -------------------------------------------------------------------------- progress=
@@ -179,34 +167,18 @@ def check_progress(title: str) -> None:
         raise ImportError(f"{title}: progress=True needs tqdm; run `python -m pip install tqdm`")
 
 
-class _Progress(contextlib.AbstractContextManager["_Progress"]):
-    """A bar, in the terminal or notebook, that counts the elements which are stored.
+@contextlib.contextmanager
+def _counted_by_bar(store: Store, total: int, title: str) -> Iterator[Store]:
+    """Show a bar, in the terminal or notebook, that counts the elements which are stored."""
+    # The package needs tqdm only here.
+    from tqdm.auto import tqdm
 
-    The calling thread alone moves it, since a notebook shows what other threads write in the wrong cell.
-    """
+    lock = threading.Lock()
 
-    def __init__(self, total: int, title: str, store: Store) -> None:
-        # The package needs tqdm only here.
-        from tqdm.auto import tqdm
+    def store_and_count(at: int | slice, values: Sequence[Any]) -> None:
+        store(at, values)
+        with lock:
+            bar.update(len(range(at.start, at.stop, at.step or 1)) if isinstance(at, slice) else 1)
 
-        self._bar = tqdm(total=total, desc=title)
-        self._store = store
-        self._lock = threading.Lock()
-        self._caller = threading.get_ident()
-        self._done = 0
-
-    def store(self, at: int | slice, values: Sequence[Any]) -> None:
-        """Store results, and count them."""
-        self._store(at, values)
-        with self._lock:
-            self._done += len(range(at.start, at.stop, at.step or 1)) if isinstance(at, slice) else 1
-        if threading.get_ident() == self._caller:
-            self.tick()
-
-    def tick(self) -> None:
-        """Show how many are done."""
-        self._bar.update(self._done - self._bar.n)
-
-    def __exit__(self, *error: object) -> None:
-        self.tick()
-        self._bar.close()
+    with tqdm(total=total, desc=title) as bar:
+        yield store_and_count

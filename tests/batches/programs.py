@@ -1,14 +1,18 @@
 """What the tests of batches share: programs that vmap an op, and an executor without threads."""
 
 import concurrent.futures as cf
+import logging
 import math
+import multiprocessing
 import pickle
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import jaxpyop
+from tests.shared.checks import run
 
 F = jnp.float32
 METHODS = ["sequential", "expand_dims", "broadcast_all", "parallel"]
@@ -29,6 +33,18 @@ def counted(f, *args):
         out = jax.block_until_ready(f(*args))
     (row,) = report.rows()
     return out, row
+
+
+def parallel(api, body, executor=None, tout=F, static=(), **options):
+    """A batch of an op, with inputs that are the same for all elements in front."""
+    return jax.vmap(lambda x: api(body, [*static, x], tout, vmap_method="parallel", executor=executor, **options))
+
+
+def assert_raises_at(index, kind, match, f, *args):
+    """The error of a program has one note about an element, which is this one."""
+    with pytest.raises(kind, match=match) as caught:
+        run(f, *args)
+    assert [note for note in caught.value.__notes__ if note.startswith("at batch")] == [f"at batch index {index}"]
 
 
 # What vmaps an f(x, y) of two elements, and the shapes that go in.
@@ -79,3 +95,16 @@ class LikeAProcess(InCaller):
         fn, args, kwargs = pickle.loads(pickle.dumps((fn, args, kwargs)))
         with cf.ThreadPoolExecutor(1) as pool:
             return pickle.loads(pickle.dumps(pool.submit(fn, *args, **kwargs).result()))
+
+
+# ----------------------------------------------------------------- real engines, for slow tests
+
+
+def processes(count, initializer=None):
+    return cf.ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), initializer)
+
+
+def cluster_of(workers):
+    distributed = pytest.importorskip("distributed", reason="needs the extra `dask`")
+    options = {"threads_per_worker": 1, "dashboard_address": ":0", "silence_logs": logging.CRITICAL}
+    return distributed.LocalCluster(n_workers=workers, processes=True, **options)

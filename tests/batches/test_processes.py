@@ -1,8 +1,5 @@
 """Workers that are no threads of this process, in pools of processes and in Dask: what travels, and what is lost."""
 
-import concurrent.futures as cf
-import logging
-import multiprocessing
 import os
 import threading
 import time
@@ -14,7 +11,7 @@ import pytest
 
 import jaxpyop
 from tests.batches import bodies
-from tests.batches.programs import F, grid
+from tests.batches.programs import F, assert_raises_at, cluster_of, grid, parallel, processes
 from tests.shared.checks import run
 from tests.shared.functions import every_api, numpy_function, py_func, py_function
 from tests.shared.processes import ROOT, run_python
@@ -22,20 +19,10 @@ from tests.shared.processes import ROOT, run_python
 pytestmark = pytest.mark.slow
 
 
-def spawn(count):
-    return cf.ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"))
-
-
 @pytest.fixture(scope="module")
-def processes():
-    with spawn(2) as pool:
+def pool():
+    with processes(2) as pool:
         yield pool
-
-
-def cluster_of(workers):
-    distributed = pytest.importorskip("distributed", reason="needs the extra `dask`")
-    options = {"threads_per_worker": 1, "dashboard_address": ":0", "silence_logs": logging.CRITICAL}
-    return distributed.LocalCluster(n_workers=workers, processes=True, **options)
 
 
 @pytest.fixture(scope="module")
@@ -44,19 +31,9 @@ def dask():
         yield client.get_executor()
 
 
-@pytest.fixture(params=["processes", "dask"])
+@pytest.fixture(params=["pool", "dask"])
 def elsewhere(request):
     return request.getfixturevalue(request.param)
-
-
-def parallel(api, body, executor, tout=F, static=(), **options):
-    return jax.vmap(lambda x: api(body, [*static, x], tout, vmap_method="parallel", executor=executor, **options))
-
-
-def assert_raises(kind, match, note, f, *args):
-    with pytest.raises(kind, match=match) as caught:
-        run(jax.jit(f), *args)
-    assert any(line.startswith(note) for line in caught.value.__notes__)
 
 
 # ------------------------------------------------------------------ values and effects
@@ -105,12 +82,6 @@ def test_static_inputs_keyword_arguments_and_pytrees(elsewhere):
     np.testing.assert_array_equal(out["n"], [1, 2, 3])
 
 
-def test_decorated_functions_and_methods_travel_by_name(elsewhere, monkeypatch):
-    monkeypatch.setattr(bodies, "pool", elsewhere)
-    np.testing.assert_array_equal(jax.vmap(bodies.decorated)(grid(3)), 2 * grid(3))
-    np.testing.assert_array_equal(jax.vmap(bodies.Scaled().scaled)(grid(3)), 3 * grid(3))
-
-
 def test_dask_sends_a_function_of_no_module(dask):
     by = 3
     np.testing.assert_array_equal(parallel(numpy_function, lambda x: x * by, dask)(grid(3)), 3 * grid(3))
@@ -126,7 +97,15 @@ UNPICKLABLE = {
 @pytest.mark.parametrize("make", UNPICKLABLE.values(), ids=UNPICKLABLE)
 def test_what_cannot_be_pickled(make, elsewhere):
     text = r"'\w+'.* cannot be pickled for executor=.*top of a module"
-    assert_raises(TypeError, text, "at batch index", make(elsewhere), grid(3))
+    with pytest.raises(TypeError, match=text):
+        run(make(elsewhere), grid(3))
+
+
+def test_a_function_whose_name_a_decorator_has_taken(pool, dask):
+    f = lambda executor: parallel(numpy_function, bodies.decorated.__wrapped__, executor)
+    with pytest.raises(TypeError, match=r"cannot be pickled.*under a name that no decorator"):
+        f(pool)(grid(3))
+    np.testing.assert_array_equal(f(dask)(grid(3)), 2 * grid(3))
 
 
 def test_a_function_that_workers_cannot_import():
@@ -178,7 +157,7 @@ def test_a_gradient_of_a_stateful_op_says_why_not(elsewhere):
 
 def test_an_error_names_its_element(elsewhere):
     f = jax.vmap(parallel(numpy_function, bodies.fail_at_two, elsewhere))
-    assert_raises(ValueError, "two is too much", "at batch index (0, 2)", f, grid(2, 3))
+    assert_raises_at((0, 2), ValueError, "two is too much", f, grid(2, 3))
     np.testing.assert_array_equal(f(grid(2, 3) + 3), grid(2, 3) + 3)
 
 
@@ -186,7 +165,7 @@ def test_an_error_cancels_the_rest(elsewhere, tmp_path):
     path = tmp_path / "lines"
     path.touch()
     f = parallel(numpy_function, bodies.slow_unless_two, elsewhere, static=[str(path)])
-    assert_raises(ValueError, "two is too much", "at batch index 2", f, grid(40))
+    assert_raises_at(2, ValueError, "two is too much", f, grid(40))
     time.sleep(0.5)  # what runs in another process cannot be stopped, what waits there can
     ran = path.read_text().splitlines()
     time.sleep(0.5)
@@ -196,7 +175,8 @@ def test_an_error_cancels_the_rest(elsewhere, tmp_path):
 
 def test_an_exception_that_cannot_be_pickled_leaves_the_pool_alive(elsewhere):
     f = parallel(numpy_function, bodies.fail_oddly, elsewhere)
-    assert_raises(Exception, "too odd", "at batch index", f, grid(2))
+    with pytest.raises(Exception, match="too odd"):
+        run(f, grid(2))
     np.testing.assert_array_equal(parallel(numpy_function, bodies.double, elsewhere)(grid(2)), 2 * grid(2))
 
 
@@ -205,7 +185,7 @@ def test_an_exception_that_cannot_be_pickled_leaves_the_pool_alive(elsewhere):
 
 @pytest.mark.parametrize("method", ["sequential", "expand_dims", "broadcast_all", "parallel"])
 def test_a_worker_that_dies_leaves_the_program_alive(method):
-    with spawn(1) as pool:
+    with processes(1) as pool:
         vmap = lambda body: jax.vmap(lambda x: numpy_function(body, [x], F, executor=pool, vmap_method=method))
         np.testing.assert_array_equal(jax.jit(vmap(bodies.double))(grid(3)), 2 * grid(3))
         with pytest.raises(RuntimeError, match=r"'die': a worker of executor= died.*executor=lambda: pool"):
@@ -225,7 +205,7 @@ def test_dask_keeps_the_elements_until_a_worker_comes():
 
 def test_environments_live_in_their_workers():
     """Each worker makes its environments once, and an element's steps always reach the same one."""
-    pools = [cf.ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), bodies.make_counters) for _ in range(2)]
+    pools = [processes(1, bodies.make_counters) for _ in range(2)]
     op = lambda k, x: py_func(bodies.step_counter, [k, x], jax.ShapeDtypeStruct((2,), F), executor=pools,
                               vmap_method="parallel")  # fmt: skip
     step = lambda _, x: (None, jax.vmap(op)(jnp.arange(6), x))

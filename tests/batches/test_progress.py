@@ -35,12 +35,6 @@ def test_a_bar_of_a_parallel_batch_counts_all_axes(capsys):
     assert re.search(r"numpy_function 'resample': 100%\|.*\| 12/12 ", capsys.readouterr().err)
 
 
-def test_no_bar_without_a_batch(capsys):
-    numpy_function(bodies.double, [grid(3)], F, progress=True)
-    bar(bodies.double, grid(3), vmap_method="expand_dims")
-    assert capsys.readouterr().err == ""
-
-
 @pytest.mark.parametrize("method", LOOPING)
 def test_a_bar_stops_where_an_element_fails(method, capsys):
     with pytest.raises(ValueError, match="two is too much"):

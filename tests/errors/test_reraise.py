@@ -73,7 +73,7 @@ def test_an_exception_that_quotes_jaxs_is_left_alone(quote):
     assert raised_by(run, outer, -X) is raised[1]
 
 
-def test_the_original_keeps_its_traceback_and_what_was_being_handled():
+def test_the_original_keeps_its_traceback_and_the_text_tells_what_was_being_handled():
     def helper(value):
         try:
             {}["k"]
@@ -87,7 +87,7 @@ def test_the_original_keeps_its_traceback_and_what_was_being_handled():
         run(jax.jit(lambda x: py_func(user_body, [x], F)), X)
     assert [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)][-2:] == ["user_body", "helper"]
     assert isinstance(caught.value.__context__, JAX_ERRORS)
-    assert isinstance(caught.value.__context__.__context__, KeyError)
+    assert "KeyError: 'k'" in str(caught.value.__context__)
 
 
 def test_the_last_ones_are_kept():

@@ -1,4 +1,4 @@
-"""Functions that fork, start threads, take locks, print or clear JAX's caches end, and are right.
+"""Functions that fork, start threads, print or clear JAX's caches end, and are right.
 
 What could hang runs in a process of its own, several programs each.
 """
@@ -55,19 +55,6 @@ def matmul(x):
 check(matmul, large, large)
 """
 
-LOCK = """
-lock = threading.Lock()
-def body(x):
-    with lock:
-        return x * 2
-for api, options in [(api, {}) for api in APIS] + [(jaxpyop.py_func, {"ordered": True})]:
-    f = jax.jit(lambda x: api(body, [x], F, output_shapes=(300, 300), **options))
-    for _ in range(3):
-        lock.acquire()
-        threading.Timer(0.1, lock.release).start()
-        jax.block_until_ready(f(busy()))
-"""
-
 CACHES = """
 def body(x):
     jax.clear_caches()
@@ -81,30 +68,11 @@ for _ in range(2):
     jax.clear_caches()
 """
 
-SLOW = """
-def body(x):
-    time.sleep(0.8)
-    return x * 2
-ops = [lambda x: jaxpyop.numpy_function(body, [x], F), lambda x: jaxpyop.py_func(body, [x], F, ordered=True)]
-right = []
-threads = [threading.Thread(target=lambda op=op: right.append(float(jax.jit(op)(F(1))) == 2)) for op in ops * 2]
-[t.start() for t in threads]
-quick = jax.jit(lambda x: jaxpyop.numpy_function(lambda x: x + 1, [x], F))
-begin = time.monotonic()
-for _ in range(50):
-    quick(F(1))
-assert time.monotonic() - begin < 0.7  # slow functions do not stand in the way
-[t.join() for t in threads]
-assert right == [True] * 4, right
-"""
-
 # With the transport of each.
 CASES = {
     "fork": (FORK, "callback"),
     "threads": (THREADS, "auto"),
-    "locks": (LOCK, "callback"),
     "caches": (CACHES, "callback"),
-    "slow functions": (SLOW, "callback"),
 }
 
 

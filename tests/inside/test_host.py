@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpyop._host.pools.chunks import Chunks
 from jaxpyop._host.pools.job import Job
+from jaxpyop._host.pools.sending import Chunks
 from tests.batches.programs import InCaller
 from tests.shared.functions import numpy_function
 

@@ -4,7 +4,6 @@ import concurrent.futures
 import functools
 import multiprocessing
 import pathlib
-import textwrap
 import threading
 
 import jax
@@ -15,7 +14,6 @@ import pytest
 import jaxpyop
 from tests.shared.checks import Counter
 from tests.shared.functions import numpy_function, py_function
-from tests.shared.processes import on_devices, run_python
 from tests.shared.tables import rows
 
 F = jnp.float32
@@ -168,14 +166,6 @@ def test_failures(method, on_error):
         assert "sine: the first failure: KeyError: 'two'" in str(report)
 
 
-def test_a_rule_that_fails():
-    report = jaxpyop.report()
-    with pytest.raises(KeyError, match="rule"), report:
-        jax.grad(numpy_op(np.sin, lambda *args: {}["rule"]))(1.0)
-    (row,) = report.rows()
-    assert (row["calls"], row["runs"], row["rules"], row["failures"]) == (2, 1, 1, 1)
-
-
 CHAINS = {
     "a chain": (lambda f, x: (f(x), None), ""),
     "a walk": (lambda f, x: (x + 1, f(x)), "1000 calls of one element"),
@@ -203,25 +193,6 @@ def test_advice_and_the_table():
 
 
 # -------------------------------------------------------------- other processes
-
-DEVICES = """
-    import jax, jax.numpy as jnp, numpy as np, jaxpyop
-    from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-    runs = []
-    x = jax.device_put(jnp.arange(8.0), NamedSharding(Mesh(np.array(jax.devices()), "i"), P("i")))
-    f = lambda x: jaxpyop.numpy_function(lambda x: runs.append(1) or np.sin(x), [x], jnp.float32)
-    for program in (jax.jit(f), jax.jit(jax.vmap(f)), jaxpyop.jit(f)):
-        runs.clear()
-        with jaxpyop.report() as report:
-            jax.block_until_ready(program(x))
-        (row,) = report.rows()
-        assert (row["runs"], row["calls"]) == (len(runs), 1), row
-"""
-
-
-@pytest.mark.slow
-def test_over_four_devices():
-    run_python(textwrap.dedent(DEVICES), **on_devices(4))
 
 
 def mark(path, text):

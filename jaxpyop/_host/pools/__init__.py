@@ -1,8 +1,8 @@
 """Where a body runs: on the calling thread, on threads of an executor, or in workers that share no memory.
 
-Reading order: executors (what `executor=` takes; calls inside bodies), threads, engines (what differs between pools
-of processes, Dask and others; add a new one there), job (what a worker does; deadline), sending (and what becomes of
-lost jobs), chunks, workers.
+Reading order: executors (what `executor=` takes; calls inside bodies), threads, engines (what differs between pools of
+processes, Dask and others; add a new one there), job (what a worker does, and `timeout=`), sending (also in which
+chunks, and what becomes of lost jobs), workers.
 """
 
 from jaxpyop._host.pools.executors import (
@@ -14,5 +14,6 @@ from jaxpyop._host.pools.executors import (
     has_threads,
     is_own_thread,
 )
+from jaxpyop._host.pools.sending import Store
 from jaxpyop._host.pools.threads import call_on_thread, run_on_threads
-from jaxpyop._host.pools.workers import Store, run_elements_in_workers, run_one_by_one_in_workers
+from jaxpyop._host.pools.workers import run_elements_in_workers, run_one_by_one_in_workers

@@ -51,10 +51,18 @@ class Engine:
     def __init__(self, executor: Any) -> None:
         self.executor = executor
         self._shared: dict[int, Any] = {}
+        self._asked = -_SAME
+        self._known: list[int] = []
 
     def workers(self) -> int:
-        """How many jobs run at once now. Workers of a cluster come and go."""
-        return workers_of(self.executor)
+        """How many jobs run at once now. Workers of a cluster come and go, and it may have none yet."""
+        if time.monotonic() - self._asked >= _SAME:
+            self._known, self._asked = self._threads(), time.monotonic()
+        return max(1, sum(self._known))
+
+    def _threads(self) -> list[int]:
+        """How many jobs run at once in each worker."""
+        return [1] * workers_of(self.executor)
 
     def submit(self, job: Any, shared: Sequence[np.ndarray[Any, Any]], once: bool) -> Any:
         """Send a job.
@@ -89,7 +97,7 @@ class Engine:
 
     def has_one_job_each(self) -> bool:
         """Tell whether a worker that dies has one job only, so that this job is why it died."""
-        return True
+        return all(threads == 1 for threads in self._known)
 
     def cancel(self, future: Any) -> bool:
         """Take back a job that does not run yet. Tells whether nothing has to be waited for."""
@@ -157,19 +165,10 @@ class Dask(Engine):
         super().__init__(executor)
         self._client = getattr(executor, "_client", executor)
         self._options: dict[str, Any] = getattr(executor, "_kwargs", {})
-        self._asked = -_SAME
-        self._known: list[int] = []
         self._begun: list[str] = []
 
-    def workers(self) -> int:
-        if time.monotonic() - self._asked >= _SAME:
-            self._known = list(self._client.nthreads().values())
-            self._asked = time.monotonic()
-        # A cluster may have no worker yet. Dask keeps jobs until one comes.
-        return max(1, sum(self._known))
-
-    def has_one_job_each(self) -> bool:
-        return all(threads == 1 for threads in self._known)
+    def _threads(self) -> list[int]:
+        return list(self._client.nthreads().values())
 
     def _put(self, array: np.ndarray[Any, Any]) -> Any:
         # Dask waits for a worker to scatter to, and gives up after a while.
@@ -224,15 +223,8 @@ def _run_once(name: str, job: Any, *shared: Any) -> Any:
 class Ray(Engine):
     """The module `ray`, after ray.init()."""
 
-    def __init__(self, ray: Any) -> None:
-        super().__init__(ray)
-        self._asked, self._known = -_SAME, 1
-
-    def workers(self) -> int:
-        if time.monotonic() - self._asked >= _SAME:
-            self._known = int(self.executor.cluster_resources().get("CPU", 1))
-            self._asked = time.monotonic()
-        return max(1, self._known)
+    def _threads(self) -> list[int]:
+        return [1] * int(self.executor.cluster_resources().get("CPU", 1))
 
     def _put(self, array: np.ndarray[Any, Any]) -> Any:
         return self.executor.put(array)

@@ -73,35 +73,28 @@ def check_repeats(options: dict[str, Any], title: str) -> None:
     """Check the arguments `retries=` and `timeout=` of an op.
 
     Raises:
-        TypeError: one of them is no number.
-        ValueError: one of them is out of range, or the op has no executor, or is stateful, or runs a batch as a whole.
+        ValueError: one of them is no number or out of range, or the op has no executor, or is stateful, or runs a
+            batch as a whole.
     """
     retries, timeout = options.get("retries", 0), options.get("timeout")
-    if isinstance(retries, bool) or not isinstance(retries, (int, np.integer)):
-        raise TypeError(f"{title}: retries is {retries!r}; expected a whole number")
-    if not (timeout is None or (isinstance(timeout, (int, float, np.number)) and not isinstance(timeout, bool))):
-        raise TypeError(f"{title}: timeout is {timeout!r}; expected a number of seconds, or None")
-    if retries < 0 or (timeout is not None and not 0 < timeout < threading.TIMEOUT_MAX):
-        raise ValueError(f"{title}: retries={retries!r}, timeout={timeout!r}; expected retries >= 0, and timeout > 0")
-    if isinstance(options["executor"], (list, tuple)) and options["vmap_method"].whole_batch:
+    if isinstance(retries, bool) or not isinstance(retries, (int, np.integer)) or retries < 0:
+        raise ValueError(f"{title}: retries is {retries!r}; expected a whole number from 0 on")
+    is_number = isinstance(timeout, (int, float, np.number)) and not isinstance(timeout, bool)
+    if timeout is not None and not (is_number and 0 < timeout < threading.TIMEOUT_MAX):
+        raise ValueError(f"{title}: timeout is {timeout!r}; expected a number of seconds above 0, or None")
+    repeats = f"retries={retries}" if retries else f"timeout={timeout}" if timeout is not None else ""
+    if repeats and options["executor"] is None:
+        raise ValueError(f"{title}: {repeats} is about the workers of executor=, which is not given")
+    if repeats and options["stateful"]:
         raise ValueError(
-            f"{title}: executor= is a list, with one for each element in turn, and vmap_method="
-            f"{options['vmap_method'].name!r} calls func once for the batch; pass vmap_method='parallel'"
+            f"{title}: {repeats} may run func more than once for an element, and the op is stateful; pass "
+            "stateful=False if its side effects may run any number of times, and return a result"
         )
-    if not retries and timeout is None:
-        return
-    given = "retries=" if timeout is None else "timeout="
-    if options["executor"] is None:
-        raise ValueError(f"{title}: {given} is about the workers of executor=, which is not given")
-    if options["stateful"]:
+    is_list, method = isinstance(options["executor"], (list, tuple)), options["vmap_method"]
+    if method.whole_batch and (is_list or timeout is not None):
         raise ValueError(
-            f"{title}: {given} may run func more than once for an element, and the op is stateful; pass stateful=False "
-            "if its side effects may run any number of times, and return a result"
-        )
-    if timeout is not None and options["vmap_method"].whole_batch:
-        raise ValueError(
-            f"{title}: timeout= is for one element, and vmap_method={options['vmap_method'].name!r} calls func once "
-            "for the batch; pass vmap_method='parallel'"
+            f"{title}: {'a list as executor=' if is_list else repeats} is for single elements, and vmap_method="
+            f"{method.name!r} calls func once for the batch; pass vmap_method='parallel'"
         )
 
 
@@ -226,13 +219,9 @@ _lock = threading.RLock()
 
 def _load_of(executor: Any) -> _Load:
     with _lock:
-        try:
-            if (load := _loads.get(executor)) is None:
-                used = {load.number for load in _loads.values()}
-                load = _loads[executor] = _Load(next(n for n in itertools.count(1) if n not in used))
-        except TypeError:
-            # The executor cannot be referred to weakly. No pool of threads is so.
-            return _Load(id(executor))
+        if (load := _loads.get(executor)) is None:
+            used = {load.number for load in _loads.values()}
+            load = _loads[executor] = _Load(next(n for n in itertools.count(1) if n not in used))
         return load
 
 

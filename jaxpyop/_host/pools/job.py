@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import ctypes
 import dataclasses
+import faulthandler
 import functools
-import importlib
-import io
 import itertools
 import os
 import pickle
+import signal
 import sys
+import threading
 import time
-import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import jax
@@ -27,7 +28,6 @@ from jaxpyop import _jaxcore
 from jaxpyop._host import metrics
 from jaxpyop._host.errors import add_note, note_index
 from jaxpyop._host.host_call import Batch, HostCall
-from jaxpyop._host.pools.deadline import run_within
 from jaxpyop._host.pools.executors import Executor, needs_pickled_body, number_of, working_for
 
 
@@ -40,8 +40,7 @@ class Outcome(NamedTuple):
 
     Attributes:
         seconds: how long the body ran, without the way to the worker and the copies of inputs.
-        results: those of all elements, stacked. If the elements' shapes differ or there is but one element, a list of
-            results for each.
+        results: an array for each result, with those of all elements.
         failures: with `on_error=`, how many elements failed, and the first failure.
         counted: what a worker process counted for reports.
     """
@@ -52,9 +51,10 @@ class Outcome(NamedTuple):
     counted: dict[str, dict[str, Any]]
 
 
-def job_for(executor: Executor, call: HostCall) -> Job:
-    """A job for a worker of an executor, without inputs."""
-    body = _pickled(call.body) if needs_pickled_body(executor) else call.body
+def job_for(executor: Executor | list[Executor], call: HostCall) -> Job:
+    """A job for a worker of an executor, or of one of a list, without inputs."""
+    executor = executor[0] if isinstance(executor, list) else executor
+    body = pickle.dumps(call.body) if needs_pickled_body(executor) else call.body
     home = os.getpid(), number_of(executor)
     return Job(
         call.title,
@@ -116,8 +116,9 @@ class Job:
         body = _unpickled(self.body) if isinstance(self.body, bytes) else self.body
         run = functools.partial(body, lead=self.lead) if self.lead else body
         if self.timeout is not None:
-            run = functools.partial(run_within, self.timeout, run, may_exit=not self._is_at_home)
-        results, seconds = _Results(len(self.numbers)), 0.0
+            run = functools.partial(_run_within, self.timeout, run, may_exit=not self._is_at_home)
+        columns: list[np.ndarray[Any, Any]] = []
+        seconds, done = 0.0, 0
         at_home = working_for(self.home[1]) if self._is_at_home else contextlib.nullcontext()
         with _jaxcore.with_thread_settings(self.settings), at_home:
             own = iter(self.arrays)
@@ -127,14 +128,15 @@ class Job:
                     began = time.perf_counter()
                     values = run(*inputs)
                     seconds += time.perf_counter() - began
-                    results.add(values)
+                    columns = self._with_row(columns, done, values)
+                    done += 1
             except BaseException as error:
                 if self.batch is not None:
-                    note_index(error, self.numbers[results.count], self.batch)
+                    note_index(error, self.numbers[done], self.batch)
                 self._raise(error)
         failures = body.op.failures
         counted = {} if self._is_at_home else metrics.counted_in_worker()
-        return Outcome(seconds, results.taken(), failures and failures.taken(), counted)
+        return Outcome(seconds, columns, failures and failures.taken(), counted)
 
     @property
     def _is_at_home(self) -> bool:
@@ -154,6 +156,21 @@ class Job:
         # What was sent may be read-only, and a body may write into its inputs.
         return _rows(array if array.flags.writeable else array.copy())
 
+    def _with_row(self, columns: list[np.ndarray[Any, Any]], k: int, values: Sequence[Any]) -> list[Any]:
+        """The results of the elements so far, with those of one more. A body may return the same memory each time."""
+        count = len(self.numbers)
+        if count == 1:
+            return [np.asarray(v)[None] for v in values]
+        columns = columns or [np.empty((count, *v.shape), v.dtype) for v in values]
+        for column, value in zip(columns, values):
+            if value.shape != column.shape[1:]:
+                raise ValueError(
+                    f"{self.title}: func returned the shapes {column.shape[1:]} and {value.shape} for elements of one "
+                    "vmap; return one shape"
+                )
+            column[k, ...] = value
+        return columns
+
     def _raise(self, error: BaseException) -> NoReturn:
         """Raise an error so that it reaches the caller.
 
@@ -163,7 +180,8 @@ class Job:
             raise error
         # An executor that gets the body itself pickles by cloudpickle, where that is installed.
         pickler: Any = pickle if isinstance(self.body, bytes) else sys.modules.get("cloudpickle", pickle)
-        metrics.attach_counted(error)
+        # No result carries what this chunk counted.
+        metrics.counted_in_worker()
         try:
             pickle.loads(pickler.dumps(error))
         except Exception:
@@ -180,39 +198,6 @@ def _rows(array: np.ndarray[Any, Any]) -> Iterator[Any]:
     return (array[k, ...] for k in range(len(array)))
 
 
-class _Results:
-    """The results of some elements: an array for each, as long as the elements have equal shapes and dtypes."""
-
-    def __init__(self, most: int) -> None:
-        self.count = 0
-        self._most = most
-        self._kinds: list[Any] = []
-        self._columns: list[np.ndarray[Any, Any]] = []
-        self._each: list[Any] | None = [] if most == 1 else None
-
-    def add(self, values: Sequence[Any]) -> None:
-        """Add the results of an element. A body may return the same memory for each of them."""
-        kinds = [(v.shape, v.dtype) for v in values]
-        if self._each is None and not self.count:
-            self._kinds = kinds
-            self._columns = [np.empty((self._most, *shape), dtype) for shape, dtype in kinds]
-        if self._each is None and kinds != self._kinds:
-            self._each = [[column[k, ...] for column in self._columns] for k in range(self.count)]
-        if self._each is not None:
-            self._each.append([np.asarray(v) if self._most == 1 else np.array(v) for v in values])
-        else:
-            for column, value in zip(self._columns, values):
-                column[self.count, ...] = value
-        self.count += 1
-
-    def taken(self) -> list[Any]:
-        """An array for each result, or a list for each element if their shapes differ or there is but one."""
-        return self._columns if self._each is None else self._each
-
-
-# ------------------------------------------------------------------------- pickles of bodies
-
-
 def _unpickled(body: bytes) -> Any:
     try:
         return pickle.loads(body)
@@ -220,35 +205,91 @@ def _unpickled(body: bytes) -> Any:
         raise UnreadableBodyError(f"{type(error).__name__}: {error}") from error
 
 
-def _pickled(body: Any) -> bytes:
-    file = io.BytesIO()
-    _Pickler(file, pickle.HIGHEST_PROTOCOL).dump(body)
-    return file.getvalue()
+# ------------------------------------------------------------------------------- `timeout=`
 
 
-# A function may be wrapped in a circle.
-_MAX_WRAPPERS = 32
+class ElementTimeoutError(TimeoutError):
+    """Raised in a function that takes longer than `timeout=`."""
+
+    def __init__(self, *args: Any) -> None:
+        # Python makes it without arguments where it raises it in another thread.
+        super().__init__(*args or ("func took longer than timeout=",))
 
 
-class _Pickler(pickle.Pickler):
-    """Finds a decorated function behind the decorator that has taken its name."""
+# Seconds that the function has to end after the error was raised in it. After that the process is ended.
+_GRACE = 1.0
 
-    def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, types.FunctionType) and obj.__module__ in sys.modules:
-            for depth, found in enumerate(itertools.islice(_wrapped(obj.__module__, obj.__qualname__), _MAX_WRAPPERS)):
-                if found is obj and depth:
-                    return _behind, (obj.__module__, obj.__qualname__, depth)
-        return NotImplemented
+# While a function holds Python's lock, nothing here can run. A thread without Python then ends the process, and shows
+# in the standard error where it was.
+_STDERR = 2
 
 
-def _wrapped(module: str, name: str) -> Iterator[Any]:
-    found: Any = importlib.import_module(module)
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    while found is not None:
-        yield found
-        found = getattr(found, "__wrapped__", None)
+def _run_within(seconds: float, func: Callable[..., Any], *args: Any, may_exit: bool) -> Any:
+    """Call a function, and raise ElementTimeoutError in it when the time is over.
+
+    Args:
+        seconds: how long it may take.
+        func: what to call.
+        *args: its arguments.
+        may_exit: whether to end the process if the function goes on. The engine then has lost a worker.
+
+    Raises:
+        ElementTimeoutError: it took longer.
+    """
+    thread = threading.current_thread()
+    lock, ended = threading.Lock(), threading.Event()
+    is_over = is_late = False
+
+    def interrupt() -> None:
+        nonlocal is_late
+        with lock:
+            if is_over:
+                return
+            is_late = True
+            _raise_in(thread)
+        if may_exit and not ended.wait(_GRACE):
+            os._exit(1)
+
+    timer = threading.Timer(seconds, interrupt)
+    timer.daemon = True
+    before = _take_alarm() if thread is threading.main_thread() else None
+    if may_exit:
+        faulthandler.dump_traceback_later(seconds + 2 * _GRACE, exit=True, file=_STDERR)
+    timer.start()
+    try:
+        try:
+            return func(*args)
+        finally:
+            with lock:
+                is_over = True
+            if is_late and not isinstance(sys.exception(), ElementTimeoutError):
+                # The error may be on its way to this thread, which must not leave before it comes.
+                time.sleep(0.1)
+    finally:
+        ended.set()
+        timer.cancel()
+        if may_exit:
+            faulthandler.cancel_dump_traceback_later()
+        if before is not None:
+            signal.signal(signal.SIGALRM, before)
 
 
-def _behind(module: str, name: str, depth: int) -> Any:
-    return next(itertools.islice(_wrapped(module, name), depth, None))
+def _take_alarm() -> Any:
+    """Make SIGALRM raise the error, and return what it did before; None where there is no such signal."""
+    if not hasattr(signal, "SIGALRM"):
+        return None
+
+    def late(*_: Any) -> None:
+        raise ElementTimeoutError
+
+    return signal.signal(signal.SIGALRM, late) or signal.SIG_DFL
+
+
+def _raise_in(thread: threading.Thread) -> None:
+    if thread is threading.main_thread() and hasattr(signal, "SIGALRM"):
+        # Unlike the other way, a signal ends a wait: for a lock, for a file, for time to pass.
+        signal.pthread_kill(thread.ident or 0, signal.SIGALRM)
+    else:
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(
+            ctypes.c_ulong(thread.ident or 0), ctypes.py_object(ElementTimeoutError)
+        )

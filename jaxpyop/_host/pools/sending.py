@@ -1,4 +1,4 @@
-"""Sends jobs to workers, a few at a time, and takes their outcomes; what was lost with a worker is sent again.
+"""Sends jobs to workers, a few at a time, and takes their results; what was lost with a worker is sent again.
 
 If a worker dies, its chunk is sent again in halves, until the element that kills its worker is alone. The death of one
 worker breaks a pool of processes, and all chunks under way are lost. Half as many of them are then under way in the
@@ -18,17 +18,17 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from jaxpyop._host import metrics
 from jaxpyop._host.errors import add_note, note_index
 from jaxpyop._host.host_call import Batch, HostCall
 from jaxpyop._host.pools.engines import Engine, engine_of, means_lost_worker
 from jaxpyop._host.pools.executors import Executor, new_executor_of
-from jaxpyop._host.pools.job import Job, Outcome, UnreadableBodyError
+from jaxpyop._host.pools.job import Job, UnreadableBodyError
 
-
-def numbers_in(at: slice) -> range:
-    """The numbers of the elements in a slice."""
-    return range(at.start, at.stop, at.step or 1)
+# Takes the number of an element and its results, or a slice and the results of several elements, stacked.
+Store = Callable[[int | slice, Sequence[Any]], None]
 
 
 @dataclasses.dataclass(eq=False)
@@ -38,26 +38,30 @@ class Task:
     Attributes:
         job: the job.
         shared: the inputs that all elements share.
-        at: the elements that it runs.
-        take: takes its outcome, and the seconds after which it was back.
-        halves: makes two tasks of it that run half of the elements each.
-        fills: the results of its body, if `on_error=` can replace them. It is called with the error.
+        numbers: the elements that it runs.
+        inputs_of: the inputs of the call for an element, by its number.
         losses: how many workers died that had it.
-        home: the number of its executor, if the user gave a list.
         sent: when it was sent.
         engine: where it was sent to.
     """
 
     job: Job
     shared: Sequence[Any]
-    at: slice
-    take: Callable[[Outcome, float], None]
-    halves: Callable[[], list[Task]] = list
-    fills: Callable[[Exception], list[Any]] | None = None
+    numbers: range
+    inputs_of: Callable[[int], Sequence[Any]]
     losses: int = 0
-    home: int = 0
     sent: float = 0.0
     engine: Engine = dataclasses.field(init=False)
+
+    def halves(self) -> list[Task]:
+        """Two tasks that run half of the elements each."""
+        middle = len(self.numbers) // 2
+        return [self._part(slice(middle)), self._part(slice(middle, None))]
+
+    def _part(self, part: slice) -> Task:
+        numbers = self.numbers[part]
+        job = dataclasses.replace(self.job, arrays=[a[part] for a in self.job.arrays], numbers=numbers)
+        return dataclasses.replace(self, job=job, numbers=numbers)
 
 
 class Sending:
@@ -67,14 +71,24 @@ class Sending:
         executor: the executor, or a list with one for each element of a batch in turn.
         call: what they run.
         batch: the batch that they belong to; None for a single call.
+        store: takes the results.
         at_once: whether they may run at the same time.
+
+    Attributes:
+        homes: how many executors there are.
+        chunks: what is known of the time that elements take.
     """
 
-    def __init__(self, executor: Executor | list[Executor], call: HostCall, batch: Batch | None, at_once: bool) -> None:
+    def __init__(
+        self, executor: Executor | list[Executor], call: HostCall, batch: Batch | None, store: Store, at_once: bool
+    ) -> None:
         self._engines = list(map(engine_of, executor if isinstance(executor, list) else [executor]))
         self._call = call
         self._batch = batch
+        self._store = store
         self.at_once = at_once
+        self.homes = len(self._engines)
+        self.chunks = Chunks(batch.count if batch else 1, call.op.chunksize, call.pace)
         self._repeats = bool(call.op.retries or call.op.timeout)
         self._under_way: dict[Any, Task] = {}
         self._done: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -121,23 +135,26 @@ class Sending:
                 task = self._again.popleft()
             elif (task := None if self._most < math.inf else next(tasks, None)) is None:
                 return
-            with noting(self._batch, task.at):
+            with noting(self._batch, task.numbers):
                 task.sent = time.perf_counter()
                 future = self._submitted(task)
             self._under_way[future] = task
             future.add_done_callback(self._done.put)
 
     def _submitted(self, task: Task) -> Any:
-        once = self._repeats or self._call.stateful
-        task.engine = self._engines[task.home]
+        once, home = self._repeats or self._call.stateful, self._home_of(task)
+        task.engine = self._engines[home]
         try:
             return task.engine.submit(task.job, task.shared, once)
         except Exception as error:
             # The pool broke before it took the job.
-            if not means_lost_worker(error) or not self._renew(task.home):
+            if not means_lost_worker(error) or not self._renew(home):
                 raise
-            task.engine = self._engines[task.home]
+            task.engine = self._engines[home]
             return task.engine.submit(task.job, task.shared, once)
+
+    def _home_of(self, task: Task) -> int:
+        return task.numbers.start % self.homes
 
     def _renew(self, home: int) -> bool:
         """Go on with another executor, if the function that the user gave returns one."""
@@ -153,19 +170,32 @@ class Sending:
             # It was lost together with another one.
             return
         took = time.perf_counter() - task.sent
-        with noting(self._batch, task.at):
+        with noting(self._batch, task.numbers):
             try:
                 outcome = future.result()
             except BaseException as error:
                 if self._repeats and means_lost_worker(error):
                     self._lose(task, error)
                     return
-                metrics.add_attached(error)
                 raise
             if outcome.failures:
                 self._call.op.failures.add(outcome.failures)
             metrics.add_counted(outcome.counted)
-            task.take(outcome, took)
+            if outcome.seconds:
+                self._call.pace = self.chunks.learn(len(task.numbers), outcome.seconds, took)
+            self._take(task, outcome.results)
+
+    def _take(self, task: Task, results: list[Any]) -> None:
+        for k, number in enumerate(task.numbers):
+            with noting(self._batch, range(number, number + 1)):
+                values = [column[k, ...] for column in results]
+                values = self._call.from_worker(values, task.inputs_of(number), task.job.lead)
+                if len(task.numbers) > 1 and len(values) == len(results):
+                    # The elements have the same shapes: the check of the first one holds for all.
+                    self._store(slice(task.numbers.start, task.numbers.stop, task.numbers.step), results)
+                    return
+                # The call may add results that differ from element to element.
+                self._store(number, values)
 
     # ------------------------------------------------------------------ lost workers
 
@@ -173,7 +203,8 @@ class Sending:
         lost = [task]
         if isinstance(error, concurrent.futures.BrokenExecutor):
             lost += self._lost_with(task)
-            if task.engine is self._engines[task.home] and not self._renew(task.home):
+            home = self._home_of(task)
+            if task.engine is self._engines[home] and not self._renew(home):
                 raise error
             is_alone = len(lost) == 1
         else:
@@ -183,10 +214,8 @@ class Sending:
             self._most = max(1, (len(lost) + len(self._under_way)) // 2)
         for task in reversed(lost):
             task.losses += 1
-            if halves := task.halves():
-                for half in reversed(halves):
-                    half.losses = task.losses
-                    self._again.appendleft(half)
+            if len(task.numbers) > 1:
+                self._again.extendleft(reversed(task.halves()))
             elif is_alone and task.losses > self._call.op.retries:
                 self._give_up(task, error)
             else:
@@ -204,28 +233,30 @@ class Sending:
         self._most = math.inf
         op, said = self._call.op, str(error).partition("\n")[0]
         how_often = f"{task.losses} time{'' if task.losses == 1 else 's'}"
-        if op.failures is None or task.fills is None:
+        # The function must not run here, which it would to find the element of a block that fails.
+        if op.failures is None or task.job.lead:
             late = f", or func took longer than timeout={op.timeout} and did not end" if op.timeout else ""
             raise RuntimeError(f"{op.title}: a worker of executor= died with this element {how_often}{late} ({said})")
         try:
             raise RuntimeError(f"its worker died {how_often} ({said})")
         except RuntimeError as failure:
-            values = task.fills(failure)
-        task.take(Outcome(0.0, [values], None, {}), 0.0)
+            arrays = self._call.for_worker(task.inputs_of(task.numbers.start))
+            values = self._call.body.results_if_lost(failure, arrays)
+        self._take(task, [np.asarray(v)[None] for v in values])
 
 
 # ---------------------------------------------------------------------------- errors
 
 
 @contextlib.contextmanager
-def noting(batch: Batch | None, at: slice) -> Iterator[None]:
+def noting(batch: Batch | None, numbers: range) -> Iterator[None]:
     """Note in an error which elements it is about, unless the worker has done so."""
     try:
         yield
     except BaseException as error:
         noted = batch is None or any(n.startswith(f"at {batch.index_name}") for n in getattr(error, "__notes__", ()))
         if not noted:
-            note_index(error, at.start, batch, numbers_in(at)[-1])
+            note_index(error, numbers[0], batch, numbers[-1])
         raise
 
 
@@ -247,10 +278,73 @@ def _explained(error: BaseException, title: str) -> BaseException:
     if isinstance(error, (pickle.PicklingError, AttributeError, TypeError)) and unpicklable:
         return TypeError(
             f"{title}: func or its inputs cannot be pickled for executor= ({error}); "
-            "define func at the top of a module, or use threads"
+            "define func at the top of a module, under a name that no decorator takes, or use threads"
         )
     return error
 
 
 def _texts(error: BaseException | None) -> str:
     return "" if error is None else f"{error} {_texts(error.__cause__ or error.__context__)}"
+
+
+# -------------------------------------------------------------- how many elements go to a worker at a time
+
+# The way to a worker and back should be small beside the time in the function: a chunk runs for about ten times as long
+# as the way takes. It runs for at least ten milliseconds, since this process has work for each chunk too, and for at
+# most a second, since the way seems to be long while workers start. The first chunks are small, since nothing is known
+# of either time, unless an earlier batch of the same call has shown them. No chunk is so large that some workers wait
+# for another one at the end.
+
+_TIMES_THE_WAY = 10
+_LEAST_SECONDS, _MOST_SECONDS = 0.01, 1.0
+
+# How many times smaller than the others the last chunks may be.
+_TAIL = 4
+
+
+class Chunks:
+    """The sizes of a batch's chunks.
+
+    Args:
+        count: how many elements there are.
+        given: the user's `chunksize=`.
+        pace: the `pace` of an earlier batch, if there was one.
+
+    Attributes:
+        left: how many elements are in no chunk yet.
+        pace: the seconds that an element took in the last chunk, and the seconds of the way to a worker and back. A
+            task may have to wait for a worker, so the shortest way counts.
+    """
+
+    def __init__(self, count: int, given: int | None, pace: tuple[float, float] | None = None) -> None:
+        self._given = given
+        self._count = count
+        self._size = given or (_fitting(*pace) if pace else 1)
+        self._way = pace[1] if pace else math.inf
+        self.left = count
+        self.pace = pace
+
+    def next(self, workers: int) -> int:
+        """The size of the next chunk, if so many chunks run at once."""
+        size = min(self._size, self.left)
+        if not self._given:
+            seconds, way = self.pace or (math.inf, 0.0)
+            # Nothing is won by a chunk that takes less time than the way to the worker.
+            shortest = math.ceil(min(way / max(seconds, 1e-9), self._count / workers))
+            fair, least = math.ceil(self.left / (2 * workers)), self._count // (2 * _TAIL * workers)
+            size = min(size, max(fair, shortest, min(self._size // _TAIL, least)))
+        self.left -= size
+        return size
+
+    def learn(self, size: int, inside: float, took: float) -> tuple[float, float]:
+        """Learn how long a chunk was in the function, and from being sent to being back. Returns the new pace."""
+        self._way = min(self._way, max(took - inside, 0.0))
+        self.pace = inside / size, self._way
+        if not self._given:
+            self._size = min(_fitting(*self.pace), 8 * max(size, self._size // 8))
+        return self.pace
+
+
+def _fitting(seconds: float, way: float) -> int:
+    aim = min(max(_LEAST_SECONDS, _TIMES_THE_WAY * way), _MOST_SECONDS)
+    return max(1, int(aim / max(seconds, 1e-9)))

@@ -10,8 +10,8 @@ import concurrent.futures
 import contextvars
 import dataclasses
 import itertools
+import queue
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -29,58 +29,39 @@ from jaxpyop._host.pools.executors import (
 # The number of an element and its inputs.
 Element = tuple[int, Any]
 
-# Seconds after which the caller itself runs the elements, if no thread of our own has begun.
-_PATIENCE = 1.0
-
 
 @dataclasses.dataclass(eq=False)
-class _SharedElements:
+class _Elements:
     """Elements from which any number of threads take the next ones.
 
     Attributes:
-        elements: the elements.
+        elements: the elements that no thread has taken.
+        step: how many of them a thread takes at a time.
         run: called with each element, on some thread.
         environment: what `run` sees of the caller.
         number: the number of the threads' executor.
-        step: how many elements a thread takes at a time.
-        tasks: how many tasks were submitted and have not ended.
-        begun: whether a thread has begun.
-        active: how many threads run elements.
-        is_over: whether no thread may take another element.
-        ended: set when no element runs and none will.
-        error: what the first element that failed raised.
+        begun: set when a thread has begun.
+        errors: what was raised, the first error first.
     """
 
     elements: Iterator[Element]
+    step: int
     run: Callable[[int, Any], None]
     environment: Environment
     number: int
-    step: int
-    tasks: int = 0
-    begun: bool = False
-    active: int = 0
-    is_over: bool = False
-    ended: threading.Event = dataclasses.field(default_factory=threading.Event)
-    error: BaseException | None = None
+    begun: threading.Event = dataclasses.field(default_factory=threading.Event)
+    errors: list[BaseException] = dataclasses.field(default_factory=list)
     context: contextvars.Context = dataclasses.field(default_factory=contextvars.copy_context)
     lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
 
     def work(self) -> None:
-        """Take elements until there are no more."""
-        with self.lock:
-            if self.is_over:
-                return
-            self.active += 1
-            self.begun = True
+        """Run elements until there are no more, or one fails."""
+        self.begun.set()
         try:
             self.context.copy().run(self._work)
         except BaseException as error:
-            self.stop(error)
-        finally:
-            with self.lock:
-                self.active -= 1
-                if self.is_over and not self.active:
-                    self.ended.set()
+            self.errors.append(error)
+            self.drop()
 
     def _work(self) -> None:
         with working_for(self.number), self.environment.entered():
@@ -92,32 +73,12 @@ class _SharedElements:
 
     def _take(self) -> list[Element]:
         with self.lock:
-            taken = [] if self.is_over else list(itertools.islice(self.elements, self.step))
-            self.is_over = self.is_over or not taken
-            return taken
+            return list(itertools.islice(self.elements, self.step))
 
-    def stop(self, error: BaseException | None = None) -> None:
-        """End the run: no further element is taken. Of several errors the first one is kept."""
+    def drop(self) -> None:
+        """Leave out the elements that no thread has taken. The executor may keep its tasks, but not their inputs."""
         with self.lock:
-            self.is_over = True
             self.elements = iter(())
-            if self.error is None:
-                self.error = error
-            if not self.active:
-                self.ended.set()
-
-    def forget(self) -> None:
-        """Drop the function, which refers to the inputs: an executor may keep its tasks."""
-        self.run = lambda *_: None
-
-    def end_task(self, future: concurrent.futures.Future[Any]) -> None:
-        """Note that a task has ended. If the last one leaves elements, as at a shutdown, the run fails."""
-        with self.lock:
-            self.tasks -= 1
-            lost = not self.tasks and not self.is_over
-        if lost:
-            error = None if future.cancelled() else future.exception()
-            self.stop(error or RuntimeError("executor= was shut down before the function could run"))
 
 
 def call_on_thread(executor: Executor, func: Callable[[], Any], environment: Environment, title: str) -> Any:
@@ -135,7 +96,6 @@ def run_on_threads(
     title: str,
     threads: int = 1,
     step: int = 1,
-    tick: Callable[[], None] | None = None,
 ) -> None:
     """Run a function on each element, on threads of an executor, and wait for all of them.
 
@@ -147,57 +107,50 @@ def run_on_threads(
         title: the op's name, for errors.
         threads: how many threads may take elements.
         step: how many elements a thread takes at a time.
-        tick: called now and then meanwhile.
 
     Raises:
         BaseException: what `run` raised first. Nothing runs any more by then.
     """
-    shared = _SharedElements(elements, run, environment, number_of(executor), step)
+    shared = _Elements(elements, step, run, environment, number_of(executor))
     futures: list[concurrent.futures.Future[Any]] = []
     try:
-        _submit(executor, shared, min(threads, workers_of(executor)), futures)
-        _wait(executor, shared, title, tick)
+        # This thread is one more for our own threads, since all of them may wait for programs that run elements.
+        is_here = executor is OWN_THREADS
+        _submit(executor, shared, min(threads - is_here, workers_of(executor)), futures)
+        if is_here:
+            shared.work()
+        else:
+            _wait_for_one(executor, shared, title, futures)
     finally:
         # The inputs are gone when the call is over, so nothing may run that still reads them.
-        shared.stop()
-        for future in futures:
-            future.cancel()
-        shared.ended.wait()
-        shared.forget()
-    if shared.error is not None:
+        shared.drop()
+        concurrent.futures.wait([future for future in futures if not future.cancel()])
+    if shared.errors:
         try:
-            raise shared.error
+            raise shared.errors[0]
         finally:
             # The error holds this frame, which must not hold the error.
-            shared.error = None
+            shared.errors.clear()
 
 
-def _submit(
-    executor: Executor, shared: _SharedElements, count: int, futures: list[concurrent.futures.Future[Any]]
+def _submit(executor: Executor, shared: _Elements, count: int, futures: list[concurrent.futures.Future[Any]]) -> None:
+    try:
+        for _ in range(count):
+            futures.append(executor.submit(shared.work))
+    except RuntimeError:
+        # Only the interpreter shuts our own threads down: at exit, while a program in flight still has to end.
+        if executor is not OWN_THREADS:
+            raise
+
+
+def _wait_for_one(
+    executor: Executor, shared: _Elements, title: str, futures: list[concurrent.futures.Future[Any]]
 ) -> None:
-    shared.tasks = count
-    for _ in range(count):
-        try:
-            future = executor.submit(shared.work)
-        except RuntimeError:
-            # Only the interpreter shuts our own threads down: at exit, while a program in flight still has to end.
-            if executor is not OWN_THREADS:
-                raise
-            shared.work()
-            return
-        futures.append(future)
-        future.add_done_callback(shared.end_task)
-
-
-def _wait(executor: Executor, shared: _SharedElements, title: str, tick: Callable[[], None] | None) -> None:
-    if executor is OWN_THREADS:
-        # All of its threads may wait for programs that run elements on it.
-        late = time.monotonic() + _PATIENCE
-        while not shared.begun and not shared.ended.wait(0.1):
-            if time.monotonic() > late:
-                shared.work()
-    elif is_waited_for(executor):
-        wait_for_thread(executor, title, lambda: shared.begun or shared.ended.wait(0.05))
-    while not shared.ended.wait(0.1 if tick else None):
-        if tick:
-            tick()
+    """Wait until a thread has found no further element, or has failed."""
+    done: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    for future in futures:
+        future.add_done_callback(done.put)
+    if is_waited_for(executor):
+        wait_for_thread(executor, title, lambda: shared.begun.wait(0.05) or not done.empty())
+    if all(done.get().cancelled() for _ in futures):
+        raise RuntimeError("executor= was shut down before the function could run")

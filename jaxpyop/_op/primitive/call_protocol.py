@@ -73,7 +73,7 @@ class Call:
         ordered: the call runs in the program's order among all ordered calls.
         batching: how it runs under `vmap`.
         operands: how its inputs and results are laid out.
-        pace: how long an element took in a worker, and the way there and back, once that is known (`pools.chunks`).
+        pace: how long an element took in a worker, and the way there and back, once that is known (`pools.sending`).
     """
 
     origin: tuple[Call, str, Any] | None = None
