@@ -233,52 +233,36 @@ def divided(closed: Any, *, cut_loops: bool) -> tuple[Program, list[Step]]:
 def _hosts(
     program: Program, steps: Sequence[Step], plan: Callable[[Any, Sequence[bool]], Plan]
 ) -> dict[Any, Callable[..., Sequence[Any]]]:
-    readers = _readers(program)
-    handed = _handed_over(program, readers)
-    calls = {step: call_of(step) for step in steps if not isinstance(step, list)}
-
-    def takes_numpy(reader: Any) -> bool:
-        return reader is not None and (reader not in calls or (calls[reader] is not None and not calls[reader].on_jax))
-
+    handed = _handed_over(program)
     found: dict[Any, Callable[..., Sequence[Any]]] = {}
     segments_have_effects = False
     for step in steps:
         if isinstance(step, list):
             segments_have_effects = segments_have_effects or any(eqn.effects for eqn in step)
             continue
-        if calls[step] is None:
+        if (call := call_of(step)) is None:
             found[step] = LoopStep(step, plan)
             continue
-        if calls[step].refusal is not None:
-            raise calls[step].refusal()
-        numpy = all(takes_numpy(reader) for value in step.outvars for reader in readers.get(value, ()))
+        if call.refusal is not None:
+            raise call.refusal()
         # A call with an effect waits for the effects of the segments before it.
         waits = bool(step.effects) and segments_have_effects
-        found[step] = HostStep(step, hands_over=not handed.isdisjoint(step.outvars), waits=waits, takes_numpy=numpy)
+        found[step] = HostStep(step, hands_over=not handed.isdisjoint(step.outvars), waits=waits)
     return found
 
 
-def _readers(program: Program) -> dict[Any, list[Any]]:
-    """Return the equations that read each variable. None stands for the caller, who gets the outputs."""
-    readers: dict[Any, list[Any]] = {value: [None] for value in program.outputs}
-    for eqn in program.eqns:
-        for x in variables_of(eqn.invars):
-            readers.setdefault(x, []).append(eqn)
-    return readers
-
-
-def _handed_over(program: Program, readers: dict[Any, list[Any]]) -> set[Any]:
+def _handed_over(program: Program) -> set[Any]:
     """Return the receipts whose readers can all take the record itself in place of the receipt."""
-    receipts = [eqn.outvars[-1] for eqn in program.eqns if _is_alone(eqn) and call_of(eqn).can_hand_over]
-    return {receipt for receipt in receipts if all(_takes(reader, receipt) for reader in readers.get(receipt, []))}
+    receipts = {eqn.outvars[-1] for eqn in program.eqns if _is_alone(eqn) and call_of(eqn).can_hand_over}
+    # The caller cannot take a record.
+    read_as_arrays = set(program.outputs)
+    for eqn in program.eqns:
+        # A call that takes a record takes it as its first input.
+        first = 1 if _is_alone(eqn) and call_of(eqn).takes_records else 0
+        read_as_arrays.update(variables_of(eqn.invars[first:]))
+    return receipts - read_as_arrays
 
 
 def _is_alone(eqn: Any) -> bool:
     """Tell whether an equation is a Python call without batch axes."""
     return call_of(eqn) is not None and not eqn.params["batch"].sizes
-
-
-def _takes(reader: Any, receipt: Any) -> bool:
-    if reader is None or not _is_alone(reader):
-        return False
-    return call_of(reader).takes_records and reader.invars[0] is receipt
