@@ -61,8 +61,9 @@ def export(
     :func:`jaxpyop.jit` does. :mod:`jax.export` serializes the segments, and the calls between them are stored as
     data. A Python function is stored by name, not by its code, and the process that loads the program must have it.
 
-    A function that a module defines has a name already. A lambda, a function inside a function, an object or a function
-    of ``__main__`` needs one: :func:`jaxpyop.register`, or `functions`. The package ``flatbuffers`` must be installed.
+    A function that a module defines has a name already. A lambda, a function inside a function or a class, an object or
+    a function of ``__main__`` needs one: :func:`jaxpyop.register`, or `functions`. The package ``flatbuffers`` must be
+    installed.
 
     Args:
         fun: a function of arrays, or what :func:`jax.jit` or :func:`jaxpyop.jit` returned for one.
