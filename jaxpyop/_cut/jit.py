@@ -57,7 +57,7 @@ class CutFunction:
     def __init__(self, fun: Callable[..., Any], loops: Loops, options: dict[str, Any]) -> None:
         # This copies the attributes of the function, so it has to come before this object's own attributes are set.
         functools.update_wrapper(self, fun)
-        # The whole program. Under another transformation the function becomes part of the outer program, and is not cut.
+        # The whole program. Under another transformation the function is a part of the outer program, and is not cut.
         self._jit: Any = jax.jit(fun, **options)
         self._made_of = fun, loops, options
         nums, names = options.get("static_argnums"), options.get("static_argnames")

@@ -15,7 +15,7 @@ import jax
 import jax.experimental
 import numpy as np
 
-from jaxpyop._jaxcore.public import JAX_VERSION, PORTABLE, Primitive, private
+from jaxpyop._jaxcore.public import JAX_VERSION, Primitive, private
 
 
 def _sample() -> Any:
@@ -137,11 +137,8 @@ def with_weak_type(x: Any, aval: Any) -> Any:
 
 def make_jaxpr(function: Callable[..., Sequence[Any]], args: Sequence[Any]) -> Any:
     """Traces a function that takes and returns flat lists of values, and returns its closed jaxpr."""
-    if PORTABLE:
-        return jax.make_jaxpr(lambda *xs: list(function(*xs)))(*args)
-    jaxpr, consts = private.trace(function, args)
-    # From JAX 0.12 a jaxpr holds its constants itself.
-    return jaxpr.with_consts(consts) if hasattr(jaxpr, "with_consts") else type(_closed)(jaxpr, consts)
+    # JAX may have traced the same function under a state that it does not know, so it gets a new one.
+    return jax.make_jaxpr(lambda *xs: list(function(*xs)))(*args)
 
 
 def without_dead_code(jaxpr: Any, used: Sequence[bool] | None = None) -> tuple[Any, list[bool]]:

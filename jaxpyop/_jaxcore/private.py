@@ -53,19 +53,10 @@ from jax._src.interpreters.mlir import LoweringRuleContext, ModuleContext
 from jax._src.interpreters.mlir import _lowerings as lowerings
 
 # What makes the constants of a jaxpr its first inputs, and what removes what its results do not need. The rules of
-# jax.checkpoint. The trace of a function of flat lists, in a third of the time of jax.make_jaxpr, which flattens and
-# names everything; see also wrap_init.
-from jax._src.interpreters.partial_eval import (
-    convert_constvars_jaxpr,
-    dce_jaxpr,
-    partial_eval_jaxpr_custom_rules,
-    trace_to_jaxpr_dynamic,
-)
+# jax.checkpoint.
+from jax._src.interpreters.partial_eval import convert_constvars_jaxpr, dce_jaxpr, partial_eval_jaxpr_custom_rules
 from jax._src.lax.control_flow import loops
 from jax._src.lib import xla_client
-
-# What the trace of a function of flat lists takes in place of the function.
-from jax._src.linear_util import wrap_init
 
 # The source line and the named scope that new equations get. What leaves the files of a folder out of source lines, and
 # out of tracebacks.
@@ -198,20 +189,9 @@ def without_hoisting(
     return jaxpr, consts, [False] * count, []
 
 
-_UNNAMED: Any = jax.api_util.debug_info("jaxpyop", lambda: None, (), {})._replace(arg_names=None, result_paths=None)
-
-
-def trace(function: Callable[..., Sequence[Any]], args: Sequence[Any]) -> tuple[Any, Any]:
-    """Traces a function that takes and returns flat lists, and returns its jaxpr and its constants."""
-    avals = [jax.api_util.shaped_abstractify(x) for x in args]
-    jaxpr, _, consts = trace_to_jaxpr_dynamic(wrap_init(function, debug_info=_UNNAMED), avals)
-    return jaxpr, consts
-
-
 def _check_jaxprs() -> None:
     """Checks the functions of jaxprs, and that JAX evaluates its primitives by one function."""
-    jaxpr, consts = trace(lambda x, y: [-x, -y], [_SCALAR, _SCALAR])
-    _expect(len(jaxpr.eqns) == 2 and not consts, "the trace of a function")
+    jaxpr: Any = jax.make_jaxpr(lambda x, y: [-x, -y])(1.0, 1.0).jaxpr
     smaller, used = dce_jaxpr(jaxpr, [True, False])
     _expect(len(smaller.eqns) == 1 and list(used) == [True, False], "dead code")
     _expect(len(convert_constvars_jaxpr(jaxpr).invars) == 2, "constants of a jaxpr")

@@ -2,8 +2,9 @@
 
 A file has a magic, a format number, a checksum, the plan as compressed JSON, and the segments. The checksum covers
 everything after it. It is compared before anything is decompressed or given to JAX. It detects damage by accident, and
-does not protect against an attacker: who writes a file writes its plan, its segments and its checksum. So whether a plan
-is consistent in itself is not checked. What a file may call is, in `function_names`. Nothing is pickled.
+does not protect against an attacker: who writes a file writes its plan, its segments and its checksum. So it is not
+checked whether a plan is consistent in itself. What a file may call is checked, in `function_names`. Nothing in the
+file is pickled.
 """
 
 from __future__ import annotations
