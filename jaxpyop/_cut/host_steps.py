@@ -92,7 +92,7 @@ class LoopStep:
 
     def __init__(self, eqn: Any, plan: _Plan) -> None:
         self._eqn = eqn
-        self._run = LOOPS[eqn.primitive.name](eqn, eqn.params, plan)
+        self._run = _LOOPS[eqn.primitive.name](eqn, eqn.params, plan)
 
     def __str__(self) -> str:
         return f"{self._eqn.primitive.name}, turn by turn"
@@ -110,28 +110,15 @@ def _cond(eqn: Any, params: dict[str, Any], plan: _Plan) -> _Run:
 
 
 def _while(eqn: Any, params: dict[str, Any], plan: _Plan) -> _Run:
-    """Under `vmap` the test may have a result for each element. A turn then changes only the elements that go on."""
     test, body = params["cond_jaxpr"], params["body_jaxpr"]
     # The operands are the constants of the test, the constants of the body, and the state.
     test_end, state_start = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
-    avals = [v.aval for v in eqn.invars]
-
-    def turn(*args: Any) -> list[Any]:
-        state = args[state_start:]
-        new = _jaxcore.run_jaxpr(body, *args[test_end:state_start], *state)
-        (goes_on,) = _jaxcore.run_jaxpr(test, *args[:test_end], *state)
-        return [jnp.where(jnp.expand_dims(goes_on, range(goes_on.ndim, a.ndim)), b, a) for a, b in zip(state, new)]
-
-    first = test_end
-    planned_test, turned = plan(test, [False] * (test_end + len(avals) - state_start)), body
-    if _jaxcore.jaxpr_of(test).outvars[0].aval.shape:
-        first, turned = 0, _jaxcore.make_jaxpr(turn, list(map(_jaxcore.struct_of, avals)))
-    planned_turn = plan(turned, [False] * len(_jaxcore.jaxpr_of(turned).invars))
+    planned_test, planned_turn = (plan(part, [False] * len(_jaxcore.jaxpr_of(part).invars)) for part in (test, body))
 
     def run(args: Sequence[Any]) -> Sequence[Any]:
         state = args[state_start:]
-        while np.any(planned_test.run([*args[:test_end], *state])[0]):
-            state = planned_turn.run([*args[first:state_start], *state])
+        while planned_test.run([*args[:test_end], *state])[0]:
+            state = planned_turn.run([*args[test_end:state_start], *state])
         return state
 
     return run
@@ -177,4 +164,14 @@ def _scan(eqn: Any, params: dict[str, Any], plan: _Plan) -> _Run:
 
 
 # The primitives that Python can run turn by turn.
-LOOPS: dict[str, Callable[[Any, dict[str, Any], _Plan], _Run]] = {"scan": _scan, "while": _while, "cond": _cond}
+_LOOPS: dict[str, Callable[[Any, dict[str, Any], _Plan], _Run]] = {"scan": _scan, "while": _while, "cond": _cond}
+
+
+def is_run_by_turns(eqn: Any) -> bool:
+    """Tell whether an equation is a loop or cond that Python can run turn by turn.
+
+    Under `vmap`, the test of a `while` may have a result for each element. Such a loop stays compiled.
+    """
+    if eqn.primitive is jax.lax.while_p:
+        return not _jaxcore.jaxpr_of(eqn.params["cond_jaxpr"]).outvars[0].aval.shape
+    return eqn.primitive.name in _LOOPS

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxpyop import _jaxcore
-from jaxpyop._cut.host_steps import LOOPS, HostStep, LoopStep
+from jaxpyop._cut.host_steps import HostStep, LoopStep, is_run_by_turns
 from jaxpyop._cut.inline import Program, call_of, holds_call, inlined, variables_of
 from jaxpyop._cut.partition import Step, partitioned
 
@@ -225,7 +225,7 @@ def divided(closed: Any, *, cut_loops: bool) -> tuple[Program, list[Step]]:
     program = inlined(closed)
 
     def is_host(eqn: Any) -> bool:
-        return call_of(eqn) is not None or (cut_loops and eqn.primitive.name in LOOPS and holds_call(eqn))
+        return call_of(eqn) is not None or (cut_loops and is_run_by_turns(eqn) and holds_call(eqn))
 
     return program, partitioned(program, is_host)
 

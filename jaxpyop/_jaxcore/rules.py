@@ -62,6 +62,7 @@ def differentiated() -> Any:
 
 # ------------------------------------------------------- derivatives and checkpoints
 
+
 def set_rules_of_programs(primitive: Any, refuse_in_combiner: Callable[..., None]) -> None:
     """Sets the rules of a primitive in programs for which JAX has no public table. A portable package has none of them.
 

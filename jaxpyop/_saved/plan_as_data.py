@@ -14,7 +14,6 @@ from typing import Any
 
 import jax
 import jax.export
-import jax.numpy as jnp
 import numpy as np
 
 from jaxpyop import _jaxcore
@@ -292,24 +291,12 @@ def _scan(bodies: Sequence[Run], consts: int, carries: int, length: int, reverse
 
 
 def _while(bodies: Sequence[Run], test_count: int, body_count: int, *args: Any) -> list[Any]:
-    run_test, run_body = bodies
+    test, turn = bodies
     test_consts, body_consts = args[:test_count], args[test_count : test_count + body_count]
     init = list(args[test_count + body_count :])
-
-    def test(state: Sequence[Any]) -> Any:
-        return run_test(*test_consts, *state)[0]
-
-    def turn(state: Sequence[Any]) -> list[Any]:
-        new = run_body(*body_consts, *state)
-        if not is_by_element:
-            # `while_loop` has run the test already. It may have an effect, so it must not run again here.
-            return new
-        # Under `vmap` the test has a result for each element. A turn changes only the elements that go on.
-        goes_on = test(state)
-        return [jnp.where(jnp.expand_dims(goes_on, range(goes_on.ndim, a.ndim)), b, a) for a, b in zip(state, new)]
-
-    is_by_element = bool(jax.eval_shape(test, init).shape)
-    return jax.lax.while_loop(lambda state: jnp.any(test(state)), turn, init)
+    return jax.lax.while_loop(
+        lambda state: test(*test_consts, *state)[0], lambda state: turn(*body_consts, *state), init
+    )
 
 
 def _cond(bodies: Sequence[Run], index: Any, *operands: Any) -> Any:
