@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxpyop import _jaxcore
 from jaxpyop._cut.host_steps import HostStep, LoopStep, is_run_by_turns
@@ -31,19 +32,19 @@ class Options:
 
 
 class _Instruction(NamedTuple):
-    """One step of a plan. The values of a run are in a list of slots.
+    """One step of a plan.
 
     Attributes:
         run: the compiled segment, or the Python call.
-        reads: the indices of the slots of its inputs.
-        makes: the slots of its results, which follow each other.
-        dead: the indices of the slots whose values no later step reads.
+        reads: the variables of its inputs.
+        makes: the variables of its results.
+        dead: the variables whose values no later step reads.
     """
 
     run: Callable[..., Sequence[Any]]
-    reads: Sequence[int]
-    makes: slice
-    dead: Sequence[int]
+    reads: Sequence[Any]
+    makes: Sequence[Any]
+    dead: Sequence[Any]
 
 
 class Plan:
@@ -65,11 +66,10 @@ class Plan:
         hosts: dict[Any, Callable[..., Sequence[Any]]],
         options: Options,
     ) -> None:
-        self._slots: dict[Any, int] = {}
-        self._initial: list[Any] = []
-        self._constants = program.constants
-        for value in program.inputs:
-            self._slot(value)
+        self._inputs, self._outputs = program.inputs, program.outputs
+        # A segment has its constants inside, and a Python call reads them as it reads everything else.
+        read_by_hosts = {x for eqn in hosts for x in eqn.invars}
+        self._known = {x: jnp.asarray(value) for x, value in program.constants.items() if x in read_by_hosts}
         self._instructions: list[_Instruction] = []
         self.text: list[str] = []
         lifetimes = Lifetimes(program, steps, donated)
@@ -84,36 +84,19 @@ class Plan:
             else:
                 run, reads, makes = hosts[step], step.invars, step.outvars
                 self.text.append(f"Python: {run}")
-            from_slots = list(map(self._slot, reads))
-            made_slots = slice(len(self._initial), len(self._initial) + len(makes))
-            for value in makes:
-                self._slot(value)
-            values = {*variables_of(reads), *makes} - self._constants.keys()
-            dead = [self._slots[x] for x in values if lifetimes.ends.get(x, -1) <= number]
-            self._instructions.append(_Instruction(run, from_slots, made_slots, dead))
-        self._outputs = list(map(self._slot, program.outputs))
+            dead = [x for x in {*reads, *makes} - self._known.keys() if lifetimes.ends.get(x, -1) <= number]
+            self._instructions.append(_Instruction(run, reads, makes, dead))
         self.calls = [call_of(eqn) for eqn in hosts if call_of(eqn) is not None]
         self.loops = [eqn for eqn in hosts if call_of(eqn) is None]
 
-    def _slot(self, x: Any) -> int:
-        if isinstance(x, _jaxcore.Literal):
-            # A Python call gets all of its inputs from slots.
-            self._initial.append(jnp.asarray(x.val, x.aval.dtype))
-            return len(self._initial) - 1
-        if x not in self._slots:
-            self._slots[x] = len(self._initial)
-            self._initial.append(jnp.asarray(self._constants[x]) if x in self._constants else None)
-        return self._slots[x]
-
     def run(self, inputs: Sequence[Any]) -> list[Any]:
         """Run the program on jax.Arrays, and return its results."""
-        slots = self._initial.copy()
-        slots[: len(inputs)] = inputs
+        values = self._known | dict(zip(self._inputs, inputs))
         for run, reads, makes, dead in self._instructions:
-            slots[makes] = run(*map(slots.__getitem__, reads))
-            for k in dead:
-                slots[k] = None
-        outputs = list(map(slots.__getitem__, self._outputs))
+            values.update(zip(makes, run(*map(values.__getitem__, reads))))
+            for x in dead:
+                del values[x]
+        outputs = list(map(values.__getitem__, self._outputs))
         return outputs if _jaxcore.is_one_cpu() else _placed(outputs, inputs)
 
     def __str__(self) -> str:
@@ -143,7 +126,7 @@ class Lifetimes:
         self._kept = {v for v, gives in zip(program.inputs, donated, strict=True) if not gives}
         for step in steps:
             if not isinstance(step, list):
-                self._kept.update(variables_of((*step.invars, *step.outvars)))
+                self._kept.update((*step.invars, *step.outvars))
 
     def makes(self, number: int) -> list[Any]:
         """Return the results of a step that a later step, or the caller, reads."""
@@ -168,7 +151,7 @@ def _read_by(step: Step, constants: dict[Any, Any]) -> list[Any]:
     For a segment, each one is listed once. Constants are left out, because they are part of the compiled segment.
     """
     if not isinstance(step, list):
-        return variables_of(step.invars)
+        return list(step.invars)
     made = {value for eqn in step for value in eqn.outvars}
     reads = dict.fromkeys(x for eqn in step for x in variables_of(eqn.invars))
     return [x for x in reads if x not in made and x not in constants]
@@ -215,6 +198,8 @@ def plan_of(closed: Any, donated: Sequence[bool], options: Options) -> Plan:
 def divided(closed: Any, *, cut_loops: bool) -> tuple[Program, list[Step]]:
     """Flatten a traced program, and divide it. Return the flat program and its steps.
 
+    An equation that Python runs reads constants in place of literals.
+
     Args:
         closed: the jaxpr of the program.
         cut_loops: whether Python runs a loop that holds a Python call, between segments.
@@ -227,7 +212,20 @@ def divided(closed: Any, *, cut_loops: bool) -> tuple[Program, list[Step]]:
     def is_host(eqn: Any) -> bool:
         return call_of(eqn) is not None or (cut_loops and is_run_by_turns(eqn) and holds_call(eqn))
 
+    eqns = [_without_literals(eqn, program.constants) if is_host(eqn) else eqn for eqn in program.eqns]
+    program = dataclasses.replace(program, eqns=eqns)
     return program, partitioned(program, is_host)
+
+
+def _without_literals(eqn: Any, constants: dict[Any, Any]) -> Any:
+    """Return an equation that reads variables alone. The values of its literals are added to the constants."""
+    operands: list[Any] = []
+    for x in eqn.invars:
+        if isinstance(x, _jaxcore.Literal):
+            literal, x = x, _jaxcore.Variable(x.aval)
+            constants[x] = np.asarray(literal.val, literal.aval.dtype)
+        operands.append(x)
+    return eqn.replace(invars=operands)
 
 
 def _hosts(

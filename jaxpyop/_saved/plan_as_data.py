@@ -60,9 +60,9 @@ class Saver:
         numbers: dict[Any, int] = {value: k for k, value in enumerate(program.inputs)}
         constants: list[list[Any]] = []
         for x in (x for step in steps if not isinstance(step, list) for x in step.invars):
-            # Several calls may read the same literal or constant, which is stored once.
-            if _key(x) not in numbers and (isinstance(x, _jaxcore.Literal) or x in program.constants):
-                numbers[_key(x)] = len(numbers)
+            # Several calls may read the same constant, which is stored once.
+            if x not in numbers and x in program.constants:
+                numbers[x] = len(numbers)
                 constants.append(self._constant(x, program))
         data: list[dict[str, Any]] = []
         if any(jax.export.is_symbolic_dim(size) for value in program.inputs for size in value.aval.shape):
@@ -77,7 +77,7 @@ class Saver:
                 found: dict[str, Any] = self._call(step) if call_of(step) else _loop_to_data(step, self.program)
                 parts = [(found, step.invars, step.outvars)]
             for found, reads, makes in parts:
-                found["reads"] = [numbers[_key(x)] for x in reads]
+                found["reads"] = [numbers[x] for x in reads]
                 found["makes"] = [struct_to_data(value.aval) for value in makes]
                 numbers.update(zip(makes, range(len(numbers), len(numbers) + len(makes))))
                 data.append(found)
@@ -91,8 +91,7 @@ class Saver:
     def _constant(self, x: Any, program: Program) -> list[Any]:
         if jax.dtypes.issubdtype(x.aval.dtype, jax.dtypes.extended):
             raise ValueError("jaxpyop.export: a loop that calls Python reads constant keys; pass them as an argument")
-        value = x.val if isinstance(x, _jaxcore.Literal) else program.constants[x]
-        self.blobs.append(np.asarray(value, x.aval.dtype).tobytes())
+        self.blobs.append(np.asarray(program.constants[x], x.aval.dtype).tobytes())
         return [len(self.blobs) - 1, *struct_to_data(x.aval)]
 
     def _segments(self, program: Program, eqns: list[Any], reads: list[Any], makes: list[Any]) -> list[Any]:
@@ -140,11 +139,6 @@ class Saver:
             raise call.refusal()
         described = {"sizes": batch.sizes, "masks": batch.masks, "block": batch.block}
         return {"call": self.calls.number(call), "batch": described}
-
-
-def _key(x: Any) -> Any:
-    """Return the key of an operand in a dict. Literals go by identity, because equal literals can have other types."""
-    return id(x) if isinstance(x, _jaxcore.Literal) else x
 
 
 # -------------------------------------------------------------------- loading
