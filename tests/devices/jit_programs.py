@@ -53,14 +53,6 @@ def several_results(on):
 
 
 @program
-def batches_in_order(on):
-    for op in STATEFUL.values():
-        log = Log()
-        finish(jax.jit(jax.vmap(lambda x: op(log, [x], F)))(on.x))
-        assert log.seen == WHOLE
-
-
-@program
 def ordered_is_one_whole_call_or_refused(on):
     """JAX 0.10 to 0.12 refuse ordered effects on more than one device."""
     log = Log()

@@ -31,7 +31,6 @@ def saved(func, **options):
 
 PLACES = {
     "a function of a module": (functions.double, "double"),
-    "a static method": (functions.Shapes.square, "Shapes.square"),
     "a decorated function": (functions.halve, "halve"),
     "the function inside an op": (functions.INSIDE_AN_OP, "thrice"),
     "under another name": (functions.alias, "double"),
@@ -75,6 +74,7 @@ PLACELESS = {
     "a Doubling": Doubling(),
     "a method": Doubling().method,
     "a ufunc": np.sin,
+    "Shapes.square": functions.Shapes.square,
     "__main__": of_main,
     "halve is inside a decorator": functions.INSIDE_A_DECORATOR,
 }
@@ -140,12 +140,12 @@ HOSTILE = {
     "an alias": (f"{HERE}:alias", 0),
     "a module": ("tests.programs.saved_package:functions", 0),
     "through a module": ("tests.programs.saved_package:functions.double", 0),
+    "a static method": (f"{HERE}:Shapes.square", 0),
     "a class": (f"{HERE}:Shapes", 0),
     "inside a decorator": (f"{HERE}:halve", 1),
     "a private function": (f"{HERE}:_private", 0),
     "a dunder": (f"{HERE}:double.__globals__", 0),
     "a builtin": (f"{HERE}:__builtins__.eval", 0),
-    "a method of type": (f"{HERE}:Shapes.__subclasses__", 0),
     "too many decorators": (f"{HERE}:thrice", 2),
     "a name that is no text": (3, 0),
     "an allowed name in front": ("testsevil:double", 0),

@@ -126,7 +126,6 @@ def test_an_import_inside_of_a_trace():
 
 # Each changes what JAX does, and the check has to see it: by the text, what it says.
 CHANGES = {
-    "values to unpack": "jax.__version_info__ = (0, 10, 0) if jax.__version_info__ >= (0, 11, 1) else (0, 12, 0)",
     "the key of settings": "config.trace_context = lambda: ()",
     "how a primitive is evaluated": "dispatch.apply_primitive = lambda *args, **params: None",
 }
@@ -161,7 +160,6 @@ def test_the_environment_asks_for_it():
     report = run_code(code, JAXPYOP_PORTABLE="1")
     assert re.search(r"portable +yes, on public JAX alone: the environment variable JAXPYOP_PORTABLE asks", report)
     assert "- mode='traced' is refused" in report
-    assert re.search(r"transport +auto: pure_callback\n", report)
     assert "whole: programs cannot be cut on public JAX alone" in report
 
 
