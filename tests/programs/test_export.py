@@ -107,8 +107,6 @@ def test_a_batch_of_a_loaded_program_is_refused_unless_it_was_exported():
 
 
 OTHERS = {
-    "a shape": ((jnp.ones(4),), "of_branches: the argument x has the shape"),
-    "a dtype": ((jnp.ones(3, jnp.int32),), "of_branches: the argument x is int32"),
     "too many": ((X, X), "arguments of the structure"),
     "a structure": (([X],), "arguments of the structure"),
 }
