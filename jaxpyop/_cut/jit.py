@@ -102,9 +102,12 @@ class CutFunction:
         if self._static_nums or self._static_names:
             args, kwargs, static = self._without_static(args, kwargs)
         leaves, tree = _flatten((args, kwargs))
-        types = list(map(_type_of, leaves))
-        if any(known is None for known in types):
-            return None, None
+        try:
+            types: list[Any] = [x.aval for x in leaves]
+        except AttributeError:
+            types = list(map(_type_of, leaves))
+            if None in types:
+                return None, None
         return leaves, (tree, static, tuple(types), _jaxcore.settings_of_traces(), self._loops_for(leaves))
 
     def _without_static(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Any]:
@@ -195,7 +198,7 @@ _NUMBERS = (bool, int, float, complex)
 def _type_of(leaf: Any) -> Any:
     """Return the part of a plan's key for one argument; None if only JAX itself can accept or refuse the argument."""
     if isinstance(leaf, jax.Array):
-        return leaf.aval
+        return jax.typeof(leaf)
     if type(leaf) in _NUMBERS:
         return type(leaf)
     if type(leaf) is np.ndarray or isinstance(leaf, np.generic):

@@ -41,8 +41,8 @@ from jax._src.dispatch import (
 # The classes of effects that the derivative of a loop keeps where nobody uses the results.
 from jax._src.effects import partial_eval_kept_effects
 
-# The class of a value in jax.jvp.
-from jax._src.interpreters.ad import JVPTracer
+# The class of a value in jax.jvp, and the rules of jax.linearize and jax.grad.
+from jax._src.interpreters.ad import JVPTracer, primitive_linearizations
 
 # The rules of vmap for primitives that need to know the size of the batch: those of cond and while_loop.
 from jax._src.interpreters.batching import fancy_primitive_batchers
@@ -81,6 +81,8 @@ batched_device_put: Any = xla_client.batched_device_put
 _Trace: Any = public_core.Trace
 _Tracer: Any = public_core.Tracer
 _SCALAR: Any = jax.typeof(np.float32(0))
+# From JAX 0.11.1 on, a linearize rule returns five results, before that four.
+LINEARIZE_RESULTS = 5 if jax.__version_info__[:3] >= (0, 11, 1) else 4
 
 # ------------------------------------------------------------------- the check
 
@@ -136,6 +138,37 @@ def _check_settings() -> None:
     _expect(hash(before) == hash(trace_context()) and before == trace_context() != changed, "the key of settings")
 
 
+def _check_linearize_rule() -> None:
+    """Checks the order of a linearize rule's results."""
+    primitive: Any = type(jax.lax.neg_p)("jaxpyop_check")
+    primitive.multiple_results = True
+    primitive.def_abstract_eval(lambda x: [x])
+    rule = linearize_rule(lambda perturbed, operands: (list(operands), [True], lambda ts: [jax.lax.neg(ts[0])]))
+    primitive_linearizations[primitive] = rule
+    try:
+        tangent = lambda x, t: jax.linearize(lambda x: primitive.bind(x)[0], x)[1](t)
+        jaxpr: Any = jax.make_jaxpr(tangent)(1.0, 1.0).jaxpr
+    finally:
+        del primitive_linearizations[primitive]
+    (eqn,) = jaxpr.eqns
+    _expect(eqn.primitive is jax.lax.neg_p and eqn.invars[0] is jaxpr.invars[1], "a linearize rule")
+
+
+def linearize_rule(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a rule for JAX's table of linearize rules, made of one as `rules.set_linearize_rule` takes.
+
+    JAX may be given residuals beside the pushforward. Ours closes over them, so that their list is empty.
+    """
+
+    def linearize(is_vjp: bool, perturbed: Sequence[bool], *operands: Any, **params: Any) -> Any:
+        outs, has_tangent, push = rule(perturbed, operands, **params)
+        if LINEARIZE_RESULTS == 4:
+            return outs, has_tangent, [], lambda residuals, *tangents: push(tangents)
+        return outs, has_tangent, [], None, lambda residuals, other, *tangents: push(tangents)
+
+    return linearize
+
+
 def _check_loops() -> None:
     """Checks that differentiation takes what a loop can do once from the function that `rules` replaces."""
     asked: list[Any] = []
@@ -187,6 +220,7 @@ def _check() -> Any:
         warnings.simplefilter("ignore")
         _check_own_traces()
         _check_settings()
+        _check_linearize_rule()
         _check_loops()
         _check_jaxprs()
         _check_tables()

@@ -62,6 +62,24 @@ def differentiated() -> Any:
 
 # ------------------------------------------------------- derivatives and checkpoints
 
+# What a linearize rule returns: the results, which of them have tangents, and the function from the operands' tangents
+# to the results' tangents.
+Linearized = tuple[list[Any], list[bool], Callable[[Sequence[Any]], Sequence[Any]]]
+
+
+def set_linearize_rule(primitive: Any, linearize: Callable[..., Linearized]) -> None:
+    """Sets what `jax.grad` and `jax.linearize` call, instead of tracing and splitting the primitive's JVP.
+
+    JAX has no public table for it, so a portable package does without.
+
+    Args:
+        primitive: a primitive with several results.
+        linearize: the rule. It gets a bool for each operand (whether it has a tangent), the operands, and the
+            parameters.
+    """
+    if not PORTABLE:
+        private.primitive_linearizations[primitive] = private.linearize_rule(linearize)
+
 
 def set_rules_of_programs(primitive: Any, refuse_in_combiner: Callable[..., None]) -> None:
     """Sets the rules of a primitive in programs for which JAX has no public table. A portable package has none of them.

@@ -1,4 +1,4 @@
-"""The rules of the primitive `python_call` for derivatives: `_jvp`, and `_transpose`.
+"""The rules of the primitive `python_call` for derivatives: `_linearize` for `jax.grad`, `_jvp`, and `_transpose`.
 
 The derivative of a call is another call, linear in its last operands. The transpose of that is a third call. The rules
 say which calls these are, and on which operands; the calls themselves say what they do (`Call.linearize`).
@@ -25,6 +25,12 @@ _Pushforward = Callable[[Sequence[Any]], list[Any]]
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: Call, batch: Batch) -> tuple[list[Any], list[Any]]:
     outs, pushforward = _results_and_pushforward(primals, [not _jaxcore.is_zero(t) for t in tangents], call, batch)
     return outs, pushforward(tangents)
+
+
+def _linearize(perturbed: Sequence[bool], primals: Sequence[Any], *, call: Call, batch: Batch) -> _jaxcore.Linearized:
+    perturbed = [p and is_inexact(x) for p, x in zip(perturbed, primals)]
+    outs, pushforward = _results_and_pushforward(primals, perturbed, call, batch)
+    return outs, [is_inexact(o) for o in outs], pushforward
 
 
 def _results_and_pushforward(
@@ -189,5 +195,6 @@ def _cotangent_of(operand: Any, cotangent: Any, k: int, batch: Batch) -> Any:
 
 def set_derivative_rules() -> None:
     """Tell JAX these rules."""
-    ad.primitive_jvps[python_call_p] = _jvp  # where jax.jvp and jax.grad enter
+    ad.primitive_jvps[python_call_p] = _jvp  # where jax.jvp enters
+    _jaxcore.set_linearize_rule(python_call_p, _linearize)  # where jax.grad enters
     ad.primitive_transposes[python_call_p] = _transpose

@@ -42,7 +42,7 @@ python_call_p = _PythonCall("python_call")
 def bind(call: Call, *args: Any, batch: Batch = NO_BATCH) -> list[Any]:
     """Run a call on the host: at once, or, under a transformation, when the program runs.
 
-    JAX goes on in the rule of the transformation: `jax.grad` in `_jvp` of `differentiate`.
+    JAX goes on in the rule of the transformation: `jax.grad` in `_linearize` of `differentiate`.
     """
     if any(isinstance(a, Unusable) for a in args) and (refusal := call.refusal) is not None:
         return [Unusable(s.shape, s.dtype, refusal) for s in call.result_structs(args, batch)]
