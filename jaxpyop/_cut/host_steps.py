@@ -14,6 +14,9 @@ from jaxpyop import _jaxcore
 from jaxpyop._host import strip_library_frames
 from jaxpyop._op import HandedRecord, anchor_of, copy_to_jax, run_now
 
+# A larger NumPy array would be copied once more on its way into a segment.
+_SMALL = 1 << 18
+
 
 class HostStep:
     """Runs a Python call, and makes sure that its results have the types that the program around it was traced with.
@@ -22,13 +25,17 @@ class HostStep:
         eqn: the equation of the call.
         hands_over: whether its last result is a record itself, in place of the receipt for it.
         waits: whether it must wait for the effects of the segments before it.
+        takes_numpy: whether every reader of its results also takes NumPy arrays, as segments do, in less time.
     """
 
-    def __init__(self, eqn: Any, *, hands_over: bool = False, waits: bool = False) -> None:
+    def __init__(self, eqn: Any, *, hands_over: bool, waits: bool, takes_numpy: bool) -> None:
         self._call = eqn.params["call"]
         self._batch = eqn.params["batch"]
         self._avals = [v.aval for v in eqn.outvars]
         self._waits = waits
+        is_plain = not (self._call.on_jax or hands_over) and jax.sharding.get_abstract_mesh().empty
+        is_small = all(a.size * a.dtype.itemsize < _SMALL for a in self._avals)
+        self._keep_numpy = takes_numpy and is_plain and is_small and _jaxcore.is_one_cpu()
         if hands_over:
             self._call = copy.copy(self._call)
             self._call.hands_over = True
@@ -39,8 +46,10 @@ class HostStep:
     def __call__(self, *args: Any) -> list[Any]:
         if self._waits:
             jax.effects_barrier()
+        # If the user turned on a check for NaNs or a transfer guard, JAX's public functions move the arrays, and check.
+        keep_numpy = self._keep_numpy and not _jaxcore.looks_at_transfers()
         try:
-            outs = run_now(self._call, args, self._batch, hold_records=False)
+            outs = run_now(self._call, args, self._batch, hold_records=False, keep_numpy=keep_numpy)
         except BaseException as error:
             raise strip_library_frames(error, self._call.title)  # noqa: B904  # It is the same error.
         for k, (out, aval) in enumerate(zip(outs, self._avals)):

@@ -232,20 +232,25 @@ def _hosts(
     program: Program, steps: Sequence[Step], plan: Callable[[Any, Sequence[bool]], Plan]
 ) -> dict[Any, Callable[..., Sequence[Any]]]:
     handed = _handed_over(program)
+    # The caller, loops and functions of JAX operations read arrays of JAX.
+    calls = {step: call_of(step) for step in steps if not isinstance(step, list)}
+    read_by_jax = {x for step, call in calls.items() if call is None or call.on_jax for x in step.invars}
+    read_by_jax.update(program.outputs)
     found: dict[Any, Callable[..., Sequence[Any]]] = {}
     segments_have_effects = False
     for step in steps:
         if isinstance(step, list):
             segments_have_effects = segments_have_effects or any(eqn.effects for eqn in step)
             continue
-        if (call := call_of(step)) is None:
+        if (call := calls[step]) is None:
             found[step] = LoopStep(step, plan)
             continue
         if call.refusal is not None:
             raise call.refusal()
         # A call with an effect waits for the effects of the segments before it.
         waits = bool(step.effects) and segments_have_effects
-        found[step] = HostStep(step, hands_over=not handed.isdisjoint(step.outvars), waits=waits)
+        hands_over, takes_numpy = not handed.isdisjoint(step.outvars), read_by_jax.isdisjoint(step.outvars)
+        found[step] = HostStep(step, hands_over=hands_over, waits=waits, takes_numpy=takes_numpy)
     return found
 
 
