@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import textwrap
 from collections.abc import Iterator
 
 import jax
@@ -15,8 +14,6 @@ import jaxpyop
 from jaxpyop import _jaxcore
 from jaxpyop._config import config
 from jaxpyop._host import verdict
-
-_WIDTH = 100
 
 
 def _versions() -> Iterator[tuple[str, str]]:
@@ -58,15 +55,10 @@ def _private_names() -> Iterator[tuple[str, str]]:
         yield "", f"- {loss}"
 
 
-def _line(name: str, value: str) -> str:
-    # The label is the initial indent, for fill() would strip the spaces that a label starts with.
-    return textwrap.fill(value, _WIDTH, initial_indent=f"{name:<23}", subsequent_indent=" " * 23) if value else name
-
-
 def report() -> str:
     """The text that `doctor` prints. Asking for the devices starts JAX, unless it runs already."""
     sections = (_versions, _devices, _safety, _settings, _private_names)
-    return "\n".join(_line(name, value) for section in sections for name, value in section())
+    return "\n".join(f"{name:<23}{value}" for section in sections for name, value in section())
 
 
 def main() -> int:

@@ -231,8 +231,6 @@ def _is_faster_whole(calls: Sequence[Any]) -> bool:
 
 def _are_together(arrays: Sequence[Any]) -> bool:
     """Tell whether all committed arrays are on the same devices. If they are not, JAX itself raises an error."""
-    if _jaxcore.is_one_cpu():
-        return True
     return len({frozenset(x.sharding.device_set) for x in arrays if _jaxcore.is_committed(x)}) < 2
 
 

@@ -278,9 +278,8 @@ def _code_parts(func: Any, seen: set[int]) -> list[Any]:
         return _code_parts(func.__func__, seen)
     inside = getattr(func, "__wrapped__", None)
     if not isinstance(func, types.FunctionType):
-        call = type(func).__call__
-        call_parts = _code_parts(call, seen) if isinstance(call, types.FunctionType) else []
-        return [*call_parts, *_code_parts(inside, seen)]
+        # Where C code has the `__call__`, it is no function either, and has no parts.
+        return [*_code_parts(type(func).__call__, seen), *_code_parts(inside, seen)]
     if str(func.__globals__.get("__name__")).partition(".")[0] in _LIBRARIES:
         return _code_parts(inside, seen)
     plain = {name: repr(value) for name, value in defaults_of(func).items() if _is_plain(value)}

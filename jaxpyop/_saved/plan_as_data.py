@@ -19,9 +19,9 @@ import numpy as np
 from jaxpyop import _jaxcore
 from jaxpyop._cut import Lifetimes, Program, StaysWhole, call_of, divided, holds_call, needed, segment_of
 from jaxpyop._host import Batch
-from jaxpyop._op import Call, Struct, bind, structs_of
+from jaxpyop._op import Call, bind
 from jaxpyop._saved.call_as_data import CallsToData
-from jaxpyop._saved.file_format import check_type, dtype_named, struct_to_data, structs_from_data
+from jaxpyop._saved.file_format import check_type, dtype_named, struct_to_data
 
 # A function that performs the steps of a program: it takes the inputs, and returns the outputs.
 Run = Callable[..., list[Any]]
@@ -189,17 +189,7 @@ class Loader:
             return _loop_from_data(step, self.program)
         call, stored = self.calls[step["call"]], step["batch"]
         batch = Batch(tuple(stored["sizes"]), tuple(map(tuple, stored["masks"])), stored["block"])
-        # If no size is symbolic, the shapes of the results are known, and the function is not evaluated abstractly.
-        whole = structs_from_data(step["makes"]) or []
-        results = [Struct(s.shape[len(batch.sizes) :], s.dtype) for s in whole]
-
-        def run(*args: Any) -> list[Any]:
-            if results:
-                extra = len(call.operands.extra_results)
-                call.note_shapes(structs_of(args, batch), results[: len(results) - extra])
-            return bind(call, *args, batch=batch)
-
-        return run
+        return functools.partial(bind, call, batch=batch)
 
 
 # --------------------------------------------------- where a derivative stops

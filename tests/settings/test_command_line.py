@@ -59,7 +59,6 @@ PARTS += [rf"  {name} +\S+ +environment variable JAXPYOP_{name.upper()} " for na
 def test_the_doctor(capsys):
     assert main(["doctor"]) == 0
     out = capsys.readouterr().out
-    assert max(map(len, out.splitlines())) <= 100
     for expected in (rf"jaxpyop +{re.escape(jaxpyop.__version__)}\n", *PARTS):
         assert re.search(expected, out), expected
     with jaxpyop.config.override(transport="callback", max_records=7), jax.enable_x64(True):
