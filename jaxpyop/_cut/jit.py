@@ -60,8 +60,7 @@ class CutFunction:
         # The whole program. Under another transformation the function is a part of the outer program, and is not cut.
         self._jit: Any = jax.jit(fun, **options)
         self._made_of = fun, loops, options
-        nums, names = options.get("static_argnums"), options.get("static_argnames")
-        self._static_nums, self._static_names = _jaxcore.static_arguments(fun, nums, names)
+        self._static_nums, self._static_names = _jaxcore.static_arguments(self._jit)
         compiler_options = tuple(sorted((options.get("compiler_options") or {}).items()))
         self._options = Options(getattr(fun, "__name__", "function"), loops, compiler_options)
         self._reason = _reason_in(options)
@@ -113,7 +112,7 @@ class CutFunction:
     def _without_static(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Any]:
         count = len(args)
         static = {k % count for k in self._static_nums if -count <= k < count}
-        names = sorted(self._static_names & kwargs.keys())
+        names = sorted(kwargs.keys() & self._static_names)
         # The type is part of the key, because 1 and True are equal.
         key = [(k, type(args[k]), args[k]) for k in sorted(static)]
         key += [(name, type(kwargs[name]), kwargs[name]) for name in names]

@@ -16,10 +16,6 @@ import jax
 import numpy as np
 from jax import core as public_core
 
-# What tells which arguments jax.jit takes as static: `resolve_argnums` infers their names from their positions, or
-# their positions from their names.
-from jax._src.api_util import fun_signature, resolve_argnums
-
 # The key of every setting that a trace depends on.
 from jax._src.config import trace_context
 
@@ -203,10 +199,12 @@ def _check_jaxprs() -> None:
 
 
 def _check_tables() -> None:
-    """Checks the tables of rules, and the context of a lowering."""
+    """Checks the tables of rules, what a jitted function tells of itself, and the context of a lowering."""
     _expect(all(p in fancy_primitive_batchers for p in (jax.lax.cond_p, jax.lax.while_p)), "rules of cond and while")
     combining = jax.lax.reduce_p, jax.lax.reduce_window_p, jax.lax.scatter_p, jax.lax.select_and_scatter_p
     _expect(all(callable(lowerings[p].rule) for p in combining), "the lowering rules of reductions and scatters")
+    static: Any = jax.jit(lambda x, k: x, static_argnums=1)
+    _expect(static._jit_info.static_argnames == ("k",), "the static arguments of a jitted function")
     fields = {field.name for field in dataclasses.fields(LoweringRuleContext)}
     _expect({"module_context", "avals_in", "avals_out", "tokens_in"} <= fields, "the context of a lowering")
     used = [ModuleContext.add_host_callback, LoweringRuleContext.set_tokens_out, partial_eval_kept_effects.add_type]

@@ -261,8 +261,6 @@ def _loaded(plan: Mapping[str, Any], blobs: Sequence[bytes], functions: Sequence
         # Tracing the program once finds steps whose shapes and dtypes do not match.
         args, kwargs = jax.tree.unflatten(expected, structs)
         jax.eval_shape(program, *args, **kwargs)
-    if plan["loops"] not in ("compiled", "python"):
-        raise ValueError(f"loops is {plan['loops']!r}")
     program.__name__ = program.__qualname__ = str(plan["name"])
     return CutFunction(program, plan["loops"], {})
 

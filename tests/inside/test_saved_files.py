@@ -92,7 +92,6 @@ DAMAGES = {
     "another dtype": (with_step(makes=[[[3], "float64"]]), "float32 where the program was exported for float64"),
     "another shape": (with_step(makes=[[[4], "float32"]]), r"\(3,\) where the program was exported for \(4,\)"),
     "keys of nobody": (with_key, rf"{NO_PLAN} \(KeyError: 'key<nobody>'"),
-    "another way of loops": (changed(loops="exec"), "loops is 'exec'"),
 }
 
 
