@@ -21,7 +21,6 @@ from jaxpyop._op import copy_to_jax
 
 Loops: TypeAlias = Literal["compiled", "python"]
 
-_flatten = jax.tree_util.tree_flatten
 _MAX_SIGNATURES = 1024
 
 _lock = threading.Lock()
@@ -100,7 +99,7 @@ class CutFunction:
         static: Any = None
         if self._static_nums or self._static_names:
             args, kwargs, static = self._without_static(args, kwargs)
-        leaves, tree = _flatten((args, kwargs))
+        leaves, tree = jax.tree.flatten((args, kwargs))
         try:
             types: list[Any] = [x.aval for x in leaves]
         except AttributeError:

@@ -77,8 +77,6 @@ batched_device_put: Any = xla_client.batched_device_put
 _Trace: Any = public_core.Trace
 _Tracer: Any = public_core.Tracer
 _SCALAR: Any = jax.typeof(np.float32(0))
-# From JAX 0.11.1 on, a linearize rule returns five results, before that four.
-LINEARIZE_RESULTS = 5 if jax.__version_info__[:3] >= (0, 11, 1) else 4
 
 # ------------------------------------------------------------------- the check
 
@@ -158,9 +156,10 @@ def linearize_rule(rule: Callable[..., Any]) -> Callable[..., Any]:
 
     def linearize(is_vjp: bool, perturbed: Sequence[bool], *operands: Any, **params: Any) -> Any:
         outs, has_tangent, push = rule(perturbed, operands, **params)
-        if LINEARIZE_RESULTS == 4:
-            return outs, has_tangent, [], lambda residuals, *tangents: push(tangents)
-        return outs, has_tangent, [], None, lambda residuals, other, *tangents: push(tangents)
+        # From JAX 0.11.1 on, a linearize rule returns one result more.
+        if jax.__version_info__[:3] >= (0, 11, 1):
+            return outs, has_tangent, [], None, lambda residuals, other, *tangents: push(tangents)
+        return outs, has_tangent, [], lambda residuals, *tangents: push(tangents)
 
     return linearize
 

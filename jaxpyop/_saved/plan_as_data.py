@@ -162,8 +162,10 @@ class Loader:
         Raises:
             Exception: of any type, if the data is not what `Saver` makes.
         """
-        outputs = data["outputs"]
-        constants = [self._constant(*entry) for entry in data["constants"]]
+        constants = [
+            np.frombuffer(self.blobs[blob], dtype_named(dtype)).reshape(shape)
+            for blob, shape, dtype in data["constants"]
+        ]
         steps = [(self._step(step), step["reads"], step["makes"]) for step in data["steps"]]
 
         def run(*args: Any) -> list[Any]:
@@ -174,12 +176,9 @@ class Loader:
                 for value, like in zip(found, makes, strict=True):
                     check_type(value, like, "a result of a step")
                 values += found
-            return [values[k] for k in outputs]
+            return [values[k] for k in data["outputs"]]
 
         return run
-
-    def _constant(self, blob: int, shape: Sequence[int], dtype: str) -> Any:
-        return np.frombuffer(self.blobs[blob], dtype_named(dtype)).reshape(shape)
 
     def _step(self, step: dict[str, Any]) -> Callable[..., list[Any]]:
         if "segment" in step:
