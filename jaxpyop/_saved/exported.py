@@ -253,7 +253,7 @@ def _loaded(plan: Mapping[str, Any], blobs: Sequence[bytes], functions: Sequence
         if tree != expected:
             raise TypeError(f"the program was exported for arguments of the structure {expected}, and got {tree}")
         arrays = [without_weak_type(jax.numpy.asarray(x)) for x in leaves]
-        for x, (name, like) in zip(arrays, named_inputs):
+        for x, (name, like) in zip(arrays, named_inputs, strict=True):
             check_type(x, like, f"{plan['name']}: the argument {name}")
         return jax.tree.unflatten(results, flat(*arrays))
 
