@@ -2,5 +2,3 @@
 
 from jaxpyop._cli.demo import main as run_demo
 from jaxpyop._cli.doctor import main as run_doctor
-
-__all__ = ["run_demo", "run_doctor"]

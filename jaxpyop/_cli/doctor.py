@@ -1,10 +1,9 @@
-"""Reports versions, devices, settings, and how calls reach the host here: the facts that a bug report needs."""
+"""Reports versions, devices, hazards and settings: the facts that a bug report needs."""
 
 from __future__ import annotations
 
 import os
 import platform
-import textwrap
 from collections.abc import Iterator
 
 import jax
@@ -14,10 +13,7 @@ import numpy as np
 import jaxpyop
 from jaxpyop import _jaxcore
 from jaxpyop._config import config
-from jaxpyop._host import SCRATCH, verdict
-from jaxpyop._op import RECORDS
-
-_WIDTH = 100
+from jaxpyop._host import verdict
 
 
 def _versions() -> Iterator[tuple[str, str]]:
@@ -35,33 +31,11 @@ def _devices() -> Iterator[tuple[str, str]]:
     yield "x64", "on" if x64 else "off (64-bit dtypes become 32-bit ones)"
 
 
-def _transport() -> Iterator[tuple[str, str]]:
-    stateless, stateful, ordered = "pure_callback", "io_callback", "io_callback"
-    if config.transport == "auto" and jax.default_backend() == "cpu" and not _jaxcore.PORTABLE:
-        stateless, stateful = "buffer_callback (zero-copy)", "buffer_callback"
-        if jax.device_count() == 1:
-            ordered = "buffer_callback, with a token"
-        else:
-            stateful = "buffer_callback on one device, io_callback over several"
-    yield "transport", f"{config.transport}: {stateless}"
-    yield "  stateful ops", stateful
-    yield "  ordered ops", ordered
-    yield "  outside jit", "func is called directly"
-
-
 def _safety() -> Iterator[tuple[str, str]]:
     yield "JAX in bodies", f"safe? {verdict()}"
     yield "  NPROC", os.environ.get("NPROC", "not set")
     asynchronous = jax.config.read("jax_cpu_enable_async_dispatch")
     yield "  CPU dispatch", "asynchronous" if asynchronous else "synchronous, which JAX in bodies needs before 0.12"
-
-
-def _kept() -> Iterator[tuple[str, str]]:
-    stats = RECORDS.stats()
-    most = "no bound by number" if config.max_records is None else f"at most {config.max_records}"
-    yield "gradient records", f"{stats['count']} kept ({most}), {stats['evicted']} evicted"
-    yield "  bytes", f"{stats['nbytes']} (at most {config.max_record_bytes})"
-    yield "scratch arrays", f"{SCRATCH.nbytes} bytes kept for the next calls (at most {config.max_scratch_bytes})"
 
 
 def _settings() -> Iterator[tuple[str, str]]:
@@ -81,15 +55,10 @@ def _private_names() -> Iterator[tuple[str, str]]:
         yield "", f"- {loss}"
 
 
-def _line(name: str, value: str) -> str:
-    # The label is the initial indent, for fill() would strip the spaces that a label starts with.
-    return textwrap.fill(value, _WIDTH, initial_indent=f"{name:<23}", subsequent_indent=" " * 23) if value else name
-
-
 def report() -> str:
     """The text that `doctor` prints. Asking for the devices starts JAX, unless it runs already."""
-    sections = (_versions, _devices, _transport, _safety, _kept, _settings, _private_names)
-    return "\n".join(_line(name, value) for section in sections for name, value in section())
+    sections = (_versions, _devices, _safety, _settings, _private_names)
+    return "\n".join(f"{name:<23}{value}" for section in sections for name, value in section())
 
 
 def main() -> int:

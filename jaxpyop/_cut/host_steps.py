@@ -14,8 +14,8 @@ from jaxpyop import _jaxcore
 from jaxpyop._host import strip_library_frames
 from jaxpyop._op import HandedRecord, anchor_of, copy_to_jax, run_now
 
-# Results of at least so many bytes do not stay NumPy arrays.
-_LARGE = 1 << 18
+# A larger NumPy array would be copied once more on its way into a segment.
+_SMALL = 1 << 18
 
 
 class HostStep:
@@ -25,19 +25,17 @@ class HostStep:
         eqn: the equation of the call.
         hands_over: whether its last result is a record itself, in place of the receipt for it.
         waits: whether it must wait for the effects of the segments before it.
-        takes_numpy: whether every reader of its results also takes NumPy arrays.
+        takes_numpy: whether every reader of its results also takes NumPy arrays, as segments do, in less time.
     """
 
-    def __init__(self, eqn: Any, *, hands_over: bool = False, waits: bool = False, takes_numpy: bool = False) -> None:
+    def __init__(self, eqn: Any, *, hands_over: bool, waits: bool, takes_numpy: bool) -> None:
         self._call = eqn.params["call"]
         self._batch = eqn.params["batch"]
         self._avals = [v.aval for v in eqn.outvars]
         self._waits = waits
-        # A large NumPy array would be copied once more on its way into a segment.
-        is_small = all(a.size * a.dtype.itemsize < _LARGE for a in self._avals)
-        is_plain = not (self._call.on_jax or self._batch.sizes or self._call.op.executor or hands_over)
-        has_mesh = not jax.sharding.get_abstract_mesh().empty
-        self._keep_numpy = takes_numpy and is_plain and is_small and _jaxcore.is_one_cpu() and not has_mesh
+        is_plain = not (self._call.on_jax or hands_over) and jax.sharding.get_abstract_mesh().empty
+        is_small = all(a.size * a.dtype.itemsize < _SMALL for a in self._avals)
+        self._keep_numpy = takes_numpy and is_plain and is_small and _jaxcore.is_one_cpu()
         if hands_over:
             self._call = copy.copy(self._call)
             self._call.hands_over = True
@@ -103,7 +101,7 @@ class LoopStep:
 
     def __init__(self, eqn: Any, plan: _Plan) -> None:
         self._eqn = eqn
-        self._run = LOOPS[eqn.primitive.name](eqn, eqn.params, plan)
+        self._run = _LOOPS[eqn.primitive.name](eqn, eqn.params, plan)
 
     def __str__(self) -> str:
         return f"{self._eqn.primitive.name}, turn by turn"
@@ -121,28 +119,15 @@ def _cond(eqn: Any, params: dict[str, Any], plan: _Plan) -> _Run:
 
 
 def _while(eqn: Any, params: dict[str, Any], plan: _Plan) -> _Run:
-    """Under `vmap` the test may have a result for each element. A turn then changes only the elements that go on."""
     test, body = params["cond_jaxpr"], params["body_jaxpr"]
     # The operands are the constants of the test, the constants of the body, and the state.
     test_end, state_start = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
-    avals = [v.aval for v in eqn.invars]
-
-    def turn(*args: Any) -> list[Any]:
-        state = args[state_start:]
-        new = _jaxcore.run_jaxpr(body, *args[test_end:state_start], *state)
-        (goes_on,) = _jaxcore.run_jaxpr(test, *args[:test_end], *state)
-        return [jnp.where(jnp.expand_dims(goes_on, range(goes_on.ndim, a.ndim)), b, a) for a, b in zip(state, new)]
-
-    first = test_end
-    planned_test, turned = plan(test, [False] * (test_end + len(avals) - state_start)), body
-    if _jaxcore.jaxpr_of(test).outvars[0].aval.shape:
-        first, turned = 0, _jaxcore.make_jaxpr(turn, list(map(_jaxcore.struct_of, avals)))
-    planned_turn = plan(turned, [False] * len(_jaxcore.jaxpr_of(turned).invars))
+    planned_test, planned_turn = (plan(part, [False] * len(_jaxcore.jaxpr_of(part).invars)) for part in (test, body))
 
     def run(args: Sequence[Any]) -> Sequence[Any]:
         state = args[state_start:]
-        while np.any(planned_test.run([*args[:test_end], *state])[0]):
-            state = planned_turn.run([*args[first:state_start], *state])
+        while planned_test.run([*args[:test_end], *state])[0]:
+            state = planned_turn.run([*args[test_end:state_start], *state])
         return state
 
     return run
@@ -188,4 +173,14 @@ def _scan(eqn: Any, params: dict[str, Any], plan: _Plan) -> _Run:
 
 
 # The primitives that Python can run turn by turn.
-LOOPS: dict[str, Callable[[Any, dict[str, Any], _Plan], _Run]] = {"scan": _scan, "while": _while, "cond": _cond}
+_LOOPS: dict[str, Callable[[Any, dict[str, Any], _Plan], _Run]] = {"scan": _scan, "while": _while, "cond": _cond}
+
+
+def is_run_by_turns(eqn: Any) -> bool:
+    """Tell whether an equation is a loop or cond that Python can run turn by turn.
+
+    Under `vmap`, the test of a `while` may have a result for each element. Such a loop stays compiled.
+    """
+    if eqn.primitive is jax.lax.while_p:
+        return not _jaxcore.jaxpr_of(eqn.params["cond_jaxpr"]).outvars[0].aval.shape
+    return eqn.primitive.name in _LOOPS

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -109,33 +109,21 @@ class _Inliner:
             is_entered = eqn.primitive.name in _ENTERED and holds_call(eqn)
             _check_equation(eqn, is_entered)
             if is_entered:
-                made = self._entered(eqn, operands)
+                inner = eqn.params[_ENTERED[eqn.primitive.name]]
+                made = self.enter(inner, operands, eqn.source_info.name_stack)
             else:
                 made = list(map(copy.copy, eqn.outvars))
                 self.eqns.append(eqn.replace(invars=operands, outvars=made))
             env.update(zip(eqn.outvars, made, strict=True))
         return list(map(read, jaxpr.outvars))
 
-    def _entered(self, eqn: Any, operands: list[Any]) -> list[Any]:
-        params = eqn.params
-        if params.get("prevent_cse") and params.get("differentiated"):
-            # A checkpoint computes its results a second time, in order not to keep them. Without this barrier, XLA
-            # could merge the second computation with the first one, and would keep the results after all.
-            values = list(dict.fromkeys(variables_of(operands)))
-            behind = dict(zip(values, self._add(lambda *xs: jax.lax.optimization_barrier(xs), values)))
-            operands = [x if isinstance(x, _jaxcore.Literal) else behind[x] for x in operands]
-        return self.enter(params[_ENTERED[eqn.primitive.name]], operands, eqn.source_info.name_stack)
-
-    def _add(self, function: Callable[..., Sequence[Any]], operands: Sequence[Any]) -> list[Any]:
-        """Add what a function does to these operands, and return its results."""
-        return self.enter(_jaxcore.make_jaxpr(function, [_jaxcore.struct_of(x.aval) for x in operands]), operands)
-
     def distinct(self, outputs: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
         """Copy every output that is an input, a constant or another output: the results of `jit` share no memory."""
         found: dict[Any, None] = {}
         for x in outputs:
             if isinstance(x, _jaxcore.Literal) or x in found or x in inputs or x in self.constants:
-                (x,) = self._add(lambda x: [jax.lax.copy_p.bind(x)], [x])
+                copied = _jaxcore.make_jaxpr(lambda x: [jax.lax.copy_p.bind(x)], [_jaxcore.struct_of(x.aval)])
+                (x,) = self.enter(copied, [x])
             found[x] = None
         return list(found)
 

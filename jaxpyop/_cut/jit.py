@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import threading
 import types
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias
 
 import jax
@@ -22,7 +21,6 @@ from jaxpyop._op import copy_to_jax
 
 Loops: TypeAlias = Literal["compiled", "python"]
 
-_flatten = jax.tree_util.tree_flatten
 _MAX_SIGNATURES = 1024
 
 _lock = threading.Lock()
@@ -32,17 +30,18 @@ class _Outcome:
     """The outcome of planning one program: a plan, or the reason why the program stays whole."""
 
     def __init__(self, closed: Any, donated: Sequence[bool], options: Options) -> None:
-        plan, self.reason = None, "it calls no Python, or only inside a loop or a cond"
+        self.plan, self.reason = None, "it calls no Python, or only inside a loop or a cond"
         try:
-            found = plan_of(closed, donated, options)
-            plan = found if found.calls or found.loops else None
+            plan = plan_of(closed, donated, options)
+            self.plan = plan if plan.calls or plan.loops else None
         except StaysWhole as reason:
             self.reason = str(reason)
-        self.plan = plan
-        self.is_faster_whole = plan is not None and not plan.loops and _is_faster_whole(plan.calls)
-        self.is_whole_everywhere = (
-            _jaxcore.is_one_cpu() and self.is_faster_whole if plan else _jaxcore.all_have_callbacks()
-        )
+        self.is_faster_whole = self.plan is not None and not self.plan.loops and _is_faster_whole(self.plan.calls)
+
+
+# The outcomes of each jaxpr. If a function is traced again, JAX returns the same jaxpr as long as it keeps it, so a
+# function that is wrapped again is not planned again.
+_outcomes: weakref.WeakKeyDictionary[Any, dict[Any, _Outcome]] = weakref.WeakKeyDictionary()
 
 
 class CutFunction:
@@ -57,13 +56,10 @@ class CutFunction:
     def __init__(self, fun: Callable[..., Any], loops: Loops, options: dict[str, Any]) -> None:
         # This copies the attributes of the function, so it has to come before this object's own attributes are set.
         functools.update_wrapper(self, fun)
-        # This is called under another transformation: the function becomes part of the outer program, and is not cut.
+        # The whole program. Under another transformation the function is a part of the outer program, and is not cut.
         self._jit: Any = jax.jit(fun, **options)
-        self._guard = guard_of(fun, loops)
-        self._whole: Any = jax.jit(self._guard, **options)
         self._made_of = fun, loops, options
-        nums, names = options.get("static_argnums"), options.get("static_argnames")
-        self._static_nums, self._static_names = _jaxcore.static_arguments(fun, nums, names)
+        self._static_nums, self._static_names = _jaxcore.static_arguments(self._jit)
         compiler_options = tuple(sorted((options.get("compiler_options") or {}).items()))
         self._options = Options(getattr(fun, "__name__", "function"), loops, compiler_options)
         self._reason = _reason_in(options)
@@ -79,12 +75,6 @@ class CutFunction:
             raise strip_library_frames(original_of(error), "jaxpyop.jit")  # noqa: B904  # It is the same error.
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        # This comes first, so that nothing slows down JAX's fast path. It is also right under a transformation.
-        if self._guard.all_whole:
-            try:
-                return self._whole(*args, **kwargs)
-            except NotPlannedError:
-                pass
         if self._reason or not _jaxcore.at_top_level() or _jaxcore.jax_config.jax_disable_jit:
             return self._jit(*args, **kwargs)
         leaves, key = self._signature(args, kwargs)
@@ -98,17 +88,8 @@ class CutFunction:
         outcome, tree = found or self._plan(args, kwargs, key)
         plan = outcome.plan
         if plan is None or (outcome.is_faster_whole and _runs_on_one_cpu(leaves)) or not _are_together(leaves):
-            return self._run_whole(args, kwargs, leaves, key)
+            return self._jit(*args, **kwargs)
         return tree.unflatten(plan.run([x if isinstance(x, jax.Array) else _array(x) for x in leaves]))
-
-    def _run_whole(self, args: Any, kwargs: Any, leaves: Sequence[Any], key: Any) -> Any:
-        for _ in range(2):
-            try:
-                return self._whole(*args, **kwargs)
-            except NotPlannedError:
-                # JAX has dropped the traced program from its cache.
-                self._plan(args, kwargs, key)
-        return self._jit(*args, **kwargs)
 
     def _signature(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any] | None, Any]:
         """Return the arguments that are not static, as flat leaves, and a key of everything that a plan depends on.
@@ -118,7 +99,7 @@ class CutFunction:
         static: Any = None
         if self._static_nums or self._static_names:
             args, kwargs, static = self._without_static(args, kwargs)
-        leaves, tree = _flatten((args, kwargs))
+        leaves, tree = jax.tree.flatten((args, kwargs))
         try:
             types: list[Any] = [x.aval for x in leaves]
         except AttributeError:
@@ -130,7 +111,7 @@ class CutFunction:
     def _without_static(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Any]:
         count = len(args)
         static = {k % count for k in self._static_nums if -count <= k < count}
-        names = sorted(self._static_names & kwargs.keys())
+        names = sorted(kwargs.keys() & self._static_names)
         # The type is part of the key, because 1 and True are equal.
         key = [(k, type(args[k]), args[k]) for k in sorted(static)]
         key += [(name, type(kwargs[name]), kwargs[name]) for name in names]
@@ -144,21 +125,16 @@ class CutFunction:
 
     def _plan(self, args: Any, kwargs: Any, key: Any) -> tuple[_Outcome, Any]:
         options = Options(self._options.name, key[-1], self._options.compiler_options)
-        with self._guard.planning():
-            traced = self._whole.trace(*args, **kwargs)
-            donated = tuple(info.donated for info in jax.tree.leaves(traced.args_info))
-            with _lock:
-                plans = self._guard.outcomes.setdefault(traced.jaxpr, {})
-                if (donated, options) not in plans:
-                    plans[donated, options] = _Outcome(traced.jaxpr, donated, options)
-                found = plans[donated, options], traced.out_tree
-            if not found[0].is_whole_everywhere:
-                self._guard.any_cut = True
+        traced = self._jit.trace(*args, **kwargs)
+        donated = tuple(info.donated for info in jax.tree.leaves(traced.args_info))
         with _lock:
+            plans = _outcomes.setdefault(traced.jaxpr, {})
+            if (donated, options) not in plans:
+                plans[donated, options] = _Outcome(traced.jaxpr, donated, options)
             if len(self._by_signature) >= _MAX_SIGNATURES:
                 del self._by_signature[next(iter(self._by_signature))]
-            self._by_signature[key] = found
-        return found
+            self._by_signature[key] = plans[donated, options], traced.out_tree
+            return self._by_signature[key]
 
     def explain(self, *args: Any, **kwargs: Any) -> str:
         """Return, as text, the steps of the program for these arguments, one per line, or why it stays whole."""
@@ -187,13 +163,11 @@ class CutFunction:
     def clear_cache(self) -> None:
         """Forget all programs and plans."""
         self._jit.clear_cache()
-        self._whole.clear_cache()
         self._by_signature.clear()
 
     def cache_clear(self) -> None:
         """Forget the plans, so that the function is traced again. `jax.clear_caches()` calls this."""
         self._by_signature.clear()
-        self._guard.outcomes.clear()
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
@@ -255,116 +229,14 @@ def _is_faster_whole(calls: Sequence[Any]) -> bool:
 
 def _are_together(arrays: Sequence[Any]) -> bool:
     """Tell whether all committed arrays are on the same devices. If they are not, JAX itself raises an error."""
-    if _jaxcore.is_one_cpu():
-        return True
     return len({frozenset(x.sharding.device_set) for x in arrays if _jaxcore.is_committed(x)}) < 2
 
 
-# If arrays are spread over several CPU devices, a callback has to gather its inputs. For up to this many bytes, this is
-# faster than to gather them between segments.
-_SMALL = 1 << 16
-
-
 def _runs_on_one_cpu(arrays: Sequence[Any]) -> bool:
-    """Tell whether arrays are on CPU devices with callbacks, and are small if they are spread over several devices."""
+    """Tell whether arrays are on one CPU device with callbacks. A callback over several devices gathers its inputs."""
     if _jaxcore.is_one_cpu():
         return True
-    nbytes = 0
-    for x in arrays:
-        nbytes += getattr(x, "nbytes", 0)
-        if isinstance(x, jax.Array) and len(x.sharding.device_set) > 1 and nbytes > _SMALL:
-            return False
+    if any(isinstance(x, jax.Array) and len(x.sharding.device_set) > 1 for x in arrays):
+        return False
     client = _jaxcore.client_of(arrays)
     return client.platform == "cpu" and _jaxcore.has_callbacks(client)
-
-
-# ---------------------------------------- the function that JAX compiles
-#
-# A plan is what a cut program runs by. A program that is not cut "stays whole". JAX finds a compiled program in a third
-# of the time that Python needs to look for a plan. So if all programs of a function stay whole, its calls go straight
-# to JAX. A call with new types makes JAX trace the function again. The guard, which JAX compiles in place of the
-# function, raises an error then, so that the new program is planned first.
-
-
-class NotPlannedError(Exception):
-    """Raised when JAX begins to trace a program that is not planned yet."""
-
-
-class _Planning(threading.local):
-    """Whether this thread is planning a program, so that JAX may trace its function."""
-
-    under_way = False
-
-
-_planning = _Planning()
-
-# JAX's caches recognize a function by its identity, so a function that is wrapped again gets the same guard. There is a
-# guard for each value of `loops`, because `loops` decides which programs are cut.
-_guards: weakref.WeakKeyDictionary[Any, dict[str, Guard]] = weakref.WeakKeyDictionary()
-
-
-def guard_of(fun: Callable[..., Any], loops: str) -> Guard:
-    """Return the guard of a function. It lives as long as the function."""
-    with _lock:
-        try:
-            found = _guards.setdefault(fun, {}).setdefault(loops, Guard(fun))
-        except TypeError:
-            # The function has no hash, and JAX has an error of its own about it.
-            return Guard(fun)
-    # The key of the found guard may be another object that equals `fun`, and that may be garbage-collected earlier.
-    return found if found.__wrapped__ is fun else Guard(fun)
-
-
-class Guard:
-    """Takes the place of a function, without keeping it alive. JAX reads the attributes of the function through it.
-
-    Attributes:
-        any_cut: whether a program traced so far is cut, on some device of this process.
-        all_whole: whether all programs traced so far stay whole, on every device of this process.
-        outcomes: the plans of each jaxpr. If a program is traced again, JAX returns the same jaxpr as long as it keeps
-            it, so the plans are kept as long as the jaxpr.
-    """
-
-    def __init__(self, fun: Callable[..., Any]) -> None:
-        self._fun = weakref.ref(fun)
-        self._under_way = 0
-        self.any_cut = False
-        self.all_whole = False
-        self.outcomes: weakref.WeakKeyDictionary[Any, dict[Any, _Outcome]] = weakref.WeakKeyDictionary()
-
-    @property
-    def __wrapped__(self) -> Any:
-        return self._fun()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._fun(), name)
-
-    def __repr__(self) -> str:
-        return repr(self.__wrapped__)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the function if its program is being planned, or if JAX runs it without tracing it."""
-        if not (_planning.under_way or _jaxcore.at_top_level()):
-            raise NotPlannedError
-        before, _planning.under_way = _planning.under_way, False
-        try:
-            return self.__wrapped__(*args, **kwargs)
-        finally:
-            _planning.under_way = before
-
-    @contextlib.contextmanager
-    def planning(self) -> Iterator[None]:
-        """Allow JAX to trace the function in a `with` block, which sets `any_cut` if the program is cut."""
-        with _lock:
-            self._under_way += 1
-            # JAX caches this trace at once. Another thread whose call goes straight to JAX would use it, so no call may
-            # do that until it is known whether the program is cut.
-            self.all_whole = False
-        before, _planning.under_way = _planning.under_way, True
-        try:
-            yield
-        finally:
-            _planning.under_way = before
-            with _lock:
-                self._under_way -= 1
-                self.all_whole = not self.any_cut and not self._under_way

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxpyop import _jaxcore
-from jaxpyop._cut.host_steps import LOOPS, HostStep, LoopStep
+from jaxpyop._cut.host_steps import HostStep, LoopStep, is_run_by_turns
 from jaxpyop._cut.inline import Program, call_of, holds_call, inlined, variables_of
 from jaxpyop._cut.partition import Step, partitioned
 
@@ -31,19 +32,19 @@ class Options:
 
 
 class _Instruction(NamedTuple):
-    """One step of a plan. The values of a run are in a list of slots.
+    """One step of a plan.
 
     Attributes:
         run: the compiled segment, or the Python call.
-        reads: the indices of the slots of its inputs.
-        makes: the slots of its results, which follow each other.
-        dead: the indices of the slots whose values no later step reads.
+        reads: the variables of its inputs.
+        makes: the variables of its results.
+        dead: the variables whose values no later step reads.
     """
 
     run: Callable[..., Sequence[Any]]
-    reads: Sequence[int]
-    makes: slice
-    dead: Sequence[int]
+    reads: Sequence[Any]
+    makes: Sequence[Any]
+    dead: Sequence[Any]
 
 
 class Plan:
@@ -65,11 +66,10 @@ class Plan:
         hosts: dict[Any, Callable[..., Sequence[Any]]],
         options: Options,
     ) -> None:
-        self._slots: dict[Any, int] = {}
-        self._initial: list[Any] = []
-        self._constants = program.constants
-        for value in program.inputs:
-            self._slot(value)
+        self._inputs, self._outputs = program.inputs, program.outputs
+        # A segment has its constants inside, and a Python call reads them as it reads everything else.
+        read_by_hosts = {x for eqn in hosts for x in eqn.invars}
+        self._known = {x: jnp.asarray(value) for x, value in program.constants.items() if x in read_by_hosts}
         self._instructions: list[_Instruction] = []
         self.text: list[str] = []
         lifetimes = Lifetimes(program, steps, donated)
@@ -84,36 +84,19 @@ class Plan:
             else:
                 run, reads, makes = hosts[step], step.invars, step.outvars
                 self.text.append(f"Python: {run}")
-            from_slots = list(map(self._slot, reads))
-            made_slots = slice(len(self._initial), len(self._initial) + len(makes))
-            for value in makes:
-                self._slot(value)
-            values = {*variables_of(reads), *makes} - self._constants.keys()
-            dead = [self._slots[x] for x in values if lifetimes.ends.get(x, -1) <= number]
-            self._instructions.append(_Instruction(run, from_slots, made_slots, dead))
-        self._outputs = list(map(self._slot, program.outputs))
+            dead = [x for x in {*reads, *makes} - self._known.keys() if lifetimes.ends.get(x, -1) <= number]
+            self._instructions.append(_Instruction(run, reads, makes, dead))
         self.calls = [call_of(eqn) for eqn in hosts if call_of(eqn) is not None]
         self.loops = [eqn for eqn in hosts if call_of(eqn) is None]
 
-    def _slot(self, x: Any) -> int:
-        if isinstance(x, _jaxcore.Literal):
-            # A Python call gets all of its inputs from slots.
-            self._initial.append(jnp.asarray(x.val, x.aval.dtype))
-            return len(self._initial) - 1
-        if x not in self._slots:
-            self._slots[x] = len(self._initial)
-            self._initial.append(jnp.asarray(self._constants[x]) if x in self._constants else None)
-        return self._slots[x]
-
     def run(self, inputs: Sequence[Any]) -> list[Any]:
         """Run the program on jax.Arrays, and return its results."""
-        slots = self._initial.copy()
-        slots[: len(inputs)] = inputs
+        values = self._known | dict(zip(self._inputs, inputs))
         for run, reads, makes, dead in self._instructions:
-            slots[makes] = run(*map(slots.__getitem__, reads))
-            for k in dead:
-                slots[k] = None
-        outputs = list(map(slots.__getitem__, self._outputs))
+            values.update(zip(makes, run(*map(values.__getitem__, reads))))
+            for x in dead:
+                del values[x]
+        outputs = list(map(values.__getitem__, self._outputs))
         return outputs if _jaxcore.is_one_cpu() else _placed(outputs, inputs)
 
     def __str__(self) -> str:
@@ -143,7 +126,7 @@ class Lifetimes:
         self._kept = {v for v, gives in zip(program.inputs, donated, strict=True) if not gives}
         for step in steps:
             if not isinstance(step, list):
-                self._kept.update(variables_of((*step.invars, *step.outvars)))
+                self._kept.update((*step.invars, *step.outvars))
 
     def makes(self, number: int) -> list[Any]:
         """Return the results of a step that a later step, or the caller, reads."""
@@ -168,7 +151,7 @@ def _read_by(step: Step, constants: dict[Any, Any]) -> list[Any]:
     For a segment, each one is listed once. Constants are left out, because they are part of the compiled segment.
     """
     if not isinstance(step, list):
-        return variables_of(step.invars)
+        return list(step.invars)
     made = {value for eqn in step for value in eqn.outvars}
     reads = dict.fromkeys(x for eqn in step for x in variables_of(eqn.invars))
     return [x for x in reads if x not in made and x not in constants]
@@ -215,6 +198,8 @@ def plan_of(closed: Any, donated: Sequence[bool], options: Options) -> Plan:
 def divided(closed: Any, *, cut_loops: bool) -> tuple[Program, list[Step]]:
     """Flatten a traced program, and divide it. Return the flat program and its steps.
 
+    An equation that Python runs reads constants in place of literals.
+
     Args:
         closed: the jaxpr of the program.
         cut_loops: whether Python runs a loop that holds a Python call, between segments.
@@ -225,60 +210,62 @@ def divided(closed: Any, *, cut_loops: bool) -> tuple[Program, list[Step]]:
     program = inlined(closed)
 
     def is_host(eqn: Any) -> bool:
-        return call_of(eqn) is not None or (cut_loops and eqn.primitive.name in LOOPS and holds_call(eqn))
+        return call_of(eqn) is not None or (cut_loops and is_run_by_turns(eqn) and holds_call(eqn))
 
+    eqns = [_without_literals(eqn, program.constants) if is_host(eqn) else eqn for eqn in program.eqns]
+    program = dataclasses.replace(program, eqns=eqns)
     return program, partitioned(program, is_host)
+
+
+def _without_literals(eqn: Any, constants: dict[Any, Any]) -> Any:
+    """Return an equation that reads variables alone. The values of its literals are added to the constants."""
+    operands: list[Any] = []
+    for x in eqn.invars:
+        if isinstance(x, _jaxcore.Literal):
+            literal, x = x, _jaxcore.Variable(x.aval)
+            constants[x] = np.asarray(literal.val, literal.aval.dtype)
+        operands.append(x)
+    return eqn.replace(invars=operands)
 
 
 def _hosts(
     program: Program, steps: Sequence[Step], plan: Callable[[Any, Sequence[bool]], Plan]
 ) -> dict[Any, Callable[..., Sequence[Any]]]:
-    readers = _readers(program)
-    handed = _handed_over(program, readers)
+    handed = _handed_over(program)
+    # The caller, loops and functions of JAX operations read arrays of JAX.
     calls = {step: call_of(step) for step in steps if not isinstance(step, list)}
-
-    def takes_numpy(reader: Any) -> bool:
-        return reader is not None and (reader not in calls or (calls[reader] is not None and not calls[reader].on_jax))
-
+    read_by_jax = {x for step, call in calls.items() if call is None or call.on_jax for x in step.invars}
+    read_by_jax.update(program.outputs)
     found: dict[Any, Callable[..., Sequence[Any]]] = {}
     segments_have_effects = False
     for step in steps:
         if isinstance(step, list):
             segments_have_effects = segments_have_effects or any(eqn.effects for eqn in step)
             continue
-        if calls[step] is None:
+        if (call := calls[step]) is None:
             found[step] = LoopStep(step, plan)
             continue
-        if calls[step].refusal is not None:
-            raise calls[step].refusal()
-        numpy = all(takes_numpy(reader) for value in step.outvars for reader in readers.get(value, ()))
+        if call.refusal is not None:
+            raise call.refusal()
         # A call with an effect waits for the effects of the segments before it.
         waits = bool(step.effects) and segments_have_effects
-        found[step] = HostStep(step, hands_over=not handed.isdisjoint(step.outvars), waits=waits, takes_numpy=numpy)
+        hands_over, takes_numpy = not handed.isdisjoint(step.outvars), read_by_jax.isdisjoint(step.outvars)
+        found[step] = HostStep(step, hands_over=hands_over, waits=waits, takes_numpy=takes_numpy)
     return found
 
 
-def _readers(program: Program) -> dict[Any, list[Any]]:
-    """Return the equations that read each variable. None stands for the caller, who gets the outputs."""
-    readers: dict[Any, list[Any]] = {value: [None] for value in program.outputs}
-    for eqn in program.eqns:
-        for x in variables_of(eqn.invars):
-            readers.setdefault(x, []).append(eqn)
-    return readers
-
-
-def _handed_over(program: Program, readers: dict[Any, list[Any]]) -> set[Any]:
+def _handed_over(program: Program) -> set[Any]:
     """Return the receipts whose readers can all take the record itself in place of the receipt."""
-    receipts = [eqn.outvars[-1] for eqn in program.eqns if _is_alone(eqn) and call_of(eqn).can_hand_over]
-    return {receipt for receipt in receipts if all(_takes(reader, receipt) for reader in readers.get(receipt, []))}
+    receipts = {eqn.outvars[-1] for eqn in program.eqns if _is_alone(eqn) and call_of(eqn).can_hand_over}
+    # The caller cannot take a record.
+    read_as_arrays = set(program.outputs)
+    for eqn in program.eqns:
+        # A call that takes a record takes it as its first input.
+        first = 1 if _is_alone(eqn) and call_of(eqn).takes_records else 0
+        read_as_arrays.update(variables_of(eqn.invars[first:]))
+    return receipts - read_as_arrays
 
 
 def _is_alone(eqn: Any) -> bool:
     """Tell whether an equation is a Python call without batch axes."""
     return call_of(eqn) is not None and not eqn.params["batch"].sizes
-
-
-def _takes(reader: Any, receipt: Any) -> bool:
-    if reader is None or not _is_alone(reader):
-        return False
-    return call_of(reader).takes_records and reader.invars[0] is receipt

@@ -6,7 +6,6 @@ From JAX 0.12 a closed jaxpr and a jaxpr are one class; until 0.11 they are two.
 from __future__ import annotations
 
 import functools
-import itertools
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
@@ -15,7 +14,7 @@ import jax
 import jax.experimental
 import numpy as np
 
-from jaxpyop._jaxcore.public import JAX_VERSION, PORTABLE, Primitive, private
+from jaxpyop._jaxcore.public import JAX_VERSION, Primitive, private
 
 
 def _sample() -> Any:
@@ -45,7 +44,7 @@ jit_p = _jit.primitive
 CUSTOM_CALLS = (_custom_jvp_call.primitive, _custom_vjp_call.primitive)
 _closed = _jit.params["jaxpr"]
 JAXPR_TYPES: Any = tuple({type(_closed), type(getattr(_closed, "jaxpr", _closed))})
-Literal: Any = type(_closed.eqns[0].invars[1])
+Variable, Literal = map(type, _closed.eqns[0].invars)
 
 
 def jaxpr_of(closed: Any) -> Any:
@@ -137,11 +136,8 @@ def with_weak_type(x: Any, aval: Any) -> Any:
 
 def make_jaxpr(function: Callable[..., Sequence[Any]], args: Sequence[Any]) -> Any:
     """Traces a function that takes and returns flat lists of values, and returns its closed jaxpr."""
-    if PORTABLE:
-        return jax.make_jaxpr(lambda *xs: list(function(*xs)))(*args)
-    jaxpr, consts = private.trace(function, args)
-    # From JAX 0.12 a jaxpr holds its constants itself.
-    return jaxpr.with_consts(consts) if hasattr(jaxpr, "with_consts") else type(_closed)(jaxpr, consts)
+    # JAX may have traced the same function under a state that it does not know, so it gets a new one.
+    return jax.make_jaxpr(lambda *xs: list(function(*xs)))(*args)
 
 
 def without_dead_code(jaxpr: Any, used: Sequence[bool] | None = None) -> tuple[Any, list[bool]]:
@@ -157,21 +153,19 @@ def without_dead_code(jaxpr: Any, used: Sequence[bool] | None = None) -> tuple[A
 # ------------------------------------------------------------------- evaluation
 
 
-def run_equation(eqn: Any, values: Sequence[Any]) -> list[Any]:
-    """Evaluates an equation under the current trace, with its source line, named scope and settings."""
-    stack = private.current_name_stack() + eqn.source_info.name_stack
-    with private.user_context(eqn.source_info.traceback, name_stack=stack), eqn.ctx.manager:
-        outs = eqn.primitive.bind(*values, **eqn.primitive.get_bind_params(eqn.params))
-    return list(outs) if eqn.primitive.multiple_results else [outs]
+def run_equations(eqns: Iterable[Any], env: dict[Any, Any]) -> None:
+    """Evaluates equations in order under the current trace, with their source lines, named scopes and settings.
 
-
-def run_equations(
-    eqns: Iterable[Any], env: dict[Any, Any], run: Callable[[Any, Sequence[Any]], Sequence[Any]] = run_equation
-) -> None:
-    """Evaluates equations in order under the current trace. `env`, the values by variable, gets their results."""
+    Args:
+        eqns: the equations.
+        env: the values by variable, which gets the results.
+    """
     for eqn in eqns:
         operands = [x.val if isinstance(x, Literal) else env[x] for x in eqn.invars]
-        env.update(zip(eqn.outvars, run(eqn, operands), strict=True))
+        stack = private.current_name_stack() + eqn.source_info.name_stack
+        with private.user_context(eqn.source_info.traceback, name_stack=stack), eqn.ctx.manager:
+            outs = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
+        env.update(zip(eqn.outvars, outs if eqn.primitive.multiple_results else [outs], strict=True))
 
 
 def run_jaxpr(closed: Any, *args: Any) -> list[Any]:
@@ -186,34 +180,32 @@ class UnkeyableError(Exception):
     """A parameter has no hash, a jaxpr holds constants, or the user's own primitive has rules that may change."""
 
 
-# The keys of jaxprs: with `omits_constants`, and without.
-_keys: tuple[weakref.WeakKeyDictionary[Any, HashedKey], ...] = weakref.WeakKeyDictionary(), weakref.WeakKeyDictionary()
+# The keys of jaxprs.
+_keys: weakref.WeakKeyDictionary[Any, HashedKey] = weakref.WeakKeyDictionary()
 
 
-def structural_key(value: Any, omits_constants: bool = False) -> Hashable:
+def structural_key(value: Any) -> Hashable:
     """Makes a key that is equal for equal parameters of primitives, and for jaxprs that compute the same.
 
     The jaxpr in a `jit` or a `scan` of a fresh lambda is a new object each time, with new variables.
 
     Args:
         value: a parameter, or a tuple, list or dict of them.
-        omits_constants: whether to leave out the constants of jitted functions. Otherwise constants are refused, since
-            a cache would keep them alive, and they may be NumPy arrays that change.
 
     Raises:
-        UnkeyableError: `value` holds something without a hash, constants, or a primitive of the user's own, which JAX
-            expands by rules that may read variables that change.
+        UnkeyableError: `value` holds something without a hash; constants, which a cache would keep alive, and which may
+            be NumPy arrays that change; or a primitive of the user's own, which JAX expands by rules that may read
+            variables that change.
     """
     if isinstance(value, JAXPR_TYPES):
-        keys = _keys[omits_constants]
-        if (key := keys.get(value)) is None:
-            key = keys[value] = HashedKey(_jaxpr_key(value, omits_constants))
+        if (key := _keys.get(value)) is None:
+            key = _keys[value] = HashedKey(_jaxpr_key(value))
         return key
     # Named tuples too.
     if isinstance(value, (tuple, list)):
-        return (type(value), *(structural_key(v, omits_constants) for v in value))
+        return (type(value), *(structural_key(v) for v in value))
     if type(value) is dict:
-        return (dict, *((k, structural_key(v, omits_constants)) for k, v in value.items()))
+        return (dict, *((k, structural_key(v)) for k, v in value.items()))
     if hasattr(value, "expand") and not type(value).__module__.startswith("jax."):
         raise UnkeyableError(type(value).__name__)
     try:
@@ -237,9 +229,9 @@ class HashedKey:
         return self is other or (isinstance(other, HashedKey) and self._hash == other._hash and self._key == other._key)
 
 
-def _jaxpr_key(closed: Any, omits_constants: bool) -> tuple[Any, ...]:
+def _jaxpr_key(closed: Any) -> tuple[Any, ...]:
     jaxpr = jaxpr_of(closed)
-    if consts_of(closed) and not omits_constants:
+    if consts_of(closed):
         raise UnkeyableError("constants")
     numbers: dict[Any, int] = {}
 
@@ -254,19 +246,13 @@ def _jaxpr_key(closed: Any, omits_constants: bool) -> tuple[Any, ...]:
         (
             eqn.primitive,
             tuple(map(name, eqn.invars)),
-            structural_key(dict(eqn.params), omits_constants and eqn.primitive is jit_p),
+            structural_key(dict(eqn.params)),
             tuple((name(v), v.aval) for v in eqn.outvars),
             eqn.ctx,
         )
         for eqn in jaxpr.eqns
     )
     return binders, eqns, tuple(map(name, jaxpr.outvars))
-
-
-def constants_of(closed: Any) -> list[Any]:
-    """Returns the constants of a jitted function and of the jitted functions in it, outermost first."""
-    inner = [eqn.params["jaxpr"] for eqn in jaxpr_of(closed).eqns if eqn.primitive is jit_p]
-    return [*consts_of(closed), *itertools.chain.from_iterable(map(constants_of, inner))]
 
 
 # -------------------------------------------------------------------- primitives

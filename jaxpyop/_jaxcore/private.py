@@ -16,10 +16,6 @@ import jax
 import numpy as np
 from jax import core as public_core
 
-# What tells which arguments jax.jit takes as static: `resolve_argnums` infers their names from their positions, or
-# their positions from their names.
-from jax._src.api_util import fun_signature, resolve_argnums
-
 # The key of every setting that a trace depends on.
 from jax._src.config import trace_context
 
@@ -53,19 +49,10 @@ from jax._src.interpreters.mlir import LoweringRuleContext, ModuleContext
 from jax._src.interpreters.mlir import _lowerings as lowerings
 
 # What makes the constants of a jaxpr its first inputs, and what removes what its results do not need. The rules of
-# jax.checkpoint. The trace of a function of flat lists, in a third of the time of jax.make_jaxpr, which flattens and
-# names everything; see also wrap_init.
-from jax._src.interpreters.partial_eval import (
-    convert_constvars_jaxpr,
-    dce_jaxpr,
-    partial_eval_jaxpr_custom_rules,
-    trace_to_jaxpr_dynamic,
-)
+# jax.checkpoint.
+from jax._src.interpreters.partial_eval import convert_constvars_jaxpr, dce_jaxpr, partial_eval_jaxpr_custom_rules
 from jax._src.lax.control_flow import loops
 from jax._src.lib import xla_client
-
-# What the trace of a function of flat lists takes in place of the function.
-from jax._src.linear_util import wrap_init
 
 # The source line and the named scope that new equations get. What leaves the files of a folder out of source lines, and
 # out of tracebacks.
@@ -90,8 +77,6 @@ batched_device_put: Any = xla_client.batched_device_put
 _Trace: Any = public_core.Trace
 _Tracer: Any = public_core.Tracer
 _SCALAR: Any = jax.typeof(np.float32(0))
-# From JAX 0.11.1 on, a linearize rule returns five results, before that four.
-LINEARIZE_RESULTS = 5 if jax.__version_info__[:3] >= (0, 11, 1) else 4
 
 # ------------------------------------------------------------------- the check
 
@@ -171,9 +156,10 @@ def linearize_rule(rule: Callable[..., Any]) -> Callable[..., Any]:
 
     def linearize(is_vjp: bool, perturbed: Sequence[bool], *operands: Any, **params: Any) -> Any:
         outs, has_tangent, push = rule(perturbed, operands, **params)
-        if LINEARIZE_RESULTS == 4:
-            return outs, has_tangent, [], lambda residuals, *tangents: push(tangents)
-        return outs, has_tangent, [], None, lambda residuals, other, *tangents: push(tangents)
+        # From JAX 0.11.1 on, a linearize rule returns one result more.
+        if jax.__version_info__[:3] >= (0, 11, 1):
+            return outs, has_tangent, [], None, lambda residuals, other, *tangents: push(tangents)
+        return outs, has_tangent, [], lambda residuals, *tangents: push(tangents)
 
     return linearize
 
@@ -198,20 +184,9 @@ def without_hoisting(
     return jaxpr, consts, [False] * count, []
 
 
-_UNNAMED: Any = jax.api_util.debug_info("jaxpyop", lambda: None, (), {})._replace(arg_names=None, result_paths=None)
-
-
-def trace(function: Callable[..., Sequence[Any]], args: Sequence[Any]) -> tuple[Any, Any]:
-    """Traces a function that takes and returns flat lists, and returns its jaxpr and its constants."""
-    avals = [jax.api_util.shaped_abstractify(x) for x in args]
-    jaxpr, _, consts = trace_to_jaxpr_dynamic(wrap_init(function, debug_info=_UNNAMED), avals)
-    return jaxpr, consts
-
-
 def _check_jaxprs() -> None:
     """Checks the functions of jaxprs, and that JAX evaluates its primitives by one function."""
-    jaxpr, consts = trace(lambda x, y: [-x, -y], [_SCALAR, _SCALAR])
-    _expect(len(jaxpr.eqns) == 2 and not consts, "the trace of a function")
+    jaxpr: Any = jax.make_jaxpr(lambda x, y: [-x, -y])(1.0, 1.0).jaxpr
     smaller, used = dce_jaxpr(jaxpr, [True, False])
     _expect(len(smaller.eqns) == 1 and list(used) == [True, False], "dead code")
     _expect(len(convert_constvars_jaxpr(jaxpr).invars) == 2, "constants of a jaxpr")
@@ -223,10 +198,12 @@ def _check_jaxprs() -> None:
 
 
 def _check_tables() -> None:
-    """Checks the tables of rules, and the context of a lowering."""
+    """Checks the tables of rules, what a jitted function tells of itself, and the context of a lowering."""
     _expect(all(p in fancy_primitive_batchers for p in (jax.lax.cond_p, jax.lax.while_p)), "rules of cond and while")
     combining = jax.lax.reduce_p, jax.lax.reduce_window_p, jax.lax.scatter_p, jax.lax.select_and_scatter_p
     _expect(all(callable(lowerings[p].rule) for p in combining), "the lowering rules of reductions and scatters")
+    static: Any = jax.jit(lambda x, k: x, static_argnums=1)
+    _expect(static._jit_info.static_argnames == ("k",), "the static arguments of a jitted function")
     fields = {field.name for field in dataclasses.fields(LoweringRuleContext)}
     _expect({"module_context", "avals_in", "avals_out", "tokens_in"} <= fields, "the context of a lowering")
     used = [ModuleContext.add_host_callback, LoweringRuleContext.set_tokens_out, partial_eval_kept_effects.add_type]

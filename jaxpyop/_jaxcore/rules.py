@@ -10,16 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpyop._jaxcore.jaxprs import (
-    IO_EFFECT,
-    ORDERED_IO,
-    equations_in,
-    jaxpr_of,
-    jaxprs_in,
-    jit_p,
-    opened,
-    without_dead_code,
-)
+from jaxpyop._jaxcore.jaxprs import IO_EFFECT, ORDERED_IO, equations_in, jaxpr_of, jaxprs_in, jit_p
 from jaxpyop._jaxcore.public import JAX_VERSION, PORTABLE, ShapedArray, Tracer, ad, private
 from jaxpyop._jaxcore.traces import Unusable
 
@@ -130,18 +121,15 @@ def _with_unusable_tangents(rule: Callable[..., Any]) -> Callable[..., Any]:
         unusable = {i: found for i, t in enumerate(tangents) if (found := _unusable_in(t)) is not None}
         if not unusable:
             return rule(primals, tangents, **params)
-        positions = list(unusable)
+        none = [ad.Zero(tangent_aval(x)) for x in primals]
 
         def tangents_of(given: Sequence[Any]) -> list[Any]:
-            found = rule(primals, replaced(tangents, positions, given), **params)[1]
+            found = rule(primals, replaced(none, list(unusable), given), **params)[1]
             return [t for t in found if type(t) is not ad.Zero]
 
-        structs = [jax.ShapeDtypeStruct(tangents[i].shape, tangents[i].dtype) for i in positions]
-        jaxpr, consts = opened(jax.make_jaxpr(tangents_of)(structs))
-        for tangent, is_used in zip(unusable.values(), without_dead_code(jaxpr)[1][len(consts) :]):
-            if is_used:
-                raise tangent.error()
-        return rule(primals, replaced(tangents, positions, list(map(zeros, structs))), **params)
+        if jax.eval_shape(tangents_of, [jax.ShapeDtypeStruct(tangents[i].shape, tangents[i].dtype) for i in unusable]):
+            raise next(iter(unusable.values())).error()
+        return rule(primals, [none[i] if i in unusable else t for i, t in enumerate(tangents)], **params)
 
     return jvp
 

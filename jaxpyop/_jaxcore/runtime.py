@@ -53,13 +53,12 @@ def forget_failed_programs() -> None:
             private.runtime_tokens.clear()
 
 
-def static_arguments(fun: Callable[..., Any], argnums: Any, argnames: Any) -> tuple[frozenset[int], frozenset[str]]:
-    """Returns which arguments `jax.jit` takes as static, by position and by name: one is inferred from the other."""
-    # A portable package cuts no program, so nothing asks which arguments are static.
-    if PORTABLE:
-        return frozenset(), frozenset()
-    _, _, nums, names = private.resolve_argnums(fun, private.fun_signature(fun), None, None, argnums, argnames)
-    return frozenset(nums), frozenset(names)
+def static_arguments(jitted: Any) -> tuple[Sequence[int], Sequence[str]]:
+    """Returns which arguments of a function under `jax.jit` are static, by position and by name.
+
+    JAX infers one from the other. A portable package cuts and traces no program, so that nothing asks.
+    """
+    return ((), ()) if PORTABLE else (jitted._jit_info.static_argnums, jitted._jit_info.static_argnames)
 
 
 # ----------------------------------------------------------- clients and devices
@@ -278,6 +277,5 @@ class AllDevices:
 
 
 def has_static_arguments(jitted: Any) -> bool:
-    """Tells whether a function under `jax.jit` has static arguments, or JAX does not say so."""
-    info = getattr(jitted, "_jit_info", None)
-    return info is None or bool(info.static_argnums or info.static_argnames)
+    """Tells whether a function under `jax.jit` has static arguments."""
+    return any(static_arguments(jitted))

@@ -34,7 +34,6 @@ from jaxpyop._saved.file_format import (
     dtype_named,
     from_data,
     implementation,
-    item,
     key_dtype,
     structs_from_data,
     to_data,
@@ -156,22 +155,20 @@ def calls_from_data(data: Sequence[dict[str, Any]], functions: _Functions) -> li
         if entry["step"] == "transposed_linear_part":
             argument = structs_from_data(argument)
         # The call was derived from an earlier call of the list.
-        made.append(derived(item(made, entry["of"]), entry["step"], argument))
+        made.append(derived(made[entry["of"]], entry["step"], argument))
     return made
 
 
 def _user_call(entry: dict[str, Any], functions: _Functions) -> Call:
     skeleton = from_data(entry["inputs"], lambda data: SLOT)
     keys = [key if key is None else implementation(key) for key in entry["keys"]]
-    inputs = inputs_of(skeleton, keys)
-    if sum(leaf is SLOT for leaf in inputs.leaves) != len(keys):
-        raise ValueError("an op has another number of arrays than its inputs")
-    return UserCall(_op_from_data(entry["op"], functions), inputs, conditional=bool(entry["conditional"]))
+    op = _op_from_data(entry["op"], functions)
+    return UserCall(op, inputs_of(skeleton, keys), conditional=bool(entry["conditional"]))
 
 
 def _op_from_data(data: dict[str, Any], functions: _Functions) -> Op:
     def function(number: Any) -> Any:
-        return number if number is None or number == NUMERICAL else item(functions, number)
+        return number if number is None or number == NUMERICAL else functions[number]
 
     # JAX's pytrees do not look into a namespace, so each one is a leaf of the results.
     results = from_data(data["results"], lambda leaf: types.SimpleNamespace(**leaf))
@@ -188,7 +185,7 @@ def _op_from_data(data: dict[str, Any], functions: _Functions) -> Op:
     if fills is not None:
         values = [from_data(fill, lambda leaf: None) for fill in fills]
         on_error = jax.tree.unflatten(jax.tree.structure(results), values)
-    func, mode = item(functions, data["func"]), "eager" if options["on_jax"] else None
+    func, mode = functions[data["func"]], "eager" if options["on_jax"] else None
     shapes = partial if asked is None else asked
     options |= rules | {"executor": None, "on_error": on_error}
     options["step"] = from_data(options.get("step"), lambda leaf: None)
@@ -198,7 +195,7 @@ def _op_from_data(data: dict[str, Any], functions: _Functions) -> Op:
 def _tout(leaf: Any) -> Any:
     if leaf.padded is not None:
         most, fill, axes, several = leaf.padded
-        axis = tuple(axes) if several else item(axes, 0)
+        axis = tuple(axes) if several else axes[0]
         return padded(leaf.dtype, most, fill_value=from_data(fill, lambda leaf: None), axis=axis)
     if leaf.key is not None:
         name, shape = leaf.key

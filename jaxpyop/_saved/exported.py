@@ -61,8 +61,9 @@ def export(
     :func:`jaxpyop.jit` does. :mod:`jax.export` serializes the segments, and the calls between them are stored as
     data. A Python function is stored by name, not by its code, and the process that loads the program must have it.
 
-    A function that a module defines has a name already. A lambda, a function inside a function, an object or a function
-    of ``__main__`` needs one: :func:`jaxpyop.register`, or `functions`. The package ``flatbuffers`` must be installed.
+    A function that a module defines has a name already. A lambda, a function inside a function or a class, an object or
+    a function of ``__main__`` needs one: :func:`jaxpyop.register`, or `functions`. The package ``flatbuffers`` must be
+    installed.
 
     Args:
         fun: a function of arrays, or what :func:`jax.jit` or :func:`jaxpyop.jit` returned for one.
@@ -252,7 +253,7 @@ def _loaded(plan: Mapping[str, Any], blobs: Sequence[bytes], functions: Sequence
         if tree != expected:
             raise TypeError(f"the program was exported for arguments of the structure {expected}, and got {tree}")
         arrays = [without_weak_type(jax.numpy.asarray(x)) for x in leaves]
-        for x, (name, like) in zip(arrays, named_inputs):
+        for x, (name, like) in zip(arrays, named_inputs, strict=True):
             check_type(x, like, f"{plan['name']}: the argument {name}")
         return jax.tree.unflatten(results, flat(*arrays))
 
@@ -260,8 +261,6 @@ def _loaded(plan: Mapping[str, Any], blobs: Sequence[bytes], functions: Sequence
         # Tracing the program once finds steps whose shapes and dtypes do not match.
         args, kwargs = jax.tree.unflatten(expected, structs)
         jax.eval_shape(program, *args, **kwargs)
-    if plan["loops"] not in ("compiled", "python"):
-        raise ValueError(f"loops is {plan['loops']!r}")
     program.__name__ = program.__qualname__ = str(plan["name"])
     return CutFunction(program, plan["loops"], {})
 

@@ -117,7 +117,7 @@ class Names:
 
 
 def _definition_of(func: Any) -> tuple[str, int]:
-    """Return ``"module:qualname"`` of a function, and how many decorators of this package or JAX are around it there.
+    """Return ``"module:function"``, and how many decorators of this package or JAX are around the function there.
 
     Raises:
         ValueError: the module does not have this function under this name.
@@ -127,8 +127,8 @@ def _definition_of(func: Any) -> tuple[str, int]:
     module, qualname = func.__module__, func.__qualname__
     if module == "__main__":
         raise ValueError("it is defined in __main__, which is another module in each process")
-    if "<" in qualname:
-        raise ValueError(f"it is {qualname}, which cannot be looked up in its module")
+    if not qualname.isidentifier():
+        raise ValueError(f"it is {qualname}, and only what a module defines at its top is looked up there")
     name = f"{module}:{qualname}"
     unwrapped = 0
     while (found := _defined_at(name, unwrapped)) is not func:
@@ -200,7 +200,7 @@ def _found(
 
 
 def _allows(name: str, allowed: str) -> bool:
-    """Whether a module, a package or a name ``"module:qualname"`` allows a function. What is private is to be named."""
+    """Whether a module, a package or a name ``"module:function"`` allows a function. What is private is to be named."""
     begins = name == allowed or name.startswith((f"{allowed}.", f"{allowed}:"))
     return begins and not _is_private(name[len(allowed) :])
 
@@ -217,31 +217,21 @@ def _is_ours_or_jaxs(wrapper: Any) -> bool:
     return str(module).partition(".")[0] in ("jax", "jaxlib", "jaxpyop")
 
 
-_MOST_DECORATORS = 100
-
-
-def _defined_at(name: str, unwrapped: Any) -> Any:
-    """Import the function that a name ``"module:qualname"`` stands for, and take off `unwrapped` of its decorators.
+def _defined_at(name: str, unwrapped: int) -> Any:
+    """Import the function that a name ``"module:function"`` stands for, and take off `unwrapped` of its decorators.
 
     Raises:
         ValueError: the module does not define a function of this name.
     """
-    module, _, qualname = name.partition(":")
-    parts, everything = qualname.split("."), [*module.split("."), *qualname.split(".")]
-    if not all(map(str.isidentifier, everything)) or any(part.startswith("__") for part in everything):
+    module, _, function = name.partition(":")
+    parts = [*module.split("."), function]
+    if not all(map(str.isidentifier, parts)) or any(part.startswith("__") for part in parts):
         raise ValueError("it is not of the form module:function")
     try:
-        # `vars` and not `getattr`: a `__getattr__` or a descriptor would run code. Only the import itself runs any.
-        found: Any = vars(importlib.import_module(module))[parts[0]]
-        for part in parts[1:]:
-            if not isinstance(found, type):
-                raise KeyError(part)
-            found = vars(found)[part]
+        # `vars` and not `getattr`: a `__getattr__` would run code. Only the import itself runs any.
+        found: Any = vars(importlib.import_module(module))[function]
     except (ImportError, KeyError, SystemExit) as error:
         raise ValueError(f"it is not there ({type(error).__name__}: {error})") from None
-    found = found.__func__ if isinstance(found, staticmethod) else found
-    if type(unwrapped) is not int or not 0 <= unwrapped < _MOST_DECORATORS:
-        raise ValueError("no function has so many decorators")
     for _ in range(unwrapped):
         if not _is_ours_or_jaxs(found):
             raise ValueError(f"{name} is inside a decorator")
@@ -258,6 +248,9 @@ def _python() -> str:
     # Checksums of code can be compared within one version of Python only, because each version has its own bytecode.
     return f"{sys.implementation.name} {sys.version_info.major}.{sys.version_info.minor}"
 
+
+# So many functions that hold each other are looked into.
+_MOST_FUNCTIONS = 100
 
 # The code of these packages, and of the wrappers that their decorators make, differs between their versions. It is left
 # out of a checksum, and only the user's function inside counts.
@@ -276,7 +269,7 @@ def code_checksum(func: Any) -> str | None:
 
 
 def _code_parts(func: Any, seen: set[int]) -> list[Any]:
-    if func is None or id(func) in seen or len(seen) >= _MOST_DECORATORS:
+    if func is None or id(func) in seen or len(seen) >= _MOST_FUNCTIONS:
         return []
     seen.add(id(func))
     if isinstance(func, functools.partial):
@@ -285,9 +278,8 @@ def _code_parts(func: Any, seen: set[int]) -> list[Any]:
         return _code_parts(func.__func__, seen)
     inside = getattr(func, "__wrapped__", None)
     if not isinstance(func, types.FunctionType):
-        call = type(func).__call__
-        call_parts = _code_parts(call, seen) if isinstance(call, types.FunctionType) else []
-        return [*call_parts, *_code_parts(inside, seen)]
+        # Where C code has the `__call__`, it is no function either, and has no parts.
+        return [*_code_parts(type(func).__call__, seen), *_code_parts(inside, seen)]
     if str(func.__globals__.get("__name__")).partition(".")[0] in _LIBRARIES:
         return _code_parts(inside, seen)
     plain = {name: repr(value) for name, value in defaults_of(func).items() if _is_plain(value)}

@@ -14,15 +14,14 @@ from typing import Any
 
 import jax
 import jax.export
-import jax.numpy as jnp
 import numpy as np
 
 from jaxpyop import _jaxcore
 from jaxpyop._cut import Lifetimes, Program, StaysWhole, call_of, divided, holds_call, needed, segment_of
 from jaxpyop._host import Batch
-from jaxpyop._op import Call, Struct, UserCall, bind, structs_of
+from jaxpyop._op import Call, bind
 from jaxpyop._saved.call_as_data import CallsToData
-from jaxpyop._saved.file_format import check_type, dtype_named, item, struct_to_data, structs_from_data
+from jaxpyop._saved.file_format import check_type, dtype_named, struct_to_data
 
 # A function that performs the steps of a program: it takes the inputs, and returns the outputs.
 Run = Callable[..., list[Any]]
@@ -61,9 +60,9 @@ class Saver:
         numbers: dict[Any, int] = {value: k for k, value in enumerate(program.inputs)}
         constants: list[list[Any]] = []
         for x in (x for step in steps if not isinstance(step, list) for x in step.invars):
-            # Several calls may read the same literal or constant, which is stored once.
-            if _key(x) not in numbers and (isinstance(x, _jaxcore.Literal) or x in program.constants):
-                numbers[_key(x)] = len(numbers)
+            # Several calls may read the same constant, which is stored once.
+            if x not in numbers and x in program.constants:
+                numbers[x] = len(numbers)
                 constants.append(self._constant(x, program))
         data: list[dict[str, Any]] = []
         if any(jax.export.is_symbolic_dim(size) for value in program.inputs for size in value.aval.shape):
@@ -78,7 +77,7 @@ class Saver:
                 found: dict[str, Any] = self._call(step) if call_of(step) else _loop_to_data(step, self.program)
                 parts = [(found, step.invars, step.outvars)]
             for found, reads, makes in parts:
-                found["reads"] = [numbers[_key(x)] for x in reads]
+                found["reads"] = [numbers[x] for x in reads]
                 found["makes"] = [struct_to_data(value.aval) for value in makes]
                 numbers.update(zip(makes, range(len(numbers), len(numbers) + len(makes))))
                 data.append(found)
@@ -92,8 +91,7 @@ class Saver:
     def _constant(self, x: Any, program: Program) -> list[Any]:
         if jax.dtypes.issubdtype(x.aval.dtype, jax.dtypes.extended):
             raise ValueError("jaxpyop.export: a loop that calls Python reads constant keys; pass them as an argument")
-        value = x.val if isinstance(x, _jaxcore.Literal) else program.constants[x]
-        self.blobs.append(np.asarray(value, x.aval.dtype).tobytes())
+        self.blobs.append(np.asarray(program.constants[x], x.aval.dtype).tobytes())
         return [len(self.blobs) - 1, *struct_to_data(x.aval)]
 
     def _segments(self, program: Program, eqns: list[Any], reads: list[Any], makes: list[Any]) -> list[Any]:
@@ -143,11 +141,6 @@ class Saver:
         return {"call": self.calls.number(call), "batch": described}
 
 
-def _key(x: Any) -> Any:
-    """Return the key of an operand in a dict. Literals go by identity, because equal literals can have other types."""
-    return id(x) if isinstance(x, _jaxcore.Literal) else x
-
-
 # -------------------------------------------------------------------- loading
 
 
@@ -169,54 +162,33 @@ class Loader:
         Raises:
             Exception: of any type, if the data is not what `Saver` makes.
         """
-        inputs, outputs = data["inputs"], data["outputs"]
-        constants = [self._constant(*entry) for entry in data["constants"]]
+        constants = [
+            np.frombuffer(self.blobs[blob], dtype_named(dtype)).reshape(shape)
+            for blob, shape, dtype in data["constants"]
+        ]
         steps = [(self._step(step), step["reads"], step["makes"]) for step in data["steps"]]
 
         def run(*args: Any) -> list[Any]:
-            for k, (x, like) in enumerate(zip(args, inputs, strict=True)):
-                check_type(x, like, f"input {k}")
             values = [*args, *constants]
             for perform, reads, makes in steps:
-                found = perform(*(item(values, k) for k in reads))
+                found = perform(*(values[k] for k in reads))
+                # Another version of jaxpyop could derive other calls from the same description.
                 for value, like in zip(found, makes, strict=True):
                     check_type(value, like, "a result of a step")
                 values += found
-            return [item(values, k) for k in outputs]
+            return [values[k] for k in data["outputs"]]
 
         return run
-
-    def _constant(self, blob: Any, shape: Sequence[int], dtype: str) -> Any:
-        return np.frombuffer(item(self.blobs, blob), dtype_named(dtype)).reshape(shape)
 
     def _step(self, step: dict[str, Any]) -> Callable[..., list[Any]]:
         if "segment" in step:
-            segment: Any = jax.export.deserialize(bytearray(item(self.blobs, step["segment"])))
+            segment: Any = jax.export.deserialize(bytearray(self.blobs[step["segment"]]))
             return _stopped(segment.call, step.get("stops", ()))
         if "call" not in step:
             return _loop_from_data(step, self.program)
-        call, stored = item(self.calls, step["call"]), step["batch"]
+        call, stored = self.calls[step["call"]], step["batch"]
         batch = Batch(tuple(stored["sizes"]), tuple(map(tuple, stored["masks"])), stored["block"])
-        if any(len(mask) != len(step["reads"]) for mask in batch.masks) or len(batch.masks) != len(batch.sizes):
-            raise ValueError("a batch has other inputs than its call")
-        if isinstance(call, UserCall):
-            expected = call.operands.leading_inputs + len(call.user_body.inputs.key_impls)
-            if len(step["reads"]) != expected:
-                raise ValueError(f"{call.title} takes {expected} arrays, and its step reads {len(step['reads'])}")
-            declared, made = [leaf.dtype.name for leaf in call.op.spec.leaves], [dtype for _, dtype in step["makes"]]
-            if declared != made:
-                raise ValueError(f"{call.title} declares {declared}, and its step makes {made}")
-        # If no size is symbolic, the shapes of the results are known, and the function is not evaluated abstractly.
-        whole = structs_from_data(step["makes"]) or []
-        results = [Struct(s.shape[len(batch.sizes) :], s.dtype) for s in whole]
-
-        def run(*args: Any) -> list[Any]:
-            if results:
-                extra = len(call.operands.extra_results)
-                call.note_shapes(structs_of(args, batch), results[: len(results) - extra])
-            return bind(call, *args, batch=batch)
-
-        return run
+        return functools.partial(bind, call, batch=batch)
 
 
 # --------------------------------------------------- where a derivative stops
@@ -302,24 +274,12 @@ def _scan(bodies: Sequence[Run], consts: int, carries: int, length: int, reverse
 
 
 def _while(bodies: Sequence[Run], test_count: int, body_count: int, *args: Any) -> list[Any]:
-    run_test, run_body = bodies
+    test, turn = bodies
     test_consts, body_consts = args[:test_count], args[test_count : test_count + body_count]
     init = list(args[test_count + body_count :])
-
-    def test(state: Sequence[Any]) -> Any:
-        return run_test(*test_consts, *state)[0]
-
-    def turn(state: Sequence[Any]) -> list[Any]:
-        new = run_body(*body_consts, *state)
-        if not is_by_element:
-            # `while_loop` has run the test already. It may have an effect, so it must not run again here.
-            return new
-        # Under `vmap` the test has a result for each element. A turn changes only the elements that go on.
-        goes_on = test(state)
-        return [jnp.where(jnp.expand_dims(goes_on, range(goes_on.ndim, a.ndim)), b, a) for a, b in zip(state, new)]
-
-    is_by_element = bool(jax.eval_shape(test, init).shape)
-    return jax.lax.while_loop(lambda state: jnp.any(test(state)), turn, init)
+    return jax.lax.while_loop(
+        lambda state: test(*test_consts, *state)[0], lambda state: turn(*body_consts, *state), init
+    )
 
 
 def _cond(bodies: Sequence[Run], index: Any, *operands: Any) -> Any:

@@ -12,13 +12,13 @@ import dataclasses
 import functools
 import itertools
 import types
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
 
 from jaxpyop import _jaxcore
-from jaxpyop._jaxcore import constants_of, jaxpr_of, jaxprs_in
+from jaxpyop._jaxcore import consts_of, jaxpr_of, jaxprs_in
 
 # The operations by the objects in a call's parameters, to find them fast. Only those that are shared, so that no
 # function of the user's is kept alive.
@@ -218,7 +218,7 @@ def find_custom_jvp_op(
 # ------------------------------------------------- arrays that a jitted function closes over
 
 
-def hoisted(primitive: Any, params: dict[str, Any]) -> tuple[Operation, list[Any]] | None:
+def hoisted(primitive: Any, params: dict[str, Any]) -> tuple[Operation, Sequence[Any]] | None:
     """Returns a shared operation that takes the arrays that a jitted function closes over first, and these arrays.
 
     Without this, a function that closes over a fresh array in each step would be linearized in each step. With it, all
@@ -226,50 +226,19 @@ def hoisted(primitive: Any, params: dict[str, Any]) -> tuple[Operation, list[Any
 
     The result is None for any other primitive, for a function that cannot be shared, and if there is no constant.
     """
-    if (
-        primitive is not _jaxcore.jit_p
-        or not _jaxcore.is_plain_jit(params)
-        or not (constants := constants_of(params["jaxpr"]))
-    ):
+    if primitive is not _jaxcore.jit_p or not _jaxcore.is_plain_jit(params) or not consts_of(params["jaxpr"]):
         return None
+    # The shared operation must not keep this call's constants alive, so it holds a jaxpr without them.
+    jaxpr, constants = _jaxcore.opened(params["jaxpr"])
     try:
-        key = ("hoisted", _jaxcore.structural_key(params, omits_constants=True))
+        key = ("hoisted", _jaxcore.structural_key({**params, "jaxpr": jaxpr}))
     except _jaxcore.UnkeyableError:
         return None
 
     def make() -> Operation:
-        run = jax.jit(_with_operands(params, constants))
+        evaluate: Any = functools.partial(_jaxcore.run_jaxpr, jaxpr)
+        evaluate.__name__ = params["name"]
+        run = jax.jit(evaluate)
         return Operation(run, run, multiple_results=True)
 
     return _shared(key, make), constants
-
-
-def _with_operands(params: dict[str, Any], constants: Sequence[Any]) -> Callable[..., list[Any]]:
-    """Returns the function of a `jit` that takes the constants as its first operands."""
-    closed, count = params["jaxpr"], len(constants)
-
-    def call(*operands: Any) -> list[Any]:
-        return _evaluate(closed, iter(operands[:count]), operands[count:])
-
-    like = [_jaxcore.struct_of(x) for x in (*map(jax.typeof, constants), *(v.aval for v in jaxpr_of(closed).invars))]
-    # The shared operation must not keep this call's constants alive, so it holds a jaxpr made without them.
-    with _jaxcore.eval_context():
-        pure = jax.make_jaxpr(call)(*like)
-    evaluate: Any = functools.partial(_jaxcore.run_jaxpr, pure)
-    evaluate.__name__ = params["name"]
-    return evaluate
-
-
-def _evaluate(closed: Any, constants: Iterator[Any], args: Sequence[Any]) -> list[Any]:
-    """Evaluates a jaxpr with other constants, which come in the order of `constants_of`."""
-
-    def bind(eqn: Any, values: Sequence[Any]) -> list[Any]:
-        if eqn.primitive is _jaxcore.jit_p and constants_of(eqn.params["jaxpr"]):
-            return _evaluate(eqn.params["jaxpr"], constants, values)
-        return _jaxcore.run_equation(eqn, values)
-
-    jaxpr = jaxpr_of(closed)
-    own = itertools.islice(constants, len(jaxpr.constvars))
-    env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*own, *args), strict=True))
-    _jaxcore.run_equations(jaxpr.eqns, env, bind)
-    return [x.val if isinstance(x, _jaxcore.Literal) else env[x] for x in jaxpr.outvars]

@@ -115,13 +115,10 @@ class Tape(_jaxcore.RecurringTrace):
     ) -> Any:
         return self._custom(primitive, (fun, fwd, bwd), tracers, params, None)
 
-    def process_shard_map(self, primitive: Any, fun: Any, tracers: Sequence[Any], /, **params: Any) -> Any:
-        if True in self._tracked(tracers):
-            raise NotImplementedError(
-                "shard_map of a differentiated value outside jax.jit: write jax.jit(jax.shard_map(...))"
-            )
-        with set_current_trace(self.parent):
-            return primitive.bind(*tracers, subfuns=(fun,), **params)
+    def process_shard_map(self, *args: Any, **params: Any) -> Any:
+        raise NotImplementedError(
+            f"{self.title}: shard_map in a differentiated function, outside jax.jit: write jax.jit(jax.shard_map(...))"
+        )
 
     # ------------------------------------------------------------ how it is done
 

@@ -53,14 +53,6 @@ def several_results(on):
 
 
 @program
-def batches_in_order(on):
-    for op in STATEFUL.values():
-        log = Log()
-        finish(jax.jit(jax.vmap(lambda x: op(log, [x], F)))(on.x))
-        assert log.seen == WHOLE
-
-
-@program
 def ordered_is_one_whole_call_or_refused(on):
     """JAX 0.10 to 0.12 refuse ordered effects on more than one device."""
     log = Log()
@@ -134,23 +126,3 @@ def gradients_inside_and_outside_of_set_mesh(on):
         with jax.set_mesh(on.mesh):
             near(form(op)(on.x), wanted)
         near(jax.grad(op)(1.5), jax.grad(plain)(1.5))  # what is not on the mesh
-
-
-def doubled(x):
-    while x < 100.0:
-        x = x * 2
-    return x
-
-
-@program
-def a_traced_loop_is_right_or_refused(on):
-    x, refused = on.x + 1, 0
-    wanted = np.asarray([doubled(float(v)) for v in FULL + 1])
-    loop = lambda x: py_function(doubled, [x], F, mode="traced", max_steps=60)
-    for form, value in ((jax.vmap, wanted), (lambda f: jax.jit(jax.vmap(jax.grad(f))), wanted / (FULL + 1))):
-        try:
-            same(form(loop)(x), value, rtol=1e-5)
-        except ValueError as error:  # JAX refuses it
-            assert "mesh" in str(error)
-            refused += 1
-    assert refused == 0 or on.kind == "Explicit", refused

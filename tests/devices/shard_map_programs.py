@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from tests.devices.common import FULL, OPS, SHARDS, F, Log, finish, program, programs_of_an_op, same
@@ -62,16 +61,6 @@ def shard_map_with_several_results(on):
         same(n, FULL.sum() * 3)
         same(a + b, 2 * FULL + FULL.reshape(4, 2)[:, ::-1].ravel())
         assert sorted(log.seen) == SHARDS
-
-
-@program
-def shard_map_over_two_axes(on):
-    mesh, both = on.make_mesh((2, 2), ("a", "b")), P("a", "b")
-    x = jax.device_put(FULL.reshape(4, 2), NamedSharding(mesh, both))
-    for op in OPS.values():
-        log = Log()
-        same(finish(on.shard_map(lambda x: op(log, [x], F), both, both, mesh)(x)), 2 * FULL.reshape(4, 2))
-        assert len(log.seen) == 4
 
 
 @program

@@ -11,7 +11,6 @@ import jax  # isort: skip
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -44,22 +43,6 @@ def shard_map_calls_each_processs_function_on_its_own_shards(on):
         out = on.shard_map(lambda x: op(log, [x], F))(on.x)
         on.same(out, FULL + 10 * (np.arange(8) // 4))
         assert sorted(log.seen) == SHARDS[2 * on.me : 2 * on.me + 2]
-
-
-@program
-def shard_map_gradients_of_several_results(on):
-    body = lambda x, w: ((w * x**3).sum() if float(x[0]) >= 0 else x.sum(), x * w)
-    for options in ({}, {"stateful": True}):
-
-        def each(x, w):
-            total, scaled = py_function(body, [x, w], (F, F), output_shapes=((), (2,)), **options)
-            return lax.psum(total + scaled.sum(), "d")
-
-        loss = on.shard_map(each, (P("d"), P()), P())
-        on.same(loss(on.x, 2.0), 2 * (FULL**3 + FULL).sum())
-        gx, gw = jax.jit(jax.grad(loss, (0, 1)))(on.x, 2.0)
-        on.same(gx, 6 * FULL**2 + 2)
-        on.same(gw, (FULL**3 + FULL).sum())
 
 
 @program

@@ -46,11 +46,6 @@ def test_as_many_chunks_as_needed(count, seconds, options, most, largest):
     assert pace == pytest.approx((seconds, options.get("way", 1e-3)))
 
 
-def test_no_worker_is_left_with_much_at_the_end():
-    found, _ = sizes(5000, 8e-6, busy=4, pace=(8e-6, 1e-3))
-    assert found[-1] <= 5000 / 4 / 4
-
-
 def test_the_copy_of_a_shared_input_is_no_time_of_the_function(monkeypatch):
     """Else an element would seem to take as long as the copy, and go alone."""
     seconds, run = [], Job.__call__

@@ -18,7 +18,6 @@ SOURCE = pathlib.Path(jaxpyop.__file__).parent
 LAYERS = "__main__ / _cli / __init__ / compat contrib / _api / _batches / _saved _keywords / _cut"
 LAYERS += " / _op / _host _tape _traced / _jaxcore _functions / _config"
 HEIGHT = {name: -k for k, names in enumerate(LAYERS.split("/")) for name in names.split()}
-BELOW_JAX = ("jax.core", "jax.extend", "jax.interpreters", "jax._src")
 FILES = sorted(SOURCE.rglob("*.py"))
 
 
@@ -80,15 +79,6 @@ def test_the_files_and_packages_inside_a_package_have_an_order(package):
         graph.setdefault(unit, set()).update({n[len(inside)] for n in names} - {unit})
     graph.pop("__init__")  # it imports from all of them
     assert set(graphlib.TopologicalSorter(graph).static_order()) >= graph.keys()
-
-
-def test_only_jaxcore_goes_below_the_surface_of_jax():
-    for file in FILES:
-        code = file.read_text(encoding="utf-8")
-        names = [".".join(name) for name in imports(code)]
-        names += [ast.unparse(n) for n in parsed(code) if isinstance(n, ast.Attribute) and f"jax.{n.attr}" in BELOW_JAX]
-        found = [name for name in names if name.startswith(BELOW_JAX)]
-        assert found == [] or file.parent.name == "_jaxcore", file
 
 
 def test_no_folder_no_file_and_no_function_is_long():

@@ -36,11 +36,8 @@ def results(api):
     before = len(hits)
     compiled = program.lower(1.0).compile()
     found = len(hits) - before
-    first = [float(y) for y in compiled(1.0)]
-    assert first == [float(y) for y in program(1.0)]
-    def branches(x):
-        return jax.lax.cond(x > 0, lambda: api(body(FACTORS[0]), [x], F), lambda: api(body(FACTORS[-1]), [x], F))
-    return first, [float(jax.jit(branches)(1.0)), float(jax.jit(branches)(-1.0))], found
+    assert [float(y) for y in compiled(1.0)] == [float(y) for y in program(1.0)] == FACTORS
+    return found
 scaled = lambda x: jaxpyop.py_function(lambda x: x * FACTORS[0] if x > 0 else x, [x], F)
 traced = lambda x: jaxpyop.py_function(lambda x: x * FACTORS[0] if x > 0 else x, [x], F, mode="traced")
 ruled = lambda x: jaxpyop.numpy_function(body(1.0), [x], F, vjp=lambda i, o, c: c[0] * FACTORS[0])
@@ -66,10 +63,7 @@ def test_a_cached_program_calls_the_functions_of_this_process(transport, process
         done = run_python(f"import runpy; runpy.run_path({str(script)!r})", JAXPYOP_TRANSPORT=transport, **cache)
         slopes, by_api = json.loads(done.stdout.splitlines()[-1])
         assert slopes == [factors[0]] * 3, name
-        for api, (first, cond, found) in by_api.items():
-            assert first == factors, (name, api)
-            assert cond == [factors[0], -factors[-1]], (name, api)
-            hits[api] += found
+        hits.update(by_api)
     # The process with others finds the program of the first: the same text, of other functions. The program of
     # py_function is that of py_func, which is there before it.
     found = {"numpy_function": 1, "py_func": 1, "py_function": len(processes)}

@@ -58,7 +58,10 @@ def entries():
     return sum(f._cache_size() for f in functions), len(objects)
 
 
-@pytest.mark.parametrize(("loss", "jit"), [(recurrent, jax.jit), (custom, lambda f: f)], ids=["jit", "direct"])
+JITS = {"jit": (recurrent, jax.jit), "cut": (recurrent, jaxpyop.jit), "direct": (custom, lambda f: f)}
+
+
+@pytest.mark.parametrize(("loss", "jit"), JITS.values(), ids=JITS)
 def test_nothing_grows(loss, jit):
     step = step_of(loss, jit)
     compiled = []

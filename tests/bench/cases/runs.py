@@ -8,7 +8,7 @@ import jaxpyop
 from jaxpyop._op import RECORDS
 from tests.bench.cases.case import SCALAR, compare
 from tests.bench.cases.gradients import length_steps
-from tests.memory.soak import resident
+from tests.memory import resident
 
 
 def steps(step, count):
