@@ -7,7 +7,6 @@ path that the function can take.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import logging
 from collections.abc import Callable, Sequence
@@ -33,7 +32,7 @@ from jaxpyop._op.values import (
     match,
     read_tout,
 )
-from jaxpyop._traced import Either, Num, Refused, interpret, num_as_dtype, some_number
+from jaxpyop._traced import Either, Num, Refused, copied, interpret, num_as_dtype, some_number
 
 # ---------------------------------------------------------------- mode="traced"
 
@@ -70,7 +69,9 @@ def trace(op: Op, inputs: Inputs, call_host: Callable[[Op, Any], Any], arrays: S
         reason = "jaxpyop.static holds a list or a dict, which func may change; pass a tuple, or read it as a global"
         raise UntraceableError(f'{op.title}: {reason}; or write mode="eager"', reason)
 
-    def checked(returned: Any) -> list[Any]:
+    def checked(returned: Any) -> Sequence[Any]:
+        if isinstance(returned, Either):
+            return returned.map(lambda value: tuple(checked(value)))
         values = match(op.spec.returned, returned, op.title)
         outs = encode(op, values, _checked, ())
         for k, (value, leaf) in enumerate(zip(outs, UserBody(op, inputs).promised(arrays))):
@@ -105,7 +106,7 @@ class _Raising:
     def __call__(self, number_of_error: Any) -> Any:
         for number in np.ravel(number_of_error):
             if number:
-                raise copy.copy(self.errors[number - 1])
+                raise copied(self.errors[number - 1])
         return number_of_error
 
 

@@ -48,6 +48,5 @@ and otherwise its cases in `form_of`, `Flattening` and `Filling`. Then what oper
 of JAX (`to_jax`) and results (`body._results`) make of it.
 """
 
-from jaxpyop._traced import builtin_functions  # fills the table of functions
-from jaxpyop._traced.body import Either, interpret
-from jaxpyop._traced.values import Num, Refused, num_as_dtype, some_number
+from jaxpyop._traced.interpreter import Either, interpret
+from jaxpyop._traced.values import Num, Refused, copied, num_as_dtype, some_number

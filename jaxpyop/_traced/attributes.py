@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import sys
 import types
 from typing import Any
 
@@ -45,34 +44,29 @@ class Attributes(Containers):
             return getattr(v, name)
         if is_array(v) and name == "at":
             return At(v)
-        if isinstance(v, Obj):
-            return self._of_object(v, name)
         if isinstance(v, tuple) and hasattr(v, "_fields"):
             return self._of_namedtuple(v, name)
         if isinstance(v, types.ModuleType):
-            found = self.outside(self.python(getattr, v, name))
-            if v.__name__ in sys.stdlib_module_names and isinstance(found, (list, dict, set)):
-                raise Refused(f"`{v.__name__}.{name}` is not in the language")
-            return found
-        if isinstance(v, type):
-            return self._of_class(v, name)
-        return self._of_outside(v, name)
+            return self.outside(self.python(getattr, v, name))
+        return self._of_class(v, name) if isinstance(v, type) else self._of_object(v, name)
 
-    def _of_object(self, v: Obj, name: str) -> Any:
-        if v.cls in METHODS:
-            raise Refused(f"{v.cls.__name__}.{name} is not in the language")
-        found = self.class_attribute(v.cls, name)
-        if not isinstance(found, property) and name in v.slots:
-            x = v.slots[name]
-            if isinstance(x, Union) and UNDEF in x.alts and isinstance(found, CONSTANT_TYPES):
-                # Only some paths set it on the object. On the others it is that of the class.
-                return self.lift(lambda a: found if a is UNDEF else a, x)
+    def _of_object(self, v: Any, name: str) -> Any:
+        """An attribute of an object of the program, or of one from outside, which nothing in the program changes."""
+        cls, own = (v.cls, v.slots) if isinstance(v, Obj) else (type(v), getattr(v, "__dict__", None))
+        plain = cls.__getattribute__ in _PLAIN and not hasattr(cls, "__getattr__") and own is not None
+        if not plain or module_of(cls) in LIBRARIES or (callable(v) and module_of(cls) == "functools"):
+            raise Refused(f"the attribute {name} of a {name_of_type(v)} is not in the language")
+        found = self.class_attribute(cls, name)
+        if name in own and not hasattr(type(found), "__set__"):
+            x = self.outside(own[name])
+            if isinstance(x, Union) and UNDEF in x.alts:
+                raise Refused(f"the attribute {name} is set on one path only", "set it before")
             return x
         if name == "__class__":
-            return v.cls
+            return cls
         if found is UNDEF:
-            raise PyRaise(AttributeError(f"{v.cls.__name__!r} object has no attribute {name!r}"))
-        return self._bind(found, v, v.cls)
+            raise PyRaise(AttributeError(f"{cls.__name__!r} object has no attribute {name!r}"))
+        return self._bind(found, v, cls)
 
     def _of_namedtuple(self, v: Any, name: str) -> Any:
         if name in v._fields:
@@ -91,19 +85,6 @@ class Attributes(Containers):
         if found is UNDEF or isinstance(found, property) or hasattr(type, name):
             raise Refused(f"the attribute {name} of the class {v.__name__}")
         return self._plain(found) if isinstance(found, types.FunctionType) else self._bind(found, UNDEF, v)
-
-    def _of_outside(self, v: Any, name: str) -> Any:
-        """An attribute of an object from outside, which nothing in the program changes."""
-        cls = type(v)
-        plain = cls.__getattribute__ in _PLAIN and not hasattr(cls, "__getattr__") and hasattr(v, "__dict__")
-        if not plain or module_of(cls) in LIBRARIES or (callable(v) and module_of(cls) == "functools"):
-            raise Refused(f"the attribute {name} of a {name_of_type(v)} is not in the language")
-        found = self.class_attribute(cls, name)
-        if not hasattr(type(found), "__set__") and name in vars(v):
-            return self.outside(vars(v)[name])
-        if found is UNDEF:
-            raise PyRaise(AttributeError(f"{cls.__name__!r} object has no attribute {name!r}"))
-        return self._bind(found, v, cls)
 
     def _plain(self, found: Any) -> Any:
         if isinstance(found, (types.FunctionType, Closure, *CONSTANT_TYPES, tuple, list, dict)) or is_array(found):

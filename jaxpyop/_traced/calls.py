@@ -16,14 +16,11 @@ import numpy as np
 
 from jaxpyop import _jaxcore as core
 from jaxpyop._config import config
-from jaxpyop._traced.allowed import NOT_IN_CLASSES, NUMPY_METHODS, OF_JAX, OF_MATH, OF_NUMPY, OF_TREES
+from jaxpyop._traced.allowed import BUILTINS, NOT_IN_CLASSES, OF_JAX, OF_MATH, OF_NUMPY, OF_TREES
 from jaxpyop._traced.attributes import LIBRARIES, Attributes, module_of
 from jaxpyop._traced.containers import check_namedtuple
 from jaxpyop._traced.operators import name_of_type
 from jaxpyop._traced.values import *
-
-# What is written for traced numbers: (machine, *args). `builtin_functions` fills it.
-BUILTINS: dict[int, Callable[..., Any]] = {}
 
 
 class Calls(Attributes):
@@ -38,12 +35,12 @@ class Calls(Attributes):
         key = id(f)
         if key in BUILTINS:
             return self.python_arguments(BUILTINS[key], args, kwargs)
+        if not isinstance(f, (Method, Partial)) and any(isinstance(v, Iter) for v in (*args, *kwargs.values())):
+            raise Refused("an iterator is given to a function, and not used up at once", "write list(...)")
         if key in OF_MATH:
             return self.lifted(lambda *xs: self._math(f, xs), *args)
         if key in OF_JAX or is_of_package(f):
             return self.call_jax(f, args, kwargs)
-        if key in NUMPY_METHODS and args and is_array(args[0]):
-            return self.call_method(args[0], NUMPY_METHODS[key], args[1:], kwargs)
         if key in OF_NUMPY:
             return self.of_constants(f, args, kwargs)
         if isinstance(f, (Closure, types.FunctionType)):
@@ -64,8 +61,6 @@ class Calls(Attributes):
         kind = type(f).__name__
         if kind == "partial" and module_of(type(f)) == "functools":
             return self.call(f.func, [*map(self.outside, f.args), *args], {**f.keywords, **kwargs})
-        if isinstance(f, (jax.custom_jvp, jax.custom_vjp)):
-            return self.call_jax(self._with_own_rules(f), args, kwargs)
         if kind == "PjitFunction" and isinstance(wrapped := getattr(f, "__wrapped__", None), types.FunctionType):
             # As a compiled function, so that its arguments and results are what JAX makes of them.
             if core.has_static_arguments(f):
@@ -80,9 +75,7 @@ class Calls(Attributes):
         try:
             return f(self, *args, **kwargs)
         except TypeError as e:
-            if "argument" in str(e):
-                raise PyRaise(e) from e
-            raise
+            raise Refused(f"arguments that are not in the language: {e}") from e
 
     def _math(self, f: Any, args: tuple[Any, ...]) -> Any:
         if any(isinstance(x, Num) or is_array(x) for x in args):
@@ -122,8 +115,6 @@ class Calls(Attributes):
             return jax.tree.map(self.to_jax, v)
         if isinstance(v, Foreign):
             return v.func
-        if isinstance(v, (jax.custom_jvp, jax.custom_vjp)):
-            return self._with_own_rules(v)
         is_function = isinstance(v, (*FUNCTIONS, types.FunctionType, types.MethodType))
         if is_function or type(v).__name__ == "PjitFunction" or id(v) in BUILTINS or id(v) in OF_MATH:
             return self._function_for_jax(v)
@@ -156,21 +147,7 @@ class Calls(Attributes):
         called.__qualname__ = getattr(f, "__qualname__", "a function")
         return called
 
-    def _with_own_rules(self, f: Any) -> Any:
-        """A function with derivative rules, of which JAX calls the interpreted parts."""
-        if isinstance(f, jax.custom_vjp):
-            made: Any = jax.custom_vjp(self._function_for_jax(f.fun), f.nondiff_argnums)
-            made.defvjp(self._function_for_jax(f.fwd), self._function_for_jax(f.bwd))
-            return made
-        made = jax.custom_jvp(self._function_for_jax(f.fun), f.nondiff_argnums)
-        # JAX makes the rule of `defjvps`. It cannot be interpreted, and neither can it change anything in a program.
-        rule = f.jvp if module_of(f.jvp) == "jax" else self._function_for_jax(f.jvp)
-        made.defjvp(rule)
-        return made
-
     def call_jax(self, f: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        if any(isinstance(a, Iter) for a in args):
-            raise Refused("an iterator is given to a function of JAX", "write list(...)")
         self._check_casts(f, [*args, *kwargs.values()])
         count = len(args)
 
@@ -234,9 +211,7 @@ class Calls(Attributes):
             out = self.of_constants(getattr(v, name), args, kwargs)
             return self.new_list(out) if type(out) is list else out
         if isinstance(v, tuple) and name == "_replace":
-            if unknown := kwargs.keys() - set(getattr(v, "_fields", ())):
-                raise PyRaise(ValueError(f"got unexpected field names: {sorted(unknown)}"))
-            return type(v)(*[kwargs.get(k, x) for k, x in zip(getattr(v, "_fields", ()), v)])
+            return self.python(v._replace, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
         if isinstance(v, (tuple, list, dict)):
             if name not in ("get", "items", "keys", "values", "copy"):
                 raise Refused(f"`.{name}` changes a {type(v).__name__} from outside", "make a copy in the function")
@@ -248,14 +223,14 @@ class Calls(Attributes):
     # --------------------------------------------------------------------- objects
 
     def _construct(self, cls: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        if any(isinstance(v, Iter) for v in (*args, *kwargs.values())):
-            raise Refused("an iterator is given to a class, and not used up at once", "write list(...)")
         if issubclass(cls, tuple) and hasattr(cls, "_fields"):
             check_namedtuple(cls)
             return self.python(cls, *args, **kwargs)
-        if issubclass(cls, BaseException) or issubclass(cls, enum.Enum):
-            self.need_constant(*args)
-            return self.python(cls, *args)
+        if issubclass(cls, (BaseException, enum.Enum)):
+            if any(isinstance(v, Kind) or is_array(v) for v in (*args, *kwargs.values())):
+                raise Refused(f"a {cls.__name__} of a value that is not known", "write an f-string, which names the value")
+            self.need_constant(*args, *kwargs.values())
+            return self.python(cls, *args, **kwargs)
         if type(cls) is not type or any(module_of(c) in (*LIBRARIES, "abc", "typing") for c in cls.__mro__[:-1]):
             what = "a class that is built in or made in a way of its own, is not in the language"
             raise Refused(f"`{name_of_function(cls)}`, {what}", OUTSIDE)

@@ -8,14 +8,13 @@ import itertools
 import operator
 import types
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxpyop._traced.allowed import GENERATED
 from jaxpyop._traced.operators import Operators, name_of_type
 from jaxpyop._traced.values import *
 
@@ -48,7 +47,7 @@ class Containers(Operators):
 
     def known_length(self, v: Any) -> Any:
         """A list whose length depends on values, as a Union of tuples, and other values as they are."""
-        v = self._opened(v) if isinstance(v, Iter) and isinstance(v.values, Obj) else v
+        v = v.values if isinstance(v, Iter) and isinstance(v.values, Obj) else v
         if not (isinstance(v, Obj) and v.cls is list and isinstance(items := v.slots["items"], Union)):
             return v
         return Union(items.tag, [Iter(self._while_same(v, items, alt)) for alt in items.alts])
@@ -118,17 +117,11 @@ class Containers(Operators):
         if isinstance(key, tuple):
             return tuple(map(self.array_index, key))
         if isinstance(key, Num):
-            if key.kind != "i":
-                raise Refused("an array is indexed by a bool or a float")
-            if is_counter(key):
+            if key.kind == "i" and is_counter(key):
                 # Out of its bounds, an index is clipped or dropped by JAX, wherever it lies there.
                 least, most = -(2**31), 2**31 - 1
                 key = Num("i", wide(jnp.clip, key.val, least, most), least, most)
             return num_to_array(key)
-        if isinstance(key, Obj):
-            raise Refused("an array is indexed by a list", "write jnp.array([...])")
-        if is_array(key) and key.dtype == np.bool_:
-            raise Refused("an index of bools, whose number depends on values", "use jnp.where")
         return key
 
     def _value_of_key(self, items: Items, key: Any, default: Any = UNDEF) -> Any:
@@ -177,7 +170,7 @@ class Containers(Operators):
         if not isinstance(box, Obj):
             raise Refused(f"an item of a {name_of_type(box)} from outside is set", CHANGES)
         if box.cls is dict:
-            self.lifted(lambda k: self._set_key(box, k, value), self.small(key))
+            self._set_key(box, key, value)
         elif box.cls is list and not isinstance(key, slice):
             each = lambda items: self.lifted(lambda k: self._set_at(box, items, k, value), self.index(len(items), key))
             self.lifted(each, box.slots["items"])
@@ -209,41 +202,35 @@ class Containers(Operators):
     def lazily(self, v: Any) -> Iterator[Any]:
         """The values that a `for` over v takes, one after the other, because a list may change in between."""
         if isinstance(v, Iter):
-            return self._opened(self.check_lazy(v))
+            return self.check_lazy(v).values
         if isinstance(v, Obj) and v.cls is list:
             return self.of_list(v, 0, 1)
         if is_dict(v):
             return self.view(v, operator.itemgetter(0)).values
         return iter(v if isinstance(v, range) else self._constants(v))
 
-    def _opened(self, v: Iter) -> Any:
-        if v.used:
-            raise Refused("an iterator is used twice", "write list(...)")
-        v.used = True
-        return v.values
-
     def of_list(self, v: Obj, n: int, step: int) -> Iterator[Any]:
         while 0 <= n < len(self.items(v)):
             yield self.items(v)[n]
             n += step
 
-    def view(self, v: Any, pick: Callable[[Any], Any]) -> Iter:
-        """The keys, values or items of a dict, or of one of several. They show later changes, but not of the keys."""
+    def view(self, v: Obj, pick: Callable[[Any], Any]) -> Iter:
+        """The keys, values or items of a dict. They show later changes, but not of the keys."""
 
         def values(keys: Any) -> Iterator[Any]:
             for n in range(len(keys) + 1):
-                items = self.lifted(self.items, v)
-                if isinstance(items, Union) or [k for k, _ in items] != keys:
-                    raise Refused("the keys of a dict depend on values, or change while a loop goes over it")
+                items = self.items(v)
+                if [k for k, _ in items] != keys:
+                    raise Refused("the keys of a dict change while a loop goes over it")
                 if n < len(keys):
                     yield pick(items[n])
 
-        return Iter(values([k for k, _ in self.items(v.alts[0] if isinstance(v, Union) else v)]))
+        return Iter(values([k for k, _ in self.items(v)]))
 
     def iterate(self, v: Any) -> Items:
         """The values that a `for` over v takes."""
         if isinstance(v, Iter) and isinstance(v.values, Obj):
-            return self.items(self._opened(v))
+            return self.items(v.values)
         return self._constants(v) if isinstance(v, range) else tuple(self.lazily(v))
 
     def _constants(self, v: Any) -> Items:
@@ -263,10 +250,9 @@ class Containers(Operators):
 
     def outside(self, v: Any) -> Any:
         """A value from outside, as one of the language. Its objects are checked when they are used."""
-        if isinstance(v, tuple):
-            if hasattr(v, "_fields"):
-                check_namedtuple(type(v))
-                return v
+        if isinstance(v, tuple) and hasattr(v, "_fields"):
+            check_namedtuple(type(v))
+        elif isinstance(v, tuple):
             return tuple(map(self.outside, v))
         return v
 
@@ -320,12 +306,15 @@ class Containers(Operators):
 CHANGES = 'return the new value, make it in the function, or write mode="eager" and stateful=True'
 
 
+class _Plain(NamedTuple):
+    """Has what Python itself gives the class of a namedtuple."""
+
+    item: int
+
+
 def check_namedtuple(cls: Any) -> None:
     """Refuses a namedtuple with operators of its own."""
-    for c in cls.__mro__[: cls.__mro__.index(tuple)]:
-        # Only the class that `namedtuple` itself made has these.
-        is_made = "_fields" in vars(c)
-        own = {n for n in vars(c) if n.startswith("__") and n.endswith("__")} - GENERATED
-        own |= set() if is_made else vars(c).keys() & {"_make", "_replace", "_asdict", *cls._fields}
-        if own or ("__new__" in vars(c) and not c.__new__.__module__.startswith("namedtuple_")):
-            raise Refused(f"a namedtuple with {', '.join(sorted(own)) or '__new__'}")
+    own = {name for name in vars(cls) if name.startswith("__")} - vars(_Plain).keys()
+    if own or cls.__bases__ != (tuple,) or not cls.__new__.__module__.startswith("namedtuple_"):
+        what = f"has {', '.join(sorted(own))}" if own else "is derived from another one"
+        raise Refused(f"the namedtuple {cls.__name__}, which {what}", "write a typing.NamedTuple without it")

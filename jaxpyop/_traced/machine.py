@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -124,15 +123,12 @@ class Machine:
         if wrong is True:
             raise PyRaise(error)
         if wrong is not False:
-            self._note(wrong, error, self.line, ast.unparse(self.node))
+            self._note(wrong, error, self.line, ast.unparse(self.node).partition("\n")[0])
 
     def _note(self, wrong: Any, error: Exception, where: tuple[str, int], expression: str) -> None:
         if why := self.unable or _why_no_call():
             raise Refused(f"Python may raise {type(error).__name__} ({error}), {why}", RAISING)
-        try:
-            error = copy.copy(error)  # without its traceback, which holds frames
-        except Exception:
-            raise Refused(f"a {type(error).__name__}, which cannot be copied, is raised on a path", RAISING) from None
+        error = copied(error)
         error.add_note(f"{where[0]}:{where[1]}: `{expression}`")
         key = type(error), str(error), *error.__notes__
         number, _ = self.errors.setdefault(key, (len(self.errors) + 1, error))

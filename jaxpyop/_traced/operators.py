@@ -33,7 +33,6 @@ class Operators(Machine):
 
     call: Callable[..., Any]
     get_attr: Callable[[Any, str], Any]
-    class_attribute: Callable[..., Any]
     items: Callable[..., tuple[Any, ...]]
     length: Callable[..., Any]
 
@@ -142,9 +141,7 @@ class Operators(Machine):
         if isinstance(v, Obj):
             if v.cls in (list, dict):
                 return self.compare(ast.Gt, self.length(v), 0)
-            if any(self.class_attribute(v.cls, name) is not UNDEF for name in ("__bool__", "__len__")):
-                raise Refused("the truth of an object whose class has __bool__ or __len__", "call its method")
-            return True
+            raise Refused("the truth of an object", "compare it with None, or an attribute of it")
         if isinstance(v, (tuple, list, dict, range)):
             return len(v) > 0
         if isinstance(v, (Closure, Method, Partial, Foreign, types.FunctionType, type)):
@@ -155,22 +152,16 @@ class Operators(Machine):
     # ----------------------------------------------------------------- comparisons
 
     def compare(self, op: type, a: Any, b: Any) -> Any:
-        if op in (ast.Is, ast.IsNot):
-            out = self.lifted(self._same, a, b)
-            return out if op is ast.Is else self.not_(out)
-        if op in (ast.In, ast.NotIn):
-            out = self.lifted(self._contains, a, b)
-            return out if op is ast.In else self.not_(out)
+        if op in (ast.Is, ast.IsNot, ast.In, ast.NotIn):
+            out = self.lifted(self._same if op in (ast.Is, ast.IsNot) else self._contains, a, b)
+            return out if op in (ast.Is, ast.In) else self.not_(out)
         return self.lifted(lambda x, y: self._compare_values(op, x, y), a, b)
 
     def _same(self, x: Any, y: Any) -> Any:
-        for a, b in ((x, y), (y, x)):
-            if isinstance(a, Num):
-                if b is None or isinstance(b, (Obj, enum.Enum, str, tuple)) or is_array(b):
-                    return False
-                if is_scalar(b) and kind_of(a) == kind_of(b) == "b":
-                    return Num("b", raw(a) == raw(b))
+        if isinstance(x, Num) or isinstance(y, Num):
+            if is_scalar(x) and is_scalar(y):
                 raise Refused("`is` of numbers", "write ==")
+            return False
         one_type = type(x) is type(y) or (is_array(x) and is_array(y))
         if x is not y and one_type and not isinstance(x, (Obj, enum.Enum, bool, type(None))):
             raise Refused(f"`is` of two values of the type {name_of_type(x)}", "write ==")
@@ -178,10 +169,10 @@ class Operators(Machine):
 
     def _compare_values(self, op: type, a: Any, b: Any) -> Any:
         a, b = map(_without_enum, (a, b))
-        if any(isinstance(v, Obj) and v.cls not in (list, dict, "frame") for v in (a, b)):
-            return self._compare_objects(op, a, b)
+        if any(isinstance(v, Obj) and v.cls not in (list, dict) for v in (a, b)):
+            raise Refused("a comparison of objects", "compare their attributes")
         differs = op in (ast.Eq, ast.NotEq) and any(v is None or isinstance(v, (str, enum.Enum)) for v in (a, b))
-        if differs and not all(isinstance(v, CONSTANT_TYPES) for v in (a, b)):
+        if differs and any(is_array(v) or isinstance(v, (Kind, tuple)) for v in (a, b)):
             return op is ast.NotEq
         if is_array(a) or is_array(b):
             x, y = self.beside(a, b)
@@ -193,13 +184,6 @@ class Operators(Machine):
         if not (isinstance(a, (type, np.dtype)) and isinstance(b, (type, np.dtype))):
             self.need_constant(a, b)
         return self.python(COMPARE[op], a, b)
-
-    def _compare_objects(self, op: type, a: Any, b: Any) -> Any:
-        methods = ("__eq__", "__ne__")
-        own = (self.class_attribute(v.cls, name) for v in (a, b) if isinstance(v, Obj) for name in methods)
-        if op not in (ast.Eq, ast.NotEq) or any(f is not UNDEF for f in own):
-            raise Refused("a comparison of objects", "compare their attributes")
-        return (a is b) == (op is ast.Eq)
 
     def _contains(self, x: Any, box: Any) -> Any:
         if isinstance(box, str):

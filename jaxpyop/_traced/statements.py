@@ -39,7 +39,7 @@ class Statements(Functions):
                 return
 
     def statement(self, s: ast.stmt, env: Obj) -> None:
-        with self.having(line=(env.slots["$outer"].__code__.co_filename, s.lineno)):
+        with self.having(line=(env.slots["$outer"].__code__.co_filename, s.lineno), node=s):
             try:
                 method = getattr(self, f"do_{type(s).__name__.lower()}", None)
                 if method is None:
@@ -92,12 +92,11 @@ class Statements(Functions):
             get, change = (self.get_attr, self.set_attr) if named else (self.get_item, self.set_item)
             old, put = get(box, key), lambda v: change(box, key, v)
         right = self.eval(s.value, env)
-        if isinstance(old, Union) and any(isinstance(a, Obj) for a in old.alts):
-            raise Refused(f"`{ast.unparse(t)}` is one of several objects, and is changed in place", "write x = x + y")
         if isinstance(old, Obj) and old.cls is list and isinstance(s.op, ast.Add):
             self.list_method(old, "extend", [right])
             return put(old)
-        if isinstance(old, (Obj, list, dict, set, np.ndarray)):
+        alts = old.alts if isinstance(old, Union) else [old]
+        if any(isinstance(a, (Obj, list, dict, set, np.ndarray)) for a in alts):
             raise Refused(f"`{ast.unparse(t)}` is an object that is changed in place", "write x = x + y")
         return put(self.binary(type(s.op), old, right))
 
@@ -123,8 +122,7 @@ class Statements(Functions):
         holds = self.truth(self.eval(s.test, env))
         if holds is not True:
             text = (self._told(s.msg, env),) if s.msg else ()
-            with self.having(node=s):
-                self.check(holds is False or ~holds, AssertionError(*text))
+            self.check(holds is False or ~holds, AssertionError(*text))
 
     def _told(self, e: ast.expr, env: Obj) -> Any:
         """The text of an error. It names values that are not known, because the program does not tell them."""
@@ -132,13 +130,15 @@ class Statements(Functions):
             return self.eval(e, env)
 
     def do_raise(self, s: ast.Raise, env: Obj) -> None:
-        error = self._told(s.exc, env) if s.exc else None
-        error = error() if isinstance(error, type) and issubclass(error, BaseException) else error
-        if isinstance(error, BaseException) and not isinstance(error, Exception):
-            raise error
-        raised = PyRaise(error if isinstance(error, Exception) else TypeError("a raise of what is no exception"))
-        raised.expression = ast.unparse(s)
-        raise raised
+        def raise_(error: Any) -> None:
+            error = error() if isinstance(error, type) and issubclass(error, BaseException) else error
+            if isinstance(error, BaseException) and not isinstance(error, Exception):
+                raise error
+            raised = PyRaise(error if isinstance(error, Exception) else TypeError("a raise of what is no exception"))
+            raised.expression = ast.unparse(s)
+            raise raised
+
+        self.lifted(raise_, self._told(s.exc, env) if s.exc else None)
 
     # ---------------------------------------------------------------------- branches
 

@@ -52,7 +52,7 @@ class PyRaise(Refused):
     """
 
     def __init__(self, error: Exception, sure: bool = True) -> None:
-        super().__init__(f"Python raises {type(error).__name__}: {error}", RAISING)
+        super().__init__(f"{'Python' if sure else 'JAX'} raises {type(error).__name__}: {error}", RAISING)
         self.error, self.sure, self.on_a_path, self.__cause__ = error, sure, False, error
 
     def can_be_noted(self) -> bool:
@@ -70,6 +70,13 @@ noting: contextvars.ContextVar[Callable[[Any, Exception], None]] = contextvars.C
 def raise_if(wrong: Any, error: type[Exception], text: str) -> None:
     """Python raises this error here if a bool holds, which may be traced."""
     noting.get()(wrong, error(text))
+
+
+def copied(error: Exception) -> Exception:
+    """The same error without its traceback, which holds frames. Its `__init__` may take other arguments than `args`."""
+    new = type(error).__new__(type(error), *error.args)
+    vars(new).update(vars(error))
+    return new
 
 
 # Values that no program has.
@@ -174,7 +181,6 @@ class Iter(Kind):
     """An iterator over values, or over those of a list that nobody else has. It is used up at once, and not kept."""
 
     values: Any
-    used: bool = False
 
 
 @dataclasses.dataclass(eq=False)

@@ -180,7 +180,7 @@ def num_binary(op: type, a: Any, b: Any) -> Num:
     kind = _common_kind(a, b)
     rule = _RULES.get(op)
     if rule is None:
-        raise Refused(f"{op.__name__} of Python numbers")
+        raise Refused(f"{op.__name__} of Python numbers", "make them arrays, such as jnp.int32(n)")
     with jax.enable_x64(True):
         return rule(op, a, b, kind)
 
@@ -193,19 +193,6 @@ def _bits(op: type, a: Any, b: Any, kind: str) -> Num:
         return Num("b", val)
     top = 2 ** (int(max(map(abs, (*bounds(a), *bounds(b))))).bit_length())
     return integer(val, 0 if bounds(a)[0] >= 0 and bounds(b)[0] >= 0 else -top, top)
-
-
-def _shift(op: type, a: Any, b: Any, kind: str) -> Num:
-    if kind not in "bi":
-        raise Refused(f"{op.__name__} of floats")
-    x, y = raw(a, "i"), raw(b, "i")
-    if bounds(b)[0] < 0:
-        raise_if(y < 0, ValueError, "negative shift count")
-    most = max(map(abs, bounds(a)))
-    if op is ast.RShift:
-        return integer(lax.shift_right_arithmetic(x, jnp.clip(y, 0, 63)), -most, most)
-    size = lambda: raw(a, "f") * 2.0 ** raw(b, "f")
-    return integer(lax.shift_left(x, jnp.clip(y, 0, 63)), -math.inf, math.inf, size)
 
 
 def _arithmetic(op: type, a: Any, b: Any, kind: str) -> Num:
@@ -288,7 +275,6 @@ def _check_overflow(val: Any, *given: Any, text: str = "Numerical result out of 
 
 _RULES: dict[type, Callable[..., Num]] = {
     **dict.fromkeys((ast.BitAnd, ast.BitOr, ast.BitXor), _bits),
-    **dict.fromkeys((ast.LShift, ast.RShift), _shift),
     **dict.fromkeys((ast.Add, ast.Sub, ast.Mult), _arithmetic),
     **dict.fromkeys((ast.FloorDiv, ast.Mod), _floor_divide),
     ast.Div: _divide,
