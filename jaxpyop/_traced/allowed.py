@@ -1,7 +1,7 @@
 """The functions and methods that a program may call without being interpreted.
 
-Those of JAX, NumPy and of built-in types are names. To allow one more, add its name. It must be pure, must not keep what
-it is given, and must not ask a traced value for its value.
+Those of JAX, NumPy and of built-in types are names. To allow one more, add its name. It must be pure, must not keep
+what it is given, and must not ask a traced value for its value.
 
 Functions of Python that are written for traced numbers are the rows of `ROWS`. Each takes the machine, and then the
 arguments that the program gives. A function of `math` is a row of `numbers`.

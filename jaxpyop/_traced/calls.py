@@ -228,7 +228,7 @@ class Calls(Attributes):
             return self.python(cls, *args, **kwargs)
         if issubclass(cls, (BaseException, enum.Enum)):
             if any(isinstance(v, Kind) or is_array(v) for v in (*args, *kwargs.values())):
-                raise Refused(f"a {cls.__name__} of a value that is not known", "write an f-string, which names the value")
+                raise Refused(f"a {cls.__name__} of a value that is not known", "write an f-string that names it")
             self.need_constant(*args, *kwargs.values())
             return self.python(cls, *args, **kwargs)
         if type(cls) is not type or any(module_of(c) in (*LIBRARIES, "abc", "typing") for c in cls.__mro__[:-1]):

@@ -14,7 +14,7 @@ from jax import lax
 
 from jaxpyop import _jaxcore as core
 from jaxpyop._config import config
-from jaxpyop._traced.loop import bind_jaxprs
+from jaxpyop._traced.loop import bind_loop
 from jaxpyop._traced.values import *
 
 Place = tuple[Obj, str]  # a slot
@@ -262,8 +262,7 @@ class Machine:
         go = go & self.unraised()
         state = [go, *flat.leaves]
         with jax.enable_x64(True):
-            test = core.make_jaxpr(lambda *xs: [xs[0]], [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in state])
-            out = bind_jaxprs(test, body, state, self.max_steps, f"{self.label}: {self.line[0]}:{self.line[1]}")
+            out = bind_loop(body, state, self.max_steps, f"{self.label}: {self.line[0]}:{self.line[1]}")
         filling = Filling(out[1:])
         for p, form in forms.items():
             self.write(p[0], p[1], filling.get(form))
