@@ -14,7 +14,7 @@ from jaxpyop._traced.operators import name_of_type
 from jaxpyop._traced.values import *
 
 # How classes look up attributes that do nothing of their own.
-_PLAIN = (object.__getattribute__, types.SimpleNamespace.__getattribute__)
+_PLAIN = (object.__getattribute__, types.SimpleNamespace.__getattribute__, tuple.__getattribute__)
 LIBRARIES = ("jax", "jaxlib", "numpy", "builtins")
 
 
@@ -38,14 +38,12 @@ class Attributes(Containers):
             return self.lifted(lambda a: self.get_attr(a, name), v)
         check_name(name)
         kind = v.cls if isinstance(v, Obj) else jax.Array if is_array(v) else type(v)
-        if name in METHODS.get(kind, ()):
+        if name in METHODS.get(kind, ()) or (name == "_replace" and isinstance(v, tuple)):
             return Method(v, name)
         if any(isinstance(v, types_) and name in names for types_, names in DATA):
             return getattr(v, name)
         if is_array(v) and name == "at":
             return At(v)
-        if isinstance(v, tuple) and hasattr(v, "_fields"):
-            return self._of_namedtuple(v, name)
         if isinstance(v, types.ModuleType):
             return self.outside(self.python(getattr, v, name))
         return self._of_class(v, name) if isinstance(v, type) else self._of_object(v, name)
@@ -53,6 +51,10 @@ class Attributes(Containers):
     def _of_object(self, v: Any, name: str) -> Any:
         """An attribute of an object of the program, or of one from outside, which nothing in the program changes."""
         cls, own = (v.cls, v.slots) if isinstance(v, Obj) else (type(v), getattr(v, "__dict__", None))
+        if isinstance(v, tuple) and (fields := getattr(v, "_fields", ())):
+            if name in fields:
+                return v[fields.index(name)]
+            own = {}
         plain = cls.__getattribute__ in _PLAIN and not hasattr(cls, "__getattr__") and own is not None
         if not plain or module_of(cls) in LIBRARIES or (callable(v) and module_of(cls) == "functools"):
             raise Refused(f"the attribute {name} of a {name_of_type(v)} is not in the language")
@@ -67,16 +69,6 @@ class Attributes(Containers):
         if found is UNDEF:
             raise PyRaise(AttributeError(f"{cls.__name__!r} object has no attribute {name!r}"))
         return self._bind(found, v, cls)
-
-    def _of_namedtuple(self, v: Any, name: str) -> Any:
-        if name in v._fields:
-            return tuple(v)[v._fields.index(name)]
-        if name == "_replace":
-            return Method(v, name)
-        found = self.class_attribute(type(v), name)
-        if isinstance(found, (types.FunctionType, property)) and name != "_asdict":
-            return self._bind(found, v, type(v))
-        raise Refused(f"{type(v).__name__}.{name} is not in the language")
 
     def _of_class(self, v: type, name: str) -> Any:
         if issubclass(v, enum.Enum) or module_of(v) in LIBRARIES:

@@ -39,7 +39,7 @@ class Calls(Attributes):
             raise Refused("an iterator is given to a function, and not used up at once", "write list(...)")
         if key in OF_MATH:
             return self.lifted(lambda *xs: self._math(f, xs), *args)
-        if key in OF_JAX or is_of_package(f):
+        if key in OF_JAX:
             return self.call_jax(f, args, kwargs)
         if key in OF_NUMPY:
             return self.of_constants(f, args, kwargs)
@@ -98,6 +98,9 @@ class Calls(Attributes):
 
     def to_jax(self, v: Any) -> Any:
         """A value of the language as one of JAX."""
+        return self.mapped(self._leaf_to_jax, v)
+
+    def _leaf_to_jax(self, v: Any) -> Any:
         if isinstance(v, Union):
             what = "a function of JAX gets, or calls a function that returns, values of two kinds"
             raise Refused(what, "make them of one kind before, such as jnp.float32(0)")
@@ -105,14 +108,6 @@ class Calls(Attributes):
             return num_to_array(v)
         if is_of_jax(v) or isinstance(v, (slice, range)) or id(v) in OF_JAX:
             return v
-        if isinstance(v, tuple):
-            return type(v)(*map(self.to_jax, v)) if hasattr(v, "_fields") else tuple(map(self.to_jax, v))
-        if isinstance(v, Obj) and v.cls is list:
-            return list(map(self.to_jax, self.items(v)))
-        if is_dict(v):
-            return {k: self.to_jax(x) for k, x in self.items(v)}
-        if type(v) in (list, dict):
-            return jax.tree.map(self.to_jax, v)
         if isinstance(v, Foreign):
             return v.func
         is_function = isinstance(v, (*FUNCTIONS, types.FunctionType, types.MethodType))
@@ -152,15 +147,14 @@ class Calls(Attributes):
         count = len(args)
 
         def called(*xs: Any) -> Any:
-            if (id(f) in OF_TREES or id(f) not in OF_JAX) and not is_of_package(f) and any(self._numbers_in(xs)):
+            if (id(f) in OF_TREES or id(f) not in OF_JAX) and any(self._numbers_in(xs)):
                 remedy = "make it an array, such as jnp.float32(n)"
                 raise Refused(f"{name_of_function(f)} is given a number of Python that is not known", remedy)
-            convert = self._host_argument if is_of_package(f) else self.to_jax
-            given = list(map(convert, xs))
+            given = list(map(self.to_jax, xs))
             return self.from_jax(self.python(f, *given[:count], **dict(zip(kwargs, given[count:]))))
 
         run = lambda: self.lifted(called, *args, *kwargs.values())
-        return self.unless_raised(run) if f in _NOT_AFTER_AN_ERROR or is_of_package(f) else run()
+        return self.unless_raised(run) if f in _NOT_AFTER_AN_ERROR else run()
 
     def _check_casts(self, f: Any, values: list[Any]) -> None:
         """Refuses a number of Python that a function of JAX casts to a dtype by way of another one."""
@@ -178,13 +172,6 @@ class Calls(Attributes):
         parts = v.alts if isinstance(v, Union) else v if isinstance(v, tuple) else ()
         for part in self.items(v) if isinstance(v, Obj) and v.cls in (list, dict) else parts:
             yield from self._numbers_in(part)
-
-    def _host_argument(self, v: Any) -> Any:
-        """An argument of an op inside: its functions run where that op runs them, so they are given as they are."""
-        if isinstance(v, (*FUNCTIONS, Union)):
-            what = "a function that is made here is given to an op, which calls it on the host"
-            raise Refused(what, "make it outside")
-        return v if callable(v) else self.to_jax(v)
 
     def number_of(self, x: Any, kind: str = "") -> Num:
         """The Python number that an array is, which has no derivative: `config.constants` may ask for an error."""
@@ -298,12 +285,6 @@ OUTSIDE = (
     "pass in what it gives as an input, write it with jax.numpy or jax.lax, or "
     'write mode="eager" to call the body at run time instead'
 )
-
-
-def is_of_package(f: Any) -> bool:
-    """Whether a function is one of this package: a py_function, or an op that its decorator made."""
-    code = getattr(f, "__code__", None)
-    return code is not None and code.co_filename.startswith(core.PACKAGE)
 
 
 def is_of_jax(v: Any) -> bool:

@@ -40,6 +40,17 @@ class Containers(Operators):
             raise Refused(f"a {obj.cls.__name__} whose length depends on values", "use an array of a fixed length")
         return obj.slots["items"]
 
+    def mapped(self, f: Callable[[Any], Any], v: Any) -> Any:
+        """A value with `f` of all that is in its tuples, lists and dicts, which become those of Python."""
+        if isinstance(v, tuple):
+            parts = [self.mapped(f, x) for x in v]
+            return type(v)(*parts) if hasattr(v, "_fields") else tuple(parts)
+        if type(v) is list or (isinstance(v, Obj) and v.cls is list):
+            return [self.mapped(f, x) for x in (v if type(v) is list else self.items(v))]
+        if type(v) is dict or is_dict(v):
+            return {k: self.mapped(f, x) for k, x in self.pairs(v)}
+        return f(v)
+
     def new_slice(self, *ends: Any) -> Any:
         if any(isinstance(x, (Num, Union)) or is_array(x) for x in ends):
             raise Refused("a slice with traced bounds", "use jax.lax.dynamic_slice")

@@ -38,6 +38,8 @@ class Functions(Calls):
 
     def call_user(self, f: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if not isinstance(f, Closure):
+            if f.__code__.co_filename.startswith(core.PACKAGE):
+                raise Refused("an op in a traced function is not in the language", "call its function there")
             if not core.is_users_file(f.__code__.co_filename):
                 raise Refused(f"`{name_of_function(f)}` is not in the language", OUTSIDE)
             f = Closure(_source_of(f.__code__, f.__qualname__), None, f, f.__defaults__ or (), f.__kwdefaults__ or {})

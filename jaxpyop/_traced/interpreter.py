@@ -267,16 +267,12 @@ def interpret(
     """
     machine = Interpreter(max_steps, title)
     machine.line = machine.returned = line_of(function)
-    is_inner = noting.get(None) is not None
     token, noted = set_opaque(jax.tree.leaves((args, dict(kwargs)))), noting.set(machine.check)
     try:
         given = [list(map(machine.from_jax, args)), {k: machine.from_jax(v) for k, v in kwargs.items()}]
         result = machine.call(function, *given)
         machine.line = machine.returned
         outs = finish(_results(machine, result))
-        if machine.errors and is_inner:
-            # The traced function that calls it could neither keep the order of errors, nor leave a path out.
-            raise Refused("it may raise, and is an op that a traced function calls", "call the function itself there")
         number = machine.raised.slots["number"]
         if machine.errors:
             number = wide(lax.convert_element_type, raw(number), np.int32)
@@ -303,18 +299,15 @@ class Either:
 
 def _results(m: Interpreter, v: Any) -> Any:
     """What the function returns, with lists and dicts of Python. A number whose value is traced stays a `Num`."""
-    if isinstance(v, Union):
-        return Either(lambda f: m.lifted(lambda a: _of_path(m, f, a), v))
-    if isinstance(v, tuple):
-        values = [_results(m, x) for x in v]
-        return type(v)(*values) if hasattr(v, "_fields") else tuple(values)
-    if isinstance(v, Obj) and v.cls is list:
-        return [_results(m, x) for x in m.items(v)]
-    if is_dict(v):
-        return {k: _results(m, x) for k, x in m.items(v)}
-    if not isinstance(v, (Num, Obj, Closure)) and is_of_the_program(v):
-        raise Refused(f"a {name_of_type(v)} is returned")
-    return v
+
+    def result(x: Any) -> Any:
+        if isinstance(x, Union):
+            return Either(lambda f: m.lifted(lambda a: _of_path(m, f, a), x))
+        if not isinstance(x, (Num, Obj, Closure)) and is_of_the_program(x):
+            raise Refused(f"a {name_of_type(x)} is returned")
+        return x
+
+    return m.mapped(result, v)
 
 
 def _of_path(m: Interpreter, f: Callable[[Any], Any], value: Any) -> Any:

@@ -179,8 +179,6 @@ class Operators(Machine):
             return self.python(COMPARE[op], _kept_zero(x, y), _kept_zero(y, x))
         if (isinstance(a, Num) or isinstance(b, Num)) and is_scalar(a) and is_scalar(b):
             return num_compare(COMPARE[op], a, b)
-        if isinstance(a, Obj) and isinstance(b, Obj) and a.cls is b.cls is list:
-            a, b = self.items(a), self.items(b)
         if not (isinstance(a, (type, np.dtype)) and isinstance(b, (type, np.dtype))):
             self.need_constant(a, b)
         return self.python(COMPARE[op], a, b)

@@ -221,30 +221,19 @@ def _check_divisor(b: Any) -> None:
 
 
 def _floor_divide(op: type, a: Any, b: Any, kind: str) -> Num:
+    if kind == "f":
+        raise Refused(f"{op.__name__} of floats of Python", "make one of them an array, such as jnp.float32(x)")
     _check_divisor(b)
-    if kind in "bi":
-        (lo, hi), most = bounds(b), max(map(abs, bounds(a)))
-        x, y = raw(a, "i"), raw(b, "i")
-        if lo <= 0 <= hi:
-            # XLA ends the process where it divides a constant by zero, even on a path that is not taken (0.10 to 0.12).
-            y = jnp.where(y == 0, jnp.ones_like(y), y)
-        q, r = lax.div(x, y), lax.rem(x, y)
-        adjust = (r != 0) & ((r < 0) != (y < 0))
-        if op is ast.Mod:
-            return integer(jnp.where(adjust, r + y, r), min(0, lo + 1), max(0, hi - 1))
-        return integer(jnp.where(adjust, q - 1, q), 0 if bounds(a)[0] >= 0 and lo >= 0 else -most, most)
-    x, y = raw(a, "f"), _exact(raw(b, "f"), "f")
-    # As in CPython's float_divmod.
-    mod = lax.rem(x, y)
-    div = _exact((x - mod) / y, "f")
-    adjust = (mod != 0) & ((y < 0) != (mod < 0))
-    div = jnp.where(adjust, div - 1.0, div)
+    (lo, hi), most = bounds(b), max(map(abs, bounds(a)))
+    x, y = raw(a, "i"), raw(b, "i")
+    if lo <= 0 <= hi:
+        # XLA ends the process where it divides a constant by zero, even on a path that is not taken (0.10 to 0.12).
+        y = jnp.where(y == 0, jnp.ones_like(y), y)
+    q, r = lax.div(x, y), lax.rem(x, y)
+    adjust = (r != 0) & ((r < 0) != (y < 0))
     if op is ast.Mod:
-        val = jnp.where(mod != 0, jnp.where(adjust, mod + y, mod), jnp.copysign(0.0, y))
-        return Num(kind, val)
-    whole = jnp.floor(div)
-    whole = jnp.where(div - whole > 0.5, whole + 1.0, whole)
-    return Num(kind, jnp.where(div != 0, whole, jnp.copysign(0.0, x / y)))
+        return integer(jnp.where(adjust, r + y, r), min(0, lo + 1), max(0, hi - 1))
+    return integer(jnp.where(adjust, q - 1, q), 0 if bounds(a)[0] >= 0 and lo >= 0 else -most, most)
 
 
 def _power(op: type, a: Any, b: Any, kind: str) -> Num:
