@@ -280,7 +280,7 @@ def _any(end: bool) -> Callable[..., Any]:
             return not end
         return m.branch(m.truth(x if end else m.not_(x)), lambda: end, lambda: of(m, values))
 
-    return lambda m, v: m.lifted(lambda i: of(m, m.lazily(i)), m.known_length(m.check_lazy(v)))
+    return lambda m, v: m.lifted(lambda i: of(m, m.lazily(i)), m.known_length(v))
 
 
 def _reversed(m: M, it: Any) -> Any:

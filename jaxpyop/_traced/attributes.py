@@ -76,21 +76,21 @@ class Attributes(Containers):
         found = self.class_attribute(v, name)
         if found is UNDEF or isinstance(found, property) or hasattr(type, name):
             raise Refused(f"the attribute {name} of the class {v.__name__}")
-        return self._plain(found) if isinstance(found, types.FunctionType) else self._bind(found, UNDEF, v)
-
-    def _plain(self, found: Any) -> Any:
-        if isinstance(found, (types.FunctionType, Closure, *CONSTANT_TYPES, tuple, list, dict)) or is_array(found):
-            return self.outside(found)
-        raise Refused(f"a class attribute that is a {type(found).__name__}")
+        return self._bind(found, UNDEF, v)
 
     def _bind(self, found: Any, v: Any, cls: Any) -> Any:
+        """What is found in a class, as an attribute of the object v, or of the class itself."""
         if isinstance(found, property):
             return self.call(Partial(found.fget, (v,)), [], {})
         if isinstance(found, staticmethod):
             return found.__func__
         if isinstance(found, classmethod):
             return Partial(found.__func__, (cls,))
-        return Partial(found, (v,)) if isinstance(found, (types.FunctionType, Closure)) else self._plain(found)
+        if isinstance(found, types.FunctionType) and v is not UNDEF:
+            return Partial(found, (v,))
+        if isinstance(found, (types.FunctionType, *CONSTANT_TYPES, tuple, list, dict)) or is_array(found):
+            return self.outside(found)
+        raise Refused(f"a class attribute that is a {type(found).__name__}")
 
     def set_attr(self, v: Any, name: str, value: Any) -> None:
         self.lifted(lambda a: self._set_attr(a, name, value), v)

@@ -110,7 +110,7 @@ class Calls(Attributes):
             return v
         if isinstance(v, Foreign):
             return v.func
-        is_function = isinstance(v, (*FUNCTIONS, types.FunctionType, types.MethodType))
+        is_function = isinstance(v, (Closure, Partial, types.FunctionType, types.MethodType))
         if is_function or type(v).__name__ == "PjitFunction" or id(v) in BUILTINS or id(v) in OF_MATH:
             return self._function_for_jax(v)
         raise Refused(f"a {name_of_type(v)} is given to a function of JAX")

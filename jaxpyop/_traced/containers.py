@@ -58,7 +58,6 @@ class Containers(Operators):
 
     def known_length(self, v: Any) -> Any:
         """A list whose length depends on values, as a Union of tuples, and other values as they are."""
-        v = v.values if isinstance(v, Iter) and isinstance(v.values, Obj) else v
         if not (isinstance(v, Obj) and v.cls is list and isinstance(items := v.slots["items"], Union)):
             return v
         return Union(items.tag, [Iter(self._while_same(v, items, alt)) for alt in items.alts])
@@ -204,16 +203,10 @@ class Containers(Operators):
 
     # ---------------------------------------------------------------------- iteration
 
-    def check_lazy(self, v: Any) -> Any:
-        """Refuses an iterator whose items are all there already, where Python would compute them one by one."""
-        if isinstance(v, Iter) and isinstance(v.values, Obj):
-            raise Refused("an iterator with a condition is not used up at once", "write list(...)")
-        return v
-
     def lazily(self, v: Any) -> Iterator[Any]:
         """The values that a `for` over v takes, one after the other, because a list may change in between."""
         if isinstance(v, Iter):
-            return self.check_lazy(v).values
+            return v.values
         if isinstance(v, Obj) and v.cls is list:
             return self.of_list(v, 0, 1)
         if is_dict(v):
@@ -240,8 +233,6 @@ class Containers(Operators):
 
     def iterate(self, v: Any) -> Items:
         """The values that a `for` over v takes."""
-        if isinstance(v, Iter) and isinstance(v.values, Obj):
-            return self.items(v.values)
         return self._constants(v) if isinstance(v, range) else tuple(self.lazily(v))
 
     def _constants(self, v: Any) -> Items:

@@ -26,6 +26,10 @@ def _names_of(*targets: ast.expr) -> frozenset[str]:
     return frozenset(n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name))
 
 
+# Functions that use up an iterator at once.
+_USE_UP = (sum, min, max, sorted, list, tuple)
+
+
 class Interpreter(Statements):
     """Evaluates expressions in a frame. It is the machine with all parts of the language."""
 
@@ -159,6 +163,10 @@ class Interpreter(Statements):
         return self.lifted(lambda v: self._call(self.get_attr(v, e.func.attr), e, env), box)
 
     def _call(self, f: Any, e: ast.Call, env: Obj) -> Any:
+        if any(f is g for g in _USE_UP) and len(e.args) == 1 and isinstance(e.args[0], ast.GeneratorExp):
+            # That its values are all computed at once cannot be seen, because it changes nothing.
+            with self.unchanged("a generator expression"):
+                return self.call(f, [self.comprehension(e.args[0], env)], {})
         args, kwargs = self._elements(e.args, env, kept=False), dict[str, Any]()
         for k in e.keywords:
             value = self.eval(k.value, env)
@@ -182,7 +190,7 @@ class Interpreter(Statements):
                     self.list_method(out, "append", [self.eval(e.elt, scope)])
                 return None
             g = e.generators[i]
-            it = self.check_lazy(self.eval(g.iter, scope if i else env))
+            it = self.eval(g.iter, scope if i else env)
 
             def run(items: Any) -> None:
                 for item in self.lazily(items):
@@ -198,11 +206,9 @@ class Interpreter(Statements):
 
     def eval_generatorexp(self, e: ast.GeneratorExp, env: Obj) -> Any:
         first = e.generators[0]
-        if len(e.generators) == 1 and not first.ifs:
-            return Iter(self._each(e, self.eval(first.iter, env), env))
-        # That its values are all computed at once cannot be seen, because it changes nothing and is used up at once.
-        with self.unchanged("a generator expression"):
-            return Iter(self.comprehension(e, env))
+        if len(e.generators) > 1 or first.ifs:
+            raise Refused("a generator expression with a condition is not used up at once", "write a list [...]")
+        return Iter(self._each(e, self.eval(first.iter, env), env))
 
     def _each(self, e: ast.GeneratorExp, items: Any, env: Obj) -> Iterator[Any]:
         target = e.generators[0].target

@@ -297,13 +297,12 @@ class Machine:
     def _compare(self, forms: Forms, values: Any, journal: Any, mark: int, found: Forms) -> None:
         """Joins the forms of what a turn leaves with those that it began with, place by place."""
         memo: dict[Obj, Form] = {}
-        outside, joining = next(Obj.births), Joining()
+        outside, joining = next(Obj.births), Joining(widening=True)
         for p, value in values.items():
             new = form_of(value, mark, memo)
             start = form_of(journal.get(p, value), outside, {})
             before = forms.get(p, start)
-            joined = joining.join(before, new)
-            found[p] = joined if p[1] == "$status" else widened(joined, before, set())
+            found[p] = (Joining() if p[1] == "$status" else joining).join(before, new)
             _check_carried(self.name_of(*p), before, new)
 
 

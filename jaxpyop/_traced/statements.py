@@ -52,6 +52,8 @@ class Statements(Functions):
     def if_normal(self, env: Obj, run: Callable[[], Any]) -> None:
         """Runs what follows, unless the block was left. On each side it is known whether it was."""
         status = env.slots["$status"]
+        if not isinstance(status, Num):
+            return run()
 
         def go() -> None:
             self.write(env, "$status", NORMAL)
@@ -61,7 +63,7 @@ class Statements(Functions):
             left = status.hi if status.hi == NORMAL + 1 else Num("i", status.val, NORMAL + 1, status.hi)
             self.write(env, "$status", left)
 
-        self.branch(self.truth(num_compare(operator.eq, status, NORMAL)), go, skip)
+        return self.branch(self.truth(num_compare(operator.eq, status, NORMAL)), go, skip)
 
     # ------------------------------------------------------------ simple statements
 
@@ -250,7 +252,7 @@ class Statements(Functions):
             self.write(env, "$status", NORMAL)
 
     def do_for(self, s: ast.For, env: Obj) -> None:
-        it = self.known_length(self.check_lazy(self.eval(s.iter, env)))
+        it = self.known_length(self.eval(s.iter, env))
         self.lifted(lambda i: self._for_range(s, i, env) if isinstance(i, TracedRange) else self._for(s, i, env), it)
 
     def _for(self, s: ast.For, items: Any, env: Obj) -> None:
@@ -260,33 +262,31 @@ class Statements(Functions):
 
         values = self.lazily(items)
         for n in itertools.count():
-            status = env.slots["$status"]
-            left = isinstance(status, Num)
-            # After an exit that depends on values, it is not known whether Python takes another one. So it must change
-            # nothing, and no loop may begin in it if Python does not.
-            stays = (self.truth(num_compare(operator.eq, status, NORMAL)), True) if left else None
-            taken = self.having(taken=(*self.taken, stays)) if left else contextlib.nullcontext()
-            with taken, self._only_reading() if left else contextlib.nullcontext():
-                if (item := next(values, UNDEF)) is UNDEF:
-                    break
+            left = isinstance(env.slots["$status"], Num)
+            with self._if_python_asks(env) if left else contextlib.nullcontext():
+                item = next(values, UNDEF)
+            if item is UNDEF:
+                break
             if left and isinstance(items, range) and len(items) - n > _UNROLLED:
                 # The other turns are one loop, because the program would grow with each of them.
                 rest = TracedRange(items[n], items.stop, items.step)
                 self.if_normal(env, functools.partial(self._for_range, s, rest, env, leave=False))
                 break
-            if left:
-                self.if_normal(env, lambda: turn(item))
-            else:
-                turn(item)
+            self.if_normal(env, functools.partial(turn, item))
             self._clear(s, env, BREAK)
             if env.slots["$status"] in (BREAK, RETURN):
                 break
         self._leave_loop(s, env)
 
     @contextlib.contextmanager
-    def _only_reading(self) -> Iterator[None]:
-        what = "an iterator in a loop with an exit"
-        with self.unchanged(what), self.not_raising(f"in {what}"):
+    def _if_python_asks(self, env: Obj) -> Iterator[None]:
+        """For the next item after an exit that depends on values: it is not known whether Python asks for it.
+
+        So it must change nothing, and no loop may begin in it if Python does not.
+        """
+        what, stays = "an iterator in a loop with an exit", num_compare(operator.eq, env.slots["$status"], NORMAL)
+        taken = self.having(taken=(*self.taken, (self.truth(stays), True)))
+        with taken, self.unchanged(what), self.not_raising(f"in {what}"):
             yield
 
     def _for_range(self, s: ast.For, r: TracedRange, env: Obj, leave: bool = True) -> None:

@@ -178,7 +178,7 @@ class Partial(Kind):
 
 @dataclasses.dataclass(eq=False)
 class Iter(Kind):
-    """An iterator over values, or over those of a list that nobody else has. It is used up at once, and not kept."""
+    """An iterator over values. It is used up at once, and not kept."""
 
     values: Any
 
@@ -198,7 +198,6 @@ class TracedRange(Kind):
 FAR, MOST_STEP, MOST = 2**52 + 24_181, 16, 2**62 - 1
 
 CONSTANT_TYPES = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), enum.Enum, np.dtype, np.generic)
-FUNCTIONS = (Closure, Partial)
 
 
 def is_array(v: Any) -> bool:

@@ -185,16 +185,6 @@ def num_binary(op: type, a: Any, b: Any) -> Num:
         return rule(op, a, b, kind)
 
 
-def _bits(op: type, a: Any, b: Any, kind: str) -> Num:
-    if kind not in "bi":
-        raise Refused(f"{op.__name__} of floats")
-    val = PYTHON_OPS[op](raw(a, kind), raw(b, kind))
-    if kind == "b":
-        return Num("b", val)
-    top = 2 ** (int(max(map(abs, (*bounds(a), *bounds(b))))).bit_length())
-    return integer(val, 0 if bounds(a)[0] >= 0 and bounds(b)[0] >= 0 else -top, top)
-
-
 def _arithmetic(op: type, a: Any, b: Any, kind: str) -> Num:
     kind = "i" if kind == "b" else kind
     x, y = raw(a, kind), raw(b, kind)
@@ -263,7 +253,6 @@ def _check_overflow(val: Any, *given: Any, text: str = "Numerical result out of 
 
 
 _RULES: dict[type, Callable[..., Num]] = {
-    **dict.fromkeys((ast.BitAnd, ast.BitOr, ast.BitXor), _bits),
     **dict.fromkeys((ast.Add, ast.Sub, ast.Mult), _arithmetic),
     **dict.fromkeys((ast.FloorDiv, ast.Mod), _floor_divide),
     ast.Div: _divide,
