@@ -97,7 +97,10 @@ class _Raising:
     Attributes:
         traced: the function that raises them in Python.
         errors: the errors, of which the first has the number 1.
+        why_not_saved: what `jaxpyop.export` says, because another process could not find the errors again.
     """
+
+    why_not_saved = "a traced function that may raise; write mode='eager', or set jaxpyop.config.errors to 'refuse'"
 
     def __init__(self, traced: Callable[..., Any], errors: Sequence[Exception]) -> None:
         self.traced = traced

@@ -123,7 +123,7 @@ METHODS: dict[type, frozenset[str]] = {
     """),
     At: _set("add apply divide get max min mul multiply power set"),
     list: _set("append clear copy extend insert pop reverse"),
-    dict: _set("copy get items keys pop update values"),
+    dict: _set("copy get items keys update values"),
     str: _set("count endswith find format join lower lstrip replace rstrip split startswith strip title upper"),
     np.ndarray: _set("astype copy max mean min prod reshape std sum tolist var"),
     float: _set("is_integer"),

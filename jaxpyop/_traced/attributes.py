@@ -100,10 +100,9 @@ class Attributes(Containers):
         if not isinstance(v, Obj) or v.cls in METHODS:
             raise Refused(f"`.{name}` of a {name_of_type(v)} from outside is changed", CHANGES)
         found = self.class_attribute(v.cls, name)
-        if found is not UNDEF and not isinstance(found, (types.FunctionType, *CONSTANT_TYPES)):
-            raise Refused("a property or a descriptor is set")
-        if self.class_attribute(v.cls, "__setattr__") is not UNDEF:
-            raise PyRaise(AttributeError(f"cannot assign to field {name!r}"))
+        plain = found is UNDEF or isinstance(found, (types.FunctionType, *CONSTANT_TYPES))
+        if not plain or self.class_attribute(v.cls, "__setattr__") is not UNDEF:
+            raise Refused(f"`.{name}`, a property or an attribute of a frozen dataclass, is set", "make a new object")
         self.write(v, name, value)
 
 

@@ -34,7 +34,10 @@ class Calls(Attributes):
         args = list(args)
         key = id(f)
         if key in BUILTINS:
-            return self.python_arguments(BUILTINS[key], args, kwargs)
+            try:
+                return BUILTINS[key](self, *args, **kwargs)
+            except TypeError as e:
+                raise Refused(f"arguments that are not in the language: {e}") from e
         if not isinstance(f, (Method, Partial)) and any(isinstance(v, Iter) for v in (*args, *kwargs.values())):
             raise Refused("an iterator is given to a function, and not used up at once", "write list(...)")
         if key in OF_MATH:
@@ -70,12 +73,6 @@ class Calls(Attributes):
         if isinstance(found, types.FunctionType) and module_of(type(f)) not in (*LIBRARIES, "functools"):
             return self.call(Partial(found, (f,)), args, kwargs)
         raise Refused(f"`{name_of_function(f)}` is not in the language", OUTSIDE)
-
-    def python_arguments(self, f: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
-        try:
-            return f(self, *args, **kwargs)
-        except TypeError as e:
-            raise Refused(f"arguments that are not in the language: {e}") from e
 
     def _math(self, f: Any, args: tuple[Any, ...]) -> Any:
         if any(isinstance(x, Num) or is_array(x) for x in args):

@@ -289,12 +289,7 @@ class Containers(Operators):
             for k, x in itertools.chain(self.pairs(args[0]) if args else (), kwargs.items()):
                 self.set_item(v, k, x)
             return None
-        if name == "copy":
-            return self.new_dict(self.items(v))
-        found = self.get_item(v, args[0]) if len(args) == 1 else self.dict_method(v, "get", args, {})
-        self.need_constant(args[0])
-        self.with_items(v, lambda items: ([(k, x) for k, x in items if k != args[0]], None))
-        return found
+        return self.new_dict(self.items(v))  # copy
 
     def pairs(self, v: Any) -> Any:
         """The (key, value) pairs of a dict, or of a sequence of pairs."""

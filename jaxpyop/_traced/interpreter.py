@@ -309,7 +309,7 @@ def _results(m: Interpreter, v: Any) -> Any:
     def result(x: Any) -> Any:
         if isinstance(x, Union):
             return Either(lambda f: m.lifted(lambda a: _of_path(m, f, a), x))
-        if not isinstance(x, (Num, Obj, Closure)) and is_of_the_program(x):
+        if not isinstance(x, (Num, Obj, Closure)) and any_part(lambda part: isinstance(part, Kind), x):
             raise Refused(f"a {name_of_type(x)} is returned")
         return x
 

@@ -62,7 +62,7 @@ class Machine:
 
     def write(self, obj: Obj, key: str, value: Any) -> None:
         """Changes a slot. Nothing else does."""
-        if _has_iterator(value):
+        if any_part(lambda v: isinstance(v, Iter), value):
             raise Refused("an iterator is kept, and not used up at once", "write list(...)")
         if obj.birth < self.floor[0] and obj is not self.raised:
             raise Refused(f"{self.floor[1]} changes a variable or an object of its caller", "return the value")
@@ -99,10 +99,8 @@ class Machine:
         journal: dict[Place, Any] = {}
         self.journal.append(journal)
         try:
-            yield journal
-        except PyRaise as e:
-            e.on_a_path = True
-            raise
+            with self.not_raising(self.unable):
+                yield journal
         finally:
             for (obj, key), old in self.journal.pop().items():
                 _put(obj, key, old)
@@ -311,11 +309,6 @@ def _why_no_call() -> str:
     if config.errors == "refuse":
         return "and jaxpyop.config.errors is 'refuse'"
     return "" if core.all_have_callbacks() else "and a backend of this process cannot call Python"
-
-
-def _has_iterator(v: Any) -> bool:
-    group = split(v) if isinstance(v, (tuple, Partial, Closure)) else None
-    return isinstance(v, Iter) or (group is not None and any(map(_has_iterator, group[1])))
 
 
 def _is_over(place: Place, forms: Forms, now: Forms) -> bool:

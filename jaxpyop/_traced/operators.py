@@ -168,9 +168,10 @@ class Operators(Machine):
         return x is y
 
     def _compare_values(self, op: type, a: Any, b: Any) -> Any:
-        a, b = map(_without_enum, (a, b))
         if any(isinstance(v, Obj) and v.cls not in (list, dict) for v in (a, b)):
             raise Refused("a comparison of objects", "compare their attributes")
+        if any(isinstance(v, enum.Enum) and type(v).__eq__ is not object.__eq__ for v in (a, b)):
+            raise Refused("a comparison of an enum that is a number or a text, too", "compare its value, or write `is`")
         differs = op in (ast.Eq, ast.NotEq) and any(v is None or isinstance(v, (str, enum.Enum)) for v in (a, b))
         if differs and any(is_array(v) or isinstance(v, (Kind, tuple)) for v in (a, b)):
             return op is ast.NotEq
@@ -207,15 +208,6 @@ class Operators(Machine):
         if may_be_nan(a) and may_be_nan(b):
             raise Refused("Python asks whether two floats are one object, which is not known", "compare them by ==")
         return self.truth(self.compare(ast.Eq, a, b))
-
-
-def _without_enum(v: Any) -> Any:
-    """The number or text that an enum of these is. Its `value` may be another one."""
-    kinds: dict[type, Any] = {int: int, float: float, str: str.__str__}
-    plain = next((f for kind, f in kinds.items() if isinstance(v, kind)), None)
-    if isinstance(v, enum.Enum) and type(v).__eq__ not in (object.__eq__, int.__eq__, float.__eq__, str.__eq__):
-        raise Refused(f"a comparison of {type(v).__name__}, which has an __eq__ of its own")
-    return plain(v) if plain and isinstance(v, enum.Enum) else v
 
 
 def _kept_zero(v: Any, other: Any) -> Any:

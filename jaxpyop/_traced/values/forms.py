@@ -99,15 +99,13 @@ def split(v: Any) -> tuple[Any, tuple[Any, ...], Callable[[list[Any]], Any]] | N
         keys = tuple(v.kwargs)
         build = lambda xs: Partial(xs[0], xs[1], dict(zip(keys, xs[2])))
         return (Partial, keys), (v.func, v.args, tuple(v.kwargs.values())), build
-    if isinstance(v, TracedRange):
-        return (TracedRange, v.step), (v.start, v.stop), lambda xs: TracedRange(xs[0], xs[1], v.step)
     return None
 
 
-def is_of_the_program(v: Any) -> bool:
-    """Whether a value, or a part of it, is none of Python's. Nothing but the interpreter may see it."""
+def any_part(test: Callable[[Any], bool], v: Any) -> bool:
+    """Whether a value, or a part of it, passes a test."""
     group = split(v)
-    return isinstance(v, Kind) or (group is not None and any(map(is_of_the_program, group[1])))
+    return test(v) or (group is not None and any(any_part(test, part) for part in group[1]))
 
 
 def form_of(v: Any, mark: int, memo: dict[Obj, Form]) -> Form:
