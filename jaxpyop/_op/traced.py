@@ -65,7 +65,8 @@ def trace(op: Op, inputs: Inputs, call_host: Callable[[Op, Any], Any], arrays: S
         reason = f"mode='traced' is not possible on public JAX alone ({_jaxcore.WHY_PORTABLE}); write mode=\"eager\""
         raise UntraceableError(f"{op.title}: {reason}", reason)
 
-    if any(map(_can_change, inputs.leaves)):
+    can_change = lambda value: isinstance(value, (list, dict, set))
+    if any(map(can_change, jax.tree.leaves(tuple(inputs.leaves), is_leaf=can_change))):
         reason = "jaxpyop.static holds a list or a dict, which func may change; pass a tuple, or read it as a global"
         raise UntraceableError(f'{op.title}: {reason}; or write mode="eager"', reason)
 
@@ -100,7 +101,7 @@ class _Raising:
         why_not_saved: what `jaxpyop.export` says, because another process could not find the errors again.
     """
 
-    why_not_saved = "a traced function that may raise; write mode='eager', or set jaxpyop.config.errors to 'refuse'"
+    why_not_saved = "the errors of a traced function are in no file; write mode='eager', or change what may raise"
 
     def __init__(self, traced: Callable[..., Any], errors: Sequence[Exception]) -> None:
         self.traced = traced
@@ -139,10 +140,6 @@ def _raising(op: Op, call_host: Any, number: Any, errors: Any, outs: list[Any], 
         return jnp.where(found != 0, other, out)
 
     return list(map(checked, outs))
-
-
-def _can_change(value: Any) -> bool:
-    return isinstance(value, (list, dict, set)) or (isinstance(value, tuple) and any(map(_can_change, value)))
 
 
 def _reason(error: Refused) -> str:

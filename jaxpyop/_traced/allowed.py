@@ -27,10 +27,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxpyop._traced.operators import name_of_type
+from jaxpyop._traced.operators import name_of_type, type_of
 from jaxpyop._traced.values import *
-
-M = Any  # the machine with all calls, `Calls`, which is built on this module
 
 
 def _set(names: str) -> frozenset[str]:
@@ -73,10 +71,8 @@ normal permutation poisson PRNGKey rademacher randint split truncated_normal uni
 _LINALG = "cholesky cond det eigh eigvalsh inv lstsq matrix_power norm pinv qr slogdet solve svd"
 _SPECIAL = "betainc digamma entr erf erfc erfinv expit gammaln i0 i1 log_ndtr logit logsumexp ndtr ndtri xlog1py xlogy"
 _TREE = "all flatten leaves map reduce structure transpose unflatten"
-_JAX = """
-checkpoint device_put eval_shape grad hessian jacfwd jacrev jit jvp linearize named_scope ShapeDtypeStruct
-value_and_grad vjp vmap
-"""
+_TREE_UTIL = "tree_map tree_leaves tree_flatten tree_unflatten tree_structure tree_reduce Partial"
+_JAX = "checkpoint device_put eval_shape grad hessian jacfwd jacrev jit jvp named_scope value_and_grad vjp vmap"
 _NUMPY = """
 arange array asarray cos exp eye finfo float32 float64 full iinfo int32 int64 isfinite isinf isnan linspace log ones
 prod sin sqrt zeros
@@ -84,11 +80,12 @@ prod sin sqrt zeros
 
 _MODULES: tuple[tuple[types.ModuleType, str], ...] = (
     *((jnp, _JNP), (lax, _LAX), (jax.nn, _NN), (jax.random, _RANDOM), (jnp.linalg, _LINALG)),
-    *((jax.scipy.special, _SPECIAL), (jax.tree, _TREE), (jax, _JAX), (jax.debug, "print")),
+    *((jax.scipy.special, _SPECIAL), (jax.tree, _TREE), (jax, _JAX)),
+    *((jax.debug, "print"), (jax, "ShapeDtypeStruct linearize")),
     (jax.dtypes, "canonicalize_dtype result_type"),
     (jax.scipy.linalg, "cho_factor cho_solve solve_triangular"),
     (jnp.fft, "fft ifft rfft irfft fftfreq"),
-    (jax.tree_util, "tree_map tree_leaves tree_flatten tree_unflatten tree_structure tree_reduce Partial"),
+    (jax.tree_util, _TREE_UTIL),
 )
 
 
@@ -104,11 +101,7 @@ def _named(module: Any, names: str) -> dict[int, Any]:
 # By id, because some are compared in ways of their own. The functions are kept, so that no id is used again.
 OF_JAX: dict[int, Any] = {key: f for module, names in _MODULES for key, f in _named(module, names).items()}
 # They may hand a number of Python on as it is.
-OF_TREES = (
-    _named(jax.tree, _TREE)
-    | _named(jax.tree_util, "tree_map tree_leaves tree_flatten tree_unflatten tree_reduce")
-    | _named(lax, "stop_gradient switch")
-)
+OF_TREES = _named(jax.tree, _TREE) | _named(jax.tree_util, _TREE_UTIL) | _named(lax, "stop_gradient switch")
 OF_NUMPY = _named(np, _NUMPY) | _named(jnp, "finfo iinfo")
 OF_MATH: dict[int, Any] = {id(f): f for name, f in vars(math).items() if callable(f) and not name.startswith("_")}
 
@@ -126,8 +119,6 @@ METHODS: dict[type, frozenset[str]] = {
     dict: _set("copy get items keys update values"),
     str: _set("count endswith find format join lower lstrip replace rstrip split startswith strip title upper"),
     np.ndarray: _set("astype copy max mean min prod reshape std sum tolist var"),
-    float: _set("is_integer"),
-    int: _set("bit_length"),
 }
 DATA: tuple[tuple[Any, frozenset[str]], ...] = (
     (jax.Array, _set("T dtype imag itemsize mT nbytes ndim real shape size weak_type")),
@@ -136,7 +127,6 @@ DATA: tuple[tuple[Any, frozenset[str]], ...] = (
     ((np.ndarray, np.generic), _set("T dtype ndim shape size")),
     (np.dtype, _set("itemsize kind name")),
     ((np.finfo, np.iinfo, jnp.finfo, jnp.iinfo), _set("bits dtype eps max min smallest_normal tiny")),
-    ((int, float, complex), _set("imag real")),
 )
 
 # What a class of which the program makes objects may not have, because the interpreter does not call it.
@@ -155,18 +145,15 @@ def _of_list(f: Callable[..., Any]) -> Callable[..., Any]:
     Python computes the items of an iterator while the function runs, which nobody sees if they change nothing.
     """
 
-    def g(m: M, it: Any, *args: Any, **kwargs: Any) -> Any:
-        def of(i: Any) -> Any:
-            with m.unchanged("an iterator"):
-                items = m.iterate(i)
-            return f(m, items, *args, **kwargs)
+    def of(m: Any, items: Any, args: Any, kwargs: Any) -> Any:
+        with m.unchanged("an iterator"):
+            items = m.iterate(items)
+        return f(m, items, *args, **kwargs)
 
-        return m.lifted(of, m.known_length(it))
-
-    return g
+    return lambda m, it, *args, **kwargs: m.lifted(lambda i: of(m, i, args, kwargs), m.known_length(it))
 
 
-def _sum(m: M, items: Any, start: Any = 0) -> Any:
+def _sum(m: Any, items: Any, start: Any = 0) -> Any:
     terms = [x for x in (start, *items) if is_scalar(x) and not (type(x) is int and x == 0)]
     is_traced, has_floats = any(isinstance(x, Num) for x in terms), any(kind_of(x) == "f" for x in terms)
     if sys.version_info >= (3, 12) and len(terms) > 2 and is_traced and has_floats:
@@ -179,14 +166,14 @@ def _sum(m: M, items: Any, start: Any = 0) -> Any:
     return start
 
 
-def _reduce(m: M, f: Any, it: Any, *start: Any) -> Any:
+def _reduce(m: Any, f: Any, it: Any, *start: Any) -> Any:
     return m.python(functools.reduce, lambda a, b: m.call(f, [a, b], {}), itertools.chain(start, m.lazily(it)))
 
 
 def _extreme(op: type) -> Callable[..., Any]:
     """`min` or `max`."""
 
-    def of(m: M, items: Any) -> Any:
+    def of(m: Any, items: Any) -> Any:
         if not items:
             return m.python(max, ())
         return functools.reduce(lambda best, x: _one_of_two(m, op, best, x), items)
@@ -194,7 +181,7 @@ def _extreme(op: type) -> Callable[..., Any]:
     return lambda m, *args: _of_list(of)(m, args[0]) if len(args) == 1 else of(m, args)
 
 
-def _one_of_two(m: M, op: type, old: Any, new: Any) -> Any:
+def _one_of_two(m: Any, op: type, old: Any, new: Any) -> Any:
     better = m.compare(op, new, old)
     if isinstance(better, Num) and is_scalar(old) and is_scalar(new) and kind_of(old) == kind_of(new):
         ends = map(min if op is ast.Lt else max, bounds(new), bounds(old))
@@ -202,14 +189,13 @@ def _one_of_two(m: M, op: type, old: Any, new: Any) -> Any:
     return m.branch(m.truth(better), lambda: new, lambda: old)
 
 
-def _sorted(m: M, items: Any, reverse: Any = False) -> Any:
+def _sorted(m: Any, items: Any, reverse: Any = False) -> Any:
     if any(is_array(x) or isinstance(x, Kind) for x in items):
         raise Refused("sorted() of traced values", "use jnp.sort")
-    m.need_constant(*items)
-    return m.new_list(m.python(sorted, items, reverse=reverse))
+    return m.new_list(m.of_constants(sorted, [items], {"reverse": reverse}))
 
 
-def _range(m: M, *args: Any) -> Any:
+def _range(m: Any, *args: Any) -> Any:
     given = [of_array(a) if is_array(a) else a for a in args]
 
     def of(*args: Any) -> Any:
@@ -224,7 +210,7 @@ def _range(m: M, *args: Any) -> Any:
     return m.lifted(of, *given)
 
 
-def _float(m: M, v: Any) -> Any:
+def _float(m: Any, v: Any) -> Any:
     if is_array(v):
         return m.number_of(v, "f")
     if isinstance(v, Num):
@@ -232,14 +218,14 @@ def _float(m: M, v: Any) -> Any:
     return m.of_constants(float, [v], {})
 
 
-def _int(m: M, v: Any, *rest: Any) -> Any:
+def _int(m: Any, v: Any, *rest: Any) -> Any:
     v = of_array(v) if is_array(v) and not rest else v
     if isinstance(v, Num) and not rest:
         return to_int(jnp.trunc, v)
     return m.of_constants(int, [v, *rest], {})
 
 
-def _round(m: M, v: Any, digits: Any = None) -> Any:
+def _round(m: Any, v: Any, digits: Any = None) -> Any:
     if is_array(v) and digits is not None:
         return m.python(jnp.round, v, digits)
     if isinstance(v, Num) and digits is None:
@@ -247,35 +233,26 @@ def _round(m: M, v: Any, digits: Any = None) -> Any:
     return m.of_constants(round, [v, digits], {})
 
 
-def _abs(m: M, v: Any) -> Any:
+def _abs(m: Any, v: Any) -> Any:
     if isinstance(v, Num):
         kind, (lo, hi) = "i" if v.kind == "b" else v.kind, bounds(v)
         return Num(kind, wide(lax.abs, raw(v, kind)), max(0, lo, -hi), max(abs(lo), abs(hi)))
-    if not is_array(v):
-        m.need_constant(v)
-    return m.python(abs, v)
+    return m.python(abs, v) if is_array(v) else m.of_constants(abs, [v], {})
 
 
-def _isinstance(m: M, v: Any, t: Any) -> Any:
+def _isinstance(m: Any, v: Any, t: Any) -> Any:
     ts = t if isinstance(t, tuple) else (t,)
     if any(type(c) not in (type, type(jax.Array)) for c in ts):
         raise Refused("isinstance of a type that decides for itself")
-    if isinstance(v, Num):
-        own = {"b": (bool, int), "i": (int,), "f": (float,)}[v.kind]
-        return any(c in own or c is object for c in ts)
-    if is_array(v):
-        return any(c in (jax.Array, object) for c in ts)
-    if isinstance(v, Obj):
-        return any(isinstance(v.cls, type) and issubclass(v.cls, c) for c in ts)
-    if not isinstance(v, (tuple, list, dict, *CONSTANT_TYPES)):
+    if not (is_array(v) or isinstance(v, (Num, Obj, tuple, list, dict, *CONSTANT_TYPES))):
         raise Refused(f"isinstance of a {name_of_type(v)}")
-    return m.python(isinstance, v, ts)
+    return any(issubclass(type_of(v), c) for c in ts)
 
 
 def _any(end: bool) -> Callable[..., Any]:
     """`any` or `all`: the result `end` comes with the first item that has it, and no further item is asked for."""
 
-    def of(m: M, values: Iterator[Any]) -> Any:
+    def of(m: Any, values: Iterator[Any]) -> Any:
         if (x := next(values, UNDEF)) is UNDEF:
             return not end
         return m.branch(m.truth(x if end else m.not_(x)), lambda: end, lambda: of(m, values))
@@ -283,7 +260,7 @@ def _any(end: bool) -> Callable[..., Any]:
     return lambda m, v: m.lifted(lambda i: of(m, m.lazily(i)), m.known_length(v))
 
 
-def _reversed(m: M, it: Any) -> Any:
+def _reversed(m: Any, it: Any) -> Any:
     if isinstance(it, Obj) and it.cls is list:
         return Iter(m.of_list(it, len(m.items(it)) - 1, -1))
     if not isinstance(it, (tuple, range)) and not is_array(it):
@@ -291,24 +268,19 @@ def _reversed(m: M, it: Any) -> Any:
     return Iter(iter(m.iterate(it)[::-1]))
 
 
-def _zip(m: M, *its: Any, strict: Any = False) -> Any:
+def _zip(m: Any, *its: Any, strict: Any = False) -> Any:
     if strict and len({m.python(int, m.length(it)) for it in its}) > 1:
         raise PyRaise(ValueError("zip() of arguments of several lengths"))
     return Iter(zip(*map(m.lazily, its)))
 
 
-def _enumerate(m: M, it: Any, start: Any = 0) -> Any:
-    m.need_constant(start)
-    return Iter(enumerate(m.lazily(it), start))
-
-
-def _dict(m: M, *args: Any, **kwargs: Any) -> Any:
+def _dict(m: Any, *args: Any, **kwargs: Any) -> Any:
     out = m.new_dict()
     m.dict_method(out, "update", args, kwargs)
     return out
 
 
-def _replace(m: M, obj: Any, **changes: Any) -> Any:
+def _replace(m: Any, obj: Any, **changes: Any) -> Any:
     cls = obj.cls if isinstance(obj, Obj) else type(obj)
     values = {f.name: m.get_attr(obj, f.name) for f in dataclasses.fields(cls) if f.init}
     return m.call(cls, [], {**values, **changes})
@@ -323,7 +295,7 @@ def _one(f: Callable[..., Any]) -> Callable[..., Any]:
     return lambda m, v=0, *rest, **kwargs: m.lifted(lambda a: f(m, a, *rest, **kwargs), v)
 
 
-def _hasattr(m: M, v: Any, name: str) -> bool:
+def _hasattr(m: Any, v: Any, name: str) -> bool:
     if not (is_array(v) and name in ("dtype", "shape", "ndim", "size")) and not isinstance(v, CONSTANT_TYPES):
         raise Refused(f"hasattr(v, {name!r}) of a {name_of_type(v)}", "use isinstance")
     return is_array(v) or hasattr(v, name)
@@ -337,7 +309,7 @@ ROWS: list[tuple[Any, Callable[..., Any]]] = [
     *((zip, _zip), (dict, _dict), (functools.reduce, _reduce)),
     (dataclasses.replace, _one(_replace)),
     (map, lambda m, f, *its: Iter(map(lambda *xs: m.call(f, xs, {}), *map(m.lazily, its)))),
-    (enumerate, _enumerate),
+    (enumerate, lambda m, it, start=0: Iter(enumerate(m.lazily(it), start))),
     (bool, lambda m, v=False: m.truth_value(v)),
     (len, lambda m, v: m.lifted(m.length, v)),
     (list, lambda m, v=(): m.lifted(lambda i: m.new_list(m.iterate(i)), m.known_length(v))),

@@ -17,13 +17,12 @@ import numpy as np
 from jaxpyop import _jaxcore as core
 from jaxpyop._config import config
 from jaxpyop._traced.allowed import BUILTINS, NOT_IN_CLASSES, OF_JAX, OF_MATH, OF_NUMPY, OF_TREES
-from jaxpyop._traced.attributes import LIBRARIES, Attributes, module_of
-from jaxpyop._traced.containers import check_namedtuple
+from jaxpyop._traced.containers import LIBRARIES, Containers, module_of
 from jaxpyop._traced.operators import name_of_type
 from jaxpyop._traced.values import *
 
 
-class Calls(Attributes):
+class Calls(Containers):
     """Calls of everything but functions of the user, which `Functions` interprets."""
 
     call_user: Callable[..., Any]
@@ -61,10 +60,10 @@ class Calls(Attributes):
             return self.call_jax(f.func, args, kwargs)
         if isinstance(f, type):
             return self._construct(f, args, kwargs)
-        kind = type(f).__name__
-        if kind == "partial" and module_of(type(f)) == "functools":
+        if isinstance(f, functools.partial):
             return self.call(f.func, [*map(self.outside, f.args), *args], {**f.keywords, **kwargs})
-        if kind == "PjitFunction" and isinstance(wrapped := getattr(f, "__wrapped__", None), types.FunctionType):
+        wrapped = getattr(f, "__wrapped__", None)
+        if type(f).__name__ == "PjitFunction" and isinstance(wrapped, types.FunctionType):
             # As a compiled function, so that its arguments and results are what JAX makes of them.
             if core.has_static_arguments(f):
                 raise Refused(f"`{name_of_function(f)}`, which is compiled with static arguments", OUTSIDE)
@@ -151,7 +150,8 @@ class Calls(Attributes):
             return self.from_jax(self.python(f, *given[:count], **dict(zip(kwargs, given[count:]))))
 
         run = lambda: self.lifted(called, *args, *kwargs.values())
-        return self.unless_raised(run) if f in _NOT_AFTER_AN_ERROR else run()
+        # Once Python has raised, nobody asks for what it gives.
+        return self.branch(self.unraised(), run, lambda: UNSEEN) if f in _NOT_AFTER_AN_ERROR else run()
 
     def _check_casts(self, f: Any, values: list[Any]) -> None:
         """Refuses a number of Python that a function of JAX casts to a dtype by way of another one."""
@@ -173,12 +173,7 @@ class Calls(Attributes):
     def number_of(self, x: Any, kind: str = "") -> Num:
         """The Python number that an array is, which has no derivative: `config.constants` may ask for an error."""
         if config.constants == "error" and core.is_inexact(x):
-            what = f"{self.label}: {self.line[0]}:{self.line[1]}: float(x) makes a constant of a differentiated"
-            text = (
-                f"{what} {jax.typeof(x).str_short()}, whose derivative is zero. Use x itself, or "
-                "jax.lax.stop_gradient(x) if you want a constant (jaxpyop.config.constants is 'error')"
-            )
-            x = _never_differentiated(x, text)
+            x = _never_differentiated(x, f"{self.label}: {self.line[0]}:{self.line[1]}")
         return of_array(x, kind)
 
     # --------------------------------------------------------------------- methods
@@ -190,7 +185,7 @@ class Calls(Attributes):
             return self.call_jax(getattr(v, name), args, kwargs)
         if isinstance(v, At):
             return self.call_jax(getattr(v.array.at[self.array_index(v.index)], name), args, kwargs)
-        if isinstance(v, (str, int, float, np.ndarray)):
+        if isinstance(v, (str, np.ndarray)):
             args = [self.iterate(a) if isinstance(a, (Obj, Iter)) else a for a in args]
             out = self.of_constants(getattr(v, name), args, kwargs)
             return self.new_list(out) if type(out) is list else out
@@ -254,14 +249,18 @@ class Calls(Attributes):
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
-def _never_differentiated(x: Any, text: str) -> Any:
+def _never_differentiated(x: Any, where: str) -> Any:
     """Returns `x`. Differentiating it raises an error, because the derivative would be zero without a warning."""
     return x
 
 
 @_never_differentiated.defjvp
-def _raise(text: str, primals: Any, tangents: Any) -> Any:
-    raise TypeError(text)
+def _raise(where: str, primals: Any, tangents: Any) -> Any:
+    raise TypeError(
+        f"{where}: float(x) makes a constant of a differentiated {jax.typeof(primals[0]).str_short()}, whose "
+        "derivative is zero. Use x itself, or jax.lax.stop_gradient(x) if you want a constant "
+        "(jaxpyop.config.constants is 'error')"
+    )
 
 
 # They have an effect, or might not end.

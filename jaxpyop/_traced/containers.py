@@ -1,21 +1,20 @@
-"""Lists, dicts, tuples: items, iteration, and the methods of built-in types."""
+"""What values hold: the items of lists, dicts, tuples and arrays, iteration, attributes, methods of lists and dicts."""
 
 from __future__ import annotations
 
-import ast
 import enum
 import itertools
 import operator
 import types
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxpyop._traced.operators import Operators, name_of_type
+from jaxpyop._traced.allowed import DATA, METHODS
+from jaxpyop._traced.operators import Operators, name_of_type, type_of
 from jaxpyop._traced.values import *
 
 # A loop over more constants than these is refused, because the program grows with each turn.
@@ -23,10 +22,19 @@ _MOST_TURNS = 4096
 # A traced index with more values than these is refused for a list.
 _MOST_INDICES = 12
 Items = tuple[Any, ...]
+# How classes look up attributes that do nothing of their own.
+_PLAIN = (object.__getattribute__, types.SimpleNamespace.__getattribute__, tuple.__getattribute__)
+LIBRARIES = ("jax", "jaxlib", "numpy", "builtins")
+CHANGES = 'return the new value, make it in the function, or write mode="eager" and stateful=True'
+
+
+def module_of(v: Any) -> str:
+    """The package in which a function or a class was written."""
+    return (getattr(v, "__module__", None) or "").split(".")[0]
 
 
 class Containers(Operators):
-    """Items of lists, dicts, tuples and arrays."""
+    """Items and attributes are read and set."""
 
     def new_list(self, items: Any) -> Obj:
         return Obj(list, {"items": tuple(items)})
@@ -85,18 +93,6 @@ class Containers(Operators):
             return self.python(len, v)
         raise Refused(f"len of a {name_of_type(v)}")
 
-    def small(self, v: Any) -> Any:
-        """A traced number with few values as a Union of them."""
-        if not isinstance(v, Num):
-            return v
-        lo, hi = bounds(v)
-        if v.kind not in "bi" or hi - lo >= _MOST_INDICES:
-            raise Refused("a traced number where Python needs its value", "bound it by the test of an if or a loop")
-        alts = (False, True) if v.kind == "b" else tuple(range(lo, hi + 1))
-        with jax.enable_x64(True):
-            tag = sum((jnp.where(v.val == raw(a, v.kind), np.int32(i), np.int32(0)) for i, a in enumerate(alts)), 0)
-            return Union(lax.convert_element_type(tag, np.int32), list(alts))
-
     # ----------------------------------------------------------------- items are read
 
     def get_item(self, box: Any, key: Any) -> Any:
@@ -135,39 +131,33 @@ class Containers(Operators):
         return key
 
     def _value_of_key(self, items: Items, key: Any, default: Any = UNDEF) -> Any:
-        def none() -> Any:
-            if default is UNDEF:
-                raise PyRaise(KeyError("a key that is not known" if isinstance(key, Num) else key))
-            return default
-
-        if isinstance(key, Num):
-            has = lambda i: self.truth(self.compare(ast.Eq, items[i][0], key))
-            return self.first(len(items), has, lambda i: items[i][1], none)
         self.need_constant(key)
         found = [v for a, v in items if a is key or a == key]
-        return found[0] if found else none()
+        if not found and default is UNDEF:
+            raise PyRaise(KeyError(key))
+        return found[0] if found else default
 
     def _of_tuple(self, items: Items, key: Any) -> Any:
         return self.lifted(lambda k: self.python(operator.getitem, items, k), self.index(len(items), key))
 
     def index(self, length: int, key: Any) -> Any:
         """An index of a list or a tuple. A traced one becomes a Union of all indices that there are."""
-        if is_array(key):
-            if not jnp.issubdtype(key.dtype, jnp.integer):
-                raise PyRaise(TypeError("only integer arrays can be an index"))
-            key = of_array(key)
-        if type(key) is int and not -length <= key < length:
-            raise PyRaise(IndexError("list index out of range"))
-        if not isinstance(key, Num) or key.kind != "i":
-            return self.small(key)
-        lo, hi = bounds(key)
+        if (isinstance(key, Num) and key.kind == "f") or (is_array(key) and not jnp.issubdtype(key.dtype, jnp.integer)):
+            raise PyRaise(TypeError("only integers can be an index"))
+        key = of_array(key) if is_array(key) else key
+        if not isinstance(key, Num):
+            return key
+        (lo, hi), val = bounds(key), raw(key, "i")
         if not length or lo >= length or hi < -length:
             raise PyRaise(IndexError("list index out of range"))
         if lo < -length or hi >= length:
-            raise_if(wide(lambda: (key.val < -length) | (key.val >= length)), IndexError, "list index out of range")
-        val = key.val if lo >= 0 else wide(lambda: jnp.where(key.val < 0, key.val + length, key.val))
-        ends = (0, length - 1) if lo < 0 else (lo, min(hi, length - 1))
-        return self.small(Num("i", wide(jnp.clip, val, *ends), *ends))
+            raise_if(wide(lambda: (val < -length) | (val >= length)), IndexError, "list index out of range")
+        val = val if lo >= 0 else wide(lambda: jnp.where(val < 0, val + length, val))
+        lo, hi = (0, length - 1) if lo < 0 else (lo, min(hi, length - 1))
+        if hi - lo >= _MOST_INDICES:
+            raise Refused("an index with many values", "bound it by the test of an if or a loop, or use an array")
+        tag = wide(lambda: lax.convert_element_type(jnp.clip(val, lo, hi) - lo, np.int32))
+        return Union(tag, list(range(lo, hi + 1)))
 
     # -------------------------------------------------------------------- and written
 
@@ -210,7 +200,7 @@ class Containers(Operators):
         if isinstance(v, Obj) and v.cls is list:
             return self.of_list(v, 0, 1)
         if is_dict(v):
-            return self.view(v, operator.itemgetter(0)).values
+            return self.view(v, operator.itemgetter(0))
         return iter(v if isinstance(v, range) else self._constants(v))
 
     def of_list(self, v: Obj, n: int, step: int) -> Iterator[Any]:
@@ -218,18 +208,15 @@ class Containers(Operators):
             yield self.items(v)[n]
             n += step
 
-    def view(self, v: Obj, pick: Callable[[Any], Any]) -> Iter:
+    def view(self, v: Obj, pick: Callable[[Any], Any]) -> Iterator[Any]:
         """The keys, values or items of a dict. They show later changes, but not of the keys."""
-
-        def values(keys: Any) -> Iterator[Any]:
-            for n in range(len(keys) + 1):
-                items = self.items(v)
-                if [k for k, _ in items] != keys:
-                    raise Refused("the keys of a dict change while a loop goes over it")
-                if n < len(keys):
-                    yield pick(items[n])
-
-        return Iter(values([k for k, _ in self.items(v)]))
+        keys = [k for k, _ in self.items(v)]
+        for n in range(len(keys) + 1):
+            items = self.items(v)
+            if [k for k, _ in items] != keys:
+                raise Refused("the keys of a dict change while a loop goes over it")
+            if n < len(keys):
+                yield pick(items[n])
 
     def iterate(self, v: Any) -> Items:
         """The values that a `for` over v takes."""
@@ -258,6 +245,86 @@ class Containers(Operators):
             return tuple(map(self.outside, v))
         return v
 
+    # -------------------------------------------------------------------- attributes
+
+    def class_attribute(self, cls: Any, name: str) -> Any:
+        """What a class of the user has, as it stands in the class, or UNDEF."""
+        for c in cls.__mro__ if isinstance(cls, type) else ():
+            if c is not object and name in vars(c):
+                return vars(c)[name]
+        return UNDEF
+
+    def get_attr(self, v: Any, name: str) -> Any:
+        if isinstance(v, Union) or v is UNDEF:
+            return self.lifted(lambda a: self.get_attr(a, name), v)
+        check_name(name)
+        if name in METHODS.get(type_of(v), ()) or (name == "_replace" and isinstance(v, tuple)):
+            return Method(v, name)
+        if any(isinstance(v, types_) and name in names for types_, names in DATA):
+            return getattr(v, name)
+        if is_array(v) and name == "at":
+            return At(v)
+        if isinstance(v, types.ModuleType):
+            return self.outside(self.python(getattr, v, name))
+        return self._of_class(v, name) if isinstance(v, type) else self._of_object(v, name)
+
+    def _of_object(self, v: Any, name: str) -> Any:
+        """An attribute of an object of the program, or of one from outside, which nothing in the program changes."""
+        cls, own = (v.cls, v.slots) if isinstance(v, Obj) else (type(v), getattr(v, "__dict__", None))
+        if isinstance(v, tuple) and (fields := getattr(v, "_fields", ())):
+            if name in fields:
+                return v[fields.index(name)]
+            own = {}
+        plain = cls.__getattribute__ in _PLAIN and not hasattr(cls, "__getattr__") and own is not None
+        if not plain or module_of(cls) in LIBRARIES or (callable(v) and module_of(cls) == "functools"):
+            raise Refused(f"the attribute {name} of a {name_of_type(v)} is not in the language")
+        found = self.class_attribute(cls, name)
+        if name in own and not hasattr(type(found), "__set__"):
+            x = self.outside(own[name])
+            if isinstance(x, Union) and UNDEF in x.alts:
+                raise Refused(f"the attribute {name} is set on one path only", "set it before")
+            return x
+        if name == "__class__":
+            return cls
+        if found is UNDEF:
+            raise PyRaise(AttributeError(f"{cls.__name__!r} object has no attribute {name!r}"))
+        return self._bind(found, v, cls)
+
+    def _of_class(self, v: type, name: str) -> Any:
+        if issubclass(v, enum.Enum) or module_of(v) in LIBRARIES:
+            return self.python(getattr, v, name)
+        found = self.class_attribute(v, name)
+        if found is UNDEF or isinstance(found, property) or hasattr(type, name):
+            raise Refused(f"the attribute {name} of the class {v.__name__}")
+        return self._bind(found, UNDEF, v)
+
+    def _bind(self, found: Any, v: Any, cls: Any) -> Any:
+        """What is found in a class, as an attribute of the object v, or of the class itself."""
+        if isinstance(found, property):
+            return self.call(Partial(found.fget, (v,)), [], {})
+        if isinstance(found, staticmethod):
+            return found.__func__
+        if isinstance(found, classmethod):
+            return Partial(found.__func__, (cls,))
+        if isinstance(found, types.FunctionType) and v is not UNDEF:
+            return Partial(found, (v,))
+        if isinstance(found, (types.FunctionType, *CONSTANT_TYPES, tuple, list, dict)) or is_array(found):
+            return self.outside(found)
+        raise Refused(f"a class attribute that is a {type(found).__name__}")
+
+    def set_attr(self, v: Any, name: str, value: Any) -> None:
+        self.lifted(lambda a: self._set_attr(a, name, value), v)
+
+    def _set_attr(self, v: Any, name: str, value: Any) -> None:
+        check_name(name)
+        if not isinstance(v, Obj) or v.cls in METHODS:
+            raise Refused(f"`.{name}` of a {name_of_type(v)} from outside is changed", CHANGES)
+        found = self.class_attribute(v.cls, name)
+        plain = found is UNDEF or isinstance(found, (types.FunctionType, *CONSTANT_TYPES))
+        if not plain or self.class_attribute(v.cls, "__setattr__") is not UNDEF:
+            raise Refused(f"`.{name}`, a property or an attribute of a frozen dataclass, is set", "make a new object")
+        self.write(v, name, value)
+
     # ------------------------------------------------------- methods of built-in types
 
     def list_method(self, v: Obj, name: str, args: list[Any]) -> Any:
@@ -280,7 +347,8 @@ class Containers(Operators):
 
     def dict_method(self, v: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
         if name in ("items", "keys", "values"):
-            return self.view(v, {"items": tuple, "keys": operator.itemgetter(0)}.get(name, operator.itemgetter(1)))
+            pick = {"items": tuple, "keys": operator.itemgetter(0), "values": operator.itemgetter(1)}[name]
+            return Iter(self.view(v, pick))
         if name == "get":
             default = args[1] if len(args) > 1 else None
             get = lambda items, k: self._value_of_key(items, k, default)
@@ -300,18 +368,6 @@ class Containers(Operators):
         return ((k, x) for k, x in map(self.iterate, self.lazily(v)))
 
 
-CHANGES = 'return the new value, make it in the function, or write mode="eager" and stateful=True'
-
-
-class _Plain(NamedTuple):
-    """Has what Python itself gives the class of a namedtuple."""
-
-    item: int
-
-
-def check_namedtuple(cls: Any) -> None:
-    """Refuses a namedtuple with operators of its own."""
-    own = {name for name in vars(cls) if name.startswith("__")} - vars(_Plain).keys()
-    if own or cls.__bases__ != (tuple,) or not cls.__new__.__module__.startswith("namedtuple_"):
-        what = f"has {', '.join(sorted(own))}" if own else "is derived from another one"
-        raise Refused(f"the namedtuple {cls.__name__}, which {what}", "write a typing.NamedTuple without it")
+def check_name(name: str) -> None:
+    if name.startswith("__") and not name.endswith("__"):
+        raise Refused(f"the name `{name}`, which Python changes inside a class", "write one underscore")

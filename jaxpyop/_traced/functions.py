@@ -13,9 +13,8 @@ from typing import Any
 
 from jaxpyop import _jaxcore as core
 from jaxpyop._functions import codes_in, contents_of_code, names_in
-from jaxpyop._traced.attributes import check_name
 from jaxpyop._traced.calls import OUTSIDE, Calls, name_of_function
-from jaxpyop._traced.containers import CHANGES
+from jaxpyop._traced.containers import CHANGES, check_name
 from jaxpyop._traced.machine import NORMAL, RETURN
 from jaxpyop._traced.operators import RECURSION
 from jaxpyop._traced.values import *
@@ -69,9 +68,6 @@ class Functions(Calls):
 
     def closure(self, node: Any, env: Obj) -> Closure:
         a = node.args
-        notes = [x.annotation for x in ast.walk(a) if isinstance(x, ast.arg)] + [getattr(node, "returns", None)]
-        if any(isinstance(n, ast.Call) for note in notes if note for n in ast.walk(note)):
-            raise Refused("an annotation that calls a function")
         defaults = tuple(self.eval(d, env) for d in a.defaults)
         pairs = zip(a.kwonlyargs, a.kw_defaults)
         kw_defaults = {x.arg: self.eval(d, env) for x, d in pairs if d is not None}

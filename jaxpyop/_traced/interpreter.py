@@ -102,11 +102,6 @@ class Interpreter(Statements):
     def eval_list(self, e: ast.List, env: Obj) -> Any:
         return self.new_list(self._elements(e.elts, env))
 
-    def eval_set(self, e: ast.Set, env: Obj) -> Any:
-        items = self._elements(e.elts, env)
-        self.need_constant(*items)
-        return frozenset(items)
-
     def _elements(self, elements: list[ast.expr], env: Obj, kept: bool = True) -> list[Any]:
         out: list[Any] = []
         for x in elements:

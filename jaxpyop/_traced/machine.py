@@ -139,10 +139,6 @@ class Machine:
         number = self.raised.slots["number"]
         return True if number == 0 else wide(lambda: number.val == 0)
 
-    def unless_raised(self, run: Thunk) -> Any:
-        """What a thunk gives. It does not run if Python has raised before, and then nobody asks for what it gives."""
-        return self.branch(self.unraised(), run, lambda: UNSEEN)
-
     # ------------------------------------------------------------------- a branch
 
     def record(self, run: Thunk, taken: tuple[tuple[Any, bool], ...]) -> tuple[Any, Any, Forms, PyRaise | None]:
@@ -223,19 +219,16 @@ class Machine:
             return none()
         return self.branch(test(i), lambda: found(i), lambda: self.first(n, test, found, none, i + 1))
 
-    def lift(self, f: Callable[[Any], Any], u: Union) -> Any:
-        """`f` of the alternative that a Union is, by a branch for each."""
-        last = len(u.alts) - 1
-        return self.first(last, lambda i: u.tag == i, lambda i: f(u.alts[i]), lambda: f(u.alts[last]))
-
     def lifted(self, f: Callable[..., Any], *vs: Any) -> Any:
-        """`f(*vs)`, for each alternative of the Unions among them."""
+        """`f(*vs)`, by a branch for each alternative of the Unions among them."""
         if any(v is UNDEF for v in vs):
             raise PyRaise(UnboundLocalError("a variable has no value here; give it one before"))
         i = next((i for i, v in enumerate(vs) if isinstance(v, Union)), None)
         if i is None:
             return f(*vs)
-        return self.lift(lambda a: self.lifted(f, *vs[:i], a, *vs[i + 1 :]), vs[i])
+        u, last = vs[i], len(vs[i].alts) - 1
+        of = lambda k: self.lifted(f, *vs[:i], u.alts[k], *vs[i + 1 :])
+        return self.first(last, lambda k: u.tag == k, of, lambda: of(last))
 
     # --------------------------------------------------------------------- a loop
 

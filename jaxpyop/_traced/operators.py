@@ -19,11 +19,7 @@ from jaxpyop import _jaxcore as core
 from jaxpyop._traced.machine import Machine
 from jaxpyop._traced.values import *
 
-_UNARY: dict[type, Callable[..., Any]] = {
-    ast.USub: operator.neg,
-    ast.UAdd: operator.pos,
-    ast.Invert: operator.invert,
-}
+_UNARY: dict[type, Callable[..., Any]] = {ast.USub: operator.neg, ast.UAdd: operator.pos, ast.Invert: operator.invert}
 
 RECURSION = "a function calls itself, and when it ends depends on values"
 
@@ -32,8 +28,8 @@ class Operators(Machine):
     """The operators. What they need of later parts of the language is declared here."""
 
     call: Callable[..., Any]
-    get_attr: Callable[[Any, str], Any]
     items: Callable[..., tuple[Any, ...]]
+    iterate: Callable[..., tuple[Any, ...]]
     length: Callable[..., Any]
 
     def python(self, f: Callable[..., Any], *vs: Any, **kw: Any) -> Any:
@@ -172,9 +168,6 @@ class Operators(Machine):
             raise Refused("a comparison of objects", "compare their attributes")
         if any(isinstance(v, enum.Enum) and type(v).__eq__ is not object.__eq__ for v in (a, b)):
             raise Refused("a comparison of an enum that is a number or a text, too", "compare its value, or write `is`")
-        differs = op in (ast.Eq, ast.NotEq) and any(v is None or isinstance(v, (str, enum.Enum)) for v in (a, b))
-        if differs and any(is_array(v) or isinstance(v, (Kind, tuple)) for v in (a, b)):
-            return op is ast.NotEq
         if is_array(a) or is_array(b):
             x, y = self.beside(a, b)
             return self.python(COMPARE[op], _kept_zero(x, y), _kept_zero(y, x))
@@ -190,11 +183,7 @@ class Operators(Machine):
             return self.python(operator.contains, box, x)
         if is_array(x) and (is_dict(box) or type(box) in (dict, set, frozenset)):
             raise PyRaise(TypeError("unhashable type: 'jax.Array'"))
-        if isinstance(box, Obj) and box.cls in (list, dict):
-            box = self.items(box) if box.cls is list else tuple(k for k, _ in self.items(box))
-        if type(box) not in (dict, set, frozenset, list, range) and not isinstance(box, tuple):
-            raise Refused(f"`in` of a {name_of_type(box)}")
-        items: Any = tuple(box)  # pyright: ignore[reportArgumentType]
+        items = tuple(box) if type(box) in (set, frozenset) else self.iterate(box)
         return self.first(len(items), lambda i: self.same_item(items[i], x), lambda _: True, lambda: False)
 
     def same_item(self, a: Any, b: Any) -> Any:
@@ -222,9 +211,14 @@ def _kept_zero(v: Any, other: Any) -> Any:
     return v
 
 
+def type_of(v: Any) -> type:
+    """The class that a value has in Python."""
+    if isinstance(v, Num):
+        return {"b": bool, "i": int, "f": float}[v.kind]
+    return v.cls if isinstance(v, Obj) else jax.Array if is_array(v) else type(v)
+
+
 def name_of_type(v: Any) -> str:
     if is_array(v):
         return f"jax.Array ({v.dtype}{list(v.shape)})"
-    if isinstance(v, Num):
-        return {"b": "bool", "i": "int"}.get(v.kind, "float") + " that is not known"
-    return getattr(v.cls, "__name__", str(v.cls)) if isinstance(v, Obj) else type(v).__name__
+    return type_of(v).__name__ + (" that is not known" if isinstance(v, Num) else "")

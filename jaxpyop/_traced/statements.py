@@ -134,9 +134,9 @@ class Statements(Functions):
     def do_raise(self, s: ast.Raise, env: Obj) -> None:
         def raise_(error: Any) -> None:
             error = error() if isinstance(error, type) and issubclass(error, BaseException) else error
-            if isinstance(error, BaseException) and not isinstance(error, Exception):
-                raise error
-            raised = PyRaise(error if isinstance(error, Exception) else TypeError("a raise of what is no exception"))
+            if not isinstance(error, Exception):
+                raise Refused("a raise of what is no Exception")
+            raised = PyRaise(error)
             raised.expression = ast.unparse(s)
             raise raised
 

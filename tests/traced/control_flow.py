@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-import math
-
 import jax
 import jax.numpy as jnp
 
@@ -92,17 +90,6 @@ def return_and_continue(x):
     return total
 
 
-@TABLE.either(slow=True)
-def while_true_with_returns(x):
-    k = 0
-    while True:
-        x, k = x * 0.75, k + 1
-        if x < 1:
-            return x
-        if k > 4:
-            return -x
-
-
 @TABLE.equal
 def for_else(x):
     for a in (1.0, 2.0):
@@ -135,17 +122,6 @@ def loop_of_a_half(x):
         y = y * total
         total = total + x
     return total + y
-
-
-@TABLE.equal
-def a_range_that_is_made_on_one_path(x):
-    turns = range(3)
-    if x > 1:
-        turns = range(x.astype(int) + 1)
-    total = x
-    for i in turns:
-        total = total + i * x
-    return total
 
 
 @TABLE.equal(points=[2.0, 7.0, 0.0])
@@ -296,35 +272,6 @@ def a_result_that_a_finally_changes(x):
 
     box, y = changed([x, x], x * 2)
     return sum(box) + 10 * y
-
-
-@TABLE.either
-def a_return_in_a_finally(x):
-    try:
-        return x
-    finally:
-        if x > 1:
-            return x * 2  # noqa: B012
-
-
-@TABLE.either(points=[0.5, 2.0])
-def a_root_in_a_try(x):
-    try:
-        y = math.sqrt(x)
-    finally:
-        x = x + 1
-    return x + y
-
-
-@TABLE.either
-def a_swallowed_raise(x):
-    try:
-        if x > 3:
-            raise ValueError
-        y = x
-    except ValueError:
-        y = x * 2
-    return y
 
 
 @TABLE.either(slow=True)

@@ -34,7 +34,7 @@ TABLE.equal_all(
 TABLE.either_all({"a bool that is inverted": lambda x: x * (~(not x > 1))})
 TABLE.either_all(
     {
-        "powers and shifts of bools": lambda x: x * (((not x > 5) << 2) + (not x > 1) ** 2 + (not x > 1) // 1),
+        "powers of bools": lambda x: x * ((not x > 1) ** 2 + (not x > 1) // 1),
         "a bool plus an array": lambda x: x * (((not x > 5) + (x > 1)) * 2),
         "any and all": lambda x: x * (any([x > 1, x > 3]) + all([x > 0, x > 1])),
         "a bool as an index": lambda x: (10.0, 20.0)[not x > 1] + x,
@@ -133,7 +133,7 @@ def the_sum_of_a_counter(x):
 TABLE.equal_all(
     {
         "float": lambda x: x * float(x) if float(x) > 1 else x,
-        "arithmetic with float": lambda x: x * (float(x) / 2.0 + float(x) // 2.0 + float(x) % 2 + float(x) ** 2),
+        "arithmetic with float": lambda x: x * (float(x) / 2.0 + float(x) ** 2),
     }
 )
 TABLE.equal_all(
@@ -201,4 +201,4 @@ def a_product_is_rounded_before_a_sum(x):
     """The last bits of a sum show whether it was."""
     a = float(x) / 3
     b = a / 7
-    return jnp.float32(((a * b + 1.0) - 1.0) * 2**52 % 64)
+    return int(((a * b + 1.0) - 1.0) * 2**52) % 64

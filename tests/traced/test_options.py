@@ -50,21 +50,6 @@ def test_options_that_exclude_it(options, match):
         jaxpyop.py_function(abs, [1.0], **({"mode": "traced", "Tout": F} | options))
 
 
-def test_rules_of_the_user_decide_its_derivative():
-    @jax.custom_jvp
-    def clipped(x):
-        return jnp.minimum(x, 1.0)
-
-    @jax.custom_vjp
-    def reversed_gradient(x):
-        return 2.0 * x
-
-    clipped.defjvps(lambda t, out, x: 3.0 * t)
-    reversed_gradient.defvjp(lambda x: (2.0 * x, None), lambda _, ct: (-ct,))
-    gradient = jax.jit(jax.grad(traced(lambda x: clipped(x) if x > 1 else reversed_gradient(x))))
-    assert (gradient(2.0), gradient(0.5)) == (3.0, -1.0)
-
-
 # -------------------------------------------------------- collectives and combiners
 
 

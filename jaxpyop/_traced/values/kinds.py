@@ -15,7 +15,7 @@ import enum
 import itertools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -288,3 +288,17 @@ def raise_unless_fits(v: Num, dtype: Any) -> None:
         info, text = np.iinfo(dtype), f"Python integer out of bounds for {np.dtype(dtype).name}"
         least, most = max(int(info.min), -MOST), min(int(info.max), MOST)
         raise_if(wide(lambda: (v.val < least) | (v.val > most)), OverflowError, text)
+
+
+class _Plain(NamedTuple):
+    """Has what Python itself gives the class of a namedtuple."""
+
+    item: int
+
+
+def check_namedtuple(cls: Any) -> None:
+    """Refuses a namedtuple with operators of its own."""
+    own = {name for name in vars(cls) if name.startswith("__")} - vars(_Plain).keys()
+    if own or cls.__bases__ != (tuple,) or not cls.__new__.__module__.startswith("namedtuple_"):
+        what = f"has {', '.join(sorted(own))}" if own else "is derived from another one"
+        raise Refused(f"the namedtuple {cls.__name__}, which {what}", "write a typing.NamedTuple without it")

@@ -152,9 +152,7 @@ def set_opaque(arrays: list[Any]) -> Any:
 reset_opaque = _opaque.reset
 
 
-def _exact(x: Any, kind: str) -> Any:
-    if kind != "f":
-        return x
+def _exact(x: Any) -> Any:
     if _opaque.get() is None:
         raise Refused("floats of Python in a function without an input of numbers", "write jnp.float32(...)")
     return _hidden(x, _opaque.get())
@@ -194,15 +192,14 @@ def _arithmetic(op: type, a: Any, b: Any, kind: str) -> Num:
     f = PYTHON_OPS[op]
     if kind == "i":
         return integer(f(x, y), *_corners(f, a, b), lambda: f(raw(a, "f"), raw(b, "f")))
-    return Num(kind, _exact(f(x, y), kind) if op is ast.Mult else f(x, y))
+    return Num(kind, _exact(f(x, y)) if op is ast.Mult else f(x, y))
 
 
 def _divide(op: type, a: Any, b: Any, kind: str) -> Num:
-    if kind != "f":
-        _check_exact("f", a, b)
+    _check_exact("f", a, b)
     _check_divisor(b)
     # XLA would multiply by the reciprocal of a constant, and make one division of two.
-    return Num("f", _exact(raw(a, "f") / _exact(raw(b, "f"), "f"), "f"))
+    return Num("f", _exact(raw(a, "f") / _exact(raw(b, "f"))))
 
 
 def _check_divisor(b: Any) -> None:
@@ -236,7 +233,7 @@ def _power(op: type, a: Any, b: Any, kind: str) -> Num:
         val = functools.reduce(operator.mul, [x] * power, jnp.ones_like(x))
         return integer(val, lo, hi, lambda: raw(a, "f") ** power)
     x, y = raw(a, "f"), raw(b, "f")
-    val = _exact(lax.pow(x, y), kind)
+    val = _exact(lax.pow(x, y))
     if bounds(b)[0] < 0:
         raise_if((x == 0) & (y < 0), ZeroDivisionError, "0.0 cannot be raised to a negative power")
     if bounds(a)[0] < 0 and not (not isinstance(b, Num) and float(b).is_integer()):
@@ -265,11 +262,9 @@ def num_unary(op: type, v: Num) -> Num:
     lo, hi = bounds(v)
     if op is ast.USub:
         return Num(kind, wide(lax.neg, raw(v, kind)), -hi, -lo)
-    if op is ast.UAdd:
-        return Num(kind, raw(v, kind), lo, hi)
-    if kind != "i":
-        raise Refused("~ of a float")
-    return integer(wide(lax.bitwise_not, raw(v, "i")), -hi - 1, -lo - 1)
+    if op is ast.Invert and kind == "i":
+        return integer(wide(lax.bitwise_not, raw(v, "i")), -hi - 1, -lo - 1)
+    raise Refused(f"{op.__name__} of a number of Python")
 
 
 # The functions of `math` of one number, in XLA. Python raises for none of the first group, and an OverflowError where
@@ -300,7 +295,7 @@ def math_function(name: str, v: Any, *rest: Any) -> Any:
         # As in CPython's math_1.
         wrong = lambda: (jnp.isnan(val) & ~jnp.isnan(x)) | (jnp.isinf(val) & jnp.isfinite(x))
         raise_if(wide(wrong), ValueError, "math domain error")
-    return Num("f", _exact(val, "f"))
+    return Num("f", _exact(val))
 
 
 def to_int(f: Callable[..., Any], v: Any) -> Any:
