@@ -105,10 +105,6 @@ OF_TREES = _named(jax.tree, _TREE) | _named(jax.tree_util, _TREE_UTIL) | _named(
 OF_NUMPY = _named(np, _NUMPY) | _named(jnp, "finfo iinfo")
 OF_MATH: dict[int, Any] = {id(f): f for name, f in vars(math).items() if callable(f) and not name.startswith("_")}
 
-METHODS: dict[int, str] = {
-    id(getattr(np, name)): name for name in _set("sum cumsum mean prod max min round std var argmax argmin")
-}
-
 METHODS: dict[type, frozenset[str]] = {
     jax.Array: _set("""
     all any argmax argmin argsort astype clip conj conjugate copy cumprod cumsum diagonal dot flatten item max mean min

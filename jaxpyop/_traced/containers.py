@@ -54,7 +54,7 @@ class Containers(Operators):
             parts = [self.mapped(f, x) for x in v]
             return type(v)(*parts) if hasattr(v, "_fields") else tuple(parts)
         if type(v) is list or (isinstance(v, Obj) and v.cls is list):
-            return [self.mapped(f, x) for x in (v if type(v) is list else self.items(v))]
+            return [self.mapped(f, x) for x in (self.items(v) if isinstance(v, Obj) else v)]
         if type(v) is dict or is_dict(v):
             return {k: self.mapped(f, x) for k, x in self.pairs(v)}
         return f(v)
@@ -142,7 +142,7 @@ class Containers(Operators):
 
     def index(self, length: int, key: Any) -> Any:
         """An index of a list or a tuple. A traced one becomes a Union of all indices that there are."""
-        if (isinstance(key, Num) and key.kind == "f") or (is_array(key) and not jnp.issubdtype(key.dtype, jnp.integer)):
+        if (is_array(key) and not jnp.issubdtype(key.dtype, jnp.integer)) or (isinstance(key, Num) and key.kind == "f"):
             raise PyRaise(TypeError("only integers can be an index"))
         key = of_array(key) if is_array(key) else key
         if not isinstance(key, Num):
@@ -270,12 +270,11 @@ class Containers(Operators):
 
     def _of_object(self, v: Any, name: str) -> Any:
         """An attribute of an object of the program, or of one from outside, which nothing in the program changes."""
-        cls, own = (v.cls, v.slots) if isinstance(v, Obj) else (type(v), getattr(v, "__dict__", None))
-        if isinstance(v, tuple) and (fields := getattr(v, "_fields", ())):
-            if name in fields:
-                return v[fields.index(name)]
-            own = {}
-        plain = cls.__getattribute__ in _PLAIN and not hasattr(cls, "__getattr__") and own is not None
+        cls: Any = type_of(v)
+        own = v.slots if isinstance(v, Obj) else getattr(v, "__dict__", {})
+        if name in (fields := getattr(v, "_fields", ())) and isinstance(v, tuple):
+            return v[fields.index(name)]
+        plain = cls.__getattribute__ in _PLAIN and not hasattr(cls, "__getattr__")
         if not plain or module_of(cls) in LIBRARIES or (callable(v) and module_of(cls) == "functools"):
             raise Refused(f"the attribute {name} of a {name_of_type(v)} is not in the language")
         found = self.class_attribute(cls, name)

@@ -154,8 +154,8 @@ class Interpreter(Statements):
         if not isinstance(e.func, ast.Attribute):
             return self._call(self.eval(e.func, env), e, env)
         # A method of one of several objects is looked up and called for each of them.
-        box = self.eval(e.func.value, env)
-        return self.lifted(lambda v: self._call(self.get_attr(v, e.func.attr), e, env), box)
+        name, box = e.func.attr, self.eval(e.func.value, env)
+        return self.lifted(lambda v: self._call(self.get_attr(v, name), e, env), box)
 
     def _call(self, f: Any, e: ast.Call, env: Obj) -> Any:
         if any(f is g for g in _USE_UP) and len(e.args) == 1 and isinstance(e.args[0], ast.GeneratorExp):
