@@ -114,16 +114,6 @@ def loops_of_logs(x, w):
     return x
 
 
-@TABLE.either
-def loop_of_a_half(x):
-    y = jnp.float16(1.0)
-    total = 0.0
-    for _ in range(jnp.int32(x)):
-        y = y * total
-        total = total + x
-    return total + y
-
-
 @TABLE.equal(points=[2.0, 7.0, 0.0])
 def a_loop_that_would_not_end_after_the_outer_one(x):
     total = x
@@ -164,14 +154,6 @@ def clip(a, b=2.0):
 @TABLE.equal
 def functions_that_loop_and_return(x):
     return halved(x + 3, 1.0) + clip(x) * clip(x, b=1.0)
-
-
-@TABLE.equal(slow=True)
-def a_recursion_on_python_numbers(x):
-    def power(x, k):
-        return 1.0 if k == 0 else x * power(x, k - 1)
-
-    return power(x, 3) if x > 1 else x
 
 
 # ------------------------- variables that a branch or loop changes, and that are read later
@@ -272,11 +254,3 @@ def a_result_that_a_finally_changes(x):
 
     box, y = changed([x, x], x * 2)
     return sum(box) + 10 * y
-
-
-@TABLE.either(slow=True)
-def every_choice_of_eight_functions(x):
-    chosen = [jnp.sin if x > k else jnp.cos for k in range(8)]
-    for f in chosen:
-        x = x + f(x)
-    return x

@@ -97,26 +97,6 @@ def an_array_of_numpy():
     return f, lambda: b.tolist()
 
 
-@TABLE.either(made=True)
-def an_attribute():
-    box = types.SimpleNamespace(value=1.0)
-
-    def f(x):
-        box.value = box.value + 1.0
-        return x * box.value
-
-    return f, lambda: box.value
-
-
-# --------------------------------------------------------------------- what draws numbers
-
-
-@TABLE.either(made=True)
-def a_generator_of_numpy():
-    rng = np.random.default_rng(0)
-    return lambda x: x + rng.normal(), lambda: rng.bit_generator.state["state"]["state"]
-
-
 # --------------------------------------- what is never in a program: each call is another
 
 

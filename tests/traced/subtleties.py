@@ -133,15 +133,6 @@ def no_comparison_holds_for_nan(x):
 # ------------------------------------------------------------- found by adversaries of the language
 
 
-@TABLE.either
-def an_object_replaced_in_a_loop(x):
-    best = Point(0.0)
-    for k in range(x.astype(int) + 3):
-        if jnp.sin(k * 2.0) > best.x:
-            best = Point(jnp.sin(k * 2.0))
-    return best.x
-
-
 @TABLE.equal(points=[0.5, 2.0, -1.0])
 def keys_that_depend_on_a_branch(x):
     d = {"least": 1.0}
