@@ -128,6 +128,8 @@ class Containers(Operators):
                 least, most = -(2**31), 2**31 - 1
                 key = Num("i", wide(jnp.clip, key.val, least, most), least, most)
             return num_to_array(key)
+        if is_array(key) and key.dtype == np.bool_:
+            raise Refused("an index of bools, whose number depends on values", "use jnp.where")
         return key
 
     def _value_of_key(self, items: Items, key: Any, default: Any = UNDEF) -> Any:

@@ -203,14 +203,13 @@ class Interpreter(Statements):
         first = e.generators[0]
         if len(e.generators) > 1 or first.ifs:
             raise Refused("a generator expression with a condition is not used up at once", "write a list [...]")
-        return Iter(self._each(e, self.eval(first.iter, env), env))
+        return Iter(self._each(e.elt, first.target, self.eval(first.iter, env), env))
 
-    def _each(self, e: ast.GeneratorExp, items: Any, env: Obj) -> Iterator[Any]:
-        target = e.generators[0].target
+    def _each(self, elt: ast.expr, target: ast.expr, items: Any, env: Obj) -> Iterator[Any]:
         scope = self.frame(_names_of(target), env, env.slots["$outer"])
         for item in self.lazily(items):
             self.assign(target, item, scope)
-            yield self.eval(e.elt, scope)
+            yield self.eval(elt, scope)
 
     # --------------------------------------------------- what a test says about a variable
 

@@ -291,13 +291,12 @@ class Statements(Functions):
         below = operator.lt if r.step > 0 else operator.gt
         self.write(env, key, r.start)
         test = lambda: self.truth(num_compare(below, env.slots[key], r.stop))
-        (_, highest), (lowest, _) = bounds(r.stop), bounds(r.stop)
 
         def begin() -> None:
             i = env.slots[key]
             if isinstance(i, Num):
                 # The test says so.
-                lo, hi = bounds(i)
+                (lo, hi), (lowest, highest) = bounds(i), bounds(r.stop)
                 lo, hi = (lo, min(hi, highest - 1)) if r.step > 0 else (max(lo, lowest + 1), hi)
                 i = Num("i", i.val, lo, hi) if lo <= hi else i
             self.assign(s.target, i, env)

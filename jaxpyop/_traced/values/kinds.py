@@ -52,7 +52,9 @@ class PyRaise(Refused):
     """
 
     def __init__(self, error: Exception, sure: bool = True) -> None:
-        super().__init__(f"{'Python' if sure else 'JAX'} raises {type(error).__name__}: {error}", RAISING)
+        super().__init__(
+            f"{'Python' if sure else 'JAX'} raises {type(error).__name__}: {error}", RAISING if sure else ""
+        )
         self.error, self.sure, self.on_a_path, self.__cause__ = error, sure, False, error
 
     def can_be_noted(self) -> bool:
