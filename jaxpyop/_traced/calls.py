@@ -36,7 +36,7 @@ class Calls(Containers):
             try:
                 return BUILTINS[key](self, *args, **kwargs)
             except TypeError as e:
-                raise Refused(f"arguments that are not in the language: {e}") from e
+                raise Refused(f"arguments that are not in the language: {str(e).rpartition('() ')[2]}") from e
         if not isinstance(f, (Method, Partial)) and any(isinstance(v, Iter) for v in (*args, *kwargs.values())):
             raise Refused("an iterator is given to a function, and not used up at once", "write list(...)")
         if key in OF_MATH:

@@ -158,11 +158,11 @@ class Interpreter(Statements):
         return self.lifted(lambda v: self._call(self.get_attr(v, name), e, env), box)
 
     def _call(self, f: Any, e: ast.Call, env: Obj) -> Any:
-        if any(f is g for g in _USE_UP) and len(e.args) == 1 and isinstance(e.args[0], ast.GeneratorExp):
-            # That its values are all computed at once cannot be seen, because it changes nothing.
-            with self.unchanged("a generator expression"):
-                return self.call(f, [self.comprehension(e.args[0], env)], {})
-        args, kwargs = self._elements(e.args, env, kept=False), dict[str, Any]()
+        at_once = [x for x in e.args[:1] if isinstance(x, ast.GeneratorExp) and any(f is g for g in _USE_UP)]
+        # That its values are all computed at once cannot be seen, because it changes nothing.
+        with self.unchanged("a generator expression"):
+            first = [self.comprehension(x, env) for x in at_once]
+        args, kwargs = [*first, *self._elements(e.args[len(first) :], env, kept=False)], dict[str, Any]()
         for k in e.keywords:
             value = self.eval(k.value, env)
             for name, v in self.pairs(value) if k.arg is None else ((k.arg, value),):

@@ -53,6 +53,7 @@ TABLE.equal_all(
             divmod(x, 3)[0] * 2 + divmod(int(x.astype(int)), -2)[1] + sum(divmod(x, -0.7))
         ),
         "an array of a number that may be weak": lambda x: jnp.asarray(x if x > 1 else 0.5) * jnp.float16(1.001) * 1000,
+        "a condition in a generator, and a start": lambda x: sum((v for v in (x, 1.0, 2.0) if v > 1), 10.0),
         "a sum of constants": lambda x: x * (sum([0.1] * 10) == 1.0),
     }
 )

@@ -52,9 +52,8 @@ class PyRaise(Refused):
     """
 
     def __init__(self, error: Exception, sure: bool = True) -> None:
-        super().__init__(
-            f"{'Python' if sure else 'JAX'} raises {type(error).__name__}: {error}", RAISING if sure else ""
-        )
+        who, remedy = ("Python", RAISING) if sure else ("JAX", "")
+        super().__init__(f"{who} raises {type(error).__name__}: {error}", remedy)
         self.error, self.sure, self.on_a_path, self.__cause__ = error, sure, False, error
 
     def can_be_noted(self) -> bool:

@@ -269,8 +269,7 @@ def num_unary(op: type, v: Num) -> Num:
 
 # The functions of `math` of one number, in XLA. Python raises for none of the first group, and an OverflowError where
 # one of the second is infinite. Where one of the third is, or any is no number, it raises a ValueError.
-_ANGLES = {"radians": lambda x: x * (math.pi / 180), "degrees": lambda x: x * (180 / math.pi)}
-_TOTAL = {"fabs": lax.abs, **_ANGLES, **{name: getattr(lax, name) for name in ("tanh", "atan", "asinh", "erf", "erfc")}}
+_TOTAL = {"fabs": lax.abs, **{name: getattr(lax, name) for name in ("tanh", "atan", "asinh", "erf", "erfc")}}
 _GROWING = {name: getattr(lax, name) for name in ("exp", "expm1", "sinh", "cosh")}
 _PARTIAL_NAMES = "sin", "cos", "tan", "asin", "acos", "sqrt", "log", "log1p", "acosh", "atanh"
 _PARTIAL = {name: getattr(lax, name) for name in _PARTIAL_NAMES}
