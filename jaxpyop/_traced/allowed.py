@@ -311,7 +311,7 @@ ROWS: list[tuple[Any, Callable[..., Any]]] = [
     (list, lambda m, v=(): m.lifted(lambda i: m.new_list(m.iterate(i)), m.known_length(v))),
     (tuple, lambda m, v=(): m.lifted(m.iterate, m.known_length(v))),
     *((isinstance, _one(_isinstance)), (hasattr, _one(_hasattr))),
-    *((f, _of_constants(f)) for f in (print, str, repr, complex, pow, ord, chr, frozenset)),
+    *((f, _of_constants(f)) for f in (print, str, repr, complex, pow, ord, chr, frozenset, callable)),
     (slice, lambda m, *ends: m.new_slice(*ends)),
     (functools.partial, lambda m, f, *args, **kwargs: Partial(f, tuple(args), kwargs)),
     (divmod, lambda m, a, b: (m.binary(ast.FloorDiv, a, b), m.binary(ast.Mod, a, b))),

@@ -11,7 +11,6 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from jaxpyop._traced.allowed import DATA, METHODS
 from jaxpyop._traced.operators import Operators, name_of_type, type_of
@@ -158,7 +157,7 @@ class Containers(Operators):
         lo, hi = (0, length - 1) if lo < 0 else (lo, min(hi, length - 1))
         if hi - lo >= _MOST_INDICES:
             raise Refused("an index with many values", "bound it by the test of an if or a loop, or use an array")
-        tag = wide(lambda: lax.convert_element_type(jnp.clip(val, lo, hi) - lo, np.int32))
+        tag = wide(lambda: jax.lax.convert_element_type(jnp.clip(val, lo, hi) - lo, np.int32))
         return Union(tag, list(range(lo, hi + 1)))
 
     # -------------------------------------------------------------------- and written

@@ -13,7 +13,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from jaxpyop import _jaxcore as core
 from jaxpyop._functions import without_partials
@@ -275,7 +274,7 @@ def interpret(
         outs = finish(_results(machine, result))
         number = machine.raised.slots["number"]
         if machine.errors:
-            number = wide(lax.convert_element_type, raw(number), np.int32)
+            number = wide(jax.lax.convert_element_type, raw(number), np.int32)
         return list(outs), number, [error for _, error in machine.errors.values()]
     except Refused as e:
         error = e.error if isinstance(e, PyRaise) and not e.on_a_path else None

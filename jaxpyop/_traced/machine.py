@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from jaxpyop import _jaxcore as core
 from jaxpyop._config import config
@@ -192,7 +191,7 @@ class Machine:
             split = len(sides[0][1])
             first = lambda *xs: self._side(sides[0], joined, xs[:split])
             second = lambda *xs: self._side(sides[1], joined, xs[split:])
-            leaves = lax.cond(pred, first, second, *sides[0][1], *sides[1][1])
+            leaves = jax.lax.cond(pred, first, second, *sides[0][1], *sides[1][1])
         filling = Filling(leaves)
         values = {p: filling.get(form) for p, form in joined.items()}
         for p, v in values.items():

@@ -96,14 +96,6 @@ def a_list_that_a_loop_replaces(x):
     return a[0] + 10 * b[0]
 
 
-@TABLE.either
-def whether_lists_are_one(x):
-    a, b = [x], [x]
-    if x > 1:
-        b = a
-    return x * (1 if a is b else 2)
-
-
 @TABLE.either(points=[NAN, 3.0, 0.5])
 def nan_after_a_loop(x):
     y = x

@@ -159,15 +159,6 @@ def functions_that_loop_and_return(x):
 # ------------------------- variables that a branch or loop changes, and that are read later
 
 
-@TABLE.equal
-def read_by_a_lambda(x):
-    k = 1.0
-    scale = lambda v: v * k
-    if x > 1:
-        k = 2.0
-    return scale(x)
-
-
 @TABLE.either
 def read_by_a_lambda_after_a_loop(x):
     k, y = 1.0, x

@@ -50,6 +50,18 @@ def test_options_that_exclude_it(options, match):
         jaxpyop.py_function(abs, [1.0], **({"mode": "traced", "Tout": F} | options))
 
 
+def test_a_step_of_optax_is_a_program():
+    optax = pytest.importorskip("optax")
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(0.1))
+
+    def step(x):
+        updates, _ = optimizer.update(jax.grad(lambda x: (x**2).sum())(x), optimizer.init(x), x)
+        return optax.apply_updates(x, updates)
+
+    x = jnp.arange(3.0)
+    np.testing.assert_allclose(jax.jit(traced(step, jax.ShapeDtypeStruct((3,), F)))(x), step(x), rtol=1e-6)
+
+
 # -------------------------------------------------------- collectives and combiners
 
 

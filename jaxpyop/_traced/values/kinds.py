@@ -299,7 +299,10 @@ class _Plain(NamedTuple):
 
 def check_namedtuple(cls: Any) -> None:
     """Refuses a namedtuple with operators of its own."""
-    own = {name for name in vars(cls) if name.startswith("__")} - vars(_Plain).keys()
-    if own or cls.__bases__ != (tuple,) or not cls.__new__.__module__.startswith("namedtuple_"):
-        what = f"has {', '.join(sorted(own))}" if own else "is derived from another one"
-        raise Refused(f"the namedtuple {cls.__name__}, which {what}", "write a typing.NamedTuple without it")
+    for c in cls.__mro__[: cls.__mro__.index(tuple)]:
+        own = {name for name in vars(c) if name.startswith("__")} - {*vars(_Plain), "__dict__", "__weakref__"}
+        # Only the class that `namedtuple` itself made has these.
+        made = {"__new__", "_make", "_replace", "_asdict", *cls._fields}
+        own |= set() if "_fields" in vars(c) else vars(c).keys() & made
+        if own:
+            raise Refused(f"a namedtuple with {', '.join(sorted(own))}")
