@@ -7,7 +7,6 @@ path that the function can take.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import logging
 from collections.abc import Callable, Sequence
@@ -33,7 +32,7 @@ from jaxpyop._op.values import (
     match,
     read_tout,
 )
-from jaxpyop._traced import Either, Num, Refused, interpret, num_as_dtype, some_number
+from jaxpyop._traced import Either, Num, Refused, copied, interpret, num_as_dtype, some_number
 
 # ---------------------------------------------------------------- mode="traced"
 
@@ -66,11 +65,14 @@ def trace(op: Op, inputs: Inputs, call_host: Callable[[Op, Any], Any], arrays: S
         reason = f"mode='traced' is not possible on public JAX alone ({_jaxcore.WHY_PORTABLE}); write mode=\"eager\""
         raise UntraceableError(f"{op.title}: {reason}", reason)
 
-    if any(map(_can_change, inputs.leaves)):
+    can_change = lambda value: isinstance(value, (list, dict, set))
+    if any(map(can_change, jax.tree.leaves(tuple(inputs.leaves), is_leaf=can_change))):
         reason = "jaxpyop.static holds a list or a dict, which func may change; pass a tuple, or read it as a global"
         raise UntraceableError(f'{op.title}: {reason}; or write mode="eager"', reason)
 
-    def checked(returned: Any) -> list[Any]:
+    def checked(returned: Any) -> Sequence[Any]:
+        if isinstance(returned, Either):
+            return returned.map(lambda value: tuple(checked(value)))
         values = match(op.spec.returned, returned, op.title)
         outs = encode(op, values, _checked, ())
         for k, (value, leaf) in enumerate(zip(outs, UserBody(op, inputs).promised(arrays))):
@@ -96,7 +98,10 @@ class _Raising:
     Attributes:
         traced: the function that raises them in Python.
         errors: the errors, of which the first has the number 1.
+        why_not_saved: what `jaxpyop.export` says, because another process could not find the errors again.
     """
+
+    why_not_saved = "the errors of a traced function are in no file; write mode='eager', or change what may raise"
 
     def __init__(self, traced: Callable[..., Any], errors: Sequence[Exception]) -> None:
         self.traced = traced
@@ -105,7 +110,7 @@ class _Raising:
     def __call__(self, number_of_error: Any) -> Any:
         for number in np.ravel(number_of_error):
             if number:
-                raise copy.copy(self.errors[number - 1])
+                raise copied(self.errors[number - 1])
         return number_of_error
 
 
@@ -135,10 +140,6 @@ def _raising(op: Op, call_host: Any, number: Any, errors: Any, outs: list[Any], 
         return jnp.where(found != 0, other, out)
 
     return list(map(checked, outs))
-
-
-def _can_change(value: Any) -> bool:
-    return isinstance(value, (list, dict, set)) or (isinstance(value, tuple) and any(map(_can_change, value)))
 
 
 def _reason(error: Refused) -> str:

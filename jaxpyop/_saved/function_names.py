@@ -100,6 +100,8 @@ class Names:
         return self.data.index(found)
 
     def _described(self, func: Any, title: str, what: str) -> dict[str, Any]:
+        if why := getattr(func, "why_not_saved", ""):
+            raise ValueError(f"{title}: another process cannot find {what} again: {why}")
         found: dict[str, Any] = {"code": code_checksum(func), "python": _python()}
         for name, given in self._given.items():
             if _is_same(given, func):

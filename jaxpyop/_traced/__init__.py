@@ -24,10 +24,10 @@ out. At its end, the op calls Python to raise the error. Where a range shows tha
 check. What raises always, or looks like a mistake, is refused.
 
 **To read**, in this order: `values` (`kinds`: what a variable may hold; `forms`: how two values become one;
-`numbers`), `machine` (errors, branches and loops), `operators`, `containers`, `attributes`, `calls`, `functions`,
-`statements`, `expressions`, `body` (the way in). `loop` is a loop on values as a primitive of JAX. Each class of
-`machine` to `expressions` adds a part of the language to the class before. Whatever does not know a kind of value
-refuses it.
+`numbers`), `machine` (errors, branches and loops), `operators`, `containers` (items and attributes), `calls`,
+`functions`, `statements`, `interpreter` (expressions, and the way in). `loop` is a loop on values as a primitive of
+JAX. Each class of `machine` to `interpreter` adds a part of the language to the class before. Whatever does not know a
+kind of value refuses it.
 
 **To add a function** that may be called:
 
@@ -35,19 +35,18 @@ refuses it.
 - of NumPy: its name in `allowed._NUMPY`. It is then called on constants only, and refused for traced values;
 - of `math`, of one number: a row in `numbers`, in the group (`_TOTAL`, `_GROWING`, `_PARTIAL`) that says when Python
   raises;
-- any other that must know traced numbers: a row of `builtin_functions.ROWS`, and `raise_if` where Python raises;
+- any other that must know traced numbers: a row of `allowed.ROWS`, and `raise_if` where Python raises;
 - a method or an attribute of an array, a list, a dict or a text: its name in `allowed.METHODS` or `DATA`. A method of
   a list or a dict is written in `containers`.
 
-**To add a statement** or an expression: a method `do_...` in `statements` or `eval_...` in `expressions`, with the name
-of its class in `ast` in lower case (`do_functiondef` and `do_import` are in `functions`). If it gives values to names,
+**To add a statement** or an expression: a method `do_...` in `statements` or `eval_...` in `interpreter`, with the name
+of its class in `ast` in lower case (`do_functiondef` is in `functions`). If it gives values to names,
 `functions.local_names` must know it. If it is a loop, it treats the status of the frame as `do_while` does.
 
 **To add a kind of value**: a `Kind` in `values.kinds`. If it has parts and does not change, its row in `forms.split`,
 and otherwise its cases in `form_of`, `Flattening` and `Filling`. Then what operators, attributes, iteration, functions
-of JAX (`to_jax`) and results (`body._results`) make of it.
+of JAX (`to_jax`) and results (`interpreter._results`) make of it.
 """
 
-from jaxpyop._traced import builtin_functions  # fills the table of functions
-from jaxpyop._traced.body import Either, interpret
-from jaxpyop._traced.values import Num, Refused, num_as_dtype, some_number
+from jaxpyop._traced.interpreter import Either, interpret
+from jaxpyop._traced.values import Num, Refused, copied, num_as_dtype, some_number

@@ -1,15 +1,25 @@
-"""The functions and methods that a program may call without being interpreted: one name a function.
+"""The functions and methods that a program may call without being interpreted.
 
-To allow one more function of these modules, add its name. It must be pure, must not keep what it is given, and must not
-ask a traced value for its value. A function of Python that has to be written for traced numbers is a row of
-`builtin_functions.ROWS`, and a function of `math` one of `numbers`.
+Those of JAX, NumPy and of built-in types are names. To allow one more, add its name. It must be pure, must not keep
+what it is given, and must not ask a traced value for its value.
+
+Functions of Python that are written for traced numbers are the rows of `ROWS`. Each takes the machine, and then the
+arguments that the program gives. A function of `math` is a row of `numbers`.
 """
 
 from __future__ import annotations
 
+import ast
+import contextlib
+import dataclasses
 import enum
+import functools
+import itertools
 import math
+import operator
+import sys
 import types
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -17,7 +27,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxpyop._traced.values import At
+from jaxpyop._traced.operators import name_of_type, type_of
+from jaxpyop._traced.values import *
 
 
 def _set(names: str) -> frozenset[str]:
@@ -60,10 +71,8 @@ normal permutation poisson PRNGKey rademacher randint split truncated_normal uni
 _LINALG = "cholesky cond det eigh eigvalsh inv lstsq matrix_power norm pinv qr slogdet solve svd"
 _SPECIAL = "betainc digamma entr erf erfc erfinv expit gammaln i0 i1 log_ndtr logit logsumexp ndtr ndtri xlog1py xlogy"
 _TREE = "all flatten leaves map reduce structure transpose unflatten"
-_JAX = """
-checkpoint device_put eval_shape grad hessian jacfwd jacrev jit jvp linearize named_scope ShapeDtypeStruct
-value_and_grad vjp vmap
-"""
+_TREE_UTIL = "tree_map tree_leaves tree_flatten tree_unflatten tree_structure tree_reduce Partial"
+_JAX = "checkpoint device_put eval_shape grad hessian jacfwd jacrev jit jvp named_scope value_and_grad vjp vmap"
 _NUMPY = """
 arange array asarray cos exp eye finfo float32 float64 full iinfo int32 int64 isfinite isinf isnan linspace log ones
 prod sin sqrt zeros
@@ -71,11 +80,12 @@ prod sin sqrt zeros
 
 _MODULES: tuple[tuple[types.ModuleType, str], ...] = (
     *((jnp, _JNP), (lax, _LAX), (jax.nn, _NN), (jax.random, _RANDOM), (jnp.linalg, _LINALG)),
-    *((jax.scipy.special, _SPECIAL), (jax.tree, _TREE), (jax, _JAX), (jax.debug, "print")),
+    *((jax.scipy.special, _SPECIAL), (jax.tree, _TREE), (jax, _JAX)),
+    *((jax.debug, "print"), (jax, "ShapeDtypeStruct linearize")),
     (jax.dtypes, "canonicalize_dtype result_type"),
     (jax.scipy.linalg, "cho_factor cho_solve solve_triangular"),
     (jnp.fft, "fft ifft rfft irfft fftfreq"),
-    (jax.tree_util, "tree_map tree_leaves tree_flatten tree_unflatten tree_structure tree_reduce Partial"),
+    (jax.tree_util, _TREE_UTIL),
 )
 
 
@@ -91,17 +101,9 @@ def _named(module: Any, names: str) -> dict[int, Any]:
 # By id, because some are compared in ways of their own. The functions are kept, so that no id is used again.
 OF_JAX: dict[int, Any] = {key: f for module, names in _MODULES for key, f in _named(module, names).items()}
 # They may hand a number of Python on as it is.
-OF_TREES = (
-    _named(jax.tree, _TREE)
-    | _named(jax.tree_util, "tree_map tree_leaves tree_flatten tree_unflatten tree_reduce")
-    | _named(lax, "stop_gradient switch")
-)
+OF_TREES = _named(jax.tree, _TREE) | _named(jax.tree_util, _TREE_UTIL) | _named(lax, "stop_gradient switch")
 OF_NUMPY = _named(np, _NUMPY) | _named(jnp, "finfo iinfo")
 OF_MATH: dict[int, Any] = {id(f): f for name, f in vars(math).items() if callable(f) and not name.startswith("_")}
-# Functions of NumPy that call the method of the array that they are given, and so work on traced ones.
-NUMPY_METHODS: dict[int, str] = {
-    id(getattr(np, name)): name for name in _set("sum cumsum mean prod max min round std var argmax argmin")
-}
 
 METHODS: dict[type, frozenset[str]] = {
     jax.Array: _set("""
@@ -110,11 +112,9 @@ METHODS: dict[type, frozenset[str]] = {
     """),
     At: _set("add apply divide get max min mul multiply power set"),
     list: _set("append clear copy extend insert pop reverse"),
-    dict: _set("copy get items keys pop update values"),
+    dict: _set("copy get items keys update values"),
     str: _set("count endswith find format join lower lstrip replace rstrip split startswith strip title upper"),
     np.ndarray: _set("astype copy max mean min prod reshape std sum tolist var"),
-    float: _set("is_integer"),
-    int: _set("bit_length"),
 }
 DATA: tuple[tuple[Any, frozenset[str]], ...] = (
     (jax.Array, _set("T dtype imag itemsize mT nbytes ndim real shape size weak_type")),
@@ -123,7 +123,6 @@ DATA: tuple[tuple[Any, frozenset[str]], ...] = (
     ((np.ndarray, np.generic), _set("T dtype ndim shape size")),
     (np.dtype, _set("itemsize kind name")),
     ((np.finfo, np.iinfo, jnp.finfo, jnp.iinfo), _set("bits dtype eps max min smallest_normal tiny")),
-    ((int, float, complex), _set("imag real")),
 )
 
 # What a class of which the program makes objects may not have, because the interpreter does not call it.
@@ -131,8 +130,198 @@ NOT_IN_CLASSES = _set("""
 __new__ __del__ __getattribute__ __getattr__ __slots__ __iter__ __hash__ __set_name__ __array__ __jax_array__
 __array_ufunc__ __array_priority__
 """)
-# What Python itself gives the class of a namedtuple.
-GENERATED = _set("""
-__new__ __repr__ __slots__ __doc__ __match_args__ __getnewargs__ __module__ __annotations__ __orig_bases__ __dict__
-__annotate__ __static_attributes__ __firstlineno__ __annotate_func__ __annotations_cache__ __replace__ __weakref__
-""")
+
+
+# ------------------------------------------------------ functions that are written for traced numbers
+
+
+def _of_list(f: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of the items of something. A list whose length depends on values is taken apart first.
+
+    Python computes the items of an iterator while the function runs, which nobody sees if they change nothing.
+    """
+
+    def of(m: Any, items: Any, args: Any, kwargs: Any) -> Any:
+        with m.unchanged("an iterator"):
+            items = m.iterate(items)
+        return f(m, items, *args, **kwargs)
+
+    return lambda m, it, *args, **kwargs: m.lifted(lambda i: of(m, i, args, kwargs), m.known_length(it))
+
+
+def _sum(m: Any, items: Any, start: Any = 0) -> Any:
+    terms = [x for x in (start, *items) if is_scalar(x) and not (type(x) is int and x == 0)]
+    is_traced, has_floats = any(isinstance(x, Num) for x in terms), any(kind_of(x) == "f" for x in terms)
+    if sys.version_info >= (3, 12) and len(terms) > 2 and is_traced and has_floats:
+        raise Refused("sum() of floats, whose rounding Python makes up for", "write a loop, or use jnp.sum")
+    known = next((i for i, x in enumerate(items) if not isinstance(x, CONSTANT_TYPES)), len(items))
+    if isinstance(start, CONSTANT_TYPES):
+        start, items = m.python(sum, items[:known], start), items[known:]
+    for x in items:
+        start = m.binary(ast.Add, start, x)
+    return start
+
+
+def _reduce(m: Any, f: Any, it: Any, *start: Any) -> Any:
+    return m.python(functools.reduce, lambda a, b: m.call(f, [a, b], {}), itertools.chain(start, m.lazily(it)))
+
+
+def _extreme(op: type) -> Callable[..., Any]:
+    """`min` or `max`."""
+
+    def of(m: Any, items: Any) -> Any:
+        if not items:
+            return m.python(max, ())
+        return functools.reduce(lambda best, x: _one_of_two(m, op, best, x), items)
+
+    return lambda m, *args: _of_list(of)(m, args[0]) if len(args) == 1 else of(m, args)
+
+
+def _one_of_two(m: Any, op: type, old: Any, new: Any) -> Any:
+    better = m.compare(op, new, old)
+    if isinstance(better, Num) and is_scalar(old) and is_scalar(new) and kind_of(old) == kind_of(new):
+        ends = map(min if op is ast.Lt else max, bounds(new), bounds(old))
+        return Num(kind_of(new), wide(lambda: jnp.where(better.val, raw(new), raw(old))), *ends)
+    return m.branch(m.truth(better), lambda: new, lambda: old)
+
+
+def _sorted(m: Any, items: Any, reverse: Any = False) -> Any:
+    if any(is_array(x) or isinstance(x, Kind) for x in items):
+        raise Refused("sorted() of traced values", "use jnp.sort")
+    return m.new_list(m.of_constants(sorted, [items], {"reverse": reverse}))
+
+
+def _range(m: Any, *args: Any) -> Any:
+    given = [of_array(a) if is_array(a) else a for a in args]
+
+    def of(*args: Any) -> Any:
+        if not any(isinstance(a, Num) for a in args):
+            m.need_constant(*args)
+            return m.python(range, *args)
+        start, stop, step = (0, args[0], 1) if len(args) == 1 else (*args, 1)[:3]
+        if not isinstance(step, int) or step == 0 or any(kind_of(a) not in "bi" for a in args):
+            raise Refused("a range with a traced step, or of what are no integers", "write int(n) or n.astype(int)")
+        return TracedRange(start, stop, step)
+
+    return m.lifted(of, *given)
+
+
+def _float(m: Any, v: Any) -> Any:
+    if is_array(v):
+        return m.number_of(v, "f")
+    if isinstance(v, Num):
+        return Num("f", raw(v, "f"))
+    return m.of_constants(float, [v], {})
+
+
+def _int(m: Any, v: Any, *rest: Any) -> Any:
+    v = of_array(v) if is_array(v) and not rest else v
+    if isinstance(v, Num) and not rest:
+        return to_int(jnp.trunc, v)
+    return m.of_constants(int, [v, *rest], {})
+
+
+def _round(m: Any, v: Any, digits: Any = None) -> Any:
+    if is_array(v) and digits is not None:
+        return m.python(jnp.round, v, digits)
+    if isinstance(v, Num) and digits is None:
+        return to_int(lambda x: lax.round(x, lax.RoundingMethod.TO_NEAREST_EVEN), v)
+    return m.of_constants(round, [v, digits], {})
+
+
+def _abs(m: Any, v: Any) -> Any:
+    if isinstance(v, Num):
+        kind, (lo, hi) = "i" if v.kind == "b" else v.kind, bounds(v)
+        return Num(kind, wide(lax.abs, raw(v, kind)), max(0, lo, -hi), max(abs(lo), abs(hi)))
+    return m.python(abs, v) if is_array(v) else m.of_constants(abs, [v], {})
+
+
+def _isinstance(m: Any, v: Any, t: Any) -> Any:
+    ts = t if isinstance(t, tuple) else (t,)
+    if any(type(c) not in (type, type(jax.Array)) for c in ts):
+        raise Refused("isinstance of a type that decides for itself")
+    if not (is_array(v) or isinstance(v, (Num, Obj, tuple, list, dict, *CONSTANT_TYPES))):
+        raise Refused(f"isinstance of a {name_of_type(v)}")
+    return any(issubclass(type_of(v), c) for c in ts)
+
+
+def _any(end: bool) -> Callable[..., Any]:
+    """`any` or `all`: the result `end` comes with the first item that has it, and no further item is asked for."""
+
+    def of(m: Any, values: Iterator[Any]) -> Any:
+        if (x := next(values, UNDEF)) is UNDEF:
+            return not end
+        return m.branch(m.truth(x if end else m.not_(x)), lambda: end, lambda: of(m, values))
+
+    return lambda m, v: m.lifted(lambda i: of(m, m.lazily(i)), m.known_length(v))
+
+
+def _reversed(m: Any, it: Any) -> Any:
+    if isinstance(it, Obj) and it.cls is list:
+        return Iter(m.of_list(it, len(m.items(it)) - 1, -1))
+    if not isinstance(it, (tuple, range)) and not is_array(it):
+        raise Refused(f"reversed() of a {name_of_type(it)}", "write list(...)")
+    return Iter(iter(m.iterate(it)[::-1]))
+
+
+def _zip(m: Any, *its: Any, strict: Any = False) -> Any:
+    if strict and len({m.python(int, m.length(it)) for it in its}) > 1:
+        raise PyRaise(ValueError("zip() of arguments of several lengths"))
+    return Iter(zip(*map(m.lazily, its)))
+
+
+def _dict(m: Any, *args: Any, **kwargs: Any) -> Any:
+    out = m.new_dict()
+    m.dict_method(out, "update", args, kwargs)
+    return out
+
+
+def _replace(m: Any, obj: Any, **changes: Any) -> Any:
+    cls = obj.cls if isinstance(obj, Obj) else type(obj)
+    values = {f.name: m.get_attr(obj, f.name) for f in dataclasses.fields(cls) if f.init}
+    return m.call(cls, [], {**values, **changes})
+
+
+def _of_constants(f: Any) -> Callable[..., Any]:
+    return lambda m, *args, **kwargs: m.of_constants(f, args, kwargs)
+
+
+def _one(f: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of a value, for each alternative of that value."""
+    return lambda m, v=0, *rest, **kwargs: m.lifted(lambda a: f(m, a, *rest, **kwargs), v)
+
+
+def _hasattr(m: Any, v: Any, name: str) -> bool:
+    if not (is_array(v) and name in ("dtype", "shape", "ndim", "size")) and not isinstance(v, CONSTANT_TYPES):
+        raise Refused(f"hasattr(v, {name!r}) of a {name_of_type(v)}", "use isinstance")
+    return is_array(v) or hasattr(v, name)
+
+
+# One row for each function.
+ROWS: list[tuple[Any, Callable[..., Any]]] = [
+    *((sum, _of_list(_sum)), (min, _extreme(ast.Lt)), (max, _extreme(ast.Gt)), (sorted, _of_list(_sorted))),
+    *((any, _any(True)), (all, _any(False)), (range, _range), (reversed, _reversed)),
+    *((float, _one(_float)), (int, _one(_int)), (round, _one(_round)), (abs, _one(_abs))),
+    *((zip, _zip), (dict, _dict), (functools.reduce, _reduce)),
+    (dataclasses.replace, _one(_replace)),
+    (map, lambda m, f, *its: Iter(map(lambda *xs: m.call(f, xs, {}), *map(m.lazily, its)))),
+    (enumerate, lambda m, it, start=0: Iter(enumerate(m.lazily(it), start))),
+    (bool, lambda m, v=False: m.truth_value(v)),
+    (len, lambda m, v: m.lifted(m.length, v)),
+    (list, lambda m, v=(): m.lifted(lambda i: m.new_list(m.iterate(i)), m.known_length(v))),
+    (tuple, lambda m, v=(): m.lifted(m.iterate, m.known_length(v))),
+    *((isinstance, _one(_isinstance)), (hasattr, _one(_hasattr))),
+    *((f, _of_constants(f)) for f in (print, str, repr, complex, pow, ord, chr, frozenset, callable)),
+    (slice, lambda m, *ends: m.new_slice(*ends)),
+    (functools.partial, lambda m, f, *args, **kwargs: Partial(f, tuple(args), kwargs)),
+    (divmod, lambda m, a, b: (m.binary(ast.FloorDiv, a, b), m.binary(ast.Mod, a, b))),
+    (itertools.pairwise, lambda m, it: Iter(itertools.pairwise(m.lazily(it)))),
+    (itertools.chain, lambda m, *its: Iter(x for it in its for x in m.lazily(it))),
+    (contextlib.nullcontext, lambda m, v=None: v),
+    *((f, lambda m, a, b, op=op: m.binary(op, a, b)) for op, f in PYTHON_OPS.items()),
+    *((f, lambda m, a, b, op=op: m.compare(op, a, b)) for op, f in COMPARE.items()),
+    (operator.neg, lambda m, v: m.unary(ast.USub, v)),
+    (operator.getitem, lambda m, box, key: m.get_item(box, key)),
+    (operator.index, _of_constants(operator.index)),
+]
+BUILTINS = {id(f): row for f, row in ROWS}

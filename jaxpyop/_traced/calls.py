@@ -16,17 +16,13 @@ import numpy as np
 
 from jaxpyop import _jaxcore as core
 from jaxpyop._config import config
-from jaxpyop._traced.allowed import NOT_IN_CLASSES, NUMPY_METHODS, OF_JAX, OF_MATH, OF_NUMPY, OF_TREES
-from jaxpyop._traced.attributes import LIBRARIES, Attributes, module_of
-from jaxpyop._traced.containers import check_namedtuple
+from jaxpyop._traced.allowed import BUILTINS, NOT_IN_CLASSES, OF_JAX, OF_MATH, OF_NUMPY, OF_TREES
+from jaxpyop._traced.containers import LIBRARIES, Containers, module_of
 from jaxpyop._traced.operators import name_of_type
 from jaxpyop._traced.values import *
 
-# What is written for traced numbers: (machine, *args). `builtin_functions` fills it.
-BUILTINS: dict[int, Callable[..., Any]] = {}
 
-
-class Calls(Attributes):
+class Calls(Containers):
     """Calls of everything but functions of the user, which `Functions` interprets."""
 
     call_user: Callable[..., Any]
@@ -37,13 +33,16 @@ class Calls(Attributes):
         args = list(args)
         key = id(f)
         if key in BUILTINS:
-            return self.python_arguments(BUILTINS[key], args, kwargs)
+            try:
+                return BUILTINS[key](self, *args, **kwargs)
+            except TypeError as e:
+                raise Refused(f"arguments that are not in the language: {str(e).rpartition('() ')[2]}") from e
+        if not isinstance(f, (Method, Partial)) and any(isinstance(v, Iter) for v in (*args, *kwargs.values())):
+            raise Refused("an iterator is given to a function, and not used up at once", "write list(...)")
         if key in OF_MATH:
             return self.lifted(lambda *xs: self._math(f, xs), *args)
-        if key in OF_JAX or is_of_package(f):
+        if key in OF_JAX:
             return self.call_jax(f, args, kwargs)
-        if key in NUMPY_METHODS and args and is_array(args[0]):
-            return self.call_method(args[0], NUMPY_METHODS[key], args[1:], kwargs)
         if key in OF_NUMPY:
             return self.of_constants(f, args, kwargs)
         if isinstance(f, (Closure, types.FunctionType)):
@@ -61,12 +60,10 @@ class Calls(Attributes):
             return self.call_jax(f.func, args, kwargs)
         if isinstance(f, type):
             return self._construct(f, args, kwargs)
-        kind = type(f).__name__
-        if kind == "partial" and module_of(type(f)) == "functools":
+        if isinstance(f, functools.partial):
             return self.call(f.func, [*map(self.outside, f.args), *args], {**f.keywords, **kwargs})
-        if isinstance(f, (jax.custom_jvp, jax.custom_vjp)):
-            return self.call_jax(self._with_own_rules(f), args, kwargs)
-        if kind == "PjitFunction" and isinstance(wrapped := getattr(f, "__wrapped__", None), types.FunctionType):
+        wrapped = getattr(f, "__wrapped__", None)
+        if type(f).__name__ == "PjitFunction" and isinstance(wrapped, types.FunctionType):
             # As a compiled function, so that its arguments and results are what JAX makes of them.
             if core.has_static_arguments(f):
                 raise Refused(f"`{name_of_function(f)}`, which is compiled with static arguments", OUTSIDE)
@@ -75,14 +72,6 @@ class Calls(Attributes):
         if isinstance(found, types.FunctionType) and module_of(type(f)) not in (*LIBRARIES, "functools"):
             return self.call(Partial(found, (f,)), args, kwargs)
         raise Refused(f"`{name_of_function(f)}` is not in the language", OUTSIDE)
-
-    def python_arguments(self, f: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
-        try:
-            return f(self, *args, **kwargs)
-        except TypeError as e:
-            if "argument" in str(e):
-                raise PyRaise(e) from e
-            raise
 
     def _math(self, f: Any, args: tuple[Any, ...]) -> Any:
         if any(isinstance(x, Num) or is_array(x) for x in args):
@@ -105,6 +94,9 @@ class Calls(Attributes):
 
     def to_jax(self, v: Any) -> Any:
         """A value of the language as one of JAX."""
+        return self.mapped(self._leaf_to_jax, v)
+
+    def _leaf_to_jax(self, v: Any) -> Any:
         if isinstance(v, Union):
             what = "a function of JAX gets, or calls a function that returns, values of two kinds"
             raise Refused(what, "make them of one kind before, such as jnp.float32(0)")
@@ -112,19 +104,9 @@ class Calls(Attributes):
             return num_to_array(v)
         if is_of_jax(v) or isinstance(v, (slice, range)) or id(v) in OF_JAX:
             return v
-        if isinstance(v, tuple):
-            return type(v)(*map(self.to_jax, v)) if hasattr(v, "_fields") else tuple(map(self.to_jax, v))
-        if isinstance(v, Obj) and v.cls is list:
-            return list(map(self.to_jax, self.items(v)))
-        if is_dict(v):
-            return {k: self.to_jax(x) for k, x in self.items(v)}
-        if type(v) in (list, dict):
-            return jax.tree.map(self.to_jax, v)
         if isinstance(v, Foreign):
             return v.func
-        if isinstance(v, (jax.custom_jvp, jax.custom_vjp)):
-            return self._with_own_rules(v)
-        is_function = isinstance(v, (*FUNCTIONS, types.FunctionType, types.MethodType))
+        is_function = isinstance(v, (Closure, Partial, types.FunctionType, types.MethodType))
         if is_function or type(v).__name__ == "PjitFunction" or id(v) in BUILTINS or id(v) in OF_MATH:
             return self._function_for_jax(v)
         raise Refused(f"a {name_of_type(v)} is given to a function of JAX")
@@ -156,34 +138,20 @@ class Calls(Attributes):
         called.__qualname__ = getattr(f, "__qualname__", "a function")
         return called
 
-    def _with_own_rules(self, f: Any) -> Any:
-        """A function with derivative rules, of which JAX calls the interpreted parts."""
-        if isinstance(f, jax.custom_vjp):
-            made: Any = jax.custom_vjp(self._function_for_jax(f.fun), f.nondiff_argnums)
-            made.defvjp(self._function_for_jax(f.fwd), self._function_for_jax(f.bwd))
-            return made
-        made = jax.custom_jvp(self._function_for_jax(f.fun), f.nondiff_argnums)
-        # JAX makes the rule of `defjvps`. It cannot be interpreted, and neither can it change anything in a program.
-        rule = f.jvp if module_of(f.jvp) == "jax" else self._function_for_jax(f.jvp)
-        made.defjvp(rule)
-        return made
-
     def call_jax(self, f: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        if any(isinstance(a, Iter) for a in args):
-            raise Refused("an iterator is given to a function of JAX", "write list(...)")
         self._check_casts(f, [*args, *kwargs.values()])
         count = len(args)
 
         def called(*xs: Any) -> Any:
-            if (id(f) in OF_TREES or id(f) not in OF_JAX) and not is_of_package(f) and any(self._numbers_in(xs)):
+            if (id(f) in OF_TREES or id(f) not in OF_JAX) and any(self._numbers_in(xs)):
                 remedy = "make it an array, such as jnp.float32(n)"
                 raise Refused(f"{name_of_function(f)} is given a number of Python that is not known", remedy)
-            convert = self._host_argument if is_of_package(f) else self.to_jax
-            given = list(map(convert, xs))
+            given = list(map(self.to_jax, xs))
             return self.from_jax(self.python(f, *given[:count], **dict(zip(kwargs, given[count:]))))
 
         run = lambda: self.lifted(called, *args, *kwargs.values())
-        return self.unless_raised(run) if f in _NOT_AFTER_AN_ERROR or is_of_package(f) else run()
+        # Once Python has raised, nobody asks for what it gives.
+        return self.branch(self.unraised(), run, lambda: UNSEEN) if f in _NOT_AFTER_AN_ERROR else run()
 
     def _check_casts(self, f: Any, values: list[Any]) -> None:
         """Refuses a number of Python that a function of JAX casts to a dtype by way of another one."""
@@ -202,22 +170,10 @@ class Calls(Attributes):
         for part in self.items(v) if isinstance(v, Obj) and v.cls in (list, dict) else parts:
             yield from self._numbers_in(part)
 
-    def _host_argument(self, v: Any) -> Any:
-        """An argument of an op inside: its functions run where that op runs them, so they are given as they are."""
-        if isinstance(v, (*FUNCTIONS, Union)):
-            what = "a function that is made here is given to an op, which calls it on the host"
-            raise Refused(what, "make it outside")
-        return v if callable(v) else self.to_jax(v)
-
     def number_of(self, x: Any, kind: str = "") -> Num:
         """The Python number that an array is, which has no derivative: `config.constants` may ask for an error."""
         if config.constants == "error" and core.is_inexact(x):
-            what = f"{self.label}: {self.line[0]}:{self.line[1]}: float(x) makes a constant of a differentiated"
-            text = (
-                f"{what} {jax.typeof(x).str_short()}, whose derivative is zero. Use x itself, or "
-                "jax.lax.stop_gradient(x) if you want a constant (jaxpyop.config.constants is 'error')"
-            )
-            x = _never_differentiated(x, text)
+            x = _never_differentiated(x, f"{self.label}: {self.line[0]}:{self.line[1]}")
         return of_array(x, kind)
 
     # --------------------------------------------------------------------- methods
@@ -229,14 +185,12 @@ class Calls(Attributes):
             return self.call_jax(getattr(v, name), args, kwargs)
         if isinstance(v, At):
             return self.call_jax(getattr(v.array.at[self.array_index(v.index)], name), args, kwargs)
-        if isinstance(v, (str, int, float, np.ndarray)):
+        if isinstance(v, (str, np.ndarray)):
             args = [self.iterate(a) if isinstance(a, (Obj, Iter)) else a for a in args]
             out = self.of_constants(getattr(v, name), args, kwargs)
             return self.new_list(out) if type(out) is list else out
         if isinstance(v, tuple) and name == "_replace":
-            if unknown := kwargs.keys() - set(getattr(v, "_fields", ())):
-                raise PyRaise(ValueError(f"got unexpected field names: {sorted(unknown)}"))
-            return type(v)(*[kwargs.get(k, x) for k, x in zip(getattr(v, "_fields", ()), v)])
+            return self.python(v._replace, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
         if isinstance(v, (tuple, list, dict)):
             if name not in ("get", "items", "keys", "values", "copy"):
                 raise Refused(f"`.{name}` changes a {type(v).__name__} from outside", "make a copy in the function")
@@ -248,14 +202,14 @@ class Calls(Attributes):
     # --------------------------------------------------------------------- objects
 
     def _construct(self, cls: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        if any(isinstance(v, Iter) for v in (*args, *kwargs.values())):
-            raise Refused("an iterator is given to a class, and not used up at once", "write list(...)")
         if issubclass(cls, tuple) and hasattr(cls, "_fields"):
             check_namedtuple(cls)
             return self.python(cls, *args, **kwargs)
-        if issubclass(cls, BaseException) or issubclass(cls, enum.Enum):
-            self.need_constant(*args)
-            return self.python(cls, *args)
+        if issubclass(cls, (BaseException, enum.Enum)):
+            if any(isinstance(v, Kind) or is_array(v) for v in (*args, *kwargs.values())):
+                raise Refused(f"a {cls.__name__} of a value that is not known", "write an f-string that names it")
+            self.need_constant(*args, *kwargs.values())
+            return self.python(cls, *args, **kwargs)
         if type(cls) is not type or any(module_of(c) in (*LIBRARIES, "abc", "typing") for c in cls.__mro__[:-1]):
             what = "a class that is built in or made in a way of its own, is not in the language"
             raise Refused(f"`{name_of_function(cls)}`, {what}", OUTSIDE)
@@ -295,14 +249,18 @@ class Calls(Attributes):
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
-def _never_differentiated(x: Any, text: str) -> Any:
+def _never_differentiated(x: Any, where: str) -> Any:
     """Returns `x`. Differentiating it raises an error, because the derivative would be zero without a warning."""
     return x
 
 
 @_never_differentiated.defjvp
-def _raise(text: str, primals: Any, tangents: Any) -> Any:
-    raise TypeError(text)
+def _raise(where: str, primals: Any, tangents: Any) -> Any:
+    raise TypeError(
+        f"{where}: float(x) makes a constant of a differentiated {jax.typeof(primals[0]).str_short()}, whose "
+        "derivative is zero. Use x itself, or jax.lax.stop_gradient(x) if you want a constant "
+        "(jaxpyop.config.constants is 'error')"
+    )
 
 
 # They have an effect, or might not end.
@@ -323,12 +281,6 @@ OUTSIDE = (
     "pass in what it gives as an input, write it with jax.numpy or jax.lax, or "
     'write mode="eager" to call the body at run time instead'
 )
-
-
-def is_of_package(f: Any) -> bool:
-    """Whether a function is one of this package: a py_function, or an op that its decorator made."""
-    code = getattr(f, "__code__", None)
-    return code is not None and code.co_filename.startswith(core.PACKAGE)
 
 
 def is_of_jax(v: Any) -> bool:

@@ -1,8 +1,7 @@
-"""Lists, dicts, tuples: items, iteration, and the methods of built-in types."""
+"""What values hold: the items of lists, dicts, tuples and arrays, iteration, attributes, methods of lists and dicts."""
 
 from __future__ import annotations
 
-import ast
 import enum
 import itertools
 import operator
@@ -10,13 +9,11 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
-from jaxpyop._traced.allowed import GENERATED
-from jaxpyop._traced.operators import Operators, name_of_type
+from jaxpyop._traced.allowed import DATA, METHODS
+from jaxpyop._traced.operators import Operators, name_of_type, type_of
 from jaxpyop._traced.values import *
 
 # A loop over more constants than these is refused, because the program grows with each turn.
@@ -24,10 +21,19 @@ _MOST_TURNS = 4096
 # A traced index with more values than these is refused for a list.
 _MOST_INDICES = 12
 Items = tuple[Any, ...]
+# How classes look up attributes that do nothing of their own.
+_PLAIN = (object.__getattribute__, types.SimpleNamespace.__getattribute__, tuple.__getattribute__)
+LIBRARIES = ("jax", "jaxlib", "numpy", "builtins")
+CHANGES = 'return the new value, make it in the function, or write mode="eager" and stateful=True'
+
+
+def module_of(v: Any) -> str:
+    """The package in which a function or a class was written."""
+    return (getattr(v, "__module__", None) or "").split(".")[0]
 
 
 class Containers(Operators):
-    """Items of lists, dicts, tuples and arrays."""
+    """Items and attributes are read and set."""
 
     def new_list(self, items: Any) -> Obj:
         return Obj(list, {"items": tuple(items)})
@@ -41,6 +47,17 @@ class Containers(Operators):
             raise Refused(f"a {obj.cls.__name__} whose length depends on values", "use an array of a fixed length")
         return obj.slots["items"]
 
+    def mapped(self, f: Callable[[Any], Any], v: Any) -> Any:
+        """A value with `f` of all that is in its tuples, lists and dicts, which become those of Python."""
+        if isinstance(v, tuple):
+            parts = [self.mapped(f, x) for x in v]
+            return type(v)(*parts) if hasattr(v, "_fields") else tuple(parts)
+        if type(v) is list or (isinstance(v, Obj) and v.cls is list):
+            return [self.mapped(f, x) for x in (self.items(v) if isinstance(v, Obj) else v)]
+        if type(v) is dict or is_dict(v):
+            return {k: self.mapped(f, x) for k, x in self.pairs(v)}
+        return f(v)
+
     def new_slice(self, *ends: Any) -> Any:
         if any(isinstance(x, (Num, Union)) or is_array(x) for x in ends):
             raise Refused("a slice with traced bounds", "use jax.lax.dynamic_slice")
@@ -48,7 +65,6 @@ class Containers(Operators):
 
     def known_length(self, v: Any) -> Any:
         """A list whose length depends on values, as a Union of tuples, and other values as they are."""
-        v = self._opened(v) if isinstance(v, Iter) and isinstance(v.values, Obj) else v
         if not (isinstance(v, Obj) and v.cls is list and isinstance(items := v.slots["items"], Union)):
             return v
         return Union(items.tag, [Iter(self._while_same(v, items, alt)) for alt in items.alts])
@@ -75,18 +91,6 @@ class Containers(Operators):
         if is_array(v) or isinstance(v, (tuple, str, list, dict, set, frozenset, range, np.ndarray)):
             return self.python(len, v)
         raise Refused(f"len of a {name_of_type(v)}")
-
-    def small(self, v: Any) -> Any:
-        """A traced number with few values as a Union of them."""
-        if not isinstance(v, Num):
-            return v
-        lo, hi = bounds(v)
-        if v.kind not in "bi" or hi - lo >= _MOST_INDICES:
-            raise Refused("a traced number where Python needs its value", "bound it by the test of an if or a loop")
-        alts = (False, True) if v.kind == "b" else tuple(range(lo, hi + 1))
-        with jax.enable_x64(True):
-            tag = sum((jnp.where(v.val == raw(a, v.kind), np.int32(i), np.int32(0)) for i, a in enumerate(alts)), 0)
-            return Union(lax.convert_element_type(tag, np.int32), list(alts))
 
     # ----------------------------------------------------------------- items are read
 
@@ -118,53 +122,43 @@ class Containers(Operators):
         if isinstance(key, tuple):
             return tuple(map(self.array_index, key))
         if isinstance(key, Num):
-            if key.kind != "i":
-                raise Refused("an array is indexed by a bool or a float")
-            if is_counter(key):
+            if key.kind == "i" and is_counter(key):
                 # Out of its bounds, an index is clipped or dropped by JAX, wherever it lies there.
                 least, most = -(2**31), 2**31 - 1
                 key = Num("i", wide(jnp.clip, key.val, least, most), least, most)
             return num_to_array(key)
-        if isinstance(key, Obj):
-            raise Refused("an array is indexed by a list", "write jnp.array([...])")
         if is_array(key) and key.dtype == np.bool_:
             raise Refused("an index of bools, whose number depends on values", "use jnp.where")
         return key
 
     def _value_of_key(self, items: Items, key: Any, default: Any = UNDEF) -> Any:
-        def none() -> Any:
-            if default is UNDEF:
-                raise PyRaise(KeyError("a key that is not known" if isinstance(key, Num) else key))
-            return default
-
-        if isinstance(key, Num):
-            has = lambda i: self.truth(self.compare(ast.Eq, items[i][0], key))
-            return self.first(len(items), has, lambda i: items[i][1], none)
         self.need_constant(key)
         found = [v for a, v in items if a is key or a == key]
-        return found[0] if found else none()
+        if not found and default is UNDEF:
+            raise PyRaise(KeyError(key))
+        return found[0] if found else default
 
     def _of_tuple(self, items: Items, key: Any) -> Any:
         return self.lifted(lambda k: self.python(operator.getitem, items, k), self.index(len(items), key))
 
     def index(self, length: int, key: Any) -> Any:
         """An index of a list or a tuple. A traced one becomes a Union of all indices that there are."""
-        if is_array(key):
-            if not jnp.issubdtype(key.dtype, jnp.integer):
-                raise PyRaise(TypeError("only integer arrays can be an index"))
-            key = of_array(key)
-        if type(key) is int and not -length <= key < length:
-            raise PyRaise(IndexError("list index out of range"))
-        if not isinstance(key, Num) or key.kind != "i":
-            return self.small(key)
-        lo, hi = bounds(key)
+        if (is_array(key) and not jnp.issubdtype(key.dtype, jnp.integer)) or (isinstance(key, Num) and key.kind == "f"):
+            raise PyRaise(TypeError("only integers can be an index"))
+        key = of_array(key) if is_array(key) else key
+        if not isinstance(key, Num):
+            return key
+        (lo, hi), val = bounds(key), raw(key, "i")
         if not length or lo >= length or hi < -length:
             raise PyRaise(IndexError("list index out of range"))
         if lo < -length or hi >= length:
-            raise_if(wide(lambda: (key.val < -length) | (key.val >= length)), IndexError, "list index out of range")
-        val = key.val if lo >= 0 else wide(lambda: jnp.where(key.val < 0, key.val + length, key.val))
-        ends = (0, length - 1) if lo < 0 else (lo, min(hi, length - 1))
-        return self.small(Num("i", wide(jnp.clip, val, *ends), *ends))
+            raise_if(wide(lambda: (val < -length) | (val >= length)), IndexError, "list index out of range")
+        val = val if lo >= 0 else wide(lambda: jnp.where(val < 0, val + length, val))
+        lo, hi = (0, length - 1) if lo < 0 else (lo, min(hi, length - 1))
+        if hi - lo >= _MOST_INDICES:
+            raise Refused("an index with many values", "bound it by the test of an if or a loop, or use an array")
+        tag = wide(lambda: jax.lax.convert_element_type(jnp.clip(val, lo, hi) - lo, np.int32))
+        return Union(tag, list(range(lo, hi + 1)))
 
     # -------------------------------------------------------------------- and written
 
@@ -177,7 +171,7 @@ class Containers(Operators):
         if not isinstance(box, Obj):
             raise Refused(f"an item of a {name_of_type(box)} from outside is set", CHANGES)
         if box.cls is dict:
-            self.lifted(lambda k: self._set_key(box, k, value), self.small(key))
+            self._set_key(box, key, value)
         elif box.cls is list and not isinstance(key, slice):
             each = lambda items: self.lifted(lambda k: self._set_at(box, items, k, value), self.index(len(items), key))
             self.lifted(each, box.slots["items"])
@@ -200,50 +194,33 @@ class Containers(Operators):
 
     # ---------------------------------------------------------------------- iteration
 
-    def check_lazy(self, v: Any) -> Any:
-        """Refuses an iterator whose items are all there already, where Python would compute them one by one."""
-        if isinstance(v, Iter) and isinstance(v.values, Obj):
-            raise Refused("an iterator with a condition is not used up at once", "write list(...)")
-        return v
-
     def lazily(self, v: Any) -> Iterator[Any]:
         """The values that a `for` over v takes, one after the other, because a list may change in between."""
         if isinstance(v, Iter):
-            return self._opened(self.check_lazy(v))
+            return v.values
         if isinstance(v, Obj) and v.cls is list:
             return self.of_list(v, 0, 1)
         if is_dict(v):
-            return self.view(v, operator.itemgetter(0)).values
+            return self.view(v, operator.itemgetter(0))
         return iter(v if isinstance(v, range) else self._constants(v))
-
-    def _opened(self, v: Iter) -> Any:
-        if v.used:
-            raise Refused("an iterator is used twice", "write list(...)")
-        v.used = True
-        return v.values
 
     def of_list(self, v: Obj, n: int, step: int) -> Iterator[Any]:
         while 0 <= n < len(self.items(v)):
             yield self.items(v)[n]
             n += step
 
-    def view(self, v: Any, pick: Callable[[Any], Any]) -> Iter:
-        """The keys, values or items of a dict, or of one of several. They show later changes, but not of the keys."""
-
-        def values(keys: Any) -> Iterator[Any]:
-            for n in range(len(keys) + 1):
-                items = self.lifted(self.items, v)
-                if isinstance(items, Union) or [k for k, _ in items] != keys:
-                    raise Refused("the keys of a dict depend on values, or change while a loop goes over it")
-                if n < len(keys):
-                    yield pick(items[n])
-
-        return Iter(values([k for k, _ in self.items(v.alts[0] if isinstance(v, Union) else v)]))
+    def view(self, v: Obj, pick: Callable[[Any], Any]) -> Iterator[Any]:
+        """The keys, values or items of a dict. They show later changes, but not of the keys."""
+        keys = [k for k, _ in self.items(v)]
+        for n in range(len(keys) + 1):
+            items = self.items(v)
+            if [k for k, _ in items] != keys:
+                raise Refused("the keys of a dict change while a loop goes over it")
+            if n < len(keys):
+                yield pick(items[n])
 
     def iterate(self, v: Any) -> Items:
         """The values that a `for` over v takes."""
-        if isinstance(v, Iter) and isinstance(v.values, Obj):
-            return self.items(self._opened(v))
         return self._constants(v) if isinstance(v, range) else tuple(self.lazily(v))
 
     def _constants(self, v: Any) -> Items:
@@ -263,12 +240,90 @@ class Containers(Operators):
 
     def outside(self, v: Any) -> Any:
         """A value from outside, as one of the language. Its objects are checked when they are used."""
-        if isinstance(v, tuple):
-            if hasattr(v, "_fields"):
-                check_namedtuple(type(v))
-                return v
+        if isinstance(v, tuple) and hasattr(v, "_fields"):
+            check_namedtuple(type(v))
+        elif isinstance(v, tuple):
             return tuple(map(self.outside, v))
         return v
+
+    # -------------------------------------------------------------------- attributes
+
+    def class_attribute(self, cls: Any, name: str) -> Any:
+        """What a class of the user has, as it stands in the class, or UNDEF."""
+        for c in cls.__mro__ if isinstance(cls, type) else ():
+            if c is not object and name in vars(c):
+                return vars(c)[name]
+        return UNDEF
+
+    def get_attr(self, v: Any, name: str) -> Any:
+        if isinstance(v, Union) or v is UNDEF:
+            return self.lifted(lambda a: self.get_attr(a, name), v)
+        check_name(name)
+        if name in METHODS.get(type_of(v), ()) or (name == "_replace" and isinstance(v, tuple)):
+            return Method(v, name)
+        if any(isinstance(v, types_) and name in names for types_, names in DATA):
+            return getattr(v, name)
+        if is_array(v) and name == "at":
+            return At(v)
+        if isinstance(v, types.ModuleType):
+            return self.outside(self.python(getattr, v, name))
+        return self._of_class(v, name) if isinstance(v, type) else self._of_object(v, name)
+
+    def _of_object(self, v: Any, name: str) -> Any:
+        """An attribute of an object of the program, or of one from outside, which nothing in the program changes."""
+        cls: Any = type_of(v)
+        own = v.slots if isinstance(v, Obj) else getattr(v, "__dict__", {})
+        if name in (fields := getattr(v, "_fields", ())) and isinstance(v, tuple):
+            return v[fields.index(name)]
+        plain = cls.__getattribute__ in _PLAIN and not hasattr(cls, "__getattr__")
+        if not plain or module_of(cls) in LIBRARIES or (callable(v) and module_of(cls) == "functools"):
+            raise Refused(f"the attribute {name} of a {name_of_type(v)} is not in the language")
+        found = self.class_attribute(cls, name)
+        if name in own and not hasattr(type(found), "__set__"):
+            x = self.outside(own[name])
+            if isinstance(x, Union) and UNDEF in x.alts:
+                raise Refused(f"the attribute {name} is set on one path only", "set it before")
+            return x
+        if name == "__class__":
+            return cls
+        if found is UNDEF:
+            raise PyRaise(AttributeError(f"{cls.__name__!r} object has no attribute {name!r}"))
+        return self._bind(found, v, cls)
+
+    def _of_class(self, v: type, name: str) -> Any:
+        if issubclass(v, enum.Enum) or module_of(v) in LIBRARIES:
+            return self.python(getattr, v, name)
+        found = self.class_attribute(v, name)
+        if found is UNDEF or isinstance(found, property) or hasattr(type, name):
+            raise Refused(f"the attribute {name} of the class {v.__name__}")
+        return self._bind(found, UNDEF, v)
+
+    def _bind(self, found: Any, v: Any, cls: Any) -> Any:
+        """What is found in a class, as an attribute of the object v, or of the class itself."""
+        if isinstance(found, property):
+            return self.call(Partial(found.fget, (v,)), [], {})
+        if isinstance(found, staticmethod):
+            return found.__func__
+        if isinstance(found, classmethod):
+            return Partial(found.__func__, (cls,))
+        if isinstance(found, types.FunctionType) and v is not UNDEF:
+            return Partial(found, (v,))
+        if isinstance(found, (types.FunctionType, *CONSTANT_TYPES, tuple, list, dict)) or is_array(found):
+            return self.outside(found)
+        raise Refused(f"a class attribute that is a {type(found).__name__}")
+
+    def set_attr(self, v: Any, name: str, value: Any) -> None:
+        self.lifted(lambda a: self._set_attr(a, name, value), v)
+
+    def _set_attr(self, v: Any, name: str, value: Any) -> None:
+        check_name(name)
+        if not isinstance(v, Obj) or v.cls in METHODS:
+            raise Refused(f"`.{name}` of a {name_of_type(v)} from outside is changed", CHANGES)
+        found = self.class_attribute(v.cls, name)
+        plain = found is UNDEF or isinstance(found, (types.FunctionType, *CONSTANT_TYPES))
+        if not plain or self.class_attribute(v.cls, "__setattr__") is not UNDEF:
+            raise Refused(f"`.{name}`, a property or an attribute of a frozen dataclass, is set", "make a new object")
+        self.write(v, name, value)
 
     # ------------------------------------------------------- methods of built-in types
 
@@ -292,7 +347,8 @@ class Containers(Operators):
 
     def dict_method(self, v: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
         if name in ("items", "keys", "values"):
-            return self.view(v, {"items": tuple, "keys": operator.itemgetter(0)}.get(name, operator.itemgetter(1)))
+            pick = {"items": tuple, "keys": operator.itemgetter(0), "values": operator.itemgetter(1)}[name]
+            return Iter(self.view(v, pick))
         if name == "get":
             default = args[1] if len(args) > 1 else None
             get = lambda items, k: self._value_of_key(items, k, default)
@@ -301,12 +357,7 @@ class Containers(Operators):
             for k, x in itertools.chain(self.pairs(args[0]) if args else (), kwargs.items()):
                 self.set_item(v, k, x)
             return None
-        if name == "copy":
-            return self.new_dict(self.items(v))
-        found = self.get_item(v, args[0]) if len(args) == 1 else self.dict_method(v, "get", args, {})
-        self.need_constant(args[0])
-        self.with_items(v, lambda items: ([(k, x) for k, x in items if k != args[0]], None))
-        return found
+        return self.new_dict(self.items(v))  # copy
 
     def pairs(self, v: Any) -> Any:
         """The (key, value) pairs of a dict, or of a sequence of pairs."""
@@ -317,15 +368,6 @@ class Containers(Operators):
         return ((k, x) for k, x in map(self.iterate, self.lazily(v)))
 
 
-CHANGES = 'return the new value, make it in the function, or write mode="eager" and stateful=True'
-
-
-def check_namedtuple(cls: Any) -> None:
-    """Refuses a namedtuple with operators of its own."""
-    for c in cls.__mro__[: cls.__mro__.index(tuple)]:
-        # Only the class that `namedtuple` itself made has these.
-        is_made = "_fields" in vars(c)
-        own = {n for n in vars(c) if n.startswith("__") and n.endswith("__")} - GENERATED
-        own |= set() if is_made else vars(c).keys() & {"_make", "_replace", "_asdict", *cls._fields}
-        if own or ("__new__" in vars(c) and not c.__new__.__module__.startswith("namedtuple_")):
-            raise Refused(f"a namedtuple with {', '.join(sorted(own)) or '__new__'}")
+def check_name(name: str) -> None:
+    if name.startswith("__") and not name.endswith("__"):
+        raise Refused(f"the name `{name}`, which Python changes inside a class", "write one underscore")

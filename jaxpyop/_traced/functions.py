@@ -5,26 +5,21 @@ import __future__
 
 import ast
 import builtins
-import dataclasses
 import functools
 import linecache
-import sys
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from jaxpyop import _jaxcore as core
 from jaxpyop._functions import codes_in, contents_of_code, names_in
-from jaxpyop._traced.attributes import check_name
 from jaxpyop._traced.calls import OUTSIDE, Calls, name_of_function
-from jaxpyop._traced.containers import CHANGES
+from jaxpyop._traced.containers import CHANGES, check_name
 from jaxpyop._traced.machine import NORMAL, RETURN
 from jaxpyop._traced.operators import RECURSION
 from jaxpyop._traced.values import *
 
 _MOST_CALLS = 60
-# The flag of code in a file that begins with `from __future__ import annotations`.
-_ANNOTATIONS = __future__.annotations.compiler_flag
 Node = ast.FunctionDef | ast.Lambda
 
 
@@ -41,11 +36,9 @@ class Functions(Calls):
         return Obj("frame", slots)
 
     def call_user(self, f: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        if isinstance(f, Closure) and isinstance(f.env, Union):
-            return self.lifted(lambda e: self.call_user(dataclasses.replace(f, env=e), args, kwargs), f.env)
-        if any(isinstance(v, Iter) for v in (*args, *kwargs.values())):
-            raise Refused("an iterator is given to a function, and not used up at once", "write list(...)")
         if not isinstance(f, Closure):
+            if f.__code__.co_filename.startswith(core.PACKAGE):
+                raise Refused("an op in a traced function is not in the language", "call its function there")
             if not core.is_users_file(f.__code__.co_filename):
                 raise Refused(f"`{name_of_function(f)}` is not in the language", OUTSIDE)
             f = Closure(_source_of(f.__code__, f.__qualname__), None, f, f.__defaults__ or (), f.__kwdefaults__ or {})
@@ -75,9 +68,6 @@ class Functions(Calls):
 
     def closure(self, node: Any, env: Obj) -> Closure:
         a = node.args
-        notes = [x.annotation for x in ast.walk(a) if isinstance(x, ast.arg)] + [getattr(node, "returns", None)]
-        if any(isinstance(n, ast.Call) for note in notes if note for n in ast.walk(note)):
-            raise Refused("an annotation that calls a function")
         defaults = tuple(self.eval(d, env) for d in a.defaults)
         pairs = zip(a.kwonlyargs, a.kw_defaults)
         kw_defaults = {x.arg: self.eval(d, env) for x, d in pairs if d is not None}
@@ -85,18 +75,22 @@ class Functions(Calls):
 
     # ----------------------------------------------------------------------- names
 
-    def load(self, name: str, env: Any) -> Any:
-        check_name(name)
-        outer = None
+    def _scopes(self, env: Any) -> Iterator[Obj]:
+        """The variables of a call, and those of the functions around it."""
         while env is not None:
             if isinstance(env, Union):
-                return self.lifted(lambda x: self.load(name, x), env)
-            if name in env.slots["$names"]:
-                v = env.slots.get(name, UNDEF)
-                has_none = isinstance(v, Union) and UNDEF in v.alts
-                return self.lift(functools.partial(_given, name), v) if has_none else _given(name, v)
-            outer, env = env.slots["$outer"], env.slots["$parent"]
-        return self._from_outside(name, outer)
+                raise Refused("a variable of a function that was made on one of several paths", "make it before them")
+            yield env
+            env = env.slots["$parent"]
+
+    def load(self, name: str, env: Obj) -> Any:
+        check_name(name)
+        for scope in self._scopes(env):
+            if name in scope.slots["$names"]:
+                v = scope.slots.get(name, UNDEF)
+                has_none = v is UNDEF or (isinstance(v, Union) and UNDEF in v.alts)
+                return self.lifted(lambda a: a, v) if has_none else v
+        return self._from_outside(name, env.slots["$outer"])
 
     def _from_outside(self, name: str, outer: Any) -> Any:
         free = outer.__code__.co_freevars
@@ -110,11 +104,10 @@ class Functions(Calls):
             raise PyRaise(NameError(f"name {name!r} is not defined"))
         return self.outside(found)
 
-    def store(self, name: str, value: Any, env: Any) -> None:
-        while env is not None:
-            if name in env.slots["$names"]:
-                return self.write(env, name, value)
-            env = env.slots["$parent"]
+    def store(self, name: str, value: Any, env: Obj) -> None:
+        for scope in self._scopes(env):
+            if name in scope.slots["$names"]:
+                return self.write(scope, name, value)
         raise Refused(f"`{name}` from outside of the function is changed", CHANGES)
 
     def assign(self, target: Any, value: Any, env: Obj) -> None:
@@ -139,35 +132,12 @@ class Functions(Calls):
         for t, v in zip(targets, values):
             self.assign(t.value if isinstance(t, ast.Starred) else t, v, env)
 
-    # ------------------------------------------------------ statements that define names
-
     def do_functiondef(self, s: ast.FunctionDef, env: Obj) -> None:
         decorators = [self.eval(d, env) for d in s.decorator_list]
         f: Any = self.closure(s, env)
         for d in reversed(decorators):
             f = self.call(d, [f], {})
         self.store(s.name, f, env)
-
-    def do_import(self, s: ast.Import, env: Obj) -> None:
-        for a in s.names:
-            name = a.name if a.asname else a.name.split(".")[0]
-            self.store(a.asname or name, self._module(name), env)
-
-    def do_importfrom(self, s: ast.ImportFrom, env: Obj) -> None:
-        for a in s.names:
-            self.store(a.asname or a.name, self.get_attr(self._module(s.module or "", s.level), a.name), env)
-
-    def _module(self, name: str, level: int = 0) -> Any:
-        if level or name not in sys.modules:
-            raise Refused(f"the import of {name or 'a module'}, which would run it", "import it at the top of the file")
-        return sys.modules[name]
-
-
-def _given(name: str, v: Any) -> Any:
-    """The value of a variable, if it has one."""
-    if v is UNDEF:
-        raise PyRaise(UnboundLocalError(f"`{name}` has no value here; give it one before"))
-    return v
 
 
 # ------------------------------------------------------------------------- their source
@@ -200,8 +170,8 @@ def local_names(node: Node) -> frozenset[str]:
                 declared.update(n.names)
             elif isinstance(n, ast.Name) and isinstance(n.ctx, (ast.Store, ast.Del)):
                 names.add(n.id)
-            elif isinstance(n, ast.Import | ast.ImportFrom):
-                names.update(a.asname or a.name.split(".")[0] for a in n.names)
+            elif isinstance(n, (ast.Import, ast.ImportFrom)):
+                raise Refused("an import inside a function is not in the language", "import it at the top of the file")
     return frozenset(names - declared)
 
 
@@ -222,9 +192,10 @@ def _source_of(code: types.CodeType, name: str) -> Node:
     linecache.checkcache(code.co_filename)
     text = "".join(linecache.getlines(code.co_filename))
     advice = "define it in a file or a notebook cell, one a line"
-    if not text.strip() or not _codes_of(text, 0):
+    if not text.strip() or not (codes := _codes_of(text, code.co_flags & __future__.annotations.compiler_flag)):
         what = "cannot be found"
-    elif not _has(text, code):
+    # In a test file, pytest has compiled another text of each function with an `assert`.
+    elif _identity(code) not in codes and "@pytest_ar" not in names_in(code):
         what, advice = "has changed since it was imported", "import it again, or start Python again"
     elif len(found := [n for n in _functions_in(text).get(code.co_firstlineno, []) if _may_be(n, code)]) != 1:
         what = "cannot be told from that of another one in its line"
@@ -245,20 +216,12 @@ def _functions_in(text: str) -> dict[int, list[Node]]:
 
 
 @functools.lru_cache(maxsize=64)
-def _codes_of(text: str, flags: int) -> list[types.CodeType]:
-    """The code of all functions of a file, as Python compiles it today."""
+def _codes_of(text: str, flags: int) -> list[Any]:
+    """What identifies each function of a file, as Python compiles it today: it may have changed since its import."""
     try:
-        return list(codes_in(compile(text, "", "exec", flags, dont_inherit=True)))
+        return list(map(_identity, codes_in(compile(text, "", "exec", flags, dont_inherit=True))))
     except (SyntaxError, ValueError):
         return []
-
-
-def _has(text: str, code: types.CodeType) -> bool:
-    """Whether a file still has the function of this code: somebody may have edited it since it was imported."""
-    # In a test file, pytest has compiled another text of each function with an `assert`.
-    if "@pytest_ar" in names_in(code):
-        return True
-    return any(_identity(c) == _identity(code) for c in _codes_of(text, code.co_flags & _ANNOTATIONS))
 
 
 def _identity(code: types.CodeType) -> Any:
@@ -269,12 +232,8 @@ def _may_be(node: Node, code: types.CodeType) -> bool:
     """Whether a function that begins in the right line is that of this code. Lambdas are told by their columns."""
     if isinstance(node, ast.FunctionDef):
         return node.name == code.co_name
-    body, ends = node.body, list[tuple[int, int]]()
-    for line, end_line, column, end_column in code.co_positions():
-        if line and end_line and end_column:
-            ends += [(line, column or 0), (end_line, end_column)]
-    whole = (body.lineno, body.col_offset), (body.end_lineno, body.end_col_offset)
-    return code.co_name == "<lambda>" and (not ends or (min(ends), max(ends)) == whole)
+    starts = [(line, column) for line, _, column, end in code.co_positions() if line and end]
+    return code.co_name == "<lambda>" and (not starts or min(starts) == (node.body.lineno, node.body.col_offset))
 
 
 def contains(kind: type[ast.stmt], statements: list[ast.stmt]) -> bool:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from jaxpyop import _jaxcore as core
 from jaxpyop._config import config
-from jaxpyop._traced.loop import bind_jaxprs
+from jaxpyop._traced.loop import bind_loop
 from jaxpyop._traced.values import *
 
 Place = tuple[Obj, str]  # a slot
@@ -63,7 +61,7 @@ class Machine:
 
     def write(self, obj: Obj, key: str, value: Any) -> None:
         """Changes a slot. Nothing else does."""
-        if _has_iterator(value):
+        if any_part(lambda v: isinstance(v, Iter), value):
             raise Refused("an iterator is kept, and not used up at once", "write list(...)")
         if obj.birth < self.floor[0] and obj is not self.raised:
             raise Refused(f"{self.floor[1]} changes a variable or an object of its caller", "return the value")
@@ -100,10 +98,8 @@ class Machine:
         journal: dict[Place, Any] = {}
         self.journal.append(journal)
         try:
-            yield journal
-        except PyRaise as e:
-            e.on_a_path = True
-            raise
+            with self.not_raising(self.unable):
+                yield journal
         finally:
             for (obj, key), old in self.journal.pop().items():
                 _put(obj, key, old)
@@ -124,15 +120,12 @@ class Machine:
         if wrong is True:
             raise PyRaise(error)
         if wrong is not False:
-            self._note(wrong, error, self.line, ast.unparse(self.node))
+            self._note(wrong, error, self.line, ast.unparse(self.node).partition("\n")[0])
 
     def _note(self, wrong: Any, error: Exception, where: tuple[str, int], expression: str) -> None:
         if why := self.unable or _why_no_call():
             raise Refused(f"Python may raise {type(error).__name__} ({error}), {why}", RAISING)
-        try:
-            error = copy.copy(error)  # without its traceback, which holds frames
-        except Exception:
-            raise Refused(f"a {type(error).__name__}, which cannot be copied, is raised on a path", RAISING) from None
+        error = copied(error)
         error.add_note(f"{where[0]}:{where[1]}: `{expression}`")
         key = type(error), str(error), *error.__notes__
         number, _ = self.errors.setdefault(key, (len(self.errors) + 1, error))
@@ -144,10 +137,6 @@ class Machine:
         """Whether Python has raised nothing so far: True, or a traced bool."""
         number = self.raised.slots["number"]
         return True if number == 0 else wide(lambda: number.val == 0)
-
-    def unless_raised(self, run: Thunk) -> Any:
-        """What a thunk gives. It does not run if Python has raised before, and then nobody asks for what it gives."""
-        return self.branch(self.unraised(), run, lambda: UNSEEN)
 
     # ------------------------------------------------------------------- a branch
 
@@ -202,7 +191,7 @@ class Machine:
             split = len(sides[0][1])
             first = lambda *xs: self._side(sides[0], joined, xs[:split])
             second = lambda *xs: self._side(sides[1], joined, xs[split:])
-            leaves = lax.cond(pred, first, second, *sides[0][1], *sides[1][1])
+            leaves = jax.lax.cond(pred, first, second, *sides[0][1], *sides[1][1])
         filling = Filling(leaves)
         values = {p: filling.get(form) for p, form in joined.items()}
         for p, v in values.items():
@@ -229,19 +218,16 @@ class Machine:
             return none()
         return self.branch(test(i), lambda: found(i), lambda: self.first(n, test, found, none, i + 1))
 
-    def lift(self, f: Callable[[Any], Any], u: Union) -> Any:
-        """`f` of the alternative that a Union is, by a branch for each."""
-        last = len(u.alts) - 1
-        return self.first(last, lambda i: u.tag == i, lambda i: f(u.alts[i]), lambda: f(u.alts[last]))
-
     def lifted(self, f: Callable[..., Any], *vs: Any) -> Any:
-        """`f(*vs)`, for each alternative of the Unions among them."""
+        """`f(*vs)`, by a branch for each alternative of the Unions among them."""
         if any(v is UNDEF for v in vs):
             raise PyRaise(UnboundLocalError("a variable has no value here; give it one before"))
         i = next((i for i, v in enumerate(vs) if isinstance(v, Union)), None)
         if i is None:
             return f(*vs)
-        return self.lift(lambda a: self.lifted(f, *vs[:i], a, *vs[i + 1 :]), vs[i])
+        u, last = vs[i], len(vs[i].alts) - 1
+        of = lambda k: self.lifted(f, *vs[:i], u.alts[k], *vs[i + 1 :])
+        return self.first(last, lambda k: u.tag == k, of, lambda: of(last))
 
     # --------------------------------------------------------------------- a loop
 
@@ -266,8 +252,7 @@ class Machine:
         go = go & self.unraised()
         state = [go, *flat.leaves]
         with jax.enable_x64(True):
-            test = core.make_jaxpr(lambda *xs: [xs[0]], [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in state])
-            out = bind_jaxprs(test, body, state, self.max_steps, f"{self.label}: {self.line[0]}:{self.line[1]}")
+            out = bind_loop(body, state, self.max_steps, f"{self.label}: {self.line[0]}:{self.line[1]}")
         filling = Filling(out[1:])
         for p, form in forms.items():
             self.write(p[0], p[1], filling.get(form))
@@ -302,13 +287,12 @@ class Machine:
     def _compare(self, forms: Forms, values: Any, journal: Any, mark: int, found: Forms) -> None:
         """Joins the forms of what a turn leaves with those that it began with, place by place."""
         memo: dict[Obj, Form] = {}
-        outside, joining = next(Obj.births), Joining()
+        outside, joining = next(Obj.births), Joining(widening=True)
         for p, value in values.items():
             new = form_of(value, mark, memo)
             start = form_of(journal.get(p, value), outside, {})
             before = forms.get(p, start)
-            joined = joining.join(before, new)
-            found[p] = joined if p[1] == "$status" else widened(joined, before, set())
+            found[p] = (Joining() if p[1] == "$status" else joining).join(before, new)
             _check_carried(self.name_of(*p), before, new)
 
 
@@ -317,11 +301,6 @@ def _why_no_call() -> str:
     if config.errors == "refuse":
         return "and jaxpyop.config.errors is 'refuse'"
     return "" if core.all_have_callbacks() else "and a backend of this process cannot call Python"
-
-
-def _has_iterator(v: Any) -> bool:
-    group = split(v) if isinstance(v, (tuple, Partial, Closure)) else None
-    return isinstance(v, Iter) or (group is not None and any(map(_has_iterator, group[1])))
 
 
 def _is_over(place: Place, forms: Forms, now: Forms) -> bool:

@@ -19,11 +19,7 @@ from jaxpyop import _jaxcore as core
 from jaxpyop._traced.machine import Machine
 from jaxpyop._traced.values import *
 
-_UNARY: dict[type, Callable[..., Any]] = {
-    ast.USub: operator.neg,
-    ast.UAdd: operator.pos,
-    ast.Invert: operator.invert,
-}
+_UNARY: dict[type, Callable[..., Any]] = {ast.USub: operator.neg, ast.UAdd: operator.pos, ast.Invert: operator.invert}
 
 RECURSION = "a function calls itself, and when it ends depends on values"
 
@@ -32,9 +28,8 @@ class Operators(Machine):
     """The operators. What they need of later parts of the language is declared here."""
 
     call: Callable[..., Any]
-    get_attr: Callable[[Any, str], Any]
-    class_attribute: Callable[..., Any]
     items: Callable[..., tuple[Any, ...]]
+    iterate: Callable[..., tuple[Any, ...]]
     length: Callable[..., Any]
 
     def python(self, f: Callable[..., Any], *vs: Any, **kw: Any) -> Any:
@@ -142,9 +137,7 @@ class Operators(Machine):
         if isinstance(v, Obj):
             if v.cls in (list, dict):
                 return self.compare(ast.Gt, self.length(v), 0)
-            if any(self.class_attribute(v.cls, name) is not UNDEF for name in ("__bool__", "__len__")):
-                raise Refused("the truth of an object whose class has __bool__ or __len__", "call its method")
-            return True
+            raise Refused("the truth of an object", "compare it with None, or an attribute of it")
         if isinstance(v, (tuple, list, dict, range)):
             return len(v) > 0
         if isinstance(v, (Closure, Method, Partial, Foreign, types.FunctionType, type)):
@@ -155,51 +148,34 @@ class Operators(Machine):
     # ----------------------------------------------------------------- comparisons
 
     def compare(self, op: type, a: Any, b: Any) -> Any:
-        if op in (ast.Is, ast.IsNot):
-            out = self.lifted(self._same, a, b)
-            return out if op is ast.Is else self.not_(out)
-        if op in (ast.In, ast.NotIn):
-            out = self.lifted(self._contains, a, b)
-            return out if op is ast.In else self.not_(out)
+        if op in (ast.Is, ast.IsNot, ast.In, ast.NotIn):
+            out = self.lifted(self._same if op in (ast.Is, ast.IsNot) else self._contains, a, b)
+            return out if op in (ast.Is, ast.In) else self.not_(out)
         return self.lifted(lambda x, y: self._compare_values(op, x, y), a, b)
 
     def _same(self, x: Any, y: Any) -> Any:
-        for a, b in ((x, y), (y, x)):
-            if isinstance(a, Num):
-                if b is None or isinstance(b, (Obj, enum.Enum, str, tuple)) or is_array(b):
-                    return False
-                if is_scalar(b) and kind_of(a) == kind_of(b) == "b":
-                    return Num("b", raw(a) == raw(b))
+        if isinstance(x, Num) or isinstance(y, Num):
+            if is_scalar(x) and is_scalar(y):
                 raise Refused("`is` of numbers", "write ==")
+            return False
         one_type = type(x) is type(y) or (is_array(x) and is_array(y))
         if x is not y and one_type and not isinstance(x, (Obj, enum.Enum, bool, type(None))):
             raise Refused(f"`is` of two values of the type {name_of_type(x)}", "write ==")
         return x is y
 
     def _compare_values(self, op: type, a: Any, b: Any) -> Any:
-        a, b = map(_without_enum, (a, b))
-        if any(isinstance(v, Obj) and v.cls not in (list, dict, "frame") for v in (a, b)):
-            return self._compare_objects(op, a, b)
-        differs = op in (ast.Eq, ast.NotEq) and any(v is None or isinstance(v, (str, enum.Enum)) for v in (a, b))
-        if differs and not all(isinstance(v, CONSTANT_TYPES) for v in (a, b)):
-            return op is ast.NotEq
+        if any(isinstance(v, Obj) and v.cls not in (list, dict) for v in (a, b)):
+            raise Refused("a comparison of objects", "compare their attributes")
+        if any(isinstance(v, enum.Enum) and type(v).__eq__ is not object.__eq__ for v in (a, b)):
+            raise Refused("a comparison of an enum that is a number or a text, too", "compare its value, or write `is`")
         if is_array(a) or is_array(b):
             x, y = self.beside(a, b)
             return self.python(COMPARE[op], _kept_zero(x, y), _kept_zero(y, x))
         if (isinstance(a, Num) or isinstance(b, Num)) and is_scalar(a) and is_scalar(b):
             return num_compare(COMPARE[op], a, b)
-        if isinstance(a, Obj) and isinstance(b, Obj) and a.cls is b.cls is list:
-            a, b = self.items(a), self.items(b)
         if not (isinstance(a, (type, np.dtype)) and isinstance(b, (type, np.dtype))):
             self.need_constant(a, b)
         return self.python(COMPARE[op], a, b)
-
-    def _compare_objects(self, op: type, a: Any, b: Any) -> Any:
-        methods = ("__eq__", "__ne__")
-        own = (self.class_attribute(v.cls, name) for v in (a, b) if isinstance(v, Obj) for name in methods)
-        if op not in (ast.Eq, ast.NotEq) or any(f is not UNDEF for f in own):
-            raise Refused("a comparison of objects", "compare their attributes")
-        return (a is b) == (op is ast.Eq)
 
     def _contains(self, x: Any, box: Any) -> Any:
         if isinstance(box, str):
@@ -207,11 +183,7 @@ class Operators(Machine):
             return self.python(operator.contains, box, x)
         if is_array(x) and (is_dict(box) or type(box) in (dict, set, frozenset)):
             raise PyRaise(TypeError("unhashable type: 'jax.Array'"))
-        if isinstance(box, Obj) and box.cls in (list, dict):
-            box = self.items(box) if box.cls is list else tuple(k for k, _ in self.items(box))
-        if type(box) not in (dict, set, frozenset, list, range) and not isinstance(box, tuple):
-            raise Refused(f"`in` of a {name_of_type(box)}")
-        items: Any = tuple(box)  # pyright: ignore[reportArgumentType]
+        items = tuple(box) if type(box) in (set, frozenset) else self.iterate(box)
         return self.first(len(items), lambda i: self.same_item(items[i], x), lambda _: True, lambda: False)
 
     def same_item(self, a: Any, b: Any) -> Any:
@@ -227,15 +199,6 @@ class Operators(Machine):
         return self.truth(self.compare(ast.Eq, a, b))
 
 
-def _without_enum(v: Any) -> Any:
-    """The number or text that an enum of these is. Its `value` may be another one."""
-    kinds: dict[type, Any] = {int: int, float: float, str: str.__str__}
-    plain = next((f for kind, f in kinds.items() if isinstance(v, kind)), None)
-    if isinstance(v, enum.Enum) and type(v).__eq__ not in (object.__eq__, int.__eq__, float.__eq__, str.__eq__):
-        raise Refused(f"a comparison of {type(v).__name__}, which has an __eq__ of its own")
-    return plain(v) if plain and isinstance(v, enum.Enum) else v
-
-
 def _kept_zero(v: Any, other: Any) -> Any:
     """Hides a zero beside an array. XLA thinks that x + 0.0 is x, which it is not for -0.0, and abs(x) >= 0 for NaN."""
     if not isinstance(other, core.Tracer):
@@ -248,9 +211,14 @@ def _kept_zero(v: Any, other: Any) -> Any:
     return v
 
 
+def type_of(v: Any) -> type:
+    """The class that a value has in Python."""
+    if isinstance(v, Num):
+        return {"b": bool, "i": int, "f": float}[v.kind]
+    return v.cls if isinstance(v, Obj) else jax.Array if is_array(v) else type(v)
+
+
 def name_of_type(v: Any) -> str:
     if is_array(v):
         return f"jax.Array ({v.dtype}{list(v.shape)})"
-    if isinstance(v, Num):
-        return {"b": "bool", "i": "int"}.get(v.kind, "float") + " that is not known"
-    return getattr(v.cls, "__name__", str(v.cls)) if isinstance(v, Obj) else type(v).__name__
+    return type_of(v).__name__ + (" that is not known" if isinstance(v, Num) else "")

@@ -39,7 +39,7 @@ class Statements(Functions):
                 return
 
     def statement(self, s: ast.stmt, env: Obj) -> None:
-        with self.having(line=(env.slots["$outer"].__code__.co_filename, s.lineno)):
+        with self.having(line=(env.slots["$outer"].__code__.co_filename, s.lineno), node=s):
             try:
                 method = getattr(self, f"do_{type(s).__name__.lower()}", None)
                 if method is None:
@@ -52,6 +52,8 @@ class Statements(Functions):
     def if_normal(self, env: Obj, run: Callable[[], Any]) -> None:
         """Runs what follows, unless the block was left. On each side it is known whether it was."""
         status = env.slots["$status"]
+        if not isinstance(status, Num):
+            return run()
 
         def go() -> None:
             self.write(env, "$status", NORMAL)
@@ -61,7 +63,7 @@ class Statements(Functions):
             left = status.hi if status.hi == NORMAL + 1 else Num("i", status.val, NORMAL + 1, status.hi)
             self.write(env, "$status", left)
 
-        self.branch(self.truth(num_compare(operator.eq, status, NORMAL)), go, skip)
+        return self.branch(self.truth(num_compare(operator.eq, status, NORMAL)), go, skip)
 
     # ------------------------------------------------------------ simple statements
 
@@ -92,12 +94,11 @@ class Statements(Functions):
             get, change = (self.get_attr, self.set_attr) if named else (self.get_item, self.set_item)
             old, put = get(box, key), lambda v: change(box, key, v)
         right = self.eval(s.value, env)
-        if isinstance(old, Union) and any(isinstance(a, Obj) for a in old.alts):
-            raise Refused(f"`{ast.unparse(t)}` is one of several objects, and is changed in place", "write x = x + y")
         if isinstance(old, Obj) and old.cls is list and isinstance(s.op, ast.Add):
             self.list_method(old, "extend", [right])
             return put(old)
-        if isinstance(old, (Obj, list, dict, set, np.ndarray)):
+        alts = old.alts if isinstance(old, Union) else [old]
+        if any(isinstance(a, (Obj, list, dict, set, np.ndarray)) for a in alts):
             raise Refused(f"`{ast.unparse(t)}` is an object that is changed in place", "write x = x + y")
         return put(self.binary(type(s.op), old, right))
 
@@ -123,8 +124,7 @@ class Statements(Functions):
         holds = self.truth(self.eval(s.test, env))
         if holds is not True:
             text = (self._told(s.msg, env),) if s.msg else ()
-            with self.having(node=s):
-                self.check(holds is False or ~holds, AssertionError(*text))
+            self.check(holds is False or ~holds, AssertionError(*text))
 
     def _told(self, e: ast.expr, env: Obj) -> Any:
         """The text of an error. It names values that are not known, because the program does not tell them."""
@@ -132,13 +132,15 @@ class Statements(Functions):
             return self.eval(e, env)
 
     def do_raise(self, s: ast.Raise, env: Obj) -> None:
-        error = self._told(s.exc, env) if s.exc else None
-        error = error() if isinstance(error, type) and issubclass(error, BaseException) else error
-        if isinstance(error, BaseException) and not isinstance(error, Exception):
-            raise error
-        raised = PyRaise(error if isinstance(error, Exception) else TypeError("a raise of what is no exception"))
-        raised.expression = ast.unparse(s)
-        raise raised
+        def raise_(error: Any) -> None:
+            error = error() if isinstance(error, type) and issubclass(error, BaseException) else error
+            if not isinstance(error, Exception):
+                raise Refused("a raise of what is no Exception")
+            raised = PyRaise(error)
+            raised.expression = ast.unparse(s)
+            raise raised
+
+        self.lifted(raise_, self._told(s.exc, env) if s.exc else None)
 
     # ---------------------------------------------------------------------- branches
 
@@ -160,12 +162,9 @@ class Statements(Functions):
     def do_match(self, s: ast.Match, env: Obj) -> None:
         subject = self.eval(s.subject, env)
 
-        def test(i: int) -> Any:
-            fits = self.truth(self.lifted(lambda v: self._pattern(s.cases[i].pattern, v, env), subject))
-            if (guard := s.cases[i].guard) is None:
-                return fits
-            return self.truth(self.branch(fits, lambda: self.eval(guard, env), lambda: False))
-
+        if any(case.guard for case in s.cases):
+            raise Refused("a case with an `if` is not in the language", "write an if")
+        test = lambda i: self.truth(self.lifted(lambda v: self._pattern(s.cases[i].pattern, v, env), subject))
         self.first(len(s.cases), test, lambda i: self.block(s.cases[i].body, env), lambda: None)
 
     def _pattern(self, p: ast.pattern, v: Any, env: Obj) -> Any:
@@ -200,9 +199,6 @@ class Statements(Functions):
             self.write(env, "$status", NORMAL)
         else:
             raise Refused(f"a loop of more than {_MOST_TURNS} turns that does not depend on values")
-        if t is True:
-            raise Refused("a loop whose test depends on values in one turn, and not in another")
-
         self._loop_of_program(s, env, t, test, lambda: None)
         return self._leave_loop(s, env)
 
@@ -253,7 +249,7 @@ class Statements(Functions):
             self.write(env, "$status", NORMAL)
 
     def do_for(self, s: ast.For, env: Obj) -> None:
-        it = self.known_length(self.check_lazy(self.eval(s.iter, env)))
+        it = self.known_length(self.eval(s.iter, env))
         self.lifted(lambda i: self._for_range(s, i, env) if isinstance(i, TracedRange) else self._for(s, i, env), it)
 
     def _for(self, s: ast.For, items: Any, env: Obj) -> None:
@@ -263,33 +259,31 @@ class Statements(Functions):
 
         values = self.lazily(items)
         for n in itertools.count():
-            status = env.slots["$status"]
-            left = isinstance(status, Num)
-            # After an exit that depends on values, it is not known whether Python takes another one. So it must change
-            # nothing, and no loop may begin in it if Python does not.
-            stays = (self.truth(num_compare(operator.eq, status, NORMAL)), True) if left else None
-            taken = self.having(taken=(*self.taken, stays)) if left else contextlib.nullcontext()
-            with taken, self._only_reading() if left else contextlib.nullcontext():
-                if (item := next(values, UNDEF)) is UNDEF:
-                    break
+            left = isinstance(env.slots["$status"], Num)
+            with self._if_python_asks(env) if left else contextlib.nullcontext():
+                item = next(values, UNDEF)
+            if item is UNDEF:
+                break
             if left and isinstance(items, range) and len(items) - n > _UNROLLED:
                 # The other turns are one loop, because the program would grow with each of them.
                 rest = TracedRange(items[n], items.stop, items.step)
                 self.if_normal(env, functools.partial(self._for_range, s, rest, env, leave=False))
                 break
-            if left:
-                self.if_normal(env, lambda: turn(item))
-            else:
-                turn(item)
+            self.if_normal(env, functools.partial(turn, item))
             self._clear(s, env, BREAK)
             if env.slots["$status"] in (BREAK, RETURN):
                 break
         self._leave_loop(s, env)
 
     @contextlib.contextmanager
-    def _only_reading(self) -> Iterator[None]:
-        what = "an iterator in a loop with an exit"
-        with self.unchanged(what), self.not_raising(f"in {what}"):
+    def _if_python_asks(self, env: Obj) -> Iterator[None]:
+        """For the next item after an exit that depends on values: it is not known whether Python asks for it.
+
+        So it must change nothing, and no loop may begin in it if Python does not.
+        """
+        what, stays = "an iterator in a loop with an exit", num_compare(operator.eq, env.slots["$status"], NORMAL)
+        taken = self.having(taken=(*self.taken, (self.truth(stays), True)))
+        with taken, self.unchanged(what), self.not_raising(f"in {what}"):
             yield
 
     def _for_range(self, s: ast.For, r: TracedRange, env: Obj, leave: bool = True) -> None:
@@ -297,13 +291,12 @@ class Statements(Functions):
         below = operator.lt if r.step > 0 else operator.gt
         self.write(env, key, r.start)
         test = lambda: self.truth(num_compare(below, env.slots[key], r.stop))
-        (_, highest), (lowest, _) = bounds(r.stop), bounds(r.stop)
 
         def begin() -> None:
             i = env.slots[key]
             if isinstance(i, Num):
                 # The test says so.
-                lo, hi = bounds(i)
+                (lo, hi), (lowest, highest) = bounds(i), bounds(r.stop)
                 lo, hi = (lo, min(hi, highest - 1)) if r.step > 0 else (max(lo, lowest + 1), hi)
                 i = Num("i", i.val, lo, hi) if lo <= hi else i
             self.assign(s.target, i, env)

@@ -8,8 +8,6 @@ import collections
 import dataclasses
 import functools
 
-import numpy as np
-
 from tests.traced.rows import Table
 
 TABLE = Table()
@@ -66,17 +64,6 @@ def a_named_tuple(x):
 
 
 @TABLE.either
-def entries_of_arrays_of_numpy(x):
-    b = np.ones(2, np.float32)
-    if x > 3:
-        b += 5
-        b[0] = 9
-        np.add(b, 2, out=b)
-        b[1:].fill(4)
-    return x * float(b.sum())
-
-
-@TABLE.either
 def a_bound_method(x):
     xs = [1.0]
     app, later = xs.append, functools.partial(xs.append, 5.0)
@@ -109,46 +96,9 @@ def a_list_that_a_loop_replaces(x):
     return a[0] + 10 * b[0]
 
 
-@TABLE.either
-def whether_lists_are_one(x):
-    a, b = [x], [x]
-    if x > 1:
-        b = a
-    return x * (1 if a is b else 2)
-
-
 @TABLE.either(points=[NAN, 3.0, 0.5])
 def nan_after_a_loop(x):
     y = x
     while y > 1:
         y = y / 2
     return (1.0 if y in [x] else 2.0) + (10 if (y, 1) == (x, 1) else 20) + [x, 0.0].count(y)
-
-
-# ------------------------------------------------------- classes with methods of their own
-
-
-class Reads:
-    """Changes with whatever is done to it."""
-
-    def __init__(self):
-        self.reads = 0
-
-    @property
-    def value(self):
-        self.reads += 1
-        return self.reads
-
-    def __add__(self, other):
-        self.reads += 1
-        return other + self.reads
-
-
-@TABLE.either
-def a_property_and_an_operator(x):
-    p = Reads()
-    if x > 3:
-        x = x + p.value
-    while x > 1:
-        x = (p + x) / 20
-    return x * (p.reads + 1)

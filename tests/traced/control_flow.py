@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-import math
-
 import jax
 import jax.numpy as jnp
 
@@ -92,17 +90,6 @@ def return_and_continue(x):
     return total
 
 
-@TABLE.either(slow=True)
-def while_true_with_returns(x):
-    k = 0
-    while True:
-        x, k = x * 0.75, k + 1
-        if x < 1:
-            return x
-        if k > 4:
-            return -x
-
-
 @TABLE.equal
 def for_else(x):
     for a in (1.0, 2.0):
@@ -125,27 +112,6 @@ def loops_of_logs(x, w):
     while x > 1:
         x = jnp.log(x * w) / w
     return x
-
-
-@TABLE.either
-def loop_of_a_half(x):
-    y = jnp.float16(1.0)
-    total = 0.0
-    for _ in range(jnp.int32(x)):
-        y = y * total
-        total = total + x
-    return total + y
-
-
-@TABLE.equal
-def a_range_that_is_made_on_one_path(x):
-    turns = range(3)
-    if x > 1:
-        turns = range(x.astype(int) + 1)
-    total = x
-    for i in turns:
-        total = total + i * x
-    return total
 
 
 @TABLE.equal(points=[2.0, 7.0, 0.0])
@@ -190,24 +156,7 @@ def functions_that_loop_and_return(x):
     return halved(x + 3, 1.0) + clip(x) * clip(x, b=1.0)
 
 
-@TABLE.equal(slow=True)
-def a_recursion_on_python_numbers(x):
-    def power(x, k):
-        return 1.0 if k == 0 else x * power(x, k - 1)
-
-    return power(x, 3) if x > 1 else x
-
-
 # ------------------------- variables that a branch or loop changes, and that are read later
-
-
-@TABLE.equal
-def read_by_a_lambda(x):
-    k = 1.0
-    scale = lambda v: v * k
-    if x > 1:
-        k = 2.0
-    return scale(x)
 
 
 @TABLE.either
@@ -296,40 +245,3 @@ def a_result_that_a_finally_changes(x):
 
     box, y = changed([x, x], x * 2)
     return sum(box) + 10 * y
-
-
-@TABLE.either
-def a_return_in_a_finally(x):
-    try:
-        return x
-    finally:
-        if x > 1:
-            return x * 2  # noqa: B012
-
-
-@TABLE.either(points=[0.5, 2.0])
-def a_root_in_a_try(x):
-    try:
-        y = math.sqrt(x)
-    finally:
-        x = x + 1
-    return x + y
-
-
-@TABLE.either
-def a_swallowed_raise(x):
-    try:
-        if x > 3:
-            raise ValueError
-        y = x
-    except ValueError:
-        y = x * 2
-    return y
-
-
-@TABLE.either(slow=True)
-def every_choice_of_eight_functions(x):
-    chosen = [jnp.sin if x > k else jnp.cos for k in range(8)]
-    for f in chosen:
-        x = x + f(x)
-    return x

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import time
 import types
 
@@ -98,38 +97,7 @@ def an_array_of_numpy():
     return f, lambda: b.tolist()
 
 
-@TABLE.either(made=True)
-def an_attribute():
-    box = types.SimpleNamespace(value=1.0)
-
-    def f(x):
-        box.value = box.value + 1.0
-        return x * box.value
-
-    return f, lambda: box.value
-
-
-# --------------------------------------------------------------------- what draws numbers
-
-
-@TABLE.either(made=True)
-def a_generator_of_numpy():
-    rng = np.random.default_rng(0)
-    return lambda x: x + rng.normal(), lambda: rng.bit_generator.state["state"]["state"]
-
-
 # --------------------------------------- what is never in a program: each call is another
-
-QUEUE = queue.Queue()
-
-
-def counted(v):
-    COUNTS.append(1)
-    return v * len(COUNTS)
-
-
-COUNTS: list[int] = []
-VECTORIZED = np.vectorize(counted)
 
 
 def imports_the_time(x):
@@ -139,27 +107,10 @@ def imports_the_time(x):
     return x + clock.monotonic() % 1 + thread_time()
 
 
-def imports_what_nothing_imported(x):
-    import a_module_of_nobody as m  # pyright: ignore[reportMissingImports]
-
-    return m.f(x)
-
-
-def adds_to(change):
-    """A function that changes something, and reads it."""
-
-    def f(x):
-        return x * change()
-
-    return f
-
-
 READS = {
     "the time": (lambda x: x + time.time() % 1, "time"),
     "a new generator": (lambda x: x + np.random.default_rng().normal(), "default_rng"),
-    "an import of the time": (imports_the_time, "time|import"),
-    "an import of what is unknown": (imports_what_nothing_imported, "a_module_of_nobody|import"),
+    "an import": (imports_the_time, "import it at the top of the file"),
     "an attribute by its name": (lambda x: x + getattr(np, "loadtxt")("number.txt"), "loadtxt|getattr"),  # noqa: B009
     "a text that is evaluated": (lambda x: eval("x + 1", {"x": x}), "eval"),
 }
-CHANGES = {"a queue": lambda: (QUEUE.put(1), QUEUE.qsize())[1], "a vectorized function": lambda: float(VECTORIZED(1.0))}

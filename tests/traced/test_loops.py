@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-import jaxpyop
 from tests.shared.checks import trees_close
-from tests.traced.rows import F, op
+from tests.traced.rows import op
 
 
 def body(x):
@@ -134,27 +133,3 @@ def test_a_debug_print_happens_where_python_would_print(capfd):
     jax.jit(op(body, "traced"))(-1.0)
     jax.effects_barrier()
     assert sorted(capfd.readouterr().out.split()) == ["negative", "start"]
-
-
-LOG = []
-
-
-def note(v):
-    LOG.append(float(v))
-    return v
-
-
-def noted(x):
-    return jaxpyop.numpy_function(note, [x], jax.ShapeDtypeStruct((), F), stateful=True)
-
-
-@pytest.mark.parametrize(
-    "body", [lambda x: (x > 0 and noted(x) > 1) * 1.0, lambda x: (x > 0 and noted(x)) or x * 2], ids=["bools", "values"]
-)
-def test_an_op_in_a_second_operand_happens_where_python_evaluates_it(body):
-    program = jax.jit(op(body, "traced"))
-    for x, runs in ((4.0, [4.0]), (-1.0, [])):
-        LOG.clear()
-        jax.block_until_ready(program(x))
-        jax.effects_barrier()
-        assert runs == LOG

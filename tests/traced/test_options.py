@@ -50,19 +50,16 @@ def test_options_that_exclude_it(options, match):
         jaxpyop.py_function(abs, [1.0], **({"mode": "traced", "Tout": F} | options))
 
 
-def test_rules_of_the_user_decide_its_derivative():
-    @jax.custom_jvp
-    def clipped(x):
-        return jnp.minimum(x, 1.0)
+def test_a_step_of_optax_is_a_program():
+    optax = pytest.importorskip("optax")
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(0.1))
 
-    @jax.custom_vjp
-    def reversed_gradient(x):
-        return 2.0 * x
+    def step(x):
+        updates, _ = optimizer.update(jax.grad(lambda x: (x**2).sum())(x), optimizer.init(x), x)
+        return optax.apply_updates(x, updates)
 
-    clipped.defjvps(lambda t, out, x: 3.0 * t)
-    reversed_gradient.defvjp(lambda x: (2.0 * x, None), lambda _, ct: (-ct,))
-    gradient = jax.jit(jax.grad(traced(lambda x: clipped(x) if x > 1 else reversed_gradient(x))))
-    assert (gradient(2.0), gradient(0.5)) == (3.0, -1.0)
+    x = jnp.arange(3.0)
+    np.testing.assert_allclose(jax.jit(traced(step, jax.ShapeDtypeStruct((3,), F)))(x), step(x), rtol=1e-6)
 
 
 # -------------------------------------------------------- collectives and combiners

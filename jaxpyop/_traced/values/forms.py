@@ -99,15 +99,13 @@ def split(v: Any) -> tuple[Any, tuple[Any, ...], Callable[[list[Any]], Any]] | N
         keys = tuple(v.kwargs)
         build = lambda xs: Partial(xs[0], xs[1], dict(zip(keys, xs[2])))
         return (Partial, keys), (v.func, v.args, tuple(v.kwargs.values())), build
-    if isinstance(v, TracedRange):
-        return (TracedRange, v.step), (v.start, v.stop), lambda xs: TracedRange(xs[0], xs[1], v.step)
     return None
 
 
-def is_of_the_program(v: Any) -> bool:
-    """Whether a value, or a part of it, is none of Python's. Nothing but the interpreter may see it."""
+def any_part(test: Callable[[Any], bool], v: Any) -> bool:
+    """Whether a value, or a part of it, passes a test."""
     group = split(v)
-    return isinstance(v, Kind) or (group is not None and any(map(is_of_the_program, group[1])))
+    return test(v) or (group is not None and any(any_part(test, part) for part in group[1]))
 
 
 def form_of(v: Any, mark: int, memo: dict[Obj, Form]) -> Form:
@@ -146,9 +144,14 @@ def mergeable(a: Form, b: Form) -> bool:
 
 
 class Joining:
-    """Joins forms. New objects are paired one to one: anything else would lose that two names are one object."""
+    """Joins forms. New objects are paired one to one: anything else would lose that two names are one object.
 
-    def __init__(self) -> None:
+    If it is `widening`, the second form is that after a turn of a loop: a bound that a number grows beyond is given up,
+    or is that of a counter.
+    """
+
+    def __init__(self, widening: bool = False) -> None:
+        self.widening = widening
         self.pairs: dict[tuple[Form, Form], Form] = {}
         self.left: dict[Form, Form] = {}
         self.right: dict[Form, Form] = {}
@@ -179,8 +182,12 @@ class Joining:
             return self._objects(a, b)
         if a.kind == b.kind and a.own == b.own and a.kind != "num":
             return Form(a.kind, a.own, tuple(map(self.join, a.parts, b.parts)), a.value)
-        (l1, h1), (l2, h2) = a.range(), b.range()
-        return num(a.number_kind() or "", min(l1, l2), max(h1, h2))
+        (l1, h1), (l2, h2), kind = a.range(), b.range(), a.number_kind() or ""
+        if not self.widening:
+            return num(kind, min(l1, l2), max(h1, h2))
+        # What has grown beyond a counter is no counter.
+        most = math.inf if kind == "f" else FAR if max(-l1, h1, -l2, h2) <= FAR + MOST_STEP else MOST
+        return num(kind, l1 if l1 <= l2 else -most, h1 if h2 <= h1 else most)
 
     def _objects(self, a: Form, b: Form) -> Form:
         if (a, b) not in self.pairs:
@@ -200,25 +207,6 @@ def form_key(form: Form, seen: dict[Form, int]) -> Any:
         seen[form] = len(seen)
     own = (form.kind, form.own if form.kind != "ref" else id(form.own), form.value if form.kind == "num" else None)
     return (*own, tuple(form.slots), tuple(form_key(x, seen) for x in form.children()))
-
-
-def widened(form: Form, before: Form | None, seen: set[Form]) -> Form:
-    """A form whose numbers a loop changes: a bound that grows is given up, or is that of a counter."""
-    if form.kind == "num":
-        lo, hi = form.value
-        l0, h0 = before.range() if before is not None and before.number_kind() else (math.inf, -math.inf)
-        # What has grown beyond a counter is no counter.
-        most = math.inf if form.own == "f" else FAR if max(-lo, hi) <= FAR + MOST_STEP else MOST
-        return num(form.own, lo if lo >= l0 else -most, hi if hi <= h0 else most)
-    old = before if before is not None and before.kind == form.kind else None
-    if form.kind == "new":
-        if form not in seen:
-            seen.add(form)
-            form.slots = {k: widened(x, old and old.slots.get(k), seen) for k, x in form.slots.items()}
-        return form
-    olds = old.parts if old is not None and len(old.parts) == len(form.parts) and form.kind != "union" else ()
-    pairs = zip(form.parts, olds or [None] * len(form.parts))
-    return Form(form.kind, form.own, tuple(widened(x, y, seen) for x, y in pairs), form.value)
 
 
 class Flattening:

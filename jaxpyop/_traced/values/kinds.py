@@ -15,7 +15,7 @@ import enum
 import itertools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -52,7 +52,8 @@ class PyRaise(Refused):
     """
 
     def __init__(self, error: Exception, sure: bool = True) -> None:
-        super().__init__(f"Python raises {type(error).__name__}: {error}", RAISING)
+        who, remedy = ("Python", RAISING) if sure else ("JAX", "")
+        super().__init__(f"{who} raises {type(error).__name__}: {error}", remedy)
         self.error, self.sure, self.on_a_path, self.__cause__ = error, sure, False, error
 
     def can_be_noted(self) -> bool:
@@ -70,6 +71,13 @@ noting: contextvars.ContextVar[Callable[[Any, Exception], None]] = contextvars.C
 def raise_if(wrong: Any, error: type[Exception], text: str) -> None:
     """Python raises this error here if a bool holds, which may be traced."""
     noting.get()(wrong, error(text))
+
+
+def copied(error: Exception) -> Exception:
+    """The same error without its traceback, which holds frames. Its `__init__` may take other arguments than `args`."""
+    new = type(error).__new__(type(error), *error.args)
+    vars(new).update(vars(error))
+    return new
 
 
 # Values that no program has.
@@ -171,10 +179,9 @@ class Partial(Kind):
 
 @dataclasses.dataclass(eq=False)
 class Iter(Kind):
-    """An iterator over values, or over those of a list that nobody else has. It is used up at once, and not kept."""
+    """An iterator over values. It is used up at once, and not kept."""
 
     values: Any
-    used: bool = False
 
 
 @dataclasses.dataclass(eq=False)
@@ -192,7 +199,6 @@ class TracedRange(Kind):
 FAR, MOST_STEP, MOST = 2**52 + 24_181, 16, 2**62 - 1
 
 CONSTANT_TYPES = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), enum.Enum, np.dtype, np.generic)
-FUNCTIONS = (Closure, Partial)
 
 
 def is_array(v: Any) -> bool:
@@ -283,3 +289,20 @@ def raise_unless_fits(v: Num, dtype: Any) -> None:
         info, text = np.iinfo(dtype), f"Python integer out of bounds for {np.dtype(dtype).name}"
         least, most = max(int(info.min), -MOST), min(int(info.max), MOST)
         raise_if(wide(lambda: (v.val < least) | (v.val > most)), OverflowError, text)
+
+
+class _Plain(NamedTuple):
+    """Has what Python itself gives the class of a namedtuple."""
+
+    item: int
+
+
+def check_namedtuple(cls: Any) -> None:
+    """Refuses a namedtuple with operators of its own."""
+    for c in cls.__mro__[: cls.__mro__.index(tuple)]:
+        own = {name for name in vars(c) if name.startswith("__")} - {*vars(_Plain), "__dict__", "__weakref__"}
+        # Only the class that `namedtuple` itself made has these.
+        made = {"__new__", "_make", "_replace", "_asdict", *cls._fields}
+        own |= set() if "_fields" in vars(c) else vars(c).keys() & made
+        if own:
+            raise Refused(f"a namedtuple with {', '.join(sorted(own))}")

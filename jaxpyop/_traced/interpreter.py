@@ -1,20 +1,32 @@
-"""Expressions. To add one, write a method `eval_<name of the ast class in lower case>`."""
+"""Expressions, and the way in: `interpret` makes a program of a function.
+
+To add an expression, write a method `eval_<name of the ast class in lower case>`.
+"""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpyop import _jaxcore as core
+from jaxpyop._functions import without_partials
+from jaxpyop._traced.operators import RECURSION, name_of_type
 from jaxpyop._traced.statements import Statements
 from jaxpyop._traced.values import *
 
 
 def _names_of(*targets: ast.expr) -> frozenset[str]:
     return frozenset(n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name))
+
+
+# Functions that use up an iterator at once.
+_USE_UP = (sum, min, max, sorted, list, tuple)
 
 
 class Interpreter(Statements):
@@ -80,10 +92,7 @@ class Interpreter(Statements):
 
     def eval_namedexpr(self, e: ast.NamedExpr, env: Obj) -> Any:
         v = self.eval(e.value, env)
-        scope = env
-        while scope.slots.get("$comprehension"):
-            scope = scope.slots["$parent"]
-        self.store(e.target.id, v, scope)
+        self.store(e.target.id, v, env)
         return v
 
     def eval_tuple(self, e: ast.Tuple, env: Obj) -> Any:
@@ -91,11 +100,6 @@ class Interpreter(Statements):
 
     def eval_list(self, e: ast.List, env: Obj) -> Any:
         return self.new_list(self._elements(e.elts, env))
-
-    def eval_set(self, e: ast.Set, env: Obj) -> Any:
-        items = self._elements(e.elts, env)
-        self.need_constant(*items)
-        return frozenset(items)
 
     def _elements(self, elements: list[ast.expr], env: Obj, kept: bool = True) -> list[Any]:
         out: list[Any] = []
@@ -137,7 +141,9 @@ class Interpreter(Statements):
         if not isinstance(v, ast.FormattedValue):
             return self.eval(v, env)
         x = self.eval(v.value, env)
-        if self.tells_names and (isinstance(x, Kind) or is_array(x)):
+        if isinstance(x, Kind) or is_array(x):
+            if not self.tells_names:
+                raise Refused("an f-string of a value that is not known", "write it in the raise or the assert itself")
             return f"{{{ast.unparse(v.value)}}}"
         spec = self.eval(v.format_spec, env) if v.format_spec else ""
         self.need_constant(x)
@@ -148,12 +154,14 @@ class Interpreter(Statements):
             return self._call(self.eval(e.func, env), e, env)
         # A method of one of several objects is looked up and called for each of them.
         name, box = e.func.attr, self.eval(e.func.value, env)
-        if name in ("items", "keys", "values") and isinstance(box, Union) and all(map(is_dict, box.alts)):
-            return self.dict_method(box, name, [], {})
         return self.lifted(lambda v: self._call(self.get_attr(v, name), e, env), box)
 
     def _call(self, f: Any, e: ast.Call, env: Obj) -> Any:
-        args, kwargs = self._elements(e.args, env, kept=False), dict[str, Any]()
+        at_once = [x for x in e.args[:1] if isinstance(x, ast.GeneratorExp) and any(f is g for g in _USE_UP)]
+        # That its values are all computed at once cannot be seen, because it changes nothing.
+        with self.unchanged("a generator expression"):
+            first = [self.comprehension(x, env) for x in at_once]
+        args, kwargs = [*first, *self._elements(e.args[len(first) :], env, kept=False)], dict[str, Any]()
         for k in e.keywords:
             value = self.eval(k.value, env)
             for name, v in self.pairs(value) if k.arg is None else ((k.arg, value),):
@@ -164,7 +172,6 @@ class Interpreter(Statements):
 
     def comprehension(self, e: Any, env: Obj) -> Any:
         scope = self.frame(_names_of(*(g.target for g in e.generators)), env, env.slots["$outer"])
-        scope.slots["$comprehension"] = True
         out = self.new_dict() if isinstance(e, ast.DictComp) else self.new_list(())
 
         def at(i: int, ifs: list[ast.expr]) -> None:
@@ -177,7 +184,7 @@ class Interpreter(Statements):
                     self.list_method(out, "append", [self.eval(e.elt, scope)])
                 return None
             g = e.generators[i]
-            it = self.check_lazy(self.eval(g.iter, scope if i else env))
+            it = self.eval(g.iter, scope if i else env)
 
             def run(items: Any) -> None:
                 for item in self.lazily(items):
@@ -193,19 +200,15 @@ class Interpreter(Statements):
 
     def eval_generatorexp(self, e: ast.GeneratorExp, env: Obj) -> Any:
         first = e.generators[0]
-        if len(e.generators) == 1 and not first.ifs:
-            return Iter(self._each(e, self.eval(first.iter, env), env))
-        # That its values are all computed at once cannot be seen, because it changes nothing and is used up at once.
-        with self.unchanged("a generator expression"):
-            return Iter(self.comprehension(e, env))
+        if len(e.generators) > 1 or first.ifs:
+            raise Refused("a generator expression with a condition is not used up at once", "write a list [...]")
+        return Iter(self._each(e.elt, first.target, self.eval(first.iter, env), env))
 
-    def _each(self, e: ast.GeneratorExp, items: Any, env: Obj) -> Iterator[Any]:
-        target = e.generators[0].target
+    def _each(self, elt: ast.expr, target: ast.expr, items: Any, env: Obj) -> Iterator[Any]:
         scope = self.frame(_names_of(target), env, env.slots["$outer"])
-        scope.slots["$comprehension"] = True
         for item in self.lazily(items):
             self.assign(target, item, scope)
-            yield self.eval(e.elt, scope)
+            yield self.eval(elt, scope)
 
     # --------------------------------------------------- what a test says about a variable
 
@@ -214,9 +217,7 @@ class Interpreter(Statements):
 
         A variable that changed since `before` the test is left alone, because a call in the test may have changed it.
         """
-        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-            self.refine(test.operand, not truth, env, before)
-        elif isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) == truth:
+        if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) == truth:
             for v in test.values:
                 self.refine(v, truth, env, before)
         elif isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], (ast.Is, ast.IsNot)):
@@ -232,3 +233,94 @@ class Interpreter(Statements):
         elif keep and len(keep) < len(v.alts):
             table = np.array([keep.index(i) if i in keep else 0 for i in range(len(v.alts))], np.int32)
             self.write(env, name, Union(jnp.asarray(table)[v.tag], [v.alts[i] for i in keep]))
+
+
+# ------------------------------------------------------------------------------ the way in
+
+
+def interpret(
+    function: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    finish: Callable[[Any], Sequence[Any]],
+    *,
+    max_steps: int | None = None,
+    title: str = "",
+) -> tuple[list[Any], Any, list[Exception]]:
+    """Interprets a function.
+
+    Args:
+        function: the user's.
+        args: its arguments: trees of JAX values and of constants.
+        kwargs: the same, by name.
+        finish: makes the results, a flat list of arrays, of what the function returns.
+        max_steps: how many turns of each loop a backward pass may keep.
+        title: how errors name the function.
+
+    Returns:
+        The results, the traced number of the error that Python raises, and the errors. If there are none, the number is
+        0. It is, too, if Python raises none of them.
+
+    Raises:
+        Refused: the function is not in the language.
+    """
+    machine = Interpreter(max_steps, title)
+    machine.line = machine.returned = line_of(function)
+    token, noted = set_opaque(jax.tree.leaves((args, dict(kwargs)))), noting.set(machine.check)
+    try:
+        given = [list(map(machine.from_jax, args)), {k: machine.from_jax(v) for k, v in kwargs.items()}]
+        result = machine.call(function, *given)
+        machine.line = machine.returned
+        outs = finish(_results(machine, result))
+        number = machine.raised.slots["number"]
+        if machine.errors:
+            number = wide(jax.lax.convert_element_type, raw(number), np.int32)
+        return list(outs), number, [error for _, error in machine.errors.values()]
+    except Refused as e:
+        error = e.error if isinstance(e, PyRaise) and not e.on_a_path else None
+        if error and ((title and str(error).startswith(title)) or isinstance(error, NotImplementedError)):
+            raise error from None
+        e.where = e.where or machine.line
+        raise
+    except RecursionError:
+        raise Refused(RECURSION, "write a loop", line_of(function)) from None
+    finally:
+        reset_opaque(token)
+        noting.reset(noted)
+
+
+@dataclasses.dataclass(frozen=True)
+class Either:
+    """A result that is of one of several types. `map` calls a function of each, in a branch of its own."""
+
+    map: Callable[[Callable[[Any], Any]], Any]
+
+
+def _results(m: Interpreter, v: Any) -> Any:
+    """What the function returns, with lists and dicts of Python. A number whose value is traced stays a `Num`."""
+
+    def result(x: Any) -> Any:
+        if isinstance(x, Union):
+            return Either(lambda f: m.lifted(lambda a: _of_path(m, f, a), x))
+        if not isinstance(x, (Num, Obj, Closure)) and any_part(lambda part: isinstance(part, Kind), x):
+            raise Refused(f"a {name_of_type(x)} is returned")
+        return x
+
+    return m.mapped(result, v)
+
+
+def _of_path(m: Interpreter, f: Callable[[Any], Any], value: Any) -> Any:
+    try:
+        return f(_results(m, value))
+    except (TypeError, ValueError, OverflowError) as e:
+        raise Refused(f"on one path, {str(e).removeprefix(m.label + ': ')}") from e
+
+
+def line_of(function: Any) -> tuple[str, int]:
+    """The first line of a function, a method or a partial."""
+    function = without_partials(function)
+    function = getattr(function, "__wrapped__", function)
+    if not hasattr(function, "__code__"):
+        function = vars(type(function)).get("__call__")
+    code = getattr(function, "__code__", None)
+    return (code.co_filename, code.co_firstlineno) if code else core.NOWHERE
