@@ -28,7 +28,6 @@ from jaxpyop._op.primitive import (
     NO_RECORD,
     RECEIPT,
     RECORDS,
-    TOKEN,
     Batching,
     Call,
     HandedRecord,
@@ -36,12 +35,13 @@ from jaxpyop._op.primitive import (
     Operands,
     bind,
     find_record,
+    receipt_of,
     run_now,
 )
 from jaxpyop._op.request import Op, make_op, mark_differentiable
 from jaxpyop._op.traced import trace, trace_if_possible
 from jaxpyop._op.user_rules import FwdCall, LinearCall, LinearFunction, linearize_by_rules, pullback_by_rules
-from jaxpyop._op.values import Inputs, as_jax, check_closure, fingerprint, flatten_inputs, show_shape, without_weak_type
+from jaxpyop._op.values import Inputs, as_jax, check_closure, flatten_inputs, show_shape, without_weak_type
 from jaxpyop._tape import Record, record
 
 
@@ -260,19 +260,15 @@ class RecordingCall(Call):
         if self.hands_over:
             # A cut program takes the record itself from one of its steps to another.
             return [*outs, HandedRecord(taken)]
-        return [*outs, _receipt(RECORDS.put(taken, once_made=self.op.stateful, owner=self.op.name), outs)]
+        return [*outs, receipt_of(RECORDS.put(taken, once_made=self.op.stateful, owner=self.op.name), outs)]
 
     def from_worker(self, values: list[Any], arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
-        return [*super().from_worker(values, arrays, lead), _receipt(NO_RECORD, values)]
+        return [*super().from_worker(values, arrays, lead), receipt_of(NO_RECORD, values)]
 
     def linearize(self, perturbed: tuple[bool, ...]) -> Linearization:
         # A second derivative reads the same record as the first, so it is made for the inputs of both.
         recorded = tuple(a or b for a, b in zip(self.perturbed, perturbed))
         return _record_and_replay(self, self.body, perturbed, recorded)
-
-
-def _receipt(token: int, outs: Sequence[Any]) -> np.ndarray[Any, Any]:
-    return np.asarray([token, fingerprint(outs)], TOKEN)
 
 
 class ReplayCall(Call):

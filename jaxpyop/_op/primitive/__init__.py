@@ -25,6 +25,7 @@ from jaxpyop._op.primitive.records import (
     HandedRecord,
     clear_records,
     find_record,
+    receipt_of,
 )
 
 set_derivative_rules()

@@ -13,7 +13,7 @@ import dataclasses
 import secrets
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from jaxpyop import _jaxcore
 from jaxpyop._config import config, on_change
 from jaxpyop._host import metrics
 from jaxpyop._op.request import Op
-from jaxpyop._op.values import Struct
+from jaxpyop._op.values import Struct, fingerprint
 
 TOKEN = np.dtype(np.uint32)
 # The receipt of a record: its token, and a fingerprint of the results. A program carries it from the forward pass to
@@ -36,6 +36,11 @@ _LAST_TOKEN = 2**32 - 2
 # Records that were read may fill 1/READ_SHARE of each bound, and at most 8 MB, because they are rarely needed again.
 READ_SHARE = 32
 _MAX_READ_BYTES = 8 * 2**20
+
+
+def receipt_of(token: int, outs: Sequence[Any]) -> np.ndarray[Any, Any]:
+    """The receipt of the record with this token, whose run returned `outs`."""
+    return np.asarray([token, fingerprint(outs)], TOKEN)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
@@ -244,7 +249,7 @@ def find_record(op: Op, token: int, gone: str) -> Any | None:
 
     Args:
         op: the op.
-        token: the token, or 0 if there is no record that serves.
+        token: the token.
         gone: what the error says of a stateful op, whose function cannot run again.
     """
     if (record := RECORDS.get(token)) is not None:
@@ -254,8 +259,6 @@ def find_record(op: Op, token: int, gone: str) -> Any | None:
             f"{op.title}: {gone}; increase jaxpyop.config.max_records or max_record_bytes "
             "(see python -m jaxpyop doctor)"
         )
-    if not token:
-        return None
     metrics.note(op.name, recomputed=1)
     if RECORDS.was_issued(token):
         text = (

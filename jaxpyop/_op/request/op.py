@@ -126,7 +126,7 @@ def make_op(
     name = _name_of(func, name)
     title = f"{api} {name!r}"
     if _is_given(on_error := rest.pop("on_error", "raise")):
-        rest["fills"] = _read_on_error(on_error, spec, shapes, rest["rules"], rest["vmap_method"], api)
+        rest["fills"] = _read_on_error(on_error, spec, shapes, rest["rules"], api)
         rest["failures"] = Failures(title, func)
     rest.update(title=title, on_jax=on_jax, mode=mode, reason_to_call=reason_to_call)
     return Op(api, name, func, spec, shapes, **rest)
@@ -266,7 +266,7 @@ def _is_given(on_error: Any) -> bool:
 
 
 def _read_on_error(
-    on_error: Any, spec: ResultSpec, shapes: Callable[..., Any] | None, rules: Rules, method: Method, api: str
+    on_error: Any, spec: ResultSpec, shapes: Callable[..., Any] | None, rules: Rules, api: str
 ) -> tuple[Any, ...]:
     """The fill of each array of the op's results.
 
@@ -275,7 +275,6 @@ def _read_on_error(
         spec: the results.
         shapes: the function that gives their shapes, if there is one.
         rules: the rules of the op.
-        method: its `vmap_method`.
         api: the op, for errors.
 
     Raises:
@@ -283,11 +282,6 @@ def _read_on_error(
     """
     if rules.transpose is not None:
         raise ValueError(f"{api}: transpose= declares func linear, and filled results are not; remove on_error=")
-    if rules.fwd is not None and method.whole_batch:
-        raise ValueError(
-            f"{api}: on_error= cannot tell which element of a batch failed in fwd, which runs once for the batch; pass "
-            "vmap_method='sequential' or 'parallel'"
-        )
     if shapes is None and not all(leaf.shape_known for leaf in spec.leaves):
         raise ValueError(
             f"{api}: on_error= has to know the shapes of results that func does not return; give output_shapes=, or "

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpyop._host import SEQUENTIAL, Batch
+from jaxpyop._host import SEQUENTIAL, Batch, Method
 from jaxpyop._jaxcore import is_inexact
 from jaxpyop._op.body import Body, ConditionalBody, CotangentBody, TangentBody, call_with_advice
 from jaxpyop._op.primitive import Batching, Call, Linearization, Operands, masks_and_added_axes
@@ -37,9 +37,6 @@ class RuleCall(Call):
 
     def __init__(self, rule: TangentBody | CotangentBody, source: Any, *, conditional: bool) -> None:
         op = rule.op
-        # The padded results of a block differ in length from element to element, so their rule runs once per element.
-        one_length = op.spec.returned_spec is None or not op.vmap_method.whole_batch
-        method = op.vmap_method if one_length else SEQUENTIAL
         leading = self.after_fwd * (1 + conditional)
         super().__init__(
             # The receipt of a call that `when=` skipped is all zeros, so after `fwd` the flag is not needed.
@@ -47,7 +44,7 @@ class RuleCall(Call):
             source.environment,
             label="jvp({})",
             on_jax=op.on_jax,
-            batching=Batching(method, one_by_one=self.after_fwd),
+            batching=Batching(method_of_rules(op), one_by_one=self.after_fwd),
             operands=Operands(leading, unread_inputs=leading, rule_inputs=rule.linear_inputs),
         )
         self.rule, self.source, self.conditional = rule, source, conditional
@@ -77,6 +74,15 @@ class RuleCall(Call):
             raise _no_second_derivative_error(self.title)
         pullback = self.source.pullback_by_rules(nonzero_cotangents, self.rule.perturbed)
         return type(self)(pullback, self.source, conditional=self.conditional)
+
+
+def method_of_rules(op: Op) -> Method:
+    """How the rules of an op run under `vmap`: as its function does, or once per element.
+
+    Residuals belong to one element, and the padded results of a block differ in length from element to element.
+    """
+    per_element = op.rules.fwd is not None or op.spec.returned_spec is not None
+    return SEQUENTIAL if per_element and op.vmap_method.whole_batch else op.vmap_method
 
 
 def _over_batch(program: Callable[..., list[Any]], args: Sequence[Any], batch: Batch) -> Callable[..., list[Any]]:

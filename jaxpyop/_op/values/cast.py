@@ -3,13 +3,12 @@
 Floating and complex values follow NumPy's casting rule. Integers go to any integer dtype in which their value fits.
 Python's numbers adapt to the declared dtype, as JAX's weakly typed values do. An array without elements goes to any
 dtype, because nothing of it can be lost. Nothing is wrapped or silently dropped.
-`fingerprints` tell whether a function that ran again returned the same, bit by bit.
+`fingerprint` tells whether a function that ran again returned the same, bit by bit.
 """
 
 from __future__ import annotations
 
 import functools
-import math
 import zlib
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
@@ -277,13 +276,6 @@ def fingerprint(arrays: Sequence[Any]) -> int:
     return found
 
 
-def fingerprints(arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> np.ndarray[Any, Any]:
-    """Return one fingerprint for each element of a block of results that have the batch axes `lead` in front."""
-    rows = [np.asarray(array).reshape(math.prod(lead), *array.shape[len(lead) :]) for array in arrays]
-    found = [fingerprint([row[k] for row in rows]) for k in range(math.prod(lead))]
-    return np.asarray(found, np.uint32).reshape(lead)
-
-
 def _checksum(array: np.ndarray[Any, Any], before: int) -> int:
     if array.nbytes <= 2 * _IN_ORDER:
         return zlib.crc32(array.tobytes(), before)
@@ -294,19 +286,19 @@ def _checksum(array: np.ndarray[Any, Any], before: int) -> int:
     return zlib.crc32(ends + sums.tobytes(), before)
 
 
-def check_fingerprints(found: Any, expected: Any, title: str, what: str) -> None:
+def check_fingerprint(found: int, expected: int, title: str, what: str) -> None:
     """Raise unless a function that ran again for a backward pass gave the results of the forward pass.
 
     Args:
-        found: the fingerprints of the results now, or the one of a single element.
-        expected: those of the forward pass.
+        found: the fingerprint of the results now.
+        expected: that of the forward pass.
         title: the op's name.
         what: what ran again: "func" or "fwd".
 
     Raises:
         RuntimeError: they differ.
     """
-    if not np.array_equal(found, expected):
+    if found != expected:
         raise RuntimeError(
             f"{title}: {what} ran again for a backward pass, because the record of its forward pass was gone, and gave "
             "other results than in the forward pass: it draws random numbers, or reads something that changes. Its "
