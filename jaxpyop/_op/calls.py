@@ -160,18 +160,12 @@ def apply_or_decorate(api: str, func: Any, inp: Any, tout: Any, name: Any, *, wh
 
 
 def _check_order(inp: Any, api: str) -> None:
-    leaves = jax.tree.leaves(inp, is_leaf=callable)
-    if leaves and all(isinstance(x, jax.ShapeDtypeStruct) or _names_a_dtype(x) for x in leaves):
+    leaves = jax.tree.leaves(inp)
+    if leaves and all(isinstance(x, (jax.ShapeDtypeStruct, np.dtype, type(jnp.float32))) for x in leaves):
         raise TypeError(
             f"{api}: inp is {inp!r}, which declares results and holds no inputs; the order is func, inp, Tout "
             f"(jax.pure_callback has another): write {api}(func, [x, y], {inp!r})"
         )
-
-
-def _names_a_dtype(value: Any) -> bool:
-    return isinstance(value, (np.dtype, type(jax.numpy.float32))) or (
-        isinstance(value, type) and issubclass(value, np.generic)
-    )
 
 
 def _read_inp(inp: Any, api: str) -> Sequence[Any]:

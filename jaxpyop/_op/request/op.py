@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
-import types
 from collections.abc import Callable, Sequence
 from typing import Any, get_args
 
@@ -15,8 +13,8 @@ from jaxpyop._config import Mode, config
 from jaxpyop._functions import without_partials
 from jaxpyop._host import VMAP_METHODS, Failures, Method, check_executor, check_progress, check_repeats
 from jaxpyop._jaxcore import is_inexact
-from jaxpyop._op.request.read_rules import RULES_ON_THE_HOST, Rules, read_rules, read_step
-from jaxpyop._op.values import CASTING, IN_A_LOOP, Leaf, ResultSpec, cast_to_numpy, read_tout, with_shapes
+from jaxpyop._op.request.read_rules import RULES_ON_THE_HOST, Rules, check_plain, read_rules, read_step
+from jaxpyop._op.values import CASTING, Leaf, ResultSpec, cast_to_numpy, read_tout, with_shapes
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
@@ -83,9 +81,7 @@ class Op:
         """The line to write where only a stateless op is possible."""
         if self.spec.empty:
             return "it is stateful because it has no result: return one, use it, and pass stateful=False"
-        if self.ordered:
-            return "pass stateful=False and leave ordered out, if its side effects may run any number of times"
-        return "pass stateful=False if its side effects may run any number of times"
+        return "pass stateful=False (and leave ordered out) if its side effects may run any number of times"
 
 
 def make_op(
@@ -167,53 +163,31 @@ def _mode(mode: str | None, api: str, options: dict[str, Any], tout: Any) -> tup
     asked = mode or config.mode
     if asked == "eager":
         return asked, ""
-    stateful = options["stateful"] or options["ordered"] or not jax.tree.leaves(tout)
-    rules = any(options.get(rule) is not None for rule in RULES_ON_THE_HOST)
-    fills = _is_given(options.get("on_error", "raise"))
-    if mode == "traced" and (stateful or rules or fills):
-        raise ValueError(f"{api}: {_ONLY_EAGER_STATEFUL if stateful else _ONLY_EAGER_RULES if rules else _ONLY_CALLED}")
+    reasons = {
+        "it is stateful": options["stateful"] or options["ordered"] or not jax.tree.leaves(tout),
+        "it has vjp= or jvp=": any(options.get(rule) is not None for rule in RULES_ON_THE_HOST),
+        "it has on_error=": _is_given(options.get("on_error", "raise")),
+    }
+    why = next((why for why, holds in reasons.items() if holds), "")
+    if mode == "traced" and why:
+        raise ValueError(
+            f"{api}: {why}, which is for functions that are called, and mode='traced' runs nothing on the host; pass "
+            "mode='eager' (an op without a result is stateful; jax.custom_vjp and jax.custom_jvp go around a traced op)"
+        )
     if asked == "traced":
-        return ("eager" if stateful or rules or fills else asked), ""
-    placed = options["executor"] is not None or options["progress"]
-    reasons = {"it is stateful": stateful, "it has vjp= or jvp=": rules, "it has on_error=": fills, _PLACED: placed}
-    return asked, next((why for why, found in reasons.items() if found), "")
-
-
-_PLACED = "executor= and progress= are for functions that are called"
-_ONLY_EAGER_STATEFUL = (
-    "a stateful op runs on the host, and mode='traced' runs nothing there; pass mode='eager' (an op without a result "
-    "is stateful)"
-)
-_ONLY_CALLED = (
-    "on_error= is for functions that are called, and mode='traced' raises while JAX traces; pass mode='eager'"
-)
-_ONLY_EAGER_RULES = (
-    "vjp= and jvp= are called on the host, and mode='traced' runs nothing there; pass mode='eager', or put "
-    "jax.custom_vjp or jax.custom_jvp around the op"
-)
+        return ("eager" if why else asked), ""
+    if options["executor"] is not None or options["progress"]:
+        why = why or "executor= and progress= are for functions that are called"
+    return asked, why
 
 
 # ------------------------------------------------------------------------ checks
 
 
-_UNUSUAL = inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE
-
-
 def _check_func(func: Any, api: str) -> None:
     if not callable(func):
         raise TypeError(f"{api}: func must be callable, got {func!r}; write {api}(func, inp, Tout)")
-    if isinstance(func, types.FunctionType) and not func.__code__.co_flags & _UNUSUAL:
-        # The common case, without the microseconds that inspect takes.
-        return
-    inner = without_partials(func)
-    for candidate in (inner, type(inner).__call__):
-        if inspect.iscoroutinefunction(candidate) or inspect.isasyncgenfunction(candidate):
-            raise TypeError(
-                f"{api}: func is an async function, which returns before its body has run; "
-                f"write a plain function that calls asyncio.run(...); {IN_A_LOOP}"
-            )
-        if inspect.isgeneratorfunction(candidate):
-            raise TypeError(f"{api}: func is a generator function; write a plain function that returns its results")
+    check_plain(func, "func", api)
 
 
 def _check_choice(value: Any, choices: Sequence[Any], name: str, api: str) -> None:
@@ -246,14 +220,10 @@ def _check_out(spec: ResultSpec, api: str) -> None:
     Raises:
         ValueError: there is no result, or a padded one, or a typed key.
     """
-    if spec.empty:
+    if spec.empty or spec.returned_spec is not None:
         raise ValueError(
-            f"{api}: out=True passes the results to func to be filled, and Tout declares none; remove out=True"
-        )
-    if spec.returned_spec is not None:
-        raise ValueError(
-            f"{api}: out=True passes the results to func as arrays, which padded results and typed keys are not; "
-            "return them, and remove out=True"
+            f"{api}: out=True passes the results to func as arrays to be filled, and Tout declares none, or padded "
+            "results or typed keys, which are not arrays; return what there is, and remove out=True"
         )
 
 
@@ -312,18 +282,15 @@ def _is_number(value: Any) -> bool:
 def _fills(leaf: Leaf, value: Any, k: int, api: str) -> list[Any]:
     if leaf.encoding is not None and leaf.arrays == 1:
         raise ValueError(f"{api}: on_error= has no fill for typed keys, and result {k} is one; return the key's data")
-    if isinstance(value, str) and not is_inexact(leaf):
-        raise ValueError(
-            f"{api}: on_error='nan' fills floating-point and complex results, and result {k} is {leaf.dtype.name}; "
-            "give a value, such as on_error=0"
-        )
     number = float("nan") if isinstance(value, str) else value
     try:
         fill = np.asarray(cast_to_numpy(number, Leaf(leaf.dtype), "same_kind", "on_error= gives", api))
         if is_inexact(leaf) and np.isfinite(complex(number)) and not np.isfinite(complex(fill)):
             raise OverflowError("a finite number becomes infinite")
     except (TypeError, OverflowError) as error:
-        raise ValueError(f"{api}: on_error={value!r} does not fit result {k}, which is {leaf.dtype.name}") from error
+        raise ValueError(
+            f"{api}: on_error={value!r} does not fit result {k}, which is {leaf.dtype.name}; give a value that does"
+        ) from error
     if is_nan(fill) and leaf.dtype.kind == "c":
         # The derivative of a failed element makes both parts NaN.
         fill = np.asarray(complex(np.nan, np.nan), leaf.dtype)

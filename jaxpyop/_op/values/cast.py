@@ -39,8 +39,8 @@ def _level(source: Any) -> int:
     """0 for bool, 1 for integers, 2 for floating, 3 for complex numbers, and -1 for anything else."""
     if source in _PYTHON_NUMBERS:
         return _PYTHON_NUMBERS[source]
-    # To NumPy, timedelta64 is an integer.
-    kinds = () if source.kind in "mM" else _KINDS
+    # To NumPy, timedelta64 is an integer. The dtype of a typed key has no kind.
+    kinds = () if getattr(source, "kind", "m") in "mM" else _KINDS
     return next((level for level, kind in enumerate(kinds) if jax.dtypes.issubdtype(source, kind)), -1)
 
 
@@ -92,6 +92,11 @@ def _check_dtype(source: Any, leaf: Leaf, casting: str, origin: str, title: str)
     rule = _rule(casting, source, leaf.dtype)
     if rule.allowed:
         return rule
+    if rule.level < 0:
+        raise TypeError(
+            f"{title}: {origin} values of dtype {source}; return numbers or booleans (of a typed key, "
+            "jax.random.key_data(key), unless Tout=key.dtype declares one)"
+        )
     name = wide = source.__name__ if source in _PYTHON_NUMBERS else source.name
     if isinstance(source, np.dtype) and source.kind in "iufc":
         wide = canonical_dtype(source).name
@@ -101,20 +106,12 @@ def _check_dtype(source: Any, leaf: Leaf, casting: str, origin: str, title: str)
     )
 
 
-def _check_no_key(dtype: Any, origin: str, title: str) -> None:
-    if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
-        raise TypeError(
-            f"{title}: {origin} a typed key; return jax.random.key_data(key), or declare a key with Tout=key.dtype"
-        )
-
-
 def check_traced(dtype: Any, leaf: Leaf, casting: str, origin: str, title: str) -> None:
     """Check the dtype of a traced result, whose values are not known yet.
 
     Raises:
         TypeError: the casting rule refuses the dtype, or would have to look at the values.
     """
-    _check_no_key(dtype, origin, title)
     rule = _check_dtype(dtype, leaf, casting, origin, title)
     if rule.looks_at_values:
         raise TypeError(
@@ -210,8 +207,6 @@ def cast_to_numpy(value: Any, leaf: Leaf, casting: str, origin: str, title: str)
         source = array.dtype
         if source == leaf.dtype:
             return array
-        if _rule(casting, source, leaf.dtype).level < 0:
-            raise TypeError(f"{title}: {origin} {kind_of(value)} of dtype {source}; return numbers or booleans")
     array = _castable(array, source, leaf, casting, origin, title)
     # A float64 that is too large for float32 becomes inf without a warning, as in JAX.
     with np.errstate(over="ignore"):
@@ -237,7 +232,6 @@ def cast_to_jax(value: Any, leaf: Leaf, casting: str, origin: str, title: str) -
         check_usable(value, origin, title)
     if value.dtype == leaf.dtype:
         return value if not value.weak_type else jax.lax.convert_element_type(value, leaf.dtype)
-    _check_no_key(value.dtype, origin, title)
     return _castable(value, value.dtype, leaf, casting, origin, title).astype(leaf.dtype)
 
 

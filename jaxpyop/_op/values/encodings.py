@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -129,16 +128,12 @@ class Padding:
         if len(shape) != len(most) or whole[: len(lead)] != lead:
             raise ValueError(f"{title}: {origin} shape {whole} where {self} allows at most {(*lead, *most)}")
         for axis, (size, bound) in enumerate(zip(shape, most)):
-            if size > bound and axis in self.axes:
-                wider = [2 ** math.ceil(math.log2(n)) if n > s else s for s, n in zip(most, shape)]
+            varies = axis in self.axes
+            if size > bound or (size < bound and not varies):
+                allowed = f"at most {bound}; declare more, or return the first {bound}"
+                fixed = f"just {bound}; if that varies too, write axis={(*self.axes, axis)}"
                 raise ValueError(
-                    f"{title}: {origin} {size} along axis {axis} where {self} allows at most {bound}; declare "
-                    f"more, such as the shape {tuple(wider)}, or return the first {bound}"
-                )
-            if size != bound and axis not in self.axes:
-                raise ValueError(
-                    f"{title}: {origin} shape {shape} where {self} declares {bound} along axis {axis}; "
-                    f"if that varies too, write axis={(*self.axes, axis)}"
+                    f"{title}: {origin} {size} along axis {axis} where {self} allows {allowed if varies else fixed}"
                 )
 
     def _filled_up(self, array: Any, lead: tuple[int, ...]) -> Any:
@@ -240,7 +235,7 @@ def padded(dtype: Any, shape: int | Sequence[int], fill_value: Any = 0, *, axis:
         [ 0  2 -1 -1] 2
     """
     sizes = _integers(shape, "shape")
-    several = not _is_integer(axis)
+    several = isinstance(axis, (tuple, list))
     axes = _integers(axis, "axis")
     if not sizes or min(sizes) < 0:
         raise ValueError(f"padded: shape is {shape!r}; expected sizes of zero and more, such as 100 or (100, 4)")
@@ -250,12 +245,8 @@ def padded(dtype: Any, shape: int | Sequence[int], fill_value: Any = 0, *, axis:
     return Padding(dtype, sizes, fill_value, counted, several)
 
 
-def _is_integer(value: Any) -> bool:
-    return hasattr(value, "__index__") and getattr(value, "ndim", 0) == 0
-
-
 def _integers(value: Any, what: str) -> tuple[int, ...]:
     try:
-        return (operator.index(value),) if _is_integer(value) else tuple(operator.index(k) for k in value)
+        return tuple(operator.index(k) for k in (value if isinstance(value, (tuple, list)) else (value,)))
     except TypeError:
         raise TypeError(f"padded: {what} is {value!r}; expected an integer, or a tuple of integers") from None

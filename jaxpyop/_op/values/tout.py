@@ -235,10 +235,8 @@ def check_shape(shape: Shape, leaf: Leaf, lead: tuple[int, ...], basis: str, ori
         advice = f"write output_shapes={own}" + (" (or Tout=jnp.float32(0), a scalar)" if own == "()" else "")
     else:
         advice = f"give {own} as its shape in output_shapes="
-    sizes = [(a, b) for a, b in zip(shape[len(lead) :], leaf.shape) if a is not None and b is not None]
-    if len(sizes) == len(leaf.shape) == len(shape) - len(lead) > 0 and own != show_shape(leaf.shape):
-        most = show_shape(tuple(max(a, b) for a, b in sizes))
-        advice += f" (or, if a length varies, Tout=jaxpyop.padded(dtype, {most}))"
+    if len(shape) - len(lead) == len(leaf.shape) > 0 and own != show_shape(leaf.shape):
+        advice += " (or, if a length varies, Tout=jaxpyop.padded(dtype, the largest shape))"
     found = f"{origin} shape {show_shape(shape)} where {show_shape(expected)} was {basis}"
     # A wrong guess is not the user's mistake, so the line to write comes first.
     raise ValueError(f"{title}: {advice}: {found}" if basis.startswith("assumed") else f"{title}: {found}; {advice}")
