@@ -40,7 +40,7 @@ from jaxpyop._op.primitive import (
 )
 from jaxpyop._op.request import Op, make_op, mark_differentiable
 from jaxpyop._op.traced import trace, trace_if_possible
-from jaxpyop._op.user_rules import FwdCall, LinearCall, LinearFunction, linearize_by_rules, pullback_by_rules
+from jaxpyop._op.user_rules import FwdCall, LinearCall, LinearFunction, linearize_by_rules
 from jaxpyop._op.values import Inputs, as_jax, check_closure, flatten_inputs, show_shape, without_weak_type
 from jaxpyop._tape import Record, record
 
@@ -228,10 +228,8 @@ class UserCall(Call):
         # Without `fwd`, a plain FwdCall runs the function itself, for its receipt, which tells what failed.
         return self.linearize_after(FwdCall(self, plain=rules.fwd is None), perturbed)
 
-    # These are attributes because the calls of `user_rules` ask for them too, and may not import `choose`, which
-    # imports them.
+    # An attribute because a `FwdCall` asks for it too, and may not import `choose`, which imports it.
     linearize_after = linearize_by_rules
-    pullback_by_rules = pullback_by_rules
 
     def linear_part(self, floating: tuple[bool, ...]) -> Call:
         return LinearCall(LinearFunction(self.body, floating, self.operands.conditional), self.environment)

@@ -18,12 +18,7 @@ from jaxpyop._op.values import anchor_of, copy_to_jax, give_to_jax, show_shape
 
 
 def run_now(
-    call: Call,
-    args: Sequence[Any],
-    batch: Batch = NO_BATCH,
-    *,
-    hold_records: bool = True,
-    keep_numpy: bool = False,
+    call: Call, args: Sequence[Any], batch: Batch = NO_BATCH, *, hold_records: bool = True, keep_numpy: bool = False
 ) -> list[Any]:
     """Run a call at once, on the caller's thread.
 

@@ -4,7 +4,7 @@
 go into the store of records, and only a receipt for them goes through the program. Residuals may be any object, such as
 an LU factorisation or an open solver. They are pickled only on their way to and from a worker process.
 
-Reading order: what is kept, the call of `fwd`, the call of a rule after it, the body of `bwd`.
+Reading order: what is kept, the call of `fwd`, the body of `bwd`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxpyop._op.body import DerivedBody, UserBody, each_alone, element_structs
+from jaxpyop._op.body import DerivedBody, UserBody, element_structs
 from jaxpyop._op.primitive import (
     NO_RECORD,
     RECEIPT,
@@ -29,10 +29,9 @@ from jaxpyop._op.primitive import (
     Call,
     HandedRecord,
     Linearization,
-    find_record,
     receipt_of,
 )
-from jaxpyop._op.user_rules.functions import RuleCall, VjpRule, method_of_rules
+from jaxpyop._op.user_rules.functions import VjpRule, method_of_rules
 from jaxpyop._op.values import Struct, as_jax, check_fingerprint, decode, fingerprint
 
 # ------------------------------------------------------------------- residuals
@@ -235,50 +234,7 @@ class FwdCall(Call):
         return self._call.linearize_after(self, perturbed)
 
 
-# ------------------------------------------------------------- the rules after fwd
-
-
-class ResidualRuleCall(RuleCall):
-    """Runs a rule after `fwd`. Its first input is the receipt of the residuals.
-
-    The receipt is all zeros for a call that `when=` skipped.
-    """
-
-    after_fwd = True
-    takes_records = True
-
-    def for_worker(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
-        receipts, rest = np.asarray(arrays[0]), arrays[self.operands.leading_inputs :]
-        if not receipts[..., 0].any() or has_failed(receipts).any():
-            return None
-        if not isinstance(self.body, BwdRule):
-            return rest
-        return [pickled((receipts, self._kept(receipts)), self.title), *rest]
-
-    def __call__(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
-        rest = arrays[self.operands.leading_inputs :]
-        if isinstance(arrays[0], HandedRecord):
-            if not isinstance(self.body, BwdRule):
-                return super().__call__(rest)
-            return self.body.pulled(arrays[0].record, as_jax(rest) if self.on_jax else rest)
-        receipts = np.asarray(arrays[0])
-        if self.op.failures is not None and (failed := has_failed(receipts)).any() and self.body.refusal is None:
-            if not failed.all():
-                return each_alone(lambda *parts, lead: self(parts, lead), arrays, lead)
-            return self.body.fills(rest, lead)
-        if not receipts[..., 0].any():
-            # Under `vmap`, a `cond` also runs the backward pass of the branch that was not taken. JAX fills the inputs
-            # of that branch, and so the receipts, with zeros.
-            return self.body.absent_results(rest, lead)
-        if not isinstance(self.body, BwdRule):
-            # Mark the record as read, so that it can be evicted: jvp= needs no residuals.
-            RECORDS.get(int(receipts[..., 0].max()))
-            return super().__call__(rest, lead)
-        return self.body.after_fwd(receipts, self._kept(receipts), as_jax(rest) if self.on_jax else rest)
-
-    def _kept(self, receipt: np.ndarray[Any, Any]) -> Residuals | None:
-        gone = "the residuals of this step's fwd are gone, and fwd of a stateful op cannot be run again"
-        return find_record(self.op, int(receipt[0]), gone)
+# ------------------------------------------------------------------------- bwd
 
 
 class BwdRule(VjpRule):
