@@ -10,8 +10,6 @@ py_function run the body, run it on the tape and keep a record, and answer from 
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
@@ -23,7 +21,7 @@ import numpy as np
 from jaxpyop import _jaxcore
 from jaxpyop._config import config
 from jaxpyop._host import Environment, strip_library_frames
-from jaxpyop._op.body import Body, ConditionalBody, FilledBody, Pullback, Pushforward, RecordedDerivative, UserBody
+from jaxpyop._op.body import Body, FilledBody, Pullback, Pushforward, RecordedDerivative, UserBody
 from jaxpyop._op.primitive import (
     NO_RECORD,
     RECEIPT,
@@ -199,30 +197,26 @@ class UserCall(Call):
 
     def __init__(self, op: Op, inputs: Inputs, *, conditional: bool = False) -> None:
         self.user_body = (FilledBody if op.out else UserBody)(op, inputs)
+        flags = int(conditional)
         super().__init__(
-            ConditionalBody(self.user_body) if conditional else self.user_body,
+            self.user_body,
             Environment(),
             on_jax=op.on_jax,
             copy=op.copy,
             has_effects=True,
             batching=Batching(op.vmap_method),
-            operands=Operands(leading_inputs=int(conditional), conditional=conditional, writes_out=op.out),
+            operands=Operands(flags, flags, conditional=conditional, writes_out=op.out),
         )
         self.is_declared_linear = op.rules.transpose is not None
 
     def __repr__(self) -> str:
         return self.title
 
-    def without_flag(self) -> Call:
-        found = copy.copy(self)
-        found.body = self.user_body
-        found.operands = dataclasses.replace(self.operands, leading_inputs=0, conditional=False)
-        return found
-
     def linearize(self, perturbed: tuple[bool, ...]) -> Linearization:
         rules = self.op.rules
         if self.on_jax and not rules.any_given:
-            return _record_and_replay(self, self.body, perturbed, perturbed)
+            perturbed = perturbed[self.operands.leading_inputs :]
+            return _record_and_replay(self, self.body, perturbed, perturbed, self.operands.conditional)
         if rules.fwd is None and self.op.failures is None:
             return self.linearize_after(self, perturbed)
         # Without `fwd`, a plain FwdCall runs the function itself, for its receipt, which tells what failed.
@@ -232,23 +226,25 @@ class UserCall(Call):
     linearize_after = linearize_by_rules
 
     def linear_part(self, floating: tuple[bool, ...]) -> Call:
-        return LinearCall(LinearFunction(self.body, floating, self.operands.conditional), self.environment)
+        flags = self.operands.leading_inputs
+        return LinearCall(LinearFunction(self.body, floating[flags:]), self.environment, flags)
 
 
 class RecordingCall(Call):
     """Runs a body on the tape, for the inputs that `perturbed` marks. Its last result is the record's receipt."""
 
-    def __init__(self, body: Body, environment: Environment, perturbed: tuple[bool, ...]) -> None:
-        super().__init__(
-            body, environment, label="jvp({})", has_effects=True, operands=Operands(extra_results=(RECEIPT,))
-        )
+    def __init__(self, body: Body, environment: Environment, perturbed: tuple[bool, ...], conditional: bool) -> None:
+        operands = Operands(int(conditional), int(conditional), extra_results=(RECEIPT,), conditional=conditional)
+        super().__init__(body, environment, label="jvp({})", has_effects=True, operands=operands)
         self.perturbed = perturbed
-        # A worker may have the record.
-        self.can_hand_over = self.op.executor is None
+        # A worker may have the record. With `when=` there may be none.
+        self.can_hand_over = self.op.executor is None and not conditional
 
     def __call__(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
+        if not self.runs(arrays):
+            return self.absent_results(arrays, lead)
         RECORDS.make_room()
-        outs, taken = record(self.body, as_jax(arrays), self.perturbed)
+        outs, taken = record(self.body, as_jax(arrays[self.operands.unread_inputs :]), self.perturbed)
         if self.hands_over:
             # A cut program takes the record itself from one of its steps to another.
             return [*outs, HandedRecord(taken)]
@@ -259,8 +255,9 @@ class RecordingCall(Call):
 
     def linearize(self, perturbed: tuple[bool, ...]) -> Linearization:
         # A second derivative reads the same record as the first, so it is made for the inputs of both.
+        perturbed = perturbed[self.operands.leading_inputs :]
         recorded = tuple(a or b for a, b in zip(self.perturbed, perturbed))
-        return _record_and_replay(self, self.body, perturbed, recorded)
+        return _record_and_replay(self, self.body, perturbed, recorded, self.operands.conditional)
 
 
 class ReplayCall(Call):
@@ -270,7 +267,8 @@ class ReplayCall(Call):
     takes_records = True
 
     def __init__(self, body: RecordedDerivative, environment: Environment) -> None:
-        super().__init__(body, environment, label="jvp({})", operands=Operands(leading_inputs=1))
+        super().__init__(body, environment, label="jvp({})", operands=Operands(body.leading_inputs))
+        self.conditional = body.leading_inputs > 1
 
     def for_worker(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
         ran_there = bool(np.all(np.asarray(arrays[0])[..., 0] == NO_RECORD)) and not self.op.stateful
@@ -304,7 +302,8 @@ class ReplayCall(Call):
                 "pass stateful=False"
             )
         # The receipt has no tangent, so the derivative is that of the body behind the record.
-        return _record_and_replay(self, self.body.derivative, perturbed[1:], perturbed[1:], skip=1)
+        perturbed = perturbed[self.operands.leading_inputs :]
+        return _record_and_replay(self, self.body.derivative, perturbed, perturbed, self.conditional, skip=1)
 
     def transposed(self, nonzero_cotangents: tuple[bool, ...]) -> Call:
         # We ask for `Pullback`, because a program from before a reload of jaxpyop has its own class `Pushforward`.
@@ -312,11 +311,11 @@ class ReplayCall(Call):
         if isinstance(derivative, Pullback):
             return super().transposed(nonzero_cotangents)
         pullback = Pullback(derivative.base, nonzero_cotangents, derivative.perturbed)
-        return ReplayCall(RecordedDerivative(pullback, self.body.recorded), self.environment)
+        return ReplayCall(RecordedDerivative(pullback, self.body.recorded, self.conditional), self.environment)
 
 
 def _record_and_replay(
-    call: Call, body: Body, perturbed: tuple[bool, ...], recorded: tuple[bool, ...], *, skip: int = 0
+    call: Call, body: Body, perturbed: tuple[bool, ...], recorded: tuple[bool, ...], conditional: bool, skip: int = 0
 ) -> Linearization:
     """Return the linearization of a call that runs `body`: record a run of the body, and answer from the record.
 
@@ -325,8 +324,9 @@ def _record_and_replay(
         body: the body.
         perturbed: which inputs of the body have tangents.
         recorded: for which inputs the body is recorded.
-        skip: how many leading inputs the call has before those of the body.
+        conditional: whether the flag of `when=` comes before the inputs of the body.
+        skip: how many inputs the call has before these.
     """
-    forward = RecordingCall(body, call.environment, recorded)
-    derivative = RecordedDerivative(Pushforward(body, perturbed), recorded)
+    forward = RecordingCall(body, call.environment, recorded, conditional)
+    derivative = RecordedDerivative(Pushforward(body, perturbed), recorded, conditional)
     return Linearization(forward, ReplayCall(derivative, call.environment), skip=skip)

@@ -133,33 +133,32 @@ class Pullback(CotangentBody):
 class RecordedDerivative(DerivedBody):
     """A derivative that is answered from a record. If the record is gone, the body runs again on the tape.
 
-    Takes the receipt of the record, then the inputs of the derivative. A body that runs again must give the results of
-    the forward pass.
+    Takes the receipt of the record, perhaps the flag of `when=`, and the inputs of the derivative. A body that runs
+    again must give the results of the forward pass.
     """
 
-    leading_inputs = 1
-
-    def __init__(self, derivative: Pushforward | Pullback, recorded: tuple[bool, ...]) -> None:
+    def __init__(self, derivative: Pushforward | Pullback, recorded: tuple[bool, ...], conditional: bool) -> None:
         # `self.base` is the derivative, and the body that is recorded is the base of the derivative.
         super().__init__(derivative)
         self.derivative = derivative
         self.recorded = recorded
+        self.leading_inputs = 1 + conditional
         self.linear_inputs = derivative.linear_inputs
 
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
         # The body runs again, because its record is gone, or is kept by another process.
-        receipt, *rest = arrays
+        receipt, rest = arrays[0], arrays[self.leading_inputs :]
         # Record the same inputs as the forward pass, because operations on recorded values are compiled differently.
         outs, again = record(self.derivative.base, as_jax(self.derivative.split(rest)[0]), self.recorded)
         check_fingerprint(fingerprint(outs), np.asarray(receipt)[1], self.title, "func")
         return self.answer(again, arrays)
 
     def results_if_lost(self, error: Exception, arrays: Sequence[Any]) -> list[Any]:
-        return self.derivative.results_if_lost(error, arrays[1:])
+        return self.derivative.results_if_lost(error, arrays[self.leading_inputs :])
 
     def answer(self, taken: Record, arrays: Sequence[Any]) -> list[Any]:
         """Return the derivative by `taken`, a record."""
-        rest = arrays[1:]
+        rest = arrays[self.leading_inputs :]
         return self.derivative.run_or_on_error_fills(lambda: self.derivative.answer(taken, rest), rest)
 
 

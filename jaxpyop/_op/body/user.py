@@ -41,6 +41,7 @@ class UserBody(Body):
     def __init__(self, op: Op, inputs: Inputs) -> None:
         self.op = op
         self.inputs = inputs
+        self.absent_fills = [leaf.fill for leaf in op.spec.leaves]
         self._shapes: dict[Any, list[Struct]] = {}
         self._promised: dict[Any, Sequence[Leaf]] = {}
         # The leaf of a function with one result, which the op returns as it is. `__call__` reads such a result in a
@@ -111,10 +112,6 @@ class UserBody(Body):
             found = self._shapes[key] = self._find_shapes([Struct(s.shape, s.dtype) for s in structs])
         return found
 
-    def absent_results(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
-        structs = zip(self.shapes(element_structs(arrays, lead)), self.op.spec.leaves)
-        return [np.full((*lead, *s.shape), leaf.fill, s.dtype) for s, leaf in structs]
-
     def fills(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
         leaves = self.promised(arrays, lead)
         if not all(leaf.shape_known for leaf in leaves):
@@ -184,7 +181,7 @@ class FilledBody(UserBody):
             array.fill(0)
         if targets:
             return self.run_or_on_error_fills(lambda: self._fill(inputs, targets), arrays, lead)
-        made = Body.absent_results(self, inputs, lead)
+        made = self.absent_results(inputs, lead)
         return self.run_or_on_error_fills(lambda: self._call(inputs, made), arrays, lead)
 
     def kept_for_failure(self, arrays: Sequence[Any], lead: tuple[int, ...]) -> Sequence[Any]:

@@ -10,6 +10,7 @@ own token if order matters. Everywhere else it is `pure_callback` or `io_callbac
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -154,9 +155,9 @@ def _branch(flag: Any, *args: Any, call: Call, batch: Batch) -> list[Any]:
     branches, and refuse effects.
     """
     taken, inner = call.without_flag(), batch.with_inputs(lambda mask: mask[1:])
-    fills = [*(leaf.fill for leaf in call.op.spec.leaves), *(0 for _ in call.operands.extra_results)]
     shapes = call.result_structs([flag, *args], batch)
-    absent = lambda: [jnp.full(s.shape, fill, s.dtype) for s, fill in zip(shapes, fills, strict=True)]
+    pairs = list(itertools.zip_longest(shapes, call.body.absent_fills, fillvalue=0))
+    absent = lambda: [jnp.full(s.shape, fill, s.dtype) for s, fill in pairs]
     return jax.lax.cond(flag.reshape(()), lambda: bind(taken, *args, batch=inner), absent)
 
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpyop._host import Batch
-from jaxpyop._op.body import ConditionalBody, CotangentBody, TangentBody, each_alone
+from jaxpyop._op.body import CotangentBody, TangentBody, each_alone
 from jaxpyop._op.primitive import (
     RECORDS,
     Batching,
@@ -125,21 +125,21 @@ class RuleCall(Call):
         self, rule: TangentBody | CotangentBody, source: Any, *, conditional: bool, after_fwd: bool = False
     ) -> None:
         op = rule.op
-        leading = after_fwd * (1 + conditional)
+        # The receipt of a call that `when=` skipped is all zeros, so after `fwd` the flag is not needed.
+        leading, has_flag = after_fwd + conditional, conditional and not after_fwd
         super().__init__(
-            # The receipt of a call that `when=` skipped is all zeros, so after `fwd` the flag is not needed.
-            ConditionalBody(rule) if conditional and not after_fwd else rule,
+            rule,
             source.environment,
             label="jvp({})",
             on_jax=op.on_jax,
             batching=Batching(method_of_rules(op), one_by_one=after_fwd),
-            operands=Operands(leading, unread_inputs=leading, rule_inputs=rule.linear_inputs),
+            operands=Operands(leading, leading, rule_inputs=rule.linear_inputs, conditional=has_flag),
         )
-        self.rule, self.source, self.conditional = rule, source, conditional
+        self.source, self.conditional = source, conditional
         self.takes_records = self.after_fwd = after_fwd
         # Whether the rule is an op with derivatives, which can be a part of the traced program.
         is_plain = not leading and op.spec.returned_spec is None
-        self._is_op = is_plain and isinstance(self.body, (VjpRule, JvpRule)) and is_differentiable(self.func)
+        self._is_op = is_plain and isinstance(rule, (VjpRule, JvpRule)) and is_differentiable(self.func)
 
     def __call__(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
         if not self.after_fwd:
@@ -148,7 +148,7 @@ class RuleCall(Call):
         body = self.body
         if isinstance(arrays[0], HandedRecord):
             if not isinstance(body, BwdRule):
-                return super().__call__(rest)
+                return super().__call__(arrays)
             return body.pulled(arrays[0].record, as_jax(rest) if self.on_jax else rest)
         receipts = np.asarray(arrays[0])
         if self.op.failures is not None and (failed := has_failed(receipts)).any() and body.refusal is None:
@@ -163,7 +163,7 @@ class RuleCall(Call):
             return body.after_fwd(receipts, self._kept(receipts), as_jax(rest) if self.on_jax else rest)
         # Mark the record as read, so that it can be evicted: jvp= needs no residuals.
         RECORDS.get(int(receipts[..., 0].max()))
-        return super().__call__(rest, lead)
+        return super().__call__(arrays, lead)
 
     def _kept(self, receipt: np.ndarray[Any, Any]) -> Residuals | None:
         gone = "the residuals of this step's fwd are gone, and fwd of a stateful op cannot be run again"
@@ -171,7 +171,7 @@ class RuleCall(Call):
 
     def for_worker(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
         if not self.after_fwd:
-            return arrays
+            return super().for_worker(arrays)
         receipts, rest = np.asarray(arrays[0]), arrays[self.operands.leading_inputs :]
         if not receipts[..., 0].any() or has_failed(receipts).any():
             return None
@@ -187,7 +187,7 @@ class RuleCall(Call):
     def is_own_derivative(self) -> bool:
         # The user may write a pullback that is not linear in the cotangents, for example one that clips gradients. So a
         # pullback whose derivative is known is not taken for its own derivative.
-        return not (self._is_op and isinstance(self.rule, VjpRule))
+        return not (self._is_op and isinstance(self.body, VjpRule))
 
     def linearize(self, perturbed: tuple[bool, ...]) -> Linearization:
         # Nothing gives a second derivative, so an error is raised where one is used.
@@ -197,9 +197,9 @@ class RuleCall(Call):
         return Linearization(self, RuleCall(body, self.source, conditional=False), skip=skip)
 
     def transposed(self, nonzero_cotangents: tuple[bool, ...]) -> Call:
-        if not isinstance(self.rule, TangentBody) or self.rule.base is not self.source.user_body:
+        if not isinstance(self.body, TangentBody) or self.body.base is not self.source.user_body:
             raise _no_second_derivative_error(self.title)
-        pullback = _cotangents(self.source, nonzero_cotangents, self.rule.perturbed)
+        pullback = _cotangents(self.source, nonzero_cotangents, self.body.perturbed)
         return RuleCall(pullback, self.source, conditional=self.conditional, after_fwd=self.after_fwd)
 
 

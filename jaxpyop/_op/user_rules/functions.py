@@ -164,26 +164,33 @@ def _checked(op: Op, which: str, value: Any, like: Struct, of: str, traced: bool
 
 
 class LinearCall(Call):
-    """Runs a linear function, or its transpose, on tangents or cotangents."""
+    """Runs a linear function, or its transpose, on tangents or cotangents.
+
+    Args:
+        body: the function or its transpose.
+        environment: that of the user's call.
+        flags: 1 if the flag of `when=` comes first, and otherwise 0.
+    """
 
     is_declared_linear = True
     body: LinearFunction | LinearTranspose
 
-    def __init__(self, body: LinearFunction | LinearTranspose, environment: Environment) -> None:
+    def __init__(self, body: LinearFunction | LinearTranspose, environment: Environment, flags: int) -> None:
         super().__init__(
             body,
             environment,
             label="linear({})",
             on_jax=body.op.on_jax,
             batching=Batching(body.op.vmap_method),
-            operands=Operands(rule_inputs=body.linear_inputs),
+            operands=Operands(flags, flags, rule_inputs=body.linear_inputs, conditional=bool(flags)),
         )
 
     def linear_part(self, floating: tuple[bool, ...]) -> Call:
         return self
 
     def transposed_linear_part(self, structs: Sequence[Struct]) -> Call:
-        return LinearCall(self.body.transpose_for(structs), self.environment)
+        flags = self.operands.leading_inputs
+        return LinearCall(self.body.transpose_for(structs[flags:]), self.environment, flags)
 
 
 class LinearFunction(DerivedBody):
@@ -195,13 +202,11 @@ class LinearFunction(DerivedBody):
     Args:
         base: the function.
         floating: which of its inputs are floating.
-        conditional: whether its first input is the flag of `when=`.
     """
 
-    def __init__(self, base: Body, floating: tuple[bool, ...], conditional: bool) -> None:
+    def __init__(self, base: Body, floating: tuple[bool, ...]) -> None:
         super().__init__(base)
         self.floating = floating
-        self.conditional = conditional
 
     def in_order(self, values: Sequence[Any]) -> list[Any]:
         """Return the inputs in the order in which the function takes them."""
@@ -243,13 +248,11 @@ class LinearTranspose(DerivedBody):
         return [s for s, floating in zip(self.inputs, self.base.floating) if floating]
 
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
-        if self.base.conditional and not np.asarray(arrays[0]).any():
-            return self.absent_results((), lead)
-        op, flags = self.op, int(self.base.conditional)
+        op = self.op
         given = iter(arrays[len(arrays) - self.linear_inputs :])
         cotangents = tuple(next(given) if is_inexact(out) else zero_cotangent(out, lead, op) for out in self.outputs)
-        likes = [Struct((*lead, *s.shape), s.dtype) for s in self.inputs[flags:]]
-        return run_rule(op, "transpose", self.func, (cotangents,), likes, self.base.floating[flags:], traced=False)
+        likes = [Struct((*lead, *s.shape), s.dtype) for s in self.inputs]
+        return run_rule(op, "transpose", self.func, (cotangents,), likes, self.base.floating, traced=False)
 
     def groups(self, values: Sequence[Any]) -> dict[str, Sequence[Any]]:
         return {"cotangents": values[len(values) - self.linear_inputs :]}

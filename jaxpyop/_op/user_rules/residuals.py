@@ -122,6 +122,7 @@ class FwdBody(DerivedBody):
         super().__init__(base)
         op = base.op
         self.plain = plain
+        self.absent_fills = base.absent_fills
         self._fwd = base
         if not plain:
             fwd = dataclasses.replace(op, func=op.rules.fwd, title=f"{op.title}, fwd of vjp")
@@ -137,6 +138,9 @@ class FwdBody(DerivedBody):
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
         outs, residuals = self.run(arrays, lead)
         return [*outs, pickled((residuals, getattr(outs, "failed", False)), self.title)]
+
+    def note_shapes(self, structs: Sequence[Struct], results: Sequence[Struct]) -> None:
+        self.base.note_shapes(structs, results)
 
     def results_if_lost(self, error: Exception, arrays: Sequence[Any]) -> list[Any]:
         return [*self._fwd.results_if_lost(error, arrays), pickled((None, True), self.title)]
@@ -183,29 +187,17 @@ class FwdCall(Call):
             on_jax=call.on_jax,
             has_effects=True,
             batching=Batching(method_of_rules(call.op), one_by_one=True),
-            operands=dataclasses.replace(
-                call.operands, unread_inputs=call.operands.leading_inputs, extra_results=(RECEIPT,), writes_out=False
-            ),
+            operands=dataclasses.replace(call.operands, extra_results=(RECEIPT,), writes_out=False),
         )
         self._call = call
         # With an executor the residuals may come from a worker as bytes. With `when=` or `on_error=` there may be none.
         self.can_hand_over = self.op.executor is None and not self.operands.conditional and self.op.failures is None
 
-    def note_shapes(self, structs: Sequence[Struct], results: Sequence[Struct]) -> None:
-        self.body.base.note_shapes(structs[self.operands.leading_inputs :], results)
-
-    def without_flag(self) -> Call:
-        return FwdCall(self._call.without_flag(), plain=self.body.plain)
-
-    def _runs(self, arrays: Sequence[Any]) -> bool:
-        # The flag of `when=` is the first input. All elements of a block have the same flag.
-        return not self.operands.conditional or bool(np.asarray(arrays[0]).any())
-
     def __call__(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
-        inputs = arrays[self.operands.leading_inputs :]
-        if not self._runs(arrays):
-            return [*self.body.base.absent_results(inputs, lead), np.zeros((*lead, *RECEIPT.shape), TOKEN)]
+        if not self.runs(arrays):
+            return self.absent_results(arrays, lead)
         RECORDS.make_room()
+        inputs = arrays[self.operands.unread_inputs :]
         outs, residuals = self.body.run(as_jax(inputs) if self.on_jax else inputs, lead)
         if self.hands_over:
             return [*outs, HandedRecord(protected(residuals))]
@@ -220,12 +212,9 @@ class FwdCall(Call):
         found[failed] = FAILED
         return found
 
-    def for_worker(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
-        return arrays[self.operands.leading_inputs :] if self._runs(arrays) else None
-
     def from_worker(self, values: list[Any], arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
         *outs, data = values
-        self.body.base.check_results(outs, arrays[len(arrays) - len(self.body.base.inputs.key_impls) :], lead)
+        self.body.base.check_results(outs, arrays[self.operands.unread_inputs :], lead)
         residuals, failed = pickle.loads(data.tobytes())
         return [*outs, self._receipt(residuals, outs, lead, failed)]
 
