@@ -281,12 +281,8 @@ class ReplayCall(Call):
         if token == 0:
             # vmap of cond also runs the backward pass of the branch that was not taken, on residuals filled with zeros.
             return self.body.absent_results(arrays)
-        if self.op.stateful and token == NO_RECORD:
-            raise RuntimeError(
-                f"{self.title}: the forward pass ran in another process, which keeps no record, and func of a stateful "
-                "op cannot be run again; pass stateful=False, or use threads"
-            )
-        gone = "the record of this step's forward pass is gone, and a stateful op cannot be run again"
+        gone = "the record of this step's forward pass is gone"
+        gone = f"{gone}, or another process had it, which keeps none, and a stateful op cannot be run again"
         if (taken := find_record(self.op, token, gone)) is not None:
             return self._answer(taken, arrays)
         return self.body(arrays[0], *as_jax(arrays[1:]))

@@ -75,17 +75,16 @@ class Body(abc.ABC):
             lead: the batch axes that the inputs of a block have in front. The results have them too.
         """
 
-    def groups(self, values: Sequence[Any]) -> dict[str, Sequence[Any]]:
-        """The inputs by the name of their group, for errors. A receipt and the flag of `when=` are in no group."""
-        return {"inputs": values}
-
     absent_fills: Sequence[Any] = ()
     """What fills each result where the body does not run; empty if that is zeros."""
 
     def absent_results(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
         """What stands for the results where the body does not run."""
-        pairs = itertools.zip_longest(self.shapes(element_structs(arrays, lead)), self.absent_fills, fillvalue=0)
-        return [np.full((*lead, *s.shape), fill, s.dtype) for s, fill in pairs]
+        shapes, fills = (
+            self.shapes(element_structs(arrays, lead)),
+            itertools.chain(self.absent_fills, itertools.repeat(0)),
+        )
+        return [np.full((*lead, *s.shape), fill, s.dtype) for s, fill in zip(shapes, fills)]
 
     def note_shapes(self, structs: Sequence[Struct], results: Sequence[Struct]) -> None:  # noqa: B027  # a default
         """Remember the shapes of results that came back, so that a derivative need not infer them."""
@@ -160,9 +159,6 @@ class DerivedBody(Body):
 
     def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
         return self.base.shapes(structs[self.leading_inputs :])
-
-    def groups(self, values: Sequence[Any]) -> dict[str, Sequence[Any]]:
-        return self.base.groups(values[self.leading_inputs :])
 
 
 class FailedResults(list[Any]):

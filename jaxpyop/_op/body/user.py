@@ -179,21 +179,7 @@ class FilledBody(UserBody):
         for array in targets:
             # Otherwise the function would see the values of another program.
             array.fill(0)
-        if targets:
-            return self.run_or_on_error_fills(lambda: self._fill(inputs, targets), arrays, lead)
-        made = self.absent_results(inputs, lead)
-        return self.run_or_on_error_fills(lambda: self._call(inputs, made), arrays, lead)
-
-    def kept_for_failure(self, arrays: Sequence[Any], lead: tuple[int, ...]) -> Sequence[Any]:
-        count = len(self.inputs.key_impls)
-        return [*super().kept_for_failure(arrays[:count], lead), *arrays[count:]]
-
-    def fills(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
-        count = len(self.inputs.key_impls)
-        found, targets = super().fills(arrays[:count], lead), arrays[count:]
-        for array, value in zip(targets, found):
-            array[...] = value
-        return [] if targets else found
+        return self._fill(inputs, targets) if targets else self._call(inputs, self.absent_results(inputs, lead))
 
     def _fill(self, arrays: Sequence[Any], targets: Sequence[np.ndarray[Any, Any]]) -> list[Any]:
         """Let the function fill memory that is lent to it for the time of the call."""

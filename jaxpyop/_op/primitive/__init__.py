@@ -5,6 +5,7 @@ compiled program to the host), `differentiate` (which calls make up a derivative
 (what a forward pass keeps for a backward pass).
 """
 
+from jaxpyop._op.primitive import differentiate
 from jaxpyop._op.primitive.call_protocol import (
     Batching,
     Call,
@@ -14,7 +15,6 @@ from jaxpyop._op.primitive.call_protocol import (
     masks_and_added_axes,
     structs_of,
 )
-from jaxpyop._op.primitive.differentiate import set_derivative_rules
 from jaxpyop._op.primitive.direct import run_now
 from jaxpyop._op.primitive.primitive import bind, python_call_p
 from jaxpyop._op.primitive.records import (
@@ -27,5 +27,3 @@ from jaxpyop._op.primitive.records import (
     find_record,
     receipt_of,
 )
-
-set_derivative_rules()

@@ -190,8 +190,9 @@ class Call:
         self.body.note_shapes(structs[self.operands.unread_inputs :], results)
 
     def groups(self, values: Sequence[Any]) -> dict[str, Sequence[Any]]:
-        """The inputs by the name of their group, for errors: `inputs`, `outputs`, `cotangents`."""
-        return self.body.groups(values[self.operands.unread_inputs :])
+        """The inputs by the name of their group, for errors that come before or after the function runs."""
+        first = self.operands.leading_inputs
+        return {"inputs of the derivative" if self.body.linear_inputs else "inputs": values[first:]}
 
     def check(self, index: int, shape: tuple[int, ...], expected: tuple[int, ...], lead: tuple[int, ...] = ()) -> None:
         """Raise an error about a result of the wrong shape."""

@@ -156,7 +156,7 @@ def _branch(flag: Any, *args: Any, call: Call, batch: Batch) -> list[Any]:
     """
     taken, inner = call.without_flag(), batch.with_inputs(lambda mask: mask[1:])
     shapes = call.result_structs([flag, *args], batch)
-    pairs = list(itertools.zip_longest(shapes, call.body.absent_fills, fillvalue=0))
+    pairs = list(zip(shapes, itertools.chain(call.body.absent_fills, itertools.repeat(0))))
     absent = lambda: [jnp.full(s.shape, fill, s.dtype) for s, fill in pairs]
     return jax.lax.cond(flag.reshape(()), lambda: bind(taken, *args, batch=inner), absent)
 

@@ -122,7 +122,7 @@ def make_op(
     name = _name_of(func, name)
     title = f"{api} {name!r}"
     if _is_given(on_error := rest.pop("on_error", "raise")):
-        rest["fills"] = _read_on_error(on_error, spec, shapes, rest["rules"], api)
+        rest["fills"] = _read_on_error(on_error, spec, shapes, rest["rules"], rest.get("out", False), api)
         rest["failures"] = Failures(title, func)
     rest.update(title=title, on_jax=on_jax, mode=mode, reason_to_call=reason_to_call)
     return Op(api, name, func, spec, shapes, **rest)
@@ -236,7 +236,7 @@ def _is_given(on_error: Any) -> bool:
 
 
 def _read_on_error(
-    on_error: Any, spec: ResultSpec, shapes: Callable[..., Any] | None, rules: Rules, api: str
+    on_error: Any, spec: ResultSpec, shapes: Callable[..., Any] | None, rules: Rules, out: bool, api: str
 ) -> tuple[Any, ...]:
     """The fill of each array of the op's results.
 
@@ -245,6 +245,7 @@ def _read_on_error(
         spec: the results.
         shapes: the function that gives their shapes, if there is one.
         rules: the rules of the op.
+        out: whether func fills the results.
         api: the op, for errors.
 
     Raises:
@@ -252,6 +253,8 @@ def _read_on_error(
     """
     if rules.transpose is not None:
         raise ValueError(f"{api}: transpose= declares func linear, and filled results are not; remove on_error=")
+    if out:
+        raise ValueError(f"{api}: on_error= fills what func returns, and out=True lets it fill that; remove out=True")
     if shapes is None and not all(leaf.shape_known for leaf in spec.leaves):
         raise ValueError(
             f"{api}: on_error= has to know the shapes of results that func does not return; give output_shapes=, or "
@@ -291,9 +294,6 @@ def _fills(leaf: Leaf, value: Any, k: int, api: str) -> list[Any]:
         raise ValueError(
             f"{api}: on_error={value!r} does not fit result {k}, which is {leaf.dtype.name}; give a value that does"
         ) from error
-    if is_nan(fill) and leaf.dtype.kind == "c":
-        # The derivative of a failed element makes both parts NaN.
-        fill = np.asarray(complex(np.nan, np.nan), leaf.dtype)
     # A padded result is empty.
     return [fill] if leaf.arrays == 1 else [fill, np.int32(0)]
 

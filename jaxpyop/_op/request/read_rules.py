@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from jaxpyop._functions import without_partials
-from jaxpyop._jaxcore import is_inexact
 from jaxpyop._op.values import IN_A_LOOP
 
 NUMERICAL = "numerical"
@@ -86,7 +85,7 @@ def read_rules(options: dict[str, Any], spec: Any, api: str) -> Rules:
         _check_rule(rule, name, api)
     fwd, vjp_rule = vjp if isinstance(vjp, (tuple, list)) else (None, vjp)
     if transpose is not None:
-        _check_linear(vjp, jvp, transpose, spec, api)
+        _check_linear(vjp, jvp, api)
     padded = any(leaf.arrays > 1 for leaf in spec.returned.leaves)
     if (jvp is not None or transpose is not None) and padded:
         raise ValueError(f"{api}: jvp= and transpose= do not work with padded results; give vjp=")
@@ -164,12 +163,8 @@ def check_plain(func: Any, name: str, api: str) -> None:
             )
 
 
-def _check_linear(vjp: Any, jvp: Any, transpose: Any, spec: Any, api: str) -> None:
+def _check_linear(vjp: Any, jvp: Any, api: str) -> None:
     if vjp is not None or jvp is not None:
         raise ValueError(
             f"{api}: transpose= declares func linear, which gives all of its derivatives; remove vjp= and jvp="
-        )
-    if not any(map(is_inexact, spec.leaves)):
-        raise ValueError(
-            f"{api}: transpose= declares func linear, and no result that Tout declares is floating-point or complex"
         )

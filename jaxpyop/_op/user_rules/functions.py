@@ -220,9 +220,6 @@ class LinearFunction(DerivedBody):
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
         return [value for value in self.base(*self.in_order(arrays), lead=lead) if is_inexact(value)]
 
-    def groups(self, values: Sequence[Any]) -> dict[str, Sequence[Any]]:
-        return self.base.groups(self.in_order(values))
-
     def transpose_for(self, structs: Sequence[Struct]) -> LinearTranspose:
         """Return the transpose for inputs of these shapes and dtypes."""
         return LinearTranspose(self, self.in_order(structs))
@@ -253,9 +250,6 @@ class LinearTranspose(DerivedBody):
         cotangents = tuple(next(given) if is_inexact(out) else zero_cotangent(out, lead, op) for out in self.outputs)
         likes = [Struct((*lead, *s.shape), s.dtype) for s in self.inputs]
         return run_rule(op, "transpose", self.func, (cotangents,), likes, self.base.floating, traced=False)
-
-    def groups(self, values: Sequence[Any]) -> dict[str, Sequence[Any]]:
-        return {"cotangents": values[len(values) - self.linear_inputs :]}
 
     def transpose_for(self, structs: Sequence[Struct]) -> LinearFunction:
         """Return the linear function, which is the transpose of its transpose."""

@@ -6,7 +6,6 @@ There are two encodings, `Padding` and `KeyEncoding`, with these methods:
 
 - `op_leaves` gives the leaves of the op's arrays, in the structure that the op returns.
 - `data_shape` is what comes after the shape of the function's value in the shape of the op's array.
-- `with_shape` gives the function's leaf, with what `output_shapes` says about it.
 - `encode` gives the op's arrays for a value that the function returned, after the batch axes `lead`.
 """
 
@@ -23,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpyop import _jaxcore
-from jaxpyop._op.values.spec import Leaf, Shape, fits
+from jaxpyop._op.values.spec import Leaf
 
 
 def encode(op: Any, values: Sequence[Any], convert: Callable[..., Any], lead: tuple[int, ...]) -> list[Any]:
@@ -107,11 +106,6 @@ class Padding:
         count = (len(self.axes),) if self.several else ()
         return Padded(Leaf(self.fill.dtype, self.most, fill=self.fill), Leaf(np.dtype(np.int32), count))
 
-    def with_shape(self, leaf: Leaf, shape: Shape, title: str) -> Leaf:
-        if not fits(self.most, shape):
-            raise ValueError(f"{title}: {self} and output_shapes={shape} contradict each other; write None")
-        return leaf
-
     def encode(
         self, value: Any, convert: Callable[[Any], Any], lead: tuple[int, ...], origin: str, title: str
     ) -> list[Any]:
@@ -173,11 +167,6 @@ class KeyEncoding:
     def op_leaves(self) -> Any:
         shape = None if self.shape is None else (*self.shape, *self.data_shape)
         return Leaf(np.dtype(np.uint32), shape, self)
-
-    def with_shape(self, leaf: Leaf, shape: Shape, title: str) -> Leaf:
-        if self.shape is not None and shape != self.shape:
-            raise ValueError(f"{title}: Tout gives keys of shape {self.shape} and output_shapes {shape}; give one")
-        return dataclasses.replace(leaf, encoding=KeyEncoding(self.dtype, shape))
 
     def encode(
         self, value: Any, convert: Callable[[Any], Any], lead: tuple[int, ...], origin: str, title: str

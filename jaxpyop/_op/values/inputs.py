@@ -61,9 +61,6 @@ class static:  # noqa: N801  # reads as the function that it is to users
             raise TypeError(f"jaxpyop.static: {value} is traced, and has no value yet; pass it through inp as it is")
         self.value = value
 
-    def __repr__(self) -> str:
-        return f"jaxpyop.static({self.value!r})"
-
 
 _CONTAINERS = (dict, list, tuple, type(None))
 
@@ -161,10 +158,9 @@ def _as_array(leaf: Any, title: str) -> tuple[Any, Any] | None:
         return _canonical_array(leaf, title), None
     if callable(getattr(leaf, "__jax_array__", None)):
         return _as_array(leaf.__jax_array__(), title)
-    # A Ref under jit is a tracer, but not an array.
     if isinstance(leaf, _jaxcore.Tracer):
         raise TypeError(
-            f"{title}: an input is a traced {leaf.aval}, which is not an array; pass its contents, such as ref[...]"
+            f"{title}: an input is a traced {leaf.aval}, which is not an array; pass its contents, ref[...]"
         )
     return None
 

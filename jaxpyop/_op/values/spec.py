@@ -42,10 +42,6 @@ class Leaf:
     fill: Any = 0
     by_tout: bool = dataclasses.field(default=False, compare=False)
 
-    def __str__(self) -> str:
-        shape = "any shape" if self.shape is None else f"shape {show_shape(self.shape)}"
-        return f"{self.dtype.name} of {shape}"
-
     @property
     def arrays(self) -> int:
         """The number of the op's arrays."""
@@ -166,12 +162,8 @@ def match(spec: ResultSpec, value: Any, title: str) -> list[Any]:
 
 def _mismatch(spec: ResultSpec, found: _Difference, title: str) -> Exception:
     declared = jax.tree.map(lambda leaf: leaf.dtype.name, spec.skeleton)
-    if found.place:
-        expected = str(found.skeleton) if isinstance(found.skeleton, Leaf) else kind_of(found.skeleton)
-        text = f"{kind_of(found.value)} at result{found.place} where Tout={declared!r} has {expected}"
-    else:
-        count = "one result" if len(spec.leaves) == 1 else f"{len(spec.leaves)} results"
-        text = f"{kind_of(found.value)} where Tout={declared!r} declares {count}"
+    expected = found.skeleton.dtype.name if isinstance(found.skeleton, Leaf) else kind_of(found.skeleton)
+    text = f"{kind_of(found.value)}{found.place and ' at result'}{found.place} where Tout={declared!r} has {expected}"
     return ValueError(f"{title}: func returned {text}; make the two agree{_advice(found)} (for no result: Tout=None)")
 
 

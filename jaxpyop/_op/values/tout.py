@@ -155,7 +155,10 @@ def _with_shape(leaf: Leaf, shape: Shape | None, title: str) -> Leaf:
     if shape is None:
         return leaf
     if leaf.encoding is not None:
-        return leaf.encoding.with_shape(leaf, shape, title)
+        raise ValueError(
+            f"{title}: output_shapes gives {show_shape(shape)} for a padded result or a typed key; write None there (and "
+            "for keys, Tout=jax.ShapeDtypeStruct(shape, key.dtype))"
+        )
     if leaf.shape is None or leaf.shape == shape:
         return Leaf(leaf.dtype, shape)
     if leaf.shape_known and fits(leaf.shape, shape):
@@ -183,9 +186,11 @@ def _read_dimension(value: Any, title: str) -> int | None:
     try:
         dimension = operator.index(value)
     except TypeError:
-        raise TypeError(f"{title}: output_shapes has the dimension {value!r}; expected an int or None") from None
+        dimension = -1
     if dimension < 0:
-        raise ValueError(f"{title}: output_shapes has the dimension {dimension}; write None for an unknown one")
+        raise ValueError(
+            f"{title}: output_shapes has the dimension {value!r}; expected a size, or None for one that is unknown"
+        )
     return dimension
 
 
