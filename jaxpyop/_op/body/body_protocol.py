@@ -80,11 +80,8 @@ class Body(abc.ABC):
 
     def absent_results(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
         """What stands for the results where the body does not run."""
-        shapes, fills = (
-            self.shapes(element_structs(arrays, lead)),
-            itertools.chain(self.absent_fills, itertools.repeat(0)),
-        )
-        return [np.full((*lead, *s.shape), fill, s.dtype) for s, fill in zip(shapes, fills)]
+        pairs = zip(self.shapes(element_structs(arrays, lead)), itertools.chain(self.absent_fills, itertools.repeat(0)))
+        return [np.full((*lead, *s.shape), fill, s.dtype) for s, fill in pairs]
 
     def note_shapes(self, structs: Sequence[Struct], results: Sequence[Struct]) -> None:  # noqa: B027  # a default
         """Remember the shapes of results that came back, so that a derivative need not infer them."""

@@ -156,8 +156,8 @@ def _with_shape(leaf: Leaf, shape: Shape | None, title: str) -> Leaf:
         return leaf
     if leaf.encoding is not None:
         raise ValueError(
-            f"{title}: output_shapes gives {show_shape(shape)} for a padded result or a typed key; write None there (and "
-            "for keys, Tout=jax.ShapeDtypeStruct(shape, key.dtype))"
+            f"{title}: output_shapes gives {show_shape(shape)} for a padded result or a typed key; write None, and "
+            "for keys Tout=jax.ShapeDtypeStruct(shape, key.dtype)"
         )
     if leaf.shape is None or leaf.shape == shape:
         return Leaf(leaf.dtype, shape)
