@@ -83,5 +83,5 @@ def test_what_is_no_such_key_is_an_error(body, text):
 
 @pytest.mark.parametrize("mode", ["eager", "traced"])
 def test_a_key_where_numbers_are_declared_says_what_to_return(mode):
-    with pytest.raises(TypeError, match=r"typed key; return jax.random.key_data\(key\)"):
+    with pytest.raises(TypeError, match=r"of dtype key<fry>; return .*jax.random.key_data\(key\)"):
         run(jax.jit(lambda: py_function(lambda: KEY, [], jnp.uint32, output_shapes=(), mode=mode)))

@@ -163,7 +163,7 @@ def test_an_assumed_and_a_declared_shape_are_checked_at_every_call(api):
             with pytest.raises(ValueError, match=text) as caught:
                 run(f, X)
             caught.match(rf"write output_shapes={shape}")
-            assert ("if a length varies, Tout=jaxpyop.padded(dtype, (3,))" in str(caught.value)) == (shape == r"\(1,\)")
+            assert ("if a length varies, Tout=jaxpyop.padded(" in str(caught.value)) == (shape == r"\(1,\)")
             now[:] = [lambda x: x * 2]
             np.testing.assert_array_equal(run(f, X), X * 2)
 

@@ -107,18 +107,18 @@ def test_results_have_the_structure_of_tout(tout, value):
 
 
 WRONG = {
-    "too many": ([F, F], [1.0, 2.0, 3.0], r"a list of 3 .*declares 2 results"),
-    "list for one": (F, [1.0, 2.0], r"a list of 2 .*declares one result; .*or return np.array\(...\)"),
-    "one for two": ([F, F], 1.0, r"a float .*declares 2 results"),
+    "too many": ([F, F], [1.0, 2.0, 3.0], r"a list of 3 .*has a list of 2"),
+    "list for one": (F, [1.0, 2.0], r"a list of 2 .*has float32; .*or return np.array\(...\)"),
+    "one for two": ([F, F], 1.0, r"a float .*has a list of 2"),
     "array for two": ([F, F], np.zeros(2, np.float32), r"an array where"),
-    "None among two": ([F, F], [1.0, None], r"None at result\[1\] .*has float32 of"),
+    "None among two": ([F, F], [1.0, None], r"None at result\[1\] .*has float32"),
     "None in a dict": ({"a": F, "b": F}, {"a": 1.0, "b": None}, r"None at result\['b'\] where"),
     "other key": ({"a": F}, {"b": 1.0}, r"a dict with the keys \['b'\] where Tout=\{'a': 'float32'\}"),
     "nested count": ([F, [F, F]], [1.0, [2.0]], r"a list of 1 at result\[1\] .*has a list of 2"),
     "other dataclass": (Both(F, F), Pair(1.0, 2.0), r"a Pair|a tuple of 2|a Pair of 2"),
     "value for nothing": ([], 1.0, r"a float where Tout=\[\] declares no result; pass Tout=None to ignore"),
-    "ragged": ([S((), F), S((2,), F)], (1.0, [1.0, [1.0, 2.0]]), r"a list of 2 at result\[1\] .* has float32 of shape"),
-    "list of text": (S((2,), F), ["a", "b"], "a list of 2 .*declares one result; make the two agree"),
+    "ragged": ([S((), F), S((2,), F)], (1.0, [1.0, [1.0, 2.0]]), r"a list of 2 at result\[1\] .* has float32"),
+    "list of text": (S((2,), F), ["a", "b"], "a list of 2 .*has float32; make the two agree"),
     "too long a list": (S((2,), F), [1.0, 2.0, 3.0], r"shape \(3,\) where \(2,\) was declared"),
     "None in a list": ([S((), F), S((2,), F)], (1.0, [None, 1.0]), r"a list of 2 at result\[1\]"),
 }

@@ -58,7 +58,7 @@ def run_now(
             if batch.sizes or call.op.executor is not None:
                 outs = _run(call, arrays, batch, like)
             else:
-                outs = _copied(call(arrays), like, keep_numpy)
+                outs = _copied(call(arrays), call, like, keep_numpy)
     except BaseException as error:
         if began is not None:
             metrics.note_call(call, "direct" if hold_records else "cut", batch, began, error=error)
@@ -74,18 +74,22 @@ def run_now(
     return outs
 
 
-def _copied(values: Sequence[Any], like: Any, keep_numpy: bool = False) -> list[Any]:
+def _copied(values: Sequence[Any], call: Call, like: Any, keep_numpy: bool = False) -> list[Any]:
     # The function may keep the arrays that it returned, so NumPy arrays are copied.
     if keep_numpy:
         return [np.array(value, order="C") for value in values]
-    return [copy_to_jax(value, like) if isinstance(value, (np.ndarray, np.generic)) else value for value in values]
+    try:
+        return [copy_to_jax(value, like) if isinstance(value, (np.ndarray, np.generic)) else value for value in values]
+    except FloatingPointError as error:
+        # JAX raises this, and does not know to which op the values belong.
+        raise FloatingPointError(f"{call.title}: func returned a value that jax_debug_nans forbids: {error}") from None
 
 
 def _run(call: Call, arrays: list[Any], batch: Batch, like: Any) -> list[Any]:
     if batch.sizes and not batch.block:
         return _run_elements(call, arrays, batch, like)
     found: list[Any] = []
-    run_once(call, arrays, batch.sizes, lambda values: found.extend(_copied(values, like)))
+    run_once(call, arrays, batch.sizes, lambda values: found.extend(_copied(values, call, like)))
     for k, value in enumerate(found if batch.block else ()):
         if value.shape[: len(batch.sizes)] != batch.sizes:
             call.check(k, value.shape, call.shapes(structs_of(arrays, batch))[k].shape, batch.sizes)

@@ -152,14 +152,14 @@ def _leaves_with_shapes(skeleton: Any, shapes: Any, title: str) -> list[Leaf]:
 
 
 def _with_shape(leaf: Leaf, shape: Shape | None, title: str) -> Leaf:
-    if shape is None:
+    if shape is None or leaf.shape == shape:
         return leaf
     if leaf.encoding is not None:
         raise ValueError(
             f"{title}: output_shapes gives {show_shape(shape)} for a padded result or a typed key; write None, and "
             "for keys Tout=jax.ShapeDtypeStruct(shape, key.dtype)"
         )
-    if leaf.shape is None or leaf.shape == shape:
+    if leaf.shape is None:
         return Leaf(leaf.dtype, shape)
     if leaf.shape_known and fits(leaf.shape, shape):
         return leaf
