@@ -121,7 +121,7 @@ NOT_PLAIN = {
 @pytest.mark.parametrize("func", NOT_PLAIN.values(), ids=NOT_PLAIN)
 def test_async_and_generator_functions_are_refused_at_once(func):
     """As functions, and as rules."""
-    with pytest.raises(TypeError, match="func is an async or generator function, .*write a plain function"):
+    with pytest.raises(TypeError, match=r"func is an async or generator function, .*write a plain function"):
         jaxpyop.py_function(Tout=F)(func)
     with pytest.raises(TypeError, match="vjp is an async or generator function"):
         numpy_function(np.sin, [1.0], F, vjp=(np.sin, func))
