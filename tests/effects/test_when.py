@@ -1,7 +1,5 @@
 """`when=`: the function is called where it is true, and the results are zeros elsewhere."""
 
-import concurrent.futures
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,7 +13,6 @@ from tests.shared.functions import APIS, every_api, numpy_function, py_func, py_
 from tests.shared.tables import named
 
 XS = jnp.arange(4.0)
-POOL = concurrent.futures.ThreadPoolExecutor(2)
 
 
 def counted():
@@ -88,16 +85,6 @@ def test_a_bar_and_a_log_of_a_vmapped_scan(route):
     close(wait(route(jax.vmap(simulate))(XS)), XS * 0.99**300)
     assert bar == [0, 100, 200]
     close(log, [3.0, 3 * 0.99])
-
-
-@every_route
-def test_batches_of_numpy_functions(route):
-    """One after the other and in parallel."""
-    for options in ({}, {"vmap_method": "parallel", "executor": POOL, "copy": False}):
-        body = counted()
-        f = jax.vmap(lambda x, w: numpy_function(body, [x], F, when=w, **options))  # noqa: B023
-        close(wait(route(f)(XS[:, None] * jnp.ones(3), XS > 1)), [[0] * 3, [0] * 3, [5] * 3, [7] * 3])
-        assert body.count == 2
 
 
 SKIPPING = {

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.shared.checks import close, run
+from tests.shared.checks import run
 from tests.shared.functions import every_numpy_api, numpy_function, py_func, py_function
 
 F = jnp.float32
@@ -53,13 +53,6 @@ def test_the_shape_of_a_batch_of_keys_is_found():
     assert jax.eval_shape(lambda k: numpy_function(len, [k], F), KEY).shape == ()
     draw = lambda k: jax.random.uniform(k, (2,))
     np.testing.assert_array_equal(jax.vmap(lambda k: py_function(draw, [k], F))(KEYS), jax.vmap(draw)(KEYS))
-
-
-def test_beside_other_results_and_their_gradient():
-    op = lambda x, k: py_function(lambda x, k: (x**2, jax.random.fold_in(k, 1)), [x, k], (F, KEY))
-    slope, key = jax.grad(op, has_aux=True)(3.0, KEY)
-    close(slope, 6)
-    same(key, jax.random.fold_in(KEY, 1))
 
 
 def test_traced_mode_and_when():

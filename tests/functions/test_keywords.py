@@ -125,10 +125,3 @@ CONTRIB_WRONG = {
 def test_a_wrong_call_of_contrib(written, text):
     with pytest.raises(TypeError, match=text):
         contrib(**({"func": np.sin, "args": [1.0], "output_types": F} | written))
-
-
-def test_what_is_wrong_is_found_in_a_program_and_in_a_decorator_too():
-    with pytest.raises(TypeError, match="the order is func, inp, Tout"):
-        jax.jit(lambda x: jaxpyop.numpy_function(np.sin, F, x))(X)
-    with pytest.raises(TypeError, match="func must be callable, got 3"):
-        jaxpyop.numpy_function(Tout=F)(3)

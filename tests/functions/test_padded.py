@@ -1,7 +1,5 @@
 """`padded`: results whose length only the function knows."""
 
-import concurrent.futures
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -87,12 +85,6 @@ def test_a_whole_batch_has_one_length(method):
         jax.vmap(lambda x: numpy_function(uneven, [x], padded(F, 5), vmap_method=method))(ROWS)
 
 
-def test_in_threads_and_with_copy_false():
-    with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        options = {"vmap_method": "parallel", "executor": pool, "copy": False}
-        same(jax.vmap(lambda x: numpy_function(positive, [x], padded(F, 5), **options))(ROWS), *FOUND)
-
-
 def test_the_rest_is_never_another_arrays_memory():
     op = lambda n: numpy_function(lambda n: np.full(int(n), 7.0), [n], padded(F, 50_000))
     for f in (op, jax.jit(op)):
@@ -125,13 +117,6 @@ SQUARES = {
 def test_the_gradient_is_that_of_the_real_part(op):
     wanted = jax.vmap(jax.grad(lambda x: (x**2 * (x > 0) * jnp.cumsum(x > 0)).sum()))(ROWS[:1])
     close(jax.vmap(jax.grad(weighed(op)))(ROWS[:1]), wanted)
-
-
-@pytest.mark.slow
-def test_higher_orders_and_forward_mode():
-    f = weighed(SQUARES["py_function"])
-    close(jax.jacfwd(f)(X), [2, 0, 8, 0, 18])
-    close(jax.hessian(f)(X), np.diag([2.0, 0, 4, 0, 6]))
 
 
 def test_traced_mode():

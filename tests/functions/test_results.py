@@ -89,15 +89,6 @@ def test_arrays_of_all_kinds_are_arrays(api):
             np.testing.assert_array_equal(run(f, X), [0, 2, 4])
 
 
-@pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_a_matrix_is_an_array_of_two_axes(dtype):
-    f = lambda shape: numpy_function(lambda x: np.matrix([[1, 2, 3]], dtype), [X], F, output_shapes=shape)
-    np.testing.assert_array_equal(f((1, 3)), [[1, 2, 3]])
-    with pytest.raises(ValueError, match=r"shape \(1, 3\) where \(3,\) was declared"):
-        f((3,))
-
-
 # -------------------------------------------------------------- in the program
 
 OPS = {
@@ -117,14 +108,6 @@ def test_results_are_not_weakly_typed_and_gradients_are_as_jaxs_are(op):
     assert got.weak_type is jax.grad(jnp.sin)(2.0).weak_type is True
     close(got, np.cos(2.0))
     assert not jax.grad(op)(F(2.0)).weak_type
-
-
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16], ids=["bfloat16", "float16"])
-def test_gradients_of_a_batch_of_narrow_scalars(dtype):
-    x = jnp.array([1.0, 0.5, 2.0], dtype)
-    got = jax.vmap(jax.grad(lambda x: py_function(lambda x: x * x, [x], dtype, output_shapes=())))(x)
-    assert got.dtype == dtype
-    np.testing.assert_array_equal(got.astype(F), 2 * x.astype(F))
 
 
 @pytest.mark.parametrize("method", ["expand_dims", "broadcast_all"])

@@ -70,12 +70,6 @@ def test_a_stateless_py_function_gives_its_own_shape(body, shape):
     np.testing.assert_allclose(jax.jit(op)(X), np.broadcast_to(body(X), shape), rtol=1e-6)
 
 
-def test_shapes_of_several_results_and_of_a_pytree():
-    body = lambda x, tree: {"a": x.sum(), "b": [tree["k"] * 2, x[:1]]}
-    out = jax.jit(lambda x: py_function(body, [x, {"k": x}], {"a": F, "b": [F, F]}))(X)
-    assert [v.shape for v in jax.tree.leaves(out)] == [(), (3,), (1,)]
-
-
 def test_a_function_that_needs_values_has_the_inputs_shape():
     """And errors that only the run without values meets do not come out."""
     branches = lambda x: x * 3 if x[0] > 0 else x
