@@ -152,8 +152,6 @@ def apply_or_decorate(api: str, func: Any, inp: Any, tout: Any, name: Any, *, wh
         return _decorator(make, when)
     if inp is None:
         raise TypeError(f"{api}: inp was not given; write {api}(func, [x, y], Tout), or [] for a func without inputs")
-    if func is None:
-        raise TypeError(f"{api}: func was not given; write {api}(func, inp, Tout)")
     return call_op(make(func), _read_inp(inp, api), {}, when)
 
 

@@ -79,7 +79,7 @@ WRONG = {
     "no Tout and no inp": ({"Tout": None, "inp": None}, TypeError, r"as a decorator, @\w+\(Tout=jnp.float32\)"),
     "nothing": ({"func": None, "Tout": None, "inp": None}, TypeError, "Tout was not given"),
     "no inp": ({"inp": None}, TypeError, "inp was not given; write"),
-    "no func": ({"func": None}, TypeError, "func was not given"),
+    "no func": ({"func": None}, TypeError, "func must be callable, got None; write"),
     "func no callable": ({"func": 3}, TypeError, "func must be callable, got 3"),
     "a name that is a dtype": ({"name": F}, TypeError, r"name is <class .*float32'>; expected .*inp=\[x, y\]"),
     "a state that is a dtype": ({"stateful": F}, TypeError, r"stateful is <class .*float32'>; expected"),

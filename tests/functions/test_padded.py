@@ -79,9 +79,7 @@ def test_a_whole_batch_has_one_length(method):
     op = jax.vmap(lambda x: numpy_function(lambda x: x[..., :2], [x], padded(F, 4), vmap_method=method))
     same(op(ROWS), np.pad(np.asarray(ROWS[:, :2]), ((0, 0), (0, 2))), [2] * 4)
     uneven = lambda x: [row[: 1 + k] for k, row in enumerate(x)]
-    with pytest.raises(
-        ValueError, match=r"a list of 4 .*different lengths make no array: with vmap_method='sequential'"
-    ):
+    with pytest.raises(ValueError, match="a list of 4 where Tout="):
         jax.vmap(lambda x: numpy_function(uneven, [x], padded(F, 5), vmap_method=method))(ROWS)
 
 

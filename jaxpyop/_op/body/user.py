@@ -76,8 +76,6 @@ class UserBody(Body):
         except Exception as error:
             if (clearer := advise(error, op, "func", op.func, lambda: self._arguments(arrays))) is not None:
                 raise clearer from error
-            if op.failures is None:
-                raise
             return self.failed_results(error, kept, lead)
         values = encode(op, values, converted, lead)
         self.check_results(values, arrays, lead)

@@ -168,11 +168,9 @@ def _mismatch(spec: ResultSpec, found: _Difference, title: str) -> Exception:
 
 
 def _advice(found: _Difference) -> str:
-    leaf = found.skeleton
-    if isinstance(leaf, Leaf) and leaf.arrays > 1 and _is_numeric(found.value):
-        return "; rows of different lengths make no array: with vmap_method='sequential' each element has its own"
     alone = isinstance(found.skeleton, Leaf) or (_is_sequence(found.skeleton) and len(found.skeleton) == 1)
-    return ", or return np.array(...) for an array" if alone and _is_numeric(found.value) else ""
+    is_array = isinstance(_as_array(found.value), _NUMERIC)
+    return ", or return np.array(...) for an array" if alone and is_array else ""
 
 
 def _holds_nothing(value: Any) -> bool:
@@ -217,16 +215,6 @@ def _is_unrun(value: Any) -> bool:
 
 _NUMERIC = (np.ndarray, np.generic, float, int, complex, jax.Array)
 
-# Deeper than any array, and the end of a list that holds itself.
-_DEPTH = 32
-
-
-def _is_numeric(value: Any, depth: int = 0) -> bool:
-    """Tell whether it is a list or tuple of numbers, of arrays, or of such lists."""
-    if not _is_sequence(value) or depth > _DEPTH:
-        return False
-    return len(value) > 0 and all(isinstance(part, _NUMERIC) or _is_numeric(part, depth + 1) for part in value)
-
 
 def _difference(skeleton: Any, value: Any, out: list[Any], *, top: bool) -> _Difference | None:
     """Add the values at the leaves to `out`, up to the first difference, which is returned."""
@@ -253,7 +241,7 @@ def _leaf_difference(leaf: Leaf, value: Any, out: list[Any], *, top: bool) -> _D
         if not (top and type(value) is tuple):
             if rank and _is_sequence(value) and not value:
                 value = np.zeros((0, *(size or 0 for size in (leaf.shape or ())[1:])), leaf.dtype)
-            elif (rank or not top) and _is_numeric(value):
+            elif rank or not top:
                 value = _as_array(value)
         if value is None or _is_container(value) or _is_unrun(value):
             return _Difference("", leaf, value)
@@ -268,10 +256,11 @@ def _rank_of(value: Any) -> float:
 
 def _as_array(value: Any) -> Any:
     """Make an array of a list of numbers, a jax.Array if one is in it. Anything else stays as it is."""
-    if not _is_numeric(value):
+    if not _is_sequence(value) or not value:
         return value
     try:
-        return jnp.asarray(value) if any(isinstance(part, jax.Array) for part in value) else np.asarray(value)
+        array = jnp.asarray(value) if any(isinstance(part, jax.Array) for part in value) else np.asarray(value)
     except (ValueError, TypeError):
         # Rows of different lengths do not make an array. NumPy raises a ValueError, JAX a TypeError.
         return value
+    return value if array.dtype.kind in "OSUmM" else array
