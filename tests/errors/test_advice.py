@@ -58,7 +58,7 @@ def test_a_nan_under_debug_nans_names_the_op(jit):
 
 @every_api
 def test_the_numpy_method_of_tensorflow(api):
-    text = r"^\S+ 'lambda': func gets (jax.Arrays|NumPy arrays): write np.asarray\(x\), float\(x\) or x.item\(\)"
+    text = r"^\S+ 'lambda': func gets no tensors: write np.asarray\(x\), float\(x\) or x.item\(\)"
     op = lambda x: api(lambda x: x.numpy(), [x], F, output_shapes=(3,))
     for call in (op, jax.jit(op), lambda x: jax.vjp(op, x)):
         with pytest.raises(AttributeError, match=text):

@@ -42,12 +42,11 @@ def call_with_advice(
             return metrics.timed(op.name, column, functools.partial(func, **kwargs), *args)
         return func(*args, **kwargs)
     except Exception as error:
-        if (clearer := advise(error, op, what, func, lambda: (args, kwargs))) is not None:
-            raise clearer from error
+        advise(error, op, what, func, lambda: (args, kwargs))
         raise
 
 
-def advise(error: Exception, op: Op, what: str, func: Callable[..., Any], arguments: _Arguments) -> Exception | None:
+def advise(error: Exception, op: Op, what: str, func: Callable[..., Any], arguments: _Arguments) -> None:
     """Say what a function or a rule was called with when it raised an exception, and what to do about it.
 
     Args:
@@ -57,16 +56,15 @@ def advise(error: Exception, op: Op, what: str, func: Callable[..., Any], argume
         func: the function that was called.
         arguments: gives the arguments of the call.
 
-    Returns:
-        A clearer error to raise instead, or None to raise the exception itself.
+    Raises:
+        Exception: a clearer error, for some mistakes.
     """
     clearer = None
     if isinstance(error, _TRACER_ERRORS):
         _advise_on_tracers(error, op.title, what)
     elif isinstance(error, AttributeError):
         if error.name == "numpy" and isinstance(error.obj, (jax.Array, np.ndarray, np.generic)):
-            kind = "jax.Arrays" if isinstance(error.obj, jax.Array) else "NumPy arrays"
-            _put_first(error, f"{op.title}: {what} gets {kind}: write np.asarray(x), float(x) or x.item()")
+            _put_first(error, f"{op.title}: {what} gets no tensors: write np.asarray(x), float(x) or x.item()")
     elif isinstance(error, NameError) and "unbound axis name" in str(error):
         add_note(
             error,
@@ -87,7 +85,8 @@ def advise(error: Exception, op: Op, what: str, func: Callable[..., Any], argume
     with contextlib.suppress(Exception):
         called = op.title if what == "func" else f"{op.title}, {what}"
         note_arguments(clearer or error, called, _shown_groups(op, what, func, *arguments()))
-    return clearer
+    if clearer is not None:
+        raise clearer from error
 
 
 def _shown_groups(

@@ -74,8 +74,7 @@ class UserBody(Body):
                     return [value]
             values = match(op.spec.returned, returned, op.title)
         except Exception as error:
-            if (clearer := advise(error, op, "func", op.func, lambda: self._arguments(arrays))) is not None:
-                raise clearer from error
+            advise(error, op, "func", op.func, lambda: self._arguments(arrays))
             return self.failed_results(error, kept, lead)
         values = encode(op, values, converted, lead)
         self.check_results(values, arrays, lead)
