@@ -1,4 +1,4 @@
-"""Arrays as results: views of the inputs, arrays of all libraries, and what they are in the program."""
+"""Arrays as results: arrays of all libraries, and what they are in the program."""
 
 import collections
 
@@ -8,28 +8,10 @@ import numpy as np
 import pytest
 
 from tests.shared.checks import close, run
-from tests.shared.functions import both_sides, numpy_function, py_func, py_function
+from tests.shared.functions import both_sides, numpy_function, py_function
 
 F = jnp.float32
 X = jnp.arange(3.0)
-
-VIEWS = {
-    "input itself": lambda x: x,
-    "reversed": lambda x: x[::-1, ::-1],
-    "element": lambda x: x[0, 0],
-    "broadcast": lambda x: np.broadcast_to(x[0], (5, 3)),
-    "empty slice": lambda x: x[:0],
-    "float64 strided": lambda x: np.asarray(x, np.float64)[:, ::2],
-}
-
-
-@pytest.mark.parametrize("take", VIEWS.values(), ids=VIEWS)
-@pytest.mark.parametrize("copy", [True, False], ids=["copy", "lent"])
-def test_views_of_the_inputs(take, copy):
-    x = np.arange(6, dtype=np.float32).reshape(2, 3)
-    op = lambda x: py_func(lambda x: take(x), [x], F, copy=copy, output_shapes=take(np.zeros((2, 3))).shape)
-    np.testing.assert_array_equal(op(x), take(x))
-    np.testing.assert_array_equal(jax.jit(op)(x), take(x))
 
 
 @both_sides

@@ -195,7 +195,3 @@ def test_complex_numbers_follow_jax(transform):
     op = lambda z: numpy_function(lambda z: z**2, [z], jnp.complex64, **rules)
     for program in (lambda f, z: jax.vjp(f, z)[1](ct)[0], lambda f, z: jax.jvp(f, (z,), (ct,))[1]):
         close(transform(lambda z, program=program: program(op, z))(z), 2 * z * ct)
-
-
-def test_none_for_the_only_input_is_zero():
-    assert jax.grad(lambda x: numpy_function(np.sin, [x], F, vjp=lambda i, o, c: None))(1.0) == 0
