@@ -70,12 +70,10 @@ def call_op(op: Op, args: Sequence[Any], kwargs: Mapping[str, Any], when: Any = 
     else:
         outs = _stage(op, inputs, call, arrays)
     spec = op.spec
-    if spec.empty:
-        # None for None, and a new list for [].
-        return jax.tree.map(lambda leaf: leaf, spec.skeleton)
     if spec.returned_spec is not None:
         outs = [out if leaf.encoding is None else leaf.encoding.wrap(out) for out, leaf in zip(outs, spec.leaves)]
-    return outs[0] if spec.tree is None else jax.tree.unflatten(spec.tree, outs)
+    # None for Tout=None, and a new list for [].
+    return jax.tree.unflatten(spec.tree, outs)
 
 
 def _stage(op: Op, inputs: Inputs, call: UserCall, arrays: Sequence[Any]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""How often a function runs in differentiated programs. Their values are in tests/routes and in the other files here."""
+"""How often a function runs in differentiated programs. Their values are in tests/routes and the other files here."""
 
 import jax
 import jax.numpy as jnp
@@ -43,7 +43,7 @@ HOW_OFTEN = {
 }
 
 
-OFTEN_FAST = ["a pullback that is called three times", "scan that is pulled back twice", "checkpoint", "jacrev"]
+OFTEN_FAST = ["a pullback that is called three times", "scan that is pulled back twice", "checkpoint"]
 
 
 @pytest.mark.parametrize("name", rows(HOW_OFTEN, OFTEN_FAST))

@@ -200,9 +200,8 @@ class FilledBody(UserBody):
 
     def _call(self, arrays: Sequence[Any], lent: list[Any]) -> list[Any]:
         # A function of its own, so that no variable of `_fill` refers to the lent arrays.
-        tree = self.op.spec.tree
         args, kwargs = self.inputs.unflatten(arrays)
-        kwargs = {**kwargs, "out": lent[0] if tree is None else jax.tree.unflatten(tree, lent)}
+        kwargs = {**kwargs, "out": jax.tree.unflatten(self.op.spec.tree, lent)}
         value = call_with_advice(self.op, "func", self.op.func, args, kwargs)
         found = jax.tree.leaves(value)
         if value is not None and (len(found) != len(lent) or not all(a is b for a, b in zip(found, lent))):

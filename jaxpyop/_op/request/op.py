@@ -269,9 +269,8 @@ def _per_leaf(on_error: Any, spec: ResultSpec, api: str) -> list[Any]:
     leaves = spec.returned.leaves
     if (isinstance(on_error, str) and on_error == "nan") or _is_number(on_error):
         return [on_error] * len(leaves)
-    declared = jax.tree.structure(jax.tree.map(lambda leaf: 0, spec.returned.skeleton))
     found, tree = jax.tree.flatten(on_error)
-    if tree != declared or not all(map(_is_number, found)):
+    if tree != spec.returned.tree or not all(map(_is_number, found)):
         raise ValueError(
             f"{api}: on_error is {on_error!r}; expected 'raise', 'nan', a number, or numbers in the structure of Tout"
         )

@@ -59,7 +59,7 @@ class ResultSpec:
     Attributes:
         skeleton: `Tout` with a `Leaf` at each leaf.
         leaves: these leaves.
-        tree: their structure; None where the skeleton is a single leaf or has none.
+        tree: their structure.
         returned_spec: what func returns, where the op's arrays encode it.
     """
 
@@ -143,7 +143,7 @@ def match(spec: ResultSpec, value: Any, title: str) -> list[Any]:
         ValueError: too many or too few results, or another structure.
         TypeError: a coroutine or generator that has not run.
     """
-    if spec.tree is None and spec.leaves and isinstance(value, _NUMERIC):
+    if isinstance(spec.skeleton, Leaf) and isinstance(value, _NUMERIC):
         return [value]
     if spec.empty:
         _check_run(value, title)

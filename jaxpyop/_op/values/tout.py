@@ -18,20 +18,18 @@ from jaxpyop._op.values.spec import Leaf, ResultSpec, Shape, fits, paired, show_
 def read_tout(tout: Any, title: str) -> ResultSpec:
     """Read `Tout`, in any of its forms."""
     leaves, tree = jax.tree.flatten(tout)
-    if not leaves:
-        return ResultSpec(tout, (), None)
     return spec_of(tree, tuple(_read_leaf(leaf, title) for leaf in leaves))
 
 
 def spec_of(tree: Any, leaves: tuple[Leaf, ...]) -> ResultSpec:
     """The op's spec, if the function's return value has these leaves."""
-    skeleton = leaves[0] if jax.tree_util.treedef_is_leaf(tree) else jax.tree.unflatten(tree, leaves)
-    returned = ResultSpec(skeleton, leaves, None if skeleton is leaves[0] else tree)
+    skeleton = jax.tree.unflatten(tree, leaves)
+    returned = ResultSpec(skeleton, leaves, tree)
     if all(leaf.encoding is None for leaf in leaves):
         return returned
     of_op = jax.tree.map(lambda leaf: leaf.encoding.op_leaves() if leaf.encoding else leaf, skeleton)
     flat, tree = jax.tree.flatten(of_op)
-    return ResultSpec(of_op, tuple(flat), None if isinstance(of_op, Leaf) else tree, returned)
+    return ResultSpec(of_op, tuple(flat), tree, returned)
 
 
 def _read_leaf(value: Any, title: str) -> Leaf:
@@ -134,8 +132,7 @@ def with_shapes(spec: ResultSpec, shapes: Any, title: str) -> ResultSpec:
     """Read `output_shapes` into the spec. It is not a function here."""
     if shapes is None or (spec.empty and not jax.tree.leaves(shapes)):
         return spec
-    leaves = tuple(_leaves_with_shapes(spec.returned.skeleton, shapes, title))
-    return spec_of(jax.tree.structure(spec.returned.skeleton), leaves) if leaves else spec
+    return spec_of(spec.returned.tree, tuple(_leaves_with_shapes(spec.returned.skeleton, shapes, title)))
 
 
 def _leaves_with_shapes(skeleton: Any, shapes: Any, title: str) -> list[Leaf]:
