@@ -144,29 +144,25 @@ def apply_or_decorate(api: str, func: Any, inp: Any, tout: Any, name: Any, *, wh
             f"{api}: Tout was not given; write {api}(func, inp, Tout=jnp.float32), or Tout=None for no result; "
             f"as a decorator, @{api}(Tout=jnp.float32)"
         )
-    _check_order(inp, api)
-    make = functools.partial(make_op, api, tout=tout, name=name, **options)
-    if func is None and inp is None:
-        return _decorator(make, when)
-    if inp is None:
-        raise TypeError(f"{api}: inp was not given; write {api}(func, [x, y], Tout), or [] for a func without inputs")
-    return call_op(make(func), _read_inp(inp, api), {}, when)
-
-
-def _check_order(inp: Any, api: str) -> None:
     leaves = jax.tree.leaves(inp)
     if leaves and all(isinstance(x, (jax.ShapeDtypeStruct, np.dtype, type(jnp.float32))) for x in leaves):
         raise TypeError(
             f"{api}: inp is {inp!r}, which declares results and holds no inputs; the order is func, inp, Tout "
             f"(jax.pure_callback has another): write {api}(func, [x, y], {inp!r})"
         )
+    make = functools.partial(make_op, api, tout=tout, name=name, **options)
+    if func is None and inp is None:
+        return _decorator(make, when)
+    return call_op(make(func), _read_inp(inp, api), {}, when)
 
 
 def _read_inp(inp: Any, api: str) -> Sequence[Any]:
     if isinstance(inp, (list, tuple)):
         return inp
     if isinstance(inp, (str, bytes, Mapping)) or inp is None:
-        raise TypeError(f"{api}: inp is {inp!r}; expected a list of inputs, inp=[x, y] (a single pytree p: inp=[p])")
+        raise TypeError(
+            f"{api}: inp is {inp!r}; expected a list of inputs, inp=[x, y], or [] (a single pytree p: inp=[p])"
+        )
     return [inp]
 
 

@@ -78,9 +78,8 @@ WRONG = {
     "no Tout": ({"Tout": None}, TypeError, r"Tout was not given; write .*Tout="),
     "no Tout and no inp": ({"Tout": None, "inp": None}, TypeError, r"as a decorator, @\w+\(Tout=jnp.float32\)"),
     "nothing": ({"func": None, "Tout": None, "inp": None}, TypeError, "Tout was not given"),
-    "no inp": ({"inp": None}, TypeError, "inp was not given; write"),
-    "no func": ({"func": None}, TypeError, "func must be callable, got None; write"),
-    "func no callable": ({"func": 3}, TypeError, "func must be callable, got 3"),
+    "no inp": ({"inp": None}, TypeError, "inp is None; expected a list of inputs"),
+    "no func": ({"func": None}, TypeError, r"func must be a function, as in \w+\(func, inp, Tout\), got None"),
     "a name that is a dtype": ({"name": F}, TypeError, r"name is <class .*float32'>; expected .*inp=\[x, y\]"),
     "a state that is a dtype": ({"stateful": F}, TypeError, r"stateful is <class .*float32'>; expected"),
     "ordered a word": ({"ordered": "yes"}, TypeError, "ordered is 'yes'; expected True or"),
@@ -116,7 +115,7 @@ def test_a_wrong_call_names_the_function_and_says_what_to_write(written, error, 
 CONTRIB_WRONG = {
     "args no list": ({"args": 1.0}, r"args is 1.0; expected a list or tuple"),
     "kwargs no dict": ({"kwargs": [2.0]}, r"kwargs is \[2.0\]; expected a dict"),
-    "func no callable": ({"func": None}, r"func must be callable"),
+    "func no callable": ({"func": None}, r"func must be a function, as in contrib"),
     "misspelt": ({"output_type": F}, r"'output_type'; it has func, args, kwargs, output_types, "),
 }
 

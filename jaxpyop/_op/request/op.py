@@ -13,7 +13,7 @@ from jaxpyop._config import Mode, config
 from jaxpyop._functions import without_partials
 from jaxpyop._host import VMAP_METHODS, Failures, Method, check_executor, check_progress, check_repeats
 from jaxpyop._jaxcore import is_inexact
-from jaxpyop._op.request.read_rules import RULES_ON_THE_HOST, Rules, check_plain, read_rules, read_step
+from jaxpyop._op.request.read_rules import RULES_ON_THE_HOST, Rules, check_function, read_rules, read_step
 from jaxpyop._op.values import CASTING, Leaf, ResultSpec, cast_to_numpy, read_tout, with_shapes
 
 
@@ -104,7 +104,7 @@ def make_op(
         ValueError: an option has no such value, or the shapes do not fit Tout.
     """
     mode, reason_to_call = _mode(mode, api, rest, tout) if on_jax else ("eager", "")
-    _check_func(func, api)
+    check_function(func, "func", f"a function, as in {api}(func, inp, Tout)", api)
     _check_options(rest, api)
     if not isinstance(name, (str, type(None))):
         raise TypeError(f"{api}: name is {name!r}; expected a string{_ONE_LIST}")
@@ -113,8 +113,11 @@ def make_op(
         spec, shapes = with_shapes(spec, shapes, api), None
     # An op without a result can only be called for its side effects.
     rest["stateful"] = bool(rest["stateful"] or rest["ordered"] or spec.empty)
-    if rest.get("out"):
-        _check_out(spec, api)
+    if rest.get("out") and (spec.empty or spec.returned_spec is not None):
+        raise ValueError(
+            f"{api}: out=True passes the results to func as arrays to be filled, and Tout declares none, or padded "
+            "results or typed keys, which are not arrays; return what there is, and remove out=True"
+        )
     rest["rules"] = read_rules(rest, spec, api)
     rest["step"] = read_step(rest.get("step"), rest["rules"], api)
     rest["vmap_method"] = VMAP_METHODS[rest["vmap_method"]]
@@ -131,10 +134,10 @@ def make_op(
 def _check_options(options: dict[str, Any], api: str) -> None:
     _check_choice(options["vmap_method"], tuple(VMAP_METHODS), "vmap_method", api)
     _check_choice(options["casting"], CASTING, "casting", api)
-    _check_max_steps(options.get("max_steps"), api)
+    _check_count(options.get("max_steps"), "max_steps", "iterations of a loop", api)
     if options["executor"] is not None:
         check_executor(options["executor"], api)
-    _check_chunksize(options["chunksize"], api)
+    _check_count(options["chunksize"], "chunksize", "elements", api)
     if options["progress"]:
         check_progress(api)
     for flag in ("stateful", "ordered", "progress", "copy", "out"):
@@ -184,12 +187,6 @@ def _mode(mode: str | None, api: str, options: dict[str, Any], tout: Any) -> tup
 # ------------------------------------------------------------------------ checks
 
 
-def _check_func(func: Any, api: str) -> None:
-    if not callable(func):
-        raise TypeError(f"{api}: func must be callable, got {func!r}; write {api}(func, inp, Tout)")
-    check_plain(func, "func", api)
-
-
 def _check_choice(value: Any, choices: Sequence[Any], name: str, api: str) -> None:
     if value not in choices:
         raise ValueError(f"{api}: {name}={value!r}; expected one of {', '.join(map(repr, choices))}")
@@ -198,33 +195,9 @@ def _check_choice(value: Any, choices: Sequence[Any], name: str, api: str) -> No
 _ONE_LIST = " (inputs go in one list, inp=[x, y])"
 
 
-def _check_max_steps(steps: Any, api: str) -> None:
-    if steps is not None and (isinstance(steps, bool) or not isinstance(steps, (int, np.integer)) or steps < 1):
-        raise ValueError(
-            f"{api}: max_steps is {steps!r}; expected the largest number of iterations of a loop, at least 1, or None"
-        )
-
-
-def _check_chunksize(chunksize: Any, api: str) -> None:
-    if chunksize is None:
-        return
-    if isinstance(chunksize, bool) or not isinstance(chunksize, (int, np.integer)):
-        raise TypeError(f"{api}: chunksize is {chunksize!r}; expected a whole number of elements")
-    if chunksize < 1:
-        raise ValueError(f"{api}: chunksize is {chunksize}; expected at least 1")
-
-
-def _check_out(spec: ResultSpec, api: str) -> None:
-    """Check that the results are arrays that func can fill.
-
-    Raises:
-        ValueError: there is no result, or a padded one, or a typed key.
-    """
-    if spec.empty or spec.returned_spec is not None:
-        raise ValueError(
-            f"{api}: out=True passes the results to func as arrays to be filled, and Tout declares none, or padded "
-            "results or typed keys, which are not arrays; return what there is, and remove out=True"
-        )
+def _check_count(count: Any, name: str, of: str, api: str) -> None:
+    if count is not None and (isinstance(count, bool) or not isinstance(count, (int, np.integer)) or count < 1):
+        raise ValueError(f"{api}: {name} is {count!r}; expected a whole number of {of}, at least 1, or None")
 
 
 # -------------------------------------------------------------------- on_error=

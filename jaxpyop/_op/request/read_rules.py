@@ -84,8 +84,10 @@ def read_rules(options: dict[str, Any], spec: Any, api: str) -> Rules:
     for name, rule in (("vjp", vjp), ("jvp", jvp), ("transpose", transpose)):
         _check_rule(rule, name, api)
     fwd, vjp_rule = vjp if isinstance(vjp, (tuple, list)) else (None, vjp)
-    if transpose is not None:
-        _check_linear(vjp, jvp, api)
+    if transpose is not None and (vjp is not None or jvp is not None):
+        raise ValueError(
+            f"{api}: transpose= declares func linear, which gives all of its derivatives; remove vjp= and jvp="
+        )
     padded = any(leaf.arrays > 1 for leaf in spec.returned.leaves)
     if (jvp is not None or transpose is not None) and padded:
         raise ValueError(f"{api}: jvp= and transpose= do not work with padded results; give vjp=")
@@ -140,19 +142,19 @@ def _check_rule(rule: Any, name: str, api: str) -> None:
         return
     is_pair = name == "vjp" and isinstance(rule, (tuple, list)) and len(rule) == 2
     for function in rule if is_pair else (rule,):
-        if not callable(function):
-            raise TypeError(f"{api}: {name} must be a function {_EXPECTED[name]}, got {rule!r}")
-        check_plain(function, name, api)
+        check_function(function, name, f"a function {_EXPECTED[name]}", api)
 
 
 _UNUSUAL = inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE
 
 
-def check_plain(func: Any, name: str, api: str) -> None:
-    """Raise an error for an async function or a generator function.
+def check_function(func: Any, name: str, expected: str, api: str) -> None:
+    """Raise an error unless it is callable, and neither an async function nor a generator function.
 
     What such a function returns is refused too, so that one which hides behind a decorator is found when it runs.
     """
+    if not callable(func):
+        raise TypeError(f"{api}: {name} must be {expected}, got {func!r}")
     inner = without_partials(func)
     for part in (inner, type(inner).__call__):
         function = part.__func__ if isinstance(part, types.MethodType) else part
@@ -161,10 +163,3 @@ def check_plain(func: Any, name: str, api: str) -> None:
                 f"{api}: {name} is an async or generator function, which returns before its body has run; write a "
                 f"plain function, which may call asyncio.run(...); {IN_A_LOOP}"
             )
-
-
-def _check_linear(vjp: Any, jvp: Any, api: str) -> None:
-    if vjp is not None or jvp is not None:
-        raise ValueError(
-            f"{api}: transpose= declares func linear, which gives all of its derivatives; remove vjp= and jvp="
-        )

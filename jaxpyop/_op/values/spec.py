@@ -156,15 +156,14 @@ def match(spec: ResultSpec, value: Any, title: str) -> list[Any]:
     out: list[Any] = []
     if (found := _difference(spec.skeleton, value, out, top=True)) is not None:
         _check_run(value, title)
-        raise _mismatch(spec, found, title)
+        declared = jax.tree.map(lambda leaf: leaf.dtype.name, spec.skeleton)
+        expected = found.skeleton.dtype.name if isinstance(found.skeleton, Leaf) else kind_of(found.skeleton)
+        place = f" at result{found.place}" if found.place else ""
+        raise ValueError(
+            f"{title}: func returned {kind_of(found.value)}{place} where Tout={declared!r} has {expected}; make the "
+            f"two agree{_advice(found)} (for no result: Tout=None)"
+        )
     return out
-
-
-def _mismatch(spec: ResultSpec, found: _Difference, title: str) -> Exception:
-    declared = jax.tree.map(lambda leaf: leaf.dtype.name, spec.skeleton)
-    expected = found.skeleton.dtype.name if isinstance(found.skeleton, Leaf) else kind_of(found.skeleton)
-    text = f"{kind_of(found.value)}{found.place and ' at result'}{found.place} where Tout={declared!r} has {expected}"
-    return ValueError(f"{title}: func returned {text}; make the two agree{_advice(found)} (for no result: Tout=None)")
 
 
 def _advice(found: _Difference) -> str:
