@@ -257,7 +257,7 @@ def of_dtype(dtype, on_error):
 
 KEY = jax.random.key(0).dtype
 REFUSED = {
-    "integer": (of_dtype(jnp.int32, "nan"), "on_error='nan' does not fit result 0, which is int32; give a value"),
+    "integer": (of_dtype(jnp.int32, "nan"), "on_error=nan does not fit result 0, which is int32; give a value"),
     "bool": ({"Tout": [TOUT, jax.ShapeDtypeStruct((), bool)], "on_error": "nan"}, "result 1, which is bool"),
     "too large": (of_dtype(jnp.float16, 1e6), "on_error=1000000.0 does not fit result 0, which is float16"),
     "a float for an integer": (of_dtype(jnp.int8, 0.5), "does not fit result 0"),
@@ -266,7 +266,7 @@ REFUSED = {
     "structure": ({"Tout": TOUT, "on_error": [0.0, 1.0]}, "in the structure of Tout"),
     "shapes": ({"Tout": F, "on_error": "nan"}, "give output_shapes="),
     "key": ({"Tout": jax.ShapeDtypeStruct((), KEY), "on_error": 0}, "no fill for typed keys"),
-    "out": ({"Tout": TOUT, "on_error": 0.0, "out": True}, "remove out=True"),
+    "out": ({"Tout": TOUT, "on_error": 0.0, "out": True}, "with out=True func fills them itself"),
     "transpose": ({"Tout": TOUT, "on_error": 0.0, "transpose": lambda c: c}, "declares func linear"),
 }
 

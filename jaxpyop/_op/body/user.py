@@ -93,21 +93,19 @@ class UserBody(Body):
         if op.output_shapes is None:
             return op.spec.leaves
         key = tuple([(a.shape[len(lead) :] if lead else a.shape, a.dtype) for a in arrays])
-        found = self._promised.get(key)
-        if found is None:
+        if key not in self._promised:
             structs = element_structs(arrays, lead)
             args, kwargs = self.inputs.unflatten(self.inputs.key_structs(structs) if op.on_jax else structs)
-            found = self._promised[key] = with_shapes(op.spec, op.output_shapes(*args, **kwargs), op.title).leaves
-        return found
+            self._promised[key] = with_shapes(op.spec, op.output_shapes(*args, **kwargs), op.title).leaves
+        return self._promised[key]
 
     # ------------------------------------------------------- shapes before the run
 
     def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
         key = tuple([(s.shape, s.dtype) for s in structs])
-        found = self._shapes.get(key)
-        if found is None:
-            found = self._shapes[key] = self._find_shapes([Struct(s.shape, s.dtype) for s in structs])
-        return found
+        if key not in self._shapes:
+            self._shapes[key] = self._find_shapes([Struct(s.shape, s.dtype) for s in structs])
+        return self._shapes[key]
 
     def fills(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
         leaves = self.promised(arrays, lead)

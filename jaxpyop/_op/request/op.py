@@ -224,47 +224,43 @@ def _read_on_error(
     Raises:
         ValueError: a result cannot hold its fill, or its shape is not known, or the op cannot have `on_error=`.
     """
-    if rules.transpose is not None:
-        raise ValueError(f"{api}: transpose= declares func linear, and filled results are not; remove on_error=")
-    if out:
-        raise ValueError(f"{api}: on_error= fills what func returns, and out=True lets it fill that; remove out=True")
+    if rules.transpose is not None or out:
+        raise ValueError(
+            f"{api}: on_error= fills results where func fails, but transpose= declares func linear, and with out=True "
+            "func fills them itself; remove on_error="
+        )
     if shapes is None and not all(leaf.shape_known for leaf in spec.leaves):
         raise ValueError(
             f"{api}: on_error= has to know the shapes of results that func does not return; give output_shapes=, or "
             "shapes in Tout, such as jax.ShapeDtypeStruct((3,), jnp.float32)"
         )
+    if isinstance(on_error, str) and on_error == "nan":
+        on_error = float("nan")
     leaves = spec.returned.leaves
-    pairs = zip(leaves, _per_leaf(on_error, spec, api))
-    return tuple(fill for k, (leaf, value) in enumerate(pairs) for fill in _fills(leaf, value, k, api))
-
-
-def _per_leaf(on_error: Any, spec: ResultSpec, api: str) -> list[Any]:
-    leaves = spec.returned.leaves
-    if (isinstance(on_error, str) and on_error == "nan") or _is_number(on_error):
-        return [on_error] * len(leaves)
-    found, tree = jax.tree.flatten(on_error)
-    if tree != spec.returned.tree or not all(map(_is_number, found)):
+    numbers, tree = jax.tree.flatten(on_error)
+    if _is_number(on_error):
+        numbers, tree = [on_error] * len(leaves), spec.returned.tree
+    if tree != spec.returned.tree or not all(map(_is_number, numbers)):
         raise ValueError(
             f"{api}: on_error is {on_error!r}; expected 'raise', 'nan', a number, or numbers in the structure of Tout"
         )
-    return found
+    return tuple(fill for k, (leaf, number) in enumerate(zip(leaves, numbers)) for fill in _fills(leaf, number, k, api))
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (bool, int, float, complex, np.generic, np.ndarray, jax.Array)) and np.ndim(value) == 0
 
 
-def _fills(leaf: Leaf, value: Any, k: int, api: str) -> list[Any]:
+def _fills(leaf: Leaf, number: Any, k: int, api: str) -> list[Any]:
     if leaf.encoding is not None and leaf.arrays == 1:
         raise ValueError(f"{api}: on_error= has no fill for typed keys, and result {k} is one; return the key's data")
-    number = float("nan") if isinstance(value, str) else value
     try:
         fill = np.asarray(cast_to_numpy(number, Leaf(leaf.dtype), "same_kind", "on_error= gives", api))
         if is_inexact(leaf) and np.isfinite(complex(number)) and not np.isfinite(complex(fill)):
             raise OverflowError("a finite number becomes infinite")
     except (TypeError, OverflowError) as error:
         raise ValueError(
-            f"{api}: on_error={value!r} does not fit result {k}, which is {leaf.dtype.name}; give a value that does"
+            f"{api}: on_error={number!r} does not fit result {k}, which is {leaf.dtype.name}; give a value that does"
         ) from error
     # A padded result is empty.
     return [fill] if leaf.arrays == 1 else [fill, np.int32(0)]

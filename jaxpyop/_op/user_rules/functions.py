@@ -21,7 +21,7 @@ from jaxpyop._jaxcore import is_inexact
 from jaxpyop._op.body import Body, CotangentBody, DerivedBody, TangentBody, call_with_advice
 from jaxpyop._op.primitive import Batching, Call, Operands
 from jaxpyop._op.request import Op, is_differentiable
-from jaxpyop._op.values import Leaf, Struct, cast_to_numpy, check_traced, decode, show_shape
+from jaxpyop._op.values import Leaf, Struct, cast_to_numpy, check_traced, decode, kind_of, show_shape
 
 
 def method_of_rules(op: Op) -> Method:
@@ -119,29 +119,23 @@ def run_rule(
     Raises:
         ValueError: the rule returned more or fewer values, or a value of another shape.
     """
-    of = "result" if name == "jvp" else "input"
-    found = _one_each(op, name, func(*args) if traced else call_with_advice(op, name, func, args), likes, of)
+    of, kind = ("result", "tangent") if name == "jvp" else ("input", "cotangent")
+    found = func(*args) if traced else call_with_advice(op, name, func, args)
+    if len(likes) == 1 and not isinstance(found, (list, tuple)):
+        found = (found,)
+    if not isinstance(found, (list, tuple)) or len(found) != len(likes):
+        raise ValueError(
+            f"{op.title}: {name} returned {kind_of(found)}, and has to return one {kind} for each {of}, so "
+            f"{len(likes)} of them, None for zero (an {of} is an array)"
+        )
     return [
-        _checked(op, f"{name} returned, for {of} {k},", value, like, of, traced)
+        _checked(op, f"{name} returned, for {of} {k},", value, like, traced)
         for k, (value, like) in enumerate(zip(found, likes))
         if wanted[k]
     ]
 
 
-def _one_each(op: Op, name: str, found: Any, likes: Sequence[Struct], of: str) -> Sequence[Any]:
-    kind, one = ("cotangent", "array input") if of == "input" else ("tangent", "result")
-    is_list = isinstance(found, (list, tuple))
-    if len(likes) == 1 and not is_list:
-        return (found,)
-    if not is_list or len(found) != len(likes):
-        got = f"{len(found)} {kind}s" if is_list else "a single value"
-        raise ValueError(
-            f"{op.title}: {name} returned {got} for {len(likes)} {one}s; return one {kind} each, None for zero"
-        )
-    return found
-
-
-def _checked(op: Op, which: str, value: Any, like: Struct, of: str, traced: bool) -> Any:
+def _checked(op: Op, which: str, value: Any, like: Struct, traced: bool) -> Any:
     """Return one of a rule's values as an array of the shape and dtype that it must have."""
     if value is None:
         return (jnp if traced else np).zeros(like.shape, like.dtype)
@@ -155,8 +149,10 @@ def _checked(op: Op, which: str, value: Any, like: Struct, of: str, traced: bool
             # Only Python's own numbers are broadcast. An array without axes is more likely a sum by mistake.
             return np.full(like.shape, array, like.dtype)
     if array.shape != like.shape:
-        what = "a cotangent has its input's shape" if of == "input" else "a tangent has its result's shape"
-        raise ValueError(f"{op.title}: {which} shape {show_shape(array.shape)}; {what}, {show_shape(like.shape)}")
+        raise ValueError(
+            f"{op.title}: {which} shape {show_shape(array.shape)}; a tangent has its result's shape, and a cotangent "
+            f"has its input's: {show_shape(like.shape)}"
+        )
     return array
 
 

@@ -172,10 +172,6 @@ def inputs_of(skeleton: Any, key_impls: Sequence[Any]) -> Inputs:
     return Inputs(None if is_flat else tree, tuple(leaves), tuple(key_impls))
 
 
-def _is_plain_array(value: Any) -> bool:
-    return isinstance(value, jax.Array) and not jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended)
-
-
 def flatten_inputs(inp: Sequence[Any], kwargs: dict[str, Any], title: str) -> tuple[list[Any], Inputs]:
     """Take the inputs apart into arrays, in dtypes that JAX has, and their structure.
 
@@ -184,7 +180,8 @@ def flatten_inputs(inp: Sequence[Any], kwargs: dict[str, Any], title: str) -> tu
         OverflowError: an integer does not fit without x64.
     """
     # The common case: nothing but arrays.
-    if not kwargs and all(map(_is_plain_array, inp)):
+    extended = jax.dtypes.extended
+    if not kwargs and all(isinstance(x, jax.Array) and not jax.dtypes.issubdtype(x.dtype, extended) for x in inp):
         count = len(inp)
         return list(inp), Inputs(None, (SLOT,) * count, (None,) * count)
     leaves, tree = jax.tree.flatten((tuple(inp), kwargs))

@@ -94,17 +94,8 @@ def _read_dtype(raw: Any, title: str) -> np.dtype[Any]:
     raw = getattr(raw, "as_numpy_dtype", raw)
     if isinstance(raw, type) and raw in (bool, int, float, complex):
         return canonical_dtype(raw)
-    dtype = _as_dtype(raw, title)
-    # Shorter dtypes are the same with and without x64, and JAX takes a microsecond to say so.
-    found = dtype if dtype.itemsize < 8 else canonical_dtype(dtype)
-    if found != dtype:
-        _warn_as_jax_does(dtype, found)
-    return found
-
-
-def _as_dtype(raw: Any, title: str) -> np.dtype[Any]:
     try:
-        dtype = np.dtype(raw)
+        dtype = np.dtype(raw).newbyteorder("=")
     except TypeError:
         raise TypeError(f"{title}: Tout has {raw!r}, which is not a dtype; write, say, Tout=jnp.float32") from None
     if dtype.kind in "OSUMm" or dtype.fields is not None or is_extended_precision(dtype):
@@ -112,17 +103,17 @@ def _as_dtype(raw: Any, title: str) -> np.dtype[Any]:
             f"{title}: Tout has the dtype {dtype}, which JAX does not have; "
             "Tout must name numbers or booleans, such as jnp.float32"
         )
-    return dtype.newbyteorder("=")
-
-
-def _warn_as_jax_does(dtype: np.dtype[Any], canonical: np.dtype[Any]) -> None:
-    # The first sentence is copied from JAX's own warning, so that filters for it match. Ours is at the user's line.
-    # JAX's cannot be caught and moved there: warnings.catch_warnings() is for one thread only.
-    _jaxcore.warn_user(
-        f"Explicitly requested dtype {dtype.name} requested in Tout is not available, and will be truncated to dtype "
-        f"{canonical.name}. Call jax.config.update('jax_enable_x64', True) first to have 64 bits.",
-        UserWarning,
-    )
+    # Shorter dtypes are the same with and without x64, and JAX takes a microsecond to say so.
+    found = dtype if dtype.itemsize < 8 else canonical_dtype(dtype)
+    if found != dtype:
+        # The first sentence is copied from JAX's own warning, so that filters for it match. Ours is at the user's line.
+        # JAX's cannot be caught and moved there: warnings.catch_warnings() is for one thread only.
+        _jaxcore.warn_user(
+            f"Explicitly requested dtype {dtype.name} requested in Tout is not available, and will be truncated to "
+            f"dtype {found.name}. Call jax.config.update('jax_enable_x64', True) first to have 64 bits.",
+            UserWarning,
+        )
+    return found
 
 
 # ---------------------------------------------------------------------- shapes
