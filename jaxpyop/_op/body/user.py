@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -133,7 +132,13 @@ class UserBody(Body):
     def _infer(self, structs: Sequence[Struct]) -> tuple[list[Any] | None, str]:
         op = self.op
         if op.on_jax and not op.stateful:
-            run = functools.partial(self._run_abstractly, structs)
+
+            def run() -> list[Struct]:
+                # The body will run outside of all named axes, too.
+                with _jaxcore.without_axes():
+                    flat = lambda *arrays: match(op.spec.returned, self._run(arrays), op.title)
+                    return _jaxcore.shapes_of_run(flat, structs)
+
             with contextlib.suppress(Exception):
                 found = run() if op.executor is None else call_where_op_runs(op, run)
                 return [s.shape for s in found], "the shape found by running func on abstract values"
@@ -146,12 +151,6 @@ class UserBody(Body):
         except ValueError:
             return None, "the inputs' shapes do not broadcast"
         return [shape] * len(op.spec.returned.leaves), "the inputs' broadcast shape"
-
-    def _run_abstractly(self, structs: Sequence[Struct]) -> list[Struct]:
-        # The body will run outside of all named axes, too.
-        with _jaxcore.without_axes():
-            run = lambda *arrays: match(self.op.spec.returned, self._run(arrays), self.op.title)
-            return _jaxcore.shapes_of_run(run, structs)
 
 
 # ------------------------------------------------------------------- `out=True`

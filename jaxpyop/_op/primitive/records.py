@@ -242,7 +242,7 @@ RECORDS = Records(_max_count(), config.max_record_bytes, first=1 + secrets.randb
 on_change(lambda: RECORDS.resize(_max_count(), config.max_record_bytes))
 
 
-def find_record(op: Op, token: int, gone: str) -> Any | None:
+def find_record(op: Op, token: int) -> Any | None:
     """Return the record of a token, or None if the function has to run again for it.
 
     It warns once for each op that its records do not fit, but not if the user cleared them, or a worker has them.
@@ -250,14 +250,17 @@ def find_record(op: Op, token: int, gone: str) -> Any | None:
     Args:
         op: the op.
         token: the token.
-        gone: what the error says of a stateful op, whose function cannot run again.
+
+    Raises:
+        RuntimeError: the op is stateful, so that its function cannot run again.
     """
     if (record := RECORDS.get(token)) is not None:
         return record
     if op.stateful:
         raise RuntimeError(
-            f"{op.title}: {gone}; increase jaxpyop.config.max_records or max_record_bytes "
-            "(see python -m jaxpyop doctor)"
+            f"{op.title}: the record of this step's forward pass is gone, or another process had it, which keeps none, "
+            "and a stateful op cannot be run again; increase jaxpyop.config.max_records or max_record_bytes (see "
+            "python -m jaxpyop doctor), or use threads"
         )
     metrics.note(op.name, recomputed=1)
     if RECORDS.was_issued(token):

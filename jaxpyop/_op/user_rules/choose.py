@@ -30,7 +30,7 @@ from jaxpyop._op.primitive import (
 from jaxpyop._op.request import NUMERICAL, is_differentiable
 from jaxpyop._op.user_rules.functions import JvpRule, MissingTangents, VjpRule, method_of_rules
 from jaxpyop._op.user_rules.numerical import NumericalJvp, NumericalVjp
-from jaxpyop._op.user_rules.residuals import BwdRule, FwdCall, Residuals, has_failed, pickled
+from jaxpyop._op.user_rules.residuals import BwdRule, FwdCall, has_failed, pickled
 from jaxpyop._op.values import as_jax
 
 
@@ -160,14 +160,11 @@ class RuleCall(Call):
             # of that branch, and so the receipts, with zeros.
             return body.absent_results(rest, lead)
         if isinstance(body, BwdRule):
-            return body.after_fwd(receipts, self._kept(receipts), as_jax(rest) if self.on_jax else rest)
+            kept = find_record(self.op, int(receipts[0]))
+            return body.after_fwd(receipts, kept, as_jax(rest) if self.on_jax else rest)
         # Mark the record as read, so that it can be evicted: jvp= needs no residuals.
         RECORDS.get(int(receipts[..., 0].max()))
         return super().__call__(arrays, lead)
-
-    def _kept(self, receipt: np.ndarray[Any, Any]) -> Residuals | None:
-        gone = "the residuals of this step's fwd are gone, and fwd of a stateful op cannot be run again"
-        return find_record(self.op, int(receipt[0]), gone)
 
     def for_worker(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
         if not self.after_fwd:
@@ -177,7 +174,7 @@ class RuleCall(Call):
             return None
         if not isinstance(self.body, BwdRule):
             return rest
-        return [pickled((receipts, self._kept(receipts)), self.title), *rest]
+        return [pickled((receipts, find_record(self.op, int(receipts[0]))), self.title), *rest]
 
     def program(self, args: Sequence[Any], batch: Batch) -> Callable[..., list[Any]] | None:
         rule: Any = self.body
