@@ -42,15 +42,8 @@ from jaxpyop._op.user_rules import FwdCall, LinearCall, LinearFunction, lineariz
 from jaxpyop._op.values import Inputs, as_jax, check_closure, flatten_inputs, show_shape, without_weak_type
 from jaxpyop._tape import Record, record
 
-
-class _NotGiven:
-    """Stands for an argument that was left out, where None has a meaning of its own."""
-
-    def __repr__(self) -> str:
-        return "<not given>"
-
-
-NOT_GIVEN: Any = _NotGiven()
+# Stands for an argument that was left out, where None has a meaning of its own.
+NOT_GIVEN: Any = "<not given>"
 
 
 def call_op(op: Op, args: Sequence[Any], kwargs: Mapping[str, Any], when: Any = None) -> Any:

@@ -38,7 +38,7 @@ def test_outside_jit_nothing_needs_a_shape_and_a_given_one_is_checked(api):
         text = rf"'unique'.*func returned shape \(2,\) where {declared} was declared; write output_shapes=\(2,\)"
         with pytest.raises(ValueError, match=text):
             api(np.unique, [X], F, output_shapes=shapes)
-    with pytest.raises(ValueError, match=r"write that shape in Tout, jax.ShapeDtypeStruct\(\(2,\), jnp.float32\)"):
+    with pytest.raises(ValueError, match=r"write output_shapes=\(2,\), or that shape in Tout"):
         api(np.unique, [X], S((), F))
 
 

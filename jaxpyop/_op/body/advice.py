@@ -31,11 +31,8 @@ _TRACER_ERRORS = (
 _Arguments = Callable[[], tuple[Sequence[Any], Mapping[str, Any]]]
 
 
-def call_with_advice(
-    op: Op, what: str, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
-) -> Any:
+def call_with_advice(op: Op, what: str, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Call the user's function or rule, and raise what it raises with advice."""
-    kwargs = kwargs or {}
     try:
         if metrics.reports:
             column = "runs" if what == "func" else "rules"
@@ -61,7 +58,12 @@ def advise(error: Exception, op: Op, what: str, func: Callable[..., Any], argume
     """
     clearer = None
     if isinstance(error, _TRACER_ERRORS):
-        _advise_on_tracers(error, op.title, what)
+        note = f"{op.title}: if {what} uses a traced value of the code around it, {PASS_IT}"
+        if TapeTracer.__name__ in str(error):
+            keep = "keeps an input while JAX differentiates, keep jax.lax.stop_gradient(x)"
+            note = f"{op.title}: if {what} {keep}; or {note}"
+        if not str(error).startswith(op.title):
+            _put_first(error, note)
     elif isinstance(error, AttributeError):
         if error.name == "numpy" and isinstance(error.obj, (jax.Array, np.ndarray, np.generic)):
             _put_first(error, f"{op.title}: {what} gets no tensors: write np.asarray(x), float(x) or x.item()")
@@ -105,14 +107,6 @@ def _untaped(value: Any) -> Any:
     while isinstance(value, TapeTracer):
         value = value.value
     return value
-
-
-def _advise_on_tracers(error: Exception, title: str, what: str) -> None:
-    note = f"{title}: if {what} uses a traced value of the code around it, {PASS_IT}"
-    if TapeTracer.__name__ in str(error):
-        note = f"{title}: if {what} keeps an input while JAX differentiates, keep jax.lax.stop_gradient(x); or {note}"
-    if not str(error).startswith(title):
-        _put_first(error, note)
 
 
 def _put_first(error: Exception, note: str) -> None:

@@ -107,10 +107,8 @@ class UserBody(Body):
         return self._shapes[key]
 
     def fills(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
-        leaves = self.promised(arrays, lead)
-        if not all(leaf.shape_known for leaf in leaves):
-            raise ValueError(f"{self.title}: on_error= has to know all shapes, and output_shapes= gave None in one")
-        return constants(self.op.fills, [Struct(leaf.shape, leaf.dtype) for leaf in leaves], arrays, lead)
+        known = [(fill_shape(leaf, None, "func failed", self.title), leaf) for leaf in self.promised(arrays, lead)]
+        return constants(self.op.fills, [Struct(shape, leaf.dtype) for shape, leaf in known], arrays, lead)
 
     def note_shapes(self, structs: Sequence[Struct], results: Sequence[Struct]) -> None:
         if not self._shapes:

@@ -218,10 +218,8 @@ class Call:
         """
         return None
 
-    @property
-    def is_own_derivative(self) -> bool:
-        """Whether the call is linear in its `rule_inputs`, so that it is its own derivative there."""
-        return True
+    is_own_derivative = True
+    """Whether the call is linear in its `rule_inputs`, so that it is its own derivative there."""
 
     def transposed(self, nonzero_cotangents: tuple[bool, ...]) -> Call:
         """Transpose this call in its last inputs, the body's `linear_inputs`.

@@ -229,17 +229,12 @@ class Records:
         return gone
 
 
-def _max_count() -> int:
-    # Without a bound by number there is a record for each token at most.
-    return _LAST_TOKEN if config.max_records is None else config.max_records
+# Without a bound by number there is a record for each token at most. Processes that compute together have a store each.
+# The first token is random, so that a store does not take the tokens of another one for its own.
+RECORDS = Records(config.max_records or _LAST_TOKEN, config.max_record_bytes, first=1 + secrets.randbelow(2**31))
 
 
-# Processes that compute together have a store each. The first token is random, so that a store does not take the tokens
-# of another one for its own.
-RECORDS = Records(_max_count(), config.max_record_bytes, first=1 + secrets.randbelow(2**31))
-
-
-on_change(lambda: RECORDS.resize(_max_count(), config.max_record_bytes))
+on_change(lambda: RECORDS.resize(config.max_records or _LAST_TOKEN, config.max_record_bytes))
 
 
 def find_record(op: Op, token: int) -> Any | None:

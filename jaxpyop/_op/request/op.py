@@ -79,9 +79,8 @@ class Op:
     @property
     def stateless_advice(self) -> str:
         """The line to write where only a stateless op is possible."""
-        if self.spec.empty:
-            return "it is stateful because it has no result: return one, use it, and pass stateful=False"
-        return "pass stateful=False (and leave ordered out) if its side effects may run any number of times"
+        what = "return a result that is used, and pass" if self.spec.empty else "leave ordered out, and pass"
+        return f"{what} stateful=False, if its side effects may run any number of times"
 
 
 def make_op(

@@ -140,6 +140,9 @@ class RuleCall(Call):
         # Whether the rule is an op with derivatives, which can be a part of the traced program.
         is_plain = not leading and op.spec.returned_spec is None
         self._is_op = is_plain and isinstance(rule, (VjpRule, JvpRule)) and is_differentiable(self.func)
+        # The user may write a pullback that is not linear in the cotangents, for example one that clips gradients. So a
+        # pullback whose derivative is known is not taken for its own derivative.
+        self.is_own_derivative = not (self._is_op and isinstance(rule, VjpRule))
 
     def __call__(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
         if not self.after_fwd:
@@ -179,12 +182,6 @@ class RuleCall(Call):
     def program(self, args: Sequence[Any], batch: Batch) -> Callable[..., list[Any]] | None:
         rule: Any = self.body
         return _over_batch(lambda *arrays: rule.run(arrays, (), traced=True), args, batch) if self._is_op else None
-
-    @property
-    def is_own_derivative(self) -> bool:
-        # The user may write a pullback that is not linear in the cotangents, for example one that clips gradients. So a
-        # pullback whose derivative is known is not taken for its own derivative.
-        return not (self._is_op and isinstance(self.body, VjpRule))
 
     def linearize(self, perturbed: tuple[bool, ...]) -> Linearization:
         # Nothing gives a second derivative, so an error is raised where one is used.

@@ -120,7 +120,7 @@ def run_rule(
         ValueError: the rule returned more or fewer values, or a value of another shape.
     """
     of, kind = ("result", "tangent") if name == "jvp" else ("input", "cotangent")
-    found = func(*args) if traced else call_with_advice(op, name, func, args)
+    found = func(*args) if traced else call_with_advice(op, name, func, args, {})
     if len(likes) == 1 and not isinstance(found, (list, tuple)):
         found = (found,)
     if not isinstance(found, (list, tuple)) or len(found) != len(likes):

@@ -110,17 +110,9 @@ class Padding:
         self, value: Any, convert: Callable[[Any], Any], lead: tuple[int, ...], origin: str, title: str
     ) -> list[Any]:
         array = convert(value)
-        shape = array.shape[len(lead) :]
-        self._check(array.shape, lead, origin, title)
-        found = [shape[axis] for axis in self.axes]
-        lengths = np.array(found if self.several else found[0], np.int32)
-        return [self._filled_up(array, lead), np.broadcast_to(lengths, (*lead, *lengths.shape)).copy()]
-
-    def _check(self, whole: tuple[int, ...], lead: tuple[int, ...], origin: str, title: str) -> None:
-        most = self.most
-        shape = whole[len(lead) :]
-        if len(shape) != len(most) or whole[: len(lead)] != lead:
-            raise ValueError(f"{title}: {origin} shape {whole} where {self} allows at most {(*lead, *most)}")
+        most, shape = self.most, array.shape[len(lead) :]
+        if len(shape) != len(most) or array.shape[: len(lead)] != lead:
+            raise ValueError(f"{title}: {origin} shape {array.shape} where {self} allows at most {(*lead, *most)}")
         for axis, (size, bound) in enumerate(zip(shape, most)):
             varies = axis in self.axes
             if size > bound or (size < bound and not varies):
@@ -129,6 +121,9 @@ class Padding:
                 raise ValueError(
                     f"{title}: {origin} {size} along axis {axis} where {self} allows {allowed if varies else fixed}"
                 )
+        found = [shape[axis] for axis in self.axes]
+        lengths = np.array(found if self.several else found[0], np.int32)
+        return [self._filled_up(array, lead), np.broadcast_to(lengths, (*lead, *lengths.shape)).copy()]
 
     def _filled_up(self, array: Any, lead: tuple[int, ...]) -> Any:
         whole = (*lead, *self.most)
@@ -226,11 +221,12 @@ def padded(dtype: Any, shape: int | Sequence[int], fill_value: Any = 0, *, axis:
     sizes = _integers(shape, "shape")
     several = isinstance(axis, (tuple, list))
     axes = _integers(axis, "axis")
-    if not sizes or min(sizes) < 0:
-        raise ValueError(f"padded: shape is {shape!r}; expected sizes of zero and more, such as 100 or (100, 4)")
     counted = tuple(k % len(sizes) for k in axes if -len(sizes) <= k < len(sizes))
-    if not axes or len(set(counted)) < len(axes):
-        raise ValueError(f"padded: axis is {axis!r}; expected an axis of shape {sizes}, or a tuple of several")
+    if not sizes or min(sizes) < 0 or not axes or len(set(counted)) < len(axes):
+        raise ValueError(
+            f"padded: shape is {shape!r}, and axis is {axis!r}; expected sizes of zero and more, such as 100 or "
+            "(100, 4), and one of their axes, or a tuple of several"
+        )
     return Padding(dtype, sizes, fill_value, counted, several)
 
 

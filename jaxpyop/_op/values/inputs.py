@@ -215,10 +215,9 @@ def check_closure(func: Callable[..., Any] | None, title: str, what: str = "func
     """
     for name, value in reads_of(func):
         if any(map(_jaxcore.is_live, _leaves(value))):
-            held = f"is traced here ({value})" if _jaxcore.is_live(value) else f"holds traced values here ({value})"
             raise ValueError(
-                f"{title}: {what} uses {name!r} from the code around it, which {held} and has no value "
-                f"when {what} runs; {PASS_IT} (mode='traced' of py_function may close over it)"
+                f"{title}: {what} uses {name!r} from the code around it, which is or holds a traced value ({value}) "
+                f"and has no value when {what} runs; {PASS_IT} (mode='traced' of py_function may close over it)"
             )
 
 

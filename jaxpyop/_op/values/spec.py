@@ -33,14 +33,12 @@ class Leaf:
         shape: the shape, as far as it is known.
         encoding: the `Padding` or `KeyEncoding` that makes the op's arrays of it, where that is needed.
         fill: the result of a call that `when=` leaves out.
-        by_tout: whether the shape was given by `Tout`, for errors.
     """
 
     dtype: np.dtype[Any]
     shape: Shape | None = None
     encoding: Any = None
     fill: Any = 0
-    by_tout: bool = dataclasses.field(default=False, compare=False)
 
     @property
     def arrays(self) -> int:
@@ -184,9 +182,8 @@ IN_A_LOOP = (
 
 def _check_run(value: Any, title: str) -> None:
     # Not jax.tree.leaves: a list that holds itself breaks its recursion for good (JAX 0.10 to 0.12).
-    for part in [value, *(_inside(value) if _is_sequence(value) or isinstance(value, dict) else ())]:
-        if not _is_unrun(part):
-            continue
+    inside = _inside(value) if _is_sequence(value) or isinstance(value, dict) else ()
+    for part in filter(_is_unrun, [value, *inside]):
         if inspect.iscoroutine(part):
             # Otherwise Python warns that it was never awaited.
             part.close()
@@ -233,7 +230,7 @@ def _difference(skeleton: Any, value: Any, out: list[Any], *, top: bool) -> _Dif
 def _leaf_difference(leaf: Leaf, value: Any, out: list[Any], *, top: bool) -> _Difference | None:
     if not isinstance(value, _NUMERIC):
         rank = len(leaf.shape or ())
-        if _is_sequence(value) and len(value) == 1 and _rank_of(value[0]) >= rank:
+        if _is_sequence(value) and len(value) == 1 and getattr(_as_array(value[0]), "ndim", 0) >= rank:
             # As in TensorFlow, [x] stands for x.
             value = value[0]
         # A function with several results returns a tuple, so a tuple at the top is never an array.
@@ -246,11 +243,6 @@ def _leaf_difference(leaf: Leaf, value: Any, out: list[Any], *, top: bool) -> _D
             return _Difference("", leaf, value)
     out.append(value)
     return None
-
-
-def _rank_of(value: Any) -> float:
-    found = _as_array(value)
-    return float("inf") if isinstance(found, (list, tuple)) else getattr(found, "ndim", 0)
 
 
 def _as_array(value: Any) -> Any:

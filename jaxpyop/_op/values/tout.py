@@ -42,7 +42,7 @@ def _read_leaf(value: Any, title: str) -> Leaf:
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         if _is_key(value.dtype):
             return Leaf(np.dtype(np.uint32), None, KeyEncoding(value.dtype, tuple(value.shape)))
-        return Leaf(_read_dtype(value.dtype, title), tuple(value.shape), by_tout=True)
+        return Leaf(_read_dtype(value.dtype, title), tuple(value.shape))
     if _is_key(value):
         return Leaf(np.dtype(np.uint32), None, KeyEncoding(value, None))
     raise TypeError(
@@ -222,12 +222,9 @@ def check_shape(shape: Shape, leaf: Leaf, lead: tuple[int, ...], basis: str, ori
     own = show_shape(shape[len(lead) :])
     if own == show_shape(leaf.shape):
         advice = f"func gets the whole batch and returns a result for each element, with {show_shape(lead)} in front"
-    elif leaf.by_tout:
-        advice = f"write that shape in Tout, jax.ShapeDtypeStruct({own}, jnp.{leaf.dtype.name})"
-    elif origin == "func returned":
-        advice = f"write output_shapes={own}" + (" (or Tout=jnp.float32(0), a scalar)" if own == "()" else "")
     else:
-        advice = f"give {own} as its shape in output_shapes="
+        place = "" if origin == "func returned" else " in its place"
+        advice = f"write output_shapes={own}{place}, or that shape in Tout"
     if len(shape) - len(lead) == len(leaf.shape) > 0 and own != show_shape(leaf.shape):
         advice += " (or, if a length varies, Tout=jaxpyop.padded(dtype, the largest shape))"
     found = f"{origin} shape {show_shape(shape)} where {show_shape(expected)} was {basis}"
