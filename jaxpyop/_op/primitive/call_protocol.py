@@ -191,8 +191,8 @@ class Call:
 
     def groups(self, values: Sequence[Any]) -> dict[str, Sequence[Any]]:
         """The inputs by the name of their group, for errors that come before or after the function runs."""
-        first = self.operands.leading_inputs
-        return {"inputs of the derivative" if self.body.linear_inputs else "inputs": values[first:]}
+        name = "inputs of the derivative" if self.body.linear_inputs else "inputs"
+        return {name: values[self.operands.leading_inputs :]}
 
     def check(self, index: int, shape: tuple[int, ...], expected: tuple[int, ...], lead: tuple[int, ...] = ()) -> None:
         """Raise an error about a result of the wrong shape."""

@@ -148,23 +148,22 @@ class RuleCall(Call):
         if not self.after_fwd:
             return super().__call__(arrays, lead)
         rest = arrays[self.operands.leading_inputs :]
-        body = self.body
         if isinstance(arrays[0], HandedRecord):
-            if not isinstance(body, BwdRule):
+            if not isinstance(self.body, BwdRule):
                 return super().__call__(arrays)
-            return body.pulled(arrays[0].record, as_jax(rest) if self.on_jax else rest)
+            return self.body.pulled(arrays[0].record, as_jax(rest) if self.on_jax else rest)
         receipts = np.asarray(arrays[0])
-        if self.op.failures is not None and (failed := has_failed(receipts)).any() and body.refusal is None:
+        if self.op.failures is not None and (failed := has_failed(receipts)).any() and self.body.refusal is None:
             if not failed.all():
                 return each_alone(lambda *parts, lead: self(parts, lead), arrays, lead)
-            return body.fills(rest, lead)
+            return self.body.fills(rest, lead)
         if not receipts[..., 0].any():
             # Under `vmap`, a `cond` also runs the backward pass of the branch that was not taken. JAX fills the inputs
             # of that branch, and so the receipts, with zeros.
-            return body.absent_results(rest, lead)
-        if isinstance(body, BwdRule):
+            return self.body.absent_results(rest, lead)
+        if isinstance(self.body, BwdRule):
             kept = find_record(self.op, int(receipts[0]))
-            return body.after_fwd(receipts, kept, as_jax(rest) if self.on_jax else rest)
+            return self.body.after_fwd(receipts, kept, as_jax(rest) if self.on_jax else rest)
         # Mark the record as read, so that it can be evicted: jvp= needs no residuals.
         RECORDS.get(int(receipts[..., 0].max()))
         return super().__call__(arrays, lead)
@@ -186,8 +185,7 @@ class RuleCall(Call):
     def linearize(self, perturbed: tuple[bool, ...]) -> Linearization:
         # Nothing gives a second derivative, so an error is raised where one is used.
         skip = self.operands.leading_inputs
-        error = functools.partial(_no_second_derivative_error, self.title)
-        body = MissingTangents(self.body, perturbed[skip:], error)
+        body = MissingTangents(self.body, perturbed[skip:], functools.partial(_no_second_derivative_error, self.title))
         return Linearization(self, RuleCall(body, self.source, conditional=False), skip=skip)
 
     def transposed(self, nonzero_cotangents: tuple[bool, ...]) -> Call:
