@@ -255,7 +255,7 @@ def find_record(op: Op, token: int) -> Any | None:
         raise RuntimeError(
             f"{op.title}: the record of this step's forward pass is gone, or another process had it, which keeps none, "
             "and a stateful op cannot be run again; increase jaxpyop.config.max_records or max_record_bytes (see "
-            "python -m jaxpyop doctor), or use threads"
+            "python -m jaxpyop doctor), use threads, or pass stateful=False"
         )
     metrics.note(op.name, recomputed=1)
     if RECORDS.was_issued(token):
