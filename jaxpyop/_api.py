@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias, Unpack, get_args, overload
@@ -347,8 +346,6 @@ def filled_in(table: Any, given: dict[str, Any], function: Callable[..., Any], a
         TypeError: `function`, which is called `api`, does not have one of the keywords.
     """
     if unknown := given.keys() - DEFAULTS[table].keys():
-        known = {name.lower(): name for name in inspect.signature(function).parameters}
-        near = difflib.get_close_matches(min(unknown).lower(), known, n=1)
-        meant = f"did you mean {known[near[0]]}?" if near else f"it has {', '.join(known.values())}"
-        raise TypeError(f"{api}() got an unexpected keyword argument {min(unknown)!r}; {meant}")
+        known = ", ".join(inspect.signature(function).parameters)
+        raise TypeError(f"{api}() got an unexpected keyword argument {min(unknown)!r}; it has {known}")
     return DEFAULTS[table] | given

@@ -50,6 +50,7 @@ class _OfAll(TypedDict, total=False):
         chunksize: how many elements of a batch are sent to a worker of `executor` at a
             time. The default is one for threads. For processes and other machines it
             is as many as take about ten times as long as the way to a worker and back.
+            With `when=` and with a pair ``vjp=(fwd, bwd)`` it is one.
         retries: how often an element is sent again to a worker of `executor` after its
             worker died. Errors that `func` raises are not repeated. The op must be
             stateless.
@@ -67,7 +68,7 @@ class _OfAll(TypedDict, total=False):
             of numbers in the structure of `Tout` has a fill for each result. A warning,
             once per op, shows the first exception and its inputs. The shapes of the
             results must be known. Results that do not fit `Tout` are still an error,
-            and interrupts are still raised.
+            and interrupts are still raised. ``out=True`` does not work with it.
         step: how far ``vjp="numerical"`` and ``jvp="numerical"`` move an element of the
             inputs. A pair ``(absolute, relative)`` stands for the larger of `absolute`
             and `relative` times the absolute value of the element, and a number for a
@@ -165,7 +166,8 @@ class ContribOptions(_OfAll, total=False):
               instead of `func`, and returns ``(outputs, residuals)``.
               ``bwd(residuals, cotangents)`` returns one cotangent per array input.
               Residuals may be any objects. They stay on the host, within the limits
-              ``jaxpyop.config.max_records`` and ``max_record_bytes``.
+              ``jaxpyop.config.max_records`` and ``max_record_bytes``. In a batch, both
+              are called once for each element.
             - ``"numerical"``: central differences, with two calls of `func` per input
               element.
 

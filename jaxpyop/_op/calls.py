@@ -10,8 +10,6 @@ py_function run the body, run it on the tape and keep a record, and answer from 
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
@@ -23,12 +21,11 @@ import numpy as np
 from jaxpyop import _jaxcore
 from jaxpyop._config import config
 from jaxpyop._host import Environment, strip_library_frames
-from jaxpyop._op.body import Body, ConditionalBody, FilledBody, Pullback, Pushforward, RecordedDerivative, UserBody
+from jaxpyop._op.body import Body, FilledBody, Pullback, Pushforward, RecordedDerivative, UserBody
 from jaxpyop._op.primitive import (
     NO_RECORD,
     RECEIPT,
     RECORDS,
-    TOKEN,
     Batching,
     Call,
     HandedRecord,
@@ -36,23 +33,17 @@ from jaxpyop._op.primitive import (
     Operands,
     bind,
     find_record,
+    receipt_of,
     run_now,
 )
 from jaxpyop._op.request import Op, make_op, mark_differentiable
 from jaxpyop._op.traced import trace, trace_if_possible
-from jaxpyop._op.user_rules import FwdCall, LinearCall, LinearFunction, linearize_by_rules, pullback_by_rules
-from jaxpyop._op.values import Inputs, as_jax, check_closure, fingerprint, flatten_inputs, show_shape, without_weak_type
+from jaxpyop._op.user_rules import FwdCall, LinearCall, LinearFunction, linearize_by_rules
+from jaxpyop._op.values import Inputs, as_jax, check_closure, flatten_inputs, show_shape, without_weak_type
 from jaxpyop._tape import Record, record
 
-
-class _NotGiven:
-    """Stands for an argument that was left out, where None has a meaning of its own."""
-
-    def __repr__(self) -> str:
-        return "<not given>"
-
-
-NOT_GIVEN: Any = _NotGiven()
+# Stands for an argument that was left out, where None has a meaning of its own.
+NOT_GIVEN: Any = "<not given>"
 
 
 def call_op(op: Op, args: Sequence[Any], kwargs: Mapping[str, Any], when: Any = None) -> Any:
@@ -72,12 +63,10 @@ def call_op(op: Op, args: Sequence[Any], kwargs: Mapping[str, Any], when: Any = 
     else:
         outs = _stage(op, inputs, call, arrays)
     spec = op.spec
-    if spec.empty:
-        # None for None, and a new list for [].
-        return jax.tree.map(lambda leaf: leaf, spec.skeleton)
     if spec.returned_spec is not None:
         outs = [out if leaf.encoding is None else leaf.encoding.wrap(out) for out, leaf in zip(outs, spec.leaves)]
-    return outs[0] if spec.tree is None else jax.tree.unflatten(spec.tree, outs)
+    # None for Tout=None, and a new list for [].
+    return jax.tree.unflatten(spec.tree, outs)
 
 
 def _stage(op: Op, inputs: Inputs, call: UserCall, arrays: Sequence[Any]) -> list[Any]:
@@ -148,37 +137,25 @@ def apply_or_decorate(api: str, func: Any, inp: Any, tout: Any, name: Any, *, wh
             f"{api}: Tout was not given; write {api}(func, inp, Tout=jnp.float32), or Tout=None for no result; "
             f"as a decorator, @{api}(Tout=jnp.float32)"
         )
-    _check_order(inp, api)
-    make = functools.partial(make_op, api, tout=tout, name=name, **options)
-    if func is None and inp is None:
-        return _decorator(make, when)
-    if inp is None:
-        raise TypeError(f"{api}: inp was not given; write {api}(func, [x, y], Tout), or [] for a func without inputs")
-    if func is None:
-        raise TypeError(f"{api}: func was not given; write {api}(func, inp, Tout)")
-    return call_op(make(func), _read_inp(inp, api), {}, when)
-
-
-def _check_order(inp: Any, api: str) -> None:
-    leaves = jax.tree.leaves(inp, is_leaf=callable)
-    if leaves and all(isinstance(x, jax.ShapeDtypeStruct) or _names_a_dtype(x) for x in leaves):
+    leaves = jax.tree.leaves(inp)
+    if leaves and all(isinstance(x, (jax.ShapeDtypeStruct, np.dtype, type(jnp.float32))) for x in leaves):
         raise TypeError(
             f"{api}: inp is {inp!r}, which declares results and holds no inputs; the order is func, inp, Tout "
             f"(jax.pure_callback has another): write {api}(func, [x, y], {inp!r})"
         )
-
-
-def _names_a_dtype(value: Any) -> bool:
-    return isinstance(value, (np.dtype, type(jax.numpy.float32))) or (
-        isinstance(value, type) and issubclass(value, np.generic)
-    )
+    make = functools.partial(make_op, api, tout=tout, name=name, **options)
+    if func is None and inp is None:
+        return _decorator(make, when)
+    return call_op(make(func), _read_inp(inp, api), {}, when)
 
 
 def _read_inp(inp: Any, api: str) -> Sequence[Any]:
     if isinstance(inp, (list, tuple)):
         return inp
     if isinstance(inp, (str, bytes, Mapping)) or inp is None:
-        raise TypeError(f"{api}: inp is {inp!r}; expected a list of inputs, inp=[x, y] (a single pytree p: inp=[p])")
+        raise TypeError(
+            f"{api}: inp is {inp!r}; expected a list of inputs, inp=[x, y], or [] (a single pytree p: inp=[p])"
+        )
     return [inp]
 
 
@@ -205,74 +182,67 @@ class UserCall(Call):
 
     def __init__(self, op: Op, inputs: Inputs, *, conditional: bool = False) -> None:
         self.user_body = (FilledBody if op.out else UserBody)(op, inputs)
+        flags = int(conditional)
         super().__init__(
-            ConditionalBody(self.user_body) if conditional else self.user_body,
+            self.user_body,
             Environment(),
             on_jax=op.on_jax,
             copy=op.copy,
             has_effects=True,
             batching=Batching(op.vmap_method),
-            operands=Operands(leading_inputs=int(conditional), conditional=conditional, writes_out=op.out),
+            operands=Operands(flags, flags, conditional=conditional, writes_out=op.out),
         )
         self.is_declared_linear = op.rules.transpose is not None
 
     def __repr__(self) -> str:
         return self.title
 
-    def without_flag(self) -> Call:
-        found = copy.copy(self)
-        found.body = self.user_body
-        found.operands = dataclasses.replace(self.operands, leading_inputs=0, conditional=False)
-        return found
-
     def linearize(self, perturbed: tuple[bool, ...]) -> Linearization:
         rules = self.op.rules
         if self.on_jax and not rules.any_given:
-            return _record_and_replay(self, self.body, perturbed, perturbed)
+            perturbed = perturbed[self.operands.leading_inputs :]
+            return _record_and_replay(self, self.body, perturbed, perturbed, self.operands.conditional)
         if rules.fwd is None and self.op.failures is None:
             return self.linearize_after(self, perturbed)
         # Without `fwd`, a plain FwdCall runs the function itself, for its receipt, which tells what failed.
         return self.linearize_after(FwdCall(self, plain=rules.fwd is None), perturbed)
 
-    # These are attributes because the calls of `user_rules` ask for them too, and may not import `choose`, which
-    # imports them.
+    # An attribute because a `FwdCall` asks for it too, and may not import `choose`, which imports it.
     linearize_after = linearize_by_rules
-    pullback_by_rules = pullback_by_rules
 
     def linear_part(self, floating: tuple[bool, ...]) -> Call:
-        return LinearCall(LinearFunction(self.body, floating, self.operands.conditional), self.environment)
+        flags = self.operands.leading_inputs
+        return LinearCall(LinearFunction(self.body, floating[flags:]), self.environment, flags)
 
 
 class RecordingCall(Call):
     """Runs a body on the tape, for the inputs that `perturbed` marks. Its last result is the record's receipt."""
 
-    def __init__(self, body: Body, environment: Environment, perturbed: tuple[bool, ...]) -> None:
-        super().__init__(
-            body, environment, label="jvp({})", has_effects=True, operands=Operands(extra_results=(RECEIPT,))
-        )
+    def __init__(self, body: Body, environment: Environment, perturbed: tuple[bool, ...], conditional: bool) -> None:
+        operands = Operands(int(conditional), int(conditional), extra_results=(RECEIPT,), conditional=conditional)
+        super().__init__(body, environment, label="jvp({})", has_effects=True, operands=operands)
         self.perturbed = perturbed
-        # A worker may have the record.
-        self.can_hand_over = self.op.executor is None
+        # A worker may have the record. With `when=` there may be none.
+        self.can_hand_over = self.op.executor is None and not conditional
 
     def __call__(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
+        if not self.runs(arrays):
+            return self.absent_results(arrays, lead)
         RECORDS.make_room()
-        outs, taken = record(self.body, as_jax(arrays), self.perturbed)
+        outs, taken = record(self.body, as_jax(arrays[self.operands.unread_inputs :]), self.perturbed)
         if self.hands_over:
             # A cut program takes the record itself from one of its steps to another.
             return [*outs, HandedRecord(taken)]
-        return [*outs, _receipt(RECORDS.put(taken, once_made=self.op.stateful, owner=self.op.name), outs)]
+        return [*outs, receipt_of(RECORDS.put(taken, once_made=self.op.stateful, owner=self.op.name), outs)]
 
     def from_worker(self, values: list[Any], arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
-        return [*super().from_worker(values, arrays, lead), _receipt(NO_RECORD, values)]
+        return [*super().from_worker(values, arrays, lead), receipt_of(NO_RECORD, values)]
 
     def linearize(self, perturbed: tuple[bool, ...]) -> Linearization:
         # A second derivative reads the same record as the first, so it is made for the inputs of both.
+        perturbed = perturbed[self.operands.leading_inputs :]
         recorded = tuple(a or b for a, b in zip(self.perturbed, perturbed))
-        return _record_and_replay(self, self.body, perturbed, recorded)
-
-
-def _receipt(token: int, outs: Sequence[Any]) -> np.ndarray[Any, Any]:
-    return np.asarray([token, fingerprint(outs)], TOKEN)
+        return _record_and_replay(self, self.body, perturbed, recorded, self.operands.conditional)
 
 
 class ReplayCall(Call):
@@ -282,7 +252,8 @@ class ReplayCall(Call):
     takes_records = True
 
     def __init__(self, body: RecordedDerivative, environment: Environment) -> None:
-        super().__init__(body, environment, label="jvp({})", operands=Operands(leading_inputs=1))
+        super().__init__(body, environment, label="jvp({})", operands=Operands(body.leading_inputs))
+        self.conditional = body.leading_inputs > 1
 
     def for_worker(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
         ran_there = bool(np.all(np.asarray(arrays[0])[..., 0] == NO_RECORD)) and not self.op.stateful
@@ -295,13 +266,7 @@ class ReplayCall(Call):
         if token == 0:
             # vmap of cond also runs the backward pass of the branch that was not taken, on residuals filled with zeros.
             return self.body.absent_results(arrays)
-        if self.op.stateful and token == NO_RECORD:
-            raise RuntimeError(
-                f"{self.title}: the forward pass ran in another process, which keeps no record, and func of a stateful "
-                "op cannot be run again; pass stateful=False, or use threads"
-            )
-        gone = "the record of this step's forward pass is gone, and a stateful op cannot be run again"
-        if (taken := find_record(self.op, token, gone)) is not None:
+        if (taken := find_record(self.op, token)) is not None:
             return self._answer(taken, arrays)
         return self.body(arrays[0], *as_jax(arrays[1:]))
 
@@ -316,7 +281,8 @@ class ReplayCall(Call):
                 "pass stateful=False"
             )
         # The receipt has no tangent, so the derivative is that of the body behind the record.
-        return _record_and_replay(self, self.body.derivative, perturbed[1:], perturbed[1:], skip=1)
+        perturbed = perturbed[self.operands.leading_inputs :]
+        return _record_and_replay(self, self.body.derivative, perturbed, perturbed, self.conditional, skip=1)
 
     def transposed(self, nonzero_cotangents: tuple[bool, ...]) -> Call:
         # We ask for `Pullback`, because a program from before a reload of jaxpyop has its own class `Pushforward`.
@@ -324,11 +290,11 @@ class ReplayCall(Call):
         if isinstance(derivative, Pullback):
             return super().transposed(nonzero_cotangents)
         pullback = Pullback(derivative.base, nonzero_cotangents, derivative.perturbed)
-        return ReplayCall(RecordedDerivative(pullback, self.body.recorded), self.environment)
+        return ReplayCall(RecordedDerivative(pullback, self.body.recorded, self.conditional), self.environment)
 
 
 def _record_and_replay(
-    call: Call, body: Body, perturbed: tuple[bool, ...], recorded: tuple[bool, ...], *, skip: int = 0
+    call: Call, body: Body, perturbed: tuple[bool, ...], recorded: tuple[bool, ...], conditional: bool, skip: int = 0
 ) -> Linearization:
     """Return the linearization of a call that runs `body`: record a run of the body, and answer from the record.
 
@@ -337,8 +303,9 @@ def _record_and_replay(
         body: the body.
         perturbed: which inputs of the body have tangents.
         recorded: for which inputs the body is recorded.
-        skip: how many leading inputs the call has before those of the body.
+        conditional: whether the flag of `when=` comes before the inputs of the body.
+        skip: how many inputs the call has before these.
     """
-    forward = RecordingCall(body, call.environment, recorded)
-    derivative = RecordedDerivative(Pushforward(body, perturbed), recorded)
+    forward = RecordingCall(body, call.environment, recorded, conditional)
+    derivative = RecordedDerivative(Pushforward(body, perturbed), recorded, conditional)
     return Linearization(forward, ReplayCall(derivative, call.environment), skip=skip)

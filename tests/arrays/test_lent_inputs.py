@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.arrays.memory import LARGE, SMALL, F, address, both_sizes, direct_and_compiled, held_by_garbage
-from tests.batches.programs import METHODS, InCaller
+from tests.batches.programs import InCaller
 from tests.shared.checks import run
 from tests.shared.functions import py_func
 
@@ -42,14 +42,6 @@ def test_a_large_lent_input_is_the_programs_own_memory(n, shared):
     x = jnp.ones(n)
     run(jax.jit(lambda x: py_func(lambda x: seen.append(address(x)), [x], None, copy=False)), x)
     assert (seen == [x.unsafe_buffer_pointer()]) == shared
-
-
-@pytest.mark.parametrize("method", METHODS)
-@direct_and_compiled
-def test_lent_inputs_of_a_batch(compiled, method):
-    body = lambda x, y: "wrong" if x.flags.writeable or y.flags.writeable else x + y
-    f = compiled(jax.vmap(lambda x, y: py_func(body, [x, y], F, copy=False, vmap_method=method), in_axes=(0, None)))
-    np.testing.assert_array_equal(f(jnp.arange(4.0), 1.0), [1, 2, 3, 4])
 
 
 # ------------------------------------------------------------------ keeping them

@@ -232,7 +232,7 @@ def test_a_function_that_raises(compiled):
 
 BAD = {
     "another array": (lambda x, out: x, ValueError, r"func returned an array, and out=True .*write out\[\.\.\.\] = "),
-    "no keyword": (lambda x: x, TypeError, "with 1 argument, .* and the keywords out, which it does not take"),
+    "no keyword": (lambda x: x, TypeError, "with 1 arguments, .* and the keywords out, which it does not take"),
 }
 
 
@@ -246,7 +246,7 @@ def test_bad_functions(compiled, func, kind, text):
 MISUSED = {
     "no result": (lambda f: numpy_function(f, [1.0], None, out=True), ValueError, "Tout declares none"),
     "padded": (lambda f: numpy_function(f, [1.0], jaxpyop.padded(F, 3), out=True), ValueError, "padded results"),
-    "a key": (lambda f: numpy_function(f, [1.0], jax.random.key(0), out=True), ValueError, "typed keys are not"),
+    "a key": (lambda f: numpy_function(f, [1.0], jax.random.key(0), out=True), ValueError, "typed keys, which are not"),
     "py_function": (lambda f: py_function(f, [1.0], F, out=True), TypeError, "unexpected keyword argument 'out'"),
     "an array": (lambda f: py_func(f, [1.0], F, out=np.ones(1)), TypeError, r"out is array.*expected True or False"),
     "out is taken": (lambda f: contrib(f, [1], F, kwargs={"out": 1}, out=True), TypeError, "by the keyword out"),

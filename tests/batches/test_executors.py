@@ -207,8 +207,8 @@ REFUSED = {
     "timeout '1'": ({"timeout": "1"} | CALLER, ValueError, "timeout is '1'; expected a number of seconds"),
     "timeout on threads": ({"timeout": 1, "executor": pool_of(1)}, TypeError, "timeout= needs workers that can be"),
     "timeout for blocks": ({"timeout": 1} | CALLER | BLOCKS, ValueError, "timeout=1 is for single elements"),
-    "chunksize 0": ({"chunksize": 0}, ValueError, "chunksize is 0.*expected at least 1"),
-    "chunksize 2.0": ({"chunksize": 2.0}, TypeError, r"chunksize is 2\.0.*a whole number of elem"),
+    "chunksize 0": ({"chunksize": 0}, ValueError, "chunksize is 0.*at least 1"),
+    "chunksize 2.0": ({"chunksize": 2.0}, ValueError, r"chunksize is 2\.0.*a whole number of elem"),
 }
 
 

@@ -6,27 +6,11 @@ import numpy as np
 import pytest
 from jax import lax
 
-from tests.effects.ops import F, Log, every_route, wait
+from tests.effects.ops import F, every_route, wait
 from tests.shared.functions import numpy_function, py_func, py_function
 from tests.shared.tables import rows
 
 HOW = {"stateful": {"stateful": True}, "ordered": {"ordered": True}}
-every_how = pytest.mark.parametrize("options", HOW.values(), ids=HOW)
-
-
-@every_route
-@every_how
-def test_the_gradient_of_one_call(options, route):
-    """The function runs once: the backward pass replays it, or calls the rule."""
-    taped, ruled = Log(lambda x: x**3), Log(lambda x: x**2)
-    vjp = lambda inputs, outputs, cotangents: 2 * inputs[0] * cotangents[0]
-
-    def f(x):
-        cube = py_function(taped, [x], F, output_shapes=(), **options)
-        return cube + numpy_function(ruled, [x], F, vjp=vjp, **options)
-
-    assert wait(route(jax.value_and_grad(f))(2.0)) == (12, 16)
-    assert (taped.seen, ruled.seen) == ([2.0], [2.0])
 
 
 @every_route

@@ -1,7 +1,5 @@
 """`when=`: the function is called where it is true, and the results are zeros elsewhere."""
 
-import concurrent.futures
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,11 +9,10 @@ from jax import lax
 import jaxpyop
 from tests.effects.ops import F, every_route, wait
 from tests.shared.checks import Counter, close
-from tests.shared.functions import APIS, every_api, numpy_function, py_func, py_function
+from tests.shared.functions import APIS, every_api, numpy_function, py_function
 from tests.shared.tables import named
 
 XS = jnp.arange(4.0)
-POOL = concurrent.futures.ThreadPoolExecutor(2)
 
 
 def counted():
@@ -70,34 +67,6 @@ def test_without_a_shape_zeros_have_the_shape_that_jit_would_take():
     for route in (jax.jit, lambda f: f):
         close(route(lambda x: py_function(lambda x: x.sum(), [x], F, when=False))(XS), np.zeros(()))
         close(route(lambda x: numpy_function(np.sinh, [x], F, when=False))(XS), np.zeros(4))
-
-
-@every_route
-def test_a_bar_and_a_log_of_a_vmapped_scan(route):
-    """The whole batch counts as one where the step decides; elsewhere each element for itself."""
-    bar, log = [], []
-
-    def simulate(x):
-        def step(x, i):
-            py_func(lambda i: bar.append(int(i)), [i], None, when=i % 100 == 0)
-            py_func(lambda x: log.append(float(x)), [x], None, when=x > 3 * 0.99**2)
-            return x * 0.99, None
-
-        return lax.scan(step, x, jnp.arange(300))[0]
-
-    close(wait(route(jax.vmap(simulate))(XS)), XS * 0.99**300)
-    assert bar == [0, 100, 200]
-    close(log, [3.0, 3 * 0.99])
-
-
-@every_route
-def test_batches_of_numpy_functions(route):
-    """One after the other and in parallel."""
-    for options in ({}, {"vmap_method": "parallel", "executor": POOL, "copy": False}):
-        body = counted()
-        f = jax.vmap(lambda x, w: numpy_function(body, [x], F, when=w, **options))  # noqa: B023
-        close(wait(route(f)(XS[:, None] * jnp.ones(3), XS > 1)), [[0] * 3, [0] * 3, [5] * 3, [7] * 3])
-        assert body.count == 2
 
 
 SKIPPING = {

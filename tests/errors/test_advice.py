@@ -12,9 +12,9 @@ from tests.shared.functions import both_sides, every_api, numpy_function, py_fun
 
 SIGNATURES = {
     "too many": (lambda x: x, [X, X], r"'lambda': func is called with 2 arguments, one for each element of inp, which"),
-    "too few": (lambda x, y: x, [X], r"func is called with 1 argument, one for each .*missing 1 required positional"),
+    "too few": (lambda x, y: x, [X], r"func is called with 1 arguments, one for each .*missing 1 required positional"),
     "none": (lambda x: x, [], r"func is called with 0 arguments"),
-    "keyword only": (lambda *, x: x, [X], r"func is called with 1 argument, "),
+    "keyword only": (lambda *, x: x, [X], r"func is called with 1 arguments, "),
 }
 
 
@@ -29,7 +29,7 @@ def test_a_function_of_another_signature(api, func, inp, text):
 
 @pytest.mark.parametrize("vjp", [lambda x, y: x, lambda ct: ct, lambda a, b, c, d: a], ids=["two", "one", "four"])
 def test_a_vjp_of_another_signature(vjp):
-    text = r"numpy_function 'sin': vjp is called with three tuples, f\(inputs, outputs, cotangents\), which it does not"
+    text = r"numpy_function 'sin': vjp is called with \(inputs, outputs, cotangents\), which it does not take"
     with pytest.raises(TypeError, match=text):
         jax.grad(lambda x: numpy_function(np.sin, [x], F, vjp=vjp))(1.0)
 
@@ -58,7 +58,7 @@ def test_a_nan_under_debug_nans_names_the_op(jit):
 
 @every_api
 def test_the_numpy_method_of_tensorflow(api):
-    text = r"^\S+ 'lambda': func gets (jax.Arrays|NumPy arrays): write np.asarray\(x\), float\(x\) or x.item\(\)"
+    text = r"^\S+ 'lambda': func gets no tensors: write np.asarray\(x\), float\(x\) or x.item\(\)"
     op = lambda x: api(lambda x: x.numpy(), [x], F, output_shapes=(3,))
     for call in (op, jax.jit(op), lambda x: jax.vjp(op, x)):
         with pytest.raises(AttributeError, match=text):

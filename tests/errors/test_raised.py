@@ -87,14 +87,6 @@ def test_errors_and_successes_in_turn(options):
                 np.testing.assert_array_equal(run(f, x), x * 2)
 
 
-def test_one_of_two_ops_fails():
-    f = jax.jit(lambda x: py_func(Failing(), [x], F) + py_func(Failing(), [-x], F))
-    for _ in range(2):
-        with pytest.raises(KeyError, match="mine"):
-            run(f, X)
-    run(jax.jit(lambda x: py_func(Failing(), [x], F)), X)  # the error is not told again
-
-
 def test_an_error_that_nobody_waits_for_does_not_hang_what_comes_after():
     f = jax.jit(lambda x: numpy_function(Failing(), [x], F))
 

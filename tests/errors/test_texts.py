@@ -136,7 +136,7 @@ def test_an_error_about_a_result_is_said_once():
 
 def test_what_to_write_comes_first():
     text = text_of(jax.jit(lambda x: numpy_function(lambda x: x.mean(), [x], F, name="metric")), X)
-    wanted = "Error: numpy_function 'metric': write output_shapes=() (or Tout=jnp.float32(0), a scalar): func returned"
+    wanted = "Error: numpy_function 'metric': write output_shapes=(), or that shape in Tout: func returned"
     assert wanted in text
     assert text.count("write output_shapes") == 1
     assert "failed: ValueError" not in text
@@ -260,13 +260,11 @@ def fwd(x, y):
 
 
 PLAIN = "inputs: float32[] 0.5, float32[] 2.\n  outputs: float32[] 1.\n  {}: float32[] 1.\n"
-TYPES = "inputs: float32[], float32[]\n  outputs: float32[]\n  {}: float32[]\n"
 FILLED = "inputs: args[0]=float32[] 0.5, args[1]=float32[] 2.\n"
 RULES = {
     "vjp": ({"vjp": rule_that_fails}, PLAIN.format("cotangents")),
-    "vjp, wrong shape": ({"vjp": wrong_shape}, TYPES.format("cotangents")),
+    "vjp, wrong shape": ({"vjp": wrong_shape}, f"inputs of the derivative: {', '.join(['float32[]'] * 4)}\n"),
     "bwd": ({"vjp": (fwd, rule_that_fails)}, "residuals: float32[] 2., Odd\n  cotangents: float32[] 1.\n"),
-    "bwd, wrong shape": ({"vjp": (fwd, wrong_shape)}, "inputs: float32[], float32[]\n  cotangents: float32[]\n"),
     "fwd": ({"vjp": (rule_that_fails, wrong_shape)}, FILLED),
     "jvp": ({"jvp": rule_that_fails}, PLAIN.format("tangents")),
 }

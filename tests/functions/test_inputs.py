@@ -45,12 +45,6 @@ def test_one_array_is_a_list_of_one():
         np.testing.assert_array_equal(py_func(np.negative, x, F), -np.asarray(x, np.float32))
 
 
-def test_seventy_inputs_keep_their_order():
-    weighed = lambda *a: sum(k * v for k, v in enumerate(a))
-    f = jax.jit(lambda *xs: numpy_function(weighed, xs, F))
-    assert f(*map(F, range(70))) == sum(k * k for k in range(70))
-
-
 @both_sides
 def test_pytrees_arrive_in_their_structure(api):
     got = []
@@ -217,21 +211,6 @@ def test_a_traced_value_is_not_static():
         jax.jit(lambda x: numpy_function(np.sin, [jaxpyop.static((x, 1))], F))(1.0)
 
 
-def test_an_error_about_a_number_says_what_to_write():
-    with pytest.raises(TypeError) as caught:
-        numpy_function(lambda x, n: "ab" * n, [1.0, 3], F)
-    assert any("jaxpyop.static(3) in inp keeps a" in note for note in caught.value.__notes__)
-
-
-def test_all_of_them_reach_it_under_jit_vmap_and_grad():
-    got = []
-    f = lambda x: py_function(lambda x, *s: (got.append(s), x * 2)[1], [x, *STATIC.values()], F, output_shapes=())
-    np.testing.assert_array_equal(jax.jit(jax.vmap(f))(jnp.arange(3.0)), [0, 2, 4])
-    assert jax.grad(f)(1.0) == jax.jit(jax.grad(f))(1.0) == 2
-    for static in got:
-        assert all(a is b for a, b in zip(static, STATIC.values(), strict=True))
-
-
 # ------------------------------------------------ objects that change their state
 
 
@@ -255,10 +234,10 @@ def add_one(counter):
 
 
 CHANGES = {
-    "itself": (lambda c: c, lambda held: held, add_one, r"\.count of inp\[0\]"),
-    "in a dict in a tuple": (lambda c: (1, {"m": c}), lambda h: h[1]["m"], add_one, r"\.count of inp\[0\]\[1\]\['m'\]"),
-    "a leaf that comes": (lambda c: c, lambda c: c, lambda c: setattr(c, "new", c.count), r"\.new of inp\[0\]"),
-    "a leaf that goes": (lambda c: c, lambda c: c, lambda c: delattr(c, "count"), r"\.count of inp\[0\]"),
+    "itself": (lambda c: c, lambda held: held, add_one, r"\.count of its Grows"),
+    "in a dict in a tuple": (lambda c: (1, {"m": c}), lambda h: h[1]["m"], add_one, r"\.count of its Grows"),
+    "a leaf that comes": (lambda c: c, lambda c: c, lambda c: setattr(c, "new", c.count), r"\.new of its Grows"),
+    "a leaf that goes": (lambda c: c, lambda c: c, lambda c: delattr(c, "count"), r"\.count of its Grows"),
 }
 OVER = {"direct": lambda f: f, "jit": jax.jit, "grad": jax.grad}
 

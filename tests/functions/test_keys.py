@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.shared.checks import close, run
+from tests.shared.checks import run
 from tests.shared.functions import every_numpy_api, numpy_function, py_func, py_function
 
 F = jnp.float32
@@ -55,13 +55,6 @@ def test_the_shape_of_a_batch_of_keys_is_found():
     np.testing.assert_array_equal(jax.vmap(lambda k: py_function(draw, [k], F))(KEYS), jax.vmap(draw)(KEYS))
 
 
-def test_beside_other_results_and_their_gradient():
-    op = lambda x, k: py_function(lambda x, k: (x**2, jax.random.fold_in(k, 1)), [x, k], (F, KEY))
-    slope, key = jax.grad(op, has_aux=True)(3.0, KEY)
-    close(slope, 6)
-    same(key, jax.random.fold_in(KEY, 1))
-
-
 def test_traced_mode_and_when():
     op = lambda k: py_function(lambda k: jax.random.split(k)[0], [k], KEY, mode="traced")
     same(jax.jit(op)(KEY), jax.random.split(KEY)[0])
@@ -83,5 +76,5 @@ def test_what_is_no_such_key_is_an_error(body, text):
 
 @pytest.mark.parametrize("mode", ["eager", "traced"])
 def test_a_key_where_numbers_are_declared_says_what_to_return(mode):
-    with pytest.raises(TypeError, match=r"typed key; return jax.random.key_data\(key\)"):
+    with pytest.raises(TypeError, match=r"of dtype key<fry>; return .*jax.random.key_data\(key\)"):
         run(jax.jit(lambda: py_function(lambda: KEY, [], jnp.uint32, output_shapes=(), mode=mode)))

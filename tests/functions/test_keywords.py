@@ -78,9 +78,8 @@ WRONG = {
     "no Tout": ({"Tout": None}, TypeError, r"Tout was not given; write .*Tout="),
     "no Tout and no inp": ({"Tout": None, "inp": None}, TypeError, r"as a decorator, @\w+\(Tout=jnp.float32\)"),
     "nothing": ({"func": None, "Tout": None, "inp": None}, TypeError, "Tout was not given"),
-    "no inp": ({"inp": None}, TypeError, "inp was not given; write"),
-    "no func": ({"func": None}, TypeError, "func was not given"),
-    "func no callable": ({"func": 3}, TypeError, "func must be callable, got 3"),
+    "no inp": ({"inp": None}, TypeError, "inp is None; expected a list of inputs"),
+    "no func": ({"func": None}, TypeError, r"func must be a function, as in \w+\(func, inp, Tout\), got None"),
     "a name that is a dtype": ({"name": F}, TypeError, r"name is <class .*float32'>; expected .*inp=\[x, y\]"),
     "a state that is a dtype": ({"stateful": F}, TypeError, r"stateful is <class .*float32'>; expected"),
     "ordered a word": ({"ordered": "yes"}, TypeError, "ordered is 'yes'; expected True or"),
@@ -94,15 +93,13 @@ WRONG = {
     "Tout object": ({"Tout": object}, TypeError, "Tout has the dtype object, which JAX does not have"),
     "shape of wrong type": ({"output_shapes": "ab"}, TypeError, "output_shapes has 'ab' where a shape"),
     "shape a number": ({"output_shapes": 3}, TypeError, "output_shapes has 3 where a shape"),
-    "dimension": ({"output_shapes": (1.5,)}, TypeError, "output_shapes has the dimension 1.5"),
-    "negative dimension": ({"output_shapes": (-1,)}, ValueError, "output_shapes has the dimension -1; write None"),
+    "dimension": ({"output_shapes": (1.5,)}, ValueError, "output_shapes has the dimension 1.5; expected a size"),
+    "negative dimension": ({"output_shapes": (-1,)}, ValueError, "output_shapes has the dimension -1; .* or None"),
     "two shapes": ({"Tout": S((3,), F), "output_shapes": (4,)}, ValueError, r"gives the shape \(3,\) .*gives \(4,\)"),
-    "misspelt Tout": ({"tout": F}, TypeError, r"unexpected keyword argument 'tout'; did you mean Tout\?$"),
-    "unknown": ({"xyz": 1}, TypeError, "unexpected keyword argument 'xyz'; it has func, inp, Tout, "),
+    "misspelt Tout": ({"tout": F}, TypeError, "unexpected keyword argument 'tout'; it has func, inp, Tout, "),
     "pure_callback's order": ({"inp": S((3,), F), "Tout": X}, TypeError, "the order is func, inp, Tout"),
     "its order, with structs": ({"inp": [S((3,), F)], "Tout": X}, TypeError, "the order is func, inp, Tout"),
     "its order, with a dtype": ({"inp": F, "Tout": [X]}, TypeError, "the order is func, inp, Tout"),
-    "its order, with a dict": ({"inp": {"a": S((), F)}, "Tout": [X]}, TypeError, "the order is func, inp, Tout"),
 }
 
 
@@ -118,8 +115,8 @@ def test_a_wrong_call_names_the_function_and_says_what_to_write(written, error, 
 CONTRIB_WRONG = {
     "args no list": ({"args": 1.0}, r"args is 1.0; expected a list or tuple"),
     "kwargs no dict": ({"kwargs": [2.0]}, r"kwargs is \[2.0\]; expected a dict"),
-    "func no callable": ({"func": None}, r"func must be callable"),
-    "misspelt": ({"output_type": F}, r"'output_type'; did you mean output_types\?"),
+    "func no callable": ({"func": None}, r"func must be a function, as in contrib"),
+    "misspelt": ({"output_type": F}, r"'output_type'; it has func, args, kwargs, output_types, "),
 }
 
 
@@ -127,10 +124,3 @@ CONTRIB_WRONG = {
 def test_a_wrong_call_of_contrib(written, text):
     with pytest.raises(TypeError, match=text):
         contrib(**({"func": np.sin, "args": [1.0], "output_types": F} | written))
-
-
-def test_what_is_wrong_is_found_in_a_program_and_in_a_decorator_too():
-    with pytest.raises(TypeError, match="the order is func, inp, Tout"):
-        jax.jit(lambda x: jaxpyop.numpy_function(np.sin, F, x))(X)
-    with pytest.raises(TypeError, match="func must be callable, got 3"):
-        jaxpyop.numpy_function(Tout=F)(3)

@@ -1,7 +1,5 @@
 """`padded`: results whose length only the function knows."""
 
-import concurrent.futures
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -81,16 +79,8 @@ def test_a_whole_batch_has_one_length(method):
     op = jax.vmap(lambda x: numpy_function(lambda x: x[..., :2], [x], padded(F, 4), vmap_method=method))
     same(op(ROWS), np.pad(np.asarray(ROWS[:, :2]), ((0, 0), (0, 2))), [2] * 4)
     uneven = lambda x: [row[: 1 + k] for k, row in enumerate(x)]
-    with pytest.raises(
-        ValueError, match=r"a list of 4 .*different lengths make no array: with vmap_method='sequential'"
-    ):
+    with pytest.raises(ValueError, match="a list of 4 where Tout="):
         jax.vmap(lambda x: numpy_function(uneven, [x], padded(F, 5), vmap_method=method))(ROWS)
-
-
-def test_in_threads_and_with_copy_false():
-    with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        options = {"vmap_method": "parallel", "executor": pool, "copy": False}
-        same(jax.vmap(lambda x: numpy_function(positive, [x], padded(F, 5), **options))(ROWS), *FOUND)
 
 
 def test_the_rest_is_never_another_arrays_memory():
@@ -127,13 +117,6 @@ def test_the_gradient_is_that_of_the_real_part(op):
     close(jax.vmap(jax.grad(weighed(op)))(ROWS[:1]), wanted)
 
 
-@pytest.mark.slow
-def test_higher_orders_and_forward_mode():
-    f = weighed(SQUARES["py_function"])
-    close(jax.jacfwd(f)(X), [2, 0, 8, 0, 18])
-    close(jax.hessian(f)(X), np.diag([2.0, 0, 4, 0, 6]))
-
-
 def test_traced_mode():
     op = lambda x: py_function(lambda x: x[:2] if x[0] > 0 else x[:1], [x], padded(F, 3), mode="traced")
     f = jax.jit(lambda x: (op(x), jax.grad(lambda x: (op(x).values ** 2).sum())(x)))
@@ -146,11 +129,10 @@ def test_traced_mode():
 
 
 TOO_MUCH = {
-    "too many": (padded(N, 4), np.arange(9), r"9 along axis 0 where padded\(int32, 4\) allows at most 4; .* \(16,\)"),
-    "one too many": (padded(N, 4), [1, 2, 3, 4, 5], r"5 along axis 0 .* at most 4; declare more, .*the first 4"),
-    "rows": (padded(F, (2, 2)), np.ones((3, 2)), r"3 along axis 0 .* at most 2; .*the shape \(4, 2\)"),
+    "too many": (padded(N, 4), np.arange(5), r"5 along axis 0 where padded\(int32, 4\) allows at most 4; declare more"),
+    "rows": (padded(F, (2, 2)), np.ones((3, 2)), r"3 along axis 0 .* at most 2; .*the first 2"),
     "second axis": (padded(F, (2, 2), axis=(0, 1)), np.ones((1, 3)), r"3 along axis 1 .* at most 2"),
-    "a fixed axis": (padded(F, (4, 4)), np.ones((2, 3)), r"shape \(2, 3\) .* declares 4 along axis 1; .*axis=\(0, 1\)"),
+    "a fixed axis": (padded(F, (4, 4)), np.ones((2, 3)), r"3 along axis 1 .* allows just 4; .*axis=\(0, 1\)"),
     "a scalar": (padded(F, 4), 1.0, r"shape \(\) where padded\(float32, 4\) allows at most \(4,\)"),
     "another dtype": (padded(N, 4), [0.5], "casting='same_kind' does not turn into int32"),
     "a value that does not fit": (padded(jnp.int8, 4), [300], "the value 300, which does not fit int8"),
@@ -171,15 +153,15 @@ def made(tout, **options):
 
 
 MALFORMED = {
-    "negative": (lambda: padded(F, -1), "padded: shape is -1; expected sizes"),
+    "negative": (lambda: padded(F, -1), "padded: shape is -1, and axis is 0; expected sizes"),
     "None": (lambda: padded(F, (None, 3)), r"padded: shape is \(None, 3\); expected an integer"),
-    "another axis": (lambda: padded(F, 3, axis=1), r"padded: axis is 1; expected an axis of shape \(3,\)"),
-    "an axis twice": (lambda: padded(F, (3, 3), axis=(0, -2)), r"padded: axis is \(0, -2\)"),
+    "another axis": (lambda: padded(F, 3, axis=1), "padded: shape is 3, and axis is 1; expected .* one of their axes"),
+    "an axis twice": (lambda: padded(F, (3, 3), axis=(0, -2)), r"padded: shape is \(3, 3\), and axis is \(0, -2\)"),
     "no such dtype": (made(padded("floaty", 3)), "Tout has 'floaty', which is not a dtype"),
     "fill": (made(padded(jnp.uint8, 3, fill_value=-1)), "fill_value -1, which uint8 does not hold"),
     "NaN": (made(padded(N, 3, fill_value=NAN)), "fill_value nan, which int32 does not"),
     "complex": (made(padded(F, 3, fill_value=1j)), "fill_value 1j, which float32 does not hold"),
-    "output_shapes": (made(padded(F, 3), output_shapes=(4,)), "contradict each other; write None"),
+    "output_shapes": (made(padded(F, 3), output_shapes=(4,)), "for a padded result or a typed key; write None"),
 }
 
 

@@ -1,4 +1,4 @@
-"""Arrays as results: views of the inputs, arrays of all libraries, and what they are in the program."""
+"""Arrays as results: arrays of all libraries, and what they are in the program."""
 
 import collections
 
@@ -8,28 +8,10 @@ import numpy as np
 import pytest
 
 from tests.shared.checks import close, run
-from tests.shared.functions import both_sides, numpy_function, py_func, py_function
+from tests.shared.functions import both_sides, numpy_function, py_function
 
 F = jnp.float32
 X = jnp.arange(3.0)
-
-VIEWS = {
-    "input itself": lambda x: x,
-    "reversed": lambda x: x[::-1, ::-1],
-    "element": lambda x: x[0, 0],
-    "broadcast": lambda x: np.broadcast_to(x[0], (5, 3)),
-    "empty slice": lambda x: x[:0],
-    "float64 strided": lambda x: np.asarray(x, np.float64)[:, ::2],
-}
-
-
-@pytest.mark.parametrize("take", VIEWS.values(), ids=VIEWS)
-@pytest.mark.parametrize("copy", [True, False], ids=["copy", "lent"])
-def test_views_of_the_inputs(take, copy):
-    x = np.arange(6, dtype=np.float32).reshape(2, 3)
-    op = lambda x: py_func(lambda x: take(x), [x], F, copy=copy, output_shapes=take(np.zeros((2, 3))).shape)
-    np.testing.assert_array_equal(op(x), take(x))
-    np.testing.assert_array_equal(jax.jit(op)(x), take(x))
 
 
 @both_sides
@@ -89,15 +71,6 @@ def test_arrays_of_all_kinds_are_arrays(api):
             np.testing.assert_array_equal(run(f, X), [0, 2, 4])
 
 
-@pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_a_matrix_is_an_array_of_two_axes(dtype):
-    f = lambda shape: numpy_function(lambda x: np.matrix([[1, 2, 3]], dtype), [X], F, output_shapes=shape)
-    np.testing.assert_array_equal(f((1, 3)), [[1, 2, 3]])
-    with pytest.raises(ValueError, match=r"shape \(1, 3\) where \(3,\) was declared"):
-        f((3,))
-
-
 # -------------------------------------------------------------- in the program
 
 OPS = {
@@ -117,14 +90,6 @@ def test_results_are_not_weakly_typed_and_gradients_are_as_jaxs_are(op):
     assert got.weak_type is jax.grad(jnp.sin)(2.0).weak_type is True
     close(got, np.cos(2.0))
     assert not jax.grad(op)(F(2.0)).weak_type
-
-
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16], ids=["bfloat16", "float16"])
-def test_gradients_of_a_batch_of_narrow_scalars(dtype):
-    x = jnp.array([1.0, 0.5, 2.0], dtype)
-    got = jax.vmap(jax.grad(lambda x: py_function(lambda x: x * x, [x], dtype, output_shapes=())))(x)
-    assert got.dtype == dtype
-    np.testing.assert_array_equal(got.astype(F), 2 * x.astype(F))
 
 
 @pytest.mark.parametrize("method", ["expand_dims", "broadcast_all"])

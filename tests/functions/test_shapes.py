@@ -38,7 +38,7 @@ def test_outside_jit_nothing_needs_a_shape_and_a_given_one_is_checked(api):
         text = rf"'unique'.*func returned shape \(2,\) where {declared} was declared; write output_shapes=\(2,\)"
         with pytest.raises(ValueError, match=text):
             api(np.unique, [X], F, output_shapes=shapes)
-    with pytest.raises(ValueError, match=r"write that shape in Tout, jax.ShapeDtypeStruct\(\(2,\), jnp.float32\)"):
+    with pytest.raises(ValueError, match=r"write output_shapes=\(2,\), or that shape in Tout"):
         api(np.unique, [X], S((), F))
 
 
@@ -68,12 +68,6 @@ def test_a_stateless_py_function_gives_its_own_shape(body, shape):
     assert shape_of(op, X) == shape
     assert shape_of(jax.vmap(op), jnp.stack([X, X])) == (2, *shape)
     np.testing.assert_allclose(jax.jit(op)(X), np.broadcast_to(body(X), shape), rtol=1e-6)
-
-
-def test_shapes_of_several_results_and_of_a_pytree():
-    body = lambda x, tree: {"a": x.sum(), "b": [tree["k"] * 2, x[:1]]}
-    out = jax.jit(lambda x: py_function(body, [x, {"k": x}], {"a": F, "b": [F, F]}))(X)
-    assert [v.shape for v in jax.tree.leaves(out)] == [(), (3,), (1,)]
 
 
 def test_a_function_that_needs_values_has_the_inputs_shape():
@@ -163,7 +157,7 @@ def test_an_assumed_and_a_declared_shape_are_checked_at_every_call(api):
             with pytest.raises(ValueError, match=text) as caught:
                 run(f, X)
             caught.match(rf"write output_shapes={shape}")
-            assert ("if a length varies, Tout=jaxpyop.padded(dtype, (3,))" in str(caught.value)) == (shape == r"\(1,\)")
+            assert ("if a length varies, Tout=jaxpyop.padded(" in str(caught.value)) == (shape == r"\(1,\)")
             now[:] = [lambda x: x * 2]
             np.testing.assert_array_equal(run(f, X), X * 2)
 
@@ -268,13 +262,6 @@ def test_the_callable_under_vmap_gets_one_elements_structs_and_is_asked_once_for
     assert len(got) <= 2  # while JAX traces, and at the first element
     assert f(jnp.ones((3, 2)), jnp.ones(5)).shape == (2, 3)
     assert set(got) == {((3,), (5,))}
-
-
-def test_an_error_of_the_callable_comes_out():
-    op = lambda x: py_func(lambda x: x, [x], F, output_shapes=lambda x: {}["no such shape"])
-    for call in (op, jax.jit(op)):
-        with pytest.raises(KeyError, match="no such shape"):
-            call(X)
 
 
 def test_unknown_dimensions_are_filled_by_the_function_or_by_broadcasting():

@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 
 from jaxpyop import py_function
-from tests.gradients.bodies import BODIES, X3, F, arrays, custom_sin, custom_square, directions, while_loop
+from tests.gradients.bodies import BODIES, X3, F, arrays, directions, while_loop
 from tests.shared.checks import close
 from tests.shared.tables import rows
 
@@ -52,14 +52,6 @@ def test_forward_mode(name):
     inputs = arrays(inputs)
     tangents = directions(inputs)
     same(jax.jvp(op_of(body, inputs), inputs, tangents), jax.jvp(body, inputs, tangents))
-
-
-@pytest.mark.parametrize(
-    "body", [pytest.param(lambda x: custom_sin(x, x), marks=pytest.mark.slow), lambda x: custom_square(x, F(2))]
-)
-def test_second_derivatives_of_custom_rules(body):
-    twice = lambda f: jax.grad(jax.grad(f))
-    close(twice(op_of(body, [F(1)]))(F(0.7)), twice(body)(F(0.7)))
 
 
 def test_a_block_of_64_bits():

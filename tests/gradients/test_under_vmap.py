@@ -86,8 +86,3 @@ def test_block_methods(method):
     program = lambda f: jax.grad(lambda x, w: jax.vmap(f, (0, None))(x, w).sum(), (0, 1))
     trees_close(program(op)(X, 2.0), jax.jit(program(plain))(X, 2.0))
     assert body.count == 3
-
-
-def test_second_derivatives_of_a_batch():
-    twice = lambda f: jax.vmap(jax.grad(jax.grad(f)))
-    trees_close(twice(op)(X), jax.jit(twice(plain))(X))

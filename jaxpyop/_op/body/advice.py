@@ -31,23 +31,19 @@ _TRACER_ERRORS = (
 _Arguments = Callable[[], tuple[Sequence[Any], Mapping[str, Any]]]
 
 
-def call_with_advice(
-    op: Op, what: str, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
-) -> Any:
+def call_with_advice(op: Op, what: str, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Call the user's function or rule, and raise what it raises with advice."""
-    kwargs = kwargs or {}
     try:
         if metrics.reports:
             column = "runs" if what == "func" else "rules"
             return metrics.timed(op.name, column, functools.partial(func, **kwargs), *args)
         return func(*args, **kwargs)
     except Exception as error:
-        if (clearer := advise(error, op, what, func, lambda: (args, kwargs))) is not None:
-            raise clearer from error
+        advise(error, op, what, func, lambda: (args, kwargs))
         raise
 
 
-def advise(error: Exception, op: Op, what: str, func: Callable[..., Any], arguments: _Arguments) -> Exception | None:
+def advise(error: Exception, op: Op, what: str, func: Callable[..., Any], arguments: _Arguments) -> None:
     """Say what a function or a rule was called with when it raised an exception, and what to do about it.
 
     Args:
@@ -57,16 +53,20 @@ def advise(error: Exception, op: Op, what: str, func: Callable[..., Any], argume
         func: the function that was called.
         arguments: gives the arguments of the call.
 
-    Returns:
-        A clearer error to raise instead, or None to raise the exception itself.
+    Raises:
+        Exception: a clearer error, for some mistakes.
     """
     clearer = None
     if isinstance(error, _TRACER_ERRORS):
-        _advise_on_tracers(error, op.title, what)
+        note = f"{op.title}: if {what} uses a traced value of the code around it, {PASS_IT}"
+        if TapeTracer.__name__ in str(error):
+            keep = "keeps an input while JAX differentiates, keep jax.lax.stop_gradient(x)"
+            note = f"{op.title}: if {what} {keep}; or {note}"
+        if not str(error).startswith(op.title):
+            _put_first(error, note)
     elif isinstance(error, AttributeError):
         if error.name == "numpy" and isinstance(error.obj, (jax.Array, np.ndarray, np.generic)):
-            kind = "jax.Arrays" if isinstance(error.obj, jax.Array) else "NumPy arrays"
-            _put_first(error, f"{op.title}: {what} gets {kind}: write np.asarray(x), float(x) or x.item()")
+            _put_first(error, f"{op.title}: {what} gets no tensors: write np.asarray(x), float(x) or x.item()")
     elif isinstance(error, NameError) and "unbound axis name" in str(error):
         add_note(
             error,
@@ -83,21 +83,12 @@ def advise(error: Exception, op: Op, what: str, func: Callable[..., Any], argume
     elif isinstance(error, TypeError) and _jaxcore.is_library_file(_jaxcore.raising_file(error) or ""):
         # If the arguments do not fit, Python raises in the frame of the caller, which is ours.
         clearer = _error_about_the_call(error, op, what, func, arguments)
-    elif isinstance(error, TypeError) and what == "func" and _has_scalars(arguments()):
-        add_note(
-            error,
-            f"{op.title}: a number in inp reaches func as an array without axes; jaxpyop.static(3) in inp keeps a "
-            "number of Python, and int(x) or float(x) makes one",
-        )
     # Objects of users may raise anything when they are looked at. That must not hide the exception.
     with contextlib.suppress(Exception):
         called = op.title if what == "func" else f"{op.title}, {what}"
         note_arguments(clearer or error, called, _shown_groups(op, what, func, *arguments()))
-    return clearer
-
-
-def _has_scalars(arguments: Any) -> bool:
-    return any(getattr(x, "shape", None) == () for x in jax.tree.leaves(arguments))
+    if clearer is not None:
+        raise clearer from error
 
 
 def _shown_groups(
@@ -118,14 +109,6 @@ def _untaped(value: Any) -> Any:
     return value
 
 
-def _advise_on_tracers(error: Exception, title: str, what: str) -> None:
-    note = f"{title}: if {what} uses a traced value of the code around it, {PASS_IT}"
-    if TapeTracer.__name__ in str(error):
-        note = f"{title}: if {what} keeps an input while JAX differentiates, keep jax.lax.stop_gradient(x); or {note}"
-    if not str(error).startswith(title):
-        _put_first(error, note)
-
-
 def _put_first(error: Exception, note: str) -> None:
     error.args = (f"{note}\n{error}", *error.args[1:])
 
@@ -137,12 +120,10 @@ def _error_about_the_call(
     try:
         inspect.signature(func).bind(*args, **kwargs)
     except TypeError:
-        how = f"with {len(args)} argument{'' if len(args) == 1 else 's'}"
-        if what == "func":
-            how += ", one for each element of inp" + (f" and the keywords {', '.join(kwargs)}" if kwargs else "")
-        elif len(args) == 3 == len(RULE_ARGUMENTS.get(what, ())):
-            how = f"with three tuples, f({', '.join(RULE_ARGUMENTS[what])})"
-        return TypeError(f"{op.title}: {what} is called {how}, which it does not take: {error}")
+        takes = f"{len(args)} arguments, one for each element of inp"
+        takes = f"({', '.join(RULE_ARGUMENTS[what])})" if what in RULE_ARGUMENTS else takes
+        takes += f" and the keywords {', '.join(kwargs)}" if kwargs else ""
+        return TypeError(f"{op.title}: {what} is called with {takes}, which it does not take: {error}")
     except ValueError:
         # A built-in function without a signature.
         pass
@@ -156,33 +137,26 @@ def _error_about_the_call(
 
 
 def call_and_warn_of_changes(op: Op, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Call an op's function, and warn once for each of its inputs whose leaves it replaced."""
-    before = [(of, x, _leaves_by_path(x)) for of, x in _objects(args, kwargs)]
+    """Call an op's function, and warn once for each class of inputs whose leaves it replaced."""
+    # A list, dict or tuple that the function changes is its own, as everywhere in JAX.
+    is_object = lambda x: not isinstance(x, (dict, list, tuple))
+    objects = [x for x in jax.tree.leaves((args, kwargs), is_leaf=is_object) if not isinstance(x, jax.Array)]
+    before = [_leaves_by_path(x) for x in objects]
     found = op.func(*args, **kwargs)
-    for of, x, old in before:
+    for x, old in zip(objects, before):
         new = _leaves_by_path(x)
         # A leaf that was added or removed counts under its own path, a leaf that was replaced under its old one.
         changed = [path for path in (*old, *new) if old.get(path, x) is not new.get(path, x)]
         if changed:
+            name = type(x).__name__
             _jaxcore.warn_once(
-                ("input", op.title, of),
-                f"{op.title}: func changed {changed[0] or 'a leaf'} of {of}, which is a copy of the caller's object: "
-                "the change is lost; return the new state as a result (in Flax NNX: nnx.split and nnx.update; docs: "
-                "recipes, flax)",
+                ("input", op.title, name),
+                f"{op.title}: func changed {changed[0] or 'a leaf'} of its {name}, which is a copy of the caller's "
+                "object: the change is lost; return the new state as a result (in Flax NNX: nnx.split and nnx.update; "
+                "docs: recipes, flax)",
             )
     return found
 
 
-def _leaves_by_path(x: Any, **how: Any) -> dict[str, Any]:
-    return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(x, **how)}
-
-
-def _objects(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """The objects among the inputs, and in their containers, each with a name.
-
-    A list, dict or tuple that the function changes is its own, as everywhere in JAX.
-    """
-    inputs = [(f"inp[{k}]", x) for k, x in enumerate(args)] + [(repr(name), x) for name, x in kwargs.items()]
-    is_object = lambda x: not isinstance(x, (dict, list, tuple))
-    parts = [(of + path, x) for of, whole in inputs for path, x in _leaves_by_path(whole, is_leaf=is_object).items()]
-    return [(of, x) for of, x in parts if not isinstance(x, jax.Array)]
+def _leaves_by_path(x: Any) -> dict[str, Any]:
+    return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(x)}

@@ -11,6 +11,7 @@ A new kind of body derives from `Body`, or from `DerivedBody` if it is made of a
 from __future__ import annotations
 
 import abc
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -74,13 +75,13 @@ class Body(abc.ABC):
             lead: the batch axes that the inputs of a block have in front. The results have them too.
         """
 
-    def groups(self, values: Sequence[Any]) -> dict[str, Sequence[Any]]:
-        """The inputs by the name of their group, for errors. A receipt and the flag of `when=` are in no group."""
-        return {"inputs": values}
+    absent_fills: Sequence[Any] = ()
+    """What fills each result where the body does not run; empty if that is zeros."""
 
     def absent_results(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
-        """What stands for the results where the body does not run: zeros, unless the user gave other values."""
-        return [np.zeros((*lead, *s.shape), s.dtype) for s in self.shapes(element_structs(arrays, lead))]
+        """What stands for the results where the body does not run."""
+        pairs = zip(self.shapes(element_structs(arrays, lead)), itertools.chain(self.absent_fills, itertools.repeat(0)))
+        return [np.full((*lead, *s.shape), fill, s.dtype) for s, fill in pairs]
 
     def note_shapes(self, structs: Sequence[Struct], results: Sequence[Struct]) -> None:  # noqa: B027  # a default
         """Remember the shapes of results that came back, so that a derivative need not infer them."""
@@ -147,7 +148,7 @@ class DerivedBody(Body):
     """A body that is made of another one, and belongs to the same op."""
 
     leading_inputs = 0
-    """How many inputs come before those of the base, in a body with the base's results."""
+    """How many inputs come before those of the base."""
 
     def __init__(self, base: Any) -> None:
         self.base = base
@@ -155,9 +156,6 @@ class DerivedBody(Body):
 
     def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
         return self.base.shapes(structs[self.leading_inputs :])
-
-    def groups(self, values: Sequence[Any]) -> dict[str, Sequence[Any]]:
-        return self.base.groups(values[self.leading_inputs :])
 
 
 class FailedResults(list[Any]):
@@ -215,45 +213,3 @@ def constants(
             value = jnp.exp(total) * value if is_nan(fill) else jnp.where(False, total, value)
         found.append(value)
     return found
-
-
-# ------------------------------------------------------------------------ `when=`
-#
-# An op with `when=` is there at every step, and runs at some of them. The flag is the call's first input, an array like
-# the others. So `vmap`, `scan` and the derivatives treat it like any input, and `ConditionalBody` reads it when it
-# runs. We test it in Python, because `vmap` of a `cond` would run both branches. Only where one flag decides for the
-# whole call, the lowering makes a branch of it, so that a program enters Python only where the flag is true.
-
-
-class ConditionalBody(DerivedBody):
-    """Runs another body if its own first input is true; otherwise its results are the body's absent results."""
-
-    leading_inputs = 1
-
-    def __init__(self, base: Body) -> None:
-        super().__init__(base)
-        self.linear_inputs = base.linear_inputs
-        self.goes_to_executor = base.goes_to_executor
-        self.refusal = base.refusal
-        self.rule_name = base.rule_name
-
-    def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
-        found = super().shapes(structs)
-        self.shape_source = self.base.shape_source
-        return found
-
-    def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
-        flag, arrays = arrays[0], arrays[1:]
-        # All elements of a block have the same flag.
-        if not np.asarray(flag).any():
-            return self.base.absent_results(arrays, lead)
-        return self.base(*arrays, lead=lead) if lead else self.base(*arrays)
-
-    def results_if_lost(self, error: Exception, arrays: Sequence[Any]) -> list[Any]:
-        return self.base.results_if_lost(error, arrays[1:])
-
-    def note_shapes(self, structs: Sequence[Struct], results: Sequence[Struct]) -> None:
-        self.base.note_shapes(structs[1:], results)
-
-    def check_results(self, values: Sequence[Any], arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> None:
-        self.base.check_results(values, arrays[1:], lead)

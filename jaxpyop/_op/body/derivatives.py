@@ -10,7 +10,7 @@ import numpy as np
 from jaxpyop._jaxcore import is_inexact
 from jaxpyop._op.body.body_protocol import DerivedBody, constants, element_structs
 from jaxpyop._op.request import is_nan
-from jaxpyop._op.values import Struct, as_jax, check_fingerprints, fingerprint
+from jaxpyop._op.values import Struct, as_jax, check_fingerprint, fingerprint
 from jaxpyop._tape import Record, record
 
 
@@ -25,9 +25,6 @@ class DerivativeBody(DerivedBody):
         perturbed: the inputs of the base in which it is differentiated.
         linear_inputs: how many tangents or cotangents the derivative takes.
     """
-
-    linear_name = ""
-    """What the linear inputs are called in errors."""
 
     def __init__(self, base: Any, perturbed: tuple[bool, ...], linear_inputs: int) -> None:
         # This keeps it as `self.base`.
@@ -44,6 +41,10 @@ class DerivativeBody(DerivedBody):
         This is asked of a derivative that runs as a body itself, such as a second one. The pass that belongs to a
         recording run asks for `answer`, which takes the record.
         """
+        return self.answer(record(self.base, self.split(arrays)[0], self.perturbed)[1], arrays)
+
+    def answer(self, taken: Record, arrays: Sequence[Any]) -> list[Any]:
+        """Return the derivative by `taken`, a record of the base on the tape."""
         raise NotImplementedError(type(self).__name__)
 
     def split(self, arrays: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
@@ -51,15 +52,9 @@ class DerivativeBody(DerivedBody):
         count, first = len(self.perturbed), len(arrays) - self.linear_inputs
         return arrays[:count], arrays[count:first], arrays[first:]
 
-    def groups(self, values: Sequence[Any]) -> dict[str, Sequence[Any]]:
-        inputs, outputs, linear = self.split(values)
-        return {"inputs": inputs, **({"outputs": outputs} if outputs else {}), self.linear_name: linear}
-
 
 class TangentBody(DerivativeBody):
     """Gives the tangents of a body's inexact results, for a tangent of each perturbed input."""
-
-    linear_name = "tangents"
 
     def __init__(self, base: Any, perturbed: tuple[bool, ...]) -> None:
         super().__init__(base, perturbed, sum(perturbed))
@@ -82,8 +77,6 @@ class CotangentBody(DerivativeBody):
     It takes the cotangents of the inexact results that `nonzero_cotangents` marks.
     """
 
-    linear_name = "cotangents"
-
     def __init__(self, base: Any, nonzero_cotangents: tuple[bool, ...], perturbed: tuple[bool, ...]) -> None:
         super().__init__(base, perturbed, sum(nonzero_cotangents))
         self.nonzero_cotangents = nonzero_cotangents
@@ -105,26 +98,16 @@ class CotangentBody(DerivativeBody):
 class Pushforward(TangentBody):
     """The tangents of a body, in forward mode on the tape."""
 
-    def run(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
-        outs, taken = record(self.base, self.split(arrays)[0], self.perturbed)
-        return self.answer(taken, arrays, outs)
-
-    def answer(self, taken: Record, arrays: Sequence[Any], outs: Sequence[Any] | None = None) -> list[Any]:
-        """Return the tangents by `taken`, a record of the body, whose results may be at hand."""
+    def answer(self, taken: Record, arrays: Sequence[Any]) -> list[Any]:
         primals, _, tangents = self.split(arrays)
         found = taken.pushforward(as_jax(self.per_input(tangents)))
-        pairs = zip(self.base.shapes(primals) if outs is None else outs, found)
-        return [_or_zeros(tangent, out) for out, tangent in pairs if is_inexact(out)]
+        return [_or_zeros(tangent, out) for out, tangent in zip(self.base.shapes(primals), found) if is_inexact(out)]
 
 
 class Pullback(CotangentBody):
     """The cotangents of a body, in reverse mode on the tape."""
 
-    def run(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
-        return self.answer(record(self.base, self.split(arrays)[0], self.perturbed)[1], arrays)
-
     def answer(self, taken: Record, arrays: Sequence[Any]) -> list[Any]:
-        """Return the cotangents by `taken`, a record of the body."""
         primals, _, nonzero = self.split(arrays)
         found = taken.pullback(as_jax(self.per_result(nonzero, self.base.shapes(primals))))
         return [_or_zeros(cotangent, x) for x, cotangent, wanted in zip(primals, found, self.perturbed) if wanted]
@@ -133,33 +116,32 @@ class Pullback(CotangentBody):
 class RecordedDerivative(DerivedBody):
     """A derivative that is answered from a record. If the record is gone, the body runs again on the tape.
 
-    Takes the receipt of the record, then the inputs of the derivative. A body that runs again must give the results of
-    the forward pass.
+    Takes the receipt of the record, perhaps the flag of `when=`, and the inputs of the derivative. A body that runs
+    again must give the results of the forward pass.
     """
 
-    leading_inputs = 1
-
-    def __init__(self, derivative: Pushforward | Pullback, recorded: tuple[bool, ...]) -> None:
+    def __init__(self, derivative: Pushforward | Pullback, recorded: tuple[bool, ...], conditional: bool) -> None:
         # `self.base` is the derivative, and the body that is recorded is the base of the derivative.
         super().__init__(derivative)
         self.derivative = derivative
         self.recorded = recorded
+        self.leading_inputs = 1 + conditional
         self.linear_inputs = derivative.linear_inputs
 
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
         # The body runs again, because its record is gone, or is kept by another process.
-        receipt, *rest = arrays
+        receipt, rest = arrays[0], arrays[self.leading_inputs :]
         # Record the same inputs as the forward pass, because operations on recorded values are compiled differently.
         outs, again = record(self.derivative.base, as_jax(self.derivative.split(rest)[0]), self.recorded)
-        check_fingerprints(fingerprint(outs), np.asarray(receipt)[1], self.title, "func")
+        check_fingerprint(fingerprint(outs), np.asarray(receipt)[1], self.title, "func")
         return self.answer(again, arrays)
 
     def results_if_lost(self, error: Exception, arrays: Sequence[Any]) -> list[Any]:
-        return self.derivative.results_if_lost(error, arrays[1:])
+        return self.derivative.results_if_lost(error, arrays[self.leading_inputs :])
 
     def answer(self, taken: Record, arrays: Sequence[Any]) -> list[Any]:
         """Return the derivative by `taken`, a record."""
-        rest = arrays[1:]
+        rest = arrays[self.leading_inputs :]
         return self.derivative.run_or_on_error_fills(lambda: self.derivative.answer(taken, rest), rest)
 
 

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -41,6 +40,7 @@ class UserBody(Body):
     def __init__(self, op: Op, inputs: Inputs) -> None:
         self.op = op
         self.inputs = inputs
+        self.absent_fills = [leaf.fill for leaf in op.spec.leaves]
         self._shapes: dict[Any, list[Struct]] = {}
         self._promised: dict[Any, Sequence[Leaf]] = {}
         # The leaf of a function with one result, which the op returns as it is. `__call__` reads such a result in a
@@ -73,10 +73,7 @@ class UserBody(Body):
                     return [value]
             values = match(op.spec.returned, returned, op.title)
         except Exception as error:
-            if (clearer := advise(error, op, "func", op.func, lambda: self._arguments(arrays))) is not None:
-                raise clearer from error
-            if op.failures is None:
-                raise
+            advise(error, op, "func", op.func, lambda: self._arguments(arrays))
             return self.failed_results(error, kept, lead)
         values = encode(op, values, converted, lead)
         self.check_results(values, arrays, lead)
@@ -95,31 +92,23 @@ class UserBody(Body):
         if op.output_shapes is None:
             return op.spec.leaves
         key = tuple([(a.shape[len(lead) :] if lead else a.shape, a.dtype) for a in arrays])
-        found = self._promised.get(key)
-        if found is None:
+        if key not in self._promised:
             structs = element_structs(arrays, lead)
             args, kwargs = self.inputs.unflatten(self.inputs.key_structs(structs) if op.on_jax else structs)
-            found = self._promised[key] = with_shapes(op.spec, op.output_shapes(*args, **kwargs), op.title).leaves
-        return found
+            self._promised[key] = with_shapes(op.spec, op.output_shapes(*args, **kwargs), op.title).leaves
+        return self._promised[key]
 
     # ------------------------------------------------------- shapes before the run
 
     def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
         key = tuple([(s.shape, s.dtype) for s in structs])
-        found = self._shapes.get(key)
-        if found is None:
-            found = self._shapes[key] = self._find_shapes([Struct(s.shape, s.dtype) for s in structs])
-        return found
-
-    def absent_results(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
-        structs = zip(self.shapes(element_structs(arrays, lead)), self.op.spec.leaves)
-        return [np.full((*lead, *s.shape), leaf.fill, s.dtype) for s, leaf in structs]
+        if key not in self._shapes:
+            self._shapes[key] = self._find_shapes([Struct(s.shape, s.dtype) for s in structs])
+        return self._shapes[key]
 
     def fills(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
-        leaves = self.promised(arrays, lead)
-        if not all(leaf.shape_known for leaf in leaves):
-            raise ValueError(f"{self.title}: on_error= has to know all shapes, and output_shapes= gave None in one")
-        return constants(self.op.fills, [Struct(leaf.shape, leaf.dtype) for leaf in leaves], arrays, lead)
+        known = [(fill_shape(leaf, None, "func failed", self.title), leaf) for leaf in self.promised(arrays, lead)]
+        return constants(self.op.fills, [Struct(shape, leaf.dtype) for shape, leaf in known], arrays, lead)
 
     def note_shapes(self, structs: Sequence[Struct], results: Sequence[Struct]) -> None:
         if not self._shapes:
@@ -141,7 +130,13 @@ class UserBody(Body):
     def _infer(self, structs: Sequence[Struct]) -> tuple[list[Any] | None, str]:
         op = self.op
         if op.on_jax and not op.stateful:
-            run = functools.partial(self._run_abstractly, structs)
+
+            def run() -> list[Struct]:
+                # The body will run outside of all named axes, too.
+                with _jaxcore.without_axes():
+                    flat = lambda *arrays: match(op.spec.returned, self._run(arrays), op.title)
+                    return _jaxcore.shapes_of_run(flat, structs)
+
             with contextlib.suppress(Exception):
                 found = run() if op.executor is None else call_where_op_runs(op, run)
                 return [s.shape for s in found], "the shape found by running func on abstract values"
@@ -154,12 +149,6 @@ class UserBody(Body):
         except ValueError:
             return None, "the inputs' shapes do not broadcast"
         return [shape] * len(op.spec.returned.leaves), "the inputs' broadcast shape"
-
-    def _run_abstractly(self, structs: Sequence[Struct]) -> list[Struct]:
-        # The body will run outside of all named axes, too.
-        with _jaxcore.without_axes():
-            run = lambda *arrays: match(self.op.spec.returned, self._run(arrays), self.op.title)
-            return _jaxcore.shapes_of_run(run, structs)
 
 
 # ------------------------------------------------------------------- `out=True`
@@ -182,21 +171,7 @@ class FilledBody(UserBody):
         for array in targets:
             # Otherwise the function would see the values of another program.
             array.fill(0)
-        if targets:
-            return self.run_or_on_error_fills(lambda: self._fill(inputs, targets), arrays, lead)
-        made = Body.absent_results(self, inputs, lead)
-        return self.run_or_on_error_fills(lambda: self._call(inputs, made), arrays, lead)
-
-    def kept_for_failure(self, arrays: Sequence[Any], lead: tuple[int, ...]) -> Sequence[Any]:
-        count = len(self.inputs.key_impls)
-        return [*super().kept_for_failure(arrays[:count], lead), *arrays[count:]]
-
-    def fills(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
-        count = len(self.inputs.key_impls)
-        found, targets = super().fills(arrays[:count], lead), arrays[count:]
-        for array, value in zip(targets, found):
-            array[...] = value
-        return [] if targets else found
+        return self._fill(inputs, targets) if targets else self._call(inputs, self.absent_results(inputs, lead))
 
     def _fill(self, arrays: Sequence[Any], targets: Sequence[np.ndarray[Any, Any]]) -> list[Any]:
         """Let the function fill memory that is lent to it for the time of the call."""
@@ -220,9 +195,8 @@ class FilledBody(UserBody):
 
     def _call(self, arrays: Sequence[Any], lent: list[Any]) -> list[Any]:
         # A function of its own, so that no variable of `_fill` refers to the lent arrays.
-        tree = self.op.spec.tree
         args, kwargs = self.inputs.unflatten(arrays)
-        kwargs = {**kwargs, "out": lent[0] if tree is None else jax.tree.unflatten(tree, lent)}
+        kwargs = {**kwargs, "out": jax.tree.unflatten(self.op.spec.tree, lent)}
         value = call_with_advice(self.op, "func", self.op.func, args, kwargs)
         found = jax.tree.leaves(value)
         if value is not None and (len(found) != len(lent) or not all(a is b for a, b in zip(found, lent))):

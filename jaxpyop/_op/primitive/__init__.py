@@ -1,10 +1,11 @@
 """One JAX primitive for every host call: the Call protocol, the primitive, and its rules.
 
-To be read in this order: `call_protocol` (what every call has), `primitive` (binding, vmap, and the transport from a
-compiled program to the host), `differentiate` (which calls make up a derivative), `direct` (run at once), `records`
-(what a forward pass keeps for a backward pass).
+To be read in this order: `call_protocol` (what every call has), `primitive` (binding, direct calls, vmap, and the
+transport from a compiled program to the host), `differentiate` (which calls make up a derivative), `records` (what a
+forward pass keeps for a backward pass).
 """
 
+from jaxpyop._op.primitive import differentiate
 from jaxpyop._op.primitive.call_protocol import (
     Batching,
     Call,
@@ -14,9 +15,7 @@ from jaxpyop._op.primitive.call_protocol import (
     masks_and_added_axes,
     structs_of,
 )
-from jaxpyop._op.primitive.differentiate import set_derivative_rules
-from jaxpyop._op.primitive.direct import run_now
-from jaxpyop._op.primitive.primitive import bind, python_call_p
+from jaxpyop._op.primitive.primitive import bind, python_call_p, run_now
 from jaxpyop._op.primitive.records import (
     NO_RECORD,
     RECEIPT,
@@ -25,6 +24,5 @@ from jaxpyop._op.primitive.records import (
     HandedRecord,
     clear_records,
     find_record,
+    receipt_of,
 )
-
-set_derivative_rules()

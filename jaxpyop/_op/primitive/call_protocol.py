@@ -10,9 +10,12 @@ parameter for good (0.10 to 0.12).
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
+
+import numpy as np
 
 from jaxpyop._host import SEQUENTIAL, Batch, Environment, Method
 from jaxpyop._op.body import Body
@@ -38,13 +41,13 @@ class Operands:
     """How the inputs and results of a call are laid out, besides those of the user's function.
 
     Attributes:
-        leading_inputs: how many inputs come before the user's: the flag of `when=`, or a record's receipt. A body that
+        leading_inputs: how many inputs come before the user's: a record's receipt, and the flag of `when=`. A body that
             is given them drops as many itself (its own `leading_inputs`).
         unread_inputs: how many of the leading inputs the call reads itself, and does not pass to its body.
         rule_inputs: how many inputs, at the end, are the tangents or cotangents that a user's rule takes. A rule is
             linear in these, so its derivative in them is the same call again. A derivative on the tape has none.
         extra_results: the results that come after the body's: a record's receipt.
-        conditional: the first input is the flag of `when=`, which says whether to run.
+        conditional: the first input is the flag of `when=`, which says whether to run. It is among the unread inputs.
         writes_out: result buffers are appended to the inputs; the body fills them and returns nothing.
     """
 
@@ -107,7 +110,9 @@ class Call:
         self.stateful = has_effects and op.stateful
         self.ordered = has_effects and op.ordered
         # A record belongs to one element, so a call that makes or reads one does not run on whole blocks.
-        self.batching = batching or Batching(SEQUENTIAL if op.vmap_method.whole_batch else op.vmap_method)
+        batching = batching or Batching(SEQUENTIAL if op.vmap_method.whole_batch else op.vmap_method)
+        # With `when=`, only the elements that run go to a worker.
+        self.batching = dataclasses.replace(batching, one_by_one=True) if operands.conditional else batching
         self.operands = operands
         self.pace: tuple[float, float] | None = None
 
@@ -123,9 +128,33 @@ class Call:
             arrays: NumPy views or jax.Arrays, or NumPy arrays of the body's own if it does not take jax.Arrays.
             lead: the batch axes that the inputs of a block have in front.
         """
+        if unread := self.operands.unread_inputs:
+            if not self.runs(arrays):
+                return self.absent_results(arrays, lead)
+            arrays = arrays[unread:]
         if self.on_jax:
             arrays = as_jax(arrays)
         return self.body(*arrays, lead=lead) if lead else self.body(*arrays)
+
+    # An op with `when=` is there at every step, and runs at some of them. The flag is an input of the call like the
+    # others. So `vmap`, `scan` and the derivatives treat it like any input. We test it in Python, because `vmap` of a
+    # `cond` would run both branches. Only where one flag decides for the whole call, the lowering makes a branch of it,
+    # so that a program enters Python only where the flag is true.
+
+    def runs(self, arrays: Sequence[Any]) -> bool:
+        """Tell whether to run, by the flag of `when=`. All elements of a block have the same flag."""
+        return not self.operands.conditional or bool(np.asarray(arrays[0]).any())
+
+    def absent_results(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
+        """The results where `when=` is false. A receipt of zeros says that there is no record."""
+        receipts = [np.zeros((*lead, *s.shape), s.dtype) for s in self.operands.extra_results]
+        return [*self.body.absent_results(arrays[self.operands.unread_inputs :], lead), *receipts]
+
+    def without_flag(self) -> Call:
+        """The same call without the flag of `when=`: it always runs."""
+        found = copy.copy(self)
+        found.operands = dataclasses.replace(self.operands, leading_inputs=0, unread_inputs=0, conditional=False)
+        return found
 
     takes_records = False
     """Whether the first input may be a `HandedRecord` in place of its receipt."""
@@ -138,11 +167,11 @@ class Call:
 
     def for_worker(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
         """The inputs of the body in another process, for an element or a batch; None if it has to run here."""
-        return arrays
+        return arrays[self.operands.unread_inputs :] if self.runs(arrays) else None
 
     def from_worker(self, values: list[Any], arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
         """This call's results, from those of its body in another process."""
-        self.body.check_results(values, arrays, lead)
+        self.body.check_results(values, arrays[self.operands.unread_inputs :], lead)
         return values
 
     # ------------------------------------------------------------------ its results
@@ -158,21 +187,18 @@ class Call:
 
     def note_shapes(self, structs: Sequence[Struct], results: Sequence[Struct]) -> None:
         """Remember the shapes of the body's results, so that a derivative need not infer them."""
-        self.body.note_shapes(structs, results)
+        self.body.note_shapes(structs[self.operands.unread_inputs :], results)
 
     def groups(self, values: Sequence[Any]) -> dict[str, Sequence[Any]]:
-        """The inputs by the name of their group, for errors: `inputs`, `outputs`, `cotangents`."""
-        return self.body.groups(values[self.operands.unread_inputs :])
+        """The inputs by the name of their group, for errors that come before or after the function runs."""
+        name = "inputs of the derivative" if self.body.linear_inputs else "inputs"
+        return {name: values[self.operands.leading_inputs :]}
 
     def check(self, index: int, shape: tuple[int, ...], expected: tuple[int, ...], lead: tuple[int, ...] = ()) -> None:
         """Raise an error about a result of the wrong shape."""
         source = self.body.shape_source
         said = f"assumed, {source}" if source else "declared"
         check_shape(shape, Leaf(TOKEN, expected), lead, said, self.op.origin_of_array(index), self.title)
-
-    def without_flag(self) -> Call:
-        """The same call without the flag of `when=`, if it has one: it always runs."""
-        raise NotImplementedError
 
     # --------------------------------------------------------------- its derivative
 
@@ -192,10 +218,8 @@ class Call:
         """
         return None
 
-    @property
-    def is_own_derivative(self) -> bool:
-        """Whether the call is linear in its `rule_inputs`, so that it is its own derivative there."""
-        return True
+    is_own_derivative = True
+    """Whether the call is linear in its `rule_inputs`, so that it is its own derivative there."""
 
     def transposed(self, nonzero_cotangents: tuple[bool, ...]) -> Call:
         """Transpose this call in its last inputs, the body's `linear_inputs`.

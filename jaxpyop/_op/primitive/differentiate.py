@@ -193,8 +193,6 @@ def _cotangent_of(operand: Any, cotangent: Any, k: int, batch: Batch) -> Any:
     return _jaxcore.shard_as(cotangent, operand.aval)
 
 
-def set_derivative_rules() -> None:
-    """Tell JAX these rules."""
-    ad.primitive_jvps[python_call_p] = _jvp  # where jax.jvp enters
-    _jaxcore.set_linearize_rule(python_call_p, _linearize)  # where jax.grad enters
-    ad.primitive_transposes[python_call_p] = _transpose
+ad.primitive_jvps[python_call_p] = _jvp  # where jax.jvp enters
+_jaxcore.set_linearize_rule(python_call_p, _linearize)  # where jax.grad enters
+ad.primitive_transposes[python_call_p] = _transpose

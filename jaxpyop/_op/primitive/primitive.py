@@ -1,7 +1,8 @@
-"""The primitive `python_call`, and its rules for tracing, `vmap` and lowering: a call is bound here.
+"""The primitive `python_call`, and its rules for tracing, direct calls, `vmap` and lowering: a call is bound here.
 
-A call under `vmap` is the same call with one more batch axis. The rules for derivatives are in `differentiate`. No rule
-runs Python code before the program does, except that a result's shape may have to be inferred.
+A direct call runs at once, on the caller's thread, and nothing is compiled. A call under `vmap` is the same call with
+one more batch axis. The rules for derivatives are in `differentiate`. No rule runs Python code before the program does,
+except that a result's shape may have to be inferred.
 
 The rule for compiled programs, the lowering, chooses which transport takes a call to the host, because the platform and
 the number of devices are known there. On one CPU device the transport is JAX's zero-copy `buffer_callback`, with XLA's
@@ -10,7 +11,10 @@ own token if order matters. Everywhere else it is `pure_callback` or `io_callbac
 
 from __future__ import annotations
 
+import itertools
 import math
+import time
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,12 +26,12 @@ from jax.experimental.buffer_callback import buffer_callback
 
 from jaxpyop import _jaxcore
 from jaxpyop._config import config
-from jaxpyop._host import NO_BATCH, Batch, Host, Shared
+from jaxpyop._host import NO_BATCH, Batch, Host, Shared, lend, metrics, results_of_elements, run_once, take_back
 from jaxpyop._jaxcore import Unusable
 from jaxpyop._op.body import element_structs
 from jaxpyop._op.primitive.call_protocol import Call, structs_of
-from jaxpyop._op.primitive.direct import run_now
-from jaxpyop._op.values import Struct
+from jaxpyop._op.primitive.records import RECORDS, HandedRecord
+from jaxpyop._op.values import Struct, anchor_of, copy_to_jax, give_to_jax, show_shape
 
 
 class _PythonCall(_jaxcore.Primitive):
@@ -84,14 +88,120 @@ def _batch(args: Sequence[Any], dims: Sequence[int | None], *, call: Call, batch
     if block:
         args = [a if d is not None else jnp.expand_dims(a, 0) for a, d in zip(args, dims)]
         # `broadcast_all` gives every input the size of the batch, except for the leading ones, which keep axes of size
-        # 1: the flag of `when=`, and a receipt, where size 1 means that `fwd` did not run per element of this axis.
-        # Other methods broadcast only a rule's tangents or cotangents, because their axes of size 1 would show up in
-        # the results.
+        # 1: the flag of `when=`, and a receipt. Other methods broadcast only a rule's tangents or cotangents, because
+        # their axes of size 1 would show up in the results.
         first = operands.leading_inputs if method.broadcasts else len(args) - operands.rule_inputs
         args[first:] = [jnp.broadcast_to(a, (size, *a.shape[1:])) for a in args[first:]]
     mask = tuple(block or d is not None for d in dims)
     outs = bind(call, *args, batch=Batch((size, *batch.sizes), (mask, *batch.masks), block))
     return _jaxcore.shard_batch_like(outs, mapped, dims), [0] * len(outs)
+
+
+# ----------------------------------------------------------------- direct calls
+
+
+def run_now(
+    call: Call, args: Sequence[Any], batch: Batch = NO_BATCH, *, hold_records: bool = True, keep_numpy: bool = False
+) -> list[Any]:
+    """Run a call at once, on the caller's thread.
+
+    Args:
+        call: the call.
+        args: its inputs. The first may be a `HandedRecord`.
+        batch: the `vmap`s around it.
+        hold_records: whether the records of this call live as long as the array of their receipts. A program that goes
+            on with a copy of the receipts needs them for longer.
+        keep_numpy: whether NumPy results may stay NumPy arrays, of a call without a batch and `executor=`.
+
+    Returns:
+        jax.Arrays on the devices of the inputs. A `HandedRecord` is passed through.
+    """
+    if call.ordered:
+        _wait_for_ordered()
+    began, route = time.perf_counter() if metrics.reports else None, "direct" if hold_records else "cut"
+    if call.operands.writes_out:
+        # The shapes have to be known before anything runs, and in workers.
+        call.shapes(structs_of(args, batch))
+    if not call.on_jax and call.copy:
+        arrays = [a if type(a) is HandedRecord else np.array(a, order="C") for a in args]
+    elif not call.on_jax:
+        arrays = [lend(np.asarray(a)) for a in args]
+    elif batch.sizes:
+        # Slicing a jax.Array would cost a dispatch.
+        arrays = [np.asarray(a) for a in args]
+    else:
+        # One by one, so that nothing is compiled for these shapes.
+        arrays = [copy_to_jax(a) if isinstance(a, np.ndarray) else a for a in args]
+        if call.op.executor is not None:
+            # The arrays may come from an op that waits for the same thread.
+            jax.block_until_ready(arrays)
+    like = anchor_of(args)
+    try:
+        with jax.profiler.TraceAnnotation(call.label), _jaxcore.without_axes():
+            if batch.sizes or call.op.executor is not None:
+                outs = _run(call, arrays, batch, like)
+            else:
+                outs = _copied(call(arrays), call, like, keep_numpy)
+    except BaseException as error:
+        if began is not None:
+            metrics.note_call(call, route, batch, began, error=error)
+        raise
+    if began is not None:
+        metrics.note_call(call, route, batch, began, (metrics.nbytes(arrays), metrics.nbytes(outs)))
+    if not call.on_jax and not call.copy:
+        take_back(arrays, call)
+    if hold_records and call.operands.extra_results:
+        # These records live as long as the array of their receipts.
+        RECORDS.hold(np.asarray(outs[-1])[..., 0].flat, outs[-1])
+    return outs
+
+
+def _copied(values: Sequence[Any], call: Call, like: Any, keep_numpy: bool = False) -> list[Any]:
+    # The function may keep the arrays that it returned, so NumPy arrays are copied.
+    if keep_numpy:
+        return [np.array(value, order="C") for value in values]
+    try:
+        return [copy_to_jax(value, like) if isinstance(value, (np.ndarray, np.generic)) else value for value in values]
+    except FloatingPointError as error:
+        # JAX raises this, and does not know to which op the values belong.
+        raise FloatingPointError(f"{call.title}: func returned a value that jax_debug_nans forbids: {error}") from None
+
+
+def _run(call: Call, arrays: list[Any], batch: Batch, like: Any) -> list[Any]:
+    if batch.sizes and not batch.block:
+        return _run_elements(call, arrays, batch, like)
+    found: list[Any] = []
+    run_once(call, arrays, batch.sizes, lambda values: found.extend(_copied(values, call, like)))
+    for k, value in enumerate(found if batch.block else ()):
+        if value.shape[: len(batch.sizes)] != batch.sizes:
+            call.check(k, value.shape, call.shapes(structs_of(arrays, batch))[k].shape, batch.sizes)
+    return found
+
+
+def _run_elements(call: Call, arrays: list[Any], batch: Batch, like: Any) -> list[Any]:
+    """Run each element. The first one decides which shapes the results have."""
+    columns: list[Any] = list(zip(*results_of_elements(call, arrays, batch)))
+    if not batch.count:
+        columns = [np.empty((0, *s.shape), s.dtype) for s in call.shapes(structs_of(arrays, batch))]
+    for k, column in enumerate(columns):
+        for value in column:
+            if value.shape != column[0].shape:
+                raise ValueError(
+                    f"{call.title}: {call.op.origin_of_array(k)} the shapes {show_shape(column[0].shape)} and "
+                    f"{show_shape(value.shape)} for elements of one vmap; return one shape"
+                )
+    # These arrays are not used elsewhere, so JAX may take over their memory.
+    stacked = [c if isinstance(c, np.ndarray) else np.stack(c) for c in columns]
+    return [give_to_jax(c.reshape(*batch.sizes, *c.shape[1:]), like) for c in stacked]
+
+
+def _wait_for_ordered() -> None:
+    # A direct call would overtake the ordered calls of a program in flight (seen on 0.12).
+    try:
+        jax.effects_barrier()
+    except jax.errors.JaxRuntimeError as error:
+        # This op did not fail. The error is raised where the result of the failed op is used.
+        warnings.warn(f"an earlier ordered op failed: {error}", RuntimeWarning, stacklevel=2)
 
 
 # -------------------------------------------------------------------- lowering
@@ -155,9 +265,9 @@ def _branch(flag: Any, *args: Any, call: Call, batch: Batch) -> list[Any]:
     branches, and refuse effects.
     """
     taken, inner = call.without_flag(), batch.with_inputs(lambda mask: mask[1:])
-    fills = [*(leaf.fill for leaf in call.op.spec.leaves), *(0 for _ in call.operands.extra_results)]
     shapes = call.result_structs([flag, *args], batch)
-    absent = lambda: [jnp.full(s.shape, fill, s.dtype) for s, fill in zip(shapes, fills, strict=True)]
+    pairs = list(zip(shapes, itertools.chain(call.body.absent_fills, itertools.repeat(0))))
+    absent = lambda: [jnp.full(s.shape, fill, s.dtype) for s, fill in pairs]
     return jax.lax.cond(flag.reshape(()), lambda: bind(taken, *args, batch=inner), absent)
 
 

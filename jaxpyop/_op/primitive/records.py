@@ -13,7 +13,7 @@ import dataclasses
 import secrets
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from jaxpyop import _jaxcore
 from jaxpyop._config import config, on_change
 from jaxpyop._host import metrics
 from jaxpyop._op.request import Op
-from jaxpyop._op.values import Struct
+from jaxpyop._op.values import Struct, fingerprint
 
 TOKEN = np.dtype(np.uint32)
 # The receipt of a record: its token, and a fingerprint of the results. A program carries it from the forward pass to
@@ -36,6 +36,11 @@ _LAST_TOKEN = 2**32 - 2
 # Records that were read may fill 1/READ_SHARE of each bound, and at most 8 MB, because they are rarely needed again.
 READ_SHARE = 32
 _MAX_READ_BYTES = 8 * 2**20
+
+
+def receipt_of(token: int, outs: Sequence[Any]) -> np.ndarray[Any, Any]:
+    """The receipt of the record with this token, whose run returned `outs`."""
+    return np.asarray([token, fingerprint(outs)], TOKEN)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
@@ -224,38 +229,34 @@ class Records:
         return gone
 
 
-def _max_count() -> int:
-    # Without a bound by number there is a record for each token at most.
-    return _LAST_TOKEN if config.max_records is None else config.max_records
+# Without a bound by number there is a record for each token at most. Processes that compute together have a store each.
+# The first token is random, so that a store does not take the tokens of another one for its own.
+RECORDS = Records(config.max_records or _LAST_TOKEN, config.max_record_bytes, first=1 + secrets.randbelow(2**31))
 
 
-# Processes that compute together have a store each. The first token is random, so that a store does not take the tokens
-# of another one for its own.
-RECORDS = Records(_max_count(), config.max_record_bytes, first=1 + secrets.randbelow(2**31))
+on_change(lambda: RECORDS.resize(config.max_records or _LAST_TOKEN, config.max_record_bytes))
 
 
-on_change(lambda: RECORDS.resize(_max_count(), config.max_record_bytes))
-
-
-def find_record(op: Op, token: int, gone: str) -> Any | None:
+def find_record(op: Op, token: int) -> Any | None:
     """Return the record of a token, or None if the function has to run again for it.
 
     It warns once for each op that its records do not fit, but not if the user cleared them, or a worker has them.
 
     Args:
         op: the op.
-        token: the token, or 0 if there is no record that serves.
-        gone: what the error says of a stateful op, whose function cannot run again.
+        token: the token.
+
+    Raises:
+        RuntimeError: the op is stateful, so that its function cannot run again.
     """
     if (record := RECORDS.get(token)) is not None:
         return record
     if op.stateful:
         raise RuntimeError(
-            f"{op.title}: {gone}; increase jaxpyop.config.max_records or max_record_bytes "
-            "(see python -m jaxpyop doctor)"
+            f"{op.title}: the record of this step's forward pass is gone, or another process had it, which keeps none, "
+            "and a stateful op cannot be run again; increase jaxpyop.config.max_records or max_record_bytes (see "
+            "python -m jaxpyop doctor), use threads, or pass stateful=False"
         )
-    if not token:
-        return None
     metrics.note(op.name, recomputed=1)
     if RECORDS.was_issued(token):
         text = (

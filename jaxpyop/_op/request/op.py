@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
-import types
 from collections.abc import Callable, Sequence
 from typing import Any, get_args
 
@@ -15,8 +13,8 @@ from jaxpyop._config import Mode, config
 from jaxpyop._functions import without_partials
 from jaxpyop._host import VMAP_METHODS, Failures, Method, check_executor, check_progress, check_repeats
 from jaxpyop._jaxcore import is_inexact
-from jaxpyop._op.request.read_rules import RULES_ON_THE_HOST, Rules, read_rules, read_step
-from jaxpyop._op.values import CASTING, IN_A_LOOP, Leaf, ResultSpec, cast_to_numpy, read_tout, with_shapes
+from jaxpyop._op.request.read_rules import RULES_ON_THE_HOST, Rules, check_function, read_rules, read_step
+from jaxpyop._op.values import CASTING, Leaf, ResultSpec, cast_to_numpy, read_tout, with_shapes
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
@@ -81,11 +79,8 @@ class Op:
     @property
     def stateless_advice(self) -> str:
         """The line to write where only a stateless op is possible."""
-        if self.spec.empty:
-            return "it is stateful because it has no result: return one, use it, and pass stateful=False"
-        if self.ordered:
-            return "pass stateful=False and leave ordered out, if its side effects may run any number of times"
-        return "pass stateful=False if its side effects may run any number of times"
+        what = "return a result that is used, and pass" if self.spec.empty else "leave ordered out, and pass"
+        return f"{what} stateful=False, if its side effects may run any number of times"
 
 
 def make_op(
@@ -108,7 +103,7 @@ def make_op(
         ValueError: an option has no such value, or the shapes do not fit Tout.
     """
     mode, reason_to_call = _mode(mode, api, rest, tout) if on_jax else ("eager", "")
-    _check_func(func, api)
+    check_function(func, "func", f"a function, as in {api}(func, inp, Tout)", api)
     _check_options(rest, api)
     if not isinstance(name, (str, type(None))):
         raise TypeError(f"{api}: name is {name!r}; expected a string{_ONE_LIST}")
@@ -117,8 +112,11 @@ def make_op(
         spec, shapes = with_shapes(spec, shapes, api), None
     # An op without a result can only be called for its side effects.
     rest["stateful"] = bool(rest["stateful"] or rest["ordered"] or spec.empty)
-    if rest.get("out"):
-        _check_out(spec, api)
+    if rest.get("out") and (spec.empty or spec.returned_spec is not None):
+        raise ValueError(
+            f"{api}: out=True passes the results to func as arrays to be filled, and Tout declares none, or padded "
+            "results or typed keys, which are not arrays; return what there is, and remove out=True"
+        )
     rest["rules"] = read_rules(rest, spec, api)
     rest["step"] = read_step(rest.get("step"), rest["rules"], api)
     rest["vmap_method"] = VMAP_METHODS[rest["vmap_method"]]
@@ -126,7 +124,7 @@ def make_op(
     name = _name_of(func, name)
     title = f"{api} {name!r}"
     if _is_given(on_error := rest.pop("on_error", "raise")):
-        rest["fills"] = _read_on_error(on_error, spec, shapes, rest["rules"], rest["vmap_method"], api)
+        rest["fills"] = _read_on_error(on_error, spec, shapes, rest["rules"], rest.get("out", False), api)
         rest["failures"] = Failures(title, func)
     rest.update(title=title, on_jax=on_jax, mode=mode, reason_to_call=reason_to_call)
     return Op(api, name, func, spec, shapes, **rest)
@@ -135,10 +133,10 @@ def make_op(
 def _check_options(options: dict[str, Any], api: str) -> None:
     _check_choice(options["vmap_method"], tuple(VMAP_METHODS), "vmap_method", api)
     _check_choice(options["casting"], CASTING, "casting", api)
-    _check_max_steps(options.get("max_steps"), api)
+    _check_count(options.get("max_steps"), "max_steps", "iterations of a loop", api)
     if options["executor"] is not None:
         check_executor(options["executor"], api)
-    _check_chunksize(options["chunksize"], api)
+    _check_count(options["chunksize"], "chunksize", "elements", api)
     if options["progress"]:
         check_progress(api)
     for flag in ("stateful", "ordered", "progress", "copy", "out"):
@@ -167,53 +165,25 @@ def _mode(mode: str | None, api: str, options: dict[str, Any], tout: Any) -> tup
     asked = mode or config.mode
     if asked == "eager":
         return asked, ""
-    stateful = options["stateful"] or options["ordered"] or not jax.tree.leaves(tout)
-    rules = any(options.get(rule) is not None for rule in RULES_ON_THE_HOST)
-    fills = _is_given(options.get("on_error", "raise"))
-    if mode == "traced" and (stateful or rules or fills):
-        raise ValueError(f"{api}: {_ONLY_EAGER_STATEFUL if stateful else _ONLY_EAGER_RULES if rules else _ONLY_CALLED}")
+    reasons = {
+        "it is stateful": options["stateful"] or options["ordered"] or not jax.tree.leaves(tout),
+        "it has vjp= or jvp=": any(options.get(rule) is not None for rule in RULES_ON_THE_HOST),
+        "it has on_error=": _is_given(options.get("on_error", "raise")),
+    }
+    why = next((why for why, holds in reasons.items() if holds), "")
+    if mode == "traced" and why:
+        raise ValueError(
+            f"{api}: {why}, which is for functions that are called, and mode='traced' runs nothing on the host; pass "
+            "mode='eager' (an op without a result is stateful; jax.custom_vjp and jax.custom_jvp go around a traced op)"
+        )
     if asked == "traced":
-        return ("eager" if stateful or rules or fills else asked), ""
-    placed = options["executor"] is not None or options["progress"]
-    reasons = {"it is stateful": stateful, "it has vjp= or jvp=": rules, "it has on_error=": fills, _PLACED: placed}
-    return asked, next((why for why, found in reasons.items() if found), "")
-
-
-_PLACED = "executor= and progress= are for functions that are called"
-_ONLY_EAGER_STATEFUL = (
-    "a stateful op runs on the host, and mode='traced' runs nothing there; pass mode='eager' (an op without a result "
-    "is stateful)"
-)
-_ONLY_CALLED = (
-    "on_error= is for functions that are called, and mode='traced' raises while JAX traces; pass mode='eager'"
-)
-_ONLY_EAGER_RULES = (
-    "vjp= and jvp= are called on the host, and mode='traced' runs nothing there; pass mode='eager', or put "
-    "jax.custom_vjp or jax.custom_jvp around the op"
-)
+        return ("eager" if why else asked), ""
+    if options["executor"] is not None or options["progress"]:
+        why = why or "executor= and progress= are for functions that are called"
+    return asked, why
 
 
 # ------------------------------------------------------------------------ checks
-
-
-_UNUSUAL = inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE
-
-
-def _check_func(func: Any, api: str) -> None:
-    if not callable(func):
-        raise TypeError(f"{api}: func must be callable, got {func!r}; write {api}(func, inp, Tout)")
-    if isinstance(func, types.FunctionType) and not func.__code__.co_flags & _UNUSUAL:
-        # The common case, without the microseconds that inspect takes.
-        return
-    inner = without_partials(func)
-    for candidate in (inner, type(inner).__call__):
-        if inspect.iscoroutinefunction(candidate) or inspect.isasyncgenfunction(candidate):
-            raise TypeError(
-                f"{api}: func is an async function, which returns before its body has run; "
-                f"write a plain function that calls asyncio.run(...); {IN_A_LOOP}"
-            )
-        if inspect.isgeneratorfunction(candidate):
-            raise TypeError(f"{api}: func is a generator function; write a plain function that returns its results")
 
 
 def _check_choice(value: Any, choices: Sequence[Any], name: str, api: str) -> None:
@@ -224,37 +194,9 @@ def _check_choice(value: Any, choices: Sequence[Any], name: str, api: str) -> No
 _ONE_LIST = " (inputs go in one list, inp=[x, y])"
 
 
-def _check_max_steps(steps: Any, api: str) -> None:
-    if steps is not None and (isinstance(steps, bool) or not isinstance(steps, (int, np.integer)) or steps < 1):
-        raise ValueError(
-            f"{api}: max_steps is {steps!r}; expected the largest number of iterations of a loop, at least 1, or None"
-        )
-
-
-def _check_chunksize(chunksize: Any, api: str) -> None:
-    if chunksize is None:
-        return
-    if isinstance(chunksize, bool) or not isinstance(chunksize, (int, np.integer)):
-        raise TypeError(f"{api}: chunksize is {chunksize!r}; expected a whole number of elements")
-    if chunksize < 1:
-        raise ValueError(f"{api}: chunksize is {chunksize}; expected at least 1")
-
-
-def _check_out(spec: ResultSpec, api: str) -> None:
-    """Check that the results are arrays that func can fill.
-
-    Raises:
-        ValueError: there is no result, or a padded one, or a typed key.
-    """
-    if spec.empty:
-        raise ValueError(
-            f"{api}: out=True passes the results to func to be filled, and Tout declares none; remove out=True"
-        )
-    if spec.returned_spec is not None:
-        raise ValueError(
-            f"{api}: out=True passes the results to func as arrays, which padded results and typed keys are not; "
-            "return them, and remove out=True"
-        )
+def _check_count(count: Any, name: str, of: str, api: str) -> None:
+    if count is not None and (isinstance(count, bool) or not isinstance(count, (int, np.integer)) or count < 1):
+        raise ValueError(f"{api}: {name} is {count!r}; expected a whole number of {of}, at least 1, or None")
 
 
 # -------------------------------------------------------------------- on_error=
@@ -266,7 +208,7 @@ def _is_given(on_error: Any) -> bool:
 
 
 def _read_on_error(
-    on_error: Any, spec: ResultSpec, shapes: Callable[..., Any] | None, rules: Rules, method: Method, api: str
+    on_error: Any, spec: ResultSpec, shapes: Callable[..., Any] | None, rules: Rules, out: bool, api: str
 ) -> tuple[Any, ...]:
     """The fill of each array of the op's results.
 
@@ -275,64 +217,50 @@ def _read_on_error(
         spec: the results.
         shapes: the function that gives their shapes, if there is one.
         rules: the rules of the op.
-        method: its `vmap_method`.
+        out: whether func fills the results.
         api: the op, for errors.
 
     Raises:
         ValueError: a result cannot hold its fill, or its shape is not known, or the op cannot have `on_error=`.
     """
-    if rules.transpose is not None:
-        raise ValueError(f"{api}: transpose= declares func linear, and filled results are not; remove on_error=")
-    if rules.fwd is not None and method.whole_batch:
+    if rules.transpose is not None or out:
         raise ValueError(
-            f"{api}: on_error= cannot tell which element of a batch failed in fwd, which runs once for the batch; pass "
-            "vmap_method='sequential' or 'parallel'"
+            f"{api}: on_error= fills results where func fails, but transpose= declares func linear, and with out=True "
+            "func fills them itself; remove on_error="
         )
     if shapes is None and not all(leaf.shape_known for leaf in spec.leaves):
         raise ValueError(
             f"{api}: on_error= has to know the shapes of results that func does not return; give output_shapes=, or "
             "shapes in Tout, such as jax.ShapeDtypeStruct((3,), jnp.float32)"
         )
+    if isinstance(on_error, str) and on_error == "nan":
+        on_error = float("nan")
     leaves = spec.returned.leaves
-    pairs = zip(leaves, _per_leaf(on_error, spec, api))
-    return tuple(fill for k, (leaf, value) in enumerate(pairs) for fill in _fills(leaf, value, k, api))
-
-
-def _per_leaf(on_error: Any, spec: ResultSpec, api: str) -> list[Any]:
-    leaves = spec.returned.leaves
-    if (isinstance(on_error, str) and on_error == "nan") or _is_number(on_error):
-        return [on_error] * len(leaves)
-    declared = jax.tree.structure(jax.tree.map(lambda leaf: 0, spec.returned.skeleton))
-    found, tree = jax.tree.flatten(on_error)
-    if tree != declared or not all(map(_is_number, found)):
+    numbers, tree = jax.tree.flatten(on_error)
+    if _is_number(on_error):
+        numbers, tree = [on_error] * len(leaves), spec.returned.tree
+    if tree != spec.returned.tree or not all(map(_is_number, numbers)):
         raise ValueError(
             f"{api}: on_error is {on_error!r}; expected 'raise', 'nan', a number, or numbers in the structure of Tout"
         )
-    return found
+    return tuple(fill for k, (leaf, number) in enumerate(zip(leaves, numbers)) for fill in _fills(leaf, number, k, api))
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (bool, int, float, complex, np.generic, np.ndarray, jax.Array)) and np.ndim(value) == 0
 
 
-def _fills(leaf: Leaf, value: Any, k: int, api: str) -> list[Any]:
+def _fills(leaf: Leaf, number: Any, k: int, api: str) -> list[Any]:
     if leaf.encoding is not None and leaf.arrays == 1:
         raise ValueError(f"{api}: on_error= has no fill for typed keys, and result {k} is one; return the key's data")
-    if isinstance(value, str) and not is_inexact(leaf):
-        raise ValueError(
-            f"{api}: on_error='nan' fills floating-point and complex results, and result {k} is {leaf.dtype.name}; "
-            "give a value, such as on_error=0"
-        )
-    number = float("nan") if isinstance(value, str) else value
     try:
         fill = np.asarray(cast_to_numpy(number, Leaf(leaf.dtype), "same_kind", "on_error= gives", api))
         if is_inexact(leaf) and np.isfinite(complex(number)) and not np.isfinite(complex(fill)):
             raise OverflowError("a finite number becomes infinite")
     except (TypeError, OverflowError) as error:
-        raise ValueError(f"{api}: on_error={value!r} does not fit result {k}, which is {leaf.dtype.name}") from error
-    if is_nan(fill) and leaf.dtype.kind == "c":
-        # The derivative of a failed element makes both parts NaN.
-        fill = np.asarray(complex(np.nan, np.nan), leaf.dtype)
+        raise ValueError(
+            f"{api}: on_error={number!r} does not fit result {k}, which is {leaf.dtype.name}; give a value that does"
+        ) from error
     # A padded result is empty.
     return [fill] if leaf.arrays == 1 else [fill, np.int32(0)]
 

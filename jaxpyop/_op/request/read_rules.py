@@ -9,10 +9,12 @@ import dataclasses
 import inspect
 import math
 import numbers
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from jaxpyop._jaxcore import is_inexact
+from jaxpyop._functions import without_partials
+from jaxpyop._op.values import IN_A_LOOP
 
 NUMERICAL = "numerical"
 # Ops with these rules are called on the host, because the rules are.
@@ -79,11 +81,13 @@ def read_rules(options: dict[str, Any], spec: Any, api: str) -> Rules:
         ValueError: the rules contradict each other, or the op.
     """
     vjp, jvp, transpose = (options.pop(name, None) for name in ("vjp", "jvp", "transpose"))
-    fwd, vjp_rule = _read_vjp(vjp, api)
-    _check_rule(jvp, "jvp", "f(inputs, outputs, tangents), or 'numerical'", api)
-    _check_rule(transpose, "transpose", "f(cotangents)", api)
-    if transpose is not None:
-        _check_linear(vjp, jvp, transpose, spec, api)
+    for name, rule in (("vjp", vjp), ("jvp", jvp), ("transpose", transpose)):
+        _check_rule(rule, name, api)
+    fwd, vjp_rule = vjp if isinstance(vjp, (tuple, list)) else (None, vjp)
+    if transpose is not None and (vjp is not None or jvp is not None):
+        raise ValueError(
+            f"{api}: transpose= declares func linear, which gives all of its derivatives; remove vjp= and jvp="
+        )
     padded = any(leaf.arrays > 1 for leaf in spec.returned.leaves)
     if (jvp is not None or transpose is not None) and padded:
         raise ValueError(f"{api}: jvp= and transpose= do not work with padded results; give vjp=")
@@ -125,39 +129,37 @@ def _read_one_step(one: Any, step: Any, api: str) -> tuple[float, float]:
     )
 
 
-def _read_vjp(vjp: Any, api: str) -> tuple[Any, Any]:
-    if not isinstance(vjp, (tuple, list)):
-        _check_rule(vjp, "vjp", "f(inputs, outputs, cotangents), a pair (fwd, bwd), or 'numerical'", api)
-        return None, vjp
-    if len(vjp) != 2 or not all(map(callable, vjp)):
-        raise TypeError(
-            f"{api}: vjp must be a function f(inputs, outputs, cotangents) or a pair of functions (fwd, bwd) with "
-            f"fwd(*inputs) and bwd(residuals, cotangents), got {vjp!r}"
-        )
-    for rule in vjp:
-        _check_plain(rule, "vjp", api)
-    return vjp[0], vjp[1]
+_EXPECTED = {
+    "vjp": "f(inputs, outputs, cotangents), a pair of functions (fwd, bwd) with fwd(*inputs) and "
+    "bwd(residuals, cotangents), or 'numerical'",
+    "jvp": "f(inputs, outputs, tangents), or 'numerical'",
+    "transpose": "f(cotangents)",
+}
 
 
-def _check_rule(rule: Any, name: str, expected: str, api: str) -> None:
+def _check_rule(rule: Any, name: str, api: str) -> None:
     if rule is None or (isinstance(rule, str) and rule == NUMERICAL and name != "transpose"):
         return
-    if not callable(rule):
-        raise TypeError(f"{api}: {name} must be a function {expected}, got {rule!r}")
-    _check_plain(rule, name, api)
+    is_pair = name == "vjp" and isinstance(rule, (tuple, list)) and len(rule) == 2
+    for function in rule if is_pair else (rule,):
+        check_function(function, name, f"a function {_EXPECTED[name]}", api)
 
 
-def _check_plain(rule: Any, name: str, api: str) -> None:
-    if inspect.iscoroutinefunction(rule) or inspect.isgeneratorfunction(rule) or inspect.isasyncgenfunction(rule):
-        raise TypeError(f"{api}: {name} is an async or generator function, which is never run; write a plain function")
+_UNUSUAL = inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE
 
 
-def _check_linear(vjp: Any, jvp: Any, transpose: Any, spec: Any, api: str) -> None:
-    if vjp is not None or jvp is not None:
-        raise ValueError(
-            f"{api}: transpose= declares func linear, which gives all of its derivatives; remove vjp= and jvp="
-        )
-    if not any(map(is_inexact, spec.leaves)):
-        raise ValueError(
-            f"{api}: transpose= declares func linear, and no result that Tout declares is floating-point or complex"
-        )
+def check_function(func: Any, name: str, expected: str, api: str) -> None:
+    """Raise an error unless it is callable, and neither an async function nor a generator function.
+
+    What such a function returns is refused too, so that one which hides behind a decorator is found when it runs.
+    """
+    if not callable(func):
+        raise TypeError(f"{api}: {name} must be {expected}, got {func!r}")
+    inner = without_partials(func)
+    for part in (inner, type(inner).__call__):
+        function = part.__func__ if isinstance(part, types.MethodType) else part
+        if isinstance(function, types.FunctionType) and function.__code__.co_flags & _UNUSUAL:
+            raise TypeError(
+                f"{api}: {name} is an async or generator function, which returns before its body has run; write a "
+                f"plain function, which may call asyncio.run(...); {IN_A_LOOP}"
+            )

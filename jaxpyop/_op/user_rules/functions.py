@@ -1,13 +1,14 @@
-"""Derivatives by functions of the user, `vjp=f` and `jvp=f`, and the errors of rules that are missing.
+"""The rules that are functions of the user, as bodies: `vjp=f`, `jvp=f` and `transpose=f`.
 
-A rule is a body that takes the op's inputs, its results, and tangents or cotangents. A missing rule is a body that
-cannot run. In a direct call, an error is raised when its results are used. A compiled program that contains it is
-rejected at lowering and not at tracing: only by then has JAX dropped the operations whose results are not used.
+A rule of a derivative takes the op's inputs, its results, and tangents or cotangents.
+
+`transpose=f` declares that the function is linear in its floating inputs. Then it is its own derivative, and the
+transpose of its transpose is the function again. So the two give the derivatives of every order. The bodies of both
+take the inputs that are not floating first, and then the inputs in which they are linear.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,88 +16,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpyop._host import SEQUENTIAL, Batch
+from jaxpyop._host import SEQUENTIAL, Environment, Method
 from jaxpyop._jaxcore import is_inexact
-from jaxpyop._op.body import Body, ConditionalBody, CotangentBody, TangentBody, call_with_advice
-from jaxpyop._op.primitive import Batching, Call, Linearization, Operands, masks_and_added_axes
+from jaxpyop._op.body import Body, CotangentBody, DerivedBody, TangentBody, call_with_advice
+from jaxpyop._op.primitive import Batching, Call, Operands
 from jaxpyop._op.request import Op, is_differentiable
-from jaxpyop._op.values import Leaf, Struct, cast_to_numpy, check_traced, decode, show_shape
+from jaxpyop._op.values import Leaf, Struct, cast_to_numpy, check_traced, decode, kind_of, show_shape
 
 
-class RuleCall(Call):
-    """Runs a rule as the op runs its function: on the same kind of arrays, and once per block if the function does.
+def method_of_rules(op: Op) -> Method:
+    """How the rules of an op run under `vmap`: as its function does, or once per element.
 
-    Args:
-        rule: the body of the rule.
-        source: the `UserCall` of the op.
-        conditional: whether the flag of `when=` comes before the inputs of the rule.
+    Residuals belong to one element, and the padded results of a block differ in length from element to element.
     """
-
-    after_fwd = False
-    """Whether the receipt of a `FwdCall` comes before everything else."""
-
-    def __init__(self, rule: TangentBody | CotangentBody, source: Any, *, conditional: bool) -> None:
-        op = rule.op
-        # The padded results of a block differ in length from element to element, so their rule runs once per element.
-        one_length = op.spec.returned_spec is None or not op.vmap_method.whole_batch
-        method = op.vmap_method if one_length else SEQUENTIAL
-        leading = self.after_fwd * (1 + conditional)
-        super().__init__(
-            # The receipt of a call that `when=` skipped is all zeros, so after `fwd` the flag is not needed.
-            ConditionalBody(rule) if conditional and not self.after_fwd else rule,
-            source.environment,
-            label="jvp({})",
-            on_jax=op.on_jax,
-            batching=Batching(method, one_by_one=self.after_fwd),
-            operands=Operands(leading, unread_inputs=leading, rule_inputs=rule.linear_inputs),
-        )
-        self.rule, self.source, self.conditional = rule, source, conditional
-        # Whether the rule is an op with derivatives, which can be a part of the traced program.
-        is_plain = not leading and op.spec.returned_spec is None
-        self._is_op = is_plain and isinstance(self.body, (VjpRule, JvpRule)) and is_differentiable(self.func)
-
-    def program(self, args: Sequence[Any], batch: Batch) -> Callable[..., list[Any]] | None:
-        rule: Any = self.body
-        return _over_batch(lambda *arrays: rule.run(arrays, (), traced=True), args, batch) if self._is_op else None
-
-    @property
-    def is_own_derivative(self) -> bool:
-        # The user may write a pullback that is not linear in the cotangents, for example one that clips gradients. So a
-        # pullback whose derivative is known is not taken for its own derivative.
-        return not (self._is_op and isinstance(self.rule, VjpRule))
-
-    def linearize(self, perturbed: tuple[bool, ...]) -> Linearization:
-        # Nothing gives a second derivative, so an error is raised where one is used.
-        skip = self.operands.leading_inputs
-        error = functools.partial(_no_second_derivative_error, self.title)
-        body = MissingTangents(self.body, perturbed[skip:], error)
-        return Linearization(self, RuleCall(body, self.source, conditional=False), skip=skip)
-
-    def transposed(self, nonzero_cotangents: tuple[bool, ...]) -> Call:
-        if not isinstance(self.rule, TangentBody) or self.rule.base is not self.source.user_body:
-            raise _no_second_derivative_error(self.title)
-        pullback = self.source.pullback_by_rules(nonzero_cotangents, self.rule.perturbed)
-        return type(self)(pullback, self.source, conditional=self.conditional)
-
-
-def _over_batch(program: Callable[..., list[Any]], args: Sequence[Any], batch: Batch) -> Callable[..., list[Any]]:
-    """The program of one element, as a program of the whole batch with the inputs `args`."""
-    if not batch.sizes:
-        return program
-    masks, axes = masks_and_added_axes(args, batch.sizes) if batch.block else (batch.masks, [()] * len(args))
-    for size, mask in zip(reversed(batch.sizes), reversed(masks)):
-        program = jax.vmap(program, tuple(0 if mapped else None for mapped in mask), axis_size=size)
-    whole = program
-    return lambda *arrays: whole(*(jnp.squeeze(a, axis) if axis else a for a, axis in zip(arrays, axes)))
-
-
-def _no_second_derivative_error(title: str) -> Exception:
-    """The error of a derivative of a rule."""
-    return NotImplementedError(
-        f"{title}: second derivatives need a body of JAX operations: write it as a py_function; vjp= and jvp= give the "
-        "first. Or make the rule an op with rules of its own, such as vjp='numerical' (docs: gradients, second "
-        "derivatives)"
-    )
+    per_element = op.rules.fwd is not None or op.spec.returned_spec is not None
+    return SEQUENTIAL if per_element and op.vmap_method.whole_batch else op.vmap_method
 
 
 class MissingTangents(TangentBody):
@@ -185,29 +119,23 @@ def run_rule(
     Raises:
         ValueError: the rule returned more or fewer values, or a value of another shape.
     """
-    of = "result" if name == "jvp" else "input"
-    found = _one_each(op, name, func(*args) if traced else call_with_advice(op, name, func, args), likes, of)
+    of, kind = ("result", "tangent") if name == "jvp" else ("input", "cotangent")
+    found = func(*args) if traced else call_with_advice(op, name, func, args, {})
+    if len(likes) == 1 and not isinstance(found, (list, tuple)):
+        found = (found,)
+    if not isinstance(found, (list, tuple)) or len(found) != len(likes):
+        raise ValueError(
+            f"{op.title}: {name} returned {kind_of(found)}, and has to return one {kind} for each {of}, so "
+            f"{len(likes)} of them, None for zero (an {of} is an array)"
+        )
     return [
-        _checked(op, f"{name} returned, for {of} {k},", value, like, of, traced)
+        _checked(op, f"{name} returned, for {of} {k},", value, like, traced)
         for k, (value, like) in enumerate(zip(found, likes))
         if wanted[k]
     ]
 
 
-def _one_each(op: Op, name: str, found: Any, likes: Sequence[Struct], of: str) -> Sequence[Any]:
-    kind, one = ("cotangent", "array input") if of == "input" else ("tangent", "result")
-    is_list = isinstance(found, (list, tuple))
-    if len(likes) == 1 and not is_list:
-        return (found,)
-    if not is_list or len(found) != len(likes):
-        got = f"{len(found)} {kind}s" if is_list else "a single value"
-        raise ValueError(
-            f"{op.title}: {name} returned {got} for {len(likes)} {one}s; return one {kind} each, None for zero"
-        )
-    return found
-
-
-def _checked(op: Op, which: str, value: Any, like: Struct, of: str, traced: bool) -> Any:
+def _checked(op: Op, which: str, value: Any, like: Struct, traced: bool) -> Any:
     """Return one of a rule's values as an array of the shape and dtype that it must have."""
     if value is None:
         return (jnp if traced else np).zeros(like.shape, like.dtype)
@@ -221,6 +149,104 @@ def _checked(op: Op, which: str, value: Any, like: Struct, of: str, traced: bool
             # Only Python's own numbers are broadcast. An array without axes is more likely a sum by mistake.
             return np.full(like.shape, array, like.dtype)
     if array.shape != like.shape:
-        what = "a cotangent has its input's shape" if of == "input" else "a tangent has its result's shape"
-        raise ValueError(f"{op.title}: {which} shape {show_shape(array.shape)}; {what}, {show_shape(like.shape)}")
+        raise ValueError(
+            f"{op.title}: {which} shape {show_shape(array.shape)}; a tangent has its result's shape, and a cotangent "
+            f"has its input's: {show_shape(like.shape)}"
+        )
     return array
+
+
+# -------------------------------------------------------------------- `transpose=f`
+
+
+class LinearCall(Call):
+    """Runs a linear function, or its transpose, on tangents or cotangents.
+
+    Args:
+        body: the function or its transpose.
+        environment: that of the user's call.
+        flags: 1 if the flag of `when=` comes first, and otherwise 0.
+    """
+
+    is_declared_linear = True
+    body: LinearFunction | LinearTranspose
+
+    def __init__(self, body: LinearFunction | LinearTranspose, environment: Environment, flags: int) -> None:
+        super().__init__(
+            body,
+            environment,
+            label="linear({})",
+            on_jax=body.op.on_jax,
+            batching=Batching(body.op.vmap_method),
+            operands=Operands(flags, flags, rule_inputs=body.linear_inputs, conditional=bool(flags)),
+        )
+
+    def linear_part(self, floating: tuple[bool, ...]) -> Call:
+        return self
+
+    def transposed_linear_part(self, structs: Sequence[Struct]) -> Call:
+        flags = self.operands.leading_inputs
+        return LinearCall(self.body.transpose_for(structs[flags:]), self.environment, flags)
+
+
+class LinearFunction(DerivedBody):
+    """The user's function as a linear map: linear inputs come last, and only floating results are returned.
+
+    `linear_inputs` stays 0 on purpose. The batching rule broadcasts linear inputs to the size of the batch, but this
+    function expects an axis of size 1 for an input without a batch axis.
+
+    Args:
+        base: the function.
+        floating: which of its inputs are floating.
+    """
+
+    def __init__(self, base: Body, floating: tuple[bool, ...]) -> None:
+        super().__init__(base)
+        self.floating = floating
+
+    def in_order(self, values: Sequence[Any]) -> list[Any]:
+        """Return the inputs in the order in which the function takes them."""
+        count = len(self.floating) - sum(self.floating)
+        fixed, linear = iter(values[:count]), iter(values[count:])
+        return [next(linear) if floating else next(fixed) for floating in self.floating]
+
+    def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
+        return [s for s in self.base.shapes(self.in_order(structs)) if is_inexact(s)]
+
+    def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
+        return [value for value in self.base(*self.in_order(arrays), lead=lead) if is_inexact(value)]
+
+    def transpose_for(self, structs: Sequence[Struct]) -> LinearTranspose:
+        """Return the transpose for inputs of these shapes and dtypes."""
+        return LinearTranspose(self, self.in_order(structs))
+
+
+class LinearTranspose(DerivedBody):
+    """The user's `transpose=` function: it maps the results' cotangents to the floating inputs' cotangents.
+
+    Args:
+        base: the linear function.
+        inputs: the shapes and dtypes of all inputs of the function.
+    """
+
+    rule_name = "transpose"
+
+    def __init__(self, base: LinearFunction, inputs: Sequence[Struct]) -> None:
+        super().__init__(base)
+        self.inputs = [Struct(s.shape, s.dtype) for s in inputs]
+        self.outputs = base.base.shapes(self.inputs)
+        self.linear_inputs = sum(map(is_inexact, self.outputs))
+
+    def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
+        return [s for s, floating in zip(self.inputs, self.base.floating) if floating]
+
+    def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
+        op = self.op
+        given = iter(arrays[len(arrays) - self.linear_inputs :])
+        cotangents = tuple(next(given) if is_inexact(out) else zero_cotangent(out, lead, op) for out in self.outputs)
+        likes = [Struct((*lead, *s.shape), s.dtype) for s in self.inputs]
+        return run_rule(op, "transpose", self.func, (cotangents,), likes, self.base.floating, traced=False)
+
+    def transpose_for(self, structs: Sequence[Struct]) -> LinearFunction:
+        """Return the linear function, which is the transpose of its transpose."""
+        return self.base

@@ -1,17 +1,16 @@
 """`vjp=(fwd, bwd)`: residuals that stay on the host.
 
-`fwd` runs in place of the function. Its residuals go into the store of records, and only a receipt for them goes
-through the program. Residuals may be any object, such as an LU factorisation or an open solver. They are pickled only
-on their way to and from a worker process.
+`fwd` runs in place of the function, and once for each element of a batch, because residuals belong to one element. They
+go into the store of records, and only a receipt for them goes through the program. Residuals may be any object, such as
+an LU factorisation or an open solver. They are pickled only on their way to and from a worker process.
 
-Reading order: what is kept, the call of `fwd`, the call of a rule after it, the body of `bwd`.
+Reading order: what is kept, the call of `fwd`, the body of `bwd`.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-import math
 import pickle
 import sys
 import types
@@ -20,10 +19,20 @@ from typing import Any
 
 import numpy as np
 
-from jaxpyop._op.body import DerivedBody, UserBody, each_alone, element_structs
-from jaxpyop._op.primitive import NO_RECORD, RECORDS, TOKEN, Call, HandedRecord, Linearization, find_record
-from jaxpyop._op.user_rules.functions import RuleCall, VjpRule, expanded
-from jaxpyop._op.values import Struct, as_jax, check_fingerprints, decode, fingerprints, show_shape
+from jaxpyop._op.body import DerivedBody, UserBody, element_structs
+from jaxpyop._op.primitive import (
+    NO_RECORD,
+    RECEIPT,
+    RECORDS,
+    TOKEN,
+    Batching,
+    Call,
+    HandedRecord,
+    Linearization,
+    receipt_of,
+)
+from jaxpyop._op.user_rules.functions import VjpRule, method_of_rules
+from jaxpyop._op.values import Struct, as_jax, check_fingerprint, decode, fingerprint
 
 # ------------------------------------------------------------------- residuals
 
@@ -34,12 +43,10 @@ class Residuals:
 
     Attributes:
         value: any object.
-        lead: the sizes of the batch axes of the run. They are empty unless the vmap_method passes whole blocks.
         nbytes: an estimate of the memory that the object takes.
     """
 
     value: Any
-    lead: tuple[int, ...]
     nbytes: int
 
 
@@ -85,10 +92,6 @@ def size_of(value: Any) -> int:
 
 # ------------------------------------------------------------------------- fwd
 
-# A receipt has three numbers: the token of the residuals, the fingerprint of the results, and the number of the element
-# in the block that ran.
-_RECEIPT = Struct((3,), TOKEN)
-
 
 class _UserFwd(UserBody):
     """The user's `fwd` as a body. It returns the results, and keeps the residuals of its last run."""
@@ -119,6 +122,7 @@ class FwdBody(DerivedBody):
         super().__init__(base)
         op = base.op
         self.plain = plain
+        self.absent_fills = base.absent_fills
         self._fwd = base
         if not plain:
             fwd = dataclasses.replace(op, func=op.rules.fwd, title=f"{op.title}, fwd of vjp")
@@ -134,6 +138,9 @@ class FwdBody(DerivedBody):
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
         outs, residuals = self.run(arrays, lead)
         return [*outs, pickled((residuals, getattr(outs, "failed", False)), self.title)]
+
+    def note_shapes(self, structs: Sequence[Struct], results: Sequence[Struct]) -> None:
+        self.base.note_shapes(structs, results)
 
     def results_if_lost(self, error: Exception, arrays: Sequence[Any]) -> list[Any]:
         return [*self._fwd.results_if_lost(error, arrays), pickled((None, True), self.title)]
@@ -155,7 +162,7 @@ def pickled(value: Any, title: str) -> np.ndarray[Any, Any]:
 
 
 # The receipt of an element that failed. No record has the token 0, and the 1 tells it from an element that did not run.
-FAILED = np.array([0, 1, 0], TOKEN)
+FAILED = np.array([0, 1], TOKEN)
 
 
 def has_failed(receipts: np.ndarray[Any, Any]) -> Any:
@@ -179,51 +186,35 @@ class FwdCall(Call):
             label="jvp({})",
             on_jax=call.on_jax,
             has_effects=True,
-            batching=dataclasses.replace(call.batching, one_by_one=True),
-            operands=dataclasses.replace(
-                call.operands, unread_inputs=call.operands.leading_inputs, extra_results=(_RECEIPT,), writes_out=False
-            ),
+            batching=Batching(method_of_rules(call.op), one_by_one=True),
+            operands=dataclasses.replace(call.operands, extra_results=(RECEIPT,), writes_out=False),
         )
         self._call = call
         # With an executor the residuals may come from a worker as bytes. With `when=` or `on_error=` there may be none.
         self.can_hand_over = self.op.executor is None and not self.operands.conditional and self.op.failures is None
 
-    def note_shapes(self, structs: Sequence[Struct], results: Sequence[Struct]) -> None:
-        self.body.base.note_shapes(structs[self.operands.leading_inputs :], results)
-
-    def without_flag(self) -> Call:
-        return FwdCall(self._call.without_flag(), plain=self.body.plain)
-
-    def _runs(self, arrays: Sequence[Any]) -> bool:
-        # The flag of `when=` is the first input. All elements of a block have the same flag.
-        return not self.operands.conditional or bool(np.asarray(arrays[0]).any())
-
     def __call__(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
-        inputs = arrays[self.operands.leading_inputs :]
-        if not self._runs(arrays):
-            return [*self.body.base.absent_results(inputs, lead), np.zeros((*lead, *_RECEIPT.shape), TOKEN)]
+        if not self.runs(arrays):
+            return self.absent_results(arrays, lead)
         RECORDS.make_room()
+        inputs = arrays[self.operands.unread_inputs :]
         outs, residuals = self.body.run(as_jax(inputs) if self.on_jax else inputs, lead)
         if self.hands_over:
             return [*outs, HandedRecord(protected(residuals))]
         return [*outs, self._receipt(residuals, outs, lead, getattr(outs, "failed", False))]
 
     def _receipt(self, residuals: Any, outs: Sequence[Any], lead: tuple[int, ...], failed: Any) -> np.ndarray[Any, Any]:
-        token = NO_RECORD
+        receipt = np.array([NO_RECORD, 0], TOKEN)
         if not self.body.plain and not np.all(failed):
-            kept = Residuals(protected(residuals), lead, size_of(residuals))
-            token = RECORDS.put(kept, once_made=self.op.stateful, owner=self.op.name)
-        numbers = np.arange(math.prod(lead), dtype=TOKEN).reshape(lead)
-        found = np.stack([np.full(lead, token, TOKEN), fingerprints(outs, lead), numbers], -1)
+            kept = Residuals(protected(residuals), size_of(residuals))
+            receipt = receipt_of(RECORDS.put(kept, once_made=self.op.stateful, owner=self.op.name), outs)
+        found = np.broadcast_to(receipt, (*lead, *RECEIPT.shape)).copy()
         found[failed] = FAILED
         return found
 
-    def for_worker(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
-        return arrays[self.operands.leading_inputs :] if self._runs(arrays) else None
-
     def from_worker(self, values: list[Any], arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
         *outs, data = values
-        self.body.base.check_results(outs, arrays[len(arrays) - len(self.body.base.inputs.key_impls) :], lead)
+        self.body.base.check_results(outs, arrays[self.operands.unread_inputs :], lead)
         residuals, failed = pickle.loads(data.tobytes())
         return [*outs, self._receipt(residuals, outs, lead, failed)]
 
@@ -232,142 +223,41 @@ class FwdCall(Call):
         return self._call.linearize_after(self, perturbed)
 
 
-# ------------------------------------------------------------- the rules after fwd
-
-
-class ResidualRuleCall(RuleCall):
-    """Runs a rule after `fwd`. Its first input is the receipt of the residuals.
-
-    The receipt is all zeros for a call that `when=` skipped.
-    """
-
-    after_fwd = True
-    takes_records = True
-
-    def for_worker(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
-        receipts, rest = np.asarray(arrays[0]), arrays[self.operands.leading_inputs :]
-        if not receipts[..., 0].any() or has_failed(receipts).any():
-            return None
-        if not isinstance(self.body, BwdRule):
-            return rest
-        return [pickled((receipts, self._kept(receipts)), self.title), *rest]
-
-    def __call__(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
-        rest = arrays[self.operands.leading_inputs :]
-        if isinstance(arrays[0], HandedRecord):
-            if not isinstance(self.body, BwdRule):
-                return super().__call__(rest)
-            return self.body.pulled(arrays[0].record, as_jax(rest) if self.on_jax else rest, ())
-        receipts = np.asarray(arrays[0])
-        tokens = receipts[..., 0]
-        if self.op.failures is not None and (failed := has_failed(receipts)).any() and self.body.refusal is None:
-            if not failed.all():
-                return each_alone(lambda *parts, lead: self(parts, lead), arrays, lead)
-            return self.body.fills(rest, lead)
-        if not tokens.any():
-            # Under `vmap`, a `cond` also runs the backward pass of the branch that was not taken. JAX fills the inputs
-            # of that branch, and so the receipts, with zeros.
-            return self.body.absent_results(rest, lead)
-        if not isinstance(self.body, BwdRule):
-            # Mark the record as read, so that it can be evicted: jvp= needs no residuals.
-            RECORDS.get(int(tokens.max()))
-            return super().__call__(rest, lead)
-        return self.body.after_fwd(receipts, self._kept(receipts), as_jax(rest) if self.on_jax else rest, lead)
-
-    def _kept(self, receipts: np.ndarray[Any, Any]) -> Residuals | None:
-        gone = "the residuals of this step's fwd are gone, and fwd of a stateful op cannot be run again"
-        tokens = receipts[..., 0]
-        # Elements that did not run have the token 0. No single record serves elements of several runs.
-        token = int(tokens.max())
-        return find_record(self.op, token if ((tokens == token) | (tokens == 0)).all() else 0, gone)
-
-
-def _axes_that_fwd_lacks(
-    receipts: np.ndarray[Any, Any], fwd_lead: tuple[int, ...], lead: tuple[int, ...]
-) -> tuple[int, ...] | None:
-    """Return which batch axes of a backward pass the run of `fwd` did not have, such as the one of `jax.jacrev`.
-
-    A program may transpose, reverse or slice the receipts like any array, so each has the number of its element in the
-    block. The result is None if the elements are not all elements of the run of `fwd`, in their order.
-
-    Args:
-        receipts: the receipts of the elements. A batch axis that they do not depend on has size 1.
-        fwd_lead: the sizes of the batch axes of the run of `fwd`.
-        lead: the sizes of the batch axes of the backward pass.
-    """
-    of_size_1 = [axis for axis, size in enumerate(receipts.shape[:-1]) if size == 1]
-    added = tuple(sorted(of_size_1, key=lambda axis: lead[axis] == 1)[: max(0, len(lead) - len(fwd_lead))])
-    receipts = receipts.squeeze(added)
-    if not receipts.shape[:-1] == tuple(size for axis, size in enumerate(lead) if axis not in added) == fwd_lead:
-        return None
-    tokens, numbers = receipts[..., 0], receipts[..., 2]
-    in_order = ((numbers == np.arange(numbers.size).reshape(fwd_lead)) | (tokens == 0)).all()
-    return added if in_order else None
-
-
-def _with_axes_moved(values: Sequence[Any], source: tuple[int, ...], to: tuple[int, ...]) -> list[Any]:
-    return list(values) if source == to else [np.moveaxis(v, source, to) for v in values]
+# ------------------------------------------------------------------------- bwd
 
 
 class BwdRule(VjpRule):
     """The user's `bwd`.
 
-    A worker process calls the body itself. The first input is then a pickle of the receipts and the residuals.
+    A worker process calls the body itself. The first input is then a pickle of the receipt and the residuals.
     """
 
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
-        receipts, kept = pickle.loads(np.asarray(arrays[0]).tobytes())
-        return self.after_fwd(receipts, kept, arrays[1:], lead)
+        receipt, kept = pickle.loads(np.asarray(arrays[0]).tobytes())
+        return self.after_fwd(receipt, kept, arrays[1:])
 
     def results_if_lost(self, error: Exception, arrays: Sequence[Any]) -> list[Any]:
         return super().results_if_lost(error, arrays[1:])
 
-    def after_fwd(
-        self, receipts: np.ndarray[Any, Any], kept: Residuals | None, rest: Sequence[Any], lead: tuple[int, ...]
-    ) -> list[Any]:
-        """Return the cotangents of the inputs after runs of `fwd`.
+    def after_fwd(self, receipt: np.ndarray[Any, Any], kept: Residuals | None, arrays: Sequence[Any]) -> list[Any]:
+        """Return the cotangents of the inputs after a run of `fwd`.
 
         Args:
-            receipts: the receipts of the runs.
-            kept: the residuals, or None if they are gone. Then `fwd` runs again.
-            rest: the inputs, the results and the cotangents.
-            lead: the sizes of the batch axes that these have in front.
+            receipt: the receipt of the run.
+            kept: the residuals, or None if they are gone. Then `fwd` runs again, and must give the same results.
+            arrays: the inputs, the results and the cotangents.
         """
-        added = None if kept is None else _axes_that_fwd_lacks(receipts, kept.lead, lead)
-        if kept is not None and added is not None:
-            # The residuals begin with the axes of `fwd`. Once the others come first, they broadcast to the cotangents.
-            first = tuple(range(len(added)))
-            moved_lead = (*(lead[axis] for axis in added), *kept.lead)
-            found = self.pulled(kept.value, _with_axes_moved(rest, added, first), moved_lead)
-            found = _with_axes_moved(found, first, added)
-        elif kept is not None and self.op.stateful:
-            raise RuntimeError(
-                f"{self.title}: fwd ran for a block of {show_shape(kept.lead)} elements, and bwd was asked for some of "
-                "them, or in another order. The residuals are those of the whole block, and fwd of a stateful op "
-                'cannot be run again; pull back the whole block, or pass vmap_method="sequential"'
-            )
-        else:
-            found = self.recomputed(receipts, rest, lead)
-        # A token of 0 stands for an element that did not run.
-        did_run = np.broadcast_to(receipts[..., 0] != 0, lead)
-        return found if did_run.all() else [np.where(expanded(did_run, v), v, 0) for v in found]
+        if kept is not None:
+            return self.pulled(kept.value, arrays)
+        outs, residuals = FwdBody(self.base).run([a.copy() for a in self.split(arrays)[0]])
+        check_fingerprint(fingerprint(outs), receipt[1], self.title, "fwd of vjp")
+        return self.pulled(residuals, arrays)
 
-    def recomputed(self, receipts: np.ndarray[Any, Any], arrays: Sequence[Any], lead: tuple[int, ...]) -> list[Any]:
-        """Run `fwd` again, check that it gives the results of the forward pass, and return the cotangents."""
-        inputs = [a.copy() for a in self.split(arrays)[0]]
-        outs, residuals = FwdBody(self.base).run(inputs, lead)
-        tokens, expected = (np.broadcast_to(receipts[..., k], lead) for k in (0, 1))
-        # A token of 0 stands for an element that did not run, which has no results to compare.
-        found = np.where(tokens == 0, expected, fingerprints(outs, lead))
-        check_fingerprints(found, expected, self.title, "fwd of vjp")
-        return self.pulled(residuals, arrays, lead)
-
-    def pulled(self, residuals: Any, arrays: Sequence[Any], lead: tuple[int, ...]) -> list[Any]:
+    def pulled(self, residuals: Any, arrays: Sequence[Any]) -> list[Any]:
         """Call `bwd` with the residuals of a run on these inputs, and return the cotangents."""
         inputs, outputs, cotangents = self.split(arrays)
-        structs = self.base.shapes(element_structs(inputs, lead))
-        found = self.filled(cotangents, [Struct((*lead, *s.shape), s.dtype) for s in structs], lead)
+        found = self.filled(cotangents, self.base.shapes(element_structs(inputs)), ())
         if self.op.spec.returned_spec is not None:
             # The lengths of padded results are among the results. Cotangents are cut to the same lengths.
             found = decode(self.op, found, outputs)
-        return self.run_or_on_error_fills(lambda: self.cotangents(inputs, lead, (residuals, found)), arrays, lead)
+        return self.run_or_on_error_fills(lambda: self.cotangents(inputs, (), (residuals, found)), arrays)

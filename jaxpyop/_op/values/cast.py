@@ -3,13 +3,12 @@
 Floating and complex values follow NumPy's casting rule. Integers go to any integer dtype in which their value fits.
 Python's numbers adapt to the declared dtype, as JAX's weakly typed values do. An array without elements goes to any
 dtype, because nothing of it can be lost. Nothing is wrapped or silently dropped.
-`fingerprints` tell whether a function that ran again returned the same, bit by bit.
+`fingerprint` tells whether a function that ran again returned the same, bit by bit.
 """
 
 from __future__ import annotations
 
 import functools
-import math
 import zlib
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
@@ -40,8 +39,8 @@ def _level(source: Any) -> int:
     """0 for bool, 1 for integers, 2 for floating, 3 for complex numbers, and -1 for anything else."""
     if source in _PYTHON_NUMBERS:
         return _PYTHON_NUMBERS[source]
-    # To NumPy, timedelta64 is an integer.
-    kinds = () if source.kind in "mM" else _KINDS
+    # To NumPy, timedelta64 is an integer. The dtype of a typed key has no kind.
+    kinds = () if getattr(source, "kind", "m") in "mM" else _KINDS
     return next((level for level, kind in enumerate(kinds) if jax.dtypes.issubdtype(source, kind)), -1)
 
 
@@ -93,6 +92,11 @@ def _check_dtype(source: Any, leaf: Leaf, casting: str, origin: str, title: str)
     rule = _rule(casting, source, leaf.dtype)
     if rule.allowed:
         return rule
+    if rule.level < 0:
+        raise TypeError(
+            f"{title}: {origin} values of dtype {source}; return numbers or booleans (of a typed key, "
+            "jax.random.key_data(key), unless Tout=key.dtype declares one)"
+        )
     name = wide = source.__name__ if source in _PYTHON_NUMBERS else source.name
     if isinstance(source, np.dtype) and source.kind in "iufc":
         wide = canonical_dtype(source).name
@@ -102,20 +106,12 @@ def _check_dtype(source: Any, leaf: Leaf, casting: str, origin: str, title: str)
     )
 
 
-def _check_no_key(dtype: Any, origin: str, title: str) -> None:
-    if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
-        raise TypeError(
-            f"{title}: {origin} a typed key; return jax.random.key_data(key), or declare a key with Tout=key.dtype"
-        )
-
-
 def check_traced(dtype: Any, leaf: Leaf, casting: str, origin: str, title: str) -> None:
     """Check the dtype of a traced result, whose values are not known yet.
 
     Raises:
         TypeError: the casting rule refuses the dtype, or would have to look at the values.
     """
-    _check_no_key(dtype, origin, title)
     rule = _check_dtype(dtype, leaf, casting, origin, title)
     if rule.looks_at_values:
         raise TypeError(
@@ -211,8 +207,6 @@ def cast_to_numpy(value: Any, leaf: Leaf, casting: str, origin: str, title: str)
         source = array.dtype
         if source == leaf.dtype:
             return array
-        if _rule(casting, source, leaf.dtype).level < 0:
-            raise TypeError(f"{title}: {origin} {kind_of(value)} of dtype {source}; return numbers or booleans")
     array = _castable(array, source, leaf, casting, origin, title)
     # A float64 that is too large for float32 becomes inf without a warning, as in JAX.
     with np.errstate(over="ignore"):
@@ -238,7 +232,6 @@ def cast_to_jax(value: Any, leaf: Leaf, casting: str, origin: str, title: str) -
         check_usable(value, origin, title)
     if value.dtype == leaf.dtype:
         return value if not value.weak_type else jax.lax.convert_element_type(value, leaf.dtype)
-    _check_no_key(value.dtype, origin, title)
     return _castable(value, value.dtype, leaf, casting, origin, title).astype(leaf.dtype)
 
 
@@ -277,13 +270,6 @@ def fingerprint(arrays: Sequence[Any]) -> int:
     return found
 
 
-def fingerprints(arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> np.ndarray[Any, Any]:
-    """Return one fingerprint for each element of a block of results that have the batch axes `lead` in front."""
-    rows = [np.asarray(array).reshape(math.prod(lead), *array.shape[len(lead) :]) for array in arrays]
-    found = [fingerprint([row[k] for row in rows]) for k in range(math.prod(lead))]
-    return np.asarray(found, np.uint32).reshape(lead)
-
-
 def _checksum(array: np.ndarray[Any, Any], before: int) -> int:
     if array.nbytes <= 2 * _IN_ORDER:
         return zlib.crc32(array.tobytes(), before)
@@ -294,19 +280,19 @@ def _checksum(array: np.ndarray[Any, Any], before: int) -> int:
     return zlib.crc32(ends + sums.tobytes(), before)
 
 
-def check_fingerprints(found: Any, expected: Any, title: str, what: str) -> None:
+def check_fingerprint(found: int, expected: int, title: str, what: str) -> None:
     """Raise unless a function that ran again for a backward pass gave the results of the forward pass.
 
     Args:
-        found: the fingerprints of the results now, or the one of a single element.
-        expected: those of the forward pass.
+        found: the fingerprint of the results now.
+        expected: that of the forward pass.
         title: the op's name.
         what: what ran again: "func" or "fwd".
 
     Raises:
         RuntimeError: they differ.
     """
-    if not np.array_equal(found, expected):
+    if found != expected:
         raise RuntimeError(
             f"{title}: {what} ran again for a backward pass, because the record of its forward pass was gone, and gave "
             "other results than in the forward pass: it draws random numbers, or reads something that changes. Its "

@@ -6,7 +6,6 @@ There are two encodings, `Padding` and `KeyEncoding`, with these methods:
 
 - `op_leaves` gives the leaves of the op's arrays, in the structure that the op returns.
 - `data_shape` is what comes after the shape of the function's value in the shape of the op's array.
-- `with_shape` gives the function's leaf, with what `output_shapes` says about it.
 - `encode` gives the op's arrays for a value that the function returned, after the batch axes `lead`.
 """
 
@@ -14,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -24,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpyop import _jaxcore
-from jaxpyop._op.values.spec import Leaf, Shape, fits
+from jaxpyop._op.values.spec import Leaf
 
 
 def encode(op: Any, values: Sequence[Any], convert: Callable[..., Any], lead: tuple[int, ...]) -> list[Any]:
@@ -108,38 +106,24 @@ class Padding:
         count = (len(self.axes),) if self.several else ()
         return Padded(Leaf(self.fill.dtype, self.most, fill=self.fill), Leaf(np.dtype(np.int32), count))
 
-    def with_shape(self, leaf: Leaf, shape: Shape, title: str) -> Leaf:
-        if not fits(self.most, shape):
-            raise ValueError(f"{title}: {self} and output_shapes={shape} contradict each other; write None")
-        return leaf
-
     def encode(
         self, value: Any, convert: Callable[[Any], Any], lead: tuple[int, ...], origin: str, title: str
     ) -> list[Any]:
         array = convert(value)
-        shape = array.shape[len(lead) :]
-        self._check(array.shape, lead, origin, title)
+        most, shape = self.most, array.shape[len(lead) :]
+        if len(shape) != len(most) or array.shape[: len(lead)] != lead:
+            raise ValueError(f"{title}: {origin} shape {array.shape} where {self} allows at most {(*lead, *most)}")
+        for axis, (size, bound) in enumerate(zip(shape, most)):
+            varies = axis in self.axes
+            if size > bound or (size < bound and not varies):
+                allowed = f"at most {bound}; declare more, or return the first {bound}"
+                fixed = f"just {bound}; if that varies too, write axis={(*self.axes, axis)}"
+                raise ValueError(
+                    f"{title}: {origin} {size} along axis {axis} where {self} allows {allowed if varies else fixed}"
+                )
         found = [shape[axis] for axis in self.axes]
         lengths = np.array(found if self.several else found[0], np.int32)
         return [self._filled_up(array, lead), np.broadcast_to(lengths, (*lead, *lengths.shape)).copy()]
-
-    def _check(self, whole: tuple[int, ...], lead: tuple[int, ...], origin: str, title: str) -> None:
-        most = self.most
-        shape = whole[len(lead) :]
-        if len(shape) != len(most) or whole[: len(lead)] != lead:
-            raise ValueError(f"{title}: {origin} shape {whole} where {self} allows at most {(*lead, *most)}")
-        for axis, (size, bound) in enumerate(zip(shape, most)):
-            if size > bound and axis in self.axes:
-                wider = [2 ** math.ceil(math.log2(n)) if n > s else s for s, n in zip(most, shape)]
-                raise ValueError(
-                    f"{title}: {origin} {size} along axis {axis} where {self} allows at most {bound}; declare "
-                    f"more, such as the shape {tuple(wider)}, or return the first {bound}"
-                )
-            if size != bound and axis not in self.axes:
-                raise ValueError(
-                    f"{title}: {origin} shape {shape} where {self} declares {bound} along axis {axis}; "
-                    f"if that varies too, write axis={(*self.axes, axis)}"
-                )
 
     def _filled_up(self, array: Any, lead: tuple[int, ...]) -> Any:
         whole = (*lead, *self.most)
@@ -178,11 +162,6 @@ class KeyEncoding:
     def op_leaves(self) -> Any:
         shape = None if self.shape is None else (*self.shape, *self.data_shape)
         return Leaf(np.dtype(np.uint32), shape, self)
-
-    def with_shape(self, leaf: Leaf, shape: Shape, title: str) -> Leaf:
-        if self.shape is not None and shape != self.shape:
-            raise ValueError(f"{title}: Tout gives keys of shape {self.shape} and output_shapes {shape}; give one")
-        return dataclasses.replace(leaf, encoding=KeyEncoding(self.dtype, shape))
 
     def encode(
         self, value: Any, convert: Callable[[Any], Any], lead: tuple[int, ...], origin: str, title: str
@@ -240,22 +219,19 @@ def padded(dtype: Any, shape: int | Sequence[int], fill_value: Any = 0, *, axis:
         [ 0  2 -1 -1] 2
     """
     sizes = _integers(shape, "shape")
-    several = not _is_integer(axis)
+    several = isinstance(axis, (tuple, list))
     axes = _integers(axis, "axis")
-    if not sizes or min(sizes) < 0:
-        raise ValueError(f"padded: shape is {shape!r}; expected sizes of zero and more, such as 100 or (100, 4)")
     counted = tuple(k % len(sizes) for k in axes if -len(sizes) <= k < len(sizes))
-    if not axes or len(set(counted)) < len(axes):
-        raise ValueError(f"padded: axis is {axis!r}; expected an axis of shape {sizes}, or a tuple of several")
+    if not sizes or min(sizes) < 0 or not axes or len(set(counted)) < len(axes):
+        raise ValueError(
+            f"padded: shape is {shape!r}, and axis is {axis!r}; expected sizes of zero and more, such as 100 or "
+            "(100, 4), and one of their axes, or a tuple of several"
+        )
     return Padding(dtype, sizes, fill_value, counted, several)
-
-
-def _is_integer(value: Any) -> bool:
-    return hasattr(value, "__index__") and getattr(value, "ndim", 0) == 0
 
 
 def _integers(value: Any, what: str) -> tuple[int, ...]:
     try:
-        return (operator.index(value),) if _is_integer(value) else tuple(operator.index(k) for k in value)
+        return tuple(operator.index(k) for k in (value if isinstance(value, (tuple, list)) else (value,)))
     except TypeError:
         raise TypeError(f"padded: {what} is {value!r}; expected an integer, or a tuple of integers") from None

@@ -61,9 +61,6 @@ class static:  # noqa: N801  # reads as the function that it is to users
             raise TypeError(f"jaxpyop.static: {value} is traced, and has no value yet; pass it through inp as it is")
         self.value = value
 
-    def __repr__(self) -> str:
-        return f"jaxpyop.static({self.value!r})"
-
 
 _CONTAINERS = (dict, list, tuple, type(None))
 
@@ -71,9 +68,8 @@ _CONTAINERS = (dict, list, tuple, type(None))
 def _has_custom_node(tree: Any) -> bool:
     """Tell whether a structure has a node that is not one of Python's containers."""
     node = tree.node_data()
-    if node is not None and not issubclass(node[0], _CONTAINERS):
-        return True
-    return any(map(_has_custom_node, tree.children()))
+    is_custom = node is not None and not issubclass(node[0], _CONTAINERS)
+    return is_custom or any(map(_has_custom_node, tree.children()))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -161,10 +157,9 @@ def _as_array(leaf: Any, title: str) -> tuple[Any, Any] | None:
         return _canonical_array(leaf, title), None
     if callable(getattr(leaf, "__jax_array__", None)):
         return _as_array(leaf.__jax_array__(), title)
-    # A Ref under jit is a tracer, but not an array.
     if isinstance(leaf, _jaxcore.Tracer):
         raise TypeError(
-            f"{title}: an input is a traced {leaf.aval}, which is not an array; pass its contents, such as ref[...]"
+            f"{title}: an input is a traced {leaf.aval}, which is not an array; pass its contents, ref[...]"
         )
     return None
 
@@ -177,10 +172,6 @@ def inputs_of(skeleton: Any, key_impls: Sequence[Any]) -> Inputs:
     return Inputs(None if is_flat else tree, tuple(leaves), tuple(key_impls))
 
 
-def _is_plain_array(value: Any) -> bool:
-    return isinstance(value, jax.Array) and not jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended)
-
-
 def flatten_inputs(inp: Sequence[Any], kwargs: dict[str, Any], title: str) -> tuple[list[Any], Inputs]:
     """Take the inputs apart into arrays, in dtypes that JAX has, and their structure.
 
@@ -189,7 +180,8 @@ def flatten_inputs(inp: Sequence[Any], kwargs: dict[str, Any], title: str) -> tu
         OverflowError: an integer does not fit without x64.
     """
     # The common case: nothing but arrays.
-    if not kwargs and all(map(_is_plain_array, inp)):
+    extended = jax.dtypes.extended
+    if not kwargs and all(isinstance(x, jax.Array) and not jax.dtypes.issubdtype(x.dtype, extended) for x in inp):
         count = len(inp)
         return list(inp), Inputs(None, (SLOT,) * count, (None,) * count)
     leaves, tree = jax.tree.flatten((tuple(inp), kwargs))
@@ -223,10 +215,9 @@ def check_closure(func: Callable[..., Any] | None, title: str, what: str = "func
     """
     for name, value in reads_of(func):
         if any(map(_jaxcore.is_live, _leaves(value))):
-            held = f"is traced here ({value})" if _jaxcore.is_live(value) else f"holds traced values here ({value})"
             raise ValueError(
-                f"{title}: {what} uses {name!r} from the code around it, which {held} and has no value "
-                f"when {what} runs; {PASS_IT} (mode='traced' of py_function may close over it)"
+                f"{title}: {what} uses {name!r} from the code around it, which is or holds a traced value ({value}) "
+                f"and has no value when {what} runs; {PASS_IT} (mode='traced' of py_function may close over it)"
             )
 
 
@@ -284,15 +275,8 @@ def give_to_jax(value: np.ndarray[Any, Any], like: Any = None) -> jax.Array:
 
 def anchor_of(inputs: Sequence[Any]) -> Any:
     """The input whose devices a body's results go to: the first committed one, or else the first `jax.Array`."""
-    # A loop takes half of the time of a generator, and every call comes here.
-    first = None
-    for x in inputs:
-        if isinstance(x, jax.Array):
-            if _jaxcore.is_committed(x):
-                return x
-            if first is None:
-                first = x
-    return first
+    arrays = [x for x in inputs if isinstance(x, jax.Array)]
+    return next(filter(_jaxcore.is_committed, arrays), arrays[0] if arrays else None)
 
 
 def without_weak_type(x: Any) -> Any:

@@ -33,18 +33,12 @@ class Leaf:
         shape: the shape, as far as it is known.
         encoding: the `Padding` or `KeyEncoding` that makes the op's arrays of it, where that is needed.
         fill: the result of a call that `when=` leaves out.
-        by_tout: whether the shape was given by `Tout`, for errors.
     """
 
     dtype: np.dtype[Any]
     shape: Shape | None = None
     encoding: Any = None
     fill: Any = 0
-    by_tout: bool = dataclasses.field(default=False, compare=False)
-
-    def __str__(self) -> str:
-        shape = "any shape" if self.shape is None else f"shape {show_shape(self.shape)}"
-        return f"{self.dtype.name} of {shape}"
 
     @property
     def arrays(self) -> int:
@@ -63,7 +57,7 @@ class ResultSpec:
     Attributes:
         skeleton: `Tout` with a `Leaf` at each leaf.
         leaves: these leaves.
-        tree: their structure; None where the skeleton is a single leaf or has none.
+        tree: their structure.
         returned_spec: what func returns, where the op's arrays encode it.
     """
 
@@ -147,7 +141,7 @@ def match(spec: ResultSpec, value: Any, title: str) -> list[Any]:
         ValueError: too many or too few results, or another structure.
         TypeError: a coroutine or generator that has not run.
     """
-    if spec.tree is None and spec.leaves and isinstance(value, _NUMERIC):
+    if isinstance(spec.skeleton, Leaf) and isinstance(value, _NUMERIC):
         return [value]
     if spec.empty:
         _check_run(value, title)
@@ -160,27 +154,20 @@ def match(spec: ResultSpec, value: Any, title: str) -> list[Any]:
     out: list[Any] = []
     if (found := _difference(spec.skeleton, value, out, top=True)) is not None:
         _check_run(value, title)
-        raise _mismatch(spec, found, title)
+        declared = jax.tree.map(lambda leaf: leaf.dtype.name, spec.skeleton)
+        expected = found.skeleton.dtype.name if isinstance(found.skeleton, Leaf) else kind_of(found.skeleton)
+        place = f" at result{found.place}" if found.place else ""
+        raise ValueError(
+            f"{title}: func returned {kind_of(found.value)}{place} where Tout={declared!r} has {expected}; make the "
+            f"two agree{_advice(found)} (for no result: Tout=None)"
+        )
     return out
 
 
-def _mismatch(spec: ResultSpec, found: _Difference, title: str) -> Exception:
-    declared = jax.tree.map(lambda leaf: leaf.dtype.name, spec.skeleton)
-    if found.place:
-        expected = str(found.skeleton) if isinstance(found.skeleton, Leaf) else kind_of(found.skeleton)
-        text = f"{kind_of(found.value)} at result{found.place} where Tout={declared!r} has {expected}"
-    else:
-        count = "one result" if len(spec.leaves) == 1 else f"{len(spec.leaves)} results"
-        text = f"{kind_of(found.value)} where Tout={declared!r} declares {count}"
-    return ValueError(f"{title}: func returned {text}; make the two agree{_advice(found)} (for no result: Tout=None)")
-
-
 def _advice(found: _Difference) -> str:
-    leaf = found.skeleton
-    if isinstance(leaf, Leaf) and leaf.arrays > 1 and _is_numeric(found.value):
-        return "; rows of different lengths make no array: with vmap_method='sequential' each element has its own"
     alone = isinstance(found.skeleton, Leaf) or (_is_sequence(found.skeleton) and len(found.skeleton) == 1)
-    return ", or return np.array(...) for an array" if alone and _is_numeric(found.value) else ""
+    is_array = isinstance(_as_array(found.value), _NUMERIC)
+    return ", or return np.array(...) for an array" if alone and is_array else ""
 
 
 def _holds_nothing(value: Any) -> bool:
@@ -195,9 +182,8 @@ IN_A_LOOP = (
 
 def _check_run(value: Any, title: str) -> None:
     # Not jax.tree.leaves: a list that holds itself breaks its recursion for good (JAX 0.10 to 0.12).
-    for part in [value, *(_inside(value) if _is_sequence(value) or isinstance(value, dict) else ())]:
-        if not _is_unrun(part):
-            continue
+    inside = _inside(value) if _is_sequence(value) or isinstance(value, dict) else ()
+    for part in filter(_is_unrun, [value, *inside]):
         if inspect.iscoroutine(part):
             # Otherwise Python warns that it was never awaited.
             part.close()
@@ -225,16 +211,6 @@ def _is_unrun(value: Any) -> bool:
 
 _NUMERIC = (np.ndarray, np.generic, float, int, complex, jax.Array)
 
-# Deeper than any array, and the end of a list that holds itself.
-_DEPTH = 32
-
-
-def _is_numeric(value: Any, depth: int = 0) -> bool:
-    """Tell whether it is a list or tuple of numbers, of arrays, or of such lists."""
-    if not _is_sequence(value) or depth > _DEPTH:
-        return False
-    return len(value) > 0 and all(isinstance(part, _NUMERIC) or _is_numeric(part, depth + 1) for part in value)
-
 
 def _difference(skeleton: Any, value: Any, out: list[Any], *, top: bool) -> _Difference | None:
     """Add the values at the leaves to `out`, up to the first difference, which is returned."""
@@ -254,14 +230,14 @@ def _difference(skeleton: Any, value: Any, out: list[Any], *, top: bool) -> _Dif
 def _leaf_difference(leaf: Leaf, value: Any, out: list[Any], *, top: bool) -> _Difference | None:
     if not isinstance(value, _NUMERIC):
         rank = len(leaf.shape or ())
-        if _is_sequence(value) and len(value) == 1 and _rank_of(value[0]) >= rank:
+        if _is_sequence(value) and len(value) == 1 and getattr(_as_array(value[0]), "ndim", 0) >= rank:
             # As in TensorFlow, [x] stands for x.
             value = value[0]
         # A function with several results returns a tuple, so a tuple at the top is never an array.
         if not (top and type(value) is tuple):
             if rank and _is_sequence(value) and not value:
                 value = np.zeros((0, *(size or 0 for size in (leaf.shape or ())[1:])), leaf.dtype)
-            elif (rank or not top) and _is_numeric(value):
+            elif rank or not top:
                 value = _as_array(value)
         if value is None or _is_container(value) or _is_unrun(value):
             return _Difference("", leaf, value)
@@ -269,17 +245,13 @@ def _leaf_difference(leaf: Leaf, value: Any, out: list[Any], *, top: bool) -> _D
     return None
 
 
-def _rank_of(value: Any) -> float:
-    found = _as_array(value)
-    return float("inf") if isinstance(found, (list, tuple)) else getattr(found, "ndim", 0)
-
-
 def _as_array(value: Any) -> Any:
     """Make an array of a list of numbers, a jax.Array if one is in it. Anything else stays as it is."""
-    if not _is_numeric(value):
+    if not _is_sequence(value) or not value:
         return value
     try:
-        return jnp.asarray(value) if any(isinstance(part, jax.Array) for part in value) else np.asarray(value)
+        array = jnp.asarray(value) if any(isinstance(part, jax.Array) for part in value) else np.asarray(value)
     except (ValueError, TypeError):
         # Rows of different lengths do not make an array. NumPy raises a ValueError, JAX a TypeError.
         return value
+    return value if array.dtype.kind in "OSUmM" else array

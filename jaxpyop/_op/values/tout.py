@@ -18,20 +18,18 @@ from jaxpyop._op.values.spec import Leaf, ResultSpec, Shape, fits, paired, show_
 def read_tout(tout: Any, title: str) -> ResultSpec:
     """Read `Tout`, in any of its forms."""
     leaves, tree = jax.tree.flatten(tout)
-    if not leaves:
-        return ResultSpec(tout, (), None)
     return spec_of(tree, tuple(_read_leaf(leaf, title) for leaf in leaves))
 
 
 def spec_of(tree: Any, leaves: tuple[Leaf, ...]) -> ResultSpec:
     """The op's spec, if the function's return value has these leaves."""
-    skeleton = leaves[0] if jax.tree_util.treedef_is_leaf(tree) else jax.tree.unflatten(tree, leaves)
-    returned = ResultSpec(skeleton, leaves, None if skeleton is leaves[0] else tree)
+    skeleton = jax.tree.unflatten(tree, leaves)
+    returned = ResultSpec(skeleton, leaves, tree)
     if all(leaf.encoding is None for leaf in leaves):
         return returned
     of_op = jax.tree.map(lambda leaf: leaf.encoding.op_leaves() if leaf.encoding else leaf, skeleton)
     flat, tree = jax.tree.flatten(of_op)
-    return ResultSpec(of_op, tuple(flat), None if isinstance(of_op, Leaf) else tree, returned)
+    return ResultSpec(of_op, tuple(flat), tree, returned)
 
 
 def _read_leaf(value: Any, title: str) -> Leaf:
@@ -44,7 +42,7 @@ def _read_leaf(value: Any, title: str) -> Leaf:
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         if _is_key(value.dtype):
             return Leaf(np.dtype(np.uint32), None, KeyEncoding(value.dtype, tuple(value.shape)))
-        return Leaf(_read_dtype(value.dtype, title), tuple(value.shape), by_tout=True)
+        return Leaf(_read_dtype(value.dtype, title), tuple(value.shape))
     if _is_key(value):
         return Leaf(np.dtype(np.uint32), None, KeyEncoding(value, None))
     raise TypeError(
@@ -96,17 +94,8 @@ def _read_dtype(raw: Any, title: str) -> np.dtype[Any]:
     raw = getattr(raw, "as_numpy_dtype", raw)
     if isinstance(raw, type) and raw in (bool, int, float, complex):
         return canonical_dtype(raw)
-    dtype = _as_dtype(raw, title)
-    # Shorter dtypes are the same with and without x64, and JAX takes a microsecond to say so.
-    found = dtype if dtype.itemsize < 8 else canonical_dtype(dtype)
-    if found != dtype:
-        _warn_as_jax_does(dtype, found)
-    return found
-
-
-def _as_dtype(raw: Any, title: str) -> np.dtype[Any]:
     try:
-        dtype = np.dtype(raw)
+        dtype = np.dtype(raw).newbyteorder("=")
     except TypeError:
         raise TypeError(f"{title}: Tout has {raw!r}, which is not a dtype; write, say, Tout=jnp.float32") from None
     if dtype.kind in "OSUMm" or dtype.fields is not None or is_extended_precision(dtype):
@@ -114,17 +103,17 @@ def _as_dtype(raw: Any, title: str) -> np.dtype[Any]:
             f"{title}: Tout has the dtype {dtype}, which JAX does not have; "
             "Tout must name numbers or booleans, such as jnp.float32"
         )
-    return dtype.newbyteorder("=")
-
-
-def _warn_as_jax_does(dtype: np.dtype[Any], canonical: np.dtype[Any]) -> None:
-    # The first sentence is copied from JAX's own warning, so that filters for it match. Ours is at the user's line.
-    # JAX's cannot be caught and moved there: warnings.catch_warnings() is for one thread only.
-    _jaxcore.warn_user(
-        f"Explicitly requested dtype {dtype.name} requested in Tout is not available, and will be truncated to dtype "
-        f"{canonical.name}. Call jax.config.update('jax_enable_x64', True) first to have 64 bits.",
-        UserWarning,
-    )
+    # Shorter dtypes are the same with and without x64, and JAX takes a microsecond to say so.
+    found = dtype if dtype.itemsize < 8 else canonical_dtype(dtype)
+    if found != dtype:
+        # The first sentence is copied from JAX's own warning, so that filters for it match. Ours is at the user's line.
+        # JAX's cannot be caught and moved there: warnings.catch_warnings() is for one thread only.
+        _jaxcore.warn_user(
+            f"Explicitly requested dtype {dtype.name} requested in Tout is not available, and will be truncated to "
+            f"dtype {found.name}. Call jax.config.update('jax_enable_x64', True) first to have 64 bits.",
+            UserWarning,
+        )
+    return found
 
 
 # ---------------------------------------------------------------------- shapes
@@ -134,8 +123,7 @@ def with_shapes(spec: ResultSpec, shapes: Any, title: str) -> ResultSpec:
     """Read `output_shapes` into the spec. It is not a function here."""
     if shapes is None or (spec.empty and not jax.tree.leaves(shapes)):
         return spec
-    leaves = tuple(_leaves_with_shapes(spec.returned.skeleton, shapes, title))
-    return spec_of(jax.tree.structure(spec.returned.skeleton), leaves) if leaves else spec
+    return spec_of(spec.returned.tree, tuple(_leaves_with_shapes(spec.returned.skeleton, shapes, title)))
 
 
 def _leaves_with_shapes(skeleton: Any, shapes: Any, title: str) -> list[Leaf]:
@@ -152,11 +140,14 @@ def _leaves_with_shapes(skeleton: Any, shapes: Any, title: str) -> list[Leaf]:
 
 
 def _with_shape(leaf: Leaf, shape: Shape | None, title: str) -> Leaf:
-    if shape is None:
+    if shape is None or leaf.shape == shape:
         return leaf
     if leaf.encoding is not None:
-        return leaf.encoding.with_shape(leaf, shape, title)
-    if leaf.shape is None or leaf.shape == shape:
+        raise ValueError(
+            f"{title}: output_shapes gives {show_shape(shape)} for a padded result or a typed key; write None, and "
+            "for keys Tout=jax.ShapeDtypeStruct(shape, key.dtype)"
+        )
+    if leaf.shape is None:
         return Leaf(leaf.dtype, shape)
     if leaf.shape_known and fits(leaf.shape, shape):
         return leaf
@@ -183,9 +174,11 @@ def _read_dimension(value: Any, title: str) -> int | None:
     try:
         dimension = operator.index(value)
     except TypeError:
-        raise TypeError(f"{title}: output_shapes has the dimension {value!r}; expected an int or None") from None
+        dimension = -1
     if dimension < 0:
-        raise ValueError(f"{title}: output_shapes has the dimension {dimension}; write None for an unknown one")
+        raise ValueError(
+            f"{title}: output_shapes has the dimension {value!r}; expected a size, or None for one that is unknown"
+        )
     return dimension
 
 
@@ -229,16 +222,11 @@ def check_shape(shape: Shape, leaf: Leaf, lead: tuple[int, ...], basis: str, ori
     own = show_shape(shape[len(lead) :])
     if own == show_shape(leaf.shape):
         advice = f"func gets the whole batch and returns a result for each element, with {show_shape(lead)} in front"
-    elif leaf.by_tout:
-        advice = f"write that shape in Tout, jax.ShapeDtypeStruct({own}, jnp.{leaf.dtype.name})"
-    elif origin == "func returned":
-        advice = f"write output_shapes={own}" + (" (or Tout=jnp.float32(0), a scalar)" if own == "()" else "")
     else:
-        advice = f"give {own} as its shape in output_shapes="
-    sizes = [(a, b) for a, b in zip(shape[len(lead) :], leaf.shape) if a is not None and b is not None]
-    if len(sizes) == len(leaf.shape) == len(shape) - len(lead) > 0 and own != show_shape(leaf.shape):
-        most = show_shape(tuple(max(a, b) for a, b in sizes))
-        advice += f" (or, if a length varies, Tout=jaxpyop.padded(dtype, {most}))"
+        place = "" if origin == "func returned" else " in its place"
+        advice = f"write output_shapes={own}{place}, or that shape in Tout"
+    if len(shape) - len(lead) == len(leaf.shape) > 0 and own != show_shape(leaf.shape):
+        advice += " (or, if a length varies, Tout=jaxpyop.padded(dtype, the largest shape))"
     found = f"{origin} shape {show_shape(shape)} where {show_shape(expected)} was {basis}"
     # A wrong guess is not the user's mistake, so the line to write comes first.
     raise ValueError(f"{title}: {advice}: {found}" if basis.startswith("assumed") else f"{title}: {found}; {advice}")

@@ -41,7 +41,7 @@ def test_a_backward_pass_without_a_rule_is_refused(backward):
 
 def test_a_rule_for_the_other_mode_is_not_enough():
     only_jvp = lambda x: numpy_function(np.sin, [x], F, jvp=lambda i, o, t: np.cos(i[0]) * t[0])
-    with pytest.raises(ValueError, match=r"a backward pass needs.*vjp=f.*jvp= gives forward mode"):
+    with pytest.raises(ValueError, match=r"a backward pass needs.*that has jvp= alone.*vjp=f"):
         jax.grad(only_jvp)(1.0)
 
 
