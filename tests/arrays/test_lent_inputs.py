@@ -11,6 +11,7 @@ from tests.arrays.memory import LARGE, SMALL, F, address, both_sizes, direct_and
 from tests.batches.programs import InCaller
 from tests.shared.checks import run
 from tests.shared.functions import py_func
+from tests.shared.tables import named
 
 KEPT = "kept an input that copy=False lends"
 
@@ -87,7 +88,7 @@ NOT_KEPT = {
 }
 
 
-@pytest.mark.parametrize("body", NOT_KEPT.values(), ids=NOT_KEPT)
+@pytest.mark.parametrize("body", named(NOT_KEPT, slow=["held by garbage that is old"]))
 @both_sizes
 def test_not_keeping_them_does_not_warn(n, body):
     x = jnp.ones(n)

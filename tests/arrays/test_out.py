@@ -16,7 +16,7 @@ from tests.batches.programs import BLOCKS, METHODS, InCaller
 from tests.shared.checks import Counter, close, run
 from tests.shared.functions import contrib, numpy_function, py_func, py_function
 from tests.shared.processes import on_devices, run_python
-from tests.shared.tables import rows
+from tests.shared.tables import named, rows
 
 XS = np.arange(12, dtype=np.float32).reshape(4, 3)
 
@@ -173,7 +173,9 @@ def keeping(part=lambda out: out):
     return greedy, kept
 
 
-@pytest.mark.parametrize("transform", [lambda f: f, jax.vmap], ids=["itself", "a slice of an element"])
+@pytest.mark.parametrize(
+    "transform", named({"itself": lambda f: f, "a slice of an element": jax.vmap}, slow=["a slice of an element"])
+)
 def test_keeping_it_in_a_program_warns(transform):
     body, _ = keeping(lambda out: out if out.ndim > 1 else out[1:])
     op = lambda x: numpy_function(body, [x], F, out=True)

@@ -121,6 +121,7 @@ def test_a_function_may_return_the_same_memory_for_each_element():
     np.testing.assert_array_equal(f(grid(10, 2)), 2 * grid(10, 2))
 
 
+@pytest.mark.slow
 def test_each_element_of_a_chunk_has_a_record_of_its_own():
     """The backward pass compares the results of another run with those of the same element."""
     x = jnp.array([-2.0, 3.0])

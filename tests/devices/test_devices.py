@@ -30,6 +30,7 @@ for api in (jaxpyop.numpy_function, jaxpyop.py_func):
 """
 
 
+@pytest.mark.slow
 def test_the_main_promises_on_two_devices():
     run_python(MAIN, **on_devices(2))
 

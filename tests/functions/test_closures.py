@@ -111,7 +111,8 @@ def constants(n):
     return jax.nn.relu(noise) * (total if total > -1e9 else 0.0)
 
 
-@pytest.mark.parametrize("over", [lambda f: f, pytest.param(jax.grad, marks=pytest.mark.slow)], ids=["value", "grad"])
+@pytest.mark.slow
+@pytest.mark.parametrize("over", [lambda f: f, jax.grad], ids=["value", "grad"])
 def test_what_a_function_caches_of_its_own_is_an_array(over):
     """A cache that was filled while the shape was looked for is good afterwards."""
     cached = functools.lru_cache(constants)

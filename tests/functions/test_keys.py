@@ -47,6 +47,7 @@ def test_numpy_functions_return_a_keys_data(api):
     same(api(lambda data: data[::-1], [KEY], KEY), jax.random.wrap_key_data(jax.random.key_data(KEY)[::-1]))
 
 
+@pytest.mark.slow
 def test_the_shape_of_a_batch_of_keys_is_found():
     """The last axis of a key's data is no axis of the key."""
     same(jax.jit(lambda k: py_function(lambda k: jax.random.split(k, 4), [k], KEY.dtype))(KEY), KEYS)
@@ -55,6 +56,7 @@ def test_the_shape_of_a_batch_of_keys_is_found():
     np.testing.assert_array_equal(jax.vmap(lambda k: py_function(draw, [k], F))(KEYS), jax.vmap(draw)(KEYS))
 
 
+@pytest.mark.slow
 def test_traced_mode_and_when():
     op = lambda k: py_function(lambda k: jax.random.split(k)[0], [k], KEY, mode="traced")
     same(jax.jit(op)(KEY), jax.random.split(KEY)[0])

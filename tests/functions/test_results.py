@@ -9,6 +9,7 @@ import pytest
 
 from tests.shared.checks import close, run
 from tests.shared.functions import both_sides, numpy_function, py_function
+from tests.shared.tables import named
 
 F = jnp.float32
 X = jnp.arange(3.0)
@@ -93,7 +94,9 @@ def test_results_are_not_weakly_typed_and_gradients_are_as_jaxs_are(op):
 
 
 @pytest.mark.parametrize("method", ["expand_dims", "broadcast_all"])
-@pytest.mark.parametrize("vjp", [None, lambda inputs, outputs, cts: cts[0]], ids=["without vjp", "with vjp"])
+@pytest.mark.parametrize(
+    "vjp", named({"without vjp": None, "with vjp": lambda inputs, outputs, cts: cts[0]}, slow=["without vjp"])
+)
 def test_a_function_of_a_batch_gets_the_batch_while_jax_differentiates(method, vjp):
     """A metric of the batch is the same beside a gradient as without one."""
     centred = lambda x: numpy_function(lambda x: x - x.mean(axis=0), [x], F, vmap_method=method, vjp=vjp)

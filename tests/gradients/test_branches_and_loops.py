@@ -81,6 +81,7 @@ def test_every_way_to_look_at_a_differentiated_array():
     close(jax.grad(lambda x: py_function(looks_everywhere, [x], F).sum())(X), [3, 3, 3])
 
 
+@pytest.mark.slow
 def test_what_has_no_tangent_is_a_plain_array():
     """Operations on inputs that are not differentiated are not recorded, and give what JAX gives."""
     seen = []

@@ -16,7 +16,6 @@ from tests.shared.tables import rows
 # One body for each kind of operation that derivatives treat in its own way.
 FAST = ["an output twice", "integer output", "integer input", "unused input", "custom_jvp", "custom_vjp"]
 FAST += ["custom_vjp in jit", "jit over an array", "no elements", "independent results"]
-FAST += ["jits in another order"]
 FAST_FORWARD = ["an output twice", "integer output", "custom_jvp", "stop_gradient", "unused input"]
 
 

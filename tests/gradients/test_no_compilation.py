@@ -64,6 +64,7 @@ def test_constants_are_not_compiled_in():
     assert found == []
 
 
+@pytest.mark.slow
 def test_types_are_told_apart():
     """The pullback of a sum has a shape in it that its cotangent does not tell."""
     for x in (F(2), jnp.arange(3.0), jnp.arange(2.0)):

@@ -10,6 +10,7 @@ import weakref
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from jaxpyop import _tape
 from tests.gradients.bodies import X3, F, custom_square
@@ -33,6 +34,7 @@ def test_arrays_are_kept_once():
     close(record.pushforward([x])[1], x)
 
 
+@pytest.mark.slow
 def test_a_record_keeps_neither_tracers_nor_the_function():
     class Held:
         def __call__(self, x):

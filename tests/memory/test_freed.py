@@ -63,7 +63,7 @@ def op_and_what_it_holds(api, rule=None, **options):
     return op, [func_ref, weakref.ref(captured), rule_ref]
 
 
-@pytest.mark.parametrize("name", rows(USES, fast=["direct", "jit", "vmap", "eval_shape", "jit of gradient"]))
+@pytest.mark.parametrize("name", rows(USES, fast=["direct", "jit"]))
 def test_a_dropped_program_frees_its_functions_and_what_they_captured(name):
     ops, refs = zip(
         op_and_what_it_holds(py_function),

@@ -48,6 +48,7 @@ def test_structs_in_place_of_arrays_and_static_arguments():
     np.testing.assert_allclose(again(X), of_branches(X) * 3, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_symbolic_shapes():
     (n,) = jax.export.symbolic_shape("n")
     fun = lambda x: jnp.sin(py_function(cube, [jnp.cos(x)], F)) + x
@@ -138,6 +139,7 @@ def test_other_settings():
             again(X)
 
 
+@pytest.mark.slow
 def test_without_vjp_order_a_derivative_is_an_error_that_says_so():
     # The program has no segment, so no error of jax.export would come.
     for fun in (loss, lambda x: jnp.sum(py_function(branches, [x], F)), lambda x: py_function(branches, [x], F)[0]):

@@ -14,7 +14,7 @@ import pytest
 import jaxpyop
 from tests.shared.checks import Counter
 from tests.shared.functions import numpy_function, py_function
-from tests.shared.tables import rows
+from tests.shared.tables import named, rows
 
 F = jnp.float32
 X = jnp.arange(6.0)
@@ -172,7 +172,7 @@ CHAINS = {
 }
 
 
-@pytest.mark.parametrize(("step", "advice"), CHAINS.values(), ids=CHAINS)
+@pytest.mark.parametrize(("step", "advice"), named(CHAINS, slow=["a chain"]))
 def test_a_chain_cannot_be_one_batch(step, advice):
     f = numpy_op(np.cos)
     row = counted(lambda: jax.jit(lambda x: jax.lax.scan(lambda x, _: step(f, x), x, None, 1000))(2.0))["sine"]

@@ -239,6 +239,7 @@ def doubled(x):
     return n
 
 
+@pytest.mark.slow
 def test_an_integer_that_python_lets_grow_raises_where_the_program_cannot_hold_it():
     for body, x, text in (
         (doubled, 1.0, r"beyond 2\*\*62"),

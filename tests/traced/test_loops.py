@@ -21,6 +21,7 @@ def body(x):
     return x * x if x > 0.2 else -x
 
 
+@pytest.mark.slow
 def test_tangents_of_a_batch_whose_loops_end_at_different_turns():
     along = lambda f: lambda x: jax.jvp(jax.vmap(f), [x], [x])
     x = jnp.array([0.3, 1.3, 6.0])

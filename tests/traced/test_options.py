@@ -50,6 +50,7 @@ def test_options_that_exclude_it(options, match):
         jaxpyop.py_function(abs, [1.0], **({"mode": "traced", "Tout": F} | options))
 
 
+@pytest.mark.slow
 def test_a_step_of_optax_is_a_program():
     optax = pytest.importorskip("optax")
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(0.1))

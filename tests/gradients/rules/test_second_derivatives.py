@@ -80,6 +80,7 @@ def test_equal_to_jax(program, kind, method, transform):
     close_to(found, jax.jit(lambda: program(curve, X))(), 3e-3 if kind == "differences" else 2e-5)
 
 
+@pytest.mark.slow
 def test_a_rule_of_jax_operations_to_any_order():
     @py_function(Tout=F, output_shapes=())
     def slope(inputs, outputs, cotangents):
