@@ -28,7 +28,7 @@ NAMES = {"TensorFlow": "tf.", "Ray Data": "ray.data."}
 
 
 # The recipes use large libraries, and the others are programs that take long to compile.
-SLOW = ("recipes/", "guide/rules.md", "traced.md Loops", "tensorflow.md A whole script")
+SLOW = ("recipes/", "guide/rules.md", "hangs.md Find the line", "traced.md Loops", "tensorflow.md A whole script")
 
 
 def rows(table):
