@@ -37,6 +37,7 @@ class _Outcome:
         except StaysWhole as reason:
             self.reason = str(reason)
         self.is_faster_whole = self.plan is not None and not self.plan.loops and _is_faster_whole(self.plan.calls)
+        self.stays_whole = self.plan is None or self.is_faster_whole  # on one CPU device
 
 
 # The outcomes of each jaxpr. If a function is traced again, JAX returns the same jaxpr as long as it keeps it, so a
@@ -64,6 +65,8 @@ class CutFunction:
         self._options = Options(getattr(fun, "__name__", "function"), loops, compiler_options)
         self._reason = _reason_in(options)
         self._by_signature: dict[Any, tuple[_Outcome, Any]] = {}
+        # How many programs JAX had compiled when all of them stayed whole; -1 if one is cut, or that is not known.
+        self._whole_programs = -1
         _jaxcore.clear_with_jax(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -75,6 +78,14 @@ class CutFunction:
             raise strip_library_frames(original_of(error), "jaxpyop.jit")  # noqa: B904  # It is the same error.
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._whole_programs >= 0:
+            # JAX finds a compiled program in a third of the time that Python needs to look for a plan. If the program
+            # is a new one, or raises, it runs whole this once, and is planned when it is called again.
+            known, self._whole_programs = self._whole_programs, -1
+            result = self._jit(*args, **kwargs)
+            if self._jit._cache_size() == known:
+                self._whole_programs = known
+            return result
         if self._reason or not _jaxcore.at_top_level() or _jaxcore.jax_config.jax_disable_jit:
             return self._jit(*args, **kwargs)
         leaves, key = self._signature(args, kwargs)
@@ -88,7 +99,10 @@ class CutFunction:
         outcome, tree = found or self._plan(args, kwargs, key)
         plan = outcome.plan
         if plan is None or (outcome.is_faster_whole and _runs_on_one_cpu(leaves)) or not _are_together(leaves):
-            return self._jit(*args, **kwargs)
+            result = self._jit(*args, **kwargs)
+            if _jaxcore.is_one_cpu() and all(outcome.stays_whole for outcome, _ in self._by_signature.values()):
+                self._whole_programs = self._jit._cache_size()
+            return result
         return tree.unflatten(plan.run([x if isinstance(x, jax.Array) else _array(x) for x in leaves]))
 
     def _signature(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any] | None, Any]:
@@ -168,6 +182,7 @@ class CutFunction:
     def cache_clear(self) -> None:
         """Forget the plans, so that the function is traced again. `jax.clear_caches()` calls this."""
         self._by_signature.clear()
+        self._whole_programs = -1
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)

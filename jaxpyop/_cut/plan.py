@@ -32,19 +32,19 @@ class Options:
 
 
 class _Instruction(NamedTuple):
-    """One step of a plan.
+    """One step of a plan. The values of a run are in a list, in which each variable has an index.
 
     Attributes:
         run: the compiled segment, or the Python call.
-        reads: the variables of its inputs.
-        makes: the variables of its results.
-        dead: the variables whose values no later step reads.
+        reads: the indices of its inputs.
+        makes: the indices of its results, which follow each other.
+        dead: the indices of the values that no later step reads.
     """
 
     run: Callable[..., Sequence[Any]]
-    reads: Sequence[Any]
-    makes: Sequence[Any]
-    dead: Sequence[Any]
+    reads: Sequence[int]
+    makes: slice
+    dead: Sequence[int]
 
 
 class Plan:
@@ -66,10 +66,11 @@ class Plan:
         hosts: dict[Any, Callable[..., Sequence[Any]]],
         options: Options,
     ) -> None:
-        self._inputs, self._outputs = program.inputs, program.outputs
         # A segment has its constants inside, and a Python call reads them as it reads everything else.
         read_by_hosts = {x for eqn in hosts for x in eqn.invars}
-        self._known = {x: jnp.asarray(value) for x, value in program.constants.items() if x in read_by_hosts}
+        known = {x: jnp.asarray(value) for x, value in program.constants.items() if x in read_by_hosts}
+        self._initial: list[Any] = [*(None for _ in program.inputs), *known.values()]
+        indices = {x: k for k, x in enumerate((*program.inputs, *known))}
         self._instructions: list[_Instruction] = []
         self.text: list[str] = []
         lifetimes = Lifetimes(program, steps, donated)
@@ -84,18 +85,23 @@ class Plan:
             else:
                 run, reads, makes = hosts[step], step.invars, step.outvars
                 self.text.append(f"Python: {run}")
-            dead = [x for x in {*reads, *makes} - self._known.keys() if lifetimes.ends.get(x, -1) <= number]
-            self._instructions.append(_Instruction(run, reads, makes, dead))
+            made = slice(len(self._initial), len(self._initial) + len(makes))
+            indices.update((x, made.start + k) for k, x in enumerate(makes))
+            self._initial.extend(None for _ in makes)
+            dead = [indices[x] for x in {*reads, *makes} - known.keys() if lifetimes.ends.get(x, -1) <= number]
+            self._instructions.append(_Instruction(run, [indices[x] for x in reads], made, dead))
+        self._outputs = [indices[x] for x in program.outputs]
         self.calls = [call_of(eqn) for eqn in hosts if call_of(eqn) is not None]
         self.loops = [eqn for eqn in hosts if call_of(eqn) is None]
 
     def run(self, inputs: Sequence[Any]) -> list[Any]:
         """Run the program on jax.Arrays, and return its results."""
-        values = self._known | dict(zip(self._inputs, inputs))
+        values = self._initial.copy()
+        values[: len(inputs)] = inputs
         for run, reads, makes, dead in self._instructions:
-            values.update(zip(makes, run(*map(values.__getitem__, reads))))
-            for x in dead:
-                del values[x]
+            values[makes] = run(*map(values.__getitem__, reads))
+            for k in dead:
+                values[k] = None
         outputs = list(map(values.__getitem__, self._outputs))
         return outputs if _jaxcore.is_one_cpu() else _placed(outputs, inputs)
 

@@ -27,6 +27,7 @@ _SETTINGS: dict[str, Any] = {
     "jax_default_matmul_precision": jax.default_matmul_precision,
     "jax_debug_nans": jax.debug_nans,
 }
+_STATES = tuple(_SETTINGS.values())
 
 # The trace that evaluates. It has no public name, but its values are arrays, which have no trace.
 EVAL_TRACE: Any = None if PORTABLE else private.EVAL_TRACE
@@ -114,14 +115,14 @@ def thread_settings() -> list[Any]:
     if PORTABLE:
         return [getattr(jax_config, name) for name in _SETTINGS]
     # Each call of a compiled program asks, and this takes a third of the time.
-    return [setting.value for setting in _SETTINGS.values()]
+    return [state.value for state in _STATES]
 
 
 @contextlib.contextmanager
 def with_thread_settings(settings: Sequence[Any]) -> Iterator[None]:
     """Gives a block the settings of another thread."""
     with contextlib.ExitStack() as stack:
-        for here, there, context in zip(thread_settings(), settings, _SETTINGS.values()):
+        for here, there, context in zip(thread_settings(), settings, _STATES):
             if here != there:
                 stack.enter_context(context(there))
         yield

@@ -391,6 +391,10 @@ def test_what_stays_whole_for_some_types_and_loops_is_cut_for_others():
     in_a_loop = lambda x: jax.lax.fori_loop(0, 2, lambda i, c: body(c), x)
     for _ in range(2):
         same(whole_for_two(X[:2]), jnp.sin(X[:2]))
+    with pytest.raises(KeyError, match="mine") as caught:
+        whole_for_two(X)
+    assert came_from_jax(caught.value), "as long as all programs stay whole, a new one runs whole once"
+    for _ in range(2):
         for cut, is_whole in (
             (whole_for_two, False),
             (jaxpyop.jit(in_a_loop), True),
@@ -399,3 +403,4 @@ def test_what_stays_whole_for_some_types_and_loops_is_cut_for_others():
             with pytest.raises(KeyError, match="mine") as caught:
                 cut(X)
             assert came_from_jax(caught.value) == is_whole
+        same(whole_for_two(X[:2]), jnp.sin(X[:2]))
