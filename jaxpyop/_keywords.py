@@ -52,8 +52,8 @@ class _OfAll(TypedDict, total=False):
             is as many as take about ten times as long as the way to a worker and back.
             With `when=` and with a pair ``vjp=(fwd, bwd)`` it is one.
         retries: how often an element is sent again to a worker of `executor` after its
-            worker died. Errors that `func` raises are not repeated. The op must be
-            stateless.
+            worker died, and at least once alone. Errors that `func` raises are not
+            repeated. The op must be stateless.
         timeout: the seconds that `func` may take for an element, in a worker process of
             `executor`. After that, a ``TimeoutError`` is raised in `func`. If `func`
             goes on, its worker process is ended. The op must be stateless.

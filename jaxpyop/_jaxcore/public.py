@@ -78,7 +78,7 @@ PORTABLE = private is None
 LOSSES = (
     "gradients of py_function come from jax.vjp, so a differentiated function that calls float(x) or NumPy raises",
     "under jax.checkpoint, a function runs again for the backward pass, with other random numbers if it draws some",
-    "mode='traced' is refused, and the shape of a result is not inferred if the function has an if on a value",
+    "mode='traced' is refused",
     "jaxpyop.jit is jax.jit, and jaxpyop.export and jaxpyop.load are refused",
     "compiled programs copy what functions read and return, and direct calls are slower",
     "programs over several devices are refused, except in jax.shard_map",

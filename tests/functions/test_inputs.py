@@ -254,3 +254,9 @@ def test_a_changed_object_warns_once_for_each_op(over, hold, take, change, named
         warnings.simplefilter("error")
         jax.block_until_ready(f(3.0))
         assert py_function(lambda c, x: c.count * x, [Grows(count=F(2)), 3.0], F) == 6  # which only reads
+
+
+def test_an_error_about_a_number_says_what_to_write():
+    with pytest.raises(TypeError) as caught:
+        numpy_function(lambda x, n: "ab" * n, [1.0, 3], F)
+    assert any("jaxpyop.static(3) in inp keeps a" in note for note in caught.value.__notes__)

@@ -83,6 +83,12 @@ def advise(error: Exception, op: Op, what: str, func: Callable[..., Any], argume
     elif isinstance(error, TypeError) and _jaxcore.is_library_file(_jaxcore.raising_file(error) or ""):
         # If the arguments do not fit, Python raises in the frame of the caller, which is ours.
         clearer = _error_about_the_call(error, op, what, func, arguments)
+    elif isinstance(error, TypeError) and any(getattr(x, "shape", None) == () for x in jax.tree.leaves(arguments())):
+        add_note(
+            error,
+            f"{op.title}: a number in inp reaches {what} as an array without axes; jaxpyop.static(3) in inp keeps a "
+            "number of Python, and int(x) or float(x) makes one",
+        )
     # Objects of users may raise anything when they are looked at. That must not hide the exception.
     with contextlib.suppress(Exception):
         called = op.title if what == "func" else f"{op.title}, {what}"

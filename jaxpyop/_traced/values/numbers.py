@@ -285,7 +285,8 @@ def math_function(name: str, v: Any, *rest: Any) -> Any:
     if not rest and name in _TO_INT:
         return to_int(_TO_INT[name], v)
     if rest or name not in _MATH:
-        raise Refused(f"math.{name} of a traced number is not in the language", f"use jnp.{name}")
+        where = "jnp" if hasattr(jnp, name) else "jax.scipy.special"
+        raise Refused(f"math.{name} of a traced number is not in the language", f"use a function of {where}")
     x = raw(v, "f")
     val = wide(_MATH[name], x)
     if name in _GROWING:
