@@ -308,9 +308,9 @@ class BwdRule(VjpRule):
         moved, count = (*sizes, *kept.lead), len(lead)
         inputs, outputs, cotangents = self.split(arrays)
         likes = [Struct((*moved, *a.shape[count:]), a.dtype) for a in inputs]
-        cotangents = [np.moveaxis(c, added, first).reshape(*moved, *c.shape[count:]) for c in cotangents]
+        cotangents = [np.moveaxis(c, added, first).reshape((*moved, *c.shape[count:])) for c in cotangents]
         found = self.pulled(kept.value, [*likes, *outputs, *cotangents], moved)
-        return [np.moveaxis(v.reshape(*sizes, *block, *v.shape[len(moved) :]), first, added) for v in found]
+        return [np.moveaxis(v.reshape((*sizes, *block, *v.shape[len(moved) :])), first, added) for v in found]
 
     def pulled(self, residuals: Any, arrays: Sequence[Any], lead: tuple[int, ...]) -> list[Any]:
         """Call `bwd` with the residuals of a run on these inputs, and return the cotangents."""
