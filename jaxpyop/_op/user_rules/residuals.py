@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxpyop._op.body import DerivedBody, UserBody, each_alone, element_structs
+from jaxpyop._op.body import DerivedBody, UserBody, element_structs
 from jaxpyop._op.primitive import NO_RECORD, RECORDS, TOKEN, Batching, Call, HandedRecord, Linearization
 from jaxpyop._op.user_rules.functions import VjpRule, expanded, method_of_rules
 from jaxpyop._op.values import Struct, as_jax, check_fingerprints, decode, fingerprints, show_shape
@@ -274,12 +274,6 @@ class BwdRule(VjpRule):
                     "some of them, or in another order. The residuals are those of the whole block, and fwd of a "
                     'stateful op cannot be run again; pull back the whole block, or pass vmap_method="sequential"'
                 )
-            if not did_run.any():
-                return self.absent_results(arrays, lead)
-            if not did_run.all():
-                # The inputs of an element that did not run are zeros, for which `fwd` may raise.
-                run = lambda receipts, *arrays, lead: self.after_fwd(receipts, None, arrays, lead)
-                return each_alone(run, [receipts, *arrays], lead)
             kept = self._run_again(receipts, self.split(arrays)[0], lead)
         found = self._pulled_block(kept, arrays, lead, receipts.shape[:-1])
         return found if did_run.all() else [np.where(expanded(did_run, v), v, 0) for v in found]
@@ -287,14 +281,22 @@ class BwdRule(VjpRule):
     def _run_again(self, receipts: np.ndarray[Any, Any], inputs: Sequence[Any], lead: tuple[int, ...]) -> Residuals:
         """Run `fwd` on the elements that have receipts, and check that it gives the results of the forward pass."""
         added, block = _added_axes_and_block(lead, receipts.shape[:-1])
-        first = tuple(0 if axis in added else slice(None) for axis in range(len(lead)))
-        inputs = [np.asarray(a)[first] for a in inputs]
-        # Inputs with axes of size 1 alone would give results with axes of size 1. The cotangents of the perturbed ones
-        # have all axes anyway.
-        sizes = [(*block, *a.shape[len(block) :]) if p else a.shape for a, p in zip(inputs, self.perturbed)]
-        inputs = [np.array(np.broadcast_to(a, size)) for a, size in zip(inputs, sizes)]
+        receipts = receipts.reshape(*block, 3)
+        did_run, expected = receipts[..., 0] != 0, receipts[..., 1]
+        inputs = [
+            np.asarray(a)[tuple(0 if axis in added else slice(None) for axis in range(len(lead)))] for a in inputs
+        ]
+        has_all_axes = np.broadcast_shapes(*[a.shape[: len(block)] for a in inputs]) == block
+        if not (did_run.all() and has_all_axes):
+            # A `cond` under `vmap` gives zeros for the elements that took the other branch. `fwd` may raise for zeros,
+            # so they get the inputs of one that did run. An input that all elements share may come with size 1.
+            flat = np.where(did_run, np.arange(did_run.size).reshape(block), did_run.argmax())
+            source = np.unravel_index(flat, block)
+            inputs = [a[tuple(k if size > 1 else 0 * k for k, size in zip(source, a.shape))] for a in inputs]
+        inputs = [np.array(a, order="C") for a in inputs]
         outs, residuals = FwdBody(self.base).run(as_jax(inputs) if self.op.on_jax else inputs, block)
-        check_fingerprints(fingerprints(outs, block), receipts[..., 1].reshape(block), self.title, "fwd of vjp")
+        found = np.where(did_run, fingerprints(outs, block), expected)
+        check_fingerprints(found, expected, self.title, "fwd of vjp")
         return Residuals(residuals, block, 0)
 
     def _pulled_block(
