@@ -302,9 +302,9 @@ def check_fingerprints(found: Any, expected: Any, title: str, what: str) -> None
     """
     if not np.array_equal(found, expected):
         raise RuntimeError(
-            f"{title}: {what} ran again for a backward pass, because the record of its forward pass was gone, or was that "
-            "of a whole batch, and gave other results than in the forward pass: it draws random numbers, reads something "
-            "that changes, or rounds differently in a batch of another size. Its gradient would be that of another run. "
-            "Pass what changes (a random key, say) as an input; or pass stateful=True and increase "
+            f"{title}: {what} ran again for a backward pass, because the record of its forward pass was gone, or is "
+            "that of a whole batch, and gave other results than in the forward pass: it draws random numbers, reads "
+            "something that changes, or rounds differently in a batch of another size. Its gradient would be that of "
+            "another run. Pass what changes (a random key, say) as an input; or pass stateful=True and increase "
             "jaxpyop.config.max_record_bytes or max_records, so that nothing runs again"
         )

@@ -169,6 +169,22 @@ def test_elements_of_a_block_that_did_not_run(cleared):
     assert (fwd.count, bwd.count) == (1 + cleared, 1)
 
 
+@pytest.mark.parametrize("method", ["sequential", "expand_dims"])
+def test_pairs_in_two_branches(method):
+    """JAX hands the receipts of both branches over in one array, and their residuals are no arrays of one kind."""
+
+    def op(factor, key, x):
+        fwd, bwd = Counter(lambda x: (factor * x * x, {key: 2 * factor * x})), Counter(lambda r, ct: r[key] * ct[0])
+        counters.extend([fwd, bwd])
+        return numpy_function(lambda x: factor * x * x, [x], F, vjp=(fwd, bwd), vmap_method=method)
+
+    counters, x = [], jnp.arange(1.0, 5.0)
+    program = lambda x: jax.lax.cond(x > 2, lambda x: op(1, "one", x), lambda x: op(5, "five", x), x)
+    np.testing.assert_allclose(jax.jit(jax.vmap(jax.grad(program)))(x), [10, 20, 6, 8])
+    if method == "expand_dims":
+        assert [counter.count for counter in counters if counter.count] == [2, 1, 2, 1]
+
+
 # ------------------------------------------- processes, threads, devices
 
 
