@@ -210,8 +210,9 @@ class FwdCall(Call):
         if not self.body.plain and not np.all(failed):
             kept = Residuals(protected(residuals), lead, id(self.body.base), size_of(residuals))
             token = RECORDS.put(kept, once_made=self.op.stateful, owner=self.op.name)
-        numbers = np.arange(math.prod(lead), dtype=TOKEN).reshape(lead)
-        found = np.stack([np.full(lead, token, TOKEN), fingerprints(outs, lead), numbers], -1)
+        found = np.zeros((*lead, *_RECEIPT.shape), TOKEN)
+        found[..., 0], found[..., 1] = token, fingerprints(outs, lead)
+        found[..., 2] = np.arange(math.prod(lead)).reshape(lead)
         found[failed] = FAILED
         return found
 
@@ -237,8 +238,11 @@ def with_makers(receipts: np.ndarray[Any, Any], body: Any) -> np.ndarray[Any, An
     """
     records = {token: RECORDS.get(token) for token in set(receipts[..., 0].ravel().tolist())}
     others = [token for token, kept in records.items() if kept is not None and kept.owner != id(body)]
-    is_other = np.isin(receipts[..., :1], others) & (not body.op.stateful)
-    return np.concatenate([receipts, is_other], -1, dtype=TOKEN)
+    found = np.zeros((*receipts.shape[:-1], 4), TOKEN)
+    found[..., :3] = receipts
+    if others and not body.op.stateful:
+        found[..., 3] = np.isin(receipts[..., 0], others)
+    return found
 
 
 def _are_all_in_order(receipts: np.ndarray[Any, Any], lead: tuple[int, ...]) -> bool:
@@ -280,6 +284,8 @@ class BwdRule(VjpRule):
             arrays: the inputs, the results and the cotangents.
             lead: the sizes of the batch axes that these have in front.
         """
+        if kept is not None and kept.lead == lead == ():
+            return self.pulled(kept.value, arrays, lead)
         did_run, lost = np.broadcast_to(receipts[..., 0] != 0, lead), np.False_
         if kept is None or not _are_all_in_order(receipts, kept.lead):
             if kept is not None and self.op.stateful:

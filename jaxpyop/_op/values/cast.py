@@ -273,6 +273,8 @@ def fingerprint(arrays: Sequence[Any]) -> int:
 
 def fingerprints(arrays: Sequence[Any], lead: tuple[int, ...]) -> np.ndarray[Any, Any]:
     """Return the fingerprint of each element of a block, whose arrays have the batch axes `lead` in front."""
+    if not lead:
+        return np.asarray(fingerprint(arrays), np.uint32)
     rows = [np.asarray(array).reshape(math.prod(lead), *array.shape[len(lead) :]) for array in arrays]
     found = [fingerprint([row[k] for row in rows]) for k in range(math.prod(lead))]
     return np.asarray(found, np.uint32).reshape(lead)
