@@ -105,6 +105,11 @@ KINDS = {
 BACKWARD = {
     "vjp": (plain, numpy_function, {"vjp": fail_in_rule}),
     "bwd": (plain, numpy_function, {"vjp": (lambda x: (plain(x), (x,)), lambda r, c: fail_in_rule(r, (), c))}),
+    "bwd of a block": (
+        lambda x: (x * x).sum(-1),
+        numpy_function,
+        {"vjp": (lambda x: ((x * x).sum(-1), (x,)), lambda r, c: fail_in_rule(r, (), c)), "vmap_method": "expand_dims"},
+    ),
     "rule of py_function": (plain, py_function, {"vjp": fail_in_rule}),
     "custom_vjp on the tape": (lambda x: plain(fails_backward(x)), py_function, {}),
 }

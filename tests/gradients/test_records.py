@@ -124,6 +124,21 @@ def test_a_difference_of_one_element_of_the_results_is_seen():
             jax.block_until_ready(pull(jnp.ones(1000)))
 
 
+def test_the_residuals_of_a_block_are_made_again():
+    fwd, x = lambda x: (x * x * 0.5, x * 0.5), jnp.arange(1.0, 5.0)
+    options = {"vjp": (fwd, lambda slope, ct: 2 * slope * ct[0]), "vmap_method": "expand_dims"}
+    op = jax.vmap(lambda x: numpy_function(steady, [x], F, name=f"op {next(numbers)}", **options))
+
+    def program(x):
+        y, pull = jax.vjp(op, x)
+        for k in range(3):  # these push the residuals out
+            y = y + jax.vjp(op, x + k)[0]
+        return pull(y)[0] * 0 + pull(jnp.ones_like(x))[0]
+
+    with pytest.warns(RuntimeWarning, match=AGAIN):
+        close(jax.jit(program)(x), x)
+
+
 CHECKPOINTS = {
     "the function": jax.checkpoint,
     "everything saveable": lambda f: jax.checkpoint(f, policy=jax.checkpoint_policies.everything_saveable),

@@ -10,7 +10,7 @@ import numpy as np
 from jaxpyop._jaxcore import is_inexact
 from jaxpyop._op.body.body_protocol import DerivedBody, constants, element_structs
 from jaxpyop._op.request import is_nan
-from jaxpyop._op.values import Struct, as_jax, check_fingerprint, fingerprint
+from jaxpyop._op.values import Struct, as_jax, check_fingerprints, fingerprint
 from jaxpyop._tape import Record, record
 
 
@@ -133,7 +133,7 @@ class RecordedDerivative(DerivedBody):
         receipt, rest = arrays[0], arrays[self.leading_inputs :]
         # Record the same inputs as the forward pass, because operations on recorded values are compiled differently.
         outs, again = record(self.derivative.base, as_jax(self.derivative.split(rest)[0]), self.recorded)
-        check_fingerprint(fingerprint(outs), np.asarray(receipt)[1], self.title, "func")
+        check_fingerprints(fingerprint(outs), np.asarray(receipt)[1], self.title, "func")
         return self.answer(again, arrays)
 
     def results_if_lost(self, error: Exception, arrays: Sequence[Any]) -> list[Any]:

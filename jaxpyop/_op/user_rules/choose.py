@@ -30,7 +30,7 @@ from jaxpyop._op.primitive import (
 from jaxpyop._op.request import NUMERICAL, is_differentiable
 from jaxpyop._op.user_rules.functions import JvpRule, MissingTangents, VjpRule, method_of_rules
 from jaxpyop._op.user_rules.numerical import NumericalJvp, NumericalVjp
-from jaxpyop._op.user_rules.residuals import BwdRule, FwdCall, has_failed, pickled
+from jaxpyop._op.user_rules.residuals import BwdRule, FwdCall, has_failed, pickled, with_makers
 from jaxpyop._op.values import as_jax
 
 
@@ -151,7 +151,7 @@ class RuleCall(Call):
         if isinstance(arrays[0], HandedRecord):
             if not isinstance(self.body, BwdRule):
                 return super().__call__(arrays)
-            return self.body.pulled(arrays[0].record, as_jax(rest) if self.on_jax else rest)
+            return self.body.pulled(arrays[0].record, as_jax(rest) if self.on_jax else rest, ())
         receipts = np.asarray(arrays[0])
         if self.op.failures is not None and (failed := has_failed(receipts)).any() and self.body.refusal is None:
             if not failed.all():
@@ -162,8 +162,7 @@ class RuleCall(Call):
             # of that branch, and so the receipts, with zeros.
             return self.body.absent_results(rest, lead)
         if isinstance(self.body, BwdRule):
-            kept = find_record(self.op, int(receipts[0]))
-            return self.body.after_fwd(receipts, kept, as_jax(rest) if self.on_jax else rest)
+            return self.body.after_fwd(*self._kept(receipts), as_jax(rest) if self.on_jax else rest, lead)
         # Mark the record as read, so that it can be evicted: jvp= needs no residuals.
         RECORDS.get(int(receipts[..., 0].max()))
         return super().__call__(arrays, lead)
@@ -176,7 +175,12 @@ class RuleCall(Call):
             return None
         if not isinstance(self.body, BwdRule):
             return rest
-        return [pickled((receipts, find_record(self.op, int(receipts[0]))), self.title), *rest]
+        return [pickled(self._kept(receipts), self.title), *rest]
+
+    def _kept(self, receipts: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], Any]:
+        """The receipts with their makers, and the residuals that may serve for all."""
+        receipts = with_makers(receipts, self.source.user_body)
+        return receipts, None if receipts[..., -1].any() else find_record(self.op, int(receipts[..., 0].max()))
 
     def program(self, args: Sequence[Any], batch: Batch) -> Callable[..., list[Any]] | None:
         rule: Any = self.body

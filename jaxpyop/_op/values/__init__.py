@@ -9,12 +9,13 @@ from jaxpyop._op.values.cast import (
     CASTING,
     Casting,
     cast_to_numpy,
-    check_fingerprint,
+    check_fingerprints,
     check_traced,
     check_usable,
     converted,
     converted_at_once,
     fingerprint,
+    fingerprints,
 )
 from jaxpyop._op.values.encodings import KeyEncoding, Padded, Padding, decode, encode, encoded_shapes, padded
 from jaxpyop._op.values.inputs import (

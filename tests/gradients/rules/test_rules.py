@@ -42,8 +42,7 @@ def test_reverse_mode(name, kind, method, transform):
     close_to(TRANSFORMS[transform](lambda: program(op))(), wanted(name), tolerance(kind))
     if kind == "numerical":
         return
-    often = one_by_one if method in ("sequential", "parallel") or "pair" in kind else of_a_block
-    counts = counted.counts()
+    often, counts = one_by_one if method in ("sequential", "parallel") else of_a_block, counted.counts()
     assert counts.pop("bwd" if "pair" in kind else "vjp") == often
     assert set(counts) == ({"fwd"} if "pair" in kind else {"func"}), "without differentiation func, with it fwd"
     assert sum(counts.values()) <= (often if name != "checkpoint" else 2)
