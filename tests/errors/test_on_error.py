@@ -127,8 +127,11 @@ ROUTES = {
     "jaxpyop.jit of vmap": lambda f: jaxpyop.jit(jax.vmap(f)),
 }
 FILLS = {"nan": ("nan", np.nan), "a number": (-1.0, 0.0)}  # on_error=, and the derivative of an element that failed
-every_fill = pytest.mark.parametrize(("fill", "derivative"), named(FILLS, slow=["a number"]))
-every_route = pytest.mark.parametrize("route", named(ROUTES, slow=ROUTES.keys() - {"jit of vmap"}))
+FILLED = {f"{route}-nan": (ROUTES[route], *FILLS["nan"]) for route in ROUTES}
+FILLED |= {"jit of vmap-a number": (ROUTES["jit of vmap"], *FILLS["a number"])}
+every_fill = pytest.mark.parametrize(
+    ("route", "fill", "derivative"), named(FILLED, FILLED.keys() - {"jit of vmap-nan"})
+)
 
 
 def make(kind, fill):
@@ -152,21 +155,18 @@ def assert_filled(route, op, right, slopes):
 
 
 @every_fill
-@every_route
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_one_element_fails(kind, route, fill, derivative):
     assert_filled(route, make(kind, fill), but_for(RIGHT, float(fill)), but_for(SLOPES, derivative))
 
 
 @every_fill
-@every_route
 @pytest.mark.parametrize("kind", BACKWARD.values(), ids=BACKWARD)
 def test_a_derivative_alone_fails(kind, route, fill, derivative):
     assert_filled(route, make(kind, fill), RIGHT, but_for(SLOPES, derivative))
 
 
 @every_fill
-@every_route
 @pytest.mark.parametrize("kind", FORWARD.values(), ids=FORWARD)
 def test_tangents(kind, route, fill, derivative):
     op = make(kind, fill)
