@@ -86,7 +86,7 @@ def map_batches(
         >>> print(results["half"], results["is_odd"])
         [0.  0.5 1.  1.5 2. ] [False  True False  True False]
     """
-    size = _check(f, batch_size)
+    size = _check(f, batch_size, version)
     folder = None if checkpoint is None else os.path.realpath(checkpoint)
     with _at_work_on(folder):
         elements = read_inputs(inputs, size)
@@ -115,11 +115,13 @@ def _at_work_on(folder: str | None) -> Iterator[None]:
         _folders.reset(before)
 
 
-def _check(f: Any, batch_size: Any) -> int:
+def _check(f: Any, batch_size: Any, version: Any) -> int:
     if not callable(f):
         raise TypeError(f"{API}: f is {f!r}; expected a function of one element")
     if not isinstance(batch_size, (int, np.integer)) or isinstance(batch_size, bool) or batch_size < 1:
         raise ValueError(f"{API}: batch_size is {batch_size!r}; expected a whole number from 1 on")
+    if not isinstance(version, (str, type(None))):
+        raise TypeError(f"{API}: version is {version!r}; expected a string")
     if not is_eager():
         raise RuntimeError(f"{API}: a transformation of JAX is active, such as jit or grad; call map_batches outside")
     return int(batch_size)

@@ -100,8 +100,10 @@ class CutFunction:
         plan = outcome.plan
         if plan is None or (outcome.is_faster_whole and _runs_on_one_cpu(leaves)) or not _are_together(leaves):
             result = self._jit(*args, **kwargs)
-            if _jaxcore.is_one_cpu() and all(outcome.stays_whole for outcome, _ in self._by_signature.values()):
-                self._whole_programs = self._jit._cache_size()
+            compiled, planned = self._jit._cache_size(), [outcome for outcome, _ in self._by_signature.values()]
+            # If JAX has compiled more programs, one is not planned yet.
+            if _jaxcore.is_one_cpu() and compiled <= len(planned) and all(outcome.stays_whole for outcome in planned):
+                self._whole_programs = compiled
             return result
         return tree.unflatten(plan.run([x if isinstance(x, jax.Array) else _array(x) for x in leaves]))
 
@@ -177,7 +179,7 @@ class CutFunction:
     def clear_cache(self) -> None:
         """Forget all programs and plans."""
         self._jit.clear_cache()
-        self._by_signature.clear()
+        self.cache_clear()
 
     def cache_clear(self) -> None:
         """Forget the plans, so that the function is traced again. `jax.clear_caches()` calls this."""

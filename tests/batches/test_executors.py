@@ -194,6 +194,12 @@ def test_a_shared_input_is_copied_for_the_elements_under_way_alone():
 
 # ----------------------------------------------------------------------- refused
 
+
+def test_an_executor_without_a_hash():
+    pool = type("Pool", (InCaller,), {"__hash__": None})()
+    np.testing.assert_array_equal(parallel(numpy_function, np.negative, pool)(grid(4)), -grid(4))
+
+
 CALLER, BLOCKS = {"executor": InCaller()}, {"vmap_method": "expand_dims"}
 REFUSED = {
     "int": ({"executor": 3}, TypeError, r"executor is 3; expected a concurrent\.futures\.Executor, a function"),

@@ -164,6 +164,7 @@ WRONG = {
     "types": (TypeError, "element 1 of inputs is not", of(iter([1, 2.5]))),
     "shapes": (TypeError, "element 1 of inputs is not", of(iter([X, X[1:]]))),
     "batch_size 0": (ValueError, "batch_size is 0", of(X, batch_size=0)),
+    "version 1": (TypeError, "version is 1; expected a string", of(X, version=1)),
     "batch_size 2.5": (ValueError, "batch_size is 2.5", of(X, batch_size=2.5)),
     "a key": (TypeError, "f returns a PRNG key", of(X, f=lambda x: jax.random.key(0))),
     "jit": (RuntimeError, "a transformation", jax.jit(of(X))),

@@ -175,6 +175,10 @@ def test_tangents(kind, route, fill, derivative):
     np.testing.assert_allclose(found[:, 1], but_for(SLOPES.sum(1), derivative), rtol=1e-3)
 
 
+def test_both_parts_of_a_complex_fill_are_nan():
+    assert np.isnan(numpy_function(square, [BAD], jnp.complex64, output_shapes=(), on_error="nan").imag)
+
+
 def test_a_fill_is_no_lost_derivative():
     op = make((lambda x: [][0] if float(x) > 0 else x, py_function, {}), 0.5)
     with jaxpyop.config.override(constants="warn"):  # warnings are errors in all tests

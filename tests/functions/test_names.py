@@ -10,9 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.ad_checkpoint import print_saved_residuals
 
-from tests.shared.functions import APIS, every_api, py_function
+from tests.shared.functions import APIS, every_api
 
 F = jnp.float32
 # Parts of paths that are plain letters wherever the checkout is: XLA escapes all others.
@@ -51,13 +50,6 @@ def test_the_line_of_an_op_is_the_users():
         for text in (jax.make_jaxpr(f)(1.0).pretty_print(source_info=True), lowered.as_text(debug_info=True), compiled):
             assert USERS in text
             assert OURS not in text
-
-
-def test_the_line_of_a_saved_residual_is_the_users(capsys):
-    print_saved_residuals(lambda x: py_function(jnp.sin, [x * 2], F) * 3, 1.0)
-    shown = capsys.readouterr().out
-    assert USERS in shown
-    assert OURS not in shown
 
 
 PROFILED = {

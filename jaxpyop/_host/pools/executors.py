@@ -219,9 +219,13 @@ _lock = threading.RLock()
 
 def _load_of(executor: Any) -> _Load:
     with _lock:
-        if (load := _loads.get(executor)) is None:
-            used = {load.number for load in _loads.values()}
-            load = _loads[executor] = _Load(next(n for n in itertools.count(1) if n not in used))
+        try:
+            if (load := _loads.get(executor)) is None:
+                used = {load.number for load in _loads.values()}
+                load = _loads[executor] = _Load(next(n for n in itertools.count(1) if n not in used))
+        except TypeError:
+            # The executor has no hash, as a dataclass has none, or cannot be referred to weakly.
+            return _Load(id(executor))
         return load
 
 

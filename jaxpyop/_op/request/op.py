@@ -259,8 +259,11 @@ def _fills(leaf: Leaf, number: Any, k: int, api: str) -> list[Any]:
             raise OverflowError("a finite number becomes infinite")
     except (TypeError, OverflowError) as error:
         raise ValueError(
-            f"{api}: on_error={number!r} does not fit result {k}, which is {leaf.dtype.name}; give a value that does"
+            f"{api}: on_error={number!r} does not fit result {k}, which is {leaf.dtype.name}; give one that does, say 0"
         ) from error
+    if is_nan(fill) and leaf.dtype.kind == "c":
+        # The derivative of a failed element makes both parts NaN.
+        fill = np.asarray(complex(np.nan, np.nan), leaf.dtype)
     # A padded result is empty.
     return [fill] if leaf.arrays == 1 else [fill, np.int32(0)]
 
