@@ -29,7 +29,8 @@ class Calls(Containers):
 
     def call(self, f: Any, args: Any, kwargs: Any) -> Any:
         if isinstance(f, Union) or f is UNDEF:
-            return self.lifted(lambda g: self.call(g, args, kwargs), f)
+            used_up = [v for v in (*args, *kwargs.values()) if isinstance(v, Iter)]
+            return self.lifted(lambda g, *_: self.call(g, args, kwargs), f, *used_up)
         args = list(args)
         key = id(f)
         if key in BUILTINS:

@@ -157,8 +157,10 @@ class Interpreter(Statements):
         return self.lifted(lambda v: self._call(self.get_attr(v, name), e, env), box)
 
     def _call(self, f: Any, e: ast.Call, env: Obj) -> Any:
-        at_once = [x for x in e.args[:1] if isinstance(x, ast.GeneratorExp) and any(f is g for g in _USE_UP)]
-        # That its values are all computed at once cannot be seen, because it changes nothing.
+        others = [*e.args[1:], *(k.value for k in e.keywords)]
+        uses_up = any(f is g for g in _USE_UP) and all(isinstance(x, ast.Constant) for x in others)
+        at_once = [x for x in e.args[:1] if isinstance(x, ast.GeneratorExp) and uses_up]
+        # That its values are computed at once cannot be seen, because it changes nothing, and nothing comes between.
         with self.unchanged("a generator expression"):
             first = [self.comprehension(x, env) for x in at_once]
         args, kwargs = [*first, *self._elements(e.args[len(first) :], env, kept=False)], dict[str, Any]()

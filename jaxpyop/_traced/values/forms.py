@@ -185,8 +185,10 @@ class Joining:
         (l1, h1), (l2, h2), kind = a.range(), b.range(), a.number_kind() or ""
         if not self.widening:
             return num(kind, min(l1, l2), max(h1, h2))
-        # What has grown beyond a counter is no counter.
-        most = math.inf if kind == "f" else FAR if max(-l1, h1, -l2, h2) <= FAR + MOST_STEP else MOST
+        # What begins or has grown beyond a counter is no counter.
+        far = max(-l1, h1, -l2, h2)
+        is_counter = far <= MOST_START or FAR <= far <= FAR + MOST_STEP
+        most = math.inf if kind == "f" else FAR if is_counter else MOST
         return num(kind, l1 if l1 <= l2 else -most, h1 if h2 <= h1 else most)
 
     def _objects(self, a: Form, b: Form) -> Form:

@@ -193,10 +193,10 @@ class TracedRange(Kind):
     step: int
 
 
-# An integer that a loop changes by at most MOST_STEP in each turn stays within FAR, because no loop takes 2**48 turns.
-# FAR is a number that no other bound is likely to be, so that a counter is told from a number with a wide range. No
-# integer is beyond MOST: the program raises where it would be.
-FAR, MOST_STEP, MOST = 2**52 + 24_181, 16, 2**62 - 1
+# An integer that begins within MOST_START, and that a loop changes by at most MOST_STEP in each turn, stays within FAR,
+# because no loop takes 2**47 turns. FAR is a number that no other bound is likely to be, so that a counter is told from
+# a number with a wide range. No integer is beyond MOST: the program raises where it would be.
+FAR, MOST_START, MOST_STEP, MOST = 2**52 + 24_181, 2**51, 16, 2**62 - 1
 
 CONSTANT_TYPES = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), enum.Enum, np.dtype, np.generic)
 

@@ -235,7 +235,7 @@ def _power(op: type, a: Any, b: Any, kind: str) -> Num:
     x, y = raw(a, "f"), raw(b, "f")
     val = _exact(lax.pow(x, y))
     if bounds(b)[0] < 0:
-        raise_if((x == 0) & (y < 0), ZeroDivisionError, "0.0 cannot be raised to a negative power")
+        raise_if((x == 0) & (y < 0) & jnp.isfinite(y), ZeroDivisionError, "0.0 cannot be raised to a negative power")
     if bounds(a)[0] < 0 and not (not isinstance(b, Num) and float(b).is_integer()):
         is_complex = (x < 0) & jnp.isfinite(x) & jnp.isfinite(y) & (y != jnp.floor(y))
         raise_if(is_complex, OverflowError, "a power is complex, which a traced program cannot hold")
