@@ -73,6 +73,7 @@ def test_keeping_a_part_warns(compiled, part, n):
         run(compiled(lambda x: py_func(greedy, [x], None, copy=False)), jnp.ones(n))
 
 
+@pytest.mark.slow
 def test_keeping_an_element_of_a_batch_warns():
     kept = []
     f = jax.jit(jax.vmap(lambda x: py_func(kept.append, [x], None, copy=False)))

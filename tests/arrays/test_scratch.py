@@ -45,6 +45,7 @@ def chain(count):
     return jax.jit(program)
 
 
+@pytest.mark.slow
 def test_ops_share_their_scratch_arrays_and_what_is_larger_than_the_bound_is_not_kept():
     with bounded(5 * MB) as held:
         for x in (jnp.ones(MB), jnp.ones(2 * MB)):

@@ -78,6 +78,7 @@ def test_order_where_xla_could_run_the_calls_at_once(transport):
 # --------------------------------------------------------------------- between programs
 
 
+@pytest.mark.slow
 def test_programs_and_direct_calls_between_programs_keep_their_place():
     """A direct call waits for the ordered calls that still run. Some programs have to wait for their input."""
     log = Log()

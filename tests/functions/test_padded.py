@@ -111,7 +111,7 @@ SQUARES = {
 }
 
 
-@pytest.mark.parametrize("op", named(SQUARES, slow=["py_function", "filled with ones"]))
+@pytest.mark.parametrize("op", named(SQUARES, slow=SQUARES))
 def test_the_gradient_is_that_of_the_real_part(op):
     wanted = jax.vmap(jax.grad(lambda x: (x**2 * (x > 0) * jnp.cumsum(x > 0)).sum()))(ROWS[:1])
     close(jax.vmap(jax.grad(weighed(op)))(ROWS[:1]), wanted)

@@ -252,6 +252,7 @@ def test_the_callable_gets_structs_in_the_structure_of_the_inputs():
     assert (tree, text, number, type(key)) == ({"x": S((2, 5), F)}, "text", S((), INT), S)
 
 
+@pytest.mark.slow
 def test_the_callable_under_vmap_gets_one_elements_structs_and_is_asked_once_for_a_program():
     got = []
     shapes = lambda x, y: got.append((x.shape, y.shape)) or x.shape

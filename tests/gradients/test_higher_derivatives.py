@@ -58,6 +58,7 @@ def test_equal_to_jax(body, derivative):
     np.testing.assert_allclose(derive(f)(X), jax.jit(derive(path))(X), rtol=2e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_stateful_function_has_no_second_derivative():
     """The second derivative would run it again."""
     f = lambda x: py_function(lambda x: x * x * x, [x], F, output_shapes=(), stateful=True)

@@ -12,6 +12,7 @@ from tests.shared.checks import close, trees_close
 X = jnp.asarray(X3)
 
 
+@pytest.mark.slow
 def test_pytrees():
     def body(params, batch, scale=1.0):
         y = batch["x"] * params["w"] + params["b"]
@@ -25,6 +26,7 @@ def test_pytrees():
     trees_close(jax.grad(loss(op))(params), wanted)
 
 
+@pytest.mark.slow
 def test_unused_results():
     """Their cotangents are not mistaken for those of the others, also when the pullback of another one is compiled."""
     body = lambda x: (x * x, 2 * x, x * x * x)
@@ -44,6 +46,7 @@ def test_some_of_several_inputs():
 
 
 @pytest.mark.usefixtures("x64")
+@pytest.mark.slow
 def test_floats_of_other_widths():
     op = lambda x: py_function(lambda x: x * x * x, [x], jnp.float64, output_shapes=())
     got = jax.jit(jax.grad(op))(jnp.float64(0.3))

@@ -53,6 +53,7 @@ def test_forward_mode(name):
     same(jax.jvp(op_of(body, inputs), inputs, tangents), jax.jvp(body, inputs, tangents))
 
 
+@pytest.mark.slow
 def test_a_block_of_64_bits():
     """A function may compute in 64 bits for a few lines, and its derivative does so too."""
 

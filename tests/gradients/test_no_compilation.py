@@ -109,6 +109,7 @@ def test_a_new_length_compiles_what_eager_jax_compiles():
     assert 0 < compiled[0] <= compiled[1]
 
 
+@pytest.mark.slow
 def test_steps_leave_no_entries_in_the_cache_of_a_jitted_function():
     """Each of our traces would be another one to JAX, if it were not told that they are alike; in threads as well."""
     helper = jax.jit(lambda y: y * 2)

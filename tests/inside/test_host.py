@@ -55,6 +55,7 @@ def test_the_copy_of_a_shared_input_is_no_time_of_the_function(monkeypatch):
     assert min(seconds) < 1e-3
 
 
+@pytest.mark.slow
 def test_how_long_an_element_takes_is_known_from_the_batch_before(monkeypatch):
     run = Job.__call__
     monkeypatch.setattr(

@@ -22,6 +22,7 @@ def loaded(fun, *args, **options):
     return jaxpyop.load(jaxpyop.export(fun, **options)(*args).to_bytes(), allow=HERE)
 
 
+@pytest.mark.slow
 def test_a_file(tmp_path):
     program = jaxpyop.export(of_branches)(X)
     program.save(tmp_path / "program")
@@ -170,6 +171,7 @@ def test_a_rule_around_a_call():
     np.testing.assert_allclose(loaded(jax.grad(fun), X)(X), jax.grad(fun)(X), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_gradients_stop_where_they_did():
     fun = lambda x: jnp.sum(py_function(branches, [jax.lax.stop_gradient(jnp.sin(x)) + x], F) * jnp.cos(x))
     np.testing.assert_allclose(jax.grad(loaded(fun, X, vjp_order=1))(X), jax.grad(fun)(X), rtol=1e-5)
@@ -239,6 +241,7 @@ def test_bad_options(options):
         jaxpyop.export(of_branches, **options)
 
 
+@pytest.mark.slow
 def test_another_platform():
     again = jaxpyop.export(of_branches, platforms=["cuda"])(X).to_bytes()
     with pytest.raises(ValueError, match="cuda"):
@@ -246,6 +249,7 @@ def test_another_platform():
     np.testing.assert_allclose(loaded(of_branches, X, platforms=["cpu", "cuda"])(X), of_branches(X), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_second_derivatives_of_rules_are_as_before():
     fun = lambda x: jnp.sum(numpy_function(cube, [x], SHAPE, vjp=vjp_of_cube))
     again = loaded(fun, X, vjp_order=2)
@@ -254,6 +258,7 @@ def test_second_derivatives_of_rules_are_as_before():
         jax.jacrev(jax.grad(again))(X)
 
 
+@pytest.mark.slow
 def test_a_file_of_format_1():
     """A file that an earlier version wrote."""
     program = saved_programs.PROGRAMS["value and gradient"]

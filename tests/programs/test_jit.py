@@ -244,6 +244,7 @@ def test_effects_keep_the_order_of_the_program():
         assert log == list("abcdef")
 
 
+@pytest.mark.slow
 def test_jaxs_own_print_comes_before_a_later_effect():
     log = []
     ours = lambda x: py_func(lambda x: log.append("ours"), [x], None)

@@ -146,6 +146,7 @@ def test_the_program_raises_what_python_raises(body, bad, good):
     np.testing.assert_allclose(program(F(good)), body(F(good)), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_text_is_that_of_python_and_names_what_the_program_does_not_know():
     texts = {asserts: "5.0 and {x}", raises: "negative", raises_with_a_value: "negative: {x}"}
     assert {body: str(raised_by(jax.jit(op(body, "traced")), F(-1))) for body in texts} == texts

@@ -16,6 +16,7 @@ def traced(body, Tout=F, **options):
     return lambda *args: jaxpyop.py_function(body, args, Tout, mode="traced", **options)
 
 
+@pytest.mark.slow
 def test_inputs_and_results_are_trees_with_static_leaves():
     def body(batch, *, how):
         assert how == "twice"
@@ -78,6 +79,7 @@ def test_only_what_is_traced_sees_the_axes_around_it(call, wrap):
         jax.block_until_ready(over("eager")(x))
 
 
+@pytest.mark.slow
 def test_a_body_has_axes_of_its_own_and_the_caller_keeps_his():
     inner = lambda x: jax.vmap(lambda v: lax.psum(v, "i"), axis_name="i")(x)
     over = jax.vmap(lambda x: lax.psum(jaxpyop.py_function(inner, [x], F), "i"), axis_name="i")

@@ -154,6 +154,7 @@ def test_what_is_not_in_the_language_is_named(body, named):
         jax.jit(op(body, "traced"))(3.0)
 
 
+@pytest.mark.slow
 def test_a_recursion_on_values_is_refused():
     with pytest.raises(TypeError, match=r"py_function 'recursion': .*calls itself"):
         jax.jit(op(recursion, "traced"))(3.0)

@@ -83,6 +83,7 @@ def test_a_tangent_of_several_magnitudes_has_a_step_for_each():
 Z = jnp.asarray(Z3)
 
 
+@pytest.mark.slow
 def test_complex_numbers():
     op = lambda z: numpy_function(np.conj, [z], jnp.complex64, **BOTH)
     ct = jnp.conj(Z) * (2 - 1j)

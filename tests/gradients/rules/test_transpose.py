@@ -64,6 +64,7 @@ def test_integers_and_statics_are_not_moved():
     close(jax.grad(f)(X, jnp.int32(2)), [2.0, 2.0, 0.0])
 
 
+@pytest.mark.slow
 def test_several_inputs_and_results():
     def transposed(c):
         return c[0] + np.array([1, 0, 0], np.float32) * c[1], 2 * c[0]
