@@ -38,7 +38,7 @@ BODIES = {
 }
 
 
-@pytest.mark.parametrize("name", rows(BODIES, ["while", "a value taken out is a constant"]))
+@pytest.mark.parametrize("name", rows(BODIES, ["while"]))
 def test_gradient(name):
     body, path = BODIES[name]
     f = lambda x: py_function(body, [x], F, output_shapes=(3,))

@@ -29,6 +29,7 @@ NAMES = {"TensorFlow": "tf.", "Ray Data": "ray.data."}
 
 # The recipes use large libraries, and the others are programs that take long to compile.
 SLOW = ("recipes/", "guide/rules.md", "hangs.md Find the line", "traced.md Loops", "tensorflow.md A whole script")
+SLOW += ("gradients.md Gradients", "pure_callback.md A gradient", "export.md Derivatives", "hangs.md The causes")
 
 
 def rows(table):

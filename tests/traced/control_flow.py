@@ -90,7 +90,7 @@ def return_and_continue(x):
     return total
 
 
-@TABLE.equal
+@TABLE.equal(slow=True)
 def for_else(x):
     for a in (1.0, 2.0):
         for b in (0.5, 0.25):
@@ -218,7 +218,7 @@ def an_exit_from_a_loop_over_the_items_of_a_long_list(x):
     return x
 
 
-@TABLE.equal(points=[0.5, 7.0, -2.0])
+@TABLE.equal(points=[0.5, 7.0, -2.0], slow=True)
 def a_finally(x):
     turns, kept = [], 0.0
     for k in range(3):

@@ -52,7 +52,6 @@ def test_reverse_mode(name, kind, method, transform):
 
 FAST_FORWARD = [(name, "jvp", "sequential") for name in ("jvp", "in one input", "linearize")]
 FAST_FORWARD += [("vmap of jvp", "jvp", "broadcast_all"), ("jvp of vmap", "jvp", "parallel")]
-FAST_FORWARD += [("jacfwd", "jvp", "expand_dims")]
 
 
 @pytest.mark.parametrize(
