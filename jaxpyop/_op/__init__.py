@@ -9,7 +9,6 @@ with its rules for vmap, differentiation and lowering. `user_rules` has the call
 
 from jaxpyop._op.calls import NOT_GIVEN, UserCall, apply_or_decorate, call_op
 from jaxpyop._op.primitive import (
-    RECORDS,
     Call,
     HandedRecord,
     bind,

@@ -229,7 +229,7 @@ def load(
         # A manipulated file can make any line above raise any error.
         text = str(error)
         if type(error) is not ValueError:
-            text = f"its plan is not one that jaxpyop.export wrote ({type(error).__name__}: {text})"
+            text = f"its plan is not one that this jaxpyop writes; export it again ({type(error).__name__}: {text})"
         raise ValueError(f"jaxpyop.load: {title} cannot be loaded: {text}") from error
     for name in changed:
         text = f"jaxpyop.load: {title}: the code of {name!r} is not the code that was exported"

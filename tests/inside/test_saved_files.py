@@ -79,7 +79,7 @@ def with_key(data):
 
 
 with_zeros = lambda data: repacked((found := unpacked(data))[0], [bytes(len(blob)) for blob in found[1]])
-NO_PLAN = "its plan is not one that jaxpyop.export wrote"
+NO_PLAN = "its plan is not one that this jaxpyop writes; export it again"
 DAMAGES = {
     "nothing": (lambda data: b"", "is not a program"),
     "a pickle": (lambda data: pickle.dumps({}), "is not a program"),

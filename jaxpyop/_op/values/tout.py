@@ -47,7 +47,8 @@ def _read_leaf(value: Any, title: str) -> Leaf:
         return Leaf(np.dtype(np.uint32), None, KeyEncoding(value, None))
     raise TypeError(
         f"{title}: Tout has a leaf {value!r} of type {type(value).__name__}; expected a dtype such as jnp.float32, "
-        "jax.ShapeDtypeStruct(shape, dtype), or a list, tuple or dict of these; Tout=None means no result"
+        "jax.ShapeDtypeStruct(shape, dtype), or a list, tuple or dict of these; Tout=None means no result, "
+        "and the order of the arguments is func, inp, Tout"
     )
 
 
