@@ -46,6 +46,7 @@ class Functions(Calls):
             raise Refused(RECURSION, "write a loop")
         node = f.node
         frame = self.frame(local_names(node), f.env, f.outer)
+        frame.slots["$later"] = _names_read_later(node)
         frame.slots.update(self._bound_arguments(f, args, kwargs))
         with self.having(frames=[*self.frames, frame], line=(f.outer.__code__.co_filename, node.lineno)):
             if isinstance(node, ast.Lambda):
@@ -173,6 +174,19 @@ def local_names(node: Node) -> frozenset[str]:
             elif isinstance(n, (ast.Import, ast.ImportFrom)):
                 raise Refused("an import inside a function is not in the language", "import it at the top of the file")
     return frozenset(names - declared)
+
+
+@functools.lru_cache(maxsize=4096)
+def _names_read_later(node: Node) -> frozenset[str]:
+    """The names that may be read after the function has returned: by a `finally`, or by a function that it made."""
+    found = set[str]()
+    for n in ast.walk(node):
+        if isinstance(n, ast.Try):
+            later = n.finalbody
+        else:
+            later = [n] if isinstance(n, (ast.FunctionDef, ast.Lambda)) and n is not node else []
+        found.update(x.id for part in later for x in ast.walk(part) if isinstance(x, ast.Name))
+    return frozenset(found)
 
 
 def _own_nodes(n: ast.AST) -> Iterator[ast.AST]:

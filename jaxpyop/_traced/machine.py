@@ -306,9 +306,11 @@ def _why_no_call() -> str:
 
 
 def _is_over(place: Place, forms: Forms, now: Forms) -> bool:
-    """Whether a variable has no value on a path that returned, so that nobody will ask for it."""
-    status = forms.get((place[0], "$status"))
-    return (forms.get(place) or now[place]).value is UNDEF and status is not None and status.value == RETURN
+    """Whether a variable has no value on a path that returned, and nobody will ask for it."""
+    obj, name = place
+    status = forms.get((obj, "$status"))
+    has_returned = status is not None and status.value == RETURN and name not in obj.slots["$later"]
+    return has_returned and (forms.get(place) or now[place]).value is UNDEF
 
 
 def _put(obj: Obj, key: str, value: Any) -> None:

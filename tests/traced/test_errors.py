@@ -87,6 +87,27 @@ def bound_in_the_loop(x):
     return last
 
 
+def read_by_a_finally(x):
+    try:
+        if x > 0:
+            return x
+        y = x * 2
+    finally:
+        x = y
+    return x
+
+
+def read_by_a_function_that_was_returned(x):
+    def chosen(x):
+        later = lambda: y
+        if x > 0:
+            return later
+        y = x * 2
+        return later
+
+    return chosen(x)()
+
+
 def the_first_error_counts(x):
     y = math.sqrt(x)
     return y + 1 / int(x + 1)
@@ -121,6 +142,8 @@ RAISES = {
     "a call": (raises_in_a_call, -0.5, 4.0),
     "a turn of a loop": (raises_in_a_turn, 5.0, 3.0),
     "a variable without a value": (bound_in_the_loop, 0.5, 3.0),
+    "a finally": (read_by_a_finally, 0.5, -3.0),
+    "a function that was returned": (read_by_a_function_that_was_returned, 0.5, -3.0),
     "the first": (the_first_error_counts, -1.0, 4.0),
     "before an endless loop": (an_error_before_a_loop_that_would_not_end, 0.0, 4.0),
 }
@@ -139,7 +162,7 @@ def raised_by(run, *args):
 def test_the_program_raises_what_python_raises(body, bad, good):
     program = jax.jit(op(body, "traced"))
     wanted, got = raised_by(body, F(bad)), raised_by(program, F(bad))
-    assert type(got) is type(wanted)
+    assert isinstance(got, type(wanted))
     first = inspect.getsourcelines(body)[1]
     lines = range(first, first + len(inspect.getsourcelines(body)[0])) if body is not raises_in_a_call else range(99)
     assert any(f"test_errors.py:{line}: `" in note for note in got.__notes__ for line in lines)
