@@ -41,8 +41,7 @@ def test_the_main_promises_on_two_devices():
     ("kind", "transport", "modules"),
     [
         ("Auto", "auto", ["error", "jit", "shard_map", "shared_run"]),
-        ("Auto", "callback", ["error", "shard_map"]),
-        ("Explicit", "auto", ["jit", "shared_run"]),
+        ("Explicit", "callback", ["error", "jit", "shard_map"]),
     ],
 )
 def test_programs_on_four_devices(kind, transport, modules):

@@ -11,7 +11,7 @@ from tests.shared.processes import on_devices
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("kind", "transport"), [("Auto", "auto"), ("Auto", "callback"), ("Explicit", "auto")])
+@pytest.mark.parametrize(("kind", "transport"), [("Auto", "auto"), ("Explicit", "callback")])
 def test_two_processes(kind, transport):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -8,7 +8,7 @@ from jax import lax
 
 from tests.effects.ops import F, every_route, wait
 from tests.shared.functions import numpy_function, py_func, py_function
-from tests.shared.tables import rows
+from tests.shared.tables import in_turn, rows
 
 HOW = {"stateful": {"stateful": True}, "ordered": {"ordered": True}}
 
@@ -52,7 +52,7 @@ LOOPS = {
     "cond in scan": lambda g: scanned(lambda x: lax.cond(True, g, g, x)),
     "jit in scan": lambda g: scanned(jax.jit(g)),
 }
-ROWS = [(loop, how) for loop in LOOPS for how in HOW]
+ROWS = in_turn(LOOPS, HOW, and_also=[("cond in scan", "ordered")])
 # Calls of a function that counts its runs, and their slopes after three of them.
 CALLS = {
     "an input": lambda count, x, **how: py_function(lambda x: x * count(), [x], F, output_shapes=(), **how),

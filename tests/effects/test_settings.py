@@ -10,6 +10,7 @@ import jaxpyop
 from tests.effects.ops import F, X, wait
 from tests.shared.checks import run
 from tests.shared.functions import numpy_function, py_func, py_function
+from tests.shared.tables import in_turn
 
 ON_DEVICE = jnp.asarray(X)  # before any guard
 
@@ -84,11 +85,14 @@ def test_an_effect_and_a_gradient(setting):
     check(SETTINGS[setting], jax.jit, ["ordered", "gradient"])
 
 
+ROUTES = {"jit": jax.jit, "cut": jaxpyop.jit, "direct": lambda f: f}
+ALL_UNDER_JIT = [(setting, "jit") for setting in SETTINGS]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("jit", [jax.jit, jaxpyop.jit, lambda f: f], ids=["jit", "cut", "direct"])
-@pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
-def test_programs(setting, jit):
-    check(setting, jit, PROGRAMS)
+@pytest.mark.parametrize(("setting", "route"), in_turn(SETTINGS, ["cut", "direct"], and_also=ALL_UNDER_JIT))
+def test_programs(setting, route):
+    check(SETTINGS[setting], ROUTES[route], PROGRAMS)
 
 
 def test_the_promotion_of_the_caller_is_that_of_the_function():

@@ -1,5 +1,7 @@
 """Tables of cases for `pytest.mark.parametrize`, of which some are slow."""
 
+import itertools
+
 import pytest
 
 
@@ -7,6 +9,12 @@ def rows(names, fast):
     """The rows of a table, each a name or several, of which some are fast."""
     each = [(row, row if isinstance(row, tuple) else (row,)) for row in names]
     return [pytest.param(*values, marks=[] if row in fast else pytest.mark.slow) for row, values in each]
+
+
+def in_turn(names, last, *, and_also=()):
+    """Rows that have the values of the last column in turn, where all pairs would take long."""
+    each = [(name if isinstance(name, tuple) else (name,)) for name in names]
+    return list(dict.fromkeys([*((*row, value) for row, value in zip(each, itertools.cycle(last))), *and_also]))
 
 
 def named(table, slow):

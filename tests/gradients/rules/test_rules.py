@@ -12,7 +12,7 @@ from tests.gradients.bodies import TRANSFORMS, F
 from tests.gradients.rules import cases
 from tests.gradients.rules.cases import FORWARD, REVERSE, Counted, X, Y, close_to, wanted
 from tests.shared.checks import close, trees_close
-from tests.shared.tables import rows
+from tests.shared.tables import in_turn, rows
 
 METHODS = ("sequential", "expand_dims", "broadcast_all", "parallel")
 either = pytest.mark.parametrize("transform", [lambda f: f, jax.jit], ids=["direct", "jit"])
@@ -30,12 +30,13 @@ def of_counted(kind, method):
 
 # Programs with a batch, to which the method makes a difference.
 BATCHED = [name for name in REVERSE if "vmap" in name or name == "jacrev"]
-ROWS = [*itertools.product(REVERSE, cases.REVERSE_RULES, ["sequential"], ["direct", "jit", "cut"])]
-ROWS += itertools.product(BATCHED, cases.REVERSE_RULES, METHODS[1:], ["direct"])
+PRODUCT = [*itertools.product(REVERSE, cases.REVERSE_RULES, ["sequential"])]
+PRODUCT += itertools.product(BATCHED, cases.REVERSE_RULES, METHODS[1:])
 FAST = [(name, kind, "sequential", "direct") for name in ("grad", "jacrev", "checkpoint") for kind in ("vjp", "pair")]
 FAST += [("grad of vmap", "pair", "expand_dims", "direct")]
 FAST += [("vmap of grad", "vjp", "broadcast_all", "direct"), ("grad of vmap", "vjp", "parallel", "direct")]
 FAST += [("in one input", "vjp", "sequential", "direct"), ("scan", "pair", "sequential", "jit")]
+ROWS = in_turn(PRODUCT, ["direct", "jit", "cut"], and_also=FAST)
 
 
 @pytest.mark.parametrize(("name", "kind", "method", "transform"), rows(ROWS, FAST))

@@ -1,6 +1,7 @@
 """Second derivatives of NumPy functions: by rules that are ops with rules."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ from jaxpyop import numpy_function, py_function
 from tests.gradients.bodies import TRANSFORMS, X3, F
 from tests.gradients.rules.cases import close_to
 from tests.shared.checks import Counter
-from tests.shared.tables import rows
+from tests.shared.tables import in_turn, rows
 
 X = jnp.asarray(X3)
 
@@ -67,10 +68,10 @@ PROGRAMS = {
     "scan": lambda f, x: jax.hessian(lambda x: in_a_scan(f, x))(x),
 }
 KINDS, METHODS = ("rules", "differences"), ("parallel", "expand_dims", "broadcast_all")
-ROWS = [(p, k, "sequential", t) for p in PROGRAMS for k in KINDS for t in TRANSFORMS]
-ROWS += [(p, k, m, "jit") for p in ("vmap outside", "vmap inside") for k in KINDS for m in METHODS]
 FAST = [("jvp of grad", "rules", "sequential", "direct"), ("grad of grad", "differences", "sequential", "direct")]
 FAST += [("grad of grad", "rules", "sequential", "jit"), ("jvp of grad", "rules", "sequential", "cut")]
+ROWS = in_turn(itertools.product(PROGRAMS, KINDS, ["sequential"]), TRANSFORMS, and_also=FAST)
+ROWS += [(p, k, m, "jit") for p in ("vmap outside", "vmap inside") for k in KINDS for m in METHODS]
 
 
 @pytest.mark.parametrize(("program", "kind", "method", "transform"), rows(ROWS, FAST))
