@@ -249,8 +249,12 @@ def outcome(seed: int, mode: str = "traced", points: int = 3) -> str:
     for (ours, state), (python, python_state) in zip(got, wanted, strict=True):
         if state != python_state:
             return f"state {state}, wanted {python_state}"
-        for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(python), strict=True):
-            # Whether the slope of what overflows is infinite or no number depends on the order of the operations.
+        leaves, wanted_leaves = jax.tree.leaves(ours), jax.tree.leaves(python)
+        # Whether the slope of what overflows is infinite or no number depends on the order of the operations, and in a
+        # loop the slopes of all that it carries depend on it.
+        if not all(np.isfinite(b).all() for b in wanted_leaves[1:]):
+            leaves, wanted_leaves = leaves[:1], wanted_leaves[:1]
+        for a, b in zip(leaves, wanted_leaves, strict=True):
             if np.isfinite(b).all() and not np.allclose(a, b, 2e-4, 2e-5):
                 return f"{ours}, wanted {python}"
     return "equal"
