@@ -71,7 +71,7 @@ normal permutation poisson PRNGKey rademacher randint split truncated_normal uni
 _LINALG = "cholesky cond det eigh eigvalsh inv lstsq matrix_power norm pinv qr slogdet solve svd"
 _SPECIAL = "betainc digamma entr erf erfc erfinv expit gammaln i0 i1 log_ndtr logit logsumexp ndtr ndtri xlog1py xlogy"
 _TREE = "all flatten leaves map reduce structure transpose unflatten"
-_TREE_UTIL = "tree_map tree_leaves tree_flatten tree_unflatten tree_structure tree_reduce Partial"
+_TREE_UTIL = "tree_map tree_leaves tree_flatten tree_unflatten tree_structure tree_reduce"
 _JAX = "checkpoint device_put eval_shape grad hessian jacfwd jacrev jit jvp named_scope value_and_grad vjp vmap"
 _NUMPY = """
 arange array asarray cos exp eye finfo float32 float64 full iinfo int32 int64 isfinite isinf isnan linspace log ones
@@ -102,6 +102,9 @@ def _named(module: Any, names: str) -> dict[int, Any]:
 OF_JAX: dict[int, Any] = {key: f for module, names in _MODULES for key, f in _named(module, names).items()}
 # They may hand a number of Python on as it is.
 OF_TREES = _named(jax.tree, _TREE) | _named(jax.tree_util, _TREE_UTIL) | _named(lax, "stop_gradient switch")
+# They return a function. JAX keeps what it made of a function under `jit` or `checkpoint`.
+TRANSFORMS = _named(jax, "checkpoint grad hessian jacfwd jacrev jit value_and_grad vmap")
+KEPT_BY_JAX = _named(jax, "checkpoint jit")
 OF_NUMPY = _named(np, _NUMPY) | _named(jnp, "finfo iinfo")
 OF_MATH: dict[int, Any] = {id(f): f for name, f in vars(math).items() if callable(f) and not name.startswith("_")}
 
@@ -150,8 +153,10 @@ def _of_list(f: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _sum(m: Any, items: Any, start: Any = 0) -> Any:
-    terms = [x for x in (start, *items) if is_scalar(x) and not (type(x) is int and x == 0)]
-    is_traced, has_floats = any(isinstance(x, Num) for x in terms), any(kind_of(x) == "f" for x in terms)
+    alternatives = [x.alts if isinstance(x, Union) else [x] for x in (start, *items)]
+    terms = [alts for alts in alternatives if any(is_scalar(x) and not (type(x) is int and x == 0) for x in alts)]
+    is_traced = any(len(alts) > 1 or isinstance(alts[0], Num) for alts in terms)
+    has_floats = any(is_scalar(x) and kind_of(x) == "f" for alts in terms for x in alts)
     if sys.version_info >= (3, 12) and len(terms) > 2 and is_traced and has_floats:
         raise Refused("sum() of floats, whose rounding Python makes up for", "write a loop, or use jnp.sum")
     known = next((i for i, x in enumerate(items) if not isinstance(x, CONSTANT_TYPES)), len(items))
@@ -192,7 +197,7 @@ def _sorted(m: Any, items: Any, reverse: Any = False) -> Any:
 
 
 def _range(m: Any, *args: Any) -> Any:
-    given = [of_array(a) if is_array(a) else a for a in args]
+    given = [of_array(a) if is_array(a) and a.dtype != bool else a for a in args]
 
     def of(*args: Any) -> Any:
         if not any(isinstance(a, Num) for a in args):
@@ -270,13 +275,13 @@ def _zip(m: Any, *its: Any, strict: Any = False) -> Any:
     return Iter(zip(*map(m.lazily, its)))
 
 
-def _dict(m: Any, *args: Any, **kwargs: Any) -> Any:
+def _dict(m: Any, /, *args: Any, **kwargs: Any) -> Any:
     out = m.new_dict()
     m.dict_method(out, "update", args, kwargs)
     return out
 
 
-def _replace(m: Any, obj: Any, **changes: Any) -> Any:
+def _replace(m: Any, obj: Any, /, **changes: Any) -> Any:
     cls = obj.cls if isinstance(obj, Obj) else type(obj)
     values = {f.name: m.get_attr(obj, f.name) for f in dataclasses.fields(cls) if f.init}
     return m.call(cls, [], {**values, **changes})
@@ -288,7 +293,7 @@ def _of_constants(f: Any) -> Callable[..., Any]:
 
 def _one(f: Callable[..., Any]) -> Callable[..., Any]:
     """A function of a value, for each alternative of that value."""
-    return lambda m, v=0, *rest, **kwargs: m.lifted(lambda a: f(m, a, *rest, **kwargs), v)
+    return lambda m, v=0, /, *rest, **kwargs: m.lifted(lambda a: f(m, a, *rest, **kwargs), v)
 
 
 def _hasattr(m: Any, v: Any, name: str) -> bool:
@@ -313,7 +318,7 @@ ROWS: list[tuple[Any, Callable[..., Any]]] = [
     *((isinstance, _one(_isinstance)), (hasattr, _one(_hasattr))),
     *((f, _of_constants(f)) for f in (print, str, repr, complex, pow, ord, chr, frozenset, callable)),
     (slice, lambda m, *ends: m.new_slice(*ends)),
-    (functools.partial, lambda m, f, *args, **kwargs: Partial(f, tuple(args), kwargs)),
+    (functools.partial, lambda m, f, /, *args, **kwargs: Partial(f, tuple(args), kwargs)),
     (divmod, lambda m, a, b: (m.binary(ast.FloorDiv, a, b), m.binary(ast.Mod, a, b))),
     (itertools.pairwise, lambda m, it: Iter(itertools.pairwise(m.lazily(it)))),
     (itertools.chain, lambda m, *its: Iter(x for it in its for x in m.lazily(it))),

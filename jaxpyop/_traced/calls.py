@@ -6,6 +6,7 @@ import dataclasses
 import enum
 import functools
 import inspect
+import math
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,7 +17,8 @@ import numpy as np
 
 from jaxpyop import _jaxcore as core
 from jaxpyop._config import config
-from jaxpyop._traced.allowed import BUILTINS, NOT_IN_CLASSES, OF_JAX, OF_MATH, OF_NUMPY, OF_TREES
+from jaxpyop._traced import allowed
+from jaxpyop._traced.allowed import BUILTINS, OF_JAX, OF_MATH, OF_NUMPY
 from jaxpyop._traced.containers import LIBRARIES, Containers, module_of
 from jaxpyop._traced.operators import name_of_type
 from jaxpyop._traced.values import *
@@ -38,8 +40,10 @@ class Calls(Containers):
                 return BUILTINS[key](self, *args, **kwargs)
             except TypeError as e:
                 raise Refused(f"arguments that are not in the language: {str(e).rpartition('() ')[2]}") from e
-        if not isinstance(f, (Method, Partial)) and any(isinstance(v, Iter) for v in (*args, *kwargs.values())):
-            raise Refused("an iterator is given to a function, and not used up at once", "write list(...)")
+        if not isinstance(f, (Method, Partial)):
+            check_no_iterators(*args, *kwargs.values())
+        if key in allowed.TRANSFORMS:
+            return self._transformed(f, args, kwargs)
         if key in OF_MATH:
             return self.lifted(lambda *xs: self._math(f, xs), *args)
         if key in OF_JAX:
@@ -59,6 +63,8 @@ class Calls(Containers):
     def _call_object(self, f: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if isinstance(f, Foreign):
             return self.call_jax(f.func, args, kwargs)
+        if isinstance(f, Transformed):
+            return self.call(self.call_jax(f.transform, list(f.args), f.kwargs), args, kwargs)
         if isinstance(f, type):
             return self._construct(f, args, kwargs)
         if isinstance(f, functools.partial):
@@ -77,6 +83,8 @@ class Calls(Containers):
     def _math(self, f: Any, args: tuple[Any, ...]) -> Any:
         if any(isinstance(x, Num) or is_array(x) for x in args):
             first, *rest = args
+            if f is math.trunc and is_array(first):
+                raise Refused("math.trunc of an array", "use int(x) or jnp.trunc")
             return math_function(f.__name__, self.number_of(first, "f") if is_array(first) else first, *rest)
         return self.of_constants(f, args, {})
 
@@ -107,23 +115,36 @@ class Calls(Containers):
             return v
         if isinstance(v, Foreign):
             return v.func
-        is_function = isinstance(v, (Closure, Partial, types.FunctionType, types.MethodType))
+        is_function = isinstance(v, (Closure, Partial, Transformed, types.FunctionType, types.MethodType))
         if is_function or type(v).__name__ == "PjitFunction" or id(v) in BUILTINS or id(v) in OF_MATH:
             return self._function_for_jax(v)
         raise Refused(f"a {name_of_type(v)} is given to a function of JAX")
 
-    def from_jax(self, v: Any) -> Any:
+    def _transformed(self, transform: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        # JAX would go on with what the function read in its first call.
+        if id(transform) in allowed.KEPT_BY_JAX and any_part(lambda v: isinstance(v, (Closure, Obj)), tuple(args)):
+            what = f"jax.{transform.__name__} of a function or a method that is made in the function"
+            raise Refused(what, "leave it out, because all is compiled together, or write that function outside")
+        return Transformed(transform, tuple(args), kwargs)
+
+    def from_jax(self, v: Any, of_function: Callable[[Any], Any] = Foreign) -> Any:
         if is_of_jax(v):
             return v
+        inner = functools.partial(self.from_jax, of_function=of_function)
         if type(v) is list:
-            return self.new_list(map(self.from_jax, v))
+            return self.new_list(map(inner, v))
         if isinstance(v, tuple):
-            return type(v)(*map(self.from_jax, v)) if hasattr(v, "_fields") else tuple(map(self.from_jax, v))
+            check_tuple(type(v))
+            return type(v)(*map(inner, v)) if hasattr(v, "_fields") else tuple(map(inner, v))
         if type(v) is dict:
-            return self.new_dict((k, self.from_jax(x)) for k, x in v.items())
+            return self.new_dict((k, inner(x)) for k, x in v.items())
         if callable(v):
-            return Foreign(v)
+            return of_function(v)
         raise Refused(f"a function of JAX returns a {type(v).__name__}")
+
+    def given(self, v: Any) -> Any:
+        """An input of the function, as a value of the language. A function among the inputs is one of the user."""
+        return self.from_jax(v, of_function=self.outside)
 
     def _function_for_jax(self, f: Any) -> Any:
         """A function that JAX may call, in a trace of its own. It must not change what is outside of it."""
@@ -144,7 +165,7 @@ class Calls(Containers):
         count = len(args)
 
         def called(*xs: Any) -> Any:
-            if (id(f) in OF_TREES or id(f) not in OF_JAX) and any(self._numbers_in(xs)):
+            if (id(f) in allowed.OF_TREES or id(f) not in OF_JAX) and any(self._numbers_in(xs)):
                 remedy = "make it an array, such as jnp.float32(n)"
                 raise Refused(f"{name_of_function(f)} is given a number of Python that is not known", remedy)
             given = list(map(self.to_jax, xs))
@@ -204,7 +225,7 @@ class Calls(Containers):
 
     def _construct(self, cls: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if issubclass(cls, tuple) and hasattr(cls, "_fields"):
-            check_namedtuple(cls)
+            check_tuple(cls)
             return self.python(cls, *args, **kwargs)
         if issubclass(cls, (BaseException, enum.Enum)):
             if any(isinstance(v, Kind) or is_array(v) for v in (*args, *kwargs.values())):
@@ -217,7 +238,7 @@ class Calls(Containers):
         generated = getattr(getattr(cls.__init__, "__code__", None), "co_filename", "") == "<string>"
         params: Any = vars(cls).get("__dataclass_params__")
         frozen = params is not None and params.frozen
-        for name in (*NOT_IN_CLASSES, *(() if frozen else ("__setattr__",))):
+        for name in (*allowed.NOT_IN_CLASSES, *(() if frozen else ("__setattr__",))):
             found = self.class_attribute(cls, name)
             if found is not UNDEF and not (name == "__hash__" and dataclasses.is_dataclass(cls)):
                 raise Refused(f"an object of {cls.__name__}, whose class has {name}")
@@ -245,6 +266,7 @@ class Calls(Containers):
                 obj.slots[f.name] = self.call(f.default_factory, [], {})
             elif f.default is not dataclasses.MISSING:
                 obj.slots[f.name] = self.outside(f.default)
+        check_no_iterators(*obj.slots.values())
         if (post := self.class_attribute(cls, "__post_init__")) is not UNDEF:
             self.call(Partial(post, (obj,)), [], {})
 

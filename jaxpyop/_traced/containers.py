@@ -36,7 +36,9 @@ class Containers(Operators):
     """Items and attributes are read and set."""
 
     def new_list(self, items: Any) -> Obj:
-        return Obj(list, {"items": tuple(items)})
+        items = tuple(items)
+        check_no_iterators(items)
+        return Obj(list, {"items": items})
 
     def new_dict(self, pairs: Any = ()) -> Obj:
         return Obj(dict, {"items": Pairs(pairs)})
@@ -240,10 +242,9 @@ class Containers(Operators):
 
     def outside(self, v: Any) -> Any:
         """A value from outside, as one of the language. Its objects are checked when they are used."""
-        if isinstance(v, tuple) and hasattr(v, "_fields"):
-            check_namedtuple(type(v))
-        elif isinstance(v, tuple):
-            return tuple(map(self.outside, v))
+        if isinstance(v, tuple):
+            check_tuple(type(v))
+            return v if hasattr(v, "_fields") else tuple(map(self.outside, v))
         return v
 
     # -------------------------------------------------------------------- attributes

@@ -63,6 +63,7 @@ class Functions(Calls):
             bound = bind(*args, **kwargs)
         except TypeError as e:
             raise PyRaise(e) from None
+        check_no_iterators(*bound.values())
         if rest := f.node.args.kwarg:
             bound[rest.arg] = self.new_dict(bound[rest.arg].items())
         return bound
@@ -160,7 +161,9 @@ def _binder(node: Node) -> types.CodeType:
 @functools.lru_cache(maxsize=4096)
 def local_names(node: Node) -> frozenset[str]:
     """The names that are local to a function."""
-    names, declared = {a.arg for a in ast.walk(node.args) if isinstance(a, ast.arg)}, set[str]()
+    a = node.args
+    arguments = (*a.posonlyargs, *a.args, *a.kwonlyargs, *filter(None, (a.vararg, a.kwarg)))
+    names, declared = {each.arg for each in arguments}, set[str]()
     for statement in node.body if isinstance(node.body, list) else [node.body]:
         for n in _own_nodes(statement):
             if isinstance(n, (ast.FunctionDef, ast.ClassDef)):
@@ -196,7 +199,11 @@ def _own_nodes(n: ast.AST) -> Iterator[ast.AST]:
         yield from (x.target for x in ast.walk(n) if isinstance(x, ast.NamedExpr))
         return
     yield n
-    for child in () if isinstance(n, (ast.FunctionDef, ast.ClassDef, ast.Lambda)) else ast.iter_child_nodes(n):
+    children = list(ast.iter_child_nodes(n))
+    if isinstance(n, (ast.FunctionDef, ast.Lambda)):
+        # What is evaluated where it is made.
+        children = [*n.args.defaults, *filter(None, n.args.kw_defaults), *getattr(n, "decorator_list", ())]
+    for child in () if isinstance(n, ast.ClassDef) else children:
         yield from _own_nodes(child)
 
 

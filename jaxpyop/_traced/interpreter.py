@@ -21,6 +21,7 @@ from jaxpyop._traced.statements import Statements
 from jaxpyop._traced.values import *
 
 
+@functools.lru_cache(maxsize=4096)
 def _names_of(*targets: ast.expr) -> frozenset[str]:
     return frozenset(n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name))
 
@@ -270,7 +271,7 @@ def interpret(
     machine.line = machine.returned = line_of(function)
     token, noted = set_opaque(jax.tree.leaves((args, dict(kwargs)))), noting.set(machine.check)
     try:
-        given = [list(map(machine.from_jax, args)), {k: machine.from_jax(v) for k, v in kwargs.items()}]
+        given = [list(map(machine.given, args)), {k: machine.given(v) for k, v in kwargs.items()}]
         result = machine.call(function, *given)
         machine.line = machine.returned
         outs = finish(_results(machine, result))

@@ -61,8 +61,7 @@ class Machine:
 
     def write(self, obj: Obj, key: str, value: Any) -> None:
         """Changes a slot. Nothing else does."""
-        if any_part(lambda v: isinstance(v, Iter), value):
-            raise Refused("an iterator is kept, and not used up at once", "write list(...)")
+        check_no_iterators(value)
         if obj.birth < self.floor[0] and obj is not self.raised:
             raise Refused(f"{self.floor[1]} changes a variable or an object of its caller", "return the value")
         self.journal[-1].setdefault((obj, key), obj.slots.get(key, UNDEF))

@@ -140,7 +140,7 @@ class Operators(Machine):
             raise Refused("the truth of an object", "compare it with None, or an attribute of it")
         if isinstance(v, (tuple, list, dict, range)):
             return len(v) > 0
-        if isinstance(v, (Closure, Method, Partial, Foreign, types.FunctionType, type)):
+        if isinstance(v, (Closure, Method, Partial, Transformed, Foreign, types.FunctionType, type)):
             return True
         self.need_constant(v)
         return self.python(bool, v)

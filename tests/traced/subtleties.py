@@ -1,6 +1,7 @@
 """What Python does that is easily missed: comparisons of objects, laziness, names of private attributes, NaN."""
 
 import dataclasses
+import functools
 import itertools
 import math
 
@@ -40,6 +41,28 @@ class Inner(Outer):
         self.__held = 10.0
 
 
+class FromOne(tuple):
+    def __getitem__(self, k):
+        return super().__getitem__(k - 1)
+
+
+FROM_ONE = FromOne((10.0, 20.0))
+
+
+def slope(k):
+    k = k * 2
+    return jax.grad(lambda v: k * v * v)
+
+
+def compiled_here(x, transform):
+    k = 1.0
+    f = transform(lambda v: v * k)
+    if x > 1:
+        k = 2.0
+        return f(x)
+    return f(x)
+
+
 @jax.jit
 def scaled(s):
     return s * 3e8 - 1e8
@@ -73,6 +96,15 @@ TABLE.either_all(
         "an array whose dtype depends on values": lambda x: jnp.array([x if x > 1 else 7, 2]).sum() / 3,
         "products that are taken one by one": lambda x: x + next(p := itertools.product((1, 2), (3,)))[0] + next(p)[0],
         "a sum of many floats": lambda x: sum([1e16, float(x), -1e16]),
+        "a sum of an int or a float": lambda x: x * (sum([0 if x > 1 else 0.5, 0.1, 0.2, 0.3]) <= 0.6),
+        "an iterator in a partial": lambda x: (lambda p: (p() if x > 1 else 0.0) + p())(
+            functools.partial(sum, map(float, [1, 2]))
+        ),
+        "an iterator in a default": lambda x: (lambda m=map(float, [1]): (sum(m) if x > 1 else x) + sum(m))(),  # noqa: B008
+        "a tuple that counts from one": lambda x: x * FROM_ONE[1],
+        "a compiled function of a variable": lambda x: compiled_here(x, jax.jit),
+        "a checkpoint of a variable": lambda x: compiled_here(x, jax.checkpoint),
+        "a gradient that is made on a path": lambda x: (slope(5.0) if x > 1 else slope(1.0))(x),
     }
 )
 
@@ -220,6 +252,17 @@ TABLE.equal_all(
 def a_product_of_floats_of_an_int(n):
     x = 0.1 * float(n)
     return 1.0 if x * x - 0.010000000000000002 == 0 else 2.0
+
+
+@TABLE.equal
+def a_walrus_in_a_default(x):
+    y = 1.0
+
+    def f():
+        g = lambda a=(y := 3.0): a
+        return g() + y
+
+    return f() * x + y
 
 
 @TABLE.equal

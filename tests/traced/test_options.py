@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -29,6 +31,35 @@ def test_inputs_and_results_are_trees_with_static_leaves():
         out = jax.jit(lambda x: call({"x": x}, how="twice"))(x)
         assert out["n"].dtype == jnp.int32
         jax.tree.map(np.testing.assert_array_equal, out, body({"x": x}, how="twice"))
+
+
+class Sum(NamedTuple):
+    x: float
+
+    def __add__(self, other):
+        return Sum(self.x + other.x)
+
+
+def calls_twice(f, x):
+    items = [x]
+    f(items, x)
+    return f(items, x)
+
+
+INPUTS = {
+    "a function that changes its argument": (calls_twice, lambda items, x: (items.append(x), sum(items))[1]),
+    "a namedtuple with an operator": (lambda p, x: (p + p)[0], Sum(2.0)),
+}
+
+
+@pytest.mark.parametrize(("body", "given"), INPUTS.values(), ids=INPUTS)
+def test_what_inputs_do_is_what_they_do_in_python_or_refused(body, given):
+    try:
+        found = jax.jit(lambda x: traced(body)(given, x))(3.0)
+    except TypeError:
+        assert isinstance(given, Sum)
+    else:
+        assert found == body(given, 3.0)
 
 
 def test_an_integer_that_may_not_fit_is_refused_while_jax_traces():

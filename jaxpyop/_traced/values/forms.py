@@ -99,6 +99,10 @@ def split(v: Any) -> tuple[Any, tuple[Any, ...], Callable[[list[Any]], Any]] | N
         keys = tuple(v.kwargs)
         build = lambda xs: Partial(xs[0], xs[1], dict(zip(keys, xs[2])))
         return (Partial, keys), (v.func, v.args, tuple(v.kwargs.values())), build
+    if isinstance(v, Transformed):
+        names = tuple(v.kwargs)
+        build = lambda xs: Transformed(v.transform, xs[0], dict(zip(names, xs[1])))
+        return (Transformed, id(v.transform), names), (v.args, tuple(v.kwargs.values())), build
     return None
 
 
@@ -106,6 +110,12 @@ def any_part(test: Callable[[Any], bool], v: Any) -> bool:
     """Whether a value, or a part of it, passes a test."""
     group = split(v)
     return test(v) or (group is not None and any(any_part(test, part) for part in group[1]))
+
+
+def check_no_iterators(*values: Any) -> None:
+    """Refuses to keep an iterator, because a path that is not taken would use it up, too."""
+    if any_part(lambda v: isinstance(v, Iter), values):
+        raise Refused("an iterator is kept, and not used up at once", "write list(...)")
 
 
 def form_of(v: Any, mark: int, memo: dict[Obj, Form]) -> Form:

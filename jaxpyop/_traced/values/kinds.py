@@ -155,9 +155,18 @@ class Method(Kind):
 
 @dataclasses.dataclass(eq=False)
 class Foreign:
-    """A function that a function of JAX returned, such as `jax.grad(f)`."""
+    """A function that a function of JAX returned, such as the second result of `jax.vjp`."""
 
     func: Any
+
+
+@dataclasses.dataclass(eq=False)
+class Transformed(Kind):
+    """`jax.grad(f)` and the like. JAX makes it anew for each call, because what `f` reads may have changed by then."""
+
+    transform: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
 
 
 @dataclasses.dataclass(eq=False)
@@ -297,8 +306,13 @@ class _Plain(NamedTuple):
     item: int
 
 
-def check_namedtuple(cls: Any) -> None:
-    """Refuses a namedtuple with operators of its own."""
+def check_tuple(cls: Any) -> None:
+    """Refuses a class of tuples with operators of its own."""
+    if not hasattr(cls, "_fields"):
+        # Python's own structures, such as sys.version_info, have these.
+        if cls is not tuple and not hasattr(cls, "n_sequence_fields"):
+            raise Refused(f"a {cls.__name__}, which is a tuple of a class of its own", "use a tuple")
+        return
     for c in cls.__mro__[: cls.__mro__.index(tuple)]:
         own = {name for name in vars(c) if name.startswith("__")} - {*vars(_Plain), "__dict__", "__weakref__"}
         # Only the class that `namedtuple` itself made has these.
