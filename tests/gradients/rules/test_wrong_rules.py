@@ -94,6 +94,7 @@ REFUSED = {
     ),
     "transpose and vjp": (lambda: sine(transpose=np.sin, vjp=np.sin), "remove vjp= and jvp="),
     "stateful": (lambda: py_func(np.sin, [1.0], F, vjp="numerical"), "call func again, .* pass stateful=False"),
+    "stateful jvp": (lambda: py_func(np.sin, [1.0], F, jvp="numerical"), "call func again, .* pass stateful=False"),
     "traced": (lambda: py_function(jnp.sin, [1.0], F, mode="traced", vjp=np.sin), "mode='traced' runs nothing"),
 }
 
