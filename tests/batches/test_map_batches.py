@@ -201,7 +201,6 @@ OTHER = {
     "another dtype": (BASE, X.astype(np.int32), {}),
     "another shape": (BASE, X[:, None], {}),
     "another structure": (lambda x: BASE(x[0]), (X,), {}),
-    "fewer elements": (BASE, X[:6], {}),
     "more elements": (BASE, np.arange(8, dtype=np.float32), {}),
     "an iterable": (BASE, iter(X), {}),
     "another version": (BASE, X, {"version": "2"}),
@@ -265,6 +264,7 @@ def pick(x, mode):
 ASKED = {
     "an argument that is no array": (lambda mode: lambda x: numpy_function(pick, [x, mode], F(0)), "two", "three"),
     "the structure of inputs": (lambda k: lambda x: numpy_function(pick, [{k: x, "c": x}, "c"], F(0)), "a", "b"),
+    "a step": (lambda h: jax.grad(lambda x: numpy_function(sine, [x], F(0), vjp="numerical", step=h)), 0.1, 0.2),
     "a fill of padded": (
         lambda fill: lambda x: numpy_function(abs, [x[None]], jaxpyop.padded(F, 3, fill_value=fill)).values,
         0,
