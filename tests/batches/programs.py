@@ -52,7 +52,7 @@ VMAPS = {
     "both": (lambda f: jax.vmap(f), (3,), (3,)),
     "y unbatched": (lambda f: jax.vmap(f, (0, None)), (3,), ()),
     "x unbatched": (lambda f: jax.vmap(f, (None, 0)), (), (3,)),
-    "last axis in, first out": (lambda f: jax.vmap(f, (1, -1)), (2, 3), (2, 3)),
+    "last axis in, first out": (lambda f: jax.vmap(f, (2, -1)), (2, 4, 3), (2, 4, 3)),
     "nested, y unbatched outside": (lambda f: jax.vmap(jax.vmap(f), (0, None)), (4, 2), (2,)),
     "outer product": (lambda f: jax.vmap(jax.vmap(f, (None, 0)), (0, None)), (4,), (2,)),
     "y unbatched, out transposed": (lambda f: jax.vmap(jax.vmap(f, (0, None)), (0, None), out_axes=1), (4, 2), ()),

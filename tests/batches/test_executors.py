@@ -192,6 +192,16 @@ def test_a_shared_input_is_copied_for_the_elements_under_way_alone():
     np.testing.assert_array_equal(out[:, 0], np.arange(1.0, 21.0))
 
 
+def test_a_task_of_the_users_on_the_same_pool():
+    """Its thread runs the function, also before the pool has noted that the thread is one of its own."""
+    pool = pool_of(1)
+    task = pool.submit(lambda: float(numpy_function(np.negative, [2.0], F, executor=pool)))
+    try:
+        assert task.result(timeout=10) == -2
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
 # ----------------------------------------------------------------------- refused
 
 

@@ -78,20 +78,19 @@ def test_order_where_xla_could_run_the_calls_at_once(transport):
 # --------------------------------------------------------------------- between programs
 
 
-@pytest.mark.slow
 def test_programs_and_direct_calls_between_programs_keep_their_place():
-    """A direct call waits for the ordered calls that still run. Some programs have to wait for their input."""
+    """A direct call waits for the ordered calls that still run. The programs have to wait for their input."""
     log = Log()
     work = jax.jit(lambda x: lax.fori_loop(0, 10, lambda i, x: jnp.sin(x @ x), x)[0, 0] * 0)
-    f = jax.jit(lambda x: py_func(log, [x], F, ordered=True))
-    g = jax.jit(lambda x: py_func(log, [x + 1], F, ordered=True))
-    ones = jnp.ones((200, 200))
-    for i in range(0, 9, 3):
+    f, g = (jax.jit(lambda x, k=k: py_func(log, [x + k], F, ordered=True)) for k in (0, 1))
+    ones = jnp.ones((400, 400))
+    for i in (0, 2):  # the first turn compiles
         f(work(ones) + i)
-        g(float(i))
-        py_func(log, [np.float32(i + 2)], F, ordered=True)
+        py_func(log, [np.float32(i + 1)], F, ordered=True)
+    f(work(ones) + 4)
+    g(4.0)
     jax.effects_barrier()
-    assert log.seen == [float(i) for i in range(9)]
+    assert log.seen == [0, 1, 2, 3, 4, 5]
 
 
 @every_route

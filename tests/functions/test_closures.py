@@ -38,6 +38,7 @@ ARGUMENT = "argument 0 of functools.partial"
 FOUND = {
     "cell": (lambda x: lambda y: y + x, "x"),
     "default": (lambda x: lambda y, x=x: y + x, "x"),
+    "default of a keyword": (lambda x: lambda y, *, x=x: y + x, "x"),
     "function as a default": (lambda x: lambda y, add=lambda y: y + x: add(y), "x"),
     "partial": (lambda x: functools.partial(lambda x, y: x + y, x), ARGUMENT),
     "list in a partial": (lambda x: functools.partial(lambda xs, y: xs[0] + y, [x]), ARGUMENT),

@@ -79,6 +79,12 @@ def test_it_warns_once(body, how):
     warns_once(body, name, f"py_function '{name}': {how}", "derivative is zero", "vjp=", "np.asarray(jax.lax.stop_grad")
 
 
+def test_a_warning_that_is_an_error_comes_in_each_call():
+    for _ in range(2):
+        with pytest.raises(RuntimeWarning, match="NumPy takes a differentiated"):
+            derive(TAKING["ufunc"][0], "an op with errors")
+
+
 def test_each_line_has_its_own_warning():
     def body(x):
         return x * np.exp(x) + helper(x)

@@ -28,7 +28,7 @@ def both_modes(body):
     return [float(pull(F(k))[0]) for k in (1, 2)]
 
 
-@pytest.mark.parametrize("where", rows(WHERE, []))
+@pytest.mark.parametrize("where", rows(WHERE, ["jit"]))
 def test_a_print_happens_once(where, capsys):
     def noisy(x):
         jax.debug.print("saw {}", x)

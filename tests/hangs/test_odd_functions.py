@@ -69,11 +69,7 @@ for _ in range(2):
 """
 
 # With the transport of each.
-CASES = {
-    "fork": (FORK, "callback"),
-    "threads": (THREADS, "auto"),
-    "caches": (CACHES, "callback"),
-}
+CASES = {"fork": (FORK, "callback"), "threads": (THREADS, "auto"), "caches": (CACHES, "callback")}
 
 
 @pytest.mark.slow

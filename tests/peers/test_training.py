@@ -12,10 +12,7 @@ import jaxpyop
 from tests.peers.library import assert_near, library
 
 # What these libraries find outdated in one another is theirs to mend; ours stays an error.
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:(equinox|optax|jaxtyping|chex)"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning:(equinox|optax|jaxtyping|chex)")]
 
 STEPS = 4
 # Far from what a new model predicts, so that both branches of the loss are taken; and not

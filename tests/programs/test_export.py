@@ -70,6 +70,17 @@ def test_symbolic_sizes_fit_each_other_even_without_a_segment():
         again(X, X[:1])
 
 
+def test_a_function_is_called_with_the_whole_batch_and_with_the_users_step():
+    rules = {"vjp": "numerical", "step": (0.5, 0.0), "vmap_method": "expand_dims"}
+    program, names = jax.vmap(jax.grad(lambda a: numpy_function(of_mean, [a], F(0), **rules))), {"of mean": of_mean}
+    again = jaxpyop.load(jaxpyop.export(program, functions=names)(X).to_bytes(), functions=names)
+    np.testing.assert_allclose(again(X), of_mean(X + 0.5) - of_mean(X - 0.5), rtol=1e-4)
+
+
+def of_mean(x):
+    return x**2 * x.mean()
+
+
 def np_sum(x, y):
     return x + y
 
@@ -108,17 +119,9 @@ def test_a_batch_of_a_loaded_program_is_refused_unless_it_was_exported():
         jax.vmap(loaded(of_branches, X))(jnp.stack([X, X]))
 
 
-OTHERS = {
-    "too many": ((X, X), "arguments of the structure"),
-    "a structure": (([X],), "arguments of the structure"),
-}
-
-
-@pytest.mark.parametrize(("args", "said"), OTHERS.values(), ids=OTHERS)
-def test_other_arguments(args, said):
-    again = loaded(of_branches, X)
-    with pytest.raises((ValueError, TypeError), match=said):
-        again(*args)
+def test_other_arguments():
+    with pytest.raises(TypeError, match="arguments of the structure"):
+        loaded(of_branches, X)([X])
 
 
 def test_an_argument_is_named_by_its_place():

@@ -153,14 +153,14 @@ def test_donated_arguments():
     assert [a.is_deleted() for a in (x, named, y)] == [True, True, False]
 
 
-def test_what_a_body_saw_is_not_given_away():
-    """A later segment is the last to read `y`, and could have its memory for a result."""
+def test_what_a_body_saw_or_returned_is_not_given_away():
+    """A later segment is the last to read `y` and the body's results, and could have their memory for a result."""
     kept = []
-    op = lambda x: py_function(lambda x: (kept.append(x), x + 1)[1], [x], F, output_shapes=(3,))
+    op = lambda x: py_function(lambda x: kept.append((x, x + 1)) or kept[-1][1], [x], F, output_shapes=(3,))
     cut = jaxpyop.jit(lambda x: (y := x * 2, op(y) + y * 3 + op(x))[1], donate_argnums=0)
     for k in range(3):
         same(cut(X + k), 9 * (X + k) + 2)
-    same(kept, [y for k in range(3) for y in (2 * (X + k), X + k)])
+    same(kept, [(y, y + 1) for k in range(3) for y in (2 * (X + k), X + k)])
 
 
 def test_what_a_body_returned_may_change_before_a_segment_reads_it():

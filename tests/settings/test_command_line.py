@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import jax
+import numpy as np
 import pytest
 
 import jaxpyop
@@ -30,6 +31,12 @@ def test_the_demo(capsys):
     assert "root of 9 3.0" in squeezed
     assert "shapes that the function saw [(1000,)]" in squeezed
     assert "JAX's error has numpy_function 'load' failed: KeyError: 'no sample 7'" in squeezed
+
+
+def test_a_demo_that_shows_a_wrong_value_fails(capsys, monkeypatch):
+    monkeypatch.setattr(np.linalg, "inv", lambda a: a)
+    assert main(["demo"]) == 1
+    assert re.search(r"WRONG(?s:.*)\n8 of 9 values are right\n$", capsys.readouterr().out)
 
 
 @pytest.mark.slow

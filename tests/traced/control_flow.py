@@ -31,7 +31,14 @@ def a_condition_in_a_variable(x, m):
     return y * 2.0 if inside else y
 
 
-TABLE.equal_all({"sides of an expression": lambda x: (x if x > 1 else 2.0) * (3.0 if x < 1 else x)})
+TABLE.equal_all(
+    {
+        "sides of an expression": lambda x: (x if x > 1 else 2.0) * (3.0 if x < 1 else x),
+        "zeros of two signs": lambda x: jnp.copysign(x, 0.0 if x > 1 else -0.0),
+        "a chain of comparisons": lambda x: x * 2 if 1 < x < 5 else x,
+        "an index from the end": lambda x: x * (1.0, 2.0, 3.0)[-1 if x > 1 else -2],
+    }
+)
 TABLE.equal_all({"min, max and abs": lambda x: min(x, 1.5) * max(x, 0.5 * x, 0.3) * abs(x)}, slow=True)
 TABLE.equal_all(
     {
@@ -90,7 +97,7 @@ def return_and_continue(x):
     return total
 
 
-@TABLE.equal(slow=True)
+@TABLE.equal
 def for_else(x):
     for a in (1.0, 2.0):
         for b in (0.5, 0.25):

@@ -119,6 +119,8 @@ TABLE.equal_all(
     {
         "float": lambda x: x * float(x) if float(x) > 1 else x,
         "arithmetic with float": lambda x: x * (float(x) / 2.0 + float(x) ** 2),
+        "a half that is rounded": lambda x: x * round(float(x)),
+        "a quotient of unlike signs": lambda x: x if abs(int(x)) // -2 < 0 else -x,
     }
 )
 TABLE.equal_all(
@@ -138,7 +140,6 @@ TABLE.either_all(
         "a large factor": lambda x: x * (float(x) * 1e300 * 1e-300),
         "math of a value": lambda x: x * math.sqrt(x),
         "int as an index": lambda x: jnp.arange(9.0)[int(x)],
-        "round": lambda x: x * round(float(x)),
         "an int of a large float": lambda x: int(x * 1e9) / 7.0,
         "a large sum": lambda x: x * 2 if float(x) + 1e8 > 1e8 else x,
     }

@@ -44,11 +44,7 @@ STATE = types.SimpleNamespace(time=2.0)
 
 
 TABLE.equal_all({"an attribute with the name of a module": lambda x: x * STATE.time})
-TABLE.either_all(
-    {
-        "a ufunc": lambda x: x * float(np.hypot(3, 4)),
-    }
-)
+TABLE.either_all({"a ufunc": lambda x: x * float(np.hypot(3, 4))})
 
 # ---------------------------------------------------------------------- what is changed
 

@@ -140,10 +140,7 @@ NOT_IN_THE_LANGUAGE = {
     "a namedtuple with an operator": (lambda x: Pair(x) + 1.0, "a namedtuple with __add__"),
     "a rule of the user": (lambda x: RULED(x), r"RULED\(x\)`.* is not in the language"),
     "a case with an if": (a_case_with_an_if, "a case with an `if` is not in the language; write an if"),
-    "objects that are compared": (
-        lambda x: x * (Plain() == Plain()),
-        "a comparison of objects; compare their",
-    ),
+    "objects that are compared": (lambda x: x * (Plain() == Plain()), "a comparison of objects; compare their"),
     "an interrupt": (raises_an_interrupt, "a raise of what is no Exception"),
 }
 

@@ -242,9 +242,13 @@ def is_own_thread(executor: Executor) -> bool:
     """Tell whether this thread is one of the executor's, whoever gave it its task."""
     if number_of(executor) in getattr(_thread, "works_for", ()):
         return True
-    # A ThreadPoolExecutor has no public name for its threads.
-    threads = getattr(executor, "_threads", None)
-    return isinstance(threads, set) and python_thread() in threads
+    if (thread := python_thread()) is None or not has_threads(executor):
+        return False
+    # A ThreadPoolExecutor has no public name for its threads. It starts a thread, which may run a task at once, before
+    # it notes that the thread is one of its own, and holds this lock meanwhile.
+    pool: Any = executor
+    with pool._shutdown_lock:
+        return thread in pool._threads
 
 
 @contextlib.contextmanager

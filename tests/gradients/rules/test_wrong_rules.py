@@ -81,19 +81,14 @@ REFUSED = {
     "other text": (lambda: sine(jvp="numeric"), "jvp must be a function .* or 'numerical', got 'numeric'"),
     "numerical transpose": (lambda: sine(transpose="numerical"), r"transpose must be a function f\(cotangents\)"),
     "a step of 0": (lambda: sine(vjp="numerical", step=[None, 0]), r"step is \[None, 0\]; expected a number above 0"),
-    "no pair": (
-        lambda: sine(vjp="numerical", step=(1, 2, 3)),
-        r"step is \(1, 2, 3\); .* a pair \(absolute, relative\)",
-    ),
+    "no pair": (lambda: sine(vjp="numerical", step=(1, 2, 3)), r"step is \(1, 2, 3\); .* a pair \(absolute, relative"),
     "a step of True": (lambda: sine(jvp="numerical", step=True), "step is True; expected a number"),
     "a step for a rule": (lambda: sine(vjp=np.sin, step=1e-3), "step= is for vjp='numerical' .* or remove step="),
     "another count of steps": (lambda: jax.grad(stepped)(1.0), "'sin': step= has 2 entries, .* 1 array inputs"),
-    "a step that is rounded": (
-        lambda: jax.grad(lambda x: sine(x, vjp="numerical", step=1e-9))(1.0),
-        "step=.* is so small",
-    ),
+    "a small step": (lambda: jax.grad(lambda x: sine(x, vjp="numerical", step=1e-9))(1.0), "step=.* is so small"),
     "transpose and vjp": (lambda: sine(transpose=np.sin, vjp=np.sin), "remove vjp= and jvp="),
     "stateful": (lambda: py_func(np.sin, [1.0], F, vjp="numerical"), "call func again, .* pass stateful=False"),
+    "stateful jvp": (lambda: py_func(np.sin, [1.0], F, jvp="numerical"), "call func again, .* pass stateful=False"),
     "traced": (lambda: py_function(jnp.sin, [1.0], F, mode="traced", vjp=np.sin), "mode='traced' runs nothing"),
 }
 
