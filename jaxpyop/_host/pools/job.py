@@ -290,6 +290,9 @@ def _raise_in(thread: threading.Thread) -> None:
         # Unlike the other way, a signal ends a wait: for a lock, for a file, for time to pass.
         signal.pthread_kill(thread.ident or 0, signal.SIGALRM)
     else:
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(
-            ctypes.c_ulong(thread.ident or 0), ctypes.py_object(ElementTimeoutError)
-        )
+        raise_in(thread.ident or 0, ElementTimeoutError)
+
+
+def raise_in(thread: int, error: type[BaseException]) -> None:
+    """Raise an error in the Python code that another thread runs, as soon as that comes back to Python."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error))
