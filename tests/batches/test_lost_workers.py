@@ -1,13 +1,15 @@
 """`retries=` and `timeout=` on each engine: workers that die, elements that kill them, functions that do not end."""
 
+import concurrent.futures
 import contextlib
+import functools
 import itertools
 import os
+import random
 import signal
 import subprocess
 import sys
 import time
-import warnings
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +17,7 @@ import numpy as np
 import pytest
 
 from tests.batches import bodies
-from tests.batches.programs import F, assert_raises_at, cluster_of, grid, parallel, processes
+from tests.batches.programs import F, assert_raises_at, grid, parallel, processes
 from tests.shared.functions import numpy_function
 from tests.shared.processes import clean_environment
 
@@ -31,40 +33,18 @@ def new_processes():
     return processes(2)
 
 
-@contextlib.contextmanager
-def dask(workers):
-    pytest.importorskip("distributed", reason="needs the extra `dask`")
-    # A local cluster closes the nanny of a worker that is not back by then.
-    patient = pytest.importorskip("dask.config").set({"distributed.deploy.lost-worker-timeout": "1h"})
-    with patient, cluster_of(workers) as cluster, cluster.get_client() as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def ray():
-    ray = pytest.importorskip("ray", reason="needs the extra `engines`")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
-        yield ray
-        ray.shutdown()
-
-
-ENGINES = ["processes", "loky", "dask", "ray"]
+CLUSTERS = ["dask", "ray"]
+ENGINES = ["processes", "loky", *CLUSTERS]
 
 
 @pytest.fixture
 def engine(request, workers):
     """What `executor=` gets: a function that makes a new pool where a death ends the pool."""
-    if request.param == "dask":
-        with dask(workers) as client:
-            yield client
-    elif request.param == "ray":
-        yield request.getfixturevalue("ray")
-    else:
-        make = {"processes": processes, "loky": new_loky}[request.param]
-        make(workers).shutdown()
-        yield lambda: make(workers)
+    if request.param in CLUSTERS:
+        return request.getfixturevalue(request.param)
+    make = {"processes": processes, "loky": new_loky}[request.param]
+    make(workers).shutdown()
+    return lambda: make(workers)
 
 
 @pytest.fixture
@@ -101,6 +81,32 @@ def test_what_was_lost_with_a_worker_runs_again(engine, workers, tmp_path):
     else:
         assert chunks == {20}
     np.testing.assert_array_equal(f(x), 2 * x)
+
+
+@each_engine
+@pytest.mark.parametrize("dies_at", [25, None], ids=["in an element", "at some time"])
+def test_a_stateful_function_never_runs_twice(engine, dies_at, tmp_path):
+    path, count = tmp_path / "lines", random.randrange(1, 30)
+
+    def kill():
+        while not path.exists() or len(lines := path.read_text().splitlines()) < count:
+            time.sleep(0.001)
+        os.kill(int(lines[-1].split()[1]), signal.SIGKILL)
+
+    body = functools.partial(bodies.say_and_die_at, dies_at)
+    f = parallel(numpy_function, body, engine, [str(path)], stateful=True, chunksize=4, output_shapes=())
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        killer = thread.submit(kill) if dies_at is None else None
+        try:
+            np.testing.assert_array_equal(f(grid(60)), grid(60))
+            assert killer  # a worker of a cluster may have died while it did nothing
+        except RuntimeError as error:
+            assert "a worker of executor= died" in str(error)
+    if killer:
+        killer.result()
+    ran = [line.split()[0] for line in path.read_text().splitlines()]
+    assert len(set(ran)) == len(ran), f"after {count}: {ran}"
+    assert "25.0" in ran or killer
 
 
 @each_engine
@@ -174,52 +180,62 @@ def test_a_large_shared_input_does_not_travel_with_each_chunk(engine):
     assert time.monotonic() - began < 5  # a GB would take longer
 
 
+# Each engine is interrupted twice, in a call with a function and in one with what that returns. So workers of a cluster
+# have to be free again.
 INTERRUPTED = """
-import concurrent.futures, multiprocessing, signal
+import concurrent.futures, multiprocessing, signal, sys
 import jax, jax.numpy as jnp, jaxpyop
 from tests.batches import bodies
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored in the background
 
-def new():
-    {new}
-
-def go(pool):
+def go(path, pool):
     op = lambda x: jaxpyop.numpy_function(
-        bodies.say_and_hang, [{path!r}, x], jnp.float32, output_shapes=(), vmap_method="parallel", executor=pool)
+        bodies.say_and_hang, [path, x], jnp.float32, output_shapes=(), vmap_method="parallel", executor=pool)
     try:
         with jaxpyop.reraise():
             jax.block_until_ready(jax.jit(jax.vmap(op))(jnp.arange(10.0)))
     except KeyboardInterrupt:
-        print("interrupted")
+        print("interrupted", flush=True)
 
 if __name__ == "__main__":
-    {call}
+    {program}
 """
-NEW = {
-    "processes": 'return concurrent.futures.ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn"))',
-    "loky": "import loky; return loky.ProcessPoolExecutor(2)",
+POOL = """
+    go(sys.argv[1], lambda: {new})
+    with {new} as pool:
+        go(sys.argv[2], pool)
+"""
+CLUSTER = """
+    go(sys.argv[1], lambda: cluster)
+    go(sys.argv[2], cluster)
+"""
+# A cluster of Dask's on this machine ends its workers itself if they are interrupted too, as at a terminal.
+PROGRAMS = {
+    "processes": POOL.format(new="concurrent.futures.ProcessPoolExecutor(2, multiprocessing.get_context('spawn'))"),
+    "loky": "import loky" + POOL.format(new="loky.ProcessPoolExecutor(2)"),
+    "dask": "cluster = __import__('tests.batches.programs').batches.programs.cluster_of(2).get_client()" + CLUSTER,
+    "ray": "import ray as cluster; cluster.init(num_cpus=2, include_dashboard=False, log_to_driver=False)" + CLUSTER,
 }
-CALLS = {"a function": "go(new)", "a pool": "with new() as pool: go(pool)"}
 
 
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="Ctrl-C signals a group of processes, which Windows has not")
-@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-@pytest.mark.parametrize("engine", NEW)
-def test_an_interrupt_ends_the_workers(engine, call, tmp_path):
-    if engine == "loky":
-        pytest.importorskip("loky", reason="needs the extra `engines`")
-    path = str(tmp_path / "begun")
-    script = tmp_path / "script.py"
-    script.write_text(INTERRUPTED.format(new=NEW[engine], path=path, call=call))
+@pytest.mark.parametrize("engine", PROGRAMS)
+def test_an_interrupt_ends_the_bodies(engine, tmp_path):
+    pytest.importorskip({"dask": "distributed", "processes": "jax"}.get(engine, engine), reason="an optional engine")
+    (tmp_path / "script.py").write_text(INTERRUPTED.format(program=PROGRAMS[engine]))
+    command = [sys.executable, *(str(tmp_path / name) for name in ("script.py", "first", "second"))]
     options = {"stdout": subprocess.PIPE, "stdin": subprocess.DEVNULL, "env": clean_environment(), "text": True}
-    program = subprocess.Popen([sys.executable, str(script)], start_new_session=True, **options)
+    program = subprocess.Popen(command, start_new_session=True, **options)
     try:
-        until = time.monotonic() + 60
-        while not os.path.exists(path) and time.monotonic() < until:
-            time.sleep(0.05)
-        os.killpg(program.pid, signal.SIGINT)
-        said, _ = program.communicate(timeout=10)
-        assert said == "interrupted\n"
+        for name in ("first", "second"):
+            until = time.monotonic() + 60
+            while not (tmp_path / name).exists() and time.monotonic() < until:
+                time.sleep(0.05)
+            (os.kill if engine == "dask" else os.killpg)(program.pid, signal.SIGINT)
+            began = time.monotonic()
+            assert program.stdout.readline() == "interrupted\n"
+            assert time.monotonic() - began < 2
+        assert program.communicate(timeout=10) == ("", None)
         time.sleep(1)  # what starts and watches processes ends a little later
         listed = subprocess.run(["ps", "-eo", "pgid=,stat="], capture_output=True, text=True, check=True).stdout
         alive = [line.split() for line in listed.splitlines() if "Z" not in line]

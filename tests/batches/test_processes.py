@@ -25,12 +25,6 @@ def pool():
         yield pool
 
 
-@pytest.fixture(scope="module")
-def dask():
-    with cluster_of(2) as cluster, cluster.get_client() as client:
-        yield client.get_executor()
-
-
 @pytest.fixture(params=["pool", "dask"])
 def elsewhere(request):
     return request.getfixturevalue(request.param)
@@ -47,7 +41,6 @@ def test_functions_run_in_other_processes(api, elsewhere):
     (row,) = report.rows()
     assert (row["calls"], row["runs"]) == (1, 8)
     assert os.getpid() not in pids
-    assert 1 <= len(pids) <= 2
 
 
 def test_results_that_are_filled(elsewhere):
