@@ -62,16 +62,6 @@ def slow_process_number(x):
     return process_number(x)
 
 
-def make_counters():
-    global counters
-    counters = {}
-
-
-def step_counter(number, x):
-    counters[int(number)] = counters.get(int(number), 0) + x
-    return np.array([counters[int(number)], os.getpid()], np.float32)
-
-
 def scale(static, batch, *, by, unit):
     assert (static, unit) == ({"label": "metre", "parts": ("a", None)}, "m")
     return {"x": batch["x"] * by, "n": np.int32(batch["n"] + 1)}
