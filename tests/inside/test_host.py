@@ -84,5 +84,5 @@ _run_within(0.5, hold, may_exit=True)
 
 @pytest.mark.slow
 def test_a_function_in_time_leaves_the_time_limit_of_another_one():
-    """A worker of Dask's runs several functions. One of them holds Python's lock, so that no thread of Python can end it."""
+    """In a worker of Dask's with two threads: one holds Python's lock, so that no other thread can end it."""
     assert "bodies.py" in run_python(TWO_FUNCTIONS, check=False, timeout=60).stderr
