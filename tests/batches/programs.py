@@ -101,7 +101,10 @@ class LikeAProcess(InCaller):
 
 
 def processes(count, initializer=None):
-    return cf.ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), initializer)
+    """Processes that a server starts, which has imported the package: by "spawn", each takes a second for that."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["jaxpyop"])
+    return cf.ProcessPoolExecutor(count, context, initializer)
 
 
 def cluster_of(workers):

@@ -5,7 +5,6 @@ import contextvars
 import threading
 import tracemalloc
 import unittest.mock
-from concurrent.futures.process import BrokenProcessPool
 
 import jax
 import jax.numpy as jnp
@@ -111,22 +110,10 @@ def test_chunksize_is_the_number_of_elements_in_a_task(size):
     assert all(len(ids) <= 2 for ids in threads_of)  # the caller's, and one of the pool's
 
 
-def in_chunks(api, body, size, **options):
-    return parallel(api, body, executor=InCaller(), chunksize=size, **options)
-
-
 def test_a_function_may_return_the_same_memory_for_each_element():
     buffer = np.zeros(2, np.float32)
-    f = in_chunks(numpy_function, lambda x: np.multiply(x, 2, out=buffer), 3)
+    f = parallel(numpy_function, lambda x: np.multiply(x, 2, out=buffer), InCaller(), chunksize=3)
     np.testing.assert_array_equal(f(grid(10, 2)), 2 * grid(10, 2))
-
-
-@pytest.mark.slow
-def test_each_element_of_a_chunk_has_a_record_of_its_own():
-    """The backward pass compares the results of another run with those of the same element."""
-    x = jnp.array([-2.0, 3.0])
-    f = in_chunks(py_function, bodies.branching_cube, 2, output_shapes=())
-    np.testing.assert_allclose(jax.grad(lambda x: f(x).sum())(x), 3 * x * abs(x))
 
 
 @pytest.mark.parametrize(("executor", "runs"), [(None, 3), (InCaller(), 6)], ids=["threads", "other workers"])
@@ -139,8 +126,10 @@ def test_a_record_is_replayed_and_other_workers_have_none(executor, runs):
     assert (row["calls"], len(seen)) == (2, runs)
 
 
-def test_errors_in_a_chunk_name_their_element():
-    assert_raises_at(5, ValueError, "two is too much", in_chunks(numpy_function, bodies.fail_at_two, 3), grid(10) - 3)
+@pytest.mark.parametrize("pool", [InCaller(), [InCaller(), InCaller()]], ids=["one", "elements of its own"])
+def test_errors_in_a_chunk_name_their_element(pool):
+    f = parallel(numpy_function, bodies.fail_at_two, executor=pool, chunksize=3)
+    assert_raises_at(5, ValueError, "two is too much", f, grid(10) - 3)
 
 
 # ---------------------------------------------------------------------- threads
@@ -270,31 +259,6 @@ def test_tasks_elsewhere_get_read_only_inputs_with_copy_false():
         assert jax.jit(jax.vmap(op, (0, None)))(grid(4, 5000), grid(5000)).all()
 
 
-class Failing(InCaller):
-    """Every task raises an error."""
-
-    def __init__(self, error):
-        super().__init__()
-        self.error = error
-
-    def run(self, fn, /, *args, **kwargs):
-        raise self.error
-
-
-LOST = {
-    "concurrent.futures": BrokenProcessPool("a process was terminated abruptly"),
-    "Dask": type("KilledWorker", (Exception,), {})("it died"),
-    "Ray": type("WorkerCrashedError", (Exception,), {})("it died"),
-}
-
-
-@pytest.mark.parametrize("error", LOST.values(), ids=LOST)
-def test_a_lost_worker_is_named(error):
-    op = lambda x: numpy_function(bodies.double, [x], F, vmap_method="parallel", executor=Failing(error), name="lost")
-    with pytest.raises(RuntimeError, match="numpy_function 'lost': a worker of executor= died"):
-        jax.vmap(op)(grid(3))
-
-
 class WithoutCancel(InCaller):
     """Its tasks run on a thread, and cannot be cancelled."""
 
@@ -331,11 +295,6 @@ def test_element_i_belongs_to_executor_i_mod_n(count, size):
     assert len(runs) == (min(3, count) if size is None else sum(-(-len(range(j, count, 3)) // size) for j in range(3)))
     nested = jax.jit(jax.vmap(jax.vmap(op, (0, None)), (None, 0)))(grid(count), grid(2))[0]
     np.testing.assert_array_equal(nested.ravel(), np.arange(2 * count) % 3)
-
-
-def test_an_error_on_a_worker_with_elements_of_its_own_names_its_element():
-    f = parallel(numpy_function, bodies.fail_at_two, executor=[InCaller() for _ in range(2)])
-    assert_raises_at(5, ValueError, "two is too much", f, grid(10) - 3)
 
 
 @both_sides

@@ -3,11 +3,12 @@
 import contextlib
 import itertools
 import os
+import random
 import signal
 import subprocess
 import sys
+import threading
 import time
-import warnings
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 
 from tests.batches import bodies
-from tests.batches.programs import F, assert_raises_at, cluster_of, grid, parallel, processes
+from tests.batches.programs import F, assert_raises_at, grid, parallel, processes
 from tests.shared.functions import numpy_function
 from tests.shared.processes import clean_environment
 
@@ -31,45 +32,24 @@ def new_processes():
     return processes(2)
 
 
-@contextlib.contextmanager
-def dask(workers):
-    pytest.importorskip("distributed", reason="needs the extra `dask`")
-    # A local cluster closes the nanny of a worker that is not back by then.
-    patient = pytest.importorskip("dask.config").set({"distributed.deploy.lost-worker-timeout": "1h"})
-    with patient, cluster_of(workers) as cluster, cluster.get_client() as client:
-        yield client
+CLUSTERS = ["dask", "ray"]
+ENGINES = ["processes", "loky", *CLUSTERS]
 
 
-@pytest.fixture(scope="module")
-def ray():
-    ray = pytest.importorskip("ray", reason="needs the extra `engines`")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
-        yield ray
-        ray.shutdown()
-
-
-ENGINES = ["processes", "loky", "dask", "ray"]
+@pytest.fixture
+def workers(request):
+    """How many workers the engine of a test has. Those of loky take long to start, and the clusters are there."""
+    return {"processes": 2, "loky": 1}.get(request.node.callspec.params["engine"], 4)
 
 
 @pytest.fixture
 def engine(request, workers):
     """What `executor=` gets: a function that makes a new pool where a death ends the pool."""
-    if request.param == "dask":
-        with dask(workers) as client:
-            yield client
-    elif request.param == "ray":
-        yield request.getfixturevalue("ray")
-    else:
-        make = {"processes": processes, "loky": new_loky}[request.param]
-        make(workers).shutdown()
-        yield lambda: make(workers)
-
-
-@pytest.fixture
-def workers():
-    return 2
+    if request.param in CLUSTERS:
+        return request.getfixturevalue(request.param)
+    make = {"processes": processes, "loky": new_loky}[request.param]
+    make(workers).shutdown()
+    return lambda: make(workers)
 
 
 each_engine = pytest.mark.parametrize("engine", ENGINES, indirect=True)
@@ -104,6 +84,32 @@ def test_what_was_lost_with_a_worker_runs_again(engine, workers, tmp_path):
 
 
 @each_engine
+@pytest.mark.parametrize("dies_at", [25, -1], ids=["in an element", "at some time"])
+def test_a_stateful_function_never_runs_twice(engine, dies_at, tmp_path):
+    path, count, over = tmp_path / "lines", random.randrange(1, 30), threading.Event()
+    path.touch()
+
+    def kill():
+        while len(lines := path.read_text().splitlines()) < count and not over.wait(0.001):
+            pass
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(lines[-1].split()[1]), signal.SIGKILL)
+
+    options = {"static": [str(path), dies_at], "stateful": True, "chunksize": 4, "output_shapes": ()}
+    f = parallel(numpy_function, bodies.say_and_die_at, engine, **options)
+    if killer := threading.Thread(target=kill) if dies_at < 0 else None:
+        killer.start()
+    # A worker of a cluster that is killed between two chunks has lost nothing.
+    died = pytest.raises(RuntimeError, match="a worker of executor= died")
+    with contextlib.suppress(RuntimeError) if killer else died:
+        np.testing.assert_array_equal(f(grid(60)), grid(60))
+    over.set()
+    ran = [line.split()[0] for line in path.read_text().splitlines()]
+    assert len(set(ran)) == len(ran), f"killed after {count}: {ran}"
+    assert len(ran) >= count if killer else "25.0" in ran
+
+
+@each_engine
 def test_an_element_that_kills_each_worker_is_named_or_filled(engine):
     text = r"'op \d+': a worker of executor= died with this element \d times"
     assert_raises_at(5, RuntimeError, text, compiled(bodies.die_at_five, engine, retries=1, chunksize=1), grid(40))
@@ -114,9 +120,11 @@ def test_an_element_that_kills_each_worker_is_named_or_filled(engine):
 
 
 @each_engine
-def test_a_function_that_does_not_end(engine):
+def test_a_function_that_does_not_end(engine, workers):
+    pids = compiled(bodies.slow_process_number, engine, tout=jnp.int32, chunksize=1)
+    while len(set(np.asarray(pids(grid(8))).tolist())) < workers:
+        pass  # the start of workers, also of those that died in another test, does not count
     f = compiled(bodies.hang_at_five, engine, timeout=2)
-    np.testing.assert_array_equal(f(grid(20, start=6.0)), 2 * grid(20, start=6.0))  # which starts the workers
     began = time.monotonic()
     assert_raises_at(5, TimeoutError, "func took longer than timeout=", f, grid(20))
     assert time.monotonic() - began < 5
@@ -174,52 +182,59 @@ def test_a_large_shared_input_does_not_travel_with_each_chunk(engine):
     assert time.monotonic() - began < 5  # a GB would take longer
 
 
+# Each engine is interrupted in a call with a function, and in one with what that returns: workers of a cluster have to
+# be free again.
 INTERRUPTED = """
-import concurrent.futures, multiprocessing, signal
+import concurrent.futures, multiprocessing, signal, sys
 import jax, jax.numpy as jnp, jaxpyop
-from tests.batches import bodies
+from tests.batches import bodies, programs
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored in the background
 
-def new():
-    {new}
-
-def go(pool):
+def go(path, pool):
     op = lambda x: jaxpyop.numpy_function(
-        bodies.say_and_hang, [{path!r}, x], jnp.float32, output_shapes=(), vmap_method="parallel", executor=pool)
+        bodies.say_and_hang, [path, x], jnp.float32, output_shapes=(), vmap_method="parallel", executor=pool)
     try:
         with jaxpyop.reraise():
             jax.block_until_ready(jax.jit(jax.vmap(op))(jnp.arange(10.0)))
     except KeyboardInterrupt:
-        print("interrupted")
+        print("interrupted", flush=True)
 
 if __name__ == "__main__":
-    {call}
+    {start}
+    new = lambda: {new}
+    go(sys.argv[1], new)
+    go(sys.argv[2], new())
 """
-NEW = {
-    "processes": 'return concurrent.futures.ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn"))',
-    "loky": "import loky; return loky.ProcessPoolExecutor(2)",
+# A cluster of Dask's on this machine ends its workers itself if they are interrupted too, as at a terminal.
+PROGRAMS = {
+    "processes": ("", "concurrent.futures.ProcessPoolExecutor(2, multiprocessing.get_context('spawn'))"),
+    "loky": ("import loky", "loky.ProcessPoolExecutor(2)"),
+    "dask": ("import distributed; client = programs.cluster_of(2).get_client()", "client"),
+    "ray": ("import ray; ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)", "ray"),
 }
-CALLS = {"a function": "go(new)", "a pool": "with new() as pool: go(pool)"}
 
 
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="Ctrl-C signals a group of processes, which Windows has not")
-@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-@pytest.mark.parametrize("engine", NEW)
-def test_an_interrupt_ends_the_workers(engine, call, tmp_path):
-    if engine == "loky":
-        pytest.importorskip("loky", reason="needs the extra `engines`")
-    path = str(tmp_path / "begun")
-    script = tmp_path / "script.py"
-    script.write_text(INTERRUPTED.format(new=NEW[engine], path=path, call=call))
+@pytest.mark.parametrize("engine", PROGRAMS)
+def test_an_interrupt_ends_the_bodies(engine, tmp_path):
+    start, new = PROGRAMS[engine]
+    if start:
+        pytest.importorskip(start.split()[1].strip(";"), reason="needs the extra `engines`")
+    (tmp_path / "script.py").write_text(INTERRUPTED.format(start=start, new=new))
+    command = [sys.executable, *(str(tmp_path / name) for name in ("script.py", "first", "second"))]
     options = {"stdout": subprocess.PIPE, "stdin": subprocess.DEVNULL, "env": clean_environment(), "text": True}
-    program = subprocess.Popen([sys.executable, str(script)], start_new_session=True, **options)
+    program = subprocess.Popen(command, start_new_session=True, **options)
     try:
-        until = time.monotonic() + 60
-        while not os.path.exists(path) and time.monotonic() < until:
-            time.sleep(0.05)
-        os.killpg(program.pid, signal.SIGINT)
-        said, _ = program.communicate(timeout=10)
-        assert said == "interrupted\n"
+        for name in ("first", "second"):
+            until = time.monotonic() + 60
+            while not (tmp_path / name).exists() and time.monotonic() < until:
+                time.sleep(0.05)
+            assert (tmp_path / name).exists()
+            (os.kill if engine == "dask" else os.killpg)(program.pid, signal.SIGINT)
+            began = time.monotonic()
+            assert program.stdout.readline() == "interrupted\n"
+            assert time.monotonic() - began < 2
+        assert program.communicate(timeout=10) == ("", None)
         time.sleep(1)  # what starts and watches processes ends a little later
         listed = subprocess.run(["ps", "-eo", "pgid=,stat="], capture_output=True, text=True, check=True).stdout
         alive = [line.split() for line in listed.splitlines() if "Z" not in line]

@@ -1,4 +1,4 @@
-"""The host: how many chunks the elements of a batch go in. Few, when it is known how long an element takes."""
+"""The host: how many chunks the elements of a batch go in, few when their time is known; time limits of functions."""
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +9,7 @@ from jaxpyop._host.pools.job import Job
 from jaxpyop._host.pools.sending import Chunks
 from tests.batches.programs import InCaller
 from tests.shared.functions import numpy_function
+from tests.shared.processes import run_python
 
 
 def sizes(count, seconds, given=None, busy=2, way=1e-3, pace=None):
@@ -69,3 +70,19 @@ def test_how_long_an_element_takes_is_known_from_the_batch_before(monkeypatch):
         np.testing.assert_array_equal(f(x), -x)
         counts.append(len(pool.tasks))
     assert max(counts[1:]) < counts[0]
+
+
+TWO_FUNCTIONS = """
+import threading, time
+from jaxpyop._host.pools.job import _run_within
+from tests.batches import bodies
+short = threading.Thread(target=_run_within, args=(1, time.sleep, 0.1), kwargs={"may_exit": True})
+hold = lambda: (short.start(), short.join(), bodies.hold_the_lock(5))
+_run_within(0.5, hold, may_exit=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_function_in_time_leaves_the_time_limit_of_another_one():
+    """In a worker of Dask's with two threads: one holds Python's lock, so that no other thread can end it."""
+    assert "bodies.py" in run_python(TWO_FUNCTIONS, check=False, timeout=60).stderr

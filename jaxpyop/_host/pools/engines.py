@@ -12,6 +12,7 @@ import importlib
 import os
 import signal
 import tempfile
+import threading
 import time
 import uuid
 from collections.abc import Iterable, Sequence
@@ -19,7 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxpyop._host.pools.executors import is_ray, workers_of
+from jaxpyop._host.pools.executors import dask_client_of, is_ray, runs_here, workers_of
+from jaxpyop._host.pools.job import raise_in
 
 # Seconds for which a cluster's number of workers is taken to be the same, because to ask for it is a round trip.
 _SAME = 1.0
@@ -163,8 +165,10 @@ class Dask(Engine):
 
     def __init__(self, executor: Any) -> None:
         super().__init__(executor)
-        self._client = getattr(executor, "_client", executor)
+        self._client = dask_client_of(executor)
+        self._is_here = runs_here(executor)
         self._options: dict[str, Any] = getattr(executor, "_kwargs", {})
+        self._call = f"jaxpyop-{uuid.uuid4().hex}"
         self._begun: list[str] = []
 
     def _threads(self) -> list[int]:
@@ -175,15 +179,15 @@ class Dask(Engine):
         return self._client.scatter(array, broadcast=True, hash=False) if self._known else array
 
     def _send(self, job: Any, shared: Sequence[Any], once: bool) -> Any:
-        # Dask takes calls of one function with equal arguments for one call, unless it is told not to.
-        options = self._options | {"pure": False}
+        # Dask takes calls with one key, which it makes of the function and equal arguments, for one call.
+        options = self._options | {"key": f"{job!r}-{uuid.uuid4()}"}
+        begun = None
         if once:
             # Dask gives a job whose worker died to the next one, and has no option against that.
-            name = f"jaxpyop-{uuid.uuid4().hex}"
-            self._begun.append(name)
-            theirs = self._client.submit(_run_once, name, job, *shared, **options | {"retries": 0})
-        else:
-            theirs = self._client.submit(job, *shared, **options)
+            begun = options["key"]
+            self._begun.append(begun)
+            options["retries"] = 0
+        theirs = self._client.submit(_run_for, self._call, begun, job, *shared, **options)
         ours: Any = concurrent.futures.Future()
         ours.theirs = theirs
 
@@ -197,8 +201,18 @@ class Dask(Engine):
         return ours
 
     def cancel(self, future: Any) -> bool:
-        future.theirs.cancel()
+        if self._is_here:
+            # A body that goes on reads the memory of this call.
+            return False
+        # The client may be closed.
+        with contextlib.suppress(Exception):
+            future.theirs.cancel()
         return True
+
+    def kill(self, futures: Iterable[Any]) -> None:
+        # Dask has no way to end a body: its worker would not take anything else until it ends by itself.
+        with contextlib.suppress(Exception):
+            self._client.run(_end_call, self._call, on_error="ignore", callback_timeout=1)
 
     def close(self) -> None:
         async def clear() -> None:
@@ -210,14 +224,51 @@ class Dask(Engine):
                 self._client.sync(clear)
 
 
-def _run_once(name: str, job: Any, *shared: Any) -> Any:
-    """Run a job in a worker of Dask's, unless it has begun on another one before."""
-    # The package does not need Dask.
-    begun = importlib.import_module("distributed").Event(name)
-    if begun.is_set():
-        raise LostWorkerError("it began on a worker of Dask's that is gone")
-    begun.set()
-    return job(*shared)
+# What runs in this process, a worker of Dask's: the thread of each job with the call to which it belongs. And the calls
+# that were interrupted.
+_running: dict[int, str] = {}
+_interrupted: set[str] = set()
+_lock = threading.Lock()
+
+
+class _Interrupt(BaseException):
+    """Ends a body in a worker whose call was interrupted. Python makes it without arguments."""
+
+
+def _run_for(call: str, begun: str | None, job: Any, *shared: Any) -> Any:
+    """Run a job in a worker of Dask's.
+
+    Args:
+        call: the call to which it belongs.
+        begun: if it must not run again, the name of the event that says that it has begun on some worker.
+        job: the job.
+        *shared: its inputs.
+    """
+    if begun:
+        # The package does not need Dask.
+        event = importlib.import_module("distributed").Event(begun)
+        if event.is_set():
+            raise LostWorkerError("it began on a worker of Dask's that is gone")
+        event.set()
+    thread = threading.get_ident()
+    with _lock:
+        if call in _interrupted:
+            raise _Interrupt
+        _running[thread] = call
+    try:
+        return job(*shared)
+    finally:
+        with _lock:
+            _running.pop(thread)
+
+
+def _end_call(call: str) -> None:
+    """End the jobs of a call in this worker, where they run Python code, and let none begin."""
+    with _lock:
+        _interrupted.add(call)
+        for thread, running in _running.items():
+            if running == call:
+                raise_in(thread, _Interrupt)
 
 
 class Ray(Engine):
@@ -267,6 +318,6 @@ def engine_of(executor: Any) -> Engine:
     """The engine behind an executor, a client of Dask's, or the module of Ray."""
     if is_ray(executor):
         return Ray(executor)
-    if hasattr(getattr(executor, "_client", executor), "nthreads"):
+    if dask_client_of(executor):
         return Dask(executor)
     return (Processes if isinstance(getattr(executor, "_processes", None), dict) else Engine)(executor)

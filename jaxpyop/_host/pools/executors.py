@@ -49,6 +49,12 @@ def is_ray(executor: Any) -> bool:
     return isinstance(executor, types.ModuleType) and hasattr(executor, "ObjectRef")
 
 
+def dask_client_of(executor: Any) -> Any:
+    """The client of Dask's that this is, or that is behind this executor; None if there is none."""
+    client = getattr(executor, "_client", executor)
+    return client if hasattr(client, "nthreads") else None
+
+
 # The threads of our own, for `vmap_method="parallel"` without an executor. The first element starts the first of them.
 OWN_THREADS = ThreadPoolExecutor(min(32, (os.cpu_count() or 1) + 4), thread_name_prefix="jaxpyop")
 
@@ -118,7 +124,7 @@ def _resolved(op: Any, given: Any) -> Any:
     found: Any = _returned_by(given) if callable(given) and not isinstance(given, Executor) else given
     if not (hasattr(found, "submit") or is_ray(found)) or isinstance(found, type):
         raise TypeError(f"{op.title}: executor= gave {found!r}; expected a concurrent.futures.Executor")
-    if op.timeout is not None and has_threads(found):
+    if op.timeout is not None and runs_here(found):
         raise TypeError(
             f"{op.title}: timeout= needs workers that can be ended, and executor= has threads of this process; give a "
             "ProcessPoolExecutor"
@@ -167,6 +173,12 @@ def new_executor_of(op: Any, gone: Any, home: int) -> Executor | None:
 def has_threads(executor: Executor) -> bool:
     """Tell whether an executor's workers are threads of this process, which can share memory with the caller."""
     return isinstance(executor, ThreadPoolExecutor)
+
+
+def runs_here(executor: Executor) -> bool:
+    """Tell whether an executor's workers are threads of this process, or those of a cluster of Dask's in it."""
+    scheduler = getattr(dask_client_of(executor), "scheduler", None)
+    return has_threads(executor) or getattr(scheduler, "address", "").startswith("inproc")
 
 
 def needs_pickled_body(executor: Executor) -> bool:

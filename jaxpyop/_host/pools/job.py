@@ -220,8 +220,24 @@ class ElementTimeoutError(TimeoutError):
 _GRACE = 1.0
 
 # While a function holds Python's lock, nothing here can run. A thread without Python then ends the process, and shows
-# in the standard error where it was.
+# in the standard error where it was. There is one such thread, and a worker of Dask's may run several functions.
 _STDERR = 2
+_ends: dict[int, float] = {}
+_ends_lock = threading.Lock()
+
+
+def _end_process_at(end: float | None) -> None:
+    """Have the process ended when this thread's function goes on until then; None if it is over."""
+    with _ends_lock:
+        if end is None:
+            del _ends[threading.get_ident()]
+        else:
+            _ends[threading.get_ident()] = end
+        if _ends:
+            left = max(min(_ends.values()) - time.monotonic(), 1e-3)
+            faulthandler.dump_traceback_later(left, exit=True, file=_STDERR)
+        else:
+            faulthandler.cancel_dump_traceback_later()
 
 
 def _run_within(seconds: float, func: Callable[..., Any], *args: Any, may_exit: bool) -> Any:
@@ -254,7 +270,7 @@ def _run_within(seconds: float, func: Callable[..., Any], *args: Any, may_exit: 
     timer.daemon = True
     before = _take_alarm() if thread is threading.main_thread() else None
     if may_exit:
-        faulthandler.dump_traceback_later(seconds + 2 * _GRACE, exit=True, file=_STDERR)
+        _end_process_at(time.monotonic() + seconds + 2 * _GRACE)
     timer.start()
     try:
         try:
@@ -269,7 +285,7 @@ def _run_within(seconds: float, func: Callable[..., Any], *args: Any, may_exit: 
         ended.set()
         timer.cancel()
         if may_exit:
-            faulthandler.cancel_dump_traceback_later()
+            _end_process_at(None)
         if before is not None:
             signal.signal(signal.SIGALRM, before)
 
@@ -290,6 +306,9 @@ def _raise_in(thread: threading.Thread) -> None:
         # Unlike the other way, a signal ends a wait: for a lock, for a file, for time to pass.
         signal.pthread_kill(thread.ident or 0, signal.SIGALRM)
     else:
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(
-            ctypes.c_ulong(thread.ident or 0), ctypes.py_object(ElementTimeoutError)
-        )
+        raise_in(thread.ident or 0, ElementTimeoutError)
+
+
+def raise_in(thread: int, error: type[BaseException]) -> None:
+    """Raise an error in the Python code that another thread runs, as soon as that comes back to Python."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error))
