@@ -3,7 +3,7 @@
     python -m tests.bench [SUBJECT ...] [--json]
     python -m tests.bench [SUBJECT ...] --against CHECKOUT [--rounds N]
 
-Without a subject, all are measured but `executors` and `runs`, which take minutes. The second form compares the
+Without a subject, all are measured but `executors`, which takes minutes. The second form compares the
 jaxpyop of this checkout with that of another one.
 """
 

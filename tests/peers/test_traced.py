@@ -23,10 +23,8 @@ def step_of(optax, optimizer):
 
 FUNCTIONS = {
     "Huber": lambda optax: lambda x, y: optax.huber_loss(x, y, delta=0.3),
-    "logistic": lambda optax: optax.sigmoid_binary_cross_entropy,
     "cross entropy": lambda optax: lambda x, y: optax.softmax_cross_entropy(x, WEIGHTS),
     "of integer labels": lambda optax: lambda x, y: optax.softmax_cross_entropy_with_integer_labels(x, CLASSES),
-    "cosine": lambda optax: optax.cosine_distance,
     "a schedule": lambda optax: lambda x, y: x * optax.warmup_cosine_decay_schedule(0.0, 1.0, 10, 100)(jnp.int32(3)),
     "a step of Adam": lambda optax: step_of(optax, optax.adam(0.01)),
 }

@@ -54,9 +54,9 @@ def slope(k):
     return jax.grad(lambda v: k * v * v)
 
 
-def compiled_here(x, transform):
+def compiled_here(x):
     k = 1.0
-    f = transform(lambda v: v * k)
+    f = jax.jit(lambda v: v * k)
     if x > 1:
         k = 2.0
         return f(x)
@@ -78,6 +78,7 @@ TABLE.equal_all(
         "an array of a number that may be weak": lambda x: jnp.asarray(x if x > 1 else 0.5) * jnp.float16(1.001) * 1000,
         "a condition in a generator, and a start": lambda x: sum((v for v in (x, 1.0, 2.0) if v > 1), 10.0),
         "a sum of constants": lambda x: x * (sum([0.1] * 10) == 1.0),
+        "a walrus in a default": lambda x: (lambda y: (lambda: (lambda a=(y := 3.0): a)() + y)() * x + y)(1.0),
     }
 )
 TABLE.either_all(
@@ -102,8 +103,7 @@ TABLE.either_all(
         ),
         "an iterator in a default": lambda x: (lambda m=map(float, [1]): (sum(m) if x > 1 else x) + sum(m))(),  # noqa: B008
         "a tuple that counts from one": lambda x: x * FROM_ONE[1],
-        "a compiled function of a variable": lambda x: compiled_here(x, jax.jit),
-        "a checkpoint of a variable": lambda x: compiled_here(x, jax.checkpoint),
+        "a compiled function of a variable": lambda x: compiled_here(x),
         "a gradient that is made on a path": lambda x: (slope(5.0) if x > 1 else slope(1.0))(x),
     }
 )
@@ -252,17 +252,6 @@ TABLE.equal_all(
 def a_product_of_floats_of_an_int(n):
     x = 0.1 * float(n)
     return 1.0 if x * x - 0.010000000000000002 == 0 else 2.0
-
-
-@TABLE.equal
-def a_walrus_in_a_default(x):
-    y = 1.0
-
-    def f():
-        g = lambda a=(y := 3.0): a
-        return g() + y
-
-    return f() * x + y
 
 
 @TABLE.equal

@@ -3,7 +3,7 @@
 Each subject has a list of functions that make its groups. `case` holds what they share.
 """
 
-from tests.bench.cases import batches, calls, cut, executors, gradients, programs, runs
+from tests.bench.cases import batches, calls, cut, executors, gradients, programs
 
 SUBJECTS = {
     "calls": calls.GROUPS,
@@ -14,7 +14,6 @@ SUBJECTS = {
     "traced": programs.TRACED,
     "others": [calls.calls_of_tensorflow],
     "executors": executors.GROUPS,
-    "runs": runs.GROUPS,
 }
 # What is measured if no subject is named: all but those that take minutes.
-QUICK = [subject for subject in SUBJECTS if subject not in ("executors", "runs")]
+QUICK = [subject for subject in SUBJECTS if subject != "executors"]
