@@ -13,6 +13,7 @@ import pytest
 
 import jaxpyop
 
+pytestmark = pytest.mark.slow
 SOURCE = pathlib.Path(jaxpyop.__file__).parent
 # From the top to the bottom. Packages of one line do not know each other.
 LAYERS = "__main__ / _cli / __init__ / compat contrib / _api / _batches / _saved _keywords / _cut"
@@ -62,8 +63,7 @@ def trespasses(path, code):
 
 def test_a_package_uses_packages_below_it_through_their_init():
     assert {p.stem for p in SOURCE.iterdir() if p.suffix == ".py" or is_package(p.name)} == set(HEIGHT)
-    found = [t for f in FILES for t in trespasses(str(f.relative_to(SOURCE)), f.read_text(encoding="utf-8"))]
-    assert found == []
+    assert [t for f in FILES for t in trespasses(str(f.relative_to(SOURCE)), f.read_text(encoding="utf-8"))] == []
 
 
 PACKAGES = [file.parent for file in FILES if file.name == "__init__.py" and file.parent != SOURCE]

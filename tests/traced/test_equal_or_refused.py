@@ -23,7 +23,7 @@ DIFFERENTIABLE = [
     if module is not subtleties and row.argnums and row.make()[1]() is None
 ]
 # Loops of different lengths, which run together in a batch.
-FAST_GRADIENTS = ("return and continue",)
+FAST_GRADIENTS = ("an attribute in a loop",)
 
 # Python 3.12 says that `~` of a bool will be an error one day.
 pytestmark = pytest.mark.filterwarnings("ignore:Bitwise inversion")
@@ -55,11 +55,7 @@ def traced_or_refused(row, run):
         return None
 
 
-# Most of what breaks traced mode breaks a row of the other tables that must be equal.
-SUBTLE = {row.name for row in subtleties.TABLE.rows}
-
-
-@pytest.mark.parametrize("row", [row.param(slow=row.slow or not row.equal or row.name in SUBTLE) for row in ROWS])
+@pytest.mark.parametrize("row", [row.param() for row in ROWS])
 def test_traced_mode_gives_the_value_of_python(row):
     function, state = row.make()
     before = state()
