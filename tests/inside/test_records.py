@@ -77,7 +77,7 @@ def equals_the_model(max_count, max_bytes, steps, first):
 
 
 test_equals_the_model = few(inputs, equals_the_model, examples=40)
-test_equals_the_model_many_times = many(inputs, equals_the_model, examples=400)
+test_equals_the_model_many_times = many(inputs, equals_the_model, examples=200)
 
 
 class Holder:

@@ -92,4 +92,4 @@ def check_it_equals_plain_jax(program):
 
 
 test_a_random_stack_equals_plain_jax = few(given(programs()), check_it_equals_plain_jax, 3)
-test_many_random_stacks_equal_plain_jax = many(given(programs()), check_it_equals_plain_jax, 30)
+test_many_random_stacks_equal_plain_jax = many(given(programs()), check_it_equals_plain_jax, 20)
