@@ -56,7 +56,7 @@ def test_a_bound_that_is_exceeded_gives_the_value_and_no_gradient():
 
 
 def test_the_slope_of_an_element_of_a_batch_is_that_of_its_own_turns():
-    """The slope of one more is infinite, and the loop of a path that is not taken would take more turns than allowed."""
+    """The slope of one more is infinite, and the loop of a path that is not taken has too many turns."""
 
     def root(x):
         if x < 8:
