@@ -76,6 +76,10 @@ def grad_inside(x):
     return jax.grad(lambda z: jnp.sum(jnp.sin(z) * y * x))(x) + y
 
 
+# Jitted functions that differ in a literal alone.
+independent = lambda by: jax.jit(lambda a, b: (a * by, b * 3.0))
+
+
 def jits_in_another_order(x):
     first, second = jax.jit(lambda x: [jnp.sin(x), x * 2.0])(x), jax.jit(lambda x: [jnp.sin(x), x * 2.0][::-1])(x)
     return first[0] + 3.0 * first[1] + 5.0 * second[0] + 7.0 * second[1]
@@ -118,7 +122,7 @@ BODIES = {
     "stop_gradient": (lambda x: x * lax.stop_gradient(x), [X3]),
     "stopped infinity": (lambda x: x + jnp.sign(jnp.sqrt(x)) + jnp.floor(jnp.log(x + 1.0)), [ZEROS]),
     "stopped in jit": (lambda x: jax.jit(lambda a, b: a * lax.stop_gradient(b))(x, jnp.sqrt(x)), [ZEROS]),
-    "independent results": (lambda x: jax.jit(lambda a, b: (a * 2.0, b * 3.0))(x, jnp.sqrt(x))[0], [ZEROS]),
+    "independent results": (lambda x: independent(2.0)(x, jnp.sqrt(x))[0] + independent(5.0)(x, x)[0], [ZEROS]),
     "custom_jvp": (lambda x, y: custom_sin(x, y) * x, [X3, X3]),
     "odeint, a custom_vjp": (closure, [X3]),
     "custom_vjp": (lambda x, y: custom_square(x * 2.0, y), [X3, X3]),

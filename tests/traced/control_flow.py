@@ -198,7 +198,7 @@ def nonlocal_in_an_if_and_a_loop(x):
 @TABLE.either
 def a_walrus(x):
     if (y := x * 2) > 3:
-        y = y + 1
+        y += (y := 1.0)
     while (z := y / 2) > 1:
         y = z
     return y

@@ -120,7 +120,7 @@ TABLE.equal_all(
         "float": lambda x: x * float(x) if float(x) > 1 else x,
         "arithmetic with float": lambda x: x * (float(x) / 2.0 + float(x) ** 2),
         "a half that is rounded": lambda x: x * round(float(x)),
-        "a quotient of unlike signs": lambda x: x if abs(int(x)) // -2 < 0 else -x,
+        "unlike signs": lambda x: (abs(int(x)) // -2 < 0) * x + (abs(int(x)) % -2 < 0),
     }
 )
 TABLE.equal_all(

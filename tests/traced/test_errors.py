@@ -130,7 +130,7 @@ RAISES = {
     "a power that is too large": (lambda x: x * (float(x) ** 400.0 > 1), 1e30, 1.0),
     "a power of zero": (lambda x: float(x) ** -1.0, 0.0, 2.0),
     "an index": (lambda x: [1.0, 2.0][int(x)], 5.0, -2.0),
-    "an item that is set": (sets_an_item, 2.0, -2.0),
+    "an item that is set": (sets_an_item, -3.0, -2.0),
     "an int of infinity": (lambda x: int(x) * 1.0, math.inf, 2.0),
     "an int of no number": (lambda x: x if int(x) > 3 else x * 2, math.nan, 2.0),
     "an int that does not fit": (lambda x: x.astype(jnp.int32) + int(x.astype(jnp.int32)) * 3 * 2**20, 1e4, 2.0),

@@ -131,7 +131,7 @@ def a_case_with_an_if(x):
 NOT_IN_THE_LANGUAGE = {
     "a key of max": (lambda x: max([x, 2.0], key=abs), "arguments that are not in the language: .*key"),
     "a shift": (lambda x: x * (1 << int(x)), r"1 << int\(x\)`: LShift of Python numbers; make them arrays"),
-    "bits": (lambda x: x * (int(x) & 1), "BitAnd of Python numbers; make them arrays"),
+    "a keyword twice": (lambda x: dict(a=1, **{"a": x})["a"], "multiple values for keyword"),  # noqa: PIE804
     "a remainder of floats": (lambda x: x * (float(x) % 2), "Mod of floats of Python; make one of them an array"),
     "NumPy of an array": (lambda x: np.sum(x), "np.sum` is not in the language; .*jax.numpy"),
     "a key that is not known": (lambda x: {3: x}[int(x)], "needs its value"),
