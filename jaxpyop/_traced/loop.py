@@ -169,6 +169,22 @@ def _dependent_state(loop: Loop, consts: Sequence[bool], state: Sequence[bool]) 
         mask = wider
 
 
+def _needed_state(loop: Loop, outs: Sequence[bool]) -> Mask:
+    """Returns the values of the state on which a flagged one comes to depend in some iteration, and has a slope in."""
+    mask = tuple(outs)
+    while True:
+        body, used = core.without_dead_code(loop.body, mask)
+        needed = {v for v in body.outvars if not isinstance(v, core.Literal)}
+        for eqn in reversed(body.eqns):
+            if not needed.isdisjoint(eqn.outvars):
+                needed.update(v for v in eqn.invars if not isinstance(v, core.Literal) and core.is_inexact(v.aval))
+        of_inputs = _put([False] * len(used), used, [v in needed for v in body.invars])
+        wider = tuple(a or b for a, b in zip(mask, of_inputs[loop.const_count :], strict=True))
+        if wider == mask:
+            return mask
+        mask = wider
+
+
 # ------------------------------------------------------------------------ vmap
 
 
@@ -339,8 +355,13 @@ def _transpose(cts: Sequence[Any], *operands: Any, loop: Loop) -> list[Any]:
     consts, state = operands[: of.const_count], operands[loop.const_count : loop.const_count + size]
     avals = _pick([jax.typeof(x) for x in state], perturbed[1])
     full = [core.zeros(a) if type(ct) is ad.Zero else ct for ct, a in zip(cts[size:], avals, strict=True)]
-    found = _pull_back(of, consts, state, full, perturbed)
-    of_all = [*[None] * of.const_count, *found[:split], *[None] * size, *found[split:]]
+    # The slope of a value that overflows is infinite, and times a cotangent of zero it would be NaN.
+    needed = _needed_state(of, _put([False] * size, perturbed[1], [type(ct) is not ad.Zero for ct in cts[size:]]))
+    is_needed = _pick(needed, perturbed[1])
+    both = tuple(a and b for a, b in zip(perturbed[1], needed, strict=True))
+    found = _pull_back(of, consts, state, _pick(full, is_needed), (perturbed[0], both))
+    of_state = _put(list(map(core.zeros, avals)), is_needed, found[split:])
+    of_all = [*[None] * of.const_count, *found[:split], *[None] * size, *of_state]
     return [ct if ad.is_undefined_primal(x) else None for ct, x in zip(of_all, operands, strict=True)]
 
 

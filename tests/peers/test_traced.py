@@ -22,7 +22,6 @@ def step_of(optax, optimizer):
 
 
 FUNCTIONS = {
-    "Huber": lambda optax: lambda x, y: optax.huber_loss(x, y, delta=0.3),
     "cross entropy": lambda optax: lambda x, y: optax.softmax_cross_entropy(x, WEIGHTS),
     "of integer labels": lambda optax: lambda x, y: optax.softmax_cross_entropy_with_integer_labels(x, CLASSES),
     "a schedule": lambda optax: lambda x, y: x * optax.warmup_cosine_decay_schedule(0.0, 1.0, 10, 100)(jnp.int32(3)),
