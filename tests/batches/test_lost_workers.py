@@ -214,7 +214,7 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.skipif(not hasattr(os, "killpg"), reason="Ctrl-C signals a group of processes, which Windows has not")
+@pytest.mark.skipif(not hasattr(os, "killpg"), reason="the test signals a group of processes, and Windows has none")
 @pytest.mark.parametrize("engine", PROGRAMS)
 def test_an_interrupt_ends_the_bodies(engine, tmp_path):
     start, new = PROGRAMS[engine]

@@ -260,6 +260,9 @@ def _run_for(call: str, begun: str | None, job: Any, *shared: Any) -> Any:
     finally:
         with _lock:
             _running.pop(thread)
+        if call in _interrupted:
+            # The error may be on its way to this thread, which must not go back to Dask before it comes.
+            time.sleep(0.1)
 
 
 def _end_call(call: str) -> None:
