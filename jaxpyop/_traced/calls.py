@@ -122,7 +122,8 @@ class Calls(Containers):
 
     def _transformed(self, transform: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         # JAX would go on with what the function read in its first call.
-        if id(transform) in allowed.KEPT_BY_JAX and any_part(lambda v: isinstance(v, (Closure, Obj)), tuple(args)):
+        is_made_here = any_part(lambda v: isinstance(v, (Closure, Obj)), (*args, *kwargs.values()))
+        if id(transform) in allowed.KEPT_BY_JAX and is_made_here:
             what = f"jax.{transform.__name__} of a function or a method that is made in the function"
             raise Refused(what, "leave it out, because all is compiled together, or write that function outside")
         return Transformed(transform, tuple(args), kwargs)
