@@ -15,6 +15,7 @@ from jaxpyop._host.errors import (
     add_note,
     forget_locals,
     is_own_failure,
+    mark_refusal,
     note_arguments,
     original_of,
     reraise,

@@ -1,4 +1,7 @@
-"""Chooses which of the user's rules make up the derivative of a call, and runs a rule as a call of its own.
+"""Chooses which of the user's rules make up the derivative of a call, and has the calls that run them.
+
+A derivative by rules begins with the function itself, or with `fwd` in its place (`FwdCall`). The rules follow as a
+`RuleCall`, which gets inputs and results from the program, or as a `RuleAfterFwd`, which gets a receipt besides.
 
 A missing rule is a body that cannot run. In a direct call, an error is raised when its results are used. A compiled
 program that contains it is rejected at lowering and not at tracing: only by then has JAX dropped the operations whose
@@ -7,6 +10,7 @@ results are not used.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,187 +20,227 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpyop._host import Batch
-from jaxpyop._op.body import CotangentBody, TangentBody, each_alone
+from jaxpyop._op.body import DerivativeBody
 from jaxpyop._op.primitive import (
-    RECORDS,
-    Batching,
+    RECEIPT,
+    AnswerInWorker,
     Call,
-    HandedRecord,
     Linearization,
     Operands,
-    find_record,
+    RecordingCall,
+    ReplayCall,
     masks_and_added_axes,
 )
-from jaxpyop._op.request import NUMERICAL, is_differentiable
+from jaxpyop._op.request import is_differentiable, numerical
 from jaxpyop._op.user_rules.functions import JvpRule, MissingTangents, VjpRule, method_of_rules
-from jaxpyop._op.user_rules.numerical import NumericalJvp, NumericalVjp
-from jaxpyop._op.user_rules.residuals import BwdRule, FwdCall, has_failed, pickled, with_makers
+from jaxpyop._op.user_rules.numerical import NumericalBody
+from jaxpyop._op.user_rules.residuals import BwdRule, FwdBody, FwdInWorker, Residuals, protected, size_of, unpickled
 from jaxpyop._op.values import as_jax
 
 
-def linearize_by_rules(call: Any, forward: Call, perturbed: tuple[bool, ...]) -> Linearization:
-    """Return the linearization of the user's call by the user's rules.
+def linearize_by_rules(call: Call, perturbed: tuple[bool, ...]) -> Linearization:
+    """Return the linearization of the user's call by the user's rules, in the inputs that `perturbed` marks."""
+    op = call.op
+    if op.rules.fwd is None and op.failures is None:
+        return _linearize_after(call, call, perturbed)
+    # Without `fwd`, the function itself runs for a receipt, which tells where it failed.
+    return _linearize_after(call, FwdCall(call, runs_function=op.rules.fwd is None), perturbed)
 
-    Args:
-        call: the user's call.
-        forward: runs first: the call itself, or a `FwdCall`.
-        perturbed: which inputs of the call have tangents.
-    """
-    op, conditional = call.op, call.operands.conditional
-    tangents = _tangents(call, perturbed[1:] if conditional else perturbed)
-    linear = RuleCall(tangents, call, conditional=conditional, after_fwd=forward is not call)
-    with_results = op.rules.fwd is None or op.rules.jvp is not None or op.spec.returned_spec is not None
+
+def _linearize_after(call: Call, forward: Call, perturbed: tuple[bool, ...]) -> Linearization:
+    """Return the linearization of the user's call after `forward` ran, which is the call itself or a `FwdCall`."""
+    rules, operands = call.op.rules, call.operands
+    linear = _call_of_rule(_tangents(call, perturbed[operands.leading :]), call, forward)
+    with_results = rules.fwd is None or rules.jvp is not None or call.op.spec.returned_spec is not None
     return Linearization(forward, linear, with_results=with_results)
 
 
-def _tangents(call: Any, perturbed: tuple[bool, ...]) -> TangentBody:
+def _call_of_rule(body: DerivativeBody, source: Call, forward: Call) -> Call:
+    if isinstance(forward, FwdCall):
+        return RuleAfterFwd(body, source, forward)
+    return RuleCall(body, source, has_flag=source.operands.has_flag)
+
+
+def _tangents(call: Call, perturbed: tuple[bool, ...]) -> DerivativeBody:
     """Return the body of forward mode."""
-    rules = call.op.rules
-    if rules.jvp is None:
-        return MissingTangents(call.user_body, perturbed, functools.partial(_no_jvp_error, call.title))
-    if rules.jvp == NUMERICAL:
-        return NumericalJvp(call.user_body, perturbed, _function_of(call))
-    return JvpRule(call.user_body, perturbed)
+    rule = call.op.rules.jvp
+    if rule is None:
+        return MissingTangents(call.body, perturbed, functools.partial(_no_jvp_error, call.title))
+    if isinstance(rule, numerical):
+        return NumericalBody(call.body, perturbed, None, _function_of(call))
+    return JvpRule(call.body, perturbed)
 
 
-def _cotangents(call: Any, nonzero_cotangents: tuple[bool, ...], perturbed: tuple[bool, ...]) -> CotangentBody:
+def _cotangents(call: Call, nonzero: tuple[bool, ...], perturbed: tuple[bool, ...]) -> DerivativeBody:
     """Return the body of reverse mode, or raise an error if there is no rule for it."""
     rules = call.op.rules
     if rules.vjp is None:
         raise ValueError(
             f"{call.title}: a backward pass needs the gradient of a NumPy function, or of one that has jvp= alone; "
-            "give one as vjp=f with f(inputs, outputs, cotangents), vjp=(fwd, bwd) or vjp='numerical', or stop the "
-            "pass with jax.lax.stop_gradient on its inputs"
+            "give one as vjp=f with f(inputs, outputs, cotangents), vjp=(fwd, bwd) or vjp=jaxpyop.numerical(), or stop "
+            "the pass with jax.lax.stop_gradient on its inputs"
         )
-    if rules.vjp == NUMERICAL:
-        return NumericalVjp(call.user_body, nonzero_cotangents, perturbed, _function_of(call))
-    return (VjpRule if rules.fwd is None else BwdRule)(call.user_body, nonzero_cotangents, perturbed)
+    if isinstance(rules.vjp, numerical):
+        return NumericalBody(call.body, perturbed, nonzero, _function_of(call))
+    return (VjpRule if rules.fwd is None else BwdRule)(call.body, perturbed, nonzero)
 
 
-def _function_of(call: Any) -> Call:
+def _function_of(call: Call) -> Call:
     """Return a call of the function itself, without the flag of `when=`.
 
-    With `on_error=` it is a plain FwdCall, because its receipts tell which runs failed.
+    With `on_error=` it is a `FwdCall` that runs the function, because its receipts tell which runs failed.
     """
-    step, count = call.op.step, len(call.user_body.inputs.key_impls)
-    if isinstance(step, list) and len(step) != count:
-        raise ValueError(
-            f"{call.title}: step= has {len(step)} entries, and func has {count} array inputs; give each one"
-        )
-    if call.operands.conditional:
+    if call.operands.has_flag:
         call = call.without_flag()
-    return call if call.op.failures is None else FwdCall(call, plain=True)
+    return call if call.op.failures is None else FwdCall(call, runs_function=True)
 
 
 def _no_jvp_error(title: str) -> Exception:
     """The error of forward mode without `jvp=`."""
     return NotImplementedError(
         f"{title}: forward-mode differentiation (jvp, jacfwd, linearize) needs the rule jvp=f with "
-        "f(inputs, outputs, tangents), jvp='numerical', or a body of JAX operations: write it as a py_function without "
-        "vjp=, which gives reverse mode (grad, vjp, jacrev) only"
+        "f(inputs, outputs, tangents), jvp=jaxpyop.numerical(), or a body of JAX operations: write it as a py_function "
+        "without vjp=, which gives reverse mode (grad, vjp, jacrev) only"
     )
 
 
-def _no_second_derivative_error(title: str) -> Exception:
+def _no_second_derivative_error(title: str, rule: str) -> Exception:
     """The error of a derivative of a rule."""
     return NotImplementedError(
-        f"{title}: second derivatives need a body of JAX operations: write it as a py_function; vjp= and jvp= give the "
-        "first. Or make the rule an op with rules of its own, such as vjp='numerical' (docs: gradients, second "
-        "derivatives)"
+        f"{title}: {rule} gives first derivatives. For second ones, make the rule an op with rules of its own: a "
+        "py_function if it is made of JAX operations, or a numpy_function with vjp= and jvp= (docs: rules, second "
+        "derivatives); or write func itself as a py_function of JAX operations"
     )
 
 
-# ------------------------------------------------------------------ a rule as a call
+# ---------------------------------------------------------------- fwd as a call
+
+
+class FwdCall(RecordingCall):
+    """Runs `fwd` in place of the function, and keeps its residuals.
+
+    Args:
+        source: the user's call.
+        runs_function: whether to run the function itself, which keeps nothing. Its receipts tell which elements failed.
+    """
+
+    def __init__(self, source: Call, *, runs_function: bool = False) -> None:
+        body = FwdBody(source.body, runs_function=runs_function)
+        super().__init__(
+            body,
+            source.environment,
+            label="jvp({})",
+            on_jax=source.on_jax,
+            has_effects=True,
+            method=method_of_rules(source.op),
+            one_by_one=True,
+            operands=dataclasses.replace(source.operands, extra_results=(RECEIPT,), writes_out=False),
+        )
+        self.in_worker = FwdInWorker(body)
+        self.source = source
+        # With an executor the residuals may come from a worker as bytes. With `when=` or `on_error=` there may be none.
+        self.can_hand_over = self.op.executor is None and not self.operands.has_flag and self.op.failures is None
+
+    def kept_by_run(self, arrays: Sequence[Any], lead: tuple[int, ...]) -> tuple[list[Any], Any, Any]:
+        inputs = as_jax(arrays) if self.on_jax else arrays
+        (outs, failed), residuals = self.body.outcome_and_kept(inputs, lead)
+        return outs, self._kept(residuals, failed, lead), failed
+
+    def _kept(self, residuals: Any, failed: Any, lead: tuple[int, ...]) -> Residuals | None:
+        if self.body.runs_function or (failed is not None and np.all(failed)):
+            return None
+        return Residuals(protected(residuals), lead, size_of(residuals))
+
+    def from_worker(self, values: list[Any], arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
+        *outs, data = values
+        self.body.check_results(outs, arrays[self.operands.leading :], lead)
+        failed, residuals = unpickled(data)
+        return [*outs, self.receipts(outs, self._kept(residuals, failed, lead), failed, lead)]
+
+    def linearize(self, perturbed: tuple[bool, ...]) -> Linearization:
+        # This call is bound in place of the user's call, so its derivative is made in the same way.
+        return _linearize_after(self.source, self, perturbed)
+
+
+# ------------------------------------------------------------- a rule as a call
+
+
+def _options_of_rule(source: Call) -> dict[str, Any]:
+    """A rule runs as the op runs its function: on the same kind of arrays, and once per block if the function does."""
+    op = source.op
+    return {"label": "jvp({})", "on_jax": op.on_jax, "method": method_of_rules(op)}
+
+
+def _linearize_rule(call: Call, source: Call, perturbed: tuple[bool, ...]) -> Linearization:
+    # Nothing gives a second derivative, so an error is raised where one is used.
+    skip = call.operands.leading
+    rule = "jvp=" if call.body.nonzero is None else "vjp="
+    error = functools.partial(_no_second_derivative_error, call.title, rule)
+    body = MissingTangents(call.body, perturbed[skip:], error)
+    return Linearization(call, RuleCall(body, source, has_flag=False), skip=skip)
+
+
+def _pullback_of(call: Call, source: Call, nonzero: tuple[bool, ...]) -> DerivativeBody:
+    """The body of the transpose of a call that runs a rule."""
+    if call.body.nonzero is not None or call.body.base is not source.body:
+        raise _no_second_derivative_error(call.title, "vjp=")
+    return _cotangents(source, nonzero, call.body.perturbed)
 
 
 class RuleCall(Call):
-    """Runs a rule as the op runs its function: on the same kind of arrays, and once per block if the function does.
-
-    After a `FwdCall`, its receipt is the first input. It is all zeros for a call that `when=` skipped.
+    """Runs a rule on inputs, results, and tangents or cotangents.
 
     Args:
         rule: the body of the rule.
         source: the `UserCall` of the op.
-        conditional: whether the flag of `when=` comes before the inputs of the rule.
-        after_fwd: whether the receipt of a `FwdCall` comes before everything else.
+        has_flag: whether the flag of `when=` comes before the inputs of the rule.
     """
 
-    def __init__(
-        self, rule: TangentBody | CotangentBody, source: Any, *, conditional: bool, after_fwd: bool = False
-    ) -> None:
-        op = rule.op
-        # The receipt of a call that `when=` skipped is all zeros, so after `fwd` the flag is not needed.
-        leading, has_flag = after_fwd + conditional, conditional and not after_fwd
-        super().__init__(
-            rule,
-            source.environment,
-            label="jvp({})",
-            on_jax=op.on_jax,
-            batching=Batching(method_of_rules(op), one_by_one=after_fwd),
-            operands=Operands(leading, leading, rule_inputs=rule.linear_inputs, conditional=has_flag),
-        )
-        self.source, self.conditional = source, conditional
-        self.takes_records = self.after_fwd = after_fwd
+    def __init__(self, rule: DerivativeBody, source: Call, *, has_flag: bool) -> None:
+        operands = Operands(has_flag=has_flag, linear_inputs=rule.linear_inputs)
+        super().__init__(rule, source.environment, operands=operands, **_options_of_rule(source))
+        self.source = source
         # Whether the rule is an op with derivatives, which can be a part of the traced program.
-        is_plain = not leading and op.spec.returned_spec is None
+        is_plain = not has_flag and self.op.spec.returned_spec is None
         self._is_op = is_plain and isinstance(rule, (VjpRule, JvpRule)) and is_differentiable(self.func)
         # The user may write a pullback that is not linear in the cotangents, for example one that clips gradients. So a
         # pullback whose derivative is known is not taken for its own derivative.
         self.is_own_derivative = not (self._is_op and isinstance(rule, VjpRule))
 
-    def __call__(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
-        if not self.after_fwd:
-            return super().__call__(arrays, lead)
-        rest = arrays[self.operands.leading_inputs :]
-        if isinstance(arrays[0], HandedRecord):
-            if not isinstance(self.body, BwdRule):
-                return super().__call__(arrays)
-            return self.body.pulled(arrays[0].record, as_jax(rest) if self.on_jax else rest, ())
-        receipts = np.asarray(arrays[0])
-        if self.op.failures is not None and (failed := has_failed(receipts)).any() and self.body.refusal is None:
-            if not failed.all():
-                return each_alone(lambda *parts, lead: self(parts, lead), arrays, lead)
-            return self.body.fills(rest, lead)
-        if not receipts[..., 0].any():
-            # Under `vmap`, a `cond` also runs the backward pass of the branch that was not taken. JAX fills the inputs
-            # of that branch, and so the receipts, with zeros.
-            return self.body.absent_results(rest, lead)
-        if isinstance(self.body, BwdRule):
-            return self.body.after_fwd(*self._kept(receipts), as_jax(rest) if self.on_jax else rest, lead)
-        # Mark the record as read, so that it can be evicted: jvp= needs no residuals.
-        RECORDS.get(int(receipts[..., 0].max()))
-        return super().__call__(arrays, lead)
-
-    def for_worker(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
-        if not self.after_fwd:
-            return super().for_worker(arrays)
-        receipts, rest = np.asarray(arrays[0]), arrays[self.operands.leading_inputs :]
-        if not receipts[..., 0].any() or has_failed(receipts).any():
-            return None
-        if not isinstance(self.body, BwdRule):
-            return rest
-        return [pickled(self._kept(receipts), self.title), *rest]
-
-    def _kept(self, receipts: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], Any]:
-        """The receipts with their makers, and the residuals that may serve for all."""
-        receipts = with_makers(receipts, self.source.user_body)
-        return receipts, None if receipts[..., -1].any() else find_record(self.op, int(receipts[..., 0].max()))
-
     def program(self, args: Sequence[Any], batch: Batch) -> Callable[..., list[Any]] | None:
-        rule: Any = self.body
+        rule = self.body
         return _over_batch(lambda *arrays: rule.run(arrays, (), traced=True), args, batch) if self._is_op else None
 
     def linearize(self, perturbed: tuple[bool, ...]) -> Linearization:
-        # Nothing gives a second derivative, so an error is raised where one is used.
-        skip = self.operands.leading_inputs
-        body = MissingTangents(self.body, perturbed[skip:], functools.partial(_no_second_derivative_error, self.title))
-        return Linearization(self, RuleCall(body, self.source, conditional=False), skip=skip)
+        return _linearize_rule(self, self.source, perturbed)
 
     def transposed(self, nonzero_cotangents: tuple[bool, ...]) -> Call:
-        if not isinstance(self.body, TangentBody) or self.body.base is not self.source.user_body:
-            raise _no_second_derivative_error(self.title)
-        pullback = _cotangents(self.source, nonzero_cotangents, self.body.perturbed)
-        return RuleCall(pullback, self.source, conditional=self.conditional, after_fwd=self.after_fwd)
+        pullback = _pullback_of(self, self.source, nonzero_cotangents)
+        return RuleCall(pullback, self.source, has_flag=self.operands.has_flag)
+
+
+class RuleAfterFwd(ReplayCall):
+    """Runs a rule after a `FwdCall`, whose receipt tells which elements ran, and where the residuals are.
+
+    Args:
+        rule: the body of the rule.
+        source: the `UserCall` of the op.
+        forward: the call whose receipts this one gets.
+    """
+
+    def __init__(self, rule: DerivativeBody, source: Call, forward: FwdCall) -> None:
+        operands = Operands(has_receipt=True, has_flag=source.operands.has_flag, linear_inputs=rule.linear_inputs)
+        options, number = _options_of_rule(source), forward.body.number
+        super().__init__(rule, source.environment, number=number, operands=operands, one_by_one=True, **options)
+        if rule.reads_kept:
+            self.in_worker = AnswerInWorker(rule, 1, is_pickled=True)
+        self.source, self.forward = source, forward
+
+    def linearize(self, perturbed: tuple[bool, ...]) -> Linearization:
+        return _linearize_rule(self, self.source, perturbed)
+
+    def transposed(self, nonzero_cotangents: tuple[bool, ...]) -> Call:
+        return RuleAfterFwd(_pullback_of(self, self.source, nonzero_cotangents), self.source, self.forward)
 
 
 def _over_batch(program: Callable[..., list[Any]], args: Sequence[Any], batch: Batch) -> Callable[..., list[Any]]:

@@ -1,0 +1,171 @@
+"""Calls that keep something for their derivatives, and calls that read it: record and replay.
+
+A `RecordingCall` runs, puts what the run kept into the store of records, and adds a receipt to its results. It is a run
+on the tape (`_op/taped.py`), or the user's `fwd` (`_op/user_rules`). A `ReplayCall` takes the receipt as its first
+input, finds what was kept, and has its body answer from it. If the record is gone, the body runs its base again.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxpyop._op.body import Body, DerivativeBody, each_alone
+from jaxpyop._op.primitive.call import Call
+from jaxpyop._op.primitive.records import FAILED, NO_RECORD, NO_RUN, RECEIPT, RECORDS, HandedRecord, find_record
+from jaxpyop._op.values import Struct, as_jax, fingerprints
+
+# The words of a receipt.
+TOKEN_WORD, FINGERPRINT_WORD, ELEMENT_WORD, BODY_WORD = range(4)
+
+
+class RecordingCall(Call):
+    """A call that keeps something for its derivatives. Its last result is the receipt.
+
+    A kind of recording call passes `extra_results=(RECEIPT,)`, and defines `kept_by_run`.
+    """
+
+    def kept_by_run(self, arrays: Sequence[Any], lead: tuple[int, ...]) -> tuple[list[Any], Any, Any]:
+        """Run, and return the results, what is kept, and which elements failed (None if none did)."""
+        raise NotImplementedError
+
+    def __call__(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
+        if not self.runs(arrays):
+            return self.absent_results(arrays, lead)
+        RECORDS.make_room()
+        outs, kept, failed = self.kept_by_run(arrays[self.operands.leading :], lead)
+        if self.hands_over:
+            # A cut program takes the record itself from one of its steps to another.
+            return [*outs, HandedRecord(kept)]
+        return [*outs, self.receipts(outs, kept, failed, lead)]
+
+    def receipts(
+        self, outs: Sequence[Any], kept: Any, failed: Any = None, lead: tuple[int, ...] = ()
+    ) -> np.ndarray[Any, Any]:
+        """Put what is kept into the store, and return the receipt of each element."""
+        token = NO_RECORD
+        if kept is not None:
+            token = RECORDS.put(kept, once_made=self.op.stateful, owner=self.op.name)
+        found = np.empty((*lead, *RECEIPT.shape), RECEIPT.dtype)
+        found[..., TOKEN_WORD], found[..., FINGERPRINT_WORD] = token, fingerprints(outs, lead)
+        found[..., ELEMENT_WORD] = np.arange(math.prod(lead)).reshape(lead)
+        found[..., BODY_WORD] = self.body.number
+        if failed is not None:
+            found[failed, : FINGERPRINT_WORD + 1] = NO_RUN, FAILED
+        return found
+
+    def from_worker(self, values: list[Any], arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
+        return [*super().from_worker(values, arrays, lead), self.receipts(values, None, None, lead)]
+
+
+class ReplayCall(Call):
+    """Answers a derivative from what a run of the base kept. Its first input is the receipt of that run.
+
+    A kind of replaying call passes `has_receipt=True`. Its body, a `DerivativeBody`, defines `answer` if it reads records.
+
+    Args:
+        body: the derivative.
+        number: the number of the body whose receipts the call gets.
+    """
+
+    takes_records = True
+
+    def __init__(self, body: DerivativeBody, *args: Any, number: int, **options: Any) -> None:
+        super().__init__(body, *args, **options)
+        self.number = number
+
+    def __call__(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
+        body, rest = self.body, arrays[self.operands.leading :]
+        if isinstance(arrays[0], HandedRecord):
+            return self._answer(arrays[0].record, None, rest, lead)
+        receipts = self.own(arrays[0])
+        tokens, failed = receipts[..., TOKEN_WORD], has_failed(receipts)
+        if self.op.failures is not None and self.refusal is None and failed.any():
+            if failed.all():
+                return body.fills(rest, lead)
+            return each_alone(lambda parts, lead: (self(parts, lead), None), arrays, lead)[0]
+        if not tokens.any():
+            return body.absent_results(rest, lead)
+        # The elements of a block have the token of one run, unless the program mixed the elements of several runs.
+        return self._answer(self._kept(int(tokens.max())), receipts, rest, lead)
+
+    def _kept(self, token: int) -> Any:
+        if self.body.reads_kept:
+            return find_record(self.op, token)
+        # To ask for the record marks it as read, so that it can be evicted.
+        RECORDS.get(token)
+        return None
+
+    def own(self, receipts: Any) -> np.ndarray[Any, Any]:
+        """The receipts, with zeros in place of those that the other branch of a `cond` made.
+
+        Under `vmap`, a `cond` also runs the backward pass of the branch that an element did not take, and hands over
+        the receipt of the branch that it took, or zeros.
+        """
+        receipts = np.asarray(receipts)
+        own = receipts[..., BODY_WORD] == self.number
+        return receipts if own.all() else np.where(own[..., None], receipts, np.uint32(0))
+
+    def _answer(self, kept: Any, receipts: Any, arrays: Sequence[Any], lead: tuple[int, ...]) -> list[Any]:
+        body = self.body
+        if self.on_jax and not body.reads_kept:
+            arrays = as_jax(arrays)
+        if self.op.failures is None:
+            return body.answer(kept, receipts, arrays, lead)
+        try:
+            return body.answer(kept, receipts, arrays, lead)
+        except Exception as error:
+            return body.after_failure(error, arrays, lead)[0]
+
+
+def has_failed(receipts: np.ndarray[Any, Any]) -> Any:
+    return (receipts[..., TOKEN_WORD] == NO_RUN) & (receipts[..., FINGERPRINT_WORD] == FAILED)
+
+
+# ------------------------------------------------------------------- in a worker
+
+
+class AnswerInWorker(Body):
+    """Answers a derivative in a worker. The first input is the receipt, or a pickle of the receipt and what was kept.
+
+    Args:
+        body: the derivative.
+        leading: how many inputs come before those of the derivative.
+        is_pickled: whether the first input is a pickle.
+    """
+
+    def __init__(self, body: DerivativeBody, leading: int, *, is_pickled: bool) -> None:
+        super().__init__(body.op)
+        self.body = body
+        self.leading = leading
+        self.is_pickled = is_pickled
+
+    def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
+        return self.body.shapes(structs[self.leading :])
+
+    def run(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
+        first = np.asarray(arrays[0])
+        receipts, kept = pickle.loads(first.tobytes()) if self.is_pickled else (first, None)
+        return self.body.answer(kept, receipts, arrays[self.leading :], lead)
+
+    def fills(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
+        return self.body.fills(arrays[self.leading :], lead)
+
+
+def pickled(value: Any, title: str) -> np.ndarray[Any, Any]:
+    """Pickle a value, and return it as an array of bytes.
+
+    Raises:
+        ValueError: the value cannot be pickled.
+    """
+    try:
+        return np.frombuffer(pickle.dumps(value, pickle.HIGHEST_PROTOCOL), np.uint8)
+    except Exception as error:
+        raise ValueError(
+            f"{title}: the residuals of fwd cannot be sent between processes ({type(error).__name__}: {error}); "
+            "return numbers, arrays and containers of these, or use threads"
+        ) from None
