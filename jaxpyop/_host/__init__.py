@@ -15,9 +15,9 @@ from jaxpyop._host.errors import (
     add_note,
     forget_locals,
     is_own_failure,
-    mark_refusal,
     note_arguments,
     original_of,
+    refusal,
     reraise,
     strip_library_frames,
 )

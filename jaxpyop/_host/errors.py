@@ -121,9 +121,10 @@ def failure_text(error: BaseException, title: str) -> str:
 _REFUSAL = "_jaxpyop_refusal"
 
 
-def mark_refusal(error: BaseException) -> None:
-    """Mark an exception as a refusal of ours, which `on_error=` does not fill."""
+def refusal(error: BaseException) -> BaseException:
+    """Mark an exception as a refusal of ours, which `on_error=` does not fill, and return it."""
     vars(error)[_REFUSAL] = True
+    return error
 
 
 def is_own_failure(error: Exception) -> bool:

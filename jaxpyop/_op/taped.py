@@ -86,7 +86,7 @@ class TapeReplay(ReplayCall):
     def __init__(self, body: TapeDerivative, environment: Environment, has_flag: bool) -> None:
         operands = Operands(has_receipt=True, has_flag=has_flag, linear_inputs=body.linear_inputs)
         super().__init__(body, environment, label="jvp({})", operands=operands, number=body.base.number)
-        self.in_worker = AnswerInWorker(body, operands.leading, is_pickled=False)
+        self.in_worker = AnswerInWorker(body, operands.leading)
 
     def for_worker(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
         # A record stays in its process, so a worker runs the function again where a worker ran it before.

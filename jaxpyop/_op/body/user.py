@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from jaxpyop import _jaxcore
-from jaxpyop._host import call_where_op_runs, forget_locals, kept_of, lend_results, mark_refusal, metrics
+from jaxpyop._host import call_where_op_runs, forget_locals, kept_of, lend_results, metrics, refusal
 from jaxpyop._op.body.advice import advise, call_and_warn_of_changes, call_with_advice
 from jaxpyop._op.body.body import Body, element_structs, full
 from jaxpyop._op.request import Op
@@ -96,7 +96,7 @@ class UserBody(Body):
             values = encode(op, match(op.spec.returned, returned, op.title), converted, lead)
             self.check_results(values, arrays, lead)
         except Exception as error:
-            mark_refusal(error)
+            refusal(error)
             if isinstance(error, ValueError):
                 self._advise(error, arrays)
             raise

@@ -63,42 +63,37 @@ class RecordingCall(Call):
 
 
 class ReplayCall(Call):
-    """Answers a derivative from what a run of the base kept. Its first input is the receipt of that run.
+    """Answers a derivative from what a run of the base kept, or from nothing but its inputs.
 
-    A kind of replaying call passes `has_receipt=True`. Its body, a `DerivativeBody`, defines `answer` if it reads records.
+    Its first input is the receipt of that run, if there is one.
 
     Args:
         body: the derivative.
         number: the number of the body whose receipts the call gets.
     """
 
-    takes_records = True
-
     def __init__(self, body: DerivativeBody, *args: Any, number: int, **options: Any) -> None:
         super().__init__(body, *args, **options)
         self.number = number
+        self.takes_records = self.operands.has_receipt
+        if self.takes_records and body.reads_kept:
+            self.in_worker = AnswerInWorker(body)
 
     def __call__(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
+        if not self.operands.has_receipt:
+            return super().__call__(arrays, lead)
         body, rest = self.body, arrays[self.operands.leading :]
         if isinstance(arrays[0], HandedRecord):
             return self._answer(arrays[0].record, None, rest, lead)
         receipts = self.own(arrays[0])
-        tokens, failed = receipts[..., TOKEN_WORD], has_failed(receipts)
+        tokens, failed = receipts[..., TOKEN_WORD], _has_failed(receipts)
         if self.op.failures is not None and self.refusal is None and failed.any():
             if failed.all():
                 return body.fills(rest, lead)
             return each_alone(lambda parts, lead: (self(parts, lead), None), arrays, lead)[0]
         if not tokens.any():
             return body.absent_results(rest, lead)
-        # The elements of a block have the token of one run, unless the program mixed the elements of several runs.
-        return self._answer(self._kept(int(tokens.max())), receipts, rest, lead)
-
-    def _kept(self, token: int) -> Any:
-        if self.body.reads_kept:
-            return find_record(self.op, token)
-        # To ask for the record marks it as read, so that it can be evicted.
-        RECORDS.get(token)
-        return None
+        return self._answer(self._kept(receipts), receipts, rest, lead)
 
     def own(self, receipts: Any) -> np.ndarray[Any, Any]:
         """The receipts, with zeros in place of those that the other branch of a `cond` made.
@@ -109,6 +104,15 @@ class ReplayCall(Call):
         receipts = np.asarray(receipts)
         own = receipts[..., BODY_WORD] == self.number
         return receipts if own.all() else np.where(own[..., None], receipts, np.uint32(0))
+
+    def _kept(self, receipts: np.ndarray[Any, Any]) -> Any:
+        # The elements of a block have the token of one run, unless the program mixed the elements of several runs.
+        token = int(receipts[..., TOKEN_WORD].max())
+        if self.body.reads_kept:
+            return find_record(self.op, token)
+        # To ask for the record marks it as read, so that it can be evicted.
+        RECORDS.get(token)
+        return None
 
     def _answer(self, kept: Any, receipts: Any, arrays: Sequence[Any], lead: tuple[int, ...]) -> list[Any]:
         body = self.body
@@ -121,8 +125,16 @@ class ReplayCall(Call):
         except Exception as error:
             return body.after_failure(error, arrays, lead)[0]
 
+    def for_worker(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
+        if not self.operands.has_receipt:
+            return super().for_worker(arrays)
+        receipts, rest = self.own(arrays[0]), arrays[self.operands.leading :]
+        if not receipts[..., TOKEN_WORD].any() or _has_failed(receipts).any():
+            return None
+        return [pickled((receipts, self._kept(receipts)), self.title), *rest] if self.body.reads_kept else rest
 
-def has_failed(receipts: np.ndarray[Any, Any]) -> Any:
+
+def _has_failed(receipts: np.ndarray[Any, Any]) -> Any:
     return (receipts[..., TOKEN_WORD] == NO_RUN) & (receipts[..., FINGERPRINT_WORD] == FAILED)
 
 
@@ -135,21 +147,19 @@ class AnswerInWorker(Body):
     Args:
         body: the derivative.
         leading: how many inputs come before those of the derivative.
-        is_pickled: whether the first input is a pickle.
     """
 
-    def __init__(self, body: DerivativeBody, leading: int, *, is_pickled: bool) -> None:
+    def __init__(self, body: DerivativeBody, leading: int = 1) -> None:
         super().__init__(body.op)
         self.body = body
         self.leading = leading
-        self.is_pickled = is_pickled
 
     def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
         return self.body.shapes(structs[self.leading :])
 
     def run(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
         first = np.asarray(arrays[0])
-        receipts, kept = pickle.loads(first.tobytes()) if self.is_pickled else (first, None)
+        receipts, kept = pickle.loads(first.tobytes()) if first.dtype == np.uint8 else (first, None)
         return self.body.answer(kept, receipts, arrays[self.leading :], lead)
 
     def fills(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:

@@ -274,8 +274,8 @@ def clear_records() -> None:
 
     :func:`jax.clear_caches` does the same with compiled programs. A record holds the
     arrays of a forward pass, within the limit ``config.max_record_bytes``. A backward
-    pass whose record is gone calls the function again. TensorFlow's ``tf.py_function`` keeps a tape for each forward pass in the same
-    way, and cannot drop it.
+    pass whose record is gone calls the function again. TensorFlow's ``tf.py_function``
+    keeps a tape for each forward pass in the same way, and cannot drop it.
 
     Returns:
         None.

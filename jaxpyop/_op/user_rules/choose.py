@@ -1,7 +1,7 @@
 """Chooses which of the user's rules make up the derivative of a call, and has the calls that run them.
 
-A derivative by rules begins with the function itself, or with `fwd` in its place (`FwdCall`). The rules follow as a
-`RuleCall`, which gets inputs and results from the program, or as a `RuleAfterFwd`, which gets a receipt besides.
+A derivative by rules begins with the function itself, or with `fwd` in its place (`FwdCall`). A rule follows as a
+`RuleCall`, which gets inputs and results from the program, and after `fwd` a receipt besides.
 
 A missing rule is a body that cannot run. In a direct call, an error is raised when its results are used. A compiled
 program that contains it is rejected at lowering and not at tracing: only by then has JAX dropped the operations whose
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import pickle
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,7 +24,6 @@ from jaxpyop._host import Batch
 from jaxpyop._op.body import DerivativeBody
 from jaxpyop._op.primitive import (
     RECEIPT,
-    AnswerInWorker,
     Call,
     Linearization,
     Operands,
@@ -34,31 +34,25 @@ from jaxpyop._op.primitive import (
 from jaxpyop._op.request import is_differentiable, numerical
 from jaxpyop._op.user_rules.functions import JvpRule, MissingTangents, VjpRule, method_of_rules
 from jaxpyop._op.user_rules.numerical import NumericalBody
-from jaxpyop._op.user_rules.residuals import BwdRule, FwdBody, FwdInWorker, Residuals, protected, size_of, unpickled
+from jaxpyop._op.user_rules.residuals import BwdRule, FwdInWorker, Residuals, fwd_of, protected, size_of
 from jaxpyop._op.values import as_jax
 
 
 def linearize_by_rules(call: Call, perturbed: tuple[bool, ...]) -> Linearization:
     """Return the linearization of the user's call by the user's rules, in the inputs that `perturbed` marks."""
-    op = call.op
-    if op.rules.fwd is None and op.failures is None:
+    rules = call.op.rules
+    if rules.fwd is None and call.op.failures is None:
         return _linearize_after(call, call, perturbed)
-    # Without `fwd`, the function itself runs for a receipt, which tells where it failed.
-    return _linearize_after(call, FwdCall(call, runs_function=op.rules.fwd is None), perturbed)
+    return _linearize_after(call, FwdCall(call, rules.fwd), perturbed)
 
 
 def _linearize_after(call: Call, forward: Call, perturbed: tuple[bool, ...]) -> Linearization:
     """Return the linearization of the user's call after `forward` ran, which is the call itself or a `FwdCall`."""
-    rules, operands = call.op.rules, call.operands
-    linear = _call_of_rule(_tangents(call, perturbed[operands.leading :]), call, forward)
+    rules = call.op.rules
+    tangents = _tangents(call, perturbed[call.operands.leading :])
+    linear = RuleCall(tangents, call, has_flag=call.operands.has_flag, has_receipt=forward is not call)
     with_results = rules.fwd is None or rules.jvp is not None or call.op.spec.returned_spec is not None
     return Linearization(forward, linear, with_results=with_results)
-
-
-def _call_of_rule(body: DerivativeBody, source: Call, forward: Call) -> Call:
-    if isinstance(forward, FwdCall):
-        return RuleAfterFwd(body, source, forward)
-    return RuleCall(body, source, has_flag=source.operands.has_flag)
 
 
 def _tangents(call: Call, perturbed: tuple[bool, ...]) -> DerivativeBody:
@@ -92,7 +86,7 @@ def _function_of(call: Call) -> Call:
     """
     if call.operands.has_flag:
         call = call.without_flag()
-    return call if call.op.failures is None else FwdCall(call, runs_function=True)
+    return call if call.op.failures is None else FwdCall(call, None)
 
 
 def _no_jvp_error(title: str) -> Exception:
@@ -121,13 +115,13 @@ class FwdCall(RecordingCall):
 
     Args:
         source: the user's call.
-        runs_function: whether to run the function itself, which keeps nothing. Its receipts tell which elements failed.
+        fwd: the user's `fwd`. If it is None, the function itself runs, and nothing is kept. With `on_error=` this is
+            done for the receipts, which tell where the function failed.
     """
 
-    def __init__(self, source: Call, *, runs_function: bool = False) -> None:
-        body = FwdBody(source.body, runs_function=runs_function)
+    def __init__(self, source: Call, fwd: Any) -> None:
         super().__init__(
-            body,
+            source.body,
             source.environment,
             label="jvp({})",
             on_jax=source.on_jax,
@@ -136,25 +130,26 @@ class FwdCall(RecordingCall):
             one_by_one=True,
             operands=dataclasses.replace(source.operands, extra_results=(RECEIPT,), writes_out=False),
         )
-        self.in_worker = FwdInWorker(body)
+        self.in_worker = FwdInWorker(source.body, None if fwd is None else fwd_of(source.body))
+        self.func = self.func if fwd is None else fwd
         self.source = source
         # With an executor the residuals may come from a worker as bytes. With `when=` or `on_error=` there may be none.
         self.can_hand_over = self.op.executor is None and not self.operands.has_flag and self.op.failures is None
 
     def kept_by_run(self, arrays: Sequence[Any], lead: tuple[int, ...]) -> tuple[list[Any], Any, Any]:
         inputs = as_jax(arrays) if self.on_jax else arrays
-        (outs, failed), residuals = self.body.outcome_and_kept(inputs, lead)
+        outs, failed, residuals = self.in_worker.outcome_and_residuals(inputs, lead)
         return outs, self._kept(residuals, failed, lead), failed
 
     def _kept(self, residuals: Any, failed: Any, lead: tuple[int, ...]) -> Residuals | None:
-        if self.body.runs_function or (failed is not None and np.all(failed)):
+        if self.in_worker.fwd is None or (failed is not None and np.all(failed)):
             return None
         return Residuals(protected(residuals), lead, size_of(residuals))
 
     def from_worker(self, values: list[Any], arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
         *outs, data = values
         self.body.check_results(outs, arrays[self.operands.leading :], lead)
-        failed, residuals = unpickled(data)
+        failed, residuals = pickle.loads(data.tobytes())
         return [*outs, self.receipts(outs, self._kept(residuals, failed, lead), failed, lead)]
 
     def linearize(self, perturbed: tuple[bool, ...]) -> Linearization:
@@ -165,43 +160,31 @@ class FwdCall(RecordingCall):
 # ------------------------------------------------------------- a rule as a call
 
 
-def _options_of_rule(source: Call) -> dict[str, Any]:
-    """A rule runs as the op runs its function: on the same kind of arrays, and once per block if the function does."""
-    op = source.op
-    return {"label": "jvp({})", "on_jax": op.on_jax, "method": method_of_rules(op)}
-
-
-def _linearize_rule(call: Call, source: Call, perturbed: tuple[bool, ...]) -> Linearization:
-    # Nothing gives a second derivative, so an error is raised where one is used.
-    skip = call.operands.leading
-    rule = "jvp=" if call.body.nonzero is None else "vjp="
-    error = functools.partial(_no_second_derivative_error, call.title, rule)
-    body = MissingTangents(call.body, perturbed[skip:], error)
-    return Linearization(call, RuleCall(body, source, has_flag=False), skip=skip)
-
-
-def _pullback_of(call: Call, source: Call, nonzero: tuple[bool, ...]) -> DerivativeBody:
-    """The body of the transpose of a call that runs a rule."""
-    if call.body.nonzero is not None or call.body.base is not source.body:
-        raise _no_second_derivative_error(call.title, "vjp=")
-    return _cotangents(source, nonzero, call.body.perturbed)
-
-
-class RuleCall(Call):
-    """Runs a rule on inputs, results, and tangents or cotangents.
+class RuleCall(ReplayCall):
+    """Runs a rule as the op runs its function: on the same kind of arrays, and once per block if the function does.
 
     Args:
         rule: the body of the rule.
         source: the `UserCall` of the op.
         has_flag: whether the flag of `when=` comes before the inputs of the rule.
+        has_receipt: whether the receipt of a `FwdCall` comes before everything else.
     """
 
-    def __init__(self, rule: DerivativeBody, source: Call, *, has_flag: bool) -> None:
-        operands = Operands(has_flag=has_flag, linear_inputs=rule.linear_inputs)
-        super().__init__(rule, source.environment, operands=operands, **_options_of_rule(source))
+    def __init__(self, rule: DerivativeBody, source: Call, *, has_flag: bool, has_receipt: bool) -> None:
+        op = rule.op
+        super().__init__(
+            rule,
+            source.environment,
+            number=source.body.number,
+            label="jvp({})",
+            on_jax=op.on_jax,
+            method=method_of_rules(op),
+            one_by_one=has_receipt,
+            operands=Operands(has_receipt, has_flag, linear_inputs=rule.linear_inputs),
+        )
         self.source = source
         # Whether the rule is an op with derivatives, which can be a part of the traced program.
-        is_plain = not has_flag and self.op.spec.returned_spec is None
+        is_plain = not self.operands.leading and op.spec.returned_spec is None
         self._is_op = is_plain and isinstance(rule, (VjpRule, JvpRule)) and is_differentiable(self.func)
         # The user may write a pullback that is not linear in the cotangents, for example one that clips gradients. So a
         # pullback whose derivative is known is not taken for its own derivative.
@@ -212,35 +195,18 @@ class RuleCall(Call):
         return _over_batch(lambda *arrays: rule.run(arrays, (), traced=True), args, batch) if self._is_op else None
 
     def linearize(self, perturbed: tuple[bool, ...]) -> Linearization:
-        return _linearize_rule(self, self.source, perturbed)
+        # Nothing gives a second derivative, so an error is raised where one is used.
+        skip, rule = self.operands.leading, "jvp=" if self.body.nonzero is None else "vjp="
+        error = functools.partial(_no_second_derivative_error, self.title, rule)
+        body = MissingTangents(self.body, perturbed[skip:], error)
+        return Linearization(self, RuleCall(body, self.source, has_flag=False, has_receipt=False), skip=skip)
 
     def transposed(self, nonzero_cotangents: tuple[bool, ...]) -> Call:
-        pullback = _pullback_of(self, self.source, nonzero_cotangents)
-        return RuleCall(pullback, self.source, has_flag=self.operands.has_flag)
-
-
-class RuleAfterFwd(ReplayCall):
-    """Runs a rule after a `FwdCall`, whose receipt tells which elements ran, and where the residuals are.
-
-    Args:
-        rule: the body of the rule.
-        source: the `UserCall` of the op.
-        forward: the call whose receipts this one gets.
-    """
-
-    def __init__(self, rule: DerivativeBody, source: Call, forward: FwdCall) -> None:
-        operands = Operands(has_receipt=True, has_flag=source.operands.has_flag, linear_inputs=rule.linear_inputs)
-        options, number = _options_of_rule(source), forward.body.number
-        super().__init__(rule, source.environment, number=number, operands=operands, one_by_one=True, **options)
-        if rule.reads_kept:
-            self.in_worker = AnswerInWorker(rule, 1, is_pickled=True)
-        self.source, self.forward = source, forward
-
-    def linearize(self, perturbed: tuple[bool, ...]) -> Linearization:
-        return _linearize_rule(self, self.source, perturbed)
-
-    def transposed(self, nonzero_cotangents: tuple[bool, ...]) -> Call:
-        return RuleAfterFwd(_pullback_of(self, self.source, nonzero_cotangents), self.source, self.forward)
+        body, operands = self.body, self.operands
+        if body.nonzero is not None or body.base is not self.source.body:
+            raise _no_second_derivative_error(self.title, "vjp=")
+        pullback = _cotangents(self.source, nonzero_cotangents, body.perturbed)
+        return RuleCall(pullback, self.source, has_flag=operands.has_flag, has_receipt=operands.has_receipt)
 
 
 def _over_batch(program: Callable[..., list[Any]], args: Sequence[Any], batch: Batch) -> Callable[..., list[Any]]:

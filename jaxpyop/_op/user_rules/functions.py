@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpyop._host import SEQUENTIAL, Method, mark_refusal
+from jaxpyop._host import SEQUENTIAL, Method, refusal
 from jaxpyop._jaxcore import is_inexact
 from jaxpyop._op.body import Body, DerivativeBody, UserBody, call_with_advice
 from jaxpyop._op.request import Op, is_differentiable
@@ -51,7 +51,7 @@ class JvpRule(DerivativeBody):
         inputs, outputs, tangents = self.split(arrays)
         given = self.base.arguments.filled_with_tangents(self.per_input(tangents))
         args = self.base.arguments_of(inputs), in_structure(self.op, outputs), given
-        found = call_rule(self.op, "jvp", self.func, args, traced)
+        found = self.func(*args) if traced else call_with_advice(self.op, "jvp", self.func, args, {})
         likes = [Struct((*lead, *o.shape[len(lead) :]), o.dtype) for o in outputs]
         return tangents_of_results(self.op, found, likes, traced)
 
@@ -65,9 +65,9 @@ class VjpRule(DerivativeBody):
         """Call the rule: on the host, or, if it is an op, as a part of the traced program."""
         inputs, outputs, cotangents = self.split(arrays)
         given = self.filled(cotangents, outputs, lead)
-        returned = decode(self.op, outputs, outputs)
-        args = in_structure(self.op, returned), in_structure(self.op, decode(self.op, given, outputs))
-        found = call_rule(self.op, "vjp", self.func, (self.base.arguments_of(inputs), *args), traced)
+        values = (in_structure(self.op, decode(self.op, arrays, outputs)) for arrays in (outputs, given))
+        args = (self.base.arguments_of(inputs), *values)
+        found = self.func(*args) if traced else call_with_advice(self.op, "vjp", self.func, args, {})
         return cotangents_of_inputs(self.base, "vjp", found, _likes(inputs, lead), self.perturbed, traced)
 
     def filled(self, cotangents: Sequence[Any], outputs: Sequence[Any], lead: tuple[int, ...]) -> list[Any]:
@@ -103,19 +103,6 @@ def expanded(value: np.ndarray[Any, Any], like: Any) -> np.ndarray[Any, Any]:
 # ------------------------------------------------------------ what a rule returned
 
 
-def call_rule(op: Op, name: str, func: Any, args: tuple[Any, ...], traced: bool = False) -> Any:
-    """Call a rule of the user.
-
-    Args:
-        op: the op that has the rule.
-        name: how errors name the rule.
-        func: the rule.
-        args: its arguments.
-        traced: whether the rule is an op, and becomes a part of the traced program.
-    """
-    return func(*args) if traced else call_with_advice(op, name, func, args, {})
-
-
 def cotangents_of_inputs(
     body: UserBody, name: str, found: Any, likes: Sequence[Struct], wanted: Sequence[bool], traced: bool = False
 ) -> list[Any]:
@@ -141,7 +128,7 @@ def cotangents_of_inputs(
             if mark
         ]
     except Exception as error:
-        mark_refusal(error)
+        refusal(error)
         raise
 
 
@@ -161,7 +148,7 @@ def tangents_of_results(op: Op, found: Any, likes: Sequence[Struct], traced: boo
             if is_inexact(like)
         ]
     except Exception as error:
-        mark_refusal(error)
+        refusal(error)
         raise
 
 

@@ -12,9 +12,9 @@ from typing import Any
 
 from jaxpyop._host import Environment
 from jaxpyop._jaxcore import is_inexact
-from jaxpyop._op.body import Body, UserBody
+from jaxpyop._op.body import Body, UserBody, call_with_advice
 from jaxpyop._op.primitive import Call, Operands
-from jaxpyop._op.user_rules.functions import call_rule, cotangents_of_inputs, in_structure, zero_cotangent
+from jaxpyop._op.user_rules.functions import cotangents_of_inputs, in_structure, zero_cotangent
 from jaxpyop._op.values import Struct
 
 
@@ -103,7 +103,7 @@ class LinearTranspose(Body):
     def run(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
         op, given = self.op, iter(arrays[len(arrays) - self.linear_inputs :])
         cotangents = [next(given) if is_inexact(out) else zero_cotangent(out, lead, op) for out in self.outputs]
-        found = call_rule(op, "transpose", self.func, (in_structure(op, cotangents),))
+        found = call_with_advice(op, "transpose", self.func, (in_structure(op, cotangents),), {})
         likes = [Struct((*lead, *s.shape), s.dtype) for s in self.inputs]
         return cotangents_of_inputs(self.linear.base, "transpose", found, likes, self.linear.floating)
 

@@ -22,7 +22,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpyop._host import mark_refusal, run_each, run_once
+from jaxpyop._host import refusal, run_each, run_once
 from jaxpyop._jaxcore import is_inexact
 from jaxpyop._op.body import DerivativeBody, UserBody
 from jaxpyop._op.primitive import NO_RUN, TOKEN_WORD, Call
@@ -133,12 +133,11 @@ class NumericalBody(DerivativeBody):
                 plus, minus = ([_moved(x, t, sign * step) for x, t in zip(inputs, direction)] for sign in (1, -1))
                 distances.append(_distance(plus, minus, direction, len(lead)))
                 if any(step is not None for step in self.steps) and not distances[-1].all():
-                    error = ValueError(
+                    text = (
                         f"{self.title}: the step of numerical(step=...) is so small that an input plus the step is "
                         "rounded to the input itself; pass a larger step, or inputs of 64 bits"
                     )
-                    mark_refusal(error)
-                    raise error
+                    raise refusal(ValueError(text))
                 yield from (plus, minus)
 
         runs = _run_all(self.function, ends(), 2 * count, lead)

@@ -8,7 +8,7 @@ If the vmap_method passes whole blocks, `fwd` runs once for a block, and its res
 slice, reverse or mix the receipts of the elements like any array, so each receipt has the number of its element. `bwd`
 gets the residuals if the receipts are those of all elements of the run, in their order. Otherwise `fwd` runs again.
 
-Reading order: what is kept, the body of `fwd`, the body of `bwd`.
+Reading order: what is kept, how `fwd` runs, the body of `bwd`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import collections
 import dataclasses
 import functools
 import math
-import pickle
 import sys
 import types
 from collections.abc import Iterator, Sequence
@@ -26,10 +25,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpyop._host import mark_refusal
-from jaxpyop._op.body import Body, Outcome, UserBody, element_structs
+from jaxpyop._host import refusal
+from jaxpyop._op.body import Body, UserBody, call_with_advice, element_structs
 from jaxpyop._op.primitive import ELEMENT_WORD, FINGERPRINT_WORD, NO_RUN, TOKEN_WORD, pickled
-from jaxpyop._op.user_rules.functions import VjpRule, call_rule, cotangents_of_inputs, expanded, in_structure
+from jaxpyop._op.user_rules.functions import VjpRule, cotangents_of_inputs, expanded, in_structure
 from jaxpyop._op.values import Struct, as_jax, check_fingerprints, decode, fingerprints, show_shape
 
 # ------------------------------------------------------------------- residuals
@@ -119,80 +118,53 @@ def _inside(part: Any) -> Iterator[Any]:
 # ------------------------------------------------------------------------- fwd
 
 
-class FwdBody(Body):
-    """Runs the user's `fwd` in place of the function.
+def fwd_of(base: UserBody) -> UserBody:
+    """The user's `fwd` as a body, beside that of the function."""
+    op = base.op
+    return UserBody(dataclasses.replace(op, func=op.rules.fwd, title=f"{op.title}, fwd of vjp"), base.inputs)
+
+
+def run_fwd(fwd: UserBody, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> tuple[list[Any], Any]:
+    """Return the results and the residuals, and raise what `fwd` raises."""
+    found = fwd.returned(arrays)
+    if not isinstance(found, (tuple, list)) or len(found) != 2:
+        kind = f"a {type(found).__name__}" + (f" of {len(found)}" if isinstance(found, (tuple, list)) else "")
+        raise refusal(ValueError(f"{fwd.title}: fwd returned {kind}; return a pair, (outputs, residuals)"))
+    return fwd.results_of(found[0], arrays, lead), found[1]
+
+
+class FwdInWorker(Body):
+    """Runs `fwd` in a worker. The last result is a pickle of which elements failed, and of the residuals.
 
     Args:
-        base: the user's function.
-        runs_function: whether to run the function itself, which keeps nothing. Its receipts tell which elements failed.
+        base: the user's function, which runs itself if there is no `fwd`.
+        fwd: the user's `fwd`.
     """
 
-    def __init__(self, base: UserBody, *, runs_function: bool = False) -> None:
+    def __init__(self, base: UserBody, fwd: UserBody | None) -> None:
         super().__init__(base.op)
-        op = base.op
         self.base = base
-        self.runs_function = runs_function
-        self.absent_fills = base.absent_fills
-        self.fwd = base
-        if not runs_function:
-            self.rule_name = "fwd"
-            self.fwd = UserBody(
-                dataclasses.replace(op, func=op.rules.fwd, title=f"{op.title}, fwd of vjp"), base.inputs
-            )
+        self.fwd = fwd
 
-    def run_and_keep(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> tuple[list[Any], Any]:
-        """Return the results and the residuals, and raise what `fwd` raises."""
-        if self.runs_function:
-            return self.base.run(arrays, lead), None
-        found = self.fwd.returned(arrays)
-        if not isinstance(found, (tuple, list)) or len(found) != 2:
-            kind = f"a {type(found).__name__}" + (f" of {len(found)}" if isinstance(found, (tuple, list)) else "")
-            error = ValueError(f"{self.fwd.title}: fwd returned {kind}; return a pair, (outputs, residuals)")
-            mark_refusal(error)
-            raise error
-        return self.fwd.results_of(found[0], arrays, lead), found[1]
-
-    def outcome_and_kept(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> tuple[Outcome, Any]:
+    def outcome_and_residuals(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> tuple[list[Any], Any, Any]:
         """Return the results, which elements failed, and the residuals, which are None if anything failed."""
-        kept = [np.array(a) for a in arrays] if lead and self.op.failures is not None else arrays
+        if self.fwd is None:
+            return *self.base.outcome(arrays, lead), None
         try:
-            outs, residuals = self.run_and_keep(arrays, lead)
+            outs, residuals = run_fwd(self.fwd, arrays, lead)
         except Exception as error:
-            return self.after_failure(error, kept, lead), None
-        return (outs, None), residuals
-
-    def run(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
-        return self.run_and_keep(arrays, lead)[0]
+            return *self.base.after_failure(error, arrays, lead), None
+        return outs, None, residuals
 
     def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
         return self.base.shapes(structs)
 
-    def note_shapes(self, structs: Sequence[Struct], results: Sequence[Struct]) -> None:
-        self.base.note_shapes(structs, results)
-
-    def check_results(self, values: Sequence[Any], arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> None:
-        self.base.check_results(values, arrays, lead)
-
-    def fills(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
-        return self.base.fills(arrays, lead)
-
-
-class FwdInWorker(Body):
-    """Runs `fwd` in a worker. The last result is a pickle of which elements failed, and of the residuals."""
-
-    def __init__(self, body: FwdBody) -> None:
-        super().__init__(body.op)
-        self.body = body
-
-    def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
-        return self.body.shapes(structs)
-
     def run(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
-        (outs, failed), residuals = self.body.outcome_and_kept(arrays, lead)
-        return [*outs, pickled((failed, residuals), self.title)]
+        outs, *rest = self.outcome_and_residuals(arrays, lead)
+        return [*outs, pickled(rest, self.title)]
 
     def fills(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
-        return [*self.body.fills(arrays, lead), pickled((np.full(lead, True), None), self.title)]
+        return [*self.base.fills(arrays, lead), pickled((np.full(lead, True), None), self.title)]
 
 
 # ------------------------------------------------------------------------- bwd
@@ -239,13 +211,12 @@ class BwdRule(VjpRule):
         did_run = receipts[..., TOKEN_WORD] != NO_RUN
         if kept is None or not _are_all_in_order(receipts, kept.lead):
             if kept is not None and self.op.stateful:
-                error = RuntimeError(
+                text = (
                     f"{self.title}: fwd ran for a block of {show_shape(kept.lead)} elements, and bwd was asked for "
                     "some of them, or in another order. The residuals are those of the whole block, and fwd of a "
                     'stateful op cannot be run again; pull back the whole block, or pass vmap_method="sequential"'
                 )
-                mark_refusal(error)
-                raise error
+                raise refusal(RuntimeError(text))
             kept = self._run_again(receipts, did_run, self.split(arrays)[0], lead)
         found = self._pulled_block(kept, arrays, lead, receipts.shape[:-1])
         if did_run.all():
@@ -269,7 +240,7 @@ class BwdRule(VjpRule):
             source = np.unravel_index(flat, block)
             inputs = [a[tuple(k if size > 1 else 0 * k for k, size in zip(source, a.shape))] for a in inputs]
         inputs = [np.array(a, order="C") for a in inputs]
-        outs, residuals = FwdBody(self.base).run_and_keep(as_jax(inputs) if self.op.on_jax else inputs, block)
+        outs, residuals = run_fwd(fwd_of(self.base), as_jax(inputs) if self.op.on_jax else inputs, block)
         found = np.where(did_run, fingerprints(outs, block), expected)
         check_fingerprints(found, expected, self.title, "fwd of vjp")
         return Residuals(residuals, block)
@@ -297,10 +268,6 @@ class BwdRule(VjpRule):
         if self.op.spec.returned_spec is not None:
             # The lengths of padded results are among the results. Cotangents are cut to the same lengths.
             given = decode(self.op, given, outputs)
-        found = call_rule(self.op, "bwd of vjp", self.func, (residuals, in_structure(self.op, given)))
+        found = call_with_advice(self.op, "bwd of vjp", self.func, (residuals, in_structure(self.op, given)), {})
         likes = [Struct((*lead, *x.shape[len(lead) :]), x.dtype) for x in inputs]
         return cotangents_of_inputs(self.base, "bwd of vjp", found, likes, self.perturbed)
-
-
-def unpickled(data: np.ndarray[Any, Any]) -> Any:
-    return pickle.loads(data.tobytes())
