@@ -22,7 +22,6 @@ from jaxpyop._op.primitive import (
     NO_RECORD,
     RECEIPT,
     TOKEN_WORD,
-    AnswerInWorker,
     Call,
     Linearization,
     Operands,
@@ -58,6 +57,7 @@ class TapeRecording(RecordingCall):
         operands = Operands(has_flag=has_flag, extra_results=(RECEIPT,))
         super().__init__(body, environment, label="jvp({})", has_effects=True, operands=operands)
         self.recorded = recorded
+        self.identity = hash((body.identity, recorded))
         # A worker may have run it, and `when=` or a failure may leave nothing to keep.
         self.can_hand_over = self.op.executor is None and not has_flag and self.op.failures is None
 
@@ -85,12 +85,12 @@ class TapeReplay(ReplayCall):
 
     def __init__(self, body: TapeDerivative, environment: Environment, has_flag: bool) -> None:
         operands = Operands(has_receipt=True, has_flag=has_flag, linear_inputs=body.linear_inputs)
-        super().__init__(body, environment, label="jvp({})", operands=operands, number=body.base.number)
-        self.in_worker = AnswerInWorker(body, operands.leading)
+        identity = hash((body.base.identity, body.recorded))
+        super().__init__(body, environment, label="jvp({})", operands=operands, identity=identity)
 
-    def for_worker(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
+    def for_worker(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> Sequence[Any] | None:
         # A record stays in its process, so a worker runs the function again where a worker ran it before.
-        ran_there = bool((self.own(arrays[0])[..., TOKEN_WORD] == NO_RECORD).all())
+        ran_there = bool((np.asarray(arrays[0])[..., TOKEN_WORD] == NO_RECORD).all())
         return arrays if ran_there and not self.op.stateful else None
 
     def linearize(self, perturbed: tuple[bool, ...]) -> Linearization:

@@ -25,9 +25,6 @@ from jaxpyop._op.values import Struct
 # The results of a run, and for each element of a block whether it failed; None if nothing failed.
 Outcome: TypeAlias = tuple[list[Any], Any]
 
-# Bodies are numbered, so that a receipt can say whose run it is for. The numbers fit into an array of uint32.
-_NUMBERS = itertools.count(1)
-
 
 def element_structs(arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Struct]:
     """The shapes and dtypes of one element of arrays that have the batch axes `lead` in front."""
@@ -39,7 +36,6 @@ class Body(abc.ABC):
 
     Attributes:
         op: the op that the body belongs to. A derivative belongs to the op of its base.
-        number: the number by which receipts name the body.
     """
 
     goes_to_executor = True
@@ -62,7 +58,6 @@ class Body(abc.ABC):
 
     def __init__(self, op: Op) -> None:
         self.op = op
-        self.number = next(_NUMBERS) % 2**32
 
     @property
     def title(self) -> str:
@@ -73,6 +68,12 @@ class Body(abc.ABC):
     def func(self) -> Any:
         """The user's function that the body calls."""
         return getattr(self.op.rules, self.rule_name) if self.rule_name else self.op.func
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        """What bodies that run the same functions in the same way have in common, and no others."""
+        rules = self.op.rules
+        return type(self), id(self.op.func), id(rules.fwd), id(rules.vjp)
 
     @abc.abstractmethod
     def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
@@ -209,6 +210,10 @@ class DerivativeBody(Body):
         self.nonzero = nonzero
         self.results = results
         self.linear_inputs = sum(perturbed if nonzero is None else nonzero)
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        return type(self), self.base.identity, self.perturbed, self.nonzero, self.results
 
     def split(self, arrays: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
         """The inputs of the base, its results if they are there, and the tangents or cotangents."""

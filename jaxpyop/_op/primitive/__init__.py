@@ -12,7 +12,6 @@ from jaxpyop._op.primitive.recording import (
     ELEMENT_WORD,
     FINGERPRINT_WORD,
     TOKEN_WORD,
-    AnswerInWorker,
     RecordingCall,
     ReplayCall,
     pickled,

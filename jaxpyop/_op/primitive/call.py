@@ -165,8 +165,8 @@ class Call:
         found.operands = dataclasses.replace(self.operands, has_flag=False)
         return found
 
-    def for_worker(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
-        """The inputs of `in_worker`, for an element or a batch; None if it has to run here."""
+    def for_worker(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> Sequence[Any] | None:
+        """The inputs of `in_worker`, for an element, a block or a batch; None if it has to run here."""
         return arrays[self.operands.leading :] if self.runs(arrays) else None
 
     def from_worker(self, values: list[Any], arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:

@@ -26,9 +26,9 @@ from jaxpyop._op.values import Struct
 
 TOKEN = np.dtype(np.uint32)
 # The receipt of a run, which a program carries from the forward pass to the backward pass: the token of its record, the
-# fingerprint of its results, the number of the element in its block, and the number of the body that ran. If the record
-# is gone by then, the function runs again, and the fingerprint tells whether its results are the same. JAX hands what
-# the branches of a `cond` keep over in the same arrays, so the number of the body tells whether it was this branch.
+# fingerprint of its results, the number of the element in its block, and a hash of what ran. If the record is gone by
+# then, the function runs again, and the fingerprint tells whether its results are the same. JAX hands what the branches
+# of a `cond` keep over in the same arrays, so the hash tells whether the run was that of this branch.
 RECEIPT = Struct((4,), TOKEN)
 # The token of an element that did not run, or that failed. No store hands it out.
 NO_RUN = 0

@@ -11,7 +11,7 @@ import math
 import numbers
 import types
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 from jaxpyop._functions import without_partials
 from jaxpyop._op.values import IN_A_LOOP
@@ -60,8 +60,7 @@ def _are_steps(step: Any) -> bool:
         return _are_steps(step[0]) and (step[1] == 0 or _are_steps(step[1]))
     if isinstance(step, (list, tuple, dict)):
         return all(map(_are_steps, step.values() if isinstance(step, dict) else step))
-    is_number = isinstance(step, numbers.Real) and not isinstance(step, bool)
-    return step is None or (is_number and 0 < step < math.inf)
+    return step is None or (isinstance(step, numbers.Real) and step is not True and 0 < float(step) < math.inf)
 
 
 # Ops with these rules are called on the host, because the rules are.
@@ -132,7 +131,7 @@ def read_rules(options: dict[str, Any], spec: Any, api: str) -> Rules:
     vjp, jvp, transpose = (options.pop(name, None) for name in ("vjp", "jvp", "transpose"))
     for name, rule in (("vjp", vjp), ("jvp", jvp), ("transpose", transpose)):
         _check_rule(rule, name, api)
-    fwd, vjp_rule = vjp if isinstance(vjp, (tuple, list)) else (None, vjp)
+    fwd, vjp_rule = cast(Any, vjp) if isinstance(vjp, (tuple, list)) else (None, vjp)
     if transpose is not None and (vjp is not None or jvp is not None):
         raise ValueError(
             f"{api}: transpose= declares func linear, which gives all of its derivatives; remove vjp= and jvp="

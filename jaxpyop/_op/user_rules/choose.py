@@ -132,6 +132,7 @@ class FwdCall(RecordingCall):
         )
         self.in_worker = FwdInWorker(source.body, None if fwd is None else fwd_of(source.body))
         self.func = self.func if fwd is None else fwd
+        self.identity = hash(source.body.identity)
         self.source = source
         # With an executor the residuals may come from a worker as bytes. With `when=` or `on_error=` there may be none.
         self.can_hand_over = self.op.executor is None and not self.operands.has_flag and self.op.failures is None
@@ -150,7 +151,8 @@ class FwdCall(RecordingCall):
         *outs, data = values
         self.body.check_results(outs, arrays[self.operands.leading :], lead)
         failed, residuals = pickle.loads(data.tobytes())
-        return [*outs, self.receipts(outs, self._kept(residuals, failed, lead), failed, lead)]
+        kept = self._kept(residuals, failed, lead)
+        return [*outs, self.receipts(arrays[self.operands.leading :], outs, kept, failed, lead)]
 
     def linearize(self, perturbed: tuple[bool, ...]) -> Linearization:
         # This call is bound in place of the user's call, so its derivative is made in the same way.
@@ -175,7 +177,7 @@ class RuleCall(ReplayCall):
         super().__init__(
             rule,
             source.environment,
-            number=source.body.number,
+            identity=hash(source.body.identity),
             label="jvp({})",
             on_jax=op.on_jax,
             method=method_of_rules(op),

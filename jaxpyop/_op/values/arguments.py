@@ -35,7 +35,7 @@ class Arguments:
     """The arguments of a function's call, in the order of its signature, with defaults filled in.
 
     The arguments of ``*args`` are entries of their own, keyword-only arguments follow in the order of the signature,
-    and those of ``**kwargs`` are one dict.
+    and those of ``**kwargs``, if there are any, are one dict.
 
     Args:
         func: the function.
@@ -140,7 +140,7 @@ def _in_order(
         if parameter.kind is parameter.VAR_POSITIONAL:
             found |= {f"{name}[{k}]": value for k, value in enumerate(given.get(name, ()))}
         elif parameter.kind is parameter.VAR_KEYWORD:
-            found[name] = given.get(name, {})
+            found |= {name: given[name]} if name in given else {}
         else:
             found[name] = given[name] if name in given else _Fixed(parameter.default)
     return found
