@@ -8,8 +8,9 @@ chunks, and what becomes of lost jobs), workers.
 from jaxpyop._host.pools.executors import (
     OWN_THREADS,
     Pool,
+    Workers,
     check_executor,
-    check_repeats,
+    check_workers,
     executor_of,
     has_threads,
     is_own_thread,
