@@ -23,6 +23,7 @@ from jaxpyop._host.errors import PythonBodyError, body_error, deferred_error
 from jaxpyop._host.host_call import Batch, HostCall, python_thread
 from jaxpyop._host.memory import LARGE, SCRATCH, expect_writing, kept_of, lend, view_of, view_or_copy
 from jaxpyop._host.run_batch import run_elements, run_once, runs_in_this_process
+from jaxpyop._host.small_numbers import flush_again, leave_flushing
 
 # XLA's threads are unknown to Python, or have a dummy once `threading.current_thread()` was called on them.
 _XLA_THREADS = (type(None), threading._DummyThread)
@@ -132,6 +133,8 @@ class Host:
             PythonBodyError: whatever the body raised.
         """
         call = self.call
+        # The results are stored in the same mode, and what starts threads here gives it to them.
+        flushed = leave_flushing()
         began = time.perf_counter() if metrics.reports else None
         # An annotation that nobody records would take a twentieth of the time of a small call.
         run = self._annotated if jax.profiler.TraceAnnotation.is_enabled() else self._in_context
@@ -154,6 +157,9 @@ class Host:
             # KeyboardInterrupt too is caught, since XLA knows no exceptions, only text. The text shows what the inputs
             # should have been, because the buffers themselves may be wrong.
             failed = body_error(call.title, call.func, call.groups(self._inputs), error)
+        finally:
+            if flushed:
+                flush_again()
         raise failed
 
     def _is_chained(self, arrays: Sequence[Any], outs: Sequence[Any]) -> bool:
