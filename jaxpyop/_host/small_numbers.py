@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 # The product of these two is zero in XLA's mode. They are variables because Python multiplies constants in advance.
@@ -25,7 +25,7 @@ _HALF = 0.5
 _Environment = ctypes.c_char * 128
 
 
-def _c_function(name: str) -> Callable[[Any], None] | None:
+def _c_function(name: str) -> Any:
     """Return a function of C's <fenv.h>; None on a platform where it is not found."""
     # The process itself has these functions, or else the library that they are in on Linux.
     for library in (None, "libm.so.6"):
