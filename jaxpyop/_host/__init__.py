@@ -7,7 +7,8 @@ where `executor=` says. It writes the results into XLA's memory. An error become
 
 Reading order: host_call (how a call runs under `vmap`, and in which surroundings), show (how texts show functions and
 values), errors, metrics (`report()` and `on_error=`), pools (where a body runs), run_batch, guard (why JAX code in a
-body finds a free thread), memory (XLA's and ours), host (the entry from XLA).
+body finds a free thread), memory (XLA's and ours), small_numbers (a mode of XLA's threads), at_exit (what the end of
+the process waits for), host (the entry from XLA).
 """
 
 from jaxpyop._host import metrics
