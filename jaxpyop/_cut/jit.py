@@ -83,7 +83,7 @@ class CutFunction:
             # is a new one, or raises, it runs whole this once, and is planned when it is called again.
             known, self._whole_programs = self._whole_programs, -1
             result = self._jit(*args, **kwargs)
-            if self._jit._cache_size() == known:
+            if _jaxcore.program_count(self._jit) == known:
                 self._whole_programs = known
             return result
         if self._reason or not _jaxcore.at_top_level() or _jaxcore.jax_config.jax_disable_jit:
@@ -100,7 +100,7 @@ class CutFunction:
         plan = outcome.plan
         if plan is None or (outcome.is_faster_whole and _runs_on_one_cpu(leaves)) or not _are_together(leaves):
             result = self._jit(*args, **kwargs)
-            compiled, planned = self._jit._cache_size(), [outcome for outcome, _ in self._by_signature.values()]
+            compiled, planned = _jaxcore.program_count(self._jit), [outcome for outcome, _ in self._by_signature.values()]
             # If JAX has compiled more programs, one is not planned yet.
             if _jaxcore.is_one_cpu() and compiled <= len(planned) and all(outcome.stays_whole for outcome in planned):
                 self._whole_programs = compiled
@@ -201,8 +201,8 @@ _PLACEMENT_OPTIONS = ("in_shardings", "out_shardings", "device", "backend")
 
 
 def _reason_in(options: dict[str, Any]) -> str:
-    if _jaxcore.PORTABLE:
-        return "programs cannot be cut on public JAX alone"
+    if not _jaxcore.has("jaxpyop.jit"):
+        return f"programs cannot be cut: {_jaxcore.why_without('jaxpyop.jit')}"
     given = [name for name in _PLACEMENT_OPTIONS if options.get(name) is not None]
     return f"{', '.join(given)} given" if given else ""
 

@@ -17,7 +17,8 @@ import jax
 import jaxlib
 import numpy as np
 
-from jaxpyop._jaxcore.public import PORTABLE, private
+from jaxpyop._jaxcore.changes import before_first_op, make, makes
+from jaxpyop._jaxcore.private import has, private
 
 
 def _folder(path: object) -> str:
@@ -32,9 +33,14 @@ _INSTALLED = (*_CALLERS, _STANDARD_LIBRARY, "<frozen", os.path.join(os.path.dirn
 
 # JAX leaves the files of these folders out of tracebacks, and out of the source lines that it shows for operations
 # (in jaxprs, residuals and HLO). It does so for its own files.
-if not PORTABLE:
-    private.leave_out_of_tracebacks(PACKAGE)
-    private.leave_out_of_source_lines(PACKAGE)
+@makes("files")
+def _leave_files_out() -> None:
+    if has("errors"):
+        private.leave_out_of_tracebacks(PACKAGE)
+        private.leave_out_of_source_lines(PACKAGE)
+
+
+before_first_op.append(lambda: make("files"))
 
 # A file, and the number of a line in it.
 NOWHERE = ("<unknown>", 0)
@@ -68,6 +74,15 @@ def users_frame(counts: Callable[[str], bool] = is_users_file) -> types.FrameTyp
     while frame is not None and not counts(frame.f_code.co_filename):
         frame = frame.f_back
     return frame
+
+
+def variables_of_jax(kind: Any) -> Iterator[Any]:
+    """Yields the variables of a class, or of one of several, in the functions of JAX that are running, innermost first."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(_JAX):
+            yield from (value for value in frame.f_locals.values() if isinstance(value, kind))
+        frame = frame.f_back
 
 
 def place_of(frame: types.FrameType | None) -> tuple[str, int, str]:

@@ -14,7 +14,8 @@ import jax
 import jax.experimental
 import numpy as np
 
-from jaxpyop._jaxcore.public import JAX_VERSION, Primitive, private
+from jaxpyop._jaxcore.private import private
+from jaxpyop._jaxcore.public import JAX_VERSION, Primitive
 
 
 def _sample() -> Any:
@@ -28,6 +29,7 @@ def _sample() -> Any:
             jax.experimental.io_callback(lambda: None, None, ordered=ordered)
         outs = jax.jit(lambda x: x * 2.0)(x), forward(x), backward(x)
         jax.new_ref(x)
+        jax.lax.create_token(x)
         return outs
 
     with jax.disable_jit(False):
@@ -37,8 +39,10 @@ def _sample() -> Any:
 # JAX's primitives, effects and classes are taken from the equations of this program, because not all of them have a
 # public name.
 SAMPLE = _sample()
-_io, _ordered_io, _jit, _custom_jvp_call, _custom_vjp_call, _new_ref = SAMPLE.eqns
+_io, _ordered_io, _jit, _custom_jvp_call, _custom_vjp_call, _new_ref, _token = SAMPLE.eqns
 _AbstractRef, _Unspecified = type(_new_ref.outvars[0].aval), type(_jit.params["in_shardings"][0])
+# The type of the tokens by which XLA orders effects.
+TOKEN_TYPE = _token.outvars[0].aval
 IO_EFFECT, ORDERED_IO = (next(iter(eqn.effects)) for eqn in (_io, _ordered_io))
 jit_p = _jit.primitive
 CUSTOM_CALLS = (_custom_jvp_call.primitive, _custom_vjp_call.primitive)
@@ -87,7 +91,9 @@ def equations_in(params: dict[str, Any]) -> Iterator[Any]:
 def opened(closed: Any) -> tuple[Any, list[Any]]:
     """Returns a closed jaxpr as one whose first inputs are its constants, and the constants."""
     jaxpr, consts = jaxpr_of(closed), list(closed.consts)
-    return private.convert_constvars_jaxpr(jaxpr), consts
+    if JAX_VERSION >= (0, 12):
+        return (jaxpr.replace(consts=()) if consts else jaxpr), consts
+    return jaxpr.replace(constvars=(), invars=[*jaxpr.constvars, *jaxpr.invars]), consts
 
 
 def within_scope(eqn: Any, scope: Any) -> Any:
@@ -285,8 +291,6 @@ def is_sharded_jit(params: dict[str, Any]) -> bool:
 
 def compiled(primitive: Any, params: dict[str, Any]) -> Callable[..., Any]:
     """Returns the function that evaluates a primitive on concrete arrays. JAX itself looks it up at every call."""
-    if getattr(primitive.impl, "func", None) is private.apply_primitive:
-        return private.xla_primitive_callable(primitive, **params)
     return functools.partial(primitive.impl, **params)
 
 

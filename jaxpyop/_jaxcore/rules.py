@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -10,8 +10,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpyop._jaxcore.jaxprs import IO_EFFECT, ORDERED_IO, equations_in, jaxpr_of, jaxprs_in, jit_p
-from jaxpyop._jaxcore.public import JAX_VERSION, PORTABLE, ShapedArray, Tracer, ad, private
+from jaxpyop._jaxcore.changes import before_first_op, make, makes
+from jaxpyop._jaxcore.frames import variables_of_jax
+from jaxpyop._jaxcore.jaxprs import IO_EFFECT, JAXPR_TYPES, ORDERED_IO, TOKEN_TYPE, equations_in, jaxpr_of, jaxprs_in, jit_p
+from jaxpyop._jaxcore.private import has, linearize_rule, private, why_without
+from jaxpyop._jaxcore.public import (
+    JAX_VERSION,
+    ShapedArray,
+    Tracer,
+    ad,
+    custom_partial_eval_rules,
+    rules_of_checkpoint,
+)
 from jaxpyop._jaxcore.traces import Unusable
 
 
@@ -68,27 +78,27 @@ def set_linearize_rule(primitive: Any, linearize: Callable[..., Linearized]) -> 
         linearize: the rule. It gets a bool for each operand (whether it has a tangent), the operands, and the
             parameters.
     """
-    if not PORTABLE:
-        private.primitive_linearizations[primitive] = private.linearize_rule(linearize)
+    def set_rule() -> None:
+        if has("linearize rules"):
+            private.primitive_linearizations[primitive] = linearize_rule(linearize)
+
+    before_first_op.append(set_rule)
 
 
-def set_rules_of_programs(primitive: Any, refuse_in_combiner: Callable[..., None]) -> None:
-    """Sets the rules of a primitive in programs for which JAX has no public table. A portable package has none of them.
+def set_rules_of_programs(primitive: Any) -> None:
+    """Sets the rules of a primitive of ours in programs, beside those that JAX documents.
 
     Args:
         primitive: a primitive with several results. Its lowering rule gets the devices, as that of `pure_callback`
             does, and `jax.checkpoint` keeps its results where a policy says so.
-        refuse_in_combiner: raises the error of the primitive in the function of a reduction or scatter, or in one that
-            it calls. It gets the name of the operation and the parameters of the equation.
     """
-    if PORTABLE:
-        return
-    private.partial_eval_jaxpr_custom_rules[primitive] = _keep_results
-    private.prim_requires_devices_during_lowering.add(primitive)
-    for combining, title in _COMBINING.items():
-        entry = private.lowerings[combining]
-        checked = _checked_combiner(entry.rule, title, primitive, refuse_in_combiner)
-        private.lowerings[combining] = dataclasses.replace(entry, rule=checked)
+    rules_of_checkpoint[primitive] = _keep_results
+
+    def ask_for_devices() -> None:
+        if has("several devices"):
+            private.requires_devices.add(primitive)
+
+    before_first_op.append(ask_for_devices)
 
 
 def _keep_results(saveable: Any, unknown: Sequence[bool], instantiated: Sequence[bool], eqn: Any) -> tuple[Any, ...]:
@@ -109,6 +119,11 @@ def _unusable_in(value: Any) -> Unusable | None:
     while isinstance(value, Tracer) and type(value) is not Unusable:
         value = getattr(value, "val", None) if hasattr(value, "val") else getattr(value, "primal", None)
     return value if type(value) is Unusable else None
+
+
+@makes("tangents")
+def _wrap_jvp_of_jit() -> None:
+    ad.primitive_jvps[jit_p] = _with_unusable_tangents(ad.primitive_jvps[jit_p])
 
 
 def _with_unusable_tangents(rule: Callable[..., Any]) -> Callable[..., Any]:
@@ -177,10 +192,48 @@ class _OrderedEffect(_OpEffect, _OrderedIoEffect):
     like = ORDERED_IO
 
 
-# What makes the effect of a stateful op, and of an ordered one, from the op's title and a cure. Where JAX's rules are
-# not wrapped, only io_callback's own effects are treated right.
-StatefulEffect: Callable[[str, str], Any] = (lambda title, cure: IO_EFFECT) if PORTABLE else _StatefulEffect
-OrderedEffect: Callable[[str, str], Any] = (lambda title, cure: ORDERED_IO) if PORTABLE else _OrderedEffect
+def effect_of_op(title: str, cure: str, ordered: bool) -> Any:
+    """Returns the effect of a stateful op.
+
+    Args:
+        title: the op, in errors.
+        cure: what to write where JAX refuses the effect.
+        ordered: whether the op runs in the order of all ordered ones.
+    """
+    make("effects")
+    return (_OrderedEffect if ordered else _StatefulEffect)(title, cure)
+
+
+@makes("effects")
+def _wrap_rules_for_effects() -> None:
+    if has("loops"):
+        private.loops._scan_known_hoisting = _without_hoisting_of_effects(private.scan_known_hoisting)
+        # A differentiated scan drops effects without a result (io_callback's too), except for these.
+        for kind in (_StatefulEffect, _OrderedEffect):
+            private.kept_effects.add_type(kind)
+    if has("vmap of cond"):
+        rules = private.fancy_primitive_batchers
+        rules[jax.lax.cond_p] = _batch_cond(rules[jax.lax.cond_p])
+        rules[jax.lax.while_p] = _batch_while(rules[jax.lax.while_p])
+
+
+def set_rule_of_loops(primitive: Any) -> None:
+    """Refuses a stateful op in the derivative of a loop, on a JAX where it might run once in all, or not at all.
+
+    JAX asks this rule where it splits the function of a loop into what is known and what is differentiated.
+    """
+
+    def split(trace: Any, *tracers: Any, **params: Any) -> Any:
+        _, effects = primitive.abstract_eval(*(t.aval for t in tracers), **params)
+        if effects and not has("loops"):
+            (effect,) = effects
+            raise RefusedEffectError(
+                f"the derivative of a loop cannot hold the stateful {effect.title}, which would run once in all, or "
+                f"not at all ({why_without('loops')}): call it outside of the loop; or {effect.cure}"
+            )
+        return trace.default_process_primitive(primitive, tracers, params)
+
+    custom_partial_eval_rules[primitive] = split
 
 
 def _op_effects(jaxprs: Sequence[Any]) -> Iterator[_OpEffect]:
@@ -195,7 +248,11 @@ def _without_hoisting_of_effects(hoist: Callable[..., Any]) -> Callable[..., Any
     """
 
     def keep(jaxpr: Any, *others: Any) -> Any:
-        return (private.without_hoisting if any(_op_effects([jaxpr])) else hoist)(jaxpr, *others)
+        if not any(_op_effects([jaxpr])):
+            return hoist(jaxpr, *others)
+        # This is what a comment in JAX's function says it returns if nothing moves.
+        consts, count, *_ = others
+        return jaxpr, consts, [False] * count, []
 
     return keep
 
@@ -265,17 +322,6 @@ def _batch_while(rule: Callable[..., Any]) -> Callable[..., Any]:
     return batch
 
 
-if not PORTABLE:
-    ad.primitive_jvps[jit_p] = _with_unusable_tangents(ad.primitive_jvps[jit_p])
-    private.loops._scan_known_hoisting = _without_hoisting_of_effects(private.scan_known_hoisting)
-    # A differentiated scan drops effects without a result (io_callback's too), except for these.
-    for _kind in (_StatefulEffect, _OrderedEffect):
-        private.partial_eval_kept_effects.add_type(_kind)
-    for _primitive, _wrap in ((jax.lax.cond_p, _batch_cond), (jax.lax.while_p, _batch_while)):
-        _rules = private.fancy_primitive_batchers
-        _rules[_primitive] = _wrap(_rules[_primitive])
-
-
 # ---------------------------------------------------------------------- lowering
 
 # The argument `ctx` is the context that JAX hands to a lowering rule. JAX documents only some of its attributes. The
@@ -317,20 +363,28 @@ _COMBINING = {
     jax.lax.scatter_p: "a scatter (x.at[i].apply)",
     jax.lax.select_and_scatter_p: "a select-and-scatter",
 }
+# The jaxprs that were searched, and hold no call in such a function.
+_searched: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def _checked_combiner(
-    rule: Callable[..., Any], title: str, primitive: Any, refuse: Callable[..., None]
-) -> Callable[..., Any]:
-    """Wraps the lowering rule of such an operation, to refuse a primitive in its function: XLA cannot call Python."""
+def refuse_in_combiner(primitive: Any, refuse: Callable[..., None]) -> None:
+    """Refuses a primitive, while it is lowered, in a program with it in the function of a reduction or scatter.
 
-    def lower(ctx: Any, *operands: Any, **params: Any) -> Any:
-        for eqn in equations_in(params):
-            if eqn.primitive is primitive:
-                refuse(title, **eqn.params)
-        return rule(ctx, *operands, **params)
+    XLA cannot call Python there, and ends the process. JAX lowers an inner `jit` once for all its uses, so that the
+    whole program is searched, which JAX's functions on the stack have among their variables.
 
-    return lower
+    Args:
+        primitive: the primitive.
+        refuse: raises the error. It gets the name of the operation and the parameters of the equation.
+    """
+    for jaxpr in variables_of_jax(JAXPR_TYPES):
+        if jaxpr in _searched:
+            continue
+        for eqn in equations_in({"program": jaxpr}):
+            for inner in equations_in(eqn.params) if eqn.primitive in _COMBINING else ():
+                if inner.primitive is primitive:
+                    refuse(_COMBINING[eqn.primitive], **inner.params)
+        _searched.add(jaxpr)
 
 
 def lowered_buffer_callback(
@@ -352,7 +406,7 @@ def lowered_buffer_callback(
     ctx.module_context.add_host_callback(flat)
     index = np.uint64(len(ctx.module_context.host_callbacks) - 1)
     emit = private.ffi_lowering("xla_buffer_python_cpu_callback", has_side_effect=stateful or ordered)
-    token_types = [private.abstract_token] * tokens
+    token_types = [TOKEN_TYPE] * tokens
     avals_out = [*token_types, *(ShapedArray(r.shape, r.dtype) for r in results)]
     before = [ctx.tokens_in.get(ORDERED_IO)] if ordered else []
     emitting = ctx.replace(avals_in=[*token_types, *ctx.avals_in], avals_out=avals_out)

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from jaxpyop import _jaxcore
-from jaxpyop._host import call_where_op_runs, forget_locals, kept_of, lend_results, metrics
+from jaxpyop._host import call_where_op_runs, forget_locals, kept_of, lend_results, metrics, return_results
 from jaxpyop._op.body.advice import advise, call_and_warn_of_changes, call_with_advice
 from jaxpyop._op.body.body_protocol import Body, constants, element_structs
 from jaxpyop._op.request import Op
@@ -182,6 +182,7 @@ class FilledBody(UserBody):
             # A debugger would find memory there that is XLA's again.
             forget_locals(error)
             raise
+        return_results(lent, targets)
         if kept := kept_of(lent):
             for array in kept:
                 array.setflags(write=False)

@@ -48,6 +48,7 @@ def bind(call: Call, *args: Any, batch: Batch = NO_BATCH) -> list[Any]:
 
     JAX goes on in the rule of the transformation: `jax.grad` in `_linearize` of `differentiate`.
     """
+    _jaxcore.prepare()
     if any(isinstance(a, Unusable) for a in args) and (refusal := call.refusal) is not None:
         return [Unusable(s.shape, s.dtype, refusal) for s in call.result_structs(args, batch)]
     return python_call_p.bind(*_jaxcore.cast_to_common_axes(args), call=call, batch=batch)
@@ -68,8 +69,7 @@ def _impl(*args: Any, call: Call, batch: Batch) -> list[Any]:
 def _abstract_eval(*avals: Any, call: Call, batch: Batch) -> tuple[list[Any], set[Any]]:
     effects: set[Any] = set()
     if call.stateful:
-        kind = _jaxcore.OrderedEffect if call.ordered else _jaxcore.StatefulEffect
-        effects.add(kind(call.title, call.op.stateless_advice))
+        effects.add(_jaxcore.effect_of_op(call.title, call.op.stateless_advice, call.ordered))
     # A shape that nobody gave is found here, by a run of the function on abstract values.
     return [_jaxcore.result_aval(s.shape, s.dtype, avals) for s in call.result_structs(avals, batch)], effects
 
@@ -234,6 +234,7 @@ def _refuse_in_combiner(operation: str, call: Call, batch: Batch) -> None:
 
 def _lowering(ctx: Any, *operands: Any, call: Call, batch: Batch) -> Any:
     _check_lowering(ctx, call)
+    _jaxcore.refuse_in_combiner(python_call_p, _refuse_in_combiner)
     # On several devices, and on a mesh, the results of the two branches would have to be sharded alike.
     has_no_mesh = _jaxcore.device_count(ctx) == 1 and jax.sharding.get_abstract_mesh().empty
     if has_no_mesh and call.operands.conditional and math.prod(ctx.avals_in[0].shape) == 1:
@@ -283,7 +284,7 @@ def _lower_to_buffers(ctx: Any, host: Host, operands: Sequence[Any], results: li
 
 def _takes_buffers(ctx: Any, call: Call) -> bool:
     """Tell whether the transport can be a buffer callback, which copies nothing."""
-    if _jaxcore.PORTABLE or config.transport != "auto" or _jaxcore.platforms(ctx) != ("cpu",):
+    if config.transport != "auto" or _jaxcore.platforms(ctx) != ("cpu",) or not _jaxcore.has("lent memory"):
         return False
     # On several devices a buffer callback runs once per device. A stateless op can share one run among them. A stateful
     # op has to run once, and so do its derivatives, in the process that has its record.
@@ -325,4 +326,4 @@ python_call_p.def_impl(_impl)
 python_call_p.def_effectful_abstract_eval(_abstract_eval)
 _jaxcore.batching.primitive_batchers[python_call_p] = _batch
 _jaxcore.mlir.register_lowering(python_call_p, _lowering, cacheable=False)
-_jaxcore.set_rules_of_programs(python_call_p, _refuse_in_combiner)
+_jaxcore.set_rules_of_programs(python_call_p)

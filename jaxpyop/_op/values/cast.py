@@ -226,7 +226,7 @@ def cast_to_jax(value: Any, leaf: Leaf, casting: str, origin: str, title: str) -
         if not _jaxcore.is_live(value):
             # The function kept it from an earlier run, and its value is known.
             value = value.value
-    elif isinstance(value, _jaxcore.Tracer) and not _jaxcore.PORTABLE:
+    elif isinstance(value, _jaxcore.Tracer) and _jaxcore.has("the tape"):
         # Without traces of our own, the values of a differentiated function are JAX's.
         raise _foreign_tracer(value, origin, title)
     else:
