@@ -43,10 +43,9 @@ NAMES = {
     "trace_context": "jax._src.config.trace_context",
     # The registration of a cache that jax.clear_caches() clears.
     "register_cache": "jax._src.util.register_cache",
-    # What a jitted function tells of itself: its type, its static arguments, how many programs it has.
+    # What a jitted function tells of itself: its static arguments, and how many programs it has.
     "static_arguments": "jax.jit()._jit_info",
     "program_count": "jax.jit()._cache_size",
-    "type_of_jitted": "jaxlib._jax.PjitFunction",
     # The class of a value in jax.jvp, which jax.closure_convert looks into.
     "JVPTracer": "jax.interpreters.ad.JVPTracer",
     "contents": "jax.interpreters.ad.JVPTracer._contents",
@@ -158,7 +157,7 @@ def _cutting_works() -> bool:
         changed = private.trace_context()
     static: Any = jax.jit(_identity, static_argnums=1)
     is_key = hash(before) == hash(private.trace_context()) and before == private.trace_context() != changed
-    return is_key and static._jit_info.static_argnames == ("k",) and static._cache_size() == 0
+    return is_key and static._jit_info.static_argnames == ("k",)
 
 
 def linearize_rule(rule: Callable[..., Any]) -> Callable[..., Any]:
@@ -206,17 +205,19 @@ FEATURES = {
         _own_traces_work,
     ),
     "traced mode": Feature(
-        "mode='traced' calls the function instead, and warns", "JVPTracer contents static_arguments type_of_jitted"
+        "mode='traced' calls the function instead, and warns", "JVPTracer contents static_arguments"
     ),
     "jaxpyop.jit": Feature(
         "jaxpyop.jit is jax.jit, and jaxpyop.export and jaxpyop.load are refused",
-        _EQUATIONS + "trace_context register_cache static_arguments program_count dce_jaxpr backends",
+        _EQUATIONS + "trace_context register_cache static_arguments dce_jaxpr backends",
         _cutting_works,
     ),
     "lent memory": Feature(
         "compiled programs copy what functions read and return", "ffi_lowering add_host_callback set_tokens_out"
     ),
-    "quick arrays": Feature("direct calls are slower", "batched_device_put"),
+    "speed": Feature(
+        "direct calls are slower, and programs under jaxpyop.jit that stay whole", "batched_device_put program_count"
+    ),
     "linearize rules": Feature(
         "jax.grad of an op traces its forward mode, which takes longer", "primitive_linearizations", _linearizing_works
     ),
@@ -267,7 +268,10 @@ def why_without(feature: str) -> str:
         what = "" if _in_new_thread(FEATURES[feature].works) else "a check fails"
     except Exception as error:
         what = f"{type(error).__name__}: {error}"
-    return what and f"JAX {jax.__version__} does something else with {', '.join(map(NAMES.get, names))}: {what}"
+    if what:
+        what = f"JAX {jax.__version__} does something else with {', '.join(NAMES[k] for k in names)}: {what}"
+        warnings.warn(f"{what}. So {FEATURES[feature].without}", RuntimeWarning, stacklevel=3)
+    return what
 
 
 @functools.cache

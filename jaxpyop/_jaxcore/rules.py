@@ -351,11 +351,6 @@ def device_count(ctx: Any) -> int:
     return getattr(ctx.module_context.axis_context, "num_devices", 1)
 
 
-def platforms(ctx: Any) -> tuple[str, ...]:
-    """Returns the platforms that a lowering is for. Only `jax.export` lowers for several."""
-    return tuple(ctx.platforms or ctx.module_context.platforms)
-
-
 # The primitives that become one operation of XLA with a function of the user in it, with the names that errors use.
 _COMBINING = {
     jax.lax.reduce_p: "jax.lax.reduce",

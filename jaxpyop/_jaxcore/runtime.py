@@ -77,12 +77,16 @@ def static_arguments(jitted: Any) -> tuple[Sequence[int], Sequence[str]]:
 
 def program_count(jitted: Any) -> int:
     """Returns how many programs JAX has compiled of a function under `jax.jit`; -1 if it does not tell."""
-    return jitted._cache_size() if private.program_count is not None else -1
+    count = getattr(jitted, "_cache_size", None)
+    return -1 if count is None else count()
 
 
 def is_jitted(function: Any) -> bool:
     """Tells whether a function is under `jax.jit`."""
-    return private.type_of_jitted is not None and type(function) is private.type_of_jitted
+    return type(function) is _JITTED
+
+
+_JITTED = type(jax.jit(len))
 
 
 # ----------------------------------------------------------- clients and devices
@@ -111,6 +115,22 @@ def client_of(arrays: Sequence[Any]) -> Any:
     return found or jax.local_devices(backend=default if isinstance(default, str) else None)[0].client
 
 
+def cpu_device() -> Any:
+    """Returns the device on which functions run JAX code, and to which callbacks bring their inputs.
+
+    Raises:
+        RuntimeError: the process has no CPU client.
+    """
+    try:
+        return jax.local_devices(backend="cpu")[0]
+    except RuntimeError as error:
+        asked = jax_config.jax_platforms
+        raise RuntimeError(
+            f"a Python function runs on the host, and JAX has no CPU client in this process (jax_platforms is "
+            f"{asked!r}): set JAX_PLATFORMS={asked or 'cuda'},cpu, with cpu at the end, or do not set it"
+        ) from error
+
+
 def has_callbacks(client: Any) -> bool:
     """Tells whether a client's programs can call Python.
 
@@ -126,9 +146,17 @@ def has_callbacks(client: Any) -> bool:
     return client.platform in ("cuda", "rocm", "gpu", "tpu")
 
 
+def platforms(ctx: Any) -> tuple[str, ...]:
+    """Returns the platforms that a lowering is for. Only `jax.export` lowers for several."""
+    return tuple(ctx.platforms or ctx.module_context.platforms)
+
+
 def backend_without_callbacks(ctx: Any) -> str | None:
     """Names the client that a lowering is for, if its programs cannot call Python."""
-    client = ctx.module_context.get_backend(optional=True)
+    try:
+        client = ctx.module_context.get_backend(optional=True)
+    except ValueError:
+        return f"{', '.join(platforms(ctx))}, which this process only lowers for"
     if client is None or has_callbacks(client):
         return None
     return " ".join(f"{client.platform}, {client.platform_version}".split())

@@ -37,7 +37,7 @@ from jaxpyop._op.primitive import (
     run_now,
 )
 from jaxpyop._op.request import Op, make_op, mark_differentiable
-from jaxpyop._op.traced import trace, trace_if_possible
+from jaxpyop._op.traced import can_trace, trace, trace_if_possible
 from jaxpyop._op.user_rules import FwdCall, LinearCall, LinearFunction, linearize_by_rules
 from jaxpyop._op.values import Inputs, as_jax, check_closure, flatten_inputs, show_shape, without_weak_type
 from jaxpyop._tape import Record, record
@@ -72,7 +72,7 @@ def call_op(op: Op, args: Sequence[Any], kwargs: Mapping[str, Any], when: Any = 
 def _stage(op: Op, inputs: Inputs, call: UserCall, arrays: Sequence[Any]) -> list[Any]:
     with jax.named_scope(op.name):
         # The mode is that of `jaxpyop.config` where the keyword does not say.
-        if op.mode != "eager":
+        if op.mode != "eager" and can_trace(op):
             into = functools.partial(trace, op, inputs, _call_host)
             if call.operands.conditional:
                 into = functools.partial(_trace_when, op, inputs)

@@ -37,6 +37,14 @@ from jaxpyop._traced import Either, Num, Refused, copied, interpret, num_as_dtyp
 # ---------------------------------------------------------------- mode="traced"
 
 
+def can_trace(op: Op) -> bool:
+    """Tell whether functions can be traced on this JAX. If not, they are called, and a warning says so."""
+    if why := _jaxcore.why_without("traced mode"):
+        text = f"{op.title}: mode={op.mode!r} calls the function, as mode='eager' does, because {why}"
+        _jaxcore.warn_once(("traced mode", op.title), text)
+    return not why
+
+
 class UntraceableError(TypeError):
     """A function cannot be traced. The text tells where and why.
 
@@ -61,10 +69,6 @@ def trace(op: Op, inputs: Inputs, call_host: Callable[[Op, Any], Any], arrays: S
     Raises:
         UntraceableError: the function is not in the language of traced mode.
     """
-    if _jaxcore.PORTABLE:
-        reason = f"mode='traced' is not possible on public JAX alone ({_jaxcore.WHY_PORTABLE}); write mode=\"eager\""
-        raise UntraceableError(f"{op.title}: {reason}", reason)
-
     can_change = lambda value: isinstance(value, (list, dict, set))
     if any(map(can_change, jax.tree.leaves(tuple(inputs.leaves), is_leaf=can_change))):
         reason = "jaxpyop.static holds a list or a dict, which func may change; pass a tuple, or read it as a global"

@@ -250,11 +250,10 @@ def _lowering(ctx: Any, *operands: Any, call: Call, batch: Batch) -> Any:
     on_cpu = _jaxcore.platforms(ctx) == ("cpu",)
 
     def run(*args: Any) -> list[Any]:
-        if devices is not None and on_cpu:
-            outs = _spread(devices, host, results, args)
+        if devices is not None:
+            outs = _spread(devices, host, results, args, on_cpu)
         else:
             outs = _call_back(call, host.on_arrays, results, args)
-            outs = outs if devices is None else map(devices.replicate, outs)
         return list(outs)[: len(ctx.avals_out)]
 
     return _jaxcore.mlir.lower_fun(run, multiple_results=True)(ctx, *operands)
@@ -301,7 +300,9 @@ def _call_back(call: Call, run: Callable[..., Any], results: list[Struct], args:
     return jax.pure_callback(run, results, *args)
 
 
-def _spread(devices: _jaxcore.AllDevices, host: Host, results: list[Struct], args: Sequence[Any]) -> Sequence[Any]:
+def _spread(
+    devices: _jaxcore.AllDevices, host: Host, results: list[Struct], args: Sequence[Any], on_cpu: bool
+) -> Sequence[Any]:
     # A callback's result lives on one device, in a sharding that eager operations on explicit meshes refuse (0.10 to
     # 0.12). So it is spread over the devices, and the other devices wait for it. If the body's exception were raised on
     # the calling device alone, they would wait forever. So it is raised on all of them.
@@ -310,16 +311,30 @@ def _spread(devices: _jaxcore.AllDevices, host: Host, results: list[Struct], arg
     # An empty result ends the process while XLA compiles (0.11), and need not be spread.
     has_values = [math.prod(s.shape) > 0 for s in structs]
     spread = [r for r, mark in zip(results, has_values[1:]) if mark]
-    raising = buffer_callback(
-        host.raise_deferred,
-        spread,
-        has_side_effect=host.call.stateful,
-        input_output_aliases={1 + k: k for k in range(len(spread))},
-    )
+    raising = _raise_with_number(host)
+    if on_cpu:
+        raising = buffer_callback(
+            host.raise_deferred,
+            spread,
+            has_side_effect=host.call.stateful,
+            input_output_aliases={1 + k: k for k in range(len(spread))},
+        )
     # Without the barrier the constraint would reach the callback itself, which XLA refuses (0.12).
     kept = jax.lax.optimization_barrier(tuple(x for x, mark in zip(found, has_values) if mark))
     outs = iter(devices.run(raising, *map(devices.replicate, kept)))
     return [next(outs) if mark else jnp.zeros(r.shape, r.dtype) for r, mark in zip(results, has_values[1:])]
+
+
+def _raise_with_number(host: Host) -> Callable[..., Any]:
+    """Return what raises a deferred error on a device whose memory Python cannot read: it gets the number alone."""
+
+    def raising(number: Any, *values: Any) -> list[Any]:
+        call_back = io_callback if host.call.stateful else jax.pure_callback
+        checked = call_back(host.raise_number, Struct((), np.uint32), number)
+        # The results depend on the call, which would otherwise be dropped.
+        return [jnp.where(checked == 0, value, jnp.zeros_like(value)) for value in values]
+
+    return raising
 
 
 python_call_p.def_impl(_impl)
