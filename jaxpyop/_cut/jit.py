@@ -159,6 +159,8 @@ class CutFunction:
         leaves, key = self._signature(args, kwargs)
         if leaves is None:
             return "whole: JAX does not take the arguments"
+        if not _are_together(leaves):
+            return "whole: an argument is on devices of several processes, or two are on different devices"
         outcome, _ = self._plan(args, kwargs, key)
         if outcome.is_faster_whole and _runs_on_one_cpu(leaves):
             return "whole: its stateless NumPy functions are faster as callbacks"
@@ -245,8 +247,14 @@ def _is_faster_whole(calls: Sequence[Any]) -> bool:
 
 
 def _are_together(arrays: Sequence[Any]) -> bool:
-    """Tell whether all committed arrays are on the same devices. If they are not, JAX itself raises an error."""
-    return len({frozenset(x.sharding.device_set) for x in arrays if _jaxcore.is_committed(x)}) < 2
+    """Tell whether all committed arrays are on the same devices, of this process.
+
+    If they are on others, JAX itself raises an error. Of an array on devices of several processes, no process has the
+    whole that a function gets.
+    """
+    committed = [x for x in arrays if _jaxcore.is_committed(x)]
+    devices = {frozenset(x.sharding.device_set) for x in committed}
+    return len(devices) < 2 and all(x.is_fully_addressable for x in committed)
 
 
 def _runs_on_one_cpu(arrays: Sequence[Any]) -> bool:

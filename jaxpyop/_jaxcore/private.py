@@ -64,7 +64,6 @@ NAMES = {
     "requires_devices": "jax._src.dispatch.prim_requires_devices_during_lowering",
     # The effects that the derivative of a loop keeps where nobody uses the results, and what it does once in all.
     "kept_effects": "jax._src.effects.partial_eval_kept_effects",
-    "loops": "jax._src.lax.control_flow.loops",
     "scan_known_hoisting": "jax._src.lax.control_flow.loops._scan_known_hoisting",
     # The rules of vmap for primitives that need to know the size of the batch: those of cond and while_loop.
     "fancy_primitive_batchers": "jax.interpreters.batching.fancy_primitive_batchers",
@@ -196,8 +195,8 @@ def _loops_work() -> bool:
     return [*inspect.signature(private.scan_known_hoisting).parameters][:2] == ["jaxpr_known", "known_consts"]
 
 
-# What evaluates the equations of a jaxpr.
-_EQUATIONS = "trace_ctx current_name_stack user_context eval_jaxpr "
+# What takes a jaxpr apart and evaluates its equations.
+_EQUATIONS = "trace_ctx current_name_stack user_context eval_jaxpr dce_jaxpr "
 FEATURES = {
     "the tape": Feature(
         "gradients of py_function come from jax.vjp, so a differentiated function that calls float(x) or NumPy raises",
@@ -209,7 +208,7 @@ FEATURES = {
     ),
     "jaxpyop.jit": Feature(
         "jaxpyop.jit is jax.jit, and jaxpyop.export and jaxpyop.load are refused",
-        _EQUATIONS + "trace_context register_cache static_arguments dce_jaxpr backends",
+        _EQUATIONS + "trace_context register_cache static_arguments backends",
         _cutting_works,
     ),
     "lent memory": Feature(
@@ -225,7 +224,7 @@ FEATURES = {
         "programs over several devices are refused, except in jax.shard_map", "requires_devices"
     ),
     "loops": Feature(
-        "the derivative of a loop with a stateful op is refused", "kept_effects loops scan_known_hoisting", _loops_work
+        "the derivative of a loop with a stateful op is refused", "kept_effects scan_known_hoisting", _loops_work
     ),
     "vmap of cond": Feature("a vmap of a cond with a stateful op is refused", "fancy_primitive_batchers"),
     "errors": Feature(

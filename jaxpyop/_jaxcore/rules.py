@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -94,11 +96,13 @@ def set_rules_of_programs(primitive: Any) -> None:
     """
     rules_of_checkpoint[primitive] = _keep_results
 
-    def ask_for_devices() -> None:
+    def set_rules() -> None:
         if has("several devices"):
             private.requires_devices.add(primitive)
+        if not has("loops"):
+            custom_partial_eval_rules[primitive] = _refusal_in_derivative_of_loop(primitive)
 
-    before_first_op.append(ask_for_devices)
+    before_first_op.append(set_rules)
 
 
 def _keep_results(saveable: Any, unknown: Sequence[bool], instantiated: Sequence[bool], eqn: Any) -> tuple[Any, ...]:
@@ -207,7 +211,8 @@ def effect_of_op(title: str, cure: str, ordered: bool) -> Any:
 @makes("effects")
 def _wrap_rules_for_effects() -> None:
     if has("loops"):
-        private.loops._scan_known_hoisting = _without_hoisting_of_effects(private.scan_known_hoisting)
+        hoist = private.scan_known_hoisting
+        setattr(sys.modules[hoist.__module__], hoist.__name__, _without_hoisting_of_effects(hoist))
         # A differentiated scan drops effects without a result (io_callback's too), except for these.
         for kind in (_StatefulEffect, _OrderedEffect):
             private.kept_effects.add_type(kind)
@@ -217,23 +222,18 @@ def _wrap_rules_for_effects() -> None:
         rules[jax.lax.while_p] = _batch_while(rules[jax.lax.while_p])
 
 
-def set_rule_of_loops(primitive: Any) -> None:
-    """Refuses a stateful op in the derivative of a loop, on a JAX where it might run once in all, or not at all.
-
-    JAX asks this rule where it splits the function of a loop into what is known and what is differentiated.
-    """
+def _refusal_in_derivative_of_loop(primitive: Any) -> Callable[..., Any]:
+    """Returns a rule that refuses a stateful op where JAX splits the function of a loop to differentiate it."""
 
     def split(trace: Any, *tracers: Any, **params: Any) -> Any:
-        _, effects = primitive.abstract_eval(*(t.aval for t in tracers), **params)
-        if effects and not has("loops"):
-            (effect,) = effects
+        for effect in primitive.abstract_eval(*(t.aval for t in tracers), **params)[1]:
             raise RefusedEffectError(
                 f"the derivative of a loop cannot hold the stateful {effect.title}, which would run once in all, or "
                 f"not at all ({why_without('loops')}): call it outside of the loop; or {effect.cure}"
             )
         return trace.default_process_primitive(primitive, tracers, params)
 
-    custom_partial_eval_rules[primitive] = split
+    return split
 
 
 def _op_effects(jaxprs: Sequence[Any]) -> Iterator[_OpEffect]:
@@ -247,6 +247,7 @@ def _without_hoisting_of_effects(hoist: Callable[..., Any]) -> Callable[..., Any
     such an op nothing is moved out.
     """
 
+    @functools.wraps(hoist)
     def keep(jaxpr: Any, *others: Any) -> Any:
         if not any(_op_effects([jaxpr])):
             return hoist(jaxpr, *others)

@@ -154,10 +154,10 @@ def platforms(ctx: Any) -> tuple[str, ...]:
 def backend_without_callbacks(ctx: Any) -> str | None:
     """Names the client that a lowering is for, if its programs cannot call Python."""
     try:
-        client = ctx.module_context.get_backend(optional=True)
-    except ValueError:
+        client = ctx.module_context.get_backend()
+    except (ValueError, RuntimeError):
         return f"{', '.join(platforms(ctx))}, which this process only lowers for"
-    if client is None or has_callbacks(client):
+    if has_callbacks(client):
         return None
     return " ".join(f"{client.platform}, {client.platform_version}".split())
 
