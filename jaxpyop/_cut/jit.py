@@ -100,7 +100,8 @@ class CutFunction:
         plan = outcome.plan
         if plan is None or (outcome.is_faster_whole and _runs_on_one_cpu(leaves)) or not _are_together(leaves):
             result = self._jit(*args, **kwargs)
-            compiled, planned = _jaxcore.program_count(self._jit), [outcome for outcome, _ in self._by_signature.values()]
+            compiled = _jaxcore.program_count(self._jit)
+            planned = [outcome for outcome, _ in self._by_signature.values()]
             # If JAX has compiled more programs, one is not planned yet.
             if _jaxcore.is_one_cpu() and compiled <= len(planned) and all(outcome.stays_whole for outcome in planned):
                 self._whole_programs = compiled

@@ -122,9 +122,9 @@ def begin(call: HostCall) -> None:
             late = time.monotonic() + _PATIENCE
         if time.monotonic() > late:
             raise RuntimeError(
-                f"{call.title}: {len(_running) + 1} functions that use JAX run at once, this one among them, and would wait "
-                f"for one another for good: before JAX 0.12 a device runs {_AT_ONCE} programs at once, and programs in "
-                f"functions count. Run at most {_AT_ONCE - 1} at once (threads), or nest fewer; make a vmap of them, "
+                f"{call.title}: {len(_running) + 1} functions that use JAX run at once, this one among them, and would "
+                f"wait for one another for good: before JAX 0.12 a device runs {_AT_ONCE} programs at once, and programs "
+                f"in functions count. Run at most {_AT_ONCE - 1} at once (threads), or nest fewer; make a vmap of them, "
                 "which is one call; leave JAX out of the function; or use JAX 0.12"
             )
         time.sleep(0.01)
@@ -140,7 +140,8 @@ def _is_counted(most: int) -> bool:
 
 
 def _may_wait_for_jax(thread: int) -> bool:
-    """Tell whether a thread waits for another one, as far as the system tells. This thread runs a program in another."""
+    """Tell whether a thread waits for another one, as far as the system tells."""
+    # A function that this thread runs waits for the program in it, which is here.
     if thread == threading.get_native_id():
         return True
     try:

@@ -1,18 +1,16 @@
 """What the package changes in JAX's own tables: one list, with the reason, and the op that makes each change.
 
-The import makes none of them. Rules of our own primitive beside JAX's are no changes: nobody else has an equation of it.
+The import makes none of them. Rules of our own primitive in JAX's tables are no changes: nobody else looks them up.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from collections.abc import Callable
+from typing import NamedTuple
 
 
-
-@dataclasses.dataclass(frozen=True)
-class Change:
+class Change(NamedTuple):
     """A change to JAX's own tables, which the first op that needs it makes, and no import.
 
     Attributes:

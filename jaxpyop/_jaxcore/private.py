@@ -105,14 +105,14 @@ class _Private:
                 getattr(self, name)
 
     def __getattr__(self, name: str) -> Any:
+        if name not in NAMES:
+            raise AttributeError(name)
         path, found = NAMES[name], None
         # A future JAX may raise anything.
         with contextlib.suppress(Exception):
-            if PORTABLE:
-                found = None
-            elif path.startswith("jax.jit()"):
+            if path.startswith("jax.jit()") and not PORTABLE:
                 found = getattr(jax.jit(_identity), path.rpartition(".")[2])
-            else:
+            elif not PORTABLE:
                 found = pkgutil.resolve_name(path)
         vars(self)[name] = found
         return found
@@ -135,18 +135,16 @@ class _Recorder(Trace):
 
 
 def _own_traces_work() -> bool:
-    """Tells whether a trace of ours gets each primitive, with its operands and parameters."""
+    """Tells whether a trace of ours gets the primitives that are bound under it, with their operands."""
     outside, trace = private.trace_ctx.trace, _Recorder()
     trace.calls, trace.requires_low = [], False  # type: ignore[attr-defined]
     x = Tracer(trace, jax.typeof(np.float32(0)))
     with private.set_current_trace(trace), private.user_context(None, name_stack=private.current_name_stack()):
-        is_current = private.trace_ctx.trace is trace
         made = jax.lax.neg(x), jax.jit(lambda x: -x)(x)
-    (neg, operands, _), (jit, _, params) = trace.calls
+    (neg, operands, _), (_, _, params) = trace.calls
     trace.invalidate()
-    is_given = neg is jax.lax.neg_p and list(operands) == [x] and jit.multiple_results and "jaxpr" in params
-    is_over = private.trace_ctx.trace is outside and not x._trace.is_valid() and hasattr(trace, "_weakref")
-    return is_current and is_given and is_over and isinstance(made[0], Tracer) and private.trace_ctx.is_top_level()
+    is_given = neg is jax.lax.neg_p and list(operands) == [x] and "jaxpr" in params and isinstance(made[0], Tracer)
+    return is_given and private.trace_ctx.trace is outside and not x._trace.is_valid()
 
 
 def _cutting_works() -> bool:

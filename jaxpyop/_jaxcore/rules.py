@@ -12,9 +12,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpyop._frames import PACKAGE, variables_of_jax
 from jaxpyop._jaxcore.changes import before_first_op, make, makes
-from jaxpyop._jaxcore.frames import variables_of_jax
-from jaxpyop._jaxcore.jaxprs import IO_EFFECT, JAXPR_TYPES, ORDERED_IO, TOKEN_TYPE, equations_in, jaxpr_of, jaxprs_in, jit_p
+from jaxpyop._jaxcore.jaxprs import (
+    IO_EFFECT,
+    JAXPR_TYPES,
+    ORDERED_IO,
+    TOKEN_TYPE,
+    equations_in,
+    jaxpr_of,
+    jaxprs_in,
+    jit_p,
+)
 from jaxpyop._jaxcore.private import has, linearize_rule, private, why_without
 from jaxpyop._jaxcore.public import (
     JAX_VERSION,
@@ -65,6 +74,17 @@ def differentiated() -> Any:
 
 # ------------------------------------------------------- derivatives and checkpoints
 
+
+@makes("files")
+def _leave_files_out() -> None:
+    """Leaves the package out of tracebacks and of the source lines that JAX shows for operations, as JAX its own."""
+    if has("errors"):
+        private.leave_out_of_tracebacks(PACKAGE)
+        private.leave_out_of_source_lines(PACKAGE)
+
+
+before_first_op.append(lambda: make("files"))
+
 # What a linearize rule returns: the results, which of them have tangents, and the function from the operands' tangents
 # to the results' tangents.
 Linearized = tuple[list[Any], list[bool], Callable[[Sequence[Any]], Sequence[Any]]]
@@ -80,6 +100,7 @@ def set_linearize_rule(primitive: Any, linearize: Callable[..., Linearized]) -> 
         linearize: the rule. It gets a bool for each operand (whether it has a tangent), the operands, and the
             parameters.
     """
+
     def set_rule() -> None:
         if has("linearize rules"):
             private.primitive_linearizations[primitive] = linearize_rule(linearize)
@@ -218,8 +239,8 @@ def _wrap_rules_for_effects() -> None:
             private.kept_effects.add_type(kind)
     if has("vmap of cond"):
         rules = private.fancy_primitive_batchers
-        rules[jax.lax.cond_p] = _batch_cond(rules[jax.lax.cond_p])
-        rules[jax.lax.while_p] = _batch_while(rules[jax.lax.while_p])
+        for primitive, reason in ((jax.lax.cond_p, _COND), (jax.lax.while_p, _WHILE)):
+            rules[primitive] = _batched(rules[primitive], reason)
 
 
 def _refusal_in_derivative_of_loop(primitive: Any) -> Callable[..., Any]:
@@ -265,10 +286,6 @@ class RefusedEffectError(NotImplementedError):
     """A stateful op is in a loop or branch that cannot hold it."""
 
 
-def _refusal(effect: _OpEffect, reason: str) -> RefusedEffectError:
-    return RefusedEffectError(f"a vmap of a {reason.format(effect.title)}; or {effect.cure}")
-
-
 _COND = (
     "cond on a predicate that differs by element cannot hold the stateful {}: call it outside the cond, with the "
     "predicate as when=, which decides for each element"
@@ -279,21 +296,30 @@ _WHILE = (
 )
 
 
-def _batch_cond(rule: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps the rule of `vmap` for a cond, which refuses every effect of io_callback.
+def _batched(rule: Callable[..., Any], reason: str) -> Callable[..., Any]:
+    """Wraps the rule of `vmap` for a cond or a while_loop, which refuses the effects of io_callback.
 
     A cond whose predicate is the same for the whole batch stays a cond, so that its effects are safe. JAX's rule gets
-    the branches with the effects of our ops left out, and finds them again when it traces the batched branches.
+    the branches with the effects of our ops left out, and finds them again when it traces the batched branches. Where
+    JAX refuses them, the error names the op.
     """
 
-    def batch(axis_data: Any, args: Sequence[Any], dims: Sequence[Any], *, branches: Any, **params: Any) -> Any:
-        effect = next(_op_effects(branches), None)
-        # The first operand is the predicate.
-        if effect is not None and dims[0] is not None:
-            raise _refusal(effect, _COND)
-        if effect is not None:
-            branches = tuple(map(_without_op_effects, branches))
-        return rule(axis_data, args, dims, branches=branches, **params)
+    def batch(axis_data: Any, args: Sequence[Any], dims: Sequence[Any], **params: Any) -> Any:
+        effect = next(_op_effects(jaxprs_in(params)), None)
+        # The first operand of a cond is the predicate.
+        if effect is not None and "branches" in params and dims[0] is None:
+            params["branches"] = tuple(map(_without_op_effects, params["branches"]))
+        try:
+            return rule(axis_data, args, dims, **params)
+        except RefusedEffectError:
+            raise
+        except Exception as error:
+            # JAX's refusal has no class of its own, so it is recognized by the word "effect" in its text. Any other
+            # error comes from a rule inside, and explains itself better than ours would.
+            if effect is None or "effect" not in str(error):
+                raise
+            refusal = f"a vmap of a {reason.format(effect.title)}; or {effect.cure}"
+        raise RefusedEffectError(refusal)
 
     return batch
 
@@ -302,25 +328,6 @@ def _without_op_effects(closed: Any) -> Any:
     jaxpr = jaxpr_of(closed)
     bare = jaxpr.replace(effects=frozenset(e for e in jaxpr.effects if not isinstance(e, _OpEffect)))
     return bare if jaxpr is closed else closed.replace(jaxpr=bare)
-
-
-def _batch_while(rule: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps the rule of `vmap` for a while_loop, to raise an error that names the op."""
-
-    def batch(axis_data: Any, args: Sequence[Any], dims: Sequence[Any], **params: Any) -> Any:
-        try:
-            return rule(axis_data, args, dims, **params)
-        except RefusedEffectError:
-            raise
-        except Exception as error:
-            # JAX's refusal has no class of its own, so it is recognized by the word "effect" in its text. Any other
-            # error comes from a rule inside the loop, and explains itself better than ours would.
-            effect = next(_op_effects(jaxprs_in(params)), None)
-            if effect is None or "effect" not in str(error):
-                raise
-            raise _refusal(effect, _WHILE) from None
-
-    return batch
 
 
 # ---------------------------------------------------------------------- lowering

@@ -39,7 +39,7 @@ def test_a_traced_function_is_lowered_for_each_platform(platform):
 def test_python_floats_are_refused_on_tpus():
     """They have 64 bits there, too, but are computed with fewer."""
     assert "f64" in lowered_for("cuda", of_floats, "traced")
-    with pytest.raises(NotImplementedError, match="Python floats.*TPUs compute with fewer.*jnp.float32"):
+    with pytest.raises(NotImplementedError, match=r"Python floats.*TPUs compute with fewer.*jnp.float32"):
         lowered_for("tpu", of_floats, "traced")
 
 

@@ -44,10 +44,6 @@ def unpromised(path):
     return sorted({name for name in found if PROMISED_NOTHING.match(name) and name[-1].isalnum()})
 
 
-def is_module(name):
-    return isinstance(pkgutil.resolve_name(name), types.ModuleType)
-
-
 def test_one_module_has_all_names_that_may_go_missing():
     others = {name for path in SOURCE.rglob("*.py") if path.name != "private.py" for name in unpromised(path)}
     modules = {name.rpartition(".")[0] for name in public.REQUIRED}

@@ -24,9 +24,7 @@ def test_what_a_function_keeps_stays_as_it_was(free_threads, how):
 
     def keeping(x, out=None):
         kept.extend([x] if out is None else [x, out])
-        if out is None:
-            return x * 2
-        out[...] = x * 2
+        return np.multiply(x, 2, out=out)
 
     op = lambda x: jaxpyop.numpy_function(keeping, [x], SHAPE, **how)
     program = jax.jit(op)
