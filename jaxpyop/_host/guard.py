@@ -123,9 +123,9 @@ def begin(call: HostCall) -> None:
         if time.monotonic() > late:
             raise RuntimeError(
                 f"{call.title}: {len(_running) + 1} functions that use JAX run at once, this one among them, and would "
-                f"wait for one another for good: before JAX 0.12 a device runs {_AT_ONCE} programs at once, and programs "
-                f"in functions count. Run at most {_AT_ONCE - 1} at once (threads), or nest fewer; make a vmap of them, "
-                "which is one call; leave JAX out of the function; or use JAX 0.12"
+                f"wait for one another for good: before JAX 0.12 a device runs {_AT_ONCE} programs at once, and "
+                f"programs in functions count. Run at most {_AT_ONCE - 1} at once (threads), or nest fewer; make a "
+                "vmap of them, which is one call; leave JAX out of the function; or use JAX 0.12"
             )
         time.sleep(0.01)
 
