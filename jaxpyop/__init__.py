@@ -25,11 +25,11 @@ from jaxpyop._config import config as config  # noqa: E402
 from jaxpyop._host import Workers as Workers  # noqa: E402
 from jaxpyop._host import report as report  # noqa: E402
 from jaxpyop._host import reraise as reraise  # noqa: E402
-from jaxpyop._jaxcore import warn_if_portable as _warn_if_portable  # noqa: E402
+from jaxpyop._jaxcore import warn_of_missing as _warn_of_missing  # noqa: E402
 from jaxpyop._saved import export as export  # noqa: E402
 from jaxpyop._saved import load as load  # noqa: E402
 from jaxpyop._saved import register as register  # noqa: E402
 
-_warn_if_portable()
+_warn_of_missing()
 
 __version__ = "0.1.0"

@@ -47,17 +47,21 @@ def _settings() -> Iterator[tuple[str, str]]:
 
 
 def _private_names() -> Iterator[tuple[str, str]]:
-    if not _jaxcore.PORTABLE:
-        yield "portable", "no: this JAX has all that jaxpyop uses of it"
-        return
-    yield "portable", f"yes, on public JAX alone: {_jaxcore.WHY_PORTABLE}"
-    for loss in _jaxcore.LOSSES:
-        yield "", f"- {loss}"
+    lacking = [feature for feature in _jaxcore.FEATURES if _jaxcore.why_without(feature)]
+    yield "names of JAX", "all that jaxpyop uses are there" if not lacking else "some that jaxpyop uses are missing"
+    for feature in lacking:
+        yield f"  {feature}", f"{_jaxcore.FEATURES[feature].without} ({_jaxcore.why_without(feature)})"
+
+
+def _changes() -> Iterator[tuple[str, str]]:
+    yield "changes to JAX", "made by the first op that needs them"
+    for name, change in _jaxcore.CHANGES.items():
+        yield f"  {name}", f"{'made' if _jaxcore.is_made(name) else 'not made'}: {change.what}; by {change.by}"
 
 
 def report() -> str:
     """The text that `doctor` prints. Asking for the devices starts JAX, unless it runs already."""
-    sections = (_versions, _devices, _safety, _settings, _private_names)
+    sections = (_versions, _devices, _safety, _settings, _private_names, _changes)
     return "\n".join(f"{name:<23}{value}" for section in sections for name, value in section())
 
 

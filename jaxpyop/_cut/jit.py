@@ -83,7 +83,7 @@ class CutFunction:
             # is a new one, or raises, it runs whole this once, and is planned when it is called again.
             known, self._whole_programs = self._whole_programs, -1
             result = self._jit(*args, **kwargs)
-            if self._jit._cache_size() == known:
+            if _jaxcore.program_count(self._jit) == known:
                 self._whole_programs = known
             return result
         if self._reason or not _jaxcore.at_top_level() or _jaxcore.jax_config.jax_disable_jit:
@@ -100,7 +100,8 @@ class CutFunction:
         plan = outcome.plan
         if plan is None or (outcome.is_faster_whole and _runs_on_one_cpu(leaves)) or not _are_together(leaves):
             result = self._jit(*args, **kwargs)
-            compiled, planned = self._jit._cache_size(), [outcome for outcome, _ in self._by_signature.values()]
+            compiled = _jaxcore.program_count(self._jit)
+            planned = [outcome for outcome, _ in self._by_signature.values()]
             # If JAX has compiled more programs, one is not planned yet.
             if _jaxcore.is_one_cpu() and compiled <= len(planned) and all(outcome.stays_whole for outcome in planned):
                 self._whole_programs = compiled
@@ -159,6 +160,8 @@ class CutFunction:
         leaves, key = self._signature(args, kwargs)
         if leaves is None:
             return "whole: JAX does not take the arguments"
+        if not _are_together(leaves):
+            return "whole: an argument is on devices of several processes, or two are on different devices"
         outcome, _ = self._plan(args, kwargs, key)
         if outcome.is_faster_whole and _runs_on_one_cpu(leaves):
             return "whole: its stateless NumPy functions are faster as callbacks"
@@ -201,8 +204,8 @@ _PLACEMENT_OPTIONS = ("in_shardings", "out_shardings", "device", "backend")
 
 
 def _reason_in(options: dict[str, Any]) -> str:
-    if _jaxcore.PORTABLE:
-        return "programs cannot be cut on public JAX alone"
+    if not _jaxcore.has("jaxpyop.jit"):
+        return f"programs cannot be cut: {_jaxcore.why_without('jaxpyop.jit')}"
     given = [name for name in _PLACEMENT_OPTIONS if options.get(name) is not None]
     return f"{', '.join(given)} given" if given else ""
 
@@ -224,9 +227,11 @@ def _type_of(leaf: Any) -> Any:
 
 def _array(leaf: Any) -> jax.Array:
     # The array is copied, because a body may keep its input, and the caller may change its NumPy array later. The quick
-    # `copy_to_jax` does not obey the transfer guard, so with a guard JAX's public function is called.
-    is_number = type(leaf) in _NUMBERS
-    return jnp.array(leaf) if is_number or _jaxcore.jax_config.jax_transfer_guard_host_to_device else copy_to_jax(leaf)
+    # `copy_to_jax` neither obeys the transfer guard nor changes a dtype, so JAX's public function is called there.
+    is_number, is_guarded = type(leaf) in _NUMBERS, _jaxcore.jax_config.jax_transfer_guard_host_to_device
+    if is_number or is_guarded or _jaxcore.canonical_dtype(leaf.dtype) != leaf.dtype:
+        return jnp.array(leaf)
+    return copy_to_jax(leaf)
 
 
 # ---------------------------------------- which programs stay whole
@@ -245,8 +250,14 @@ def _is_faster_whole(calls: Sequence[Any]) -> bool:
 
 
 def _are_together(arrays: Sequence[Any]) -> bool:
-    """Tell whether all committed arrays are on the same devices. If they are not, JAX itself raises an error."""
-    return len({frozenset(x.sharding.device_set) for x in arrays if _jaxcore.is_committed(x)}) < 2
+    """Tell whether all committed arrays are on the same devices, of this process.
+
+    If they are on others, JAX itself raises an error. Of an array on devices of several processes, no process has the
+    whole that a function gets.
+    """
+    committed = [x for x in arrays if _jaxcore.is_committed(x)]
+    devices = {frozenset(x.sharding.device_set) for x in committed}
+    return len(devices) < 2 and all(x.is_fully_addressable for x in committed)
 
 
 def _runs_on_one_cpu(arrays: Sequence[Any]) -> bool:

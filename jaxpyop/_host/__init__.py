@@ -25,7 +25,7 @@ from jaxpyop._host.errors import (
 from jaxpyop._host.guard import install_guard, verdict
 from jaxpyop._host.host import Host, Shared, store, take_back
 from jaxpyop._host.host_call import NO_BATCH, SEQUENTIAL, VMAP_METHODS, Batch, Environment, HostCall, Method, VmapMethod
-from jaxpyop._host.memory import SCRATCH, kept_of, lend, lend_results
+from jaxpyop._host.memory import SCRATCH, kept_of, lend, lend_results, return_results
 from jaxpyop._host.metrics import Failures, report
 from jaxpyop._host.pools import Pool, check_executor, check_workers
 from jaxpyop._host.pools import Workers as Workers

@@ -247,6 +247,8 @@ def body_error(
         f"{hint}"
         f"{'' if shown.strip() == summary else textwrap.indent(shown.replace(said, '...'), '  ', lambda line: True)}"
     )
+    # `pure_callback` and `io_callback` log every exception with its whole traceback, and then raise it all the same.
+    _jaxcore.keep_out_of_log(PythonBodyError)
     carrier = PythonBodyError(_printable(text)).with_traceback(_one_line(title, func))
     carrier.number = number
     with _LOCK:
@@ -276,13 +278,6 @@ def _one_line(title: str, func: Callable[..., Any] | None) -> types.TracebackTyp
     if isinstance(code, types.CodeType):
         return _jaxcore.traceback_of_one_line(title, shown_file(code.co_filename), code.co_firstlineno)
     return _jaxcore.traceback_of_one_line(title, "<built-in>", 1)
-
-
-# `pure_callback` and `io_callback` log every exception with its whole traceback, and then raise it all the same. This
-# keeps errors of bodies out of the log.
-_jaxcore.CALLBACK_LOGGER.addFilter(
-    lambda record: not (record.exc_info and isinstance(record.exc_info[1], PythonBodyError))
-)
 
 
 class reraise(contextlib.AbstractContextManager[None]):  # noqa: N801  # reads as the statement that it is

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import sys
 import threading
 import time
@@ -86,13 +87,17 @@ def verdict() -> str:
 # bodies that all use JAX would wait for one another for good, so the last one raises an error instead.
 _AT_ONCE = 32
 
-# Seconds that the last one waits for the end of another body.
+# Seconds that the last one waits while all other bodies wait, too.
 _PATIENCE = 5.0
 
-# How many bodies that use JAX run now. The lock is reentrant, because a thread that holds it may collect garbage, and a
-# finalizer may call an op.
-_running = 0
+# The threads of the bodies that use JAX and run now. The lock is reentrant, because a thread that holds it may collect
+# garbage, and a finalizer may call an op.
+_running: list[int] = []
 _lock = threading.RLock()
+
+# The system call by which a thread waits for another one, on Linux. A thread that waits for JAX is in it; one that
+# sleeps, reads or computes is not, and its body will end.
+_FUTEX = {"x86_64": "202", "aarch64": "98"}.get(platform.machine())
 
 
 def may_wait_for_others(call: HostCall) -> bool:
@@ -105,37 +110,51 @@ def begin(call: HostCall) -> None:
     """Count a body that uses JAX among those that run, until `end` is called.
 
     Raises:
-        RuntimeError: all programs that the devices can run are in such bodies, and none has ended for a while.
+        RuntimeError: all programs that the devices can run are in such bodies, and all of these have been waiting for
+            other threads for a while.
     """
     if _is_counted(_AT_ONCE - 1):
         return
     most = _AT_ONCE * jax.local_device_count() - 1 if jax.default_backend() == "cpu" else sys.maxsize
     late = time.monotonic() + _PATIENCE
     while not _is_counted(most):
+        if not all(map(_may_wait_for_jax, list(_running))):
+            late = time.monotonic() + _PATIENCE
         if time.monotonic() > late:
             raise RuntimeError(
-                f"{call.title}: {_running + 1} functions that use JAX run at once, this one among them, and would wait "
-                f"for one another for good: before JAX 0.12 a device runs {_AT_ONCE} programs at once, and programs in "
-                f"functions count. Run at most {_AT_ONCE - 1} at once (threads), or nest fewer; make a vmap of them, "
-                "which is one call; leave JAX out of the function; or use JAX 0.12"
+                f"{call.title}: {len(_running) + 1} functions that use JAX run at once, this one among them, and would "
+                f"wait for one another for good: before JAX 0.12 a device runs {_AT_ONCE} programs at once, and "
+                f"programs in functions count. Run at most {_AT_ONCE - 1} at once (threads), or nest fewer; make a "
+                "vmap of them, which is one call; leave JAX out of the function; or use JAX 0.12"
             )
         time.sleep(0.01)
 
 
 def _is_counted(most: int) -> bool:
     """Count one more body, unless so many run already."""
-    global _running
     with _lock:
-        has_room = _running < most
-        _running += has_room
+        has_room = len(_running) < most
+        if has_room:
+            _running.append(threading.get_native_id())
     return has_room
+
+
+def _may_wait_for_jax(thread: int) -> bool:
+    """Tell whether a thread waits for another one, as far as the system tells."""
+    # A function that this thread runs waits for the program in it, which is here.
+    if thread == threading.get_native_id():
+        return True
+    try:
+        with open(f"/proc/self/task/{thread}/syscall", encoding="ascii") as file:
+            return _FUTEX in (None, file.read().partition(" ")[0])
+    except OSError:
+        return True
 
 
 def end() -> None:
     """Note that a body has ended."""
-    global _running
     with _lock:
-        _running -= 1
+        _running.remove(threading.get_native_id())
 
 
 def mentions_jax(func: Any) -> bool:

@@ -122,8 +122,13 @@ class Host:
 
     def raise_deferred(self, ctx: Any, outs: Sequence[Any], number: Any, *aliased: Any) -> None:
         """The body of a `buffer_callback` that raises a deferred error."""
+        self.raise_number(number)
+
+    def raise_number(self, number: Any) -> Any:
+        """Raise the error that was deferred under a number, or return the number 0."""
         if found := int(np.asarray(number)):
             raise deferred_error(found, self.call.title)
+        return np.uint32(0)
 
     def enter(self, arrays: Sequence[Any], outs: Sequence[Any]) -> None:
         """Run the call on arrays or buffers, into others.

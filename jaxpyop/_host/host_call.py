@@ -274,5 +274,5 @@ class Environment:
             stack.enter_context(_jaxcore.with_thread_settings(self.settings))
             # A body's own JAX operations stay on the CPU, where the body runs.
             if not _runs_on_cpu():
-                stack.enter_context(jax.default_device(jax.local_devices(backend="cpu")[0]))
+                stack.enter_context(jax.default_device(_jaxcore.cpu_device()))
             yield

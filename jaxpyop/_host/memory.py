@@ -14,6 +14,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import sys
+import sysconfig
 import threading
 from collections.abc import Iterable
 from typing import Any
@@ -41,6 +42,10 @@ def _references_of_a_local() -> int:
 # The reference count of an array that only a local variable of ours refers to.
 FREE = _references_of_a_local()
 
+# Whether a count tells who else refers to an array. Python without its global lock counts for each thread apart, and
+# not at all for some objects, so that nothing is lent or used again there: a function gets copies.
+COUNTS_ARE_EXACT = not sysconfig.get_config_var("Py_GIL_DISABLED")
+
 
 # ------------------------------------------------------------------ XLA's buffers, lent for the time of a call
 
@@ -64,13 +69,13 @@ def view_of(buffer: Any) -> np.ndarray[Any, Any]:
 def view_or_copy(buffer: Any) -> np.ndarray[Any, Any]:
     """A view of a large buffer, or a copy of a small one."""
     array = np.asarray(buffer)
-    return array.copy() if array.nbytes < SMALL else view_of(buffer)
+    return array.copy() if array.nbytes < SMALL or not COUNTS_ARE_EXACT else view_of(buffer)
 
 
 def lend(buffer: Any) -> np.ndarray[Any, Any]:
     """A read-only array over the same memory, or a small copy, for `kept_of` to watch."""
     view = view_or_copy(buffer)
-    if view.nbytes < SMALL:
+    if view.nbytes < SMALL or not COUNTS_ARE_EXACT:
         view.setflags(write=False)
         return view
     # NumPy makes this array the base of its own slices, unlike view[...]. So a
@@ -79,13 +84,24 @@ def lend(buffer: Any) -> np.ndarray[Any, Any]:
 
 
 def lend_results(views: Iterable[Any]) -> list[Any]:
-    """Arrays over the same memory for a body to fill, for `kept_of` to watch."""
+    """Arrays over the same memory for a body to fill, for `kept_of` to watch; or copies, for `return_results`."""
+    if not COUNTS_ARE_EXACT:
+        return [view.copy() for view in views]
     return [as_strided(view, view.shape, view.strides) for view in views]
+
+
+def return_results(lent: Iterable[Any], views: Iterable[Any]) -> None:
+    """Bring home what a body filled, where `lend_results` lent copies."""
+    if not COUNTS_ARE_EXACT:
+        for array, view in zip(lent, views):
+            np.copyto(view, array)
 
 
 def kept_of(lent: list[Any]) -> list[Any]:
     """Return the arrays of a list that a body kept: what only garbage refers to was not kept. Empties the list."""
     kept: list[Any] = []
+    if not COUNTS_ARE_EXACT:
+        lent.clear()
     while lent:
         array = lent.pop()
         # An exception that a function caught holds its frame in a cycle. Such garbage is young most of the time, and
@@ -126,7 +142,7 @@ class Scratch:
         return copy
 
     def _memory(self, nbytes: int) -> np.ndarray[Any, Any]:
-        if not LARGE <= nbytes <= self.bound:
+        if not LARGE <= nbytes <= self.bound or not COUNTS_ARE_EXACT:
             return np.empty(nbytes, np.uint8)
         with self._lock:
             for k in range(len(self._kept)):

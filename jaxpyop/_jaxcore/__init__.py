@@ -1,14 +1,18 @@
-"""All that touches JAX below its documented surface, and all that reads Python's frames.
+"""All that touches JAX below its documented surface.
 
 Nothing else in the package uses names of `jax._src`, `jax.core`, `jax.extend`, `jax.ffi` or `jax.interpreters`. If a
-future JAX lacks one of them, the package runs portable, on public JAX alone: `public` decides that.
+future JAX lacks one of them, what needs it says so where it is used, and all else runs: `private` decides that. What
+the package changes in JAX's own tables, and which op makes the change, is in `changes`.
 
-Reading order: public, private, traces, jaxprs, rules, runtime, frames. Each name in them that does not begin
-with an underscore is for the other packages, which know the names of this package alone, and not those of its modules.
+Reading order: public, private, changes, traces, jaxprs, rules, runtime. Each name in them that does not begin with an
+underscore is for the other packages, which know the names of this package alone, and not those of its modules. It
+offers those of `_frames`, too, which reads the Python stack.
 """
 
-from jaxpyop._jaxcore.frames import *
+from jaxpyop._frames import *
+from jaxpyop._jaxcore.changes import *
 from jaxpyop._jaxcore.jaxprs import *
+from jaxpyop._jaxcore.private import *
 from jaxpyop._jaxcore.public import *
 from jaxpyop._jaxcore.rules import *
 from jaxpyop._jaxcore.runtime import *

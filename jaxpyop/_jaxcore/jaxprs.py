@@ -6,15 +6,15 @@ From JAX 0.12 a closed jaxpr and a jaxpr are one class; until 0.11 they are two.
 from __future__ import annotations
 
 import functools
-import weakref
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.experimental
 import numpy as np
 
-from jaxpyop._jaxcore.public import JAX_VERSION, Primitive, private
+from jaxpyop._jaxcore.private import private
+from jaxpyop._jaxcore.public import JAX_VERSION, Primitive
 
 
 def _sample() -> Any:
@@ -28,6 +28,7 @@ def _sample() -> Any:
             jax.experimental.io_callback(lambda: None, None, ordered=ordered)
         outs = jax.jit(lambda x: x * 2.0)(x), forward(x), backward(x)
         jax.new_ref(x)
+        jax.lax.create_token(x)
         return outs
 
     with jax.disable_jit(False):
@@ -37,8 +38,10 @@ def _sample() -> Any:
 # JAX's primitives, effects and classes are taken from the equations of this program, because not all of them have a
 # public name.
 SAMPLE = _sample()
-_io, _ordered_io, _jit, _custom_jvp_call, _custom_vjp_call, _new_ref = SAMPLE.eqns
+_io, _ordered_io, _jit, _custom_jvp_call, _custom_vjp_call, _new_ref, _token = SAMPLE.eqns
 _AbstractRef, _Unspecified = type(_new_ref.outvars[0].aval), type(_jit.params["in_shardings"][0])
+# The type of the tokens by which XLA orders effects.
+TOKEN_TYPE = _token.outvars[0].aval
 IO_EFFECT, ORDERED_IO = (next(iter(eqn.effects)) for eqn in (_io, _ordered_io))
 jit_p = _jit.primitive
 CUSTOM_CALLS = (_custom_jvp_call.primitive, _custom_vjp_call.primitive)
@@ -87,7 +90,9 @@ def equations_in(params: dict[str, Any]) -> Iterator[Any]:
 def opened(closed: Any) -> tuple[Any, list[Any]]:
     """Returns a closed jaxpr as one whose first inputs are its constants, and the constants."""
     jaxpr, consts = jaxpr_of(closed), list(closed.consts)
-    return private.convert_constvars_jaxpr(jaxpr), consts
+    if JAX_VERSION >= (0, 12):
+        return (jaxpr.replace(consts=()) if consts else jaxpr), consts
+    return jaxpr.replace(constvars=(), invars=[*jaxpr.constvars, *jaxpr.invars]), consts
 
 
 def within_scope(eqn: Any, scope: Any) -> Any:
@@ -173,88 +178,6 @@ def run_jaxpr(closed: Any, *args: Any) -> list[Any]:
     return private.eval_jaxpr(jaxpr_of(closed), list(consts_of(closed)), *args)
 
 
-# ------------------------------------------------------------------- comparison
-
-
-class UnkeyableError(Exception):
-    """A parameter has no hash, a jaxpr holds constants, or the user's own primitive has rules that may change."""
-
-
-# The keys of jaxprs.
-_keys: weakref.WeakKeyDictionary[Any, HashedKey] = weakref.WeakKeyDictionary()
-
-
-def structural_key(value: Any) -> Hashable:
-    """Makes a key that is equal for equal parameters of primitives, and for jaxprs that compute the same.
-
-    The jaxpr in a `jit` or a `scan` of a fresh lambda is a new object each time, with new variables.
-
-    Args:
-        value: a parameter, or a tuple, list or dict of them.
-
-    Raises:
-        UnkeyableError: `value` holds something without a hash; constants, which a cache would keep alive, and which may
-            be NumPy arrays that change; or a primitive of the user's own, which JAX expands by rules that may read
-            variables that change.
-    """
-    if isinstance(value, JAXPR_TYPES):
-        if (key := _keys.get(value)) is None:
-            key = _keys[value] = HashedKey(_jaxpr_key(value))
-        return key
-    # Named tuples too.
-    if isinstance(value, (tuple, list)):
-        return (type(value), *(structural_key(v) for v in value))
-    if type(value) is dict:
-        return (dict, *((k, structural_key(v)) for k, v in value.items()))
-    if hasattr(value, "expand") and not type(value).__module__.startswith("jax."):
-        raise UnkeyableError(type(value).__name__)
-    try:
-        hash(value)
-    except TypeError:
-        raise UnkeyableError(type(value).__name__) from None
-    # The type tells 1 from True, and the text 0.0 from -0.0.
-    return type(value), repr(value) if isinstance(value, (float, complex, np.inexact)) else value
-
-
-class HashedKey:
-    """A nested tuple that computes its hash once."""
-
-    def __init__(self, key: tuple[Any, ...]) -> None:
-        self._key, self._hash = key, hash(key)
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, HashedKey) and self._hash == other._hash and self._key == other._key)
-
-
-def _jaxpr_key(closed: Any) -> tuple[Any, ...]:
-    jaxpr = jaxpr_of(closed)
-    if consts_of(closed):
-        raise UnkeyableError("constants")
-    numbers: dict[Any, int] = {}
-
-    def name(atom: Any) -> Hashable:
-        if isinstance(atom, Literal):
-            # By bytes: 0.0 and -0.0 differ, NaN equals itself.
-            return np.asarray(atom.val).tobytes(), atom.aval
-        return numbers.setdefault(atom, len(numbers))
-
-    binders = tuple((name(v), v.aval) for v in (*jaxpr.constvars, *jaxpr.invars))
-    eqns = tuple(
-        (
-            eqn.primitive,
-            tuple(map(name, eqn.invars)),
-            structural_key(dict(eqn.params)),
-            tuple((name(v), v.aval) for v in eqn.outvars),
-            eqn.ctx,
-        )
-        for eqn in jaxpr.eqns
-    )
-    return binders, eqns, tuple(map(name, jaxpr.outvars))
-
-
 # -------------------------------------------------------------------- primitives
 
 
@@ -285,8 +208,6 @@ def is_sharded_jit(params: dict[str, Any]) -> bool:
 
 def compiled(primitive: Any, params: dict[str, Any]) -> Callable[..., Any]:
     """Returns the function that evaluates a primitive on concrete arrays. JAX itself looks it up at every call."""
-    if getattr(primitive.impl, "func", None) is private.apply_primitive:
-        return private.xla_primitive_callable(primitive, **params)
     return functools.partial(primitive.impl, **params)
 
 

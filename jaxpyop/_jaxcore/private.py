@@ -1,151 +1,160 @@
-"""Every name that the package uses of JAX below its public surface, and a check that each does what we rely on.
+"""Every name that the package uses of JAX below its public surface: where it is, what needs it, what goes without it.
 
-No other module looks up such a name. If one is missing, or the check fails, the package runs portable, see `public`.
-The names of `jax.extend` are taken from where `jax.extend` has them, because it also imports Pallas, which takes long.
+No other module looks up such a name. A name that a JAX lacks is None here. What it takes away is the features that need
+it (`FEATURES`), each of which says so where it is used (`has`, `why_without`). No code takes the place of a feature, so
+that nothing is written twice: what needs it raises, or JAX's own slower way is taken.
+
+The names in `jax.extend` are looked up where a program first needs them, because it also imports Pallas.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
-import dataclasses
+import contextlib
+import functools
+import inspect
+import os
+import pkgutil
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax import core as public_core
 
-# The key of every setting that a trace depends on.
-from jax._src.config import trace_context
+from jaxpyop._jaxcore.public import TESTED, Primitive, Trace, Tracer
 
-# `abstract_token` is the type of the tokens by which XLA orders effects. `eval_jaxpr` frees each value after its last
-# use. `find_top_trace` gives the current trace, and `set_current_trace` makes another one current for a block.
-# `trace_ctx` is the state of the thread, with the axis names that an eager vmap has bound, and `top_axis_env` has none.
-from jax._src.core import abstract_token, eval_jaxpr, find_top_trace, set_current_trace, top_axis_env, trace_ctx
-
-# What evaluates most primitives, and the compiled function that it looks up for that at each call. The primitives whose
-# lowering is told over which devices the program runs. The tokens of the programs in flight, where those of failed
-# programs stay.
-from jax._src.dispatch import (
-    apply_primitive,
-    prim_requires_devices_during_lowering,
-    runtime_tokens,
-    xla_primitive_callable,
-)
-
-# The classes of effects that the derivative of a loop keeps where nobody uses the results.
-from jax._src.effects import partial_eval_kept_effects
-
-# The class of a value in jax.jvp, and the rules of jax.linearize and jax.grad.
-from jax._src.interpreters.ad import JVPTracer, primitive_linearizations
-
-# The rules of vmap for primitives that need to know the size of the batch: those of cond and while_loop.
-from jax._src.interpreters.batching import fancy_primitive_batchers
-
-# What a lowering rule is given: it has the callbacks of the program, and the tokens of ordered effects. The lowering
-# rules of JAX's own primitives, where those with a combiner are wrapped.
-from jax._src.interpreters.mlir import LoweringRuleContext, ModuleContext
-from jax._src.interpreters.mlir import _lowerings as lowerings
-
-# What makes the constants of a jaxpr its first inputs, and what removes what its results do not need. The rules of
-# jax.checkpoint.
-from jax._src.interpreters.partial_eval import convert_constvars_jaxpr, dce_jaxpr, partial_eval_jaxpr_custom_rules
-from jax._src.lax.control_flow import loops
-from jax._src.lib import xla_client
-
-# The source line and the named scope that new equations get. What leaves the files of a folder out of source lines, and
-# out of tracebacks.
-from jax._src.source_info_util import current_name_stack, user_context
-from jax._src.source_info_util import register_exclusion as leave_out_of_source_lines
-from jax._src.traceback_util import register_exclusion as leave_out_of_tracebacks
-
-# The registration of a cache that jax.clear_caches() clears.
-from jax._src.util import register_cache
-
-# The clients of the process, whether there are any yet, and the default one.
-from jax._src.xla_bridge import backends, backends_are_initialized, get_backend
-
-# What emits the call of a function that jaxlib registers with XLA.
-from jax.ffi import ffi_lowering
-
-# What moves out of a loop that is differentiated what is the same in each iteration.
-scan_known_hoisting: Any = loops._scan_known_hoisting
-# What jax.device_put ends in.
-batched_device_put: Any = xla_client.batched_device_put
-
-_Trace: Any = public_core.Trace
-_Tracer: Any = public_core.Tracer
-_SCALAR: Any = jax.typeof(np.float32(0))
-
-# ------------------------------------------------------------------- the check
+NAMES = {
+    # The state of the thread: its current trace, and the axis names that an eager vmap has bound.
+    "trace_ctx": "jax._src.core.trace_ctx",
+    # What makes another trace the current one for a block. It is a name of JAX's for extensions.
+    "set_current_trace": "jax.extend.core.set_current_trace",
+    # What a trace and a value of a trace of ours have besides.
+    "trace_weakref": "jax.core.Trace._weakref",
+    "tracer_trace": "jax.core.Tracer._trace",
+    # The evaluation of a jaxpr, which frees each value after its last use.
+    "eval_jaxpr": "jax.core.eval_jaxpr",
+    # The source line and the named scope that new equations get.
+    "current_name_stack": "jax.extend.source_info_util.current_name_stack",
+    "user_context": "jax.extend.source_info_util.user_context",
+    # What removes from a jaxpr what its results do not need.
+    "dce_jaxpr": "jax.interpreters.partial_eval.dce_jaxpr",
+    # The key of every setting that a trace depends on.
+    "trace_context": "jax._src.config.trace_context",
+    # The registration of a cache that jax.clear_caches() clears.
+    "register_cache": "jax._src.util.register_cache",
+    # What a jitted function tells of itself: its static arguments, and how many programs it has.
+    "static_arguments": "jax.jit()._jit_info",
+    "program_count": "jax.jit()._cache_size",
+    # The class of a value in jax.jvp, which jax.closure_convert looks into.
+    "JVPTracer": "jax.interpreters.ad.JVPTracer",
+    "contents": "jax.interpreters.ad.JVPTracer._contents",
+    # The clients of the process, and whether there are any yet.
+    "backends": "jax.extend.backend.backends",
+    "backends_are_initialized": "jax._src.xla_bridge.backends_are_initialized",
+    # What emits the call of a function that jaxlib registers with XLA, and what a lowering rule is given.
+    "ffi_lowering": "jax.ffi.ffi_lowering",
+    "add_host_callback": "jax.interpreters.mlir.ModuleContext.add_host_callback",
+    "set_tokens_out": "jax.interpreters.mlir.LoweringRuleContext.set_tokens_out",
+    # What jax.device_put ends in. It takes a tenth of the time.
+    "batched_device_put": "jax._src.lib.xla_client.batched_device_put",
+    # The rules of jax.linearize and jax.grad.
+    "primitive_linearizations": "jax._src.interpreters.ad.primitive_linearizations",
+    # The primitives whose lowering is told over which devices the program runs.
+    "requires_devices": "jax._src.dispatch.prim_requires_devices_during_lowering",
+    # The effects that the derivative of a loop keeps where nobody uses the results, and what it does once in all.
+    "kept_effects": "jax._src.effects.partial_eval_kept_effects",
+    "scan_known_hoisting": "jax._src.lax.control_flow.loops._scan_known_hoisting",
+    # The rules of vmap for primitives that need to know the size of the batch: those of cond and while_loop.
+    "fancy_primitive_batchers": "jax.interpreters.batching.fancy_primitive_batchers",
+    # The tokens of the programs in flight, where those of failed programs stay.
+    "runtime_tokens": "jax._src.dispatch.runtime_tokens",
+    # What leaves the files of a folder out of source lines, and out of tracebacks.
+    "leave_out_of_source_lines": "jax.extend.source_info_util.register_exclusion",
+    "leave_out_of_tracebacks": "jax._src.traceback_util.register_exclusion",
+}
 
 
-def _expect(condition: bool, what: str) -> None:
-    if not condition:
-        raise AssertionError(f"JAX does something else: {what}")
+class Feature(NamedTuple):
+    """What a user loses if names are missing.
+
+    Attributes:
+        without: what happens then, as one line of a list.
+        names: the names that it needs, as they are called here.
+        works: a check that the names do what we rely on. It runs when the feature is first used.
+    """
+
+    without: str
+    names: str
+    works: Callable[[], bool] = lambda: True
 
 
-class _Recorder(_Trace):
-    """A trace that notes the primitives that JAX gives it, and returns tracers of its own."""
+PORTABLE = os.environ.get("JAXPYOP_PORTABLE", "0") not in ("", "0")
+
+
+def _identity(x: Any, k: Any = None) -> Any:
+    return x
+
+
+class _Private:
+    """The names of JAX, each an attribute that is None if this JAX lacks it."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.requires_low = False
-        self.calls: list[tuple[Any, Any, Any]] = []
+        for name, path in NAMES.items():
+            if not path.startswith("jax.extend."):
+                getattr(self, name)
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in NAMES:
+            raise AttributeError(name)
+        path, found = NAMES[name], None
+        # A future JAX may raise anything.
+        with contextlib.suppress(Exception):
+            if path.startswith("jax.jit()") and not PORTABLE:
+                found = getattr(jax.jit(_identity), path.rpartition(".")[2])
+            elif not PORTABLE:
+                found = pkgutil.resolve_name(path)
+        vars(self)[name] = found
+        return found
+
+
+private = _Private()
+
+# ------------------------------------------------------------------- the checks
+
+
+class _Recorder(Trace):
+    """A trace that notes the primitives that JAX gives it, and returns tracers of its own."""
+
+    calls: list[Any]
 
     def process_primitive(self, primitive: Any, tracers: Any, params: Any, /) -> Any:
         self.calls.append((primitive, tracers, params))
-        out = _Tracer(self, _SCALAR)
+        out = Tracer(self, jax.typeof(np.float32(0)))
         return [out] if primitive.multiple_results else out
 
-    def process_custom_jvp_call(self, primitive: Any, fun: Any, jvp: Any, tracers: Any, /, **params: Any) -> Any:
-        self.calls.append((primitive, tracers, params))
-        return fun.call_wrapped(*tracers)
 
-
-def _check_own_traces() -> None:
-    """Checks that a trace of ours gets each primitive, with its operands and parameters."""
-    outside, trace = find_top_trace(()), _Recorder()
-    x = _Tracer(trace, _SCALAR)
-    identity = jax.custom_jvp(lambda x: x)
-    identity.defjvp(lambda primals, tangents: (primals[0], tangents[0]))
-    with set_current_trace(trace):
-        _expect(find_top_trace(()) is trace, "the current trace")
-        made = [jax.lax.neg(x), jax.jit(lambda x: -x)(x)]
-        _expect(all(isinstance(y, _Tracer) for y in made) and identity(x) is x, "results of a trace")
-    _expect(find_top_trace(()) is outside, "the end of a trace")
-    (neg, operands, params), (jit, _, jit_params), (_, custom_operands, _) = trace.calls
-    _expect(neg is jax.lax.neg_p and list(operands) == [x] and isinstance(params, dict), "primitives of a trace")
-    _expect(jit.multiple_results and "jaxpr" in jit_params and list(custom_operands) == [x], "calls in a trace")
+def _own_traces_work() -> bool:
+    """Tells whether a trace of ours gets the primitives that are bound under it, with their operands."""
+    outside, trace = private.trace_ctx.trace, _Recorder()
+    trace.calls, trace.requires_low = [], False  # type: ignore[attr-defined]
+    x = Tracer(trace, jax.typeof(np.float32(0)))
+    with private.set_current_trace(trace), private.user_context(None, name_stack=private.current_name_stack()):
+        made = jax.lax.neg(x), jax.jit(lambda x: -x)(x)
+    (neg, operands, _), (_, _, params) = trace.calls
     trace.invalidate()
-    _expect(not x._trace.is_valid() and hasattr(trace, "_weakref"), "a trace that is over")
+    is_given = neg is jax.lax.neg_p and list(operands) == [x] and "jaxpr" in params and isinstance(made[0], Tracer)
+    return is_given and private.trace_ctx.trace is outside and not x._trace.is_valid()
 
 
-def _check_settings() -> None:
-    """Checks what is known of the thread and its settings: a key of them that does not change would reuse programs."""
-    _expect(trace_ctx.is_top_level() and trace_ctx.axis_env is top_axis_env, "the top level")
-    before = trace_context()
+def _cutting_works() -> bool:
+    """Tells whether the key of settings changes with them, because programs would be used again under others."""
+    before = private.trace_context()
     with jax.default_matmul_precision("float32"):
-        changed, value = trace_context(), getattr(jax.default_matmul_precision, "value", None)
-    _expect(value == "float32", "the value of a setting here and now")
-    _expect(hash(before) == hash(trace_context()) and before == trace_context() != changed, "the key of settings")
-
-
-def _check_linearize_rule() -> None:
-    """Checks the order of a linearize rule's results."""
-    primitive: Any = type(jax.lax.neg_p)("jaxpyop_check")
-    primitive.multiple_results = True
-    primitive.def_abstract_eval(lambda x: [x])
-    rule = linearize_rule(lambda perturbed, operands: (list(operands), [True], lambda ts: [jax.lax.neg(ts[0])]))
-    primitive_linearizations[primitive] = rule
-    try:
-        tangent = lambda x, t: jax.linearize(lambda x: primitive.bind(x)[0], x)[1](t)
-        jaxpr: Any = jax.make_jaxpr(tangent)(1.0, 1.0).jaxpr
-    finally:
-        del primitive_linearizations[primitive]
-    (eqn,) = jaxpr.eqns
-    _expect(eqn.primitive is jax.lax.neg_p and eqn.invars[0] is jaxpr.invars[1], "a linearize rule")
+        changed = private.trace_context()
+    static: Any = jax.jit(_identity, static_argnums=1)
+    is_key = hash(before) == hash(private.trace_context()) and before == private.trace_context() != changed
+    return is_key and static._jit_info.static_argnames == ("k",)
 
 
 def linearize_rule(rule: Callable[..., Any]) -> Callable[..., Any]:
@@ -164,66 +173,118 @@ def linearize_rule(rule: Callable[..., Any]) -> Callable[..., Any]:
     return linearize
 
 
-def _check_loops() -> None:
-    """Checks that differentiation takes what a loop can do once from the function that `rules` replaces."""
-    asked: list[Any] = []
-    loops._scan_known_hoisting = lambda *args: asked.append(args) or without_hoisting(*args)
+def _linearizing_works() -> bool:
+    """Tells whether a linearize rule, of a primitive that exists for this check alone, is called as we expect."""
+    primitive: Any = Primitive("jaxpyop_check")
+    primitive.multiple_results = True
+    primitive.def_abstract_eval(lambda x: [x])
+    rule = linearize_rule(lambda perturbed, operands: (list(operands), [True], lambda ts: [jax.lax.neg(ts[0])]))
+    private.primitive_linearizations[primitive] = rule
     try:
-        turn = lambda c, _: (c * jax.lax.exp(np.float32(2)), None)
-        jax.make_jaxpr(lambda x: jax.linearize(lambda x: jax.lax.scan(turn, x, None, length=2)[0], x)[0])(1.0)
+        tangent = lambda x, t: jax.linearize(lambda x: primitive.bind(x)[0], x)[1](t)
+        (eqn,) = jax.make_jaxpr(tangent)(1.0, 1.0).eqns
     finally:
-        loops._scan_known_hoisting = scan_known_hoisting
-    ((closed, consts, count, *_),) = asked
-    _expect(hasattr(closed, "effects") and len(consts) == 0 and count == 1, "the derivative of a loop")
+        del private.primitive_linearizations[primitive]
+    return eqn.primitive is jax.lax.neg_p
 
 
-def without_hoisting(
-    jaxpr: Any, consts: Sequence[Any], count: int, *_: Any
-) -> tuple[Any, Sequence[Any], list[bool], Any]:
-    """Returns what `_scan_known_hoisting` returns if nothing moves out of the loop, as its own comment says."""
-    return jaxpr, consts, [False] * count, []
+def _loops_work() -> bool:
+    # JAX 0.12 has two counts where 0.10 and 0.11 have one.
+    return [*inspect.signature(private.scan_known_hoisting).parameters][:2] == ["jaxpr_known", "known_consts"]
 
 
-def _check_jaxprs() -> None:
-    """Checks the functions of jaxprs, and that JAX evaluates its primitives by one function."""
-    jaxpr: Any = jax.make_jaxpr(lambda x, y: [-x, -y])(1.0, 1.0).jaxpr
-    smaller, used = dce_jaxpr(jaxpr, [True, False])
-    _expect(len(smaller.eqns) == 1 and list(used) == [True, False], "dead code")
-    _expect(len(convert_constvars_jaxpr(jaxpr).invars) == 2, "constants of a jaxpr")
-    shapes = jax.eval_shape(lambda x, y: eval_jaxpr(jaxpr, [], x, y), np.float32(1), np.float32(1))
-    _expect(len(shapes) == 2, "the evaluation of a jaxpr")
-    with user_context(None, name_stack=current_name_stack()):
-        pass
-    _expect(getattr(jax.lax.neg_p.impl, "func", None) is apply_primitive, "how a primitive is evaluated")
+# What takes a jaxpr apart and evaluates its equations.
+_EQUATIONS = "trace_ctx current_name_stack user_context eval_jaxpr dce_jaxpr "
+FEATURES = {
+    "the tape": Feature(
+        "gradients of py_function come from jax.vjp, so a differentiated function that calls float(x) or NumPy raises",
+        _EQUATIONS + "set_current_trace tracer_trace trace_weakref",
+        _own_traces_work,
+    ),
+    "traced mode": Feature(
+        "mode='traced' calls the function instead, and warns", "JVPTracer contents static_arguments"
+    ),
+    "jaxpyop.jit": Feature(
+        "jaxpyop.jit is jax.jit, and jaxpyop.export and jaxpyop.load are refused",
+        _EQUATIONS + "trace_context register_cache static_arguments backends",
+        _cutting_works,
+    ),
+    "lent memory": Feature(
+        "compiled programs copy what functions read and return", "ffi_lowering add_host_callback set_tokens_out"
+    ),
+    "speed": Feature(
+        "direct calls are slower, and programs under jaxpyop.jit that stay whole", "batched_device_put program_count"
+    ),
+    "linearize rules": Feature(
+        "jax.grad of an op traces its forward mode, which takes longer", "primitive_linearizations", _linearizing_works
+    ),
+    "several devices": Feature(
+        "programs over several devices are refused, except in jax.shard_map", "requires_devices"
+    ),
+    "loops": Feature(
+        "the derivative of a loop with a stateful op is refused", "kept_effects scan_known_hoisting", _loops_work
+    ),
+    "vmap of cond": Feature("a vmap of a cond with a stateful op is refused", "fancy_primitive_batchers"),
+    "errors": Feature(
+        "errors and source lines show files of jaxpyop, after an ordered program fails the next one may raise the same "
+        "error again, and no warning comes if JAX had started before the import",
+        "leave_out_of_source_lines leave_out_of_tracebacks runtime_tokens backends_are_initialized",
+    ),
+}
+
+# ------------------------------------------------------------------- the answers
 
 
-def _check_tables() -> None:
-    """Checks the tables of rules, what a jitted function tells of itself, and the context of a lowering."""
-    _expect(all(p in fancy_primitive_batchers for p in (jax.lax.cond_p, jax.lax.while_p)), "rules of cond and while")
-    combining = jax.lax.reduce_p, jax.lax.reduce_window_p, jax.lax.scatter_p, jax.lax.select_and_scatter_p
-    _expect(all(callable(lowerings[p].rule) for p in combining), "the lowering rules of reductions and scatters")
-    static: Any = jax.jit(lambda x, k: x, static_argnums=1)
-    _expect(static._jit_info.static_argnames == ("k",), "the static arguments of a jitted function")
-    fields = {field.name for field in dataclasses.fields(LoweringRuleContext)}
-    _expect({"module_context", "avals_in", "avals_out", "tokens_in"} <= fields, "the context of a lowering")
-    used = [ModuleContext.add_host_callback, LoweringRuleContext.set_tokens_out, partial_eval_kept_effects.add_type]
-    used += [prim_requires_devices_during_lowering.add, runtime_tokens.clear, trace_ctx.set_axis_env]
-    _expect(all(map(callable, used)), "what is called while JAX lowers and runs")
+def _in_new_thread(function: Callable[[], Any]) -> Any:
+    """Calls a function outside of the trace, and without the settings, that the calling code may be under."""
+
+    def call() -> Any:
+        with jax.disable_jit(False), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return function()
+
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        return thread.submit(call).result()
 
 
-def _check() -> Any:
-    """Runs all checks, and returns the evaluating trace, which is the current one in a thread that just began."""
-    with jax.disable_jit(False), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        _check_own_traces()
-        _check_settings()
-        _check_linearize_rule()
-        _check_loops()
-        _check_jaxprs()
-        _check_tables()
-        return find_top_trace(())
+# What is current in a thread that just began: the trace that evaluates, and no names of axes.
+EVAL_TRACE, TOP_AXES = _in_new_thread(
+    lambda: (None, None) if private.trace_ctx is None else (private.trace_ctx.trace, private.trace_ctx.axis_env)
+)
 
 
-# In a thread, the checks run outside of the trace, and without the settings, that the importing code may be under.
-with concurrent.futures.ThreadPoolExecutor(1) as _thread:
-    EVAL_TRACE = _thread.submit(_check).result()
+@functools.cache
+def why_without(feature: str) -> str:
+    """Returns why this JAX does not have a feature, or "" if it has it."""
+    if PORTABLE:
+        return "the environment variable JAXPYOP_PORTABLE asks for it"
+    names = FEATURES[feature].names.split()
+    if absent := [NAMES[k] for k in names if getattr(private, k) is None]:
+        return f"JAX {jax.__version__} has no {', '.join(absent)}"
+    try:
+        what = "" if _in_new_thread(FEATURES[feature].works) else "a check fails"
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}"
+    if what:
+        what = f"JAX {jax.__version__} does something else with {', '.join(NAMES[k] for k in names)}: {what}"
+        warnings.warn(f"{what}. So {FEATURES[feature].without}", RuntimeWarning, stacklevel=3)
+    return what
+
+
+@functools.cache
+def has(feature: str) -> bool:
+    """Tells whether this JAX has a feature. What needs one that it has not raises, with `why_without`."""
+    return not why_without(feature)
+
+
+def warn_of_missing() -> None:
+    """Warns, when jaxpyop is imported, of names that this JAX lacks. Who set JAXPYOP_PORTABLE knows it."""
+    absent = {k for k, value in vars(private).items() if value is None and not PORTABLE}
+    if absent:
+        lost = [f.without for f in FEATURES.values() if absent & set(f.names.split())]
+        warnings.warn(
+            f"JAX {jax.__version__} has no {', '.join(NAMES[k] for k in sorted(absent))}, which jaxpyop uses. So "
+            f"{'; '.join(lost)}. A newer jaxpyop may not need it, and JAX {TESTED} has it",
+            RuntimeWarning,
+            stacklevel=3,
+        )

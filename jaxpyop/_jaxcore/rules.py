@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
+import functools
+import sys
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -10,8 +12,27 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpyop._jaxcore.jaxprs import IO_EFFECT, ORDERED_IO, equations_in, jaxpr_of, jaxprs_in, jit_p
-from jaxpyop._jaxcore.public import JAX_VERSION, PORTABLE, ShapedArray, Tracer, ad, private
+from jaxpyop._frames import PACKAGE, variables_of_jax
+from jaxpyop._jaxcore.changes import before_first_op, make, makes
+from jaxpyop._jaxcore.jaxprs import (
+    IO_EFFECT,
+    JAXPR_TYPES,
+    ORDERED_IO,
+    TOKEN_TYPE,
+    equations_in,
+    jaxpr_of,
+    jaxprs_in,
+    jit_p,
+)
+from jaxpyop._jaxcore.private import has, linearize_rule, private, why_without
+from jaxpyop._jaxcore.public import (
+    JAX_VERSION,
+    ShapedArray,
+    Tracer,
+    ad,
+    custom_partial_eval_rules,
+    rules_of_checkpoint,
+)
 from jaxpyop._jaxcore.traces import Unusable
 
 
@@ -53,6 +74,17 @@ def differentiated() -> Any:
 
 # ------------------------------------------------------- derivatives and checkpoints
 
+
+@makes("files")
+def _leave_files_out() -> None:
+    """Leaves the package out of tracebacks and of the source lines that JAX shows for operations, as JAX its own."""
+    if has("errors"):
+        private.leave_out_of_tracebacks(PACKAGE)
+        private.leave_out_of_source_lines(PACKAGE)
+
+
+before_first_op.append(lambda: make("files"))
+
 # What a linearize rule returns: the results, which of them have tangents, and the function from the operands' tangents
 # to the results' tangents.
 Linearized = tuple[list[Any], list[bool], Callable[[Sequence[Any]], Sequence[Any]]]
@@ -68,27 +100,30 @@ def set_linearize_rule(primitive: Any, linearize: Callable[..., Linearized]) -> 
         linearize: the rule. It gets a bool for each operand (whether it has a tangent), the operands, and the
             parameters.
     """
-    if not PORTABLE:
-        private.primitive_linearizations[primitive] = private.linearize_rule(linearize)
+
+    def set_rule() -> None:
+        if has("linearize rules"):
+            private.primitive_linearizations[primitive] = linearize_rule(linearize)
+
+    before_first_op.append(set_rule)
 
 
-def set_rules_of_programs(primitive: Any, refuse_in_combiner: Callable[..., None]) -> None:
-    """Sets the rules of a primitive in programs for which JAX has no public table. A portable package has none of them.
+def set_rules_of_programs(primitive: Any) -> None:
+    """Sets the rules of a primitive of ours in programs, beside those that JAX documents.
 
     Args:
         primitive: a primitive with several results. Its lowering rule gets the devices, as that of `pure_callback`
             does, and `jax.checkpoint` keeps its results where a policy says so.
-        refuse_in_combiner: raises the error of the primitive in the function of a reduction or scatter, or in one that
-            it calls. It gets the name of the operation and the parameters of the equation.
     """
-    if PORTABLE:
-        return
-    private.partial_eval_jaxpr_custom_rules[primitive] = _keep_results
-    private.prim_requires_devices_during_lowering.add(primitive)
-    for combining, title in _COMBINING.items():
-        entry = private.lowerings[combining]
-        checked = _checked_combiner(entry.rule, title, primitive, refuse_in_combiner)
-        private.lowerings[combining] = dataclasses.replace(entry, rule=checked)
+    rules_of_checkpoint[primitive] = _keep_results
+
+    def set_rules() -> None:
+        if has("several devices"):
+            private.requires_devices.add(primitive)
+        if not has("loops"):
+            custom_partial_eval_rules[primitive] = _refusal_in_derivative_of_loop(primitive)
+
+    before_first_op.append(set_rules)
 
 
 def _keep_results(saveable: Any, unknown: Sequence[bool], instantiated: Sequence[bool], eqn: Any) -> tuple[Any, ...]:
@@ -109,6 +144,11 @@ def _unusable_in(value: Any) -> Unusable | None:
     while isinstance(value, Tracer) and type(value) is not Unusable:
         value = getattr(value, "val", None) if hasattr(value, "val") else getattr(value, "primal", None)
     return value if type(value) is Unusable else None
+
+
+@makes("tangents")
+def _wrap_jvp_of_jit() -> None:
+    ad.primitive_jvps[jit_p] = _with_unusable_tangents(ad.primitive_jvps[jit_p])
 
 
 def _with_unusable_tangents(rule: Callable[..., Any]) -> Callable[..., Any]:
@@ -177,10 +217,44 @@ class _OrderedEffect(_OpEffect, _OrderedIoEffect):
     like = ORDERED_IO
 
 
-# What makes the effect of a stateful op, and of an ordered one, from the op's title and a cure. Where JAX's rules are
-# not wrapped, only io_callback's own effects are treated right.
-StatefulEffect: Callable[[str, str], Any] = (lambda title, cure: IO_EFFECT) if PORTABLE else _StatefulEffect
-OrderedEffect: Callable[[str, str], Any] = (lambda title, cure: ORDERED_IO) if PORTABLE else _OrderedEffect
+def effect_of_op(title: str, cure: str, ordered: bool) -> Any:
+    """Returns the effect of a stateful op.
+
+    Args:
+        title: the op, in errors.
+        cure: what to write where JAX refuses the effect.
+        ordered: whether the op runs in the order of all ordered ones.
+    """
+    make("effects")
+    return (_OrderedEffect if ordered else _StatefulEffect)(title, cure)
+
+
+@makes("effects")
+def _wrap_rules_for_effects() -> None:
+    if has("loops"):
+        hoist = private.scan_known_hoisting
+        setattr(sys.modules[hoist.__module__], hoist.__name__, _without_hoisting_of_effects(hoist))
+        # A differentiated scan drops effects without a result (io_callback's too), except for these.
+        for kind in (_StatefulEffect, _OrderedEffect):
+            private.kept_effects.add_type(kind)
+    if has("vmap of cond"):
+        rules = private.fancy_primitive_batchers
+        for primitive, reason in ((jax.lax.cond_p, _COND), (jax.lax.while_p, _WHILE)):
+            rules[primitive] = _batched(rules[primitive], reason)
+
+
+def _refusal_in_derivative_of_loop(primitive: Any) -> Callable[..., Any]:
+    """Returns a rule that refuses a stateful op where JAX splits the function of a loop to differentiate it."""
+
+    def split(trace: Any, *tracers: Any, **params: Any) -> Any:
+        for effect in primitive.abstract_eval(*(t.aval for t in tracers), **params)[1]:
+            raise RefusedEffectError(
+                f"the derivative of a loop cannot hold the stateful {effect.title}, which would run once in all, or "
+                f"not at all ({why_without('loops')}): call it outside of the loop; or {effect.cure}"
+            )
+        return trace.default_process_primitive(primitive, tracers, params)
+
+    return split
 
 
 def _op_effects(jaxprs: Sequence[Any]) -> Iterator[_OpEffect]:
@@ -194,8 +268,13 @@ def _without_hoisting_of_effects(hoist: Callable[..., Any]) -> Callable[..., Any
     such an op nothing is moved out.
     """
 
+    @functools.wraps(hoist)
     def keep(jaxpr: Any, *others: Any) -> Any:
-        return (private.without_hoisting if any(_op_effects([jaxpr])) else hoist)(jaxpr, *others)
+        if not any(_op_effects([jaxpr])):
+            return hoist(jaxpr, *others)
+        # This is what a comment in JAX's function says it returns if nothing moves.
+        consts, count, *_ = others
+        return jaxpr, consts, [False] * count, []
 
     return keep
 
@@ -205,10 +284,6 @@ def _without_hoisting_of_effects(hoist: Callable[..., Any]) -> Callable[..., Any
 
 class RefusedEffectError(NotImplementedError):
     """A stateful op is in a loop or branch that cannot hold it."""
-
-
-def _refusal(effect: _OpEffect, reason: str) -> RefusedEffectError:
-    return RefusedEffectError(f"a vmap of a {reason.format(effect.title)}; or {effect.cure}")
 
 
 _COND = (
@@ -221,21 +296,30 @@ _WHILE = (
 )
 
 
-def _batch_cond(rule: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps the rule of `vmap` for a cond, which refuses every effect of io_callback.
+def _batched(rule: Callable[..., Any], reason: str) -> Callable[..., Any]:
+    """Wraps the rule of `vmap` for a cond or a while_loop, which refuses the effects of io_callback.
 
     A cond whose predicate is the same for the whole batch stays a cond, so that its effects are safe. JAX's rule gets
-    the branches with the effects of our ops left out, and finds them again when it traces the batched branches.
+    the branches with the effects of our ops left out, and finds them again when it traces the batched branches. Where
+    JAX refuses them, the error names the op.
     """
 
-    def batch(axis_data: Any, args: Sequence[Any], dims: Sequence[Any], *, branches: Any, **params: Any) -> Any:
-        effect = next(_op_effects(branches), None)
-        # The first operand is the predicate.
-        if effect is not None and dims[0] is not None:
-            raise _refusal(effect, _COND)
-        if effect is not None:
-            branches = tuple(map(_without_op_effects, branches))
-        return rule(axis_data, args, dims, branches=branches, **params)
+    def batch(axis_data: Any, args: Sequence[Any], dims: Sequence[Any], **params: Any) -> Any:
+        effect = next(_op_effects(jaxprs_in(params)), None)
+        # The first operand of a cond is the predicate.
+        if effect is not None and "branches" in params and dims[0] is None:
+            params["branches"] = tuple(map(_without_op_effects, params["branches"]))
+        try:
+            return rule(axis_data, args, dims, **params)
+        except RefusedEffectError:
+            raise
+        except Exception as error:
+            # JAX's refusal has no class of its own, so it is recognized by the word "effect" in its text. Any other
+            # error comes from a rule inside, and explains itself better than ours would.
+            if effect is None or "effect" not in str(error):
+                raise
+            refusal = f"a vmap of a {reason.format(effect.title)}; or {effect.cure}"
+        raise RefusedEffectError(refusal)
 
     return batch
 
@@ -244,36 +328,6 @@ def _without_op_effects(closed: Any) -> Any:
     jaxpr = jaxpr_of(closed)
     bare = jaxpr.replace(effects=frozenset(e for e in jaxpr.effects if not isinstance(e, _OpEffect)))
     return bare if jaxpr is closed else closed.replace(jaxpr=bare)
-
-
-def _batch_while(rule: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps the rule of `vmap` for a while_loop, to raise an error that names the op."""
-
-    def batch(axis_data: Any, args: Sequence[Any], dims: Sequence[Any], **params: Any) -> Any:
-        try:
-            return rule(axis_data, args, dims, **params)
-        except RefusedEffectError:
-            raise
-        except Exception as error:
-            # JAX's refusal has no class of its own, so it is recognized by the word "effect" in its text. Any other
-            # error comes from a rule inside the loop, and explains itself better than ours would.
-            effect = next(_op_effects(jaxprs_in(params)), None)
-            if effect is None or "effect" not in str(error):
-                raise
-            raise _refusal(effect, _WHILE) from None
-
-    return batch
-
-
-if not PORTABLE:
-    ad.primitive_jvps[jit_p] = _with_unusable_tangents(ad.primitive_jvps[jit_p])
-    private.loops._scan_known_hoisting = _without_hoisting_of_effects(private.scan_known_hoisting)
-    # A differentiated scan drops effects without a result (io_callback's too), except for these.
-    for _kind in (_StatefulEffect, _OrderedEffect):
-        private.partial_eval_kept_effects.add_type(_kind)
-    for _primitive, _wrap in ((jax.lax.cond_p, _batch_cond), (jax.lax.while_p, _batch_while)):
-        _rules = private.fancy_primitive_batchers
-        _rules[_primitive] = _wrap(_rules[_primitive])
 
 
 # ---------------------------------------------------------------------- lowering
@@ -305,11 +359,6 @@ def device_count(ctx: Any) -> int:
     return getattr(ctx.module_context.axis_context, "num_devices", 1)
 
 
-def platforms(ctx: Any) -> tuple[str, ...]:
-    """Returns the platforms that a lowering is for. Only `jax.export` lowers for several."""
-    return tuple(ctx.platforms or ctx.module_context.platforms)
-
-
 # The primitives that become one operation of XLA with a function of the user in it, with the names that errors use.
 _COMBINING = {
     jax.lax.reduce_p: "jax.lax.reduce",
@@ -317,20 +366,28 @@ _COMBINING = {
     jax.lax.scatter_p: "a scatter (x.at[i].apply)",
     jax.lax.select_and_scatter_p: "a select-and-scatter",
 }
+# The jaxprs that were searched, and hold no call in such a function.
+_searched: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def _checked_combiner(
-    rule: Callable[..., Any], title: str, primitive: Any, refuse: Callable[..., None]
-) -> Callable[..., Any]:
-    """Wraps the lowering rule of such an operation, to refuse a primitive in its function: XLA cannot call Python."""
+def refuse_in_combiner(primitive: Any, refuse: Callable[..., None]) -> None:
+    """Refuses a primitive, while it is lowered, in a program with it in the function of a reduction or scatter.
 
-    def lower(ctx: Any, *operands: Any, **params: Any) -> Any:
-        for eqn in equations_in(params):
-            if eqn.primitive is primitive:
-                refuse(title, **eqn.params)
-        return rule(ctx, *operands, **params)
+    XLA cannot call Python there, and ends the process. JAX lowers an inner `jit` once for all its uses, so that the
+    whole program is searched, which JAX's functions on the stack have among their variables.
 
-    return lower
+    Args:
+        primitive: the primitive.
+        refuse: raises the error. It gets the name of the operation and the parameters of the equation.
+    """
+    for jaxpr in variables_of_jax(JAXPR_TYPES):
+        if jaxpr in _searched:
+            continue
+        for eqn in equations_in({"program": jaxpr}):
+            for inner in equations_in(eqn.params) if eqn.primitive in _COMBINING else ():
+                if inner.primitive is primitive:
+                    refuse(_COMBINING[eqn.primitive], **inner.params)
+        _searched.add(jaxpr)
 
 
 def lowered_buffer_callback(
@@ -352,7 +409,7 @@ def lowered_buffer_callback(
     ctx.module_context.add_host_callback(flat)
     index = np.uint64(len(ctx.module_context.host_callbacks) - 1)
     emit = private.ffi_lowering("xla_buffer_python_cpu_callback", has_side_effect=stateful or ordered)
-    token_types = [private.abstract_token] * tokens
+    token_types = [TOKEN_TYPE] * tokens
     avals_out = [*token_types, *(ShapedArray(r.shape, r.dtype) for r in results)]
     before = [ctx.tokens_in.get(ORDERED_IO)] if ordered else []
     emitting = ctx.replace(avals_in=[*token_types, *ctx.avals_in], avals_out=avals_out)

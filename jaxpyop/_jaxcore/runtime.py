@@ -11,17 +11,30 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from jaxpyop._jaxcore.public import PORTABLE, ShapedArray, private
+from jaxpyop._jaxcore.changes import make, makes
+from jaxpyop._jaxcore.private import has, private
+from jaxpyop._jaxcore.public import ShapedArray
 from jaxpyop._jaxcore.traces import canonical_dtype, jax_config
 
 
 def backends_are_initialized() -> bool:
     """Tells whether a JAX client exists already; asking does not make one. False if that cannot be known."""
-    return not PORTABLE and bool(private.backends_are_initialized())
+    return private.backends_are_initialized is not None and bool(private.backends_are_initialized())
 
 
-# JAX writes each callback's error to this log, beside raising it (JAX 0.10 to 0.12).
-CALLBACK_LOGGER = logging.getLogger("jax._src.callback")
+def keep_out_of_log(kind: type[Exception]) -> None:
+    """Keeps the exceptions of a class out of JAX's log, where JAX writes each one of a callback beside raising it."""
+    _kept_out.add(kind)
+    make("log")
+
+
+_kept_out: set[type[Exception]] = set()
+
+
+@makes("log")
+def _filter_log() -> None:
+    is_ours = lambda record: bool(record.exc_info) and isinstance(record.exc_info[1], tuple(_kept_out))
+    logging.getLogger("jax._src.callback").addFilter(lambda record: not is_ours(record))
 
 
 def with_transfers(function: Callable[..., Any], *args: Any) -> Any:
@@ -49,16 +62,31 @@ def forget_failed_programs() -> None:
     try:
         jax.effects_barrier()
     except jax.errors.JaxRuntimeError:
-        if not PORTABLE:
+        if has("errors"):
             private.runtime_tokens.clear()
 
 
 def static_arguments(jitted: Any) -> tuple[Sequence[int], Sequence[str]]:
     """Returns which arguments of a function under `jax.jit` are static, by position and by name.
 
-    JAX infers one from the other. A portable package cuts and traces no program, so that nothing asks.
+    JAX infers one from the other. If it does not tell them, there is no feature that asks.
     """
-    return ((), ()) if PORTABLE else (jitted._jit_info.static_argnums, jitted._jit_info.static_argnames)
+    info = getattr(jitted, "_jit_info", None)
+    return ((), ()) if info is None else (info.static_argnums, info.static_argnames)
+
+
+def program_count(jitted: Any) -> int:
+    """Returns how many programs JAX has compiled of a function under `jax.jit`; -1 if it does not tell."""
+    count = getattr(jitted, "_cache_size", None)
+    return -1 if count is None else count()
+
+
+def is_jitted(function: Any) -> bool:
+    """Tells whether a function is under `jax.jit`."""
+    return type(function) is _JITTED
+
+
+_JITTED = type(jax.jit(len))
 
 
 # ----------------------------------------------------------- clients and devices
@@ -87,6 +115,22 @@ def client_of(arrays: Sequence[Any]) -> Any:
     return found or jax.local_devices(backend=default if isinstance(default, str) else None)[0].client
 
 
+def cpu_device() -> Any:
+    """Returns the device on which functions run JAX code, and to which callbacks bring their inputs.
+
+    Raises:
+        RuntimeError: the process has no CPU client.
+    """
+    try:
+        return jax.local_devices(backend="cpu")[0]
+    except RuntimeError as error:
+        asked = jax_config.jax_platforms
+        raise RuntimeError(
+            f"a Python function runs on the host, and JAX has no CPU client in this process (jax_platforms is "
+            f"{asked!r}): set JAX_PLATFORMS={asked or 'cuda'},cpu, with cpu at the end, or do not set it"
+        ) from error
+
+
 def has_callbacks(client: Any) -> bool:
     """Tells whether a client's programs can call Python.
 
@@ -102,23 +146,31 @@ def has_callbacks(client: Any) -> bool:
     return client.platform in ("cuda", "rocm", "gpu", "tpu")
 
 
+def platforms(ctx: Any) -> tuple[str, ...]:
+    """Returns the platforms that a lowering is for. Only `jax.export` lowers for several."""
+    return tuple(ctx.platforms or ctx.module_context.platforms)
+
+
 def backend_without_callbacks(ctx: Any) -> str | None:
     """Names the client that a lowering is for, if its programs cannot call Python."""
-    client = ctx.module_context.get_backend(optional=True)
-    if client is None or has_callbacks(client):
+    try:
+        client = ctx.module_context.get_backend()
+    except (ValueError, RuntimeError):
+        return f"{', '.join(platforms(ctx))}, which this process only lowers for"
+    if has_callbacks(client):
         return None
     return " ".join(f"{client.platform}, {client.platform_version}".split())
 
 
 def all_have_callbacks() -> bool:
     """Tells whether the programs of every client can call Python."""
-    return not PORTABLE and all(map(has_callbacks, private.backends().values()))
+    return private.backends is not None and all(map(has_callbacks, private.backends().values()))
 
 
 @functools.cache
 def is_one_cpu() -> bool:
     """Tells whether the process has one device, a CPU whose programs can call Python. It makes its clients once."""
-    clients = {} if PORTABLE else private.backends()
+    clients = {} if private.backends is None else private.backends()
     # jaxlib makes its own CPU client under this name.
     return len(clients) == 1 and "cpu" in clients and clients["cpu"].device_count() == 1
 
@@ -128,8 +180,7 @@ def is_one_cpu() -> bool:
 
 def is_committed(x: Any) -> bool:
     """Tells whether an array was put on its device on purpose, so that results computed from it stay there."""
-    # `x.committed` reads the same attribute, but in Python (JAX 0.10 to 0.12).
-    return bool(getattr(x, "_committed", False))
+    return bool(getattr(x, "committed", False))
 
 
 def looks_at_transfers() -> bool:
@@ -148,12 +199,12 @@ def quick_array(value: np.ndarray[Any, Any], like: Any = None) -> Any:
         The array; None where only the public functions know what to do: in portable mode, under a mesh, a transfer
         guard or a check for NaNs, on several devices, and for dtypes that JAX changes.
     """
-    if PORTABLE or looks_at_transfers() or not jax.sharding.get_abstract_mesh().empty:
+    if private.batched_device_put is None or looks_at_transfers() or not jax.sharding.get_abstract_mesh().empty:
         return None
     aval = _aval(value.shape, value.dtype, bool(jax_config.jax_enable_x64))
     if aval is None or (sharding := _sharding_for(like)) is None:
         return None
-    return private.batched_device_put(aval, sharding, [value], [sharding._device], is_committed(like))
+    return private.batched_device_put(aval, sharding, [value], list(sharding.device_set), is_committed(like))
 
 
 def _sharding_for(like: Any) -> SingleDeviceSharding | None:
@@ -163,7 +214,7 @@ def _sharding_for(like: Any) -> SingleDeviceSharding | None:
         return sharding if type(sharding) is SingleDeviceSharding and sharding.memory_kind == "device" else None
     if isinstance(default, str):
         return None
-    return SingleDeviceSharding(private.get_backend().local_devices()[0] if default is None else default)
+    return SingleDeviceSharding(jax.local_devices()[0] if default is None else default)
 
 
 @functools.lru_cache(4096)

@@ -10,7 +10,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpyop._jaxcore.public import PORTABLE, ShapedArray, Trace, Tracer, private
+from jaxpyop._jaxcore.changes import make
+from jaxpyop._jaxcore.private import EVAL_TRACE as EVAL_TRACE
+from jaxpyop._jaxcore.private import TOP_AXES, private
+from jaxpyop._jaxcore.public import ShapedArray, Trace, Tracer
 
 # JAX makes the attributes of this object at run time, so type checkers do not know them.
 jax_config: Any = jax.config
@@ -27,44 +30,38 @@ _SETTINGS: dict[str, Any] = {
     "jax_default_matmul_precision": jax.default_matmul_precision,
     "jax_debug_nans": jax.debug_nans,
 }
-_STATES = tuple(_SETTINGS.values())
+_trace_ctx = private.trace_ctx
 
-# The trace that evaluates. It has no public name, but its values are arrays, which have no trace.
-EVAL_TRACE: Any = None if PORTABLE else private.EVAL_TRACE
-# `with set_current_trace(trace):`
-set_current_trace: Any = None if PORTABLE else private.set_current_trace
+
+def set_current_trace(trace: Any) -> contextlib.AbstractContextManager[Any]:
+    """Makes a trace the current one for a block."""
+    return private.set_current_trace(trace)
 
 
 def current_trace() -> Any:
     """Returns the innermost trace, which `jnp.add(1, 2)` would be handed to."""
-    # JAX has ignored the argument of find_top_trace since 0.4.36.
-    return getattr(jax.lax.full((), 0), "_trace", None) if PORTABLE else private.find_top_trace(())
+    # The evaluating trace is None if JAX does not tell it, because its values are arrays, which have no trace.
+    return getattr(jax.lax.full((), 0), "_trace", None) if _trace_ctx is None else _trace_ctx.trace
 
 
 def at_top_level() -> bool:
-    """Tells whether no transformation is active and no axis has a name, as in a new thread.
-
-    A portable package does not see the axis names that an eager `vmap` has bound.
-    """
-    return is_eager() if PORTABLE else bool(private.trace_ctx.is_top_level())
+    """Tells whether no transformation is active and no axis has a name, as in a new thread."""
+    return is_eager() if _trace_ctx is None else bool(_trace_ctx.is_top_level())
 
 
 def without_axes() -> contextlib.AbstractContextManager[None]:
-    """Hides the axis names that an eager `vmap` has bound, for code that does not run inside that `vmap`.
-
-    A portable package cannot hide them.
-    """
-    return _UNCHANGED if PORTABLE or private.trace_ctx.axis_env is private.top_axis_env else _without_axes()
+    """Hides the axis names that an eager `vmap` has bound, for code that does not run inside that `vmap`."""
+    return _UNCHANGED if _trace_ctx is None or _trace_ctx.axis_env is TOP_AXES else _without_axes()
 
 
 @contextlib.contextmanager
 def _without_axes() -> Iterator[None]:
-    names = private.trace_ctx.axis_env
-    private.trace_ctx.set_axis_env(private.top_axis_env)
+    names = _trace_ctx.axis_env
+    _trace_ctx.set_axis_env(TOP_AXES)
     try:
         yield
     finally:
-        private.trace_ctx.set_axis_env(names)
+        _trace_ctx.set_axis_env(names)
 
 
 def is_eager() -> bool:
@@ -74,7 +71,7 @@ def is_eager() -> bool:
 
 def eval_context() -> contextlib.AbstractContextManager[Any]:
     """Evaluates the operations of a block at once, whatever transformation is active."""
-    return jax.ensure_compile_time_eval() if PORTABLE else set_current_trace(EVAL_TRACE)
+    return jax.ensure_compile_time_eval()
 
 
 def is_live(x: Any) -> bool:
@@ -123,17 +120,14 @@ def explicit_x64_mode() -> str:
 
 def thread_settings() -> list[Any]:
     """Returns the values of the settings of this thread that decide what an operation gives."""
-    if PORTABLE:
-        return [getattr(jax_config, name) for name in _SETTINGS]
-    # Each call of a compiled program asks, and this takes a third of the time.
-    return [state.value for state in _STATES]
+    return [getattr(jax_config, name) for name in _SETTINGS]
 
 
 @contextlib.contextmanager
 def with_thread_settings(settings: Sequence[Any]) -> Iterator[None]:
     """Gives a block the settings of another thread."""
     with contextlib.ExitStack() as stack:
-        for here, there, context in zip(thread_settings(), settings, _STATES):
+        for here, there, context in zip(thread_settings(), settings, _SETTINGS.values()):
             if here != there:
                 stack.enter_context(context(there))
         yield
@@ -147,14 +141,14 @@ def with_wide_types(is_wide: bool) -> contextlib.AbstractContextManager[Any]:
 def settings_of_traces() -> Any:
     """Returns the values of all settings under which JAX may trace a function differently, as its own caches do.
 
-    A portable package does not know them, so no two answers are equal.
+    If JAX does not tell them, no two answers are equal.
     """
-    return object() if PORTABLE else private.trace_context()
+    return object() if private.trace_context is None else private.trace_context()
 
 
 def clear_with_jax(cache: Any) -> None:
     """Has `jax.clear_caches()` call the `cache_clear` of an object as long as it is alive."""
-    if not PORTABLE:
+    if private.register_cache is not None:
         private.register_cache(cache, "jaxpyop")
 
 
@@ -223,15 +217,22 @@ class Unusable(Tracer):
     """
 
     def __init__(self, shape: Sequence[int], dtype: Any, error: Callable[[], Exception]) -> None:
+        make("tangents")
         super().__init__(_UnusableTrace(error), ShapedArray(tuple(shape), np.dtype(dtype)))
 
     def error(self) -> Exception:
         """Makes the exception to raise where the value is needed."""
         return self._trace.error()
 
+    def __repr__(self) -> str:
+        # A debugger, a log or the print of a dict does not use the value.
+        return f"<unusable {self.aval}: {self.error()}>"
+
+    __str__ = __repr__
+
     def _refuse(self, *args: Any, **kwargs: Any) -> Any:
         raise self.error()
 
     full_lower = __array__ = __bool__ = __int__ = __float__ = __complex__ = __index__ = __iter__ = _refuse
-    __dlpack__ = __repr__ = __str__ = __format__ = _refuse
+    __dlpack__ = __format__ = _refuse
     block_until_ready = item = tolist = tobytes = copy_to_host_async = _refuse

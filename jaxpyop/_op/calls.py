@@ -22,7 +22,7 @@ from jaxpyop._op.body import FilledBody, UserBody
 from jaxpyop._op.primitive import Call, Linearization, Operands, bind, run_now
 from jaxpyop._op.request import Op, make_op, mark_differentiable
 from jaxpyop._op.taped import linearize_on_tape
-from jaxpyop._op.traced import trace, trace_if_possible
+from jaxpyop._op.traced import can_trace, trace, trace_if_possible
 from jaxpyop._op.user_rules import LinearCall, LinearFunction, linearize_by_rules
 from jaxpyop._op.values import Inputs, check_closure, flatten_inputs, show_shape, without_weak_type
 
@@ -56,7 +56,7 @@ def call_op(op: Op, args: Sequence[Any], kwargs: Mapping[str, Any], when: Any = 
 def _stage(op: Op, inputs: Inputs, call: UserCall, arrays: Sequence[Any]) -> list[Any]:
     with jax.named_scope(op.name):
         # The mode is that of `jaxpyop.config` where the keyword does not say.
-        if op.mode != "eager":
+        if op.mode != "eager" and can_trace(op):
             into = functools.partial(trace, op, inputs, _call_host)
             if call.operands.has_flag:
                 into = functools.partial(_trace_when, op, inputs)

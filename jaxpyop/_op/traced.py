@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -32,9 +32,20 @@ from jaxpyop._op.values import (
     match,
     read_tout,
 )
-from jaxpyop._traced import Either, Num, Refused, copied, interpret, num_as_dtype, some_number
 
+# The package `_traced` is imported where a function is traced. Most programs trace none, and it takes a quarter of the
+# time that an import of jaxpyop takes.
+if TYPE_CHECKING:
+    from jaxpyop._traced import Refused
 # ---------------------------------------------------------------- mode="traced"
+
+
+def can_trace(op: Op) -> bool:
+    """Tell whether functions can be traced on this JAX. If not, they are called, and a warning says so."""
+    if why := _jaxcore.why_without("traced mode"):
+        text = f"{op.title}: mode={op.mode!r} calls the function, as mode='eager' does, because {why}"
+        _jaxcore.warn_once(("traced mode", op.title), text)
+    return not why
 
 
 class UntraceableError(TypeError):
@@ -61,9 +72,7 @@ def trace(op: Op, inputs: Inputs, call_host: Callable[[Op, Any], Any], arrays: S
     Raises:
         UntraceableError: the function is not in the language of traced mode.
     """
-    if _jaxcore.PORTABLE:
-        reason = f"mode='traced' is not possible on public JAX alone ({_jaxcore.WHY_PORTABLE}); write mode=\"eager\""
-        raise UntraceableError(f"{op.title}: {reason}", reason)
+    from jaxpyop._traced import Either, Refused, interpret
 
     can_change = lambda value: isinstance(value, (list, dict, set))
     if any(map(can_change, jax.tree.leaves(tuple(inputs.leaves), is_leaf=can_change))):
@@ -108,6 +117,8 @@ class _Raising:
         self.errors = errors
 
     def __call__(self, number_of_error: Any) -> Any:
+        from jaxpyop._traced import copied
+
         for number in np.ravel(number_of_error):
             if number:
                 raise copied(self.errors[number - 1])
@@ -120,6 +131,8 @@ def _raising(op: Op, call_host: Any, number: Any, errors: Any, outs: list[Any], 
     They depend on what the call that raises it gives, because JAX and XLA drop a call on which nothing depends. So do
     their derivatives: each result has one in each input, if only a zero.
     """
+    from jaxpyop._traced import some_number
+
     raising = dataclasses.replace(
         op,
         func=_Raising(op.func, errors),
@@ -149,6 +162,8 @@ def _reason(error: Refused) -> str:
 
 
 def _checked(op: Op, k: int, value: Any, leaf: Leaf) -> Any:
+    from jaxpyop._traced import Either, Num, num_as_dtype
+
     origin = op.origin_of_result(k)
     if isinstance(value, Either):
         return value.map(lambda v: _checked(op, k, v, leaf))
@@ -186,6 +201,10 @@ def explain_traced(func: Callable[..., Any], *args: Any, **kwargs: Any) -> str |
         >>> print(explain_traced(lambda x: x if x > 0 else -x, 1.0))
         None
     """
+    from jaxpyop._traced import Refused, interpret
+
+    if why := _jaxcore.why_without("traced mode"):
+        return why
     arrays, inputs = flatten_inputs(args, kwargs, "explain_traced")
 
     def interpreted(*arrays: Any) -> list[Any]:

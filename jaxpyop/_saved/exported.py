@@ -163,10 +163,10 @@ def _structure_from_data(data: Any) -> Any:
 
 
 def _refuse_if_portable(name: str) -> None:
-    if _jaxcore.PORTABLE:
+    if not _jaxcore.has("jaxpyop.jit"):
         raise NotImplementedError(
-            f"jaxpyop.{name}: on public JAX alone ({_jaxcore.WHY_PORTABLE}) a program cannot be cut at its Python "
-            f"calls, as saved programs are; use JAX {_jaxcore.TESTED} for this, or a newer jaxpyop"
+            f"jaxpyop.{name}: a program cannot be cut at its Python calls, as saved programs are "
+            f"({_jaxcore.why_without('jaxpyop.jit')}); use JAX {_jaxcore.TESTED} for this, or a newer jaxpyop"
         )
 
 

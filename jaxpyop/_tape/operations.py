@@ -19,6 +19,7 @@ import jax
 
 from jaxpyop import _jaxcore
 from jaxpyop._jaxcore import consts_of, jaxpr_of, jaxprs_in
+from jaxpyop._tape.keys import UnkeyableError, structural_key
 
 # The operations by the objects in a call's parameters, to find them fast. Only those that are shared, so that no
 # function of the user's is kept alive.
@@ -105,8 +106,8 @@ def _find_by_structure(primitive: Any, params: dict[str, Any], args: Sequence[An
     # The attribute marks a type that JAX expands into others first (JAX 0.10 to 0.12).
     is_high = any(getattr(jax.typeof(x), "is_high", False) for x in args)
     if not (calls_python or holds_closure or has_effects or is_high):
-        with contextlib.suppress(_jaxcore.UnkeyableError):
-            key = (primitive, _jaxcore.structural_key(params))
+        with contextlib.suppress(UnkeyableError):
+            key = (primitive, structural_key(params))
             return _shared(key, lambda: _make_op(primitive, params, args))
     op = _make_op(primitive, params, args, linearize_now=True)
     op.calls_python = calls_python
@@ -231,8 +232,8 @@ def hoisted(primitive: Any, params: dict[str, Any]) -> tuple[Operation, Sequence
     # The shared operation must not keep this call's constants alive, so it holds a jaxpr without them.
     jaxpr, constants = _jaxcore.opened(params["jaxpr"])
     try:
-        key = ("hoisted", _jaxcore.structural_key({**params, "jaxpr": jaxpr}))
-    except _jaxcore.UnkeyableError:
+        key = ("hoisted", structural_key({**params, "jaxpr": jaxpr}))
+    except UnkeyableError:
         return None
 
     def make() -> Operation:

@@ -143,7 +143,7 @@ def record(
         (9.0, 6.0)
     """
     inputs = [_array(x) for x in inputs]
-    if _jaxcore.PORTABLE:
+    if not _jaxcore.has("the tape"):
         return _record_by_vjp(body, inputs, perturbed, title)
     tape = Tape(_jaxcore.current_trace(), title)
     try:
@@ -180,8 +180,8 @@ def _record_by_vjp(
         outputs, linear = linearize(call, [i for i, p in enumerate(perturbed) if p], inputs, forward=False)
     except _ASKED as error:
         raise TypeError(
-            f"{title}: it asks for the value of what is differentiated, which is not possible on public JAX alone "
-            f"({_jaxcore.WHY_PORTABLE}). Write jnp.where or jax.lax.cond instead, or give the op a vjp="
+            f"{title}: it asks for the value of what is differentiated, which is not possible without the tape "
+            f"({_jaxcore.why_without('the tape')}). Write jnp.where or jax.lax.cond instead, or give the op a vjp="
         ) from error
     linear.keep_values()
     needs = full_dependence(perturbed, outputs).needs

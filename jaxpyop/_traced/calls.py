@@ -70,7 +70,7 @@ class Calls(Containers):
         if isinstance(f, functools.partial):
             return self.call(f.func, [*map(self.outside, f.args), *args], {**f.keywords, **kwargs})
         wrapped = getattr(f, "__wrapped__", None)
-        if type(f).__name__ == "PjitFunction" and isinstance(wrapped, types.FunctionType):
+        if core.is_jitted(f) and isinstance(wrapped, types.FunctionType):
             # As a compiled function, so that its arguments and results are what JAX makes of them.
             if core.has_static_arguments(f):
                 raise Refused(f"`{name_of_function(f)}`, which is compiled with static arguments", OUTSIDE)
@@ -116,7 +116,7 @@ class Calls(Containers):
         if isinstance(v, Foreign):
             return v.func
         is_function = isinstance(v, (Closure, Partial, Transformed, types.FunctionType, types.MethodType))
-        if is_function or type(v).__name__ == "PjitFunction" or id(v) in BUILTINS or id(v) in OF_MATH:
+        if is_function or core.is_jitted(v) or id(v) in BUILTINS or id(v) in OF_MATH:
             return self._function_for_jax(v)
         raise Refused(f"a {name_of_type(v)} is given to a function of JAX")
 

@@ -79,6 +79,23 @@ def jit_gradient_of_a_stateful_op_is_right_or_refused(on):
 
 
 @program
+def gradient_of_a_stateless_op_is_that_of_the_whole_array(on):
+    op = lambda x: py_function(lambda x: x**3, [x], F, output_shapes=(8,))
+    on.same(finish(jax.jit(lambda x: jax.vjp(op, x)[1](x)[0])(on.x)), 3 * FULL**3)
+
+
+@program
+def cut_programs_stay_whole_over_all_devices(on):
+    """No process has the whole of an array, so that Python cannot be called with it."""
+    for op in OPS.values():
+        f = jaxpyop.jit(lambda x: jnp.sin(op(np.negative, [x], F, output_shapes=(8,))))
+        on.same(finish(f(on.x)), np.sin(-FULL))
+        assert f.explain(on.x).startswith("whole: an argument is on devices of several processes")
+        # On its own devices, each process cuts its program.
+        same(finish(f(jnp.asarray(FULL))), np.sin(-FULL))
+
+
+@program
 def programs_of_one_process(on):
     """On its own devices, each process does what it likes."""
     for op in OPS.values():

@@ -1,6 +1,7 @@
 """As many functions at once as JAX has threads: all end, or the one too many raises where all would wait for good."""
 
 import time
+from unittest import mock
 
 import jaxpyop
 
@@ -8,6 +9,7 @@ import jax  # isort: skip
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpyop._host import guard
 from tests.hangs.deadlock_programs import F, on_threads
 from tests.shared import many_programs
 
@@ -63,7 +65,14 @@ def forty_nested():
         assert "functions that use JAX run at once" in str(error), error  # noqa: PT017
 
 
+def forty_slow():
+    """Functions that wait for nothing, and for no JAX, end by themselves, however slow they are."""
+    with mock.patch.object(guard, "_PATIENCE", 0.5):
+        all_end(crowd(jaxpyop.py_function, lambda x: time.sleep(1.5) or np.sin(np.asarray(x)), 40, 0))
+
+
 CROWDS = {
+    "40 slow": forty_slow,
     "31 of JAX": lambda: all_end(crowd(jaxpyop.py_function, jnp.sin, 31, 0.3)),
     "40 of NumPy alone": lambda: all_end(crowd(jaxpyop.numpy_function, np.sin, 40, 10)),
     "32 of JAX": lambda: refused(crowd(jaxpyop.py_function, jnp.sin, 32, 10), 1),

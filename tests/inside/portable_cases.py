@@ -1,9 +1,9 @@
 """What has to work whatever a JAX lacks, and a process that runs it on such a JAX.
 
 `python -m tests.inside.portable_cases NAMES ...` imports jaxpyop anew without names of JAX, once for each argument: one
-name, or several with commas. It runs `begins` there, or `works` where several are missing, and prints a line of JSON:
-{"error": ...} if the import fails, else {"warnings": [...], "portable": ..., "failed": why}. One process serves many
-arguments, because a start takes a second.
+name, or several with commas. It runs `works` there, and each of `FEATURES`, with the feature or without it. It prints a
+line of JSON: {"error": ...} if the import fails, else {"warnings": [...], "lacks": features, "failed": why}. One
+process serves many arguments, because a start takes a second.
 """
 
 import collections
@@ -42,11 +42,6 @@ def wait(x):
     jax.effects_barrier()
 
 
-def begins(jp):
-    """A call. What is missing is known by the import, and all else is then as it is without any of the names."""
-    equal(jp.numpy_function(np.negative, [X], F), -3)
-
-
 def works(jp):
     """Calls, shapes, gradients, vmap, effects in order, and errors."""
     log = []
@@ -81,26 +76,90 @@ def works(jp):
     equal(jax.jit(negative)(X), -3)
 
 
-def works_on_public_jax(jp):
-    """What needs code of its own there, and what is refused there."""
+def tape(jp, is_there):
+    asks = jax.grad(lambda x: jp.py_function(lambda x: x * float(x), [x], F))
+    if is_there:
+        equal(asks(X), 3)  # the other factor is a number
+    else:
+        refused("asks for the value", asks, X)
     scale = np.full(3, X)
     _, pull = jax.vjp(lambda x: jp.py_function(lambda x: x * scale, [x], F), jnp.ones(3))
     scale[:] = 7
     equal(pull(jnp.ones(3))[0], [3, 3, 3])
     rules = lambda x: jp.py_function(lambda x: jax.jit(lambda x: x * x)(x) + jax.nn.relu(x), [x], F)
     equal([jax.grad(rules)(X), jax.jit(jax.grad(rules))(-X)], [7, -6])
-    named = lambda x: jp.numpy_function(np.negative, [x], F) + jax.lax.axis_index("i")
-    equal(jax.vmap(named, axis_name="i")(np.arange(3, dtype=F)), [0, 0, 0])
+
+
+def traced_mode(jp, is_there):
     branch = lambda mode: lambda x: jp.py_function(lambda x: x * x if x > 0 else x, [x], F, mode=mode)
-    equal(jax.jit(branch("auto"))(X), 9)
-    refused("mode='traced' is not possible on public JAX alone", jax.jit(branch("traced")), X)
-    refused("asks for the value", jax.grad(lambda x: jp.py_function(lambda x: x * float(x), [x], F)), X)
-    whole = jp.jit(lambda x, n: jnp.sin(jp.numpy_function(np.negative, [x * n], F)), static_argnums=1)
-    equal(whole(X, 2), np.sin(-6))
+    for mode in ("auto", "traced"):
+        with warnings.catch_warnings(record=True) as noted:
+            warnings.simplefilter("always")
+            equal(jax.jit(branch(mode))(X), 9)
+        # Each op warns once.
+        assert is_there or mode == "traced" or "calls the function, as mode='eager' does" in str(noted[0].message)
+        assert not (is_there and noted)
+
+
+def cut(jp, is_there):
+    f = jp.jit(lambda x, n: jnp.sin(jp.py_function(lambda x: 2 * x, [x * n], F)), static_argnums=1)
+    equal(f(X, 2), np.sin(12))
+    equal(f(X, 2), np.sin(12))
+    assert f.explain(X, 2).startswith("whole: programs cannot be cut: ") == (not is_there)
+    whole = jp.jit(lambda x: jp.numpy_function(np.negative, [x], F))
+    equal([whole(X), whole(X), whole(X)], [-3, -3, -3])
+    if not is_there:
+        refused("a program cannot be cut at its Python calls", jp.load, b"")
+
+
+def loops(jp, is_there):
+    log = []
+    note = lambda x: jp.numpy_function(lambda x: log.append(1) or x, [x], F, stateful=True)
+    for inner in (note, jax.jit(note), lambda x: jax.lax.cond(x > 0, note, note, x)):
+        log.clear()
+        turn = lambda c, _, inner=inner: (c * 2 + 0 * inner(jnp.float32(1)), None)
+        twice = jax.grad(lambda x, turn=turn: jax.lax.scan(turn, x, None, length=2)[0])
+        if is_there:
+            equal(jax.jit(twice)(X), 4)
+            jax.effects_barrier()
+            assert len(log) == 2
+        else:
+            refused("the derivative of a loop cannot hold the stateful numpy_function", twice, X)
+
+
+def vmap_of_cond(jp, is_there):
     once = lambda x: jp.numpy_function(np.negative, [x], F, stateful=True)
-    cond = jax.vmap(lambda p, x: jax.lax.cond(p, once, lambda x: x, x))
-    refused("vmap", jax.jit(cond), np.array([True, False]), jnp.arange(2.0))
+    cond = jax.jit(jax.vmap(lambda p, x: jax.lax.cond(p, once, lambda x: x, x), in_axes=(None, 0)))
+    if is_there:
+        equal(cond(True, jnp.ones(2)), [-1, -1])
+    else:
+        refused("vmap", cond, True, jnp.ones(2))
+    refused("vmap", jax.vmap(lambda p, x: jax.lax.cond(p, once, lambda x: x, x)), np.array([True, False]), jnp.ones(2))
+
+
+FEATURES = {
+    "the tape": tape,
+    "traced mode": traced_mode,
+    "jaxpyop.jit": cut,
+    "loops": loops,
+    "vmap of cond": vmap_of_cond,
+}
+
+
+def works_in_part(jp):
+    """Everything that does not need a feature that is missing, and what is refused without it."""
+    works(jp)
+    for feature, check in FEATURES.items():
+        check(jp, jp._jaxcore.has(feature))
+    jitted = jax.jit(lambda x: jp.numpy_function(np.negative, [x], F))
+    reduced = lambda x: jax.lax.reduce(x, F(0), lambda a, b: jitted(b), (0,))
+    refused("XLA operation, which cannot call Python", reduced, jnp.ones(3))
+    once = lambda x: jp.numpy_function(np.negative, [x], F, stateful=True)
     refused("numpy_function", lambda: jax.jvp(lambda x: once(x) * 2, (X,), (X,))[1] + 1)
+    random = lambda x: jp.py_function(lambda x: x * float(np.random.random()), [x], F)
+    if jp._jaxcore.has("the tape"):
+        value, slope = jax.value_and_grad(jax.checkpoint(random))(X)
+        equal(value, slope * X)
 
 
 class _Lacking(types.ModuleType):
@@ -132,20 +191,29 @@ def import_without(absent):
         return importlib.import_module("jaxpyop")
 
 
+OF_OBJECTS = re.compile(r"jax\.jit\(\)|\.[A-Z]\w+\.")
+
+
 def answer(absent):
     with warnings.catch_warnings(record=True) as noted:
         warnings.simplefilter("always")
         try:
-            jp = import_without(absent)
+            # An attribute of JAX's objects cannot be taken away from JAX itself, which needs most of them.
+            jp = import_without([name for name in absent if not OF_OBJECTS.search(name)])
         except ImportError as error:
             return {"error": str(error)}
+    core = jp._jaxcore
+    for name, path in core.NAMES.items():
+        if path in absent:
+            setattr(core.private, name, None)
     failed = ""
     try:
         with warnings.catch_warnings(action="error"):
-            (works if len(absent) > 1 else begins)(jp)
+            works_in_part(jp)
     except BaseException:
         failed = traceback.format_exc()[-3000:]
-    return {"warnings": [str(w.message) for w in noted], "portable": jp._jaxcore.PORTABLE, "failed": failed}
+    lacks = [feature for feature in core.FEATURES if core.why_without(feature)]
+    return {"warnings": [str(w.message) for w in noted], "lacks": lacks, "failed": failed}
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ import numpy as np
 
 from jaxpyop import _jaxcore
 from jaxpyop._host.host_call import Method, python_thread
-from jaxpyop._host.memory import FREE
+from jaxpyop._host.memory import COUNTS_ARE_EXACT, FREE
 
 Executor = concurrent.futures.Executor
 
@@ -188,7 +188,7 @@ def _returned_by(function: Callable[[], Any]) -> Any:
         if (kept := _made.get(function)) is not None:
             return kept
     found = function()
-    if sys.getrefcount(found) <= FREE and hasattr(found, "submit"):
+    if COUNTS_ARE_EXACT and sys.getrefcount(found) <= FREE and hasattr(found, "submit"):
         # Functions without a hash, or that cannot be referred to weakly, are called each time.
         with _lock, contextlib.suppress(TypeError):
             found = _made.setdefault(function, found)

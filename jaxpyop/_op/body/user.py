@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from jaxpyop import _jaxcore
-from jaxpyop._host import call_where_op_runs, forget_locals, kept_of, lend_results, metrics, refusal
+from jaxpyop._host import call_where_op_runs, forget_locals, kept_of, lend_results, metrics, refusal, return_results
 from jaxpyop._op.body.advice import advise, call_and_warn_of_changes, call_with_advice
 from jaxpyop._op.body.body import Body, element_structs, full
 from jaxpyop._op.request import Op
@@ -214,6 +214,7 @@ class FilledBody(UserBody):
             # A debugger would find memory there that is XLA's again.
             forget_locals(error)
             raise
+        return_results(lent, targets)
         if kept := kept_of(lent):
             for array in kept:
                 array.setflags(write=False)

@@ -50,6 +50,7 @@ def _refuse_in_combiner(operation: str, call: Call, batch: Batch) -> None:
 
 def _lowering(ctx: Any, *operands: Any, call: Call, batch: Batch) -> Any:
     _check_lowering(ctx, call)
+    _jaxcore.refuse_in_combiner(python_call_p, _refuse_in_combiner)
     # On several devices, and on a mesh, the results of the two branches would have to be sharded alike.
     has_no_mesh = _jaxcore.device_count(ctx) == 1 and jax.sharding.get_abstract_mesh().empty
     if has_no_mesh and call.operands.is_conditional and math.prod(ctx.avals_in[0].shape) == 1:
@@ -65,11 +66,10 @@ def _lowering(ctx: Any, *operands: Any, call: Call, batch: Batch) -> Any:
     on_cpu = _jaxcore.platforms(ctx) == ("cpu",)
 
     def run(*args: Any) -> list[Any]:
-        if devices is not None and on_cpu:
-            outs = _spread(devices, host, results, args)
+        if devices is not None:
+            outs = _spread(devices, host, results, args, on_cpu)
         else:
             outs = _call_back(call, host.on_arrays, results, args)
-            outs = outs if devices is None else map(devices.replicate, outs)
         return list(outs)[: len(ctx.avals_out)]
 
     return _jaxcore.mlir.lower_fun(run, multiple_results=True)(ctx, *operands)
@@ -99,7 +99,7 @@ def _lower_to_buffers(ctx: Any, host: Host, operands: Sequence[Any], results: li
 
 def _takes_buffers(ctx: Any, call: Call) -> bool:
     """Tell whether the transport can be a buffer callback, which copies nothing."""
-    if _jaxcore.PORTABLE or _config.TRANSPORT != "auto" or _jaxcore.platforms(ctx) != ("cpu",):
+    if _config.TRANSPORT != "auto" or _jaxcore.platforms(ctx) != ("cpu",) or not _jaxcore.has("lent memory"):
         return False
     # On several devices a buffer callback runs once per device. A stateless op can share one run among them. A stateful
     # op has to run once, and so do its derivatives, in the process that has its record.
@@ -116,7 +116,9 @@ def _call_back(call: HostCall, run: Callable[..., Any], results: list[Struct], a
     return jax.pure_callback(run, results, *args)
 
 
-def _spread(devices: _jaxcore.AllDevices, host: Host, results: list[Struct], args: Sequence[Any]) -> Sequence[Any]:
+def _spread(
+    devices: _jaxcore.AllDevices, host: Host, results: list[Struct], args: Sequence[Any], on_cpu: bool
+) -> Sequence[Any]:
     # A callback's result lives on one device, in a sharding that eager operations on explicit meshes refuse (0.10 to
     # 0.12). So it is spread over the devices, and the other devices wait for it. If the body's exception were raised on
     # the calling device alone, they would wait forever. So it is raised on all of them.
@@ -125,17 +127,31 @@ def _spread(devices: _jaxcore.AllDevices, host: Host, results: list[Struct], arg
     # An empty result ends the process while XLA compiles (0.11), and need not be spread.
     has_values = [math.prod(s.shape) > 0 for s in structs]
     spread = [r for r, mark in zip(results, has_values[1:]) if mark]
-    raising = buffer_callback(
-        host.raise_deferred,
-        spread,
-        has_side_effect=host.call.stateful,
-        input_output_aliases={1 + k: k for k in range(len(spread))},
-    )
+    raising = _raise_with_number(host)
+    if on_cpu:
+        raising = buffer_callback(
+            host.raise_deferred,
+            spread,
+            has_side_effect=host.call.stateful,
+            input_output_aliases={1 + k: k for k in range(len(spread))},
+        )
     # Without the barrier the constraint would reach the callback itself, which XLA refuses (0.12).
     kept = jax.lax.optimization_barrier(tuple(x for x, mark in zip(found, has_values) if mark))
     outs = iter(devices.run(raising, *map(devices.replicate, kept)))
     return [next(outs) if mark else jnp.zeros(r.shape, r.dtype) for r, mark in zip(results, has_values[1:])]
 
 
+def _raise_with_number(host: Host) -> Callable[..., Any]:
+    """Return what raises a deferred error on a device whose memory Python cannot read: it gets the number alone."""
+
+    def raising(number: Any, *values: Any) -> list[Any]:
+        call_back = io_callback if host.call.stateful else jax.pure_callback
+        checked = call_back(host.raise_number, Struct((), np.uint32), number)
+        # The results depend on the call, which would otherwise be dropped.
+        return [jnp.where(checked == 0, value, jnp.zeros_like(value)) for value in values]
+
+    return raising
+
+
 _jaxcore.mlir.register_lowering(python_call_p, _lowering, cacheable=False)
-_jaxcore.set_rules_of_programs(python_call_p, _refuse_in_combiner)
+_jaxcore.set_rules_of_programs(python_call_p)

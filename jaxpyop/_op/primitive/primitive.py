@@ -39,6 +39,7 @@ def bind(call: Call, *args: Any, batch: Batch = NO_BATCH) -> list[Any]:
 
     JAX goes on in the rule of the transformation: `jax.grad` in `_linearize` of `differentiate`.
     """
+    _jaxcore.prepare()
     if any(isinstance(a, Unusable) for a in args) and (refusal := call.refusal) is not None:
         return [Unusable(s.shape, s.dtype, refusal) for s in call.result_structs(args, batch)]
     return python_call_p.bind(*_jaxcore.cast_to_common_axes(args), call=call, batch=batch)
@@ -59,8 +60,7 @@ def _impl(*args: Any, call: Call, batch: Batch) -> list[Any]:
 def _abstract_eval(*avals: Any, call: Call, batch: Batch) -> tuple[list[Any], set[Any]]:
     effects: set[Any] = set()
     if call.stateful:
-        kind = _jaxcore.OrderedEffect if call.ordered else _jaxcore.StatefulEffect
-        effects.add(kind(call.title, call.op.stateless_advice))
+        effects.add(_jaxcore.effect_of_op(call.title, call.op.stateless_advice, call.ordered))
     # A shape that nobody gave is found here, by a run of the function on abstract values.
     return [_jaxcore.result_aval(s.shape, s.dtype, avals) for s in call.result_structs(avals, batch)], effects
 

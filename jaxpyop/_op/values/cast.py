@@ -228,7 +228,7 @@ def cast_to_jax(value: Any, leaf: Leaf, casting: str, origin: str, title: str) -
         if not _jaxcore.is_live(value):
             # The function kept it from an earlier run, and its value is known.
             value = value.value
-    elif isinstance(value, _jaxcore.Tracer) and not _jaxcore.PORTABLE:
+    elif isinstance(value, _jaxcore.Tracer) and _jaxcore.has("the tape"):
         # Without traces of our own, the values of a differentiated function are JAX's.
         raise _foreign_tracer(value, origin, title)
     else:
@@ -308,7 +308,8 @@ def check_fingerprints(found: Any, expected: Any, title: str, what: str) -> None
         raise RuntimeError(
             f"{title}: {what} ran again for a backward pass, because the record of its forward pass was gone, or is "
             "that of a whole batch, and gave other results than in the forward pass: it draws random numbers, reads "
-            "something that changes, or rounds differently in a batch of another size. Its gradient would be that of "
+            "something that changes, calls a kernel that is not deterministic (on GPUs, say: the results are compared "
+            "bit by bit), or rounds differently in a batch of another size. Its gradient would be that of "
             "another run. Pass what changes (a random key, say) as an input; or pass stateful=True and increase "
             "jaxpyop.config.max_record_bytes, so that nothing runs again"
         )

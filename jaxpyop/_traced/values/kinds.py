@@ -244,7 +244,26 @@ def raw(v: Any, kind: str = "") -> Any:
             if isinstance(v, int) and not -(2**63) <= v < 2**63:
                 raise Refused(f"the integer {v} has more than 64 bits")
             return jnp.asarray(dtype.type(v))
-        return v.val if v.val.dtype == dtype else lax.convert_element_type(v.val, dtype)
+        val = v.val if v.val.dtype == dtype else lax.convert_element_type(v.val, dtype)
+        return _float_p.bind(val) if dtype == np.float64 else val
+
+
+def _refuse_float(ctx: Any, x: Any) -> Any:
+    raise NotImplementedError(
+        "a function with mode='traced' computes with Python floats, which have 64 bits; TPUs compute with fewer, and "
+        "the results would differ: make it an array of the program's dtype, such as jnp.float32(x), or write "
+        "mode='eager'"
+    )
+
+
+# A float of Python where an operation reads it. It is the value itself, and refuses to be compiled for a TPU.
+_float_p = core.Primitive("python_float")
+_float_p.def_impl(lambda x: x)
+_float_p.def_abstract_eval(lambda aval: aval)
+core.ad.primitive_jvps[_float_p] = lambda primals, tangents: (_float_p.bind(*primals), tangents[0])
+core.batching.primitive_batchers[_float_p] = lambda args, dims: (_float_p.bind(*args), dims[0])
+core.mlir.register_lowering(_float_p, lambda ctx, x: [x])
+core.mlir.register_lowering(_float_p, _refuse_float, platform="tpu")
 
 
 def bounds(v: Any) -> tuple[Any, Any]:

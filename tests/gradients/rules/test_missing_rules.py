@@ -109,6 +109,14 @@ def test_a_used_tangent_is_an_error_of_one_class_directly_and_when_lowered(f):
             program(X)
 
 
+def test_a_missing_tangent_can_be_printed():
+    """In a debugger, say, or among other values."""
+    _, tangent = jax.jvp(op, (1.0,), (1.0,))
+    for text in (repr(tangent), str(tangent), f"{ {'t': tangent} }", str([tangent])):
+        assert "unusable" in text
+        assert "'mine': forward-mode differentiation" in text
+
+
 TOUCHES = {
     "f-string": lambda t: f"{t}",
     "numpy": np.asarray,

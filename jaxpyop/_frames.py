@@ -17,24 +17,16 @@ import jax
 import jaxlib
 import numpy as np
 
-from jaxpyop._jaxcore.public import PORTABLE, private
-
 
 def _folder(path: object) -> str:
     return os.path.join(os.path.dirname(os.path.abspath(str(path))), "")
 
 
-PACKAGE = os.path.join(os.path.dirname(_folder(__file__)[:-1]), "")
+PACKAGE = _folder(__file__)
 _JAX, _NUMPY, _STANDARD_LIBRARY = _folder(jax.__file__), _folder(np.__file__), _folder(os.__file__)
 # The library calls bodies through these: none of their frames tells a user anything.
 _CALLERS = (PACKAGE, _JAX, _folder(jaxlib.__file__), _folder(concurrent.futures.__file__))
 _INSTALLED = (*_CALLERS, _STANDARD_LIBRARY, "<frozen", os.path.join(os.path.dirname(_NUMPY[:-1]), ""))
-
-# JAX leaves the files of these folders out of tracebacks, and out of the source lines that it shows for operations
-# (in jaxprs, residuals and HLO). It does so for its own files.
-if not PORTABLE:
-    private.leave_out_of_tracebacks(PACKAGE)
-    private.leave_out_of_source_lines(PACKAGE)
 
 # A file, and the number of a line in it.
 NOWHERE = ("<unknown>", 0)
@@ -68,6 +60,15 @@ def users_frame(counts: Callable[[str], bool] = is_users_file) -> types.FrameTyp
     while frame is not None and not counts(frame.f_code.co_filename):
         frame = frame.f_back
     return frame
+
+
+def variables_of_jax(kind: Any) -> Iterator[Any]:
+    """Yields the variables of a class, or of one of several, in JAX's functions that are running, innermost first."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(_JAX):
+            yield from (value for value in frame.f_locals.values() if isinstance(value, kind))
+        frame = frame.f_back
 
 
 def place_of(frame: types.FrameType | None) -> tuple[str, int, str]:
