@@ -1,0 +1,201 @@
+"""The call frame of XLA's foreign function interface, read by code that Numba compiles; and the way back into Python.
+
+XLA calls a handler with the address of a frame, whose layout its documented C header gives (`xla/ffi/api/c_api.h`). One
+handler serves all kernels (`_enter`). It reads the address of a block of four words from the call's only attribute: the
+address of a kernel, the number of the call, and a count of its runs. So XLA is given one target for good, and the code
+of a kernel lives as long as the programs that have its block.
+
+If a kernel cannot give a result, it calls `_fall_back`, which enters Python and has the ordinary function fill the
+results, or raise its error.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import itertools
+import secrets
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numba
+import numpy as np
+from llvmlite import ir
+from numba import carray, cfunc, njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+# The words of a frame: at which a struct of the header begins, and what is in it.
+EXTENSION, API, ARGUMENTS, RESULTS, ATTRIBUTES, FRAME_WORDS = 1, 2, 9, 14, 20, 21
+# The words of a buffer that hold the address of its values, and that of its sizes.
+DATA, SIZES, BUFFER_WORDS = 3, 5, 6
+# The words of a block.
+KERNEL, NUMBER, RUNS, BLOCK_WORDS = 0, 1, 2, 3
+# A file of programs must not find the block of another process.
+TARGET = f"jaxpyop_native_{secrets.token_hex(8)}"
+_INVALID = 13  # INTERNAL, an error code of XLA's
+
+
+@intrinsic
+def pointer(typing_context: Any, address: Any) -> Any:
+    """An integer as a pointer."""
+    return types.voidptr(address), lambda context, builder, signature, args: builder.inttoptr(args[0], cgutils.voidptr_t)
+
+
+@njit
+def words(address, count):  # noqa: ANN001, ANN201  # types are those of Numba
+    """The words at an address."""
+    return carray(pointer(address), count, np.int64)
+
+
+@intrinsic
+def _call(typing_context: Any, function: Any, argument: Any) -> Any:
+    """Call a C function, whose address is given, with an integer."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = ir.FunctionType(ir.IntType(64), [ir.IntType(64)])
+        return builder.call(builder.inttoptr(args[0], kind.as_pointer()), [args[1]])
+
+    return types.int64(types.int64, types.int64), generate
+
+
+@intrinsic
+def add_to_word(typing_context: Any, address: Any, number: Any) -> Any:
+    """Add a number to the word at an address, whatever other threads do to it."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        place = builder.inttoptr(args[0], ir.IntType(64).as_pointer())
+        return builder.atomic_rmw("add", place, args[1], "monotonic")
+
+    return types.int64(types.int64, types.int64), generate
+
+
+@intrinsic
+def set_mode(typing_context: Any, mode: Any) -> Any:
+    """Set the mode of the processor for floating-point numbers (x86's MXCSR), and return the mode before."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        byte_pointer = ir.IntType(8).as_pointer()
+        kind = ir.FunctionType(ir.VoidType(), [byte_pointer])
+        read, write = (
+            cgutils.get_or_insert_function(builder.module, kind, f"llvm.x86.sse.{name}") for name in ("stmxcsr", "ldmxcsr")
+        )
+        place = cgutils.alloca_once(builder, ir.IntType(32))
+        as_bytes = builder.bitcast(place, byte_pointer)
+        builder.call(read, [as_bytes])
+        before = builder.load(place)
+        is_kept = builder.icmp_signed("<", args[0], ir.Constant(ir.IntType(64), 0))
+        # Bit 15 flushes results to zero, and bit 6 operands.
+        usual = builder.and_(before, ir.Constant(ir.IntType(32), 0xFFFF7FBF))
+        builder.store(builder.select(is_kept, usual, builder.trunc(args[0], ir.IntType(32))), place)
+        builder.call(write, [as_bytes])
+        return builder.zext(before, ir.IntType(64))
+
+    return types.int64(types.int64), generate
+
+
+# Passed to `set_mode`: the mode as it is, with the smallest numbers.
+USUAL_MODE = -1
+
+
+def _enter(frame_address):  # noqa: ANN001, ANN202  # types are those of Numba
+    frame = words(frame_address, FRAME_WORDS)
+    if frame[EXTENSION] != 0:
+        # XLA asks for the version of the interface, which is that of its own table.
+        words(words(frame[EXTENSION], 4)[3], 4)[3] = words(frame[API], 5)[4]
+        return 0
+    attribute = words(words(frame[ATTRIBUTES], 1)[0], 2)[1]
+    block = words(attribute, 1)[0]
+    return _call(words(block, BLOCK_WORDS)[KERNEL], frame_address)
+
+
+class Block:
+    """What a program has of a native call.
+
+    Args:
+        kernel: the compiled kernel, with its address as an attribute.
+        fall_back: fills results from inputs, both given as NumPy arrays in the memory of XLA, and raises an error whose
+            text XLA gets.
+
+    Attributes:
+        words: what the handler reads.
+    """
+
+    def __init__(self, kernel: Any, fall_back: Callable[[Sequence[Any], Sequence[Any]], None]) -> None:
+        self.kernel = kernel
+        self.fall_back = fall_back
+        number = next(_numbers)
+        self.words = np.array([kernel.address, number, 0], np.int64)
+        _blocks[number] = self
+
+    @property
+    def address(self) -> int:
+        """The attribute of the call."""
+        return self.words.ctypes.data
+
+    @property
+    def runs(self) -> int:
+        """How often the kernel ran."""
+        return int(self.words[RUNS])
+
+
+_numbers = itertools.count(1)
+_blocks: weakref.WeakValueDictionary[int, Block] = weakref.WeakValueDictionary()
+
+# The dtypes of XLA that Numba has, by their numbers in the header.
+_DTYPES = {1: "bool", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "uint8", 7: "uint16", 8: "uint32", 9: "uint64"}
+_DTYPES |= {11: "float32", 12: "float64", 15: "complex64", 18: "complex128"}
+
+
+def _words_at(address: int, count: int) -> Any:
+    return (ctypes.c_int64 * count).from_address(address)
+
+
+def _arrays(addresses: int, count: int) -> list[np.ndarray[Any, Any]]:
+    found: list[Any] = []
+    for address in _words_at(addresses, count) if count else ():
+        buffer = _words_at(address, BUFFER_WORDS)
+        dtype = np.dtype(_DTYPES[buffer[2] & 0xFFFFFFFF])
+        rank = buffer[4]
+        shape = tuple(_words_at(buffer[SIZES], rank)) if rank else ()
+        memory = (ctypes.c_char * (int(np.prod(shape)) * dtype.itemsize)).from_address(buffer[DATA] or 1)
+        found.append(np.frombuffer(memory, dtype).reshape(shape))
+    return found
+
+
+@ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)
+def _fall_back(frame_address: int) -> int:
+    """Have Python fill the results of a call; returns the address of an error, or 0."""
+    frame = _words_at(frame_address, FRAME_WORDS)
+    try:
+        attribute = _words_at(_words_at(frame[ATTRIBUTES], 1)[0], 2)[1]
+        block = _blocks[_words_at(_words_at(attribute, 1)[0], BLOCK_WORDS)[NUMBER]]
+        inputs = _arrays(frame[ARGUMENTS], frame[ARGUMENTS - 2])
+        block.fall_back(inputs, _arrays(frame[RESULTS], frame[RESULTS - 2]))
+    except BaseException as error:
+        return _error_of(frame[API], str(error))
+    return 0
+
+
+def _error_of(api: int, text: str) -> int:
+    message = ctypes.create_string_buffer(text.encode())
+    create = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(_words_at(api, 8)[6])
+    arguments = (ctypes.c_int64 * 4)(32, 0, ctypes.addressof(message), _INVALID)
+    return create(ctypes.addressof(arguments))
+
+
+fall_back = _fall_back
+
+
+@functools.cache
+def register() -> None:
+    """Register the handler with XLA, once."""
+    handler = cfunc(types.int64(types.int64), nopython=True)(_enter)
+    _kept.append(handler)
+    jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(ctypes.c_void_p(handler.address)), platform="cpu")
+
+
+_kept: list[Any] = []
+VERSION = numba.__version__
