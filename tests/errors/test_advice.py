@@ -68,7 +68,9 @@ def test_the_numpy_method_of_tensorflow(api):
 @both_sides
 def test_jax_export_says_what_to_do(api):
     f = jax.jit(lambda x: api(lambda x: x * 2, [x], F, output_shapes=(3,)))
-    text = r"'lambda': a Python function belongs to its process, so jax.export cannot .*; export the parts"
+    text = (
+        r"'lambda': a Python function belongs to its process, so jax.export cannot .*; use jaxpyop.export, export the"
+    )
     with pytest.raises((NotImplementedError, ValueError), match=text):
         jax.export.export(f)(X)
 

@@ -212,7 +212,7 @@ def _check_lowering(ctx: Any, call: Call) -> None:
     if _jaxcore.is_export(ctx):
         raise NotImplementedError(
             f"{call.title}: a Python function belongs to its process, so jax.export cannot write it down; "
-            "export the parts around it, or use a py_function with mode='traced'"
+            "use jaxpyop.export, export the parts around it, or use a py_function with mode='traced'"
         )
     if (refusal := call.refusal) is not None and not _jaxcore.keeps_dead_code(ctx):
         raise refusal()
