@@ -237,8 +237,10 @@ def _found(
 ) -> Callable[..., Any]:
     """Return a function or class of the file."""
     found = _offered(entry, functions, allow)
-    if "fields" in entry and list((isinstance(found, type) and fields_of(found)) or ()) != entry["fields"]:
-        raise ValueError(f"it is no class with the fields {', '.join(entry['fields'])}, which it had")
+    if "fields" in entry:
+        here = list((isinstance(found, type) and fields_of(found)) or ())
+        if here != entry["fields"]:
+            raise ValueError(f"its fields were {', '.join(entry['fields'])}, and are {', '.join(here)} here")
     return found
 
 

@@ -104,9 +104,25 @@ def with_equinox(model, state, x):
     return equinox.apply_updates(model, updates), state, value
 
 
+class Model(equinox.Module):
+    """Two layers, and a function between them that is a static field."""
+
+    layers: list[equinox.nn.Linear]
+    between: Callable[[Any], Any] = equinox.field(static=True)
+
+    def __init__(self, key):
+        """Make the layers."""
+        sizes = zip((2, 4), (4, 1), jax.random.split(key))
+        self.layers, self.between = [equinox.nn.Linear(n, m, key=key) for n, m, key in sizes], squared
+
+    def __call__(self, x):
+        """Give the value for one row."""
+        return self.layers[1](self.between(self.layers[0](x)))
+
+
 PARAMETERS = {"w": jnp.ones((2, 2))}
 OPTIMIZER = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(optax.linear_schedule(0.1, 0.0, 9)))
-MODEL, FUNCTIONS = equinox.partition(equinox.nn.MLP(2, 1, 4, 1, key=jax.random.key(0)), equinox.is_array)
+MODEL, FUNCTIONS = equinox.partition(Model(jax.random.key(0)), equinox.is_array)
 STEPS = {"classes": of_classes, "a step of Optax": with_optax, "a step of Equinox": with_equinox}
 ARGUMENTS = {
     "classes": (

@@ -164,7 +164,7 @@ def test_another_version_of_a_class(module):
 
 CHANGED = {
     "another order": (lambda define: define("ba"), r"were saved in another order: \[1, 0\]"),
-    "more fields": (lambda define: define("abc", "abc"), "it is no class with the fields a, b"),
+    "more fields": (lambda define: define("abc", "abc"), "its fields were a, b, and are a, b, c here"),
     "another name": (
         lambda define: define("ab", name="Renamed") and delattr(sys.modules["changing"], "Changing"),
         "it is not there",
