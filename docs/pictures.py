@@ -22,8 +22,19 @@ PAGES = ("index", "guide/start", "guide/traced", "guide/speed", "guide/export", 
 WIDTHS = (1280, 390)
 SCHEMES = ("light", "dark")
 # Without these, Chromium looks for other hosts when it starts.
-FLAGS = """--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking
---disable-component-update --disable-sync --hide-scrollbars --allow-file-access-from-files --remote-debugging-pipe""".split()
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--hide-scrollbars",
+    "--allow-file-access-from-files",
+    "--remote-debugging-pipe",
+]
 
 
 class Browser:
@@ -85,18 +96,16 @@ class Browser:
 
 
 def picture(browser, url, width, scheme):
-    """Return a picture of a whole page, as PNG, and by how many pixels the page is too wide."""
+    """Return a picture of a page, as PNG, of at most 6000 pixels of its height, and by how many pixels the page is too wide."""
     media = [{"name": "prefers-color-scheme", "value": scheme}]
     browser.ask("Emulation.setEmulatedMedia", features=media)
-    browser.ask(
-        "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 500
-    )
+    browser.ask("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 500)
     browser.ask("Page.navigate", url=url)
     browser.wait_for("Page.loadEventFired")
     measure = "document.documentElement.scrollWidth"
     wide = browser.ask("Runtime.evaluate", expression=measure)["result"]["value"] - width
     height = browser.ask("Runtime.evaluate", expression="document.documentElement.scrollHeight")["result"]["value"]
-    clip = {"x": 0, "y": 0, "width": width, "height": min(height, 16000), "scale": 1}
+    clip = {"x": 0, "y": 0, "width": width, "height": min(height, 6000), "scale": 1}
     taken = browser.ask("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)
     return base64.b64decode(taken["data"]), wide
 

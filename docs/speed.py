@@ -127,10 +127,11 @@ def filled(text, run):
 
 # ----------------------------------------------------------------------- picture
 
-WIDTH, LABEL, BAR, ROW = 758, 220, 300, 46
+# So narrow that the letters can be read on a phone.
+WIDTH, LEFT, BAR, ROW = 440, 16, 190, 64
 STYLE = """
     .page { fill: #ffffff } .ours { fill: #2f6fbf } .other { fill: #b9bcc4 }
-    text { fill: #1c1c1c; font: 13px sans-serif }
+    text { fill: #1c1c1c; font: 13px sans-serif } .label { font-weight: bold }
     @media (prefers-color-scheme: dark) {
       .page { fill: #16181d } .ours { fill: #6fa8ee } .other { fill: #5b606b } text { fill: #eeeeee }
     }
@@ -139,8 +140,8 @@ STYLE = """
 
 def bar(y, kind, share, words):
     wide = max(2, round(BAR * share))
-    yield f'  <rect class="{kind}" x="{LABEL}" y="{y}" width="{wide}" height="15" rx="2"/>'
-    yield f'  <text x="{LABEL + wide + 8}" y="{y + 12}">{escape(words)}</text>'
+    yield f'  <rect class="{kind}" x="{LEFT}" y="{y}" width="{wide}" height="15" rx="2"/>'
+    yield f'  <text x="{LEFT + wide + 8}" y="{y + 12}">{escape(words)}</text>'
 
 
 def picture(run):
@@ -149,9 +150,9 @@ def picture(run):
     for label, ours, others in run.compared():
         other = others[0]
         longest = max(ours["median"], other["median"])
-        lines.append(f'  <text x="16" y="{y + 20}">{escape(label.replace("`", ""))}</text>')
-        lines += bar(y, "ours", ours["median"] / longest, f"{ours['case']} {shown(ours['median'])}")
-        lines += bar(y + 17, "other", other["median"] / longest, f"{other['case']} {shown(other['median'])}")
+        lines.append(f'  <text class="label" x="{LEFT}" y="{y + 12}">{escape(label.replace("`", ""))}</text>')
+        lines += bar(y + 19, "ours", ours["median"] / longest, f"{ours['case']} {shown(ours['median'])}")
+        lines += bar(y + 36, "other", other["median"] / longest, f"{other['case']} {shown(other['median'])}")
         y += ROW
     head = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y}" width="{WIDTH}" height="{y}" role="img"',
