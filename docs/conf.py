@@ -70,23 +70,18 @@ INVENTORIES = {
 
 def inventories():
     """Return those of the inventories that are at hand, for intersphinx."""
-    folder = HERE / "inventories"
-    for name, site in INVENTORIES.items():
-        file = folder / f"{name}.inv"
+    files = {name: HERE / "inventories" / f"{name}.inv" for name in INVENTORIES}
+    for name, file in files.items():
         if "JAXPYOP_DOCS_ONLINE" in os.environ and not file.exists():
             try:
-                with urllib.request.urlopen(f"{site}objects.inv", timeout=10) as answer:
+                with urllib.request.urlopen(f"{INVENTORIES[name]}objects.inv", timeout=10) as answer:
                     content = answer.read()
             except OSError as error:
-                logging.getLogger("inventories").info("no links to %s: %s", site, error)
+                logging.getLogger("inventories").info("no links to %s: %s", INVENTORIES[name], error)
                 continue
-            folder.mkdir(exist_ok=True)
+            file.parent.mkdir(exist_ok=True)
             file.write_bytes(content)
-    return {
-        name: (site, str(folder / f"{name}.inv"))
-        for name, site in INVENTORIES.items()
-        if (folder / f"{name}.inv").exists()
-    }
+    return {name: (INVENTORIES[name], str(file)) for name, file in files.items() if file.exists()}
 
 
 intersphinx_mapping = inventories()

@@ -96,7 +96,7 @@ class Browser:
 
 
 def picture(browser, url, width, scheme):
-    """Return a picture of a page, as PNG, of at most 6000 pixels of its height, and by how many pixels the page is too wide."""
+    """Return a picture of a page, as PNG, and by how many pixels the page is too wide. A long page is cut off."""
     media = [{"name": "prefers-color-scheme", "value": scheme}]
     browser.ask("Emulation.setEmulatedMedia", features=media)
     browser.ask("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 500)
