@@ -14,6 +14,7 @@ from jaxpyop import contrib as contrib  # noqa: E402
 from jaxpyop._api import clear_records as clear_records  # noqa: E402
 from jaxpyop._api import explain_traced as explain_traced  # noqa: E402
 from jaxpyop._api import jit as jit  # noqa: E402
+from jaxpyop._api import numerical as numerical  # noqa: E402
 from jaxpyop._api import numpy_function as numpy_function  # noqa: E402
 from jaxpyop._api import padded as padded  # noqa: E402
 from jaxpyop._api import py_func as py_func  # noqa: E402

@@ -11,6 +11,7 @@ from jaxpyop._keywords import DEFAULTS, JaxOptions, NumpyOptions, with_options
 from jaxpyop._op import NOT_GIVEN, apply_or_decorate
 from jaxpyop._op import clear_records as clear_records
 from jaxpyop._op import explain_traced as explain_traced
+from jaxpyop._op import numerical as numerical
 from jaxpyop._op import padded as padded
 from jaxpyop._op import static as static
 
@@ -71,7 +72,7 @@ def py_function(
             no effects (``grad`` of ``checkpoint``, ``vmap`` of a ``cond`` whose predicate
             differs by element); or a stateful op is differentiated twice.
         RuntimeError: the record of a stateful op is gone in its backward pass (see
-            ``jaxpyop.config.max_records``).
+            ``jaxpyop.config.max_record_bytes``).
         jax.errors.JaxRuntimeError: `func` raised an exception under ``jit`` (see
             :func:`jaxpyop.reraise`). Outside ``jit`` its own exception is raised.
 

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal, TypeAlias, TypedDict, Unpack, get_args
 
 Mode: TypeAlias = Literal["eager", "traced", "auto"]
-Transport: TypeAlias = Literal["auto", "callback"]
 Constants: TypeAlias = Literal["warn", "allow", "error"]
 Errors: TypeAlias = Literal["raise", "refuse"]
 
@@ -36,10 +35,6 @@ def _at_least_one(value: Any) -> int:
     if number < 1:
         raise ValueError(f"expected a whole number, at least 1, got {value!r}")
     return number
-
-
-def _at_least_one_or_none(value: Any) -> int | None:
-    return None if value is None or value == "none" else _at_least_one(value)
 
 
 def _limits_of_groups(root: pathlib.Path) -> Iterator[int]:
@@ -73,12 +68,9 @@ def _share_of_memory(root: str = "/") -> int:
 
 _SETTINGS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
     "mode": ("eager", _one_of(get_args(Mode))),
-    "transport": ("auto", _one_of(get_args(Transport))),
     "constants": ("warn", _one_of(get_args(Constants))),
     "errors": ("raise", _one_of(get_args(Errors))),
-    "max_records": (8192, _at_least_one_or_none),
     "max_record_bytes": (_share_of_memory(), _at_least_one),
-    "max_scratch_bytes": (128 * 2**20, _at_least_one),
 }
 
 
@@ -86,23 +78,19 @@ class Settings(TypedDict, total=False):
     """The keyword arguments of :meth:`Config.override`."""
 
     mode: Mode
-    transport: Transport
     constants: Constants
     errors: Errors
-    max_records: int | None
     max_record_bytes: int
-    max_scratch_bytes: int
 
 
 class Config:
     """The settings of jaxpyop, for the whole process.
 
     Each setting is an attribute. It is also an environment variable, which is
-    read when jaxpyop is imported. A compiled program keeps the `transport` and
-    the `mode` that it was compiled with, and reads the other settings when it
-    runs. To change a setting, assign to its attribute: there is no ``update``,
-    as JAX's ``jax.config`` has.
-    TensorFlow's ``tf.py_function`` has no settings, and is always eager.
+    read when jaxpyop is imported. A compiled program keeps the `mode` that it
+    was compiled with, and reads the other settings when it runs. To change a
+    setting, assign to its attribute: there is no ``update``, as JAX's
+    ``jax.config`` has. TensorFlow's ``tf.py_function`` has no settings, and is always eager.
 
     Attributes:
         mode: the default of ``py_function(mode=...)``. ``"eager"`` calls the
@@ -110,11 +98,6 @@ class Config:
             raises if that fails; stateful ops and ops with ``vjp=``,
             ``jvp=`` or ``on_error=`` stay eager. ``"auto"`` traces it if possible.
             Environment variable: ``JAXPYOP_MODE``.
-        transport: how a compiled program reaches the host. ``"auto"`` takes
-            the zero-copy ``jax.experimental.buffer_callback`` if it applies.
-            ``"callback"`` always takes ``jax.pure_callback`` or
-            ``jax.experimental.io_callback``. Read when a program is compiled.
-            Environment variable: ``JAXPYOP_TRANSPORT``.
         constants: what happens when a differentiated value goes into NumPy
             inside a ``py_function``, and therefore becomes a constant for the
             derivative. ``"warn"`` warns once per op and line. ``"allow"`` is
@@ -126,21 +109,14 @@ class Config:
             to raise it. With ``"refuse"`` the function is refused while JAX
             traces, and no traced program ever calls Python.
             Environment variable: ``JAXPYOP_ERRORS``.
-        max_records: how many gradient records of ``py_function`` are kept for
-            later backward passes. Records that a pass has read may fill 1/32
-            of this limit, or all of it for a stateful op, which cannot run
-            again. Outside ``jax.jit``, a record that has been read is released
-            with its pullback. ``None``, or ``none`` in the environment, sets no
-            bound by number: then ``max_record_bytes`` is the only bound.
-            Environment variable: ``JAXPYOP_MAX_RECORDS``.
-        max_record_bytes: how many bytes of memory these records may take, in
-            the same way: by default an eighth of the machine's memory, at
-            least 256 MB. A backward pass whose record does not fit runs the
-            function again, warns once per op, and raises if the results differ.
-            Environment variable: ``JAXPYOP_MAX_RECORD_BYTES``.
-        max_scratch_bytes: how many bytes of scratch arrays are kept for later
-            calls, in all programs together. Inputs are copied into them.
-            Environment variable: ``JAXPYOP_MAX_SCRATCH_BYTES``.
+        max_record_bytes: how many bytes of memory gradient records of ``py_function``,
+            and residuals of ``vjp=(fwd, bwd)``, may take until a backward pass reads
+            them: by default an eighth of the machine's memory, at least 256 MB.
+            Records that a pass has read may fill 1/32 of this limit, or all of it for
+            a stateful op, which cannot run again. Outside ``jax.jit``, a record that
+            has been read is released with its pullback. A backward pass whose record
+            does not fit runs the function again, warns once per op, and raises if the
+            results differ. Environment variable: ``JAXPYOP_MAX_RECORD_BYTES``.
 
     Raises:
         AttributeError: there is no setting of that name.
@@ -149,19 +125,16 @@ class Config:
 
     Example:
         >>> import jaxpyop
-        >>> jaxpyop.config.max_records
-        8192
-        >>> jaxpyop.config.max_records = 10_000
-        >>> jaxpyop.config.max_records = 8192
+        >>> jaxpyop.config.constants
+        'warn'
+        >>> jaxpyop.config.constants = "error"
+        >>> jaxpyop.config.constants = "warn"
     """
 
     mode: Mode
-    transport: Transport
     constants: Constants
     errors: Errors
-    max_records: int | None
     max_record_bytes: int
-    max_scratch_bytes: int
 
     def __init__(self) -> None:
         for name, (default, _) in _SETTINGS.items():
@@ -203,11 +176,11 @@ class Config:
 
         Example:
             >>> import jaxpyop
-            >>> with jaxpyop.config.override(transport="callback", max_records=100):
-            ...     jaxpyop.config.transport
-            'callback'
-            >>> jaxpyop.config.transport
-            'auto'
+            >>> with jaxpyop.config.override(mode="traced"):
+            ...     jaxpyop.config.mode
+            'traced'
+            >>> jaxpyop.config.mode
+            'eager'
         """
         before = {name: getattr(self, name, None) for name in settings}
         try:
@@ -221,6 +194,10 @@ class Config:
     def __repr__(self) -> str:
         return f"Config({', '.join(f'{name}={getattr(self, name)!r}' for name in _SETTINGS)})"
 
+
+# For debugging and for tests: with "callback", programs take `jax.pure_callback` and `io_callback` in place of the
+# zero-copy transport. It is read when a program is compiled.
+TRANSPORT = _one_of(("auto", "callback"))(os.environ.get("JAXPYOP_TRANSPORT", "auto"))
 
 _listeners: list[Callable[[], None]] = []
 config: Config = Config()

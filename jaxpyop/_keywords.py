@@ -10,21 +10,19 @@ from __future__ import annotations
 import inspect
 import typing
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, TypeAlias, TypedDict, TypeVar
+from typing import Annotated, Any, TypeAlias, TypedDict, TypeVar
 
 from jaxpyop._config import Mode
 from jaxpyop._host import Pool, VmapMethod
-from jaxpyop._op import Casting
+from jaxpyop._op import Casting, numerical
 
 # A rule takes inputs, outputs, and cotangents or tangents. A pair is fwd and bwd.
 _Rule: TypeAlias = Callable[[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]], Any]
 _Pair: TypeAlias = tuple[Callable[..., Any], Callable[[Any, tuple[Any, ...]], Any]]
-Vjp: TypeAlias = _Rule | _Pair | Literal["numerical"]
-Jvp: TypeAlias = _Rule | Literal["numerical"]
+Vjp: TypeAlias = _Rule | _Pair | numerical
+Jvp: TypeAlias = _Rule | numerical
 # It takes cotangents.
 Transpose: TypeAlias = Callable[[tuple[Any, ...]], Any]
-_OneStep: TypeAlias = float | tuple[float, float]
-Step: TypeAlias = _OneStep | list[_OneStep | None]
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -69,11 +67,6 @@ class _OfAll(TypedDict, total=False):
             once per op, shows the first exception and its inputs. The shapes of the
             results must be known. Results that do not fit `Tout` are still an error,
             and interrupts are still raised. ``out=True`` does not work with it.
-        step: how far ``vjp="numerical"`` and ``jvp="numerical"`` move an element of the
-            inputs. A pair ``(absolute, relative)`` stands for the larger of `absolute`
-            and `relative` times the absolute value of the element, and a number for a
-            pair of equal ones. A list has one of these for each array input, or
-            ``None`` for the default, which is 0.005 in float32 and 6e-6 in float64.
     """
 
     ordered: Annotated[bool, False]
@@ -86,7 +79,6 @@ class _OfAll(TypedDict, total=False):
     progress: Annotated[bool, False]
     casting: Annotated[Casting, "same_kind"]
     on_error: Annotated[Any, "raise"]
-    step: Annotated[Step | None, None]
 
 
 class _OfJax(TypedDict, total=False):

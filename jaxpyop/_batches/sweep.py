@@ -26,7 +26,7 @@ from jaxpyop._batches.folder import Folder, Memory
 from jaxpyop._batches.inputs import API, Array, Arrays, Elements, bytes_of, data_of, is_key, read_inputs, with_keys
 from jaxpyop._host import add_note, reraise
 from jaxpyop._jaxcore import Literal, consts_of, equations_in, is_eager, jaxpr_of, jaxprs_in
-from jaxpyop._op import python_call_p
+from jaxpyop._op import numerical, python_call_p
 from jaxpyop._saved import code_checksum
 
 # How long a process that waits for the blocks of others sleeps before it looks for them.
@@ -278,7 +278,8 @@ def _host_functions(traced: Any, text: str) -> tuple[list[list[str]], list[str |
         if eqn.primitive is python_call_p:
             call = eqn.params["call"]
             op, rules = call.op, dict(call.op.rules.functions())
-            options = op.vmap_method.name, op.casting, op.on_jax, op.out, op.step, op.fills, list(rules)
+            steps = [rule.step for rule in (op.rules.vjp, op.rules.jvp) if isinstance(rule, numerical)]
+            options = op.vmap_method.name, op.casting, op.on_jax, op.out, steps, op.fills, list(rules)
             # The text of a padded result leaves some of its options out.
             results = [(leaf, leaf.encoding and dataclasses.astuple(leaf.encoding)) for leaf in op.spec.returned.leaves]
             found.append([repr(call), _shown(options), _shown(results), _inputs_of(call)])
@@ -296,7 +297,7 @@ def _inputs_of(call: Any) -> str:
     """The structure of the inputs of a user's call, with what is no array among them."""
     while call.origin is not None:
         call = call.origin[0]
-    inputs = getattr(getattr(call, "user_body", None), "inputs", None)
+    inputs = getattr(call.body, "inputs", None)
     return "" if inputs is None else _shown((inputs.tree, inputs.leaves))
 
 

@@ -117,14 +117,20 @@ def failure_text(error: BaseException, title: str) -> str:
     return f"{_summary(error)}\n{arguments}" if arguments else _summary(error)
 
 
-# How an error of ours begins: with the op.
-_REFUSAL = re.compile(r"(?:numpy_function|py_function|(?:contrib\.framework\.)?py_func) ['\"]")
+# The attribute of an exception that says that we raised it, and not the user's code.
+_REFUSAL = "_jaxpyop_refusal"
+
+
+def refusal(error: BaseException) -> BaseException:
+    """Mark an exception as a refusal of ours, which `on_error=` does not fill, and return it."""
+    vars(error)[_REFUSAL] = True
+    return error
 
 
 def is_own_failure(error: Exception) -> bool:
     """Tell whether a function's own exception was raised, and not a refusal of ours, or an interrupt in a program."""
     found = _original(error)
-    return isinstance(found, Exception) and not _REFUSAL.match(_text_of(found))
+    return isinstance(found, Exception) and _REFUSAL not in vars(found)
 
 
 def _text_of(error: BaseException) -> str:

@@ -5,7 +5,7 @@ copies, or with `copy=False` and `out=True` arrays that are lent to it for the t
 
 Fresh memory costs more than the data that is written into it, because the system hands it out by the page, at the first
 touch of each. `SCRATCH` keeps the memory of large copies, and uses it again once nothing else refers to it. It serves
-all programs together, up to `config.max_scratch_bytes`. `expect_writing` asks for huge pages, as NumPy does for its own
+all programs together, up to `_MAX_SCRATCH_BYTES`. `expect_writing` asks for huge pages, as NumPy does for its own
 arrays.
 """
 
@@ -21,8 +21,6 @@ from typing import Any
 import jax
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
-
-from jaxpyop._config import config, on_change
 
 # The bytes of a smaller buffer are copied in a fifth of the time that a view of it takes.
 SMALL = 1 << 14
@@ -143,20 +141,16 @@ class Scratch:
             self._shrink()
             return memory
 
-    def resize(self, bound: int) -> None:
-        """Set the bound."""
-        with self._lock:
-            self.bound = bound
-            self._shrink()
-
     def _shrink(self) -> None:
         while self.nbytes > self.bound:
             # Memory that is still in use leaves the list, and then lives as long as its array.
             self.nbytes -= self._kept.pop(0).nbytes
 
 
-SCRATCH = Scratch(config.max_scratch_bytes)
-on_change(lambda: SCRATCH.resize(config.max_scratch_bytes))
+# Scratch arrays of at most so many bytes are kept for later calls, in all programs together.
+_MAX_SCRATCH_BYTES = 128 * 2**20
+
+SCRATCH = Scratch(_MAX_SCRATCH_BYTES)
 
 _PAGE = 1 << 12
 _MADV_HUGEPAGE = 14

@@ -255,7 +255,7 @@ def _row(name: str, totals: dict[str, Any]) -> dict[str, Any]:
 
 def _advice(row: dict[str, Any], inside: Any, chained: int, worker_runs: int) -> str:
     if row["recomputed"] and row["pushed_out"]:
-        return f"{row['pushed_out']} records were pushed out: increase max_record_bytes or max_records"
+        return f"{row['pushed_out']} records were pushed out: increase max_record_bytes"
     if worker_runs >= 100 and row["around_seconds"] > inside:
         around, inside = (_shown("function_seconds", seconds) for seconds in (row["around_seconds"], inside))
         return (

@@ -126,7 +126,7 @@ def run_elements(
 def _run_elements(
     call: HostCall, arrays: Sequence[Any], batch: Batch, store: Store, each: Iterator[Sequence[Any]] | None
 ) -> None:
-    at_once = call.batching.method.at_once and not call.ordered
+    at_once = call.method.at_once and not call.ordered
     if call.op.executor is not None:
         executor = executor_of(call.op) if call.body.goes_to_executor else None
     else:
@@ -147,7 +147,7 @@ def _run_elements(
         step = call.op.chunksize or 1
         threads = -(-batch.count // step) if at_once else 1
         run_on_threads(executor, numbered, run, call.environment, call.title, threads, step)
-    elif executor is not None and call.batching.one_by_one:
+    elif executor is not None and call.one_by_one:
         run_one_by_one_in_workers(executor, call, numbered, batch, store, at_once=at_once)
     elif executor is not None and (given := call.for_worker(arrays)) is not None:
         dropped = len(arrays) - len(given)

@@ -1,10 +1,10 @@
 """Python functions as JAX operations: everything between a public function and the host.
 
-To be read in the order of a call. `calls` reads the arguments, runs the op directly or binds it as a part of the traced
-program, and has the three calls of a py_function. `request` is the op as the user asked for it, and `values` are its
-inputs and results. `body` is the user's function between checked inputs and checked results. `primitive` binds a call,
-with its rules for vmap, differentiation and lowering. `user_rules` has the calls that the user's own rules make.
-`traced` makes the body a part of the program instead.
+To be read in the order of a call. `calls` reads the arguments, and runs the op directly or binds it as a part of the
+traced program. `request` is the op as the user asked for it, and `values` are its inputs and results. `body` is the
+user's function between checked inputs and checked results. `primitive` binds a call, with its rules for vmap,
+differentiation and lowering, and has the calls that keep records. `taped` differentiates a function of JAX operations,
+and `user_rules` one that has rules. `traced` makes the body a part of the program instead.
 """
 
 from jaxpyop._op.calls import NOT_GIVEN, UserCall, apply_or_decorate, call_op
@@ -18,7 +18,8 @@ from jaxpyop._op.primitive import (
     run_now,
     structs_of,
 )
-from jaxpyop._op.request import NUMERICAL, Op, Rules, make_op
+from jaxpyop._op.request import Op, Rules, make_op
+from jaxpyop._op.request import numerical as numerical
 from jaxpyop._op.traced import explain_traced
 from jaxpyop._op.values import (
     SLOT,

@@ -15,7 +15,6 @@ import jax
 import numpy as np
 
 from jaxpyop._op import (
-    NUMERICAL,
     Call,
     KeyEncoding,
     Leaf,
@@ -27,6 +26,7 @@ from jaxpyop._op import (
     derived,
     inputs_of,
     make_op,
+    numerical,
     padded,
 )
 from jaxpyop._saved.file_format import (
@@ -46,7 +46,7 @@ _NOT_SAVED = {"title", "mode", "reason_to_call"}
 # Flags and texts are saved as they are. Any other option needs code of its own below.
 _TYPES = {"bool": bool, "str": str}
 _FIELDS = [field for field in dataclasses.fields(Op) if field.type in _TYPES and field.name not in _NOT_SAVED]
-_OPTIONS = {*(field.name for field in _FIELDS), "vmap_method", "chunksize", "step"}
+_OPTIONS = {*(field.name for field in _FIELDS), "vmap_method", "chunksize"}
 _RULES = tuple(field.name for field in dataclasses.fields(Rules))
 
 
@@ -81,7 +81,7 @@ class CallsToData:
         if type(call) is not UserCall:
             raise ValueError(f"{call.title}: jaxpyop.export does not know how this call was made")
         try:
-            inputs = call.user_body.inputs
+            inputs = call.body.inputs
             skeleton = structure_to_data(inputs.unflatten, len(inputs.key_impls), self._names, call.title)
         except TypeError as error:
             raise ValueError(
@@ -89,8 +89,8 @@ class CallsToData:
                 "as an array, or let func make it"
             ) from None
         keys = [impl if impl is None else implementation(impl) for impl in inputs.key_impls]
-        conditional = call.operands.conditional
-        return {"op": _op_to_data(call.op, self._names), "inputs": skeleton, "keys": keys, "conditional": conditional}
+        has_flag = call.operands.has_flag
+        return {"op": _op_to_data(call.op, self._names), "inputs": skeleton, "keys": keys, "conditional": has_flag}
 
 
 def _op_to_data(op: Op, names: Names) -> dict[str, Any]:
@@ -100,7 +100,9 @@ def _op_to_data(op: Op, names: Names) -> dict[str, Any]:
         )
 
     def named(what: str, rule: Any) -> Any:
-        return rule if rule is None or isinstance(rule, str) else names.number(rule, op.title, what)
+        if isinstance(rule, numerical):
+            return {"step": to_data(rule.step)}
+        return rule if rule is None else names.number(rule, op.title, what)
 
     try:
         leaves, tree = jax.tree.flatten(op.spec.returned.skeleton)
@@ -117,7 +119,6 @@ def _op_to_data(op: Op, names: Names) -> dict[str, Any]:
     rules = {name: named("fwd of vjp=" if name == "fwd" else f"{name}=", getattr(op.rules, name)) for name in _RULES}
     options: dict[str, Any] = {field.name: _TYPES[str(field.type)](getattr(op, field.name)) for field in _FIELDS}
     options["vmap_method"] = op.vmap_method.name
-    options["step"] = op.step and to_data(op.step)
     options["chunksize"] = None if op.chunksize is None else int(op.chunksize)
     return {
         "func": names.number(op.func, op.title, "func"),
@@ -163,12 +164,14 @@ def _user_call(entry: dict[str, Any], functions: _Functions) -> Call:
     skeleton = structure_from_data(entry["inputs"], functions)
     keys = [key if key is None else implementation(key) for key in entry["keys"]]
     op = _op_from_data(entry["op"], functions)
-    return UserCall(op, inputs_of(skeleton, keys), conditional=bool(entry["conditional"]))
+    return UserCall(op, inputs_of(skeleton, keys), has_flag=bool(entry["conditional"]))
 
 
 def _op_from_data(data: dict[str, Any], functions: _Functions) -> Op:
     def function(number: Any) -> Any:
-        return number if number is None or number == NUMERICAL else functions[number]
+        if isinstance(number, dict):
+            return numerical(from_data(number["step"]))
+        return number if number is None else functions[number]
 
     # JAX's pytrees do not look into a namespace, so each one is a leaf of the results.
     results = structure_from_data(data["results"], functions, lambda leaf: types.SimpleNamespace(**leaf))
@@ -188,7 +191,6 @@ def _op_from_data(data: dict[str, Any], functions: _Functions) -> Op:
     func, mode = functions[data["func"]], "eager" if options["on_jax"] else None
     shapes = partial if asked is None else asked
     options |= rules | {"executor": None, "on_error": on_error}
-    options["step"] = from_data(options.get("step"))
     return make_op(func=func, tout=tout, mode=mode, output_shapes=shapes, **options)
 
 

@@ -118,16 +118,20 @@ def _array(value: Any) -> Any:
 
 
 def record(
-    body: Callable[..., Sequence[Any]], inputs: Sequence[Any], perturbed: Sequence[bool]
+    body: Callable[..., Sequence[Any]],
+    inputs: Sequence[Any],
+    perturbed: Sequence[bool],
+    title: str = "a recorded function",
 ) -> tuple[list[Any], Record]:
     """Runs `body(*inputs)` once and records it.
 
     Args:
         body: a Python function of arrays, which returns a flat list or tuple of arrays or of concrete values (NumPy
-            arrays, Python numbers). Its `title`, if it has one, is what warnings call it.
+            arrays, Python numbers).
         inputs: arrays.
         perturbed: which of them are differentiated. Their dtypes are floating-point or complex. The others are
             constants, and operations on constants alone are not recorded.
+        title: what warnings call the function.
 
     Returns:
         The outputs, as concrete as the inputs, and the record.
@@ -138,7 +142,6 @@ def record(
         >>> float(outputs[0]), float(taken.pullback([jnp.float32(1.0)])[0])
         (9.0, 6.0)
     """
-    title = getattr(body, "title", "a recorded function")
     inputs = [_array(x) for x in inputs]
     if _jaxcore.PORTABLE:
         return _record_by_vjp(body, inputs, perturbed, title)

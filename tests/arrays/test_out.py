@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import jaxpyop
+from jaxpyop import numerical
 from tests.arrays.memory import LARGE, SMALL, F, direct_and_compiled, held_by_garbage
 from tests.batches.programs import BLOCKS, METHODS, InCaller
 from tests.shared.checks import Counter, close, run
@@ -124,10 +125,10 @@ def cube(x, out):
 
 
 RULES = {
-    "vjp=f": (cube, {"vjp": lambda i, o, c: 3 * o[0] / i[0] * c[0]}),
-    "vjp=(fwd, bwd)": (cube, {"vjp": (lambda x: (x**3, x), lambda x, c: 3 * x**2 * c[0])}),
-    "vjp='numerical'": (cube, {"vjp": "numerical"}),
-    "transpose=": (lambda x, out: np.multiply(x, 12, out=out), {"transpose": lambda c: 12 * c[0]}),
+    "vjp=f": (cube, {"vjp": lambda i, o, c: 3 * o / i[0] * c}),
+    "vjp=(fwd, bwd)": (cube, {"vjp": (lambda x: (x**3, x), lambda x, c: 3 * x**2 * c)}),
+    "vjp='numerical'": (cube, {"vjp": numerical()}),
+    "transpose=": (lambda x, out: np.multiply(x, 12, out=out), {"transpose": lambda c: 12 * c}),
 }
 
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-import jaxpyop
+from jaxpyop._host import SCRATCH
 from tests.arrays.memory import F
 from tests.shared.functions import numpy_function, py_function
 
@@ -19,19 +19,20 @@ NEARLY = MB // 4  # beside arrays of some megabytes
 @pytest.fixture(autouse=True)
 def empty():
     """Nothing of other tests is kept."""
-    with jaxpyop.config.override(max_scratch_bytes=1):
-        yield
+    SCRATCH._kept.clear()
+    SCRATCH.nbytes = 0
 
 
 @contextlib.contextmanager
 def bounded(nbytes):
     """A bound, and a function that returns how many bytes NumPy's arrays hold that were made meanwhile."""
-    with jaxpyop.config.override(max_scratch_bytes=nbytes):
-        tracemalloc.start()
-        try:
-            yield lambda: tracemalloc.get_traced_memory()[0]
-        finally:
-            tracemalloc.stop()
+    before, SCRATCH.bound = SCRATCH.bound, nbytes
+    tracemalloc.start()
+    try:
+        yield lambda: tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+        SCRATCH.bound = before
 
 
 def chain(count):
@@ -61,14 +62,6 @@ def test_programs_and_shapes_share_one_bound():
         assert 7 * MB < held() <= 10 * MB + NEARLY
         jax.block_until_ready(chain(1)(jnp.ones(2 * MB)))
         assert 7 * MB < held() <= 10 * MB + NEARLY
-
-
-def test_a_smaller_bound_frees_at_once():
-    with bounded(8 * MB) as held:
-        jax.block_until_ready(chain(1)(jnp.ones(MB)))
-        assert held() >= X
-        with jaxpyop.config.override(max_scratch_bytes=MB):
-            assert held() < NEARLY
 
 
 def test_memory_of_large_inputs_of_a_py_function_is_used_again():

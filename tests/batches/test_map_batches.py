@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import jaxpyop
-from jaxpyop import map_batches
+from jaxpyop import map_batches, numerical
 from tests.shared.functions import numpy_function
 from tests.shared.processes import clean_environment, run_python
 from tests.shared.tables import named, rows
@@ -220,7 +220,7 @@ def test_an_iterable_with_more_or_fewer_elements(first, second, tmp_path):
 
 
 def with_rule(scale):
-    rule = lambda inputs, outputs, cotangents: (scale * cotangents[0],)
+    rule = lambda inputs, outputs, cotangents: (scale * cotangents,)
     return jax.grad(lambda x: numpy_function(sine, [x], F(0), vjp=rule))
 
 
@@ -256,7 +256,7 @@ def pick(x, mode):
 ASKED = {
     "an argument that is no array": (lambda mode: lambda x: numpy_function(pick, [x, mode], F(0)), "two", "three"),
     "the structure of inputs": (lambda k: lambda x: numpy_function(pick, [{k: x, "c": x}, "c"], F(0)), "a", "b"),
-    "a step": (lambda h: jax.grad(lambda x: numpy_function(sine, [x], F(0), vjp="numerical", step=h)), 0.1, 0.2),
+    "a step": (lambda h: jax.grad(lambda x: numpy_function(sine, [x], F(0), vjp=numerical(step=h))), 0.1, 0.2),
     "a fill": (lambda v: lambda x: numpy_function(abs, [x[None]], jaxpyop.padded(F, 3, v)).values, 0, 5),
 }
 

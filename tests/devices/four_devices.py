@@ -11,7 +11,7 @@ from tests.devices.common import PROGRAMS, Devices
 from tests.shared import many_programs
 
 if __name__ == "__main__":
-    kind, jaxpyop.config.transport, *modules = sys.argv[1:]
+    kind, jaxpyop._config.TRANSPORT, *modules = sys.argv[1:]
     for module in modules:
         importlib.import_module(f"tests.devices.{module}_programs")
     assert len(jax.devices()) == 4

@@ -15,6 +15,7 @@ from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jaxpyop import numerical
 from tests.devices.common import FULL, OPS, STATEFUL, F, Log, finish, program, programs_of_an_op, same
 from tests.shared.functions import numpy_function, py_func, py_function
 
@@ -101,8 +102,8 @@ def gradients_of_whole_arrays(on):
 
 
 # Functions of a number, in plain JAX, and with an op.
-CUBE = {"vjp": lambda i, o, c: 3 * i[0] ** 2 * c[0]}
-DOUBLE = {"transpose": lambda c: 2 * c[0]}
+CUBE = {"vjp": lambda i, o, c: 3 * i[0] ** 2 * c}
+DOUBLE = {"transpose": lambda c: 2 * c}
 KINDS = {
     "on values": (
         lambda x: jnp.where(x > 1, jnp.sin(x), x) * x,
@@ -110,7 +111,7 @@ KINDS = {
     ),
     "vjp": (lambda x: x**3, lambda x: numpy_function(lambda x: x**3, [x], F, **CUBE)),
     "blocks": (lambda x: x**3, lambda x: numpy_function(lambda x: x**3, [x], F, vmap_method="expand_dims", **CUBE)),
-    "numerical": (lambda x: x**3, lambda x: numpy_function(lambda x: x**3, [x], F, vjp="numerical")),
+    "numerical": (lambda x: x**3, lambda x: numpy_function(lambda x: x**3, [x], F, vjp=numerical())),
     "transpose": (lambda x: x * x * 2, lambda x: x * numpy_function(lambda x: x * 2, [x], F, **DOUBLE)),
 }
 

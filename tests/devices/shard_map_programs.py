@@ -12,6 +12,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
+from jaxpyop import numerical
 from tests.devices.common import FULL, OPS, SHARDS, F, Log, finish, program, programs_of_an_op, same
 from tests.shared.functions import numpy_function, py_function
 
@@ -78,10 +79,10 @@ def shard_map_gradients_of_several_results(on):
 
 # Functions whose value is a multiple of x**2, which gives the multiple as well.
 SQUARES = {
-    "vjp": (1, lambda x: numpy_function(np.square, [x], F, vjp=lambda i, o, c: 2 * i[0] * c[0])),
-    "pair": (1, lambda x: numpy_function(np.square, [x], F, vjp=(lambda x: (x**2, x), lambda x, c: 2 * x * c[0]))),
-    "numerical": (1, lambda x: numpy_function(np.square, [x], F, vjp="numerical", jvp="numerical")),
-    "transpose": (4, lambda x: numpy_function(lambda x: 2 * x, [x], F, transpose=lambda c: 2 * c[0]) ** 2),
+    "vjp": (1, lambda x: numpy_function(np.square, [x], F, vjp=lambda i, o, c: 2 * i[0] * c)),
+    "pair": (1, lambda x: numpy_function(np.square, [x], F, vjp=(lambda x: (x**2, x), lambda x, c: 2 * x * c))),
+    "numerical": (1, lambda x: numpy_function(np.square, [x], F, vjp=numerical(), jvp=numerical())),
+    "transpose": (4, lambda x: numpy_function(lambda x: 2 * x, [x], F, transpose=lambda c: 2 * c) ** 2),
 }
 
 
@@ -95,7 +96,7 @@ def shard_map_gradients_of_numpy_functions(on):
         if kind in ("numerical", "transpose"):
             near(jax.jit(lambda x: jax.jvp(f, (x,), (x,))[1])(on.x), 2 * k * (FULL**2).sum())
             near(on.shard_map(lambda x: jax.jvp(square, (x,), (x,))[1])(on.x), 2 * k * FULL**2)
-    scaled = lambda x: numpy_function(lambda x: 2 * x, [x], F, transpose=lambda c: 2 * c[0])
+    scaled = lambda x: numpy_function(lambda x: 2 * x, [x], F, transpose=lambda c: 2 * c)
     same(on.shard_map(lambda y: jax.linear_transpose(scaled, y)(y)[0])(on.x), 2 * FULL)
 
 

@@ -52,7 +52,7 @@ def jit_of_a_stateless_op_runs_in_each_process(on):
     on.same(y + on.x, FULL * 3)  # usable eagerly
     assert log.seen == [FULL.tolist()] * len(log.seen)
     assert len(log.seen) <= 2
-    assert log.seen or (on.me == 1 and jaxpyop.config.transport == "callback")  # those run in the first process
+    assert log.seen or (on.me == 1 and jaxpyop._config.TRANSPORT == "callback")  # those run in the first process
 
 
 @program
@@ -98,7 +98,7 @@ def error_in_shard_map(on):
 @program
 def error_in_jit(on):
     """The process that did not run the body says so."""
-    everywhere = jaxpyop.config.transport == "auto"
+    everywhere = jaxpyop._config.TRANSPORT == "auto"
     for op, own in ((numpy_function, on.me == 0 or everywhere), (py_func, on.me == 0)):
         f = jax.jit(lambda x: op(fail, [x], F))
         for _ in range(2):
@@ -110,7 +110,7 @@ def error_in_jit(on):
 
 
 def main(rank, port, kind, transport):
-    jaxpyop.config.transport = transport
+    jaxpyop._config.TRANSPORT = transport
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=2, process_id=int(rank))
     assert (jax.process_count(), len(jax.devices()), len(jax.local_devices())) == (2, 4, 2)

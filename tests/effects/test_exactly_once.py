@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-import jaxpyop
 from tests.effects.ops import STATEFUL, STATELESS, UNORDERED, F, Log, X, every_route, wait
-from tests.shared.checks import trees_close
+from tests.shared.checks import over_transport, trees_close
 from tests.shared.functions import numpy_function, py_func, py_function
 from tests.shared.tables import named
 
@@ -107,7 +106,7 @@ def test_results_of_no_size(transport):
         [STATEFUL[name](logs[name], [x], F, output_shapes=(0, 3)) for name in STATEFUL]  # unused
         return jax.vmap(lambda v: py_func(logs["py_func"], [v], F, output_shapes=(0,)))(x)
 
-    with jaxpyop.config.override(transport=transport):
+    with over_transport(transport):
         assert wait(jax.jit(program)(X)).shape == (3, 0)
     assert logs["py_function"].seen == logs["ordered py_func"].seen == [FULL]
     assert sorted(map(str, logs["py_func"].seen)) == sorted(map(str, [FULL, *FULL]))

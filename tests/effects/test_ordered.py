@@ -11,6 +11,7 @@ from jax.experimental import io_callback
 
 import jaxpyop
 from tests.effects.ops import ORDERED, F, Log, X, every_route, wait
+from tests.shared.checks import over_transport
 from tests.shared.functions import numpy_function, py_func
 
 SCALAR = jax.ShapeDtypeStruct((), F)
@@ -70,7 +71,7 @@ def test_order_where_xla_could_run_the_calls_at_once(transport):
 
     for _ in range(2):
         log.seen.clear()
-        with jaxpyop.config.override(transport=transport):
+        with over_transport(transport):
             wait(program(jnp.ones((200, 200))))
         assert log.seen == [(what, k) for k in range(COUNT) for what in ("begins", "ends")]
 

@@ -41,7 +41,7 @@ def op(x, body=cube, **options):
 
 
 def sine(x, **options):
-    return numpy_function(np.sin, [x], F, vjp=lambda i, o, c: np.cos(i[0]) * c[0], **options)
+    return numpy_function(np.sin, [x], F, vjp=lambda i, o, c: np.cos(i[0]) * c, **options)
 
 
 def pulled(f):

@@ -95,7 +95,7 @@ PROGRAMS = {
 def programs():
     """One body for each of the two functions, and the programs that call them, which all rows share."""
     bodies = Sometimes(), Sometimes()
-    vjp = lambda i, o, c: 2 * c[0]
+    vjp = lambda i, o, c: 2 * c
     ops = (
         lambda x: numpy_function(bodies[0], [x], F, output_shapes=(3,), vjp=vjp),
         lambda x: py_function(bodies[1], [x], F, output_shapes=(3,)),

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import jaxpyop
+from jaxpyop import numerical
 from tests.shared.checks import run
 from tests.shared.functions import numpy_function, py_function
 from tests.shared.tables import named
@@ -48,7 +49,7 @@ def square_of_block(x):
 
 def slope(inputs, outputs, cotangents):
     assert not fails(inputs[0]), "the rule of an element that failed is not called"
-    return 2 * cotangents[0][..., None] * inputs[0]
+    return 2 * cotangents[..., None] * inputs[0]
 
 
 def push(inputs, outputs, tangents):
@@ -61,7 +62,7 @@ def forward(x):
 
 
 def backward(x, cotangents):
-    return 2 * cotangents[0] * x
+    return 2 * cotangents * x
 
 
 @jax.custom_vjp
@@ -70,13 +71,13 @@ def fails_backward(x):
 
 
 def _back(x, ct):
-    return (fail_in_rule([x], None, [ct / 2 / x]),)
+    return (fail_in_rule([x], None, ct / 2 / x),)
 
 
 def fail_in_rule(inputs, outputs, cotangents):
     if fails(inputs[0]):
         raise ArithmeticError("no derivative")
-    return 2 * cotangents[0] * inputs[0]
+    return 2 * cotangents * inputs[0]
 
 
 fails_backward.defvjp(lambda x: (x, x), _back)
@@ -90,7 +91,7 @@ def plain(x):
 KINDS = {
     "vjp": (square, numpy_function, {"vjp": slope}),
     "(fwd, bwd)": (square, numpy_function, {"vjp": (forward, backward)}),
-    "numerical": (square, numpy_function, {"vjp": "numerical"}),
+    "numerical": (square, numpy_function, {"vjp": numerical()}),
     "tape": (square, py_function, {}),
     "rule of py_function": (square, py_function, {"vjp": slope}),
     "parallel": (square, numpy_function, {"vjp": slope, "vmap_method": "parallel"}),
@@ -115,7 +116,7 @@ BACKWARD = {
 }
 FORWARD = {
     "jvp": (square, numpy_function, {"jvp": push}),
-    "jvp='numerical'": (square, numpy_function, {"jvp": "numerical"}),
+    "jvp='numerical'": (square, numpy_function, {"jvp": numerical()}),
     "block": (square_of_block, numpy_function, {"jvp": push, "vmap_method": "expand_dims"}),
     "tape": (square, py_function, {}),
 }

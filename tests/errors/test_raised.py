@@ -125,7 +125,7 @@ def body(x, where):
     if where == "note":
         error.add_note("\\udc80")
     raise error from (KeyError("\\udc80") if where == "cause" else None)
-for jaxpyop.config.transport, where in ("callback", "text"), ("auto", "note"), ("auto", "cause"), ("auto", "text"):
+for jaxpyop._config.TRANSPORT, where in ("callback", "text"), ("auto", "note"), ("auto", "cause"), ("auto", "text"):
     f = jax.jit(lambda x: jaxpyop.numpy_function(lambda x: body(x, where), [x], jnp.float32))
     for _ in range(2):
         try:

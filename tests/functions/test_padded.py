@@ -97,7 +97,7 @@ def weighed(op):
 
 
 def of_real_part(inputs, outputs, cotangents):
-    (x,), (y,), (ct,) = inputs, outputs, cotangents
+    (x,), y, ct = inputs, outputs, cotangents
     assert y.shape == ct.shape == ((x > 0).sum(),)
     grad = np.zeros_like(x)
     grad[x > 0] = 2 * x[x > 0] * ct

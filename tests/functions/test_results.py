@@ -77,7 +77,7 @@ def test_arrays_of_all_kinds_are_arrays(api):
 OPS = {
     "eager": lambda x: py_function(lambda x: jnp.sin(x), [x], F),
     "traced": lambda x: py_function(lambda x: jnp.sin(x), [x], F, mode="traced"),
-    "numpy_function": lambda x: numpy_function(np.sin, [x], F, vjp=lambda i, o, c: np.cos(i[0]) * c[0]),
+    "numpy_function": lambda x: numpy_function(np.sin, [x], F, vjp=lambda i, o, c: np.cos(i[0]) * c),
 }
 
 

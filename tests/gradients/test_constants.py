@@ -65,7 +65,7 @@ SILENT = {
     "iteration": lambda x: sum(v * v for v in x) * x,
     "stop_gradient": lambda x: x * np.asarray(jax.lax.stop_gradient(x)),
     "a comparison": lambda x: x * np.asarray(x > 0),
-    "an op inside": lambda x: numpy_function(np.sin, [x], F, vjp=lambda i, o, c: c[0] * np.cos(i[0])),
+    "an op inside": lambda x: numpy_function(np.sin, [x], F, vjp=lambda i, o, c: c * np.cos(i[0])),
     # Whole results that are meant as constants.
     "a constant by bool": lambda x: jnp.ones(3) if x[0] > 0 and bool(x[1]) else x,
     "a constant by int": lambda x: jnp.full(3, float(int(x[2]))),

@@ -30,8 +30,9 @@ def op(x):
 
 def with_rules(x):
     """The same of NumPy."""
-    rule = lambda i, o, vectors: np.where(i[0].sum() > 0, 2 * i[0], 3 * i[0] ** 2) * vectors[0]
-    return numpy_function(looks, [x], F, vjp=rule, jvp=rule)
+    slope = lambda x: np.where(x.sum() > 0, 2 * x, 3 * x**2)
+    rules = {"vjp": lambda i, o, c: slope(i[0]) * c, "jvp": lambda i, o, t: slope(i[0]) * t[0]}
+    return numpy_function(looks, [x], F, **rules)
 
 
 def reversed_pullbacks(f):

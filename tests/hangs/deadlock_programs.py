@@ -97,5 +97,5 @@ def ordered_calls_in_functions_of_programs_with_ordered_calls():
 
 
 if __name__ == "__main__":
-    jaxpyop.config.transport = sys.argv[1]
+    jaxpyop._config.TRANSPORT = sys.argv[1]
     many_programs.main(PROGRAMS)

@@ -14,7 +14,7 @@ START = """
 import jaxpyop, jax, jax.numpy as jnp, numpy as np
 import gc, os, sys, threading, time, warnings
 warnings.simplefilter("error")
-jaxpyop.config.transport = {transport!r}
+jaxpyop._config.TRANSPORT = {transport!r}
 F = jnp.float32
 APIS = [jaxpyop.numpy_function, jaxpyop.py_function]
 PROGRAMS = [lambda f: f, jax.jit, lambda f: jax.jit(lambda x: jax.vmap(f)(x[None])[0])]
@@ -36,7 +36,7 @@ warnings.simplefilter("ignore")  # os.fork() of a process with threads
 def fork(x):
     child = os.fork()
     if child == 0:  # the package holds nothing that a fork could not leave
-        os._exit(9 if jaxpyop.config.transport == "callback" and callable(jaxpyop.py_function(Tout=F)) else 1)
+        os._exit(9 if jaxpyop._config.TRANSPORT == "callback" and callable(jaxpyop.py_function(Tout=F)) else 1)
     return x + os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 check(fork, F(1), 10)
 f = jax.jit(jax.grad(lambda x: jaxpyop.py_function(lambda x: fork(x) * x, [x], F)))

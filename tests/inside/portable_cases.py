@@ -66,7 +66,7 @@ def works(jp):
     equal(jax.grad(op)(X), slope)
     equal(jax.jit(jax.vmap(jax.grad(op)))(np.full(2, X)), [slope, slope])
     equal(jax.jvp(op, (X,), (X,))[1], 3 * slope)
-    equal(jax.jit(jax.grad(lambda x: negative(x, vjp=lambda x, y, ct: -x[0] * ct[0])))(X), -3)
+    equal(jax.jit(jax.grad(lambda x: negative(x, vjp=lambda x, y, ct: -x[0] * ct)))(X), -3)
     rows = np.arange(6, dtype=F).reshape(3, 2)
     equal(jax.jit(jax.vmap(lambda x: jp.numpy_function(np.sum, [x], F, output_shapes=())))(rows), rows.sum(1))
     equal(jax.vmap(jax.vmap(lambda x: negative(x, vmap_method="expand_dims")))(rows), -rows)

@@ -68,7 +68,7 @@ def test_a_dropped_program_frees_its_functions_and_what_they_captured(name):
     ops, refs = zip(
         op_and_what_it_holds(py_function),
         op_and_what_it_holds(py_function, mode="traced"),
-        *[op_and_what_it_holds(numpy_function, lambda i, o, c: 3 * c[0])] * (name != "jvp"),
+        *[op_and_what_it_holds(numpy_function, lambda i, o, c: 3 * c)] * (name != "jvp"),
     )
     for op in ops:
         jax.block_until_ready(USES[name](op))

@@ -10,6 +10,7 @@ import pytest
 
 import jaxpyop
 from tests.memory import resident
+from tests.shared.checks import over_transport
 
 THREADS = 4
 
@@ -32,7 +33,7 @@ def calls():
         lambda x: jaxpyop.numpy_function(np.negative, [x], jnp.float32, ordered=True),
     ]
     programs = [(jax.jit(op), x) for op in ops] + [(jax.jit(ops[0]), large), (ops[0], x)]
-    with jaxpyop.config.override(transport="callback"):
+    with over_transport("callback"):
         portable = jax.jit(lambda x: ops[0](x))
         portable(x).block_until_ready()
     return [lambda f=f, x=x: check(f(x), -1) for f, x in [*programs, (portable, x)]]
@@ -56,7 +57,7 @@ def run(programs, count):
 @pytest.mark.parametrize(("make", "count"), [(calls, 6000), (gradients, 2000)], ids=["calls", "gradients"])
 def test_memory_stays_bounded(make, count):
     programs = make()
-    with jaxpyop.config.override(max_records=100):
+    with jaxpyop.config.override(max_record_bytes=10**6):
         # At first the allocator fills the arenas of the four threads.
         run(programs, count // 2)
         before = resident()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import jaxpyop
-from jaxpyop import numpy_function, py_function
+from jaxpyop import numerical, numpy_function, py_function
 from tests.programs import saved_programs
 from tests.programs.saved_programs import F, branches, cube, loss, of_branches, vjp_of_cube
 
@@ -71,7 +71,7 @@ def test_symbolic_sizes_fit_each_other_even_without_a_segment():
 
 
 def test_a_function_is_called_with_the_whole_batch_and_with_the_users_step():
-    rules = {"vjp": "numerical", "step": (0.5, 0.0), "vmap_method": "expand_dims"}
+    rules = {"vjp": numerical(step=(0.5, 0.0)), "vmap_method": "expand_dims"}
     program, names = jax.vmap(jax.grad(lambda a: numpy_function(of_mean, [a], F(0), **rules))), {"of mean": of_mean}
     again = jaxpyop.load(jaxpyop.export(program, functions=names)(X).to_bytes(), functions=names)
     np.testing.assert_allclose(again(X), of_mean(X + 0.5) - of_mean(X - 0.5), rtol=1e-4)

@@ -121,7 +121,7 @@ def test_beside_what_stays_a_callback_the_rest_is_cut():
 
 
 def test_a_stateful_gradient_needs_no_store():
-    with jaxpyop.config.override(max_records=1):
+    with jaxpyop.config.override(max_record_bytes=1):
         op = lambda x: py_function(lambda x: x**2, [x], F, stateful=True)
         grads = jaxpyop.jit(jax.grad(lambda x: op(op(op(x))).sum()))(X)
     np.testing.assert_allclose(grads, 8 * X**7, rtol=1e-5)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxpyop
-from jaxpyop import numpy_function, padded, py_func, py_function
+from jaxpyop import numerical, numpy_function, padded, py_func, py_function
 
 F = jnp.float32
 X = np.array([0.4, 1.0, 1.4], F)
@@ -75,11 +75,11 @@ def np_cube(x):
 
 
 def vjp_of_cube(inputs, outputs, cotangents):
-    return (3 * inputs[0] ** 2 * cotangents[0],)
+    return (3 * inputs[0] ** 2 * cotangents,)
 
 
 def jvp_of_cube(inputs, outputs, tangents):
-    return (3 * inputs[0] ** 2 * tangents[0],)
+    return 3 * inputs[0] ** 2 * tangents[0]
 
 
 def fwd_of_cube(x):
@@ -87,7 +87,7 @@ def fwd_of_cube(x):
 
 
 def bwd_of_cube(slope, cotangents):
-    return (slope * cotangents[0],)
+    return (slope * cotangents,)
 
 
 def scale(x):
@@ -95,7 +95,7 @@ def scale(x):
 
 
 def transpose_of_scale(cotangents):
-    return (4 * cotangents[0],)
+    return (4 * cotangents,)
 
 
 def write_into_its_input(x):
@@ -186,8 +186,8 @@ FEATURES = {
     "vjp=(fwd, bwd)": Feature(
         lambda x: numpy_function(np_cube, [x], F, vjp=(fwd_of_cube, bwd_of_cube), jvp=jvp_of_cube), _cube, order=1
     ),
-    'vjp="numerical"': Feature(
-        lambda x: numpy_function(np_cube, [x], F, vjp="numerical", jvp="numerical", step=[5e-3]),
+    "vjp=numerical()": Feature(
+        lambda x: numpy_function(np_cube, [x], F, vjp=numerical(step=[5e-3])),
         _cube,
         order=1,
         tolerance=1e-2,

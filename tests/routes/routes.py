@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 import jaxpyop
+from tests.shared.checks import over_transport
 
 # How many values the routes that take several of them take.
 BATCH = 4
@@ -55,7 +56,7 @@ def _directly(f: Function, x: jax.Array) -> Any:
 
 
 def _through_the_public_callback(f: Function, x: jax.Array) -> Any:
-    with jaxpyop.config.override(transport="callback"):
+    with over_transport("callback"):
         return jax.block_until_ready(jax.jit(f)(x))
 
 

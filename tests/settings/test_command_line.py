@@ -68,17 +68,17 @@ def test_the_doctor(capsys):
     out = capsys.readouterr().out
     for expected in (rf"jaxpyop +{re.escape(jaxpyop.__version__)}\n", *PARTS):
         assert re.search(expected, out), expected
-    with jaxpyop.config.override(transport="callback", max_records=7), jax.enable_x64(True):
+    with jaxpyop.config.override(constants="allow", max_record_bytes=7), jax.enable_x64(True):
         assert main(["doctor"]) == 0
     out = capsys.readouterr().out
-    for expected in (r"transport +callback ", r"max_records +7 ", r"x64 +on\n"):
+    for expected in (r"constants +allow ", r"max_record_bytes +7 ", r"x64 +on\n"):
         assert re.search(expected, out), expected
 
 
 @pytest.mark.slow
 def test_the_doctor_of_other_processes():
-    out = run_main("doctor", JAXPYOP_MAX_RECORDS="7", **on_devices(8)).stdout
-    for expected in (r"devices +8: .*, \.\.\.\n", r"max_records +7 .*\(= '7'\)"):
+    out = run_main("doctor", JAXPYOP_MAX_RECORD_BYTES="7", **on_devices(8)).stdout
+    for expected in (r"devices +8: .*, \.\.\.\n", r"max_record_bytes +7 .*\(= '7'\)"):
         assert re.search(expected, out), expected
     late = "import warnings; warnings.simplefilter('ignore')\nimport jax; jax.devices()"
     assert "safe? no: JAX had started before jaxpyop was imported" in run_main("doctor", before=late).stdout

@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 
 import jaxpyop
-from tests.shared.checks import Counter
+from jaxpyop import numerical
+from tests.shared.checks import Counter, over_transport
 from tests.shared.functions import numpy_function, py_function
 from tests.shared.tables import named, rows
 
 F = jnp.float32
 X = jnp.arange(6.0)
-COS = lambda inputs, outputs, cotangents: cotangents[0] * np.cos(inputs[0])
+COS = lambda inputs, outputs, cotangents: cotangents * np.cos(inputs[0])
 POOL = concurrent.futures.ThreadPoolExecutor(2)
 
 
@@ -57,7 +58,7 @@ OPS = {
     "on_error": functools.partial(numpy_op, on_error="nan"),
     "when": lambda func, rule: lambda x: numpy_op(func, rule, when=x > 1.5)(x),
     "residuals": residual_op,
-    "numerical": lambda func, rule: numpy_op(func, "numerical"),
+    "numerical": lambda func, rule: numpy_op(func, numerical()),
     "out": filling_op,
     "tape": taped_op,
 }
@@ -101,7 +102,7 @@ def test_routes_calls_elements_and_bytes(program, route, elements):
 
 
 def test_the_public_callback_a_traced_function_and_an_op_in_another():
-    with jaxpyop.config.override(transport="callback"):
+    with over_transport("callback"):
         assert counted(lambda: jax.jit(numpy_op(np.sin))(1.0))["sine"]["route"] == "callback"
     row = counted(lambda: jax.jit(lambda x: py_function(jnp.sin, [x], F(0), mode="traced"))(1.0))["sin"]
     assert (row["route"], row["traces"], row["calls"], row["runs"]) == ("traced", 1, 0, 0)

@@ -1,5 +1,6 @@
 """What tests compare and count: values, runs of a function, and what is still in memory."""
 
+import contextlib
 import functools
 import gc
 import time
@@ -8,6 +9,7 @@ import jax
 import numpy as np
 
 import jaxpyop
+from jaxpyop import _config
 
 close = functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=1e-5)
 
@@ -56,3 +58,13 @@ def eventually(holds, seconds=10):
         gc.collect()
         time.sleep(0.001)
     return True
+
+
+@contextlib.contextmanager
+def over_transport(name: str):
+    """Has programs that are compiled meanwhile call Python over this transport: "auto" or "callback"."""
+    before, _config.TRANSPORT = _config.TRANSPORT, name
+    try:
+        yield
+    finally:
+        _config.TRANSPORT = before

@@ -54,7 +54,7 @@ class Outcome(NamedTuple):
 def job_for(executor: Executor | list[Executor], call: HostCall) -> Job:
     """A job for a worker of an executor, or of one of a list, without inputs."""
     executor = executor[0] if isinstance(executor, list) else executor
-    body = pickle.dumps(call.body) if needs_pickled_body(executor) else call.body
+    body = pickle.dumps(call.in_worker) if needs_pickled_body(executor) else call.in_worker
     home = os.getpid(), number_of(executor)
     return Job(
         call.title,

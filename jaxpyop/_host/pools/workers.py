@@ -92,7 +92,7 @@ def run_one_by_one_in_workers(
         for number, inputs in elements:
             numbers = range(number, number + 1)
             with noting(batch, numbers):
-                given = call.for_worker(inputs)
+                given = call.for_worker(inputs, lead)
                 if given is None:
                     store(number, call(inputs, lead))
                     continue

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from jaxpyop import _jaxcore
-from jaxpyop._host import add_note, metrics, note_arguments, show_arguments, show_values
+from jaxpyop._host import add_note, metrics, note_arguments, refusal, show_arguments, show_values
 from jaxpyop._op.request import RULE_ARGUMENTS, Op
 from jaxpyop._op.values import IN_A_LOOP, PASS_IT
 from jaxpyop._tape import TapeTracer
@@ -94,7 +94,7 @@ def advise(error: Exception, op: Op, what: str, func: Callable[..., Any], argume
         called = op.title if what == "func" else f"{op.title}, {what}"
         note_arguments(clearer or error, called, _shown_groups(op, what, func, *arguments()))
     if clearer is not None:
-        raise clearer from error
+        raise refusal(clearer) from error
 
 
 def _shown_groups(

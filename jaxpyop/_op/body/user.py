@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -14,11 +15,12 @@ import jax
 import numpy as np
 
 from jaxpyop import _jaxcore
-from jaxpyop._host import call_where_op_runs, forget_locals, kept_of, lend_results, metrics
+from jaxpyop._host import call_where_op_runs, forget_locals, kept_of, lend_results, metrics, refusal
 from jaxpyop._op.body.advice import advise, call_and_warn_of_changes, call_with_advice
-from jaxpyop._op.body.body_protocol import Body, constants, element_structs
+from jaxpyop._op.body.body import Body, element_structs, full
 from jaxpyop._op.request import Op
 from jaxpyop._op.values import (
+    Arguments,
     Inputs,
     Leaf,
     Struct,
@@ -38,7 +40,7 @@ class UserBody(Body):
     """The user's function between checked inputs and checked results."""
 
     def __init__(self, op: Op, inputs: Inputs) -> None:
-        self.op = op
+        super().__init__(op)
         self.inputs = inputs
         self.absent_fills = [leaf.fill for leaf in op.spec.leaves]
         self._shapes: dict[Any, list[Struct]] = {}
@@ -49,35 +51,59 @@ class UserBody(Body):
         is_one = isinstance(spec.skeleton, Leaf) and spec.returned_spec is None
         self._only_leaf = spec.leaves[0] if is_one and op.output_shapes is None else None
 
-    def _run(self, arrays: Sequence[Any]) -> Any:
+    @functools.cached_property
+    def arguments(self) -> Arguments:
+        """The arguments of the function, as derivative rules are given them."""
+        return Arguments(self.op.func, self.inputs, self.title, without="out" if self.op.out else "")
+
+    def arguments_of(self, arrays: Sequence[Any]) -> tuple[Any, ...]:
+        """The arguments with these arrays, in the order of the function's signature."""
+        return self.arguments.filled(self._as_given(arrays))
+
+    def _as_given(self, arrays: Sequence[Any]) -> Sequence[Any]:
+        has_keys = self.op.on_jax and any(self.inputs.key_impls)
+        return self.inputs.wrap_keys(arrays) if has_keys else arrays
+
+    def _returned(self, arrays: Sequence[Any]) -> Any:
+        """What the function returns."""
         op, inputs = self.op, self.inputs
         if inputs.tree is None:
             return op.func(*arrays)
-        args, kwargs = self._arguments(arrays)
-        if inputs.may_hold_state:
-            return call_and_warn_of_changes(op, args, kwargs)
-        return op.func(*args, **kwargs)
+        args, kwargs = inputs.unflatten(self._as_given(arrays))
+        return call_and_warn_of_changes(op, args, kwargs) if inputs.may_hold_state else op.func(*args, **kwargs)
 
-    def _arguments(self, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        has_keys = self.op.on_jax and any(self.inputs.key_impls)
-        return self.inputs.unflatten(self.inputs.wrap_keys(arrays) if has_keys else arrays)
-
-    def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
+    def returned(self, arrays: Sequence[Any]) -> Any:
+        """What the function returns; an exception that it raises has a note of its inputs, and advice."""
         op = self.op
-        kept = self.kept_for_failure(arrays, lead) if lead else arrays
         try:
-            returned = metrics.timed(op.name, "runs", self._run, arrays) if metrics.reports else self._run(arrays)
-            if (leaf := self._only_leaf) is not None and not lead:
-                value = converted_at_once(returned, leaf.dtype, on_jax=op.on_jax)
-                if value is not None and (leaf.shape is None or leaf.shape == value.shape):
-                    return [value]
-            values = match(op.spec.returned, returned, op.title)
+            return metrics.timed(op.name, "runs", self._returned, arrays) if metrics.reports else self._returned(arrays)
         except Exception as error:
-            advise(error, op, "func", op.func, lambda: self._arguments(arrays))
-            return self.failed_results(error, kept, lead)
-        values = encode(op, values, converted, lead)
-        self.check_results(values, arrays, lead)
+            self._advise(error, arrays)
+            raise
+
+    def run(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
+        returned, leaf = self.returned(arrays), self._only_leaf
+        if leaf is not None and not lead:
+            value = converted_at_once(returned, leaf.dtype, on_jax=self.op.on_jax)
+            if value is not None and (leaf.shape is None or leaf.shape == value.shape):
+                return [value]
+        return self.results_of(returned, arrays, lead)
+
+    def results_of(self, returned: Any, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
+        """The results for what the function returned, if that is what `Tout` declares."""
+        op = self.op
+        try:
+            values = encode(op, match(op.spec.returned, returned, op.title), converted, lead)
+            self.check_results(values, arrays, lead)
+        except Exception as error:
+            refusal(error)
+            if isinstance(error, ValueError):
+                self._advise(error, arrays)
+            raise
         return values
+
+    def _advise(self, error: Exception, arrays: Sequence[Any]) -> None:
+        advise(error, self.op, "func", self.op.func, lambda: self.inputs.unflatten(self._as_given(arrays)))
 
     # ------------------------------------------------------------ promised shapes
 
@@ -108,7 +134,7 @@ class UserBody(Body):
 
     def fills(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
         known = [(fill_shape(leaf, None, "func failed", self.title), leaf) for leaf in self.promised(arrays, lead)]
-        return constants(self.op.fills, [Struct(shape, leaf.dtype) for shape, leaf in known], arrays, lead)
+        return full(self.op.fills, [Struct(shape, leaf.dtype) for shape, leaf in known], lead)
 
     def note_shapes(self, structs: Sequence[Struct], results: Sequence[Struct]) -> None:
         if not self._shapes:
@@ -134,7 +160,7 @@ class UserBody(Body):
             def run() -> list[Struct]:
                 # The body will run outside of all named axes, too.
                 with _jaxcore.without_axes():
-                    flat = lambda *arrays: match(op.spec.returned, self._run(arrays), op.title)
+                    flat = lambda *arrays: match(op.spec.returned, self._returned(arrays), op.title)
                     return _jaxcore.shapes_of_run(flat, structs)
 
             with contextlib.suppress(Exception):
@@ -165,7 +191,7 @@ class FilledBody(UserBody):
     def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
         return super().shapes(structs[: len(self.inputs.key_impls)])
 
-    def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
+    def run(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
         count = len(self.inputs.key_impls)
         inputs, targets = arrays[:count], arrays[count:]
         for array in targets:

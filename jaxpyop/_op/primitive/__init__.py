@@ -1,28 +1,19 @@
 """One JAX primitive for every host call: the Call protocol, the primitive, and its rules.
 
-To be read in this order: `call_protocol` (what every call has), `primitive` (binding, direct calls, vmap, and the
-transport from a compiled program to the host), `differentiate` (which calls make up a derivative), `records` (what a
-forward pass keeps for a backward pass).
+To be read in this order: `call` (what every call has), `primitive` (binding, direct calls and vmap), `lowering` (the
+transport from a compiled program to the host), `differentiate` (which calls make up a derivative), `records` (the store
+of what a forward pass keeps for a backward pass), `recording` (the calls that keep and read it).
 """
 
-from jaxpyop._op.primitive import differentiate
-from jaxpyop._op.primitive.call_protocol import (
-    Batching,
-    Call,
-    Linearization,
-    Operands,
-    derived,
-    masks_and_added_axes,
-    structs_of,
-)
+from jaxpyop._op.primitive import differentiate, lowering
+from jaxpyop._op.primitive.call import Call, Linearization, Operands, derived, masks_and_added_axes, structs_of
 from jaxpyop._op.primitive.primitive import bind, python_call_p, run_now
-from jaxpyop._op.primitive.records import (
-    NO_RECORD,
-    RECEIPT,
-    RECORDS,
-    TOKEN,
-    HandedRecord,
-    clear_records,
-    find_record,
-    receipt_of,
+from jaxpyop._op.primitive.recording import (
+    ELEMENT_WORD,
+    FINGERPRINT_WORD,
+    TOKEN_WORD,
+    RecordingCall,
+    ReplayCall,
+    pickled,
 )
+from jaxpyop._op.primitive.records import NO_RECORD, NO_RUN, RECEIPT, HandedRecord, clear_records

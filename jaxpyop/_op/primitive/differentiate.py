@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxpyop import _jaxcore
 from jaxpyop._host import Batch
 from jaxpyop._jaxcore import ad, is_inexact
-from jaxpyop._op.primitive.call_protocol import Call, derived, masks_and_added_axes, note_origin, structs_of
+from jaxpyop._op.primitive.call import Call, made_by, masks_and_added_axes, structs_of
 from jaxpyop._op.primitive.primitive import bind, python_call_p
 
 # From the inputs' tangents, some of which are ad.Zero, to the results' tangents.
@@ -39,14 +39,14 @@ def _results_and_pushforward(
     """The results, and the pushforward from the inputs that `perturbed` marks."""
     # `tangents_of` is called while JAX traces the tangents. What it binds is an equation of the linear program, which
     # `jax.grad` transposes afterwards, by the rule `_transpose`.
-    first = len(primals) - call.operands.rule_inputs
-    of_rule_alone = first < len(primals) and not any(perturbed[:first])
+    first = len(primals) - call.operands.linear_inputs
+    of_linear_alone = first < len(primals) and not any(perturbed[:first])
     if not any(map(is_inexact, call.op.spec.leaves)):
         tangents_of: Callable[[Sequence[Any]], Sequence[Any]] = lambda tangents: []
     elif call.is_declared_linear:
         tangents_of = lambda tangents: _push_through_linear(primals, tangents, call, batch)
-    elif of_rule_alone and call.is_own_derivative:
-        # A rule is linear in its tangents or cotangents. If these alone are perturbed, it is its own derivative.
+    elif of_linear_alone and call.is_own_derivative:
+        # A derivative is linear in its tangents or cotangents. If these alone are perturbed, it is its own derivative.
         tangents_of = lambda tangents: bind(
             call, *primals[:first], *map(ad.instantiate_zeros, tangents[first:]), batch=batch
         )
@@ -75,7 +75,7 @@ def _by_linearization(
     plan = call.linearize(perturbed)
     for step, part in (("forward", plan.forward), ("linear", plan.linear)):
         # A saved program names its calls by how they were made.
-        note_origin(part, call, step, perturbed)
+        made_by(step, call, perturbed, part)
     fitting, inner_batch, fit = _batch_of_derivative(primals, plan.linear, batch)
     inputs, inner_batch = fitting[plan.skip :], inner_batch.with_inputs(lambda mask: mask[plan.skip :])
     if plan.forward is call:
@@ -121,7 +121,7 @@ def _batch_of_derivative(
     if not batch.block:
         return primals, batch, lambda k, tangent: tangent
     sizes = batch.sizes
-    if linear.batching.method.whole_batch:
+    if linear.method.whole_batch:
         # A rule gets tangents with all batch axes in full size.
         return primals, batch, lambda k, tangent: jnp.broadcast_to(tangent, (*sizes, *tangent.shape[len(sizes) :]))
     # A record belongs to one element, so a differentiated block becomes a loop. The axes of size 1 that a block method
@@ -136,7 +136,8 @@ def _push_through_linear(primals: Sequence[Any], tangents: Sequence[Any], call: 
     floating = tuple(is_inexact(jax.typeof(x)) for x in primals)
     operands = [ad.instantiate_zeros(t) if f else p for p, t, f in zip(primals, tangents, floating)]
     batch = batch.with_inputs(lambda mask: _floating_last(mask, floating))
-    return bind(derived(call, "linear_part", floating), *_floating_last(operands, floating), batch=batch)
+    linear = made_by("linear_part", call, floating, call.linear_part(floating))
+    return bind(linear, *_floating_last(operands, floating), batch=batch)
 
 
 def _floating_last(values: Sequence[Any], floating: Sequence[bool]) -> tuple[Any, ...]:
@@ -153,8 +154,8 @@ def _transpose(cotangents: Sequence[Any], *operands: Any, call: Call, batch: Bat
     nonzero = tuple(type(ct) is not ad.Zero for ct in cotangents)
     if not any(nonzero):
         return [ad.Zero(x.aval) if ad.is_undefined_primal(x) else None for x in operands]
-    # This calls the method of that name: for a `py_function`, `ReplayCall.transposed`.
-    back = derived(call, "transposed", nonzero)
+    # For a `py_function` this is `TapeReplay.transposed`.
+    back = made_by("transposed", call, nonzero, call.transposed(nonzero))
     # Residuals come before the tangents.
     first = len(operands) - call.body.linear_inputs
     known = [ct for ct in cotangents if type(ct) is not ad.Zero]
@@ -171,7 +172,8 @@ def _transpose_linear(cotangents: Sequence[Any], operands: Sequence[Any], call: 
     known = [ad.instantiate_zeros(ct) for ct in cotangents if type(ct) is not ad.Zero or is_inexact(ct.aval)]
     fixed = [x for x, f in zip(operands, floating) if not f]
     structs = _floating_last(structs_of(avals, batch), floating)
-    back = derived(derived(call, "linear_part", floating), "transposed_linear_part", structs)
+    linear = made_by("linear_part", call, floating, call.linear_part(floating))
+    back = made_by("transposed_linear_part", linear, structs, linear.transposed_linear_part(structs))
 
     def mask_of_operands(mask: tuple[bool, ...]) -> tuple[bool, ...]:
         return (*_floating_last(mask, floating)[: len(fixed)], *(True for _ in known))

@@ -1,9 +1,9 @@
-"""The bounded store of gradient records, from token to record.
+"""The bounded store of what runs keep for their derivatives, from token to record.
 
-A forward pass under `jit` leaves its record here and passes the token on to the backward pass, as an array of type
-uint32. Nothing tells whether that pass will come once, twice or never, so reading does not consume a record. But a
-record that was read is most likely not needed any more, and is evicted first. If somebody holds the array of a token,
-the record goes when that array does.
+A forward pass under `jit` leaves its record here and passes a receipt with its token on to the backward pass, as an
+array of type uint32. Nothing tells whether that pass will come once, twice or never, so reading does not consume a
+record. But a record that was read is most likely not needed any more, and is evicted first. If somebody holds the array
+of a token, the record goes when that array does.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import dataclasses
 import secrets
 import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -22,30 +22,32 @@ from jaxpyop import _jaxcore
 from jaxpyop._config import config, on_change
 from jaxpyop._host import metrics
 from jaxpyop._op.request import Op
-from jaxpyop._op.values import Struct, fingerprint
+from jaxpyop._op.values import Struct
 
 TOKEN = np.dtype(np.uint32)
-# The receipt of a record: its token, and a fingerprint of the results. A program carries it from the forward pass to
-# the backward pass. If the record is gone by then, the function runs again, and the fingerprint tells whether its
-# results are the same.
-RECEIPT = Struct((2,), TOKEN)
+# The receipt of a run, which a program carries from the forward pass to the backward pass: the token of its record, the
+# fingerprint of its results, the number of the element in its block, and a hash of what ran. If the record is gone by
+# then, the function runs again, and the fingerprint tells whether its results are the same. JAX hands what the branches
+# of a `cond` keep over in the same arrays, so the hash tells whether the run was that of this branch.
+RECEIPT = Struct((4,), TOKEN)
+# The token of an element that did not run, or that failed. No store hands it out.
+NO_RUN = 0
+# The fingerprint beside that token, if the element failed.
+FAILED = 1
 # The token of a run in another process. No store hands it out.
 NO_RECORD = np.iinfo(TOKEN).max
 # Tokens travel as uint32, and the last number is NO_RECORD.
 _LAST_TOKEN = 2**32 - 2
-# Records that were read may fill 1/READ_SHARE of each bound, and at most 8 MB, because they are rarely needed again.
+# Records that were read may fill 1/READ_SHARE of the bound, and at most 8 MB, because they are rarely needed again. At
+# most MAX_READ of them are kept, because the size of an object that only C knows cannot be measured.
 READ_SHARE = 32
 _MAX_READ_BYTES = 8 * 2**20
-
-
-def receipt_of(token: int, outs: Sequence[Any]) -> np.ndarray[Any, Any]:
-    """The receipt of the record with this token, whose run returned `outs`."""
-    return np.asarray([token, fingerprint(outs)], TOKEN)
+MAX_READ = 64
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class HandedRecord:
-    """A record in the place of its receipt, where Python hands it from the recording call to the replaying one."""
+    """Wraps a record that a recording call passes directly to the replaying call, without a receipt."""
 
     record: Any
 
@@ -76,40 +78,39 @@ class _Shelf:
 
 
 class Records:
-    """Records by token, bounded by count and by bytes; thread-safe.
+    """Records by token, bounded by their bytes; thread-safe.
 
-    Records that no backward pass has read are kept within the bounds, and the oldest is evicted first. A forward pass
+    Records that no backward pass has read are kept within the bound, and the oldest is evicted first. A forward pass
     runs all of a batch or a scan before the first backward step reads anything. Records that were read may fill a
-    thirty-second part of the bounds, and the one whose reading is longest ago is evicted first. This happens when the
+    thirty-second part of the bound, and the one whose reading is longest ago is evicted first. This happens when the
     next record is put in or `make_room` is called, because the backward passes of one program may read a record many
     times (`jacrev`, a pullback called again).
 
     A stateful op's record cannot be made again, so it is worth more. Once read, it is evicted before the records that
-    were not read, but only if the bounds themselves are exceeded.
+    were not read, but only if the bound itself is exceeded.
 
     A record larger than the bound of bytes is kept as the only one. The backward pass that follows at once finds it,
     and the memory is that of one step, which was needed anyway. It goes as soon as another record comes.
 
     Attributes:
-        max_count: how many records at most.
         max_bytes: how many bytes (`record.nbytes`) at most.
 
     Example:
         >>> class Taken: nbytes = 8
-        >>> records = Records(max_count=2, max_bytes=1000)
+        >>> records = Records(max_bytes=16)
         >>> first, second, third = (records.put(Taken()) for _ in range(3))
         >>> records.get(first) is None, records.get(third) is None
         (True, False)
     """
 
-    def __init__(self, max_count: int, max_bytes: int, *, first: int = 1) -> None:
+    def __init__(self, max_bytes: int, *, first: int = 1) -> None:
         self._lock = threading.Lock()
         self._shelves = self._unread, self._read_once_made, self._read = _Shelf(), _Shelf(), _Shelf()
         # Tokens whose array was freed.
         self._dropped: collections.deque[int] = collections.deque()
         self._evicted = 0
         self._next = self._cleared_to = first
-        self.max_count, self.max_bytes = max_count, max_bytes
+        self.max_bytes = max_bytes
 
     def put(self, record: Any, *, once_made: bool = False, owner: str = "") -> int:
         """Store a record.
@@ -158,9 +159,9 @@ class Records:
         # All elements of a block share one record. Were it dropped once for each, the second time would be for good.
         weakref.finalize(holder, self._drop, list(set(tokens))).atexit = False
 
-    def resize(self, max_count: int, max_bytes: int) -> None:
-        """Change the bounds, evicting what no longer fits."""
-        self.max_count, self.max_bytes = max_count, max_bytes
+    def resize(self, max_bytes: int) -> None:
+        """Change the bound, evicting what no longer fits."""
+        self.max_bytes = max_bytes
         self.make_room()
 
     def clear(self) -> None:
@@ -217,10 +218,10 @@ class Records:
 
     def _shrink(self) -> list[Any]:
         gone = self._take_dropped()
-        count, nbytes = self.max_count // READ_SHARE, min(self.max_bytes // READ_SHARE, _MAX_READ_BYTES)
-        while len(self._read.records) > count or self._read.nbytes > nbytes:
+        nbytes = min(self.max_bytes // READ_SHARE, _MAX_READ_BYTES)
+        while len(self._read.records) > MAX_READ or self._read.nbytes > nbytes:
             gone.append(self._read.take_oldest())
-        while (self._count() > self.max_count or self._nbytes() > self.max_bytes) and self._count() > 1:
+        while self._nbytes() > self.max_bytes and self._count() > 1:
             shelf = next(shelf for shelf in (self._read, self._read_once_made, self._unread) if shelf.records)
             gone.append(entry := shelf.take_oldest())
             if shelf is self._unread:
@@ -229,12 +230,12 @@ class Records:
         return gone
 
 
-# Without a bound by number there is a record for each token at most. Processes that compute together have a store each.
-# The first token is random, so that a store does not take the tokens of another one for its own.
-RECORDS = Records(config.max_records or _LAST_TOKEN, config.max_record_bytes, first=1 + secrets.randbelow(2**31))
+# Processes that compute together have a store each. The first token is random, so that a store does not take the tokens
+# of another one for its own.
+RECORDS = Records(config.max_record_bytes, first=1 + secrets.randbelow(2**31))
 
 
-on_change(lambda: RECORDS.resize(config.max_records or _LAST_TOKEN, config.max_record_bytes))
+on_change(lambda: RECORDS.resize(config.max_record_bytes))
 
 
 def find_record(op: Op, token: int) -> Any | None:
@@ -254,15 +255,15 @@ def find_record(op: Op, token: int) -> Any | None:
     if op.stateful:
         raise RuntimeError(
             f"{op.title}: the record of this step's forward pass is gone, or another process had it, which keeps none, "
-            "and a stateful op cannot be run again; increase jaxpyop.config.max_records or max_record_bytes (see "
+            "and a stateful op cannot be run again; increase jaxpyop.config.max_record_bytes (see "
             "python -m jaxpyop doctor), use threads, or pass stateful=False"
         )
     metrics.note(op.name, recomputed=1)
     if RECORDS.was_issued(token):
         text = (
             f"{op.title}: records of forward passes were pushed out before the backward pass came, so it runs the "
-            "function again, at the price of another forward pass each; increase jaxpyop.config.max_record_bytes or "
-            "max_records (see python -m jaxpyop doctor)"
+            "function again, at the price of another forward pass each; increase jaxpyop.config.max_record_bytes "
+            "(see python -m jaxpyop doctor)"
         )
         _jaxcore.warn_once(("records", op.title), text)
     return None
@@ -272,10 +273,9 @@ def clear_records() -> None:
     """Drop all records that ``py_function`` keeps for later backward passes.
 
     :func:`jax.clear_caches` does the same with compiled programs. A record holds the
-    arrays of a forward pass, within the limits ``config.max_records`` and
-    ``config.max_record_bytes``. A backward pass whose record is gone calls the function
-    again. TensorFlow's ``tf.py_function`` keeps a tape for each forward pass in the same
-    way, and cannot drop it.
+    arrays of a forward pass, within the limit ``config.max_record_bytes``. A backward
+    pass whose record is gone calls the function again. TensorFlow's ``tf.py_function``
+    keeps a tape for each forward pass in the same way, and cannot drop it.
 
     Returns:
         None.

@@ -13,7 +13,7 @@ from jaxpyop._config import Mode, config
 from jaxpyop._functions import without_partials
 from jaxpyop._host import VMAP_METHODS, Failures, Method, check_executor, check_progress, check_repeats
 from jaxpyop._jaxcore import is_inexact
-from jaxpyop._op.request.read_rules import RULES_ON_THE_HOST, Rules, check_function, read_rules, read_step
+from jaxpyop._op.request.read_rules import RULES_ON_THE_HOST, Rules, check_function, read_rules
 from jaxpyop._op.values import CASTING, Leaf, ResultSpec, cast_to_numpy, read_tout, with_shapes
 
 
@@ -27,8 +27,6 @@ class Op:
         mode: "eager", "traced" or "auto".
         reason_to_call: why mode "auto" calls func without trying to trace it; empty if it tries.
         fills: with `on_error=`, what fills each array of the op's results where func fails.
-        step: the absolute and the relative step of numerical rules, or a list with these for each array input. None
-            stands for the default.
         failures: with `on_error=`, counts the elements that failed: ``failures.count``. None if errors are raised.
 
     The other attributes are the arguments of the public functions.
@@ -56,7 +54,6 @@ class Op:
     mode: str = "eager"
     reason_to_call: str = ""
     max_steps: int | None = None
-    step: Any = None
     fills: tuple[Any, ...] = ()
     failures: Failures | None = None
 
@@ -118,7 +115,6 @@ def make_op(
             "results or typed keys, which are not arrays; return what there is, and remove out=True"
         )
     rest["rules"] = read_rules(rest, spec, api)
-    rest["step"] = read_step(rest.get("step"), rest["rules"], api)
     rest["vmap_method"] = VMAP_METHODS[rest["vmap_method"]]
     check_repeats(rest, api)
     name = _name_of(func, name)

@@ -1,4 +1,7 @@
-"""Chooses which of the user's rules make up the derivative of a call, and runs a rule as a call of its own.
+"""Chooses which of the user's rules make up the derivative of a call, and has the calls that run them.
+
+A derivative by rules begins with the function itself, or with `fwd` in its place (`FwdCall`). A rule follows as a
+`RuleCall`, which gets inputs and results from the program, and after `fwd` a receipt besides.
 
 A missing rule is a body that cannot run. In a direct call, an error is raised when its results are used. A compiled
 program that contains it is rejected at lowering and not at tracing: only by then has JAX dropped the operations whose
@@ -7,7 +10,9 @@ results are not used.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import pickle
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,187 +21,194 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpyop._host import Batch
-from jaxpyop._op.body import CotangentBody, TangentBody, each_alone
+from jaxpyop._op.body import DerivativeBody
 from jaxpyop._op.primitive import (
-    RECORDS,
-    Batching,
+    RECEIPT,
     Call,
-    HandedRecord,
     Linearization,
     Operands,
-    find_record,
+    RecordingCall,
+    ReplayCall,
     masks_and_added_axes,
 )
-from jaxpyop._op.request import NUMERICAL, is_differentiable
+from jaxpyop._op.request import is_differentiable, numerical
 from jaxpyop._op.user_rules.functions import JvpRule, MissingTangents, VjpRule, method_of_rules
-from jaxpyop._op.user_rules.numerical import NumericalJvp, NumericalVjp
-from jaxpyop._op.user_rules.residuals import BwdRule, FwdCall, has_failed, pickled, with_makers
+from jaxpyop._op.user_rules.numerical import NumericalBody
+from jaxpyop._op.user_rules.residuals import BwdRule, FwdInWorker, Residuals, fwd_of, protected, size_of
 from jaxpyop._op.values import as_jax
 
 
-def linearize_by_rules(call: Any, forward: Call, perturbed: tuple[bool, ...]) -> Linearization:
-    """Return the linearization of the user's call by the user's rules.
+def linearize_by_rules(call: Call, perturbed: tuple[bool, ...]) -> Linearization:
+    """Return the linearization of the user's call by the user's rules, in the inputs that `perturbed` marks."""
+    rules = call.op.rules
+    if rules.fwd is None and call.op.failures is None:
+        return _linearize_after(call, call, perturbed)
+    return _linearize_after(call, FwdCall(call, rules.fwd), perturbed)
 
-    Args:
-        call: the user's call.
-        forward: runs first: the call itself, or a `FwdCall`.
-        perturbed: which inputs of the call have tangents.
-    """
-    op, conditional = call.op, call.operands.conditional
-    tangents = _tangents(call, perturbed[1:] if conditional else perturbed)
-    linear = RuleCall(tangents, call, conditional=conditional, after_fwd=forward is not call)
-    with_results = op.rules.fwd is None or op.rules.jvp is not None or op.spec.returned_spec is not None
+
+def _linearize_after(call: Call, forward: Call, perturbed: tuple[bool, ...]) -> Linearization:
+    """Return the linearization of the user's call after `forward` ran, which is the call itself or a `FwdCall`."""
+    rules = call.op.rules
+    tangents = _tangents(call, perturbed[call.operands.leading :])
+    linear = RuleCall(tangents, call, has_flag=call.operands.has_flag, has_receipt=forward is not call)
+    with_results = rules.fwd is None or rules.jvp is not None or call.op.spec.returned_spec is not None
     return Linearization(forward, linear, with_results=with_results)
 
 
-def _tangents(call: Any, perturbed: tuple[bool, ...]) -> TangentBody:
+def _tangents(call: Call, perturbed: tuple[bool, ...]) -> DerivativeBody:
     """Return the body of forward mode."""
-    rules = call.op.rules
-    if rules.jvp is None:
-        return MissingTangents(call.user_body, perturbed, functools.partial(_no_jvp_error, call.title))
-    if rules.jvp == NUMERICAL:
-        return NumericalJvp(call.user_body, perturbed, _function_of(call))
-    return JvpRule(call.user_body, perturbed)
+    rule = call.op.rules.jvp
+    if rule is None:
+        return MissingTangents(call.body, perturbed, functools.partial(_no_jvp_error, call.title))
+    if isinstance(rule, numerical):
+        return NumericalBody(call.body, perturbed, None, _function_of(call))
+    return JvpRule(call.body, perturbed)
 
 
-def _cotangents(call: Any, nonzero_cotangents: tuple[bool, ...], perturbed: tuple[bool, ...]) -> CotangentBody:
+def _cotangents(call: Call, nonzero: tuple[bool, ...], perturbed: tuple[bool, ...]) -> DerivativeBody:
     """Return the body of reverse mode, or raise an error if there is no rule for it."""
     rules = call.op.rules
     if rules.vjp is None:
         raise ValueError(
             f"{call.title}: a backward pass needs the gradient of a NumPy function, or of one that has jvp= alone; "
-            "give one as vjp=f with f(inputs, outputs, cotangents), vjp=(fwd, bwd) or vjp='numerical', or stop the "
-            "pass with jax.lax.stop_gradient on its inputs"
+            "give one as vjp=f with f(inputs, outputs, cotangents), vjp=(fwd, bwd) or vjp=jaxpyop.numerical(), or stop "
+            "the pass with jax.lax.stop_gradient on its inputs"
         )
-    if rules.vjp == NUMERICAL:
-        return NumericalVjp(call.user_body, nonzero_cotangents, perturbed, _function_of(call))
-    return (VjpRule if rules.fwd is None else BwdRule)(call.user_body, nonzero_cotangents, perturbed)
+    if isinstance(rules.vjp, numerical):
+        return NumericalBody(call.body, perturbed, nonzero, _function_of(call))
+    return (VjpRule if rules.fwd is None else BwdRule)(call.body, perturbed, nonzero)
 
 
-def _function_of(call: Any) -> Call:
+def _function_of(call: Call) -> Call:
     """Return a call of the function itself, without the flag of `when=`.
 
-    With `on_error=` it is a plain FwdCall, because its receipts tell which runs failed.
+    With `on_error=` it is a `FwdCall` that runs the function, because its receipts tell which runs failed.
     """
-    step, count = call.op.step, len(call.user_body.inputs.key_impls)
-    if isinstance(step, list) and len(step) != count:
-        raise ValueError(
-            f"{call.title}: step= has {len(step)} entries, and func has {count} array inputs; give each one"
-        )
-    if call.operands.conditional:
+    if call.operands.has_flag:
         call = call.without_flag()
-    return call if call.op.failures is None else FwdCall(call, plain=True)
+    return call if call.op.failures is None else FwdCall(call, None)
 
 
 def _no_jvp_error(title: str) -> Exception:
     """The error of forward mode without `jvp=`."""
     return NotImplementedError(
         f"{title}: forward-mode differentiation (jvp, jacfwd, linearize) needs the rule jvp=f with "
-        "f(inputs, outputs, tangents), jvp='numerical', or a body of JAX operations: write it as a py_function without "
-        "vjp=, which gives reverse mode (grad, vjp, jacrev) only"
+        "f(inputs, outputs, tangents), jvp=jaxpyop.numerical(), or a body of JAX operations: write it as a py_function "
+        "without vjp=, which gives reverse mode (grad, vjp, jacrev) only"
     )
 
 
-def _no_second_derivative_error(title: str) -> Exception:
+def _no_second_derivative_error(title: str, rule: str) -> Exception:
     """The error of a derivative of a rule."""
     return NotImplementedError(
-        f"{title}: second derivatives need a body of JAX operations: write it as a py_function; vjp= and jvp= give the "
-        "first. Or make the rule an op with rules of its own, such as vjp='numerical' (docs: gradients, second "
-        "derivatives)"
+        f"{title}: {rule} gives first derivatives. For second ones, make the rule an op with rules of its own: a "
+        "py_function if it is made of JAX operations, or a numpy_function with vjp= and jvp= (docs: rules, second "
+        "derivatives); or write func itself as a py_function of JAX operations"
     )
 
 
-# ------------------------------------------------------------------ a rule as a call
+# ---------------------------------------------------------------- fwd as a call
 
 
-class RuleCall(Call):
+class FwdCall(RecordingCall):
+    """Runs `fwd` in place of the function, and keeps its residuals.
+
+    Args:
+        source: the user's call.
+        fwd: the user's `fwd`. If it is None, the function itself runs, and nothing is kept. With `on_error=` this is
+            done for the receipts, which tell where the function failed.
+    """
+
+    def __init__(self, source: Call, fwd: Any) -> None:
+        super().__init__(
+            source.body,
+            source.environment,
+            label="jvp({})",
+            on_jax=source.on_jax,
+            has_effects=True,
+            method=method_of_rules(source.op),
+            one_by_one=True,
+            operands=dataclasses.replace(source.operands, extra_results=(RECEIPT,), writes_out=False),
+        )
+        self.in_worker = FwdInWorker(source.body, None if fwd is None else fwd_of(source.body))
+        self.func = self.func if fwd is None else fwd
+        self.identity = hash(source.body.identity)
+        self.source = source
+        # With an executor the residuals may come from a worker as bytes. With `when=` or `on_error=` there may be none.
+        self.can_hand_over = self.op.executor is None and not self.operands.has_flag and self.op.failures is None
+
+    def kept_by_run(self, arrays: Sequence[Any], lead: tuple[int, ...]) -> tuple[list[Any], Any, Any]:
+        inputs = as_jax(arrays) if self.on_jax else arrays
+        outs, failed, residuals = self.in_worker.outcome_and_residuals(inputs, lead)
+        return outs, self._kept(residuals, failed, lead), failed
+
+    def _kept(self, residuals: Any, failed: Any, lead: tuple[int, ...]) -> Residuals | None:
+        if self.in_worker.fwd is None or (failed is not None and np.all(failed)):
+            return None
+        return Residuals(protected(residuals), lead, size_of(residuals))
+
+    def from_worker(self, values: list[Any], arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
+        *outs, data = values
+        self.body.check_results(outs, arrays[self.operands.leading :], lead)
+        failed, residuals = pickle.loads(data.tobytes())
+        kept = self._kept(residuals, failed, lead)
+        return [*outs, self.receipts(arrays[self.operands.leading :], outs, kept, failed, lead)]
+
+    def linearize(self, perturbed: tuple[bool, ...]) -> Linearization:
+        # This call is bound in place of the user's call, so its derivative is made in the same way.
+        return _linearize_after(self.source, self, perturbed)
+
+
+# ------------------------------------------------------------- a rule as a call
+
+
+class RuleCall(ReplayCall):
     """Runs a rule as the op runs its function: on the same kind of arrays, and once per block if the function does.
-
-    After a `FwdCall`, its receipt is the first input. It is all zeros for a call that `when=` skipped.
 
     Args:
         rule: the body of the rule.
         source: the `UserCall` of the op.
-        conditional: whether the flag of `when=` comes before the inputs of the rule.
-        after_fwd: whether the receipt of a `FwdCall` comes before everything else.
+        has_flag: whether the flag of `when=` comes before the inputs of the rule.
+        has_receipt: whether the receipt of a `FwdCall` comes before everything else.
     """
 
-    def __init__(
-        self, rule: TangentBody | CotangentBody, source: Any, *, conditional: bool, after_fwd: bool = False
-    ) -> None:
+    def __init__(self, rule: DerivativeBody, source: Call, *, has_flag: bool, has_receipt: bool) -> None:
         op = rule.op
-        # The receipt of a call that `when=` skipped is all zeros, so after `fwd` the flag is not needed.
-        leading, has_flag = after_fwd + conditional, conditional and not after_fwd
         super().__init__(
             rule,
             source.environment,
+            identity=hash(source.body.identity),
             label="jvp({})",
             on_jax=op.on_jax,
-            batching=Batching(method_of_rules(op), one_by_one=after_fwd),
-            operands=Operands(leading, leading, rule_inputs=rule.linear_inputs, conditional=has_flag),
+            method=method_of_rules(op),
+            one_by_one=has_receipt,
+            operands=Operands(has_receipt, has_flag, linear_inputs=rule.linear_inputs),
         )
-        self.source, self.conditional = source, conditional
-        self.takes_records = self.after_fwd = after_fwd
+        self.source = source
         # Whether the rule is an op with derivatives, which can be a part of the traced program.
-        is_plain = not leading and op.spec.returned_spec is None
+        is_plain = not self.operands.leading and op.spec.returned_spec is None
         self._is_op = is_plain and isinstance(rule, (VjpRule, JvpRule)) and is_differentiable(self.func)
         # The user may write a pullback that is not linear in the cotangents, for example one that clips gradients. So a
         # pullback whose derivative is known is not taken for its own derivative.
         self.is_own_derivative = not (self._is_op and isinstance(rule, VjpRule))
 
-    def __call__(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
-        if not self.after_fwd:
-            return super().__call__(arrays, lead)
-        rest = arrays[self.operands.leading_inputs :]
-        if isinstance(arrays[0], HandedRecord):
-            if not isinstance(self.body, BwdRule):
-                return super().__call__(arrays)
-            return self.body.pulled(arrays[0].record, as_jax(rest) if self.on_jax else rest, ())
-        receipts = np.asarray(arrays[0])
-        if self.op.failures is not None and (failed := has_failed(receipts)).any() and self.body.refusal is None:
-            if not failed.all():
-                return each_alone(lambda *parts, lead: self(parts, lead), arrays, lead)
-            return self.body.fills(rest, lead)
-        if not receipts[..., 0].any():
-            # Under `vmap`, a `cond` also runs the backward pass of the branch that was not taken. JAX fills the inputs
-            # of that branch, and so the receipts, with zeros.
-            return self.body.absent_results(rest, lead)
-        if isinstance(self.body, BwdRule):
-            return self.body.after_fwd(*self._kept(receipts), as_jax(rest) if self.on_jax else rest, lead)
-        # Mark the record as read, so that it can be evicted: jvp= needs no residuals.
-        RECORDS.get(int(receipts[..., 0].max()))
-        return super().__call__(arrays, lead)
-
-    def for_worker(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
-        if not self.after_fwd:
-            return super().for_worker(arrays)
-        receipts, rest = np.asarray(arrays[0]), arrays[self.operands.leading_inputs :]
-        if not receipts[..., 0].any() or has_failed(receipts).any():
-            return None
-        if not isinstance(self.body, BwdRule):
-            return rest
-        return [pickled(self._kept(receipts), self.title), *rest]
-
-    def _kept(self, receipts: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], Any]:
-        """The receipts with their makers, and the residuals that may serve for all."""
-        receipts = with_makers(receipts, self.source.user_body)
-        return receipts, None if receipts[..., -1].any() else find_record(self.op, int(receipts[..., 0].max()))
-
     def program(self, args: Sequence[Any], batch: Batch) -> Callable[..., list[Any]] | None:
-        rule: Any = self.body
+        rule = self.body
         return _over_batch(lambda *arrays: rule.run(arrays, (), traced=True), args, batch) if self._is_op else None
 
     def linearize(self, perturbed: tuple[bool, ...]) -> Linearization:
         # Nothing gives a second derivative, so an error is raised where one is used.
-        skip = self.operands.leading_inputs
-        body = MissingTangents(self.body, perturbed[skip:], functools.partial(_no_second_derivative_error, self.title))
-        return Linearization(self, RuleCall(body, self.source, conditional=False), skip=skip)
+        skip, rule = self.operands.leading, "jvp=" if self.body.nonzero is None else "vjp="
+        error = functools.partial(_no_second_derivative_error, self.title, rule)
+        body = MissingTangents(self.body, perturbed[skip:], error)
+        return Linearization(self, RuleCall(body, self.source, has_flag=False, has_receipt=False), skip=skip)
 
     def transposed(self, nonzero_cotangents: tuple[bool, ...]) -> Call:
-        if not isinstance(self.body, TangentBody) or self.body.base is not self.source.user_body:
-            raise _no_second_derivative_error(self.title)
-        pullback = _cotangents(self.source, nonzero_cotangents, self.body.perturbed)
-        return RuleCall(pullback, self.source, conditional=self.conditional, after_fwd=self.after_fwd)
+        body, operands = self.body, self.operands
+        if body.nonzero is not None or body.base is not self.source.body:
+            raise _no_second_derivative_error(self.title, "vjp=")
+        pullback = _cotangents(self.source, nonzero_cotangents, body.perturbed)
+        return RuleCall(pullback, self.source, has_flag=operands.has_flag, has_receipt=operands.has_receipt)
 
 
 def _over_batch(program: Callable[..., list[Any]], args: Sequence[Any], batch: Batch) -> Callable[..., list[Any]]:

@@ -1,10 +1,7 @@
-"""The rules that are functions of the user, as bodies: `vjp=f`, `jvp=f` and `transpose=f`.
+"""The rules that are functions of the user: what `vjp=f`, `jvp=f` and `bwd` are given, and what they return.
 
-A rule of a derivative takes the op's inputs, its results, and tangents or cotangents.
-
-`transpose=f` declares that the function is linear in its floating inputs. Then it is its own derivative, and the
-transpose of its transpose is the function again. So the two give the derivatives of every order. The bodies of both
-take the inputs that are not floating first, and then the inputs in which they are linear.
+A rule gets the arguments of the function, each in its own structure, and results, cotangents and tangents in the
+structure of `Tout`. What it returns is taken apart by the same structures, and checked.
 """
 
 from __future__ import annotations
@@ -16,12 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpyop._host import SEQUENTIAL, Environment, Method
+from jaxpyop._host import SEQUENTIAL, Method, refusal
 from jaxpyop._jaxcore import is_inexact
-from jaxpyop._op.body import Body, CotangentBody, DerivedBody, TangentBody, call_with_advice
-from jaxpyop._op.primitive import Batching, Call, Operands
+from jaxpyop._op.body import Body, DerivativeBody, UserBody, call_with_advice
 from jaxpyop._op.request import Op, is_differentiable
-from jaxpyop._op.values import Leaf, Struct, cast_to_numpy, check_traced, decode, kind_of, show_shape
+from jaxpyop._op.values import Leaf, Struct, cast_to_numpy, check_traced, decode, show_shape, spread
 
 
 def method_of_rules(op: Op) -> Method:
@@ -34,18 +30,18 @@ def method_of_rules(op: Op) -> Method:
     return SEQUENTIAL if per_element and op.vmap_method.whole_batch else op.vmap_method
 
 
-class MissingTangents(TangentBody):
+class MissingTangents(DerivativeBody):
     """Takes the place of tangents that no rule gives. It raises an error when it runs."""
 
     def __init__(self, base: Body, perturbed: tuple[bool, ...], error: Callable[[], Exception]) -> None:
         super().__init__(base, perturbed)
         self._error = self.refusal = error
 
-    def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
+    def run(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
         raise self._error()
 
 
-class JvpRule(TangentBody):
+class JvpRule(DerivativeBody):
     """The user's `jvp=` function."""
 
     rule_name = "jvp"
@@ -53,12 +49,14 @@ class JvpRule(TangentBody):
     def run(self, arrays: Sequence[Any], lead: tuple[int, ...] = (), *, traced: bool = False) -> list[Any]:
         """Call the rule: on the host, or, if it is an op, as a part of the traced program."""
         inputs, outputs, tangents = self.split(arrays)
-        args = tuple(inputs), tuple(outputs), tuple(self.per_input(tangents))
-        likes = [Struct((*lead, *o.shape[len(lead) :]), o.dtype) for o in args[1]]
-        return run_rule(self.op, "jvp", self.func, args, likes, list(map(is_inexact, likes)), traced)
+        given = self.base.arguments.filled_with_tangents(self.per_input(tangents))
+        args = self.base.arguments_of(inputs), in_structure(self.op, outputs), given
+        found = self.func(*args) if traced else call_with_advice(self.op, "jvp", self.func, args, {})
+        likes = [Struct((*lead, *o.shape[len(lead) :]), o.dtype) for o in outputs]
+        return tangents_of_results(self.op, found, likes, traced)
 
 
-class VjpRule(CotangentBody):
+class VjpRule(DerivativeBody):
     """The user's `vjp=` function."""
 
     rule_name = "vjp"
@@ -66,26 +64,24 @@ class VjpRule(CotangentBody):
     def run(self, arrays: Sequence[Any], lead: tuple[int, ...] = (), *, traced: bool = False) -> list[Any]:
         """Call the rule: on the host, or, if it is an op, as a part of the traced program."""
         inputs, outputs, cotangents = self.split(arrays)
-        found = decode(self.op, self.filled(cotangents, outputs, lead), outputs)
-        return self.cotangents(inputs, lead, (tuple(inputs), decode(self.op, outputs, outputs), found), traced=traced)
+        given = self.filled(cotangents, outputs, lead)
+        values = (in_structure(self.op, decode(self.op, arrays, outputs)) for arrays in (outputs, given))
+        args = (self.base.arguments_of(inputs), *values)
+        found = self.func(*args) if traced else call_with_advice(self.op, "vjp", self.func, args, {})
+        return cotangents_of_inputs(self.base, "vjp", found, _likes(inputs, lead), self.perturbed, traced)
 
-    def filled(self, cotangents: Sequence[Any], outputs: Sequence[Any], lead: tuple[int, ...]) -> tuple[Any, ...]:
+    def filled(self, cotangents: Sequence[Any], outputs: Sequence[Any], lead: tuple[int, ...]) -> list[Any]:
         """Return a cotangent for each result of the function, with zeros where JAX gives none."""
-        found = self.per_result(cotangents, outputs)
-        return tuple(self._zero(out, lead) if ct is None else ct for ct, out in zip(found, outputs))
-
-    def _zero(self, out: Any, lead: tuple[int, ...]) -> Any:
         # JAX cannot trace arrays of float0, so a rule that is an op gets None for the cotangent of an integer result.
-        is_none = is_differentiable(self.func) and not is_inexact(out)
-        return None if is_none else zero_cotangent(out, lead, self.op)
+        is_op = is_differentiable(self.func)
+        zero = lambda out: None if is_op and not is_inexact(out) else zero_cotangent(out, lead, self.op)
+        pairs = zip(self.per_result(cotangents, outputs), outputs)
+        return [zero(out) if cotangent is None else cotangent for cotangent, out in pairs]
 
-    def cotangents(
-        self, inputs: Sequence[Any], lead: tuple[int, ...], args: tuple[Any, ...], *, traced: bool = False
-    ) -> list[Any]:
-        """Return what the rule returns for these arguments, checked against the inputs."""
-        likes = [Struct((*lead, *x.shape[len(lead) :]), x.dtype) for x in inputs]
-        name = self.op.rules.vjp_name
-        return run_rule(self.op, name, self.func, args, likes, self.perturbed, traced)
+
+def in_structure(op: Op, values: Sequence[Any]) -> Any:
+    """The values of an op's results, or their cotangents, in the structure of `Tout`."""
+    return jax.tree.unflatten(op.spec.returned.tree, values)
 
 
 def zero_cotangent(out: Any, lead: tuple[int, ...], op: Op) -> Any:
@@ -93,6 +89,10 @@ def zero_cotangent(out: Any, lead: tuple[int, ...], op: Op) -> Any:
     if not is_inexact(out):
         return np.zeros(out.shape, jax.dtypes.float0)
     return (jnp if op.on_jax else np).zeros((*lead, *out.shape[len(lead) :]), out.dtype)
+
+
+def _likes(arrays: Sequence[Any], lead: tuple[int, ...]) -> list[Struct]:
+    return [Struct((*lead, *x.shape[len(lead) :]), x.dtype) for x in arrays]
 
 
 def expanded(value: np.ndarray[Any, Any], like: Any) -> np.ndarray[Any, Any]:
@@ -103,37 +103,53 @@ def expanded(value: np.ndarray[Any, Any], like: Any) -> np.ndarray[Any, Any]:
 # ------------------------------------------------------------ what a rule returned
 
 
-def run_rule(
-    op: Op, name: str, func: Any, args: tuple[Any, ...], likes: Sequence[Struct], wanted: Sequence[bool], traced: bool
+def cotangents_of_inputs(
+    body: UserBody, name: str, found: Any, likes: Sequence[Struct], wanted: Sequence[bool], traced: bool = False
 ) -> list[Any]:
-    """Call a rule of the user, and check what it returns.
+    """Return the cotangents of the wanted inputs from what a rule returned.
 
     Args:
-        op: the op that has the rule.
-        name: how errors name the rule. The rule "jvp" returns tangents of results, and others cotangents of inputs.
-        func: the rule.
-        args: its arguments.
-        likes: the shapes and dtypes that the returned values must have.
-        wanted: which of the values to return.
-        traced: whether the rule is an op, and becomes a part of the traced program.
+        body: the user's function.
+        name: how errors name the rule.
+        found: what the rule returned.
+        likes: the shapes and dtypes of the inputs.
+        wanted: which of them have a cotangent.
+        traced: whether the rule is a part of the traced program.
 
     Raises:
-        ValueError: the rule returned more or fewer values, or a value of another shape.
+        ValueError: the rule returned another structure, or a value of another shape.
     """
-    of, kind = ("result", "tangent") if name == "jvp" else ("input", "cotangent")
-    found = func(*args) if traced else call_with_advice(op, name, func, args, {})
-    if len(likes) == 1 and not isinstance(found, (list, tuple)):
-        found = (found,)
-    if not isinstance(found, (list, tuple)) or len(found) != len(likes):
-        raise ValueError(
-            f"{op.title}: {name} returned {kind_of(found)}, and has to return one {kind} for each {of}, so "
-            f"{len(likes)} of them, None for zero (an {of} is an array)"
-        )
-    return [
-        _checked(op, f"{name} returned, for {of} {k},", value, like, traced)
-        for k, (value, like) in enumerate(zip(found, likes))
-        if wanted[k]
-    ]
+    op = body.op
+    try:
+        values = body.arguments.take_apart(found, list(map(is_inexact, likes)), f"{op.title}: {name} returned")
+        return [
+            _checked(op, f"{name} returned, for {place},", value, like, traced)
+            for (place, value), like, mark in zip(values, likes, wanted)
+            if mark
+        ]
+    except Exception as error:
+        refusal(error)
+        raise
+
+
+def tangents_of_results(op: Op, found: Any, likes: Sequence[Struct], traced: bool) -> list[Any]:
+    """Return the tangents of the inexact results, whose shapes and dtypes are among `likes`, from what `jvp=` returned.
+
+    Raises:
+        ValueError: the rule returned another structure, or a value of another shape.
+    """
+    skeleton, said = op.spec.returned.skeleton, f"{op.title}: jvp returned"
+    whole = "the result" if isinstance(skeleton, Leaf) else "result"
+    try:
+        values = spread(skeleton, found, whole, said, of="result")
+        return [
+            _checked(op, f"jvp returned, for {place},", value, like, traced)
+            for (place, _, value), like in zip(values, likes, strict=True)
+            if is_inexact(like)
+        ]
+    except Exception as error:
+        refusal(error)
+        raise
 
 
 def _checked(op: Op, which: str, value: Any, like: Struct, traced: bool) -> Any:
@@ -142,6 +158,7 @@ def _checked(op: Op, which: str, value: Any, like: Struct, traced: bool) -> Any:
         return (jnp if traced else np).zeros(like.shape, like.dtype)
     leaf = Leaf(np.dtype(like.dtype))
     if traced:
+        value = jnp.asarray(value)
         check_traced(value.dtype, leaf, op.casting, which, op.title)
         array = jax.lax.convert_element_type(value, like.dtype)
     else:
@@ -152,102 +169,6 @@ def _checked(op: Op, which: str, value: Any, like: Struct, traced: bool) -> Any:
     if array.shape != like.shape:
         raise ValueError(
             f"{op.title}: {which} shape {show_shape(array.shape)}; a tangent has its result's shape, and a cotangent "
-            f"has its input's: {show_shape(like.shape)}"
+            f"has its argument's: {show_shape(like.shape)}"
         )
     return array
-
-
-# -------------------------------------------------------------------- `transpose=f`
-
-
-class LinearCall(Call):
-    """Runs a linear function, or its transpose, on tangents or cotangents.
-
-    Args:
-        body: the function or its transpose.
-        environment: that of the user's call.
-        flags: 1 if the flag of `when=` comes first, and otherwise 0.
-    """
-
-    is_declared_linear = True
-    body: LinearFunction | LinearTranspose
-
-    def __init__(self, body: LinearFunction | LinearTranspose, environment: Environment, flags: int) -> None:
-        super().__init__(
-            body,
-            environment,
-            label="linear({})",
-            on_jax=body.op.on_jax,
-            batching=Batching(body.op.vmap_method),
-            operands=Operands(flags, flags, rule_inputs=body.linear_inputs, conditional=bool(flags)),
-        )
-
-    def linear_part(self, floating: tuple[bool, ...]) -> Call:
-        return self
-
-    def transposed_linear_part(self, structs: Sequence[Struct]) -> Call:
-        flags = self.operands.leading_inputs
-        return LinearCall(self.body.transpose_for(structs[flags:]), self.environment, flags)
-
-
-class LinearFunction(DerivedBody):
-    """The user's function as a linear map: linear inputs come last, and only floating results are returned.
-
-    `linear_inputs` stays 0 on purpose. The batching rule broadcasts linear inputs to the size of the batch, but this
-    function expects an axis of size 1 for an input without a batch axis.
-
-    Args:
-        base: the function.
-        floating: which of its inputs are floating.
-    """
-
-    def __init__(self, base: Body, floating: tuple[bool, ...]) -> None:
-        super().__init__(base)
-        self.floating = floating
-
-    def in_order(self, values: Sequence[Any]) -> list[Any]:
-        """Return the inputs in the order in which the function takes them."""
-        count = len(self.floating) - sum(self.floating)
-        fixed, linear = iter(values[:count]), iter(values[count:])
-        return [next(linear) if floating else next(fixed) for floating in self.floating]
-
-    def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
-        return [s for s in self.base.shapes(self.in_order(structs)) if is_inexact(s)]
-
-    def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
-        return [value for value in self.base(*self.in_order(arrays), lead=lead) if is_inexact(value)]
-
-    def transpose_for(self, structs: Sequence[Struct]) -> LinearTranspose:
-        """Return the transpose for inputs of these shapes and dtypes."""
-        return LinearTranspose(self, self.in_order(structs))
-
-
-class LinearTranspose(DerivedBody):
-    """The user's `transpose=` function: it maps the results' cotangents to the floating inputs' cotangents.
-
-    Args:
-        base: the linear function.
-        inputs: the shapes and dtypes of all inputs of the function.
-    """
-
-    rule_name = "transpose"
-
-    def __init__(self, base: LinearFunction, inputs: Sequence[Struct]) -> None:
-        super().__init__(base)
-        self.inputs = [Struct(s.shape, s.dtype) for s in inputs]
-        self.outputs = base.base.shapes(self.inputs)
-        self.linear_inputs = sum(map(is_inexact, self.outputs))
-
-    def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
-        return [s for s, floating in zip(self.inputs, self.base.floating) if floating]
-
-    def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
-        op = self.op
-        given = iter(arrays[len(arrays) - self.linear_inputs :])
-        cotangents = tuple(next(given) if is_inexact(out) else zero_cotangent(out, lead, op) for out in self.outputs)
-        likes = [Struct((*lead, *s.shape), s.dtype) for s in self.inputs]
-        return run_rule(op, "transpose", self.func, (cotangents,), likes, self.base.floating, traced=False)
-
-    def transpose_for(self, structs: Sequence[Struct]) -> LinearFunction:
-        """Return the linear function, which is the transpose of its transpose."""
-        return self.base

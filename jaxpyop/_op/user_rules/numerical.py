@@ -1,4 +1,4 @@
-"""`vjp="numerical"` and `jvp="numerical"`: central differences of the function itself.
+"""`vjp=numerical()` and `jvp=numerical()`: central differences of the function itself.
 
 If all input elements that a tangent moves have about the same magnitude, the tangent takes one pair of calls, in the
 direction of the tangent. A cotangent takes one pair for each element of the inputs. For a complex element it takes two
@@ -7,7 +7,7 @@ function runs: on its executor, with its progress bar.
 
 The step is the cube root of the dtype's machine epsilon (0.005 for float32), times the absolute value of the element if
 that is above one. With this step, the truncation error of the difference quotient is about as large as its rounding
-error. The user may give other steps: for each input an absolute one, and one relative to the element.
+error. The user may give other steps: an absolute one, and one relative to the element.
 
 Overflows and NaN are in the results, and NumPy does not warn of them, because they are no mistake in the user's code.
 """
@@ -15,16 +15,17 @@ Overflows and NaN are in the results, and NumPy does not warn of them, because t
 from __future__ import annotations
 
 import functools
+import numbers
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpyop._host import run_each, run_once
+from jaxpyop._host import refusal, run_each, run_once
 from jaxpyop._jaxcore import is_inexact
-from jaxpyop._op.body import Body, CotangentBody, TangentBody, UserBody
-from jaxpyop._op.primitive import Call
+from jaxpyop._op.body import DerivativeBody, UserBody
+from jaxpyop._op.primitive import NO_RUN, TOKEN_WORD, Call
 from jaxpyop._op.user_rules.functions import expanded
 
 
@@ -42,56 +43,127 @@ def _over_elements(value: np.ndarray[Any, Any], axes: int, reduce: Any) -> np.nd
 _Direction = list[Any]
 
 
-def _slopes(
-    body: NumericalJvp | NumericalVjp,
-    arrays: Sequence[Any],
-    directions: Iterable[_Direction],
-    count: int,
-    lead: tuple[int, ...],
-) -> tuple[list[list[Any]], np.ndarray[Any, Any]]:
-    """Return the slopes of the inexact results along each direction, and for which elements a run failed.
+class NumericalBody(DerivativeBody):
+    """A derivative by central differences.
 
     Args:
-        body: the derivative.
-        arrays: its inputs.
-        directions: the directions.
-        count: how many there are.
-        lead: the sizes of the batch axes.
+        base: the user's function.
+        perturbed: the inputs in which it is differentiated.
+        nonzero: which inexact results have a cotangent; None for tangents.
+        function: a call of the function itself. With `on_error=` its last result is a receipt.
     """
-    inputs, outputs, _ = body.split(arrays)
-    steps = _steps(body, inputs, outputs)
-    distances: list[np.ndarray[Any, Any]] = []
 
-    def ends() -> Iterator[list[Any]]:
-        for direction in directions:
-            step = _length_of_step(inputs, direction, steps, len(lead))
-            plus, minus = ([_moved(x, t, sign * step) for x, t in zip(inputs, direction)] for sign in (1, -1))
-            distances.append(_distance(plus, minus, direction, len(lead)))
-            if body.op.step is not None and not distances[-1].all():
-                raise ValueError(
-                    f"{body.op.title}: step={body.op.step} is so small that an input plus the step is rounded to the "
-                    "input itself; pass a larger step, or inputs of 64 bits"
-                )
-            yield from (plus, minus)
+    goes_to_executor = False
 
-    runs = _run_all(body.function, ends(), 2 * count, lead)
-    failed, found = np.zeros(lead, bool), list[list[Any]]()
-    for pair in zip(runs, runs):
-        if body.op.failures is not None:
-            # The last result is a receipt, which tells which elements failed.
-            failed = failed | np.any([results.pop()[..., 0] == 0 for results in pair], axis=0)
-        values = [(_in_double(a), _in_double(b)) for a, b, o in zip(*pair, outputs) if is_inexact(o)]
-        with np.errstate(all="ignore"):
+    def __init__(
+        self, base: UserBody, perturbed: tuple[bool, ...], nonzero: tuple[bool, ...] | None, function: Call
+    ) -> None:
+        super().__init__(base, perturbed, nonzero)
+        self.function = function
+        rule: Any = self.op.rules.jvp if nonzero is None else self.op.rules.vjp
+        self.steps = _steps_of_inputs(base, rule.step)
+
+    def run(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
+        inputs, outputs, linear = self.split(arrays)
+        default = float(np.cbrt(max(float(jnp.finfo(a.dtype).eps) for a in (*inputs, *outputs) if is_inexact(a))))
+        steps = [(default, default) if step is None else step for step in self.steps]
+        differences = self._tangents if self.nonzero is None else self._cotangents
+        found, failed = differences(inputs, outputs, linear, steps, lead)
+        if failed.any():
+            # The derivatives of the elements for which a run failed are those of `on_error=`.
+            found = [np.where(expanded(failed, v), fill, v) for v, fill in zip(found, self.fills(arrays, lead))]
+        return found
+
+    @np.errstate(all="ignore")
+    def _tangents(
+        self, inputs: Sequence[Any], outputs: Sequence[Any], tangents: Any, steps: Any, lead: tuple[int, ...]
+    ) -> tuple[list[Any], Any]:
+        """Take one pair of calls for each part of `_by_magnitude`."""
+        tangents = [None if t is None or not np.any(t) else t for t in self.per_input(tangents)]
+        # One step only suits elements of about the same magnitude, so each part gets a step of its own.
+        along: list[_Direction] = []
+        for step in dict.fromkeys(step for step, t in zip(steps, tangents) if t is not None):
+            of_step = [t if own == step else None for own, t in zip(steps, tangents)]
+            along += _by_magnitude(inputs, of_step, step, lead)
+        slopes, failed = self._slopes(inputs, outputs, along, len(along), steps, lead)
+        results = [o for o in outputs if is_inexact(o)]
+        if not along:
+            return [np.zeros((*lead, *o.shape[len(lead) :]), o.dtype) for o in results], failed
+        return [np.asarray(sum(parts)).astype(o.dtype) for *parts, o in zip(*slopes, results)], failed
+
+    @np.errstate(all="ignore")
+    def _cotangents(
+        self, inputs: Sequence[Any], outputs: Sequence[Any], nonzero: Any, steps: Any, lead: tuple[int, ...]
+    ) -> tuple[list[Any], Any]:
+        """Take one pair of calls for each element of the inputs."""
+        cotangents = [ct for ct, o in zip(self.per_result(nonzero, outputs), outputs) if is_inexact(o)]
+        wanted = [k for k, wants in enumerate(self.perturbed) if wants]
+        # Each place is an element of an input, with the axis along which it moves: real or imaginary.
+        places = [
+            (k, index, axis)
+            for k in wanted
+            for index in np.ndindex(*inputs[k].shape[len(lead) :])
+            for axis in ((1.0, 1j) if np.iscomplexobj(inputs[k]) else (1.0,))
+        ]
+        along = (_unit(inputs, *place) for place in places)
+        slopes, failed = self._slopes(inputs, outputs, along, len(places), steps, lead)
+        found = {k: np.zeros((*lead, *inputs[k].shape[len(lead) :]), _in_double(inputs[k]).dtype) for k in wanted}
+        for changes, (k, index, axis) in zip(slopes, places):
+            # JAX multiplies complex tangents and cotangents without conjugating either of them.
+            products = [np.real(_in_double(ct) * c) for ct, c in zip(cotangents, changes) if ct is not None]
+            total = sum(_over_elements(product, len(lead), np.sum) for product in products)
+            found[k][(..., *index)] += total * np.conj(axis)
+        return [v.astype(inputs[k].dtype) for k, v in found.items()], failed
+
+    def _slopes(
+        self,
+        inputs: Sequence[Any],
+        outputs: Sequence[Any],
+        directions: Iterable[_Direction],
+        count: int,
+        steps: Any,
+        lead: tuple[int, ...],
+    ) -> tuple[list[list[Any]], Any]:
+        """Return the slopes of the inexact results along each direction, and for which elements a run failed."""
+        distances: list[np.ndarray[Any, Any]] = []
+
+        def ends() -> Iterator[list[Any]]:
+            for direction in directions:
+                step = _length_of_step(inputs, direction, steps, len(lead))
+                plus, minus = ([_moved(x, t, sign * step) for x, t in zip(inputs, direction)] for sign in (1, -1))
+                distances.append(_distance(plus, minus, direction, len(lead)))
+                if any(step is not None for step in self.steps) and not distances[-1].all():
+                    text = (
+                        f"{self.title}: the step of numerical(step=...) is so small that an input plus the step is "
+                        "rounded to the input itself; pass a larger step, or inputs of 64 bits"
+                    )
+                    raise refusal(ValueError(text))
+                yield from (plus, minus)
+
+        runs = _run_all(self.function, ends(), 2 * count, lead)
+        failed, found = np.zeros(lead, bool), list[list[Any]]()
+        for pair in zip(runs, runs):
+            if self.op.failures is not None:
+                failed = failed | np.any([results.pop()[..., TOKEN_WORD] == NO_RUN for results in pair], axis=0)
+            values = [(_in_double(a), _in_double(b)) for a, b, o in zip(*pair, outputs) if is_inexact(o)]
             found.append([(a - b) / expanded(distances[len(found)], a) for a, b in values])
-    return found, failed
+        return found, failed
 
 
-def _steps(body: Body, inputs: Sequence[Any], outputs: Sequence[Any]) -> list[tuple[float, float]]:
-    """Return for each input the absolute step, and the one that is relative to an element. The larger one counts."""
-    step = float(np.cbrt(max(float(jnp.finfo(a.dtype).eps) for a in (*inputs, *outputs) if is_inexact(a))))
-    given = body.op.step
-    each = given if isinstance(given, list) else [given] * len(inputs)
-    return [(step, step) if one is None else one for one in each]
+def _steps_of_inputs(body: UserBody, step: Any) -> list[Any]:
+    """For each array of the inputs the absolute step and the one relative to an element, or None for the default."""
+    arguments, count = body.arguments, len(body.inputs.key_impls)
+    as_pair = lambda one: one if one is None or isinstance(one, tuple) else (float(one), float(one))
+    if not isinstance(step, list):
+        return [as_pair(step)] * count
+    if len(step) != len(arguments.names):
+        raise ValueError(
+            f"{body.title}: numerical(step=[...]) has {len(step)} entries, and func has the arguments "
+            f"{' and '.join(arguments.names)}; give each one"
+        )
+    stands_for_all = lambda part: part is None or isinstance(part, numbers.Real)
+    found = arguments.each(step, f"{body.title}: numerical(step=[...]) has", fills=stands_for_all)
+    return [as_pair(found.get(k)) for k in range(count)]
 
 
 @np.errstate(all="ignore")
@@ -146,15 +218,6 @@ def _run_all(call: Any, each: Iterator[Any], count: int, lead: tuple[int, ...]) 
         yield found
 
 
-def _with_fills(
-    body: Body, values: list[Any], failed: np.ndarray[Any, Any], arrays: Sequence[Any], lead: tuple[int, ...]
-) -> list[Any]:
-    """Replace the derivatives of the elements for which a run failed by the constants of `on_error=`."""
-    if not failed.any():
-        return values
-    return [np.where(expanded(failed, v), fill, v) for v, fill in zip(values, body.fills(arrays, lead))]
-
-
 @np.errstate(all="ignore")
 def _by_magnitude(
     inputs: Sequence[Any], tangents: Sequence[Any], step: tuple[float, float], lead: tuple[int, ...]
@@ -178,63 +241,6 @@ def _by_magnitude(
         [None if t is None else np.where(below[k] == place, t, 0.0) for k, t in enumerate(wide)]
         for place in sorted(found) or [0.0]
     ]
-
-
-class NumericalJvp(TangentBody):
-    """Computes the tangents by one pair of calls for each part of `_by_magnitude`."""
-
-    goes_to_executor = False
-
-    def __init__(self, base: UserBody, perturbed: tuple[bool, ...], function: Call) -> None:
-        super().__init__(base, perturbed)
-        self.function = function
-
-    def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
-        inputs, outputs, tangents = self.split(arrays)
-        tangents, steps = self.per_input(tangents), _steps(self, inputs, outputs)
-        # One step only suits elements of about the same magnitude, so each part gets a step of its own.
-        along: list[_Direction] = []
-        for step in dict.fromkeys(step for step, t in zip(steps, tangents) if t is not None):
-            of_step = [t if own == step else None for own, t in zip(steps, tangents)]
-            along += _by_magnitude(inputs, of_step, step, lead)
-        slopes, failed = _slopes(self, arrays, along, len(along), lead)
-        with np.errstate(all="ignore"):
-            found = [np.asarray(sum(parts)).astype(o.dtype) for *parts, o in zip(*slopes, filter(is_inexact, outputs))]
-        return _with_fills(self, found, failed, arrays, lead)
-
-
-class NumericalVjp(CotangentBody):
-    """Computes the cotangents by one pair of calls for each element of the inputs."""
-
-    goes_to_executor = False
-
-    def __init__(
-        self, base: UserBody, nonzero_cotangents: tuple[bool, ...], perturbed: tuple[bool, ...], function: Call
-    ) -> None:
-        super().__init__(base, nonzero_cotangents, perturbed)
-        self.function = function
-
-    def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
-        inputs, outputs, nonzero = self.split(arrays)
-        cotangents = [ct for ct, o in zip(self.per_result(nonzero, outputs), outputs) if is_inexact(o)]
-        wanted = [k for k, wants in enumerate(self.perturbed) if wants]
-        # Each place is an element of an input, with the axis along which it moves: real or imaginary.
-        places = [
-            (k, index, axis)
-            for k in wanted
-            for index in np.ndindex(*inputs[k].shape[len(lead) :])
-            for axis in ((1.0, 1j) if np.iscomplexobj(inputs[k]) else (1.0,))
-        ]
-        slopes, failed = _slopes(self, arrays, (_unit(inputs, *place) for place in places), len(places), lead)
-        found = {k: np.zeros((*lead, *inputs[k].shape[len(lead) :]), _in_double(inputs[k]).dtype) for k in wanted}
-        with np.errstate(all="ignore"):
-            for changes, (k, index, axis) in zip(slopes, places):
-                # JAX multiplies complex tangents and cotangents without conjugating either of them.
-                products = [np.real(_in_double(ct) * c) for ct, c in zip(cotangents, changes) if ct is not None]
-                total = sum(_over_elements(product, len(lead), np.sum) for product in products)
-                found[k][(..., *index)] += total * np.conj(axis)
-            rounded = [v.astype(inputs[k].dtype) for k, v in found.items()]
-        return _with_fills(self, rounded, failed, arrays, lead)
 
 
 def _unit(inputs: Sequence[Any], k: int, index: tuple[int, ...], axis: complex) -> _Direction:

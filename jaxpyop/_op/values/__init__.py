@@ -1,10 +1,11 @@
 """What goes into a Python function and what comes out: inputs, declared results, and the checks between the two.
 
-To be read in this order: `inputs` (what the user passes), `spec` (what is declared, and taking a function's return
-value apart by it), `tout` (how it is read), `padding` (results that the op returns in another form), and `cast` (a
-function's result becomes an array of the declared dtype).
+To be read in this order: `inputs` (what the user passes), `arguments` (how derivative rules get them), `spec` (what is
+declared, and taking a function's return value apart by it), `tout` (how it is read), `encodings` (results that the op
+returns in another form), and `cast` (a function's result becomes an array of the declared dtype).
 """
 
+from jaxpyop._op.values.arguments import Arguments, spread
 from jaxpyop._op.values.cast import (
     CASTING,
     Casting,

@@ -308,5 +308,5 @@ def check_fingerprints(found: Any, expected: Any, title: str, what: str) -> None
             "that of a whole batch, and gave other results than in the forward pass: it draws random numbers, reads "
             "something that changes, or rounds differently in a batch of another size. Its gradient would be that of "
             "another run. Pass what changes (a random key, say) as an input; or pass stateful=True and increase "
-            "jaxpyop.config.max_record_bytes or max_records, so that nothing runs again"
+            "jaxpyop.config.max_record_bytes, so that nothing runs again"
         )

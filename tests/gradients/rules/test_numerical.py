@@ -1,4 +1,4 @@
-"""vjp="numerical" and jvp="numerical": central differences of the function."""
+"""vjp=numerical() and jvp=numerical(): central differences of the function."""
 
 import concurrent.futures
 import threading
@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpyop import numpy_function
+from jaxpyop import numerical, numpy_function
 from tests.gradients.bodies import Z3, F
 from tests.gradients.rules.cases import X, close_to
 from tests.shared.checks import Counter
 
-BOTH = {"vjp": "numerical", "jvp": "numerical"}
+BOTH = {"vjp": numerical(), "jvp": numerical()}
 
 
 def test_how_often_the_function_runs():
@@ -29,7 +29,7 @@ def test_how_often_the_function_runs():
 def test_the_step():
     """The cube root of the machine's epsilon, and in proportion to elements larger than one."""
     func = Counter(lambda x: x * 2)
-    jax.grad(lambda x: numpy_function(func, [x], F(0), vjp="numerical"))(100.0)
+    jax.grad(lambda x: numpy_function(func, [x], F(0), vjp=numerical()))(100.0)
     steps = sorted(abs(float(x) - 100) for (x,) in func.seen)
     np.testing.assert_allclose(steps, [0, 0.49, 0.49], rtol=2e-2)
     assert sorted(float(x) > 100 for (x,) in func.seen) == [False, False, True]
@@ -39,14 +39,14 @@ STEPS = {
     "a number": (1e-2, [1e-2, 1e-2, 1.0]),
     "absolute": ((1e-2, 0.0), [1e-2, 1e-2, 1e-2]),
     "relative": ((1e-6, 1e-2), [1e-2, 1e-6, 1.0]),
-    "of each input": ([(1e-2, 0), 0.25, None], [1e-2, 0.25, 0.5]),
+    "of each argument": ([(1e-2, 0), 0.25, None], [1e-2, 0.25, 0.5]),
 }
 
 
 @pytest.mark.parametrize(("step", "expected"), STEPS.values(), ids=STEPS)
 def test_the_steps_of_the_user(step, expected):
     func = Counter(lambda *inputs: inputs)
-    op = lambda *inputs: sum(numpy_function(func, inputs, [F(0)] * 3, vjp="numerical", step=step))
+    op = lambda *inputs: sum(numpy_function(func, inputs, [F(0)] * 3, vjp=numerical(step=step)))
     at = (1.0, 1e-5, 100.0)
     np.testing.assert_allclose(jax.jit(jax.grad(op, (0, 1, 2)))(*at), [1, 1, 1], rtol=1e-2)
     moved = np.array(func.seen[1:], float)[::2] - np.float32(at)
@@ -59,7 +59,7 @@ def test_no_warning_of_numpys_own_comes_out(step):
     """All warnings are errors in tests."""
     steep = lambda x: np.float32(3e38 if np.max(x) > 1 else -3e38)
     for func in (lambda x: np.sum(x), steep, lambda x: np.float32("inf")):
-        op = lambda x: numpy_function(func, [x], F(0), vjp="numerical", step=step)  # noqa: B023
+        op = lambda x: numpy_function(func, [x], F(0), vjp=numerical(step=step))  # noqa: B023
         for x in map(F, (1.0, jnp.inf, jnp.nan, [jnp.inf, 1], *([3e38] if step is None else []))):
             for ct in (1.0, jnp.inf):
                 jax.vjp(op, x)[1](F(ct)), jax.jvp(op, (x,), (jnp.full_like(x, ct * 3e38),))
@@ -73,7 +73,7 @@ def test_in_64_bits_it_is_more_exact():
 
 def test_a_tangent_of_several_magnitudes_has_a_step_for_each():
     func = Counter(lambda x, y: np.sin(x[0]) + 1e-6 * x[1] + y)
-    op = lambda x, y: numpy_function(func, [x, y], F(0), jvp="numerical")
+    op = lambda x, y: numpy_function(func, [x, y], F(0), jvp=numerical())
     along = lambda x: jax.jvp(op, (x, 30.0), (jnp.ones(2), 2.0))[1]
     np.testing.assert_allclose(along(jnp.array([0.7, 1e6])), np.cos(0.7) + 1e-6 + 2, rtol=2e-3)
     assert func.count == 1 + 2 * 3
@@ -97,14 +97,14 @@ def test_it_runs_on_the_executor_with_its_bar(capsys):
 
     with concurrent.futures.ThreadPoolExecutor(2, thread_name_prefix="mine") as pool:
         options = {"vmap_method": "parallel", "executor": pool, "progress": True}
-        op = lambda x: numpy_function(body, [x], F, vjp="numerical", **options)
+        op = lambda x: numpy_function(body, [x], F, vjp=numerical(), **options)
         np.testing.assert_allclose(jax.jit(jax.grad(lambda x: op(x).sum()))(X), np.cos(X), rtol=1e-3)
     assert any(name.startswith("mine") for name in seen)
     assert "6/6" in capsys.readouterr().err
 
 
 def test_all_results_count_and_zero_has_a_step():
-    both = lambda x: numpy_function(lambda x: (x**2, 3 * x), [x], [F(0), F(0)], vjp="numerical")
+    both = lambda x: numpy_function(lambda x: (x**2, 3 * x), [x], [F(0), F(0)], vjp=numerical())
 
     def f(x):
         first, second = both(x)

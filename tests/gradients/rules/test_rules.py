@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jaxpyop
 from jaxpyop import numpy_function, py_function
 from tests.gradients.bodies import TRANSFORMS, F
 from tests.gradients.rules import cases
@@ -109,14 +110,16 @@ def test_what_vjp_is_given(transform):
 
     def vjp(inputs, outputs, cotangents):
         got.append((inputs, outputs, cotangents))
-        return (cotangents[0] * 2, None)
+        return cotangents[0] * 2, None, None
 
     op = lambda x, n: numpy_function(lambda x, n, s: [x * 2, x * n], [x, n, "static"], [F, F], vjp=vjp)
     close(transform(jax.grad(lambda x: (op(x, jnp.int32(3))[0] * X).sum()))(X), 2 * X)
     ((inputs, outputs, cotangents),) = got
-    assert type(inputs) is type(outputs) is type(cotangents) is tuple
-    assert all(isinstance(a, np.ndarray) for a in (*inputs, *outputs, *cotangents))
+    assert type(inputs) is tuple
+    assert type(outputs) is type(cotangents) is list
+    assert all(isinstance(a, np.ndarray) for a in (*inputs[:2], *outputs, *cotangents))
     assert inputs[1].dtype == np.int32
+    assert inputs[2] == "static"
     close(inputs[0], X)
     close(outputs, [2 * X, 3 * X])
     close(cotangents[0], X)
@@ -128,10 +131,10 @@ def test_the_arrays_of_a_rule_may_be_changed_and_kept(transform):
     kept = []
 
     def vjp(i, o, c):
-        kept.append(c[0])
+        kept.append(c)
         i[0][...] = 0
-        c[0][...] *= 3
-        return c[0]
+        c[...] *= 3
+        return c
 
     f = transform(jax.grad(lambda x: numpy_function(lambda x: x * 3, [x], F, vjp=vjp).sum()))
     for k in range(4):
@@ -142,12 +145,13 @@ def test_the_arrays_of_a_rule_may_be_changed_and_kept(transform):
 @pytest.mark.parametrize("rule", ["vjp", "numerical"])
 def test_integers_statics_and_unused_results(rule):
     def pull(inputs, outputs, cotangents):
-        (x, n), (k, y, z) = inputs, cotangents  # by sorted keys
-        assert k.dtype == jax.dtypes.float0
-        return y * n + z * 2 * x, None
+        (tree, n, how), ct = inputs, cotangents
+        assert how == "static"
+        assert ct["k"].dtype == jax.dtypes.float0
+        return {"x": ct["y"] * n + ct["z"] * 2 * tree["x"]}, None
 
     body = lambda tree, n, how: {"y": tree["x"] * n, "k": np.int32(3), "z": tree["x"] ** 2}
-    tout, rule = {"y": F, "k": jnp.int32, "z": F}, pull if rule == "vjp" else rule
+    tout, rule = {"y": F, "k": jnp.int32, "z": F}, pull if rule == "vjp" else jaxpyop.numerical()
     op = lambda x: numpy_function(body, [{"x": x}, jnp.int32(2), "static"], tout, vjp=rule)
     np.testing.assert_allclose(jax.grad(lambda x: (op(x)["y"] ** 2).sum())(X), 8 * X, rtol=5e-3, atol=5e-3)
 
@@ -168,10 +172,10 @@ def test_tangents_that_are_zero_are_none(transform):
 
 # Results of rules that stand for arrays: of the two inputs' cotangents, or of the tangent.
 STAND_FOR = {
-    "None": ({"vjp": lambda i, o, c: (None, 2.5 * c[0])}),
-    "arrays": ({"vjp": lambda i, o, c: (np.zeros_like(c[0]), 2.5 * c[0])}),
+    "None": {"vjp": lambda i, o, c: (None, 2.5 * c)},
+    "arrays": ({"vjp": lambda i, o, c: (np.zeros_like(c), 2.5 * c)}),
     "numbers": {"vjp": lambda i, o, c: (0, 2.5)},
-    "float64": {"vjp": lambda i, o, c: (0 * c[0].astype(np.float64), 2.5 * c[0].astype(np.float64))},
+    "float64": {"vjp": lambda i, o, c: (0 * c.astype(np.float64), 2.5 * c.astype(np.float64))},
     "number of jvp": {"jvp": lambda i, o, t: 2.5},
 }
 
@@ -192,7 +196,7 @@ def test_complex_numbers_follow_jax(transform):
     """JAX's convention: for a holomorphic f the cotangent is ct * f'(z), without a conjugate."""
     z = jnp.array([0.5 + 1j, -1.25 - 0.5j], jnp.complex64)
     ct = jnp.array([1.0 + 1j, -2j], jnp.complex64)
-    rules = {"vjp": (lambda z: (z**2, z), lambda z, c: 2 * z * c[0]), "jvp": lambda i, o, t: 2 * i[0] * t[0]}
+    rules = {"vjp": (lambda z: (z**2, z), lambda z, c: 2 * z * c), "jvp": lambda i, o, t: 2 * i[0] * t[0]}
     op = lambda z: numpy_function(lambda z: z**2, [z], jnp.complex64, **rules)
     for program in (lambda f, z: jax.vjp(f, z)[1](ct)[0], lambda f, z: jax.jvp(f, (z,), (ct,))[1]):
         close(transform(lambda z, program=program: program(op, z))(z), 2 * z * ct)

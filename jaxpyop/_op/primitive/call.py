@@ -1,11 +1,12 @@
 """The Call protocol: one host call of a program, written down member by member.
 
 A call is a parameter of the primitive `python_call`. It says what runs (its body), how a batch of it runs, what its
-inputs and results are, and how it is differentiated. A new kind of call derives from `Call`, hands the values in which
-it differs to `Call.__init__`, and defines `linearize`. It overrides other methods only where its defaults do not fit.
+inputs and results are, and how it is differentiated. The kinds of calls are in `recording` (what keeps and reads
+records), `_op/taped.py`, `_op/user_rules` and `_op/calls.py`; each hands the values in which it differs to
+`Call.__init__`, and defines `linearize`.
 
 Calls are compared by identity. They define `__call__` so that JAX's caches hold them weakly; JAX would keep any other
-parameter for good (0.10 to 0.12).
+parameter for good.
 """
 
 from __future__ import annotations
@@ -24,39 +25,33 @@ from jaxpyop._op.values import Leaf, Struct, as_jax, check_shape
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Batching:
-    """How a call runs under `vmap`.
-
-    Attributes:
-        method: the `vmap_method`: element by element, in parallel, or the whole batch in one call.
-        one_by_one: each element sends something of its own to a worker, so that elements cannot be sent in chunks.
-    """
-
-    method: Method = SEQUENTIAL
-    one_by_one: bool = False
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class Operands:
-    """How the inputs and results of a call are laid out, besides those of the user's function.
+    """How the inputs and results of a call are laid out, besides those of its body.
 
     Attributes:
-        leading_inputs: how many inputs come before the user's: a record's receipt, and the flag of `when=`. A body that
-            is given them drops as many itself (its own `leading_inputs`).
-        unread_inputs: how many of the leading inputs the call reads itself, and does not pass to its body.
-        rule_inputs: how many inputs, at the end, are the tangents or cotangents that a user's rule takes. A rule is
-            linear in these, so its derivative in them is the same call again. A derivative on the tape has none.
-        extra_results: the results that come after the body's: a record's receipt.
-        conditional: the first input is the flag of `when=`, which says whether to run. It is among the unread inputs.
+        has_receipt: the first input is the receipt of a record.
+        has_flag: the next input is the flag of `when=`.
+        is_conditional: the flag says whether to run. After a receipt it does not, because the receipt says more.
+        linear_inputs: how many inputs, at the end, are tangents or cotangents in which the call is linear, so that it
+            is its own derivative there. The batching rule gives these the full size of a batch.
+        extra_results: the results that come after the body's: the receipt of a record.
         writes_out: result buffers are appended to the inputs; the body fills them and returns nothing.
     """
 
-    leading_inputs: int = 0
-    unread_inputs: int = 0
-    rule_inputs: int = 0
+    has_receipt: bool = False
+    has_flag: bool = False
+    linear_inputs: int = 0
     extra_results: tuple[Struct, ...] = ()
-    conditional: bool = False
     writes_out: bool = False
+
+    @property
+    def leading(self) -> int:
+        """How many inputs come before those of the body."""
+        return self.has_receipt + self.has_flag
+
+    @property
+    def is_conditional(self) -> bool:
+        return self.has_flag and not self.has_receipt
 
 
 class Call:
@@ -64,6 +59,8 @@ class Call:
 
     Attributes:
         body: what runs.
+        in_worker: what runs in a worker that shares no memory with this process. Its inputs are those that
+            `for_worker` gives, and `from_worker` takes its results.
         op: the op that the user asked for.
         environment: what the body sees of the code that traced it.
         func: the user's function or rule that runs, for error texts.
@@ -74,16 +71,26 @@ class Call:
         copy: the body gets NumPy arrays of its own, not read-only views.
         stateful: the call runs exactly as often as the program says, even if nobody uses its results.
         ordered: the call runs in the program's order among all ordered calls.
-        batching: how it runs under `vmap`.
+        method: how it runs under `vmap`.
+        one_by_one: each element sends something of its own to a worker, so that elements cannot be sent in chunks.
         operands: how its inputs and results are laid out.
         pace: how long an element took in a worker, and the way there and back, once that is known (`pools.sending`).
     """
 
     origin: tuple[Call, str, Any] | None = None
-    """How a call of a derivative was made: of which call, by which step of `derived`, with what argument."""
+    """How a call of a derivative was made: of which call, by which of `STEPS`, with what argument."""
 
     is_declared_linear = False
     """Whether the results are linear in all floating inputs (`transpose=`): `linear_part` is the derivative."""
+
+    takes_records = False
+    """Whether the first input may be a `HandedRecord` in place of its receipt."""
+
+    can_hand_over = False
+    """Whether a copy of the call may set `hands_over`."""
+
+    hands_over = False
+    """Whether the last result is a `HandedRecord`, and not a receipt."""
 
     def __init__(
         self,
@@ -94,10 +101,12 @@ class Call:
         on_jax: bool = True,
         copy: bool = True,
         has_effects: bool = False,
-        batching: Batching | None = None,
+        method: Method | None = None,
+        one_by_one: bool = False,
         operands: Operands = Operands(),
     ) -> None:
-        self.body = body
+        self.body: Any = body
+        self.in_worker: Any = body
         self.op = op = body.op
         self.environment = environment
         self.func = body.func
@@ -109,10 +118,10 @@ class Call:
         # Only calls that run the user's function or `fwd` have its effects.
         self.stateful = has_effects and op.stateful
         self.ordered = has_effects and op.ordered
-        # A record belongs to one element, so a call that makes or reads one does not run on whole blocks.
-        batching = batching or Batching(SEQUENTIAL if op.vmap_method.whole_batch else op.vmap_method)
+        # A record on the tape belongs to one element, so a call that makes or reads one does not run on whole blocks.
+        self.method = method or (SEQUENTIAL if op.vmap_method.whole_batch else op.vmap_method)
         # With `when=`, only the elements that run go to a worker.
-        self.batching = dataclasses.replace(batching, one_by_one=True) if operands.conditional else batching
+        self.one_by_one = one_by_one or operands.is_conditional
         self.operands = operands
         self.pace: tuple[float, float] | None = None
 
@@ -128,10 +137,10 @@ class Call:
             arrays: NumPy views or jax.Arrays, or NumPy arrays of the body's own if it does not take jax.Arrays.
             lead: the batch axes that the inputs of a block have in front.
         """
-        if unread := self.operands.unread_inputs:
+        if leading := self.operands.leading:
             if not self.runs(arrays):
                 return self.absent_results(arrays, lead)
-            arrays = arrays[unread:]
+            arrays = arrays[leading:]
         if self.on_jax:
             arrays = as_jax(arrays)
         return self.body(*arrays, lead=lead) if lead else self.body(*arrays)
@@ -143,42 +152,33 @@ class Call:
 
     def runs(self, arrays: Sequence[Any]) -> bool:
         """Tell whether to run, by the flag of `when=`. All elements of a block have the same flag."""
-        return not self.operands.conditional or bool(np.asarray(arrays[0]).any())
+        return not self.operands.is_conditional or bool(np.asarray(arrays[0]).any())
 
     def absent_results(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
         """The results where `when=` is false. A receipt of zeros says that there is no record."""
         receipts = [np.zeros((*lead, *s.shape), s.dtype) for s in self.operands.extra_results]
-        return [*self.body.absent_results(arrays[self.operands.unread_inputs :], lead), *receipts]
+        return [*self.body.absent_results(arrays[self.operands.leading :], lead), *receipts]
 
     def without_flag(self) -> Call:
         """The same call without the flag of `when=`: it always runs."""
         found = copy.copy(self)
-        found.operands = dataclasses.replace(self.operands, leading_inputs=0, unread_inputs=0, conditional=False)
+        found.operands = dataclasses.replace(self.operands, has_flag=False)
         return found
 
-    takes_records = False
-    """Whether the first input may be a `HandedRecord` in place of its receipt."""
-
-    can_hand_over = False
-    """Whether a copy of the call may set `hands_over`."""
-
-    hands_over = False
-    """Whether the last result is a `HandedRecord`, and not a receipt."""
-
-    def for_worker(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
-        """The inputs of the body in another process, for an element or a batch; None if it has to run here."""
-        return arrays[self.operands.unread_inputs :] if self.runs(arrays) else None
+    def for_worker(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> Sequence[Any] | None:
+        """The inputs of `in_worker`, for an element, a block or a batch; None if it has to run here."""
+        return arrays[self.operands.leading :] if self.runs(arrays) else None
 
     def from_worker(self, values: list[Any], arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
-        """This call's results, from those of its body in another process."""
-        self.body.check_results(values, arrays[self.operands.unread_inputs :], lead)
+        """This call's results, from those of `in_worker`."""
+        self.body.check_results(values, arrays[self.operands.leading :], lead)
         return values
 
     # ------------------------------------------------------------------ its results
 
     def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
         """The shapes and dtypes of one element's results, the extra ones included."""
-        return [*self.body.shapes(structs[self.operands.unread_inputs :]), *self.operands.extra_results]
+        return [*self.body.shapes(structs[self.operands.leading :]), *self.operands.extra_results]
 
     def result_structs(self, args: Sequence[Any], batch: Batch) -> list[Struct]:
         """The shapes and dtypes of the results for a whole batch of inputs."""
@@ -187,12 +187,12 @@ class Call:
 
     def note_shapes(self, structs: Sequence[Struct], results: Sequence[Struct]) -> None:
         """Remember the shapes of the body's results, so that a derivative need not infer them."""
-        self.body.note_shapes(structs[self.operands.unread_inputs :], results)
+        self.body.note_shapes(structs[self.operands.leading :], results)
 
     def groups(self, values: Sequence[Any]) -> dict[str, Sequence[Any]]:
         """The inputs by the name of their group, for errors that come before or after the function runs."""
         name = "inputs of the derivative" if self.body.linear_inputs else "inputs"
-        return {name: values[self.operands.leading_inputs :]}
+        return {name: values[self.operands.leading :]}
 
     def check(self, index: int, shape: tuple[int, ...], expected: tuple[int, ...], lead: tuple[int, ...] = ()) -> None:
         """Raise an error about a result of the wrong shape."""
@@ -219,13 +219,13 @@ class Call:
         return None
 
     is_own_derivative = True
-    """Whether the call is linear in its `rule_inputs`, so that it is its own derivative there."""
+    """Whether the call, which is linear in the `linear_inputs` of its operands, is its own derivative in these."""
 
     def transposed(self, nonzero_cotangents: tuple[bool, ...]) -> Call:
         """Transpose this call in its last inputs, the body's `linear_inputs`.
 
         The transpose takes the other inputs, and then the cotangents of the results that `nonzero_cotangents` marks.
-        Calls of derivatives have one: that of a `py_function` is `ReplayCall.transposed`.
+        Calls of derivatives have one: that of a `py_function` is `TapeReplay.transposed`.
         """
         raise NotImplementedError(
             f"{self.title}: jax.linear_transpose only works for functions declared linear with transpose=; use jax.vjp"
@@ -275,31 +275,31 @@ def masks_and_added_axes(
 
 
 # ---------------------------------------------------------------------- origins
+#
+# A saved program stores a call of a derivative as the steps that made it from the user's call.
 
 
-def derived(call: Call, step: str, argument: Any) -> Call:
-    """Make a call that is a part of another call's derivative. A saved program makes it again by the same step.
-
-    Args:
-        call: the other call.
-        step: "forward" or "linear", the parts of a `Linearization`, or the name of the method that makes it.
-        argument: that of `Call.linearize`, or of the method.
-    """
-    # The step may come from a file.
-    if step not in _STEPS:
-        raise ValueError(f"there is no step {step!r} from a call to a part of its derivative")
-    is_part = step in ("forward", "linear")
-    found = getattr(call.linearize(argument), step) if is_part else getattr(call, step)(argument)
-    if step.startswith("transposed"):
-        found.label = f"transpose({found.label})"
-    note_origin(found, call, step, argument)
-    return found
-
-
-_STEPS = ("forward", "linear", "transposed", "linear_part", "transposed_linear_part")
-
-
-def note_origin(made: Call, call: Call, step: str, argument: Any) -> None:
+def made_by(step: str, call: Call, argument: Any, made: Call) -> Call:
+    """Note how a call of a derivative was made, and return it."""
     # A call may be a part of its own derivative. Then it keeps its first origin.
     if made is not call:
         made.origin = call, step, argument
+        if step.startswith("transposed"):
+            made.label = f"transpose({made.label})"
+    return made
+
+
+STEPS: dict[str, Callable[[Call, Any], Call]] = {
+    "forward": lambda call, perturbed: call.linearize(perturbed).forward,
+    "linear": lambda call, perturbed: call.linearize(perturbed).linear,
+    "transposed": lambda call, nonzero: call.transposed(nonzero),
+    "linear_part": lambda call, floating: call.linear_part(floating),
+    "transposed_linear_part": lambda call, structs: call.transposed_linear_part(structs),
+}
+
+
+def derived(call: Call, step: str, argument: Any) -> Call:
+    """Make a call of a derivative again by a step that a file names."""
+    if step not in STEPS:
+        raise ValueError(f"there is no step {step!r} from a call to a part of its derivative")
+    return made_by(step, call, argument, STEPS[step](call, argument))

@@ -1,0 +1,141 @@
+"""The rule of the primitive for compiled programs: it chooses which transport takes a call to the host.
+
+The platform and the number of devices are known here. On one CPU device the transport is JAX's zero-copy
+`buffer_callback`, with XLA's own token if order matters. Everywhere else it is `pure_callback` or `io_callback`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import io_callback
+from jax.experimental.buffer_callback import buffer_callback
+
+from jaxpyop import _config, _jaxcore
+from jaxpyop._host import Batch, Host, Shared
+from jaxpyop._op.primitive.call import Call
+from jaxpyop._op.primitive.primitive import bind, python_call_p
+from jaxpyop._op.values import Struct
+
+
+def _check_lowering(ctx: Any, call: Call) -> None:
+    if _jaxcore.is_export(ctx):
+        raise NotImplementedError(
+            f"{call.title}: a Python function belongs to its process, so jax.export cannot write it down; "
+            "use jaxpyop.export, export the parts around it, or use a py_function with mode='traced'"
+        )
+    if (refusal := call.refusal) is not None and not _jaxcore.keeps_dead_code(ctx):
+        raise refusal()
+    if (backend := _jaxcore.backend_without_callbacks(ctx)) is not None:
+        raise NotImplementedError(
+            f"{call.title}: compiled programs of this backend ({backend}) cannot call Python; use jaxpyop.jit in place "
+            "of jax.jit, which cuts the program at its Python calls (its method explain says why one is not cut), or a "
+            "py_function with mode='traced'"
+        )
+
+
+def _refuse_in_combiner(operation: str, call: Call, batch: Batch) -> None:
+    # XLA would end the process (0.10 to 0.12).
+    raise NotImplementedError(
+        f"{call.title}: the function of {operation} is part of one XLA operation, which cannot call Python; call "
+        "it on the whole array, or once per element in jax.lax.scan, or use a py_function with mode='traced'"
+    )
+
+
+def _lowering(ctx: Any, *operands: Any, call: Call, batch: Batch) -> Any:
+    _check_lowering(ctx, call)
+    # On several devices, and on a mesh, the results of the two branches would have to be sharded alike.
+    has_no_mesh = _jaxcore.device_count(ctx) == 1 and jax.sharding.get_abstract_mesh().empty
+    if has_no_mesh and call.operands.is_conditional and math.prod(ctx.avals_in[0].shape) == 1:
+        return _jaxcore.mlir.lower_fun(_branch, multiple_results=True)(ctx, *operands, call=call, batch=batch)
+    results = [Struct(a.shape, a.dtype) for a in ctx.avals_out]
+    # XLA skips a call whose results are all empty, so a stateful call gets a byte to return.
+    padding = int(call.stateful and not any(math.prod(r.shape) for r in results))
+    results += [Struct((), np.uint8)] * padding
+    host = Host(call, batch, ctx.avals_in, results, padding)
+    if _takes_buffers(ctx, call):
+        return _lower_to_buffers(ctx, host, operands, results)[: len(ctx.avals_out)]
+    devices = None if _jaxcore.device_count(ctx) == 1 else _jaxcore.AllDevices(ctx)
+    on_cpu = _jaxcore.platforms(ctx) == ("cpu",)
+
+    def run(*args: Any) -> list[Any]:
+        if devices is not None and on_cpu:
+            outs = _spread(devices, host, results, args)
+        else:
+            outs = _call_back(call, host.on_arrays, results, args)
+            outs = outs if devices is None else map(devices.replicate, outs)
+        return list(outs)[: len(ctx.avals_out)]
+
+    return _jaxcore.mlir.lower_fun(run, multiple_results=True)(ctx, *operands)
+
+
+def _branch(flag: Any, *args: Any, call: Call, batch: Batch) -> list[Any]:
+    """Enter Python only where the flag of `when=` is true, which takes less time than to test it in Python.
+
+    The branch is made when the program is lowered, because `vmap` and the derivatives of a `cond` would run both of its
+    branches, and refuse effects.
+    """
+    taken, inner = call.without_flag(), batch.with_inputs(lambda mask: mask[1:])
+    shapes = call.result_structs([flag, *args], batch)
+    pairs = list(zip(shapes, itertools.chain(call.body.absent_fills, itertools.repeat(0))))
+    absent = lambda: [jnp.full(s.shape, fill, s.dtype) for s, fill in pairs]
+    return jax.lax.cond(flag.reshape(()), lambda: bind(taken, *args, batch=inner), absent)
+
+
+def _lower_to_buffers(ctx: Any, host: Host, operands: Sequence[Any], results: list[Struct]) -> Sequence[Any]:
+    host.route = "buffer"
+    callback, call = host.on_buffers, host.call
+    if _jaxcore.device_count(ctx) > 1 and not call.ordered:
+        here = sum(device.process_index == jax.process_index() for device in _jaxcore.devices_of(ctx))
+        callback = Shared(host, here).on_buffers
+    return _jaxcore.lowered_buffer_callback(ctx, callback, operands, results, call.stateful, call.ordered)
+
+
+def _takes_buffers(ctx: Any, call: Call) -> bool:
+    """Tell whether the transport can be a buffer callback, which copies nothing."""
+    if _jaxcore.PORTABLE or _config.TRANSPORT != "auto" or _jaxcore.platforms(ctx) != ("cpu",):
+        return False
+    # On several devices a buffer callback runs once per device. A stateless op can share one run among them. A stateful
+    # op has to run once, and so do its derivatives, in the process that has its record.
+    if call.op.stateful and _jaxcore.device_count(ctx) > 1:
+        return False
+    # XLA packs 4-bit and 2-bit values, which a buffer callback would see as bytes (0.10 to 0.12).
+    return not any(_jaxcore.is_packed(a.dtype) for a in (*ctx.avals_in, *ctx.avals_out))
+
+
+def _call_back(call: Call, run: Callable[..., Any], results: list[Struct], args: Sequence[Any]) -> Sequence[Any]:
+    """The transport of a call that cannot have a buffer callback."""
+    if call.stateful:
+        return io_callback(run, results, *args, ordered=call.ordered)
+    return jax.pure_callback(run, results, *args)
+
+
+def _spread(devices: _jaxcore.AllDevices, host: Host, results: list[Struct], args: Sequence[Any]) -> Sequence[Any]:
+    # A callback's result lives on one device, in a sharding that eager operations on explicit meshes refuse (0.10 to
+    # 0.12). So it is spread over the devices, and the other devices wait for it. If the body's exception were raised on
+    # the calling device alone, they would wait forever. So it is raised on all of them.
+    structs = [Struct((), np.uint32), *results]
+    found = _call_back(host.call, host.on_arrays_deferring_errors, structs, args)
+    # An empty result ends the process while XLA compiles (0.11), and need not be spread.
+    has_values = [math.prod(s.shape) > 0 for s in structs]
+    spread = [r for r, mark in zip(results, has_values[1:]) if mark]
+    raising = buffer_callback(
+        host.raise_deferred,
+        spread,
+        has_side_effect=host.call.stateful,
+        input_output_aliases={1 + k: k for k in range(len(spread))},
+    )
+    # Without the barrier the constraint would reach the callback itself, which XLA refuses (0.12).
+    kept = jax.lax.optimization_barrier(tuple(x for x, mark in zip(found, has_values) if mark))
+    outs = iter(devices.run(raising, *map(devices.replicate, kept)))
+    return [next(outs) if mark else jnp.zeros(r.shape, r.dtype) for r, mark in zip(results, has_values[1:])]
+
+
+_jaxcore.mlir.register_lowering(python_call_p, _lowering, cacheable=False)
+_jaxcore.set_rules_of_programs(python_call_p, _refuse_in_combiner)

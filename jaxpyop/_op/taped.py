@@ -1,0 +1,175 @@
+"""The derivatives of a function of JAX operations: record its run on the tape, and replay the record.
+
+`linearize_on_tape` makes the two calls of a derivative. The first, `TapeRecording`, runs a body on the tape and keeps
+the record. The second, `TapeReplay`, answers from it: with tangents in forward mode, and with cotangents once JAX has
+transposed it. What it runs is a `TapeDerivative`. This is a body too, so the derivative of a derivative is made in the
+same way: the recording of a `TapeDerivative`, and the replay of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxpyop import _jaxcore
+from jaxpyop._host import Environment
+from jaxpyop._jaxcore import is_inexact
+from jaxpyop._op.body import Body, DerivativeBody
+from jaxpyop._op.primitive import (
+    FINGERPRINT_WORD,
+    NO_RECORD,
+    RECEIPT,
+    TOKEN_WORD,
+    Call,
+    Linearization,
+    Operands,
+    RecordingCall,
+    ReplayCall,
+)
+from jaxpyop._op.values import as_jax, check_fingerprints, fingerprint
+from jaxpyop._tape import Record, record
+
+
+def linearize_on_tape(
+    call: Call, body: Body, perturbed: tuple[bool, ...], recorded: tuple[bool, ...], *, has_flag: bool, skip: int = 0
+) -> Linearization:
+    """Return the linearization of a call that runs `body`: record a run of the body, and replay the record.
+
+    Args:
+        call: the call.
+        body: the body.
+        perturbed: which inputs of the body have tangents.
+        recorded: for which inputs the body is recorded.
+        has_flag: whether the flag of `when=` comes before the inputs of the body.
+        skip: how many inputs the call has before these.
+    """
+    forward = TapeRecording(body, call.environment, recorded, has_flag)
+    linear = TapeReplay(TapeDerivative(body, perturbed, recorded=recorded), call.environment, has_flag)
+    return Linearization(forward, linear, skip=skip)
+
+
+class TapeRecording(RecordingCall):
+    """Runs a body on the tape, for the inputs that `recorded` marks."""
+
+    def __init__(self, body: Body, environment: Environment, recorded: tuple[bool, ...], has_flag: bool) -> None:
+        operands = Operands(has_flag=has_flag, extra_results=(RECEIPT,))
+        super().__init__(body, environment, label="jvp({})", has_effects=True, operands=operands)
+        self.recorded = recorded
+        self.identity = hash((body.identity, recorded))
+        # A worker may have run it, and `when=` or a failure may leave nothing to keep.
+        self.can_hand_over = self.op.executor is None and not has_flag and self.op.failures is None
+
+    def kept_by_run(self, arrays: Sequence[Any], lead: tuple[int, ...]) -> tuple[list[Any], Any, Any]:
+        arrays = as_jax(arrays)
+        if self.op.failures is None:
+            return *_recorded(self.body, arrays, self.recorded), None
+        try:
+            return *_recorded(self.body, arrays, self.recorded), None
+        except Exception as error:
+            outs, failed = self.body.after_failure(error, arrays)
+            return outs, None, failed
+
+    def linearize(self, perturbed: tuple[bool, ...]) -> Linearization:
+        # A second derivative reads the same record as the first, so it is made for the inputs of both.
+        perturbed = perturbed[self.operands.leading :]
+        recorded = tuple(a or b for a, b in zip(self.recorded, perturbed))
+        return linearize_on_tape(self, self.body, perturbed, recorded, has_flag=self.operands.has_flag)
+
+
+class TapeReplay(ReplayCall):
+    """Answers a derivative from the record of a run on the tape."""
+
+    body: TapeDerivative
+
+    def __init__(self, body: TapeDerivative, environment: Environment, has_flag: bool) -> None:
+        operands = Operands(has_receipt=True, has_flag=has_flag, linear_inputs=body.linear_inputs)
+        identity = hash((body.base.identity, body.recorded))
+        super().__init__(body, environment, label="jvp({})", operands=operands, identity=identity)
+
+    def for_worker(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> Sequence[Any] | None:
+        # A record stays in its process, so a worker runs the function again where a worker ran it before.
+        ran_there = bool((np.asarray(arrays[0])[..., TOKEN_WORD] == NO_RECORD).all())
+        return arrays if ran_there and not self.op.stateful else None
+
+    def linearize(self, perturbed: tuple[bool, ...]) -> Linearization:
+        if self.op.stateful:
+            raise NotImplementedError(
+                f"{self.title}: a second derivative runs func again, which a stateful op does not allow; "
+                "pass stateful=False"
+            )
+        # The receipt has no tangent, so the derivative is that of the body behind the record.
+        perturbed = perturbed[self.operands.leading :]
+        return linearize_on_tape(self, self.body, perturbed, perturbed, has_flag=self.operands.has_flag, skip=1)
+
+    def transposed(self, nonzero_cotangents: tuple[bool, ...]) -> Call:
+        body, given = self.body, iter(nonzero_cotangents)
+        if body.nonzero is not None:
+            # The transpose of the pullback is the pushforward again, for the results whose cotangents were given.
+            perturbed = tuple(p and next(given) for p in body.perturbed)
+            back = TapeDerivative(body.base, perturbed, results=body.nonzero, recorded=body.recorded)
+        else:
+            marks = (True,) * len(nonzero_cotangents) if body.results is None else body.results
+            nonzero = tuple(mark and next(given) for mark in marks)
+            back = TapeDerivative(body.base, body.perturbed, nonzero, recorded=body.recorded)
+        return TapeReplay(back, self.environment, self.operands.has_flag)
+
+
+class TapeDerivative(DerivativeBody):
+    """A derivative of a body by a record of it: forward mode for tangents, reverse mode for cotangents.
+
+    Args:
+        base: the body.
+        perturbed: the inputs in which it is differentiated.
+        nonzero: which inexact results have a cotangent; None for tangents.
+        results: which inexact results have a tangent; None for all.
+        recorded: the inputs for which the forward pass recorded the body.
+    """
+
+    reads_kept = True
+
+    def __init__(
+        self,
+        base: Body,
+        perturbed: tuple[bool, ...],
+        nonzero: tuple[bool, ...] | None = None,
+        results: tuple[bool, ...] | None = None,
+        *,
+        recorded: tuple[bool, ...],
+    ) -> None:
+        super().__init__(base, perturbed, nonzero, results)
+        self.recorded = recorded
+
+    def run(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
+        """Return the derivative as a function of all inputs. A second derivative records this."""
+        return self._derivative(_recorded(self.base, self.split(arrays)[0], self.perturbed)[1], arrays)
+
+    def answer(
+        self, kept: Record | None, receipts: Any, arrays: Sequence[Any], lead: tuple[int, ...] = ()
+    ) -> list[Any]:
+        if kept is None:
+            # The same inputs as in the forward pass, because operations on recorded values are compiled differently.
+            outs, kept = _recorded(self.base, as_jax(self.split(arrays)[0]), self.recorded)
+            check_fingerprints(fingerprint(outs), np.asarray(receipts)[FINGERPRINT_WORD], self.title, "func")
+        # A record may move arrays to where they are needed, whatever `jax_transfer_guard` says.
+        return _jaxcore.with_transfers(self._derivative, kept, arrays)
+
+    def _derivative(self, taken: Record, arrays: Sequence[Any]) -> list[Any]:
+        primals, _, linear = self.split(arrays)
+        results = self.base.shapes(primals)
+        if self.nonzero is None:
+            found = taken.pushforward(as_jax(self.per_input(linear)))
+            return self.wanted([_or_zeros(tangent, out) for out, tangent in zip(results, found) if is_inexact(out)])
+        found = taken.pullback(as_jax(self.per_result(linear, results)))
+        return [_or_zeros(cotangent, x) for x, cotangent, wanted in zip(primals, found, self.perturbed) if wanted]
+
+
+def _recorded(body: Body, arrays: Sequence[Any], recorded: Sequence[bool]) -> tuple[list[Any], Record]:
+    """Run a body on the tape, and return its results and the record. It raises what the user's code raises."""
+    return record(lambda *inputs: body.run(inputs), arrays, recorded, title=body.title)
+
+
+def _or_zeros(value: Any, like: Any) -> Any:
+    # Zeros on the device would take longer to make.
+    return np.zeros(like.shape, like.dtype) if value is None else value
