@@ -132,7 +132,7 @@ class Host:
             PythonBodyError: whatever the body raised.
         """
         call = self.call
-        began = time.perf_counter() if metrics.reports else None
+        began = metrics.begin(call.op.name) if metrics.reports else None
         # An annotation that nobody records would take a twentieth of the time of a small call.
         run = self._annotated if jax.profiler.TraceAnnotation.is_enabled() else self._in_context
         try:
