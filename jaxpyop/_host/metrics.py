@@ -307,8 +307,8 @@ def _advice(row: dict[str, Any], inside: Any, chained: int, worker_runs: int) ->
         and row["compile_seconds"] > (inside + row["around_seconds"]) / 2
     ):
         return (
-            f"{row['compilations']} compilations took more than half of the time: JAX compiles an operation for each new "
-            "shape, so give the arrays few shapes, by a mask or by padding; the first calls of a program compile, too"
+            f"{row['compilations']} compilations took more than half of the time: JAX compiles an operation for each "
+            "new shape, so give the arrays few shapes, by a mask or by padding; the first calls compile, too"
         )
     is_chain = 2 * chained > row["calls"]
     if row["calls"] >= 1000 and row["elements"] == row["calls"] and row["mean_seconds"] < 1e-3 and not is_chain:
