@@ -63,8 +63,8 @@ def _lowering(ctx: Any, *operands: Any, call: Call, batch: Batch) -> Any:
         return _lower_to_buffers(ctx, host, operands, results)[: len(ctx.avals_out)]
     if not _jaxcore.HANDS_OVER_PACKED and _has_packed(ctx):
         raise NotImplementedError(
-            f"{call.title}: this version of JAX hands over wrong values of int4 and other packed dtypes; convert them with "
-            "x.astype(jnp.int8), or update JAX to 0.10.2"
+            f"{call.title}: this version of JAX hands over wrong values of int4 and other packed dtypes; convert them "
+            "with x.astype(jnp.int8), or update JAX to 0.10.2"
         )
     devices = None if _jaxcore.device_count(ctx) == 1 else _jaxcore.AllDevices(ctx)
     on_cpu = _jaxcore.platforms(ctx) == ("cpu",)
