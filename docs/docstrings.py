@@ -53,7 +53,8 @@ def problems(name: str, thing: Any, parent_doc: str = "") -> list[str]:
     """What the docstring of a public thing lacks, or has too much of."""
     doc = inspect.cleandoc(own_doc(thing) or "")
     if is_value(thing):
-        described = described_in(parent_doc, "Attributes")
+        # A field of a dataclass is an argument of the class, too.
+        described = described_in(parent_doc, "Attributes") + described_in(parent_doc, "Args")
         return [] if name.rpartition(".")[2] in described else ["is not among its owner's Attributes"]
     if not doc:
         return ["has no docstring"]

@@ -22,6 +22,7 @@ from jaxpyop._api import py_function as py_function  # noqa: E402
 from jaxpyop._api import static as static  # noqa: E402
 from jaxpyop._batches import map_batches as map_batches  # noqa: E402
 from jaxpyop._config import config as config  # noqa: E402
+from jaxpyop._host import Workers as Workers  # noqa: E402
 from jaxpyop._host import report as report  # noqa: E402
 from jaxpyop._host import reraise as reraise  # noqa: E402
 from jaxpyop._jaxcore import warn_if_portable as _warn_if_portable  # noqa: E402

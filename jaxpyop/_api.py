@@ -172,7 +172,7 @@ def numpy_function(
 
         With a gradient, as a decorator:
 
-        >>> @jaxpyop.numpy_function(Tout=jnp.float32, vjp=lambda x, y, ct: np.cosh(x[0]) * ct[0])
+        >>> @jaxpyop.numpy_function(Tout=jnp.float32, vjp=lambda x, y, ct: np.cosh(x[0]) * ct)
         ... def sinh(x):
         ...     return np.sinh(x)
         >>> print(jax.grad(sinh)(0.0))

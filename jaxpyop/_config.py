@@ -125,10 +125,10 @@ class Config:
 
     Example:
         >>> import jaxpyop
-        >>> jaxpyop.config.constants
-        'warn'
-        >>> jaxpyop.config.constants = "error"
-        >>> jaxpyop.config.constants = "warn"
+        >>> jaxpyop.config.errors
+        'raise'
+        >>> jaxpyop.config.errors = "refuse"
+        >>> jaxpyop.config.errors = "raise"
     """
 
     mode: Mode

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Annotated, Any, TypeAlias, TypedDict, TypeVar
 
 from jaxpyop._config import Mode
-from jaxpyop._host import Pool, VmapMethod
+from jaxpyop._host import Pool, VmapMethod, Workers
 from jaxpyop._op import Casting, numerical
 
 # A rule takes inputs, outputs, and cotangents or tangents. A pair is fwd and bwd.
@@ -45,18 +45,6 @@ class _OfAll(TypedDict, total=False):
             run there and on jaxpyop's own threads. For a pool of processes, `func` must
             be picklable, and its side effects stay in the worker process. With a list of
             ``n`` executors, element ``i`` of a batch runs on executor ``i % n``.
-        chunksize: how many elements of a batch are sent to a worker of `executor` at a
-            time. The default is one for threads. For processes and other machines it
-            is as many as take about ten times as long as the way to a worker and back.
-            With `when=` and with a pair ``vjp=(fwd, bwd)`` it is one.
-        retries: how often an element is sent again to a worker of `executor` after its
-            worker died, and at least once alone. Errors that `func` raises are not
-            repeated. The op must be stateless.
-        timeout: the seconds that `func` may take for an element, in a worker process of
-            `executor`. After that, a ``TimeoutError`` is raised in `func`. If `func`
-            goes on, its worker process is ended. The op must be stateless.
-        progress: show a progress bar for the batches of ``"sequential"`` and
-            ``"parallel"``. This needs tqdm.
         casting: NumPy's casting rule for floating-point and complex results, from the
             returned dtype to the declared one. Integers may become any integer dtype
             that holds their values.
@@ -72,11 +60,7 @@ class _OfAll(TypedDict, total=False):
     ordered: Annotated[bool, False]
     when: Annotated[Any, None]
     vmap_method: Annotated[VmapMethod, "sequential"]
-    executor: Annotated[Pool | None, None]
-    chunksize: Annotated[int | None, None]
-    retries: Annotated[int, 0]
-    timeout: Annotated[float | None, None]
-    progress: Annotated[bool, False]
+    executor: Annotated[Pool | Workers | None, None]
     casting: Annotated[Casting, "same_kind"]
     on_error: Annotated[Any, "raise"]
 
@@ -101,15 +85,11 @@ class JaxOptions(_OfJax, _OfAll, total=False):
     """The options of ``py_function``.
 
     Args:
-        vjp: a rule for reverse mode, which replaces the automatic derivative:
-            ``f(inputs, outputs, cotangents)``, a pair ``(fwd, bwd)``, or
-            ``"numerical"``. It works as in :func:`numpy_function`, but receives
-            ``jax.Array`` values. If only `jvp` is given, reverse mode raises an error. If
-            only `vjp` is given, forward mode raises an error, except with
-            ``vjp="numerical"``.
-        jvp: a rule for forward mode, which replaces the automatic derivative:
-            ``f(inputs, outputs, tangents)``, or ``"numerical"``, as in
-            :func:`numpy_function`.
+        vjp: a rule for reverse mode, which replaces the automatic derivative, as in
+            :func:`numpy_function`, but with ``jax.Array`` values. With `jvp` alone,
+            reverse mode raises an error. With `vjp` alone, forward mode does, except with
+            :class:`jaxpyop.numerical`.
+        jvp: a rule for forward mode, which replaces the automatic derivative.
         mode: whether `func` is called, or becomes part of the program. The default is
             ``jaxpyop.config.mode``.
 
@@ -126,7 +106,7 @@ class JaxOptions(_OfJax, _OfAll, total=False):
             guide lists. It cannot use NumPy on traced values, and has no side effects.
             ``float(x)`` is a number without a derivative. A ``print`` in it prints while
             JAX traces, and cannot print a traced value.
-            `vmap_method`, `executor` and `progress` are ignored. The whole range of an
+            `vmap_method` and `executor` are ignored. The whole range of an
             integer result's dtype must fit into `Tout`.
             The source code of `func` must be in a file or in a notebook cell.
             ``jaxpyop.explain_traced(func, *args)`` says whether it can be traced.
@@ -147,36 +127,17 @@ class ContribOptions(_OfAll, total=False):
     """The options of ``contrib.framework.py_func``.
 
     Args:
-        vjp: the rule for reverse mode. Without a rule, a backward pass raises an error.
-            Rules receive tuples of NumPy arrays.
-
-            - ``f(inputs, outputs, cotangents)`` returns one cotangent per array input,
-              with its shape and dtype, a Python number for all of its elements, or
-              ``None`` for zero. In nested inputs, that is one per array leaf; keyword
-              arguments are sorted by name. Complex cotangents follow :func:`jax.vjp`.
-            - A pair ``(fwd, bwd)``, as in :class:`jax.custom_vjp`. ``fwd(*inputs)`` runs
-              instead of `func`, and returns ``(outputs, residuals)``.
-              ``bwd(residuals, cotangents)`` returns one cotangent per array input.
-              Residuals may be any objects. They stay on the host, within the limits
-              ``jaxpyop.config.max_records`` and ``max_record_bytes``. In a batch, both
-              are called once for each element.
-            - ``"numerical"``: central differences, with two calls of `func` per input
-              element.
-
-            With ``"expand_dims"`` and ``"broadcast_all"``, a rule is called once per
-            batch, and its arrays have the axes of the batch in front. For second
-            derivatives, a rule may be an op with rules of its own.
-        jvp: the rule for forward mode, as in :class:`jax.custom_jvp`. Without a rule,
-            using a tangent raises an error. ``f(inputs, outputs, tangents)`` receives
-            tuples of NumPy arrays, with one tangent per array input, or ``None`` for
-            zero. It returns one tangent per result, a Python number for all of its
-            elements, or ``None`` for zero. ``"numerical"`` stands for central
-            differences, with two calls of `func` for each order of magnitude of the
-            inputs that the tangent moves.
+        vjp: the rule for reverse mode: ``f(inputs, outputs, cotangents)``; a pair
+            ``(fwd, bwd)``, as in :class:`jax.custom_vjp`, whose residuals may be any
+            objects; or :class:`jaxpyop.numerical`. `inputs` is the tuple of the arguments
+            of `func`, in the order of its signature and each in its own structure;
+            outputs and cotangents have the structure of `Tout`. The rule returns one
+            entry for each argument, in its structure, with ``None`` for zero.
+        jvp: the rule for forward mode: ``f(inputs, outputs, tangents)``, which returns
+            tangents in the structure of `Tout`, or :class:`jaxpyop.numerical`.
         transpose: declares that `func` is linear in its floating-point and complex inputs.
-            ``f(cotangents)`` receives a tuple with one cotangent per result. It returns
-            one cotangent per array input, or ``None`` for zero. The op then has both
-            modes, to any order, and works with :func:`jax.linear_transpose`.
+            ``f(cotangents)`` returns what a `vjp` would. The op then has both modes, to
+            any order, and works with :func:`jax.linear_transpose`.
         copy: ``False`` passes read-only views of the inputs to `func` instead of
             copies. `func` must not keep them after the call.
         out: ``True`` passes the results to `func` as the keyword argument ``out``, in

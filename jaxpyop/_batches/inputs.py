@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpyop import _jaxcore
+
 API = "jaxpyop.map_batches"
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -190,7 +192,7 @@ def _as_jax_has_it(x: Array, what: str) -> Array:
     """
     if x.dtype.kind == "m" or not (jnp.issubdtype(x.dtype, np.number) or x.dtype == np.bool_):
         raise TypeError(f"{API}: {what} has the dtype {x.dtype}; expected numbers")
-    dtype = jax.dtypes.canonicalize_dtype(x.dtype.newbyteorder("="))
+    dtype = _jaxcore.canonical_dtype(x.dtype.newbyteorder("="))
     if x.size and x.dtype != dtype and x.dtype.kind in "iu":
         limits = np.iinfo(dtype)
         if x.min() < limits.min or x.max() > limits.max:

@@ -41,7 +41,7 @@ def _rule_in_numpy() -> Shown:
     """numpy_function: NumPy's log-determinant under jit, with a gradient in NumPy."""
 
     def gradient(inputs: Any, outputs: Any, cotangents: Any) -> Any:
-        return cotangents[0] * np.linalg.inv(inputs[0]).T
+        return cotangents * np.linalg.inv(inputs[0]).T
 
     @jaxpyop.numpy_function(Tout=F32(0), vjp=gradient)
     def logdet(a: Any) -> Any:

@@ -7,7 +7,8 @@ where `executor=` says. It writes the results into XLA's memory. An error become
 
 Reading order: host_call (how a call runs under `vmap`, and in which surroundings), show (how texts show functions and
 values), errors, metrics (`report()` and `on_error=`), pools (where a body runs), run_batch, guard (why JAX code in a
-body finds a free thread), memory (XLA's and ours), host (the entry from XLA).
+body finds a free thread), memory (XLA's and ours), small_numbers (a mode of XLA's threads), at_exit (what the end of
+the process waits for), host (the entry from XLA).
 """
 
 from jaxpyop._host import metrics
@@ -23,9 +24,10 @@ from jaxpyop._host.errors import (
 )
 from jaxpyop._host.guard import install_guard, verdict
 from jaxpyop._host.host import Host, Shared, store, take_back
-from jaxpyop._host.host_call import NO_BATCH, SEQUENTIAL, VMAP_METHODS, Batch, Environment, Method, VmapMethod
+from jaxpyop._host.host_call import NO_BATCH, SEQUENTIAL, VMAP_METHODS, Batch, Environment, HostCall, Method, VmapMethod
 from jaxpyop._host.memory import SCRATCH, kept_of, lend, lend_results
 from jaxpyop._host.metrics import Failures, report
-from jaxpyop._host.pools import Pool, check_executor, check_repeats
-from jaxpyop._host.run_batch import call_where_op_runs, check_progress, results_of_elements, run_each, run_once
+from jaxpyop._host.pools import Pool, check_executor, check_workers
+from jaxpyop._host.pools import Workers as Workers
+from jaxpyop._host.run_batch import call_where_op_runs, results_of_elements, run_each, run_once
 from jaxpyop._host.show import show_arguments, show_values

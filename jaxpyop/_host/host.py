@@ -5,12 +5,10 @@
 
 from __future__ import annotations
 
-import atexit
 import math
 import threading
 import time
 import warnings
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,11 +16,12 @@ import jax
 import numpy as np
 
 from jaxpyop import _jaxcore
-from jaxpyop._host import guard, metrics
+from jaxpyop._host import at_exit, guard, metrics
 from jaxpyop._host.errors import PythonBodyError, body_error, deferred_error
 from jaxpyop._host.host_call import Batch, HostCall, python_thread
 from jaxpyop._host.memory import LARGE, SCRATCH, expect_writing, kept_of, lend, view_of, view_or_copy
 from jaxpyop._host.run_batch import run_elements, run_once, runs_in_this_process
+from jaxpyop._host.small_numbers import flush_again, leave_flushing
 
 # XLA's threads are unknown to Python, or have a dummy once `threading.current_thread()` was called on them.
 _XLA_THREADS = (type(None), threading._DummyThread)
@@ -83,6 +82,7 @@ class Host:
     def __init__(
         self, call: HostCall, batch: Batch, inputs: Sequence[Any], results: Sequence[Any], padding: int = 0
     ) -> None:
+        at_exit.state["used"] = True
         self.call = call
         self.batch = batch
         self.padding = padding
@@ -132,10 +132,15 @@ class Host:
             PythonBodyError: whatever the body raised.
         """
         call = self.call
+        at_exit.running.append(threading.get_ident())
+        # The results are stored in the same mode, and what starts threads here gives it to them.
+        flushed = leave_flushing()
         began = metrics.begin(call.op.name) if metrics.reports else None
         # An annotation that nobody records would take a twentieth of the time of a small call.
         run = self._annotated if jax.profiler.TraceAnnotation.is_enabled() else self._in_context
         try:
+            if at_exit.state["over"]:
+                raise RuntimeError(f"{call.title}: Python exits, and no function can begin any more")
             if self._may_wait:
                 guard.begin(call)
                 try:
@@ -154,6 +159,10 @@ class Host:
             # KeyboardInterrupt too is caught, since XLA knows no exceptions, only text. The text shows what the inputs
             # should have been, because the buffers themselves may be wrong.
             failed = body_error(call.title, call.func, call.groups(self._inputs), error)
+        finally:
+            if flushed:
+                flush_again()
+            at_exit.running.remove(threading.get_ident())
         raise failed
 
     def _is_chained(self, arrays: Sequence[Any], outs: Sequence[Any]) -> bool:
@@ -243,21 +252,19 @@ class Shared:
     """A host that is called once for `devices` calls with equal inputs."""
 
     def __init__(self, host: Host, devices: int) -> None:
-        _all.add(self)
+        at_exit.awaiting.add(self)
         self.host = host
         self.devices = devices
-        # One entry for each call in progress.
-        self.calls: list[None] = []
         self._lock = threading.Lock()
         self._runs: list[_Run] = []
 
     def on_buffers(self, ctx: Any, outs: Sequence[Any], *buffers: Any) -> None:
         """The body of a `buffer_callback`."""
-        self.calls.append(None)
+        at_exit.running.append(threading.get_ident())
         try:
             self._fill(outs, buffers)
         finally:
-            self.calls.pop()
+            at_exit.running.remove(threading.get_ident())
 
     def is_awaiting(self) -> bool:
         """Tell whether some devices have not called yet."""
@@ -293,27 +300,3 @@ class Shared:
                 self._runs.append(run)
                 del self._runs[:-_MAX_RUNS]
             return run, True
-
-
-# A result can be read once a single device has it. But Python must not exit while other devices still call: ending a
-# thread in the middle of a call aborts the process.
-_all: weakref.WeakSet[Shared] = weakref.WeakSet()
-
-# Seconds that Python's exit waits: `_MAX_SECONDS` for a function that does not end, `_PATIENCE` for calls that do not
-# come.
-_MAX_SECONDS = 10.0
-_PATIENCE = 0.5
-
-
-@atexit.register
-def _wait() -> None:
-    began = quiet = time.monotonic()
-    while time.monotonic() < began + _MAX_SECONDS:
-        if any(shared.calls for shared in list(_all)):
-            quiet = time.monotonic()
-        elif not any(shared.is_awaiting() for shared in list(_all)) or time.monotonic() > quiet + _PATIENCE:
-            break
-        time.sleep(0.01)
-    if _all:
-        # The last calls still have to return to XLA.
-        time.sleep(0.02)

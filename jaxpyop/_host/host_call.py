@@ -1,4 +1,4 @@
-"""`Method`, `Batch` and `Environment`: how a call runs under `vmap`, on which elements, and in which surroundings.
+"""`HostCall`, `Method`, `Batch` and `Environment`: what the host asks of a call, and how it runs.
 
 To add a `vmap_method`, add it here. The batching rule of the primitive and the host read these facts. They never ask
 for a method by its name.
@@ -12,15 +12,12 @@ import dataclasses
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import jax
 import numpy as np
 
 from jaxpyop import _jaxcore
-
-# A call of a program: `_op.primitive.Call`, which says what each of its members means. It is above this package.
-HostCall: TypeAlias = Any
 
 VmapMethod: TypeAlias = Literal["sequential", "expand_dims", "broadcast_all", "parallel"]
 
@@ -135,6 +132,88 @@ def elements(arrays: Sequence[Any], batch: Batch) -> Iterator[tuple[Any, ...]]:
         batch: the batch.
     """
     return zip(*(BatchedInput(array, i, batch).each() for i, array in enumerate(arrays)))
+
+
+# ----------------------------------------------------------------------------- what the host asks of a call
+
+# The classes are in `_op`, above this package, which says what each member means.
+
+
+class HostOp(Protocol):
+    """The op of a call: `_op.request.Op`."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def title(self) -> str: ...
+    @property
+    def executor(self) -> Any: ...
+    @property
+    def chunksize(self) -> int | None: ...
+    @property
+    def retries(self) -> int: ...
+    @property
+    def timeout(self) -> float | None: ...
+    @property
+    def failures(self) -> Any: ...
+
+
+class HostBody(Protocol):
+    """What runs: `_op.body.Body`."""
+
+    @property
+    def op(self) -> HostOp: ...
+    @property
+    def goes_to_executor(self) -> bool: ...
+    def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]: ...
+    def results_if_lost(self, error: Exception, arrays: Sequence[Any]) -> list[Any]: ...
+
+
+class HostOperands(Protocol):
+    """How the inputs of a call are laid out: `_op.primitive.Operands`."""
+
+    @property
+    def writes_out(self) -> bool: ...
+
+
+class HostCall(Protocol):
+    """A call of a program: `_op.primitive.Call`."""
+
+    pace: tuple[float, float] | None
+
+    @property
+    def op(self) -> HostOp: ...
+    @property
+    def body(self) -> HostBody: ...
+    @property
+    def in_worker(self) -> HostBody: ...
+    @property
+    def operands(self) -> HostOperands: ...
+    @property
+    def environment(self) -> Environment: ...
+    @property
+    def method(self) -> Method: ...
+    @property
+    def one_by_one(self) -> bool: ...
+    @property
+    def func(self) -> Any: ...
+    @property
+    def title(self) -> str: ...
+    @property
+    def label(self) -> str: ...
+    @property
+    def on_jax(self) -> bool: ...
+    @property
+    def copy(self) -> bool: ...
+    @property
+    def stateful(self) -> bool: ...
+    @property
+    def ordered(self) -> bool: ...
+    def __call__(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]: ...
+    def for_worker(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> Sequence[Any] | None: ...
+    def from_worker(self, values: list[Any], arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]: ...
+    def groups(self, values: Sequence[Any]) -> dict[str, Sequence[Any]]: ...
+    def check(self, index: int, shape: tuple[int, ...], expected: tuple[int, ...]) -> None: ...
 
 
 # ------------------------------------------------- what a body sees of the code that called the op

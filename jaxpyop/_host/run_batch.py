@@ -6,8 +6,6 @@ Looping methods take the elements in batch order. Block methods hand the batch o
 from __future__ import annotations
 
 import contextlib
-import importlib.util
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -118,8 +116,6 @@ def run_elements(
     with contextlib.ExitStack() as stack:
         if call.op.failures is not None:
             stack.enter_context(call.op.failures.in_batch())
-        if call.op.progress:
-            store = stack.enter_context(_counted_by_bar(store, batch.count, call.title))
         _run_elements(call, arrays, batch, store, each)
 
 
@@ -156,29 +152,3 @@ def _run_elements(
     else:
         for number, inputs in numbered:
             run(number, inputs)
-
-
-# -------------------------------------------------------------------------- progress=
-
-
-def check_progress(title: str) -> None:
-    """Raise an error unless tqdm can be imported."""
-    if importlib.util.find_spec("tqdm") is None:
-        raise ImportError(f"{title}: progress=True needs tqdm; run `python -m pip install tqdm`")
-
-
-@contextlib.contextmanager
-def _counted_by_bar(store: Store, total: int, title: str) -> Iterator[Store]:
-    """Show a bar, in the terminal or notebook, that counts the elements which are stored."""
-    # The package needs tqdm only here.
-    from tqdm.auto import tqdm
-
-    lock = threading.Lock()
-
-    def store_and_count(at: int | slice, values: Sequence[Any]) -> None:
-        store(at, values)
-        with lock:
-            bar.update(len(range(at.start, at.stop, at.step or 1)) if isinstance(at, slice) else 1)
-
-    with tqdm(total=total, desc=title) as bar:
-        yield store_and_count

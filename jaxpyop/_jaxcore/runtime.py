@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from jaxpyop._jaxcore.public import PORTABLE, ShapedArray, private
-from jaxpyop._jaxcore.traces import jax_config
+from jaxpyop._jaxcore.traces import canonical_dtype, jax_config
 
 
 def backends_are_initialized() -> bool:
@@ -169,7 +169,7 @@ def _sharding_for(like: Any) -> SingleDeviceSharding | None:
 @functools.lru_cache(4096)
 def _aval(shape: tuple[int, ...], dtype: np.dtype[Any], x64: bool) -> Any:
     """Returns the type of the jax.Array, or None where it would have another dtype."""
-    if not dtype.isnative or jax.dtypes.canonicalize_dtype(dtype) != dtype:
+    if not dtype.isnative or canonical_dtype(dtype) != dtype:
         return None
     return ShapedArray(shape, dtype)
 

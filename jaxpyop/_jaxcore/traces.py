@@ -110,6 +110,17 @@ def x64_enabled() -> bool:
     return bool(jax_config.jax_enable_x64)
 
 
+def canonical_dtype(dtype: Any) -> np.dtype[Any]:
+    """Returns the dtype that JAX uses for a value of this dtype here: 64 bits become 32 without x64."""
+    return np.dtype(jax.dtypes.canonicalize_dtype(dtype))
+
+
+def explicit_x64_mode() -> str:
+    """Returns what JAX does where code asks for 64 bits, and they are off: "warn", "error" or "allow"."""
+    mode: Any = getattr(jax_config, "jax_explicit_x64_dtypes", "warn")
+    return str(getattr(mode, "name", mode)).lower()
+
+
 def thread_settings() -> list[Any]:
     """Returns the values of the settings of this thread that decide what an operation gives."""
     if PORTABLE:

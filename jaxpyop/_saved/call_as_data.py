@@ -46,7 +46,7 @@ _NOT_SAVED = {"title", "mode", "reason_to_call"}
 # Flags and texts are saved as they are. Any other option needs code of its own below.
 _TYPES = {"bool": bool, "str": str}
 _FIELDS = [field for field in dataclasses.fields(Op) if field.type in _TYPES and field.name not in _NOT_SAVED]
-_OPTIONS = {*(field.name for field in _FIELDS), "vmap_method", "chunksize"}
+_OPTIONS = {*(field.name for field in _FIELDS), "vmap_method"}
 _RULES = tuple(field.name for field in dataclasses.fields(Rules))
 
 
@@ -119,7 +119,6 @@ def _op_to_data(op: Op, names: Names) -> dict[str, Any]:
     rules = {name: named("fwd of vjp=" if name == "fwd" else f"{name}=", getattr(op.rules, name)) for name in _RULES}
     options: dict[str, Any] = {field.name: _TYPES[str(field.type)](getattr(op, field.name)) for field in _FIELDS}
     options["vmap_method"] = op.vmap_method.name
-    options["chunksize"] = None if op.chunksize is None else int(op.chunksize)
     return {
         "func": names.number(op.func, op.title, "func"),
         "output_shapes": named("output_shapes=", op.output_shapes),

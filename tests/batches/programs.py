@@ -35,9 +35,17 @@ def counted(f, *args):
     return out, row
 
 
+def sent_to(pool, options):
+    """The options of an op on a pool, whose `chunksize`, `retries` and `timeout` belong to `jaxpyop.Workers`."""
+    of_workers = {name: options[name] for name in ("chunksize", "retries", "timeout") if name in options}
+    rest = {name: value for name, value in options.items() if name not in of_workers}
+    return {"executor": jaxpyop.Workers(pool, **of_workers) if of_workers else pool, **rest}
+
+
 def parallel(api, body, executor=None, tout=F, static=(), **options):
     """A batch of an op, with inputs that are the same for all elements in front."""
-    return jax.vmap(lambda x: api(body, [*static, x], tout, vmap_method="parallel", executor=executor, **options))
+    options = sent_to(executor, options)
+    return jax.vmap(lambda x: api(body, [*static, x], tout, vmap_method="parallel", **options))
 
 
 def assert_raises_at(index, kind, match, f, *args):

@@ -11,8 +11,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jaxpyop
 from tests.batches import bodies
-from tests.batches.programs import METHODS, F, InCaller, LikeAProcess, assert_raises_at, counted, grid, parallel
+from tests.batches.programs import (
+    METHODS,
+    F,
+    InCaller,
+    LikeAProcess,
+    assert_raises_at,
+    counted,
+    grid,
+    parallel,
+    sent_to,
+)
 from tests.shared.checks import run
 from tests.shared.functions import both_sides, every_api, numpy_function, py_function
 from tests.shared.tables import rows
@@ -86,7 +97,9 @@ def test_an_executor_given_as_a_function_is_asked_for_each_call(compiled):
     """The executor is of an unknown kind."""
     made = []
     make = lambda: made.append(InCaller()) or made[-1]
-    op = lambda x: numpy_function(bodies.double, [x], F, executor=make, vmap_method="parallel", chunksize=1)
+    op = lambda x: numpy_function(
+        bodies.double, [x], F, executor=jaxpyop.Workers(make, chunksize=1), vmap_method="parallel"
+    )
     f, single = compiled(jax.vmap(op)), compiled(op)
     for n in range(1, 3):
         np.testing.assert_array_equal(f(grid(4)), 2 * grid(4))
@@ -199,22 +212,16 @@ def test_an_executor_without_a_hash():
     np.testing.assert_array_equal(parallel(numpy_function, np.negative, pool)(grid(4)), -grid(4))
 
 
-CALLER, BLOCKS = {"executor": InCaller()}, {"vmap_method": "expand_dims"}
+BLOCKS = {"vmap_method": "expand_dims"}
 REFUSED = {
     "int": ({"executor": 3}, TypeError, r"executor is 3; expected a concurrent\.futures\.Executor, a function"),
     "a function that gives none": ({"executor": lambda: 3}, TypeError, "executor= gave 3; expected"),
     "a list with an int": ({"executor": [InCaller(), 3]}, TypeError, r"executor is 3; expected a concurrent"),
     "a list for blocks": ({"executor": [InCaller()]} | BLOCKS, ValueError, "a list as executor= .*'expand_dims'"),
-    "retries without an executor": ({"retries": 1}, ValueError, "retries=1 is about the workers of executor="),
-    "retries -1": ({"retries": -1} | CALLER, ValueError, r"retries is -1; expected a whole number from 0 on"),
-    "retries 1.0": ({"retries": 1.0} | CALLER, ValueError, r"retries is 1\.0; expected a whole"),
-    "retries, stateful": ({"retries": 1, "stateful": True} | CALLER, ValueError, "stateful=False"),
-    "timeout 0": ({"timeout": 0} | CALLER, ValueError, "timeout is 0; expected a number of seconds above 0"),
-    "timeout '1'": ({"timeout": "1"} | CALLER, ValueError, "timeout is '1'; expected a number of seconds"),
-    "timeout on threads": ({"timeout": 1, "executor": pool_of(1)}, TypeError, "timeout= needs workers that can be"),
-    "timeout for blocks": ({"timeout": 1} | CALLER | BLOCKS, ValueError, "timeout=1 is for single elements"),
-    "chunksize 0": ({"chunksize": 0}, ValueError, "chunksize is 0.*at least 1"),
-    "chunksize 2.0": ({"chunksize": 2.0}, ValueError, r"chunksize is 2\.0.*a whole number of elem"),
+    "the class": ({"executor": jaxpyop.Workers}, TypeError, "executor is <class .*Workers'>; expected a concurrent"),
+    "retries, stateful": (sent_to(InCaller(), {"retries": 1, "stateful": True}), ValueError, "stateful=False"),
+    "timeout on threads": (sent_to(pool_of(1), {"timeout": 1}), TypeError, "timeout= needs workers that can be"),
+    "timeout for blocks": (sent_to(InCaller(), {"timeout": 1}) | BLOCKS, ValueError, "timeout=1 is for single elem"),
 }
 
 
@@ -223,6 +230,25 @@ REFUSED = {
 def test_what_is_refused(api, options, error, text):
     with pytest.raises(error, match=text):
         api(bodies.double, [1.0], F, **{"vmap_method": "parallel"} | options)
+
+
+WRONG_WORKERS = {
+    "a pool": ({"pool": 3}, TypeError, r"Workers: pool is 3; expected a concurrent\.futures\.Executor"),
+    "Workers": ({"pool": jaxpyop.Workers(InCaller())}, TypeError, "Workers: pool is another Workers"),
+    "retries -1": ({"retries": -1}, ValueError, r"Workers: retries is -1; expected a whole number from 0 on"),
+    "retries 1.0": ({"retries": 1.0}, ValueError, r"retries is 1\.0; expected a whole"),
+    "retries None": ({"retries": None}, ValueError, r"retries is None; expected a whole"),
+    "timeout 0": ({"timeout": 0}, ValueError, "timeout is 0; expected a number of seconds above 0"),
+    "timeout '1'": ({"timeout": "1"}, ValueError, "timeout is '1'; expected a number of seconds"),
+    "chunksize 0": ({"chunksize": 0}, ValueError, "chunksize is 0; expected a whole number from 1 on"),
+    "chunksize 2.0": ({"chunksize": 2.0}, ValueError, r"chunksize is 2\.0; expected a whole number"),
+}
+
+
+@pytest.mark.parametrize(("options", "error", "text"), WRONG_WORKERS.values(), ids=WRONG_WORKERS)
+def test_wrong_workers(options, error, text):
+    with pytest.raises(error, match=text):
+        jaxpyop.Workers(**{"pool": InCaller()} | options)
 
 
 def test_a_thread_pool_that_is_shut_down(mine):
@@ -236,7 +262,7 @@ def test_a_thread_pool_that_is_shut_down(mine):
 
 def test_tasks_elsewhere_have_private_inputs_and_are_counted():
     op = lambda x, y: numpy_function(
-        bodies.added_in_place, [x, y], F, vmap_method="parallel", executor=LikeAProcess(), chunksize=4
+        bodies.added_in_place, [x, y], F, vmap_method="parallel", executor=jaxpyop.Workers(LikeAProcess(), chunksize=4)
     )
     found, row = counted(jax.jit(jax.vmap(op, (0, None))), grid(4), jnp.float32(10))
     np.testing.assert_array_equal(found, [10, 11, 12, 13])
@@ -254,7 +280,8 @@ def test_tasks_elsewhere_have_the_callers_settings(x64):
 
 def test_tasks_elsewhere_get_read_only_inputs_with_copy_false():
     for pool in (InCaller(), LikeAProcess()):
-        options = {"vmap_method": "parallel", "executor": pool, "chunksize": 2, "copy": False, "output_shapes": ()}
+        options = {"vmap_method": "parallel", "executor": jaxpyop.Workers(pool, chunksize=2), "copy": False}
+        options |= {"output_shapes": ()}
         op = lambda x, y, options=options: numpy_function(bodies.both_are_read_only, [x, y], bool, **options)
         assert jax.jit(jax.vmap(op, (0, None)))(grid(4, 5000), grid(5000)).all()
 
@@ -287,7 +314,12 @@ def test_element_i_belongs_to_executor_i_mod_n(count, size):
         pool.run = lambda fn, *args, number=number: (runs.append(number), fn(*args))[1]
     body = lambda x, y: (np.float32(runs[-1]), np.float32(10 * x + y))
     op = lambda x, y: numpy_function(
-        body, [x, y], [F, F], vmap_method="parallel", executor=pools, output_shapes=[(), ()], chunksize=size
+        body,
+        [x, y],
+        [F, F],
+        vmap_method="parallel",
+        executor=jaxpyop.Workers(pools, chunksize=size),
+        output_shapes=[(), ()],
     )
     homes, values = jax.jit(jax.vmap(op, (0, None)))(grid(count), 5.0)
     np.testing.assert_array_equal(homes, np.arange(count) % 3)

@@ -15,8 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jaxpyop
 from tests.batches import bodies
-from tests.batches.programs import F, assert_raises_at, grid, parallel, processes
+from tests.batches.programs import F, assert_raises_at, grid, parallel, processes, sent_to
 from tests.shared.functions import numpy_function
 from tests.shared.processes import clean_environment
 
@@ -148,7 +149,8 @@ def filled(f, x):
 
 
 def single(body, executor, **options):
-    options |= {"executor": executor, "name": next(names), "output_shapes": (), "on_error": "nan", "retries": 1}
+    options |= {"name": next(names), "output_shapes": (), "on_error": "nan"}
+    options = sent_to(executor, options | {"retries": 1})
     return lambda x, **when: numpy_function(body, [x], F, **options, **when)
 
 
@@ -173,7 +175,8 @@ def test_a_block_that_kills_its_worker_is_not_run_here():
 
 @each_engine
 def test_a_large_shared_input_does_not_travel_with_each_chunk(engine):
-    options = {"executor": engine, "vmap_method": "parallel", "output_shapes": (), "copy": False, "chunksize": 4}
+    options = {"vmap_method": "parallel", "output_shapes": (), "copy": False}
+    options |= {"executor": jaxpyop.Workers(engine, chunksize=4)}
     table = jnp.arange(5e6)
     f = jax.jit(jax.vmap(lambda x, t: numpy_function(bodies.entry, [x, t], F, **options), (0, None)))
     np.testing.assert_array_equal(f(grid(200), table), grid(200))

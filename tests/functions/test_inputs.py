@@ -88,7 +88,7 @@ def test_every_dtype_arrives_and_returns(api, dtype):
             got.clear()
             y = run(call, x)
             (arrived,) = got
-            assert isinstance(arrived, jax.Array if api is py_function else np.ndarray)
+            assert isinstance(arrived, jax.Array if api is py_function else np.ndarray if x.shape else np.generic)
             assert arrived.dtype == y.dtype == x.dtype
             assert arrived.shape == y.shape == x.shape
             assert np.asarray(arrived).tobytes() == np.asarray(y).tobytes() == x.tobytes()
@@ -119,7 +119,8 @@ def test_numbers_become_what_jax_makes_of_them(api, value, dtype):
     assert got.dtype.isnative
     assert got.shape == np.shape(value)
     np.testing.assert_array_equal(np.asarray(got), np.asarray(value).astype(dtype))
-    assert isinstance(got, jax.Array) if api is py_function else type(got) is np.ndarray
+    kind = np.ndarray if np.ndim(value) else np.generic
+    assert isinstance(got, jax.Array if api is py_function else kind)
 
 
 TOO_WIDE = {
@@ -273,5 +274,99 @@ def test_a_changed_object_warns_once_for_each_op(over, hold, take, change, named
 
 def test_an_error_about_a_number_says_what_to_write():
     with pytest.raises(TypeError) as caught:
-        numpy_function(lambda x, n: "ab" * n, [1.0, 3], F)
+        numpy_function(lambda x, n: [0] * x, [1.0, 3], F)
     assert any("jaxpyop.static(3) in inp keeps a" in note for note in caught.value.__notes__)
+
+
+# ------------------------------------------------------------------- NumPy's numbers
+
+
+def picked(table):
+    return lambda n: np.asarray(table[n], F)
+
+
+# Functions of a number that is 3, and what they return: all need a number, and none takes an array without axes.
+NUMBER_USES = {
+    "key of a dict": (picked({3: 0.5}), 0.5),
+    "member of a set": (lambda n: F(n in {3}), 1),
+    "length of a list": (lambda n: F(len([0.5] * n)), 3),
+    "kind of a number": (lambda n: F(isinstance(n, np.integer)), 1),
+    "size": (lambda n: F(np.zeros((n, n)).size), 9),
+    "seed": (lambda n: F(np.random.default_rng(n).integers(1, 2)), 1),
+}
+SCALAR_ROUTES = {
+    "direct": lambda op, n: op(n),
+    "compiled": lambda op, n: jax.jit(op)(n),
+    "batch": lambda op, n: jax.jit(jax.vmap(op))(jnp.stack([n, n])),
+    "cut": lambda op, n: jaxpyop.jit(op)(n),
+}
+
+
+@pytest.mark.parametrize("route", SCALAR_ROUTES.values(), ids=SCALAR_ROUTES)
+@pytest.mark.parametrize(("use", "expected"), NUMBER_USES.values(), ids=NUMBER_USES)
+@pytest.mark.parametrize("copy", [True, False], ids=["copied", "lent"])
+def test_a_numpy_function_gets_numpys_numbers(use, expected, route, copy):
+    op = lambda n: numpy_function(use, [n], jax.ShapeDtypeStruct((), F), copy=copy)
+    np.testing.assert_array_equal(route(op, jnp.int32(3)), expected)
+
+
+def test_a_structure_and_a_keyword_hold_numpys_numbers_too():
+    use = lambda tree, out: out.fill({3: 0.5}[tree["n"]])
+    op = lambda n: numpy_function(use, [{"n": n}], jax.ShapeDtypeStruct((2,), F), out=True)
+    np.testing.assert_array_equal(jax.jit(op)(3), [0.5, 0.5])
+
+
+def test_what_a_function_keeps_of_a_lent_number_stays():
+    kept = []
+    op = jax.jit(lambda n: numpy_function(lambda n: kept.append(n) or n, [n], jnp.int32, copy=False))
+    for n in range(3):
+        op(n).block_until_ready()
+    assert kept == [0, 1, 2]
+
+
+# ------------------------------------------------------------------- 64 bits by request
+
+
+WIDE_API = {"numpy_function": jaxpyop.numpy_function, "py_function": py_function, "py_func": jaxpyop.py_func}
+WIDE_ROUTES = SCALAR_ROUTES | {
+    "eager batch": lambda op, n: jax.vmap(op)(jnp.stack([n, n])),
+}
+
+
+@pytest.fixture
+def explicit_x64(request):
+    """A value of JAX's setting for one test."""
+    before = jax.config.jax_explicit_x64_dtypes
+    jax.config.update("jax_explicit_x64_dtypes", request.param)
+    yield
+    jax.config.update("jax_explicit_x64_dtypes", before)
+
+
+@pytest.mark.parametrize("explicit_x64", ["allow"], indirect=True)
+@pytest.mark.parametrize("api", WIDE_API.values(), ids=WIDE_API)
+@pytest.mark.parametrize("route", WIDE_ROUTES.values(), ids=WIDE_ROUTES)
+@pytest.mark.usefixtures("explicit_x64")
+def test_where_jax_allows_64_bits_by_request_tout_does(api, route):
+    op = lambda x: api(lambda x: x * x, [x], jax.ShapeDtypeStruct((), jnp.float64))
+    large = jnp.full((), 2, jnp.float64) ** 100
+    found = route(op, large)
+    assert found.dtype == np.float64
+    np.testing.assert_array_equal(found, 2.0**200)
+
+
+@pytest.mark.parametrize("explicit_x64", ["allow"], indirect=True)
+@pytest.mark.usefixtures("explicit_x64")
+def test_the_gradient_has_64_bits_where_they_are_allowed():
+    op = lambda x: py_function(lambda x: x * x, [x], jax.ShapeDtypeStruct((), jnp.float64))
+    large = jnp.full((), 2, jnp.float64) ** 200
+    for gradient in (jax.grad(op), jax.jit(jax.grad(op))):
+        assert gradient(large).dtype == np.float64
+        assert float(gradient(large)) == 2.0**201
+
+
+@pytest.mark.parametrize("explicit_x64", ["error"], indirect=True)
+@pytest.mark.usefixtures("explicit_x64")
+def test_where_jax_refuses_64_bits_tout_does():
+    with pytest.raises(ValueError, match=r"dtype float64 requested in Tout is not available.*or declare float32"):
+        numpy_function(lambda x: x, [1.0], jnp.float64)
+    assert numpy_function(lambda x: x, [1.0], float).dtype == F

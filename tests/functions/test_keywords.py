@@ -20,8 +20,8 @@ contrib = jaxpyop.contrib.framework.py_func
 
 # The keywords of all four functions and their defaults, and those of the NumPy ones.
 KEYWORDS = (
-    "ordered=False when=None vmap_method='sequential' executor=None chunksize=None retries=0 timeout=None"
-    " progress=False casting='same_kind' on_error='raise' step=None vjp=None jvp=None"
+    "ordered=False when=None vmap_method='sequential' executor=None casting='same_kind' on_error='raise'"
+    " vjp=None jvp=None"
 )
 OF_NUMPY = f"{KEYWORDS} transpose=None copy=True out=False"
 SIGNATURES = [

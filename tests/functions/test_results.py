@@ -104,3 +104,29 @@ def test_a_function_of_a_batch_gets_the_batch_while_jax_differentiates(method, v
     (_, metric), slope = jax.value_and_grad(lambda x: ((x**2).sum(), jax.vmap(centred)(x)), has_aux=True)(x)
     np.testing.assert_array_equal(metric, x - x.mean(axis=0))
     np.testing.assert_array_equal(slope, 2 * x)
+
+
+# ------------------------------------------------------------------ empty results
+
+EMPTY = {
+    "lists": ([], []),
+    "rows": ([[], []], [[], [], []]),
+    "arrays": (np.array([]), np.array([], bool)),
+    "arrays of objects": (np.array([], object), np.array([], "U1")),
+    "one list": (np.zeros(0, np.int32), []),
+}
+
+
+@pytest.mark.parametrize("boxes", EMPTY.values(), ids=EMPTY)
+@pytest.mark.parametrize("tout", [(jnp.int32, F), (jnp.bool_, jnp.uint8)], ids=["int and float", "bool and byte"])
+@both_sides
+def test_an_empty_result_without_a_shape_is_of_any_dtype(api, boxes, tout):
+    """As the detector of a picture returns them in which nothing is."""
+    found = api(lambda: boxes, [], tout, stateful=True)
+    assert [(x.dtype, x.shape) for x in found] == [(t, np.shape(b)) for t, b in zip(tout, boxes)]
+
+
+def test_a_list_with_an_array_of_jax_anywhere():
+    entries = [0.5] * 100 + [jnp.float32(2)] + [1] * 100
+    total = lambda x: jnp.sum(py_function(lambda x: [*entries, x], [x], jax.ShapeDtypeStruct((202,), F)))
+    assert jax.jit(jax.value_and_grad(total))(3.0) == (155, 1)

@@ -28,6 +28,7 @@ jax.block_until_ready(work(start))
 busy = lambda: work(start)
 log = jax.jit(lambda x: jaxpyop.py_func(slow, [x], F))
 thread = lambda f, *args, **options: threading.Thread(target=f, args=args, **options).start()
+program = jax.jit(lambda x: jaxpyop.numpy_function(slow, [x], F))
 leave = lambda how: jax.jit(lambda x: jaxpyop.numpy_function(lambda x: how(int(x)), [x], F))
 ordered = jax.jit(lambda x: jaxpyop.py_func(slow, [x], F, ordered=True))
 """
@@ -39,6 +40,11 @@ CASES = {
     "sys.exit while ordered calls wait": ("ordered(busy()); ordered(busy()); sys.exit(3)", 3, 2),
     "a parallel batch": ("y = parallel()(busy()[:12])", 0, 12),
     "a thread's batch": ("f = parallel(); thread(lambda: f(f(jnp.arange(3.0)))); time.sleep(0.1); sys.exit(4)", 4, 6),
+    "stateless, in flight": ("y = program(busy())", 0, 1),
+    "stateless, each waits for the one before": ("program(program(program(start)))", 0, 3),
+    "stateless, all wait for one result": ("z = busy(); program(z); program(z); program(z)", 0, 3),
+    "stateless, sys.exit in between": ("y = program(start); y = program(program(busy())); sys.exit(3)", 3, 3),
+    "stateless, on a daemon thread": ("thread(program, start, daemon=True); time.sleep(0.1); sys.exit(2)", 2, 1),
     "a long function": ("thread(leave(time.sleep), 1000.0, daemon=True); time.sleep(0.3)", 0, 0),
     "a batch of an exit handler": ("f = parallel(); f(jnp.ones(2)); atexit.register(lambda: f(jnp.ones(3)))", 0, 5),
     "sys.exit in a function": ("with jaxpyop.reraise(): leave(sys.exit)(5.0).block_until_ready()", 5, 0),
@@ -54,12 +60,37 @@ def test_the_process_ends(name, transport):
     assert done.stdout.count("begin") == done.stdout.count("end") == ends
 
 
-def test_an_exception_of_the_program_is_all_that_is_shown():
-    done = run_python(START + "ordered(busy())\nraise ValueError('mine')", timeout=40, check=False)
+@pytest.mark.parametrize("program", ["ordered", "program"])
+def test_an_exception_of_the_program_is_all_that_is_shown(program):
+    done = run_python(START + f"{program}({program}(busy()))\nraise ValueError('mine')", timeout=40, check=False)
     frames = r'Traceback .*:\n  File "<string>", line \d+, in <module>\n(    .*\n)?ValueError: mine\n'
     assert re.fullmatch(frames, done.stderr)
     assert done.returncode == 1
-    assert done.stdout.split() == ["begin", "end"]
+    assert done.stdout.split() == ["begin", "end"] * 2
+
+
+LATE = """
+from jaxpyop._host import at_exit
+at_exit._MAX_SECONDS = 0.4
+
+def goes_on(x):
+    print("begin", flush=True)
+    for _ in range(1000):
+        time.sleep(0.01)
+    print("end", flush=True)
+    return x
+
+long = jax.jit(lambda x: jaxpyop.numpy_function(goes_on, [x], F))
+thread(lambda: long(long(start)), daemon=True)
+time.sleep(0.1)
+sys.exit(3)
+"""
+
+
+def test_a_function_that_goes_on_is_ended():
+    done = run_python(START + LATE, timeout=40, check=False)
+    assert (done.returncode, done.stdout.split()) == (3, ["begin"])
+    assert "SystemExit" in done.stderr
 
 
 @pytest.mark.parametrize("api", ["numpy_function", "py_func"])

@@ -155,6 +155,6 @@ def test_without_flatbuffers(files, monkeypatch):
 
 def test_every_option_of_an_op_is_saved_or_has_no_meaning_in_a_file():
     # A saved op is called, so what belongs to traced mode has no meaning, and without an executor.
-    without = {"title", "executor", "retries", "timeout", "mode", "reason_to_call", "max_steps"}
+    without = {"title", "executor", "chunksize", "retries", "timeout", "mode", "reason_to_call", "max_steps"}
     saved = {"func", "output_shapes", "spec", "fills", "failures", "rules", *call_as_data._OPTIONS}
     assert {field.name for field in dataclasses.fields(Op)} == saved | without

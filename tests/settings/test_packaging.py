@@ -26,7 +26,7 @@ def test_the_public_names():
     public = {name for name in dir(jaxpyop) if not name.startswith("_")}
     ops = {"py_function", "numpy_function", "py_func", "compat", "contrib", "padded", "static", "map_batches"}
     others = {"jit", "export", "load", "register", "config", "report", "reraise", "clear_records"}
-    assert public == ops | others | {"explain_traced"}
+    assert public == ops | others | {"explain_traced", "numerical", "Workers"}
 
 
 @pytest.mark.slow

@@ -264,5 +264,7 @@ def test_in_worker_processes(tmp_path):
             assert found == (len(marks.replace("r", "")), marks.count("r"), marks.count("!")), name
             assert row["elements"] == row["calls"] * np.size(x)
             assert row["function_seconds"] > 0
-        row = counted(lambda: jax.vmap(numpy_op(np.sin, None, executor=pool, chunksize=1))(jnp.ones(100)))["sine"]
+        row = counted(
+            lambda: jax.vmap(numpy_op(np.sin, None, executor=jaxpyop.Workers(pool, chunksize=1)))(jnp.ones(100))
+        )["sine"]
         assert row["advice"].startswith("the way to the workers and back took")

@@ -123,7 +123,7 @@ HOST = {
     "stateful": ({"stateful": True}, "it is stateful"),
     "ordered": ({"ordered": True}, "it is stateful"),
     "vjp": ({"vjp": lambda i, o, c: c}, "it has vjp= or jvp="),
-    "executor": ({"executor": concurrent.futures.ThreadPoolExecutor}, "executor= and progress="),
+    "executor": ({"executor": concurrent.futures.ThreadPoolExecutor}, "executor= is for functions"),
 }
 
 

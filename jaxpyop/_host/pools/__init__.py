@@ -8,12 +8,14 @@ chunks, and what becomes of lost jobs), workers.
 from jaxpyop._host.pools.executors import (
     OWN_THREADS,
     Pool,
+    Workers,
     check_executor,
-    check_repeats,
+    check_workers,
     executor_of,
     has_threads,
     is_own_thread,
 )
+from jaxpyop._host.pools.job import raise_in
 from jaxpyop._host.pools.sending import Store
 from jaxpyop._host.pools.threads import call_on_thread, run_on_threads
 from jaxpyop._host.pools.workers import run_elements_in_workers, run_one_by_one_in_workers

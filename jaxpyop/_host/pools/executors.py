@@ -27,7 +27,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from jaxpyop import _jaxcore
-from jaxpyop._host.host_call import python_thread
+from jaxpyop._host.host_call import Method, python_thread
 from jaxpyop._host.memory import FREE
 
 Executor = concurrent.futures.Executor
@@ -59,7 +59,7 @@ def dask_client_of(executor: Any) -> Any:
 OWN_THREADS = ThreadPoolExecutor(min(32, (os.cpu_count() or 1) + 4), thread_name_prefix="jaxpyop")
 
 
-def check_executor(executor: Any, title: str) -> None:
+def check_executor(executor: Any, title: str, name: str = "executor") -> None:
     """Check the argument `executor=` of an op, which is not None.
 
     Raises:
@@ -67,36 +67,79 @@ def check_executor(executor: Any, title: str) -> None:
     """
     if isinstance(executor, (list, tuple)) and executor:
         for one in executor:
-            check_executor(one, title)
-    elif not (hasattr(executor, "submit") or callable(executor) or is_ray(executor)):
+            check_executor(one, title, name)
+    elif not (hasattr(executor, "submit") or callable(executor) or is_ray(executor)) or executor is Workers:
         raise TypeError(
-            f"{title}: executor is {executor!r}; expected a concurrent.futures.Executor, a function that returns one, "
+            f"{title}: {name} is {executor!r}; expected a concurrent.futures.Executor, a function that returns one, "
             "or a list of these, one for each element in turn"
         )
 
 
-def check_repeats(options: dict[str, Any], title: str) -> None:
-    """Check the arguments `retries=` and `timeout=` of an op.
+@dataclasses.dataclass(frozen=True, eq=False)
+class Workers:
+    """A pool for ``executor=``, with how elements of a batch are sent to its workers.
+
+    TensorFlow runs ``tf.numpy_function`` in its own process only, and has nothing like it.
+
+    Args:
+        pool: any value that ``executor=`` takes.
+        chunksize: how many elements are sent to a worker at a time. The default is one for
+            threads. For processes and other machines it is as many as take about ten times
+            as long as the way to a worker and back. With ``when=`` and with a pair
+            ``vjp=(fwd, bwd)`` it is one.
+        retries: how often an element is sent again after its worker died, and at least once
+            alone. Errors that the function raises are not repeated. The op must be stateless.
+        timeout: the seconds that the function may take for an element, in a worker process.
+            After that, a ``TimeoutError`` is raised in it. If it goes on, its worker process
+            is ended. The op must be stateless.
 
     Raises:
-        ValueError: one of them is no number or out of range, or the op has no executor, or is stateful, or runs a
-            batch as a whole.
+        TypeError: `pool` is no executor, and no function that may return one.
+        ValueError: another argument is out of range.
+
+    Example:
+        >>> import concurrent.futures, jax, jax.numpy as jnp, numpy as np, jaxpyop
+        >>> workers = jaxpyop.Workers(concurrent.futures.ThreadPoolExecutor(2), chunksize=2)
+        >>> op = jaxpyop.numpy_function(Tout=jnp.float32, vmap_method="parallel", executor=workers)(np.sin)
+        >>> print(jax.vmap(op)(jnp.zeros(3)))
+        [0. 0. 0.]
     """
-    retries, timeout = options.get("retries", 0), options.get("timeout")
-    if isinstance(retries, bool) or not isinstance(retries, (int, np.integer)) or retries < 0:
-        raise ValueError(f"{title}: retries is {retries!r}; expected a whole number from 0 on")
-    is_number = isinstance(timeout, (int, float, np.number)) and not isinstance(timeout, bool)
-    if timeout is not None and not (is_number and 0 < timeout < threading.TIMEOUT_MAX):
-        raise ValueError(f"{title}: timeout is {timeout!r}; expected a number of seconds above 0, or None")
-    repeats = f"retries={retries}" if retries else f"timeout={timeout}" if timeout is not None else ""
-    if repeats and options["executor"] is None:
-        raise ValueError(f"{title}: {repeats} is about the workers of executor=, which is not given")
-    if repeats and options["stateful"]:
+
+    pool: Any
+    _: dataclasses.KW_ONLY
+    chunksize: int | None = None
+    retries: int = 0
+    timeout: float | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.pool, Workers):
+            raise TypeError("Workers: pool is another Workers; give the pool itself")
+        check_executor(self.pool, "Workers", "pool")
+        for name, least in (("chunksize", 1), ("retries", 0)):
+            value = getattr(self, name)
+            is_number = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+            if not (is_number and value >= least) and (value is not None or name == "retries"):
+                raise ValueError(f"Workers: {name} is {value!r}; expected a whole number from {least} on")
+        seconds: Any = self.timeout
+        is_number = isinstance(seconds, (int, float, np.number)) and not isinstance(seconds, bool)
+        if seconds is not None and not (is_number and 0 < seconds < threading.TIMEOUT_MAX):
+            raise ValueError(f"Workers: timeout is {seconds!r}; expected a number of seconds above 0, or None")
+
+
+def check_workers(workers: Workers, stateful: bool, method: Method, title: str) -> None:
+    """Check that the elements of an op can be sent to these workers in this way.
+
+    Raises:
+        ValueError: it may run more than once and is stateful, or it runs a batch as a whole.
+    """
+    timeout = workers.timeout
+    repeats = f"retries={workers.retries}" if workers.retries else "" if timeout is None else f"timeout={timeout}"
+    if repeats and stateful:
         raise ValueError(
             f"{title}: {repeats} may run func more than once for an element, and the op is stateful; pass "
             "stateful=False if its side effects may run any number of times, and return a result"
         )
-    is_list, method = isinstance(options["executor"], (list, tuple)), options["vmap_method"]
+    is_list = isinstance(workers.pool, (list, tuple))
     if method.whole_batch and (is_list or timeout is not None):
         raise ValueError(
             f"{title}: {'a list as executor=' if is_list else repeats} is for single elements, and vmap_method="

@@ -29,6 +29,7 @@ from jaxpyop._host import metrics
 from jaxpyop._host.errors import add_note, note_index
 from jaxpyop._host.host_call import Batch, HostCall
 from jaxpyop._host.pools.executors import Executor, needs_pickled_body, number_of, working_for
+from jaxpyop._host.small_numbers import keeping_small_numbers
 
 
 class UnreadableBodyError(Exception):
@@ -108,7 +109,8 @@ class Job:
 
     def __call__(self, *shared: np.ndarray[Any, Any]) -> Outcome:
         """Run the body on each element, with the inputs that all elements share."""
-        return contextvars.copy_context().run(self._run, iter(shared))
+        with keeping_small_numbers():
+            return contextvars.copy_context().run(self._run, iter(shared))
 
     def _run(self, shared: Iterator[np.ndarray[Any, Any]]) -> Outcome:
         if self.is_reported and not self._is_at_home:

@@ -240,7 +240,7 @@ class Sending:
         try:
             raise RuntimeError(f"its worker died {how_often} ({said})")
         except RuntimeError as failure:
-            arrays = self._call.for_worker(task.inputs_of(task.numbers.start))
+            arrays = self._call.for_worker(task.inputs_of(task.numbers.start)) or ()
             values = self._call.in_worker.results_if_lost(failure, arrays)
         self._take(task, [np.asarray(v)[None] for v in values])
 

@@ -25,6 +25,7 @@ from jaxpyop._host.pools.executors import (
     workers_of,
     working_for,
 )
+from jaxpyop._host.small_numbers import keeping_small_numbers
 
 # The number of an element and its inputs.
 Element = tuple[int, Any]
@@ -64,7 +65,8 @@ class _Elements:
             self.drop()
 
     def _work(self) -> None:
-        with working_for(self.number), self.environment.entered():
+        # The thread may have started inside a program that was not ours.
+        with keeping_small_numbers(), working_for(self.number), self.environment.entered():
             context = contextvars.copy_context()
             while taken := self._take():
                 while taken:

@@ -86,8 +86,9 @@ def advise(error: Exception, op: Op, what: str, func: Callable[..., Any], argume
     elif isinstance(error, TypeError) and any(getattr(x, "shape", None) == () for x in jax.tree.leaves(arguments())):
         add_note(
             error,
-            f"{op.title}: a number in inp reaches {what} as an array without axes; jaxpyop.static(3) in inp keeps a "
-            "number of Python, and int(x) or float(x) makes one",
+            f"{op.title}: a number in inp reaches {what} as "
+            f"{'an array without axes' if op.on_jax else 'a NumPy number'}; jaxpyop.static(3) in inp keeps a number of "
+            "Python, and int(x) or float(x) makes one",
         )
     # Objects of users may raise anything when they are looked at. That must not hide the exception.
     with contextlib.suppress(Exception):

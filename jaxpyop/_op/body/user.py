@@ -36,6 +36,11 @@ from jaxpyop._op.values import (
 )
 
 
+def _with_scalars(arrays: Sequence[Any]) -> list[Any]:
+    """Replace arrays without axes by NumPy's scalars, which are hashable, and are indices, as TensorFlow does."""
+    return [a[()] if a.ndim == 0 else a for a in arrays]
+
+
 class UserBody(Body):
     """The user's function between checked inputs and checked results."""
 
@@ -61,14 +66,15 @@ class UserBody(Body):
         return self.arguments.filled(self._as_given(arrays))
 
     def _as_given(self, arrays: Sequence[Any]) -> Sequence[Any]:
-        has_keys = self.op.on_jax and any(self.inputs.key_impls)
-        return self.inputs.wrap_keys(arrays) if has_keys else arrays
+        if not self.op.on_jax:
+            return _with_scalars(arrays)
+        return self.inputs.wrap_keys(arrays) if any(self.inputs.key_impls) else arrays
 
     def _returned(self, arrays: Sequence[Any]) -> Any:
         """What the function returns."""
         op, inputs = self.op, self.inputs
         if inputs.tree is None:
-            return op.func(*arrays)
+            return op.func(*(arrays if op.on_jax else _with_scalars(arrays)))
         args, kwargs = inputs.unflatten(self._as_given(arrays))
         return call_and_warn_of_changes(op, args, kwargs) if inputs.may_hold_state else op.func(*args, **kwargs)
 
@@ -221,7 +227,7 @@ class FilledBody(UserBody):
 
     def _call(self, arrays: Sequence[Any], lent: list[Any]) -> list[Any]:
         # A function of its own, so that no variable of `_fill` refers to the lent arrays.
-        args, kwargs = self.inputs.unflatten(arrays)
+        args, kwargs = self.inputs.unflatten(self._as_given(arrays))
         kwargs = {**kwargs, "out": jax.tree.unflatten(self.op.spec.tree, lent)}
         value = call_with_advice(self.op, "func", self.op.func, args, kwargs)
         found = jax.tree.leaves(value)

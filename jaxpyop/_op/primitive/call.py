@@ -105,6 +105,7 @@ class Call:
         one_by_one: bool = False,
         operands: Operands = Operands(),
     ) -> None:
+        # Each kind of call knows of its own body what `Body` does not say.
         self.body: Any = body
         self.in_worker: Any = body
         self.op = op = body.op

@@ -18,7 +18,7 @@ from jax.experimental import io_callback
 from jax.experimental.buffer_callback import buffer_callback
 
 from jaxpyop import _config, _jaxcore
-from jaxpyop._host import Batch, Host, Shared
+from jaxpyop._host import Batch, Host, HostCall, Shared
 from jaxpyop._op.primitive.call import Call
 from jaxpyop._op.primitive.primitive import bind, python_call_p
 from jaxpyop._op.values import Struct
@@ -118,7 +118,7 @@ def _has_packed(ctx: Any) -> bool:
     return any(_jaxcore.is_packed(a.dtype) for a in (*ctx.avals_in, *ctx.avals_out))
 
 
-def _call_back(call: Call, run: Callable[..., Any], results: list[Struct], args: Sequence[Any]) -> Sequence[Any]:
+def _call_back(call: HostCall, run: Callable[..., Any], results: list[Struct], args: Sequence[Any]) -> Sequence[Any]:
     """The transport of a call that cannot have a buffer callback."""
     if call.stateful:
         return io_callback(run, results, *args, ordered=call.ordered)

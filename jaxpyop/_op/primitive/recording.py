@@ -180,7 +180,8 @@ class AnswerInWorker(Body):
     def run(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
         first, rest = np.asarray(arrays[0]), arrays[self.leading :]
         if first.dtype == np.uint8:
-            return self.body.answer(*reversed(pickle.loads(first.tobytes())), rest, lead)
+            receipts, kept = pickle.loads(first.tobytes())
+            return self.body.answer(kept, receipts, rest, lead)
         if int(first[RUN_WORD]) != _hash_of_run(self.run_identity, self.body.split(rest)[0], lead):
             # The receipt of the other branch of a `cond`.
             return self.body.absent_results(rest, lead)

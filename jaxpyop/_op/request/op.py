@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxpyop._config import Mode, config
 from jaxpyop._functions import without_partials
-from jaxpyop._host import VMAP_METHODS, Failures, Method, check_executor, check_progress, check_repeats
+from jaxpyop._host import VMAP_METHODS, Failures, Method, Workers, check_executor, check_workers
 from jaxpyop._jaxcore import is_inexact
 from jaxpyop._op.request.read_rules import RULES_ON_THE_HOST, Rules, check_function, read_rules
 from jaxpyop._op.values import CASTING, Leaf, ResultSpec, cast_to_numpy, read_tout, with_shapes
@@ -29,7 +29,7 @@ class Op:
         fills: with `on_error=`, what fills each array of the op's results where func fails.
         failures: with `on_error=`, counts the elements that failed: ``failures.count``. None if errors are raised.
 
-    The other attributes are the arguments of the public functions.
+    The other attributes are the arguments of the public functions, and those of the `Workers` in `executor=`.
     """
 
     api: str
@@ -50,7 +50,6 @@ class Op:
     chunksize: int | None = None
     retries: int = 0
     timeout: float | None = None
-    progress: bool = False
     mode: str = "eager"
     reason_to_call: str = ""
     max_steps: int | None = None
@@ -116,7 +115,11 @@ def make_op(
         )
     rest["rules"] = read_rules(rest, spec, api)
     rest["vmap_method"] = VMAP_METHODS[rest["vmap_method"]]
-    check_repeats(rest, api)
+    if (workers := rest["executor"]) is not None:
+        workers = workers if isinstance(workers, Workers) else Workers(workers)
+        check_workers(workers, rest["stateful"], rest["vmap_method"], api)
+        rest |= {field.name: getattr(workers, field.name) for field in dataclasses.fields(workers)}
+        rest["executor"] = rest.pop("pool")
     name = _name_of(func, name)
     title = f"{api} {name!r}"
     if _is_given(on_error := rest.pop("on_error", "raise")):
@@ -130,12 +133,9 @@ def _check_options(options: dict[str, Any], api: str) -> None:
     _check_choice(options["vmap_method"], tuple(VMAP_METHODS), "vmap_method", api)
     _check_choice(options["casting"], CASTING, "casting", api)
     _check_count(options.get("max_steps"), "max_steps", "iterations of a loop", api)
-    if options["executor"] is not None:
+    if options["executor"] is not None and not isinstance(options["executor"], Workers):
         check_executor(options["executor"], api)
-    _check_count(options["chunksize"], "chunksize", "elements", api)
-    if options["progress"]:
-        check_progress(api)
-    for flag in ("stateful", "ordered", "progress", "copy", "out"):
+    for flag in ("stateful", "ordered", "copy", "out"):
         if not isinstance(value := options.get(flag, False), (bool, np.bool_)):
             raise TypeError(f"{api}: {flag} is {value!r}; expected True or False{_ONE_LIST}")
 
@@ -174,8 +174,8 @@ def _mode(mode: str | None, api: str, options: dict[str, Any], tout: Any) -> tup
         )
     if asked == "traced":
         return ("eager" if why else asked), ""
-    if options["executor"] is not None or options["progress"]:
-        why = why or "executor= and progress= are for functions that are called"
+    if options["executor"] is not None:
+        why = why or "executor= is for functions that are called"
     return asked, why
 
 

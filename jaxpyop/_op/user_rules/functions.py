@@ -80,8 +80,12 @@ class VjpRule(DerivativeBody):
 
 
 def in_structure(op: Op, values: Sequence[Any]) -> Any:
-    """The values of an op's results, or their cotangents, in the structure of `Tout`."""
-    return jax.tree.unflatten(op.spec.returned.tree, values)
+    """The values of an op's results, or their cotangents, in the structure of `Tout`.
+
+    Arrays without axes are NumPy's numbers, as in the inputs of a NumPy function. One of float0 has no number.
+    """
+    is_number = lambda x: type(x) is np.ndarray and x.ndim == 0 and x.dtype != jax.dtypes.float0
+    return jax.tree.unflatten(op.spec.returned.tree, [x[()] if is_number(x) else x for x in values])
 
 
 def zero_cotangent(out: Any, lead: tuple[int, ...], op: Op) -> Any:

@@ -21,7 +21,6 @@ import numpy as np
 from jaxpyop import _jaxcore
 from jaxpyop._op.values.inputs import copy_to_jax, lost_by_an_array
 from jaxpyop._op.values.spec import Leaf, kind_of
-from jaxpyop._op.values.tout import canonical_dtype
 from jaxpyop._tape import TapeTracer
 
 Casting: TypeAlias = Literal["no", "equiv", "safe", "same_kind", "unsafe"]
@@ -100,7 +99,7 @@ def _check_dtype(source: Any, leaf: Leaf, casting: str, origin: str, title: str)
         )
     name = wide = source.__name__ if source in _PYTHON_NUMBERS else source.name
     if isinstance(source, np.dtype) and source.kind in "iufc":
-        wide = canonical_dtype(source).name
+        wide = _jaxcore.canonical_dtype(source).name
     raise TypeError(
         f"{title}: {origin} {name}, which casting={casting!r} does not turn into {leaf.dtype.name}; "
         f"return {leaf.dtype.name}, write Tout={wide}, or pass casting='unsafe'"
@@ -208,6 +207,9 @@ def cast_to_numpy(value: Any, leaf: Leaf, casting: str, origin: str, title: str)
         source = array.dtype
         if source == leaf.dtype:
             return array
+    if not array.size:
+        # Nothing of it can be lost, and `np.array([])` is of float64.
+        return np.zeros(array.shape, leaf.dtype)
     array = _castable(array, source, leaf, casting, origin, title)
     # A float64 that is too large for float32 becomes inf without a warning, as in JAX.
     with np.errstate(over="ignore"):

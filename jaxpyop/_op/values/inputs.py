@@ -20,7 +20,7 @@ import numpy as np
 from jaxpyop import _jaxcore
 from jaxpyop._functions import reads_of
 from jaxpyop._host import SCRATCH
-from jaxpyop._op.values.tout import canonical_dtype, is_extended_precision
+from jaxpyop._op.values.tout import is_extended_precision
 
 
 class _Slot(enum.Enum):
@@ -35,10 +35,10 @@ SLOT = _Slot.SLOT
 class static:  # noqa: N801  # reads as the function that it is to users
     """Keep a value in `inp` as it is: the function gets it, and no array.
 
-    A Python number or boolean in `inp` is an input like any other. It may be traced, and
-    the function gets an array without axes. Where a library wants a number of Python, for
-    example as a size, wrap it. It is a part of the program then, like an argument of
-    ``static_argnums`` of :func:`jax.jit`, and has no derivative.
+    A Python number or boolean in `inp` is an input like any other. It may be traced. So a
+    NumPy function gets a NumPy number, and a ``py_function`` an array without axes. Where a
+    library wants a number of Python, wrap it. It is a part of the program then, like an
+    argument of ``static_argnums`` of :func:`jax.jit`, and has no derivative.
 
     Args:
         value: the value, of any type: a number, a tuple, an object.
@@ -118,12 +118,12 @@ _NUMBERS = (bool, int, float, complex)
 def _canonical_array(value: Any, title: str) -> np.ndarray[Any, Any]:
     array = np.asarray(value)
     if isinstance(value, int) and array.dtype == object:
-        raise _too_wide(title, "int", canonical_dtype(np.int64))
+        raise _too_wide(title, "int", _jaxcore.canonical_dtype(np.int64))
     if is_extended_precision(array.dtype):
         raise TypeError(
             f"{title}: an input has the dtype {array.dtype}, which JAX does not have; pass x.astype(np.float64)"
         )
-    dtype = canonical_dtype(array.dtype.newbyteorder("="))
+    dtype = _jaxcore.canonical_dtype(array.dtype.newbyteorder("="))
     if dtype == array.dtype:
         return array
     if array.dtype.kind in "iu" and array.size:
@@ -254,10 +254,15 @@ def as_jax(values: Sequence[Any]) -> list[Any]:
     any_numpy = np.ndarray in map(type, values)
     small = [type(v) is np.ndarray and v.nbytes < _LARGE for v in values] if any_numpy else ()
     # Under jax_disable_jit the identity does nothing.
-    if not any(small) or _jaxcore.jax_config.jax_disable_jit:
+    if not any(small) or _jaxcore.jax_config.jax_disable_jit or any(_is_wide(v.dtype) for v in values if v is not None):
         return list(map(_one_as_jax, values))
     copies = iter(_jaxcore.with_transfers(_identity, [value.copy() for value, mark in zip(values, small) if mark]))
     return [next(copies) if mark else _one_as_jax(value) for value, mark in zip(values, small)]
+
+
+def _is_wide(dtype: Any) -> bool:
+    """Tell whether this is a dtype of 64 bits while they are off: where jax_explicit_x64_dtypes allows them."""
+    return dtype.itemsize >= 8 and _jaxcore.canonical_dtype(dtype) != dtype
 
 
 def _one_as_jax(value: Any) -> Any:
@@ -277,7 +282,8 @@ def give_to_jax(value: np.ndarray[Any, Any], like: Any = None) -> jax.Array:
     if found is None:
         # jnp.asarray would copy a large array once more (JAX 0.10 to 0.12).
         large = value.nbytes >= _LARGE and jax.sharding.get_abstract_mesh().empty
-        found = jax.device_put(value) if large else _jaxcore.with_transfers(jnp.asarray, value)
+        with _jaxcore.with_wide_types(_is_wide(value.dtype)):
+            found = jax.device_put(value) if large else _jaxcore.with_transfers(jnp.asarray, value)
         if like is not None and _jaxcore.is_committed(like):
             found = _jaxcore.with_transfers(_jaxcore.placed_like, found, like)
     return found

@@ -20,6 +20,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpyop import _jaxcore
+
 Shape: TypeAlias = tuple[int | None, ...]
 Struct = jax.ShapeDtypeStruct
 
@@ -235,7 +237,7 @@ def _leaf_difference(leaf: Leaf, value: Any, out: list[Any], *, top: bool) -> _D
             value = value[0]
         # A function with several results returns a tuple, so a tuple at the top is never an array.
         if not (top and type(value) is tuple):
-            if rank and _is_sequence(value) and not value:
+            if (rank or leaf.shape is None) and _is_sequence(value) and not value:
                 value = np.zeros((0, *(size or 0 for size in (leaf.shape or ())[1:])), leaf.dtype)
             elif rank or not top:
                 value = _as_array(value)
@@ -250,7 +252,9 @@ def _as_array(value: Any) -> Any:
     if not _is_sequence(value) or not value:
         return value
     try:
-        array = jnp.asarray(value) if any(isinstance(part, jax.Array) for part in value) else np.asarray(value)
+        # A list may have many entries, of few types, and to ask for the type of each would take longer than the rest.
+        holds_jax = any(issubclass(kind, (jax.Array, _jaxcore.Tracer)) for kind in set(map(type, value)))
+        array = jnp.asarray(value) if holds_jax else np.asarray(value)
     except (ValueError, TypeError):
         # Rows of different lengths do not make an array. NumPy raises a ValueError, JAX a TypeError.
         return value

@@ -86,15 +86,26 @@ def is_extended_precision(dtype: np.dtype[Any]) -> bool:
     return dtype.char in "gG" and dtype.itemsize > (8 if dtype.kind == "f" else 16)
 
 
-def canonical_dtype(dtype: Any) -> np.dtype[Any]:
-    """The dtype that JAX uses for it here: 64 bits become 32 without x64."""
-    return np.dtype(jax.dtypes.canonicalize_dtype(dtype))
+def _requested_dtype(dtype: np.dtype[Any], title: str) -> np.dtype[Any]:
+    """The dtype that JAX uses where code asks for this one, as `jnp.zeros(2, jnp.float64)` does."""
+    # Shorter dtypes are the same with and without x64, and JAX takes a microsecond to say so.
+    found = dtype if dtype.itemsize < 8 else _jaxcore.canonical_dtype(dtype)
+    if found == dtype or (mode := _jaxcore.explicit_x64_mode()) == "allow":
+        return dtype
+    # The first sentences are copied from JAX's own texts, so that filters for them match. Ours is at the user's line.
+    # JAX's cannot be caught and moved there: warnings.catch_warnings() is for one thread only.
+    requested = f"Explicitly requested dtype {dtype.name} requested in Tout is not available"
+    wide = "Call jax.config.update('jax_enable_x64', True) first to have 64 bits"
+    if mode == "error":
+        raise ValueError(f"{title}: {requested}, and jax_explicit_x64_dtypes is 'error'. {wide}, or declare {found}.")
+    _jaxcore.warn_user(f"{requested}, and will be truncated to dtype {found.name}. {wide}.", UserWarning)
+    return found
 
 
 def _read_dtype(raw: Any, title: str) -> np.dtype[Any]:
     raw = getattr(raw, "as_numpy_dtype", raw)
     if isinstance(raw, type) and raw in (bool, int, float, complex):
-        return canonical_dtype(raw)
+        return _jaxcore.canonical_dtype(raw)
     try:
         dtype = np.dtype(raw).newbyteorder("=")
     except TypeError:
@@ -104,17 +115,7 @@ def _read_dtype(raw: Any, title: str) -> np.dtype[Any]:
             f"{title}: Tout has the dtype {dtype}, which JAX does not have; "
             "Tout must name numbers or booleans, such as jnp.float32"
         )
-    # Shorter dtypes are the same with and without x64, and JAX takes a microsecond to say so.
-    found = dtype if dtype.itemsize < 8 else canonical_dtype(dtype)
-    if found != dtype:
-        # The first sentence is copied from JAX's own warning, so that filters for it match. Ours is at the user's line.
-        # JAX's cannot be caught and moved there: warnings.catch_warnings() is for one thread only.
-        _jaxcore.warn_user(
-            f"Explicitly requested dtype {dtype.name} requested in Tout is not available, and will be truncated to "
-            f"dtype {found.name}. Call jax.config.update('jax_enable_x64', True) first to have 64 bits.",
-            UserWarning,
-        )
-    return found
+    return _requested_dtype(dtype, title)
 
 
 # ---------------------------------------------------------------------- shapes

@@ -88,7 +88,7 @@ def test_complex_numbers():
     close_to(jax.jvp(op, (Z3,), (ct,))[1], np.conj(ct), 5e-3)
 
 
-def test_it_runs_on_the_executor_with_its_bar(capsys):
+def test_it_runs_on_the_executor():
     seen = set()
 
     def body(x):
@@ -96,11 +96,10 @@ def test_it_runs_on_the_executor_with_its_bar(capsys):
         return np.sin(x)
 
     with concurrent.futures.ThreadPoolExecutor(2, thread_name_prefix="mine") as pool:
-        options = {"vmap_method": "parallel", "executor": pool, "progress": True}
+        options = {"vmap_method": "parallel", "executor": pool}
         op = lambda x: numpy_function(body, [x], F, vjp=numerical(), **options)
         np.testing.assert_allclose(jax.jit(jax.grad(lambda x: op(x).sum()))(X), np.cos(X), rtol=1e-3)
     assert any(name.startswith("mine") for name in seen)
-    assert "6/6" in capsys.readouterr().err
 
 
 def test_all_results_count_and_zero_has_a_step():

@@ -117,7 +117,7 @@ def test_what_vjp_is_given(transform):
     ((inputs, outputs, cotangents),) = got
     assert type(inputs) is tuple
     assert type(outputs) is type(cotangents) is list
-    assert all(isinstance(a, np.ndarray) for a in (*inputs[:2], *outputs, *cotangents))
+    assert all(isinstance(a, (np.ndarray, np.generic)) for a in (*inputs[:2], *outputs, *cotangents))
     assert inputs[1].dtype == np.int32
     assert inputs[2] == "static"
     close(inputs[0], X)
