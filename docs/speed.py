@@ -1,4 +1,5 @@
-"""Write the figures of one run of `tests.bench` into README.md and `guide/speed.md`, and draw `speed.svg`.
+"""Write the figures of one run of `tests.bench` into README.md and `guide/speed.md`, and draw `speed.svg`; the whole table is
+`speed.csv`.
 
     python -m tests.bench --json > docs/speed.json
     python docs/speed.py
@@ -7,6 +8,8 @@ All figures on these pages come from that one file. They stand between the comme
 `<!-- speed: end -->`. `tests/pages/test_speed.py` fails when a page and the file differ.
 """
 
+import csv
+import io
 import json
 import pathlib
 import re
@@ -85,19 +88,24 @@ def summary(run):
         yield f"| {SUMMARY[label]} | {shown(ours['median'])} | {beside} |"
 
 
-def table(run):
-    """The whole table of the page on speed."""
+def measured(run):
+    """What the figures were measured with."""
     yield f"Measured with {run.about}."
-    yield ""
-    yield "| case | | median | middle half | ratio |"
-    yield "|---|---|---:|---:|---:|"
+
+
+def table(run):
+    """The whole table, as the lines of a file that a spreadsheet, GitHub and Sphinx show as a table."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["case", "", "median", "middle half", "ratio"])
     title = None
     for row in run.rows:
-        name = "" if row["group"] == title else row["group"].replace("|", "/")
+        name = "" if row["group"] == title else row["group"]
         title = row["group"]
         ratio = "ours" if row["ratio"] is None else f"{row['ratio']:#.2g}".rstrip(".")
         middle = f"{shown(row['low'])} to {shown(row['high'])}"
-        yield f"| {name} | {row['case']} | {shown(row['median'])} | {middle} | {ratio} |"
+        writer.writerow([name, row["case"], shown(row["median"]), middle, ratio])
+    return out.getvalue()
 
 
 def sentence(run):
@@ -112,7 +120,7 @@ def sentence(run):
     )
 
 
-BLOCKS = {"summary": summary, "table": table, "sentence": sentence}
+BLOCKS = {"summary": summary, "measured": measured, "sentence": sentence}
 BLOCK = re.compile(r"(<!-- speed: (\w+) -->\n)(.*?)(<!-- speed: end -->)", re.DOTALL)
 
 
@@ -167,6 +175,7 @@ def main():
     """Write all of it."""
     run = Run()
     (HERE / "speed.svg").write_text(picture(run), encoding="utf-8")
+    (HERE / "speed.csv").write_text(table(run), encoding="utf-8")
     for page in PAGES:
         page.write_text(filled(page.read_text(encoding="utf-8"), run), encoding="utf-8")
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import threading
-import time
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
