@@ -119,6 +119,8 @@ def with_admonitions(text):
 def adapt_source(app, docname, content):
     """Adapts links to the notebooks, which lie in this folder during the build, and sets drawings apart from output."""
     content[0] = with_admonitions(content[0])
+    table = r"```{csv-table}\n:file: \1\n:header-rows: 1\n:align: left\n```"
+    content[0] = re.sub(r"<!-- table: (\S+) -->", table, content[0])
     content[0] = re.sub(r"\]\(((?:\.\./)*)\.\./notebooks/", r"](\1notebooks/", content[0])
     content[0] = re.sub(r"(<!-- picture: .* -->\n```)text", r"\1none", content[0])
 

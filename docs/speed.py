@@ -1,5 +1,4 @@
-"""Write the figures of one run of `tests.bench` into README.md and `guide/speed.md`, and draw `speed.svg`; the whole table is
-`speed.csv`.
+"""Write the figures of one run of `tests.bench` into README.md and `guide/speed.md`, `speed.csv` and `speed.svg`.
 
     python -m tests.bench --json > docs/speed.json
     python docs/speed.py
