@@ -1,4 +1,4 @@
-"""Write the figures of one run of `tests.bench` into README.md and `guide/speed.md`, and draw `speed.svg`.
+"""Write the figures of one run of `tests.bench` into README.md and `guide/speed.md`, `speed.csv` and `speed.svg`.
 
     python -m tests.bench --json > docs/speed.json
     python docs/speed.py
@@ -7,6 +7,8 @@ All figures on these pages come from that one file. They stand between the comme
 `<!-- speed: end -->`. `tests/pages/test_speed.py` fails when a page and the file differ.
 """
 
+import csv
+import io
 import json
 import pathlib
 import re
@@ -85,19 +87,24 @@ def summary(run):
         yield f"| {SUMMARY[label]} | {shown(ours['median'])} | {beside} |"
 
 
-def table(run):
-    """The whole table of the page on speed."""
+def measured(run):
+    """What the figures were measured with."""
     yield f"Measured with {run.about}."
-    yield ""
-    yield "| case | | median | middle half | ratio |"
-    yield "|---|---|---:|---:|---:|"
+
+
+def table(run):
+    """The whole table, as the lines of a file that a spreadsheet, GitHub and Sphinx show as a table."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["case", "", "median", "middle half", "ratio"])
     title = None
     for row in run.rows:
-        name = "" if row["group"] == title else row["group"].replace("|", "/")
+        name = "" if row["group"] == title else row["group"]
         title = row["group"]
         ratio = "ours" if row["ratio"] is None else f"{row['ratio']:#.2g}".rstrip(".")
         middle = f"{shown(row['low'])} to {shown(row['high'])}"
-        yield f"| {name} | {row['case']} | {shown(row['median'])} | {middle} | {ratio} |"
+        writer.writerow([name, row["case"], shown(row["median"]), middle, ratio])
+    return out.getvalue()
 
 
 def sentence(run):
@@ -112,7 +119,7 @@ def sentence(run):
     )
 
 
-BLOCKS = {"summary": summary, "table": table, "sentence": sentence}
+BLOCKS = {"summary": summary, "measured": measured, "sentence": sentence}
 BLOCK = re.compile(r"(<!-- speed: (\w+) -->\n)(.*?)(<!-- speed: end -->)", re.DOTALL)
 
 
@@ -127,10 +134,11 @@ def filled(text, run):
 
 # ----------------------------------------------------------------------- picture
 
-WIDTH, LABEL, BAR, ROW = 758, 220, 300, 46
+# So narrow that the letters can be read on a phone.
+WIDTH, LEFT, BAR, ROW = 440, 16, 190, 64
 STYLE = """
     .page { fill: #ffffff } .ours { fill: #2f6fbf } .other { fill: #b9bcc4 }
-    text { fill: #1c1c1c; font: 13px sans-serif }
+    text { fill: #1c1c1c; font: 13px sans-serif } .label { font-weight: bold }
     @media (prefers-color-scheme: dark) {
       .page { fill: #16181d } .ours { fill: #6fa8ee } .other { fill: #5b606b } text { fill: #eeeeee }
     }
@@ -139,8 +147,8 @@ STYLE = """
 
 def bar(y, kind, share, words):
     wide = max(2, round(BAR * share))
-    yield f'  <rect class="{kind}" x="{LABEL}" y="{y}" width="{wide}" height="15" rx="2"/>'
-    yield f'  <text x="{LABEL + wide + 8}" y="{y + 12}">{escape(words)}</text>'
+    yield f'  <rect class="{kind}" x="{LEFT}" y="{y}" width="{wide}" height="15" rx="2"/>'
+    yield f'  <text x="{LEFT + wide + 8}" y="{y + 12}">{escape(words)}</text>'
 
 
 def picture(run):
@@ -149,9 +157,9 @@ def picture(run):
     for label, ours, others in run.compared():
         other = others[0]
         longest = max(ours["median"], other["median"])
-        lines.append(f'  <text x="16" y="{y + 20}">{escape(label.replace("`", ""))}</text>')
-        lines += bar(y, "ours", ours["median"] / longest, f"{ours['case']} {shown(ours['median'])}")
-        lines += bar(y + 17, "other", other["median"] / longest, f"{other['case']} {shown(other['median'])}")
+        lines.append(f'  <text class="label" x="{LEFT}" y="{y + 12}">{escape(label.replace("`", ""))}</text>')
+        lines += bar(y + 19, "ours", ours["median"] / longest, f"{ours['case']} {shown(ours['median'])}")
+        lines += bar(y + 36, "other", other["median"] / longest, f"{other['case']} {shown(other['median'])}")
         y += ROW
     head = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y}" width="{WIDTH}" height="{y}" role="img"',
@@ -166,6 +174,7 @@ def main():
     """Write all of it."""
     run = Run()
     (HERE / "speed.svg").write_text(picture(run), encoding="utf-8")
+    (HERE / "speed.csv").write_text(table(run), encoding="utf-8")
     for page in PAGES:
         page.write_text(filled(page.read_text(encoding="utf-8"), run), encoding="utf-8")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeAlias, Unpack, get_args, overload
+from typing import Any, ParamSpec, Protocol, Unpack, get_args, overload
 
 from jaxpyop._cut import CutFunction, Loops
 from jaxpyop._keywords import DEFAULTS, JaxOptions, NumpyOptions, with_options
@@ -15,7 +15,13 @@ from jaxpyop._op import numerical as numerical
 from jaxpyop._op import padded as padded
 from jaxpyop._op import static as static
 
-Decorator: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
+_Parameters = ParamSpec("_Parameters")
+
+
+class Decorator(Protocol):
+    """Makes an op of a function. It takes what the function takes, and returns arrays in the structure of `Tout`."""
+
+    def __call__(self, func: Callable[_Parameters, Any], /) -> Callable[_Parameters, Any]: ...
 
 
 @overload

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import threading
-import time
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -140,7 +139,7 @@ class Host:
         at_exit.running.append(threading.get_ident())
         # The results are stored in the same mode, and what starts threads here gives it to them.
         flushed = leave_flushing()
-        began = time.perf_counter() if metrics.reports else None
+        began = metrics.begin(call.op.name) if metrics.reports else None
         # An annotation that nobody records would take a twentieth of the time of a small call.
         run = self._annotated if jax.profiler.TraceAnnotation.is_enabled() else self._in_context
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import os
 import threading
 import time
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.monitoring
 
 from jaxpyop import _jaxcore
 from jaxpyop._host.errors import failure_text
@@ -31,7 +33,7 @@ _lock = threading.RLock()
 _ROUTES = ("direct", "buffer", "callback", "cut", "traced")
 _NUMBERS = (
     *("elements", "runs", "rules", "function_seconds", "rule_seconds", "total_seconds", "bytes_in", "bytes_out"),
-    *("records", "pushed_out", "recomputed", "failures", "chained", "worker_runs"),
+    *("records", "pushed_out", "recomputed", "failures", "chained", "worker_runs", "compilations", "compile_seconds"),
 )
 _SECONDS_OF = {"runs": "function_seconds", "rules": "rule_seconds"}
 _ZEROS: dict[str, Any] = dict.fromkeys((*_ROUTES, *_NUMBERS), 0) | {"first_failure": ""}
@@ -61,6 +63,39 @@ def note(name: str, first_failure: str = "", **amounts: float) -> None:
                 totals[column] += amount
 
 
+def begin(name: str) -> float:
+    """Note that a call of this op begins on this thread, until `end`, and return the time."""
+    _Running.names = (*_Running.names, name)
+    return time.perf_counter()
+
+
+def end(began: float) -> float:
+    """Note the end of what began last on this thread, and return how many seconds it took."""
+    _Running.names = _Running.names[:-1]
+    return time.perf_counter() - began
+
+
+class _RunningOps(threading.local):
+    """The names of the ops that this thread is in, the innermost last."""
+
+    names: tuple[str, ...] = ()
+
+
+_Running = _RunningOps()
+
+
+def _note_compilation(event: str, duration_secs: float, **_: Any) -> None:
+    """Count a compilation of JAX for the op that is running. JAX calls this for all that it measures."""
+    if reports and _Running.names and event == "/jax/core/compile/backend_compile_duration":
+        note(_Running.names[-1], compilations=1, compile_seconds=duration_secs)
+
+
+@functools.cache
+def _listen() -> None:
+    # JAX has no way to end this, so it begins with the first report.
+    jax.monitoring.register_event_duration_secs_listener(_note_compilation)
+
+
 def timed(name: str, column: str, func: Callable[..., Any], *args: Any) -> Any:
     """Call a function of the user, and note how long it took.
 
@@ -70,11 +105,11 @@ def timed(name: str, column: str, func: Callable[..., Any], *args: Any) -> Any:
         func: what to call.
         *args: its arguments.
     """
-    began = time.perf_counter()
+    began = begin(name)
     try:
         return func(*args)
     finally:
-        amounts: dict[str, Any] = {column: 1, _SECONDS_OF[column]: time.perf_counter() - began}
+        amounts: dict[str, Any] = {column: 1, _SECONDS_OF[column]: end(began)}
         note(name, **amounts)
 
 
@@ -92,12 +127,12 @@ def note_call(
         call: the call.
         route: how it came to Python, one of `_ROUTES`.
         batch: the elements that it was for.
-        began: the time when it began.
+        began: what `begin` returned.
         nbytes: the bytes of its inputs and of its results.
         error: what it raised.
     """
     failure = "" if error is None else failure_text(error, call.title)
-    amounts: dict[str, Any] = {route: 1, "elements": batch.count, "total_seconds": time.perf_counter() - began}
+    amounts: dict[str, Any] = {route: 1, "elements": batch.count, "total_seconds": end(began)}
     note(call.op.name, failure, **amounts, bytes_in=nbytes[0], bytes_out=nbytes[1], failures=int(bool(failure)))
 
 
@@ -112,6 +147,7 @@ def nbytes(arrays: Sequence[Any]) -> int:
 def count_in_worker() -> None:
     """Count from now on what the jobs in this worker process do."""
     global reports
+    _listen()
     with _lock:
         if _of_jobs not in reports:
             reports = (*reports, _of_jobs)
@@ -155,6 +191,7 @@ class Report:
 
     def __enter__(self) -> Report:
         global reports
+        _listen()
         with _lock:
             reports = (*reports, self)
         return self
@@ -233,6 +270,8 @@ _SHOWN = {
     "pushed_out": "pushed out",
     "recomputed": "recomputed",
     "failures": "failures",
+    "compilations": "compilations",
+    "compile_seconds": "compiling",
 }
 _ALWAYS_SHOWN = ("op", "route", "calls")
 
@@ -261,6 +300,15 @@ def _advice(row: dict[str, Any], inside: Any, chained: int, worker_runs: int) ->
         return (
             f"the way to the workers and back took {around}, and func {inside}: without executor= the calls take less "
             "time, unless most of it was the start of the workers"
+        )
+    if (
+        row["calls"] >= 10
+        and row["compilations"] >= 10
+        and row["compile_seconds"] > (inside + row["around_seconds"]) / 2
+    ):
+        return (
+            f"{row['compilations']} compilations took more than half of the time: JAX compiles an operation for each "
+            "new shape, so give the arrays few shapes, by a mask or by padding; the first calls compile, too"
         )
     is_chain = 2 * chained > row["calls"]
     if row["calls"] >= 1000 and row["elements"] == row["calls"] and row["mean_seconds"] < 1e-3 and not is_chain:

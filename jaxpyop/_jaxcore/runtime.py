@@ -225,6 +225,10 @@ def _aval(shape: tuple[int, ...], dtype: np.dtype[Any], x64: bool) -> Any:
     return ShapedArray(shape, dtype)
 
 
+# Before 0.10.2, a callback of JAX's gets a wrong last value where packed values do not fill their last byte.
+HANDS_OVER_PACKED = jax.__version_info__ >= (0, 10, 2)
+
+
 def is_packed(dtype: Any) -> bool:
     """Tells whether several values of a dtype, such as int4, share a byte in XLA's memory."""
     if jax.dtypes.issubdtype(dtype, np.integer):

@@ -15,7 +15,6 @@ import jax
 import numpy as np
 
 from jaxpyop._op import (
-    SLOT,
     Call,
     KeyEncoding,
     Leaf,
@@ -39,6 +38,7 @@ from jaxpyop._saved.file_format import (
     to_data,
 )
 from jaxpyop._saved.function_names import Names
+from jaxpyop._saved.structures import structure_from_data, structure_to_data
 
 _Functions = Sequence[Callable[..., Any]]
 # Fields of an op that follow from others, or that mean nothing for an op that is called.
@@ -82,8 +82,7 @@ class CallsToData:
             raise ValueError(f"{call.title}: jaxpyop.export does not know how this call was made")
         try:
             inputs = call.body.inputs
-            args_and_kwargs = inputs.unflatten([SLOT] * len(inputs.key_impls))
-            skeleton = to_data(args_and_kwargs, lambda value: True if value is SLOT else None)
+            skeleton = structure_to_data(inputs.unflatten, len(inputs.key_impls), self._names, call.title)
         except TypeError as error:
             raise ValueError(
                 f"{call.title}: an input that is no array, {error}; jaxpyop.export saves only such data: pass it "
@@ -102,18 +101,21 @@ def _op_to_data(op: Op, names: Names) -> dict[str, Any]:
 
     def named(what: str, rule: Any) -> Any:
         if isinstance(rule, numerical):
-            return {"step": to_data(rule.step, lambda value: None)}
+            return {"step": to_data(rule.step)}
         return rule if rule is None else names.number(rule, op.title, what)
 
     try:
-        results = to_data(op.spec.returned.skeleton, _leaf_to_data)
+        leaves, tree = jax.tree.flatten(op.spec.returned.skeleton)
+        results = structure_to_data(
+            tree.unflatten, len(leaves), names, op.title, lambda number: _leaf_to_data(leaves[number])
+        )
     except TypeError as error:
         raise ValueError(f"{op.title}: Tout has {error}; jaxpyop.export saves only such structures") from None
     fills = None
     if op.failures is not None:
         # A padded result has two arrays, its values and its lengths. Only the values have a fill.
         first = np.cumsum([0, *(leaf.arrays for leaf in op.spec.returned.leaves)])[:-1]
-        fills = [to_data(np.asarray(op.fills[k]).item(), lambda value: None) for k in first]
+        fills = [to_data(np.asarray(op.fills[k]).item()) for k in first]
     rules = {name: named("fwd of vjp=" if name == "fwd" else f"{name}=", getattr(op.rules, name)) for name in _RULES}
     options: dict[str, Any] = {field.name: _TYPES[str(field.type)](getattr(op, field.name)) for field in _FIELDS}
     options["vmap_method"] = op.vmap_method.name
@@ -127,14 +129,12 @@ def _op_to_data(op: Op, names: Names) -> dict[str, Any]:
     }
 
 
-def _leaf_to_data(value: Any) -> Any:
-    if not isinstance(value, Leaf):
-        return None
+def _leaf_to_data(value: Leaf) -> dict[str, Any]:
     shape = None if value.shape is None else list(value.shape)
     found: dict[str, Any] = {"dtype": value.dtype.name, "shape": shape, "padded": None, "key": None}
     encoding = value.encoding
     if isinstance(encoding, Padding):
-        fill = to_data(encoding.fill.item(), lambda value: None)
+        fill = to_data(encoding.fill.item())
         found["padded"] = [list(encoding.most), fill, list(encoding.axes), encoding.several]
     if isinstance(encoding, KeyEncoding):
         found["key"] = [implementation(encoding.impl), None if encoding.shape is None else list(encoding.shape)]
@@ -160,7 +160,7 @@ def calls_from_data(data: Sequence[dict[str, Any]], functions: _Functions) -> li
 
 
 def _user_call(entry: dict[str, Any], functions: _Functions) -> Call:
-    skeleton = from_data(entry["inputs"], lambda data: SLOT)
+    skeleton = structure_from_data(entry["inputs"], functions)
     keys = [key if key is None else implementation(key) for key in entry["keys"]]
     op = _op_from_data(entry["op"], functions)
     return UserCall(op, inputs_of(skeleton, keys), has_flag=bool(entry["conditional"]))
@@ -169,11 +169,11 @@ def _user_call(entry: dict[str, Any], functions: _Functions) -> Call:
 def _op_from_data(data: dict[str, Any], functions: _Functions) -> Op:
     def function(number: Any) -> Any:
         if isinstance(number, dict):
-            return numerical(from_data(number["step"], lambda leaf: None))
+            return numerical(from_data(number["step"]))
         return number if number is None else functions[number]
 
     # JAX's pytrees do not look into a namespace, so each one is a leaf of the results.
-    results = from_data(data["results"], lambda leaf: types.SimpleNamespace(**leaf))
+    results = structure_from_data(data["results"], functions, lambda leaf: types.SimpleNamespace(**leaf))
     tout = jax.tree.map(_tout, results)
     # Tout cannot hold a shape with an unknown size, so such shapes are passed as output_shapes=.
     partial = jax.tree.map(lambda leaf: (leaf.shape and None in leaf.shape and tuple(leaf.shape)) or None, results)
@@ -185,7 +185,7 @@ def _op_from_data(data: dict[str, Any], functions: _Functions) -> Op:
         rules["vjp"] = rules.pop("fwd"), rules["vjp"]
     fills, on_error = data["fills"], "raise"
     if fills is not None:
-        values = [from_data(fill, lambda leaf: None) for fill in fills]
+        values = [from_data(fill) for fill in fills]
         on_error = jax.tree.unflatten(jax.tree.structure(results), values)
     func, mode = functions[data["func"]], "eager" if options["on_jax"] else None
     shapes = partial if asked is None else asked
@@ -197,7 +197,7 @@ def _tout(leaf: Any) -> Any:
     if leaf.padded is not None:
         most, fill, axes, several = leaf.padded
         axis = tuple(axes) if several else axes[0]
-        return padded(leaf.dtype, most, fill_value=from_data(fill, lambda leaf: None), axis=axis)
+        return padded(leaf.dtype, most, fill_value=from_data(fill), axis=axis)
     if leaf.key is not None:
         name, shape = leaf.key
         dtype = key_dtype(implementation(name))

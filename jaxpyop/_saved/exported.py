@@ -14,11 +14,12 @@ import jax.export
 
 from jaxpyop import _jaxcore
 from jaxpyop._cut import CutFunction, Loops, holds_call
-from jaxpyop._op import SLOT, without_weak_type
+from jaxpyop._op import without_weak_type
 from jaxpyop._saved.call_as_data import CallsToData, calls_from_data
-from jaxpyop._saved.file_format import check_type, from_data, packed, structs_from_data, to_data, unpacked
+from jaxpyop._saved.file_format import check_type, packed, structs_from_data, unpacked
 from jaxpyop._saved.function_names import Names, changed_functions, check_functions, find_functions
 from jaxpyop._saved.plan_as_data import Loader, Saver
+from jaxpyop._saved.structures import structure_from_data, structure_to_data
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, slots=True)
@@ -123,14 +124,16 @@ def export(
             "x64": _jaxcore.x64_enabled(),
             "loops": loops,
             "vjp_order": vjp_order,
-            "arguments": _structure_to_data(jax.tree.structure(traced.args_info), "an argument"),
+            "arguments": _structure_to_data(jax.tree.structure(traced.args_info), names, "an argument"),
             "names": _jaxcore.names_of_inputs(traced.jaxpr),
-            "results": _structure_to_data(traced.out_tree, "the result"),
+            "results": _structure_to_data(traced.out_tree, names, "the result"),
             "functions": names.data,
             "calls": saver.calls.data,
             "program": program,
         }
-        return Exported(name, tuple(entry["name"] for entry in names.data), packed(plan, saver.blobs))
+        return Exported(
+            name, tuple(entry["name"] for entry in names.data if "fields" not in entry), packed(plan, saver.blobs)
+        )
 
     return write
 
@@ -145,18 +148,14 @@ def _check_rules(closed: Any) -> None:
             )
 
 
-def _structure_to_data(tree: Any, what: str) -> Any:
+def _structure_to_data(tree: Any, names: Names, what: str) -> Any:
     try:
-        skeleton = jax.tree.unflatten(tree, [SLOT] * tree.num_leaves)
-        return to_data(skeleton, lambda value: True if value is SLOT else None)
+        return structure_to_data(tree.unflatten, tree.num_leaves, names, f"jaxpyop.export: {what}")
     except Exception as error:
         raise ValueError(
-            f"jaxpyop.export: {what} is a structure that cannot be saved ({error}); use lists, tuples and dicts"
+            f"jaxpyop.export: {what} is a structure that cannot be saved: {error}; use lists, tuples, dicts, "
+            "NamedTuples and dataclasses of modules, or jax.export.register_pytree_node_serialization"
         ) from None
-
-
-def _structure_from_data(data: Any) -> Any:
-    return jax.tree.structure(from_data(data, lambda content: SLOT))
 
 
 # -------------------------------------------------------------------- loading
@@ -241,7 +240,9 @@ def _loaded(plan: Mapping[str, Any], blobs: Sequence[bytes], functions: Sequence
     x64, order = bool(plan["x64"]), plan["vjp_order"]
     _check_x64(x64)
     run = Loader(calls_from_data(plan["calls"], functions), blobs).program(plan["program"])
-    expected, results = _structure_from_data(plan["arguments"]), _structure_from_data(plan["results"])
+    expected, results = (
+        jax.tree.structure(structure_from_data(plan[what], functions)) for what in ("arguments", "results")
+    )
     flat, inputs = run if order else _without_derivative(run), plan["program"]["inputs"]
     # Files from before the names were stored have numbers in their place.
     names = plan.get("names") or [f"input {k}" for k in range(len(inputs))]

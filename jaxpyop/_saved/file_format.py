@@ -72,16 +72,29 @@ def unpacked(data: bytes) -> tuple[dict[str, Any], list[bytes]]:
 _PLAIN = (type(None), bool, int, float, str)
 
 
-def to_data(value: Any, leaf: Callable[[Any], Any]) -> Any:
+_Part = Callable[[Any], Any]
+
+
+def _no_leaf(value: Any) -> Any:
+    return None
+
+
+def _no_node(node: Any, part: _Part) -> Any:
+    return None
+
+
+def to_data(value: Any, leaf: Callable[[Any], Any] = _no_leaf, node: Callable[[Any, _Part], Any] = _no_node) -> Any:
     """Turn a nested value into JSON.
 
     Args:
         value: the nested value.
         leaf: turns a leaf into data, and returns None for a value that is not a leaf.
+        node: turns any other value into data, by the function for what it holds; None if it cannot.
 
     Raises:
         TypeError: a part of the value is not plain data.
     """
+    part = lambda value: to_data(value, leaf, node)
     if (found := leaf(value)) is not None:
         return {"leaf": found}
     if type(value) in _PLAIN:
@@ -89,30 +102,31 @@ def to_data(value: Any, leaf: Callable[[Any], Any]) -> Any:
     if type(value) is complex:
         return {"complex": [value.real, value.imag]}
     if type(value) in (list, tuple, Padded):
-        return {type(value).__name__: [to_data(part, leaf) for part in value]}
+        return {type(value).__name__: list(map(part, value))}
     if type(value) is dict:
-        return {"dict": [[to_data(key, _no_leaf), to_data(part, leaf)] for key, part in value.items()]}
+        return {"dict": [[to_data(key), part(held)] for key, held in value.items()]}
+    if (found := node(value, part)) is not None:
+        return {"node": found}
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
     raise TypeError(f"{value!r}, of type {kind}, is not a number, a string, None, or a list, tuple or dict of these")
 
 
-def from_data(data: Any, leaf: Callable[[Any], Any]) -> Any:
-    """Turn JSON back into the value that was given to `to_data`. `leaf` turns the data of a leaf into the leaf."""
+def from_data(data: Any, leaf: Callable[[Any], Any] = _no_leaf, node: Callable[[Any, _Part], Any] = _no_node) -> Any:
+    """Turn JSON back into the value that was given to `to_data`. `leaf` and `node` do the opposite of those there."""
     if type(data) in _PLAIN:
         return data
+    part = lambda data: from_data(data, leaf, node)
     ((kind, content),) = data.items()
     if kind == "leaf":
         return leaf(content)
+    if kind == "node":
+        return node(content, part)
     if kind == "complex":
         return complex(*content)
     if kind == "dict":
-        return {from_data(key, _no_leaf): from_data(part, leaf) for key, part in content}
-    parts = [from_data(part, leaf) for part in content]
+        return {from_data(key): part(held) for key, held in content}
+    parts = list(map(part, content))
     return {"list": list, "tuple": tuple, "Padded": lambda parts: Padded(*parts)}[kind](parts)
-
-
-def _no_leaf(value: Any) -> Any:
-    return None
 
 
 def struct_to_data(aval: Any) -> list[Any]:

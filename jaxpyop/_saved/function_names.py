@@ -7,6 +7,7 @@ defines it. A module that is not allowed is not imported.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import importlib
@@ -82,6 +83,7 @@ class Names:
     def __init__(self, functions: Mapping[str, Callable[..., Any]]) -> None:
         self._given = {**_registered, **functions}
         self.data: list[dict[str, Any]] = []
+        self.objects: list[Any] = []
 
     def number(self, func: Any, title: str, what: str) -> int:
         """Return the number of a function.
@@ -95,8 +97,29 @@ class Names:
             ValueError: another process could not find the function.
         """
         # Each access to a method makes a new object. All of them have the same description, and so one number.
-        if (found := self._described(func, title, what)) not in self.data:
+        return self._number(self._described(func, title, what), func)
+
+    def number_of_class(self, kind: type, title: str) -> int:
+        """Return the number of a NamedTuple or dataclass, which are found as functions are.
+
+        Raises:
+            ValueError: another process could not find the class.
+        """
+        found = {"fields": list(fields_of(kind) or ())}
+        if given := [name for name, known in self._given.items() if known is kind]:
+            return self._number({"name": given[0], **found}, kind)
+        try:
+            return self._number({"name": _definition_of_class(kind), "unwrapped": 0, **found}, kind)
+        except ValueError as reason:
+            raise ValueError(
+                f"{title}: another process cannot find the class {kind.__qualname__} again: {reason}; define it in a "
+                'module, or give it a name in both processes, jaxpyop.register("name", Class)'
+            ) from None
+
+    def _number(self, found: dict[str, Any], thing: Any) -> int:
+        if found not in self.data:
             self.data.append(found)
+            self.objects.append(thing)
         return self.data.index(found)
 
     def _described(self, func: Any, title: str, what: str) -> dict[str, Any]:
@@ -140,6 +163,32 @@ def _definition_of(func: Any) -> tuple[str, int]:
     return name, unwrapped
 
 
+def fields_of(kind: type) -> tuple[str, ...] | None:
+    """Return the names of the fields of a NamedTuple or dataclass; None for any other class."""
+    if issubclass(kind, tuple):
+        return getattr(kind, "_fields", None)
+    if dataclasses.is_dataclass(kind):
+        return tuple(field.name for field in dataclasses.fields(kind))
+    return None
+
+
+def _definition_of_class(kind: type) -> str:
+    """Return ``"module:Class"`` with the shortest module that has the class, which is what a library documents.
+
+    Raises:
+        ValueError: no module has it under its name.
+    """
+    module, qualname = kind.__module__, kind.__qualname__
+    if module == "__main__":
+        raise ValueError("it is defined in __main__, which is another module in each process")
+    parts = module.split(".")
+    for k in range(1, len(parts) + 1):
+        place = ".".join(parts[:k])
+        if getattr(sys.modules.get(place), "__dict__", {}).get(qualname) is kind:
+            return f"{place}:{qualname}"
+    raise ValueError(f"{module} does not have it under this name")
+
+
 # -------------------------------------------------------------------- loading
 
 
@@ -179,13 +228,23 @@ def changed_functions(data: Sequence[Mapping[str, Any]], found: Sequence[Callabl
 
     Code can be compared only between equal versions of Python.
     """
-    pairs = [(entry, func) for entry, func in zip(data, found) if entry["python"] == _python()]
+    pairs = [(entry, func) for entry, func in zip(data, found) if entry.get("python") == _python()]
     return [entry["name"] for entry, func in pairs if entry["code"] not in (None, code_checksum(func))]
 
 
 def _found(
     entry: Mapping[str, Any], functions: Mapping[str, Callable[..., Any]], allow: Sequence[str]
 ) -> Callable[..., Any]:
+    """Return a function or class of the file."""
+    found = _offered(entry, functions, allow)
+    if "fields" in entry:
+        here = list((isinstance(found, type) and fields_of(found)) or ())
+        if here != entry["fields"]:
+            raise ValueError(f"its fields were {', '.join(entry['fields'])}, and are {', '.join(here)} here")
+    return found
+
+
+def _offered(entry: Mapping[str, Any], functions: Mapping[str, Callable[..., Any]], allow: Sequence[str]) -> Any:
     name = entry["name"]
     if name in functions:
         return functions[name]
@@ -195,6 +254,8 @@ def _found(
         raise ValueError("nobody registered it")
     if not any(map(functools.partial(_allows, name), allow)):
         raise ValueError(f"allow= has no {name if _is_private(name) else name.partition(':')[0]}")
+    if "fields" in entry:
+        return _class_at(name)
     func = _defined_at(name, entry["unwrapped"])
     if (func.__module__, func.__qualname__) != tuple(name.split(":")):
         raise ValueError(f"it is defined in {func.__module__}, as {func.__qualname__}")
@@ -225,15 +286,7 @@ def _defined_at(name: str, unwrapped: int) -> Any:
     Raises:
         ValueError: the module does not define a function of this name.
     """
-    module, _, function = name.partition(":")
-    parts = [*module.split("."), function]
-    if not all(map(str.isidentifier, parts)) or any(part.startswith("__") for part in parts):
-        raise ValueError("it is not of the form module:function")
-    try:
-        # `vars` and not `getattr`: a `__getattr__` would run code. Only the import itself runs any.
-        found: Any = vars(importlib.import_module(module))[function]
-    except (ImportError, KeyError, SystemExit) as error:
-        raise ValueError(f"it is not there ({type(error).__name__}: {error})") from None
+    found = _imported(name)
     for _ in range(unwrapped):
         if not _is_ours_or_jaxs(found):
             raise ValueError(f"{name} is inside a decorator")
@@ -241,6 +294,26 @@ def _defined_at(name: str, unwrapped: int) -> Any:
     if not isinstance(found, types.FunctionType):
         raise ValueError(f"a {type(found).__qualname__} is there, and no function")
     return found
+
+
+def _class_at(name: str) -> Any:
+    """Import the class that a name ``"module:Class"`` stands for, from its own module or a package around that."""
+    found, place = _imported(name), name.partition(":")[0]
+    if not isinstance(found, type) or not f"{found.__module__}.".startswith(f"{place}."):
+        raise ValueError(f"no class of {place} is there")
+    return found
+
+
+def _imported(name: str) -> Any:
+    module, _, inside = name.partition(":")
+    parts = [*module.split("."), inside]
+    if not all(map(str.isidentifier, parts)) or any(part.startswith("__") for part in parts):
+        raise ValueError(f"{name!r} is not of the form module:function, with names that Python's import takes")
+    try:
+        # `vars` and not `getattr`: a `__getattr__` would run code. Only the import itself runs any.
+        return vars(importlib.import_module(module))[inside]
+    except (ImportError, KeyError, SystemExit) as error:
+        raise ValueError(f"it is not there ({type(error).__name__}: {error})") from None
 
 
 # ---------------------------------------------------------------- code objects

@@ -153,7 +153,7 @@ def record(
         in_slots = tuple([tape.slot_of(x) for x in boxed])
         out_slots = tuple([tape.slot_of(x) for x in outs])
         outputs = [x.value if s >= 0 else _array(x) for x, s in zip(outs, out_slots)]
-        warn_of_constants(tape, outputs, out_slots)
+        warn_of_constants(tape, in_slots, outputs, out_slots, inputs)
         program = _program_of(tape, in_slots, out_slots)
         kept = [tape.values[s] for s in program.kept]
         avals = [typeof(x) for x in inputs], [typeof(x) for x in outputs]

@@ -52,8 +52,11 @@ class Tape(_jaxcore.RecurringTrace):
         super().__init__()
         self.parent = parent
         self.title = title
-        # How and where the body made the first Python number of a differentiated value.
-        self.number_taken: tuple[Any, ...] | None = None
+        # The slots of the differentiated values of which the body made Python numbers, each with the line that did so.
+        self.numbers: dict[int, Any] = {}
+        # How and where the body did so, by these lines, and the number of slots before the first one.
+        self.lines_of_numbers: dict[Any, tuple[str, Any]] = {}
+        self.slots_before_numbers = 0
         # Otherwise JAX would rewrite a primitive on its high-level types before this trace gets it.
         self.requires_low = False
         # Every value has a slot: its position here. Those of inputs and constants are free slots.
@@ -76,7 +79,8 @@ class Tape(_jaxcore.RecurringTrace):
     def close(self) -> None:
         """Ends the recording: a tracer that leaked keeps no more than its value."""
         super().close()
-        for store in (self.values, self.entries, self._constants, self.free, self.read):
+        stores = self.values, self.entries, self._constants, self.free, self.read, self.numbers, self.lines_of_numbers
+        for store in stores:
             store.clear()
 
     # ------------------------------------------------------------ what JAX calls

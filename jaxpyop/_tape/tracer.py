@@ -3,9 +3,10 @@
 Where a differentiated value leaves the tape, it is a constant to the derivative from there on, and that is a warning.
 NumPy cannot be recorded, so `x * np.exp(x)` is differentiated as `x * c` with a constant `c`. Converting an array
 (`np.asarray(x)`) warns once per op and line, or raises, depending on `config.constants`. Functions use `float(x)` and
-`x.item()` to make decisions. So these do not warn at once. They warn when the run is over, and only if a floating
-result depends on no differentiated input, because the number may be hidden in it. They raise if `config.constants` is
-"error". `bool(x)` and `int(x)` have no derivative to lose.
+`x.item()` to make decisions. So these do not warn at once. They warn when the run is over, and only if the number may
+be hidden in a result: a floating result depends on no differentiated input, or an input is in no result, while a
+constant came into one after the number was taken. They raise if `config.constants` is "error". `bool(x)` and `int(x)`
+have no derivative to lose.
 """
 
 # The methods of JAX's Tracer that are overridden here are typed to raise.
@@ -14,6 +15,7 @@ result depends on no differentiated input, because the number may be hidden in i
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -208,7 +210,7 @@ def _array_detached(tracer: Any, how: str) -> None:
 
 
 def _number_detached(tracer: Any, how: str) -> None:
-    """Raises if a scalar must not become a Python number; otherwise notes the first one for `warn_of_constants`.
+    """Raises if a scalar must not become a Python number; otherwise notes it for `warn_of_constants`.
 
     Args:
         tracer: the scalar.
@@ -224,29 +226,71 @@ def _number_detached(tracer: Any, how: str) -> None:
             "derivative is zero. Use x itself (`if x > 0:` works), or jax.lax.stop_gradient(x) if you want a "
             "constant (jaxpyop.config.constants is 'error')"
         )
-    if config.constants == "warn" and tape.number_taken is None:
-        tape.number_taken = (f"{how} took the value of a differentiated {tracer.aval.str_short()}", _place())
+    if config.constants == "warn":
+        # A loop takes many numbers at one line, and finding the user's line takes long.
+        caller = sys._getframe(2)
+        line = caller.f_code, caller.f_lineno
+        if not tape.numbers:
+            tape.slots_before_numbers = len(tape.values)
+        if line not in tape.lines_of_numbers:
+            taken = f"{how} took the value of a differentiated {tracer.aval.str_short()}"
+            tape.lines_of_numbers[line] = taken, _place()
+        tape.numbers.setdefault(tracer.slot, line)
 
 
-def warn_of_constants(tape: Any, outputs: Sequence[Any], out_slots: Sequence[int]) -> None:
-    """Warns of a floating result that the tape does not reach, if differentiated scalars became Python numbers.
+def warn_of_constants(
+    tape: Any, in_slots: Sequence[int], outputs: Sequence[Any], out_slots: Sequence[int], constants: Sequence[Any]
+) -> None:
+    """Warns if a differentiated scalar became a Python number which may be in a result, without its derivative.
 
-    Such a number may be in the result, and then a part of the gradient is missing. The warning comes once for each op,
-    at the line that took the first number.
+    The warning comes once for each op, at the line that took the number.
+
+    Args:
+        tape: the recorded run.
+        in_slots: the slots of the inputs, -1 for those that are not differentiated.
+        outputs: the results.
+        out_slots: their slots, -1 for constants.
+        constants: the inputs that are not differentiated.
     """
-    if tape.number_taken is None:
+    if not tape.numbers:
         return
-    for k, (output, slot) in enumerate(zip(outputs, out_slots)):
-        if slot < 0 and _jaxcore.is_inexact(output):
-            taken, place = tape.number_taken
-            text = (
-                f"{tape.title}: {taken}, and array {k} of the results depends on no differentiated input, so its "
-                "derivative is zero. Use x itself (`if x > 0:` works) and jnp's functions, or "
-                "float(jax.lax.stop_gradient(x)) if you want a constant (for all calls: "
-                "jaxpyop.config.constants = 'allow', or 'error')"
-            )
-            _jaxcore.warn_once(("number", tape.title), text, place)
-            return
+    inexact = [k for k, output in enumerate(outputs) if _jaxcore.is_inexact(output)]
+    detached = [k for k in inexact if out_slots[k] < 0]
+    number, what = next(iter(tape.numbers)), ""
+    if detached:
+        what = f"array {detached[0]} of the results depends on no differentiated input, so its derivative is zero"
+    elif lost := _lost_input(tape, in_slots, {out_slots[k] for k in inexact}, set(map(id, constants))):
+        k, number = lost
+        what = f"no result depends on array {k} of the inputs otherwise, so the derivative in this input is zero"
+    if what:
+        taken, place = tape.lines_of_numbers[tape.numbers[number]]
+        text = (
+            f"{tape.title}: {taken}, and {what}. Use x itself (`if x > 0:` works) and jnp's functions, or "
+            "float(jax.lax.stop_gradient(x)) if you want a constant (for all calls: "
+            "jaxpyop.config.constants = 'allow', or 'error')"
+        )
+        _jaxcore.warn_once(("number", tape.title), text, place)
+
+
+def _lost_input(tape: Any, in_slots: Sequence[int], results: set[int], others: set[int]) -> tuple[int, int] | None:
+    """Returns an input that is in no result but perhaps as a number, and the slot of that number."""
+    needed = set(results)
+    for entry in reversed(tape.entries):
+        if not needed.isdisjoint(entry.outs):
+            needed.update(entry.ins)
+    # A number that only steers brings no new constant into the results.
+    later = [s for s in tape.free if s >= tape.slots_before_numbers and s in needed]
+    if not any(_jaxcore.is_inexact(tape.values[s]) and id(tape.values[s]) not in others for s in later):
+        return None
+    for k, slot in enumerate(in_slots):
+        if slot >= 0 and slot not in needed:
+            derived = {slot}
+            for entry in tape.entries:
+                if not derived.isdisjoint(entry.ins):
+                    derived.update(entry.outs)
+            if numbers := [s for s in tape.numbers if s in derived]:
+                return k, numbers[0]
+    return None
 
 
 def _place() -> tuple[str, int, str]:

@@ -134,6 +134,10 @@ def test_the_route_of_ordered_calls():
     small = jnp.array([1, -2, 3], jnp.int4)
     op = lambda x, name: py_func(lambda x: x, [x], x.dtype, ordered=True, name=name)
     f = jax.jit(lambda x, small: (op(x, "numbers"), op(small, "packed")))
+    if jax.__version_info__ < (0, 10, 2):
+        with pytest.raises(NotImplementedError, match="'packed': this version of JAX hands over wrong values of int4"):
+            f(X, small)
+        return
     with jaxpyop.report() as report:
         _, packed = wait(f(X, small))
     np.testing.assert_array_equal(packed, small)

@@ -52,6 +52,8 @@ def test_a_read_only_array_of_the_functions_own_is_its_own_error():
 def test_a_nan_under_debug_nans_names_the_op(jit):
     op = lambda x: py_func(lambda x: x * np.nan, [x], F, name="bad") + 1
     text = "'bad': func returned a value that jax_debug_nans forbids"
+    if jax.__version_info__ < (0, 10, 2):
+        text = "invalid value"  # JAX looks at the values of the next operation only
     with jax.debug_nans(True), pytest.raises(FloatingPointError, match=text):
         jax.block_until_ready(jit(op)(X))
 
@@ -68,7 +70,9 @@ def test_the_numpy_method_of_tensorflow(api):
 @both_sides
 def test_jax_export_says_what_to_do(api):
     f = jax.jit(lambda x: api(lambda x: x * 2, [x], F, output_shapes=(3,)))
-    text = r"'lambda': a Python function belongs to its process, so jax.export cannot .*; export the parts"
+    text = (
+        r"'lambda': a Python function belongs to its process, so jax.export cannot .*; use jaxpyop.export, export the"
+    )
     with pytest.raises((NotImplementedError, ValueError), match=text):
         jax.export.export(f)(X)
 

@@ -58,10 +58,12 @@ def test_casting_is_numpys(casting, target):
                     returned(value, target, casting=casting)
 
 
-LEVELS = {"bool": 0, "int8": 1, "uint4": 1, "int32": 1, "bfloat16": 2, "float8_e5m2": 2, "float32": 2, "complex64": 3}
+# A compiled call refuses packed values before JAX 0.10.2.
+PACKED = "uint4" if jax.__version_info__ >= (0, 10, 2) else "uint8"
+LEVELS = {"bool": 0, "int8": 1, PACKED: 1, "int32": 1, "bfloat16": 2, "float8_e5m2": 2, "float32": 2, "complex64": 3}
 
 
-@pytest.mark.parametrize("target", rows(LEVELS, fast=["bool", "uint4", "bfloat16"]))
+@pytest.mark.parametrize("target", rows(LEVELS, fast=["bool", PACKED, "bfloat16"]))
 def test_dtypes_that_numpy_does_not_know_go_by_kind(target):
     """Arrays of NumPy and of JAX, directly and from a compiled program that all of them share."""
     tout = getattr(jnp, target)

@@ -148,6 +148,21 @@ def test_wide_numbers_stay_wide_with_x64():
         received([2**70])
 
 
+class Quantity(np.ndarray):
+    """As astropy's: numbers with a unit."""
+
+    unit = "km"
+
+
+def test_a_unit_is_not_lost():
+    distance = np.ones(2, np.float32).view(Quantity)
+    with pytest.raises(TypeError, match=r"an input is a Quantity, and its unit would be lost; pass .*x\.to_value"):
+        received([distance])
+    with pytest.raises(TypeError, match=r"func returned a Quantity, and its unit would be lost; return .*x\.to_value"):
+        numpy_function(lambda: distance, [], jax.ShapeDtypeStruct((2,), F))
+    np.testing.assert_array_equal(numpy_function(lambda x: x, [np.asarray(distance)], F), [1, 1])
+
+
 def test_what_jax_turns_into_an_array_is_one_and_refs_and_masks_are_none():
     with pytest.raises(TypeError, match=r"an input is a masked array, .*pass x.filled\(value\)"):
         received([np.ma.masked_array([1.0, 2.0], [True, False])])

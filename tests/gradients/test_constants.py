@@ -122,6 +122,67 @@ def test_a_result_without_a_derivative_warns_once(body):
     assert (warning.filename, warning.lineno) == (__file__, inspect.getsourcelines(body)[1])
 
 
+def quadratic(w, b):
+    return (3 * float(w) + b) ** 2
+
+
+def through_jnp(w, b):
+    return jnp.exp(jnp.full(3, float(jnp.sin(w) ** 2))) * b
+
+
+def beside_a_test(w, b):
+    if float(b) > 0:
+        return w.item() * b
+    return b
+
+
+# Functions of two inputs, the first of which is in the result as a Python number alone.
+LOST = {"a number": quadratic, "of what was computed": through_jnp, "beside a test": beside_a_test}
+
+
+def converged(w, b):
+    y = b
+    while abs(float(y * y - b)) > 1e-3:
+        y = (y + b / y) / 2
+    return y + w
+
+
+# Functions that take numbers of inputs only to decide, or that use the input as well.
+STEERING = {
+    "the larger of two": lambda w, b: w if float(w) > float(b) else b,
+    "a convergence test": converged,
+    "a scale beside the input": lambda w, b: float(w) * b + w,
+    "stop_gradient": lambda w, b: float(jax.lax.stop_gradient(w)) * b,
+}
+
+
+def derive_both(body, name):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        slopes = jax.grad(lambda w, b: py_function(body, [w, b], F, name=name).sum(), (0, 1))(2.0, 3.0)
+    return slopes, caught
+
+
+@pytest.mark.parametrize("body", LOST.values(), ids=LOST)
+def test_an_input_that_is_only_a_number_in_the_result_warns_once(body):
+    name = next(name_of_op)
+    (slope, _), (warning,) = derive_both(body, name)
+    assert slope == 0
+    assert f"'{name}': " in str(warning.message)
+    assert "no result depends on array 0 of the inputs otherwise" in str(warning.message)
+    assert derive_both(body, name)[1] == []
+
+
+def test_the_warning_is_at_the_line_that_took_the_number():
+    _, (warning,) = derive_both(beside_a_test, next(name_of_op))
+    assert (warning.filename, warning.lineno) == (__file__, inspect.getsourcelines(beside_a_test)[1] + 2)
+
+
+@pytest.mark.parametrize("body", STEERING.values(), ids=STEERING)
+def test_a_number_that_only_steers_is_silent(body):
+    assert derive_both(body, next(name_of_op))[1] == []
+
+
 def test_a_result_of_integers_has_no_derivative_to_lose():
     body = lambda x: (x * x, jnp.int32(float(x[0])))
     loss = lambda x: py_function(body, [x], (F, jnp.int32), output_shapes=((3,), ()))[0].sum()

@@ -15,5 +15,9 @@ def test_the_figures_on_a_page_are_those_of_the_run(page):
     assert text.count("<!-- speed: ") == 2 * len(speed.BLOCK.findall(text)) > 0
 
 
+def test_the_table_is_that_of_the_run():
+    assert (ROOT / "docs" / "speed.csv").read_text(encoding="utf-8") == speed.table(RUN)
+
+
 def test_the_picture_is_that_of_the_run():
     assert (ROOT / "docs" / "speed.svg").read_text(encoding="utf-8") == speed.picture(RUN)

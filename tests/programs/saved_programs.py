@@ -20,6 +20,7 @@ import numpy as np
 
 import jaxpyop
 from jaxpyop import numpy_function, py_function
+from tests.programs import saved_classes
 from tests.routes import features
 from tests.routes.features import NOTES, bwd_of_cube, fwd_of_cube, note, note_alone, vjp_of_cube
 from tests.shared import many_programs
@@ -136,6 +137,8 @@ def constant(x):
     return [add(add(x, 3.0), 4.0), add(add(add(x, first), first), second), add(second, second), add(x, 3.0)]
 
 
+# Where the functions and classes of the programs are.
+ALLOW = ["tests", "optax", "equinox"]
 GRAD = {"after": jax.grad, "options": {"vjp_order": 1}}
 PROGRAMS = {
     "value and gradient": Program(jax.value_and_grad(loss)),
@@ -150,6 +153,7 @@ PROGRAMS = {
     "loops": Program(in_loops),
     "loops run from Python": Program(in_loops, options={"loops": "python"}),
 }
+PROGRAMS |= {name: Program(fun, saved_classes.ARGUMENTS[name]) for name, fun in saved_classes.STEPS.items()}
 PROGRAMS |= {name: Program(f.program, (features.X,)) for name, f in features.FEATURES.items() if f.loads}
 
 
@@ -180,8 +184,9 @@ def save_all(folder):
 def is_as_before(folder, name):
     """Compare a program from a file with the function that it was made of."""
     program = PROGRAMS[name]
-    loaded = jaxpyop.load(pathlib.Path(folder) / name, allow=["tests"])
+    loaded = jaxpyop.load(pathlib.Path(folder) / name, allow=ALLOW)
     found, expected = (outcome(program.after(fun), program) for fun in (loaded, jax.jit(program.fun)))
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
     kinds = lambda tree: [(x.dtype, x.shape) for x in jax.tree.leaves(tree)]
     assert kinds(found) == kinds(expected)
     trees_close(found, expected)

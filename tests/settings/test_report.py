@@ -181,6 +181,33 @@ def test_a_chain_cannot_be_one_batch(step, advice):
     assert row["advice"][:25] == advice
 
 
+def test_compilations_are_those_of_new_shapes():
+    sliced = lambda x: jnp.sum(jnp.sin(x[: int(x[0])]) ** 2)
+    program = jax.jit(lambda x: py_function(sliced, [x], F(0), name="sliced"))
+    first = counted(lambda: program(jnp.full(9, 3.0)))["sliced"]
+    assert first["compilations"] > 0 < first["compile_seconds"]
+    assert counted(lambda: program(jnp.full(9, 3.0)))["sliced"]["compilations"] == 0
+    assert counted(lambda: program(jnp.full(9, 4.0)))["sliced"]["compilations"] > 0
+
+
+@pytest.mark.slow
+def test_the_backward_pass_is_compiled_when_it_has_come_back():
+    body = lambda x: jnp.sin(x) * jnp.tanh(jnp.cos(x) + 3) if x > 0 else x
+    slope = jax.jit(jax.grad(lambda x: py_function(body, [x], F, name="branches")))
+    counts = [counted(lambda: slope(1.0))["branches"]["compilations"] for _ in range(8)]
+    assert counts[0] > 0
+    assert sum(counts[1:7]) == 1
+    assert counts[7] == 0
+
+
+@pytest.mark.slow
+def test_advice_about_compilations():
+    growing = lambda x: jnp.cos(x[: int(x[0])]).sum()
+    program = jax.jit(lambda x: py_function(growing, [x], F(0), name="growing"))
+    row = counted(lambda: [program(jnp.full(40, float(n))) for n in range(2, 30)])["growing"]
+    assert "compilations took more than half of the time" in row["advice"]
+
+
 def test_advice_and_the_table():
     with jaxpyop.report() as report:
         for _ in range(1000):

@@ -28,7 +28,7 @@ def _check_lowering(ctx: Any, call: Call) -> None:
     if _jaxcore.is_export(ctx):
         raise NotImplementedError(
             f"{call.title}: a Python function belongs to its process, so jax.export cannot write it down; "
-            "export the parts around it, or use a py_function with mode='traced'"
+            "use jaxpyop.export, export the parts around it, or use a py_function with mode='traced'"
         )
     if (refusal := call.refusal) is not None and not _jaxcore.keeps_dead_code(ctx):
         raise refusal()
@@ -62,6 +62,11 @@ def _lowering(ctx: Any, *operands: Any, call: Call, batch: Batch) -> Any:
     host = Host(call, batch, ctx.avals_in, results, padding)
     if _takes_buffers(ctx, call):
         return _lower_to_buffers(ctx, host, operands, results)[: len(ctx.avals_out)]
+    if not _jaxcore.HANDS_OVER_PACKED and _has_packed(ctx):
+        raise NotImplementedError(
+            f"{call.title}: this version of JAX hands over wrong values of int4 and other packed dtypes; convert them "
+            "with x.astype(jnp.int8), or update JAX to 0.10.2"
+        )
     devices = None if _jaxcore.device_count(ctx) == 1 else _jaxcore.AllDevices(ctx)
     on_cpu = _jaxcore.platforms(ctx) == ("cpu",)
 
@@ -106,7 +111,11 @@ def _takes_buffers(ctx: Any, call: Call) -> bool:
     if call.op.stateful and _jaxcore.device_count(ctx) > 1:
         return False
     # XLA packs 4-bit and 2-bit values, which a buffer callback would see as bytes (0.10 to 0.12).
-    return not any(_jaxcore.is_packed(a.dtype) for a in (*ctx.avals_in, *ctx.avals_out))
+    return not _has_packed(ctx)
+
+
+def _has_packed(ctx: Any) -> bool:
+    return any(_jaxcore.is_packed(a.dtype) for a in (*ctx.avals_in, *ctx.avals_out))
 
 
 def _call_back(call: HostCall, run: Callable[..., Any], results: list[Struct], args: Sequence[Any]) -> Sequence[Any]:

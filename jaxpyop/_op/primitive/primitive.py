@@ -7,7 +7,6 @@ No rule runs Python code before the program does, except that a result's shape m
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -110,10 +109,11 @@ def run_now(
     """
     if call.ordered:
         _wait_for_ordered()
-    began, route = time.perf_counter() if metrics.reports else None, "direct" if hold_records else "cut"
     if call.operands.writes_out:
         # The shapes have to be known before anything runs, and in workers.
         call.shapes(structs_of(args, batch))
+    began = metrics.begin(call.op.name) if metrics.reports else None
+    route = "direct" if hold_records else "cut"
     if not call.on_jax and call.copy:
         arrays = [a if type(a) is HandedRecord else np.array(a, order="C") for a in args]
     elif not call.on_jax:

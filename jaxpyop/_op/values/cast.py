@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpyop import _jaxcore
-from jaxpyop._op.values.inputs import copy_to_jax
+from jaxpyop._op.values.inputs import copy_to_jax, lost_by_an_array
 from jaxpyop._op.values.spec import Leaf, kind_of
 from jaxpyop._tape import TapeTracer
 
@@ -195,8 +195,8 @@ def cast_to_numpy(value: Any, leaf: Leaf, casting: str, origin: str, title: str)
         OverflowError: an integer does not fit.
     """
     source = type(value)
-    if isinstance(value, np.ma.MaskedArray):
-        raise TypeError(f"{title}: {origin} a masked array, whose mask would be lost; return x.filled(value)")
+    if type(value) is not np.ndarray and (lost := lost_by_an_array(value)):
+        raise TypeError(f"{title}: {origin} {lost[0]} would be lost; return {lost[1]}")
     try:
         array = np.asarray(value)
     except Exception as error:

@@ -148,8 +148,8 @@ def _as_array(leaf: Any, title: str) -> tuple[Any, Any] | None:
             return jax.random.key_data(leaf), jax.random.key_impl(leaf)
         return leaf, None
     if isinstance(leaf, (np.ndarray, np.generic)):
-        if isinstance(leaf, np.ma.MaskedArray):
-            raise TypeError(f"{title}: an input is a masked array, and its mask would be lost; pass x.filled(value)")
+        if lost := lost_by_an_array(leaf):
+            raise TypeError(f"{title}: an input is {lost[0]} would be lost; pass {lost[1]}")
         # By `issubdtype`, since bfloat16 and int4 have NumPy's kind "V".
         is_number = jax.dtypes.issubdtype(leaf.dtype, np.number) or leaf.dtype == np.bool_
         return (_canonical_array(leaf, title), None) if is_number else None
@@ -161,6 +161,16 @@ def _as_array(leaf: Any, title: str) -> tuple[Any, Any] | None:
         raise TypeError(
             f"{title}: an input is a traced {leaf.aval}, which is not an array; pass its contents, ref[...]"
         )
+    return None
+
+
+def lost_by_an_array(value: Any) -> tuple[str, str] | None:
+    """Return what a value says besides its numbers, which an array cannot, and what to write instead."""
+    if isinstance(value, np.ma.MaskedArray):
+        return "a masked array, and its mask", "x.filled(value)"
+    # astropy has `unit`, pint and unyt have `units`.
+    if hasattr(type(value), "unit") or hasattr(type(value), "units"):
+        return f"a {type(value).__name__}, and its unit", "its number in a known unit, such as x.to_value('m')"
     return None
 
 
@@ -176,7 +186,7 @@ def flatten_inputs(inp: Sequence[Any], kwargs: dict[str, Any], title: str) -> tu
     """Take the inputs apart into arrays, in dtypes that JAX has, and their structure.
 
     Raises:
-        TypeError: a masked array, or a dtype that JAX does not have.
+        TypeError: a masked array, a quantity with a unit, or a dtype that JAX does not have.
         OverflowError: an integer does not fit without x64.
     """
     # The common case: nothing but arrays.
