@@ -128,12 +128,6 @@ DATA: tuple[tuple[Any, frozenset[str]], ...] = (
     ((np.finfo, np.iinfo, jnp.finfo, jnp.iinfo), _set("bits dtype eps max min smallest_normal tiny")),
 )
 
-# What a class of which the program makes objects may not have, because the interpreter does not call it.
-NOT_IN_CLASSES = _set("""
-__new__ __del__ __getattribute__ __getattr__ __slots__ __iter__ __hash__ __set_name__ __array__ __jax_array__
-__array_ufunc__ __array_priority__
-""")
-
 
 # ------------------------------------------------------ functions that are written for traced numbers
 
@@ -159,8 +153,8 @@ def _sum(m: Any, items: Any, start: Any = 0) -> Any:
     has_floats = any(is_scalar(x) and kind_of(x) == "f" for alts in terms for x in alts)
     if sys.version_info >= (3, 12) and len(terms) > 2 and is_traced and has_floats:
         raise Refused("sum() of floats, whose rounding Python makes up for", "write a loop, or use jnp.sum")
-    known = next((i for i, x in enumerate(items) if not isinstance(x, CONSTANT_TYPES)), len(items))
-    if isinstance(start, CONSTANT_TYPES):
+    known = next((i for i, x in enumerate(items) if not is_constant(x)), len(items))
+    if is_constant(start):
         start, items = m.python(sum, items[:known], start), items[known:]
     for x in items:
         start = m.binary(ast.Add, start, x)
@@ -245,7 +239,9 @@ def _isinstance(m: Any, v: Any, t: Any) -> Any:
     ts = t if isinstance(t, tuple) else (t,)
     if any(type(c) not in (type, type(jax.Array)) for c in ts):
         raise Refused("isinstance of a type that decides for itself")
-    if not (is_array(v) or isinstance(v, (Num, Obj, tuple, list, dict, *CONSTANT_TYPES))):
+    if is_array(v) and not all(c in (jax.Array, object) or module_of(c) in ("builtins", "numpy") for c in ts):
+        raise Refused("isinstance of an array and a class that may be one of JAX's own", "write jax.Array")
+    if not (is_array(v) or isinstance(v, (Num, Obj, tuple, list, dict)) or is_constant(v)):
         raise Refused(f"isinstance of a {name_of_type(v)}")
     return any(issubclass(type_of(v), c) for c in ts)
 
@@ -297,7 +293,7 @@ def _one(f: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _hasattr(m: Any, v: Any, name: str) -> bool:
-    if not (is_array(v) and name in ("dtype", "shape", "ndim", "size")) and not isinstance(v, CONSTANT_TYPES):
+    if not (is_array(v) and name in ("dtype", "shape", "ndim", "size")) and not is_constant(v):
         raise Refused(f"hasattr(v, {name!r}) of a {name_of_type(v)}", "use isinstance")
     return is_array(v) or hasattr(v, name)
 

@@ -58,7 +58,8 @@ class Functions(Calls):
     def _bound_arguments(self, f: Closure, args: list[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
         """The parameters of a function by name, as Python binds them."""
         bind = types.FunctionType(_binder(f.node), {}, None, tuple(map(self.outside, f.defaults)))
-        bind.__kwdefaults__, bind.__qualname__ = f.kw_defaults, getattr(f.node, "name", "<lambda>")
+        bind.__kwdefaults__ = {k: self.outside(v) for k, v in f.kw_defaults.items()}
+        bind.__qualname__ = getattr(f.node, "name", "<lambda>")
         try:
             bound = bind(*args, **kwargs)
         except TypeError as e:
@@ -170,8 +171,14 @@ def local_names(node: Node) -> frozenset[str]:
                 names.add(n.name)
             elif isinstance(n, (ast.Yield, ast.YieldFrom, ast.Await)):
                 raise Refused("a generator or a coroutine is not in the language", "return a list")
-            elif isinstance(n, (ast.Nonlocal, ast.Global)):
+            elif isinstance(n, ast.Global):
+                raise Refused("`global` is not in the language", "return the value")
+            elif isinstance(n, ast.Nonlocal):
                 declared.update(n.names)
+            elif isinstance(n, (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)) and n.name:
+                names.add(n.name)
+            elif isinstance(n, ast.MatchMapping) and n.rest:
+                names.add(n.rest)
             elif isinstance(n, ast.Name) and isinstance(n.ctx, (ast.Store, ast.Del)):
                 names.add(n.id)
             elif isinstance(n, (ast.Import, ast.ImportFrom)):

@@ -11,11 +11,10 @@ from __future__ import annotations
 import ast
 import contextvars
 import dataclasses
-import enum
 import itertools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -207,8 +206,6 @@ class TracedRange(Kind):
 # a number with a wide range. No integer is beyond MOST: the program raises where it would be.
 FAR, MOST_START, MOST_STEP, MOST = 2**52 + 24_181, 2**51, 16, 2**62 - 1
 
-CONSTANT_TYPES = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), enum.Enum, np.dtype, np.generic)
-
 
 def is_array(v: Any) -> bool:
     return isinstance(v, jax.Array)
@@ -298,25 +295,3 @@ def raise_unless_fits(v: Num, dtype: Any) -> None:
         info, text = np.iinfo(dtype), f"Python integer out of bounds for {np.dtype(dtype).name}"
         least, most = max(int(info.min), -MOST), min(int(info.max), MOST)
         raise_if(wide(lambda: (v.val < least) | (v.val > most)), OverflowError, text)
-
-
-class _Plain(NamedTuple):
-    """Has what Python itself gives the class of a namedtuple."""
-
-    item: int
-
-
-def check_tuple(cls: Any) -> None:
-    """Refuses a class of tuples with operators of its own."""
-    if not hasattr(cls, "_fields"):
-        # Python's own structures, such as sys.version_info, have these.
-        if cls is not tuple and not hasattr(cls, "n_sequence_fields"):
-            raise Refused(f"a {cls.__name__}, which is a tuple of a class of its own", "use a tuple")
-        return
-    for c in cls.__mro__[: cls.__mro__.index(tuple)]:
-        own = {name for name in vars(c) if name.startswith("__")} - {*vars(_Plain), "__dict__", "__weakref__"}
-        # Only the class that `namedtuple` itself made has these.
-        made = {"__new__", "_make", "_replace", "_asdict", *cls._fields}
-        own |= set() if "_fields" in vars(c) else vars(c).keys() & made
-        if own:
-            raise Refused(f"a namedtuple with {', '.join(sorted(own))}")
