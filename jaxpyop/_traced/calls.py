@@ -19,7 +19,7 @@ import numpy as np
 from jaxpyop import _jaxcore as core
 from jaxpyop._config import config
 from jaxpyop._traced import allowed
-from jaxpyop._traced.allowed import BUILTINS, OF_JAX, OF_MATH, OF_NUMPY
+from jaxpyop._traced.allowed import BUILTINS, KNOWN, OF_JAX, OF_MATH, OF_NUMPY
 from jaxpyop._traced.containers import Containers
 from jaxpyop._traced.operators import name_of_type
 from jaxpyop._traced.values import *
@@ -76,7 +76,7 @@ class Calls(Containers):
             # As a compiled function, so that its arguments and results are what JAX makes of them.
             if core.has_static_arguments(f):
                 raise Refused(f"`{name_of_function(f)}`, which is compiled with static arguments", OUTSIDE)
-            return self.call_jax(jax.jit(self._function_for_jax(wrapped)), args, kwargs)
+            return self.call_jax(jax.jit(self.function_for_jax(wrapped)), args, kwargs)
         cls: Any = f.cls if isinstance(f, Obj) else type(f)
         found = self.class_attribute(cls, "__call__")
         if isinstance(found, types.FunctionType) and module_of(cls) not in (*LIBRARIES, "functools"):
@@ -121,7 +121,7 @@ class Calls(Containers):
             return v.func
         is_function = isinstance(v, (Closure, Partial, Transformed, types.FunctionType, types.MethodType))
         if is_function or is_compiled(v) or id(v) in BUILTINS or id(v) in OF_MATH:
-            return self._function_for_jax(v)
+            return self.function_for_jax(v)
         raise Refused(f"a {name_of_type(v)} is given to a function of JAX")
 
     def _transformed(self, transform: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -151,7 +151,7 @@ class Calls(Containers):
         """An input of the function, as a value of the language. A function among the inputs is one of the user."""
         return self.from_jax(v, of_function=self.outside)
 
-    def _function_for_jax(self, f: Any) -> Any:
+    def function_for_jax(self, f: Any) -> Any:
         """A function that JAX may call, in a trace of its own. It must not change what is outside of it."""
 
         def called(*args: Any, **kwargs: Any) -> Any:
@@ -170,15 +170,13 @@ class Calls(Containers):
         count = len(args)
 
         def called(*xs: Any) -> Any:
-            if (id(f) in allowed.OF_TREES or id(f) not in OF_JAX) and any(self._numbers_in(xs)):
+            if (id(f) in allowed.OF_TREES or id(f) not in KNOWN) and any(self._numbers_in(xs)):
                 remedy = "make it an array, such as jnp.float32(n)"
                 raise Refused(f"{name_of_function(f)} is given a number of Python that is not known", remedy)
             given = list(map(self.to_jax, xs))
             return self.from_jax(self.python(f, *given[:count], **dict(zip(kwargs, given[count:]))))
 
-        run = lambda: self.lifted(called, *args, *kwargs.values())
-        # Once Python has raised, nobody asks for what it gives.
-        return self.branch(self.unraised(), run, lambda: UNSEEN) if f in _NOT_AFTER_AN_ERROR else run()
+        return self.lifted(called, *args, *kwargs.values())
 
     def _check_casts(self, f: Any, values: list[Any]) -> None:
         """Refuses a number of Python that a function of JAX casts to a dtype by way of another one."""
@@ -211,7 +209,8 @@ class Calls(Containers):
                 return self.number_of(v.reshape(()) if v.size == 1 else v)
             return self.call_jax(getattr(v, name), args, kwargs)
         if isinstance(v, At):
-            return self.call_jax(getattr(v.array.at[self.array_index(v.index)], name), args, kwargs)
+            index = v.index if name == "set" and is_array(v.index) else self.array_index(v.index)
+            return self.call_jax(getattr(v.array.at[index], name), args, kwargs)
         if isinstance(v, (str, np.ndarray)):
             args = [self.iterate(a) if isinstance(a, (Obj, Iter)) else a for a in args]
             out = self.of_constants(getattr(v, name), args, kwargs)
@@ -290,8 +289,6 @@ def _raise(where: str, primals: Any, tangents: Any) -> Any:
     )
 
 
-# They have an effect, or might not end.
-_NOT_AFTER_AN_ERROR = (jax.debug.print, jax.lax.while_loop, jax.lax.fori_loop)
 # The dtypes that a float of Python becomes in one step, or by way of a float32 without another rounding.
 _OF_FLOATS = ("float32", "float64", "complex64", "complex128")
 
@@ -317,7 +314,8 @@ def is_compiled(f: Any) -> bool:
 
 def is_of_jax(v: Any) -> bool:
     """Whether JAX and the language have the same value. An object that is a pytree is handed on as it is."""
-    if is_array(v) or is_constant(v) or isinstance(v, (np.ndarray, type, jax.tree_util.PyTreeDef, jax.ShapeDtypeStruct)):
+    types_ = (np.ndarray, type, jax.tree_util.PyTreeDef, jax.ShapeDtypeStruct)
+    if is_array(v) or is_constant(v) or isinstance(v, types_):
         return True
     is_tree = not isinstance(v, (tuple, Kind)) and type(v) not in (list, dict) and not jax.tree_util.all_leaves([v])
     return is_tree and not why_not(v)

@@ -295,7 +295,7 @@ class Containers(Operators):
             if hasattr(object, name):
                 raise Refused(f"the attribute {name}")
             raise PyRaise(AttributeError(f"{cls.__name__!r} object has no attribute {name!r}"))
-        return self._bind(found, v, cls)
+        return self.bind_attribute(found, v, cls)
 
     def _of_class(self, v: type, name: str) -> Any:
         if issubclass(v, enum.Enum):
@@ -305,9 +305,9 @@ class Containers(Operators):
         found = self.class_attribute(v, name)
         if type(v) not in (type, abc.ABCMeta) or found is UNDEF or isinstance(found, property) or hasattr(type, name):
             raise Refused(f"the attribute {name} of the class {v.__name__}")
-        return self._bind(found, UNDEF, v)
+        return self.bind_attribute(found, UNDEF, v)
 
-    def _bind(self, found: Any, v: Any, cls: Any) -> Any:
+    def bind_attribute(self, found: Any, v: Any, cls: Any) -> Any:
         """What is found in a class, as an attribute of the object v, or of the class itself."""
         kind = type(found)
         if kind is property and v is not UNDEF:
@@ -340,7 +340,11 @@ class Containers(Operators):
     # ------------------------------------------------------- methods of built-in types
 
     def list_method(self, v: Obj, name: str, args: list[Any]) -> Any:
-        if name in ("append", "extend", "insert", "pop", "clear", "reverse"):
+        if name in ("index", "remove", "sort"):
+            self.need_constant(*self.items(v), *args)
+        if name == "index":
+            return self.python(self.items(v).index, *args)
+        if name in ("append", "extend", "insert", "pop", "clear", "remove", "reverse", "sort"):
             if name == "extend" and isinstance(args[0], Iter):
                 # The iterator may read the list, which grows item by item.
                 for x in self.lazily(args[0]):
@@ -365,6 +369,11 @@ class Containers(Operators):
             default = args[1] if len(args) > 1 else None
             get = lambda items, k: self._value_of_key(items, k, default)
             return self.lifted(get, v.slots["items"], args[0])
+        if name == "setdefault":
+            self.need_constant(args[0])
+            if not any(k == args[0] for k, _ in self.items(v)):
+                self.set_item(v, args[0], args[1] if len(args) > 1 else None)
+            return self.get_item(v, args[0])
         if name == "update":
             for k, x in itertools.chain(self.pairs(args[0]) if args else (), kwargs.items()):
                 self.set_item(v, k, x)

@@ -7,6 +7,7 @@ import ast
 import builtins
 import functools
 import linecache
+import sys
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -137,10 +138,24 @@ class Functions(Calls):
 
     def do_functiondef(self, s: ast.FunctionDef, env: Obj) -> None:
         decorators = [self.eval(d, env) for d in s.decorator_list]
+        self._check_annotations(s, env)
         f: Any = self.closure(s, env)
         for d in reversed(decorators):
             f = self.call(d, [f], {})
         self.store(s.name, f, env)
+
+
+    def _check_annotations(self, node: ast.FunctionDef, env: Obj) -> None:
+        """Older Pythons evaluate annotations where a function is made. Here they are not, so they must do nothing."""
+        flags = env.slots["$outer"].__code__.co_flags
+        if sys.version_info >= (3, 14) or flags & __future__.annotations.compiler_flag:
+            return
+        arguments = [x.annotation for x in ast.walk(node.args) if isinstance(x, ast.arg)]
+        for n in (n for a in (*arguments, node.returns) if a for n in ast.walk(a)):
+            if isinstance(n, (ast.Call, ast.NamedExpr)):
+                raise Refused("an annotation that calls something", "leave it out")
+            if isinstance(n, ast.Name):
+                self.load(n.id, env)
 
 
 # ------------------------------------------------------------------------- their source

@@ -53,6 +53,10 @@ class Operators(Machine):
         return self.lifted(lambda x, y: self._binary(op, x, y), a, b)
 
     def _binary(self, op: type, a: Any, b: Any) -> Any:
+        if op is ast.Add and type(a) is list and isinstance(b, Obj):
+            a = Obj(list, {"items": self.iterate(a)})
+        if op is ast.Add and type(b) is list and isinstance(a, Obj):
+            b = Obj(list, {"items": self.iterate(b)})
         if isinstance(a, Obj) or isinstance(b, Obj):
             return self._objects(op, a, b)
         if is_array(a) or is_array(b):
@@ -128,7 +132,7 @@ class Operators(Machine):
 
     def _truth(self, v: Any) -> Any:
         if isinstance(v, Num):
-            return v if v.kind == "b" else True if nonzero(v) else Num("b", wide(lambda: v.val != 0))
+            return v if v.kind == "b" else True if nonzero(v) else num_compare(operator.ne, v, 0)
         if is_array(v):
             if v.size != 1:
                 raise PyRaise(ValueError("the truth value of an array of several elements; use jnp.any or jnp.all"))

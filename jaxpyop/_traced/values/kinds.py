@@ -98,12 +98,14 @@ class Num(Kind):
         val: a scalar of bool, int64 or float64.
         lo: an integer that it is not below, if it is an integer.
         hi: an integer that it is not above, if it is an integer.
+        factors: the two numbers of which it is the product, as far as that is known.
     """
 
-    __slots__ = ("hi", "kind", "lo", "val")
+    __slots__ = ("factors", "hi", "kind", "lo", "val")
 
     def __init__(self, kind: str, val: Any, lo: Any = None, hi: Any = None) -> None:
         self.kind, self.val, self.lo, self.hi = kind, val, lo, hi
+        self.factors: tuple[Any, Any] | None = None
 
 
 class Union(Kind):
