@@ -1,7 +1,7 @@
 """JAX's own loops and branches, and `jax.debug.print`, in a function that is interpreted.
 
-Under `vmap`, JAX runs both sides of a branch, and a turn of a loop for the elements that are done, too. So a loop of JAX
-does not begin on a path that is not taken, where it might not end, and nothing is printed there. The functions that
+Under `vmap`, JAX runs both sides of a branch, and the turns of a loop for the elements that are done, too. So a loop of
+JAX does not begin on a path that is not taken, where it might not end, and nothing is printed there. The functions that
 JAX calls know in their turn what is taken.
 """
 

@@ -263,7 +263,8 @@ class Machine:
             forms = found
         else:
             raise Refused("what the loop carries has another form after each turn")
-        if self.needs_bound and bound is None and any(map(core.is_inexact, structs_of(list(forms.values())))):
+        arrays = [f for form in forms.values() for f in walk(form, set()) if f.kind == "arr"]
+        if self.needs_bound and bound is None and any(core.is_inexact(f.struct()) for f in arrays):
             raise Refused("a backward pass through a loop on values needs to know how many turns there can be", _BOUND)
         flat = Flattening(next(Obj.births))
         for p, form in forms.items():
