@@ -144,7 +144,6 @@ class Functions(Calls):
             f = self.call(d, [f], {})
         self.store(s.name, f, env)
 
-
     def _check_annotations(self, node: ast.FunctionDef, env: Obj) -> None:
         """Older Pythons evaluate annotations where a function is made. Here they are not, so they must do nothing."""
         flags = env.slots["$outer"].__code__.co_flags

@@ -353,7 +353,7 @@ def shapes_of(
         return None
     try:
         return [s.shape for s in jax.eval_shape(run, *structs)]
-    except Exception:  # noqa: BLE001
+    except Exception:
         # Whatever is wrong with the function, its call will tell.
         return None
 
@@ -361,7 +361,8 @@ def shapes_of(
 def _shaped(v: Any) -> Any:
     if isinstance(v, Either):
         return v.map(_shaped)
-    return num_to_array(v) if isinstance(v, Num) else jnp.asarray(v)
+    # Of one dtype, so that two paths differ by the shape alone.
+    return jnp.zeros(() if isinstance(v, Num) else np.shape(v), np.bool_)
 
 
 @dataclasses.dataclass(frozen=True)
