@@ -92,7 +92,11 @@ def trace(op: Op, inputs: Inputs, call_host: Callable[[Op, Any], Any], arrays: S
     strict = [jax.lax.convert_element_type(a, a.dtype) for a in arrays]
     args, kwargs = inputs.unflatten(inputs.wrap_keys(strict) if any(inputs.key_impls) else strict)
     try:
-        outs, number, errors = interpret(op.func, args, kwargs, checked, max_steps=op.max_steps, title=op.title)
+        # The eager function has a gradient, so that what is traced in its place must have one.
+        needs_bound = op.mode == "auto" and any(map(_jaxcore.is_inexact, arrays))
+        outs, number, errors = interpret(
+            op.func, args, kwargs, checked, max_steps=op.max_steps, title=op.title, needs_bound=needs_bound
+        )
     except Refused as error:
         why = _reason(error)
         advice = "" if 'mode="eager"' in why else '; or write mode="eager" to call the body at run time instead'

@@ -27,6 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxpyop._traced.control import CONTROL
 from jaxpyop._traced.operators import name_of_type, type_of
 from jaxpyop._traced.values import *
 
@@ -53,12 +54,12 @@ transpose trapezoid tri tril triu trunc uint16 uint32 uint8 unwrap vander var vd
 """
 _LAX = """
 abs acos add all_gather all_to_all argmax argmin asin associative_scan atan atan2 axis_index bitcast_convert_type
-broadcast cbrt ceil clamp cond conv conv_general_dilated convert_element_type cos cosh cummax cummin cumprod cumsum
+broadcast cbrt ceil clamp conv conv_general_dilated convert_element_type cos cosh cummax cummin cumprod cumsum
 digamma div dot dot_general dynamic_index_in_dim dynamic_slice dynamic_slice_in_dim dynamic_update_index_in_dim
-dynamic_update_slice dynamic_update_slice_in_dim eq erf erf_inv exp expand_dims expm1 floor fori_loop full gather ge
+dynamic_update_slice dynamic_update_slice_in_dim eq erf erf_inv exp expand_dims expm1 floor full gather ge
 gt integer_pow is_finite le lgamma log log1p logistic lt map max min mul ne neg pmax pmean pmin pow ppermute psum
 reduce reduce_max reduce_min reduce_sum reduce_window rem reshape rev round rsqrt scan select sign sin sinh slice
-slice_in_dim sort sqrt square squeeze stop_gradient sub switch tan tanh top_k transpose while_loop
+slice_in_dim sort sqrt square squeeze stop_gradient sub tan tanh top_k transpose
 """
 _NN = """
 celu elu gelu glu hard_sigmoid hard_tanh leaky_relu log_sigmoid log_softmax logsumexp one_hot relu relu6 selu sigmoid
@@ -81,7 +82,8 @@ prod sin sqrt zeros
 _MODULES: tuple[tuple[types.ModuleType, str], ...] = (
     *((jnp, _JNP), (lax, _LAX), (jax.nn, _NN), (jax.random, _RANDOM), (jnp.linalg, _LINALG)),
     *((jax.scipy.special, _SPECIAL), (jax.tree, _TREE), (jax, _JAX)),
-    *((jax.debug, "print"), (jax, "ShapeDtypeStruct linearize")),
+    (jax, "ShapeDtypeStruct linearize"),
+    (jax.scipy.stats.norm, "cdf logcdf logpdf logsf pdf ppf sf"),
     (jax.dtypes, "canonicalize_dtype result_type"),
     (jax.scipy.linalg, "cho_factor cho_solve solve_triangular"),
     (jnp.fft, "fft ifft rfft irfft fftfreq"),
@@ -100,6 +102,8 @@ def _named(module: Any, names: str) -> dict[int, Any]:
 
 # By id, because some are compared in ways of their own. The functions are kept, so that no id is used again.
 OF_JAX: dict[int, Any] = {key: f for module, names in _MODULES for key, f in _named(module, names).items()}
+# Those, and JAX's loops, branches and prints.
+KNOWN = OF_JAX | {id(f): f for f, _ in CONTROL} | {id(jax.debug.callback): jax.debug.callback}
 # They may hand a number of Python on as it is.
 OF_TREES = _named(jax.tree, _TREE) | _named(jax.tree_util, _TREE_UTIL) | _named(lax, "stop_gradient switch")
 # They return a function. JAX keeps what it made of a function under `jit` or `checkpoint`.
@@ -114,8 +118,8 @@ METHODS: dict[type, frozenset[str]] = {
     prod ravel repeat reshape round sort squeeze std sum swapaxes take trace transpose var view
     """),
     At: _set("add apply divide get max min mul multiply power set"),
-    list: _set("append clear copy extend insert pop reverse"),
-    dict: _set("copy get items keys update values"),
+    list: _set("append clear copy extend index insert pop remove reverse sort"),
+    dict: _set("copy get items keys setdefault update values"),
     str: _set("count endswith find format join lower lstrip replace rstrip split startswith strip title upper"),
     np.ndarray: _set("astype copy max mean min prod reshape std sum tolist var"),
 }
@@ -127,12 +131,6 @@ DATA: tuple[tuple[Any, frozenset[str]], ...] = (
     (np.dtype, _set("itemsize kind name")),
     ((np.finfo, np.iinfo, jnp.finfo, jnp.iinfo), _set("bits dtype eps max min smallest_normal tiny")),
 )
-
-# What a class of which the program makes objects may not have, because the interpreter does not call it.
-NOT_IN_CLASSES = _set("""
-__new__ __del__ __getattribute__ __getattr__ __slots__ __iter__ __hash__ __set_name__ __array__ __jax_array__
-__array_ufunc__ __array_priority__
-""")
 
 
 # ------------------------------------------------------ functions that are written for traced numbers
@@ -159,8 +157,8 @@ def _sum(m: Any, items: Any, start: Any = 0) -> Any:
     has_floats = any(is_scalar(x) and kind_of(x) == "f" for alts in terms for x in alts)
     if sys.version_info >= (3, 12) and len(terms) > 2 and is_traced and has_floats:
         raise Refused("sum() of floats, whose rounding Python makes up for", "write a loop, or use jnp.sum")
-    known = next((i for i, x in enumerate(items) if not isinstance(x, CONSTANT_TYPES)), len(items))
-    if isinstance(start, CONSTANT_TYPES):
+    known = next((i for i, x in enumerate(items) if not is_constant(x)), len(items))
+    if is_constant(start):
         start, items = m.python(sum, items[:known], start), items[known:]
     for x in items:
         start = m.binary(ast.Add, start, x)
@@ -190,10 +188,13 @@ def _one_of_two(m: Any, op: type, old: Any, new: Any) -> Any:
     return m.branch(m.truth(better), lambda: new, lambda: old)
 
 
-def _sorted(m: Any, items: Any, reverse: Any = False) -> Any:
-    if any(is_array(x) or isinstance(x, Kind) for x in items):
+def _sorted(m: Any, items: Any, reverse: Any = False, key: Any = None) -> Any:
+    keys = items if key is None else tuple(m.call(key, [x], {}) for x in items)
+    if any(is_array(x) or isinstance(x, Kind) for x in keys):
         raise Refused("sorted() of traced values", "use jnp.sort")
-    return m.new_list(m.of_constants(sorted, [items], {"reverse": reverse}))
+    m.need_constant(*keys, reverse)
+    places = m.python(sorted, range(len(items)), key=keys.__getitem__, reverse=bool(reverse))
+    return m.new_list(items[i] for i in places)
 
 
 def _range(m: Any, *args: Any) -> Any:
@@ -205,7 +206,7 @@ def _range(m: Any, *args: Any) -> Any:
             return m.python(range, *args)
         start, stop, step = (0, args[0], 1) if len(args) == 1 else (*args, 1)[:3]
         if not isinstance(step, int) or step == 0 or any(kind_of(a) not in "bi" for a in args):
-            raise Refused("a range with a traced step, or of what are no integers", "write int(n) or n.astype(int)")
+            raise Refused("a range with a traced step, or of what is no integer on each path", "write int(n)")
         return TracedRange(start, stop, step)
 
     return m.lifted(of, *given)
@@ -227,8 +228,8 @@ def _int(m: Any, v: Any, *rest: Any) -> Any:
 
 
 def _round(m: Any, v: Any, digits: Any = None) -> Any:
-    if is_array(v) and digits is not None:
-        return m.python(jnp.round, v, digits)
+    if is_array(v):
+        return m.python(round, v, *([] if digits is None else [digits]))
     if isinstance(v, Num) and digits is None:
         return to_int(lambda x: lax.round(x, lax.RoundingMethod.TO_NEAREST_EVEN), v)
     return m.of_constants(round, [v, digits], {})
@@ -245,7 +246,9 @@ def _isinstance(m: Any, v: Any, t: Any) -> Any:
     ts = t if isinstance(t, tuple) else (t,)
     if any(type(c) not in (type, type(jax.Array)) for c in ts):
         raise Refused("isinstance of a type that decides for itself")
-    if not (is_array(v) or isinstance(v, (Num, Obj, tuple, list, dict, *CONSTANT_TYPES))):
+    if is_array(v) and not all(c in (jax.Array, object) or module_of(c) in ("builtins", "numpy") for c in ts):
+        raise Refused("isinstance of an array and a class that may be one of JAX's own", "write jax.Array")
+    if not (is_array(v) or isinstance(v, (Num, Obj, tuple, list, dict)) or is_constant(v)):
         raise Refused(f"isinstance of a {name_of_type(v)}")
     return any(issubclass(type_of(v), c) for c in ts)
 
@@ -297,7 +300,7 @@ def _one(f: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _hasattr(m: Any, v: Any, name: str) -> bool:
-    if not (is_array(v) and name in ("dtype", "shape", "ndim", "size")) and not isinstance(v, CONSTANT_TYPES):
+    if not (is_array(v) and name in ("dtype", "shape", "ndim", "size")) and not is_constant(v):
         raise Refused(f"hasattr(v, {name!r}) of a {name_of_type(v)}", "use isinstance")
     return is_array(v) or hasattr(v, name)
 
@@ -316,7 +319,9 @@ ROWS: list[tuple[Any, Callable[..., Any]]] = [
     (list, lambda m, v=(): m.lifted(lambda i: m.new_list(m.iterate(i)), m.known_length(v))),
     (tuple, lambda m, v=(): m.lifted(m.iterate, m.known_length(v))),
     *((isinstance, _one(_isinstance)), (hasattr, _one(_hasattr))),
-    *((f, _of_constants(f)) for f in (print, str, repr, complex, pow, ord, chr, frozenset, callable)),
+    *((f, _of_constants(f)) for f in (print, str, repr, complex, ord, chr, frozenset, callable)),
+    (pow, lambda m, a, b, *rest: m.of_constants(pow, [a, b, *rest], {}) if rest else m.binary(ast.Pow, a, b)),
+    (itertools.product, lambda m, *its, repeat=1: Iter(itertools.product(*map(m.iterate, its), repeat=repeat))),
     (slice, lambda m, *ends: m.new_slice(*ends)),
     (functools.partial, lambda m, f, /, *args, **kwargs: Partial(f, tuple(args), kwargs)),
     (divmod, lambda m, a, b: (m.binary(ast.FloorDiv, a, b), m.binary(ast.Mod, a, b))),
@@ -328,5 +333,6 @@ ROWS: list[tuple[Any, Callable[..., Any]]] = [
     (operator.neg, lambda m, v: m.unary(ast.USub, v)),
     (operator.getitem, lambda m, box, key: m.get_item(box, key)),
     (operator.index, _of_constants(operator.index)),
+    *CONTROL,
 ]
 BUILTINS = {id(f): row for f, row in ROWS}

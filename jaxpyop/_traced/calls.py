@@ -8,6 +8,7 @@ import functools
 import inspect
 import math
 import types
+import typing
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,8 +19,8 @@ import numpy as np
 from jaxpyop import _jaxcore as core
 from jaxpyop._config import config
 from jaxpyop._traced import allowed
-from jaxpyop._traced.allowed import BUILTINS, OF_JAX, OF_MATH, OF_NUMPY
-from jaxpyop._traced.containers import LIBRARIES, Containers, module_of
+from jaxpyop._traced.allowed import BUILTINS, KNOWN, OF_JAX, OF_MATH, OF_NUMPY
+from jaxpyop._traced.containers import Containers
 from jaxpyop._traced.operators import name_of_type
 from jaxpyop._traced.values import *
 
@@ -53,7 +54,7 @@ class Calls(Containers):
         if isinstance(f, (Closure, types.FunctionType)):
             return self.call_user(f, args, kwargs)
         if isinstance(f, types.MethodType):
-            return self.call(f.__func__, [f.__self__, *args], kwargs)
+            return self.call(self.outside(f.__func__), [self.outside(f.__self__), *args], kwargs)
         if isinstance(f, Method):
             return self.call_method(f.self, f.name, args, kwargs)
         if isinstance(f, Partial):
@@ -68,15 +69,18 @@ class Calls(Containers):
         if isinstance(f, type):
             return self._construct(f, args, kwargs)
         if isinstance(f, functools.partial):
-            return self.call(f.func, [*map(self.outside, f.args), *args], {**f.keywords, **kwargs})
-        wrapped = getattr(f, "__wrapped__", None)
-        if core.is_jitted(f) and isinstance(wrapped, types.FunctionType):
+            given = {k: self.outside(v) for k, v in f.keywords.items()}
+            return self.call(self.outside(f.func), [*map(self.outside, f.args), *args], {**given, **kwargs})
+        wrapped = getattr(f, "__wrapped__", None) if core.is_jitted(f) else None
+        if isinstance(wrapped, types.FunctionType):
             # As a compiled function, so that its arguments and results are what JAX makes of them.
             if core.has_static_arguments(f):
                 raise Refused(f"`{name_of_function(f)}`, which is compiled with static arguments", OUTSIDE)
-            return self.call_jax(jax.jit(self._function_for_jax(wrapped)), args, kwargs)
-        found = self.class_attribute(f.cls if isinstance(f, Obj) else type(f), "__call__")
-        if isinstance(found, types.FunctionType) and module_of(type(f)) not in (*LIBRARIES, "functools"):
+            return self.call_jax(jax.jit(self.function_for_jax(wrapped)), args, kwargs)
+        cls: Any = f.cls if isinstance(f, Obj) else type(f)
+        found = self.class_attribute(cls, "__call__")
+        if isinstance(found, types.FunctionType) and module_of(cls) not in (*LIBRARIES, "functools"):
+            check_class(cls)
             return self.call(Partial(found, (f,)), args, kwargs)
         raise Refused(f"`{name_of_function(f)}` is not in the language", OUTSIDE)
 
@@ -117,7 +121,7 @@ class Calls(Containers):
             return v.func
         is_function = isinstance(v, (Closure, Partial, Transformed, types.FunctionType, types.MethodType))
         if is_function or core.is_jitted(v) or id(v) in BUILTINS or id(v) in OF_MATH:
-            return self._function_for_jax(v)
+            return self.function_for_jax(v)
         raise Refused(f"a {name_of_type(v)} is given to a function of JAX")
 
     def _transformed(self, transform: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -147,7 +151,7 @@ class Calls(Containers):
         """An input of the function, as a value of the language. A function among the inputs is one of the user."""
         return self.from_jax(v, of_function=self.outside)
 
-    def _function_for_jax(self, f: Any) -> Any:
+    def function_for_jax(self, f: Any) -> Any:
         """A function that JAX may call, in a trace of its own. It must not change what is outside of it."""
 
         def called(*args: Any, **kwargs: Any) -> Any:
@@ -166,15 +170,13 @@ class Calls(Containers):
         count = len(args)
 
         def called(*xs: Any) -> Any:
-            if (id(f) in allowed.OF_TREES or id(f) not in OF_JAX) and any(self._numbers_in(xs)):
+            if (id(f) in allowed.OF_TREES or id(f) not in KNOWN) and any(self._numbers_in(xs)):
                 remedy = "make it an array, such as jnp.float32(n)"
                 raise Refused(f"{name_of_function(f)} is given a number of Python that is not known", remedy)
             given = list(map(self.to_jax, xs))
             return self.from_jax(self.python(f, *given[:count], **dict(zip(kwargs, given[count:]))))
 
-        run = lambda: self.lifted(called, *args, *kwargs.values())
-        # Once Python has raised, nobody asks for what it gives.
-        return self.branch(self.unraised(), run, lambda: UNSEEN) if f in _NOT_AFTER_AN_ERROR else run()
+        return self.lifted(called, *args, *kwargs.values())
 
     def _check_casts(self, f: Any, values: list[Any]) -> None:
         """Refuses a number of Python that a function of JAX casts to a dtype by way of another one."""
@@ -207,7 +209,8 @@ class Calls(Containers):
                 return self.number_of(v.reshape(()) if v.size == 1 else v)
             return self.call_jax(getattr(v, name), args, kwargs)
         if isinstance(v, At):
-            return self.call_jax(getattr(v.array.at[self.array_index(v.index)], name), args, kwargs)
+            index = v.index if name == "set" and is_array(v.index) else self.array_index(v.index)
+            return self.call_jax(getattr(v.array.at[index], name), args, kwargs)
         if isinstance(v, (str, np.ndarray)):
             args = [self.iterate(a) if isinstance(a, (Obj, Iter)) else a for a in args]
             out = self.of_constants(getattr(v, name), args, kwargs)
@@ -228,47 +231,46 @@ class Calls(Containers):
         if issubclass(cls, tuple) and hasattr(cls, "_fields"):
             check_tuple(cls)
             return self.python(cls, *args, **kwargs)
+        check_class(cls)
         if issubclass(cls, (BaseException, enum.Enum)):
             if any(isinstance(v, Kind) or is_array(v) for v in (*args, *kwargs.values())):
                 raise Refused(f"a {cls.__name__} of a value that is not known", "write an f-string that names it")
+            if issubclass(cls, enum.Enum) and "_missing_" in vars(cls):
+                raise Refused(f"a {cls.__name__} of a value, because its class has _missing_")
             self.need_constant(*args, *kwargs.values())
             return self.python(cls, *args, **kwargs)
-        if type(cls) is not type or any(module_of(c) in (*LIBRARIES, "abc", "typing") for c in cls.__mro__[:-1]):
+        if type(cls) is not type or any(is_plain_base(c, cls) for c in cls.__mro__[:-1] if c is not typing.Generic):
             what = "a class that is built in or made in a way of its own, is not in the language"
             raise Refused(f"`{name_of_function(cls)}`, {what}", OUTSIDE)
-        generated = getattr(getattr(cls.__init__, "__code__", None), "co_filename", "") == "<string>"
-        params: Any = vars(cls).get("__dataclass_params__")
-        frozen = params is not None and params.frozen
-        for name in (*allowed.NOT_IN_CLASSES, *(() if frozen else ("__setattr__",))):
-            found = self.class_attribute(cls, name)
-            if found is not UNDEF and not (name == "__hash__" and dataclasses.is_dataclass(cls)):
-                raise Refused(f"an object of {cls.__name__}, whose class has {name}")
         obj = Obj(cls, {})
-        if params is not None and generated:
-            self._set_fields(obj, args, kwargs)
-        elif (init := self.class_attribute(cls, "__init__")) is not UNDEF:
-            self.call(Partial(init, (obj,)), args, kwargs)
+        owner = next((c for c in cls.__mro__[:-1] if "__init__" in vars(c)), object)
+        init: Any = vars(owner)["__init__"]
+        if "__dataclass_params__" in vars(owner) and getattr(init, "__code__", init).co_filename == "<string>":
+            self._set_fields(obj, owner, args, kwargs)
+        elif owner is not object:
+            self.call(Partial(self.outside(init), (obj,)), args, kwargs)
         elif args or kwargs:
             raise PyRaise(TypeError(f"{cls.__name__}() takes no arguments"))
         return obj
 
-    def _set_fields(self, obj: Obj, args: list[Any], kwargs: dict[str, Any]) -> None:
-        cls, fields = obj.cls, dataclasses.fields(obj.cls)
+    def _set_fields(self, obj: Obj, owner: Any, args: list[Any], kwargs: dict[str, Any]) -> None:
+        """What the `__init__` does that `dataclass` wrote for the class `owner`."""
+        fields, signature = dataclasses.fields(owner), inspect.signature(vars(owner)["__init__"])
         try:
-            given = inspect.signature(cls.__init__).bind(obj, *args, **kwargs).arguments
+            given = signature.bind(obj, *args, **kwargs).arguments
         except TypeError as e:
             raise PyRaise(e) from None
-        if len(inspect.signature(cls.__init__).parameters) > 1 + sum(f.init for f in fields):
-            raise Refused(f"an InitVar of {cls.__name__} is not in the language")
+        if len(signature.parameters) > 1 + sum(f.init for f in fields):
+            raise Refused(f"an InitVar of {owner.__name__} is not in the language")
         for f in fields:
             if f.name in given:
                 obj.slots[f.name] = given[f.name]
             elif f.default_factory is not dataclasses.MISSING:
-                obj.slots[f.name] = self.call(f.default_factory, [], {})
-            elif f.default is not dataclasses.MISSING:
+                obj.slots[f.name] = self.call(self.outside(f.default_factory), [], {})
+            elif f.init and f.default is not dataclasses.MISSING:
                 obj.slots[f.name] = self.outside(f.default)
         check_no_iterators(*obj.slots.values())
-        if (post := self.class_attribute(cls, "__post_init__")) is not UNDEF:
+        if (post := self.class_attribute(obj.cls, "__post_init__")) is not UNDEF:
             self.call(Partial(post, (obj,)), [], {})
 
 
@@ -287,8 +289,6 @@ def _raise(where: str, primals: Any, tangents: Any) -> Any:
     )
 
 
-# They have an effect, or might not end.
-_NOT_AFTER_AN_ERROR = (jax.debug.print, jax.lax.while_loop, jax.lax.fori_loop)
 # The dtypes that a float of Python becomes in one step, or by way of a float32 without another rounding.
 _OF_FLOATS = ("float32", "float64", "complex64", "complex128")
 
@@ -309,12 +309,16 @@ OUTSIDE = (
 
 def is_of_jax(v: Any) -> bool:
     """Whether JAX and the language have the same value. An object that is a pytree is handed on as it is."""
-    if is_array(v) or isinstance(v, (*CONSTANT_TYPES, np.ndarray, type, jax.tree_util.PyTreeDef, jax.ShapeDtypeStruct)):
+    types_ = (np.ndarray, type, jax.tree_util.PyTreeDef, jax.ShapeDtypeStruct)
+    if is_array(v) or is_constant(v) or isinstance(v, types_):
         return True
-    return not isinstance(v, tuple) and type(v) not in (list, dict) and not jax.tree_util.all_leaves([v])
+    is_tree = not isinstance(v, (tuple, Kind)) and type(v) not in (list, dict) and not jax.tree_util.all_leaves([v])
+    return is_tree and not why_not(v)
 
 
 def name_of_function(f: Any) -> str:
+    if not isinstance(f, (type, types.FunctionType, types.BuiltinFunctionType)) and module_of(type(f)) not in LIBRARIES:
+        return type(f).__name__
     module, name = getattr(f, "__module__", None), getattr(f, "__qualname__", type(f).__name__)
     short = {"numpy": "np", "jax.numpy": "jnp", "builtins": ""}.get(module or "", module or "")
     return f"{short}.{name}" if short else name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import enum
 import itertools
 import operator
@@ -21,15 +22,7 @@ _MOST_TURNS = 4096
 # A traced index with more values than these is refused for a list.
 _MOST_INDICES = 12
 Items = tuple[Any, ...]
-# How classes look up attributes that do nothing of their own.
-_PLAIN = (object.__getattribute__, types.SimpleNamespace.__getattribute__, tuple.__getattribute__)
-LIBRARIES = ("jax", "jaxlib", "numpy", "builtins")
 CHANGES = 'return the new value, make it in the function, or write mode="eager" and stateful=True'
-
-
-def module_of(v: Any) -> str:
-    """The package in which a function or a class was written."""
-    return (getattr(v, "__module__", None) or "").split(".")[0]
 
 
 class Containers(Operators):
@@ -114,6 +107,7 @@ class Containers(Operators):
             out = self._of_tuple(tuple(map(self.outside, box)), key)
             return self.new_list(out) if type(box) is list and isinstance(key, slice) else out
         if type(box) in (dict, types.MappingProxyType):
+            self.need_constant(*box)
             return self.outside(self._value_of_key(tuple(box.items()), key))
         if isinstance(box, (str, np.ndarray)) and not is_array(key):
             self.need_constant(None if isinstance(key, slice) else key)
@@ -241,10 +235,11 @@ class Containers(Operators):
         raise Refused(f"a loop over a {name_of_type(v)}")
 
     def outside(self, v: Any) -> Any:
-        """A value from outside, as one of the language. Its objects are checked when they are used."""
+        """A value from outside, as one of the language. What is in a list or an object is checked when it is used."""
+        check_from_outside(v)
         if isinstance(v, tuple):
-            check_tuple(type(v))
-            return v if hasattr(v, "_fields") else tuple(map(self.outside, v))
+            parts = tuple(map(self.outside, v))
+            return v if hasattr(v, "_fields") else parts
         return v
 
     # -------------------------------------------------------------------- attributes
@@ -267,61 +262,77 @@ class Containers(Operators):
         if is_array(v) and name == "at":
             return At(v)
         if isinstance(v, types.ModuleType):
-            return self.outside(self.python(getattr, v, name))
+            return self._of_module(v, name)
         return self._of_class(v, name) if isinstance(v, type) else self._of_object(v, name)
+
+    def _of_module(self, v: types.ModuleType, name: str) -> Any:
+        if name not in vars(v) and v.__name__.split(".")[0] not in LIBRARIES:
+            if "__getattr__" in vars(v):
+                raise Refused(f"the attribute {name} of the module {v.__name__}, which has a __getattr__")
+            raise PyRaise(AttributeError(f"module {v.__name__!r} has no attribute {name!r}"))
+        return self.outside(self.python(getattr, v, name))
 
     def _of_object(self, v: Any, name: str) -> Any:
         """An attribute of an object of the program, or of one from outside, which nothing in the program changes."""
         cls: Any = type_of(v)
-        own = v.slots if isinstance(v, Obj) else getattr(v, "__dict__", {})
-        if name in (fields := getattr(v, "_fields", ())) and isinstance(v, tuple):
-            return v[fields.index(name)]
-        plain = cls.__getattribute__ in _PLAIN and not hasattr(cls, "__getattr__")
-        if not plain or module_of(cls) in LIBRARIES or (callable(v) and module_of(cls) == "functools"):
+        if isinstance(v, tuple):
+            if name in (fields := getattr(cls, "_fields", ())):
+                return v[fields.index(name)]
+        elif module_of(cls) in LIBRARIES or (isinstance(v, Kind) and not isinstance(v, Obj)) or cls in METHODS:
             raise Refused(f"the attribute {name} of a {name_of_type(v)} is not in the language")
+        else:
+            check_class(cls)
+        if name == "__class__":
+            return cls
+        own = v.slots if isinstance(v, Obj) else _attributes_of(v)
         found = self.class_attribute(cls, name)
-        if name in own and not hasattr(type(found), "__set__"):
+        if name in own and type(found) not in (property, *_NOT_READ):
             x = self.outside(own[name])
             if isinstance(x, Union) and UNDEF in x.alts:
                 raise Refused(f"the attribute {name} is set on one path only", "set it before")
             return x
-        if name == "__class__":
-            return cls
         if found is UNDEF:
+            if hasattr(object, name):
+                raise Refused(f"the attribute {name}")
             raise PyRaise(AttributeError(f"{cls.__name__!r} object has no attribute {name!r}"))
-        return self._bind(found, v, cls)
+        return self.bind_attribute(found, v, cls)
 
     def _of_class(self, v: type, name: str) -> Any:
+        if issubclass(v, enum.Enum):
+            check_class(v)
         if issubclass(v, enum.Enum) or module_of(v) in LIBRARIES:
-            return self.python(getattr, v, name)
+            return self.outside(self.python(getattr, v, name))
         found = self.class_attribute(v, name)
-        if found is UNDEF or isinstance(found, property) or hasattr(type, name):
+        if type(v) not in (type, abc.ABCMeta) or found is UNDEF or isinstance(found, property) or hasattr(type, name):
             raise Refused(f"the attribute {name} of the class {v.__name__}")
-        return self._bind(found, UNDEF, v)
+        return self.bind_attribute(found, UNDEF, v)
 
-    def _bind(self, found: Any, v: Any, cls: Any) -> Any:
+    def bind_attribute(self, found: Any, v: Any, cls: Any) -> Any:
         """What is found in a class, as an attribute of the object v, or of the class itself."""
-        if isinstance(found, property):
-            return self.call(Partial(found.fget, (v,)), [], {})
-        if isinstance(found, staticmethod):
-            return found.__func__
-        if isinstance(found, classmethod):
-            return Partial(found.__func__, (cls,))
-        if isinstance(found, types.FunctionType) and v is not UNDEF:
+        kind = type(found)
+        if kind is property and v is not UNDEF:
+            return self.call(Partial(self.outside(found.fget), (v,)), [], {})
+        if kind is staticmethod:
+            return self.outside(found.__func__)
+        if kind is classmethod:
+            return Partial(self.outside(found.__func__), (cls,))
+        if kind is types.FunctionType and v is not UNDEF:
             return Partial(found, (v,))
-        if isinstance(found, (types.FunctionType, *CONSTANT_TYPES, tuple, list, dict)) or is_array(found):
-            return self.outside(found)
-        raise Refused(f"a class attribute that is a {type(found).__name__}")
+        if not _is_data(found):
+            raise Refused(f"a class attribute that is a {kind.__name__}")
+        return self.outside(found)
 
     def set_attr(self, v: Any, name: str, value: Any) -> None:
         self.lifted(lambda a: self._set_attr(a, name, value), v)
 
     def _set_attr(self, v: Any, name: str, value: Any) -> None:
         check_name(name)
+        if name.startswith("__"):
+            raise Refused(f"`.{name}` is set")
         if not isinstance(v, Obj) or v.cls in METHODS:
             raise Refused(f"`.{name}` of a {name_of_type(v)} from outside is changed", CHANGES)
         found = self.class_attribute(v.cls, name)
-        plain = found is UNDEF or isinstance(found, (types.FunctionType, *CONSTANT_TYPES))
+        plain = found is UNDEF or _is_data(found)
         if not plain or self.class_attribute(v.cls, "__setattr__") is not UNDEF:
             raise Refused(f"`.{name}`, a property or an attribute of a frozen dataclass, is set", "make a new object")
         self.write(v, name, value)
@@ -329,7 +340,11 @@ class Containers(Operators):
     # ------------------------------------------------------- methods of built-in types
 
     def list_method(self, v: Obj, name: str, args: list[Any]) -> Any:
-        if name in ("append", "extend", "insert", "pop", "clear", "reverse"):
+        if name in ("index", "remove", "sort"):
+            self.need_constant(*self.items(v), *args)
+        if name == "index":
+            return self.python(self.items(v).index, *args)
+        if name in ("append", "extend", "insert", "pop", "clear", "remove", "reverse", "sort"):
             if name == "extend" and isinstance(args[0], Iter):
                 # The iterator may read the list, which grows item by item.
                 for x in self.lazily(args[0]):
@@ -354,6 +369,11 @@ class Containers(Operators):
             default = args[1] if len(args) > 1 else None
             get = lambda items, k: self._value_of_key(items, k, default)
             return self.lifted(get, v.slots["items"], args[0])
+        if name == "setdefault":
+            self.need_constant(args[0])
+            if not any(k == args[0] for k, _ in self.items(v)):
+                self.set_item(v, args[0], args[1] if len(args) > 1 else None)
+            return self.get_item(v, args[0])
         if name == "update":
             for k, x in itertools.chain(self.pairs(args[0]) if args else (), kwargs.items()):
                 self.set_item(v, k, x)
@@ -367,6 +387,25 @@ class Containers(Operators):
         if type(v) is dict:
             return tuple(v.items())
         return ((k, x) for k, x in map(self.iterate, self.lazily(v)))
+
+
+# They decide what an attribute is, although the object has one of that name.
+_NOT_READ = (types.GetSetDescriptorType, types.MemberDescriptorType)
+
+
+def _attributes_of(v: Any) -> Any:
+    """The attributes that an object itself has. Its class has passed the gate."""
+    try:
+        return object.__getattribute__(v, "__dict__")
+    except AttributeError:
+        return {}
+
+
+def _is_data(found: Any) -> bool:
+    """Whether what stands in a class is the attribute of an object itself, and does not compute one."""
+    kind = type(found)
+    plain = kind in (types.FunctionType, tuple, list, dict, types.BuiltinFunctionType) or is_constant(found)
+    return plain or is_array(found) or kind is np.ndarray
 
 
 def check_name(name: str) -> None:

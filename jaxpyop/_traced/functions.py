@@ -7,6 +7,7 @@ import ast
 import builtins
 import functools
 import linecache
+import sys
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -58,7 +59,8 @@ class Functions(Calls):
     def _bound_arguments(self, f: Closure, args: list[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
         """The parameters of a function by name, as Python binds them."""
         bind = types.FunctionType(_binder(f.node), {}, None, tuple(map(self.outside, f.defaults)))
-        bind.__kwdefaults__, bind.__qualname__ = f.kw_defaults, getattr(f.node, "name", "<lambda>")
+        bind.__kwdefaults__ = {k: self.outside(v) for k, v in f.kw_defaults.items()}
+        bind.__qualname__ = getattr(f.node, "name", "<lambda>")
         try:
             bound = bind(*args, **kwargs)
         except TypeError as e:
@@ -136,10 +138,23 @@ class Functions(Calls):
 
     def do_functiondef(self, s: ast.FunctionDef, env: Obj) -> None:
         decorators = [self.eval(d, env) for d in s.decorator_list]
+        self._check_annotations(s, env)
         f: Any = self.closure(s, env)
         for d in reversed(decorators):
             f = self.call(d, [f], {})
         self.store(s.name, f, env)
+
+    def _check_annotations(self, node: ast.FunctionDef, env: Obj) -> None:
+        """Older Pythons evaluate annotations where a function is made. Here they are not, so they must do nothing."""
+        flags = env.slots["$outer"].__code__.co_flags
+        if sys.version_info >= (3, 14) or flags & __future__.annotations.compiler_flag:
+            return
+        arguments = [x.annotation for x in ast.walk(node.args) if isinstance(x, ast.arg)]
+        for n in (n for a in (*arguments, node.returns) if a for n in ast.walk(a)):
+            if isinstance(n, (ast.Call, ast.NamedExpr)):
+                raise Refused("an annotation that calls something", "leave it out")
+            if isinstance(n, ast.Name):
+                self.load(n.id, env)
 
 
 # ------------------------------------------------------------------------- their source
@@ -170,8 +185,14 @@ def local_names(node: Node) -> frozenset[str]:
                 names.add(n.name)
             elif isinstance(n, (ast.Yield, ast.YieldFrom, ast.Await)):
                 raise Refused("a generator or a coroutine is not in the language", "return a list")
-            elif isinstance(n, (ast.Nonlocal, ast.Global)):
+            elif isinstance(n, ast.Global):
+                raise Refused("`global` is not in the language", "return the value")
+            elif isinstance(n, ast.Nonlocal):
                 declared.update(n.names)
+            elif isinstance(n, (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)) and n.name:
+                names.add(n.name)
+            elif isinstance(n, ast.MatchMapping) and n.rest:
+                names.add(n.rest)
             elif isinstance(n, ast.Name) and isinstance(n.ctx, (ast.Store, ast.Del)):
                 names.add(n.id)
             elif isinstance(n, (ast.Import, ast.ImportFrom)):

@@ -6,7 +6,10 @@ To add an expression, write a method `eval_<name of the ast class in lower case>
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
+import functools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,7 +19,7 @@ import numpy as np
 
 from jaxpyop import _jaxcore as core
 from jaxpyop._functions import without_partials
-from jaxpyop._traced.operators import RECURSION, name_of_type
+from jaxpyop._traced.operators import RECURSION, name_of_type, type_of
 from jaxpyop._traced.statements import Statements
 from jaxpyop._traced.values import *
 
@@ -26,6 +29,8 @@ def _names_of(*targets: ast.expr) -> frozenset[str]:
     return frozenset(n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name))
 
 
+# How many sides of branches are traced to find the shape of a result.
+_MOST_BRANCHES = 300
 # Functions that use up an iterator at once.
 _USE_UP = (sum, min, max, sorted, list, tuple)
 
@@ -114,6 +119,11 @@ class Interpreter(Statements):
                 out.append(v)
         return out
 
+    def eval_set(self, e: ast.Set, env: Obj) -> Any:
+        elements = self._elements(e.elts, env)
+        self.need_constant(*elements)
+        return self.python(frozenset, elements)
+
     def eval_dict(self, e: ast.Dict, env: Obj) -> Any:
         out = self.new_dict()
         for k, v in zip(e.keys, e.values):
@@ -154,8 +164,22 @@ class Interpreter(Statements):
         if not isinstance(e.func, ast.Attribute):
             return self._call(self.eval(e.func, env), e, env)
         # A method of one of several objects is looked up and called for each of them.
+        if isinstance(call := e.func.value, ast.Call) and ast.unparse(call) == "super()":
+            return self._call(self._of_super(e.func.attr, env), e, env)
         name, box = e.func.attr, self.eval(e.func.value, env)
         return self.lifted(lambda v: self._call(self.get_attr(v, name), e, env), box)
+
+    def _of_super(self, name: str, env: Obj) -> Any:
+        """`super().name` in a method."""
+        frame, outer = self.frames[-1], env.slots["$outer"]
+        if env is not frame or frame.slots["$parent"] is not None or "__class__" not in outer.__code__.co_freevars:
+            raise Refused("super() in what is no method")
+        own, v = self.load("__class__", env), self.load(outer.__code__.co_varnames[0], env)
+        mro = type_of(v).__mro__ if isinstance(v, Obj) and own in type_of(v).__mro__ else (own,)
+        c = next((c for c in mro[mro.index(own) + 1 :] if name in vars(c)), object)
+        if c is object and name == "__init__":
+            return Partial(contextlib.nullcontext, ())
+        return self.bind_attribute(vars(c).get(name, UNDEF), v, type_of(v))
 
     def _call(self, f: Any, e: ast.Call, env: Obj) -> Any:
         others = [*e.args[1:], *(k.value for k in e.keywords)]
@@ -249,6 +273,8 @@ def interpret(
     *,
     max_steps: int | None = None,
     title: str = "",
+    needs_bound: bool = False,
+    most_branches: float = math.inf,
 ) -> tuple[list[Any], Any, list[Exception]]:
     """Interprets a function.
 
@@ -259,6 +285,8 @@ def interpret(
         finish: makes the results, a flat list of arrays, of what the function returns.
         max_steps: how many turns of each loop a backward pass may keep.
         title: how errors name the function.
+        needs_bound: whether a loop without `max_steps` is refused, because a backward pass may follow.
+        most_branches: how many sides of branches may be traced.
 
     Returns:
         The results, the traced number of the error that Python raises, and the errors. If there are none, the number is
@@ -268,8 +296,9 @@ def interpret(
         Refused: the function is not in the language.
     """
     machine = Interpreter(max_steps, title)
+    machine.needs_bound, machine.most_branches = needs_bound, most_branches
     machine.line = machine.returned = line_of(function)
-    token, noted = set_opaque(jax.tree.leaves((args, dict(kwargs)))), noting.set(machine.check)
+    noted = noting.set(machine.check)
     try:
         given = [list(map(machine.given, args)), {k: machine.given(v) for k, v in kwargs.items()}]
         result = machine.call(function, *given)
@@ -287,9 +316,53 @@ def interpret(
         raise
     except RecursionError:
         raise Refused(RECURSION, "write a loop", line_of(function)) from None
+    except Exception as e:
+        if (title and str(e).startswith(title)) or isinstance(e, NotImplementedError):
+            raise
+        # An error of a library, or of ours, about what no row of the language foresees.
+        raise Refused(f"{type(e).__name__}: {e}", where=machine.line) from e
     finally:
-        reset_opaque(token)
         noting.reset(noted)
+
+
+def shapes_of(
+    function: Any,
+    arguments: Callable[[Sequence[Any]], tuple[Sequence[Any], Mapping[str, Any]]],
+    leaves: Callable[[Any], Sequence[Any]],
+    structs: Sequence[Any],
+) -> list[tuple[int, ...]] | None:
+    """The shapes of what a function returns, which is neither run nor compiled, or None.
+
+    Args:
+        function: the user's.
+        arguments: makes its arguments of arrays.
+        leaves: takes the results out of what it returns.
+        structs: the types of the arrays.
+    """
+
+    def shaped(returned: Any) -> Any:
+        if isinstance(returned, Either):
+            return returned.map(lambda value: tuple(shaped(value)))
+        return [_shaped(v) for v in leaves(returned)]
+
+    def run(*arrays: Any) -> list[Any]:
+        args, kwargs = arguments(arrays)
+        return interpret(function, args, kwargs, shaped, most_branches=_MOST_BRANCHES)[0]
+
+    if core.PORTABLE:
+        return None
+    try:
+        return [s.shape for s in jax.eval_shape(run, *structs)]
+    except Exception:
+        # Whatever is wrong with the function, its call will tell.
+        return None
+
+
+def _shaped(v: Any) -> Any:
+    if isinstance(v, Either):
+        return v.map(_shaped)
+    # Of one dtype, so that two paths differ by the shape alone.
+    return jnp.zeros(() if isinstance(v, Num) else np.shape(v), np.bool_)
 
 
 @dataclasses.dataclass(frozen=True)

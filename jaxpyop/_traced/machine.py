@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,6 +25,7 @@ _ATTEMPTS = 14
 # The status of a frame: how a block was left. If it is not known, it is a number with a range. Outside of loops that is
 # from NORMAL to RETURN, so that what is not normal is a return.
 NORMAL, RETURN, BREAK, CONTINUE = 0, 1, 2, 3
+_BOUND = "pass max_steps="
 
 
 class Machine:
@@ -43,6 +45,9 @@ class Machine:
         returned: where the function last returned.
         raised: has one slot, the number of the error that Python would have raised first. 0 stands for none.
         errors: the errors that the program may raise, with their numbers.
+        needs_bound: whether a loop must have a bound for a backward pass.
+        branches: how many sides of branches were traced.
+        most_branches: how many may be, before the function is refused.
         unable: why errors cannot be noted here, or nothing.
         tells_names: whether texts name the values that are not known, because they are of an error.
     """
@@ -56,7 +61,8 @@ class Machine:
         self.node: ast.AST = ast.Name("")
         self.raised = Obj("raised", {"number": 0})
         self.errors: dict[Any, tuple[int, Exception]] = {}
-        self.tells_names = False
+        self.tells_names = self.needs_bound = False
+        self.branches, self.most_branches = 0, math.inf
         self.unable = ""
 
     def write(self, obj: Obj, key: str, value: Any) -> None:
@@ -137,6 +143,13 @@ class Machine:
         number = self.raised.slots["number"]
         return True if number == 0 else wide(lambda: number.val == 0)
 
+    def is_taken(self) -> Any:
+        """Whether the path that is being interpreted is taken: True, or a traced bool."""
+        go = self.unraised()
+        for value, truth in self.taken:
+            go = (value if truth else ~value) & go
+        return go
+
     # ------------------------------------------------------------------- a branch
 
     def record(self, run: Thunk, taken: tuple[tuple[Any, bool], ...]) -> tuple[Any, Any, Forms, PyRaise | None]:
@@ -148,6 +161,9 @@ class Machine:
         """
         found: Forms = {}
         error: PyRaise | None = None
+        self.branches += 1
+        if self.branches > self.most_branches:
+            raise Refused("more branches than are looked at for the shape of the result")
 
         def step() -> list[Any]:
             nonlocal error
@@ -232,11 +248,13 @@ class Machine:
 
     # --------------------------------------------------------------------- a loop
 
-    def loop(self, go: Any, turn: Thunk) -> None:
+    def loop(self, go: Any, turn: Thunk, most_turns: int | None = None) -> None:
         """Runs `turn`, a thunk that says whether to go on, while it does. `go` is the first answer, traced.
 
-        The forms of what the loop carries grow until a turn keeps them.
+        The forms of what the loop carries grow until a turn keeps them. `most_turns` is how many turns there can be, if
+        that is known.
         """
+        bound = self.max_steps if most_turns is None else most_turns
         forms: Forms = {}
         for _ in range(_ATTEMPTS):
             body, found = self._turn(forms, turn)
@@ -245,15 +263,15 @@ class Machine:
             forms = found
         else:
             raise Refused("what the loop carries has another form after each turn")
+        arrays = [f for form in forms.values() for f in walk(form, set()) if f.kind == "arr"]
+        if self.needs_bound and bound is None and any(core.is_inexact(f.struct()) for f in arrays):
+            raise Refused("a backward pass through a loop on values needs to know how many turns there can be", _BOUND)
         flat = Flattening(next(Obj.births))
         for p, form in forms.items():
             flat.put(form, p[0].slots.get(p[1], UNDEF))
-        for value, truth in self.taken:
-            go = go & (value if truth else ~value)
-        go = go & self.unraised()
-        state = [go, *flat.leaves]
+        state = [go & self.is_taken(), *flat.leaves]
         with jax.enable_x64(True):
-            out = bind_loop(body, state, self.max_steps, f"{self.label}: {self.line[0]}:{self.line[1]}")
+            out = bind_loop(body, state, bound, f"{self.label}: {self.line[0]}:{self.line[1]}")
         filling = Filling(out[1:])
         for p, form in forms.items():
             self.write(p[0], p[1], filling.get(form))

@@ -29,6 +29,7 @@ class Operators(Machine):
 
     call: Callable[..., Any]
     items: Callable[..., tuple[Any, ...]]
+    outside: Callable[[Any], Any]
     iterate: Callable[..., tuple[Any, ...]]
     length: Callable[..., Any]
 
@@ -52,6 +53,10 @@ class Operators(Machine):
         return self.lifted(lambda x, y: self._binary(op, x, y), a, b)
 
     def _binary(self, op: type, a: Any, b: Any) -> Any:
+        if op is ast.Add and type(a) is list and isinstance(b, Obj):
+            a = Obj(list, {"items": self.iterate(a)})
+        if op is ast.Add and type(b) is list and isinstance(a, Obj):
+            b = Obj(list, {"items": self.iterate(b)})
         if isinstance(a, Obj) or isinstance(b, Obj):
             return self._objects(op, a, b)
         if is_array(a) or is_array(b):
@@ -94,7 +99,7 @@ class Operators(Machine):
         for v in vs:
             if isinstance(v, tuple) or type(v) is frozenset:
                 self.need_constant(*v)
-            elif not isinstance(v, CONSTANT_TYPES) and type(v) is not np.ndarray:
+            elif not is_constant(v) and type(v) is not np.ndarray:
                 raise Refused(f"an operation on a {name_of_type(v)} that needs its value")
 
     def unary(self, op: type, v: Any) -> Any:
@@ -127,7 +132,7 @@ class Operators(Machine):
 
     def _truth(self, v: Any) -> Any:
         if isinstance(v, Num):
-            return v if v.kind == "b" else True if nonzero(v) else Num("b", wide(lambda: v.val != 0))
+            return v if v.kind == "b" else True if nonzero(v) else num_compare(operator.ne, v, 0)
         if is_array(v):
             if v.size != 1:
                 raise PyRaise(ValueError("the truth value of an array of several elements; use jnp.any or jnp.all"))
@@ -159,8 +164,9 @@ class Operators(Machine):
                 raise Refused("`is` of numbers", "write ==")
             return False
         one_type = type(x) is type(y) or (is_array(x) and is_array(y))
-        # Numbers and texts that are equal are one value here, whether they are one object or two.
-        is_known = x is y and not isinstance(x, (int, float, complex, str, bytes))
+        # Numbers and texts that are equal are one value here, whether they are one object or two. Whether a function of
+        # JAX returns the array that it is given is not the same here as in a direct call.
+        is_known = x is y and not (isinstance(x, (int, float, complex, str, bytes, tuple, np.generic)) or is_array(x))
         if one_type and not (is_known or isinstance(x, (Obj, enum.Enum, bool, type(None)))):
             raise Refused(f"`is` of two values of the type {name_of_type(x)}", "write ==")
         return x is y
@@ -168,7 +174,7 @@ class Operators(Machine):
     def _compare_values(self, op: type, a: Any, b: Any) -> Any:
         if any(isinstance(v, Obj) and v.cls not in (list, dict) for v in (a, b)):
             raise Refused("a comparison of objects", "compare their attributes")
-        if any(isinstance(v, enum.Enum) and type(v).__eq__ is not object.__eq__ for v in (a, b)):
+        if any(isinstance(v, enum.Enum) and isinstance(v, (int, str, float, enum.Flag)) for v in (a, b)):
             raise Refused("a comparison of an enum that is a number or a text, too", "compare its value, or write `is`")
         if is_array(a) or is_array(b):
             x, y = self.beside(a, b)
@@ -183,9 +189,12 @@ class Operators(Machine):
         if isinstance(box, str):
             self.need_constant(x)
             return self.python(operator.contains, box, x)
+        if isinstance(box, type) and type(x) is not box:
+            what = f"`in` of a {name_of_type(x)} and an enum, which newer Pythons look up by its value"
+            raise Refused(what, "compare it with the value of each member")
         if is_array(x) and (is_dict(box) or type(box) in (dict, set, frozenset)):
             raise PyRaise(TypeError("unhashable type: 'jax.Array'"))
-        items = tuple(box) if type(box) in (set, frozenset) else self.iterate(box)
+        items = tuple(map(self.outside, box)) if type(box) in (set, frozenset) else self.iterate(box)
         return self.first(len(items), lambda i: self.same_item(items[i], x), lambda _: True, lambda: False)
 
     def same_item(self, a: Any, b: Any) -> Any:
@@ -207,8 +216,9 @@ def _kept_zero(v: Any, other: Any) -> Any:
         return v
     if is_array(v) and not isinstance(v, core.Tracer) and core.is_inexact(v):
         return lax.optimization_barrier(v)
-    is_zero = (type(v) in (int, float) or isinstance(v, np.number)) and v == 0
-    if is_zero and not other.weak_type and jnp.issubdtype(other.dtype, jnp.floating):
+    if isinstance(v, np.number) and v == 0:
+        return lax.optimization_barrier(jnp.asarray(v))
+    if type(v) in (int, float) and v == 0 and not other.weak_type and jnp.issubdtype(other.dtype, jnp.floating):
         return lax.optimization_barrier(jnp.full((), v, other.dtype))
     return v
 

@@ -21,7 +21,14 @@ from jaxpyop._traced.values import *
 # How many turns a `while` may take before its test depends on values, and how many of a `for` with a traced exit are
 # unrolled.
 _MOST_TURNS, _UNROLLED = 2000, 8
+# A loop over more constants than these becomes a loop of the program, too, if there is a branch in each turn.
+_MANY_TURNS = 64
 Loop = ast.While | ast.For
+
+
+def _leaves(statements: list[ast.stmt]) -> bool:
+    """Whether a block always ends with a return or the like."""
+    return bool(statements) and isinstance(statements[-1], (ast.Return, ast.Raise, ast.Break, ast.Continue))
 
 
 class Statements(Functions):
@@ -29,14 +36,19 @@ class Statements(Functions):
 
     def block(self, statements: list[ast.stmt], env: Obj) -> None:
         for i, s in enumerate(statements):
+            rest = statements[i + 1 :]
+            if isinstance(s, ast.If) and rest and (_leaves(s.body) or _leaves(s.orelse)):
+                # What follows belongs to the other side. So the program has one branch, and no status to test.
+                yes, no = (s.body, [*s.orelse, *rest]) if _leaves(s.body) else ([*s.body, *rest], s.orelse)
+                return self.statement(ast.copy_location(ast.If(s.test, yes, no), s), env)
             self.statement(s, env)
             status = env.slots["$status"]
             if isinstance(status, Num):
-                if rest := statements[i + 1 :]:
-                    self.if_normal(env, lambda: self.block(rest, env))
-                return
+                if rest:
+                    self.if_normal(env, functools.partial(self.block, rest, env))
+                return None
             if status != NORMAL:
-                return
+                return None
 
     def statement(self, s: ast.stmt, env: Obj) -> None:
         with self.having(line=(env.slots["$outer"].__code__.co_filename, s.lineno), node=s):
@@ -204,8 +216,10 @@ class Statements(Functions):
         self._loop_of_program(s, env, t, test, lambda: None)
         return self._leave_loop(s, env)
 
-    def _loop_of_program(self, s: Loop, env: Obj, go: Any, test: Callable[[], Any], begin: Callable[[], None]) -> None:
-        """Runs the turns of a loop that depends on values. Each begins with `begin`."""
+    def _loop_of_program(
+        self, s: Loop, env: Obj, go: Any, test: Callable[[], Any], begin: Callable[[], None], most: int | None = None
+    ) -> None:
+        """Runs the turns of a loop that depends on values. Each begins with `begin`, and there are at most `most`."""
 
         def turn() -> Any:
             self.write(env, "$status", NORMAL)
@@ -214,7 +228,7 @@ class Statements(Functions):
             return self._goes_on(s, env, test)
 
         if go is not False:
-            self.loop(jnp.asarray(True) if go is True else go, turn)
+            self.loop(jnp.asarray(True) if go is True else go, turn, most)
 
     def _goes_on(self, s: Loop, env: Obj, test: Callable[[], Any]) -> Any:
         """After a turn: whether there is another one."""
@@ -259,17 +273,19 @@ class Statements(Functions):
             self.assign(s.target, item, env)
             self.block(s.body, env)
 
-        values = self.lazily(items)
+        values, before = self.lazily(items), self.branches
         for n in itertools.count():
             left = isinstance(env.slots["$status"], Num)
             with self._if_python_asks(env) if left else contextlib.nullcontext():
                 item = next(values, UNDEF)
             if item is UNDEF:
                 break
+            # The other turns are one loop, because the program would grow with each of them.
             if left and isinstance(items, range) and len(items) - n > _UNROLLED:
-                # The other turns are one loop, because the program would grow with each of them.
-                rest = TracedRange(items[n], items.stop, items.step)
-                self.if_normal(env, functools.partial(self._for_range, s, rest, env, leave=False))
+                self.if_normal(env, functools.partial(self._rest_of_range, s, items[n:], env))
+                break
+            is_many = n == _UNROLLED and isinstance(items, range) and len(items) - n > _MANY_TURNS
+            if is_many and self.branches - before >= n and self._became_loop(s, items[n:], env):
                 break
             self.if_normal(env, functools.partial(turn, item))
             self._clear(s, env, BREAK)
@@ -288,7 +304,21 @@ class Statements(Functions):
         with taken, self.unchanged(what), self.not_raising(f"in {what}"):
             yield
 
-    def _for_range(self, s: ast.For, r: TracedRange, env: Obj, leave: bool = True) -> None:
+    def _rest_of_range(self, s: ast.For, rest: range, env: Obj) -> None:
+        self._for_range(s, TracedRange(rest.start, rest.stop, rest.step), env, len(rest))
+
+    def _became_loop(self, s: ast.For, rest: range, env: Obj) -> bool:
+        """Makes a loop of the turns that are left, if they can be one: `i` is not a constant there."""
+        errors = dict(self.errors)
+        try:
+            self._rest_of_range(s, rest, env)
+        except Refused:
+            self.errors = errors
+            return False
+        return True
+
+    def _for_range(self, s: ast.For, r: TracedRange, env: Obj, most: int | None = None) -> None:
+        """Runs a loop over a range. If there are at most `most` turns, they are the last ones of a loop."""
         key = f"$i{s.lineno}.{s.col_offset}"
         below = operator.lt if r.step > 0 else operator.gt
         self.write(env, key, r.start)
@@ -304,9 +334,9 @@ class Statements(Functions):
             self.assign(s.target, i, env)
             self.write(env, key, self.binary(ast.Add, i, r.step))
 
-        self._loop_of_program(s, env, test(), test, begin)
+        self._loop_of_program(s, env, test(), test, begin, most)
         self.write(env, key, UNDEF)
-        if leave:
+        if most is None:
             self._leave_loop(s, env)
 
     # ------------------------------------------------------------------- with and finally

@@ -34,6 +34,7 @@ from jaxpyop._op.values import (
     match,
     with_shapes,
 )
+from jaxpyop._traced import shapes_of
 
 
 def _with_scalars(arrays: Sequence[Any]) -> list[Any]:
@@ -160,7 +161,7 @@ class UserBody(Body):
         ]
 
     def _infer(self, structs: Sequence[Struct]) -> tuple[list[Any] | None, str]:
-        op = self.op
+        op, tree = self.op, self.inputs.tree
         if op.on_jax and not op.stateful:
 
             def run() -> list[Struct]:
@@ -172,8 +173,13 @@ class UserBody(Body):
             with contextlib.suppress(Exception):
                 found = run() if op.executor is None else call_where_op_runs(op, run)
                 return [s.shape for s in found], "the shape found by running func on abstract values"
-        # A function that asks for a value, as `if x > 0` does, has raised here, because an abstract run has none. So
-        # assume the shape that an elementwise function gives; it is checked when the program runs.
+            # A function that asks for a value, as `if x > 0` does, has raised here, because an abstract run has none.
+            # The interpreter of traced mode knows both sides of the `if`.
+            leaves = lambda returned: match(op.spec.returned, returned, op.title)
+            arguments = lambda arrays: (arrays, {}) if tree is None else self.inputs.unflatten(self._as_given(arrays))
+            if (shapes := shapes_of(op.func, arguments, leaves, structs)) is not None:
+                return list(shapes), "the shape found by tracing func"
+        # Assume the shape that an elementwise function gives. It is checked when the program runs.
         logical = [s.shape if impl is None else s.shape[:-1] for s, impl in zip(structs, self.inputs.key_impls)]
         try:
             # NumPy's function does not take the symbolic sizes of `jax.export`.

@@ -18,6 +18,7 @@ import numpy as np
 from jax import lax
 
 from jaxpyop import _jaxcore as core
+from jaxpyop._traced.values.gate import *
 from jaxpyop._traced.values.kinds import *
 
 _TWO_OBJECTS, _COPY = "two names are one object on one path, and two on another", "make a copy"

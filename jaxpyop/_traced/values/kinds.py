@@ -11,11 +11,10 @@ from __future__ import annotations
 import ast
 import contextvars
 import dataclasses
-import enum
 import itertools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -99,12 +98,14 @@ class Num(Kind):
         val: a scalar of bool, int64 or float64.
         lo: an integer that it is not below, if it is an integer.
         hi: an integer that it is not above, if it is an integer.
+        factors: the two numbers of which it is the product, as far as that is known.
     """
 
-    __slots__ = ("hi", "kind", "lo", "val")
+    __slots__ = ("factors", "hi", "kind", "lo", "val")
 
     def __init__(self, kind: str, val: Any, lo: Any = None, hi: Any = None) -> None:
         self.kind, self.val, self.lo, self.hi = kind, val, lo, hi
+        self.factors: tuple[Any, Any] | None = None
 
 
 class Union(Kind):
@@ -206,8 +207,6 @@ class TracedRange(Kind):
 # because no loop takes 2**47 turns. FAR is a number that no other bound is likely to be, so that a counter is told from
 # a number with a wide range. No integer is beyond MOST: the program raises where it would be.
 FAR, MOST_START, MOST_STEP, MOST = 2**52 + 24_181, 2**51, 16, 2**62 - 1
-
-CONSTANT_TYPES = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), enum.Enum, np.dtype, np.generic)
 
 
 def is_array(v: Any) -> bool:
@@ -317,25 +316,3 @@ def raise_unless_fits(v: Num, dtype: Any) -> None:
         info, text = np.iinfo(dtype), f"Python integer out of bounds for {np.dtype(dtype).name}"
         least, most = max(int(info.min), -MOST), min(int(info.max), MOST)
         raise_if(wide(lambda: (v.val < least) | (v.val > most)), OverflowError, text)
-
-
-class _Plain(NamedTuple):
-    """Has what Python itself gives the class of a namedtuple."""
-
-    item: int
-
-
-def check_tuple(cls: Any) -> None:
-    """Refuses a class of tuples with operators of its own."""
-    if not hasattr(cls, "_fields"):
-        # Python's own structures, such as sys.version_info, have these.
-        if cls is not tuple and not hasattr(cls, "n_sequence_fields"):
-            raise Refused(f"a {cls.__name__}, which is a tuple of a class of its own", "use a tuple")
-        return
-    for c in cls.__mro__[: cls.__mro__.index(tuple)]:
-        own = {name for name in vars(c) if name.startswith("__")} - {*vars(_Plain), "__dict__", "__weakref__"}
-        # Only the class that `namedtuple` itself made has these.
-        made = {"__new__", "_make", "_replace", "_asdict", *cls._fields}
-        own |= set() if "_fields" in vars(c) else vars(c).keys() & made
-        if own:
-            raise Refused(f"a namedtuple with {', '.join(sorted(own))}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import contextvars
 import functools
 import math
 import operator
@@ -98,9 +97,19 @@ def num_compare(f: Callable[..., Any], a: Any, b: Any) -> Any:
             of_ends = {False, True}  # equal numbers may lie between the ends
         if len(of_ends) == 1:
             return bool(of_ends.pop())
+    _check_underflow(a, b)
+    _check_underflow(b, a)
     # A constant is hidden, because XLA thinks that abs(x) >= 0.0 holds for NaN.
     x, y = (raw(v, kind) if isinstance(v, Num) else lax.optimization_barrier(raw(v, kind)) for v in (a, b))
     return Num("b", wide(f, x, y))
+
+
+def _check_underflow(v: Any, zero: Any) -> None:
+    """XLA takes a number below 2.2e-308 for zero, and Python does not: it matters where zero decides."""
+    if isinstance(v, Num) and v.factors and not isinstance(zero, Num) and zero == 0:
+        x, y = v.factors
+        text = "a float of Python is too small for a traced program, which takes it for zero"
+        raise_if(wide(lambda: (v.val == 0) & (x != 0) & (y != 0)), OverflowError, text)
 
 
 def _common_kind(a: Any, b: Any) -> str:
@@ -123,51 +132,18 @@ def _corners(f: Callable[..., Any], a: Any, b: Any) -> tuple[Any, Any]:
 
 # ------------------------------------------------------------------- exact floats
 #
-# XLA makes one operation, with one rounding, of a product and a sum, and a product of a division by a constant. It does
-# so on the CPU, in 64 bits, too. Neither an optimization barrier nor `reduce_precision` stops it, because they are gone
-# before LLVM begins. A change of no bit of the product does, if no compiler can see that it changes none.
+# XLA makes one operation, with one rounding, of a product and a sum, and a product of a division by one number for a
+# whole batch. It does so on the CPU, in 64 bits, too, and no flag or barrier stops it. A choice is an operation in
+# between, so that nothing is left to be made one. Both sides of this one are the product.
 
-_opaque: contextvars.ContextVar[Any] = contextvars.ContextVar("opaque", default=None)
+
+def _exact(x: Any) -> Any:
+    return wide(lambda: jnp.where(abs(x) <= 1e308, x, abs(x) * jnp.sign(x)))
 
 
 def some_number(x: Any) -> Any:
     """A number that depends on an array. JAX refuses to take the first of one whose type says how it is sharded."""
     return jnp.sum(x) if core.is_explicit(jax.typeof(x)) else x.reshape(-1)[0]
-
-
-def opaque_true(x: Any) -> Any:
-    """True, computed of a value in a way that no compiler folds: 3 is no square modulo 7."""
-    with jax.enable_x64(True):
-        i = lax.convert_element_type(lax.stop_gradient(some_number(x)), np.int32) & 1023
-        return (i * i) % 7 != 3
-
-
-def set_opaque(arrays: list[Any]) -> Any:
-    """Makes the value that hides products, of the first array that has numbers, for the time of one interpretation."""
-    found = [x for x in arrays if is_array(x) and x.size and isinstance(x.dtype, np.dtype) and x.dtype.kind in "fiu"]
-    found.sort(key=lambda x: not isinstance(x, core.Tracer))  # XLA knows the others
-    return _opaque.set(core.with_transfers(opaque_true, found[0]) if found else None)
-
-
-reset_opaque = _opaque.reset
-
-
-def _exact(x: Any) -> Any:
-    if _opaque.get() is None:
-        raise Refused("floats of Python in a function without an input of numbers", "write jnp.float32(...)")
-    return _hidden(x, _opaque.get())
-
-
-@jax.custom_jvp
-def _hidden(x: Any, opaque: Any) -> Any:
-    with jax.enable_x64(True):
-        flip = lax.convert_element_type(lax.bitwise_not(opaque), np.int64)
-        return lax.bitcast_convert_type(lax.bitcast_convert_type(x, np.int64) ^ flip, np.float64)
-
-
-@_hidden.defjvp
-def _hidden_jvp(primals: Any, tangents: Any) -> Any:
-    return _hidden(*primals), tangents[0]
 
 
 # --------------------------------------------------------------------- operations
@@ -192,14 +168,21 @@ def _arithmetic(op: type, a: Any, b: Any, kind: str) -> Num:
     f = PYTHON_OPS[op]
     if kind == "i":
         return integer(f(x, y), *_corners(f, a, b), lambda: f(raw(a, "f"), raw(b, "f")))
-    return Num(kind, _exact(f(x, y)) if op is ast.Mult else f(x, y))
+    if op is not ast.Mult:
+        return Num(kind, f(x, y))
+    out = Num(kind, _exact(f(x, y)))
+    out.factors = x, y
+    return out
 
 
 def _divide(op: type, a: Any, b: Any, kind: str) -> Num:
     _check_exact("f", a, b)
     _check_divisor(b)
-    # XLA would multiply by the reciprocal of a constant, and make one division of two.
-    return Num("f", _exact(raw(a, "f") / _exact(raw(b, "f"))))
+    x, y = raw(a, "f"), raw(b, "f")
+    # Otherwise XLA would multiply by the reciprocal of y, and make one division of two.
+    out = Num("f", _exact(x / jnp.where(x == x, y, jnp.nan)))
+    out.factors = x, 1 / y
+    return out
 
 
 def _check_divisor(b: Any) -> None:
@@ -225,6 +208,8 @@ def _floor_divide(op: type, a: Any, b: Any, kind: str) -> Num:
 
 def _power(op: type, a: Any, b: Any, kind: str) -> Num:
     if kind in "bi":
+        if not isinstance(a, Num) and a == -1 and bounds(b)[0] >= 0:
+            return integer(1 - 2 * (raw(b, "i") & 1), -1, 1)
         if isinstance(b, Num) or not 0 <= b <= 64:
             raise Refused("an integer to the power of a traced or a negative one", "make it an array")
         lo, hi = _corners(operator.pow, a, b)
@@ -271,8 +256,10 @@ def num_unary(op: type, v: Num) -> Num:
 # one of the second is infinite. Where one of the third is, or any is no number, it raises a ValueError.
 _TOTAL = {"fabs": lax.abs, **{name: getattr(lax, name) for name in ("tanh", "atan", "asinh", "erf", "erfc")}}
 _GROWING = {name: getattr(lax, name) for name in ("exp", "expm1", "sinh", "cosh")}
+_OF_TWO = {"hypot": jnp.hypot, "atan2": lax.atan2}
+_SCALED = {"radians": math.pi / 180, "degrees": 180 / math.pi}
 _PARTIAL_NAMES = "sin", "cos", "tan", "asin", "acos", "sqrt", "log", "log1p", "acosh", "atanh"
-_PARTIAL = {name: getattr(lax, name) for name in _PARTIAL_NAMES}
+_PARTIAL = {name: getattr(lax, name) for name in _PARTIAL_NAMES} | {"log10": jnp.log10, "log2": jnp.log2}
 _MATH: dict[str, Callable[..., Any]] = _TOTAL | _GROWING | _PARTIAL
 _TESTS = {"isnan": jnp.isnan, "isinf": jnp.isinf, "isfinite": jnp.isfinite}
 _TO_INT = {"floor": jnp.floor, "ceil": jnp.ceil, "trunc": jnp.trunc}
@@ -284,6 +271,13 @@ def math_function(name: str, v: Any, *rest: Any) -> Any:
         return Num("b", wide(_TESTS[name], raw(v, "f")))
     if not rest and name in _TO_INT:
         return to_int(_TO_INT[name], v)
+    if len(rest) == 1 and name in _OF_TWO:
+        x, y = raw(v, "f"), raw(rest[0], "f")
+        val = wide(_OF_TWO[name], x, y)
+        _check_overflow(val, x, y, text="math range error")
+        return Num("f", _exact(val))
+    if name in _SCALED and not rest:
+        return num_binary(ast.Mult, num_binary(ast.Add, v, 0.0), _SCALED[name])
     if rest or name not in _MATH:
         where = "jnp" if hasattr(jnp, name) else "jax.scipy.special"
         raise Refused(f"math.{name} of a traced number is not in the language", f"use a function of {where}")
