@@ -14,6 +14,7 @@ import jaxpyop
 from jaxpyop import _jaxcore
 from jaxpyop._config import config
 from jaxpyop._host import verdict
+from jaxpyop._native import state as native_state
 
 
 def _versions() -> Iterator[tuple[str, str]]:
@@ -36,6 +37,10 @@ def _safety() -> Iterator[tuple[str, str]]:
     yield "  NPROC", os.environ.get("NPROC", "not set")
     asynchronous = jax.config.read("jax_cpu_enable_async_dispatch")
     yield "  CPU dispatch", "asynchronous" if asynchronous else "synchronous, which JAX in bodies needs before 0.12"
+
+
+def _native_calls() -> Iterator[tuple[str, str]]:
+    yield "native calls", native_state()
 
 
 def _settings() -> Iterator[tuple[str, str]]:
@@ -61,7 +66,7 @@ def _changes() -> Iterator[tuple[str, str]]:
 
 def report() -> str:
     """The text that `doctor` prints. Asking for the devices starts JAX, unless it runs already."""
-    sections = (_versions, _devices, _safety, _settings, _private_names, _changes)
+    sections = (_versions, _devices, _safety, _native_calls, _settings, _private_names, _changes)
     return "\n".join(f"{name:<23}{value}" for section in sections for name, value in section())
 
 

@@ -13,8 +13,9 @@ import functools
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.monitoring
@@ -30,7 +31,7 @@ reports: tuple[Report, ...] = ()
 # The lock is reentrant, because a thread that holds it may collect garbage, and a finalizer may call an op.
 _lock = threading.RLock()
 
-_ROUTES = ("direct", "buffer", "callback", "cut", "traced")
+_ROUTES = ("direct", "buffer", "callback", "cut", "native", "traced")
 _NUMBERS = (
     *("elements", "runs", "rules", "function_seconds", "rule_seconds", "total_seconds", "bytes_in", "bytes_out"),
     *("records", "pushed_out", "recomputed", "failures", "chained", "worker_runs", "compilations", "compile_seconds"),
@@ -141,6 +142,31 @@ def nbytes(arrays: Sequence[Any]) -> int:
     return sum([getattr(array, "nbytes", 0) for array in arrays])
 
 
+class Counter(Protocol):
+    """Counts the runs of a native call, which do not come to Python, in the last of its words."""
+
+    words: Any
+
+
+# The native calls of the programs that live, by number: the name of the op, and the word that counts the runs.
+_native: dict[int, tuple[str, Any]] = {}
+
+
+def count_native(name: str, counter: Counter) -> None:
+    """Have reports count the runs of a native call of an op, also if its program goes while they are open."""
+    number = id(counter)
+    with _lock:
+        _native[number] = name, counter.words
+    weakref.finalize(counter, _forget_native, number).atexit = False
+
+
+def _forget_native(number: int) -> None:
+    with _lock:
+        for report in reports:
+            report.add_native_runs(number)
+        del _native[number]
+
+
 # -------------------------------------------------------------------- worker processes
 
 
@@ -188,11 +214,13 @@ class Report:
 
     def __init__(self) -> None:
         self.totals: dict[str, dict[str, Any]] = _no_totals()
+        self._native_runs: dict[int, int] = {}
 
     def __enter__(self) -> Report:
         global reports
         _listen()
         with _lock:
+            self._native_runs = {number: int(words[-1]) for number, (_, words) in _native.items()}
             reports = (*reports, self)
         return self
 
@@ -205,6 +233,14 @@ class Report:
         finally:
             with _lock:
                 reports = tuple(report for report in reports if report is not self)
+                for number in _native:
+                    self.add_native_runs(number)
+
+    def add_native_runs(self, number: int) -> None:
+        """Add the runs of a native call since the report was opened."""
+        name, words = _native[number]
+        if runs := int(words[-1]) - self._native_runs.pop(number, 0):
+            self.totals[name]["native"] += runs
 
     def rows(self) -> list[dict[str, Any]]:
         """Return one dictionary for each op. The ops that took longest come first."""

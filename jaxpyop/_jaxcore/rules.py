@@ -390,6 +390,16 @@ def refuse_in_combiner(primitive: Any, refuse: Callable[..., None]) -> None:
         _searched.add(jaxpr)
 
 
+def keep_alive(ctx: Any, thing: Any) -> None:
+    """Keeps an object as long as the program that is being lowered."""
+    ctx.module_context.add_keepalive(thing)
+
+
+def lowered_ffi_call(ctx: Any, name: str, operands: Sequence[Any], **attributes: Any) -> Sequence[Any]:
+    """Lowers a call of a target of XLA's, and returns the results' IR values."""
+    return private.ffi_lowering(name)(ctx, *operands, **attributes)
+
+
 def lowered_buffer_callback(
     ctx: Any, callback: Callable[..., None], operands: Sequence[Any], results: Any, stateful: bool, ordered: bool
 ) -> Any:

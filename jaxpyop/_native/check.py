@@ -84,7 +84,7 @@ def _check() -> None:
     import numba
 
     @numba.njit
-    def known(x, n, z):  # noqa: ANN001, ANN202  # types are those of Numba
+    def known(x, n, z):  # types are those of Numba
         if n[0] == 0:
             raise ValueError
         return x * 2 + n[0], n + 1, z * 1j

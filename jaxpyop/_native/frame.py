@@ -41,11 +41,13 @@ _INVALID = 13  # INTERNAL, an error code of XLA's
 @intrinsic
 def pointer(typing_context: Any, address: Any) -> Any:
     """An integer as a pointer."""
-    return types.voidptr(address), lambda context, builder, signature, args: builder.inttoptr(args[0], cgutils.voidptr_t)
+    return types.voidptr(address), lambda context, builder, signature, args: builder.inttoptr(
+        args[0], cgutils.voidptr_t
+    )
 
 
 @njit
-def words(address, count):  # noqa: ANN001, ANN201  # types are those of Numba
+def words(address, count):  # types are those of Numba
     """The words at an address."""
     return carray(pointer(address), count, np.int64)
 
@@ -80,7 +82,8 @@ def set_mode(typing_context: Any, mode: Any) -> Any:
         byte_pointer = ir.IntType(8).as_pointer()
         kind = ir.FunctionType(ir.VoidType(), [byte_pointer])
         read, write = (
-            cgutils.get_or_insert_function(builder.module, kind, f"llvm.x86.sse.{name}") for name in ("stmxcsr", "ldmxcsr")
+            cgutils.get_or_insert_function(builder.module, kind, f"llvm.x86.sse.{name}")
+            for name in ("stmxcsr", "ldmxcsr")
         )
         place = cgutils.alloca_once(builder, ir.IntType(32))
         as_bytes = builder.bitcast(place, byte_pointer)
@@ -100,7 +103,7 @@ def set_mode(typing_context: Any, mode: Any) -> Any:
 USUAL_MODE = -1
 
 
-def _enter(frame_address):  # noqa: ANN001, ANN202  # types are those of Numba
+def _enter(frame_address):  # types are those of Numba
     frame = words(frame_address, FRAME_WORDS)
     if frame[EXTENSION] != 0:
         # XLA asks for the version of the interface, which is that of its own table.

@@ -9,10 +9,7 @@ What is not possible raises `Ordinary`, which says why; the call then takes the 
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import math
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -80,7 +77,6 @@ def _return_type(signature: Signature) -> Any:
 
 def _compiled(signature: Signature, returned: Any) -> Any:
     scope: dict[str, Any] = {"f": signature.func, "words": frame.words, "carray": carray, "pointer": frame.pointer}
-    scope |= {"ndindex": np.ndindex, "add_to_word": frame.add_to_word}
     lines = ["def run(frame_address):", f"    frame = words(frame_address, {frame.FRAME_WORDS})"]
     lines += [f"    args = words(frame[{frame.ARGUMENTS}], {max(1, len(signature.inputs))})"]
     lines += [f"    rets = words(frame[{frame.RESULTS}], {len(signature.results)})"]
@@ -103,7 +99,7 @@ def _compiled(signature: Signature, returned: Any) -> Any:
     words, add_to_word, attributes, runs = frame.words, frame.add_to_word, frame.ATTRIBUTES, 8 * frame.RUNS
     count = frame.FRAME_WORDS
 
-    def kernel(frame_address):  # noqa: ANN001, ANN202  # types are those of Numba
+    def kernel(frame_address):  # types are those of Numba
         status = 1
         mode = set_mode(usual)
         try:
@@ -144,7 +140,12 @@ def _inputs_of_element(signature: Signature) -> list[str]:
 def _returned_parts(template: Any, text: str, kind: Any) -> list[tuple[int, str, Any]]:
     """The number of each result, with the text of the part of what the function returns, and its type."""
     if isinstance(template, int):
-        return [(template, text, kind)]
+        return [(template, text, kind)] if template >= 0 else []
+    if template is None:
+        return []
+    if len(template) == 1 and not isinstance(kind, types.BaseTuple):
+        # As in TensorFlow, x stands for [x].
+        return _returned_parts(template[0], text, kind)
     if isinstance(kind, types.NoneType):
         return [(k, text, kind) for part in template for k, _, _ in _returned_parts(part, text, kind)]
     if not isinstance(kind, types.BaseTuple) or isinstance(kind, types.BaseNamedTuple) or len(kind) != len(template):
@@ -171,8 +172,13 @@ def _store(signature: Signature, k: int, part: str, kind: Any, scope: dict[str, 
         check, value = _cast(signature, f"{part}[()]", kind.dtype, dtype)
         return [*check, *_filled(whole, value, k, rank, axes)]
     check, value = _cast(signature, "v", kind.dtype, dtype)
-    lines = [f"o, z = {whole}, {part}", "if z.shape != o.shape:", "    return 1", "for at in ndindex(z.shape):", "    v = z[at]"]
-    return [*lines, *(f"    {line}" for line in check), f"    o[at] = {value}"]
+    lines = [f"o, z = {whole}, {part}", "if z.shape != o.shape:", "    return 1"]
+    places = [f"t{axis}" for axis in range(rank)]
+    # Plain loops: `numpy.ndindex` takes longer than the functions of a small array.
+    lines += [f"{'    ' * axis}for {place} in range(z.shape[{axis}]):" for axis, place in enumerate(places)]
+    at = ", ".join(places)
+    inner = [f"v = z[{at}]", *check, f"o[{at}] = {value}"]
+    return [*lines, *("    " * rank + line for line in inner)]
 
 
 def _filled(whole: str, value: str, k: int, rank: int, axes: list[str]) -> list[str]:

@@ -49,6 +49,7 @@ class Statements(Functions):
                 return None
             if status != NORMAL:
                 return None
+        return None
 
     def statement(self, s: ast.stmt, env: Obj) -> None:
         with self.having(line=(env.slots["$outer"].__code__.co_filename, s.lineno), node=s):

@@ -112,6 +112,13 @@ class UserBody(Body):
     def _advise(self, error: Exception, arrays: Sequence[Any]) -> None:
         advise(error, self.op, "func", self.op.func, lambda: self.inputs.unflatten(self._as_given(arrays)))
 
+    def written(self, arrays: Sequence[Any]) -> tuple[Sequence[Any], dict[str, Any], Any, bool] | None:
+        spec = self.op.spec
+        if spec.returned_spec is not None or any(self.inputs.key_impls):
+            return None
+        args, kwargs = self.inputs.unflatten(arrays)
+        return args, kwargs, jax.tree.unflatten(spec.tree, range(len(spec.leaves))), False
+
     # ------------------------------------------------------------ promised shapes
 
     def check_results(self, values: Sequence[Any], arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> None:
@@ -199,6 +206,9 @@ class UserBody(Body):
 
 class FilledBody(UserBody):
     """The user's function, which fills arrays. They are the results, unless they are in XLA's memory already."""
+
+    def written(self, arrays: Sequence[Any]) -> None:
+        return None
 
     def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
         return super().shapes(structs[: len(self.inputs.key_impls)])

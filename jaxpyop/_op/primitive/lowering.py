@@ -1,7 +1,8 @@
 """The rule of the primitive for compiled programs: it chooses which transport takes a call to the host.
 
 The platform and the number of devices are known here. On one CPU device the transport is JAX's zero-copy
-`buffer_callback`, with XLA's own token if order matters. Everywhere else it is `pure_callback` or `io_callback`.
+`buffer_callback`, with XLA's own token if order matters. A function that Numba compiled is called there without Python.
+Everywhere else the transport is `pure_callback` or `io_callback`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from jax.experimental.buffer_callback import buffer_callback
 from jaxpyop import _config, _jaxcore
 from jaxpyop._host import Batch, Host, HostCall, Shared
 from jaxpyop._op.primitive.call import Call
+from jaxpyop._op.primitive.native import lowered_natively
 from jaxpyop._op.primitive.primitive import bind, python_call_p
 from jaxpyop._op.values import Struct
 
@@ -61,6 +63,8 @@ def _lowering(ctx: Any, *operands: Any, call: Call, batch: Batch) -> Any:
     results += [Struct((), np.uint8)] * padding
     host = Host(call, batch, ctx.avals_in, results, padding)
     if _takes_buffers(ctx, call):
+        if (found := lowered_natively(ctx, host, operands)) is not None:
+            return found
         return _lower_to_buffers(ctx, host, operands, results)[: len(ctx.avals_out)]
     if not _jaxcore.HANDS_OVER_PACKED and _has_packed(ctx):
         raise NotImplementedError(

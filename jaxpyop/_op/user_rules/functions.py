@@ -55,6 +55,15 @@ class JvpRule(DerivativeBody):
         likes = [Struct((*lead, *o.shape[len(lead) :]), o.dtype) for o in outputs]
         return tangents_of_results(self.op, found, likes, traced)
 
+    def written(self, arrays: Sequence[Any]) -> tuple[Sequence[Any], dict[str, Any], Any, bool] | None:
+        if not _has_arrays_alone(self):
+            return None
+        inputs, outputs, tangents = self.split(arrays)
+        arguments, leaves = self.base.arguments, self.op.spec.leaves
+        given = arguments.filled_with_tangents(self.per_input(tangents))
+        args = arguments.filled(inputs), in_structure(self.op, outputs), given
+        return args, {}, in_structure(self.op, range(len(leaves))), True
+
 
 class VjpRule(DerivativeBody):
     """The user's `vjp=` function."""
@@ -70,6 +79,16 @@ class VjpRule(DerivativeBody):
         found = self.func(*args) if traced else call_with_advice(self.op, "vjp", self.func, args, {})
         return cotangents_of_inputs(self.base, "vjp", found, _likes(inputs, lead), self.perturbed, traced)
 
+    def written(self, arrays: Sequence[Any]) -> tuple[Sequence[Any], dict[str, Any], Any, bool] | None:
+        # A cotangent that is zero is an array that no one has.
+        if type(self) is not VjpRule or not _has_arrays_alone(self) or not all(self.nonzero or ()):
+            return None
+        inputs, outputs, cotangents = self.split(arrays)
+        arguments, wanted = self.base.arguments, iter(range(sum(self.perturbed)))
+        args = arguments.filled(inputs), in_structure(self.op, outputs), in_structure(self.op, cotangents)
+        numbers = [next(wanted) if p else -1 for p in self.perturbed]
+        return args, {}, arguments.filled_with_tangents(numbers), True
+
     def filled(self, cotangents: Sequence[Any], outputs: Sequence[Any], lead: tuple[int, ...]) -> list[Any]:
         """Return a cotangent for each result of the function, with zeros where JAX gives none."""
         # JAX cannot trace arrays of float0, so a rule that is an op gets None for the cotangent of an integer result.
@@ -77,6 +96,12 @@ class VjpRule(DerivativeBody):
         zero = lambda out: None if is_op and not is_inexact(out) else zero_cotangent(out, lead, self.op)
         pairs = zip(self.per_result(cotangents, outputs), outputs)
         return [zero(out) if cotangent is None else cotangent for cotangent, out in pairs]
+
+
+def _has_arrays_alone(rule: DerivativeBody) -> bool:
+    """Tell whether a rule gets and returns no more than arrays that have a derivative."""
+    spec, keys = rule.op.spec, rule.base.inputs.key_impls
+    return spec.returned_spec is None and not any(keys) and all(map(is_inexact, spec.leaves))
 
 
 def in_structure(op: Op, values: Sequence[Any]) -> Any:

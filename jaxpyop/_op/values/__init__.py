@@ -17,6 +17,7 @@ from jaxpyop._op.values.cast import (
     converted_at_once,
     fingerprint,
     fingerprints,
+    number_rule,
 )
 from jaxpyop._op.values.encodings import KeyEncoding, Padded, Padding, decode, encode, encoded_shapes, padded
 from jaxpyop._op.values.inputs import (

@@ -44,7 +44,7 @@ def _level(source: Any) -> int:
     return next((level for level, kind in enumerate(kinds) if jax.dtypes.issubdtype(source, kind)), -1)
 
 
-class _Rule(NamedTuple):
+class Rule(NamedTuple):
     """What a casting rule says about two dtypes.
 
     Attributes:
@@ -65,7 +65,7 @@ class _Rule(NamedTuple):
 
 
 @functools.lru_cache(maxsize=512)
-def _rule(casting: Any, source: Any, target: np.dtype[Any]) -> _Rule:
+def number_rule(casting: Any, source: Any, target: np.dtype[Any]) -> Rule:
     level, goal = _level(source), _level(target)
     is_python = source in _PYTHON_NUMBERS
     if is_python:
@@ -85,11 +85,11 @@ def _rule(casting: Any, source: Any, target: np.dtype[Any]) -> _Rule:
     elif target.char in "efd":
         most = float(np.finfo(target).max)
         least = -most
-    return _Rule(level, goal, allowed, may_not_fit, least, most)
+    return Rule(level, goal, allowed, may_not_fit, least, most)
 
 
-def _check_dtype(source: Any, leaf: Leaf, casting: str, origin: str, title: str) -> _Rule:
-    rule = _rule(casting, source, leaf.dtype)
+def _check_dtype(source: Any, leaf: Leaf, casting: str, origin: str, title: str) -> Rule:
+    rule = number_rule(casting, source, leaf.dtype)
     if rule.allowed:
         return rule
     if rule.level < 0:
@@ -123,7 +123,7 @@ def check_traced(dtype: Any, leaf: Leaf, casting: str, origin: str, title: str) 
 # ---------------------------------------------------------------- the rule for values
 
 
-def _check_range(array: np.ndarray[Any, Any], rule: _Rule, leaf: Leaf, origin: str, title: str) -> None:
+def _check_range(array: np.ndarray[Any, Any], rule: Rule, leaf: Leaf, origin: str, title: str) -> None:
     """Raise unless all numbers fit the integer dtype of the leaf."""
     least, most = rule.least, rule.most
     odd: Any = () if rule.level == 1 else array[~np.isfinite(array)]
@@ -165,7 +165,7 @@ def converted_at_once(value: Any, dtype: np.dtype[Any], *, on_jax: bool) -> Any:
         return value if value.dtype == dtype else None
     if kind is float or kind is int:
         # All casting rules agree on these. Beyond 2**53 an integer would be rounded to a double first.
-        rule = _rule("unsafe", kind, dtype)
+        rule = number_rule("unsafe", kind, dtype)
         is_exact = kind is float or rule.goal == 1 or -(2**53) <= value <= 2**53
         if rule.level <= rule.goal and is_exact and rule.least <= value <= rule.most:
             return np.array(value, dtype)

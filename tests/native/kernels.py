@@ -1,0 +1,186 @@
+"""Functions that Numba compiles, with inputs and what they declare."""
+
+import functools
+
+import numba
+import numpy as np
+
+F, INT = np.float32, np.int32
+V = np.array([0.5, -1.25, 2.0], F)
+M = np.arange(6, dtype=F).reshape(2, 3)
+N = np.array([3, -7, 11], INT)
+Z = np.array([1 + 2j, -0.5j, 3], np.complex64)
+B = np.array([True, False, True])
+njit = numba.njit
+
+
+@njit
+def branches(x):
+    if x[0] > 0:
+        return x * 2
+    return -x
+
+
+@njit
+def loop(x):
+    total = 0.0
+    for i in range(x.size):
+        if x[i] > 0:
+            total += x[i] ** 2
+    return total
+
+
+@njit
+def collatz(n):
+    count = 0
+    while n != 1:
+        n = n // 2 if n % 2 == 0 else 3 * n + 1
+        count += 1
+    return count
+
+
+@njit
+def writes(x):
+    x[0] = 7
+    x *= 2
+    return x
+
+
+@njit
+def sorts(x):
+    x.sort()
+    return x
+
+
+@njit
+def several(x, n):
+    return x * n[0], n.sum(), x.max()
+
+
+@njit
+def nested(x, pair):
+    return x + pair[0] * pair[1]
+
+
+@njit
+def by_keyword(x, scale=2.0, shift=1):
+    return x * scale + shift
+
+
+@njit
+def raises_below_zero(x):
+    if x[0] < 0:
+        raise ValueError("below zero")
+    return np.sqrt(x)
+
+
+@njit
+def divides(x):
+    return 1 / int(x[0])
+
+
+@njit
+def another_shape(x):
+    return x[x > 0]
+
+
+@njit
+def wide(n):
+    return n * np.int64(2) ** 30
+
+
+@numba.vectorize
+def element_wise(x, y):
+    return x * y if x > y else x - y
+
+
+@numba.vectorize(["float32(float32)", "float64(float64)"])
+def typed(x):
+    return x**3
+
+
+@njit("float32[:](float32[:])")
+def of_one_type(x):
+    return x + F(1)
+
+
+@njit(error_model="numpy", fastmath=True)
+def quick(x):
+    return x / x[0]
+
+
+@njit
+def inner(x):
+    return x * 3
+
+
+@njit
+def outer(x):
+    return inner(x) + inner(x[::-1])
+
+
+@njit
+def closing(x):
+    return x * SCALE[0] + TABLE.sum()
+
+
+SCALE, TABLE = (2.5,), np.arange(4.0)
+
+
+@njit
+def over_inputs(x):
+    return x.sum(), x.mean(axis=0) if False else x[0]
+
+
+# Each with its inputs and `Tout`.
+KERNELS = {
+    "branches": (branches, [V], F),
+    "a number of a loop": (loop, [V], F(0)),
+    "an integer": (collatz, [INT(6)], INT(0)),
+    "an integer that is counted in 64 bits": (njit(lambda n: n.sum()), [N], INT(0)),
+    "writes": (writes, [V], F),
+    "sorts": (sorts, [V], F),
+    "several": (several, [V, N], (F, INT(0), F(0))),
+    "one in a list": (branches, [V], [F]),
+    "nested": (nested, [V, (V, F(2))], F),
+    "keywords": (functools.partial(by_keyword, shift=3), [V], F),
+    "a partial": (functools.partial(by_keyword, scale=0.5), [V], F),
+    "element-wise": (element_wise, [V, V[::-1].copy()], F),
+    "element-wise, numbers": (element_wise, [F(2), F(3)], F(0)),
+    "element-wise, typed": (typed, [V], F),
+    "of one type": (of_one_type, [V], F),
+    "fastmath": (quick, [V], F),
+    "two functions": (outer, [V], F),
+    "closing": (closing, [V], F),
+    "a view": (njit(lambda x: x[::-1]), [V], F),
+    "the input itself": (njit(lambda x: x), [V], F),
+    "a transpose": (njit(lambda x: x.T), [M], np.zeros((3, 2), F)),
+    "two axes": (njit(lambda x: np.dot(x, x.T)), [M], np.zeros((2, 2), F)),
+    "a row": (njit(lambda x: x[1]), [M], np.zeros(3, F)),
+    "an axis of no size": (njit(lambda x: x * 2), [np.zeros((0, 3), F)], F),
+    "booleans": (njit(lambda b: ~b), [B], np.bool_),
+    "a comparison": (njit(lambda x: x > 0), [V], np.bool_),
+    "a bool": (njit(lambda x: x[0] > 0), [V], np.bool_(0)),
+    "complex": (njit(lambda z: z * z.conjugate()), [Z], np.complex64),
+    "a complex number": (njit(lambda z: z.sum()), [Z], np.complex64(0)),
+    "real of complex": (njit(lambda z: z.real), [Z], F),
+    "int8": (njit(lambda n: n + n), [N.astype(np.int8)], np.int8),
+    "uint8": (njit(lambda n: n // np.uint8(2)), [np.array([3, 200], np.uint8)], np.uint8),
+    "integers to floats": (njit(lambda n: n), [N], F),
+    "floats from doubles": (njit(lambda x: x.astype(np.float64) / 3), [V], F),
+    "a Python float": (njit(lambda: 0.1), [], F(0)),
+    "infinities": (njit(lambda x: 1e300 * x.astype(np.float64)), [V], F),
+    "subnormal": (njit(lambda x: x.astype(np.float64)[0] * 1e-300 * 1e-10 * 1e300), [V], F(0)),
+    "allocates": (njit(lambda x: np.zeros(3) + x.size), [V], F),
+    "linear algebra": (njit(lambda x: np.linalg.norm(x)), [V], F(0)),
+    "raises": (raises_below_zero, [-V], F),
+    "raises not": (raises_below_zero, [V], F),
+    "division by zero": (divides, [V], F(0)),
+    "another shape": (another_shape, [V], F),
+    "does not fit": (wide, [N], INT),
+    "too few results": (njit(lambda x: (x, x)), [V], (F, F, F)),
+    "another number of axes": (njit(lambda x: x.sum()), [V], F),
+    "a float for an integer": (njit(lambda x: x), [V], np.zeros(3, INT)),
+    "a string": (njit(lambda x, how: x * len(how)), [V, "abc"], F),
+    "a list": (njit(lambda pair: pair[0] + pair[1]), [[V, V]], F),
+}
