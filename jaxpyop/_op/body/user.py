@@ -28,8 +28,10 @@ from jaxpyop._op.values import (
     encode,
     encoded_shapes,
     fill_shape,
+    hidden_value_error,
     kind_of,
     match,
+    traced_value_in,
     with_shapes,
 )
 
@@ -133,19 +135,43 @@ class UserBody(Body):
             for k, leaf in enumerate(leaves)
         ]
 
+    def check_uses(self, arrays: Sequence[Any]) -> None:
+        if not self.op.on_jax or self.op.stateful or not _jaxcore.may_leave_out():
+            return
+        structs = element_structs(arrays)
+        # If not all shapes are declared, the function runs on types anyway, to find them.
+        if all(leaf.shape_known for leaf in self.promised(structs)):
+            self._shapes_on_types(structs)
+
+    def _shapes_on_types(self, structs: Sequence[Struct]) -> list[Struct] | None:
+        """Run the function on types, and return those of its results, or None if it needs values.
+
+        Raises:
+            ValueError: it uses a traced value of other code. If it needs values before, and the program may leave it
+                out, this is raised if it holds such a value.
+        """
+
+        def run() -> tuple[list[Struct], list[Any]]:
+            # The body will run outside of all named axes, too.
+            with _jaxcore.without_axes():
+                flat = lambda *arrays: match(self.op.spec.returned, self._run(arrays), self.title)
+                return _jaxcore.shapes_of_run(flat, structs)
+
+        found: list[Struct] | None = None
+        hidden: Any = None
+        with contextlib.suppress(Exception):
+            found, foreign = run() if self.op.executor is None else call_where_op_runs(self.op, run)
+            hidden = foreign[0] if foreign else None
+        if found is None:
+            hidden = traced_value_in(self.op.func) if _jaxcore.may_leave_out() else None
+        if hidden is not None:
+            raise hidden_value_error(hidden, self.title)
+        return found
+
     def _infer(self, structs: Sequence[Struct]) -> tuple[list[Any] | None, str]:
         op = self.op
-        if op.on_jax and not op.stateful:
-
-            def run() -> list[Struct]:
-                # The body will run outside of all named axes, too.
-                with _jaxcore.without_axes():
-                    flat = lambda *arrays: match(op.spec.returned, self._run(arrays), op.title)
-                    return _jaxcore.shapes_of_run(flat, structs)
-
-            with contextlib.suppress(Exception):
-                found = run() if op.executor is None else call_where_op_runs(op, run)
-                return [s.shape for s in found], "the shape found by running func on abstract values"
+        if op.on_jax and not op.stateful and (found := self._shapes_on_types(structs)) is not None:
+            return [s.shape for s in found], "the shape found by running func on abstract values"
         # A function that asks for a value, as `if x > 0` does, has raised here, because an abstract run has none. So
         # assume the shape that an elementwise function gives; it is checked when the program runs.
         logical = [s.shape if impl is None else s.shape[:-1] for s, impl in zip(structs, self.inputs.key_impls)]
