@@ -305,6 +305,13 @@ def device_count(ctx: Any) -> int:
     return getattr(ctx.module_context.axis_context, "num_devices", 1)
 
 
+def is_partly_manual(ctx: Any) -> bool:
+    """Tells whether a lowering is inside a `shard_map` over some axes of a mesh, and XLA partitions over the others."""
+    context = ctx.module_context.axis_context
+    manual = getattr(context, "manual_axes", frozenset())
+    return bool(manual) and any(size > 1 for name, size in context.mesh.shape.items() if name not in manual)
+
+
 def platforms(ctx: Any) -> tuple[str, ...]:
     """Returns the platforms that a lowering is for. Only `jax.export` lowers for several."""
     return tuple(ctx.platforms or ctx.module_context.platforms)
