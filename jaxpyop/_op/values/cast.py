@@ -197,6 +197,8 @@ def cast_to_numpy(value: Any, leaf: Leaf, casting: str, origin: str, title: str)
     source = type(value)
     if isinstance(value, np.ma.MaskedArray):
         raise TypeError(f"{title}: {origin} a masked array, whose mask would be lost; return x.filled(value)")
+    if callable(getattr(value, "toarray", None)):
+        raise TypeError(f"{title}: {origin} {kind_of(value)}, which is a sparse matrix; return x.toarray()")
     try:
         array = np.asarray(value)
     except Exception as error:
