@@ -359,6 +359,13 @@ def device_count(ctx: Any) -> int:
     return getattr(ctx.module_context.axis_context, "num_devices", 1)
 
 
+def is_partly_manual(ctx: Any) -> bool:
+    """Tells whether a lowering is inside a `shard_map` over some axes of a mesh, and XLA partitions over the others."""
+    context = ctx.module_context.axis_context
+    manual = getattr(context, "manual_axes", frozenset())
+    return bool(manual) and any(size > 1 for name, size in context.mesh.shape.items() if name not in manual)
+
+
 # The primitives that become one operation of XLA with a function of the user in it, with the names that errors use.
 _COMBINING = {
     jax.lax.reduce_p: "jax.lax.reduce",

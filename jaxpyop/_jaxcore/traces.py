@@ -69,6 +69,22 @@ def is_eager() -> bool:
     return current_trace() is EVAL_TRACE
 
 
+def may_leave_out() -> bool:
+    """Tells whether this code is traced into a program inside a transformation for derivatives.
+
+    Such a program leaves out what its derivatives do not need. A portable package does not see the outer traces.
+    """
+    kinds: set[str] = set()
+    trace = None if PORTABLE else current_trace()
+    while trace is not None:
+        kinds.add(type(trace).__name__)
+        trace = getattr(trace, "parent_trace", None)
+    return not kinds.isdisjoint(_OF_DERIVATIVES) and "DynamicJaxprTrace" in kinds
+
+
+_OF_DERIVATIVES = {"JVPTrace", "LinearizeTrace"}
+
+
 def eval_context() -> contextlib.AbstractContextManager[Any]:
     """Evaluates the operations of a block at once, whatever transformation is active."""
     return jax.ensure_compile_time_eval()
@@ -88,8 +104,12 @@ def is_live(x: Any) -> bool:
 _over: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def shapes_of_run(run: Callable[..., Any], structs: Sequence[Any]) -> Any:
-    """Returns the types of the results of a function, which may keep its inputs: they are not live afterwards."""
+def shapes_of_run(run: Callable[..., Any], structs: Sequence[Any]) -> tuple[Any, list[Any]]:
+    """Runs a function on types, which may keep its inputs: they are not live afterwards.
+
+    Returns:
+        The types of its results, and the traced values of other code that it used.
+    """
     traces: list[Any] = []
 
     def noted(*arrays: Any) -> Any:
@@ -97,7 +117,8 @@ def shapes_of_run(run: Callable[..., Any], structs: Sequence[Any]) -> Any:
         return run(*arrays)
 
     try:
-        return jax.eval_shape(noted, *structs)
+        closed, shapes = jax.make_jaxpr(noted, return_shape=True)(*structs)
+        return shapes, [value for value in closed.consts if isinstance(value, Tracer)]
     finally:
         _over.update(traces)
 

@@ -66,6 +66,7 @@ def _stage(op: Op, inputs: Inputs, call: UserCall, arrays: Sequence[Any]) -> lis
         check_closure(op.func, op.title)
         for what, rule in op.rules.functions():
             check_closure(rule, op.title, what)
+        call.body.check_uses(arrays[call.operands.leading :])
         return bind(call, *map(without_weak_type, arrays))
 
 

@@ -174,7 +174,8 @@ class Tape(_jaxcore.RecurringTrace):
     def _linearized(
         self, function: Callable[..., Sequence[Any]], args: Sequence[Any], tracked: tuple[bool, ...], forward: bool
     ) -> list[Any]:
-        values = [a.value if t else a for a, t in zip(args, tracked)]
+        # The body may write into a NumPy array later, which the derivative would read then.
+        values = [a.value if t else a.copy() if isinstance(a, np.ndarray) else a for a, t in zip(args, tracked)]
         with set_current_trace(self.parent):
             outs, linear = linearize(function, [i for i, t in enumerate(tracked) if t], values, forward)
         return self._write(linear, args, tracked, outs, full_dependence(tracked, outs)._replace(reads=()))

@@ -130,3 +130,23 @@ def test_a_list_with_an_array_of_jax_anywhere():
     entries = [0.5] * 100 + [jnp.float32(2)] + [1] * 100
     total = lambda x: jnp.sum(py_function(lambda x: [*entries, x], [x], jax.ShapeDtypeStruct((202,), F)))
     assert jax.jit(jax.value_and_grad(total))(3.0) == (155, 1)
+
+
+class Sparse:
+    """As SciPy's are: NumPy makes an array of one object of it."""
+
+    def toarray(self):
+        return np.eye(2, dtype=np.float32)
+
+
+ODD_RESULTS = {
+    "sparse": (Sparse, F, TypeError, r"a Sparse, which is a sparse matrix; return x\.toarray\(\)"),
+    "ragged": (lambda: [[1, 2], [3]], F, ValueError, r"rows of different lengths were meant.*jaxpyop\.padded"),
+}
+
+
+@pytest.mark.parametrize(("make", "tout", "error", "text"), ODD_RESULTS.values(), ids=ODD_RESULTS)
+@both_sides
+def test_an_odd_result_says_what_to_write(api, make, tout, error, text):
+    with pytest.raises(error, match=text):
+        api(make, [], tout, stateful=True)

@@ -233,3 +233,57 @@ def test_an_error_in_a_function_that_is_traced(body, derivative):
         assert jax.grad(lambda y: y * jax.jit(f)(F(0.5)))(1.0) == NUMBERS[body](F(0.5))
         with pytest.raises(TypeError, match=r"test_constants.py:\d+: float\(x\) makes a constant of a differentiated"):
             DERIVATIVES[derivative](f)(F(0.5))
+
+
+# ------------------------------------------------------------------- buffers that are filled again
+
+
+@jax.custom_jvp
+def scale_forward(x, y):
+    return x * y
+
+
+scale_forward.defjvp(lambda p, t: (p[0] * p[1], t[0] * p[1]))
+
+
+@jax.custom_vjp
+def scale_backward(x, y):
+    return x * y
+
+
+scale_backward.defvjp(lambda x, y: (x * y, (x, y)), lambda res, ct: (ct * res[1], ct * res[0]))
+
+
+@jax.jit
+def scale_with_effects(x, y):
+    jax.debug.callback(lambda: None)
+    return x * y
+
+
+def scale_by_rule(x, y):
+    return numpy_function(
+        lambda x, y: x * y, [x, y], F, output_shapes=(2,), vjp=lambda i, o, ct: (ct[0] * i[1], ct[0] * i[0])
+    )
+
+
+SCALES = {
+    "custom_jvp": scale_forward,
+    "custom_vjp": scale_backward,
+    "jit with effects": scale_with_effects,
+    "a rule": scale_by_rule,
+    "plain": jnp.multiply,
+}
+
+
+@pytest.mark.parametrize("scale", SCALES.values(), ids=SCALES)
+@pytest.mark.parametrize("compiled", [False, True], ids=["direct", "compiled"])
+def test_a_buffer_that_the_function_fills_again(scale, compiled):
+    def total(x):
+        buffer, found = np.zeros(2, F), 0.0
+        for k in (1, 2):
+            buffer[:] = k
+            found = found + scale(x, buffer)
+        return found
+
+    gradient = jax.grad(lambda x: jnp.sum(py_function(total, [x], jax.ShapeDtypeStruct((2,), F))))
+    close((jax.jit(gradient) if compiled else gradient)(jnp.ones(2)), [3.0, 3.0])

@@ -30,11 +30,12 @@ from jaxpyop._op.values import (
     encode,
     encoded_shapes,
     fill_shape,
+    hidden_value_error,
     kind_of,
     match,
+    traced_value_in,
     with_shapes,
 )
-from jaxpyop._traced import shapes_of
 
 
 def _with_scalars(arrays: Sequence[Any]) -> list[Any]:
@@ -167,21 +168,48 @@ class UserBody(Body):
             for k, leaf in enumerate(leaves)
         ]
 
+    def check_uses(self, arrays: Sequence[Any]) -> None:
+        if not self.op.on_jax or self.op.stateful or not _jaxcore.may_leave_out():
+            return
+        structs = element_structs(arrays)
+        # If not all shapes are declared, the function runs on types anyway, to find them.
+        if all(leaf.shape_known for leaf in self.promised(structs)):
+            self._shapes_on_types(structs)
+
+    def _shapes_on_types(self, structs: Sequence[Struct]) -> list[Struct] | None:
+        """Run the function on types, and return those of its results, or None if it needs values.
+
+        Raises:
+            ValueError: it uses a traced value of other code. If it needs values before, and the program may leave it
+                out, this is raised if it holds such a value.
+        """
+
+        def run() -> tuple[list[Struct], list[Any]]:
+            # The body will run outside of all named axes, too.
+            with _jaxcore.without_axes():
+                flat = lambda *arrays: match(self.op.spec.returned, self._returned(arrays), self.title)
+                return _jaxcore.shapes_of_run(flat, structs)
+
+        found: list[Struct] | None = None
+        hidden: Any = None
+        with contextlib.suppress(Exception):
+            found, foreign = run() if self.op.executor is None else call_where_op_runs(self.op, run)
+            hidden = foreign[0] if foreign else None
+        if found is None:
+            hidden = traced_value_in(self.op.func) if _jaxcore.may_leave_out() else None
+        if hidden is not None:
+            raise hidden_value_error(hidden, self.title)
+        return found
+
     def _infer(self, structs: Sequence[Struct]) -> tuple[list[Any] | None, str]:
         op, tree = self.op, self.inputs.tree
         if op.on_jax and not op.stateful:
-
-            def run() -> list[Struct]:
-                # The body will run outside of all named axes, too.
-                with _jaxcore.without_axes():
-                    flat = lambda *arrays: match(op.spec.returned, self._returned(arrays), op.title)
-                    return _jaxcore.shapes_of_run(flat, structs)
-
-            with contextlib.suppress(Exception):
-                found = run() if op.executor is None else call_where_op_runs(op, run)
+            if (found := self._shapes_on_types(structs)) is not None:
                 return [s.shape for s in found], "the shape found by running func on abstract values"
-            # A function that asks for a value, as `if x > 0` does, has raised here, because an abstract run has none.
-            # The interpreter of traced mode knows both sides of the `if`.
+            # A function that asks for a value, as `if x > 0` does, has none in an abstract run. The interpreter of traced
+            # mode knows both sides of the `if`.
+            from jaxpyop._traced import shapes_of
+
             leaves = lambda returned: match(op.spec.returned, returned, op.title)
             arguments = lambda arrays: (arrays, {}) if tree is None else self.inputs.unflatten(self._as_given(arrays))
             if (shapes := shapes_of(op.func, arguments, leaves, structs)) is not None:

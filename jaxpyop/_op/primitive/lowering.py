@@ -40,6 +40,11 @@ def _check_lowering(ctx: Any, call: Call) -> None:
             "of jax.jit, which cuts the program at its Python calls (its method explain says why one is not cut), or a "
             "py_function with mode='traced'"
         )
+    if call.stateful and _jaxcore.is_partly_manual(ctx):
+        raise NotImplementedError(
+            f"{call.title}: a stateful op is inside a shard_map over some axes of a mesh only, where XLA would run it "
+            "once for each device; leave axis_names= out, or pass stateful=False if it may run any number of times"
+        )
 
 
 def _refuse_in_combiner(operation: str, call: Call, batch: Batch) -> None:

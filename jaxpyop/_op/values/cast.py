@@ -197,6 +197,8 @@ def cast_to_numpy(value: Any, leaf: Leaf, casting: str, origin: str, title: str)
     source = type(value)
     if type(value) is not np.ndarray and (lost := lost_by_an_array(value)):
         raise TypeError(f"{title}: {origin} {lost[0]} would be lost; return {lost[1]}")
+    if callable(getattr(value, "toarray", None)):
+        raise TypeError(f"{title}: {origin} {kind_of(value)}, which is a sparse matrix; return x.toarray()")
     try:
         array = np.asarray(value)
     except Exception as error:

@@ -262,7 +262,8 @@ def as_jax(values: Sequence[Any]) -> list[Any]:
 
 def _is_wide(dtype: Any) -> bool:
     """Tell whether this is a dtype of 64 bits while they are off: where jax_explicit_x64_dtypes allows them."""
-    return dtype.itemsize >= 8 and _jaxcore.canonical_dtype(dtype) != dtype
+    is_long = dtype.itemsize >= 8 and _jaxcore.canonical_dtype(dtype) != dtype
+    return is_long and _jaxcore.explicit_x64_mode() == "allow"
 
 
 def _one_as_jax(value: Any) -> Any:

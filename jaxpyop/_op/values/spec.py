@@ -169,7 +169,13 @@ def match(spec: ResultSpec, value: Any, title: str) -> list[Any]:
 def _advice(found: _Difference) -> str:
     alone = isinstance(found.skeleton, Leaf) or (_is_sequence(found.skeleton) and len(found.skeleton) == 1)
     is_array = isinstance(_as_array(found.value), _NUMERIC)
+    if alone and _is_sequence(found.value) and found.value and not is_array and all(map(_is_row, found.value)):
+        return ", or, if rows of different lengths were meant, fill them up, or declare Tout=jaxpyop.padded(...)"
     return ", or return np.array(...) for an array" if alone and is_array else ""
+
+
+def _is_row(value: Any) -> bool:
+    return _is_sequence(value) or (isinstance(value, np.ndarray) and value.ndim > 0)
 
 
 def _holds_nothing(value: Any) -> bool:

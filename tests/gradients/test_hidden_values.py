@@ -1,0 +1,266 @@
+"""Traced values that reach a function by other ways than its arguments: an error, or the right gradient, never a zero.
+
+A compiled gradient leaves out what it does not need. It takes such a value for a constant, so that the function would
+never run, and the gradient would be zero.
+"""
+
+import collections
+import contextvars
+import dataclasses
+import functools
+import itertools
+import sys
+import types
+import weakref
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxpyop
+
+F = jnp.float32
+
+
+class Net:
+    def __init__(self, w):
+        self.w = w
+
+    def __call__(self, x):
+        return self.w * x
+
+    def scale(self, x):
+        return self.w * x
+
+    def double(self, x):
+        return 2 * x
+
+
+class Slots:
+    __slots__ = ("w",)
+
+    def __init__(self, w):
+        self.w = w
+
+    def __call__(self, x):
+        return self.w * x
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    w: Any
+
+
+class Variable:
+    """As Keras has them."""
+
+    def __init__(self, w):
+        self.w = w
+
+    def __jax_array__(self):
+        return self.w
+
+
+NAMED: Any = None
+TABLE: dict[str, Any] = {}
+KEPT: list[Any] = []
+CONTEXT: contextvars.ContextVar[Any] = contextvars.ContextVar("CONTEXT")
+
+
+def by_a_default(value):
+    return lambda x, one=value: one.w * x
+
+
+def by_an_operator(w):
+    one: Any = type("Kind", (), {"__mul__": lambda self, x: w * x})()
+    return lambda x: one * x
+
+
+def by_a_global(w):
+    global NAMED
+    NAMED = w
+    return lambda x: NAMED * x
+
+
+def by_a_global_table(w):
+    TABLE["net"] = Net(w)
+    return lambda x: TABLE["net"].w * x
+
+
+def by_a_look_up(w):
+    TABLE["w"] = w
+    helper: Any = types.SimpleNamespace(look_up=lambda name: TABLE[name])
+    return lambda x: helper.look_up("w") * x
+
+
+def by_an_iterator(w):
+    values = itertools.repeat(w)
+    return lambda x: next(values) * x
+
+
+def by_a_map(w):
+    values = map(lambda w, _: w, itertools.repeat(w), itertools.count())
+    return lambda x: next(values) * x
+
+
+def by_a_generator(w):
+    def forever():
+        while True:
+            yield w
+
+    values = forever()
+    return lambda x: next(values) * x
+
+
+def by_a_cache(w):
+    @functools.lru_cache
+    def cached():
+        return w
+
+    return lambda x: cached() * x
+
+
+def by_a_class(w):
+    kind: Any = type("Kind", (), {"w": w})
+    return lambda x: kind.w * x
+
+
+def by_a_property(w):
+    one: Any = type("Kind", (), {"weight": property(lambda self: w)})()
+    return lambda x: one.weight * x
+
+
+def by_its_own_attribute(w):
+    def scale(x):
+        return scale.w * x
+
+    scale.w = w
+    return scale
+
+
+def by_a_module(w):
+    module: Any = types.ModuleType("parameters")
+    module.w = w
+    return lambda x: module.w * x
+
+
+def by_an_imported_module(w):
+    module: Any = sys.modules.setdefault("jaxpyop_test_parameters", types.ModuleType("jaxpyop_test_parameters"))
+    module.w = w
+
+    def scale(x):
+        import jaxpyop_test_parameters as parameters
+
+        return parameters.w * x
+
+    return scale
+
+
+def by_a_weak_reference(w):
+    KEPT.append(Net(w))
+    found = weakref.ref(KEPT[-1])
+    return lambda x: found().w * x
+
+
+def by_a_context_variable(w):
+    CONTEXT.set(w)
+    return lambda x: CONTEXT.get() * x
+
+
+def held(value, use):
+    return lambda x: use(value, x)
+
+
+WAYS = {
+    "object": Net,
+    "method": lambda w: Net(w).scale,
+    "slots": Slots,
+    "frozen dataclass": lambda w: held(Frozen(w), lambda one, x: one.w * x),
+    "object in an object": lambda w: held(Frozen([{"a": Net(w)}]), lambda one, x: one.w[0]["a"].w * x),
+    "object in a tuple": lambda w: held((Net(w),), lambda one, x: one[0].w * x),
+    "deque": lambda w: held(collections.deque([w]), lambda one, x: one[0] * x),
+    "name as a text": lambda w: held(Net(w), lambda one, x: getattr(one, "w") * x),  # noqa: B009
+    "__jax_array__": lambda w: held(Variable(w), lambda one, x: jnp.multiply(one, x)),
+    "partial": lambda w: functools.partial(lambda one, x: one.w * x, Net(w)),
+    "partial of a method": lambda w: functools.partial(Net.scale, Net(w)),
+    "default": lambda w: by_a_default(Net(w)),
+    "jitted object": lambda w: jax.jit(Net(w)),
+    "operator": by_an_operator,
+    "global": by_a_global,
+    "global table": by_a_global_table,
+    "look-up": by_a_look_up,
+    "iterator": by_an_iterator,
+    "map": by_a_map,
+    "generator": by_a_generator,
+    "cache": by_a_cache,
+    "class": by_a_class,
+    "property": by_a_property,
+    "attribute of the function": by_its_own_attribute,
+    "module": by_a_module,
+    "imported module": by_an_imported_module,
+    "weak reference": by_a_weak_reference,
+    "context variable": by_a_context_variable,
+}
+
+# A transformation of a function of `w` that gives `2 * w`, and what it should give for a `w` of 3.
+TRANSFORMED = {
+    "jit": (lambda f: jax.jit(f)(3.0), 6),
+    "grad": (lambda f: jax.grad(f)(3.0), 2),
+    "jit of grad": (lambda f: jax.jit(jax.grad(f))(3.0), 2),
+    "jit of grad of jit": (lambda f: jax.jit(jax.grad(jax.jit(f)))(3.0), 2),
+    "grad of jit": (lambda f: jax.grad(jax.jit(f))(3.0), 2),
+    "jit of jvp": (lambda f: jax.jit(lambda w: jax.jvp(f, [w], [1.0])[1])(3.0), 2),
+    "jit of vmap of grad": (lambda f: jax.jit(jax.vmap(jax.grad(f)))(jnp.full(1, 3.0))[0], 2),
+    "vmap": (lambda f: jax.vmap(f)(jnp.full(1, 3.0))[0], 6),
+    "grad of scan": (lambda f: jax.grad(lambda w: jax.lax.scan(lambda c, _: (f(c), 0), w, length=1)[0])(3.0), 2),
+    "jit of grad of scan": (
+        lambda f: jax.jit(jax.grad(lambda w: jax.lax.scan(lambda c, _: (f(c), 0), w, length=1)[0]))(3.0),
+        2,
+    ),
+}
+
+
+def branching(func):
+    """No value is known in a run on types, so that such a run ends at the `if`."""
+    return lambda x: x if float(x) > 100 else func(x)
+
+
+def check(way, transform, expected, api=jaxpyop.py_function):
+    program = lambda w: api(way(w), [2.0], F(0))
+    try:
+        found = transform(program)
+    except Exception:  # whatever it is: nothing comes out
+        return
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize("branches", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["straight", "branching"])
+def test_a_hidden_value_is_an_error_or_has_its_gradient(way, branches):
+    hidden = (lambda w: branching(way(w))) if branches else way
+    for transform, expected in TRANSFORMED.values():
+        check(hidden, transform, expected)
+
+
+@pytest.mark.parametrize("way", ["object", "slots", "cache", "generator", "imported module", "__jax_array__"])
+def test_the_error_says_what_to_write(way):
+    gradient = jax.jit(jax.grad(lambda w: jaxpyop.py_function(WAYS[way](w), [2.0], F(0), name="net")))
+    with pytest.raises(ValueError, match=r"py_function 'net': func uses .*traced value.*pass it through inp"):
+        gradient(3.0)
+
+
+def test_a_method_that_does_not_use_the_traced_values_of_its_object():
+    def loss(w):
+        net = Net(w)
+        of_a_method = jaxpyop.py_function(net.double, [2.0], F(0))
+        return net(of_a_method + jaxpyop.py_function(lambda x: net.double(x), [2.0], F(0)))
+
+    assert jax.jit(jax.grad(loss))(3.0) == 8
+
+
+def test_a_run_for_the_shapes_refuses_it_as_well():
+    program = jax.jit(lambda w: jaxpyop.py_function(Net(w), [2.0], F))
+    with pytest.raises(ValueError, match="that it holds itself, or finds in an object"):
+        program(3.0)
