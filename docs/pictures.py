@@ -133,7 +133,7 @@ def main():
                     too_wide.append(f"{name}: {wide} pixels too wide")
         finally:
             browser.close()
-    sys.exit("\n".join(too_wide))
+    sys.exit("\n".join(too_wide) or 0)
 
 
 if __name__ == "__main__":
