@@ -137,7 +137,7 @@ class _Recorder(Trace):
 def _own_traces_work() -> bool:
     """Tells whether a trace of ours gets the primitives that are bound under it, with their operands."""
     outside, trace = private.trace_ctx.trace, _Recorder()
-    trace.calls, trace.requires_low = [], False  # type: ignore[attr-defined]
+    trace.calls, trace.requires_low = [], False
     x = Tracer(trace, jax.typeof(np.float32(0)))
     with private.set_current_trace(trace), private.user_context(None, name_stack=private.current_name_stack()):
         made = jax.lax.neg(x), jax.jit(lambda x: -x)(x)

@@ -72,10 +72,10 @@ def is_eager() -> bool:
 def may_leave_out() -> bool:
     """Tells whether this code is traced into a program inside a transformation for derivatives.
 
-    Such a program leaves out what its derivatives do not need. A portable package does not see the outer traces.
+    Such a program leaves out what its derivatives do not need.
     """
     kinds: set[str] = set()
-    trace = None if PORTABLE else current_trace()
+    trace = current_trace()
     while trace is not None:
         kinds.add(type(trace).__name__)
         trace = getattr(trace, "parent_trace", None)

@@ -81,10 +81,10 @@ def _check() -> None:
     Raises:
         Exception: something is not as expected.
     """
-    import numba
+    from jaxpyop._native.frame import njit
 
-    @numba.njit
-    def known(x, n, z):  # types are those of Numba
+    @njit
+    def known(x: Any, n: Any, z: Any) -> Any:
         if n[0] == 0:
             raise ValueError
         return x * 2 + n[0], n + 1, z * 1j

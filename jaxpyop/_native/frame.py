@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib
 import itertools
 import secrets
 import weakref
@@ -20,12 +21,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import numba
 import numpy as np
-from llvmlite import ir
-from numba import carray, cfunc, njit, types
-from numba.core import cgutils
-from numba.extending import intrinsic
+
+# As Any, because the types in these packages are those of Python, and these functions become machine code.
+ir: Any = importlib.import_module("llvmlite.ir")
+numba: Any = importlib.import_module("numba")
+cgutils: Any = importlib.import_module("numba.core.cgutils")
+intrinsic: Any = importlib.import_module("numba.extending").intrinsic
+carray, cfunc, njit, types = numba.carray, numba.cfunc, numba.njit, numba.types
 
 # The words of a frame: at which a struct of the header begins, and what is in it.
 EXTENSION, API, ARGUMENTS, RESULTS, ATTRIBUTES, FRAME_WORDS = 1, 2, 9, 14, 20, 21
@@ -47,7 +50,7 @@ def pointer(typing_context: Any, address: Any) -> Any:
 
 
 @njit
-def words(address, count):  # types are those of Numba
+def words(address: Any, count: Any) -> Any:
     """The words at an address."""
     return carray(pointer(address), count, np.int64)
 
@@ -103,7 +106,7 @@ def set_mode(typing_context: Any, mode: Any) -> Any:
 USUAL_MODE = -1
 
 
-def _enter(frame_address):  # types are those of Numba
+def _enter(frame_address: Any) -> Any:
     frame = words(frame_address, FRAME_WORDS)
     if frame[EXTENSION] != 0:
         # XLA asks for the version of the interface, which is that of its own table.
@@ -148,8 +151,8 @@ _numbers = itertools.count(1)
 _blocks: weakref.WeakValueDictionary[int, Block] = weakref.WeakValueDictionary()
 
 # The dtypes of XLA that Numba has, by their numbers in the header.
-_DTYPES = {1: "bool", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "uint8", 7: "uint16", 8: "uint32", 9: "uint64"}
-_DTYPES |= {11: "float32", 12: "float64", 15: "complex64", 18: "complex128"}
+_dtypes = {1: "bool", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "uint8", 7: "uint16", 8: "uint32", 9: "uint64"}
+_dtypes |= {11: "float32", 12: "float64", 15: "complex64", 18: "complex128"}
 
 
 def _words_at(address: int, count: int) -> Any:
@@ -160,10 +163,10 @@ def _arrays(addresses: int, count: int) -> list[np.ndarray[Any, Any]]:
     found: list[Any] = []
     for address in _words_at(addresses, count) if count else ():
         buffer = _words_at(address, BUFFER_WORDS)
-        dtype = np.dtype(_DTYPES[buffer[2] & 0xFFFFFFFF])
+        dtype = np.dtype(_dtypes[buffer[2] & 0xFFFFFFFF])
         rank = buffer[4]
         shape = tuple(_words_at(buffer[SIZES], rank)) if rank else ()
-        memory = (ctypes.c_char * (int(np.prod(shape)) * dtype.itemsize)).from_address(buffer[DATA] or 1)
+        memory: Any = (ctypes.c_char * (int(np.prod(shape)) * dtype.itemsize)).from_address(buffer[DATA] or 1)
         found.append(np.frombuffer(memory, dtype).reshape(shape))
     return found
 
@@ -201,4 +204,3 @@ def register() -> None:
 
 
 _kept: list[Any] = []
-VERSION = numba.__version__

@@ -10,15 +10,18 @@ What is not possible raises `Ordinary`, which says why; the call then takes the 
 from __future__ import annotations
 
 import functools
+import importlib
 from typing import Any
 
 import numpy as np
-from numba import carray, cfunc, njit, types
-from numba.core.errors import NumbaError
-from numba.np.numpy_support import as_dtype, from_dtype
 
 from jaxpyop._native import frame
+from jaxpyop._native.frame import carray, cfunc, njit, types
 from jaxpyop._native.functions import Ordinary, Signature, is_element_wise
+
+NumbaError: Any = importlib.import_module("numba.core.errors").NumbaError
+_dtypes: Any = importlib.import_module("numba.np.numpy_support")
+as_dtype, from_dtype = _dtypes.as_dtype, _dtypes.from_dtype
 
 
 @functools.lru_cache(maxsize=256)
@@ -99,7 +102,7 @@ def _compiled(signature: Signature, returned: Any) -> Any:
     words, add_to_word, attributes, runs = frame.words, frame.add_to_word, frame.ATTRIBUTES, 8 * frame.RUNS
     count = frame.FRAME_WORDS
 
-    def kernel(frame_address):  # types are those of Numba
+    def kernel(frame_address: Any) -> Any:
         status = 1
         mode = set_mode(usual)
         try:

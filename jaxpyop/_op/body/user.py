@@ -206,8 +206,7 @@ class UserBody(Body):
         if op.on_jax and not op.stateful:
             if (found := self._shapes_on_types(structs)) is not None:
                 return [s.shape for s in found], "the shape found by running func on abstract values"
-            # A function that asks for a value, as `if x > 0` does, has none in an abstract run. The interpreter of traced
-            # mode knows both sides of the `if`.
+            # An abstract run has no value for an `if x > 0`. The interpreter of traced mode knows both sides of it.
             from jaxpyop._traced import shapes_of
 
             leaves = lambda returned: match(op.spec.returned, returned, op.title)
