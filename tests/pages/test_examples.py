@@ -23,8 +23,8 @@ SECTIONS = {(page, heading): blocks for page, text in PAGES.items() for heading,
 SCRIPTS = {(page, name): code for page, text in PAGES.items() for name, code in marked(text, "script")}
 NOT_RUN = [(page, k, *found) for page, text in PAGES.items() for k, found in enumerate(marked(text, "not run"))]
 THEIRS = {f"{page}-{k}": (of, code) for page, k, of, code in NOT_RUN}
-# What code of another library names.
-NAMES = {"TensorFlow": "tf.", "Ray Data": "ray.data."}
+# What the code of another library, or of a program with a user at it, names.
+NAMES = {"TensorFlow": "tf.", "Ray Data": "ray.data.", "it waits for the keyboard": "running.join("}
 
 
 # The recipes use large libraries, and the others are programs that take long to compile.
