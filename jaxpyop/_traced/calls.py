@@ -319,6 +319,6 @@ def is_of_jax(v: Any) -> bool:
 def name_of_function(f: Any) -> str:
     if not isinstance(f, (type, types.FunctionType, types.BuiltinFunctionType)) and module_of(type(f)) not in LIBRARIES:
         return type(f).__name__
-    module, name = getattr(f, "__module__", None), getattr(f, "__qualname__", type(f).__name__)
-    short = {"numpy": "np", "jax.numpy": "jnp", "builtins": ""}.get(module or "", module or "")
-    return f"{short}.{name}" if short else name
+    module, name = (str(getattr(f, key, "")) for key in ("__module__", "__qualname__"))
+    short = {"numpy": "np", "jax.numpy": "jnp", "builtins": "", "None": ""}.get(module, module)
+    return f"{short}.{name or type(f).__name__}".lstrip(".")

@@ -189,7 +189,7 @@ class Operators(Machine):
         if isinstance(box, str):
             self.need_constant(x)
             return self.python(operator.contains, box, x)
-        if isinstance(box, type) and type(x) is not box:
+        if issubclass(type(box), type) and type(x) is not box:
             what = f"`in` of a {name_of_type(x)} and an enum, which newer Pythons look up by its value"
             raise Refused(what, "compare it with the value of each member")
         if is_array(x) and (is_dict(box) or type(box) in (dict, set, frozenset)):

@@ -33,9 +33,9 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(f"__{name}__" for name in text.split())
 
 
-# What Python writes into a class by itself.
+# What Python writes into a class by itself, and a name for its objects.
 _WRITTEN = _names("""
-module qualname doc dict weakref annotations annotate annotate_func annotations_cache static_attributes firstlineno
+module name qualname doc dict weakref annotations annotate annotate_func annotations_cache static_attributes firstlineno
 match_args dataclass_fields dataclass_params orig_bases parameters abstractmethods type_params classdictcell
 """)
 # The special methods that the interpreter calls.
