@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from jaxpyop._op.values.inputs import SLOT, Inputs
 from jaxpyop._op.values.spec import kind_of, paired
@@ -103,7 +104,9 @@ class Arguments:
         arrays = [[a.number for a in jax.tree.leaves(one) if type(a) is _Array] for one in self._arguments]
         has_derivative = [any(inexact[k] for k in numbers) for numbers in arrays]
         fits = len(entries) <= len(arrays) and not any(has_derivative[len(entries) :])
-        if fits and all(entry is None or numbers for entry, numbers in zip(entries, arrays)):
+        # A rule does not know whether a number was passed, or is a default or static, and may have an entry for it.
+        may_have = [bool(numbers) or _is_numeric(one) for numbers, one in zip(arrays, self._arguments)]
+        if fits and all(entry is None or may for entry, may in zip(entries, may_have)):
             return entries + [None] * (len(arrays) - len(entries))
         if len(entries) != sum(has_derivative) or any(entry is None for entry in entries):
             return None
@@ -144,6 +147,13 @@ def _in_order(
         else:
             found[name] = given[name] if name in given else _Fixed(parameter.default)
     return found
+
+
+def _is_numeric(argument: Any) -> bool:
+    """Tell whether all parts of an argument are arrays, or numbers that could be passed as arrays."""
+    numbers = (bool, int, float, complex, np.generic, np.ndarray, jax.Array)
+    values = [part.value if type(part) is _Fixed else 0 for part in jax.tree.leaves(argument)]
+    return all(isinstance(leaf, numbers) for leaf in jax.tree.leaves(values))
 
 
 def _is_none(value: Any) -> bool:
