@@ -323,3 +323,12 @@ def test_the_warning_comes_in_a_thread_that_runs_no_line_of_the_users():
     op.lower(1.0)
     with cf.ThreadPoolExecutor(1) as pool, pytest.warns(RuntimeWarning, match="'threaded': on_error="):
         pool.submit(op, 1.0).result().block_until_ready()
+
+
+def test_an_error_of_the_users_may_read_as_one_of_ours():
+    def body(x):
+        raise ValueError("py_function 'mine': func returned None where Tout='float32' has float32")
+
+    op = lambda x: py_function(body, [x], TOUT, name="mine", on_error=7)
+    for transform in (lambda f: f, jax.jit):
+        assert transform(op)(1.0) == 7
