@@ -113,7 +113,7 @@ def _hint_for_tensors(error: AttributeError) -> str | None:
         return "a text comes as it is; leave .numpy().decode() out"
     if error.name == "as_list" and isinstance(error.obj, tuple):
         return "write list(x.shape)"
-    return _OF_TENSORS.get(error.name) if isinstance(error.obj, (jax.Array, np.ndarray, np.generic)) else None
+    return _OF_TENSORS.get(error.name or "") if isinstance(error.obj, (jax.Array, np.ndarray, np.generic)) else None
 
 
 def _is_about_a_number(error: TypeError, arguments: _Arguments) -> bool:
