@@ -112,9 +112,14 @@ def _arguments_note(error: BaseException, title: str) -> str:
 
 
 def failure_text(error: BaseException, title: str) -> str:
-    """What a function raised, and what it was called with, for a warning."""
+    """What a function raised, where, and what it was called with, for a warning."""
+    raised = _summary(error)
+    users = [step for step in _jaxcore.steps_of(error) if _jaxcore.is_users_file(step.tb_frame.f_code.co_filename)]
+    if users:
+        # The program may run on a thread on which no line of the user's is under way.
+        raised += f" ({shown_file(users[-1].tb_frame.f_code.co_filename)}:{users[-1].tb_lineno})"
     arguments = _arguments_note(error, title).partition(_CALLED_WITH)[2]
-    return f"{_summary(error)}\n{arguments}" if arguments else _summary(error)
+    return f"{raised}\n{arguments}" if arguments else raised
 
 
 # The attribute of an exception that says that we raised it, and not the user's code.

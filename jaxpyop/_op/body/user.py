@@ -172,7 +172,10 @@ class UserBody(Body):
         ]
 
     def check_uses(self, arrays: Sequence[Any]) -> None:
-        if not self.op.on_jax or self.op.stateful or not _jaxcore.may_leave_out():
+        if self.op.stateful or not _jaxcore.may_leave_out():
+            return
+        if not self.op.on_jax:
+            self._check_what_it_holds()
             return
         structs = element_structs(arrays)
         # If not all shapes are declared, the function runs on types anyway, to find them.
@@ -194,15 +197,18 @@ class UserBody(Body):
                 return _jaxcore.shapes_of_run(flat, structs)
 
         found: list[Struct] | None = None
-        hidden: Any = None
+        foreign: list[Any] = []
         with contextlib.suppress(Exception):
             found, foreign = run() if self.op.executor is None else call_where_op_runs(self.op, run)
-            hidden = foreign[0] if foreign else None
-        if found is None:
-            hidden = traced_value_in(self.op.func) if _jaxcore.may_leave_out() else None
-        if hidden is not None:
-            raise hidden_value_error(hidden, self.title)
+        if foreign:
+            raise hidden_value_error(foreign[0], self.title, is_used=True)
+        if found is None and _jaxcore.may_leave_out():
+            self._check_what_it_holds()
         return found
+
+    def _check_what_it_holds(self) -> None:
+        if (hidden := traced_value_in(self.op.func)) is not None:
+            raise hidden_value_error(hidden, self.title, is_used=False)
 
     def _infer(self, structs: Sequence[Struct]) -> tuple[list[Any] | None, str]:
         op, tree = self.op, self.inputs.tree
