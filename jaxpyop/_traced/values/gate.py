@@ -159,4 +159,6 @@ def check_from_outside(v: Any) -> None:
         raise Refused(why, "use a tuple" if is_tuple else _PLAIN_CLASS)
 
 
-_PLAIN_CLASS = "read what is needed of it before, and pass that in, or use a plain class, a dataclass or a dict"
+_PLAIN_CLASS = (
+    "read what is needed of it before, or call it there, and pass that in; or use a plain class, a dataclass or a dict"
+)
