@@ -5,6 +5,7 @@ import functools
 
 import hypothesis.extra.numpy as hnp
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -160,6 +161,16 @@ def test_an_assumed_and_a_declared_shape_are_checked_at_every_call(api):
             assert ("if a length varies, Tout=jaxpyop.padded(" in str(caught.value)) == (shape == r"\(1,\)")
             now[:] = [lambda x: x * 2]
             np.testing.assert_array_equal(run(f, X), X * 2)
+
+
+def test_sizes_of_jax_export():
+    """Keras builds models with them."""
+    n, m = jax.export.symbolic_shape("n, m")
+    sizes = {"a tuple": (n, 3), "a struct": S((n, 3), F), "a function": lambda x: (x.shape[0], 3), "sums": (n + m, 3)}
+    for name, shape in sizes.items():
+        for api in (numpy_function, py_function):
+            found = shape_of(lambda x: api(lambda x: x, [x], F, output_shapes=shape), S((n, m), F))  # noqa: B023
+            assert found == ((n + m, 3) if name == "sums" else (n, 3))
 
 
 @pytest.mark.parametrize("method", ["sequential", "expand_dims", "broadcast_all"])
