@@ -169,7 +169,7 @@ TABLE.equal_all(
         "a product": lambda x: sum([a * b * x for a, b in itertools.product([1, 2], [3.0, 4.0]) if x > a]),
         "constants by a key": lambda x: functools.reduce(lambda a, b: b - a, sorted([3, 1, 2], key=lambda v: -v), x),
         "functions of math": lambda x: math.hypot(x, 3) + math.atan2(x, 2) + math.radians(x) + math.log10(abs(x)),
-        "powers": lambda x: pow(x, 2) + round(x) + (-1) ** int(x + 3) * x,
+        "powers": lambda x: pow(x, 2) + round(x) + (-1) ** abs(int(x)) * x,
         "a density": lambda x: jax.scipy.stats.norm.logpdf(x, 0.0, 2.0),
     },
     slow=True,
