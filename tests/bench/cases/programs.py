@@ -48,10 +48,11 @@ def traced(title, wrap):
 def traced_log_huber():
     """An early return beside one `jax.lax.cond`."""
     outer = lambda x, m: m * m * (1 - 2 * jnp.log(m) + jnp.log(x * x))
-    by_hand = lambda x: jax.lax.cond(abs(x) <= 2.0, lambda x: x * x, lambda x: outer(x, 2.0), x)
-    ours = lambda x: jaxpyop.py_function(log_huber_with_a_return, [x, 2.0], jnp.float32, mode="traced")
+    by_hand = lambda x, m: jax.lax.cond(abs(x) <= m, lambda x: x * x, lambda x: outer(x, m), x)
+    ours = lambda x, m: jaxpyop.py_function(log_huber_with_a_return, [x, m], jnp.float32, mode="traced")
     programs = {"py_function, traced": jax.grad(ours), "jax.lax.cond by hand": jax.grad(by_hand)}
-    return compare_compiled("log-Huber with an early return, traced, gradient", programs, jnp.float32(3.0), calls=500)
+    title = "log-Huber with an early return, traced, gradient"
+    return compare_compiled(title, programs, jnp.float32(3.0), jnp.float32(2.0), calls=500)
 
 
 def log_huber_with_a_return(x, m):
