@@ -3,11 +3,11 @@
 A folder has
 
 - `description.json`: what was asked for. A call that asks for something else is refused.
-- `0.block`, `1.block` and so on, while the sweep runs: a line of JSON with the checksums of what the block was computed
-  from and of its results, and the bytes of the results.
+- `0.npz`, `1.npz` and so on, while the sweep runs: each leaf of the results of a block, which users may read, and a
+  record with the checksums of what the block was computed from and of its results, as JSON.
 - `1.claim`: a lock on a block that is being computed. The system releases it when the process ends, however it ends.
-- `0.npy` and so on at the end: each leaf of the results. Then `complete.json` has the lines of JSON of all blocks, and
-  the blocks themselves are gone.
+- `0.npy` and so on at the end: each leaf of the results. Then `complete.json` has the records of all blocks, and the
+  blocks themselves are gone.
 
 Each file but the locks is written under another name, synchronized, and renamed, so that a file is whole or absent.
 """
@@ -21,6 +21,9 @@ import json
 import os
 import pathlib
 import secrets
+import struct
+import warnings
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any
 
@@ -93,6 +96,7 @@ class Folder:
             values = [f"{name}: {found.get(name)} there, {description[name]} here" for name in differing]
             raise self._refusal("; ".join(values))
         self._call = json.dumps(description).encode()
+        self._is_checked = self._complete() is not None and self._mend()
 
     def checksum(self, block: Sequence[Array], program: Callable[[int], str]) -> str:
         """Returns what a block is computed from: its inputs, the program for its size, and all of the description.
@@ -112,12 +116,9 @@ class Folder:
 
     def save(self, number: int, checksum: str, results: Sequence[Array]) -> None:
         """Keeps the results of a block that is claimed."""
-        data = [bytes_of(x) for x in results]
         elements = len(results[0]) if results else 0
-        record = {"of": checksum, "code": self._code, "elements": elements, "results": _checksum(data)}
-        with self._writing(f"{number}.block") as file:
-            file.write(json.dumps(record).encode() + b"\n")
-            file.writelines(data)
+        record = {"of": checksum, "code": self._code, "elements": elements}
+        self._write_block(number, record | {"results": _checksum(list(map(bytes_of, results)))}, results)
 
     def results(self, checksums: Sequence[str]) -> list[Array]:
         """Returns the results of all blocks, which have these checksums, as memory-mapped arrays."""
@@ -127,16 +128,39 @@ class Folder:
                 if (records := self._complete()) is None:
                     records = self._join(checksums)
         self._check_blocks(records, checksums)
-        self._check_leaves(records)
+        if not self._is_checked and any(data is None for data in self._blocks_of_leaves(records)):
+            raise self._damaged("a file of the results")
         # Who locks a claim from now on finds that the block is finished.
-        for pattern in ("*.block", "*.claim", "*.part"):
+        for pattern in ("*.npz", "*.claim", "*.part"):
             for file in self._path.glob(pattern):
                 # The folder of a finished sweep may be read-only.
                 with contextlib.suppress(OSError):
                     file.unlink()
-        # The dtypes that NumPy does not have, such as bfloat16, are stored as bytes.
         files = [np.load(self._path / f"{k}.npy", mmap_mode="r") for k in range(len(self._leaves))]
         return [file.view(dtype) for file, (_, dtype) in zip(files, self._leaves)]
+
+    def _mend(self) -> bool:
+        """Makes blocks of complete results again if some of them are damaged, which are then missing."""
+        data = lambda: enumerate(self._blocks_of_leaves(self._records or ()))
+        if not (damaged := [number for number, parts in data() if parts is None]):
+            return True
+        with self.claim("complete", wait=True):
+            # Another process may have done it meanwhile.
+            for number, parts in data() if self._exists(_COMPLETE) else ():
+                if parts is not None and self._records:
+                    record = self._records[number]
+                    pairs = zip(parts, self._leaves)
+                    arrays = [
+                        np.frombuffer(x, dtype).reshape(record["elements"], *shape) for x, (shape, dtype) in pairs
+                    ]
+                    self._write_block(number, record, arrays)
+            (self._path / _COMPLETE).unlink(missing_ok=True)
+        self._records = None
+        text = f"{API}: block {damaged[0]} of the results in the folder {self._path} is damaged, and is computed again"
+        warnings.warn(
+            text if len(damaged) == 1 else f"{text}; so are {len(damaged) - 1} more", RuntimeWarning, stacklevel=2
+        )
+        return False
 
     # ----------------------------------------------------------------- what is there
 
@@ -173,15 +197,15 @@ class Folder:
             "asked for here: pass a new folder as checkpoint=, or delete this one"
         )
 
-    def _json(self, name: str, kind: type, data: bytes | None = None) -> Any:
+    def _json(self, name: str, kind: type) -> Any:
         with contextlib.suppress(ValueError):
-            found = json.loads((self._path / name).read_bytes() if data is None else data)
+            found = json.loads((self._path / name).read_bytes())
             if isinstance(found, kind):
                 return found
         raise self._damaged(name)
 
     def _damaged(self, name: str) -> ValueError:
-        advice = "delete it, and the block is computed again" if name.endswith(".block") else "delete the folder"
+        advice = "delete it, and the block is computed again" if name.endswith(".npz") else "delete the folder"
         return ValueError(f"{API}: {name} in the folder {self._path} is damaged; {advice}")
 
     def _complete(self) -> list[dict[str, Any]] | None:
@@ -192,8 +216,8 @@ class Folder:
 
     def _record(self, number: int) -> dict[str, Any] | None:
         """The checksums of a block; None if it is not finished."""
-        with contextlib.suppress(FileNotFoundError), (self._path / f"{number}.block").open("rb") as file:
-            return self._json(f"{number}.block", dict, file.readline())
+        with contextlib.suppress(FileNotFoundError), self._block(number) as block:
+            return json.loads(str(block["record"]))
         # Blocks are deleted when all of them are complete, which may be just now.
         if (records := self._complete()) is None:
             return None
@@ -205,7 +229,7 @@ class Folder:
 
     def _join(self, checksums: Sequence[str]) -> list[dict[str, Any]]:
         """Writes the results of all blocks into one file for each leaf, and returns the records of the blocks."""
-        there = range(len(list(self._path.glob("*.block"))))
+        there = range(len(list(self._path.glob("*.npz"))))
         records = [record for number in there if (record := self._record(number))]
         self._check_blocks(records, checksums)
         with contextlib.ExitStack() as stack:
@@ -219,36 +243,49 @@ class Folder:
             file.write(json.dumps(records).encode())
         return records
 
-    def _data(self, number: int, record: dict[str, Any]) -> list[bytes]:
-        """The bytes of each leaf of a block."""
-        with (self._path / f"{number}.block").open("rb") as file:
-            file.readline()
-            return self._read([file] * len(self._leaves), record, f"{number}.block")
+    def _write_block(self, number: int, record: dict[str, Any], results: Sequence[Array]) -> None:
+        arrays = {str(k): np.ascontiguousarray(x).view(_stored(x.dtype)) for k, x in enumerate(results)}
+        with self._writing(f"{number}.npz") as file:
+            np.savez(file, allow_pickle=False, record=json.dumps(record), **arrays)
 
-    def _check_leaves(self, records: Sequence[dict[str, Any]]) -> None:
-        """Compares all results with their checksums."""
+    @contextlib.contextmanager
+    def _block(self, number: int) -> Iterator[Any]:
+        """Opens the file of a block."""
+        try:
+            # Opened here: a file that it refuses stays open.
+            with (self._path / f"{number}.npz").open("rb") as file, np.load(file) as block:
+                yield block
+        except FileNotFoundError:
+            raise
+        except (OSError, EOFError, ValueError, LookupError, zipfile.BadZipFile, NotImplementedError, struct.error):
+            raise self._damaged(f"{number}.npz") from None
+
+    def _data(self, number: int, record: dict[str, Any]) -> list[memoryview]:
+        """The bytes of each leaf of a block."""
+        with self._block(number) as block:
+            data = [bytes_of(block[str(k)]) for k in range(len(self._leaves))]
+            if _checksum(data) != record["results"]:
+                raise ValueError
+        return data
+
+    def _blocks_of_leaves(self, records: Sequence[dict[str, Any]]) -> Iterator[list[bytes] | None]:
+        """The bytes of each leaf of each block, from the complete results; None where they are damaged."""
         with contextlib.ExitStack() as stack:
             # As files: the pages of a memory map count as memory of the process.
             files = [stack.enter_context((self._path / f"{k}.npy").open("rb")) for k in range(len(self._leaves))]
-            if any(file.read(len(header)) != header for file, header in zip(files, self._headers(records))):
-                raise self._damaged("a header of the results")
+            headers = [file.read(len(header)) == header for file, header in zip(files, self._headers(records))]
             for number, record in enumerate(records):
-                self._read(files, record, f"block {number} of the results")
-
-    def _read(self, files: Sequence[IO[bytes]], record: dict[str, Any], name: str) -> list[bytes]:
-        """Reads the bytes of each leaf of a block, each from its file."""
-        data = [file.read(size) for file, size in zip(files, self._sizes(record))]
-        if _checksum(data) != record["results"]:
-            raise self._damaged(name)
-        return data
+                data = [file.read(size) for file, size in zip(files, self._sizes(record))]
+                # The headers go with the first block.
+                is_whole = _checksum(data) == record["results"] and (number > 0 or all(headers))
+                yield data if is_whole else None
 
     def _headers(self, records: Sequence[dict[str, Any]]) -> Iterator[bytes]:
         """The beginning of the file of each leaf."""
         count = sum(record["elements"] for record in records)
         for shape, dtype in self._leaves:
             file = io.BytesIO()
-            stored = dtype if dtype.isbuiltin == 1 else np.dtype((np.void, dtype.itemsize))
-            header = {"shape": (count, *shape), "fortran_order": False, "descr": stored.str}
+            header = {"shape": (count, *shape), "fortran_order": False, "descr": _stored(dtype).str}
             np.lib.format.write_array_header_1_0(file, header)
             yield file.getvalue()
 
@@ -316,6 +353,11 @@ def _close_locks() -> None:
 
 if fcntl is not None:
     os.register_at_fork(after_in_child=_close_locks)
+
+
+def _stored(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Returns the dtype in files: those that NumPy does not have, such as bfloat16, are bytes there."""
+    return dtype if dtype.isbuiltin == 1 else np.dtype((np.void, dtype.itemsize))
 
 
 def _checksum(data: Sequence[bytes | memoryview]) -> str:

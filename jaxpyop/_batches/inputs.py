@@ -114,7 +114,8 @@ class Elements:
         leaves, self.tree = jax.tree.flatten(self._first[0])
         if not leaves:
             raise ValueError(f"{API}: element 0 of inputs has no arrays")
-        self._types = list(map(_type_of, leaves))
+        self._types, self._kinds = list(map(_type_of, leaves)), list(map(_kind_of, leaves))
+        self._dtypes = [data_of(x).dtype for x in leaves]
         data = [_as_jax_has_it(data_of(x), "element 0 of inputs") for x in leaves]
         self.structs = [Struct(x.shape, x.dtype, _key_of(leaf)) for x, leaf in zip(data, leaves)]
 
@@ -137,17 +138,23 @@ class Elements:
             rows = [self._leaves_of(x, start + k) for k, x in enumerate(itertools.islice(elements, self._size))]
             if not rows:
                 return
-            yield [_as_jax_has_it(np.stack(column), f"inputs from element {start}") for column in zip(*rows)]
+            block = list(map(np.array, zip(*rows)))
+            if (dtypes := [x.dtype for x in block]) != self._dtypes:
+                # Such as a large integer.
+                raise TypeError(f"{API}: inputs from element {start} on has {dtypes}, and element 0 {self._dtypes}")
+            yield [_as_jax_has_it(x, f"inputs from element {start}") for x in block]
 
-    def _leaves_of(self, element: Any, number: int) -> list[Array]:
+    def _leaves_of(self, element: Any, number: int) -> list[Any]:
         leaves, tree = jax.tree.flatten(element)
+        # A copy, because the iterable may yield the same array again and again, each time with other values.
+        if tree == self.tree and list(map(_kind_of, leaves)) == self._kinds:
+            return [x.copy() if type(x) is np.ndarray else x for x in leaves]
         types = list(map(_type_of, leaves))
         if tree != self.tree or types != self._types:
             raise TypeError(
                 f"{API}: element {number} of inputs is not of the type of element 0: it has {types} in {tree}, and "
                 f"element 0 has {self._types} in {self.tree}"
             )
-        # A copy, because the iterable may yield the same array again and again, each time with other values.
         return [np.array(data_of(x)) for x in leaves]
 
 
@@ -176,6 +183,18 @@ def data_of(x: Any) -> Array:
     if isinstance(x, np.ma.MaskedArray):
         raise TypeError(f"{API}: inputs has a masked array, which JAX does not have; pass the data and the mask")
     return np.asarray(x if _key_of(x) is None else jax.random.key_data(x))
+
+
+def _kind_of(x: Any) -> Any:
+    """Returns what tells that a value is of the same type as another one, if it is a number, or an array of NumPy's."""
+    kind = type(x)
+    if kind is np.ndarray:
+        return x.dtype, x.shape
+    # Anything else equals nothing.
+    return kind if kind in _NUMBERS or issubclass(kind, np.generic) else object()
+
+
+_NUMBERS = {bool, int, float, complex}
 
 
 def _type_of(x: Any) -> tuple[str, tuple[int, ...]]:

@@ -112,9 +112,14 @@ def _arguments_note(error: BaseException, title: str) -> str:
 
 
 def failure_text(error: BaseException, title: str) -> str:
-    """What a function raised, and what it was called with, for a warning."""
+    """What a function raised, where, and what it was called with, for a warning."""
+    raised = _summary(error)
+    users = [step for step in _jaxcore.steps_of(error) if _jaxcore.is_users_file(step.tb_frame.f_code.co_filename)]
+    if users:
+        # The program may run on a thread on which no line of the user's is under way.
+        raised += f" ({shown_file(users[-1].tb_frame.f_code.co_filename)}:{users[-1].tb_lineno})"
     arguments = _arguments_note(error, title).partition(_CALLED_WITH)[2]
-    return f"{_summary(error)}\n{arguments}" if arguments else _summary(error)
+    return f"{raised}\n{arguments}" if arguments else raised
 
 
 # The attribute of an exception that says that we raised it, and not the user's code.
@@ -140,19 +145,21 @@ def _text_of(error: BaseException) -> str:
     return ""
 
 
-def note_index(error: BaseException, number: int, batch: Any, last: int | None = None, title: str = "") -> None:
-    """Note which element of a batch failed, or the first and the last element of a range that failed.
+def note_index(error: BaseException, numbers: int | range, batch: Any, title: str = "") -> None:
+    """Note which element of a batch failed, or the elements of a range that failed.
 
     Args:
         error: what was raised.
-        number: the number of the element, or of the first one.
+        numbers: the number of the element, or those of several.
         batch: the batch.
-        last: the number of the last element of a range.
         title: the op's name. An older note of the same op is dropped. Without a name, it is one of a worker's.
     """
-    numbers = dict.fromkeys((number, number if last is None else last))
-    found = [tuple(int(i) for i in np.unravel_index(k, batch.sizes)) for k in numbers]
+    numbers = range(numbers, numbers + 1) if isinstance(numbers, int) else numbers
+    ends = dict.fromkeys((numbers[0], numbers[-1]))
+    found = [tuple(int(i) for i in np.unravel_index(k, batch.sizes)) for k in ends]
     note = f"at {batch.index_name} " + " to ".join(str(k[0] if len(k) == 1 else k) for k in found)
+    # Each worker of a list has every so manyth element.
+    note += f" in steps of {numbers.step}" if len(numbers) > 2 and numbers.step > 1 else ""
     with contextlib.suppress(Exception):
         # A function may raise one exception object again and again. A plain dict can be pickled with it.
         older = vars(error).setdefault(_INDEX_NOTES, {})

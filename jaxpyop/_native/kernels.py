@@ -145,6 +145,8 @@ def _returned_parts(template: Any, text: str, kind: Any) -> list[tuple[int, str,
     if isinstance(template, int):
         return [(template, text, kind)] if template >= 0 else []
     if template is None:
+        if not isinstance(kind, types.NoneType):
+            raise Ordinary(f"it returns {kind} where nothing is declared")
         return []
     if len(template) == 1 and not isinstance(kind, types.BaseTuple):
         # As in TensorFlow, x stands for [x].

@@ -92,10 +92,8 @@ def trace(op: Op, inputs: Inputs, call_host: Callable[[Op, Any], Any], arrays: S
     strict = [jax.lax.convert_element_type(a, a.dtype) for a in arrays]
     args, kwargs = inputs.unflatten(inputs.wrap_keys(strict) if any(inputs.key_impls) else strict)
     try:
-        # The eager function has a gradient, so that what is traced in its place must have one.
-        needs_bound = op.mode == "auto" and any(map(_jaxcore.is_inexact, arrays))
         outs, number, errors = interpret(
-            op.func, args, kwargs, checked, max_steps=op.max_steps, title=op.title, needs_bound=needs_bound
+            op.func, args, kwargs, checked, max_steps=op.max_steps, title=op.title, auto=op.mode == "auto"
         )
     except Refused as error:
         why = _reason(error)

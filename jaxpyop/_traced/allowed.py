@@ -75,8 +75,8 @@ _TREE = "all flatten leaves map reduce structure transpose unflatten"
 _TREE_UTIL = "tree_map tree_leaves tree_flatten tree_unflatten tree_structure tree_reduce"
 _JAX = "checkpoint device_put eval_shape grad hessian jacfwd jacrev jit jvp named_scope value_and_grad vjp vmap"
 _NUMPY = """
-arange array asarray cos exp eye finfo float32 float64 full iinfo int32 int64 isfinite isinf isnan linspace log ones
-prod sin sqrt zeros
+arange array asarray bool_ complex128 complex64 cos exp eye finfo float16 float32 float64 full iinfo int16 int32 int64
+int8 isfinite isinf isnan linspace log ones prod sin sqrt uint16 uint32 uint64 uint8 zeros
 """
 
 _MODULES: tuple[tuple[types.ModuleType, str], ...] = (

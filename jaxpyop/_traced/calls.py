@@ -176,7 +176,18 @@ class Calls(Containers):
             given = list(map(self.to_jax, xs))
             return self.from_jax(self.python(f, *given[:count], **dict(zip(kwargs, given[count:]))))
 
-        return self.lifted(called, *args, *kwargs.values())
+        values = *args, *kwargs.values()
+        if id(f) not in KNOWN or id(f) in allowed.OF_TREES:
+            return self.lifted(called, *values)
+        # A list of values of several kinds: there is a branch for each of them.
+        several = list[Union]()
+        self.mapped(lambda v: several.append(v) if isinstance(v, Union) else None, values)
+
+        def of(*alternatives: Any) -> Any:
+            rest = iter(alternatives)
+            return called(*self.mapped(lambda v: next(rest) if isinstance(v, Union) else v, values))
+
+        return self.lifted(of, *several) if several else called(*values)
 
     def _check_casts(self, f: Any, values: list[Any]) -> None:
         """Refuses a number of Python that a function of JAX casts to a dtype by way of another one."""
@@ -209,7 +220,9 @@ class Calls(Containers):
                 return self.number_of(v.reshape(()) if v.size == 1 else v)
             return self.call_jax(getattr(v, name), args, kwargs)
         if isinstance(v, At):
-            index = v.index if name == "set" and is_array(v.index) else self.array_index(v.index)
+            if name == "set" and is_array(v.index) and v.index.dtype == np.bool_:
+                return self._set_where(v.array, v.index, *args)
+            index = self.array_index(v.index)
             return self.call_jax(getattr(v.array.at[index], name), args, kwargs)
         if isinstance(v, (str, np.ndarray)):
             args = [self.iterate(a) if isinstance(a, (Obj, Iter)) else a for a in args]
@@ -220,10 +233,27 @@ class Calls(Containers):
         if isinstance(v, (tuple, list, dict)):
             if name not in ("get", "items", "keys", "values", "copy"):
                 raise Refused(f"`.{name}` changes a {type(v).__name__} from outside", "make a copy in the function")
-            v = self.new_dict(v.items()) if isinstance(v, dict) else self.new_list(v)
+            v = self.opened(v)
         if v.cls is dict:
             return self.dict_method(v, name, args, kwargs)
         return self.list_method(v, name, args)
+
+    def _set_where(self, array: Any, mask: Any, v: Any) -> Any:
+        """`array.at[mask].set(v)`, for which JAX needs the values of the mask."""
+
+        def of(v: Any) -> Any:
+            value = num_to_array(v, array)
+            fits = is_array(v) or is_scalar(v)
+            if (
+                not fits
+                or jnp.shape(value)
+                or mask.shape != array.shape
+                or jnp.result_type(array, value) != array.dtype
+            ):
+                raise Refused("an index of bools, for what is no number or array without axes", "use jnp.where")
+            return self.python(jnp.where, mask, value, array)
+
+        return self.lifted(of, v)
 
     # --------------------------------------------------------------------- objects
 
@@ -231,6 +261,8 @@ class Calls(Containers):
         if issubclass(cls, tuple) and hasattr(cls, "_fields"):
             check_tuple(cls)
             return self.python(cls, *args, **kwargs)
+        if module_of(cls) in LIBRARIES and not issubclass(cls, BaseException):
+            raise Refused(f"`{name_of_function(cls)}` is not in the language", OUTSIDE)
         check_class(cls)
         if issubclass(cls, (BaseException, enum.Enum)):
             if any(isinstance(v, Kind) or is_array(v) for v in (*args, *kwargs.values())):
@@ -319,6 +351,6 @@ def is_of_jax(v: Any) -> bool:
 def name_of_function(f: Any) -> str:
     if not isinstance(f, (type, types.FunctionType, types.BuiltinFunctionType)) and module_of(type(f)) not in LIBRARIES:
         return type(f).__name__
-    module, name = getattr(f, "__module__", None), getattr(f, "__qualname__", type(f).__name__)
-    short = {"numpy": "np", "jax.numpy": "jnp", "builtins": ""}.get(module or "", module or "")
-    return f"{short}.{name}" if short else name
+    module, name = (str(getattr(f, key, "")) for key in ("__module__", "__qualname__"))
+    short = {"numpy": "np", "jax.numpy": "jnp", "builtins": "", "None": ""}.get(module, module)
+    return f"{short}.{name or type(f).__name__}".lstrip(".")

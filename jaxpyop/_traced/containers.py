@@ -34,7 +34,15 @@ class Containers(Operators):
         return Obj(list, {"items": items})
 
     def new_dict(self, pairs: Any = ()) -> Obj:
-        return Obj(dict, {"items": Pairs(pairs)})
+        pairs = Pairs(pairs)
+        self.need_constant(*(k for k, _ in pairs))
+        return Obj(dict, {"items": pairs})
+
+    def opened(self, v: Any) -> Obj:
+        """A list or a dict from outside as one of the program. All that is in it passes the gate."""
+        if type(v) is dict:
+            return self.new_dict((self.outside(k), self.outside(x)) for k, x in v.items())
+        return self.new_list(map(self.outside, v))
 
     def items(self, obj: Obj) -> Items:
         """What a list holds; the (key, value) pairs of a dict."""
@@ -48,7 +56,7 @@ class Containers(Operators):
             parts = [self.mapped(f, x) for x in v]
             return type(v)(*parts) if hasattr(v, "_fields") else tuple(parts)
         if type(v) is list or (isinstance(v, Obj) and v.cls is list):
-            return [self.mapped(f, x) for x in (self.items(v) if isinstance(v, Obj) else v)]
+            return [self.mapped(f, x) for x in self.iterate(v)]
         if type(v) is dict or is_dict(v):
             return {k: self.mapped(f, x) for k, x in self.pairs(v)}
         return f(v)
@@ -385,7 +393,7 @@ class Containers(Operators):
         if is_dict(v):
             return self.items(v)
         if type(v) is dict:
-            return tuple(v.items())
+            return self.items(self.opened(v))
         return ((k, x) for k, x in map(self.iterate, self.lazily(v)))
 
 

@@ -38,6 +38,8 @@ def _fori_loop(m: Any, lower: Any, upper: Any, body_fun: Any, init_val: Any, **o
         if type(lower) is type(upper) is int:
             # All elements of a batch have the same turns, and JAX can differentiate them.
             return m.call_jax(lax.fori_loop, [lower, upper, body_fun, init_val], options)
+        if m.auto:
+            raise Refused("a backward pass through a loop whose bounds are traced")
         first, last = map(jnp.asarray, map(m.to_jax, (lower, upper)))
         last = jnp.where(m.is_taken(), last, first.astype(last.dtype))
         body = _where(m, body_fun, lambda i, _: i < last)

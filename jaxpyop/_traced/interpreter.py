@@ -9,7 +9,6 @@ import ast
 import contextlib
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -29,8 +28,6 @@ def _names_of(*targets: ast.expr) -> frozenset[str]:
     return frozenset(n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name))
 
 
-# How many sides of branches are traced to find the shape of a result.
-_MOST_BRANCHES = 300
 # Functions that use up an iterator at once.
 _USE_UP = (sum, min, max, sorted, list, tuple)
 
@@ -273,8 +270,8 @@ def interpret(
     *,
     max_steps: int | None = None,
     title: str = "",
-    needs_bound: bool = False,
-    most_branches: float = math.inf,
+    auto: bool = False,
+    only_shapes: bool = False,
 ) -> tuple[list[Any], Any, list[Exception]]:
     """Interprets a function.
 
@@ -285,8 +282,8 @@ def interpret(
         finish: makes the results, a flat list of arrays, of what the function returns.
         max_steps: how many turns of each loop a backward pass may keep.
         title: how errors name the function.
-        needs_bound: whether a loop without `max_steps` is refused, because a backward pass may follow.
-        most_branches: how many sides of branches may be traced.
+        auto: whether the function is refused if the program might fail where Python does not, because it is called then.
+        only_shapes: whether nobody asks for more than the shapes of the results.
 
     Returns:
         The results, the traced number of the error that Python raises, and the errors. If there are none, the number is
@@ -296,7 +293,7 @@ def interpret(
         Refused: the function is not in the language.
     """
     machine = Interpreter(max_steps, title)
-    machine.needs_bound, machine.most_branches = needs_bound, most_branches
+    machine.auto, machine.only_shapes = auto, only_shapes
     machine.line = machine.returned = line_of(function)
     noted = noting.set(machine.check)
     try:
@@ -347,7 +344,7 @@ def shapes_of(
 
     def run(*arrays: Any) -> list[Any]:
         args, kwargs = arguments(arrays)
-        return interpret(function, args, kwargs, shaped, most_branches=_MOST_BRANCHES)[0]
+        return interpret(function, args, kwargs, shaped, only_shapes=True)[0]
 
     if core.PORTABLE:
         return None

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -22,6 +23,8 @@ Forms = dict[Any, Form]  # the form of what each place holds; None is the place 
 Thunk = Callable[[], Any]
 
 _ATTEMPTS = 14
+# How many sides of branches are traced to find the shapes of the results.
+_MOST_BRANCHES = 300
 # The status of a frame: how a block was left. If it is not known, it is a number with a range. Outside of loops that is
 # from NORMAL to RETURN, so that what is not normal is a return.
 NORMAL, RETURN, BREAK, CONTINUE = 0, 1, 2, 3
@@ -45,10 +48,10 @@ class Machine:
         returned: where the function last returned.
         raised: has one slot, the number of the error that Python would have raised first. 0 stands for none.
         errors: the errors that the program may raise, with their numbers.
-        needs_bound: whether a loop must have a bound for a backward pass.
+        auto: whether the function is called instead if the program might fail where Python does not.
         branches: how many sides of branches were traced.
-        most_branches: how many may be, before the function is refused.
         unable: why errors cannot be noted here, or nothing.
+        only_shapes: whether nobody asks for more than the shapes of the results.
         tells_names: whether texts name the values that are not known, because they are of an error.
     """
 
@@ -61,9 +64,8 @@ class Machine:
         self.node: ast.AST = ast.Name("")
         self.raised = Obj("raised", {"number": 0})
         self.errors: dict[Any, tuple[int, Exception]] = {}
-        self.tells_names = self.needs_bound = False
-        self.branches, self.most_branches = 0, math.inf
-        self.unable = ""
+        self.tells_names = self.auto = self.only_shapes = False
+        self.branches, self.unable = 0, ""
 
     def write(self, obj: Obj, key: str, value: Any) -> None:
         """Changes a slot. Nothing else does."""
@@ -120,8 +122,14 @@ class Machine:
     # come out. After that no loop begins or goes on, and nothing runs that has an effect or may not end. When the
     # program is over, Python is called to raise the error.
 
-    def check(self, wrong: Any, error: Exception) -> None:
-        """Python raises `error` here if a bool holds, which may be traced."""
+    def check(self, wrong: Any, error: Exception, of_python: bool = True) -> None:
+        """Python raises `error` here if a bool holds, which may be traced. If not `of_python`, the program alone does.
+
+        Raises:
+            Refused: the function can be called instead, which does not raise.
+        """
+        if self.auto and not of_python:
+            raise Refused(f"perhaps {error}")
         if wrong is True:
             raise PyRaise(error)
         if wrong is not False:
@@ -152,17 +160,17 @@ class Machine:
 
     # ------------------------------------------------------------------- a branch
 
-    def record(self, run: Thunk, taken: tuple[tuple[Any, bool], ...]) -> tuple[Any, Any, Forms, PyRaise | None]:
+    def record(self, run: Thunk, taken: tuple[tuple[Any, bool], ...]) -> tuple[Any, Any, Forms, PyRaise | None, bool]:
         """Traces a thunk where `taken` holds, and undoes what it changes.
 
         Returns:
-            The jaxpr, its constants, the form of what it returned and of each place that it changed, and the error that
-            it raises. Then nobody asks for anything else of it.
+            The jaxpr as a function, its constants, the form of what it returned and of each place that it changed, the
+            error that it raises, after which nobody asks for anything else of it, and whether it has effects.
         """
         found: Forms = {}
         error: PyRaise | None = None
         self.branches += 1
-        if self.branches > self.most_branches:
+        if self.only_shapes and self.branches > _MOST_BRANCHES:
             raise Refused("more branches than are looked at for the shape of the result")
 
         def step() -> list[Any]:
@@ -181,12 +189,15 @@ class Machine:
                 memo: dict[Obj, Form] = {}
                 found.update((place, form_of(v, mark, memo)) for place, v in values.items())
                 flat = Flattening(mark)
-                for place, form in found.items():
+                for place, form in () if self.only_shapes else found.items():
                     flat.put(form, values[place])
                 return flat.leaves
 
+        if self.only_shapes:
+            step()
+            return lambda: (), (), found, error, False
         jaxpr, consts = core.opened(core.make_jaxpr(step, []))
-        return jaxpr, consts, found, error
+        return functools.partial(core.run_jaxpr, jaxpr), consts, found, error, bool(jaxpr.effects)
 
     def branch(self, pred: Any, yes: Thunk, no: Thunk) -> Any:
         """The value of one of two thunks, and its changes. `pred` is a bool, or a traced one."""
@@ -197,12 +208,14 @@ class Machine:
         # A place that one side leaves alone has, on that side, the value from before.
         outside, joining = next(Obj.births), Joining()
         now = {p: form_of(p[0].slots.get(p[1], UNDEF), outside, {}) for p in places if p}
-        for _, _, forms, error in sides:
+        for _, _, forms, error, _ in sides:
             over = [p for p in places if p and ((error and p not in forms) or _is_over(p, forms, now))]
             forms.update(dict.fromkeys(over, const(UNSEEN)))
         joined = {p: joining.join(*(side[2][p] if p in side[2] else now[p] for side in sides)) for p in places}
         leaves: Any = []  # both sides may have the same constants
-        if structs_of(list(joined.values())) or any(side[0].effects for side in sides):
+        if self.only_shapes:
+            leaves = _unknown(structs_of(list(joined.values())))
+        elif structs_of(list(joined.values())) or any(side[4] for side in sides):
             split = len(sides[0][1])
             first = lambda *xs: self._side(sides[0], joined, xs[:split])
             second = lambda *xs: self._side(sides[1], joined, xs[split:])
@@ -218,9 +231,9 @@ class Machine:
 
     def _side(self, side: tuple[Any, ...], joined: Forms, consts: Any) -> list[Any]:
         """Runs one side of a branch again, and brings what it leaves to the form that both sides have."""
-        jaxpr, _, forms, _ = side
+        run, _, forms, *_ = side
         mark = next(Obj.births)
-        filling = Filling(core.run_jaxpr(jaxpr, *consts))
+        filling = Filling(run(*consts))
         values = {p: filling.get(form) for p, form in forms.items()}
         flat = Flattening(mark)
         for p, form in joined.items():
@@ -264,14 +277,16 @@ class Machine:
         else:
             raise Refused("what the loop carries has another form after each turn")
         arrays = [f for form in forms.values() for f in walk(form, set()) if f.kind == "arr"]
-        if self.needs_bound and bound is None and any(core.is_inexact(f.struct()) for f in arrays):
+        if self.auto and bound is None and any(core.is_inexact(f.struct()) for f in arrays):
             raise Refused("a backward pass through a loop on values needs to know how many turns there can be", _BOUND)
         flat = Flattening(next(Obj.births))
-        for p, form in forms.items():
+        for p, form in () if self.only_shapes else forms.items():
             flat.put(form, p[0].slots.get(p[1], UNDEF))
         state = [go & self.is_taken(), *flat.leaves]
-        with jax.enable_x64(True):
-            out = bind_loop(body, state, bound, f"{self.label}: {self.line[0]}:{self.line[1]}")
+        if self.only_shapes:
+            out = _unknown(self._state_of(forms))
+        else:
+            out = wide(bind_loop, body, state, bound, f"{self.label}: {self.line[0]}:{self.line[1]}")
         filling = Filling(out[1:])
         for p, form in forms.items():
             self.write(p[0], p[1], filling.get(form))
@@ -295,13 +310,19 @@ class Machine:
                 values = {p: p[0].slots.get(p[1], UNDEF) for p in dict.fromkeys([*forms, *changed])}
                 self._compare(forms, values, journal, mark, found)
                 flat = Flattening(mark)
-                for p in forms if _same(found, forms) else ():
+                for p in forms if _same(found, forms) and not self.only_shapes else ():
                     flat.put(forms[p], values[p])
                 return [goes if is_array(goes) else jnp.asarray(np.bool_(goes)), *flat.leaves]
 
-        with jax.enable_x64(True):  # else JAX 0.12 gives the leaves 32 bits
-            body = core.make_jaxpr(step, [jax.ShapeDtypeStruct((), np.bool_), *structs_of(list(forms.values()))])
-        return body, found
+        structs = self._state_of(forms)
+        if self.only_shapes:
+            return step(*_unknown(structs)), found
+        # Without 64 bits, JAX 0.12 gives the leaves 32.
+        return wide(core.make_jaxpr, step, structs), found
+
+    def _state_of(self, forms: Forms) -> list[Any]:
+        """The types of what a loop carries. The first is whether it goes on."""
+        return [jax.ShapeDtypeStruct((), np.bool_), *structs_of(list(forms.values()))]
 
     def _compare(self, forms: Forms, values: Any, journal: Any, mark: int, found: Forms) -> None:
         """Joins the forms of what a turn leaves with those that it began with, place by place."""
@@ -313,6 +334,17 @@ class Machine:
             before = forms.get(p, start)
             found[p] = (Joining() if p[1] == "$status" else joining).join(before, new)
             _check_carried(self.name_of(*p), before, new)
+
+
+# Values of these types that nobody computes. Where only shapes are asked for, they stand for what comes out of a branch
+# or of a loop, so that nothing is traced more than once.
+_unknown_p = core.Primitive("unknown")
+_unknown_p.multiple_results = True
+_unknown_p.def_abstract_eval(lambda *, structs: [core.ShapedArray(s.shape, s.dtype) for s in structs])
+
+
+def _unknown(structs: Sequence[Any]) -> list[Any]:
+    return wide(functools.partial(_unknown_p.bind, structs=tuple(structs))) if structs else []
 
 
 def _why_no_call() -> str:

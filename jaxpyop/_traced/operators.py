@@ -29,6 +29,7 @@ class Operators(Machine):
 
     call: Callable[..., Any]
     items: Callable[..., tuple[Any, ...]]
+    opened: Callable[[Any], Obj]
     outside: Callable[[Any], Any]
     iterate: Callable[..., tuple[Any, ...]]
     length: Callable[..., Any]
@@ -53,10 +54,8 @@ class Operators(Machine):
         return self.lifted(lambda x, y: self._binary(op, x, y), a, b)
 
     def _binary(self, op: type, a: Any, b: Any) -> Any:
-        if op is ast.Add and type(a) is list and isinstance(b, Obj):
-            a = Obj(list, {"items": self.iterate(a)})
-        if op is ast.Add and type(b) is list and isinstance(a, Obj):
-            b = Obj(list, {"items": self.iterate(b)})
+        if type(a) is list or type(b) is list:
+            a, b = (self.opened(v) if type(v) is list else v for v in (a, b))
         if isinstance(a, Obj) or isinstance(b, Obj):
             return self._objects(op, a, b)
         if is_array(a) or is_array(b):
@@ -91,7 +90,7 @@ class Operators(Machine):
         """Two values, of which one is an array, as JAX takes them beside each other."""
         for v in vs:
             if not (is_array(v) or is_scalar(v) or isinstance(v, (complex, np.ndarray, np.generic))):
-                raise Refused(f"an array meets a {name_of_type(v)}")
+                raise Refused(f"an array meets a {name_of_type(v)}", "give the variable a number from the start")
         return [num_to_array(v, other if is_array(other) else None) for v, other in zip(vs, vs[::-1])]
 
     def need_constant(self, *vs: Any) -> None:
@@ -189,7 +188,7 @@ class Operators(Machine):
         if isinstance(box, str):
             self.need_constant(x)
             return self.python(operator.contains, box, x)
-        if isinstance(box, type) and type(x) is not box:
+        if issubclass(type(box), type) and type(x) is not box:
             what = f"`in` of a {name_of_type(x)} and an enum, which newer Pythons look up by its value"
             raise Refused(what, "compare it with the value of each member")
         if is_array(x) and (is_dict(box) or type(box) in (dict, set, frozenset)):

@@ -1,5 +1,6 @@
 """Calls outside of `jit`, calls in a function that is itself called, and what surrounds a function."""
 
+import _thread
 import contextvars
 import threading
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.effects.ops import STATELESS, F, X, every_route, wait
+from tests.shared.checks import eventually
 from tests.shared.functions import numpy_function, py_func
 
 every_op = pytest.mark.parametrize("op", STATELESS.values(), ids=STATELESS)
@@ -67,6 +69,33 @@ def test_a_function_on_a_thread_of_xlas_sees_its_callers_context():
     finally:
         variable.reset(token)
     assert seen == ["mine"] * 2
+
+
+def test_functions_on_threads_that_python_does_not_know_see_a_copy_of_the_context():
+    """Two run at the same time, and one context cannot be entered twice."""
+    variable, both = contextvars.ContextVar("variable", default="unset"), threading.Barrier(2, timeout=20)
+    seen, errors, ended = [], [], []
+
+    def body(x):
+        both.wait()
+        seen.append(variable.get())
+        variable.set("changed")
+        return x
+
+    def run():
+        try:
+            wait(program(X))
+        except Exception as error:
+            errors.append(error)
+        ended.append(threading.get_ident())
+
+    program = jax.jit(lambda x: numpy_function(body, [x], F))
+    program = contextvars.copy_context().run(lambda: (variable.set("mine"), program.lower(X).compile())[1])
+    for count in (2, 4):
+        for _ in range(2):
+            _thread.start_new_thread(run, ())
+        assert eventually(lambda count=count: len(ended) == count, 30)
+    assert (seen, errors) == (["mine"] * 4, [])
 
 
 def test_a_program_keeps_the_settings_that_it_was_traced_with():

@@ -58,13 +58,46 @@ def test_a_nan_under_debug_nans_names_the_op(jit):
         jax.block_until_ready(jit(op)(X))
 
 
+OF_TENSORS = {
+    "numpy": (lambda x: x.numpy(), r"np.asarray\(x\), float\(x\) or x.item\(\)"),
+    "get_shape": (lambda x: x.get_shape(), "x.shape"),
+    "as_list": (lambda x: x.shape.as_list(), r"list\(x.shape\)"),
+}
+
+
+@pytest.mark.parametrize(("func", "instead"), OF_TENSORS.values(), ids=OF_TENSORS)
 @every_api
-def test_the_numpy_method_of_tensorflow(api):
-    text = r"^\S+ 'lambda': func gets no tensors: write np.asarray\(x\), float\(x\) or x.item\(\)"
-    op = lambda x: api(lambda x: x.numpy(), [x], F, output_shapes=(3,))
+def test_a_method_of_tensors(api, func, instead):
+    op = lambda x: api(func, [x], F, output_shapes=(3,), name="mine")
     for call in (op, jax.jit(op), lambda x: jax.vjp(op, x)):
-        with pytest.raises(AttributeError, match=text):
+        with pytest.raises(AttributeError, match=rf"^\S+ 'mine': func gets no tensors: write {instead}"):
             run(call, X)
+
+
+def test_a_text_is_no_tensor():
+    with pytest.raises(AttributeError, match=r"a text comes as it is; leave .numpy\(\).decode\(\) out"):
+        py_func(lambda path: len(path.numpy().decode()), [jaxpyop.static("file.wav")], F)
+
+
+def raises(error):
+    raise error
+
+
+# What a function does with a number, and whether `jaxpyop.static` may help.
+WITH_A_NUMBER = {
+    "a key": (lambda n: {3: 1.0}[n], True),
+    "repeats a list": (lambda n: len([0.5] * n), True),
+    "needs an int": (lambda n: len(range(n + 0.5)), True),
+    "its own complaint": (lambda n: raises(TypeError("no such colour")), False),
+    "another number": (lambda n: len(3), False),
+}
+
+
+@pytest.mark.parametrize(("func", "helps"), WITH_A_NUMBER.values(), ids=WITH_A_NUMBER)
+def test_static_is_advised_for_errors_that_it_may_end(func, helps):
+    with pytest.raises(TypeError) as caught:
+        jaxpyop.py_function(func, [3], F)
+    assert any("jaxpyop.static(3)" in note for note in caught.value.__notes__) is helps
 
 
 @both_sides

@@ -309,7 +309,10 @@ def test_one_warning_for_each_op_with_the_count_and_the_first_failure():
         np.testing.assert_array_equal(jax.jit(jax.vmap(op))(xs), found)
     assert len(said) == 1
     text = r"numpy_function 'told': on_error= filled the results of 2 elements that failed; .*"
-    assert re.match(text + r"The first one: ZeroDivisionError: .*\n  inputs: x=float32\[\] 1\.", str(said[0].message))
+    assert re.match(
+        text + r"The first one: ZeroDivisionError: .* \(.*test_on_error.py:\d+\)\n  inputs: x=float32\[\] 1\.",
+        str(said[0].message),
+    )
 
 
 def test_the_warning_comes_in_a_thread_that_runs_no_line_of_the_users():
@@ -323,3 +326,12 @@ def test_the_warning_comes_in_a_thread_that_runs_no_line_of_the_users():
     op.lower(1.0)
     with cf.ThreadPoolExecutor(1) as pool, pytest.warns(RuntimeWarning, match="'threaded': on_error="):
         pool.submit(op, 1.0).result().block_until_ready()
+
+
+def test_an_error_of_the_users_may_read_as_one_of_ours():
+    def body(x):
+        raise ValueError("py_function 'mine': func returned None where Tout='float32' has float32")
+
+    op = lambda x: py_function(body, [x], TOUT, name="mine", on_error=7)
+    for transform in (lambda f: f, jax.jit):
+        assert transform(op)(1.0) == 7

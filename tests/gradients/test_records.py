@@ -1,6 +1,7 @@
 """Records of forward passes: how long they are kept, what happens when one is gone, and their bounds."""
 
 import contextlib
+import functools
 import gc
 import itertools
 import weakref
@@ -166,6 +167,41 @@ def test_in_a_checkpoint_the_gradient_is_that_of_the_run_that_gave_the_value(nam
 class Held:
     """An object in the residuals, by which tests see that a record is gone."""
 
+    def __init__(self, megabytes=0):
+        self.array = np.zeros((megabytes, 2**20), np.uint8)
+
+    def scaled(self, ct):
+        return ct + self.array.size * 0
+
+
+# What hides an object: closures, as those of `scipy.sparse.linalg.factorized` and of autograd, and JAX's pullbacks.
+HIDING = {
+    "closure": lambda held: lambda ct: held.scaled(ct),
+    "default": lambda held: lambda ct, held=held: held.scaled(ct),
+    "partial": lambda held: functools.partial(Held.scaled, held),
+    "method": lambda held: held.scaled,
+    "pytree": lambda held: jax.tree_util.Partial(Held.scaled, held),
+}
+
+
+@pytest.mark.parametrize("hide", HIDING.values(), ids=HIDING)
+def test_what_a_callable_holds_is_counted(hide):
+    alive = []
+
+    def fwd(x):
+        alive.append(weakref.ref(held := Held(8)))
+        return x * x, (hide(held), {"x": x})
+
+    op = jax.jit(lambda x: numpy_function(square, [x], F(0), vjp=(fwd, lambda r, ct: 2 * r[0](ct) * r[1]["x"])))
+    with jaxpyop.config.override(max_record_bytes=40 * 2**20):
+        pulls = [jax.vjp(op, F(x))[1] for x in range(8)]
+        assert living(alive) == 4
+        assert pulls[-1](F(1)) == (14,)
+
+
+def square(x):
+    return x * x
+
 
 def kept_by(transform, program):
     """References to the residuals of a function, after a program that differentiates it."""
@@ -185,7 +221,6 @@ def living(alive):
     return sum(ref() is not None for ref in alive)
 
 
-@pytest.mark.slow
 def test_outside_jit_a_record_that_was_read_goes_with_its_pullback():
     with jaxpyop.config.override(max_record_bytes=10**9):
         alive = kept_by(lambda f: f, lambda f: [jax.grad(f)(2.0) for _ in range(3)])
@@ -196,3 +231,27 @@ def test_outside_jit_a_record_that_was_read_goes_with_its_pullback():
         assert [float(kept[0](F(1))[0]) for _ in range(2)] == [4.0, 4.0]
         kept.clear()
         assert eventually(lambda: living(alive) == 0)
+
+
+def test_a_record_that_cannot_be_made_again_outlives_others_that_were_read():
+    op, other = (with_residuals(steady, stateful=stateful) for stateful in (True, False))
+    with jaxpyop.config.override(max_record_bytes=10**9):
+        pull, step = jax.vjp(jax.jit(op), F(0.7))[1], jax.jit(jax.grad(other))
+        for _ in range(2):
+            close(pull(F(1))[0], 0.35)
+            for k in range(1, 80):
+                step(F(k))
+
+
+def test_residuals_that_forward_mode_does_not_need_do_not_fill_the_memory():
+    alive = []
+
+    def fwd(x):
+        alive.append(weakref.ref(held := Held(4)))
+        return x * x, held
+
+    rules = {"vjp": (fwd, lambda held, ct: None), "jvp": lambda i, o, t: 2 * i[0] * t[0]}
+    along = jax.jit(lambda x: jax.jvp(lambda x: numpy_function(square, [x], F(0), **rules), (x,), (x,))[1])
+    with jaxpyop.config.override(max_record_bytes=10**9):
+        assert [along(F(x)) for x in range(6)] == [2 * x * x for x in range(6)]
+        assert 1 <= living(alive) <= 3

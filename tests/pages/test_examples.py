@@ -25,6 +25,7 @@ NOT_RUN = [(page, k, *found) for page, text in PAGES.items() for k, found in enu
 THEIRS = {f"{page}-{k}": (of, code) for page, k, of, code in NOT_RUN}
 # What the code of another library, or of a program with a user at it, names.
 NAMES = {"TensorFlow": "tf.", "Ray Data": "ray.data.", "it waits for the keyboard": "running.join("}
+NAMES |= {"Slurm": "Client(", "dask-jobqueue": "SLURMCluster(", "dask-kubernetes": "KubeCluster("}
 
 
 # The recipes use large libraries, and the others are programs that take long to compile.

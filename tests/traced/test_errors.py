@@ -44,18 +44,6 @@ def raises_one_of_two(x):
     return x
 
 
-class CodeError(ValueError):
-    def __init__(self, *, code):
-        super().__init__(f"code {code}")
-        self.code = code
-
-
-def raises_one_with_keywords(x):
-    if x < 0:
-        raise CodeError(code=3)
-    return x
-
-
 def raises_what_a_variable_holds(x):
     error = ValueError("small") if x > -2 else KeyError("very small")
     if x < 0:
@@ -137,7 +125,6 @@ RAISES = {
     "an assert": (asserts, -1.0, 2.0),
     "a raise": (raises, -1.0, 4.0),
     "one of two": (raises_one_of_two, -0.5, 4.0),
-    "an error with keywords": (raises_one_with_keywords, -1.0, 4.0),
     "a variable": (raises_what_a_variable_holds, -5.0, 4.0),
     "a call": (raises_in_a_call, -0.5, 4.0),
     "a turn of a loop": (raises_in_a_turn, 5.0, 3.0),

@@ -84,7 +84,7 @@ TEXTS = {
     list_grows: "`ys` .*array of a fixed length",
     none_becomes_a_value: "None",
     numpy_of_a_value: r"np\.",
-    range_of_a_float: "range.*integers",
+    range_of_a_float: "range.*no integer.*int",
     range_in_a_comprehension: "range",
     swallowed: "try",
     compares_what_may_be_nan: "needs its value",
@@ -121,6 +121,18 @@ def raises_an_interrupt(x):
     raise KeyboardInterrupt
 
 
+class CodeError(ValueError):
+    def __init__(self, *, code):
+        super().__init__(f"code {code}")
+        self.code = code
+
+
+def raises_one_with_keywords(x):
+    if x < 0:
+        raise CodeError(code=3)
+    return x
+
+
 def a_case_with_an_if(x):
     match x:
         case _ if x > 0:
@@ -135,7 +147,8 @@ NOT_IN_THE_LANGUAGE = {
     "a remainder of floats": (lambda x: x * (float(x) % 2), "Mod of floats of Python; make one of them an array"),
     "NumPy of an array": (lambda x: np.sum(x), "np.sum` is not in the language; .*jax.numpy"),
     "a key that is not known": (lambda x: {3: x}[int(x)], "needs its value"),
-    "a set": (lambda x: x * (x.ndim in {0, 1}), r"the expression `\{0, 1\}` is not in the language"),
+    "a set of a value": (lambda x: x * len({0, int(x)}), "a int that is not known that needs its value"),
+    "an error with a constructor of its own": (raises_one_with_keywords, "CodeError"),
     "an enum of numbers": (lambda x: x * (int(x) == Side.LEFT), "an enum that is a number .*; compare its value"),
     "a namedtuple with an operator": (lambda x: Pair(x) + 1.0, "a namedtuple with __add__"),
     "a rule of the user": (lambda x: RULED(x), r"RULED\(x\)`.* is not in the language"),

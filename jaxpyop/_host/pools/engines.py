@@ -5,23 +5,25 @@ A new engine is a class here, and a line in `engine_of`.
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import contextlib
 import functools
 import importlib
 import os
 import signal
-import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Sequence
+import weakref
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
 
-from jaxpyop._host.pools.executors import dask_client_of, is_ray, runs_here, workers_of
+from jaxpyop._host.pools.executors import dask_client_of, is_ray, needs_pickled_body, runs_here, workers_of
 from jaxpyop._host.pools.job import raise_in
+from jaxpyop._host.pools.shared import SharedArray
 
 # Seconds for which a cluster's number of workers is taken to be the same, because to ask for it is a round trip.
 _SAME = 1.0
@@ -37,8 +39,16 @@ _LOST_WORKER = {
 _LARGE = 1 << 18
 
 
+# Seconds that a call waits for the first worker of a cluster.
+_PATIENCE = 300.0
+
+
 class LostWorkerError(Exception):
     """The worker on which a job began is gone."""
+
+
+class UnfitWorkersError(Exception):
+    """There are no workers, or they have other versions of what jobs need."""
 
 
 def means_lost_worker(error: BaseException) -> bool:
@@ -48,7 +58,13 @@ def means_lost_worker(error: BaseException) -> bool:
 
 
 class Engine:
-    """Any executor of concurrent.futures."""
+    """Any executor of concurrent.futures.
+
+    Attributes:
+        patience: how many seconds a call waits where there is no worker.
+    """
+
+    patience = _PATIENCE
 
     def __init__(self, executor: Any) -> None:
         self.executor = executor
@@ -66,18 +82,23 @@ class Engine:
         """How many jobs run at once in each worker."""
         return [1] * workers_of(self.executor)
 
-    def submit(self, job: Any, shared: Sequence[np.ndarray[Any, Any]], once: bool) -> Any:
+    def is_empty(self) -> bool:
+        """Tell whether a cluster has no worker."""
+        return False
+
+    def submit(self, job: Any, shared: Sequence[np.ndarray[Any, Any]], once: bool, stateful: bool) -> Any:
         """Send a job.
 
         Args:
             job: the job, which is called with the shared inputs.
             shared: the inputs that all elements share. They must not change before `close`.
-            once: whether it must not run again if its worker dies.
+            once: whether it must not run again if its worker dies while it runs.
+            stateful: whether it must not run again after it has ended either.
 
         Returns:
             A future of concurrent.futures.
         """
-        return self._send(job, [self._put_once(array) for array in shared], once)
+        return self._send(job, [self._put_once(array) for array in shared], once, stateful)
 
     def _put_once(self, array: np.ndarray[Any, Any]) -> Any:
         if array.nbytes < _LARGE:
@@ -90,8 +111,10 @@ class Engine:
         """Put a large input where workers have it, and return what becomes the array there, as an argument of a job."""
         return array
 
-    def _send(self, job: Any, shared: Sequence[Any], once: bool) -> Any:
+    def _send(self, job: Any, shared: Sequence[Any], once: bool, stateful: bool) -> Any:
         return self.executor.submit(job, *shared)
+
+    # ------------------------------------------------------------------ lost workers
 
     def lost_worker(self) -> None:
         """Put shared inputs again, which may be lost."""
@@ -101,16 +124,26 @@ class Engine:
         """Tell whether a worker that dies has one job only, so that this job is why it died."""
         return all(threads == 1 for threads in self._known)
 
-    def cancel(self, future: Any) -> bool:
-        """Take back a job that does not run yet. Tells whether nothing has to be waited for."""
+    def was_running(self, future: Any, error: BaseException) -> bool | None:
+        """Tell whether a lost job ran when its worker died. None if nobody knows."""
+        return None
+
+    def ended_by_themselves(self) -> set[int]:
+        """The processes whose deaths broke a pool, without those that the pool ended then; empty if nobody knows."""
+        return set()
+
+    # ------------------------------------------------------------------ the end of a call
+
+    def stop(self, futures: Collection[Any], at_once: bool) -> None:
+        """Take back the jobs that do not run yet, and wait for the others. `at_once` ends these where possible."""
+        concurrent.futures.wait([future for future in futures if not self._cancel(future)])
+
+    def _cancel(self, future: Any) -> bool:
         try:
             return future.cancel()
         except Exception:
             # Parsl raises NotImplementedError.
             return False
-
-    def kill(self, futures: Iterable[Any]) -> None:
-        """End jobs that run, if that is possible."""
 
     def close(self) -> None:
         """Forget what belongs to one call."""
@@ -121,43 +154,51 @@ class Processes(Engine):
 
     def __init__(self, executor: Any) -> None:
         super().__init__(executor)
-        self._files: list[str] = []
+        self._arrays: list[SharedArray] = []
+        self._processes: dict[int, Any] = {}
 
     def _put(self, array: np.ndarray[Any, Any]) -> Any:
-        found = _MappedFile(array)
-        self._files.append(found.path)
-        return found
+        self._arrays.append(SharedArray(array))
+        return self._arrays[-1]
 
-    def kill(self, futures: Iterable[Any]) -> None:
-        # Before Python 3.14 there is no public way. On Windows any signal ends a process.
-        for number in list(self.executor._processes or ()):
+    def _send(self, job: Any, shared: Sequence[Any], once: bool, stateful: bool) -> Any:
+        future = super()._send(job, shared, once, stateful)
+        # Before Python 3.14 there is no public way. A pool that breaks may forget them.
+        self._processes |= self.executor._processes or {}
+        return future
+
+    def was_running(self, future: Any, error: BaseException) -> bool | None:
+        # It would have said so.
+        return False
+
+    def ended_by_themselves(self) -> set[int]:
+        if thread := getattr(self.executor, "_executor_manager_thread", None):
+            # It ends the others: that of the standard library by SIGTERM, loky by SIGKILL, which may also be why the
+            # first one died.
+            thread.join(5)
+        ended = -(signal.SIGTERM if needs_pickled_body(self.executor) else getattr(signal, "SIGKILL", signal.SIGTERM))
+        return {number for number, each in self._processes.items() if each.exitcode not in (None, ended)}
+
+    def stop(self, futures: Collection[Any], at_once: bool) -> None:
+        for number in list(self.executor._processes or ()) if at_once else ():
             with contextlib.suppress(OSError):
+                # On Windows any signal ends a process.
                 os.kill(number, getattr(signal, "SIGKILL", signal.SIGTERM))
-        # The pool ends all futures now, and would fail at one that is cancelled at the same time.
-        self.cancel = lambda future: False
+        # A pool whose workers were killed ends all futures, and would fail at one that is cancelled at the same time.
+        super().stop([] if at_once else futures, at_once)
 
     def close(self) -> None:
-        for path in self._files:
-            # Windows keeps a file that is mapped.
-            with contextlib.suppress(OSError):
-                os.unlink(path)
+        for array in self._arrays:
+            array.close()
 
 
-class _MappedFile:
-    """An array in a temporary file, which is a read-only array over the file in another process."""
-
-    def __init__(self, array: np.ndarray[Any, Any]) -> None:
-        number, self.path = tempfile.mkstemp(prefix="jaxpyop-")
-        with open(number, "wb") as file:
-            np.ascontiguousarray(array).reshape(-1).view(np.uint8).tofile(file)
-        self._kind = array.dtype, array.shape
-
-    def __reduce__(self) -> Any:
-        return _mapped, (self.path, *self._kind)
-
-
-def _mapped(path: str, dtype: Any, shape: tuple[int, ...]) -> Any:
-    return np.asarray(np.memmap(path, np.uint8, "r")).view(dtype).reshape(shape)
+# What a worker has to have, as an expression which workers without jaxpyop can evaluate, too.
+_ENVIRONMENT = """{"Python": "%d.%d" % __import__("sys").version_info[:2]} | {
+    name: __import__(name).__version__ if __import__("importlib.util").util.find_spec(name) else "none"
+    for name in ("jax", "jaxpyop")
+}"""
+# The machines of each client on which these are known to be ours.
+_fit: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
 
 
 class Dask(Engine):
@@ -172,13 +213,38 @@ class Dask(Engine):
         self._begun: list[str] = []
 
     def _threads(self) -> list[int]:
-        return list(self._client.nthreads().values())
+        workers = self._client.nthreads()
+        self._check_environments({address.rpartition(":")[0]: address for address in workers})
+        return list(workers.values())
+
+    def _check_environments(self, worker_on: dict[str, str]) -> None:
+        """Compare what jobs need on each machine, before the first one goes there."""
+        fit = _fit.setdefault(self._client, set())
+        if not (new := {host: worker for host, worker in worker_on.items() if host not in fit}):
+            return
+        ours = eval(_ENVIRONMENT)
+        found = self._client.run(eval, _ENVIRONMENT, workers=list(new.values()), on_error="ignore")
+        for worker, theirs in found.items():
+            if differing := [
+                f"{name} {theirs[name]} (here {own})" for name, own in ours.items() if theirs[name] != own
+            ]:
+                raise UnfitWorkersError(f"the worker {worker} has {', '.join(differing)}")
+        fit.update(host for host, worker in new.items() if worker in found)
+
+    def is_empty(self) -> bool:
+        return not self._client.nthreads()
+
+    @property
+    def patience(self) -> float:
+        dask = importlib.import_module("dask")
+        seconds = dask.config.get("distributed.scheduler.no-workers-timeout", None)
+        return _PATIENCE if seconds is None else importlib.import_module("dask.utils").parse_timedelta(seconds)
 
     def _put(self, array: np.ndarray[Any, Any]) -> Any:
         # Dask waits for a worker to scatter to, and gives up after a while.
         return self._client.scatter(array, broadcast=True, hash=False) if self._known else array
 
-    def _send(self, job: Any, shared: Sequence[Any], once: bool) -> Any:
+    def _send(self, job: Any, shared: Sequence[Any], once: bool, stateful: bool) -> Any:
         # Dask takes calls with one key, which it makes of the function and equal arguments, for one call.
         options = self._options | {"key": f"{job!r}-{uuid.uuid4()}"}
         begun = None
@@ -187,9 +253,9 @@ class Dask(Engine):
             begun = options["key"]
             self._begun.append(begun)
             options["retries"] = 0
-        theirs = self._client.submit(_run_for, self._call, begun, job, *shared, **options)
+        theirs = self._client.submit(_run_for, self._call, begun, stateful, job, *shared, **options)
         ours: Any = concurrent.futures.Future()
-        ours.theirs = theirs
+        ours.theirs, ours.begun = theirs, begun
 
         async def hand_on() -> None:
             try:
@@ -200,19 +266,21 @@ class Dask(Engine):
         self._client.loop.add_callback(hand_on)
         return ours
 
-    def cancel(self, future: Any) -> bool:
-        if self._is_here:
-            # A body that goes on reads the memory of this call.
-            return False
+    def was_running(self, future: Any, error: BaseException) -> bool | None:
+        if isinstance(error, LostWorkerError):
+            return True
+        # Dask gives up a job after some deaths of workers, also if it was only in their queues.
+        return importlib.import_module("distributed").Event(future.begun, self._client).is_set()
+
+    def stop(self, futures: Collection[Any], at_once: bool) -> None:
         # The client may be closed.
         with contextlib.suppress(Exception):
-            future.theirs.cancel()
-        return True
-
-    def kill(self, futures: Iterable[Any]) -> None:
-        # Dask has no way to end a body: its worker would not take anything else until it ends by itself.
-        with contextlib.suppress(Exception):
-            self._client.run(_end_call, self._call, on_error="ignore", callback_timeout=1)
+            if futures:
+                self._client.cancel([future.theirs for future in futures])
+                # In this process a body that goes on reads the memory of this call.
+                waits = not at_once or self._is_here
+                limit = None if waits else 1
+                self._client.run(_end_call, self._call, at_once, waits, on_error="ignore", callback_timeout=limit)
 
     def close(self) -> None:
         async def clear() -> None:
@@ -225,9 +293,9 @@ class Dask(Engine):
 
 
 # What runs in this process, a worker of Dask's: the thread of each job with the call to which it belongs. And the calls
-# that were interrupted.
+# that are over.
 _running: dict[int, str] = {}
-_interrupted: set[str] = set()
+_ended: set[str] = set()
 _lock = threading.Lock()
 
 
@@ -235,15 +303,17 @@ class _Interrupt(BaseException):
     """Ends a body in a worker whose call was interrupted. Python makes it without arguments."""
 
 
-def _run_for(call: str, begun: str | None, job: Any, *shared: Any) -> Any:
+def _run_for(call: str, begun: str | None, stateful: bool, job: Any, *shared: Any) -> Any:
     """Run a job in a worker of Dask's.
 
     Args:
         call: the call to which it belongs.
         begun: if it must not run again, the name of the event that says that it has begun on some worker.
+        stateful: whether it must not run again after it has ended either. Its result may be lost with the worker.
         job: the job.
         *shared: its inputs.
     """
+    event: Any = None
     if begun:
         # The package does not need Dask.
         event = importlib.import_module("distributed").Event(begun)
@@ -252,7 +322,7 @@ def _run_for(call: str, begun: str | None, job: Any, *shared: Any) -> Any:
         event.set()
     thread = threading.get_ident()
     with _lock:
-        if call in _interrupted:
+        if call in _ended:
             raise _Interrupt
         _running[thread] = call
     try:
@@ -260,18 +330,22 @@ def _run_for(call: str, begun: str | None, job: Any, *shared: Any) -> Any:
     finally:
         with _lock:
             _running.pop(thread)
-        if call in _interrupted:
+        if call in _ended:
             # The error may be on its way to this thread, which must not go back to Dask before it comes.
             time.sleep(0.1)
+        if event and not stateful:
+            event.clear()
 
 
-def _end_call(call: str) -> None:
-    """End the jobs of a call in this worker, where they run Python code, and let none begin."""
+async def _end_call(call: str, at_once: bool, waits: bool) -> None:
+    """Let no job of a call begin in this worker, and end or wait for those that run."""
     with _lock:
-        _interrupted.add(call)
+        _ended.add(call)
         for thread, running in _running.items():
-            if running == call:
+            if at_once and running == call:
                 raise_in(thread, _Interrupt)
+    while waits and call in list(_running.values()):
+        await asyncio.sleep(0.01)
 
 
 class Ray(Engine):
@@ -283,7 +357,10 @@ class Ray(Engine):
     def _put(self, array: np.ndarray[Any, Any]) -> Any:
         return self.executor.put(array)
 
-    def _send(self, job: Any, shared: Sequence[Any], once: bool) -> Any:
+    def is_empty(self) -> bool:
+        return not self.executor.cluster_resources().get("CPU")
+
+    def _send(self, job: Any, shared: Sequence[Any], once: bool, stateful: bool) -> Any:
         options = {"max_retries": 0} if once else {}
         reference = _task_of_ray(self.executor).options(name=repr(job), **options).remote(job, *shared)
         ours: Any = concurrent.futures.Future()
@@ -299,13 +376,12 @@ class Ray(Engine):
         reference.future().add_done_callback(hand_on)
         return ours
 
-    def cancel(self, future: Any) -> bool:
+    def stop(self, futures: Collection[Any], at_once: bool) -> None:
+        if at_once:
+            for future in futures:
+                self.executor.cancel(future.reference, force=True)
         # Ray cannot take back a job without ending one that runs.
-        return False
-
-    def kill(self, futures: Iterable[Any]) -> None:
-        for future in futures:
-            self.executor.cancel(future.reference, force=True)
+        concurrent.futures.wait(futures)
 
 
 @functools.cache

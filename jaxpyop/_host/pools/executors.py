@@ -55,6 +55,10 @@ def dask_client_of(executor: Any) -> Any:
     return client if hasattr(client, "nthreads") else None
 
 
+UNENDABLE = (
+    "timeout= needs workers that can be ended, and executor= has threads of this process; give a ProcessPoolExecutor"
+)
+
 # The threads of our own, for `vmap_method="parallel"` without an executor. The first element starts the first of them.
 OWN_THREADS = ThreadPoolExecutor(min(32, (os.cpu_count() or 1) + 4), thread_name_prefix="jaxpyop")
 
@@ -85,13 +89,14 @@ class Workers:
         pool: any value that ``executor=`` takes.
         chunksize: how many elements are sent to a worker at a time. The default is one for
             threads. For processes and other machines it is as many as take about ten times
-            as long as the way to a worker and back. With ``when=`` and with a pair
-            ``vjp=(fwd, bwd)`` it is one.
-        retries: how often an element is sent again after its worker died, and at least once
-            alone. Errors that the function raises are not repeated. The op must be stateless.
+            as long as the way to a worker and back, and have 4 MB of inputs at most. With
+            ``when=`` and with a pair ``vjp=(fwd, bwd)`` it is one.
+        retries: how often an element is sent again that ran when its worker died. What else
+            was lost with the worker is always sent again. Errors that the function raises are
+            not repeated. The op must be stateless.
         timeout: the seconds that the function may take for an element, in a worker process.
             After that, a ``TimeoutError`` is raised in it. If it goes on, its worker process
-            is ended. The op must be stateless.
+            is ended, and on Dask this happens at once. The op must be stateless.
 
     Raises:
         TypeError: `pool` is no executor, and no function that may return one.
@@ -168,10 +173,7 @@ def _resolved(op: Any, given: Any) -> Any:
     if not (hasattr(found, "submit") or is_ray(found)) or isinstance(found, type):
         raise TypeError(f"{op.title}: executor= gave {found!r}; expected a concurrent.futures.Executor")
     if op.timeout is not None and runs_here(found):
-        raise TypeError(
-            f"{op.title}: timeout= needs workers that can be ended, and executor= has threads of this process; give a "
-            "ProcessPoolExecutor"
-        )
+        raise TypeError(f"{op.title}: {UNENDABLE}")
     return found
 
 

@@ -12,6 +12,8 @@ import dataclasses
 import faulthandler
 import functools
 import itertools
+import math
+import multiprocessing
 import os
 import pickle
 import signal
@@ -28,7 +30,8 @@ from jaxpyop import _jaxcore
 from jaxpyop._host import metrics
 from jaxpyop._host.errors import add_note, note_index
 from jaxpyop._host.host_call import Batch, HostCall
-from jaxpyop._host.pools.executors import Executor, needs_pickled_body, number_of, working_for
+from jaxpyop._host.pools.executors import UNENDABLE, Executor, needs_pickled_body, number_of, working_for
+from jaxpyop._host.pools.shared import Note
 from jaxpyop._host.small_numbers import keeping_small_numbers
 
 
@@ -87,6 +90,7 @@ class Job:
         rows: for each input, whether it has a row for each element; the elements share the others.
         numbers: the numbers of the elements in the batch.
         batch: the batch that they belong to, for errors; None for one element or block.
+        note: where the worker notes which element it runs, if one that is lost with it is to be found.
     """
 
     title: str
@@ -102,6 +106,7 @@ class Job:
     rows: Sequence[bool] = ()
     numbers: range = range(1)
     batch: Batch | None = None
+    note: Note | None = None
 
     def __repr__(self) -> str:
         # Dask asks for a name of each task, for which the text of the arrays would take long.
@@ -113,22 +118,29 @@ class Job:
             return contextvars.copy_context().run(self._run, iter(shared))
 
     def _run(self, shared: Iterator[np.ndarray[Any, Any]]) -> Outcome:
-        if self.is_reported and not self._is_at_home:
-            metrics.count_in_worker()
+        if not self._is_at_home:
+            _end_with_parent()
+            if self.is_reported:
+                metrics.count_in_worker()
+        elif self.timeout is not None:
+            raise TypeError(f"{self.title}: {UNENDABLE}")
         body = _unpickled(self.body) if isinstance(self.body, bytes) else self.body
         run = functools.partial(body, lead=self.lead) if self.lead else body
-        if self.timeout is not None:
-            run = functools.partial(_run_within, self.timeout, run, may_exit=not self._is_at_home)
         columns: list[np.ndarray[Any, Any]] = []
         seconds, done = 0.0, 0
         at_home = working_for(self.home[1]) if self._is_at_home else contextlib.nullcontext()
-        with _jaxcore.with_thread_settings(self.settings), at_home:
+        with _jaxcore.with_thread_settings(self.settings), at_home, self._noting() as begins:
             own = iter(self.arrays)
             each = [self._each(next(own if row else shared), row) for row in self.rows]
             try:
                 for _, *inputs in zip(self.numbers, *each):
                     began = time.perf_counter()
-                    values = run(*inputs)
+                    begins(done)
+                    if self.timeout is None:
+                        values = run(*inputs)
+                    else:
+                        with _ending_after(self.timeout):
+                            values = run(*inputs)
                     seconds += time.perf_counter() - began
                     columns = self._with_row(columns, done, values)
                     done += 1
@@ -139,6 +151,20 @@ class Job:
         failures = body.op.failures
         counted = {} if self._is_at_home else metrics.counted_in_worker()
         return Outcome(seconds, columns, failures and failures.taken(), counted)
+
+    @contextlib.contextmanager
+    def _noting(self) -> Iterator[Callable[[int], None]]:
+        """Gives a function that notes that an element begins. None runs after the block of code."""
+        note = self.note
+        if note is None or (file := note.opened()) is None:
+            yield lambda index: None
+            return
+        seconds = math.inf if self.timeout is None else self.timeout + _grace()
+        with file:
+            try:
+                yield lambda index: note.write(file, index, seconds)
+            finally:
+                note.write(file, None)
 
     @property
     def _is_at_home(self) -> bool:
@@ -176,23 +202,30 @@ class Job:
     def _raise(self, error: BaseException) -> NoReturn:
         """Raise an error so that it reaches the caller.
 
-        An error that pickles but does not unpickle would break the pool.
+        SystemExit would end the caller, and no future takes StopIteration. An error that pickles but does not unpickle
+        would break the pool.
         """
-        if self._is_at_home:
-            raise error
-        # An executor that gets the body itself pickles by cloudpickle, where that is installed.
-        pickler: Any = pickle if isinstance(self.body, bytes) else sys.modules.get("cloudpickle", pickle)
         # No result carries what this chunk counted.
         metrics.counted_in_worker()
+        kind = f"{type(error).__module__}.{type(error).__qualname__}"
+        if isinstance(error, (SystemExit, StopIteration)):
+            shown = RuntimeError(f"func raised {error!r} in a worker")
+        elif self._is_at_home or self._travels(error):
+            raise error
+        else:
+            shown = RuntimeError(f"{kind}, which cannot be pickled, was raised in a worker: {error}")
+        for note in getattr(error, "__notes__", ()):
+            add_note(shown, note)
+        raise shown from error
+
+    def _travels(self, error: BaseException) -> bool:
+        # An executor that gets the body itself pickles by cloudpickle, where that is installed.
+        pickler: Any = pickle if isinstance(self.body, bytes) else sys.modules.get("cloudpickle", pickle)
         try:
             pickle.loads(pickler.dumps(error))
         except Exception:
-            kind = f"{type(error).__module__}.{type(error).__qualname__}"
-            shown = RuntimeError(f"{kind}, which cannot be pickled, was raised in a worker: {error}")
-            for note in getattr(error, "__notes__", ()):
-                add_note(shown, note)
-            raise shown from error
-        raise error
+            return False
+        return True
 
 
 def _rows(array: np.ndarray[Any, Any]) -> Iterator[Any]:
@@ -207,19 +240,56 @@ def _unpickled(body: bytes) -> Any:
         raise UnreadableBodyError(f"{type(error).__name__}: {error}") from error
 
 
+@functools.cache
+def _end_with_parent() -> None:
+    """Have this process ended when the one that started it has ended: a pool's workers would wait for ever."""
+    if parent := multiprocessing.parent_process():
+        threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
+
+
 # ------------------------------------------------------------------------------- `timeout=`
+
+# On a main thread an alarm raises TimeoutError in the function. It ends a wait: for a lock, for a file, for time to
+# pass. A function that goes on for another second, since it holds Python's lock or swallows the error, ends with its
+# process. On any other thread, where Dask runs tasks, nothing ends a wait, so its process ends at once.
 
 
 class ElementTimeoutError(TimeoutError):
     """Raised in a function that takes longer than `timeout=`."""
 
     def __init__(self, *args: Any) -> None:
-        # Python makes it without arguments where it raises it in another thread.
         super().__init__(*args or ("func took longer than timeout=",))
 
 
-# Seconds that the function has to end after the error was raised in it. After that the process is ended.
-_GRACE = 1.0
+def _grace() -> float:
+    """The seconds that a function on this thread has after the error was raised in it."""
+    is_main = threading.current_thread() is threading.main_thread()
+    return 1.0 if is_main and hasattr(signal, "setitimer") else 0.0
+
+
+def _raise_late(*_: Any) -> None:
+    raise ElementTimeoutError
+
+
+@contextlib.contextmanager
+def _ending_after(seconds: float) -> Iterator[None]:
+    """Have the function that runs in a block of code ended after some seconds, by an error or with the process."""
+    grace = _grace()
+    before: Any = signal.signal(signal.SIGALRM, _raise_late) if grace else None
+    _end_process_at(time.monotonic() + seconds + grace)
+    try:
+        try:
+            if grace:
+                signal.setitimer(signal.ITIMER_REAL, seconds)
+            yield
+        finally:
+            if grace:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+    finally:
+        _end_process_at(None)
+        if grace:
+            signal.signal(signal.SIGALRM, before or signal.SIG_DFL)
+
 
 # While a function holds Python's lock, nothing here can run. A thread without Python then ends the process, and shows
 # in the standard error where it was. There is one such thread, and a worker of Dask's may run several functions.
@@ -240,75 +310,6 @@ def _end_process_at(end: float | None) -> None:
             faulthandler.dump_traceback_later(left, exit=True, file=_STDERR)
         else:
             faulthandler.cancel_dump_traceback_later()
-
-
-def _run_within(seconds: float, func: Callable[..., Any], *args: Any, may_exit: bool) -> Any:
-    """Call a function, and raise ElementTimeoutError in it when the time is over.
-
-    Args:
-        seconds: how long it may take.
-        func: what to call.
-        *args: its arguments.
-        may_exit: whether to end the process if the function goes on. The engine then has lost a worker.
-
-    Raises:
-        ElementTimeoutError: it took longer.
-    """
-    thread = threading.current_thread()
-    lock, ended = threading.Lock(), threading.Event()
-    is_over = is_late = False
-
-    def interrupt() -> None:
-        nonlocal is_late
-        with lock:
-            if is_over:
-                return
-            is_late = True
-            _raise_in(thread)
-        if may_exit and not ended.wait(_GRACE):
-            os._exit(1)
-
-    timer = threading.Timer(seconds, interrupt)
-    timer.daemon = True
-    before = _take_alarm() if thread is threading.main_thread() else None
-    if may_exit:
-        _end_process_at(time.monotonic() + seconds + 2 * _GRACE)
-    timer.start()
-    try:
-        try:
-            return func(*args)
-        finally:
-            with lock:
-                is_over = True
-            if is_late and not isinstance(sys.exception(), ElementTimeoutError):
-                # The error may be on its way to this thread, which must not leave before it comes.
-                time.sleep(0.1)
-    finally:
-        ended.set()
-        timer.cancel()
-        if may_exit:
-            _end_process_at(None)
-        if before is not None:
-            signal.signal(signal.SIGALRM, before)
-
-
-def _take_alarm() -> Any:
-    """Make SIGALRM raise the error, and return what it did before; None where there is no such signal."""
-    if not hasattr(signal, "SIGALRM"):
-        return None
-
-    def late(*_: Any) -> None:
-        raise ElementTimeoutError
-
-    return signal.signal(signal.SIGALRM, late) or signal.SIG_DFL
-
-
-def _raise_in(thread: threading.Thread) -> None:
-    if thread is threading.main_thread() and hasattr(signal, "SIGALRM"):
-        # Unlike the other way, a signal ends a wait: for a lock, for a file, for time to pass.
-        signal.pthread_kill(thread.ident or 0, signal.SIGALRM)
-    else:
-        raise_in(thread.ident or 0, ElementTimeoutError)
 
 
 def raise_in(thread: int, error: type[BaseException]) -> None:

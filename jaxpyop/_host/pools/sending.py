@@ -1,8 +1,9 @@
 """Sends jobs to workers, a few at a time, and takes their results; what was lost with a worker is sent again.
 
-If a worker dies, its chunk is sent again in halves, until the element that kills its worker is alone. The death of one
-worker breaks a pool of processes, and all chunks under way are lost. Half as many of them are then under way in the
-next pool, and so on, until it is certain which one it is.
+If a worker dies, only the element that it ran may be to blame, which workers on this machine note. It alone is given up
+after `retries=`. If nobody knows which one it was, the elements of the chunk are sent one at a time. The death of one
+worker breaks a pool of processes, and may leave several suspects. Half as many of them are then under way in the next
+pool, and so on, until it is certain which one it is.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import math
 import pickle
 import queue
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -23,9 +25,10 @@ import numpy as np
 from jaxpyop._host import metrics
 from jaxpyop._host.errors import add_note, note_index
 from jaxpyop._host.host_call import Batch, HostCall
-from jaxpyop._host.pools.engines import Engine, engine_of, means_lost_worker
+from jaxpyop._host.pools.engines import Engine, UnfitWorkersError, engine_of, means_lost_worker
 from jaxpyop._host.pools.executors import Executor, new_executor_of
-from jaxpyop._host.pools.job import Job, UnreadableBodyError
+from jaxpyop._host.pools.job import ElementTimeoutError, Job, UnreadableBodyError
+from jaxpyop._host.pools.shared import Notes, Running
 
 # Takes the number of an element and its results, or a slice and the results of several elements, stacked.
 Store = Callable[[int | slice, Sequence[Any]], None]
@@ -40,7 +43,7 @@ class Task:
         shared: the inputs that all elements share.
         numbers: the elements that it runs.
         inputs_of: the inputs of the call for an element, by its number.
-        losses: how many workers died that had it.
+        losses: how many workers died that ran it.
         sent: when it was sent.
         engine: where it was sent to.
     """
@@ -53,15 +56,16 @@ class Task:
     sent: float = 0.0
     engine: Engine = dataclasses.field(init=False)
 
-    def halves(self) -> list[Task]:
-        """Two tasks that run half of the elements each."""
-        middle = len(self.numbers) // 2
-        return [self._part(slice(middle)), self._part(slice(middle, None))]
-
-    def _part(self, part: slice) -> Task:
+    def part(self, part: slice) -> Task:
+        """A task that runs some of the elements."""
         numbers = self.numbers[part]
         job = dataclasses.replace(self.job, arrays=[a[part] for a in self.job.arrays], numbers=numbers)
         return dataclasses.replace(self, job=job, numbers=numbers)
+
+
+# Seconds without a worker after which there is a warning, and how often workers may die in turn that ran no element.
+_WARN = 5.0
+_UNEXPLAINED = 3
 
 
 class Sending:
@@ -95,6 +99,8 @@ class Sending:
         self._again: collections.deque[Task] = collections.deque()
         # How many tasks may be under way while one of them is to be found that breaks the pool.
         self._most = math.inf
+        self._notes = Notes() if self._repeats else None
+        self._unexplained = 0.0
 
     def workers(self) -> int:
         """How many tasks run at once."""
@@ -106,16 +112,15 @@ class Sending:
         Raises:
             BaseException: what the first failing element raised, with a note of its index. No job runs by then.
         """
+        at_once = False
         try:
             self._send(tasks)
             while self._under_way:
-                self._finish(self._done.get())
+                self._finish(self._next_done())
                 self._send(tasks)
         except BaseException as error:
-            if not isinstance(error, Exception):
-                # An interrupt does not wait for the end of a body.
-                for engine in self._engines:
-                    engine.kill([future for future, task in self._under_way.items() if task.engine is engine])
+            # An interrupt does not wait for the end of a body, and nothing ends where no worker is.
+            at_once = not isinstance(error, Exception) or isinstance(error, UnfitWorkersError)
             if (shown := _explained(error, self._call.title)) is error:
                 raise
             for note in getattr(error, "__notes__", ()):
@@ -123,9 +128,28 @@ class Sending:
             raise shown from error
         finally:
             # No job may read the inputs after this.
-            concurrent.futures.wait([f for f, task in self._under_way.items() if not task.engine.cancel(f)])
             for engine in self._engines:
+                engine.stop([f for f, task in self._under_way.items() if task.engine is engine], at_once)
                 engine.close()
+            if self._notes:
+                self._notes.close()
+
+    def _next_done(self) -> Any:
+        """Wait for the end of a job, as long as there are workers."""
+        seen, has_warned = time.monotonic(), False
+        while True:
+            with contextlib.suppress(queue.Empty):
+                return self._done.get(timeout=1)
+            engines = {task.engine for task in self._under_way.values()}
+            if not (empty := [engine for engine in engines if engine.is_empty()]):
+                seen = time.monotonic()
+            elif (waited := time.monotonic() - seen) >= empty[0].patience:
+                with noting(self._batch, next(iter(self._under_way.values())).numbers):
+                    raise UnfitWorkersError(f"no worker came for {waited:.0f} seconds")
+            elif waited >= _WARN and not has_warned:
+                has_warned = True
+                text = f"executor= has no worker, and the call waits {empty[0].patience:.0f} seconds for one"
+                warnings.warn(f"{self._call.title}: {text}", RuntimeWarning, stacklevel=2)
 
     def _send(self, tasks: Iterator[Task]) -> None:
         if not self._again and not self._under_way:
@@ -142,16 +166,18 @@ class Sending:
             future.add_done_callback(self._done.put)
 
     def _submitted(self, task: Task) -> Any:
-        once, home = self._repeats or self._call.stateful, self._home_of(task)
+        if self._notes:
+            task.job = dataclasses.replace(task.job, note=self._notes.new())
+        once, home, stateful = self._repeats or self._call.stateful, self._home_of(task), self._call.stateful
         task.engine = self._engines[home]
         try:
-            return task.engine.submit(task.job, task.shared, once)
+            return task.engine.submit(task.job, task.shared, once, stateful)
         except Exception as error:
             # The pool broke before it took the job.
             if not means_lost_worker(error) or not self._renew(home):
                 raise
             task.engine = self._engines[home]
-            return task.engine.submit(task.job, task.shared, once)
+            return task.engine.submit(task.job, task.shared, once, stateful)
 
     def _home_of(self, task: Task) -> int:
         return task.numbers.start % self.homes
@@ -175,9 +201,10 @@ class Sending:
                 outcome = future.result()
             except BaseException as error:
                 if self._repeats and means_lost_worker(error):
-                    self._lose(task, error)
+                    self._lose(task, future, error)
                     return
                 raise
+            self._unexplained = 0.0
             if outcome.failures:
                 self._call.op.failures.add(outcome.failures)
             metrics.add_counted(outcome.counted)
@@ -199,27 +226,49 @@ class Sending:
 
     # ------------------------------------------------------------------ lost workers
 
-    def _lose(self, task: Task, error: BaseException) -> None:
-        lost = [task]
-        if isinstance(error, concurrent.futures.BrokenExecutor):
+    def _lose(self, task: Task, future: Any, error: BaseException) -> None:
+        lost, engine, alone = [task], task.engine, not self._under_way
+        is_pool = isinstance(error, concurrent.futures.BrokenExecutor)
+        if is_pool:
             lost += self._lost_with(task)
+            alone = len(lost) == 1
             home = self._home_of(task)
-            if task.engine is self._engines[home] and not self._renew(home):
+            if engine is self._engines[home] and not self._renew(home):
                 raise error
-            is_alone = len(lost) == 1
-        else:
-            task.engine.lost_worker()
-            is_alone = task.engine.has_one_job_each() or not self._under_way
-        if not is_alone:
-            self._most = max(1, (len(lost) + len(self._under_way)) // 2)
-        for task in reversed(lost):
-            task.losses += 1
-            if len(task.numbers) > 1:
-                self._again.extendleft(reversed(task.halves()))
-            elif is_alone and task.losses > self._call.op.retries:
-                self._give_up(task, error)
+        engine.lost_worker()
+        was_running = engine.was_running(future, error)
+        suspects = [found for each in lost for found in self._suspects(each, was_running)]
+        ended = engine.ended_by_themselves() if is_pool else set()
+        if blamed := [each for each, running in suspects if running and running.process in ended]:
+            pass
+        elif len(suspects) == 1 and (alone or is_pool or (engine.has_one_job_each() and was_running is not None)):
+            blamed = [each for each, _ in suspects]
+        elif suspects and (is_pool or not engine.has_one_job_each() or was_running is None):
+            self._most = max(1, (len(suspects) + len(self._under_way)) // 2)
+        self._check_explained(error, is_pool, bool(suspects))
+        for each, running in suspects:
+            each.losses += each in blamed
+            if each.losses > self._call.op.retries:
+                self._give_up(each, error, running)
             else:
-                self._again.appendleft(task)
+                self._again.appendleft(each)
+
+    def _suspects(self, task: Task, was_running: bool | None) -> list[tuple[Task, Running | None]]:
+        """The elements of a lost task that may be to blame, with what workers noted. The others are sent again."""
+        if running := self._notes and self._notes.read(task.job.note):
+            at = running.element
+            self._again += [part for part in (task.part(slice(at)), task.part(slice(at + 1, None))) if part.numbers]
+            return [(task.part(slice(at, at + 1)), running)]
+        if was_running is False:
+            self._again.append(task)
+            return []
+        return [(task.part(slice(k, k + 1)), None) for k in range(len(task.numbers))]
+
+    def _check_explained(self, error: BaseException, is_pool: bool, has_suspects: bool) -> None:
+        """Raise if workers die again and again before they run anything, such as by their initializer."""
+        self._unexplained = 0.0 if has_suspects else self._unexplained + (1 if is_pool else 1 / (2 * self.workers()))
+        if self._unexplained > _UNEXPLAINED:
+            raise error
 
     def _lost_with(self, task: Task) -> list[Task]:
         """The other tasks that were in a pool that broke, without those that were done before."""
@@ -228,18 +277,24 @@ class Sending:
         lost = [future for future in there if not future.done() or future.exception() is not None]
         return [self._under_way.pop(future) for future in lost]
 
-    def _give_up(self, task: Task, error: BaseException) -> None:
+    def _give_up(self, task: Task, error: BaseException, running: Running | None) -> None:
         # The other suspects are none.
         self._most = math.inf
         op, said = self._call.op, str(error).partition("\n")[0]
         how_often = f"{task.losses} time{'' if task.losses == 1 else 's'}"
+        is_late = running is not None and running.deadline <= time.monotonic()
+        late = f", or func took longer than timeout={op.timeout} and did not end" if op.timeout else ""
         # The function must not run here, which it would to find the element of a block that fails.
         if op.failures is None or task.job.lead:
-            late = f", or func took longer than timeout={op.timeout} and did not end" if op.timeout else ""
-            raise RuntimeError(f"{op.title}: a worker of executor= died with this element {how_often}{late} ({said})")
+            with noting(self._batch, task.numbers):
+                if is_late:
+                    raise ElementTimeoutError
+                raise RuntimeError(
+                    f"{op.title}: a worker of executor= died with this element {how_often}{late} ({said})"
+                )
         try:
-            raise RuntimeError(f"its worker died {how_often} ({said})")
-        except RuntimeError as failure:
+            raise ElementTimeoutError if is_late else RuntimeError(f"its worker died {how_often}{late} ({said})")
+        except (RuntimeError, ElementTimeoutError) as failure:
             arrays = self._call.for_worker(task.inputs_of(task.numbers.start)) or ()
             values = self._call.in_worker.results_if_lost(failure, arrays)
         self._take(task, [np.asarray(v)[None] for v in values])
@@ -256,7 +311,7 @@ def noting(batch: Batch | None, numbers: range) -> Iterator[None]:
     except BaseException as error:
         noted = batch is None or any(n.startswith(f"at {batch.index_name}") for n in getattr(error, "__notes__", ()))
         if not noted:
-            note_index(error, numbers[0], batch, numbers[-1])
+            note_index(error, numbers, batch)
         raise
 
 
@@ -267,6 +322,8 @@ def _explained(error: BaseException, title: str) -> BaseException:
             f"{title}: a worker of executor= died ({error}), which may end its pool; give a new one, or a function "
             "that returns the pool to use, executor=lambda: pool"
         )
+    if isinstance(error, UnfitWorkersError):
+        return RuntimeError(f"{title}: {error}; executor= needs workers with the same Python, JAX and jaxpyop")
     if isinstance(error, UnreadableBodyError):
         return TypeError(
             f"{title}: a worker of executor= cannot find func ({error}); define it at the top of a module that workers "
@@ -312,13 +369,14 @@ class Chunks:
 
     Attributes:
         left: how many elements are in no chunk yet.
+        most: how many a chunk may have, unless that is given.
         pace: the seconds that an element took in the last chunk, and the seconds of the way to a worker and back. A
             task may have to wait for a worker, so the shortest way counts.
     """
 
     def __init__(self, count: int, given: int | None, pace: tuple[float, float] | None = None) -> None:
         self._given = given
-        self._count = count
+        self._count = self.most = count
         self._size = given or (_fitting(*pace) if pace else 1)
         self._way = pace[1] if pace else math.inf
         self.left = count
@@ -332,7 +390,7 @@ class Chunks:
             # Nothing is won by a chunk that takes less time than the way to the worker.
             shortest = math.ceil(min(way / max(seconds, 1e-9), self._count / workers))
             fair, least = math.ceil(self.left / (2 * workers)), self._count // (2 * _TAIL * workers)
-            size = min(size, max(fair, shortest, min(self._size // _TAIL, least)))
+            size = min(size, self.most, max(fair, shortest, min(self._size // _TAIL, least)))
         self.left -= size
         return size
 

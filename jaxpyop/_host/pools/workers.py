@@ -16,6 +16,10 @@ from jaxpyop._host.pools.executors import Executor
 from jaxpyop._host.pools.job import job_for
 from jaxpyop._host.pools.sending import Sending, Store, Task, noting
 
+# The bytes of inputs that a chunk may have, unless one element has more. A larger one does not travel faster, and a
+# worker waits for all of it.
+_MOST_BYTES = 1 << 22
+
 
 def run_elements_in_workers(
     executor: Executor | list[Executor],
@@ -39,6 +43,7 @@ def run_elements_in_workers(
     own = [each for each in inputs if not each.is_shared_by_all]
     shared = [each.array for each in inputs if each.is_shared_by_all]
     sending = Sending(executor, call, batch, store, at_once)
+    sending.chunks.most = max(1, _MOST_BYTES // max(1, sum(each.one(0).nbytes for each in own)))
 
     def tasks() -> Iterator[Task]:
         with noting(batch, range(1)):

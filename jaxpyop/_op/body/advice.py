@@ -65,8 +65,8 @@ def advise(error: Exception, op: Op, what: str, func: Callable[..., Any], argume
         if not str(error).startswith(op.title):
             _put_first(error, note)
     elif isinstance(error, AttributeError):
-        if error.name == "numpy" and isinstance(error.obj, (jax.Array, np.ndarray, np.generic)):
-            _put_first(error, f"{op.title}: {what} gets no tensors: write np.asarray(x), float(x) or x.item()")
+        if (hint := _hint_for_tensors(error)) is not None:
+            _put_first(error, f"{op.title}: {what} gets no tensors: {hint}")
     elif isinstance(error, NameError) and "unbound axis name" in str(error):
         add_note(
             error,
@@ -80,22 +80,47 @@ def advise(error: Exception, op: Op, what: str, func: Callable[..., Any], argume
             f"{op.title}: {what} writes into an input, and copy=False lends inputs for reading; write into a copy of "
             f"it, or leave copy=False out ({error})"
         )
-    elif isinstance(error, TypeError) and _jaxcore.is_library_file(_jaxcore.raising_file(error) or ""):
-        # If the arguments do not fit, Python raises in the frame of the caller, which is ours.
-        clearer = _error_about_the_call(error, op, what, func, arguments)
-    elif isinstance(error, TypeError) and any(getattr(x, "shape", None) == () for x in jax.tree.leaves(arguments())):
-        add_note(
-            error,
-            f"{op.title}: a number in inp reaches {what} as "
-            f"{'an array without axes' if op.on_jax else 'a NumPy number'}; jaxpyop.static(3) in inp keeps a number of "
-            "Python, and int(x) or float(x) makes one",
-        )
+    elif isinstance(error, TypeError):
+        if _jaxcore.is_library_file(_jaxcore.raising_file(error) or ""):
+            # If the arguments do not fit, Python raises in the frame of the caller, which is ours.
+            clearer = _error_about_the_call(error, op, what, func, arguments)
+        if clearer is None and _is_about_a_number(error, arguments):
+            add_note(
+                error,
+                f"{op.title}: a number in inp reaches {what} as "
+                f"{'an array without axes' if op.on_jax else 'a NumPy number'}; jaxpyop.static(3) in inp keeps a "
+                "number of Python, and int(x) or float(x) makes one",
+            )
     # Objects of users may raise anything when they are looked at. That must not hide the exception.
     with contextlib.suppress(Exception):
         called = op.title if what == "func" else f"{op.title}, {what}"
         note_arguments(clearer or error, called, _shown_groups(op, what, func, *arguments()))
     if clearer is not None:
         raise refusal(clearer) from error
+
+
+# What people write who come from TensorFlow, and what to write instead.
+_OF_TENSORS = {
+    "numpy": "write np.asarray(x), float(x) or x.item()",
+    "eval": "write np.asarray(x), float(x) or x.item()",
+    "get_shape": "write x.shape",
+    "set_shape": "leave it out, and declare the shape in Tout",
+}
+
+
+def _hint_for_tensors(error: AttributeError) -> str | None:
+    if error.name == "numpy" and isinstance(error.obj, (str, bytes)):
+        return "a text comes as it is; leave .numpy().decode() out"
+    if error.name == "as_list" and isinstance(error.obj, tuple):
+        return "write list(x.shape)"
+    return _OF_TENSORS.get(error.name or "") if isinstance(error.obj, (jax.Array, np.ndarray, np.generic)) else None
+
+
+def _is_about_a_number(error: TypeError, arguments: _Arguments) -> bool:
+    """Tell whether an error may be about an array without axes: it names its type, or asks for an integer."""
+    text = str(error)
+    kinds = {type(x).__name__ for x in jax.tree.leaves(arguments()) if getattr(x, "shape", None) == ()}
+    return bool(kinds) and any(word in text for word in (*kinds, "integer", "index"))
 
 
 def _shown_groups(

@@ -18,7 +18,7 @@ from jaxpyop import _jaxcore
 from jaxpyop._host import call_where_op_runs, forget_locals, kept_of, lend_results, metrics, refusal, return_results
 from jaxpyop._op.body.advice import advise, call_and_warn_of_changes, call_with_advice
 from jaxpyop._op.body.body import Body, element_structs, full
-from jaxpyop._op.request import Op
+from jaxpyop._op.request import Op, is_differentiable
 from jaxpyop._op.values import (
     Arguments,
     Inputs,
@@ -33,6 +33,7 @@ from jaxpyop._op.values import (
     hidden_value_error,
     kind_of,
     match,
+    static,
     traced_value_in,
     with_shapes,
 )
@@ -63,9 +64,11 @@ class UserBody(Body):
         """The arguments of the function, as derivative rules are given them."""
         return Arguments(self.op.func, self.inputs, self.title, without="out" if self.op.out else "")
 
-    def arguments_of(self, arrays: Sequence[Any]) -> tuple[Any, ...]:
-        """The arguments with these arrays, in the order of the function's signature."""
-        return self.arguments.filled(self._as_given(arrays))
+    def arguments_of(self, arrays: Sequence[Any], rule: Any) -> tuple[Any, ...]:
+        """The arguments with these arrays, in the order of the function's signature, for a rule."""
+        # A rule that is an op would make arrays of the numbers that the function gets as they are.
+        as_it_is = static if is_differentiable(rule) else lambda value: value
+        return self.arguments.filled(self._as_given(arrays), as_it_is)
 
     def _as_given(self, arrays: Sequence[Any]) -> Sequence[Any]:
         if not self.op.on_jax:
@@ -169,7 +172,10 @@ class UserBody(Body):
         ]
 
     def check_uses(self, arrays: Sequence[Any]) -> None:
-        if not self.op.on_jax or self.op.stateful or not _jaxcore.may_leave_out():
+        if self.op.stateful or not _jaxcore.may_leave_out():
+            return
+        if not self.op.on_jax:
+            self._check_what_it_holds()
             return
         structs = element_structs(arrays)
         # If not all shapes are declared, the function runs on types anyway, to find them.
@@ -191,15 +197,18 @@ class UserBody(Body):
                 return _jaxcore.shapes_of_run(flat, structs)
 
         found: list[Struct] | None = None
-        hidden: Any = None
+        foreign: list[Any] = []
         with contextlib.suppress(Exception):
             found, foreign = run() if self.op.executor is None else call_where_op_runs(self.op, run)
-            hidden = foreign[0] if foreign else None
-        if found is None:
-            hidden = traced_value_in(self.op.func) if _jaxcore.may_leave_out() else None
-        if hidden is not None:
-            raise hidden_value_error(hidden, self.title)
+        if foreign:
+            raise hidden_value_error(foreign[0], self.title, is_used=True)
+        if found is None and _jaxcore.may_leave_out():
+            self._check_what_it_holds()
         return found
+
+    def _check_what_it_holds(self) -> None:
+        if (hidden := traced_value_in(self.op.func)) is not None:
+            raise hidden_value_error(hidden, self.title, is_used=False)
 
     def _infer(self, structs: Sequence[Struct]) -> tuple[list[Any] | None, str]:
         op, tree = self.op, self.inputs.tree

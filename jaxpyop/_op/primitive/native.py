@@ -46,11 +46,12 @@ class _Array:
     """Stands for an array of the call, by its number."""
 
     number: int
+    dtype: np.dtype[Any]
 
 
 def _signature(call: Call, batch: Batch, avals_in: Sequence[Any], avals_out: Sequence[Any]) -> Signature:
     op = call.op
-    written = call.body.written([_Array(k) for k in range(len(avals_in))])
+    written = call.body.written([_Array(k, aval.dtype) for k, aval in enumerate(avals_in)])
     reasons = {
         "it is stateful, has executor= or on_error=": call.stateful or bool(op.executor) or op.failures is not None,
         "it gets jax.Arrays": call.on_jax,

@@ -50,7 +50,7 @@ class JvpRule(DerivativeBody):
         """Call the rule: on the host, or, if it is an op, as a part of the traced program."""
         inputs, outputs, tangents = self.split(arrays)
         given = self.base.arguments.filled_with_tangents(self.per_input(tangents))
-        args = self.base.arguments_of(inputs), in_structure(self.op, outputs), given
+        args = self.base.arguments_of(inputs, self.func), in_structure(self.op, outputs), given
         found = self.func(*args) if traced else call_with_advice(self.op, "jvp", self.func, args, {})
         likes = [Struct((*lead, *o.shape[len(lead) :]), o.dtype) for o in outputs]
         return tangents_of_results(self.op, found, likes, traced)
@@ -75,7 +75,7 @@ class VjpRule(DerivativeBody):
         inputs, outputs, cotangents = self.split(arrays)
         given = self.filled(cotangents, outputs, lead)
         values = (in_structure(self.op, decode(self.op, arrays, outputs)) for arrays in (outputs, given))
-        args = (self.base.arguments_of(inputs), *values)
+        args = (self.base.arguments_of(inputs, self.func), *values)
         found = self.func(*args) if traced else call_with_advice(self.op, "vjp", self.func, args, {})
         return cotangents_of_inputs(self.base, "vjp", found, _likes(inputs, lead), self.perturbed, traced)
 
@@ -86,7 +86,7 @@ class VjpRule(DerivativeBody):
         inputs, outputs, cotangents = self.split(arrays)
         arguments, wanted = self.base.arguments, iter(range(sum(self.perturbed)))
         args = arguments.filled(inputs), in_structure(self.op, outputs), in_structure(self.op, cotangents)
-        numbers = [next(wanted) if p else -1 for p in self.perturbed]
+        numbers = [next(wanted) if p else -1 if is_inexact(x) else None for p, x in zip(self.perturbed, inputs)]
         return args, {}, arguments.filled_with_tangents(numbers), True
 
     def filled(self, cotangents: Sequence[Any], outputs: Sequence[Any], lead: tuple[int, ...]) -> list[Any]:

@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
+from jaxpyop._jaxcore import is_live
 from jaxpyop._op.values.inputs import SLOT, Inputs
 from jaxpyop._op.values.spec import kind_of, paired
 
@@ -26,9 +28,10 @@ class _Array:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Fixed:
-    """Holds a part of the arguments that is no array."""
+    """Holds a part of the arguments that is no array, or a default that was not passed."""
 
     value: Any
+    is_default: bool = False
 
 
 class Arguments:
@@ -56,13 +59,14 @@ class Arguments:
         self._arguments = tuple(arguments.values())
         self._leaves, self._tree = jax.tree.flatten(self._arguments)
 
-    def filled(self, arrays: Sequence[Any]) -> tuple[Any, ...]:
-        """The arguments with these arrays, as the function gets them."""
-        return self._unflatten([arrays[a.number] if type(a) is _Array else a.value for a in self._leaves])
+    def filled(self, arrays: Sequence[Any], fixed: Callable[[Any], Any] = lambda value: value) -> tuple[Any, ...]:
+        """The arguments with these arrays, as the function gets them. `fixed` may wrap what is no array."""
+        return self._unflatten([arrays[a.number] if type(a) is _Array else fixed(a.value) for a in self._leaves])
 
     def filled_with_tangents(self, tangents: Sequence[Any]) -> tuple[Any, ...]:
         """The structure of the arguments, with the tangents in the places of their arrays, and None elsewhere."""
-        return self._unflatten([tangents[a.number] if type(a) is _Array else None for a in self._leaves])
+        none_at = lambda value: jax.tree.map(lambda leaf: None, value)
+        return self._unflatten([tangents[a.number] if type(a) is _Array else none_at(a.value) for a in self._leaves])
 
     def _unflatten(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
         return tuple(jax.tree.unflatten(self._tree, leaves))
@@ -81,9 +85,14 @@ class Arguments:
             For each array its name, and the part of an entry that belongs to it, or None for zero.
 
         Raises:
-            ValueError: the entries do not have the structure of the arguments.
+            ValueError: the entries do not have the structure of the arguments, or something without a derivative has
+                an entry.
         """
-        entries = self._entries(found, inexact)
+        has_derivative = [
+            any(type(leaf) is _Array and inexact[leaf.number] for leaf in jax.tree.leaves(argument))
+            for argument in self._arguments
+        ]
+        entries = _entries(found, has_derivative)
         if entries is None:
             raise ValueError(
                 f"{said} {kind_of(found)}, and has to return one entry for each argument of func, which are "
@@ -91,24 +100,13 @@ class Arguments:
             )
         values = [("", None)] * len(inexact)
         for name, argument, entry in zip(self.names, self._arguments, entries):
-            for place, leaf, value in spread(argument, entry, name, said):
-                if type(leaf) is _Array:
+            parts = list(spread(argument, entry, name, said)) or [(name, _Fixed(None), entry)]
+            for place, leaf, value in parts:
+                if type(leaf) is _Array and inexact[leaf.number]:
                     values[leaf.number] = place, value
+                elif not (isinstance(leaf, _Fixed) and leaf.is_default):
+                    _check_is_nothing(value, place, said)
         return values
-
-    def _entries(self, found: Any, inexact: Sequence[bool]) -> Sequence[Any] | None:
-        """One entry for each argument; None if the rule returned something else."""
-        # A rule of one argument may return its entry alone.
-        entries = list(found) if type(found) in (list, tuple) else [found]
-        arrays = [[a.number for a in jax.tree.leaves(one) if type(a) is _Array] for one in self._arguments]
-        has_derivative = [any(inexact[k] for k in numbers) for numbers in arrays]
-        fits = len(entries) <= len(arrays) and not any(has_derivative[len(entries) :])
-        if fits and all(entry is None or numbers for entry, numbers in zip(entries, arrays)):
-            return entries + [None] * (len(arrays) - len(entries))
-        if len(entries) != sum(has_derivative) or any(entry is None for entry in entries):
-            return None
-        given = iter(entries)
-        return [next(given) if has else None for has in has_derivative]
 
     def each(self, given: Sequence[Any], said: str, *, fills: Callable[[Any], bool]) -> dict[int, Any]:
         """Return the part that belongs to each array, by its number. `given` has an entry for each argument."""
@@ -119,11 +117,36 @@ class Arguments:
         return found
 
 
+def _entries(found: Any, has_derivative: Sequence[bool]) -> Sequence[Any] | None:
+    """One entry for each argument, of what a rule returned; None if their number is wrong."""
+    # A rule of one argument may return its entry alone.
+    entries = list(found) if type(found) in (list, tuple) else [found]
+    left_out = len(has_derivative) - len(entries)
+    if left_out >= 0 and not any(has_derivative[len(entries) :]):
+        return entries + [None] * left_out
+    if len(entries) != sum(has_derivative) or any(entry is None for entry in entries):
+        return None
+    given = iter(entries)
+    return [next(given) if has else None for has in has_derivative]
+
+
+def _check_is_nothing(value: Any, place: str, said: str) -> None:
+    """Raise unless a value is None or zero. Otherwise it may be meant for another argument."""
+    for part in jax.tree.leaves(value):
+        is_float0 = getattr(part, "dtype", None) == jax.dtypes.float0
+        is_number = isinstance(part, (int, float, complex, np.ndarray, np.generic, jax.Array)) and not is_live(part)
+        if not is_float0 and not (is_number and not np.any(part)):
+            raise ValueError(f"{said} {kind_of(part)}, for {place}, which has no derivative; return None for it")
+
+
 def _in_order(
     func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], title: str, without: str
 ) -> dict[str, Any]:
     """The arguments by their names, in the order of the signature."""
     try:
+        if isinstance(func, np.ufunc) and not kwargs:
+            # Only newer versions of NumPy give ufuncs a signature, whose many options are no concern of a rule.
+            raise TypeError
         signature = inspect.signature(func)
         parameters = [p for p in signature.parameters.values() if p.name != without]
         given = signature.replace(parameters=parameters).bind(*args, **kwargs).arguments
@@ -142,7 +165,7 @@ def _in_order(
         elif parameter.kind is parameter.VAR_KEYWORD:
             found |= {name: given[name]} if name in given else {}
         else:
-            found[name] = given[name] if name in given else _Fixed(parameter.default)
+            found[name] = given[name] if name in given else _Fixed(parameter.default, is_default=True)
     return found
 
 

@@ -4,19 +4,20 @@ Such a value has no value when the function runs, and the function is then refus
 a derivative leaves out what the derivative does not need, and it takes a value that came by another way for a constant:
 the function would never run, and the derivative would be zero. So the function is refused where it is traced.
 
-A run on types finds each use. `traced_value_in` is for functions that need values before, so that such a run ends.
+A run on types finds each use. `traced_value_in` is for functions that need values before, so that such a run ends,
+which all functions of NumPy arrays do. It refuses what they hold, used or not. It does not find what is in a global
+variable of a library's module.
 """
 
 from __future__ import annotations
 
 import builtins
 import contextvars
-import functools
 import gc
 import sys
 import types
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
@@ -29,14 +30,14 @@ from jaxpyop._op.values.inputs import PASS_IT
 # Nothing is looked for in these, and not in more objects than so many.
 _CONSTANTS = (str, bytes, int, float, complex, type(None), np.generic, np.dtype, jax.Array)
 _ATOMS = (*_CONSTANTS, types.CodeType, types.FrameType, types.TracebackType)
-_MAX_OBJECTS = 20_000
+_MAX_OBJECTS = 100_000
 
 
 def traced_value_in(func: Any) -> Any:
     """Return a traced value that a function can read, or None.
 
-    What is in a container, an iterator, a generator or a cache counts as read. Of an object, a class or a module, the
-    attributes count that the code names, which is the code of the function and of all that it can call.
+    All that its closure, its objects and their classes hold counts as read. Of a module, and of the globals of a
+    function, what the code names counts, which is the code of the function and of all that it can call.
     """
     names: set[str] = set()
     known = -1
@@ -66,51 +67,21 @@ def _read_of(value: Any, names: set[str]) -> Iterable[Any]:
     """Return what code with these names can read of a value, and add the names in the value's own code."""
     if isinstance(value, types.FunctionType):
         return _read_of_function(value, names)
-    if isinstance(value, (types.ModuleType, type)):
-        return _named(vars(value), names) if _is_users(value) else ()
-    if isinstance(value, types.MethodType):
-        return [value.__func__, value.__self__]
-    if isinstance(value, functools.partial):
-        return [value.func, value.args, value.keywords]
+    if isinstance(value, types.ModuleType):
+        return [part for name, part in vars(value).items() if name in names] if _is_users(value) else ()
+    if isinstance(value, type):
+        return [type(value), *vars(value).values()] if _is_users(value) else ()
     if isinstance(value, contextvars.ContextVar):
         return [value.get(None)]
     if isinstance(value, weakref.ref):
         return [value()]
     if isinstance(value, np.ndarray):
         return value.ravel().tolist() if value.dtype.hasobject else ()
-    return _read_of_object(value, names)
-
-
-# Methods that make, compare or show an object. Python calls the other ones of this kind without a name in the code.
-_OF_THE_OBJECT = frozenset(
-    ("__init__", "__new__", "__post_init__", "__init_subclass__", "__repr__", "__str__", "__eq__", "__hash__")
-) | frozenset(("__setattr__", "__delattr__", "__getstate__", "__setstate__", "__reduce__", "__replace__", "__del__"))
-
-
-def _read_of_object(value: Any, names: set[str]) -> Iterator[Any]:
-    kinds = [kind for kind in type(value).__mro__ if _is_users(kind)]
-    for kind in kinds:
-        yield from _named(vars(kind), names)
-        yield from (
-            part
-            for name, part in list(vars(kind).items())
-            if isinstance(part, types.FunctionType) and name.startswith("__") and name not in _OF_THE_OBJECT
-        )
+    # Attributes, the values in slots, the items of a container, the state of an iterator. The garbage collector does
+    # not know what a jitted function holds, but its attributes name the function.
     attributes = getattr(value, "__dict__", None)
-    if isinstance(attributes, dict):
-        # A jitted or cached function has the function itself there.
-        yield from _named(attributes, names | {"__wrapped__"})
-    # What the object holds itself: the items of a container, the state of an iterator, the values in slots.
-    slots = {name for kind in kinds for name in _slots_of(kind)}
-    if slots:
-        yield from (getattr(value, name, None) for name in slots & names)
-    elif not isinstance(attributes, dict) or isinstance(value, (list, tuple, dict, set, frozenset)):
-        yield from (part for part in gc.get_referents(value) if part is not attributes and not isinstance(part, type))
-
-
-def _slots_of(kind: type) -> Iterable[str]:
-    slots = vars(kind).get("__slots__", ())
-    return (slots,) if isinstance(slots, str) else slots
+    held = [part for part in gc.get_referents(value) if not isinstance(part, type)]
+    return [*type(value).__mro__, *held, *(attributes.values() if isinstance(attributes, dict) else ())]
 
 
 def _read_of_function(func: types.FunctionType, names: set[str]) -> Iterator[Any]:
@@ -128,10 +99,6 @@ def _read_of_function(func: types.FunctionType, names: set[str]) -> Iterator[Any
         yield func.__globals__.get(name, sys.modules.get(name))
 
 
-def _named(attributes: Mapping[str, Any], names: Set[str]) -> list[Any]:
-    return [attributes[name] for name in names if name in attributes]
-
-
 def _is_users(part: Any) -> bool:
     """Tell whether a class or a module is the user's own, and not of a library."""
     module = part if isinstance(part, types.ModuleType) else sys.modules.get(getattr(part, "__module__", ""))
@@ -141,9 +108,10 @@ def _is_users(part: Any) -> bool:
     return (file is None and module.__name__ not in sys.builtin_module_names) or _jaxcore.is_own_file(file or "")
 
 
-def hidden_value_error(value: Any, title: str) -> ValueError:
-    """Make the error about a traced value that a function uses, and got by another way than its arguments."""
+def hidden_value_error(value: Any, title: str, *, is_used: bool) -> ValueError:
+    """Make the error about a traced value that a function uses or holds, and got by another way than its arguments."""
+    uses, unless = ("uses", "") if is_used else ("holds", ", or let func hold no object with traced values")
     return ValueError(
-        f"{title}: func uses a traced value ({value}) that it holds itself, or finds in an object, and that has no "
-        f"value when func runs; {PASS_IT}"
+        f"{title}: func {uses} a traced value ({value}), by itself or in an object, that has no value when func runs; "
+        f"{PASS_IT}{unless}"
     )

@@ -33,9 +33,9 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(f"__{name}__" for name in text.split())
 
 
-# What Python writes into a class by itself.
+# What Python writes into a class by itself, and a name for its objects.
 _WRITTEN = _names("""
-module qualname doc dict weakref annotations annotate annotate_func annotations_cache static_attributes firstlineno
+module name qualname doc dict weakref annotations annotate annotate_func annotations_cache static_attributes firstlineno
 match_args dataclass_fields dataclass_params orig_bases parameters abstractmethods type_params classdictcell
 """)
 # The special methods that the interpreter calls.
@@ -159,4 +159,6 @@ def check_from_outside(v: Any) -> None:
         raise Refused(why, "use a tuple" if is_tuple else _PLAIN_CLASS)
 
 
-_PLAIN_CLASS = "read what is needed of it before, and pass that in, or use a plain class, a dataclass or a dict"
+_PLAIN_CLASS = (
+    "read what is needed of it before, or call it there, and pass that in; or use a plain class, a dataclass or a dict"
+)

@@ -64,7 +64,12 @@ class PyRaise(Refused):
 RAISING = 'return jnp.nan there, or write mode="eager" to call the body at run time instead'
 
 # `Machine.check` of the interpretation that is going on, for the operations on numbers.
-noting: contextvars.ContextVar[Callable[[Any, Exception], None]] = contextvars.ContextVar("noting")
+noting: contextvars.ContextVar[Callable[..., None]] = contextvars.ContextVar("noting")
+
+
+def beyond_if(wrong: Any, text: str) -> None:
+    """The program has no such number as Python has here if a bool holds, which may be traced, and raises an error."""
+    noting.get()(wrong, OverflowError(text), of_python=False)
 
 
 def raise_if(wrong: Any, error: type[Exception], text: str) -> None:

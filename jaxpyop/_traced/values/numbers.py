@@ -55,7 +55,7 @@ def integer(val: Any, lo: Any, hi: Any, size: Callable[[], Any] | None = None) -
     """
     if size and (lo < -MOST or hi > MOST):
         text = "an integer of Python is beyond 2**62, which a traced program cannot hold"
-        raise_if(wide(lambda: abs(size()) >= 2.0**62), OverflowError, text)
+        beyond_if(wide(lambda: abs(size()) >= 2.0**62), text)
     return Num("i", val, max(lo, -MOST), min(hi, MOST))
 
 
@@ -109,7 +109,7 @@ def _check_underflow(v: Any, zero: Any) -> None:
     if isinstance(v, Num) and v.factors and not isinstance(zero, Num) and zero == 0:
         x, y = v.factors
         text = "a float of Python is too small for a traced program, which takes it for zero"
-        raise_if(wide(lambda: (v.val == 0) & (x != 0) & (y != 0)), OverflowError, text)
+        beyond_if(wide(lambda: (v.val == 0) & (x != 0) & (y != 0)), text)
 
 
 def _common_kind(a: Any, b: Any) -> str:
@@ -121,7 +121,7 @@ def _check_exact(kind: str, *vs: Any) -> None:
     for v in vs:
         if kind == "f" and kind_of(v) == "i" and max(map(abs, bounds(v))) > 2**53:
             text = "an integer beyond 2**53 is divided, or compared with a float, which a traced program cannot do"
-            raise_if(wide(lambda v=v: abs(raw(v)) > 2**53), OverflowError, text)
+            beyond_if(wide(lambda v=v: abs(raw(v)) > 2**53), text)
 
 
 def _corners(f: Callable[..., Any], a: Any, b: Any) -> tuple[Any, Any]:
@@ -223,7 +223,7 @@ def _power(op: type, a: Any, b: Any, kind: str) -> Num:
         raise_if((x == 0) & (y < 0) & jnp.isfinite(y), ZeroDivisionError, "0.0 cannot be raised to a negative power")
     if bounds(a)[0] < 0 and not (not isinstance(b, Num) and float(b).is_integer()):
         is_complex = (x < 0) & jnp.isfinite(x) & jnp.isfinite(y) & (y != jnp.floor(y))
-        raise_if(is_complex, OverflowError, "a power is complex, which a traced program cannot hold")
+        beyond_if(is_complex, "a power is complex, which a traced program cannot hold")
     _check_overflow(val, x, y)
     return Num(kind, val)
 

@@ -54,6 +54,14 @@ def test_the_steps_of_the_user(step, expected):
     np.testing.assert_allclose(jax.jvp(op, at, (1.0, 2.0, 3.0))[1], 6, rtol=1e-2)
 
 
+def test_directions_that_are_zero_cost_nothing():
+    """`jax.jacfwd` asks for the tangent along each of the inputs, which all have steps of their own."""
+    func = Counter(lambda *inputs: sum(inputs))
+    op = lambda *inputs: numpy_function(func, inputs, F(0), jvp=numerical(step=[1e-2, 2e-2, 3e-2, 4e-2]))
+    np.testing.assert_allclose(jax.jacfwd(op, (0, 1, 2, 3))(1.0, 2.0, 3.0, 4.0), [1, 1, 1, 1], rtol=1e-3)
+    assert func.count == 1 + 8
+
+
 @pytest.mark.parametrize("step", [None, (1e-2, 0.0)])
 def test_no_warning_of_numpys_own_comes_out(step):
     """All warnings are errors in tests."""
