@@ -24,7 +24,7 @@ SCRIPTS = {(page, name): code for page, text in PAGES.items() for name, code in 
 NOT_RUN = [(page, k, *found) for page, text in PAGES.items() for k, found in enumerate(marked(text, "not run"))]
 THEIRS = {f"{page}-{k}": (of, code) for page, k, of, code in NOT_RUN}
 # What code of another library names.
-NAMES = {"TensorFlow": "tf.", "Ray Data": "ray.data."}
+NAMES = {"TensorFlow": "tf.", "Ray Data": "ray.data.", "it waits for the keyboard": "threading."}
 
 
 # The recipes use large libraries, and the others are programs that take long to compile.

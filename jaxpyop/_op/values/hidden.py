@@ -12,6 +12,7 @@ variable of a library's module.
 from __future__ import annotations
 
 import builtins
+import contextlib
 import contextvars
 import gc
 import sys
@@ -53,10 +54,12 @@ def _search(func: Any, names: set[str]) -> Any:
     left, seen = [func], dict[int, Any]()
     while left and len(seen) < _MAX_OBJECTS:
         value = left.pop()
-        if isinstance(value, _jaxcore.Tracer):
+        # Not isinstance, which asks the object too, and an object of the user's may raise.
+        kind = type(value)
+        if issubclass(kind, _jaxcore.Tracer):
             if _jaxcore.is_live(value):
                 return value
-        elif not isinstance(value, _ATOMS) and id(value) not in seen:
+        elif not issubclass(kind, _ATOMS) and id(value) not in seen:
             # It is kept, so that no other object gets its id.
             seen[id(value)] = value
             left.extend(_read_of(value, names))
@@ -65,23 +68,26 @@ def _search(func: Any, names: set[str]) -> Any:
 
 def _read_of(value: Any, names: set[str]) -> Iterable[Any]:
     """Return what code with these names can read of a value, and add the names in the value's own code."""
-    if isinstance(value, types.FunctionType):
+    kind = type(value)
+    if issubclass(kind, types.FunctionType):
         return _read_of_function(value, names)
-    if isinstance(value, types.ModuleType):
+    if issubclass(kind, types.ModuleType):
         return [part for name, part in vars(value).items() if name in names] if _is_users(value) else ()
-    if isinstance(value, type):
-        return [type(value), *vars(value).values()] if _is_users(value) else ()
-    if isinstance(value, contextvars.ContextVar):
+    if issubclass(kind, type):
+        return [kind, *vars(value).values()] if _is_users(value) else ()
+    if issubclass(kind, contextvars.ContextVar):
         return [value.get(None)]
-    if isinstance(value, weakref.ref):
+    if issubclass(kind, weakref.ref):
         return [value()]
-    if isinstance(value, np.ndarray):
+    if issubclass(kind, np.ndarray):
         return value.ravel().tolist() if value.dtype.hasobject else ()
     # Attributes, the values in slots, the items of a container, the state of an iterator. The garbage collector does
-    # not know what a jitted function holds, but its attributes name the function.
-    attributes = getattr(value, "__dict__", None)
-    held = [part for part in gc.get_referents(value) if not isinstance(part, type)]
-    return [*type(value).__mro__, *held, *(attributes.values() if isinstance(attributes, dict) else ())]
+    # not know what a jitted function or a proxy holds, but its attributes do.
+    attributes = None
+    with contextlib.suppress(Exception):
+        attributes = value.__dict__
+    held = [part for part in gc.get_referents(value) if not issubclass(type(part), type)]
+    return [*kind.__mro__, *held, *(attributes.values() if type(attributes) is dict else ())]
 
 
 def _read_of_function(func: types.FunctionType, names: set[str]) -> Iterator[Any]:
