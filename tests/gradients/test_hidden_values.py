@@ -237,6 +237,7 @@ WAYS = {
     "library": by_a_library,
     "metaclass": by_a_metaclass,
     "queue": by_a_queue,
+    "proxy": lambda w: held(weakref.proxy(KEPT.append(Net(w)) or KEPT[-1]), lambda one, x: one.w * x),
     "computed name": lambda w: held(Net(w), lambda one, x: next(iter(vars(one).values())) * x),
     "fields": lambda w: held(Frozen(w), lambda one, x: getattr(one, dataclasses.fields(one)[0].name) * x),
     "chain of maps": lambda w: held(collections.ChainMap({}, {"w": w}), lambda maps, x: maps["w"] * x),

@@ -30,6 +30,8 @@ log = jax.jit(lambda x: jaxpyop.py_func(slow, [x], F))
 thread = lambda f, *args, **options: threading.Thread(target=f, args=args, **options).start()
 program = jax.jit(lambda x: jaxpyop.numpy_function(slow, [x], F))
 leave = lambda how: jax.jit(lambda x: jaxpyop.numpy_function(lambda x: how(int(x)), [x], F))
+gradient = jax.jit(jax.grad(lambda x: jaxpyop.py_function(slow, [x], F).sum()))
+cut = jaxpyop.jit(lambda x: jaxpyop.py_func(slow, [x], F) + 1)
 ordered = jax.jit(lambda x: jaxpyop.py_func(slow, [x], F, ordered=True))
 """
 
@@ -45,6 +47,9 @@ CASES = {
     "stateless, all wait for one result": ("z = busy(); program(z); program(z); program(z)", 0, 3),
     "stateless, sys.exit in between": ("y = program(start); y = program(program(busy())); sys.exit(3)", 3, 3),
     "stateless, on a daemon thread": ("thread(program, start, daemon=True); time.sleep(0.1); sys.exit(2)", 2, 1),
+    "py_function, in flight": ("y = jax.jit(lambda x: jaxpyop.py_function(slow, [x], F))(busy()); sys.exit(3)", 3, 1),
+    "a gradient, in flight": ("g = gradient(busy())", 0, 1),
+    "cut, sys.exit between calls": ("y = cut(start); sys.exit(4)", 4, 1),
     "a long function": ("thread(leave(time.sleep), 1000.0, daemon=True); time.sleep(0.3)", 0, 0),
     "a batch of an exit handler": ("f = parallel(); f(jnp.ones(2)); atexit.register(lambda: f(jnp.ones(3)))", 0, 5),
     "sys.exit in a function": ("with jaxpyop.reraise(): leave(sys.exit)(5.0).block_until_ready()", 5, 0),
@@ -60,7 +65,7 @@ def test_the_process_ends(name, transport):
     assert done.stdout.count("begin") == done.stdout.count("end") == ends
 
 
-@pytest.mark.parametrize("program", ["ordered", "program"])
+@pytest.mark.parametrize("program", ["ordered", "program", "cut"])
 def test_an_exception_of_the_program_is_all_that_is_shown(program):
     done = run_python(START + f"{program}({program}(busy()))\nraise ValueError('mine')", timeout=40, check=False)
     frames = r'Traceback .*:\n  File "<string>", line \d+, in <module>\n(    .*\n)?ValueError: mine\n'

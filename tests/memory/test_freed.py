@@ -79,6 +79,23 @@ def test_a_dropped_program_frees_its_functions_and_what_they_captured(name):
     assert freed(*[ref for each in refs for ref in each])
 
 
+def test_an_object_that_holds_its_own_program():
+    """With a weak method, as the page on limits says."""
+
+    class Model:
+        def __init__(self):
+            predict = weakref.WeakMethod(self.predict)
+            self.program = jax.jit(lambda x: numpy_function(lambda x: predict()(x), [x], F))
+
+        def predict(self, x):
+            return x
+
+    model = Model()
+    jax.block_until_ready(model.program(X))
+    model = weakref.ref(model)
+    assert freed(model)
+
+
 @pytest.mark.slow
 def test_static_inputs_are_freed_with_the_program():
     thing, ref = watched()

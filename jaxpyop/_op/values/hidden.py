@@ -56,7 +56,7 @@ def _search(func: Any, names: set[str]) -> Any:
     left, seen = [func], dict[int, Any]()
     while left and len(seen) < _MAX_OBJECTS:
         value = left.pop()
-        # `isinstance` would ask the object, and what a weak proxy stands for may be gone.
+        # Not isinstance, which asks the object too, and an object of the user's may raise.
         kind = type(value)
         if issubclass(kind, _jaxcore.Tracer):
             if _jaxcore.is_live(value):
@@ -70,30 +70,29 @@ def _search(func: Any, names: set[str]) -> Any:
 
 def _read_of(value: Any, names: set[str]) -> Iterable[Any]:
     """Return what code with these names can read of a value, and add the names in the value's own code."""
-    if type(value) in weakref.ProxyTypes:
-        with contextlib.suppress(ReferenceError, AttributeError):
-            return [value.__init__.__self__]
-        return ()
-    if not isinstance(value, functools.partial) and is_native(value):
+    kind = type(value)
+    if is_native(value) and not issubclass(kind, functools.partial):
         # What it reads was made a constant of its machine code. Behind it is all of Numba.
         return ()
-    if isinstance(value, types.FunctionType):
+    if issubclass(kind, types.FunctionType):
         return _read_of_function(value, names)
-    if isinstance(value, types.ModuleType):
+    if issubclass(kind, types.ModuleType):
         return [part for name, part in vars(value).items() if name in names] if _is_users(value) else ()
-    if isinstance(value, type):
-        return [type(value), *vars(value).values()] if _is_users(value) else ()
-    if isinstance(value, contextvars.ContextVar):
+    if issubclass(kind, type):
+        return [kind, *vars(value).values()] if _is_users(value) else ()
+    if issubclass(kind, contextvars.ContextVar):
         return [value.get(None)]
-    if isinstance(value, weakref.ref):
+    if issubclass(kind, weakref.ref):
         return [value()]
-    if isinstance(value, np.ndarray):
+    if issubclass(kind, np.ndarray):
         return value.ravel().tolist() if value.dtype.hasobject else ()
     # Attributes, the values in slots, the items of a container, the state of an iterator. The garbage collector does
-    # not know what a jitted function holds, but its attributes name the function.
-    attributes = getattr(value, "__dict__", None)
-    held = [part for part in gc.get_referents(value) if not isinstance(part, type)]
-    return [*type(value).__mro__, *held, *(attributes.values() if isinstance(attributes, dict) else ())]
+    # not know what a jitted function or a proxy holds, but its attributes do.
+    attributes = None
+    with contextlib.suppress(Exception):
+        attributes = value.__dict__
+    held = [part for part in gc.get_referents(value) if not issubclass(type(part), type)]
+    return [*kind.__mro__, *held, *(attributes.values() if type(attributes) is dict else ())]
 
 
 def _read_of_function(func: types.FunctionType, names: set[str]) -> Iterator[Any]:
