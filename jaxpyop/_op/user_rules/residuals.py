@@ -22,7 +22,6 @@ import types
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from jaxpyop._host import refusal
@@ -105,10 +104,6 @@ def _inside(part: Any) -> Iterator[Any]:
     else:
         if isinstance(part, functools.partial):
             yield from (part.func, part.args, part.keywords)
-        elif not jax.tree_util.all_leaves([part]):
-            # A pullback of `jax.vjp` is a pytree of its residuals.
-            yield from jax.tree.leaves(part)
-            return
         yield getattr(part, "__dict__", None)
         for kind in type(part).__mro__:
             slots = vars(kind).get("__slots__", ())
