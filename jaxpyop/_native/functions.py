@@ -78,12 +78,12 @@ def _class_of(module: str, name: str) -> Any:
 
 def is_element_wise(func: Any) -> bool:
     """Tell whether a function is one of `numba.vectorize`."""
-    return isinstance(func, _class_of("numba.np.ufunc.dufunc", "DUFunc"))
+    return issubclass(type(func), _class_of("numba.np.ufunc.dufunc", "DUFunc"))
 
 
 def is_dispatcher(func: Any) -> bool:
     """Tell whether a function is one of `numba.njit`."""
-    return isinstance(func, _class_of("numba.core.dispatcher", "Dispatcher"))
+    return issubclass(type(func), _class_of("numba.core.dispatcher", "Dispatcher"))
 
 
 def is_native(func: Any) -> bool:

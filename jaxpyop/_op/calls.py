@@ -58,8 +58,6 @@ def _stage(op: Op, inputs: Inputs, call: UserCall, arrays: Sequence[Any]) -> lis
         # The mode is that of `jaxpyop.config` where the keyword does not say.
         if op.mode != "eager" and can_trace(op):
             into = functools.partial(trace, op, inputs, _call_host)
-            if call.operands.has_flag:
-                into = functools.partial(_trace_when, op, inputs)
             found = into(arrays) if op.mode == "traced" else trace_if_possible(op, into, arrays)
             if found is not None:
                 return found
@@ -94,24 +92,6 @@ def _read_when(when: Any, title: str) -> list[Any]:
     return [array]
 
 
-def _trace_when(op: Op, inputs: Inputs, arrays: Sequence[Any]) -> list[Any]:
-    """Trace a body of `mode="traced"` into a `cond` on the first array."""
-    flag, *rest = arrays
-    # `vmap` runs both sides of a `cond` for each element. One that `when=` leaves out must not raise.
-    call_host = lambda raising, number: _call_host(raising, jnp.where(flag, number, 0))
-    run = functools.partial(trace, op, inputs, call_host, rest)
-    shapes = jax.eval_shape(run)
-
-    def in_common_axes(outs: Sequence[Any]) -> list[Any]:
-        # Inside shard_map, both branches need the same varying axes.
-        return _jaxcore.cast_to_common_axes([*arrays, *outs])[len(arrays) :]
-
-    def absent() -> list[Any]:
-        return in_common_axes([jnp.full(s.shape, leaf.fill, s.dtype) for s, leaf in zip(shapes, op.spec.leaves)])
-
-    return jax.lax.cond(flag, lambda: in_common_axes(run()), absent)
-
-
 def apply_or_decorate(api: str, func: Any, inp: Any, tout: Any, name: Any, *, when: Any, **options: Any) -> Any:
     """Make an op and call it, or return a decorator if there is neither `func` nor `inp`.
 
@@ -128,7 +108,7 @@ def apply_or_decorate(api: str, func: Any, inp: Any, tout: Any, name: Any, *, wh
             f"{api}: inp is {inp!r}, which declares results and holds no inputs; the order is func, inp, Tout "
             f"(jax.pure_callback has another): write {api}(func, [x, y], {inp!r})"
         )
-    make = functools.partial(make_op, api, tout=tout, name=name, **options)
+    make = functools.partial(make_op, api, tout=tout, name=name, has_when=not (when is None or when is True), **options)
     if func is None and inp is None:
         return _decorator(make, when)
     return call_op(make(func), _read_inp(inp, api), {}, when)

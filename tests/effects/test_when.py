@@ -113,7 +113,6 @@ def test_a_whole_batch_cannot_be_left_out_in_part(method):
 
 SLOPE = {"vjp": lambda inputs, outputs, cotangents: 3 * inputs[0] ** 2 * cotangents}
 DERIVATIVES = {
-    "traced": lambda x: py_function(lambda x: x**3, [x], F, when=x > 1, mode="traced"),
     "on values": lambda x: py_function(lambda x: x**3 if float(x) > 0 else x, [x], F, when=x > 1),
     "vjp=": lambda x: numpy_function(lambda x: x**3, [x], F, when=x > 1, output_shapes=(), **SLOPE),
     "stateful": lambda x: py_function(lambda x: x**3, [x], F, when=x > 1, stateful=True),

@@ -335,3 +335,15 @@ def test_an_error_of_the_users_may_read_as_one_of_ours():
     op = lambda x: py_function(body, [x], TOUT, name="mine", on_error=7)
     for transform in (lambda f: f, jax.jit):
         assert transform(op)(1.0) == 7
+
+
+def test_one_failing_call_of_a_difference_is_enough():
+    def below_one(x):
+        if x > 1:
+            raise ValueError("too large")
+        return x * x
+
+    op = lambda x: numpy_function(below_one, [x], TOUT, on_error=7, vjp=numerical())
+    for at, slope in ((0.999, 0), (0.5, 1)):
+        np.testing.assert_allclose(jax.grad(op)(at), slope, rtol=1e-3)
+        np.testing.assert_allclose(jax.jvp(op, (at,), (1.0,))[1], slope, rtol=1e-3)

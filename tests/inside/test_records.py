@@ -138,3 +138,12 @@ def test_a_store_knows_its_own_tokens():
     records.clear()
     assert not records.was_issued(token)
     assert records.put(Taken()) != token
+
+
+def test_no_token_is_that_of_a_record_that_is_kept():
+    """Also once all numbers were given, which takes a training run of a day."""
+    records = Records(1000, first=LAST)
+    tokens = [records.put(Taken()) for _ in range(3)]
+    assert tokens == [LAST, 1, 2]
+    records._next = LAST
+    assert records.put(Taken()) == 3

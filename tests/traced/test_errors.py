@@ -364,14 +364,6 @@ def negative(x):
     return 2 * x
 
 
-def test_an_element_that_when_leaves_out_does_not_raise():
-    f = jax.jit(jax.vmap(lambda x, when: jaxpyop.py_function(negative, [x], F, mode="traced", when=when)))
-    x = jnp.array([1.0, -2.0])
-    np.testing.assert_array_equal(f(x, x > 0), [2.0, 0.0])
-    with pytest.raises(ValueError, match="negative"), jaxpyop.reraise():
-        f(x, x < 5)
-
-
 def test_the_error_of_a_program_names_the_function():
     with pytest.raises(
         jax.errors.JaxRuntimeError, match=r"(?s)function: negative, .*test_errors\.py:\d+\n.*raise Value"

@@ -92,13 +92,14 @@ def make_op(
         on_jax: whether the function gets JAX arrays.
         mode: as `mode`, of ``py_function``.
         output_shapes: as `output_shapes`.
-        **rest: the other options, by name.
+        **rest: the other options, by name, and whether the op has `when=`.
 
     Raises:
         TypeError: func is not callable, or is async or a generator; or Tout or output_shapes cannot be read.
         ValueError: an option has no such value, or the shapes do not fit Tout.
     """
-    mode, reason_to_call = _mode(mode, api, rest, tout) if on_jax else ("eager", "")
+    has_when = rest.pop("has_when", False)
+    mode, reason_to_call = _mode(mode, api, rest, tout, has_when) if on_jax else ("eager", "")
     check_function(func, "func", f"a function, as in {api}(func, inp, Tout)", api)
     _check_options(rest, api)
     if not isinstance(name, (str, type(None))):
@@ -148,7 +149,7 @@ def _name_of(func: Any, name: str | None) -> str:
     return "lambda" if found == "<lambda>" else found
 
 
-def _mode(mode: str | None, api: str, options: dict[str, Any], tout: Any) -> tuple[str, str]:
+def _mode(mode: str | None, api: str, options: dict[str, Any], tout: Any, has_when: bool) -> tuple[str, str]:
     """The mode of a py_function, and the reason why an op of mode "auto" is always called.
 
     `config.mode` is a default, for ops that can be traced. A mode that is passed as an argument must be possible.
@@ -165,12 +166,13 @@ def _mode(mode: str | None, api: str, options: dict[str, Any], tout: Any) -> tup
         "it is stateful": options["stateful"] or options["ordered"] or not jax.tree.leaves(tout),
         "it has vjp= or jvp=": any(options.get(rule) is not None for rule in RULES_ON_THE_HOST),
         "it has on_error=": _is_given(options.get("on_error", "raise")),
+        "it has when=": has_when,
     }
     why = next((why for why, holds in reasons.items() if holds), "")
     if mode == "traced" and why:
         raise ValueError(
             f"{api}: {why}, which is for functions that are called, and mode='traced' runs nothing on the host; pass "
-            "mode='eager' (an op without a result is stateful; jax.custom_vjp and jax.custom_jvp go around a traced op)"
+            "mode='eager' (an op without a result is stateful; around a traced op go jax.custom_vjp and jax.lax.cond)"
         )
     if asked == "traced":
         return ("eager" if why else asked), ""

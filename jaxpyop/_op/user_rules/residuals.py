@@ -22,13 +22,12 @@ import types
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from jaxpyop._host import refusal
 from jaxpyop._op.body import Body, UserBody, call_with_advice, element_structs
 from jaxpyop._op.primitive import ELEMENT_WORD, FINGERPRINT_WORD, NO_RUN, TOKEN_WORD, pickled
-from jaxpyop._op.user_rules.functions import VjpRule, cotangents_of_inputs, expanded, in_structure
+from jaxpyop._op.user_rules.functions import VjpRule, cotangents_of_inputs, in_structure
 from jaxpyop._op.values import Struct, as_jax, check_fingerprints, decode, fingerprints, show_shape
 
 # ------------------------------------------------------------------- residuals
@@ -105,10 +104,6 @@ def _inside(part: Any) -> Iterator[Any]:
     else:
         if isinstance(part, functools.partial):
             yield from (part.func, part.args, part.keywords)
-        elif not jax.tree_util.all_leaves([part]):
-            # A pullback of `jax.vjp` is a pytree of its residuals.
-            yield from jax.tree.leaves(part)
-            return
         yield getattr(part, "__dict__", None)
         for kind in type(part).__mro__:
             slots = vars(kind).get("__slots__", ())
@@ -218,12 +213,8 @@ class BwdRule(VjpRule):
                 )
                 raise refusal(RuntimeError(text))
             kept = self._run_again(receipts, did_run, self.split(arrays)[0], lead)
-        found = self._pulled_block(kept, arrays, lead, receipts.shape[:-1])
-        if did_run.all():
-            return found
         # The cotangents of an element that did not run are not used.
-        absent = ~np.broadcast_to(did_run, lead)
-        return [np.where(expanded(absent, v), v.dtype.type(0), v) for v in found]
+        return self._pulled_block(kept, arrays, lead, receipts.shape[:-1])
 
     def _run_again(self, receipts: Any, did_run: Any, inputs: Sequence[Any], lead: tuple[int, ...]) -> Residuals:
         """Run `fwd` on the elements that have receipts, and check that it gives the results of the forward pass."""

@@ -79,6 +79,12 @@ def test_in_64_bits_it_is_more_exact():
     np.testing.assert_allclose(jax.grad(op)(jnp.float64(0.7)), np.cos(0.7), rtol=1e-9)
 
 
+def test_results_of_few_digits_have_a_larger_step():
+    op = lambda x: numpy_function(lambda x: np.sin(x).astype(np.float16), [x], jnp.float16, **BOTH)
+    np.testing.assert_allclose(jax.vjp(op, X)[1](jnp.ones(3, jnp.float16))[0], np.cos(X), atol=1e-2)
+    np.testing.assert_allclose(jax.jvp(op, (X,), (jnp.ones(3),))[1], np.cos(X), atol=1e-2)
+
+
 def test_a_tangent_of_several_magnitudes_has_a_step_for_each():
     func = Counter(lambda x, y: np.sin(x[0]) + 1e-6 * x[1] + y)
     op = lambda x, y: numpy_function(func, [x, y], F(0), jvp=numerical())

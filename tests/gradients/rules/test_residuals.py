@@ -59,9 +59,9 @@ def test_fwd_may_write_into_its_residuals_later(transform):
 
     def fwd(x):
         buffer[...] = x
-        return x * x, {"kept": [buffer]}
+        return x * x, {"kept": ([buffer],)}
 
-    op = lambda x: numpy_function(square, [x], F, vjp=(fwd, lambda r, ct: 2 * ct * r["kept"][0]))
+    op = lambda x: numpy_function(square, [x], F, vjp=(fwd, lambda r, ct: 2 * ct * r["kept"][0][0]))
     np.testing.assert_allclose(transform(jax.grad(lambda x: (op(x) + op(2 * x)).sum()))(X), 10 * X)
 
 
