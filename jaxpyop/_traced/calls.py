@@ -243,13 +243,10 @@ class Calls(Containers):
 
         def of(v: Any) -> Any:
             value = num_to_array(v, array)
-            fits = is_array(v) or is_scalar(v)
-            if (
-                not fits
-                or jnp.shape(value)
-                or mask.shape != array.shape
-                or jnp.result_type(array, value) != array.dtype
-            ):
+            fits = (
+                (is_array(v) or is_scalar(v)) and not array.weak_type and jnp.result_type(array, value) == array.dtype
+            )
+            if not fits or jnp.shape(value) or mask.shape != array.shape:
                 raise Refused("an index of bools, for what is no number or array without axes", "use jnp.where")
             return self.python(jnp.where, mask, value, array)
 

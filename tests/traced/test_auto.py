@@ -74,6 +74,11 @@ WAYS = {
     "math": (through_math, "called"),
     "a path that raises": (raising, "traced"),
     "an object": (Scaled(2.0), "called"),
+    "a number that a program may not hold": (lambda x: x * int(x), "called"),
+    "a counted loop of JAX without a gradient": (
+        lambda x: jax.lax.fori_loop(0, x.astype(int), lambda i, s: s * 2, x),
+        "called",
+    ),
     "a library that is not known": (lambda x: x * len(pytest.approx(1.0).__class__.__name__), "called"),
 }
 

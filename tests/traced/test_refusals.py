@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jaxpyop
 from tests.traced import outside
 from tests.traced.rows import op
 
@@ -162,6 +163,17 @@ NOT_IN_THE_LANGUAGE = {
 def test_what_is_not_in_the_language_is_named(body, named):
     with pytest.raises(TypeError, match=rf"(?s)py_function '.*test_refusals\.py:\d+: .*{named}"):
         jax.jit(op(body, "traced"))(3.0)
+
+
+class Never(list):
+    def __bool__(self):
+        return False
+
+
+def test_explain_traced_tells_the_reason_of_the_gate():
+    never = Never()
+    reason = r"test_refusals\.py:\d+: `never`: an object of Never, which is a subclass of list; read what is needed"
+    assert re.search(reason, jaxpyop.explain_traced(lambda x: x if never else -x, 1.0))
 
 
 @pytest.mark.slow

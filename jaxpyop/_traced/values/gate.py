@@ -87,7 +87,7 @@ def why_not_class(cls: type) -> str:
         if is_plain_base(c, cls):
             continue
         if not c.__flags__ & 1 << 9:  # written in C
-            return f"an object of {cls.__name__}, which is a subclass of {c.__name__}"
+            return f"an object of {cls.__name__}" + (f", which is a subclass of {c.__name__}" if c is not cls else "")
         for name, x in vars(c).items():
             if name[:2] == name[-2:] == "__" and not _is_allowed(c, name, x):
                 return f"an object of {cls.__name__}, whose class has {name}"
@@ -142,23 +142,21 @@ def why_not_tuple(cls: Any) -> str:
 
 
 def check_tuple(cls: Any) -> None:
-    if why := why_not_tuple(cls):
-        raise Refused(why, "use a tuple")
+    """Refuses a tuple of a class that does not pass."""
+    _check(why_not_tuple(cls))
 
 
 def check_class(cls: type) -> None:
     """Refuses an object of a class that does not pass."""
-    if why := why_not_class(cls):
-        raise Refused(why, _PLAIN_CLASS)
+    _check(why_not_class(cls))
 
 
 def check_from_outside(v: Any) -> None:
     """Refuses a value that does not pass."""
-    if why := why_not(v):
-        is_tuple = issubclass(type(v), tuple)
-        raise Refused(why, "use a tuple" if is_tuple else _PLAIN_CLASS)
+    _check(why_not(v))
 
 
-_PLAIN_CLASS = (
-    "read what is needed of it before, or call it there, and pass that in; or use a plain class, a dataclass or a dict"
-)
+def _check(why: str) -> None:
+    if why:
+        remedy = "read what is needed of it before, or call it there, and pass that in; or use a plain class"
+        raise Refused(why, f"{remedy}, a dataclass, a tuple or a dict")
