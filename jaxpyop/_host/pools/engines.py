@@ -275,12 +275,13 @@ class Dask(Engine):
     def stop(self, futures: Collection[Any], at_once: bool) -> None:
         # The client may be closed.
         with contextlib.suppress(Exception):
-            if futures:
-                self._client.cancel([future.theirs for future in futures])
-                # In this process a body that goes on reads the memory of this call.
-                waits = not at_once or self._is_here
-                limit = None if waits else 1
-                self._client.run(_end_call, self._call, at_once, waits, on_error="ignore", callback_timeout=limit)
+            ours = {future.theirs.key for future in futures}
+            workers = [worker for worker, keys in self._client.processing().items() if ours.intersection(keys)]
+            self._client.cancel([future.theirs for future in futures])
+            # In this process a body that goes on reads the memory of this call.
+            waits = not at_once or self._is_here
+            options = {"workers": workers, "on_error": "ignore", "callback_timeout": None if waits else 1}
+            self._client.run(_end_call, self._call, at_once, waits, **options)
 
     def close(self) -> None:
         async def clear() -> None:

@@ -129,7 +129,8 @@ class Sending:
         finally:
             # No job may read the inputs after this.
             for engine in self._engines:
-                engine.stop([f for f, task in self._under_way.items() if task.engine is engine], at_once)
+                if futures := [future for future, task in self._under_way.items() if task.engine is engine]:
+                    engine.stop(futures, at_once)
                 engine.close()
             if self._notes:
                 self._notes.close()
