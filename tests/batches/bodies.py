@@ -4,9 +4,11 @@ import contextlib
 import ctypes
 import os
 import signal
+import sys
 import threading
 import time
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -54,6 +56,11 @@ def process_number(x):
 def entry(x, table):
     assert type(table) is np.ndarray
     assert not table.flags.writeable
+    return table[int(x)]
+
+
+def slow_entry(x, table):
+    time.sleep(0.5)
     return table[int(x)]
 
 
@@ -155,6 +162,32 @@ def die_at_five_in_a_block(x):
     return x * 2
 
 
+def die_at_five_by_a_signal(x):
+    """As if memory ran out."""
+    if x == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return x * 2
+
+
+def exit_at_two(x):
+    if x == 2:
+        sys.exit("done")
+    return x
+
+
+def stop_at_two(x):
+    return next(iter([x] if x != 2 else []))
+
+
+def length(x):
+    return np.int32(x.size)
+
+
+def environment_variable(x):
+    """Whether JAX is kept off other devices."""
+    return x * (jax.config.jax_platforms == "cpu")
+
+
 def hang_at_five(x):
     while x == 5:
         time.sleep(0.1)
@@ -184,7 +217,7 @@ def hang_on(x):
 
 def hold_the_lock(x):
     """It holds Python's lock, as compiled code does."""
-    if x == 5:
+    while x == 5:
         ctypes.PyDLL(None).sleep(1000)
     return x * 2
 

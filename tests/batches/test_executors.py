@@ -145,6 +145,32 @@ def test_errors_in_a_chunk_name_their_element(pool):
     assert_raises_at(5, ValueError, "two is too much", f, grid(10) - 3)
 
 
+def test_a_chunk_has_at_most_4_mb_of_inputs():
+    pool, sizes = InCaller(), []
+    pool.run = lambda job, *shared: (sizes.append(len(job.numbers)), job(*shared))[1]
+    f = parallel(numpy_function, bodies.length, pool, jnp.int32, output_shapes=())
+    for _ in range(2):
+        np.testing.assert_array_equal(f(np.zeros((20, 2**18), np.float32)), np.full(20, 2**18))
+    assert max(sizes) == 4
+
+
+@pytest.mark.parametrize("body", [bodies.exit_at_two, bodies.stop_at_two])
+@pytest.mark.parametrize("pool", [InCaller(), LikeAProcess()], ids=["here", "elsewhere"])
+def test_what_no_future_can_hold_is_an_ordinary_error(body, pool):
+    """Else `sys.exit` would end the pool, and the program."""
+    f = parallel(numpy_function, body, executor=pool, output_shapes=())
+    assert_raises_at(2, RuntimeError, r"func raised (SystemExit\('done'\)|StopIteration\(\)) in a worker", f, grid(5))
+
+
+def test_the_elements_of_a_lost_chunk_are_told():
+    pool = InCaller()
+    pool.run = lambda job: (_ for _ in ()).throw(cf.BrokenExecutor("gone"))
+    f = parallel(numpy_function, bodies.double, executor=[pool, pool, pool], output_shapes=())
+    with pytest.raises(RuntimeError, match="a worker of executor= died") as caught:
+        f(grid(8))
+    assert "at batch index 0 to 6 in steps of 3" in caught.value.__notes__
+
+
 # ---------------------------------------------------------------------- threads
 
 

@@ -135,7 +135,10 @@ def test_a_function_that_does_not_end(engine, workers):
     np.testing.assert_array_equal(found, np.where(np.arange(20) == 5, -1, 2 * np.arange(20)))
 
 
-@pytest.mark.parametrize("body", [bodies.wait_at_five, bodies.hang_on, bodies.hold_the_lock])
+BADLY = [bodies.wait_at_five, bodies.hang_on, bodies.hold_the_lock, bodies.die_at_five_by_a_signal]
+
+
+@pytest.mark.parametrize("body", BADLY)
 def test_a_function_that_an_exception_may_not_end(body):
     f = compiled(body, new_processes, timeout=0.5, on_error=-1, chunksize=4)
     with pytest.warns(RuntimeWarning, match="filled the results of 1 element"):
@@ -183,6 +186,37 @@ def test_a_large_shared_input_does_not_travel_with_each_chunk(engine):
     began = time.monotonic()
     np.testing.assert_array_equal(f(grid(200), table + 1), grid(200) + 1)
     assert time.monotonic() - began < 5  # a GB would take longer
+
+
+def test_workers_and_files_end_with_a_program_that_is_killed(tmp_path):
+    """Those that ran the function."""
+    program = """
+import multiprocessing, os, signal, concurrent.futures
+import jax, jax.numpy as jnp, numpy as np, jaxpyop
+from tests.batches import bodies
+if __name__ == "__main__":
+    pool = concurrent.futures.ProcessPoolExecutor(2, multiprocessing.get_context("spawn"))
+    options = {"vmap_method": "parallel", "executor": jaxpyop.Workers(pool, chunksize=1), "output_shapes": ()}
+    op = lambda x, t: jaxpyop.numpy_function(bodies.slow_entry, [x, t], jnp.float32, **options)
+    jax.vmap(op, (0, None))(jnp.arange(8.0), np.zeros(2**17, np.float32))
+    print(*pool._processes, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    (tmp_path / "script.py").write_text(program)
+    options = {"env": clean_environment() | {"TMPDIR": str(tmp_path)}, "capture_output": True, "text": True}
+    done = subprocess.run([sys.executable, str(tmp_path / "script.py")], check=False, **options)
+    assert done.returncode == -signal.SIGKILL
+    until = time.monotonic() + 20
+    while any(map(is_alive, map(int, done.stdout.split()))) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not any(map(is_alive, map(int, done.stdout.split())))
+    assert [file.name for file in tmp_path.iterdir() if file.name.startswith("jaxpyop")] == []
+
+
+def is_alive(process):
+    """Whether a process runs, which nobody may have waited for."""
+    listed = subprocess.run(["ps", "-o", "stat=", "-p", str(process)], capture_output=True, text=True, check=False)
+    return listed.stdout.strip() not in ("", "Z", "Zs", "Zl")
 
 
 # Each engine is interrupted in a call with a function, and in one with what that returns: workers of a cluster have to

@@ -1,8 +1,10 @@
 """Workers that are no threads of this process, in pools of processes and in Dask: what travels, and what is lost."""
 
+import importlib
 import os
 import threading
 import time
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 
 import jaxpyop
+from jaxpyop._host.pools import engines
 from tests.batches import bodies
 from tests.batches.programs import F, assert_raises_at, cluster_of, grid, parallel, processes
 from tests.shared.checks import run
@@ -154,7 +157,6 @@ def test_an_error_cancels_the_rest(elsewhere, tmp_path):
     path.touch()
     f = parallel(numpy_function, bodies.slow_unless_two, elsewhere, static=[str(path)])
     assert_raises_at(2, ValueError, "two is too much", f, grid(40))
-    time.sleep(1.0)  # what runs in another process cannot be stopped, what waits there can
     ran = path.read_text().splitlines()
     time.sleep(0.5)
     assert path.read_text().splitlines() == ran
@@ -186,6 +188,58 @@ def test_dask_keeps_the_elements_until_a_worker_comes():
         threading.Timer(0.5, cluster.scale, [2]).start()
         slow = jax.jit(parallel(numpy_function, bodies.slow_process_number, client.get_executor(), jnp.int32))
         assert set(np.asarray(slow(grid(20))).tolist()) == set(client.run(os.getpid).values())
+
+
+def test_a_call_does_not_wait_for_ever_for_a_worker(monkeypatch):
+    """As where a cluster has lost all of them."""
+    monkeypatch.setattr("jaxpyop._host.pools.sending._WARN", 0.5)
+    dask = pytest.importorskip("dask", reason="needs the extra `dask`")
+    with (
+        dask.config.set({"distributed.scheduler.no-workers-timeout": "3s"}),
+        cluster_of(0) as cluster,
+        cluster.get_client() as client,
+        pytest.warns(RuntimeWarning, match="executor= has no worker, and the call waits 3 seconds"),
+    ):
+        assert_raises_at(
+            0, Exception, "no worker|No worker|no-workers", parallel(numpy_function, bodies.double, client), grid(3)
+        )
+
+
+def test_workers_of_another_environment(dask, monkeypatch):
+    monkeypatch.setattr(engines, "_fit", weakref.WeakKeyDictionary())
+    with monkeypatch.context() as changed:
+        changed.setattr(jax, "__version__", "0.0.1")
+        with pytest.raises(RuntimeError, match=r"the worker tcp.* has jax .*\(here 0.0.1\); executor= needs"):
+            parallel(numpy_function, bodies.double, dask)(grid(3))
+    np.testing.assert_array_equal(parallel(numpy_function, bodies.double, dask)(grid(3)), 2 * grid(3))
+
+
+def test_dask_runs_a_stateless_job_again_only_if_it_had_ended(dask):
+    """Its result may be lost with the worker. If it ran when the worker died, it may be why."""
+    event = importlib.import_module("distributed").Event("begun", dask)
+    send = lambda stateful: dask.submit(engines._run_for, "call", "begun", stateful, abs, -2, pure=False).result()
+    assert [send(False), send(False), send(True)] == [2, 2, 2]
+    assert event.is_set()
+    for stateful in (False, True):
+        with pytest.raises(engines.LostWorkerError):
+            send(stateful)
+    event.clear()
+
+
+def test_processes_are_kept_off_a_gpu():
+    """As the page on clusters says: the variable is set after JAX was imported."""
+    code = """
+import multiprocessing, os
+from concurrent.futures import ProcessPoolExecutor
+import jax, jax.numpy as jnp, jaxpyop
+import bodies
+os.environ["JAX_PLATFORMS"] = "cpu"
+assert not jax.config.jax_platforms
+with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+    print(jaxpyop.numpy_function(bodies.environment_variable, [1.0], jnp.float32, executor=pool))
+"""
+    environment = {"PYTHONPATH": os.path.dirname(bodies.__file__) + os.pathsep + ROOT, "JAX_PLATFORMS": ""}
+    assert run_python(code, **environment).stdout == "1.0\n"
 
 
 def test_a_call_to_a_cluster_in_this_process_ends_when_its_bodies_have_ended(tmp_path):

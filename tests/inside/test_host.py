@@ -1,5 +1,8 @@
 """The host: how many chunks the elements of a batch go in, few when their time is known; time limits of functions."""
 
+import os
+import time
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +10,7 @@ import pytest
 
 from jaxpyop._host.pools.job import Job
 from jaxpyop._host.pools.sending import Chunks
+from jaxpyop._host.pools.shared import Notes
 from tests.batches.programs import InCaller
 from tests.shared.functions import numpy_function
 from tests.shared.processes import run_python
@@ -72,13 +76,34 @@ def test_how_long_an_element_takes_is_known_from_the_batch_before(monkeypatch):
     assert max(counts[1:]) < counts[0]
 
 
+def test_a_worker_notes_what_it_runs_on_the_same_machine_alone(tmp_path):
+    notes = Notes()
+    note, other = notes.new(), notes.new()
+    with note.opened() as file:
+        note.write(file, 3, 10)
+        running = notes.read(note)
+        assert (running.process, running.element) == (os.getpid(), 3)
+        assert running.deadline > time.monotonic() + 5
+        assert notes.read(other) is None
+        note.write(file, None)
+        assert notes.read(note) is None
+    (tmp_path / "file").write_bytes(bytes(100))
+    for path in (tmp_path / "file", tmp_path / "none", "/dev/null"):
+        assert note._replace(path=str(path)).opened() is None
+    notes.close()
+    assert note.opened() is None
+
+
 TWO_FUNCTIONS = """
 import threading, time
-from jaxpyop._host.pools.job import _run_within
+from jaxpyop._host.pools.job import _ending_after
 from tests.batches import bodies
-short = threading.Thread(target=_run_within, args=(1, time.sleep, 0.1), kwargs={"may_exit": True})
+def run(seconds, function, *args):
+    with _ending_after(seconds):
+        function(*args)
+short = threading.Thread(target=run, args=(1, time.sleep, 0.1))
 hold = lambda: (short.start(), short.join(), bodies.hold_the_lock(5))
-_run_within(0.5, hold, may_exit=True)
+threading.Thread(target=run, args=(0.5, hold)).start()
 """
 
 

@@ -38,7 +38,6 @@ _LOST_WORKER = {
 # The bytes of an input that all elements share, from which on it goes to each worker once, and not with each job.
 _LARGE = 1 << 18
 
-
 # Seconds that a call waits for the first worker of a cluster.
 _PATIENCE = 300.0
 
@@ -84,7 +83,8 @@ class Engine:
 
     def is_empty(self) -> bool:
         """Tell whether a cluster has no worker."""
-        return False
+        self.workers()
+        return not self._known
 
     def submit(self, job: Any, shared: Sequence[np.ndarray[Any, Any]], once: bool, stateful: bool) -> Any:
         """Send a job.
@@ -231,9 +231,6 @@ class Dask(Engine):
                 raise UnfitWorkersError(f"the worker {worker} has {', '.join(differing)}")
         fit.update(host for host, worker in new.items() if worker in found)
 
-    def is_empty(self) -> bool:
-        return not self._client.nthreads()
-
     @property
     def patience(self) -> float:
         dask = importlib.import_module("dask")
@@ -275,12 +272,13 @@ class Dask(Engine):
     def stop(self, futures: Collection[Any], at_once: bool) -> None:
         # The client may be closed.
         with contextlib.suppress(Exception):
-            if futures:
-                self._client.cancel([future.theirs for future in futures])
-                # In this process a body that goes on reads the memory of this call.
-                waits = not at_once or self._is_here
-                limit = None if waits else 1
-                self._client.run(_end_call, self._call, at_once, waits, on_error="ignore", callback_timeout=limit)
+            ours = {future.theirs.key for future in futures}
+            workers = [worker for worker, keys in self._client.processing().items() if ours.intersection(keys)]
+            self._client.cancel([future.theirs for future in futures])
+            # In this process a body that goes on reads the memory of this call.
+            waits = not at_once or self._is_here
+            options = {"workers": workers, "on_error": "ignore", "callback_timeout": None if waits else 1}
+            self._client.run(_end_call, self._call, at_once, waits, **options)
 
     def close(self) -> None:
         async def clear() -> None:
@@ -352,13 +350,10 @@ class Ray(Engine):
     """The module `ray`, after ray.init()."""
 
     def _threads(self) -> list[int]:
-        return [1] * int(self.executor.cluster_resources().get("CPU", 1))
+        return [1] * int(self.executor.cluster_resources().get("CPU", 0))
 
     def _put(self, array: np.ndarray[Any, Any]) -> Any:
         return self.executor.put(array)
-
-    def is_empty(self) -> bool:
-        return not self.executor.cluster_resources().get("CPU")
 
     def _send(self, job: Any, shared: Sequence[Any], once: bool, stateful: bool) -> Any:
         options = {"max_retries": 0} if once else {}

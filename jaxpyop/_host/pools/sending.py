@@ -129,7 +129,8 @@ class Sending:
         finally:
             # No job may read the inputs after this.
             for engine in self._engines:
-                engine.stop([f for f, task in self._under_way.items() if task.engine is engine], at_once)
+                if futures := [future for future, task in self._under_way.items() if task.engine is engine]:
+                    engine.stop(futures, at_once)
                 engine.close()
             if self._notes:
                 self._notes.close()
@@ -240,14 +241,16 @@ class Sending:
         was_running = engine.was_running(future, error)
         suspects = [found for each in lost for found in self._suspects(each, was_running)]
         ran_one = engine.has_one_job_each() and (was_running or any(running for _, running in suspects))
+        blamed: list[Task] = []
         if ended or (len(suspects) == 1 and (alone or is_pool or ran_one)):
             blamed = [each for each, running in suspects if not ended or (running and running.process in ended)]
-            self._check_explained(error, is_pool, bool(blamed))
-        else:
-            blamed = []
-            self._check_explained(error, is_pool, bool(suspects))
-            if suspects and (is_pool or not ran_one):
-                self._most = max(1, (len(suspects) + len(self._under_way)) // 2)
+        elif suspects and (is_pool or not ran_one):
+            self._most = max(1, (len(suspects) + len(self._under_way)) // 2)
+        # Workers may die again and again before they run anything, such as by their initializer.
+        unexplained = self._unexplained + (1 if is_pool else 1 / (2 * self.workers()))
+        self._unexplained = unexplained if not (blamed if ended else suspects) else 0.0
+        if self._unexplained > _UNEXPLAINED:
+            raise error
         for each, running in suspects:
             each.losses += each in blamed
             if each.losses > self._call.op.retries:
@@ -265,12 +268,6 @@ class Sending:
             self._again.append(task)
             return []
         return [(task.part(slice(k, k + 1)), None) for k in range(len(task.numbers))]
-
-    def _check_explained(self, error: BaseException, is_pool: bool, has_suspects: bool) -> None:
-        """Raise if workers die again and again before they run anything, such as by their initializer."""
-        self._unexplained = 0.0 if has_suspects else self._unexplained + (1 if is_pool else 1 / (2 * self.workers()))
-        if self._unexplained > _UNEXPLAINED:
-            raise error
 
     def _lost_with(self, task: Task) -> list[Task]:
         """The other tasks that were in a pool that broke, without those that were done before."""
