@@ -318,7 +318,10 @@ def _batched(rule: Callable[..., Any], reason: str) -> Callable[..., Any]:
             # error comes from a rule inside, and explains itself better than ours would.
             if effect is None or "effect" not in str(error):
                 raise
-            refusal = f"a vmap of a {reason.format(effect.title)}; or {effect.cure}"
+            refusal = (
+                f"a vmap of a {reason.format(effect.title)}; in a loop or branch that a library owns, call "
+                f"jax.debug.callback instead, for a log; or {effect.cure}"
+            )
         raise RefusedEffectError(refusal)
 
     return batch

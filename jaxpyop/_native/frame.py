@@ -36,6 +36,7 @@ EXTENSION, API, ARGUMENTS, RESULTS, ATTRIBUTES, FRAME_WORDS = 1, 2, 9, 14, 20, 2
 DATA, SIZES, BUFFER_WORDS = 3, 5, 6
 # The words of a block.
 KERNEL, NUMBER, RUNS, BLOCK_WORDS = 0, 1, 2, 3
+_numbers = itertools.count(1)
 # A file of programs must not find the block of another process.
 TARGET = f"jaxpyop_native_{secrets.token_hex(8)}"
 _INVALID = 13  # INTERNAL, an error code of XLA's
@@ -102,6 +103,57 @@ def set_mode(typing_context: Any, mode: Any) -> Any:
     return types.int64(types.int64), generate
 
 
+# The functions that kernels call, by their numbers in the code of kernels.
+_overloads: weakref.WeakValueDictionary[int, Overload] = weakref.WeakValueDictionary()
+
+
+class Overload:
+    """What Numba compiled a function to for some types, and Python would call for inputs of these types.
+
+    Args:
+        compiled: Numba's own object, whose library has the machine code.
+
+    Attributes:
+        number: refers to it in the code of a kernel.
+    """
+
+    def __init__(self, compiled: Any) -> None:
+        self.compiled = compiled
+        self.number = next(_numbers)
+        _overloads[self.number] = self
+
+
+@intrinsic
+def call_overload(typing_context: Any, number: Any, args: Any) -> Any:
+    """Call an overload by its number: tells whether it raised, and what it returned, which then is all zeros.
+
+    It is called by its address, so that LLVM cannot compile it again into the kernel. There, a function with `fastmath`
+    or `inline` would round differently than in Python.
+    """
+    if not isinstance(number, types.IntegerLiteral):
+        return None
+    compiled = _overloads[number.literal_value].compiled
+    wanted, returned = compiled.signature.args, compiled.signature.return_type
+    result = types.Tuple((types.boolean, returned))
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        kind = context.call_conv.get_function_type(returned, wanted)
+        address = compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)
+        function = builder.inttoptr(ir.Constant(ir.IntType(64), address), kind.as_pointer())
+        triples = zip(cgutils.unpack_tuple(builder, values[1]), args, wanted)
+        given = [() if isinstance(to, types.Omitted) else context.cast(builder, x, is_, to) for x, is_, to in triples]
+        status, found = context.call_conv.call_function(builder, function, returned, wanted, given)
+        with cgutils.if_unlikely(builder, status.is_python_exc):
+            # An exception in `objmode` would go on in the code that called the program.
+            python = context.get_python_api(builder)
+            lock = python.gil_ensure()
+            python.err_clear()
+            python.gil_release(lock)
+        return context.make_tuple(builder, result, (builder.not_(status.is_ok), found))
+
+    return result(number, args), generate
+
+
 # Passed to `set_mode`: the mode as it is, with the smallest numbers.
 USUAL_MODE = -1
 
@@ -147,7 +199,6 @@ class Block:
         return int(self.words[RUNS])
 
 
-_numbers = itertools.count(1)
 _blocks: weakref.WeakValueDictionary[int, Block] = weakref.WeakValueDictionary()
 
 # The dtypes of XLA that Numba has, by their numbers in the header.

@@ -17,9 +17,15 @@ class Ordinary(Exception):  # noqa: N818  # This is no error.
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Constant:
-    """An argument that is no array: a number of Python, or None."""
+    """An argument that is no array: a number of Python, or None.
 
-    value: Any
+    Attributes:
+        value: the argument.
+        text: by which two are compared, because 1 equals 1.0, and 0.0 equals -0.0.
+    """
+
+    value: Any = dataclasses.field(compare=False)
+    text: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -77,6 +83,6 @@ def is_element_wise(func: Any) -> bool:
 
 def is_native(func: Any) -> bool:
     """Tell whether Numba compiled a function, or the function inside `functools.partial`."""
-    while isinstance(func, functools.partial):
+    while type(func) is functools.partial:
         func = func.func
     return is_element_wise(func) or isinstance(func, _class_of("numba.core.dispatcher", "Dispatcher"))

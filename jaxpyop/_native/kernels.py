@@ -9,8 +9,10 @@ What is not possible raises `Ordinary`, which says why; the call then takes the 
 
 from __future__ import annotations
 
-import functools
+import dataclasses
 import importlib
+import inspect
+import weakref
 from typing import Any
 
 import numpy as np
@@ -19,67 +21,150 @@ from jaxpyop._native import frame
 from jaxpyop._native.frame import carray, cfunc, njit, types
 from jaxpyop._native.functions import Ordinary, Signature, is_element_wise
 
-NumbaError: Any = importlib.import_module("numba.core.errors").NumbaError
+numba: Any = importlib.import_module("numba")
 _dtypes: Any = importlib.import_module("numba.np.numpy_support")
 as_dtype, from_dtype = _dtypes.as_dtype, _dtypes.from_dtype
+fold_arguments: Any = importlib.import_module("numba.core.typing").fold_arguments
+
+# By their signatures and overloads. A function that is recompiled has other overloads.
+_kernels: weakref.WeakValueDictionary[Any, Kernel] = weakref.WeakValueDictionary()
 
 
-@functools.lru_cache(maxsize=256)
-def kernel_of(signature: Signature) -> Any:
+@dataclasses.dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
+class Kernel:
+    """The code that XLA calls.
+
+    Attributes:
+        code: Numba's C function.
+        overload: the function that it calls.
+    """
+
+    code: Any
+    overload: Any
+
+    @property
+    def address(self) -> int:
+        return self.code.address
+
+
+def kernel_of(signature: Signature) -> Kernel:
     """Compile the kernel of a signature. Equal signatures share it while they are used.
 
     Raises:
         Ordinary: the function cannot be called without Python.
     """
     try:
-        returned = _return_type(signature)
-        kernel = _compiled(signature, returned)
-    except NumbaError as error:
-        raise Ordinary(f"Numba does not compile it: {str(error).strip().splitlines()[0]}") from None
-    if "numba_parallel_for" in kernel._library.get_llvm_str():
-        raise Ordinary("it runs on threads of Numba's (parallel=True), which one caller at a time may use")
+        compiled, args = (_loop_of if is_element_wise(signature.func) else _overload_of)(signature)
+        if "numba_parallel_for" in compiled.library.get_llvm_str():
+            raise Ordinary("it runs on threads of Numba's (parallel=True), which one caller at a time may use")
+        key = signature, id(compiled.library)
+        if (kernel := _kernels.get(key)) is None:
+            kernel = _kernels[key] = _compiled(signature, compiled, args)
+    except Ordinary:
+        raise
+    except Exception as error:
+        # What Python says of it, the ordinary way says.
+        raise Ordinary(f"Numba does not compile it: {str(error).strip().partition(_NEW_LINE)[0]}") from None
     return kernel
 
 
-def _types_of(signature: Signature) -> list[Any]:
-    """Numba's types of the arrays that the function gets, as Python would pass them."""
-    found: list[Any] = []
-    for dtype, rank in signature.inputs:
-        scalar = from_dtype(np.dtype(dtype))
-        found.append(types.Array(scalar, rank, "C", readonly=not signature.copy) if rank else scalar)
-    return found
+_NEW_LINE = "\n"
 
 
-def _call_text(signature: Signature, constants: dict[str, Any]) -> str:
-    """The call of the function, as text. The arrays are called x0, x1 and so on."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Omitted:
+    """An argument that has its default."""
+
+    default: Any
+
+
+def _overload_of(signature: Signature) -> tuple[Any, tuple[Any, ...]]:
+    """Find the overload that Python would call, and its arguments, in order."""
+    func = signature.func
+    args = fold_arguments(
+        inspect.signature(func.py_func),
+        signature.args,
+        dict(signature.kwargs),
+        lambda index, parameter, part: part,
+        lambda index, parameter, default: _Omitted(default),
+        lambda index, parameter, parts: tuple(parts),
+    )
+    kinds = tuple(_type_of(signature, part) for part in args)
+    if func._can_compile:
+        func.compile(kinds)
+    # A function of given types takes its arrays in any layout, which makes no difference. It also converts numbers, and
+    # chooses among several types, by rules that differ in Python.
+    same = [found for types_, found in func.overloads.items() if all(map(_are_alike, kinds, types_))]
+    compiled = func.overloads.get(kinds) or (same[0] if len(same) == 1 else None)
+    if compiled is None or compiled.objectmode:
+        raise Ordinary(f"it is not compiled for just the types ({', '.join(map(str, kinds))})")
+    return compiled, args
+
+
+def _type_of(signature: Signature, part: Any) -> Any:
+    """Numba's type of an argument, as Python would pass it."""
+    if isinstance(part, tuple):
+        return types.BaseTuple.from_types([_type_of(signature, one) for one in part])
+    if isinstance(part, _Omitted):
+        return types.Omitted(part.default)
+    if not isinstance(part, int):
+        return numba.typeof(part.value)
+    dtype, rank = signature.inputs[part]
+    scalar = from_dtype(np.dtype(dtype))
+    return types.Array(scalar, rank, "C", readonly=not signature.copy) if rank else scalar
+
+
+def _are_alike(given: Any, wanted: Any) -> bool:
+    """Tell whether two types are the same but for the layout of an array."""
+    if not isinstance(given, types.Array) or not isinstance(wanted, types.Array):
+        return given == wanted
+    pairs = (given.dtype, given.ndim, given.mutable), (wanted.dtype, wanted.ndim, wanted.mutable)
+    return pairs[0] == pairs[1] and wanted.layout in "CA"
+
+
+def _loop_of(signature: Signature) -> tuple[Any, tuple[Any, ...]]:
+    """Find the loop of a function of `numba.vectorize` that NumPy would choose."""
+    func, args = signature.func, signature.args
+    if signature.kwargs or len(args) != func.nin or not all(isinstance(part, int) for part in args):
+        raise Ordinary("it gets more than arrays")
+    if func._dispatcher.targetoptions.get("fastmath"):
+        raise Ordinary("it is element-wise, and with fastmath=True its loop would round differently")
+    dtypes = [np.dtype(signature.inputs[part][0]) for part in args]
+    kinds = tuple(map(from_dtype, dtypes))
+    try:
+        chosen = func.ufunc.resolve_dtypes((*dtypes, None))
+    except TypeError:
+        func.add(kinds)
+        chosen = dtypes
+    found, compiled = func.find_ewise_function(kinds)
+    if list(chosen[: func.nin]) != dtypes or found is None or tuple(found.args) != kinds:
+        raise Ordinary(f"NumPy would call it for other types than ({', '.join(map(str, kinds))})")
+    return compiled, args
+
+
+def _call_text(signature: Signature, args: tuple[Any, ...], overload: Any, scope: dict[str, Any]) -> str:
+    """The call of the function, as text, which sets e and y. The arrays are called x0, x1 and so on."""
 
     def text(part: Any) -> str:
         if isinstance(part, tuple):
             return f"({''.join(text(one) + ', ' for one in part)})"
         if isinstance(part, int):
             return f"x{part}"
-        name = f"c{len(constants)}"
-        constants[name] = part.value
-        return "None" if part.value is None else name
+        if isinstance(part, _Omitted) or part.value is None:
+            return "None"
+        name = f"c{len(scope)}"
+        scope[name] = part.value
+        return name
 
-    args = [text(part) for part in signature.args]
-    args += [f"{name}={text(part)}" for name, part in signature.kwargs]
-    return f"f({', '.join(args)})"
-
-
-def _return_type(signature: Signature) -> Any:
-    """Numba's type of what the function returns."""
-    scope: dict[str, Any] = {"f": signature.func}
-    names = ", ".join(f"x{k}" for k in range(len(signature.inputs)))
-    call = _call_text(signature, scope)
-    exec(f"def probe({names}):\n    return {call}", scope)
-    probe = njit(scope["probe"])
-    probe.compile(tuple(_types_of(signature)))
-    return next(iter(probe.overloads.values())).signature.return_type
+    if is_element_wise(signature.func):
+        return f"e, y = False, f{text(args)}"
+    return f"e, y = call_overload({overload.number}, {text(args)})"
 
 
-def _compiled(signature: Signature, returned: Any) -> Any:
-    scope: dict[str, Any] = {"f": signature.func, "words": frame.words, "carray": carray, "pointer": frame.pointer}
+def _compiled(signature: Signature, compiled: Any, args: tuple[Any, ...]) -> Kernel:
+    scope = {"f": signature.func, "words": frame.words, "carray": carray, "pointer": frame.pointer}
+    scope["call_overload"] = frame.call_overload
+    overload = frame.Overload(compiled)
     lines = ["def run(frame_address):", f"    frame = words(frame_address, {frame.FRAME_WORDS})"]
     lines += [f"    args = words(frame[{frame.ARGUMENTS}], {max(1, len(signature.inputs))})"]
     lines += [f"    rets = words(frame[{frame.RESULTS}], {len(signature.results)})"]
@@ -92,13 +177,27 @@ def _compiled(signature: Signature, returned: Any) -> Any:
     for axis in range(axes):
         lines.append(f"{indent}for i{axis} in range(o0.shape[{axis}]):")
         indent += "    "
-    body = [*_inputs_of_element(signature), f"y = {_call_text(signature, scope)}"]
+    body = [*_inputs_of_element(signature), _call_text(signature, args, overload, scope), "if e:", "    return 1"]
+    returned = _returned_type(signature, compiled.signature.return_type)
     for k, part, kind in _returned_parts(signature.returns, "y", returned):
         body += _store(signature, k, part, kind, scope)
     lines += [indent + line for line in body]
     lines.append("    return 0")
     exec("\n".join(lines), scope)
-    run, fall_back, set_mode, usual = njit(scope["run"]), frame.fall_back, frame.set_mode, frame.USUAL_MODE
+    return Kernel(_entered(njit(scope["run"])), overload)
+
+
+def _returned_type(signature: Signature, kind: Any) -> Any:
+    """The type of what the function returns, from that of its overload."""
+    if not is_element_wise(signature.func):
+        return kind
+    rank = max(signature.inputs[part][1] for part in signature.args)
+    return types.Array(kind, rank, "C") if rank else kind
+
+
+def _entered(run: Any) -> Any:
+    """The function of C that runs a kernel's body, or has Python do it."""
+    fall_back, set_mode, usual = frame.fall_back, frame.set_mode, frame.USUAL_MODE
     words, add_to_word, attributes, runs = frame.words, frame.add_to_word, frame.ATTRIBUTES, 8 * frame.RUNS
     count = frame.FRAME_WORDS
 

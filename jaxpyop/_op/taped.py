@@ -160,16 +160,14 @@ class TapeDerivative(DerivativeBody):
         results = self.base.shapes(primals)
         if self.nonzero is None:
             found = taken.pushforward(as_jax(self.per_input(linear)))
-            return self.wanted([_or_zeros(tangent, out) for out, tangent in zip(results, found) if is_inexact(out)])
-        found = taken.pullback(as_jax(self.per_result(linear, results)))
-        return [_or_zeros(cotangent, x) for x, cotangent, wanted in zip(primals, found, self.perturbed) if wanted]
+            pairs = self.wanted([pair for pair in zip(results, found) if is_inexact(pair[0])])
+        else:
+            found = taken.pullback(as_jax(self.per_result(linear, results)))
+            pairs = [pair for *pair, wanted in zip(primals, found, self.perturbed) if wanted]
+        # Zeros on the device would take longer to make.
+        return [np.zeros(like.shape, like.dtype) if value is None else value for like, value in pairs]
 
 
 def _recorded(body: Body, arrays: Sequence[Any], recorded: Sequence[bool]) -> tuple[list[Any], Record]:
     """Run a body on the tape, and return its results and the record. It raises what the user's code raises."""
-    return record(lambda *inputs: body.run(inputs), arrays, recorded, title=body.title)
-
-
-def _or_zeros(value: Any, like: Any) -> Any:
-    # Zeros on the device would take longer to make.
-    return np.zeros(like.shape, like.dtype) if value is None else value
+    return record(body.run, arrays, recorded, title=body.title)

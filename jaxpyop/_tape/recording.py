@@ -63,13 +63,22 @@ def _size_of(value: Any) -> int:
 
 
 class Record:
-    """One recorded run of a function: its program, and the values that derivatives read."""
+    """One recorded run of a function: its program, and the values that derivatives read.
+
+    Attributes:
+        nbytes: about how many bytes of memory it takes. A program that records share does not count.
+    """
 
     def __init__(self, program: Program, kept: list[Any], in_avals: list[Any], out_avals: list[Any]) -> None:
         self._program = program
         self._kept = kept
         self._in_avals = in_avals
         self._out_avals = out_avals
+        if program.is_shared:
+            self.nbytes = sum({id(v): n for v, n in zip(kept, program.sizes)}.values(), _RECORD_BYTES)
+            return
+        calls = sum([_LINEAR_BYTES if isinstance(entry.how, Linear) else _ENTRY_BYTES for entry in program.entries])
+        self.nbytes = sum(map(_size_of, self.arrays()), _RECORD_BYTES + calls)
 
     def arrays(self) -> list[Any]:
         """Returns the arrays that this record keeps alive, each once."""
@@ -78,15 +87,6 @@ class Record:
             if isinstance(entry.how, Linear):
                 held += entry.how.arrays()
         return list({id(v): v for v in held}.values())
-
-    @functools.cached_property
-    def nbytes(self) -> int:
-        """About how many bytes of memory this record takes. A program that records share does not count."""
-        program = self._program
-        if program.is_shared:
-            return sum({id(v): n for v, n in zip(self._kept, program.sizes)}.values(), _RECORD_BYTES)
-        calls = sum([_LINEAR_BYTES if isinstance(entry.how, Linear) else _ENTRY_BYTES for entry in program.entries])
-        return sum(map(_size_of, self.arrays()), _RECORD_BYTES + calls)
 
     def pullback(self, cotangents: Sequence[Any]) -> list[Any]:
         """Reverse mode, under whatever trace is current.
@@ -118,16 +118,16 @@ def _array(value: Any) -> Any:
 
 
 def record(
-    body: Callable[..., Sequence[Any]],
+    body: Callable[[list[Any]], Sequence[Any]],
     inputs: Sequence[Any],
     perturbed: Sequence[bool],
     title: str = "a recorded function",
 ) -> tuple[list[Any], Record]:
-    """Runs `body(*inputs)` once and records it.
+    """Runs `body(inputs)` once and records it.
 
     Args:
-        body: a Python function of arrays, which returns a flat list or tuple of arrays or of concrete values (NumPy
-            arrays, Python numbers).
+        body: a Python function of a list of arrays, which returns a flat list or tuple of arrays or of concrete values
+            (NumPy arrays, Python numbers).
         inputs: arrays.
         perturbed: which of them are differentiated. Their dtypes are floating-point or complex. The others are
             constants, and operations on constants alone are not recorded.
@@ -138,7 +138,7 @@ def record(
 
     Example:
         >>> import jax.numpy as jnp
-        >>> outputs, taken = record(lambda x: [x * x if float(x) > 1 else x], [jnp.float32(3.0)], [True])
+        >>> outputs, taken = record(lambda xs: [xs[0] ** 2 if float(xs[0]) > 1 else xs[0]], [jnp.float32(3.0)], [True])
         >>> float(outputs[0]), float(taken.pullback([jnp.float32(1.0)])[0])
         (9.0, 6.0)
     """
@@ -149,7 +149,7 @@ def record(
     try:
         boxed = [tape.box_input(x) if p else x for x, p in zip(inputs, perturbed, strict=True)]
         with _jaxcore.set_current_trace(tape):
-            outs = list(body(*boxed))
+            outs = list(body(boxed))
         in_slots = tuple([tape.slot_of(x) for x in boxed])
         out_slots = tuple([tape.slot_of(x) for x in outs])
         outputs = [x.value if s >= 0 else _array(x) for x, s in zip(outs, out_slots)]
@@ -163,9 +163,9 @@ def record(
 
 
 def _record_by_vjp(
-    body: Callable[..., Sequence[Any]], inputs: Sequence[Any], perturbed: Sequence[bool], title: str
+    body: Callable[[list[Any]], Sequence[Any]], inputs: Sequence[Any], perturbed: Sequence[bool], title: str
 ) -> tuple[list[Any], Record]:
-    """Records `body(*inputs)` on a JAX on which the tape cannot stand: it runs under `jax.vjp`, as a single call.
+    """Records `body(inputs)` on a JAX on which the tape cannot stand: it runs under `jax.vjp`, as a single call.
 
     Its values are then traced.
 
@@ -174,7 +174,7 @@ def _record_by_vjp(
     """
 
     def call(*args: Any) -> list[Any]:
-        return list(map(_array, body(*args)))
+        return list(map(_array, body(list(args))))
 
     try:
         outputs, linear = linearize(call, [i for i, p in enumerate(perturbed) if p], inputs, forward=False)
@@ -198,9 +198,9 @@ def _program_of(tape: Tape, in_slots: tuple[int, ...], out_slots: tuple[int, ...
     if len(tape.entries) > MAX_COMPILED or any(isinstance(entry.how, Linear) for entry in tape.entries):
         return _new_program(tape, in_slots, out_slots, is_shared=False)
     calls = tuple([(entry.how, entry.ins) for entry in tape.entries])
-    types = [typeof(tape.values[s]) for s in tape.free]
     # What is traced under `jax.set_mesh` does not run outside, nor the other way round.
     settings = _jaxcore.settings_of_traces()
+    types = [typeof(tape.values[s]) for s in tape.free]
     found = _recorded_programs(calls, in_slots, out_slots, settings, *types)
     if not found:
         found.append(_new_program(tape, in_slots, out_slots, is_shared=True))

@@ -282,7 +282,7 @@ def interpret(
         finish: makes the results, a flat list of arrays, of what the function returns.
         max_steps: how many turns of each loop a backward pass may keep.
         title: how errors name the function.
-        auto: whether the function is refused if the program might fail where Python does not, because it is called then.
+        auto: whether the function is called instead if the program might fail where Python does not.
         only_shapes: whether nobody asks for more than the shapes of the results.
 
     Returns:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
-import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -216,10 +215,10 @@ class Machine:
         if self.only_shapes:
             leaves = _unknown(structs_of(list(joined.values())))
         elif structs_of(list(joined.values())) or any(side[4] for side in sides):
-            split = len(sides[0][1])
-            first = lambda *xs: self._side(sides[0], joined, xs[:split])
-            second = lambda *xs: self._side(sides[1], joined, xs[split:])
-            leaves = jax.lax.cond(pred, first, second, *sides[0][1], *sides[1][1])
+            # What both sides use is one operand, so that a backward pass has one cotangent of it.
+            operands = {id(c): c for side in sides for c in side[1]}
+            both = [functools.partial(self._side, side, joined, list(operands)) for side in sides]
+            leaves = jax.lax.cond(pred, *both, *operands.values())
         filling = Filling(leaves)
         values = {p: filling.get(form) for p, form in joined.items()}
         for p, v in values.items():
@@ -229,11 +228,11 @@ class Machine:
             raise PyRaise(sides[1][3].error)
         return values.get(None)
 
-    def _side(self, side: tuple[Any, ...], joined: Forms, consts: Any) -> list[Any]:
+    def _side(self, side: tuple[Any, ...], joined: Forms, ids: list[int], *operands: Any) -> list[Any]:
         """Runs one side of a branch again, and brings what it leaves to the form that both sides have."""
-        run, _, forms, *_ = side
-        mark = next(Obj.births)
-        filling = Filling(run(*consts))
+        run, consts, forms, *_ = side
+        mark, given = next(Obj.births), dict(zip(ids, operands))
+        filling = Filling(run(*(given[id(c)] for c in consts)))
         values = {p: filling.get(form) for p, form in forms.items()}
         flat = Flattening(mark)
         for p, form in joined.items():

@@ -10,7 +10,8 @@ from tests.effects.ops import ORDERED, UNORDERED, F, Log, X, every_route, wait
 from tests.shared.functions import py_func, py_function
 
 WHEN = "as when=, which decides"
-FORI = "fori_loop, and pass as when= a boolean"
+LIBRARY = "in a loop or branch that a library owns, call jax.debug.callback instead"
+FORI = f"fori_loop, and pass as when= a boolean that is true while the element continues; {LIBRARY}"
 FREE = "stateful=False"
 scanned = lambda step: lambda x: lax.scan(lambda c, _: (step(c), None), x, None, length=2)[0]
 REFUSED = {

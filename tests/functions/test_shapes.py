@@ -5,6 +5,7 @@ import functools
 
 import hypothesis.extra.numpy as hnp
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -75,6 +76,51 @@ def test_a_function_that_needs_values_has_the_inputs_shape():
     branches = lambda x: x * 3 if x[0] > 0 else x
     for body in (lambda x: x * float(x[0]), branches, lambda x: jnp.asarray(np.asarray(x) * 3)):
         np.testing.assert_array_equal(jax.jit(lambda x: py_function(body, [x], F))(X), X * 3)  # noqa: B023
+
+
+def sum_of_the_positive(x):
+    total = 0.0
+    for v in x:
+        if v > 0:
+            total += v
+    return total
+
+
+def halved(x):
+    while x[0] > 1:
+        x = x / 2
+    return x[:2], {"turns": len(x)}
+
+
+def with_an_early_return(x):
+    if x[0] > 9:
+        return jnp.zeros((2, 3))
+    return jnp.outer(x[:2], x)
+
+
+# Functions that branch on values, where the inputs' shape would be wrong.
+BRANCHING = {
+    "a loss": (sum_of_the_positive, F),
+    "a loop on values": (halved, (F, {"turns": INT})),
+    "an early return": (with_an_early_return, F),
+    "a number of Python": (lambda x: float(x[0]) if x[1] > 0 else 1.0, F),
+    "a comprehension": (lambda x: jnp.stack([v if v > 1 else -v for v in x[:2]]), F),
+}
+
+
+@pytest.mark.parametrize(("body", "tout"), BRANCHING.values(), ids=BRANCHING)
+def test_a_function_that_branches_on_values_gives_its_own_shape(body, tout):
+    op = lambda x: py_function(body, [x], tout)
+    got, wanted = jax.jit(op)(X), op(X)
+    assert jax.tree.map(jnp.shape, got) == jax.tree.map(jnp.shape, wanted)
+    jax.tree.map(np.testing.assert_array_equal, got, wanted)
+
+
+def test_two_shapes_on_two_paths_are_none():
+    op = lambda x: py_function(lambda x: x[:2] if x[0] > 0 else x[:1], [x], F)
+    assert shape_of(op, X) == (3,)
+    with pytest.raises(Exception, match=r"func returned shape \(2,\)"):
+        jax.jit(op)(X).block_until_ready()
 
 
 AT_TRACE_TIME = {
@@ -160,6 +206,16 @@ def test_an_assumed_and_a_declared_shape_are_checked_at_every_call(api):
             assert ("if a length varies, Tout=jaxpyop.padded(" in str(caught.value)) == (shape == r"\(1,\)")
             now[:] = [lambda x: x * 2]
             np.testing.assert_array_equal(run(f, X), X * 2)
+
+
+def test_sizes_of_jax_export():
+    """Keras builds models with them."""
+    n, m = jax.export.symbolic_shape("n, m")
+    sizes = {"a tuple": (n, 3), "a struct": S((n, 3), F), "a function": lambda x: (x.shape[0], 3), "sums": (n + m, 3)}
+    for name, shape in sizes.items():
+        for api in (numpy_function, py_function):
+            found = shape_of(lambda x: api(lambda x: x, [x], F, output_shapes=shape), S((n, m), F))  # noqa: B023
+            assert found == ((n + m, 3) if name == "sums" else (n, 3))
 
 
 @pytest.mark.parametrize("method", ["sequential", "expand_dims", "broadcast_all"])

@@ -59,6 +59,13 @@ class Both:
     count: object
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Batch:
+    data: object
+    kind: str = dataclasses.field(metadata={"static": True})
+
+
 ORDERED, DEFAULT = collections.OrderedDict, lambda **items: collections.defaultdict(list, items)
 STRUCTURES = {
     "dict": ({"b": F, "a": N}, {"a": 2, "b": 1.5}),
@@ -106,6 +113,7 @@ WRONG = {
     "ragged": ([S((), F), S((2,), F)], (1.0, [1.0, [1.0, 2.0]]), r"a list of 2 at result\[1\] .* has float32"),
     "list of text": (S((2,), F), ["a", "b"], "a list of 2 .*has float32; make the two agree"),
     "too long a list": (S((2,), F), [1.0, 2.0, 3.0], r"shape \(3,\) where \(2,\) was declared"),
+    "other static field": (Batch(F, "train"), Batch(1.0, "test"), r"Batch\[\('test',\)\].*has a Batch, .*\('train',\)"),
     "None in a list": ([S((), F), S((2,), F)], (1.0, [None, 1.0]), r"a list of 2 at result\[1\]"),
 }
 

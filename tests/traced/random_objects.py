@@ -6,6 +6,8 @@ The kinds are objects of the host that reach the function in some way and answer
 loops on paths that are not taken, the identity of values, and the scopes of names.
 """
 
+# ruff: noqa: E501
+
 from __future__ import annotations
 
 import collections

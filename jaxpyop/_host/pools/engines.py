@@ -177,7 +177,7 @@ class Processes(Engine):
             # first one died.
             thread.join(5)
         ended = -(signal.SIGTERM if needs_pickled_body(self.executor) else getattr(signal, "SIGKILL", signal.SIGTERM))
-        return {number for number, each in self._processes.items() if each.exitcode not in (None, ended)}
+        return {number for number, each in self._processes.items() if each.exitcode not in (None, 0, ended)}
 
     def stop(self, futures: Collection[Any], at_once: bool) -> None:
         for number in list(self.executor._processes or ()) if at_once else ():

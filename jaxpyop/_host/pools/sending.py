@@ -236,16 +236,18 @@ class Sending:
             if engine is self._engines[home] and not self._renew(home):
                 raise error
         engine.lost_worker()
+        ended = engine.ended_by_themselves() if is_pool else set()
         was_running = engine.was_running(future, error)
         suspects = [found for each in lost for found in self._suspects(each, was_running)]
-        ended = engine.ended_by_themselves() if is_pool else set()
-        if blamed := [each for each, running in suspects if running and running.process in ended]:
-            pass
-        elif len(suspects) == 1 and (alone or is_pool or (engine.has_one_job_each() and was_running is not None)):
-            blamed = [each for each, _ in suspects]
-        elif suspects and (is_pool or not engine.has_one_job_each() or was_running is None):
-            self._most = max(1, (len(suspects) + len(self._under_way)) // 2)
-        self._check_explained(error, is_pool, bool(suspects))
+        ran_one = engine.has_one_job_each() and (was_running or any(running for _, running in suspects))
+        if ended or (len(suspects) == 1 and (alone or is_pool or ran_one)):
+            blamed = [each for each, running in suspects if not ended or (running and running.process in ended)]
+            self._check_explained(error, is_pool, bool(blamed))
+        else:
+            blamed = []
+            self._check_explained(error, is_pool, bool(suspects))
+            if suspects and (is_pool or not ran_one):
+                self._most = max(1, (len(suspects) + len(self._under_way)) // 2)
         for each, running in suspects:
             each.losses += each in blamed
             if each.losses > self._call.op.retries:

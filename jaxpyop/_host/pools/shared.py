@@ -87,12 +87,13 @@ class Note(NamedTuple):
 
     def opened(self) -> Any:
         """The file, for `write`; None on another machine."""
-        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
             # Any name may be that of a device there.
-            file = stack.enter_context(open(self.path if os.path.isfile(self.path) else os.devnull, "r+b", buffering=0))
-            if file.read(_TOKEN) == self.token:
-                stack.pop_all()
-                return file
+            if os.path.isfile(self.path):
+                file = open(self.path, "r+b", buffering=0)  # noqa: SIM115  # it is returned
+                if file.read(_TOKEN) == self.token:
+                    return file
+                file.close()
         return None
 
     def write(self, file: Any, index: int | None, seconds: float = math.inf) -> None:

@@ -36,6 +36,7 @@ class Body(abc.ABC):
 
     Attributes:
         op: the op that the body belongs to. A derivative belongs to the op of its base.
+        title: the op's name in errors.
     """
 
     goes_to_executor = True
@@ -58,11 +59,7 @@ class Body(abc.ABC):
 
     def __init__(self, op: Op) -> None:
         self.op = op
-
-    @property
-    def title(self) -> str:
-        """The op's name in errors."""
-        return self.op.title
+        self.title = op.title
 
     @property
     def func(self) -> Any:

@@ -36,6 +36,7 @@ class Operands:
             is its own derivative there. The batching rule gives these the full size of a batch.
         extra_results: the results that come after the body's: the receipt of a record.
         writes_out: result buffers are appended to the inputs; the body fills them and returns nothing.
+        leading: how many inputs come before those of the body.
     """
 
     has_receipt: bool = False
@@ -43,15 +44,13 @@ class Operands:
     linear_inputs: int = 0
     extra_results: tuple[Struct, ...] = ()
     writes_out: bool = False
+    leading: int = dataclasses.field(init=False)
+    is_conditional: bool = dataclasses.field(init=False)
 
-    @property
-    def leading(self) -> int:
-        """How many inputs come before those of the body."""
-        return self.has_receipt + self.has_flag
-
-    @property
-    def is_conditional(self) -> bool:
-        return self.has_flag and not self.has_receipt
+    def __post_init__(self) -> None:
+        # Every run asks for these.
+        object.__setattr__(self, "leading", self.has_receipt + self.has_flag)
+        object.__setattr__(self, "is_conditional", self.has_flag and not self.has_receipt)
 
 
 class Call:

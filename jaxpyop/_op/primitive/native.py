@@ -67,7 +67,7 @@ def _signature(call: Call, batch: Batch, avals_in: Sequence[Any], avals_out: Seq
     inputs = tuple((a.dtype.name, a.ndim - sum(mask[k] for mask in masks)) for k, a in enumerate(avals_in))
     results = tuple((a.dtype.name, a.ndim - len(masks)) for a in avals_out)
     func: Any = call.func
-    while isinstance(func, functools.partial):
+    while type(func) is functools.partial:
         func, args, kwargs = func.func, (*func.args, *args), {**func.keywords, **kwargs}
     named = tuple((name, _part(value)) for name, value in kwargs.items())
     cast, rest = _cast_by(op.casting), {"is_rule": is_rule, "copy": call.copy}
@@ -78,7 +78,7 @@ def _part(value: Any) -> Any:
     if isinstance(value, _Array):
         return value.number
     if value is None or type(value) in (bool, int, float, complex):
-        return Constant(value)
+        return Constant(value, repr(value))
     if type(value) is tuple:
         return tuple(map(_part, value))
     raise Ordinary(f"an argument holds a {type(value).__name__}, which Numba would get in another form")
@@ -86,7 +86,7 @@ def _part(value: Any) -> Any:
 
 def _tuples(tree: Any) -> Any:
     """A tree of numbers, in tuples."""
-    if isinstance(tree, (list, tuple)):
+    if type(tree) in (list, tuple):
         return tuple(map(_tuples, tree))
     if tree is None or isinstance(tree, int):
         return tree

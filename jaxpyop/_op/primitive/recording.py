@@ -48,7 +48,7 @@ class RecordingCall(Call):
         raise NotImplementedError
 
     def __call__(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
-        if not self.runs(arrays):
+        if self.operands.is_conditional and not self.runs(arrays):
             return self.absent_results(arrays, lead)
         RECORDS.make_room()
         inputs = arrays[self.operands.leading :]
@@ -117,7 +117,8 @@ class ReplayCall(Call):
         Under `vmap`, a `cond` also runs the backward pass of the branch that an element did not take, and hands over
         the receipt of the branch that it took, or zeros.
         """
-        receipts, inputs = np.asarray(arrays[0]), self.body.split(arrays[self.operands.leading :])[0]
+        leading = self.operands.leading
+        receipts, inputs = np.asarray(arrays[0]), arrays[leading : leading + len(self.body.perturbed)]
         own = receipts[..., RUN_WORD] == _hash_of_run(self.identity, inputs, lead)
         return receipts if own.all() else np.where(own[..., None], receipts, np.uint32(0))
 

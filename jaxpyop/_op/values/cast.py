@@ -157,9 +157,12 @@ def converted_at_once(value: Any, dtype: np.dtype[Any], *, on_jax: bool) -> Any:
     `cast_to_jax` or `cast_to_numpy` gives the same, and takes a microsecond or two longer.
     """
     if on_jax:
-        if not isinstance(value, jax.Array) or isinstance(value, _jaxcore.Tracer) or value.dtype != dtype:
+        if not isinstance(value, jax.Array) or value.dtype != dtype or value.weak_type:
             return None
-        return None if value.weak_type or value.is_deleted() else value
+        if isinstance(value, _jaxcore.Tracer):
+            # A value that the tape follows.
+            return value if type(value) is TapeTracer and _jaxcore.is_live(value) else None
+        return None if value.is_deleted() else value
     kind = type(value)
     if kind is np.ndarray or isinstance(value, np.generic):
         return value if value.dtype == dtype else None

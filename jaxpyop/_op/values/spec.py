@@ -158,9 +158,15 @@ def match(spec: ResultSpec, value: Any, title: str) -> list[Any]:
         _check_run(value, title)
         declared = jax.tree.map(lambda leaf: leaf.dtype.name, spec.skeleton)
         expected = found.skeleton.dtype.name if isinstance(found.skeleton, Leaf) else kind_of(found.skeleton)
-        place = f" at result{found.place}" if found.place else ""
+        returned, place = kind_of(found.value), f" at result{found.place}" if found.place else ""
+        if returned == expected:
+            # One class, whose static fields or number of children differ.
+            returned, expected = (
+                f"{kind_of(part)}, {jax.tree.structure(part, is_leaf=lambda x, part=part: x is not part)},"
+                for part in (found.value, found.skeleton)
+            )
         raise ValueError(
-            f"{title}: func returned {kind_of(found.value)}{place} where Tout={declared!r} has {expected}; make the "
+            f"{title}: func returned {returned}{place} where Tout={declared!r} has {expected.rstrip(',')}; make the "
             f"two agree{_advice(found)} (for no result: Tout=None)"
         )
     return out

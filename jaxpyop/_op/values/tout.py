@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.export
 import numpy as np
 
 from jaxpyop import _jaxcore
@@ -170,9 +171,9 @@ def _read_shape(value: Any, title: str) -> Shape | None:
     return tuple(_read_dimension(dimension, title) for dimension in value)
 
 
-def _read_dimension(value: Any, title: str) -> int | None:
-    if value is None:
-        return None
+def _read_dimension(value: Any, title: str) -> Any:
+    if value is None or jax.export.is_symbolic_dim(value):
+        return value
     try:
         dimension = operator.index(value)
     except TypeError:

@@ -45,8 +45,25 @@ def traced(title, wrap):
     return compare_compiled(title, programs, jnp.full(1000, 0.5), calls=200)
 
 
+def traced_log_huber():
+    """An early return beside one `jax.lax.cond`."""
+    outer = lambda x, m: m * m * (1 - 2 * jnp.log(m) + jnp.log(x * x))
+    by_hand = lambda x, m: jax.lax.cond(abs(x) <= m, lambda x: x * x, lambda x: outer(x, m), x)
+    ours = lambda x, m: jaxpyop.py_function(log_huber_with_a_return, [x, m], jnp.float32, mode="traced")
+    programs = {"py_function, traced": jax.grad(ours), "jax.lax.cond by hand": jax.grad(by_hand)}
+    title = "log-Huber with an early return, traced, gradient"
+    return compare_compiled(title, programs, jnp.float32(3.0), jnp.float32(2.0), calls=500)
+
+
+def log_huber_with_a_return(x, m):
+    if abs(x) <= m:
+        return x * x
+    return m * m * (1 - 2 * jnp.log(m) + jnp.log(x * x))
+
+
 GROUPS = [tracing, lowering]
 TRACED = [
     lambda: traced("mode='traced', an if on a value", lambda f: f),
     lambda: traced("the same, gradient", jax.grad),
+    traced_log_huber,
 ]
