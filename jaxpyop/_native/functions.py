@@ -81,8 +81,13 @@ def is_element_wise(func: Any) -> bool:
     return isinstance(func, _class_of("numba.np.ufunc.dufunc", "DUFunc"))
 
 
+def is_dispatcher(func: Any) -> bool:
+    """Tell whether a function is one of `numba.njit`."""
+    return isinstance(func, _class_of("numba.core.dispatcher", "Dispatcher"))
+
+
 def is_native(func: Any) -> bool:
     """Tell whether Numba compiled a function, or the function inside `functools.partial`."""
     while type(func) is functools.partial:
         func = func.func
-    return is_element_wise(func) or isinstance(func, _class_of("numba.core.dispatcher", "Dispatcher"))
+    return is_element_wise(func) or is_dispatcher(func)

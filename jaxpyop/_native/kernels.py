@@ -24,7 +24,6 @@ from jaxpyop._native.functions import Ordinary, Signature, is_element_wise
 numba: Any = importlib.import_module("numba")
 _dtypes: Any = importlib.import_module("numba.np.numpy_support")
 as_dtype, from_dtype = _dtypes.as_dtype, _dtypes.from_dtype
-fold_arguments: Any = importlib.import_module("numba.core.typing").fold_arguments
 
 # By their signatures and overloads. A function that is recompiled has other overloads.
 _kernels: weakref.WeakValueDictionary[Any, Kernel] = weakref.WeakValueDictionary()
@@ -81,14 +80,14 @@ class _Omitted:
 def _overload_of(signature: Signature) -> tuple[Any, tuple[Any, ...]]:
     """Find the overload that Python would call, and its arguments, in order."""
     func = signature.func
-    args = fold_arguments(
-        inspect.signature(func.py_func),
-        signature.args,
-        dict(signature.kwargs),
-        lambda index, parameter, part: part,
-        lambda index, parameter, default: _Omitted(default),
-        lambda index, parameter, parts: tuple(parts),
-    )
+    signature_of_func = inspect.signature(func.py_func)
+    given = signature_of_func.bind(*signature.args, **dict(signature.kwargs)).arguments
+    args: tuple[Any, ...] = ()
+    for name, parameter in signature_of_func.parameters.items():
+        if parameter.kind is parameter.KEYWORD_ONLY:
+            raise Ordinary("it has keyword-only parameters, whose defaults Numba does not know in Python")
+        absent = () if parameter.kind is parameter.VAR_POSITIONAL else _Omitted(parameter.default)
+        args += (given.get(name, absent),)
     kinds = tuple(_type_of(signature, part) for part in args)
     if func._can_compile:
         func.compile(kinds)

@@ -166,6 +166,12 @@ def by_a_weak_reference(w):
     return lambda x: found().w * x
 
 
+def by_a_weak_proxy(w):
+    KEPT.append(Net(w))
+    found, gone = weakref.proxy(KEPT[-1]), weakref.proxy(Net(0))
+    return lambda x, unused=gone: found.w * x
+
+
 def by_a_context_variable(w):
     CONTEXT.set(w)
     return lambda x: CONTEXT.get() * x
@@ -226,6 +232,7 @@ WAYS = {
     "module": by_a_module,
     "imported module": by_an_imported_module,
     "weak reference": by_a_weak_reference,
+    "weak proxy": by_a_weak_proxy,
     "context variable": by_a_context_variable,
     "library": by_a_library,
     "metaclass": by_a_metaclass,

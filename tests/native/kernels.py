@@ -1,6 +1,8 @@
 """Functions that Numba compiles, with inputs and what they declare."""
 
+import collections
 import functools
+import typing
 
 import numba
 import numpy as np
@@ -94,19 +96,98 @@ def element_wise(x, y):
     return x * y if x > y else x - y
 
 
-@numba.vectorize(["float32(float32)", "float64(float64)"])
-def typed(x):
-    return x**3
+class Typed(typing.NamedTuple):
+    """A function that is compiled for given types, once it is needed: that takes a while."""
+
+    decorate: typing.Any
+    types: typing.Any
+    func: typing.Any
 
 
-@njit("float32[:](float32[:])")
-def of_one_type(x):
-    return x + F(1)
+def compiled(func):
+    return func.decorate(func.types)(func.func) if isinstance(func, Typed) else func
 
 
 @njit(error_model="numpy", fastmath=True)
 def quick(x):
     return x / x[0]
+
+
+@njit(inline="always", fastmath=True)
+def quick_and_inlined(x):
+    total = F(0)
+    for i in range(x.size):
+        total += x[i] * F(1.1)
+    return total
+
+
+@njit
+def raises_with_values(x):
+    if x[0] > 0:
+        raise ValueError("above zero", x[0], x.size)
+    return x
+
+
+def refuse(x):
+    raise KeyError("in Python")
+
+
+@njit
+def raises_in_python(x):
+    with numba.objmode(y="float32[:]"):
+        y = refuse(x) if x[0] > 0 else x * 2
+    return y
+
+
+@njit
+def nothing_above_zero(x):
+    return None if x[0] > 0 else x
+
+
+Pair = collections.namedtuple("Pair", "a b")
+
+
+@njit
+def factorial(n):
+    return 1 if n < 2 else n * factorial(n - 1)
+
+
+@njit
+def of_any_number(x, *others):
+    return x + len(others) + others[0] * others[1]
+
+
+@njit
+def by_literal(x, n):
+    return x * numba.literally(n)
+
+
+@njit
+def of_keywords_alone(x=1.0, *, scale=2.0):
+    return x * scale * 1
+
+
+@njit
+def yields(x):
+    yield x[0]
+
+
+@njit(boundscheck=True)
+def out_of_bounds(x):
+    return x[x.size + 2]
+
+
+@njit(parallel=True)
+def parallel(x):
+    total = 0.0
+    for i in numba.prange(x.size):
+        total += x[i]
+    return total
+
+
+@numba.vectorize
+def of_numbers_before(x):
+    return x + 1
 
 
 @njit
@@ -147,8 +228,33 @@ KERNELS = {
     "a partial": (functools.partial(by_keyword, scale=0.5), [V], F),
     "element-wise": (element_wise, [V, V[::-1].copy()], F),
     "element-wise, numbers": (element_wise, [F(2), F(3)], F(0)),
-    "element-wise, typed": (typed, [V], F),
-    "of one type": (of_one_type, [V], F),
+    "element-wise, typed": (Typed(numba.vectorize, ["f4(f4)", "f8(f8)"], lambda x: x**3), [V], F),
+    "element-wise, of doubles": (Typed(numba.vectorize, ["f8(f8)"], lambda x: x / 3), [V], F),
+    "element-wise, of two integers": (Typed(numba.vectorize, ["i4(i4)", "f4(f4)"], lambda x: x // 2), [B], INT),
+    "element-wise, fastmath": (numba.vectorize(fastmath=True)(lambda x: x / F(3)), [V], F),
+    "element-wise, a partial": (functools.partial(element_wise, 2), [V], F),
+    "of one type": (Typed(njit, "float32[:](float32[:])", lambda x: x + F(1)), [V], F),
+    "of an integer, gets NaN": (Typed(njit, "i4(i4)", lambda x: x * 3), [F(np.nan)], INT(0)),
+    "of a double": (Typed(njit, "f8(f8)", lambda x: x / 3), [F(0.1)], F(0)),
+    "of several types": (Typed(njit, ["f4(f4)", "f8(f8)", "i8(i8)"], lambda x: x / 3), [B[0]], F(0)),
+    "inlined": (quick_and_inlined, [np.linspace(-1, 2, 1001, dtype=F) ** 3], F(0)),
+    "raises with values": (raises_with_values, [V], F),
+    "raises in Python": (raises_in_python, [V], F),
+    "an optional": (nothing_above_zero, [V], F),
+    "a named tuple": (njit(lambda x: Pair(x, x + 1)), [V], (F, F)),
+    "no named tuple": (njit(lambda x: (x, x + 1)), [V], Pair(F, F)),
+    "recursion": (factorial, [INT(10)], INT(0)),
+    "recursion that does not fit": (factorial, [INT(20)], INT(0)),
+    "any number of arguments": (of_any_number, [V, V, F(3)], F),
+    "literally": (functools.partial(by_literal, n=3), [V], F),
+    "keywords alone": (of_keywords_alone, [V], F),
+    "yields": (yields, [V], F),
+    "out of bounds": (out_of_bounds, [V], F(0)),
+    "parallel": (parallel, [V], F(0)),
+    "NaN with bits": (njit(lambda x: x), [np.array([0x7FC12345, 0xFFC00001, 1 << 31, 1], np.uint32).view(F)], F),
+    "six axes": (njit(lambda x: x.T), [np.arange(64, dtype=F).reshape((2,) * 6)], np.zeros((2,) * 6, F)),
+    "Fortran's order": (njit(lambda x: np.asfortranarray(x)), [M], F),
+    "other bits": (njit(lambda x: x.view(np.int32)), [V], INT),
     "fastmath": (quick, [V], F),
     "two functions": (outer, [V], F),
     "closing": (closing, [V], F),

@@ -4,7 +4,11 @@ import concurrent.futures
 import functools
 import gc
 import logging
+import os
+import pathlib
 
+import hypothesis
+import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -47,6 +51,7 @@ def through_python(monkeypatch):
 
 def op_of(name, **options):
     func, inputs, tout = KERNELS[name]
+    func = kernels.compiled(func)
     statics = [x for x in jax.tree.leaves(inputs) if isinstance(x, str)]
     arrays = [x for x in inputs if not isinstance(x, str)]
     return lambda arrays: numpy_function(func, [*arrays, *statics], tout, name=name, **options), arrays
@@ -59,17 +64,43 @@ ORDINARY = {
     "a float for an integer": "does not turn into int32",
     "a string": "an argument holds a str",
     "a list": "an argument holds a list",
-    "fills": "Numba does not compile it",
+    "element-wise, of doubles": "NumPy would call it for other types",
+    "element-wise, of two integers": "NumPy would call it for other types",
+    "element-wise, fastmath": "would round differently",
+    "element-wise, a partial": "more than arrays",
+    "of an integer, gets NaN": "not compiled for just the types",
+    "of a double": "not compiled for just the types",
+    "of several types": "not compiled for just the types",
+    "an optional": "returns OptionalType",
+    "a named tuple": "not a tuple of 2",
+    "no named tuple": "in a Pair",
+    "literally": "literal arguments",
+    "keywords alone": "keyword-only",
+    "yields": "generator",
+    "parallel": "parallel=True",
 }
-FAST = ["branches", "an integer", "several", "raises", "writes"]
+FAST = ["branches", "several", "raises"]
+
+
+def everywhere(op):
+    """A program that calls an op by itself, in a scan, a branch and a loop: with one kernel."""
+
+    def program(arrays):
+        found = op(arrays)
+        zeros = lambda: jax.tree.map(jnp.zeros_like, found)
+        each = jax.lax.map(op, [jnp.stack([x, x]) for x in arrays]) if arrays else None
+        branch = jax.lax.cond(jax.tree.leaves(found)[0].size >= 0, lambda: op(arrays), zeros)
+        return found, each, branch, jax.lax.fori_loop(0, 2, lambda i, before: op(arrays), zeros())
+
+    return program
 
 
 @pytest.mark.parametrize("name", rows(KERNELS, FAST))
 def test_a_program_gives_what_python_gives(name, caplog, through_python):
     op, arrays = op_of(name)
     with caplog.at_level(logging.INFO, "jaxpyop"), jaxpyop.report() as report:
-        in_program = outcome(jax.jit(op), arrays)
-    assert in_program == through_python(lambda arrays: op(arrays), arrays)
+        in_program = outcome(jax.jit(everywhere(op)), arrays)
+    assert in_program == through_python(everywhere(op), arrays)
     if name in ORDINARY:
         assert ORDINARY[name] in caplog.text
     else:
@@ -80,18 +111,24 @@ def test_a_program_gives_what_python_gives(name, caplog, through_python):
         assert ("native" in routes[name]) == (name not in ORDINARY)
 
 
-LOOPED = [name for name in KERNELS if name not in (*ORDINARY, "a Python float", "an axis of no size", "nested")]
+LOOPED = ["branches", "an integer", "several", "writes", "keywords", "element-wise", "a transpose", "complex"]
+LOOPED += ["raises", "another shape", "does not fit", "allocates"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["sequential", "expand_dims", "parallel"])
 @pytest.mark.parametrize("name", LOOPED)
-def test_a_batch_gives_what_python_gives(name, method, through_python):
-    op, arrays = op_of(name, vmap_method=method)
-    several = [np.stack([x, x * 0, x]) if np.asarray(x).dtype == bool else np.stack([x, x + x, x]) for x in arrays]
+def test_a_batch_gives_what_python_gives(name, through_python):
+    op, arrays = op_of(name)
+    # The two methods of one call give the kernel that the other rows have, with one axis more.
+    whole = op_of(name, vmap_method="expand_dims")[0] if name in ("branches", "element-wise") else op
+    several = [np.stack([x, x + x, x]) for x in arrays]
     each = (0, *[None] * (len(arrays) - 1))
-    batch = lambda several: jax.vmap(lambda *arrays: op(arrays), each)(several[0], *arrays[1:])
-    assert outcome(jax.jit(batch), several) == through_python(lambda x: batch(x), several)
+
+    def batch(several):
+        run = lambda op: jax.vmap(lambda *arrays: op(arrays), each)(several[0], *arrays[1:])
+        return run(op), run(whole)
+
+    assert outcome(jax.jit(batch), several) == through_python(batch, several)
 
 
 PROGRAMS = {
@@ -107,7 +144,7 @@ PROGRAMS = {
 
 
 @pytest.mark.parametrize("program", rows(PROGRAMS, ["scan"]))
-def test_in_loops_and_branches(program):
+def test_in_programs(program):
     make, x = PROGRAMS[program], jnp.asarray(np.abs(V) + 1)
     op = lambda x: numpy_function(kernels.branches, [x], F)
     np.testing.assert_allclose(jax.jit(make(op))(x), make(lambda x: x * 2)(x), rtol=1e-6)
@@ -172,6 +209,124 @@ OPTIONS = {
     "when": {"when": True},
     "out": {"out": True, "output_shapes": (3,)},
 }
+
+
+CONSTANTS = {"1 and 1.0": (1, 1.0), "a bool": (1, True), "0.0 and -0.0": (0.0, -0.0)}
+
+
+@numba.njit
+def by_constant(x, n):
+    return x * 0 + 7 // (n + 2) if n else x * 0 + 7.0 * np.copysign(1.0, n)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pair", CONSTANTS.values(), ids=CONSTANTS)
+def test_equal_constants_of_other_types_have_kernels_of_their_own(pair):
+    run = lambda x: [numpy_function(functools.partial(by_constant, n=n), [x], F) for n in pair]
+    for found, n in zip(jax.jit(run)(V), pair):
+        np.testing.assert_array_equal(found, by_constant(V, n))
+
+
+@pytest.mark.slow
+def test_a_function_that_is_compiled_again():
+    scope = {"G": 2.0}
+    exec("def times(x):\n    return x * G", scope)
+    times = numba.njit(scope["times"])
+    run = lambda: jax.jit(lambda x: numpy_function(times, [x], F))
+    before = run()
+    np.testing.assert_array_equal(before(V), 2 * V)
+    scope["G"] = 3.0
+    times.recompile()
+    np.testing.assert_array_equal(run()(V), 3 * V)
+    # A program keeps the code with which it was compiled.
+    np.testing.assert_array_equal(before(V), 2 * V)
+
+
+class Negative(functools.partial):
+    def __call__(self, x):
+        return -super().__call__(x)
+
+
+@pytest.mark.slow
+def test_a_partial_of_another_class_is_called():
+    op = lambda x: numpy_function(Negative(kernels.inner), [x], F)
+    np.testing.assert_array_equal(jax.jit(op)(V), -3 * V)
+
+
+@pytest.mark.slow
+def test_the_check_passes_whatever_is_set_at_the_first_call():
+    code = """
+import jax, numba, jaxpyop, jax.numpy as jnp, warnings
+from jaxpyop._native.check import state, _why_not
+warnings.simplefilter("error")
+mesh = jax.make_mesh((4,), ("a",))
+for setting in (jax.transfer_guard("disallow"), jax.set_mesh(mesh), jax.debug_nans(True), jax.enable_x64(True)):
+    with setting:
+        _why_not.cache_clear()
+        assert "passed" in state(), (setting, state())
+"""
+    run_python(code, XLA_FLAGS="--xla_force_host_platform_device_count=4")
+
+
+@pytest.mark.slow
+def test_shards_of_four_devices_and_a_saved_program():
+    code = """
+import jax, jaxpyop, jax.numpy as jnp, numpy as np
+from jax.sharding import PartitionSpec as P
+from tests.native.kernels import outer
+op = jaxpyop.numpy_function(Tout=jnp.float32)(outer)
+x, mesh = jnp.arange(12.0).reshape(4, 3), jax.make_mesh((4,), ("a",))
+run = jax.shard_map(lambda x: jax.vmap(op)(x), mesh=mesh, in_specs=P("a"), out_specs=P("a"))
+with jaxpyop.report() as report:
+    np.testing.assert_array_equal(jax.jit(run)(x), 3 * x + 3 * x[:, ::-1])
+assert report.rows()[0]["route"] == "native", report
+saved = jaxpyop.export(lambda x: op(x) + 1)(x[0])
+loaded = jaxpyop.load(saved.to_bytes(), allow=["tests.native.kernels"])
+with jaxpyop.report() as report:
+    np.testing.assert_array_equal(jax.jit(loaded)(x[0]), 3 * x[0] + 3 * x[0, ::-1] + 1)
+assert report.rows()[0]["route"] == "native", report
+"""
+    run_python(code, XLA_FLAGS="--xla_force_host_platform_device_count=4")
+
+
+@pytest.mark.slow
+def test_inputs_of_a_kernel_that_raises_are_freed():
+    op = jax.jit(lambda x: numpy_function(kernels.raises_with_values, [x], F))
+    x, page = jnp.ones(2_000_000), os.sysconf("SC_PAGE_SIZE") / 1e6
+    megabytes = lambda: int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * page
+    for count in (3, 30):
+        before = megabytes()
+        for _ in range(count):
+            with pytest.raises(jax.errors.JaxRuntimeError, match="above zero"):
+                jax.block_until_ready(op(x))
+    assert megabytes() - before < 100
+
+
+# Expressions of a float32 array x, an int32 array n of its shape, and a number s.
+NUMBERS = st.recursive(
+    st.sampled_from(["x", "n", "s", "2", "0.5", "x[::-1]", "x.sum()", "n.max()"]),
+    lambda inner: st.one_of(
+        st.tuples(inner, st.sampled_from(["+", "-", "*", "/", "//", "%", "<"]), inner).map(
+            "({0[0]} {0[1]} {0[2]})".format
+        ),
+        st.tuples(st.sampled_from(["np.sin", "np.abs", "np.floor", "-"]), inner).map("{0[0]}({0[1]})".format),
+        st.tuples(inner, inner).map("np.where(x > 0, {0[0]}, {0[1]})".format),
+    ),
+    max_leaves=6,
+)
+
+
+@pytest.mark.slow
+@hypothesis.settings(max_examples=12, deadline=None, database=None)
+@hypothesis.given(st.tuples(NUMBERS, NUMBERS), st.sampled_from([F, np.int32]))
+def test_random_kernels(texts, dtype):
+    kernel = numba.njit(eval(f"lambda x, n, s: ({texts[0]} + x, {texts[1]} + n * 0)", {"np": np}))
+    arrays = [np.array([0.5, -2.0, 3.0], F), np.array([2, 0, -3], np.int32), F(1.5)]
+    op = lambda arrays: numpy_function(kernel, arrays, (F, np.zeros(3, dtype)))
+    found = outcome(jax.jit(op), arrays)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lowering, "lowered_natively", lambda *args: None)
+        assert found == outcome(jax.jit(lambda arrays: op(arrays)), arrays)
 
 
 @pytest.mark.slow

@@ -12,7 +12,9 @@ variable of a library's module.
 from __future__ import annotations
 
 import builtins
+import contextlib
 import contextvars
+import functools
 import gc
 import sys
 import types
@@ -25,6 +27,7 @@ import numpy as np
 
 from jaxpyop import _jaxcore
 from jaxpyop._functions import closure_of, codes_in, defaults_of, names_in
+from jaxpyop._native import is_native
 from jaxpyop._op.values.inputs import PASS_IT
 
 # Nothing is looked for in these, and not in more objects than so many.
@@ -53,10 +56,12 @@ def _search(func: Any, names: set[str]) -> Any:
     left, seen = [func], dict[int, Any]()
     while left and len(seen) < _MAX_OBJECTS:
         value = left.pop()
-        if isinstance(value, _jaxcore.Tracer):
+        # `isinstance` would ask the object, and what a weak proxy stands for may be gone.
+        kind = type(value)
+        if issubclass(kind, _jaxcore.Tracer):
             if _jaxcore.is_live(value):
                 return value
-        elif not isinstance(value, _ATOMS) and id(value) not in seen:
+        elif not issubclass(kind, _ATOMS) and id(value) not in seen:
             # It is kept, so that no other object gets its id.
             seen[id(value)] = value
             left.extend(_read_of(value, names))
@@ -65,6 +70,13 @@ def _search(func: Any, names: set[str]) -> Any:
 
 def _read_of(value: Any, names: set[str]) -> Iterable[Any]:
     """Return what code with these names can read of a value, and add the names in the value's own code."""
+    if type(value) in weakref.ProxyTypes:
+        with contextlib.suppress(ReferenceError, AttributeError):
+            return [value.__init__.__self__]
+        return ()
+    if not isinstance(value, functools.partial) and is_native(value):
+        # What it reads was made a constant of its machine code. Behind it is all of Numba.
+        return ()
     if isinstance(value, types.FunctionType):
         return _read_of_function(value, names)
     if isinstance(value, types.ModuleType):
