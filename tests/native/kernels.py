@@ -136,7 +136,7 @@ def refuse(x):
 def raises_in_python(x):
     with numba.objmode(y="float32[:]"):
         y = refuse(x) if x[0] > 0 else x * 2
-    return y
+    return y  # noqa: RET504  # Numba wants the name.
 
 
 @njit

@@ -1,11 +1,6 @@
 """Functions that Numba compiled: a program calls them without Python, and they give what they give in Python."""
 
-import concurrent.futures
-import functools
-import gc
 import logging
-import os
-import pathlib
 
 import hypothesis
 import hypothesis.strategies as st
@@ -17,7 +12,6 @@ import pytest
 import jaxpyop
 from jaxpyop import numpy_function
 from jaxpyop._op.primitive import lowering
-from tests.shared.processes import run_python
 from tests.shared.tables import rows
 
 numba = pytest.importorskip("numba", reason="needs the extra `native`")
@@ -177,7 +171,8 @@ def fills(inputs, outputs, cotangents):
     return 2.5, None
 
 
-@pytest.mark.parametrize("method", rows(["sequential", "expand_dims"], ["sequential"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["sequential", "expand_dims"])
 def test_rules_of_numba(method):
     op = numpy_function(Tout=F, vjp=product_vjp, jvp=product_jvp, vmap_method=method)(product)
     x, y = jnp.asarray(V), jnp.asarray(V + 1)
@@ -199,107 +194,6 @@ def test_what_rules_of_numba_may_return(rule, wanted):
     op = lambda x, y: numpy_function(product, [x, y], F, vjp=rule)
     found = jax.jit(jax.grad(lambda x, y: op(x, y).sum(), (0, 1)))(jnp.ones(3), jnp.ones(3))
     np.testing.assert_array_equal(found, [[wanted] * 3, [0] * 3])
-
-
-# Options that send the call through Python.
-OPTIONS = {
-    "stateful": {"stateful": True},
-    "on_error": {"on_error": 0, "output_shapes": (3,)},
-    "executor": {"executor": concurrent.futures.ThreadPoolExecutor(1)},
-    "when": {"when": True},
-    "out": {"out": True, "output_shapes": (3,)},
-}
-
-
-CONSTANTS = {"1 and 1.0": (1, 1.0), "a bool": (1, True), "0.0 and -0.0": (0.0, -0.0)}
-
-
-@numba.njit
-def by_constant(x, n):
-    return x * 0 + 7 // (n + 2) if n else x * 0 + 7.0 * np.copysign(1.0, n)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("pair", CONSTANTS.values(), ids=CONSTANTS)
-def test_equal_constants_of_other_types_have_kernels_of_their_own(pair):
-    run = lambda x: [numpy_function(functools.partial(by_constant, n=n), [x], F) for n in pair]
-    for found, n in zip(jax.jit(run)(V), pair):
-        np.testing.assert_array_equal(found, by_constant(V, n))
-
-
-@pytest.mark.slow
-def test_a_function_that_is_compiled_again():
-    scope = {"G": 2.0}
-    exec("def times(x):\n    return x * G", scope)
-    times = numba.njit(scope["times"])
-    run = lambda: jax.jit(lambda x: numpy_function(times, [x], F))
-    before = run()
-    np.testing.assert_array_equal(before(V), 2 * V)
-    scope["G"] = 3.0
-    times.recompile()
-    np.testing.assert_array_equal(run()(V), 3 * V)
-    # A program keeps the code with which it was compiled.
-    np.testing.assert_array_equal(before(V), 2 * V)
-
-
-class Negative(functools.partial):
-    def __call__(self, x):
-        return -super().__call__(x)
-
-
-@pytest.mark.slow
-def test_a_partial_of_another_class_is_called():
-    op = lambda x: numpy_function(Negative(kernels.inner), [x], F)
-    np.testing.assert_array_equal(jax.jit(op)(V), -3 * V)
-
-
-@pytest.mark.slow
-def test_the_check_passes_whatever_is_set_at_the_first_call():
-    code = """
-import jax, numba, jaxpyop, jax.numpy as jnp, warnings
-from jaxpyop._native.check import state, _why_not
-warnings.simplefilter("error")
-mesh = jax.make_mesh((4,), ("a",))
-for setting in (jax.transfer_guard("disallow"), jax.set_mesh(mesh), jax.debug_nans(True), jax.enable_x64(True)):
-    with setting:
-        _why_not.cache_clear()
-        assert "passed" in state(), (setting, state())
-"""
-    run_python(code, XLA_FLAGS="--xla_force_host_platform_device_count=4")
-
-
-@pytest.mark.slow
-def test_shards_of_four_devices_and_a_saved_program():
-    code = """
-import jax, jaxpyop, jax.numpy as jnp, numpy as np
-from jax.sharding import PartitionSpec as P
-from tests.native.kernels import outer
-op = jaxpyop.numpy_function(Tout=jnp.float32)(outer)
-x, mesh = jnp.arange(12.0).reshape(4, 3), jax.make_mesh((4,), ("a",))
-run = jax.shard_map(lambda x: jax.vmap(op)(x), mesh=mesh, in_specs=P("a"), out_specs=P("a"))
-with jaxpyop.report() as report:
-    np.testing.assert_array_equal(jax.jit(run)(x), 3 * x + 3 * x[:, ::-1])
-assert report.rows()[0]["route"] == "native", report
-saved = jaxpyop.export(lambda x: op(x) + 1)(x[0])
-loaded = jaxpyop.load(saved.to_bytes(), allow=["tests.native.kernels"])
-with jaxpyop.report() as report:
-    np.testing.assert_array_equal(jax.jit(loaded)(x[0]), 3 * x[0] + 3 * x[0, ::-1] + 1)
-assert report.rows()[0]["route"] == "native", report
-"""
-    run_python(code, XLA_FLAGS="--xla_force_host_platform_device_count=4")
-
-
-@pytest.mark.slow
-def test_inputs_of_a_kernel_that_raises_are_freed():
-    op = jax.jit(lambda x: numpy_function(kernels.raises_with_values, [x], F))
-    x, page = jnp.ones(2_000_000), os.sysconf("SC_PAGE_SIZE") / 1e6
-    megabytes = lambda: int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * page
-    for count in (3, 30):
-        before = megabytes()
-        for _ in range(count):
-            with pytest.raises(jax.errors.JaxRuntimeError, match="above zero"):
-                jax.block_until_ready(op(x))
-    assert megabytes() - before < 100
 
 
 # Expressions of a float32 array x, an int32 array n of its shape, and a number s.
@@ -327,95 +221,3 @@ def test_random_kernels(texts, dtype):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lowering, "lowered_natively", lambda *args: None)
         assert found == outcome(jax.jit(lambda arrays: op(arrays)), arrays)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_options_that_need_python_are_right(options):
-    func = kernels.branches
-    if "out" in options:
-        func = numba.njit(lambda x, out: None if out.shape[0] == 0 else _double_into(x, out))
-    op = lambda x: numpy_function(func, [x], F, **options)
-    np.testing.assert_array_equal(jax.jit(op)(jnp.asarray(V)), 2 * V)
-
-
-@numba.njit
-def _double_into(x, out):
-    out[:] = 2 * x
-
-
-def test_no_import_of_numba_without_a_function_of_its_own():
-    code = "import jax, sys, jaxpyop, numpy as np, jax.numpy as jnp\n"
-    code += "jax.jit(lambda x: jaxpyop.numpy_function(np.sin, [x], jnp.float32))(1.0)\n"
-    run_python(code + "assert 'numba' not in sys.modules and 'jaxpyop._native.frame' not in sys.modules")
-
-
-@pytest.mark.slow
-def test_it_can_be_turned_off_and_the_doctor_says_so():
-    code = """
-import jax, numba, jaxpyop, numpy as np, jax.numpy as jnp
-double = numba.njit(lambda x: x * 2)
-with jaxpyop.report() as report:
-    assert float(jax.jit(lambda x: jaxpyop.numpy_function(double, [x], jnp.float32(0)))(1.0)) == 2
-print(report.rows()[0]["route"])
-"""
-    assert run_python(code).stdout.split() == ["native"]
-    assert run_python(code, JAXPYOP_NATIVE="0").stdout.split() == ["buffer"]
-    doctor = "from jaxpyop.__main__ import main; main(['doctor'])"
-    assert "native calls" in run_python(doctor, JAXPYOP_NATIVE="0").stdout
-
-
-@pytest.mark.slow
-def test_many_threads_call_at_once():
-    op = jax.jit(lambda x: jax.lax.fori_loop(0, 50, lambda i, c: numpy_function(kernels.branches, [c], F) * 0.5, x))
-    wanted = jax.block_until_ready(op(jnp.asarray(V)))
-    with concurrent.futures.ThreadPoolExecutor(16) as pool:
-        for found in pool.map(lambda k: op(jnp.asarray(V)), range(200)):
-            np.testing.assert_array_equal(found, wanted)
-
-
-@pytest.mark.slow
-def test_a_kernel_of_numbas_own_threads_is_called_one_by_one():
-    code = """
-import concurrent.futures, jax, numba, jaxpyop, numpy as np, jax.numpy as jnp
-@numba.njit(parallel=True)
-def total(x):
-    found = 0.0
-    for i in numba.prange(x.size):
-        found += x[i]
-    return found
-f = jax.jit(lambda x: jaxpyop.numpy_function(total, [x], jnp.float32(0)))
-x = jnp.ones(1000)
-with concurrent.futures.ThreadPoolExecutor(8) as pool, jaxpyop.report() as report:
-    assert all(float(y) == 1000 for y in pool.map(lambda _: f(x), range(50)))
-assert report.rows()[0]["route"] == "buffer", report
-"""
-    run_python(code, timeout=100)
-
-
-@pytest.mark.slow
-def test_a_program_that_is_gone_leaves_no_block():
-    from jaxpyop._native import frame
-
-    before = len(frame._blocks)
-    f = jax.jit(lambda x: numpy_function(kernels.loop, [x], F(0)))
-    f(jnp.asarray(V))
-    assert len(frame._blocks) == before + 1
-    del f
-    jax.clear_caches()
-    gc.collect()
-    assert len(frame._blocks) <= before
-
-
-@pytest.mark.slow
-def test_numbers_of_64_bits():
-    with jax.enable_x64(True):
-        op = lambda x: numpy_function(kernels.loop, [x], np.float64(0))
-        x = jnp.asarray(np.array([0.1, 0.2]))
-        assert float(jax.jit(op)(x)) == float(op(x)) == kernels.loop(np.asarray(x))
-
-
-@pytest.mark.slow
-def test_partials_hold_no_arrays():
-    op = lambda x: numpy_function(functools.partial(kernels.nested, pair=(V, F(2))), [x], F)
-    np.testing.assert_array_equal(jax.jit(op)(jnp.asarray(V)), 3 * V)

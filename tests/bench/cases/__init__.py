@@ -3,7 +3,7 @@
 Each subject has a list of functions that make its groups. `case` holds what they share.
 """
 
-from tests.bench.cases import batches, calls, cut, executors, gradients, programs
+from tests.bench.cases import batches, calls, cut, executors, gradients, native, programs
 
 SUBJECTS = {
     "calls": calls.GROUPS,
@@ -11,6 +11,7 @@ SUBJECTS = {
     "programs": programs.GROUPS,
     "batches": batches.GROUPS,
     "gradients": gradients.GROUPS,
+    "native": native.GROUPS,
     "traced": programs.TRACED,
     "others": [calls.calls_of_tensorflow],
     "executors": executors.GROUPS,
