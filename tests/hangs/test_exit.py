@@ -35,7 +35,7 @@ cut = jaxpyop.jit(lambda x: jaxpyop.py_func(slow, [x], F) + 1)
 ordered = jax.jit(lambda x: jaxpyop.py_func(slow, [x], F, ordered=True))
 """
 
-# Code, the exit status, and how many runs of the slow function end. A `py_function` runs on types first, while JAX traces.
+# Code, the exit status, and how many runs of the slow function end. A `py_function` runs on types first.
 CASES = {
     "stateful, results dropped": ("log(busy()); log(busy()); del log", 0, 2),
     "ordered": ("ys = [ordered(busy()) for _ in range(3)]", 0, 3),
