@@ -61,6 +61,9 @@ def _search(func: Any, names: set[str]) -> Any:
         if issubclass(kind, _jaxcore.Tracer):
             if _jaxcore.is_live(value):
                 return value
+        elif kind is np.ndarray and not value.dtype.hasobject:
+            # A function may hold many of them, as its data.
+            continue
         elif not issubclass(kind, _ATOMS) and id(value) not in seen:
             # It is kept, so that no other object gets its id.
             seen[id(value)] = value
