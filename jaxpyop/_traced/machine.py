@@ -275,8 +275,7 @@ class Machine:
             forms = found
         else:
             raise Refused("what the loop carries has another form after each turn")
-        arrays = [f for form in forms.values() for f in walk(form, set()) if f.kind == "arr"]
-        if self.auto and bound is None and any(core.is_inexact(f.struct()) for f in arrays):
+        if self.auto and bound is None and any(map(core.is_inexact, structs_of(list(forms.values())))):
             raise Refused("a backward pass through a loop on values needs to know how many turns there can be", _BOUND)
         flat = Flattening(next(Obj.births))
         for p, form in () if self.only_shapes else forms.items():

@@ -26,6 +26,13 @@ def halve(x):
     return x
 
 
+def grown(x):
+    y = 1
+    while y < 5:
+        y = y * 1.5 if x > 0 else y + 2
+    return x * y
+
+
 def through_math(x):
     return x * math.gamma(x)
 
@@ -74,6 +81,7 @@ WAYS = {
     "math": (through_math, "called"),
     "a path that raises": (raising, "traced"),
     "an object": (Scaled(2.0), "called"),
+    "a while of floats of Python": (grown, "called"),
     "a number that a program may not hold": (lambda x: x * int(x), "called"),
     "a counted loop of JAX without a gradient": (
         lambda x: jax.lax.fori_loop(0, x.astype(int), lambda i, s: s * 2, x),
@@ -88,10 +96,10 @@ def test_the_jaxpr_says_which(function, way):
     assert shown(auto(function), 3.0) == way
 
 
-@pytest.mark.parametrize("function", [halve, through_math])
-def test_gradients_are_those_of_eager_mode(function):
+@pytest.mark.parametrize(("function", "options"), [(halve, {"max_steps": 10}), (through_math, {}), (grown, {})])
+def test_gradients_are_those_of_eager_mode(function, options):
     wanted = jax.value_and_grad(lambda x: jaxpyop.py_function(function, [x], F))(3.0)
-    got = jax.jit(jax.value_and_grad(auto(function, max_steps=10)))(3.0)
+    got = jax.jit(jax.value_and_grad(auto(function, **options)))(3.0)
     assert jax.tree.map(float, got) == pytest.approx(jax.tree.map(float, wanted), rel=1e-6)
 
 
