@@ -87,3 +87,11 @@ def test_block_methods(method):
     program = lambda f: jax.grad(lambda x, w: jax.vmap(f, (0, None))(x, w).sum(), (0, 1))
     trees_close(program(op)(X, 2.0), jax.jit(program(plain))(X, 2.0))
     assert body.count == 3
+
+
+def test_one_function_on_two_dtypes_in_two_branches():
+    """JAX hands the receipts of both branches over in one array."""
+    square, x = lambda x: x * x, jnp.arange(1.0, 5.0)
+    op = lambda x: py_function(square, [x], x.dtype, output_shapes=())
+    program = lambda x: jax.lax.cond(x > 2, op, lambda x: op(x.astype(jnp.float16)).astype(F), x)
+    np.testing.assert_allclose(jax.jit(jax.vmap(jax.grad(program)))(x), 2 * x)

@@ -104,7 +104,7 @@ class Arguments:
             for place, leaf, value in parts:
                 if type(leaf) is _Array and inexact[leaf.number]:
                     values[leaf.number] = place, value
-                elif not (isinstance(leaf, _Fixed) and leaf.is_default):
+                elif not (type(leaf) is _Fixed and leaf.is_default):
                     _check_is_nothing(value, place, said)
         return values
 

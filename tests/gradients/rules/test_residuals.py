@@ -134,11 +134,13 @@ def test_receipts_of_several_runs():
     np.testing.assert_allclose(jax.vmap(lambda pull: pull(F(1))[0])(pulls), 2 * X * jnp.array([1, 5, 1]))
 
 
-@pytest.mark.parametrize("cleared", [False, True])
-def test_further_axes_of_the_backward_pass(cleared):
+@pytest.mark.parametrize(
+    ("cleared", "method"), [(False, "expand_dims"), (True, "expand_dims"), (False, "broadcast_all")]
+)
+def test_further_axes_of_the_backward_pass(cleared, method):
     """The axis of `jax.jacrev` may be between those of `fwd`, which runs again if its record is gone."""
     fwd, bwd = Counter(in_array), Counter(of_array)
-    op = lambda x: numpy_function(square, [x], F, vjp=(fwd, bwd), vmap_method="expand_dims")
+    op = lambda x: numpy_function(square, [x], F, vjp=(fwd, bwd), vmap_method=method)
     x, cts = jnp.arange(6.0).reshape(2, 3), jnp.arange(1.0, 5.0)
     pulls = jax.vmap(jax.vmap(lambda x: jax.vjp(op, x)[1]))(x)
     if cleared:

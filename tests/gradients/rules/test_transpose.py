@@ -105,3 +105,12 @@ def test_a_constant_beside_the_inputs(transform):
     where = lambda x: op(x, when=jnp.array(True))
     for f in (first, where):
         np.testing.assert_allclose(jax.grad(lambda x, f=f: transform(f)(x) @ Y)(X), Y @ M, rtol=1e-6)
+
+
+def test_a_batch_of_some_inputs():
+    """An integer array comes before the input in which the function is linear, once it is taken apart."""
+    double = numpy_function(Tout=F, output_shapes=(), transpose=lambda ct: (2 * ct, None))(lambda x, n: 2 * x)
+    x = jnp.arange(3.0)
+    batch = lambda x: jax.vmap(double, (0, None))(x, jnp.arange(3))
+    np.testing.assert_array_equal(jax.jvp(batch, (x,), (x + 1,))[1], 2 * (x + 1))
+    np.testing.assert_array_equal(jax.jit(jax.vjp(batch, x)[1])(x)[0], 2 * x)
