@@ -89,13 +89,13 @@ for setting in (jax.transfer_guard("disallow"), jax.set_mesh(mesh), jax.debug_na
 def test_shards_of_four_devices_and_a_saved_program():
     code = """
 import jax, jaxpyop, jax.numpy as jnp, numpy as np
-from jax.sharding import PartitionSpec as P
+from jax.sharding import NamedSharding, PartitionSpec as P
 from tests.native.kernels import outer
 op = jaxpyop.numpy_function(Tout=jnp.float32)(outer)
 x, mesh = jnp.arange(12.0).reshape(4, 3), jax.make_mesh((4,), ("a",))
 run = jax.shard_map(lambda x: jax.vmap(op)(x), mesh=mesh, in_specs=P("a"), out_specs=P("a"))
 with jaxpyop.report() as report:
-    np.testing.assert_array_equal(jax.jit(run)(x), 3 * x + 3 * x[:, ::-1])
+    np.testing.assert_array_equal(jax.jit(run)(jax.device_put(x, NamedSharding(mesh, P("a")))), 3 * x + 3 * x[:, ::-1])
 assert report.rows()[0]["route"] == "native", report
 saved = jaxpyop.export(lambda x: op(x) + 1)(x[0])
 loaded = jaxpyop.load(saved.to_bytes(), allow=["tests.native.kernels"])
