@@ -6,9 +6,9 @@ where `executor=` says. It writes the results into XLA's memory. An error become
 `reraise` finds the exception again.
 
 Reading order: host_call (how a call runs under `vmap`, and in which surroundings), show (how texts show functions and
-values), errors, metrics (`report()` and `on_error=`), pools (where a body runs), run_batch, guard (why JAX code in a
-body finds a free thread), memory (XLA's and ours), small_numbers (a mode of XLA's threads), at_exit (what the end of
-the process waits for), host (the entry from XLA).
+values), errors, failures (`on_error=`), metrics and report_table (`report()`), pools (where a body runs), run_batch,
+guard (why JAX code in a body finds a free thread), memory (XLA's and ours), small_numbers (a mode of XLA's threads),
+at_exit (what the end of the process waits for), host (the entry from XLA).
 """
 
 from jaxpyop._host import metrics
@@ -22,11 +22,12 @@ from jaxpyop._host.errors import (
     reraise,
     strip_library_frames,
 )
+from jaxpyop._host.failures import Failures
 from jaxpyop._host.guard import install_guard, verdict
 from jaxpyop._host.host import Host, Shared, store, take_back
 from jaxpyop._host.host_call import NO_BATCH, SEQUENTIAL, VMAP_METHODS, Batch, Environment, HostCall, Method, VmapMethod
 from jaxpyop._host.memory import SCRATCH, kept_of, lend, lend_results, return_results
-from jaxpyop._host.metrics import Failures, report
+from jaxpyop._host.metrics import report
 from jaxpyop._host.pools import Pool, check_executor, check_workers
 from jaxpyop._host.pools import Workers as Workers
 from jaxpyop._host.run_batch import call_where_op_runs, results_of_elements, run_each, run_once

@@ -1,4 +1,4 @@
-"""What `jaxpyop.report()` and `on_error=` count; `Host.enter` and `direct.run_now` note each call once.
+"""What `jaxpyop.report()` counts; `Host.enter` and `direct.run_now` note each call once.
 
 `reports` holds the reports that are open. A call looks at `metrics.reports` where it begins and where its function
 runs. If no report is open, these two looks are the whole cost. Compiled programs look when they run, so it does not
@@ -8,22 +8,20 @@ matter whether they were compiled before the report was opened.
 from __future__ import annotations
 
 import collections
-import contextlib
 import functools
 import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import jax
 import jax.monitoring
 
-from jaxpyop import _jaxcore
 from jaxpyop._host.errors import failure_text
 from jaxpyop._host.host_call import Batch, HostCall
-from jaxpyop._host.show import where
+from jaxpyop._host.report_table import ROUTES, row_of, shown_table
 
 reports: tuple[Report, ...] = ()
 
@@ -31,13 +29,12 @@ reports: tuple[Report, ...] = ()
 # The lock is reentrant, because a thread that holds it may collect garbage, and a finalizer may call an op.
 _lock = threading.RLock()
 
-_ROUTES = ("direct", "buffer", "callback", "cut", "native", "traced")
 _NUMBERS = (
     *("elements", "runs", "rules", "function_seconds", "rule_seconds", "total_seconds", "bytes_in", "bytes_out"),
     *("records", "pushed_out", "recomputed", "failures", "chained", "worker_runs", "compilations", "compile_seconds"),
 )
 _SECONDS_OF = {"runs": "function_seconds", "rules": "rule_seconds"}
-_ZEROS: dict[str, Any] = dict.fromkeys((*_ROUTES, *_NUMBERS), 0) | {"first_failure": ""}
+_ZEROS: dict[str, Any] = dict.fromkeys((*ROUTES, *_NUMBERS), 0) | {"first_failure": ""}
 
 
 def _no_totals() -> dict[str, dict[str, Any]]:
@@ -126,7 +123,7 @@ def note_call(
 
     Args:
         call: the call.
-        route: how it came to Python, one of `_ROUTES`.
+        route: how it came to Python, one of `ROUTES`.
         batch: the elements that it was for.
         began: what `begin` returned.
         nbytes: the bytes of its inputs and of its results.
@@ -245,18 +242,11 @@ class Report:
     def rows(self) -> list[dict[str, Any]]:
         """Return one dictionary for each op. The ops that took longest come first."""
         with _lock:
-            rows = [_row(name, dict(totals)) for name, totals in self.totals.items()]
+            rows = [row_of(name, dict(totals)) for name, totals in self.totals.items()]
         return sorted(rows, key=lambda row: -row["function_seconds"] - row["rule_seconds"] - row["around_seconds"])
 
     def __repr__(self) -> str:
-        rows = self.rows()
-        columns = [c for c in _SHOWN if c in _ALWAYS_SHOWN or any(row[c] for row in rows)]
-        table = [[_SHOWN[c] for c in columns], *([_shown(c, row[c]) for c in columns] for row in rows)]
-        widths = [max(map(len, column)) for column in zip(*table)]
-        lines = ["  ".join(map(str.ljust, cells, widths)).rstrip() for cells in table]
-        lines += [f"{row['op']}: {row['advice']}" for row in rows if row["advice"]]
-        lines += [f"{row['op']}: the first failure: {row['first_failure']}" for row in rows if row["first_failure"]]
-        return "\n".join(lines)
+        return shown_table(self.rows())
 
 
 # All jobs of a worker process have one report together, since several may run at once on its threads.
@@ -289,156 +279,3 @@ def report() -> Report:
         sin direct 1 1 12
     """
     return Report()
-
-
-# --------------------------------------------------------------------- rows and tables
-
-# The columns of the table with their titles. A column that is zero in all rows is left out.
-_SHOWN = {
-    **{column: column for column in ("op", "route", "calls", "traces", "elements", "runs", "rules")},
-    "mean_seconds": "mean",
-    "function_seconds": "in function",
-    "rule_seconds": "in rules",
-    "around_seconds": "around it",
-    "bytes_in": "in",
-    "bytes_out": "out",
-    "records": "records",
-    "pushed_out": "pushed out",
-    "recomputed": "recomputed",
-    "failures": "failures",
-    "compilations": "compilations",
-    "compile_seconds": "compiling",
-}
-_ALWAYS_SHOWN = ("op", "route", "calls")
-
-
-def _row(name: str, totals: dict[str, Any]) -> dict[str, Any]:
-    by_route = {route: totals.pop(route) for route in _ROUTES}
-    inside = totals["function_seconds"] + totals["rule_seconds"]
-    row: dict[str, Any] = {
-        "op": name,
-        "route": ", ".join(route for route, count in by_route.items() if count),
-        "traces": by_route.pop("traced"),
-        "calls": sum(by_route.values()),
-        "mean_seconds": totals["function_seconds"] / (totals["runs"] or 1),
-        "around_seconds": max(0.0, totals.pop("total_seconds") - inside),
-        **totals,
-    }
-    chained, worker_runs = row.pop("chained"), row.pop("worker_runs")
-    return {**row, "advice": _advice(row, inside, chained, worker_runs)}
-
-
-def _advice(row: dict[str, Any], inside: Any, chained: int, worker_runs: int) -> str:
-    if row["recomputed"] and row["pushed_out"]:
-        return f"{row['pushed_out']} records were pushed out: increase max_record_bytes"
-    if worker_runs >= 100 and row["around_seconds"] > inside:
-        around, inside = (_shown("function_seconds", seconds) for seconds in (row["around_seconds"], inside))
-        return (
-            f"the way to the workers and back took {around}, and func {inside}: without executor= the calls take less "
-            "time, unless most of it was the start of the workers"
-        )
-    if (
-        row["calls"] >= 10
-        and row["compilations"] >= 10
-        and row["compile_seconds"] > (inside + row["around_seconds"]) / 2
-    ):
-        return (
-            f"{row['compilations']} compilations took more than half of the time: JAX compiles an operation for each "
-            "new shape, so give the arrays few shapes, by a mask or by padding; the first calls compile, too"
-        )
-    is_chain = 2 * chained > row["calls"]
-    if row["calls"] >= 1000 and row["elements"] == row["calls"] and row["mean_seconds"] < 1e-3 and not is_chain:
-        return (
-            f"{row['calls']} calls of one element: if none needs the result of another, vmap and "
-            "vmap_method='expand_dims' make one call of many"
-        )
-    return ""
-
-
-def _shown(column: str, value: Any) -> str:
-    if column.endswith("_seconds"):
-        unit, scale = next(((u, s) for u, s in (("s", 1.0), ("ms", 1e-3)) if value >= s), ("us", 1e-6))
-        return f"{value / scale:.1f} {unit}"
-    if column.startswith("bytes_"):
-        unit, scale = next(((u, s) for u, s in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)) if value >= s), ("B", 1))
-        return f"{value / scale:.{int(scale > 1)}f} {unit}"
-    return str(value)
-
-
-# ---------------------------------------------------------- failures that `on_error=` filled
-
-
-class Failures:
-    """The failures of one op.
-
-    Args:
-        title: how warnings name the op.
-        func: the op's function, or None in the copy that a worker process has.
-
-    Attributes:
-        count: how many elements failed so far.
-        first: the error of the first failure and its inputs, as text.
-    """
-
-    def __init__(self, title: str, func: Any) -> None:
-        self.count = 0
-        self.first = ""
-        self._title = title
-        self._place = None if func is None else where(func)
-        self._lock = threading.Lock()
-        self._batches = 0
-
-    def __reduce__(self) -> Any:
-        # The copy in a worker counts from zero. The result of each job carries the count back to the op's own process.
-        return Failures, (self._title, None)
-
-    def note(self, error: Exception, count: int) -> str:
-        """Count elements that failed, and warn. Inside `in_batch` the warning waits for the end of the batch.
-
-        Returns:
-            The error and the inputs, as text.
-        """
-        text = failure_text(error, self._title)
-        self.add((count, text))
-        if not self._batches:
-            self._warn()
-        return text
-
-    def add(self, noted: tuple[int, str]) -> None:
-        """Add a number of failures, and the text of the first of them."""
-        with self._lock:
-            self.count += noted[0]
-            self.first = self.first or noted[1]
-
-    def taken(self) -> tuple[int, str]:
-        """Return what a worker counted since the last call of this method, and start again from zero.
-
-        In the op's own process it returns nothing new, because the failures are counted in the right place already.
-        """
-        if self._place is not None:
-            return 0, ""
-        with self._lock:
-            noted, self.count, self.first = (self.count, self.first), 0, ""
-        return noted
-
-    @contextlib.contextmanager
-    def in_batch(self) -> Iterator[None]:
-        """Delay the warning to the end of a batch, when it is known how many of its elements failed."""
-        with self._lock:
-            self._batches += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._batches -= 1
-        if self.count and not self._batches:
-            self._warn()
-
-    def _warn(self) -> None:
-        if self._place is None:
-            return
-        _jaxcore.warn_once(
-            ("on_error=", self._title, self._place),
-            f"{self._title}: on_error= filled the results of {self.count} element{'' if self.count == 1 else 's'} that "
-            f"failed; later failures come without a warning. The first one: {self.first}",
-        )

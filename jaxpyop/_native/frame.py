@@ -188,6 +188,10 @@ class Block:
         self.words = np.array([kernel.address, number, 0], np.int64)
         _blocks[number] = self
 
+    def __reduce__(self) -> Any:
+        # JAX pickles what a program keeps if it writes the program to a file, where the address would stay.
+        raise TypeError("a program with a native call holds addresses of this process; save it by jaxpyop.export")
+
     @property
     def address(self) -> int:
         """The attribute of the call."""

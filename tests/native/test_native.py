@@ -82,7 +82,7 @@ def everywhere(op):
     def program(arrays):
         found = op(arrays)
         zeros = lambda: jax.tree.map(jnp.zeros_like, found)
-        each = jax.lax.map(op, [jnp.stack([x, x]) for x in arrays]) if arrays else None
+        each = jax.lax.map(op, jax.tree.map(lambda x: jnp.stack([x, x]), arrays)) if arrays else None
         branch = jax.lax.cond(jax.tree.leaves(found)[0].size >= 0, lambda: op(arrays), zeros)
         return found, each, branch, jax.lax.fori_loop(0, 2, lambda i, before: op(arrays), zeros())
 

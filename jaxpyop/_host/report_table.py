@@ -1,0 +1,91 @@
+"""The rows of a report, and how it prints them: titles, units, and the advice that follows from the numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+# How a call came to Python, or was run.
+ROUTES = ("direct", "buffer", "callback", "cut", "native", "traced")
+
+# The columns of the table with their titles. A column that is zero in all rows is left out.
+_SHOWN = {
+    **{column: column for column in ("op", "route", "calls", "traces", "elements", "runs", "rules")},
+    "mean_seconds": "mean",
+    "function_seconds": "in function",
+    "rule_seconds": "in rules",
+    "around_seconds": "around it",
+    "bytes_in": "in",
+    "bytes_out": "out",
+    "records": "records",
+    "pushed_out": "pushed out",
+    "recomputed": "recomputed",
+    "failures": "failures",
+    "compilations": "compilations",
+    "compile_seconds": "compiling",
+}
+_ALWAYS_SHOWN = ("op", "route", "calls")
+
+
+def shown_table(rows: list[dict[str, Any]]) -> str:
+    """Return rows as a table, with the advice and the first failures below it."""
+    columns = [c for c in _SHOWN if c in _ALWAYS_SHOWN or any(row[c] for row in rows)]
+    table = [[_SHOWN[c] for c in columns], *([_shown(c, row[c]) for c in columns] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*table)]
+    lines = ["  ".join(map(str.ljust, cells, widths)).rstrip() for cells in table]
+    lines += [f"{row['op']}: {row['advice']}" for row in rows if row["advice"]]
+    lines += [f"{row['op']}: the first failure: {row['first_failure']}" for row in rows if row["first_failure"]]
+    return "\n".join(lines)
+
+
+def row_of(name: str, totals: dict[str, Any]) -> dict[str, Any]:
+    """Make the row of an op from its totals."""
+    by_route = {route: totals.pop(route) for route in ROUTES}
+    inside = totals["function_seconds"] + totals["rule_seconds"]
+    row: dict[str, Any] = {
+        "op": name,
+        "route": ", ".join(route for route, count in by_route.items() if count),
+        "traces": by_route.pop("traced"),
+        "calls": sum(by_route.values()),
+        "mean_seconds": totals["function_seconds"] / (totals["runs"] or 1),
+        "around_seconds": max(0.0, totals.pop("total_seconds") - inside),
+        **totals,
+    }
+    chained, worker_runs = row.pop("chained"), row.pop("worker_runs")
+    return {**row, "advice": _advice(row, inside, chained, worker_runs)}
+
+
+def _advice(row: dict[str, Any], inside: Any, chained: int, worker_runs: int) -> str:
+    if row["recomputed"] and row["pushed_out"]:
+        return f"{row['pushed_out']} records were pushed out: increase max_record_bytes"
+    if worker_runs >= 100 and row["around_seconds"] > inside:
+        around, inside = (_shown("function_seconds", seconds) for seconds in (row["around_seconds"], inside))
+        return (
+            f"the way to the workers and back took {around}, and func {inside}: without executor= the calls take less "
+            "time, unless most of it was the start of the workers"
+        )
+    if (
+        row["calls"] >= 10
+        and row["compilations"] >= 10
+        and row["compile_seconds"] > (inside + row["around_seconds"]) / 2
+    ):
+        return (
+            f"{row['compilations']} compilations took more than half of the time: JAX compiles an operation for each "
+            "new shape, so give the arrays few shapes, by a mask or by padding; the first calls compile, too"
+        )
+    is_chain = 2 * chained > row["calls"]
+    if row["calls"] >= 1000 and row["elements"] == row["calls"] and row["mean_seconds"] < 1e-3 and not is_chain:
+        return (
+            f"{row['calls']} calls of one element: if none needs the result of another, vmap and "
+            "vmap_method='expand_dims' make one call of many"
+        )
+    return ""
+
+
+def _shown(column: str, value: Any) -> str:
+    if column.endswith("_seconds"):
+        unit, scale = next(((u, s) for u, s in (("s", 1.0), ("ms", 1e-3)) if value >= s), ("us", 1e-6))
+        return f"{value / scale:.1f} {unit}"
+    if column.startswith("bytes_"):
+        unit, scale = next(((u, s) for u, s in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)) if value >= s), ("B", 1))
+        return f"{value / scale:.{int(scale > 1)}f} {unit}"
+    return str(value)
