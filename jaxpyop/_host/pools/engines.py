@@ -192,10 +192,11 @@ class Processes(Engine):
             array.close()
 
 
-# What a worker has to have, as an expression which workers without jaxpyop can evaluate, too.
+# What a worker has to have, as an expression which workers without jaxpyop can evaluate, too. Nothing is imported: that
+# would take seconds, for which the worker could not answer.
 _ENVIRONMENT = """{"Python": "%d.%d" % __import__("sys").version_info[:2]} | {
-    name: __import__(name).__version__ if __import__("importlib.util").util.find_spec(name) else "none"
-    for name in ("jax", "jaxpyop")
+    name: next((found.version for found in __import__("importlib.metadata").metadata.distributions(name=name)), "unknown")
+    if __import__("importlib.util").util.find_spec(name) else "none" for name in ("jax", "jaxpyop")
 }"""
 # The machines of each client on which these are known to be ours.
 _fit: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
