@@ -164,11 +164,7 @@ class Sending:
     def _submitted(self, task: Task) -> Any:
         if self._notes:
             task.job = dataclasses.replace(task.job, note=self._notes.new())
-        once, home, stateful = (
-            self._repeats or self._call.stateful,
-            task.numbers.start % self.homes,
-            self._call.stateful,
-        )
+        home, stateful = task.numbers.start % self.homes, self._call.stateful
         task.engine = self._engines[home]
         try:
             return task.engine.submit(task.job, task.shared, self._repeats or stateful, stateful)
