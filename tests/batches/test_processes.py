@@ -1,9 +1,11 @@
 """Workers that are no threads of this process, in pools of processes and in Dask: what travels, and what is lost."""
 
 import importlib
+import importlib.metadata
 import os
 import threading
 import time
+import types
 import weakref
 
 import jax
@@ -182,8 +184,9 @@ def test_a_worker_that_dies_leaves_the_program_alive(method):
             run(jax.jit(vmap(bodies.die)), grid(3))
 
 
-def test_dask_keeps_the_elements_until_a_worker_comes():
+def test_dask_keeps_the_elements_until_a_worker_comes(monkeypatch):
     """As on a cluster that starts its workers when there is work."""
+    monkeypatch.setattr("jaxpyop._host.pools.sending._WARN", 100)
     with cluster_of(0) as cluster, cluster.get_client() as client:
         threading.Timer(0.5, cluster.scale, [2]).start()
         slow = jax.jit(parallel(numpy_function, bodies.slow_process_number, client.get_executor(), jnp.int32))
@@ -208,7 +211,8 @@ def test_a_call_does_not_wait_for_ever_for_a_worker(monkeypatch):
 def test_workers_of_another_environment(dask, monkeypatch):
     monkeypatch.setattr(engines, "_fit", weakref.WeakKeyDictionary())
     with monkeypatch.context() as changed:
-        changed.setattr(jax, "__version__", "0.0.1")
+        other = [types.SimpleNamespace(version="0.0.1")]
+        changed.setattr(importlib.metadata, "distributions", lambda name: other if name == "jax" else [])
         with pytest.raises(RuntimeError, match=r"the worker tcp.* has jax .*\(here 0.0.1\); executor= needs"):
             parallel(numpy_function, bodies.double, dask)(grid(3))
     np.testing.assert_array_equal(parallel(numpy_function, bodies.double, dask)(grid(3)), 2 * grid(3))

@@ -193,7 +193,7 @@ def test_in_worker_processes():
             func, api, options = KINDS[name]
             op = make((func, api, options | {"executor": pool}), "nan")
             assert_filled(jax.vmap, op, but_for(RIGHT, np.nan), but_for(SLOPES, np.nan))
-        text = r"'worker': on_error= .* 1 element .*ValueError: singular\n  inputs: x="
+        text = r"'worker': on_error= .* 1 element .*ValueError: singular \(.*\.py:\d+\)\n  inputs: x="
         with pytest.warns(RuntimeWarning, match=text):
             jax.vmap(lambda x: numpy_function(square, [x], TOUT, name="worker", on_error="nan", executor=pool))(XS)
 

@@ -163,7 +163,8 @@ def test_failures(method, on_error):
             assert on_error == "raise"
         (row,) = report.rows()
         assert (row["runs"], row["failures"]) == (body.count, 1)
-        assert row["first_failure"].startswith("KeyError: 'two'\n  inputs: args[0]=float32[")
+        line = fails_for_two.__code__.co_firstlineno + 2
+        assert row["first_failure"].startswith(f"KeyError: 'two' ({__file__}:{line})\n  inputs: args[0]=float32[")
         assert "sine: the first failure: KeyError: 'two'" in str(report)
 
 

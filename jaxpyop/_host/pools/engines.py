@@ -192,10 +192,11 @@ class Processes(Engine):
             array.close()
 
 
-# What a worker has to have, as an expression which workers without jaxpyop can evaluate, too.
+# What a worker has to have, as an expression which workers without jaxpyop can evaluate, too. Nothing is imported: that
+# would take seconds, for which the worker could not answer.
 _ENVIRONMENT = """{"Python": "%d.%d" % __import__("sys").version_info[:2]} | {
-    name: __import__(name).__version__ if __import__("importlib.util").util.find_spec(name) else "none"
-    for name in ("jax", "jaxpyop")
+    name: next((each.version for each in __import__("importlib.metadata").metadata.distributions(name=name)), "?")
+    if __import__("importlib.util").util.find_spec(name) else "none" for name in ("jax", "jaxpyop")
 }"""
 # The machines of each client on which these are known to be ours.
 _fit: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
@@ -225,10 +226,10 @@ class Dask(Engine):
         ours = eval(_ENVIRONMENT)
         found = self._client.run(eval, _ENVIRONMENT, workers=list(new.values()), on_error="ignore")
         for worker, theirs in found.items():
-            if differing := [
-                f"{name} {theirs[name]} (here {own})" for name, own in ours.items() if theirs[name] != own
-            ]:
-                raise UnfitWorkersError(f"the worker {worker} has {', '.join(differing)}")
+            differing = [name for name, own in ours.items() if theirs[name] != own and "?" not in (theirs[name], own)]
+            if differing:
+                shown = ", ".join(f"{name} {theirs[name]} (here {ours[name]})" for name in differing)
+                raise UnfitWorkersError(f"the worker {worker} has {shown}")
         fit.update(host for host, worker in new.items() if worker in found)
 
     @property

@@ -1,9 +1,7 @@
 """Sends jobs to workers, a few at a time, and takes their results; what was lost with a worker is sent again.
 
-If a worker dies, only the element that it ran may be to blame, which workers on this machine note. It alone is given up
-after `retries=`. If nobody knows which one it was, the elements of the chunk are sent one at a time. The death of one
-worker breaks a pool of processes, and may leave several suspects. Half as many of them are then under way in the next
-pool, and so on, until it is certain which one it is.
+If a worker dies, only the element that it ran may be to blame, which workers on this machine note. Elsewhere the
+elements of a lost chunk are sent one at a time. If a pool leaves several suspects, half as many run at a time.
 """
 
 from __future__ import annotations
@@ -78,9 +76,7 @@ class Sending:
         store: takes the results.
         at_once: whether they may run at the same time.
 
-    Attributes:
-        homes: how many executors there are.
-        chunks: what is known of the time that elements take.
+    Attributes: `homes` executors, and `chunks`, what is known of the time that elements take.
     """
 
     def __init__(
@@ -136,7 +132,6 @@ class Sending:
                 self._notes.close()
 
     def _next_done(self) -> Any:
-        """Wait for the end of a job, as long as there are workers."""
         seen, has_warned = time.monotonic(), False
         while True:
             with contextlib.suppress(queue.Empty):
@@ -169,19 +164,16 @@ class Sending:
     def _submitted(self, task: Task) -> Any:
         if self._notes:
             task.job = dataclasses.replace(task.job, note=self._notes.new())
-        once, home, stateful = self._repeats or self._call.stateful, self._home_of(task), self._call.stateful
+        home, stateful = task.numbers.start % self.homes, self._call.stateful
         task.engine = self._engines[home]
         try:
-            return task.engine.submit(task.job, task.shared, once, stateful)
+            return task.engine.submit(task.job, task.shared, self._repeats or stateful, stateful)
         except Exception as error:
             # The pool broke before it took the job.
             if not means_lost_worker(error) or not self._renew(home):
                 raise
             task.engine = self._engines[home]
-            return task.engine.submit(task.job, task.shared, once, stateful)
-
-    def _home_of(self, task: Task) -> int:
-        return task.numbers.start % self.homes
+            return task.engine.submit(task.job, task.shared, self._repeats or stateful, stateful)
 
     def _renew(self, home: int) -> bool:
         """Go on with another executor, if the function that the user gave returns one."""
@@ -233,7 +225,7 @@ class Sending:
         if is_pool:
             lost += self._lost_with(task)
             alone = len(lost) == 1
-            home = self._home_of(task)
+            home = task.numbers.start % self.homes
             if engine is self._engines[home] and not self._renew(home):
                 raise error
         engine.lost_worker()
@@ -281,7 +273,7 @@ class Sending:
         self._most = math.inf
         op, said = self._call.op, str(error).partition("\n")[0]
         how_often = f"{task.losses} time{'' if task.losses == 1 else 's'}"
-        is_late = running is not None and running.deadline <= time.monotonic()
+        is_late = running and running.deadline <= time.monotonic()
         late = f", or func took longer than timeout={op.timeout} and did not end" if op.timeout else ""
         # The function must not run here, which it would to find the element of a block that fails.
         if op.failures is None or task.job.lead:
@@ -345,11 +337,10 @@ def _texts(error: BaseException | None) -> str:
 
 # -------------------------------------------------------------- how many elements go to a worker at a time
 
-# The way to a worker and back should be small beside the time in the function: a chunk runs for about ten times as long
-# as the way takes. It runs for at least ten milliseconds, since this process has work for each chunk too, and for at
-# most a second, since the way seems to be long while workers start. The first chunks are small, since nothing is known
-# of either time, unless an earlier batch of the same call has shown them. No chunk is so large that some workers wait
-# for another one at the end.
+# A chunk runs for about ten times as long as the way to a worker and back takes. It runs for at least ten milliseconds,
+# since this process has work for each chunk too, and for at most a second, since the way seems to be long while workers
+# start. The first chunks are small, unless an earlier batch of the same call has shown both times. No chunk is so large
+# that some workers wait for another one at the end.
 
 _TIMES_THE_WAY = 10
 _LEAST_SECONDS, _MOST_SECONDS = 0.01, 1.0
