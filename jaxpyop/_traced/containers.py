@@ -292,9 +292,9 @@ class Containers(Operators):
             check_class(cls)
         if name == "__class__":
             return cls
-        own = v.slots if isinstance(v, Obj) else _attributes_of(v)
+        own = v.slots if isinstance(v, Obj) else attributes_of(v)
         found = self.class_attribute(cls, name)
-        if name in own and type(found) not in (property, *_NOT_READ):
+        if name in own and type(found) not in (property, *NOT_READ):
             x = self.outside(own[name])
             if isinstance(x, Union) and UNDEF in x.alts:
                 raise Refused(f"the attribute {name} is set on one path only", "set it before")
@@ -326,7 +326,7 @@ class Containers(Operators):
             return Partial(self.outside(found.__func__), (cls,))
         if kind is types.FunctionType and v is not UNDEF:
             return Partial(found, (v,))
-        if not _is_data(found):
+        if not is_data(found):
             raise Refused(f"a class attribute that is a {kind.__name__}")
         return self.outside(found)
 
@@ -340,7 +340,7 @@ class Containers(Operators):
         if not isinstance(v, Obj) or v.cls in METHODS:
             raise Refused(f"`.{name}` of a {name_of_type(v)} from outside is changed", CHANGES)
         found = self.class_attribute(v.cls, name)
-        plain = found is UNDEF or _is_data(found)
+        plain = found is UNDEF or is_data(found)
         if not plain or self.class_attribute(v.cls, "__setattr__") is not UNDEF:
             raise Refused(f"`.{name}`, a property or an attribute of a frozen dataclass, is set", "make a new object")
         self.write(v, name, value)
@@ -395,27 +395,3 @@ class Containers(Operators):
         if type(v) is dict:
             return self.items(self.opened(v))
         return ((k, x) for k, x in map(self.iterate, self.lazily(v)))
-
-
-# They decide what an attribute is, although the object has one of that name.
-_NOT_READ = (types.GetSetDescriptorType, types.MemberDescriptorType)
-
-
-def _attributes_of(v: Any) -> Any:
-    """The attributes that an object itself has. Its class has passed the gate."""
-    try:
-        return object.__getattribute__(v, "__dict__")
-    except AttributeError:
-        return {}
-
-
-def _is_data(found: Any) -> bool:
-    """Whether what stands in a class is the attribute of an object itself, and does not compute one."""
-    kind = type(found)
-    plain = kind in (types.FunctionType, tuple, list, dict, types.BuiltinFunctionType) or is_constant(found)
-    return plain or is_array(found) or kind is np.ndarray
-
-
-def check_name(name: str) -> None:
-    if name.startswith("__") and not name.endswith("__"):
-        raise Refused(f"the name `{name}`, which Python changes inside a class", "write one underscore")

@@ -15,7 +15,7 @@ from typing import Any
 from jaxpyop import _jaxcore as core
 from jaxpyop._functions import codes_in, contents_of_code, names_in
 from jaxpyop._traced.calls import OUTSIDE, Calls, name_of_function
-from jaxpyop._traced.containers import CHANGES, check_name
+from jaxpyop._traced.containers import CHANGES
 from jaxpyop._traced.machine import NORMAL, RETURN
 from jaxpyop._traced.operators import RECURSION
 from jaxpyop._traced.values import *

@@ -85,12 +85,9 @@ def advise(error: Exception, op: Op, what: str, func: Callable[..., Any], argume
             # If the arguments do not fit, Python raises in the frame of the caller, which is ours.
             clearer = _error_about_the_call(error, op, what, func, arguments)
         if clearer is None and _is_about_a_number(error, arguments):
-            add_note(
-                error,
-                f"{op.title}: a number in inp reaches {what} as "
-                f"{'an array without axes' if op.on_jax else 'a NumPy number'}; jaxpyop.static(3) in inp keeps a "
-                "number of Python, and int(x) or float(x) makes one",
-            )
+            kind = "an array without axes" if op.on_jax else "a NumPy number"
+            remedy = "jaxpyop.static(3) in inp keeps a number of Python, and int(x) or float(x) makes one"
+            add_note(error, f"{op.title}: a number in inp reaches {what} as {kind}; {remedy}")
     # Objects of users may raise anything when they are looked at. That must not hide the exception.
     with contextlib.suppress(Exception):
         called = op.title if what == "func" else f"{op.title}, {what}"

@@ -160,3 +160,30 @@ def _check(why: str) -> None:
     if why:
         remedy = "read what is needed of it before, or call it there, and pass that in; or use a plain class"
         raise Refused(why, f"{remedy}, a dataclass, a tuple or a dict")
+
+
+# ------------------------------------------------------------------ attributes
+
+# They decide what an attribute is, although the object has one of that name.
+NOT_READ = (types.GetSetDescriptorType, types.MemberDescriptorType)
+
+
+def attributes_of(v: Any) -> Any:
+    """The attributes that an object itself has. Its class has passed the gate."""
+    try:
+        return object.__getattribute__(v, "__dict__")
+    except AttributeError:
+        return {}
+
+
+def is_data(found: Any) -> bool:
+    """Whether what stands in a class is the attribute of an object itself, and does not compute one."""
+    kind = type(found)
+    plain = kind in (types.FunctionType, tuple, list, dict, types.BuiltinFunctionType) or is_constant(found)
+    return plain or is_array(found) or kind is np.ndarray
+
+
+def check_name(name: str) -> None:
+    """Refuse a name that Python changes inside a class."""
+    if name.startswith("__") and not name.endswith("__"):
+        raise Refused(f"the name `{name}`, which Python changes inside a class", "write one underscore")
