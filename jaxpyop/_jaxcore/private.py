@@ -15,6 +15,7 @@ import functools
 import inspect
 import os
 import pkgutil
+import threading
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -237,14 +238,21 @@ FEATURES = {
 
 def _in_new_thread(function: Callable[[], Any]) -> Any:
     """Calls a function outside of the trace, and without the settings, that the calling code may be under."""
+    future: concurrent.futures.Future[Any] = concurrent.futures.Future()
 
-    def call() -> Any:
-        with jax.disable_jit(False), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return function()
+    def call() -> None:
+        try:
+            with jax.disable_jit(False), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                future.set_result(function())
+        except Exception as error:
+            future.set_exception(error)
 
-    with concurrent.futures.ThreadPoolExecutor(1) as thread:
-        return thread.submit(call).result()
+    # No pool, because a pool takes nothing any more while the process ends, when the first op may still come.
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+    return future.result()
 
 
 # What is current in a thread that just began: the trace that evaluates, and no names of axes.

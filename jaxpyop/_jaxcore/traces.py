@@ -72,8 +72,10 @@ def is_eager() -> bool:
 def may_leave_out() -> bool:
     """Tells whether this code is traced into a program inside a transformation for derivatives.
 
-    Such a program leaves out what its derivatives do not need.
+    Such a program leaves out what its derivatives do not need. It is so, for all that is known, if JAX does not tell.
     """
+    if _trace_ctx is None:
+        return True
     kinds: set[str] = set()
     trace = current_trace()
     while trace is not None:

@@ -43,7 +43,7 @@ def changes(before):
 USES = {
     "the import": "",
     "stateless ops": """
-        rule = lambda inputs, outputs, cotangents: [cotangents[0] * np.cos(inputs[0])]
+        rule = lambda inputs, outputs, cotangents: cotangents * np.cos(inputs[0])
         op = lambda x: jaxpyop.numpy_function(np.sin, [x], jnp.float32, vjp=rule)
         fun = lambda x: jaxpyop.py_function(lambda x: jnp.sin(x) * x, [x], jnp.float32)
         xs = jnp.arange(3.0)

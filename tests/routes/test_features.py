@@ -31,7 +31,9 @@ def cases(of_derivatives):
 def works_on_public_jax(way, name):
     """Whether the package promises this without JAX's private names. inside/test_portable.py runs this file so."""
     feature, route = FEATURES[name], ROUTES[way]
-    return way != "loaded" and name != 'mode="traced"' and not (route.order and feature.needs_values)
+    # The derivative of a loop refuses a stateful op then, and a scan keeps one without results as it is.
+    refused = feature.needs_values or name == "Tout=None"
+    return way != "loaded" and name != 'mode="traced"' and not (route.order and refused)
 
 
 def run(route, feature):

@@ -210,18 +210,23 @@ class UserBody(Body):
         if (hidden := traced_value_in(self.op.func)) is not None:
             raise hidden_value_error(hidden, self.title, is_used=False)
 
+    def _shapes_on_paths(self, structs: Sequence[Struct]) -> list[Any] | None:
+        """Find the shapes by traced mode: it knows both sides of an `if x > 0`, where a run on types has no value."""
+        from jaxpyop._traced import shapes_of
+
+        leaves = lambda returned: match(self.op.spec.returned, returned, self.title)
+        given = lambda arrays: self.inputs.unflatten(self._as_given(arrays))
+        arguments = lambda arrays: (arrays, {}) if self.inputs.tree is None else given(arrays)
+        found = shapes_of(self.op.func, arguments, leaves, structs)
+        return None if found is None else list(found)
+
     def _infer(self, structs: Sequence[Struct]) -> tuple[list[Any] | None, str]:
-        op, tree = self.op, self.inputs.tree
+        op = self.op
         if op.on_jax and not op.stateful:
             if (found := self._shapes_on_types(structs)) is not None:
                 return [s.shape for s in found], "the shape found by running func on abstract values"
-            # An abstract run has no value for an `if x > 0`. The interpreter of traced mode knows both sides of it.
-            from jaxpyop._traced import shapes_of
-
-            leaves = lambda returned: match(op.spec.returned, returned, op.title)
-            arguments = lambda arrays: (arrays, {}) if tree is None else self.inputs.unflatten(self._as_given(arrays))
-            if (shapes := shapes_of(op.func, arguments, leaves, structs)) is not None:
-                return list(shapes), "the shape found by tracing func"
+            if _jaxcore.has("traced mode") and (shapes := self._shapes_on_paths(structs)) is not None:
+                return shapes, "the shape found by tracing func"
         # Assume the shape that an elementwise function gives. It is checked when the program runs.
         logical = [s.shape if impl is None else s.shape[:-1] for s, impl in zip(structs, self.inputs.key_impls)]
         try:
