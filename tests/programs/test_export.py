@@ -268,6 +268,6 @@ def test_second_derivatives_of_rules_are_as_before():
 def test_a_file_of_format_1():
     """A file that an earlier version wrote."""
     program = saved_programs.PROGRAMS["value and gradient"]
-    again = jaxpyop.load(FORMAT_1, functions={"tests.shared.saved_programs:branches": branches})
+    again = jaxpyop.load(FORMAT_1, functions={"tests.programs.saved_programs:branches": branches})
     for found, like in zip(again(X), program.fun(X), strict=True):
         np.testing.assert_allclose(found, like, rtol=1e-5)
