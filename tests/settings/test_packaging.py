@@ -39,5 +39,5 @@ def test_what_the_import_brings():
     )
     brought, backends = json.loads(run_python(code, PYTHONWARNINGS="error").stdout)
     assert not backends
-    assert {name.partition(".")[0] for name in brought} - set(sys.stdlib_module_names) == {"jax", "jaxpyop"}
+    assert {name.partition(".")[0] for name in brought} - set(sys.stdlib_module_names) <= {"jax", "jaxpyop"}
     assert not {"jaxpyop.__main__", "jaxpyop._cli", "concurrent.futures.process", "argparse"} & set(brought)

@@ -13,7 +13,6 @@ import faulthandler
 import functools
 import itertools
 import math
-import multiprocessing
 import os
 import pickle
 import signal
@@ -243,7 +242,10 @@ def _unpickled(body: bytes) -> Any:
 @functools.cache
 def _end_with_parent() -> None:
     """Have this process ended when the one that started it has ended: a pool's workers would wait for ever."""
-    if parent := multiprocessing.parent_process():
+    # Where this runs, the module is there. The import of jaxpyop does not need it.
+    from multiprocessing import parent_process
+
+    if parent := parent_process():
         threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
 
 
