@@ -4,6 +4,7 @@ import dataclasses
 import enum
 import functools
 import itertools
+import sys
 import math
 
 import jax
@@ -146,11 +147,12 @@ TABLE.either_all(
         "an int with an operator": lambda x: x + (Number(3) + 1),
         "a descriptor": lambda x: x * Holder().got,
         "another class": with_class_changed,
-        "a value in an enum": lambda x: x * (1 in Color),
         "the type of an array": lambda x: x * isinstance(x, type(jnp.zeros(()))),
         "an array that is another": lambda x: x * (jnp.squeeze(x) is x) + (+x is x),
         "an error that counts": lambda x: x * CountingError.count if x < 100 else CountingError("no"),
-    },
+    }
+    # Before, Python itself warns that it will answer.
+    | ({"a value in an enum": lambda x: x * (1 in Color)} if sys.version_info >= (3, 12) else {}),
     slow=True,
 )
 TABLE.equal_all(

@@ -49,7 +49,7 @@ class JvpRule(DerivativeBody):
     def run(self, arrays: Sequence[Any], lead: tuple[int, ...] = (), *, traced: bool = False) -> list[Any]:
         """Call the rule: on the host, or, if it is an op, as a part of the traced program."""
         inputs, outputs, tangents = self.split(arrays)
-        given = self.base.arguments.filled_with_tangents(self.per_input(tangents))
+        given = self.base.arguments.filled_with_tangents(list(map(_as_number, self.per_input(tangents))))
         args = self.base.arguments_of(inputs, self.func), in_structure(self.op, outputs), given
         found = self.func(*args) if traced else call_with_advice(self.op, "jvp", self.func, args, {})
         likes = [Struct((*lead, *o.shape[len(lead) :]), o.dtype) for o in outputs]
@@ -109,8 +109,12 @@ def in_structure(op: Op, values: Sequence[Any]) -> Any:
 
     Arrays without axes are NumPy's numbers, as in the inputs of a NumPy function. One of float0 has no number.
     """
-    is_number = lambda x: type(x) is np.ndarray and x.ndim == 0 and x.dtype != jax.dtypes.float0
-    return jax.tree.unflatten(op.spec.returned.tree, [x[()] if is_number(x) else x for x in values])
+    return jax.tree.unflatten(op.spec.returned.tree, list(map(_as_number, values)))
+
+
+def _as_number(value: Any) -> Any:
+    is_number = type(value) is np.ndarray and value.ndim == 0 and value.dtype != jax.dtypes.float0
+    return value[()] if is_number else value
 
 
 def zero_cotangent(out: Any, lead: tuple[int, ...], op: Op) -> Any:
