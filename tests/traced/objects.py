@@ -4,8 +4,8 @@ import dataclasses
 import enum
 import functools
 import itertools
-import sys
 import math
+import sys
 
 import jax
 import jax.numpy as jnp
