@@ -73,7 +73,9 @@ def test_an_error_reaches_all_devices_of_a_platform_whose_memory_python_cannot_r
         def fails(x):
             raise KeyError("mine")
         with mock.patch.object(_jaxcore, "platforms", lambda ctx: ("cuda",)):
-            for how in ({}, {"stateful": True}, {"stateful": True, "ordered": True}):
+            # XLA refuses ordered effects of other devices than CPUs over several devices before JAX 0.10.2.
+            has_order = jax.__version_info__ >= (0, 10, 2)
+            for how in ({}, {"stateful": True}, {"stateful": True, "ordered": True})[: 3 if has_order else 2]:
                 shape = jax.ShapeDtypeStruct((8,), "float32")
                 program = lambda f: jax.jit(lambda x: jaxpyop.numpy_function(f, [x], shape, **how) * 2 + x.sum())
                 for _ in range(2):
