@@ -16,8 +16,8 @@ import numpy as np
 from jaxpyop._host import SEQUENTIAL, Method, refusal
 from jaxpyop._jaxcore import is_inexact
 from jaxpyop._op.body import Body, DerivativeBody, UserBody, call_with_advice
-from jaxpyop._op.request import Op, is_differentiable
-from jaxpyop._op.values import Leaf, Struct, cast_to_numpy, check_traced, decode, show_shape, spread
+from jaxpyop._op.request import Op
+from jaxpyop._op.values import Leaf, Struct, cast_to_numpy, decode, show_shape, spread
 
 
 def method_of_rules(op: Op) -> Method:
@@ -46,14 +46,13 @@ class JvpRule(DerivativeBody):
 
     rule_name = "jvp"
 
-    def run(self, arrays: Sequence[Any], lead: tuple[int, ...] = (), *, traced: bool = False) -> list[Any]:
-        """Call the rule: on the host, or, if it is an op, as a part of the traced program."""
+    def run(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
         inputs, outputs, tangents = self.split(arrays)
         given = self.base.arguments.filled_with_tangents(list(map(_as_number, self.per_input(tangents))))
-        args = self.base.arguments_of(inputs, self.func), in_structure(self.op, outputs), given
-        found = self.func(*args) if traced else call_with_advice(self.op, "jvp", self.func, args, {})
+        args = self.base.arguments_of(inputs), in_structure(self.op, outputs), given
+        found = call_with_advice(self.op, "jvp", self.func, args, {})
         likes = [Struct((*lead, *o.shape[len(lead) :]), o.dtype) for o in outputs]
-        return tangents_of_results(self.op, found, likes, traced)
+        return tangents_of_results(self.op, found, likes)
 
     def written(self, arrays: Sequence[Any]) -> tuple[Sequence[Any], dict[str, Any], Any, bool] | None:
         if not _has_arrays_alone(self):
@@ -70,14 +69,13 @@ class VjpRule(DerivativeBody):
 
     rule_name = "vjp"
 
-    def run(self, arrays: Sequence[Any], lead: tuple[int, ...] = (), *, traced: bool = False) -> list[Any]:
-        """Call the rule: on the host, or, if it is an op, as a part of the traced program."""
+    def run(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
         inputs, outputs, cotangents = self.split(arrays)
         given = self.filled(cotangents, outputs, lead)
         values = (in_structure(self.op, decode(self.op, arrays, outputs)) for arrays in (outputs, given))
-        args = (self.base.arguments_of(inputs, self.func), *values)
-        found = self.func(*args) if traced else call_with_advice(self.op, "vjp", self.func, args, {})
-        return cotangents_of_inputs(self.base, "vjp", found, _likes(inputs, lead), self.perturbed, traced)
+        args = (self.base.arguments_of(inputs), *values)
+        found = call_with_advice(self.op, "vjp", self.func, args, {})
+        return cotangents_of_inputs(self.base, "vjp", found, _likes(inputs, lead), self.perturbed)
 
     def written(self, arrays: Sequence[Any]) -> tuple[Sequence[Any], dict[str, Any], Any, bool] | None:
         # A cotangent that is zero is an array that no one has.
@@ -91,11 +89,8 @@ class VjpRule(DerivativeBody):
 
     def filled(self, cotangents: Sequence[Any], outputs: Sequence[Any], lead: tuple[int, ...]) -> list[Any]:
         """Return a cotangent for each result of the function, with zeros where JAX gives none."""
-        # JAX cannot trace arrays of float0, so a rule that is an op gets None for the cotangent of an integer result.
-        is_op = is_differentiable(self.func)
-        zero = lambda out: None if is_op and not is_inexact(out) else zero_cotangent(out, lead, self.op)
         pairs = zip(self.per_result(cotangents, outputs), outputs)
-        return [zero(out) if cotangent is None else cotangent for cotangent, out in pairs]
+        return [zero_cotangent(out, lead, self.op) if ct is None else ct for ct, out in pairs]
 
 
 def _has_arrays_alone(rule: DerivativeBody) -> bool:
@@ -137,7 +132,7 @@ def expanded(value: np.ndarray[Any, Any], like: Any) -> np.ndarray[Any, Any]:
 
 
 def cotangents_of_inputs(
-    body: UserBody, name: str, found: Any, likes: Sequence[Struct], wanted: Sequence[bool], traced: bool = False
+    body: UserBody, name: str, found: Any, likes: Sequence[Struct], wanted: Sequence[bool]
 ) -> list[Any]:
     """Return the cotangents of the wanted inputs from what a rule returned.
 
@@ -147,7 +142,6 @@ def cotangents_of_inputs(
         found: what the rule returned.
         likes: the shapes and dtypes of the inputs.
         wanted: which of them have a cotangent.
-        traced: whether the rule is a part of the traced program.
 
     Raises:
         ValueError: the rule returned another structure, or a value of another shape.
@@ -156,7 +150,7 @@ def cotangents_of_inputs(
     try:
         values = body.arguments.take_apart(found, list(map(is_inexact, likes)), f"{op.title}: {name} returned")
         return [
-            _checked(op, f"{name} returned, for {place},", value, like, traced)
+            _checked(op, f"{name} returned, for {place},", value, like)
             for (place, value), like, mark in zip(values, likes, wanted)
             if mark
         ]
@@ -165,7 +159,7 @@ def cotangents_of_inputs(
         raise
 
 
-def tangents_of_results(op: Op, found: Any, likes: Sequence[Struct], traced: bool) -> list[Any]:
+def tangents_of_results(op: Op, found: Any, likes: Sequence[Struct]) -> list[Any]:
     """Return the tangents of the inexact results, whose shapes and dtypes are among `likes`, from what `jvp=` returned.
 
     Raises:
@@ -176,7 +170,7 @@ def tangents_of_results(op: Op, found: Any, likes: Sequence[Struct], traced: boo
     try:
         values = spread(skeleton, found, whole, said, of="result")
         return [
-            _checked(op, f"jvp returned, for {place},", value, like, traced)
+            _checked(op, f"jvp returned, for {place},", value, like)
             for (place, _, value), like in zip(values, likes, strict=True)
             if is_inexact(like)
         ]
@@ -185,20 +179,14 @@ def tangents_of_results(op: Op, found: Any, likes: Sequence[Struct], traced: boo
         raise
 
 
-def _checked(op: Op, which: str, value: Any, like: Struct, traced: bool) -> Any:
+def _checked(op: Op, which: str, value: Any, like: Struct) -> Any:
     """Return one of a rule's values as an array of the shape and dtype that it must have."""
     if value is None:
-        return (jnp if traced else np).zeros(like.shape, like.dtype)
-    leaf = Leaf(np.dtype(like.dtype))
-    if traced:
-        value = jnp.asarray(value)
-        check_traced(value.dtype, leaf, op.casting, which, op.title)
-        array = jax.lax.convert_element_type(value, like.dtype)
-    else:
-        array = cast_to_numpy(value, leaf, op.casting, which, op.title)
-        if type(value) in (bool, int, float, complex):
-            # Only Python's own numbers are broadcast. An array without axes is more likely a sum by mistake.
-            return np.full(like.shape, array, like.dtype)
+        return np.zeros(like.shape, like.dtype)
+    array = cast_to_numpy(value, Leaf(np.dtype(like.dtype)), op.casting, which, op.title)
+    if type(value) in (bool, int, float, complex):
+        # Only Python's own numbers are broadcast. An array without axes is more likely a sum by mistake.
+        return np.full(like.shape, array, like.dtype)
     if array.shape != like.shape:
         raise ValueError(
             f"{op.title}: {which} shape {show_shape(array.shape)}; a tangent has its result's shape, and a cotangent "

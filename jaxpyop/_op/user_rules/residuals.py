@@ -185,7 +185,7 @@ class BwdRule(VjpRule):
 
     reads_kept = True
 
-    def run(self, arrays: Sequence[Any], lead: tuple[int, ...] = (), *, traced: bool = False) -> list[Any]:
+    def run(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
         raise NotImplementedError("a bwd answers from residuals")
 
     def answer(
