@@ -21,14 +21,16 @@ from jaxpyop._op.primitive import (
     FINGERPRINT_WORD,
     NO_RECORD,
     RECEIPT,
+    RUN_WORD,
     TOKEN_WORD,
     Call,
     Linearization,
     Operands,
     RecordingCall,
     ReplayCall,
+    hash_of_run,
 )
-from jaxpyop._op.values import as_jax, check_fingerprints, fingerprint
+from jaxpyop._op.values import Struct, as_jax, check_fingerprints, fingerprint
 from jaxpyop._tape import Record, record
 
 
@@ -61,15 +63,8 @@ class TapeRecording(RecordingCall):
         # A worker may have run it, and `when=` or a failure may leave nothing to keep.
         self.can_hand_over = self.op.executor is None and not has_flag and self.op.failures is None
 
-    def kept_by_run(self, arrays: Sequence[Any], lead: tuple[int, ...]) -> tuple[list[Any], Any, Any]:
-        arrays = as_jax(arrays)
-        if self.op.failures is None:
-            return *_recorded(self.body, arrays, self.recorded), None
-        try:
-            return *_recorded(self.body, arrays, self.recorded), None
-        except Exception as error:
-            outs, failed = self.body.after_failure(error, arrays)
-            return outs, None, failed
+    def run_and_keep(self, arrays: Sequence[Any]) -> tuple[list[Any], Record]:
+        return _recorded(self.body, arrays, self.recorded)
 
     def linearize(self, perturbed: tuple[bool, ...]) -> Linearization:
         # A second derivative reads the same record as the first, so it is made for the inputs of both.
@@ -87,6 +82,7 @@ class TapeReplay(ReplayCall):
         operands = Operands(has_receipt=True, has_flag=has_flag, linear_inputs=body.linear_inputs)
         identity = hash((body.base.identity, body.recorded))
         super().__init__(body, environment, label="jvp({})", operands=operands, identity=identity)
+        self.in_worker = TapeReplayInWorker(body, operands.leading, identity)
 
     def for_worker(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> Sequence[Any] | None:
         # A record stays in its process, so a worker runs the function again where a worker ran it before.
@@ -114,6 +110,35 @@ class TapeReplay(ReplayCall):
             nonzero = tuple(mark and next(given) for mark in marks)
             back = TapeDerivative(body.base, body.perturbed, nonzero, recorded=body.recorded)
         return TapeReplay(back, self.environment, self.operands.has_flag)
+
+
+class TapeReplayInWorker(Body):
+    """Runs a body again in a worker, on the tape, and answers a derivative. The first input is the receipt.
+
+    Args:
+        body: the derivative.
+        leading: how many inputs come before those of the derivative.
+        identity: that of the `TapeReplay`.
+    """
+
+    def __init__(self, body: TapeDerivative, leading: int, identity: int) -> None:
+        super().__init__(body.op)
+        self.body = body
+        self.leading = leading
+        self.run_identity = identity
+
+    def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
+        return self.body.shapes(structs[self.leading :])
+
+    def run(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
+        receipt, rest = np.asarray(arrays[0]), arrays[self.leading :]
+        if int(receipt[RUN_WORD]) != hash_of_run(self.run_identity, self.body.split(rest)[0], lead):
+            # The receipt of the other branch of a `cond`.
+            return self.body.absent_results(rest, lead)
+        return self.body.answer(None, receipt, rest, lead)
+
+    def fills(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
+        return self.body.fills(arrays[self.leading :], lead)
 
 
 class TapeDerivative(DerivativeBody):

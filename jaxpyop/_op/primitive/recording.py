@@ -7,23 +7,21 @@ input, finds what was kept, and has its body answer from it. If the record is go
 
 from __future__ import annotations
 
-import math
-import pickle
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from jaxpyop._op.body import Body, DerivativeBody, each_alone
+from jaxpyop._op.body import DerivativeBody, each_alone
 from jaxpyop._op.primitive.call import Call
 from jaxpyop._op.primitive.records import FAILED, NO_RECORD, NO_RUN, RECEIPT, RECORDS, HandedRecord, find_record
-from jaxpyop._op.values import Struct, as_jax, fingerprints
+from jaxpyop._op.values import as_jax, fingerprints
 
 # The words of a receipt.
-TOKEN_WORD, FINGERPRINT_WORD, ELEMENT_WORD, RUN_WORD = range(4)
+TOKEN_WORD, FINGERPRINT_WORD, RUN_WORD = range(3)
 
 
-def _hash_of_run(identity: int, inputs: Sequence[Any], lead: tuple[int, ...]) -> int:
+def hash_of_run(identity: int, inputs: Sequence[Any], lead: tuple[int, ...]) -> int:
     """The word by which a receipt names what ran: the functions, and the types of their inputs.
 
     Every process gives the same word, because the hash of numbers does not depend on the process.
@@ -35,7 +33,7 @@ def _hash_of_run(identity: int, inputs: Sequence[Any], lead: tuple[int, ...]) ->
 class RecordingCall(Call):
     """A call that keeps something for its derivatives. Its last result is the receipt.
 
-    A kind of recording call passes `extra_results=(RECEIPT,)`, and defines `kept_by_run`.
+    A kind of recording call passes `extra_results=(RECEIPT,)`, and defines `run_and_keep`.
 
     Attributes:
         identity: a hash of the functions that run. The calls that replay the record have the same.
@@ -43,16 +41,24 @@ class RecordingCall(Call):
 
     identity: int
 
-    def kept_by_run(self, arrays: Sequence[Any], lead: tuple[int, ...]) -> tuple[list[Any], Any, Any]:
-        """Run, and return the results, what is kept, and which elements failed (None if none did)."""
+    def run_and_keep(self, arrays: Sequence[Any]) -> tuple[list[Any], Any]:
+        """Run once, on one element, and return the results and what is kept."""
         raise NotImplementedError
+
+    def outcome(self, arrays: Sequence[Any], lead: tuple[int, ...]) -> tuple[list[Any], Any, Any]:
+        """Run, and return the results, what is kept, and which elements failed (None if none did)."""
+        try:
+            return *self.run_and_keep(arrays), None
+        except Exception as error:
+            outs, failed = self.body.after_failure(error, arrays, lead)
+            return outs, None, failed
 
     def __call__(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
         if self.operands.is_conditional and not self.runs(arrays):
             return self.absent_results(arrays, lead)
         RECORDS.make_room()
         inputs = arrays[self.operands.leading :]
-        outs, kept, failed = self.kept_by_run(inputs, lead)
+        outs, kept, failed = self.outcome(as_jax(inputs) if self.on_jax else inputs, lead)
         if self.hands_over:
             # A cut program takes the record itself from one of its steps to another.
             return [*outs, HandedRecord(kept)]
@@ -67,8 +73,7 @@ class RecordingCall(Call):
             token = RECORDS.put(kept, once_made=self.op.stateful, owner=self.op.name)
         found = np.empty((*lead, *RECEIPT.shape), RECEIPT.dtype)
         found[..., TOKEN_WORD], found[..., FINGERPRINT_WORD] = token, fingerprints(outs, lead)
-        found[..., ELEMENT_WORD] = np.arange(math.prod(lead)).reshape(lead)
-        found[..., RUN_WORD] = _hash_of_run(self.identity, inputs, lead)
+        found[..., RUN_WORD] = hash_of_run(self.identity, inputs, lead)
         if failed is not None:
             found[failed, : FINGERPRINT_WORD + 1] = NO_RUN, FAILED
         return found
@@ -92,8 +97,6 @@ class ReplayCall(Call):
         super().__init__(body, *args, **options)
         self.identity = identity
         self.takes_records = self.operands.has_receipt
-        if self.takes_records and body.reads_kept:
-            self.in_worker = AnswerInWorker(body, self.operands.leading, identity)
 
     def __call__(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
         if not self.operands.has_receipt:
@@ -119,11 +122,11 @@ class ReplayCall(Call):
         """
         leading = self.operands.leading
         receipts, inputs = np.asarray(arrays[0]), arrays[leading : leading + len(self.body.perturbed)]
-        own = receipts[..., RUN_WORD] == _hash_of_run(self.identity, inputs, lead)
+        own = receipts[..., RUN_WORD] == hash_of_run(self.identity, inputs, lead)
         return receipts if own.all() else np.where(own[..., None], receipts, np.uint32(0))
 
     def _kept(self, receipts: np.ndarray[Any, Any]) -> Any:
-        # The elements of a block have the token of one run, unless the program mixed the elements of several runs.
+        # In a block nothing is kept, and the tokens of its elements are NO_RECORD or NO_RUN.
         token = int(receipts[..., TOKEN_WORD].max())
         if self.body.reads_kept:
             return find_record(self.op, token)
@@ -146,62 +149,8 @@ class ReplayCall(Call):
         if not self.operands.has_receipt:
             return super().for_worker(arrays, lead)
         receipts, rest = self.own(arrays, lead), arrays[self.operands.leading :]
-        if not receipts[..., TOKEN_WORD].any() or _has_failed(receipts).any():
-            return None
-        if not self.body.reads_kept:
-            return rest
-        return [pickled((receipts, self._kept(receipts)), self.title), *arrays[1:]]
+        return rest if receipts[..., TOKEN_WORD].any() and not _has_failed(receipts).any() else None
 
 
 def _has_failed(receipts: np.ndarray[Any, Any]) -> Any:
     return (receipts[..., TOKEN_WORD] == NO_RUN) & (receipts[..., FINGERPRINT_WORD] == FAILED)
-
-
-# ------------------------------------------------------------------- in a worker
-
-
-class AnswerInWorker(Body):
-    """Answers a derivative in a worker. The first input is the receipt, or a pickle of the receipt and what was kept.
-
-    Args:
-        body: the derivative.
-        leading: how many inputs come before those of the derivative.
-        identity: that of the recording call.
-    """
-
-    def __init__(self, body: DerivativeBody, leading: int, identity: int) -> None:
-        super().__init__(body.op)
-        self.body = body
-        self.leading = leading
-        self.run_identity = identity
-
-    def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
-        return self.body.shapes(structs[self.leading :])
-
-    def run(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
-        first, rest = np.asarray(arrays[0]), arrays[self.leading :]
-        if first.dtype == np.uint8:
-            receipts, kept = pickle.loads(first.tobytes())
-            return self.body.answer(kept, receipts, rest, lead)
-        if int(first[RUN_WORD]) != _hash_of_run(self.run_identity, self.body.split(rest)[0], lead):
-            # The receipt of the other branch of a `cond`.
-            return self.body.absent_results(rest, lead)
-        return self.body.answer(None, first, rest, lead)
-
-    def fills(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
-        return self.body.fills(arrays[self.leading :], lead)
-
-
-def pickled(value: Any, title: str) -> np.ndarray[Any, Any]:
-    """Pickle a value, and return it as an array of bytes.
-
-    Raises:
-        ValueError: the value cannot be pickled.
-    """
-    try:
-        return np.frombuffer(pickle.dumps(value, pickle.HIGHEST_PROTOCOL), np.uint8)
-    except Exception as error:
-        raise ValueError(
-            f"{title}: the residuals of fwd cannot be sent between processes ({type(error).__name__}: {error}); "
-            "return numbers, arrays and containers of these, or use threads"
-        ) from None

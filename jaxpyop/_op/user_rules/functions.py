@@ -23,10 +23,10 @@ from jaxpyop._op.values import Leaf, Struct, cast_to_numpy, decode, show_shape, 
 def method_of_rules(op: Op) -> Method:
     """How the rules of an op run under `vmap`: as its function does, or once per element.
 
-    The padded results of a block differ in length from element to element. With `on_error=`, an element that fails must
-    not take the residuals of the others with it.
+    The padded results of a block differ in length from element to element. The residuals of a block could not be told
+    apart, where a program goes on with some of its elements.
     """
-    per_element = op.spec.returned_spec is not None or (op.rules.fwd is not None and op.failures is not None)
+    per_element = op.spec.returned_spec is not None or op.rules.fwd is not None
     return SEQUENTIAL if per_element and op.vmap_method.whole_batch else op.vmap_method
 
 
