@@ -60,8 +60,6 @@ class TapeRecording(RecordingCall):
         super().__init__(body, environment, label="jvp({})", has_effects=True, operands=operands)
         self.recorded = recorded
         self.identity = hash((body.identity, recorded))
-        # A worker may have run it, and `when=` or a failure may leave nothing to keep.
-        self.can_hand_over = self.op.executor is None and not has_flag and self.op.failures is None
 
     def run_and_keep(self, arrays: Sequence[Any]) -> tuple[list[Any], Record]:
         return _recorded(self.body, arrays, self.recorded)

@@ -267,7 +267,7 @@ class DerivativeBody(Body):
 
         Args:
             kept: what the run kept; None if that is gone, so that the base has to run again.
-            receipts: the receipts of the run, one for each element, or None if `kept` was handed over directly.
+            receipts: the receipts of the run, one for each element.
             arrays: the inputs of the derivative.
             lead: the sizes of the batch axes of a block.
         """

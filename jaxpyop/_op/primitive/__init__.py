@@ -16,4 +16,4 @@ from jaxpyop._op.primitive.recording import (
     ReplayCall,
     hash_of_run,
 )
-from jaxpyop._op.primitive.records import NO_RECORD, NO_RUN, RECEIPT, HandedRecord, clear_records
+from jaxpyop._op.primitive.records import NO_RECORD, NO_RUN, RECEIPT, clear_records

@@ -82,15 +82,6 @@ class Call:
     is_declared_linear = False
     """Whether the results are linear in all floating inputs (`transpose=`): `linear_part` is the derivative."""
 
-    takes_records = False
-    """Whether the first input may be a `HandedRecord` in place of its receipt."""
-
-    can_hand_over = False
-    """Whether a copy of the call may set `hands_over`."""
-
-    hands_over = False
-    """Whether the last result is a `HandedRecord`, and not a receipt."""
-
     def __init__(
         self,
         body: Body,

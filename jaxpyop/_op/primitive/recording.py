@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxpyop._op.body import DerivativeBody, each_alone
 from jaxpyop._op.primitive.call import Call
-from jaxpyop._op.primitive.records import FAILED, NO_RECORD, NO_RUN, RECEIPT, RECORDS, HandedRecord, find_record
+from jaxpyop._op.primitive.records import FAILED, NO_RECORD, NO_RUN, RECEIPT, RECORDS, find_record
 from jaxpyop._op.values import as_jax, fingerprints
 
 # The words of a receipt.
@@ -59,9 +59,6 @@ class RecordingCall(Call):
         RECORDS.make_room()
         inputs = arrays[self.operands.leading :]
         outs, kept, failed = self.outcome(as_jax(inputs) if self.on_jax else inputs, lead)
-        if self.hands_over:
-            # A cut program takes the record itself from one of its steps to another.
-            return [*outs, HandedRecord(kept)]
         return [*outs, self.receipts(inputs, outs, kept, failed, lead)]
 
     def receipts(
@@ -96,14 +93,11 @@ class ReplayCall(Call):
     def __init__(self, body: DerivativeBody, *args: Any, identity: int, **options: Any) -> None:
         super().__init__(body, *args, **options)
         self.identity = identity
-        self.takes_records = self.operands.has_receipt
 
     def __call__(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
         if not self.operands.has_receipt:
             return super().__call__(arrays, lead)
         body, rest = self.body, arrays[self.operands.leading :]
-        if isinstance(arrays[0], HandedRecord):
-            return self._answer(arrays[0].record, None, rest, lead)
         receipts = self.own(arrays, lead)
         tokens, failed = receipts[..., TOKEN_WORD], _has_failed(receipts)
         if self.op.failures is not None and self.refusal is None and failed.any():

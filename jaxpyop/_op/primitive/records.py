@@ -9,7 +9,6 @@ of a token, the record goes when that array does.
 from __future__ import annotations
 
 import collections
-import dataclasses
 import secrets
 import threading
 import weakref
@@ -43,13 +42,6 @@ _LAST_TOKEN = 2**32 - 2
 READ_SHARE = 32
 _MAX_READ_BYTES = 8 * 2**20
 MAX_READ = 64
-
-
-@dataclasses.dataclass(frozen=True, eq=False, slots=True)
-class HandedRecord:
-    """Wraps a record that a recording call passes directly to the replaying call, without a receipt."""
-
-    record: Any
 
 
 # A record, its bytes, whether it cannot be made again, and the name of its op.

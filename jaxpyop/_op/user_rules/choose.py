@@ -140,8 +140,6 @@ class FwdCall(_Forward):
                 f"{self.title}: fwd of vjp keeps its residuals in this process, and executor= runs func in others; "
                 "write vjp=f with f(inputs, outputs, cotangents), which needs no residuals, or use threads"
             )
-        # With `when=` or `on_error=` there may be no residuals.
-        self.can_hand_over = self.op.executor is None and not self.operands.has_flag and self.op.failures is None
 
     def run_and_keep(self, arrays: Sequence[Any]) -> tuple[list[Any], Residuals]:
         outs, residuals = run_fwd(self.body, arrays)
