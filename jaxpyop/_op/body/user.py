@@ -28,7 +28,6 @@ from jaxpyop._op.values import (
     converted,
     converted_at_once,
     encode,
-    encoded_shapes,
     fill_shape,
     hidden_value_error,
     kind_of,
@@ -162,7 +161,7 @@ class UserBody(Body):
             return [Struct(leaf.shape, leaf.dtype) for leaf in leaves]
         inferred, self.shape_source = self._infer(structs)
         if inferred is not None:
-            inferred = encoded_shapes(op.spec.returned.leaves, inferred)
+            inferred = op.spec.shapes_of_arrays(inferred)
         return [
             Struct(fill_shape(leaf, inferred and inferred[k], self.shape_source, op.title), leaf.dtype)
             for k, leaf in enumerate(leaves)
