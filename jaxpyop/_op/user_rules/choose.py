@@ -73,13 +73,15 @@ def _cotangents(call: Call, nonzero: tuple[bool, ...], perturbed: tuple[bool, ..
 
 
 def _function_of(call: Call) -> Call:
-    """Return a call of the function itself, without the flag of `when=`.
+    """Return a call of the function itself, without `when=` and `on_error=`.
 
-    With `on_error=` it is an `OutcomeCall`, because its receipts tell which runs failed.
+    If the function fails, the derivative does, and `on_error=` fills that.
     """
-    if call.operands.has_flag:
-        call = call.without_flag()
-    return call if call.op.failures is None else OutcomeCall(call)
+    call = call.without_flag()
+    if call.op.failures is not None:
+        call.op = dataclasses.replace(call.op, failures=None)
+        call.body = call.in_worker = type(call.body)(call.op, call.body.inputs)
+    return call
 
 
 def _no_jvp_error(title: str) -> Exception:

@@ -16,7 +16,7 @@ import numpy as np
 from jaxpyop._host import SEQUENTIAL, Method, refusal
 from jaxpyop._jaxcore import is_inexact
 from jaxpyop._op.body import Body, DerivativeBody, UserBody, call_with_advice
-from jaxpyop._op.request import Op
+from jaxpyop._op.request import Op, numerical
 from jaxpyop._op.values import Leaf, Struct, cast_to_numpy, decode, show_shape, spread
 
 
@@ -24,9 +24,11 @@ def method_of_rules(op: Op) -> Method:
     """How the rules of an op run under `vmap`: as its function does, or once per element.
 
     The padded results of a block differ in length from element to element. The residuals of a block could not be told
-    apart, where a program goes on with some of its elements.
+    apart, where a program goes on with some of its elements. Differences move an element of the inputs at a time.
     """
-    per_element = op.spec.returned_spec is not None or op.rules.fwd is not None
+    rules = op.rules
+    differs = isinstance(rules.vjp, numerical) or isinstance(rules.jvp, numerical)
+    per_element = op.spec.returned_spec is not None or rules.fwd is not None or differs
     return SEQUENTIAL if per_element and op.vmap_method.whole_batch else op.vmap_method
 
 
@@ -121,11 +123,6 @@ def zero_cotangent(out: Any, lead: tuple[int, ...], op: Op) -> Any:
 
 def _likes(arrays: Sequence[Any], lead: tuple[int, ...]) -> list[Struct]:
     return [Struct((*lead, *x.shape[len(lead) :]), x.dtype) for x in arrays]
-
-
-def expanded(value: np.ndarray[Any, Any], like: Any) -> np.ndarray[Any, Any]:
-    """Reshape one value for each batch element, so that it broadcasts against an array with further axes."""
-    return value.reshape((*value.shape, *[1] * (np.ndim(like) - value.ndim)))
 
 
 # ------------------------------------------------------------ what a rule returned
