@@ -98,15 +98,8 @@ class TapeReplay(ReplayCall):
         return linearize_on_tape(self, self.body, perturbed, perturbed, has_flag=self.operands.has_flag, skip=1)
 
     def transposed(self, nonzero_cotangents: tuple[bool, ...]) -> Call:
-        body, given = self.body, iter(nonzero_cotangents)
-        if body.nonzero is not None:
-            # The transpose of the pullback is the pushforward again, for the results whose cotangents were given.
-            perturbed = tuple(p and next(given) for p in body.perturbed)
-            back = TapeDerivative(body.base, perturbed, results=body.nonzero, recorded=body.recorded)
-        else:
-            marks = (True,) * len(nonzero_cotangents) if body.results is None else body.results
-            nonzero = tuple(mark and next(given) for mark in marks)
-            back = TapeDerivative(body.base, body.perturbed, nonzero, recorded=body.recorded)
+        body = self.body
+        back = TapeDerivative(body.base, *body.transposed(nonzero_cotangents), recorded=body.recorded)
         return TapeReplay(back, self.environment, self.operands.has_flag)
 
 

@@ -210,6 +210,9 @@ class DerivativeBody(Body):
     reads_kept = False
     """Whether `answer` reads what a run of the base kept."""
 
+    depends_on_inputs = True
+    """Whether the derivative depends on the inputs. That of a linear function does not."""
+
     def __init__(
         self,
         base: Any,
@@ -241,6 +244,19 @@ class DerivativeBody(Body):
     def wanted(self, of_results: list[Any]) -> list[Any]:
         """Of a list with an entry for each inexact result, the entries of those that have a tangent here."""
         return of_results if self.results is None else [x for x, mark in zip(of_results, self.results) if mark]
+
+    def transposed(self, given: Sequence[bool]) -> tuple[tuple[bool, ...], Any, Any]:
+        """What the transpose is made for: `perturbed`, `nonzero` and `results` of its body.
+
+        Args:
+            given: for each result of this derivative whether it has a cotangent.
+        """
+        marks = iter(given)
+        if self.nonzero is not None:
+            # The transpose of the pullback is the pushforward again, for the results whose cotangents were given.
+            return tuple(p and next(marks) for p in self.perturbed), None, self.nonzero
+        results = (True,) * len(given) if self.results is None else self.results
+        return self.perturbed, tuple(mark and next(marks) for mark in results), None
 
     def per_input(self, tangents: Sequence[Any]) -> list[Any]:
         """For each input of the base its tangent, or None if it has none."""

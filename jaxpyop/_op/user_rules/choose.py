@@ -28,6 +28,7 @@ from jaxpyop._op.primitive import (
 )
 from jaxpyop._op.request import numerical
 from jaxpyop._op.user_rules.functions import JvpRule, MissingTangents, VjpRule, method_of_rules
+from jaxpyop._op.user_rules.linear import LinearCotangents, LinearTangents
 from jaxpyop._op.user_rules.numerical import NumericalBody
 from jaxpyop._op.user_rules.residuals import BwdRule, OutcomeInWorker, Residuals, protected, run_fwd, size_of
 
@@ -51,6 +52,8 @@ def _linearize_after(call: Call, forward: Call, perturbed: tuple[bool, ...]) -> 
 def _tangents(call: Call, perturbed: tuple[bool, ...]) -> DerivativeBody:
     """Return the body of forward mode."""
     rule = call.op.rules.jvp
+    if call.op.rules.transpose is not None:
+        return LinearTangents(call.body, perturbed)
     if rule is None:
         return MissingTangents(call.body, perturbed, functools.partial(_no_jvp_error, call.title))
     if isinstance(rule, numerical):
@@ -202,7 +205,11 @@ class RuleCall(ReplayCall):
 
     def transposed(self, nonzero_cotangents: tuple[bool, ...]) -> Call:
         body, operands = self.body, self.operands
-        if body.nonzero is not None or body.base is not self.source.body:
+        if not body.depends_on_inputs:
+            back = LinearTangents if isinstance(body, LinearCotangents) else LinearCotangents
+            pullback: DerivativeBody = back(body.base, *body.transposed(nonzero_cotangents))
+        elif body.nonzero is not None or body.base is not self.source.body:
             raise _no_second_derivative_error(self.title, "vjp=")
-        pullback = _cotangents(self.source, nonzero_cotangents, body.perturbed)
+        else:
+            pullback = _cotangents(self.source, nonzero_cotangents, body.perturbed)
         return RuleCall(pullback, self.source, has_flag=operands.has_flag, has_receipt=operands.has_receipt)

@@ -53,8 +53,7 @@ class JvpRule(DerivativeBody):
         given = self.base.arguments.filled_with_tangents(list(map(_as_number, self.per_input(tangents))))
         args = self.base.arguments_of(inputs), in_structure(self.op, outputs), given
         found = call_with_advice(self.op, "jvp", self.func, args, {})
-        likes = [Struct((*lead, *o.shape[len(lead) :]), o.dtype) for o in outputs]
-        return tangents_of_results(self.op, found, likes)
+        return tangents_of_results(self.op, found, with_lead(outputs, lead))
 
     def written(self, arrays: Sequence[Any]) -> tuple[Sequence[Any], dict[str, Any], Any, bool] | None:
         if not _has_arrays_alone(self):
@@ -73,26 +72,21 @@ class VjpRule(DerivativeBody):
 
     def run(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
         inputs, outputs, cotangents = self.split(arrays)
-        given = self.filled(cotangents, outputs, lead)
+        given = cotangents_of_results(self, cotangents, outputs, lead)
         values = (in_structure(self.op, decode(self.op, arrays, outputs)) for arrays in (outputs, given))
         args = (self.base.arguments_of(inputs), *values)
         found = call_with_advice(self.op, "vjp", self.func, args, {})
-        return cotangents_of_inputs(self.base, "vjp", found, _likes(inputs, lead), self.perturbed)
+        return cotangents_of_inputs(self.base, "vjp", found, with_lead(inputs, lead), self.perturbed)
 
     def written(self, arrays: Sequence[Any]) -> tuple[Sequence[Any], dict[str, Any], Any, bool] | None:
         # A cotangent that is zero is an array that no one has.
-        if type(self) is not VjpRule or not _has_arrays_alone(self) or not all(self.nonzero or ()):
+        if not _has_arrays_alone(self) or not all(self.nonzero or ()):
             return None
         inputs, outputs, cotangents = self.split(arrays)
         arguments, wanted = self.base.arguments, iter(range(sum(self.perturbed)))
         args = arguments.filled(inputs), in_structure(self.op, outputs), in_structure(self.op, cotangents)
         numbers = [next(wanted) if p else -1 if is_inexact(x) else None for p, x in zip(self.perturbed, inputs)]
         return args, {}, arguments.filled_with_tangents(numbers), True
-
-    def filled(self, cotangents: Sequence[Any], outputs: Sequence[Any], lead: tuple[int, ...]) -> list[Any]:
-        """Return a cotangent for each result of the function, with zeros where JAX gives none."""
-        pairs = zip(self.per_result(cotangents, outputs), outputs)
-        return [zero_cotangent(out, lead, self.op) if ct is None else ct for ct, out in pairs]
 
 
 def _has_arrays_alone(rule: DerivativeBody) -> bool:
@@ -114,14 +108,22 @@ def _as_number(value: Any) -> Any:
     return value[()] if is_number else value
 
 
-def zero_cotangent(out: Any, lead: tuple[int, ...], op: Op) -> Any:
-    """Return the zero cotangent of a result that is not used, or that cannot have a cotangent (in float0)."""
-    if not is_inexact(out):
-        return np.zeros(out.shape, jax.dtypes.float0)
-    return (jnp if op.on_jax else np).zeros((*lead, *out.shape[len(lead) :]), out.dtype)
+def cotangents_of_results(
+    rule: DerivativeBody, cotangents: Sequence[Any], outputs: Sequence[Any], lead: tuple[int, ...]
+) -> list[Any]:
+    """Return a cotangent for each result of the function: zeros where JAX gives none, and float0 for integers."""
+    zeros = jnp.zeros if rule.op.on_jax else np.zeros
+
+    def zero(out: Any) -> Any:
+        if not is_inexact(out):
+            return np.zeros(out.shape, jax.dtypes.float0)
+        return zeros((*lead, *out.shape[len(lead) :]), out.dtype)
+
+    return [zero(out) if ct is None else ct for ct, out in zip(rule.per_result(cotangents, outputs), outputs)]
 
 
-def _likes(arrays: Sequence[Any], lead: tuple[int, ...]) -> list[Struct]:
+def with_lead(arrays: Sequence[Any], lead: tuple[int, ...]) -> list[Struct]:
+    """The shapes and dtypes of arrays, with the batch axes in full size."""
     return [Struct((*lead, *x.shape[len(lead) :]), x.dtype) for x in arrays]
 
 

@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 
 from jaxpyop._host import refusal
-from jaxpyop._op.body import Body, UserBody, call_with_advice, element_structs
+from jaxpyop._op.body import Body, DerivativeBody, UserBody, call_with_advice, element_structs
 from jaxpyop._op.primitive import FINGERPRINT_WORD
-from jaxpyop._op.user_rules.functions import VjpRule, cotangents_of_inputs, in_structure
+from jaxpyop._op.user_rules.functions import cotangents_of_inputs, cotangents_of_results, in_structure
 from jaxpyop._op.values import Struct, as_jax, check_fingerprints, decode, fingerprint
 
 # ------------------------------------------------------------------- residuals
@@ -121,9 +121,10 @@ def run_fwd(base: UserBody, arrays: Sequence[Any]) -> tuple[list[Any], Any]:
 # ------------------------------------------------------------------------- bwd
 
 
-class BwdRule(VjpRule):
+class BwdRule(DerivativeBody):
     """The user's `bwd`."""
 
+    rule_name = "vjp"
     reads_kept = True
 
     def run(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
@@ -150,7 +151,8 @@ class BwdRule(VjpRule):
             check_fingerprints(fingerprint(outs), receipts[FINGERPRINT_WORD], self.title, "fwd of vjp")
         else:
             residuals = kept.value
-        given: Any = self.filled(cotangents, self.base.shapes(element_structs(inputs)), ())
+        structs = self.base.shapes(element_structs(inputs))
+        given: Any = cotangents_of_results(self, cotangents, structs, ())
         if self.op.spec.returned_spec is not None:
             # The lengths of padded results are among the results. Cotangents are cut to the same lengths.
             given = decode(self.op, given, outputs)
