@@ -123,13 +123,13 @@ class TapeReplayInWorker(Body):
 
     def run(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
         receipt, rest = np.asarray(arrays[0]), arrays[self.leading :]
-        if int(receipt[RUN_WORD]) != hash_of_run(self.run_identity, self.body.split(rest)[0], lead):
+        if int(receipt[RUN_WORD]) != hash_of_run(self.run_identity, self.body.split(rest)[0]):
             # The receipt of the other branch of a `cond`.
-            return self.body.absent_results(rest, lead)
-        return self.body.answer(None, receipt, rest, lead)
+            return self.body.absent_results(rest)
+        return self.body.answer(None, receipt, rest)
 
-    def fills(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
-        return self.body.fills(arrays[self.leading :], lead)
+    def fills(self, arrays: Sequence[Any]) -> list[Any]:
+        return self.body.fills(arrays[self.leading :])
 
 
 class TapeDerivative(DerivativeBody):
@@ -161,13 +161,11 @@ class TapeDerivative(DerivativeBody):
         """Return the derivative as a function of all inputs. A second derivative records this."""
         return self._derivative(_recorded(self.base, self.split(arrays)[0], self.perturbed)[1], arrays)
 
-    def answer(
-        self, kept: Record | None, receipts: Any, arrays: Sequence[Any], lead: tuple[int, ...] = ()
-    ) -> list[Any]:
+    def answer(self, kept: Record | None, receipt: Any, arrays: Sequence[Any]) -> list[Any]:
         if kept is None:
             # The same inputs as in the forward pass, because operations on recorded values are compiled differently.
             outs, kept = _recorded(self.base, as_jax(self.split(arrays)[0]), self.recorded)
-            check_fingerprints(fingerprint(outs), np.asarray(receipts)[FINGERPRINT_WORD], self.title, "func")
+            check_fingerprints(fingerprint(outs), int(receipt[FINGERPRINT_WORD]), self.title, "func")
         # A record may move arrays to where they are needed, whatever `jax_transfer_guard` says.
         return _jaxcore.with_transfers(self._derivative, kept, arrays)
 

@@ -169,7 +169,8 @@ def test_derivatives_and_conditional_calls_are_filled_too():
 
 
 def test_a_block_that_kills_its_worker_is_not_run_here():
-    f = jax.vmap(single(bodies.die_at_five_in_a_block, new_processes, vmap_method="expand_dims"))
+    options = sent_to(new_processes, {"retries": 1, "output_shapes": (), "vmap_method": "expand_dims"})
+    f = jax.vmap(lambda x: numpy_function(bodies.die_at_five_in_a_block, [x], F, **options))
     with pytest.raises(RuntimeError, match="a worker of executor= died with this element 2 times"):
         f(grid(8))
 

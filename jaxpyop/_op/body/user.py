@@ -146,9 +146,9 @@ class UserBody(Body):
             self._shapes[key] = self._find_shapes([Struct(s.shape, s.dtype) for s in structs])
         return self._shapes[key]
 
-    def fills(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
-        known = [(fill_shape(leaf, None, "func failed", self.title), leaf) for leaf in self.promised(arrays, lead)]
-        return full(self.op.fills, [Struct(shape, leaf.dtype) for shape, leaf in known], lead)
+    def fills(self, arrays: Sequence[Any]) -> list[Any]:
+        known = [(fill_shape(leaf, None, "func failed", self.title), leaf) for leaf in self.promised(arrays)]
+        return full(self.op.fills, [Struct(shape, leaf.dtype) for shape, leaf in known])
 
     def note_shapes(self, structs: Sequence[Struct], results: Sequence[Struct]) -> None:
         if not self._shapes:

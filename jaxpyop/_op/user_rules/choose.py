@@ -1,8 +1,7 @@
 """Chooses which of the user's rules make up the derivative of a call, and has the calls that run them.
 
-A derivative by rules begins with the function itself, with `fwd` in its place (`FwdCall`), or with the function and a
-note of whether it failed (`OutcomeCall`). A rule follows as a `RuleCall`, which gets inputs and results from the
-program, and after the other two a receipt besides.
+A derivative by rules begins with the function itself, or with a `FwdCall` in its place. A rule follows as a `RuleCall`,
+which gets inputs and results from the program, and after a `FwdCall` a receipt besides.
 
 A missing rule is a body that cannot run. In a direct call, an error is raised when its results are used. A compiled
 program that contains it is rejected at lowering and not at tracing: only by then has JAX dropped the operations whose
@@ -35,9 +34,8 @@ from jaxpyop._op.user_rules.residuals import BwdRule, OutcomeInWorker, Residuals
 
 def linearize_by_rules(call: Call, perturbed: tuple[bool, ...]) -> Linearization:
     """Return the linearization of the user's call by the user's rules, in the inputs that `perturbed` marks."""
-    if call.op.rules.fwd is not None:
-        return _linearize_after(call, FwdCall(call), perturbed)
-    return _linearize_after(call, call if call.op.failures is None else OutcomeCall(call), perturbed)
+    needs_receipt = call.op.rules.fwd is not None or call.op.failures is not None
+    return _linearize_after(call, FwdCall(call) if needs_receipt else call, perturbed)
 
 
 def _linearize_after(call: Call, forward: Call, perturbed: tuple[bool, ...]) -> Linearization:
@@ -105,11 +103,14 @@ def _no_second_derivative_error(title: str, rule: str) -> Exception:
     )
 
 
-# ------------------------------------------------- what runs in place of the function
+# ---------------------------------------------------------------- fwd as a call
 
 
-class _Forward(RecordingCall):
+class FwdCall(RecordingCall):
     """Runs in place of the user's call, and gives the rules a receipt.
+
+    It runs `fwd`, and keeps its residuals. Without `fwd` it runs the function of an op with `on_error=`, keeps nothing,
+    and the receipt tells whether the function failed.
 
     Args:
         source: the user's call.
@@ -126,47 +127,33 @@ class _Forward(RecordingCall):
             one_by_one=True,
             operands=dataclasses.replace(source.operands, extra_results=(RECEIPT,), writes_out=False),
         )
+        self.in_worker = OutcomeInWorker(source.body)
         self.identity = hash(source.body.identity)
         self.source = source
+        self.fwd = self.op.rules.fwd
+        if self.fwd is not None:
+            self.func = self.fwd
+            if not runs_in_this_process(self.op):
+                raise ValueError(
+                    f"{self.title}: fwd of vjp keeps its residuals in this process, and executor= runs func in others; "
+                    "write vjp=f with f(inputs, outputs, cotangents), which needs no residuals, or use threads"
+                )
 
-    def linearize(self, perturbed: tuple[bool, ...]) -> Linearization:
-        # This call is bound in place of the user's call, so its derivative is made in the same way.
-        return _linearize_after(self.source, self, perturbed)
-
-
-class FwdCall(_Forward):
-    """Runs `fwd` in place of the function, and keeps its residuals."""
-
-    def __init__(self, source: Call) -> None:
-        super().__init__(source)
-        self.func = self.op.rules.fwd
-        if not runs_in_this_process(self.op):
-            raise ValueError(
-                f"{self.title}: fwd of vjp keeps its residuals in this process, and executor= runs func in others; "
-                "write vjp=f with f(inputs, outputs, cotangents), which needs no residuals, or use threads"
-            )
-
-    def run_and_keep(self, arrays: Sequence[Any]) -> tuple[list[Any], Residuals]:
+    def run_and_keep(self, arrays: Sequence[Any]) -> tuple[list[Any], Residuals | None]:
+        if self.fwd is None:
+            return self.body.run(arrays), None
         outs, residuals = run_fwd(self.body, arrays)
         return outs, Residuals(protected(residuals), size_of(residuals))
-
-
-class OutcomeCall(_Forward):
-    """Runs the function of an op with `on_error=`. The receipt tells whether it failed."""
-
-    def __init__(self, source: Call) -> None:
-        super().__init__(source)
-        self.in_worker = OutcomeInWorker(source.body)
-
-    def outcome(self, arrays: Sequence[Any], lead: tuple[int, ...]) -> tuple[list[Any], Any, Any]:
-        outs, failed = self.body.outcome(arrays, lead)
-        return outs, None, failed
 
     def from_worker(self, values: list[Any], arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
         *outs, failed = values
         inputs = arrays[self.operands.leading :]
         self.body.check_results(outs, inputs, lead)
-        return [*outs, self.receipts(inputs, outs, None, failed, lead)]
+        return [*outs, self.receipt(inputs, outs, None, bool(failed))]
+
+    def linearize(self, perturbed: tuple[bool, ...]) -> Linearization:
+        # This call is bound in place of the user's call, so its derivative is made in the same way.
+        return _linearize_after(self.source, self, perturbed)
 
 
 # ------------------------------------------------------------- a rule as a call

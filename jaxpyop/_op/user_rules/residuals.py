@@ -130,16 +130,13 @@ class BwdRule(DerivativeBody):
     def run(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
         raise NotImplementedError("a bwd answers from residuals")
 
-    def answer(
-        self, kept: Residuals | None, receipts: Any, arrays: Sequence[Any], lead: tuple[int, ...] = ()
-    ) -> list[Any]:
+    def answer(self, kept: Residuals | None, receipt: Any, arrays: Sequence[Any]) -> list[Any]:
         """Return the cotangents of the inputs.
 
         Args:
             kept: the residuals, or None if they are gone. Then `fwd` runs again, and must give the same results.
-            receipts: the receipt of the run.
+            receipt: the receipt of the run.
             arrays: the inputs, the results if they are padded, and the cotangents.
-            lead: no batch axes, because `bwd` is called for one element at a time.
         """
         if self.op.on_jax:
             arrays = as_jax(arrays)
@@ -148,7 +145,7 @@ class BwdRule(DerivativeBody):
             # `fwd` may change its inputs.
             copies = inputs if self.op.on_jax else [np.array(a, order="C") for a in inputs]
             outs, residuals = run_fwd(self.base, copies)
-            check_fingerprints(fingerprint(outs), receipts[FINGERPRINT_WORD], self.title, "fwd of vjp")
+            check_fingerprints(fingerprint(outs), int(receipt[FINGERPRINT_WORD]), self.title, "fwd of vjp")
         else:
             residuals = kept.value
         structs = self.base.shapes(element_structs(inputs))
@@ -164,7 +161,7 @@ class BwdRule(DerivativeBody):
 
 
 class OutcomeInWorker(Body):
-    """Runs the function of an op with `on_error=` in a worker. The last result tells which elements failed."""
+    """Runs the function of an op with `on_error=` in a worker. The last result tells whether it failed."""
 
     def __init__(self, base: UserBody) -> None:
         super().__init__(base.op)
@@ -174,8 +171,8 @@ class OutcomeInWorker(Body):
         return self.base.shapes(structs)
 
     def run(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
-        outs, failed = self.base.outcome(arrays, lead)
-        return [*outs, np.full(lead, False) if failed is None else failed]
+        outs, failed = self.base.outcome(arrays)
+        return [*outs, np.asarray(failed)]
 
-    def fills(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
-        return [*self.base.fills(arrays, lead), np.full(lead, True)]
+    def fills(self, arrays: Sequence[Any]) -> list[Any]:
+        return [*self.base.fills(arrays), np.asarray(True)]

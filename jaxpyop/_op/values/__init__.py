@@ -16,7 +16,6 @@ from jaxpyop._op.values.cast import (
     converted,
     converted_at_once,
     fingerprint,
-    fingerprints,
     number_rule,
 )
 from jaxpyop._op.values.encodings import KeyEncoding, Padded, Padding, decode, encode, padded
