@@ -20,7 +20,7 @@ from jaxpyop._config import config
 from jaxpyop._host import Environment, strip_library_frames
 from jaxpyop._op.body import FilledBody, UserBody
 from jaxpyop._op.primitive import Call, Linearization, Operands, bind, run_now
-from jaxpyop._op.request import Op, make_op
+from jaxpyop._op.request import Op, make_op, mark_differentiable
 from jaxpyop._op.taped import linearize_on_tape
 from jaxpyop._op.traced import can_trace, trace, trace_if_possible
 from jaxpyop._op.user_rules import linearize_by_rules
@@ -128,14 +128,13 @@ def _decorator(make: Callable[[Any], Op], when: Any) -> Callable[[Callable[..., 
     def decorate(func: Callable[..., Any]) -> Callable[..., Any]:
         # What Tout means depends on x64, and the mode on the config.
         op_for = functools.cache(lambda x64, mode: make(func))
-        # What is wrong with the options is said here, and not at the first call.
-        op_for(_jaxcore.x64_enabled(), config.mode)
+        op = op_for(_jaxcore.x64_enabled(), config.mode)
 
         @functools.wraps(func)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             return call_op(op_for(_jaxcore.x64_enabled(), config.mode), args, kwargs, when)
 
-        return wrapper
+        return mark_differentiable(wrapper) if op.on_jax or op.rules.any_given else wrapper
 
     return decorate
 

@@ -18,7 +18,7 @@ from jaxpyop import _jaxcore
 from jaxpyop._host import call_where_op_runs, forget_locals, kept_of, lend_results, metrics, refusal, return_results
 from jaxpyop._op.body.advice import advise, call_and_warn_of_changes, call_with_advice
 from jaxpyop._op.body.body import Body, element_structs, full
-from jaxpyop._op.request import Op
+from jaxpyop._op.request import Op, is_differentiable
 from jaxpyop._op.values import (
     Arguments,
     Inputs,
@@ -32,6 +32,7 @@ from jaxpyop._op.values import (
     hidden_value_error,
     kind_of,
     match,
+    static,
     traced_value_in,
     with_shapes,
 )
@@ -62,9 +63,11 @@ class UserBody(Body):
         """The arguments of the function, as derivative rules are given them."""
         return Arguments(self.op.func, self.inputs, self.title, without="out" if self.op.out else "")
 
-    def arguments_of(self, arrays: Sequence[Any]) -> tuple[Any, ...]:
+    def arguments_of(self, arrays: Sequence[Any], rule: Any) -> tuple[Any, ...]:
         """The arguments with these arrays, in the order of the function's signature, for a rule."""
-        return self.arguments.filled(self._as_given(arrays))
+        # A rule that is an op would make arrays of the numbers that the function gets as they are.
+        as_it_is = static if is_differentiable(rule) else lambda value: value
+        return self.arguments.filled(self._as_given(arrays), as_it_is)
 
     def _as_given(self, arrays: Sequence[Any]) -> Sequence[Any]:
         if not self.op.on_jax:

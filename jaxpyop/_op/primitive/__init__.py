@@ -6,7 +6,7 @@ of what a forward pass keeps for a backward pass), `recording` (the calls that k
 """
 
 from jaxpyop._op.primitive import differentiate, lowering
-from jaxpyop._op.primitive.call import Call, Linearization, Operands, derived, structs_of
+from jaxpyop._op.primitive.call import Call, Linearization, Operands, derived, masks_and_added_axes, structs_of
 from jaxpyop._op.primitive.primitive import bind, python_call_p, run_now
 from jaxpyop._op.primitive.recording import (
     FINGERPRINT_WORD,

@@ -197,6 +197,18 @@ class Call:
         """
         raise NotImplementedError
 
+    def program(self, args: Sequence[Any], batch: Batch) -> Callable[..., list[Any]] | None:
+        """A JAX function that gives the results for a batch, and can be differentiated where this call cannot.
+
+        Args:
+            args: the inputs of the batch, or their types.
+            batch: the batch.
+        """
+        return None
+
+    is_own_derivative = True
+    """Whether the call, which is linear in the `linear_inputs` of its operands, is its own derivative in these."""
+
     def transposed(self, nonzero_cotangents: tuple[bool, ...]) -> Call:
         """Transpose this call in its last inputs, the body's `linear_inputs`.
 

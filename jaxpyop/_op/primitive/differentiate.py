@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from jaxpyop import _jaxcore
@@ -42,11 +43,14 @@ def _results_and_pushforward(
     of_linear_alone = first < len(primals) and not (any(perturbed[:first]) and call.body.depends_on_inputs)
     if not any(map(is_inexact, call.op.spec.leaves)):
         tangents_of: Callable[[Sequence[Any]], Sequence[Any]] = lambda tangents: []
-    elif of_linear_alone:
+    elif of_linear_alone and call.is_own_derivative:
         # A derivative is linear in its tangents or cotangents. If these alone are perturbed, it is its own derivative.
         tangents_of = lambda tangents: bind(
             call, *primals[:first], *map(ad.instantiate_zeros, tangents[first:]), batch=batch
         )
+    elif (program := call.program(primals, batch)) is not None:
+        # Only a user's rule that is an op itself has one.
+        return _by_program(program, primals, perturbed)
     else:
         return _by_linearization(primals, tuple(perturbed), call, batch)
     return _with_pushforward(bind(call, *primals, batch=batch), tangents_of)
@@ -88,6 +92,19 @@ def _by_linearization(
         return bind(plan.linear, *extra, *inputs, *results, *nonzero, batch=inner_batch.with_inputs(mask_of_operands))
 
     return _with_pushforward(outs[: count + len(call.operands.extra_results)], tangents_of)
+
+
+def _by_program(
+    program: Callable[..., list[Any]], primals: Sequence[Any], perturbed: Sequence[bool]
+) -> tuple[list[Any], _Pushforward]:
+    """Let JAX differentiate a program that gives the results of the call."""
+
+    def of_perturbed(*inputs: Any) -> list[Any]:
+        found = iter(inputs)
+        return program(*(next(found) if p else x for x, p in zip(primals, perturbed)))
+
+    outs, push = jax.linearize(of_perturbed, *(x for x, p in zip(primals, perturbed) if p))
+    return _with_pushforward(outs, lambda tangents: push(*(t for t, p in zip(tangents, perturbed) if p)))
 
 
 def _batch_of_derivative(

@@ -4,4 +4,4 @@ To be read in this order: `op` (with `on_error=` at its end), `read_rules`.
 """
 
 from jaxpyop._op.request.op import Op, is_nan, make_op
-from jaxpyop._op.request.read_rules import RULE_ARGUMENTS, Rules, numerical
+from jaxpyop._op.request.read_rules import RULE_ARGUMENTS, Rules, is_differentiable, mark_differentiable, numerical

@@ -10,7 +10,7 @@ import inspect
 import math
 import numbers
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from jaxpyop._functions import without_partials
@@ -108,6 +108,18 @@ class Rules:
         names = (self.vjp_name, "fwd of vjp", "jvp", "transpose")
         rules = (self.vjp, self.fwd, self.jvp, self.transpose)
         return ((name, rule) for name, rule in zip(names, rules) if callable(rule))
+
+
+def mark_differentiable(func: Callable[..., Any]) -> Callable[..., Any]:
+    """Mark a decorated op that has derivatives. As a rule of another op, it is differentiated by them."""
+    # functools.wraps copies the mark to functions that are no ops, and these have another id.
+    vars(func)["jaxpyop_op"] = id(func)
+    return func
+
+
+def is_differentiable(rule: Any) -> bool:
+    """Tell whether a rule is an op that has derivatives."""
+    return getattr(rule, "jaxpyop_op", None) == id(rule)
 
 
 def read_rules(options: dict[str, Any], spec: Any, api: str) -> Rules:

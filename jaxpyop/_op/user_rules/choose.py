@@ -12,10 +12,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from jaxpyop._host import runs_in_this_process
+import jax
+import jax.numpy as jnp
+
+from jaxpyop._host import Batch, runs_in_this_process
 from jaxpyop._op.body import DerivativeBody
 from jaxpyop._op.primitive import (
     RECEIPT,
@@ -24,8 +27,9 @@ from jaxpyop._op.primitive import (
     Operands,
     RecordingCall,
     ReplayCall,
+    masks_and_added_axes,
 )
-from jaxpyop._op.request import numerical
+from jaxpyop._op.request import is_differentiable, numerical
 from jaxpyop._op.user_rules.functions import JvpRule, MissingTangents, VjpRule, method_of_rules
 from jaxpyop._op.user_rules.linear import LinearCotangents, LinearTangents
 from jaxpyop._op.user_rules.numerical import NumericalBody
@@ -97,9 +101,9 @@ def _no_jvp_error(title: str) -> Exception:
 def _no_second_derivative_error(title: str, rule: str) -> Exception:
     """The error of a derivative of a rule."""
     return NotImplementedError(
-        f"{title}: {rule} gives first derivatives. For second ones, write the derivative as a rule of jax.custom_jvp "
-        "around the op, made of JAX operations and ops that have rules themselves (docs: rules, second derivatives), "
-        "or write func as a py_function of JAX operations"
+        f"{title}: {rule} gives first derivatives. For second ones, make the rule an op with rules of its own: a "
+        "py_function if it is made of JAX operations, or a numpy_function with vjp= and jvp= (docs: rules, second "
+        "derivatives); or write func itself as a py_function of JAX operations"
     )
 
 
@@ -182,6 +186,16 @@ class RuleCall(ReplayCall):
             operands=Operands(has_receipt, has_flag, linear_inputs=rule.linear_inputs),
         )
         self.source = source
+        # Whether the rule is an op with derivatives, which can be a part of the traced program.
+        is_plain = not self.operands.leading and op.spec.returned_spec is None
+        self._is_op = is_plain and isinstance(rule, (VjpRule, JvpRule)) and is_differentiable(self.func)
+        # The user may write a pullback that is not linear in the cotangents, for example one that clips gradients. So a
+        # pullback whose derivative is known is not taken for its own derivative.
+        self.is_own_derivative = not (self._is_op and isinstance(rule, VjpRule))
+
+    def program(self, args: Sequence[Any], batch: Batch) -> Callable[..., list[Any]] | None:
+        rule = self.body
+        return _over_batch(lambda *arrays: rule.run(arrays, (), traced=True), args, batch) if self._is_op else None
 
     def linearize(self, perturbed: tuple[bool, ...]) -> Linearization:
         # Nothing gives a second derivative, so an error is raised where one is used.
@@ -200,3 +214,14 @@ class RuleCall(ReplayCall):
         else:
             pullback = _cotangents(self.source, nonzero_cotangents, body.perturbed)
         return RuleCall(pullback, self.source, has_flag=operands.has_flag, has_receipt=operands.has_receipt)
+
+
+def _over_batch(program: Callable[..., list[Any]], args: Sequence[Any], batch: Batch) -> Callable[..., list[Any]]:
+    """The program of one element, as a program of the whole batch with the inputs `args`."""
+    if not batch.sizes:
+        return program
+    masks, axes = masks_and_added_axes(args, batch.sizes) if batch.block else (batch.masks, [()] * len(args))
+    for size, mask in zip(reversed(batch.sizes), reversed(masks)):
+        program = jax.vmap(program, tuple(0 if mapped else None for mapped in mask), axis_size=size)
+    whole = program
+    return lambda *arrays: whole(*(jnp.squeeze(a, axis) if axis else a for a, axis in zip(arrays, axes)))

@@ -16,8 +16,8 @@ import numpy as np
 from jaxpyop._host import SEQUENTIAL, Method, refusal
 from jaxpyop._jaxcore import is_inexact
 from jaxpyop._op.body import Body, DerivativeBody, UserBody, call_with_advice
-from jaxpyop._op.request import Op, numerical
-from jaxpyop._op.values import Leaf, Struct, cast_to_numpy, decode, show_shape, spread
+from jaxpyop._op.request import Op, is_differentiable, numerical
+from jaxpyop._op.values import Leaf, Struct, cast_to_numpy, check_traced, decode, show_shape, spread
 
 
 def method_of_rules(op: Op) -> Method:
@@ -48,12 +48,13 @@ class JvpRule(DerivativeBody):
 
     rule_name = "jvp"
 
-    def run(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
+    def run(self, arrays: Sequence[Any], lead: tuple[int, ...] = (), *, traced: bool = False) -> list[Any]:
+        """Call the rule: on the host, or, if it is an op, as a part of the traced program."""
         inputs, outputs, tangents = self.split(arrays)
         given = self.base.arguments.filled_with_tangents(list(map(_as_number, self.per_input(tangents))))
-        args = self.base.arguments_of(inputs), in_structure(self.op, outputs), given
-        found = call_with_advice(self.op, "jvp", self.func, args, {})
-        return tangents_of_results(self.op, found, with_lead(outputs, lead))
+        args = self.base.arguments_of(inputs, self.func), in_structure(self.op, outputs), given
+        found = self.func(*args) if traced else call_with_advice(self.op, "jvp", self.func, args, {})
+        return tangents_of_results(self.op, found, with_lead(outputs, lead), traced)
 
     def written(self, arrays: Sequence[Any]) -> tuple[Sequence[Any], dict[str, Any], Any, bool] | None:
         if not _has_arrays_alone(self):
@@ -70,13 +71,14 @@ class VjpRule(DerivativeBody):
 
     rule_name = "vjp"
 
-    def run(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
+    def run(self, arrays: Sequence[Any], lead: tuple[int, ...] = (), *, traced: bool = False) -> list[Any]:
+        """Call the rule: on the host, or, if it is an op, as a part of the traced program."""
         inputs, outputs, cotangents = self.split(arrays)
         given = cotangents_of_results(self, cotangents, outputs, lead)
         values = (in_structure(self.op, decode(self.op, arrays, outputs)) for arrays in (outputs, given))
-        args = (self.base.arguments_of(inputs), *values)
-        found = call_with_advice(self.op, "vjp", self.func, args, {})
-        return cotangents_of_inputs(self.base, "vjp", found, with_lead(inputs, lead), self.perturbed)
+        args = (self.base.arguments_of(inputs, self.func), *values)
+        found = self.func(*args) if traced else call_with_advice(self.op, "vjp", self.func, args, {})
+        return cotangents_of_inputs(self.base, "vjp", found, with_lead(inputs, lead), self.perturbed, traced)
 
     def written(self, arrays: Sequence[Any]) -> tuple[Sequence[Any], dict[str, Any], Any, bool] | None:
         # A cotangent that is zero is an array that no one has.
@@ -111,12 +113,13 @@ def _as_number(value: Any) -> Any:
 def cotangents_of_results(
     rule: DerivativeBody, cotangents: Sequence[Any], outputs: Sequence[Any], lead: tuple[int, ...]
 ) -> list[Any]:
-    """Return a cotangent for each result of the function: zeros where JAX gives none, and float0 for integers."""
+    """Return a cotangent for each result of the function: zeros where JAX gives none."""
     zeros = jnp.zeros if rule.op.on_jax else np.zeros
 
     def zero(out: Any) -> Any:
         if not is_inexact(out):
-            return np.zeros(out.shape, jax.dtypes.float0)
+            # JAX cannot trace arrays of float0, so a rule that is an op gets None for an integer result.
+            return None if is_differentiable(rule.func) else np.zeros(out.shape, jax.dtypes.float0)
         return zeros((*lead, *out.shape[len(lead) :]), out.dtype)
 
     return [zero(out) if ct is None else ct for ct, out in zip(rule.per_result(cotangents, outputs), outputs)]
@@ -131,7 +134,7 @@ def with_lead(arrays: Sequence[Any], lead: tuple[int, ...]) -> list[Struct]:
 
 
 def cotangents_of_inputs(
-    body: UserBody, name: str, found: Any, likes: Sequence[Struct], wanted: Sequence[bool]
+    body: UserBody, name: str, found: Any, likes: Sequence[Struct], wanted: Sequence[bool], traced: bool = False
 ) -> list[Any]:
     """Return the cotangents of the wanted inputs from what a rule returned.
 
@@ -141,6 +144,7 @@ def cotangents_of_inputs(
         found: what the rule returned.
         likes: the shapes and dtypes of the inputs.
         wanted: which of them have a cotangent.
+        traced: whether the rule is a part of the traced program.
 
     Raises:
         ValueError: the rule returned another structure, or a value of another shape.
@@ -149,7 +153,7 @@ def cotangents_of_inputs(
     try:
         values = body.arguments.take_apart(found, list(map(is_inexact, likes)), f"{op.title}: {name} returned")
         return [
-            _checked(op, f"{name} returned, for {place},", value, like)
+            _checked(op, f"{name} returned, for {place},", value, like, traced)
             for (place, value), like, mark in zip(values, likes, wanted)
             if mark
         ]
@@ -158,7 +162,7 @@ def cotangents_of_inputs(
         raise
 
 
-def tangents_of_results(op: Op, found: Any, likes: Sequence[Struct]) -> list[Any]:
+def tangents_of_results(op: Op, found: Any, likes: Sequence[Struct], traced: bool) -> list[Any]:
     """Return the tangents of the inexact results, whose shapes and dtypes are among `likes`, from what `jvp=` returned.
 
     Raises:
@@ -169,7 +173,7 @@ def tangents_of_results(op: Op, found: Any, likes: Sequence[Struct]) -> list[Any
     try:
         values = spread(skeleton, found, whole, said, of="result")
         return [
-            _checked(op, f"jvp returned, for {place},", value, like)
+            _checked(op, f"jvp returned, for {place},", value, like, traced)
             for (place, _, value), like in zip(values, likes, strict=True)
             if is_inexact(like)
         ]
@@ -178,14 +182,20 @@ def tangents_of_results(op: Op, found: Any, likes: Sequence[Struct]) -> list[Any
         raise
 
 
-def _checked(op: Op, which: str, value: Any, like: Struct) -> Any:
+def _checked(op: Op, which: str, value: Any, like: Struct, traced: bool) -> Any:
     """Return one of a rule's values as an array of the shape and dtype that it must have."""
     if value is None:
-        return np.zeros(like.shape, like.dtype)
-    array = cast_to_numpy(value, Leaf(np.dtype(like.dtype)), op.casting, which, op.title)
-    if type(value) in (bool, int, float, complex):
-        # Only Python's own numbers are broadcast. An array without axes is more likely a sum by mistake.
-        return np.full(like.shape, array, like.dtype)
+        return (jnp if traced else np).zeros(like.shape, like.dtype)
+    leaf = Leaf(np.dtype(like.dtype))
+    if traced:
+        value = jnp.asarray(value)
+        check_traced(value.dtype, leaf, op.casting, which, op.title)
+        array = jax.lax.convert_element_type(value, like.dtype)
+    else:
+        array = cast_to_numpy(value, leaf, op.casting, which, op.title)
+        if type(value) in (bool, int, float, complex):
+            # Only Python's own numbers are broadcast. An array without axes is more likely a sum by mistake.
+            return np.full(like.shape, array, like.dtype)
     if array.shape != like.shape:
         raise ValueError(
             f"{op.title}: {which} shape {show_shape(array.shape)}; a tangent has its result's shape, and a cotangent "

@@ -127,7 +127,7 @@ class BwdRule(DerivativeBody):
     rule_name = "vjp"
     reads_kept = True
 
-    def run(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
+    def run(self, arrays: Sequence[Any], lead: tuple[int, ...] = (), *, traced: bool = False) -> list[Any]:
         raise NotImplementedError("a bwd answers from residuals")
 
     def answer(self, kept: Residuals | None, receipt: Any, arrays: Sequence[Any]) -> list[Any]:

@@ -59,9 +59,9 @@ class Arguments:
         self._arguments = tuple(arguments.values())
         self._leaves, self._tree = jax.tree.flatten(self._arguments)
 
-    def filled(self, arrays: Sequence[Any]) -> tuple[Any, ...]:
-        """The arguments with these arrays, as the function gets them."""
-        return self._unflatten([arrays[a.number] if type(a) is _Array else a.value for a in self._leaves])
+    def filled(self, arrays: Sequence[Any], fixed: Callable[[Any], Any] = lambda value: value) -> tuple[Any, ...]:
+        """The arguments with these arrays, as the function gets them. `fixed` may wrap what is no array."""
+        return self._unflatten([arrays[a.number] if type(a) is _Array else fixed(a.value) for a in self._leaves])
 
     def filled_with_tangents(self, tangents: Sequence[Any]) -> tuple[Any, ...]:
         """The structure of the arguments, with the tangents in the places of their arrays, and None elsewhere."""

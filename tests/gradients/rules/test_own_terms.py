@@ -297,6 +297,18 @@ def test_methods():
     assert jax.jit(jax.grad(scaled.other))(3.0) == 7 * 2 * 3
 
 
+def test_a_rule_that_is_an_op_gets_numbers_as_they_are():
+    @py_function(Tout=F, output_shapes=())
+    def vjp(inputs, outputs, cotangents):
+        x, count, table = inputs
+        assert type(count) is type(table["of"]) is int
+        return cotangents * x * len("x" * count) * table["of"]
+
+    op = numpy_function(Tout=F(0), vjp=vjp)(lambda x, count, table={"of": 2}: x * count)
+    slope = jax.grad(lambda x: op(x, jaxpyop.static(3)))
+    assert (slope(2.0), jax.jit(jax.grad(slope))(2.0)) == (12, 6)
+
+
 # ----------------------------------------------------------- what a rule may return
 
 

@@ -1,5 +1,6 @@
-"""Second derivatives of NumPy functions: by jax.custom_jvp around ops, and what a rule of theirs is refused."""
+"""Second derivatives of NumPy functions: by rules that are ops with rules."""
 
+import functools
 import itertools
 
 import jax
@@ -10,6 +11,7 @@ import pytest
 from jaxpyop import numerical, numpy_function, py_function
 from tests.gradients.bodies import TRANSFORMS, X3, F
 from tests.gradients.rules.cases import close_to
+from tests.shared.checks import Counter
 from tests.shared.tables import in_turn, rows
 
 X = jnp.asarray(X3)
@@ -19,23 +21,32 @@ def curve(x):
     return x * jnp.exp(x)
 
 
+def rule_vjp(inputs, outputs, cotangents):
+    """Of the rule, which reads the input and the result of the function."""
+    ((x,), y, ct), c = inputs, cotangents
+    return (ct * np.exp(x) * c,), ct * c, (y + np.exp(x)) * c
+
+
+def rule_jvp(inputs, outputs, tangents):
+    (x,), *rest = rule_vjp(inputs, outputs, 1)
+    (t,), *others = tangents
+    return sum(slope * t for slope, t in zip([x, *rest], [t, *others]) if t is not None)
+
+
 def op_of(kind, method="sequential"):
-    """An op in a function with a rule of JAX's, whose slope is an op with rules of its own."""
-    bend = lambda i, o, t: t * (o + np.exp(i[0]))
-    rules = {"vjp": bend, "jvp": lambda i, o, t: bend(i, o, t[0])} if kind == "rules" else {}
-    if kind == "differences":
-        rules = {"vjp": numerical(), "jvp": numerical()}
-    slope = numpy_function(Tout=F, vmap_method=method, **rules)(lambda x: (1 + x) * np.exp(x))
+    """An op with rules that are ops: a NumPy function for reverse mode, JAX operations for forward mode."""
+    of_rule = {"vjp": numerical()} if kind == "differences" else {"vjp": rule_vjp, "jvp": rule_jvp}
+    # In a block, inputs that elements share have axes of size 1, and cotangents have the whole batch.
+    rule = numpy_function(Tout=F, name="rule", output_shapes=lambda i, o, c: c.shape, vmap_method=method, **of_rule)
 
-    @jax.custom_jvp
-    def f(x):
-        return numpy_function(lambda x: x * np.exp(x), [x], F, output_shapes=(3,), vmap_method=method)
+    @py_function(Tout=F)
+    def push(inputs, outputs, tangents):
+        if tangents[0] is None:
+            return jnp.zeros_like(outputs)
+        return jax.jvp(curve, (jnp.broadcast_to(inputs[0], tangents[0].shape),), (tangents[0],))[1]
 
-    @f.defjvp
-    def rule(primals, tangents):
-        return f(*primals), slope(*primals) * tangents[0]
-
-    return f
+    rules = {"vjp": rule(lambda i, o, c: c * (o + np.exp(i[0]))), "jvp": push, "vmap_method": method}
+    return lambda x: numpy_function(lambda x: x * np.exp(x), [x], F, output_shapes=(3,), **rules)
 
 
 def in_the_cotangent(f, x):
@@ -71,6 +82,34 @@ def test_equal_to_jax(program, kind, method, transform):
     close_to(found, jax.jit(lambda: program(curve, X))(), 3e-3 if kind == "differences" else 2e-5)
 
 
+@pytest.mark.slow
+def test_a_rule_of_jax_operations_to_any_order():
+    @py_function(Tout=F, output_shapes=())
+    def slope(inputs, outputs, cotangents):
+        return cotangents * 3 * inputs[0] ** 2 if float(inputs[0]) < 9 else cotangents
+
+    f = lambda x: numpy_function(lambda x: x**3, [x], F(0), vjp=slope)
+    np.testing.assert_allclose(jax.grad(jax.grad(jax.grad(f)))(0.7), 6.0, rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_a_rule_that_is_not_linear():
+    """Reverse mode over reverse mode clips the outer cotangent of 4 too, as the same rule of `jax.custom_vjp` does."""
+    rule = py_function(Tout=F, output_shapes=())(lambda i, o, c: jnp.clip(c, -1, 1))
+    f = lambda x: 2 * numpy_function(lambda x: x, [x], F(0), vjp=rule, jvp=lambda i, o, t: t[0]) ** 2
+    for take, inside in ((jax.grad, 1), (jax.jacfwd, 4)):
+        np.testing.assert_allclose([take(jax.grad(f))(t) for t in (0.2, 3.0)], [inside, 0], atol=1e-3)
+
+
+@pytest.mark.parametrize("transform", rows(TRANSFORMS, ["direct"]))
+def test_a_stateful_function_runs_once(transform):
+    func = Counter(lambda x: x**3)
+    rule = py_function(Tout=F, output_shapes=())(lambda i, o, c: c * 3 * i[0] ** 2)
+    f = lambda x: numpy_function(func, [x], F(0), vjp=rule, stateful=True)
+    assert TRANSFORMS[transform](jax.grad(jax.grad(f)))(0.5) == 3.0
+    assert func.count == 1
+
+
 def forward(f):
     return lambda x: jax.jvp(jax.grad(f), (x,), (x,))[1]
 
@@ -79,18 +118,20 @@ plain_rule = lambda i, o, c: c * np.cos(i[0])
 push_of_sine = lambda i, o, t: t[0] * np.cos(i[0])
 rule_of_rule = lambda i, o, c: ((0.0,), 0.0, np.cos(i[0][0]) * c)
 with_vjp = numpy_function(Tout=F(0), vjp=rule_of_rule, name="slope")(lambda i, o, c: np.cos(i[0]) * c)
+around = functools.wraps(with_vjp)(lambda i, o, c: np.asarray(with_vjp(i, o, c)))
 without_rules = numpy_function(Tout=F, name="slope")(lambda i, o, c: np.cos(i[0]) * c)
-of_jax = py_function(Tout=F, output_shapes=())(lambda i, o, c: c * jnp.cos(i[0]))
-INSTEAD = "as a rule of jax.custom_jvp around the op"
+of_wrong_shape = py_function(Tout=F, output_shapes=(2,))(lambda i, o, c: jnp.ones(2))
+MAKE_IT_AN_OP = "make the rule an op with rules"
 twice = lambda f: jax.grad(jax.grad(f))
 in_the_weight = lambda f: jax.grad(lambda t: jax.grad(lambda x: t * f(x))(0.3))
 REFUSED = {
-    "a rule that is an op": ({"vjp": without_rules, "jvp": push_of_sine}, twice, INSTEAD),
-    "a rule that is an op with rules": ({"vjp": with_vjp, "jvp": push_of_sine}, twice, INSTEAD),
-    "a rule of JAX operations": ({"vjp": of_jax, "jvp": push_of_sine}, twice, INSTEAD),
-    "failures that are filled": ({"vjp": plain_rule, "jvp": push_of_sine, "on_error": "nan"}, forward, INSTEAD),
+    "no rule of the rule": ({"vjp": without_rules, "jvp": push_of_sine}, twice, MAKE_IT_AN_OP),
+    "no forward mode of the function": ({"vjp": with_vjp}, forward, "'sin': forward-mode differentiation"),
+    "a function around an op": ({"vjp": around, "jvp": push_of_sine}, forward, MAKE_IT_AN_OP),
+    "failures that are filled": ({"vjp": with_vjp, "jvp": push_of_sine, "on_error": "nan"}, forward, MAKE_IT_AN_OP),
     "a plain rule, twice": ({"vjp": plain_rule}, twice, r"gives first derivatives. For second ones.*py_function"),
-    "a plain rule, in its cotangent": ({"vjp": plain_rule, "jvp": push_of_sine}, in_the_weight, INSTEAD),
+    "a plain rule, in its cotangent": ({"vjp": plain_rule, "jvp": push_of_sine}, in_the_weight, MAKE_IT_AN_OP),
+    "wrong shape": ({"vjp": of_wrong_shape}, twice, "a cotangent has its argument"),
 }
 
 
@@ -98,7 +139,8 @@ REFUSED = {
 def test_refused(rules, program, text):
     """Directly and when a program is traced, before anything runs."""
     derivative = program(lambda x: numpy_function(np.sin, [x], F(0), **rules))
-    with pytest.raises(NotImplementedError, match=text):
+    error = ValueError if rules["vjp"] is of_wrong_shape else NotImplementedError
+    with pytest.raises(error, match=text):
         jax.block_until_ready(derivative(1.0))
-    with pytest.raises(NotImplementedError, match=text):
+    with pytest.raises(error, match=text):
         jax.jit(derivative).lower(1.0)
