@@ -54,7 +54,8 @@ class _OfAll(TypedDict, total=False):
             of numbers in the structure of `Tout` has a fill for each result. A warning,
             once per op, shows the first exception and its inputs. The shapes of the
             results must be known. Results that do not fit `Tout` are still an error,
-            and interrupts are still raised. ``out=True`` does not work with it.
+            and interrupts are still raised. ``out=True`` does not work with it, nor
+            does a `vmap_method` that calls `func` once per batch.
     """
 
     ordered: Annotated[bool, False]

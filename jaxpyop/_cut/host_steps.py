@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -12,7 +11,7 @@ import numpy as np
 
 from jaxpyop import _jaxcore
 from jaxpyop._host import strip_library_frames
-from jaxpyop._op import HandedRecord, anchor_of, copy_to_jax, run_now
+from jaxpyop._op import anchor_of, copy_to_jax, run_now
 
 # A larger NumPy array would be copied once more on its way into a segment.
 _SMALL = 1 << 18
@@ -23,22 +22,18 @@ class HostStep:
 
     Args:
         eqn: the equation of the call.
-        hands_over: whether its last result is a record itself, in place of the receipt for it.
         waits: whether it must wait for the effects of the segments before it.
         takes_numpy: whether every reader of its results also takes NumPy arrays, as segments do, in less time.
     """
 
-    def __init__(self, eqn: Any, *, hands_over: bool, waits: bool, takes_numpy: bool) -> None:
+    def __init__(self, eqn: Any, *, waits: bool, takes_numpy: bool) -> None:
         self._call = eqn.params["call"]
         self._batch = eqn.params["batch"]
         self._avals = [v.aval for v in eqn.outvars]
         self._waits = waits
-        is_plain = not (self._call.on_jax or hands_over) and jax.sharding.get_abstract_mesh().empty
+        is_plain = not self._call.on_jax and jax.sharding.get_abstract_mesh().empty
         is_small = all(a.size * a.dtype.itemsize < _SMALL for a in self._avals)
         self._keep_numpy = takes_numpy and is_plain and is_small and _jaxcore.is_one_cpu()
-        if hands_over:
-            self._call = copy.copy(self._call)
-            self._call.hands_over = True
 
     def __str__(self) -> str:
         return self._call.label
@@ -53,7 +48,7 @@ class HostStep:
         except BaseException as error:
             raise strip_library_frames(error, self._call.title)  # noqa: B904  # It is the same error.
         for k, (out, aval) in enumerate(zip(outs, self._avals)):
-            if not isinstance(out, HandedRecord) and (out.shape != aval.shape or out.dtype != aval.dtype):
+            if out.shape != aval.shape or out.dtype != aval.dtype:
                 self._refuse(k, out, aval)
         # The results of a NumPy function were copied to their device.
         return self._fitted(outs, args) if self._call.on_jax else outs
@@ -62,12 +57,9 @@ class HostStep:
         like = anchor_of(args)
         found: list[Any] = []
         for out in outs:
-            if not isinstance(out, HandedRecord):
-                out = self._placed(out, like)
-                # As under `jax.jit`, no result of a program shares memory with another result or with an input.
-                if id(out) in {*map(id, args), *map(id, found)}:
-                    out = jnp.copy(out)
-            found.append(out)
+            out = self._placed(out, like)
+            # As under `jax.jit`, no result of a program shares memory with another result or with an input.
+            found.append(jnp.copy(out) if id(out) in {*map(id, args), *map(id, found)} else out)
         return found
 
     def _refuse(self, k: int, out: Any, aval: Any) -> None:

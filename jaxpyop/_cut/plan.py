@@ -237,7 +237,6 @@ def _without_literals(eqn: Any, constants: dict[Any, Any]) -> Any:
 def _hosts(
     program: Program, steps: Sequence[Step], plan: Callable[[Any, Sequence[bool]], Plan]
 ) -> dict[Any, Callable[..., Sequence[Any]]]:
-    handed = _handed_over(program)
     # The caller, loops and functions of JAX operations read arrays of JAX.
     calls = {step: call_of(step) for step in steps if not isinstance(step, list)}
     read_by_jax = {x for step, call in calls.items() if call is None or call.on_jax for x in step.invars}
@@ -255,23 +254,5 @@ def _hosts(
             raise call.refusal()
         # A call with an effect waits for the effects of the segments before it.
         waits = bool(step.effects) and segments_have_effects
-        hands_over, takes_numpy = not handed.isdisjoint(step.outvars), read_by_jax.isdisjoint(step.outvars)
-        found[step] = HostStep(step, hands_over=hands_over, waits=waits, takes_numpy=takes_numpy)
+        found[step] = HostStep(step, waits=waits, takes_numpy=read_by_jax.isdisjoint(step.outvars))
     return found
-
-
-def _handed_over(program: Program) -> set[Any]:
-    """Return the receipts whose readers can all take the record itself in place of the receipt."""
-    receipts = {eqn.outvars[-1] for eqn in program.eqns if _is_alone(eqn) and call_of(eqn).can_hand_over}
-    # The caller cannot take a record.
-    read_as_arrays = set(program.outputs)
-    for eqn in program.eqns:
-        # A call that takes a record takes it as its first input.
-        first = 1 if _is_alone(eqn) and call_of(eqn).takes_records else 0
-        read_as_arrays.update(variables_of(eqn.invars[first:]))
-    return receipts - read_as_arrays
-
-
-def _is_alone(eqn: Any) -> bool:
-    """Tell whether an equation is a Python call without batch axes."""
-    return call_of(eqn) is not None and not eqn.params["batch"].sizes

@@ -36,14 +36,14 @@ class Failures:
         # The copy in a worker counts from zero. The result of each job carries the count back to the op's own process.
         return Failures, (self._title, None)
 
-    def note(self, error: Exception, count: int) -> str:
-        """Count elements that failed, and warn. Inside `in_batch` the warning waits for the end of the batch.
+    def note(self, error: Exception) -> str:
+        """Count an element that failed, and warn. Inside `in_batch` the warning waits for the end of the batch.
 
         Returns:
             The error and the inputs, as text.
         """
         text = failure_text(error, self._title)
-        self.add((count, text))
+        self.add((1, text))
         if not self._batches:
             self._warn()
         return text

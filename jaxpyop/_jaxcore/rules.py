@@ -1,4 +1,4 @@
-"""Rules for JAX's transformations: derivatives, checkpoints, loops, effects; and tests for tangents."""
+"""Rules for JAX's transformations: derivatives, checkpoints, loops, and effects."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxpyop._frames import PACKAGE
@@ -28,31 +27,7 @@ from jaxpyop._jaxcore.public import (
     custom_partial_eval_rules,
     rules_of_checkpoint,
 )
-from jaxpyop._jaxcore.traces import Unusable
-
-
-def is_zero(vector: Any) -> bool:
-    """Tells whether a tangent or cotangent is known to be zero: a symbolic zero, or a float0 of an integer or bool."""
-    return type(vector) is ad.Zero or getattr(vector, "dtype", None) == jax.dtypes.float0
-
-
-def zeros(like: Any) -> jax.Array:
-    """Returns zeros of the shape and dtype of `like`."""
-    return jnp.zeros(like.shape, like.dtype)
-
-
-def replaced(values: Sequence[Any], positions: Sequence[int], replacements: Sequence[Any]) -> list[Any]:
-    """Returns `values` as a list, with `replacements` at `positions`."""
-    full = list(values)
-    for i, value in zip(positions, replacements, strict=True):
-        full[i] = value
-    return full
-
-
-def tangent_aval(x: Any) -> Any:
-    """Returns the type of a value's tangents."""
-    # Every aval has this method (JAX 0.10 to 0.12).
-    return jax.typeof(x).to_tangent_aval()
+from jaxpyop._jaxcore.traces import Unusable, replaced, tangent_aval
 
 
 def differentiated() -> Any:

@@ -1,4 +1,4 @@
-"""Traces: which one is current, whether a value's is still open, a base for our own; and values of no use."""
+"""Traces: which one is current, whether a value's is still open, a base for our own; values of no use; and tangents."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxpyop._jaxcore.changes import make
 from jaxpyop._jaxcore.private import EVAL_TRACE as EVAL_TRACE
 from jaxpyop._jaxcore.private import TOP_AXES, private
-from jaxpyop._jaxcore.public import ShapedArray, Trace, Tracer
+from jaxpyop._jaxcore.public import ShapedArray, Trace, Tracer, ad
 
 # JAX makes the attributes of this object at run time, so type checkers do not know them.
 jax_config: Any = jax.config
@@ -259,3 +260,30 @@ class Unusable(Tracer):
     full_lower = __array__ = __bool__ = __int__ = __float__ = __complex__ = __index__ = __iter__ = _refuse
     __dlpack__ = __format__ = _refuse
     block_until_ready = item = tolist = tobytes = copy_to_host_async = _refuse
+
+
+# ------------------------------------------------------------------------ tangents
+
+
+def is_zero(vector: Any) -> bool:
+    """Tells whether a tangent or cotangent is known to be zero: a symbolic zero, or a float0 of an integer or bool."""
+    return type(vector) is ad.Zero or getattr(vector, "dtype", None) == jax.dtypes.float0
+
+
+def zeros(like: Any) -> jax.Array:
+    """Returns zeros of the shape and dtype of `like`."""
+    return jnp.zeros(like.shape, like.dtype)
+
+
+def replaced(values: Sequence[Any], positions: Sequence[int], replacements: Sequence[Any]) -> list[Any]:
+    """Returns `values` as a list, with `replacements` at `positions`."""
+    full = list(values)
+    for i, value in zip(positions, replacements, strict=True):
+        full[i] = value
+    return full
+
+
+def tangent_aval(x: Any) -> Any:
+    """Returns the type of a value's tangents."""
+    # Every aval has this method (JAX 0.10 to 0.12).
+    return jax.typeof(x).to_tangent_aval()

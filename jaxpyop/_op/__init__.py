@@ -10,7 +10,6 @@ and `user_rules` one that has rules. `traced` makes the body a part of the progr
 from jaxpyop._op.calls import NOT_GIVEN, UserCall, apply_or_decorate, call_op
 from jaxpyop._op.primitive import (
     Call,
-    HandedRecord,
     bind,
     clear_records,
     derived,

@@ -23,7 +23,7 @@ from jaxpyop._op.primitive import Call, Linearization, Operands, bind, run_now
 from jaxpyop._op.request import Op, make_op, mark_differentiable
 from jaxpyop._op.taped import linearize_on_tape
 from jaxpyop._op.traced import can_trace, trace, trace_if_possible
-from jaxpyop._op.user_rules import LinearCall, LinearFunction, linearize_by_rules
+from jaxpyop._op.user_rules import linearize_by_rules
 from jaxpyop._op.values import Inputs, check_closure, flatten_inputs, show_shape, without_weak_type
 
 # Stands for an argument that was left out, where None has a meaning of its own.
@@ -155,7 +155,6 @@ class UserCall(Call):
             method=op.vmap_method,
             operands=Operands(has_flag=has_flag, writes_out=op.out),
         )
-        self.is_declared_linear = op.rules.transpose is not None
 
     def __repr__(self) -> str:
         return self.title
@@ -165,7 +164,3 @@ class UserCall(Call):
             perturbed = perturbed[self.operands.leading :]
             return linearize_on_tape(self, self.body, perturbed, perturbed, has_flag=self.operands.has_flag)
         return linearize_by_rules(self, perturbed)
-
-    def linear_part(self, floating: tuple[bool, ...]) -> Call:
-        function = LinearFunction(self.body, floating[self.operands.leading :])
-        return LinearCall(function, self.environment, self.operands.has_flag)

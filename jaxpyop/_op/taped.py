@@ -21,14 +21,16 @@ from jaxpyop._op.primitive import (
     FINGERPRINT_WORD,
     NO_RECORD,
     RECEIPT,
+    RUN_WORD,
     TOKEN_WORD,
     Call,
     Linearization,
     Operands,
     RecordingCall,
     ReplayCall,
+    hash_of_run,
 )
-from jaxpyop._op.values import as_jax, check_fingerprints, fingerprint
+from jaxpyop._op.values import Struct, as_jax, check_fingerprints, fingerprint
 from jaxpyop._tape import Record, record
 
 
@@ -58,18 +60,9 @@ class TapeRecording(RecordingCall):
         super().__init__(body, environment, label="jvp({})", has_effects=True, operands=operands)
         self.recorded = recorded
         self.identity = hash((body.identity, recorded))
-        # A worker may have run it, and `when=` or a failure may leave nothing to keep.
-        self.can_hand_over = self.op.executor is None and not has_flag and self.op.failures is None
 
-    def kept_by_run(self, arrays: Sequence[Any], lead: tuple[int, ...]) -> tuple[list[Any], Any, Any]:
-        arrays = as_jax(arrays)
-        if self.op.failures is None:
-            return *_recorded(self.body, arrays, self.recorded), None
-        try:
-            return *_recorded(self.body, arrays, self.recorded), None
-        except Exception as error:
-            outs, failed = self.body.after_failure(error, arrays)
-            return outs, None, failed
+    def run_and_keep(self, arrays: Sequence[Any]) -> tuple[list[Any], Record]:
+        return _recorded(self.body, arrays, self.recorded)
 
     def linearize(self, perturbed: tuple[bool, ...]) -> Linearization:
         # A second derivative reads the same record as the first, so it is made for the inputs of both.
@@ -87,6 +80,7 @@ class TapeReplay(ReplayCall):
         operands = Operands(has_receipt=True, has_flag=has_flag, linear_inputs=body.linear_inputs)
         identity = hash((body.base.identity, body.recorded))
         super().__init__(body, environment, label="jvp({})", operands=operands, identity=identity)
+        self.in_worker = TapeReplayInWorker(body, operands.leading, identity)
 
     def for_worker(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> Sequence[Any] | None:
         # A record stays in its process, so a worker runs the function again where a worker ran it before.
@@ -104,16 +98,38 @@ class TapeReplay(ReplayCall):
         return linearize_on_tape(self, self.body, perturbed, perturbed, has_flag=self.operands.has_flag, skip=1)
 
     def transposed(self, nonzero_cotangents: tuple[bool, ...]) -> Call:
-        body, given = self.body, iter(nonzero_cotangents)
-        if body.nonzero is not None:
-            # The transpose of the pullback is the pushforward again, for the results whose cotangents were given.
-            perturbed = tuple(p and next(given) for p in body.perturbed)
-            back = TapeDerivative(body.base, perturbed, results=body.nonzero, recorded=body.recorded)
-        else:
-            marks = (True,) * len(nonzero_cotangents) if body.results is None else body.results
-            nonzero = tuple(mark and next(given) for mark in marks)
-            back = TapeDerivative(body.base, body.perturbed, nonzero, recorded=body.recorded)
+        body = self.body
+        back = TapeDerivative(body.base, *body.transposed(nonzero_cotangents), recorded=body.recorded)
         return TapeReplay(back, self.environment, self.operands.has_flag)
+
+
+class TapeReplayInWorker(Body):
+    """Runs a body again in a worker, on the tape, and answers a derivative. The first input is the receipt.
+
+    Args:
+        body: the derivative.
+        leading: how many inputs come before those of the derivative.
+        identity: that of the `TapeReplay`.
+    """
+
+    def __init__(self, body: TapeDerivative, leading: int, identity: int) -> None:
+        super().__init__(body.op)
+        self.body = body
+        self.leading = leading
+        self.run_identity = identity
+
+    def shapes(self, structs: Sequence[Struct]) -> list[Struct]:
+        return self.body.shapes(structs[self.leading :])
+
+    def run(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
+        receipt, rest = np.asarray(arrays[0]), arrays[self.leading :]
+        if int(receipt[RUN_WORD]) != hash_of_run(self.run_identity, self.body.split(rest)[0]):
+            # The receipt of the other branch of a `cond`.
+            return self.body.absent_results(rest)
+        return self.body.answer(None, receipt, rest)
+
+    def fills(self, arrays: Sequence[Any]) -> list[Any]:
+        return self.body.fills(arrays[self.leading :])
 
 
 class TapeDerivative(DerivativeBody):
@@ -145,13 +161,11 @@ class TapeDerivative(DerivativeBody):
         """Return the derivative as a function of all inputs. A second derivative records this."""
         return self._derivative(_recorded(self.base, self.split(arrays)[0], self.perturbed)[1], arrays)
 
-    def answer(
-        self, kept: Record | None, receipts: Any, arrays: Sequence[Any], lead: tuple[int, ...] = ()
-    ) -> list[Any]:
+    def answer(self, kept: Record | None, receipt: Any, arrays: Sequence[Any]) -> list[Any]:
         if kept is None:
             # The same inputs as in the forward pass, because operations on recorded values are compiled differently.
             outs, kept = _recorded(self.base, as_jax(self.split(arrays)[0]), self.recorded)
-            check_fingerprints(fingerprint(outs), np.asarray(receipts)[FINGERPRINT_WORD], self.title, "func")
+            check_fingerprints(fingerprint(outs), int(receipt[FINGERPRINT_WORD]), self.title, "func")
         # A record may move arrays to where they are needed, whatever `jax_transfer_guard` says.
         return _jaxcore.with_transfers(self._derivative, kept, arrays)
 

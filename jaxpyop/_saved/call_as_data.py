@@ -1,7 +1,7 @@
 """One Python call as data: the op that the user asked for, or the step that derived the call from another call.
 
 A call that belongs to a derivative has no description of its own. It was derived from the user's call by a chain of
-steps, such as "linear_part" and then "transposed_linear_part". The file stores the chain, and loading repeats it.
+steps, such as "linear" and then "transposed". The file stores the chain, and loading repeats it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ from jaxpyop._saved.file_format import (
     from_data,
     implementation,
     key_dtype,
-    structs_from_data,
     to_data,
 )
 from jaxpyop._saved.function_names import Names
@@ -73,11 +72,7 @@ class CallsToData:
     def _described(self, call: Call) -> dict[str, Any]:
         if call.origin is not None:
             parent, step, argument = call.origin
-            if step == "transposed_linear_part":
-                argument = [[list(s.shape), s.dtype.name] for s in argument]
-            else:
-                argument = list(map(bool, argument))
-            return {"of": self.number(parent), "step": step, "argument": argument}
+            return {"of": self.number(parent), "step": step, "argument": list(map(bool, argument))}
         if type(call) is not UserCall:
             raise ValueError(f"{call.title}: jaxpyop.export does not know how this call was made")
         try:
@@ -151,11 +146,8 @@ def calls_from_data(data: Sequence[dict[str, Any]], functions: _Functions) -> li
         if "op" in entry:
             made.append(_user_call(entry, functions))
             continue
-        argument: Any = tuple(entry["argument"])
-        if entry["step"] == "transposed_linear_part":
-            argument = structs_from_data(argument)
         # The call was derived from an earlier call of the list.
-        made.append(derived(made[entry["of"]], entry["step"], argument))
+        made.append(derived(made[entry["of"]], entry["step"], tuple(entry["argument"])))
     return made
 
 

@@ -40,13 +40,6 @@ def square(x):
     return (x * x).sum()
 
 
-def square_of_block(x):
-    if ((x > 2.5) & (x < 3.5)).any():
-        x[...] = 0
-        raise ValueError("singular")
-    return (x * x).sum(-1)
-
-
 def slope(inputs, outputs, cotangents):
     assert not fails(inputs[0]), "the rule of an element that failed is not called"
     return 2 * cotangents[..., None] * inputs[0]
@@ -96,8 +89,6 @@ KINDS = {
     "rule of py_function": (square, py_function, {"vjp": slope}),
     "parallel": (square, numpy_function, {"vjp": slope, "vmap_method": "parallel"}),
     "tape in parallel": (square, py_function, {"vmap_method": "parallel"}),
-    "block": (square_of_block, numpy_function, {"vjp": slope, "vmap_method": "expand_dims"}),
-    "block, (fwd, bwd)": (square_of_block, numpy_function, {"vjp": (forward, backward), "vmap_method": "expand_dims"}),
     "ordered": (square, numpy_function, {"ordered": True, "vjp": slope}),
     "when": (square, numpy_function, {"when": jnp.array(True), "vjp": slope}),
     "when, (fwd, bwd)": (square, numpy_function, {"when": jnp.array(True), "vjp": (forward, backward)}),
@@ -106,18 +97,12 @@ KINDS = {
 BACKWARD = {
     "vjp": (plain, numpy_function, {"vjp": fail_in_rule}),
     "bwd": (plain, numpy_function, {"vjp": (lambda x: (plain(x), (x,)), lambda r, c: fail_in_rule(r, (), c))}),
-    "bwd of a block": (
-        lambda x: (x * x).sum(-1),
-        numpy_function,
-        {"vjp": (lambda x: ((x * x).sum(-1), (x,)), lambda r, c: fail_in_rule(r, (), c)), "vmap_method": "expand_dims"},
-    ),
     "rule of py_function": (plain, py_function, {"vjp": fail_in_rule}),
     "custom_vjp on the tape": (lambda x: plain(fails_backward(x)), py_function, {}),
 }
 FORWARD = {
     "jvp": (square, numpy_function, {"jvp": push}),
     "jvp='numerical'": (square, numpy_function, {"jvp": numerical()}),
-    "block": (square_of_block, numpy_function, {"jvp": push, "vmap_method": "expand_dims"}),
     "tape": (square, py_function, {}),
 }
 ROUTES = {
@@ -189,7 +174,7 @@ def test_a_fill_is_no_lost_derivative():
 @pytest.mark.slow
 def test_in_worker_processes():
     with cf.ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
-        for name in ("vjp", "(fwd, bwd)", "tape", "block"):
+        for name in ("vjp", "numerical", "tape"):
             func, api, options = KINDS[name]
             op = make((func, api, options | {"executor": pool}), "nan")
             assert_filled(jax.vmap, op, but_for(RIGHT, np.nan), but_for(SLOPES, np.nan))
@@ -216,19 +201,6 @@ def test_each_result_has_its_fill_and_padded_ones_are_empty():
         assert found["c"].values.tolist() == [9, 9, 9]
         assert found["c"].lengths == 0
         assert f(-1.0)["b"] == 7
-
-
-def test_a_stateful_block_runs_once_and_is_filled_as_a_whole():
-    got = []
-
-    def body(x):
-        got.append(x.shape)
-        raise ValueError("no")
-
-    options = {"stateful": True, "vmap_method": "broadcast_all", "on_error": "nan", "name": "whole"}
-    with pytest.warns(RuntimeWarning, match="'whole': on_error= filled the results of 5 elements"):
-        assert np.isnan(jax.vmap(lambda x: numpy_function(body, [x], TOUT, **options))(XS)).all()
-    assert got == [(5, 2)]
 
 
 # ---------------------------------------------------------------- what still raises
@@ -278,6 +250,7 @@ REFUSED = {
     "key": ({"Tout": jax.ShapeDtypeStruct((), KEY), "on_error": 0}, "no fill for typed keys"),
     "out": ({"Tout": TOUT, "on_error": 0.0, "out": True}, "with out=True func fills them itself"),
     "transpose": ({"Tout": TOUT, "on_error": 0.0, "transpose": lambda c: c}, "declares func linear"),
+    "whole batches": ({"Tout": TOUT, "on_error": 0.0, "vmap_method": "expand_dims"}, "pass vmap_method='sequential'"),
 }
 
 

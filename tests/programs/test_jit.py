@@ -120,11 +120,15 @@ def test_beside_what_stays_a_callback_the_rest_is_cut():
     same(program(X), 8 * X + 2)
 
 
-def test_a_stateful_gradient_needs_no_store():
-    with jaxpyop.config.override(max_record_bytes=1):
-        op = lambda x: py_function(lambda x: x**2, [x], F, stateful=True)
-        grads = jaxpyop.jit(jax.grad(lambda x: op(op(op(x))).sum()))(X)
-    np.testing.assert_allclose(grads, 8 * X**7, rtol=1e-5)
+def test_the_records_of_a_stateful_gradient_are_in_the_store():
+    op = lambda x: py_function(lambda x: x**2, [x], F, stateful=True)
+    grad = jaxpyop.jit(jax.grad(lambda x: op(op(op(x))).sum()))
+    np.testing.assert_allclose(grad(X), 8 * X**7, rtol=1e-5)
+    with (
+        jaxpyop.config.override(max_record_bytes=1),
+        pytest.raises(RuntimeError, match=r"the record of this step's forward pass is gone.*increase jaxpyop"),
+    ):
+        grad(X)
 
 
 # ---------------------------------------------------------------------- arguments

@@ -275,8 +275,7 @@ class Sending:
         how_often = f"{task.losses} time{'' if task.losses == 1 else 's'}"
         is_late = running and running.deadline <= time.monotonic()
         late = f", or func took longer than timeout={op.timeout} and did not end" if op.timeout else ""
-        # The function must not run here, which it would to find the element of a block that fails.
-        if op.failures is None or task.job.lead:
+        if op.failures is None:
             with noting(self._batch, task.numbers):
                 if is_late:
                     raise ElementTimeoutError
@@ -287,7 +286,7 @@ class Sending:
             raise ElementTimeoutError if is_late else RuntimeError(f"its worker died {how_often}{late} ({said})")
         except (RuntimeError, ElementTimeoutError) as failure:
             arrays = self._call.for_worker(task.inputs_of(task.numbers.start)) or ()
-            values = self._call.in_worker.results_if_lost(failure, arrays)
+            values = self._call.in_worker.after_failure(failure, arrays)
         self._take(task, [np.asarray(v)[None] for v in values])
 
 

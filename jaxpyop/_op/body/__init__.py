@@ -5,5 +5,5 @@ checks, and `out=True`), `advice` (what errors and warnings say).
 """
 
 from jaxpyop._op.body.advice import call_with_advice
-from jaxpyop._op.body.body import Body, DerivativeBody, Outcome, each_alone, element_structs, full
+from jaxpyop._op.body.body import Body, DerivativeBody, element_structs
 from jaxpyop._op.body.user import FilledBody, UserBody

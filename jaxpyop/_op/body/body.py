@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import abc
 import itertools
-import math
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
@@ -21,9 +20,6 @@ from jaxpyop._host import is_own_failure, metrics
 from jaxpyop._jaxcore import is_inexact
 from jaxpyop._op.request import Op, is_nan
 from jaxpyop._op.values import Struct
-
-# The results of a run, and for each element of a block whether it failed; None if nothing failed.
-Outcome: TypeAlias = tuple[list[Any], Any]
 
 
 def element_structs(arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Struct]:
@@ -87,18 +83,14 @@ class Body(abc.ABC):
 
     def __call__(self, *arrays: Any, lead: tuple[int, ...] = ()) -> list[Any]:
         """Run once. With `on_error=`, return its fills where the user's code fails."""
-        return self.run(arrays, lead) if self.op.failures is None else self.outcome(arrays, lead)[0]
+        return self.run(arrays, lead) if self.op.failures is None else self.outcome(arrays)[0]
 
-    def outcome(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> Outcome:
-        """Run once. With `on_error=`, return its fills where the user's code fails, and which elements failed."""
-        if self.op.failures is None:
-            return self.run(arrays, lead), None
-        # A function may change its inputs before it fails.
-        kept = [np.array(a) for a in arrays] if lead and not self.op.on_jax else arrays
+    def outcome(self, arrays: Sequence[Any]) -> tuple[list[Any], bool]:
+        """Run once, on one element. With `on_error=`, return its fills if the user's code fails, and whether it did."""
         try:
-            return self.run(arrays, lead), None
+            return self.run(arrays), False
         except Exception as error:
-            return self.after_failure(error, kept, lead)
+            return self.after_failure(error, arrays), True
 
     def absent_results(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
         """What stands for the results where the body does not run."""
@@ -131,20 +123,18 @@ class Body(abc.ABC):
 
     # ------------------------------------------------------------------ `on_error=`
 
-    def fills(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
+    def fills(self, arrays: Sequence[Any]) -> list[Any]:
         """What `on_error=` puts in the place of the results; only bodies that call the user's code have this."""
         raise NotImplementedError(type(self).__name__)
 
-    def after_failure(self, error: Exception, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> Outcome:
-        """Return what takes the place of a run that raised. It is called in the `except` clause.
+    def after_failure(self, error: Exception, arrays: Sequence[Any]) -> list[Any]:
+        """Return what takes the place of the results of a run on one element, which raised, or whose worker was lost.
 
-        If the body ran on a block (all elements of a batch in one call), it runs again on each element alone, so that
-        one failure costs one element.
+        It is called in the `except` clause.
 
         Args:
             error: the exception that the body raised.
-            arrays: the inputs of the body, as they were before the run.
-            lead: the sizes of the batch axes that the inputs of a block have in front.
+            arrays: the inputs of the body.
 
         Raises:
             Exception: the error, if it is not the user's own, or if the op has no `on_error=`.
@@ -152,42 +142,13 @@ class Body(abc.ABC):
         op = self.op
         if op.failures is None or not is_own_failure(error):
             raise error
-        count = math.prod(lead)
-        if count > 1 and not op.stateful:
-            with op.failures.in_batch():
-                return each_alone(self.outcome, arrays, lead)
-        metrics.note(op.name, op.failures.note(error, count), failures=count)
-        return self.fills(arrays, lead), np.full(lead, True)
-
-    def results_if_lost(self, error: Exception, arrays: Sequence[Any]) -> list[Any]:
-        """Return what replaces the results of an element that no worker can run, as in `after_failure`."""
-        return self.after_failure(error, arrays)[0]
+        metrics.note(op.name, op.failures.note(error), failures=1)
+        return self.fills(arrays)
 
 
-def each_alone(
-    run: Callable[[Sequence[Any], tuple[int, ...]], Outcome], arrays: Sequence[Any], lead: tuple[int, ...]
-) -> Outcome:
-    """Run each element of a block as a block of one element.
-
-    Args:
-        run: takes the inputs and the batch axes of a block.
-        arrays: the inputs of the whole block.
-        lead: the sizes of its batch axes.
-    """
-    alone = (1,) * len(lead)
-
-    def element(index: tuple[int, ...]) -> list[Any]:
-        return [a[tuple(slice(k, k + 1) if a.shape[n] > 1 else slice(1) for n, k in enumerate(index))] for a in arrays]
-
-    each = [run(element(index), alone) for index in np.ndindex(*lead)]
-    columns = [np.stack(list(map(np.asarray, column))) for column in zip(*(values for values, _ in each))]
-    failed = np.reshape([failed is not None and bool(np.any(failed)) for _, failed in each], lead)
-    return [c.reshape(*lead, *c.shape[1 + len(lead) :]) for c in columns], failed
-
-
-def full(fills: Sequence[Any], structs: Sequence[Struct], lead: tuple[int, ...]) -> list[Any]:
-    """Return arrays that are each filled with a constant, and replace the results of elements that failed."""
-    return [np.full((*lead, *s.shape), fill, s.dtype) for fill, s in zip(fills, structs)]
+def full(fills: Sequence[Any], structs: Sequence[Struct]) -> list[Any]:
+    """Return arrays that are each filled with a constant, and replace the results of an element that failed."""
+    return [np.full(s.shape, fill, s.dtype) for fill, s in zip(fills, structs)]
 
 
 # ---------------------------------------------------------------- derivatives of a body
@@ -209,6 +170,9 @@ class DerivativeBody(Body):
 
     reads_kept = False
     """Whether `answer` reads what a run of the base kept."""
+
+    depends_on_inputs = True
+    """Whether the derivative depends on the inputs. That of a linear function does not."""
 
     def __init__(
         self,
@@ -242,6 +206,19 @@ class DerivativeBody(Body):
         """Of a list with an entry for each inexact result, the entries of those that have a tangent here."""
         return of_results if self.results is None else [x for x, mark in zip(of_results, self.results) if mark]
 
+    def transposed(self, given: Sequence[bool]) -> tuple[tuple[bool, ...], Any, Any]:
+        """What the transpose is made for: `perturbed`, `nonzero` and `results` of its body.
+
+        Args:
+            given: for each result of this derivative whether it has a cotangent.
+        """
+        marks = iter(given)
+        if self.nonzero is not None:
+            # The transpose of the pullback is the pushforward again, for the results whose cotangents were given.
+            return tuple(p and next(marks) for p in self.perturbed), None, self.nonzero
+        results = (True,) * len(given) if self.results is None else self.results
+        return self.perturbed, tuple(mark and next(marks) for mark in results), None
+
     def per_input(self, tangents: Sequence[Any]) -> list[Any]:
         """For each input of the base its tangent, or None if it has none."""
         given = iter(tangents)
@@ -252,23 +229,22 @@ class DerivativeBody(Body):
         given, nonzero = iter(cotangents), iter(self.nonzero or ())
         return [next(given) if is_inexact(result) and next(nonzero) else None for result in results]
 
-    def fills(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
-        structs = self.shapes(element_structs(arrays, lead))
+    def fills(self, arrays: Sequence[Any]) -> list[Any]:
+        structs = self.shapes(element_structs(arrays))
         pairs = zip(self.op.fills, self.op.spec.leaves)
         of_results = [float("nan") if is_nan(fill) else 0.0 for fill, leaf in pairs if is_inexact(leaf)]
         if self.nonzero is None:
             of_results = self.wanted(of_results)
         else:
             of_results = [sum(d for d, nonzero in zip(of_results, self.nonzero) if nonzero)] * len(structs)
-        return full(of_results, structs, lead)
+        return full(of_results, structs)
 
-    def answer(self, kept: Any, receipts: Any, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
+    def answer(self, kept: Any, receipt: Any, arrays: Sequence[Any]) -> list[Any]:
         """Return the derivative by what a run of the base kept for it. It raises what the user's code raises.
 
         Args:
             kept: what the run kept; None if that is gone, so that the base has to run again.
-            receipts: the receipts of the run, one for each element, or None if `kept` was handed over directly.
+            receipt: the receipt of the run.
             arrays: the inputs of the derivative.
-            lead: the sizes of the batch axes of a block.
         """
-        return self.run(arrays, lead)
+        return self.run(arrays)

@@ -28,7 +28,6 @@ from jaxpyop._op.values import (
     converted,
     converted_at_once,
     encode,
-    encoded_shapes,
     fill_shape,
     hidden_value_error,
     kind_of,
@@ -150,9 +149,9 @@ class UserBody(Body):
             self._shapes[key] = self._find_shapes([Struct(s.shape, s.dtype) for s in structs])
         return self._shapes[key]
 
-    def fills(self, arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
-        known = [(fill_shape(leaf, None, "func failed", self.title), leaf) for leaf in self.promised(arrays, lead)]
-        return full(self.op.fills, [Struct(shape, leaf.dtype) for shape, leaf in known], lead)
+    def fills(self, arrays: Sequence[Any]) -> list[Any]:
+        known = [(fill_shape(leaf, None, "func failed", self.title), leaf) for leaf in self.promised(arrays)]
+        return full(self.op.fills, [Struct(shape, leaf.dtype) for shape, leaf in known])
 
     def note_shapes(self, structs: Sequence[Struct], results: Sequence[Struct]) -> None:
         if not self._shapes:
@@ -165,7 +164,7 @@ class UserBody(Body):
             return [Struct(leaf.shape, leaf.dtype) for leaf in leaves]
         inferred, self.shape_source = self._infer(structs)
         if inferred is not None:
-            inferred = encoded_shapes(op.spec.returned.leaves, inferred)
+            inferred = op.spec.shapes_of_arrays(inferred)
         return [
             Struct(fill_shape(leaf, inferred and inferred[k], self.shape_source, op.title), leaf.dtype)
             for k, leaf in enumerate(leaves)

@@ -9,11 +9,11 @@ from jaxpyop._op.primitive import differentiate, lowering
 from jaxpyop._op.primitive.call import Call, Linearization, Operands, derived, masks_and_added_axes, structs_of
 from jaxpyop._op.primitive.primitive import bind, python_call_p, run_now
 from jaxpyop._op.primitive.recording import (
-    ELEMENT_WORD,
     FINGERPRINT_WORD,
+    RUN_WORD,
     TOKEN_WORD,
     RecordingCall,
     ReplayCall,
-    pickled,
+    hash_of_run,
 )
-from jaxpyop._op.primitive.records import NO_RECORD, NO_RUN, RECEIPT, HandedRecord, clear_records
+from jaxpyop._op.primitive.records import NO_RECORD, NO_RUN, RECEIPT, clear_records

@@ -79,18 +79,6 @@ class Call:
     origin: tuple[Call, str, Any] | None = None
     """How a call of a derivative was made: of which call, by which of `STEPS`, with what argument."""
 
-    is_declared_linear = False
-    """Whether the results are linear in all floating inputs (`transpose=`): `linear_part` is the derivative."""
-
-    takes_records = False
-    """Whether the first input may be a `HandedRecord` in place of its receipt."""
-
-    can_hand_over = False
-    """Whether a copy of the call may set `hands_over`."""
-
-    hands_over = False
-    """Whether the last result is a `HandedRecord`, and not a receipt."""
-
     def __init__(
         self,
         body: Body,
@@ -205,7 +193,7 @@ class Call:
     def linearize(self, perturbed: tuple[bool, ...]) -> Linearization:
         """Make the calls that make up the derivative in the inputs that `perturbed` marks.
 
-        The derivative of a user's call begins in `UserCall.linearize`. Linear calls have `linear_part` instead.
+        The derivative of a user's call begins in `UserCall.linearize`.
         """
         raise NotImplementedError
 
@@ -227,19 +215,6 @@ class Call:
         The transpose takes the other inputs, and then the cotangents of the results that `nonzero_cotangents` marks.
         Calls of derivatives have one: that of a `py_function` is `TapeReplay.transposed`.
         """
-        raise NotImplementedError(
-            f"{self.title}: jax.linear_transpose only works for functions declared linear with transpose=; use jax.vjp"
-        )
-
-    def linear_part(self, floating: tuple[bool, ...]) -> Call:
-        """If the call is linear: the map from its floating inputs, which `floating` marks, to its floating results.
-
-        It takes the inputs that are not floating first.
-        """
-        raise NotImplementedError
-
-    def transposed_linear_part(self, structs: Sequence[Struct]) -> Call:
-        """If `linear_part` made this call: its transpose, for inputs of these shapes and dtypes."""
         raise NotImplementedError
 
 
@@ -284,7 +259,7 @@ def made_by(step: str, call: Call, argument: Any, made: Call) -> Call:
     # A call may be a part of its own derivative. Then it keeps its first origin.
     if made is not call:
         made.origin = call, step, argument
-        if step.startswith("transposed"):
+        if step == "transposed":
             made.label = f"transpose({made.label})"
     return made
 
@@ -293,8 +268,6 @@ STEPS: dict[str, Callable[[Call, Any], Call]] = {
     "forward": lambda call, perturbed: call.linearize(perturbed).forward,
     "linear": lambda call, perturbed: call.linearize(perturbed).linear,
     "transposed": lambda call, nonzero: call.transposed(nonzero),
-    "linear_part": lambda call, floating: call.linear_part(floating),
-    "transposed_linear_part": lambda call, structs: call.transposed_linear_part(structs),
 }
 
 

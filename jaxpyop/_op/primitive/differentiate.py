@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxpyop import _jaxcore
 from jaxpyop._host import Batch
 from jaxpyop._jaxcore import ad, is_inexact
-from jaxpyop._op.primitive.call import Call, made_by, masks_and_added_axes, structs_of
+from jaxpyop._op.primitive.call import Call, made_by, masks_and_added_axes
 from jaxpyop._op.primitive.primitive import bind, python_call_p
 
 # From the inputs' tangents, some of which are ad.Zero, to the results' tangents.
@@ -40,11 +40,9 @@ def _results_and_pushforward(
     # `tangents_of` is called while JAX traces the tangents. What it binds is an equation of the linear program, which
     # `jax.grad` transposes afterwards, by the rule `_transpose`.
     first = len(primals) - call.operands.linear_inputs
-    of_linear_alone = first < len(primals) and not any(perturbed[:first])
+    of_linear_alone = first < len(primals) and not (any(perturbed[:first]) and call.body.depends_on_inputs)
     if not any(map(is_inexact, call.op.spec.leaves)):
         tangents_of: Callable[[Sequence[Any]], Sequence[Any]] = lambda tangents: []
-    elif call.is_declared_linear:
-        tangents_of = lambda tangents: _push_through_linear(primals, tangents, call, batch)
     elif of_linear_alone and call.is_own_derivative:
         # A derivative is linear in its tangents or cotangents. If these alone are perturbed, it is its own derivative.
         tangents_of = lambda tangents: bind(
@@ -131,26 +129,12 @@ def _batch_of_derivative(
     return squeezed, Batch(sizes, masks), lambda k, tangent: jnp.squeeze(tangent, added[k])
 
 
-def _push_through_linear(primals: Sequence[Any], tangents: Sequence[Any], call: Call, batch: Batch) -> list[Any]:
-    # JAX hands a scalar constant over as the Python number that it is.
-    floating = tuple(is_inexact(jax.typeof(x)) for x in primals)
-    operands = [ad.instantiate_zeros(t) if f else p for p, t, f in zip(primals, tangents, floating)]
-    batch = batch.with_inputs(lambda mask: _floating_last(mask, floating))
-    linear = made_by("linear_part", call, floating, call.linear_part(floating))
-    return bind(linear, *_floating_last(operands, floating), batch=batch)
-
-
-def _floating_last(values: Sequence[Any], floating: Sequence[bool]) -> tuple[Any, ...]:
-    """The values in the order of a linear part's inputs."""
-    return (*(v for v, f in zip(values, floating) if not f), *(v for v, f in zip(values, floating) if f))
-
-
 # ------------------------------------------------------------------- transpose
 
 
 def _transpose(cotangents: Sequence[Any], *operands: Any, call: Call, batch: Batch) -> list[Any]:
-    if call.is_declared_linear:
-        return _transpose_linear(cotangents, operands, call, batch)
+    if not call.body.linear_inputs:
+        return _transpose_function(cotangents, operands, call, batch)
     nonzero = tuple(type(ct) is not ad.Zero for ct in cotangents)
     if not any(nonzero):
         return [ad.Zero(x.aval) if ad.is_undefined_primal(x) else None for x in operands]
@@ -166,20 +150,19 @@ def _transpose(cotangents: Sequence[Any], *operands: Any, call: Call, batch: Bat
     ]
 
 
-def _transpose_linear(cotangents: Sequence[Any], operands: Sequence[Any], call: Call, batch: Batch) -> list[Any]:
-    avals = [x.aval if ad.is_undefined_primal(x) else jax.typeof(x) for x in operands]
-    floating = tuple(map(is_inexact, avals))
-    known = [ad.instantiate_zeros(ct) for ct in cotangents if type(ct) is not ad.Zero or is_inexact(ct.aval)]
-    fixed = [x for x, f in zip(operands, floating) if not f]
-    structs = _floating_last(structs_of(avals, batch), floating)
-    linear = made_by("linear_part", call, floating, call.linear_part(floating))
-    back = made_by("transposed_linear_part", linear, structs, linear.transposed_linear_part(structs))
-
-    def mask_of_operands(mask: tuple[bool, ...]) -> tuple[bool, ...]:
-        return (*_floating_last(mask, floating)[: len(fixed)], *(True for _ in known))
-
-    found = iter(bind(back, *fixed, *known, batch=batch.with_inputs(mask_of_operands)))
-    return [_cotangent_of(x, next(found), k, batch) if f else None for k, (x, f) in enumerate(zip(operands, floating))]
+def _transpose_function(cotangents: Sequence[Any], operands: Sequence[Any], call: Call, batch: Batch) -> list[Any]:
+    """Transpose a function that is declared linear. Its derivative is the same for all inputs, and takes zeros here."""
+    if call.op.rules.transpose is None:
+        raise NotImplementedError(
+            f"{call.title}: jax.linear_transpose only works for functions declared linear with transpose=; use jax.vjp"
+        )
+    moves = tuple(map(ad.is_undefined_primal, operands))
+    linear = made_by("linear", call, moves, call.linearize(moves).linear)
+    inputs = [jnp.zeros(x.aval.shape, x.aval.dtype) if m else x for x, m in zip(operands, moves)]
+    own = [x for x, m in zip(operands, moves) if m]
+    of_both = batch.with_inputs(lambda mask: (*mask, *(has for has, m in zip(mask, moves) if m)))
+    found = iter(_transpose(cotangents, *inputs, *own, call=linear, batch=of_both)[len(inputs) :])
+    return [next(found) if m else None for m in moves]
 
 
 def _cotangent_of(operand: Any, cotangent: Any, k: int, batch: Batch) -> Any:

@@ -20,7 +20,7 @@ from jaxpyop._host import NO_BATCH, Batch, lend, metrics, results_of_elements, r
 from jaxpyop._jaxcore import Unusable
 from jaxpyop._op.body import element_structs
 from jaxpyop._op.primitive.call import Call, structs_of
-from jaxpyop._op.primitive.records import RECORDS, HandedRecord
+from jaxpyop._op.primitive.records import RECORDS
 from jaxpyop._op.values import anchor_of, copy_to_jax, give_to_jax, show_shape
 
 
@@ -98,14 +98,14 @@ def run_now(
 
     Args:
         call: the call.
-        args: its inputs. The first may be a `HandedRecord`.
+        args: its inputs.
         batch: the `vmap`s around it.
         hold_records: whether the records of this call live as long as the array of their receipts. A program that goes
             on with a copy of the receipts needs them for longer.
         keep_numpy: whether NumPy results may stay NumPy arrays, of a call without a batch and `executor=`.
 
     Returns:
-        jax.Arrays on the devices of the inputs. A `HandedRecord` is passed through.
+        jax.Arrays on the devices of the inputs.
     """
     if call.ordered:
         _wait_for_ordered()
@@ -115,7 +115,7 @@ def run_now(
     began = metrics.begin(call.op.name) if metrics.reports else None
     route = "direct" if hold_records else "cut"
     if not call.on_jax and call.copy:
-        arrays = [a if type(a) is HandedRecord else np.array(a, order="C") for a in args]
+        arrays = [np.array(a, order="C") for a in args]
     elif not call.on_jax:
         arrays = [lend(np.asarray(a)) for a in args]
     elif batch.sizes:

@@ -9,7 +9,6 @@ of a token, the record goes when that array does.
 from __future__ import annotations
 
 import collections
-import dataclasses
 import secrets
 import threading
 import weakref
@@ -26,15 +25,15 @@ from jaxpyop._op.values import Struct
 
 TOKEN = np.dtype(np.uint32)
 # The receipt of a run, which a program carries from the forward pass to the backward pass: the token of its record, the
-# fingerprint of its results, the number of the element in its block, and a hash of what ran. If the record is gone by
-# then, the function runs again, and the fingerprint tells whether its results are the same. JAX hands what the branches
-# of a `cond` keep over in the same arrays, so the hash tells whether the run was that of this branch.
-RECEIPT = Struct((4,), TOKEN)
+# fingerprint of its results, and a hash of what ran. If the record is gone by then, the function runs again, and the
+# fingerprint tells whether its results are the same. JAX hands what the branches of a `cond` keep over in the same
+# arrays, so the hash tells whether the run was that of this branch.
+RECEIPT = Struct((3,), TOKEN)
 # The token of an element that did not run, or that failed. No store hands it out.
 NO_RUN = 0
 # The fingerprint beside that token, if the element failed.
 FAILED = 1
-# The token of a run in another process. No store hands it out.
+# The token of a run that kept nothing, or that was in another process. No store hands it out.
 NO_RECORD = np.iinfo(TOKEN).max
 # Tokens travel as uint32, and the last number is NO_RECORD.
 _LAST_TOKEN = 2**32 - 2
@@ -43,13 +42,6 @@ _LAST_TOKEN = 2**32 - 2
 READ_SHARE = 32
 _MAX_READ_BYTES = 8 * 2**20
 MAX_READ = 64
-
-
-@dataclasses.dataclass(frozen=True, eq=False, slots=True)
-class HandedRecord:
-    """Wraps a record that a recording call passes directly to the replaying call, without a receipt."""
-
-    record: Any
 
 
 # A record, its bytes, whether it cannot be made again, and the name of its op.

@@ -124,6 +124,11 @@ def make_op(
     name = _name_of(func, name)
     title = f"{api} {name!r}"
     if _is_given(on_error := rest.pop("on_error", "raise")):
+        if rest["vmap_method"].whole_batch:
+            raise ValueError(
+                f"{api}: on_error= fills the results of single elements, and vmap_method={rest['vmap_method'].name!r} "
+                "calls func once for the batch; pass vmap_method='sequential' or 'parallel'"
+            )
         rest["fills"] = _read_on_error(on_error, spec, shapes, rest["rules"], rest.get("out", False), api)
         rest["failures"] = Failures(title, func)
     rest.update(title=title, on_jax=on_jax, mode=mode, reason_to_call=reason_to_call)

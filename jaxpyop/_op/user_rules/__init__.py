@@ -6,4 +6,3 @@ derivative, and the calls that run them).
 """
 
 from jaxpyop._op.user_rules.choose import linearize_by_rules
-from jaxpyop._op.user_rules.linear import LinearCall, LinearFunction

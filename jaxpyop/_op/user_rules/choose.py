@@ -1,7 +1,7 @@
 """Chooses which of the user's rules make up the derivative of a call, and has the calls that run them.
 
-A derivative by rules begins with the function itself, or with `fwd` in its place (`FwdCall`). A rule follows as a
-`RuleCall`, which gets inputs and results from the program, and after `fwd` a receipt besides.
+A derivative by rules begins with the function itself, or with a `FwdCall` in its place. A rule follows as a `RuleCall`,
+which gets inputs and results from the program, and after a `FwdCall` a receipt besides.
 
 A missing rule is a body that cannot run. In a direct call, an error is raised when its results are used. A compiled
 program that contains it is rejected at lowering and not at tracing: only by then has JAX dropped the operations whose
@@ -12,15 +12,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import pickle
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from jaxpyop._host import Batch
+from jaxpyop._host import Batch, runs_in_this_process
 from jaxpyop._op.body import DerivativeBody
 from jaxpyop._op.primitive import (
     RECEIPT,
@@ -33,21 +31,19 @@ from jaxpyop._op.primitive import (
 )
 from jaxpyop._op.request import is_differentiable, numerical
 from jaxpyop._op.user_rules.functions import JvpRule, MissingTangents, VjpRule, method_of_rules
+from jaxpyop._op.user_rules.linear import LinearCotangents, LinearTangents
 from jaxpyop._op.user_rules.numerical import NumericalBody
-from jaxpyop._op.user_rules.residuals import BwdRule, FwdInWorker, Residuals, fwd_of, protected, size_of
-from jaxpyop._op.values import as_jax
+from jaxpyop._op.user_rules.residuals import BwdRule, OutcomeInWorker, Residuals, protected, run_fwd, size_of
 
 
 def linearize_by_rules(call: Call, perturbed: tuple[bool, ...]) -> Linearization:
     """Return the linearization of the user's call by the user's rules, in the inputs that `perturbed` marks."""
-    rules = call.op.rules
-    if rules.fwd is None and call.op.failures is None:
-        return _linearize_after(call, call, perturbed)
-    return _linearize_after(call, FwdCall(call, rules.fwd), perturbed)
+    needs_receipt = call.op.rules.fwd is not None or call.op.failures is not None
+    return _linearize_after(call, FwdCall(call) if needs_receipt else call, perturbed)
 
 
 def _linearize_after(call: Call, forward: Call, perturbed: tuple[bool, ...]) -> Linearization:
-    """Return the linearization of the user's call after `forward` ran, which is the call itself or a `FwdCall`."""
+    """Return the linearization of the user's call after `forward` ran: the call itself, or what runs in its place."""
     rules = call.op.rules
     tangents = _tangents(call, perturbed[call.operands.leading :])
     linear = RuleCall(tangents, call, has_flag=call.operands.has_flag, has_receipt=forward is not call)
@@ -58,6 +54,8 @@ def _linearize_after(call: Call, forward: Call, perturbed: tuple[bool, ...]) -> 
 def _tangents(call: Call, perturbed: tuple[bool, ...]) -> DerivativeBody:
     """Return the body of forward mode."""
     rule = call.op.rules.jvp
+    if call.op.rules.transpose is not None:
+        return LinearTangents(call.body, perturbed)
     if rule is None:
         return MissingTangents(call.body, perturbed, functools.partial(_no_jvp_error, call.title))
     if isinstance(rule, numerical):
@@ -80,13 +78,15 @@ def _cotangents(call: Call, nonzero: tuple[bool, ...], perturbed: tuple[bool, ..
 
 
 def _function_of(call: Call) -> Call:
-    """Return a call of the function itself, without the flag of `when=`.
+    """Return a call of the function itself, without `when=` and `on_error=`.
 
-    With `on_error=` it is a `FwdCall` that runs the function, because its receipts tell which runs failed.
+    If the function fails, the derivative does, and `on_error=` fills that.
     """
-    if call.operands.has_flag:
-        call = call.without_flag()
-    return call if call.op.failures is None else FwdCall(call, None)
+    call = call.without_flag()
+    if call.op.failures is not None:
+        call.op = dataclasses.replace(call.op, failures=None)
+        call.body = call.in_worker = type(call.body)(call.op, call.body.inputs)
+    return call
 
 
 def _no_jvp_error(title: str) -> Exception:
@@ -111,15 +111,16 @@ def _no_second_derivative_error(title: str, rule: str) -> Exception:
 
 
 class FwdCall(RecordingCall):
-    """Runs `fwd` in place of the function, and keeps its residuals.
+    """Runs in place of the user's call, and gives the rules a receipt.
+
+    It runs `fwd`, and keeps its residuals. Without `fwd` it runs the function of an op with `on_error=`, keeps nothing,
+    and the receipt tells whether the function failed.
 
     Args:
         source: the user's call.
-        fwd: the user's `fwd`. If it is None, the function itself runs, and nothing is kept. With `on_error=` this is
-            done for the receipts, which tell where the function failed.
     """
 
-    def __init__(self, source: Call, fwd: Any) -> None:
+    def __init__(self, source: Call) -> None:
         super().__init__(
             source.body,
             source.environment,
@@ -130,29 +131,29 @@ class FwdCall(RecordingCall):
             one_by_one=True,
             operands=dataclasses.replace(source.operands, extra_results=(RECEIPT,), writes_out=False),
         )
-        self.in_worker = FwdInWorker(source.body, None if fwd is None else fwd_of(source.body))
-        self.func = self.func if fwd is None else fwd
+        self.in_worker = OutcomeInWorker(source.body)
         self.identity = hash(source.body.identity)
         self.source = source
-        # With an executor the residuals may come from a worker as bytes. With `when=` or `on_error=` there may be none.
-        self.can_hand_over = self.op.executor is None and not self.operands.has_flag and self.op.failures is None
+        self.fwd = self.op.rules.fwd
+        if self.fwd is not None:
+            self.func = self.fwd
+            if not runs_in_this_process(self.op):
+                raise ValueError(
+                    f"{self.title}: fwd of vjp keeps its residuals in this process, and executor= runs func in others; "
+                    "write vjp=f with f(inputs, outputs, cotangents), which needs no residuals, or use threads"
+                )
 
-    def kept_by_run(self, arrays: Sequence[Any], lead: tuple[int, ...]) -> tuple[list[Any], Any, Any]:
-        inputs = as_jax(arrays) if self.on_jax else arrays
-        outs, failed, residuals = self.in_worker.outcome_and_residuals(inputs, lead)
-        return outs, self._kept(residuals, failed, lead), failed
-
-    def _kept(self, residuals: Any, failed: Any, lead: tuple[int, ...]) -> Residuals | None:
-        if self.in_worker.fwd is None or (failed is not None and np.all(failed)):
-            return None
-        return Residuals(protected(residuals), lead, size_of(residuals))
+    def run_and_keep(self, arrays: Sequence[Any]) -> tuple[list[Any], Residuals | None]:
+        if self.fwd is None:
+            return self.body.run(arrays), None
+        outs, residuals = run_fwd(self.body, arrays)
+        return outs, Residuals(protected(residuals), size_of(residuals))
 
     def from_worker(self, values: list[Any], arrays: Sequence[Any], lead: tuple[int, ...] = ()) -> list[Any]:
-        *outs, data = values
-        self.body.check_results(outs, arrays[self.operands.leading :], lead)
-        failed, residuals = pickle.loads(data.tobytes())
-        kept = self._kept(residuals, failed, lead)
-        return [*outs, self.receipts(arrays[self.operands.leading :], outs, kept, failed, lead)]
+        *outs, failed = values
+        inputs = arrays[self.operands.leading :]
+        self.body.check_results(outs, inputs, lead)
+        return [*outs, self.receipt(inputs, outs, None, bool(failed))]
 
     def linearize(self, perturbed: tuple[bool, ...]) -> Linearization:
         # This call is bound in place of the user's call, so its derivative is made in the same way.
@@ -169,7 +170,7 @@ class RuleCall(ReplayCall):
         rule: the body of the rule.
         source: the `UserCall` of the op.
         has_flag: whether the flag of `when=` comes before the inputs of the rule.
-        has_receipt: whether the receipt of a `FwdCall` comes before everything else.
+        has_receipt: whether a receipt comes before everything else.
     """
 
     def __init__(self, rule: DerivativeBody, source: Call, *, has_flag: bool, has_receipt: bool) -> None:
@@ -205,9 +206,13 @@ class RuleCall(ReplayCall):
 
     def transposed(self, nonzero_cotangents: tuple[bool, ...]) -> Call:
         body, operands = self.body, self.operands
-        if body.nonzero is not None or body.base is not self.source.body:
+        if not body.depends_on_inputs:
+            back = LinearTangents if isinstance(body, LinearCotangents) else LinearCotangents
+            pullback: DerivativeBody = back(body.base, *body.transposed(nonzero_cotangents))
+        elif body.nonzero is not None or body.base is not self.source.body:
             raise _no_second_derivative_error(self.title, "vjp=")
-        pullback = _cotangents(self.source, nonzero_cotangents, body.perturbed)
+        else:
+            pullback = _cotangents(self.source, nonzero_cotangents, body.perturbed)
         return RuleCall(pullback, self.source, has_flag=operands.has_flag, has_receipt=operands.has_receipt)
 
 

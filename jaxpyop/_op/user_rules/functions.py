@@ -16,17 +16,19 @@ import numpy as np
 from jaxpyop._host import SEQUENTIAL, Method, refusal
 from jaxpyop._jaxcore import is_inexact
 from jaxpyop._op.body import Body, DerivativeBody, UserBody, call_with_advice
-from jaxpyop._op.request import Op, is_differentiable
+from jaxpyop._op.request import Op, is_differentiable, numerical
 from jaxpyop._op.values import Leaf, Struct, cast_to_numpy, check_traced, decode, show_shape, spread
 
 
 def method_of_rules(op: Op) -> Method:
     """How the rules of an op run under `vmap`: as its function does, or once per element.
 
-    The padded results of a block differ in length from element to element. With `on_error=`, an element that fails must
-    not take the residuals of the others with it.
+    The padded results of a block differ in length from element to element. The residuals of a block could not be told
+    apart, where a program goes on with some of its elements. Differences move an element of the inputs at a time.
     """
-    per_element = op.spec.returned_spec is not None or (op.rules.fwd is not None and op.failures is not None)
+    rules = op.rules
+    differs = isinstance(rules.vjp, numerical) or isinstance(rules.jvp, numerical)
+    per_element = op.spec.returned_spec is not None or rules.fwd is not None or differs
     return SEQUENTIAL if per_element and op.vmap_method.whole_batch else op.vmap_method
 
 
@@ -52,8 +54,7 @@ class JvpRule(DerivativeBody):
         given = self.base.arguments.filled_with_tangents(list(map(_as_number, self.per_input(tangents))))
         args = self.base.arguments_of(inputs, self.func), in_structure(self.op, outputs), given
         found = self.func(*args) if traced else call_with_advice(self.op, "jvp", self.func, args, {})
-        likes = [Struct((*lead, *o.shape[len(lead) :]), o.dtype) for o in outputs]
-        return tangents_of_results(self.op, found, likes, traced)
+        return tangents_of_results(self.op, found, with_lead(outputs, lead), traced)
 
     def written(self, arrays: Sequence[Any]) -> tuple[Sequence[Any], dict[str, Any], Any, bool] | None:
         if not _has_arrays_alone(self):
@@ -73,29 +74,21 @@ class VjpRule(DerivativeBody):
     def run(self, arrays: Sequence[Any], lead: tuple[int, ...] = (), *, traced: bool = False) -> list[Any]:
         """Call the rule: on the host, or, if it is an op, as a part of the traced program."""
         inputs, outputs, cotangents = self.split(arrays)
-        given = self.filled(cotangents, outputs, lead)
+        given = cotangents_of_results(self, cotangents, outputs, lead)
         values = (in_structure(self.op, decode(self.op, arrays, outputs)) for arrays in (outputs, given))
         args = (self.base.arguments_of(inputs, self.func), *values)
         found = self.func(*args) if traced else call_with_advice(self.op, "vjp", self.func, args, {})
-        return cotangents_of_inputs(self.base, "vjp", found, _likes(inputs, lead), self.perturbed, traced)
+        return cotangents_of_inputs(self.base, "vjp", found, with_lead(inputs, lead), self.perturbed, traced)
 
     def written(self, arrays: Sequence[Any]) -> tuple[Sequence[Any], dict[str, Any], Any, bool] | None:
         # A cotangent that is zero is an array that no one has.
-        if type(self) is not VjpRule or not _has_arrays_alone(self) or not all(self.nonzero or ()):
+        if not _has_arrays_alone(self) or not all(self.nonzero or ()):
             return None
         inputs, outputs, cotangents = self.split(arrays)
         arguments, wanted = self.base.arguments, iter(range(sum(self.perturbed)))
         args = arguments.filled(inputs), in_structure(self.op, outputs), in_structure(self.op, cotangents)
         numbers = [next(wanted) if p else -1 if is_inexact(x) else None for p, x in zip(self.perturbed, inputs)]
         return args, {}, arguments.filled_with_tangents(numbers), True
-
-    def filled(self, cotangents: Sequence[Any], outputs: Sequence[Any], lead: tuple[int, ...]) -> list[Any]:
-        """Return a cotangent for each result of the function, with zeros where JAX gives none."""
-        # JAX cannot trace arrays of float0, so a rule that is an op gets None for the cotangent of an integer result.
-        is_op = is_differentiable(self.func)
-        zero = lambda out: None if is_op and not is_inexact(out) else zero_cotangent(out, lead, self.op)
-        pairs = zip(self.per_result(cotangents, outputs), outputs)
-        return [zero(out) if cotangent is None else cotangent for cotangent, out in pairs]
 
 
 def _has_arrays_alone(rule: DerivativeBody) -> bool:
@@ -117,20 +110,24 @@ def _as_number(value: Any) -> Any:
     return value[()] if is_number else value
 
 
-def zero_cotangent(out: Any, lead: tuple[int, ...], op: Op) -> Any:
-    """Return the zero cotangent of a result that is not used, or that cannot have a cotangent (in float0)."""
-    if not is_inexact(out):
-        return np.zeros(out.shape, jax.dtypes.float0)
-    return (jnp if op.on_jax else np).zeros((*lead, *out.shape[len(lead) :]), out.dtype)
+def cotangents_of_results(
+    rule: DerivativeBody, cotangents: Sequence[Any], outputs: Sequence[Any], lead: tuple[int, ...]
+) -> list[Any]:
+    """Return a cotangent for each result of the function: zeros where JAX gives none."""
+    zeros = jnp.zeros if rule.op.on_jax else np.zeros
+
+    def zero(out: Any) -> Any:
+        if not is_inexact(out):
+            # JAX cannot trace arrays of float0, so a rule that is an op gets None for an integer result.
+            return None if is_differentiable(rule.func) else np.zeros(out.shape, jax.dtypes.float0)
+        return zeros((*lead, *out.shape[len(lead) :]), out.dtype)
+
+    return [zero(out) if ct is None else ct for ct, out in zip(rule.per_result(cotangents, outputs), outputs)]
 
 
-def _likes(arrays: Sequence[Any], lead: tuple[int, ...]) -> list[Struct]:
+def with_lead(arrays: Sequence[Any], lead: tuple[int, ...]) -> list[Struct]:
+    """The shapes and dtypes of arrays, with the batch axes in full size."""
     return [Struct((*lead, *x.shape[len(lead) :]), x.dtype) for x in arrays]
-
-
-def expanded(value: np.ndarray[Any, Any], like: Any) -> np.ndarray[Any, Any]:
-    """Reshape one value for each batch element, so that it broadcasts against an array with further axes."""
-    return value.reshape((*value.shape, *[1] * (np.ndim(like) - value.ndim)))
 
 
 # ------------------------------------------------------------ what a rule returned

@@ -16,10 +16,9 @@ from jaxpyop._op.values.cast import (
     converted,
     converted_at_once,
     fingerprint,
-    fingerprints,
     number_rule,
 )
-from jaxpyop._op.values.encodings import KeyEncoding, Padded, Padding, decode, encode, encoded_shapes, padded
+from jaxpyop._op.values.encodings import KeyEncoding, Padded, Padding, decode, encode, padded
 from jaxpyop._op.values.hidden import hidden_value_error, traced_value_in
 from jaxpyop._op.values.inputs import (
     PASS_IT,

@@ -9,7 +9,6 @@ dtype, because nothing of it can be lost. Nothing is wrapped or silently dropped
 from __future__ import annotations
 
 import functools
-import math
 import zlib
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
@@ -278,15 +277,6 @@ def fingerprint(arrays: Sequence[Any]) -> int:
     return found
 
 
-def fingerprints(arrays: Sequence[Any], lead: tuple[int, ...]) -> np.ndarray[Any, Any]:
-    """Return the fingerprint of each element of a block, whose arrays have the batch axes `lead` in front."""
-    if not lead:
-        return np.asarray(fingerprint(arrays), np.uint32)
-    rows = [np.asarray(array).reshape(math.prod(lead), *array.shape[len(lead) :]) for array in arrays]
-    found = [fingerprint([row[k] for row in rows]) for k in range(math.prod(lead))]
-    return np.asarray(found, np.uint32).reshape(lead)
-
-
 def _checksum(array: np.ndarray[Any, Any], before: int) -> int:
     if array.nbytes <= 2 * _IN_ORDER:
         return zlib.crc32(array.tobytes(), before)
@@ -297,24 +287,23 @@ def _checksum(array: np.ndarray[Any, Any], before: int) -> int:
     return zlib.crc32(ends + sums.tobytes(), before)
 
 
-def check_fingerprints(found: Any, expected: Any, title: str, what: str) -> None:
+def check_fingerprints(found: int, expected: int, title: str, what: str) -> None:
     """Raise unless a function that ran again for a backward pass gave the results of the forward pass.
 
     Args:
-        found: the fingerprint of the results now, or those of the elements of a block.
-        expected: those of the forward pass.
+        found: the fingerprint of the results now.
+        expected: that of the forward pass.
         title: the op's name.
         what: what ran again: "func" or "fwd".
 
     Raises:
         RuntimeError: they differ.
     """
-    if not np.array_equal(found, expected):
+    if found != expected:
         raise RuntimeError(
-            f"{title}: {what} ran again for a backward pass, because the record of its forward pass was gone, or is "
-            "that of a whole batch, and gave other results than in the forward pass: it draws random numbers, reads "
-            "something that changes, calls a kernel that is not deterministic (on GPUs, say: the results are compared "
-            "bit by bit), or rounds differently in a batch of another size. Its gradient would be that of "
-            "another run. Pass what changes (a random key, say) as an input; or pass stateful=True and increase "
-            "jaxpyop.config.max_record_bytes, so that nothing runs again"
+            f"{title}: {what} ran again for a backward pass, because the record of its forward pass was gone, and gave "
+            "other results than in the forward pass: it draws random numbers, reads something that changes, or calls a "
+            "kernel that is not deterministic (on GPUs, say: the results are compared bit by bit). Its gradient would "
+            "be that of another run. Pass what changes (a random key, say) as an input; or pass stateful=True and "
+            "increase jaxpyop.config.max_record_bytes, so that nothing runs again"
         )

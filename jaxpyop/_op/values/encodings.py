@@ -56,15 +56,6 @@ def decode(op: Any, arrays: Sequence[Any], results: Sequence[Any]) -> tuple[Any,
     return tuple(found)
 
 
-def encoded_shapes(leaves: Sequence[Leaf], inferred: Sequence[Any]) -> list[Any]:
-    """The shapes of the op's arrays, for these shapes of the values that its function returns."""
-    found: list[Any] = []
-    for leaf, shape in zip(leaves, inferred):
-        # The two arrays of a padded result have shapes that `Tout` declares, so these do not matter.
-        found += [(*shape, *(leaf.encoding.data_shape if leaf.encoding else ()))] * leaf.arrays
-    return found
-
-
 class Padded(NamedTuple):
     """The result of an op for a `padded` leaf of `Tout`: the padded values, and their true lengths."""
 

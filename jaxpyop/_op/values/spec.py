@@ -13,7 +13,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -76,6 +76,14 @@ class ResultSpec:
     @property
     def empty(self) -> bool:
         return not self.leaves
+
+    def shapes_of_arrays(self, inferred: Sequence[Any]) -> list[Any]:
+        """The shapes of the op's arrays, for these shapes of the values that its function returns."""
+        found: list[Any] = []
+        for leaf, shape in zip(self.returned.leaves, inferred):
+            # The two arrays of a padded result have shapes that `Tout` declares, so these do not matter.
+            found += [(*shape, *(leaf.encoding.data_shape if leaf.encoding else ()))] * leaf.arrays
+        return found
 
 
 def show_shape(shape: Shape | None) -> str:
