@@ -52,7 +52,11 @@ CASES = {
     "py_function, in flight": ("y = jax.jit(lambda x: jaxpyop.py_function(slow, [x], F))(busy()); sys.exit(3)", 3, 2),
     "a gradient, in flight": ("g = gradient(busy())", 0, 2),
     "cut, sys.exit between calls": ("y = cut(start); sys.exit(4)", 4, 1),
-    "a long function": ("thread(leave(lambda s: begun.set() or time.sleep(s)), 1000.0, daemon=True); begun.wait()", 0, 0),
+    "a long function": (
+        "thread(leave(lambda s: begun.set() or time.sleep(s)), 1000.0, daemon=True); begun.wait()",
+        0,
+        0,
+    ),
     "a batch of an exit handler": ("f = parallel(); f(jnp.ones(2)); atexit.register(lambda: f(jnp.ones(3)))", 0, 5),
     "sys.exit in a function": ("with jaxpyop.reraise(): leave(sys.exit)(5.0).block_until_ready()", 5, 0),
     "os._exit in a function": ("leave(os._exit)(6.0)", 6, 0),
