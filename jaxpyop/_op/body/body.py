@@ -100,9 +100,6 @@ class Body(abc.ABC):
     def note_shapes(self, structs: Sequence[Struct], results: Sequence[Struct]) -> None:  # noqa: B027  # a default
         """Remember the shapes of results that came back, so that a derivative need not infer them."""
 
-    def check_uses(self, arrays: Sequence[Any]) -> None:  # noqa: B027  # a default
-        """Raise if the user's function uses traced values of other code, for the inputs `arrays`."""
-
     def check_results(  # noqa: B027  # a default
         self, values: Sequence[Any], arrays: Sequence[Any], lead: tuple[int, ...] = ()
     ) -> None:

@@ -171,6 +171,7 @@ class UserBody(Body):
         ]
 
     def check_uses(self, arrays: Sequence[Any]) -> None:
+        """Raise if the user's function uses traced values of other code, for the inputs `arrays`."""
         if self.op.stateful or not _jaxcore.may_leave_out():
             return
         if not self.op.on_jax:

@@ -77,10 +77,9 @@ def _batch(args: Sequence[Any], dims: Sequence[int | None], *, call: Call, batch
         )
     if block:
         args = [a if d is not None else jnp.expand_dims(a, 0) for a, d in zip(args, dims)]
-        # `broadcast_all` gives every input the size of the batch, except for the leading ones, which keep axes of size
-        # 1: the flag of `when=`, and a receipt, where size 1 means that `fwd` did not run per element of this axis.
-        # Other methods broadcast only a rule's tangents or cotangents, because their axes of size 1 would show up in
-        # the results.
+        # `broadcast_all` gives every input the size of the batch, except for the flag of `when=`, which keeps an axis
+        # of size 1. Other methods broadcast only a rule's tangents or cotangents, because their axes of size 1 would
+        # show up in the results.
         first = operands.leading if method.broadcasts else len(args) - operands.linear_inputs
         args[first:] = [jnp.broadcast_to(a, (size, *a.shape[1:])) for a in args[first:]]
     mask = tuple(block or d is not None for d in dims)

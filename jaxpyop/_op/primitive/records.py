@@ -148,8 +148,7 @@ class Records:
         When the array goes, records that were read go with it. The others count as read from then on, because the
         array may have been copied, as a `vmap` does.
         """
-        # All elements of a block share one record. Were it dropped once for each, the second time would be for good.
-        weakref.finalize(holder, self._drop, list(set(tokens))).atexit = False
+        weakref.finalize(holder, self._drop, list(tokens)).atexit = False
 
     def resize(self, max_bytes: int) -> None:
         """Change the bound, evicting what no longer fits."""

@@ -5,7 +5,7 @@ through the program. Residuals may be any object, such as an LU factorisation or
 another process. A program may slice, reverse or mix the receipts of a batch like any array, so that each element has
 residuals of its own, and `fwd` and `bwd` run once for each.
 
-Reading order: what is kept, how `fwd` runs, the body of `bwd`.
+Reading order: what is kept, how `fwd` runs, the body of `bwd`; and what a worker runs for an op with `on_error=`.
 """
 
 from __future__ import annotations
