@@ -122,6 +122,14 @@ with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as 
     run_python(code, PYTHONPATH=os.path.dirname(bodies.__file__) + os.pathsep + ROOT)
 
 
+def test_large_inputs_of_conditional_elements_are_their_own(elsewhere):
+    """Each is sent by itself, and is freed when its element has ended."""
+    x = np.arange(40, dtype=np.float32)[:, None] * np.ones(2**17, np.float32)
+    options = {"vmap_method": "parallel", "executor": elsewhere, "output_shapes": lambda x: x.shape}
+    f = jax.vmap(lambda x: numpy_function(bodies.double, [x], F, when=x[0] >= 0, **options))
+    np.testing.assert_array_equal(f(x), 2 * x)
+
+
 # ------------------------------------------------------------------------ gradients
 
 BRANCHING = {

@@ -102,8 +102,11 @@ def run_one_by_one_in_workers(
                     store(number, call(inputs, lead))
                     continue
                 job = job or dataclasses.replace(job_for(executor, call), lead=lead)
-                arrays = [np.asarray(a) for a in given]
-                sent = dataclasses.replace(job, rows=[False] * len(arrays))
-            yield Task(sent, arrays, numbers, lambda _, inputs=inputs: inputs)
+                shared = [np.asarray(a) for a in given]
+                rows = [batch is not None] * len(shared)
+                # The inputs of an element travel with its job. What is shared has to live until the end of the call.
+                own, shared = ([a[None] for a in shared], []) if batch else ([], shared)
+                sent = dataclasses.replace(job, arrays=own, numbers=numbers, rows=rows)
+            yield Task(sent, shared, numbers, lambda _, inputs=inputs: inputs)
 
     Sending(executor, call, batch, store, at_once).run(tasks())
