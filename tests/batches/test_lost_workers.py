@@ -242,11 +242,13 @@ if __name__ == "__main__":
     go(sys.argv[1], new)
     go(sys.argv[2], new())
 """
-# A cluster of Dask's on this machine ends its workers itself if they are interrupted too, as at a terminal.
+# A cluster of Dask's on this machine ends its workers itself if they are interrupted too, as at a terminal. It waits for
+# those that we end.
+PATIENT = 'import dask; dask.config.set({"distributed.deploy.lost-worker-timeout": "1h"})'
 PROGRAMS = {
     "processes": ("", "concurrent.futures.ProcessPoolExecutor(2, multiprocessing.get_context('spawn'))"),
     "loky": ("import loky", "loky.ProcessPoolExecutor(2)"),
-    "dask": ("import distributed; client = programs.cluster_of(2).get_client()", "client"),
+    "dask": (f"{PATIENT}; client = programs.cluster_of(2).get_client()", "client"),
     "ray": ("import ray; ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)", "ray"),
 }
 

@@ -285,7 +285,7 @@ class Dask(Engine):
                 workers = [worker for worker, keys in self._client.processing().items() if ours.intersection(keys)]
                 self._client.cancel([future.theirs for future in futures])
                 # Dask starts them again.
-                self._client.run(os._exit, 1, workers=workers, on_error="ignore", wait=False)
+                self._client.run(os._exit, 1, workers=workers, on_error="ignore", callback_timeout=1)
                 return
             # Dask cannot take back a job without leaving one that runs. Where no worker is, nothing runs.
             while concurrent.futures.wait(futures, timeout=1).not_done and not self.is_empty():
