@@ -242,8 +242,8 @@ if __name__ == "__main__":
     go(sys.argv[1], new)
     go(sys.argv[2], new())
 """
-# A cluster of Dask's on this machine ends its workers itself if they are interrupted too, as at a terminal. It waits for
-# those that we end.
+# A cluster of Dask's on this machine ends its workers itself if they are interrupted too, as at a terminal. This one
+# waits for those that we end.
 PATIENT = 'import dask; dask.config.set({"distributed.deploy.lost-worker-timeout": "1h"})'
 PROGRAMS = {
     "processes": ("", "concurrent.futures.ProcessPoolExecutor(2, multiprocessing.get_context('spawn'))"),

@@ -88,10 +88,10 @@ class Workers:
 
     Args:
         pool: any value that ``executor=`` takes.
-        chunksize: how many elements are sent to a worker at a time. The default is one for
-            threads. For processes and other machines it is as many as take about ten times
-            as long as the way to a worker and back, and have 4 MB of inputs at most. With
-            ``when=`` and with a pair ``vjp=(fwd, bwd)`` it is one.
+        chunksize: how many elements are sent to a worker process at a time. The default is as
+            many as take about a tenth of a second, and have 4 MB of inputs at most. With
+            ``timeout=``, ``when=`` and a pair ``vjp=(fwd, bwd)`` it is one. Threads take one at
+            a time.
         retries: how often an element is sent again that ran when its worker died. What else
             was lost with the worker is always sent again. Errors that the function raises are
             not repeated. The op must be stateless.
@@ -105,7 +105,7 @@ class Workers:
 
     Example:
         >>> import concurrent.futures, jax, jax.numpy as jnp, numpy as np, jaxpyop
-        >>> workers = jaxpyop.Workers(concurrent.futures.ThreadPoolExecutor(2), chunksize=2)
+        >>> workers = jaxpyop.Workers(concurrent.futures.ThreadPoolExecutor(2), retries=1)
         >>> op = jaxpyop.numpy_function(Tout=jnp.float32, vmap_method="parallel", executor=workers)(np.sin)
         >>> print(jax.vmap(op)(jnp.zeros(3)))
         [0. 0. 0.]
